@@ -1,0 +1,229 @@
+//! `fabric.toml`: who is there.
+//!
+//! ```toml
+//! version = 1
+//! octet = 77            # addresses are 127.<octet>.<host number>.<NIC>
+//!
+//! [[host]]
+//! name = "a"
+//! number = 1
+//! nics = 4
+//! ```
+
+use std::fmt;
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+use std::ops::Range;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::error::{FabricError, Result};
+
+/// Most hosts of a fabric.
+pub const MAX_HOSTS: usize = 64;
+/// Most NICs of a host.
+pub const MAX_NICS: u8 = 64;
+/// Longest name of a host, in bytes.
+const MAX_NAME: usize = 32;
+
+/// A host of the fabric.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Its name, `a`.
+    pub name: String,
+    /// The third octet of its addresses, 1 to 254.
+    pub number: u8,
+    /// NICs that it has; they count from 0, and NIC n is on rail n.
+    pub nics: u8,
+}
+
+/// The name of a NIC, `a/0`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NicName {
+    /// The host.
+    pub host: String,
+    /// The NIC, from 0.
+    pub index: u8,
+}
+
+impl NicName {
+    /// NIC `index` of `host`.
+    pub fn new(host: &str, index: u8) -> NicName {
+        NicName { host: host.into(), index }
+    }
+}
+
+impl fmt::Display for NicName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.host, self.index)
+    }
+}
+
+impl FromStr for NicName {
+    type Err = FabricError;
+
+    fn from_str(text: &str) -> Result<NicName> {
+        let wrong = || FabricError::Name(format!("'{text}' is not the name of a NIC; a NIC is named like 'a/0'"));
+        let (host, index) = text.split_once('/').ok_or_else(wrong)?;
+        let index = index.parse().map_err(|_| wrong())?;
+        if !is_host_name(host) {
+            return Err(wrong());
+        }
+        Ok(NicName { host: host.into(), index })
+    }
+}
+
+/// What `fabric.toml` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// The second octet of all addresses.
+    pub octet: u8,
+    /// The hosts.
+    pub hosts: Vec<Host>,
+}
+
+impl Shape {
+    /// Hosts of these names, numbered from 1, with `nics` NICs each.
+    pub fn of(octet: u8, names: &[&str], nics: u8) -> Shape {
+        let hosts = names.iter().zip(1..).map(|(name, number)| Host { name: (*name).into(), number, nics }).collect();
+        Shape { octet, hosts }
+    }
+
+    /// The default fabric: hosts a to d, four NICs each.
+    pub fn standard(octet: u8) -> Shape {
+        Shape::of(octet, &["a", "b", "c", "d"], 4)
+    }
+
+    /// The address of a NIC by host number and index; nothing is checked.
+    pub(crate) fn addr(&self, number: u8, index: u8) -> Ipv4Addr {
+        Ipv4Addr::new(127, self.octet, number, index)
+    }
+
+    /// Rails, which is the NICs of the host that has most.
+    pub fn rails(&self) -> u8 {
+        self.hosts.iter().map(|h| h.nics).max().unwrap_or(0)
+    }
+
+    /// The text of the file.
+    pub fn to_toml(&self) -> String {
+        let mut text = String::from("# The emulated network: the NIC n of a host is 127.<octet>.<host number>.<n>.\n");
+        let _ = writeln!(text, "version = 1\noctet = {}", self.octet);
+        for host in &self.hosts {
+            let _ =
+                write!(text, "\n[[host]]\nname = \"{}\"\nnumber = {}\nnics = {}\n", host.name, host.number, host.nics);
+        }
+        text
+    }
+
+    /// Reads the text of the file at `path` (named in errors only).
+    pub fn parse(text: &str, path: &Path) -> Result<Shape> {
+        let path = path.display().to_string();
+        let config = |line: usize, what: String| FabricError::Config { path: path.clone(), line, what };
+        let file: File = toml::from_str(text)
+            .map_err(|e| config(line_of(text, e.span()), e.message().lines().collect::<Vec<_>>().join("; ")))?;
+        let check = |span: Range<usize>, right: bool, what: String| {
+            right.then_some(()).ok_or_else(|| config(line_of(text, Some(span)), what))
+        };
+        let version = *file.version.get_ref();
+        check(file.version.span(), version == 1, format!("version is {version}; this program knows version 1"))?;
+        let octet = *file.octet.get_ref();
+        check(file.octet.span(), (1..=254).contains(&octet), format!("octet is {octet}; 1 to 254 are right"))?;
+        let count = file.host.len();
+        check(0..0, (1..=MAX_HOSTS).contains(&count), format!("{count} hosts; 1 to {MAX_HOSTS} are right"))?;
+        let mut hosts: Vec<Host> = Vec::new();
+        for host in &file.host {
+            let (name, number, nics) = (host.name.get_ref(), *host.number.get_ref(), *host.nics.get_ref());
+            let rule = format!("a host is named by 1 to {MAX_NAME} of a-z, 0-9 and _, not 'rail…'");
+            check(host.name.span(), is_host_name(name), format!("host name '{name}': {rule}"))?;
+            let twice = hosts.iter().any(|h| h.name == *name);
+            check(host.name.span(), !twice, format!("host '{name}' is there twice"))?;
+            let fits = (1..=254).contains(&number);
+            check(host.number.span(), fits, format!("number {number} of host '{name}': 1 to 254 are right"))?;
+            let other = hosts.iter().find(|h| i64::from(h.number) == number).map_or("", |h| &h.name);
+            let free = other.is_empty();
+            check(host.number.span(), free, format!("number {number} of host '{name}' is that of host '{other}'"))?;
+            let fits = (1..=i64::from(MAX_NICS)).contains(&nics);
+            check(host.nics.span(), fits, format!("{nics} NICs of host '{name}': 1 to {MAX_NICS} are right"))?;
+            hosts.push(Host { name: name.clone(), number: number as u8, nics: nics as u8 });
+        }
+        Ok(Shape { octet: octet as u8, hosts })
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    version: Spanned<i64>,
+    octet: Spanned<i64>,
+    #[serde(default)]
+    host: Vec<HostEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HostEntry {
+    name: Spanned<String>,
+    number: Spanned<i64>,
+    nics: Spanned<i64>,
+}
+
+/// The line, from 1, at which a span begins.
+fn line_of(text: &str, span: Option<Range<usize>>) -> usize {
+    let start = span.map_or(0, |s| s.start).min(text.len());
+    text.as_bytes()[..start].iter().filter(|b| **b == b'\n').count() + 1
+}
+
+/// A name without the characters that separate names elsewhere, and not that of a rail.
+pub(crate) fn is_host_name(name: &str) -> bool {
+    let plain = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+    (1..=MAX_NAME).contains(&name.len()) && plain && !name.starts_with("rail")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        Shape::parse(text, Path::new("/x/fabric.toml")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn text_round_trip() {
+        let shape = Shape::standard(77);
+        assert_eq!(Shape::parse(&shape.to_toml(), Path::new("x")).unwrap(), shape);
+        assert_eq!(shape.rails(), 4);
+        assert_eq!(shape.addr(1, 0), Ipv4Addr::new(127, 77, 1, 0));
+    }
+
+    #[test]
+    fn a_wrong_line_is_named() {
+        let good = Shape::standard(77).to_toml();
+        let text = error(&good.replace("octet = 77", "octet = 300"));
+        assert_eq!(text, "/x/fabric.toml:3: octet is 300; 1 to 254 are right");
+        let text = error(&good.replacen("nics = 4", "nisc = 4", 1));
+        assert!(text.starts_with("/x/fabric.toml:8: ") && text.contains("nisc") && text.contains("`nics`"), "{text}");
+        let text = error(&good.replace("number = 2", "number = 1"));
+        assert_eq!(text, "/x/fabric.toml:12: number 1 of host 'b' is that of host 'a'");
+        let text = error(&good.replace("\"b\"", "\"a\""));
+        assert_eq!(text, "/x/fabric.toml:11: host 'a' is there twice");
+        let text = error(&good.replace("version = 1", "version = 9"));
+        assert!(text.starts_with("/x/fabric.toml:2: version is 9"), "{text}");
+        let text = error(&good.replace("nics = 4", "nics = \"four\""));
+        assert!(text.starts_with("/x/fabric.toml:8: "), "{text}");
+        let text = error(&good.replace("name = \"c\"", "name = \"rail0\""));
+        assert!(text.starts_with("/x/fabric.toml:16: host name 'rail0'"), "{text}");
+        assert!(error("version = 1\noctet = 77\n").contains("0 hosts"));
+        assert!(error("version 1").starts_with("/x/fabric.toml:1: "));
+    }
+
+    #[test]
+    fn names_of_nics() {
+        assert_eq!("a/0".parse::<NicName>().unwrap(), NicName::new("a", 0));
+        for wrong in ["", "a", "a/", "/0", "a/x", "a/256", "A/0", "a-b/0", "a/0/1", "rail0/1"] {
+            assert!(wrong.parse::<NicName>().is_err(), "{wrong}");
+        }
+    }
+}

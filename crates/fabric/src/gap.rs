@@ -1,0 +1,212 @@
+//! `proc/<pid>.page`: when the packets with data came to a process, as far as one waited for them.
+//!
+//! Every interval between two data-bearing packets, over all NICs of the process, that is longer than [`GAP_MIN_US`] is kept, with
+//! its exact start and length; the last [`GAP_RING`] of them. So the interruption around a failure is time-stamped, not sampled.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use unbroken_telemetry::{process_is_alive, Runtime};
+
+use crate::error::Result;
+use crate::map::{Header, Layout, Mapped};
+
+/// Shorter intervals are not kept.
+pub const GAP_MIN_US: u64 = 500;
+/// Intervals kept.
+pub const GAP_RING: usize = 256;
+/// Pages of dead processes that are kept for readers.
+const DEAD_KEPT: usize = 64;
+
+#[repr(C)]
+struct Page {
+    header: Header,
+    last_us: AtomicU64,
+    first_us: AtomicU64,
+    count: AtomicU64,
+    _line: [AtomicU64; 5],
+    ring: [Slot; GAP_RING],
+}
+
+#[repr(C)]
+struct Slot {
+    start_us: AtomicU64,
+    /// 0 while the slot is written.
+    len_us: AtomicU64,
+}
+
+// SAFETY: repr(C), the header first, and atomics only.
+#[allow(unsafe_code)]
+unsafe impl Layout for Page {
+    const MAGIC: u64 = u64::from_le_bytes(*b"UNBGAPPG");
+    const VERSION: u32 = 1;
+}
+
+/// An interval without data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gap {
+    /// When the packet before it came.
+    pub start_us: u64,
+    /// How long it was.
+    pub len_us: u64,
+}
+
+/// The writing end, one for each process, shared by its NICs.
+pub struct GapRecorder {
+    page: Mapped<Page>,
+    path: PathBuf,
+}
+
+impl GapRecorder {
+    /// Makes the page of this process. Pages of long-dead processes are removed.
+    pub fn create(runtime: &Runtime) -> Result<GapRecorder> {
+        prune(runtime);
+        let path = page_path(runtime, std::process::id());
+        Ok(GapRecorder { page: Mapped::replace(&path)?, path })
+    }
+
+    /// A packet with data came at `now_us`. A few ns; threads may call it at the same time.
+    #[inline]
+    pub fn record(&self, now_us: u64) {
+        let last_us = self.page.last_us.load(Ordering::Relaxed);
+        if now_us.saturating_sub(last_us) <= GAP_MIN_US {
+            if now_us > last_us {
+                self.page.last_us.store(now_us, Ordering::Relaxed);
+            }
+        } else {
+            self.record_gap(last_us, now_us);
+        }
+    }
+
+    #[cold]
+    fn record_gap(&self, last_us: u64, now_us: u64) {
+        let page = &self.page;
+        // Of several threads that see the end of one gap, one records it.
+        if page.last_us.compare_exchange(last_us, now_us, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return;
+        }
+        if last_us == 0 {
+            page.first_us.store(now_us, Ordering::Relaxed);
+            return;
+        }
+        let slot = &page.ring[(page.count.fetch_add(1, Ordering::Relaxed) % GAP_RING as u64) as usize];
+        slot.len_us.store(0, Ordering::Release);
+        slot.start_us.store(last_us, Ordering::Release);
+        slot.len_us.store(now_us - last_us, Ordering::Release);
+    }
+
+    /// What a process recorded; also after its death.
+    pub fn read(runtime: &Runtime, pid: u32) -> Result<GapReport> {
+        let page = Mapped::<Page>::open(&page_path(runtime, pid))?;
+        let mut gaps: Vec<Gap> = page.ring.iter().filter_map(read_slot).collect();
+        gaps.sort_unstable_by_key(|g| g.start_us);
+        Ok(GapReport {
+            first_us: page.first_us.load(Ordering::Relaxed),
+            last_us: page.last_us.load(Ordering::Relaxed),
+            count: page.count.load(Ordering::Relaxed),
+            gaps,
+        })
+    }
+
+    /// The file of the page.
+    pub fn path(&self) -> &std::path::Path {
+        &self.path
+    }
+}
+
+fn read_slot(slot: &Slot) -> Option<Gap> {
+    let len_us = slot.len_us.load(Ordering::Acquire);
+    let start_us = slot.start_us.load(Ordering::Acquire);
+    (len_us != 0 && slot.len_us.load(Ordering::Acquire) == len_us).then_some(Gap { start_us, len_us })
+}
+
+/// What a process recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GapReport {
+    /// When the first packet with data came; 0: none did.
+    pub first_us: u64,
+    /// When the last one came.
+    pub last_us: u64,
+    /// Gaps so far, also those that are no longer kept.
+    pub count: u64,
+    /// The last gaps, by their starts.
+    pub gaps: Vec<Gap>,
+}
+
+impl GapReport {
+    /// The longest gap that overlaps the time from `from_us` to `to_us`. One that has not ended (the time since the last packet)
+    /// is not among them.
+    pub fn longest(&self, from_us: u64, to_us: u64) -> Option<Gap> {
+        let overlapping = self.gaps.iter().filter(|g| g.start_us <= to_us && g.start_us + g.len_us >= from_us);
+        overlapping.max_by_key(|g| g.len_us).copied()
+    }
+}
+
+fn page_path(runtime: &Runtime, pid: u32) -> PathBuf {
+    runtime.processes().join(format!("{pid}.page"))
+}
+
+/// Removes the oldest pages of dead processes beyond [`DEAD_KEPT`].
+fn prune(runtime: &Runtime) {
+    let Ok(entries) = fs::read_dir(runtime.processes()) else { return };
+    let mut dead = Vec::new();
+    for path in entries.flatten().map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "page")) {
+        let pid = path.file_stem().and_then(|s| s.to_str()).and_then(|s| s.parse().ok());
+        if pid.is_some_and(|pid| !process_is_alive(pid)) {
+            let age = fs::metadata(&path).and_then(|m| m.modified()).ok();
+            dead.push((age, path));
+        }
+    }
+    dead.sort();
+    let surplus = dead.len().saturating_sub(DEAD_KEPT);
+    for (_, path) in dead.drain(..surplus) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_intervals_are_kept_with_their_times() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        let recorder = GapRecorder::create(&runtime).unwrap();
+        for now_us in [1_000_000, 1_000_400, 1_000_900, 1_009_000, 1_009_001, 1_009_000, 1_012_000] {
+            recorder.record(now_us);
+        }
+        let report = GapRecorder::read(&runtime, std::process::id()).unwrap();
+        assert_eq!((report.first_us, report.last_us, report.count), (1_000_000, 1_012_000, 2));
+        let long = Gap { start_us: 1_000_900, len_us: 8_100 };
+        assert_eq!(report.gaps, [long, Gap { start_us: 1_009_001, len_us: 2_999 }]);
+        assert_eq!(report.longest(1_000_000, 2_000_000), Some(long));
+        assert_eq!(report.longest(1_009_500, 2_000_000).unwrap().len_us, 2_999);
+        assert_eq!(report.longest(1_020_000, 2_000_000), None);
+    }
+
+    #[test]
+    fn the_ring_keeps_the_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        let recorder = GapRecorder::create(&runtime).unwrap();
+        for n in 1..=1001 {
+            recorder.record(n * 1000);
+        }
+        let report = GapRecorder::read(&runtime, std::process::id()).unwrap();
+        assert_eq!((report.count, report.gaps.len()), (1000, GAP_RING));
+        assert_eq!(report.gaps[GAP_RING - 1].start_us, 1_000_000);
+    }
+
+    #[test]
+    fn pages_of_the_dead_are_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        for n in 0..100u32 {
+            fs::write(page_path(&runtime, u32::MAX - n), "").unwrap();
+        }
+        let _recorder = GapRecorder::create(&runtime).unwrap();
+        assert_eq!(fs::read_dir(runtime.processes()).unwrap().count(), DEAD_KEPT + 1);
+    }
+}

@@ -1,0 +1,168 @@
+//! `nics/<addr>.page`: the counters of a NIC, for each of its slots, and the counter of its QPNs.
+//!
+//! Only the process that owns a slot writes its counters. They go on when another process takes the slot, so that their sum over
+//! the slots is what the NIC did. It works for any address, also where there is no fabric.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use unbroken_telemetry::{NicCounters, Runtime};
+
+use crate::error::{FabricError, Result};
+use crate::map::{Header, Layout, Mapped};
+
+/// Slots of a NIC: processes that can have it open at one time.
+pub const SLOTS: usize = 256;
+
+/// The counters of one slot. Its owner adds with `Relaxed`.
+#[repr(C, align(128))]
+#[allow(missing_docs)] // as in `NicCounters`
+pub struct SlotCounters {
+    /// The process that has, or had last, the slot.
+    pub pid: AtomicU64,
+    pub tx_bytes: AtomicU64,
+    pub rx_bytes: AtomicU64,
+    pub tx_packets: AtomicU64,
+    pub rx_packets: AtomicU64,
+    pub tx_payload_bytes: AtomicU64,
+    pub rx_payload_bytes: AtomicU64,
+    pub retransmits: AtomicU64,
+    pub drops: AtomicU64,
+    pub icrc_errors: AtomicU64,
+    pub last_data_rx_us: AtomicU64,
+    _unused: [AtomicU64; 5],
+}
+
+impl SlotCounters {
+    /// Adds to a counter that only this process writes: cheaper than an atomic addition.
+    #[inline]
+    pub fn add(counter: &AtomicU64, n: u64) {
+        counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+}
+
+#[repr(C)]
+struct Page {
+    header: Header,
+    next_index: AtomicU64,
+    _line: [AtomicU64; 7],
+    slots: [SlotCounters; SLOTS],
+}
+
+// SAFETY: repr(C), the header first, and atomics only.
+#[allow(unsafe_code)]
+unsafe impl Layout for Page {
+    const MAGIC: u64 = u64::from_le_bytes(*b"UNBNICPG");
+    const VERSION: u32 = 1;
+}
+
+/// The shared page of a NIC.
+pub struct NicPage(Mapped<Page>);
+
+/// QP indices that are given out: 2 to 0xFFFE.
+const INDICES: u64 = 0xfffe - 2 + 1;
+
+impl NicPage {
+    /// Opens the page of the NIC with this address; makes it if it is missing.
+    pub fn open(runtime: &Runtime, addr: IpAddr) -> Result<NicPage> {
+        Mapped::open_or_create(&runtime.nics().join(format!("{addr}.page"))).map(NicPage)
+    }
+
+    /// The index of the next QP, 2 to 0xFFFE: all of them come before one comes again, whoever asks.
+    pub fn next_index(&self) -> u32 {
+        (self.0.next_index.fetch_add(1, Ordering::Relaxed) % INDICES + 2) as u32
+    }
+
+    /// The counters of a slot, 0 to 255.
+    #[inline]
+    pub fn slot(&self, slot: u8) -> &SlotCounters {
+        &self.0.slots[usize::from(slot)]
+    }
+
+    /// What the NIC did, over all slots.
+    pub fn counters(&self) -> NicCounters {
+        let sum = |f: fn(&SlotCounters) -> &AtomicU64| {
+            self.0.slots.iter().fold(0u64, |sum, s| sum.wrapping_add(f(s).load(Ordering::Relaxed)))
+        };
+        NicCounters {
+            tx_bytes: sum(|s| &s.tx_bytes),
+            rx_bytes: sum(|s| &s.rx_bytes),
+            tx_packets: sum(|s| &s.tx_packets),
+            rx_packets: sum(|s| &s.rx_packets),
+            tx_payload_bytes: sum(|s| &s.tx_payload_bytes),
+            rx_payload_bytes: sum(|s| &s.rx_payload_bytes),
+            retransmits: sum(|s| &s.retransmits),
+            drops: sum(|s| &s.drops),
+            icrc_errors: sum(|s| &s.icrc_errors),
+            last_data_rx_us: self.0.slots.iter().map(|s| s.last_data_rx_us.load(Ordering::Relaxed)).max().unwrap_or(0),
+        }
+    }
+
+    /// The processes that have, or had last, a slot.
+    pub fn pids(&self) -> Vec<u32> {
+        let pids = self.0.slots.iter().map(|s| s.pid.load(Ordering::Relaxed) as u32);
+        let mut pids: Vec<u32> = pids.filter(|pid| *pid != 0).collect();
+        pids.sort_unstable();
+        pids.dedup();
+        pids
+    }
+
+    /// The addresses of the NICs that have a page.
+    pub fn addresses(runtime: &Runtime) -> Result<Vec<IpAddr>> {
+        let folder = runtime.nics();
+        let io = |e: io::Error| FabricError::io(&folder, "read it")(e);
+        let mut addrs = Vec::new();
+        for entry in fs::read_dir(&folder).map_err(io)? {
+            let name = entry.map_err(io)?.file_name();
+            addrs.extend(name.to_str().and_then(|n| n.strip_suffix(".page")).and_then(|n| n.parse::<IpAddr>().ok()));
+        }
+        addrs.sort_unstable();
+        Ok(addrs)
+    }
+}
+
+/// Removes the pages of all NICs.
+pub(crate) fn remove_all(runtime: &Runtime) -> Result<()> {
+    for addr in NicPage::addresses(runtime)? {
+        let path = runtime.nics().join(format!("{addr}.page"));
+        fs::remove_file(&path).map_err(FabricError::io(&path, "remove it"))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_shared_and_summed() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        let addr: IpAddr = "10.1.2.3".parse().unwrap();
+        let (one, two) = (NicPage::open(&runtime, addr).unwrap(), NicPage::open(&runtime, addr).unwrap());
+        one.slot(0).pid.store(11, Ordering::Relaxed);
+        SlotCounters::add(&one.slot(0).tx_bytes, 100);
+        SlotCounters::add(&two.slot(255).tx_bytes, 23);
+        two.slot(255).last_data_rx_us.store(9, Ordering::Relaxed);
+        assert_eq!(one.counters().tx_bytes, 123);
+        assert_eq!(one.counters().last_data_rx_us, 9);
+        assert_eq!(two.pids(), [11]);
+        assert_eq!(NicPage::addresses(&runtime).unwrap(), [addr]);
+    }
+
+    #[test]
+    fn indices_do_not_repeat_soon_and_stay_in_range() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        let addr: IpAddr = "::1".parse().unwrap();
+        let page = NicPage::open(&runtime, addr).unwrap();
+        assert_eq!(page.next_index(), 2);
+        assert_eq!(NicPage::open(&runtime, addr).unwrap().next_index(), 3);
+        for expected in 4..=0xfffe {
+            assert_eq!(page.next_index(), expected);
+        }
+        assert_eq!(page.next_index(), 2);
+    }
+}

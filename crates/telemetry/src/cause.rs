@@ -1,0 +1,132 @@
+//! Which fault a switch answered.
+//!
+//! A process that switches must not look at the faults (on a real network there is nothing to look at), so it logs only when it
+//! noticed. Whoever reads the log joins the two: the cause of a switch is the last fault on its old path that was active when the
+//! failure was noticed.
+
+use std::collections::VecDeque;
+
+use crate::event::{Event, What};
+
+/// Faults remembered.
+const REMEMBERED: usize = 1024;
+/// A fault that ended longer before the detection is not its cause.
+const AFTERMATH_US: u64 = 10_000_000;
+
+struct Seen {
+    fault: String,
+    from_us: u64,
+    until_us: Option<u64>,
+}
+
+/// Takes the events in the order of the log and fills in `detect_us`.
+#[derive(Default)]
+pub(crate) struct Causes {
+    faults: VecDeque<Seen>,
+}
+
+impl Causes {
+    pub(crate) fn apply(&mut self, event: &mut Event) {
+        let time_us = event.time_us;
+        match &mut event.what {
+            What::Fault { fault } => {
+                if self.faults.len() == REMEMBERED {
+                    self.faults.pop_front();
+                }
+                self.faults.push_back(Seen { fault: fault.clone(), from_us: time_us, until_us: None });
+            }
+            What::FaultClear { fault } => {
+                for seen in self.faults.iter_mut().filter(|s| s.fault == *fault && s.until_us.is_none()) {
+                    seen.until_us = Some(time_us);
+                }
+                // Cleared before it fell due: it never was.
+                self.faults.retain(|s| s.until_us.is_none_or(|until_us| until_us >= s.from_us));
+            }
+            What::Switch(switch) if switch.detect_us.is_none() => {
+                let at_us = switch.detected_at_us;
+                switch.detect_us = self.cause(at_us, &switch.from).map(|from_us| at_us - from_us);
+            }
+            _ => {}
+        }
+    }
+
+    /// When the fault began that was noticed at `at_us` on the path `from`.
+    fn cause(&self, at_us: u64, from: &str) -> Option<u64> {
+        self.faults
+            .iter()
+            .filter(|s| s.from_us <= at_us && touches(&s.fault, from))
+            .filter(|s| s.until_us.is_none_or(|until_us| until_us + AFTERMATH_US >= at_us))
+            .map(|s| s.from_us)
+            .max()
+    }
+}
+
+/// Whether a fault (`nic a/0 dead`, `switch rail0 down`) lies on a path (`a/0-b/0`).
+fn touches(fault: &str, path: &str) -> bool {
+    let Some(place) = fault.split_whitespace().nth(1) else { return false };
+    path.split('-').any(|nic| match place.strip_prefix("rail") {
+        Some(rail) => nic.rsplit_once('/').is_some_and(|(_, index)| index == rail),
+        None => nic == place,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Switch, SwitchKind};
+
+    fn fault(fault: &str, time_us: u64) -> Event {
+        Event::at(What::Fault { fault: fault.into() }, time_us)
+    }
+
+    fn clear(fault: &str, time_us: u64) -> Event {
+        Event::at(What::FaultClear { fault: fault.into() }, time_us)
+    }
+
+    fn detect_us(log: &[Event], from: &str, detected_at_us: u64) -> Option<u64> {
+        let mut causes = Causes::default();
+        for event in log {
+            causes.apply(&mut event.clone());
+        }
+        let mut switch = Event::now(What::Switch(Switch {
+            kind: SwitchKind::Passive,
+            host: "a".into(),
+            qp: 2,
+            from: from.into(),
+            to: "a/1-b/1".into(),
+            epoch: 1,
+            reason: "test".into(),
+            detected_at_us,
+            detect_us: None,
+            switch_us: 1,
+            replayed: 0,
+        }));
+        causes.apply(&mut switch);
+        match switch.what {
+            What::Switch(s) => s.detect_us,
+            _ => unreachable!(),
+        }
+    }
+
+    #[test]
+    fn the_last_fault_on_the_path_is_the_cause() {
+        let log = [fault("nic a/0 dead", 100), fault("cable b/0 cut", 150), fault("nic c/0 dead", 160)];
+        assert_eq!(detect_us(&log, "a/0-b/0", 200), Some(50));
+        assert_eq!(detect_us(&log, "a/0-b/0", 120), Some(20));
+        assert_eq!(detect_us(&log, "a/1-b/1", 200), None);
+    }
+
+    #[test]
+    fn a_switch_of_a_rail_touches_its_nics() {
+        let log = [fault("switch rail0 down", 100)];
+        assert_eq!(detect_us(&log, "a/0-b/0", 200), Some(100));
+        assert_eq!(detect_us(&log, "a/10-b/10", 200), None);
+    }
+
+    #[test]
+    fn a_fault_that_never_was_or_is_long_over_is_no_cause() {
+        assert_eq!(detect_us(&[fault("nic a/0 dead", 100), clear("nic a/0 dead", 50)], "a/0-b/0", 200), None);
+        assert_eq!(detect_us(&[fault("nic a/0 dead", 100), clear("nic a/0 dead", 150)], "a/0-b/0", 200), Some(100));
+        assert_eq!(detect_us(&[fault("nic a/0 dead", 1), clear("nic a/0 dead", 2)], "a/0-b/0", 60_000_000), None);
+    }
+}

@@ -1,0 +1,208 @@
+//! The event log: `events.jsonl`, one JSON object a line.
+//!
+//! Each event is one write to a file opened for appending, which the kernel keeps whole, so writers need no lock. Only rotation
+//! (at [`LOG_LIMIT_BYTES`]; one old part is kept) takes one. The file is opened for each event: events are rare, and a process
+//! that closes descriptors which it does not know, or a forked child, cannot then write into the wrong file.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+use rustix::fs::{flock, FlockOperation};
+
+use crate::cause::Causes;
+use crate::{Event, Runtime};
+
+/// The log is rotated when it would grow beyond this.
+pub const LOG_LIMIT_BYTES: u64 = 16 << 20;
+
+/// The writing end of the log.
+#[derive(Clone, Debug)]
+pub struct EventLog {
+    path: PathBuf,
+    old: PathBuf,
+    lock: PathBuf,
+    limit_bytes: u64,
+}
+
+impl EventLog {
+    /// The log of a runtime folder. Opens nothing yet.
+    pub fn open(runtime: &Runtime) -> EventLog {
+        EventLog {
+            path: runtime.events(),
+            old: runtime.old_events(),
+            lock: runtime.path().join("events.lock"),
+            limit_bytes: LOG_LIMIT_BYTES,
+        }
+    }
+
+    /// Appends an event. An error (no space, folder gone) means that it is not in the log; nothing else depends on it.
+    pub fn emit(&self, event: &Event) -> io::Result<()> {
+        let mut line = serde_json::to_vec(event)?;
+        line.push(b'\n');
+        let mut file = self.append()?;
+        if file.metadata()?.len() + line.len() as u64 > self.limit_bytes {
+            self.rotate()?;
+            file = self.append()?;
+        }
+        file.write_all(&line)
+    }
+
+    fn append(&self) -> io::Result<File> {
+        OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)
+    }
+
+    fn rotate(&self) -> io::Result<()> {
+        let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&self.lock)?;
+        flock(&lock, FlockOperation::LockExclusive)?;
+        // Another process may have rotated while this one waited.
+        if fs::metadata(&self.path).is_ok_and(|m| m.len() > self.limit_bytes / 2) {
+            fs::rename(&self.path, &self.old)?;
+        }
+        Ok(())
+    }
+}
+
+/// All events of the log in the order of their times, `detect_us` filled in. An empty list where there is no log.
+pub fn read_events(runtime: &Runtime) -> io::Result<Vec<Event>> {
+    let mut events = EventTail::open(runtime).poll()?;
+    events.sort_by_key(|e| e.time_us);
+    Ok(events)
+}
+
+/// Reads the log from its beginning and then what is added to it.
+pub struct EventTail {
+    runtime: Runtime,
+    file: Option<File>,
+    /// The last line, as far as it is there.
+    partial: Vec<u8>,
+    causes: Causes,
+}
+
+impl EventTail {
+    /// Starts at the beginning of the log (the old part first).
+    pub fn open(runtime: &Runtime) -> EventTail {
+        let file = File::open(runtime.old_events()).ok();
+        EventTail { runtime: runtime.clone(), file, partial: Vec::new(), causes: Causes::default() }
+    }
+
+    /// The events that came since the last call, in the order of the log, `detect_us` filled in.
+    pub fn poll(&mut self) -> io::Result<Vec<Event>> {
+        let mut events = Vec::new();
+        // The file at hand, then the one that took its name: twice is enough unless the log rotates under our hands.
+        for _ in 0..3 {
+            self.drain(&mut events)?;
+            if !self.advance()? {
+                break;
+            }
+        }
+        Ok(events)
+    }
+
+    fn drain(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        let Some(file) = &mut self.file else { return Ok(()) };
+        let mut bytes = std::mem::take(&mut self.partial);
+        file.take(2 * LOG_LIMIT_BYTES).read_to_end(&mut bytes)?;
+        let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |end| end + 1);
+        for line in bytes[..whole].split(|b| *b == b'\n').filter(|line| !line.is_empty()) {
+            if let Ok(mut event) = serde_json::from_slice::<Event>(line) {
+                self.causes.apply(&mut event);
+                events.push(event);
+            }
+        }
+        self.partial = bytes.split_off(whole);
+        Ok(())
+    }
+
+    /// Goes on to the file that bears the name now; false if that is the one at hand, or there is none.
+    fn advance(&mut self) -> io::Result<bool> {
+        let next = match File::open(self.runtime.events()) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(e) => return Err(e),
+        };
+        if let Some(file) = &self.file {
+            let (old, new) = (file.metadata()?, next.metadata()?);
+            if (old.dev(), old.ino()) == (new.dev(), new.ino()) {
+                return Ok(false);
+            }
+        }
+        self.file = Some(next);
+        self.partial.clear();
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::What;
+
+    fn nic(n: usize) -> Event {
+        Event::now(What::PortDown { nic: format!("a/{n}") })
+    }
+
+    #[test]
+    fn writes_and_reads_and_follows() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        assert!(read_events(&runtime).unwrap().is_empty());
+        let log = EventLog::open(&runtime);
+        let mut tail = EventTail::open(&runtime);
+        log.emit(&nic(0)).unwrap();
+        assert_eq!(tail.poll().unwrap().len(), 1);
+        log.emit(&nic(1)).unwrap();
+        let more = tail.poll().unwrap();
+        assert_eq!(more.len(), 1);
+        assert_eq!(more[0].what, nic(1).what);
+        assert_eq!(read_events(&runtime).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn skips_what_is_not_an_event() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        let log = EventLog::open(&runtime);
+        log.emit(&nic(0)).unwrap();
+        log.append().unwrap().write_all(b"\x00garbage\n{}\n").unwrap();
+        log.emit(&nic(1)).unwrap();
+        log.append().unwrap().write_all(b"{\"event\":\"port-do").unwrap();
+        assert_eq!(read_events(&runtime).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn stays_bounded_and_the_tail_sees_every_event() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        let mut log = EventLog::open(&runtime);
+        log.limit_bytes = 1000;
+        let mut tail = EventTail::open(&runtime);
+        let mut seen = 0;
+        for n in 0..100 {
+            log.emit(&nic(n)).unwrap();
+            seen += tail.poll().unwrap().len();
+        }
+        assert_eq!(seen, 100);
+        assert!(fs::metadata(runtime.events()).unwrap().len() <= 1000);
+        assert!(fs::metadata(runtime.old_events()).unwrap().len() <= 1000);
+        assert!(read_events(&runtime).unwrap().len() >= 10);
+    }
+
+    #[test]
+    fn many_writers_keep_lines_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let log = EventLog::open(&runtime);
+                    for n in 0..100 {
+                        log.emit(&nic(n)).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(read_events(&runtime).unwrap().len(), 400);
+    }
+}

@@ -1,0 +1,159 @@
+//! The status socket of a process, `proc/<pid>.sock`.
+//!
+//! The protocol is the smallest there is: who connects gets one JSON object ([`ProcessStatus`]) and the end of the stream. The
+//! server has no thread: the owner polls [`StatusServer::accept_one`] from one of its own.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::{ProcessStatus, Runtime};
+
+/// A client that does not read within this is dropped.
+const WRITE_TIMEOUT: Duration = Duration::from_millis(100);
+/// Longest answer that is read.
+const ANSWER_LIMIT_BYTES: u64 = 16 << 20;
+
+/// The answering end, one for each process.
+pub struct StatusServer {
+    listener: UnixListener,
+    path: PathBuf,
+    pid: u32,
+}
+
+impl StatusServer {
+    /// Makes the socket of this process, in place of one that a dead process of the same pid left.
+    pub fn bind(runtime: &Runtime) -> io::Result<StatusServer> {
+        let pid = std::process::id();
+        let path = runtime.processes().join(format!("{pid}.sock"));
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let (_folder, short) = short_path(runtime, pid)?;
+        let listener = UnixListener::bind(short)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+        listener.set_nonblocking(true)?;
+        Ok(StatusServer { listener, path, pid })
+    }
+
+    /// Answers one client if one waits, with what `status` gives; never blocks for long. True if a client was answered.
+    pub fn accept_one(&self, status: impl FnOnce() -> ProcessStatus) -> bool {
+        let Ok((mut client, _)) = self.listener.accept() else { return false };
+        let answer = || -> io::Result<()> {
+            client.set_nonblocking(false)?;
+            client.set_write_timeout(Some(WRITE_TIMEOUT))?;
+            client.write_all(&serde_json::to_vec(&status())?)
+        };
+        // A client that went away is its own affair.
+        let _ = answer();
+        true
+    }
+}
+
+impl AsFd for StatusServer {
+    /// Readable when a client waits.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for StatusServer {
+    fn drop(&mut self) {
+        // A forked child must not take its parent's socket away.
+        if std::process::id() == self.pid {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// A name for the socket that fits `sockaddr_un` (108 bytes) however long the runtime folder's path is. Valid while the file lives.
+fn short_path(runtime: &Runtime, pid: u32) -> io::Result<(File, PathBuf)> {
+    let folder = File::open(runtime.processes())?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}/{pid}.sock", folder.as_raw_fd()));
+    Ok((folder, path))
+}
+
+/// The pids that have a status socket; sockets of dead processes are removed.
+pub fn answering_pids(runtime: &Runtime) -> io::Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    for entry in fs::read_dir(runtime.processes())? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|e| e != "sock") {
+            continue;
+        }
+        let Some(pid) = path.file_stem().and_then(|s| s.to_str()).and_then(|s| s.parse().ok()) else { continue };
+        if crate::process_is_alive(pid) {
+            pids.push(pid);
+        } else {
+            let _ = fs::remove_file(&path);
+        }
+    }
+    pids.sort_unstable();
+    Ok(pids)
+}
+
+/// Asks a process. Errors: it does not listen, it does not answer within `timeout`, or the answer is not a status.
+pub fn query_status(runtime: &Runtime, pid: u32, timeout: Duration) -> io::Result<ProcessStatus> {
+    let (_folder, short) = short_path(runtime, pid)?;
+    let stream = UnixStream::connect(short)?;
+    stream.set_read_timeout(Some(timeout))?;
+    let mut answer = Vec::new();
+    stream.take(ANSWER_LIMIT_BYTES).read_to_end(&mut answer)?;
+    Ok(serde_json::from_slice(&answer)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::QpStatus;
+
+    #[test]
+    fn a_process_answers() {
+        let dir = tempfile::tempdir().unwrap();
+        let long = dir.path().join("a-long-name-of-a-folder/".repeat(6));
+        let runtime = Runtime::at(&long).unwrap();
+        let server = StatusServer::bind(&runtime).unwrap();
+        let status = ProcessStatus {
+            pid: std::process::id(),
+            program: "test".into(),
+            host: "a".into(),
+            qps: vec![QpStatus {
+                qp: 2,
+                host: "a".into(),
+                peer: String::new(),
+                path: String::new(),
+                epoch: 0,
+                protected: false,
+                why: "not connected".into(),
+                state: "init".into(),
+            }],
+        };
+        assert!(!server.accept_one(|| unreachable!()));
+        assert_eq!(answering_pids(&runtime).unwrap(), [std::process::id()]);
+        let answer = std::thread::scope(|scope| {
+            let client = scope.spawn(|| query_status(&runtime, std::process::id(), Duration::from_secs(20)).unwrap());
+            while !server.accept_one(|| status.clone()) {
+                std::thread::yield_now();
+            }
+            client.join().unwrap()
+        });
+        assert_eq!(answer, status);
+        drop(server);
+        assert!(answering_pids(&runtime).unwrap().is_empty());
+    }
+
+    #[test]
+    fn sockets_of_the_dead_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        let stale = runtime.processes().join("4294967295.sock");
+        fs::write(&stale, "").unwrap();
+        assert!(answering_pids(&runtime).unwrap().is_empty());
+        assert!(!stale.exists());
+    }
+}

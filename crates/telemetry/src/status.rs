@@ -1,0 +1,80 @@
+//! The status that `unbroken status` shows.
+
+use serde::{Deserialize, Serialize};
+
+/// The counters of a NIC, over all processes since its page was made.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NicCounters {
+    /// Bytes sent, with headers.
+    pub tx_bytes: u64,
+    /// Bytes received, with headers.
+    pub rx_bytes: u64,
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Payload bytes sent.
+    pub tx_payload_bytes: u64,
+    /// Payload bytes received.
+    pub rx_payload_bytes: u64,
+    /// Packets sent again.
+    pub retransmits: u64,
+    /// Packets dropped.
+    pub drops: u64,
+    /// Packets with a wrong ICRC.
+    pub icrc_errors: u64,
+    /// When the last packet with payload came; 0: none yet.
+    pub last_data_rx_us: u64,
+}
+
+/// A NIC.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct NicStatus {
+    /// Its name, `a/0`; its address where it is not in the fabric.
+    pub nic: String,
+    /// Its address.
+    pub addr: String,
+    /// `active`, `down`, `dead`, or `unknown` where it is not in the fabric.
+    pub state: String,
+    /// The faults on its way, in the words of `unbroken fault set`.
+    pub faults: Vec<String>,
+    /// Living processes that have it open.
+    pub pids: Vec<u32>,
+    /// What it did.
+    #[serde(flatten)]
+    pub counters: NicCounters,
+}
+
+/// A logical QP.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct QpStatus {
+    /// The logical QPN.
+    pub qp: u32,
+    /// The host, `a`.
+    pub host: String,
+    /// The peer's GID and QPN, `127.77.2.0:258`; empty while it is not connected.
+    pub peer: String,
+    /// The path in use, `a/0-b/0`; empty while it is not connected.
+    pub path: String,
+    /// Switches so far, as both ends count them.
+    pub epoch: u32,
+    /// Whether a failure of its NIC would be survived.
+    pub protected: bool,
+    /// Why not; empty where it is.
+    pub why: String,
+    /// `init`, `active`, `switching`, `failed`, …
+    pub state: String,
+}
+
+/// What a process answers on its status socket.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
+pub struct ProcessStatus {
+    /// The process.
+    pub pid: u32,
+    /// The name of its program.
+    pub program: String,
+    /// Its host, `a`.
+    pub host: String,
+    /// Its logical QPs.
+    pub qps: Vec<QpStatus>,
+}
