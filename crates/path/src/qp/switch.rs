@@ -1,0 +1,260 @@
+//! Leaving an epoch and entering another.
+
+use super::{Chain, LogicalQp, State};
+use crate::action::{Action, FailCause, OpenError, Opened, QuiesceError, Quiesced, Reason, Switched};
+use crate::config::Mutation;
+use crate::message::RefuseReason;
+use crate::slots::{psn_of, slot_of, Belief, Direction, SLOTS};
+use unbroken_types::WcStatus;
+
+impl LogicalQp {
+    /// Leaves the epoch: first the physical QP is stopped.
+    pub(super) fn leave(&mut self, now_us: u64, reason: Reason) {
+        if self.state == State::Active {
+            let settled = now_us.saturating_sub(self.active_since_us) >= self.config.settle_us;
+            let (since_us, tries) = match &self.chain {
+                Some(chain) if !settled => (chain.since_us, chain.tries),
+                _ => (now_us, 0),
+            };
+            let from_slot = self.slot();
+            let status = reason.status();
+            self.chain = Some(Chain { since_us, detected_us: now_us, from_slot, reason, status, tries, epochs: 0 });
+            self.peer_heard_us = now_us;
+            self.silence_us = self.config.peer_silence_us;
+        }
+        if self.peer_closed {
+            return self.fail(now_us, FailCause::PeerClosed);
+        }
+        if self.distinct.count_ones() < 2 {
+            return self.fail(now_us, FailCause::NoBackup);
+        }
+        self.state = State::Quiescing;
+        self.step_deadline_us = now_us + self.config.step_us;
+        self.actions.push_back(Action::Quiesce { epoch: self.epoch });
+    }
+
+    pub(super) fn on_quiesced(&mut self, now_us: u64, result: Result<Quiesced, QuiesceError>) {
+        let Ok(life) = result else { return self.fail(now_us, FailCause::CannotQuiesce) };
+        self.executed += life.executed;
+        self.completed += life.completed;
+        self.outstanding = life.outstanding;
+        if let Some(chain) = self.chain.as_mut().filter(|_| life.progressed) {
+            chain.tries = 0;
+            chain.since_us = chain.since_us.max(chain.detected_us);
+        }
+        self.advance(now_us);
+    }
+
+    /// Enters the next epoch, or parks. The physical QP of the old one is stopped.
+    pub(super) fn advance(&mut self, now_us: u64) {
+        let config = self.config;
+        let resumed = matches!(self.state, State::Parked { until_us: Some(_) });
+        let tries = match self.chain.as_mut() {
+            Some(chain) => {
+                chain.tries += u32::from(!resumed);
+                chain.tries
+            }
+            None => 1,
+        };
+        if tries > config.max_epochs {
+            return self.fail(now_us, FailCause::TooManyEpochs);
+        }
+        if tries > config.free_epochs && !resumed {
+            let pause_us = (config.hello_min_us << (tries - config.free_epochs).min(20)).min(config.epoch_pause_max_us);
+            self.state = State::Parked { until_us: Some(now_us + pause_us) };
+            return;
+        }
+        let Some(epoch) = self.next_epoch() else {
+            self.state = State::Parked { until_us: None };
+            return;
+        };
+        self.epoch = epoch;
+        self.peer_hello = self.peer_hello.filter(|h| h.epoch >= epoch);
+        self.counters.epochs_entered += 1;
+        if let Some(chain) = self.chain.as_mut() {
+            chain.epochs += 1;
+        }
+        self.state = State::Opening;
+        self.step_deadline_us = now_us + config.step_us;
+        self.actions.push_back(Action::Open { epoch, slot: slot_of(epoch) });
+    }
+
+    /// The epoch that the peer is in, if it is higher and our NIC for it works; else the lowest higher one believed alive.
+    fn next_epoch(&self) -> Option<u64> {
+        let heard = self.heard_epoch();
+        if heard > self.epoch && self.usable(heard) {
+            return Some(heard);
+        }
+        let from = heard.max(self.epoch) + 1;
+        (from..from + SLOTS as u64).find(|&e| self.belief(slot_of(e)) == Belief::Alive)
+    }
+
+    /// The highest epoch that the peer is known to be in.
+    fn heard_epoch(&self) -> u64 {
+        self.peer_hello.map_or(0, |h| h.epoch)
+    }
+
+    /// Whether an epoch could be followed: the slot is filled and our NIC works.
+    fn usable(&self, epoch: u64) -> bool {
+        self.slots.get(slot_of(epoch)).is_some() && self.belief(slot_of(epoch)) != Belief::NoNic
+    }
+
+    pub(super) fn on_opened(&mut self, now_us: u64, result: Result<Opened, OpenError>) {
+        let Ok(fresh) = result else {
+            self.counters.open_errors += 1;
+            return self.advance(now_us);
+        };
+        self.fresh = fresh;
+        if self.heard_epoch() > self.epoch || !self.usable(self.epoch) {
+            // Overtaken while the QP was being made; it holds what is outstanding, so it is stopped like any other.
+            self.state = State::Quiescing;
+            self.step_deadline_us = now_us + self.config.step_us;
+            self.actions.push_back(Action::Quiesce { epoch: self.epoch });
+            return;
+        }
+        self.state = State::Waiting;
+        self.resend_interval_us = self.config.hello_min_us;
+        self.last_via = self.slot();
+        if self.config.mutation == Mutation::Early {
+            self.send_hello(now_us, self.slot());
+            self.connect(0, 0);
+            return self.start(now_us);
+        }
+        match self.peer_hello {
+            Some(_) => self.weigh_hello(now_us), // what follows from it sends our Hello
+            None => self.send_hello(now_us, self.slot()),
+        }
+    }
+
+    /// The peer's Hello of this epoch is here: compare the counts, then ask whether the replay is safe.
+    pub(super) fn weigh_hello(&mut self, now_us: u64) {
+        let Some(hello) = self.peer_hello.filter(|h| h.epoch == self.epoch) else { return };
+        let counted = self.config.mutation != Mutation::NoCounts;
+        if counted && (hello.executed < self.completed || hello.completed > self.executed) {
+            return self.fail(now_us, FailCause::Inconsistent);
+        }
+        if counted && hello.executed > self.completed + self.outstanding {
+            self.counters.impossible += 1;
+            self.peer_hello = None;
+            self.refuse(RefuseReason::Impossible);
+            return;
+        }
+        self.state = State::Checking;
+        self.step_deadline_us = now_us + self.config.step_us;
+        let (epoch, peer_done) = (self.epoch, self.peer_done());
+        self.actions.push_back(Action::CheckReplay { epoch, peer_done });
+    }
+
+    /// Of our outstanding sends that await no data, how many the peer has executed.
+    fn peer_done(&self) -> u64 {
+        match self.peer_hello {
+            Some(h) if self.config.mutation != Mutation::NoCounts => h.executed.saturating_sub(self.completed),
+            _ => 0,
+        }
+    }
+
+    pub(super) fn on_checked(&mut self, now_us: u64, safe: bool) {
+        if !safe {
+            return self.fail(now_us, FailCause::UnsafeReplay);
+        }
+        let Some(hello) = self.peer_hello else { return };
+        self.connect(hello.fresh_qpn, self.peer_done());
+        self.state = State::Connected;
+        self.resend_interval_us = self.config.hello_min_us;
+        if hello.heard {
+            self.start(now_us);
+        }
+        if !hello.heard || hello.waiting {
+            self.send_hello(now_us, self.slot());
+        }
+    }
+
+    fn connect(&mut self, peer_qpn: u32, peer_done: u64) {
+        let (ours, theirs) = match self.direction() {
+            Direction::FromLower => (Direction::FromLower, Direction::FromUpper),
+            Direction::FromUpper => (Direction::FromUpper, Direction::FromLower),
+        };
+        let epoch = self.epoch;
+        let mtu = self.peer_hello.map_or(self.fresh.mtu, |h| h.mtu.min(self.fresh.mtu));
+        let (sq_psn, rq_psn) = (psn_of(epoch, ours), psn_of(epoch, theirs));
+        self.actions.push_back(Action::Connect { epoch, peer_qpn, sq_psn, rq_psn, mtu, peer_done });
+    }
+
+    /// The peer is ready to receive.
+    pub(super) fn start(&mut self, now_us: u64) {
+        self.state = State::Active;
+        self.active_since_us = now_us;
+        self.counters.switches += 1;
+        let epoch = self.epoch;
+        self.actions.push_back(Action::Start { epoch });
+        if let Some(chain) = &self.chain {
+            self.actions.push_back(Action::Report(Switched {
+                from_slot: chain.from_slot,
+                to_slot: slot_of(epoch),
+                epoch,
+                reason: chain.reason,
+                detected_us: chain.detected_us,
+                started_us: now_us,
+                epochs: chain.epochs,
+            }));
+        }
+    }
+
+    /// Gives up: the application gets its error, the peer is told.
+    pub(super) fn fail(&mut self, _now_us: u64, cause: FailCause) {
+        self.refusal = match cause {
+            FailCause::UnsafeReplay => RefuseReason::UnsafeReplay,
+            FailCause::Inconsistent => RefuseReason::Inconsistent,
+            _ => RefuseReason::Failed,
+        };
+        let chain = self.chain.as_ref().filter(|_| self.state != State::Active);
+        let status = chain.map_or(WcStatus::RetryExcErr, |c| c.status);
+        self.state = State::Failed;
+        self.refuse(self.refusal);
+        self.actions.push_back(Action::Fail { status, cause });
+    }
+
+    // ---- time ----
+
+    /// When [`Self::handle_timeout`] is to be called.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let mut at = match self.state {
+            State::Active | State::Failed | State::Closed => return None,
+            State::Quiescing | State::Opening | State::Checking => self.step_deadline_us,
+            State::Parked { until_us } => until_us.unwrap_or(u64::MAX).min(self.silence_deadline_us()),
+            State::Waiting | State::Connected => self.resend_at_us.min(self.silence_deadline_us()),
+        };
+        if let Some(chain) = &self.chain {
+            at = at.min(chain.since_us + self.config.total_us);
+        }
+        Some(at)
+    }
+
+    fn silence_deadline_us(&self) -> u64 {
+        self.peer_heard_us + self.silence_us
+    }
+
+    /// A deadline has passed.
+    pub fn handle_timeout(&mut self, now_us: u64) {
+        if matches!(self.state, State::Active | State::Failed | State::Closed) {
+            return;
+        }
+        if self.chain.as_ref().is_some_and(|c| now_us >= c.since_us + self.config.total_us) {
+            return self.fail(now_us, FailCause::Deadline);
+        }
+        match self.state {
+            State::Quiescing | State::Opening | State::Checking if now_us >= self.step_deadline_us => {
+                self.fail(now_us, FailCause::ShellSilent)
+            }
+            State::Quiescing | State::Opening | State::Checking => {}
+            _ if now_us >= self.silence_deadline_us() => self.fail(now_us, FailCause::PeerSilent),
+            State::Parked { until_us: Some(until_us) } if now_us >= until_us => self.advance(now_us),
+            State::Waiting | State::Connected if now_us >= self.resend_at_us => {
+                self.resend_interval_us = (self.resend_interval_us * 2).min(self.config.hello_max_us);
+                let via = self.next_via();
+                self.send_hello(now_us, via);
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,564 @@
+//! Tests of [`LogicalQp`]: single rules by hand, and all of them together on random schedules of two ends with an adversarial network.
+//! (The simulator, crate `sim`, runs the same code over real transport state machines.)
+
+use super::*;
+use crate::action::{Action, FailCause};
+use crate::message::{Body, Message};
+use crate::slots::slot_of;
+
+fn endpoint(n: u8) -> Endpoint {
+    Endpoint { gid: unbroken_types::Gid([n; 16]), qpn: 0x10 + u32::from(n), incarnation: 1_000 + u64::from(n) }
+}
+
+fn qp(n: u8, rails: u8) -> LogicalQp {
+    let path = SlotPath { local: 0, remote: 0 };
+    let table = SlotTable::new(path, rails, rails, n == 0);
+    let mut q = LogicalQp::new(endpoint(n), endpoint(1 - n), table, Config::default(), 0);
+    for s in 0..SLOTS as u8 {
+        q.set_belief(0, s, Belief::Alive);
+    }
+    q
+}
+
+/// Answers every question of an end as softnic would, and collects messages and notices.
+#[derive(Default)]
+struct Shell {
+    sent: Vec<Message>,
+    log: Vec<Action>,
+    life: Quiesced,
+    safe: bool,
+    next_qpn: u32,
+}
+
+impl Shell {
+    fn new() -> Shell {
+        Shell { safe: true, next_qpn: 0x100, ..Shell::default() }
+    }
+
+    fn drive(&mut self, now: u64, q: &mut LogicalQp) {
+        while let Some(a) = q.poll_action() {
+            match &a {
+                Action::Quiesce { .. } => q.handle_quiesced(now, Ok(core::mem::take(&mut self.life))),
+                Action::Open { epoch, .. } => {
+                    self.next_qpn += 1;
+                    q.handle_opened(now, *epoch, Ok(Opened { qpn: self.next_qpn, mtu: Mtu::B4096 }));
+                }
+                Action::CheckReplay { epoch, .. } => q.handle_check(now, *epoch, self.safe),
+                Action::Send { message, .. } => self.sent.push(*message),
+                _ => {}
+            }
+            self.log.push(a);
+        }
+    }
+
+    fn hello(&self) -> Hello {
+        match self.sent.last().expect("something was sent").body {
+            Body::Hello(h) => h,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn failed(&self) -> Option<(WcStatus, FailCause)> {
+        self.log.iter().find_map(|a| match a {
+            Action::Fail { status, cause } => Some((*status, *cause)),
+            _ => None,
+        })
+    }
+
+    fn count(&self, f: impl Fn(&Action) -> bool) -> usize {
+        self.log.iter().filter(|a| f(a)).count()
+    }
+}
+
+/// Both ends; delivers everything until nothing is left.
+fn settle(now: u64, a: &mut (LogicalQp, Shell), b: &mut (LogicalQp, Shell)) {
+    for _ in 0..100 {
+        a.1.drive(now, &mut a.0);
+        b.1.drive(now, &mut b.0);
+        let (from_a, from_b) = (core::mem::take(&mut a.1.sent), core::mem::take(&mut b.1.sent));
+        if from_a.is_empty() && from_b.is_empty() {
+            return;
+        }
+        from_a.iter().for_each(|m| b.0.handle_message(now, m));
+        from_b.iter().for_each(|m| a.0.handle_message(now, m));
+    }
+    panic!("the ends talk for ever");
+}
+
+fn pair(rails: u8) -> ((LogicalQp, Shell), (LogicalQp, Shell)) {
+    ((qp(0, rails), Shell::new()), (qp(1, rails), Shell::new()))
+}
+
+#[test]
+fn one_end_switches_and_the_other_follows_with_few_messages() {
+    let (mut a, mut b) = pair(2);
+    a.1.life = Quiesced { executed: 3, completed: 5, outstanding: 4, progressed: true };
+    b.1.life = Quiesced { executed: 7, completed: 3, outstanding: 0, progressed: true };
+    a.0.suspect(100, 0, Reason::DeviceFatal);
+    settle(100, &mut a, &mut b);
+    assert_eq!((a.0.state(), b.0.state(), a.0.epoch(), b.0.epoch()), (State::Active, State::Active, 1, 1));
+    assert_eq!(a.0.counters().hellos_sent + b.0.counters().hellos_sent, 3);
+    let connect = |s: &Shell| match s.log.iter().find(|x| matches!(x, Action::Connect { .. })) {
+        Some(Action::Connect { peer_done, sq_psn, rq_psn, .. }) => (*peer_done, *sq_psn, *rq_psn),
+        _ => panic!("not connected"),
+    };
+    let (ca, cb) = (connect(&a.1), connect(&b.1));
+    assert_eq!((ca.0, cb.0), (2, 0));
+    assert_eq!((ca.1, ca.2), (cb.2, cb.1), "each expects the PSN that the other sends");
+    let Some(Action::Report(r)) = a.1.log.iter().find(|x| matches!(x, Action::Report(_))) else { panic!() };
+    assert_eq!((r.from_slot, r.to_slot, r.detected_us, r.epochs), (0, 1, 100, 1));
+}
+
+#[test]
+fn both_at_once_and_from_different_beliefs() {
+    for dead_at_a in 0..3u8 {
+        for dead_at_b in 0..3u8 {
+            let (mut a, mut b) = pair(3);
+            for (q, dead) in [(&mut a.0, dead_at_a), (&mut b.0, dead_at_b)] {
+                for s in 0..SLOTS as u8 {
+                    if q.slots().get(s).unwrap().local == dead {
+                        q.set_belief(0, s, Belief::NoNic);
+                    }
+                }
+                q.suspect(0, 0, Reason::QpFailed(WcStatus::RetryExcErr));
+            }
+            settle(0, &mut a, &mut b);
+            assert_eq!((a.0.state(), b.0.state()), (State::Active, State::Active), "{dead_at_a} {dead_at_b}");
+            assert_eq!(a.0.epoch(), b.0.epoch());
+            assert_ne!(a.0.belief(a.0.slot()), Belief::NoNic);
+            assert_ne!(b.0.belief(b.0.slot()), Belief::NoNic);
+        }
+    }
+}
+
+#[test]
+fn sending_waits_until_the_peer_is_ready_and_has_found_it_safe() {
+    let (mut a, mut b) = pair(2);
+    b.1.safe = false;
+    a.1.life = Quiesced { outstanding: 1, ..Quiesced::default() };
+    a.0.suspect(0, 0, Reason::QpFailed(WcStatus::RetryExcErr));
+    settle(0, &mut a, &mut b);
+    assert_eq!(a.1.failed().unwrap().0, WcStatus::RetryExcErr);
+    assert_eq!(b.1.failed().unwrap().1, FailCause::UnsafeReplay);
+    assert_eq!(a.1.count(|x| matches!(x, Action::Start { .. })), 0);
+}
+
+#[test]
+fn hello_is_repeated_over_all_living_paths_with_back_off_until_heard() {
+    let (mut a, mut b) = pair(3);
+    a.0.suspect(0, 0, Reason::Stall);
+    a.1.drive(0, &mut a.0);
+    let (mut now, mut vias, mut times) = (0, Vec::new(), Vec::new());
+    while now < 500_000 {
+        now = a.0.poll_timeout().unwrap();
+        a.0.handle_timeout(now);
+        a.1.drive(now, &mut a.0);
+        times.push(now);
+        let Some(Action::Send { via, .. }) = a.1.log.last() else { panic!() };
+        vias.push(a.0.slots().get(*via).unwrap());
+    }
+    assert_eq!(times[..4], [1_000, 3_000, 7_000, 15_000]);
+    vias.truncate(9);
+    vias.sort();
+    vias.dedup();
+    assert_eq!(vias.len(), 9, "every pair of three NICs each is tried in turn");
+    settle(now, &mut a, &mut b);
+    assert_eq!((a.0.state(), a.0.poll_timeout()), (State::Active, None));
+}
+
+#[test]
+fn a_lost_heard_is_repaired_by_repetition_or_by_data() {
+    for by_data in [false, true] {
+        let (mut a, mut b) = pair(2);
+        a.0.suspect(0, 0, Reason::Stall);
+        a.1.drive(0, &mut a.0);
+        b.0.handle_message(0, &a.1.sent.pop().unwrap());
+        b.1.drive(0, &mut b.0);
+        a.0.handle_message(0, &b.1.sent.pop().unwrap());
+        a.1.drive(0, &mut a.0);
+        assert!(a.1.hello().heard && !a.1.hello().waiting);
+        a.1.sent.clear(); // lost
+        assert_eq!((a.0.state(), b.0.state()), (State::Active, State::Connected));
+        if by_data {
+            b.0.handle_progress(10, 0);
+            assert_eq!(b.0.state(), State::Connected, "of another epoch");
+            b.0.handle_progress(10, 1);
+        } else {
+            let at = b.0.poll_timeout().unwrap();
+            b.0.handle_timeout(at);
+            settle(at, &mut a, &mut b);
+        }
+        assert_eq!(b.0.state(), State::Active);
+    }
+}
+
+#[test]
+fn less_executed_than_acknowledged_fails_both_ends() {
+    let (mut a, mut b) = pair(2);
+    a.1.life = Quiesced { completed: 5, ..Quiesced::default() };
+    b.1.life = Quiesced { executed: 4, ..Quiesced::default() };
+    a.0.suspect(0, 0, Reason::PortDown);
+    settle(0, &mut a, &mut b);
+    assert_eq!(b.1.failed(), Some((WcStatus::RetryExcErr, FailCause::Inconsistent)));
+    assert_eq!(a.0.state(), State::Failed);
+    assert_eq!(a.1.count(|x| matches!(x, Action::Start { .. })), 0);
+}
+
+#[test]
+fn impossible_stale_and_foreign_messages_change_nothing() {
+    let (mut a, mut b) = pair(2);
+    a.0.suspect(0, 0, Reason::Stall);
+    a.1.drive(0, &mut a.0);
+    let good = a.1.sent[0];
+    let Body::Hello(h) = good.body else { panic!() };
+    let with = |h: Hello| Message { body: Body::Hello(h), ..good };
+    let before = b.0.clone();
+    let same = |b: &mut (LogicalQp, Shell)| {
+        b.1.drive(0, &mut b.0);
+        assert_eq!((b.0.state(), b.0.epoch()), (before.state(), before.epoch()));
+    };
+    for bad in
+        [Hello { epoch: 1 << 40, ..h }, Hello { epoch: 0, ..h }, Hello { path: SlotPath { local: 0, remote: 1 }, ..h }]
+    {
+        b.0.handle_message(0, &with(bad));
+        same(&mut b);
+    }
+    assert_eq!(b.0.counters().impossible, 3);
+    let stranger = Endpoint { incarnation: 5, ..good.from };
+    b.0.handle_message(0, &Message { from: stranger, ..good });
+    same(&mut b);
+    assert!(matches!(b.1.sent.pop().unwrap().body, Body::Refuse(r) if r.reason == RefuseReason::WrongIncarnation));
+    b.0.handle_message(0, &Message { to: Endpoint { qpn: 99, ..good.to }, ..good });
+    same(&mut b);
+    assert_eq!((b.0.counters().wrong_incarnation, b.0.counters().misaddressed), (1, 1));
+    // More executed than was ever outstanding: refused, and not believed.
+    b.0.handle_message(0, &with(Hello { executed: 17, ..h }));
+    b.1.drive(0, &mut b.0);
+    assert_eq!((b.0.state(), b.0.counters().impossible), (State::Waiting, 4));
+    b.1.sent.clear();
+    settle(0, &mut a, &mut b);
+}
+
+#[test]
+fn a_restarted_peer_ends_the_qp_at_once_and_an_unknown_one_after_a_while() {
+    let (mut a, _) = pair(2);
+    a.0.suspect(0, 0, Reason::Stall);
+    a.1.drive(0, &mut a.0);
+    let hello = a.1.sent[0];
+    let mut c = (a.0.clone(), Shell::new());
+    c.0.handle_message(10, &hello.refusal(77, RefuseReason::WrongIncarnation).unwrap());
+    c.1.drive(10, &mut c.0);
+    assert_eq!(c.1.failed().unwrap().1, FailCause::PeerClosed);
+
+    let mut now = 0;
+    while a.0.state() == State::Waiting {
+        now = a.0.poll_timeout().unwrap();
+        a.0.handle_timeout(now);
+        a.1.drive(now, &mut a.0);
+        a.0.handle_message(now, &hello.refusal(hello.to.incarnation, RefuseReason::UnknownQp).unwrap());
+    }
+    assert_eq!(a.1.failed().unwrap().1, FailCause::PeerSilent);
+    assert!((1_000_000..1_200_000).contains(&now), "{now}");
+}
+
+#[test]
+fn a_silent_peer_and_a_lack_of_paths_end_in_the_original_error() {
+    for no_path in [false, true] {
+        let mut a = (qp(0, 2), Shell::new());
+        if no_path {
+            (0..SLOTS as u8).for_each(|s| a.0.set_belief(0, s, Belief::NoNic));
+        }
+        a.0.suspect(0, 0, Reason::QpFailed(WcStatus::RespTimeoutErr));
+        a.1.drive(0, &mut a.0);
+        let mut now = 0;
+        while let Some(at) = a.0.poll_timeout() {
+            assert!(at > now);
+            now = at;
+            a.0.handle_timeout(now);
+            a.1.drive(now, &mut a.0);
+            assert!(now < 40_000_000);
+        }
+        assert_eq!(a.1.failed(), Some((WcStatus::RespTimeoutErr, FailCause::PeerSilent)));
+    }
+}
+
+#[test]
+fn a_path_that_comes_up_ends_the_waiting() {
+    let (mut a, mut b) = pair(2);
+    (0..SLOTS as u8).for_each(|s| a.0.set_belief(0, s, Belief::NoNic));
+    a.0.suspect(0, 0, Reason::PortDown);
+    settle(0, &mut a, &mut b);
+    assert_eq!(a.0.state(), State::Parked { until_us: None });
+    a.0.set_path_belief(5_000_000, SlotPath { local: 1, remote: 1 }, Belief::Alive);
+    settle(5_000_000, &mut a, &mut b);
+    assert_eq!((a.0.state(), slot_of(a.0.epoch())), (State::Active, 1));
+}
+
+#[test]
+fn without_a_second_path_the_error_comes_at_once() {
+    let table = SlotTable::with_default(SlotPath { local: 0, remote: 0 });
+    let mut a = (LogicalQp::new(endpoint(0), endpoint(1), table, Config::default(), 0), Shell::new());
+    assert!(!a.0.has_backup());
+    a.0.suspect(0, 0, Reason::QpFailed(WcStatus::RetryExcErr));
+    a.1.drive(0, &mut a.0);
+    assert_eq!(a.1.failed(), Some((WcStatus::RetryExcErr, FailCause::NoBackup)));
+}
+
+#[test]
+fn paths_that_fail_in_turn_are_tried_more_slowly_and_not_for_ever() {
+    let mut a = (qp(0, 2), Shell::new());
+    let mut now = 0;
+    let mut early = 0;
+    while a.0.state() != State::Failed {
+        a.0.suspect(now, a.0.epoch(), Reason::PostFailed);
+        a.1.drive(now, &mut a.0);
+        if matches!(a.0.state(), State::Parked { .. }) {
+            now = a.0.poll_timeout().unwrap();
+            a.0.handle_timeout(now);
+            a.1.drive(now, &mut a.0);
+        } else {
+            early += u32::from(now == 0);
+        }
+    }
+    assert_eq!(early, Config::default().free_epochs);
+    assert!(matches!(a.1.failed().unwrap().1, FailCause::PeerSilent | FailCause::Deadline | FailCause::TooManyEpochs));
+    assert!((1_000_000..31_000_000).contains(&now), "{now}");
+}
+
+#[test]
+fn bye_lets_what_works_finish_and_ends_what_does_not() {
+    let (mut a, mut b) = pair(2);
+    b.0.close(0);
+    settle(0, &mut a, &mut b);
+    assert_eq!((a.0.state(), b.0.state()), (State::Active, State::Closed));
+    a.0.suspect(1, 0, Reason::QpFailed(WcStatus::RetryExcErr));
+    a.1.drive(1, &mut a.0);
+    assert_eq!(a.1.failed(), Some((WcStatus::RetryExcErr, FailCause::PeerClosed)));
+}
+
+#[test]
+fn an_unanswered_question_has_a_deadline() {
+    let mut a = qp(0, 2);
+    a.suspect(0, 0, Reason::Stall);
+    assert_eq!(a.poll_timeout(), Some(Config::default().step_us));
+    a.handle_timeout(Config::default().step_us);
+    assert_eq!(a.state(), State::Failed);
+    let mut b = (qp(0, 2), Shell::new());
+    b.0.suspect(0, 0, Reason::Stall);
+    b.0.handle_quiesced(0, Err(QuiesceError));
+    b.1.drive(0, &mut b.0);
+    assert_eq!(b.1.failed().unwrap().1, FailCause::CannotQuiesce);
+}
+
+// ---- random schedules ----
+
+/// A small generator (xorshift64*), so that a schedule is a number.
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % n
+    }
+}
+
+/// The data of one end, as in `switch_model.py`: it sends messages 0, 1, 2… and knows how many are on the wire, acknowledged, received.
+#[derive(Default, Clone, Copy)]
+struct Data {
+    sent: u64,
+    completed: u64,
+    received: u64,
+    life_completed: u64,
+    life_received: u64,
+    ready_rx: bool,
+    ready_tx: bool,
+}
+
+/// Two ends; data of an epoch is in order on its path; control messages are lost, reordered and repeated for ever.
+struct Model {
+    ends: [LogicalQp; 2],
+    data: [Data; 2],
+    /// (epoch, from) → packets; an ACK has the high bit set.
+    wire: std::collections::BTreeMap<(u64, usize), VecDeque<u64>>,
+    /// Everything ever said, to whom.
+    said: Vec<(usize, Message)>,
+    next_qpn: u32,
+    now: u64,
+}
+
+const ACK: u64 = 1 << 63;
+const TO_SEND: u64 = 6;
+
+impl Model {
+    fn drive(&mut self, i: usize) {
+        let now = self.now;
+        while let Some(action) = self.ends[i].poll_action() {
+            let d = &mut self.data[i];
+            match action {
+                Action::Quiesce { .. } => {
+                    let life = Quiesced {
+                        executed: d.life_received,
+                        completed: d.life_completed,
+                        outstanding: TO_SEND - d.completed,
+                        progressed: true,
+                    };
+                    (d.life_received, d.life_completed, d.ready_rx, d.ready_tx) = (0, 0, false, false);
+                    self.ends[i].handle_quiesced(now, Ok(life));
+                }
+                Action::Open { epoch, .. } => {
+                    self.next_qpn += 1;
+                    self.ends[i].handle_opened(now, epoch, Ok(Opened { qpn: self.next_qpn, mtu: Mtu::B1024 }));
+                }
+                Action::CheckReplay { epoch, .. } => self.ends[i].handle_check(now, epoch, true),
+                Action::Connect { peer_done, .. } => {
+                    d.completed += peer_done;
+                    d.sent = d.completed;
+                    // Marked ones complete in this life, locally.
+                    d.life_completed = peer_done;
+                    d.ready_rx = true;
+                }
+                Action::Start { .. } => d.ready_tx = true,
+                Action::Send { message, .. } => self.said.push((1 - i, message)),
+                Action::Fail { cause, .. } => panic!("end {i} failed: {cause:?}"),
+                Action::Report(_) => {}
+            }
+        }
+    }
+
+    fn send(&mut self, i: usize) {
+        let (epoch, d) = (self.ends[i].epoch(), &mut self.data[i]);
+        if d.ready_tx && d.sent < TO_SEND {
+            self.wire.entry((epoch, i)).or_default().push_back(d.sent);
+            d.sent += 1;
+        }
+    }
+
+    fn deliver(&mut self, epoch: u64, from: usize) {
+        let Some(packet) = self.wire.get_mut(&(epoch, from)).and_then(VecDeque::pop_front) else { return };
+        let to = 1 - from;
+        if self.ends[to].epoch() != epoch || !self.data[to].ready_rx {
+            return;
+        }
+        let d = &mut self.data[to];
+        if packet & ACK == 0 {
+            if !d.ready_tx {
+                self.ends[to].handle_progress(self.now, epoch);
+                self.drive(to);
+            }
+            let d = &mut self.data[to];
+            if packet == d.received {
+                d.received += 1;
+                d.life_received += 1;
+            } else {
+                // Go-back-N: a gap is a packet lost in this epoch; anything lower is a replay that must not be.
+                assert!(packet > d.received, "end {to} got message {packet} again");
+                return;
+            }
+            self.wire.entry((epoch, to)).or_default().push_back(ACK | packet);
+        } else if packet & !ACK >= d.completed {
+            let n = (packet & !ACK) + 1 - d.completed;
+            d.completed += n;
+            d.life_completed += n;
+        }
+    }
+
+    fn finished(&self) -> bool {
+        self.data.iter().all(|d| d.completed == TO_SEND && d.received == TO_SEND)
+    }
+
+    fn step(&mut self, rng: &mut Rng) {
+        self.now += rng.below(300) as u64;
+        let i = rng.below(2);
+        match rng.below(16) {
+            0 if rng.below(4) == 0 => {
+                let epoch = self.ends[i].epoch();
+                self.ends[i].suspect(self.now, epoch, Reason::Stall);
+            }
+            1 => {
+                let (slot, dead) = (rng.below(SLOTS) as u8, rng.below(2) == 0);
+                let path = self.ends[i].slots().get(slot).unwrap();
+                let belief = if dead { Belief::Silent } else { Belief::Alive };
+                self.ends[i].set_path_belief(self.now, path, belief);
+            }
+            2..=5 if !self.said.is_empty() => {
+                let (to, message) = self.said[rng.below(self.said.len())];
+                self.ends[to].handle_message(self.now, &message);
+                self.drive(to);
+            }
+            6 => self.ends[i].handle_timeout(self.now),
+            7..=10 => self.send(i),
+            11 => {
+                // A path goes silent: what is in flight on it is lost.
+                let epoch = self.ends[i].epoch();
+                self.wire.retain(|&(e, _), _| e % 3 != epoch % 3 || e > epoch);
+            }
+            _ => {
+                let keys: Vec<_> = self.wire.keys().copied().collect();
+                if !keys.is_empty() {
+                    let (epoch, from) = keys[rng.below(keys.len())];
+                    self.deliver(epoch, from);
+                }
+            }
+        }
+        self.drive(i);
+    }
+
+    /// The network turns kind: whatever was begun must come to its end.
+    fn finish(&mut self) {
+        for i in [0, 1] {
+            for s in 0..SLOTS as u8 {
+                self.ends[i].set_belief(self.now, s, Belief::Alive);
+                self.drive(i);
+            }
+            let epoch = self.ends[i].epoch();
+            self.ends[i].suspect(self.now, epoch, Reason::Stall);
+            self.drive(i);
+        }
+        for _ in 0..400 {
+            self.now += 500;
+            for i in [0, 1] {
+                if self.ends[i].poll_timeout().is_some_and(|at| at <= self.now) {
+                    self.ends[i].handle_timeout(self.now);
+                    self.drive(i);
+                }
+                self.send(i);
+            }
+            for (to, message) in core::mem::take(&mut self.said) {
+                self.ends[to].handle_message(self.now, &message);
+                self.drive(to);
+            }
+            for (epoch, from) in self.wire.keys().copied().collect::<Vec<_>>() {
+                self.deliver(epoch, from);
+            }
+            if self.finished() {
+                return;
+            }
+        }
+        panic!("no end: {:?} {:?}", self.ends[0].state(), self.ends[1].state());
+    }
+}
+
+#[test]
+fn random_schedules_keep_every_message_once_in_order_and_always_end() {
+    let mut switches = 0;
+    for seed in 1..=4_000u64 {
+        let mut rng = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut m = Model {
+            ends: [qp(0, 3), qp(1, 3)],
+            data: [Data { ready_rx: true, ready_tx: true, ..Data::default() }; 2],
+            wire: Default::default(),
+            said: Vec::new(),
+            next_qpn: 0x100,
+            now: 0,
+        };
+        let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            (0..300).for_each(|_| m.step(&mut rng));
+            m.finish();
+            m.ends[0].counters().switches
+        }));
+        switches += run.unwrap_or_else(|_| panic!("seed {seed}"));
+    }
+    assert!(switches > 4_000, "{switches}");
+}
