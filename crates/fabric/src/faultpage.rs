@@ -1,4 +1,4 @@
-//! `fabric.page`: the faults, in shared memory.
+//! `shm/fabric.page`: the faults, in shared memory.
 //!
 //! A table of entries under a sequence lock: `generation` is odd while a writer is at work and even otherwise. Writers take a file
 //! lock, which the kernel frees when its holder dies; one who died half-way leaves an odd number that the next writer repairs.

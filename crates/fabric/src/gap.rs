@@ -1,4 +1,4 @@
-//! `proc/<pid>.page`: when the packets with data came to a process, as far as one waited for them.
+//! `shm/proc/<pid>.page`: when the packets with data came to a process, as far as one waited for them.
 //!
 //! Every interval between two data-bearing packets, over all NICs of the process, that is longer than [`GAP_MIN_US`] is kept, with
 //! its exact start and length; the last [`GAP_RING`] of them. So the interruption around a failure is time-stamped, not sampled.
@@ -144,12 +144,12 @@ impl GapReport {
 }
 
 fn page_path(runtime: &Runtime, pid: u32) -> PathBuf {
-    runtime.processes().join(format!("{pid}.page"))
+    runtime.process_pages().join(format!("{pid}.page"))
 }
 
 /// Removes the oldest pages of dead processes beyond [`DEAD_KEPT`].
 fn prune(runtime: &Runtime) {
-    let Ok(entries) = fs::read_dir(runtime.processes()) else { return };
+    let Ok(entries) = fs::read_dir(runtime.process_pages()) else { return };
     let mut dead = Vec::new();
     for path in entries.flatten().map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "page")) {
         let pid = path.file_stem().and_then(|s| s.to_str()).and_then(|s| s.parse().ok());
@@ -207,6 +207,6 @@ mod tests {
             fs::write(page_path(&runtime, u32::MAX - n), "").unwrap();
         }
         let _recorder = GapRecorder::create(&runtime).unwrap();
-        assert_eq!(fs::read_dir(runtime.processes()).unwrap().count(), DEAD_KEPT + 1);
+        assert_eq!(fs::read_dir(runtime.process_pages()).unwrap().count(), DEAD_KEPT + 1);
     }
 }

@@ -3,8 +3,8 @@
 //! There is no process that runs the network. Every process that has a NIC open applies the faults that concern it, and reads
 //! them with a load from a page of shared memory. So a fabric is three things in the runtime folder:
 //! - `fabric.toml`: who is there ([`Host`]), and the second octet of all addresses (`127.<octet>.<host>.<nic>`);
-//! - `fabric.page`: the faults ([`Fault`]), each with the time from which it holds;
-//! - `nics/<addr>.page` and `proc/<pid>.page`: what NICs ([`NicPage`]) and processes ([`GapRecorder`]) counted.
+//! - `shm/fabric.page`: the faults ([`Fault`]), each with the time from which it holds;
+//! - `shm/nics/<addr>.page` and `shm/proc/<pid>.page`: what NICs ([`NicPage`]) and processes ([`GapRecorder`]) counted.
 //!
 //! A default fabric (hosts a to d, four NICs each) exists without any command: whoever comes first makes the files.
 //!

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use rustix::fs::{fallocate, FallocateFlags};
 use rustix::mm::{mmap, munmap, MapFlags, ProtFlags};
 
 use crate::error::{FabricError, Result};
@@ -141,7 +142,8 @@ impl Fresh {
             header.extend_from_slice(&T::VERSION.to_ne_bytes());
             header.extend_from_slice(&(size_of::<T>() as u32).to_ne_bytes());
             file.write_all(&header)?;
-            file.set_len(size_of::<T>() as u64)
+            // Real memory, not a hole: a full file system is an error here, not a SIGBUS later.
+            fallocate(&file, FallocateFlags::empty(), 0, size_of::<T>() as u64).map_err(io::Error::from)
         };
         write().map_err(FabricError::io(path, "make it"))?;
         Ok(fresh)

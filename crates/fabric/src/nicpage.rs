@@ -1,4 +1,4 @@
-//! `nics/<addr>.page`: the counters of a NIC, for each of its slots, and the counter of its QPNs.
+//! `shm/nics/<addr>.page`: the counters of a NIC, for each of its slots, and the counter of its QPNs.
 //!
 //! Only the process that owns a slot writes its counters. They go on when another process takes the slot, so that their sum over
 //! the slots is what the NIC did. It works for any address, also where there is no fabric.
@@ -67,7 +67,7 @@ const INDICES: u64 = 0xfffe - 2 + 1;
 impl NicPage {
     /// Opens the page of the NIC with this address; makes it if it is missing.
     pub fn open(runtime: &Runtime, addr: IpAddr) -> Result<NicPage> {
-        Mapped::open_or_create(&runtime.nics().join(format!("{addr}.page"))).map(NicPage)
+        Mapped::open_or_create(&runtime.nic_pages().join(format!("{addr}.page"))).map(NicPage)
     }
 
     /// The index of the next QP, 2 to 0xFFFE: all of them come before one comes again, whoever asks.
@@ -111,7 +111,7 @@ impl NicPage {
 
     /// The addresses of the NICs that have a page.
     pub fn addresses(runtime: &Runtime) -> Result<Vec<IpAddr>> {
-        let folder = runtime.nics();
+        let folder = runtime.nic_pages();
         let io = |e: io::Error| FabricError::io(&folder, "read it")(e);
         let mut addrs = Vec::new();
         for entry in fs::read_dir(&folder).map_err(io)? {
@@ -126,7 +126,7 @@ impl NicPage {
 /// Removes the pages of all NICs.
 pub(crate) fn remove_all(runtime: &Runtime) -> Result<()> {
     for addr in NicPage::addresses(runtime)? {
-        let path = runtime.nics().join(format!("{addr}.page"));
+        let path = runtime.nic_pages().join(format!("{addr}.page"));
         fs::remove_file(&path).map_err(FabricError::io(&path, "remove it"))?;
     }
     Ok(())

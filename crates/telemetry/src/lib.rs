@@ -4,6 +4,8 @@
 //! line, appended with one write each, so that any number of processes write it without a lock) and one socket for each process
 //! ([`StatusServer`]) that answers with its logical QPs.
 //!
+//! Shared pages of counters and faults lie in the folder `shm` of the runtime, which is always memory, not disk.
+//!
 //! Times are [`now_us`], CLOCK_MONOTONIC in µs, which all processes of a machine share; events also carry the wall clock.
 //!
 //! Failure cases: a folder that strangers could write to is refused; a line of the log that is not an event (a torn last line, a
@@ -16,6 +18,7 @@ mod event;
 mod log;
 mod runtime;
 mod server;
+mod shm;
 mod status;
 
 pub use clock::{now_us, wall_us};

@@ -80,10 +80,8 @@ impl Runtime {
             return Err(RuntimeError::Open { path: shown(), mode: meta.mode() & 0o777 });
         }
         let path = fs::canonicalize(path).map_err(io("resolve its path"))?;
-        for folder in ["proc", "nics"] {
-            let folder = path.join(folder);
-            DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(io("make a folder in it"))?;
-        }
+        DirBuilder::new().recursive(true).mode(0o700).create(path.join("proc")).map_err(io("make a folder in it"))?;
+        crate::shm::make(&path).map_err(io("make a folder for pages in it"))?;
         let is_default = fs::canonicalize(Runtime::default_path()).is_ok_and(|d| d == path);
         Ok(Runtime { path, is_default })
     }
@@ -111,9 +109,9 @@ impl Runtime {
         self.path.join("fabric.toml")
     }
 
-    /// `fabric.page`: the faults, shared memory.
+    /// `shm/fabric.page`: the faults.
     pub fn fabric_page(&self) -> PathBuf {
-        self.path.join("fabric.page")
+        self.path.join("shm/fabric.page")
     }
 
     /// `events.jsonl`: the event log.
@@ -131,14 +129,19 @@ impl Runtime {
         self.path.join("directory")
     }
 
-    /// `proc/`: one socket and one page for each process.
-    pub fn processes(&self) -> PathBuf {
+    /// `proc/`: the status sockets of processes.
+    pub fn sockets(&self) -> PathBuf {
         self.path.join("proc")
     }
 
-    /// `nics/`: one page of counters for each NIC.
-    pub fn nics(&self) -> PathBuf {
-        self.path.join("nics")
+    /// `shm/proc/`: one page for each process.
+    pub fn process_pages(&self) -> PathBuf {
+        self.path.join("shm/proc")
+    }
+
+    /// `shm/nics/`: one page of counters for each NIC.
+    pub fn nic_pages(&self) -> PathBuf {
+        self.path.join("shm/nics")
     }
 }
 
@@ -166,7 +169,7 @@ mod tests {
         let rt = Runtime::at(&dir.path().join("x/y")).unwrap();
         assert_eq!(fs::metadata(rt.path()).unwrap().mode() & 0o777, 0o700);
         assert!(!rt.is_default());
-        assert!(rt.processes().is_dir() && rt.nics().is_dir());
+        assert!(rt.sockets().is_dir() && rt.nic_pages().is_dir() && rt.process_pages().is_dir());
     }
 
     #[test]

@@ -29,7 +29,7 @@ impl StatusServer {
     /// Makes the socket of this process, in place of one that a dead process of the same pid left.
     pub fn bind(runtime: &Runtime) -> io::Result<StatusServer> {
         let pid = std::process::id();
-        let path = runtime.processes().join(format!("{pid}.sock"));
+        let path = runtime.sockets().join(format!("{pid}.sock"));
         match fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
@@ -73,7 +73,7 @@ impl Drop for StatusServer {
 
 /// A name for the socket that fits `sockaddr_un` (108 bytes) however long the runtime folder's path is. Valid while the file lives.
 fn short_path(runtime: &Runtime, pid: u32) -> io::Result<(File, PathBuf)> {
-    let folder = File::open(runtime.processes())?;
+    let folder = File::open(runtime.sockets())?;
     let path = PathBuf::from(format!("/proc/self/fd/{}/{pid}.sock", folder.as_raw_fd()));
     Ok((folder, path))
 }
@@ -81,7 +81,7 @@ fn short_path(runtime: &Runtime, pid: u32) -> io::Result<(File, PathBuf)> {
 /// The pids that have a status socket; sockets of dead processes are removed.
 pub fn answering_pids(runtime: &Runtime) -> io::Result<Vec<u32>> {
     let mut pids = Vec::new();
-    for entry in fs::read_dir(runtime.processes())? {
+    for entry in fs::read_dir(runtime.sockets())? {
         let path = entry?.path();
         if path.extension().is_none_or(|e| e != "sock") {
             continue;
@@ -151,7 +151,7 @@ mod tests {
     fn sockets_of_the_dead_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let runtime = Runtime::at(dir.path()).unwrap();
-        let stale = runtime.processes().join("4294967295.sock");
+        let stale = runtime.sockets().join("4294967295.sock");
         fs::write(&stale, "").unwrap();
         assert!(answering_pids(&runtime).unwrap().is_empty());
         assert!(!stale.exists());
