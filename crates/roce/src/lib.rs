@@ -1,1 +1,39 @@
-//! roce
+//! The transport of RoCEv2 as pure state machines: RC ([`RcQp`]) and UD ([`UdQp`]).
+//!
+//! A QP is given work requests, packets and the time, and gives back packets, completions and the next deadline. It opens no
+//! socket, reads no clock, and touches memory only through [`Memory`]. Its shell pushes what [`RcQp::poll_transmit`] emits into
+//! datagrams (adding padding and ICRC), and hands in what arrives once parsed and checked by `unbroken_wire`.
+//!
+//! What holds, whatever arrives:
+//! - a WR completes at most once, WRs of a queue complete in order, and a success means that the peer executed it;
+//! - memory is written only where a receive or a checked request of the peer says, by the expected packet only;
+//! - every queue has its size from the start; no packet and no WR allocates (a repeated switch of NICs does);
+//! - a QP that fails completes everything it holds, unless it was made to hold it ([`RcConfig::hold_on_failure`]).
+//!
+//! Rooms: `requester` and `responder` are the two halves of RC; `sq`, `rq` and `reads` their queues; `window` the congestion
+//! window; `encoding` the specification's numbers; `attr` attributes and states; `backlog` what moves from QP to QP.
+#![forbid(unsafe_code)]
+
+mod attr;
+mod backlog;
+mod encoding;
+mod io;
+mod link;
+mod rc;
+mod reads;
+mod requester;
+mod responder;
+mod rq;
+mod sq;
+mod ud;
+mod window;
+mod wr;
+
+pub use attr::{ModifyError, RcConfig, RcModify, MAX_RD_ATOMIC};
+pub use backlog::{Backlog, Progress, RecvEntry, Replay, SendEntry};
+pub use encoding::{ack_timeout_us, rnr_timer_us};
+pub use io::{Completions, MemError, Memory, PacketSink, Payload, SinkError, UdSink};
+pub use rc::RcQp;
+pub use responder::RcEvent;
+pub use ud::{UdConfig, UdModify, UdQp, GRH_BYTES};
+pub use wr::{PostError, RecvWr, SendWr, UdDest, MAX_MESSAGE_BYTES};

@@ -1,0 +1,74 @@
+//! What is outstanding on a QP, in a form that another QP can take over.
+
+use unbroken_types::{SendFlags, SendOpcode, Sge};
+
+/// An outstanding send.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SendEntry {
+    /// The application's id.
+    pub wr_id: u64,
+    /// What to do.
+    pub opcode: SendOpcode,
+    /// How.
+    pub flags: SendFlags,
+    /// Immediate data as it goes on the wire.
+    pub imm_data: u32,
+    /// The peer's address.
+    pub remote_addr: u64,
+    /// The peer's key.
+    pub rkey: u32,
+    /// Where the data lies or goes; empty with inline data.
+    pub sges: Vec<Sge>,
+    /// Inline data.
+    pub inline_data: Option<Vec<u8>>,
+    /// Some packet of it may have left, in this life of the QP or an earlier one.
+    pub started: bool,
+}
+
+/// An outstanding receive.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RecvEntry {
+    /// The application's id.
+    pub wr_id: u64,
+    /// Where the data goes.
+    pub sges: Vec<Sge>,
+}
+
+/// What [`crate::RcQp::quiesce`] takes out of a QP and [`crate::RcQp::adopt`] puts into another.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Backlog {
+    /// Outstanding sends, oldest first.
+    pub sends: Vec<SendEntry>,
+    /// Outstanding receives, oldest first; one that was partly filled is among them.
+    pub recvs: Vec<RecvEntry>,
+    /// Messages not awaiting data (SEND, WRITE) that the responder executed in this life.
+    pub executed: u64,
+    /// Sends not awaiting data that completed in this life.
+    pub completed: u64,
+}
+
+/// What [`crate::RcQp::mark_executed`] found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Replay {
+    /// Sends that the peer has executed and that complete without the wire. Fewer than the peer claims if fewer are outstanding.
+    pub marked: u64,
+    /// Sends that may have left before and will be sent again.
+    pub replayed: u32,
+}
+
+/// How far a QP is. All counts are of this life of the QP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Progress {
+    /// Sends posted and not complete.
+    pub outstanding_sends: u32,
+    /// Receives posted and not complete.
+    pub outstanding_recvs: u32,
+    /// Grows with every packet acknowledged and every READ response taken.
+    pub advanced: u64,
+    /// Messages not awaiting data that the responder has executed.
+    pub executed: u64,
+    /// Sends not awaiting data that have completed.
+    pub completed: u64,
+    /// Waiting because the peer had no receive: silence, but not a failure.
+    pub waiting_rnr: bool,
+}

@@ -1,0 +1,139 @@
+//! What a QP needs of the world: memory, a place for completions, a place for packets.
+
+use crate::wr::UdDest;
+use thiserror::Error;
+use unbroken_types::{Access, Sge, Wc};
+
+/// Why memory was not touched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum MemError {
+    /// No region has the key.
+    #[error("no region has the key")]
+    NoSuchKey,
+    /// The region belongs to another protection domain.
+    #[error("the region belongs to another protection domain")]
+    WrongPd,
+    /// Not all of the range lies in the region.
+    #[error("the range leaves the region")]
+    OutOfBounds,
+    /// The region does not give the right.
+    #[error("the region does not allow this access")]
+    AccessDenied,
+}
+
+/// Registered memory. Every call checks key, domain, range and right anew: a region may be deregistered in mid-message.
+///
+/// An access that fails must change nothing. `need` is [`Access::NONE`] for reading what a local scatter/gather entry names.
+pub trait Memory {
+    /// Checks without touching.
+    fn check(&self, pd: u32, key: u32, va: u64, len: u64, need: Access) -> Result<(), MemError>;
+    /// Writes `data` at `va`.
+    fn write(&self, pd: u32, key: u32, va: u64, data: &[u8], need: Access) -> Result<(), MemError>;
+    /// Reads from `va` into `out`.
+    fn read(&self, pd: u32, key: u32, va: u64, out: &mut [u8], need: Access) -> Result<(), MemError>;
+}
+
+/// Where completions go.
+pub trait Completions {
+    /// A send WR completed.
+    fn send(&mut self, wc: Wc);
+    /// A receive WR completed; `solicited` if the sender asked for an event.
+    fn recv(&mut self, wc: Wc, solicited: bool);
+}
+
+/// The payload of a packet to be sent, still where it lies. The protection domain is the QP's.
+#[derive(Clone, Copy, Debug)]
+pub enum Payload<'a> {
+    /// None.
+    None,
+    /// Inline data.
+    Bytes(&'a [u8]),
+    /// `len` bytes at `offset` of what the entries name one after the other; read with [`Access::NONE`].
+    Sges {
+        /// The entries of the whole message.
+        sges: &'a [Sge],
+        /// Bytes of the message before this packet.
+        offset: u32,
+        /// Bytes of this packet.
+        len: u32,
+    },
+    /// A READ response; read with [`Access::REMOTE_READ`].
+    Region {
+        /// The key that the request named.
+        key: u32,
+        /// Where.
+        va: u64,
+        /// Bytes.
+        len: u32,
+    },
+}
+
+impl Payload<'_> {
+    /// Bytes of the payload, without padding.
+    pub fn len(&self) -> usize {
+        match *self {
+            Payload::None => 0,
+            Payload::Bytes(b) => b.len(),
+            Payload::Sges { len, .. } | Payload::Region { len, .. } => len as usize,
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Why a packet was not taken. Nothing of it has left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum SinkError {
+    /// No room now; ask again later.
+    #[error("no room for packets now")]
+    Full,
+    /// The payload could not be read.
+    #[error("the payload could not be read: {0}")]
+    Memory(#[from] MemError),
+}
+
+/// Where packets of an RC QP go, in order. The sink appends padding (the BTH says how much) and the ICRC.
+///
+/// The packets of a message come one after the other, and all but the last have payloads of one size.
+pub trait PacketSink {
+    /// Takes a packet or nothing.
+    fn push(&mut self, header: &[u8], payload: Payload<'_>) -> Result<(), SinkError>;
+}
+
+/// Where packets of a UD QP go; each names its destination.
+pub trait UdSink {
+    /// Takes a packet or nothing.
+    fn push_to(&mut self, dest: &UdDest, header: &[u8], payload: Payload<'_>) -> Result<(), SinkError>;
+}
+
+/// Scatters `data` over the entries, from `offset` of the message on.
+pub(crate) fn scatter(
+    mem: &(impl Memory + ?Sized),
+    pd: u32,
+    sges: &[Sge],
+    mut offset: u64,
+    mut data: &[u8],
+) -> Result<(), MemError> {
+    for sge in sges {
+        if data.is_empty() {
+            break;
+        }
+        let room = sge.length as u64;
+        if offset >= room {
+            offset -= room;
+            continue;
+        }
+        let (here, rest) = data.split_at(data.len().min((room - offset) as usize));
+        mem.write(pd, sge.lkey, sge.addr.wrapping_add(offset), here, Access::LOCAL_WRITE)?;
+        data = rest;
+        offset = 0;
+    }
+    if data.is_empty() {
+        Ok(())
+    } else {
+        Err(MemError::OutOfBounds)
+    }
+}

@@ -1,0 +1,402 @@
+//! An RC QP: requester and responder, and the life of both.
+//!
+//! Besides the states of the specification ([`crate::RcModify`]) there are two that end a QP:
+//! - *held*: made with `hold_on_failure` and failed by the network. It sends, takes and completes nothing, and keeps its WRs, until
+//!   [`RcQp::quiesce`] or [`RcQp::fail`];
+//! - *quiesced*: its WRs are taken out; nothing ever happens on it again.
+
+use crate::attr::{ModifyError, RcConfig, RcModify};
+use crate::backlog::{Backlog, Progress, Replay};
+use crate::encoding::ack_timeout_us;
+use crate::io::{Completions, Memory, PacketSink};
+use crate::link::{recv_wc, Link};
+use crate::requester::Requester;
+use crate::responder::{RcEvent, Responder};
+use crate::wr::{PostError, RecvWr, SendWr};
+use unbroken_types::{Access, Mtu, QpState, WcOpcode, WcStatus};
+use unbroken_wire::{Packet, Transport};
+
+/// The transport of one RC QP.
+///
+/// - getters: [`state`](Self::state), [`attrs`](Self::attrs), [`progress`](Self::progress), [`failure`](Self::failure),
+///   [`ack_owed`](Self::ack_owed), [`unsafe_to_replay`](Self::unsafe_to_replay);
+/// - application: [`modify`](Self::modify), [`post_send`](Self::post_send), [`post_recv`](Self::post_recv);
+/// - world: [`handle_packet`](Self::handle_packet), [`handle_timeout`](Self::handle_timeout);
+/// - polls: [`poll_transmit`](Self::poll_transmit) and its parts, [`poll_timeout`](Self::poll_timeout),
+///   [`take_event`](Self::take_event);
+/// - switching: [`network_failure`](Self::network_failure), [`fail`](Self::fail), [`quiesce`](Self::quiesce),
+///   [`adopt`](Self::adopt), [`mark_executed`](Self::mark_executed).
+pub struct RcQp {
+    config: RcConfig,
+    link: Link,
+    attrs: RcModify,
+    state: QpState,
+    requester: Requester,
+    responder: Responder,
+    failure: Option<WcStatus>,
+    quiesced: bool,
+    event: Option<RcEvent>,
+}
+
+impl RcQp {
+    /// Makes a QP in state RESET. All memory that it will ever need for its queues is taken now.
+    pub fn new(config: RcConfig) -> RcQp {
+        RcQp {
+            config,
+            link: Link {
+                wc_qpn: config.wc_qpn,
+                dest_qpn: 0,
+                pd: config.pd,
+                mtu: Mtu::B256.bytes() as u32,
+                access: Access::NONE,
+                sq_sig_all: config.sq_sig_all,
+                may_start: false,
+            },
+            attrs: RcModify { state: Some(QpState::Reset), ..RcModify::default() },
+            state: QpState::Reset,
+            requester: Requester::new(&config.caps, config.cwnd_max_packets),
+            responder: Responder::new(&config.caps),
+            failure: None,
+            quiesced: false,
+            event: None,
+        }
+    }
+
+    // Getters
+
+    /// How it was made.
+    pub fn config(&self) -> &RcConfig {
+        &self.config
+    }
+
+    /// The present state; a held QP says what it was before.
+    pub fn state(&self) -> QpState {
+        self.state
+    }
+
+    /// All attributes that have been set.
+    pub fn attrs(&self) -> RcModify {
+        self.attrs
+    }
+
+    /// The peer's QPN.
+    pub fn dest_qpn(&self) -> u32 {
+        self.link.dest_qpn
+    }
+
+    /// How far both halves are.
+    pub fn progress(&self) -> Progress {
+        Progress {
+            outstanding_sends: self.requester.ring.len(),
+            outstanding_recvs: self.responder.ring.len(),
+            advanced: self.requester.advanced(),
+            executed: self.responder.executed(),
+            completed: self.requester.completed(),
+            waiting_rnr: self.requester.waiting_rnr(),
+        }
+    }
+
+    /// With `hold_on_failure`, why the network stopped the QP.
+    pub fn failure(&self) -> Option<WcStatus> {
+        self.failure
+    }
+
+    fn stopped(&self) -> bool {
+        self.failure.is_some() || self.quiesced
+    }
+
+    // Application
+
+    /// Changes state and attributes, as `ibv_modify_qp` does. To ERR flushes, to RESET forgets. An error changes nothing.
+    pub fn modify(&mut self, change: &RcModify, out: &mut (impl Completions + ?Sized)) -> Result<(), ModifyError> {
+        let from = self.state;
+        let to = change.validate(from)?;
+        if self.quiesced {
+            return Err(ModifyError::Transition { from, to });
+        }
+        self.attrs.merge(change);
+        self.attrs.state = Some(to);
+        self.state = to;
+        self.apply_attrs();
+        match (from, to) {
+            (_, QpState::Reset) => {
+                self.requester.reset();
+                self.responder.reset();
+                self.failure = None;
+                self.event = None;
+            }
+            (_, QpState::Err) => self.enter_error(WcStatus::WrFlushErr, None, out),
+            (QpState::Init, QpState::Rtr) => {
+                self.responder.start(self.attrs.rq_psn.unwrap_or(0), self.attrs.max_dest_rd_atomic.unwrap_or(0));
+            }
+            (QpState::Rtr, QpState::Rts) => self.requester.start(self.attrs.sq_psn.unwrap_or(0)),
+            (QpState::Rts, QpState::Sqd) => self.note_drained(),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn apply_attrs(&mut self) {
+        let a = &self.attrs;
+        self.link.dest_qpn = a.dest_qpn.unwrap_or(0);
+        self.link.mtu = a.mtu.unwrap_or(Mtu::B256).bytes() as u32;
+        self.link.access = a.access.unwrap_or(Access::NONE);
+        self.link.may_start = self.state == QpState::Rts;
+        self.responder.min_rnr_timer = a.min_rnr_timer.unwrap_or(0);
+        let limits = &mut self.requester.limits;
+        limits.timeout_us = a.timeout.and_then(ack_timeout_us);
+        limits.retry_cnt = a.retry_cnt.unwrap_or(0);
+        limits.rnr_retry = a.rnr_retry.unwrap_or(0);
+        limits.max_rd_atomic = a.max_rd_atomic.unwrap_or(0) as u32;
+    }
+
+    /// Posts a send. In state ERR it completes at once as flushed. With `hold_on_failure` it may be posted before the QP is
+    /// connected, and while it is held; it waits.
+    pub fn post_send(&mut self, wr: &SendWr<'_>, out: &mut (impl Completions + ?Sized)) -> Result<(), PostError> {
+        let allowed = match self.state {
+            QpState::Rts | QpState::Sqd | QpState::Err => true,
+            QpState::Init | QpState::Rtr => self.config.hold_on_failure,
+            QpState::Reset | QpState::Sqe => false,
+        };
+        if !allowed || self.quiesced {
+            return Err(PostError::WrongState(self.state));
+        }
+        self.requester.ring.push(wr)?;
+        if self.state == QpState::Err {
+            self.requester.flush(WcStatus::WrFlushErr, &self.link, out);
+        }
+        Ok(())
+    }
+
+    /// Posts a receive. In state ERR it completes at once as flushed.
+    pub fn post_recv(&mut self, wr: &RecvWr<'_>, out: &mut (impl Completions + ?Sized)) -> Result<(), PostError> {
+        if self.state == QpState::Reset || self.quiesced {
+            return Err(PostError::WrongState(self.state));
+        }
+        self.responder.ring.push(wr)?;
+        if self.state == QpState::Err {
+            self.flush_recvs(None, out);
+        }
+        Ok(())
+    }
+
+    // World
+
+    /// Takes a packet that was sent to this QPN by the peer's address. What does not belong here is dropped.
+    #[inline]
+    pub fn handle_packet(
+        &mut self,
+        now_us: u64,
+        packet: &Packet<'_>,
+        mem: &(impl Memory + ?Sized),
+        out: &mut (impl Completions + ?Sized),
+    ) {
+        if self.stopped() || packet.bth.opcode.transport != Transport::Rc {
+            return;
+        }
+        let response = packet.bth.opcode.op.is_response();
+        match self.state {
+            QpState::Rtr | QpState::Rts | QpState::Sqd if !response => {
+                if let Err((event, status)) = self.responder.on_request(packet, &self.link, mem, out) {
+                    self.event = Some(event);
+                    self.enter_error(WcStatus::WrFlushErr, status, out);
+                }
+            }
+            QpState::Rts | QpState::Sqd => self.handle_response(now_us, packet, mem, out),
+            QpState::Err if !response => self.responder.after_end(),
+            _ => {}
+        }
+    }
+
+    fn handle_response(
+        &mut self,
+        now_us: u64,
+        packet: &Packet<'_>,
+        mem: &(impl Memory + ?Sized),
+        out: &mut (impl Completions + ?Sized),
+    ) {
+        use unbroken_wire::Op::{Acknowledge, AtomicAcknowledge};
+        let psn = packet.bth.psn;
+        let done = match (packet.bth.opcode.op, packet.ext.aeth()) {
+            (Acknowledge, Some(aeth)) => self.requester.on_ack(now_us, psn, aeth.syndrome, &self.link, out),
+            (Acknowledge | AtomicAcknowledge, _) => Ok(()),
+            _ => self.requester.on_read_response(now_us, psn, packet.payload, &self.link, mem, out),
+        };
+        if let Err(status) = done {
+            self.requester_failed(status, out);
+        } else if self.state == QpState::Sqd {
+            self.note_drained();
+        }
+    }
+
+    fn note_drained(&mut self) {
+        if self.requester.drained() {
+            self.event.get_or_insert(RcEvent::SqDrained);
+        }
+    }
+
+    /// Tells the time, at [`Self::poll_timeout`] or later.
+    pub fn handle_timeout(&mut self, now_us: u64, out: &mut (impl Completions + ?Sized)) {
+        if self.stopped() {
+            return;
+        }
+        if let Err(status) = self.requester.on_timeout(now_us) {
+            self.requester_failed(status, out);
+        }
+    }
+
+    fn requester_failed(&mut self, status: WcStatus, out: &mut (impl Completions + ?Sized)) {
+        if status.is_network() {
+            self.network_failure(status, out);
+        } else {
+            self.enter_error(status, None, out);
+        }
+    }
+
+    // Polls
+
+    /// Sends requests, READ responses and the acknowledgement that is owed. True: the sink was full, there is more to send now.
+    pub fn poll_transmit(
+        &mut self,
+        now_us: u64,
+        sink: &mut (impl PacketSink + ?Sized),
+        out: &mut (impl Completions + ?Sized),
+    ) -> bool {
+        let more = self.poll_transmit_data(now_us, sink, out);
+        more | self.poll_transmit_ack(sink)
+    }
+
+    /// Sends requests and READ responses only.
+    pub fn poll_transmit_data(
+        &mut self,
+        now_us: u64,
+        sink: &mut (impl PacketSink + ?Sized),
+        out: &mut (impl Completions + ?Sized),
+    ) -> bool {
+        if self.stopped() {
+            return false;
+        }
+        let mut more = false;
+        if matches!(self.state, QpState::Rts | QpState::Sqd) {
+            match self.requester.transmit(now_us, &self.link, sink, out) {
+                Ok(m) => more |= m,
+                Err(status) => self.requester_failed(status, out),
+            }
+        }
+        match self.responder.transmit_responses(&self.link, sink) {
+            Ok(m) => more |= m,
+            Err(event) => {
+                self.event = Some(event);
+                self.enter_error(WcStatus::WrFlushErr, None, out);
+            }
+        }
+        more
+    }
+
+    /// Whether an acknowledgement is owed and can leave now.
+    pub fn ack_owed(&self) -> bool {
+        !self.stopped() && self.responder.ack_owed()
+    }
+
+    /// Sends the acknowledgement that is owed. True: the sink was full.
+    pub fn poll_transmit_ack(&mut self, sink: &mut (impl PacketSink + ?Sized)) -> bool {
+        !self.stopped() && self.responder.transmit_ack(&self.link, sink)
+    }
+
+    /// When [`Self::handle_timeout`] is due.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        self.requester.poll_timeout()
+    }
+
+    /// Takes the asynchronous event that has come up, if any.
+    pub fn take_event(&mut self) -> Option<RcEvent> {
+        self.event.take()
+    }
+
+    // Ending and moving
+
+    /// The network or the NIC has failed the QP: holds it if it was made so, else fails it.
+    pub fn network_failure(&mut self, status: WcStatus, out: &mut (impl Completions + ?Sized)) {
+        if self.config.hold_on_failure && self.state != QpState::Err {
+            self.failure.get_or_insert(status);
+            self.requester.hold();
+        } else {
+            self.fail(status, out);
+        }
+    }
+
+    /// Fails the QP: the oldest send completes with `status`, everything else is flushed, the state is ERR.
+    pub fn fail(&mut self, status: WcStatus, out: &mut (impl Completions + ?Sized)) {
+        if !self.quiesced {
+            self.enter_error(status, None, out);
+        }
+    }
+
+    /// Goes to ERR. Where the responder ended the QP, the NAK that says why still leaves, and READ responses before it.
+    fn enter_error(
+        &mut self,
+        send_status: WcStatus,
+        recv_status: Option<WcStatus>,
+        out: &mut (impl Completions + ?Sized),
+    ) {
+        self.state = QpState::Err;
+        self.attrs.state = Some(QpState::Err);
+        self.link.may_start = false;
+        self.failure = None;
+        self.responder.end();
+        self.requester.flush(send_status, &self.link, out);
+        self.flush_recvs(recv_status, out);
+    }
+
+    fn flush_recvs(&mut self, first: Option<WcStatus>, out: &mut (impl Completions + ?Sized)) {
+        let mut status = first.unwrap_or(WcStatus::WrFlushErr);
+        while let Some(rqe) = self.responder.ring.pop() {
+            out.recv(recv_wc(self.link.wc_qpn, rqe.wr_id, status, WcOpcode::Recv, 0, None), true);
+            status = WcStatus::WrFlushErr;
+        }
+    }
+
+    /// Stops the QP for ever and takes out what is outstanding. No later packet changes memory or completes a WR.
+    pub fn quiesce(&mut self) -> Backlog {
+        let mut backlog = Backlog { executed: self.responder.executed(), ..Backlog::default() };
+        self.requester.quiesce(&mut backlog);
+        backlog.recvs = self.responder.ring.entries();
+        self.responder.ring.clear();
+        self.responder.stop();
+        self.quiesced = true;
+        self.state = QpState::Err;
+        self.attrs.state = Some(QpState::Err);
+        backlog
+    }
+
+    /// Puts the WRs of another QP into this fresh one, in front of everything posted later. The state must be RESET, INIT or RTR
+    /// and both queues empty. On an error nothing is taken.
+    pub fn adopt(&mut self, backlog: &Backlog) -> Result<(), PostError> {
+        let fresh = matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr) && !self.quiesced;
+        if !fresh || self.requester.ring.len() + self.responder.ring.len() > 0 {
+            return Err(PostError::WrongState(self.state));
+        }
+        let sends = backlog.sends.iter().try_for_each(|e| self.requester.ring.adopt(e));
+        let all = sends.and_then(|()| {
+            let mut recvs = backlog.recvs.iter();
+            recvs.try_for_each(|e| self.responder.ring.push(&RecvWr { wr_id: e.wr_id, sges: &e.sges }))
+        });
+        if all.is_err() {
+            self.requester.reset();
+            self.responder.ring.clear();
+        }
+        all
+    }
+
+    /// Whether sending again what the peer has not executed would break a promise: an atomic, or a WR marked NO_REPLAY, may have
+    /// left already. The first `peer_done` outstanding sends that await no data have been executed.
+    pub fn unsafe_to_replay(&self, peer_done: u64) -> bool {
+        self.requester.unsafe_to_replay(peer_done)
+    }
+
+    /// Marks the first `peer_done` outstanding sends that await no data as executed: they complete in their order, without the
+    /// wire. To be called before state RTS.
+    pub fn mark_executed(&mut self, peer_done: u64) -> Replay {
+        self.requester.mark_executed(peer_done)
+    }
+}

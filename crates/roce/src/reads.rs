@@ -1,0 +1,157 @@
+//! READ requests that the responder has accepted and not fully answered, in PSN order.
+//!
+//! A repeated request takes the place of what it overlaps, or its place in the order; one whose answer is still to come is
+//! ignored. So the queue never holds a PSN twice and stays as short as the requests that the peer may have outstanding.
+
+use crate::encoding::{psn_add, psn_diff};
+use std::collections::VecDeque;
+
+/// What is left to answer of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ReadJob {
+    /// PSN of the next response packet.
+    pub(crate) psn: u32,
+    /// Response packets left, at least 1.
+    pub(crate) packets: u32,
+    pub(crate) va: u64,
+    pub(crate) rkey: u32,
+    /// Bytes left.
+    pub(crate) len: u32,
+    /// No packet of it has been sent.
+    pub(crate) first: bool,
+}
+
+impl ReadJob {
+    /// One past the PSN of the last response packet.
+    fn end(&self) -> u32 {
+        psn_add(self.psn, self.packets)
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct ReadQueue {
+    jobs: VecDeque<ReadJob>,
+    max: usize,
+}
+
+impl ReadQueue {
+    /// Empties the queue and makes room for `max` requests.
+    pub(crate) fn reset(&mut self, max: usize) {
+        self.jobs.clear();
+        self.jobs.reserve(max);
+        self.max = max;
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.jobs.clear();
+    }
+
+    /// Takes a request that follows all others; false if the peer has more outstanding than agreed.
+    pub(crate) fn push(&mut self, job: ReadJob) -> bool {
+        if self.jobs.len() >= self.max {
+            return false;
+        }
+        self.jobs.push_back(job);
+        true
+    }
+
+    /// Takes a repeated request. One that finds no room is dropped; its requester asks again.
+    pub(crate) fn repeat(&mut self, job: ReadJob) {
+        let end = job.end();
+        for i in 0..self.jobs.len() {
+            let there = self.jobs[i];
+            if psn_diff(job.psn, there.end()) >= 0 {
+                continue;
+            }
+            if psn_diff(job.psn, there.psn) >= 0 {
+                return; // still to be answered
+            }
+            if psn_diff(end, there.psn) <= 0 {
+                if self.jobs.len() < self.max {
+                    self.jobs.insert(i, job);
+                }
+                return;
+            }
+            self.jobs[i] = job;
+            while self.jobs.get(i + 1).is_some_and(|next| psn_diff(next.psn, end) < 0) {
+                self.jobs.remove(i + 1);
+            }
+            return;
+        }
+        self.push(job);
+    }
+
+    /// The request to answer next.
+    pub(crate) fn front(&self) -> Option<ReadJob> {
+        self.jobs.front().copied()
+    }
+
+    /// A response packet of `len` bytes of the first request has been sent.
+    pub(crate) fn sent(&mut self, len: u32) {
+        let Some(job) = self.jobs.front_mut() else { return };
+        if job.packets == 1 {
+            self.jobs.pop_front();
+            return;
+        }
+        job.psn = psn_add(job.psn, 1);
+        job.packets -= 1;
+        job.va = job.va.wrapping_add(len as u64);
+        job.len -= len;
+        job.first = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(psn: u32, packets: u32) -> ReadJob {
+        ReadJob { psn, packets, va: psn as u64 * 256, rkey: 1, len: packets * 256, first: true }
+    }
+
+    fn queue(jobs: &[ReadJob]) -> ReadQueue {
+        let mut q = ReadQueue::default();
+        q.reset(4);
+        assert!(jobs.iter().all(|&j| q.push(j)));
+        q
+    }
+
+    #[test]
+    fn repeats_keep_the_order_and_the_bound() {
+        // Before everything: to the front.
+        let mut q = queue(&[job(40, 8), job(48, 8)]);
+        q.repeat(job(32, 8));
+        assert_eq!(q.jobs, [job(32, 8), job(40, 8), job(48, 8)]);
+        // Still to be answered: ignored.
+        q.repeat(job(42, 6));
+        q.repeat(job(48, 8));
+        assert_eq!(q.jobs.len(), 3);
+        // Answered in part: begins anew where it is asked to.
+        for _ in 0..4 {
+            q.sent(256);
+        }
+        q.repeat(job(34, 6));
+        assert_eq!(q.jobs, [job(34, 6), job(40, 8), job(48, 8)]);
+        // Split otherwise than before: what it covers goes.
+        q.repeat(job(30, 26));
+        assert_eq!(q.jobs, [job(30, 26)]);
+        // Answered long ago, behind everything that is left.
+        q.repeat(job(60, 1));
+        assert!(q.push(job(61, 1)) && q.push(job(62, 1)) && !q.push(job(63, 1)));
+        q.repeat(job(20, 1));
+        assert_eq!(q.jobs.len(), 4);
+    }
+
+    #[test]
+    fn a_job_is_answered_packet_by_packet() {
+        let mut q = queue(&[ReadJob { psn: 0xff_ffff, packets: 2, va: 0, rkey: 1, len: 300, first: true }]);
+        q.sent(256);
+        assert_eq!(q.front(), Some(ReadJob { psn: 0, packets: 1, va: 256, rkey: 1, len: 44, first: false }));
+        q.sent(44);
+        assert!(q.is_empty());
+    }
+}

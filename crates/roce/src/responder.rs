@@ -1,0 +1,417 @@
+//! The receiving half of an RC QP.
+//!
+//! ```text
+//!   PSN of a request    is the expected one:  check, execute, expect the next
+//!                       is behind it:         a repeat; acknowledge again, answer a READ again
+//!                       is ahead of it:       something was lost; NAK once, until the expected one comes
+//! ```
+//!
+//! A message is executed packet by packet. Between packets the responder remembers what message it is in ([`Inbound`]); nothing
+//! is remembered of finished ones but their count. Acknowledgements are not queued: what is owed is one value, and a later one
+//! covers an earlier one. READ responses leave before it, so an acknowledgement never overtakes an answer that it implies.
+//!
+//! Failures of the peer's making (a bad key, a bad sequence, more than the receive holds) are answered with a NAK and end the QP;
+//! the NAK is given again for every later request, since the first may be lost.
+
+use crate::encoding::{psn_add, psn_diff, NakCode, Syndrome};
+use crate::io::{scatter, Completions, Memory, PacketSink, Payload, SinkError};
+use crate::link::{recv_wc, Flags, Link};
+use crate::reads::{ReadJob, ReadQueue};
+use crate::rq::RecvRing;
+use crate::wr::MAX_MESSAGE_BYTES;
+use unbroken_types::{Access, QpCaps, WcOpcode, WcStatus, PSN_MASK};
+use unbroken_wire::{Aeth, Ext, Op, Packet, Reth};
+
+/// The message that the next request packet belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Inbound {
+    /// None: a new one must begin.
+    None,
+    /// A SEND of which `written` bytes lie in the oldest receive.
+    Send { written: u32 },
+    /// A WRITE of `total` bytes of which `left` are to come, for `va`.
+    Write { va: u64, rkey: u32, left: u32, total: u32 },
+}
+
+/// What the peer is to be told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Owed {
+    Nothing,
+    /// Everything before the expected PSN is executed.
+    Ack,
+    /// The packet of that PSN was not executed.
+    Nak(u32, Syndrome),
+}
+
+/// Why a request was not executed.
+pub(crate) enum Refusal {
+    /// There is no receive for it yet.
+    NotReady,
+    /// The peer's mistake, which ends the QP. If the oldest receive fails with it, its status.
+    Fatal(NakCode, Option<WcStatus>),
+}
+
+const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, None);
+const ACCESS: Refusal = Refusal::Fatal(NakCode::RemoteAccess, None);
+
+/// An asynchronous event of a QP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RcEvent {
+    /// The peer named memory that it may not touch (IBV_EVENT_QP_ACCESS_ERR).
+    AccessError,
+    /// The peer sent what makes no sense (IBV_EVENT_QP_REQ_ERR).
+    RequestError,
+    /// In state SQD, everything that was started is complete (IBV_EVENT_SQ_DRAINED).
+    SqDrained,
+}
+
+pub(crate) struct Responder {
+    pub(crate) ring: RecvRing,
+    /// Code of the timer in RNR NAKs.
+    pub(crate) min_rnr_timer: u8,
+    expected: u32,
+    msn: u32,
+    inbound: Inbound,
+    owed: Owed,
+    /// A NAK for the expected PSN has been given; later packets are dropped in silence.
+    nak_given: bool,
+    /// The NAK that ended the QP.
+    fatal: Option<(u32, NakCode)>,
+    reads: ReadQueue,
+    executed: u64,
+}
+
+impl Responder {
+    pub(crate) fn new(caps: &QpCaps) -> Responder {
+        Responder {
+            ring: RecvRing::new(caps),
+            min_rnr_timer: 0,
+            expected: 0,
+            msn: 0,
+            inbound: Inbound::None,
+            owed: Owed::Nothing,
+            nak_given: false,
+            fatal: None,
+            reads: ReadQueue::default(),
+            executed: 0,
+        }
+    }
+
+    /// Forgets everything, for state RESET.
+    pub(crate) fn reset(&mut self) {
+        self.ring.clear();
+        self.stop();
+        self.fatal = None;
+        self.msn = 0;
+        self.executed = 0;
+    }
+
+    /// Sets the first PSN and the number of READs, for state RTR.
+    pub(crate) fn start(&mut self, psn: u32, max_reads: u8) {
+        self.expected = psn & PSN_MASK;
+        self.reads.reset(max_reads as usize);
+    }
+
+    /// Owes nothing any more and answers nothing.
+    pub(crate) fn stop(&mut self) {
+        self.inbound = Inbound::None;
+        self.owed = Owed::Nothing;
+        self.nak_given = false;
+        self.reads.clear();
+    }
+
+    /// The QP goes to ERR: silence, unless it is the responder's own NAK that ends it.
+    pub(crate) fn end(&mut self) {
+        if self.fatal.is_none() {
+            self.stop();
+        }
+    }
+
+    pub(crate) fn executed(&self) -> u64 {
+        self.executed
+    }
+
+    /// Whether an acknowledgement can leave now.
+    pub(crate) fn ack_owed(&self) -> bool {
+        self.owed != Owed::Nothing && self.reads.is_empty()
+    }
+
+    // Receiving
+
+    /// Takes a request. An error ends the QP: it says which event to raise and how the oldest receive fails, if it does.
+    #[inline]
+    pub(crate) fn on_request(
+        &mut self,
+        packet: &Packet<'_>,
+        link: &Link,
+        mem: &(impl Memory + ?Sized),
+        out: &mut (impl Completions + ?Sized),
+    ) -> Result<(), (RcEvent, Option<WcStatus>)> {
+        let ahead = psn_diff(packet.bth.psn, self.expected);
+        if ahead != 0 {
+            self.out_of_order(packet, ahead, link, mem);
+            return Ok(());
+        }
+        self.nak_given = false;
+        match self.execute(packet, link, mem, out) {
+            Ok(psns) => {
+                self.expected = psn_add(self.expected, psns);
+                if packet.bth.ack_req || matches!(self.owed, Owed::Nak(..)) {
+                    self.owed = Owed::Ack;
+                }
+                Ok(())
+            }
+            Err(Refusal::NotReady) => {
+                self.owed = Owed::Nak(self.expected, Syndrome::Rnr(self.min_rnr_timer));
+                self.nak_given = true;
+                Ok(())
+            }
+            Err(Refusal::Fatal(code, status)) => {
+                self.owed = Owed::Nak(self.expected, Syndrome::Nak(code));
+                self.fatal = Some((self.expected, code));
+                let event = if code == NakCode::RemoteAccess { RcEvent::AccessError } else { RcEvent::RequestError };
+                Err((event, status))
+            }
+        }
+    }
+
+    /// A request after the QP has ended: says again why.
+    pub(crate) fn after_end(&mut self) {
+        if let Some((psn, code)) = self.fatal {
+            self.owed = Owed::Nak(psn, Syndrome::Nak(code));
+        }
+    }
+
+    #[cold]
+    fn out_of_order(&mut self, packet: &Packet<'_>, ahead: i32, link: &Link, mem: &(impl Memory + ?Sized)) {
+        if ahead > 0 {
+            if !self.nak_given {
+                self.nak_given = true;
+                self.owed = Owed::Nak(self.expected, Syndrome::Nak(NakCode::Sequence));
+            }
+            return;
+        }
+        if packet.bth.opcode.op == Op::ReadRequest {
+            // What may not be read any more is not refused but dropped: the answer may have arrived long ago.
+            if let Ok(job) = read_job(packet, link, mem) {
+                if job.packets as i64 <= -(ahead as i64) {
+                    self.reads.repeat(job);
+                }
+            }
+        } else if self.owed == Owed::Nothing {
+            self.owed = Owed::Ack;
+        }
+    }
+
+    /// Executes the expected packet; gives the number of PSNs that it takes.
+    #[inline]
+    fn execute(
+        &mut self,
+        packet: &Packet<'_>,
+        link: &Link,
+        mem: &(impl Memory + ?Sized),
+        out: &mut (impl Completions + ?Sized),
+    ) -> Result<u32, Refusal> {
+        use Op::*;
+        match packet.bth.opcode.op {
+            WriteMiddle => self.write_on(packet, false, link, mem, out)?,
+            WriteLast | WriteLastImm => self.write_on(packet, true, link, mem, out)?,
+            WriteFirst | WriteOnly | WriteOnlyImm => {
+                let reth = packet.ext.reth().ok_or(INVALID)?;
+                self.begin_write(&reth, link, mem)?;
+                let last = packet.bth.opcode.op != WriteFirst;
+                let done = self.write_on(packet, last, link, mem, out);
+                if done.is_err() {
+                    self.inbound = Inbound::None; // a repeat of the packet begins the message again
+                }
+                done?;
+            }
+            SendFirst => self.send_on(packet, true, false, link, mem, out)?,
+            SendMiddle => self.send_on(packet, false, false, link, mem, out)?,
+            SendLast | SendLastImm => self.send_on(packet, false, true, link, mem, out)?,
+            SendOnly | SendOnlyImm => self.send_on(packet, true, true, link, mem, out)?,
+            ReadRequest => return self.read(packet, link, mem),
+            _ => return Err(INVALID),
+        }
+        Ok(1)
+    }
+
+    fn begin_write(&mut self, reth: &Reth, link: &Link, mem: &(impl Memory + ?Sized)) -> Result<(), Refusal> {
+        if self.inbound != Inbound::None || reth.len as u64 > MAX_MESSAGE_BYTES {
+            return Err(INVALID);
+        }
+        check_remote(reth, Access::REMOTE_WRITE, link, mem)?;
+        self.inbound = Inbound::Write { va: reth.va, rkey: reth.rkey, left: reth.len, total: reth.len };
+        Ok(())
+    }
+
+    /// A packet of the WRITE that has begun.
+    #[inline]
+    fn write_on(
+        &mut self,
+        packet: &Packet<'_>,
+        last: bool,
+        link: &Link,
+        mem: &(impl Memory + ?Sized),
+        out: &mut (impl Completions + ?Sized),
+    ) -> Result<(), Refusal> {
+        let Inbound::Write { va, rkey, left, total } = self.inbound else { return Err(INVALID) };
+        let len = packet.payload.len() as u32;
+        let right_size = if last { len == left && len <= link.mtu } else { len == link.mtu && len < left };
+        if !right_size {
+            return Err(INVALID);
+        }
+        let imm = packet.ext.imm();
+        if last && imm.is_some() && self.ring.front().is_none() {
+            return Err(Refusal::NotReady);
+        }
+        if len > 0 {
+            mem.write(link.pd, rkey, va, packet.payload, Access::REMOTE_WRITE).map_err(|_| ACCESS)?;
+        }
+        if !last {
+            self.inbound = Inbound::Write { va: va.wrapping_add(len as u64), rkey, left: left - len, total };
+            return Ok(());
+        }
+        self.message_done();
+        if imm.is_some() {
+            if let Some(rqe) = self.ring.pop() {
+                let wc = recv_wc(link.wc_qpn, rqe.wr_id, WcStatus::Success, WcOpcode::RecvRdmaWithImm, total, imm);
+                out.recv(wc, packet.bth.solicited);
+            }
+        }
+        Ok(())
+    }
+
+    /// A packet of a SEND.
+    fn send_on(
+        &mut self,
+        packet: &Packet<'_>,
+        first: bool,
+        last: bool,
+        link: &Link,
+        mem: &(impl Memory + ?Sized),
+        out: &mut (impl Completions + ?Sized),
+    ) -> Result<(), Refusal> {
+        let written = match self.inbound {
+            Inbound::None if first => 0,
+            Inbound::Send { written } if !first => written,
+            _ => return Err(INVALID),
+        };
+        let len = packet.payload.len() as u32;
+        if len > link.mtu || !last && len != link.mtu || written as u64 + len as u64 > MAX_MESSAGE_BYTES {
+            return Err(INVALID);
+        }
+        let Some((rqe, sges)) = self.ring.front() else { return Err(Refusal::NotReady) };
+        if written as u64 + len as u64 > rqe.len {
+            return Err(Refusal::Fatal(NakCode::InvalidRequest, Some(WcStatus::LocLenErr)));
+        }
+        scatter(mem, link.pd, sges, written as u64, packet.payload)
+            .map_err(|_| Refusal::Fatal(NakCode::RemoteOperation, Some(WcStatus::LocProtErr)))?;
+        if !last {
+            self.inbound = Inbound::Send { written: written + len };
+            return Ok(());
+        }
+        self.message_done();
+        self.ring.pop();
+        let wc = recv_wc(link.wc_qpn, rqe.wr_id, WcStatus::Success, WcOpcode::Recv, written + len, packet.ext.imm());
+        out.recv(wc, packet.bth.solicited);
+        Ok(())
+    }
+
+    fn message_done(&mut self) {
+        self.inbound = Inbound::None;
+        self.msn = psn_add(self.msn, 1);
+        self.executed += 1;
+    }
+
+    fn read(&mut self, packet: &Packet<'_>, link: &Link, mem: &(impl Memory + ?Sized)) -> Result<u32, Refusal> {
+        if self.inbound != Inbound::None {
+            return Err(INVALID);
+        }
+        let job = read_job(packet, link, mem)?;
+        if !self.reads.push(job) {
+            return Err(INVALID); // more than max_dest_rd_atomic
+        }
+        self.msn = psn_add(self.msn, 1);
+        Ok(job.packets)
+    }
+
+    // Sending
+
+    /// Sends READ responses. `Ok(true)`: the sink was full, there is more to send. An error ends the QP.
+    pub(crate) fn transmit_responses(
+        &mut self,
+        link: &Link,
+        sink: &mut (impl PacketSink + ?Sized),
+    ) -> Result<bool, RcEvent> {
+        while let Some(job) = self.reads.front() {
+            let len = job.len.min(link.mtu);
+            let (op, ext) = match (job.first, job.packets == 1) {
+                (true, true) => (Op::ReadResponseOnly, self.aeth(Syndrome::Ack)),
+                (true, false) => (Op::ReadResponseFirst, self.aeth(Syndrome::Ack)),
+                (false, true) => (Op::ReadResponseLast, self.aeth(Syndrome::Ack)),
+                (false, false) => (Op::ReadResponseMiddle, Ext::None),
+            };
+            let header = link.header(op, job.psn, &ext, len, Flags::default());
+            let payload = match len {
+                0 => Payload::None,
+                len => Payload::Region { key: job.rkey, va: job.va, len },
+            };
+            match sink.push(header.as_slice(), payload) {
+                Ok(()) => self.reads.sent(len),
+                Err(SinkError::Full) => return Ok(true),
+                Err(SinkError::Memory(_)) => {
+                    self.reads.clear();
+                    self.owed = Owed::Nak(job.psn, Syndrome::Nak(NakCode::RemoteAccess));
+                    self.fatal = Some((job.psn, NakCode::RemoteAccess));
+                    return Err(RcEvent::AccessError);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Sends what acknowledgement is owed. True: the sink was full.
+    pub(crate) fn transmit_ack(&mut self, link: &Link, sink: &mut (impl PacketSink + ?Sized)) -> bool {
+        if !self.ack_owed() {
+            return false;
+        }
+        let (psn, syndrome) = match self.owed {
+            Owed::Nak(psn, syndrome) => (psn, syndrome),
+            _ => (psn_add(self.expected, PSN_MASK), Syndrome::Ack),
+        };
+        let header = link.header(Op::Acknowledge, psn, &self.aeth(syndrome), 0, Flags::default());
+        // An acknowledgement has no payload that could fail: an error means that there is no room.
+        let sent = sink.push(header.as_slice(), Payload::None).is_ok();
+        if sent {
+            self.owed = Owed::Nothing;
+        }
+        !sent
+    }
+
+    fn aeth(&self, syndrome: Syndrome) -> Ext {
+        Ext::Aeth(Aeth { syndrome: syndrome.byte(), msn: self.msn })
+    }
+}
+
+/// Checks that the peer may do what a RETH says. Of an empty range only the QP's right counts.
+fn check_remote(reth: &Reth, need: Access, link: &Link, mem: &(impl Memory + ?Sized)) -> Result<(), Refusal> {
+    if !link.access.contains(need) {
+        return Err(ACCESS);
+    }
+    if reth.len > 0 {
+        mem.check(link.pd, reth.rkey, reth.va, reth.len as u64, need).map_err(|_| ACCESS)?;
+    }
+    Ok(())
+}
+
+fn read_job(packet: &Packet<'_>, link: &Link, mem: &(impl Memory + ?Sized)) -> Result<ReadJob, Refusal> {
+    let reth = packet.ext.reth().ok_or(INVALID)?;
+    let packets = reth.len.div_ceil(link.mtu).max(1);
+    // Half of the PSN space is as much as a request can take and still be told from a repeat.
+    if reth.len as u64 > MAX_MESSAGE_BYTES || packets > PSN_MASK / 2 {
+        return Err(INVALID);
+    }
+    check_remote(&reth, Access::REMOTE_READ, link, mem)?;
+    Ok(ReadJob { psn: packet.bth.psn, packets, va: reth.va, rkey: reth.rkey, len: reth.len, first: true })
+}

@@ -1,0 +1,207 @@
+//! The send queue: a ring of fixed entries, made once. Scatter/gather lists and inline data lie beside it, indexed by slot.
+
+use crate::backlog::SendEntry;
+use crate::wr::{PostError, SendWr, MAX_MESSAGE_BYTES};
+use unbroken_types::{QpCaps, SendFlags, SendOpcode, Sge};
+
+/// A WR in the queue.
+#[derive(Clone, Copy)]
+pub(crate) struct Wqe {
+    pub(crate) wr_id: u64,
+    pub(crate) remote_addr: u64,
+    pub(crate) rkey: u32,
+    /// Bytes of the message.
+    pub(crate) len: u32,
+    pub(crate) imm_data: u32,
+    /// PSN of its first packet, and how many PSNs it takes; set when it is sent for the first time.
+    pub(crate) first_psn: u32,
+    pub(crate) packets: u32,
+    pub(crate) flags: SendFlags,
+    pub(crate) opcode: SendOpcode,
+    sges: u16,
+    /// Some packet of it may have left, in this life or an earlier one.
+    pub(crate) started: bool,
+    /// The peer has executed it in an earlier life: it completes without the wire.
+    pub(crate) executed: bool,
+}
+
+impl Wqe {
+    const EMPTY: Wqe = Wqe {
+        wr_id: 0,
+        remote_addr: 0,
+        rkey: 0,
+        len: 0,
+        imm_data: 0,
+        first_psn: 0,
+        packets: 0,
+        flags: SendFlags(0),
+        opcode: SendOpcode::Send,
+        sges: 0,
+        started: false,
+        executed: false,
+    };
+}
+
+/// The data of a WR.
+pub(crate) enum Data<'a> {
+    Inline(&'a [u8]),
+    Sges(&'a [Sge]),
+}
+
+/// Entries `head..tail` are outstanding; both only grow.
+pub(crate) struct SendRing {
+    slots: Box<[Wqe]>,
+    sges: Box<[Sge]>,
+    inline: Box<[u8]>,
+    caps: QpCaps,
+    pub(crate) head: u64,
+    pub(crate) tail: u64,
+}
+
+impl SendRing {
+    pub(crate) fn new(caps: &QpCaps) -> SendRing {
+        let slots = caps.max_send_wr.max(1).next_power_of_two() as usize;
+        SendRing {
+            slots: vec![Wqe::EMPTY; slots].into(),
+            sges: vec![Sge::default(); slots * caps.max_send_sge as usize].into(),
+            inline: vec![0; slots * caps.max_inline_data as usize].into(),
+            caps: *caps,
+            head: 0,
+            tail: 0,
+        }
+    }
+
+    /// The slot of an entry.
+    pub(crate) fn slot(&self, index: u64) -> usize {
+        index as usize & (self.slots.len() - 1)
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        (self.tail - self.head) as u32
+    }
+
+    /// Forgets all that are outstanding.
+    pub(crate) fn clear(&mut self) {
+        self.head = self.tail;
+    }
+
+    pub(crate) fn get(&self, index: u64) -> &Wqe {
+        &self.slots[self.slot(index)]
+    }
+
+    pub(crate) fn get_mut(&mut self, index: u64) -> &mut Wqe {
+        let slot = self.slot(index);
+        &mut self.slots[slot]
+    }
+
+    /// Checks a WR against the QP's sizes and puts it at the tail.
+    pub(crate) fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.check(wr)?;
+        let slot = self.slot(self.tail);
+        match wr.inline_data {
+            Some(data) => {
+                let at = slot * self.caps.max_inline_data as usize;
+                self.inline[at..at + data.len()].copy_from_slice(data);
+            }
+            None => {
+                let at = slot * self.caps.max_send_sge as usize;
+                self.sges[at..at + wr.sges.len()].copy_from_slice(wr.sges);
+            }
+        }
+        self.slots[slot] = Wqe {
+            wr_id: wr.wr_id,
+            remote_addr: wr.remote_addr,
+            rkey: wr.rkey,
+            len: wr.len() as u32,
+            imm_data: wr.imm_data,
+            flags: wr.flags,
+            opcode: wr.opcode,
+            sges: if wr.inline_data.is_some() { 0 } else { wr.sges.len() as u16 },
+            ..Wqe::EMPTY
+        };
+        self.tail += 1;
+        Ok(())
+    }
+
+    fn check(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        if wr.opcode.is_atomic() {
+            return Err(PostError::Unsupported(wr.opcode));
+        }
+        let inline = wr.flags.contains(SendFlags::INLINE);
+        if inline != wr.inline_data.is_some() || inline && wr.opcode == SendOpcode::Read {
+            return Err(PostError::Inline(wr.opcode));
+        }
+        match wr.inline_data {
+            Some(data) if data.len() > self.caps.max_inline_data as usize => {
+                return Err(PostError::InlineTooLong { have: data.len(), max: self.caps.max_inline_data })
+            }
+            None if wr.sges.len() > self.caps.max_send_sge as usize => {
+                return Err(PostError::TooManySges { have: wr.sges.len(), max: self.caps.max_send_sge })
+            }
+            _ => {}
+        }
+        if wr.len() > MAX_MESSAGE_BYTES {
+            return Err(PostError::TooLong { have: wr.len(), max: MAX_MESSAGE_BYTES });
+        }
+        if self.len() >= self.caps.max_send_wr {
+            return Err(PostError::QueueFull(self.len()));
+        }
+        Ok(())
+    }
+
+    /// The data of an outstanding entry.
+    pub(crate) fn data(&self, index: u64) -> Data<'_> {
+        let slot = self.slot(index);
+        let wqe = &self.slots[slot];
+        if wqe.flags.contains(SendFlags::INLINE) {
+            let at = slot * self.caps.max_inline_data as usize;
+            Data::Inline(&self.inline[at..at + wqe.len as usize])
+        } else {
+            let at = slot * self.caps.max_send_sge as usize;
+            Data::Sges(&self.sges[at..at + wqe.sges as usize])
+        }
+    }
+
+    /// All that are outstanding, oldest first.
+    pub(crate) fn entries(&self) -> Vec<SendEntry> {
+        (self.head..self.tail)
+            .map(|i| {
+                let w = self.get(i);
+                let (sges, inline_data) = match self.data(i) {
+                    Data::Inline(bytes) => (Vec::new(), Some(bytes.to_vec())),
+                    Data::Sges(sges) => (sges.to_vec(), None),
+                };
+                SendEntry {
+                    wr_id: w.wr_id,
+                    opcode: w.opcode,
+                    flags: w.flags,
+                    imm_data: w.imm_data,
+                    remote_addr: w.remote_addr,
+                    rkey: w.rkey,
+                    sges,
+                    inline_data,
+                    started: w.started,
+                }
+            })
+            .collect()
+    }
+
+    /// Puts an entry of another QP at the tail.
+    pub(crate) fn adopt(&mut self, e: &SendEntry) -> Result<(), PostError> {
+        self.push(&SendWr {
+            wr_id: e.wr_id,
+            opcode: e.opcode,
+            flags: e.flags,
+            imm_data: e.imm_data,
+            remote_addr: e.remote_addr,
+            rkey: e.rkey,
+            compare_add: 0,
+            swap: 0,
+            sges: &e.sges,
+            inline_data: e.inline_data.as_deref(),
+            ud: None,
+        })?;
+        self.get_mut(self.tail - 1).started = e.started;
+        Ok(())
+    }
+}

@@ -1,0 +1,316 @@
+//! A UD QP: single packets to anyone, without acknowledgement.
+//!
+//! A send is complete when its packet has been handed to the sink. A datagram is dropped when its Q_Key is not the QP's, when no
+//! receive is posted, or when the receive is too short for it and the 40 bytes of GRH in front. A send whose memory cannot be read
+//! takes the QP to SQE, a receive whose memory cannot be written takes it to ERR; what is outstanding there is flushed.
+
+use crate::attr::ModifyError;
+use crate::io::{scatter, Completions, Memory, Payload, SinkError, UdSink};
+use crate::link::{recv_wc, send_wc};
+use crate::rq::RecvRing;
+use crate::sq::{Data, SendRing};
+use crate::wr::{PostError, RecvWr, SendWr, UdDest};
+use unbroken_types::{
+    Gid, Mtu, QpCaps, QpState, SendFlags, SendOpcode, WcFlags, WcOpcode, WcStatus, MAX_QPN, PSN_MASK,
+};
+use unbroken_wire::{pad_of, Bth, Deth, Ext, HeaderBuf, Op, Opcode, Packet, Transport, DEFAULT_PKEY};
+
+/// Bytes in front of each datagram in the receive buffer.
+pub const GRH_BYTES: usize = 40;
+
+/// A Q_Key with this bit means the QP's own, when a WR names it.
+const OWN_QKEY: u32 = 1 << 31;
+
+/// How a UD QP is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UdConfig {
+    /// The QPN.
+    pub qpn: u32,
+    /// The QPN that WCs carry.
+    pub wc_qpn: u32,
+    /// Queue sizes.
+    pub caps: QpCaps,
+    /// Protection domain.
+    pub pd: u32,
+    /// Every send makes a WC.
+    pub sq_sig_all: bool,
+    /// The MTU of the port: the largest message.
+    pub mtu: Mtu,
+}
+
+/// A change of a UD QP; `None` leaves an attribute as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct UdModify {
+    /// The new state.
+    pub state: Option<QpState>,
+    /// The key that datagrams must carry (needed for INIT).
+    pub qkey: Option<u32>,
+    /// First PSN of our packets (needed for RTS).
+    pub sq_psn: Option<u32>,
+}
+
+/// The transport of one UD QP.
+pub struct UdQp {
+    config: UdConfig,
+    state: QpState,
+    qkey: u32,
+    psn: u32,
+    sends: SendRing,
+    /// The destination of each slot of `sends`.
+    dests: Box<[UdDest]>,
+    recvs: RecvRing,
+    dropped: u64,
+}
+
+impl UdQp {
+    /// Makes a QP in state RESET.
+    pub fn new(config: UdConfig) -> UdQp {
+        let slots = config.caps.max_send_wr.max(1).next_power_of_two() as usize;
+        UdQp {
+            config,
+            state: QpState::Reset,
+            qkey: 0,
+            psn: 0,
+            sends: SendRing::new(&config.caps),
+            dests: vec![UdDest::default(); slots].into(),
+            recvs: RecvRing::new(&config.caps),
+            dropped: 0,
+        }
+    }
+
+    /// How it was made.
+    pub fn config(&self) -> &UdConfig {
+        &self.config
+    }
+
+    /// The present state.
+    pub fn state(&self) -> QpState {
+        self.state
+    }
+
+    /// Present attributes.
+    pub fn attrs(&self) -> UdModify {
+        UdModify { state: Some(self.state), qkey: Some(self.qkey), sq_psn: Some(self.psn) }
+    }
+
+    /// Datagrams that came and could not be delivered.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Sends posted and not complete.
+    pub fn outstanding_sends(&self) -> u32 {
+        self.sends.len()
+    }
+
+    /// Receives posted and not complete.
+    pub fn outstanding_recvs(&self) -> u32 {
+        self.recvs.len()
+    }
+
+    /// Changes state and attributes, as `ibv_modify_qp` does. An error changes nothing.
+    pub fn modify(&mut self, change: &UdModify, out: &mut (impl Completions + ?Sized)) -> Result<(), ModifyError> {
+        use QpState::{Err, Init, Reset, Rtr, Rts, Sqe};
+        let from = self.state;
+        let to = change.state.unwrap_or(from);
+        match (from, to) {
+            (_, Reset | Err) | (Init, Init | Rtr) | (Rts | Sqe, Rts) => {}
+            (Reset, Init) if change.qkey.is_none() => {
+                return Result::Err(ModifyError::Missing { name: "qkey", from, to })
+            }
+            (Rtr, Rts) if change.sq_psn.is_none() => {
+                return Result::Err(ModifyError::Missing { name: "sq_psn", from, to })
+            }
+            (Reset, Init) | (Rtr, Rts) => {}
+            _ => return Result::Err(ModifyError::Transition { from, to }),
+        }
+        if change.sq_psn.is_some() && (from, to) != (Rtr, Rts) {
+            return Result::Err(ModifyError::NotAllowed { name: "sq_psn", from, to });
+        }
+        self.qkey = change.qkey.unwrap_or(self.qkey);
+        self.psn = change.sq_psn.unwrap_or(self.psn) & PSN_MASK;
+        self.state = to;
+        match to {
+            Reset => {
+                self.sends.clear();
+                self.recvs.clear();
+            }
+            Err => self.fail(out),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Posts a send. In states SQE and ERR it completes at once as flushed.
+    pub fn post_send(&mut self, wr: &SendWr<'_>, out: &mut (impl Completions + ?Sized)) -> Result<(), PostError> {
+        if !matches!(self.state, QpState::Rts | QpState::Sqe | QpState::Err) {
+            return Err(PostError::WrongState(self.state));
+        }
+        if !matches!(wr.opcode, SendOpcode::Send | SendOpcode::SendImm) {
+            return Err(PostError::Unsupported(wr.opcode));
+        }
+        let dest = wr.ud.ok_or(PostError::NoDestination)?;
+        if dest.qpn > MAX_QPN {
+            return Err(PostError::NoDestination);
+        }
+        let max = self.config.mtu.bytes() as u64;
+        if wr.len() > max {
+            return Err(PostError::TooLong { have: wr.len(), max });
+        }
+        let slot = self.sends.slot(self.sends.tail);
+        self.sends.push(wr)?;
+        self.dests[slot] = dest;
+        if self.state != QpState::Rts {
+            self.flush_sends(WcStatus::WrFlushErr, out);
+        }
+        Ok(())
+    }
+
+    /// Posts a receive. In state ERR it completes at once as flushed.
+    pub fn post_recv(&mut self, wr: &RecvWr<'_>, out: &mut (impl Completions + ?Sized)) -> Result<(), PostError> {
+        if self.state == QpState::Reset {
+            return Err(PostError::WrongState(self.state));
+        }
+        self.recvs.push(wr)?;
+        if self.state == QpState::Err {
+            self.flush_recvs(WcStatus::WrFlushErr, out);
+        }
+        Ok(())
+    }
+
+    /// Takes a packet that was sent to this QPN, from `src` to `dst`.
+    pub fn handle_packet(
+        &mut self,
+        packet: &Packet<'_>,
+        src: Gid,
+        dst: Gid,
+        mem: &(impl Memory + ?Sized),
+        out: &mut (impl Completions + ?Sized),
+    ) {
+        let listening = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqe);
+        let deth = packet.ext.deth().filter(|d| listening && d.qkey == self.qkey);
+        let (Some(deth), Transport::Ud) = (deth, packet.bth.opcode.transport) else {
+            self.dropped += 1;
+            return;
+        };
+        let len = GRH_BYTES + packet.payload.len();
+        let Some((rqe, sges)) = self.recvs.front().filter(|(rqe, _)| rqe.len >= len as u64) else {
+            self.dropped += 1;
+            return;
+        };
+        let header = grh(src, dst, packet.payload.len());
+        let pd = self.config.pd;
+        let placed =
+            scatter(mem, pd, sges, 0, &header).and_then(|()| scatter(mem, pd, sges, GRH_BYTES as u64, packet.payload));
+        if placed.is_err() {
+            self.state = QpState::Err;
+            self.flush_recvs(WcStatus::LocProtErr, out);
+            self.flush_sends(WcStatus::WrFlushErr, out);
+            return;
+        }
+        let mut wc =
+            recv_wc(self.config.wc_qpn, rqe.wr_id, WcStatus::Success, WcOpcode::Recv, len as u32, packet.ext.imm());
+        wc.src_qp = deth.src_qpn;
+        wc.wc_flags |= WcFlags::GRH;
+        self.recvs.pop();
+        out.recv(wc, packet.bth.solicited);
+    }
+
+    /// Sends what is posted. True: the sink was full, there is more to send.
+    pub fn poll_transmit(&mut self, sink: &mut (impl UdSink + ?Sized), out: &mut (impl Completions + ?Sized)) -> bool {
+        if self.state != QpState::Rts {
+            return false;
+        }
+        while self.sends.len() > 0 {
+            let index = self.sends.head;
+            let wqe = *self.sends.get(index);
+            let dest = self.dests[self.sends.slot(index)];
+            let with_imm = wqe.opcode == SendOpcode::SendImm;
+            let bth = Bth {
+                opcode: Opcode { transport: Transport::Ud, op: if with_imm { Op::SendOnlyImm } else { Op::SendOnly } },
+                solicited: wqe.flags.contains(SendFlags::SOLICITED),
+                mig_req: false,
+                pad: pad_of(wqe.len as usize),
+                pkey: DEFAULT_PKEY,
+                dest_qpn: dest.qpn,
+                ack_req: false,
+                psn: self.psn,
+            };
+            let qkey = if dest.qkey & OWN_QKEY != 0 { self.qkey } else { dest.qkey };
+            let deth = Deth { qkey, src_qpn: self.config.qpn };
+            let ext = if with_imm { Ext::DethImm(deth, wqe.imm_data) } else { Ext::Deth(deth) };
+            let payload = match self.sends.data(index) {
+                Data::Inline(bytes) => Payload::Bytes(bytes),
+                Data::Sges(_) if wqe.len == 0 => Payload::None,
+                Data::Sges(sges) => Payload::Sges { sges, offset: 0, len: wqe.len },
+            };
+            match sink.push_to(&dest, HeaderBuf::new(&bth, &ext).as_slice(), payload) {
+                Ok(()) => {}
+                Err(SinkError::Full) => return true,
+                Err(SinkError::Memory(_)) => {
+                    self.state = QpState::Sqe;
+                    self.flush_sends(WcStatus::LocProtErr, out);
+                    return false;
+                }
+            }
+            self.psn = (self.psn + 1) & PSN_MASK;
+            self.sends.head += 1;
+            if self.config.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
+                out.send(send_wc(self.config.wc_qpn, wqe.wr_id, WcStatus::Success, WcOpcode::Send, wqe.len));
+            }
+        }
+        false
+    }
+
+    /// Goes to ERR and flushes everything.
+    pub fn fail(&mut self, out: &mut (impl Completions + ?Sized)) {
+        self.state = QpState::Err;
+        self.flush_sends(WcStatus::WrFlushErr, out);
+        self.flush_recvs(WcStatus::WrFlushErr, out);
+    }
+
+    fn flush_sends(&mut self, first: WcStatus, out: &mut (impl Completions + ?Sized)) {
+        let mut status = first;
+        while self.sends.len() > 0 {
+            let wr_id = self.sends.get(self.sends.head).wr_id;
+            self.sends.head += 1;
+            out.send(send_wc(self.config.wc_qpn, wr_id, status, WcOpcode::Send, 0));
+            status = WcStatus::WrFlushErr;
+        }
+    }
+
+    fn flush_recvs(&mut self, first: WcStatus, out: &mut (impl Completions + ?Sized)) {
+        let mut status = first;
+        while let Some(rqe) = self.recvs.pop() {
+            out.recv(recv_wc(self.config.wc_qpn, rqe.wr_id, status, WcOpcode::Recv, 0, None), true);
+            status = WcStatus::WrFlushErr;
+        }
+    }
+}
+
+/// What stands before a datagram in the receive buffer: an IPv6 header, or 20 bytes of nothing and an IPv4 header.
+fn grh(src: Gid, dst: Gid, payload_len: usize) -> [u8; GRH_BYTES] {
+    // BTH, DETH, ICRC and UDP header; what softnic does not see of the packet (TOS, TTL, checksums) is a plausible constant.
+    let udp_len = (8 + 12 + 8 + payload_len + pad_of(payload_len) as usize + 4) as u16;
+    let mut g = [0u8; GRH_BYTES];
+    match (src.to_ipv4(), dst.to_ipv4()) {
+        (Some(src), Some(dst)) => {
+            g[20] = 0x45;
+            g[22..24].copy_from_slice(&(udp_len + 20).to_be_bytes());
+            g[26] = 0x40;
+            g[28] = 64;
+            g[29] = 17;
+            g[32..36].copy_from_slice(&src.octets());
+            g[36..40].copy_from_slice(&dst.octets());
+        }
+        _ => {
+            g[0] = 0x60;
+            g[4..6].copy_from_slice(&udp_len.to_be_bytes());
+            g[6] = 17;
+            g[7] = 64;
+            g[8..24].copy_from_slice(&src.0);
+            g[24..40].copy_from_slice(&dst.0);
+        }
+    }
+    g
+}

@@ -1,0 +1,108 @@
+//! Work requests as a caller gives them.
+
+use thiserror::Error;
+use unbroken_types::{Gid, QpState, SendFlags, SendOpcode, Sge};
+
+/// A send WR. Nothing of it is kept by reference: posting copies what is needed.
+#[derive(Clone, Copy, Debug)]
+pub struct SendWr<'a> {
+    /// The application's id.
+    pub wr_id: u64,
+    /// What to do.
+    pub opcode: SendOpcode,
+    /// How.
+    pub flags: SendFlags,
+    /// Immediate data as it goes on the wire (network order, not converted).
+    pub imm_data: u32,
+    /// WRITE, READ, atomics: the peer's address.
+    pub remote_addr: u64,
+    /// WRITE, READ, atomics: the peer's key.
+    pub rkey: u32,
+    /// Atomics: the value to compare with, or to add.
+    pub compare_add: u64,
+    /// Atomics: the value to swap in.
+    pub swap: u64,
+    /// Where the data lies, or (READ) goes.
+    pub sges: &'a [Sge],
+    /// With [`SendFlags::INLINE`], the data itself; `sges` is not looked at then.
+    pub inline_data: Option<&'a [u8]>,
+    /// UD: to whom.
+    pub ud: Option<UdDest>,
+}
+
+impl SendWr<'_> {
+    /// Bytes of the message.
+    pub(crate) fn len(&self) -> u64 {
+        match self.inline_data {
+            Some(d) => d.len() as u64,
+            None => self.sges.iter().map(|s| s.length as u64).sum(),
+        }
+    }
+}
+
+/// A receive WR.
+#[derive(Clone, Copy, Debug)]
+pub struct RecvWr<'a> {
+    /// The application's id.
+    pub wr_id: u64,
+    /// Where the data goes.
+    pub sges: &'a [Sge],
+}
+
+/// To whom a UD send goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct UdDest {
+    /// The peer's address.
+    pub gid: Gid,
+    /// The peer's QPN.
+    pub qpn: u32,
+    /// The key that the peer's QP has. With the highest bit set, the sender's own key is sent, as the specification says.
+    pub qkey: u32,
+}
+
+/// The largest message in bytes.
+pub const MAX_MESSAGE_BYTES: u64 = 1 << 31;
+
+/// Why a WR was not taken. Nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum PostError {
+    /// All entries of the queue are outstanding.
+    #[error("the queue is full: {0} entries are outstanding")]
+    QueueFull(u32),
+    /// More scatter/gather entries than the QP was made for.
+    #[error("{have} scatter/gather entries, the QP was made for {max}")]
+    TooManySges {
+        /// Entries of the WR.
+        have: usize,
+        /// Entries that the QP takes.
+        max: u32,
+    },
+    /// More inline data than the QP was made for.
+    #[error("{have} bytes inline, the QP was made for {max}")]
+    InlineTooLong {
+        /// Bytes of the WR.
+        have: usize,
+        /// Bytes that the QP takes.
+        max: u32,
+    },
+    /// A message longer than the transport carries.
+    #[error("a message of {have} bytes, at most {max} can be sent")]
+    TooLong {
+        /// Bytes of the message.
+        have: u64,
+        /// Bytes that can be sent.
+        max: u64,
+    },
+    /// The state of the QP does not allow posting.
+    #[error("the QP is in state {0:?}, which does not allow posting")]
+    WrongState(QpState),
+    /// An opcode that this QP does not have.
+    #[error("{0:?} is not supported by this QP")]
+    Unsupported(SendOpcode),
+    /// INLINE with an opcode that brings data, or without data.
+    #[error("INLINE does not go with {0:?}")]
+    Inline(SendOpcode),
+    /// A UD send without an address.
+    #[error("a UD send needs an address handle, a QPN and a Q_Key")]
+    NoDestination,
+}
