@@ -71,4 +71,6 @@ pub struct Progress {
     pub completed: u64,
     /// Waiting because the peer had no receive: silence, but not a failure.
     pub waiting_rnr: bool,
+    /// When the first acknowledgement came or the first message of the peer was executed.
+    pub first_moved_us: Option<u64>,
 }

@@ -36,6 +36,7 @@ pub struct RcQp {
     failure: Option<WcStatus>,
     quiesced: bool,
     event: Option<RcEvent>,
+    first_moved_us: Option<u64>,
 }
 
 impl RcQp {
@@ -59,6 +60,7 @@ impl RcQp {
             failure: None,
             quiesced: false,
             event: None,
+            first_moved_us: None,
         }
     }
 
@@ -93,6 +95,7 @@ impl RcQp {
             executed: self.responder.executed(),
             completed: self.requester.completed(),
             waiting_rnr: self.requester.waiting_rnr(),
+            first_moved_us: self.first_moved_us,
         }
     }
 
@@ -124,6 +127,7 @@ impl RcQp {
                 self.responder.reset();
                 self.failure = None;
                 self.event = None;
+                self.first_moved_us = None;
             }
             (_, QpState::Err) => self.enter_error(WcStatus::WrFlushErr, None, out),
             (QpState::Init, QpState::Rtr) => {
@@ -205,6 +209,9 @@ impl RcQp {
             QpState::Rts | QpState::Sqd => self.handle_response(now_us, packet, mem, out),
             QpState::Err if !response => self.responder.after_end(),
             _ => {}
+        }
+        if self.first_moved_us.is_none() && (self.requester.advanced() > 0 || self.responder.executed() > 0) {
+            self.first_moved_us = Some(now_us);
         }
     }
 

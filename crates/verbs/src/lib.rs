@@ -1,1 +1,28 @@
-//! verbs
+//! The verbs interface: what a device offers, and how C programs see it.
+//!
+//! - [`device`]: the [`Device`] and [`DeviceQp`] traits. Beyond plain verbs they have the operations that an exact switch needs
+//!   (`quiesce`, `adopt`, `progress`). `shift` is written against these traits alone: what it learns of failures comes through them.
+//! - [`cq`]: completion queues and channels. A CQ is a ring in this process's memory that all devices of the process push to, so
+//!   that a logical QP which moves to another NIC keeps completing, in order, where the application polls.
+//! - [`attr`]: what a device and a port can do.
+//! - [`abi`]: the layouts of libibverbs' C structures, checked against the installed header by `cargo xtask abi`.
+
+pub mod abi;
+pub mod attr;
+pub mod cq;
+pub mod device;
+mod error;
+mod eventfd;
+
+pub use attr::{DeviceAttr, PortAttr, PortState};
+pub use cq::{CompChannel, Cq, Driver};
+pub use device::{
+    Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, MemoryDomain, MrKeys, QpEvent, QpInit, QpModify,
+    QpSnapshot,
+};
+pub use error::Error;
+pub use eventfd::EventFd;
+pub use unbroken_roce::{Backlog, PostError, RcModify, RecvWr, SendWr, UdDest};
+
+/// Result of a verb.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,269 @@
+//! Completion queues and channels.
+//!
+//! A [`Cq`] is a bounded ring of [`Wc`]s under a short lock. Engines push, the application polls. A poll that finds nothing
+//! drives the devices whose QPs complete here (the *inline* progress of softnic), so a busy-polling program needs no other thread.
+//!
+//! Invariants: WCs of one QP are polled in the order in which they were pushed; a WC is polled at most once; a full ring loses
+//! nothing silently: it marks the CQ as overrun, every later poll says so, and the owner is told once (`take_overrun`).
+//!
+//! Lock order: `drivers` (read) → a device's engine → `ring`. A driver never attaches or detaches drivers.
+
+use crate::{Error, EventFd, Result};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use unbroken_types::{Wc, WcStatus};
+
+/// Something that makes progress when it is driven: the engine of a software NIC, or the poller of a real one.
+pub trait Driver: Send + Sync {
+    /// Does what can be done now without waiting. Called by application threads; must not block.
+    fn drive(&self);
+}
+
+/// When the next pushed WC raises an event on the channel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Armed {
+    No,
+    Solicited,
+    Any,
+}
+
+struct Ring {
+    /// Power-of-two storage; `head` and `len` in entries.
+    slots: Box<[Wc]>,
+    head: usize,
+    len: usize,
+    /// What the application asked for; at most `slots.len()`.
+    limit: usize,
+    armed: Armed,
+    overrun: bool,
+}
+
+/// A completion queue.
+pub struct Cq {
+    ring: Mutex<Ring>,
+    /// Hint for pollers: entries in the ring. Written under the ring's lock.
+    len: AtomicU32,
+    drivers: RwLock<Vec<(Arc<dyn Driver>, u32)>>,
+    channel: Option<Arc<CompChannel>>,
+    /// Whatever the C layer wants back with an event: the address of its `ibv_cq`.
+    cookie: AtomicU64,
+}
+
+impl Cq {
+    /// A queue of at least `entries` WCs (at least 1).
+    pub fn new(entries: u32, channel: Option<Arc<CompChannel>>) -> Arc<Cq> {
+        let limit = (entries.max(1) as usize).next_power_of_two();
+        Arc::new(Cq {
+            ring: Mutex::new(Ring {
+                slots: vec![Wc::default(); limit].into_boxed_slice(),
+                head: 0,
+                len: 0,
+                limit,
+                armed: Armed::No,
+                overrun: false,
+            }),
+            len: AtomicU32::new(0),
+            drivers: RwLock::new(Vec::new()),
+            channel,
+            cookie: AtomicU64::new(0),
+        })
+    }
+
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Entries that fit.
+    pub fn capacity(&self) -> u32 {
+        self.ring().limit as u32
+    }
+
+    /// The channel that the queue was made with.
+    pub fn channel(&self) -> Option<&Arc<CompChannel>> {
+        self.channel.as_ref()
+    }
+
+    /// Sets what events of this queue carry.
+    pub fn set_cookie(&self, cookie: u64) {
+        self.cookie.store(cookie, Ordering::Release);
+    }
+
+    /// What events of this queue carry.
+    pub fn cookie(&self) -> u64 {
+        self.cookie.load(Ordering::Acquire)
+    }
+
+    /// Appends a completion; raises an event where one was asked for. A full queue becomes overrun instead.
+    pub fn push(&self, wc: Wc, solicited: bool) {
+        let mut r = self.ring();
+        if r.len == r.limit {
+            r.overrun = true;
+        } else {
+            let mask = r.slots.len() - 1;
+            let at = (r.head + r.len) & mask;
+            r.slots[at] = wc;
+            r.len += 1;
+            self.len.store(r.len as u32, Ordering::Release);
+        }
+        let fire = match r.armed {
+            Armed::No => false,
+            Armed::Any => true,
+            Armed::Solicited => solicited || wc.status != WcStatus::Success as u32,
+        };
+        if fire {
+            r.armed = Armed::No;
+            drop(r);
+            if let Some(channel) = &self.channel {
+                channel.raise(self.cookie());
+            }
+        }
+    }
+
+    /// Takes up to `out.len()` completions that are there; drives nothing.
+    pub fn take(&self, out: &mut [Wc]) -> Result<usize> {
+        if self.len.load(Ordering::Acquire) == 0 {
+            return Ok(0);
+        }
+        let mut r = self.ring();
+        if r.overrun {
+            return Err(Error::device_gone("the completion queue overran: make it with more entries"));
+        }
+        let n = out.len().min(r.len);
+        let mask = r.slots.len() - 1;
+        for (i, slot) in out[..n].iter_mut().enumerate() {
+            *slot = r.slots[(r.head + i) & mask];
+        }
+        r.head = (r.head + n) & mask;
+        r.len -= n;
+        self.len.store(r.len as u32, Ordering::Release);
+        Ok(n)
+    }
+
+    /// Takes up to `out.len()` completions; drives the devices behind the queue when there are none.
+    pub fn poll(&self, out: &mut [Wc]) -> Result<usize> {
+        let n = self.take(out)?;
+        if n > 0 || out.is_empty() {
+            return Ok(n);
+        }
+        self.drive();
+        self.take(out)
+    }
+
+    /// Drives the devices whose QPs complete here.
+    pub fn drive(&self) {
+        for (d, _) in self.drivers.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            d.drive();
+        }
+    }
+
+    /// Asks for one event at the next completion (`ibv_req_notify_cq`).
+    pub fn req_notify(&self, solicited_only: bool) {
+        let mut r = self.ring();
+        // A request for any completion is not weakened by a later one for solicited ones.
+        r.armed = if solicited_only && r.armed != Armed::Any { Armed::Solicited } else { Armed::Any };
+    }
+
+    /// A QP of `driver` completes here from now on. Counted: one call of [`Cq::detach`] for each.
+    pub fn attach(&self, driver: &Arc<dyn Driver>) {
+        let mut ds = self.drivers.write().unwrap_or_else(PoisonError::into_inner);
+        match ds.iter_mut().find(|(d, _)| Arc::ptr_eq(d, driver)) {
+            Some((_, n)) => *n += 1,
+            None => ds.push((driver.clone(), 1)),
+        }
+    }
+
+    /// A QP of `driver` no longer completes here.
+    pub fn detach(&self, driver: &Arc<dyn Driver>) {
+        let mut ds = self.drivers.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(i) = ds.iter().position(|(d, _)| Arc::ptr_eq(d, driver)) {
+            ds[i].1 -= 1;
+            if ds[i].1 == 0 {
+                ds.swap_remove(i);
+            }
+        }
+    }
+
+    /// Drops the completions of a destroyed QP that nobody polled, as `ibv_destroy_qp` promises.
+    pub fn purge(&self, qp_num: u32) {
+        let mut r = self.ring();
+        let mask = r.slots.len() - 1;
+        let mut kept = 0;
+        for i in 0..r.len {
+            let wc = r.slots[(r.head + i) & mask];
+            if wc.qp_num != qp_num {
+                let to = (r.head + kept) & mask;
+                r.slots[to] = wc;
+                kept += 1;
+            }
+        }
+        r.len = kept;
+        self.len.store(kept as u32, Ordering::Release);
+    }
+
+    /// Whether the queue has overrun.
+    pub fn overrun(&self) -> bool {
+        self.ring().overrun
+    }
+}
+
+/// A completion channel: a descriptor that is readable while events wait, and the queues that they are of.
+pub struct CompChannel {
+    fd: EventFd,
+    pending: Mutex<VecDeque<u64>>,
+}
+
+impl CompChannel {
+    /// A channel whose descriptor blocks until its owner sets O_NONBLOCK.
+    pub fn new() -> Result<Arc<CompChannel>> {
+        Ok(Arc::new(CompChannel { fd: EventFd::new(true, false)?, pending: Mutex::new(VecDeque::new()) }))
+    }
+
+    fn raise(&self, cookie: u64) {
+        // At most one event for each arming, so the list is bounded by the number of req_notify calls that were not collected.
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(cookie);
+        self.fd.signal();
+    }
+
+    /// Waits for the next event and gives the cookie of its queue; EAGAIN on a non-blocking descriptor without one.
+    pub fn get_event(&self) -> Result<u64> {
+        loop {
+            match self.fd.take() {
+                Ok(_) => {}
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(Error::os("completion channel", &e)),
+            }
+            // An event of a queue that was destroyed meanwhile has been withdrawn: wait for the next.
+            if let Some(c) = self.pending.lock().unwrap_or_else(PoisonError::into_inner).pop_front() {
+                return Ok(c);
+            }
+        }
+    }
+
+    /// Takes all events that wait, for an owner that then looks at all its queues.
+    pub fn drain(&self) {
+        let waiting = self.pending.lock().unwrap_or_else(PoisonError::into_inner).drain(..).count();
+        for _ in 0..waiting {
+            // Each waiting event was signalled, or is about to be.
+            let _ = self.fd.take();
+        }
+    }
+
+    /// Withdraws the events of a queue that is destroyed.
+    pub fn withdraw(&self, cookie: u64) {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).retain(|c| *c != cookie);
+    }
+}
+
+impl AsFd for CompChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for CompChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}

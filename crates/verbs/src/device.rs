@@ -1,0 +1,180 @@
+//! The device: verbs, and the operations beyond verbs that an exact switch needs.
+//!
+//! A [`DeviceQp`] made with `hold_on_failure` is the building block of a logical QP. When the network or the NIC fails it, it stops
+//! and keeps its work requests: no flush completions appear. The device tells so by [`DeviceEvent::QpFailed`]. Whoever holds it then
+//! either calls [`DeviceQp::quiesce`] and moves the [`Backlog`] to a QP of another device, or [`DeviceQp::fail`], which completes
+//! everything with the original error as a plain QP would have done. Errors that are the application's own (access, length,
+//! protection, RNR) are delivered as on any QP.
+
+use crate::{Backlog, Cq, DeviceAttr, PortAttr, RcModify, RecvWr, Result, SendWr};
+use std::sync::Arc;
+use unbroken_roce::Progress;
+use unbroken_types::{Access, Gid, QpCaps, QpState, QpType, WcStatus};
+
+/// Keys of a registered region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MrKeys {
+    /// For local scatter/gather entries.
+    pub lkey: u32,
+    /// For the peer.
+    pub rkey: u32,
+}
+
+/// Protection domains and memory regions. Devices that share one (all softnics of a process do) accept each other's keys.
+pub trait MemoryDomain: Send + Sync {
+    /// Makes a protection domain.
+    fn alloc_pd(&self) -> Result<u32>;
+    /// Ends a protection domain; EBUSY while a region or a QP uses it.
+    fn dealloc_pd(&self, pd: u32) -> Result<()>;
+    /// Registers `len` bytes at `addr`, which the network knows as `iova`.
+    fn reg_mr(&self, pd: u32, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys>;
+    /// Ends a region. When it returns, nothing from the network touches the memory any more, on any device of the domain.
+    fn dereg_mr(&self, lkey: u32) -> Result<()>;
+}
+
+/// What a device tells its owner without being asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceEvent {
+    /// The device is gone (IBV_EVENT_DEVICE_FATAL). It does not come back under this handle; it may be opened again.
+    Fatal,
+    /// The port lost its link (IBV_EVENT_PORT_ERR).
+    PortDown,
+    /// The port has its link again, or a dead device can be opened again (IBV_EVENT_PORT_ACTIVE).
+    PortActive,
+    /// A QP made with `hold_on_failure` stopped, for this network-class reason.
+    QpFailed {
+        /// Its QPN on the device.
+        qpn: u32,
+        /// What a plain QP would have reported.
+        status: WcStatus,
+    },
+    /// An asynchronous event of a QP.
+    Qp {
+        /// Its QPN on the device.
+        qpn: u32,
+        /// Which.
+        event: QpEvent,
+    },
+}
+
+/// Asynchronous events of a QP (`enum ibv_event_type`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum QpEvent {
+    /// IBV_EVENT_QP_FATAL.
+    Fatal = 1,
+    /// IBV_EVENT_QP_REQ_ERR.
+    RequestError = 2,
+    /// IBV_EVENT_QP_ACCESS_ERR.
+    AccessError = 3,
+    /// IBV_EVENT_COMM_EST.
+    CommEstablished = 4,
+}
+
+/// Where a device's events go. Called with the device's locks held: it may queue and wake, never call back into the device.
+pub trait EventSink: Send + Sync {
+    /// Takes an event of the device of that index.
+    fn event(&self, device: usize, event: DeviceEvent);
+}
+
+/// How to make a QP.
+#[derive(Clone)]
+pub struct QpInit {
+    /// Transport.
+    pub qp_type: QpType,
+    /// Queue sizes.
+    pub caps: QpCaps,
+    /// Protection domain.
+    pub pd: u32,
+    /// Completions of sends.
+    pub send_cq: Arc<Cq>,
+    /// Completions of receives.
+    pub recv_cq: Arc<Cq>,
+    /// Every send makes a WC.
+    pub sq_sig_all: bool,
+    /// Stop and keep the work requests on a failure of the network, see the module's text.
+    pub hold_on_failure: bool,
+    /// The QPN that WCs carry; the QP's own if none.
+    pub wc_qpn: Option<u32>,
+}
+
+/// A change of a QP; `None` leaves a field as it is.
+#[derive(Clone, Debug, Default)]
+pub struct QpModify {
+    /// The transport's attributes.
+    pub rc: RcModify,
+    /// The peer's address (RC: at RTR).
+    pub dest_gid: Option<Gid>,
+    /// UD: the key that datagrams must carry.
+    pub qkey: Option<u32>,
+}
+
+/// What `ibv_query_qp` asks.
+#[derive(Clone, Debug, Default)]
+pub struct QpSnapshot {
+    /// All attributes with their present values.
+    pub attrs: QpModify,
+    /// Queue sizes.
+    pub caps: QpCaps,
+}
+
+/// Traffic of one device in this process since it was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DeviceCounters {
+    /// Bytes sent, headers included.
+    pub tx_bytes: u64,
+    /// Bytes received, headers included.
+    pub rx_bytes: u64,
+}
+
+/// A NIC.
+pub trait Device: Send + Sync {
+    /// Its name in events and status: `a/0` in a fabric, the address elsewhere.
+    fn name(&self) -> &str;
+    /// Its GID (index 0).
+    fn gid(&self) -> Gid;
+    /// Limits and identity.
+    fn attr(&self) -> DeviceAttr;
+    /// The port's state and addresses.
+    fn port(&self) -> PortAttr;
+    /// Whether the device still works at all (not fatal).
+    fn alive(&self) -> bool;
+    /// Whether a packet sent now could leave: alive and port up.
+    fn usable(&self) -> bool;
+    /// PDs and MRs.
+    fn memory(&self) -> Arc<dyn MemoryDomain>;
+    /// Makes a QP.
+    fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>>;
+    /// Traffic so far.
+    fn counters(&self) -> DeviceCounters;
+}
+
+/// A physical QP. All methods may be called from any thread.
+pub trait DeviceQp: Send + Sync {
+    /// The QPN.
+    fn qpn(&self) -> u32;
+    /// Posts a send.
+    fn post_send(&self, wr: &SendWr<'_>) -> Result<()>;
+    /// Posts a receive.
+    fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()>;
+    /// Changes state and attributes.
+    fn modify(&self, change: &QpModify) -> Result<()>;
+    /// Present attributes.
+    fn query(&self) -> QpSnapshot;
+    /// The present state.
+    fn state(&self) -> QpState;
+    /// How far both halves are.
+    fn progress(&self) -> Progress;
+    /// Stops the QP for ever and takes out what is outstanding. No later packet changes memory or completes a WR of it.
+    fn quiesce(&self) -> Result<Backlog>;
+    /// Puts a backlog into a fresh QP, before it is connected and before anything is posted to it.
+    fn adopt(&self, backlog: Backlog) -> Result<()>;
+    /// Whether replaying would break a promise: see [`unbroken_roce::RcQp::unsafe_to_replay`].
+    fn unsafe_to_replay(&self, peer_done: u64) -> bool;
+    /// Marks what the peer has executed; gives the number of WRs that will be sent again.
+    fn mark_executed(&self, peer_done: u64) -> u32;
+    /// Completes the first outstanding send with `status` and flushes the rest; the QP is in the error state afterwards.
+    fn fail(&self, status: WcStatus);
+    /// Ends the QP. Completions that nobody polled stay in its CQs: a logical QP outlives its physical ones, and drops them itself.
+    fn destroy(&self);
+}
