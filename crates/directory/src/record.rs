@@ -1,0 +1,226 @@
+//! The values of the tables, as bytes. Little-endian; the first byte is the version, so that a newer program can tell.
+//!
+//! ```text
+//! QP:       0  version = 1   4  pid u32    8  incarnation u64                                                     16 bytes
+//! process:  0  version = 1   1  NICs u8    4  pid u32, then for each NIC:
+//!           0  index u32     4  GID        20  control QPN u32   24  length of the name u8   25  name (UTF-8)
+//! ```
+
+use unbroken_types::Gid;
+
+/// Most NICs of a process record.
+pub const MAX_NICS: usize = 64;
+/// Longest name of a NIC, in bytes.
+pub const MAX_NAME: usize = 63;
+
+const VERSION: u8 = 1;
+
+/// A NIC of a process: where its control messages are received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NicRecord {
+    /// The index of the NIC in its process.
+    pub index: u32,
+    /// Its GID.
+    pub gid: Gid,
+    /// The QPN of the UD control QP; 0: it has none (yet).
+    pub control_qpn: u32,
+    /// Its name, `a/0`.
+    pub name: String,
+}
+
+/// Where a process can be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessRecord {
+    /// The process.
+    pub pid: u32,
+    /// Its NICs.
+    pub nics: Vec<NicRecord>,
+}
+
+/// The value of a QP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QpRecord {
+    pub(crate) pid: u32,
+    pub(crate) incarnation: u64,
+}
+
+impl QpRecord {
+    pub(crate) fn encode(&self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[0] = VERSION;
+        bytes[4..8].copy_from_slice(&self.pid.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.incarnation.to_le_bytes());
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<QpRecord> {
+        let mut rest = bytes;
+        let [VERSION, 0, 0, 0] = take(&mut rest)? else {
+            return None;
+        };
+        let record = QpRecord {
+            pid: u32::from_le_bytes(take(&mut rest)?),
+            incarnation: u64::from_le_bytes(take(&mut rest)?),
+        };
+        rest.is_empty().then_some(record)
+    }
+}
+
+impl ProcessRecord {
+    /// The error says which limit is passed.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, String> {
+        if self.nics.len() > MAX_NICS {
+            return Err(format!(
+                "a process has {} NICs; at most {MAX_NICS} are right",
+                self.nics.len()
+            ));
+        }
+        let mut bytes = vec![VERSION, self.nics.len() as u8, 0, 0];
+        bytes.extend_from_slice(&self.pid.to_le_bytes());
+        for nic in &self.nics {
+            if nic.name.len() > MAX_NAME {
+                return Err(format!(
+                    "the NIC name '{}' is longer than {MAX_NAME} bytes",
+                    nic.name
+                ));
+            }
+            bytes.extend_from_slice(&nic.index.to_le_bytes());
+            bytes.extend_from_slice(&nic.gid.0);
+            bytes.extend_from_slice(&nic.control_qpn.to_le_bytes());
+            bytes.push(nic.name.len() as u8);
+            bytes.extend_from_slice(nic.name.as_bytes());
+        }
+        Ok(bytes)
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<ProcessRecord> {
+        let mut rest = bytes;
+        let [VERSION, count, 0, 0] = take(&mut rest)? else {
+            return None;
+        };
+        let pid = u32::from_le_bytes(take(&mut rest)?);
+        if usize::from(count) > MAX_NICS {
+            return None;
+        }
+        let mut nics = Vec::with_capacity(usize::from(count));
+        for _ in 0..count {
+            let index = u32::from_le_bytes(take(&mut rest)?);
+            let gid = Gid(take(&mut rest)?);
+            let control_qpn = u32::from_le_bytes(take(&mut rest)?);
+            let [length] = take(&mut rest)?;
+            if usize::from(length) > MAX_NAME {
+                return None;
+            }
+            let (name, after) = rest.split_at_checked(usize::from(length))?;
+            rest = after;
+            nics.push(NicRecord {
+                index,
+                gid,
+                control_qpn,
+                name: std::str::from_utf8(name).ok()?.into(),
+            });
+        }
+        rest.is_empty().then_some(ProcessRecord { pid, nics })
+    }
+
+    /// The pid alone, for the sweep.
+    pub(crate) fn pid_of(bytes: &[u8]) -> Option<u32> {
+        let mut rest = bytes;
+        let [VERSION, ..] = take::<4>(&mut rest)? else {
+            return None;
+        };
+        take(&mut rest).map(u32::from_le_bytes)
+    }
+}
+
+fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+    let (head, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(*head)
+}
+
+/// The key of a QP: GID, then the QPN in network order.
+pub(crate) fn qp_key(gid: Gid, qpn: u32) -> [u8; 20] {
+    let mut key = [0; 20];
+    key[..16].copy_from_slice(&gid.0);
+    key[16..].copy_from_slice(&qpn.to_be_bytes());
+    key
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn nic() -> impl Strategy<Value = NicRecord> {
+        (
+            any::<u32>(),
+            any::<[u8; 16]>(),
+            any::<u32>(),
+            "[a-z0-9/.é]{0,20}",
+        )
+            .prop_map(|(index, gid, control_qpn, name)| NicRecord {
+                index,
+                gid: Gid(gid),
+                control_qpn,
+                name,
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn records_round_trip(pid: u32, incarnation: u64, nics in prop::collection::vec(nic(), 0..9)) {
+            let qp = QpRecord { pid, incarnation };
+            prop_assert_eq!(QpRecord::decode(&qp.encode()), Some(qp));
+            let process = ProcessRecord { pid, nics };
+            let bytes = process.encode().unwrap();
+            prop_assert_eq!(ProcessRecord::pid_of(&bytes), Some(pid));
+            for cut in 0..bytes.len() {
+                prop_assert_eq!(ProcessRecord::decode(&bytes[..cut]), None);
+            }
+            prop_assert_eq!(ProcessRecord::decode(&bytes), Some(process));
+        }
+
+        #[test]
+        fn garbage_is_no_record(mut bytes in prop::collection::vec(any::<u8>(), 0..200), versioned: bool) {
+            if let (true, Some(first)) = (versioned, bytes.first_mut()) {
+                *first = VERSION;
+            }
+            // Whatever comes out re-encodes to what went in.
+            if let Some(process) = ProcessRecord::decode(&bytes) {
+                prop_assert_eq!(process.encode().unwrap(), bytes.clone());
+            }
+            if let Some(qp) = QpRecord::decode(&bytes) {
+                prop_assert_eq!(qp.encode().to_vec(), bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn limits_are_errors() {
+        let nic = NicRecord {
+            index: 0,
+            gid: Gid::default(),
+            control_qpn: 0,
+            name: "x".repeat(64),
+        };
+        assert!(ProcessRecord {
+            pid: 1,
+            nics: vec![nic.clone()]
+        }
+        .encode()
+        .unwrap_err()
+        .contains("63"));
+        let nic = NicRecord {
+            name: "x".into(),
+            ..nic
+        };
+        assert!(ProcessRecord {
+            pid: 1,
+            nics: vec![nic; 65]
+        }
+        .encode()
+        .unwrap_err()
+        .contains("64"));
+    }
+}

@@ -1,0 +1,293 @@
+//! The tables.
+
+use std::collections::HashMap;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use heed::types::Bytes;
+use heed::{Database, Env, EnvFlags, EnvOpenOptions, RwTxn, WithoutTls};
+use rustix::fs::{flock, FlockOperation};
+use unbroken_telemetry::{process_is_alive, Runtime};
+use unbroken_types::Gid;
+
+use crate::check::check;
+use crate::error::{DirectoryError, Result};
+use crate::record::{qp_key, ProcessRecord, QpRecord};
+
+/// Size limit of the file.
+pub(crate) const LIMIT_BYTES: usize = 64 << 20;
+/// Read transactions at one time, over all processes. Each is over in microseconds.
+const READERS: u32 = 1024;
+
+type Table = Database<Bytes, Bytes>;
+
+/// The directory of a runtime folder. One for each process and folder; any number of threads.
+pub struct Directory {
+    path: PathBuf,
+    env: Env<WithoutTls>,
+    qps: Table,
+    processes: Table,
+    /// To see that the file was not cut short behind LMDB's back, which would end this process when it is touched.
+    data: File,
+    seen_bytes: AtomicU64,
+    /// Locked (shared) while the directory is open.
+    _users: File,
+    pid: u32,
+}
+
+impl Directory {
+    /// Opens the directory of a runtime folder; makes it if it is missing, and makes it anew if nobody else has it open.
+    ///
+    /// Errors: it is damaged, this process has it open already, or system calls fail.
+    pub fn open(runtime: &Runtime) -> Result<Directory> {
+        let path = runtime.directory();
+        let io = |action| DirectoryError::io(&path, action);
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&path)
+            .map_err(io("make it"))?;
+        // Who holds the gate decides alone whether the file is in use; it is held for the time of opening only.
+        let gate = lock_file(&path, "gate.lock")?;
+        flock(&gate, FlockOperation::LockExclusive).map_err(|e| io("lock it")(e.into()))?;
+        let users = lock_file(&path, "users.lock")?;
+        let alone = flock(&users, FlockOperation::NonBlockingLockExclusive).is_ok();
+        let file = path.join("data.mdb");
+        if alone {
+            for old in [&file, &path.join("lock.mdb")] {
+                match fs::remove_file(old) {
+                    Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                        return Err(io("make it anew")(e))
+                    }
+                    _ => {}
+                }
+            }
+        } else {
+            check(&path, &file, LIMIT_BYTES)?;
+        }
+        let env = open_env(&path)?;
+        let (qps, processes) = open_tables(&path, &env)?;
+        flock(&users, FlockOperation::LockShared).map_err(|e| io("lock it")(e.into()))?;
+        let data = File::open(&file).map_err(io("open its file"))?;
+        let directory = Directory {
+            path: path.clone(),
+            env,
+            qps,
+            processes,
+            data,
+            seen_bytes: AtomicU64::new(0),
+            _users: users,
+            pid: std::process::id(),
+        };
+        if !alone {
+            let _ = directory.env.clear_stale_readers();
+            directory.write("remove entries of dead processes", |txn| {
+                directory.sweep(txn)
+            })?;
+        }
+        Ok(directory)
+    }
+
+    /// Enters a logical QP of this process.
+    pub fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64) -> Result<()> {
+        let value = QpRecord {
+            pid: self.pid,
+            incarnation,
+        }
+        .encode();
+        self.put(self.qps, "enter a QP", &qp_key(gid, qpn), &value)
+    }
+
+    /// Takes a logical QP out; not an error if it is not there.
+    pub fn unpublish_qp(&self, gid: Gid, qpn: u32) -> Result<()> {
+        self.write("take a QP out", |txn| {
+            self.qps.delete(txn, &qp_key(gid, qpn)).map(|_| ())
+        })
+    }
+
+    /// The incarnation of the living process that has this logical QP.
+    pub fn lookup_qp(&self, gid: Gid, qpn: u32) -> Result<Option<u64>> {
+        let record = self.read(
+            self.qps,
+            "look a QP up",
+            &qp_key(gid, qpn),
+            QpRecord::decode,
+        )?;
+        Ok(record.filter(|r| self.lives(r.pid)).map(|r| r.incarnation))
+    }
+
+    /// Enters where a process can be reached, in place of what was there.
+    pub fn publish_process(&self, incarnation: u64, record: &ProcessRecord) -> Result<()> {
+        let value = record.encode().map_err(DirectoryError::Record)?;
+        self.put(
+            self.processes,
+            "enter a process",
+            &incarnation.to_be_bytes(),
+            &value,
+        )
+    }
+
+    /// Takes a process out, at its end; not an error if it is not there.
+    pub fn unpublish_process(&self, incarnation: u64) -> Result<()> {
+        let key = incarnation.to_be_bytes();
+        self.write("take a process out", |txn| {
+            self.processes.delete(txn, &key).map(|_| ())
+        })
+    }
+
+    /// Where a living process can be reached.
+    pub fn lookup_process(&self, incarnation: u64) -> Result<Option<ProcessRecord>> {
+        let key = incarnation.to_be_bytes();
+        let record = self.read(
+            self.processes,
+            "look a process up",
+            &key,
+            ProcessRecord::decode,
+        )?;
+        Ok(record.filter(|r| self.lives(r.pid)))
+    }
+
+    fn lives(&self, pid: u32) -> bool {
+        pid == self.pid || process_is_alive(pid)
+    }
+
+    /// The environment, if it may be touched.
+    fn env(&self) -> Result<&Env<WithoutTls>> {
+        if std::process::id() != self.pid {
+            return Err(DirectoryError::Forked);
+        }
+        let bytes = self
+            .data
+            .metadata()
+            .map_err(DirectoryError::io(&self.path, "look at its file"))?
+            .len();
+        let seen_bytes = self.seen_bytes.fetch_max(bytes, Ordering::Relaxed);
+        if bytes < seen_bytes {
+            let what = format!("data.mdb was cut short, from {seen_bytes} to {bytes} bytes");
+            return Err(DirectoryError::damaged(&self.path, what));
+        }
+        Ok(&self.env)
+    }
+
+    fn read<T>(
+        &self,
+        table: Table,
+        action: &'static str,
+        key: &[u8],
+        decode: impl FnOnce(&[u8]) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let failed = |e| DirectoryError::store(&self.path, action, &e);
+        let txn = self.env()?.read_txn().map_err(failed)?;
+        let Some(bytes) = table.get(&txn, key).map_err(failed)? else {
+            return Ok(None);
+        };
+        let garbage = || {
+            DirectoryError::damaged(
+                &self.path,
+                format!("an entry of {} bytes is none", bytes.len()),
+            )
+        };
+        decode(bytes).ok_or_else(garbage).map(Some)
+    }
+
+    /// Runs one write transaction.
+    fn write(
+        &self,
+        action: &'static str,
+        f: impl FnOnce(&mut RwTxn) -> heed::Result<()>,
+    ) -> Result<()> {
+        let failed = |e| match e {
+            heed::Error::Mdb(heed::MdbError::MapFull) => DirectoryError::Full {
+                path: self.path.display().to_string(),
+                limit_bytes: LIMIT_BYTES,
+            },
+            e => DirectoryError::store(&self.path, action, &e),
+        };
+        let mut txn = self.env()?.write_txn().map_err(failed)?;
+        f(&mut txn).map_err(failed)?;
+        txn.commit().map_err(failed)
+    }
+
+    fn put(&self, table: Table, action: &'static str, key: &[u8], value: &[u8]) -> Result<()> {
+        match self.write(action, |txn| table.put(txn, key, value)) {
+            Err(DirectoryError::Full { .. }) => {
+                self.write("remove entries of dead processes", |txn| self.sweep(txn))?;
+                self.write(action, |txn| table.put(txn, key, value))
+            }
+            result => result,
+        }
+    }
+
+    /// Removes the entries of dead processes, and those that are none.
+    fn sweep(&self, txn: &mut RwTxn) -> heed::Result<()> {
+        let mut known = HashMap::new();
+        let mut lives = |pid: Option<u32>| {
+            pid.is_some_and(|pid| *known.entry(pid).or_insert_with(|| self.lives(pid)))
+        };
+        let qp_pid = |bytes: &[u8]| QpRecord::decode(bytes).map(|r| r.pid);
+        for (table, pid_of) in [
+            (self.qps, qp_pid as fn(&[u8]) -> _),
+            (self.processes, ProcessRecord::pid_of),
+        ] {
+            let mut dead = Vec::new();
+            for entry in table.iter(txn)? {
+                let (key, value) = entry?;
+                if !lives(pid_of(value)) {
+                    dead.push(key.to_vec());
+                }
+            }
+            for key in dead {
+                table.delete(txn, &key)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // In a forked child the environment is the parent's: a reference that is never given back keeps it from being closed.
+        if std::process::id() != self.pid {
+            std::mem::forget(self.env.clone());
+        }
+    }
+}
+
+fn lock_file(folder: &Path, name: &str) -> Result<File> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(folder.join(name));
+    file.map_err(DirectoryError::io(folder, "open its lock"))
+}
+
+fn open_env(path: &Path) -> Result<Env<WithoutTls>> {
+    let mut options = EnvOpenOptions::new().read_txn_without_tls();
+    options
+        .map_size(LIMIT_BYTES)
+        .max_readers(READERS)
+        .max_dbs(2);
+    // SAFETY: no flag that gives up consistency between processes; NO_SYNC gives up only what a crash of the machine leaves, and
+    // a file of an earlier boot is never used. The file was checked (see `check`) or is new, and the folder is this user's alone.
+    let env = unsafe {
+        options.flags(EnvFlags::NO_SYNC | EnvFlags::NO_META_SYNC);
+        options.open(path)
+    };
+    env.map_err(|e| DirectoryError::store(path, "open it", &e))
+}
+
+fn open_tables(path: &Path, env: &Env<WithoutTls>) -> Result<(Table, Table)> {
+    let open = || -> heed::Result<_> {
+        let mut txn = env.write_txn()?;
+        let qps = env.create_database(&mut txn, Some("qps"))?;
+        let processes = env.create_database(&mut txn, Some("processes"))?;
+        txn.commit()?;
+        Ok((qps, processes))
+    };
+    open().map_err(|e| DirectoryError::store(path, "open its tables", &e))
+}

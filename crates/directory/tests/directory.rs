@@ -1,0 +1,292 @@
+//! The directory as several processes use it. A test that needs another process starts this program again with a role.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use std::io::{BufRead, BufReader, Write};
+
+use unbroken_directory::{Directory, DirectoryError, NicRecord, ProcessRecord};
+use unbroken_telemetry::Runtime;
+use unbroken_types::Gid;
+
+const ROLE: &str = "DIRECTORY_TEST_ROLE";
+
+fn gid(n: u8) -> Gid {
+    Gid::from_ip([127, 77, 1, n].into())
+}
+
+fn process(pid: u32) -> ProcessRecord {
+    let nic = |index: u32| NicRecord {
+        index,
+        gid: gid(index as u8),
+        control_qpn: 0x10000 + index,
+        name: format!("a/{index}"),
+    };
+    ProcessRecord {
+        pid,
+        nics: (0..4).map(nic).collect(),
+    }
+}
+
+/// Starts this program as another process with a role (see `other_process`).
+fn start(role: &str, folder: &Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "other_process", "--nocapture"])
+        .env(ROLE, role)
+        .env("UNBROKEN_RUNTIME", folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits for a line of the other process.
+fn expect(child: &mut Child, wanted: &str) {
+    let out = BufReader::new(child.stdout.as_mut().unwrap());
+    // The harness writes lines of its own.
+    assert!(
+        out.lines()
+            .map_while(Result::ok)
+            .any(|line| line.contains(wanted)),
+        "no '{wanted}'"
+    );
+}
+
+/// Not a test by itself: what the other process does.
+#[test]
+fn other_process() {
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    let runtime = Runtime::open().unwrap();
+    match role.as_str() {
+        "publish" => {
+            let directory = Directory::open(&runtime).unwrap();
+            directory.publish_qp(gid(7), 0x207, 77).unwrap();
+            directory
+                .publish_process(77, &process(std::process::id()))
+                .unwrap();
+            println!("\npublished");
+            std::io::stdout().flush().unwrap();
+            // Until the parent closes the pipe.
+            let _ = std::io::stdin().read_line(&mut String::new());
+        }
+        "use" => match Directory::open(&runtime) {
+            Ok(directory) => exercise(&directory),
+            Err(e) => assert!(matches!(e, DirectoryError::Damaged { .. }), "{e}"),
+        },
+        "share" => exercise(&Directory::open(&runtime).unwrap()),
+        _ => panic!("role {role}"),
+    }
+}
+
+/// Reads and writes here and there; errors are allowed.
+fn exercise(directory: &Directory) {
+    for n in 0..400 {
+        let _ = directory.lookup_qp(gid(n as u8), n);
+        let _ = directory.publish_qp(gid(n as u8), n + 1, 5);
+        let _ = directory.unpublish_qp(gid(n as u8), n);
+        let _ = directory.lookup_process(u64::from(n));
+    }
+    let _ = directory.publish_process(9, &process(1));
+}
+
+#[test]
+fn entries_are_found_until_taken_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let directory = Directory::open(&Runtime::at(dir.path()).unwrap()).unwrap();
+    assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), None);
+    directory.publish_qp(gid(0), 2, 11).unwrap();
+    directory.publish_qp(gid(0), 3, 12).unwrap();
+    assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), Some(11));
+    assert_eq!(directory.lookup_qp(gid(1), 2).unwrap(), None);
+    directory.unpublish_qp(gid(0), 2).unwrap();
+    directory.unpublish_qp(gid(0), 2).unwrap();
+    assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), None);
+    assert_eq!(directory.lookup_qp(gid(0), 3).unwrap(), Some(12));
+    let me = process(std::process::id());
+    directory.publish_process(11, &me).unwrap();
+    let fewer = ProcessRecord {
+        nics: me.nics[..2].to_vec(),
+        ..me.clone()
+    };
+    directory.publish_process(11, &fewer).unwrap();
+    assert_eq!(directory.lookup_process(11).unwrap(), Some(fewer));
+    directory.unpublish_process(11).unwrap();
+    assert_eq!(directory.lookup_process(11).unwrap(), None);
+    let long = ProcessRecord {
+        nics: vec![NicRecord {
+            name: "x".repeat(100),
+            ..me.nics[0].clone()
+        }],
+        ..me
+    };
+    assert!(matches!(
+        directory.publish_process(1, &long),
+        Err(DirectoryError::Record(_))
+    ));
+}
+
+#[test]
+fn processes_find_each_other_and_the_dead_expire() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = Runtime::at(dir.path()).unwrap();
+    let directory = Directory::open(&runtime).unwrap();
+    let mut other = start("publish", dir.path());
+    expect(&mut other, "published");
+    assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), Some(77));
+    assert_eq!(
+        directory.lookup_process(77).unwrap(),
+        Some(process(other.id()))
+    );
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), None);
+    assert_eq!(directory.lookup_process(77).unwrap(), None);
+}
+
+#[test]
+fn who_opens_it_alone_makes_it_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = Runtime::at(dir.path()).unwrap();
+    let directory = Directory::open(&runtime).unwrap();
+    directory.publish_qp(gid(0), 2, 11).unwrap();
+    assert!(Directory::open(&runtime).is_err(), "twice in one process");
+    assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), Some(11));
+    drop(directory);
+    // However damaged.
+    fs::write(runtime.directory().join("data.mdb"), "garbage").unwrap();
+    fs::write(runtime.directory().join("lock.mdb"), [0xff; 8192]).unwrap();
+    let directory = Directory::open(&runtime).unwrap();
+    assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), None);
+}
+
+#[test]
+fn damage_under_the_eyes_of_a_process_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = Runtime::at(dir.path()).unwrap();
+    let mut other = start("publish", dir.path());
+    expect(&mut other, "published");
+    let file = runtime.directory().join("data.mdb");
+    let good = fs::read(&file).unwrap();
+    for (bad, hint) in [
+        (&b"garbage"[..], "shorter"),
+        (&[0; 8192][..], "no LMDB mark"),
+        (&good[..8192], "missing"),
+    ] {
+        fs::write(&file, bad).unwrap();
+        let text = Directory::open(&runtime).err().unwrap().to_string();
+        let folder = runtime.directory().display().to_string();
+        assert!(
+            text.contains(hint) && text.contains(&format!("rm -r {folder}")),
+            "{text}"
+        );
+    }
+    fs::write(&file, &good).unwrap();
+    let directory = Directory::open(&runtime).unwrap();
+    assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), Some(77));
+    // Cut short while this process has it open.
+    fs::write(&file, &good[..8192]).unwrap();
+    let text = directory.lookup_qp(gid(7), 0x207).unwrap_err().to_string();
+    assert!(text.contains("cut short"), "{text}");
+    fs::write(&file, &good).unwrap();
+    other.kill().unwrap();
+    other.wait().unwrap();
+}
+
+/// Whatever bytes are wrong in a file that is in use, opening and using it gives an error or works: no crash.
+#[test]
+fn no_damage_crashes() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = Runtime::at(dir.path()).unwrap();
+    let directory = Directory::open(&runtime).unwrap();
+    for n in 0..1500u32 {
+        directory.publish_qp(gid(n as u8), n, 3).unwrap();
+    }
+    for n in (0..1500u32).step_by(2) {
+        directory.unpublish_qp(gid(n as u8), n).unwrap();
+    }
+    directory
+        .publish_process(3, &process(std::process::id()))
+        .unwrap();
+    drop(directory);
+    let file = runtime.directory().join("data.mdb");
+    let good = fs::read(&file).unwrap();
+    // Someone has it open, as far as others can tell.
+    let users = fs::File::open(runtime.directory().join("users.lock")).unwrap();
+    rustix::fs::flock(&users, rustix::fs::FlockOperation::LockShared).unwrap();
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = |below: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % below as u64) as usize
+    };
+    for round in 0..150 {
+        let mut bad = good.clone();
+        for _ in 0..=next(4) {
+            // Headers of pages and of nodes are where it hurts.
+            let page = next(good.len() / 4096) * 4096;
+            let at = page + if next(2) == 0 { next(160) } else { next(4096) };
+            match next(3) {
+                0 => bad[at] ^= 1 << next(8),
+                1 => bad[at] = next(256) as u8,
+                _ => {
+                    let length = next(64).min(bad.len() - at);
+                    bad[at..at + length].fill(next(256) as u8);
+                }
+            }
+        }
+        fs::write(&file, &bad).unwrap();
+        let status = start("use", dir.path()).wait().unwrap();
+        assert_eq!(status.signal(), None, "round {round}");
+        assert!(status.success(), "round {round}: {status}");
+    }
+    fs::write(&file, &good).unwrap();
+    let directory = Directory::open(&runtime).unwrap();
+    assert_eq!(directory.lookup_qp(gid(1), 1).unwrap(), Some(3));
+    assert_eq!(directory.lookup_qp(gid(2), 2).unwrap(), None);
+}
+
+#[test]
+fn a_forked_child_leaves_it_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = Runtime::at(dir.path()).unwrap();
+    let directory = Directory::open(&runtime).unwrap();
+    directory.publish_qp(gid(1), 1, 1).unwrap();
+    // SAFETY: the child runs only what is below (no lock that another thread may have held is taken: the call returns before it
+    // touches LMDB) and ends with `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = matches!(directory.lookup_qp(gid(1), 1), Err(DirectoryError::Forked));
+        drop(directory);
+        // SAFETY: ends the child, with no handlers of the harness.
+        unsafe { libc::_exit(if refused { 0 } else { 1 }) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for our own child; `status` is a valid place.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!(directory.lookup_qp(gid(1), 1).unwrap(), Some(1));
+    directory.publish_qp(gid(1), 2, 1).unwrap();
+}
+
+#[test]
+fn many_processes_and_threads_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = Runtime::at(dir.path()).unwrap();
+    let mut others: Vec<Child> = (0..4).map(|_| start("share", dir.path())).collect();
+    let directory = Directory::open(&runtime).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| exercise(&directory));
+        }
+    });
+    for other in &mut others {
+        assert!(other.wait().unwrap().success());
+    }
+    directory.publish_qp(gid(1), 1, 1).unwrap();
+    assert_eq!(directory.lookup_qp(gid(1), 1).unwrap(), Some(1));
+}
