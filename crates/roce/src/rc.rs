@@ -104,6 +104,11 @@ impl RcQp {
         self.failure
     }
 
+    /// Bytes of memory that the QP takes, queues included.
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<RcQp>() + self.requester.ring.heap_bytes() + self.responder.heap_bytes()
+    }
+
     fn stopped(&self) -> bool {
         self.failure.is_some() || self.quiesced
     }

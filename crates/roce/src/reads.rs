@@ -42,6 +42,10 @@ impl ReadQueue {
         self.max = max;
     }
 
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.jobs.capacity() * size_of::<ReadJob>()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }

@@ -97,6 +97,10 @@ impl Responder {
         }
     }
 
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.ring.heap_bytes() + self.reads.heap_bytes()
+    }
+
     /// Forgets everything, for state RESET.
     pub(crate) fn reset(&mut self) {
         self.ring.clear();

@@ -36,6 +36,10 @@ impl RecvRing {
         }
     }
 
+    pub(crate) fn heap_bytes(&self) -> usize {
+        size_of_val(&*self.slots) + size_of_val(&*self.sges)
+    }
+
     fn slot(&self, index: u64) -> usize {
         index as usize & (self.slots.len() - 1)
     }

@@ -71,6 +71,10 @@ impl SendRing {
         }
     }
 
+    pub(crate) fn heap_bytes(&self) -> usize {
+        size_of_val(&*self.slots) + size_of_val(&*self.sges) + self.inline.len()
+    }
+
     /// The slot of an entry.
     pub(crate) fn slot(&self, index: u64) -> usize {
         index as usize & (self.slots.len() - 1)

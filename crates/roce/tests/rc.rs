@@ -1,0 +1,523 @@
+//! Single behaviours of an RC QP, one test each.
+
+mod common;
+
+use common::*;
+use unbroken_roce::*;
+use unbroken_types::*;
+use unbroken_wire::{Aeth, Bth, Ext, HeaderBuf, Op as WireOp, Opcode, Packet, Reth};
+
+const OK: u32 = WcStatus::Success as u32;
+const FLUSH: u32 = WcStatus::WrFlushErr as u32;
+
+/// A pair with 8 KiB in every region, on a network without faults.
+fn pair(hold: bool) -> Pair {
+    let pair = Pair::new(1, Faults::default(), Mtu::B1024, hold);
+    for end in &pair.ends {
+        for key in [SRC, WRITABLE, READABLE, DST] {
+            let access = end.mem.regions.borrow()[&key].access;
+            end.mem.add(key, access, (0..8192u32).map(|i| (i / 256 + i + key) as u8).collect());
+        }
+    }
+    pair
+}
+
+fn write(wr_id: u64, len: usize) -> SendWr<'static> {
+    let sges = Box::leak(Box::new([sge(SRC, 0, len)]));
+    SendWr { remote_addr: va(WRITABLE, 0), rkey: WRITABLE, ..wr(wr_id, SendOpcode::Write, sges) }
+}
+
+fn read(wr_id: u64, len: usize) -> SendWr<'static> {
+    let sges = Box::leak(Box::new([sge(DST, 0, len)]));
+    SendWr { remote_addr: va(READABLE, 0), rkey: READABLE, ..wr(wr_id, SendOpcode::Read, sges) }
+}
+
+fn send(wr_id: u64, len: usize) -> SendWr<'static> {
+    wr(wr_id, SendOpcode::Send, Box::leak(Box::new([sge(SRC, 0, len)])))
+}
+
+/// Makes a raw request packet for end 1 of the pair as end 0 would send it.
+fn request(pair: &Pair, op: WireOp, psn_offset: u32, ext: Ext, payload: &[u8]) -> Vec<u8> {
+    let psn = (pair.ends[0].qp.attrs().sq_psn.unwrap() + psn_offset) & PSN_MASK;
+    let bth = Bth {
+        opcode: Opcode::rc(op),
+        solicited: false,
+        mig_req: false,
+        pad: unbroken_wire::pad_of(payload.len()),
+        pkey: 0xffff,
+        dest_qpn: 11,
+        ack_req: true,
+        psn,
+    };
+    let mut bytes = HeaderBuf::new(&bth, &ext).as_slice().to_vec();
+    bytes.extend(payload);
+    bytes.resize(bytes.len() + bth.pad as usize, 0);
+    bytes
+}
+
+/// Hands a packet to end 1 and gives the syndromes of what it answers.
+fn inject(pair: &mut Pair, bytes: &[u8]) -> Vec<u8> {
+    let End { qp, mem, wcs, .. } = &mut pair.ends[1];
+    qp.handle_packet(pair.now_us, &Packet::parse(bytes).unwrap(), mem, wcs);
+    let mut sink = VecSink { mem, room: 100, packets: vec![] };
+    qp.poll_transmit(pair.now_us, &mut sink, wcs);
+    sink.packets.iter().filter_map(|(_, p)| Packet::parse(p).unwrap().ext.aeth()).map(|a| a.syndrome).collect()
+}
+
+#[test]
+fn silence_ends_in_retry_exceeded_after_the_retries() {
+    let mut p = pair(false);
+    p.faults.loss = 1000;
+    p.post(0, &write(1, 5000));
+    p.post(0, &write(2, 5));
+    p.recv(0, 9, &[]);
+    let begin = p.now_us;
+    p.run();
+    assert_eq!(p.statuses(0), [(1, WcStatus::RetryExcErr as u32), (2, FLUSH)]);
+    assert_eq!(p.recv_statuses(0), [(9, FLUSH)]);
+    assert_eq!(p.ends[0].qp.state(), QpState::Err);
+    // timeout code 8 is 1,048 µs; the first try and seven more.
+    assert_eq!(p.now_us - begin, 8 * 1048);
+}
+
+#[test]
+fn timeout_zero_waits_for_ever() {
+    let mut p = pair(false);
+    let End { qp, wcs, .. } = &mut p.ends[0];
+    qp.modify(&RcModify { state: Some(QpState::Reset), ..RcModify::default() }, wcs).unwrap();
+    qp.modify(&init(), wcs).unwrap();
+    qp.modify(&rtr(11, 0, Mtu::B1024), wcs).unwrap();
+    qp.modify(&RcModify { timeout: Some(0), ..rts(0) }, wcs).unwrap();
+    p.faults.loss = 1000;
+    p.post(0, &write(1, 5));
+    p.run();
+    assert_eq!(p.ends[0].qp.poll_timeout(), None);
+    assert_eq!(p.ends[0].qp.progress().outstanding_sends, 1);
+}
+
+#[test]
+fn a_held_qp_keeps_its_work_and_says_nothing() {
+    let mut p = pair(true);
+    p.faults.loss = 1000;
+    p.post(0, &write(1, 5000));
+    p.recv(0, 9, &[sge(DST, 0, 10)]);
+    p.run();
+    let qp = &mut p.ends[0].qp;
+    assert_eq!(qp.failure(), Some(WcStatus::RetryExcErr));
+    assert_eq!((qp.state(), qp.poll_timeout()), (QpState::Rts, None));
+    assert!(p.ends[0].wcs.sends.is_empty() && p.ends[0].wcs.recvs.is_empty());
+    // It may still be posted to; it sends nothing and takes nothing.
+    p.post(0, &write(2, 5));
+    p.faults.loss = 0;
+    assert!(!p.transmit());
+    p.recv(1, 1, &[sge(DST, 0, 10)]);
+    p.post(1, &send(3, 5));
+    for _ in 0..10 {
+        p.step();
+    }
+    assert!(p.ends[0].wcs.recvs.is_empty());
+    // Given up, it fails like any other.
+    let End { qp, wcs, .. } = &mut p.ends[0];
+    qp.fail(WcStatus::RetryExcErr, wcs);
+    assert_eq!(p.statuses(0), [(1, WcStatus::RetryExcErr as u32), (2, FLUSH)]);
+    assert_eq!(p.recv_statuses(0), [(9, FLUSH)]);
+}
+
+#[test]
+fn a_quiesced_qp_is_dead_to_the_world() {
+    let mut p = pair(true);
+    p.recv(1, 1, &[sge(DST, 0, 4000)]);
+    p.post(0, &send(1, 3000));
+    p.post(0, &write(2, 8));
+    p.tracing = true;
+    p.room = 100;
+    while p.transmit() {}
+    let packets: Vec<_> = p.trace.drain(..).map(|(_, b)| b).collect();
+    assert_eq!(packets.len(), 4);
+    inject(&mut p, &packets[0]);
+    let backlog = p.ends[1].qp.quiesce();
+    assert_eq!((backlog.recvs.len(), backlog.executed), (1, 0), "the receive was only begun");
+    let before = (p.ends[1].mem.bytes(DST), p.ends[1].mem.bytes(WRITABLE));
+    for b in &packets {
+        assert!(inject(&mut p, b).is_empty());
+    }
+    assert!(before == (p.ends[1].mem.bytes(DST), p.ends[1].mem.bytes(WRITABLE)));
+    assert!(p.ends[1].wcs.recvs.is_empty());
+    let End { qp, wcs, .. } = &mut p.ends[1];
+    assert_eq!(qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }, wcs), Err(PostError::WrongState(QpState::Err)));
+    assert!(qp.modify(&RcModify { state: Some(QpState::Reset), ..RcModify::default() }, wcs).is_err());
+    let backlog = p.ends[0].qp.quiesce();
+    assert!(backlog.sends.iter().all(|s| s.started) && backlog.sends.len() == 2);
+}
+
+#[test]
+fn no_replay_is_refused_once_it_may_have_left() {
+    let mut p = pair(true);
+    let marked = SendWr { flags: SendFlags::SIGNALED.with(SendFlags::NO_REPLAY), ..write(2, 8) };
+    p.post(0, &read(1, 8));
+    p.post(0, &marked);
+    assert!(!p.ends[0].qp.unsafe_to_replay(0), "nothing has left");
+    p.transmit();
+    assert!(p.ends[0].qp.unsafe_to_replay(0));
+    assert!(!p.ends[0].qp.unsafe_to_replay(1), "the READ does not count, the WRITE is executed");
+    // The mark outlives the QP.
+    let backlog = p.ends[0].qp.quiesce();
+    let mut fresh = RcQp::new(config(20, true));
+    fresh.adopt(&backlog).unwrap();
+    assert!(fresh.unsafe_to_replay(0));
+    assert_eq!(fresh.mark_executed(5), Replay { marked: 1, replayed: 1 });
+}
+
+#[test]
+fn adopting_needs_a_fresh_qp_with_room() {
+    let mut p = pair(true);
+    for i in 0..3 {
+        p.post(0, &write(i, 1));
+    }
+    let backlog = p.ends[0].qp.quiesce();
+    let mut small = RcQp::new(RcConfig { caps: QpCaps { max_send_wr: 2, ..caps() }, ..config(20, true) });
+    assert_eq!(small.adopt(&backlog), Err(PostError::QueueFull(2)));
+    assert_eq!(small.progress().outstanding_sends, 0);
+    let mut fresh = RcQp::new(config(21, true));
+    fresh.adopt(&backlog).unwrap();
+    assert_eq!(fresh.adopt(&backlog), Err(PostError::WrongState(QpState::Reset)));
+}
+
+#[test]
+fn sends_posted_before_connecting_wait() {
+    let mut p = pair(true);
+    let mut wcs = Wcs::default();
+    let mut qp = RcQp::new(config(10, true));
+    assert_eq!(qp.post_send(&write(0, 1), &mut wcs), Err(PostError::WrongState(QpState::Reset)));
+    qp.modify(&init(), &mut wcs).unwrap();
+    qp.post_send(&write(1, 100), &mut wcs).unwrap();
+    let mut plain = RcQp::new(config(10, false));
+    plain.modify(&init(), &mut wcs).unwrap();
+    assert_eq!(plain.post_send(&write(1, 1), &mut wcs), Err(PostError::WrongState(QpState::Init)));
+    let a = p.ends[0].qp.attrs();
+    qp.modify(&rtr(11, a.rq_psn.unwrap(), Mtu::B1024), &mut wcs).unwrap();
+    p.ends[0].qp = qp;
+    assert!(!p.transmit());
+    let End { qp, wcs, .. } = &mut p.ends[0];
+    qp.modify(&rts(a.sq_psn.unwrap()), wcs).unwrap();
+    p.run();
+    assert_eq!(p.statuses(0), [(1, OK)]);
+}
+
+#[test]
+fn a_missing_receive_is_waited_for() {
+    let mut p = pair(false);
+    p.post(0, &send(1, 2000));
+    let begin = p.now_us;
+    while !p.ends[0].qp.progress().waiting_rnr {
+        assert!(p.step());
+    }
+    // Code 12 is 640 µs.
+    assert_eq!(p.ends[0].qp.poll_timeout(), Some(p.now_us + 640));
+    while p.now_us < begin + 20_000 {
+        p.step();
+    }
+    assert!(p.statuses(0).is_empty(), "rnr_retry 7 is for ever");
+    p.recv(1, 5, &[sge(DST, 0, 2000)]);
+    p.run();
+    assert_eq!((p.statuses(0), p.recv_statuses(1)), (vec![(1, OK)], vec![(5, OK)]));
+    assert!(!p.ends[0].qp.progress().waiting_rnr);
+}
+
+#[test]
+fn rnr_retries_end_and_are_never_held() {
+    let mut p = pair(true);
+    let End { qp, wcs, .. } = &mut p.ends[0];
+    let a = qp.attrs();
+    qp.modify(&RcModify { state: Some(QpState::Reset), ..RcModify::default() }, wcs).unwrap();
+    qp.modify(&init(), wcs).unwrap();
+    qp.modify(&rtr(11, a.rq_psn.unwrap(), Mtu::B1024), wcs).unwrap();
+    qp.modify(&RcModify { rnr_retry: Some(2), ..rts(a.sq_psn.unwrap()) }, wcs).unwrap();
+    p.post(0, &SendWr { imm_data: 1, opcode: SendOpcode::WriteImm, ..write(1, 10) });
+    let begin = p.now_us;
+    p.run();
+    assert_eq!(p.statuses(0), [(1, WcStatus::RnrRetryExcErr as u32)]);
+    assert_eq!(p.now_us - begin, 2 * 640 + 3 * 20, "two waits, three round trips");
+}
+
+#[test]
+fn a_wrong_key_or_range_ends_both_ends_in_order() {
+    type Spoil = fn(SendWr<'static>) -> SendWr<'static>;
+    type Make = fn(u64, usize) -> SendWr<'static>;
+    let bad: [(Spoil, Make); 5] = [
+        (|w| SendWr { rkey: 0x999, ..w }, write),
+        (|w| SendWr { rkey: READABLE, remote_addr: va(READABLE, 0), ..w }, write),
+        (|w| SendWr { remote_addr: va(WRITABLE, 8192 - 99), ..w }, write),
+        (|w| SendWr { remote_addr: u64::MAX - 3, ..w }, write),
+        (|w| SendWr { rkey: WRITABLE, remote_addr: va(WRITABLE, 0), ..w }, read),
+    ];
+    for (n, (spoil, make)) in bad.into_iter().enumerate() {
+        // A lost NAK is given again.
+        for loss in [0, 200] {
+            let mut p = pair(true);
+            p.rng.0 = 77 + n as u64;
+            p.faults.loss = loss;
+            p.recv(1, 50, &[]);
+            // (What a READ asked of an end that is gone cannot be asked again.)
+            p.post(0, &if loss == 0 { read(1, 4000) } else { write(1, 4000) });
+            p.post(0, &write(2, 100));
+            p.post(0, &spoil(make(3, 100)));
+            p.post(0, &write(4, 100));
+            let before = p.ends[1].mem.bytes(READABLE);
+            p.run();
+            let want = [(1, OK), (2, OK), (3, WcStatus::RemAccessErr as u32), (4, FLUSH)];
+            assert_eq!(p.statuses(0), want, "case {n}, loss {loss}");
+            assert_eq!(p.recv_statuses(1), [(50, FLUSH)]);
+            assert_eq!(p.ends[1].qp.take_event(), Some(RcEvent::AccessError));
+            assert_eq!(p.ends[1].qp.take_event(), None);
+            assert_eq!((p.ends[0].qp.state(), p.ends[1].qp.state()), (QpState::Err, QpState::Err));
+            assert!(before == p.ends[1].mem.bytes(READABLE));
+        }
+    }
+}
+
+#[test]
+fn a_short_receive_fails_both_ends() {
+    let mut p = pair(false);
+    p.recv(1, 5, &[sge(DST, 0, 1500)]);
+    p.recv(1, 6, &[]);
+    p.post(0, &send(1, 1501));
+    p.run();
+    assert_eq!(p.statuses(0), [(1, WcStatus::RemInvReqErr as u32)]);
+    assert_eq!(p.recv_statuses(1), [(5, WcStatus::LocLenErr as u32), (6, FLUSH)]);
+    assert_eq!(p.ends[1].qp.take_event(), Some(RcEvent::RequestError));
+}
+
+#[test]
+fn a_bad_receive_is_a_remote_operation_error() {
+    let mut p = pair(false);
+    p.recv(1, 5, &[sge(SRC, 0, 100)]);
+    p.post(0, &send(1, 100));
+    p.run();
+    assert_eq!(p.statuses(0), [(1, WcStatus::RemOpErr as u32)]);
+    assert_eq!(p.recv_statuses(1), [(5, WcStatus::LocProtErr as u32)]);
+}
+
+#[test]
+fn local_protection_errors_come_in_their_turn() {
+    let mut p = pair(false);
+    p.post(0, &write(1, 3000));
+    p.post(0, &SendWr { sges: &[sge(0x777, 0, 9)], ..write(2, 0) });
+    p.post(0, &write(3, 3000));
+    p.run();
+    assert_eq!(p.statuses(0), [(1, OK), (2, WcStatus::LocProtErr as u32), (3, FLUSH)]);
+    let mut p = pair(false);
+    p.post(0, &SendWr { sges: &[sge(SRC, 0, 9)], ..read(1, 0) });
+    p.run();
+    assert_eq!(p.statuses(0), [(1, WcStatus::LocProtErr as u32)]);
+}
+
+#[test]
+fn a_region_that_goes_in_mid_read_is_an_access_error() {
+    let mut p = pair(false);
+    p.room = 2;
+    p.post(0, &read(1, 8000));
+    while p.pushed < 2 {
+        p.step(); // until the first answers are on their way
+    }
+    p.ends[1].mem.regions.borrow_mut().remove(&READABLE);
+    p.run();
+    assert_eq!(p.statuses(0), [(1, WcStatus::RemAccessErr as u32)]);
+}
+
+#[test]
+fn empty_messages_pass() {
+    let mut p = pair(false);
+    p.recv(1, 5, &[]);
+    p.recv(1, 6, &[]);
+    p.post(0, &wr(1, SendOpcode::Send, &[]));
+    p.post(0, &wr(2, SendOpcode::Write, &[]));
+    p.post(0, &wr(3, SendOpcode::Read, &[]));
+    p.post(0, &SendWr { imm_data: 0x01020304, ..wr(4, SendOpcode::WriteImm, &[]) });
+    p.run();
+    assert_eq!(p.statuses(0), [(1, OK), (2, OK), (3, OK), (4, OK)]);
+    let (wc, _) = p.ends[1].wcs.recvs[1];
+    assert_eq!((wc.imm_data, wc.opcode, wc.byte_len), (0x01020304, WcOpcode::RecvRdmaWithImm as u32, 0));
+}
+
+#[test]
+fn fence_and_read_limit_hold_back() {
+    let mut p = pair(false);
+    p.room = 100;
+    p.tracing = true;
+    for i in 0..6 {
+        p.post(0, &read(i, 10));
+    }
+    p.post(0, &SendWr { flags: SendFlags::FENCE.with(SendFlags::SIGNALED), ..write(6, 10) });
+    while p.transmit() {}
+    assert_eq!(p.trace.len(), 4, "max_rd_atomic is 4");
+    p.run();
+    assert_eq!(p.statuses(0).len(), 7);
+    let op = |b: &[u8]| Packet::parse(b).unwrap().bth.opcode.op;
+    let fenced = p.trace.iter().position(|(_, b)| op(b) == WireOp::WriteOnly).unwrap();
+    let answers = p.trace[..fenced].iter().filter(|(_, b)| op(b) == WireOp::ReadResponseOnly).count();
+    assert_eq!(answers, 6);
+}
+
+#[test]
+fn errors_flush_what_is_there_and_what_comes() {
+    let mut p = pair(false);
+    p.recv(0, 5, &[]);
+    let End { qp, wcs, .. } = &mut p.ends[0];
+    qp.modify(&RcModify { state: Some(QpState::Err), ..RcModify::default() }, wcs).unwrap();
+    p.post(0, &write(1, 1));
+    p.recv(0, 6, &[]);
+    assert_eq!(p.statuses(0), [(1, FLUSH)]);
+    assert_eq!(p.recv_statuses(0), [(5, FLUSH), (6, FLUSH)]);
+    let End { qp, wcs, .. } = &mut p.ends[0];
+    qp.modify(&RcModify { state: Some(QpState::Reset), ..RcModify::default() }, wcs).unwrap();
+    assert_eq!(qp.state(), QpState::Reset);
+}
+
+#[test]
+fn a_drained_send_queue_says_so() {
+    let mut p = pair(false);
+    p.room = 1;
+    p.post(0, &write(1, 3000));
+    p.transmit();
+    let End { qp, wcs, .. } = &mut p.ends[0];
+    qp.modify(&RcModify { state: Some(QpState::Sqd), ..RcModify::default() }, wcs).unwrap();
+    p.post(0, &write(2, 10));
+    p.run();
+    assert_eq!(p.statuses(0), [(1, OK)]);
+    assert_eq!(p.ends[0].qp.take_event(), Some(RcEvent::SqDrained));
+    let End { qp, wcs, .. } = &mut p.ends[0];
+    qp.modify(&RcModify { state: Some(QpState::Rts), ..RcModify::default() }, wcs).unwrap();
+    p.run();
+    assert_eq!(p.statuses(0), [(1, OK), (2, OK)]);
+}
+
+#[test]
+fn transitions_name_what_is_wrong() {
+    let mut wcs = Wcs::default();
+    let mut qp = RcQp::new(config(10, false));
+    use QpState::*;
+    assert_eq!(qp.modify(&rts(0), &mut wcs), Result::Err(ModifyError::Transition { from: Reset, to: Rts }));
+    let missing = ModifyError::Missing { name: "qp_access_flags", from: Reset, to: Init };
+    assert_eq!(qp.modify(&RcModify { access: None, ..init() }, &mut wcs), Result::Err(missing));
+    qp.modify(&init(), &mut wcs).unwrap();
+    let extra = RcModify { timeout: Some(3), ..rtr(11, 0, Mtu::B256) };
+    assert_eq!(
+        qp.modify(&extra, &mut wcs).unwrap_err().to_string(),
+        "Init to Rtr does not take timeout",
+        "an attribute too many"
+    );
+    let bad = RcModify { min_rnr_timer: Some(32), ..rtr(11, 0, Mtu::B256) };
+    let value = ModifyError::Value { name: "min_rnr_timer", value: 32, max: 31 };
+    assert_eq!(qp.modify(&bad, &mut wcs), Result::Err(value));
+    assert_eq!(qp.attrs().dest_qpn, None, "an error changes nothing");
+    qp.modify(&rtr(11, 0x1ff_ffff, Mtu::B256), &mut wcs).unwrap();
+    assert_eq!((qp.attrs().rq_psn, qp.state()), (Some(PSN_MASK), Rtr));
+    qp.modify(&rts(0), &mut wcs).unwrap();
+    qp.modify(&RcModify { access: Some(Access::NONE), ..RcModify::default() }, &mut wcs).unwrap();
+    assert_eq!(qp.attrs().access, Some(Access::NONE));
+}
+
+#[test]
+fn posts_that_do_not_fit_are_refused() {
+    let mut p = pair(false);
+    let End { qp, wcs, .. } = &mut p.ends[0];
+    let four = [Sge::default(); 4];
+    assert_eq!(
+        qp.post_send(&SendWr { sges: &four, ..write(1, 0) }, wcs),
+        Err(PostError::TooManySges { have: 4, max: 3 })
+    );
+    let inline = SendWr { flags: SendFlags::INLINE, inline_data: Some(&[0; 65]), ..write(1, 0) };
+    assert_eq!(qp.post_send(&inline, wcs), Err(PostError::InlineTooLong { have: 65, max: 64 }));
+    assert_eq!(
+        qp.post_send(&SendWr { opcode: SendOpcode::FetchAdd, ..write(1, 8) }, wcs),
+        Err(PostError::Unsupported(SendOpcode::FetchAdd))
+    );
+    let long = [Sge { addr: 0, length: 1 << 31, lkey: SRC }, Sge { addr: 0, length: 1, lkey: SRC }];
+    assert_eq!(
+        qp.post_send(&SendWr { sges: &long, ..write(1, 0) }, wcs),
+        Err(PostError::TooLong { have: (1 << 31) + 1, max: 1 << 31 })
+    );
+    for i in 0..16 {
+        qp.post_send(&write(i, 1), wcs).unwrap();
+    }
+    assert_eq!(qp.post_send(&write(1, 1), wcs), Err(PostError::QueueFull(16)));
+    assert_eq!(qp.post_recv(&RecvWr { wr_id: 0, sges: &four }, wcs), Err(PostError::TooManySges { have: 4, max: 3 }));
+}
+
+#[test]
+fn an_excess_of_reads_is_an_invalid_request() {
+    let mut p = pair(false);
+    let mut syndromes = vec![];
+    for i in 0..5 {
+        let reth = Reth { va: va(READABLE, 0), rkey: READABLE, len: 10 };
+        let bytes = request(&p, WireOp::ReadRequest, i, Ext::Reth(reth), &[]);
+        let End { qp, mem, wcs, .. } = &mut p.ends[1];
+        qp.handle_packet(0, &Packet::parse(&bytes).unwrap(), mem, wcs);
+    }
+    let End { qp, mem, wcs, .. } = &mut p.ends[1];
+    let mut sink = VecSink { mem, room: 100, packets: vec![] };
+    qp.poll_transmit(0, &mut sink, wcs);
+    for (_, b) in &sink.packets {
+        syndromes.push(Packet::parse(b).unwrap().ext.aeth().unwrap());
+    }
+    assert_eq!(syndromes.len(), 5, "four answers, then the NAK");
+    assert_eq!(syndromes[4], Aeth { syndrome: 0x61, msn: 4 });
+}
+
+#[test]
+fn bad_sequences_and_sizes_are_invalid_requests() {
+    let reth = |len| Ext::Reth(Reth { va: va(WRITABLE, 0), rkey: WRITABLE, len });
+    let cases: Vec<(WireOp, Ext, usize)> = vec![
+        (WireOp::WriteMiddle, Ext::None, 1024),
+        (WireOp::WriteLast, Ext::None, 10),
+        (WireOp::SendMiddle, Ext::None, 1024),
+        (WireOp::WriteFirst, reth(4000), 1000),
+        (WireOp::WriteFirst, reth(1024), 1024),
+        (WireOp::WriteOnly, reth(10), 11),
+        (WireOp::WriteOnly, reth(2000), 2000),
+        (WireOp::SendFirst, Ext::None, 10),
+        (WireOp::SendOnlyInvalidate, Ext::Ieth(3), 10),
+        (WireOp::WriteOnly, reth(u32::MAX), 10),
+        (WireOp::ReadRequest, Ext::Reth(Reth { va: va(READABLE, 0), rkey: READABLE, len: u32::MAX }), 0),
+    ];
+    for (op, ext, len) in cases {
+        let mut p = pair(false);
+        p.recv(1, 1, &[sge(DST, 0, 8000)]);
+        let before = p.ends[1].mem.bytes(WRITABLE);
+        let bytes = request(&p, op, 0, ext, &vec![0xee; len]);
+        assert_eq!(inject(&mut p, &bytes), [0x61], "{op:?} {len}");
+        assert!(before == p.ends[1].mem.bytes(WRITABLE));
+        assert_eq!(p.ends[1].qp.state(), QpState::Err);
+        assert_eq!(inject(&mut p, &bytes), [0x61], "said again");
+    }
+}
+
+#[test]
+fn a_gap_is_named_once_and_repeats_are_acknowledged() {
+    let mut p = pair(false);
+    let w = |p: &Pair, n| {
+        let reth = Ext::Reth(Reth { va: va(WRITABLE, n as usize), rkey: WRITABLE, len: 1 });
+        request(p, WireOp::WriteOnly, n, reth, &[0xab])
+    };
+    let (a, b, c) = (w(&p, 0), w(&p, 1), w(&p, 2));
+    assert_eq!(inject(&mut p, &b), [0x60]);
+    assert!(inject(&mut p, &c).is_empty());
+    assert_eq!(inject(&mut p, &a), [0x1f]);
+    assert_eq!(inject(&mut p, &a), [0x1f]);
+    assert_eq!(inject(&mut p, &c), [0x60], "another gap");
+    assert_eq!(p.ends[1].qp.progress().executed, 1);
+    // A repeat changes nothing, even with other data.
+    let reth = Ext::Reth(Reth { va: va(WRITABLE, 0), rkey: WRITABLE, len: 1 });
+    let other = request(&p, WireOp::WriteOnly, 0, reth, &[0xcd]);
+    inject(&mut p, &other);
+    assert_eq!(p.ends[1].mem.bytes(WRITABLE)[0], 0xab);
+}
+
+#[test]
+fn an_idle_qp_stays_within_16_kib() {
+    // Entries as the rings hold them; checked against the allocator in softnic.
+    let caps = QpCaps { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    let qp = RcQp::new(RcConfig { caps, ..config(1, false) });
+    assert!(qp.memory_bytes() <= 16 * 1024, "{} bytes", qp.memory_bytes());
+}

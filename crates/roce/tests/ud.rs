@@ -1,0 +1,120 @@
+//! UD QPs.
+
+mod common;
+
+use common::*;
+use unbroken_roce::*;
+use unbroken_types::*;
+use unbroken_wire::Packet;
+
+fn qp(qpn: u32, qkey: u32) -> UdQp {
+    let mut wcs = Wcs::default();
+    let mut qp = UdQp::new(UdConfig { qpn, wc_qpn: qpn, caps: caps(), pd: PD, sq_sig_all: false, mtu: Mtu::B1024 });
+    for (state, qkey, sq_psn) in
+        [(QpState::Init, Some(qkey), None), (QpState::Rtr, None, None), (QpState::Rts, None, Some(5))]
+    {
+        qp.modify(&UdModify { state: Some(state), qkey, sq_psn }, &mut wcs).unwrap();
+    }
+    qp
+}
+
+fn memory() -> VecMemory {
+    let mem = VecMemory::default();
+    mem.add(SRC, Access::NONE, (0..=255).collect());
+    mem.add(DST, Access::LOCAL_WRITE, vec![0; 512]);
+    mem
+}
+
+fn gid(s: &str) -> Gid {
+    Gid::from_ip(s.parse().unwrap())
+}
+
+/// Posts one send from QP 3 and gives the packet.
+fn sent(from: &mut UdQp, mem: &VecMemory, wcs: &mut Wcs, wr: &SendWr<'_>) -> Vec<u8> {
+    from.post_send(wr, wcs).unwrap();
+    let mut sink = VecSink { mem, room: 0, packets: vec![] };
+    assert!(from.poll_transmit(&mut sink, wcs), "a full sink is asked again");
+    sink.room = 1;
+    assert!(!from.poll_transmit(&mut sink, wcs));
+    let (dest, bytes) = sink.packets.remove(0);
+    assert_eq!(Some(dest), wr.ud);
+    bytes
+}
+
+#[test]
+fn a_datagram_lands_behind_its_grh() {
+    let (mem, mut wcs) = (memory(), Wcs::default());
+    let (mut a, mut b) = (qp(3, 77), qp(4, 99));
+    let sges = [sge(SRC, 10, 5), sge(SRC, 100, 4)];
+    let dest = UdDest { gid: gid("10.0.0.2"), qpn: 4, qkey: 99 };
+    let send = SendWr {
+        flags: SendFlags::SIGNALED.with(SendFlags::SOLICITED),
+        imm_data: 0x0a0b0c0d,
+        ud: Some(dest),
+        ..wr(1, SendOpcode::SendImm, &sges)
+    };
+    let bytes = sent(&mut a, &mem, &mut wcs, &send);
+    assert_eq!(wcs.sends.len(), 1);
+    let packet = Packet::parse(&bytes).unwrap();
+    let mut take = |b: &mut UdQp| b.handle_packet(&packet, gid("10.0.0.1"), gid("10.0.0.2"), &mem, &mut wcs);
+    take(&mut b);
+    assert_eq!(b.dropped(), 1, "no receive");
+    b.post_recv(&RecvWr { wr_id: 8, sges: &[sge(DST, 0, 48)] }, &mut Wcs::default()).unwrap();
+    take(&mut b);
+    assert_eq!(b.dropped(), 2, "the receive is one byte short");
+    let mut b = qp(4, 99);
+    b.post_recv(&RecvWr { wr_id: 9, sges: &[sge(DST, 0, 41), sge(DST, 60, 300)] }, &mut Wcs::default()).unwrap();
+    take(&mut b);
+    let (wc, solicited) = wcs.recvs[0];
+    assert_eq!((wc.wr_id, wc.byte_len, wc.src_qp, wc.imm_data, solicited), (9, 49, 3, 0x0a0b0c0d, true));
+    assert_eq!(wc.wc_flags, WcFlags::GRH | WcFlags::WITH_IMM);
+    let got = mem.bytes(DST);
+    assert_eq!((&got[20..22], &got[32..40]), (&[0x45, 0][..], &[10, 0, 0, 1, 10, 0, 0, 2][..]));
+    assert_eq!((got[40], &got[60..68]), (10, &[11, 12, 13, 14, 100, 101, 102, 103][..]));
+}
+
+#[test]
+fn a_wrong_key_is_dropped() {
+    let (mem, mut wcs) = (memory(), Wcs::default());
+    let (mut a, mut b) = (qp(3, 77), qp(4, 99));
+    b.post_recv(&RecvWr { wr_id: 9, sges: &[sge(DST, 0, 300)] }, &mut wcs).unwrap();
+    for (qkey, dropped) in [(98, 1), (u32::MAX, 2), (99, 2)] {
+        let send = SendWr { ud: Some(UdDest { gid: gid("::1"), qpn: 4, qkey }), ..wr(1, SendOpcode::Send, &[]) };
+        let bytes = sent(&mut a, &mem, &mut wcs, &send);
+        let packet = Packet::parse(&bytes).unwrap();
+        if qkey == u32::MAX {
+            assert_eq!(packet.ext.deth().unwrap().qkey, 77, "the highest bit asks for the sender's own key");
+        }
+        b.handle_packet(&packet, gid("::1"), gid("::1"), &mem, &mut wcs);
+        assert_eq!(b.dropped(), dropped);
+    }
+    assert_eq!(wcs.recvs.len(), 1);
+    assert_eq!(mem.bytes(DST)[23], 1, "the source GID");
+}
+
+#[test]
+fn errors_of_posting_and_memory() {
+    let (mem, mut wcs) = (memory(), Wcs::default());
+    let mut a = qp(3, 77);
+    let ud = Some(UdDest { gid: gid("::1"), qpn: 4, qkey: 1 });
+    let ok = SendWr { ud, ..wr(1, SendOpcode::Send, &[]) };
+    assert_eq!(a.post_send(&SendWr { ud: None, ..ok }, &mut wcs), Err(PostError::NoDestination));
+    assert_eq!(
+        a.post_send(&SendWr { opcode: SendOpcode::Write, ..ok }, &mut wcs),
+        Err(PostError::Unsupported(SendOpcode::Write))
+    );
+    let long = [sge(SRC, 0, 1025)];
+    assert_eq!(a.post_send(&SendWr { sges: &long, ..ok }, &mut wcs), Err(PostError::TooLong { have: 1025, max: 1024 }));
+    let bad = [sge(SRC, 250, 10)];
+    a.post_send(&SendWr { sges: &bad, ..ok }, &mut wcs).unwrap();
+    a.post_send(&SendWr { wr_id: 2, ..ok }, &mut wcs).unwrap();
+    let mut sink = VecSink { mem: &mem, room: 9, packets: vec![] };
+    a.poll_transmit(&mut sink, &mut wcs);
+    assert_eq!(a.state(), QpState::Sqe);
+    let got: Vec<_> = wcs.sends.iter().map(|w| (w.wr_id, w.status)).collect();
+    assert_eq!(got, [(1, WcStatus::LocProtErr as u32), (2, WcStatus::WrFlushErr as u32)]);
+    a.modify(&UdModify { state: Some(QpState::Rts), ..UdModify::default() }, &mut wcs).unwrap();
+    a.post_send(&ok, &mut wcs).unwrap();
+    a.modify(&UdModify { state: Some(QpState::Err), ..UdModify::default() }, &mut wcs).unwrap();
+    assert_eq!(wcs.sends.last().unwrap().status, WcStatus::WrFlushErr as u32);
+}
