@@ -1,0 +1,159 @@
+//! The thread that works when no application thread does.
+//!
+//! Each opened NIC has one. It sleeps in `ppoll` on the NIC's socket, a bell and the next deadline. While an application thread
+//! polls (several polls since the last look, the last one a moment ago) it leaves the socket out: a packet would wake it for work
+//! that the polling thread is about to do. It looks again after a short while.
+//!
+//! It asks for a short time slice, which EEVDF kernels grant to anyone: a thread that asks for little is run soon after it wakes,
+//! also on a core where an application spins.
+
+use crate::nic::Shared;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use unbroken_fabric::now_us;
+use unbroken_verbs::{Error, Result};
+
+/// An application thread that polled this recently, and often enough, polls.
+const POLLING_US: u64 = 50;
+/// Polls since the last look that make a polling thread. A program that waits for events polls once or twice for each.
+const POLLING_POLLS: u32 = 8;
+/// How long the socket is left to a polling thread.
+const LEAVE_US: u64 = 200;
+/// The longest sleep. Nothing depends on it.
+const SLEEP_US: u64 = 1_000_000;
+/// Time slice asked for, in nanoseconds: the least that kernels grant.
+const SLICE_NS: u64 = 100_000;
+/// Rounds of waiting for a verb that wants the engine.
+const GIVE_WAY_ROUNDS: u32 = 2000;
+
+/// The background thread of a NIC; dropping it ends the thread.
+pub(crate) struct Background {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    pub(crate) fn start(shared: Arc<Shared>) -> Result<Background> {
+        let name = format!("unb-{}", shared.name);
+        let s = shared.clone();
+        let thread = spawn(&name, move || run(&s)).map_err(|e| Error::os("starting a NIC's thread", &e))?;
+        Ok(Background { shared, thread: Some(thread) })
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if crate::fork::abandoned() {
+            // The thread is the parent's.
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.bell.signal();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Starts a thread that takes no signals: they are the application's.
+pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    // The kernel keeps 15 bytes of a name.
+    let name: String = name.chars().take(15).collect();
+    // A thread inherits the mask: blocking before the start leaves no moment in which it could be chosen for a signal.
+    // SAFETY: signal sets are plain bits, for which zero is valid; all pointers are to live locals.
+    let old = unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut old: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        old
+    };
+    let thread = std::thread::Builder::new().name(name).spawn(body);
+    // SAFETY: restores the mask that was read above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
+    thread
+}
+
+/// Asks for a short time slice; kernels that know nothing of it refuse, and nothing is lost.
+pub(crate) fn ask_for_short_slice() {
+    #[repr(C)]
+    struct SchedAttr {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime: u64,
+        deadline: u64,
+        period: u64,
+    }
+    let attr = SchedAttr {
+        size: std::mem::size_of::<SchedAttr>() as u32,
+        policy: libc::SCHED_OTHER as u32,
+        flags: 0,
+        nice: 0,
+        priority: 0,
+        runtime: SLICE_NS,
+        deadline: 0,
+        period: 0,
+    };
+    // SAFETY: a live struct that says its own size; 0 is the calling thread.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+}
+
+/// Sleeps until the bell rings, something arrives (if `socket` is given), or `timeout_us` is over.
+fn sleep(shared: &Shared, socket: Option<i32>, timeout_us: u64) {
+    let mut fds = [
+        libc::pollfd { fd: shared.bell.as_raw_fd(), events: libc::POLLIN, revents: 0 },
+        libc::pollfd { fd: socket.unwrap_or(-1), events: libc::POLLIN, revents: 0 },
+    ];
+    let timeout =
+        libc::timespec { tv_sec: (timeout_us / 1_000_000) as _, tv_nsec: (timeout_us % 1_000_000 * 1000) as _ };
+    // SAFETY: live locals; entries with a negative descriptor are ignored.
+    unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &raw const timeout, std::ptr::null()) };
+    if fds[0].revents != 0 {
+        // Takes all rings.
+        let _ = shared.bell.take();
+    }
+}
+
+fn run(shared: &Shared) {
+    ask_for_short_slice();
+    let mut seen_polls = 0;
+    while !shared.stop.load(Ordering::Acquire) {
+        shared.wake_at_us.store(0, Ordering::Relaxed);
+        let now_us_ = now_us();
+        let polls = shared.polls.load(Ordering::Relaxed);
+        let often = polls.wrapping_sub(seen_polls) >= POLLING_POLLS;
+        let polling = often && shared.last_poll_us.load(Ordering::Relaxed) + POLLING_US >= now_us_;
+        seen_polls = polls;
+        let mut e = shared.lock();
+        let work = e.drive(now_us_, &shared.domain, !polling, true);
+        shared.publish(&e);
+        let Some(socket) = e.rx_fd() else { return };
+        if work.more {
+            drop(e);
+            give_way(shared);
+            continue;
+        }
+        let longest_us = now_us_ + if polling { LEAVE_US } else { SLEEP_US };
+        let wake_at_us = e.deadline_us().min(longest_us);
+        shared.wake_at_us.store(wake_at_us, Ordering::Relaxed);
+        drop(e);
+        sleep(shared, (!polling).then_some(socket), wake_at_us.saturating_sub(now_us()));
+    }
+}
+
+/// Lets a verb that waits for the engine have it: a thread that takes a lock again at once would starve it.
+fn give_way(shared: &Shared) {
+    for _ in 0..GIVE_WAY_ROUNDS {
+        if !shared.wanted() {
+            return;
+        }
+        std::hint::spin_loop();
+    }
+}

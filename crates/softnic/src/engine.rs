@@ -1,0 +1,354 @@
+//! The engine of a NIC: it moves packets between the sockets and the queue pairs.
+//!
+//! One engine for each opened NIC, behind one lock. Whoever holds the lock may drive it: an application thread in a verb, or the
+//! NIC's background thread. A drive looks at the link, takes a bounded number of datagrams, runs timers that are due, and gives each
+//! QP that has something to send its turn.
+//!
+//! State of a NIC: *working* → *dead*, for ever. A dead one has no sockets; its QPs have stopped ([`Engine::die`]).
+//!
+//! Invariants:
+//! - a QP is in the ready queue at most once (`QpEntry::queued`), so the queue is no longer than the table;
+//! - a QP that has a deadline has a timer entry at or before it (`QpEntry::timer_at`); older entries are ignored when they come up;
+//! - nothing that was pushed to the transmit batch outlives the view of the memory that it was pushed with.
+//!
+//! Failure cases: what the network brings is dropped and counted unless it is a packet for a QP from its peer. What cannot be sent
+//! counts as lost on the wire; the transport recovers or gives up.
+
+mod qps;
+mod rx;
+mod tx;
+
+pub(crate) use qps::{QpEntry, QpKind, MAX_QPS};
+
+use crate::faults::{Link, Loss};
+use crate::memory::{Domain, View};
+use crate::socket::{RxRing, RxSocket, TxSocket};
+use qps::QpTable;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+use tx::{Dest, Swallow, TxBatch};
+use unbroken_fabric::{GapRecorder, LinkState, NicPage, SlotCounters};
+use unbroken_types::WcStatus;
+use unbroken_verbs::{DeviceCounters, DeviceEvent, EventSink};
+
+/// Sending sockets of a NIC: the source port varies with the QP, as RoCEv2 asks.
+pub(crate) const TX_SOCKETS: usize = 4;
+/// Packets that a QP may send before the next one has its turn.
+const TURN_PACKETS: u32 = 64;
+/// Packets that one drive may send.
+const DRIVE_PACKETS: u32 = 256;
+/// Timers run in one drive.
+const DRIVE_TIMERS: usize = 64;
+
+/// The sockets of a working NIC.
+pub(crate) struct Sockets {
+    pub(crate) rx: RxSocket,
+    pub(crate) tx: [TxSocket; TX_SOCKETS],
+}
+
+impl Sockets {
+    pub(crate) fn open(ip: IpAddr) -> io::Result<Sockets> {
+        let tx = [TxSocket::new(ip)?, TxSocket::new(ip)?, TxSocket::new(ip)?, TxSocket::new(ip)?];
+        Ok(Sockets { rx: RxSocket::claim(ip)?, tx })
+    }
+}
+
+/// Traffic of a batch, added to the shared page at its end.
+#[derive(Clone, Copy, Default)]
+struct RxCount {
+    packets: u64,
+    bytes: u64,
+    payload_bytes: u64,
+    drops: u64,
+    icrc_errors: u64,
+}
+
+/// What a drive found to do.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Work {
+    /// Something arrived, fell due or was sent.
+    pub(crate) busy: bool,
+    /// More is waiting already.
+    pub(crate) more: bool,
+}
+
+/// What the engine needs of its surroundings, fixed when the NIC is opened.
+pub(crate) struct Identity {
+    /// The NIC's number on its host.
+    pub(crate) index: usize,
+    pub(crate) ip: IpAddr,
+    pub(crate) slot: u16,
+    /// Whether peers are reached over a real network, where a run of segments may be cut: any IP id is accepted then.
+    pub(crate) any_ip_id: bool,
+}
+
+pub(crate) struct Engine {
+    pub(crate) id: Identity,
+    sockets: Option<Sockets>,
+    rx_ring: RxRing,
+    tx: TxBatch,
+    pub(crate) qps: QpTable,
+    ready: VecDeque<u16>,
+    /// QPs that owe an ACK and nothing else: it waits for the answer of the application, see [`Engine::drive`].
+    owing: Vec<u16>,
+    timers: BinaryHeap<Reverse<(u64, u16)>>,
+    link: Link,
+    state: LinkState,
+    tx_loss: Loss,
+    rx_loss: Loss,
+    rx_count: RxCount,
+    totals: DeviceCounters,
+    page: Arc<NicPage>,
+    gaps: Arc<GapRecorder>,
+    sink: Arc<dyn EventSink>,
+}
+
+impl Engine {
+    pub(crate) fn new(
+        id: Identity,
+        sockets: Sockets,
+        link: Link,
+        page: Arc<NicPage>,
+        gaps: Arc<GapRecorder>,
+        sink: Arc<dyn EventSink>,
+    ) -> Engine {
+        page.slot(id.slot as u8).pid.store(u64::from(std::process::id()), Relaxed);
+        let seed = u64::from(sockets.tx[0].port()) << 32 | u64::from(std::process::id());
+        Engine {
+            id,
+            sockets: Some(sockets),
+            rx_ring: RxRing::new(),
+            tx: TxBatch::new(),
+            qps: QpTable::new(),
+            ready: VecDeque::new(),
+            owing: Vec::new(),
+            timers: BinaryHeap::new(),
+            link,
+            state: LinkState::GOOD,
+            tx_loss: Loss::new(seed),
+            rx_loss: Loss::new(seed.rotate_left(17)),
+            rx_count: RxCount::default(),
+            totals: DeviceCounters::default(),
+            page,
+            gaps,
+            sink,
+        }
+    }
+
+    /// The receiving socket's descriptor, while the NIC works.
+    pub(crate) fn rx_fd(&self) -> Option<RawFd> {
+        self.sockets.as_ref().map(|s| s.rx.as_raw_fd())
+    }
+
+    pub(crate) fn alive(&self) -> bool {
+        self.sockets.is_some()
+    }
+
+    pub(crate) fn link_state(&self) -> LinkState {
+        self.state
+    }
+
+    pub(crate) fn totals(&self) -> DeviceCounters {
+        self.totals
+    }
+
+    /// Finds the way to a QP's peer after a change of its attributes.
+    pub(crate) fn route(&mut self, index: u16) {
+        let (Some(sockets), Some(q)) = (&self.sockets, self.qps.get_mut(index)) else { return };
+        if let (QpKind::Rc(qp), Some((_, ip))) = (&q.kind, q.peer) {
+            let src = (self.id.ip, sockets.tx[q.socket].port()).into();
+            q.dest = Some(Dest::to_qp(src, ip, qp.dest_qpn()));
+        }
+    }
+
+    /// When somebody must drive the engine again if nothing arrives: now if something waits for its turn.
+    pub(crate) fn deadline_us(&self) -> u64 {
+        if !self.ready.is_empty() || !self.owing.is_empty() {
+            return 0;
+        }
+        self.timers.peek().map_or(u64::MAX, |Reverse((at_us, _))| *at_us)
+    }
+
+    /// Looks at the link and follows its changes; gives whether the NIC works.
+    #[inline]
+    pub(crate) fn look(&mut self, now_us: u64) -> bool {
+        let state = self.link.state(now_us);
+        if state != self.state {
+            self.follow(state);
+        }
+        self.alive()
+    }
+
+    #[cold]
+    fn follow(&mut self, state: LinkState) {
+        let was = std::mem::replace(&mut self.state, state);
+        if !self.alive() {
+            return;
+        }
+        self.tx_loss.ppm = state.tx_loss_ppm;
+        self.rx_loss.ppm = state.rx_loss_ppm;
+        if !state.alive {
+            return self.die();
+        }
+        if was.port_up != state.port_up {
+            let event = if state.port_up { DeviceEvent::PortActive } else { DeviceEvent::PortDown };
+            self.sink.event(self.id.index, event);
+        }
+    }
+
+    /// The NIC is gone: sockets are closed, plain QPs flush, QPs that hold on failure stop and keep what they have.
+    fn die(&mut self) {
+        self.sockets = None;
+        self.ready.clear();
+        self.owing.clear();
+        self.timers.clear();
+        self.sink.event(self.id.index, DeviceEvent::Fatal);
+        for q in self.qps.iter_mut() {
+            q.queued = false;
+            q.stop(WcStatus::FatalErr);
+            q.tell(self.id.index, &*self.sink);
+        }
+    }
+
+    /// Does what can be done now. With `receive` false, what arrived is left to another caller; with `acks` false, an ACK that is
+    /// owed and nothing else waits: the application's answer may take it along, and the next drive sends it in any case.
+    pub(crate) fn drive(&mut self, now_us: u64, domain: &Domain, receive: bool, acks: bool) -> Work {
+        if !self.look(now_us) {
+            return Work::default();
+        }
+        let owed = std::mem::take(&mut self.owing);
+        for &index in &owed {
+            self.queue(index);
+        }
+        let received = match (&self.sockets, receive) {
+            (Some(s), true) => self.rx_ring.receive(&s.rx),
+            _ => 0,
+        };
+        let due = self.timers.peek().is_some_and(|Reverse((at_us, _))| *at_us <= now_us);
+        if received == 0 && !due && self.ready.is_empty() {
+            return Work::default();
+        }
+        let view = domain.view();
+        if received > 0 {
+            self.handle_received(received, now_us, &view);
+        }
+        if due {
+            self.run_timers(now_us);
+        }
+        // What was owed before this drive has waited long enough.
+        self.transmit(now_us, &view, acks || !owed.is_empty());
+        self.count();
+        Work { busy: true, more: received == crate::socket::RX_DATAGRAMS || !self.ready.is_empty() }
+    }
+
+    /// Gives a QP its turn in the ready queue.
+    pub(crate) fn queue(&mut self, index: u16) {
+        if let Some(q) = self.qps.get_mut(index) {
+            if !q.queued {
+                q.queued = true;
+                self.ready.push_back(index);
+            }
+        }
+    }
+
+    /// A verb changed a QP: sends what it has to send now, at most a drive's worth.
+    pub(crate) fn kick(&mut self, index: u16, now_us: u64, domain: &Domain) {
+        if !self.alive() {
+            return;
+        }
+        self.queue(index);
+        let view = domain.view();
+        self.transmit(now_us, &view, true);
+        self.count();
+    }
+
+    fn run_timers(&mut self, now_us: u64) {
+        for _ in 0..DRIVE_TIMERS {
+            match self.timers.peek() {
+                Some(&Reverse((at_us, index))) if at_us <= now_us => {
+                    self.timers.pop();
+                    let Some(q) = self.qps.get_mut(index).filter(|q| q.timer_at == at_us) else { continue };
+                    q.timer_at = u64::MAX;
+                    q.handle_timeout(now_us);
+                    self.queue(index);
+                }
+                _ => break,
+            }
+        }
+    }
+
+    /// Gives the QPs of the ready queue their turns, within the budget of a drive, and sends what they pushed.
+    fn transmit(&mut self, now_us: u64, view: &View<'_>, acks: bool) {
+        let Engine { sockets: Some(sockets), tx, qps, ready, state, tx_loss, sink, .. } = self else { return };
+        let mut budget = DRIVE_PACKETS;
+        let passes = state.passes();
+        // Each QP has one turn at least, so that its events and timers are seen to.
+        for _ in 0..ready.len() + (DRIVE_PACKETS / TURN_PACKETS) as usize {
+            let Some(index) = ready.pop_front() else { break };
+            let Some(q) = qps.get_mut(index) else { continue };
+            q.queued = false;
+            if budget == 0 || !tx.has_room() {
+                tx.flush(&sockets.tx, view);
+            }
+            if budget == 0 {
+                q.queued = true;
+                ready.push_front(index);
+                break;
+            }
+            let swallow = match (passes, tx_loss.ppm) {
+                (false, _) => Swallow::All,
+                (true, 0) => Swallow::None,
+                _ => Swallow::Loss(&mut *tx_loss),
+            };
+            let mut sent = TURN_PACKETS.min(budget);
+            let turn = q.transmit(now_us, tx, view, swallow, &mut sent, acks, (self.id.ip, &sockets.tx));
+            budget -= sent;
+            q.tell(self.id.index, &**sink);
+            if turn.more {
+                q.queued = true;
+                ready.push_back(index);
+            } else if turn.owes {
+                self.owing.push(index);
+            }
+            if turn.timer_us < q.timer_at {
+                q.timer_at = turn.timer_us;
+                self.timers.push(Reverse((turn.timer_us, index)));
+            }
+        }
+        if !tx.is_empty() {
+            tx.flush(&sockets.tx, view);
+        }
+        if self.timers.len() > 64 + 4 * qps.len() {
+            self.timers.retain(|Reverse((at_us, index))| qps.get(*index).is_some_and(|q| q.timer_at == *at_us));
+        }
+    }
+
+    /// Adds what a batch did to the totals and to the shared page.
+    fn count(&mut self) {
+        let tx = std::mem::take(&mut self.tx.count);
+        let rx = std::mem::take(&mut self.rx_count);
+        self.totals.tx_bytes += tx.bytes;
+        self.totals.rx_bytes += rx.bytes;
+        let slot = self.page.slot(self.id.slot as u8);
+        let pairs = [
+            (&slot.tx_bytes, tx.bytes),
+            (&slot.tx_packets, tx.packets),
+            (&slot.tx_payload_bytes, tx.payload_bytes),
+            (&slot.rx_bytes, rx.bytes),
+            (&slot.rx_packets, rx.packets),
+            (&slot.rx_payload_bytes, rx.payload_bytes),
+            (&slot.drops, tx.drops + rx.drops),
+            (&slot.icrc_errors, rx.icrc_errors),
+        ];
+        for (counter, n) in pairs {
+            if n != 0 {
+                SlotCounters::add(counter, n);
+            }
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! The queue pairs of a NIC: their table, and what the engine keeps beside the transport's own state.
+
+use super::tx::{Dest, QpSink, Swallow, TxBatch, UdQpSink};
+use crate::memory::View;
+use crate::socket::TxSocket;
+use std::net::IpAddr;
+use std::sync::Arc;
+use unbroken_roce::{Completions, ModifyError, RcEvent, RcModify, RcQp, RecvWr, SendWr, UdModify, UdQp};
+use unbroken_types::{Gid, QpCaps, QpState, Wc, WcStatus};
+use unbroken_verbs::{Cq, DeviceEvent, Error, EventSink, QpEvent, QpModify, QpSnapshot, Result};
+
+/// QPs of one process on one NIC.
+pub(crate) const MAX_QPS: usize = 16_384;
+
+/// The transport of a QP.
+#[allow(clippy::large_enum_variant)] // entries are boxed
+pub(crate) enum QpKind {
+    Rc(RcQp),
+    Ud(UdQp),
+}
+
+/// Where completions of a QP go.
+pub(crate) struct Completer<'a> {
+    pub(crate) send_cq: &'a Cq,
+    pub(crate) recv_cq: &'a Cq,
+}
+
+impl Completions for Completer<'_> {
+    fn send(&mut self, wc: Wc) {
+        self.send_cq.push(wc, false);
+    }
+
+    fn recv(&mut self, wc: Wc, solicited: bool) {
+        self.recv_cq.push(wc, solicited);
+    }
+}
+
+/// A QP and what the engine keeps about it.
+pub(crate) struct QpEntry {
+    pub(crate) kind: QpKind,
+    pub(crate) qpn: u32,
+    pub(crate) pd: u32,
+    pub(crate) caps: QpCaps,
+    pub(crate) send_cq: Arc<Cq>,
+    pub(crate) recv_cq: Arc<Cq>,
+    /// The peer's address, RC only.
+    pub(crate) peer: Option<(Gid, IpAddr)>,
+    /// Where packets to the peer go, RC only.
+    pub(crate) dest: Option<Dest>,
+    /// Which of the NIC's sending sockets it uses.
+    pub(crate) socket: usize,
+    /// It is in the ready queue.
+    pub(crate) queued: bool,
+    /// The time of its valid timer entry; `u64::MAX` without one.
+    pub(crate) timer_at: u64,
+    /// Its failure has been told.
+    told: bool,
+}
+
+/// What is left after a turn.
+pub(crate) struct Turn {
+    /// More packets could go now.
+    pub(crate) more: bool,
+    /// An ACK was held back.
+    pub(crate) owes: bool,
+    /// When it wants to be asked again; `u64::MAX` for never.
+    pub(crate) timer_us: u64,
+}
+
+impl QpEntry {
+    pub(crate) fn new(kind: QpKind, qpn: u32, pd: u32, caps: QpCaps, cqs: (Arc<Cq>, Arc<Cq>)) -> QpEntry {
+        QpEntry {
+            kind,
+            qpn,
+            pd,
+            caps,
+            send_cq: cqs.0,
+            recv_cq: cqs.1,
+            peer: None,
+            dest: None,
+            socket: qpn as usize % super::TX_SOCKETS,
+            queued: false,
+            timer_at: u64::MAX,
+            told: false,
+        }
+    }
+
+    /// The transport and the place for its completions, to be used together.
+    pub(crate) fn parts(&mut self) -> (&mut QpKind, Completer<'_>) {
+        (&mut self.kind, Completer { send_cq: &self.send_cq, recv_cq: &self.recv_cq })
+    }
+
+    #[inline]
+    pub(crate) fn post_send(&mut self, wr: &SendWr<'_>) -> Result<()> {
+        match self.parts() {
+            (QpKind::Rc(qp), mut to) => Ok(qp.post_send(wr, &mut to)?),
+            (QpKind::Ud(qp), mut to) => Ok(qp.post_send(wr, &mut to)?),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<()> {
+        match self.parts() {
+            (QpKind::Rc(qp), mut to) => Ok(qp.post_recv(wr, &mut to)?),
+            (QpKind::Ud(qp), mut to) => Ok(qp.post_recv(wr, &mut to)?),
+        }
+    }
+
+    /// Changes state and attributes. RC needs the peer's address for RTR.
+    pub(crate) fn modify(&mut self, change: &QpModify) -> Result<()> {
+        let rtr = change.rc.state == Some(QpState::Rtr);
+        let no_peer = rtr && change.dest_gid.is_none() && self.peer.is_none();
+        let wrong = |e: ModifyError| Error::invalid(e.to_string());
+        match self.parts() {
+            (QpKind::Rc(_), _) if no_peer => {
+                Err(Error::invalid("Init to Rtr needs the address of the peer (ah_attr with a GRH)"))
+            }
+            (QpKind::Rc(qp), mut to) => qp.modify(&change.rc, &mut to).map_err(wrong),
+            (QpKind::Ud(qp), mut to) => {
+                let change = UdModify { state: change.rc.state, qkey: change.qkey, sq_psn: change.rc.sq_psn };
+                qp.modify(&change, &mut to).map_err(wrong)
+            }
+        }?;
+        if let (QpKind::Rc(_), Some(gid)) = (&self.kind, change.dest_gid) {
+            self.peer = Some((gid, gid.to_ip()));
+        }
+        if change.rc.state == Some(QpState::Reset) {
+            (self.peer, self.dest, self.told) = (None, None, false);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn state(&self) -> QpState {
+        match &self.kind {
+            QpKind::Rc(qp) => qp.state(),
+            QpKind::Ud(qp) => qp.state(),
+        }
+    }
+
+    pub(crate) fn query(&self) -> QpSnapshot {
+        let (rc, qkey) = match &self.kind {
+            QpKind::Rc(qp) => (qp.attrs(), None),
+            QpKind::Ud(qp) => {
+                let a = qp.attrs();
+                (RcModify { state: a.state, sq_psn: a.sq_psn, ..RcModify::default() }, a.qkey)
+            }
+        };
+        QpSnapshot { attrs: QpModify { rc, dest_gid: self.peer.map(|(gid, _)| gid), qkey }, caps: self.caps }
+    }
+
+    /// Completes everything with `status` and flushes.
+    pub(crate) fn fail(&mut self, status: WcStatus) {
+        match self.parts() {
+            (QpKind::Rc(qp), mut to) => qp.fail(status, &mut to),
+            (QpKind::Ud(qp), mut to) => qp.fail(&mut to),
+        }
+    }
+
+    /// The NIC is gone: holds what it has if it was made so, else flushes it.
+    pub(crate) fn stop(&mut self, status: WcStatus) {
+        match self.parts() {
+            (QpKind::Rc(qp), mut to) => qp.network_failure(status, &mut to),
+            (QpKind::Ud(qp), mut to) => qp.fail(&mut to),
+        }
+    }
+
+    pub(crate) fn handle_timeout(&mut self, now_us: u64) {
+        if let (QpKind::Rc(qp), mut to) = self.parts() {
+            qp.handle_timeout(now_us, &mut to);
+        }
+    }
+
+    /// Lets the QP push packets, at most `quota`; gives back in it how many it pushed.
+    #[allow(clippy::too_many_arguments)] // borrowed parts of the engine, which cannot be lent as a whole
+    pub(crate) fn transmit(
+        &mut self,
+        now_us: u64,
+        batch: &mut TxBatch,
+        view: &View<'_>,
+        swallow: Swallow<'_>,
+        quota: &mut u32,
+        acks: bool,
+        (ip, sockets): (IpAddr, &[TxSocket]),
+    ) -> Turn {
+        let (pd, socket) = (self.pd, self.socket);
+        let mut to = Completer { send_cq: &self.send_cq, recv_cq: &self.recv_cq };
+        match &mut self.kind {
+            QpKind::Rc(qp) => {
+                let Some(dest) = self.dest else {
+                    *quota = 0;
+                    return Turn { more: false, owes: false, timer_us: u64::MAX };
+                };
+                let mut sink = QpSink::new(batch, view, pd, dest, socket, *quota, swallow);
+                let more = if acks {
+                    qp.poll_transmit(now_us, &mut sink, &mut to)
+                } else {
+                    qp.poll_transmit_data(now_us, &mut sink, &mut to)
+                };
+                *quota -= sink.quota();
+                drop(sink);
+                Turn { more, owes: qp.ack_owed(), timer_us: qp.poll_timeout().unwrap_or(u64::MAX) }
+            }
+            QpKind::Ud(qp) => {
+                let src = (ip, sockets[socket].port()).into();
+                let mut sink = UdQpSink::new(batch, view, pd, src, socket, *quota, swallow);
+                let more = qp.poll_transmit(&mut sink, &mut to);
+                *quota -= sink.quota();
+                Turn { more, owes: false, timer_us: u64::MAX }
+            }
+        }
+    }
+
+    /// Tells the owner what the transport has to tell.
+    #[inline]
+    pub(crate) fn tell(&mut self, device: usize, sink: &dyn EventSink) {
+        let QpKind::Rc(qp) = &mut self.kind else { return };
+        let qpn = self.qpn;
+        match qp.take_event() {
+            Some(RcEvent::AccessError) => sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::AccessError }),
+            Some(RcEvent::RequestError) => sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::RequestError }),
+            Some(RcEvent::SqDrained) | None => {}
+        }
+        if let Some(status) = qp.failure().filter(|_| !self.told) {
+            self.told = true;
+            sink.event(device, DeviceEvent::QpFailed { qpn, status });
+        }
+    }
+}
+
+type Page = [Option<Box<QpEntry>>; 256];
+
+/// QPs by index (the lower 16 bits of the QPN): two levels, so that an empty table is small and a look-up is two loads.
+pub(crate) struct QpTable {
+    pages: [Option<Box<Page>>; 256],
+    len: usize,
+}
+
+impl QpTable {
+    pub(crate) fn new() -> QpTable {
+        QpTable { pages: [const { None }; 256], len: 0 }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, index: u16) -> Option<&QpEntry> {
+        self.pages[usize::from(index >> 8)].as_ref()?[usize::from(index & 0xff)].as_deref()
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, index: u16) -> Option<&mut QpEntry> {
+        self.pages[usize::from(index >> 8)].as_mut()?[usize::from(index & 0xff)].as_deref_mut()
+    }
+
+    /// Puts a QP at a free index.
+    pub(crate) fn insert(&mut self, index: u16, q: QpEntry) {
+        let page = self.pages[usize::from(index >> 8)].get_or_insert_with(|| Box::new([const { None }; 256]));
+        let slot = &mut page[usize::from(index & 0xff)];
+        self.len += usize::from(slot.is_none());
+        *slot = Some(Box::new(q));
+    }
+
+    pub(crate) fn remove(&mut self, index: u16) -> Option<Box<QpEntry>> {
+        let q = self.pages[usize::from(index >> 8)].as_mut()?[usize::from(index & 0xff)].take()?;
+        self.len -= 1;
+        Some(q)
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut QpEntry> {
+        self.pages.iter_mut().flatten().flat_map(|p| p.iter_mut().filter_map(|q| q.as_deref_mut()))
+    }
+}

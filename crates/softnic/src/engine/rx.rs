@@ -1,0 +1,86 @@
+//! Packets on their way in.
+
+use super::{Engine, QpKind, RxCount};
+use crate::memory::View;
+use std::sync::atomic::Ordering::Relaxed;
+use unbroken_types::Gid;
+use unbroken_wire::{strip_icrc, IcrcFlow, Packet, ROCE_PORT};
+
+/// What became of one packet.
+enum Verdict {
+    /// Its QP took it; bytes of payload.
+    Taken(usize),
+    /// Not for us, or not from whom it should be.
+    Dropped,
+    BadIcrc,
+}
+
+impl Engine {
+    /// Handles the first `count` datagrams of the ring.
+    pub(super) fn handle_received(&mut self, count: usize, now_us: u64, view: &View<'_>) {
+        let before = self.rx_count.payload_bytes;
+        for i in 0..count {
+            self.handle_datagram(i, now_us, view);
+        }
+        if self.rx_count.payload_bytes != before {
+            self.gaps.record(now_us);
+            self.page.slot(self.id.slot as u8).last_data_rx_us.store(now_us, Relaxed);
+        }
+    }
+
+    /// Handles a run of segments. The kernel numbered them from 0 when it cut them, which their ICRCs cover.
+    fn handle_datagram(&mut self, i: usize, now_us: u64, view: &View<'_>) {
+        let Engine { rx_ring, rx_loss, rx_count, state, id, qps, ready, .. } = self;
+        let Some(d) = rx_ring.datagram(i) else { return };
+        let flow =
+            IcrcFlow { src_ip: d.src.ip(), dst_ip: id.ip, src_port: d.src.port(), dst_port: ROCE_PORT + id.slot };
+        for (place, segment) in d.bytes.chunks(d.segment).enumerate() {
+            if !state.passes() || rx_loss.lose() {
+                rx_count.drops += 1;
+                continue;
+            }
+            let verdict = (|| {
+                let Some(bytes) = strip_icrc(&flow, segment, place as u16, id.any_ip_id) else {
+                    return Verdict::BadIcrc;
+                };
+                let Ok(packet) = Packet::parse(bytes) else { return Verdict::Dropped };
+                let qpn = packet.bth.dest_qpn;
+                let index = qpn as u16;
+                let Some(q) = qps.get_mut(index).filter(|q| q.qpn == qpn) else { return Verdict::Dropped };
+                let peer = q.peer.map(|(_, ip)| ip);
+                let (kind, mut to) = q.parts();
+                match kind {
+                    QpKind::Rc(qp) => {
+                        if peer != Some(flow.src_ip) {
+                            return Verdict::Dropped;
+                        }
+                        qp.handle_packet(now_us, &packet, view, &mut to);
+                    }
+                    QpKind::Ud(qp) => {
+                        qp.handle_packet(&packet, Gid::from_ip(flow.src_ip), Gid::from_ip(flow.dst_ip), view, &mut to);
+                    }
+                }
+                if !q.queued {
+                    q.queued = true;
+                    ready.push_back(index);
+                }
+                Verdict::Taken(packet.payload.len())
+            })();
+            rx_count.add(&verdict, segment.len());
+        }
+    }
+}
+
+impl RxCount {
+    fn add(&mut self, verdict: &Verdict, bytes: usize) {
+        match verdict {
+            Verdict::Taken(payload) => {
+                self.packets += 1;
+                self.bytes += bytes as u64;
+                self.payload_bytes += *payload as u64;
+            }
+            Verdict::Dropped => self.drops += 1,
+            Verdict::BadIcrc => self.icrc_errors += 1,
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! Packets on their way out.
+//!
+//! A QP pushes packets one by one ([`QpSink`]). Each becomes pieces in a gather list: its header and ICRC in a scratch buffer, its
+//! payload where it lies in registered memory (small ones are copied: a piece costs more than a few bytes). Consecutive packets of
+//! one QP with equal size are one GSO send; the last may be shorter. The kernel numbers the segments of a send from 0, and the ICRC
+//! covers that number, so a packet's place in its run is fixed when it is pushed.
+//!
+//! Payload of a READ response is copied too: the application may change that memory at any time, and the ICRC must match the bytes
+//! that leave. Memory of a posted send must not change until its completion, so there the copy is not needed.
+
+use crate::faults::Loss;
+use crate::memory::View;
+use crate::socket::{self, Message, RawAddr, TxSocket, TX_MESSAGES};
+use std::net::{IpAddr, SocketAddr};
+use unbroken_roce::{MemError, Memory, PacketSink, Payload, SinkError, UdDest, UdSink};
+use unbroken_types::{Access, Sge};
+use unbroken_wire::{pad_of, Icrc, IcrcFlow, ICRC_BYTES, ROCE_PORT};
+
+/// Segments of one GSO send; kernels allow 64, newer ones 128.
+const MAX_SEGMENTS: u32 = 64;
+/// Bytes of one GSO send, below what an IP packet may carry.
+const MAX_RUN_BYTES: usize = 65_000;
+/// Pieces of one send (UIO_MAXIOV).
+const MAX_PIECES: usize = 1024;
+/// Pieces of a batch.
+const BATCH_PIECES: usize = 4096;
+/// Bytes of headers, trailers and copied payloads of a batch.
+const SCRATCH_BYTES: usize = 256 * 1024;
+/// Payloads up to this many bytes are copied.
+const COPY_BYTES: usize = 256;
+
+/// Where packets of a QP go.
+#[derive(Clone, Copy)]
+pub(crate) struct Dest {
+    pub(crate) to: RawAddr,
+    pub(crate) flow: IcrcFlow,
+}
+
+impl Dest {
+    /// The way from `src` to a QP: the port says which process of the peer's NIC has it.
+    pub(crate) fn to_qp(src: SocketAddr, peer: IpAddr, qpn: u32) -> Dest {
+        let dst = SocketAddr::new(peer, ROCE_PORT + (qpn >> 16 & 0xff) as u16);
+        let flow = IcrcFlow { src_ip: src.ip(), dst_ip: dst.ip(), src_port: src.port(), dst_port: dst.port() };
+        Dest { to: RawAddr::new(dst), flow }
+    }
+}
+
+/// A run of packets for one destination.
+struct Run {
+    message: Message,
+    socket: usize,
+    segment: usize,
+    packets: u32,
+    bytes: usize,
+    payload_bytes: usize,
+    /// Whether another packet may join.
+    open: bool,
+}
+
+/// What left and what did not.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct TxCount {
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
+    pub(crate) payload_bytes: u64,
+    pub(crate) drops: u64,
+}
+
+/// Packets that have been pushed and not sent.
+pub(crate) struct TxBatch {
+    scratch: Box<[u8]>,
+    used: usize,
+    pieces: Vec<libc::iovec>,
+    runs: Vec<Run>,
+    /// The device below cannot do GSO: send packets one by one.
+    gso_broken: bool,
+    pub(crate) count: TxCount,
+}
+
+// SAFETY: the pieces point to the scratch buffer, which moves with the batch, and to registered memory, which any thread may read;
+// they are used only while the `View` that they were located with lives (see `flush`).
+unsafe impl Send for TxBatch {}
+
+impl TxBatch {
+    pub(crate) fn new() -> TxBatch {
+        TxBatch {
+            scratch: vec![0; SCRATCH_BYTES].into_boxed_slice(),
+            used: 0,
+            pieces: Vec::with_capacity(BATCH_PIECES),
+            runs: Vec::with_capacity(TX_MESSAGES),
+            gso_broken: false,
+            count: TxCount::default(),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Whether a few more packets fit for sure.
+    pub(crate) fn has_room(&self) -> bool {
+        self.fits(8192, 128)
+    }
+
+    /// Sends everything. What the kernel does not take is dropped and counted, as a switch would drop it: the transport recovers.
+    /// `_view` is the one that the packets were pushed with.
+    pub(crate) fn flush(&mut self, sockets: &[TxSocket], _view: &View<'_>) {
+        let mut at = 0;
+        while at < self.runs.len() {
+            let socket = self.runs[at].socket;
+            let end = at + self.runs[at..].iter().take_while(|r| r.socket == socket).count().min(TX_MESSAGES);
+            at = self.flush_socket(&sockets[socket], at, end);
+        }
+        self.runs.clear();
+        self.pieces.clear();
+        self.used = 0;
+    }
+
+    /// Sends runs `from..end`, all of one socket; gives the first run that has not been dealt with.
+    fn flush_socket(&mut self, socket: &TxSocket, from: usize, end: usize) -> usize {
+        let runs = &self.runs[from..end];
+        // SAFETY: pieces point to the scratch buffer or to registered memory, kept in place by the view that `flush` was given.
+        match unsafe { socket::send(socket, runs.iter().map(|r| &r.message), &mut self.pieces) } {
+            Ok(sent) => {
+                for run in &runs[..sent] {
+                    self.count.packets += u64::from(run.packets);
+                    self.count.bytes += run.bytes as u64;
+                    self.count.payload_bytes += run.payload_bytes as u64;
+                }
+                from + sent.max(1)
+            }
+            Err(err) => {
+                // The kernel refuses GSO on a device without checksum offload.
+                self.gso_broken |= err.raw_os_error() == Some(libc::EIO) && runs[0].packets > 1;
+                // A full queue stays full for the rest; any other error is that of one destination.
+                let lost = if err.kind() == std::io::ErrorKind::WouldBlock { runs.len() } else { 1 };
+                self.count.drops += runs[..lost].iter().map(|r| u64::from(r.packets)).sum::<u64>();
+                from + lost
+            }
+        }
+    }
+
+    /// Takes back a packet that could not be written: `mark` is the scratch use, the number of pieces and the last one's length.
+    #[cold]
+    fn undo(&mut self, (used, pieces, last_len): (usize, usize, Option<usize>)) {
+        self.used = used;
+        self.pieces.truncate(pieces);
+        if let (Some(last), Some(len)) = (self.pieces.last_mut(), last_len) {
+            last.iov_len = len;
+        }
+        if self.runs.last().is_some_and(|r| r.packets == 0) {
+            self.runs.pop();
+        }
+    }
+
+    /// Whether a packet with so many bytes in the scratch buffer and so many pieces fits.
+    fn fits(&self, scratch: usize, pieces: usize) -> bool {
+        self.used + scratch <= SCRATCH_BYTES
+            && self.pieces.len() + pieces <= BATCH_PIECES
+            && self.runs.len() < TX_MESSAGES
+    }
+
+    /// Finds the run that a packet of `bytes` in `pieces` joins: the last one, or a new one. Gives the packet's place in it.
+    fn join_run(&mut self, dest: &Dest, socket: usize, bytes: usize, pieces: usize) -> u32 {
+        if let Some(r) = self.runs.last() {
+            if r.open && bytes <= r.segment && r.bytes + bytes <= MAX_RUN_BYTES && r.message.iovs + pieces <= MAX_PIECES
+            {
+                return r.packets;
+            }
+        }
+        let message = Message { to: dest.to, segment: 0, first_iov: self.pieces.len(), iovs: 0 };
+        let open = !self.gso_broken;
+        self.runs.push(Run { message, socket, segment: bytes, packets: 0, bytes: 0, payload_bytes: 0, open });
+        0
+    }
+
+    /// Ends the last run, so that the next packet begins another.
+    fn close_run(&mut self) {
+        if let Some(r) = self.runs.last_mut() {
+            r.open = false;
+        }
+    }
+
+    /// Appends a packet to the last run.
+    fn write(
+        &mut self,
+        mut icrc: Icrc,
+        view: &View<'_>,
+        pd: u32,
+        header: &[u8],
+        payload: &Payload<'_>,
+        copy: bool,
+    ) -> Result<(), SinkError> {
+        let pad = pad_of(payload.len()) as usize;
+        let mut from = self.used;
+        self.room(header.len()).copy_from_slice(header);
+        match *payload {
+            Payload::None => {}
+            Payload::Bytes(b) => self.room(b.len()).copy_from_slice(b),
+            Payload::Region { key, va, len } => {
+                view.read(pd, key, va, self.room(len as usize), Access::REMOTE_READ).map_err(SinkError::Memory)?;
+            }
+            Payload::Sges { sges, offset, len } if copy => each_piece(sges, offset, len, |key, va, n| {
+                view.read(pd, key, va, self.room(n as usize), Access::NONE).map_err(SinkError::Memory)
+            })?,
+            Payload::Sges { sges, offset, len } => {
+                icrc.update(&self.scratch[from..self.used]);
+                self.end_piece(from);
+                each_piece(sges, offset, len, |key, va, n| {
+                    let at = view.locate(pd, key, va, u64::from(n), Access::NONE).map_err(SinkError::Memory)?;
+                    // SAFETY: `locate` gave `n` bytes of registered memory, in place while the view lives. The application promised
+                    // not to write there before the completion; if it does, the ICRC is wrong and the packet as good as lost.
+                    icrc.update(unsafe { std::slice::from_raw_parts(at, n as usize) });
+                    self.pieces.push(libc::iovec { iov_base: at.cast(), iov_len: n as usize });
+                    Ok(())
+                })?;
+                from = self.used;
+            }
+        }
+        self.room(pad).fill(0);
+        icrc.update(&self.scratch[from..self.used]);
+        self.room(ICRC_BYTES).copy_from_slice(&icrc.finish());
+        self.end_piece(from);
+        Ok(())
+    }
+
+    /// Takes `len` bytes of the scratch buffer. [`TxBatch::fits`] has been asked.
+    fn room(&mut self, len: usize) -> &mut [u8] {
+        let at = self.used;
+        self.used += len;
+        &mut self.scratch[at..at + len]
+    }
+
+    /// Makes `from..used` of the scratch buffer a piece, joined to the last one where it goes on from there.
+    fn end_piece(&mut self, from: usize) {
+        let first_of_run = self.runs.last().map_or(0, |r| r.message.first_iov);
+        let start = self.scratch[from..].as_mut_ptr();
+        let len = self.used - from;
+        if let Some(last) = self.pieces[first_of_run..].last_mut() {
+            if last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == start {
+                last.iov_len += len;
+                return;
+            }
+        }
+        self.pieces.push(libc::iovec { iov_base: start.cast(), iov_len: len });
+    }
+}
+
+/// How the link treats packets that leave.
+pub(crate) enum Swallow<'a> {
+    /// It takes them.
+    None,
+    /// It swallows all.
+    All,
+    /// It swallows some, by chance.
+    Loss(&'a mut Loss),
+}
+
+/// What an RC QP pushes its packets to during its turn.
+pub(crate) struct QpSink<'a> {
+    batch: &'a mut TxBatch,
+    view: &'a View<'a>,
+    pd: u32,
+    dest: Dest,
+    socket: usize,
+    /// Packets that the QP may still push.
+    quota: u32,
+    swallow: Swallow<'a>,
+    /// Payloads up to this many bytes are copied.
+    copy_bytes: usize,
+}
+
+impl<'a> QpSink<'a> {
+    pub(crate) fn new(
+        batch: &'a mut TxBatch,
+        view: &'a View<'a>,
+        pd: u32,
+        dest: Dest,
+        socket: usize,
+        quota: u32,
+        swallow: Swallow<'a>,
+    ) -> QpSink<'a> {
+        QpSink { batch, view, pd, dest, socket, quota, swallow, copy_bytes: COPY_BYTES }
+    }
+
+    pub(crate) fn quota(&self) -> u32 {
+        self.quota
+    }
+}
+
+impl Drop for QpSink<'_> {
+    fn drop(&mut self) {
+        self.batch.close_run();
+    }
+}
+
+impl PacketSink for QpSink<'_> {
+    fn push(&mut self, header: &[u8], payload: Payload<'_>) -> Result<(), SinkError> {
+        let (len, copied, pieces) = match payload {
+            Payload::None => (0, 0, 1),
+            Payload::Bytes(b) => (b.len(), b.len(), 1),
+            Payload::Region { len, .. } => (len as usize, len as usize, 1),
+            Payload::Sges { len, .. } if len as usize <= self.copy_bytes => (len as usize, len as usize, 1),
+            Payload::Sges { sges, len, .. } => (len as usize, 0, sges.len() + 2),
+        };
+        let pad = pad_of(len) as usize;
+        if self.quota == 0 || !self.batch.fits(header.len() + copied + pad + ICRC_BYTES, pieces) {
+            return Err(SinkError::Full);
+        }
+        let lost = match &mut self.swallow {
+            Swallow::None => false,
+            Swallow::All => true,
+            Swallow::Loss(loss) => loss.lose(),
+        };
+        self.quota -= 1;
+        if lost {
+            self.batch.count.drops += 1;
+            return Ok(());
+        }
+        let bytes = header.len() + len + pad + ICRC_BYTES;
+        let mark = (self.batch.used, self.batch.pieces.len(), self.batch.pieces.last().map(|p| p.iov_len));
+        // The place in the run is the IP id that the kernel gives to the segment.
+        let place = self.batch.join_run(&self.dest, self.socket, bytes, pieces);
+        let icrc = Icrc::new(&self.dest.flow, bytes, place as u16);
+        if let Err(e) = self.batch.write(icrc, self.view, self.pd, header, &payload, len <= self.copy_bytes) {
+            self.batch.undo(mark);
+            return Err(e);
+        }
+        let pieces = self.batch.pieces.len();
+        let run = self.batch.runs.last_mut().expect("the run of this packet");
+        run.message.iovs = pieces - run.message.first_iov;
+        run.packets += 1;
+        run.bytes += bytes;
+        run.payload_bytes += len;
+        run.open &= bytes == run.segment && run.packets < MAX_SEGMENTS;
+        run.message.segment = if run.packets > 1 { run.segment as u16 } else { 0 };
+        Ok(())
+    }
+}
+
+/// What a UD QP pushes its packets to during its turn.
+pub(crate) struct UdQpSink<'a> {
+    src: SocketAddr,
+    /// To whom the last packet went.
+    last: UdDest,
+    sink: QpSink<'a>,
+}
+
+impl<'a> UdQpSink<'a> {
+    pub(crate) fn new(
+        batch: &'a mut TxBatch,
+        view: &'a View<'a>,
+        pd: u32,
+        src: SocketAddr,
+        socket: usize,
+        quota: u32,
+        swallow: Swallow<'a>,
+    ) -> UdQpSink<'a> {
+        // Not yet the way to anybody: the first packet sets it.
+        let dest = Dest::to_qp(src, src.ip(), 0);
+        let mut sink = QpSink::new(batch, view, pd, dest, socket, quota, swallow);
+        // A UD send completes when it is pushed: its memory may change before the packet leaves.
+        sink.copy_bytes = usize::MAX;
+        UdQpSink { src, last: UdDest::default(), sink }
+    }
+
+    pub(crate) fn quota(&self) -> u32 {
+        self.sink.quota
+    }
+}
+
+impl UdSink for UdQpSink<'_> {
+    fn push_to(&mut self, dest: &UdDest, header: &[u8], payload: Payload<'_>) -> Result<(), SinkError> {
+        if (dest.gid, dest.qpn) != (self.last.gid, self.last.qpn) {
+            self.sink.batch.close_run();
+            self.sink.dest = Dest::to_qp(self.src, dest.gid.to_ip(), dest.qpn);
+            self.last = *dest;
+        }
+        self.sink.push(header, payload)
+    }
+}
+
+/// Calls `each` with key, address and length of the pieces of `offset..offset + len` of a scatter/gather list.
+fn each_piece(
+    sges: &[Sge],
+    mut offset: u32,
+    mut len: u32,
+    mut each: impl FnMut(u32, u64, u32) -> Result<(), SinkError>,
+) -> Result<(), SinkError> {
+    for sge in sges {
+        if offset >= sge.length {
+            offset -= sge.length;
+            continue;
+        }
+        let take = len.min(sge.length - offset);
+        if take == 0 {
+            break;
+        }
+        each(sge.lkey, sge.addr.wrapping_add(u64::from(offset)), take)?;
+        len -= take;
+        offset = 0;
+    }
+    if len == 0 {
+        Ok(())
+    } else {
+        Err(SinkError::Memory(MemError::OutOfBounds))
+    }
+}

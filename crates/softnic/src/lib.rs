@@ -1,0 +1,44 @@
+//! An RNIC in user space: verbs over RoCEv2 on ordinary UDP sockets, in the application's own process.
+//!
+//! [`SoftNics`] is the set of NICs of a process: those of a host of the emulated network, or the addresses of real interfaces.
+//! [`SoftNics::open`] gives a [`Nic`], which is a [`unbroken_verbs::Device`].
+//!
+//! ```text
+//!   application thread: post_send, poll_cq ──┐            ┌── background thread: ppoll(socket, bell, next deadline)
+//!                                            ▼            ▼
+//!                                   one lock: Engine ── roce QPs ── registered memory
+//!                                            │
+//!                         1 socket in (UDP_GRO), 4 sockets out (UDP_SEGMENT)
+//! ```
+//!
+//! Whoever has the lock drives the engine. A program that polls does all the work itself; the background thread serves those that
+//! do not, runs timers, and stays out of the way otherwise (see `background`).
+//!
+//! A NIC applies the faults of the emulated network to itself. A dead one stays dead; opening it again, once the fault is cleared,
+//! gives a new one. Keys of memory regions are valid on all NICs of a process, whenever they were opened.
+
+mod background;
+mod config;
+mod engine;
+mod faults;
+mod fork;
+mod memory;
+mod netlink;
+mod nic;
+mod nics;
+mod qp;
+mod socket;
+
+pub use config::{Config, NicSource};
+pub use nic::Nic;
+pub use nics::SoftNics;
+
+/// Starts a thread that serves the layer above as the NICs' own threads serve them: it takes no signals and asks for a short slice,
+/// so that it runs at once when it is woken.
+pub fn spawn_service(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    background::spawn(name, move || {
+        background::ask_for_short_slice();
+        body();
+    })
+    .map(drop)
+}

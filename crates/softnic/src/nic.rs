@@ -1,0 +1,359 @@
+//! An opened NIC: a device of verbs.
+
+use crate::background::Background;
+use crate::engine::{Engine, Identity, QpEntry, QpKind, Sockets, MAX_QPS};
+use crate::faults::Link;
+use crate::fork;
+use crate::memory::{Domain, MAX_MRS, MAX_MR_BYTES, MAX_PDS};
+use crate::nics::{guid_of, Spec};
+use crate::qp::SoftQp;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use unbroken_fabric::{now_us, GapRecorder, NicPage};
+use unbroken_roce::{RcConfig, RcQp, UdConfig, UdQp, MAX_RD_ATOMIC};
+use unbroken_types::{Gid, Mtu, QpCaps, QpType};
+use unbroken_verbs::{
+    Device, DeviceAttr, DeviceCounters, DeviceQp, Driver, Error, EventFd, EventSink, MemoryDomain, PortAttr, PortState,
+    QpInit, Result,
+};
+
+/// Entries of a work queue.
+const MAX_QP_WR: u32 = 16_384;
+/// Scatter/gather entries of a WR.
+const MAX_SGE: u32 = 30;
+/// Bytes of inline data.
+const MAX_INLINE: u32 = 512;
+/// Largest congestion window in packets.
+const MAX_CWND_PACKETS: usize = 256;
+/// After so many polls in a row that found nothing, a polling thread yields its core once.
+const IDLE_POLLS: u32 = 32;
+/// An ACK may wait for the application's answer if the background thread looks again within this time.
+const ACK_PATIENCE_US: u64 = 500;
+
+/// What verbs, the background thread and the watcher share of a NIC.
+pub(crate) struct Shared {
+    engine: Mutex<Engine>,
+    /// Threads that wait for the engine: the background thread gives way to them.
+    waiting: AtomicU32,
+    pub(crate) domain: Arc<Domain>,
+    page: Arc<NicPage>,
+    pub(crate) name: String,
+    pub(crate) ip: IpAddr,
+    slot: u16,
+    mtu: Mtu,
+    cwnd_max_packets: u32,
+    /// Wakes the background thread.
+    pub(crate) bell: EventFd,
+    /// When the background thread wakes by itself; 0 while it is awake.
+    pub(crate) wake_at_us: AtomicU64,
+    pub(crate) stop: AtomicBool,
+    alive: AtomicBool,
+    port_up: AtomicBool,
+    /// Polls of application threads, and when the last one was.
+    pub(crate) polls: AtomicU32,
+    pub(crate) last_poll_us: AtomicU64,
+    idle_polls: AtomicU32,
+}
+
+impl Shared {
+    /// The engine, for a verb.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Engine> {
+        if let Some(e) = self.try_lock() {
+            return e;
+        }
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let e = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        e
+    }
+
+    fn try_lock(&self) -> Option<MutexGuard<'_, Engine>> {
+        match self.engine.try_lock() {
+            Ok(e) => Some(e),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Whether a verb waits for the engine.
+    pub(crate) fn wanted(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    pub(crate) fn alive(&self) -> bool {
+        self.alive.load(Ordering::Acquire)
+    }
+
+    /// Looks at the link now; gives whether the NIC works.
+    pub(crate) fn look(&self, now_us: u64) -> bool {
+        let mut e = self.lock();
+        e.look(now_us);
+        self.publish(&e);
+        drop(e);
+        if !self.alive() {
+            // The background thread has nothing to do any more.
+            self.bell.signal();
+        }
+        self.alive()
+    }
+
+    /// Copies what can be asked without the lock. Called by whoever has just driven the engine.
+    #[inline]
+    pub(crate) fn publish(&self, e: &Engine) {
+        let (alive, up) = (e.alive(), e.link_state().port_up);
+        if self.alive.load(Ordering::Relaxed) != alive {
+            self.alive.store(alive, Ordering::Release);
+        }
+        if self.port_up.load(Ordering::Relaxed) != up {
+            self.port_up.store(up, Ordering::Release);
+        }
+    }
+
+    /// Ends an application thread's turn: the background thread is woken if it would sleep past the next deadline.
+    #[inline]
+    pub(crate) fn settle(&self, e: MutexGuard<'_, Engine>) {
+        self.publish(&e);
+        let deadline_us = e.deadline_us();
+        let wake_at_us = self.wake_at_us.load(Ordering::Relaxed);
+        let late = deadline_us < wake_at_us && wake_at_us > now_us_if(deadline_us == 0, ACK_PATIENCE_US);
+        if late {
+            self.wake_at_us.store(0, Ordering::Relaxed);
+        }
+        drop(e);
+        if late {
+            self.bell.signal();
+        }
+    }
+}
+
+/// Work that waits already may wait until `patience_us` from now; a deadline may not.
+#[inline]
+fn now_us_if(waiting: bool, patience_us: u64) -> u64 {
+    if waiting {
+        now_us() + patience_us
+    } else {
+        0
+    }
+}
+
+impl Driver for Shared {
+    fn drive(&self) {
+        if fork::abandoned() {
+            return;
+        }
+        let Some(mut e) = self.try_lock() else { return };
+        let now_us = now_us();
+        self.last_poll_us.store(now_us, Ordering::Relaxed);
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        let patient = self.wake_at_us.load(Ordering::Relaxed) <= now_us + ACK_PATIENCE_US;
+        let work = e.drive(now_us, &self.domain, true, !patient);
+        if work.busy {
+            self.idle_polls.store(0, Ordering::Relaxed);
+            return self.settle(e);
+        }
+        self.publish(&e);
+        drop(e);
+        let idle = self.idle_polls.load(Ordering::Relaxed) + 1;
+        self.idle_polls.store(idle % IDLE_POLLS, Ordering::Relaxed);
+        if idle == IDLE_POLLS {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// An opened software NIC.
+///
+/// Its last handle, QPs included, closes it.
+pub struct Nic {
+    inner: Arc<Inner>,
+}
+
+/// What every handle of a NIC keeps alive. The background thread ends with it.
+pub(crate) struct Inner {
+    pub(crate) shared: Arc<Shared>,
+    _background: Background,
+}
+
+impl Nic {
+    pub(crate) fn open(
+        index: usize,
+        spec: &Spec,
+        link: Link,
+        domain: Arc<Domain>,
+        gaps: Arc<GapRecorder>,
+        sink: Arc<dyn EventSink>,
+    ) -> Result<Nic> {
+        let sockets = Sockets::open(spec.ip).map_err(|e| Error::os(&format!("opening NIC {}", spec.name), &e))?;
+        let (slot, rcvbuf) = (sockets.rx.slot(), sockets.rx.rcvbuf());
+        let any_ip_id = matches!(link, Link::Interface(_));
+        let id = Identity { index, ip: spec.ip, slot, any_ip_id };
+        let engine = Engine::new(id, sockets, link, spec.page.clone(), gaps, sink);
+        let shared = Arc::new(Shared {
+            engine: Mutex::new(engine),
+            waiting: AtomicU32::new(0),
+            domain,
+            page: spec.page.clone(),
+            name: spec.name.clone(),
+            ip: spec.ip,
+            slot,
+            mtu: spec.mtu,
+            // The kernel counts about twice the payload for a packet in the buffer; the peer's buffer is taken to be like ours.
+            cwnd_max_packets: (rcvbuf / 2 / 4096).clamp(2, MAX_CWND_PACKETS) as u32,
+            bell: EventFd::new(false, true)?,
+            wake_at_us: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            alive: AtomicBool::new(true),
+            port_up: AtomicBool::new(true),
+            polls: AtomicU32::new(0),
+            last_poll_us: AtomicU64::new(0),
+            idle_polls: AtomicU32::new(0),
+        });
+        shared.look(now_us());
+        let background = Background::start(shared.clone())?;
+        Ok(Nic { inner: Arc::new(Inner { shared, _background: background }) })
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<Shared> {
+        Arc::downgrade(&self.inner.shared)
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.inner.shared
+    }
+
+    /// The slot of the NIC that this process has: the upper eight bits of its QPNs.
+    pub fn slot(&self) -> u16 {
+        self.shared().slot
+    }
+}
+
+/// The queue sizes that a QP gets.
+fn check_caps(mut caps: QpCaps) -> Result<QpCaps> {
+    let limits = [
+        ("max_send_wr", caps.max_send_wr, MAX_QP_WR),
+        ("max_recv_wr", caps.max_recv_wr, MAX_QP_WR),
+        ("max_send_sge", caps.max_send_sge, MAX_SGE),
+        ("max_recv_sge", caps.max_recv_sge, MAX_SGE),
+        ("max_inline_data", caps.max_inline_data, MAX_INLINE),
+    ];
+    for (name, value, max) in limits {
+        if value > max {
+            return Err(Error::invalid(format!("{name} is {value}, at most {max} is possible")));
+        }
+    }
+    caps.max_send_wr = caps.max_send_wr.max(1);
+    caps.max_recv_wr = caps.max_recv_wr.max(1);
+    caps.max_send_sge = caps.max_send_sge.max(1);
+    caps.max_recv_sge = caps.max_recv_sge.max(1);
+    Ok(caps)
+}
+
+impl Device for Nic {
+    fn name(&self) -> &str {
+        &self.shared().name
+    }
+
+    fn gid(&self) -> Gid {
+        Gid::from_ip(self.shared().ip)
+    }
+
+    fn attr(&self) -> DeviceAttr {
+        DeviceAttr {
+            fw_ver: env!("CARGO_PKG_VERSION").to_owned(),
+            node_guid: guid_of(self.shared().ip),
+            vendor_id: 0,
+            vendor_part_id: 0,
+            hw_ver: 1,
+            max_mr_size: MAX_MR_BYTES,
+            max_qp: MAX_QPS as u32,
+            max_qp_wr: MAX_QP_WR,
+            max_sge: MAX_SGE,
+            max_cq: 65_536,
+            max_cqe: 1 << 22,
+            max_mr: MAX_MRS,
+            max_pd: MAX_PDS,
+            max_qp_rd_atom: u32::from(MAX_RD_ATOMIC),
+            max_ah: 65_536,
+            phys_port_cnt: 1,
+            max_inline_data: MAX_INLINE,
+        }
+    }
+
+    fn port(&self) -> PortAttr {
+        PortAttr {
+            state: if self.usable() { PortState::Active } else { PortState::Down },
+            max_mtu: Mtu::B4096,
+            active_mtu: self.shared().mtu,
+            gids: vec![self.gid()],
+            max_msg_sz: 1 << 30,
+        }
+    }
+
+    fn alive(&self) -> bool {
+        !fork::abandoned() && self.shared().alive()
+    }
+
+    fn usable(&self) -> bool {
+        self.alive() && self.shared().port_up.load(Ordering::Acquire)
+    }
+
+    fn memory(&self) -> Arc<dyn MemoryDomain> {
+        self.shared().domain.clone()
+    }
+
+    fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
+        if fork::abandoned() {
+            return Err(fork::error());
+        }
+        let shared = &self.inner.shared;
+        let caps = check_caps(init.caps)?;
+        let mut e = shared.lock();
+        if !e.look(now_us()) {
+            return Err(Error::device_gone(format!("NIC {} is dead", shared.name)));
+        }
+        if e.qps.len() >= MAX_QPS {
+            return Err(Error::no_room(format!("{MAX_QPS} QPs exist on NIC {}, which is the limit", shared.name)));
+        }
+        let qpn = loop {
+            let qpn = u32::from(shared.slot) << 16 | shared.page.next_index();
+            // The table is far from full, so a free index comes soon.
+            if e.qps.get(qpn as u16).is_none() {
+                break qpn;
+            }
+        };
+        let wc_qpn = init.wc_qpn.unwrap_or(qpn);
+        let kind = match init.qp_type {
+            QpType::Rc => QpKind::Rc(RcQp::new(RcConfig {
+                qpn,
+                wc_qpn,
+                caps,
+                pd: init.pd,
+                hold_on_failure: init.hold_on_failure,
+                sq_sig_all: init.sq_sig_all,
+                cwnd_max_packets: shared.cwnd_max_packets,
+            })),
+            QpType::Ud => QpKind::Ud(UdQp::new(UdConfig {
+                qpn,
+                wc_qpn,
+                caps,
+                pd: init.pd,
+                sq_sig_all: init.sq_sig_all,
+                mtu: shared.mtu,
+            })),
+            QpType::Uc => return Err(Error::unsupported("UC QPs are not supported yet: use RC or UD")),
+        };
+        shared.domain.use_pd(init.pd)?;
+        let cqs = (init.send_cq.clone(), init.recv_cq.clone());
+        e.qps.insert(qpn as u16, QpEntry::new(kind, qpn, init.pd, caps, cqs));
+        drop(e);
+        Ok(Arc::new(SoftQp::new(self.inner.clone(), qpn, init)))
+    }
+
+    fn counters(&self) -> DeviceCounters {
+        if fork::abandoned() {
+            return DeviceCounters::default();
+        }
+        self.shared().lock().totals()
+    }
+}

@@ -1,0 +1,255 @@
+//! The NICs of a process.
+
+use crate::config::{Config, NicSource, MAX_NICS};
+use crate::faults::{InterfaceState, Link};
+use crate::memory::Domain;
+use crate::netlink::{self, LinkChange, LinkWatch};
+use crate::nic::{Nic, Shared};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use unbroken_fabric::{now_us, Fabric, GapRecorder, NicPage, Runtime};
+use unbroken_types::Mtu;
+use unbroken_verbs::{DeviceEvent, Error, EventSink, MemoryDomain, Result};
+
+/// The watching thread looks this often whether anybody still needs it.
+const WATCH_US: u64 = 500_000;
+/// Bytes around a payload: IPv6 and UDP headers, the longest RoCE header, padding and ICRC.
+const OVERHEAD_BYTES: usize = 40 + 8 + 40 + 3 + 4;
+
+/// A NIC that may be opened.
+pub(crate) struct Spec {
+    pub(crate) name: String,
+    pub(crate) ip: IpAddr,
+    pub(crate) mtu: Mtu,
+    pub(crate) page: Arc<NicPage>,
+    interface: Option<Arc<InterfaceState>>,
+}
+
+/// What is known of a NIC that was opened.
+struct Opened {
+    nic: Weak<Shared>,
+    sink: Weak<dyn EventSink>,
+    /// The link of a dead NIC, asked until it works again.
+    grave: Option<Link>,
+}
+
+/// The NICs of a process.
+pub struct SoftNics {
+    host: String,
+    specs: Vec<Spec>,
+    domain: Arc<Domain>,
+    gaps: Arc<GapRecorder>,
+    fabric: Option<Arc<Fabric>>,
+    opened: Mutex<Vec<Option<Opened>>>,
+}
+
+fn invalid(e: impl ToString) -> Error {
+    Error::invalid(e.to_string())
+}
+
+impl SoftNics {
+    /// Finds the NICs and begins to watch their links; opens none.
+    pub fn new(config: Config) -> Result<Arc<SoftNics>> {
+        let runtime = &config.runtime;
+        let (host, specs, fabric, watch) = match &config.nics {
+            NicSource::Host(host) => {
+                let fabric = Arc::new(Fabric::open(runtime).map_err(invalid)?);
+                (host.clone(), fabric_specs(runtime, &fabric, host)?, Some(fabric), None)
+            }
+            NicSource::Addresses(addrs) => {
+                let watch = LinkWatch::new().map_err(|e| Error::os("watching the links of interfaces", &e))?;
+                (host_name(), interface_specs(runtime, addrs)?, None, Some(watch))
+            }
+        };
+        crate::fork::install();
+        let gaps = Arc::new(GapRecorder::create(runtime).map_err(invalid)?);
+        let opened = Mutex::new(specs.iter().map(|_| None).collect());
+        let nics = Arc::new(SoftNics { host, specs, domain: Arc::default(), gaps, fabric: fabric.clone(), opened });
+        let weak = Arc::downgrade(&nics);
+        let watcher = move || match (fabric, watch) {
+            (Some(fabric), _) => watch_fabric(&weak, &fabric),
+            (None, Some(watch)) => watch_interfaces(&weak, &watch),
+            (None, None) => {}
+        };
+        crate::background::spawn("unb-watch", watcher).map_err(|e| Error::os("starting a thread", &e))?;
+        Ok(nics)
+    }
+
+    /// How many NICs there are.
+    pub fn count(&self) -> usize {
+        self.specs.len()
+    }
+
+    /// The name of a NIC, `a/0` or its address.
+    pub fn name(&self, i: usize) -> &str {
+        self.specs.get(i).map_or("", |s| &s.name)
+    }
+
+    /// The name of the host.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The address of a NIC.
+    pub fn ip(&self, i: usize) -> Option<IpAddr> {
+        self.specs.get(i).map(|s| s.ip)
+    }
+
+    /// The node GUID of a NIC, made from its address; 0 for a NIC that there is not.
+    pub fn node_guid(&self, i: usize) -> u64 {
+        self.specs.get(i).map_or(0, |s| guid_of(s.ip))
+    }
+
+    /// The protection domains and memory regions, which all NICs share.
+    pub fn memory(&self) -> Arc<dyn MemoryDomain> {
+        self.domain.clone()
+    }
+
+    /// Opens a NIC. It has one handle at a time: a second call while the first handle lives is EBUSY, one after its death is right.
+    pub fn open(self: &Arc<Self>, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<Nic>> {
+        if crate::fork::abandoned() {
+            return Err(crate::fork::error());
+        }
+        let Some(spec) = self.specs.get(i) else {
+            return Err(Error::invalid(format!(
+                "there is no NIC {i} on host {}: it has {}",
+                self.host,
+                self.specs.len()
+            )));
+        };
+        let mut opened = self.opened();
+        if let Some(old) = &opened[i] {
+            if old.nic.upgrade().is_some_and(|n| n.alive()) {
+                return Err(Error::new(libc::EBUSY, format!("NIC {} is open in this process", spec.name)));
+            }
+        }
+        let mut link = self.link(i)?;
+        if !link.state(now_us()).alive {
+            return Err(Error::device_gone(format!("NIC {} is dead", spec.name)));
+        }
+        let weak = Arc::downgrade(&sink);
+        let nic = Nic::open(i, spec, link, self.domain.clone(), self.gaps.clone(), sink)?;
+        opened[i] = Some(Opened { nic: nic.downgrade(), sink: weak, grave: None });
+        Ok(Arc::new(nic))
+    }
+
+    fn opened(&self) -> MutexGuard<'_, Vec<Option<Opened>>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn link(&self, i: usize) -> Result<Link> {
+        match (&self.fabric, &self.specs[i].interface) {
+            (Some(fabric), _) => fabric.nic_view(&self.host, i as u8).map(Link::Fabric).map_err(invalid),
+            (None, Some(interface)) => Ok(Link::Interface(interface.clone())),
+            (None, None) => Err(Error::invalid("a NIC without a link")),
+        }
+    }
+
+    /// Makes every NIC look at its link, and tells of dead ones that work again.
+    fn look(&self, now_us: u64) {
+        let mut opened = self.opened();
+        for (i, slot) in opened.iter_mut().enumerate() {
+            let Some(o) = slot else { continue };
+            let nic = o.nic.upgrade();
+            if nic.as_ref().is_some_and(|n| n.look(now_us)) {
+                continue;
+            }
+            // A NIC that was closed while it worked is of no interest; one that died is, handle or not.
+            if o.grave.is_none() {
+                if nic.is_none() {
+                    *slot = None;
+                    continue;
+                }
+                o.grave = self.link(i).ok();
+            }
+            if o.grave.as_mut().is_some_and(|link| link.state(now_us).alive) {
+                if let Some(sink) = o.sink.upgrade() {
+                    sink.event(i, DeviceEvent::PortActive);
+                }
+                *slot = None;
+            }
+        }
+    }
+}
+
+/// The host part of a real machine's name, for events and status.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().split('.').next().filter(|n| !n.is_empty()).unwrap_or("localhost").to_owned()
+}
+
+fn fabric_specs(runtime: &Runtime, fabric: &Fabric, host: &str) -> Result<Vec<Spec>> {
+    let count = fabric.nic_count(host).map_err(invalid)?;
+    let mtu = link_mtu("127.0.0.1".parse().expect("an address"))?.1;
+    (0..count.min(MAX_NICS as u8))
+        .map(|n| {
+            let ip = IpAddr::V4(fabric.nic_addr(host, n).map_err(invalid)?);
+            let page = Arc::new(NicPage::open(runtime, ip).map_err(invalid)?);
+            Ok(Spec { name: format!("{host}/{n}"), ip, mtu, page, interface: None })
+        })
+        .collect()
+}
+
+fn interface_specs(runtime: &Runtime, addrs: &[IpAddr]) -> Result<Vec<Spec>> {
+    let states = netlink::link_states().map_err(|e| Error::os("asking for the states of interfaces", &e))?;
+    addrs
+        .iter()
+        .map(|&ip| {
+            let (index, mtu) = link_mtu(ip)?;
+            let interface = InterfaceState::new(index);
+            interface.set_up(states.get(&index).copied().unwrap_or(false));
+            let page = Arc::new(NicPage::open(runtime, ip).map_err(invalid)?);
+            Ok(Spec { name: ip.to_string(), ip, mtu, page, interface: Some(Arc::new(interface)) })
+        })
+        .collect()
+}
+
+/// Index and RDMA MTU of the interface that answers for an address.
+fn link_mtu(ip: IpAddr) -> Result<(u32, Mtu)> {
+    let interface = netlink::interface_of(ip).map_err(|e| Error::os("finding the NIC's interface", &e))?;
+    Ok((interface.index, Mtu::fitting(interface.mtu, OVERHEAD_BYTES)))
+}
+
+/// A locally administered EUI-64 with the address in it.
+pub(crate) fn guid_of(ip: IpAddr) -> u64 {
+    match ip {
+        IpAddr::V4(v4) => 0x0255_4e00_0000_0000 | u64::from(u32::from(v4)),
+        IpAddr::V6(v6) => u128::from(v6) as u64 | 0x0200_0000_0000_0000,
+    }
+}
+
+fn watch_fabric(nics: &Weak<SoftNics>, fabric: &Fabric) {
+    let mut seen = fabric.generation();
+    loop {
+        let since_us = now_us();
+        match nics.upgrade() {
+            Some(nics) => nics.look(since_us),
+            None => return,
+        }
+        seen = fabric.wait_change(seen, since_us, WATCH_US);
+    }
+}
+
+fn watch_interfaces(nics: &Weak<SoftNics>, watch: &LinkWatch) {
+    loop {
+        let changes = watch.wait((WATCH_US / 1000) as i32);
+        let Some(nics) = nics.upgrade() else { return };
+        for change in changes {
+            let states = match change {
+                LinkChange::Up(index, up) => vec![(index, Some(up))],
+                LinkChange::Deleted(index) => vec![(index, None)],
+                LinkChange::Overrun => {
+                    netlink::link_states().unwrap_or_default().into_iter().map(|(i, up)| (i, Some(up))).collect()
+                }
+            };
+            for interface in nics.specs.iter().filter_map(|s| s.interface.as_ref()) {
+                match states.iter().find(|(index, _)| *index == interface.index) {
+                    Some((_, Some(up))) => interface.set_up(*up),
+                    Some((_, None)) => interface.set_deleted(),
+                    None => {}
+                }
+            }
+        }
+        nics.look(now_us());
+    }
+}

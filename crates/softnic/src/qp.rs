@@ -1,0 +1,187 @@
+//! A physical QP, as a handle: every verb takes the engine's lock, calls the transport, and sends what is to be sent.
+
+use crate::engine::{Engine, QpEntry, QpKind};
+use crate::fork;
+use crate::nic::Inner;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, MutexGuard};
+use unbroken_fabric::now_us;
+use unbroken_roce::Progress;
+use unbroken_types::{QpState, WcStatus};
+use unbroken_verbs::{Backlog, Cq, DeviceQp, Driver, Error, QpInit, QpModify, QpSnapshot, RecvWr, Result, SendWr};
+
+pub(crate) struct SoftQp {
+    nic: Arc<Inner>,
+    /// The NIC as a driver of CQs.
+    driver: Arc<dyn Driver>,
+    qpn: u32,
+    /// WCs carry another number, that of a logical QP: its owner drops them.
+    borrowed_number: bool,
+    send_cq: Arc<Cq>,
+    recv_cq: Arc<Cq>,
+    destroyed: AtomicBool,
+}
+
+impl SoftQp {
+    /// The handle of a QP that is in the engine's table.
+    pub(crate) fn new(nic: Arc<Inner>, qpn: u32, init: &QpInit) -> SoftQp {
+        let driver: Arc<dyn Driver> = nic.shared.clone();
+        init.send_cq.attach(&driver);
+        init.recv_cq.attach(&driver);
+        SoftQp {
+            nic,
+            driver,
+            qpn,
+            borrowed_number: init.wc_qpn.is_some(),
+            send_cq: init.send_cq.clone(),
+            recv_cq: init.recv_cq.clone(),
+            destroyed: AtomicBool::new(false),
+        }
+    }
+
+    fn index(&self) -> u16 {
+        self.qpn as u16
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, Engine>> {
+        if fork::abandoned() {
+            return Err(fork::error());
+        }
+        Ok(self.nic.shared.lock())
+    }
+
+    /// The engine, if the NIC works; EIO otherwise.
+    #[inline]
+    fn lock_alive(&self, now_us: u64) -> Result<MutexGuard<'_, Engine>> {
+        let mut e = self.lock()?;
+        if e.look(now_us) {
+            return Ok(e);
+        }
+        self.nic.shared.publish(&e);
+        Err(self.dead())
+    }
+
+    #[cold]
+    fn dead(&self) -> Error {
+        Error::device_gone(format!("NIC {} is dead", self.nic.shared.name))
+    }
+
+    #[inline]
+    fn entry<'a>(&self, e: &'a mut Engine) -> Result<&'a mut QpEntry> {
+        e.qps.get_mut(self.index()).ok_or_else(|| Error::invalid(format!("QP {:#x} has been destroyed", self.qpn)))
+    }
+
+    /// Sends what the QP has to send, and lets go of the engine.
+    fn kick(&self, mut e: MutexGuard<'_, Engine>, now_us: u64) {
+        e.kick(self.index(), now_us, &self.nic.shared.domain);
+        self.nic.shared.settle(e);
+    }
+}
+
+impl DeviceQp for SoftQp {
+    fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
+        let now_us = now_us();
+        let mut e = self.lock_alive(now_us)?;
+        self.entry(&mut e)?.post_send(wr)?;
+        self.kick(e, now_us);
+        Ok(())
+    }
+
+    fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
+        let mut e = self.lock_alive(now_us())?;
+        self.entry(&mut e)?.post_recv(wr)
+    }
+
+    fn modify(&self, change: &QpModify) -> Result<()> {
+        let now_us = now_us();
+        let mut e = self.lock_alive(now_us)?;
+        self.entry(&mut e)?.modify(change)?;
+        e.route(self.index());
+        self.kick(e, now_us);
+        Ok(())
+    }
+
+    fn query(&self) -> QpSnapshot {
+        let Ok(mut e) = self.lock() else { return QpSnapshot::default() };
+        self.entry(&mut e).map_or_else(|_| QpSnapshot::default(), |q| q.query())
+    }
+
+    fn state(&self) -> QpState {
+        let Ok(mut e) = self.lock() else { return QpState::Err };
+        self.entry(&mut e).map_or(QpState::Err, |q| q.state())
+    }
+
+    fn progress(&self) -> Progress {
+        let Ok(mut e) = self.lock() else { return Progress::default() };
+        match self.entry(&mut e).map(|q| &q.kind) {
+            Ok(QpKind::Rc(qp)) => qp.progress(),
+            _ => Progress::default(),
+        }
+    }
+
+    fn quiesce(&self) -> Result<Backlog> {
+        // Also on a dead NIC: its memory is this process's.
+        let mut e = self.lock()?;
+        match &mut self.entry(&mut e)?.kind {
+            QpKind::Rc(qp) => Ok(qp.quiesce()),
+            QpKind::Ud(_) => Err(Error::unsupported("a UD QP cannot be quiesced")),
+        }
+    }
+
+    fn adopt(&self, backlog: Backlog) -> Result<()> {
+        let mut e = self.lock_alive(now_us())?;
+        match &mut self.entry(&mut e)?.kind {
+            QpKind::Rc(qp) => Ok(qp.adopt(&backlog)?),
+            QpKind::Ud(_) => Err(Error::unsupported("a UD QP cannot adopt work requests")),
+        }
+    }
+
+    fn unsafe_to_replay(&self, peer_done: u64) -> bool {
+        let Ok(mut e) = self.lock() else { return true };
+        match self.entry(&mut e).map(|q| &q.kind) {
+            Ok(QpKind::Rc(qp)) => qp.unsafe_to_replay(peer_done),
+            _ => true,
+        }
+    }
+
+    fn mark_executed(&self, peer_done: u64) -> u32 {
+        let Ok(mut e) = self.lock() else { return 0 };
+        match self.entry(&mut e).map(|q| &mut q.kind) {
+            Ok(QpKind::Rc(qp)) => qp.mark_executed(peer_done).replayed,
+            _ => 0,
+        }
+    }
+
+    fn fail(&self, status: WcStatus) {
+        let Ok(mut e) = self.lock() else { return };
+        if let Ok(q) = self.entry(&mut e) {
+            q.fail(status);
+        }
+        self.kick(e, now_us());
+    }
+
+    fn destroy(&self) {
+        if fork::abandoned() || self.destroyed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let removed = self.nic.shared.lock().qps.remove(self.index());
+        let Some(q) = removed else { return };
+        self.nic.shared.domain.unuse_pd(q.pd);
+        self.send_cq.detach(&self.driver);
+        self.recv_cq.detach(&self.driver);
+        if !self.borrowed_number {
+            self.send_cq.purge(self.qpn);
+            self.recv_cq.purge(self.qpn);
+        }
+    }
+}
+
+impl Drop for SoftQp {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}

@@ -1,0 +1,271 @@
+//! Two hosts of an emulated network in one process, each with its own NICs.
+#![allow(dead_code)] // each test file uses a part of it
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+use unbroken_fabric::{Fabric, Fault, Runtime};
+use unbroken_softnic::{Config, Nic, SoftNics};
+use unbroken_types::{Access, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_verbs::{
+    CompChannel, Cq, Device, DeviceEvent, DeviceQp, EventSink, MrKeys, QpInit, QpModify, RcModify, RecvWr, Result,
+    SendWr,
+};
+
+/// How long anything may take before a test calls it lost.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub const ALL: Access = Access(15);
+
+/// Keeps events and lets tests wait for them.
+#[derive(Default)]
+pub struct Events {
+    list: Mutex<Vec<(usize, DeviceEvent)>>,
+    news: Condvar,
+}
+
+impl EventSink for Events {
+    fn event(&self, device: usize, event: DeviceEvent) {
+        self.list.lock().unwrap().push((device, event));
+        self.news.notify_all();
+    }
+}
+
+impl Events {
+    pub fn wait(&self, what: impl Fn(&DeviceEvent) -> bool) -> DeviceEvent {
+        let guard = self.list.lock().unwrap();
+        let (list, timeout) =
+            self.news.wait_timeout_while(guard, PATIENCE, |l| !l.iter().any(|(_, e)| what(e))).unwrap();
+        assert!(!timeout.timed_out(), "the event did not come; there were {:?}", *list);
+        let found = list.iter().find(|(_, e)| what(e)).unwrap().1;
+        found
+    }
+
+    pub fn count(&self, what: impl Fn(&DeviceEvent) -> bool) -> usize {
+        self.list.lock().unwrap().iter().filter(|(_, e)| what(e)).count()
+    }
+}
+
+pub struct World {
+    pub dir: tempfile::TempDir,
+    pub fabric: Fabric,
+}
+
+impl World {
+    pub fn new() -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let fabric = Fabric::open(&Runtime::at(dir.path()).unwrap()).unwrap();
+        World { dir, fabric }
+    }
+
+    pub fn nics(&self, host: &str) -> Arc<SoftNics> {
+        SoftNics::new(Config::host(Runtime::at(self.dir.path()).unwrap(), host)).unwrap()
+    }
+
+    pub fn fault(&self, text: &str) {
+        self.fabric.set(&text.parse::<Fault>().unwrap(), None).unwrap();
+    }
+
+    pub fn clear(&self) {
+        self.fabric.clear(None).unwrap();
+    }
+}
+
+/// A host: one open NIC, a PD, a CQ, and a registered buffer.
+pub struct Host {
+    pub nics: Arc<SoftNics>,
+    pub events: Arc<Events>,
+    pub nic: Arc<Nic>,
+    pub pd: u32,
+    pub cq: Arc<Cq>,
+    pub channel: Option<Arc<CompChannel>>,
+    pub buf: Box<[u8]>,
+    pub mr: MrKeys,
+}
+
+impl Host {
+    pub fn new(world: &World, name: &str, index: usize, bytes: usize) -> Host {
+        Host::with_channel(world.nics(name), index, bytes, None)
+    }
+
+    pub fn with_channel(nics: Arc<SoftNics>, index: usize, bytes: usize, channel: Option<Arc<CompChannel>>) -> Host {
+        let events = Arc::new(Events::default());
+        let nic = nics.open(index, events.clone()).unwrap();
+        let memory = nics.memory();
+        let pd = memory.alloc_pd().unwrap();
+        let cq = Cq::new(1024, channel.clone());
+        let buf = vec![0u8; bytes].into_boxed_slice();
+        let addr = buf.as_ptr() as u64;
+        let mr = memory.reg_mr(pd, addr, bytes as u64, addr, ALL).unwrap();
+        Host { nics, events, nic, pd, cq, channel, buf, mr }
+    }
+
+    pub fn addr(&self, offset: usize) -> u64 {
+        self.buf.as_ptr() as u64 + offset as u64
+    }
+
+    pub fn sge(&self, offset: usize, len: usize) -> Sge {
+        Sge { addr: self.addr(offset), length: len as u32, lkey: self.mr.lkey }
+    }
+
+    /// The buffer as the network left it.
+    pub fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
+        // SAFETY: within the buffer; volatile reads, since the NIC's thread may have written it.
+        (offset..offset + len).map(|i| unsafe { self.buf.as_ptr().add(i).read_volatile() }).collect()
+    }
+
+    pub fn fill(&mut self, offset: usize, bytes: &[u8]) {
+        self.buf[offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+
+    pub fn init(&self, qp_type: QpType) -> QpInit {
+        QpInit {
+            qp_type,
+            caps: QpCaps { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 128 },
+            pd: self.pd,
+            send_cq: self.cq.clone(),
+            recv_cq: self.cq.clone(),
+            sq_sig_all: false,
+            hold_on_failure: false,
+            wc_qpn: None,
+        }
+    }
+
+    pub fn qp(&self, change: impl Fn(&mut QpInit)) -> Arc<dyn DeviceQp> {
+        let mut init = self.init(QpType::Rc);
+        change(&mut init);
+        self.nic.create_qp(&init).unwrap()
+    }
+
+    /// Polls until `n` completions have come.
+    pub fn poll(&self, n: usize) -> Vec<Wc> {
+        let start = Instant::now();
+        let mut out = Vec::new();
+        let mut wcs = [Wc::default(); 16];
+        while out.len() < n {
+            let got = self.cq.poll(&mut wcs).unwrap();
+            out.extend_from_slice(&wcs[..got]);
+            assert!(start.elapsed() < PATIENCE, "only {} of {n} completions came: {out:?}", out.len());
+        }
+        assert_eq!(out.len(), n);
+        out
+    }
+
+    /// Takes completions without driving the NIC.
+    pub fn wait(&self, n: usize) -> Vec<Wc> {
+        let channel = self.channel.as_ref().unwrap();
+        let mut out = Vec::new();
+        let mut wcs = [Wc::default(); 16];
+        loop {
+            self.cq.req_notify(false);
+            loop {
+                let got = self.cq.poll(&mut wcs).unwrap();
+                out.extend_from_slice(&wcs[..got]);
+                if got == 0 {
+                    break;
+                }
+            }
+            if out.len() >= n {
+                return out;
+            }
+            channel.get_event().unwrap();
+        }
+    }
+}
+
+/// Timeout code 8: about a millisecond.
+pub const TIMEOUT: u8 = 8;
+
+pub fn connect(qp: &dyn DeviceQp, peer: &dyn DeviceQp, peer_nic: &Nic) -> Result<()> {
+    connect_with(qp, peer.qpn(), peer_nic, 0x100)
+}
+
+pub fn connect_with(qp: &dyn DeviceQp, peer_qpn: u32, peer_nic: &Nic, psn: u32) -> Result<()> {
+    let init = RcModify { state: Some(QpState::Init), access: Some(ALL), ..RcModify::default() };
+    qp.modify(&QpModify { rc: init, ..QpModify::default() })?;
+    let rtr = RcModify {
+        state: Some(QpState::Rtr),
+        dest_qpn: Some(peer_qpn),
+        rq_psn: Some(psn),
+        mtu: Some(Mtu::B4096),
+        max_dest_rd_atomic: Some(16),
+        min_rnr_timer: Some(1),
+        ..RcModify::default()
+    };
+    qp.modify(&QpModify { rc: rtr, dest_gid: Some(peer_nic.gid()), ..QpModify::default() })?;
+    let rts = RcModify {
+        state: Some(QpState::Rts),
+        sq_psn: Some(psn),
+        timeout: Some(TIMEOUT),
+        retry_cnt: Some(7),
+        rnr_retry: Some(7),
+        max_rd_atomic: Some(16),
+        ..RcModify::default()
+    };
+    qp.modify(&QpModify { rc: rts, ..QpModify::default() })
+}
+
+/// Two hosts with a connected pair of QPs.
+pub struct Pair {
+    pub world: World,
+    pub a: Host,
+    pub b: Host,
+    pub qa: Arc<dyn DeviceQp>,
+    pub qb: Arc<dyn DeviceQp>,
+}
+
+impl Pair {
+    pub fn new() -> Pair {
+        Pair::with(|_| {})
+    }
+
+    pub fn with(change: impl Fn(&mut QpInit)) -> Pair {
+        let world = World::new();
+        let (a, b) = (Host::new(&world, "a", 0, 4 << 20), Host::new(&world, "b", 0, 4 << 20));
+        let (qa, qb) = (a.qp(&change), b.qp(&change));
+        connect(&*qa, &*qb, &b.nic).unwrap();
+        connect(&*qb, &*qa, &a.nic).unwrap();
+        Pair { world, a, b, qa, qb }
+    }
+}
+
+pub fn send(wr_id: u64, sges: &[Sge]) -> SendWr<'_> {
+    SendWr {
+        wr_id,
+        opcode: SendOpcode::Send,
+        flags: SendFlags::SIGNALED,
+        imm_data: 0,
+        remote_addr: 0,
+        rkey: 0,
+        compare_add: 0,
+        swap: 0,
+        sges,
+        inline_data: None,
+        ud: None,
+    }
+}
+
+pub fn rdma<'a>(wr_id: u64, opcode: SendOpcode, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> SendWr<'a> {
+    SendWr { opcode, remote_addr, rkey, ..send(wr_id, sges) }
+}
+
+pub fn recv(wr_id: u64, sges: &[Sge]) -> RecvWr<'_> {
+    RecvWr { wr_id, sges }
+}
+
+/// Bytes that tell where they belong.
+pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut x = seed | 1;
+    (0..len)
+        .map(|_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x as u8
+        })
+        .collect()
+}
+
+#[track_caller]
+pub fn assert_ok(wc: &Wc, wr_id: u64) {
+    assert_eq!((wc.wr_id, wc.status), (wr_id, WcStatus::Success as u32), "{wc:?}");
+}
