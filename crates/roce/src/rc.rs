@@ -26,6 +26,7 @@ use unbroken_wire::{Packet, Transport};
 ///   [`take_event`](Self::take_event);
 /// - switching: [`network_failure`](Self::network_failure), [`fail`](Self::fail), [`quiesce`](Self::quiesce),
 ///   [`adopt`](Self::adopt), [`mark_executed`](Self::mark_executed).
+#[derive(Clone)]
 pub struct RcQp {
     config: RcConfig,
     link: Link,

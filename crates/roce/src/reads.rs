@@ -28,7 +28,7 @@ impl ReadJob {
     }
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct ReadQueue {
     jobs: VecDeque<ReadJob>,
     max: usize,

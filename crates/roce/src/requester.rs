@@ -48,6 +48,7 @@ pub(crate) struct Limits {
     pub(crate) max_rd_atomic: u32,
 }
 
+#[derive(Clone)]
 pub(crate) struct Requester {
     pub(crate) ring: SendRing,
     pub(crate) limits: Limits,

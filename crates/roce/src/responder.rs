@@ -65,6 +65,7 @@ pub enum RcEvent {
     SqDrained,
 }
 
+#[derive(Clone)]
 pub(crate) struct Responder {
     pub(crate) ring: RecvRing,
     /// Code of the timer in RNR NAKs.

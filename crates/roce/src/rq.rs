@@ -13,6 +13,7 @@ pub(crate) struct Rqe {
 }
 
 /// Entries `head..tail` are outstanding; both only grow.
+#[derive(Clone)]
 pub(crate) struct RecvRing {
     slots: Box<[Rqe]>,
     sges: Box<[Sge]>,

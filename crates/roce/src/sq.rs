@@ -49,6 +49,7 @@ pub(crate) enum Data<'a> {
 }
 
 /// Entries `head..tail` are outstanding; both only grow.
+#[derive(Clone)]
 pub(crate) struct SendRing {
     slots: Box<[Wqe]>,
     sges: Box<[Sge]>,
