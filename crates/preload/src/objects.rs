@@ -1,0 +1,263 @@
+//! What C pointers point to.
+//!
+//! Each object begins with its C structure (a context: has it inside, after the extended verbs), so that a pointer to one is a
+//! pointer to the other. The C part is in an `UnsafeCell`: the program reads its fields at any time, and may write those that are
+//! its own (`cq_context`, `qp_context`).
+
+use crate::ffi::deref;
+use std::cell::UnsafeCell;
+use std::collections::BTreeMap;
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use unbroken_shift::front;
+use unbroken_types::{Gid, QpType};
+use unbroken_verbs::abi::{
+    ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex,
+    verbs_context,
+};
+use unbroken_verbs::{CompChannel, Cq, Result};
+
+/// A device; made once, lives as long as the process.
+#[repr(C)]
+pub struct DeviceObj {
+    pub c: UnsafeCell<ibv_device>,
+    /// Providers' own functions (`mlx5dv_is_supported`, `efadv_query_device`) read what follows `ibv_device` in theirs; zeros match none.
+    pub behind: [u64; 32],
+    pub index: usize,
+    pub node_guid: u64,
+}
+
+/// An open device.
+#[repr(C)]
+pub struct ContextObj {
+    pub c: UnsafeCell<verbs_context>,
+    pub front: Arc<front::Context>,
+}
+
+/// A protection domain.
+#[repr(C)]
+pub struct PdObj {
+    pub c: ibv_pd,
+    pub front: Arc<front::Context>,
+}
+
+/// A memory region.
+#[repr(C)]
+pub struct MrObj {
+    pub c: ibv_mr,
+    pub front: Arc<front::Context>,
+}
+
+/// A completion channel. `refcnt` of the C part counts its queues.
+#[repr(C)]
+pub struct ChannelObj {
+    pub c: UnsafeCell<ibv_comp_channel>,
+    pub channel: Arc<CompChannel>,
+}
+
+/// A completion queue, plain or extended.
+#[repr(C)]
+pub struct CqObj {
+    pub c: UnsafeCell<ibv_cq_ex>,
+    pub cq: Arc<Cq>,
+    pub front: Arc<front::Context>,
+    /// Completion events that the program got and acknowledged.
+    pub comp_events: Acks,
+    /// The same for asynchronous events.
+    pub async_events: Acks,
+    /// The completion that an extended poll looks at. Touched between `start_poll` and `end_poll` only, which the program keeps
+    /// to one thread at a time.
+    pub current: UnsafeCell<crate::cq_ex::Current>,
+}
+
+/// A QP, plain or extended.
+#[repr(C)]
+pub struct QpObj {
+    pub c: UnsafeCell<ibv_qp_ex>,
+    pub qp: Arc<front::Qp>,
+    pub cookie: u64,
+    pub is_ud: bool,
+    /// Made with `send_ops_flags`: the builders may be used.
+    pub extended: bool,
+    pub async_events: Acks,
+    pub builder: UnsafeCell<crate::builder::Builder>,
+    pub init: InitAttr,
+}
+
+/// What `ibv_query_qp` repeats of the creation.
+#[derive(Clone, Copy)]
+pub struct InitAttr {
+    pub kind: QpType,
+    pub sq_sig_all: bool,
+}
+
+/// An address handle.
+#[repr(C)]
+pub struct AhObj {
+    pub c: ibv_ah,
+    pub gid: Gid,
+}
+
+// SAFETY: the C part is shared with the program by contract; ours is made of thread-safe parts. `current` and `builder` are used
+// under the locks or by the rules that their comments name.
+unsafe impl Sync for CqObj {}
+// SAFETY: as for CqObj.
+unsafe impl Sync for QpObj {}
+
+impl ContextObj {
+    /// The object of a context.
+    ///
+    /// # Safety
+    /// See [`deref`].
+    pub unsafe fn of<'a>(p: *mut ibv_context) -> Result<&'a ContextObj> {
+        let whole: *mut ContextObj = match p.is_null() {
+            true => std::ptr::null_mut(),
+            false => p.cast::<u8>().wrapping_sub(offset_of!(verbs_context, context)).cast(),
+        };
+        // SAFETY: the context lies in the `verbs_context` that a ContextObj begins with.
+        unsafe { deref(whole, "the context") }
+    }
+}
+
+/// Objects whose pointer in C is the object's own address.
+macro_rules! object {
+    ($($obj:ty, $c:ty, $what:literal;)*) => { $(
+        impl $obj {
+            /// The object behind the C pointer.
+            ///
+            /// # Safety
+            /// See [`deref`].
+            pub unsafe fn of<'a>(p: *mut $c) -> Result<&'a Self> {
+                // SAFETY: the object begins with its C structure.
+                unsafe { deref(p.cast::<Self>(), $what) }
+            }
+        }
+    )* };
+}
+
+object! {
+    DeviceObj, ibv_device, "the device";
+    PdObj, ibv_pd, "the protection domain";
+    MrObj, ibv_mr, "the memory region";
+    ChannelObj, ibv_comp_channel, "the completion channel";
+    CqObj, ibv_cq, "the completion queue";
+    QpObj, ibv_qp, "the QP";
+    AhObj, ibv_ah, "the address handle";
+}
+
+/// Frees an object that [`Box::into_raw`] made.
+///
+/// # Safety
+/// `p` came from `Box::<T>::into_raw` and nobody uses it any more.
+pub unsafe fn free<T>(p: *const T) {
+    // SAFETY: promised by the caller.
+    drop(unsafe { Box::from_raw(p.cast_mut()) });
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Counts events that the program got and has to acknowledge.
+#[derive(Default)]
+pub struct Acks {
+    unacknowledged: Mutex<u32>,
+    changed: Condvar,
+}
+
+impl Acks {
+    fn deliver(&self) {
+        *lock(&self.unacknowledged) += 1;
+    }
+
+    /// The program acknowledges `n` events. More than it got counts as all.
+    pub fn acknowledge(&self, n: u32) {
+        let mut left = lock(&self.unacknowledged);
+        *left = left.saturating_sub(n);
+        // Under the lock: whoever waits frees this object next.
+        self.changed.notify_all();
+    }
+
+    /// Waits until all are acknowledged.
+    pub fn wait(&self) {
+        let mut left = lock(&self.unacknowledged);
+        while *left > 0 {
+            left = self.changed.wait(left).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Living objects by the number that their events carry. Looked up and counted under one lock, so that an event is either counted
+/// before the object's destroyer looks, or finds nothing.
+pub struct Registry<T> {
+    objects: Mutex<BTreeMap<u64, usize>>,
+    kind: std::marker::PhantomData<fn(T)>,
+}
+
+/// Objects by cookie.
+pub static CQS: Registry<CqObj> = Registry::new();
+/// Objects by cookie.
+pub static QPS: Registry<QpObj> = Registry::new();
+
+/// A number that no object has had.
+pub fn fresh_cookie() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl<T> Registry<T> {
+    const fn new() -> Registry<T> {
+        Registry { objects: Mutex::new(BTreeMap::new()), kind: std::marker::PhantomData }
+    }
+
+    /// Events of `cookie` are of `object` from now on.
+    pub fn insert(&self, cookie: u64, object: *const T) {
+        lock(&self.objects).insert(cookie, object as usize);
+    }
+
+    /// Events of `cookie` find nothing from now on.
+    pub fn remove(&self, cookie: u64) {
+        lock(&self.objects).remove(&cookie);
+    }
+
+    /// Counts an event that is about to be given to the program, and gives its object; none if that is gone.
+    pub fn deliver(&self, cookie: u64, acks: impl FnOnce(&T) -> &Acks) -> Option<*const T> {
+        let objects = lock(&self.objects);
+        let object = *objects.get(&cookie)? as *const T;
+        // SAFETY: registered objects are alive: a destroyer removes the entry, under the lock that we hold, before it frees.
+        acks(unsafe { &*object }).deliver();
+        Some(object)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_of_a_destroyed_object_finds_nothing() {
+        let registry: Registry<Acks> = Registry::new();
+        let acks = Acks::default();
+        registry.insert(7, &acks);
+        assert_eq!(registry.deliver(7, |a| a), Some(&raw const acks));
+        registry.remove(7);
+        assert_eq!(registry.deliver(7, |a| a), None);
+        acks.acknowledge(1);
+        acks.wait();
+    }
+
+    #[test]
+    fn a_destroyer_waits_for_every_acknowledgement() {
+        let acks = Acks::default();
+        acks.deliver();
+        acks.deliver();
+        std::thread::scope(|s| {
+            let waiter = s.spawn(|| acks.wait());
+            acks.acknowledge(1);
+            assert!(!waiter.is_finished());
+            acks.acknowledge(1);
+        });
+        assert_eq!(*lock(&acks.unacknowledged), 0);
+    }
+}

@@ -1,0 +1,282 @@
+//! Which attributes a change of state needs and which it may have, and what they become.
+//!
+//! The table is the specification's (and the kernel's `ib_modify_qp_is_ok`): a change that lacks an attribute it needs, or carries
+//! one that it must not, changes nothing.
+
+use crate::ah::destination;
+use std::ffi::c_int;
+use unbroken_types::{Access, Gid, Mtu, QpState, QpType, PSN_MASK};
+use unbroken_verbs::abi::*;
+use unbroken_verbs::{Error, QpModify, QpSnapshot, Result};
+
+use QpState::{Err as Error_, Init, Reset, Rtr, Rts, Sqd, Sqe};
+use QpType::{Rc, Uc, Ud};
+
+/// Attributes that a connected QP may change together with, or without, most states.
+const PATH: c_int = IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
+
+/// What a transition needs and may have, as masks; none if there is no such transition.
+fn attributes(kind: QpType, from: QpState, to: QpState) -> Option<(c_int, c_int)> {
+    let init = IBV_QP_PKEY_INDEX | IBV_QP_PORT | if kind == Ud { IBV_QP_QKEY } else { IBV_QP_ACCESS_FLAGS };
+    let in_rts = match kind {
+        Ud => IBV_QP_CUR_STATE | IBV_QP_QKEY,
+        Uc => IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | PATH,
+        Rc => IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | PATH,
+    };
+    Some(match (from, to) {
+        (_, Reset | Error_) => (0, 0),
+        (Reset, Init) => (init, 0),
+        (Init, Init) => (0, init),
+        (Init, Rtr) => {
+            let connect = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+            let may = IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | PATH;
+            match kind {
+                Ud => (0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
+                Uc => (connect, may),
+                Rc => (connect | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER, may),
+            }
+        }
+        (Rtr, Rts) => {
+            let reliable = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+            (IBV_QP_SQ_PSN | if kind == Rc { reliable } else { 0 }, in_rts)
+        }
+        (Rts | Sqd, Rts) => (0, in_rts),
+        (Sqe, Rts) if kind != Rc => (0, in_rts),
+        (Rts, Sqd) => (0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        (Sqd, Sqd) => {
+            let any = IBV_QP_AV | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | PATH;
+            let reliable = IBV_QP_PORT
+                | IBV_QP_TIMEOUT
+                | IBV_QP_RETRY_CNT
+                | IBV_QP_RNR_RETRY
+                | IBV_QP_MAX_QP_RD_ATOMIC
+                | IBV_QP_MAX_DEST_RD_ATOMIC
+                | IBV_QP_MIN_RNR_TIMER;
+            match kind {
+                Ud => (0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
+                Uc => (0, any),
+                Rc => (0, any | reliable),
+            }
+        }
+        _ => return None,
+    })
+}
+
+const NAMES: [&str; 26] = [
+    "IBV_QP_STATE",
+    "IBV_QP_CUR_STATE",
+    "IBV_QP_EN_SQD_ASYNC_NOTIFY",
+    "IBV_QP_ACCESS_FLAGS",
+    "IBV_QP_PKEY_INDEX",
+    "IBV_QP_PORT",
+    "IBV_QP_QKEY",
+    "IBV_QP_AV",
+    "IBV_QP_PATH_MTU",
+    "IBV_QP_TIMEOUT",
+    "IBV_QP_RETRY_CNT",
+    "IBV_QP_RNR_RETRY",
+    "IBV_QP_RQ_PSN",
+    "IBV_QP_MAX_QP_RD_ATOMIC",
+    "IBV_QP_ALT_PATH",
+    "IBV_QP_MIN_RNR_TIMER",
+    "IBV_QP_SQ_PSN",
+    "IBV_QP_MAX_DEST_RD_ATOMIC",
+    "IBV_QP_PATH_MIG_STATE",
+    "IBV_QP_CAP",
+    "IBV_QP_DEST_QPN",
+    "bit 21",
+    "bit 22",
+    "bit 23",
+    "bit 24",
+    "IBV_QP_RATE_LIMIT",
+];
+
+/// The attributes of a mask by name.
+fn names(mask: c_int) -> String {
+    let named = NAMES.iter().enumerate().filter(|(i, _)| mask & (1 << i) != 0).map(|(_, n)| (*n).to_string());
+    let rest = mask & !((1 << NAMES.len()) - 1);
+    named.chain((rest != 0).then(|| format!("{rest:#x}"))).collect::<Vec<_>>().join(", ")
+}
+
+fn qp_state(code: c_int) -> Result<QpState> {
+    [Reset, Init, Rtr, Rts, Sqd, Sqe, Error_]
+        .into_iter()
+        .find(|s| *s as c_int == code)
+        .ok_or_else(|| Error::invalid(format!("qp_state {code}: IBV_QPS_RESET (0) to IBV_QPS_ERR (6) exist")))
+}
+
+/// What `ibv_modify_qp` asks for, checked against the QP's present state.
+pub fn change(kind: QpType, now: QpState, attr: &ibv_qp_attr, mask: c_int) -> Result<QpModify> {
+    let has = |bit| mask & bit != 0;
+    let to = if has(IBV_QP_STATE) { qp_state(attr.qp_state)? } else { now };
+    if has(IBV_QP_CUR_STATE) && attr.cur_qp_state != now as c_int {
+        return Err(Error::invalid(format!("cur_qp_state is {}, but the QP is in {now:?}", attr.cur_qp_state)));
+    }
+    let (needs, may) = attributes(kind, now, to)
+        .ok_or_else(|| Error::invalid(format!("a {kind:?} QP in state {now:?} cannot go to {to:?}")))?;
+    if needs & !mask != 0 {
+        return Err(Error::invalid(format!("{now:?} to {to:?} needs {}", names(needs & !mask))));
+    }
+    let surplus = mask & !(needs | may | IBV_QP_STATE);
+    if surplus != 0 {
+        return Err(Error::invalid(format!("{now:?} to {to:?} must not set {}", names(surplus))));
+    }
+    check_values(attr, mask)?;
+    let mut m = QpModify::default();
+    m.rc.state = has(IBV_QP_STATE).then_some(to);
+    m.rc.dest_qpn = has(IBV_QP_DEST_QPN).then_some(attr.dest_qp_num);
+    m.rc.rq_psn = has(IBV_QP_RQ_PSN).then_some(attr.rq_psn & PSN_MASK);
+    m.rc.sq_psn = has(IBV_QP_SQ_PSN).then_some(attr.sq_psn & PSN_MASK);
+    m.rc.timeout = has(IBV_QP_TIMEOUT).then_some(attr.timeout);
+    m.rc.retry_cnt = has(IBV_QP_RETRY_CNT).then_some(attr.retry_cnt);
+    m.rc.rnr_retry = has(IBV_QP_RNR_RETRY).then_some(attr.rnr_retry);
+    m.rc.min_rnr_timer = has(IBV_QP_MIN_RNR_TIMER).then_some(attr.min_rnr_timer);
+    m.rc.max_rd_atomic = has(IBV_QP_MAX_QP_RD_ATOMIC).then_some(attr.max_rd_atomic);
+    m.rc.max_dest_rd_atomic = has(IBV_QP_MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic);
+    // The other access flags of a QP (memory windows, advice) change nothing here.
+    m.rc.access = has(IBV_QP_ACCESS_FLAGS).then_some(Access(attr.qp_access_flags & 0xf));
+    m.qkey = has(IBV_QP_QKEY).then_some(attr.qkey);
+    if has(IBV_QP_PATH_MTU) {
+        let mtu = Mtu::from_code(attr.path_mtu as u32);
+        m.rc.mtu = Some(mtu.ok_or_else(|| {
+            Error::invalid(format!("path_mtu {}: IBV_MTU_256 (1) to IBV_MTU_4096 (5) exist", attr.path_mtu))
+        })?);
+    }
+    if has(IBV_QP_AV) {
+        m.dest_gid = Some(destination(&attr.ah_attr)?);
+    }
+    Ok(m)
+}
+
+/// Ports, indices and features that do not exist. The ranges of the transport's attributes are the transport's to check.
+fn check_values(attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
+    let has = |bit| mask & bit != 0;
+    if has(IBV_QP_ALT_PATH) {
+        return Err(Error::unsupported("IBV_QP_ALT_PATH: alternate paths are chosen by Unbroken itself"));
+    }
+    if has(IBV_QP_PATH_MIG_STATE) && attr.path_mig_state != 0 {
+        return Err(Error::unsupported("path_mig_state: only IBV_MIG_MIGRATED is possible without an alternate path"));
+    }
+    if has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0 {
+        return Err(Error::invalid(format!("pkey_index {}: this port has index 0 only", attr.pkey_index)));
+    }
+    if has(IBV_QP_PORT) && attr.port_num != 1 {
+        return Err(Error::invalid(format!("port_num {}: this device has port 1 only", attr.port_num)));
+    }
+    Ok(())
+}
+
+/// What `ibv_query_qp` answers. Attributes that were never set are 0.
+pub fn snapshot(s: &QpSnapshot, state: QpState) -> ibv_qp_attr {
+    // SAFETY: plain integers throughout.
+    let mut a: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    let rc = &s.attrs.rc;
+    a.qp_state = state as c_int;
+    a.cur_qp_state = a.qp_state;
+    a.path_mtu = rc.mtu.map_or(0, |m| m as c_int);
+    a.qkey = s.attrs.qkey.unwrap_or(0);
+    a.rq_psn = rc.rq_psn.unwrap_or(0);
+    a.sq_psn = rc.sq_psn.unwrap_or(0);
+    a.dest_qp_num = rc.dest_qpn.unwrap_or(0);
+    a.qp_access_flags = rc.access.unwrap_or_default().0;
+    a.cap = caps_to_c(s.caps);
+    a.max_rd_atomic = rc.max_rd_atomic.unwrap_or(0);
+    a.max_dest_rd_atomic = rc.max_dest_rd_atomic.unwrap_or(0);
+    a.min_rnr_timer = rc.min_rnr_timer.unwrap_or(0);
+    a.timeout = rc.timeout.unwrap_or(0);
+    a.retry_cnt = rc.retry_cnt.unwrap_or(0);
+    a.rnr_retry = rc.rnr_retry.unwrap_or(0);
+    a.port_num = 1;
+    if let Some(Gid(raw)) = s.attrs.dest_gid {
+        a.ah_attr.is_global = 1;
+        a.ah_attr.port_num = 1;
+        a.ah_attr.grh.dgid = ibv_gid { raw };
+        a.ah_attr.grh.hop_limit = 64;
+    }
+    a
+}
+
+/// Queue sizes as C has them.
+pub fn caps_to_c(c: unbroken_types::QpCaps) -> ibv_qp_cap {
+    ibv_qp_cap {
+        max_send_wr: c.max_send_wr,
+        max_recv_wr: c.max_recv_wr,
+        max_send_sge: c.max_send_sge,
+        max_recv_sge: c.max_recv_sge,
+        max_inline_data: c.max_inline_data,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TO_INIT: c_int = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    const TO_RTR: c_int = IBV_QP_STATE
+        | IBV_QP_AV
+        | IBV_QP_PATH_MTU
+        | IBV_QP_DEST_QPN
+        | IBV_QP_RQ_PSN
+        | IBV_QP_MAX_DEST_RD_ATOMIC
+        | IBV_QP_MIN_RNR_TIMER;
+
+    fn attr(state: QpState) -> ibv_qp_attr {
+        // SAFETY: plain integers throughout.
+        let mut a: ibv_qp_attr = unsafe { std::mem::zeroed() };
+        a.qp_state = state as c_int;
+        a.port_num = 1;
+        a.path_mtu = Mtu::B1024 as c_int;
+        a.ah_attr.is_global = 1;
+        a.ah_attr.port_num = 1;
+        a
+    }
+
+    fn refusal(kind: QpType, now: QpState, a: &ibv_qp_attr, mask: c_int) -> String {
+        change(kind, now, a, mask).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_usual_way_up_passes() {
+        assert!(change(Rc, Reset, &attr(Init), TO_INIT).is_ok());
+        let m = change(Rc, Init, &attr(Rtr), TO_RTR).unwrap();
+        assert_eq!(m.rc.mtu, Some(Mtu::B1024));
+        assert!(m.dest_gid.is_some());
+        let to_rts = IBV_QP_STATE
+            | IBV_QP_TIMEOUT
+            | IBV_QP_RETRY_CNT
+            | IBV_QP_RNR_RETRY
+            | IBV_QP_SQ_PSN
+            | IBV_QP_MAX_QP_RD_ATOMIC;
+        assert!(change(Rc, Rtr, &attr(Rts), to_rts).is_ok());
+        assert!(change(Ud, Rtr, &attr(Rts), IBV_QP_STATE | IBV_QP_SQ_PSN).is_ok());
+        for from in [Reset, Init, Rtr, Rts, Sqd, Sqe, Error_] {
+            assert!(change(Rc, from, &attr(Error_), IBV_QP_STATE).is_ok());
+            assert!(change(Rc, from, &attr(Reset), IBV_QP_STATE).is_ok());
+        }
+    }
+
+    #[test]
+    fn what_is_missing_or_too_much_is_named() {
+        assert!(refusal(Rc, Init, &attr(Rtr), TO_RTR & !IBV_QP_DEST_QPN).ends_with("needs IBV_QP_DEST_QPN"));
+        assert!(refusal(Rc, Reset, &attr(Init), TO_INIT | IBV_QP_QKEY).ends_with("must not set IBV_QP_QKEY"));
+        assert!(refusal(Rc, Reset, &attr(Rts), IBV_QP_STATE).contains("cannot go to Rts"));
+        assert!(refusal(Rc, Reset, &attr(Init), TO_INIT | 1 << 30).contains("0x40000000"));
+        assert!(refusal(Rc, Sqe, &attr(Rts), IBV_QP_STATE).contains("cannot"));
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        let mut a = attr(Rtr);
+        a.path_mtu = 9;
+        assert!(refusal(Rc, Init, &a, TO_RTR).contains("path_mtu 9"));
+        let mut a = attr(Init);
+        a.port_num = 2;
+        assert!(refusal(Rc, Reset, &a, TO_INIT).contains("port_num 2"));
+        let mut a = attr(Init);
+        a.qp_state = 77;
+        assert!(refusal(Rc, Reset, &a, TO_INIT).contains("qp_state 77"));
+        let mut a = attr(Rtr);
+        a.rq_psn = 0xff00_0001;
+        assert_eq!(change(Rc, Init, &a, TO_RTR).unwrap().rc.rq_psn, Some(1));
+    }
+}
