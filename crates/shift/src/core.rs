@@ -1,0 +1,322 @@
+//! What all logical QPs of a process share: NICs, control endpoints, the directory, the tables that find a QP.
+//!
+//! A NIC is opened when a context or a path needs it, and stays open. When it dies its device object is of no more use: it is
+//! dropped here (QPs that still hold it keep it until they have moved) and opened anew once the NIC is healed.
+//!
+//! Lock order: a QP's gate → `Core`'s tables → a device's engine. Event sinks run under an engine's lock, so they only put a job
+//! into the inbox.
+
+use crate::control::{ControlAddr, Endpoint};
+use crate::devices::{self, NicSet};
+use crate::front::{AsyncElement, Context};
+use crate::peer::{PairBeliefs, Peers};
+use crate::qp::Qp;
+use crate::worker::{self, Inbox, Job};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use unbroken_directory::{Directory, NicRecord, ProcessRecord};
+use unbroken_telemetry::{Event, EventLog, Runtime, What};
+use unbroken_types::Gid;
+use unbroken_verbs::{CompChannel, Cq, Device, DeviceEvent, Error, EventSink, MemoryDomain, Result};
+
+/// Longest transport timeout of a protected QP, as the code of the specification: 4.096 µs · 2^12 = 17 ms. A switch is cheap, so a
+/// failure should show long before the application's own timeout.
+const TIMEOUT_CODE: u8 = 12;
+
+/// Locks a mutex; a panic elsewhere does not make the tables useless.
+pub(crate) fn lock<T: ?Sized>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One NIC of the host.
+#[derive(Default)]
+struct NicSlot {
+    /// The open device; `None` before the first use and while the NIC is dead.
+    device: Option<Arc<dyn Device>>,
+    endpoint: Option<Arc<Endpoint>>,
+}
+
+/// Names of a logical QP: (index of the default NIC, logical QPN).
+pub(crate) type LogicalId = (usize, u32);
+
+/// Finds QPs by the names that events and messages carry.
+#[derive(Default)]
+struct QpTable {
+    logical: HashMap<LogicalId, Arc<Qp>>,
+    /// (NIC, physical QPN) → logical QP.
+    physical: HashMap<(usize, u32), LogicalId>,
+}
+
+/// The process-wide state.
+pub struct Core {
+    nics: Box<dyn NicSet>,
+    slots: Vec<Mutex<NicSlot>>,
+    memory: Arc<dyn MemoryDomain>,
+    /// Whether failover is on (`UNBROKEN_FAILOVER`, on unless it is 0).
+    pub(crate) failover: bool,
+    /// Whether events that a switch absorbs are shown to the application all the same (`UNBROKEN_SHOW_EVENTS=1`).
+    pub(crate) show_events: bool,
+    /// Tells this process from every other that had or will have its addresses.
+    pub(crate) incarnation: u64,
+    pub(crate) runtime: Runtime,
+    pub(crate) directory: Option<Directory>,
+    log: EventLog,
+    channel: Arc<CompChannel>,
+    pub(crate) inbox: Arc<Inbox>,
+    /// Devices hold it weakly.
+    sink: Arc<dyn EventSink>,
+    control_pd: u32,
+    /// Longest transport timeout of a protected QP; 0 leaves the application's (`UNBROKEN_TIMEOUT`).
+    timeout_code: u8,
+    qps: Mutex<QpTable>,
+    contexts: Mutex<Vec<Weak<Context>>>,
+    pub(crate) peers: Peers,
+    pub(crate) beliefs: PairBeliefs,
+    worker: OnceLock<()>,
+}
+
+struct Sink(Arc<Inbox>);
+
+impl EventSink for Sink {
+    fn event(&self, device: usize, event: DeviceEvent) {
+        self.0.put(Job::Device(device, event));
+    }
+}
+
+impl Core {
+    /// The core of this process, from the environment. Opens no NIC yet.
+    pub(crate) fn start() -> Result<Arc<Core>> {
+        let nics = devices::from_env()?;
+        let failover = std::env::var("UNBROKEN_FAILOVER").map_or(true, |v| v != "0");
+        let runtime = Runtime::at(&nics.runtime()).map_err(|e| Error::new(libc::EIO, e.to_string()))?;
+        let directory = if failover {
+            Some(Directory::open(&runtime).map_err(|e| Error::new(libc::EIO, e.to_string()))?)
+        } else {
+            None
+        };
+        let memory = nics.memory();
+        let mut seed = [0u8; 8];
+        rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
+            .map_err(|e| Error::os("getrandom", &e.into()))?;
+        let control_pd = memory.alloc_pd()?;
+        let inbox = Arc::new(Inbox::new()?);
+        Ok(Arc::new(Core {
+            slots: (0..nics.count()).map(|_| Mutex::default()).collect(),
+            memory,
+            failover,
+            show_events: std::env::var("UNBROKEN_SHOW_EVENTS").is_ok_and(|v| v == "1"),
+            incarnation: u64::from_ne_bytes(seed) | 1,
+            log: EventLog::open(&runtime),
+            runtime,
+            directory,
+            channel: CompChannel::new()?,
+            sink: Arc::new(Sink(inbox.clone())),
+            inbox,
+            control_pd,
+            timeout_code: timeout_from_env()?,
+            qps: Mutex::default(),
+            contexts: Mutex::default(),
+            peers: Peers::default(),
+            beliefs: PairBeliefs::default(),
+            worker: OnceLock::new(),
+            nics,
+        }))
+    }
+
+    pub(crate) fn nic_count(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) fn node_guid(&self, i: usize) -> u64 {
+        self.nics.node_guid(i)
+    }
+
+    pub(crate) fn nic_name(&self, i: usize) -> String {
+        self.nics.name(i)
+    }
+
+    pub(crate) fn host(&self) -> String {
+        self.nics.host()
+    }
+
+    pub(crate) fn gid_of(&self, i: usize) -> Gid {
+        self.nics.gid(i)
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<dyn MemoryDomain> {
+        &self.memory
+    }
+
+    pub(crate) fn channel(&self) -> &Arc<CompChannel> {
+        &self.channel
+    }
+
+    /// The transport timeout of a protected QP whose application asked for `app` (0: none).
+    pub(crate) fn protected_timeout(&self, app: u8) -> u8 {
+        match (app, self.timeout_code) {
+            (app, 0) => app,
+            (0, code) => code,
+            (app, code) => app.min(code),
+        }
+    }
+
+    pub(crate) fn emit(&self, what: What) {
+        // The log is a report: that it cannot be written must not stop traffic.
+        let _ = self.log.emit(&Event::now(what));
+    }
+
+    /// The open device of NIC `i`; opens it if need be.
+    pub(crate) fn open_device(self: &Arc<Self>, i: usize) -> Result<Arc<dyn Device>> {
+        let device = {
+            let mut slot = lock(&self.slots[i]);
+            match &slot.device {
+                Some(d) => d.clone(),
+                None => {
+                    let d = self.nics.open(i, self.sink.clone())?;
+                    slot.device = Some(d.clone());
+                    d
+                }
+            }
+        };
+        self.worker.get_or_init(|| {
+            // Peers that look this process up find its NICs at once, and their endpoints a little later.
+            self.publish_process();
+            worker::spawn(self);
+        });
+        Ok(device)
+    }
+
+    /// The device of NIC `i` if it is open and alive.
+    pub(crate) fn device(&self, i: usize) -> Option<Arc<dyn Device>> {
+        lock(self.slots.get(i)?).device.clone().filter(|d| d.alive())
+    }
+
+    /// Forgets a dead device.
+    pub(crate) fn drop_device(&self, i: usize) {
+        let endpoint = {
+            let mut slot = lock(&self.slots[i]);
+            if slot.device.as_ref().is_some_and(|d| d.alive()) {
+                return; // healed and opened again already
+            }
+            slot.device = None;
+            slot.endpoint.take()
+        };
+        if let Some(e) = endpoint {
+            e.close();
+        }
+    }
+
+    /// The control endpoint of NIC `i`, if it is open.
+    pub(crate) fn endpoint(&self, i: usize) -> Option<Arc<Endpoint>> {
+        lock(self.slots.get(i)?).endpoint.clone()
+    }
+
+    /// Opens NIC `i` with its control endpoint, unless that is done.
+    pub(crate) fn open_endpoint(self: &Arc<Self>, i: usize) -> Result<()> {
+        let device = self.open_device(i)?;
+        let mut slot = lock(&self.slots[i]);
+        if slot.endpoint.is_none() {
+            slot.endpoint = Some(Arc::new(Endpoint::open(&device, self.control_pd, &self.channel)?));
+        }
+        Ok(())
+    }
+
+    /// Tells the directory where this process can be reached.
+    pub(crate) fn publish_process(&self) {
+        let Some(directory) = &self.directory else { return };
+        let nics = (0..self.nic_count())
+            .map(|i| NicRecord {
+                index: i as u32,
+                gid: self.gid_of(i),
+                control_qpn: self.endpoint(i).map_or(0, |e| e.addr().qpn),
+                name: self.nic_name(i),
+            })
+            .collect();
+        let record = ProcessRecord { pid: std::process::id(), nics };
+        if let Err(e) = directory.publish_process(self.incarnation, &record) {
+            self.complain("the directory does not take this process's addresses", &e);
+        }
+    }
+
+    /// A trouble that stops nothing but that the user should know of.
+    pub(crate) fn complain(&self, what: &str, error: &dyn std::fmt::Display) {
+        eprintln!("unbroken: {what}: {error}");
+    }
+
+    /// Sends a control message from NIC `local` to the peer's endpoint; whether it could leave.
+    pub(crate) fn send_control(&self, local: usize, to: ControlAddr, message: &[u8]) -> bool {
+        self.endpoint(local).is_some_and(|e| e.send(to, message).is_ok())
+    }
+
+    // --- QPs -----------------------------------------------------------------------------------------------------------------
+
+    pub(crate) fn add_qp(&self, qp: &Arc<Qp>, nic: usize, physical_qpn: u32) {
+        let mut t = lock(&self.qps);
+        t.logical.insert(qp.id(), qp.clone());
+        t.physical.insert((nic, physical_qpn), qp.id());
+    }
+
+    pub(crate) fn remove_qp(&self, id: LogicalId) {
+        let mut t = lock(&self.qps);
+        t.logical.remove(&id);
+        t.physical.retain(|_, l| *l != id);
+    }
+
+    /// A logical QP has a new physical one; the old name is forgotten.
+    pub(crate) fn rename_physical(&self, id: LogicalId, old: (usize, u32), new: (usize, u32)) {
+        let mut t = lock(&self.qps);
+        t.physical.remove(&old);
+        t.physical.insert(new, id);
+    }
+
+    pub(crate) fn qp(&self, id: LogicalId) -> Option<Arc<Qp>> {
+        lock(&self.qps).logical.get(&id).cloned()
+    }
+
+    pub(crate) fn qp_by_physical(&self, nic: usize, qpn: u32) -> Option<Arc<Qp>> {
+        let t = lock(&self.qps);
+        t.physical.get(&(nic, qpn)).and_then(|id| t.logical.get(id)).cloned()
+    }
+
+    pub(crate) fn qp_by_gid(&self, gid: Gid, qpn: u32) -> Option<Arc<Qp>> {
+        let nic = (0..self.nic_count()).find(|i| self.gid_of(*i) == gid)?;
+        self.qp((nic, qpn))
+    }
+
+    pub(crate) fn all_qps(&self) -> Vec<Arc<Qp>> {
+        lock(&self.qps).logical.values().cloned().collect()
+    }
+
+    pub(crate) fn cq_in_use(&self, cq: &Arc<Cq>) -> bool {
+        lock(&self.qps).logical.values().any(|q| q.uses_cq(cq))
+    }
+
+    // --- contexts ------------------------------------------------------------------------------------------------------------
+
+    pub(crate) fn add_context(&self, c: &Arc<Context>) {
+        let mut cs = lock(&self.contexts);
+        cs.retain(|w| w.strong_count() > 0);
+        cs.push(Arc::downgrade(c));
+    }
+
+    pub(crate) fn remove_context(&self, c: &Context) {
+        lock(&self.contexts).retain(|w| !std::ptr::eq(w.as_ptr(), c));
+    }
+
+    /// Raises a device or port event on every context of NIC `i`.
+    pub(crate) fn raise(&self, i: usize, event_type: u32, element: AsyncElement) {
+        let contexts: Vec<_> = lock(&self.contexts).iter().filter_map(Weak::upgrade).collect();
+        for c in contexts.iter().filter(|c| c.nic() == i) {
+            c.raise(event_type, element);
+        }
+    }
+}
+
+fn timeout_from_env() -> Result<u8> {
+    let Ok(text) = std::env::var("UNBROKEN_TIMEOUT") else { return Ok(TIMEOUT_CODE) };
+    text.parse().ok().filter(|c| *c < 32).ok_or_else(|| {
+        Error::invalid(format!(
+            "UNBROKEN_TIMEOUT={text}: give 0 (the application's own) or a code from 1 to 31 (4.096 µs · 2^code)"
+        ))
+    })
+}

@@ -1,0 +1,76 @@
+//! The NICs that `shift` runs over. The only file of this crate that names a kind of device: all others know [`Device`] alone, and
+//! learn of failures through it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use unbroken_softnic::{Config, SoftNics};
+use unbroken_types::Gid;
+use unbroken_verbs::{Device, EventSink, MemoryDomain, Result};
+
+/// The NICs of this process's host.
+pub trait NicSet: Send + Sync {
+    /// How many there are.
+    fn count(&self) -> usize;
+    /// The name of NIC `i` in events and status.
+    fn name(&self, i: usize) -> String;
+    /// The host's name.
+    fn host(&self) -> String;
+    /// The GID of NIC `i`, known before it is opened.
+    fn gid(&self, i: usize) -> Gid;
+    /// The node GUID of NIC `i`.
+    fn node_guid(&self, i: usize) -> u64;
+    /// Opens NIC `i`. A dead one can be opened again when it is healed.
+    fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>>;
+    /// Protection domains and regions, shared by all these NICs.
+    fn memory(&self) -> Arc<dyn MemoryDomain>;
+    /// The runtime folder.
+    fn runtime(&self) -> PathBuf;
+}
+
+struct Soft(Arc<SoftNics>, PathBuf);
+
+impl NicSet for Soft {
+    fn count(&self) -> usize {
+        self.0.count()
+    }
+
+    fn name(&self, i: usize) -> String {
+        self.0.name(i).to_string()
+    }
+
+    fn host(&self) -> String {
+        self.0.host().to_string()
+    }
+
+    fn gid(&self, i: usize) -> Gid {
+        self.0.ip(i).map_or(Gid::default(), Gid::from_ip)
+    }
+
+    fn node_guid(&self, i: usize) -> u64 {
+        self.0.node_guid(i)
+    }
+
+    fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>> {
+        Ok(self.0.open(i, sink)?)
+    }
+
+    fn memory(&self) -> Arc<dyn MemoryDomain> {
+        self.0.memory()
+    }
+
+    fn runtime(&self) -> PathBuf {
+        self.1.clone()
+    }
+}
+
+/// The NICs that the environment names (see `unbroken run`).
+pub fn from_env() -> Result<Box<dyn NicSet>> {
+    let config = Config::from_env()?;
+    let runtime = config.runtime.path().to_path_buf();
+    Ok(Box::new(Soft(SoftNics::new(config)?, runtime)))
+}
+
+/// Starts a thread as the devices start theirs.
+pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    unbroken_softnic::spawn_service(name, body)
+}

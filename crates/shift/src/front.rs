@@ -1,0 +1,250 @@
+//! What the C layer calls: devices, contexts, queues and logical QPs of this process.
+
+use crate::core::Core;
+pub use crate::qp::{Qp, QpRequest};
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use unbroken_types::Access;
+use unbroken_verbs::{CompChannel, Cq, Device, DeviceAttr, Error, EventFd, MrKeys, PortAttr, Result};
+
+/// `enum ibv_event_type`: the ones that this library raises.
+pub mod event_type {
+    /// A CQ overran.
+    pub const CQ_ERR: u32 = 0;
+    /// The device is gone.
+    pub const DEVICE_FATAL: u32 = 8;
+    /// The port has its link again.
+    pub const PORT_ACTIVE: u32 = 9;
+    /// The port lost its link.
+    pub const PORT_ERR: u32 = 10;
+}
+
+/// A device as `ibv_get_device_list` shows it.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// `unb0`, `unb1`, …
+    pub name: String,
+    /// Index among the host's NICs.
+    pub index: usize,
+    /// Node GUID, host order.
+    pub node_guid: u64,
+}
+
+/// The NICs of this process's host, as the environment names them.
+pub struct System {
+    core: Arc<Core>,
+    devices: Vec<DeviceInfo>,
+}
+
+static SYSTEM: OnceLock<Result<System>> = OnceLock::new();
+
+impl System {
+    /// The process's system, made at the first call. A wrong environment (unknown host, damaged fabric file) is an error each time.
+    pub fn get() -> Result<&'static System> {
+        SYSTEM.get_or_init(System::start).as_ref().map_err(Clone::clone)
+    }
+
+    fn start() -> Result<System> {
+        let core = Core::start()?;
+        let devices = (0..core.nic_count())
+            .map(|index| DeviceInfo { name: format!("unb{index}"), index, node_guid: core.node_guid(index) })
+            .collect();
+        Ok(System { core, devices })
+    }
+
+    /// The devices in order.
+    pub fn devices(&self) -> &[DeviceInfo] {
+        &self.devices
+    }
+
+    /// Opens a device.
+    pub fn open(&'static self, index: usize) -> Result<Arc<Context>> {
+        if index >= self.devices.len() {
+            return Err(Error::invalid(format!("no device unb{index}: this host has {}", self.devices.len())));
+        }
+        let device = self.core.open_device(index)?;
+        let context = Arc::new(Context {
+            core: self.core.clone(),
+            nic: index,
+            attr: device.attr(),
+            device,
+            events: AsyncQueue::new()?,
+            fault_told: AtomicBool::new(false),
+        });
+        self.core.add_context(&context);
+        Ok(context)
+    }
+}
+
+/// What an asynchronous event is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AsyncElement {
+    /// The device.
+    Device,
+    /// A port, counted from 1.
+    Port(u8),
+    /// The QP of that cookie.
+    Qp(u64),
+    /// The CQ of that cookie.
+    Cq(u64),
+}
+
+/// An asynchronous event of a context.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AsyncEvent {
+    /// `enum ibv_event_type`.
+    pub event_type: u32,
+    /// What it is about.
+    pub element: AsyncElement,
+}
+
+/// Events that wait beyond this are dropped, the oldest first: a program that never reads them must not grow without bound.
+const MAX_ASYNC_EVENTS: usize = 1024;
+
+struct AsyncQueue {
+    fd: EventFd,
+    waiting: Mutex<VecDeque<AsyncEvent>>,
+}
+
+impl AsyncQueue {
+    fn new() -> Result<AsyncQueue> {
+        Ok(AsyncQueue { fd: EventFd::new(true, false)?, waiting: Mutex::new(VecDeque::new()) })
+    }
+
+    fn push(&self, event: AsyncEvent) {
+        let mut q = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if q.len() == MAX_ASYNC_EVENTS {
+            q.pop_front();
+            q.push_back(event);
+            return;
+        }
+        q.push_back(event);
+        self.fd.signal();
+    }
+
+    fn next(&self) -> Result<AsyncEvent> {
+        loop {
+            match self.fd.take() {
+                Ok(_) => {}
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(Error::os("asynchronous events", &e)),
+            }
+            // An event whose object was destroyed meanwhile has been withdrawn: wait for the next.
+            if let Some(e) = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front() {
+                return Ok(e);
+            }
+        }
+    }
+
+    fn withdraw(&self, element: AsyncElement) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).retain(|e| e.element != element);
+    }
+}
+
+/// An opened device (`ibv_context`).
+pub struct Context {
+    core: Arc<Core>,
+    nic: usize,
+    device: Arc<dyn Device>,
+    attr: DeviceAttr,
+    events: AsyncQueue,
+    /// A device-fatal or port-down event was delivered, so its end is news, too.
+    fault_told: AtomicBool,
+}
+
+impl Context {
+    /// Index of the default NIC.
+    pub fn nic(&self) -> usize {
+        self.nic
+    }
+
+    /// Limits and identity.
+    pub fn attr(&self) -> DeviceAttr {
+        self.attr.clone()
+    }
+
+    /// The port; a device has one, number 1.
+    pub fn port(&self, port: u8) -> Result<PortAttr> {
+        if port != 1 {
+            return Err(Error::invalid(format!("port {port}: this device has port 1 only")));
+        }
+        // After a death the device may have been opened anew.
+        Ok(self.core.device(self.nic).unwrap_or_else(|| self.device.clone()).port())
+    }
+
+    /// Makes a protection domain.
+    pub fn alloc_pd(&self) -> Result<u32> {
+        self.core.memory().alloc_pd()
+    }
+
+    /// Ends a protection domain.
+    pub fn dealloc_pd(&self, pd: u32) -> Result<()> {
+        self.core.memory().dealloc_pd(pd)
+    }
+
+    /// Registers memory; the keys hold on every NIC of the process.
+    pub fn reg_mr(&self, pd: u32, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys> {
+        self.core.memory().reg_mr(pd, addr, len, iova, access)
+    }
+
+    /// Ends a registration on every NIC.
+    pub fn dereg_mr(&self, lkey: u32) -> Result<()> {
+        self.core.memory().dereg_mr(lkey)
+    }
+
+    /// Makes a completion queue.
+    pub fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>> {
+        if entries == 0 || entries > self.attr.max_cqe {
+            return Err(Error::invalid(format!("a CQ of {entries} entries: 1 to {} are possible", self.attr.max_cqe)));
+        }
+        Ok(Cq::new(entries, channel))
+    }
+
+    /// Ends a completion queue; EBUSY while a QP completes there.
+    pub fn destroy_cq(&self, cq: &Arc<Cq>) -> Result<()> {
+        if self.core.cq_in_use(cq) {
+            return Err(Error::new(libc::EBUSY, "the completion queue is in use by a QP: destroy that first"));
+        }
+        self.events.withdraw(AsyncElement::Cq(cq.cookie()));
+        Ok(())
+    }
+
+    /// Makes a logical QP.
+    pub fn create_qp(self: &Arc<Self>, request: &QpRequest) -> Result<Arc<Qp>> {
+        Qp::create(&self.core, self, request)
+    }
+
+    /// The descriptor that is readable while asynchronous events wait.
+    pub fn async_fd(&self) -> RawFd {
+        self.events.fd.as_raw_fd()
+    }
+
+    /// Waits for the next asynchronous event; EAGAIN where the descriptor is non-blocking.
+    pub fn next_async_event(&self) -> Result<AsyncEvent> {
+        self.events.next()
+    }
+
+    /// Raises an event.
+    pub(crate) fn raise(&self, event_type: u32, element: AsyncElement) {
+        match event_type {
+            event_type::DEVICE_FATAL | event_type::PORT_ERR => self.fault_told.store(true, Ordering::Relaxed),
+            // Good news about a fault that was hidden would only confuse.
+            event_type::PORT_ACTIVE if !self.fault_told.swap(false, Ordering::Relaxed) => return,
+            _ => {}
+        }
+        self.events.push(AsyncEvent { event_type, element });
+    }
+
+    /// Forgets the events of an object that is destroyed.
+    pub(crate) fn withdraw(&self, element: AsyncElement) {
+        self.events.withdraw(element);
+    }
+
+    /// Closes the context. The NIC stays open for the process, as a backup of the others.
+    pub fn close(&self) -> Result<()> {
+        self.core.remove_context(self);
+        Ok(())
+    }
+}

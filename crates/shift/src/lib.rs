@@ -1,0 +1,18 @@
+//! Logical QPs over the devices of a host: what the application holds goes on when a NIC, a port, a cable or a switch fails.
+//!
+//! - [`front`]: what the C layer calls.
+//! - `qp`, `link`: the logical QP; carries out what the pure crate `path` decides.
+//! - `worker`: one thread for each process: device events, control messages, stalls, deadlines.
+//! - `control`, `peer`: how processes talk to each other and what they know of each other.
+//! - `devices`: the one place that names a kind of device. Everything else knows `verbs::Device` alone, and learns of failures
+//!   through it.
+#![forbid(unsafe_code)]
+
+mod control;
+mod core;
+mod devices;
+pub mod front;
+mod link;
+mod peer;
+mod qp;
+mod worker;

@@ -1,0 +1,438 @@
+//! The link of a logical QP to its peer: carries out what `path` decides.
+//!
+//! All functions run under the QP's gate. [`run`] fetches the actions of the state machine and does them on the devices; answers go back
+//! at once, so a whole step of a switch (quiesce, open, adopt) happens in one call, in the thread that noticed the failure.
+//!
+//! Where the outstanding WRs are, at any time: in the physical QP of the gate, or, between `Quiesce` and `Open` (and while no path is
+//! alive), in `backlog`. What the application posts meanwhile is appended there, so nothing is refused and order is kept.
+
+use crate::core::Core;
+use crate::peer::{Pair, Peer};
+use crate::qp::{Gate, Qp};
+use crate::worker::Job;
+use std::sync::Arc;
+use unbroken_path::message::Body;
+use unbroken_path::stall::{StallDetector, STALL_US};
+use unbroken_path::{
+    Action, Belief, Config, Endpoint, LogicalQp, Message, OpenError, Opened, QuiesceError, Quiesced, Reason, SlotPath,
+    SlotTable, State, Switched,
+};
+use unbroken_roce::{RecvEntry, SendEntry};
+use unbroken_telemetry::{now_us, Switch, SwitchKind, What};
+use unbroken_types::{QpState, WcStatus};
+use unbroken_verbs::{Backlog, Error, QpModify, RcModify, RecvWr, Result, SendWr};
+
+/// Actions that one call may carry out; a switch over every slot needs fewer.
+const MAX_ACTIONS: usize = 1024;
+
+/// A switch is reported when something moved on the new path, or, on an idle QP, after this time.
+const REPORT_WAIT_US: u64 = 1_000_000;
+
+/// A switch that is done but not yet reported.
+struct Pending {
+    switched: Switched,
+    replayed: u32,
+}
+
+/// One end's link.
+pub(crate) struct Link {
+    lqp: LogicalQp,
+    peer: Arc<Peer>,
+    stall: StallDetector,
+    /// What is outstanding while no physical QP holds it.
+    backlog: Option<Backlog>,
+    pending: Option<Pending>,
+    /// First PSN of our requests in this epoch.
+    sq_psn: u32,
+    replayed: u32,
+    /// The peer's endpoints were there when last looked for.
+    ready: bool,
+}
+
+impl Link {
+    /// The link to the QP (`gid`, `qpn`) of the process `incarnation`, or why there can be none.
+    pub(crate) fn new(
+        qp: &Qp,
+        gid: unbroken_types::Gid,
+        qpn: u32,
+        incarnation: u64,
+    ) -> std::result::Result<Link, &'static str> {
+        let core = &qp.core;
+        let peer = core.peers.get(core, incarnation).ok_or("the peer's process is not in the directory")?;
+        let remote =
+            peer.index_of(gid).ok_or("the peer's process does not have the NIC that the QP is connected to")?;
+        let me = Endpoint { gid: qp.gid(), qpn: qp.qpn(), incarnation: core.incarnation };
+        let them = Endpoint { gid, qpn, incarnation };
+        let default = SlotPath { local: qp.id().0 as u8, remote };
+        let lower = (me.gid, me.qpn) <= (them.gid, them.qpn);
+        let table = SlotTable::new(default, core.nic_count().min(255) as u8, peer.nic_count(), lower);
+        let lqp = LogicalQp::new(me, them, table, Config::default(), now_us());
+        core.inbox.put(Job::Connect(qp.id()));
+        Ok(Link {
+            lqp,
+            peer,
+            stall: StallDetector::new(STALL_US),
+            backlog: None,
+            pending: None,
+            sq_psn: 0,
+            replayed: 0,
+            ready: false,
+        })
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.lqp.epoch()
+    }
+
+    pub(crate) fn peer(&self) -> &Arc<Peer> {
+        &self.peer
+    }
+
+    /// A second path is believed alive.
+    pub(crate) fn ready(&self) -> bool {
+        self.ready && self.lqp.has_backup()
+    }
+
+    pub(crate) fn switching(&self) -> bool {
+        !matches!(self.lqp.state(), State::Active | State::Failed | State::Closed)
+    }
+
+    /// The pair that carries the QP now, while nothing is being switched.
+    pub(crate) fn active_pair(&self) -> Option<Pair> {
+        let path = self.lqp.path().filter(|_| self.lqp.state() == State::Active)?;
+        Some(self.pair(path))
+    }
+
+    fn pair(&self, path: SlotPath) -> Pair {
+        Pair { local: path.local, peer: self.peer.incarnation, remote: path.remote }
+    }
+
+    fn path_text(&self, core: &Core, path: Option<SlotPath>) -> String {
+        let Some(path) = path else { return String::new() };
+        let remote = self.peer.nic(path.remote).map_or_else(String::new, |n| n.name);
+        format!("{}-{remote}", core.nic_name(path.local.into()))
+    }
+
+    pub(crate) fn path_name(&self, core: &Core) -> String {
+        self.path_text(core, self.lqp.path())
+    }
+
+    /// First PSN of our requests, once the QP has left its first epoch.
+    pub(crate) fn moved_sq_psn(&self) -> Option<u32> {
+        (self.lqp.epoch() > 0).then_some(self.sq_psn)
+    }
+
+    /// Sets what is believed of every path from what is known of NICs and pairs.
+    pub(crate) fn update_beliefs(&mut self, core: &Core, now: u64) {
+        let mut paths: Vec<SlotPath> = self.lqp.slots().iter().map(|(_, p)| p).collect();
+        paths.sort_unstable();
+        paths.dedup();
+        self.ready = true;
+        for path in paths {
+            let belief = core.beliefs.belief(core, self.pair(path), &self.peer);
+            self.lqp.set_path_belief(now, path, belief);
+        }
+    }
+
+    /// When [`tick`] is to be called at the latest; `None` while nothing is under way.
+    fn deadline(&self) -> Option<u64> {
+        let report = self.pending.as_ref().map(|_| now_us() + 500);
+        [self.lqp.poll_timeout(), report].into_iter().flatten().min()
+    }
+}
+
+/// The physical QP of the present path fails, or its path is suspected.
+pub(crate) fn suspect(qp: &Qp, g: &mut Gate, reason: Reason) {
+    let now = now_us();
+    let Some(link) = &mut g.link else { return };
+    if let Some(path) = link.lqp.path() {
+        match reason {
+            Reason::PostFailed | Reason::DeviceFatal | Reason::PortDown => link.update_beliefs(&qp.core, now),
+            _ => link.lqp.set_path_belief(now, path, Belief::Silent),
+        }
+        if reason == Reason::PostFailed {
+            link.lqp.set_path_belief(now, path, Belief::NoNic);
+        }
+    }
+    let epoch = link.lqp.epoch();
+    link.lqp.suspect(now, epoch, reason);
+    run(qp, g);
+}
+
+/// A control message for the QP has come.
+pub(crate) fn message(qp: &Qp, g: &mut Gate, message: &Message) {
+    if let Some(link) = &mut g.link {
+        link.lqp.handle_message(now_us(), message);
+        run(qp, g);
+    }
+}
+
+/// What is known of NICs or pairs has changed.
+pub(crate) fn beliefs_changed(qp: &Qp, g: &mut Gate) {
+    if let Some(link) = &mut g.link {
+        link.update_beliefs(&qp.core, now_us());
+        run(qp, g);
+    }
+}
+
+/// The application ends the connection: tell the peer.
+pub(crate) fn close(qp: &Qp, g: &mut Gate) {
+    if let Some(link) = &mut g.link {
+        link.lqp.close(now_us());
+        run(qp, g);
+        g.link = None;
+        g.why_not = "closed";
+    }
+}
+
+/// Looks after a QP that is being switched: deadlines, the report. Gives the time of the next call, or `None` when all is calm.
+pub(crate) fn tick(qp: &Qp, g: &mut Gate) -> Option<u64> {
+    let now = now_us();
+    let progress = g.phys.progress();
+    let link = g.link.as_mut()?;
+    let epoch = link.lqp.epoch();
+    if progress.advanced > 0 || progress.executed > 0 {
+        link.lqp.handle_progress(now, epoch);
+    }
+    if let Some(p) = &link.pending {
+        let moved = progress.first_moved_us.filter(|_| p.switched.epoch == epoch);
+        if moved.is_some() || now > p.switched.started_us + REPORT_WAIT_US || p.switched.epoch != epoch {
+            let p = link.pending.take().expect("just seen");
+            report(qp, link, &p, moved.unwrap_or(p.switched.started_us));
+        }
+    }
+    if link.lqp.poll_timeout().is_some_and(|t| t <= now) {
+        link.lqp.handle_timeout(now);
+    }
+    run(qp, g);
+    g.link.as_ref()?.deadline()
+}
+
+/// Feeds the stall detector. Gives true when the path should be given up.
+pub(crate) fn stalled(g: &mut Gate, now: u64, probe: &mut unbroken_path::probe::PathProbe) -> bool {
+    let progress = g.phys.progress();
+    let Some(link) = &mut g.link else { return false };
+    link.stall.observe(now, progress.outstanding_sends, progress.advanced, probe)
+        == unbroken_path::stall::Verdict::Suspect
+}
+
+fn report(qp: &Qp, link: &Link, p: &Pending, moved_us: u64) {
+    let core = &qp.core;
+    let slots = link.lqp.slots();
+    core.emit(What::Switch(Switch {
+        kind: SwitchKind::Passive,
+        host: core.host(),
+        qp: qp.qpn(),
+        from: link.path_text(core, slots.get(p.switched.from_slot)),
+        to: link.path_text(core, slots.get(p.switched.to_slot)),
+        epoch: p.switched.epoch as u32,
+        reason: p.switched.reason.name().into(),
+        detected_at_us: p.switched.detected_us,
+        detect_us: None,
+        switch_us: moved_us.saturating_sub(p.switched.detected_us),
+        replayed: p.replayed.into(),
+    }));
+}
+
+/// Does what the state machine asks until it asks nothing.
+fn run(qp: &Qp, g: &mut Gate) {
+    for _ in 0..MAX_ACTIONS {
+        let Some(action) = g.link.as_mut().and_then(|l| l.lqp.poll_action()) else { break };
+        let now = now_us();
+        match action {
+            Action::Quiesce { .. } => quiesce(g, now),
+            Action::Open { epoch, slot } => {
+                let result = open(qp, g, slot).map_err(|e| {
+                    qp.core.complain("a backup QP cannot be made", &e);
+                    OpenError
+                });
+                if let Some(l) = &mut g.link {
+                    l.lqp.handle_opened(now_us(), epoch, result);
+                }
+            }
+            Action::Send { message, via } => send(qp, g, &message, via),
+            Action::CheckReplay { epoch, peer_done } => {
+                let safe = !g.phys.unsafe_to_replay(peer_done);
+                if let Some(l) = &mut g.link {
+                    l.lqp.handle_check(now, epoch, safe);
+                }
+            }
+            Action::Connect { epoch: _, peer_qpn, sq_psn, rq_psn, mtu, peer_done } => {
+                let replayed = g.phys.mark_executed(peer_done);
+                let Some(l) = &mut g.link else { break };
+                (l.replayed, l.sq_psn) = (replayed, sq_psn);
+                let remote = l.lqp.path().and_then(|p| l.peer.nic(p.remote));
+                let rc = RcModify {
+                    state: Some(QpState::Rtr),
+                    dest_qpn: Some(peer_qpn),
+                    rq_psn: Some(rq_psn),
+                    mtu: Some(mtu),
+                    min_rnr_timer: g.app.rc.min_rnr_timer,
+                    max_dest_rd_atomic: g.app.rc.max_dest_rd_atomic,
+                    ..RcModify::default()
+                };
+                modify(qp, g, QpModify { rc, dest_gid: remote.map(|n| n.gid), qkey: None });
+            }
+            Action::Start { .. } => start(qp, g),
+            Action::Fail { status, cause } => {
+                fail(qp, g, status);
+                qp.core.emit(What::GiveUp { host: qp.core.host(), qp: qp.qpn(), why: cause.describe().into() });
+            }
+            Action::Report(switched) => {
+                if let Some(l) = &mut g.link {
+                    l.pending = Some(Pending { switched, replayed: l.replayed });
+                    l.stall = StallDetector::new(STALL_US);
+                }
+            }
+        }
+    }
+    if g.link.as_ref().is_some_and(|l| l.deadline().is_some()) {
+        qp.core.inbox.put(Job::Watch(qp.id()));
+    }
+}
+
+fn quiesce(g: &mut Gate, now: u64) {
+    let progress = g.phys.progress();
+    let result = g.phys.quiesce();
+    let Some(link) = &mut g.link else { return };
+    let answer = match result {
+        Ok(backlog) => {
+            let outstanding = backlog.sends.iter().filter(|s| !s.opcode.awaits_data()).count() as u64;
+            let q = Quiesced {
+                executed: backlog.executed,
+                completed: backlog.completed,
+                outstanding,
+                progressed: progress.advanced > 0 || backlog.executed > 0 || backlog.completed > 0,
+            };
+            link.backlog = Some(backlog);
+            Ok(q)
+        }
+        Err(_) => Err(QuiesceError),
+    };
+    link.lqp.handle_quiesced(now, answer);
+}
+
+/// Makes the physical QP of a slot and moves the backlog into it.
+fn open(qp: &Qp, g: &mut Gate, slot: u8) -> Result<Opened> {
+    let core = &qp.core;
+    let Some(link) = &mut g.link else { return Err(Error::invalid("the QP is not connected")) };
+    let path = link.lqp.slots().get(slot).ok_or_else(|| Error::invalid("the slot has no path"))?;
+    let nic = usize::from(path.local);
+    let device = core.device(nic).ok_or_else(|| Error::device_gone(format!("{} is dead", core.nic_name(nic))))?;
+    let fresh = device.create_qp(&qp.init)?;
+    let result = (|| {
+        let rc = RcModify { state: Some(QpState::Init), access: g.app.rc.access, ..RcModify::default() };
+        fresh.modify(&QpModify { rc, ..QpModify::default() })?;
+        match &link.backlog {
+            Some(b) => fresh.adopt(b.clone()),
+            None => Ok(()),
+        }
+    })();
+    if let Err(e) = result {
+        fresh.destroy();
+        return Err(e);
+    }
+    link.backlog = None;
+    let old = (g.nic, g.phys.qpn());
+    g.phys.destroy();
+    core.rename_physical(qp.id(), old, (nic, fresh.qpn()));
+    let mtu = device.port().active_mtu;
+    let opened = Opened { qpn: fresh.qpn(), mtu: g.app.rc.mtu.map_or(mtu, |m| m.min(mtu)) };
+    g.phys = fresh;
+    g.nic = nic;
+    Ok(opened)
+}
+
+/// Changes the physical QP of the new path. A failure here means that its NIC just died, too: the next path is tried.
+fn modify(qp: &Qp, g: &mut Gate, change: QpModify) {
+    if let Err(e) = g.phys.modify(&change) {
+        qp.core.complain("the backup QP cannot be connected", &e);
+        let now = now_us();
+        if let Some(l) = &mut g.link {
+            let epoch = l.lqp.epoch();
+            if let Some(path) = l.lqp.path() {
+                l.lqp.set_path_belief(now, path, Belief::NoNic);
+            }
+            l.lqp.suspect(now, epoch, Reason::PostFailed);
+        }
+    }
+}
+
+/// Lets the new path send, unless the application itself has not come that far.
+fn start(qp: &Qp, g: &mut Gate) {
+    if g.app.rc.state == Some(QpState::Rtr) {
+        return;
+    }
+    let Some(link) = &g.link else { return };
+    let rc = RcModify {
+        state: Some(QpState::Rts),
+        sq_psn: Some(link.sq_psn),
+        timeout: Some(qp.core.protected_timeout(g.app.rc.timeout.unwrap_or(0))),
+        retry_cnt: g.app.rc.retry_cnt,
+        rnr_retry: g.app.rc.rnr_retry,
+        max_rd_atomic: g.app.rc.max_rd_atomic,
+        ..RcModify::default()
+    };
+    modify(qp, g, QpModify { rc, ..QpModify::default() });
+}
+
+/// Gives the application the original error.
+fn fail(qp: &Qp, g: &mut Gate, status: WcStatus) {
+    g.failed = true;
+    g.why_not = "failed";
+    let held = g.link.as_mut().and_then(|l| l.backlog.take());
+    match held.map_or_else(|| g.phys.quiesce(), Ok) {
+        Ok(backlog) => qp.flush_backlog(&backlog, status),
+        Err(_) => g.phys.fail(status),
+    }
+}
+
+fn send(qp: &Qp, g: &mut Gate, message: &Message, via: u8) {
+    let Some(link) = &g.link else { return };
+    let Some(path) = link.lqp.slots().get(via) else { return };
+    let Some(to) = link.peer.control(path.remote) else { return };
+    let mut bytes = Vec::with_capacity(256);
+    message.encode(&mut bytes);
+    if !qp.core.send_control(path.local.into(), to, &bytes) && matches!(message.body, Body::Hello(_)) {
+        // Not lost for good: `path` repeats it over the next path.
+        qp.core.inbox.put(Job::Watch(qp.id()));
+    }
+}
+
+// --- posting while no physical QP holds the work ----------------------------------------------------------------------------
+
+/// Keeps a send that is posted while the QP is between two paths. `None` if it is not.
+pub(crate) fn hold_send(qp: &Qp, g: &mut Gate, wr: &SendWr<'_>) -> Option<Result<()>> {
+    let backlog = g.link.as_mut()?.backlog.as_mut()?;
+    if backlog.sends.len() >= qp.init.caps.max_send_wr as usize {
+        return Some(Err(Error::no_room("the send queue is full")));
+    }
+    if wr.sges.len() > qp.init.caps.max_send_sge as usize || wr.opcode.is_atomic() {
+        return Some(Err(Error::invalid("the send does not fit the QP")));
+    }
+    backlog.sends.push(SendEntry {
+        wr_id: wr.wr_id,
+        opcode: wr.opcode,
+        flags: wr.flags,
+        imm_data: wr.imm_data,
+        remote_addr: wr.remote_addr,
+        rkey: wr.rkey,
+        sges: if wr.inline_data.is_some() { Vec::new() } else { wr.sges.to_vec() },
+        inline_data: wr.inline_data.map(<[u8]>::to_vec),
+        started: false,
+    });
+    Some(Ok(()))
+}
+
+/// Keeps a receive that is posted while the QP is between two paths. `None` if it is not.
+pub(crate) fn hold_recv(qp: &Qp, g: &mut Gate, wr: &RecvWr<'_>) -> Option<Result<()>> {
+    let backlog = g.link.as_mut()?.backlog.as_mut()?;
+    if backlog.recvs.len() >= qp.init.caps.max_recv_wr as usize {
+        return Some(Err(Error::no_room("the receive queue is full")));
+    }
+    if wr.sges.len() > qp.init.caps.max_recv_sge as usize {
+        return Some(Err(Error::invalid("the receive has more scatter/gather entries than the QP was made for")));
+    }
+    backlog.recvs.push(RecvEntry { wr_id: wr.wr_id, sges: wr.sges.to_vec() });
+    Some(Ok(()))
+}

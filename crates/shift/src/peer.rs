@@ -1,0 +1,118 @@
+//! The processes at the other end, and what is believed of the paths to them.
+//!
+//! A peer process is known by its incarnation. Its NICs and control endpoints come from the directory; they are read when a QP is
+//! connected, and again when a path is probed, since a NIC that was healed has a new endpoint.
+
+use crate::control::ControlAddr;
+use crate::core::{lock, Core};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use unbroken_path::Belief;
+use unbroken_types::Gid;
+
+/// A NIC of a peer process.
+#[derive(Clone, Debug)]
+pub(crate) struct PeerNic {
+    /// Its name, for people.
+    pub(crate) name: String,
+    /// Its address.
+    pub(crate) gid: Gid,
+    /// QPN of its control endpoint; 0 while there is none.
+    pub(crate) control_qpn: u32,
+}
+
+/// A peer process.
+pub(crate) struct Peer {
+    pub(crate) incarnation: u64,
+    nics: Mutex<Vec<PeerNic>>,
+}
+
+impl Peer {
+    /// NIC `i` of the peer.
+    pub(crate) fn nic(&self, i: u8) -> Option<PeerNic> {
+        lock(&self.nics).get(usize::from(i)).cloned()
+    }
+
+    /// How many NICs it has; at most 255 count.
+    pub(crate) fn nic_count(&self) -> u8 {
+        lock(&self.nics).len().min(255) as u8
+    }
+
+    /// The index of the NIC with that address.
+    pub(crate) fn index_of(&self, gid: Gid) -> Option<u8> {
+        lock(&self.nics).iter().take(255).position(|n| n.gid == gid).map(|i| i as u8)
+    }
+
+    /// Where NIC `i` takes control messages, if it does.
+    pub(crate) fn control(&self, i: u8) -> Option<ControlAddr> {
+        self.nic(i).filter(|n| n.control_qpn != 0).map(|n| ControlAddr { gid: n.gid, qpn: n.control_qpn })
+    }
+
+    /// Reads the directory again. False where the process is not (any longer) there.
+    pub(crate) fn refresh(&self, core: &Core) -> bool {
+        let Some(directory) = &core.directory else { return false };
+        let Ok(Some(record)) = directory.lookup_process(self.incarnation) else { return false };
+        let mut nics: Vec<_> = record.nics.into_iter().take(255).collect();
+        nics.sort_by_key(|n| n.index);
+        *lock(&self.nics) =
+            nics.into_iter().map(|n| PeerNic { name: n.name, gid: n.gid, control_qpn: n.control_qpn }).collect();
+        true
+    }
+}
+
+/// The peer processes that QPs of this one are connected to.
+#[derive(Default)]
+pub(crate) struct Peers(Mutex<HashMap<u64, Arc<Peer>>>);
+
+impl Peers {
+    /// The peer of that incarnation; read from the directory when it is new.
+    pub(crate) fn get(&self, core: &Core, incarnation: u64) -> Option<Arc<Peer>> {
+        let mut map = lock(&self.0);
+        // Peers that no QP uses any more are forgotten, so the table is bounded by the QPs.
+        map.retain(|i, p| *i == incarnation || Arc::strong_count(p) > 1);
+        if let Some(p) = map.get(&incarnation) {
+            return Some(p.clone());
+        }
+        let peer = Arc::new(Peer { incarnation, nics: Mutex::default() });
+        if !peer.refresh(core) || peer.nic_count() == 0 {
+            return None;
+        }
+        map.insert(incarnation, peer.clone());
+        Some(peer)
+    }
+}
+
+/// A path between two processes: our NIC, the peer, its NIC.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Pair {
+    pub(crate) local: u8,
+    pub(crate) peer: u64,
+    pub(crate) remote: u8,
+}
+
+/// Pairs whose probes were not answered.
+#[derive(Default)]
+pub(crate) struct PairBeliefs(Mutex<HashMap<Pair, ()>>);
+
+impl PairBeliefs {
+    /// Notes that a pair is silent, or that it answers again.
+    pub(crate) fn set_silent(&self, pair: Pair, silent: bool) {
+        let mut map = lock(&self.0);
+        if silent {
+            map.insert(pair, ());
+        } else {
+            map.remove(&pair);
+        }
+    }
+
+    /// What to believe of a pair.
+    pub(crate) fn belief(&self, core: &Core, pair: Pair, peer: &Peer) -> Belief {
+        if !core.device(usize::from(pair.local)).is_some_and(|d| d.usable()) {
+            Belief::NoNic
+        } else if peer.control(pair.remote).is_none() || lock(&self.0).contains_key(&pair) {
+            Belief::Silent
+        } else {
+            Belief::Alive
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! The logical QP: what the application holds.
+//!
+//! All that can change sits behind one lock, the *gate*: the physical QP that carries the traffic now, what the application set, and
+//! the [`Link`] to the peer that decides about switches. Posting takes the gate and the device's own lock, nothing else. A switch runs
+//! under the gate, in whichever thread noticed the failure first (a poster whose post failed, or the worker), so no thread can post
+//! to a QP that is being left, and none holds a completion back: completions go from the devices straight into the application's CQ.
+//!
+//! States, as the application sees them, are those of the physical QP, except that a QP under a switch says RTS.
+
+use crate::core::{Core, LogicalId};
+use crate::front::{AsyncElement, Context};
+use crate::link::{self, Link};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use unbroken_telemetry::{QpStatus, What};
+use unbroken_types::{Gid, QpCaps, QpState, QpType, Wc, WcStatus};
+use unbroken_verbs::{
+    Backlog, Cq, DeviceQp, Error, QpEvent, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result, SendWr,
+};
+
+/// What the application asks for when it makes a QP.
+#[derive(Clone)]
+pub struct QpRequest {
+    /// Transport.
+    pub qp_type: QpType,
+    /// Queue sizes.
+    pub caps: QpCaps,
+    /// Protection domain.
+    pub pd: u32,
+    /// Completions of sends.
+    pub send_cq: Arc<Cq>,
+    /// Completions of receives.
+    pub recv_cq: Arc<Cq>,
+    /// Every send makes a WC.
+    pub sq_sig_all: bool,
+    /// What asynchronous events of the QP carry: the address of its `ibv_qp`.
+    pub cookie: u64,
+}
+
+/// What carries the QP and what was set.
+pub(crate) struct Gate {
+    /// The physical QP of the present life.
+    pub(crate) phys: Arc<dyn DeviceQp>,
+    /// Index of its NIC.
+    pub(crate) nic: usize,
+    /// All attributes that the application set, the latest of each.
+    pub(crate) app: QpModify,
+    /// Who the peer is and how to move; `None` while not connected or not protected.
+    pub(crate) link: Option<Box<Link>>,
+    /// Why the QP is not protected, if it is not.
+    pub(crate) why_not: &'static str,
+    /// The QP has failed for good: its WRs were completed with the original error, and whatever is posted flushes.
+    pub(crate) failed: bool,
+    destroyed: bool,
+}
+
+/// A logical QP.
+pub struct Qp {
+    pub(crate) core: Arc<Core>,
+    context: Weak<Context>,
+    nic: usize,
+    qpn: u32,
+    pub(crate) init: QpInit,
+    gate: Mutex<Gate>,
+    cookie: AtomicU64,
+}
+
+impl Qp {
+    pub(crate) fn create(core: &Arc<Core>, context: &Arc<Context>, r: &QpRequest) -> Result<Arc<Qp>> {
+        let nic = context.nic();
+        let device = core.open_device(nic)?;
+        let protect = core.failover && core.nic_count() > 1 && r.qp_type == QpType::Rc;
+        let init = QpInit {
+            qp_type: r.qp_type,
+            caps: r.caps,
+            pd: r.pd,
+            send_cq: r.send_cq.clone(),
+            recv_cq: r.recv_cq.clone(),
+            sq_sig_all: r.sq_sig_all,
+            hold_on_failure: protect,
+            wc_qpn: None,
+        };
+        let phys = device.create_qp(&init)?;
+        let qpn = phys.qpn();
+        let why_not = match r.qp_type {
+            _ if !core.failover => "failover is off",
+            QpType::Rc if core.nic_count() < 2 => "the host has one NIC only",
+            QpType::Rc => "not connected",
+            QpType::Ud => "UD QPs are not protected",
+            QpType::Uc => "UC QPs are not protected",
+        };
+        let qp = Arc::new(Qp {
+            core: core.clone(),
+            context: Arc::downgrade(context),
+            nic,
+            qpn,
+            init: QpInit { wc_qpn: Some(qpn), ..init },
+            gate: Mutex::new(Gate {
+                phys,
+                nic,
+                app: QpModify::default(),
+                link: None,
+                why_not,
+                failed: false,
+                destroyed: false,
+            }),
+            cookie: AtomicU64::new(r.cookie),
+        });
+        if protect {
+            if let Some(Err(e)) = core.directory.as_ref().map(|d| d.publish_qp(core.gid_of(nic), qpn, core.incarnation))
+            {
+                core.complain("the directory does not take a QP, which stays unprotected", &e);
+            }
+        }
+        core.add_qp(&qp, nic, qpn);
+        Ok(qp)
+    }
+
+    /// The logical QPN.
+    pub fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    /// Queue sizes.
+    pub fn caps(&self) -> QpCaps {
+        self.init.caps
+    }
+
+    /// Sets what asynchronous events of the QP carry.
+    pub fn set_cookie(&self, cookie: u64) {
+        self.cookie.store(cookie, Ordering::Release);
+    }
+
+    pub(crate) fn id(&self) -> LogicalId {
+        (self.nic, self.qpn)
+    }
+
+    pub(crate) fn gid(&self) -> Gid {
+        self.core.gid_of(self.nic)
+    }
+
+    pub(crate) fn uses_cq(&self, cq: &Arc<Cq>) -> bool {
+        Arc::ptr_eq(&self.init.send_cq, cq) || Arc::ptr_eq(&self.init.recv_cq, cq)
+    }
+
+    pub(crate) fn gate(&self) -> MutexGuard<'_, Gate> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Posts a send.
+    pub fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
+        let mut g = self.gate();
+        match g.phys.post_send(wr) {
+            Ok(()) => Ok(()),
+            Err(e) => {
+                let hold = |g: &mut Gate| link::hold_send(self, g, wr);
+                self.post_failed(&mut g, e, wr.wr_id, &self.init.send_cq, |phys| phys.post_send(wr), hold)
+            }
+        }
+    }
+
+    /// Posts a receive.
+    pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
+        let mut g = self.gate();
+        match g.phys.post_recv(wr) {
+            Ok(()) => Ok(()),
+            Err(e) => {
+                let hold = |g: &mut Gate| link::hold_recv(self, g, wr);
+                self.post_failed(&mut g, e, wr.wr_id, &self.init.recv_cq, |phys| phys.post_recv(wr), hold)
+            }
+        }
+    }
+
+    /// A post failed. On a dead NIC that is how a failure shows first: switch, and post to the QP that the switch made, or keep the
+    /// WR while there is none.
+    #[cold]
+    fn post_failed(
+        &self,
+        g: &mut Gate,
+        error: Error,
+        wr_id: u64,
+        cq: &Cq,
+        again: impl Fn(&dyn DeviceQp) -> Result<()>,
+        hold: impl Fn(&mut Gate) -> Option<Result<()>>,
+    ) -> Result<()> {
+        if !g.failed {
+            if let Some(result) = hold(g) {
+                return result;
+            }
+            if error.errno() != libc::EIO || g.link.is_none() {
+                return Err(error);
+            }
+            link::suspect(self, g, unbroken_path::Reason::PostFailed);
+            if !g.failed {
+                return hold(g).unwrap_or_else(|| again(&*g.phys));
+            }
+        }
+        cq.push(self.flushed(wr_id, WcStatus::WrFlushErr), false);
+        Ok(())
+    }
+
+    fn flushed(&self, wr_id: u64, status: WcStatus) -> Wc {
+        Wc { wr_id, status: status as u32, qp_num: self.qpn, ..Wc::default() }
+    }
+
+    /// Completes a backlog as a failed QP does: the first send with the original error, all else flushed.
+    pub(crate) fn flush_backlog(&self, backlog: &Backlog, status: WcStatus) {
+        let mut status = status;
+        for s in &backlog.sends {
+            self.init.send_cq.push(self.flushed(s.wr_id, status), false);
+            status = WcStatus::WrFlushErr;
+        }
+        for r in &backlog.recvs {
+            self.init.recv_cq.push(self.flushed(r.wr_id, WcStatus::WrFlushErr), false);
+        }
+    }
+
+    /// Changes state and attributes.
+    pub fn modify(&self, change: &QpModify) -> Result<()> {
+        let mut g = self.gate();
+        let state = change.rc.state;
+        if g.failed && state.is_some_and(|s| s != QpState::Err && s != QpState::Reset) {
+            return Err(Error::invalid("the QP has failed: reset it or make a new one"));
+        }
+        if state == Some(QpState::Reset) {
+            return self.reset(&mut g);
+        }
+        if let (Some(QpState::Rtr), true) = (state, self.init.hold_on_failure) {
+            self.connect(&mut g, change);
+        }
+        let mut physical = change.clone();
+        if let (Some(code), Some(_)) = (change.rc.timeout, &g.link) {
+            physical.rc.timeout = Some(self.core.protected_timeout(code));
+        }
+        if let (Some(QpState::Rts), Some(psn)) = (state, g.link.as_ref().and_then(|l| l.moved_sq_psn())) {
+            physical.rc.sq_psn = Some(psn);
+        }
+        g.phys.modify(&physical)?;
+        merge(&mut g.app, change);
+        if state == Some(QpState::Err) {
+            link::close(self, &mut g);
+        }
+        Ok(())
+    }
+
+    fn reset(&self, g: &mut Gate) -> Result<()> {
+        if g.nic != self.nic {
+            return Err(Error::unsupported("a QP that has moved to another NIC cannot be reset: make a new one"));
+        }
+        link::close(self, g);
+        let rc = RcModify { state: Some(QpState::Reset), ..RcModify::default() };
+        g.phys.modify(&QpModify { rc, ..QpModify::default() })?;
+        g.app = QpModify::default();
+        g.failed = false;
+        if self.init.hold_on_failure {
+            g.why_not = "not connected";
+        }
+        Ok(())
+    }
+
+    /// The application names the peer: look it up, and protect the QP if it is one of ours.
+    fn connect(&self, g: &mut Gate, change: &QpModify) {
+        let gid = change.dest_gid.or(g.app.dest_gid);
+        let qpn = change.rc.dest_qpn.or(g.app.rc.dest_qpn);
+        let (Some(gid), Some(qpn)) = (gid, qpn) else { return };
+        g.why_not = match self.core.directory.as_ref().map(|d| d.lookup_qp(gid, qpn)) {
+            Some(Ok(Some(incarnation))) => match Link::new(self, gid, qpn, incarnation) {
+                Ok(link) => {
+                    g.link = Some(Box::new(link));
+                    return;
+                }
+                Err(why) => why,
+            },
+            Some(Ok(None)) => "the peer is not in the directory",
+            Some(Err(e)) => {
+                self.core.complain("the directory cannot be read; the QP stays unprotected", &e);
+                "the directory cannot be read"
+            }
+            None => "failover is off",
+        };
+        self.core.emit(What::Unprotected { host: self.core.host(), qp: self.qpn, why: g.why_not.into() });
+    }
+
+    /// Present attributes, as the application set them; the state is true, and RTS during a switch.
+    pub fn query(&self) -> QpSnapshot {
+        let g = self.gate();
+        let mut s = g.phys.query();
+        s.caps = self.init.caps;
+        merge(&mut s.attrs, &g.app);
+        s.attrs.rc.state = Some(self.state_of(&g));
+        s
+    }
+
+    /// The present state.
+    pub fn state(&self) -> QpState {
+        self.state_of(&self.gate())
+    }
+
+    fn state_of(&self, g: &Gate) -> QpState {
+        if g.failed {
+            QpState::Err
+        } else if g.link.as_ref().is_some_and(|l| l.switching()) {
+            g.app.rc.state.unwrap_or(QpState::Rts)
+        } else {
+            g.phys.state()
+        }
+    }
+
+    /// An asynchronous event of the physical QP.
+    pub(crate) fn raise(&self, event: QpEvent) {
+        if let Some(c) = self.context.upgrade() {
+            c.raise(event as u32, AsyncElement::Qp(self.cookie.load(Ordering::Acquire)));
+        }
+    }
+
+    /// Ends the QP: tells the peer, stops the physical QP, forgets what nobody polled.
+    pub fn destroy(&self) -> Result<()> {
+        let mut g = self.gate();
+        if std::mem::replace(&mut g.destroyed, true) {
+            return Ok(());
+        }
+        link::close(self, &mut g);
+        g.phys.destroy();
+        self.init.send_cq.purge(self.qpn);
+        self.init.recv_cq.purge(self.qpn);
+        drop(g);
+        self.core.remove_qp(self.id());
+        if let Some(c) = self.context.upgrade() {
+            c.withdraw(AsyncElement::Qp(self.cookie.load(Ordering::Acquire)));
+        }
+        if let (Some(d), true) = (&self.core.directory, self.init.hold_on_failure) {
+            // The entry would expire with the process; a QP that a peer still finds there is answered with a refusal.
+            let _ = d.unpublish_qp(self.gid(), self.qpn);
+        }
+        Ok(())
+    }
+
+    /// What `unbroken status` shows.
+    pub(crate) fn status(&self) -> QpStatus {
+        let g = self.gate();
+        let (path, epoch) = match &g.link {
+            Some(l) => (l.path_name(&self.core), l.epoch()),
+            None => (String::new(), 0),
+        };
+        let peer = match (g.app.dest_gid, g.app.rc.dest_qpn) {
+            (Some(gid), Some(qpn)) => format!("{gid}:{qpn}"),
+            _ => String::new(),
+        };
+        let protected = g.link.as_ref().is_some_and(|l| l.ready()) && !g.failed;
+        let why = if protected {
+            ""
+        } else if g.link.is_some() {
+            "the peer's other NICs are not known yet"
+        } else {
+            g.why_not
+        };
+        QpStatus {
+            qp: self.qpn,
+            host: self.core.host(),
+            peer,
+            path,
+            epoch: epoch as u32,
+            protected,
+            why: why.into(),
+            state: if g.failed {
+                "failed".into()
+            } else if g.link.as_ref().is_some_and(|l| l.switching()) {
+                "switching".into()
+            } else {
+                format!("{:?}", g.phys.state()).to_lowercase()
+            },
+        }
+    }
+}
+
+/// Overwrites in `all` what `change` sets.
+fn merge(all: &mut QpModify, change: &QpModify) {
+    macro_rules! take {
+        ($($field:ident).+) => {
+            if change.$($field).+.is_some() { all.$($field).+ = change.$($field).+; }
+        };
+    }
+    take!(rc.state);
+    take!(rc.dest_qpn);
+    take!(rc.rq_psn);
+    take!(rc.sq_psn);
+    take!(rc.mtu);
+    take!(rc.timeout);
+    take!(rc.retry_cnt);
+    take!(rc.rnr_retry);
+    take!(rc.min_rnr_timer);
+    take!(rc.max_rd_atomic);
+    take!(rc.max_dest_rd_atomic);
+    take!(rc.access);
+    take!(dest_gid);
+    take!(qkey);
+}

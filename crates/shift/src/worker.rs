@@ -1,0 +1,460 @@
+//! The thread that looks after a process's logical QPs: device events, control messages, stalls, deadlines, the status socket.
+//!
+//! It sleeps in one poll over the inbox, the control channel and the status socket, until the next deadline. Nothing that it does is
+//! needed while all paths work; it wakes some times a second then, to see that what is outstanding moves.
+
+use crate::control::ControlAddr;
+use crate::core::{Core, LogicalId};
+use crate::front::{event_type, AsyncElement};
+use crate::link;
+use crate::peer::Pair;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use unbroken_path::message::{Body, Probe, RefuseReason};
+use unbroken_path::probe::{Health, PathProbe, ProbeConfig};
+use unbroken_path::{Endpoint, Message, Reason};
+use unbroken_telemetry::{now_us, ProcessStatus, StatusServer, What};
+use unbroken_types::WcStatus;
+use unbroken_verbs::{DeviceEvent, EventFd, QpEvent, Result};
+
+/// How often what is outstanding is looked at.
+const STALL_TICK_US: u64 = 8_000;
+
+/// How often a peer that has not shown all its NICs yet is looked up again.
+const CONNECT_RETRY_US: u64 = 5_000;
+/// How many times, before the paths that are known must do.
+const CONNECT_RETRIES: u32 = 400;
+
+/// Something for the worker to do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Job {
+    /// A device says something.
+    Device(usize, DeviceEvent),
+    /// A QP was connected: learn the peer's endpoints.
+    Connect(LogicalId),
+    /// A QP has deadlines now.
+    Watch(LogicalId),
+    /// Open every NIC, so that it can be a backup.
+    OpenAll,
+}
+
+/// Jobs for the worker, and what wakes it.
+pub(crate) struct Inbox {
+    jobs: Mutex<VecDeque<Job>>,
+    wake: EventFd,
+    /// The worker is about to look, so it need not be woken.
+    awake: AtomicBool,
+}
+
+impl Inbox {
+    pub(crate) fn new() -> Result<Inbox> {
+        Ok(Inbox { jobs: Mutex::default(), wake: EventFd::new(false, true)?, awake: AtomicBool::new(false) })
+    }
+
+    /// Leaves a job. The list is bounded by what causes jobs: each QP has one life to fail and one watch at a time.
+    pub(crate) fn put(&self, job: Job) {
+        let mut jobs = crate::core::lock(&self.jobs);
+        if let Job::Watch(id) = job {
+            if jobs.iter().rev().take(64).any(|j| matches!(j, Job::Watch(other) if *other == id)) {
+                return;
+            }
+        }
+        jobs.push_back(job);
+        drop(jobs);
+        if !self.awake.swap(true, Ordering::AcqRel) {
+            self.wake.signal();
+        }
+    }
+
+    fn take(&self) -> VecDeque<Job> {
+        self.awake.store(false, Ordering::Release);
+        std::mem::take(&mut *crate::core::lock(&self.jobs))
+    }
+}
+
+/// A QP whose peer's endpoints are awaited.
+struct Connecting {
+    id: LogicalId,
+    at_us: u64,
+    tries: u32,
+}
+
+struct Worker {
+    core: Arc<Core>,
+    probes: HashMap<Pair, PathProbe>,
+    /// QPs under a switch, and when to look at them.
+    watched: HashMap<LogicalId, u64>,
+    connecting: Vec<Connecting>,
+    stall_at_us: u64,
+    status: Option<StatusServer>,
+}
+
+/// Starts the worker of a process.
+pub(crate) fn spawn(core: &Arc<Core>) {
+    let status = match StatusServer::bind(&core.runtime) {
+        Ok(s) => Some(s),
+        Err(e) => {
+            core.complain("no status socket", &e);
+            None
+        }
+    };
+    let mut worker = Worker {
+        core: core.clone(),
+        probes: HashMap::new(),
+        watched: HashMap::new(),
+        connecting: Vec::new(),
+        stall_at_us: 0,
+        status,
+    };
+    core.inbox.put(Job::OpenAll);
+    let spawned = crate::devices::spawn("unb-shift", move || loop {
+        worker.wait();
+        worker.work();
+    });
+    if let Err(e) = spawned {
+        core.complain("no thread for failover", &e);
+    }
+}
+
+impl Worker {
+    /// Sleeps until there is something to do.
+    fn wait(&self) {
+        let core = &self.core;
+        let now = now_us();
+        let next = self.next_deadline();
+        let wait_us = next.saturating_sub(now).min(60_000_000);
+        let timeout = Timespec { tv_sec: (wait_us / 1_000_000) as i64, tv_nsec: (wait_us % 1_000_000 * 1_000) as i64 };
+        let channel = core.channel();
+        let mut fds = Vec::with_capacity(3);
+        fds.push(PollFd::new(&core.inbox.wake, PollFlags::IN));
+        fds.push(PollFd::new(&**channel, PollFlags::IN));
+        if let Some(s) = &self.status {
+            fds.push(PollFd::new(s, PollFlags::IN));
+        }
+        // An interrupted wait is a short wait.
+        let _ = poll(&mut fds, Some(&timeout));
+    }
+
+    fn next_deadline(&self) -> u64 {
+        let probes = self.probes.values().filter_map(PathProbe::poll_timeout);
+        let connecting = self.connecting.iter().map(|c| c.at_us);
+        let watched = self.watched.values().copied();
+        probes.chain(connecting).chain(watched).chain([self.stall_at_us]).min().unwrap_or(u64::MAX)
+    }
+
+    fn work(&mut self) {
+        let _ = self.core.inbox.wake.take();
+        for job in self.core.inbox.take() {
+            self.job(job);
+        }
+        self.receive();
+        let now = now_us();
+        self.watch(now);
+        if now >= self.stall_at_us {
+            self.look_for_stalls(now);
+            self.stall_at_us = now + STALL_TICK_US;
+        }
+        self.drive_probes(now);
+        self.retry_connecting(now);
+        self.serve_status();
+    }
+
+    fn job(&mut self, job: Job) {
+        match job {
+            Job::Device(nic, event) => self.device_event(nic, event),
+            Job::Connect(id) => self.connecting.push(Connecting { id, at_us: 0, tries: 0 }),
+            Job::Watch(id) => {
+                self.watched.insert(id, 0);
+            }
+            Job::OpenAll => self.open_all(),
+        }
+    }
+
+    fn open_all(&mut self) {
+        if !self.core.failover {
+            return;
+        }
+        for nic in 0..self.core.nic_count() {
+            if let Err(e) = self.core.open_endpoint(nic) {
+                // A NIC that is dead now is opened when it is healed.
+                self.core.complain(&format!("{} cannot be a backup", self.core.nic_name(nic)), &e);
+            }
+        }
+        self.core.publish_process();
+    }
+
+    // --- devices -----------------------------------------------------------------------------------------------------------
+
+    fn device_event(&mut self, nic: usize, event: DeviceEvent) {
+        let core = self.core.clone();
+        match event {
+            DeviceEvent::Fatal => {
+                core.emit(What::DeviceFatal { nic: core.nic_name(nic) });
+                self.suspect_all(nic, Reason::DeviceFatal);
+                core.drop_device(nic);
+                core.publish_process();
+                self.tell_application(nic, event_type::DEVICE_FATAL, AsyncElement::Device);
+            }
+            DeviceEvent::PortDown => {
+                core.emit(What::PortDown { nic: core.nic_name(nic) });
+                self.suspect_all(nic, Reason::PortDown);
+                self.tell_application(nic, event_type::PORT_ERR, AsyncElement::Port(1));
+            }
+            DeviceEvent::PortActive => self.port_active(nic),
+            DeviceEvent::QpFailed { qpn, status } => {
+                if let Some(qp) = core.qp_by_physical(nic, qpn) {
+                    let mut g = qp.gate();
+                    if (g.nic, g.phys.qpn()) != (nic, qpn) {
+                        return; // a life that is over
+                    }
+                    if g.link.is_none() {
+                        g.failed = false;
+                        g.phys.fail(status);
+                        return;
+                    }
+                    if let Some(pair) = g.link.as_ref().and_then(|l| l.active_pair()) {
+                        self.probe(pair).demand(now_us());
+                    }
+                    let reason =
+                        if status == WcStatus::FatalErr { Reason::DeviceFatal } else { Reason::QpFailed(status) };
+                    link::suspect(&qp, &mut g, reason);
+                }
+            }
+            DeviceEvent::Qp { qpn, event } => {
+                if let Some(qp) = core.qp_by_physical(nic, qpn) {
+                    if event != QpEvent::CommEstablished {
+                        qp.raise(event);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Every QP on that NIC must leave it; the others must not choose it.
+    fn suspect_all(&mut self, nic: usize, reason: Reason) {
+        for qp in self.core.all_qps() {
+            let mut g = qp.gate();
+            if g.link.is_some() {
+                link::beliefs_changed(&qp, &mut g);
+                if g.nic == nic {
+                    link::suspect(&qp, &mut g, reason);
+                }
+            }
+        }
+    }
+
+    /// The application hears of a fault that no switch absorbs for it.
+    fn tell_application(&self, nic: usize, event: u32, element: AsyncElement) {
+        let core = &self.core;
+        let absorbed = core.failover
+            && !core.show_events
+            && core.all_qps().iter().filter(|q| q.id().0 == nic).all(|q| {
+                let g = q.gate();
+                g.link.is_some() && !g.failed
+            });
+        if !absorbed {
+            core.raise(nic, event, element);
+        }
+    }
+
+    fn port_active(&mut self, nic: usize) {
+        let core = self.core.clone();
+        core.emit(What::PortActive { nic: core.nic_name(nic) });
+        if core.device(nic).is_none() || core.endpoint(nic).is_none() {
+            let opened = if core.failover { core.open_endpoint(nic) } else { core.open_device(nic).map(drop) };
+            if let Err(e) = opened {
+                core.complain(&format!("{} is back but cannot be opened", core.nic_name(nic)), &e);
+                return;
+            }
+        }
+        if core.failover {
+            core.publish_process();
+            let now = now_us();
+            for (pair, probe) in &mut self.probes {
+                if usize::from(pair.local) == nic {
+                    probe.demand(now);
+                }
+            }
+            for qp in core.all_qps() {
+                link::beliefs_changed(&qp, &mut qp.gate());
+            }
+        }
+        core.raise(nic, event_type::PORT_ACTIVE, AsyncElement::Port(1));
+    }
+
+    // --- control messages --------------------------------------------------------------------------------------------------
+
+    fn receive(&mut self) {
+        let core = self.core.clone();
+        let mut messages: Vec<(usize, ControlAddr, Message)> = Vec::new();
+        // First the events, then the messages: one that arrives in between raises the next event.
+        core.channel().drain();
+        for nic in 0..core.nic_count() {
+            let Some(endpoint) = core.endpoint(nic) else { continue };
+            endpoint.receive(|from, bytes| {
+                let mut rest = bytes;
+                while let Ok((message, tail)) = Message::decode(rest) {
+                    messages.push((nic, from, message));
+                    rest = tail;
+                }
+            });
+        }
+        for (nic, from, message) in messages {
+            self.message(nic, from, &message);
+        }
+    }
+
+    fn message(&mut self, nic: usize, from: ControlAddr, message: &Message) {
+        let core = self.core.clone();
+        match message.body {
+            Body::Probe(_) => {
+                if message.to.incarnation == core.incarnation {
+                    if let Some(answer) = message.answer_probe() {
+                        send(&core, nic, from, &answer);
+                    }
+                }
+            }
+            Body::ProbeAck(probe) => self.probe_answered(nic, message, probe),
+            _ => {
+                let qp = core.qp_by_gid(message.to.gid, message.to.qpn);
+                let known = qp.filter(|q| q.gate().link.is_some());
+                match known {
+                    Some(qp) => link::message(&qp, &mut qp.gate(), message),
+                    None => {
+                        if let Some(refusal) = message.refusal(core.incarnation, RefuseReason::UnknownQp) {
+                            send(&core, nic, from, &refusal);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    // --- probes ------------------------------------------------------------------------------------------------------------
+
+    fn probe(&mut self, pair: Pair) -> &mut PathProbe {
+        self.probes.entry(pair).or_insert_with(|| PathProbe::new(ProbeConfig::default()))
+    }
+
+    fn probe_answered(&mut self, nic: usize, message: &Message, probe: Probe) {
+        if message.to.incarnation != self.core.incarnation {
+            return;
+        }
+        let Some(peer) = self.core.peers.get(&self.core, message.from.incarnation) else { return };
+        let Some(remote) = peer.index_of(message.from.gid) else { return };
+        let pair = Pair { local: nic as u8, peer: peer.incarnation, remote };
+        let Some(p) = self.probes.get_mut(&pair) else { return };
+        if p.handle_ack(now_us(), probe.sequence) {
+            self.pair_changed(pair, false);
+        }
+    }
+
+    fn pair_changed(&mut self, pair: Pair, silent: bool) {
+        self.core.beliefs.set_silent(pair, silent);
+        for qp in self.core.all_qps() {
+            let mut g = qp.gate();
+            if g.link.as_ref().is_some_and(|l| l.peer().incarnation == pair.peer) {
+                link::beliefs_changed(&qp, &mut g);
+            }
+        }
+    }
+
+    fn drive_probes(&mut self, now: u64) {
+        let core = self.core.clone();
+        let mut changed = Vec::new();
+        for (pair, probe) in &mut self.probes {
+            if probe.poll_timeout().is_some_and(|t| t <= now) && probe.handle_timeout(now) {
+                changed.push((*pair, probe.health() == Health::Dead));
+            }
+            let Some(sequence) = probe.poll_send(now) else { continue };
+            let Some(peer) = core.peers.get(&core, pair.peer) else { continue };
+            if probe.health() == Health::Dead {
+                peer.refresh(&core); // a healed NIC has a new endpoint
+            }
+            let (Some(nic), Some(to)) = (peer.nic(pair.remote), peer.control(pair.remote)) else { continue };
+            let message = Message {
+                from: Endpoint { gid: core.gid_of(pair.local.into()), qpn: 0, incarnation: core.incarnation },
+                to: Endpoint { gid: nic.gid, qpn: 0, incarnation: pair.peer },
+                body: Body::Probe(Probe { sequence, sent_us: now }),
+            };
+            send(&core, pair.local.into(), to, &message);
+        }
+        for (pair, silent) in changed {
+            self.pair_changed(pair, silent);
+        }
+    }
+
+    fn look_for_stalls(&mut self, now: u64) {
+        let qps = self.core.all_qps();
+        for qp in &qps {
+            let mut g = qp.gate();
+            let Some(pair) = g.link.as_ref().and_then(|l| l.active_pair()) else { continue };
+            let probe = self.probes.entry(pair).or_insert_with(|| PathProbe::new(ProbeConfig::default()));
+            if link::stalled(&mut g, now, probe) {
+                link::suspect(qp, &mut g, Reason::Stall);
+            }
+        }
+        if self.probes.len() > 4 * qps.len() + 64 {
+            let peers: std::collections::HashSet<u64> =
+                qps.iter().filter_map(|q| q.gate().link.as_ref().map(|l| l.peer().incarnation)).collect();
+            self.probes.retain(|pair, _| peers.contains(&pair.peer));
+        }
+    }
+
+    // --- deadlines ---------------------------------------------------------------------------------------------------------
+
+    fn watch(&mut self, now: u64) {
+        let due: Vec<LogicalId> = self.watched.iter().filter(|(_, at)| **at <= now).map(|(id, _)| *id).collect();
+        for id in due {
+            let next = self.core.qp(id).and_then(|qp| {
+                let mut g = qp.gate();
+                link::tick(&qp, &mut g)
+            });
+            match next {
+                Some(at) => self.watched.insert(id, at),
+                None => self.watched.remove(&id),
+            };
+        }
+    }
+
+    fn retry_connecting(&mut self, now: u64) {
+        let core = self.core.clone();
+        self.connecting.retain_mut(|c| {
+            if now < c.at_us {
+                return true;
+            }
+            let Some(qp) = core.qp(c.id) else { return false };
+            let mut g = qp.gate();
+            let Some(peer) = g.link.as_ref().map(|l| l.peer().clone()) else { return false };
+            peer.refresh(&core);
+            link::beliefs_changed(&qp, &mut g);
+            c.tries += 1;
+            c.at_us = now + CONNECT_RETRY_US * u64::from(c.tries.min(20));
+            let all = (0..peer.nic_count()).all(|i| peer.control(i).is_some());
+            !all && c.tries < CONNECT_RETRIES
+        });
+    }
+
+    fn serve_status(&mut self) {
+        let Some(server) = &self.status else { return };
+        let core = &self.core;
+        server.accept_one(|| ProcessStatus {
+            pid: std::process::id(),
+            program: std::env::args_os()
+                .next()
+                .and_then(|p| std::path::Path::new(&p).file_name().map(|n| n.to_string_lossy().into_owned()))
+                .unwrap_or_default(),
+            host: core.host(),
+            qps: core.all_qps().iter().map(|q| q.status()).collect(),
+        });
+    }
+}
+
+fn send(core: &Core, nic: usize, to: ControlAddr, message: &Message) {
+    let mut bytes = Vec::with_capacity(256);
+    message.encode(&mut bytes);
+    // A message that cannot leave is a lost message.
+    core.send_control(nic, to, &bytes);
+}
