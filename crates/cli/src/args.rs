@@ -1,0 +1,211 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+
+/// Keeps RDMA programs running when a NIC, a port, a cable or a switch fails.
+#[derive(Parser)]
+#[command(
+    name = "unbroken",
+    version,
+    after_help = "Two hosts of the emulated network, a failure, and what happened:
+  unbroken run --host b -- ib_write_bw -d unb0 -D 10 &
+  unbroken run --host a -- ib_write_bw -d unb0 -D 10 127.0.0.1 &
+  unbroken fault set 'nic a/0 dead' --at 3s
+  unbroken events"
+)]
+pub(crate) struct Args {
+    /// The runtime folder (fabric, directory, logs) [default: $UNBROKEN_RUNTIME, else $XDG_RUNTIME_DIR/unbroken, else /tmp/unbroken-<uid>]
+    #[arg(long, global = true, value_name = "FOLDER")]
+    pub(crate) runtime: Option<PathBuf>,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Run a program on a host of the emulated network, or on NICs at given addresses
+    #[command(after_help = "Examples:
+  unbroken run -- ibv_devinfo
+  unbroken run --host b -- ib_send_bw -d unb0
+  unbroken run --nics 10.0.0.1,10.0.1.1 -- ib_send_bw -d unb0 10.0.0.2
+  unbroken run --no-failover -- ib_send_bw -d unb0 127.0.0.1
+
+The NICs are the devices unb0, unb1, … of the program.")]
+    Run(RunArgs),
+    /// Make, show or remove the emulated network
+    #[command(
+        after_help = "Without any command there is a fabric of hosts a to d with four NICs each."
+    )]
+    Fabric {
+        #[command(subcommand)]
+        command: FabricCommand,
+    },
+    /// Set, clear or list faults of the emulated network
+    Fault {
+        #[command(subcommand)]
+        command: FaultCommand,
+    },
+    /// Show NICs with their counters, and logical QPs with their paths
+    Status {
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what happened: faults, switches, failures
+    #[command(after_help = "Examples:
+  unbroken events --follow
+  unbroken events --json | jq 'select(.event == \"switch\") | .switch_us'")]
+    Events {
+        /// One JSON object a line
+        #[arg(long)]
+        json: bool,
+        /// Go on with what happens from now on, until interrupted
+        #[arg(long, short)]
+        follow: bool,
+    },
+}
+
+#[derive(clap::Args)]
+pub(crate) struct RunArgs {
+    /// The host whose NICs the program gets [default: $UNBROKEN_HOST, else a]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) host: Option<String>,
+    /// Addresses of network interfaces, with commas: they are the NICs, without an emulated network
+    #[arg(long, value_name = "ADDRESSES", conflicts_with = "host")]
+    pub(crate) nics: Option<String>,
+    /// Let failures reach the program
+    #[arg(long)]
+    pub(crate) no_failover: bool,
+    /// The library [default: libunbroken.so beside this program or in ../lib]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) lib: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM ARGS"
+    )]
+    pub(crate) program: Vec<std::ffi::OsString>,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum FabricCommand {
+    /// Make a fabric
+    #[command(after_help = "Example:\n  unbroken fabric up --hosts left,right --nics 2")]
+    Up {
+        /// The names of the hosts, with commas
+        #[arg(
+            long,
+            value_delimiter = ',',
+            default_value = "a,b,c,d",
+            value_name = "NAMES"
+        )]
+        hosts: Vec<String>,
+        /// NICs of each host
+        #[arg(long, default_value_t = 4, value_name = "COUNT")]
+        nics: u8,
+    },
+    /// Show hosts, NICs, addresses and states
+    Show {
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove the fabric, its faults and counters
+    Down {
+        /// Also while programs use it
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+const FAULTS: &str = "Faults:
+  nic a/0 dead         the NIC does nothing more; its programs see a device-fatal event
+  nic a/0 down         its port is down; its programs see a port-down event
+  cable a/0 cut        nothing comes through the cable of the NIC
+  switch rail0 down    nothing comes through the switch that joins the NICs 0 of all hosts
+  loss a/0 1%          packets are lost at random; 'loss a/0 1% tx' and 'rx': of one direction";
+
+#[derive(Subcommand)]
+pub(crate) enum FaultCommand {
+    /// Set a fault
+    #[command(after_help = format!("{FAULTS}\n\nExample:\n  unbroken fault set 'nic a/0 dead' --at 3s"))]
+    Set {
+        /// The fault, as one word or several
+        #[arg(required = true)]
+        fault: Vec<String>,
+        /// So long from now, like 3s, 500ms or 2m; nothing has to wait for it
+        #[arg(long, value_name = "TIME", value_parser = parse_time)]
+        at: Option<Duration>,
+    },
+    /// Clear faults: those named, or all
+    #[command(after_help = "Examples:
+  unbroken fault clear                    all
+  unbroken fault clear 'nic a/0'          dead and down
+  unbroken fault clear 'nic a/0 down'     this one
+  unbroken fault clear 'loss a/0'         whatever its share")]
+    Clear {
+        /// A fault, or its first two words
+        fault: Vec<String>,
+    },
+    /// List faults, also those that are still to come
+    List {
+        /// One JSON object a line
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// A time with its unit.
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let wrong = || {
+        format!("'{text}' is not a time; a number with us, ms, s or m is right, like 3s or 500ms")
+    };
+    let unit_at = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .ok_or_else(wrong)?;
+    let (number, unit) = text.split_at(unit_at);
+    let seconds = match unit {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" => 60.0,
+        _ => return Err(wrong()),
+    };
+    let number: f64 = number.parse().map_err(|_| wrong())?;
+    Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(parse_time("3s"), Ok(Duration::from_secs(3)));
+        assert_eq!(parse_time("1.5ms"), Ok(Duration::from_micros(1500)));
+        assert_eq!(parse_time("2m"), Ok(Duration::from_secs(120)));
+        for wrong in [
+            "3",
+            "s",
+            "",
+            "-1s",
+            "3 s",
+            "1.2.3s",
+            "3h",
+            "99999999999999999999s",
+        ] {
+            assert!(parse_time(wrong).is_err(), "{wrong}");
+        }
+    }
+}

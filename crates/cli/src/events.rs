@@ -1,0 +1,101 @@
+//! `unbroken events`.
+
+use std::time::Duration;
+
+use unbroken_fabric::Runtime;
+use unbroken_telemetry::{read_events, Event, EventTail, Switch, SwitchKind, What};
+
+use crate::output::{print, print_json, Failure, Result};
+
+/// How often a followed log is looked at.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+pub(crate) fn events(runtime: &Runtime, json: bool, follow: bool) -> Result {
+    let failed = |e| Failure::io(runtime.events().display(), e);
+    let show = |event: &Event| {
+        if json {
+            print_json(event)
+        } else {
+            print(&line(event))
+        }
+    };
+    if !follow {
+        return read_events(runtime)
+            .map_err(failed)?
+            .iter()
+            .try_for_each(show);
+    }
+    let mut tail = EventTail::open(runtime);
+    loop {
+        tail.poll().map_err(failed)?.iter().try_for_each(show)?;
+        std::thread::sleep(INTERVAL);
+    }
+}
+
+/// One event in words, with its time in seconds.
+fn line(event: &Event) -> String {
+    let what = match &event.what {
+        What::Switch(switch) => switch_line(switch),
+        What::Fault { fault } => format!("fault           {fault}"),
+        What::FaultClear { fault } => format!("fault cleared   {fault}"),
+        What::PortDown { nic } => format!("port down       {nic}"),
+        What::PortActive { nic } => format!("port active     {nic}"),
+        What::DeviceFatal { nic } => format!("device fatal    {nic}"),
+        What::GiveUp { host, qp, why } => format!("gave up         host {host} qp {qp:#x}: {why}"),
+        What::Unprotected { host, qp, why } => {
+            format!("unprotected     host {host} qp {qp:#x}: {why}")
+        }
+    };
+    format!("{:>14.6}  {what}\n", event.time_us as f64 / 1e6)
+}
+
+fn switch_line(s: &Switch) -> String {
+    let kind = match s.kind {
+        SwitchKind::Passive => "switched",
+        SwitchKind::Planned => "planned switch",
+    };
+    let ms = |us: u64| format!("{:.2} ms", us as f64 / 1e3);
+    let detected = s
+        .detect_us
+        .map_or(String::new(), |us| format!("noticed after {}, ", ms(us)));
+    format!(
+        "{kind:<14}  host {} qp {:#x} {} to {} (epoch {}; {detected}switched in {}, {} sent again): {}",
+        s.host,
+        s.qp,
+        s.from,
+        s.to,
+        s.epoch,
+        ms(s.switch_us),
+        s.replayed,
+        s.reason
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_switch_is_one_line() {
+        let switch = Switch {
+            kind: SwitchKind::Passive,
+            host: "a".into(),
+            qp: 0x102,
+            from: "a/0-b/0".into(),
+            to: "a/1-b/1".into(),
+            epoch: 1,
+            reason: "device fatal".into(),
+            detected_at_us: 0,
+            detect_us: Some(310),
+            switch_us: 420,
+            replayed: 12,
+        };
+        let mut event = Event::now(What::Switch(switch));
+        event.time_us = 12_345_678;
+        assert_eq!(
+            line(&event),
+            "     12.345678  switched        host a qp 0x102 a/0-b/0 to a/1-b/1 (epoch 1; noticed after 0.31 ms, \
+             switched in 0.42 ms, 12 sent again): device fatal\n"
+        );
+    }
+}

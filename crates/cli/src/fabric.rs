@@ -1,0 +1,77 @@
+//! `unbroken fabric`.
+
+use unbroken_fabric::{Fabric, NicPage, Runtime, Shape};
+use unbroken_telemetry::process_is_alive;
+
+use crate::output::{print, print_json, table, Result};
+use crate::status::nic_statuses;
+
+pub(crate) fn up(runtime: &Runtime, hosts: &[String], nics: u8) -> Result {
+    let names: Vec<&str> = hosts.iter().map(String::as_str).collect();
+    let wanted = Shape::of(0, &names, nics);
+    let fabric = if runtime.fabric_toml().exists() {
+        let fabric = Fabric::open(runtime)?;
+        if fabric.hosts() != wanted.hosts {
+            let what =
+                "there is a fabric of another shape; take it away with: unbroken fabric down";
+            return Err(format!("{}: {what}", runtime.fabric_toml().display()).into());
+        }
+        fabric
+    } else {
+        Fabric::create(runtime, &wanted)?
+    };
+    let names: Vec<&str> = fabric.hosts().iter().map(|h| h.name.as_str()).collect();
+    print(&format!(
+        "hosts {} with {} NICs each; addresses 127.{}.<host>.<nic>\n",
+        names.join(", "),
+        nics,
+        fabric.octet()
+    ))
+}
+
+pub(crate) fn show(runtime: &Runtime, json: bool) -> Result {
+    let fabric = Fabric::open(runtime)?;
+    let nics = nic_statuses(runtime, Some(&fabric))?;
+    if json {
+        let hosts: Vec<_> = fabric
+            .hosts()
+            .iter()
+            .map(|h| serde_json::json!({ "name": h.name, "number": h.number, "nics": h.nics }))
+            .collect();
+        let rails: Vec<String> = (0..fabric.rails()).map(|n| format!("rail{n}")).collect();
+        let nics: Vec<_> = nics
+            .iter()
+            .map(|n| serde_json::json!({ "nic": n.nic, "addr": n.addr, "state": n.state, "faults": n.faults }))
+            .collect();
+        return print_json(&serde_json::json!({
+            "runtime": runtime.path(), "octet": fabric.octet(), "hosts": hosts, "switches": rails, "nics": nics,
+        }));
+    }
+    let mut rows = vec![["nic", "address", "state", "faults"]
+        .map(String::from)
+        .to_vec()];
+    rows.extend(
+        nics.into_iter()
+            .map(|n| vec![n.nic, n.addr, n.state, n.faults.join(", ")]),
+    );
+    print(&table(&rows))
+}
+
+pub(crate) fn down(runtime: &Runtime, force: bool) -> Result {
+    let mut users = Vec::new();
+    for addr in NicPage::addresses(runtime)? {
+        users.extend(NicPage::open(runtime, addr)?.pids());
+    }
+    users.sort_unstable();
+    users.dedup();
+    users.retain(|pid| process_is_alive(*pid));
+    if !users.is_empty() && !force {
+        let pids: Vec<String> = users.iter().map(u32::to_string).collect();
+        return Err(format!(
+            "processes use the fabric: {}; end them, or give --force",
+            pids.join(", ")
+        )
+        .into());
+    }
+    Ok(Fabric::remove(runtime)?)
+}

@@ -1,0 +1,59 @@
+//! The `unbroken` command.
+//!
+//! Every subcommand works on one runtime folder (`UNBROKEN_RUNTIME` or `--runtime`) and on nothing else: it talks to running
+//! programs through the files, pages and sockets in it. Errors go to stderr with exit status 1 (2 for a wrong command line);
+//! `run` becomes the program, or exits with 127 (not found) or 126 (cannot be run), as shells do.
+#![forbid(unsafe_code)]
+
+mod args;
+mod events;
+mod fabric;
+mod fault;
+mod output;
+mod run;
+mod status;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use unbroken_fabric::Runtime;
+
+use args::{Args, Command, FabricCommand, FaultCommand};
+use output::Failure;
+
+fn main() -> ExitCode {
+    match execute(Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader of our output has seen enough.
+        Err(Failure::ClosedPipe) => ExitCode::SUCCESS,
+        Err(Failure::Text(text)) => fail(1, &text),
+        Err(Failure::Program { status, text }) => fail(status, &text),
+    }
+}
+
+fn fail(status: u8, text: &str) -> ExitCode {
+    eprintln!("unbroken: {text}");
+    ExitCode::from(status)
+}
+
+fn execute(args: Args) -> output::Result {
+    let runtime = match &args.runtime {
+        Some(path) => Runtime::at(path)?,
+        None => Runtime::open()?,
+    };
+    match args.command {
+        Command::Run(args) => run::run(&runtime, &args),
+        Command::Fabric { command } => match command {
+            FabricCommand::Up { hosts, nics } => fabric::up(&runtime, &hosts, nics),
+            FabricCommand::Show { json } => fabric::show(&runtime, json),
+            FabricCommand::Down { force } => fabric::down(&runtime, force),
+        },
+        Command::Fault { command } => match command {
+            FaultCommand::Set { fault, at } => fault::set(&runtime, &fault.join(" "), at),
+            FaultCommand::Clear { fault } => fault::clear(&runtime, &fault.join(" ")),
+            FaultCommand::List { json } => fault::list(&runtime, json),
+        },
+        Command::Status { json } => status::status(&runtime, json),
+        Command::Events { json, follow } => events::events(&runtime, json, follow),
+    }
+}

@@ -1,0 +1,140 @@
+//! `unbroken run`: becomes a program with our verbs in front of the system's.
+
+use std::ffi::OsString;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use unbroken_fabric::{Fabric, Runtime};
+
+use crate::args::RunArgs;
+use crate::output::{Failure, Result};
+
+const LIBRARY: &str = "libunbroken.so";
+
+/// Runs the program in place of this one; returns only if that fails.
+pub(crate) fn run(runtime: &Runtime, args: &RunArgs) -> Result {
+    let library = library(args.lib.as_deref())?;
+    let [program, arguments @ ..] = &args.program[..] else {
+        return Err("which program?".to_string().into());
+    };
+    let mut command = Command::new(program);
+    command.args(arguments);
+    match &args.nics {
+        Some(nics) => {
+            check_addresses(nics)?;
+            command
+                .env("UNBROKEN_NICS", nics)
+                .env_remove("UNBROKEN_HOST");
+        }
+        None => {
+            let host = args.host.clone().or_else(|| {
+                std::env::var("UNBROKEN_HOST")
+                    .ok()
+                    .filter(|h| !h.is_empty())
+            });
+            let host = host.unwrap_or_else(|| "a".into());
+            // A wrong name is better told here than by a program that finds no device.
+            Fabric::open(runtime)?.host(&host)?;
+            command
+                .env("UNBROKEN_HOST", host)
+                .env_remove("UNBROKEN_NICS");
+        }
+    }
+    command.env("UNBROKEN_RUNTIME", runtime.path());
+    if args.no_failover {
+        command.env("UNBROKEN_FAILOVER", "0");
+    } else if std::env::var_os("UNBROKEN_FAILOVER").is_none() {
+        command.env("UNBROKEN_FAILOVER", "1");
+    }
+    command.env(
+        "LD_PRELOAD",
+        preload(&library, std::env::var_os("LD_PRELOAD")),
+    );
+    let error = command.exec();
+    let status = if error.kind() == io::ErrorKind::NotFound {
+        127
+    } else {
+        126
+    };
+    Err(Failure::Program {
+        status,
+        text: format!("cannot run {}: {error}", program.to_string_lossy()),
+    })
+}
+
+/// The library that was named, or the one that lies where an installation or a build has it.
+fn library(named: Option<&Path>) -> Result<PathBuf> {
+    let path = match named {
+        Some(path) => path.to_path_buf(),
+        None => {
+            let me = std::env::current_exe()
+                .map_err(|e| Failure::io("cannot find this program's folder", e))?;
+            let folder = me.parent().unwrap_or(Path::new("/"));
+            let places = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY)];
+            let found = places.iter().find(|p| p.is_file());
+            found.cloned().ok_or_else(|| {
+                let places = places.map(|p| p.display().to_string());
+                format!(
+                    "there is no {}; build it with `cargo xtask so`, or name it with --lib",
+                    places.join(" and no ")
+                )
+            })?
+        }
+    };
+    let path = path
+        .canonicalize()
+        .map_err(|e| Failure::io(format!("library {}", path.display()), e))?;
+    if path
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .any(|b| *b == b':' || b.is_ascii_whitespace())
+    {
+        let rule =
+            "its path must have no space and no colon, which separate the names in LD_PRELOAD";
+        return Err(format!("library {}: {rule}", path.display()).into());
+    }
+    Ok(path)
+}
+
+/// The library, then what was preloaded before; not twice.
+fn preload(library: &Path, before: Option<OsString>) -> OsString {
+    let mut value = library.as_os_str().to_owned();
+    let before = before.unwrap_or_default();
+    let others = before
+        .as_bytes()
+        .split(|b| *b == b':' || b.is_ascii_whitespace());
+    for other in others.filter(|o| !o.is_empty() && *o != library.as_os_str().as_bytes()) {
+        value.push(":");
+        value.push(std::ffi::OsStr::from_bytes(other));
+    }
+    value
+}
+
+fn check_addresses(list: &str) -> Result {
+    for word in list.split(',') {
+        if word.trim().parse::<IpAddr>().is_err() {
+            return Err(format!("--nics: '{word}' is not an IP address; addresses of interfaces, with commas, are right").into());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_library_comes_first_and_once() {
+        let ours = Path::new("/x/libunbroken.so");
+        assert_eq!(preload(ours, None), "/x/libunbroken.so");
+        assert_eq!(
+            preload(ours, Some("a.so b.so:/x/libunbroken.so".into())),
+            "/x/libunbroken.so:a.so:b.so"
+        );
+    }
+}

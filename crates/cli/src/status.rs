@@ -1,0 +1,248 @@
+//! `unbroken status`.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde::Serialize;
+use unbroken_fabric::{now_us, Fabric, NicPage, Runtime};
+use unbroken_telemetry::{
+    answering_pids, process_is_alive, query_status, NicStatus, ProcessStatus, QpStatus,
+};
+
+use crate::output::{print, print_json, table, Failure, Result};
+
+/// A process that does not answer within this is shown as such.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+#[derive(Serialize)]
+struct Status {
+    time_us: u64,
+    runtime: String,
+    nics: Vec<NicStatus>,
+    qps: Vec<ProcessQp>,
+    processes: Vec<Process>,
+}
+
+/// A logical QP with its process.
+#[derive(Serialize)]
+struct ProcessQp {
+    pid: u32,
+    #[serde(flatten)]
+    qp: QpStatus,
+}
+
+#[derive(Serialize)]
+struct Process {
+    pid: u32,
+    program: String,
+    host: String,
+    /// Why it did not answer; empty where it did.
+    error: String,
+}
+
+pub(crate) fn status(runtime: &Runtime, json: bool) -> Result {
+    let status = collect(runtime)?;
+    if json {
+        return print_json(&status);
+    }
+    let mut text = nic_table(&status.nics);
+    if text.is_empty() {
+        text = "no NIC has been opened yet\n".into();
+    }
+    for process in &status.processes {
+        if process.error.is_empty() {
+            text += &format!(
+                "\n{} (pid {}) on host {}\n",
+                process.program, process.pid, process.host
+            );
+        } else {
+            text += &format!("\npid {}: {}\n", process.pid, process.error);
+        }
+        text += &qp_table(
+            status
+                .qps
+                .iter()
+                .filter(|q| q.pid == process.pid)
+                .map(|q| &q.qp),
+        );
+    }
+    print(&text)
+}
+
+fn collect(runtime: &Runtime) -> Result<Status> {
+    // To look must not make a fabric.
+    let fabric = if runtime.fabric_toml().exists() {
+        Some(Fabric::open(runtime)?)
+    } else {
+        None
+    };
+    let nics = nic_statuses(runtime, fabric.as_ref())?;
+    let (mut qps, mut processes) = (Vec::new(), Vec::new());
+    for pid in answering_pids(runtime).map_err(|e| Failure::io(runtime.sockets().display(), e))? {
+        match query_status(runtime, pid, ANSWER_TIMEOUT) {
+            Ok(ProcessStatus {
+                program,
+                host,
+                qps: of_process,
+                ..
+            }) => {
+                qps.extend(of_process.into_iter().map(|qp| ProcessQp { pid, qp }));
+                processes.push(Process {
+                    pid,
+                    program,
+                    host,
+                    error: String::new(),
+                });
+            }
+            // It ended while we asked.
+            Err(_) if !process_is_alive(pid) => {}
+            Err(e) => {
+                let error = format!("does not answer: {e}");
+                processes.push(Process {
+                    pid,
+                    program: String::new(),
+                    host: String::new(),
+                    error,
+                });
+            }
+        }
+    }
+    Ok(Status {
+        time_us: now_us(),
+        runtime: runtime.path().display().to_string(),
+        nics,
+        qps,
+        processes,
+    })
+}
+
+/// All NICs of the fabric, then others that were opened.
+pub(crate) fn nic_statuses(runtime: &Runtime, fabric: Option<&Fabric>) -> Result<Vec<NicStatus>> {
+    let mut statuses = Vec::new();
+    let opened = NicPage::addresses(runtime)?;
+    if let Some(fabric) = fabric {
+        for nic in fabric.nics() {
+            let addr = IpAddr::from(fabric.nic_addr(&nic.host, nic.index)?);
+            let (state, faults) = fabric.nic_state(&nic)?;
+            let state = match (state.alive, state.port_up) {
+                (false, _) => "dead",
+                (true, false) => "down",
+                (true, true) => "active",
+            };
+            let faults = faults.iter().map(ToString::to_string).collect();
+            statuses.push(nic_status(
+                runtime,
+                nic.to_string(),
+                addr,
+                opened.contains(&addr),
+                state,
+                faults,
+            )?);
+        }
+    }
+    let known: Vec<String> = statuses.iter().map(|s| s.addr.clone()).collect();
+    for addr in opened.iter().filter(|a| !known.contains(&a.to_string())) {
+        statuses.push(nic_status(
+            runtime,
+            addr.to_string(),
+            *addr,
+            true,
+            "unknown",
+            Vec::new(),
+        )?);
+    }
+    Ok(statuses)
+}
+
+fn nic_status(
+    runtime: &Runtime,
+    nic: String,
+    addr: IpAddr,
+    opened: bool,
+    state: &str,
+    faults: Vec<String>,
+) -> Result<NicStatus> {
+    let (mut pids, mut counters) = (Vec::new(), Default::default());
+    if opened {
+        let page = NicPage::open(runtime, addr)?;
+        pids = page.pids();
+        pids.retain(|pid| process_is_alive(*pid));
+        counters = page.counters();
+    }
+    Ok(NicStatus {
+        nic,
+        addr: addr.to_string(),
+        state: state.into(),
+        faults,
+        pids,
+        counters,
+    })
+}
+
+/// The NICs that someone opened or that have a fault.
+fn nic_table(nics: &[NicStatus]) -> String {
+    let shown = |n: &&NicStatus| {
+        n.counters.tx_packets + n.counters.rx_packets > 0
+            || !n.pids.is_empty()
+            || !n.faults.is_empty()
+    };
+    let mut rows = vec![[
+        "nic",
+        "address",
+        "state",
+        "tx MB",
+        "rx MB",
+        "sent again",
+        "dropped",
+        "bad ICRC",
+        "faults",
+    ]
+    .map(String::from)
+    .to_vec()];
+    rows.extend(nics.iter().filter(shown).map(|n| {
+        let mb = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
+        let c = &n.counters;
+        vec![
+            n.nic.clone(),
+            n.addr.clone(),
+            n.state.clone(),
+            mb(c.tx_bytes),
+            mb(c.rx_bytes),
+            c.retransmits.to_string(),
+            c.drops.to_string(),
+            c.icrc_errors.to_string(),
+            n.faults.join(", "),
+        ]
+    }));
+    if rows.len() > 1 {
+        table(&rows)
+    } else {
+        String::new()
+    }
+}
+
+fn qp_table<'a>(qps: impl Iterator<Item = &'a QpStatus>) -> String {
+    let mut rows = vec![["  qp", "state", "path", "peer", "epoch", "protected"]
+        .map(String::from)
+        .to_vec()];
+    rows.extend(qps.map(|q| {
+        let protected = if q.protected {
+            "yes".into()
+        } else {
+            format!("no: {}", q.why)
+        };
+        vec![
+            format!("  {:#x}", q.qp),
+            q.state.clone(),
+            q.path.clone(),
+            q.peer.clone(),
+            q.epoch.to_string(),
+            protected,
+        ]
+    }));
+    if rows.len() > 1 {
+        table(&rows)
+    } else {
+        "  no QPs\n".into()
+    }
+}
