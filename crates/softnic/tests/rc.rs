@@ -113,7 +113,8 @@ fn passive_target() {
 
 #[test]
 fn wrong_keys_and_ranges() {
-    let cases: [(&str, fn(&Pair) -> (u64, u32)); 4] = [
+    type Target = fn(&Pair) -> (u64, u32);
+    let cases: [(&str, Target); 4] = [
         ("unknown key", |p| (p.b.addr(0), 0xdead_0000)),
         ("stale generation", |p| (p.b.addr(0), p.b.mr.rkey ^ 1)),
         ("before the region", |p| (p.b.addr(0) - 1, p.b.mr.rkey)),
@@ -160,7 +161,7 @@ fn stale_keys_stay_invalid() {
     let world = World::new();
     let memory = world.nics("a").memory();
     let pd = memory.alloc_pd().unwrap();
-    let buf = vec![0u8; 64];
+    let buf = [0u8; 64];
     let mut seen = std::collections::HashSet::new();
     for _ in 0..5000 {
         let mr = memory.reg_mr(pd, buf.as_ptr() as u64, 64, 0, ALL).unwrap();
