@@ -86,7 +86,8 @@ impl Endpoint {
             wc_qpn: None,
         })?;
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-            let rc = RcModify { state: Some(state), ..RcModify::default() };
+            let sq_psn = (state == QpState::Rts).then_some(0);
+            let rc = RcModify { state: Some(state), sq_psn, ..RcModify::default() };
             let qkey = (state == QpState::Init).then_some(QKEY);
             qp.modify(&QpModify { rc, dest_gid: None, qkey }).inspect_err(|_| qp.destroy())?;
         }
