@@ -14,6 +14,9 @@
 //! Failure cases: a damaged file is an error that names the folder to remove (see `check` for what is looked at before LMDB may
 //! map it); a value that does not decode is the same; a full table is an error after a sweep. No bytes in the file make this crate
 //! panic.
+//!
+//! `unsafe` is the one call that opens LMDB.
+#![deny(unsafe_code)]
 
 mod check;
 mod error;

@@ -266,6 +266,7 @@ fn lock_file(folder: &Path, name: &str) -> Result<File> {
     file.map_err(DirectoryError::io(folder, "open its lock"))
 }
 
+#[allow(unsafe_code)]
 fn open_env(path: &Path) -> Result<Env<WithoutTls>> {
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
     options
