@@ -216,7 +216,7 @@ impl RcQp {
             QpState::Err if !response => self.responder.after_end(),
             _ => {}
         }
-        if self.first_moved_us.is_none() && (self.requester.advanced() > 0 || self.responder.executed() > 0) {
+        if self.first_moved_us.is_none() && (self.requester.advanced() > 0 || self.responder.moved()) {
             self.first_moved_us = Some(now_us);
         }
     }

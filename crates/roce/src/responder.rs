@@ -136,6 +136,11 @@ impl Responder {
         self.executed
     }
 
+    /// Whether any message was executed, READs included.
+    pub(crate) fn moved(&self) -> bool {
+        self.msn != 0
+    }
+
     /// Whether an acknowledgement can leave now.
     pub(crate) fn ack_owed(&self) -> bool {
         self.owed != Owed::Nothing && self.reads.is_empty()

@@ -148,7 +148,7 @@ impl Endpoint {
 
     fn deliver(&self, wc: &Wc, each: &mut impl FnMut(ControlAddr, &[u8])) {
         let len = wc.byte_len as usize;
-        if len < GRH_BYTES || len > GRH_BYTES + MAX_MESSAGE_BYTES {
+        if !(GRH_BYTES..=GRH_BYTES + MAX_MESSAGE_BYTES).contains(&len) {
             return;
         }
         let mut copy = [0u8; GRH_BYTES + MAX_MESSAGE_BYTES + 8];

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use unbroken_softnic::{Config, SoftNics};
 use unbroken_types::Gid;
-use unbroken_verbs::{Device, EventSink, MemoryDomain, Result};
+use unbroken_verbs::{Device, Error, EventSink, MemoryDomain, Result};
 
 /// The NICs of this process's host.
 pub trait NicSet: Send + Sync {
@@ -73,4 +73,17 @@ pub fn from_env() -> Result<Box<dyn NicSet>> {
 /// Starts a thread as the devices start theirs.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     unbroken_softnic::spawn_service(name, body)
+}
+
+/// In a forked child: the devices are the parent's, and so are all locks, as they were at the fork. Every verb answers EIO.
+pub fn check_owner() -> Result<()> {
+    if unbroken_softnic::abandoned() {
+        return Err(abandoned());
+    }
+    Ok(())
+}
+
+#[cold]
+fn abandoned() -> Error {
+    Error::device_gone("this process was forked from the one that opened the device: only the parent can use it")
 }

@@ -1,6 +1,7 @@
 //! What the C layer calls: devices, contexts, queues and logical QPs of this process.
 
 use crate::core::Core;
+use crate::devices::check_owner;
 pub use crate::qp::{Qp, QpRequest};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
@@ -61,6 +62,7 @@ impl System {
 
     /// Opens a device.
     pub fn open(&'static self, index: usize) -> Result<Arc<Context>> {
+        check_owner()?;
         if index >= self.devices.len() {
             return Err(Error::invalid(format!("no device unb{index}: this host has {}", self.devices.len())));
         }
@@ -176,21 +178,25 @@ impl Context {
 
     /// Makes a protection domain.
     pub fn alloc_pd(&self) -> Result<u32> {
+        check_owner()?;
         self.core.memory().alloc_pd()
     }
 
     /// Ends a protection domain.
     pub fn dealloc_pd(&self, pd: u32) -> Result<()> {
+        check_owner()?;
         self.core.memory().dealloc_pd(pd)
     }
 
     /// Registers memory; the keys hold on every NIC of the process.
     pub fn reg_mr(&self, pd: u32, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys> {
+        check_owner()?;
         self.core.memory().reg_mr(pd, addr, len, iova, access)
     }
 
     /// Ends a registration on every NIC.
     pub fn dereg_mr(&self, lkey: u32) -> Result<()> {
+        check_owner()?;
         self.core.memory().dereg_mr(lkey)
     }
 
@@ -204,6 +210,7 @@ impl Context {
 
     /// Ends a completion queue; EBUSY while a QP completes there.
     pub fn destroy_cq(&self, cq: &Arc<Cq>) -> Result<()> {
+        check_owner()?;
         if self.core.cq_in_use(cq) {
             return Err(Error::new(libc::EBUSY, "the completion queue is in use by a QP: destroy that first"));
         }
@@ -244,6 +251,7 @@ impl Context {
 
     /// Closes the context. The NIC stays open for the process, as a backup of the others.
     pub fn close(&self) -> Result<()> {
+        check_owner()?;
         self.core.remove_context(self);
         Ok(())
     }

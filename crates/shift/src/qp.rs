@@ -8,6 +8,7 @@
 //! States, as the application sees them, are those of the physical QP, except that a QP under a switch says RTS.
 
 use crate::core::{Core, LogicalId};
+use crate::devices::check_owner;
 use crate::front::{AsyncElement, Context};
 use crate::link::{self, Link};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,6 +68,7 @@ pub struct Qp {
 
 impl Qp {
     pub(crate) fn create(core: &Arc<Core>, context: &Arc<Context>, r: &QpRequest) -> Result<Arc<Qp>> {
+        check_owner()?;
         let nic = context.nic();
         let device = core.open_device(nic)?;
         let protect = core.failover && core.nic_count() > 1 && r.qp_type == QpType::Rc;
@@ -149,6 +151,7 @@ impl Qp {
 
     /// Posts a send.
     pub fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
+        check_owner()?;
         let mut g = self.gate();
         match g.phys.post_send(wr) {
             Ok(()) => Ok(()),
@@ -161,6 +164,7 @@ impl Qp {
 
     /// Posts a receive.
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
+        check_owner()?;
         let mut g = self.gate();
         match g.phys.post_recv(wr) {
             Ok(()) => Ok(()),
@@ -217,6 +221,7 @@ impl Qp {
 
     /// Changes state and attributes.
     pub fn modify(&self, change: &QpModify) -> Result<()> {
+        check_owner()?;
         let mut g = self.gate();
         let state = change.rc.state;
         if g.failed && state.is_some_and(|s| s != QpState::Err && s != QpState::Reset) {
@@ -315,6 +320,7 @@ impl Qp {
 
     /// Ends the QP: tells the peer, stops the physical QP, forgets what nobody polled.
     pub fn destroy(&self) -> Result<()> {
+        check_owner()?;
         let mut g = self.gate();
         if std::mem::replace(&mut g.destroyed, true) {
             return Ok(());

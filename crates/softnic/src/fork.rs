@@ -17,7 +17,7 @@ static INSTALL: Once = Once::new();
 
 /// Whether this process is a forked child of the one that opened the NICs.
 #[inline]
-pub(crate) fn abandoned() -> bool {
+pub fn abandoned() -> bool {
     ABANDONED.load(Ordering::Relaxed)
 }
 

@@ -30,6 +30,7 @@ mod qp;
 mod socket;
 
 pub use config::{Config, NicSource};
+pub use fork::abandoned;
 pub use nic::Nic;
 pub use nics::SoftNics;
 
