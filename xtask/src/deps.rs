@@ -17,7 +17,7 @@ const LEAVES: &[&str] = &["crc32fast", "thiserror", "zerocopy"];
 /// Crates that do I/O. Whatever is neither here nor pure nor [`TOOLS`] is an unknown crate, and an error.
 const SHELLS: &[&str] = &["verbs", "fabric", "softnic", "directory", "shift", "preload", "telemetry", "cli"];
 /// Harnesses.
-const TOOLS: &[&str] = &["sim", "xtask"];
+const TOOLS: &[&str] = &["sim", "trial", "bench", "xtask"];
 /// Crates that may use `unsafe` (`directory`: only the call that opens LMDB, since a file is mapped there).
 const UNSAFE: &[&str] = &["verbs", "softnic", "fabric", "directory", "preload"];
 /// What a pure crate's source must not name.
@@ -115,7 +115,10 @@ fn source(path: &Path, text: &str) -> Vec<String> {
     let shown = path.to_string_lossy();
     let is_root = is_src && (shown.ends_with("src/lib.rs") || shown.ends_with("src/main.rs"));
     if is_root && !UNSAFE.contains(&name) && !text.contains("#![forbid(unsafe_code)]") {
-        wrong.push(at(0, "add #![forbid(unsafe_code)]: unsafe lives in verbs, softnic, fabric, directory and preload only"));
+        wrong.push(at(
+            0,
+            "add #![forbid(unsafe_code)]: unsafe lives in verbs, softnic, fabric, directory and preload only",
+        ));
     }
     for (i, line) in text.lines().enumerate().take_while(|(_, l)| !l.starts_with("#[cfg(test)]")) {
         let code = line.split("//").next().unwrap_or_default();

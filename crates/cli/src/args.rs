@@ -36,9 +36,7 @@ pub(crate) enum Command {
 The NICs are the devices unb0, unb1, … of the program.")]
     Run(RunArgs),
     /// Make, show or remove the emulated network
-    #[command(
-        after_help = "Without any command there is a fabric of hosts a to d with four NICs each."
-    )]
+    #[command(after_help = "Without any command there is a fabric of hosts a to d with four NICs each.")]
     Fabric {
         #[command(subcommand)]
         command: FabricCommand,
@@ -83,12 +81,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "PATH")]
     pub(crate) lib: Option<PathBuf>,
     /// The program and its arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "PROGRAM ARGS"
-    )]
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM ARGS")]
     pub(crate) program: Vec<std::ffi::OsString>,
 }
 
@@ -98,12 +91,7 @@ pub(crate) enum FabricCommand {
     #[command(after_help = "Example:\n  unbroken fabric up --hosts left,right --nics 2")]
     Up {
         /// The names of the hosts, with commas
-        #[arg(
-            long,
-            value_delimiter = ',',
-            default_value = "a,b,c,d",
-            value_name = "NAMES"
-        )]
+        #[arg(long, value_delimiter = ',', default_value = "a,b,c,d", value_name = "NAMES")]
         hosts: Vec<String>,
         /// NICs of each host
         #[arg(long, default_value_t = 4, value_name = "COUNT")]
@@ -162,12 +150,8 @@ pub(crate) enum FaultCommand {
 
 /// A time with its unit.
 fn parse_time(text: &str) -> Result<Duration, String> {
-    let wrong = || {
-        format!("'{text}' is not a time; a number with us, ms, s or m is right, like 3s or 500ms")
-    };
-    let unit_at = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .ok_or_else(wrong)?;
+    let wrong = || format!("'{text}' is not a time; a number with us, ms, s or m is right, like 3s or 500ms");
+    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
     let (number, unit) = text.split_at(unit_at);
     let seconds = match unit {
         "us" => 1e-6,
@@ -195,16 +179,7 @@ mod tests {
         assert_eq!(parse_time("3s"), Ok(Duration::from_secs(3)));
         assert_eq!(parse_time("1.5ms"), Ok(Duration::from_micros(1500)));
         assert_eq!(parse_time("2m"), Ok(Duration::from_secs(120)));
-        for wrong in [
-            "3",
-            "s",
-            "",
-            "-1s",
-            "3 s",
-            "1.2.3s",
-            "3h",
-            "99999999999999999999s",
-        ] {
+        for wrong in ["3", "s", "", "-1s", "3 s", "1.2.3s", "3h", "99999999999999999999s"] {
             assert!(parse_time(wrong).is_err(), "{wrong}");
         }
     }

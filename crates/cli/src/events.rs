@@ -20,10 +20,7 @@ pub(crate) fn events(runtime: &Runtime, json: bool, follow: bool) -> Result {
         }
     };
     if !follow {
-        return read_events(runtime)
-            .map_err(failed)?
-            .iter()
-            .try_for_each(show);
+        return read_events(runtime).map_err(failed)?.iter().try_for_each(show);
     }
     let mut tail = EventTail::open(runtime);
     loop {
@@ -55,9 +52,7 @@ fn switch_line(s: &Switch) -> String {
         SwitchKind::Planned => "planned switch",
     };
     let ms = |us: u64| format!("{:.2} ms", us as f64 / 1e3);
-    let detected = s
-        .detect_us
-        .map_or(String::new(), |us| format!("noticed after {}, ", ms(us)));
+    let detected = s.detect_us.map_or(String::new(), |us| format!("noticed after {}, ", ms(us)));
     format!(
         "{kind:<14}  host {} qp {:#x} {} to {} (epoch {}; {detected}switched in {}, {} sent again): {}",
         s.host,

@@ -12,8 +12,7 @@ pub(crate) fn up(runtime: &Runtime, hosts: &[String], nics: u8) -> Result {
     let fabric = if runtime.fabric_toml().exists() {
         let fabric = Fabric::open(runtime)?;
         if fabric.hosts() != wanted.hosts {
-            let what =
-                "there is a fabric of another shape; take it away with: unbroken fabric down";
+            let what = "there is a fabric of another shape; take it away with: unbroken fabric down";
             return Err(format!("{}: {what}", runtime.fabric_toml().display()).into());
         }
         fabric
@@ -47,13 +46,8 @@ pub(crate) fn show(runtime: &Runtime, json: bool) -> Result {
             "runtime": runtime.path(), "octet": fabric.octet(), "hosts": hosts, "switches": rails, "nics": nics,
         }));
     }
-    let mut rows = vec![["nic", "address", "state", "faults"]
-        .map(String::from)
-        .to_vec()];
-    rows.extend(
-        nics.into_iter()
-            .map(|n| vec![n.nic, n.addr, n.state, n.faults.join(", ")]),
-    );
+    let mut rows = vec![["nic", "address", "state", "faults"].map(String::from).to_vec()];
+    rows.extend(nics.into_iter().map(|n| vec![n.nic, n.addr, n.state, n.faults.join(", ")]));
     print(&table(&rows))
 }
 
@@ -67,11 +61,7 @@ pub(crate) fn down(runtime: &Runtime, force: bool) -> Result {
     users.retain(|pid| process_is_alive(*pid));
     if !users.is_empty() && !force {
         let pids: Vec<String> = users.iter().map(u32::to_string).collect();
-        return Err(format!(
-            "processes use the fabric: {}; end them, or give --force",
-            pids.join(", ")
-        )
-        .into());
+        return Err(format!("processes use the fabric: {}; end them, or give --force", pids.join(", ")).into());
     }
     Ok(Fabric::remove(runtime)?)
 }

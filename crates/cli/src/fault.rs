@@ -13,24 +13,12 @@ pub(crate) fn set(runtime: &Runtime, text: &str, at: Option<Duration>) -> Result
 }
 
 pub(crate) fn clear(runtime: &Runtime, text: &str) -> Result {
-    let selector = if text.trim().is_empty() {
-        None
-    } else {
-        Some(text.parse::<Selector>()?)
-    };
+    let selector = if text.trim().is_empty() { None } else { Some(text.parse::<Selector>()?) };
     let fabric = Fabric::open(runtime)?;
     // Not an error: what was asked for is so.
     if let (true, Some(selector)) = (fabric.clear(selector.as_ref())?.is_empty(), selector) {
-        let set: Vec<String> = fabric
-            .list()
-            .iter()
-            .map(|f| format!("'{}'", f.fault))
-            .collect();
-        let set = if set.is_empty() {
-            "none".into()
-        } else {
-            set.join(", ")
-        };
+        let set: Vec<String> = fabric.list().iter().map(|f| format!("'{}'", f.fault)).collect();
+        let set = if set.is_empty() { "none".into() } else { set.join(", ") };
         eprintln!("unbroken: no fault '{selector}' is set; faults that are: {set}");
     }
     Ok(())

@@ -50,12 +50,10 @@ impl From<String> for Failure {
 /// Writes text to stdout at once.
 pub(crate) fn print(text: &str) -> Result {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(|e| match e.kind() {
-            io::ErrorKind::BrokenPipe => Failure::ClosedPipe,
-            _ => Failure::io("cannot write the output", e),
-        })
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| match e.kind() {
+        io::ErrorKind::BrokenPipe => Failure::ClosedPipe,
+        _ => Failure::io("cannot write the output", e),
+    })
 }
 
 /// Writes a value as one line of JSON.
@@ -67,26 +65,15 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result {
 /// Rows as text, columns aligned; the first row is the heading. Columns of numbers go to the right.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |c: usize| {
-        rows.iter()
-            .filter_map(|r| r.get(c))
-            .map(|cell| cell.chars().count())
-            .max()
-            .unwrap_or(0)
-    };
+    let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|cell| cell.chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
     for row in rows {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(&widths) {
             let gap = " ".repeat(width - cell.chars().count());
-            let number =
-                cell.starts_with(|c: char| c.is_ascii_digit()) && !cell.contains(['/', ':']);
-            line += &if number {
-                format!("{gap}{cell}  ")
-            } else {
-                format!("{cell}{gap}  ")
-            };
+            let number = cell.starts_with(|c: char| c.is_ascii_digit()) && !cell.contains(['/', ':']);
+            line += &if number { format!("{gap}{cell}  ") } else { format!("{cell}{gap}  ") };
         }
         text += line.trim_end();
         text.push('\n');
@@ -102,10 +89,7 @@ mod tests {
     fn tables_are_aligned() {
         let rows = [["nic", "bytes"], ["a/0", "1"], ["left/12", "1234567"]];
         let rows: Vec<Vec<String>> = rows.iter().map(|r| r.map(String::from).to_vec()).collect();
-        assert_eq!(
-            table(&rows),
-            "nic      bytes\na/0            1\nleft/12  1234567\n"
-        );
+        assert_eq!(table(&rows), "nic      bytes\na/0            1\nleft/12  1234567\n");
         assert_eq!(table(&[]), "");
     }
 }

@@ -26,22 +26,14 @@ pub(crate) fn run(runtime: &Runtime, args: &RunArgs) -> Result {
     match &args.nics {
         Some(nics) => {
             check_addresses(nics)?;
-            command
-                .env("UNBROKEN_NICS", nics)
-                .env_remove("UNBROKEN_HOST");
+            command.env("UNBROKEN_NICS", nics).env_remove("UNBROKEN_HOST");
         }
         None => {
-            let host = args.host.clone().or_else(|| {
-                std::env::var("UNBROKEN_HOST")
-                    .ok()
-                    .filter(|h| !h.is_empty())
-            });
+            let host = args.host.clone().or_else(|| std::env::var("UNBROKEN_HOST").ok().filter(|h| !h.is_empty()));
             let host = host.unwrap_or_else(|| "a".into());
             // A wrong name is better told here than by a program that finds no device.
             Fabric::open(runtime)?.host(&host)?;
-            command
-                .env("UNBROKEN_HOST", host)
-                .env_remove("UNBROKEN_NICS");
+            command.env("UNBROKEN_HOST", host).env_remove("UNBROKEN_NICS");
         }
     }
     command.env("UNBROKEN_RUNTIME", runtime.path());
@@ -50,20 +42,10 @@ pub(crate) fn run(runtime: &Runtime, args: &RunArgs) -> Result {
     } else if std::env::var_os("UNBROKEN_FAILOVER").is_none() {
         command.env("UNBROKEN_FAILOVER", "1");
     }
-    command.env(
-        "LD_PRELOAD",
-        preload(&library, std::env::var_os("LD_PRELOAD")),
-    );
+    command.env("LD_PRELOAD", preload(&library, std::env::var_os("LD_PRELOAD")));
     let error = command.exec();
-    let status = if error.kind() == io::ErrorKind::NotFound {
-        127
-    } else {
-        126
-    };
-    Err(Failure::Program {
-        status,
-        text: format!("cannot run {}: {error}", program.to_string_lossy()),
-    })
+    let status = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
+    Err(Failure::Program { status, text: format!("cannot run {}: {error}", program.to_string_lossy()) })
 }
 
 /// The library that was named, or the one that lies where an installation or a build has it.
@@ -71,8 +53,7 @@ fn library(named: Option<&Path>) -> Result<PathBuf> {
     let path = match named {
         Some(path) => path.to_path_buf(),
         None => {
-            let me = std::env::current_exe()
-                .map_err(|e| Failure::io("cannot find this program's folder", e))?;
+            let me = std::env::current_exe().map_err(|e| Failure::io("cannot find this program's folder", e))?;
             let folder = me.parent().unwrap_or(Path::new("/"));
             let places = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY)];
             let found = places.iter().find(|p| p.is_file());
@@ -85,17 +66,9 @@ fn library(named: Option<&Path>) -> Result<PathBuf> {
             })?
         }
     };
-    let path = path
-        .canonicalize()
-        .map_err(|e| Failure::io(format!("library {}", path.display()), e))?;
-    if path
-        .as_os_str()
-        .as_bytes()
-        .iter()
-        .any(|b| *b == b':' || b.is_ascii_whitespace())
-    {
-        let rule =
-            "its path must have no space and no colon, which separate the names in LD_PRELOAD";
+    let path = path.canonicalize().map_err(|e| Failure::io(format!("library {}", path.display()), e))?;
+    if path.as_os_str().as_bytes().iter().any(|b| *b == b':' || b.is_ascii_whitespace()) {
+        let rule = "its path must have no space and no colon, which separate the names in LD_PRELOAD";
         return Err(format!("library {}: {rule}", path.display()).into());
     }
     Ok(path)
@@ -105,9 +78,7 @@ fn library(named: Option<&Path>) -> Result<PathBuf> {
 fn preload(library: &Path, before: Option<OsString>) -> OsString {
     let mut value = library.as_os_str().to_owned();
     let before = before.unwrap_or_default();
-    let others = before
-        .as_bytes()
-        .split(|b| *b == b':' || b.is_ascii_whitespace());
+    let others = before.as_bytes().split(|b| *b == b':' || b.is_ascii_whitespace());
     for other in others.filter(|o| !o.is_empty() && *o != library.as_os_str().as_bytes()) {
         value.push(":");
         value.push(std::ffi::OsStr::from_bytes(other));
@@ -118,7 +89,10 @@ fn preload(library: &Path, before: Option<OsString>) -> OsString {
 fn check_addresses(list: &str) -> Result {
     for word in list.split(',') {
         if word.trim().parse::<IpAddr>().is_err() {
-            return Err(format!("--nics: '{word}' is not an IP address; addresses of interfaces, with commas, are right").into());
+            return Err(format!(
+                "--nics: '{word}' is not an IP address; addresses of interfaces, with commas, are right"
+            )
+            .into());
         }
     }
     Ok(())
@@ -132,9 +106,6 @@ mod tests {
     fn our_library_comes_first_and_once() {
         let ours = Path::new("/x/libunbroken.so");
         assert_eq!(preload(ours, None), "/x/libunbroken.so");
-        assert_eq!(
-            preload(ours, Some("a.so b.so:/x/libunbroken.so".into())),
-            "/x/libunbroken.so:a.so:b.so"
-        );
+        assert_eq!(preload(ours, Some("a.so b.so:/x/libunbroken.so".into())), "/x/libunbroken.so:a.so:b.so");
     }
 }

@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use unbroken_fabric::{now_us, Fabric, NicPage, Runtime};
-use unbroken_telemetry::{
-    answering_pids, process_is_alive, query_status, NicStatus, ProcessStatus, QpStatus,
-};
+use unbroken_telemetry::{answering_pids, process_is_alive, query_status, NicStatus, ProcessStatus, QpStatus};
 
 use crate::output::{print, print_json, table, Failure, Result};
 
@@ -51,69 +49,35 @@ pub(crate) fn status(runtime: &Runtime, json: bool) -> Result {
     }
     for process in &status.processes {
         if process.error.is_empty() {
-            text += &format!(
-                "\n{} (pid {}) on host {}\n",
-                process.program, process.pid, process.host
-            );
+            text += &format!("\n{} (pid {}) on host {}\n", process.program, process.pid, process.host);
         } else {
             text += &format!("\npid {}: {}\n", process.pid, process.error);
         }
-        text += &qp_table(
-            status
-                .qps
-                .iter()
-                .filter(|q| q.pid == process.pid)
-                .map(|q| &q.qp),
-        );
+        text += &qp_table(status.qps.iter().filter(|q| q.pid == process.pid).map(|q| &q.qp));
     }
     print(&text)
 }
 
 fn collect(runtime: &Runtime) -> Result<Status> {
     // To look must not make a fabric.
-    let fabric = if runtime.fabric_toml().exists() {
-        Some(Fabric::open(runtime)?)
-    } else {
-        None
-    };
+    let fabric = if runtime.fabric_toml().exists() { Some(Fabric::open(runtime)?) } else { None };
     let nics = nic_statuses(runtime, fabric.as_ref())?;
     let (mut qps, mut processes) = (Vec::new(), Vec::new());
     for pid in answering_pids(runtime).map_err(|e| Failure::io(runtime.sockets().display(), e))? {
         match query_status(runtime, pid, ANSWER_TIMEOUT) {
-            Ok(ProcessStatus {
-                program,
-                host,
-                qps: of_process,
-                ..
-            }) => {
+            Ok(ProcessStatus { program, host, qps: of_process, .. }) => {
                 qps.extend(of_process.into_iter().map(|qp| ProcessQp { pid, qp }));
-                processes.push(Process {
-                    pid,
-                    program,
-                    host,
-                    error: String::new(),
-                });
+                processes.push(Process { pid, program, host, error: String::new() });
             }
             // It ended while we asked.
             Err(_) if !process_is_alive(pid) => {}
             Err(e) => {
                 let error = format!("does not answer: {e}");
-                processes.push(Process {
-                    pid,
-                    program: String::new(),
-                    host: String::new(),
-                    error,
-                });
+                processes.push(Process { pid, program: String::new(), host: String::new(), error });
             }
         }
     }
-    Ok(Status {
-        time_us: now_us(),
-        runtime: runtime.path().display().to_string(),
-        nics,
-        qps,
-        processes,
-    })
+    Ok(Status { time_us: now_us(), runtime: runtime.path().display().to_string(), nics, qps, processes })
 }
 
 /// All NICs of the fabric, then others that were opened.
@@ -130,26 +94,12 @@ pub(crate) fn nic_statuses(runtime: &Runtime, fabric: Option<&Fabric>) -> Result
                 (true, true) => "active",
             };
             let faults = faults.iter().map(ToString::to_string).collect();
-            statuses.push(nic_status(
-                runtime,
-                nic.to_string(),
-                addr,
-                opened.contains(&addr),
-                state,
-                faults,
-            )?);
+            statuses.push(nic_status(runtime, nic.to_string(), addr, opened.contains(&addr), state, faults)?);
         }
     }
     let known: Vec<String> = statuses.iter().map(|s| s.addr.clone()).collect();
     for addr in opened.iter().filter(|a| !known.contains(&a.to_string())) {
-        statuses.push(nic_status(
-            runtime,
-            addr.to_string(),
-            *addr,
-            true,
-            "unknown",
-            Vec::new(),
-        )?);
+        statuses.push(nic_status(runtime, addr.to_string(), *addr, true, "unknown", Vec::new())?);
     }
     Ok(statuses)
 }
@@ -169,36 +119,17 @@ fn nic_status(
         pids.retain(|pid| process_is_alive(*pid));
         counters = page.counters();
     }
-    Ok(NicStatus {
-        nic,
-        addr: addr.to_string(),
-        state: state.into(),
-        faults,
-        pids,
-        counters,
-    })
+    Ok(NicStatus { nic, addr: addr.to_string(), state: state.into(), faults, pids, counters })
 }
 
 /// The NICs that someone opened or that have a fault.
 fn nic_table(nics: &[NicStatus]) -> String {
     let shown = |n: &&NicStatus| {
-        n.counters.tx_packets + n.counters.rx_packets > 0
-            || !n.pids.is_empty()
-            || !n.faults.is_empty()
+        n.counters.tx_packets + n.counters.rx_packets > 0 || !n.pids.is_empty() || !n.faults.is_empty()
     };
-    let mut rows = vec![[
-        "nic",
-        "address",
-        "state",
-        "tx MB",
-        "rx MB",
-        "sent again",
-        "dropped",
-        "bad ICRC",
-        "faults",
-    ]
-    .map(String::from)
-    .to_vec()];
+    let mut rows = vec![["nic", "address", "state", "tx MB", "rx MB", "sent again", "dropped", "bad ICRC", "faults"]
+        .map(String::from)
+        .to_vec()];
     rows.extend(nics.iter().filter(shown).map(|n| {
         let mb = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
         let c = &n.counters;
@@ -222,23 +153,10 @@ fn nic_table(nics: &[NicStatus]) -> String {
 }
 
 fn qp_table<'a>(qps: impl Iterator<Item = &'a QpStatus>) -> String {
-    let mut rows = vec![["  qp", "state", "path", "peer", "epoch", "protected"]
-        .map(String::from)
-        .to_vec()];
+    let mut rows = vec![["  qp", "state", "path", "peer", "epoch", "protected"].map(String::from).to_vec()];
     rows.extend(qps.map(|q| {
-        let protected = if q.protected {
-            "yes".into()
-        } else {
-            format!("no: {}", q.why)
-        };
-        vec![
-            format!("  {:#x}", q.qp),
-            q.state.clone(),
-            q.path.clone(),
-            q.peer.clone(),
-            q.epoch.to_string(),
-            protected,
-        ]
+        let protected = if q.protected { "yes".into() } else { format!("no: {}", q.why) };
+        vec![format!("  {:#x}", q.qp), q.state.clone(), q.path.clone(), q.peer.clone(), q.epoch.to_string(), protected]
     }));
     if rows.len() > 1 {
         table(&rows)

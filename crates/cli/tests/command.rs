@@ -6,9 +6,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 use unbroken_fabric::{NicPage, Runtime, SlotCounters};
-use unbroken_telemetry::{
-    Event, EventLog, ProcessStatus, QpStatus, StatusServer, Switch, SwitchKind, What,
-};
+use unbroken_telemetry::{Event, EventLog, ProcessStatus, QpStatus, StatusServer, Switch, SwitchKind, What};
 
 fn unbroken(runtime: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_unbroken"))
@@ -24,11 +22,7 @@ fn unbroken(runtime: &Path, args: &[&str]) -> Output {
 
 fn good(runtime: &Path, args: &[&str]) -> String {
     let output = unbroken(runtime, args);
-    assert!(
-        output.status.success(),
-        "{args:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -40,10 +34,7 @@ fn bad(runtime: &Path, args: &[&str]) -> String {
 }
 
 fn json(runtime: &Path, args: &[&str]) -> Vec<Value> {
-    good(runtime, args)
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    good(runtime, args).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[test]
@@ -51,32 +42,17 @@ fn faults_are_set_listed_and_cleared() {
     let dir = tempfile::tempdir().unwrap();
     let rt = dir.path();
     good(rt, &["fault", "set", "nic a/0 dead"]);
-    good(
-        rt,
-        &["fault", "set", "switch", "rail1", "down", "--at", "1000s"],
-    );
+    good(rt, &["fault", "set", "switch", "rail1", "down", "--at", "1000s"]);
     let list = json(rt, &["fault", "list", "--json"]);
     assert_eq!(list[0]["fault"], "nic a/0 dead");
-    assert_eq!(
-        (&list[0]["active"], &list[1]["active"]),
-        (&Value::Bool(true), &Value::Bool(false))
-    );
+    assert_eq!((&list[0]["active"], &list[1]["active"]), (&Value::Bool(true), &Value::Bool(false)));
     let text = good(rt, &["fault", "list"]);
-    assert!(
-        text.starts_with("nic a/0 dead  (for ") && text.contains("switch rail1 down  (in "),
-        "{text}"
-    );
+    assert!(text.starts_with("nic a/0 dead  (for ") && text.contains("switch rail1 down  (in "), "{text}");
     let events = json(rt, &["events", "--json"]);
-    assert_eq!(
-        (&events[0]["event"], &events[0]["fault"]),
-        (&"fault".into(), &"nic a/0 dead".into())
-    );
+    assert_eq!((&events[0]["event"], &events[0]["fault"]), (&"fault".into(), &"nic a/0 dead".into()));
     assert_eq!(events[0]["time_us"], list[0]["from_us"]);
     let output = unbroken(rt, &["fault", "clear", "nic a/1"]);
-    assert!(
-        output.status.success()
-            && String::from_utf8_lossy(&output.stderr).contains("'nic a/0 dead'")
-    );
+    assert!(output.status.success() && String::from_utf8_lossy(&output.stderr).contains("'nic a/0 dead'"));
     good(rt, &["fault", "clear", "nic a/0"]);
     assert_eq!(json(rt, &["fault", "list", "--json"]).len(), 1);
     good(rt, &["fault", "clear"]);
@@ -87,43 +63,19 @@ fn faults_are_set_listed_and_cleared() {
 fn errors_name_what_is_wrong_and_what_is_right() {
     let dir = tempfile::tempdir().unwrap();
     let rt = dir.path();
-    assert!(bad(rt, &["fault", "set", "nic a/9 dead"])
-        .contains("no NIC 'a/9'; NICs of this host are a/0, a/1, a/2, a/3"));
     assert!(
-        bad(rt, &["fault", "set", "nic x/0 dead"]).contains("no host 'x'; hosts are a, b, c, d")
+        bad(rt, &["fault", "set", "nic a/9 dead"]).contains("no NIC 'a/9'; NICs of this host are a/0, a/1, a/2, a/3")
     );
+    assert!(bad(rt, &["fault", "set", "nic x/0 dead"]).contains("no host 'x'; hosts are a, b, c, d"));
     assert!(bad(rt, &["fault", "set", "nic a/0 ded"]).contains("not 'ded'"));
     assert!(bad(rt, &["fault", "clear", "nic a/9"]).contains("NICs of this host"));
-    assert!(bad(
-        rt,
-        &["run", "--lib", "/bin/true", "--host", "e", "--", "true"]
-    )
-    .contains("hosts are a, b, c, d"));
+    assert!(bad(rt, &["run", "--lib", "/bin/true", "--host", "e", "--", "true"]).contains("hosts are a, b, c, d"));
     assert!(bad(rt, &["run", "--lib", "/no/such.so", "--", "true"]).contains("/no/such.so"));
-    assert!(bad(
-        rt,
-        &[
-            "run",
-            "--lib",
-            "/bin/true",
-            "--nics",
-            "10.0.0.1,eth0",
-            "--",
-            "true"
-        ]
-    )
-    .contains("'eth0'"));
-    assert_eq!(
-        unbroken(rt, &["fault", "set", "nic a/0 dead", "--at", "3"])
-            .status
-            .code(),
-        Some(2)
-    );
+    assert!(bad(rt, &["run", "--lib", "/bin/true", "--nics", "10.0.0.1,eth0", "--", "true"]).contains("'eth0'"));
+    assert_eq!(unbroken(rt, &["fault", "set", "nic a/0 dead", "--at", "3"]).status.code(), Some(2));
     assert_eq!(unbroken(rt, &["fly"]).status.code(), Some(2));
     fs::write(rt.join("fabric.toml"), "version = 1\noctet = 400\n").unwrap();
-    assert!(
-        bad(rt, &["fabric", "show"]).contains("fabric.toml:2: octet is 400; 1 to 254 are right")
-    );
+    assert!(bad(rt, &["fabric", "show"]).contains("fabric.toml:2: octet is 400; 1 to 254 are right"));
     assert!(bad(rt, &["--runtime", "/dev/null", "status"]).contains("/dev/null"));
 }
 
@@ -133,43 +85,14 @@ fn a_program_runs_with_our_environment() {
     let rt = fs::canonicalize(dir.path()).unwrap();
     // Any shared object will do as the library; libc is there already.
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
-    let libc = maps
-        .lines()
-        .filter_map(|l| l.split_whitespace().nth(5))
-        .find(|p| p.contains("libc.so"))
-        .unwrap();
+    let libc = maps.lines().filter_map(|l| l.split_whitespace().nth(5)).find(|p| p.contains("libc.so")).unwrap();
     let script = "echo $UNBROKEN_HOST:$UNBROKEN_FAILOVER:$UNBROKEN_RUNTIME:$LD_PRELOAD:$1; exit 7";
-    let output = unbroken(
-        &rt,
-        &[
-            "run", "--host", "b", "--lib", libc, "--", "sh", "-c", script, "sh", "--json",
-        ],
-    );
-    assert_eq!(
-        output.status.code(),
-        Some(7),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let output = unbroken(&rt, &["run", "--host", "b", "--lib", libc, "--", "sh", "-c", script, "sh", "--json"]);
+    assert_eq!(output.status.code(), Some(7), "{}", String::from_utf8_lossy(&output.stderr));
     let libc = fs::canonicalize(libc).unwrap();
-    assert_eq!(
-        String::from_utf8(output.stdout).unwrap(),
-        format!("b:1:{}:{}:--json\n", rt.display(), libc.display())
-    );
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("b:1:{}:{}:--json\n", rt.display(), libc.display()));
     let script = "echo $UNBROKEN_HOST:$UNBROKEN_FAILOVER";
-    let text = good(
-        &rt,
-        &[
-            "run",
-            "--no-failover",
-            "--lib",
-            libc.to_str().unwrap(),
-            "--",
-            "sh",
-            "-c",
-            script,
-        ],
-    );
+    let text = good(&rt, &["run", "--no-failover", "--lib", libc.to_str().unwrap(), "--", "sh", "-c", script]);
     assert_eq!(text, "a:0\n");
     let nics = [
         "run",
@@ -183,16 +106,7 @@ fn a_program_runs_with_our_environment() {
         "echo $UNBROKEN_NICS",
     ];
     assert_eq!(good(&rt, &nics), "10.0.0.1,10.0.1.1\n");
-    let output = unbroken(
-        &rt,
-        &[
-            "run",
-            "--lib",
-            libc.to_str().unwrap(),
-            "--",
-            "no-such-program",
-        ],
-    );
+    let output = unbroken(&rt, &["run", "--lib", libc.to_str().unwrap(), "--", "no-such-program"]);
     assert_eq!(output.status.code(), Some(127));
     let output = unbroken(&rt, &["run", "--lib", libc.to_str().unwrap(), "--", "/"]);
     assert_eq!(output.status.code(), Some(126));
@@ -202,15 +116,9 @@ fn a_program_runs_with_our_environment() {
 fn a_fabric_is_made_shown_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     let rt = dir.path();
-    assert!(good(
-        rt,
-        &["fabric", "up", "--hosts", "left,right", "--nics", "2"]
-    )
-    .starts_with("hosts left, right with 2 NICs"));
-    good(
-        rt,
-        &["fabric", "up", "--hosts", "left,right", "--nics", "2"],
-    );
+    assert!(good(rt, &["fabric", "up", "--hosts", "left,right", "--nics", "2"])
+        .starts_with("hosts left, right with 2 NICs"));
+    good(rt, &["fabric", "up", "--hosts", "left,right", "--nics", "2"]);
     assert!(bad(rt, &["fabric", "up"]).contains("fabric down"));
     good(rt, &["fault", "set", "nic right/1 down"]);
     let shown = &json(rt, &["fabric", "show", "--json"])[0];
@@ -218,11 +126,7 @@ fn a_fabric_is_made_shown_and_removed() {
     assert_eq!(shown["nics"][3]["state"], "down");
     assert!(good(rt, &["fabric", "show"]).contains("nic right/1 down"));
     good(rt, &["fabric", "down"]);
-    assert_eq!(
-        good(rt, &["fabric", "show"]).lines().count(),
-        17,
-        "the default one"
-    );
+    assert_eq!(good(rt, &["fabric", "show"]).lines().count(), 17, "the default one");
     assert!(bad(rt, &["fabric", "up", "--hosts", "a-b"]).contains("another shape"));
     good(rt, &["fabric", "down"]);
     assert!(bad(rt, &["fabric", "up", "--hosts", "a-b"]).contains("'a-b'"));
@@ -234,10 +138,7 @@ fn a_fabric_in_use_is_not_removed() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::at(dir.path()).unwrap();
     let page = NicPage::open(&runtime, "127.9.1.0".parse().unwrap()).unwrap();
-    page.slot(0).pid.store(
-        u64::from(std::process::id()),
-        std::sync::atomic::Ordering::Relaxed,
-    );
+    page.slot(0).pid.store(u64::from(std::process::id()), std::sync::atomic::Ordering::Relaxed);
     assert!(bad(dir.path(), &["fabric", "down"]).contains(&std::process::id().to_string()));
     good(dir.path(), &["fabric", "down", "--force"]);
 }
@@ -246,10 +147,7 @@ fn a_fabric_in_use_is_not_removed() {
 fn status_joins_pages_faults_and_processes() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::at(dir.path()).unwrap();
-    assert_eq!(
-        good(dir.path(), &["status"]),
-        "no NIC has been opened yet\n"
-    );
+    assert_eq!(good(dir.path(), &["status"]), "no NIC has been opened yet\n");
     assert!(!runtime.fabric_toml().exists(), "looking makes no fabric");
     good(dir.path(), &["fault", "set", "nic a/0 dead"]);
     let octet = unbroken_fabric::Fabric::open(&runtime).unwrap().octet();
@@ -269,12 +167,7 @@ fn status_joins_pages_faults_and_processes() {
         why: "no backup".into(),
         state: "active".into(),
     };
-    let answer = ProcessStatus {
-        pid,
-        program: "ib_write_bw".into(),
-        host: "a".into(),
-        qps: vec![qp],
-    };
+    let answer = ProcessStatus { pid, program: "ib_write_bw".into(), host: "a".into(), qps: vec![qp] };
     let ask = |args: &[&str]| {
         std::thread::scope(|scope| {
             let asked = scope.spawn(|| good(dir.path(), args));
@@ -285,32 +178,14 @@ fn status_joins_pages_faults_and_processes() {
         })
     };
     let status: Value = serde_json::from_str(&ask(&["status", "--json"])).unwrap();
-    let nic = |name: &str| {
-        status["nics"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .find(|n| n["nic"] == name)
-            .unwrap()
-    };
-    assert_eq!(
-        (&nic("a/0")["state"], &nic("a/1")["state"]),
-        (&"dead".into(), &"active".into())
-    );
+    let nic = |name: &str| status["nics"].as_array().unwrap().iter().find(|n| n["nic"] == name).unwrap();
+    assert_eq!((&nic("a/0")["state"], &nic("a/1")["state"]), (&"dead".into(), &"active".into()));
     assert_eq!(nic("a/1")["tx_bytes"], 5_000_000);
     assert_eq!(nic("10.0.0.1")["state"], "unknown");
     let qp = &status["qps"][0];
-    assert_eq!(
-        (&qp["pid"], &qp["qp"], &qp["path"]),
-        (&pid.into(), &0x102.into(), &"a/1-b/1".into())
-    );
+    assert_eq!((&qp["pid"], &qp["qp"], &qp["path"]), (&pid.into(), &0x102.into(), &"a/1-b/1".into()));
     let text = ask(&["status"]);
-    assert!(
-        text.contains("ib_write_bw")
-            && text.contains("no: no backup")
-            && text.contains("nic a/0 dead"),
-        "{text}"
-    );
+    assert!(text.contains("ib_write_bw") && text.contains("no: no backup") && text.contains("nic a/0 dead"), "{text}");
 }
 
 #[test]
@@ -319,9 +194,7 @@ fn events_are_joined_with_their_faults() {
     let runtime = Runtime::at(dir.path()).unwrap();
     assert_eq!(good(dir.path(), &["events", "--json"]), "");
     good(dir.path(), &["fault", "set", "nic a/0 dead"]);
-    let fault_us = json(dir.path(), &["events", "--json"])[0]["time_us"]
-        .as_u64()
-        .unwrap();
+    let fault_us = json(dir.path(), &["events", "--json"])[0]["time_us"].as_u64().unwrap();
     let switch = Switch {
         kind: SwitchKind::Passive,
         host: "a".into(),
@@ -335,14 +208,11 @@ fn events_are_joined_with_their_faults() {
         switch_us: 400,
         replayed: 3,
     };
-    EventLog::open(&runtime)
-        .emit(&Event::at(What::Switch(switch), fault_us + 650))
-        .unwrap();
+    EventLog::open(&runtime).emit(&Event::at(What::Switch(switch), fault_us + 650)).unwrap();
     let events = json(dir.path(), &["events", "--json"]);
     assert_eq!(events[1]["event"], "switch");
     assert_eq!(events[1]["detect_us"], 250);
-    assert!(good(dir.path(), &["events"])
-        .contains("noticed after 0.25 ms, switched in 0.40 ms, 3 sent again"));
+    assert!(good(dir.path(), &["events"]).contains("noticed after 0.25 ms, switched in 0.40 ms, 3 sent again"));
 }
 
 #[test]

@@ -42,10 +42,7 @@ pub(crate) fn check(folder: &Path, file: &Path, limit_bytes: usize) -> Result<()
     for _ in 0..TRIES {
         let bytes = match fs::metadata(file) {
             Ok(meta) if meta.len() > limit_bytes as u64 => {
-                return Err(DirectoryError::damaged(
-                    folder,
-                    format!("data.mdb has {} bytes", meta.len()),
-                ));
+                return Err(DirectoryError::damaged(folder, format!("data.mdb has {} bytes", meta.len())));
             }
             Ok(_) => fs::read(file).map_err(DirectoryError::io(folder, "read its file"))?,
             // LMDB makes it.
@@ -61,28 +58,18 @@ pub(crate) fn check(folder: &Path, file: &Path, limit_bytes: usize) -> Result<()
             break;
         }
     }
-    Err(DirectoryError::damaged(
-        folder,
-        format!("data.mdb is damaged ({last})"),
-    ))
+    Err(DirectoryError::damaged(folder, format!("data.mdb is damaged ({last})")))
 }
 
 /// Whether these bytes are such a file.
 pub(crate) fn verdict(bytes: &[u8]) -> Verdict<()> {
     let metas = [Meta::read(bytes, 0)?, Meta::read(bytes, 1)?];
     if metas[0].txn.abs_diff(metas[1].txn) > 1 {
-        return Err(format!(
-            "its commits {} and {} do not follow each other",
-            metas[0].txn, metas[1].txn
-        ));
+        return Err(format!("its commits {} and {} do not follow each other", metas[0].txn, metas[1].txn));
     }
     let meta = &metas[usize::from(metas[0].txn < metas[1].txn)];
     let pages = (bytes.len() / PAGE) as u64;
-    let mut walk = Walk {
-        bytes,
-        last: meta.last,
-        used: vec![false; usize::try_from(meta.last + 1).unwrap_or(0)],
-    };
+    let mut walk = Walk { bytes, last: meta.last, used: vec![false; usize::try_from(meta.last + 1).unwrap_or(0)] };
     if meta.last >= pages + (crate::store::LIMIT_BYTES / PAGE) as u64 {
         return Err(format!("its last page is {} of {pages}", meta.last));
     }
@@ -133,9 +120,7 @@ struct Meta {
 
 impl Meta {
     fn read(bytes: &[u8], index: usize) -> Verdict<Meta> {
-        let page = bytes
-            .get(index * PAGE..(index + 1) * PAGE)
-            .ok_or("it is shorter than two pages")?;
+        let page = bytes.get(index * PAGE..(index + 1) * PAGE).ok_or("it is shorter than two pages")?;
         let body = &page[PAGE_HEADER..];
         let wrong = |what: &str| Err(format!("{what} in meta page {index}"));
         if u16_at(page, 10) & META == 0 || u32_at(body, 0) != MAGIC {
@@ -149,12 +134,7 @@ impl Meta {
         if free.pad as usize != PAGE {
             return wrong("another page size");
         }
-        let meta = Meta {
-            free,
-            main,
-            last: u64_at(body, 120),
-            txn: u64_at(body, 128),
-        };
+        let meta = Meta { free, main, last: u64_at(body, 120), txn: u64_at(body, 128) };
         if meta.txn != 0 && meta.txn % 2 != index as u64 {
             return wrong("a commit of the other");
         }
@@ -226,10 +206,7 @@ impl<'a> Walk<'a> {
     fn page(&mut self, number: u64) -> Verdict<&'a [u8]> {
         self.use_page(number)?;
         let at = number as usize * PAGE;
-        let page = self
-            .bytes
-            .get(at..at + PAGE)
-            .ok_or_else(|| format!("page {number} is missing"))?;
+        let page = self.bytes.get(at..at + PAGE).ok_or_else(|| format!("page {number} is missing"))?;
         if u64_at(page, 0) != number {
             return Err(format!("page {number} says it is {}", u64_at(page, 0)));
         }
@@ -251,29 +228,17 @@ impl<'a> Walk<'a> {
             self.tree(table.root, table.depth, &mut entries, visit)?;
         }
         if entries != table.entries {
-            return Err(format!(
-                "a table has {entries} entries and says {}",
-                table.entries
-            ));
+            return Err(format!("a table has {entries} entries and says {}", table.entries));
         }
         Ok(())
     }
 
     /// `level` is 1 for leaves.
-    fn tree(
-        &mut self,
-        number: u64,
-        level: u16,
-        entries: &mut u64,
-        visit: &mut Visit<'_, 'a>,
-    ) -> Verdict<()> {
+    fn tree(&mut self, number: u64, level: u16, entries: &mut u64, visit: &mut Visit<'_, 'a>) -> Verdict<()> {
         let page = self.page(number)?;
         let leaf = level == 1;
         if u16_at(page, 10) != if leaf { LEAF } else { BRANCH } {
-            return Err(format!(
-                "page {number} has the flags {:#x}",
-                u16_at(page, 10)
-            ));
+            return Err(format!("page {number} has the flags {:#x}", u16_at(page, 10)));
         }
         for node in nodes(page, leaf).map_err(|what| format!("page {number}: {what}"))? {
             if leaf {
@@ -297,18 +262,14 @@ impl<'a> Walk<'a> {
                 let pages = u64::from(u32_at(page, 12));
                 let whole = PAGE_HEADER + node.size;
                 if u16_at(page, 10) != OVERFLOW || pages != whole.div_ceil(PAGE) as u64 {
-                    return Err(format!(
-                        "page {first} holds no value of {} bytes",
-                        node.size
-                    ));
+                    return Err(format!("page {first} holds no value of {} bytes", node.size));
                 }
                 for more in 1..pages {
                     self.use_page(first + more)?;
                 }
                 let at = first as usize * PAGE;
                 let data = self.bytes.get(at + PAGE_HEADER..at + whole);
-                data.map(Data::Bytes)
-                    .ok_or_else(|| format!("the value in page {first} is cut short"))
+                data.map(Data::Bytes).ok_or_else(|| format!("the value in page {first} is cut short"))
             }
             flags => Err(format!("an entry has the flags {flags:#x}")),
         }
@@ -341,22 +302,13 @@ fn nodes(page: &[u8], leaf: bool) -> Verdict<Vec<Node<'_>>> {
         }
         let key_at = at + NODE_HEADER;
         let end = (key_at + key_size).saturating_add(here_size);
-        let node = page
-            .get(key_at..end)
-            .ok_or_else(|| format!("the node at {at} reaches outside"))?;
+        let node = page.get(key_at..end).ok_or_else(|| format!("the node at {at} reaches outside"))?;
         let (key, here) = node.split_at(key_size);
-        nodes.push(Node {
-            flags,
-            key,
-            size,
-            here,
-        });
+        nodes.push(Node { flags, key, size, here });
         extents.push((at, end.next_multiple_of(2)));
     }
     extents.sort_unstable();
-    let end = extents
-        .iter()
-        .try_fold(upper, |at, (from, to)| (*from == at).then_some(*to));
+    let end = extents.iter().try_fold(upper, |at, (from, to)| (*from == at).then_some(*to));
     if end != Some(PAGE) {
         return Err("its nodes do not fill it".into());
     }

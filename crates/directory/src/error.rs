@@ -50,36 +50,22 @@ pub enum DirectoryError {
 }
 
 impl DirectoryError {
-    pub(crate) fn io(
-        path: &Path,
-        action: &'static str,
-    ) -> impl FnOnce(std::io::Error) -> DirectoryError {
+    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> DirectoryError {
         let path = path.display().to_string();
-        move |source| DirectoryError::Io {
-            path,
-            action,
-            source,
-        }
+        move |source| DirectoryError::Io { path, action, source }
     }
 
     pub(crate) fn damaged(path: &Path, what: impl Into<String>) -> DirectoryError {
-        DirectoryError::Damaged {
-            path: path.display().to_string(),
-            what: what.into(),
-        }
+        DirectoryError::Damaged { path: path.display().to_string(), what: what.into() }
     }
 
     pub(crate) fn store(path: &Path, action: &'static str, error: &heed::Error) -> DirectoryError {
         use heed::MdbError::{BadTxn, Corrupted, Invalid, PageNotFound, Panic, VersionMismatch};
         match error {
-            heed::Error::Mdb(
-                Corrupted | Invalid | PageNotFound | Panic | VersionMismatch | BadTxn,
-            ) => DirectoryError::damaged(path, format!("damaged ({error})")),
-            _ => DirectoryError::Store {
-                path: path.display().to_string(),
-                action,
-                what: error.to_string(),
-            },
+            heed::Error::Mdb(Corrupted | Invalid | PageNotFound | Panic | VersionMismatch | BadTxn) => {
+                DirectoryError::damaged(path, format!("damaged ({error})"))
+            }
+            _ => DirectoryError::Store { path: path.display().to_string(), action, what: error.to_string() },
         }
     }
 }

@@ -58,10 +58,8 @@ impl QpRecord {
         let [VERSION, 0, 0, 0] = take(&mut rest)? else {
             return None;
         };
-        let record = QpRecord {
-            pid: u32::from_le_bytes(take(&mut rest)?),
-            incarnation: u64::from_le_bytes(take(&mut rest)?),
-        };
+        let record =
+            QpRecord { pid: u32::from_le_bytes(take(&mut rest)?), incarnation: u64::from_le_bytes(take(&mut rest)?) };
         rest.is_empty().then_some(record)
     }
 }
@@ -70,19 +68,13 @@ impl ProcessRecord {
     /// The error says which limit is passed.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, String> {
         if self.nics.len() > MAX_NICS {
-            return Err(format!(
-                "a process has {} NICs; at most {MAX_NICS} are right",
-                self.nics.len()
-            ));
+            return Err(format!("a process has {} NICs; at most {MAX_NICS} are right", self.nics.len()));
         }
         let mut bytes = vec![VERSION, self.nics.len() as u8, 0, 0];
         bytes.extend_from_slice(&self.pid.to_le_bytes());
         for nic in &self.nics {
             if nic.name.len() > MAX_NAME {
-                return Err(format!(
-                    "the NIC name '{}' is longer than {MAX_NAME} bytes",
-                    nic.name
-                ));
+                return Err(format!("the NIC name '{}' is longer than {MAX_NAME} bytes", nic.name));
             }
             bytes.extend_from_slice(&nic.index.to_le_bytes());
             bytes.extend_from_slice(&nic.gid.0);
@@ -113,12 +105,7 @@ impl ProcessRecord {
             }
             let (name, after) = rest.split_at_checked(usize::from(length))?;
             rest = after;
-            nics.push(NicRecord {
-                index,
-                gid,
-                control_qpn,
-                name: std::str::from_utf8(name).ok()?.into(),
-            });
+            nics.push(NicRecord { index, gid, control_qpn, name: std::str::from_utf8(name).ok()?.into() });
         }
         rest.is_empty().then_some(ProcessRecord { pid, nics })
     }
@@ -153,18 +140,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn nic() -> impl Strategy<Value = NicRecord> {
-        (
-            any::<u32>(),
-            any::<[u8; 16]>(),
-            any::<u32>(),
-            "[a-z0-9/.é]{0,20}",
-        )
-            .prop_map(|(index, gid, control_qpn, name)| NicRecord {
-                index,
-                gid: Gid(gid),
-                control_qpn,
-                name,
-            })
+        (any::<u32>(), any::<[u8; 16]>(), any::<u32>(), "[a-z0-9/.é]{0,20}")
+            .prop_map(|(index, gid, control_qpn, name)| NicRecord { index, gid: Gid(gid), control_qpn, name })
     }
 
     proptest! {
@@ -198,29 +175,9 @@ mod tests {
 
     #[test]
     fn limits_are_errors() {
-        let nic = NicRecord {
-            index: 0,
-            gid: Gid::default(),
-            control_qpn: 0,
-            name: "x".repeat(64),
-        };
-        assert!(ProcessRecord {
-            pid: 1,
-            nics: vec![nic.clone()]
-        }
-        .encode()
-        .unwrap_err()
-        .contains("63"));
-        let nic = NicRecord {
-            name: "x".into(),
-            ..nic
-        };
-        assert!(ProcessRecord {
-            pid: 1,
-            nics: vec![nic; 65]
-        }
-        .encode()
-        .unwrap_err()
-        .contains("64"));
+        let nic = NicRecord { index: 0, gid: Gid::default(), control_qpn: 0, name: "x".repeat(64) };
+        assert!(ProcessRecord { pid: 1, nics: vec![nic.clone()] }.encode().unwrap_err().contains("63"));
+        let nic = NicRecord { name: "x".into(), ..nic };
+        assert!(ProcessRecord { pid: 1, nics: vec![nic; 65] }.encode().unwrap_err().contains("64"));
     }
 }

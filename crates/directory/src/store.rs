@@ -45,11 +45,7 @@ impl Directory {
     pub fn open(runtime: &Runtime) -> Result<Directory> {
         let path = runtime.directory();
         let io = |action| DirectoryError::io(&path, action);
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&path)
-            .map_err(io("make it"))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(io("make it"))?;
         // Who holds the gate decides alone whether the file is in use; it is held for the time of opening only.
         let gate = lock_file(&path, "gate.lock")?;
         flock(&gate, FlockOperation::LockExclusive).map_err(|e| io("lock it")(e.into()))?;
@@ -59,9 +55,7 @@ impl Directory {
         if alone {
             for old in [&file, &path.join("lock.mdb")] {
                 match fs::remove_file(old) {
-                    Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                        return Err(io("make it anew")(e))
-                    }
+                    Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io("make it anew")(e)),
                     _ => {}
                 }
             }
@@ -84,69 +78,44 @@ impl Directory {
         };
         if !alone {
             let _ = directory.env.clear_stale_readers();
-            directory.write("remove entries of dead processes", |txn| {
-                directory.sweep(txn)
-            })?;
+            directory.write("remove entries of dead processes", |txn| directory.sweep(txn))?;
         }
         Ok(directory)
     }
 
     /// Enters a logical QP of this process.
     pub fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64) -> Result<()> {
-        let value = QpRecord {
-            pid: self.pid,
-            incarnation,
-        }
-        .encode();
+        let value = QpRecord { pid: self.pid, incarnation }.encode();
         self.put(self.qps, "enter a QP", &qp_key(gid, qpn), &value)
     }
 
     /// Takes a logical QP out; not an error if it is not there.
     pub fn unpublish_qp(&self, gid: Gid, qpn: u32) -> Result<()> {
-        self.write("take a QP out", |txn| {
-            self.qps.delete(txn, &qp_key(gid, qpn)).map(|_| ())
-        })
+        self.write("take a QP out", |txn| self.qps.delete(txn, &qp_key(gid, qpn)).map(|_| ()))
     }
 
     /// The incarnation of the living process that has this logical QP.
     pub fn lookup_qp(&self, gid: Gid, qpn: u32) -> Result<Option<u64>> {
-        let record = self.read(
-            self.qps,
-            "look a QP up",
-            &qp_key(gid, qpn),
-            QpRecord::decode,
-        )?;
+        let record = self.read(self.qps, "look a QP up", &qp_key(gid, qpn), QpRecord::decode)?;
         Ok(record.filter(|r| self.lives(r.pid)).map(|r| r.incarnation))
     }
 
     /// Enters where a process can be reached, in place of what was there.
     pub fn publish_process(&self, incarnation: u64, record: &ProcessRecord) -> Result<()> {
         let value = record.encode().map_err(DirectoryError::Record)?;
-        self.put(
-            self.processes,
-            "enter a process",
-            &incarnation.to_be_bytes(),
-            &value,
-        )
+        self.put(self.processes, "enter a process", &incarnation.to_be_bytes(), &value)
     }
 
     /// Takes a process out, at its end; not an error if it is not there.
     pub fn unpublish_process(&self, incarnation: u64) -> Result<()> {
         let key = incarnation.to_be_bytes();
-        self.write("take a process out", |txn| {
-            self.processes.delete(txn, &key).map(|_| ())
-        })
+        self.write("take a process out", |txn| self.processes.delete(txn, &key).map(|_| ()))
     }
 
     /// Where a living process can be reached.
     pub fn lookup_process(&self, incarnation: u64) -> Result<Option<ProcessRecord>> {
         let key = incarnation.to_be_bytes();
-        let record = self.read(
-            self.processes,
-            "look a process up",
-            &key,
-            ProcessRecord::decode,
-        )?;
+        let record = self.read(self.processes, "look a process up", &key, ProcessRecord::decode)?;
         Ok(record.filter(|r| self.lives(r.pid)))
     }
 
@@ -159,11 +128,7 @@ impl Directory {
         if std::process::id() != self.pid {
             return Err(DirectoryError::Forked);
         }
-        let bytes = self
-            .data
-            .metadata()
-            .map_err(DirectoryError::io(&self.path, "look at its file"))?
-            .len();
+        let bytes = self.data.metadata().map_err(DirectoryError::io(&self.path, "look at its file"))?.len();
         let seen_bytes = self.seen_bytes.fetch_max(bytes, Ordering::Relaxed);
         if bytes < seen_bytes {
             let what = format!("data.mdb was cut short, from {seen_bytes} to {bytes} bytes");
@@ -184,26 +149,16 @@ impl Directory {
         let Some(bytes) = table.get(&txn, key).map_err(failed)? else {
             return Ok(None);
         };
-        let garbage = || {
-            DirectoryError::damaged(
-                &self.path,
-                format!("an entry of {} bytes is none", bytes.len()),
-            )
-        };
+        let garbage = || DirectoryError::damaged(&self.path, format!("an entry of {} bytes is none", bytes.len()));
         decode(bytes).ok_or_else(garbage).map(Some)
     }
 
     /// Runs one write transaction.
-    fn write(
-        &self,
-        action: &'static str,
-        f: impl FnOnce(&mut RwTxn) -> heed::Result<()>,
-    ) -> Result<()> {
+    fn write(&self, action: &'static str, f: impl FnOnce(&mut RwTxn) -> heed::Result<()>) -> Result<()> {
         let failed = |e| match e {
-            heed::Error::Mdb(heed::MdbError::MapFull) => DirectoryError::Full {
-                path: self.path.display().to_string(),
-                limit_bytes: LIMIT_BYTES,
-            },
+            heed::Error::Mdb(heed::MdbError::MapFull) => {
+                DirectoryError::Full { path: self.path.display().to_string(), limit_bytes: LIMIT_BYTES }
+            }
             e => DirectoryError::store(&self.path, action, &e),
         };
         let mut txn = self.env()?.write_txn().map_err(failed)?;
@@ -224,14 +179,9 @@ impl Directory {
     /// Removes the entries of dead processes, and those that are none.
     fn sweep(&self, txn: &mut RwTxn) -> heed::Result<()> {
         let mut known = HashMap::new();
-        let mut lives = |pid: Option<u32>| {
-            pid.is_some_and(|pid| *known.entry(pid).or_insert_with(|| self.lives(pid)))
-        };
+        let mut lives = |pid: Option<u32>| pid.is_some_and(|pid| *known.entry(pid).or_insert_with(|| self.lives(pid)));
         let qp_pid = |bytes: &[u8]| QpRecord::decode(bytes).map(|r| r.pid);
-        for (table, pid_of) in [
-            (self.qps, qp_pid as fn(&[u8]) -> _),
-            (self.processes, ProcessRecord::pid_of),
-        ] {
+        for (table, pid_of) in [(self.qps, qp_pid as fn(&[u8]) -> _), (self.processes, ProcessRecord::pid_of)] {
             let mut dead = Vec::new();
             for entry in table.iter(txn)? {
                 let (key, value) = entry?;
@@ -257,22 +207,14 @@ impl Drop for Directory {
 }
 
 fn lock_file(folder: &Path, name: &str) -> Result<File> {
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(folder.join(name));
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(folder.join(name));
     file.map_err(DirectoryError::io(folder, "open its lock"))
 }
 
 #[allow(unsafe_code)]
 fn open_env(path: &Path) -> Result<Env<WithoutTls>> {
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
-    options
-        .map_size(LIMIT_BYTES)
-        .max_readers(READERS)
-        .max_dbs(2);
+    options.map_size(LIMIT_BYTES).max_readers(READERS).max_dbs(2);
     // SAFETY: no flag that gives up consistency between processes; NO_SYNC gives up only what a crash of the machine leaves, and
     // a file of an earlier boot is never used. The file was checked (see `check`) or is new, and the folder is this user's alone.
     let env = unsafe {

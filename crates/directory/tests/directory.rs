@@ -24,10 +24,7 @@ fn process(pid: u32) -> ProcessRecord {
         control_qpn: 0x10000 + index,
         name: format!("a/{index}"),
     };
-    ProcessRecord {
-        pid,
-        nics: (0..4).map(nic).collect(),
-    }
+    ProcessRecord { pid, nics: (0..4).map(nic).collect() }
 }
 
 /// Starts this program as another process with a role (see `other_process`).
@@ -46,12 +43,7 @@ fn start(role: &str, folder: &Path) -> Child {
 fn expect(child: &mut Child, wanted: &str) {
     let out = BufReader::new(child.stdout.as_mut().unwrap());
     // The harness writes lines of its own.
-    assert!(
-        out.lines()
-            .map_while(Result::ok)
-            .any(|line| line.contains(wanted)),
-        "no '{wanted}'"
-    );
+    assert!(out.lines().map_while(Result::ok).any(|line| line.contains(wanted)), "no '{wanted}'");
 }
 
 /// Not a test by itself: what the other process does.
@@ -65,9 +57,7 @@ fn other_process() {
         "publish" => {
             let directory = Directory::open(&runtime).unwrap();
             directory.publish_qp(gid(7), 0x207, 77).unwrap();
-            directory
-                .publish_process(77, &process(std::process::id()))
-                .unwrap();
+            directory.publish_process(77, &process(std::process::id())).unwrap();
             println!("\npublished");
             std::io::stdout().flush().unwrap();
             // Until the parent closes the pipe.
@@ -108,25 +98,13 @@ fn entries_are_found_until_taken_out() {
     assert_eq!(directory.lookup_qp(gid(0), 3).unwrap(), Some(12));
     let me = process(std::process::id());
     directory.publish_process(11, &me).unwrap();
-    let fewer = ProcessRecord {
-        nics: me.nics[..2].to_vec(),
-        ..me.clone()
-    };
+    let fewer = ProcessRecord { nics: me.nics[..2].to_vec(), ..me.clone() };
     directory.publish_process(11, &fewer).unwrap();
     assert_eq!(directory.lookup_process(11).unwrap(), Some(fewer));
     directory.unpublish_process(11).unwrap();
     assert_eq!(directory.lookup_process(11).unwrap(), None);
-    let long = ProcessRecord {
-        nics: vec![NicRecord {
-            name: "x".repeat(100),
-            ..me.nics[0].clone()
-        }],
-        ..me
-    };
-    assert!(matches!(
-        directory.publish_process(1, &long),
-        Err(DirectoryError::Record(_))
-    ));
+    let long = ProcessRecord { nics: vec![NicRecord { name: "x".repeat(100), ..me.nics[0].clone() }], ..me };
+    assert!(matches!(directory.publish_process(1, &long), Err(DirectoryError::Record(_))));
 }
 
 #[test]
@@ -137,10 +115,7 @@ fn processes_find_each_other_and_the_dead_expire() {
     let mut other = start("publish", dir.path());
     expect(&mut other, "published");
     assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), Some(77));
-    assert_eq!(
-        directory.lookup_process(77).unwrap(),
-        Some(process(other.id()))
-    );
+    assert_eq!(directory.lookup_process(77).unwrap(), Some(process(other.id())));
     other.kill().unwrap();
     other.wait().unwrap();
     assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), None);
@@ -171,18 +146,11 @@ fn damage_under_the_eyes_of_a_process_is_an_error() {
     expect(&mut other, "published");
     let file = runtime.directory().join("data.mdb");
     let good = fs::read(&file).unwrap();
-    for (bad, hint) in [
-        (&b"garbage"[..], "shorter"),
-        (&[0; 8192][..], "no LMDB mark"),
-        (&good[..8192], "missing"),
-    ] {
+    for (bad, hint) in [(&b"garbage"[..], "shorter"), (&[0; 8192][..], "no LMDB mark"), (&good[..8192], "missing")] {
         fs::write(&file, bad).unwrap();
         let text = Directory::open(&runtime).err().unwrap().to_string();
         let folder = runtime.directory().display().to_string();
-        assert!(
-            text.contains(hint) && text.contains(&format!("rm -r {folder}")),
-            "{text}"
-        );
+        assert!(text.contains(hint) && text.contains(&format!("rm -r {folder}")), "{text}");
     }
     fs::write(&file, &good).unwrap();
     let directory = Directory::open(&runtime).unwrap();
@@ -208,9 +176,7 @@ fn no_damage_crashes() {
     for n in (0..1500u32).step_by(2) {
         directory.unpublish_qp(gid(n as u8), n).unwrap();
     }
-    directory
-        .publish_process(3, &process(std::process::id()))
-        .unwrap();
+    directory.publish_process(3, &process(std::process::id())).unwrap();
     drop(directory);
     let file = runtime.directory().join("data.mdb");
     let good = fs::read(&file).unwrap();
