@@ -1,0 +1,8 @@
+#!/bin/sh
+# All benches: a table, and benches/results/latest.json. Called by `make bench`; arguments go to `unbroken-bench run`.
+set -eu
+cd "$(dirname "$0")/.."
+cargo build --release -q -p unbroken-bench
+target=${CARGO_TARGET_DIR:-target}/release
+echo "$(nproc) cores, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), Linux $(uname -r), $(date -u +%Y-%m-%dT%H:%MZ)"
+exec "$target/unbroken-bench" run --unbroken "$target/unbroken" "$@"

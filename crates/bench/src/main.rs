@@ -1,0 +1,112 @@
+//! `unbroken-bench`: measures softnic and shift beside their peers, in one run.
+//!
+//! A figure alone says little on a shared machine, so every bench runs interleaved with what it is compared to, several times, and
+//! the medians are compared: bare UDP ([`udp_bw`], [`udp_lat`]), one TCP stream of iperf3, the same program without failover.
+//! `unbroken-bench run` (called by `make bench`) runs all and writes `benches/results/latest.json`. The baselines are commands of
+//! their own, so that a figure can be looked at alone.
+//!
+//! Failure cases: a program that is not installed or a run that fails is told and its entries are missing; the exit status is then
+//! 1. A bar that is missed is only shown.
+#![forbid(unsafe_code)]
+
+mod peers;
+mod report;
+mod suite;
+mod switches;
+mod udp_bw;
+mod udp_lat;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+
+/// The result of this program: errors are for people.
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+#[derive(Parser)]
+#[command(name = "unbroken-bench", about = "Measures Unbroken beside its peers")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// All benches, interleaved; a table, and a file of results
+    Run {
+        /// The `unbroken` command (its library lies beside it)
+        #[arg(long, default_value = "target/release/unbroken")]
+        unbroken: PathBuf,
+        /// Where the results go
+        #[arg(long, default_value = "benches/results/latest.json")]
+        out: PathBuf,
+        /// Interleaved rounds; medians are compared
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+        rounds: u32,
+        /// Runs in which a NIC dies
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
+        switches: u32,
+    },
+    /// Bandwidth of bare GSO/GRO UDP between two processes
+    UdpBw {
+        /// How long
+        #[arg(long, default_value_t = 2.0)]
+        seconds: f64,
+        /// How much is in flight, in sends of 60 KiB; by default as much as the receive buffer surely holds
+        #[arg(long)]
+        window: Option<u32>,
+        /// Which sides copy the payload from or to a buffer of 1 MiB
+        #[arg(long, default_value = "both")]
+        touch: udp_bw::Touch,
+    },
+    /// Half round trip of bare UDP with the datagrams of an RDMA ping-pong
+    UdpLat {
+        /// Messages
+        #[arg(long, default_value_t = 50_000)]
+        count: u32,
+        /// How the sides wait
+        #[arg(long, default_value = "busy")]
+        wait: udp_lat::Wait,
+    },
+    /// The receiving process of udp-bw
+    #[command(hide = true)]
+    UdpBwReceiver {
+        #[arg(long)]
+        touch: udp_bw::Touch,
+    },
+    /// The answering process of udp-lat
+    #[command(hide = true)]
+    UdpLatEcho {
+        #[arg(long)]
+        wait: udp_lat::Wait,
+    },
+}
+
+fn main() -> ExitCode {
+    match act(Cli::parse().command) {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("unbroken-bench: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn act(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Run { unbroken, out, rounds, switches } => return suite::run(&unbroken, &out, rounds, switches),
+        Command::UdpBw { seconds, window, touch } => {
+            let figure = udp_bw::measure(Duration::try_from_secs_f64(seconds)?, window, touch)?;
+            println!("{:.2} Gbit/s, {} datagrams lost", figure.gbps, figure.lost);
+        }
+        Command::UdpLat { count, wait } => {
+            let figure = udp_lat::measure(count, wait)?;
+            println!("{:.2} us typical, {:.2} us 99th percentile (half round trip)", figure.typical_us, figure.p99_us);
+        }
+        Command::UdpBwReceiver { touch } => udp_bw::receive(touch)?,
+        Command::UdpLatEcho { wait } => udp_lat::echo(wait)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

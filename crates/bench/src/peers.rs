@@ -1,0 +1,105 @@
+//! What the benches are compared to, and what is compared: one run of each.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use unbroken_trial::{bandwidth_gbps, free_port, latency_us, Lab, Pair, Running, Spec};
+
+use crate::{udp_bw, udp_lat, Result};
+
+/// Seconds of a bandwidth run.
+const SECONDS: u64 = 2;
+/// Messages of a latency run.
+const MESSAGES: u32 = 20_000;
+/// No run takes longer.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Something that gives one figure when it runs once.
+#[derive(Clone, Debug)]
+pub enum Contender {
+    /// Bare UDP bandwidth in Gbit/s.
+    UdpBw(udp_bw::Touch),
+    /// Bare UDP half round trip in µs.
+    UdpLat(udp_lat::Wait),
+    /// One TCP stream of iperf3 over loopback, in Gbit/s.
+    Iperf,
+    /// A bandwidth program of perftest, in Gbit/s.
+    Bandwidth {
+        /// The run.
+        spec: Spec,
+        /// Message size in bytes.
+        size: u64,
+    },
+    /// A latency program of perftest, in µs.
+    Latency {
+        /// The run.
+        spec: Spec,
+        /// Message size in bytes.
+        size: u64,
+    },
+}
+
+impl Contender {
+    /// perftest's `program` with messages of `size` bytes over `qps` QPs.
+    pub fn bandwidth(program: &str, size: u64, qps: u32, failover: bool) -> Contender {
+        let args = format!("-d unb0 -F -s {size} -q {qps} -D {SECONDS} --report_gbits");
+        Contender::Bandwidth { spec: Spec { failover, ..Spec::new(program, &args) }, size }
+    }
+
+    /// perftest's `program` with messages of `size` bytes.
+    pub fn latency(program: &str, size: u64) -> Contender {
+        Contender::Latency { spec: Spec::new(program, &format!("-d unb0 -F -s {size} -n {MESSAGES}")), size }
+    }
+
+    /// A command that measures the same.
+    pub fn command(&self) -> String {
+        match self {
+            Contender::UdpBw(touch) => format!("unbroken-bench udp-bw --touch {}", format!("{touch:?}").to_lowercase()),
+            Contender::UdpLat(wait) => format!("unbroken-bench udp-lat --wait {}", format!("{wait:?}").to_lowercase()),
+            Contender::Iperf => format!("iperf3 -c 127.0.0.1 -t {SECONDS}"),
+            Contender::Bandwidth { spec, .. } | Contender::Latency { spec, .. } => spec.shown(),
+        }
+    }
+
+    /// Runs it once.
+    pub fn run(&self, unbroken: &Path) -> Result<f64> {
+        let no_figure = |output: &str| format!("no figure in the output of {}:\n{output}", self.command());
+        match self {
+            Contender::UdpBw(touch) => Ok(udp_bw::measure(Duration::from_secs(SECONDS), None, *touch)?.gbps),
+            Contender::UdpLat(wait) => Ok(udp_lat::measure(MESSAGES, *wait)?.typical_us),
+            Contender::Iperf => iperf(),
+            Contender::Bandwidth { spec, size } => {
+                let output = pair(unbroken, spec)?;
+                Ok(bandwidth_gbps(&output, *size).ok_or_else(|| no_figure(&output))?)
+            }
+            Contender::Latency { spec, size } => {
+                let output = pair(unbroken, spec)?;
+                Ok(latency_us(&output, *size).ok_or_else(|| no_figure(&output))?.typical_us)
+            }
+        }
+    }
+}
+
+fn pair(unbroken: &Path, spec: &Spec) -> Result<String> {
+    let lab = Lab::new(unbroken)?;
+    Ok(Pair::start(&lab, spec)?.succeed(LIMIT)?)
+}
+
+fn iperf() -> Result<f64> {
+    let port = free_port()?.to_string();
+    let lab = Lab::new(Path::new(""))?;
+    let mut server = Command::new("iperf3");
+    server.args(["-s", "-1", "-B", "127.0.0.1", "--forceflush", "-p", &port]);
+    let mut server = Running::start(server, "iperf3", lab.folder().join("server.log"))?;
+    let text = lab.folder().join("server.log");
+    let listening = || std::fs::read_to_string(&text).is_ok_and(|t| t.contains("listening"));
+    server.wait_until("it listens", Duration::from_secs(10), listening)?;
+    let mut client = Command::new("iperf3");
+    client.args(["-c", "127.0.0.1", "-J", "-t", &SECONDS.to_string(), "-p", &port]);
+    let mut client = Running::start(client, "iperf3", lab.folder().join("client.log"))?;
+    client.succeed(LIMIT)?;
+    let answer: serde_json::Value = serde_json::from_str(&client.output())?;
+    let rate = answer["end"]["sum_received"]["bits_per_second"].as_f64();
+    Ok(rate.ok_or("iperf3 gave no end.sum_received.bits_per_second")? / 1e9)
+}

@@ -1,0 +1,175 @@
+//! Bandwidth of bare GSO/GRO UDP: what the carrier gives without a transport.
+//!
+//! One process sends to another over loopback, each with one thread. A send is one system call with 15 segments of 4,096 bytes,
+//! which the kernel carries as one packet (GSO), and which the receiver takes with one call (GRO). As a transport must touch the
+//! payload, the sender copies each send out of a buffer of 1 MiB, and the receiver copies it into one; `--touch` leaves that away.
+//! The receiver answers each send with 8 bytes: how many payload bytes it has got. The sender keeps a fixed number of sends in
+//! flight, so that the receive buffer never overflows, and waits in `recv` when they are out. That is all: no sequence numbers, no
+//! checksum, no retransmission. A datagram that is lost all the same is counted and its place is given back after 100 ms.
+
+use std::io::{self, BufRead, BufReader};
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{getsockopt, recv, setsockopt, sockopt, MsgFlags};
+
+use crate::Result;
+
+/// Payload of a segment, as a RoCE packet of the largest MTU.
+const SEGMENT_BYTES: usize = 4096;
+/// Payload of a send: the most whole segments that an IP packet holds.
+const SEND_BYTES: usize = 15 * SEGMENT_BYTES;
+/// The buffers that are copied from and to, as of a message of 1 MiB.
+const BUFFER_BYTES: usize = 1 << 20;
+/// What a send needs in the receive buffer, with the kernel's own structures.
+const SEND_TRUE_BYTES: usize = SEND_BYTES + SEND_BYTES / 4;
+/// A larger window does not help, since it does not fit into the caches.
+const WINDOW_MAX: u32 = 16;
+/// Silence after which what is in flight is lost.
+const LOSS_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Which sides copy the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Touch {
+    /// Sender and receiver.
+    Both,
+    /// The receiver.
+    Receiver,
+    /// None.
+    None,
+}
+
+impl Touch {
+    fn word(self) -> &'static str {
+        match self {
+            Touch::Both => "both",
+            Touch::Receiver => "receiver",
+            Touch::None => "none",
+        }
+    }
+}
+
+/// What was measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Figure {
+    /// Payload that arrived, in Gbit/s.
+    pub gbps: f64,
+    /// Sends that did not arrive.
+    pub lost: u64,
+}
+
+/// A helper process of this program, killed when dropped.
+pub struct Helper(Child);
+
+impl Helper {
+    /// Starts this program with `args`; returns it and the UDP port that it prints.
+    pub fn start(args: &[&str]) -> Result<(Helper, u16)> {
+        let mut child = Command::new(std::env::current_exe()?).args(args).stdout(Stdio::piped()).spawn()?;
+        let stdout = child.stdout.take().ok_or("no pipe to the helper process")?;
+        let helper = Helper(child);
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        Ok((helper, line.trim().parse().map_err(|_| format!("the helper process printed '{}'", line.trim()))?))
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Sends for `time` to a process of its own.
+pub fn measure(time: Duration, window: Option<u32>, touch: Touch) -> Result<Figure> {
+    let (_helper, port) = Helper::start(&["udp-bw-receiver", "--touch", touch.word()])?;
+    let socket = UdpSocket::bind("127.0.0.1:0")?;
+    socket.connect(("127.0.0.1", port))?;
+    setsockopt(&socket, sockopt::UdpGsoSegment, &(SEGMENT_BYTES as i32))?;
+    socket.set_read_timeout(Some(LOSS_TIMEOUT))?;
+    // The receiver tells first how large its buffer is.
+    socket.send(&[])?;
+    let room = read_count(&socket, MsgFlags::empty())?.ok_or("the receiving process does not answer")?;
+    let fits = (room / SEND_TRUE_BYTES as u64).clamp(1, u64::from(WINDOW_MAX)) as u32;
+    send_all(&socket, time, window.unwrap_or(fits), touch)
+}
+
+fn send_all(socket: &UdpSocket, time: Duration, window: u32, touch: Touch) -> Result<Figure> {
+    let window_bytes = u64::from(window.max(1)) * SEND_BYTES as u64;
+    let source = vec![0x5a_u8; BUFFER_BYTES];
+    let mut staging = vec![0_u8; SEND_BYTES];
+    let (mut sent, mut got, mut lost) = (0_u64, 0_u64, 0_u64);
+    let start = Instant::now();
+    while start.elapsed() < time {
+        while sent - got - lost < window_bytes {
+            if touch == Touch::Both {
+                let at = (sent as usize / SEND_BYTES % (BUFFER_BYTES / SEND_BYTES)) * SEND_BYTES;
+                staging.copy_from_slice(&source[at..at + SEND_BYTES]);
+            }
+            socket.send(&staging)?;
+            sent += SEND_BYTES as u64;
+            // Take what is there without waiting.
+            while let Some(count) = read_count(socket, MsgFlags::MSG_DONTWAIT)? {
+                got = got.max(count);
+            }
+        }
+        match read_count(socket, MsgFlags::empty())? {
+            Some(count) => got = got.max(count),
+            None => lost = sent - got,
+        }
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(Figure { gbps: got as f64 * 8e-9 / seconds, lost: lost / SEND_BYTES as u64 })
+}
+
+/// Reads a count of bytes; None: nothing is there (or not within the socket's timeout).
+fn read_count(socket: &UdpSocket, flags: MsgFlags) -> Result<Option<u64>> {
+    let mut bytes = [0; 8];
+    match recv(socket.as_raw_fd(), &mut bytes, flags) {
+        Ok(8) => Ok(Some(u64::from_le_bytes(bytes))),
+        Ok(n) => Err(format!("a datagram of {n} bytes came, expected 8").into()),
+        Err(nix::errno::Errno::EAGAIN) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// The receiving process. Prints its port; ends when its parent does (it is killed) or after a minute of silence.
+pub fn receive(touch: Touch) -> Result<()> {
+    let socket = UdpSocket::bind("127.0.0.1:0")?;
+    setsockopt(&socket, sockopt::UdpGroSegment, &true)?;
+    // Root may have more than the system's limit, as softnic has.
+    if setsockopt(&socket, sockopt::RcvBufForce, &(8 << 20)).is_err() {
+        setsockopt(&socket, sockopt::RcvBuf, &(8 << 20))?;
+    }
+    let room = getsockopt(&socket, sockopt::RcvBuf)? as u64;
+    socket.set_read_timeout(Some(Duration::from_secs(60)))?;
+    println!("{}", socket.local_addr()?.port());
+    let mut staging = vec![0_u8; 1 << 16];
+    let mut target = vec![0_u8; BUFFER_BYTES];
+    let (_, peer) = socket.recv_from(&mut staging)?;
+    socket.connect(peer)?;
+    socket.send(&room.to_le_bytes())?;
+    let mut got = 0_u64;
+    loop {
+        let len = match socket.recv(&mut staging) {
+            Ok(len) => len,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock || e.kind() == io::ErrorKind::ConnectionRefused => {
+                return Ok(());
+            }
+            Err(e) => return Err(e.into()),
+        };
+        if touch != Touch::None {
+            let at = (got as usize / SEND_BYTES % (BUFFER_BYTES / SEND_BYTES)) * SEND_BYTES;
+            let len = len.min(BUFFER_BYTES - at);
+            target[at..at + len].copy_from_slice(&staging[..len]);
+            std::hint::black_box(&target);
+        }
+        got += len as u64;
+        match socket.send(&got.to_le_bytes()) {
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Ok(()),
+            other => other?,
+        };
+    }
+}
