@@ -84,14 +84,16 @@ impl PathProbe {
 
     /// Somebody doubts the path: begin a round, unless one is under way or was answered less than a round ago.
     pub fn demand(&mut self, now_us: u64) {
-        let fresh = self.answered_at_us.is_some_and(|at| now_us < at + self.config.round_us);
+        let answered = self.answered_at_us.is_some_and(|at| now_us < at + self.config.round_us);
+        let fresh = answered && self.health == Health::Alive;
         if self.round.is_none() && !fresh {
             self.round = Some((now_us, now_us));
             self.first_sequence = self.next_sequence;
         }
     }
 
-    /// The NIC is known to be gone: the path is dead without a probe, and is not probed until [`Self::demand`].
+    /// The path is known to have failed without a probe; it is not probed until [`Self::demand`], which should follow at once where
+    /// our own NIC works (a QP gave up on it) and when it works again (where it does not).
     pub fn set_dead(&mut self) {
         self.health = Health::Dead;
         self.round = None;

@@ -324,6 +324,11 @@ impl LogicalQp {
 
     // ---- polls ----
 
+    /// Whether [`Self::poll_action`] has something.
+    pub fn has_actions(&self) -> bool {
+        !self.actions.is_empty()
+    }
+
     /// The next thing to do.
     pub fn poll_action(&mut self) -> Option<Action> {
         let action = self.actions.pop_front();

@@ -1,0 +1,339 @@
+//! The application at one end of a logical QP, and what it is owed.
+//!
+//! It sends numbered messages with patterns of their own, checks everything that completes, and then overwrites what the transport must
+//! no longer touch: a data buffer whose send completed, a receive buffer, the target of a WRITE that is known to have run. Whatever is
+//! read or written there afterwards is found by the peer's check of the pattern, or by the last look at the memory. So these invariants
+//! are checked here, in every schedule:
+//! 1. every signalled send WR completes once, in order; every receive at most once, in order; each two-sided send consumes one;
+//! 2. when a WC is delivered, the memory that it speaks of is right, and nothing changes it afterwards.
+
+use crate::memory::{Area, HostMemory, KEY};
+use crate::plan::{Msg, QpPlan};
+use unbroken_roce::SendWr;
+use unbroken_types::{SendFlags, SendOpcode, Sge, Wc, WcFlags, WcOpcode, WcStatus};
+
+/// Immediate data of a message.
+fn imm_of(index: usize) -> u32 {
+    0xabcd_0000 | index as u32
+}
+
+/// The name of the pattern of a message: `from` is the host that sends it.
+fn pattern(from: usize, qp: usize, index: usize) -> u64 {
+    ((from as u64) << 60) | ((qp as u64) << 50) | ((index as u64 + 1) << 24)
+}
+
+/// The name of the pattern that an application leaves behind where it is done.
+fn done_pattern(host: usize, qp: usize, area: Area, index: usize) -> u64 {
+    (1 << 63) | ((host as u64) << 60) | ((qp as u64) << 50) | ((area as u64) << 48) | ((index as u64 + 1) << 24)
+}
+
+/// What has become of the WRs of one queue.
+#[derive(Debug, Default, Clone)]
+struct Queue {
+    posted: usize,
+    done: usize,
+    /// The first error, then flushes.
+    failed: bool,
+}
+
+/// One end of a logical QP, seen by the application.
+#[derive(Debug)]
+pub struct App {
+    host: usize,
+    qp: usize,
+    msgs: Vec<Msg>,
+    /// Which messages of the peer consume a receive.
+    consuming: Vec<usize>,
+    /// The lengths of those messages of the peer that are WRITEs.
+    writes: Vec<Option<u32>>,
+    credit: usize,
+    sq_depth: usize,
+    sends: Queue,
+    recvs: Queue,
+    /// The QP has failed: nothing more is posted.
+    stopped: bool,
+    /// The peer's WRITEs whose targets here are known to be final: all before this one.
+    final_writes: usize,
+}
+
+impl App {
+    /// The application at `host` of logical QP `qp`; fills its data.
+    pub fn new(host: usize, qp: usize, plan: &QpPlan, sq_depth: usize, memory: &[HostMemory; 2]) -> App {
+        let peers = &plan.msgs[1 - host];
+        let consuming = (0..peers.len()).filter(|&k| peers[k].opcode.consumes_receive()).collect();
+        let is_write = |m: &Msg| matches!(m.opcode, SendOpcode::Write | SendOpcode::WriteImm);
+        let writes = peers.iter().map(|m| is_write(m).then_some(m.len)).collect();
+        let msgs = plan.msgs[host].clone();
+        for (k, m) in msgs.iter().enumerate() {
+            let (at, area) = match m.opcode {
+                SendOpcode::Read => (1 - host, Area::Remote),
+                _ => (host, Area::Local),
+            };
+            memory[at].fill(memory[at].address(qp, area, k), m.len, pattern(host, qp, k));
+        }
+        App {
+            host,
+            qp,
+            msgs,
+            consuming,
+            writes,
+            credit: plan.credit[host] as usize,
+            sq_depth,
+            sends: Queue::default(),
+            recvs: Queue::default(),
+            stopped: false,
+            final_writes: 0,
+        }
+    }
+
+    /// The messages.
+    pub fn msgs(&self) -> &[Msg] {
+        &self.msgs
+    }
+
+    /// Whether all is done, with success or not.
+    pub fn finished(&self) -> bool {
+        self.sends_finished()
+            && (self.recvs.done == self.consuming.len() || (self.gave_up() && self.recvs.done == self.recvs.posted))
+    }
+
+    /// Whether all sends are done, with success or not.
+    pub fn sends_finished(&self) -> bool {
+        // When it failed, an unsignalled send may have completed with nobody left to say so.
+        let silent = |k: usize| !self.msgs[k].flags.contains(SendFlags::SIGNALED);
+        self.sends.done == self.msgs.len() || (self.gave_up() && (self.sends.done..self.sends.posted).all(silent))
+    }
+
+    fn gave_up(&self) -> bool {
+        self.stopped || self.sends.failed
+    }
+
+    /// The QP has failed: nothing more is posted.
+    pub fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    /// Whether an error was delivered.
+    pub fn failed(&self) -> bool {
+        self.sends.failed || self.recvs.failed
+    }
+
+    /// Sends posted, and not known to be complete.
+    pub fn outstanding(&self) -> usize {
+        self.sends.posted - self.sends.done
+    }
+
+    /// The next send to post, if the send queue has room.
+    pub fn next_send(&mut self, memory: &HostMemory) -> Option<Post> {
+        let k = self.sends.posted;
+        if self.gave_up() || k == self.msgs.len() || self.outstanding() >= self.sq_depth {
+            return None;
+        }
+        self.sends.posted += 1;
+        let m = self.msgs[k];
+        let addr = memory.address(self.qp, Area::Local, k);
+        let inline = m.flags.contains(SendFlags::INLINE).then(|| memory.copy(addr, m.len));
+        Some(Post { index: k, msg: m, sges: Post::entries(addr, m.len), inline, remote_addr: 0 })
+    }
+
+    /// The next receive to post: its id and where its data goes.
+    pub fn next_recv(&mut self, memory: &HostMemory, max_len: u32) -> Option<(u64, Vec<Sge>)> {
+        let j = self.recvs.posted;
+        if self.gave_up() || j == self.consuming.len() || j - self.recvs.done >= self.credit {
+            return None;
+        }
+        self.recvs.posted += 1;
+        let addr = memory.address(self.qp, Area::Recv, j);
+        Some((j as u64, Post::entries(addr, max_len)))
+    }
+
+    /// A WC of the send queue.
+    pub fn on_send_wc(&mut self, wc: &Wc, memory: &[HostMemory; 2], peer: &mut App) -> Result<(), String> {
+        let k = wc.wr_id as usize;
+        let at = format!("qp {} host {}: send WC {k} status {}", self.qp, self.host, wc.status);
+        if k < self.sends.done || k >= self.sends.posted {
+            return Err(format!("{at}: {} are done, {} posted", self.sends.done, self.sends.posted));
+        }
+        if wc.status != WcStatus::Success as u32 {
+            return self.on_send_error(k, wc.status, &at);
+        }
+        if self.sends.failed {
+            return Err(format!("{at}: success behind an error"));
+        }
+        if !self.msgs[k].flags.contains(SendFlags::SIGNALED) {
+            return Err(format!("{at}: a success that nobody asked for"));
+        }
+        if let Some(skipped) = (self.sends.done..k).find(|&i| self.msgs[i].flags.contains(SendFlags::SIGNALED)) {
+            return Err(format!("{at}: {skipped} has not completed"));
+        }
+        for i in self.sends.done..=k {
+            self.complete(i, memory, peer).map_err(|e| format!("{at}: message {i}: {e}"))?;
+        }
+        self.sends.done = k + 1;
+        Ok(())
+    }
+
+    fn on_send_error(&mut self, k: usize, status: u32, at: &str) -> Result<(), String> {
+        let flush = WcStatus::WrFlushErr as u32;
+        if self.sends.failed && (status != flush || k != self.sends.done) {
+            return Err(format!("{at}: after an error, a flush of {} is due", self.sends.done));
+        }
+        if !self.sends.failed && status == flush {
+            return Err(format!("{at}: the first error is a flush"));
+        }
+        if let Some(skipped) = (self.sends.done..k).find(|&i| self.msgs[i].flags.contains(SendFlags::SIGNALED)) {
+            return Err(format!("{at}: {skipped} has not completed"));
+        }
+        self.sends.failed = true;
+        self.sends.done = k + 1;
+        Ok(())
+    }
+
+    /// Message `k` has completed with success: is it where it should be? Then leave nothing to send again.
+    fn complete(&mut self, k: usize, memory: &[HostMemory; 2], peer: &mut App) -> Result<(), String> {
+        let (m, qp, here) = (self.msgs[k], self.qp, self.host);
+        let local = memory[here].address(qp, Area::Local, k);
+        if m.opcode == SendOpcode::Read && !memory[here].holds(local, m.len, pattern(here, qp, k)) {
+            return Err("the READ brought other data".into());
+        }
+        if m.opcode.consumes_receive() {
+            let received = peer.consuming[..peer.recvs.done].binary_search(&k).is_ok();
+            if !received && !peer.failed() && !peer.stopped {
+                return Err("complete, but the peer has no WC".into());
+            }
+        }
+        if matches!(m.opcode, SendOpcode::Write | SendOpcode::WriteImm) {
+            peer.settle_writes(k + 1, memory)?;
+        }
+        memory[here].fill(local, m.len, done_pattern(here, qp, Area::Local, k));
+        Ok(())
+    }
+
+    /// All WRITEs of the peer before message `end` are known to have run: check their targets, then overwrite them.
+    fn settle_writes(&mut self, end: usize, memory: &[HostMemory; 2]) -> Result<(), String> {
+        let (qp, here) = (self.qp, self.host);
+        for k in self.final_writes..end {
+            let Some(len) = self.writes[k] else { continue };
+            let at = memory[here].address(qp, Area::Remote, k);
+            if !memory[here].holds(at, len, pattern(1 - here, qp, k)) {
+                return Err(format!("the target of WRITE {k} holds other data"));
+            }
+            memory[here].fill(at, len, done_pattern(here, qp, Area::Remote, k));
+        }
+        self.final_writes = self.final_writes.max(end);
+        Ok(())
+    }
+
+    /// A WC of the receive queue.
+    pub fn on_recv_wc(&mut self, wc: &Wc, memory: &[HostMemory; 2], peer: &App) -> Result<(), String> {
+        let j = wc.wr_id as usize;
+        let at = format!("qp {} host {}: receive WC {j} status {}", self.qp, self.host, wc.status);
+        if j != self.recvs.done || j >= self.recvs.posted {
+            return Err(format!("{at}: {} is due, {} posted", self.recvs.done, self.recvs.posted));
+        }
+        self.recvs.done += 1;
+        if wc.status != WcStatus::Success as u32 {
+            self.recvs.failed = true;
+            return if wc.status == WcStatus::WrFlushErr as u32 { Ok(()) } else { Err(format!("{at}: not a flush")) };
+        }
+        if self.recvs.failed {
+            return Err(format!("{at}: success behind an error"));
+        }
+        self.check_received(j, wc, memory, peer).map_err(|e| format!("{at}: {e}"))
+    }
+
+    fn check_received(&mut self, j: usize, wc: &Wc, memory: &[HostMemory; 2], peer: &App) -> Result<(), String> {
+        let (qp, here) = (self.qp, self.host);
+        let k = self.consuming[j];
+        let m = peer.msgs[k];
+        if k >= peer.sends.posted {
+            return Err(format!("message {k} was never sent"));
+        }
+        let opcode = if m.opcode == SendOpcode::WriteImm { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
+        if (wc.opcode, wc.byte_len) != (opcode as u32, m.len) {
+            return Err(format!("opcode {} length {}, not {opcode:?} of {}", wc.opcode, wc.byte_len, m.len));
+        }
+        let with_imm = wc.wc_flags & WcFlags::WITH_IMM != 0;
+        if with_imm != (m.opcode != SendOpcode::Send) || (with_imm && wc.imm_data != imm_of(k)) {
+            return Err(format!("immediate {with_imm} {:#x}, message {k}", wc.imm_data));
+        }
+        let buffer = memory[here].address(qp, Area::Recv, j);
+        if m.opcode != SendOpcode::WriteImm && !memory[here].holds(buffer, m.len, pattern(1 - here, qp, k)) {
+            return Err(format!("the buffer does not hold message {k}"));
+        }
+        memory[here].fill(buffer, m.len, done_pattern(here, qp, Area::Recv, j));
+        self.settle_writes(k + 1, memory)
+    }
+
+    /// The last look at the memory: what the application has left behind must still be there.
+    pub fn check_memory(&self, memory: &[HostMemory; 2], peer: &App) -> Result<(), String> {
+        let (qp, here) = (self.qp, self.host);
+        let left = |area: Area, index: usize, len: u32| {
+            let at = memory[here].address(qp, area, index);
+            if memory[here].holds(at, len, done_pattern(here, qp, area, index)) {
+                return Ok(());
+            }
+            Err(format!("qp {qp} host {here}: {area:?} {index} was changed after its WC"))
+        };
+        if !self.sends.failed {
+            for k in 0..self.sends.done {
+                left(Area::Local, k, self.msgs[k].len)?;
+            }
+        }
+        for k in 0..self.final_writes {
+            if let Some(len) = self.writes[k] {
+                left(Area::Remote, k, len)?;
+            }
+        }
+        let good = if self.recvs.failed { 0 } else { self.recvs.done };
+        for (j, &k) in self.consuming[..good].iter().enumerate() {
+            left(Area::Recv, j, peer.msgs[k].len)?;
+        }
+        Ok(())
+    }
+}
+
+/// A send to be posted.
+#[derive(Debug)]
+pub struct Post {
+    /// Its number, and its wr_id.
+    pub index: usize,
+    /// The message.
+    pub msg: Msg,
+    /// Its data.
+    pub sges: Vec<Sge>,
+    /// Its data, if it goes inline.
+    pub inline: Option<Vec<u8>>,
+    /// Where the peer keeps the target.
+    pub remote_addr: u64,
+}
+
+impl Post {
+    /// One entry, or two for what is long enough.
+    fn entries(addr: u64, len: u32) -> Vec<Sge> {
+        let sge = |addr, length| Sge { addr, length, lkey: KEY };
+        if len > 64 {
+            let first = len / 3;
+            vec![sge(addr, first), sge(addr + u64::from(first), len - first)]
+        } else {
+            vec![sge(addr, len)]
+        }
+    }
+
+    /// The WR.
+    pub fn wr(&self) -> SendWr<'_> {
+        SendWr {
+            wr_id: self.index as u64,
+            opcode: self.msg.opcode,
+            flags: self.msg.flags,
+            imm_data: imm_of(self.index),
+            remote_addr: self.remote_addr,
+            rkey: KEY,
+            compare_add: 0,
+            swap: 0,
+            sges: &self.sges,
+            inline_data: self.inline.as_deref(),
+            ud: None,
+        }
+    }
+}

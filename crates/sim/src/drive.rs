@@ -1,0 +1,523 @@
+//! How events are handled: packets, timers, control messages, faults, and the application's turns.
+
+use crate::end::{new_qp, ready_to_receive, ready_to_send, Life, Sink, Wcs};
+use crate::memory::Area;
+use crate::plan::{Fault, Mutant, MAX_RAILS};
+use crate::world::{endpoint, logical_qpn, qpn_of, Event, Violation, World};
+use unbroken_path::message::{Body, Probe};
+use unbroken_path::stall::{StallDetector, Verdict, STALL_US};
+use unbroken_path::{psn_of, Action, Direction, Message, OpenError, Opened, Reason, SlotPath, State};
+use unbroken_roce::{RcEvent, RecvEntry, RecvWr, SendEntry};
+use unbroken_types::{QpState, SendFlags};
+use unbroken_wire::Packet;
+
+impl World {
+    pub(crate) fn handle(&mut self, event: Event) -> Result<(), Violation> {
+        match event {
+            Event::Fault(fault) => return self.apply_fault(fault),
+            Event::Packet { host, .. } | Event::Control { host, .. } if self.crashed[host] => {}
+            Event::Qp { host, .. }
+            | Event::Path { host, .. }
+            | Event::Stall { host, .. }
+            | Event::Probe { host, .. }
+            | Event::App { host, .. }
+                if self.crashed[host] => {}
+            Event::Packet { host, nic, bytes } => return self.on_packet(host, nic, &bytes),
+            Event::Control { host, nic, from, bytes } => return self.on_control(host, nic, from, &bytes),
+            Event::Qp { host, qp, life } => return self.on_qp_timer(host, qp, life),
+            Event::Path { host, qp } => {
+                let end = &mut self.ends[host][qp];
+                if core::mem::replace(&mut end.path_at_us, u64::MAX) == self.now_us {
+                    end.path.handle_timeout(self.now_us);
+                }
+                return self.pump(host, qp);
+            }
+            Event::Stall { host, qp } => {
+                self.ends[host][qp].stall_at_us = u64::MAX;
+                return self.pump(host, qp);
+            }
+            Event::Probe { host, pair } => return self.on_probe_timer(host, pair),
+            Event::App { host, qp } => return self.on_app(host, qp),
+        }
+        Ok(())
+    }
+
+    fn apply_fault(&mut self, fault: Fault) -> Result<(), Violation> {
+        self.say(|| format!("fault {fault:?}"));
+        self.net.apply(fault);
+        match fault {
+            Fault::Dead { host, nic } => self.nic_event(host, nic, Reason::DeviceFatal),
+            Fault::Down { host, nic } => self.nic_event(host, nic, Reason::PortDown),
+            Fault::Heal { host, nic } => {
+                for remote in 0..self.plan.rails {
+                    let pair = nic * MAX_RAILS + remote;
+                    if self.net.connected(nic, remote) {
+                        self.probes[host][pair].demand(self.now_us);
+                        self.pump_probe(host, pair);
+                    }
+                    self.update_belief(host, nic, remote);
+                }
+                self.pump_all(host)
+            }
+            Fault::Cut { tx, rx, .. } => {
+                self.stats.one_way += u64::from(tx != rx);
+                Ok(())
+            }
+            Fault::Suspect { host, qp } => {
+                if self.crashed[host] {
+                    return Ok(());
+                }
+                let epoch = self.ends[host][qp].path.epoch();
+                let works = self.ends[host][qp].live().map(|l| (l.nic, l.remote)).is_some_and(|(nic, remote)| {
+                    self.net.carries(host, nic, remote) && self.net.carries(1 - host, remote, nic)
+                });
+                self.stats.wrong_suspicions += u64::from(works);
+                self.suspect_only(host, qp, epoch, Reason::PostFailed);
+                self.pump(host, qp)
+            }
+            Fault::Crash { host } => {
+                self.crashed[host] = true;
+                self.stats.crashes += 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// The host is told that its NIC is gone.
+    fn nic_event(&mut self, host: usize, nic: usize, reason: Reason) -> Result<(), Violation> {
+        if self.crashed[host] {
+            return Ok(());
+        }
+        for remote in 0..self.plan.rails {
+            self.update_belief(host, nic, remote);
+        }
+        for qp in 0..self.ends[host].len() {
+            if let Some(epoch) = self.ends[host][qp].live().filter(|l| l.nic == nic).map(|l| l.epoch) {
+                self.suspect(host, qp, epoch, reason);
+            }
+        }
+        self.pump_all(host)
+    }
+
+    fn on_packet(&mut self, host: usize, nic: usize, bytes: &[u8]) -> Result<(), Violation> {
+        if !self.net.nic_works(host, nic) {
+            return Ok(());
+        }
+        let packet = Packet::parse(bytes).map_err(|e| format!("a packet of ours cannot be parsed: {e}"))?;
+        let qpn = packet.bth.dest_qpn;
+        let Some(qp) = (qpn >> 16).checked_sub(1).map(|q| q as usize) else {
+            return Err(format!("a packet for QPN {qpn:#x}"));
+        };
+        let lives = &mut self.ends[host][qp].lives;
+        let Some(life) = lives.iter_mut().rfind(|l| l.qpn == qpn && l.nic == nic) else { return Ok(()) };
+        let mut wcs = Wcs::default();
+        let over = life.over && self.mutant != Mutant::NoQuiesce;
+        life.qp.handle_packet(self.now_us, &packet, &self.memory[host], &mut wcs);
+        if over && !wcs.0.is_empty() {
+            return Err(format!("host {host} qp {qp}: a WC from a QP that was stopped"));
+        }
+        let epoch = life.epoch;
+        self.say(|| {
+            format!(
+                "host {host} qp {qp} gets {:?} psn {} aeth {:?} epoch {epoch}",
+                packet.bth.opcode.op,
+                packet.bth.psn,
+                packet.ext.aeth()
+            )
+        });
+        self.deliver(host, qp, wcs)?;
+        self.pump(host, qp)
+    }
+
+    fn on_qp_timer(&mut self, host: usize, qp: usize, life: usize) -> Result<(), Violation> {
+        let l = &mut self.ends[host][qp].lives[life];
+        if l.armed_us != self.now_us {
+            return Ok(());
+        }
+        l.armed_us = u64::MAX;
+        let mut wcs = Wcs::default();
+        if l.qp.poll_timeout().is_some_and(|at| at <= self.now_us) {
+            l.qp.handle_timeout(self.now_us, &mut wcs);
+        }
+        self.deliver(host, qp, wcs)?;
+        self.pump(host, qp)
+    }
+
+    /// The application posts, now and then.
+    fn on_app(&mut self, host: usize, qp: usize) -> Result<(), Violation> {
+        if self.ends[host][qp].failed {
+            return Ok(());
+        }
+        self.ends[host][qp].app_sleeps = true;
+        let mut posted = false;
+        for _ in 0..self.rng.range(1, 4) {
+            posted |= self.post_recv(host, qp)?;
+        }
+        for _ in 0..self.rng.range(1, 4) {
+            posted |= self.post_send(host, qp)?;
+        }
+        if posted {
+            self.wake_app(host, qp);
+        }
+        self.pump(host, qp)
+    }
+
+    /// The application will look again after a pause. It sleeps while it has nothing to post, until a WC comes.
+    fn wake_app(&mut self, host: usize, qp: usize) {
+        if core::mem::take(&mut self.ends[host][qp].app_sleeps) {
+            let at = self.now_us + self.rng.range(1, self.plan.qps[qp].pause_us);
+            self.push(at, Event::App { host, qp });
+        }
+    }
+
+    /// False if there is nothing to post.
+    fn post_recv(&mut self, host: usize, qp: usize) -> Result<bool, Violation> {
+        let Some((wr_id, sges)) = self.apps[host][qp].next_recv(&self.memory[host], self.plan.max_len) else {
+            return Ok(false);
+        };
+        let end = &mut self.ends[host][qp];
+        let mut wcs = Wcs::default();
+        if let Some(backlog) = end.backlog.as_mut() {
+            backlog.recvs.push(RecvEntry { wr_id, sges });
+        } else if let Some(life) = end.live() {
+            life.qp.post_recv(&RecvWr { wr_id, sges: &sges }, &mut wcs).map_err(|e| format!("post_recv: {e}"))?;
+        }
+        self.deliver(host, qp, wcs)?;
+        Ok(true)
+    }
+
+    /// False if there is nothing to post.
+    fn post_send(&mut self, host: usize, qp: usize) -> Result<bool, Violation> {
+        let Some(mut post) = self.apps[host][qp].next_send(&self.memory[host]) else { return Ok(false) };
+        post.remote_addr = self.memory[1 - host].address(qp, Area::Remote, post.index);
+        let end = &mut self.ends[host][qp];
+        let mut wcs = Wcs::default();
+        if let Some(backlog) = end.backlog.as_mut() {
+            let wr = post.wr();
+            backlog.sends.push(SendEntry {
+                wr_id: wr.wr_id,
+                opcode: wr.opcode,
+                flags: wr.flags,
+                imm_data: wr.imm_data,
+                remote_addr: wr.remote_addr,
+                rkey: wr.rkey,
+                sges: if wr.flags.contains(SendFlags::INLINE) { Vec::new() } else { wr.sges.to_vec() },
+                inline_data: wr.inline_data.map(<[u8]>::to_vec),
+                started: false,
+            });
+        } else if let Some(life) = end.live() {
+            life.qp.post_send(&post.wr(), &mut wcs).map_err(|e| format!("post_send: {e}"))?;
+        }
+        self.deliver(host, qp, wcs)?;
+        Ok(true)
+    }
+
+    fn deliver(&mut self, host: usize, qp: usize, wcs: Wcs) -> Result<(), Violation> {
+        if !wcs.0.is_empty() {
+            self.wake_app(host, qp);
+        }
+        let [first, second] = &mut self.apps;
+        let (ours, theirs) = if host == 0 { (first, second) } else { (second, first) };
+        for (is_send, wc) in wcs.0 {
+            if wc.qp_num != logical_qpn(qp) {
+                return Err(format!("a WC names QPN {:#x}", wc.qp_num));
+            }
+            if is_send {
+                let before = ours[qp].outstanding();
+                ours[qp].on_send_wc(&wc, &self.memory, &mut theirs[qp])?;
+                self.stats.messages += (before - ours[qp].outstanding()) as u64;
+            } else {
+                ours[qp].on_recv_wc(&wc, &self.memory, &theirs[qp])?;
+            }
+        }
+        Ok(())
+    }
+
+    // ---- control messages and probes ----
+
+    fn send_control(&mut self, host: usize, path: SlotPath, message: &Message) {
+        let (nic, remote) = (usize::from(path.local), usize::from(path.remote));
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes);
+        let weather = self.control_weather();
+        let arrivals = self.net.arrivals(&mut self.rng, self.now_us, (host, nic, remote), weather);
+        for at in arrivals.iter() {
+            self.push(at, Event::Control { host: 1 - host, nic: remote, from: nic, bytes: bytes.clone() });
+        }
+    }
+
+    fn on_control(&mut self, host: usize, nic: usize, from: usize, bytes: &[u8]) -> Result<(), Violation> {
+        if !self.net.nic_works(host, nic) {
+            return Ok(());
+        }
+        let (message, _) = Message::decode(bytes).map_err(|e| format!("a message of ours cannot be read: {e}"))?;
+        let path = SlotPath { local: nic as u8, remote: from as u8 };
+        match message.body {
+            Body::Probe(_) => {
+                if let Some(answer) = message.answer_probe() {
+                    self.send_control(host, path, &answer);
+                }
+                Ok(())
+            }
+            Body::ProbeAck(probe) => {
+                let pair = nic * MAX_RAILS + from;
+                if self.probes[host][pair].handle_ack(self.now_us, probe.sequence) {
+                    self.update_belief(host, nic, from);
+                    self.pump_all(host)?;
+                }
+                Ok(())
+            }
+            Body::Hello(_) | Body::Refuse(_) | Body::Bye => {
+                let qp = (message.to.qpn >> 16) as usize - 1;
+                self.say(|| format!("host {host} qp {qp} hears {:?}", message.body));
+                self.ends[host][qp].path.handle_message(self.now_us, &message);
+                self.pump(host, qp)
+            }
+        }
+    }
+
+    fn on_probe_timer(&mut self, host: usize, pair: usize) -> Result<(), Violation> {
+        if core::mem::replace(&mut self.probe_at_us[host][pair], u64::MAX) == self.now_us {
+            if self.probes[host][pair].handle_timeout(self.now_us) {
+                self.update_belief(host, pair / MAX_RAILS, pair % MAX_RAILS);
+            }
+            self.pump_probe(host, pair);
+            return self.pump_all(host);
+        }
+        Ok(())
+    }
+
+    /// Sends the probe that is due, if any, and sets the timer.
+    fn pump_probe(&mut self, host: usize, pair: usize) {
+        let path = SlotPath { local: (pair / MAX_RAILS) as u8, remote: (pair % MAX_RAILS) as u8 };
+        if let Some(sequence) = self.probes[host][pair].poll_send(self.now_us) {
+            let body = Body::Probe(Probe { sequence, sent_us: self.now_us });
+            let message = Message { from: endpoint(host, 0), to: endpoint(1 - host, 0), body };
+            self.send_control(host, path, &message);
+        }
+        let at = self.probes[host][pair].poll_timeout().unwrap_or(u64::MAX);
+        if at < self.probe_at_us[host][pair] {
+            self.probe_at_us[host][pair] = at;
+            self.push(at, Event::Probe { host, pair });
+        }
+    }
+
+    // ---- one end ----
+
+    fn pump_all(&mut self, host: usize) -> Result<(), Violation> {
+        (0..self.ends[host].len()).try_for_each(|qp| self.pump(host, qp))
+    }
+
+    /// Does all that an end has to do now.
+    fn pump(&mut self, host: usize, qp: usize) -> Result<(), Violation> {
+        if self.crashed[host] {
+            return Ok(());
+        }
+        loop {
+            while let Some(action) = self.ends[host][qp].path.poll_action() {
+                self.act(host, qp, action)?;
+            }
+            self.transmit(host, qp)?;
+            self.watch(host, qp)?;
+            if !self.ends[host][qp].path.has_actions() {
+                break;
+            }
+        }
+        self.arm(host, qp);
+        Ok(())
+    }
+
+    fn transmit(&mut self, host: usize, qp: usize) -> Result<(), Violation> {
+        let ghosts = self.mutant == Mutant::NoQuiesce;
+        for index in 0..self.ends[host][qp].lives.len() {
+            let life = &mut self.ends[host][qp].lives[index];
+            if life.over && !ghosts {
+                continue;
+            }
+            let mut wcs = Wcs::default();
+            let mut sink = Sink { memory: &self.memory[host], packets: Vec::new(), sources: Vec::new() };
+            let more = life.qp.poll_transmit(self.now_us, &mut sink, &mut wcs);
+            let (packets, sources) = (sink.packets, sink.sources);
+            let (nic, remote, epoch) = (life.nic, life.remote, life.epoch);
+            let due = if more { Some(self.now_us + 10) } else { life.qp.poll_timeout() };
+            if let Some(at) = due.filter(|&at| at < life.armed_us) {
+                let at = at.max(self.now_us + 1);
+                life.armed_us = at;
+                self.push(at, Event::Qp { host, qp, life: index });
+            }
+            self.check_once(host, qp, epoch, &sources)?;
+            let weather = self.data_weather();
+            for (n, bytes) in packets.into_iter().enumerate() {
+                let sent_us = self.now_us + n as u64 / 4;
+                let arrivals = self.net.arrivals(&mut self.rng, sent_us, (host, nic, remote), weather);
+                for at in arrivals.iter() {
+                    self.push(at, Event::Packet { host: 1 - host, nic: remote, bytes: bytes.clone() });
+                }
+            }
+            self.deliver(host, qp, wcs)?;
+        }
+        Ok(())
+    }
+
+    /// Invariant 3: what must not be replayed leaves in one life only.
+    fn check_once(&mut self, host: usize, qp: usize, epoch: u64, sources: &[u64]) -> Result<(), Violation> {
+        if !self.plan.qps[qp].no_replay {
+            return Ok(());
+        }
+        for &address in sources {
+            let Some(k) = self.memory[host].index_of(qp, Area::Local, address) else { continue };
+            let first = *self.ends[host][qp].left_in[k].get_or_insert(epoch);
+            if first != epoch && self.once_only(host, qp, k) {
+                return Err(format!("host {host} qp {qp}: NO_REPLAY message {k} left in epochs {first} and {epoch}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at the present life: progress, failure, stall.
+    fn watch(&mut self, host: usize, qp: usize) -> Result<(), Violation> {
+        let now_us = self.now_us;
+        let end = &mut self.ends[host][qp];
+        let failed = end.failed;
+        let Some(life) = end.lives.last_mut().filter(|l| !l.over) else { return Ok(()) };
+        if let Some(event) = life.qp.take_event().filter(|e| !matches!(e, RcEvent::SqDrained)) {
+            return Err(format!("host {host} qp {qp}: transport event {event:?}"));
+        }
+        if life.qp.state() == QpState::Err && !failed {
+            return Err(format!("host {host} qp {qp}: the physical QP failed by itself"));
+        }
+        let (epoch, p) = (life.epoch, life.qp.progress());
+        if (p.executed, p.advanced) != life.told {
+            life.told = (p.executed, p.advanced);
+            end.path.handle_progress(now_us, epoch);
+        }
+        if let Some(status) = life.qp.failure() {
+            self.suspect(host, qp, epoch, Reason::QpFailed(status));
+            return Ok(());
+        }
+        if end.path.state() == State::Active {
+            let pair = life.nic * MAX_RAILS + life.remote;
+            let probe = &mut self.probes[host][pair];
+            let verdict = end.stall.observe(now_us, p.outstanding_sends, p.advanced, probe);
+            if verdict == Verdict::Suspect {
+                self.suspect(host, qp, epoch, Reason::Stall);
+            }
+            self.pump_probe(host, pair);
+        }
+        Ok(())
+    }
+
+    fn arm(&mut self, host: usize, qp: usize) {
+        let end = &mut self.ends[host][qp];
+        let at = end.path.poll_timeout().map_or(u64::MAX, |at| at.max(self.now_us + 1));
+        if at != end.path_at_us {
+            end.path_at_us = at;
+            if at != u64::MAX {
+                self.push(at, Event::Path { host, qp });
+            }
+        }
+        let end = &mut self.ends[host][qp];
+        let watched = end.path.state() == State::Active; // nobody looks at progress during a switch
+        if let Some(at) = end.stall.poll_timeout().filter(|&at| watched && at < end.stall_at_us) {
+            end.stall_at_us = at;
+            self.push(at.max(self.now_us + 1), Event::Stall { host, qp });
+        }
+    }
+
+    fn act(&mut self, host: usize, qp: usize, action: Action) -> Result<(), Violation> {
+        let now_us = self.now_us;
+        if !matches!(action, Action::Send { .. }) {
+            self.say(|| format!("host {host} qp {qp} {action:?}"));
+        }
+        let mutant = self.mutant;
+        let end = &mut self.ends[host][qp];
+        match action {
+            Action::Quiesce { .. } => {
+                let life = end.quiesce(mutant == Mutant::NoQuiesce);
+                end.path.handle_quiesced(now_us, Ok(life));
+            }
+            Action::Open { epoch, slot } => return self.open(host, qp, epoch, slot),
+            Action::CheckReplay { epoch, peer_done } => {
+                let Some(life) = end.live() else { return Err("CheckReplay without a QP".into()) };
+                let safe = !life.qp.unsafe_to_replay(peer_done);
+                end.path.handle_check(now_us, epoch, safe);
+                self.stats.refusals += u64::from(!safe);
+            }
+            Action::Connect { epoch, peer_qpn, sq_psn, rq_psn, mtu, peer_done } => {
+                let direction = end.path.direction();
+                let Some(life) = end.live() else { return Err("Connect without a QP".into()) };
+                let replay = life.qp.mark_executed(peer_done);
+                let peer_qpn = if peer_qpn == 0 { qpn_of(qp, epoch, mutant) } else { peer_qpn };
+                let psns = match direction {
+                    _ if mutant != Mutant::SameQpn => (sq_psn, rq_psn),
+                    Direction::FromLower => (psn_of(0, Direction::FromLower), psn_of(0, Direction::FromUpper)),
+                    Direction::FromUpper => (psn_of(0, Direction::FromUpper), psn_of(0, Direction::FromLower)),
+                };
+                life.sq_psn = psns.0;
+                let rtr = ready_to_receive(peer_qpn, psns.1, mtu);
+                life.qp.modify(&rtr, &mut Wcs::default()).map_err(|e| format!("to RTR: {e}"))?;
+                if replay.marked != peer_done {
+                    return Err(format!("the peer has done {peer_done}, but only {} could be marked", replay.marked));
+                }
+                self.stats.replays += u64::from(replay.replayed);
+                self.stats.spared_replays += replay.marked;
+            }
+            Action::Start { .. } => {
+                let (timeout, retry_cnt) = (self.plan.timeout, self.plan.retry_cnt);
+                let Some(life) = end.live() else { return Err("Start without a QP".into()) };
+                let rts = ready_to_send(life.sq_psn, timeout, retry_cnt);
+                life.qp.modify(&rts, &mut Wcs::default()).map_err(|e| format!("to RTS: {e}"))?;
+            }
+            Action::Send { message, via } => {
+                if let Some(path) = end.path.slots().get(via) {
+                    self.send_control(host, path, &message);
+                }
+            }
+            Action::Fail { status, .. } => return self.fail(host, qp, status),
+            Action::Report(r) => {
+                self.stats.switches += 1;
+                self.stats.chained += u64::from(r.epochs > 1);
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, host: usize, qp: usize, epoch: u64, slot: u8) -> Result<(), Violation> {
+        let now_us = self.now_us;
+        let refused = self.rng.one_in(200);
+        let mtu = self.plan.mtu[host];
+        let mutant = self.mutant;
+        let end = &mut self.ends[host][qp];
+        let path = end.path.slots().get(slot).ok_or("Open of an empty slot")?;
+        let (nic, remote) = (usize::from(path.local), usize::from(path.remote));
+        if refused || !self.net.nic_works(host, nic) {
+            end.path.handle_opened(now_us, epoch, Err(OpenError));
+            return Ok(());
+        }
+        let backlog = end.backlog.take().ok_or("Open without Quiesce")?;
+        let qpn = qpn_of(qp, epoch, mutant);
+        let mut fresh = new_qp(qpn, logical_qpn(qp));
+        fresh.adopt(&backlog).map_err(|e| format!("adopt: {e}"))?;
+        let (sq_psn, armed_us) = (0, u64::MAX);
+        end.lives.push(Life { qpn, epoch, nic, remote, sq_psn, qp: fresh, armed_us, over: false, told: (0, 0) });
+        end.stall = StallDetector::new(STALL_US);
+        end.stall_at_us = u64::MAX;
+        end.path.handle_opened(now_us, epoch, Ok(Opened { qpn, mtu }));
+        Ok(())
+    }
+
+    fn fail(&mut self, host: usize, qp: usize, status: unbroken_types::WcStatus) -> Result<(), Violation> {
+        let end = &mut self.ends[host][qp];
+        end.failed = true;
+        let mut wcs = Wcs::default();
+        if let Some(backlog) = end.backlog.take() {
+            let mut qp_for_flush = new_qp(2, logical_qpn(qp));
+            qp_for_flush.adopt(&backlog).map_err(|e| format!("adopt: {e}"))?;
+            qp_for_flush.fail(status, &mut wcs);
+        } else if let Some(life) = end.live() {
+            life.qp.fail(status, &mut wcs);
+        }
+        self.apps[host][qp].stop();
+        self.deliver(host, qp, wcs)
+    }
+}

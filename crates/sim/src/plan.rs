@@ -1,0 +1,313 @@
+//! What a seed stands for: the network, the QPs, the work, and the faults with their times.
+
+use crate::rng::Rng;
+use unbroken_path::Mutation;
+use unbroken_types::{Mtu, SendFlags, SendOpcode};
+
+/// NICs of a host, at most.
+pub const MAX_RAILS: usize = 3;
+
+/// A rule that the simulated product leaves out, to show that the checks notice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mutant {
+    /// Nothing is left out.
+    None,
+    /// The old physical QP goes on after its life.
+    NoQuiesce,
+    /// What the peer has executed is ignored.
+    NoCounts,
+    /// Sending starts without the peer's Hello.
+    Early,
+    /// A higher epoch is not followed.
+    NoFollow,
+    /// Every life has the same QPN and begins at the same PSN.
+    SameQpn,
+}
+
+impl Mutant {
+    /// All that leave something out.
+    pub const ALL: [Mutant; 5] =
+        [Mutant::NoQuiesce, Mutant::NoCounts, Mutant::Early, Mutant::NoFollow, Mutant::SameQpn];
+
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Mutant::None => "none",
+            Mutant::NoQuiesce => "no-quiesce",
+            Mutant::NoCounts => "no-counts",
+            Mutant::Early => "early",
+            Mutant::NoFollow => "no-follow",
+            Mutant::SameQpn => "same-qpn",
+        }
+    }
+
+    /// The mutant of a name.
+    pub fn from_name(name: &str) -> Option<Mutant> {
+        Self::ALL.into_iter().chain([Mutant::None]).find(|m| m.name() == name)
+    }
+
+    pub(crate) const fn in_path(self) -> Mutation {
+        match self {
+            Mutant::NoCounts => Mutation::NoCounts,
+            Mutant::Early => Mutation::Early,
+            Mutant::NoFollow => Mutation::NoFollow,
+            _ => Mutation::None,
+        }
+    }
+}
+
+/// Something that happens to the world.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// A NIC dies: its host gets a device event.
+    Dead {
+        /// Host.
+        host: usize,
+        /// NIC.
+        nic: usize,
+    },
+    /// A port goes down: its host gets a port event.
+    Down {
+        /// Host.
+        host: usize,
+        /// NIC.
+        nic: usize,
+    },
+    /// A cable is cut, perhaps one way only: nobody is told.
+    Cut {
+        /// Host.
+        host: usize,
+        /// NIC.
+        nic: usize,
+        /// What the NIC sends is lost.
+        tx: bool,
+        /// What is sent to it is lost.
+        rx: bool,
+    },
+    /// The NIC and its cable are well again.
+    Heal {
+        /// Host.
+        host: usize,
+        /// NIC.
+        nic: usize,
+    },
+    /// An end suspects its path without cause.
+    Suspect {
+        /// Host.
+        host: usize,
+        /// Logical QP.
+        qp: usize,
+    },
+    /// A host's process is killed.
+    Crash {
+        /// Host.
+        host: usize,
+    },
+}
+
+/// One message of the work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Msg {
+    /// What to do.
+    pub opcode: SendOpcode,
+    /// How.
+    pub flags: SendFlags,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// The work of one logical QP.
+#[derive(Clone, Debug)]
+pub struct QpPlan {
+    /// NIC of the default path, at both hosts.
+    pub nic: usize,
+    /// Messages that each end sends.
+    pub msgs: [Vec<Msg>; 2],
+    /// Receives that each end keeps posted.
+    pub credit: [u64; 2],
+    /// Longest pause between two posts of the application.
+    pub pause_us: u64,
+    /// Some messages must not be replayed.
+    pub no_replay: bool,
+}
+
+/// A whole schedule.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// NICs of each host.
+    pub rails: usize,
+    /// Whether NICs of different rails reach each other.
+    pub cross: bool,
+    /// One-way latency.
+    pub latency_us: u64,
+    /// Random addition to it, which reorders.
+    pub jitter_us: u64,
+    /// Data packets lost.
+    pub loss_ppm: u32,
+    /// Data packets repeated.
+    pub dup_ppm: u32,
+    /// Data packets of which a copy comes late.
+    pub late_ppm: u32,
+    /// How late.
+    pub late_us: u64,
+    /// Control messages lost, repeated late.
+    pub ctrl_loss_ppm: u32,
+    /// See `ctrl_loss_ppm`.
+    pub ctrl_late_ppm: u32,
+    /// Path MTU of each host.
+    pub mtu: [Mtu; 2],
+    /// Local ACK timeout code and retries of the physical QPs.
+    pub timeout: u8,
+    /// See `timeout`.
+    pub retry_cnt: u8,
+    /// The logical QPs.
+    pub qps: Vec<QpPlan>,
+    /// The longest message.
+    pub max_len: u32,
+    /// The faults, in order of time.
+    pub faults: Vec<(u64, Fault)>,
+    /// When all faults are healed.
+    pub healed_us: u64,
+    /// A host is killed.
+    pub crash: bool,
+}
+
+impl Plan {
+    /// The schedule of a seed.
+    pub fn new(seed: u64) -> Plan {
+        let rng = &mut Rng::new(seed);
+        let rails = rng.pick(&[2, 2, 3]);
+        let latency_us = rng.pick(&[2, 5, 5, 10, 30, 300, 2_000]);
+        let dirty = rng.below(3);
+        let lossy = |rng: &mut Rng, high: u64| if dirty == 0 { 0 } else { rng.below(high) as u32 };
+        let mtu = rng.pick(&[Mtu::B256, Mtu::B256, Mtu::B512]);
+        let other_mtu = if rng.one_in(8) { Mtu::B1024 } else { mtu };
+        let max_len = mtu.bytes() as u32 * rng.range(1, 5) as u32;
+        // A round trip, queues and jitter fit into the ACK timeout (4.096 µs · 2^n).
+        let timeout = match latency_us {
+            0..=30 => rng.range(6, 9),
+            31..=300 => rng.range(9, 11),
+            _ => rng.range(12, 13),
+        } as u8;
+        // Now and then a transport so patient that only the stall detector notices a dead path in time.
+        let patient = rng.one_in(6);
+        let (timeout, retry_cnt) = if patient { (14, 7) } else { (timeout, rng.pick(&[1, 2, 3, 7])) };
+        let crash = rng.one_in(16);
+        let mut plan = Plan {
+            rails,
+            cross: rng.one_in(2),
+            latency_us,
+            jitter_us: if rng.one_in(2) { 0 } else { rng.below(latency_us * 2) },
+            loss_ppm: lossy(rng, 30_000),
+            dup_ppm: lossy(rng, 30_000),
+            late_ppm: lossy(rng, 60_000),
+            late_us: rng.pick(&[200, 2_000, 20_000, 60_000]),
+            ctrl_loss_ppm: lossy(rng, 300_000),
+            ctrl_late_ppm: lossy(rng, 300_000),
+            mtu: [mtu, other_mtu],
+            timeout,
+            retry_cnt,
+            qps: Vec::new(),
+            max_len,
+            faults: Vec::new(),
+            healed_us: 0,
+            crash,
+        };
+        let no_replay = rng.one_in(8);
+        for _ in 0..rng.range(1, 3) {
+            let qp = plan.draw_qp(rng, no_replay);
+            plan.qps.push(qp);
+        }
+        plan.draw_faults(rng);
+        plan
+    }
+
+    fn draw_qp(&self, rng: &mut Rng, no_replay: bool) -> QpPlan {
+        let count = rng.range(4, 24);
+        let mut msgs = [Vec::new(), Vec::new()];
+        for list in &mut msgs {
+            let count = if rng.one_in(4) { 0 } else { count };
+            let signal_every = rng.range(1, 4);
+            for k in 0..count {
+                use SendOpcode::{Read, Send, SendImm, Write, WriteImm};
+                let opcode = rng.pick(&[Send, Send, SendImm, Write, Write, WriteImm, Read]);
+                let mut flags = SendFlags::default();
+                let mut add = |f: SendFlags, yes: bool| flags = if yes { flags.with(f) } else { flags };
+                add(SendFlags::SIGNALED, k + 1 == count || k % 6 == 5 || rng.one_in(signal_every));
+                add(SendFlags::FENCE, rng.one_in(10));
+                add(SendFlags::SOLICITED, rng.one_in(10));
+                add(SendFlags::NO_REPLAY, no_replay && rng.one_in(3));
+                let len = match rng.below(8) {
+                    0 => 0,
+                    1 => rng.below(u64::from(self.max_len)) as u32,
+                    2 => self.max_len,
+                    _ => rng.below(u64::from(self.max_len.min(400))) as u32,
+                };
+                let inline = opcode != Read && len <= 32 && !no_replay && rng.one_in(2);
+                let flags = if inline { flags.with(SendFlags::INLINE) } else { flags };
+                list.push(Msg { opcode, flags, len });
+            }
+        }
+        QpPlan {
+            nic: rng.below(self.rails as u64) as usize,
+            msgs,
+            credit: [rng.range(1, 6), rng.range(1, 6)],
+            pause_us: rng.pick(&[5, 50, 500, 3_000]) * if self.latency_us > 1_000 { 5 } else { 1 },
+            no_replay,
+        }
+    }
+
+    fn draw_faults(&mut self, rng: &mut Rng) {
+        let span_us = rng.pick(&[200, 2_000, 20_000, 150_000]) * if self.latency_us > 100 { 10 } else { 1 };
+        for _ in 0..rng.below(7) {
+            let at = rng.below(span_us);
+            let (host, nic) = (rng.below(2) as usize, rng.below(self.rails as u64) as usize);
+            let qp = rng.below(self.qps.len() as u64) as usize;
+            match rng.below(10) {
+                0..=1 => self.faults.push((at, Fault::Dead { host, nic })),
+                2 => self.faults.push((at, Fault::Down { host, nic })),
+                3..=4 => {
+                    let (tx, rx) = rng.pick(&[(true, true), (true, false), (false, true)]);
+                    self.faults.push((at, Fault::Cut { host, nic, tx, rx }));
+                }
+                5..=7 => self.faults.push((at, Fault::Suspect { host, qp })),
+                _ => {
+                    // Both ends at once, or nearly: before the one can hear of the other.
+                    self.faults.push((at, Fault::Suspect { host, qp }));
+                    let apart = rng.below(self.latency_us + 1);
+                    self.faults.push((at + apart, Fault::Suspect { host: 1 - host, qp }));
+                    continue;
+                }
+            }
+            if rng.one_in(2) {
+                self.faults.push((at + rng.below(span_us), Fault::Heal { host, nic }));
+            }
+        }
+        if self.crash {
+            self.faults.push((rng.below(span_us), Fault::Crash { host: rng.below(2) as usize }));
+        }
+        self.faults.sort_by_key(|&(at, _)| at);
+        let last = self.faults.last().map_or(0, |f| f.0);
+        self.healed_us = last + rng.below(400_000);
+        for host in 0..2 {
+            for nic in 0..self.rails {
+                self.faults.push((self.healed_us, Fault::Heal { host, nic }));
+            }
+        }
+    }
+
+    /// Whether nothing in the plan touches the logical QP: it must not notice that others fail.
+    pub fn spares(&self, qp: usize) -> bool {
+        // Reordering may use up the retries of a transport that has few.
+        let clean =
+            self.loss_ppm == 0 && self.jitter_us == 0 && self.ctrl_loss_ppm == 0 && self.late_ppm == 0 && !self.crash;
+        let default = self.qps[qp].nic;
+        clean
+            && self.faults.iter().all(|&(_, f)| match f {
+                Fault::Dead { nic, .. } | Fault::Down { nic, .. } | Fault::Cut { nic, .. } => nic != default,
+                Fault::Suspect { qp: other, .. } => other != qp,
+                Fault::Heal { .. } => true,
+                Fault::Crash { .. } => false,
+            })
+    }
+}

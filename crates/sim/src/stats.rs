@@ -1,0 +1,83 @@
+//! What happened in many schedules, and how much of it must have happened for the run to mean something.
+
+/// Counts over schedules.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// Schedules run.
+    pub schedules: u64,
+    /// Logical QP ends that moved to another path.
+    pub switches: u64,
+    /// Work requests that were sent again after a switch.
+    pub replays: u64,
+    /// Work requests that were not sent again, since the peer had executed them.
+    pub spared_replays: u64,
+    /// Epochs that both ends suspected by themselves.
+    pub simultaneous: u64,
+    /// Suspicions of a path that worked.
+    pub wrong_suspicions: u64,
+    /// Switches that took more than one epoch.
+    pub chained: u64,
+    /// Stalls that were noticed by probing.
+    pub stalls: u64,
+    /// Paths that were dead one way only.
+    pub one_way: u64,
+    /// Schedules in which a process was killed.
+    pub crashes: u64,
+    /// Switches that were refused since a request must not be replayed.
+    pub refusals: u64,
+    /// Logical QPs that nothing touched, and that noticed nothing.
+    pub spared_qps: u64,
+    /// Messages that completed.
+    pub messages: u64,
+    /// Events handled.
+    pub events: u64,
+}
+
+/// (name, how to read it, the least of it in a thousand schedules).
+type Row = (&'static str, fn(&Stats) -> u64, u64);
+
+impl Stats {
+    const ROWS: [Row; 13] = [
+        ("switches", |s| s.switches, 2_000),
+        ("replays", |s| s.replays, 2_000),
+        ("spared-replays", |s| s.spared_replays, 100),
+        ("simultaneous", |s| s.simultaneous, 300),
+        ("wrong-suspicions", |s| s.wrong_suspicions, 500),
+        ("chained", |s| s.chained, 100),
+        ("stalls", |s| s.stalls, 15),
+        ("one-way", |s| s.one_way, 200),
+        ("crashes", |s| s.crashes, 30),
+        ("refusals", |s| s.refusals, 20),
+        ("spared-qps", |s| s.spared_qps, 50),
+        ("messages", |s| s.messages, 20_000),
+        ("events", |s| s.events, 0),
+    ];
+
+    /// Adds the counts of another run.
+    pub fn add(&mut self, o: &Stats) {
+        self.schedules += o.schedules;
+        self.switches += o.switches;
+        self.replays += o.replays;
+        self.spared_replays += o.spared_replays;
+        self.simultaneous += o.simultaneous;
+        self.wrong_suspicions += o.wrong_suspicions;
+        self.chained += o.chained;
+        self.stalls += o.stalls;
+        self.one_way += o.one_way;
+        self.crashes += o.crashes;
+        self.refusals += o.refusals;
+        self.spared_qps += o.spared_qps;
+        self.messages += o.messages;
+        self.events += o.events;
+    }
+
+    /// Each count: name, value, and the floor for that many schedules.
+    pub fn rows(&self) -> impl Iterator<Item = (&'static str, u64, u64)> + '_ {
+        Self::ROWS.iter().map(|(name, get, floor)| (*name, get(self), floor * self.schedules / 1_000))
+    }
+
+    /// The counts that are below their floor. Only asked where there are enough schedules for chance not to matter.
+    pub fn below_floor(&self) -> Vec<&'static str> {
+        self.rows().filter(|(_, value, floor)| value < floor).map(|(name, ..)| name).collect()
+    }
+}

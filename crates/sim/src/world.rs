@@ -1,0 +1,342 @@
+//! The world of one schedule: events in virtual time, two hosts, and the last judgement.
+
+use crate::app::App;
+use crate::end::{new_qp, ready_to_receive, ready_to_send, End, Life, Wcs, SQ_DEPTH};
+use crate::memory::HostMemory;
+use crate::net::{Net, Weather};
+use crate::plan::{Fault, Mutant, Plan, MAX_RAILS};
+use crate::rng::Rng;
+use crate::stats::Stats;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use unbroken_path::probe::{PathProbe, ProbeConfig};
+use unbroken_path::stall::{StallDetector, STALL_US};
+use unbroken_path::{psn_of, Belief, Config, Direction, Endpoint, LogicalQp, Reason, SlotPath, SlotTable, State};
+use unbroken_types::{Gid, SendFlags};
+
+/// After all faults are healed, everything must come to its end within this time.
+const END_US: u64 = 12_000_000;
+/// No schedule needs more events.
+const MAX_EVENTS: u64 = 2_000_000;
+/// A violation names at most this many steps back.
+pub type Violation = String;
+
+/// Something that happens at a time.
+pub(crate) enum Event {
+    Packet { host: usize, nic: usize, bytes: Vec<u8> },
+    Control { host: usize, nic: usize, from: usize, bytes: Vec<u8> },
+    Qp { host: usize, qp: usize, life: usize },
+    Path { host: usize, qp: usize },
+    Stall { host: usize, qp: usize },
+    Probe { host: usize, pair: usize },
+    App { host: usize, qp: usize },
+    Fault(Fault),
+}
+
+/// An event in the heap: ordered by time, then by order of creation.
+struct Due {
+    at_us: u64,
+    order: u64,
+    event: Event,
+}
+
+impl PartialEq for Due {
+    fn eq(&self, o: &Due) -> bool {
+        (self.at_us, self.order) == (o.at_us, o.order)
+    }
+}
+impl Eq for Due {}
+impl PartialOrd for Due {
+    fn partial_cmp(&self, o: &Due) -> Option<core::cmp::Ordering> {
+        Some(self.cmp(o))
+    }
+}
+impl Ord for Due {
+    fn cmp(&self, o: &Due) -> core::cmp::Ordering {
+        (self.at_us, self.order).cmp(&(o.at_us, o.order))
+    }
+}
+
+/// All of a schedule.
+pub(crate) struct World {
+    pub now_us: u64,
+    pub rng: Rng,
+    pub plan: Plan,
+    pub mutant: Mutant,
+    pub net: Net,
+    pub memory: [HostMemory; 2],
+    pub ends: [Vec<End>; 2],
+    pub apps: [Vec<App>; 2],
+    pub probes: [Vec<PathProbe>; 2],
+    pub probe_at_us: [Vec<u64>; 2],
+    pub crashed: [bool; 2],
+    pub stats: Stats,
+    pub trace: bool,
+    heap: BinaryHeap<Reverse<Due>>,
+    order: u64,
+}
+
+/// Runs the schedule of a seed. `trace` prints what happens.
+pub fn run(seed: u64, mutant: Mutant, trace: bool) -> Result<Stats, Violation> {
+    let plan = Plan::new(seed);
+    if trace {
+        println!("{plan:#?}");
+    }
+    let mut world = World::new(plan, seed, mutant, trace);
+    world.run().map_err(|e| format!("at {} us: {e}", world.now_us))?;
+    world.stats.schedules = 1;
+    Ok(world.stats)
+}
+
+/// The QPN of an epoch's life.
+pub(crate) fn qpn_of(qp: usize, epoch: u64, mutant: Mutant) -> u32 {
+    let life = if mutant == Mutant::SameQpn { 0 } else { epoch & 0x7fff };
+    ((qp as u32 + 1) << 16) | (life as u32 + 2)
+}
+
+/// The logical QPN.
+pub(crate) fn logical_qpn(qp: usize) -> u32 {
+    qpn_of(qp, 0, Mutant::None)
+}
+
+pub(crate) fn endpoint(host: usize, qp: usize) -> Endpoint {
+    Endpoint { gid: Gid([host as u8 + 1; 16]), qpn: logical_qpn(qp), incarnation: 7_000 + host as u64 }
+}
+
+impl World {
+    fn new(plan: Plan, seed: u64, mutant: Mutant, trace: bool) -> World {
+        let count = plan.qps.iter().flat_map(|q| q.msgs.iter().map(Vec::len)).max().unwrap_or(0);
+        let memory = [0, 1].map(|_| HostMemory::new(plan.qps.len(), count, plan.max_len));
+        let apps =
+            [0, 1].map(|h| plan.qps.iter().enumerate().map(|(q, p)| App::new(h, q, p, SQ_DEPTH, &memory)).collect());
+        let ends = [0, 1].map(|h| (0..plan.qps.len()).map(|q| Self::new_end(&plan, h, q, mutant)).collect());
+        let pairs = MAX_RAILS * MAX_RAILS;
+        World {
+            now_us: 0,
+            rng: Rng::new(!seed),
+            net: Net::new(&plan),
+            memory,
+            ends,
+            apps,
+            probes: [0, 1].map(|_| vec![PathProbe::new(ProbeConfig::default()); pairs]),
+            probe_at_us: [0, 1].map(|_| vec![u64::MAX; pairs]),
+            crashed: [false; 2],
+            stats: Stats::default(),
+            trace,
+            heap: BinaryHeap::new(),
+            order: 0,
+            plan,
+            mutant,
+        }
+    }
+
+    fn new_end(plan: &Plan, host: usize, qp: usize, mutant: Mutant) -> End {
+        let nic = plan.qps[qp].nic;
+        let default = SlotPath { local: nic as u8, remote: nic as u8 };
+        let table = SlotTable::new(default, plan.rails as u8, plan.rails as u8, host == 0);
+        let config =
+            Config { peer_silence_us: 3_000_000, total_us: 6_000_000, mutation: mutant.in_path(), ..Config::default() };
+        let path = LogicalQp::new(endpoint(host, qp), endpoint(1 - host, qp), table, config, 0);
+        let (ours, theirs) = match path.direction() {
+            Direction::FromLower => (Direction::FromLower, Direction::FromUpper),
+            Direction::FromUpper => (Direction::FromUpper, Direction::FromLower),
+        };
+        let qpn = qpn_of(qp, 0, mutant);
+        let mut life = Life {
+            qpn,
+            epoch: 0,
+            nic,
+            remote: nic,
+            sq_psn: psn_of(0, ours),
+            qp: new_qp(qpn, logical_qpn(qp)),
+            armed_us: u64::MAX,
+            over: false,
+            told: (0, 0),
+        };
+        let mtu = plan.mtu[0].min(plan.mtu[1]);
+        let none = &mut Wcs::default();
+        life.qp.modify(&ready_to_receive(qpn, psn_of(0, theirs), mtu), none).expect("INIT to RTR");
+        life.qp.modify(&ready_to_send(life.sq_psn, plan.timeout, plan.retry_cnt), none).expect("RTR to RTS");
+        End {
+            path,
+            lives: vec![life],
+            backlog: None,
+            stall: StallDetector::new(STALL_US),
+            suspected: None,
+            failed: false,
+            app_sleeps: false,
+            path_at_us: u64::MAX,
+            stall_at_us: u64::MAX,
+            left_in: vec![None; plan.qps[qp].msgs[host].len()],
+        }
+    }
+
+    pub(crate) fn push(&mut self, at_us: u64, event: Event) {
+        self.order += 1;
+        self.heap.push(Reverse(Due { at_us, order: self.order, event }));
+    }
+
+    /// Prints a line of the trace.
+    pub(crate) fn say(&self, line: impl FnOnce() -> String) {
+        if self.trace {
+            println!("{:>9} {}", self.now_us, line());
+        }
+    }
+
+    fn run(&mut self) -> Result<(), Violation> {
+        self.begin();
+        let limit_us = self.plan.healed_us + END_US;
+        let late_us = self.plan.late_us.max(1_000) + 4 * self.plan.latency_us;
+        let mut until_us = u64::MAX;
+        while let Some(Reverse(due)) = self.heap.pop() {
+            if due.at_us > until_us {
+                break;
+            }
+            self.now_us = due.at_us;
+            self.stats.events += 1;
+            self.handle(due.event)?;
+            if until_us == u64::MAX && self.finished() {
+                until_us = self.now_us.max(self.plan.healed_us) + late_us; // whatever is still on its way must do no harm
+            }
+            if self.stats.events > MAX_EVENTS || (until_us == u64::MAX && self.now_us > limit_us) {
+                return Err(self.stuck());
+            }
+        }
+        if until_us == u64::MAX {
+            return Err(self.stuck());
+        }
+        self.judge()
+    }
+
+    fn begin(&mut self) {
+        for host in 0..2 {
+            for qp in 0..self.plan.qps.len() {
+                self.push(0, Event::App { host, qp });
+            }
+            for local in 0..self.plan.rails {
+                for remote in 0..self.plan.rails {
+                    if !self.net.connected(local, remote) {
+                        self.probes[host][local * MAX_RAILS + remote].set_dead();
+                    }
+                    self.update_belief(host, local, remote);
+                }
+            }
+        }
+        for (at, fault) in self.plan.faults.clone() {
+            self.push(at, Event::Fault(fault));
+        }
+    }
+
+    /// Whether every application has all that it is owed.
+    fn finished(&self) -> bool {
+        (0..2).filter(|&h| !self.crashed[h]).all(|h| {
+            let other_crashed = self.crashed[1 - h];
+            self.apps[h].iter().all(|a| if other_crashed { a.sends_finished() } else { a.finished() })
+        })
+    }
+
+    fn stuck(&self) -> Violation {
+        let mut text = String::from("the work does not end:");
+        for (host, ends) in self.ends.iter().enumerate() {
+            for (qp, end) in ends.iter().enumerate() {
+                let (app, path) = (&self.apps[host][qp], &end.path);
+                if !app.finished() {
+                    text += &format!(
+                        " host {host} qp {qp} epoch {} {:?} outstanding {};",
+                        path.epoch(),
+                        path.state(),
+                        app.outstanding()
+                    );
+                }
+            }
+        }
+        text
+    }
+
+    /// The last look: memory, failures that had no cause, QPs that nothing touched.
+    fn judge(&mut self) -> Result<(), Violation> {
+        for qp in 0..self.plan.qps.len() {
+            for host in 0..2 {
+                self.apps[host][qp].check_memory(&self.memory, &self.apps[1 - host][qp])?;
+            }
+            let failed =
+                [0, 1].map(|h: usize| self.ends[h][qp].path.state() == State::Failed || self.apps[h][qp].failed());
+            let excused = self.plan.crash || self.plan.qps[qp].no_replay;
+            if failed != [false; 2] && !excused {
+                return Err(format!("qp {qp} failed without a cause: {failed:?}"));
+            }
+            if failed[0] != failed[1] && !self.plan.crash {
+                return Err(format!("qp {qp} failed at one end only: {failed:?}"));
+            }
+            if self.plan.spares(qp) {
+                self.stats.spared_qps += 1;
+                if self.ends[0][qp].path.epoch() + self.ends[1][qp].path.epoch() > 0 {
+                    return Err(format!("qp {qp} was switched though nothing touched it"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    // ---- beliefs and suspicions ----
+
+    /// Tells every logical QP of a host what is believed of a path.
+    pub(crate) fn update_belief(&mut self, host: usize, local: usize, remote: usize) {
+        use unbroken_path::probe::Health;
+        let belief = if !self.net.nic_works(host, local) {
+            Belief::NoNic
+        } else if self.probes[host][local * MAX_RAILS + remote].health() == Health::Dead {
+            Belief::Silent
+        } else {
+            Belief::Alive
+        };
+        let path = SlotPath { local: local as u8, remote: remote as u8 };
+        for end in &mut self.ends[host] {
+            end.path.set_path_belief(self.now_us, path, belief);
+        }
+    }
+
+    /// The end suspects the epoch, and nobody told it to.
+    pub(crate) fn suspect(&mut self, host: usize, qp: usize, epoch: u64, reason: Reason) {
+        if matches!(reason, Reason::QpFailed(_) | Reason::Stall) {
+            if let Some((local, remote)) = self.ends[host][qp].live().map(|l| (l.nic, l.remote)) {
+                let probe = &mut self.probes[host][local * MAX_RAILS + remote];
+                probe.set_dead();
+                probe.demand(self.now_us);
+                self.update_belief(host, local, remote);
+            }
+        }
+        self.suspect_only(host, qp, epoch, reason);
+    }
+
+    /// The same, without a word on the path itself.
+    pub(crate) fn suspect_only(&mut self, host: usize, qp: usize, epoch: u64, reason: Reason) {
+        let stale = self.ends[host][qp].path.counters().stale_suspicions;
+        let before = self.ends[host][qp].path.state();
+        self.ends[host][qp].path.suspect(self.now_us, epoch, reason);
+        let end = &self.ends[host][qp];
+        let accepted = end.path.counters().stale_suspicions == stale && end.path.state() != before;
+        if accepted {
+            self.ends[host][qp].suspected = Some(epoch);
+            self.stats.simultaneous += u64::from(self.ends[1 - host][qp].suspected == Some(epoch));
+            self.stats.stalls += u64::from(reason == Reason::Stall);
+            self.say(|| format!("host {host} qp {qp} suspects epoch {epoch}: {reason:?}"));
+        }
+    }
+
+    pub(crate) fn data_weather(&self) -> Weather {
+        let p = &self.plan;
+        Weather { loss_ppm: p.loss_ppm, dup_ppm: p.dup_ppm, late_ppm: p.late_ppm, late_us: p.late_us }
+    }
+
+    pub(crate) fn control_weather(&self) -> Weather {
+        let p = &self.plan;
+        let late_us = p.late_us.max(50_000);
+        Weather { loss_ppm: p.ctrl_loss_ppm, dup_ppm: p.ctrl_late_ppm, late_ppm: p.ctrl_late_ppm, late_us }
+    }
+
+    /// Whether message `k` of an end must not be sent in two lives.
+    pub(crate) fn once_only(&self, host: usize, qp: usize, k: usize) -> bool {
+        self.plan.qps[qp].msgs[host][k].flags.contains(SendFlags::NO_REPLAY)
+    }
+}
