@@ -202,6 +202,11 @@ pub(crate) fn tick(qp: &Qp, g: &mut Gate) -> Option<u64> {
         }
     }
     if link.lqp.poll_timeout().is_some_and(|t| t <= now) {
+        if !link.peer.refresh(&qp.core) {
+            // A process that was killed says no Bye; the directory noticed that it is gone.
+            let bye = Message { from: link.lqp.peer(), to: link.lqp.me(), body: Body::Bye };
+            link.lqp.handle_message(now, &bye);
+        }
         link.lqp.handle_timeout(now);
     }
     run(qp, g);

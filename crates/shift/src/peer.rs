@@ -48,10 +48,10 @@ impl Peer {
         self.nic(i).filter(|n| n.control_qpn != 0).map(|n| ControlAddr { gid: n.gid, qpn: n.control_qpn })
     }
 
-    /// Reads the directory again. False where the process is not (any longer) there.
+    /// Reads the directory again. False where the process is no longer there: it has ended. (An unreadable directory says nothing.)
     pub(crate) fn refresh(&self, core: &Core) -> bool {
-        let Some(directory) = &core.directory else { return false };
-        let Ok(Some(record)) = directory.lookup_process(self.incarnation) else { return false };
+        let Some(Ok(found)) = core.directory.as_ref().map(|d| d.lookup_process(self.incarnation)) else { return true };
+        let Some(record) = found else { return false };
         let mut nics: Vec<_> = record.nics.into_iter().take(255).collect();
         nics.sort_by_key(|n| n.index);
         *lock(&self.nics) =

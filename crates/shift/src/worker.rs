@@ -346,7 +346,9 @@ impl Worker {
         let Some(remote) = peer.index_of(message.from.gid) else { return };
         let pair = Pair { local: nic as u8, peer: peer.incarnation, remote };
         let Some(p) = self.probes.get_mut(&pair) else { return };
-        if p.handle_ack(now_us(), probe.sequence) {
+        p.handle_ack(now_us(), probe.sequence);
+        if p.health() == Health::Alive {
+            // Also where the pair was never thought dead: a QP may have failed on it, and now knows better.
             self.pair_changed(pair, false);
         }
     }
@@ -370,9 +372,7 @@ impl Worker {
             }
             let Some(sequence) = probe.poll_send(now) else { continue };
             let Some(peer) = core.peers.get(&core, pair.peer) else { continue };
-            if probe.health() == Health::Dead {
-                peer.refresh(&core); // a healed NIC has a new endpoint
-            }
+            peer.refresh(&core); // a NIC that died and was healed has a new endpoint
             let (Some(nic), Some(to)) = (peer.nic(pair.remote), peer.control(pair.remote)) else { continue };
             let message = Message {
                 from: Endpoint { gid: core.gid_of(pair.local.into()), qpn: 0, incarnation: core.incarnation },
