@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""Bad input of every kind: a clear error or a dropped packet, never a crash, never a write outside; and what runs goes on."""
+
+import os
+import random
+import socket
+import struct
+import sys
+import time
+import zlib
+
+from lib.cc import compile_c
+from lib.fabric import Fabric
+from lib.ports import free_port, listens
+from lib.process import Failure, wait_until
+from lib.suite import Suite
+
+FIRST_PORT = 4791
+STREAM_SECONDS = 4
+# tests/c/bad_access.c waits for at most this long for one completion.
+BAD_ACCESS_SECONDS = 90
+
+
+def expect(done, status_ok, *words):
+    """The command ended with an error (no signal) and its message has all the words."""
+    text = done.stderr + done.stdout
+    if done.returncode <= 0 and not status_ok:
+        raise Failure(f"{' '.join(done.args[1:])}: status {done.returncode} where an error was due")
+    missing = [w for w in words if w not in text]
+    if missing:
+        raise Failure(f"{' '.join(done.args[1:])}: its message lacks {missing}: {text.strip()[:300]}")
+
+
+def bad_access(logs):
+    """Wrong keys, bounds and rights between two hosts."""
+    program = compile_c("bad_access", "-libverbs")
+    with Fabric(logs) as fabric:
+        port = free_port()
+        owner = fabric.run("b", [program, "--listen", port], "b-owner")
+        wait_until(lambda: owner.ended() or listens(owner.pid, port), 20, "the owner listens")
+        requester = fabric.run("a", [program, "--connect", f"127.0.0.1:{port}"], "a-requester")
+        requester.expect_success(BAD_ACCESS_SECONDS)
+        owner.expect_success(10)
+        if fabric.events("switch"):
+            raise Failure("a mistake of the application made a QP switch")
+        return requester.output().splitlines()[-1]
+
+
+def roce_packet(rng, opcode, qpn, payload, source, target):
+    """A RoCEv2 packet with a right ICRC, from (address, port) to (address, port)."""
+    bth = struct.pack(">BBHII", opcode, rng.choice([0x40, 0xc0, 0x70]), 0xffff, qpn, rng.getrandbits(32) & 0x80ffffff)
+    body = bth + payload
+    udp_length = 8 + len(body) + 4
+    masked_ip = struct.pack(">BBHHHBBH4s4s", 0x45, 0xff, 20 + udp_length, 0, 0x4000, 0xff, 17, 0xffff,
+                            socket.inet_aton(source[0]), socket.inet_aton(target[0]))
+    masked_udp = struct.pack(">HHHH", source[1], target[1], udp_length, 0xffff)
+    masked_bth = bth[:4] + b"\xff" + bth[5:]
+    crc = zlib.crc32(b"\xff" * 8 + masked_ip + masked_udp + masked_bth + payload)
+    return body + struct.pack("<I", crc)
+
+
+class Garbage:
+    """Packets that nobody asked for, sent to the NICs of a fabric from another of its hosts."""
+
+    def __init__(self, targets, source, seed):
+        self.random = random.Random(seed)
+        self.targets = targets
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        # No fragments, as the packets of a NIC: it also makes the IP id 0, which the ICRC covers.
+        self.socket.setsockopt(socket.IPPROTO_IP, 10, 2)
+        self.socket.bind((source, 0))
+        self.sent = 0
+
+    def packet(self, target):
+        """Random bytes, a truncated packet, a damaged one, or one that is right up to the ICRC but makes no sense."""
+        rng = self.random
+        kind = rng.randrange(4)
+        if kind == 0:
+            return rng.randbytes(rng.choice([0, 1, 4, 11, 12, 16, 28, 60, 1024, 4096, 9000, rng.randrange(65000)]))
+        qpn = (target[1] - FIRST_PORT) << 16 | rng.randrange(24)
+        payload = rng.randbytes(rng.choice([0, 4, 8, 16, 28, 64, rng.randrange(4200)]))
+        whole = roce_packet(rng, rng.randrange(256) if rng.random() < 0.5 else rng.choice([0, 4, 6, 10, 12, 16, 17, 100]), qpn, payload, self.socket.getsockname(), target)
+        if kind == 1:
+            return whole[: rng.randrange(len(whole))]
+        if kind == 2:
+            at = rng.randrange(len(whole))
+            return whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :]
+        return whole
+
+    def burst(self, count):
+        """Sends some."""
+        for _ in range(count):
+            target = self.random.choice(self.targets)
+            try:
+                self.socket.sendto(self.packet(target), target)
+                self.sent += 1
+            except OSError:
+                # Too long for the interface, or nobody listens there any more (ECONNREFUSED).
+                pass
+
+
+def garbage(logs):
+    """Garbage at the UDP ports of both ends while ib_send_bw runs."""
+    with Fabric(logs) as fabric:
+        server, client = fabric.pair("ib_send_bw", ["-F", "-s", 65536, "-q", 2, "-b", "-D", STREAM_SECONDS])
+        wait_until(lambda: client.ended() or fabric.nics()["b/0"]["rx_payload_bytes"] > 0, 20, "traffic")
+        nics = fabric.nics()
+        targets = [(nics[f"{h}/{n}"]["addr"], FIRST_PORT + slot) for h in "ab" for n in (0, 1) for slot in (0, 1)]
+        drops = sum(n["drops"] + n["icrc_errors"] for n in nics.values())
+        senders = [Garbage(targets, nics["c/0"]["addr"], 7), Garbage(targets, nics["a/0"]["addr"], 8)]
+        while not (client.ended() and server.ended()):
+            for sender in senders:
+                sender.burst(20)
+            time.sleep(0.005)
+        client.expect_success(20)
+        server.expect_success(5)
+        sent = sum(s.sent for s in senders)
+        nics = fabric.nics()
+        dropped = sum(n["drops"] + n["icrc_errors"] for n in nics.values()) - drops
+        if dropped < sent / 10:
+            raise Failure(f"{sent} packets of garbage, but only {dropped} are counted as dropped")
+        if fabric.events("switch"):
+            raise Failure("garbage from a stranger made a QP switch")
+        return f"{sent} packets of garbage, {dropped} counted as dropped"
+
+
+def damaged_directory(logs):
+    """A directory file full of something else: an error that names it, or an unprotected run that says so."""
+    with Fabric(logs) as fabric:
+        folder = fabric.path / "directory"
+        folder.mkdir(mode=0o700)
+        (folder / "data.mdb").write_bytes(random.Random(1).randbytes(65536))
+        server, client = fabric.pair("ib_write_bw", ["-F", "-s", 65536, "-n", 1000])
+        codes = client.wait(30), server.wait(30)
+        if min(codes) < 0:
+            raise Failure(f"killed by a signal: {codes}")
+        told = client.output() + server.output() + str(fabric.events())
+        if "directory" not in told:
+            raise Failure(f"statuses {codes}, and nothing names the directory")
+        return f"statuses {codes}"
+
+
+def truncated_directory(logs):
+    """A directory that is cut short after its use."""
+    with Fabric(logs) as fabric:
+        for turn in range(2):
+            server, client = fabric.pair("ib_write_bw", ["-F", "-s", 65536, "-n", 1000])
+            codes = client.wait(30), server.wait(30)
+            if min(codes) < 0:
+                raise Failure(f"killed by a signal: {codes}")
+            data = next((fabric.path / "directory").rglob("data.mdb"), None)
+            if data is None:
+                raise Failure("no data.mdb in the directory")
+            if turn == 0:
+                os.truncate(data, 5000)
+        return f"statuses {codes}"
+
+
+def wrong_fabric_file(logs):
+    """A wrong line in fabric.toml: file, line and what would be right; no program crashes."""
+    with Fabric(logs) as fabric:
+        fabric.status()
+        expect(fabric.command("fabric", "up"), True)
+        file = fabric.path / "fabric.toml"
+        right = file.read_text()
+        for wrong, words in (
+            (right.replace("nics = 4", "nics = 400", 1), ["400", "64"]),
+            (right.replace("number = 2", "number = 1", 1), ["number 1"]),
+            (right.replace("octet", "oktet", 1), ["oktet"]),
+            (right + "\n[[host\n", []),
+            ("\x00\xff" * 50, []),
+        ):
+            file.write_text(wrong, encoding="latin-1")
+            # What needs the fabric fails and names file and line.
+            expect(fabric.command("fault", "list"), False, "fabric.toml", "line", *words)
+            program = fabric.run("a", ["ibv_devinfo"], "devinfo")
+            program.expect_error(20)
+            if "fabric.toml" not in program.output():
+                raise Failure(f"ibv_devinfo does not say that fabric.toml is wrong: {program.output()[:300]}")
+        file.write_text(right)
+        fabric.run("a", ["ibv_devinfo"], "devinfo").expect_success(20)
+        return "5 wrong files"
+
+
+def wrong_names(logs):
+    """Unknown hosts, NICs, faults and devices are named, with what would be right."""
+    with Fabric(logs) as fabric:
+        expect(fabric.command("fault", "set", "nic z/0 dead"), False, "z", "a")
+        expect(fabric.command("fault", "set", "nic a/9 dead"), False, "a/9")
+        expect(fabric.command("fault", "set", "switch rail99 down"), False, "rail99")
+        expect(fabric.command("fault", "set", "nic a/0 asleep"), False, "asleep", "dead", "down")
+        expect(fabric.command("fault", "set", "loss a/0 101%"), False, "101%")
+        expect(fabric.command("fault", "set", "--at", "soon", "nic a/0 dead"), False, "soon")
+        expect(fabric.command("fault", "clear", "nic z/0"), False, "z")
+        expect(fabric.command("run", "--host", "z", "--", "true"), False, "'z'", "a")
+        expect(fabric.command("run", "--", "/no/such/program"), False, "/no/such/program")
+        expect(fabric.command("run", "--lib", "/no/such.so", "--", "true"), False, "/no/such.so")
+        expect(fabric.command("frobnicate"), False, "frobnicate")
+        if fabric.events("fault"):
+            raise Failure("a wrong command made a fault")
+        program = fabric.run("a", ["ib_write_bw", "-d", "unb9"], "unknown-device")
+        program.expect_error(20)
+        program = fabric.run("a", ["ibv_devinfo"], "bad-nics", env={"UNBROKEN_NICS": "10.0.0.1,eth0"})
+        program.expect_error(20)
+        if "eth0" not in program.output():
+            raise Failure(f"a wrong UNBROKEN_NICS is not named: {program.output()[:300]}")
+        program = fabric.run("a", ["ibv_devinfo"], "foreign-address", env={"UNBROKEN_NICS": "192.0.2.1"})
+        program.expect_error(20)
+        return "14 wrong names"
+
+
+def main() -> int:
+    """Runs all of it."""
+    suite = Suite("bad_input")
+    suite.case("wrong rkeys, bounds and rights", bad_access)
+    suite.case("garbage at the UDP ports", garbage)
+    suite.case("damaged directory", damaged_directory)
+    suite.case("truncated directory", truncated_directory)
+    suite.case("wrong fabric.toml", wrong_fabric_file)
+    suite.case("wrong names", wrong_names)
+    return suite.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""Compiles the C programs of tests/c against the installed libibverbs."""
+
+import subprocess
+from pathlib import Path
+
+from .process import Failure
+from .suite import ROOT, TARGET
+
+FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
+
+
+def compile_c(name: str, *libraries: str) -> Path:
+    """The program tests/c/<name>.c, compiled if it is newer than what is there."""
+    source, program = ROOT / "tests" / "c" / f"{name}.c", TARGET / "tests-c" / name
+    if program.exists() and program.stat().st_mtime >= source.stat().st_mtime:
+        return program
+    program.parent.mkdir(parents=True, exist_ok=True)
+    command = ["cc", *FLAGS, "-o", program, source, *libraries]
+    done = subprocess.run([str(a) for a in command], capture_output=True, text=True, timeout=120)
+    if done.returncode != 0:
+        raise Failure(f"{source.name} does not compile (needs a C compiler and libibverbs-dev): {done.stderr[:2000]}")
+    return program

@@ -1,0 +1,121 @@
+"""A fabric of its own for a test: runtime folder, programs on its hosts, faults, counters, events, gaps."""
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from .ports import free_port, listens
+from .process import Failure, Process, wait_until
+from .suite import BUILD
+
+UNBROKEN = BUILD / "unbroken"
+_COMMAND_SECONDS = 20
+
+
+class Fabric:
+    """A context: on leaving it, its programs are ended and its runtime folder is removed (logs stay)."""
+
+    def __init__(self, logs: Path):
+        if not UNBROKEN.exists():
+            raise Failure(f"{UNBROKEN} is missing; 'make all' builds it")
+        self.logs = logs
+        self.path = Path(tempfile.mkdtemp(prefix="unbroken-test-"))
+        self.processes = []
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("UNBROKEN_", "LD_PRELOAD"))}
+        self.env["UNBROKEN_RUNTIME"] = str(self.path)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, _error, _trace):
+        for process in self.processes:
+            process.kill()
+        if kind is not None:
+            self._keep("events.jsonl", "events.log")
+            (self.logs / "status.log").write_text(self.command("status").stdout)
+        shm = self.path / "shm"
+        if shm.is_symlink():
+            shutil.rmtree(shm.resolve(), ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _keep(self, name: str, log: str):
+        if (self.path / name).exists():
+            shutil.copy(self.path / name, self.logs / log)
+
+    # Programs
+
+    def start(self, name: str, args: list, env: dict | None = None) -> Process:
+        """Starts a program of ours, or anything else, in this fabric."""
+        process = Process(name, args, self.logs / f"{name}.log", {**self.env, **(env or {})})
+        self.processes.append(process)
+        return process
+
+    def run(self, host: str, args: list, name: str | None = None, failover=True, env: dict | None = None) -> Process:
+        """Starts `unbroken run --host HOST -- ARGS…`."""
+        options = ["--host", host] + ([] if failover else ["--no-failover"])
+        return self.start(name or f"{host}-{Path(args[0]).name}", [UNBROKEN, "run", *options, "--", *args], env)
+
+    def pair(self, tool: str, args: list, failover=True, server_args: list | None = None):
+        """Starts `tool ARGS` as a server on host b and, when it listens, as a client on host a. Gives both."""
+        port = free_port()
+        program = [tool, "-d", "unb0", "-p", port, *args]
+        server = self.run("b", program + (server_args or []), f"b-{tool}", failover)
+        wait_until(lambda: server.ended() or listens(server.pid, port), 20, f"{tool} server listens at port {port}")
+        client = self.run("a", program + ["127.0.0.1"], f"a-{tool}", failover)
+        return server, client
+
+    def command(self, *args) -> subprocess.CompletedProcess:
+        """Runs the `unbroken` command and gives what came of it."""
+        args = [str(UNBROKEN), *map(str, args)]
+        return subprocess.run(args, env=self.env, capture_output=True, text=True, timeout=_COMMAND_SECONDS)
+
+    def _succeed(self, *args) -> str:
+        done = self.command(*args)
+        if done.returncode != 0:
+            raise Failure(f"unbroken {' '.join(map(str, args))}: status {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    # Faults
+
+    def fault(self, text: str):
+        """Sets a fault."""
+        self._succeed("fault", "set", text)
+
+    def clear(self, *what: str):
+        """Clears faults: those named, or all."""
+        self._succeed("fault", "clear", *what)
+
+    # What can be seen
+
+    def status(self) -> dict:
+        """`unbroken status --json`."""
+        return json.loads(self._succeed("status", "--json"))
+
+    def events(self, kind: str | None = None) -> list:
+        """`unbroken events --json`, all or those of one kind."""
+        events = [json.loads(line) for line in self._succeed("events", "--json").splitlines()]
+        return [e for e in events if kind in (None, e["event"])]
+
+    def nics(self) -> dict:
+        """The NICs with their counters, by name."""
+        return {n["nic"]: n for n in self.status()["nics"]}
+
+    def gaps(self, pid: int) -> dict:
+        """The gaps that the page of a process has now: start to length, in µs; see `GapRecorder` in crates/fabric/src/gap.rs."""
+        try:
+            page = (self.path / "shm" / "proc" / f"{pid}.page").read_bytes()
+        except OSError:
+            return {}
+        if page[:8] != b"UNBGAPPG" or struct.unpack_from("<I", page, 8) != (1,):
+            raise Failure("the page of gaps has another layout than this test knows")
+        return {start: length for start, length in struct.iter_unpack("<QQ", page[128:]) if length}
+
+
+def now_us() -> int:
+    """The clock of the events: CLOCK_MONOTONIC in µs."""
+    return time.monotonic_ns() // 1000

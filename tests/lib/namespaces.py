@@ -1,0 +1,81 @@
+"""Two network namespaces joined by veth pairs, with names of their own, removed at the end whatever happens."""
+
+import ipaddress
+import json
+import os
+import shutil
+import subprocess
+
+from .process import Failure, Skip
+
+_RULES = """table inet {table} {{
+    chain out {{ type filter hook output priority 0; oifname {nic} drop; }}
+    chain in {{ type filter hook input priority 0; iifname {nic} drop; }}
+}}
+"""
+
+
+def _run(*args, stdin=None) -> str:
+    done = subprocess.run([str(a) for a in args], input=stdin, capture_output=True, text=True, timeout=20)
+    if done.returncode != 0:
+        raise Failure(f"{' '.join(map(str, args))}: {done.stderr.strip()}")
+    return done.stdout
+
+
+class Namespaces:
+    """A context: hosts a and b, each with the interfaces nic0, nic1, …, rail to rail. Host h has 10.<x>.<rail>.<1 or 2>."""
+
+    def __init__(self, rails=2):
+        if os.geteuid() != 0:
+            raise Skip("network namespaces need root")
+        for tool, package in (("ip", "iproute2"), ("nft", "nftables")):
+            if shutil.which(tool) is None:
+                raise Skip(f"'{tool}' is missing (Debian package {package})")
+        self.rails = rails
+        self.octet = 100 + os.getpid() % 100
+        self.name = {host: f"unbtest{os.getpid()}{host}" for host in "ab"}
+
+    def __enter__(self):
+        try:
+            for name in self.name.values():
+                try:
+                    _run("ip", "netns", "add", name)
+                except Failure as failure:
+                    raise Skip(f"namespaces cannot be made here: {failure}") from failure
+                _run("ip", "-n", name, "link", "set", "lo", "up")
+            for rail in range(self.rails):
+                _run("ip", "link", "add", f"nic{rail}", "netns", self.name["a"], "type", "veth",
+                     "peer", "name", f"nic{rail}", "netns", self.name["b"])
+                for host, name in self.name.items():
+                    _run("ip", "-n", name, "addr", "add", f"{self.addr(host, rail)}/24", "dev", f"nic{rail}")
+                    _run("ip", "-n", name, "link", "set", f"nic{rail}", "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for name in self.name.values():
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+    def addr(self, host: str, rail: int) -> ipaddress.IPv4Address:
+        """The address of a NIC."""
+        return ipaddress.IPv4Address(f"10.{self.octet}.{rail}.{1 + 'ab'.index(host)}")
+
+    def within(self, host: str) -> list:
+        """What goes before a command so that it runs at a host."""
+        return ["ip", "netns", "exec", self.name[host]]
+
+    def link(self, host: str, rail: int, state: str):
+        """Sets an interface up or down."""
+        _run("ip", "-n", self.name[host], "link", "set", f"nic{rail}", state)
+
+    def drop(self, host: str, rail: int):
+        """Drops every packet of an interface, both ways, and tells nobody."""
+        rules = _RULES.format(table=f"cut{rail}", nic=f"nic{rail}")
+        _run(*self.within(host), "nft", "-f", "-", stdin=rules)
+
+    def bytes(self, host: str, rail: int) -> tuple:
+        """The bytes that an interface has sent and received."""
+        link = json.loads(_run("ip", "-n", self.name[host], "-s", "-j", "link", "show", "dev", f"nic{rail}"))[0]
+        return link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]

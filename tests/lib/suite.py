@@ -1,0 +1,71 @@
+"""A suite: cases with a line of result each, logs under target/test-logs/<suite>/<case>/, and a summary."""
+
+import os
+import re
+import shutil
+import time
+import traceback
+from pathlib import Path
+
+from .process import Failure, Skip
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
+BUILD = TARGET / "release"
+LOGS = TARGET / "test-logs"
+TAIL_LINES = 12
+
+
+class Suite:
+    """Runs cases, goes on after a failure, and gives the exit status."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.logs = LOGS / name
+        shutil.rmtree(self.logs, ignore_errors=True)
+        self.logs.mkdir(parents=True)
+        self.ok, self.failed, self.skipped = [], [], []
+        self.started = time.monotonic()
+
+    def case(self, name: str, run, *args):
+        """Runs `run(logs, *args)`; what it returns is printed behind the name. Returns it, or None if the case failed."""
+        logs = self.logs / re.sub(r"[^A-Za-z0-9_.+-]+", "_", name)
+        logs.mkdir(parents=True, exist_ok=True)
+        started = time.monotonic()
+        try:
+            value = run(logs, *args)
+        except Skip as skip:
+            self.skipped.append(name)
+            print(f"skip  {name}: {skip}", flush=True)
+            return None
+        except (Failure, OSError, ValueError, KeyError) as error:
+            self.failed.append(name)
+            print(f"FAIL  {name}: {error}", flush=True)
+            if not isinstance(error, Failure):
+                traceback.print_exc()
+            show_logs(logs)
+            return None
+        self.ok.append(name)
+        note = value if isinstance(value, str) else getattr(value, "note", "")
+        print(f"ok    {name}  {note}  [{time.monotonic() - started:.1f} s]", flush=True)
+        return value
+
+    def finish(self) -> int:
+        """Prints the summary and gives the exit status."""
+        took = time.monotonic() - self.started
+        counts = f"{len(self.ok)} ok, {len(self.failed)} failed, {len(self.skipped)} skipped"
+        print(f"{self.name}: {counts}, {took:.0f} s", flush=True)
+        if self.failed:
+            print(f"logs: {self.logs}; failed: " + "; ".join(self.failed), flush=True)
+        return 1 if self.failed or not (self.ok or self.skipped) else 0
+
+
+def show_logs(logs: Path):
+    """Prints the end of every log of a case."""
+    for log in sorted(logs.iterdir()):
+        if log.suffix != ".log":
+            continue
+        lines = log.read_text(errors="replace").splitlines()
+        print(f"  -- {log.name}, last lines:")
+        for line in lines[:1] * (len(lines) > TAIL_LINES) + lines[-TAIL_LINES:]:
+            print(f"     {line[:200]}")

@@ -1,0 +1,155 @@
+"""One perftest run through one fault: the rate on the failing path before, the rate on the backup after, and the interruption."""
+
+import statistics
+import time
+
+from .fabric import Fabric, now_us
+from .process import Failure, wait_until
+
+# From the fault to the first instant at which the backup must carry its share.
+SETTLE_US = 200_000
+# perftest stops posting at the end of its -D; the last samples before that are left out.
+TAIL_US = 250_000
+BASELINE_SECONDS = 0.7
+STEP_SECONDS = 0.1
+# Gaps that overlap this time after the fault are its work; later ones are the machine's.
+GAP_WINDOW_US = 300_000
+# A stream that lives carries this share of its former rate.
+SHARE = 0.5
+
+
+class Result:
+    """What a run showed; `note` is its line."""
+
+    def __init__(self):
+        self.rate_before = self.rate_after = 0.0
+        self.gap_ms = self.detect_us = self.switch_us = None
+        self.switches = self.replayed = 0
+
+    @property
+    def note(self) -> str:
+        """The figures in a line."""
+        return (
+            f"gap {_or(self.gap_ms, '.1f')} ms, detect {_or(self.detect_us, '.0f')} us, switch {_or(self.switch_us, '.0f')} us, "
+            f"{self.rate_before * 8e-9:.1f} -> {self.rate_after * 8e-9:.1f} Gbit/s, {self.switches} switches"
+        )
+
+
+def _or(value, form):
+    return "-" if value is None else format(value, form)
+
+
+def survive(fabric: Fabric, tool: str, args: list, seconds: float, fault: str, both_ways: bool, failover=True) -> Result:
+    """Runs `tool` from host a to host b over rail 0 and sets the fault in mid-stream. Fails where the stream does not live on."""
+    server, client = fabric.pair(tool, [*args, "-D", seconds], failover)
+    if "read" in tool:
+        flows = [("b", "a")]
+    else:
+        flows = [("a", "b")]
+    if both_ways:
+        flows.append(flows[0][::-1])
+    pids = {"a": client.pid, "b": server.pid}
+    meter = Meter(fabric, flows, [pids[to] for _, to in flows])
+
+    def flowing():
+        if client.ended() or server.ended():
+            raise Failure("the programs ended before any traffic flowed")
+        return all(n > 0 for n in meter.sample().rail[0])
+
+    wait_until(flowing, 20, "traffic on rail 0")
+    start = meter.samples[-1]
+    time.sleep(BASELINE_SECONDS)
+    before = meter.sample()
+    if any(before.rail[1]):
+        raise Failure(f"rail 1 carried payload before the fault: {before.rail[1]}")
+    fabric.fault(fault)
+    fault_us = fabric.events("fault")[-1]["time_us"]
+    last_us = start.time_us + seconds * 1e6 - TAIL_US
+    time.sleep(max(0, (fault_us + SETTLE_US - now_us()) / 1e6))
+    settled = end = meter.sample()
+    while not (client.ended() and server.ended()):
+        if meter.samples[-1].time_us > start.time_us + (seconds + 20) * 1e6:
+            raise Failure(f"the programs still run {20} s after their time; {meter.state(settled)}")
+        time.sleep(STEP_SECONDS)
+        sample = meter.sample()
+        if sample.time_us <= last_us or end is settled:
+            end = sample
+    for process in (client, server):
+        process.expect_success(0)
+    result = Result()
+    result.rate_before = min(rate(start, before, 0))
+    result.rate_after = min(rate(settled, end, 1))
+    _read_switches(fabric, result, {to for _, to in flows} | {"a"} if failover else set())
+    result.gap_ms = meter.longest_gap_ms(fault_us)
+    if result.rate_after < SHARE * result.rate_before:
+        raise Failure(f"the backup carries less than {SHARE:.0%} of the rate before the fault: {result.note}")
+    return result
+
+
+def _read_switches(fabric, result, hosts):
+    switches = fabric.events("switch")
+    missing = hosts - {s["host"] for s in switches}
+    if "a" in missing:
+        raise Failure("no switch event at host a")
+    for switch in switches:
+        if switch["kind"] != "passive" or "/0" not in switch["from"] or "/1" not in switch["to"]:
+            raise Failure(f"an unexpected switch: {switch}")
+    result.switches = len(switches)
+    result.replayed = sum(s["replayed"] for s in switches)
+    detect = [s["detect_us"] for s in switches if s["detect_us"] is not None]
+    if switches:
+        result.switch_us = statistics.median(s["switch_us"] for s in switches)
+    if detect:
+        result.detect_us = statistics.median(detect)
+
+
+class Sample:
+    """The counters at an instant: for each rail, the payload bytes of each flow (the least of sender's and receiver's count)."""
+
+    def __init__(self, nics: dict, flows: list, time_us: int):
+        self.time_us = time_us
+
+        def carried(rail):
+            for sender, receiver in flows:
+                tx, rx = nics.get(f"{sender}/{rail}"), nics.get(f"{receiver}/{rail}")
+                yield min(tx["tx_payload_bytes"], rx["rx_payload_bytes"]) if tx and rx else 0
+
+        self.rail = [list(carried(0)), list(carried(1))]
+
+
+def rate(first: Sample, last: Sample, rail: int) -> list:
+    """Bytes a second of each flow on a rail between two samples."""
+    seconds = max(1, last.time_us - first.time_us) / 1e6
+    return [(b - a) / seconds for a, b in zip(first.rail[rail], last.rail[rail])]
+
+
+class Meter:
+    """Takes samples of the counters, and collects the gaps of the receivers (their ring is short)."""
+
+    def __init__(self, fabric: Fabric, flows: list, receiver_pids: list):
+        self.fabric, self.flows, self.samples = fabric, flows, []
+        self.gaps = {pid: {} for pid in receiver_pids}
+
+    def sample(self) -> Sample:
+        """Takes a sample."""
+        status = self.fabric.status()
+        for pid, gaps in self.gaps.items():
+            gaps.update(self.fabric.gaps(pid))
+        nics = {n["nic"]: n for n in status["nics"]}
+        self.samples.append(Sample(nics, self.flows, status["time_us"]))
+        return self.samples[-1]
+
+    def longest_gap_ms(self, fault_us: int):
+        """The longest interval without data around the fault, at any receiver."""
+        around = [
+            length
+            for gaps in self.gaps.values()
+            for start, length in gaps.items()
+            if start <= fault_us + GAP_WINDOW_US and start + length >= fault_us
+        ]
+        return max(around) / 1000 if around else None
+
+    def state(self, since: Sample) -> str:
+        """What rail 1 carried since a sample, in words."""
+        moved = [b - a for a, b in zip(since.rail[1], self.samples[-1].rail[1])]
+        return f"rail 1 carried {moved} bytes since then"

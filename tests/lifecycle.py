@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Ends that must come: a killed peer, no NIC left, failover switched off. And the plain use of the devices."""
+
+import signal
+import sys
+import time
+
+from lib.fabric import Fabric, now_us
+from lib.ports import free_port, listens
+from lib.process import Failure, wait_until
+from lib.suite import Suite
+
+# A peer may be stopped, not dead; shift waits for tens of seconds before it gives up.
+SILENCE_SECONDS = 60
+# Both NICs of an end are gone: nothing to wait for at that end; the other hears nothing and waits for its deadline.
+NO_NIC_SECONDS = 5
+
+
+def stream(fabric, tool="ib_write_bw", failover=True, seconds=30, extra=()):
+    """A stream that would run for long; returns when it flows."""
+    server, client = fabric.pair(tool, ["-F", "-s", 65536, "-q", 4, "-D", seconds, *extra], failover)
+    wait_until(lambda: client.ended() or server.ended() or fabric.nics()["b/0"]["rx_payload_bytes"] > 1e6, 20, "traffic")
+    for process in (server, client):
+        if process.ended():
+            raise Failure(f"{process.name} ended before any traffic flowed")
+    return server, client
+
+
+def killed_peer(logs):
+    """SIGKILL to the server in mid-stream: the client ends with an error."""
+    with Fabric(logs) as fabric:
+        server, client = stream(fabric)
+        server.kill(signal.SIGKILL)
+        killed = time.monotonic()
+        client.expect_error(SILENCE_SECONDS)
+        if "error" not in client.output().lower() and "fail" not in client.output().lower():
+            raise Failure("the client does not tell of an error")
+        return f"error after {client.ended_at - killed:.1f} s"
+
+
+def nothing_left(logs):
+    """Every NIC of a host dies: the original error there at once, and an error at the peer."""
+    with Fabric(logs) as fabric:
+        server, client = stream(fabric, "ib_send_bw", extra=["-b"])
+        rails = [name for name in fabric.nics() if name.startswith("a/")]
+        for nic in rails:
+            fabric.fault(f"nic {nic} dead")
+        dead = time.monotonic()
+        client.expect_error(NO_NIC_SECONDS)
+        client_s = client.ended_at - dead
+        server.expect_error(SILENCE_SECONDS)
+        return f"errors after {client_s:.2f} s and {server.ended_at - dead:.2f} s"
+
+
+def all_rails_down(logs):
+    """Every NIC of both hosts dies: the original error at both ends at once."""
+    with Fabric(logs) as fabric:
+        server, client = stream(fabric, "ib_send_bw", extra=["-b"])
+        names = [name for name in fabric.nics() if name[0] in "ab"]
+        for nic in names:
+            fabric.fault(f"nic {nic} dead")
+        dead = time.monotonic()
+        for process in (client, server):
+            process.expect_error(NO_NIC_SECONDS)
+        if not fabric.events("give-up"):
+            raise Failure("no give-up event")
+        return f"errors after {client.ended_at - dead:.2f} s and {server.ended_at - dead:.2f} s"
+
+
+def no_failover(logs):
+    """`--no-failover` shows what the fault does without us."""
+    with Fabric(logs) as fabric:
+        server, client = stream(fabric, failover=False)
+        fabric.fault("nic a/0 dead")
+        client.expect_error(20)
+        server.kill()
+        if fabric.events("switch"):
+            raise Failure("a switch without failover")
+        lines = [line for line in client.output().splitlines() if "ailed" in line or "rror" in line]
+        if not lines:
+            raise Failure("the client does not tell of an error")
+        return f"'{lines[0].strip()}'"
+
+
+def event_driven(logs, tool, fault):
+    """Sleeping for completion events (-e), through a fault."""
+    with Fabric(logs) as fabric:
+        server, client = fabric.pair(tool, ["-F", "-s", 65536, "-e", "-D", 3])
+        wait_until(lambda: client.ended() or fabric.nics()["b/0"]["rx_payload_bytes"] > 1e6, 20, "traffic")
+        fabric.fault(fault)
+        client.expect_success(30)
+        server.expect_success(10)
+        carried = fabric.nics()["b/1"]["rx_payload_bytes"]
+        if carried < 1e6:
+            raise Failure(f"only {carried} bytes on rail 1")
+        return f"{carried / 1e9:.2f} GB on rail 1"
+
+
+def latency(logs, tool):
+    """The latency programs: short messages, no fault."""
+    with Fabric(logs) as fabric:
+        server, client = fabric.pair(tool, ["-F", "-s", 8, "-n", 2000])
+        client.expect_success(60)
+        server.expect_success(10)
+        figures = [line.split() for line in client.output().splitlines() if line.strip().startswith("8 ")]
+        return f"typical {figures[0][4]} us" if figures else ""
+
+
+def ends(logs):
+    """Programs that end or begin while others use the same NICs."""
+    with Fabric(logs) as fabric:
+        server, client = fabric.pair("ib_write_bw", ["-F", "-s", 65536, "-D", 3])
+        others = [fabric.pair("ib_send_bw", ["-F", "-s", 4096, "-n", 500]) for _ in range(4)]
+        for pair in others:
+            for process in pair:
+                process.expect_success(30)
+        client.expect_success(30)
+        server.expect_success(10)
+        if fabric.events("switch"):
+            raise Failure("a switch without a fault")
+        return "5 pairs on the same NICs"
+
+
+def tools(logs):
+    """ibv_devices, ibv_devinfo, and a program that has nothing to do with verbs."""
+    with Fabric(logs) as fabric:
+        listing = fabric.run("a", ["ibv_devices"])
+        listing.expect_success(20)
+        if "unb0" not in listing.output() or "unb3" not in listing.output():
+            raise Failure(f"ibv_devices: {listing.output()}")
+        info = fabric.run("b", ["ibv_devinfo", "-v"])
+        info.expect_success(20)
+        for word in ("unb0", "PORT_ACTIVE", "Ethernet", "GID[  0]"):
+            if word not in info.output():
+                raise Failure(f"ibv_devinfo does not show '{word}'")
+        fabric.fault("nic b/0 down")
+        down = fabric.run("b", ["ibv_devinfo", "-d", "unb0"], "devinfo-down")
+        down.expect_success(20)
+        if "PORT_DOWN" not in down.output():
+            raise Failure("ibv_devinfo does not show a port that is down")
+        plain = fabric.run("a", ["python3", "-c", "import socket, subprocess; subprocess.run(['true'], check=True); print('fine')"])
+        plain.expect_success(20)
+        if "fine" not in plain.output() or len(plain.output().splitlines()) != 1:
+            raise Failure(f"a program without verbs was disturbed: {plain.output()}")
+        return ""
+
+
+def pingpong(logs, program, extra):
+    """The examples of rdma-core between two hosts."""
+    with Fabric(logs) as fabric:
+        port = free_port()
+        args = [program, "-d", "unb0", "-g", 0, "-p", port, "-n", 1000, *extra]
+        server = fabric.run("b", args, "b-pingpong")
+        wait_until(lambda: server.ended() or listens(server.pid, port), 20, f"{program} listens")
+        client = fabric.run("a", args + ["127.0.0.1"], "a-pingpong")
+        client.expect_success(30)
+        server.expect_success(10)
+        return client.output().splitlines()[-1]
+
+
+def main() -> int:
+    """Runs all of it."""
+    suite = Suite("lifecycle")
+    suite.case("ibv_devices, ibv_devinfo, a program without verbs", tools)
+    suite.case("ibv_rc_pingpong", pingpong, "ibv_rc_pingpong", [])
+    suite.case("ibv_rc_pingpong with events", pingpong, "ibv_rc_pingpong", ["-e"])
+    suite.case("ibv_ud_pingpong", pingpong, "ibv_ud_pingpong", [])
+    for tool in ("ib_send_lat", "ib_write_lat", "ib_read_lat"):
+        suite.case(tool, latency, tool)
+    suite.case("several programs on the same NICs", ends)
+    suite.case("ib_write_bw -e, nic dead", event_driven, "ib_write_bw", "nic a/0 dead")
+    suite.case("ib_send_bw -e, cable cut", event_driven, "ib_send_bw", "cable b/0 cut")
+    suite.case("no failover", no_failover)
+    suite.case("all NICs of both ends dead", all_rails_down)
+    suite.case("all NICs of one end dead", nothing_left)
+    suite.case("peer killed", killed_peer)
+    return suite.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

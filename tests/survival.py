@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Unmodified perftest programs outlive every fault of a NIC, a cable or a switch.
+
+Each case runs a program for some seconds between two hosts of a fabric of its own and sets a fault in mid-stream. It passes if
+both ends exit with 0 *and*, from 200 ms after the fault to the end, the counters of the backup NICs at both ends show at least
+half of the rate before the fault (a perftest with -D ends with 0 even when nothing moves).
+
+The interruption is the longest interval between packets with data at the receiver. It is printed always; since machines are
+noisy, a case fails only where it is ten times the limit (20 ms where the NIC tells of the failure, 150 ms where only silence does).
+"""
+
+import argparse
+import statistics
+import sys
+from itertools import product
+
+from lib.fabric import Fabric
+from lib.pairs import covering
+from lib.process import Failure
+from lib.suite import Suite
+from lib.traffic import survive
+
+TOOLS = ["ib_write_bw", "ib_send_bw", "ib_read_bw"]
+FAULTS = ["nic dead", "nic down", "cable cut", "switch down"]
+ENDS = ["a", "b"]
+SIZES = [65536, 1 << 20]
+QPS = [1, 8]
+WAYS = ["one-way", "-b"]
+GAP_LIMIT_MS = {"nic dead": 20, "nic down": 20, "cable cut": 150, "switch down": 150}
+TOLERANCE = 10
+SECONDS = 3
+
+
+class Case:
+    """A program, a fault, and the shape of the stream."""
+
+    def __init__(self, tool, fault, end, size, qps, way):
+        self.tool, self.kind, self.end, self.size, self.qps, self.way = tool, fault, end, size, qps, way
+        place, state = fault.split()
+        self.fault = "switch rail0 down" if place == "switch" else f"{place} {end}/0 {state}"
+        shown = "64K" if size == 65536 else "1M"
+        self.name = f"{tool} {place}-{state} at {end}, {shown}, {qps} QP, {way}"
+
+    def run(self, logs, failover=True):
+        """Runs it; fails where the stream does not live on."""
+        args = ["-F", "-s", self.size, "-q", self.qps] + (["-b"] if self.way == "-b" else [])
+        with Fabric(logs) as fabric:
+            result = survive(fabric, self.tool, args, SECONDS, self.fault, self.way == "-b", failover)
+        limit_ms = GAP_LIMIT_MS[self.kind]
+        if result.gap_ms is not None and result.gap_ms > TOLERANCE * limit_ms:
+            raise Failure(f"the gap is more than {TOLERANCE} times its limit of {limit_ms} ms: {result.note}")
+        result.kind = self.kind
+        return result
+
+
+def must_not_survive(logs):
+    """The mutant: without failover the same assertions must fail, else they prove nothing."""
+    try:
+        Case("ib_write_bw", "nic dead", "a", 65536, 1, "one-way").run(logs, failover=False)
+    except Failure as failure:
+        return f"({failure})"
+    raise Failure("the run without failover passed the assertions of survival")
+
+
+def quiet(logs):
+    """Without a fault nothing switches."""
+    with Fabric(logs) as fabric:
+        server, client = fabric.pair("ib_send_bw", ["-F", "-s", 65536, "-q", 8, "-b", "-D", 2])
+        client.expect_success(30)
+        server.expect_success(10)
+        events = [e for e in fabric.events() if e["event"] not in ("port-active",)]
+        if events:
+            raise Failure(f"events without a fault: {events}")
+    return "no event"
+
+
+def summarize(results):
+    """Prints the medians for each kind of fault, beside the limits."""
+    for kind in FAULTS:
+        of_kind = [r for r in results if r.kind == kind]
+        if not of_kind:
+            continue
+        gaps = [r.gap_ms for r in of_kind if r.gap_ms is not None]
+        within = sum(g <= GAP_LIMIT_MS[kind] for g in gaps)
+        figures = [
+            f"{what} {statistics.median(values):.{digits}f} {unit}"
+            for what, values, digits, unit in (
+                ("gap", gaps, 1, "ms"),
+                ("detect", [r.detect_us for r in of_kind if r.detect_us is not None], 0, "us"),
+                ("switch", [r.switch_us for r in of_kind if r.switch_us is not None], 0, "us"),
+            )
+            if values
+        ]
+        print(f"median of {len(of_kind)} x {kind}: {', '.join(figures)}; {within} of {len(gaps)} gaps within {GAP_LIMIT_MS[kind]} ms")
+
+
+def main() -> int:
+    """Runs the covering set, or what the arguments ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="the whole matrix (192 cases, about 15 minutes)")
+    parser.add_argument("--only", metavar="WORDS", help="cases of the whole matrix whose names have all these words, as in --only 'write_bw dead 64K'")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="each case N times")
+    parser.add_argument("--list", action="store_true", help="print the names of the cases")
+    options = parser.parse_args()
+    dimensions = [TOOLS, FAULTS, ENDS, SIZES, QPS, WAYS]
+    whole = options.all or options.only
+    cases = [Case(*values) for values in (product(*dimensions) if whole else covering(dimensions))]
+    if options.only:
+        cases = [c for c in cases if all(word in c.name for word in options.only.split())]
+        if not cases:
+            parser.error(f"no case has all the words '{options.only}'; --all --list shows them")
+    if options.list:
+        print("\n".join(c.name for c in cases))
+        return 0
+    suite = Suite("survival")
+    if not options.only:
+        suite.case("no fault, no switch", quiet)
+        suite.case("no failover, no survival", must_not_survive)
+    results = []
+    for case in cases:
+        for turn in range(options.repeat):
+            name = case.name if options.repeat == 1 else f"{case.name} #{turn + 1}"
+            results.append(suite.case(name, case.run))
+    summarize([r for r in results if r])
+    return suite.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""Every message arrives once, in order and intact, through many faults in one run.
+
+tests/c/verifier.c, an ordinary verbs program, sends numbered and checksummed messages both ways between hosts a and b. The rail
+that carries them fails in a random way at a random end; when the programs go on over another rail, the failed one is healed, and
+then the next failure comes. `--faults N` says how many; without it, as many as fit in a minute.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+
+from lib.cc import compile_c
+from lib.fabric import Fabric, now_us
+from lib.ports import free_port, listens
+from lib.process import Failure, wait_until
+from lib.suite import Suite
+
+KINDS = ["nic dead", "nic down", "cable cut", "switch down"]
+QPS = 2
+MINUTE = 60
+# Messages verified on a new path before the next fault: enough that every kind has been sent.
+PROGRESS = 300
+STEP_SECONDS = 15
+DEFAULT_FAULTS = 200
+
+
+def start(fabric, logs, program, *options, hosts="ba", failover=True):
+    """A listener on host b, the other end on host a."""
+    port = free_port()
+    programs = {}
+    for host in hosts:
+        meet = ["--listen", port] if host == "b" else ["--connect", f"127.0.0.1:{port}"]
+        status = ["--status-file", logs / f"{host}.status"] if "verifier" in program.name else []
+        programs[host] = fabric.run(host, [program, *meet, *options, *status], f"{host}-{program.name}", failover)
+        if host == "b":
+            server = programs[host]
+            wait_until(lambda: server.ended() or listens(server.pid, port), 20, f"{program.name} listens")
+    return programs
+
+
+def verified(logs, host) -> int:
+    """Messages that an end has verified so far."""
+    try:
+        return json.loads((logs / f"{host}.status").read_text())["verified_messages"]
+    except (OSError, ValueError):
+        return 0
+
+
+def report(process) -> dict:
+    """The last line of a verifier."""
+    for line in reversed(process.output().splitlines()):
+        if line.startswith("{"):
+            return json.loads(line)
+    raise Failure(f"{process.name} printed no result")
+
+
+class Storm:
+    """Faults, one after the other, under a running verifier."""
+
+    def __init__(self, fabric, logs, programs, seed):
+        self.fabric, self.logs, self.programs = fabric, logs, programs
+        self.random = random.Random(seed)
+        self.faults = 0
+
+    def check_alive(self):
+        """Fails if a program has ended."""
+        for program in self.programs.values():
+            if program.ended():
+                raise Failure(f"{program.name} ended with {program.popen.returncode} after {self.faults} faults")
+
+    def rail(self):
+        """The rail that all QPs of both ends use, or None while some of them switch."""
+        self.check_alive()
+        pids = {p.pid for p in self.programs.values()}
+        qps = [qp for qp in self.fabric.status()["qps"] if qp["pid"] in pids]
+        rails = {qp["path"].rsplit("/", 1)[-1] for qp in qps if qp["state"] == "active"}
+        settled = len(qps) >= 2 * QPS and all(qp["state"] == "active" for qp in qps)
+        return int(rails.pop()) if settled and len(rails) == 1 else None
+
+    def settled_rail(self):
+        """Waits until all QPs are settled on one rail, and gives it."""
+        return wait_until(lambda: (self.rail(),) if self.rail() is not None else None, STEP_SECONDS, "all QPs on one rail")[0]
+
+    def moved_on(self, old):
+        """Waits until both ends have left the old rail and verify messages again."""
+        before = {}
+
+        def done():
+            rail = self.rail()
+            if rail in (None, old):
+                return False
+            counts = {host: verified(self.logs, host) for host in self.programs}
+            before.update({} if before else counts)
+            return all(counts[host] >= before[host] + PROGRESS for host in counts)
+
+        wait_until(done, STEP_SECONDS, f"traffic away from rail {old} after fault {self.faults} ({self.last})")
+
+    def healed(self, rail):
+        """Waits until both ends have their NICs of a rail again."""
+        pids = {host: p.pid for host, p in self.programs.items()}
+
+        def usable():
+            self.check_alive()
+            nics = self.fabric.nics()
+            ends = [(nics[f"{host}/{rail}"], pid) for host, pid in pids.items()]
+            return all(nic["state"] == "active" and pid in nic["pids"] for nic, pid in ends)
+
+        wait_until(usable, STEP_SECONDS, f"rail {rail} healed after '{self.last}'")
+
+    def strike(self):
+        """One fault: set, survived, cleared, healed."""
+        rail = self.settled_rail()
+        place, state = self.random.choice(KINDS).split()
+        end = self.random.choice("ab")
+        self.last = f"switch rail{rail} down" if place == "switch" else f"{place} {end}/{rail} {state}"
+        # At a random instant of the stream, not at that of a status.
+        time.sleep(self.random.uniform(0, 0.02))
+        self.fabric.fault(self.last)
+        self.faults += 1
+        self.moved_on(rail)
+        self.fabric.clear()
+        self.healed(rail)
+
+
+def storm(logs, faults, seed):
+    """Many faults in one run."""
+    program = compile_c("verifier", "-libverbs")
+    limit_s = MINUTE if faults is None else 60 + 5 * faults
+    with Fabric(logs) as fabric:
+        programs = start(fabric, logs, program, "--qps", QPS, "--seed", seed, "--seconds", limit_s)
+        storm = Storm(fabric, logs, programs, seed)
+        wait_until(lambda: storm.check_alive() or verified(logs, "a") > PROGRESS, 20, "the first messages")
+        started = time.monotonic()
+        while storm.faults < (faults or DEFAULT_FAULTS) and time.monotonic() - started < limit_s - 2 * STEP_SECONDS:
+            storm.strike()
+        stop = logs / "stop"
+        stop.touch()
+        for process in programs.values():
+            process.expect_success(limit_s + 30)
+        switches = [s for s in fabric.events("switch")]
+        results = {host: report(p) for host, p in programs.items()}
+        if any(r["errors"] for r in results.values()):
+            raise Failure(f"errors: {results}")
+        if faults is not None and storm.faults < faults:
+            raise Failure(f"only {storm.faults} of {faults} faults in {limit_s} s")
+        if len(switches) < storm.faults:
+            raise Failure(f"{len(switches)} switches for {storm.faults} faults")
+        messages = sum(r["verified_messages"] for r in results.values())
+        size = sum(r["verified_bytes"] for r in results.values())
+        return f"seed {seed}: {storm.faults} faults, {len(switches)} switches, {messages} messages and {size / 1e9:.2f} GB verified"
+
+
+def corrupt(logs):
+    """The self-check: a corrupted message must be found."""
+    program = compile_c("verifier", "-libverbs")
+    with Fabric(logs) as fabric:
+        programs = start(fabric, logs, program, "--seconds", 3, "--corrupt")
+        codes = [p.wait(60) for p in programs.values()]
+        if not any(code > 0 for code in codes):
+            raise Failure(f"nobody noticed: statuses {codes}")
+        return f"found, statuses {codes}"
+
+
+def no_replay(logs):
+    """WRs marked NO_REPLAY in flight: the original error, at both ends, at once (the programs check the time)."""
+    program = compile_c("verifier", "-libverbs")
+    with Fabric(logs) as fabric:
+        programs = start(fabric, logs, program, "--seconds", 30, "--no-replay")
+        wait_until(lambda: all(verified(logs, host) > PROGRESS for host in "ab"), 20, "the first messages")
+        fabric.fault("nic a/0 dead")
+        fault_us = now_us()
+        for process in programs.values():
+            process.expect_success(15)
+        ends_ms = [round(p.ended_at * 1000 - fault_us / 1000) for p in programs.values()]
+        give_ups = {e["host"] for e in fabric.events("give-up")}
+        if give_ups != {"a", "b"}:
+            raise Failure(f"give-up events at {sorted(give_ups)}, both ends are right")
+        return f"both ends ended within {max(ends_ms)} ms of the fault"
+
+
+def by_dlopen(logs):
+    """A program that takes libibverbs by dlopen and dlvsym, under a fault."""
+    program = compile_c("dlopen_client", "-ldl")
+    with Fabric(logs) as fabric:
+        programs = start(fabric, logs, program, "--seconds", 3)
+        payload = lambda rail: min(fabric.nics()[f"{host}/{rail}"]["rx_payload_bytes"] + fabric.nics()[f"{host}/{rail}"]["tx_payload_bytes"] for host in "ab")
+        wait_until(lambda: payload(0) > 1e6, 20, "traffic on rail 0")
+        fabric.fault("nic b/0 dead")
+        for process in programs.values():
+            process.expect_success(30)
+        if not fabric.events("switch") or payload(1) < 1e6:
+            raise Failure(f"{len(fabric.events('switch'))} switches, {payload(1)} bytes of payload on rail 1")
+        return f"{payload(0) / 1e9:.2f} GB on rail 0, {payload(1) / 1e9:.2f} GB on rail 1"
+
+
+def main() -> int:
+    """Runs all of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, help="faults in one run (default: those that fit in a minute, at most 200)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the faults and of the messages")
+    options = parser.parse_args()
+    suite = Suite("verify")
+    suite.case("storm of faults", storm, options.faults, options.seed)
+    suite.case("a corrupted message is found", corrupt)
+    suite.case("NO_REPLAY", no_replay)
+    suite.case("dlopen and dlvsym", by_dlopen)
+    return suite.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
