@@ -4,7 +4,7 @@ use crate::end::{new_qp, ready_to_receive, ready_to_send, Life, Sink, Wcs};
 use crate::memory::Area;
 use crate::plan::{Fault, Mutant, MAX_RAILS};
 use crate::world::{endpoint, logical_qpn, qpn_of, Event, Violation, World};
-use unbroken_path::message::{Body, Probe};
+use unbroken_path::message::{Body, Probe, RefuseReason};
 use unbroken_path::stall::{StallDetector, Verdict, STALL_US};
 use unbroken_path::{psn_of, Action, Direction, Message, OpenError, Opened, Reason, SlotPath, State};
 use unbroken_roce::{RcEvent, RecvEntry, RecvWr, SendEntry};
@@ -13,60 +13,70 @@ use unbroken_wire::Packet;
 
 impl World {
     pub(crate) fn handle(&mut self, event: Event) -> Result<(), Violation> {
+        if let Some(host) = event.host() {
+            if self.crashed[host] {
+                self.answer_for_the_dead(host, &event);
+                return Ok(());
+            }
+            if self.now_us < self.stopped_us[host] {
+                self.push(self.stopped_us[host], event); // packets wait in the socket, timers fire late
+                return Ok(());
+            }
+        }
         match event {
-            Event::Fault(fault) => return self.apply_fault(fault),
-            Event::Packet { host, .. } | Event::Control { host, .. } if self.crashed[host] => {}
-            Event::Qp { host, .. }
-            | Event::Path { host, .. }
-            | Event::Stall { host, .. }
-            | Event::Probe { host, .. }
-            | Event::App { host, .. }
-                if self.crashed[host] => {}
-            Event::Packet { host, nic, bytes } => return self.on_packet(host, nic, &bytes),
-            Event::Control { host, nic, from, bytes } => return self.on_control(host, nic, from, &bytes),
-            Event::Qp { host, qp, life } => return self.on_qp_timer(host, qp, life),
+            Event::Fault(fault) => self.apply_fault(fault),
+            Event::Packet { host, nic, bytes } => self.on_packet(host, nic, &bytes),
+            Event::Control { host, nic, from, bytes } => self.on_control(host, nic, from, &bytes),
+            Event::Qp { host, qp, life } => self.on_qp_timer(host, qp, life),
             Event::Path { host, qp } => {
                 let end = &mut self.ends[host][qp];
-                if core::mem::replace(&mut end.path_at_us, u64::MAX) == self.now_us {
+                if end.path_at_us <= self.now_us {
+                    end.path_at_us = u64::MAX;
                     end.path.handle_timeout(self.now_us);
                 }
-                return self.pump(host, qp);
+                self.pump(host, qp)
             }
             Event::Stall { host, qp } => {
                 self.ends[host][qp].stall_at_us = u64::MAX;
-                return self.pump(host, qp);
+                self.pump(host, qp)
             }
-            Event::Probe { host, pair } => return self.on_probe_timer(host, pair),
-            Event::App { host, qp } => return self.on_app(host, qp),
+            Event::Nic { host, nic, reason } => self.on_nic_event(host, nic, reason),
+            Event::Probe { host, pair } => self.on_probe_timer(host, pair),
+            Event::App { host, qp } => self.on_app(host, qp),
         }
-        Ok(())
     }
 
+    /// A process that took the address of a killed one answers its Hellos.
+    fn answer_for_the_dead(&mut self, host: usize, event: &Event) {
+        let Event::Control { nic, from, bytes, .. } = event else { return };
+        let Ok((message, _)) = Message::decode(bytes) else { return };
+        if !self.restarted[host] {
+            return;
+        }
+        let reason =
+            if message.to.qpn & 0x2_0000 != 0 { RefuseReason::UnknownQp } else { RefuseReason::WrongIncarnation };
+        if let Some(refusal) = message.refusal(9_999, reason) {
+            self.send_control(host, SlotPath { local: *nic as u8, remote: *from as u8 }, &refusal);
+        }
+    }
+
+    /// The fault happens at once; a process hears of it when it runs.
     fn apply_fault(&mut self, fault: Fault) -> Result<(), Violation> {
         self.say(|| format!("fault {fault:?}"));
         self.net.apply(fault);
+        let mut tell = |host, nic, reason| {
+            self.push(self.now_us, Event::Nic { host, nic, reason });
+            Ok(())
+        };
         match fault {
-            Fault::Dead { host, nic } => self.nic_event(host, nic, Reason::DeviceFatal),
-            Fault::Down { host, nic } => self.nic_event(host, nic, Reason::PortDown),
-            Fault::Heal { host, nic } => {
-                for remote in 0..self.plan.rails {
-                    let pair = nic * MAX_RAILS + remote;
-                    if self.net.connected(nic, remote) {
-                        self.probes[host][pair].demand(self.now_us);
-                        self.pump_probe(host, pair);
-                    }
-                    self.update_belief(host, nic, remote);
-                }
-                self.pump_all(host)
-            }
+            Fault::Dead { host, nic } => tell(host, nic, Some(Reason::DeviceFatal)),
+            Fault::Down { host, nic } => tell(host, nic, Some(Reason::PortDown)),
+            Fault::Heal { host, nic } => tell(host, nic, None),
             Fault::Cut { tx, rx, .. } => {
                 self.stats.one_way += u64::from(tx != rx);
                 Ok(())
             }
             Fault::Suspect { host, qp } => {
-                if self.crashed[host] {
-                    return Ok(());
-                }
                 let epoch = self.ends[host][qp].path.epoch();
                 let works = self.ends[host][qp].live().map(|l| (l.nic, l.remote)).is_some_and(|(nic, remote)| {
                     self.net.carries(host, nic, remote) && self.net.carries(1 - host, remote, nic)
@@ -75,24 +85,34 @@ impl World {
                 self.suspect_only(host, qp, epoch, Reason::PostFailed);
                 self.pump(host, qp)
             }
-            Fault::Crash { host } => {
+            Fault::Stop { host, for_us } => {
+                self.stopped_us[host] = self.now_us + for_us;
+                self.stats.stops += 1;
+                Ok(())
+            }
+            Fault::Crash { host, restarts } => {
                 self.crashed[host] = true;
+                self.restarted[host] = restarts;
                 self.stats.crashes += 1;
                 Ok(())
             }
         }
     }
 
-    /// The host is told that its NIC is gone.
-    fn nic_event(&mut self, host: usize, nic: usize, reason: Reason) -> Result<(), Violation> {
-        if self.crashed[host] {
-            return Ok(());
-        }
+    /// The host is told that its NIC is gone, or well again.
+    fn on_nic_event(&mut self, host: usize, nic: usize, reason: Option<Reason>) -> Result<(), Violation> {
         for remote in 0..self.plan.rails {
+            if reason.is_none() && self.net.connected(nic, remote) {
+                let pair = nic * MAX_RAILS + remote;
+                self.probes[host][pair].demand(self.now_us);
+                self.pump_probe(host, pair);
+            }
             self.update_belief(host, nic, remote);
         }
+        // The event may be late: what it says is true of the QPs that were on the NIC then, and harmless to others.
         for qp in 0..self.ends[host].len() {
-            if let Some(epoch) = self.ends[host][qp].live().filter(|l| l.nic == nic).map(|l| l.epoch) {
+            let epoch = self.ends[host][qp].live().filter(|l| l.nic == nic).map(|l| l.epoch);
+            if let (Some(epoch), Some(reason)) = (epoch, reason) {
                 self.suspect(host, qp, epoch, reason);
             }
         }
@@ -131,7 +151,7 @@ impl World {
 
     fn on_qp_timer(&mut self, host: usize, qp: usize, life: usize) -> Result<(), Violation> {
         let l = &mut self.ends[host][qp].lives[life];
-        if l.armed_us != self.now_us {
+        if l.armed_us > self.now_us {
             return Ok(());
         }
         l.armed_us = u64::MAX;
@@ -277,7 +297,8 @@ impl World {
     }
 
     fn on_probe_timer(&mut self, host: usize, pair: usize) -> Result<(), Violation> {
-        if core::mem::replace(&mut self.probe_at_us[host][pair], u64::MAX) == self.now_us {
+        if self.probe_at_us[host][pair] <= self.now_us {
+            self.probe_at_us[host][pair] = u64::MAX;
             if self.probes[host][pair].handle_timeout(self.now_us) {
                 self.update_belief(host, pair / MAX_RAILS, pair % MAX_RAILS);
             }

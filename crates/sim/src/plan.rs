@@ -98,10 +98,19 @@ pub enum Fault {
         /// Logical QP.
         qp: usize,
     },
+    /// A host's process is stopped for a while: it neither works nor answers.
+    Stop {
+        /// Host.
+        host: usize,
+        /// How long.
+        for_us: u64,
+    },
     /// A host's process is killed.
     Crash {
         /// Host.
         host: usize,
+        /// Another process takes its address, and answers what is meant for the dead one.
+        restarts: bool,
     },
 }
 
@@ -283,8 +292,13 @@ impl Plan {
                 self.faults.push((at + rng.below(span_us), Fault::Heal { host, nic }));
             }
         }
+        if rng.one_in(8) {
+            let (host, for_us) = (rng.below(2) as usize, rng.pick(&[2_000, 40_000, 300_000, 1_500_000]));
+            self.faults.push((rng.below(span_us), Fault::Stop { host, for_us }));
+        }
         if self.crash {
-            self.faults.push((rng.below(span_us), Fault::Crash { host: rng.below(2) as usize }));
+            let (host, restarts) = (rng.below(2) as usize, rng.one_in(2));
+            self.faults.push((rng.below(span_us), Fault::Crash { host, restarts }));
         }
         self.faults.sort_by_key(|&(at, _)| at);
         let last = self.faults.last().map_or(0, |f| f.0);
@@ -307,7 +321,7 @@ impl Plan {
                 Fault::Dead { nic, .. } | Fault::Down { nic, .. } | Fault::Cut { nic, .. } => nic != default,
                 Fault::Suspect { qp: other, .. } => other != qp,
                 Fault::Heal { .. } => true,
-                Fault::Crash { .. } => false,
+                Fault::Crash { .. } | Fault::Stop { .. } => false,
             })
     }
 }

@@ -21,6 +21,8 @@ pub struct Stats {
     pub stalls: u64,
     /// Paths that were dead one way only.
     pub one_way: u64,
+    /// Processes that were stopped for a while.
+    pub stops: u64,
     /// Schedules in which a process was killed.
     pub crashes: u64,
     /// Switches that were refused since a request must not be replayed.
@@ -37,7 +39,7 @@ pub struct Stats {
 type Row = (&'static str, fn(&Stats) -> u64, u64);
 
 impl Stats {
-    const ROWS: [Row; 13] = [
+    const ROWS: [Row; 14] = [
         ("switches", |s| s.switches, 2_000),
         ("replays", |s| s.replays, 2_000),
         ("spared-replays", |s| s.spared_replays, 100),
@@ -46,6 +48,7 @@ impl Stats {
         ("chained", |s| s.chained, 100),
         ("stalls", |s| s.stalls, 15),
         ("one-way", |s| s.one_way, 200),
+        ("stops", |s| s.stops, 60),
         ("crashes", |s| s.crashes, 30),
         ("refusals", |s| s.refusals, 20),
         ("spared-qps", |s| s.spared_qps, 50),
@@ -64,6 +67,7 @@ impl Stats {
         self.chained += o.chained;
         self.stalls += o.stalls;
         self.one_way += o.one_way;
+        self.stops += o.stops;
         self.crashes += o.crashes;
         self.refusals += o.refusals;
         self.spared_qps += o.spared_qps;

@@ -23,14 +23,58 @@ pub type Violation = String;
 
 /// Something that happens at a time.
 pub(crate) enum Event {
-    Packet { host: usize, nic: usize, bytes: Vec<u8> },
-    Control { host: usize, nic: usize, from: usize, bytes: Vec<u8> },
-    Qp { host: usize, qp: usize, life: usize },
-    Path { host: usize, qp: usize },
-    Stall { host: usize, qp: usize },
-    Probe { host: usize, pair: usize },
-    App { host: usize, qp: usize },
+    Packet {
+        host: usize,
+        nic: usize,
+        bytes: Vec<u8>,
+    },
+    Control {
+        host: usize,
+        nic: usize,
+        from: usize,
+        bytes: Vec<u8>,
+    },
+    Qp {
+        host: usize,
+        qp: usize,
+        life: usize,
+    },
+    Path {
+        host: usize,
+        qp: usize,
+    },
+    Stall {
+        host: usize,
+        qp: usize,
+    },
+    Probe {
+        host: usize,
+        pair: usize,
+    },
+    App {
+        host: usize,
+        qp: usize,
+    },
+    /// A NIC fails (why) or is well again.
+    Nic {
+        host: usize,
+        nic: usize,
+        reason: Option<Reason>,
+    },
     Fault(Fault),
+}
+
+impl Event {
+    /// The host whose process handles it.
+    pub(crate) fn host(&self) -> Option<usize> {
+        match *self {
+            Event::Packet { host, .. } | Event::Control { host, .. } | Event::Qp { host, .. } => Some(host),
+            Event::Path { host, .. } | Event::Stall { host, .. } | Event::Probe { host, .. } => Some(host),
+            Event::App { host, .. } | Event::Nic { host, .. } => Some(host),
+            Event::Fault(Fault::Suspect { host, .. }) => Some(host),
+            Event::Fault(_) => None,
+        }
+    }
 }
 
 /// An event in the heap: ordered by time, then by order of creation.
@@ -70,6 +114,10 @@ pub(crate) struct World {
     pub probes: [Vec<PathProbe>; 2],
     pub probe_at_us: [Vec<u64>; 2],
     pub crashed: [bool; 2],
+    /// Another process answers in the place of the crashed one.
+    pub restarted: [bool; 2],
+    /// Until when a process is stopped.
+    pub stopped_us: [u64; 2],
     pub stats: Stats,
     pub trace: bool,
     heap: BinaryHeap<Reverse<Due>>,
@@ -121,6 +169,8 @@ impl World {
             probes: [0, 1].map(|_| vec![PathProbe::new(ProbeConfig::default()); pairs]),
             probe_at_us: [0, 1].map(|_| vec![u64::MAX; pairs]),
             crashed: [false; 2],
+            restarted: [false; 2],
+            stopped_us: [0; 2],
             stats: Stats::default(),
             trace,
             heap: BinaryHeap::new(),
