@@ -15,7 +15,7 @@ use unbroken_telemetry::{now_us, Event, EventLog, Runtime, What};
 use crate::config::{Host, NicName, Shape};
 use crate::error::{FabricError, Result};
 use crate::fault::{Fault, Selector, Way};
-use crate::faultpage::{Entry, FaultPage, Kind, ENTRIES};
+use crate::faultpage::{Entry, FaultPage, Kind, ENTRIES, PATIENT_TRIES};
 use crate::map::Mapped;
 use crate::octet::{Registry, DEFAULT_OCTET};
 use crate::view::{LinkState, NicView};
@@ -268,7 +268,8 @@ impl Fabric {
     fn entries(&self) -> Vec<Entry> {
         let entries = std::cell::RefCell::new(Vec::new());
         // Writers are quick; a table that is never at rest is shown as it was last seen.
-        let _ = self.page.read(|| entries.borrow_mut().clear(), |entry| entries.borrow_mut().push(entry));
+        let _ =
+            self.page.read(PATIENT_TRIES, || entries.borrow_mut().clear(), |entry| entries.borrow_mut().push(entry));
         entries.into_inner()
     }
 

@@ -10,8 +10,10 @@ use crate::map::{Header, Layout};
 
 /// Entries of the table.
 pub(crate) const ENTRIES: usize = 256;
-/// A read of the table that meets a writer tries so often again.
-const READ_TRIES: usize = 64;
+/// For readers on a data path: one who meets a writer goes on with what it had, and looks again when asked again.
+pub(crate) const QUICK_TRIES: usize = 2;
+/// For readers who want to know now.
+pub(crate) const PATIENT_TRIES: usize = 10_000;
 
 /// The page.
 #[repr(C)]
@@ -89,10 +91,10 @@ impl Entry {
 }
 
 impl FaultPage {
-    /// Calls `f` for every entry. Returns the generation that was seen, or `None` if writers were at work all the time: then what
-    /// `f` saw may be torn, and must not be used.
-    pub(crate) fn read(&self, mut begin: impl FnMut(), mut f: impl FnMut(Entry)) -> Option<u32> {
-        for _ in 0..READ_TRIES {
+    /// Calls `begin`, then `f` for every entry; again from the beginning if a writer came between, at most `tries` times. Returns
+    /// the generation that was seen, or `None` if writers were at work all the time: then what `f` saw may be torn.
+    pub(crate) fn read(&self, tries: usize, mut begin: impl FnMut(), mut f: impl FnMut(Entry)) -> Option<u32> {
+        for _ in 0..tries {
             let generation = self.generation.load(Ordering::Acquire);
             if generation % 2 == 0 {
                 begin();

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use crate::faultpage::{Entry, FaultPage, Kind};
+use crate::faultpage::{Entry, FaultPage, Kind, QUICK_TRIES};
 use crate::map::Mapped;
 
 /// The state of a NIC and of its way into the network.
@@ -85,6 +85,7 @@ impl NicView {
         let (host, index) = (self.host, self.index);
         let found = std::cell::Cell::new((LinkState::GOOD, u64::MAX));
         let seen = self.page.read(
+            QUICK_TRIES,
             || found.set((LinkState::GOOD, u64::MAX)),
             |entry| {
                 if concerns(&entry, host, index) {

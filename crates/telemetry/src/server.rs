@@ -8,8 +8,11 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use rustix::net::sockopt::{set_socket_timeout, Timeout};
+use rustix::net::{socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::{ProcessStatus, Runtime};
 
@@ -100,11 +103,19 @@ pub fn answering_pids(runtime: &Runtime) -> io::Result<Vec<u32>> {
 /// Asks a process. Errors: it does not listen, it does not answer within `timeout`, or the answer is not a status.
 pub fn query_status(runtime: &Runtime, pid: u32, timeout: Duration) -> io::Result<ProcessStatus> {
     let (_folder, short) = short_path(runtime, pid)?;
-    let stream = UnixStream::connect(short)?;
+    let stream = connect(&short, timeout)?;
     stream.set_read_timeout(Some(timeout))?;
     let mut answer = Vec::new();
     stream.take(ANSWER_LIMIT_BYTES).read_to_end(&mut answer)?;
     Ok(serde_json::from_slice(&answer)?)
+}
+
+/// Connects, waiting no longer than `timeout` where a stopped process lets others queue.
+fn connect(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(UnixStream::from(socket))
 }
 
 #[cfg(test)]
@@ -145,6 +156,14 @@ mod tests {
         assert_eq!(answer, status);
         drop(server);
         assert!(answering_pids(&runtime).unwrap().is_empty());
+    }
+
+    #[test]
+    fn who_does_not_answer_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        let _server = StatusServer::bind(&runtime).unwrap();
+        assert!(query_status(&runtime, std::process::id(), Duration::from_millis(1)).is_err());
     }
 
     #[test]
