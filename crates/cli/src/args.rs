@@ -64,6 +64,9 @@ The NICs are the devices unb0, unb1, … of the program.")]
         #[arg(long, short)]
         follow: bool,
     },
+    /// Show an RDMA program outliving the death of its NIC, with figures, and the same without failover
+    #[command(after_help = "Needs perftest (ib_write_bw) and a C compiler; it has a fabric of its own.")]
+    Demo(crate::demo::DemoArgs),
 }
 
 #[derive(clap::Args)]

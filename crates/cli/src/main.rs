@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod demo;
 mod events;
 mod fabric;
 mod fault;
@@ -55,5 +56,6 @@ fn execute(args: Args) -> output::Result {
         },
         Command::Status { json } => status::status(&runtime, json),
         Command::Events { json, follow } => events::events(&runtime, json, follow),
+        Command::Demo(args) => demo::demo(&args),
     }
 }

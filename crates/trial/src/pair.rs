@@ -51,15 +51,25 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Starts the server, waits until it listens, and starts the client.
+    /// Starts the server, waits until it listens, and starts the client: `… -p PORT` and `… -p PORT 127.0.0.1`, as perftest has it.
     pub fn start(lab: &Lab, spec: &Spec) -> Result<Pair> {
+        Pair::start_as(lab, spec, |port| {
+            let port = ["-p".to_string(), port.to_string()];
+            (port.to_vec(), [&port[..], &["127.0.0.1".to_string()]].concat())
+        })
+    }
+
+    /// The same with arguments that say in another way where to listen and where to connect: `ends` gives those of the server and
+    /// those of the client for a TCP port.
+    pub fn start_as(lab: &Lab, spec: &Spec, ends: impl FnOnce(u16) -> (Vec<String>, Vec<String>)) -> Result<Pair> {
         let port = free_port()?;
-        let mut args = spec.args.clone();
-        args.extend(["-p".into(), port.to_string()]);
-        let mut server = lab.start(&spec.server, spec.failover, &spec.program, &args)?;
+        let (passive, active) = ends(port);
+        let start = |host: &str, more: Vec<String>| {
+            lab.start(host, spec.failover, &spec.program, &[&spec.args[..], &more[..]].concat())
+        };
+        let mut server = start(&spec.server, passive)?;
         server.wait_until(&format!("it listens on TCP port {port}"), LISTEN_LIMIT, || listens(port))?;
-        args.push("127.0.0.1".into());
-        let client = lab.start(&spec.client, spec.failover, &spec.program, &args)?;
+        let client = start(&spec.client, active)?;
         Ok(Pair { server, client })
     }
 

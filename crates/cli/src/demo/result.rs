@@ -1,0 +1,144 @@
+//! The verdict and its figures.
+
+use serde::Serialize;
+
+use super::screen::Screen;
+use super::stream::Stream;
+use super::verify::Verified;
+use super::FAULT;
+
+/// The backup must carry this share of the rate from before the fault.
+const SHARE_KEPT: f64 = 0.5;
+
+/// `result.json`.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Report {
+    /// `survived` or `failed`.
+    pub(crate) verdict: &'static str,
+    /// Why it failed; empty where it survived.
+    pub(crate) reasons: Vec<String>,
+    /// The program.
+    pub(crate) command: String,
+    /// The fault.
+    pub(crate) fault: &'static str,
+    /// The path before, `a/0-b/0`.
+    pub(crate) from: Option<String>,
+    /// The path after.
+    pub(crate) to: Option<String>,
+    /// From the fault to the first error or event, at the end whose NIC died.
+    pub(crate) detect_us: Option<u64>,
+    /// From there to the first good completion on the new path.
+    pub(crate) switch_us: Option<u64>,
+    /// WRs that were sent again.
+    pub(crate) replayed: Option<u64>,
+    /// The longest interval between packets with data at the receiver around the fault.
+    pub(crate) gap_ms: Option<f64>,
+    /// The longest such interval while all was well.
+    pub(crate) gap_before_ms: f64,
+    /// The rate on the first NIC before the fault.
+    pub(crate) before_gbps: f64,
+    /// The rate on the backup NIC after it.
+    pub(crate) after_gbps: f64,
+    /// What the program itself reports for the whole run.
+    pub(crate) reported_gbps: Option<f64>,
+    /// Messages that the verifying program checked, under the same fault.
+    pub(crate) verified_messages: u64,
+    /// Their bytes.
+    pub(crate) verified_bytes: u64,
+    /// The run without failover.
+    pub(crate) without: Without,
+}
+
+/// How the program ends without failover.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Without {
+    /// The client's exit status; null: it hung.
+    pub(crate) exit_status: Option<i32>,
+    /// What it said.
+    pub(crate) error: String,
+    /// Its command.
+    pub(crate) command: String,
+}
+
+impl Report {
+    /// Judges what was seen.
+    pub(crate) fn new(with: &Stream, without: &Stream, verified: &Verified) -> Report {
+        let switch = with.switch();
+        let mut report = Report {
+            verdict: "survived",
+            reasons: Vec::new(),
+            command: with.command.clone(),
+            fault: FAULT,
+            from: switch.map(|s| s.from.clone()),
+            to: switch.map(|s| s.to.clone()),
+            detect_us: switch.and_then(|s| s.detect_us),
+            switch_us: switch.map(|s| s.switch_us),
+            replayed: switch.map(|s| s.replayed),
+            gap_ms: with.gap_ms(),
+            gap_before_ms: with.gap_before_ms(),
+            before_gbps: rounded(with.before_gbps()),
+            after_gbps: rounded(with.after_gbps()),
+            reported_gbps: with.reported_gbps,
+            verified_messages: verified.messages,
+            verified_bytes: verified.bytes,
+            without: Without {
+                exit_status: without.client.status,
+                error: without.client.error.clone(),
+                command: without.command.clone(),
+            },
+        };
+        for (end, name) in [(&with.client, "client"), (&with.server, "server")] {
+            match end.status {
+                Some(0) => {}
+                Some(status) => report.reasons.push(format!("the {name} ended with status {status}")),
+                None => report.reasons.push(format!("the {name} did not end by itself")),
+            }
+        }
+        if switch.is_none() {
+            report.reasons.push("there is no switch in the event log".into());
+        }
+        if with.after_gbps() < SHARE_KEPT * with.before_gbps() || with.before_gbps() <= 0.0 {
+            let (after, before) = (report.after_gbps, report.before_gbps);
+            report.reasons.push(format!("the backup carried {after} Gbit/s after {before} before"));
+        }
+        report.reasons.extend(verified.wrong.clone().map(|wrong| format!("not verified: {wrong}")));
+        if !report.reasons.is_empty() {
+            report.verdict = "failed";
+        }
+        report
+    }
+
+    /// Whether the run survived.
+    pub(crate) fn survived(&self) -> bool {
+        self.reasons.is_empty()
+    }
+
+    /// Tells the verdict.
+    pub(crate) fn tell(&self, screen: &Screen) {
+        let us = |us: Option<u64>| us.map_or("-".to_string(), |us| format!("{us} us"));
+        let gap = self.gap_ms.map_or("data did not come back".into(), |ms| format!("{ms:.1} ms"));
+        screen.title(&format!("verdict: {}", self.verdict));
+        let path = |path: &Option<String>| path.clone().unwrap_or("-".into());
+        screen.say(&format!("   path                {} -> {}", path(&self.from), path(&self.to)));
+        screen.say(&format!("   noticed after       {}", us(self.detect_us)));
+        screen.say(&format!("   switch took         {}", us(self.switch_us)));
+        screen.say(&format!("   gap at the receiver {gap} (longest while all was well: {:.1} ms)", self.gap_before_ms));
+        screen.say(&format!(
+            "   throughput          {:.1} Gbit/s before, {:.1} Gbit/s after",
+            self.before_gbps, self.after_gbps
+        ));
+        screen
+            .say(&format!("   verified            {} messages, {} bytes", self.verified_messages, self.verified_bytes));
+        let status = self.without.exit_status.map_or("none (it hung)".into(), |s| s.to_string());
+        let error = self.without.error.lines().next().unwrap_or("no error text");
+        screen.say(&format!("   without failover    exit status {status}: {error}"));
+        for reason in &self.reasons {
+            screen.say(&format!("   FAILED: {reason}"));
+        }
+    }
+}
+
+/// Two digits behind the point.
+fn rounded(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
+}

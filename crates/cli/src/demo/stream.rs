@@ -1,0 +1,237 @@
+//! `ib_write_bw` between two hosts while a NIC dies.
+
+use std::path::Path;
+use std::time::Duration;
+
+use unbroken_fabric::now_us;
+use unbroken_telemetry::{EventTail, Switch, What};
+use unbroken_trial::{bandwidth_gbps, Lab, Pair, Running, Spec, TrialError, Watch};
+
+use super::screen::{bar, Screen};
+use super::FAULT;
+use crate::output::{Failure, Result};
+
+/// Size of a message in bytes.
+const MESSAGE_BYTES: u64 = 65_536;
+/// Seconds that perftest sends.
+const SECONDS: u64 = 8;
+/// From the first traffic to the fault.
+const HEALTHY_US: u64 = 3_000_000;
+/// The same in the run without failover.
+const HEALTHY_SHORT_US: u64 = 1_500_000;
+/// The rate before is taken from so long after the first traffic.
+const RAMP_US: u64 = 300_000;
+/// The rate after is taken from so long after the fault.
+const SETTLE_US: u64 = 200_000;
+/// The gap is looked for in this time after the fault.
+const GAP_WINDOW_US: u64 = 3_000_000;
+/// Payload that shows that the test itself, not its set-up, is on.
+const TRAFFIC_BYTES: u64 = 8 << 20;
+/// From one sample to the next.
+const SAMPLE: Duration = Duration::from_millis(10);
+/// A pair that has not ended so long after the fault hangs.
+const HANG_US: u64 = 20_000_000;
+/// NICs of each host that are watched: the default one and the backup.
+pub(crate) const NICS: u8 = 2;
+
+/// How an end of the pair ended.
+#[derive(Clone, Debug)]
+pub(crate) struct End {
+    /// Its exit status; None: it did not end, or a signal ended it.
+    pub(crate) status: Option<i32>,
+    /// The lines of its output that speak of an error.
+    pub(crate) error: String,
+}
+
+impl End {
+    fn of(running: &mut Running) -> End {
+        let status = running.ended().and_then(|s| s.code());
+        let error = if status == Some(0) { String::new() } else { error_lines(&running.output()) };
+        End { status, error }
+    }
+}
+
+/// What a run showed. Times are of [`now_us`].
+pub(crate) struct Stream {
+    /// The client's command line.
+    pub(crate) command: String,
+    /// The client.
+    pub(crate) client: End,
+    /// The server.
+    pub(crate) server: End,
+    /// The counters of host b.
+    pub(crate) watch: Watch,
+    /// When traffic began.
+    pub(crate) begin_us: u64,
+    /// When the NIC died.
+    pub(crate) fault_us: u64,
+    /// The switches that the log tells.
+    pub(crate) switches: Vec<Switch>,
+    /// The average that the program itself reports, in Gbit/s.
+    pub(crate) reported_gbps: Option<f64>,
+}
+
+impl Stream {
+    /// Runs it, and tells it.
+    pub(crate) fn play(unbroken: &Path, failover: bool, screen: &Screen) -> Result<Stream> {
+        let lab = Lab::new(unbroken).map_err(told)?;
+        let args = format!("-d unb0 -F -s {MESSAGE_BYTES} -D {SECONDS} --report_gbits");
+        let spec = Spec { failover, ..Spec::new("ib_write_bw", &args) };
+        screen.say(&format!("   $ {}", spec.shown()));
+        let mut watch = Watch::new(&lab, &spec.server, NICS).map_err(told)?;
+        let mut pair = Pair::start(&lab, &spec).map_err(told)?;
+        let limit = Duration::from_secs(15);
+        pair.client
+            .wait_until("data arrives at NIC b/0", limit, || watch.sample().rx_payload_bytes[0] > TRAFFIC_BYTES)
+            .map_err(told)?;
+        let mut stream = Stream {
+            command: spec.shown(),
+            client: End { status: None, error: String::new() },
+            server: End { status: None, error: String::new() },
+            watch,
+            begin_us: now_us(),
+            fault_us: 0,
+            switches: Vec::new(),
+            reported_gbps: None,
+        };
+        stream.follow(&lab, &mut pair, failover, screen)?;
+        stream.end(pair, screen);
+        Ok(stream)
+    }
+
+    /// Samples until both ends are gone, and breaks the NIC on the way.
+    fn follow(&mut self, lab: &Lab, pair: &mut Pair, failover: bool, screen: &Screen) -> Result {
+        let mut tail = EventTail::open(lab.runtime());
+        let (mut shown_us, mut looked_us) = (self.begin_us, 0);
+        let mut full_gbps = 0.0_f64;
+        let due_us = self.begin_us + if failover { HEALTHY_US } else { HEALTHY_SHORT_US };
+        loop {
+            let now = self.watch.sample().time_us;
+            if self.fault_us == 0 && now >= due_us {
+                self.fault_us = lab.fabric().set(&FAULT.parse()?, None)?.from_us;
+                screen.say(&format!("   {:5.2} s  fault: {FAULT}", self.seconds(self.fault_us)));
+            }
+            if now >= looked_us + 50_000 {
+                looked_us = now;
+                self.watch.collect_gaps(lab, pair.server.pid());
+                self.tell_events(&mut tail, screen);
+            }
+            if now >= shown_us + screen.refresh_us() {
+                let rates = [0, 1].map(|nic| self.watch.rate_gbps(nic, shown_us, now));
+                full_gbps = rates.iter().fold(full_gbps, |full, r| full.max(*r));
+                let bars: Vec<String> =
+                    rates.iter().enumerate().map(|(n, r)| bar(&format!("a/{n}"), *r, full_gbps)).collect();
+                screen.live(&format!("   {:5.2} s  {}", self.seconds(now), bars.join("   ")));
+                shown_us = now;
+            }
+            let hangs = self.fault_us != 0 && now > self.fault_us + HANG_US;
+            // Without the client the server of a broken run waits for ever; it gets a moment to say so.
+            let client = pair.client.ended();
+            let server = pair.server.ended();
+            if hangs || (client.is_some() && (server.is_some() || !failover)) {
+                self.watch.collect_gaps(lab, pair.server.pid());
+                self.tell_events(&mut tail, screen);
+                return Ok(());
+            }
+            std::thread::sleep(SAMPLE);
+        }
+    }
+
+    fn tell_events(&mut self, tail: &mut EventTail, screen: &Screen) {
+        // A log that cannot be read now is read at the next look.
+        for event in tail.poll().unwrap_or_default() {
+            if let What::Switch(s) = event.what {
+                let detect = s.detect_us.map_or("?".to_string(), |us| us.to_string());
+                screen.say(&format!(
+                    "   {:5.2} s  switch at host {}: {} -> {}, noticed after {detect} us ({}), first good completion {} us later, {} WRs sent again",
+                    self.seconds(event.time_us), s.host, s.from, s.to, s.reason, s.switch_us, s.replayed
+                ));
+                self.switches.push(s);
+            }
+        }
+    }
+
+    fn end(&mut self, mut pair: Pair, screen: &Screen) {
+        let _ = pair.server.wait(Duration::from_secs(2));
+        (self.client, self.server) = (End::of(&mut pair.client), End::of(&mut pair.server));
+        self.reported_gbps = bandwidth_gbps(&pair.client.output(), MESSAGE_BYTES);
+        for (end, name) in [(&self.client, "client"), (&self.server, "server")] {
+            let status = end.status.map_or("none: it hung, or a signal ended it".into(), |s| s.to_string());
+            screen.say(&format!("   {name}: exit status {status}"));
+            for line in end.error.lines() {
+                screen.say(&format!("      {line}"));
+            }
+        }
+    }
+
+    fn seconds(&self, time_us: u64) -> f64 {
+        (time_us as f64 - self.begin_us as f64) / 1e6
+    }
+
+    /// When the last data came.
+    pub(crate) fn last_us(&self) -> u64 {
+        self.watch.data_span_us().1
+    }
+
+    /// The rate on the first NIC before the fault, in Gbit/s.
+    pub(crate) fn before_gbps(&self) -> f64 {
+        self.watch.rate_gbps(0, self.begin_us + RAMP_US, self.fault_us)
+    }
+
+    /// The rate on the backup NIC from [`SETTLE_US`] after the fault to the last data, in Gbit/s.
+    pub(crate) fn after_gbps(&self) -> f64 {
+        self.watch.rate_gbps(1, self.fault_us + SETTLE_US, self.last_us())
+    }
+
+    /// The longest interval without data around the fault, in ms; None where data did not come back.
+    pub(crate) fn gap_ms(&self) -> Option<f64> {
+        let gap = self.watch.longest_gap(self.fault_us, self.fault_us + GAP_WINDOW_US);
+        let came_back = self.last_us() > self.fault_us + SETTLE_US;
+        came_back.then(|| gap_ms(gap))
+    }
+
+    /// The longest interval in the healthy time before, in ms: what the machine itself does.
+    pub(crate) fn gap_before_ms(&self) -> f64 {
+        gap_ms(
+            self.watch
+                .longest_gap(self.begin_us + RAMP_US, self.fault_us.saturating_sub(1))
+                .filter(|g| g.start_us + g.len_us < self.fault_us),
+        )
+    }
+
+    /// The switch at the end whose NIC died, else any.
+    pub(crate) fn switch(&self) -> Option<&Switch> {
+        self.switches.iter().find(|s| s.host == "a").or(self.switches.first())
+    }
+}
+
+/// In ms; shorter ones than the recorder keeps count as its limit.
+fn gap_ms(gap: Option<unbroken_fabric::Gap>) -> f64 {
+    gap.map_or(unbroken_fabric::GAP_MIN_US, |g| g.len_us) as f64 / 1e3
+}
+
+/// The lines of perftest's output that speak of an error.
+fn error_lines(output: &str) -> String {
+    let words = ["fail", "error", "couldn't", "problem", "syndrom", "unable"];
+    let speaks = |line: &&str| words.iter().any(|w| line.to_lowercase().contains(w));
+    let lines: Vec<&str> = output.lines().map(str::trim).filter(speaks).take(6).collect();
+    lines.join("\n")
+}
+
+/// An error of a trial as one of this command.
+pub(super) fn told(e: TrialError) -> Failure {
+    Failure::Text(e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_found_in_the_output() {
+        let output =
+            "----\n Completion with error at client\n Failed status 12: wr_id 0 syndrom 0x81\nscnt=1, ccnt=0\n";
+        assert_eq!(error_lines(output), "Completion with error at client\nFailed status 12: wr_id 0 syndrom 0x81");
+        assert_eq!(error_lines("all is well\n"), "");
+    }
+}
