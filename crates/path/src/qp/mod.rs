@@ -32,6 +32,8 @@
 //! silent or closed, and deadlines. All end in the application's original error.
 
 mod control;
+#[cfg(test)]
+mod explore;
 mod switch;
 #[cfg(test)]
 mod tests;
