@@ -3,6 +3,9 @@
 #ifndef UNBROKEN_TESTS_COMMON_H
 #define UNBROKEN_TESTS_COMMON_H
 
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -158,12 +161,12 @@ static void content_make(uint8_t *p, size_t n, uint64_t key, uint64_t number)
         memcpy(p + body, &sum, 8);
 }
 
-/* NULL if the bytes are right, else what is wrong with them. */
-static const char *content_wrong(const uint8_t *p, size_t n, uint64_t key, uint64_t number)
+/* Whether the first n bytes of a content of `total` bytes are right: NULL, or what is wrong with them. */
+static const char *content_part_wrong(const uint8_t *p, size_t n, size_t total, uint64_t key, uint64_t number)
 {
     static char why[160];
     uint64_t sum = key, w, have;
-    size_t i, body = n >= 16 ? n - 8 : n;
+    size_t i, whole = total >= 16 ? total - 8 : total, body = n < whole ? n : whole;
 
     if (n >= 8) {
         memcpy(&have, p, 8);
@@ -176,16 +179,21 @@ static const char *content_wrong(const uint8_t *p, size_t n, uint64_t key, uint6
     for (i = 0; i < body; i += 8) {
         size_t k = body - i < 8 ? body - i : 8;
 
-        w = i == 0 && n >= 8 ? number : content_word(key, i);
+        w = i == 0 && total >= 8 ? number : content_word(key, i);
         sum += k == 8 ? w : 0;
         if (memcmp(p + i, &w, k)) {
             snprintf(why, sizeof why, "bytes %zu to %zu of %zu are wrong", i, i + k - 1, n);
             return why;
         }
     }
-    if (body < n && memcmp(p + body, &sum, 8))
+    if (body < n && memcmp(p + body, &sum, n - body))
         return "its checksum is wrong";
     return NULL;
+}
+
+static inline const char *content_wrong(const uint8_t *p, size_t n, uint64_t key, uint64_t number)
+{
+    return content_part_wrong(p, n, n, key, number);
 }
 
 #endif

@@ -8,7 +8,6 @@
  *
  * cc -O2 -Wall -Wextra -Werror -o dlopen_client dlopen_client.c -ldl
  */
-#define _GNU_SOURCE
 #include "common.h"
 #include <dlfcn.h>
 #include <infiniband/verbs.h>

@@ -1,0 +1,926 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The verifying program: plain verbs, two ends, every message checked.
+ *
+ * Both ends send at once, on each of --qps RC queue pairs, a stream of SENDs, WRITEs (each with and without immediate) and READs of
+ * random sizes, signalled or not. What the stream holds follows from --seed, so each end knows exactly what must come next from the
+ * other: number, kind, length, immediate and every byte. Checked are
+ *   - receives: each message once, in order, intact, into the buffers in the order in which they were posted;
+ *   - WRITEs: intact when the message behind them arrives; what was consumed is painted over and must stay so until its slot is
+ *     given back, which a second WRITE would show;
+ *   - READs: the version that they must see. The owner changes a region when told to by a fenced SEND, so a READ before it sees
+ *     the old version, one after it was carried out the new one;
+ *   - completions of sends: each signalled one once, in order, with the right opcode; unsignalled ones never, unless as errors;
+ *   - counters that the peer WRITEs into our memory (its flow control): they never go back.
+ *
+ *   verifier --listen PORT | --connect HOST:PORT [--device unb0] [--gid-index 0] [--qps 1] [--seed 1]
+ *            [--seconds N | --messages N] [--max-bytes 131072] [--stall-seconds 20] [--status-file PATH] [--stop-file PATH]
+ *            [--corrupt] [--no-replay]
+ *
+ * Ends with 0 and a line of JSON, or with 1 and the first thing that was wrong. --corrupt spoils one message on purpose: the other
+ * end must find it. --no-replay marks every work request UNBROKEN_SEND_NO_REPLAY and succeeds if a failure of the network gives the
+ * original error at both ends within a second of each other, and everything outstanding is flushed behind it, in order.
+ * SIGTERM, SIGINT or a file that appears at --stop-file end the run early, with success if all was right.
+ *
+ * cc -std=gnu11 -O2 -Wall -Wextra -Werror -o verifier verifier.c -libverbs
+ */
+#include "common.h"
+#include <infiniband/verbs.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+/* As in unbroken.h. */
+#define UNBROKEN_SEND_NO_REPLAY (1U << 30)
+
+enum {
+    MAX_BYTES = 128 * 1024,
+    MAX_QPS = 64,
+    SLOTS = 32,         /* buffers to send from and to read into; at most so many data WRs are outstanding */
+    RECVS = 32,         /* receives that are posted */
+    RING = 16,          /* slots that the peer writes into */
+    REGIONS = 4,        /* regions that the peer reads */
+    SQ = 96,            /* entries of the send queue; data and counters together */
+    UNSIGNALLED_RUN = 12,
+    STATUS_INTERVAL_US = 50000,
+    END_BYTES = 16,
+};
+
+#define END_IMM 0x454e4421u
+#define PAINT 0xa5
+/* How far apart the first errors of the two ends may be. */
+#define ERROR_SKEW_US 1000000
+
+/* Opcode of a step of the stream. CREDIT is not part of it: a small inline WRITE of our counters whenever the peer needs them. */
+enum kind { SEND, SEND_IMM, WRITE, WRITE_IMM, READ, BUMP, CREDIT, END };
+
+static const char *kind_name[] = { "SEND", "SEND_IMM", "WRITE", "WRITE_IMM", "READ", "fenced SEND", "counter WRITE", "END" };
+
+static struct {
+    const char *listen_port, *where, *device, *status_file, *stop_file;
+    uint64_t seconds, messages, seed, stall_us;
+    uint32_t max_bytes;
+    int qps, gid_index, corrupt, no_replay;
+} opt = { .device = "unb0", .seconds = 0, .messages = 0, .seed = 1, .stall_us = 20000000, .max_bytes = MAX_BYTES, .qps = 1 };
+
+/* A stream: both its sender and its receiver step through it. */
+struct stream {
+    uint64_t key;
+    uint64_t index;       /* steps so far */
+    uint64_t unannounced; /* WRITEs since the last message that consumes a receive */
+    uint64_t since_bump;
+};
+
+struct step {
+    enum kind kind;
+    uint64_t index, key;
+    uint32_t len, imm, region;
+    int split, signalled;
+};
+
+struct counters { /* written by the peer, in one WRITE */
+    uint64_t received; /* messages that consumed a receive and were checked */
+    uint64_t consumed; /* WRITEs that were checked, and whose slots are free */
+};
+
+struct posted { /* a send WR that is outstanding */
+    uint64_t wr_id, key, number;
+    enum kind kind;
+    uint32_t len, slot;
+    int signalled;
+};
+
+struct meeting { /* what the ends tell each other of a QP */
+    uint32_t qpn, psn, rkey, pad;
+    uint64_t ring, counters, regions;
+    union ibv_gid gid;
+};
+
+struct memory { /* one region for each QP */
+    uint8_t slots[SLOTS][MAX_BYTES];
+    uint8_t recvs[RECVS][MAX_BYTES];
+    uint8_t ring[RING][MAX_BYTES];
+    uint8_t regions[REGIONS][MAX_BYTES];
+    volatile struct counters from_peer;
+};
+
+struct qp {
+    int id;
+    struct ibv_qp *qp;
+    struct ibv_mr *mr;
+    struct memory *mem;
+    struct meeting us, peer;
+
+    /* sending */
+    struct stream out;
+    struct step next;      /* the step that waits for room */
+    int has_next, end_posted, end_done;
+    struct posted fifo[SQ];
+    uint64_t head, tail;   /* of fifo; tail is also the number of WRs posted, and the next wr_id */
+    uint64_t data_posted, data_done, sent_messages, sent_writes;
+    uint32_t unsignalled;
+    struct counters peer_has; /* the highest counters seen */
+    uint64_t version[REGIONS];     /* of the peer's regions, as told by our bumps */
+    uint64_t pending_until[REGIONS]; /* a bump is under way until the peer has checked so many messages */
+
+    /* receiving */
+    struct stream in;
+    uint64_t in_messages, in_writes, freed_writes, told_messages, told_writes, recvs_done, recvs_posted;
+    uint64_t own_version[REGIONS];
+    uint32_t painted[RING]; /* bytes of each slot that were painted over when it was consumed */
+    int end_received;
+
+    /* after a failure, with --no-replay */
+    int send_failed, recv_failed;
+};
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static struct ibv_cq *send_cq, *recv_cq;
+static struct qp *qps;
+static int tcp, role;
+static volatile sig_atomic_t stop_signal;
+static uint64_t verified_messages, verified_bytes, completions, started_us, moved_us, first_error_us;
+static int stopping, first_error_status;
+
+static void on_signal(int number)
+{
+    (void)number;
+    stop_signal = 1;
+}
+
+static uint64_t stream_key(int direction, int qp)
+{
+    return mix(opt.seed ^ mix(((uint64_t)direction << 32) + qp + 1));
+}
+
+/* Bytes of the peer's (or our own) region: a known function of who owns it, which it is, and its version. */
+static uint64_t region_key(int owner, int qp, uint32_t region, uint64_t version)
+{
+    return mix(stream_key(2 + owner, qp) ^ mix(((uint64_t)region << 48) + version));
+}
+
+static uint32_t random_length(uint64_t r)
+{
+    uint32_t max;
+
+    switch (r % 16) {
+    case 0:
+        return 0;
+    case 1 ... 5:
+        max = 64;
+        break;
+    case 6 ... 10:
+        max = 4096;
+        break;
+    case 11 ... 13:
+        max = 32768;
+        break;
+    default:
+        max = MAX_BYTES;
+    }
+    if (max > opt.max_bytes)
+        max = opt.max_bytes;
+    return (r >> 8) % (max + 1);
+}
+
+static int consumes_receive(enum kind k)
+{
+    return k == SEND || k == SEND_IMM || k == WRITE_IMM || k == BUMP || k == END;
+}
+
+/* The next step of a stream. The same at both ends, whatever the timing. */
+static struct step stream_next(struct stream *s)
+{
+    struct step t = { .index = s->index };
+    uint64_t r = mix(s->key ^ mix(s->index)), dice = r % 100;
+
+    t.key = mix(r ^ s->key);
+    t.imm = (uint32_t)(t.key >> 16);
+    if (t.imm == END_IMM)
+        t.imm = 0;
+    t.len = random_length(t.key);
+    t.split = (r >> 20) & 1;
+    t.signalled = ((r >> 21) & 3) == 0;
+    t.region = (r >> 24) % REGIONS;
+    if (s->unannounced >= RING / 2)
+        dice %= 40; /* what was written must be announced before the ring is full */
+    if (dice < 30)
+        t.kind = SEND;
+    else if (dice < 38)
+        t.kind = SEND_IMM;
+    else if (dice < 40 || s->since_bump > 200)
+        t.kind = BUMP;
+    else if (dice < 65)
+        t.kind = WRITE;
+    else if (dice < 82)
+        t.kind = WRITE_IMM;
+    else
+        t.kind = READ;
+    s->since_bump = t.kind == BUMP ? 0 : s->since_bump + 1;
+    s->unannounced = t.kind == WRITE ? s->unannounced + 1 : consumes_receive(t.kind) ? 0 : s->unannounced;
+    s->index++;
+    return t;
+}
+
+/* ---- set-up ---- */
+
+static void open_device(void)
+{
+    int i, count = 0;
+    struct ibv_device **list = ibv_get_device_list(&count);
+
+    for (i = 0; list && i < count && !context; i++)
+        if (!strcmp(ibv_get_device_name(list[i]), opt.device))
+            context = ibv_open_device(list[i]);
+    if (!context)
+        fail("no device %s among %d", opt.device, list ? count : 0);
+    ibv_free_device_list(list);
+    pd = ibv_alloc_pd(context);
+    send_cq = pd ? ibv_create_cq(context, opt.qps * SQ, NULL, NULL, 0) : NULL;
+    recv_cq = send_cq ? ibv_create_cq(context, opt.qps * RECVS, NULL, NULL, 0) : NULL;
+    if (!recv_cq)
+        fail("cannot make a protection domain and completion queues: %s", strerror(errno));
+}
+
+static void post_receive(struct qp *q)
+{
+    uint64_t n = q->recvs_posted++;
+    struct ibv_sge sge = { (uintptr_t)q->mem->recvs[n % RECVS], MAX_BYTES, q->mr->lkey };
+    struct ibv_recv_wr wr = { .wr_id = (uint64_t)q->id << 48 | n, .sg_list = &sge, .num_sge = 1 }, *bad;
+    int e = ibv_post_recv(q->qp, &wr, &bad);
+
+    if (e && !first_error_us)
+        fail("QP %d: post_recv: %s", q->id, strerror(e));
+}
+
+static void make_qp(struct qp *q)
+{
+    struct ibv_qp_init_attr init = { .send_cq = send_cq, .recv_cq = recv_cq, .qp_type = IBV_QPT_RC,
+                                     .cap = { SQ, RECVS, 2, 1, sizeof(struct counters) } };
+    int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+    uint32_t r;
+
+    q->mem = aligned_alloc(4096, (sizeof(struct memory) + 4095) / 4096 * 4096);
+    if (!q->mem)
+        fail("out of memory");
+    memset(q->mem, 0, sizeof *q->mem);
+    q->mr = ibv_reg_mr(pd, q->mem, sizeof *q->mem, access);
+    q->qp = q->mr ? ibv_create_qp(pd, &init) : NULL;
+    if (!q->qp)
+        fail("cannot make QP %d: %s", q->id, strerror(errno));
+    for (r = 0; r < REGIONS; r++)
+        content_make(q->mem->regions[r], MAX_BYTES, region_key(role, q->id, r, 0), 0);
+    q->out.key = stream_key(role, q->id);
+    q->in.key = stream_key(!role, q->id);
+    q->us = (struct meeting){ .qpn = q->qp->qp_num, .psn = mix(opt.seed + q->id * 2 + role) & 0xffffff, .rkey = q->mr->rkey,
+                              .ring = (uintptr_t)q->mem->ring, .regions = (uintptr_t)q->mem->regions,
+                              .counters = (uintptr_t)&q->mem->from_peer };
+    if (ibv_query_gid(context, 1, opt.gid_index, &q->us.gid))
+        fail("no GID at index %d", opt.gid_index);
+}
+
+static void connect_qp(struct qp *q)
+{
+    struct ibv_port_attr port;
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+                             .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
+    int i, e;
+
+    if (ibv_query_port(context, 1, &port))
+        fail("query_port: %s", strerror(errno));
+    e = ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    if (e)
+        fail("to INIT: %s", strerror(e));
+    for (i = 0; i < RECVS; i++)
+        post_receive(q);
+    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = port.active_mtu, .dest_qp_num = q->peer.qpn,
+                              .rq_psn = q->peer.psn, .max_dest_rd_atomic = 4, .min_rnr_timer = 1 };
+    a.ah_attr.is_global = 1;
+    a.ah_attr.port_num = 1;
+    a.ah_attr.grh.dgid = q->peer.gid;
+    a.ah_attr.grh.sgid_index = opt.gid_index;
+    a.ah_attr.grh.hop_limit = 64;
+    e = ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+    if (e)
+        fail("to RTR: %s", strerror(e));
+    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
+                              .sq_psn = q->us.psn, .max_rd_atomic = 4 };
+    e = ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                                     IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+    if (e)
+        fail("to RTS: %s", strerror(e));
+}
+
+/* ---- sending ---- */
+
+/* The peer's counters, as it last wrote them. */
+static void look_at_counters(struct qp *q)
+{
+    struct counters now = { q->mem->from_peer.received, q->mem->from_peer.consumed };
+
+    if (now.received < q->peer_has.received || now.consumed < q->peer_has.consumed)
+        fail("QP %d: a counter of the peer went back: an old WRITE was carried out again", q->id);
+    if (now.received > q->sent_messages || now.consumed > q->sent_writes)
+        fail("QP %d: the peer counts more than was sent", q->id);
+    q->peer_has = now;
+}
+
+/* Whether the step may be posted now. */
+static int has_room(struct qp *q, const struct step *t)
+{
+    /* One entry stays free for counters, which must never wait: the peer may need them to go on. */
+    if (q->tail - q->head >= SQ - 2 || q->data_posted - q->data_done >= SLOTS)
+        return 0;
+    if ((t->kind == WRITE || t->kind == WRITE_IMM) && q->sent_writes - q->peer_has.consumed >= RING)
+        return 0;
+    if (t->kind == READ && q->pending_until[t->region] > q->peer_has.received)
+        return 0;
+    if (t->kind == BUMP && q->pending_until[t->region] > q->peer_has.received)
+        return 0;
+    return 1;
+}
+
+static void post(struct qp *q, struct ibv_send_wr *wr, struct posted p)
+{
+    struct ibv_send_wr *bad;
+    int e;
+
+    if (opt.no_replay)
+        wr->send_flags |= UNBROKEN_SEND_NO_REPLAY;
+    if (p.signalled)
+        wr->send_flags |= IBV_SEND_SIGNALED;
+    q->unsignalled = p.signalled ? 0 : q->unsignalled + 1;
+    p.wr_id = wr->wr_id = (uint64_t)q->id << 48 | q->tail;
+    e = ibv_post_send(q->qp, wr, &bad);
+    if (e && !first_error_us)
+        fail("QP %d: post_send of a %s: %s", q->id, kind_name[p.kind], strerror(e));
+    if (e)
+        return;
+    q->fifo[q->tail++ % SQ] = p;
+    moved_us = now_us();
+}
+
+static void post_step(struct qp *q, const struct step *t)
+{
+    struct memory *m = q->mem;
+    uint32_t slot = q->data_posted % SLOTS, half = t->split ? t->len / 2 : 0;
+    uint8_t *buf = m->slots[slot];
+    struct ibv_sge sge[2] = { { (uintptr_t)buf, half, q->mr->lkey }, { (uintptr_t)buf + half, t->len - half, q->mr->lkey } };
+    struct ibv_send_wr wr = { .sg_list = half ? sge : sge + 1, .num_sge = t->len ? half ? 2 : 1 : 0, .imm_data = t->imm };
+    struct posted p = { .kind = t->kind, .len = t->len, .slot = slot, .key = t->key, .number = t->index };
+
+    p.signalled = t->signalled || q->unsignalled + 1 >= UNSIGNALLED_RUN || t->kind == END;
+    wr.wr.rdma.rkey = q->peer.rkey;
+    switch (t->kind) {
+    case SEND:
+        wr.opcode = IBV_WR_SEND;
+        break;
+    case SEND_IMM:
+    case END:
+        wr.opcode = IBV_WR_SEND_WITH_IMM;
+        break;
+    case BUMP:
+        wr.opcode = IBV_WR_SEND_WITH_IMM;
+        wr.send_flags = IBV_SEND_FENCE;
+        q->version[t->region]++;
+        q->pending_until[t->region] = q->sent_messages + 1;
+        break;
+    case WRITE:
+    case WRITE_IMM:
+        wr.opcode = t->kind == WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM;
+        wr.wr.rdma.remote_addr = q->peer.ring + q->sent_writes % RING * MAX_BYTES;
+        q->sent_writes++;
+        break;
+    case READ:
+        wr.opcode = IBV_WR_RDMA_READ;
+        wr.wr.rdma.remote_addr = q->peer.regions + (uint64_t)t->region * MAX_BYTES;
+        p.key = region_key(!role, q->id, t->region, q->version[t->region]);
+        p.number = q->version[t->region];
+        memset(buf, PAINT, t->len);
+        break;
+    default:
+        break;
+    }
+    if (t->kind != READ)
+        content_make(buf, t->len, t->key, t->index);
+    if (opt.corrupt && t->kind == SEND && t->len > 32 && t->index > 50) {
+        buf[t->len / 2] ^= 0x10;
+        opt.corrupt = 0;
+    }
+    q->sent_messages += consumes_receive(t->kind);
+    q->data_posted++;
+    post(q, &wr, p);
+}
+
+/* Tells the peer how far we are, so that it may go on. */
+static void post_counters(struct qp *q)
+{
+    struct counters c = { q->in_messages, q->freed_writes };
+    struct ibv_sge sge = { (uintptr_t)&c, sizeof c, 0 };
+    struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_INLINE };
+    struct posted p = { .kind = CREDIT, .len = sizeof c, .signalled = q->unsignalled + 1 >= UNSIGNALLED_RUN };
+
+    if (q->tail - q->head >= SQ - 1)
+        return;
+    wr.wr.rdma.remote_addr = q->peer.counters;
+    wr.wr.rdma.rkey = q->peer.rkey;
+    q->told_messages = q->in_messages;
+    q->told_writes = q->freed_writes;
+    post(q, &wr, p);
+}
+
+static int finished_sending(struct qp *q)
+{
+    return opt.messages ? q->out.index >= opt.messages : stopping;
+}
+
+/* Posts what there is room for. */
+static void push(struct qp *q)
+{
+    int burst;
+
+    if (q->end_posted)
+        return;
+    look_at_counters(q);
+    for (burst = 0; burst < 16; burst++) {
+        if (!q->has_next) {
+            if (finished_sending(q) || stopping)
+                q->next = (struct step){ .kind = END, .index = q->out.index, .len = END_BYTES, .imm = END_IMM,
+                                         .key = q->out.key };
+            else
+                q->next = stream_next(&q->out);
+            q->has_next = 1;
+        }
+        if (!has_room(q, &q->next))
+            return;
+        post_step(q, &q->next);
+        q->has_next = 0;
+        if (q->next.kind == END) {
+            q->end_posted = 1;
+            return;
+        }
+    }
+}
+
+/* ---- completions of sends ---- */
+
+static enum ibv_wc_opcode expected_opcode(enum kind k)
+{
+    return k == READ ? IBV_WC_RDMA_READ : k == WRITE || k == WRITE_IMM || k == CREDIT ? IBV_WC_RDMA_WRITE : IBV_WC_SEND;
+}
+
+static void sent(struct qp *q, const struct posted *p)
+{
+    const char *wrong;
+
+    if (p->kind == READ) {
+        wrong = content_part_wrong(q->mem->slots[p->slot], p->len, MAX_BYTES, p->key, p->number);
+        if (wrong)
+            fail("QP %d: a READ of %u bytes (WR %llu): %s (the number of a region is its version)", q->id, p->len,
+                 (unsigned long long)(p->wr_id & 0xffffffffffff), wrong);
+        verified_messages++;
+        verified_bytes += p->len;
+    }
+    if (p->kind == END)
+        q->end_done = 1;
+    if (p->kind != CREDIT)
+        q->data_done++;
+}
+
+static void first_error(int status)
+{
+    if (first_error_us)
+        return;
+    first_error_us = now_us();
+    first_error_status = status;
+    tcp_write(tcp, "E", 1);
+}
+
+/* An error with --no-replay: the first of a QP says why, all others are flushed; nothing is left out and nothing is out of order. */
+static void send_error(struct qp *q, const struct ibv_wc *wc)
+{
+    if (!opt.no_replay)
+        fail("QP %d: a %s failed: %s", q->id, kind_name[q->fifo[q->head % SQ].kind], ibv_wc_status_str(wc->status));
+    if (!q->send_failed && wc->status != IBV_WC_RETRY_EXC_ERR && wc->status != IBV_WC_FATAL_ERR &&
+        wc->status != IBV_WC_REM_ABORT_ERR && wc->status != IBV_WC_RESP_TIMEOUT_ERR)
+        fail("QP %d: the first error is '%s', not one of the network", q->id, ibv_wc_status_str(wc->status));
+    if (q->send_failed && wc->status != IBV_WC_WR_FLUSH_ERR)
+        fail("QP %d: '%s' behind the first error, a flush is right", q->id, ibv_wc_status_str(wc->status));
+    q->send_failed = 1;
+    first_error(wc->status);
+    q->head++;
+}
+
+static void send_completion(const struct ibv_wc *wc)
+{
+    uint64_t id = wc->wr_id >> 48;
+    struct qp *q = qps + id;
+    const struct posted *p;
+
+    if (id >= (uint64_t)opt.qps)
+        fail("a completion of a WR that was never posted: wr_id %#llx", (unsigned long long)wc->wr_id);
+    completions++;
+    if (wc->qp_num != q->us.qpn)
+        fail("QP %d: a completion carries QPN %#x, not %#x", q->id, wc->qp_num, q->us.qpn);
+    for (;;) {
+        if (q->head == q->tail)
+            fail("QP %d: a completion of WR %llu, which is not outstanding: it came twice or from nowhere", q->id,
+                 (unsigned long long)(wc->wr_id & 0xffffffffffff));
+        p = &q->fifo[q->head % SQ];
+        if (p->wr_id == wc->wr_id)
+            break;
+        if (p->signalled)
+            fail("QP %d: WR %llu completed before signalled WR %llu (%s)", q->id,
+                 (unsigned long long)(wc->wr_id & 0xffffffffffff), (unsigned long long)(p->wr_id & 0xffffffffffff),
+                 kind_name[p->kind]);
+        if (q->send_failed)
+            fail("QP %d: WR %llu has no completion although the QP failed", q->id,
+                 (unsigned long long)(p->wr_id & 0xffffffffffff));
+        sent(q, p);
+        q->head++;
+    }
+    if (wc->status)
+        return send_error(q, wc);
+    if (q->send_failed)
+        fail("QP %d: WR %llu succeeded behind a failed one", q->id, (unsigned long long)(wc->wr_id & 0xffffffffffff));
+    if (!p->signalled)
+        fail("QP %d: an unsignalled %s completed", q->id, kind_name[p->kind]);
+    if (wc->opcode != expected_opcode(p->kind))
+        fail("QP %d: a %s completed with opcode %d", q->id, kind_name[p->kind], wc->opcode);
+    sent(q, p);
+    q->head++;
+}
+
+/* ---- receiving ---- */
+
+static void check_write(struct qp *q, const struct step *t)
+{
+    uint8_t *slot = q->mem->ring[q->in_writes % RING];
+    const char *wrong = content_wrong(slot, t->len, t->key, t->index);
+
+    if (wrong)
+        fail("QP %d: %s %llu of %u bytes into slot %llu: %s", q->id, kind_name[t->kind], (unsigned long long)t->index, t->len,
+             (unsigned long long)(q->in_writes % RING), wrong);
+    q->painted[q->in_writes % RING] = t->len < 64 ? 64 : t->len;
+    memset(slot, PAINT, q->painted[q->in_writes % RING]);
+    q->in_writes++;
+    verified_messages++;
+    verified_bytes += t->len;
+}
+
+/* Slots go back to the peer when nothing has touched the paint; the latest `keep` wait, so that there is time for it to happen. */
+static void free_writes(struct qp *q, uint64_t keep)
+{
+    for (; q->freed_writes + keep < q->in_writes; q->freed_writes++) {
+        const uint8_t *slot = q->mem->ring[q->freed_writes % RING];
+
+        if (slot[0] != PAINT || memcmp(slot, slot + 1, q->painted[q->freed_writes % RING] - 1))
+            fail("QP %d: memory changed after its WRITE had been consumed: a WRITE was carried out twice", q->id);
+    }
+}
+
+static void bump_region(struct qp *q, uint32_t region)
+{
+    q->own_version[region]++;
+    content_make(q->mem->regions[region], MAX_BYTES, region_key(role, q->id, region, q->own_version[region]),
+                 q->own_version[region]);
+}
+
+static int is_end(struct qp *q, const struct ibv_wc *wc, const uint8_t *data)
+{
+    struct stream ahead = q->in;
+
+    if (wc->opcode != IBV_WC_RECV || !(wc->wc_flags & IBV_WC_WITH_IMM) || wc->imm_data != END_IMM || wc->byte_len != END_BYTES)
+        return 0;
+    /* It may come behind READs and WRITEs of the stream, which the receiver has not stepped over yet. */
+    while (content_wrong(data, END_BYTES, q->in.key, ahead.index))
+        if (consumes_receive(stream_next(&ahead).kind))
+            fail("QP %d: the stream ended before its message %llu", q->id, (unsigned long long)ahead.index - 1);
+    while (q->in.index < ahead.index) {
+        struct step t = stream_next(&q->in);
+
+        if (t.kind == WRITE)
+            check_write(q, &t);
+    }
+    return 1;
+}
+
+static void check_message(struct qp *q, const struct ibv_wc *wc, const uint8_t *data)
+{
+    const char *wrong = NULL;
+    struct step t;
+    int with_imm;
+
+    for (;;) {
+        t = stream_next(&q->in);
+        if (consumes_receive(t.kind))
+            break;
+        if (t.kind == WRITE)
+            check_write(q, &t);
+    }
+    with_imm = t.kind != SEND;
+    if (wc->opcode != (t.kind == WRITE_IMM ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV))
+        wrong = "wrong opcode";
+    else if (!(wc->wc_flags & IBV_WC_WITH_IMM) != !with_imm || (with_imm && wc->imm_data != t.imm))
+        wrong = "wrong immediate";
+    else if (wc->byte_len != t.len)
+        wrong = "wrong length";
+    else if (t.kind != WRITE_IMM)
+        wrong = content_wrong(data, t.len, t.key, t.index);
+    if (wrong)
+        fail("QP %d: in place of message %llu (%s of %u bytes, immediate %#x) came opcode %d, %u bytes, immediate %#x: %s", q->id,
+             (unsigned long long)t.index, kind_name[t.kind], t.len, t.imm, wc->opcode, wc->byte_len, wc->imm_data, wrong);
+    if (t.kind == WRITE_IMM) {
+        check_write(q, &t);
+        return;
+    }
+    if (t.kind == BUMP)
+        bump_region(q, t.region);
+    verified_messages++;
+    verified_bytes += t.len;
+}
+
+static void recv_completion(const struct ibv_wc *wc)
+{
+    uint64_t id = wc->wr_id >> 48, n = wc->wr_id & 0xffffffffffff;
+    struct qp *q = qps + id;
+
+    if (id >= (uint64_t)opt.qps)
+        fail("a completion of a receive that was never posted: wr_id %#llx", (unsigned long long)wc->wr_id);
+    completions++;
+    if (wc->qp_num != q->us.qpn)
+        fail("QP %d: a receive carries QPN %#x, not %#x", q->id, wc->qp_num, q->us.qpn);
+    if (n != q->recvs_done || n >= q->recvs_posted)
+        fail("QP %d: receive %llu completed in place of %llu", q->id, (unsigned long long)n, (unsigned long long)q->recvs_done);
+    q->recvs_done++;
+    moved_us = now_us();
+    if (wc->status) {
+        if (!opt.no_replay)
+            fail("QP %d: a receive failed: %s", q->id, ibv_wc_status_str(wc->status));
+        if (wc->status != IBV_WC_WR_FLUSH_ERR)
+            fail("QP %d: a receive ended with '%s', a flush is right", q->id, ibv_wc_status_str(wc->status));
+        q->recv_failed = 1;
+        return;
+    }
+    if (q->recv_failed || q->end_received)
+        fail("QP %d: a message after the end", q->id);
+    if (is_end(q, wc, q->mem->recvs[n % RECVS]))
+        q->end_received = 1;
+    else
+        check_message(q, wc, q->mem->recvs[n % RECVS]);
+    q->in_messages++;
+    post_receive(q);
+}
+
+/* ---- the run ---- */
+
+static void write_status(int final)
+{
+    char text[512], path[4096];
+    double seconds = (now_us() - started_us) / 1e6;
+    int n = snprintf(text, sizeof text,
+                     "{\"verified_messages\":%llu,\"verified_bytes\":%llu,\"completions\":%llu,\"errors\":0,\"qps\":%d,"
+                     "\"seconds\":%.3f",
+                     (unsigned long long)verified_messages, (unsigned long long)verified_bytes,
+                     (unsigned long long)completions, opt.qps, seconds);
+
+    if (first_error_us)
+        n += snprintf(text + n, sizeof text - n, ",\"error_status\":\"%s\"", ibv_wc_status_str(first_error_status));
+    snprintf(text + n, sizeof text - n, "}\n");
+    if (final)
+        fputs(text, stdout);
+    if (opt.status_file) {
+        FILE *f;
+
+        /* Renamed into place, so that a reader sees whole lines. */
+        snprintf(path, sizeof path, "%s.new", opt.status_file);
+        f = fopen(path, "we");
+        if (!f || fputs(text, f) < 0 || fclose(f) || rename(path, opt.status_file))
+            fail("cannot write %s: %s", opt.status_file, strerror(errno));
+    }
+}
+
+/* What is not the data path: once in a while. */
+static void housekeeping(void)
+{
+    static uint64_t next_us;
+    uint64_t now = now_us();
+    struct stat st;
+    int i;
+
+    if (now < next_us)
+        return;
+    next_us = now + STATUS_INTERVAL_US;
+    write_status(0);
+    if (stop_signal || (opt.seconds && now > started_us + opt.seconds * 1000000) ||
+        (opt.stop_file && stat(opt.stop_file, &st) == 0))
+        stopping = 1;
+    if (tcp_peek(tcp) < 0)
+        fail("the peer ended early");
+    if (now > moved_us + opt.stall_us) {
+        for (i = 0; i < opt.qps; i++)
+            fprintf(stderr,
+                    "QP %d: outstanding %llu, steps %llu, sent %llu messages (peer checked %llu) and %llu writes (peer freed %llu), "
+                    "received %llu messages\n",
+                    i, (unsigned long long)(qps[i].tail - qps[i].head), (unsigned long long)qps[i].out.index,
+                    (unsigned long long)qps[i].sent_messages, (unsigned long long)qps[i].peer_has.received,
+                    (unsigned long long)qps[i].sent_writes, (unsigned long long)qps[i].peer_has.consumed,
+                    (unsigned long long)qps[i].in_messages);
+        fail("nothing moved for %llu s", (unsigned long long)opt.stall_us / 1000000);
+    }
+}
+
+static int drain(void)
+{
+    struct ibv_wc wc[16];
+    int i, n, got = 0;
+
+    n = ibv_poll_cq(recv_cq, 16, wc);
+    for (i = 0; i < n; i++)
+        recv_completion(wc + i);
+    got = n;
+    if (n >= 0) {
+        n = ibv_poll_cq(send_cq, 16, wc);
+        for (i = 0; i < n; i++)
+            send_completion(wc + i);
+        got += n;
+    }
+    if (n < 0)
+        fail("poll_cq says %d", n);
+    if (got)
+        moved_us = now_us();
+    return got;
+}
+
+/* Until every stream has ended, in both directions, and every WR is complete. */
+static void run(void)
+{
+    int i, busy = 1;
+
+    while (busy && !first_error_us) {
+        int got = drain();
+
+        busy = 0;
+        for (i = 0; i < opt.qps && !first_error_us; i++) {
+            struct qp *q = qps + i;
+
+            push(q);
+            free_writes(q, got ? RING / 4 : 0);
+            if (q->in_messages - q->told_messages >= RECVS / 4 || q->freed_writes - q->told_writes >= RING / 4 ||
+                (!got && (q->in_messages != q->told_messages || q->freed_writes != q->told_writes)))
+                post_counters(q);
+            /* The tail may be unsignalled counters, which nothing waits for. */
+            busy |= !q->end_done || !q->end_received;
+        }
+        housekeeping();
+    }
+}
+
+/* After the first error: the peer must have its own within a second, and everything outstanding here is flushed, in order. */
+static void expect_failure_everywhere(void)
+{
+    uint64_t until = first_error_us + ERROR_SKEW_US;
+    int i, left = 1, peer_failed = 0;
+    char note;
+
+    while (left || !peer_failed) {
+        if (!drain() && now_us() > until)
+            fail(peer_failed ? "not everything was flushed within a second" : "the peer had no error within a second of ours");
+        if (!peer_failed && tcp_peek(tcp) != 0) {
+            tcp_read(tcp, &note, 1);
+            if (note != 'E')
+                fail("the peer ended without an error");
+            peer_failed = 1;
+        }
+        left = 0;
+        for (i = 0; i < opt.qps; i++) {
+            left |= !qps[i].send_failed && !qps[i].recv_failed;
+            left |= qps[i].head != qps[i].tail || qps[i].recvs_done != qps[i].recvs_posted;
+        }
+    }
+}
+
+static void barrier(void)
+{
+    char c = 'B';
+
+    tcp_write(tcp, &c, 1);
+    tcp_read(tcp, &c, 1);
+    if (c != 'B')
+        fail("the peer had an error");
+}
+
+static void close_all(void)
+{
+    int i;
+
+    for (i = 0; i < opt.qps; i++)
+        if (ibv_destroy_qp(qps[i].qp) || ibv_dereg_mr(qps[i].mr))
+            fail("QP %d or its region could not be destroyed", i);
+    if (ibv_destroy_cq(send_cq) || ibv_destroy_cq(recv_cq) || ibv_dealloc_pd(pd) || ibv_close_device(context))
+        fail("a completion queue, the protection domain or the device could not be closed");
+}
+
+static uint64_t number(const char *name, const char *text, uint64_t min, uint64_t max)
+{
+    char *end;
+    unsigned long long n = strtoull(text, &end, 10);
+
+    if (*end || end == text || n < min || n > max)
+        fail("%s %s: a number from %llu to %llu is right", name, text, (unsigned long long)min, (unsigned long long)max);
+    return n;
+}
+
+static void parse(int argc, char **argv)
+{
+    int i;
+
+    for (i = 1; i < argc; i++) {
+        const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
+
+        if (!strcmp(name, "--corrupt")) {
+            opt.corrupt = 1;
+            continue;
+        }
+        if (!strcmp(name, "--no-replay")) {
+            opt.no_replay = 1;
+            continue;
+        }
+        i++;
+        if (!strcmp(name, "--listen"))
+            opt.listen_port = value;
+        else if (!strcmp(name, "--connect"))
+            opt.where = value;
+        else if (!strcmp(name, "--device"))
+            opt.device = value;
+        else if (!strcmp(name, "--status-file"))
+            opt.status_file = value;
+        else if (!strcmp(name, "--stop-file"))
+            opt.stop_file = value;
+        else if (!strcmp(name, "--seconds"))
+            opt.seconds = number(name, value, 1, 1000000);
+        else if (!strcmp(name, "--messages"))
+            opt.messages = number(name, value, 1, UINT64_MAX >> 17);
+        else if (!strcmp(name, "--seed"))
+            opt.seed = number(name, value, 0, UINT64_MAX);
+        else if (!strcmp(name, "--qps"))
+            opt.qps = number(name, value, 1, MAX_QPS);
+        else if (!strcmp(name, "--gid-index"))
+            opt.gid_index = number(name, value, 0, 255);
+        else if (!strcmp(name, "--max-bytes"))
+            opt.max_bytes = number(name, value, 0, MAX_BYTES);
+        else if (!strcmp(name, "--stall-seconds"))
+            opt.stall_us = number(name, value, 1, 3600) * 1000000;
+        else
+            fail("unknown option %s; see the head of verifier.c", name);
+    }
+    if (!opt.listen_port == !opt.where)
+        fail("give --listen PORT or --connect HOST:PORT");
+    if (!opt.seconds && !opt.messages)
+        opt.seconds = 5;
+}
+
+int main(int argc, char **argv)
+{
+    int i;
+
+    parse(argc, argv);
+    signal(SIGTERM, on_signal);
+    signal(SIGINT, on_signal);
+    role = !!opt.where;
+    tcp = role ? tcp_connect(opt.where) : tcp_listen(opt.listen_port);
+    {
+        uint64_t mine[3] = { opt.seed, opt.qps, opt.max_bytes }, theirs[3];
+
+        tcp_write(tcp, mine, sizeof mine);
+        tcp_read(tcp, theirs, sizeof theirs);
+        if (memcmp(mine, theirs, sizeof mine))
+            fail("the peer runs with another --seed, --qps or --max-bytes");
+    }
+    open_device();
+    qps = calloc(opt.qps, sizeof *qps);
+    for (i = 0; i < opt.qps; i++) {
+        qps[i].id = i;
+        make_qp(qps + i);
+        tcp_write(tcp, &qps[i].us, sizeof qps[i].us);
+        tcp_read(tcp, &qps[i].peer, sizeof qps[i].peer);
+        connect_qp(qps + i);
+    }
+    barrier();
+    started_us = moved_us = now_us();
+    run();
+    if (first_error_us) {
+        expect_failure_everywhere();
+    } else {
+        if (opt.no_replay)
+            fail("no failure of the network came");
+        barrier();
+        /* Whatever came twice would have come by now: the peer has all its completions. */
+        drain();
+    }
+    barrier();
+    close_all();
+    write_status(1);
+    return 0;
+}
