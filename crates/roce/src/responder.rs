@@ -166,7 +166,9 @@ impl Responder {
         match self.execute(packet, link, mem, out) {
             Ok(psns) => {
                 self.expected = psn_add(self.expected, psns);
-                if packet.bth.ack_req || matches!(self.owed, Owed::Nak(..)) {
+                if packet.bth.opcode.op == Op::ReadRequest {
+                    self.owed = Owed::Nothing; // the answer acknowledges it and everything before
+                } else if packet.bth.ack_req || matches!(self.owed, Owed::Nak(..)) {
                     self.owed = Owed::Ack;
                 }
                 Ok(())

@@ -24,7 +24,7 @@ fn faults() -> impl Strategy<Value = Faults> {
 }
 
 fn run_script(pair: &mut Pair, script: &mut Script) {
-    for _ in 0..3_000_000 {
+    for _ in 0..300_000 {
         script.post(pair);
         if !pair.step() && script.done(pair) {
             return;

@@ -515,6 +515,79 @@ fn a_gap_is_named_once_and_repeats_are_acknowledged() {
 }
 
 #[test]
+fn without_losses_nothing_is_sent_twice() {
+    let mut p = pair(false);
+    p.tracing = true;
+    for i in 0..16 {
+        let make = [read, write, read, write][i as usize % 4];
+        p.post(0, &make(i, 100 + 500 * i as usize));
+        p.post(1, &make(i, 8000 - 500 * i as usize));
+        p.step();
+    }
+    p.run();
+    assert_eq!((p.statuses(0).len(), p.statuses(1).len()), (16, 16));
+    let mut seen = std::collections::BTreeSet::new();
+    for (to, b) in &p.trace {
+        let bth = Packet::parse(b).unwrap().bth;
+        if bth.opcode.op != WireOp::Acknowledge {
+            assert!(seen.insert((*to, bth.opcode.op.is_response(), bth.psn)), "{bth:?} twice");
+        }
+    }
+}
+
+#[test]
+fn answers_to_what_was_never_sent_are_ignored() {
+    let mut p = pair(false);
+    p.post(0, &write(1, 100));
+    p.post(0, &read(2, 100));
+    let psn = p.ends[0].qp.attrs().sq_psn.unwrap();
+    let answer = |p: &mut Pair, op, psn: u32, syndrome, payload: &[u8]| {
+        let bth = Bth {
+            opcode: Opcode::rc(op),
+            solicited: false,
+            mig_req: false,
+            pad: 0,
+            pkey: 0xffff,
+            dest_qpn: 10,
+            ack_req: false,
+            psn: psn & PSN_MASK,
+        };
+        let mut bytes = HeaderBuf::new(&bth, &Ext::Aeth(Aeth { syndrome, msn: 0 })).as_slice().to_vec();
+        bytes.extend(payload);
+        let End { qp, mem, wcs, .. } = &mut p.ends[0];
+        qp.handle_packet(p.now_us, &Packet::parse(&bytes).unwrap(), mem, wcs);
+    };
+    let before = p.ends[0].mem.bytes(DST);
+    let all = |p: &mut Pair, unsent: u32| {
+        for ahead in [0, 1, 7, PSN_MASK / 2, PSN_MASK] {
+            for syndrome in [0x1f, 0x2c, 0x60, 0x61, 0x62, 0x63, 0x64, 0x7f, 0x40, 0xff] {
+                answer(p, WireOp::Acknowledge, unsent + ahead, syndrome, &[]);
+            }
+            answer(p, WireOp::ReadResponseOnly, unsent + ahead, 0x1f, &[0xee; 100]);
+        }
+    };
+    all(&mut p, psn); // nothing has left
+    assert!(!p.ends[0].qp.progress().waiting_rnr);
+    p.transmit();
+    all(&mut p, psn + 2 + 1); // its PSN_MASK case is the last that was sent, less one
+    assert!(p.statuses(0).len() <= 1 && before == p.ends[0].mem.bytes(DST));
+    p.run();
+    assert_eq!(p.statuses(0), [(1, OK), (2, OK)]);
+}
+
+#[test]
+fn a_repeated_read_may_not_reach_beyond_what_was_executed() {
+    let mut p = pair(false);
+    let reth = |len| Ext::Reth(Reth { va: va(READABLE, 0), rkey: READABLE, len });
+    let first = request(&p, WireOp::ReadRequest, 0, reth(2048), &[]);
+    assert_eq!(inject(&mut p, &first), [0x1f; 2], "first and last, no acknowledgement besides");
+    let again = request(&p, WireOp::ReadRequest, 1, reth(1024), &[]);
+    assert_eq!(inject(&mut p, &again), [0x1f]);
+    let beyond = request(&p, WireOp::ReadRequest, 1, reth(1025), &[]);
+    assert!(inject(&mut p, &beyond).is_empty());
+}
+
+#[test]
 fn an_idle_qp_stays_within_16_kib() {
     // Entries as the rings hold them; checked against the allocator in softnic.
     let caps = QpCaps { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };

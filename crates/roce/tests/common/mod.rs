@@ -331,7 +331,7 @@ impl Pair {
     }
 
     pub fn run(&mut self) {
-        for _ in 0..2_000_000 {
+        for _ in 0..200_000 {
             if !self.step() {
                 return;
             }
