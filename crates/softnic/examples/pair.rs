@@ -396,8 +396,21 @@ fn bare_latency_peer(to: &str) -> Result<()> {
     Ok(())
 }
 
+/// With `PAIR_PIN` set, each process stays on a core of its own, for measuring on a machine that does other things too.
+fn pin(core: usize) {
+    if std::env::var_os("PAIR_PIN").is_some() {
+        // SAFETY: a CPU set is plain bits, for which zero is valid; the set is a live local of the size given.
+        unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(core, &mut set);
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+        }
+    }
+}
+
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    pin(usize::from(args.first().is_some_and(|a| a == "--peer")));
     if let [flag, mode, arg] = &args[..] {
         if flag == "--peer" {
             return match mode.as_str() {

@@ -1,8 +1,8 @@
 //! The thread that works when no application thread does.
 //!
 //! Each opened NIC has one. It sleeps in `ppoll` on the NIC's socket, a bell and the next deadline. While an application thread
-//! polls (several polls since the last look, the last one a moment ago) it leaves the socket out: a packet would wake it for work
-//! that the polling thread is about to do. It looks again after a short while.
+//! polls ([`Poller`]) it leaves everything to that thread: a packet would wake it for work that is about to be done anyway. It looks
+//! again after a short while, or when the application says that it is about to wait for an event.
 //!
 //! It asks for a short time slice, which EEVDF kernels grant to anyone: a thread that asks for little is run soon after it wakes,
 //! also on a core where an application spins.
@@ -10,24 +10,73 @@
 use crate::nic::Shared;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::Ordering::{self, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use unbroken_fabric::now_us;
 use unbroken_verbs::{Error, Result};
 
-/// An application thread that polled this recently, and often enough, polls.
-const POLLING_US: u64 = 50;
-/// Polls since the last look that make a polling thread. A program that waits for events polls once or twice for each.
-const POLLING_POLLS: u32 = 8;
-/// How long the socket is left to a polling thread.
+/// How long a NIC is left to a polling thread before another look.
 const LEAVE_US: u64 = 200;
+/// After bulk data more is likely to come at once: for so long the thread looks for it before it sleeps. Not after small messages,
+/// since an application that waits for one may want this core.
+const LINGER_US: u64 = 40;
 /// The longest sleep. Nothing depends on it.
 const SLEEP_US: u64 = 1_000_000;
 /// Time slice asked for, in nanoseconds: the least that kernels grant.
 const SLICE_NS: u64 = 100_000;
 /// Rounds of waiting for a verb that wants the engine.
 const GIVE_WAY_ROUNDS: u32 = 2000;
+
+/// An application thread that polled this recently still polls.
+const POLLING_US: u64 = 50;
+/// Polls that make a polling thread; a program that waits for events polls once or twice for each.
+const POLLING_POLLS: u32 = 4;
+
+/// What application threads do.
+#[derive(Default)]
+pub(crate) struct Poller {
+    /// Polls since one last asked for an event, or since none polled.
+    polls: AtomicU32,
+    last_us: AtomicU64,
+    /// One is driving the engine.
+    inside: AtomicBool,
+    /// The background thread has left the NIC to it.
+    left: AtomicBool,
+}
+
+impl Poller {
+    /// A thread polls. A count that is lost between two threads does no harm.
+    #[inline]
+    pub(crate) fn enter(&self, now_us: u64) {
+        self.polls.store(self.polls.load(Relaxed).saturating_add(1), Relaxed);
+        self.last_us.store(now_us, Relaxed);
+    }
+
+    /// It begins and ends driving the engine.
+    #[inline]
+    pub(crate) fn set_inside(&self, inside: bool) {
+        self.inside.store(inside, Relaxed);
+    }
+
+    /// It is about to wait for an event; gives whether the background thread must be told.
+    pub(crate) fn wait(&self) -> bool {
+        self.polls.store(0, Relaxed);
+        self.left.load(Relaxed) && self.left.swap(false, Relaxed)
+    }
+
+    /// Whether a thread polls, so that the background thread may leave the NIC to it.
+    fn polling(&self, now_us: u64) -> bool {
+        let recent = self.last_us.load(Relaxed) + POLLING_US >= now_us || self.inside.load(Relaxed);
+        if !recent {
+            self.polls.store(0, Relaxed);
+        }
+        let polling = self.polls.load(Relaxed) >= POLLING_POLLS;
+        self.left.store(polling, Relaxed);
+        polling
+    }
+}
 
 /// The background thread of a NIC; dropping it ends the thread.
 pub(crate) struct Background {
@@ -91,17 +140,15 @@ pub(crate) fn ask_for_short_slice() {
         deadline: u64,
         period: u64,
     }
-    let attr = SchedAttr {
-        size: std::mem::size_of::<SchedAttr>() as u32,
-        policy: libc::SCHED_OTHER as u32,
-        flags: 0,
-        nice: 0,
-        priority: 0,
-        runtime: SLICE_NS,
-        deadline: 0,
-        period: 0,
-    };
-    // SAFETY: a live struct that says its own size; 0 is the calling thread.
+    let size = std::mem::size_of::<SchedAttr>() as u32;
+    // SAFETY: plain integers, for which zero is valid.
+    let mut attr: SchedAttr = unsafe { std::mem::zeroed() };
+    // SAFETY: a live struct of the size given; 0 is the calling thread.
+    if unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) } != 0 {
+        return;
+    }
+    (attr.size, attr.runtime) = (size, SLICE_NS);
+    // SAFETY: a live struct that says its own size.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
 }
 
@@ -123,28 +170,31 @@ fn sleep(shared: &Shared, socket: Option<i32>, timeout_us: u64) {
 
 fn run(shared: &Shared) {
     ask_for_short_slice();
-    let mut seen_polls = 0;
+    let mut linger_until_us = 0;
     while !shared.stop.load(Ordering::Acquire) {
         shared.wake_at_us.store(0, Ordering::Relaxed);
-        let now_us_ = now_us();
-        let polls = shared.polls.load(Ordering::Relaxed);
-        let often = polls.wrapping_sub(seen_polls) >= POLLING_POLLS;
-        let polling = often && shared.last_poll_us.load(Ordering::Relaxed) + POLLING_US >= now_us_;
-        seen_polls = polls;
+        let time_us = now_us();
+        if shared.poller.polling(time_us) {
+            shared.wake_at_us.store(time_us + LEAVE_US, Ordering::Relaxed);
+            sleep(shared, None, LEAVE_US);
+            continue;
+        }
         let mut e = shared.lock();
-        let work = e.drive(now_us_, &shared.domain, !polling, true);
+        let work = e.drive(time_us, &shared.domain, true);
         shared.publish(&e);
         let Some(socket) = e.rx_fd() else { return };
-        if work.more {
+        if work.bulk {
+            linger_until_us = time_us + LINGER_US;
+        }
+        if work.more || time_us < linger_until_us {
             drop(e);
             give_way(shared);
             continue;
         }
-        let longest_us = now_us_ + if polling { LEAVE_US } else { SLEEP_US };
-        let wake_at_us = e.deadline_us().min(longest_us);
+        let wake_at_us = e.deadline_us().min(time_us + SLEEP_US);
         shared.wake_at_us.store(wake_at_us, Ordering::Relaxed);
         drop(e);
-        sleep(shared, (!polling).then_some(socket), wake_at_us.saturating_sub(now_us()));
+        sleep(shared, Some(socket), wake_at_us.saturating_sub(now_us()));
     }
 }
 

@@ -42,6 +42,8 @@ pub(crate) const TX_SOCKETS: usize = 4;
 const TURN_PACKETS: u32 = 64;
 /// Packets that one drive may send.
 const DRIVE_PACKETS: u32 = 256;
+/// Bytes of one drive that are bulk data.
+const BULK_BYTES: u64 = 16 << 10;
 /// Timers run in one drive.
 const DRIVE_TIMERS: usize = 64;
 
@@ -75,6 +77,8 @@ pub(crate) struct Work {
     pub(crate) busy: bool,
     /// More is waiting already.
     pub(crate) more: bool,
+    /// Much data arrived or left: more is likely to follow.
+    pub(crate) bulk: bool,
 }
 
 /// What the engine needs of its surroundings, fixed when the NIC is opened.
@@ -215,9 +219,9 @@ impl Engine {
         }
     }
 
-    /// Does what can be done now. With `receive` false, what arrived is left to another caller; with `acks` false, an ACK that is
-    /// owed and nothing else waits: the application's answer may take it along, and the next drive sends it in any case.
-    pub(crate) fn drive(&mut self, now_us: u64, domain: &Domain, receive: bool, acks: bool) -> Work {
+    /// Does what can be done now. With `acks` false, an ACK that is owed and nothing else waits: the application's answer may take
+    /// it along, and the next drive sends it in any case.
+    pub(crate) fn drive(&mut self, now_us: u64, domain: &Domain, acks: bool) -> Work {
         if !self.look(now_us) {
             return Work::default();
         }
@@ -225,10 +229,7 @@ impl Engine {
         for &index in &owed {
             self.queue(index);
         }
-        let received = match (&self.sockets, receive) {
-            (Some(s), true) => self.rx_ring.receive(&s.rx),
-            _ => 0,
-        };
+        let received = self.sockets.as_ref().map_or(0, |s| self.rx_ring.receive(&s.rx));
         let due = self.timers.peek().is_some_and(|Reverse((at_us, _))| *at_us <= now_us);
         if received == 0 && !due && self.ready.is_empty() {
             return Work::default();
@@ -242,8 +243,9 @@ impl Engine {
         }
         // What was owed before this drive has waited long enough.
         self.transmit(now_us, &view, acks || !owed.is_empty());
+        let bulk = self.rx_count.bytes + self.tx.count.bytes >= BULK_BYTES;
         self.count();
-        Work { busy: true, more: received == crate::socket::RX_DATAGRAMS || !self.ready.is_empty() }
+        Work { busy: true, more: received == crate::socket::RX_DATAGRAMS || !self.ready.is_empty(), bulk }
     }
 
     /// Gives a QP its turn in the ready queue.

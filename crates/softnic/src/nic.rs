@@ -1,6 +1,6 @@
 //! An opened NIC: a device of verbs.
 
-use crate::background::Background;
+use crate::background::{Background, Poller};
 use crate::engine::{Engine, Identity, QpEntry, QpKind, Sockets, MAX_QPS};
 use crate::faults::Link;
 use crate::fork;
@@ -50,9 +50,7 @@ pub(crate) struct Shared {
     pub(crate) stop: AtomicBool,
     alive: AtomicBool,
     port_up: AtomicBool,
-    /// Polls of application threads, and when the last one was.
-    pub(crate) polls: AtomicU32,
-    pub(crate) last_poll_us: AtomicU64,
+    pub(crate) poller: Poller,
     idle_polls: AtomicU32,
 }
 
@@ -142,12 +140,14 @@ impl Driver for Shared {
         if fork::abandoned() {
             return;
         }
-        let Some(mut e) = self.try_lock() else { return };
         let now_us = now_us();
-        self.last_poll_us.store(now_us, Ordering::Relaxed);
-        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        // Said also when somebody else has the engine: if it is the background thread, it learns that it is not needed.
+        self.poller.enter(now_us);
+        let Some(mut e) = self.try_lock() else { return };
+        self.poller.set_inside(true);
         let patient = self.wake_at_us.load(Ordering::Relaxed) <= now_us + ACK_PATIENCE_US;
-        let work = e.drive(now_us, &self.domain, true, !patient);
+        let work = e.drive(now_us, &self.domain, !patient);
+        self.poller.set_inside(false);
         if work.busy {
             self.idle_polls.store(0, Ordering::Relaxed);
             return self.settle(e);
@@ -158,6 +158,12 @@ impl Driver for Shared {
         self.idle_polls.store(idle % IDLE_POLLS, Ordering::Relaxed);
         if idle == IDLE_POLLS {
             std::thread::yield_now();
+        }
+    }
+
+    fn about_to_wait(&self) {
+        if !fork::abandoned() && self.poller.wait() {
+            self.bell.signal();
         }
     }
 }
@@ -205,8 +211,7 @@ impl Nic {
             stop: AtomicBool::new(false),
             alive: AtomicBool::new(true),
             port_up: AtomicBool::new(true),
-            polls: AtomicU32::new(0),
-            last_poll_us: AtomicU64::new(0),
+            poller: Poller::default(),
             idle_polls: AtomicU32::new(0),
         });
         shared.look(now_us());

@@ -19,6 +19,9 @@ use unbroken_types::{Wc, WcStatus};
 pub trait Driver: Send + Sync {
     /// Does what can be done now without waiting. Called by application threads; must not block.
     fn drive(&self);
+
+    /// The application has asked for an event: it will probably wait for it instead of polling. Must not block.
+    fn about_to_wait(&self) {}
 }
 
 /// When the next pushed WC raises an event on the channel.
@@ -160,6 +163,9 @@ impl Cq {
 
     /// Asks for one event at the next completion (`ibv_req_notify_cq`).
     pub fn req_notify(&self, solicited_only: bool) {
+        for (d, _) in self.drivers.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            d.about_to_wait();
+        }
         let mut r = self.ring();
         // A request for any completion is not weakened by a later one for solicited ones.
         r.armed = if solicited_only && r.armed != Armed::Any { Armed::Solicited } else { Armed::Any };
