@@ -92,8 +92,13 @@ impl PathProbe {
         }
     }
 
-    /// The path is known to have failed without a probe; it is not probed until [`Self::demand`], which should follow at once where
-    /// our own NIC works (a QP gave up on it) and when it works again (where it does not).
+    /// A QP has given up on the path: it counts as dead until a round that begins now is answered, however lately it was alive.
+    pub fn doubt(&mut self, now_us: u64) {
+        self.set_dead();
+        self.demand(now_us);
+    }
+
+    /// The path is known to be dead, since our own NIC is: it is not probed until [`Self::demand`], when the NIC works again.
     pub fn set_dead(&mut self) {
         self.health = Health::Dead;
         self.round = None;
@@ -187,6 +192,22 @@ mod tests {
         assert!(!p.handle_ack(40_001, second), "an answer of the round before");
         assert!(p.handle_timeout(70_000));
         assert_eq!(p.health(), Health::Dead);
+    }
+
+    #[test]
+    fn a_doubted_path_is_dead_until_it_answers_anew() {
+        let mut p = PathProbe::new(ProbeConfig::default());
+        p.demand(0);
+        let seq = p.poll_send(0).unwrap();
+        assert!(p.handle_ack(50, seq));
+        p.demand(60);
+        assert_eq!(p.poll_send(60), None, "it has just answered");
+        p.doubt(60);
+        assert_eq!(p.health(), Health::Dead);
+        assert!(!p.handle_ack(70, seq), "an old answer");
+        let seq = p.poll_send(70).unwrap();
+        assert!(p.handle_ack(120, seq));
+        assert_eq!(p.health(), Health::Alive);
     }
 
     #[test]

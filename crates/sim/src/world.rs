@@ -350,9 +350,7 @@ impl World {
     pub(crate) fn suspect(&mut self, host: usize, qp: usize, epoch: u64, reason: Reason) {
         if matches!(reason, Reason::QpFailed(_) | Reason::Stall) {
             if let Some((local, remote)) = self.ends[host][qp].live().map(|l| (l.nic, l.remote)) {
-                let probe = &mut self.probes[host][local * MAX_RAILS + remote];
-                probe.set_dead();
-                probe.demand(self.now_us);
+                self.probes[host][local * MAX_RAILS + remote].doubt(self.now_us);
                 self.update_belief(host, local, remote);
             }
         }
