@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 
-from .process import Failure, Skip
+from .process import Failure, Skip, wait_until
 
 _RULES = """table inet {table} {{
     chain out {{ type filter hook output priority 0; oifname {nic} drop; }}
@@ -49,6 +49,8 @@ class Namespaces:
                 for host, name in self.name.items():
                     _run("ip", "-n", name, "addr", "add", f"{self.addr(host, rail)}/24", "dev", f"nic{rail}")
                     _run("ip", "-n", name, "link", "set", f"nic{rail}", "up")
+            # The kernel sees the carrier of a new veth a moment later.
+            wait_until(self._all_up, 10, "the interfaces are up")
         except BaseException:
             self.__exit__()
             raise
@@ -57,6 +59,10 @@ class Namespaces:
     def __exit__(self, *_):
         for name in self.name.values():
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+    def _all_up(self) -> bool:
+        links = [link for name in self.name.values() for link in json.loads(_run("ip", "-n", name, "-j", "link"))]
+        return all(link["operstate"] == "UP" for link in links if link["ifname"].startswith("nic"))
 
     def addr(self, host: str, rail: int) -> ipaddress.IPv4Address:
         """The address of a NIC."""
