@@ -31,7 +31,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
-use tx::{Dest, Swallow, TxBatch};
+use tx::{Dest, Out, Swallow, TxBatch};
 use unbroken_fabric::{GapRecorder, LinkState, NicPage, SlotCounters};
 use unbroken_types::WcStatus;
 use unbroken_verbs::{DeviceCounters, DeviceEvent, EventSink};
@@ -245,7 +245,7 @@ impl Engine {
         self.transmit(now_us, &view, acks || !owed.is_empty());
         let bulk = self.rx_count.bytes + self.tx.count.bytes >= BULK_BYTES;
         self.count();
-        Work { busy: true, more: received == crate::socket::RX_DATAGRAMS || !self.ready.is_empty(), bulk }
+        Work { busy: true, more: self.rx_ring.full() || !self.ready.is_empty(), bulk }
     }
 
     /// Gives a QP its turn in the ready queue.
@@ -287,28 +287,24 @@ impl Engine {
     /// Gives the QPs of the ready queue their turns, within the budget of a drive, and sends what they pushed.
     fn transmit(&mut self, now_us: u64, view: &View<'_>, acks: bool) {
         let Engine { sockets: Some(sockets), tx, qps, ready, state, tx_loss, sink, .. } = self else { return };
+        let swallow = match (state.passes(), tx_loss.ppm) {
+            (false, _) => Swallow::All,
+            (true, 0) => Swallow::None,
+            _ => Swallow::Loss(tx_loss),
+        };
+        let mut out = Out { batch: tx, sockets: &sockets.tx, ip: self.id.ip, view, swallow };
         let mut budget = DRIVE_PACKETS;
-        let passes = state.passes();
         // Each QP has one turn at least, so that its events and timers are seen to.
         for _ in 0..ready.len() + (DRIVE_PACKETS / TURN_PACKETS) as usize {
             let Some(index) = ready.pop_front() else { break };
             let Some(q) = qps.get_mut(index) else { continue };
-            q.queued = false;
-            if budget == 0 || !tx.has_room() {
-                tx.flush(&sockets.tx, view);
-            }
             if budget == 0 {
-                q.queued = true;
                 ready.push_front(index);
                 break;
             }
-            let swallow = match (passes, tx_loss.ppm) {
-                (false, _) => Swallow::All,
-                (true, 0) => Swallow::None,
-                _ => Swallow::Loss(&mut *tx_loss),
-            };
+            q.queued = false;
             let mut sent = TURN_PACKETS.min(budget);
-            let turn = q.transmit(now_us, tx, view, swallow, &mut sent, acks, (self.id.ip, &sockets.tx));
+            let turn = q.transmit(now_us, &mut out, &mut sent, acks);
             budget -= sent;
             q.tell(self.id.index, &**sink);
             if turn.more {
@@ -322,9 +318,7 @@ impl Engine {
                 self.timers.push(Reverse((turn.timer_us, index)));
             }
         }
-        if !tx.is_empty() {
-            tx.flush(&sockets.tx, view);
-        }
+        out.flush();
         if self.timers.len() > 64 + 4 * qps.len() {
             self.timers.retain(|Reverse((at_us, index))| qps.get(*index).is_some_and(|q| q.timer_at == *at_us));
         }

@@ -263,6 +263,9 @@ pub(crate) struct RxRing {
     names: [RawAddr; RX_DATAGRAMS],
     controls: [Control; RX_DATAGRAMS],
     got: [Got; RX_DATAGRAMS],
+    /// How many to ask for next.
+    ask: usize,
+    full: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -278,37 +281,42 @@ impl RxRing {
             names: [RawAddr::empty(); RX_DATAGRAMS],
             controls: [Control::empty(); RX_DATAGRAMS],
             got: [Got { bytes: 0, segment: 0 }; RX_DATAGRAMS],
+            ask: 1,
+            full: false,
         }
     }
 
     /// Receives what is there, at most [`RX_DATAGRAMS`]; 0 when there is nothing (or the socket reports an error, which then is gone).
+    ///
+    /// A quiet socket is asked for one datagram: asking for more costs, and none is likely to follow the first.
     pub(crate) fn receive(&mut self, socket: &RxSocket) -> usize {
-        // SAFETY: mmsghdr and iovec are integers and pointers, for which zero is valid.
-        let mut iovs: [libc::iovec; RX_DATAGRAMS] = unsafe { zeroed() };
-        // SAFETY: as above.
-        let mut msgs: [libc::mmsghdr; RX_DATAGRAMS] = unsafe { zeroed() };
-        for (i, chunk) in self.bytes.chunks_exact_mut(RX_BYTES).enumerate() {
-            iovs[i] = libc::iovec { iov_base: chunk.as_mut_ptr().cast(), iov_len: RX_BYTES };
-            let h = &mut msgs[i].msg_hdr;
+        let ask = self.ask;
+        let mut iovs = [const { MaybeUninit::<libc::iovec>::uninit() }; RX_DATAGRAMS];
+        let mut msgs = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; RX_DATAGRAMS];
+        for (i, chunk) in self.bytes.chunks_exact_mut(RX_BYTES).enumerate().take(ask) {
+            let iov = iovs[i].write(libc::iovec { iov_base: chunk.as_mut_ptr().cast(), iov_len: RX_BYTES });
+            // SAFETY: integers and pointers, for which zero is valid.
+            let h = &mut msgs[i].write(unsafe { zeroed() }).msg_hdr;
             h.msg_name = (&raw mut self.names[i].storage).cast();
             h.msg_namelen = size_of::<libc::sockaddr_in6>() as _;
-            h.msg_iov = &raw mut iovs[i];
+            h.msg_iov = &raw mut *iov;
             h.msg_iovlen = 1;
             h.msg_control = (&raw mut self.controls[i]).cast();
             h.msg_controllen = size_of::<Control>() as _;
         }
-        // SAFETY: every message points to buffers of `self` and locals that live through the call and do not overlap.
+        let (fd, flags) = (libc::c_long::from(socket.as_raw_fd()), libc::c_long::from(libc::MSG_DONTWAIT));
+        // Not libc's function, which is a point of cancellation and pays for it.
+        // SAFETY: each of the first `ask` messages, which were written above, points to buffers of `self` and locals that live through
+        // the call and do not overlap; no timeout is given.
         let n = unsafe {
-            libc::recvmmsg(
-                socket.as_raw_fd(),
-                msgs.as_mut_ptr(),
-                RX_DATAGRAMS as _,
-                libc::MSG_DONTWAIT,
-                std::ptr::null_mut(),
-            )
+            libc::syscall(libc::SYS_recvmmsg, fd, msgs.as_mut_ptr(), ask as libc::c_long, flags, 0 as libc::c_long)
         };
         let n = usize::try_from(n).unwrap_or(0);
+        self.full = n == ask;
+        self.ask = if n == 0 { 1 } else { RX_DATAGRAMS };
         for (i, msg) in msgs[..n].iter().enumerate() {
+            // SAFETY: the first `ask` messages have been written, and the kernel filled in no more than that.
+            let msg = unsafe { msg.assume_init_ref() };
             let bytes = msg.msg_len as usize;
             let c = &self.controls[i];
             let gro = msg.msg_hdr.msg_controllen >= size_of::<libc::cmsghdr>() + size_of::<libc::c_int>()
@@ -317,6 +325,11 @@ impl RxRing {
             self.got[i] = Got { bytes, segment: if gro { c.value as usize } else { bytes.max(1) } };
         }
         n
+    }
+
+    /// Whether the last [`RxRing::receive`] found as many as it asked for: there may be more.
+    pub(crate) fn full(&self) -> bool {
+        self.full
     }
 
     /// The `i`th datagram of the last [`RxRing::receive`].
@@ -352,7 +365,7 @@ pub(crate) unsafe fn send<'a>(
 ) -> io::Result<usize> {
     let mut msgs = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; TX_MESSAGES];
     let mut controls = [const { MaybeUninit::<Control>::uninit() }; TX_MESSAGES];
-    let mut count = 0;
+    let mut count: libc::c_long = 0;
     for (m, (msg, control)) in messages.zip(msgs.iter_mut().zip(&mut controls)) {
         // SAFETY: integers and pointers, for which zero is valid.
         let msg = msg.write(unsafe { zeroed() });
@@ -369,6 +382,9 @@ pub(crate) unsafe fn send<'a>(
     }
     // SAFETY: the first `count` headers were written above; addresses and control messages live through the call; the caller
     // answers for what the pieces point to.
-    let n = unsafe { libc::sendmmsg(socket.as_raw_fd(), msgs.as_mut_ptr().cast(), count, libc::MSG_DONTWAIT) };
+    let n = unsafe {
+        let (fd, flags) = (libc::c_long::from(socket.as_raw_fd()), libc::c_long::from(libc::MSG_DONTWAIT));
+        libc::syscall(libc::SYS_sendmmsg, fd, msgs.as_mut_ptr(), count, flags)
+    };
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }

@@ -1,8 +1,6 @@
 //! The queue pairs of a NIC: their table, and what the engine keeps beside the transport's own state.
 
-use super::tx::{Dest, QpSink, Swallow, TxBatch, UdQpSink};
-use crate::memory::View;
-use crate::socket::TxSocket;
+use super::tx::{Dest, Out, QpSink, UdQpSink};
 use std::net::IpAddr;
 use std::sync::Arc;
 use unbroken_roce::{Completions, ModifyError, RcEvent, RcModify, RcQp, RecvWr, SendWr, UdModify, UdQp};
@@ -171,26 +169,12 @@ impl QpEntry {
     }
 
     /// Lets the QP push packets, at most `quota`; gives back in it how many it pushed.
-    #[allow(clippy::too_many_arguments)] // borrowed parts of the engine, which cannot be lent as a whole
-    pub(crate) fn transmit(
-        &mut self,
-        now_us: u64,
-        batch: &mut TxBatch,
-        view: &View<'_>,
-        swallow: Swallow<'_>,
-        quota: &mut u32,
-        acks: bool,
-        (ip, sockets): (IpAddr, &[TxSocket]),
-    ) -> Turn {
+    pub(crate) fn transmit(&mut self, now_us: u64, out: &mut Out<'_>, quota: &mut u32, acks: bool) -> Turn {
         let (pd, socket) = (self.pd, self.socket);
         let mut to = Completer { send_cq: &self.send_cq, recv_cq: &self.recv_cq };
-        match &mut self.kind {
-            QpKind::Rc(qp) => {
-                let Some(dest) = self.dest else {
-                    *quota = 0;
-                    return Turn { more: false, owes: false, timer_us: u64::MAX };
-                };
-                let mut sink = QpSink::new(batch, view, pd, dest, socket, *quota, swallow);
+        match (&mut self.kind, self.dest) {
+            (QpKind::Rc(qp), Some(dest)) => {
+                let mut sink = QpSink::new(out, pd, dest, socket, *quota);
                 let more = if acks {
                     qp.poll_transmit(now_us, &mut sink, &mut to)
                 } else {
@@ -200,9 +184,12 @@ impl QpEntry {
                 drop(sink);
                 Turn { more, owes: qp.ack_owed(), timer_us: qp.poll_timeout().unwrap_or(u64::MAX) }
             }
-            QpKind::Ud(qp) => {
-                let src = (ip, sockets[socket].port()).into();
-                let mut sink = UdQpSink::new(batch, view, pd, src, socket, *quota, swallow);
+            (QpKind::Rc(_), None) => {
+                *quota = 0;
+                Turn { more: false, owes: false, timer_us: u64::MAX }
+            }
+            (QpKind::Ud(qp), _) => {
+                let mut sink = UdQpSink::new(out, pd, socket, *quota);
                 let more = qp.poll_transmit(&mut sink, &mut to);
                 *quota -= sink.quota();
                 Turn { more, owes: false, timer_us: u64::MAX }

@@ -93,18 +93,9 @@ impl TxBatch {
         }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.runs.is_empty()
-    }
-
-    /// Whether a few more packets fit for sure.
-    pub(crate) fn has_room(&self) -> bool {
-        self.fits(8192, 128)
-    }
-
     /// Sends everything. What the kernel does not take is dropped and counted, as a switch would drop it: the transport recovers.
     /// `_view` is the one that the packets were pushed with.
-    pub(crate) fn flush(&mut self, sockets: &[TxSocket], _view: &View<'_>) {
+    fn flush(&mut self, sockets: &[TxSocket], _view: &View<'_>) {
         let mut at = 0;
         while at < self.runs.len() {
             let socket = self.runs[at].socket;
@@ -256,45 +247,64 @@ pub(crate) enum Swallow<'a> {
     Loss(&'a mut Loss),
 }
 
+/// The way out of the NIC during a batch.
+pub(crate) struct Out<'a> {
+    pub(crate) batch: &'a mut TxBatch,
+    pub(crate) sockets: &'a [TxSocket],
+    /// The NIC's address.
+    pub(crate) ip: IpAddr,
+    pub(crate) view: &'a View<'a>,
+    pub(crate) swallow: Swallow<'a>,
+}
+
+impl Out<'_> {
+    /// Sends what has been pushed.
+    pub(crate) fn flush(&mut self) {
+        if !self.batch.runs.is_empty() {
+            self.batch.flush(self.sockets, self.view);
+        }
+    }
+}
+
 /// What an RC QP pushes its packets to during its turn.
-pub(crate) struct QpSink<'a> {
-    batch: &'a mut TxBatch,
-    view: &'a View<'a>,
+pub(crate) struct QpSink<'a, 'b> {
+    out: &'a mut Out<'b>,
     pd: u32,
     dest: Dest,
     socket: usize,
     /// Packets that the QP may still push.
     quota: u32,
-    swallow: Swallow<'a>,
     /// Payloads up to this many bytes are copied.
     copy_bytes: usize,
 }
 
-impl<'a> QpSink<'a> {
-    pub(crate) fn new(
-        batch: &'a mut TxBatch,
-        view: &'a View<'a>,
-        pd: u32,
-        dest: Dest,
-        socket: usize,
-        quota: u32,
-        swallow: Swallow<'a>,
-    ) -> QpSink<'a> {
-        QpSink { batch, view, pd, dest, socket, quota, swallow, copy_bytes: COPY_BYTES }
+impl<'a, 'b> QpSink<'a, 'b> {
+    pub(crate) fn new(out: &'a mut Out<'b>, pd: u32, dest: Dest, socket: usize, quota: u32) -> QpSink<'a, 'b> {
+        QpSink { out, pd, dest, socket, quota, copy_bytes: COPY_BYTES }
     }
 
     pub(crate) fn quota(&self) -> u32 {
         self.quota
     }
-}
 
-impl Drop for QpSink<'_> {
-    fn drop(&mut self) {
-        self.batch.close_run();
+    fn lost(&mut self) -> bool {
+        let lost = match &mut self.out.swallow {
+            Swallow::None => false,
+            Swallow::All => true,
+            Swallow::Loss(loss) => loss.lose(),
+        };
+        self.out.batch.count.drops += u64::from(lost);
+        lost
     }
 }
 
-impl PacketSink for QpSink<'_> {
+impl Drop for QpSink<'_, '_> {
+    fn drop(&mut self) {
+        self.out.batch.close_run();
+    }
+}
+
+impl PacketSink for QpSink<'_, '_> {
     fn push(&mut self, header: &[u8], payload: Payload<'_>) -> Result<(), SinkError> {
         let (len, copied, pieces) = match payload {
             Payload::None => (0, 0, 1),
@@ -304,61 +314,56 @@ impl PacketSink for QpSink<'_> {
             Payload::Sges { sges, len, .. } => (len as usize, 0, sges.len() + 2),
         };
         let pad = pad_of(len) as usize;
-        if self.quota == 0 || !self.batch.fits(header.len() + copied + pad + ICRC_BYTES, pieces) {
+        if self.quota == 0 {
             return Err(SinkError::Full);
         }
-        let lost = match &mut self.swallow {
-            Swallow::None => false,
-            Swallow::All => true,
-            Swallow::Loss(loss) => loss.lose(),
-        };
         self.quota -= 1;
-        if lost {
-            self.batch.count.drops += 1;
+        if self.lost() {
             return Ok(());
         }
+        if !self.out.batch.fits(header.len() + copied + pad + ICRC_BYTES, pieces) {
+            self.out.flush();
+        }
+        let (batch, view) = (&mut *self.out.batch, self.out.view);
         let bytes = header.len() + len + pad + ICRC_BYTES;
-        let mark = (self.batch.used, self.batch.pieces.len(), self.batch.pieces.last().map(|p| p.iov_len));
+        let mark = (batch.used, batch.pieces.len(), batch.pieces.last().map(|p| p.iov_len));
         // The place in the run is the IP id that the kernel gives to the segment.
-        let place = self.batch.join_run(&self.dest, self.socket, bytes, pieces);
+        let place = batch.join_run(&self.dest, self.socket, bytes, pieces);
         let icrc = Icrc::new(&self.dest.flow, bytes, place as u16);
-        if let Err(e) = self.batch.write(icrc, self.view, self.pd, header, &payload, len <= self.copy_bytes) {
-            self.batch.undo(mark);
+        if let Err(e) = batch.write(icrc, view, self.pd, header, &payload, len <= self.copy_bytes) {
+            batch.undo(mark);
             return Err(e);
         }
-        let pieces = self.batch.pieces.len();
-        let run = self.batch.runs.last_mut().expect("the run of this packet");
+        let pieces = batch.pieces.len();
+        let run = batch.runs.last_mut().expect("the run of this packet");
         run.message.iovs = pieces - run.message.first_iov;
         run.packets += 1;
         run.bytes += bytes;
         run.payload_bytes += len;
         run.open &= bytes == run.segment && run.packets < MAX_SEGMENTS;
         run.message.segment = if run.packets > 1 { run.segment as u16 } else { 0 };
+        if run.bytes + run.segment > MAX_RUN_BYTES {
+            // A full run leaves while its bytes, which the ICRC has just read, are in the cache.
+            self.out.flush();
+        }
         Ok(())
     }
 }
 
 /// What a UD QP pushes its packets to during its turn.
-pub(crate) struct UdQpSink<'a> {
+pub(crate) struct UdQpSink<'a, 'b> {
     src: SocketAddr,
     /// To whom the last packet went.
     last: UdDest,
-    sink: QpSink<'a>,
+    sink: QpSink<'a, 'b>,
 }
 
-impl<'a> UdQpSink<'a> {
-    pub(crate) fn new(
-        batch: &'a mut TxBatch,
-        view: &'a View<'a>,
-        pd: u32,
-        src: SocketAddr,
-        socket: usize,
-        quota: u32,
-        swallow: Swallow<'a>,
-    ) -> UdQpSink<'a> {
+impl<'a, 'b> UdQpSink<'a, 'b> {
+    pub(crate) fn new(out: &'a mut Out<'b>, pd: u32, socket: usize, quota: u32) -> UdQpSink<'a, 'b> {
+        let src = SocketAddr::new(out.ip, out.sockets[socket].port());
         // Not yet the way to anybody: the first packet sets it.
         let dest = Dest::to_qp(src, src.ip(), 0);
-        let mut sink = QpSink::new(batch, view, pd, dest, socket, quota, swallow);
+        let mut sink = QpSink::new(out, pd, dest, socket, quota);
         // A UD send completes when it is pushed: its memory may change before the packet leaves.
         sink.copy_bytes = usize::MAX;
         UdQpSink { src, last: UdDest::default(), sink }
@@ -369,10 +374,10 @@ impl<'a> UdQpSink<'a> {
     }
 }
 
-impl UdSink for UdQpSink<'_> {
+impl UdSink for UdQpSink<'_, '_> {
     fn push_to(&mut self, dest: &UdDest, header: &[u8], payload: Payload<'_>) -> Result<(), SinkError> {
         if (dest.gid, dest.qpn) != (self.last.gid, self.last.qpn) {
-            self.sink.batch.close_run();
+            self.sink.out.batch.close_run();
             self.sink.dest = Dest::to_qp(self.src, dest.gid.to_ip(), dest.qpn);
             self.last = *dest;
         }
