@@ -277,11 +277,13 @@ impl World {
         }
     }
 
-    /// Whether every application has all that it is owed.
+    /// Whether every application has all that it is owed, and no switch is under way.
     fn finished(&self) -> bool {
         (0..2).filter(|&h| !self.crashed[h]).all(|h| {
             let other_crashed = self.crashed[1 - h];
-            self.apps[h].iter().all(|a| if other_crashed { a.sends_finished() } else { a.finished() })
+            let calm = |e: &End| matches!(e.path.state(), State::Active | State::Failed);
+            self.ends[h].iter().all(calm)
+                && self.apps[h].iter().all(|a| if other_crashed { a.sends_finished() } else { a.finished() })
         })
     }
 

@@ -44,7 +44,10 @@ impl LogicalQp {
     fn handle_hello(&mut self, now_us: u64, hello: Hello) {
         match self.state {
             State::Failed => return self.refuse(self.refusal),
-            State::Closed => return self.send_body(Body::Bye, self.slot()),
+            State::Closed => {
+                let via = self.next_via();
+                return self.send_body(Body::Bye, via);
+            }
             _ => {}
         }
         let path = self.slots.get(slot_of(hello.epoch)).map(SlotPath::mirrored);
@@ -172,15 +175,13 @@ impl LogicalQp {
         self.send_body(Body::Hello(hello), via);
     }
 
-    /// Says why we do not go on, over two paths, since it is not repeated (but given again to whoever asks).
+    /// Says why we do not go on, over two paths, since it is not repeated. Whoever asks again is told again, over the next two.
     pub(super) fn refuse(&mut self, reason: RefuseReason) {
         let body = Body::Refuse(Refuse { reason, epoch: self.epoch, refused: self.me.incarnation });
-        let via = self.slot();
-        self.send_body(body, via);
-        self.last_via = via;
-        let other = self.next_via();
-        if other != via {
-            self.send_body(body, other);
+        let (first, second) = (self.next_via(), self.next_via());
+        self.send_body(body, first);
+        if second != first {
+            self.send_body(body, second);
         }
     }
 

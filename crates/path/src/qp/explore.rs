@@ -320,15 +320,12 @@ fn no_state_of_small_cases_breaks_a_promise() {
     }
 }
 
-/// Minutes, and some memory: for long test runs.
+/// 3.3 million states: for long test runs.
 #[test]
 #[ignore = "takes minutes"]
-fn no_state_of_larger_cases_breaks_a_promise() {
-    for (rails, messages, wrong) in [(3, 1, 1), (2, 2, 1), (2, 1, 2)] {
-        let states =
-            explore(limits(rails, messages, wrong)).unwrap_or_else(|e| panic!("{rails} {messages} {wrong}: {e}"));
-        println!("{rails} paths, {messages} messages, {wrong} wrong suspicions: {states} states");
-    }
+fn no_state_of_a_larger_case_breaks_a_promise() {
+    let states = explore(limits(3, 1, 1)).unwrap_or_else(|e| panic!("{e}"));
+    println!("3 paths, 1 message, 1 wrong suspicion: {states} states");
 }
 
 #[test]
