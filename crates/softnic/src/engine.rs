@@ -269,6 +269,14 @@ impl Engine {
         self.count();
     }
 
+    /// Sends the ACK that a QP owes, if it does. What the application has seen arrive must be acknowledged before the QP is gone:
+    /// the peer would take the silence for a failure.
+    pub(crate) fn acknowledge(&mut self, index: u16, now_us: u64, domain: &Domain) {
+        if self.qps.get(index).is_some_and(|q| matches!(&q.kind, QpKind::Rc(qp) if qp.ack_owed())) {
+            self.kick(index, now_us, domain);
+        }
+    }
+
     fn run_timers(&mut self, now_us: u64) {
         for _ in 0..DRIVE_TIMERS {
             match self.timers.peek() {

@@ -168,7 +168,10 @@ impl DeviceQp for SoftQp {
         if fork::abandoned() || self.destroyed.swap(true, Ordering::AcqRel) {
             return;
         }
-        let removed = self.nic.shared.lock().qps.remove(self.index());
+        let mut e = self.nic.shared.lock();
+        e.acknowledge(self.index(), now_us(), &self.nic.shared.domain);
+        let removed = e.qps.remove(self.index());
+        drop(e);
         let Some(q) = removed else { return };
         self.nic.shared.domain.unuse_pd(q.pd);
         self.send_cq.detach(&self.driver);
