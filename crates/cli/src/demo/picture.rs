@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::stream::{Stream, NICS};
+use super::stream::Stream;
 use super::FAULT;
 
 const WIDTH: f64 = 860.0;
@@ -22,16 +22,19 @@ const STYLE: &str = "
   .grid { stroke-opacity: .3; }
   .nic0 { stroke: #0969da; fill: #0969da; }
   .nic1 { stroke: #1a7f37; fill: #1a7f37; }
-  .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
-  .area { stroke: none; fill-opacity: .15; }
-  text.nic0, text.nic1, text.fault { stroke: none; }
+  .nic2 { stroke: #9a6700; fill: #9a6700; }
+  .nic3 { stroke: #8250df; fill: #8250df; }
+  path.line { fill: none; stroke-width: 2; stroke-linejoin: round; }
+  path.area { stroke: none; fill-opacity: .15; }
+  text.nic0, text.nic1, text.nic2, text.nic3, text.fault { stroke: none; }
   .fault { stroke: #cf222e; fill: #cf222e; stroke-width: 1.5; }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6edf3; }
     .nic0 { stroke: #58a6ff; fill: #58a6ff; }
     .nic1 { stroke: #3fb950; fill: #3fb950; }
+    .nic2 { stroke: #d29922; fill: #d29922; }
+    .nic3 { stroke: #a371f7; fill: #a371f7; }
     .fault { stroke: #ff7b72; fill: #ff7b72; }
-    .line { fill: none; }
   }
 ";
 
@@ -73,6 +76,8 @@ fn outcome(stream: &Stream) -> String {
 struct Panel {
     /// Times in s since the first data; a rate for each NIC.
     points: Vec<(f64, Vec<f64>)>,
+    /// The NICs that it shows.
+    nics: Vec<usize>,
     fault_s: f64,
 }
 
@@ -99,7 +104,8 @@ impl Panel {
         let seconds = |time_us: u64| (time_us as f64 - stream.begin_us as f64) / 1e6;
         let bins = stream.watch.bins(BIN_US);
         let points = bins.into_iter().map(|(end_us, rates)| (seconds(end_us - BIN_US / 2), rates));
-        Panel { points: points.filter(|(t, _)| *t >= 0.0).collect(), fault_s: seconds(stream.fault_us) }
+        let points = points.filter(|(t, _)| *t >= 0.0).collect();
+        Panel { points, nics: stream.nics_used().collect(), fault_s: seconds(stream.fault_us) }
     }
 
     fn span_s(&self) -> f64 {
@@ -129,7 +135,7 @@ impl Panel {
             svg,
             "<text transform=\"translate(18 {middle}) rotate(-90)\" text-anchor=\"middle\">Gbit/s</text>"
         );
-        for nic in 0..usize::from(NICS) {
+        for (column, nic) in self.nics.iter().copied().enumerate() {
             let mut line = String::new();
             for (t, rates) in &self.points {
                 let step = if line.is_empty() { 'M' } else { 'L' };
@@ -142,7 +148,7 @@ impl Panel {
             let _ =
                 writeln!(svg, "<path class=\"area nic{nic}\" d=\"{line}L{last:.1} {bottom}L{first:.1} {bottom}Z\"/>");
             let _ = writeln!(svg, "<path class=\"line nic{nic}\" d=\"{line}\"/>");
-            let x = right - 190.0 + 100.0 * nic as f64;
+            let x = right - 100.0 * (self.nics.len() - column) as f64 + 8.0;
             let _ = writeln!(
                 svg,
                 "<text class=\"nic{nic}\" x=\"{x}\" y=\"{}\">NIC a/{nic} → b/{nic}</text>",
@@ -185,7 +191,8 @@ mod tests {
 
     #[test]
     fn a_panel_stays_within_its_frame() {
-        let panel = Panel { points: vec![(0.0, vec![10.0, 0.0]), (1.0, vec![99.0, 5.0])], fault_s: 0.5 };
+        let panel =
+            Panel { points: vec![(0.0, vec![10.0, 0.0]), (1.0, vec![99.0, 5.0])], nics: vec![0, 1], fault_s: 0.5 };
         let mut svg = String::new();
         panel.draw(&mut svg, Frame { top: 40.0, span_s: 1.0, full: 20.0 }, "a <b>");
         assert!(svg.contains("a &lt;b&gt;") && svg.contains("nic a/0 dead"));

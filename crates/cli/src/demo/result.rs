@@ -25,6 +25,8 @@ pub(crate) struct Report {
     pub(crate) from: Option<String>,
     /// The path after.
     pub(crate) to: Option<String>,
+    /// The path on which the run ended: another one where there was a further switch.
+    pub(crate) last_path: Option<String>,
     /// From the fault to the first error or event, at the end whose NIC died.
     pub(crate) detect_us: Option<u64>,
     /// From there to the first good completion on the new path.
@@ -37,7 +39,7 @@ pub(crate) struct Report {
     pub(crate) gap_before_ms: f64,
     /// The rate on the first NIC before the fault.
     pub(crate) before_gbps: f64,
-    /// The rate on the backup NIC after it.
+    /// The rate on the backup NICs after it.
     pub(crate) after_gbps: f64,
     /// What the program itself reports for the whole run.
     pub(crate) reported_gbps: Option<f64>,
@@ -71,6 +73,7 @@ impl Report {
             fault: FAULT,
             from: switch.map(|s| s.from.clone()),
             to: switch.map(|s| s.to.clone()),
+            last_path: with.last_path().map(String::from),
             detect_us: switch.and_then(|s| s.detect_us),
             switch_us: switch.map(|s| s.switch_us),
             replayed: switch.map(|s| s.replayed),
@@ -119,7 +122,9 @@ impl Report {
         let gap = self.gap_ms.map_or("data did not come back".into(), |ms| format!("{ms:.1} ms"));
         screen.title(&format!("verdict: {}", self.verdict));
         let path = |path: &Option<String>| path.clone().unwrap_or("-".into());
-        screen.say(&format!("   path                {} -> {}", path(&self.from), path(&self.to)));
+        let further =
+            if self.to == self.last_path { String::new() } else { format!(", then {}", path(&self.last_path)) };
+        screen.say(&format!("   path                {} -> {}{further}", path(&self.from), path(&self.to)));
         screen.say(&format!("   noticed after       {}", us(self.detect_us)));
         screen.say(&format!("   switch took         {}", us(self.switch_us)));
         screen.say(&format!("   gap at the receiver {gap} (longest while all was well: {:.1} ms)", self.gap_before_ms));

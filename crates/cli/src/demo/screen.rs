@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
 
 /// Columns of a bar.
-const BAR: usize = 24;
+const BAR: usize = 20;
 
 /// Writes the story: on a terminal the last line is drawn again and again, elsewhere lines follow each other.
 pub(crate) struct Screen {
@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(bar("a/0", 10.0, 10.0), format!("a/0 {}  10.0 Gbit/s", "█".repeat(BAR)));
         let widths = (0..=200).map(|n| bar("a/0", f64::from(n) / 10.0, 10.0).chars().count());
         assert!(widths.min() == Some(bar("a/0", 0.0, 10.0).chars().count()));
-        assert!(bar("a/0", 5.0 / 24.0, 10.0).contains('▌'));
+        assert!(bar("a/0", 5.0 / 20.0, 10.0).contains('▌'));
         bar("a/0", 1.0, 0.0);
     }
 }

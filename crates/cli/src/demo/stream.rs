@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use unbroken_fabric::now_us;
 use unbroken_telemetry::{EventTail, Switch, What};
-use unbroken_trial::{bandwidth_gbps, Lab, Pair, Running, Spec, TrialError, Watch};
+use unbroken_trial::{bandwidth_gbps, Lab, Pair, Running, Sample, Spec, TrialError, Watch};
 
 use super::screen::{bar, Screen};
 use super::FAULT;
@@ -31,8 +31,8 @@ const TRAFFIC_BYTES: u64 = 8 << 20;
 const SAMPLE: Duration = Duration::from_millis(10);
 /// A pair that has not ended so long after the fault hangs.
 const HANG_US: u64 = 20_000_000;
-/// NICs of each host that are watched: the default one and the backup.
-pub(crate) const NICS: u8 = 2;
+/// NICs of each host: the default one and the backups.
+pub(crate) const NICS: u8 = 4;
 
 /// How an end of the pair ended.
 #[derive(Clone, Debug)]
@@ -117,10 +117,11 @@ impl Stream {
                 self.tell_events(&mut tail, screen);
             }
             if now >= shown_us + screen.refresh_us() {
-                let rates = [0, 1].map(|nic| self.watch.rate_gbps(nic, shown_us, now));
-                full_gbps = rates.iter().fold(full_gbps, |full, r| full.max(*r));
+                let rate = |nic| self.watch.rate_gbps(nic, shown_us, now);
+                let rates: Vec<(usize, f64)> = self.nics_used().map(|nic| (nic, rate(nic))).collect();
+                full_gbps = rates.iter().fold(full_gbps, |full, (_, rate)| full.max(*rate));
                 let bars: Vec<String> =
-                    rates.iter().enumerate().map(|(n, r)| bar(&format!("a/{n}"), *r, full_gbps)).collect();
+                    rates.iter().map(|(nic, rate)| bar(&format!("a/{nic}"), *rate, full_gbps)).collect();
                 screen.live(&format!("   {:5.2} s  {}", self.seconds(now), bars.join("   ")));
                 shown_us = now;
             }
@@ -178,9 +179,17 @@ impl Stream {
         self.watch.rate_gbps(0, self.begin_us + RAMP_US, self.fault_us)
     }
 
-    /// The rate on the backup NIC from [`SETTLE_US`] after the fault to the last data, in Gbit/s.
+    /// The rate on the backup NICs from [`SETTLE_US`] after the fault to the last data, in Gbit/s.
     pub(crate) fn after_gbps(&self) -> f64 {
-        self.watch.rate_gbps(1, self.fault_us + SETTLE_US, self.last_us())
+        let from_us = self.fault_us + SETTLE_US;
+        (1..usize::from(NICS)).map(|nic| self.watch.rate_gbps(nic, from_us, self.last_us())).sum()
+    }
+
+    /// The NICs that a picture shows: the default one, its backup, and whatever else carried data.
+    pub(crate) fn nics_used(&self) -> impl Iterator<Item = usize> + '_ {
+        let (first, last) = (self.watch.samples().first(), self.watch.samples().last());
+        let bytes = |sample: Option<&Sample>, nic: usize| sample.map_or(0, |s| s.rx_payload_bytes[nic]);
+        (0..usize::from(NICS)).filter(move |nic| *nic < 2 || bytes(last, *nic) - bytes(first, *nic) > TRAFFIC_BYTES)
     }
 
     /// The longest interval without data around the fault, in ms; None where data did not come back.
@@ -199,9 +208,14 @@ impl Stream {
         )
     }
 
-    /// The switch at the end whose NIC died, else any.
+    /// The switch that answered the fault, at the end whose NIC died.
     pub(crate) fn switch(&self) -> Option<&Switch> {
-        self.switches.iter().find(|s| s.host == "a").or(self.switches.first())
+        self.switches.iter().find(|s| s.host == "a" && s.detect_us.is_some())
+    }
+
+    /// The path on which it ended.
+    pub(crate) fn last_path(&self) -> Option<&str> {
+        self.switches.iter().rev().find(|s| s.host == "a").map(|s| s.to.as_str())
     }
 }
 
