@@ -15,8 +15,8 @@ pub(crate) struct SoftQp {
     /// The NIC as a driver of CQs.
     driver: Arc<dyn Driver>,
     qpn: u32,
-    /// WCs carry another number, that of a logical QP: its owner drops them.
-    borrowed_number: bool,
+    /// The QP is one life of a logical QP, which outlives it: its WCs stay, and the owner of the logical QP drops them at the end.
+    one_life: bool,
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
     destroyed: AtomicBool,
@@ -32,7 +32,7 @@ impl SoftQp {
             nic,
             driver,
             qpn,
-            borrowed_number: init.wc_qpn.is_some(),
+            one_life: init.wc_qpn.is_some() || init.hold_on_failure,
             send_cq: init.send_cq.clone(),
             recv_cq: init.recv_cq.clone(),
             destroyed: AtomicBool::new(false),
@@ -176,7 +176,7 @@ impl DeviceQp for SoftQp {
         self.nic.shared.domain.unuse_pd(q.pd);
         self.send_cq.detach(&self.driver);
         self.recv_cq.detach(&self.driver);
-        if !self.borrowed_number {
+        if !self.one_life {
             self.send_cq.purge(self.qpn);
             self.recv_cq.purge(self.qpn);
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use unbroken_fabric::{Fabric, Fault, Runtime};
 use unbroken_softnic::{Config, Nic, SoftNics};
-use unbroken_types::{Access, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_types::{Access, Gid, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     CompChannel, Cq, Device, DeviceEvent, DeviceQp, EventSink, MrKeys, QpInit, QpModify, RcModify, RecvWr, Result,
     SendWr,
@@ -38,6 +38,14 @@ impl Events {
         assert!(!timeout.timed_out(), "the event did not come; there were {:?}", *list);
         let found = list.iter().find(|(_, e)| what(e)).unwrap().1;
         found
+    }
+
+    /// Waits until there are `n` such events.
+    pub fn wait_count(&self, n: usize, what: impl Fn(&DeviceEvent) -> bool) {
+        let guard = self.list.lock().unwrap();
+        let few = |l: &mut Vec<(usize, DeviceEvent)>| l.iter().filter(|(_, e)| what(e)).count() < n;
+        let (list, timeout) = self.news.wait_timeout_while(guard, PATIENCE, few).unwrap();
+        assert!(!timeout.timed_out(), "the event did not come {n} times; there were {:?}", *list);
     }
 
     pub fn count(&self, what: impl Fn(&DeviceEvent) -> bool) -> usize {
@@ -180,18 +188,22 @@ pub fn connect(qp: &dyn DeviceQp, peer: &dyn DeviceQp, peer_nic: &Nic) -> Result
 }
 
 pub fn connect_with(qp: &dyn DeviceQp, peer_qpn: u32, peer_nic: &Nic, psn: u32) -> Result<()> {
+    connect_to(qp, peer_qpn, peer_nic.gid(), psn, Mtu::B4096)
+}
+
+pub fn connect_to(qp: &dyn DeviceQp, peer_qpn: u32, peer: Gid, psn: u32, mtu: Mtu) -> Result<()> {
     let init = RcModify { state: Some(QpState::Init), access: Some(ALL), ..RcModify::default() };
     qp.modify(&QpModify { rc: init, ..QpModify::default() })?;
     let rtr = RcModify {
         state: Some(QpState::Rtr),
         dest_qpn: Some(peer_qpn),
         rq_psn: Some(psn),
-        mtu: Some(Mtu::B4096),
+        mtu: Some(mtu),
         max_dest_rd_atomic: Some(16),
         min_rnr_timer: Some(1),
         ..RcModify::default()
     };
-    qp.modify(&QpModify { rc: rtr, dest_gid: Some(peer_nic.gid()), ..QpModify::default() })?;
+    qp.modify(&QpModify { rc: rtr, dest_gid: Some(peer), ..QpModify::default() })?;
     let rts = RcModify {
         state: Some(QpState::Rts),
         sq_psn: Some(psn),
