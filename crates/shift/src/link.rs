@@ -307,7 +307,11 @@ fn quiesce(g: &mut Gate, now: u64) {
                 executed: backlog.executed,
                 completed: backlog.completed,
                 outstanding,
-                progressed: progress.advanced > 0 || backlog.executed > 0 || backlog.completed > 0,
+                // An idle QP has nothing that could move: it must not count as one that tries in vain.
+                progressed: progress.outstanding_sends == 0
+                    || progress.advanced > 0
+                    || backlog.executed > 0
+                    || backlog.completed > 0,
             };
             link.backlog = Some(backlog);
             Ok(q)

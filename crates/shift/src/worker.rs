@@ -215,7 +215,7 @@ impl Worker {
                         return;
                     }
                     if let Some(pair) = g.link.as_ref().and_then(|l| l.active_pair()) {
-                        self.probe(pair).demand(now_us());
+                        self.probe(pair).doubt(now_us());
                     }
                     let reason =
                         if status == WcStatus::FatalErr { Reason::DeviceFatal } else { Reason::QpFailed(status) };
