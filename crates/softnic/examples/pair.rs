@@ -1,11 +1,11 @@
 //! Speed of softnic between two processes, beside bare UDP sockets that carry the same datagrams.
 //!
 //! ```text
-//!   cargo run -p unbroken-softnic --example pair -- [write|send|read|latency|bare|bare-latency|all] [SECONDS]
+//!   cargo run -p unbroken-softnic --example pair -- [write|send|read|latency|write-latency|bare|bare-latency|all] [SECONDS]
 //! ```
 //!
 //! `write`: 1 MiB WRITEs to a passive process. `send`, `read`: the same with SEND (both poll) and READ. `latency`: 8-byte SENDs, both
-//! poll. `bare`: GSO sends of 15 x 4,112 bytes, GRO receives, at most 1 MiB in flight. `bare-latency`: a 24-byte message and a
+//! poll. `write-latency`: 8-byte WRITEs, both look at their memory only. `bare`: GSO sends of 15 x 4,112 bytes, GRO receives, at most 1 MiB in flight. `bare-latency`: a 24-byte message and a
 //! 20-byte answer to each, as the transport's message and ACK, both polling.
 
 use std::io::{BufRead, BufReader, Write};
@@ -43,6 +43,47 @@ struct End {
     qp: Arc<dyn DeviceQp>,
     remote: Remote,
     _nics: Arc<SoftNics>,
+}
+
+impl End {
+    /// Writes a number to the peer's memory and waits, looking at our own memory only, until the peer has written one here; then
+    /// collects the completion. What `ib_write_lat` does.
+    fn exchange(&self, n: u64, first: bool) -> Result<bool> {
+        let at = self.buf.as_ptr().cast::<u64>();
+        let arrived = || {
+            let mut round = 0u32;
+            // SAFETY: the first bytes of the buffer, aligned; the NIC writes them meanwhile.
+            while unsafe { at.read_volatile() } != n {
+                round = round.wrapping_add(1);
+                if round % (1 << 20) == 0 && ended() {
+                    return false;
+                }
+                std::hint::spin_loop();
+            }
+            true
+        };
+        if !first && !arrived() {
+            return Ok(false);
+        }
+        self.qp.post_send(&SendWr {
+            wr_id: 1,
+            opcode: SendOpcode::Write,
+            flags: SendFlags::SIGNALED.with(SendFlags::INLINE),
+            imm_data: 0,
+            remote_addr: self.remote.addr,
+            rkey: self.remote.rkey,
+            compare_add: 0,
+            swap: 0,
+            sges: &[],
+            inline_data: Some(&n.to_ne_bytes()),
+            ud: None,
+        })?;
+        if first && !arrived() {
+            return Ok(false);
+        }
+        while self.poll()?.0 == 0 {}
+        Ok(true)
+    }
 }
 
 /// What the peer said of itself.
@@ -204,7 +245,19 @@ fn softnic(mode: &str, seconds: f64) -> Result<()> {
     peer.write(&end.hello())?;
     peer.read()?;
     let limit = Duration::from_secs_f64(seconds);
-    if mode == "latency" {
+    if mode == "write-latency" {
+        let mut times = Vec::new();
+        let start = Instant::now();
+        for n in 0.. {
+            if start.elapsed() >= limit {
+                break;
+            }
+            let t = Instant::now();
+            end.exchange(n, true)?;
+            times.push(t.elapsed());
+        }
+        report_latency("softnic write", &mut times);
+    } else if mode == "latency" {
         let mut times = Vec::new();
         end.post_recv()?;
         let start = Instant::now();
@@ -248,6 +301,12 @@ fn softnic_peer(mode: &str, runtime: &str) -> Result<()> {
     }
     println!("ready");
     match mode {
+        "write-latency" => {
+            let mut n = 0;
+            while end.exchange(n, false)? {
+                n += 1;
+            }
+        }
         "latency" => {
             let mut round = 0u32;
             loop {
@@ -426,11 +485,16 @@ fn main() -> Result<()> {
     let run = |mode: &str| match mode {
         "bare" => bare(seconds),
         "bare-latency" => bare_latency(seconds),
-        "write" | "send" | "read" | "latency" => softnic(mode, seconds),
-        _ => Err(format!("'{mode}' is no mode: write, send, read, latency, bare, bare-latency and all are").into()),
+        "write" | "send" | "read" | "latency" | "write-latency" => softnic(mode, seconds),
+        _ => Err(format!(
+            "'{mode}' is no mode: write, send, read, latency, write-latency, bare, bare-latency and all are"
+        )
+        .into()),
     };
     match mode {
-        "all" => ["bare", "write", "send", "read", "bare-latency", "latency"].into_iter().try_for_each(run),
+        "all" => {
+            ["bare", "write", "send", "read", "bare-latency", "latency", "write-latency"].into_iter().try_for_each(run)
+        }
         mode => run(mode),
     }
 }

@@ -11,7 +11,7 @@ use crate::nic::Shared;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::{self, Relaxed};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use unbroken_fabric::now_us;
@@ -29,32 +29,41 @@ const SLICE_NS: u64 = 100_000;
 /// Rounds of waiting for a verb that wants the engine.
 const GIVE_WAY_ROUNDS: u32 = 2000;
 
-/// An application thread that polled this recently still polls.
-const POLLING_US: u64 = 50;
-/// Polls that make a polling thread; a program that waits for events polls once or twice for each.
-const POLLING_POLLS: u32 = 4;
+/// The least time over which the work of application threads is measured.
+const WINDOW_US: u64 = 50;
+/// What an empty poll takes, about: four to a microsecond.
+const EMPTY_POLLS_PER_US: u64 = 4;
 
-/// What application threads do.
+/// How much application threads work on the NIC. One that polls a CQ spends most of its time in verbs; one that looks at its memory,
+/// or waits for events, does not, and needs the background thread also if it polls now and then.
+///
+/// Counts that are lost between two threads do no harm.
 #[derive(Default)]
 pub(crate) struct Poller {
-    /// Polls since one last asked for an event, or since none polled.
-    polls: AtomicU32,
-    last_us: AtomicU64,
-    /// One is driving the engine.
+    /// Polls that found nothing to do.
+    empty: AtomicU32,
+    /// Time spent in verbs that did something.
+    busy_us: AtomicU32,
+    /// A thread is driving the engine.
     inside: AtomicBool,
     /// The background thread has left the NIC to it.
     left: AtomicBool,
 }
 
 impl Poller {
-    /// A thread polls. A count that is lost between two threads does no harm.
+    /// A poll found nothing to do, or another thread at work.
     #[inline]
-    pub(crate) fn enter(&self, now_us: u64) {
-        self.polls.store(self.polls.load(Relaxed).saturating_add(1), Relaxed);
-        self.last_us.store(now_us, Relaxed);
+    pub(crate) fn empty(&self) {
+        self.empty.store(self.empty.load(Relaxed).saturating_add(1), Relaxed);
     }
 
-    /// It begins and ends driving the engine.
+    /// A verb worked for `time_us`.
+    #[inline]
+    pub(crate) fn busy(&self, time_us: u64) {
+        self.busy_us.store(self.busy_us.load(Relaxed).saturating_add(time_us as u32), Relaxed);
+    }
+
+    /// A thread begins or ends driving the engine.
     #[inline]
     pub(crate) fn set_inside(&self, inside: bool) {
         self.inside.store(inside, Relaxed);
@@ -62,19 +71,32 @@ impl Poller {
 
     /// It is about to wait for an event; gives whether the background thread must be told.
     pub(crate) fn wait(&self) -> bool {
-        self.polls.store(0, Relaxed);
+        self.take_us();
         self.left.load(Relaxed) && self.left.swap(false, Relaxed)
     }
 
-    /// Whether a thread polls, so that the background thread may leave the NIC to it.
-    fn polling(&self, now_us: u64) -> bool {
-        let recent = self.last_us.load(Relaxed) + POLLING_US >= now_us || self.inside.load(Relaxed);
-        if !recent {
-            self.polls.store(0, Relaxed);
+    /// Time spent in verbs since the last call.
+    fn take_us(&self) -> u64 {
+        u64::from(self.busy_us.swap(0, Relaxed)) + u64::from(self.empty.swap(0, Relaxed)) / EMPTY_POLLS_PER_US
+    }
+}
+
+/// The background thread's opinion of the application threads.
+struct Opinion {
+    since_us: u64,
+    polling: bool,
+}
+
+impl Opinion {
+    /// Whether an application thread polls, so that the NIC may be left to it.
+    fn polling(&mut self, poller: &Poller, now_us: u64) -> bool {
+        let window_us = now_us - self.since_us;
+        if window_us >= WINDOW_US {
+            self.polling = poller.take_us() * 2 > window_us || poller.inside.load(Relaxed);
+            self.since_us = now_us;
         }
-        let polling = self.polls.load(Relaxed) >= POLLING_POLLS;
-        self.left.store(polling, Relaxed);
-        polling
+        poller.left.store(self.polling, Relaxed);
+        self.polling
     }
 }
 
@@ -153,7 +175,9 @@ pub(crate) fn ask_for_short_slice() {
 }
 
 /// Sleeps until the bell rings, something arrives (if `socket` is given), or `timeout_us` is over.
-fn sleep(shared: &Shared, socket: Option<i32>, timeout_us: u64) {
+///
+/// Gives whether the bell rang.
+fn sleep(shared: &Shared, socket: Option<i32>, timeout_us: u64) -> bool {
     let mut fds = [
         libc::pollfd { fd: shared.bell.as_raw_fd(), events: libc::POLLIN, revents: 0 },
         libc::pollfd { fd: socket.unwrap_or(-1), events: libc::POLLIN, revents: 0 },
@@ -166,22 +190,27 @@ fn sleep(shared: &Shared, socket: Option<i32>, timeout_us: u64) {
         // Takes all rings.
         let _ = shared.bell.take();
     }
+    fds[0].revents != 0
 }
 
 fn run(shared: &Shared) {
     ask_for_short_slice();
+    let mut opinion = Opinion { since_us: now_us(), polling: false };
     let mut linger_until_us = 0;
     while !shared.stop.load(Ordering::Acquire) {
         shared.wake_at_us.store(0, Ordering::Relaxed);
         let time_us = now_us();
-        if shared.poller.polling(time_us) {
+        if opinion.polling(&shared.poller, time_us) {
             shared.wake_at_us.store(time_us + LEAVE_US, Ordering::Relaxed);
-            sleep(shared, None, LEAVE_US);
+            if sleep(shared, None, LEAVE_US) {
+                // An application thread wants to wait for an event.
+                opinion.polling = false;
+                opinion.since_us = now_us();
+            }
             continue;
         }
         let mut e = shared.lock();
         let work = e.drive(time_us, &shared.domain, true);
-        shared.publish(&e);
         let Some(socket) = e.rx_fd() else { return };
         if work.bulk {
             linger_until_us = time_us + LINGER_US;

@@ -20,7 +20,7 @@ mod tx;
 
 pub(crate) use qps::{QpEntry, QpKind, MAX_QPS};
 
-use crate::faults::{Link, Loss};
+use crate::faults::{Link, Loss, Status};
 use crate::memory::{Domain, View};
 use crate::socket::{RxRing, RxSocket, TxSocket};
 use qps::QpTable;
@@ -103,6 +103,7 @@ pub(crate) struct Engine {
     timers: BinaryHeap<Reverse<(u64, u16)>>,
     link: Link,
     state: LinkState,
+    status: Arc<Status>,
     tx_loss: Loss,
     rx_loss: Loss,
     rx_count: RxCount,
@@ -117,6 +118,7 @@ impl Engine {
         id: Identity,
         sockets: Sockets,
         link: Link,
+        status: Arc<Status>,
         page: Arc<NicPage>,
         gaps: Arc<GapRecorder>,
         sink: Arc<dyn EventSink>,
@@ -134,6 +136,7 @@ impl Engine {
             timers: BinaryHeap::new(),
             link,
             state: LinkState::GOOD,
+            status,
             tx_loss: Loss::new(seed),
             rx_loss: Loss::new(seed.rotate_left(17)),
             rx_count: RxCount::default(),
@@ -151,10 +154,6 @@ impl Engine {
 
     pub(crate) fn alive(&self) -> bool {
         self.sockets.is_some()
-    }
-
-    pub(crate) fn link_state(&self) -> LinkState {
-        self.state
     }
 
     pub(crate) fn totals(&self) -> DeviceCounters {
@@ -194,6 +193,7 @@ impl Engine {
         if !self.alive() {
             return;
         }
+        self.status.set(state);
         self.tx_loss.ppm = state.tx_loss_ppm;
         self.rx_loss.ppm = state.rx_loss_ppm;
         if !state.alive {

@@ -1,6 +1,6 @@
 //! What is wrong with a NIC and its way into the network, and the dice for packet loss.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::Arc;
 use unbroken_fabric::{LinkState, NicView};
 
@@ -20,6 +20,33 @@ impl Link {
             Link::Fabric(view) => view.state(now_us),
             Link::Interface(i) => i.get(),
         }
+    }
+}
+
+/// What can be asked of a NIC without its lock; its engine sets it before it tells of a change.
+pub(crate) struct Status {
+    alive: AtomicBool,
+    port_up: AtomicBool,
+}
+
+impl Status {
+    /// Of a NIC that works.
+    pub(crate) fn new() -> Status {
+        Status { alive: AtomicBool::new(true), port_up: AtomicBool::new(true) }
+    }
+
+    pub(crate) fn set(&self, state: LinkState) {
+        self.port_up.store(state.port_up, Ordering::Release);
+        // Never back: the NIC does not come to life again.
+        self.alive.fetch_and(state.alive, Ordering::AcqRel);
+    }
+
+    pub(crate) fn alive(&self) -> bool {
+        self.alive.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn usable(&self) -> bool {
+        self.alive() && self.port_up.load(Ordering::Acquire)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::background::{Background, Poller};
 use crate::engine::{Engine, Identity, QpEntry, QpKind, Sockets, MAX_QPS};
-use crate::faults::Link;
+use crate::faults::{Link, Status};
 use crate::fork;
 use crate::memory::{Domain, MAX_MRS, MAX_MR_BYTES, MAX_PDS};
 use crate::nics::{guid_of, Spec};
@@ -48,8 +48,7 @@ pub(crate) struct Shared {
     /// When the background thread wakes by itself; 0 while it is awake.
     pub(crate) wake_at_us: AtomicU64,
     pub(crate) stop: AtomicBool,
-    alive: AtomicBool,
-    port_up: AtomicBool,
+    status: Arc<Status>,
     pub(crate) poller: Poller,
     idle_polls: AtomicU32,
 }
@@ -80,14 +79,13 @@ impl Shared {
     }
 
     pub(crate) fn alive(&self) -> bool {
-        self.alive.load(Ordering::Acquire)
+        self.status.alive()
     }
 
     /// Looks at the link now; gives whether the NIC works.
     pub(crate) fn look(&self, now_us: u64) -> bool {
         let mut e = self.lock();
         e.look(now_us);
-        self.publish(&e);
         drop(e);
         if !self.alive() {
             // The background thread has nothing to do any more.
@@ -96,25 +94,16 @@ impl Shared {
         self.alive()
     }
 
-    /// Copies what can be asked without the lock. Called by whoever has just driven the engine.
+    /// Ends the turn of an application thread that had the engine since `since_us`: the background thread is woken if it would sleep
+    /// past the next deadline. Work that waits already may wait a little.
     #[inline]
-    pub(crate) fn publish(&self, e: &Engine) {
-        let (alive, up) = (e.alive(), e.link_state().port_up);
-        if self.alive.load(Ordering::Relaxed) != alive {
-            self.alive.store(alive, Ordering::Release);
-        }
-        if self.port_up.load(Ordering::Relaxed) != up {
-            self.port_up.store(up, Ordering::Release);
-        }
-    }
-
-    /// Ends an application thread's turn: the background thread is woken if it would sleep past the next deadline.
-    #[inline]
-    pub(crate) fn settle(&self, e: MutexGuard<'_, Engine>) {
-        self.publish(&e);
+    pub(crate) fn settle(&self, e: MutexGuard<'_, Engine>, since_us: u64) {
+        let now_us = now_us();
+        self.poller.busy(now_us - since_us);
         let deadline_us = e.deadline_us();
         let wake_at_us = self.wake_at_us.load(Ordering::Relaxed);
-        let late = deadline_us < wake_at_us && wake_at_us > now_us_if(deadline_us == 0, ACK_PATIENCE_US);
+        let patience_us = if deadline_us == 0 { now_us + ACK_PATIENCE_US } else { deadline_us };
+        let late = wake_at_us > patience_us;
         if late {
             self.wake_at_us.store(0, Ordering::Relaxed);
         }
@@ -125,34 +114,22 @@ impl Shared {
     }
 }
 
-/// Work that waits already may wait until `patience_us` from now; a deadline may not.
-#[inline]
-fn now_us_if(waiting: bool, patience_us: u64) -> u64 {
-    if waiting {
-        now_us() + patience_us
-    } else {
-        0
-    }
-}
-
 impl Driver for Shared {
     fn drive(&self) {
         if fork::abandoned() {
             return;
         }
         let now_us = now_us();
-        // Said also when somebody else has the engine: if it is the background thread, it learns that it is not needed.
-        self.poller.enter(now_us);
-        let Some(mut e) = self.try_lock() else { return };
+        let Some(mut e) = self.try_lock() else { return self.poller.empty() };
         self.poller.set_inside(true);
         let patient = self.wake_at_us.load(Ordering::Relaxed) <= now_us + ACK_PATIENCE_US;
         let work = e.drive(now_us, &self.domain, !patient);
         self.poller.set_inside(false);
         if work.busy {
             self.idle_polls.store(0, Ordering::Relaxed);
-            return self.settle(e);
+            return self.settle(e, now_us);
         }
-        self.publish(&e);
+        self.poller.empty();
         drop(e);
         let idle = self.idle_polls.load(Ordering::Relaxed) + 1;
         self.idle_polls.store(idle % IDLE_POLLS, Ordering::Relaxed);
@@ -194,7 +171,8 @@ impl Nic {
         let (slot, rcvbuf) = (sockets.rx.slot(), sockets.rx.rcvbuf());
         let any_ip_id = matches!(link, Link::Interface(_));
         let id = Identity { index, ip: spec.ip, slot, any_ip_id };
-        let engine = Engine::new(id, sockets, link, spec.page.clone(), gaps, sink);
+        let status = Arc::new(Status::new());
+        let engine = Engine::new(id, sockets, link, status.clone(), spec.page.clone(), gaps, sink);
         let shared = Arc::new(Shared {
             engine: Mutex::new(engine),
             waiting: AtomicU32::new(0),
@@ -209,8 +187,7 @@ impl Nic {
             bell: EventFd::new(false, true)?,
             wake_at_us: AtomicU64::new(0),
             stop: AtomicBool::new(false),
-            alive: AtomicBool::new(true),
-            port_up: AtomicBool::new(true),
+            status,
             poller: Poller::default(),
             idle_polls: AtomicU32::new(0),
         });
@@ -300,7 +277,7 @@ impl Device for Nic {
     }
 
     fn usable(&self) -> bool {
-        self.alive() && self.shared().port_up.load(Ordering::Acquire)
+        !fork::abandoned() && self.shared().status.usable()
     }
 
     fn memory(&self) -> Arc<dyn MemoryDomain> {

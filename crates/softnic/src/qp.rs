@@ -57,7 +57,6 @@ impl SoftQp {
         if e.look(now_us) {
             return Ok(e);
         }
-        self.nic.shared.publish(&e);
         Err(self.dead())
     }
 
@@ -74,7 +73,7 @@ impl SoftQp {
     /// Sends what the QP has to send, and lets go of the engine.
     fn kick(&self, mut e: MutexGuard<'_, Engine>, now_us: u64) {
         e.kick(self.index(), now_us, &self.nic.shared.domain);
-        self.nic.shared.settle(e);
+        self.nic.shared.settle(e, now_us);
     }
 }
 

@@ -312,7 +312,7 @@ impl RxRing {
             libc::syscall(libc::SYS_recvmmsg, fd, msgs.as_mut_ptr(), ask as libc::c_long, flags, 0 as libc::c_long)
         };
         let n = usize::try_from(n).unwrap_or(0);
-        self.full = n == ask;
+        self.full = n == ask && ask > 1;
         self.ask = if n == 0 { 1 } else { RX_DATAGRAMS };
         for (i, msg) in msgs[..n].iter().enumerate() {
             // SAFETY: the first `ask` messages have been written, and the kernel filled in no more than that.
@@ -327,7 +327,7 @@ impl RxRing {
         n
     }
 
-    /// Whether the last [`RxRing::receive`] found as many as it asked for: there may be more.
+    /// Whether the last [`RxRing::receive`] found as many as it asked for, so that there are probably more.
     pub(crate) fn full(&self) -> bool {
         self.full
     }
