@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use unbroken_telemetry::{read_events, What};
+use unbroken_telemetry::{read_events, Switch, What};
 use unbroken_trial::{Lab, Pair, Spec, Watch};
 
 use crate::Result;
@@ -36,17 +36,26 @@ pub fn run(unbroken: &Path) -> Result<Switched> {
     let before = watch.sample().rx_payload_bytes[1];
     pair.client
         .wait_until("it sends over NIC a/1", limit, || watch.sample().rx_payload_bytes[1] > before + (16 << 20))?;
+    let mut found = None;
+    pair.client.wait_until("the switch is in the event log", limit, || {
+        found = switch_of(&lab, "a");
+        found.is_some()
+    })?;
+    let switch = found.ok_or("there is no switch event of host a")?;
     watch.collect_gaps(&lab, pair.server.pid());
     let gap = watch.longest_gap(fault.from_us, fault.from_us + 2_000_000);
-    let events = read_events(lab.runtime())?;
-    let switch = events.iter().find_map(|e| match &e.what {
-        What::Switch(s) if s.host == "a" => Some(s),
-        _ => None,
-    });
-    let switch = switch.ok_or("there is no switch event of host a")?;
     Ok(Switched {
         switch_us: switch.switch_us as f64,
         detect_us: switch.detect_us.map(|us| us as f64),
         gap_ms: gap.map_or(0.5, |g| g.len_us as f64 / 1e3),
+    })
+}
+
+/// The first switch that a host logged.
+fn switch_of(lab: &Lab, host: &str) -> Option<Switch> {
+    let events = read_events(lab.runtime()).unwrap_or_default();
+    events.into_iter().find_map(|e| match e.what {
+        What::Switch(s) if s.host == host => Some(s),
+        _ => None,
     })
 }
