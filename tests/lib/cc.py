@@ -10,9 +10,10 @@ FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
 
 
 def compile_c(name: str, *libraries: str) -> Path:
-    """The program tests/c/<name>.c, compiled if it is newer than what is there."""
+    """The program tests/c/<name>.c, compiled anew if it, or a header beside it, is newer."""
     source, program = ROOT / "tests" / "c" / f"{name}.c", TARGET / "tests-c" / name
-    if program.exists() and program.stat().st_mtime >= source.stat().st_mtime:
+    newest = max(file.stat().st_mtime for file in (source, *source.parent.glob("*.h")))
+    if program.exists() and program.stat().st_mtime >= newest:
         return program
     program.parent.mkdir(parents=True, exist_ok=True)
     command = ["cc", *FLAGS, "-o", program, source, *libraries]
