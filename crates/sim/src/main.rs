@@ -1,4 +1,5 @@
 //! `sim`: runs many schedules, prints what happened in them, and how to replay one that failed.
+#![forbid(unsafe_code)]
 
 use clap::Parser;
 use std::process::ExitCode;
