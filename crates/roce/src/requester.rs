@@ -65,8 +65,9 @@ pub(crate) struct Requester {
     reads_in_flight: u32,
     /// One past the last READ that was given PSNs, for FENCE.
     last_read: u64,
-    /// The PSN that was last gone back to for a loss; another hint of the same loss is ignored.
-    gone_back_to: Option<u32>,
+    /// The PSN that was last gone back to for missing answers, and the PSN of the last answer that told so. Answers in their
+    /// order tell of the same loss; one that is behind has been asked for again, and tells of another.
+    gap: Option<(u32, u32)>,
     retries_left: u8,
     rnr_retries_left: u8,
     ack_deadline: Option<u64>,
@@ -93,7 +94,7 @@ impl Requester {
             cwnd_max,
             reads_in_flight: 0,
             last_read: 0,
-            gone_back_to: None,
+            gap: None,
             retries_left: 0,
             rnr_retries_left: 0,
             ack_deadline: None,
@@ -306,8 +307,7 @@ impl Requester {
         };
         self.acknowledge(now_us, done_before, link, out)?;
         if self.una != done_before {
-            // A READ in front has responses missing which must have been sent before this: they are lost.
-            self.go_back_for_loss();
+            self.answers_missing(psn);
             return Ok(());
         }
         match syndrome {
@@ -355,7 +355,7 @@ impl Requester {
         // The responder answers in order: everything before is executed.
         self.acknowledge(now_us, psn, link, out)?;
         if self.una != psn {
-            self.go_back_for_loss();
+            self.answers_missing(psn);
             return Ok(());
         }
         let head = *self.ring.get(self.ring.head);
@@ -404,7 +404,7 @@ impl Requester {
         self.advanced += packets as u64;
         self.window.acknowledged(packets, self.una);
         self.restart_retries();
-        self.gone_back_to = None;
+        self.gap = None;
         self.rnr_until = None;
         self.ack_deadline = match self.una == self.frontier {
             true => None,
@@ -459,13 +459,19 @@ impl Requester {
 
     // Going back
 
-    /// Sends again from `una` on, if this loss has not been noticed before.
-    fn go_back_for_loss(&mut self) {
-        if self.gone_back_to != Some(self.una) {
-            self.window.lost(self.frontier);
-            self.go_back();
-            self.gone_back_to = Some(self.una);
+    /// An answer for `psn` has come, but not those for the READ in front, which were sent before it: they are lost.
+    fn answers_missing(&mut self, psn: u32) {
+        let known = self.gap.is_some_and(|(una, last)| una == self.una && psn_diff(psn, last) >= 0);
+        if !known {
+            self.go_back_for_loss();
         }
+        self.gap = Some((self.una, psn));
+    }
+
+    /// Sends again from `una` on.
+    fn go_back_for_loss(&mut self) {
+        self.window.lost(self.frontier);
+        self.go_back();
     }
 
     fn go_back(&mut self) {
@@ -493,7 +499,7 @@ impl Requester {
                 return Err(WcStatus::RetryExcErr);
             }
             self.retries_left -= 1;
-            self.gone_back_to = None;
+            self.gap = None;
             self.go_back_for_loss();
             self.ack_deadline = self.limits.timeout_us.map(|t| now_us + t);
         }
@@ -527,7 +533,7 @@ impl Requester {
         self.assigned = self.ring.tail;
         self.last_read = 0;
         self.reads_in_flight = 0;
-        self.gone_back_to = None;
+        self.gap = None;
         self.unsendable = None;
         self.start(self.frontier);
         self.hold();

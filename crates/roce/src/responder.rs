@@ -74,8 +74,11 @@ pub(crate) struct Responder {
     msn: u32,
     inbound: Inbound,
     owed: Owed,
-    /// A NAK for the expected PSN has been given; later packets are dropped in silence.
+    /// A NAK for the expected PSN has been given; later packets are dropped in silence, until they begin anew: then the
+    /// requester has gone back and the expected packet was lost again.
     nak_given: bool,
+    /// The PSN of the last packet that came too early, or was not ready for.
+    early_psn: u32,
     /// The NAK that ended the QP.
     fatal: Option<(u32, NakCode)>,
     reads: ReadQueue,
@@ -92,6 +95,7 @@ impl Responder {
             inbound: Inbound::None,
             owed: Owed::Nothing,
             nak_given: false,
+            early_psn: 0,
             fatal: None,
             reads: ReadQueue::default(),
             executed: 0,
@@ -176,6 +180,7 @@ impl Responder {
             Err(Refusal::NotReady) => {
                 self.owed = Owed::Nak(self.expected, Syndrome::Rnr(self.min_rnr_timer));
                 self.nak_given = true;
+                self.early_psn = self.expected;
                 Ok(())
             }
             Err(Refusal::Fatal(code, status)) => {
@@ -197,10 +202,11 @@ impl Responder {
     #[cold]
     fn out_of_order(&mut self, packet: &Packet<'_>, ahead: i32, link: &Link, mem: &(impl Memory + ?Sized)) {
         if ahead > 0 {
-            if !self.nak_given {
+            if !self.nak_given || psn_diff(packet.bth.psn, self.early_psn) < 0 {
                 self.nak_given = true;
                 self.owed = Owed::Nak(self.expected, Syndrome::Nak(NakCode::Sequence));
             }
+            self.early_psn = packet.bth.psn;
             return;
         }
         if packet.bth.opcode.op == Op::ReadRequest {
