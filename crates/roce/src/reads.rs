@@ -2,6 +2,9 @@
 //!
 //! A repeated request takes the place of what it overlaps, or its place in the order; one whose answer is still to come is
 //! ignored. So the queue never holds a PSN twice and stays as short as the requests that the peer may have outstanding.
+//!
+//! A requester that asks again too early (it was not run for a while, say) may receive the first answers after all, and go on to
+//! new requests while its repeats still wait here. Those have all been answered once; they make room.
 
 use crate::encoding::{psn_add, psn_diff};
 use std::collections::VecDeque;
@@ -32,6 +35,8 @@ impl ReadJob {
 pub(crate) struct ReadQueue {
     jobs: VecDeque<ReadJob>,
     max: usize,
+    /// One past the PSN of the furthest response packet that has been sent.
+    answered: Option<u32>,
 }
 
 impl ReadQueue {
@@ -40,6 +45,7 @@ impl ReadQueue {
         self.jobs.clear();
         self.jobs.reserve(max);
         self.max = max;
+        self.answered = None;
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
@@ -57,7 +63,12 @@ impl ReadQueue {
     /// Takes a request that follows all others; false if the peer has more outstanding than agreed.
     pub(crate) fn push(&mut self, job: ReadJob) -> bool {
         if self.jobs.len() >= self.max {
-            return false;
+            let answered_before =
+                |job: &ReadJob| self.answered.is_some_and(|answered| psn_diff(job.end(), answered) <= 0);
+            if !self.jobs.front().is_some_and(answered_before) {
+                return false;
+            }
+            self.jobs.pop_front();
         }
         self.jobs.push_back(job);
         true
@@ -86,7 +97,9 @@ impl ReadQueue {
             }
             return;
         }
-        self.push(job);
+        if self.jobs.len() < self.max {
+            self.jobs.push_back(job);
+        }
     }
 
     /// The request to answer next.
@@ -97,6 +110,10 @@ impl ReadQueue {
     /// A response packet of `len` bytes of the first request has been sent.
     pub(crate) fn sent(&mut self, len: u32) {
         let Some(job) = self.jobs.front_mut() else { return };
+        let next = psn_add(job.psn, 1);
+        if self.answered.is_none_or(|answered| psn_diff(next, answered) > 0) {
+            self.answered = Some(next);
+        }
         if job.packets == 1 {
             self.jobs.pop_front();
             return;
@@ -148,6 +165,23 @@ mod tests {
         assert!(q.push(job(61, 1)) && q.push(job(62, 1)) && !q.push(job(63, 1)));
         q.repeat(job(20, 1));
         assert_eq!(q.jobs.len(), 4);
+    }
+
+    /// The requester repeats what is on its way to it, then gets it and goes on.
+    #[test]
+    fn repeats_make_room_for_new_requests() {
+        let mut q = queue(&[job(0, 2), job(2, 2), job(4, 2), job(6, 2)]);
+        assert!(!q.push(job(8, 2)));
+        for _ in 0..7 {
+            q.sent(256);
+        }
+        for psn in [0, 2, 4] {
+            q.repeat(job(psn, 2));
+        }
+        assert!(q.push(job(8, 2)) && q.push(job(10, 2)) && q.push(job(12, 2)));
+        assert_eq!(q.jobs.iter().map(|j| j.psn).collect::<Vec<_>>(), [7, 8, 10, 12]);
+        // The rest of a first answer is not given up.
+        assert!(!q.push(job(14, 2)));
     }
 
     #[test]
