@@ -2,12 +2,14 @@
 //!
 //! - `so`: in the profile that xtask itself was built with, or `--release`: builds the C library and links `libunbroken.so` with its version script (a plain cdylib would export Rust's own symbols
 //!   and cannot carry libibverbs' names as libraries expect them).
-//! - `abi`: compares the layouts in `unbroken_verbs::abi` with the installed `infiniband/verbs.h`.
+//! - `abi`: compares the layouts in `unbroken_verbs::abi` with the installed `infiniband/verbs.h`, and the list of functions in
+//!   `crates/preload/exports.txt` with the installed libibverbs.
 //! - `deps`: the rule that shapes the code (which crate may depend on which, where `unsafe` lives, how long files are).
 #![forbid(unsafe_code)]
 
 mod abi;
 mod deps;
+mod exports;
 mod so;
 
 use std::path::{Path, PathBuf};
@@ -24,7 +26,11 @@ fn main() -> ExitCode {
     let done = match args[..] {
         ["so"] => so::link(built_for_release()).map(|so| println!("{}", so.display())),
         ["so", "--release"] => so::link(true).map(|so| println!("{}", so.display())),
-        ["abi"] => abi::check().map(|n| println!("abi: {n} sizes and offsets as in the installed header")),
+        ["abi"] => abi::check().and_then(|layouts| {
+            let functions = exports::check_theirs()?;
+            println!("abi: {layouts} sizes and offsets, {functions} functions as in the installed libibverbs");
+            Ok(())
+        }),
         ["deps"] => deps::check(),
         _ => Err(USAGE.to_string()),
     };

@@ -1,6 +1,6 @@
-//! Links `libunbroken.so`.
+//! Links `libunbroken.so` and checks what it exports.
 
-use crate::{cargo, output, root, target_dir, Result};
+use crate::{cargo, exports, output, root, target_dir, Result};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -29,6 +29,7 @@ pub fn link(release: bool) -> Result<PathBuf> {
     cc.args(["-Wl,-soname,libunbroken.so", "-Wl,-z,nodelete", "-Wl,-z,now", "-Wl,-z,defs", "-Wl,-Bsymbolic"]);
     cc.args(["-Wl,--gc-sections", "-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"]);
     output(&mut cc)?;
+    exports::check_ours(&fresh)?;
     std::fs::rename(&fresh, &so).map_err(|e| format!("cannot rename {} to {}: {e}", fresh.display(), so.display()))?;
     Ok(so)
 }
