@@ -54,3 +54,35 @@ impl Window {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grows_halves_and_stays_in_its_bounds() {
+        let mut w = Window::new(100);
+        assert_eq!(w.packets(), 32);
+        w.acknowledged(32, 32);
+        assert_eq!(w.packets(), 64, "slow start doubles in a round trip");
+        w.lost(96);
+        w.lost(96);
+        assert_eq!(w.packets(), 32, "the losses of one window count once");
+        w.acknowledged(31, 63);
+        w.acknowledged(1, 64);
+        assert_eq!(w.packets(), 33, "then one packet more for a window");
+        w.lost(97);
+        assert_eq!(w.packets(), 33, "sent before the first loss");
+        w.acknowledged(32, 96);
+        w.lost(130);
+        assert_eq!(w.packets(), 16);
+        for n in 0..5 {
+            w.acknowledged(16, 200 + n * 100);
+            w.lost(300 + n * 100);
+        }
+        assert_eq!(w.packets(), MIN_PACKETS);
+        w.acknowledged(100_000, 2000);
+        (0..1000).for_each(|_| w.acknowledged(64, 2000));
+        assert_eq!(w.packets(), 100);
+    }
+}

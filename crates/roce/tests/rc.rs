@@ -597,6 +597,31 @@ fn answers_to_what_was_never_sent_are_ignored() {
 }
 
 #[test]
+fn an_acknowledgement_never_overtakes_an_answer() {
+    let mut p = pair(false);
+    let reth = |key, len| Ext::Reth(Reth { va: va(key, 0), rkey: key, len });
+    let packets = [
+        request(&p, WireOp::ReadRequest, 0, reth(READABLE, 2048), &[]),
+        request(&p, WireOp::WriteOnly, 2, reth(WRITABLE, 1), &[1]),
+    ];
+    let End { qp, mem, wcs, .. } = &mut p.ends[1];
+    for bytes in &packets {
+        qp.handle_packet(0, &Packet::parse(bytes).unwrap(), mem, wcs);
+    }
+    let mut kinds = vec![];
+    for room in [0, 1, 1] {
+        assert!(!qp.ack_owed());
+        let mut sink = VecSink { mem, room: 9, packets: vec![] };
+        qp.poll_transmit_ack(&mut sink);
+        sink.room = room;
+        qp.poll_transmit_data(0, &mut sink, wcs);
+        kinds.extend(sink.packets.iter().map(|(_, b)| Packet::parse(b).unwrap().bth.opcode.op));
+    }
+    assert_eq!(kinds, [WireOp::ReadResponseFirst, WireOp::ReadResponseLast]);
+    assert!(qp.ack_owed());
+}
+
+#[test]
 fn a_repeated_read_may_not_reach_beyond_what_was_executed() {
     let mut p = pair(false);
     let reth = |len| Ext::Reth(Reth { va: va(READABLE, 0), rkey: READABLE, len });
