@@ -7,9 +7,6 @@ use super::stream::Stream;
 use super::verify::Verified;
 use super::FAULT;
 
-/// The backup must carry this share of the rate from before the fault.
-const SHARE_KEPT: f64 = 0.5;
-
 /// `result.json`.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
@@ -100,7 +97,7 @@ impl Report {
         if switch.is_none() {
             report.reasons.push("there is no switch in the event log".into());
         }
-        if with.after_gbps() < SHARE_KEPT * with.before_gbps() || with.before_gbps() <= 0.0 {
+        if with.is_slow() {
             let (after, before) = (report.after_gbps, report.before_gbps);
             report.reasons.push(format!("the backup carried {after} Gbit/s after {before} before"));
         }

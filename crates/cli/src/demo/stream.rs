@@ -21,10 +21,10 @@ const HEALTHY_US: u64 = 3_000_000;
 const HEALTHY_SHORT_US: u64 = 1_500_000;
 /// The rate before is taken from so long after the first traffic.
 const RAMP_US: u64 = 300_000;
-/// The rate after is taken from so long after the fault.
+/// The rate after is taken from so long after the fault; a gap that begins until then is the fault's.
 const SETTLE_US: u64 = 200_000;
-/// The gap is looked for in this time after the fault.
-const GAP_WINDOW_US: u64 = 3_000_000;
+/// The backup must carry this share of the rate from before the fault.
+const SHARE_KEPT: f64 = 0.5;
 /// Payload that shows that the test itself, not its set-up, is on.
 const TRAFFIC_BYTES: u64 = 8 << 20;
 /// From one sample to the next.
@@ -185,6 +185,11 @@ impl Stream {
         (1..usize::from(NICS)).map(|nic| self.watch.rate_gbps(nic, from_us, self.last_us())).sum()
     }
 
+    /// Whether the backup carried much less than the first NIC did, so that it does not count as carrying the traffic.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.before_gbps() <= 0.0 || self.after_gbps() < SHARE_KEPT * self.before_gbps()
+    }
+
     /// The NICs that a picture shows: the default one, its backup, and whatever else carried data.
     pub(crate) fn nics_used(&self) -> impl Iterator<Item = usize> + '_ {
         let (first, last) = (self.watch.samples().first(), self.watch.samples().last());
@@ -194,7 +199,7 @@ impl Stream {
 
     /// The longest interval without data around the fault, in ms; None where data did not come back.
     pub(crate) fn gap_ms(&self) -> Option<f64> {
-        let gap = self.watch.longest_gap(self.fault_us, self.fault_us + GAP_WINDOW_US);
+        let gap = self.watch.longest_gap(self.fault_us, self.fault_us + SETTLE_US);
         let came_back = self.last_us() > self.fault_us + SETTLE_US;
         came_back.then(|| gap_ms(gap))
     }
