@@ -57,6 +57,7 @@ fn device_attr(front: &front::Context) -> ibv_device_attr {
     a.max_qp_rd_atom = attr.max_qp_rd_atom as c_int;
     a.max_res_rd_atom = attr.max_qp_rd_atom.saturating_mul(attr.max_qp).min(i32::MAX as u32) as c_int;
     a.max_qp_init_rd_atom = attr.max_qp_rd_atom as c_int;
+    a.atomic_cap = if attr.atomics { IBV_ATOMIC_HCA } else { 0 };
     a.max_ah = attr.max_ah as c_int;
     a.max_pkeys = 1;
     a.phys_port_cnt = attr.phys_port_cnt;

@@ -9,6 +9,7 @@ use std::mem::{offset_of, size_of, zeroed};
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
+use unbroken_fabric::{Fabric, Fault, Runtime};
 use unbroken_preload as _;
 use unbroken_verbs::abi::*;
 
@@ -40,6 +41,7 @@ extern "C" {
     fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
     fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex;
     fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
+    fn ibv_ack_async_event(event: *mut ibv_async_event);
 }
 
 const RW: c_int = 1 | 1 << 1 | 1 << 2;
@@ -51,15 +53,22 @@ fn errno() -> c_int {
 /// One test at a time, in a runtime folder of this process's own.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
     let turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
-    FOLDER.get_or_init(|| {
+    folder();
+    turn
+}
+
+fn folder() -> &'static std::path::Path {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let make = || {
         let folder = tempfile::tempdir().unwrap();
         std::env::set_var("UNBROKEN_RUNTIME", folder.path());
         std::env::set_var("UNBROKEN_HOST", "a");
+        // Events that a switch absorbs are shown, too.
+        std::env::set_var("UNBROKEN_SHOW_EVENTS", "1");
         folder
-    });
-    turn
+    };
+    FOLDER.get_or_init(make).path()
 }
 
 unsafe fn open() -> *mut ibv_context {
@@ -401,6 +410,62 @@ fn a_queue_is_destroyed_when_its_events_are_acknowledged() {
         assert_eq!(ibv_dereg_mr(p.mr), 0);
         assert_eq!(ibv_dealloc_pd(p.pd), 0);
         assert_eq!(ibv_close_device(p.context), 0);
+    }
+}
+
+#[test]
+fn a_qp_is_destroyed_when_its_asynchronous_events_are_acknowledged() {
+    let _turn = turn();
+    // SAFETY: see above.
+    unsafe {
+        let p = Pair::new();
+        let mut sges = [p.sge(0, 8)];
+        let mut wr = send_wr(1, &mut sges);
+        wr.opcode = 0;
+        wr.wr.rdma = ibv_wr_rdma { remote_addr: p.memory.as_ptr() as u64, rkey: (*p.mr).rkey ^ 0x5555_0000 };
+        assert_eq!(p.post_send(&mut wr).0, 0);
+        assert_eq!((p.poll().wr_id, (*p.qps[1]).events_completed), (1, 0));
+        let mut event: ibv_async_event = zeroed();
+        assert_eq!(ibv_get_async_event(p.context, &mut event), 0);
+        assert_eq!((event.event_type, event.element.qp), (3, p.qps[1]), "IBV_EVENT_QP_ACCESS_ERR");
+        let at = p.qps[1] as usize;
+        std::thread::scope(|s| {
+            let destroyer = s.spawn(move || assert_eq!(ibv_destroy_qp(with_exposed_provenance_mut(at)), 0));
+            assert!(!destroyer.is_finished(), "destroyed with an event unacknowledged");
+            ibv_ack_async_event(&mut event);
+            destroyer.join().unwrap();
+        });
+        assert_eq!(ibv_destroy_qp(p.qps[0]), 0);
+        assert_eq!(ibv_destroy_cq(p.cq), 0);
+        assert_eq!(ibv_destroy_comp_channel(p.channel), 0);
+        assert_eq!(ibv_dereg_mr(p.mr), 0);
+        assert_eq!(ibv_dealloc_pd(p.pd), 0);
+        assert_eq!(ibv_close_device(p.context), 0);
+    }
+}
+
+#[test]
+fn a_port_that_goes_and_comes_back_is_told() {
+    let _turn = turn();
+    let fabric = Fabric::open(&Runtime::at(folder()).unwrap()).unwrap();
+    // SAFETY: see above.
+    unsafe {
+        let context = open();
+        fabric.set(&"nic a/0 down".parse::<Fault>().unwrap(), None).unwrap();
+        let mut event: ibv_async_event = zeroed();
+        let mut ready = libc::pollfd { fd: (*context).async_fd, events: libc::POLLIN, revents: 0 };
+        assert_eq!(libc::poll(&mut ready, 1, 10_000), 1, "the descriptor becomes readable");
+        assert_eq!(ibv_get_async_event(context, &mut event), 0);
+        assert_eq!((event.event_type, event.element.port_num), (10, 1), "IBV_EVENT_PORT_ERR of port 1");
+        ibv_ack_async_event(&mut event);
+        let mut port: ibv_port_attr = zeroed();
+        assert_eq!(ibv_query_port(context, 1, &mut port), 0);
+        assert_eq!(port.state, 1, "IBV_PORT_DOWN");
+        fabric.clear(None).unwrap();
+        assert_eq!(ibv_get_async_event(context, &mut event), 0);
+        assert_eq!((event.event_type, event.element.port_num), (9, 1), "IBV_EVENT_PORT_ACTIVE of port 1");
+        ibv_ack_async_event(&mut event);
+        assert_eq!(ibv_close_device(context), 0);
     }
 }
 
