@@ -46,24 +46,18 @@ struct End {
 }
 
 impl End {
-    /// Writes a number to the peer's memory and waits, looking at our own memory only, until the peer has written one here; then
-    /// collects the completion. What `ib_write_lat` does.
-    fn exchange(&self, n: u64, first: bool) -> Result<bool> {
+    /// Waits, looking at our own memory only, until the peer has written `n` there (not as the first), then writes `n` to the peer's
+    /// memory and polls for the completion. What `ib_write_lat` does.
+    fn exchange(&self, n: u64, wait_for: Option<u64>) -> Result<bool> {
         let at = self.buf.as_ptr().cast::<u64>();
-        let arrived = || {
-            let mut round = 0u32;
-            // SAFETY: the first bytes of the buffer, aligned; the NIC writes them meanwhile.
-            while unsafe { at.read_volatile() } != n {
-                round = round.wrapping_add(1);
-                if round % (1 << 20) == 0 && ended() {
-                    return false;
-                }
-                std::hint::spin_loop();
+        let mut round = 0u32;
+        // SAFETY: the first bytes of the buffer, aligned; the NIC writes them meanwhile.
+        while wait_for.is_some_and(|w| unsafe { at.read_volatile() } != w) {
+            round = round.wrapping_add(1);
+            if round % (1 << 20) == 0 && ended() {
+                return Ok(false);
             }
-            true
-        };
-        if !first && !arrived() {
-            return Ok(false);
+            std::hint::spin_loop();
         }
         self.qp.post_send(&SendWr {
             wr_id: 1,
@@ -78,9 +72,6 @@ impl End {
             inline_data: Some(&n.to_ne_bytes()),
             ud: None,
         })?;
-        if first && !arrived() {
-            return Ok(false);
-        }
         while self.poll()?.0 == 0 {}
         Ok(true)
     }
@@ -248,12 +239,13 @@ fn softnic(mode: &str, seconds: f64) -> Result<()> {
     if mode == "write-latency" {
         let mut times = Vec::new();
         let start = Instant::now();
-        for n in 0.. {
+        end.exchange(0, None)?;
+        for n in 1.. {
             if start.elapsed() >= limit {
                 break;
             }
             let t = Instant::now();
-            end.exchange(n, true)?;
+            end.exchange(n, Some(n - 1))?;
             times.push(t.elapsed());
         }
         report_latency("softnic write", &mut times);
@@ -303,7 +295,7 @@ fn softnic_peer(mode: &str, runtime: &str) -> Result<()> {
     match mode {
         "write-latency" => {
             let mut n = 0;
-            while end.exchange(n, false)? {
+            while end.exchange(n, Some(n))? {
                 n += 1;
             }
         }

@@ -11,7 +11,7 @@ use crate::nic::Shared;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::{self, Relaxed};
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use unbroken_fabric::now_us;
@@ -33,6 +33,13 @@ const GIVE_WAY_ROUNDS: u32 = 2000;
 const WINDOW_US: u64 = 50;
 /// What an empty poll takes, about: four to a microsecond.
 const EMPTY_POLLS_PER_US: u64 = 4;
+/// A thread that has not polled for so long has turned to something else.
+const GONE_US: u64 = 20;
+/// Once a packet has waited for a thread that turned to something else, polling threads are not relied on for so long at first, and
+/// for twice as long each time that it happens again.
+const DISTRUST_US: u64 = 10_000;
+/// The longest time of that.
+const MAX_DISTRUST_US: u64 = 1_000_000;
 
 /// How much application threads work on the NIC. One that polls a CQ spends most of its time in verbs; one that looks at its memory,
 /// or waits for events, does not, and needs the background thread also if it polls now and then.
@@ -44,6 +51,8 @@ pub(crate) struct Poller {
     empty: AtomicU32,
     /// Time spent in verbs that did something.
     busy_us: AtomicU32,
+    /// When a thread last polled.
+    last_us: AtomicU64,
     /// A thread is driving the engine.
     inside: AtomicBool,
     /// The background thread has left the NIC to it.
@@ -51,6 +60,17 @@ pub(crate) struct Poller {
 }
 
 impl Poller {
+    /// A thread polls.
+    #[inline]
+    pub(crate) fn enter(&self, now_us: u64) {
+        self.last_us.store(now_us, Relaxed);
+    }
+
+    /// Whether no thread polls any more.
+    fn gone(&self, now_us: u64) -> bool {
+        self.last_us.load(Relaxed) + GONE_US < now_us && !self.inside.load(Relaxed)
+    }
+
     /// A poll found nothing to do, or another thread at work.
     #[inline]
     pub(crate) fn empty(&self) {
@@ -85,18 +105,39 @@ impl Poller {
 struct Opinion {
     since_us: u64,
     polling: bool,
+    distrust_until_us: u64,
+    distrust_us: u64,
 }
 
 impl Opinion {
+    fn new(now_us: u64) -> Opinion {
+        Opinion { since_us: now_us, polling: false, distrust_until_us: 0, distrust_us: DISTRUST_US }
+    }
+
     /// Whether an application thread polls, so that the NIC may be left to it.
     fn polling(&mut self, poller: &Poller, now_us: u64) -> bool {
         let window_us = now_us - self.since_us;
         if window_us >= WINDOW_US {
-            self.polling = poller.take_us() * 2 > window_us || poller.inside.load(Relaxed);
+            let works = poller.take_us() * 2 > window_us || poller.inside.load(Relaxed);
+            self.polling = works && now_us >= self.distrust_until_us;
             self.since_us = now_us;
         }
         poller.left.store(self.polling, Relaxed);
         self.polling
+    }
+
+    /// An application thread waits for an event.
+    fn waits(&mut self, now_us: u64) {
+        (self.polling, self.since_us) = (false, now_us);
+    }
+
+    /// The NIC was left to a thread that turned to something else; `waited` says whether a packet waited for it.
+    fn left_alone(&mut self, now_us: u64, waited: bool) {
+        self.polling = false;
+        if waited {
+            self.distrust_until_us = now_us + self.distrust_us;
+            self.distrust_us = (self.distrust_us * 2).min(MAX_DISTRUST_US);
+        }
     }
 }
 
@@ -130,7 +171,7 @@ impl Drop for Background {
     }
 }
 
-/// Starts a thread that takes no signals: they are the application's.
+/// Starts a thread that runs at once when it is woken, and takes no signals: they are the application's.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     // The kernel keeps 15 bytes of a name.
     let name: String = name.chars().take(15).collect();
@@ -143,14 +184,20 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Res
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
         old
     };
-    let thread = std::thread::Builder::new().name(name).spawn(body);
+    let thread = std::thread::Builder::new().name(name).spawn(|| {
+        ask_for_promptness();
+        body();
+    });
     // SAFETY: restores the mask that was read above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
     thread
 }
 
-/// Asks for a short time slice; kernels that know nothing of it refuse, and nothing is lost.
-pub(crate) fn ask_for_short_slice() {
+/// Asks for a short time slice and exact sleeps; kernels that know nothing of it refuse, and nothing is lost.
+fn ask_for_promptness() {
+    // Sleeps end within a microsecond of the time asked for, not fifty.
+    // SAFETY: no pointers.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000) };
     #[repr(C)]
     struct SchedAttr {
         size: u32,
@@ -194,23 +241,27 @@ fn sleep(shared: &Shared, socket: Option<i32>, timeout_us: u64) -> bool {
 }
 
 fn run(shared: &Shared) {
-    ask_for_short_slice();
-    let mut opinion = Opinion { since_us: now_us(), polling: false };
+    let mut opinion = Opinion::new(now_us());
     let mut linger_until_us = 0;
     while !shared.stop.load(Ordering::Acquire) {
         shared.wake_at_us.store(0, Ordering::Relaxed);
-        let time_us = now_us();
-        if opinion.polling(&shared.poller, time_us) {
+        let mut time_us = now_us();
+        let left = opinion.polling(&shared.poller, time_us);
+        if left {
             shared.wake_at_us.store(time_us + LEAVE_US, Ordering::Relaxed);
-            if sleep(shared, None, LEAVE_US) {
-                // An application thread wants to wait for an event.
-                opinion.polling = false;
-                opinion.since_us = now_us();
+            let told = sleep(shared, None, LEAVE_US);
+            time_us = now_us();
+            if told {
+                opinion.waits(time_us);
+            } else if !shared.poller.gone(time_us) {
+                continue;
             }
-            continue;
         }
         let mut e = shared.lock();
         let work = e.drive(time_us, &shared.domain, true);
+        if left {
+            opinion.left_alone(time_us, work.received);
+        }
         let Some(socket) = e.rx_fd() else { return };
         if work.bulk {
             linger_until_us = time_us + LINGER_US;

@@ -75,6 +75,8 @@ struct RxCount {
 pub(crate) struct Work {
     /// Something arrived, fell due or was sent.
     pub(crate) busy: bool,
+    /// Something arrived.
+    pub(crate) received: bool,
     /// More is waiting already.
     pub(crate) more: bool,
     /// Much data arrived or left: more is likely to follow.
@@ -245,7 +247,7 @@ impl Engine {
         self.transmit(now_us, &view, acks || !owed.is_empty());
         let bulk = self.rx_count.bytes + self.tx.count.bytes >= BULK_BYTES;
         self.count();
-        Work { busy: true, more: self.rx_ring.full() || !self.ready.is_empty(), bulk }
+        Work { busy: true, received: received > 0, more: self.rx_ring.full() || !self.ready.is_empty(), bulk }
     }
 
     /// Gives a QP its turn in the ready queue.

@@ -37,9 +37,5 @@ pub use nics::SoftNics;
 /// Starts a thread that serves the layer above as the NICs' own threads serve them: it takes no signals and asks for a short slice,
 /// so that it runs at once when it is woken.
 pub fn spawn_service(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    background::spawn(name, move || {
-        background::ask_for_short_slice();
-        body();
-    })
-    .map(drop)
+    background::spawn(name, body).map(drop)
 }

@@ -120,6 +120,7 @@ impl Driver for Shared {
             return;
         }
         let now_us = now_us();
+        self.poller.enter(now_us);
         let Some(mut e) = self.try_lock() else { return self.poller.empty() };
         self.poller.set_inside(true);
         let patient = self.wake_at_us.load(Ordering::Relaxed) <= now_us + ACK_PATIENCE_US;
@@ -256,6 +257,7 @@ impl Device for Nic {
             max_mr: MAX_MRS,
             max_pd: MAX_PDS,
             max_qp_rd_atom: u32::from(MAX_RD_ATOMIC),
+            atomics: true,
             max_ah: 65_536,
             phys_port_cnt: 1,
             max_inline_data: MAX_INLINE,
