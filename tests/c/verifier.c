@@ -24,13 +24,11 @@
  *
  * cc -std=gnu11 -O2 -Wall -Wextra -Werror -o verifier verifier.c -libverbs
  */
+#include "../../crates/preload/include/unbroken.h"
 #include "common.h"
 #include <infiniband/verbs.h>
 #include <signal.h>
 #include <sys/stat.h>
-
-/* As in unbroken.h. */
-#define UNBROKEN_SEND_NO_REPLAY (1U << 30)
 
 enum {
     MAX_BYTES = 128 * 1024,
