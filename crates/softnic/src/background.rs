@@ -27,7 +27,7 @@ const SLEEP_US: u64 = 1_000_000;
 /// Time slice asked for, in nanoseconds: the least that kernels grant.
 const SLICE_NS: u64 = 100_000;
 /// Rounds of waiting for a verb that wants the engine.
-const GIVE_WAY_ROUNDS: u32 = 2000;
+const GIVE_WAY_ROUNDS: u32 = 1024;
 
 /// The least time over which the work of application threads is measured.
 const WINDOW_US: u64 = 50;
@@ -274,15 +274,20 @@ fn run(shared: &Shared) {
         let wake_at_us = e.deadline_us().min(time_us + SLEEP_US);
         shared.wake_at_us.store(wake_at_us, Ordering::Relaxed);
         drop(e);
+        give_way(shared);
         sleep(shared, Some(socket), wake_at_us.saturating_sub(now_us()));
     }
 }
 
 /// Lets a verb that waits for the engine have it: a thread that takes a lock again at once would starve it.
 fn give_way(shared: &Shared) {
-    for _ in 0..GIVE_WAY_ROUNDS {
+    for round in 1..=GIVE_WAY_ROUNDS {
         if !shared.wanted() {
             return;
+        }
+        if round % 64 == 0 {
+            // It may be on this core.
+            std::thread::yield_now();
         }
         std::hint::spin_loop();
     }
