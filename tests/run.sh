@@ -1,0 +1,50 @@
+#!/bin/bash
+# Runs every suite, goes on after a failure, and prints what each took. `make test` builds first and calls this.
+# usage: run.sh [--long] [SUITE...]
+#   --long   full matrices: the whole survival matrix, 200 faults under the verifier, 10^5 simulated schedules, 10 minutes of fuzzing
+#   SUITE    only these (the names of the summary)
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+long=
+if [ "${1:-}" = --long ]; then long=1; shift; fi
+only=" $* "
+cargo=${CARGO:-cargo}
+logs=${CARGO_TARGET_DIR:-target}/test-logs
+mkdir -p "$logs"
+names=() seconds=() results=()
+
+# suite NAME COMMAND...: runs it with its output on the screen and in target/test-logs/NAME.log.
+suite() {
+    local name=$1; shift
+    if [ "$only" != "  " ] && [[ "$only" != *" $name "* ]]; then return; fi
+    local began=$SECONDS
+    printf '\n==> %s: %s\n' "$name" "$*"
+    if "$@" 2>&1 | tee "$logs/$name.log"; then results+=(ok); else results+=(FAILED); fi
+    names+=("$name"); seconds+=($((SECONDS - began)))
+}
+
+suite format  $cargo fmt --all --check
+suite clippy  $cargo clippy -q --workspace --all-targets --release -- -D warnings
+suite deps    $cargo run -q --release -p xtask -- deps
+suite abi     $cargo run -q --release -p xtask -- abi
+suite unit    $cargo test -q --release --workspace
+suite sim     $cargo run -q --release -p unbroken-sim -- --schedules "${long:+10}10000"
+suite mutants $cargo run -q --release -p unbroken-sim -- --mutants
+suite wire    python3 tests/wire/check.py
+suite survival  python3 tests/survival.py ${long:+--all}
+suite repeat    python3 tests/survival.py --only "write_bw nic-dead a 64K q1 one-way" --repeat "${long:+2}2"
+suite netns     python3 tests/netns.py
+suite verify    python3 tests/verify.py ${long:+--faults 200}
+suite input     python3 tests/bad_input.py
+suite lifecycle python3 tests/lifecycle.py
+suite fuzz      fuzz/run.sh "$([ -n "$long" ] && echo 600 || echo 60)"
+
+printf '\n%-12s %6s  %s\n' suite seconds result
+failed=0
+for i in "${!names[@]}"; do
+    printf '%-12s %6d  %s\n' "${names[$i]}" "${seconds[$i]}" "${results[$i]}"
+    [ "${results[$i]}" = ok ] || failed=1
+done
+printf '%-12s %6d\n' total "$SECONDS"
+exit $failed
