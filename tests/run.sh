@@ -29,11 +29,11 @@ suite clippy  $cargo clippy -q --workspace --all-targets --release -- -D warning
 suite deps    $cargo run -q --release -p xtask -- deps
 suite abi     $cargo run -q --release -p xtask -- abi
 suite unit    $cargo test -q --release --workspace
-suite sim     $cargo run -q --release -p unbroken-sim -- --schedules "${long:+10}10000"
+suite sim     $cargo run -q --release -p unbroken-sim -- --schedules "$([ -n "$long" ] && echo 100000 || echo 10000)"
 suite mutants $cargo run -q --release -p unbroken-sim -- --mutants
 suite wire    python3 tests/wire/check.py
 suite survival  python3 tests/survival.py ${long:+--all}
-suite repeat    python3 tests/survival.py --only "write_bw nic-dead a 64K q1 one-way" --repeat "${long:+2}2"
+suite repeat    python3 tests/survival.py --only "ib_send_bw nic-dead a, 64K, 1 QP one-way" --repeat "$([ -n "$long" ] && echo 20 || echo 2)"
 suite netns     python3 tests/netns.py
 suite verify    python3 tests/verify.py ${long:+--faults 200}
 suite input     python3 tests/bad_input.py
