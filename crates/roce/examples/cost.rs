@@ -19,6 +19,9 @@ impl Memory for Nothing {
     fn read(&self, _: u32, _: u32, _: u64, _: &mut [u8], _: Access) -> Result<(), MemError> {
         Ok(())
     }
+    fn atomic(&self, _: u32, _: u32, _: u64, _: AtomicOp) -> Result<u64, MemError> {
+        Ok(0)
+    }
 }
 
 impl Completions for Nothing {

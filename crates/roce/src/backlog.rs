@@ -1,5 +1,6 @@
 //! What is outstanding on a QP, in a form that another QP can take over.
 
+use crate::wr::SendWr;
 use unbroken_types::{SendFlags, SendOpcode, Sge};
 
 /// An outstanding send.
@@ -17,12 +18,35 @@ pub struct SendEntry {
     pub remote_addr: u64,
     /// The peer's key.
     pub rkey: u32,
+    /// Atomics: the value to compare with, or to add.
+    pub compare_add: u64,
+    /// Atomics: the value to swap in.
+    pub swap: u64,
     /// Where the data lies or goes; empty with inline data.
     pub sges: Vec<Sge>,
     /// Inline data.
     pub inline_data: Option<Vec<u8>>,
     /// Some packet of it may have left, in this life of the QP or an earlier one.
     pub started: bool,
+}
+
+impl From<&SendWr<'_>> for SendEntry {
+    /// A WR that has not been started.
+    fn from(wr: &SendWr<'_>) -> SendEntry {
+        SendEntry {
+            wr_id: wr.wr_id,
+            opcode: wr.opcode,
+            flags: wr.flags,
+            imm_data: wr.imm_data,
+            remote_addr: wr.remote_addr,
+            rkey: wr.rkey,
+            compare_add: wr.compare_add,
+            swap: wr.swap,
+            sges: if wr.inline_data.is_some() { Vec::new() } else { wr.sges.to_vec() },
+            inline_data: wr.inline_data.map(<[u8]>::to_vec),
+            started: false,
+        }
+    }
 }
 
 /// An outstanding receive.

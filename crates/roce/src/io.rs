@@ -19,6 +19,34 @@ pub enum MemError {
     /// The region does not give the right.
     #[error("the region does not allow this access")]
     AccessDenied,
+    /// An atomic whose memory does not begin at a multiple of eight.
+    #[error("the memory of an atomic is not aligned to 8 bytes")]
+    Misaligned,
+}
+
+/// What an atomic does to eight bytes in the host's order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AtomicOp {
+    /// Replaces the value if it is `compare`.
+    CompareSwap {
+        /// What must be there.
+        compare: u64,
+        /// What comes there.
+        swap: u64,
+    },
+    /// Adds, modulo 2^64.
+    FetchAdd(u64),
+}
+
+impl AtomicOp {
+    /// What a value becomes.
+    pub const fn apply(self, value: u64) -> u64 {
+        match self {
+            AtomicOp::CompareSwap { compare, swap } if value == compare => swap,
+            AtomicOp::CompareSwap { .. } => value,
+            AtomicOp::FetchAdd(add) => value.wrapping_add(add),
+        }
+    }
 }
 
 /// Registered memory. Every call checks key, domain, range and right anew: a region may be deregistered in mid-message.
@@ -31,6 +59,9 @@ pub trait Memory {
     fn write(&self, pd: u32, key: u32, va: u64, data: &[u8], need: Access) -> Result<(), MemError>;
     /// Reads from `va` into `out`.
     fn read(&self, pd: u32, key: u32, va: u64, out: &mut [u8], need: Access) -> Result<(), MemError>;
+    /// Runs an atomic of the peer ([`Access::REMOTE_ATOMIC`]) at `va` and gives the value that was there before. Nothing else sees
+    /// the memory between the reading and the writing: no other QP, and no instruction of this host that is atomic itself.
+    fn atomic(&self, pd: u32, key: u32, va: u64, op: AtomicOp) -> Result<u64, MemError>;
 }
 
 /// Where completions go.

@@ -32,7 +32,7 @@ mod wr;
 pub use attr::{ModifyError, RcConfig, RcModify, MAX_RD_ATOMIC};
 pub use backlog::{Backlog, Progress, RecvEntry, Replay, SendEntry};
 pub use encoding::{ack_timeout_us, rnr_timer_us};
-pub use io::{Completions, MemError, Memory, PacketSink, Payload, SinkError, UdSink};
+pub use io::{AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SinkError, UdSink};
 pub use rc::RcQp;
 pub use responder::RcEvent;
 pub use ud::{UdConfig, UdModify, UdQp, GRH_BYTES};

@@ -1,10 +1,13 @@
-//! READ requests that the responder has accepted and not fully answered, in PSN order.
+//! Requests that the responder answers with data, READs and atomics, and that are not fully answered yet, in PSN order.
 //!
 //! A repeated request takes the place of what it overlaps, or its place in the order; one whose answer is still to come is
 //! ignored. So the queue never holds a PSN twice and stays as short as the requests that the peer may have outstanding.
 //!
 //! A requester that asks again too early (it was not run for a while, say) may receive the first answers after all, and go on to
 //! new requests while its repeats still wait here. Those have all been answered once; they make room.
+//!
+//! The values that atomics found are kept for as many atomics as the peer may have outstanding: the repeat of one that it may
+//! still wait for is answered from there, and never run again.
 
 use crate::encoding::{psn_add, psn_diff};
 use std::collections::VecDeque;
@@ -22,9 +25,15 @@ pub(crate) struct ReadJob {
     pub(crate) len: u32,
     /// No packet of it has been sent.
     pub(crate) first: bool,
+    /// The answer of an atomic: the value that it found.
+    pub(crate) atomic: Option<u64>,
 }
 
 impl ReadJob {
+    fn atomic(psn: u32, value: u64) -> ReadJob {
+        ReadJob { psn, packets: 1, va: 0, rkey: 0, len: 0, first: true, atomic: Some(value) }
+    }
+
     /// One past the PSN of the last response packet.
     fn end(&self) -> u32 {
         psn_add(self.psn, self.packets)
@@ -37,6 +46,8 @@ pub(crate) struct ReadQueue {
     max: usize,
     /// One past the PSN of the furthest response packet that has been sent.
     answered: Option<u32>,
+    /// PSN and value of the last atomics, at most `max`.
+    atomics: VecDeque<(u32, u64)>,
 }
 
 impl ReadQueue {
@@ -46,10 +57,40 @@ impl ReadQueue {
         self.jobs.reserve(max);
         self.max = max;
         self.answered = None;
+        self.atomics.clear();
+    }
+
+    /// Whether one more request may be outstanding; makes room for it.
+    pub(crate) fn make_room(&mut self) -> bool {
+        if self.jobs.len() < self.max {
+            return true;
+        }
+        let answered_before = |job: &ReadJob| self.answered.is_some_and(|answered| psn_diff(job.end(), answered) <= 0);
+        let room = self.jobs.front().is_some_and(answered_before);
+        if room {
+            self.jobs.pop_front();
+        }
+        room
+    }
+
+    /// Takes the answer of an atomic that was just run, after [`ReadQueue::make_room`].
+    pub(crate) fn push_atomic(&mut self, psn: u32, value: u64) {
+        if self.atomics.len() == self.max {
+            self.atomics.pop_front();
+        }
+        self.atomics.push_back((psn, value));
+        self.jobs.push_back(ReadJob::atomic(psn, value));
+    }
+
+    /// Takes a repeated atomic. One whose value is no longer kept is not outstanding at its requester: it is dropped.
+    pub(crate) fn repeat_atomic(&mut self, psn: u32) {
+        if let Some(&(_, value)) = self.atomics.iter().rev().find(|(p, _)| *p == psn) {
+            self.repeat(ReadJob::atomic(psn, value));
+        }
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.jobs.capacity() * size_of::<ReadJob>()
+        self.jobs.capacity() * size_of::<ReadJob>() + self.atomics.capacity() * size_of::<(u32, u64)>()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -62,16 +103,11 @@ impl ReadQueue {
 
     /// Takes a request that follows all others; false if the peer has more outstanding than agreed.
     pub(crate) fn push(&mut self, job: ReadJob) -> bool {
-        if self.jobs.len() >= self.max {
-            let answered_before =
-                |job: &ReadJob| self.answered.is_some_and(|answered| psn_diff(job.end(), answered) <= 0);
-            if !self.jobs.front().is_some_and(answered_before) {
-                return false;
-            }
-            self.jobs.pop_front();
+        let room = self.make_room();
+        if room {
+            self.jobs.push_back(job);
         }
-        self.jobs.push_back(job);
-        true
+        room
     }
 
     /// Takes a repeated request. One that finds no room is dropped; its requester asks again.
@@ -131,7 +167,7 @@ mod tests {
     use super::*;
 
     fn job(psn: u32, packets: u32) -> ReadJob {
-        ReadJob { psn, packets, va: psn as u64 * 256, rkey: 1, len: packets * 256, first: true }
+        ReadJob { psn, packets, va: psn as u64 * 256, rkey: 1, len: packets * 256, first: true, atomic: None }
     }
 
     fn queue(jobs: &[ReadJob]) -> ReadQueue {
@@ -185,10 +221,28 @@ mod tests {
     }
 
     #[test]
+    fn atomics_are_answered_again_while_they_may_be_outstanding() {
+        let mut q = queue(&[]);
+        for psn in 10..15 {
+            assert!(q.make_room());
+            q.push_atomic(psn, u64::from(psn));
+            q.sent(0);
+        }
+        for psn in [12, 10, 14, 12] {
+            q.repeat_atomic(psn);
+        }
+        assert_eq!(q.jobs.iter().map(|j| (j.psn, j.atomic)).collect::<Vec<_>>(), [(12, Some(12)), (14, Some(14))]);
+    }
+
+    #[test]
     fn a_job_is_answered_packet_by_packet() {
-        let mut q = queue(&[ReadJob { psn: 0xff_ffff, packets: 2, va: 0, rkey: 1, len: 300, first: true }]);
+        let mut q =
+            queue(&[ReadJob { psn: 0xff_ffff, packets: 2, va: 0, rkey: 1, len: 300, first: true, atomic: None }]);
         q.sent(256);
-        assert_eq!(q.front(), Some(ReadJob { psn: 0, packets: 1, va: 256, rkey: 1, len: 44, first: false }));
+        assert_eq!(
+            q.front(),
+            Some(ReadJob { psn: 0, packets: 1, va: 256, rkey: 1, len: 44, first: false, atomic: None })
+        );
         q.sent(44);
         assert!(q.is_empty());
     }

@@ -30,7 +30,7 @@ use crate::link::{send_wc, Flags, Link};
 use crate::sq::{Data, SendRing, Wqe};
 use crate::window::Window;
 use unbroken_types::{QpCaps, SendFlags, SendOpcode, WcOpcode, WcStatus};
-use unbroken_wire::{Ext, Op, Reth};
+use unbroken_wire::{AtomicEth, Ext, Op, Reth};
 
 /// An acknowledgement is asked for at least once in so many packets.
 const ACK_EVERY_PACKETS: u32 = 16;
@@ -170,10 +170,10 @@ impl Requester {
                 self.cur += 1;
                 continue;
             }
-            let pushed = if wqe.opcode == SendOpcode::Read {
-                self.push_read(&wqe, link, sink)
-            } else {
-                self.push_packet(&wqe, link, sink)
+            let pushed = match wqe.opcode {
+                SendOpcode::Read => self.push_read(&wqe, link, sink),
+                SendOpcode::CmpSwap | SendOpcode::FetchAdd => self.push_atomic(&wqe, link, sink),
+                _ => self.push_packet(&wqe, link, sink),
             };
             match pushed {
                 Ok(0) => break,
@@ -202,7 +202,7 @@ impl Requester {
         let wqe = self.ring.get_mut(self.cur);
         (wqe.first_psn, wqe.packets) = (first_psn, packets);
         self.assigned = self.cur + 1;
-        if wqe.opcode == SendOpcode::Read {
+        if wqe.opcode.awaits_data() {
             self.last_read = self.assigned;
         }
         true
@@ -265,6 +265,23 @@ impl Requester {
         sink.push(header.as_slice(), Payload::None)?;
         self.reads_in_flight += 1;
         Ok(packets)
+    }
+
+    /// Pushes an atomic; gives 0 where it must wait, else 1.
+    fn push_atomic(&mut self, wqe: &Wqe, link: &Link, sink: &mut (impl PacketSink + ?Sized)) -> Result<u32, SinkError> {
+        if self.in_flight() >= self.window.packets() || self.reads_in_flight >= self.limits.max_rd_atomic.max(1) {
+            return Ok(0);
+        }
+        let (op, swap_or_add, compare) = match wqe.opcode {
+            SendOpcode::CmpSwap => (Op::CompareSwap, wqe.swap, wqe.compare_add),
+            _ => (Op::FetchAdd, wqe.compare_add, 0),
+        };
+        let ext = Ext::Atomic(AtomicEth { va: wqe.remote_addr, rkey: wqe.rkey, swap_or_add, compare });
+        let flags = Flags { solicited: false, ack_req: true };
+        let header = link.header(op, self.next_psn, &ext, 0, flags);
+        sink.push(header.as_slice(), Payload::None)?;
+        self.reads_in_flight += 1;
+        Ok(1)
     }
 
     /// Accounts for `psns` just pushed of the entry at `cur`.
@@ -339,12 +356,13 @@ impl Requester {
         Ok(())
     }
 
-    /// Takes a packet of a READ response.
+    /// Takes a packet of a READ response, or the answer of an atomic with the value that it found.
     pub(crate) fn on_read_response(
         &mut self,
         now_us: u64,
         psn: u32,
         payload: &[u8],
+        atomic: bool,
         link: &Link,
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
@@ -359,7 +377,8 @@ impl Requester {
             return Ok(());
         }
         let head = *self.ring.get(self.ring.head);
-        if head.opcode != SendOpcode::Read || self.ring.head >= self.assigned {
+        let fits = if atomic { head.opcode.is_atomic() } else { head.opcode == SendOpcode::Read };
+        if !fits || self.ring.head >= self.assigned {
             return Ok(()); // an answer to something else: a stray
         }
         let packet = psn_ahead(psn, head.first_psn);
@@ -427,7 +446,7 @@ impl Requester {
                 }
                 let left = wqe.packets - psn_ahead(self.una, wqe.first_psn);
                 let step = match wqe.opcode {
-                    SendOpcode::Read => 0,
+                    op if op.awaits_data() => 0,
                     _ => left.min(psn_ahead(self.acked, self.una)),
                 };
                 self.una = psn_add(self.una, step);

@@ -14,13 +14,13 @@
 //! the NAK is given again for every later request, since the first may be lost.
 
 use crate::encoding::{psn_add, psn_diff, NakCode, Syndrome};
-use crate::io::{scatter, Completions, Memory, PacketSink, Payload, SinkError};
+use crate::io::{scatter, AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SinkError};
 use crate::link::{recv_wc, Flags, Link};
 use crate::reads::{ReadJob, ReadQueue};
 use crate::rq::RecvRing;
 use crate::wr::MAX_MESSAGE_BYTES;
 use unbroken_types::{Access, QpCaps, WcOpcode, WcStatus, PSN_MASK};
-use unbroken_wire::{Aeth, Ext, Op, Packet, Reth};
+use unbroken_wire::{Aeth, AtomicEth, Ext, Op, Packet, Reth};
 
 /// The message that the next request packet belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -170,7 +170,7 @@ impl Responder {
         match self.execute(packet, link, mem, out) {
             Ok(psns) => {
                 self.expected = psn_add(self.expected, psns);
-                if packet.bth.opcode.op == Op::ReadRequest {
+                if matches!(packet.bth.opcode.op, Op::ReadRequest | Op::CompareSwap | Op::FetchAdd) {
                     self.owed = Owed::Nothing; // the answer acknowledges it and everything before
                 } else if packet.bth.ack_req || matches!(self.owed, Owed::Nak(..)) {
                     self.owed = Owed::Ack;
@@ -209,7 +209,9 @@ impl Responder {
             self.early_psn = packet.bth.psn;
             return;
         }
-        if packet.bth.opcode.op == Op::ReadRequest {
+        if let Ext::Atomic(_) = packet.ext {
+            self.reads.repeat_atomic(packet.bth.psn);
+        } else if packet.bth.opcode.op == Op::ReadRequest {
             // What may not be read any more is not refused but dropped: the answer may have arrived long ago.
             if let Ok(job) = read_job(packet, link, mem) {
                 if job.packets as i64 <= -(ahead as i64) {
@@ -249,6 +251,7 @@ impl Responder {
             SendLast | SendLastImm => self.send_on(packet, false, true, link, mem, out)?,
             SendOnly | SendOnlyImm => self.send_on(packet, true, true, link, mem, out)?,
             ReadRequest => return self.read(packet, link, mem),
+            CompareSwap | FetchAdd => self.atomic(packet, link, mem)?,
             _ => return Err(INVALID),
         }
         Ok(1)
@@ -354,9 +357,31 @@ impl Responder {
         Ok(job.packets)
     }
 
+    /// Runs an atomic. It does not count as executed: whether its answer arrived is all that matters, see [`crate::Backlog`].
+    fn atomic(&mut self, packet: &Packet<'_>, link: &Link, mem: &(impl Memory + ?Sized)) -> Result<(), Refusal> {
+        let Ext::Atomic(AtomicEth { va, rkey, swap_or_add, compare }) = packet.ext else { return Err(INVALID) };
+        if self.inbound != Inbound::None || va % 8 != 0 || !self.reads.make_room() {
+            return Err(INVALID);
+        }
+        if !link.access.contains(Access::REMOTE_ATOMIC) {
+            return Err(ACCESS);
+        }
+        let op = match packet.bth.opcode.op {
+            Op::CompareSwap => AtomicOp::CompareSwap { compare, swap: swap_or_add },
+            _ => AtomicOp::FetchAdd(swap_or_add),
+        };
+        let found = mem.atomic(link.pd, rkey, va, op).map_err(|e| match e {
+            MemError::Misaligned => INVALID,
+            _ => ACCESS,
+        })?;
+        self.reads.push_atomic(packet.bth.psn, found);
+        self.msn = psn_add(self.msn, 1);
+        Ok(())
+    }
+
     // Sending
 
-    /// Sends READ responses. `Ok(true)`: the sink was full, there is more to send. An error ends the QP.
+    /// Sends READ responses and answers of atomics. `Ok(true)`: the sink was full, there is more to send. An error ends the QP.
     pub(crate) fn transmit_responses(
         &mut self,
         link: &Link,
@@ -365,6 +390,7 @@ impl Responder {
         while let Some(job) = self.reads.front() {
             let len = job.len.min(link.mtu);
             let (op, ext) = match (job.first, job.packets == 1) {
+                _ if job.atomic.is_some() => (Op::AtomicAcknowledge, self.atomic_ack(job.atomic)),
                 (true, true) => (Op::ReadResponseOnly, self.aeth(Syndrome::Ack)),
                 (true, false) => (Op::ReadResponseFirst, self.aeth(Syndrome::Ack)),
                 (false, true) => (Op::ReadResponseLast, self.aeth(Syndrome::Ack)),
@@ -410,6 +436,10 @@ impl Responder {
     fn aeth(&self, syndrome: Syndrome) -> Ext {
         Ext::Aeth(Aeth { syndrome: syndrome.byte(), msn: self.msn })
     }
+
+    fn atomic_ack(&self, found: Option<u64>) -> Ext {
+        Ext::AtomicAck(Aeth { syndrome: Syndrome::Ack.byte(), msn: self.msn }, found.unwrap_or(0))
+    }
 }
 
 /// Checks that the peer may do what a RETH says. Of an empty range only the QP's right counts.
@@ -431,5 +461,5 @@ fn read_job(packet: &Packet<'_>, link: &Link, mem: &(impl Memory + ?Sized)) -> R
         return Err(INVALID);
     }
     check_remote(&reth, Access::REMOTE_READ, link, mem)?;
-    Ok(ReadJob { psn: packet.bth.psn, packets, va: reth.va, rkey: reth.rkey, len: reth.len, first: true })
+    Ok(ReadJob { psn: packet.bth.psn, packets, va: reth.va, rkey: reth.rkey, len: reth.len, first: true, atomic: None })
 }

@@ -4,13 +4,18 @@ use crate::backlog::SendEntry;
 use crate::wr::{PostError, SendWr, MAX_MESSAGE_BYTES};
 use unbroken_types::{QpCaps, SendFlags, SendOpcode, Sge};
 
+/// Bytes that an atomic works on, and brings back.
+pub(crate) const ATOMIC_BYTES: u32 = 8;
+
 /// A WR in the queue.
 #[derive(Clone, Copy)]
 pub(crate) struct Wqe {
     pub(crate) wr_id: u64,
     pub(crate) remote_addr: u64,
+    pub(crate) compare_add: u64,
+    pub(crate) swap: u64,
     pub(crate) rkey: u32,
-    /// Bytes of the message.
+    /// Bytes of the message; of an atomic, those of the answer.
     pub(crate) len: u32,
     pub(crate) imm_data: u32,
     /// PSN of its first packet, and how many PSNs it takes; set when it is sent for the first time.
@@ -29,6 +34,8 @@ impl Wqe {
     const EMPTY: Wqe = Wqe {
         wr_id: 0,
         remote_addr: 0,
+        compare_add: 0,
+        swap: 0,
         rkey: 0,
         len: 0,
         imm_data: 0,
@@ -116,8 +123,10 @@ impl SendRing {
         self.slots[slot] = Wqe {
             wr_id: wr.wr_id,
             remote_addr: wr.remote_addr,
+            compare_add: wr.compare_add,
+            swap: wr.swap,
             rkey: wr.rkey,
-            len: wr.len() as u32,
+            len: if wr.opcode.is_atomic() { ATOMIC_BYTES } else { wr.len() as u32 },
             imm_data: wr.imm_data,
             flags: wr.flags,
             opcode: wr.opcode,
@@ -129,12 +138,12 @@ impl SendRing {
     }
 
     fn check(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        if wr.opcode.is_atomic() {
-            return Err(PostError::Unsupported(wr.opcode));
-        }
         let inline = wr.flags.contains(SendFlags::INLINE);
-        if inline != wr.inline_data.is_some() || inline && wr.opcode == SendOpcode::Read {
+        if inline != wr.inline_data.is_some() || inline && wr.opcode.awaits_data() {
             return Err(PostError::Inline(wr.opcode));
+        }
+        if wr.opcode.is_atomic() && wr.len() < ATOMIC_BYTES as u64 {
+            return Err(PostError::AtomicRoom(wr.len()));
         }
         match wr.inline_data {
             Some(data) if data.len() > self.caps.max_inline_data as usize => {
@@ -183,6 +192,8 @@ impl SendRing {
                     imm_data: w.imm_data,
                     remote_addr: w.remote_addr,
                     rkey: w.rkey,
+                    compare_add: w.compare_add,
+                    swap: w.swap,
                     sges,
                     inline_data,
                     started: w.started,
@@ -200,8 +211,8 @@ impl SendRing {
             imm_data: e.imm_data,
             remote_addr: e.remote_addr,
             rkey: e.rkey,
-            compare_add: 0,
-            swap: 0,
+            compare_add: e.compare_add,
+            swap: e.swap,
             sges: &e.sges,
             inline_data: e.inline_data.as_deref(),
             ud: None,

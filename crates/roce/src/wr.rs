@@ -22,7 +22,7 @@ pub struct SendWr<'a> {
     pub compare_add: u64,
     /// Atomics: the value to swap in.
     pub swap: u64,
-    /// Where the data lies, or (READ) goes.
+    /// Where the data lies, or (READ, atomics) goes.
     pub sges: &'a [Sge],
     /// With [`SendFlags::INLINE`], the data itself; `sges` is not looked at then.
     pub inline_data: Option<&'a [u8]>,
@@ -102,6 +102,9 @@ pub enum PostError {
     /// INLINE with an opcode that brings data, or without data.
     #[error("INLINE does not go with {0:?}")]
     Inline(SendOpcode),
+    /// An atomic without room for the eight bytes that it brings back.
+    #[error("an atomic brings 8 bytes back, its scatter/gather entries have room for {0}")]
+    AtomicRoom(u64),
     /// A UD send without an address.
     #[error("a UD send needs an address handle, a QPN and a Q_Key")]
     NoDestination,

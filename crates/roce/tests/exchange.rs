@@ -79,7 +79,7 @@ proptest! {
     ) {
         let mut pair = Pair::new(seed, faults, mtu, false);
         pair.room = room;
-        let mut script = Script::new(&mut pair, [&a, &b]);
+        let mut script = Script::new(&mut pair, [&a, &b], 7);
         run_script(&mut pair, &mut script);
         script.check(&pair);
     }
@@ -90,7 +90,7 @@ proptest! {
         cuts in proptest::collection::vec(1..400u64, 1..6),
     ) {
         let mut pair = Pair::new(seed, faults, mtu, true);
-        let mut script = Script::new(&mut pair, [&a, &b]);
+        let mut script = Script::new(&mut pair, [&a, &b], 5);
         let mut counts = [(0, 0); 2];
         for cut in cuts {
             let until = pair.pushed + cut;

@@ -430,8 +430,8 @@ fn posts_that_do_not_fit_are_refused() {
     let inline = SendWr { flags: SendFlags::INLINE, inline_data: Some(&[0; 65]), ..write(1, 0) };
     assert_eq!(qp.post_send(&inline, wcs), Err(PostError::InlineTooLong { have: 65, max: 64 }));
     assert_eq!(
-        qp.post_send(&SendWr { opcode: SendOpcode::FetchAdd, ..write(1, 8) }, wcs),
-        Err(PostError::Unsupported(SendOpcode::FetchAdd))
+        qp.post_send(&SendWr { opcode: SendOpcode::FetchAdd, ..write(1, 7) }, wcs),
+        Err(PostError::AtomicRoom(7))
     );
     let long = [Sge { addr: 0, length: 1 << 31, lkey: SRC }, Sge { addr: 0, length: 1, lkey: SRC }];
     assert_eq!(

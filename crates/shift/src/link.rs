@@ -416,20 +416,10 @@ pub(crate) fn hold_send(qp: &Qp, g: &mut Gate, wr: &SendWr<'_>) -> Option<Result
     if backlog.sends.len() >= qp.init.caps.max_send_wr as usize {
         return Some(Err(Error::no_room("the send queue is full")));
     }
-    if wr.sges.len() > qp.init.caps.max_send_sge as usize || wr.opcode.is_atomic() {
+    if wr.sges.len() > qp.init.caps.max_send_sge as usize {
         return Some(Err(Error::invalid("the send does not fit the QP")));
     }
-    backlog.sends.push(SendEntry {
-        wr_id: wr.wr_id,
-        opcode: wr.opcode,
-        flags: wr.flags,
-        imm_data: wr.imm_data,
-        remote_addr: wr.remote_addr,
-        rkey: wr.rkey,
-        sges: if wr.inline_data.is_some() { Vec::new() } else { wr.sges.to_vec() },
-        inline_data: wr.inline_data.map(<[u8]>::to_vec),
-        started: false,
-    });
+    backlog.sends.push(SendEntry::from(wr));
     Some(Ok(()))
 }
 

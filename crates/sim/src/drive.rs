@@ -213,18 +213,7 @@ impl World {
         let end = &mut self.ends[host][qp];
         let mut wcs = Wcs::default();
         if let Some(backlog) = end.backlog.as_mut() {
-            let wr = post.wr();
-            backlog.sends.push(SendEntry {
-                wr_id: wr.wr_id,
-                opcode: wr.opcode,
-                flags: wr.flags,
-                imm_data: wr.imm_data,
-                remote_addr: wr.remote_addr,
-                rkey: wr.rkey,
-                sges: if wr.flags.contains(SendFlags::INLINE) { Vec::new() } else { wr.sges.to_vec() },
-                inline_data: wr.inline_data.map(<[u8]>::to_vec),
-                started: false,
-            });
+            backlog.sends.push(SendEntry::from(&post.wr()));
         } else if let Some(life) = end.live() {
             life.qp.post_send(&post.wr(), &mut wcs).map_err(|e| format!("post_send: {e}"))?;
         }

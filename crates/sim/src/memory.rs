@@ -2,7 +2,7 @@
 
 use crate::rng::mix;
 use std::cell::RefCell;
-use unbroken_roce::{MemError, Memory};
+use unbroken_roce::{AtomicOp, MemError, Memory};
 use unbroken_types::Access;
 
 /// What an area of memory is for. Each message and each receive has its own, used once.
@@ -106,5 +106,14 @@ impl Memory for HostMemory {
         let range = self.find(pd, key, va, out.len() as u64)?;
         out.copy_from_slice(&self.bytes.borrow()[range]);
         Ok(())
+    }
+
+    fn atomic(&self, pd: u32, key: u32, va: u64, op: AtomicOp) -> Result<u64, MemError> {
+        let range = self.find(pd, key, va, 8)?;
+        let mut bytes = self.bytes.borrow_mut();
+        let word: &mut [u8; 8] = (&mut bytes[range]).try_into().expect("eight bytes");
+        let found = u64::from_ne_bytes(*word);
+        *word = op.apply(found).to_ne_bytes();
+        Ok(found)
     }
 }

@@ -10,8 +10,9 @@
 //! before the completion.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use unbroken_roce::{MemError, Memory};
+use unbroken_roce::{AtomicOp, MemError, Memory};
 use unbroken_types::Access;
 use unbroken_verbs::{Error, MemoryDomain, MrKeys, Result};
 
@@ -261,5 +262,23 @@ impl Memory for View<'_> {
         // SAFETY: as in `write`, with the direction turned round.
         unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
         Ok(())
+    }
+
+    fn atomic(&self, pd: u32, key: u32, va: u64, op: AtomicOp) -> std::result::Result<u64, MemError> {
+        let at = self.locate(pd, key, va, 8, Access::REMOTE_ATOMIC)?;
+        if at as usize % 8 != 0 {
+            return Err(MemError::Misaligned);
+        }
+        // SAFETY: `locate` gave eight bytes of a region as in `write`, and they are aligned. What else is done to them at the same
+        // time by atomic instructions, here or in the application, is ordered by the processor.
+        let word = unsafe { AtomicU64::from_ptr(at.cast()) };
+        Ok(match op {
+            AtomicOp::FetchAdd(add) => word.fetch_add(add, Ordering::AcqRel),
+            AtomicOp::CompareSwap { compare, swap } => {
+                match word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(found) | Err(found) => found,
+                }
+            }
+        })
     }
 }

@@ -33,6 +33,8 @@ pub struct DeviceAttr {
     pub max_pd: u32,
     /// READs and atomics that a QP may have outstanding, either way.
     pub max_qp_rd_atom: u32,
+    /// Whether there are atomics (among the QPs of a host, IBV_ATOMIC_HCA).
+    pub atomics: bool,
     /// Address handles.
     pub max_ah: u32,
     /// Ports.

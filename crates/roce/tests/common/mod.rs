@@ -13,6 +13,8 @@ pub const SRC: u32 = 0x100;
 pub const WRITABLE: u32 = 0x200;
 pub const READABLE: u32 = 0x300;
 pub const DST: u32 = 0x400;
+/// What the peer's atomics work on.
+pub const COUNTERS: u32 = 0x500;
 
 /// splitmix64.
 pub struct Rng(pub u64);
@@ -93,6 +95,13 @@ impl Memory for VecMemory {
     }
     fn read(&self, pd: u32, key: u32, va: u64, out: &mut [u8], need: Access) -> Result<(), MemError> {
         self.with(pd, key, va, out.len() as u64, need, |m| out.copy_from_slice(m))
+    }
+    fn atomic(&self, pd: u32, key: u32, va: u64, op: AtomicOp) -> Result<u64, MemError> {
+        self.with(pd, key, va, 8, Access::REMOTE_ATOMIC, |m| {
+            let found = u64::from_ne_bytes((&*m).try_into().unwrap());
+            m.copy_from_slice(&op.apply(found).to_ne_bytes());
+            found
+        })
     }
 }
 
@@ -206,7 +215,7 @@ pub fn config(qpn: u32, hold: bool) -> RcConfig {
 }
 
 pub fn init() -> RcModify {
-    let access = Access::REMOTE_WRITE.with(Access::REMOTE_READ).with(Access::LOCAL_WRITE);
+    let access = Access::REMOTE_WRITE.with(Access::REMOTE_READ).with(Access::REMOTE_ATOMIC);
     RcModify { state: Some(QpState::Init), access: Some(access), ..RcModify::default() }
 }
 
@@ -252,6 +261,7 @@ impl Pair {
             mem.add(WRITABLE, Access::REMOTE_WRITE.with(Access::LOCAL_WRITE), vec![]);
             mem.add(READABLE, Access::REMOTE_READ, vec![]);
             mem.add(DST, Access::LOCAL_WRITE, vec![]);
+            mem.add(COUNTERS, Access::REMOTE_ATOMIC.with(Access::LOCAL_WRITE), vec![]);
             let mut wcs = Wcs::default();
             let mut qp = RcQp::new(config(10 + i as u32, hold));
             connect(&mut qp, &mut wcs, 11 - i as u32, psn[i], psn[1 - i], mtu);
@@ -405,9 +415,10 @@ pub struct Script {
 
 impl Script {
     /// Lays out memory for `kinds` of each end (opcode, length, three random numbers).
-    pub fn new(pair: &mut Pair, kinds: [&[(u8, usize, u32)]; 2]) -> Script {
+    /// `opcodes` 5 leaves atomics out.
+    pub fn new(pair: &mut Pair, kinds: [&[(u8, usize, u32)]; 2], opcodes: u32) -> Script {
         // Sizes of the regions of each end so far.
-        let mut used = [[0usize; 4]; 2];
+        let mut used = [[0usize; 5]; 2];
         let mut take = |end: usize, region: usize, len: usize| {
             let at = used[end][region];
             used[end][region] += len;
@@ -417,14 +428,16 @@ impl Script {
         let ops = [0usize, 1].map(|end| {
             let peer = 1 - end;
             let build = |&(kind, len, r): &(u8, usize, u32)| {
-                let opcode = SendOpcode::from_code(kind as u32 % 5).unwrap();
+                let opcode = SendOpcode::from_code(kind as u32 % opcodes).unwrap();
+                let len = if opcode.is_atomic() { 8 } else { len };
                 let mut flags = SendFlags(r & 7); // FENCE, SIGNALED, SOLICITED
-                let inline = r & 8 != 0 && len <= 64 && opcode != SendOpcode::Read;
+                let inline = r & 8 != 0 && len <= 64 && !opcode.awaits_data();
                 if inline {
                     flags = flags.with(SendFlags::INLINE);
                 }
                 let (src, dst) = match opcode {
                     SendOpcode::Read => (take(peer, 2, len), take(end, 3, len)),
+                    SendOpcode::CmpSwap | SendOpcode::FetchAdd => (take(peer, 4, 8), take(end, 3, 8)),
                     SendOpcode::Write | SendOpcode::WriteImm => (take(end, 0, len), take(peer, 1, len)),
                     _ => (take(end, 0, len), take(peer, 3, len + (r as usize >> 8) % 9)),
                 };
@@ -438,7 +451,7 @@ impl Script {
             kinds[end].iter().map(build).collect()
         });
         for (end, used) in pair.ends.iter().zip(used) {
-            for (key, len) in [SRC, WRITABLE, READABLE, DST].into_iter().zip(used) {
+            for (key, len) in [SRC, WRITABLE, READABLE, DST, COUNTERS].into_iter().zip(used) {
                 let fill = matches!(key, SRC | READABLE);
                 let bytes = (0..len).map(|_| if fill { pair.rng.next() as u8 } else { 0 }).collect();
                 let access = end.mem.regions.borrow()[&key].access;
@@ -469,11 +482,12 @@ impl Script {
                 let i = self.posted[end];
                 let op = &self.ops[end][i];
                 let cut = op.cut % (op.len + 1);
-                let (key, at) = if op.opcode == SendOpcode::Read { (DST, op.dst) } else { (SRC, op.src) };
+                let (key, at) = if op.opcode.awaits_data() { (DST, op.dst) } else { (SRC, op.src) };
                 let sges = [sge(key, at, cut), sge(key, at + cut, op.len - cut)];
                 let data = mem.bytes(SRC);
                 let (remote_addr, rkey) = match op.opcode {
                     SendOpcode::Read => (va(READABLE, op.src), READABLE),
+                    SendOpcode::CmpSwap | SendOpcode::FetchAdd => (va(COUNTERS, op.src), COUNTERS),
                     _ => (va(WRITABLE, op.dst), WRITABLE),
                 };
                 let wr = SendWr {
@@ -481,6 +495,9 @@ impl Script {
                     imm_data: i as u32 ^ 0x5555,
                     remote_addr,
                     rkey,
+                    // A counter begins with 0, and each has one atomic: 0 becomes 5 + i.
+                    compare_add: if op.opcode == SendOpcode::FetchAdd { 5 + i as u64 } else { 0 },
+                    swap: 5 + i as u64,
                     inline_data: op.inline.then(|| &data[op.src..op.src + op.len]),
                     ..wr(i as u64, op.opcode, &sges)
                 };
@@ -528,8 +545,13 @@ impl Script {
                 assert!(!imm || wc.imm_data == i as u32 ^ 0x5555);
                 assert_eq!(*solicited, op.flags.contains(SendFlags::SOLICITED));
             }
-            for op in &self.ops[end] {
+            for (i, op) in self.ops[end].iter().enumerate() {
                 let (from, to) = match op.opcode {
+                    SendOpcode::CmpSwap | SendOpcode::FetchAdd => {
+                        let counter = &pair.ends[peer].mem.bytes(COUNTERS)[op.src..op.src + 8];
+                        assert_eq!(counter, (5 + i as u64).to_ne_bytes(), "{op:?} did not run once");
+                        (vec![0; op.src + 8], pair.ends[end].mem.bytes(DST))
+                    }
                     SendOpcode::Read => (pair.ends[peer].mem.bytes(READABLE), pair.ends[end].mem.bytes(DST)),
                     SendOpcode::Write | SendOpcode::WriteImm => {
                         (pair.ends[end].mem.bytes(SRC), pair.ends[peer].mem.bytes(WRITABLE))
