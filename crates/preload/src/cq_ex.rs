@@ -31,10 +31,14 @@ pub unsafe extern "C" fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_
     pointer("ibv_create_cq_ex", || {
         // SAFETY: the caller's structure.
         let attr = unsafe { crate::ffi::deref(attr, "cq_attr") }?;
-        if attr.comp_mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
-            return Err(Error::unsupported(format!("comp_mask {:#x}: only flags are known", attr.comp_mask)));
+        // A parent domain says where to allocate and who locks: nothing that would change anything here.
+        if attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
+            return Err(Error::unsupported(format!(
+                "comp_mask {:#x}: flags and parent_domain are known",
+                attr.comp_mask
+            )));
         }
-        if attr.comp_mask != 0 && attr.flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
+        if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 && attr.flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
             return Err(Error::unsupported(format!("flags {:#x}: only single-threaded is known", attr.flags)));
         }
         if attr.wc_flags & !KNOWN_FIELDS != 0 {

@@ -2,10 +2,11 @@
 
 use crate::ffi::{code, failed, guard, minus_one, pointer};
 use crate::objects::{free, ContextObj, CqObj, DeviceObj, QpObj, CQS, QPS};
-use crate::{cq, cq_ex, post, qp, query, unsupported};
+use crate::{cq, cq_ex, dm, domain, post, qp, query, unsupported};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of, zeroed};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{addr_of_mut, null_mut};
 use std::sync::{Once, OnceLock};
 use unbroken_shift::front::{AsyncElement, DeviceInfo, System};
@@ -13,7 +14,7 @@ use unbroken_verbs::abi::{
     ibv_async_element, ibv_async_event, ibv_context, ibv_device, verbs_context, IBV_EVENT_CQ_ERR, IBV_NODE_CA,
     IBV_TRANSPORT_IB,
 };
-use unbroken_verbs::Result;
+use unbroken_verbs::{Error, Result};
 
 /// Copies text into a C array, with its final NUL, cut where it is too long.
 pub fn copy_text(to: &mut [c_char], text: &str) {
@@ -121,6 +122,12 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
         c.query_rt_values = Some(query::query_rt_values);
         c.create_cq_ex = Some(cq_ex::create_cq_ex);
         c.create_qp_ex = Some(qp::create_qp_ex);
+        c.alloc_parent_domain = Some(domain::alloc_parent_domain);
+        c.alloc_td = Some(domain::alloc_td);
+        c.dealloc_td = Some(domain::dealloc_td);
+        c.alloc_dm = Some(dm::alloc_dm);
+        c.free_dm = Some(dm::free_dm);
+        c.reg_dm_mr = Some(dm::reg_dm_mr);
         c.close_xrcd = Some(unsupported::close_xrcd);
         c.sz = size_of::<verbs_context>();
         c.context.device = device;
@@ -131,13 +138,25 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
         c.context.ops.post_srq_recv = Some(unsupported::post_srq_recv);
         c.context.ops.bind_mw = Some(unsupported::bind_mw);
         c.context.ops.dealloc_mw = Some(unsupported::dealloc_mw);
-        c.context.cmd_fd = -1;
+        let command = command_fd()?;
+        c.context.cmd_fd = command.as_raw_fd();
         c.context.async_fd = front.async_fd();
         c.context.num_comp_vectors = 1;
         c.context.abi_compat = usize::MAX as *mut c_void;
-        let object = Box::into_raw(Box::new(ContextObj { c: UnsafeCell::new(c), front }));
+        let object = Box::into_raw(Box::new(ContextObj { c: UnsafeCell::new(c), front, _command: command }));
         Ok(object.cast::<u8>().wrapping_add(offset_of!(verbs_context, context)).cast())
     })
+}
+
+/// A descriptor for `cmd_fd`: an empty file that no other descriptor names.
+fn command_fd() -> Result<OwnedFd> {
+    // SAFETY: a literal name; the result is checked.
+    let fd = unsafe { libc::memfd_create(c"unbroken".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(Error::os("memfd_create", &std::io::Error::last_os_error()));
+    }
+    // SAFETY: just made, nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 #[no_mangle]

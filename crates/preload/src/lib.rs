@@ -21,6 +21,8 @@ mod channel;
 mod cq;
 mod cq_ex;
 mod device;
+mod dm;
+mod domain;
 mod ffi;
 mod hooks;
 mod memory;

@@ -1,14 +1,17 @@
 //! Protection domains and memory regions.
 
+use crate::domain;
 use crate::ffi::{code, pointer};
 use crate::objects::{free, ContextObj, MrObj, PdObj};
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::AtomicU32;
 use unbroken_types::Access;
 use unbroken_verbs::abi::{ibv_context, ibv_mr, ibv_pd};
 use unbroken_verbs::{Error, Result};
 
 /// Rights that mean something here.
-const RIGHTS: u32 = Access::LOCAL_WRITE.0 | Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0;
+pub const RIGHTS: u32 =
+    Access::LOCAL_WRITE.0 | Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0;
 /// IBV_ACCESS_HUGETLB tells the kernel how to pin, and IBV_ACCESS_OPTIONAL_RANGE (relaxed ordering) is advice by definition.
 const IGNORED: u32 = 1 << 7 | 0x3ff0_0000;
 /// IBV_ACCESS_MW_BIND: windows cannot be made, so the right to bind one changes nothing.
@@ -20,7 +23,13 @@ unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
         // SAFETY: a context of ours.
         let front = unsafe { ContextObj::of(context) }?.front.clone();
         let handle = front.alloc_pd()?;
-        Ok(Box::into_raw(Box::new(PdObj { c: ibv_pd { context, handle }, front })).cast())
+        Ok(Box::into_raw(Box::new(PdObj {
+            c: ibv_pd { context, handle },
+            front,
+            of: None,
+            parents: AtomicU32::new(0),
+        }))
+        .cast())
     })
 }
 
@@ -29,8 +38,10 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     code("ibv_dealloc_pd", || {
         // SAFETY: a protection domain of ours that the program gives up.
         let pd = unsafe { PdObj::of(pd) }?;
-        pd.front.dealloc_pd(pd.c.handle)?;
-        // SAFETY: made by Box in ibv_alloc_pd.
+        if domain::release_parent(pd)? {
+            pd.front.dealloc_pd(pd.c.handle)?;
+        }
+        // SAFETY: made by Box in ibv_alloc_pd or alloc_parent_domain.
         unsafe { free(pd) };
         Ok(())
     })
@@ -55,7 +66,7 @@ unsafe fn register(
     }
     let keys = owner.front.reg_mr(owner.c.handle, addr as u64, length as u64, iova, Access(access & RIGHTS))?;
     let c = ibv_mr { context: owner.c.context, pd, addr, length, handle: keys.lkey, lkey: keys.lkey, rkey: keys.rkey };
-    Ok(Box::into_raw(Box::new(MrObj { c, front: owner.front.clone() })).cast())
+    Ok(Box::into_raw(Box::new(MrObj { c, front: owner.front.clone(), device_memory: None })).cast())
 }
 
 #[no_mangle]

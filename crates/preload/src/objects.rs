@@ -4,17 +4,20 @@
 //! pointer to the other. The C part is in an `UnsafeCell`: the program reads its fields at any time, and may write those that are
 //! its own (`cq_context`, `qp_context`).
 
+use crate::dm::DeviceMemory;
 use crate::ffi::deref;
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::mem::offset_of;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use unbroken_shift::front;
 use unbroken_types::{Gid, QpType};
 use unbroken_verbs::abi::{
-    ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex,
-    verbs_context,
+    ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_dm, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex,
+    ibv_td, verbs_context,
 };
 use unbroken_verbs::{CompChannel, Cq, Result};
 
@@ -33,6 +36,8 @@ pub struct DeviceObj {
 pub struct ContextObj {
     pub c: UnsafeCell<verbs_context>,
     pub front: Arc<front::Context>,
+    /// What `cmd_fd` names. There is no kernel driver behind it; programs duplicate and compare it.
+    pub _command: OwnedFd,
 }
 
 /// A protection domain.
@@ -40,6 +45,10 @@ pub struct ContextObj {
 pub struct PdObj {
     pub c: ibv_pd,
     pub front: Arc<front::Context>,
+    /// The domain that this one, a parent domain, stands for.
+    pub of: Option<NonNull<ibv_pd>>,
+    /// Parent domains that stand for this one.
+    pub parents: AtomicU32,
 }
 
 /// A memory region.
@@ -47,6 +56,22 @@ pub struct PdObj {
 pub struct MrObj {
     pub c: ibv_mr,
     pub front: Arc<front::Context>,
+    /// The device memory that the region lies in.
+    pub device_memory: Option<Arc<DeviceMemory>>,
+}
+
+/// A thread domain.
+#[repr(C)]
+pub struct TdObj {
+    pub c: ibv_td,
+    pub _front: Arc<front::Context>,
+}
+
+/// Device memory.
+#[repr(C)]
+pub struct DmObj {
+    pub c: ibv_dm,
+    pub memory: Arc<DeviceMemory>,
 }
 
 /// A completion channel. `refcnt` of the C part counts its queues.
@@ -140,6 +165,8 @@ object! {
     DeviceObj, ibv_device, "the device";
     PdObj, ibv_pd, "the protection domain";
     MrObj, ibv_mr, "the memory region";
+    TdObj, ibv_td, "the thread domain";
+    DmObj, ibv_dm, "the device memory";
     ChannelObj, ibv_comp_channel, "the completion channel";
     CqObj, ibv_cq, "the completion queue";
     QpObj, ibv_qp, "the QP";

@@ -20,6 +20,8 @@ const SPEED_EDR: u8 = 32;
 /// `ibv_port_attr::phys_state`.
 const PHYS_LINK_UP: u8 = 5;
 const PHYS_DISABLED: u8 = 3;
+/// Entries of a port's GID table, at least.
+const GID_TABLE_LEN: usize = 4;
 
 /// Writes as much of `value` as the caller has room for, and zeros behind it where the caller's structure is the longer one.
 ///
@@ -71,7 +73,7 @@ fn port_attr(front: &front::Context, port: u8) -> Result<ibv_port_attr> {
     a.state = p.state as c_int;
     a.max_mtu = p.max_mtu as c_int;
     a.active_mtu = p.active_mtu as c_int;
-    a.gid_tbl_len = p.gids.len() as c_int;
+    a.gid_tbl_len = table_len(&p.gids) as c_int;
     a.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS;
     a.max_msg_sz = p.max_msg_sz;
     a.pkey_tbl_len = 1;
@@ -84,13 +86,22 @@ fn port_attr(front: &front::Context, port: u8) -> Result<ibv_port_attr> {
     Ok(a)
 }
 
-/// The GID at an index, or an error that says what exists.
-fn gid_at(front: &front::Context, port: u32, index: usize) -> Result<Gid> {
+/// The GID at an index of the table, `None` where that entry is empty, or an error that says what exists.
+fn gid_at(front: &front::Context, port: u32, index: usize) -> Result<Option<Gid>> {
     let port = u8::try_from(port).map_err(|_| Error::invalid(format!("port {port}: this device has port 1 only")))?;
     let gids = front.port(port)?.gids;
-    gids.get(index)
-        .copied()
-        .ok_or_else(|| Error::invalid(format!("GID index {index}: this port has {} (count from 0)", gids.len())))
+    if index >= table_len(&gids) {
+        return Err(Error::invalid(format!(
+            "GID index {index}: this port's table has {} (count from 0)",
+            table_len(&gids)
+        )));
+    }
+    Ok(gids.get(index).copied())
+}
+
+/// A port's table has empty entries behind its GIDs, as on hardware.
+fn table_len(gids: &[Gid]) -> usize {
+    gids.len().max(GID_TABLE_LEN)
 }
 
 fn gid_entry(gid: Gid, index: u32, port: u32) -> ibv_gid_entry {
@@ -134,6 +145,7 @@ pub unsafe extern "C" fn query_device_ex(
         a.completion_timestamp_mask = u64::MAX;
         a.hca_core_clock = 1_000_000;
         a.device_cap_flags_ex = a.orig_attr.device_cap_flags.into();
+        a.max_dm_size = crate::dm::MAX_DM_BYTES as u64;
         a.phys_port_cnt_ex = a.orig_attr.phys_port_cnt.into();
         // SAFETY: the caller says how many bytes it has.
         unsafe { write_sized(attr, size, &a) };
@@ -192,7 +204,10 @@ unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c
     minus_one("ibv_query_gid", || {
         let index = usize::try_from(index).map_err(|_| Error::invalid(format!("GID index {index} is negative")))?;
         // SAFETY: a context of ours and the caller's union.
-        unsafe { gid.write(ibv_gid { raw: gid_at(&ContextObj::of(context)?.front, port.into(), index)?.0 }) };
+        unsafe {
+            let found = gid_at(&ContextObj::of(context)?.front, port.into(), index)?;
+            gid.write(ibv_gid { raw: found.unwrap_or_default().0 });
+        }
         Ok(())
     })
 }
@@ -207,8 +222,9 @@ unsafe extern "C" fn ibv_query_gid_type(
     minus_one("ibv_query_gid_type", || {
         // SAFETY: a context of ours and the caller's integer.
         unsafe {
-            gid_at(&ContextObj::of(context)?.front, port.into(), index as usize)?;
-            gid_type.write(IBV_GID_TYPE_SYSFS_ROCE_V2);
+            let found = gid_at(&ContextObj::of(context)?.front, port.into(), index as usize)?;
+            // libibverbs calls an empty entry InfiniBand or RoCEv1.
+            gid_type.write(found.map_or(IBV_GID_TYPE_SYSFS_IB_ROCE_V1, |_| IBV_GID_TYPE_SYSFS_ROCE_V2));
         }
         Ok(())
     })
@@ -229,7 +245,8 @@ unsafe extern "C" fn _ibv_query_gid_ex(
         }
         // SAFETY: a context of ours; the caller says how many bytes it has.
         unsafe {
-            let gid = gid_at(&ContextObj::of(context)?.front, port, index as usize)?;
+            let gid = gid_at(&ContextObj::of(context)?.front, port, index as usize)?
+                .ok_or_else(|| Error::new(libc::ENODATA, format!("GID index {index} of port {port} is empty")))?;
             write_sized(entry, size, &gid_entry(gid, index, port));
         }
         Ok(())

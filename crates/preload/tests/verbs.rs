@@ -241,11 +241,50 @@ fn what_a_device_says_of_itself() {
         assert_eq!((ibv_query_gid(context, 1, -1, &mut gid), errno()), (-1, libc::EINVAL));
         let mut entries: [ibv_gid_entry; 4] = zeroed();
         let n = _ibv_query_gid_table(context, entries.as_mut_ptr(), 4, 0, size_of::<ibv_gid_entry>());
-        assert_eq!(n, port.gid_tbl_len as isize);
+        assert_eq!(n, 1, "the other {} entries of the table are empty", port.gid_tbl_len - 1);
+        assert_eq!(ibv_query_gid(context, 1, 1, &mut gid), 0);
+        assert_eq!(gid.raw, [0; 16]);
         assert_eq!((entries[0].gid_type, entries[0].port_num), (IBV_GID_TYPE_ROCE_V2, 1));
         let mut pkey = 0;
         assert_eq!((ibv_query_pkey(context, 1, 0, &mut pkey), pkey), (0, 0xffff));
         assert_eq!(ibv_query_pkey(context, 1, 1, &mut pkey), -1);
+        assert_eq!(ibv_close_device(context), 0);
+    }
+}
+
+#[test]
+fn a_parent_domain_and_device_memory_hold_what_they_stand_on() {
+    let _turn = turn();
+    // SAFETY: see above.
+    unsafe {
+        let context = open();
+        let v = extended(context);
+        let pd = ibv_alloc_pd(context);
+        let td = (*v).alloc_td.unwrap()(context, &mut ibv_td_init_attr { comp_mask: 0 });
+        assert!(!td.is_null());
+        let mut attr: ibv_parent_domain_init_attr = zeroed();
+        (attr.pd, attr.td) = (pd, td);
+        let parent = (*v).alloc_parent_domain.unwrap()(context, &mut attr);
+        assert_eq!((*parent).handle, (*pd).handle);
+        assert_eq!(ibv_dealloc_pd(pd), libc::EBUSY);
+
+        let mut attr = ibv_alloc_dm_attr { length: 4096, log_align_req: 0, comp_mask: 0 };
+        let dm = (*v).alloc_dm.unwrap()(context, &mut attr);
+        assert!(!dm.is_null());
+        let mr = (*v).reg_dm_mr.unwrap()(parent, dm, 0, 4096, 1 | 1 << 5);
+        assert!(!mr.is_null() && (*mr).addr.is_null());
+        assert!((*v).reg_dm_mr.unwrap()(parent, dm, 4, 4096, 1 | 1 << 5).is_null());
+        let (from, mut to) = ([7u8; 8], [0u8; 8]);
+        assert_eq!((*dm).memcpy_to_dm.unwrap()(dm, 8, from.as_ptr().cast(), 8), 0);
+        assert_eq!((*dm).memcpy_from_dm.unwrap()(to.as_mut_ptr().cast(), dm, 8, 8), 0);
+        assert_eq!(to, from);
+        assert_eq!((*v).free_dm.unwrap()(dm), libc::EBUSY);
+
+        assert_eq!(ibv_dereg_mr(mr), 0);
+        assert_eq!((*v).free_dm.unwrap()(dm), 0);
+        assert_eq!(ibv_dealloc_pd(parent), 0);
+        assert_eq!(ibv_dealloc_pd(pd), 0);
+        assert_eq!((*v).dealloc_td.unwrap()(td), 0);
         assert_eq!(ibv_close_device(context), 0);
     }
 }

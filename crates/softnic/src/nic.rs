@@ -245,8 +245,9 @@ impl Device for Nic {
         DeviceAttr {
             fw_ver: env!("CARGO_PKG_VERSION").to_owned(),
             node_guid: guid_of(self.shared().ip),
-            vendor_id: 0,
-            vendor_part_id: 0,
+            // The locally administered OUI that node GUIDs begin with, too.
+            vendor_id: 0x02554e,
+            vendor_part_id: 1,
             hw_ver: 1,
             max_mr_size: MAX_MR_BYTES,
             max_qp: MAX_QPS as u32,

@@ -32,10 +32,7 @@ pub enum WcStatus {
 impl WcStatus {
     /// Whether the status speaks of the network or the NIC rather than of a mistake of the application: what a switch may absorb.
     pub const fn is_network(self) -> bool {
-        matches!(
-            self,
-            WcStatus::RetryExcErr | WcStatus::RemAbortErr | WcStatus::FatalErr | WcStatus::RespTimeoutErr
-        )
+        matches!(self, WcStatus::RetryExcErr | WcStatus::RemAbortErr | WcStatus::FatalErr | WcStatus::RespTimeoutErr)
     }
 }
 

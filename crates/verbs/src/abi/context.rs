@@ -4,7 +4,7 @@ use super::{
     abi, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_device, ibv_device_attr_ex, ibv_port_attr, ibv_qp,
     ibv_qp_init_attr_ex, ibv_query_device_ex_input, ibv_recv_wr, ibv_send_wr, ibv_wc,
 };
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_int, c_uint, c_void};
 use libc::{pthread_mutex_t, timespec};
 
 /// A verb that this project does not have; its slot is always empty.
@@ -37,6 +37,23 @@ pub type CreateQpEx = unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_at
 /// `verbs_context::query_rt_values`.
 pub type QueryRtValues = unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int;
 
+/// `verbs_context::alloc_td`.
+pub type AllocTd = unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td;
+/// `verbs_context::dealloc_td`.
+pub type DeallocTd = unsafe extern "C" fn(*mut ibv_td) -> c_int;
+/// `verbs_context::alloc_parent_domain`.
+pub type AllocParentDomain = unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
+/// `verbs_context::alloc_dm`.
+pub type AllocDm = unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm;
+/// `verbs_context::free_dm`.
+pub type FreeDm = unsafe extern "C" fn(*mut ibv_dm) -> c_int;
+/// `verbs_context::reg_dm_mr`.
+pub type RegDmMr = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr;
+
+/// `enum ibv_parent_domain_init_attr_mask`.
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS: u32 = 1;
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT: u32 = 1 << 1;
+
 /// `enum ibv_values_mask`.
 pub const IBV_VALUES_MASK_RAW_CLOCK: u32 = 1;
 
@@ -54,6 +71,37 @@ abi! { LAYOUTS;
         pub handle: u32,
         pub lkey: u32,
         pub rkey: u32,
+    }
+
+    pub struct ibv_td {
+        pub context: *mut ibv_context,
+    }
+
+    pub struct ibv_td_init_attr {
+        pub comp_mask: u32,
+    }
+
+    pub struct ibv_parent_domain_init_attr {
+        pub pd: *mut ibv_pd,
+        pub td: *mut ibv_td,
+        pub comp_mask: u32,
+        pub alloc: Absent,
+        pub free: Absent,
+        pub pd_context: *mut c_void,
+    }
+
+    pub struct ibv_alloc_dm_attr {
+        pub length: usize,
+        pub log_align_req: u32,
+        pub comp_mask: u32,
+    }
+
+    pub struct ibv_dm {
+        pub context: *mut ibv_context,
+        pub memcpy_to_dm: Option<unsafe extern "C" fn(*mut ibv_dm, u64, *const c_void, usize) -> c_int>,
+        pub memcpy_from_dm: Option<unsafe extern "C" fn(*mut c_void, *mut ibv_dm, u64, usize) -> c_int>,
+        pub comp_mask: u32,
+        pub handle: u32,
     }
 
     pub struct ibv_values_ex {
@@ -116,16 +164,16 @@ abi! { LAYOUTS;
         pub attach_counters_point_flow: Absent,
         pub create_counters: Absent,
         pub destroy_counters: Absent,
-        pub reg_dm_mr: Absent,
-        pub alloc_dm: Absent,
-        pub free_dm: Absent,
+        pub reg_dm_mr: Option<RegDmMr>,
+        pub alloc_dm: Option<AllocDm>,
+        pub free_dm: Option<FreeDm>,
         pub modify_flow_action_esp: Absent,
         pub destroy_flow_action: Absent,
         pub create_flow_action_esp: Absent,
         pub modify_qp_rate_limit: Absent,
-        pub alloc_parent_domain: Absent,
-        pub dealloc_td: Absent,
-        pub alloc_td: Absent,
+        pub alloc_parent_domain: Option<AllocParentDomain>,
+        pub dealloc_td: Option<DeallocTd>,
+        pub alloc_td: Option<AllocTd>,
         pub modify_cq: Absent,
         pub post_srq_ops: Absent,
         pub destroy_rwq_ind_table: Absent,

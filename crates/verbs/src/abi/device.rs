@@ -12,6 +12,7 @@ pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 /// `enum ibv_gid_type`: RoCEv2, as `ibv_query_gid_ex` has it.
 pub const IBV_GID_TYPE_ROCE_V2: u32 = 2;
 /// RoCEv2 as the older `ibv_query_gid_type` has it.
+pub const IBV_GID_TYPE_SYSFS_IB_ROCE_V1: c_uint = 0;
 pub const IBV_GID_TYPE_SYSFS_ROCE_V2: c_uint = 1;
 /// `ibv_port_attr::flags`: packets carry a GRH always.
 pub const IBV_QPF_GRH_REQUIRED: u8 = 1;

@@ -48,6 +48,7 @@ pub const IBV_WC_EX_WITH_COMPLETION_TIMESTAMP: u64 = 1 << 7;
 pub const IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK: u64 = 1 << 11;
 /// `enum ibv_cq_init_attr_mask`.
 pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: u32 = 1;
+pub const IBV_CQ_INIT_ATTR_MASK_PD: u32 = 1 << 1;
 /// `enum ibv_create_cq_attr_flags`.
 pub const IBV_CREATE_CQ_ATTR_SINGLE_THREADED: u32 = 1;
 
