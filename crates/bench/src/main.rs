@@ -58,7 +58,7 @@ enum Command {
         #[arg(long)]
         window: Option<u32>,
         /// Which sides copy the payload from or to a buffer of 1 MiB
-        #[arg(long, default_value = "both")]
+        #[arg(long, default_value = "none")]
         touch: udp_bw::Touch,
     },
     /// Half round trip of bare UDP with the datagrams of an RDMA ping-pong

@@ -34,9 +34,9 @@ pub fn run(unbroken: &Path, out: &Path, rounds: u32, switches: u32) -> Result<Ex
 
 fn contenders_of_bandwidth() -> Vec<Named> {
     vec![
-        ("udp", Contender::UdpBw(Touch::Both)),
+        ("udp", Contender::UdpBw(Touch::None)),
         ("write", Contender::bandwidth("ib_write_bw", 1 << 20, 1, true)),
-        ("udp-receiver", Contender::UdpBw(Touch::Receiver)),
+        ("udp-copies", Contender::UdpBw(Touch::Both)),
         ("write-bare", Contender::bandwidth("ib_write_bw", 1 << 20, 1, false)),
         ("iperf", Contender::Iperf),
         ("write-64k-8", Contender::bandwidth("ib_write_bw", 1 << 16, 8, true)),
@@ -120,7 +120,7 @@ fn bandwidth(figures: &Figures) -> Vec<Entry> {
             "1 MiB",
             vec![
                 udp,
-                ("udp-receiver", "bare UDP, sender copies nothing", None),
+                ("udp-copies", "bare UDP, each side copies once", None),
                 ("iperf", "iperf3, one TCP stream", None),
                 ("write-bare", "the same, --no-failover", Some(0.99)),
             ],

@@ -1,8 +1,9 @@
 //! Bandwidth of bare GSO/GRO UDP: what the carrier gives without a transport.
 //!
 //! One process sends to another over loopback, each with one thread. A send is one system call with 15 segments of 4,096 bytes,
-//! which the kernel carries as one packet (GSO), and which the receiver takes with one call (GRO). As a transport must touch the
-//! payload, the sender copies each send out of a buffer of 1 MiB, and the receiver copies it into one; `--touch` leaves that away.
+//! which the kernel carries as one packet (GSO), and which the receiver takes with one call (GRO). The payload is not touched
+//! otherwise, as iperf3 does not; with `--touch both` the sender copies each send out of a buffer of 1 MiB and the receiver copies
+//! it into one, since a transport must look at the payload and bring it to its place.
 //! The receiver answers each send with 8 bytes: how many payload bytes it has got. The sender keeps a fixed number of sends in
 //! flight, so that the receive buffer never overflows, and waits in `recv` when they are out. That is all: no sequence numbers, no
 //! checksum, no retransmission. A datagram that is lost all the same is counted and its place is given back after 100 ms.

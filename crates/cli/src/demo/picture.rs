@@ -10,7 +10,7 @@ const LEFT: f64 = 64.0;
 const RIGHT: f64 = 20.0;
 const PANEL: f64 = 190.0;
 /// Room above each panel for its title.
-const TITLE: f64 = 42.0;
+const TITLE: f64 = 62.0;
 const FOOT: f64 = 46.0;
 /// A point of the curves stands for so long.
 const BIN_US: u64 = 50_000;
@@ -120,7 +120,7 @@ impl Panel {
         let bottom = frame.y(0.0);
         let right = WIDTH - RIGHT;
         let _ =
-            writeln!(svg, "<text class=\"title\" x=\"{LEFT}\" y=\"{}\">{}</text>", frame.top - 20.0, escaped(title));
+            writeln!(svg, "<text class=\"title\" x=\"{LEFT}\" y=\"{}\">{}</text>", frame.top - 22.0, escaped(title));
         for rate in ticks(frame.full, 4) {
             let y = frame.y(rate);
             let _ = writeln!(svg, "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>");
