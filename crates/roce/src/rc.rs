@@ -230,15 +230,10 @@ impl RcQp {
     ) {
         use unbroken_wire::{Ext, Op::Acknowledge};
         let psn = packet.bth.psn;
-        let requester = &mut self.requester;
         let done = match (packet.bth.opcode.op, packet.ext) {
-            (Acknowledge, Ext::Aeth(aeth)) => requester.on_ack(now_us, psn, aeth.syndrome, &self.link, out),
+            (Acknowledge, Ext::Aeth(aeth)) => self.requester.on_ack(now_us, psn, aeth.syndrome, &self.link, out),
             (Acknowledge, _) => Ok(()),
-            // The value lies in memory in the host's order.
-            (_, Ext::AtomicAck(_, found)) => {
-                requester.on_read_response(now_us, psn, &found.to_ne_bytes(), true, &self.link, mem, out)
-            }
-            _ => requester.on_read_response(now_us, psn, packet.payload, false, &self.link, mem, out),
+            _ => self.requester.on_answer(now_us, packet, &self.link, mem, out),
         };
         if let Err(status) = done {
             self.requester_failed(status, out);

@@ -30,7 +30,7 @@ use crate::link::{send_wc, Flags, Link};
 use crate::sq::{Data, SendRing, Wqe};
 use crate::window::Window;
 use unbroken_types::{QpCaps, SendFlags, SendOpcode, WcOpcode, WcStatus};
-use unbroken_wire::{AtomicEth, Ext, Op, Reth};
+use unbroken_wire::{AtomicEth, Ext, Op, Packet, Reth};
 
 /// An acknowledgement is asked for at least once in so many packets.
 const ACK_EVERY_PACKETS: u32 = 16;
@@ -356,17 +356,21 @@ impl Requester {
         Ok(())
     }
 
-    /// Takes a packet of a READ response, or the answer of an atomic with the value that it found.
-    pub(crate) fn on_read_response(
+    /// Takes a packet of a READ response, or the answer of an atomic.
+    pub(crate) fn on_answer(
         &mut self,
         now_us: u64,
-        psn: u32,
-        payload: &[u8],
-        atomic: bool,
+        packet: &Packet<'_>,
         link: &Link,
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
     ) -> Result<(), WcStatus> {
+        // The value that an atomic found lies in memory in the host's order.
+        let found = match packet.ext {
+            Ext::AtomicAck(_, found) => Some(found.to_ne_bytes()),
+            _ => None,
+        };
+        let (psn, payload) = (packet.bth.psn, found.as_ref().map_or(packet.payload, |f| &f[..]));
         if psn_diff(psn, self.una) < 0 || psn_diff(psn, self.frontier) >= 0 {
             return Ok(());
         }
@@ -377,7 +381,7 @@ impl Requester {
             return Ok(());
         }
         let head = *self.ring.get(self.ring.head);
-        let fits = if atomic { head.opcode.is_atomic() } else { head.opcode == SendOpcode::Read };
+        let fits = if found.is_some() { head.opcode.is_atomic() } else { head.opcode == SendOpcode::Read };
         if !fits || self.ring.head >= self.assigned {
             return Ok(()); // an answer to something else: a stray
         }

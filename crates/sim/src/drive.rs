@@ -8,7 +8,7 @@ use unbroken_path::message::{Body, Probe, RefuseReason};
 use unbroken_path::stall::{StallDetector, Verdict, STALL_US};
 use unbroken_path::{psn_of, Action, Direction, Message, OpenError, Opened, Reason, SlotPath, State};
 use unbroken_roce::{RcEvent, RecvEntry, RecvWr, SendEntry};
-use unbroken_types::{QpState, SendFlags};
+use unbroken_types::QpState;
 use unbroken_wire::Packet;
 
 impl World {
