@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs every suite, goes on after a failure, and prints what each took. `make test` builds first and calls this.
 # usage: run.sh [--long] [SUITE...]
-#   --long   full matrices: the whole survival matrix, 200 faults under the verifier, 10^5 simulated schedules, 10 minutes of fuzzing
+#   --long   full matrices: the whole survival matrix, 1,000 faults under the verifier, 10^5 simulated schedules, 10 minutes of fuzzing
 #   SUITE    only these (the names of the summary)
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -33,9 +33,9 @@ suite sim     $cargo run -q --release -p unbroken-sim -- --schedules "$([ -n "$l
 suite mutants $cargo run -q --release -p unbroken-sim -- --mutants
 suite wire    python3 tests/wire/check.py
 suite survival  python3 tests/survival.py ${long:+--all}
-suite repeat    python3 tests/survival.py --only "ib_send_bw nic-dead a, 64K, 1 QP one-way" --repeat "$([ -n "$long" ] && echo 20 || echo 2)"
+suite repeat    python3 tests/survival.py --repeat 20 --only 'write_bw nic-dead a, 64K, 1 QP, one-way' --only 'send_bw nic-dead a, 64K, 1 QP, one-way'
 suite netns     python3 tests/netns.py
-suite verify    python3 tests/verify.py ${long:+--faults 200}
+suite verify    python3 tests/verify.py ${long:+--faults 1000}
 suite input     python3 tests/bad_input.py
 suite lifecycle python3 tests/lifecycle.py
 suite fuzz      fuzz/run.sh "$([ -n "$long" ] && echo 600 || echo 60)"

@@ -104,7 +104,12 @@ def main() -> int:
     """Runs the covering set, or what the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="the whole matrix (192 cases, about 15 minutes)")
-    parser.add_argument("--only", metavar="WORDS", help="cases of the whole matrix whose names have all these words, as in --only 'write_bw dead 64K'")
+    parser.add_argument(
+        "--only",
+        metavar="WORDS",
+        action="append",
+        help="cases of the whole matrix whose names have all these words, as in --only 'write_bw dead 64K'; may be given again",
+    )
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="each case N times")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     options = parser.parse_args()
@@ -112,13 +117,15 @@ def main() -> int:
     whole = options.all or options.only
     cases = [Case(*values) for values in (product(*dimensions) if whole else covering(dimensions))]
     if options.only:
-        cases = [c for c in cases if all(word in c.name for word in options.only.split())]
-        if not cases:
-            parser.error(f"no case has all the words '{options.only}'; --all --list shows them")
+        chosen = [[c for c in cases if all(word in c.name for word in words.split())] for words in options.only]
+        for words, found in zip(options.only, chosen):
+            if not found:
+                parser.error(f"no case has all the words '{words}'; --all --list shows them")
+        cases = [c for c in cases if any(c in found for found in chosen)]
     if options.list:
         print("\n".join(c.name for c in cases))
         return 0
-    suite = Suite("survival")
+    suite = Suite("repeat" if options.repeat > 1 else "survival")
     if not options.only:
         suite.case("no fault, no switch", quiet)
         suite.case("no failover, no survival", must_not_survive)
