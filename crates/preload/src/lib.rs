@@ -25,12 +25,16 @@ mod dm;
 mod domain;
 mod ffi;
 mod hooks;
+#[cfg(target_arch = "x86_64")]
+mod loader;
 mod memory;
 mod objects;
+mod paths;
 mod post;
 mod qp;
 mod qp_attr;
 mod query;
 mod rates;
 mod strings;
+mod sysfs;
 mod unsupported;

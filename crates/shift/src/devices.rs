@@ -3,7 +3,8 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use unbroken_softnic::{Config, SoftNics};
+pub use unbroken_softnic::NicInfo;
+use unbroken_softnic::{Config, NicSource, SoftNics};
 use unbroken_types::Gid;
 use unbroken_verbs::{Device, Error, EventSink, MemoryDomain, Result};
 
@@ -68,6 +69,27 @@ pub fn from_env() -> Result<Box<dyn NicSet>> {
     let config = Config::from_env()?;
     let runtime = config.runtime.path().to_path_buf();
     Ok(Box::new(Soft(SoftNics::new(config)?, runtime)))
+}
+
+/// NICs that may be looked at without being used.
+pub struct Inventory {
+    /// The runtime folder.
+    pub runtime: PathBuf,
+    /// A name for this set of NICs, fit for a folder.
+    pub key: String,
+    /// The NICs, in the order of the devices `unb0`, `unb1`, …
+    pub nics: Vec<NicInfo>,
+}
+
+/// The NICs that the environment names and their states. Starts nothing.
+pub fn inventory() -> Result<Inventory> {
+    let config = Config::from_env()?;
+    let key = match &config.nics {
+        NicSource::Host(host) => host.clone(),
+        NicSource::Addresses(addrs) => addrs.iter().map(ToString::to_string).collect::<Vec<_>>().join("_"),
+    };
+    let nics = unbroken_softnic::inventory(&config)?;
+    Ok(Inventory { runtime: config.runtime.path().to_path_buf(), key, nics })
 }
 
 /// Starts a thread as the devices start theirs.

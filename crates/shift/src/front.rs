@@ -2,6 +2,7 @@
 
 use crate::core::Core;
 use crate::devices::check_owner;
+pub use crate::devices::{inventory, Inventory, NicInfo};
 pub use crate::qp::{Qp, QpRequest};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};

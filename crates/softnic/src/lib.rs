@@ -22,6 +22,7 @@ mod config;
 mod engine;
 mod faults;
 mod fork;
+mod inventory;
 mod memory;
 mod netlink;
 mod nic;
@@ -31,6 +32,7 @@ mod socket;
 
 pub use config::{Config, NicSource};
 pub use fork::abandoned;
+pub use inventory::{inventory, NicInfo};
 pub use nic::Nic;
 pub use nics::SoftNics;
 

@@ -1,0 +1,168 @@
+//! The tree that answers for `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband`.
+//!
+//! It lies in the runtime folder, one for each set of NICs, and is made (or brought up to date) when a program first asks for one of
+//! its paths. Processes of one host share it and write the same into it; each file is replaced as a whole, so nobody reads half.
+//! Devices are shown as those of the kernel's software RoCE are: virtual ones, without a PCI device behind them. The state of a port is
+//! written anew at each look into the tree, as it changes.
+
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use unbroken_shift::front::{inventory, Inventory, NicInfo};
+
+/// Kernel ABI of uverbs, as `infiniband_verbs/abi_version` says it.
+const ABI: &str = "6\n";
+
+/// The folder that stands for `/`, without a slash at its end; `None` where there are no NICs or it cannot be made.
+pub fn root() -> Option<&'static [u8]> {
+    static ROOT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let inventory = inventory().ok()?;
+    let root = ROOT.get_or_init(|| {
+        let root = inventory.runtime.join("sysfs").join(&inventory.key);
+        // The names that programs get back by realpath begin where this ends.
+        make(&root, &inventory).ok().and_then(|()| root.canonicalize().ok())
+    });
+    let root = root.as_ref()?;
+    let _ = write_states(root, &inventory);
+    Some(root.as_os_str().as_bytes())
+}
+
+/// Writes a file as a whole, if it is not already so.
+fn put(path: &Path, text: &str) -> io::Result<()> {
+    if fs::read_to_string(path).is_ok_and(|old| old == text) {
+        return Ok(());
+    }
+    let fresh = path.with_extension(format!("{}.tmp", std::process::id()));
+    fs::write(&fresh, text)?;
+    fs::rename(&fresh, path)
+}
+
+/// Makes a link, if it is not already there.
+fn link(at: &Path, to: &str) -> io::Result<()> {
+    match symlink(to, at) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        done => done,
+    }
+}
+
+fn device_folder(root: &Path, i: usize) -> PathBuf {
+    root.join(format!("sys/devices/virtual/infiniband/unb{i}"))
+}
+
+fn make(root: &Path, inventory: &Inventory) -> io::Result<()> {
+    let classes = ["infiniband", "infiniband_verbs"].map(|c| root.join("sys/class").join(c));
+    let dev = root.join("dev/infiniband");
+    for folder in classes.iter().chain([&dev]) {
+        fs::create_dir_all(folder)?;
+    }
+    put(&classes[1].join("abi_version"), ABI)?;
+    for (i, nic) in inventory.nics.iter().enumerate() {
+        device(&device_folder(root, i), nic)?;
+        link(&classes[0].join(format!("unb{i}")), &format!("../../devices/virtual/infiniband/unb{i}"))?;
+        let uverbs = root.join(format!("sys/devices/virtual/infiniband_verbs/uverbs{i}"));
+        fs::create_dir_all(&uverbs)?;
+        put(&uverbs.join("ibdev"), &format!("unb{i}\n"))?;
+        put(&uverbs.join("abi_version"), "1\n")?;
+        put(&uverbs.join("dev"), &format!("231:{}\n", 192 + i))?;
+        link(&classes[1].join(format!("uverbs{i}")), &format!("../../devices/virtual/infiniband_verbs/uverbs{i}"))?;
+        // Programs want a character device that may be opened; what they do with it goes through us.
+        link(&dev.join(format!("uverbs{i}")), "/dev/null")?;
+    }
+    // NICs of a larger fabric that was here before.
+    for i in inventory.nics.len().. {
+        if fs::remove_file(classes[0].join(format!("unb{i}"))).is_err() {
+            break;
+        }
+        let _ = fs::remove_file(classes[1].join(format!("uverbs{i}")));
+        let _ = fs::remove_file(dev.join(format!("uverbs{i}")));
+        let _ = fs::remove_dir_all(device_folder(root, i));
+    }
+    Ok(())
+}
+
+/// Four groups of four hexadecimal digits.
+fn guid(guid: u64) -> String {
+    let g = |shift: u32| guid >> shift & 0xffff;
+    format!("{:04x}:{:04x}:{:04x}:{:04x}", g(48), g(32), g(16), g(0))
+}
+
+fn device(folder: &Path, nic: &NicInfo) -> io::Result<()> {
+    let port = folder.join("ports/1");
+    for part in ["gids", "gid_attrs/types", "gid_attrs/ndevs", "pkeys"] {
+        fs::create_dir_all(port.join(part))?;
+    }
+    let node_guid = guid(nic.node_guid);
+    let [high, low] = [0, 8].map(|at| u64::from_be_bytes(nic.gid.0[at..at + 8].try_into().expect("eight bytes")));
+    let gid = format!("{}:{}", guid(high), guid(low));
+    let files: &[(&str, &str)] = &[
+        ("node_type", "1: CA"),
+        ("node_guid", &node_guid),
+        ("sys_image_guid", &node_guid),
+        ("node_desc", "unbroken"),
+        ("fw_ver", env!("CARGO_PKG_VERSION")),
+        ("hw_rev", "1"),
+        ("hca_type", "unbroken"),
+        ("ports/1/link_layer", "Ethernet"),
+        ("ports/1/rate", "100 Gb/sec (4X EDR)"),
+        ("ports/1/lid", "0x0"),
+        ("ports/1/lid_mask_count", "0"),
+        ("ports/1/sm_lid", "0x0"),
+        ("ports/1/sm_sl", "0"),
+        ("ports/1/cap_mask", "0x04010000"),
+        ("ports/1/pkeys/0", "0xffff"),
+        ("ports/1/gids/0", &gid),
+        ("ports/1/gid_attrs/types/0", "RoCE v2"),
+        ("ports/1/gid_attrs/ndevs/0", &nic.interface),
+    ];
+    for (name, text) in files {
+        put(&folder.join(name), &format!("{text}\n"))?;
+    }
+    Ok(())
+}
+
+fn write_states(root: &Path, inventory: &Inventory) -> io::Result<()> {
+    for (i, nic) in inventory.nics.iter().enumerate() {
+        let port = device_folder(root, i).join("ports/1");
+        let (state, phys) = if nic.active { ("4: ACTIVE", "5: LinkUp") } else { ("1: DOWN", "3: Disabled") };
+        put(&port.join("state"), &format!("{state}\n"))?;
+        put(&port.join("phys_state"), &format!("{phys}\n"))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use unbroken_shift::front::NicInfo;
+
+    fn tree(nics: usize) -> Inventory {
+        let nic = NicInfo {
+            gid: Default::default(),
+            node_guid: 0x0255_4e00_7f4d_0100,
+            interface: "lo".to_owned(),
+            active: true,
+        };
+        Inventory { runtime: PathBuf::new(), key: "a".to_owned(), nics: vec![nic; nics] }
+    }
+
+    #[test]
+    fn a_tree_is_whole_and_follows_the_nics() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        for nics in [3, 1] {
+            make(root, &tree(nics)).unwrap();
+            write_states(root, &tree(nics)).unwrap();
+            let class = root.join("sys/class/infiniband");
+            assert_eq!(fs::read_dir(&class).unwrap().count(), nics);
+            let read = |name: &str| fs::read_to_string(class.join("unb0").join(name)).unwrap();
+            assert_eq!(read("node_guid"), "0255:4e00:7f4d:0100\n");
+            assert_eq!(read("ports/1/state"), "4: ACTIVE\n");
+            assert_eq!(read("ports/1/gids/0"), "0000:0000:0000:0000:0000:0000:0000:0000\n");
+            assert_eq!(fs::read_dir(root.join("dev/infiniband")).unwrap().count(), nics);
+            assert!(class.join("unb0/../../infiniband/unb0/ports").exists(), "as a link into /sys/devices/virtual");
+        }
+    }
+}
