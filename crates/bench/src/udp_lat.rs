@@ -3,14 +3,18 @@
 //! An RC SEND of 8 bytes is a UDP payload of 24 bytes (BTH 12, data 8, ICRC 4), and each is answered, besides the message that goes
 //! back, by an ACK of 20 bytes (BTH 12, AETH 4, ICRC 4). Here two processes do just that with plain sockets: whoever gets a message
 //! sends its own message, then the ACK. No checksum, no state. The sides wait either busily (`recv` in a loop without blocking, as
-//! `ib_send_lat` polls its CQ) or in a blocking `recv` (as the background thread must that serves `ib_write_lat`).
+//! `ib_send_lat` polls its CQ) or in a blocking `recv` (as the background thread must that serves `ib_write_lat`). Each process has a
+//! core of its own where there are two, as the RDMA programs have, which spin: two that sleep in turn would else share one, and be
+//! faster than any two on different cores.
 
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::sched::{sched_getaffinity, sched_setaffinity, CpuSet};
 use nix::sys::socket::{recv, MsgFlags};
+use nix::unistd::Pid;
 
 use crate::udp_bw::Helper;
 use crate::Result;
@@ -52,6 +56,7 @@ pub struct Figure {
 /// Plays `count` round trips with a process of its own.
 pub fn measure(count: u32, wait: Wait) -> Result<Figure> {
     let (_helper, port) = Helper::start(&["udp-lat-echo", "--wait", wait.word()])?;
+    let _pinned = Pinned::to(0)?;
     let socket = UdpSocket::bind("127.0.0.1:0")?;
     socket.connect(("127.0.0.1", port))?;
     socket.set_read_timeout(Some(LOSS_TIMEOUT))?;
@@ -78,6 +83,7 @@ pub fn measure(count: u32, wait: Wait) -> Result<Figure> {
 
 /// The answering process. Prints its port; ends when it is killed or after silence.
 pub fn echo(wait: Wait) -> Result<()> {
+    let _pinned = Pinned::to(1)?;
     let socket = UdpSocket::bind("127.0.0.1:0")?;
     socket.set_read_timeout(Some(LOSS_TIMEOUT))?;
     println!("{}", socket.local_addr()?.port());
@@ -114,5 +120,28 @@ fn await_message(socket: &UdpSocket, wait: Wait) -> Result<bool> {
             Err(Errno::ECONNREFUSED) => return Ok(false),
             Err(e) => return Err(e.into()),
         }
+    }
+}
+
+/// Keeps this thread on one core, and gives it back its cores when dropped.
+struct Pinned(CpuSet);
+
+impl Pinned {
+    /// Keeps it on the `nth` of its cores, counted around.
+    fn to(nth: usize) -> Result<Pinned> {
+        let this = Pid::from_raw(0);
+        let all = sched_getaffinity(this)?;
+        let cores: Vec<usize> = (0..CpuSet::count()).filter(|core| all.is_set(*core).unwrap_or(false)).collect();
+        let core = cores.get(nth % cores.len().max(1)).ok_or("this process may run on no core")?;
+        let mut one = CpuSet::new();
+        one.set(*core)?;
+        sched_setaffinity(this, &one)?;
+        Ok(Pinned(all))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let _ = sched_setaffinity(Pid::from_raw(0), &self.0);
     }
 }
