@@ -146,6 +146,11 @@ impl Endpoint {
         true
     }
 
+    /// Lets the NIC work in the caller's thread.
+    pub fn drive(&self) {
+        self.cq.drive();
+    }
+
     fn deliver(&self, wc: &Wc, each: &mut impl FnMut(ControlAddr, &[u8])) {
         let len = wc.byte_len as usize;
         if !(GRH_BYTES..=GRH_BYTES + MAX_MESSAGE_BYTES).contains(&len) {

@@ -22,6 +22,13 @@ use unbroken_verbs::{DeviceEvent, EventFd, QpEvent, Result};
 /// How often what is outstanding is looked at.
 const STALL_TICK_US: u64 = 8_000;
 
+/// A thread that wakes this much later than it wanted was kept from its core.
+const LATE_US: u64 = 2_000;
+
+/// A round of probes lasts longer than `path` has it by default: with 25 ms of stall before it a dead path shows after some 90 ms, and a
+/// peer that waits for its core has the time to answer.
+const PROBE_ROUND_US: u64 = 55_000;
+
 /// How often a peer that has not shown all its NICs yet is looked up again.
 const CONNECT_RETRY_US: u64 = 5_000;
 /// How many times, before the paths that are known must do.
@@ -87,7 +94,11 @@ struct Worker {
     /// QPs under a switch, and when to look at them.
     watched: HashMap<LogicalId, u64>,
     connecting: Vec<Connecting>,
+    /// On the worker's own clock.
     stall_at_us: u64,
+    /// How long this thread was kept from its core so far. Stalls and probes are timed by a clock that stands still meanwhile
+    /// ([`Worker::clock_us`]): a starved observer must not take its own sleep for the silence of a path.
+    lost_us: u64,
     status: Option<StatusServer>,
 }
 
@@ -106,6 +117,7 @@ pub(crate) fn spawn(core: &Arc<Core>) {
         watched: HashMap::new(),
         connecting: Vec::new(),
         stall_at_us: 0,
+        lost_us: 0,
         status,
     };
     core.inbox.put(Job::OpenAll);
@@ -119,8 +131,13 @@ pub(crate) fn spawn(core: &Arc<Core>) {
 }
 
 impl Worker {
+    /// The time, less what this thread was kept from its core.
+    fn clock_us(&self) -> u64 {
+        now_us().saturating_sub(self.lost_us)
+    }
+
     /// Sleeps until there is something to do.
-    fn wait(&self) {
+    fn wait(&mut self) {
         let core = &self.core;
         let now = now_us();
         let next = self.next_deadline();
@@ -135,13 +152,19 @@ impl Worker {
         }
         // An interrupted wait is a short wait.
         let _ = poll(&mut fds, Some(&timeout));
+        let late_us = now_us().saturating_sub(next.max(now));
+        if late_us > LATE_US {
+            self.lost_us += late_us;
+        }
     }
 
     fn next_deadline(&self) -> u64 {
-        let probes = self.probes.values().filter_map(PathProbe::poll_timeout);
+        let lost_us = self.lost_us;
+        let probes = self.probes.values().filter_map(PathProbe::poll_timeout).chain([self.stall_at_us]);
+        let own = probes.map(|at| at + lost_us);
         let connecting = self.connecting.iter().map(|c| c.at_us);
         let watched = self.watched.values().copied();
-        probes.chain(connecting).chain(watched).chain([self.stall_at_us]).min().unwrap_or(u64::MAX)
+        own.chain(connecting).chain(watched).min().unwrap_or(u64::MAX)
     }
 
     fn work(&mut self) {
@@ -150,14 +173,18 @@ impl Worker {
             self.job(job);
         }
         self.receive();
-        let now = now_us();
-        self.watch(now);
-        if now >= self.stall_at_us {
-            self.look_for_stalls(now);
-            self.stall_at_us = now + STALL_TICK_US;
+        self.watch(now_us());
+        let clock_us = self.clock_us();
+        if self.probes.values().filter_map(PathProbe::poll_timeout).any(|t| t <= clock_us) {
+            // An answer may be there that the NIC's own thread has not had the time to fetch.
+            self.fetch();
         }
-        self.drive_probes(now);
-        self.retry_connecting(now);
+        if clock_us >= self.stall_at_us {
+            self.look_for_stalls(clock_us);
+            self.stall_at_us = clock_us + STALL_TICK_US;
+        }
+        self.drive_probes(clock_us);
+        self.retry_connecting(now_us());
         self.serve_status();
     }
 
@@ -215,7 +242,8 @@ impl Worker {
                         return;
                     }
                     if let Some(pair) = g.link.as_ref().and_then(|l| l.active_pair()) {
-                        self.probe(pair).doubt(now_us());
+                        let clock_us = self.clock_us();
+                        self.probe(pair).doubt(clock_us);
                     }
                     let reason =
                         if status == WcStatus::FatalErr { Reason::DeviceFatal } else { Reason::QpFailed(status) };
@@ -271,10 +299,10 @@ impl Worker {
         }
         if core.failover {
             core.publish_process();
-            let now = now_us();
+            let clock_us = self.clock_us();
             for (pair, probe) in &mut self.probes {
                 if usize::from(pair.local) == nic {
-                    probe.demand(now);
+                    probe.demand(clock_us);
                 }
             }
             for qp in core.all_qps() {
@@ -306,6 +334,16 @@ impl Worker {
         }
     }
 
+    /// Drives the NICs in this thread and receives.
+    fn fetch(&mut self) {
+        for nic in 0..self.core.nic_count() {
+            if let Some(endpoint) = self.core.endpoint(nic) {
+                endpoint.drive();
+            }
+        }
+        self.receive();
+    }
+
     fn message(&mut self, nic: usize, from: ControlAddr, message: &Message) {
         let core = self.core.clone();
         match message.body {
@@ -335,7 +373,7 @@ impl Worker {
     // --- probes ------------------------------------------------------------------------------------------------------------
 
     fn probe(&mut self, pair: Pair) -> &mut PathProbe {
-        self.probes.entry(pair).or_insert_with(|| PathProbe::new(ProbeConfig::default()))
+        self.probes.entry(pair).or_insert_with(new_probe)
     }
 
     fn probe_answered(&mut self, nic: usize, message: &Message, probe: Probe) {
@@ -345,8 +383,9 @@ impl Worker {
         let Some(peer) = self.core.peers.get(&self.core, message.from.incarnation) else { return };
         let Some(remote) = peer.index_of(message.from.gid) else { return };
         let pair = Pair { local: nic as u8, peer: peer.incarnation, remote };
+        let clock_us = self.clock_us();
         let Some(p) = self.probes.get_mut(&pair) else { return };
-        p.handle_ack(now_us(), probe.sequence);
+        p.handle_ack(clock_us, probe.sequence);
         if p.health() == Health::Alive {
             // Also where the pair was never thought dead: a QP may have failed on it, and now knows better.
             self.pair_changed(pair, false);
@@ -391,7 +430,7 @@ impl Worker {
         for qp in &qps {
             let mut g = qp.gate();
             let Some(pair) = g.link.as_ref().and_then(|l| l.active_pair()) else { continue };
-            let probe = self.probes.entry(pair).or_insert_with(|| PathProbe::new(ProbeConfig::default()));
+            let probe = self.probes.entry(pair).or_insert_with(new_probe);
             if link::stalled(&mut g, now, probe) {
                 link::suspect(qp, &mut g, Reason::Stall);
             }
@@ -450,6 +489,10 @@ impl Worker {
             qps: core.all_qps().iter().map(|q| q.status()).collect(),
         });
     }
+}
+
+fn new_probe() -> PathProbe {
+    PathProbe::new(ProbeConfig { round_us: PROBE_ROUND_US, ..ProbeConfig::default() })
 }
 
 fn send(core: &Core, nic: usize, to: ControlAddr, message: &Message) {
