@@ -17,6 +17,9 @@ use unbroken_wire::{pad_of, Bth, Deth, Ext, HeaderBuf, Op, Opcode, Packet, Trans
 
 /// Bytes in front of each datagram in the receive buffer.
 pub const GRH_BYTES: usize = 40;
+/// The service level of a received IPv4 datagram. RoCEv2 has no SL, and mlx5 tells the kind of packet there: UCX relies on it to
+/// know where in the GRH the addresses are, and drops what does not say so.
+const SL_IPV4: u8 = 2;
 
 /// A Q_Key with this bit means the QP's own, when a WR names it.
 const OWN_QKEY: u32 = 1 << 31;
@@ -212,6 +215,9 @@ impl UdQp {
             recv_wc(self.config.wc_qpn, rqe.wr_id, WcStatus::Success, WcOpcode::Recv, len as u32, packet.ext.imm());
         wc.src_qp = deth.src_qpn;
         wc.wc_flags |= WcFlags::GRH;
+        if dst.to_ipv4().is_some() {
+            wc.sl = SL_IPV4;
+        }
         self.recvs.pop();
         out.recv(wc, packet.bth.solicited);
     }
