@@ -42,6 +42,7 @@ The NICs are the devices unb0, unb1, … of the program.")]
         command: FabricCommand,
     },
     /// Set, clear or list faults of the emulated network
+    #[command(after_help = FAULTS)]
     Fault {
         #[command(subcommand)]
         command: FaultCommand,
@@ -115,16 +116,36 @@ pub(crate) enum FabricCommand {
 }
 
 const FAULTS: &str = "Faults:
-  nic a/0 dead         the NIC does nothing more; its programs see a device-fatal event
-  nic a/0 down         its port is down; its programs see a port-down event
-  cable a/0 cut        nothing comes through the cable of the NIC
-  switch rail0 down    nothing comes through the switch that joins the NICs 0 of all hosts
-  loss a/0 1%          packets are lost at random; 'loss a/0 1% tx' and 'rx': of one direction";
+  nic a/0 dead                  the NIC does nothing more; its programs see a device-fatal event
+  nic a/0 down                  its port is down; its programs see a port-down event
+  cable a/0 cut                 nothing comes through the cable of the NIC
+  switch rail0 down             nothing comes through the switch that joins the NICs 0 of all hosts
+  flap a/0 down=200ms up=1s     the port is down and up in turns; also of 'cable a/0' and 'rail0'
+  wqe-error a/0                 the next send posted to the NIC is made invalid: its queue pair fails
+  loss a/0 1%                   packets are lost at random
+  burst-loss a/0 1% burst=8     packets are lost in bursts of 8 in the mean
+  corrupt a/0 1%                a bit is flipped, so that the receiver drops the packet
+  duplicate a/0 1%              packets come twice
+  reorder a/0 1% by=200us       packets are held back, so that later ones overtake them
+  rate a/0 1Gbit                all processes of the NIC together send, and receive, no more than that
+  delay a/0 5ms                 packets are late by this, each way
+  jitter a/0 1ms                packets are late by a random time up to this, in order
+
+The last eight are of a NIC ('a/0'), of its cable ('cable a/0') or of a switch ('rail0'), and of both directions or of
+one, seen from the NIC ('loss a/0 tx 1%', 'loss a/0 rx 1%'). A switch strikes a packet once, as it enters ('rx': as it
+leaves); its rate is that of each port. Several faults add up; the same one set again is replaced.
+Times have us, ms, s or m; rates kbit, Mbit or Gbit.";
 
 #[derive(Subcommand)]
 pub(crate) enum FaultCommand {
     /// Set a fault
-    #[command(after_help = format!("{FAULTS}\n\nExample:\n  unbroken fault set 'nic a/0 dead' --at 3s"))]
+    #[command(after_help = format!("{FAULTS}
+
+Examples:
+  unbroken fault set 'nic a/0 dead' --at 3s
+  unbroken fault set 'cable a/0 cut' --for 500ms
+  unbroken fault set 'nic a/0 down' --for 200ms --every 5s
+  unbroken fault set delay rail0 25ms"))]
     Set {
         /// The fault, as one word or several
         #[arg(required = true)]
@@ -132,15 +153,42 @@ pub(crate) enum FaultCommand {
         /// So long from now, like 3s, 500ms or 2m; nothing has to wait for it
         #[arg(long, value_name = "TIME", value_parser = parse_time)]
         at: Option<Duration>,
+        /// For so long, each time [default: until it is cleared]
+        #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
+        lasts: Option<Duration>,
+        /// Again and again, so long from beginning to beginning
+        #[arg(long, value_name = "TIME", value_parser = parse_time)]
+        every: Option<Duration>,
+    },
+    /// Set random faults, the same ones for the same seed, and show when they will strike
+    #[command(after_help = "Of the faults that take a path away, one is over before the next one begins.
+
+Examples:
+  unbroken fault random --seed 7 --for 60s
+  unbroken fault random --seed 7 --for 60s --hosts a,b --dry-run")]
+    Random {
+        /// Which of the schedules
+        #[arg(long, value_name = "NUMBER")]
+        seed: u64,
+        /// All are over by then
+        #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
+        lasts: Duration,
+        /// The hosts whose NICs suffer, with commas [default: all]
+        #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+        hosts: Vec<String>,
+        /// Show the schedule and set nothing
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Clear faults: those named, or all
     #[command(after_help = "Examples:
   unbroken fault clear                    all
   unbroken fault clear 'nic a/0'          dead and down
   unbroken fault clear 'nic a/0 down'     this one
-  unbroken fault clear 'loss a/0'         whatever its share")]
+  unbroken fault clear 'loss a/0'         whatever its share and direction
+  unbroken fault clear 'delay cable a/0'")]
     Clear {
-        /// A fault, or its first two words
+        /// A fault, or its first words
         fault: Vec<String>,
     },
     /// List faults, also those that are still to come

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use unbroken_fabric::Runtime;
+use unbroken_fabric::{Runtime, TimeUs};
 use unbroken_telemetry::{read_events, Event, EventTail, Switch, SwitchKind, What};
 
 use crate::output::{print, print_json, Failure, Result};
@@ -33,7 +33,10 @@ pub(crate) fn events(runtime: &Runtime, json: bool, follow: bool) -> Result {
 fn line(event: &Event) -> String {
     let what = match &event.what {
         What::Switch(switch) => switch_line(switch),
-        What::Fault { fault } => format!("fault           {fault}"),
+        What::Fault { fault, every_us, .. } => {
+            let again = every_us.map_or(String::new(), |us| format!("  (again every {})", TimeUs(us)));
+            format!("fault           {fault}{again}")
+        }
         What::FaultClear { fault } => format!("fault cleared   {fault}"),
         What::PortDown { nic } => format!("port down       {nic}"),
         What::PortActive { nic } => format!("port active     {nic}"),

@@ -17,7 +17,7 @@ mod status;
 use std::process::ExitCode;
 
 use clap::Parser;
-use unbroken_fabric::Runtime;
+use unbroken_fabric::{Runtime, Schedule};
 
 use args::{Args, Command, FabricCommand, FaultCommand};
 use output::Failure;
@@ -50,7 +50,13 @@ fn execute(args: Args) -> output::Result {
             FabricCommand::Down { force } => fabric::down(&runtime, force),
         },
         Command::Fault { command } => match command {
-            FaultCommand::Set { fault, at } => fault::set(&runtime, &fault.join(" "), at),
+            FaultCommand::Set { fault, at, lasts, every } => {
+                let when = Schedule { at: at.unwrap_or_default(), lasts, every };
+                fault::set(&runtime, &fault.join(" "), &when)
+            }
+            FaultCommand::Random { seed, lasts, hosts, dry_run } => {
+                fault::random(&runtime, seed, lasts, &hosts, dry_run)
+            }
             FaultCommand::Clear { fault } => fault::clear(&runtime, &fault.join(" ")),
             FaultCommand::List { json } => fault::list(&runtime, json),
         },

@@ -60,6 +60,38 @@ fn faults_are_set_listed_and_cleared() {
 }
 
 #[test]
+fn schedules_are_set_and_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let rt = dir.path();
+    good(rt, &["fault", "set", "nic a/0 down", "--at", "100s", "--for", "200ms", "--every", "5s"]);
+    good(rt, &["fault", "set", "delay", "cable", "b/1", "tx", "5ms", "--for", "100s"]);
+    let text = good(rt, &["fault", "list"]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("delay cable b/1 tx 5ms  (for 0.") && lines[0].ends_with(", lasts 100s)"), "{text}");
+    assert!(lines[1].ends_with(", lasts 200ms, again every 5s)"), "{text}");
+    let list = json(rt, &["fault", "list", "--json"]);
+    assert_eq!((&list[1]["lasts_us"], &list[1]["every_us"]), (&200_000.into(), &5_000_000.into()));
+    assert_eq!((&list[0]["active"], &list[1]["active"]), (&Value::Bool(true), &Value::Bool(false)));
+    assert!(good(rt, &["events"]).contains("nic a/0 down  (again every 5s)"));
+    assert!(bad(rt, &["fault", "set", "nic a/0 down", "--every", "5s"]).contains("say for how long"));
+    good(rt, &["fault", "clear", "delay cable b/1"]);
+    good(rt, &["fault", "clear"]);
+    let random = ["fault", "random", "--seed", "7", "--for", "30s", "--hosts", "a,b"];
+    let shown = good(rt, &[&random[..], &["--dry-run"]].concat());
+    assert_eq!(good(rt, &["fault", "list"]), "");
+    assert_eq!(good(rt, &random), shown);
+    let listed = json(rt, &["fault", "list", "--json"]);
+    assert!(listed.len() > 10 && listed.len() == shown.lines().count());
+    for fault in listed {
+        let fault = fault["fault"].as_str().unwrap();
+        assert!(shown.contains(fault) && !fault.contains("c/") && !fault.contains("d/"), "{fault}");
+    }
+    assert!(
+        bad(rt, &["fault", "random", "--seed", "7", "--for", "1s", "--hosts", "z"]).contains("hosts are a, b, c, d")
+    );
+}
+
+#[test]
 fn errors_name_what_is_wrong_and_what_is_right() {
     let dir = tempfile::tempdir().unwrap();
     let rt = dir.path();
@@ -219,5 +251,14 @@ fn events_are_joined_with_their_faults() {
 fn help_is_enough() {
     let dir = tempfile::tempdir().unwrap();
     assert!(good(dir.path(), &["help"]).contains("unbroken run --host b -- ib_write_bw"));
-    assert!(good(dir.path(), &["fault", "set", "--help"]).contains("switch rail0 down"));
+    for help in [&["fault", "--help"][..], &["fault", "set", "--help"]] {
+        let text = good(dir.path(), help);
+        // Every fault that the help shows can be set.
+        let faults = text.lines().skip_while(|l| *l != "Faults:").skip(1).take_while(|l| !l.is_empty());
+        let faults: Vec<&str> = faults.map(|l| l.trim().split("  ").next().unwrap()).collect();
+        assert_eq!(faults.len(), 14, "{text}");
+        for fault in faults {
+            good(dir.path(), &["fault", "set", fault]);
+        }
+    }
 }

@@ -13,12 +13,17 @@ use rustix::thread::futex;
 use unbroken_telemetry::{now_us, Event, EventLog, Runtime, What};
 
 use crate::config::{Host, NicName, Shape};
+use crate::entry::{Entry, Spot, SpotKind};
 use crate::error::{FabricError, Result};
-use crate::fault::{Fault, Selector, Way};
-use crate::faultpage::{Entry, FaultPage, Kind, ENTRIES, PATIENT_TRIES};
+use crate::fault::{Fault, Place, Selector};
+use crate::faultpage::{FaultPage, ENTRIES, PATIENT_TRIES};
 use crate::map::Mapped;
 use crate::octet::{Registry, DEFAULT_OCTET};
-use crate::view::{LinkState, NicView};
+use crate::view::{LinkState, NicView, Outlook};
+use crate::Conditions;
+
+/// The shortest time between two beginnings of a fault.
+const MIN_EVERY_US: u64 = 2_000;
 
 /// A fault in the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +32,23 @@ pub struct ActiveFault {
     pub fault: Fault,
     /// From when it holds, by [`now_us`]; possibly later than now.
     pub from_us: u64,
+    /// For how long it holds, each time; `None`: until it is cleared. Of a flap: how long it goes on.
+    pub lasts_us: Option<u64>,
+    /// How often it comes again, from beginning to beginning; `None`: it does not.
+    pub every_us: Option<u64>,
+    /// Whether it holds now.
+    pub holds: bool,
+}
+
+/// When a fault holds, from the time of setting it on. The default: at once, until it is cleared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Schedule {
+    /// How much later.
+    pub at: Duration,
+    /// For how long; `None`: until it is cleared.
+    pub lasts: Option<Duration>,
+    /// How often it comes again, from beginning to beginning; `None`: it does not.
+    pub every: Option<Duration>,
 }
 
 /// An emulated network.
@@ -140,44 +162,103 @@ impl Fabric {
     pub fn nic_state(&self, nic: &NicName) -> Result<(LinkState, Vec<Fault>)> {
         let number = self.number(&nic.host, nic.index)?;
         let now_us = now_us();
-        let (mut state, mut faults) = (LinkState::GOOD, Vec::new());
+        let (mut outlook, mut faults) = (Outlook::GOOD, Vec::new());
         for entry in self.entries() {
-            if entry.from_us <= now_us && crate::view::concerns(&entry, number, nic.index) {
-                state.add(&entry);
+            if crate::view::concerns(&entry, number, nic.index) && outlook.add(&entry, now_us) {
                 faults.extend(self.fault_of(&entry));
             }
         }
-        Ok((state, faults))
+        outlook.state.impaired = u32::from((outlook.tx, outlook.rx) != (Conditions::GOOD, Conditions::GOOD));
+        Ok((outlook.state, faults))
     }
 
-    /// Sets a fault, at once or after a time. One that is the same but for its value is replaced. Written to the event log with
-    /// the time from which it holds.
+    /// Sets a fault, at once or after a time. One that is the same but for its values and times is replaced. Written to the event
+    /// log with the time from which it holds.
     pub fn set(&self, fault: &Fault, after: Option<Duration>) -> Result<ActiveFault> {
-        let mut entry = self.entry_of(fault)?;
-        let _lock = self.lock()?;
-        let after_us = after.map_or(0, |d| u64::try_from(d.as_micros()).unwrap_or(u64::MAX));
-        entry.from_us = now_us().saturating_add(after_us);
-        if !self.page.write(|table| table.put(&entry)) {
-            return Err(FabricError::Full(ENTRIES));
-        }
-        self.wake();
-        self.write_log(What::Fault { fault: fault.to_string() }, entry.from_us)?;
-        Ok(ActiveFault { fault: fault.clone(), from_us: entry.from_us })
+        self.schedule(fault, &Schedule { at: after.unwrap_or_default(), ..Schedule::default() })
     }
 
-    /// Clears the faults that `selector` names, or all. Returns those that were set.
+    /// Sets a fault that holds at some times; as [`Fabric::set`].
+    pub fn schedule(&self, fault: &Fault, when: &Schedule) -> Result<ActiveFault> {
+        let now_us = now_us();
+        let entry = self.timed(fault, when, now_us)?;
+        let _lock = self.lock()?;
+        let put = self.page.write(|table| {
+            table.remove(|e| e.is_some_and(|e| e.until_us() <= now_us));
+            table.put(&entry)
+        });
+        put.map_err(|_| FabricError::Full(ENTRIES))?;
+        self.wake();
+        self.log_set(&entry, fault)?;
+        Ok(active(&entry, fault.clone(), now_us))
+    }
+
+    /// Sets faults beside what is set, all or none: also the same fault at several times.
+    pub fn schedule_all(&self, faults: &[(Fault, Schedule)]) -> Result<Vec<ActiveFault>> {
+        let now_us = now_us();
+        let entries: Vec<Entry> =
+            faults.iter().map(|(fault, when)| self.timed(fault, when, now_us)).collect::<Result<_>>()?;
+        let _lock = self.lock()?;
+        let added = self.page.write(|table| {
+            table.remove(|e| e.is_some_and(|e| e.until_us() <= now_us));
+            table.add(&entries)
+        });
+        added.map_err(|_| FabricError::Full(ENTRIES))?;
+        self.wake();
+        let both = || entries.iter().zip(faults.iter().map(|(fault, _)| fault));
+        both().try_for_each(|(entry, fault)| self.log_set(entry, fault))?;
+        Ok(both().map(|(entry, fault)| active(entry, fault.clone(), now_us)).collect())
+    }
+
+    /// The entry of a fault that is set now.
+    fn timed(&self, fault: &Fault, when: &Schedule, now_us: u64) -> Result<Entry> {
+        let us = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX).max(1);
+        let (at_us, lasts_us, every_us) = (us(when.at), when.lasts.map_or(0, us), when.every.map_or(0, us));
+        let wrong = |what: &str| Err(FabricError::Name(format!("fault '{fault}': {what}")));
+        match fault {
+            Fault::Flap { .. } if every_us != 0 => return wrong("a flap comes again by itself"),
+            Fault::Flap { .. } => {}
+            _ if every_us != 0 && every_us < MIN_EVERY_US => return wrong("it can come again every 2ms at most"),
+            Fault::WqeError(_) => {}
+            _ if every_us != 0 && lasts_us == 0 => {
+                return wrong("one that comes again must be over before: say for how long")
+            }
+            _ if every_us != 0 && lasts_us >= every_us => return wrong("it would come again before it is over"),
+            _ => {}
+        }
+        let at_us = if when.at.is_zero() { 0 } else { at_us };
+        Ok(Entry { from_us: now_us.saturating_add(at_us), lasts_us, every_us, ..self.entry_of(fault)? })
+    }
+
+    /// Writes the beginning of a fault to the log, and its end where that is known.
+    fn log_set(&self, entry: &Entry, fault: &Fault) -> Result<()> {
+        let fault_text = fault.to_string();
+        let (lasts_us, every_us) = match fault {
+            Fault::Flap { down_us, up_us, .. } => (Some(*down_us), Some(down_us + up_us)),
+            _ => (Some(entry.lasts_us).filter(|us| *us != 0), Some(entry.every_us).filter(|us| *us != 0)),
+        };
+        let lasts_us = lasts_us.filter(|_| every_us.is_some());
+        self.write_log(What::Fault { fault: fault_text.clone(), lasts_us, every_us }, entry.from_us)?;
+        match entry.until_us() {
+            u64::MAX => Ok(()),
+            until_us => self.write_log(What::FaultClear { fault: fault_text }, until_us),
+        }
+    }
+
+    /// Clears the faults that `selector` names, or all. Returns those that were set and not over.
     pub fn clear(&self, selector: Option<&Selector>) -> Result<Vec<ActiveFault>> {
         if let Some(selector) = selector {
-            self.entry_of(&selector.example()?)?;
+            self.entry_of(selector.example())?;
         }
         let _lock = self.lock()?;
+        let now_us = now_us();
         let mut cleared = Vec::new();
         self.page.write(|table| {
-            table.remove(|entry| match entry.and_then(|e| Some((e.from_us, self.fault_of(&e)?))) {
-                Some((from_us, fault)) => {
+            table.remove(|entry| match entry.and_then(|e| Some((e, self.fault_of(&e)?))) {
+                Some((entry, fault)) => {
                     let gone = selector.is_none_or(|s| s.matches(&fault));
-                    if gone {
-                        cleared.push(ActiveFault { fault, from_us });
+                    if gone && entry.until_us() > now_us {
+                        cleared.push(active(&entry, fault, now_us));
                     }
                     gone
                 }
@@ -186,18 +267,18 @@ impl Fabric {
             });
         });
         self.wake();
-        let now_us = now_us();
         for active in &cleared {
             self.write_log(What::FaultClear { fault: active.fault.to_string() }, now_us)?;
         }
         Ok(cleared)
     }
 
-    /// The faults, in the order of their times.
+    /// The faults that are not over, in the order of their times.
     pub fn list(&self) -> Vec<ActiveFault> {
+        let now_us = now_us();
         let entries = self.entries();
-        let known = entries.iter().filter_map(|e| Some(ActiveFault { fault: self.fault_of(e)?, from_us: e.from_us }));
-        let mut faults: Vec<ActiveFault> = known.collect();
+        let current = entries.iter().filter(|e| e.until_us() > now_us);
+        let mut faults: Vec<ActiveFault> = current.filter_map(|e| Some(active(e, self.fault_of(e)?, now_us))).collect();
         faults.sort_by_key(|f| f.from_us);
         faults
     }
@@ -207,7 +288,7 @@ impl Fabric {
         self.page.generation.load(Ordering::Acquire)
     }
 
-    /// Waits until the table changes, a fault falls due, or `timeout_us` is over; returns the generation then.
+    /// Waits until the table changes, a fault falls due or is over, or `timeout_us` is over; returns the generation then.
     ///
     /// `seen` is the generation and `since_us` the time at which the caller last looked at the states; so nothing that happens
     /// between looking and waiting is missed:
@@ -224,7 +305,7 @@ impl Fabric {
         if generation != seen {
             return generation;
         }
-        let due_us = self.entries().iter().map(|e| e.from_us).filter(|from_us| *from_us > since_us).min();
+        let due_us = self.entries().iter().map(|e| e.at(since_us).1).min();
         let now = now_us();
         let wait_us = due_us.map_or(timeout_us, |due_us| timeout_us.min(due_us.saturating_sub(now)));
         if wait_us > 0 {
@@ -274,40 +355,33 @@ impl Fabric {
     }
 
     fn entry_of(&self, fault: &Fault) -> Result<Entry> {
-        let of_nic = |kind, nic: &NicName, way, value| {
-            let host = self.number(&nic.host, nic.index)?;
-            Ok(Entry { kind, host, index: nic.index, way, value, from_us: 0 })
-        };
-        match fault {
-            Fault::NicDead(nic) => of_nic(Kind::NicDead, nic, 0, 0),
-            Fault::NicDown(nic) => of_nic(Kind::NicDown, nic, 0, 0),
-            Fault::CableCut(nic) => of_nic(Kind::CableCut, nic, 0, 0),
-            Fault::Loss { nic, ppm, way } => of_nic(Kind::Loss, nic, *way as u8, u64::from(*ppm)),
-            Fault::SwitchDown { rail } if *rail < self.rails() => {
-                Ok(Entry { kind: Kind::SwitchDown, host: 0, index: *rail, way: 0, value: 0, from_us: 0 })
-            }
-            Fault::SwitchDown { rail } => {
+        let at = |kind, nic: &NicName| Ok(Spot { kind, host: self.number(&nic.host, nic.index)?, index: nic.index });
+        let switch = |rail| match rail < self.rails() {
+            true => Ok(Spot { kind: SpotKind::Switch, host: 0, index: rail }),
+            false => {
                 let names: Vec<String> = (0..self.rails()).map(|n| format!("rail{n}")).collect();
                 Err(FabricError::Name(format!("there is no switch 'rail{rail}'; switches are {}", names.join(", "))))
             }
-        }
+        };
+        let spot = match fault {
+            Fault::NicDead(nic) | Fault::NicDown(nic) | Fault::WqeError(nic) => at(SpotKind::Nic, nic),
+            Fault::CableCut(nic) => at(SpotKind::Cable, nic),
+            Fault::SwitchDown { rail } => switch(*rail),
+            Fault::Impaired { place, .. } | Fault::Flap { place, .. } => match place {
+                Place::Nic(nic) => at(SpotKind::Nic, nic),
+                Place::Cable(nic) => at(SpotKind::Cable, nic),
+                Place::Switch { rail } => switch(*rail),
+            },
+        };
+        Ok(Entry::of(fault, spot?))
     }
 
     fn fault_of(&self, entry: &Entry) -> Option<Fault> {
-        if entry.kind == Kind::SwitchDown {
-            return Some(Fault::SwitchDown { rail: entry.index });
+        if entry.spot.kind == SpotKind::Switch {
+            return Some(entry.fault(""));
         }
-        let host = self.hosts().iter().find(|h| h.number == entry.host)?;
-        let nic = NicName::new(&host.name, entry.index);
-        Some(match entry.kind {
-            Kind::NicDead => Fault::NicDead(nic),
-            Kind::NicDown => Fault::NicDown(nic),
-            Kind::CableCut | Kind::SwitchDown => Fault::CableCut(nic),
-            Kind::Loss => {
-                let way = [Way::Both, Way::Tx, Way::Rx][usize::from(entry.way.min(2))];
-                Fault::Loss { nic, ppm: entry.value as u32, way }
-            }
-        })
+        let host = self.hosts().iter().find(|h| h.number == entry.spot.host)?;
+        Some(entry.fault(&host.name))
     }
 
     /// Empties the table if it is of an earlier boot of the machine, since the clock began anew.
@@ -324,6 +398,13 @@ impl Fabric {
         }
         Ok(())
     }
+}
+
+/// An entry of the table as others see it.
+fn active(entry: &Entry, fault: Fault, now_us: u64) -> ActiveFault {
+    let some = |us: u64| Some(us).filter(|us| *us != 0);
+    let (lasts_us, every_us) = (some(entry.lasts_us), some(entry.every_us));
+    ActiveFault { fault, from_us: entry.from_us, lasts_us, every_us, holds: entry.at(now_us).0 }
 }
 
 /// Writes `fabric.toml` with an octet of the runtime's own, unless someone was faster (an error where it `must_be_new`).

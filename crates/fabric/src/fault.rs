@@ -1,26 +1,103 @@
-//! Faults in words: `nic a/0 dead`, `loss a/0 1%`.
+//! Faults in words: `nic a/0 dead`, `loss a/0 1%`, `flap rail0 down=200ms up=1s`.
+//!
+//! What [`Fault`] shows can be read back (see `grammar`), and is how faults appear in lists and in the event log.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::config::NicName;
 use crate::error::{FabricError, Result};
-
-/// All of a ratio, in parts per million.
-pub(crate) const FULL_PPM: u32 = 1_000_000;
-
-/// Every form that is understood, for error messages.
-const FORMS: &str = "'nic a/0 dead', 'nic a/0 down', 'cable a/0 cut', 'switch rail0 down', 'loss a/0 1%' (also 'loss a/0 1% tx' or 'rx')";
+use crate::grammar;
+use crate::units::{Rate, Share, TimeUs};
 
 /// The direction of an impairment, seen from the NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// What it sends and what it receives.
+    /// What a NIC sends and what it receives. Of a switch: what enters it, so that a packet is struck once; a rate: both.
     Both,
-    /// What it sends.
+    /// What NICs send.
     Tx,
-    /// What it receives.
+    /// What NICs receive.
     Rx,
+}
+
+/// Where an impairment or a flap is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A NIC, `a/0`.
+    Nic(NicName),
+    /// The cable between a NIC and its switch, `cable a/0`.
+    Cable(NicName),
+    /// The switch of a rail, `rail0`: every NIC of the rail. A rate is that of each of its ports.
+    Switch {
+        /// The rail, from 0.
+        rail: u8,
+    },
+}
+
+/// What happens to packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Impairment {
+    /// Each is lost with this chance.
+    Loss {
+        /// In parts per million.
+        ppm: u32,
+    },
+    /// They are lost in bursts (Gilbert's model: a link is good or bad, and loses all while it is bad).
+    BurstLoss {
+        /// How many are lost in the mean, in parts per million.
+        ppm: u32,
+        /// The mean length of a burst, in packets.
+        burst: u32,
+    },
+    /// A bit is flipped, so that the receiver finds a wrong ICRC.
+    Corrupt {
+        /// How many, in parts per million.
+        ppm: u32,
+    },
+    /// They come twice.
+    Duplicate {
+        /// How many, in parts per million.
+        ppm: u32,
+    },
+    /// They are held back, so that later ones overtake them.
+    Reorder {
+        /// How many, in parts per million.
+        ppm: u32,
+        /// For how long they are held back.
+        by_us: u64,
+    },
+    /// They leave, or arrive, at no more than this rate, all processes that use the NIC taken together.
+    Rate {
+        /// In bit/s of RoCE packets (UDP payload).
+        bits_per_s: u64,
+    },
+    /// They are late by this time.
+    Delay {
+        /// The time.
+        us: u64,
+    },
+    /// They are late by a random time up to this, and keep their order.
+    Jitter {
+        /// The time.
+        us: u64,
+    },
+}
+
+impl Impairment {
+    /// The word that it begins with.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Impairment::Loss { .. } => "loss",
+            Impairment::BurstLoss { .. } => "burst-loss",
+            Impairment::Corrupt { .. } => "corrupt",
+            Impairment::Duplicate { .. } => "duplicate",
+            Impairment::Reorder { .. } => "reorder",
+            Impairment::Rate { .. } => "rate",
+            Impairment::Delay { .. } => "delay",
+            Impairment::Jitter { .. } => "jitter",
+        }
+    }
 }
 
 /// A fault of the fabric.
@@ -37,15 +114,52 @@ pub enum Fault {
         /// The rail, from 0.
         rail: u8,
     },
-    /// Packets are lost at random.
-    Loss {
-        /// The NIC.
-        nic: NicName,
-        /// How many, in parts per million.
-        ppm: u32,
-        /// Which.
+    /// Packets suffer.
+    Impaired {
+        /// Where.
+        place: Place,
+        /// Which packets.
         way: Way,
+        /// What happens to them.
+        what: Impairment,
     },
+    /// A port, a cable or a switch that goes down and comes up again and again. It begins with being down.
+    Flap {
+        /// A NIC's port, a cable or a switch.
+        place: Place,
+        /// For how long it is down.
+        down_us: u64,
+        /// For how long it is up.
+        up_us: u64,
+    },
+    /// The next send that is posted to an RC or UC QP of the NIC is made invalid, so that the QP fails (SHIFT §5.1). Strikes once
+    /// each time that it falls due, whichever process posts first.
+    WqeError(NicName),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Nic(nic) => write!(f, "{nic}"),
+            Place::Cable(nic) => write!(f, "cable {nic}"),
+            Place::Switch { rail } => write!(f, "rail{rail}"),
+        }
+    }
+}
+
+impl fmt::Display for Impairment {
+    /// Its values, without its name.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Impairment::Loss { ppm } | Impairment::Corrupt { ppm } | Impairment::Duplicate { ppm } => {
+                write!(f, "{}", Share(ppm))
+            }
+            Impairment::BurstLoss { ppm, burst } => write!(f, "{} burst={burst}", Share(ppm)),
+            Impairment::Reorder { ppm, by_us } => write!(f, "{} by={}", Share(ppm), TimeUs(by_us)),
+            Impairment::Rate { bits_per_s } => write!(f, "{}", Rate(bits_per_s)),
+            Impairment::Delay { us } | Impairment::Jitter { us } => write!(f, "{}", TimeUs(us)),
+        }
+    }
 }
 
 impl fmt::Display for Fault {
@@ -55,14 +169,18 @@ impl fmt::Display for Fault {
             Fault::NicDown(nic) => write!(f, "nic {nic} down"),
             Fault::CableCut(nic) => write!(f, "cable {nic} cut"),
             Fault::SwitchDown { rail } => write!(f, "switch rail{rail} down"),
-            Fault::Loss { nic, ppm, way } => {
-                write!(f, "loss {nic} {}%", Percent(*ppm))?;
-                match way {
-                    Way::Both => Ok(()),
-                    Way::Tx => write!(f, " tx"),
-                    Way::Rx => write!(f, " rx"),
-                }
+            Fault::Impaired { place, way, what } => {
+                let way = match way {
+                    Way::Both => "",
+                    Way::Tx => " tx",
+                    Way::Rx => " rx",
+                };
+                write!(f, "{} {place}{way} {what}", what.name())
             }
+            Fault::Flap { place, down_us, up_us } => {
+                write!(f, "flap {place} down={} up={}", TimeUs(*down_us), TimeUs(*up_us))
+            }
+            Fault::WqeError(nic) => write!(f, "wqe-error {nic}"),
         }
     }
 }
@@ -71,58 +189,33 @@ impl FromStr for Fault {
     type Err = FabricError;
 
     fn from_str(text: &str) -> Result<Fault> {
-        let words: Vec<&str> = text.split_whitespace().collect();
-        let unknown = |what: String| FabricError::Name(format!("fault '{text}': {what}; faults are {FORMS}"));
-        match words[..] {
-            ["nic", nic, "dead"] => Ok(Fault::NicDead(nic.parse()?)),
-            ["nic", nic, "down"] => Ok(Fault::NicDown(nic.parse()?)),
-            ["cable", nic, "cut"] => Ok(Fault::CableCut(nic.parse()?)),
-            ["switch", rail, "down"] => Ok(Fault::SwitchDown { rail: parse_rail(rail)? }),
-            ["loss", nic, share] => Ok(Fault::Loss { nic: nic.parse()?, ppm: parse_percent(share)?, way: Way::Both }),
-            ["loss", nic, share, "tx"] => {
-                Ok(Fault::Loss { nic: nic.parse()?, ppm: parse_percent(share)?, way: Way::Tx })
-            }
-            ["loss", nic, share, "rx"] => {
-                Ok(Fault::Loss { nic: nic.parse()?, ppm: parse_percent(share)?, way: Way::Rx })
-            }
-            ["nic", _, state] => Err(unknown(format!("a NIC can be 'dead' or 'down', not '{state}'"))),
-            ["cable", _, state] => Err(unknown(format!("a cable can be 'cut', not '{state}'"))),
-            ["switch", _, state] => Err(unknown(format!("a switch can be 'down', not '{state}'"))),
-            ["loss", _, _, way] => Err(unknown(format!("a direction is 'tx' or 'rx', not '{way}'"))),
-            ["nic" | "cable" | "switch" | "loss", ..] => Err(unknown("three words are right".into())),
-            [first, ..] => Err(unknown(format!("'{first}' is not known"))),
-            [] => Err(unknown("nothing is there".into())),
-        }
+        grammar::parse(text)
     }
 }
 
-/// Names faults to clear: a whole fault, or its first two words (`nic a/0`: dead and down; `loss a/0`: whatever share).
+/// Names faults to clear: a whole fault, or its first words (`nic a/0`: dead and down; `loss a/0`: whatever share).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Selector(String);
+pub struct Selector {
+    text: String,
+    example: Fault,
+}
 
 impl Selector {
     /// Whether it names this fault.
     pub fn matches(&self, fault: &Fault) -> bool {
         let text = fault.to_string();
-        text.strip_prefix(&self.0).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+        text.strip_prefix(&self.text).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
     }
 
     /// A fault that it could name, to check that NIC or rail exist.
-    pub(crate) fn example(&self) -> Result<Fault> {
-        let text = match self.0.split(' ').collect::<Vec<_>>()[..] {
-            ["nic", _] => format!("{} dead", self.0),
-            ["cable", _] => format!("{} cut", self.0),
-            ["switch", _] => format!("{} down", self.0),
-            ["loss", _] => format!("{} 1%", self.0),
-            _ => self.0.clone(),
-        };
-        text.parse()
+    pub(crate) fn example(&self) -> &Fault {
+        &self.example
     }
 }
 
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
@@ -130,100 +223,7 @@ impl FromStr for Selector {
     type Err = FabricError;
 
     fn from_str(text: &str) -> Result<Selector> {
-        let mut selector = Selector(text.split_whitespace().collect::<Vec<_>>().join(" "));
-        let example = selector.example()?;
-        if selector.0.split(' ').count() > 2 {
-            // In the words of `Display`, so that `loss a/0 1.0%` finds `loss a/0 1%`.
-            selector.0 = example.to_string();
-        }
-        Ok(selector)
-    }
-}
-
-/// Parts per million, shown as percent without needless zeroes.
-struct Percent(u32);
-
-impl fmt::Display for Percent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = format!("{}.{:04}", self.0 / 10_000, self.0 % 10_000);
-        f.write_str(text.trim_end_matches('0').trim_end_matches('.'))
-    }
-}
-
-fn parse_rail(text: &str) -> Result<u8> {
-    let rail = text.strip_prefix("rail").and_then(|n| n.parse().ok());
-    rail.ok_or_else(|| {
-        FabricError::Name(format!("'{text}' is not the name of a switch; a switch is named like 'rail0'"))
-    })
-}
-
-fn parse_percent(text: &str) -> Result<u32> {
-    let wrong = || FabricError::Name(format!("'{text}' is not a share; 0.0001% to 100% are right, like '1%'"));
-    let (whole, part) = text.strip_suffix('%').map(|n| n.split_once('.').unwrap_or((n, "0"))).ok_or_else(wrong)?;
-    let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
-    if !digits(whole) || !digits(part) || whole.len() > 3 || part.len() > 4 {
-        return Err(wrong());
-    }
-    let number = |s: &str| s.parse::<u32>().map_err(|_| wrong());
-    let ppm = number(whole)? * 10_000 + number(&format!("{part:0<4}"))?;
-    (1..=FULL_PPM).contains(&ppm).then_some(ppm).ok_or_else(wrong)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_round_trip() {
-        for text in [
-            "nic a/0 dead",
-            "nic b/3 down",
-            "cable a/0 cut",
-            "switch rail0 down",
-            "loss a/0 1%",
-            "loss a/0 100% rx",
-            "loss a/0 0.5% tx",
-            "loss a/0 0.0001%",
-        ] {
-            assert_eq!(text.parse::<Fault>().unwrap().to_string(), text);
-        }
-        assert_eq!(" nic  a/0   dead ".parse::<Fault>().unwrap().to_string(), "nic a/0 dead");
-    }
-
-    #[test]
-    fn errors_say_what_is_right() {
-        for (text, hint) in [
-            ("nic a/0 ded", "not 'ded'"),
-            ("nic a0 dead", "named like 'a/0'"),
-            ("cable a/0 down", "can be 'cut'"),
-            ("switch 0 down", "named like 'rail0'"),
-            ("loss a/0 1", "like '1%'"),
-            ("loss a/0 101%", "0.0001% to 100%"),
-            ("loss a/0 0%", "0.0001% to 100%"),
-            ("loss a/0 -1%", "0.0001% to 100%"),
-            ("loss a/0 4294967297%", "0.0001% to 100%"),
-            ("loss a/0 1% up", "'tx' or 'rx'"),
-            ("nic a/0", "three words"),
-            ("fire a/0", "'fire' is not known"),
-            ("", "nothing is there"),
-        ] {
-            let error = text.parse::<Fault>().unwrap_err().to_string();
-            assert!(error.contains(hint), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn selectors_name_faults() {
-        let names = |selector: &str, fault: &str| {
-            selector.parse::<Selector>().unwrap().matches(&fault.parse::<Fault>().unwrap())
-        };
-        assert!(names("nic a/0", "nic a/0 dead") && names("nic a/0", "nic a/0 down"));
-        assert!(names("nic a/0 dead", "nic a/0 dead") && !names("nic a/0 dead", "nic a/0 down"));
-        assert!(!names("nic a/0", "cable a/0 cut") && !names("nic a/1", "nic a/10 dead"));
-        assert!(names("loss a/0", "loss a/0 2% rx") && names("loss a/0 2.0%", "loss a/0 2%"));
-        assert!(names("switch rail0", "switch rail0 down"));
-        for wrong in ["", "a/0", "nic", "nic a", "rail0", "switch a/0"] {
-            assert!(wrong.parse::<Selector>().is_err(), "{wrong}");
-        }
+        let (text, example) = grammar::parse_selector(text)?;
+        Ok(Selector { text, example })
     }
 }

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 
+use crate::entry::Entry;
 use crate::map::{Header, Layout};
 
 /// Entries of the table.
@@ -33,60 +34,39 @@ pub(crate) struct FaultPage {
 struct Slot {
     what: AtomicU64,
     value: AtomicU64,
+    more: AtomicU64,
     from_us: AtomicU64,
+    lasts_us: AtomicU64,
+    every_us: AtomicU64,
 }
 
 // SAFETY: repr(C), the header first, and atomics only.
 #[allow(unsafe_code)]
 unsafe impl Layout for FaultPage {
     const MAGIC: u64 = u64::from_le_bytes(*b"UNBFAULT");
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
 }
 
-/// The kind of a fault, as a number in the page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Kind {
-    NicDead = 1,
-    NicDown = 2,
-    CableCut = 3,
-    SwitchDown = 4,
-    Loss = 5,
-}
-
-/// An entry of the table, read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
-    pub(crate) kind: Kind,
-    /// Host number; 0 for a switch.
-    pub(crate) host: u8,
-    /// NIC or rail.
-    pub(crate) index: u8,
-    /// 0: both ways, 1: tx, 2: rx.
-    pub(crate) way: u8,
-    pub(crate) value: u64,
-    pub(crate) from_us: u64,
-}
-
-impl Entry {
-    /// What tells this fault from others; value and time do not.
-    pub(crate) fn what(&self) -> u64 {
-        u64::from_le_bytes([self.kind as u8, self.host, self.index, self.way, 0, 0, 0, 0])
+impl Slot {
+    fn read(&self) -> Option<Entry> {
+        let entry = Entry::from_what(self.what.load(Ordering::Relaxed))?;
+        Some(Entry {
+            value: self.value.load(Ordering::Relaxed),
+            more: self.more.load(Ordering::Relaxed),
+            from_us: self.from_us.load(Ordering::Relaxed),
+            lasts_us: self.lasts_us.load(Ordering::Relaxed),
+            every_us: self.every_us.load(Ordering::Relaxed),
+            ..entry
+        })
     }
 
-    fn read(slot: &Slot) -> Option<Entry> {
-        let [kind, host, index, way, ..] = slot.what.load(Ordering::Relaxed).to_le_bytes();
-        let kind = match kind {
-            1 => Kind::NicDead,
-            2 => Kind::NicDown,
-            3 => Kind::CableCut,
-            4 => Kind::SwitchDown,
-            5 => Kind::Loss,
-            // Free, or of a newer program: not ours to apply.
-            _ => return None,
-        };
-        let (value, from_us) = (slot.value.load(Ordering::Relaxed), slot.from_us.load(Ordering::Relaxed));
-        Some(Entry { kind, host, index, way, value, from_us })
+    fn write(&self, entry: &Entry) {
+        self.value.store(entry.value, Ordering::Relaxed);
+        self.more.store(entry.more, Ordering::Relaxed);
+        self.from_us.store(entry.from_us, Ordering::Relaxed);
+        self.lasts_us.store(entry.lasts_us, Ordering::Relaxed);
+        self.every_us.store(entry.every_us, Ordering::Relaxed);
+        self.what.store(entry.what(), Ordering::Relaxed);
     }
 }
 
@@ -98,7 +78,7 @@ impl FaultPage {
             let generation = self.generation.load(Ordering::Acquire);
             if generation % 2 == 0 {
                 begin();
-                self.entries.iter().filter_map(Entry::read).for_each(&mut f);
+                self.entries.iter().filter_map(Slot::read).for_each(&mut f);
                 fence(Ordering::Acquire);
                 if self.generation.load(Ordering::Relaxed) == generation {
                     return Some(generation);
@@ -120,24 +100,39 @@ impl FaultPage {
     }
 }
 
+/// The table has no room.
+#[derive(Debug)]
+pub(crate) struct Full;
+
 /// The table, for the one writer.
 pub(crate) struct Table<'a>(&'a [Slot; ENTRIES]);
 
 impl Table<'_> {
-    /// Enters a fault, in place of one that is the same but for value and time. False: the table is full.
-    pub(crate) fn put(&self, entry: &Entry) -> bool {
-        let find = |what| self.0.iter().find(|s| s.what.load(Ordering::Relaxed) == what);
-        let Some(slot) = find(entry.what()).or_else(|| find(0)) else { return false };
-        slot.value.store(entry.value, Ordering::Relaxed);
-        slot.from_us.store(entry.from_us, Ordering::Relaxed);
-        slot.what.store(entry.what(), Ordering::Relaxed);
-        true
+    /// Enters a fault, in place of one that is the same but for values and times.
+    pub(crate) fn put(&self, entry: &Entry) -> Result<(), Full> {
+        match self.0.iter().find(|s| s.what.load(Ordering::Relaxed) == entry.what()) {
+            Some(slot) => {
+                slot.write(entry);
+                Ok(())
+            }
+            None => self.add(std::slice::from_ref(entry)),
+        }
+    }
+
+    /// Enters faults beside what is there: all or none.
+    pub(crate) fn add(&self, entries: &[Entry]) -> Result<(), Full> {
+        let mut free = self.0.iter().filter(|s| s.what.load(Ordering::Relaxed) == 0);
+        if free.clone().count() < entries.len() {
+            return Err(Full);
+        }
+        entries.iter().zip(&mut free).for_each(|(entry, slot)| slot.write(entry));
+        Ok(())
     }
 
     /// Takes away the faults for which `gone` is true (also ones that this program does not know, for a `gone` of `None`).
     pub(crate) fn remove(&self, mut gone: impl FnMut(Option<Entry>) -> bool) {
         for slot in self.0 {
-            if slot.what.load(Ordering::Relaxed) != 0 && gone(Entry::read(slot)) {
+            if slot.what.load(Ordering::Relaxed) != 0 && gone(slot.read()) {
                 slot.what.store(0, Ordering::Relaxed);
             }
         }

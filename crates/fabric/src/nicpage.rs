@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use unbroken_telemetry::{NicCounters, Runtime};
 
 use crate::error::{FabricError, Result};
+use crate::line::Line;
 use crate::map::{Header, Layout, Mapped};
 
 /// Slots of a NIC: processes that can have it open at one time.
@@ -47,7 +48,11 @@ impl SlotCounters {
 struct Page {
     header: Header,
     next_index: AtomicU64,
-    _line: [AtomicU64; 7],
+    /// What leaves, and what arrives, where a rate is set.
+    lines: [Line; 2],
+    /// The time of the last `wqe-error` that struck.
+    wqe_error_us: AtomicU64,
+    _unused: [AtomicU64; 4],
     slots: [SlotCounters; SLOTS],
 }
 
@@ -73,6 +78,18 @@ impl NicPage {
     /// The index of the next QP, 2 to 0xFFFE: all of them come before one comes again, whoever asks.
     pub fn next_index(&self) -> u32 {
         (self.0.next_index.fetch_add(1, Ordering::Relaxed) % INDICES + 2) as u32
+    }
+
+    /// The lines that a rate is kept on: of what leaves (first) and of what arrives.
+    pub fn lines(&self) -> &[Line; 2] {
+        &self.0.lines
+    }
+
+    /// Whether the `wqe-error` that fell due at `due_us` is still to strike. Only one caller, in whatever process, is told so.
+    pub fn take_wqe_error(&self, due_us: u64, now_us: u64) -> bool {
+        // A time later than now is of an earlier boot.
+        let next = |last_us: u64| (last_us < due_us || last_us > now_us).then_some(due_us);
+        self.0.wqe_error_us.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
     }
 
     /// The counters of a slot, 0 to 255.
@@ -150,6 +167,16 @@ mod tests {
         assert_eq!(one.counters().last_data_rx_us, 9);
         assert_eq!(two.pids(), [11]);
         assert_eq!(NicPage::addresses(&runtime).unwrap(), [addr]);
+    }
+
+    #[test]
+    fn a_wqe_error_strikes_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        let page = NicPage::open(&runtime, "::1".parse().unwrap()).unwrap();
+        assert!(page.take_wqe_error(10, 11) && !page.take_wqe_error(10, 12));
+        assert!(page.take_wqe_error(20, 21) && !page.take_wqe_error(10, 22));
+        assert!(page.take_wqe_error(3, 4), "the clock began anew");
     }
 
     #[test]

@@ -3,7 +3,10 @@
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use crate::faultpage::{Entry, FaultPage, Kind, QUICK_TRIES};
+use crate::conditions::Conditions;
+use crate::entry::{Entry, Kind, SpotKind};
+use crate::fault::Way;
+use crate::faultpage::{FaultPage, QUICK_TRIES};
 use crate::map::Mapped;
 
 /// The state of a NIC and of its way into the network.
@@ -15,43 +18,69 @@ pub struct LinkState {
     pub port_up: bool,
     /// False: the cable is cut or the switch is off, so that nothing goes out or comes in; the NIC does not know.
     pub carries: bool,
-    /// Packets sent that get lost, in parts per million.
-    pub tx_loss_ppm: u32,
-    /// Packets that get lost before they are received, in parts per million.
-    pub rx_loss_ppm: u32,
+    /// 0: packets pass unharmed. Else another number each time that the [`Conditions`] change.
+    pub impaired: u32,
+    /// When a `wqe-error` fell due for the last time; 0 for never.
+    pub wqe_error_us: u64,
 }
 
 impl LinkState {
     /// Nothing is wrong.
-    pub const GOOD: LinkState = LinkState { alive: true, port_up: true, carries: true, tx_loss_ppm: 0, rx_loss_ppm: 0 };
+    pub const GOOD: LinkState = LinkState { alive: true, port_up: true, carries: true, impaired: 0, wqe_error_us: 0 };
 
     /// Whether a packet can pass at all.
     #[inline]
     pub fn passes(&self) -> bool {
         self.alive && self.port_up && self.carries
     }
+}
 
-    pub(crate) fn add(&mut self, entry: &Entry) {
-        let ppm = entry.value.min(u64::from(crate::fault::FULL_PPM)) as u32;
-        match entry.kind {
-            Kind::NicDead => self.alive = false,
-            Kind::NicDown => self.port_up = false,
-            Kind::CableCut | Kind::SwitchDown => self.carries = false,
-            Kind::Loss => {
-                if entry.way != 2 {
-                    self.tx_loss_ppm = self.tx_loss_ppm.max(ppm);
+/// What all faults that concern a NIC come to at one time.
+#[derive(Clone, Copy)]
+pub(crate) struct Outlook {
+    pub(crate) state: LinkState,
+    pub(crate) tx: Conditions,
+    pub(crate) rx: Conditions,
+    /// When that changes next.
+    pub(crate) next_us: u64,
+}
+
+impl Outlook {
+    pub(crate) const GOOD: Outlook =
+        Outlook { state: LinkState::GOOD, tx: Conditions::GOOD, rx: Conditions::GOOD, next_us: u64::MAX };
+
+    /// Takes a fault in that concerns the NIC; gives whether it holds.
+    pub(crate) fn add(&mut self, entry: &Entry, now_us: u64) -> bool {
+        let (holds, next_us) = entry.at(now_us);
+        self.next_us = self.next_us.min(next_us);
+        if !holds {
+            return false;
+        }
+        match (entry.kind, entry.spot.kind) {
+            (Kind::NicDead, _) => self.state.alive = false,
+            (Kind::Down | Kind::Flap, SpotKind::Nic) => self.state.port_up = false,
+            (Kind::Down | Kind::Flap, _) => self.state.carries = false,
+            (Kind::WqeError, _) => {
+                self.state.wqe_error_us = self.state.wqe_error_us.max(entry.began_us(now_us).unwrap_or(0));
+            }
+            _ => {
+                // A packet that crosses a switch is struck once, as it enters; both ends of a cable have their own direction.
+                let switch = entry.spot.kind == SpotKind::Switch && entry.kind != Kind::Rate;
+                if entry.way != Way::Rx {
+                    self.tx.add(entry);
                 }
-                if entry.way != 1 {
-                    self.rx_loss_ppm = self.rx_loss_ppm.max(ppm);
+                if entry.way == Way::Rx || entry.way == Way::Both && !switch {
+                    self.rx.add(entry);
                 }
             }
         }
+        true
     }
 }
 
 /// Whether a fault concerns this NIC.
 pub(crate) fn concerns(entry: &Entry, host: u8, index: u8) -> bool {
-    entry.index == index && (entry.host == host || entry.kind == Kind::SwitchDown)
+    entry.spot.index == index && (entry.spot.host == host || entry.spot.kind == SpotKind::Switch)
 }
 
 /// The faults that concern one NIC, cached: asking costs a load and two compares while nothing changes.
@@ -60,49 +89,57 @@ pub struct NicView {
     host: u8,
     index: u8,
     seen: u32,
-    /// When the next fault falls due.
-    next_us: u64,
-    state: LinkState,
+    outlook: Outlook,
+    /// Counts changes of the conditions.
+    changes: u32,
 }
 
 impl NicView {
     pub(crate) fn new(page: Arc<Mapped<FaultPage>>, host: u8, index: u8) -> NicView {
         // An odd generation is never taken for seen, so the first question looks.
-        NicView { page, host, index, seen: 1, next_us: 0, state: LinkState::GOOD }
+        NicView { page, host, index, seen: 1, outlook: Outlook::GOOD, changes: 0 }
     }
 
     /// The state at `now_us`. Times must not go back by more than it takes a fault to fall due.
     #[inline]
     pub fn state(&mut self, now_us: u64) -> LinkState {
-        if self.page.generation.load(Ordering::Relaxed) != self.seen || now_us >= self.next_us {
+        if self.page.generation.load(Ordering::Relaxed) != self.seen || now_us >= self.outlook.next_us {
             self.look(now_us);
         }
-        self.state
+        self.outlook.state
+    }
+
+    /// What packets suffer that leave (first) and that arrive, as of the last [`NicView::state`].
+    pub fn conditions(&self) -> [Conditions; 2] {
+        [self.outlook.tx, self.outlook.rx]
     }
 
     #[cold]
     fn look(&mut self, now_us: u64) {
         let (host, index) = (self.host, self.index);
-        let found = std::cell::Cell::new((LinkState::GOOD, u64::MAX));
+        let found = std::cell::Cell::new(Outlook::GOOD);
         let seen = self.page.read(
             QUICK_TRIES,
-            || found.set((LinkState::GOOD, u64::MAX)),
+            || found.set(Outlook::GOOD),
             |entry| {
                 if concerns(&entry, host, index) {
-                    let (mut state, mut next_us) = found.get();
-                    if entry.from_us <= now_us {
-                        state.add(&entry);
-                    } else {
-                        next_us = next_us.min(entry.from_us);
-                    }
-                    found.set((state, next_us));
+                    let mut outlook = found.get();
+                    outlook.add(&entry, now_us);
+                    found.set(outlook);
                 }
             },
         );
         // Writers all the time: stay with what was known, and look again when asked again.
-        if let Some(seen) = seen {
-            self.seen = seen;
-            (self.state, self.next_us) = found.get();
+        let Some(seen) = seen else { return };
+        let old = self.outlook;
+        self.seen = seen;
+        self.outlook = found.get();
+        let new = &mut self.outlook;
+        if (new.tx, new.rx) != (Conditions::GOOD, Conditions::GOOD) {
+            if (new.tx, new.rx) != (old.tx, old.rx) {
+                self.changes = self.changes.wrapping_add(1).max(1);
+            }
+            new.state.impaired = self.changes;
         }
     }
 }

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use unbroken_fabric::{now_us, Fabric, LinkState, Runtime, Shape};
+use unbroken_fabric::{now_us, Fabric, LinkState, Runtime, Schedule, Shape};
 use unbroken_telemetry::{read_events, What};
 
 fn runtime() -> (tempfile::TempDir, Runtime) {
@@ -63,8 +63,9 @@ fn faults_reach_the_nics_they_concern() {
         ("nic a/0 down", [LinkState { port_up: false, ..good }, good, good]),
         ("cable b/0 cut", [good, silent, good]),
         ("switch rail0 down", [silent, silent, good]),
-        ("loss a/1 1%", [good, good, LinkState { tx_loss_ppm: 10_000, rx_loss_ppm: 10_000, ..good }]),
-        ("loss a/1 100% rx", [good, good, LinkState { rx_loss_ppm: 1_000_000, ..good }]),
+        ("flap a/1 down=1m up=1s", [good, good, LinkState { port_up: false, ..good }]),
+        ("flap cable a/0 down=1m up=1s", [silent, good, good]),
+        ("flap rail0 down=1m up=1s", [silent, silent, good]),
     ] {
         shell.set(&fault.parse().unwrap(), None).unwrap();
         assert_eq!(states(), expected, "{fault}");
@@ -85,6 +86,107 @@ fn faults_reach_the_nics_they_concern() {
 }
 
 #[test]
+fn impairments_strike_the_way_and_the_place_they_name() {
+    let (_dir, runtime) = runtime();
+    let fabric = Fabric::open(&runtime).unwrap();
+    let (mut a0, mut b0) = (fabric.nic_view("a", 0).unwrap(), fabric.nic_view("b", 0).unwrap());
+    let mut losses = |fault: &str| {
+        fabric.set(&fault.parse().unwrap(), None).unwrap();
+        let both = [&mut a0, &mut b0].map(|v| {
+            let state = v.state(now_us());
+            let losses = v.conditions().map(|c| c.loss_ppm / 10_000 + (c.rate_bits_per_s / 1_000_000) as u32);
+            assert_eq!(state.impaired != 0, losses != [0, 0], "{fault}");
+            losses
+        });
+        fabric.clear(Some(&fault.parse().unwrap())).unwrap();
+        both
+    };
+    assert_eq!(losses("loss a/0 1%"), [[1, 1], [0, 0]]);
+    assert_eq!(losses("loss a/0 tx 1%"), [[1, 0], [0, 0]]);
+    assert_eq!(losses("loss cable a/0 rx 1%"), [[0, 1], [0, 0]]);
+    assert_eq!(losses("loss rail0 1%"), [[1, 0], [1, 0]], "a packet crosses a switch once");
+    assert_eq!(losses("loss rail0 rx 1%"), [[0, 1], [0, 1]]);
+    assert_eq!(losses("rate rail0 7Mbit"), [[7, 7], [7, 7]], "every port");
+    assert_eq!(losses("loss rail1 1%"), [[0, 0], [0, 0]]);
+    // Each change of the conditions is a change of the state.
+    let mut view = fabric.nic_view("a", 0).unwrap();
+    let mut states = std::collections::HashSet::new();
+    for share in ["1%", "2%", "3%"] {
+        fabric.set(&format!("loss a/0 {share}").parse().unwrap(), None).unwrap();
+        assert!(states.insert(view.state(now_us()).impaired));
+    }
+    fabric.set(&"nic b/0 dead".parse().unwrap(), None).unwrap();
+    assert!(!states.insert(view.state(now_us()).impaired), "of another NIC");
+}
+
+#[test]
+fn a_schedule_is_a_function_of_time() {
+    let (_dir, runtime) = runtime();
+    let fabric = Fabric::open(&runtime).unwrap();
+    let ms = Duration::from_millis;
+    let mut view = fabric.nic_view("a", 0).unwrap();
+    let mut up = |from_us: u64, at_ms: [u64; 4]| at_ms.map(|ms| view.state(from_us + ms * 1000).port_up);
+    let when = Schedule { at: ms(60_000), lasts: Some(ms(10)), every: Some(ms(50)) };
+    let set = fabric.schedule(&"nic a/0 down".parse().unwrap(), &when).unwrap();
+    assert_eq!(up(set.from_us, [0, 10, 50, 60]), [false, true, false, true]);
+    let once = Schedule { every: None, ..when };
+    let set = fabric.schedule(&"nic a/0 down".parse().unwrap(), &once).unwrap();
+    assert_eq!(up(set.from_us, [0, 9, 10, 50]), [false, false, true, true]);
+    assert_eq!(fabric.list().len(), 1, "replaced");
+    fabric.clear(None).unwrap();
+    let set = fabric.set(&"flap a/0 down=20ms up=80ms".parse().unwrap(), None).unwrap();
+    assert_eq!(up(set.from_us, [0, 20, 100, 120]), [false, true, false, true]);
+    fabric.clear(None).unwrap();
+    // The same fault at two times, set as one.
+    let twice = [ms(60_000), ms(60_100)].map(|at| ("nic a/0 down".parse().unwrap(), Schedule { at, ..once }));
+    let set = fabric.schedule_all(&twice).unwrap();
+    assert_eq!(up(set[0].from_us, [0, 10, 100, 110]), [false, true, false, true]);
+    let errors = [
+        ("nic a/0 down", Schedule { lasts: None, ..when }, "say for how long"),
+        ("nic a/0 down", Schedule { lasts: when.every, ..when }, "before it is over"),
+        ("nic a/0 down", Schedule { every: Some(ms(1)), ..when }, "every 2ms at most"),
+        ("flap a/0 down=1s up=1s", when, "by itself"),
+    ];
+    for (fault, when, hint) in errors {
+        let error = fabric.schedule(&fault.parse().unwrap(), &when).unwrap_err().to_string();
+        assert!(error.contains(hint), "{error}");
+    }
+}
+
+#[test]
+fn faults_that_are_over_make_room() {
+    let (_dir, runtime) = runtime();
+    let fabric = Fabric::open(&runtime).unwrap();
+    let brief = Schedule { lasts: Some(Duration::from_micros(1)), ..Schedule::default() };
+    let all = vec![("nic a/0 down".parse().unwrap(), brief); 256];
+    let last = fabric.schedule_all(&all).unwrap().pop().unwrap();
+    while now_us() <= last.from_us + 1 {}
+    assert!(fabric.list().is_empty());
+    let later = Schedule { at: Duration::from_secs(60), ..Schedule::default() };
+    fabric.schedule_all(&vec![("nic a/0 down".parse().unwrap(), later); 256]).unwrap();
+    let full = fabric.set(&"nic a/1 down".parse().unwrap(), None).unwrap_err().to_string();
+    assert!(full.contains("256 faults"), "{full}");
+    assert!(fabric.schedule_all(&all[..1]).is_err());
+    assert_eq!(fabric.clear(None).unwrap().len(), 256);
+    // Each beginning is in the log, and each end that is known.
+    let events = read_events(&runtime).unwrap();
+    let begun = events.iter().filter(|e| matches!(e.what, What::Fault { .. })).count();
+    assert_eq!((begun, events.len()), (512, 1024));
+}
+
+#[test]
+fn a_wqe_error_has_the_time_at_which_it_fell_due() {
+    let (_dir, runtime) = runtime();
+    let fabric = Fabric::open(&runtime).unwrap();
+    let mut view = fabric.nic_view("a", 0).unwrap();
+    let when = Schedule { at: Duration::from_secs(60), every: Some(Duration::from_millis(5)), ..Schedule::default() };
+    let from_us = fabric.schedule(&"wqe-error a/0".parse().unwrap(), &when).unwrap().from_us;
+    let due = [from_us - 1, from_us, from_us + 4_999, from_us + 5_000].map(|t| view.state(t).wqe_error_us);
+    assert_eq!(due, [0, from_us, from_us, from_us + 5_000]);
+    assert!(view.state(from_us).passes());
+}
+
+#[test]
 fn a_fault_with_a_time_needs_nobody_to_wait_for_it() {
     let (_dir, runtime) = runtime();
     let fabric = Fabric::open(&runtime).unwrap();
@@ -96,7 +198,7 @@ fn a_fault_with_a_time_needs_nobody_to_wait_for_it() {
     assert!(view.state(set.from_us - 1).alive);
     assert!(!view.state(set.from_us).alive);
     let events = read_events(&runtime).unwrap();
-    assert_eq!(events[0].what, What::Fault { fault: "nic a/0 dead".into() });
+    assert_eq!(events[0].what, What::Fault { fault: "nic a/0 dead".into(), lasts_us: None, every_us: None });
     assert_eq!(events[0].time_us, set.from_us);
     fabric.clear(None).unwrap();
     assert!(view.state(set.from_us).alive);
@@ -151,7 +253,8 @@ fn readers_see_whole_tables_while_writers_write() {
         let mut view = fabric.nic_view("a", 0).unwrap();
         while !done.load(Ordering::Relaxed) {
             let state = view.state(now_us());
-            assert!(state.passes() && state.tx_loss_ppm == state.rx_loss_ppm && state.tx_loss_ppm % 10_000 == 0);
+            let [tx, rx] = view.conditions();
+            assert!(state.passes() && tx == rx && tx.loss_ppm % 10_000 == 0);
         }
     });
     assert_eq!(fabric.list().len(), 2);

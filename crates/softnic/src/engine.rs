@@ -14,15 +14,17 @@
 //! Failure cases: what the network brings is dropped and counted unless it is a packet for a QP from its peer. What cannot be sent
 //! counts as lost on the wire; the transport recovers or gives up.
 
+mod impair;
 mod qps;
 mod rx;
 mod tx;
 
 pub(crate) use qps::{QpEntry, QpKind, MAX_QPS};
 
-use crate::faults::{Link, Loss, Status};
+use crate::faults::{Link, Status};
 use crate::memory::{Domain, View};
 use crate::socket::{RxRing, RxSocket, TxSocket};
+use impair::Impairments;
 use qps::QpTable;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -31,7 +33,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
-use tx::{Dest, Out, Swallow, TxBatch};
+use tx::{Dest, Out, TxBatch, TxLink, Way};
 use unbroken_fabric::{GapRecorder, LinkState, NicPage, SlotCounters};
 use unbroken_types::WcStatus;
 use unbroken_verbs::{DeviceCounters, DeviceEvent, EventSink};
@@ -106,8 +108,14 @@ pub(crate) struct Engine {
     link: Link,
     state: LinkState,
     status: Arc<Status>,
-    tx_loss: Loss,
-    rx_loss: Loss,
+    /// There are some while packets suffer.
+    impairments: Option<Box<Impairments>>,
+    /// The line out is taken until then: QPs have no turns. 0: it is not.
+    blocked_until_us: u64,
+    /// When the `wqe-error` fell due that this engine has seen to.
+    wqe_error_us: u64,
+    /// Of chance.
+    seed: u64,
     rx_count: RxCount,
     totals: DeviceCounters,
     page: Arc<NicPage>,
@@ -139,8 +147,10 @@ impl Engine {
             link,
             state: LinkState::GOOD,
             status,
-            tx_loss: Loss::new(seed),
-            rx_loss: Loss::new(seed.rotate_left(17)),
+            impairments: None,
+            blocked_until_us: 0,
+            wqe_error_us: 0,
+            seed,
             rx_count: RxCount::default(),
             totals: DeviceCounters::default(),
             page,
@@ -173,10 +183,12 @@ impl Engine {
 
     /// When somebody must drive the engine again if nothing arrives: now if something waits for its turn.
     pub(crate) fn deadline_us(&self) -> u64 {
-        if !self.ready.is_empty() || !self.owing.is_empty() {
+        let timer_us = self.timers.peek().map_or(u64::MAX, |Reverse((at_us, _))| *at_us);
+        let turn_us = if self.ready.is_empty() { u64::MAX } else { self.blocked_until_us };
+        if turn_us == 0 || !self.owing.is_empty() {
             return 0;
         }
-        self.timers.peek().map_or(u64::MAX, |Reverse((at_us, _))| *at_us)
+        timer_us.min(turn_us).min(self.held_due_us())
     }
 
     /// Looks at the link and follows its changes; gives whether the NIC works.
@@ -196,8 +208,7 @@ impl Engine {
             return;
         }
         self.status.set(state);
-        self.tx_loss.ppm = state.tx_loss_ppm;
-        self.rx_loss.ppm = state.rx_loss_ppm;
+        self.impair();
         if !state.alive {
             return self.die();
         }
@@ -233,11 +244,12 @@ impl Engine {
         }
         let received = self.sockets.as_ref().map_or(0, |s| self.rx_ring.receive(&s.rx));
         let due = self.timers.peek().is_some_and(|Reverse((at_us, _))| *at_us <= now_us);
-        if received == 0 && !due && self.ready.is_empty() {
+        let held_due = self.held_due_us() <= now_us;
+        if received == 0 && !due && !held_due && (self.ready.is_empty() || self.blocked_until_us > now_us) {
             return Work::default();
         }
         let view = domain.view();
-        if received > 0 {
+        if received > 0 || held_due {
             self.handle_received(received, now_us, &view);
         }
         if due {
@@ -245,9 +257,13 @@ impl Engine {
         }
         // What was owed before this drive has waited long enough.
         self.transmit(now_us, &view, acks || !owed.is_empty());
+        if held_due {
+            self.end_impairments();
+        }
         let bulk = self.rx_count.bytes + self.tx.count.bytes >= BULK_BYTES;
         self.count();
-        Work { busy: true, received: received > 0, more: self.rx_ring.full() || !self.ready.is_empty(), bulk }
+        let turns = !self.ready.is_empty() && self.blocked_until_us <= now_us;
+        Work { busy: true, received: received > 0, more: self.rx_ring.full() || turns, bulk }
     }
 
     /// Gives a QP its turn in the ready queue.
@@ -296,13 +312,15 @@ impl Engine {
 
     /// Gives the QPs of the ready queue their turns, within the budget of a drive, and sends what they pushed.
     fn transmit(&mut self, now_us: u64, view: &View<'_>, acks: bool) {
-        let Engine { sockets: Some(sockets), tx, qps, ready, state, tx_loss, sink, .. } = self else { return };
-        let swallow = match (state.passes(), tx_loss.ppm) {
-            (false, _) => Swallow::All,
-            (true, 0) => Swallow::None,
-            _ => Swallow::Loss(tx_loss),
+        let Engine { sockets: Some(sockets), tx, qps, ready, state, impairments, page, sink, .. } = self else {
+            return;
         };
-        let mut out = Out { batch: tx, sockets: &sockets.tx, ip: self.id.ip, view, swallow };
+        let mut out = Out::open(tx, &sockets.tx, self.id.ip, view);
+        if !state.passes() {
+            out.way = Way::Shut;
+        } else if let Some(i) = impairments {
+            out.way = Way::Impaired(TxLink { impair: &mut i.tx, line: &page.lines()[0], now_us });
+        }
         let mut budget = DRIVE_PACKETS;
         // Each QP has one turn at least, so that its events and timers are seen to.
         for _ in 0..ready.len() + (DRIVE_PACKETS / TURN_PACKETS) as usize {
@@ -328,7 +346,7 @@ impl Engine {
                 self.timers.push(Reverse((turn.timer_us, index)));
             }
         }
-        out.flush();
+        self.blocked_until_us = out.finish(!ready.is_empty());
         if self.timers.len() > 64 + 4 * qps.len() {
             self.timers.retain(|Reverse((at_us, index))| qps.get(*index).is_some_and(|q| q.timer_at == *at_us));
         }

@@ -1,8 +1,8 @@
-//! What is wrong with a NIC and its way into the network, and the dice for packet loss.
+//! What is wrong with a NIC and its way into the network, and the dice for what happens to packets.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::Arc;
-use unbroken_fabric::{LinkState, NicView};
+use unbroken_fabric::{Conditions, LinkState, NicView};
 
 /// Where a NIC's engine learns of its link. Asking costs a few nanoseconds while nothing changes.
 pub(crate) enum Link {
@@ -19,6 +19,14 @@ impl Link {
         match self {
             Link::Fabric(view) => view.state(now_us),
             Link::Interface(i) => i.get(),
+        }
+    }
+
+    /// What packets suffer that leave (first) and that arrive, as of the last [`Link::state`].
+    pub(crate) fn conditions(&self) -> [Conditions; 2] {
+        match self {
+            Link::Fabric(view) => view.conditions(),
+            Link::Interface(_) => [Conditions::GOOD; 2],
         }
     }
 }
@@ -80,44 +88,36 @@ impl InterfaceState {
     }
 }
 
-/// Loses packets at random: xorshift64*, seeded for each NIC.
-pub(crate) struct Loss {
-    state: u64,
-    pub(crate) ppm: u32,
-}
+/// Chance: xorshift64*, seeded for each NIC.
+pub(crate) struct Dice(u64);
 
-impl Loss {
-    pub(crate) fn new(seed: u64) -> Loss {
-        Loss { state: seed | 1, ppm: 0 }
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Dice {
+        Dice(seed | 1)
     }
 
-    /// Whether the next packet is lost.
-    pub(crate) fn lose(&mut self) -> bool {
-        if self.ppm == 0 {
-            return false;
-        }
-        let mut x = self.state;
+    pub(crate) fn next(&mut self) -> u64 {
+        let mut x = self.0;
         x ^= x >> 12;
         x ^= x << 25;
         x ^= x >> 27;
-        self.state = x;
-        let high = (x.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as u32;
-        (u64::from(high) * 1_000_000) >> 32 < u64::from(self.ppm)
+        self.0 = x;
+        x.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    /// A number below `n`.
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
+    }
 
-    #[test]
-    fn loss_is_about_what_was_asked_for() {
-        let mut loss = Loss::new(7);
-        assert_eq!((0..10_000).filter(|_| loss.lose()).count(), 0);
-        loss.ppm = 100_000;
-        let lost = (0..100_000).filter(|_| loss.lose()).count();
-        assert!((9_000..11_000).contains(&lost), "{lost}");
-        loss.ppm = 1_000_000;
-        assert!((0..1000).all(|_| loss.lose()));
+    /// Whether something happens that has a chance in parts per million.
+    pub(crate) fn chance(&mut self, ppm: u32) -> bool {
+        ppm != 0 && self.below(1_000_000) < u64::from(ppm)
+    }
+
+    /// Whether something happens that has a chance between 0 and 1.
+    pub(crate) fn happens(&mut self, chance: f64) -> bool {
+        // 53 bits are what a double holds.
+        ((self.next() >> 11) as f64) < chance * (1u64 << 53) as f64
     }
 }

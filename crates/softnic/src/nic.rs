@@ -159,6 +159,14 @@ pub(crate) struct Inner {
     _background: Background,
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if !fork::abandoned() {
+            self.shared.lock().close(&self.shared.domain);
+        }
+    }
+}
+
 impl Nic {
     pub(crate) fn open(
         index: usize,

@@ -86,6 +86,9 @@ impl DeviceQp for SoftQp {
         let now_us = now_us();
         let mut e = self.lock_alive(now_us)?;
         self.entry(&mut e)?.post_send(wr)?;
+        if e.wqe_error_due() {
+            e.spoil(self.index(), now_us);
+        }
         self.kick(e, now_us);
         Ok(())
     }

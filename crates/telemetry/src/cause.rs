@@ -17,6 +17,17 @@ struct Seen {
     fault: String,
     from_us: u64,
     until_us: Option<u64>,
+    /// Of one that comes again: how often; else 0.
+    every_us: u64,
+}
+
+impl Seen {
+    /// When it last began before `at_us`.
+    fn began_us(&self, at_us: u64) -> Option<u64> {
+        let last_us = at_us.min(self.until_us.unwrap_or(at_us));
+        let since_us = last_us.checked_sub(self.from_us)?;
+        Some(last_us - since_us.checked_rem(self.every_us).unwrap_or(since_us))
+    }
 }
 
 /// Takes the events in the order of the log and fills in `detect_us`.
@@ -29,14 +40,16 @@ impl Causes {
     pub(crate) fn apply(&mut self, event: &mut Event) {
         let time_us = event.time_us;
         match &mut event.what {
-            What::Fault { fault } => {
+            What::Fault { fault, every_us, .. } => {
                 if self.faults.len() == REMEMBERED {
                     self.faults.pop_front();
                 }
-                self.faults.push_back(Seen { fault: fault.clone(), from_us: time_us, until_us: None });
+                let every_us = every_us.unwrap_or(0);
+                self.faults.push_back(Seen { fault: fault.clone(), from_us: time_us, until_us: None, every_us });
             }
             What::FaultClear { fault } => {
-                for seen in self.faults.iter_mut().filter(|s| s.fault == *fault && s.until_us.is_none()) {
+                let open = |s: &&mut Seen| s.fault == *fault && s.until_us.is_none_or(|until_us| until_us > time_us);
+                for seen in self.faults.iter_mut().filter(open) {
                     seen.until_us = Some(time_us);
                 }
                 // Cleared before it fell due: it never was.
@@ -54,16 +67,17 @@ impl Causes {
     fn cause(&self, at_us: u64, from: &str) -> Option<u64> {
         self.faults
             .iter()
-            .filter(|s| s.from_us <= at_us && touches(&s.fault, from))
-            .filter(|s| s.until_us.is_none_or(|until_us| until_us + AFTERMATH_US >= at_us))
-            .map(|s| s.from_us)
+            .filter(|s| touches(&s.fault, from))
+            .filter(|s| s.until_us.is_none_or(|until_us| until_us.saturating_add(AFTERMATH_US) >= at_us))
+            .filter_map(|s| s.began_us(at_us))
             .max()
     }
 }
 
-/// Whether a fault (`nic a/0 dead`, `switch rail0 down`) lies on a path (`a/0-b/0`).
+/// Whether a fault (`nic a/0 dead`, `loss cable a/0 1%`, `flap rail0 …`) lies on a path (`a/0-b/0`). Its place is the second word,
+/// or the third behind the word `cable`.
 fn touches(fault: &str, path: &str) -> bool {
-    let Some(place) = fault.split_whitespace().nth(1) else { return false };
+    let Some(place) = fault.split_whitespace().skip(1).find(|word| *word != "cable") else { return false };
     path.split('-').any(|nic| match place.strip_prefix("rail") {
         Some(rail) => nic.rsplit_once('/').is_some_and(|(_, index)| index == rail),
         None => nic == place,
@@ -76,7 +90,7 @@ mod tests {
     use crate::event::{Switch, SwitchKind};
 
     fn fault(fault: &str, time_us: u64) -> Event {
-        Event::at(What::Fault { fault: fault.into() }, time_us)
+        Event::at(What::Fault { fault: fault.into(), lasts_us: None, every_us: None }, time_us)
     }
 
     fn clear(fault: &str, time_us: u64) -> Event {
@@ -114,6 +128,25 @@ mod tests {
         assert_eq!(detect_us(&log, "a/0-b/0", 200), Some(50));
         assert_eq!(detect_us(&log, "a/0-b/0", 120), Some(20));
         assert_eq!(detect_us(&log, "a/1-b/1", 200), None);
+    }
+
+    #[test]
+    fn of_a_fault_that_comes_again_the_last_time_counts() {
+        let again =
+            What::Fault { fault: "flap cable a/0 down=5us up=45us".into(), lasts_us: Some(5), every_us: Some(50) };
+        let log = [Event::at(again, 100), clear("flap cable a/0 down=5us up=45us", 220)];
+        let detected = [99, 103, 160, 219, 500].map(|at_us| detect_us(&log, "a/0-b/0", at_us));
+        assert_eq!(detected, [None, Some(3), Some(10), Some(19), Some(300)]);
+    }
+
+    #[test]
+    fn the_same_fault_at_two_times() {
+        let log = ["nic a/0 dead"; 2].map(|f| [fault(f, 100), clear(f, 200)]).concat();
+        let log = [log, vec![fault("nic a/0 dead", 500), clear("nic a/0 dead", 600)]].concat();
+        assert_eq!([150, 550].map(|at_us| detect_us(&log, "a/0-b/0", at_us)), [Some(50), Some(50)]);
+        // All cleared early: what was still to come never was.
+        let log = [log, vec![clear("nic a/0 dead", 120)]].concat();
+        assert_eq!([150, 550].map(|at_us| detect_us(&log, "a/0-b/0", at_us)), [Some(50), Some(450)]);
     }
 
     #[test]

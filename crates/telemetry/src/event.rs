@@ -41,6 +41,12 @@ pub enum What {
     Fault {
         /// In the words of `unbroken fault set`.
         fault: String,
+        /// Of one that comes again: for how long it holds, each time.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        lasts_us: Option<u64>,
+        /// Of one that comes again: how often, from beginning to beginning.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        every_us: Option<u64>,
     },
     /// A fault was taken away.
     FaultClear {

@@ -1,7 +1,10 @@
 //! Packets on their way in.
 
+use super::impair::{flip_bit, RxTag};
+use super::qps::QpTable;
 use super::{Engine, QpKind, RxCount};
 use crate::memory::View;
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use unbroken_types::Gid;
 use unbroken_wire::{strip_icrc, IcrcFlow, Packet, ROCE_PORT};
@@ -16,11 +19,14 @@ enum Verdict {
 }
 
 impl Engine {
-    /// Handles the first `count` datagrams of the ring.
+    /// Handles the first `count` datagrams of the ring, and what was held on its way in and is due.
     pub(super) fn handle_received(&mut self, count: usize, now_us: u64, view: &View<'_>) {
         let before = self.rx_count.payload_bytes;
         for i in 0..count {
             self.handle_datagram(i, now_us, view);
+        }
+        if self.impairments.is_some() {
+            self.handle_held(now_us, view);
         }
         if self.rx_count.payload_bytes != before {
             self.gaps.record(now_us);
@@ -30,44 +36,80 @@ impl Engine {
 
     /// Handles a run of segments. The kernel numbered them from 0 when it cut them, which their ICRCs cover.
     fn handle_datagram(&mut self, i: usize, now_us: u64, view: &View<'_>) {
-        let Engine { rx_ring, rx_loss, rx_count, state, id, qps, ready, .. } = self;
+        let Engine { rx_ring, rx_count, state, id, qps, ready, impairments, page, .. } = self;
         let Some(d) = rx_ring.datagram(i) else { return };
         let flow =
             IcrcFlow { src_ip: d.src.ip(), dst_ip: id.ip, src_port: d.src.port(), dst_port: ROCE_PORT + id.slot };
+        let mut qps = Receivers { qps, ready, any_ip_id: id.any_ip_id };
         for (place, segment) in d.bytes.chunks(d.segment).enumerate() {
-            if !state.passes() || rx_loss.lose() {
+            if !state.passes() {
                 rx_count.drops += 1;
                 continue;
             }
-            let verdict = (|| {
-                let Some(bytes) = strip_icrc(&flow, segment, place as u16, id.any_ip_id) else {
-                    return Verdict::BadIcrc;
-                };
-                let Ok(packet) = Packet::parse(bytes) else { return Verdict::Dropped };
-                let qpn = packet.bth.dest_qpn;
-                let index = qpn as u16;
-                let Some(q) = qps.get_mut(index).filter(|q| q.qpn == qpn) else { return Verdict::Dropped };
-                let peer = q.peer.map(|(_, ip)| ip);
-                let (kind, mut to) = q.parts();
-                match kind {
-                    QpKind::Rc(qp) => {
-                        if peer != Some(flow.src_ip) {
-                            return Verdict::Dropped;
-                        }
-                        qp.handle_packet(now_us, &packet, view, &mut to);
-                    }
-                    QpKind::Ud(qp) => {
-                        qp.handle_packet(&packet, Gid::from_ip(flow.src_ip), Gid::from_ip(flow.dst_ip), view, &mut to);
-                    }
+            let place = place as u16;
+            if let Some(i) = impairments {
+                let lost = i.rx.loses();
+                if lost || i.rx.holds() {
+                    let mut hold =
+                        || i.rx.hold(now_us, &page.lines()[1], segment.len(), segment.into(), RxTag { flow, place });
+                    rx_count.drops += u64::from(lost || !hold());
+                    continue;
                 }
-                if !q.queued {
-                    q.queued = true;
-                    ready.push_back(index);
-                }
-                Verdict::Taken(packet.payload.len())
-            })();
+            }
+            let verdict = qps.take(&flow, place, segment, now_us, view);
             rx_count.add(&verdict, segment.len());
         }
+    }
+
+    /// Handles packets that were held on their way in and are due.
+    #[cold]
+    fn handle_held(&mut self, now_us: u64, view: &View<'_>) {
+        let Engine { rx_count, id, qps, ready, impairments: Some(i), .. } = self else { return };
+        let mut qps = Receivers { qps, ready, any_ip_id: id.any_ip_id };
+        while let Some(mut held) = i.rx.pop(now_us) {
+            if let Some(choice) = held.damage {
+                flip_bit(&mut held.bytes, choice);
+            }
+            let verdict = qps.take(&held.tag.flow, held.tag.place, &held.bytes, now_us, view);
+            rx_count.add(&verdict, held.bytes.len());
+        }
+    }
+}
+
+/// The QPs that packets are for.
+struct Receivers<'a> {
+    qps: &'a mut QpTable,
+    ready: &'a mut VecDeque<u16>,
+    any_ip_id: bool,
+}
+
+impl Receivers<'_> {
+    /// Gives a packet to its QP. `place` is its place in the run that it came in.
+    #[inline]
+    fn take(&mut self, flow: &IcrcFlow, place: u16, segment: &[u8], now_us: u64, view: &View<'_>) -> Verdict {
+        let Some(bytes) = strip_icrc(flow, segment, place, self.any_ip_id) else { return Verdict::BadIcrc };
+        let Ok(packet) = Packet::parse(bytes) else { return Verdict::Dropped };
+        let qpn = packet.bth.dest_qpn;
+        let index = qpn as u16;
+        let Some(q) = self.qps.get_mut(index).filter(|q| q.qpn == qpn) else { return Verdict::Dropped };
+        let peer = q.peer.map(|(_, ip)| ip);
+        let (kind, mut to) = q.parts();
+        match kind {
+            QpKind::Rc(qp) => {
+                if peer != Some(flow.src_ip) {
+                    return Verdict::Dropped;
+                }
+                qp.handle_packet(now_us, &packet, view, &mut to);
+            }
+            QpKind::Ud(qp) => {
+                qp.handle_packet(&packet, Gid::from_ip(flow.src_ip), Gid::from_ip(flow.dst_ip), view, &mut to);
+            }
+        }
+        if !q.queued {
+            q.queued = true;
+            self.ready.push_back(index);
+        }
+        Verdict::Taken(packet.payload.len())
     }
 }
 

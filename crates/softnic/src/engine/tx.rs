@@ -8,10 +8,11 @@
 //! Payload of a READ response is copied too: the application may change that memory at any time, and the ICRC must match the bytes
 //! that leave. Memory of a posted send must not change until its completion, so there the copy is not needed.
 
-use crate::faults::Loss;
+use super::impair::{flip_bit, Impair, TxTag};
 use crate::memory::View;
 use crate::socket::{self, Message, RawAddr, TxSocket, TX_MESSAGES};
 use std::net::{IpAddr, SocketAddr};
+use unbroken_fabric::Line;
 use unbroken_roce::{MemError, Memory, PacketSink, Payload, SinkError, UdDest, UdSink};
 use unbroken_types::{Access, Sge};
 use unbroken_wire::{pad_of, Icrc, IcrcFlow, ICRC_BYTES, ROCE_PORT};
@@ -237,14 +238,33 @@ impl TxBatch {
     }
 }
 
+/// What suffers on the way out.
+pub(crate) struct TxLink<'a> {
+    pub(crate) impair: &'a mut Impair<TxTag>,
+    pub(crate) line: &'a Line,
+    pub(crate) now_us: u64,
+}
+
+impl TxLink<'_> {
+    /// Until when QPs must wait; 0 if they need not.
+    fn blocked_until_us(&self) -> u64 {
+        let until_us = self.impair.blocked_until_us(self.now_us, self.line);
+        if until_us > self.now_us {
+            until_us
+        } else {
+            0
+        }
+    }
+}
+
 /// How the link treats packets that leave.
-pub(crate) enum Swallow<'a> {
+pub(crate) enum Way<'a> {
     /// It takes them.
-    None,
+    Open,
     /// It swallows all.
-    All,
-    /// It swallows some, by chance.
-    Loss(&'a mut Loss),
+    Shut,
+    /// They suffer.
+    Impaired(TxLink<'a>),
 }
 
 /// The way out of the NIC during a batch.
@@ -254,85 +274,92 @@ pub(crate) struct Out<'a> {
     /// The NIC's address.
     pub(crate) ip: IpAddr,
     pub(crate) view: &'a View<'a>,
-    pub(crate) swallow: Swallow<'a>,
+    pub(crate) way: Way<'a>,
 }
 
-impl Out<'_> {
+impl<'a> Out<'a> {
+    pub(crate) fn open(batch: &'a mut TxBatch, sockets: &'a [TxSocket], ip: IpAddr, view: &'a View<'a>) -> Out<'a> {
+        Out { batch, sockets, ip, view, way: Way::Open }
+    }
+
     /// Sends what has been pushed.
     pub(crate) fn flush(&mut self) {
         if !self.batch.runs.is_empty() {
             self.batch.flush(self.sockets, self.view);
         }
     }
-}
 
-/// What an RC QP pushes its packets to during its turn.
-pub(crate) struct QpSink<'a, 'b> {
-    out: &'a mut Out<'b>,
-    pd: u32,
-    dest: Dest,
-    socket: usize,
-    /// Packets that the QP may still push.
-    quota: u32,
-    /// Payloads up to this many bytes are copied.
-    copy_bytes: usize,
-}
-
-impl<'a, 'b> QpSink<'a, 'b> {
-    pub(crate) fn new(out: &'a mut Out<'b>, pd: u32, dest: Dest, socket: usize, quota: u32) -> QpSink<'a, 'b> {
-        QpSink { out, pd, dest, socket, quota, copy_bytes: COPY_BYTES }
+    /// Ends the batch. Gives until when QPs that have more must wait; 0 if they need not.
+    pub(crate) fn finish(mut self, more: bool) -> u64 {
+        let mut blocked_until_us = 0;
+        if let Way::Impaired(link) = std::mem::replace(&mut self.way, Way::Open) {
+            blocked_until_us = if more { link.blocked_until_us() } else { 0 };
+            self.release(link.impair, link.now_us);
+        }
+        self.flush();
+        blocked_until_us
     }
 
-    pub(crate) fn quota(&self) -> u32 {
-        self.quota
+    /// Sends packets that were held and are due.
+    pub(crate) fn release(&mut self, impair: &mut Impair<TxTag>, now_us: u64) {
+        let mut last: Option<IcrcFlow> = None;
+        while let Some(held) = impair.pop(now_us) {
+            let TxTag { dest, socket, header_bytes } = held.tag;
+            if last != Some(dest.flow) {
+                self.batch.close_run();
+                last = Some(dest.flow);
+            }
+            let (header, payload) = held.bytes.split_at(header_bytes);
+            // Nothing is read from registered memory here, which alone could fail.
+            let from = Sender { pd: 0, dest, socket, copy_bytes: usize::MAX };
+            let _ = self.put(&from, header, &Payload::Bytes(payload), held.damage);
+        }
+        self.batch.close_run();
     }
 
-    fn lost(&mut self) -> bool {
-        let lost = match &mut self.out.swallow {
-            Swallow::None => false,
-            Swallow::All => true,
-            Swallow::Loss(loss) => loss.lose(),
-        };
-        self.out.batch.count.drops += u64::from(lost);
-        lost
+    /// Holds a packet until it is due. Its payload is copied: its memory may change meanwhile.
+    #[cold]
+    fn hold(&mut self, from: &Sender, header: &[u8], payload: &Payload<'_>) -> Result<(), SinkError> {
+        let Way::Impaired(link) = &mut self.way else { return Ok(()) };
+        let mut bytes = Vec::with_capacity(header.len() + payload.len());
+        bytes.extend_from_slice(header);
+        gather(self.view, from.pd, payload, &mut bytes)?;
+        let wire_bytes = bytes.len() + pad_of(payload.len()) as usize + ICRC_BYTES;
+        let tag = TxTag { dest: from.dest, socket: from.socket, header_bytes: header.len() };
+        let taken = link.impair.hold(link.now_us, link.line, wire_bytes, bytes, tag);
+        self.batch.count.drops += u64::from(!taken);
+        Ok(())
     }
-}
 
-impl Drop for QpSink<'_, '_> {
-    fn drop(&mut self) {
-        self.out.batch.close_run();
-    }
-}
-
-impl PacketSink for QpSink<'_, '_> {
-    fn push(&mut self, header: &[u8], payload: Payload<'_>) -> Result<(), SinkError> {
-        let (len, copied, pieces) = match payload {
-            Payload::None => (0, 0, 1),
-            Payload::Bytes(b) => (b.len(), b.len(), 1),
-            Payload::Region { len, .. } => (len as usize, len as usize, 1),
-            Payload::Sges { len, .. } if len as usize <= self.copy_bytes => (len as usize, len as usize, 1),
-            Payload::Sges { sges, len, .. } => (len as usize, 0, sges.len() + 2),
+    /// Appends a packet to the batch. With `damage`, one bit of it is flipped behind its ICRC's back; it must be copied whole then.
+    fn put(
+        &mut self,
+        from: &Sender,
+        header: &[u8],
+        payload: &Payload<'_>,
+        damage: Option<u64>,
+    ) -> Result<(), SinkError> {
+        let len = payload.len();
+        let (copied, pieces) = match payload {
+            Payload::Sges { sges, .. } if len > from.copy_bytes => (0, sges.len() + 2),
+            _ => (len, 1),
         };
         let pad = pad_of(len) as usize;
-        if self.quota == 0 {
-            return Err(SinkError::Full);
+        if !self.batch.fits(header.len() + copied + pad + ICRC_BYTES, pieces) {
+            self.flush();
         }
-        self.quota -= 1;
-        if self.lost() {
-            return Ok(());
-        }
-        if !self.out.batch.fits(header.len() + copied + pad + ICRC_BYTES, pieces) {
-            self.out.flush();
-        }
-        let (batch, view) = (&mut *self.out.batch, self.out.view);
+        let (batch, view) = (&mut *self.batch, self.view);
         let bytes = header.len() + len + pad + ICRC_BYTES;
         let mark = (batch.used, batch.pieces.len(), batch.pieces.last().map(|p| p.iov_len));
         // The place in the run is the IP id that the kernel gives to the segment.
-        let place = batch.join_run(&self.dest, self.socket, bytes, pieces);
-        let icrc = Icrc::new(&self.dest.flow, bytes, place as u16);
-        if let Err(e) = batch.write(icrc, view, self.pd, header, &payload, len <= self.copy_bytes) {
+        let place = batch.join_run(&from.dest, from.socket, bytes, pieces);
+        let icrc = Icrc::new(&from.dest.flow, bytes, place as u16);
+        if let Err(e) = batch.write(icrc, view, from.pd, header, payload, len <= from.copy_bytes) {
             batch.undo(mark);
             return Err(e);
+        }
+        if let Some(choice) = damage {
+            flip_bit(&mut batch.scratch[mark.0..batch.used], choice);
         }
         let pieces = batch.pieces.len();
         let run = batch.runs.last_mut().expect("the run of this packet");
@@ -344,9 +371,65 @@ impl PacketSink for QpSink<'_, '_> {
         run.message.segment = if run.packets > 1 { run.segment as u16 } else { 0 };
         if run.bytes + run.segment > MAX_RUN_BYTES {
             // A full run leaves while its bytes, which the ICRC has just read, are in the cache.
-            self.out.flush();
+            self.flush();
         }
         Ok(())
+    }
+}
+
+/// From where a packet leaves, and to whom.
+struct Sender {
+    pd: u32,
+    dest: Dest,
+    socket: usize,
+    /// Payloads up to this many bytes are copied.
+    copy_bytes: usize,
+}
+
+/// What an RC QP pushes its packets to during its turn.
+pub(crate) struct QpSink<'a, 'b> {
+    out: &'a mut Out<'b>,
+    from: Sender,
+    /// Packets that the QP may still push.
+    quota: u32,
+}
+
+impl<'a, 'b> QpSink<'a, 'b> {
+    pub(crate) fn new(out: &'a mut Out<'b>, pd: u32, dest: Dest, socket: usize, quota: u32) -> QpSink<'a, 'b> {
+        QpSink { out, from: Sender { pd, dest, socket, copy_bytes: COPY_BYTES }, quota }
+    }
+
+    pub(crate) fn quota(&self) -> u32 {
+        self.quota
+    }
+}
+
+impl Drop for QpSink<'_, '_> {
+    fn drop(&mut self) {
+        self.out.batch.close_run();
+    }
+}
+
+impl PacketSink for QpSink<'_, '_> {
+    fn push(&mut self, header: &[u8], payload: Payload<'_>) -> Result<(), SinkError> {
+        if self.quota == 0 {
+            return Err(SinkError::Full);
+        }
+        let lost = match &mut self.out.way {
+            Way::Open => false,
+            Way::Shut => true,
+            Way::Impaired(link) if link.blocked_until_us() > 0 => return Err(SinkError::Full),
+            Way::Impaired(link) => link.impair.loses(),
+        };
+        self.quota -= 1;
+        if lost {
+            self.out.batch.count.drops += 1;
+            return Ok(());
+        }
+        if matches!(&self.out.way, Way::Impaired(link) if link.impair.holds()) {
+            return self.out.hold(&self.from, header, &payload);
+        }
+        self.out.put(&self.from, header, &payload, None)
     }
 }
 
@@ -365,7 +448,7 @@ impl<'a, 'b> UdQpSink<'a, 'b> {
         let dest = Dest::to_qp(src, src.ip(), 0);
         let mut sink = QpSink::new(out, pd, dest, socket, quota);
         // A UD send completes when it is pushed: its memory may change before the packet leaves.
-        sink.copy_bytes = usize::MAX;
+        sink.from.copy_bytes = usize::MAX;
         UdQpSink { src, last: UdDest::default(), sink }
     }
 
@@ -378,10 +461,30 @@ impl UdSink for UdQpSink<'_, '_> {
     fn push_to(&mut self, dest: &UdDest, header: &[u8], payload: Payload<'_>) -> Result<(), SinkError> {
         if (dest.gid, dest.qpn) != (self.last.gid, self.last.qpn) {
             self.sink.out.batch.close_run();
-            self.sink.dest = Dest::to_qp(self.src, dest.gid.to_ip(), dest.qpn);
+            self.sink.from.dest = Dest::to_qp(self.src, dest.gid.to_ip(), dest.qpn);
             self.last = *dest;
         }
         self.sink.push(header, payload)
+    }
+}
+
+/// Appends a payload to a buffer.
+fn gather(view: &View<'_>, pd: u32, payload: &Payload<'_>, to: &mut Vec<u8>) -> Result<(), SinkError> {
+    let mut read = |key, va, len: u32, access| {
+        let at = to.len();
+        to.resize(at + len as usize, 0);
+        view.read(pd, key, va, &mut to[at..], access).map_err(SinkError::Memory)
+    };
+    match *payload {
+        Payload::None => Ok(()),
+        Payload::Bytes(b) => {
+            to.extend_from_slice(b);
+            Ok(())
+        }
+        Payload::Region { key, va, len } => read(key, va, len, Access::REMOTE_READ),
+        Payload::Sges { sges, offset, len } => {
+            each_piece(sges, offset, len, |key, va, n| read(key, va, n, Access::NONE))
+        }
     }
 }
 

@@ -220,6 +220,11 @@ pub fn connect_with(qp: &dyn DeviceQp, peer_qpn: u32, peer_nic: &Nic, psn: u32) 
 }
 
 pub fn connect_to(qp: &dyn DeviceQp, peer_qpn: u32, peer: Gid, psn: u32, mtu: Mtu) -> Result<()> {
+    connect_slowly(qp, peer_qpn, peer, psn, mtu, TIMEOUT)
+}
+
+/// Connects with a timeout that may be longer.
+pub fn connect_slowly(qp: &dyn DeviceQp, peer_qpn: u32, peer: Gid, psn: u32, mtu: Mtu, timeout: u8) -> Result<()> {
     let init = RcModify { state: Some(QpState::Init), access: Some(ALL), ..RcModify::default() };
     qp.modify(&QpModify { rc: init, ..QpModify::default() })?;
     let rtr = RcModify {
@@ -235,7 +240,7 @@ pub fn connect_to(qp: &dyn DeviceQp, peer_qpn: u32, peer: Gid, psn: u32, mtu: Mt
     let rts = RcModify {
         state: Some(QpState::Rts),
         sq_psn: Some(psn),
-        timeout: Some(TIMEOUT),
+        timeout: Some(timeout),
         retry_cnt: Some(7),
         rnr_retry: Some(7),
         max_rd_atomic: Some(16),
