@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,8 +64,8 @@ impl Fabric {
     /// Opens the fabric of a runtime folder; makes the default one if there is none.
     pub fn open(runtime: &Runtime) -> Result<Fabric> {
         let path = runtime.fabric_toml();
-        let shape = match fs::read_to_string(&path) {
-            Ok(text) => Shape::parse(&text, &path)?,
+        let shape = match fs::read(&path) {
+            Ok(bytes) => Shape::parse(&text_of(bytes, &path)?, &path)?,
             Err(e) if e.kind() == io::ErrorKind::NotFound => make(runtime, &Shape::standard(0), false)?,
             Err(e) => return Err(FabricError::io(&path, "read it")(e)),
         };
@@ -405,6 +406,19 @@ fn active(entry: &Entry, fault: Fault, now_us: u64) -> ActiveFault {
     let some = |us: u64| Some(us).filter(|us| *us != 0);
     let (lasts_us, every_us) = (some(entry.lasts_us), some(entry.every_us));
     ActiveFault { fault, from_us: entry.from_us, lasts_us, every_us, holds: entry.at(now_us).0 }
+}
+
+/// The text of a file, or which of its lines is none.
+fn text_of(bytes: Vec<u8>, path: &Path) -> Result<String> {
+    String::from_utf8(bytes).map_err(|e| {
+        let good = &e.as_bytes()[..e.utf8_error().valid_up_to()];
+        let line = 1 + good.iter().filter(|b| **b == b'\n').count();
+        FabricError::Config {
+            path: path.display().to_string(),
+            line,
+            what: "not UTF-8 text; give the file in UTF-8".into(),
+        }
+    })
 }
 
 /// Writes `fabric.toml` with an octet of the runtime's own, unless someone was faster (an error where it `must_be_new`).
