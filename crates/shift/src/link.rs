@@ -162,6 +162,12 @@ pub(crate) fn suspect(qp: &Qp, g: &mut Gate, reason: Reason) {
 /// A control message for the QP has come.
 pub(crate) fn message(qp: &Qp, g: &mut Gate, message: &Message) {
     if let Some(link) = &mut g.link {
+        let unheard = matches!(&message.body, Body::Hello(h) if h.waiting) && link.lqp.state() == State::Connected;
+        if unheard {
+            // We have answered already. A NIC of the peer that died and was healed has a new endpoint; perhaps it is the only one
+            // that the peer has, and what we know is the old one.
+            link.peer.refresh(&qp.core);
+        }
         link.lqp.handle_message(now_us(), message);
         run(qp, g);
     }

@@ -6,6 +6,7 @@ use crate::memory::Domain;
 use crate::netlink::{self, LinkChange, LinkWatch};
 use crate::nic::{Nic, Shared};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use unbroken_fabric::{now_us, Fabric, GapRecorder, NicPage, Runtime};
 use unbroken_types::Mtu;
@@ -29,8 +30,25 @@ pub(crate) struct Spec {
 struct Opened {
     nic: Weak<Shared>,
     sink: Weak<dyn EventSink>,
+    /// It has died. Its handle may be dropped at once, long before the watcher has time to look at it.
+    died: Arc<AtomicBool>,
     /// The link of a dead NIC, asked until it works again.
     grave: Option<Link>,
+}
+
+/// Passes events on and notes the death of its NIC.
+struct Witness {
+    sink: Arc<dyn EventSink>,
+    died: Arc<AtomicBool>,
+}
+
+impl EventSink for Witness {
+    fn event(&self, device: usize, event: DeviceEvent) {
+        if event == DeviceEvent::Fatal {
+            self.died.store(true, Ordering::Release);
+        }
+        self.sink.event(device, event);
+    }
 }
 
 /// The NICs of a process.
@@ -128,8 +146,10 @@ impl SoftNics {
             return Err(Error::device_gone(format!("NIC {} is dead", spec.name)));
         }
         let weak = Arc::downgrade(&sink);
-        let nic = Nic::open(i, spec, link, self.domain.clone(), self.gaps.clone(), sink)?;
-        opened[i] = Some(Opened { nic: nic.downgrade(), sink: weak, grave: None });
+        let died = Arc::new(AtomicBool::new(false));
+        let witness = Arc::new(Witness { sink, died: died.clone() });
+        let nic = Nic::open(i, spec, link, self.domain.clone(), self.gaps.clone(), witness)?;
+        opened[i] = Some(Opened { nic: nic.downgrade(), sink: weak, died, grave: None });
         Ok(Arc::new(nic))
     }
 
@@ -156,7 +176,7 @@ impl SoftNics {
             }
             // A NIC that was closed while it worked is of no interest; one that died is, handle or not.
             if o.grave.is_none() {
-                if nic.is_none() {
+                if nic.is_none() && !o.died.load(Ordering::Acquire) {
                     *slot = None;
                     continue;
                 }
