@@ -248,6 +248,15 @@ impl Core {
         self.endpoint(local).is_some_and(|e| e.send(to, message).is_ok())
     }
 
+    /// Lets every NIC that takes control messages work in the caller's thread.
+    pub(crate) fn drive_endpoints(&self) {
+        for nic in 0..self.nic_count() {
+            if let Some(endpoint) = self.endpoint(nic) {
+                endpoint.drive();
+            }
+        }
+    }
+
     // --- QPs -----------------------------------------------------------------------------------------------------------------
 
     pub(crate) fn add_qp(&self, qp: &Arc<Qp>, nic: usize, physical_qpn: u32) {

@@ -286,8 +286,9 @@ fn run(qp: &Qp, g: &mut Gate) {
             }
             Action::Start { .. } => start(qp, g),
             Action::Fail { status, cause } => {
-                fail(qp, g, status);
+                // The log first: a program that sees its error may be gone before the next line.
                 qp.core.emit(What::GiveUp { host: qp.core.host(), qp: qp.qpn(), why: cause.describe().into() });
+                fail(qp, g, status);
             }
             Action::Report(switched) => {
                 if let Some(l) = &mut g.link {

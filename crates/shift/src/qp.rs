@@ -10,6 +10,7 @@
 use crate::core::{Core, LogicalId};
 use crate::devices::check_owner;
 use crate::front::{AsyncElement, Context};
+use crate::inbound::IdlePoll;
 use crate::link::{self, Link};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -109,6 +110,9 @@ impl Qp {
             cookie: AtomicU64::new(r.cookie),
         });
         if protect {
+            for cq in [&r.send_cq, &r.recv_cq] {
+                cq.set_idle_hook(Arc::new(IdlePoll::new(core.clone())));
+            }
             if let Some(Err(e)) = core.directory.as_ref().map(|d| d.publish_qp(core.gid_of(nic), qpn, core.incarnation))
             {
                 core.complain("the directory does not take a QP, which stays unprotected", &e);

@@ -3,16 +3,16 @@
 //! It sleeps in one poll over the inbox, the control channel and the status socket, until the next deadline. Nothing that it does is
 //! needed while all paths work; it wakes some times a second then, to see that what is outstanding moves.
 
-use crate::control::ControlAddr;
 use crate::core::{Core, LogicalId};
 use crate::front::{event_type, AsyncElement};
+use crate::inbound;
 use crate::link;
 use crate::peer::Pair;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use unbroken_path::message::{Body, Probe, RefuseReason};
+use unbroken_path::message::{Body, Probe};
 use unbroken_path::probe::{Health, PathProbe, ProbeConfig};
 use unbroken_path::{Endpoint, Message, Reason};
 use unbroken_telemetry::{now_us, ProcessStatus, StatusServer, What};
@@ -45,6 +45,8 @@ pub(crate) enum Job {
     Watch(LogicalId),
     /// Open every NIC, so that it can be a backup.
     OpenAll,
+    /// A probe was answered; the answer came in by that NIC.
+    ProbeAck(usize, Message),
 }
 
 /// Jobs for the worker, and what wakes it.
@@ -169,9 +171,6 @@ impl Worker {
 
     fn work(&mut self) {
         let _ = self.core.inbox.wake.take();
-        for job in self.core.inbox.take() {
-            self.job(job);
-        }
         self.receive();
         self.watch(now_us());
         let clock_us = self.clock_us();
@@ -196,6 +195,7 @@ impl Worker {
                 self.watched.insert(id, 0);
             }
             Job::OpenAll => self.open_all(),
+            Job::ProbeAck(nic, message) => self.probe_answered(nic, &message),
         }
     }
 
@@ -314,59 +314,17 @@ impl Worker {
 
     // --- control messages --------------------------------------------------------------------------------------------------
 
-    fn receive(&mut self) {
-        let core = self.core.clone();
-        let mut messages: Vec<(usize, ControlAddr, Message)> = Vec::new();
-        // First the events, then the messages: one that arrives in between raises the next event.
-        core.channel().drain();
-        for nic in 0..core.nic_count() {
-            let Some(endpoint) = core.endpoint(nic) else { continue };
-            endpoint.receive(|from, bytes| {
-                let mut rest = bytes;
-                while let Ok((message, tail)) = Message::decode(rest) {
-                    messages.push((nic, from, message));
-                    rest = tail;
-                }
-            });
-        }
-        for (nic, from, message) in messages {
-            self.message(nic, from, &message);
-        }
-    }
-
     /// Drives the NICs in this thread and receives.
     fn fetch(&mut self) {
-        for nic in 0..self.core.nic_count() {
-            if let Some(endpoint) = self.core.endpoint(nic) {
-                endpoint.drive();
-            }
-        }
+        self.core.drive_endpoints();
         self.receive();
     }
 
-    fn message(&mut self, nic: usize, from: ControlAddr, message: &Message) {
-        let core = self.core.clone();
-        match message.body {
-            Body::Probe(_) => {
-                if message.to.incarnation == core.incarnation {
-                    if let Some(answer) = message.answer_probe() {
-                        send(&core, nic, from, &answer);
-                    }
-                }
-            }
-            Body::ProbeAck(probe) => self.probe_answered(nic, message, probe),
-            _ => {
-                let qp = core.qp_by_gid(message.to.gid, message.to.qpn);
-                let known = qp.filter(|q| q.gate().link.is_some());
-                match known {
-                    Some(qp) => link::message(&qp, &mut qp.gate(), message),
-                    None => {
-                        if let Some(refusal) = message.refusal(core.incarnation, RefuseReason::UnknownQp) {
-                            send(&core, nic, from, &refusal);
-                        }
-                    }
-                }
-            }
+    /// Receives, and does the jobs that the messages bring.
+    fn receive(&mut self) {
+        inbound::receive(&self.core);
+        for job in self.core.inbox.take() {
+            self.job(job);
         }
     }
 
@@ -376,7 +334,8 @@ impl Worker {
         self.probes.entry(pair).or_insert_with(new_probe)
     }
 
-    fn probe_answered(&mut self, nic: usize, message: &Message, probe: Probe) {
+    fn probe_answered(&mut self, nic: usize, message: &Message) {
+        let Body::ProbeAck(probe) = message.body else { return };
         if message.to.incarnation != self.core.incarnation {
             return;
         }
@@ -418,7 +377,7 @@ impl Worker {
                 to: Endpoint { gid: nic.gid, qpn: 0, incarnation: pair.peer },
                 body: Body::Probe(Probe { sequence, sent_us: now }),
             };
-            send(&core, pair.local.into(), to, &message);
+            inbound::send(&core, pair.local.into(), to, &message);
         }
         for (pair, silent) in changed {
             self.pair_changed(pair, silent);
@@ -493,11 +452,4 @@ impl Worker {
 
 fn new_probe() -> PathProbe {
     PathProbe::new(ProbeConfig { round_us: PROBE_ROUND_US, ..ProbeConfig::default() })
-}
-
-fn send(core: &Core, nic: usize, to: ControlAddr, message: &Message) {
-    let mut bytes = Vec::with_capacity(256);
-    message.encode(&mut bytes);
-    // A message that cannot leave is a lost message.
-    core.send_control(nic, to, &bytes);
 }

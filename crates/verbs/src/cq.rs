@@ -12,7 +12,7 @@ use crate::{Error, EventFd, Result};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use unbroken_types::{Wc, WcStatus};
 
 /// Something that makes progress when it is driven: the engine of a software NIC, or the poller of a real one.
@@ -49,6 +49,8 @@ pub struct Cq {
     /// Hint for pollers: entries in the ring. Written under the ring's lock.
     len: AtomicU32,
     drivers: RwLock<Vec<(Arc<dyn Driver>, u32)>>,
+    /// What a poll that found nothing does besides: see [`Cq::set_idle_hook`].
+    idle: OnceLock<Arc<dyn Driver>>,
     channel: Option<Arc<CompChannel>>,
     /// Whatever the C layer wants back with an event: the address of its `ibv_cq`.
     cookie: AtomicU64,
@@ -69,6 +71,7 @@ impl Cq {
             }),
             len: AtomicU32::new(0),
             drivers: RwLock::new(Vec::new()),
+            idle: OnceLock::new(),
             channel,
             cookie: AtomicU64::new(0),
         })
@@ -151,7 +154,16 @@ impl Cq {
             return Ok(n);
         }
         self.drive();
+        if let Some(hook) = self.idle.get() {
+            hook.drive();
+        }
         self.take(out)
+    }
+
+    /// Has every poll that finds nothing drive `hook`, too, after the devices and with no lock held: it may do what a driver must
+    /// not, such as making QPs. The first hook stays.
+    pub fn set_idle_hook(&self, hook: Arc<dyn Driver>) {
+        let _ = self.idle.set(hook);
     }
 
     /// Drives the devices whose QPs complete here.
@@ -218,17 +230,35 @@ impl Cq {
 pub struct CompChannel {
     fd: EventFd,
     pending: Mutex<VecDeque<u64>>,
+    /// Hint: events in `pending`. Written under its lock.
+    waiting: AtomicU32,
 }
 
 impl CompChannel {
     /// A channel whose descriptor blocks until its owner sets O_NONBLOCK.
     pub fn new() -> Result<Arc<CompChannel>> {
-        Ok(Arc::new(CompChannel { fd: EventFd::new(true, false)?, pending: Mutex::new(VecDeque::new()) }))
+        Ok(Arc::new(CompChannel {
+            fd: EventFd::new(true, false)?,
+            pending: Mutex::default(),
+            waiting: AtomicU32::new(0),
+        }))
+    }
+
+    fn pending(&self) -> MutexGuard<'_, VecDeque<u64>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether events wait, as far as can be seen without a lock.
+    pub fn has_events(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) > 0
     }
 
     fn raise(&self, cookie: u64) {
         // At most one event for each arming, so the list is bounded by the number of req_notify calls that were not collected.
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(cookie);
+        let mut pending = self.pending();
+        pending.push_back(cookie);
+        self.waiting.store(pending.len() as u32, Ordering::Release);
+        drop(pending);
         self.fd.signal();
     }
 
@@ -241,15 +271,21 @@ impl CompChannel {
                 Err(e) => return Err(Error::os("completion channel", &e)),
             }
             // An event of a queue that was destroyed meanwhile has been withdrawn: wait for the next.
-            if let Some(c) = self.pending.lock().unwrap_or_else(PoisonError::into_inner).pop_front() {
-                return Ok(c);
+            let mut pending = self.pending();
+            let first = pending.pop_front();
+            self.waiting.store(pending.len() as u32, Ordering::Release);
+            if let Some(cookie) = first {
+                return Ok(cookie);
             }
         }
     }
 
     /// Takes all events that wait, for an owner that then looks at all its queues.
     pub fn drain(&self) {
-        let waiting = self.pending.lock().unwrap_or_else(PoisonError::into_inner).drain(..).count();
+        let mut pending = self.pending();
+        let waiting = pending.drain(..).count();
+        self.waiting.store(0, Ordering::Release);
+        drop(pending);
         for _ in 0..waiting {
             // Each waiting event was signalled, or is about to be.
             let _ = self.fd.take();
@@ -258,7 +294,9 @@ impl CompChannel {
 
     /// Withdraws the events of a queue that is destroyed.
     pub fn withdraw(&self, cookie: u64) {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).retain(|c| *c != cookie);
+        let mut pending = self.pending();
+        pending.retain(|c| *c != cookie);
+        self.waiting.store(pending.len() as u32, Ordering::Release);
     }
 }
 

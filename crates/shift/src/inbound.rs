@@ -1,0 +1,106 @@
+//! Control messages that arrive.
+//!
+//! The worker receives them when the channel wakes it, and so does every application thread that polls a CQ in vain: on a machine
+//! whose cores are all busy polling, a thread that must be woken may wait for milliseconds, while the thread that polls is there.
+//! So a switch between two programs that poll needs no other thread. Messages may be handled in any order and by any thread; what
+//! they change lies behind the gates of the QPs.
+
+use crate::control::ControlAddr;
+use crate::core::Core;
+use crate::devices::check_owner;
+use crate::link;
+use crate::worker::Job;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use unbroken_path::message::{Body, RefuseReason};
+use unbroken_path::Message;
+use unbroken_verbs::Driver;
+
+/// An idle poller drives the NICs that it does not poll anyway once in so many polls: some tens of microseconds.
+const POLLS: u32 = 64;
+
+/// What a poll that found nothing does besides.
+pub(crate) struct IdlePoll {
+    core: Arc<Core>,
+    polls: AtomicU32,
+}
+
+impl IdlePoll {
+    pub(crate) fn new(core: Arc<Core>) -> IdlePoll {
+        IdlePoll { core, polls: AtomicU32::new(0) }
+    }
+
+    #[cold]
+    fn look(&self) {
+        if check_owner().is_err() {
+            return;
+        }
+        self.core.drive_endpoints();
+        if self.core.channel().has_events() {
+            receive(&self.core);
+        }
+    }
+}
+
+impl Driver for IdlePoll {
+    #[inline]
+    fn drive(&self) {
+        // A count that two threads change at once may lose one: that is harmless, and cheaper.
+        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.polls.store(polls, Ordering::Relaxed);
+        if polls % POLLS == 0 || self.core.channel().has_events() {
+            self.look();
+        }
+    }
+}
+
+/// Handles every message that has arrived.
+pub(crate) fn receive(core: &Arc<Core>) {
+    let mut messages: Vec<(usize, ControlAddr, Message)> = Vec::new();
+    // First the events, then the messages: one that arrives in between raises the next event.
+    core.channel().drain();
+    for nic in 0..core.nic_count() {
+        let Some(endpoint) = core.endpoint(nic) else { continue };
+        endpoint.receive(|from, bytes| {
+            let mut rest = bytes;
+            while let Ok((message, tail)) = Message::decode(rest) {
+                messages.push((nic, from, message));
+                rest = tail;
+            }
+        });
+    }
+    for (nic, from, message) in messages {
+        handle(core, nic, from, &message);
+    }
+}
+
+fn handle(core: &Arc<Core>, nic: usize, from: ControlAddr, message: &Message) {
+    match message.body {
+        Body::Probe(_) => {
+            if message.to.incarnation == core.incarnation {
+                if let Some(answer) = message.answer_probe() {
+                    send(core, nic, from, &answer);
+                }
+            }
+        }
+        Body::ProbeAck(_) => core.inbox.put(Job::ProbeAck(nic, *message)),
+        _ => {
+            let qp = core.qp_by_gid(message.to.gid, message.to.qpn);
+            match qp.filter(|q| q.gate().link.is_some()) {
+                Some(qp) => link::message(&qp, &mut qp.gate(), message),
+                None => {
+                    if let Some(refusal) = message.refusal(core.incarnation, RefuseReason::UnknownQp) {
+                        send(core, nic, from, &refusal);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Sends a message. One that cannot leave is a lost message.
+pub(crate) fn send(core: &Core, nic: usize, to: ControlAddr, message: &Message) {
+    let mut bytes = Vec::with_capacity(256);
+    message.encode(&mut bytes);
+    core.send_control(nic, to, &bytes);
+}
