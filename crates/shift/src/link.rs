@@ -25,6 +25,9 @@ use unbroken_verbs::{Backlog, Error, QpModify, RcModify, RecvWr, Result, SendWr}
 /// Actions that one call may carry out; a switch over every slot needs fewer.
 const MAX_ACTIONS: usize = 1024;
 
+/// The first repetition of a Hello, over another path: one that waits there for a thread without a core is overtaken.
+const HELLO_MIN_US: u64 = 300;
+
 /// A switch is reported when something moved on the new path, or, on an idle QP, after this time.
 const REPORT_WAIT_US: u64 = 1_000_000;
 
@@ -66,7 +69,8 @@ impl Link {
         let default = SlotPath { local: qp.id().0 as u8, remote };
         let lower = (me.gid, me.qpn) <= (them.gid, them.qpn);
         let table = SlotTable::new(default, core.nic_count().min(255) as u8, peer.nic_count(), lower);
-        let lqp = LogicalQp::new(me, them, table, Config::default(), now_us());
+        let config = Config { hello_min_us: HELLO_MIN_US, ..Config::default() };
+        let lqp = LogicalQp::new(me, them, table, config, now_us());
         core.inbox.put(Job::Connect(qp.id()));
         Ok(Link {
             lqp,

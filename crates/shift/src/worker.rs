@@ -29,6 +29,12 @@ const LATE_US: u64 = 2_000;
 /// peer that waits for its core has the time to answer.
 const PROBE_ROUND_US: u64 = 55_000;
 
+/// While a switch is young the worker looks for messages this often, in its own thread: on a machine whose cores are all taken, a NIC's
+/// thread may leave the NIC to a polling thread that does not run just now.
+const YOUNG_TICK_US: u64 = 100;
+/// For so long a switch is young.
+const YOUNG_US: u64 = 20_000;
+
 /// How often a peer that has not shown all its NICs yet is looked up again.
 const CONNECT_RETRY_US: u64 = 5_000;
 /// How many times, before the paths that are known must do.
@@ -96,6 +102,8 @@ struct Worker {
     /// QPs under a switch, and when to look at them.
     watched: HashMap<LogicalId, u64>,
     connecting: Vec<Connecting>,
+    /// A switch that began lately is young until then.
+    young_until_us: u64,
     /// On the worker's own clock.
     stall_at_us: u64,
     /// How long this thread was kept from its core so far. Stalls and probes are timed by a clock that stands still meanwhile
@@ -118,6 +126,7 @@ pub(crate) fn spawn(core: &Arc<Core>) {
         probes: HashMap::new(),
         watched: HashMap::new(),
         connecting: Vec::new(),
+        young_until_us: 0,
         stall_at_us: 0,
         lost_us: 0,
         status,
@@ -143,7 +152,8 @@ impl Worker {
         let core = &self.core;
         let now = now_us();
         let next = self.next_deadline();
-        let wait_us = next.saturating_sub(now).min(60_000_000);
+        let longest_us = if self.young(now) { YOUNG_TICK_US } else { 60_000_000 };
+        let wait_us = next.saturating_sub(now).min(longest_us);
         let timeout = Timespec { tv_sec: (wait_us / 1_000_000) as i64, tv_nsec: (wait_us % 1_000_000 * 1_000) as i64 };
         let channel = core.channel();
         let mut fds = Vec::with_capacity(3);
@@ -160,6 +170,10 @@ impl Worker {
         }
     }
 
+    fn young(&self, now: u64) -> bool {
+        now < self.young_until_us && !self.watched.is_empty()
+    }
+
     fn next_deadline(&self) -> u64 {
         let lost_us = self.lost_us;
         let probes = self.probes.values().filter_map(PathProbe::poll_timeout).chain([self.stall_at_us]);
@@ -171,7 +185,11 @@ impl Worker {
 
     fn work(&mut self) {
         let _ = self.core.inbox.wake.take();
-        self.receive();
+        if self.young(now_us()) {
+            self.fetch();
+        } else {
+            self.receive();
+        }
         self.watch(now_us());
         let clock_us = self.clock_us();
         if self.probes.values().filter_map(PathProbe::poll_timeout).any(|t| t <= clock_us) {
@@ -192,7 +210,9 @@ impl Worker {
             Job::Device(nic, event) => self.device_event(nic, event),
             Job::Connect(id) => self.connecting.push(Connecting { id, at_us: 0, tries: 0 }),
             Job::Watch(id) => {
-                self.watched.insert(id, 0);
+                if self.watched.insert(id, 0).is_none() {
+                    self.young_until_us = now_us() + YOUNG_US;
+                }
             }
             Job::OpenAll => self.open_all(),
             Job::ProbeAck(nic, message) => self.probe_answered(nic, &message),
