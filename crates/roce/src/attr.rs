@@ -1,15 +1,15 @@
-//! Attributes of an RC QP and the transitions of its state.
+//! Attributes of a connected QP (RC and UC) and the transitions of its state.
 //!
 //! ```text
 //!   RESET ──► INIT ──► RTR ──► RTS ◄──► SQD         any ──► RESET, any ──► ERR
 //!              ⟲                ⟲        ⟲
 //! ```
 //!
-//! Each transition needs some attributes and allows some others, as `ibv_modify_qp` has it; anything else is refused and changes
-//! nothing. The address, the port and the P_Key belong to the shell.
+//! A UC QP has SQE, too, and leaves it for RTS. Each transition needs some attributes and allows some others, as `ibv_modify_qp` has
+//! it; anything else is refused and changes nothing. The address, the port and the P_Key belong to the shell.
 
 use thiserror::Error;
-use unbroken_types::{Access, Mtu, QpCaps, QpState, MAX_QPN, PSN_MASK};
+use unbroken_types::{Access, Mtu, QpCaps, QpState, QpType, MAX_QPN, PSN_MASK};
 
 /// READs that a QP may have outstanding in either direction, at most.
 pub const MAX_RD_ATOMIC: u8 = 128;
@@ -33,7 +33,7 @@ pub struct RcConfig {
     pub cwnd_max_packets: u32,
 }
 
-/// A change of an RC QP; `None` leaves an attribute as it is. PSNs are taken modulo 2^24.
+/// A change of an RC or UC QP; `None` leaves an attribute as it is. PSNs are taken modulo 2^24.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RcModify {
     /// The new state.
@@ -128,8 +128,19 @@ const NAMES: [&str; 11] = [
 ];
 
 /// The rule of each attribute in a transition; `None` where there is no such transition.
-fn rules(from: QpState, to: QpState) -> Option<[Option<Rule>; 11]> {
+fn rules(kind: QpType, from: QpState, to: QpState) -> Option<[Option<Rule>; 11]> {
     use QpState::*;
+    if kind == QpType::Uc {
+        // What belongs to acknowledgements and READs is not there.
+        let mut rules = match (from, to) {
+            (Sqe, Rts) => rules(QpType::Rc, Rts, Rts),
+            _ => rules(QpType::Rc, from, to),
+        }?;
+        if !matches!(to, Reset | Err) {
+            rules[4..10].fill(None);
+        }
+        return Some(rules);
+    }
     let (n, t) = (Some(Rule::Needs), Some(Rule::Takes));
     let o = None;
     Some(match (from, to) {
@@ -162,10 +173,10 @@ impl RcModify {
         ]
     }
 
-    /// Checks the change of a QP in state `from` and gives the state after it.
-    pub(crate) fn validate(&self, from: QpState) -> Result<QpState, ModifyError> {
+    /// Checks the change of a QP of that kind in state `from` and gives the state after it.
+    pub(crate) fn validate(&self, kind: QpType, from: QpState) -> Result<QpState, ModifyError> {
         let to = self.state.unwrap_or(from);
-        let rules = rules(from, to).ok_or(ModifyError::Transition { from, to })?;
+        let rules = rules(kind, from, to).ok_or(ModifyError::Transition { from, to })?;
         for ((rule, given), name) in rules.into_iter().zip(self.given()).zip(NAMES) {
             match (rule, given) {
                 (Some(Rule::Needs), false) => return Err(ModifyError::Missing { name, from, to }),

@@ -1,6 +1,6 @@
 //! What a QP needs of the world: memory, a place for completions, a place for packets.
 
-use crate::wr::UdDest;
+use crate::wr::{RecvWr, UdDest};
 use thiserror::Error;
 use unbroken_types::{Access, Sge, Wc};
 
@@ -62,6 +62,18 @@ pub trait Memory {
     /// Runs an atomic of the peer ([`Access::REMOTE_ATOMIC`]) at `va` and gives the value that was there before. Nothing else sees
     /// the memory between the reading and the writing: no other QP, and no instruction of this host that is atomic itself.
     fn atomic(&self, pd: u32, key: u32, va: u64, op: AtomicOp) -> Result<u64, MemError>;
+}
+
+/// Receives that several QPs share (SRQ). All methods may be called by several QPs at a time.
+pub trait SharedReceives: Send + Sync {
+    /// Hands the oldest receive over and forgets it; false if there is none.
+    fn take(&self, to: &mut dyn FnMut(&RecvWr<'_>)) -> bool;
+    /// Puts one that was taken, and into which nothing was received, back in front.
+    fn give_back(&self, wr: &RecvWr<'_>);
+    /// Scatter/gather entries of a receive, at most.
+    fn max_sge(&self) -> u32;
+    /// The protection domain that the receives' keys are of.
+    fn pd(&self) -> u32;
 }
 
 /// Where completions go.

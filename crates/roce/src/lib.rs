@@ -1,4 +1,4 @@
-//! The transport of RoCEv2 as pure state machines: RC ([`RcQp`]) and UD ([`UdQp`]).
+//! The transport of RoCEv2 as pure state machines: RC ([`RcQp`]), UC ([`UcQp`]) and UD ([`UdQp`]).
 //!
 //! A QP is given work requests, packets and the time, and gives back packets, completions and the next deadline. It opens no
 //! socket, reads no clock, and touches memory only through [`Memory`]. Its shell pushes what [`RcQp::poll_transmit`] emits into
@@ -10,8 +10,8 @@
 //! - every queue has its size from the start; no packet and no WR allocates (a repeated switch of NICs does);
 //! - a QP that fails completes everything it holds, unless it was made to hold it ([`RcConfig::hold_on_failure`]).
 //!
-//! Rooms: `requester` and `responder` are the two halves of RC; `sq`, `rq` and `reads` their queues; `window` the congestion
-//! window; `encoding` the specification's numbers; `attr` attributes and states; `backlog` what moves from QP to QP.
+//! Rooms: `requester` and `responder` are the two halves of RC; `sq`, `rq` and `reads` their queues; `segment` how messages become
+//! packets; `window` the congestion window; `encoding` the specification's numbers; `attr` attributes and states; `backlog` what moves from QP to QP.
 #![forbid(unsafe_code)]
 
 mod attr;
@@ -24,7 +24,9 @@ mod reads;
 mod requester;
 mod responder;
 mod rq;
+mod segment;
 mod sq;
+mod uc;
 mod ud;
 mod window;
 mod wr;
@@ -32,8 +34,10 @@ mod wr;
 pub use attr::{ModifyError, RcConfig, RcModify, MAX_RD_ATOMIC};
 pub use backlog::{Backlog, Progress, RecvEntry, Replay, SendEntry};
 pub use encoding::{ack_timeout_us, rnr_timer_us};
-pub use io::{AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SinkError, UdSink};
+pub use io::{AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SharedReceives, SinkError, UdSink};
 pub use rc::RcQp;
 pub use responder::RcEvent;
+pub use rq::RecvRing;
+pub use uc::{UcConfig, UcQp};
 pub use ud::{UdConfig, UdModify, UdQp, GRH_BYTES};
 pub use wr::{PostError, RecvWr, SendWr, UdDest, MAX_MESSAGE_BYTES};

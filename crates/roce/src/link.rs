@@ -1,7 +1,7 @@
 //! What both halves of a QP share.
 
 use unbroken_types::{Access, Wc, WcFlags, WcOpcode, WcStatus};
-use unbroken_wire::{pad_of, Bth, Ext, HeaderBuf, Op, Opcode, DEFAULT_PKEY};
+use unbroken_wire::{pad_of, Bth, Ext, HeaderBuf, Op, Opcode, Transport, DEFAULT_PKEY};
 
 /// Attributes that requester and responder both look at.
 #[derive(Clone, Copy)]
@@ -11,6 +11,7 @@ pub(crate) struct Link {
     pub(crate) pd: u32,
     /// Payload bytes of a full packet.
     pub(crate) mtu: u32,
+    pub(crate) transport: Transport,
     pub(crate) access: Access,
     pub(crate) sq_sig_all: bool,
     /// State RTS: new WRs may be started.
@@ -22,7 +23,7 @@ impl Link {
     #[inline]
     pub(crate) fn header(&self, op: Op, psn: u32, ext: &Ext, payload_len: u32, flags: Flags) -> HeaderBuf {
         let bth = Bth {
-            opcode: Opcode::rc(op),
+            opcode: Opcode { transport: self.transport, op },
             solicited: flags.solicited,
             mig_req: false,
             pad: pad_of(payload_len as usize),

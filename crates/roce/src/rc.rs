@@ -13,7 +13,7 @@ use crate::link::{recv_wc, Link};
 use crate::requester::Requester;
 use crate::responder::{RcEvent, Responder};
 use crate::wr::{PostError, RecvWr, SendWr};
-use unbroken_types::{Access, Mtu, QpState, WcOpcode, WcStatus};
+use unbroken_types::{Access, Mtu, QpState, QpType, WcOpcode, WcStatus};
 use unbroken_wire::{Packet, Transport};
 
 /// The transport of one RC QP.
@@ -50,6 +50,7 @@ impl RcQp {
                 dest_qpn: 0,
                 pd: config.pd,
                 mtu: Mtu::B256.bytes() as u32,
+                transport: Transport::Rc,
                 access: Access::NONE,
                 sq_sig_all: config.sq_sig_all,
                 may_start: false,
@@ -57,7 +58,7 @@ impl RcQp {
             attrs: RcModify { state: Some(QpState::Reset), ..RcModify::default() },
             state: QpState::Reset,
             requester: Requester::new(&config.caps, config.cwnd_max_packets),
-            responder: Responder::new(&config.caps),
+            responder: Responder::new(&config.caps, config.pd),
             failure: None,
             quiesced: false,
             event: None,
@@ -119,7 +120,7 @@ impl RcQp {
     /// Changes state and attributes, as `ibv_modify_qp` does. To ERR flushes, to RESET forgets. An error changes nothing.
     pub fn modify(&mut self, change: &RcModify, out: &mut (impl Completions + ?Sized)) -> Result<(), ModifyError> {
         let from = self.state;
-        let to = change.validate(from)?;
+        let to = change.validate(QpType::Rc, from)?;
         if self.quiesced {
             return Err(ModifyError::Transition { from, to });
         }

@@ -27,6 +27,7 @@ use crate::backlog::{Backlog, Replay};
 use crate::encoding::{psn_add, psn_ahead, psn_diff, rnr_timer_us, NakCode, Syndrome};
 use crate::io::{scatter, Completions, Memory, PacketSink, Payload, SinkError};
 use crate::link::{send_wc, Flags, Link};
+use crate::segment::Segment;
 use crate::sq::{Data, SendRing, Wqe};
 use crate::window::Window;
 use unbroken_types::{QpCaps, SendFlags, SendOpcode, WcOpcode, WcStatus};
@@ -218,30 +219,15 @@ impl Requester {
         if in_flight >= self.window.packets() {
             return Ok(0);
         }
-        let first = self.cur_packet == 0;
-        let last = self.cur_packet + 1 == wqe.packets;
-        let offset = self.cur_packet * link.mtu;
-        let len = link.mtu.min(wqe.len - offset);
-        let (op, with_imm) = opcode(wqe.opcode, first, last);
-        let reth = Reth { va: wqe.remote_addr, rkey: wqe.rkey, len: wqe.len };
-        let ext = match (op, with_imm) {
-            (Op::WriteOnlyImm, _) => Ext::RethImm(reth, wqe.imm_data),
-            (Op::WriteFirst | Op::WriteOnly, _) => Ext::Reth(reth),
-            (_, true) => Ext::Imm(wqe.imm_data),
-            _ => Ext::None,
-        };
+        let s = Segment::of(wqe, self.cur_packet, link.mtu);
         let flags = Flags {
-            solicited: last && wqe.flags.contains(SendFlags::SOLICITED),
-            ack_req: last
+            solicited: s.last && wqe.flags.contains(SendFlags::SOLICITED),
+            ack_req: s.last
                 || self.next_psn % ACK_EVERY_PACKETS == ACK_EVERY_PACKETS - 1
                 || in_flight + 1 == self.window.packets(),
         };
-        let header = link.header(op, self.next_psn, &ext, len, flags);
-        let payload = match self.ring.data(self.cur) {
-            Data::Inline(bytes) => Payload::Bytes(&bytes[offset as usize..(offset + len) as usize]),
-            Data::Sges(_) if len == 0 => Payload::None,
-            Data::Sges(sges) => Payload::Sges { sges, offset, len },
-        };
+        let header = link.header(s.op, self.next_psn, &s.ext, s.len, flags);
+        let payload = s.payload(&self.ring, self.cur);
         sink.push(header.as_slice(), payload)?;
         Ok(1)
     }
@@ -607,28 +593,6 @@ const fn block_packets(mtu: u32) -> u32 {
     } else {
         32
     }
-}
-
-/// The operation of a packet of a SEND or WRITE, and whether it carries the immediate.
-fn opcode(opcode: SendOpcode, first: bool, last: bool) -> (Op, bool) {
-    use SendOpcode::{SendImm, Write, WriteImm};
-    let write = matches!(opcode, Write | WriteImm);
-    let imm = matches!(opcode, SendImm | WriteImm) && last;
-    let op = match (write, first, last) {
-        (false, true, false) => Op::SendFirst,
-        (false, false, false) => Op::SendMiddle,
-        (false, false, true) if imm => Op::SendLastImm,
-        (false, false, true) => Op::SendLast,
-        (false, true, true) if imm => Op::SendOnlyImm,
-        (false, true, true) => Op::SendOnly,
-        (true, true, false) => Op::WriteFirst,
-        (true, false, false) => Op::WriteMiddle,
-        (true, false, true) if imm => Op::WriteLastImm,
-        (true, false, true) => Op::WriteLast,
-        (true, true, true) if imm => Op::WriteOnlyImm,
-        (true, true, true) => Op::WriteOnly,
-    };
-    (op, imm)
 }
 
 /// The opcode of a send's WC.

@@ -17,7 +17,7 @@ use crate::encoding::{psn_add, psn_diff, NakCode, Syndrome};
 use crate::io::{scatter, AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SinkError};
 use crate::link::{recv_wc, Flags, Link};
 use crate::reads::{ReadJob, ReadQueue};
-use crate::rq::RecvRing;
+use crate::rq::RecvQueue;
 use crate::wr::MAX_MESSAGE_BYTES;
 use unbroken_types::{Access, QpCaps, WcOpcode, WcStatus, PSN_MASK};
 use unbroken_wire::{Aeth, AtomicEth, Ext, Op, Packet, Reth};
@@ -67,7 +67,7 @@ pub enum RcEvent {
 
 #[derive(Clone)]
 pub(crate) struct Responder {
-    pub(crate) ring: RecvRing,
+    pub(crate) ring: RecvQueue,
     /// Code of the timer in RNR NAKs.
     pub(crate) min_rnr_timer: u8,
     expected: u32,
@@ -86,9 +86,9 @@ pub(crate) struct Responder {
 }
 
 impl Responder {
-    pub(crate) fn new(caps: &QpCaps) -> Responder {
+    pub(crate) fn new(caps: &QpCaps, pd: u32) -> Responder {
         Responder {
-            ring: RecvRing::new(caps),
+            ring: RecvQueue::new(caps, pd),
             min_rnr_timer: 0,
             expected: 0,
             msn: 0,
@@ -322,11 +322,12 @@ impl Responder {
         if len > link.mtu || !last && len != link.mtu || written as u64 + len as u64 > MAX_MESSAGE_BYTES {
             return Err(INVALID);
         }
+        let pd = self.ring.pd;
         let Some((rqe, sges)) = self.ring.front() else { return Err(Refusal::NotReady) };
         if written as u64 + len as u64 > rqe.len {
             return Err(Refusal::Fatal(NakCode::InvalidRequest, Some(WcStatus::LocLenErr)));
         }
-        scatter(mem, link.pd, sges, written as u64, packet.payload)
+        scatter(mem, pd, sges, written as u64, packet.payload)
             .map_err(|_| Refusal::Fatal(NakCode::RemoteOperation, Some(WcStatus::LocProtErr)))?;
         if !last {
             self.inbound = Inbound::Send { written: written + len };

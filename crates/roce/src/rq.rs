@@ -1,9 +1,16 @@
-//! The receive queue: a ring of fixed entries, made once.
+//! The receive queue of a QP: a ring of fixed entries, made once, or a slot for what is taken from a shared receive queue.
+//!
+//! A QP with an SRQ takes a receive when a message needs one, and holds it until the message is complete. If it ends before that,
+//! the receive fails with the QP, as one of its own would; if it is stopped without failing (quiesced, reset, destroyed), the receive
+//! goes back to the front of the SRQ.
 
 use crate::backlog::RecvEntry;
+use crate::io::SharedReceives;
 use crate::wr::{PostError, RecvWr};
+use std::sync::Arc;
 use unbroken_types::{QpCaps, Sge};
 
+/// A receive in a ring.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Rqe {
     pub(crate) wr_id: u64,
@@ -12,31 +19,33 @@ pub(crate) struct Rqe {
     sges: u32,
 }
 
-/// Entries `head..tail` are outstanding; both only grow.
+/// A bounded queue of receives. Entries `head..tail` are outstanding.
 #[derive(Clone)]
-pub(crate) struct RecvRing {
+pub struct RecvRing {
     slots: Box<[Rqe]>,
     sges: Box<[Sge]>,
-    sges_per_slot: usize,
-    caps: QpCaps,
+    max_sge: u32,
+    max_wr: u32,
     head: u64,
     tail: u64,
 }
 
 impl RecvRing {
-    pub(crate) fn new(caps: &QpCaps) -> RecvRing {
-        let slots = caps.max_recv_wr.max(1).next_power_of_two() as usize;
-        let sges_per_slot = caps.max_recv_sge as usize;
+    /// A ring of `max_wr` receives (at least 1) with `max_sge` entries each.
+    pub fn new(max_wr: u32, max_sge: u32) -> RecvRing {
+        let slots = max_wr.max(1).next_power_of_two() as usize;
         RecvRing {
             slots: vec![Rqe::default(); slots].into(),
-            sges: vec![Sge::default(); slots * sges_per_slot].into(),
-            sges_per_slot,
-            caps: *caps,
-            head: 0,
-            tail: 0,
+            sges: vec![Sge::default(); slots * max_sge as usize].into(),
+            max_sge,
+            max_wr,
+            // Far from 0, so that there is always something before the first.
+            head: 1 << 62,
+            tail: 1 << 62,
         }
     }
 
+    /// Bytes of memory beside the structure itself.
     pub(crate) fn heap_bytes(&self) -> usize {
         size_of_val(&*self.slots) + size_of_val(&*self.sges)
     }
@@ -45,55 +54,217 @@ impl RecvRing {
         index as usize & (self.slots.len() - 1)
     }
 
-    pub(crate) fn len(&self) -> u32 {
+    /// Outstanding receives.
+    pub fn len(&self) -> u32 {
         (self.tail - self.head) as u32
     }
 
-    pub(crate) fn clear(&mut self) {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    /// How many fit.
+    pub fn max_wr(&self) -> u32 {
+        self.max_wr
+    }
+
+    /// How many scatter/gather entries each may have.
+    pub fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
+    /// Changes how many fit. What is outstanding stays, and must fit.
+    pub fn resize(&mut self, max_wr: u32) {
+        self.grow(max_wr.max(self.len()));
+        self.max_wr = max_wr;
+    }
+
+    fn clear(&mut self) {
         self.head = self.tail;
     }
 
-    pub(crate) fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        if wr.sges.len() > self.sges_per_slot {
-            return Err(PostError::TooManySges { have: wr.sges.len(), max: self.caps.max_recv_sge });
+    /// Puts a receive at the end.
+    pub fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        if wr.sges.len() > self.max_sge as usize {
+            return Err(PostError::TooManySges { have: wr.sges.len(), max: self.max_sge });
         }
-        if self.len() >= self.caps.max_recv_wr {
+        if self.len() >= self.max_wr {
             return Err(PostError::QueueFull(self.len()));
         }
-        let slot = self.slot(self.tail);
-        let at = slot * self.sges_per_slot;
-        self.sges[at..at + wr.sges.len()].copy_from_slice(wr.sges);
-        self.slots[slot] =
-            Rqe { wr_id: wr.wr_id, len: wr.sges.iter().map(|s| s.length as u64).sum(), sges: wr.sges.len() as u32 };
+        self.put(self.tail, wr);
         self.tail += 1;
         Ok(())
     }
 
+    /// Puts one that was taken out back in front; there is room even where others were posted meanwhile.
+    pub fn push_front(&mut self, wr: &RecvWr<'_>) {
+        self.grow(self.len() + 1);
+        self.head -= 1;
+        self.put(self.head, wr);
+    }
+
+    /// Makes room for `entries`. Only a ring that had something put back, or is resized, ever grows.
+    fn grow(&mut self, entries: u32) {
+        if self.slots.len() >= entries as usize {
+            return;
+        }
+        let mut larger = RecvRing::new(entries, self.max_sge);
+        (larger.max_wr, larger.head, larger.tail) = (self.max_wr, self.head, self.tail);
+        for index in self.head..self.tail {
+            let (rqe, sges) = self.at(index);
+            larger.put(index, &RecvWr { wr_id: rqe.wr_id, sges });
+        }
+        *self = larger;
+    }
+
+    fn put(&mut self, index: u64, wr: &RecvWr<'_>) {
+        let slot = self.slot(index);
+        let at = slot * self.max_sge as usize;
+        self.sges[at..at + wr.sges.len()].copy_from_slice(wr.sges);
+        self.slots[slot] =
+            Rqe { wr_id: wr.wr_id, len: wr.sges.iter().map(|s| s.length as u64).sum(), sges: wr.sges.len() as u32 };
+    }
+
     fn at(&self, index: u64) -> (Rqe, &[Sge]) {
         let slot = self.slot(index);
-        let at = slot * self.sges_per_slot;
+        let at = slot * self.max_sge as usize;
         (self.slots[slot], &self.sges[at..at + self.slots[slot].sges as usize])
     }
 
-    /// The oldest outstanding receive.
-    pub(crate) fn front(&self) -> Option<(Rqe, &[Sge])> {
+    fn front(&self) -> Option<(Rqe, &[Sge])> {
         (self.head < self.tail).then(|| self.at(self.head))
     }
 
+    /// The oldest receive.
+    pub fn oldest(&self) -> Option<RecvWr<'_>> {
+        self.front().map(|(rqe, sges)| RecvWr { wr_id: rqe.wr_id, sges })
+    }
+
     /// Takes the oldest out.
+    pub fn remove_oldest(&mut self) {
+        if self.head < self.tail {
+            self.head += 1;
+        }
+    }
+}
+
+/// Where a QP's receives come from.
+#[derive(Clone)]
+pub(crate) struct RecvQueue {
+    ring: RecvRing,
+    shared: Option<Arc<dyn SharedReceives>>,
+    /// The protection domain that the receives' keys are of.
+    pub(crate) pd: u32,
+}
+
+impl RecvQueue {
+    /// The QP's own queue.
+    pub(crate) fn new(caps: &QpCaps, pd: u32) -> RecvQueue {
+        RecvQueue { ring: RecvRing::new(caps.max_recv_wr, caps.max_recv_sge), shared: None, pd }
+    }
+
+    /// Takes from an SRQ from now on. The queue is empty.
+    pub(crate) fn share(&mut self, shared: Arc<dyn SharedReceives>) {
+        self.ring = RecvRing::new(1, shared.max_sge());
+        self.pd = shared.pd();
+        self.shared = Some(shared);
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.ring.heap_bytes()
+    }
+
+    /// Outstanding receives of the QP itself: with an SRQ, the one that it has taken.
+    pub(crate) fn len(&self) -> u32 {
+        self.ring.len()
+    }
+
+    /// Forgets all; what was taken from an SRQ goes back.
+    pub(crate) fn clear(&mut self) {
+        self.give_back();
+        self.ring.clear();
+    }
+
+    /// Gives back what was taken from an SRQ.
+    pub(crate) fn give_back(&mut self) {
+        if let (Some(shared), Some(wr)) = (&self.shared, self.ring.oldest()) {
+            shared.give_back(&wr);
+            self.ring.clear();
+        }
+    }
+
+    pub(crate) fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        if self.shared.is_some() {
+            return Err(PostError::HasSrq);
+        }
+        self.ring.push(wr)
+    }
+
+    /// The receive that the next message fills.
+    #[inline]
+    pub(crate) fn front(&mut self) -> Option<(Rqe, &[Sge])> {
+        if let (Some(shared), true) = (&self.shared, self.ring.is_empty()) {
+            let ring = &mut self.ring;
+            shared.take(&mut |wr| ring.push(wr).expect("one receive fits"));
+        }
+        self.ring.front()
+    }
+
+    /// Takes the receive out that [`RecvQueue::front`] gave; of a QP with an SRQ, only what it holds already.
     pub(crate) fn pop(&mut self) -> Option<Rqe> {
-        let (rqe, _) = self.front()?;
-        self.head += 1;
+        let (rqe, _) = self.ring.front()?;
+        self.ring.remove_oldest();
         Some(rqe)
     }
 
-    /// All that are outstanding, oldest first.
+    /// All that are outstanding, oldest first; none where they go back to an SRQ.
     pub(crate) fn entries(&self) -> Vec<RecvEntry> {
-        (self.head..self.tail)
+        if self.shared.is_some() {
+            return Vec::new();
+        }
+        (self.ring.head..self.ring.tail)
             .map(|i| {
-                let (rqe, sges) = self.at(i);
+                let (rqe, sges) = self.ring.at(i);
                 RecvEntry { wr_id: rqe.wr_id, sges: sges.to_vec() }
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(ring: &mut RecvRing) -> Vec<u64> {
+        let mut ids = vec![];
+        while let Some(wr) = ring.oldest() {
+            assert_eq!(wr.sges, [Sge { addr: wr.wr_id, length: 1, lkey: 2 }]);
+            ids.push(wr.wr_id);
+            ring.remove_oldest();
+        }
+        ids
+    }
+
+    #[test]
+    fn what_is_put_back_comes_first_and_always_fits() {
+        let mut ring = RecvRing::new(4, 1);
+        let sges = |wr_id: u64| [Sge { addr: wr_id, length: 1, lkey: 2 }];
+        for wr_id in 10..14 {
+            ring.push(&RecvWr { wr_id, sges: &sges(wr_id) }).unwrap();
+        }
+        assert_eq!(ring.push(&RecvWr { wr_id: 0, sges: &[] }), Err(PostError::QueueFull(4)));
+        for wr_id in (5..10).rev() {
+            ring.push_front(&RecvWr { wr_id, sges: &sges(wr_id) });
+        }
+        assert_eq!(ring.push(&RecvWr { wr_id: 0, sges: &[] }), Err(PostError::QueueFull(9)));
+        ring.resize(10);
+        ring.push(&RecvWr { wr_id: 14, sges: &sges(14) }).unwrap();
+        assert_eq!(ids(&mut ring), (5..15).collect::<Vec<_>>());
+        assert!(ring.is_empty());
     }
 }

@@ -7,7 +7,7 @@
 use crate::attr::ModifyError;
 use crate::io::{scatter, Completions, Memory, Payload, SinkError, UdSink};
 use crate::link::{recv_wc, send_wc};
-use crate::rq::RecvRing;
+use crate::rq::RecvQueue;
 use crate::sq::{Data, SendRing};
 use crate::wr::{PostError, RecvWr, SendWr, UdDest};
 use unbroken_types::{
@@ -61,7 +61,7 @@ pub struct UdQp {
     sends: SendRing,
     /// The destination of each slot of `sends`.
     dests: Box<[UdDest]>,
-    recvs: RecvRing,
+    recvs: RecvQueue,
     dropped: u64,
 }
 
@@ -76,7 +76,7 @@ impl UdQp {
             psn: 0,
             sends: SendRing::new(&config.caps),
             dests: vec![UdDest::default(); slots].into(),
-            recvs: RecvRing::new(&config.caps),
+            recvs: RecvQueue::new(&config.caps, config.pd),
             dropped: 0,
         }
     }
@@ -197,12 +197,13 @@ impl UdQp {
             return;
         };
         let len = GRH_BYTES + packet.payload.len();
+        let pd = self.recvs.pd;
         let Some((rqe, sges)) = self.recvs.front().filter(|(rqe, _)| rqe.len >= len as u64) else {
+            self.recvs.give_back();
             self.dropped += 1;
             return;
         };
         let header = grh(src, dst, packet.payload.len());
-        let pd = self.config.pd;
         let placed =
             scatter(mem, pd, sges, 0, &header).and_then(|()| scatter(mem, pd, sges, GRH_BYTES as u64, packet.payload));
         if placed.is_err() {

@@ -105,6 +105,9 @@ pub enum PostError {
     /// An atomic without room for the eight bytes that it brings back.
     #[error("an atomic brings 8 bytes back, its scatter/gather entries have room for {0}")]
     AtomicRoom(u64),
+    /// A receive posted to a QP that has an SRQ.
+    #[error("the QP takes its receives from a shared receive queue: post there")]
+    HasSrq,
     /// A UD send without an address.
     #[error("a UD send needs an address handle, a QPN and a Q_Key")]
     NoDestination,

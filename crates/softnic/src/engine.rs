@@ -175,9 +175,14 @@ impl Engine {
     /// Finds the way to a QP's peer after a change of its attributes.
     pub(crate) fn route(&mut self, index: u16) {
         let (Some(sockets), Some(q)) = (&self.sockets, self.qps.get_mut(index)) else { return };
-        if let (QpKind::Rc(qp), Some((_, ip))) = (&q.kind, q.peer) {
+        let dest_qpn = match &q.kind {
+            QpKind::Rc(qp) => qp.dest_qpn(),
+            QpKind::Uc(qp) => qp.dest_qpn(),
+            QpKind::Ud(_) => return,
+        };
+        if let Some((_, ip)) = q.peer {
             let src = (self.id.ip, sockets.tx[q.socket].port()).into();
-            q.dest = Some(Dest::to_qp(src, ip, qp.dest_qpn()));
+            q.dest = Some(Dest::to_qp(src, ip, dest_qpn));
         }
     }
 

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use unbroken_fabric::{now_us, GapRecorder, NicPage};
-use unbroken_roce::{RcConfig, RcQp, UdConfig, UdQp, MAX_RD_ATOMIC};
+use unbroken_roce::{RcConfig, RcQp, UcConfig, UcQp, UdConfig, UdQp, MAX_RD_ATOMIC};
 use unbroken_types::{Gid, Mtu, QpCaps, QpType};
 use unbroken_verbs::{
     Device, DeviceAttr, DeviceCounters, DeviceQp, Driver, Error, EventFd, EventSink, MemoryDomain, PortAttr, PortState,
@@ -334,7 +334,9 @@ impl Device for Nic {
                 sq_sig_all: init.sq_sig_all,
                 mtu: shared.mtu,
             })),
-            QpType::Uc => return Err(Error::unsupported("UC QPs are not supported yet: use RC or UD")),
+            QpType::Uc => {
+                QpKind::Uc(UcQp::new(UcConfig { qpn, wc_qpn, caps, pd: init.pd, sq_sig_all: init.sq_sig_all }))
+            }
         };
         shared.domain.use_pd(init.pd)?;
         let cqs = (init.send_cq.clone(), init.recv_cq.clone());

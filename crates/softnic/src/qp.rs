@@ -130,7 +130,7 @@ impl DeviceQp for SoftQp {
         let mut e = self.lock()?;
         match &mut self.entry(&mut e)?.kind {
             QpKind::Rc(qp) => Ok(qp.quiesce()),
-            QpKind::Ud(_) => Err(Error::unsupported("a UD QP cannot be quiesced")),
+            _ => Err(Error::unsupported("only an RC QP can be quiesced")),
         }
     }
 
@@ -138,7 +138,7 @@ impl DeviceQp for SoftQp {
         let mut e = self.lock_alive(now_us())?;
         match &mut self.entry(&mut e)?.kind {
             QpKind::Rc(qp) => Ok(qp.adopt(&backlog)?),
-            QpKind::Ud(_) => Err(Error::unsupported("a UD QP cannot adopt work requests")),
+            _ => Err(Error::unsupported("only an RC QP can adopt work requests")),
         }
     }
 

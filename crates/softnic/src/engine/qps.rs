@@ -3,7 +3,7 @@
 use super::tx::{Dest, Out, QpSink, UdQpSink};
 use std::net::IpAddr;
 use std::sync::Arc;
-use unbroken_roce::{Completions, ModifyError, RcEvent, RcModify, RcQp, RecvWr, SendWr, UdModify, UdQp};
+use unbroken_roce::{Completions, ModifyError, RcEvent, RcModify, RcQp, RecvWr, SendWr, UcQp, UdModify, UdQp};
 use unbroken_types::{Gid, QpCaps, QpState, Wc, WcStatus};
 use unbroken_verbs::{Cq, DeviceEvent, Error, EventSink, QpEvent, QpModify, QpSnapshot, Result};
 
@@ -14,6 +14,7 @@ pub(crate) const MAX_QPS: usize = 16_384;
 #[allow(clippy::large_enum_variant)] // entries are boxed
 pub(crate) enum QpKind {
     Rc(RcQp),
+    Uc(UcQp),
     Ud(UdQp),
 }
 
@@ -41,9 +42,9 @@ pub(crate) struct QpEntry {
     pub(crate) caps: QpCaps,
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
-    /// The peer's address, RC only.
+    /// The peer's address, RC and UC only.
     pub(crate) peer: Option<(Gid, IpAddr)>,
-    /// Where packets to the peer go, RC only.
+    /// Where packets to the peer go, RC and UC only.
     pub(crate) dest: Option<Dest>,
     /// Which of the NIC's sending sockets it uses.
     pub(crate) socket: usize,
@@ -92,6 +93,7 @@ impl QpEntry {
     pub(crate) fn post_send(&mut self, wr: &SendWr<'_>) -> Result<()> {
         match self.parts() {
             (QpKind::Rc(qp), mut to) => Ok(qp.post_send(wr, &mut to)?),
+            (QpKind::Uc(qp), mut to) => Ok(qp.post_send(wr, &mut to)?),
             (QpKind::Ud(qp), mut to) => Ok(qp.post_send(wr, &mut to)?),
         }
     }
@@ -100,26 +102,28 @@ impl QpEntry {
     pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<()> {
         match self.parts() {
             (QpKind::Rc(qp), mut to) => Ok(qp.post_recv(wr, &mut to)?),
+            (QpKind::Uc(qp), mut to) => Ok(qp.post_recv(wr, &mut to)?),
             (QpKind::Ud(qp), mut to) => Ok(qp.post_recv(wr, &mut to)?),
         }
     }
 
-    /// Changes state and attributes. RC needs the peer's address for RTR.
+    /// Changes state and attributes. RC and UC need the peer's address for RTR.
     pub(crate) fn modify(&mut self, change: &QpModify) -> Result<()> {
         let rtr = change.rc.state == Some(QpState::Rtr);
         let no_peer = rtr && change.dest_gid.is_none() && self.peer.is_none();
         let wrong = |e: ModifyError| Error::invalid(e.to_string());
         match self.parts() {
-            (QpKind::Rc(_), _) if no_peer => {
+            (QpKind::Rc(_) | QpKind::Uc(_), _) if no_peer => {
                 Err(Error::invalid("Init to Rtr needs the address of the peer (ah_attr with a GRH)"))
             }
             (QpKind::Rc(qp), mut to) => qp.modify(&change.rc, &mut to).map_err(wrong),
+            (QpKind::Uc(qp), mut to) => qp.modify(&change.rc, &mut to).map_err(wrong),
             (QpKind::Ud(qp), mut to) => {
                 let change = UdModify { state: change.rc.state, qkey: change.qkey, sq_psn: change.rc.sq_psn };
                 qp.modify(&change, &mut to).map_err(wrong)
             }
         }?;
-        if let (QpKind::Rc(_), Some(gid)) = (&self.kind, change.dest_gid) {
+        if let (QpKind::Rc(_) | QpKind::Uc(_), Some(gid)) = (&self.kind, change.dest_gid) {
             self.peer = Some((gid, gid.to_ip()));
         }
         if change.rc.state == Some(QpState::Reset) {
@@ -131,6 +135,7 @@ impl QpEntry {
     pub(crate) fn state(&self) -> QpState {
         match &self.kind {
             QpKind::Rc(qp) => qp.state(),
+            QpKind::Uc(qp) => qp.state(),
             QpKind::Ud(qp) => qp.state(),
         }
     }
@@ -138,6 +143,7 @@ impl QpEntry {
     pub(crate) fn query(&self) -> QpSnapshot {
         let (rc, qkey) = match &self.kind {
             QpKind::Rc(qp) => (qp.attrs(), None),
+            QpKind::Uc(qp) => (qp.attrs(), None),
             QpKind::Ud(qp) => {
                 let a = qp.attrs();
                 (RcModify { state: a.state, sq_psn: a.sq_psn, ..RcModify::default() }, a.qkey)
@@ -150,6 +156,7 @@ impl QpEntry {
     pub(crate) fn fail(&mut self, status: WcStatus) {
         match self.parts() {
             (QpKind::Rc(qp), mut to) => qp.fail(status, &mut to),
+            (QpKind::Uc(qp), mut to) => qp.fail(&mut to),
             (QpKind::Ud(qp), mut to) => qp.fail(&mut to),
         }
     }
@@ -158,6 +165,7 @@ impl QpEntry {
     pub(crate) fn stop(&mut self, status: WcStatus) {
         match self.parts() {
             (QpKind::Rc(qp), mut to) => qp.network_failure(status, &mut to),
+            (QpKind::Uc(qp), mut to) => qp.fail(&mut to),
             (QpKind::Ud(qp), mut to) => qp.fail(&mut to),
         }
     }
@@ -184,7 +192,14 @@ impl QpEntry {
                 drop(sink);
                 Turn { more, owes: qp.ack_owed(), timer_us: qp.poll_timeout().unwrap_or(u64::MAX) }
             }
-            (QpKind::Rc(_), None) => {
+            (QpKind::Uc(qp), Some(dest)) => {
+                let mut sink = QpSink::new(out, pd, dest, socket, *quota).copying();
+                let more = qp.poll_transmit(&mut sink, &mut to);
+                *quota -= sink.quota();
+                drop(sink);
+                Turn { more, owes: false, timer_us: u64::MAX }
+            }
+            (QpKind::Rc(_) | QpKind::Uc(_), None) => {
                 *quota = 0;
                 Turn { more: false, owes: false, timer_us: u64::MAX }
             }

@@ -101,6 +101,12 @@ impl Receivers<'_> {
                 }
                 qp.handle_packet(now_us, &packet, view, &mut to);
             }
+            QpKind::Uc(qp) => {
+                if peer != Some(flow.src_ip) {
+                    return Verdict::Dropped;
+                }
+                qp.handle_packet(&packet, view, &mut to);
+            }
             QpKind::Ud(qp) => {
                 qp.handle_packet(&packet, Gid::from_ip(flow.src_ip), Gid::from_ip(flow.dst_ip), view, &mut to);
             }

@@ -386,7 +386,7 @@ struct Sender {
     copy_bytes: usize,
 }
 
-/// What an RC QP pushes its packets to during its turn.
+/// What an RC or UC QP pushes its packets to during its turn.
 pub(crate) struct QpSink<'a, 'b> {
     out: &'a mut Out<'b>,
     from: Sender,
@@ -397,6 +397,12 @@ pub(crate) struct QpSink<'a, 'b> {
 impl<'a, 'b> QpSink<'a, 'b> {
     pub(crate) fn new(out: &'a mut Out<'b>, pd: u32, dest: Dest, socket: usize, quota: u32) -> QpSink<'a, 'b> {
         QpSink { out, from: Sender { pd, dest, socket, copy_bytes: COPY_BYTES }, quota }
+    }
+
+    /// Copies every payload: for QPs whose sends complete when they are pushed, so that their memory may change before they leave.
+    pub(crate) fn copying(mut self) -> QpSink<'a, 'b> {
+        self.from.copy_bytes = usize::MAX;
+        self
     }
 
     pub(crate) fn quota(&self) -> u32 {
@@ -446,10 +452,7 @@ impl<'a, 'b> UdQpSink<'a, 'b> {
         let src = SocketAddr::new(out.ip, out.sockets[socket].port());
         // Not yet the way to anybody: the first packet sets it.
         let dest = Dest::to_qp(src, src.ip(), 0);
-        let mut sink = QpSink::new(out, pd, dest, socket, quota);
-        // A UD send completes when it is pushed: its memory may change before the packet leaves.
-        sink.from.copy_bytes = usize::MAX;
-        UdQpSink { src, last: UdDest::default(), sink }
+        UdQpSink { src, last: UdDest::default(), sink: QpSink::new(out, pd, dest, socket, quota).copying() }
     }
 
     pub(crate) fn quota(&self) -> u32 {
