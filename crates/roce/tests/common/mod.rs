@@ -1,6 +1,8 @@
 //! Two RC QPs in virtual time, with a seeded network between them and memory in vectors.
 #![allow(dead_code)] // each test uses its part
 
+pub mod rc;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use unbroken_roce::*;

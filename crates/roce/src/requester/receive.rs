@@ -1,0 +1,197 @@
+//! What comes back to a requester: acknowledgements, READ responses, answers of atomics.
+
+use super::{block_packets, wc_opcode, Requester, RNR_FOR_EVER};
+use crate::encoding::{psn_add, psn_ahead, psn_diff, rnr_timer_us, NakCode, Syndrome};
+use crate::io::{scatter, Completions, Memory};
+use crate::link::{send_wc, Link};
+use crate::sq::{Data, Wqe};
+use unbroken_types::{SendFlags, SendOpcode, WcStatus};
+use unbroken_wire::{Ext, Packet};
+
+impl Requester {
+    /// Takes an acknowledgement.
+    pub(crate) fn on_ack(
+        &mut self,
+        now_us: u64,
+        psn: u32,
+        syndrome: u8,
+        link: &Link,
+        out: &mut (impl Completions + ?Sized),
+    ) -> Result<(), WcStatus> {
+        // Of an older flight, or of nothing that was sent.
+        if psn_diff(psn, self.una) < 0 || psn_diff(psn, self.frontier) >= 0 {
+            return Ok(());
+        }
+        let syndrome = Syndrome::parse(syndrome);
+        let done_before = match syndrome {
+            Syndrome::Ack => psn_add(psn, 1),
+            Syndrome::Unknown => return Ok(()),
+            _ => psn,
+        };
+        self.acknowledge(now_us, done_before, link, out)?;
+        if self.una != done_before {
+            self.answers_missing(psn);
+            return Ok(());
+        }
+        match syndrome {
+            Syndrome::Ack | Syndrome::Unknown => {}
+            Syndrome::Nak(NakCode::Sequence) => self.go_back_for_loss(),
+            Syndrome::Nak(NakCode::InvalidRequest) => return Err(WcStatus::RemInvReqErr),
+            Syndrome::Nak(NakCode::RemoteAccess) => return Err(WcStatus::RemAccessErr),
+            Syndrome::Nak(NakCode::RemoteOperation) => return Err(WcStatus::RemOpErr),
+            Syndrome::Rnr(timer) => return self.receiver_not_ready(now_us, timer),
+        }
+        Ok(())
+    }
+
+    fn receiver_not_ready(&mut self, now_us: u64, timer: u8) -> Result<(), WcStatus> {
+        if self.rnr_until.is_some() {
+            return Ok(()); // said twice
+        }
+        if self.limits.rnr_retry != RNR_FOR_EVER {
+            if self.rnr_retries_left == 0 {
+                return Err(WcStatus::RnrRetryExcErr);
+            }
+            self.rnr_retries_left -= 1;
+        }
+        // The peer answers: what counts timeouts starts over.
+        self.retries_left = self.limits.retry_cnt;
+        self.go_back();
+        self.ack_deadline = None;
+        self.rnr_until = Some(now_us + rnr_timer_us(timer));
+        Ok(())
+    }
+
+    /// Takes a packet of a READ response, or the answer of an atomic.
+    pub(crate) fn on_answer(
+        &mut self,
+        now_us: u64,
+        packet: &Packet<'_>,
+        link: &Link,
+        mem: &(impl Memory + ?Sized),
+        out: &mut (impl Completions + ?Sized),
+    ) -> Result<(), WcStatus> {
+        // The value that an atomic found lies in memory in the host's order.
+        let found = match packet.ext {
+            Ext::AtomicAck(_, found) => Some(found.to_ne_bytes()),
+            _ => None,
+        };
+        let (psn, payload) = (packet.bth.psn, found.as_ref().map_or(packet.payload, |f| &f[..]));
+        if psn_diff(psn, self.una) < 0 || psn_diff(psn, self.frontier) >= 0 {
+            return Ok(());
+        }
+        // The responder answers in order: everything before is executed.
+        self.acknowledge(now_us, psn, link, out)?;
+        if self.una != psn {
+            self.answers_missing(psn);
+            return Ok(());
+        }
+        let head = *self.ring.get(self.ring.head);
+        let fits = if found.is_some() { head.opcode.is_atomic() } else { head.opcode == SendOpcode::Read };
+        if !fits || self.ring.head >= self.assigned {
+            return Ok(()); // an answer to something else: a stray
+        }
+        let packet = psn_ahead(psn, head.first_psn);
+        let offset = packet * link.mtu;
+        if payload.len() as u32 != link.mtu.min(head.len - offset) {
+            return Err(WcStatus::BadRespErr);
+        }
+        if let Data::Sges(sges) = self.ring.data(self.ring.head) {
+            scatter(mem, link.pd, sges, offset as u64, payload).map_err(|_| WcStatus::LocProtErr)?;
+        }
+        let block_ends = (packet + 1) % block_packets(link.mtu) == 0 || packet + 1 == head.packets;
+        self.una = psn_add(psn, 1);
+        if block_ends && psn_diff(self.next_psn, self.una) >= 0 {
+            self.reads_in_flight = self.reads_in_flight.saturating_sub(1);
+        }
+        self.progressed(now_us, 1);
+        self.acknowledge(now_us, self.una, link, out)
+    }
+
+    /// Everything before `psn` is executed by the responder.
+    fn acknowledge(
+        &mut self,
+        now_us: u64,
+        psn: u32,
+        link: &Link,
+        out: &mut (impl Completions + ?Sized),
+    ) -> Result<(), WcStatus> {
+        if psn_diff(psn, self.acked) > 0 {
+            self.acked = psn;
+        }
+        let before = self.una;
+        self.advance(link, out)?;
+        let moved = psn_ahead(self.una, before);
+        if moved > 0 {
+            self.progressed(now_us, moved);
+        }
+        Ok(())
+    }
+
+    /// `una` has moved by `packets`.
+    fn progressed(&mut self, now_us: u64, packets: u32) {
+        self.advanced += packets as u64;
+        self.window.acknowledged(packets, self.una);
+        self.restart_retries();
+        self.gap = None;
+        self.rnr_until = None;
+        self.ack_deadline = match self.una == self.frontier {
+            true => None,
+            false => self.limits.timeout_us.map(|t| now_us + t),
+        };
+    }
+
+    /// Moves `una` over what `acked` covers and completes entries at the head that are done.
+    pub(super) fn advance(&mut self, link: &Link, out: &mut (impl Completions + ?Sized)) -> Result<(), WcStatus> {
+        while self.ring.head < self.ring.tail {
+            if let Some((index, status)) = self.unsendable {
+                if index == self.ring.head {
+                    return Err(status);
+                }
+            }
+            let wqe = *self.ring.get(self.ring.head);
+            if !wqe.executed {
+                if self.ring.head >= self.assigned {
+                    break;
+                }
+                let left = wqe.packets - psn_ahead(self.una, wqe.first_psn);
+                let step = match wqe.opcode {
+                    op if op.awaits_data() => 0,
+                    _ => left.min(psn_ahead(self.acked, self.una)),
+                };
+                self.una = psn_add(self.una, step);
+                if step < left {
+                    break;
+                }
+            }
+            self.complete(&wqe, link, out);
+        }
+        if psn_diff(self.una, self.acked) > 0 {
+            self.acked = self.una;
+        }
+        if psn_diff(self.next_psn, self.una) < 0 || self.cur < self.ring.head {
+            self.resume_at_una();
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, wqe: &Wqe, link: &Link, out: &mut (impl Completions + ?Sized)) {
+        self.ring.head += 1;
+        self.assigned = self.assigned.max(self.ring.head);
+        if !wqe.opcode.awaits_data() {
+            self.completed += 1;
+        }
+        if link.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
+            out.send(send_wc(link.wc_qpn, wqe.wr_id, WcStatus::Success, wc_opcode(wqe.opcode), wqe.len));
+        }
+    }
+
+    /// An answer for `psn` has come, but not those for the READ in front, which were sent before it: they are lost.
+    fn answers_missing(&mut self, psn: u32) {
+        let known = self.gap.is_some_and(|(una, last)| una == self.una && psn_diff(psn, last) >= 0);
+        if !known {
+            self.go_back_for_loss();
+        }
+        self.gap = Some((self.una, psn));
+    }
+}
