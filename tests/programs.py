@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Unmodified programs of Debian that read more of a device than perftest does: ibverbs-utils with their options, and UCX."""
+"""Unmodified programs of Debian that ask more of a device than a stream does: ibverbs-utils with their options, perftest with shared
+receive queues, and UCX."""
 
 import re
 import shutil
@@ -22,8 +23,32 @@ PINGPONGS = [
     ("ibv_rc_pingpong", ["-m", "256", "-s", "100000", "-n", "100", "-r", "50"]),
     ("ibv_ud_pingpong", []),
     ("ibv_ud_pingpong", ["-e"]),
+    ("ibv_srq_pingpong", []),
+    ("ibv_srq_pingpong", ["-e"]),
+    ("ibv_srq_pingpong", ["-q", "128"]),
 ]
-UCX = [("tag_bw", ["-s", "4096", "-n", "10000"]), ("tag_lat", ["-s", "8", "-n", "10000"])]
+PERFTESTS = [
+    ("ib_send_bw", ["--use-srq", "-q", "4"]),
+    ("ib_send_bw", ["--use-srq", "-q", "4", "-b"]),
+    ("ib_send_bw", ["--use-srq", "-e"]),
+    ("ib_send_bw", ["--use-srq", "-q", "4", "-c", "UD"]),
+    ("ib_send_lat", ["--use-srq"]),
+]
+UCX_TAGS = [("tag_bw", ["-s", "4096", "-n", "10000"]), ("tag_lat", ["-s", "8", "-n", "10000"])]
+UCX_RC = [
+    *UCX_TAGS,
+    ("tag_bw", ["-s", "1048576", "-n", "500"]),
+    ("stream_bw", ["-s", "16384", "-n", "1000"]),
+    ("ucp_put_bw", ["-s", "65536", "-n", "1000"]),
+    ("ucp_put_lat", ["-s", "8", "-n", "1000"]),
+    ("ucp_get", ["-s", "65536", "-n", "1000"]),
+    ("ucp_add", ["-s", "8", "-n", "1000"]),
+    ("ucp_fadd", ["-s", "8", "-n", "1000"]),
+    ("ucp_swap", ["-s", "4", "-n", "1000"]),
+    ("ucp_cswap", ["-s", "8", "-n", "1000"]),
+]
+# What UCX is told to use, and the transport that it must then name. (`rc_v` allows UD for connecting.)
+UCX_TRANSPORTS = [("ud_verbs", "ud_verbs/unb0:1", UCX_TAGS), ("rc_v", "rc_verbs/unb0:1", UCX_RC)]
 
 
 def needs(tool: str, package: str):
@@ -82,11 +107,23 @@ def paths(logs):
             raise Failure(f"the state of a port without a link is {down.output()!r}")
 
 
-def ucx(logs, test: str, args: list):
+def perftest(logs, tool: str, args: list):
+    needs(tool, "perftest")
+    with Fabric(logs) as fabric:
+        server, client = fabric.pair(tool, ["-F", *args])
+        client.expect_success(SECONDS)
+        server.expect_success(SECONDS)
+        if moved(fabric) == 0:
+            raise Failure("the NICs carried nothing")
+
+
+def ucx(logs, transports: str, named: str, test: str, args: list):
     needs("ucx_perftest", "ucx-utils")
     with Fabric(logs) as fabric:
-        env = {"UCX_NET_DEVICES": "unb0:1", "UCX_TLS": "ud_verbs"}
-        both_ends(fabric, "ucx_perftest", ["-t", test, *args], env)
+        env = {"UCX_NET_DEVICES": "unb0:1", "UCX_TLS": transports, "UCX_LOG_LEVEL": "info"}
+        client = both_ends(fabric, "ucx_perftest", ["-t", test, *args], env)
+        if named not in client.output() or "Final:" not in client.output():
+            raise Failure(f"no result over {named}")
         if moved(fabric) == 0:
             raise Failure("the NICs carried nothing")
 
@@ -97,8 +134,11 @@ def main():
     suite.case("paths", paths)
     for tool, args in PINGPONGS:
         suite.case(" ".join([tool, *args]), pingpong, tool, args)
-    for test, args in UCX:
-        suite.case(f"ucx_perftest {test} ud_verbs", ucx, test, args)
+    for tool, args in PERFTESTS:
+        suite.case(" ".join([tool, *args]), perftest, tool, args)
+    for transports, named, tests in UCX_TRANSPORTS:
+        for test, args in tests:
+            suite.case(f"ucx_perftest {transports} {test} {args[1]}", ucx, transports, named, test, args)
     sys.exit(suite.finish())
 
 

@@ -1,8 +1,8 @@
 //! Devices and contexts: list, open, close, asynchronous events.
 
 use crate::ffi::{code, failed, guard, minus_one, pointer};
-use crate::objects::{free, ContextObj, CqObj, DeviceObj, QpObj, CQS, QPS};
-use crate::{cq, cq_ex, dm, domain, post, qp, query, unsupported};
+use crate::objects::{free, ContextObj, CqObj, DeviceObj, QpObj, SrqObj, CQS, QPS, SRQS};
+use crate::{cq, cq_ex, dm, domain, post, qp, query, srq, unsupported};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of, zeroed};
@@ -11,8 +11,8 @@ use std::ptr::{addr_of_mut, null_mut};
 use std::sync::{Once, OnceLock};
 use unbroken_shift::front::{AsyncElement, DeviceInfo, System};
 use unbroken_verbs::abi::{
-    ibv_async_element, ibv_async_event, ibv_context, ibv_device, verbs_context, IBV_EVENT_CQ_ERR, IBV_NODE_CA,
-    IBV_TRANSPORT_IB,
+    ibv_async_element, ibv_async_event, ibv_context, ibv_device, verbs_context, IBV_EVENT_CQ_ERR, IBV_EVENT_SRQ_ERR,
+    IBV_EVENT_SRQ_LIMIT_REACHED, IBV_NODE_CA, IBV_TRANSPORT_IB,
 };
 use unbroken_verbs::{Error, Result};
 
@@ -122,6 +122,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
         c.query_rt_values = Some(query::query_rt_values);
         c.create_cq_ex = Some(cq_ex::create_cq_ex);
         c.create_qp_ex = Some(qp::create_qp_ex);
+        c.create_srq_ex = Some(srq::create_srq_ex);
         c.alloc_parent_domain = Some(domain::alloc_parent_domain);
         c.alloc_td = Some(domain::alloc_td);
         c.dealloc_td = Some(domain::dealloc_td);
@@ -135,7 +136,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
         c.context.ops.req_notify_cq = Some(cq::req_notify_cq);
         c.context.ops.post_send = Some(post::post_send);
         c.context.ops.post_recv = Some(post::post_recv);
-        c.context.ops.post_srq_recv = Some(unsupported::post_srq_recv);
+        c.context.ops.post_srq_recv = Some(srq::post_srq_recv);
         c.context.ops.bind_mw = Some(unsupported::bind_mw);
         c.context.ops.dealloc_mw = Some(unsupported::dealloc_mw);
         let command = command_fd()?;
@@ -187,6 +188,9 @@ unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut 
                 AsyncElement::Cq(cookie) => CQS
                     .deliver(cookie, |q: &CqObj| &q.async_events)
                     .map(|cq| ibv_async_element { cq: cq.cast_mut().cast() }),
+                AsyncElement::Srq(cookie) => SRQS
+                    .deliver(cookie, |s: &SrqObj| &s.async_events)
+                    .map(|srq| ibv_async_element { srq: srq.cast_mut().cast() }),
             };
             if let Some(element) = element {
                 break (e.event_type as c_int, element);
@@ -222,6 +226,13 @@ unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
                 // SAFETY: as above.
                 unsafe { (*cq.c.get()).async_events_completed += 1 };
                 cq.async_events.acknowledge(1);
+            }
+        } else if matches!(event.event_type, IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED) {
+            // SAFETY: the type says that the element is an SRQ.
+            if let Ok(srq) = unsafe { SrqObj::of(event.element.srq) } {
+                // SAFETY: as above.
+                unsafe { (*srq.c.get()).events_completed += 1 };
+                srq.async_events.acknowledge(1);
             }
         }
     });

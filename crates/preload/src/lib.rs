@@ -35,6 +35,7 @@ mod qp;
 mod qp_attr;
 mod query;
 mod rates;
+mod srq;
 mod strings;
 mod sysfs;
 mod unsupported;

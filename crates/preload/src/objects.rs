@@ -17,9 +17,9 @@ use unbroken_shift::front;
 use unbroken_types::{Gid, QpType};
 use unbroken_verbs::abi::{
     ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_dm, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex,
-    ibv_td, verbs_context,
+    ibv_srq, ibv_td, verbs_context,
 };
-use unbroken_verbs::{CompChannel, Cq, Result};
+use unbroken_verbs::{CompChannel, Cq, Result, Srq};
 
 /// A device; made once, lives as long as the process.
 #[repr(C)]
@@ -96,6 +96,16 @@ pub struct CqObj {
     pub current: UnsafeCell<crate::cq_ex::Current>,
 }
 
+/// A shared receive queue.
+#[repr(C)]
+pub struct SrqObj {
+    pub c: UnsafeCell<ibv_srq>,
+    pub srq: Arc<Srq>,
+    pub front: Arc<front::Context>,
+    pub cookie: u64,
+    pub async_events: Acks,
+}
+
 /// A QP, plain or extended.
 #[repr(C)]
 pub struct QpObj {
@@ -129,6 +139,8 @@ pub struct AhObj {
 unsafe impl Sync for CqObj {}
 // SAFETY: as for CqObj.
 unsafe impl Sync for QpObj {}
+// SAFETY: as for CqObj.
+unsafe impl Sync for SrqObj {}
 
 impl ContextObj {
     /// The object of a context.
@@ -169,6 +181,7 @@ object! {
     DmObj, ibv_dm, "the device memory";
     ChannelObj, ibv_comp_channel, "the completion channel";
     CqObj, ibv_cq, "the completion queue";
+    SrqObj, ibv_srq, "the shared receive queue";
     QpObj, ibv_qp, "the QP";
     AhObj, ibv_ah, "the address handle";
 }
@@ -226,6 +239,8 @@ pub struct Registry<T> {
 pub static CQS: Registry<CqObj> = Registry::new();
 /// Objects by cookie.
 pub static QPS: Registry<QpObj> = Registry::new();
+/// Objects by cookie.
+pub static SRQS: Registry<SrqObj> = Registry::new();
 
 /// A number that no object has had.
 pub fn fresh_cookie() -> u64 {

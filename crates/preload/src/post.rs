@@ -39,7 +39,7 @@ pub unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr
 ///
 /// # Safety
 /// `list` has `n` entries if `n` is positive.
-unsafe fn sges<'a>(list: *mut ibv_sge, n: c_int) -> Result<&'a [Sge]> {
+pub unsafe fn sges<'a>(list: *mut ibv_sge, n: c_int) -> Result<&'a [Sge]> {
     if n > 0 && !list.is_null() {
         // SAFETY: promised by the caller; ibv_sge is Sge.
         Ok(unsafe { std::slice::from_raw_parts(list, n as usize) })

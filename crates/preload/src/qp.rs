@@ -2,7 +2,7 @@
 
 use crate::builder::{self, Builder};
 use crate::ffi::{code, deref, pointer};
-use crate::objects::{free, fresh_cookie, Acks, CqObj, InitAttr, PdObj, QpObj, QPS};
+use crate::objects::{free, fresh_cookie, Acks, CqObj, InitAttr, PdObj, QpObj, SrqObj, QPS};
 use crate::qp_attr::{caps_to_c, change, snapshot};
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -96,9 +96,8 @@ fn qp_type(code: c_int) -> Result<QpType> {
 unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
     // SAFETY: promised by the caller.
     let (pd, send_cq, recv_cq) = unsafe { (PdObj::of(r.pd)?, CqObj::of(r.send_cq)?, CqObj::of(r.recv_cq)?) };
-    if !r.srq.is_null() {
-        return Err(Error::unsupported("shared receive queues are not available"));
-    }
+    // SAFETY: promised by the caller.
+    let srq = if r.srq.is_null() { None } else { Some(unsafe { SrqObj::of(r.srq) }?) };
     let kind = qp_type(r.qp_type)?;
     builder::check_send_ops(r.send_ops)?;
     // SAFETY: promised by the caller.
@@ -116,6 +115,7 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
         pd: pd.c.handle,
         send_cq: send_cq.cq.clone(),
         recv_cq: recv_cq.cq.clone(),
+        srq: srq.map(|s| s.srq.clone()),
         sq_sig_all: r.sq_sig_all,
         cookie,
     })?;
@@ -128,6 +128,7 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
     ex.qp_base.pd = r.pd;
     ex.qp_base.send_cq = r.send_cq;
     ex.qp_base.recv_cq = r.recv_cq;
+    ex.qp_base.srq = r.srq;
     ex.qp_base.handle = qp.qpn();
     ex.qp_base.qp_num = qp.qpn();
     ex.qp_base.state = qp.state() as c_int;

@@ -49,13 +49,17 @@ fn device_attr(front: &front::Context) -> ibv_device_attr {
     a.hw_ver = attr.hw_ver;
     a.max_qp = attr.max_qp as c_int;
     a.max_qp_wr = attr.max_qp_wr as c_int;
-    a.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_SYS_IMAGE_GUID;
+    a.device_cap_flags =
+        IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_SRQ_RESIZE;
     a.max_sge = attr.max_sge as c_int;
     a.max_sge_rd = attr.max_sge as c_int;
     a.max_cq = attr.max_cq as c_int;
     a.max_cqe = attr.max_cqe as c_int;
     a.max_mr = attr.max_mr as c_int;
     a.max_pd = attr.max_pd as c_int;
+    a.max_srq = attr.max_srq as c_int;
+    a.max_srq_wr = attr.max_srq_wr as c_int;
+    a.max_srq_sge = attr.max_srq_sge as c_int;
     a.max_qp_rd_atom = attr.max_qp_rd_atom as c_int;
     a.max_res_rd_atom = attr.max_qp_rd_atom.saturating_mul(attr.max_qp).min(i32::MAX as u32) as c_int;
     a.max_qp_init_rd_atom = attr.max_qp_rd_atom as c_int;

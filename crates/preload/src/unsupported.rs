@@ -3,7 +3,7 @@
 use crate::ffi::set_errno;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
-use unbroken_verbs::abi::{ibv_ece, ibv_recv_wr};
+use unbroken_verbs::abi::ibv_ece;
 
 fn absent() -> c_int {
     set_errno(libc::EOPNOTSUPP);
@@ -32,9 +32,6 @@ macro_rules! absent_objects {
 absent_verbs! {
     ibv_rereg_mr(mr: *mut c_void, flags: c_int, pd: *mut c_void, addr: *mut c_void, length: usize, access: c_int);
     ibv_resize_cq(cq: *mut c_void, cqe: c_int);
-    ibv_modify_srq(srq: *mut c_void, attr: *mut c_void, mask: c_int);
-    ibv_query_srq(srq: *mut c_void, attr: *mut c_void);
-    ibv_destroy_srq(srq: *mut c_void);
     ibv_attach_mcast(qp: *mut c_void, gid: *const c_void, lid: u16);
     ibv_detach_mcast(qp: *mut c_void, gid: *const c_void, lid: u16);
     ibv_set_ece(qp: *mut c_void, ece: *mut ibv_ece);
@@ -42,7 +39,6 @@ absent_verbs! {
 }
 
 absent_objects! {
-    ibv_create_srq(pd: *mut c_void, attr: *mut c_void);
     ibv_import_device(cmd_fd: c_int);
     ibv_import_pd(context: *mut c_void, handle: u32);
     ibv_import_mr(pd: *mut c_void, handle: u32);
@@ -92,20 +88,7 @@ extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c_int {
     0
 }
 
-/// In the operations of a context: programs call it without looking whether it is there.
-pub unsafe extern "C" fn post_srq_recv(
-    _srq: *mut c_void,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: NULL or the caller's variable.
-    if let Some(bad) = unsafe { bad_wr.as_mut() } {
-        *bad = wr;
-    }
-    absent()
-}
-
-/// In the operations of a context; windows cannot be made, so nothing is ever bound.
+/// In the operations of a context, which programs call without looking whether it is there; windows cannot be made, so nothing is ever bound.
 pub unsafe extern "C" fn bind_mw(_qp: *mut unbroken_verbs::abi::ibv_qp, _mw: *mut c_void, _bind: *mut c_void) -> c_int {
     absent()
 }

@@ -8,11 +8,12 @@
 use crate::attr::{ModifyError, RcConfig, RcModify};
 use crate::backlog::{Backlog, Progress, Replay};
 use crate::encoding::ack_timeout_us;
-use crate::io::{Completions, Memory, PacketSink};
+use crate::io::{Completions, Memory, PacketSink, SharedReceives};
 use crate::link::{recv_wc, Link};
 use crate::requester::Requester;
 use crate::responder::{RcEvent, Responder};
 use crate::wr::{PostError, RecvWr, SendWr};
+use std::sync::Arc;
 use unbroken_types::{Access, Mtu, QpState, QpType, WcOpcode, WcStatus};
 use unbroken_wire::{Packet, Transport};
 
@@ -23,9 +24,9 @@ use unbroken_wire::{Packet, Transport};
 /// - application: [`modify`](Self::modify), [`post_send`](Self::post_send), [`post_recv`](Self::post_recv);
 /// - world: [`handle_packet`](Self::handle_packet), [`handle_timeout`](Self::handle_timeout);
 /// - polls: [`poll_transmit`](Self::poll_transmit) and its parts, [`poll_timeout`](Self::poll_timeout),
-///   [`take_event`](Self::take_event);
+///   [`take_event`](Self::take_event), [`take_last_wqe`](Self::take_last_wqe);
 /// - switching: [`network_failure`](Self::network_failure), [`fail`](Self::fail), [`quiesce`](Self::quiesce),
-///   [`adopt`](Self::adopt), [`mark_executed`](Self::mark_executed).
+///   [`adopt`](Self::adopt), [`mark_executed`](Self::mark_executed), [`release`](Self::release).
 #[derive(Clone)]
 pub struct RcQp {
     config: RcConfig,
@@ -64,6 +65,12 @@ impl RcQp {
             event: None,
             first_moved_us: None,
         }
+    }
+
+    /// The same with an SRQ.
+    pub fn with_srq(mut self, srq: Arc<dyn SharedReceives>) -> RcQp {
+        self.responder.ring.share(srq);
+        self
     }
 
     // Getters
@@ -327,6 +334,11 @@ impl RcQp {
         self.event.take()
     }
 
+    /// Whether the QP, which has an SRQ, has ended and will take no receive any more; said once. Not said where it was reset or quiesced.
+    pub fn take_last_wqe(&mut self) -> bool {
+        self.responder.ring.take_last_wqe()
+    }
+
     // Ending and moving
 
     /// The network or the NIC has failed the QP: holds it if it was made so, else fails it.
@@ -368,6 +380,7 @@ impl RcQp {
             out.recv(recv_wc(self.link.wc_qpn, rqe.wr_id, status, WcOpcode::Recv, 0, None), true);
             status = WcStatus::WrFlushErr;
         }
+        self.responder.ring.end();
     }
 
     /// Stops the QP for ever and takes out what is outstanding. No later packet changes memory or completes a WR.
@@ -381,6 +394,11 @@ impl RcQp {
         self.state = QpState::Err;
         self.attrs.state = Some(QpState::Err);
         backlog
+    }
+
+    /// The QP is about to be destroyed: a receive of an SRQ goes back there.
+    pub fn release(&mut self) {
+        self.responder.ring.give_back();
     }
 
     /// Puts the WRs of another QP into this fresh one, in front of everything posted later. The state must be RESET, INIT or RTR

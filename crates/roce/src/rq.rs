@@ -154,6 +154,10 @@ impl RecvRing {
 pub(crate) struct RecvQueue {
     ring: RecvRing,
     shared: Option<Arc<dyn SharedReceives>>,
+    /// It takes nothing from the SRQ any more.
+    ended: bool,
+    /// ... which is still to be told.
+    last_wqe: bool,
     /// The protection domain that the receives' keys are of.
     pub(crate) pd: u32,
 }
@@ -161,7 +165,13 @@ pub(crate) struct RecvQueue {
 impl RecvQueue {
     /// The QP's own queue.
     pub(crate) fn new(caps: &QpCaps, pd: u32) -> RecvQueue {
-        RecvQueue { ring: RecvRing::new(caps.max_recv_wr, caps.max_recv_sge), shared: None, pd }
+        RecvQueue {
+            ring: RecvRing::new(caps.max_recv_wr, caps.max_recv_sge),
+            shared: None,
+            ended: false,
+            last_wqe: false,
+            pd,
+        }
     }
 
     /// Takes from an SRQ from now on. The queue is empty.
@@ -169,10 +179,6 @@ impl RecvQueue {
         self.ring = RecvRing::new(1, shared.max_sge());
         self.pd = shared.pd();
         self.shared = Some(shared);
-    }
-
-    pub(crate) fn is_shared(&self) -> bool {
-        self.shared.is_some()
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
@@ -188,6 +194,18 @@ impl RecvQueue {
     pub(crate) fn clear(&mut self) {
         self.give_back();
         self.ring.clear();
+        (self.ended, self.last_wqe) = (false, false);
+    }
+
+    /// The QP is in the error state, its receives have been flushed.
+    pub(crate) fn end(&mut self) {
+        self.last_wqe |= self.shared.is_some() && !self.ended;
+        self.ended = true;
+    }
+
+    /// Whether a QP with an SRQ has ended and will take no receive any more; said once.
+    pub(crate) fn take_last_wqe(&mut self) -> bool {
+        std::mem::take(&mut self.last_wqe)
     }
 
     /// Gives back what was taken from an SRQ.

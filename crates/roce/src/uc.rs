@@ -67,7 +67,6 @@ pub struct UcQp {
     inbound: Inbound,
     expected: u32,
     dropped: u64,
-    last_wqe: bool,
 }
 
 impl UcQp {
@@ -94,7 +93,6 @@ impl UcQp {
             inbound: Inbound::None,
             expected: 0,
             dropped: 0,
-            last_wqe: false,
         }
     }
 
@@ -129,9 +127,9 @@ impl UcQp {
         self.sends.len()
     }
 
-    /// Whether the QP, which has an SRQ, has ended and will take no receive any more; said once.
+    /// Whether the QP, which has an SRQ, has ended and will take no receive any more; said once. Not said where it was reset or quiesced.
     pub fn take_last_wqe(&mut self) -> bool {
-        std::mem::take(&mut self.last_wqe)
+        self.recvs.take_last_wqe()
     }
 
     /// Changes state and attributes, as `ibv_modify_qp` does. An error changes nothing.
@@ -148,7 +146,7 @@ impl UcQp {
             (_, QpState::Reset) => {
                 self.sends.clear();
                 self.recvs.clear();
-                (self.packet, self.inbound, self.last_wqe) = (0, Inbound::None, false);
+                (self.packet, self.inbound) = (0, Inbound::None);
             }
             (_, QpState::Err) => self.fail(out),
             (QpState::Init, QpState::Rtr) => self.expected = self.attrs.rq_psn.unwrap_or(0),
@@ -388,6 +386,6 @@ impl UcQp {
             out.recv(recv_wc(self.config.wc_qpn, rqe.wr_id, status, WcOpcode::Recv, 0, None), true);
             status = WcStatus::WrFlushErr;
         }
-        self.last_wqe |= self.recvs.is_shared();
+        self.recvs.end();
     }
 }

@@ -5,11 +5,12 @@
 //! takes the QP to SQE, a receive whose memory cannot be written takes it to ERR; what is outstanding there is flushed.
 
 use crate::attr::ModifyError;
-use crate::io::{scatter, Completions, Memory, Payload, SinkError, UdSink};
+use crate::io::{scatter, Completions, Memory, Payload, SharedReceives, SinkError, UdSink};
 use crate::link::{recv_wc, send_wc};
 use crate::rq::RecvQueue;
 use crate::sq::{Data, SendRing};
 use crate::wr::{PostError, RecvWr, SendWr, UdDest};
+use std::sync::Arc;
 use unbroken_types::{
     Gid, Mtu, QpCaps, QpState, SendFlags, SendOpcode, WcFlags, WcOpcode, WcStatus, MAX_QPN, PSN_MASK,
 };
@@ -81,6 +82,12 @@ impl UdQp {
         }
     }
 
+    /// The same with an SRQ. It holds none of its receives: a message is one packet.
+    pub fn with_srq(mut self, srq: Arc<dyn SharedReceives>) -> UdQp {
+        self.recvs.share(srq);
+        self
+    }
+
     /// How it was made.
     pub fn config(&self) -> &UdConfig {
         &self.config
@@ -109,6 +116,11 @@ impl UdQp {
     /// Receives posted and not complete.
     pub fn outstanding_recvs(&self) -> u32 {
         self.recvs.len()
+    }
+
+    /// Whether the QP, which has an SRQ, has ended and will take no receive any more; said once. Not said where it was reset or quiesced.
+    pub fn take_last_wqe(&mut self) -> bool {
+        self.recvs.take_last_wqe()
     }
 
     /// Changes state and attributes, as `ibv_modify_qp` does. An error changes nothing.
@@ -292,6 +304,7 @@ impl UdQp {
             out.recv(recv_wc(self.config.wc_qpn, rqe.wr_id, status, WcOpcode::Recv, 0, None), true);
             status = WcStatus::WrFlushErr;
         }
+        self.recvs.end();
     }
 }
 

@@ -81,6 +81,7 @@ impl Endpoint {
             pd,
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
+            srq: None,
             sq_sig_all: false,
             hold_on_failure: false,
             wc_qpn: None,

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use unbroken_directory::{Directory, NicRecord, ProcessRecord};
 use unbroken_telemetry::{Event, EventLog, Runtime, What};
 use unbroken_types::Gid;
-use unbroken_verbs::{CompChannel, Cq, Device, DeviceEvent, Error, EventSink, MemoryDomain, Result};
+use unbroken_verbs::{CompChannel, Cq, Device, DeviceEvent, Error, EventSink, MemoryDomain, Result, Srq};
 
 /// Longest transport timeout of a protected QP, as the code of the specification: 4.096 µs · 2^12 = 17 ms. A switch is cheap, so a
 /// failure should show long before the application's own timeout.
@@ -298,6 +298,10 @@ impl Core {
 
     pub(crate) fn cq_in_use(&self, cq: &Arc<Cq>) -> bool {
         lock(&self.qps).logical.values().any(|q| q.uses_cq(cq))
+    }
+
+    pub(crate) fn srq_in_use(&self, srq: &Arc<Srq>) -> bool {
+        lock(&self.qps).logical.values().any(|q| q.init.srq.as_ref().is_some_and(|s| Arc::ptr_eq(s, srq)))
     }
 
     // --- contexts ------------------------------------------------------------------------------------------------------------

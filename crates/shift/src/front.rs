@@ -1,15 +1,14 @@
 //! What the C layer calls: devices, contexts, queues and logical QPs of this process.
 
 use crate::core::Core;
-use crate::devices::check_owner;
-pub use crate::devices::{inventory, Inventory, NicInfo};
+pub use crate::devices::{check_owner, inventory, Inventory, NicInfo};
 pub use crate::qp::{Qp, QpRequest};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use unbroken_types::Access;
-use unbroken_verbs::{CompChannel, Cq, Device, DeviceAttr, Error, EventFd, MrKeys, PortAttr, Result};
+use unbroken_verbs::{CompChannel, Cq, Device, DeviceAttr, Error, EventFd, MrKeys, PortAttr, Result, Srq, SrqAttr};
 
 /// `enum ibv_event_type`: the ones that this library raises.
 pub mod event_type {
@@ -21,6 +20,8 @@ pub mod event_type {
     pub const PORT_ACTIVE: u32 = 9;
     /// The port lost its link.
     pub const PORT_ERR: u32 = 10;
+    /// Fewer receives than its limit are left in an SRQ.
+    pub const SRQ_LIMIT_REACHED: u32 = 15;
 }
 
 /// A device as `ibv_get_device_list` shows it.
@@ -92,6 +93,8 @@ pub enum AsyncElement {
     Qp(u64),
     /// The CQ of that cookie.
     Cq(u64),
+    /// The SRQ of that cookie.
+    Srq(u64),
 }
 
 /// An asynchronous event of a context.
@@ -216,6 +219,31 @@ impl Context {
             return Err(Error::new(libc::EBUSY, "the completion queue is in use by a QP: destroy that first"));
         }
         self.events.withdraw(AsyncElement::Cq(cq.cookie()));
+        Ok(())
+    }
+
+    /// Makes a shared receive queue. `cookie` is what its events carry.
+    pub fn create_srq(self: &Arc<Self>, pd: u32, sizes: SrqAttr, cookie: u64) -> Result<Arc<Srq>> {
+        check_owner()?;
+        let context = Arc::downgrade(self);
+        let on_limit = move || {
+            if let Some(context) = context.upgrade() {
+                context.raise(event_type::SRQ_LIMIT_REACHED, AsyncElement::Srq(cookie));
+            }
+        };
+        let srq = Srq::new(&self.attr, pd, sizes, on_limit)?;
+        self.core.memory().use_pd(pd)?;
+        Ok(srq)
+    }
+
+    /// Ends a shared receive queue; EBUSY while a QP takes from it.
+    pub fn destroy_srq(&self, srq: &Arc<Srq>, cookie: u64) -> Result<()> {
+        check_owner()?;
+        if self.core.srq_in_use(srq) {
+            return Err(Error::new(libc::EBUSY, "the shared receive queue is in use by a QP: destroy that first"));
+        }
+        self.core.memory().unuse_pd(srq.pd());
+        self.events.withdraw(AsyncElement::Srq(cookie));
         Ok(())
     }
 

@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use unbroken_telemetry::{QpStatus, What};
 use unbroken_types::{Gid, QpCaps, QpState, QpType, Wc, WcStatus};
 use unbroken_verbs::{
-    Backlog, Cq, DeviceQp, Error, QpEvent, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result, SendWr,
+    Backlog, Cq, DeviceQp, Error, PostError, QpEvent, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result, SendWr,
+    Srq,
 };
 
 /// What the application asks for when it makes a QP.
@@ -33,6 +34,8 @@ pub struct QpRequest {
     pub send_cq: Arc<Cq>,
     /// Completions of receives.
     pub recv_cq: Arc<Cq>,
+    /// Where receives are taken from, in place of a queue of its own.
+    pub srq: Option<Arc<Srq>>,
     /// Every send makes a WC.
     pub sq_sig_all: bool,
     /// What asynchronous events of the QP carry: the address of its `ibv_qp`.
@@ -75,10 +78,11 @@ impl Qp {
         let protect = core.failover && core.nic_count() > 1 && r.qp_type == QpType::Rc;
         let init = QpInit {
             qp_type: r.qp_type,
-            caps: r.caps,
+            caps: if r.srq.is_some() { QpCaps { max_recv_wr: 0, max_recv_sge: 0, ..r.caps } } else { r.caps },
             pd: r.pd,
             send_cq: r.send_cq.clone(),
             recv_cq: r.recv_cq.clone(),
+            srq: r.srq.clone(),
             sq_sig_all: r.sq_sig_all,
             hold_on_failure: protect,
             wc_qpn: None,
@@ -169,6 +173,9 @@ impl Qp {
     /// Posts a receive.
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
         check_owner()?;
+        if self.init.srq.is_some() {
+            return Err(PostError::HasSrq.into());
+        }
         let mut g = self.gate();
         match g.phys.post_recv(wr) {
             Ok(()) => Ok(()),
@@ -211,7 +218,8 @@ impl Qp {
         Wc { wr_id, status: status as u32, qp_num: self.qpn, ..Wc::default() }
     }
 
-    /// Completes a backlog as a failed QP does: the first send with the original error, all else flushed.
+    /// Completes a backlog as a failed QP does: the first send with the original error, all else flushed, then the event that a QP
+    /// with an SRQ takes nothing from it any more.
     pub(crate) fn flush_backlog(&self, backlog: &Backlog, status: WcStatus) {
         let mut status = status;
         for s in &backlog.sends {
@@ -220,6 +228,9 @@ impl Qp {
         }
         for r in &backlog.recvs {
             self.init.recv_cq.push(self.flushed(r.wr_id, WcStatus::WrFlushErr), false);
+        }
+        if self.init.srq.is_some() {
+            self.raise(QpEvent::LastWqeReached);
         }
     }
 

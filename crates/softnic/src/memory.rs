@@ -41,7 +41,7 @@ struct Region {
 struct Table {
     regions: Vec<Region>,
     free: VecDeque<u32>,
-    /// Users (regions and QPs) of each PD; `None` while the number is free. PD 0 is never given out.
+    /// Users (regions, QPs, SRQs) of each PD; `None` while the number is free. PD 0 is never given out.
     pds: Vec<Option<u32>>,
 }
 
@@ -60,19 +60,6 @@ impl Domain {
     #[inline]
     pub(crate) fn view(&self) -> View<'_> {
         View(self.table.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Counts a user of a PD; EINVAL where there is no such PD.
-    pub(crate) fn use_pd(&self, pd: u32) -> Result<()> {
-        *self.write().pd(pd)? += 1;
-        Ok(())
-    }
-
-    /// Takes back one [`Domain::use_pd`].
-    pub(crate) fn unuse_pd(&self, pd: u32) {
-        if let Ok(users) = self.write().pd(pd) {
-            *users = users.saturating_sub(1);
-        }
     }
 }
 
@@ -137,11 +124,22 @@ impl MemoryDomain for Domain {
         if users > 0 {
             return Err(Error::new(
                 libc::EBUSY,
-                format!("protection domain {pd} has {users} regions or QPs: end them first"),
+                format!("protection domain {pd} has {users} regions, QPs or SRQs: end them first"),
             ));
         }
         t.pds[pd as usize] = None;
         Ok(())
+    }
+
+    fn use_pd(&self, pd: u32) -> Result<()> {
+        *self.write().pd(pd)? += 1;
+        Ok(())
+    }
+
+    fn unuse_pd(&self, pd: u32) {
+        if let Ok(users) = self.write().pd(pd) {
+            *users = users.saturating_sub(1);
+        }
     }
 
     fn reg_mr(&self, pd: u32, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys> {

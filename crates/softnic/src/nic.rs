@@ -20,6 +20,10 @@ use unbroken_verbs::{
 
 /// Entries of a work queue.
 const MAX_QP_WR: u32 = 16_384;
+/// Shared receive queues of a process.
+const MAX_SRQS: u32 = 65_536;
+/// Entries of a shared receive queue.
+const MAX_SRQ_WR: u32 = 32_768;
 /// Scatter/gather entries of a WR.
 const MAX_SGE: u32 = 30;
 /// Bytes of inline data.
@@ -220,7 +224,10 @@ impl Nic {
 }
 
 /// The queue sizes that a QP gets.
-fn check_caps(mut caps: QpCaps) -> Result<QpCaps> {
+fn check_caps(mut caps: QpCaps, shared_receives: bool) -> Result<QpCaps> {
+    if shared_receives {
+        (caps.max_recv_wr, caps.max_recv_sge) = (0, 0);
+    }
     let limits = [
         ("max_send_wr", caps.max_send_wr, MAX_QP_WR),
         ("max_recv_wr", caps.max_recv_wr, MAX_QP_WR),
@@ -234,9 +241,11 @@ fn check_caps(mut caps: QpCaps) -> Result<QpCaps> {
         }
     }
     caps.max_send_wr = caps.max_send_wr.max(1);
-    caps.max_recv_wr = caps.max_recv_wr.max(1);
     caps.max_send_sge = caps.max_send_sge.max(1);
-    caps.max_recv_sge = caps.max_recv_sge.max(1);
+    if !shared_receives {
+        caps.max_recv_wr = caps.max_recv_wr.max(1);
+        caps.max_recv_sge = caps.max_recv_sge.max(1);
+    }
     Ok(caps)
 }
 
@@ -266,6 +275,9 @@ impl Device for Nic {
             max_mr: MAX_MRS,
             max_pd: MAX_PDS,
             max_qp_rd_atom: u32::from(MAX_RD_ATOMIC),
+            max_srq: MAX_SRQS,
+            max_srq_wr: MAX_SRQ_WR,
+            max_srq_sge: MAX_SGE,
             atomics: true,
             max_ah: 65_536,
             phys_port_cnt: 1,
@@ -300,7 +312,7 @@ impl Device for Nic {
             return Err(fork::error());
         }
         let shared = &self.inner.shared;
-        let caps = check_caps(init.caps)?;
+        let caps = check_caps(init.caps, init.srq.is_some())?;
         let mut e = shared.lock();
         if !e.look(now_us()) {
             return Err(Error::device_gone(format!("NIC {} is dead", shared.name)));
@@ -337,6 +349,10 @@ impl Device for Nic {
             QpType::Uc => {
                 QpKind::Uc(UcQp::new(UcConfig { qpn, wc_qpn, caps, pd: init.pd, sq_sig_all: init.sq_sig_all }))
             }
+        };
+        let kind = match &init.srq {
+            Some(srq) => kind.with_srq(srq.clone()),
+            None => kind,
         };
         shared.domain.use_pd(init.pd)?;
         let cqs = (init.send_cq.clone(), init.recv_cq.clone());

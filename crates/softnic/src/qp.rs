@@ -8,7 +8,9 @@ use std::sync::{Arc, MutexGuard};
 use unbroken_fabric::now_us;
 use unbroken_roce::Progress;
 use unbroken_types::{QpState, WcStatus};
-use unbroken_verbs::{Backlog, Cq, DeviceQp, Driver, Error, QpInit, QpModify, QpSnapshot, RecvWr, Result, SendWr};
+use unbroken_verbs::{
+    Backlog, Cq, DeviceQp, Driver, Error, MemoryDomain, QpInit, QpModify, QpSnapshot, RecvWr, Result, SendWr,
+};
 
 pub(crate) struct SoftQp {
     nic: Arc<Inner>,
@@ -174,7 +176,8 @@ impl DeviceQp for SoftQp {
         e.acknowledge(self.index(), now_us(), &self.nic.shared.domain);
         let removed = e.qps.remove(self.index());
         drop(e);
-        let Some(q) = removed else { return };
+        let Some(mut q) = removed else { return };
+        q.release();
         self.nic.shared.domain.unuse_pd(q.pd);
         self.send_cq.detach(&self.driver);
         self.recv_cq.detach(&self.driver);

@@ -3,7 +3,7 @@
 use unbroken_types::{Gid, Mtu};
 
 /// Limits and identity of a device, as `ibv_query_device` tells them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceAttr {
     /// Firmware version text, at most 63 bytes.
     pub fw_ver: String,
@@ -33,6 +33,12 @@ pub struct DeviceAttr {
     pub max_pd: u32,
     /// READs and atomics that a QP may have outstanding, either way.
     pub max_qp_rd_atom: u32,
+    /// Number of shared receive queues.
+    pub max_srq: u32,
+    /// Entries of one.
+    pub max_srq_wr: u32,
+    /// Scatter/gather entries of a receive there.
+    pub max_srq_sge: u32,
     /// Whether there are atomics (among the QPs of a host, IBV_ATOMIC_HCA).
     pub atomics: bool,
     /// Address handles.

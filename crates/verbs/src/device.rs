@@ -6,7 +6,7 @@
 //! everything with the original error as a plain QP would have done. Errors that are the application's own (access, length,
 //! protection, RNR) are delivered as on any QP.
 
-use crate::{Backlog, Cq, DeviceAttr, PortAttr, RcModify, RecvWr, Result, SendWr};
+use crate::{Backlog, Cq, DeviceAttr, PortAttr, RcModify, RecvWr, Result, SendWr, Srq};
 use std::sync::Arc;
 use unbroken_roce::Progress;
 use unbroken_types::{Access, Gid, QpCaps, QpState, QpType, WcStatus};
@@ -24,8 +24,12 @@ pub struct MrKeys {
 pub trait MemoryDomain: Send + Sync {
     /// Makes a protection domain.
     fn alloc_pd(&self) -> Result<u32>;
-    /// Ends a protection domain; EBUSY while a region or a QP uses it.
+    /// Ends a protection domain; EBUSY while something uses it.
     fn dealloc_pd(&self, pd: u32) -> Result<()>;
+    /// Counts a user of a protection domain (a QP, an SRQ; regions count themselves); EINVAL where there is no such domain.
+    fn use_pd(&self, pd: u32) -> Result<()>;
+    /// Takes back one [`MemoryDomain::use_pd`].
+    fn unuse_pd(&self, pd: u32);
     /// Registers `len` bytes at `addr`, which the network knows as `iova`.
     fn reg_mr(&self, pd: u32, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys>;
     /// Ends a region. When it returns, nothing from the network touches the memory any more, on any device of the domain.
@@ -69,6 +73,8 @@ pub enum QpEvent {
     AccessError = 3,
     /// IBV_EVENT_COMM_EST.
     CommEstablished = 4,
+    /// IBV_EVENT_QP_LAST_WQE_REACHED.
+    LastWqeReached = 16,
 }
 
 /// Where a device's events go. Called with the device's locks held: it may queue and wake, never call back into the device.
@@ -90,6 +96,8 @@ pub struct QpInit {
     pub send_cq: Arc<Cq>,
     /// Completions of receives.
     pub recv_cq: Arc<Cq>,
+    /// Where receives are taken from, in place of a queue of its own; the sizes of that do not count then.
+    pub srq: Option<Arc<Srq>>,
     /// Every send makes a WC.
     pub sq_sig_all: bool,
     /// Stop and keep the work requests on a failure of the network, see the module's text.

@@ -4,6 +4,7 @@
 //!   (`quiesce`, `adopt`, `progress`). `shift` is written against these traits alone: what it learns of failures comes through them.
 //! - [`cq`]: completion queues and channels. A CQ is a ring in this process's memory that all devices of the process push to, so
 //!   that a logical QP which moves to another NIC keeps completing, in order, where the application polls.
+//! - [`srq`]: shared receive queues, which belong to the process in the same way.
 //! - [`attr`]: what a device and a port can do.
 //! - [`abi`]: the layouts of libibverbs' C structures, checked against the installed header by `cargo xtask abi`.
 
@@ -13,6 +14,7 @@ pub mod cq;
 pub mod device;
 mod error;
 mod eventfd;
+pub mod srq;
 
 pub use attr::{DeviceAttr, PortAttr, PortState};
 pub use cq::{CompChannel, Cq, Driver};
@@ -22,6 +24,7 @@ pub use device::{
 };
 pub use error::Error;
 pub use eventfd::EventFd;
+pub use srq::{Srq, SrqAttr};
 pub use unbroken_roce::{Backlog, PostError, RcModify, RecvWr, SendWr, UdDest};
 
 /// Result of a verb.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use unbroken_roce::{Completions, ModifyError, RcEvent, RcModify, RcQp, RecvWr, SendWr, UcQp, UdModify, UdQp};
 use unbroken_types::{Gid, QpCaps, QpState, Wc, WcStatus};
-use unbroken_verbs::{Cq, DeviceEvent, Error, EventSink, QpEvent, QpModify, QpSnapshot, Result};
+use unbroken_verbs::{Cq, DeviceEvent, Error, EventSink, QpEvent, QpModify, QpSnapshot, Result, Srq};
 
 /// QPs of one process on one NIC.
 pub(crate) const MAX_QPS: usize = 16_384;
@@ -16,6 +16,17 @@ pub(crate) enum QpKind {
     Rc(RcQp),
     Uc(UcQp),
     Ud(UdQp),
+}
+
+impl QpKind {
+    /// The same with an SRQ.
+    pub(crate) fn with_srq(self, srq: Arc<Srq>) -> QpKind {
+        match self {
+            QpKind::Rc(qp) => QpKind::Rc(qp.with_srq(srq)),
+            QpKind::Uc(qp) => QpKind::Uc(qp.with_srq(srq)),
+            QpKind::Ud(qp) => QpKind::Ud(qp.with_srq(srq)),
+        }
+    }
 }
 
 /// Where completions of a QP go.
@@ -170,6 +181,15 @@ impl QpEntry {
         }
     }
 
+    /// The QP is about to be destroyed: gives back what is not its own.
+    pub(crate) fn release(&mut self) {
+        match &mut self.kind {
+            QpKind::Rc(qp) => qp.release(),
+            QpKind::Uc(qp) => qp.release(),
+            QpKind::Ud(_) => {}
+        }
+    }
+
     pub(crate) fn handle_timeout(&mut self, now_us: u64) {
         if let (QpKind::Rc(qp), mut to) = self.parts() {
             qp.handle_timeout(now_us, &mut to);
@@ -215,8 +235,16 @@ impl QpEntry {
     /// Tells the owner what the transport has to tell.
     #[inline]
     pub(crate) fn tell(&mut self, device: usize, sink: &dyn EventSink) {
-        let QpKind::Rc(qp) = &mut self.kind else { return };
         let qpn = self.qpn;
+        let last_wqe = match &mut self.kind {
+            QpKind::Rc(qp) => qp.take_last_wqe(),
+            QpKind::Uc(qp) => qp.take_last_wqe(),
+            QpKind::Ud(qp) => qp.take_last_wqe(),
+        };
+        if last_wqe {
+            sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::LastWqeReached });
+        }
+        let QpKind::Rc(qp) = &mut self.kind else { return };
         match qp.take_event() {
             Some(RcEvent::AccessError) => sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::AccessError }),
             Some(RcEvent::RequestError) => sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::RequestError }),

@@ -154,6 +154,7 @@ impl Host {
             pd: self.pd,
             send_cq: self.cq.clone(),
             recv_cq: self.cq.clone(),
+            srq: None,
             sq_sig_all: false,
             hold_on_failure: false,
             wc_qpn: None,

@@ -2,7 +2,7 @@
 
 use super::{
     abi, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_device, ibv_device_attr_ex, ibv_port_attr, ibv_qp,
-    ibv_qp_init_attr_ex, ibv_query_device_ex_input, ibv_recv_wr, ibv_send_wr, ibv_wc,
+    ibv_qp_init_attr_ex, ibv_query_device_ex_input, ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_srq_init_attr_ex, ibv_wc,
 };
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{pthread_mutex_t, timespec};
@@ -18,7 +18,7 @@ pub type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mu
 /// `ibv_context_ops::post_recv`.
 pub type PostRecv = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 /// `ibv_context_ops::post_srq_recv`.
-pub type PostSrqRecv = unsafe extern "C" fn(*mut c_void, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
+pub type PostSrqRecv = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 /// `ibv_context_ops::alloc_mw`.
 pub type AllocMw = unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut c_void;
 /// `ibv_context_ops::bind_mw`.
@@ -34,6 +34,8 @@ pub type QueryDeviceEx =
 pub type CreateCqEx = unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex;
 /// `verbs_context::create_qp_ex`.
 pub type CreateQpEx = unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp;
+/// `verbs_context::create_srq_ex`.
+pub type CreateSrqEx = unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq;
 /// `verbs_context::query_rt_values`.
 pub type QueryRtValues = unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int;
 
@@ -193,7 +195,7 @@ abi! { LAYOUTS;
         pub open_qp: Absent,
         pub create_qp_ex: Option<CreateQpEx>,
         pub get_srq_num: Absent,
-        pub create_srq_ex: Absent,
+        pub create_srq_ex: Option<CreateSrqEx>,
         pub open_xrcd: Absent,
         pub close_xrcd: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
         pub _ABI_placeholder3: u64,

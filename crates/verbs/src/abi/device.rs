@@ -19,6 +19,7 @@ pub const IBV_QPF_GRH_REQUIRED: u8 = 1;
 /// `enum ibv_device_cap_flags`.
 pub const IBV_DEVICE_SYS_IMAGE_GUID: c_uint = 1 << 11;
 pub const IBV_DEVICE_RC_RNR_NAK_GEN: c_uint = 1 << 12;
+pub const IBV_DEVICE_SRQ_RESIZE: c_uint = 1 << 13;
 pub const IBV_DEVICE_PORT_ACTIVE_EVENT: c_uint = 1 << 10;
 /// `enum ibv_atomic_cap`: atomic among all QPs of the device.
 pub const IBV_ATOMIC_HCA: c_int = 1;

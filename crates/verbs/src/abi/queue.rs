@@ -55,11 +55,17 @@ pub const IBV_CREATE_CQ_ATTR_SINGLE_THREADED: u32 = 1;
 /// `enum ibv_event_type`: a CQ overran.
 pub const IBV_EVENT_CQ_ERR: c_int = 0;
 
-/// Opaque here: shared receive queues.
-#[repr(C)]
-pub struct ibv_srq {
-    _opaque: [u8; 0],
-}
+/// `enum ibv_srq_attr_mask`.
+pub const IBV_SRQ_MAX_WR: c_int = 1;
+pub const IBV_SRQ_LIMIT: c_int = 1 << 1;
+/// `enum ibv_srq_type`: the one that this project has.
+pub const IBV_SRQT_BASIC: c_int = 0;
+/// `enum ibv_srq_init_attr_mask`, those that this project has.
+pub const IBV_SRQ_INIT_ATTR_TYPE: u32 = 1;
+pub const IBV_SRQ_INIT_ATTR_PD: u32 = 1 << 1;
+/// `enum ibv_event_type`: an SRQ failed, or its limit is reached.
+pub const IBV_EVENT_SRQ_ERR: c_int = 14;
+pub const IBV_EVENT_SRQ_LIMIT_REACHED: c_int = 15;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -125,6 +131,44 @@ abi! { LAYOUTS;
         pub cond: pthread_cond_t,
         pub comp_events_completed: u32,
         pub async_events_completed: u32,
+    }
+
+    pub struct ibv_srq {
+        pub context: *mut ibv_context,
+        pub srq_context: *mut c_void,
+        pub pd: *mut ibv_pd,
+        pub handle: u32,
+        pub mutex: pthread_mutex_t,
+        pub cond: pthread_cond_t,
+        pub events_completed: u32,
+    }
+
+    pub struct ibv_srq_attr {
+        pub max_wr: u32,
+        pub max_sge: u32,
+        pub srq_limit: u32,
+    }
+
+    pub struct ibv_srq_init_attr {
+        pub srq_context: *mut c_void,
+        pub attr: ibv_srq_attr,
+    }
+
+    pub struct ibv_tm_cap {
+        pub max_num_tags: u32,
+        pub max_ops: u32,
+    }
+
+    /// Begins with the fields of [`ibv_srq_init_attr`].
+    pub struct ibv_srq_init_attr_ex {
+        pub srq_context: *mut c_void,
+        pub attr: ibv_srq_attr,
+        pub comp_mask: u32,
+        pub srq_type: c_int,
+        pub pd: *mut ibv_pd,
+        pub xrcd: *mut c_void,
+        pub cq: *mut ibv_cq,
+        pub tm_cap: ibv_tm_cap,
     }
 
     pub struct ibv_poll_cq_attr {
