@@ -34,16 +34,17 @@ SECONDS = 3
 class Case:
     """A program, a fault, and the shape of the stream."""
 
-    def __init__(self, tool, fault, end, size, qps, way):
+    def __init__(self, tool, fault, end, size, qps, way, options=()):
         self.tool, self.kind, self.end, self.size, self.qps, self.way = tool, fault, end, size, qps, way
+        self.options = options
         place, state = fault.split()
         self.fault = "switch rail0 down" if place == "switch" else f"{place} {end}/0 {state}"
         shown = "64K" if size == 65536 else "1M"
-        self.name = f"{tool} {place}-{state} at {end}, {shown}, {qps} QP, {way}"
+        self.name = " ".join([f"{tool} {place}-{state} at {end}, {shown}, {qps} QP, {way}", *options])
 
     def run(self, logs, failover=True):
         """Runs it; fails where the stream does not live on."""
-        args = ["-F", "-s", self.size, "-q", self.qps] + (["-b"] if self.way == "-b" else [])
+        args = ["-F", "-s", self.size, "-q", self.qps] + (["-b"] if self.way == "-b" else []) + list(self.options)
 
         def once():
             with Fabric(logs) as fabric:
@@ -55,6 +56,13 @@ class Case:
             raise Failure(f"the gap is more than {TOLERANCE} times its limit of {limit_ms} ms: {result.note}")
         result.kind = self.kind
         return result
+
+
+# Receives that all QPs share: the sender's NIC dies, the receiver's, and both ends have such a queue.
+SHARED = [
+    Case("ib_send_bw", fault, end, 65536, 8, way, ["--use-srq"])
+    for fault, end, way in [("nic dead", "a", "one-way"), ("nic dead", "b", "one-way"), ("nic dead", "b", "-b"), ("cable cut", "b", "-b")]
+]
 
 
 def must_not_survive(logs):
@@ -103,7 +111,7 @@ def summarize(results):
 def main() -> int:
     """Runs the covering set, or what the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="the whole matrix (192 cases, about 15 minutes)")
+    parser.add_argument("--all", action="store_true", help="the whole matrix (196 cases, about 15 minutes)")
     parser.add_argument(
         "--only",
         metavar="WORDS",
@@ -115,7 +123,7 @@ def main() -> int:
     options = parser.parse_args()
     dimensions = [TOOLS, FAULTS, ENDS, SIZES, QPS, WAYS]
     whole = options.all or options.only
-    cases = [Case(*values) for values in (product(*dimensions) if whole else covering(dimensions))]
+    cases = [Case(*values) for values in (product(*dimensions) if whole else covering(dimensions))] + SHARED
     if options.only:
         chosen = [[c for c in cases if all(word in c.name for word in words.split())] for words in options.only]
         for words, found in zip(options.only, chosen):

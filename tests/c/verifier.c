@@ -5,7 +5,8 @@
  * Both ends send at once, on each of --qps RC queue pairs, a stream of SENDs, WRITEs (each with and without immediate) and READs of
  * random sizes, signalled or not. What the stream holds follows from --seed, so each end knows exactly what must come next from the
  * other: number, kind, length, immediate and every byte. Checked are
- *   - receives: each message once, in order, intact, into the buffers in the order in which they were posted;
+ *   - receives: each message once, in order, intact, into the buffers in the order in which they were posted; with --srq, into any
+ *     buffer that is posted, and none of them is lost;
  *   - WRITEs: intact when the message behind them arrives; what was consumed is painted over and must stay so until its slot is
  *     given back, which a second WRITE would show;
  *   - READs: the version that they must see. The owner changes a region when told to by a fenced SEND, so a READ before it sees
@@ -15,11 +16,12 @@
  *
  *   verifier --listen PORT | --connect HOST:PORT [--device unb0] [--gid-index 0] [--qps 1] [--seed 1]
  *            [--seconds N | --messages N] [--max-bytes 131072] [--stall-seconds 20] [--status-file PATH] [--stop-file PATH]
- *            [--corrupt] [--no-replay]
+ *            [--corrupt] [--no-replay | --srq]
  *
  * Ends with 0 and a line of JSON, or with 1 and the first thing that was wrong. --corrupt spoils one message on purpose: the other
  * end must find it. --no-replay marks every work request UNBROKEN_SEND_NO_REPLAY and succeeds if a failure of the network gives the
- * original error at both ends within a second of each other, and everything outstanding is flushed behind it, in order.
+ * original error at both ends within a second of each other, and everything outstanding is flushed behind it, in order. With --srq all
+ * QPs of an end take their receives from one shared queue.
  * SIGTERM, SIGINT or a file that appears at --stop-file end the run early, with success if all was right.
  *
  * cc -std=gnu11 -O2 -Wall -Wextra -Werror -o verifier verifier.c -libverbs
@@ -368,14 +370,16 @@ static void check_message(struct qp *q, const struct ibv_wc *wc, const uint8_t *
 static void recv_completion(const struct ibv_wc *wc)
 {
     uint64_t id = wc->wr_id >> 48, n = wc->wr_id & 0xffffffffffff;
-    struct qp *q = qps + id;
+    struct qp *owner = qps + id, *q = owner;
 
     if (id >= (uint64_t)opt.qps)
         fail("a completion of a receive that was never posted: wr_id %#llx", (unsigned long long)wc->wr_id);
     completions++;
+    if (opt.srq)
+        q = taker(wc, owner, n);
     if (wc->qp_num != q->us.qpn)
         fail("QP %d: a receive carries QPN %#x, not %#x", q->id, wc->qp_num, q->us.qpn);
-    if (n != q->recvs_done || n >= q->recvs_posted)
+    if (!opt.srq && (n != q->recvs_done || n >= q->recvs_posted))
         fail("QP %d: receive %llu completed in place of %llu", q->id, (unsigned long long)n, (unsigned long long)q->recvs_done);
     q->recvs_done++;
     moved_us = now_us();
@@ -390,12 +394,12 @@ static void recv_completion(const struct ibv_wc *wc)
     }
     if (q->recv_failed || q->end_received)
         fail("QP %d: a message after the end", q->id);
-    if (is_end(q, wc, q->mem->recvs[n % RECVS]))
+    if (is_end(q, wc, owner->mem->recvs[n % RECVS]))
         q->end_received = 1;
     else
-        check_message(q, wc, q->mem->recvs[n % RECVS]);
+        check_message(q, wc, owner->mem->recvs[n % RECVS]);
     q->in_messages++;
-    post_receive(q);
+    post_receive(owner, n);
 }
 
 /* ---- the run ---- */
@@ -552,8 +556,15 @@ static void close_all(void)
     int i;
 
     for (i = 0; i < opt.qps; i++)
-        if (ibv_destroy_qp(qps[i].qp) || ibv_dereg_mr(qps[i].mr))
-            fail("QP %d or its region could not be destroyed", i);
+        if (ibv_destroy_qp(qps[i].qp))
+            fail("QP %d could not be destroyed", i);
+    if (srq)
+        check_shared();
+    if (srq && ibv_destroy_srq(srq))
+        fail("the shared receive queue could not be destroyed");
+    for (i = 0; i < opt.qps; i++)
+        if (ibv_dereg_mr(qps[i].mr))
+            fail("the region of QP %d could not be deregistered", i);
     if (ibv_destroy_cq(send_cq) || ibv_destroy_cq(recv_cq) || ibv_dealloc_pd(pd) || ibv_close_device(context))
         fail("a completion queue, the protection domain or the device could not be closed");
 }

@@ -4,6 +4,7 @@
 #define UNBROKEN_TESTS_VERIFIER_QP_H
 
 #include "verifier_stream.h"
+#include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <signal.h>
 
@@ -58,6 +59,7 @@ struct qp {
     uint64_t own_version[REGIONS];
     uint32_t painted[RING]; /* bytes of each slot that were painted over when it was consumed */
     int end_received;
+    uint8_t shared[RECVS]; /* with --srq: this buffer of ours is in the queue, or some QP has it */
 
     /* after a failure, with --no-replay */
     int send_failed, recv_failed;
@@ -66,6 +68,7 @@ struct qp {
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct ibv_cq *send_cq, *recv_cq;
+static struct ibv_srq *srq;
 static struct qp *qps;
 static int tcp;
 static volatile sig_atomic_t stop_signal;
@@ -90,22 +93,62 @@ static void open_device(void)
     recv_cq = send_cq ? ibv_create_cq(context, opt.qps * RECVS, NULL, NULL, 0) : NULL;
     if (!recv_cq)
         fail("cannot make a protection domain and completion queues: %s", strerror(errno));
+    if (opt.srq) {
+        struct ibv_srq_init_attr init = { .attr = { .max_wr = opt.qps * RECVS, .max_sge = 1 } };
+
+        srq = ibv_create_srq(pd, &init);
+        if (!srq)
+            fail("cannot make a shared receive queue: %s", strerror(errno));
+    }
 }
 
-static void post_receive(struct qp *q)
+/* Posts the next receive of a QP; with --srq, one into the buffer of QP `q` that is free again. */
+static void post_receive(struct qp *q, uint32_t buffer)
 {
-    uint64_t n = q->recvs_posted++;
+    uint64_t n = opt.srq ? buffer : q->recvs_posted++;
     struct ibv_sge sge = { (uintptr_t)q->mem->recvs[n % RECVS], MAX_BYTES, q->mr->lkey };
     struct ibv_recv_wr wr = { .wr_id = (uint64_t)q->id << 48 | n, .sg_list = &sge, .num_sge = 1 }, *bad;
-    int e = ibv_post_recv(q->qp, &wr, &bad);
+    int e = opt.srq ? ibv_post_srq_recv(srq, &wr, &bad) : ibv_post_recv(q->qp, &wr, &bad);
 
     if (e && !first_error_us)
         fail("QP %d: post_recv: %s", q->id, strerror(e));
+    q->shared[n % RECVS] = opt.srq;
+}
+
+/* The QP that a completion of a shared receive is of. The receive must be posted, and is free again. */
+static struct qp *taker(const struct ibv_wc *wc, struct qp *owner, uint64_t buffer)
+{
+    int i;
+
+    if (buffer >= RECVS || !owner->shared[buffer])
+        fail("receive %llu of the buffers of QP %d completed twice, or was never posted", (unsigned long long)buffer, owner->id);
+    owner->shared[buffer] = 0;
+    for (i = 0; i < opt.qps; i++)
+        if (qps[i].us.qpn == wc->qp_num)
+            return qps + i;
+    fail("a receive carries QPN %#x, which is none of ours", wc->qp_num);
+}
+
+/* With nothing under way, every receive must be in the queue again: a limit of so many is reached at once if one is missing. */
+static void check_shared(void)
+{
+    struct ibv_srq_attr attr = { .srq_limit = opt.qps * RECVS };
+    struct ibv_async_event event;
+
+    if (fcntl(context->async_fd, F_SETFL, O_NONBLOCK) || ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT))
+        fail("cannot arm the limit of the shared receive queue: %s", strerror(errno));
+    while (!ibv_get_async_event(context, &event)) {
+        if (event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED)
+            fail("receives of the shared queue are lost: fewer than %d are left", opt.qps * RECVS);
+        ibv_ack_async_event(&event);
+    }
+    if (ibv_query_srq(srq, &attr) || attr.srq_limit != (uint32_t)opt.qps * RECVS)
+        fail("the limit of the shared receive queue is not armed any more");
 }
 
 static void make_qp(struct qp *q)
 {
-    struct ibv_qp_init_attr init = { .send_cq = send_cq, .recv_cq = recv_cq, .qp_type = IBV_QPT_RC,
+    struct ibv_qp_init_attr init = { .send_cq = send_cq, .recv_cq = recv_cq, .srq = srq, .qp_type = IBV_QPT_RC,
                                      .cap = { SQ, RECVS, 2, 1, sizeof(struct counters) } };
     int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
     uint32_t r;
@@ -142,7 +185,7 @@ static void connect_qp(struct qp *q)
     if (e)
         fail("to INIT: %s", strerror(e));
     for (i = 0; i < RECVS; i++)
-        post_receive(q);
+        post_receive(q, i);
     a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = port.active_mtu, .dest_qp_num = q->peer.qpn,
                               .rq_psn = q->peer.psn, .max_dest_rd_atomic = 4, .min_rnr_timer = 1 };
     a.ah_attr.is_global = 1;

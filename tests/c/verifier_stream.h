@@ -35,7 +35,7 @@ static struct {
     const char *listen_port, *where, *device, *status_file, *stop_file;
     uint64_t seconds, messages, seed, stall_us;
     uint32_t max_bytes;
-    int qps, gid_index, corrupt, no_replay;
+    int qps, gid_index, corrupt, no_replay, srq;
 } opt = { .device = "unb0", .seconds = 0, .messages = 0, .seed = 1, .stall_us = 20000000, .max_bytes = MAX_BYTES, .qps = 1 };
 
 /* A stream: both its sender and its receiver step through it. */
@@ -159,6 +159,10 @@ static void parse(int argc, char **argv)
             opt.no_replay = 1;
             continue;
         }
+        if (!strcmp(name, "--srq")) {
+            opt.srq = 1;
+            continue;
+        }
         i++;
         if (!strcmp(name, "--listen"))
             opt.listen_port = value;
@@ -189,6 +193,8 @@ static void parse(int argc, char **argv)
     }
     if (!opt.listen_port == !opt.where)
         fail("give --listen PORT or --connect HOST:PORT");
+    if (opt.srq && opt.no_replay)
+        fail("--srq does not go with --no-replay: whose receives a failure flushes is not known");
     if (!opt.seconds && !opt.messages)
         opt.seconds = 5;
 }
