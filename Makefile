@@ -2,7 +2,7 @@
 CARGO ?= cargo
 BUILD  = target/release
 
-.PHONY: all demo test lint bench check-tools clean test-long
+.PHONY: all demo test test-long test-torch lint bench clean
 
 all:
 	$(CARGO) build --release -p unbroken-cli
@@ -16,6 +16,10 @@ test: apt-test all
 
 test-long: apt-test all
 	tests/run.sh --long
+
+# PyTorch over verbs; its virtual environment (5 GB, made once) is kept in ~/.cache/unbroken.
+test-torch: apt-test all
+	tests/torch/run.sh
 
 bench: apt-test all
 	benches/run.sh

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""PyTorch as it comes from PyPI, over verbs: TensorPipe trains a small GPT on two ranks (see gpt.py), and NICs fail meanwhile.
+
+TensorPipe opens libibverbs with dlopen, makes RC QPs with a shared receive queue, and moves everything by WRITE with immediate and
+SEND. The losses must be the bits that the same training over TCP gives, and the NICs must have carried the tensors.
+
+usage: run.py PYTHON    where PYTHON is an interpreter that has torch (run.sh makes one)
+"""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from lib.fabric import Fabric  # noqa: E402
+from lib.ports import free_port  # noqa: E402
+from lib.process import Failure, wait_until  # noqa: E402
+from lib.suite import Suite  # noqa: E402
+
+STEPS = 20
+SECONDS = 150
+# Activations one way and gradients the other: 16 windows of 64 tokens of 128 floats, each step.
+STEP_BYTES = 16 * 64 * 128 * 4
+
+
+def losses(text: str) -> list:
+    return [line.split()[2] for line in text.splitlines() if line.startswith("loss ")]
+
+
+def ranks(fabric: Fabric, python: str, transport: str, steps: int):
+    """Both ranks: rank 0 on host a, rank 1 on host b. Over TCP they run without Unbroken."""
+    port = free_port()
+    started = []
+    for rank, host in ((1, "b"), (0, "a")):
+        args = [python, "-W", "ignore", HERE / "gpt.py", "--rank", rank, "--port", port, "--transport", transport, "--steps", steps]
+        run = fabric.run if transport == "ibv" else lambda host, args, name: fabric.start(name, args)
+        started.append(run(host, args, f"rank{rank}-{transport}"))
+    return started[1], started[0]
+
+
+def expect(rank0, rank1, right: list):
+    rank0.expect_success(SECONDS)
+    rank1.expect_success(SECONDS)
+    got = losses(rank0.output())
+    if got != right:
+        raise Failure(f"the losses differ from those over TCP: {got} instead of {right}")
+
+
+def carried(fabric: Fabric, nic: str) -> tuple:
+    counters = fabric.nics().get(nic, {})
+    return counters.get("tx_payload_bytes", 0), counters.get("rx_payload_bytes", 0)
+
+
+def over_tcp(logs, python: str, steps: int) -> list:
+    with Fabric(logs) as fabric:
+        rank0, rank1 = ranks(fabric, python, "uv", steps)
+        rank0.expect_success(SECONDS)
+        rank1.expect_success(SECONDS)
+        got = losses(rank0.output())
+        if len(got) != steps or float.fromhex(got[-1]) >= float.fromhex(got[0]):
+            raise Failure(f"this training does not learn: {got}")
+        return got
+
+
+def over_verbs(logs, python: str, right: list):
+    with Fabric(logs) as fabric:
+        rank0, rank1 = ranks(fabric, python, "ibv", len(right))
+        expect(rank0, rank1, right)
+        sent, received = carried(fabric, "a/0")
+        if min(sent, received) < len(right) * STEP_BYTES:
+            raise Failure(f"a/0 sent {sent} and received {received} bytes, {len(right) * STEP_BYTES} are due each way")
+        return f"losses equal over {len(right)} steps; a/0 sent {sent / 1e6:.1f} MB, received {received / 1e6:.1f} MB"
+
+
+def nic_dies(logs, python: str, right: list, fault: str, dead: str, alive: str):
+    """A NIC fails in the middle of the training."""
+    with Fabric(logs) as fabric:
+        rank0, rank1 = ranks(fabric, python, "ibv", len(right))
+        before = len(right) // 4
+        wait_until(lambda: rank0.ended() or len(losses(rank0.output())) >= before, SECONDS, f"{before} steps")
+        fabric.fault(fault)
+        done = len(losses(rank0.output()))
+        if done >= len(right) - 2:
+            raise Failure(f"the training was over ({done} of {len(right)} steps) when the fault came")
+        expect(rank0, rank1, right)
+        due = (len(right) - done - 2) * STEP_BYTES
+        sent, received = carried(fabric, alive)
+        if min(sent, received) < due:
+            raise Failure(f"{alive} sent {sent} and received {received} bytes after the fault, {due} are due each way")
+        if min(carried(fabric, dead)) < before * STEP_BYTES:
+            raise Failure(f"{dead} carried little before the fault")
+        return f"losses equal; fault after {done} steps, then {alive} sent {sent / 1e6:.1f} MB, received {received / 1e6:.1f} MB"
+
+
+def main():
+    python = sys.argv[1]
+    suite = Suite("torch")
+    right = suite.case("training over TCP", over_tcp, python, STEPS)
+    longer = suite.case("longer training over TCP", over_tcp, python, 6 * STEPS)
+    if right:
+        suite.case("training over verbs", over_verbs, python, right)
+    if longer:
+        suite.case("training over verbs, nic a/0 dead", nic_dies, python, longer, "nic a/0 dead", "a/0", "a/1")
+        suite.case("training over verbs, cable b/0 cut", nic_dies, python, longer, "cable b/0 cut", "b/0", "b/1")
+    sys.exit(suite.finish())
+
+
+if __name__ == "__main__":
+    main()
