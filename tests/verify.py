@@ -183,12 +183,12 @@ def corrupt(logs):
         return f"found, statuses {codes}"
 
 
-def no_replay(logs):
+def no_replay(logs, *options):
     """WRs marked NO_REPLAY in flight: the original error, at both ends, at once (the programs check the time)."""
     program = compile_c("verifier", "-libverbs")
     for _ in range(START_TRIES):
         with Fabric(logs) as fabric:
-            programs = start(fabric, logs, program, "--qps", QPS, "--seconds", 60, "--no-replay")
+            programs = start(fabric, logs, program, "--qps", QPS, "--seconds", 60, "--no-replay", *options)
             storm = Storm(fabric, logs, programs, 1)
             wait_until(lambda: storm.ended() or all(verified(logs, h) > PROGRESS for h in "ab"), 20, "the first messages")
             if storm.ended() and fabric.events("give-up"):
@@ -244,6 +244,7 @@ def main() -> int:
     suite.case("storm of faults, receives shared by the QPs", storm, (options.faults + 4) // 5, options.seed, "--srq")
     suite.case("a corrupted message is found", corrupt)
     suite.case("NO_REPLAY", no_replay)
+    suite.case("NO_REPLAY, receives shared by the QPs", no_replay, "--srq")
     suite.case("dlopen and dlvsym", by_dlopen)
     return suite.finish()
 

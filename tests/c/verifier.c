@@ -16,12 +16,12 @@
  *
  *   verifier --listen PORT | --connect HOST:PORT [--device unb0] [--gid-index 0] [--qps 1] [--seed 1]
  *            [--seconds N | --messages N] [--max-bytes 131072] [--stall-seconds 20] [--status-file PATH] [--stop-file PATH]
- *            [--corrupt] [--no-replay | --srq]
+ *            [--corrupt] [--no-replay] [--srq]
  *
  * Ends with 0 and a line of JSON, or with 1 and the first thing that was wrong. --corrupt spoils one message on purpose: the other
  * end must find it. --no-replay marks every work request UNBROKEN_SEND_NO_REPLAY and succeeds if a failure of the network gives the
  * original error at both ends within a second of each other, and everything outstanding is flushed behind it, in order. With --srq all
- * QPs of an end take their receives from one shared queue.
+ * QPs of an end take their receives from one shared queue, and say once that they take no more when they have failed.
  * SIGTERM, SIGINT or a file that appears at --stop-file end the run early, with success if all was right.
  *
  * cc -std=gnu11 -O2 -Wall -Wextra -Werror -o verifier verifier.c -libverbs
@@ -442,6 +442,9 @@ static void housekeeping(void)
         return;
     next_us = now + STATUS_INTERVAL_US;
     write_status(0);
+    /* Where nothing was outstanding, the event is all that tells of a failure. */
+    if (srq && look_at_events())
+        first_error(IBV_WC_WR_FLUSH_ERR);
     if (stop_signal || (opt.seconds && now > started_us + opt.seconds * 1000000) ||
         (opt.stop_file && stat(opt.stop_file, &st) == 0))
         stopping = 1;
@@ -533,10 +536,12 @@ static void expect_failure_everywhere(void)
                 fail("the peer ended without an error");
             peer_failed = 1;
         }
+        if (srq)
+            look_at_events();
         left = 0;
         for (i = 0; i < opt.qps; i++) {
-            left |= !qps[i].send_failed && !qps[i].recv_failed;
-            left |= sends_left(qps + i) || qps[i].recvs_done != qps[i].recvs_posted;
+            left |= !qps[i].send_failed && !qps[i].recv_failed && !qps[i].last_wqe;
+            left |= sends_left(qps + i) || (srq ? !qps[i].last_wqe : qps[i].recvs_done != qps[i].recvs_posted);
         }
     }
 }

@@ -62,7 +62,7 @@ struct qp {
     uint8_t shared[RECVS]; /* with --srq: this buffer of ours is in the queue, or some QP has it */
 
     /* after a failure, with --no-replay */
-    int send_failed, recv_failed;
+    int send_failed, recv_failed, last_wqe;
 };
 
 static struct ibv_context *context;
@@ -97,7 +97,7 @@ static void open_device(void)
         struct ibv_srq_init_attr init = { .attr = { .max_wr = opt.qps * RECVS, .max_sge = 1 } };
 
         srq = ibv_create_srq(pd, &init);
-        if (!srq)
+        if (!srq || fcntl(context->async_fd, F_SETFL, O_NONBLOCK))
             fail("cannot make a shared receive queue: %s", strerror(errno));
     }
 }
@@ -129,26 +129,47 @@ static struct qp *taker(const struct ibv_wc *wc, struct qp *owner, uint64_t buff
     fail("a receive carries QPN %#x, which is none of ours", wc->qp_num);
 }
 
-/* With nothing under way, every receive must be in the queue again: a limit of so many is reached at once if one is missing. */
-static void check_shared(void)
+/* What has happened to the shared receive queue and its QPs. Gives the number of QPs that say they have failed. */
+static int look_at_events(void)
 {
-    struct ibv_srq_attr attr = { .srq_limit = opt.qps * RECVS };
     struct ibv_async_event event;
+    int failed = 0;
 
-    if (fcntl(context->async_fd, F_SETFL, O_NONBLOCK) || ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT))
-        fail("cannot arm the limit of the shared receive queue: %s", strerror(errno));
     while (!ibv_get_async_event(context, &event)) {
         if (event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED)
-            fail("receives of the shared queue are lost: fewer than %d are left", opt.qps * RECVS);
+            fail("receives of the shared queue are lost");
+        if (event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED) {
+            struct qp *q = event.element.qp->qp_context;
+
+            if (q->last_wqe || !opt.no_replay)
+                fail("QP %d: IBV_EVENT_QP_LAST_WQE_REACHED, %s", q->id, q->last_wqe ? "again" : "but it must not fail");
+            q->last_wqe = ++failed;
+        }
         ibv_ack_async_event(&event);
     }
-    if (ibv_query_srq(srq, &attr) || attr.srq_limit != (uint32_t)opt.qps * RECVS)
+    return failed;
+}
+
+/* With no QP left, every receive that has not completed must be in the queue: a limit of so many is reached at once if one is not. */
+static void check_shared(void)
+{
+    struct ibv_srq_attr attr = { .srq_limit = 0 };
+    int i, b;
+
+    for (i = 0; i < opt.qps; i++)
+        for (b = 0; b < RECVS; b++)
+            attr.srq_limit += qps[i].shared[b];
+    if (ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT))
+        fail("cannot arm the limit of the shared receive queue: %s", strerror(errno));
+    look_at_events();
+    b = attr.srq_limit;
+    if (ibv_query_srq(srq, &attr) || attr.srq_limit != (uint32_t)b)
         fail("the limit of the shared receive queue is not armed any more");
 }
 
 static void make_qp(struct qp *q)
 {
-    struct ibv_qp_init_attr init = { .send_cq = send_cq, .recv_cq = recv_cq, .srq = srq, .qp_type = IBV_QPT_RC,
+    struct ibv_qp_init_attr init = { .qp_context = q, .send_cq = send_cq, .recv_cq = recv_cq, .srq = srq, .qp_type = IBV_QPT_RC,
                                      .cap = { SQ, RECVS, 2, 1, sizeof(struct counters) } };
     int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
     uint32_t r;
