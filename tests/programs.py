@@ -31,7 +31,8 @@ PERFTESTS = [
     ("ib_send_bw", ["--use-srq", "-q", "4"]),
     ("ib_send_bw", ["--use-srq", "-q", "4", "-b"]),
     ("ib_send_bw", ["--use-srq", "-e"]),
-    ("ib_send_bw", ["--use-srq", "-q", "4", "-c", "UD"]),
+    # Datagrams may be lost, so it runs for a time and not for a number.
+    ("ib_send_bw", ["--use-srq", "-q", "4", "-c", "UD", "-D", "1"]),
     ("ib_send_lat", ["--use-srq"]),
 ]
 UCX_TAGS = [("tag_bw", ["-s", "4096", "-n", "10000"]), ("tag_lat", ["-s", "8", "-n", "10000"])]
@@ -56,21 +57,23 @@ def needs(tool: str, package: str):
         raise Skip(f"{tool} is missing: install Debian's {package}")
 
 
-def both_ends(fabric: Fabric, tool: str, args: list, env: dict | None = None):
+def both_ends(fabric: Fabric, tool: str, args: list, env: dict | None = None, meanwhile=lambda: None):
     """A server on host b and a client on host a; both must end with 0. Gives the client."""
     port = free_port()
     program = [tool, "-p", port, *args]
     server = fabric.run("b", program, f"b-{tool}", env=env)
     wait_until(lambda: server.ended() or listens(server.pid, port), 20, f"{tool} server listens at port {port}")
     client = fabric.run("a", [*program, "127.0.0.1"], f"a-{tool}", env=env)
+    meanwhile()
     client.expect_success(SECONDS)
     server.expect_success(SECONDS)
     return client
 
 
-def moved(fabric: Fabric) -> int:
+def moved(fabric: Fabric, rails=range(4)) -> int:
     """Payload that the NICs of host a have sent: a program may fall back to TCP and still end well."""
-    return sum(n["tx_payload_bytes"] for name, n in fabric.nics().items() if name.startswith("a/"))
+    nics = fabric.nics()
+    return sum(nics[f"a/{rail}"]["tx_payload_bytes"] for rail in rails if f"a/{rail}" in nics)
 
 
 def pingpong(logs, tool: str, args: list):
@@ -128,6 +131,26 @@ def ucx(logs, transports: str, named: str, test: str, args: list):
             raise Failure("the NICs carried nothing")
 
 
+def ucx_survives(logs, fault: str):
+    """UCX over RC goes on over another rail. (The death of a NIC would reach it: it keeps a UD QP, and those are not protected.)"""
+    needs("ucx_perftest", "ucx-utils")
+    size, count = 65536, 40000
+    with Fabric(logs) as fabric:
+
+        def strike():
+            wait_until(lambda: moved(fabric, [0]) > size * count // 10, 20, "traffic on rail 0")
+            fabric.fault(fault)
+
+        env = {"UCX_NET_DEVICES": "unb0:1", "UCX_TLS": "rc_v"}
+        client = both_ends(fabric, "ucx_perftest", ["-t", "tag_bw", "-s", size, "-n", count, "-w", 10], env, strike)
+        if "Final:" not in client.output():
+            raise Failure("no result")
+        elsewhere = moved(fabric, [1, 2, 3])
+        if elsewhere < size * count // 10:
+            raise Failure(f"the other rails carried {elsewhere} bytes")
+        return f"{moved(fabric, [0]) / 1e9:.2f} GB on rail 0, {elsewhere / 1e9:.2f} GB on others"
+
+
 def main():
     suite = Suite("programs")
     suite.case("ibv_devinfo -v", devinfo)
@@ -139,6 +162,8 @@ def main():
     for transports, named, tests in UCX_TRANSPORTS:
         for test, args in tests:
             suite.case(f"ucx_perftest {transports} {test} {args[1]}", ucx, transports, named, test, args)
+    for fault in ["cable a/0 cut", "nic b/0 down"]:
+        suite.case(f"ucx_perftest rc_v, {fault}", ucx_survives, fault)
     sys.exit(suite.finish())
 
 
