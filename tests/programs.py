@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Unmodified programs of Debian that ask more of a device than a stream does: ibverbs-utils with their options, perftest with shared
-receive queues, and UCX."""
+receive queues, and UCX. On both link layers: over InfiniBand they address peers by LID, with no GID at all."""
 
 import re
 import shutil
 import sys
 
+from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
 from lib.process import Failure, Skip, wait_until
@@ -50,6 +51,22 @@ UCX_RC = [
 ]
 # What UCX is told to use, and the transport that it must then name. (`rc_v` allows UD for connecting.)
 UCX_TRANSPORTS = [("ud_verbs", "ud_verbs/unb0:1", UCX_TAGS), ("rc_v", "rc_verbs/unb0:1", UCX_RC)]
+INFINIBAND = ["--link-layer", "infiniband"]
+BY_LID = [
+    ("ibv_rc_pingpong", []),
+    ("ibv_rc_pingpong", ["-g", "0"]),
+    ("ibv_rc_pingpong", ["-N", "-e"]),
+    ("ibv_uc_pingpong", []),
+    ("ibv_ud_pingpong", []),
+    ("ibv_ud_pingpong", ["-g", "0"]),
+]
+PERFTEST_BY_LID = [
+    ("ib_write_bw", ["-s", "65536", "-n", "1000"]),
+    ("ib_read_lat", ["-n", "500"]),
+    ("ib_send_lat", ["-c", "UC", "-n", "500"]),
+    ("ib_send_bw", ["-c", "UD", "-s", "1024", "-n", "500"]),
+    ("ib_send_bw", ["-c", "UD", "-s", "1024", "-n", "500", "-x", "0"]),
+]
 
 
 def needs(tool: str, package: str):
@@ -76,22 +93,28 @@ def moved(fabric: Fabric, rails=range(4)) -> int:
     return sum(nics[f"a/{rail}"]["tx_payload_bytes"] for rail in rails if f"a/{rail}" in nics)
 
 
-def pingpong(logs, tool: str, args: list):
+def pingpong(logs, tool: str, args: list, settings=()):
     needs(tool, "ibverbs-utils")
-    with Fabric(logs) as fabric:
-        client = both_ends(fabric, tool, ["-d", "unb0", "-g", "0", *args])
+    with Fabric(logs, *settings) as fabric:
+        client = both_ends(fabric, tool, ["-d", "unb0", *args])
         if not re.search(r"\d+ iters in", client.output()):
             raise Failure("the client printed no result")
         if moved(fabric) == 0:
             raise Failure("the NICs carried nothing")
 
 
-def devinfo(logs):
+def addresses(logs):
+    program = compile_c("infiniband", "-libverbs")
+    with Fabric(logs, *INFINIBAND) as fabric:
+        fabric.run("a", [program]).expect_success(SECONDS)
+
+
+def devinfo(logs, settings, texts):
     needs("ibv_devinfo", "ibverbs-utils")
-    with Fabric(logs) as fabric:
+    with Fabric(logs, *settings) as fabric:
         program = fabric.run("a", ["ibv_devinfo", "-v"])
         program.expect_success(SECONDS)
-        for text in ["unb0", "PORT_ACTIVE", "Ethernet", "RoCE v2"]:
+        for text in texts:
             if text not in program.output():
                 raise Failure(f"ibv_devinfo does not say {text!r}")
 
@@ -110,9 +133,9 @@ def paths(logs):
             raise Failure(f"the state of a port without a link is {down.output()!r}")
 
 
-def perftest(logs, tool: str, args: list):
+def perftest(logs, tool: str, args: list, settings=()):
     needs(tool, "perftest")
-    with Fabric(logs) as fabric:
+    with Fabric(logs, *settings) as fabric:
         server, client = fabric.pair(tool, ["-F", *args])
         client.expect_success(SECONDS)
         server.expect_success(SECONDS)
@@ -120,9 +143,18 @@ def perftest(logs, tool: str, args: list):
             raise Failure("the NICs carried nothing")
 
 
-def ucx(logs, transports: str, named: str, test: str, args: list):
+def infiniband_paths(logs):
+    told = {"link_layer": "InfiniBand", "lid": "0x82", "sm_lid": "0x1", "gid_attrs/types/0": "IB/RoCE v1", "pkeys/0": "0xffff"}
+    with Fabric(logs, *INFINIBAND) as fabric:
+        program = fabric.run("a", ["cat", *(f"/sys/class/infiniband/unb2/ports/1/{name}" for name in told)])
+        program.expect_success(SECONDS)
+        if program.output().split("\n")[:-1] != list(told.values()):
+            raise Failure(f"the files say {program.output()!r}")
+
+
+def ucx(logs, transports: str, named: str, test: str, args: list, settings=()):
     needs("ucx_perftest", "ucx-utils")
-    with Fabric(logs) as fabric:
+    with Fabric(logs, *settings) as fabric:
         env = {"UCX_NET_DEVICES": "unb0:1", "UCX_TLS": transports, "UCX_LOG_LEVEL": "info"}
         client = both_ends(fabric, "ucx_perftest", ["-t", test, *args], env)
         if named not in client.output() or "Final:" not in client.output():
@@ -153,15 +185,25 @@ def ucx_survives(logs, fault: str):
 
 def main():
     suite = Suite("programs")
-    suite.case("ibv_devinfo -v", devinfo)
+    suite.case("ibv_devinfo -v", devinfo, [], ["unb0", "PORT_ACTIVE", "Ethernet", "RoCE v2", "4096 (5)"])
+    said = ["PORT_ACTIVE", "InfiniBand", "port_lid:\t\t131", "sm_lid:\t\t\t1", "active_mtu:\t\t1024 (3)", "fe80:"]
+    suite.case("ibv_devinfo -v, InfiniBand", devinfo, [*INFINIBAND, "--mtu", "1024"], said)
     suite.case("paths", paths)
+    suite.case("paths, InfiniBand", infiniband_paths)
+    suite.case("addresses, InfiniBand", addresses)
     for tool, args in PINGPONGS:
-        suite.case(" ".join([tool, *args]), pingpong, tool, args)
+        suite.case(" ".join([tool, *args]), pingpong, tool, ["-g", "0", *args])
+    for tool, args in BY_LID:
+        suite.case(" ".join([tool, *args, "by LID"]), pingpong, tool, args, INFINIBAND)
     for tool, args in PERFTESTS:
         suite.case(" ".join([tool, *args]), perftest, tool, args)
+    for tool, args in PERFTEST_BY_LID:
+        suite.case(" ".join([tool, *args, "by LID"]), perftest, tool, args, INFINIBAND)
     for transports, named, tests in UCX_TRANSPORTS:
         for test, args in tests:
             suite.case(f"ucx_perftest {transports} {test} {args[1]}", ucx, transports, named, test, args)
+        for test, args in UCX_TAGS:
+            suite.case(f"ucx_perftest {transports} {test} by LID", ucx, transports, named, test, args, INFINIBAND)
     for fault in ["cable a/0 cut", "nic b/0 down"]:
         suite.case(f"ucx_perftest rc_v, {fault}", ucx_survives, fault)
     sys.exit(suite.finish())

@@ -34,20 +34,20 @@ SECONDS = 3
 class Case:
     """A program, a fault, and the shape of the stream."""
 
-    def __init__(self, tool, fault, end, size, qps, way, options=()):
+    def __init__(self, tool, fault, end, size, qps, way, options=(), settings=()):
         self.tool, self.kind, self.end, self.size, self.qps, self.way = tool, fault, end, size, qps, way
-        self.options = options
+        self.options, self.settings = options, settings
         place, state = fault.split()
         self.fault = "switch rail0 down" if place == "switch" else f"{place} {end}/0 {state}"
         shown = "64K" if size == 65536 else "1M"
-        self.name = " ".join([f"{tool} {place}-{state} at {end}, {shown}, {qps} QP, {way}", *options])
+        self.name = " ".join([f"{tool} {place}-{state} at {end}, {shown}, {qps} QP, {way}", *options, *settings])
 
     def run(self, logs, failover=True):
         """Runs it; fails where the stream does not live on."""
         args = ["-F", "-s", self.size, "-q", self.qps] + (["-b"] if self.way == "-b" else []) + list(self.options)
 
         def once():
-            with Fabric(logs) as fabric:
+            with Fabric(logs, *self.settings) as fabric:
                 return survive(fabric, self.tool, args, SECONDS, self.fault, self.way == "-b", failover)
 
         result, _ = with_tries(once)
@@ -62,6 +62,11 @@ class Case:
 SHARED = [
     Case("ib_send_bw", fault, end, 65536, 8, way, ["--use-srq"])
     for fault, end, way in [("nic dead", "a", "one-way"), ("nic dead", "b", "one-way"), ("nic dead", "b", "-b"), ("cable cut", "b", "-b")]
+]
+# Peers that know each other by LID.
+INFINIBAND = [
+    Case("ib_write_bw", "nic dead", "a", 65536, 1, "one-way", settings=["--link-layer", "infiniband"]),
+    Case("ib_send_bw", "cable cut", "b", 65536, 8, "-b", settings=["--link-layer", "infiniband"]),
 ]
 
 
@@ -123,7 +128,7 @@ def main() -> int:
     options = parser.parse_args()
     dimensions = [TOOLS, FAULTS, ENDS, SIZES, QPS, WAYS]
     whole = options.all or options.only
-    cases = [Case(*values) for values in (product(*dimensions) if whole else covering(dimensions))] + SHARED
+    cases = [Case(*values) for values in (product(*dimensions) if whole else covering(dimensions))] + SHARED + INFINIBAND
     if options.only:
         chosen = [[c for c in cases if all(word in c.name for word in words.split())] for words in options.only]
         for words, found in zip(options.only, chosen):

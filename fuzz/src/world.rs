@@ -101,7 +101,7 @@ impl World {
         let _ = self.ud.post_recv(&wr, &mut self.ud_wcs);
         if let Ok(packet) = Packet::parse(bytes) {
             let gid = Gid([0xfd; 16]);
-            self.ud.handle_packet(&packet, gid, gid, &self.ud_mem, &mut self.ud_wcs);
+            self.ud.handle_packet(&packet, &UdRoute { src: gid, dst: gid, slid: 0 }, &self.ud_mem, &mut self.ud_wcs);
         }
     }
 

@@ -18,9 +18,11 @@ _COMMAND_SECONDS = 20
 
 
 class Fabric:
-    """A context: on leaving it, its programs are ended and its runtime folder is removed (logs stay)."""
+    """A context: on leaving it, its programs are ended and its runtime folder is removed (logs stay).
 
-    def __init__(self, logs: Path):
+    `settings` are options of `unbroken fabric up`; without any, the fabric is the default one, made by whoever comes first."""
+
+    def __init__(self, logs: Path, *settings: str):
         if not UNBROKEN.exists():
             raise Failure(f"{UNBROKEN} is missing; 'make all' builds it")
         self.logs = logs
@@ -28,6 +30,8 @@ class Fabric:
         self.processes = []
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("UNBROKEN_", "LD_PRELOAD"))}
         self.env["UNBROKEN_RUNTIME"] = str(self.path)
+        if settings:
+            self._succeed("fabric", "up", *settings)
 
     def __enter__(self):
         return self

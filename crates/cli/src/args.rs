@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use unbroken_types::{LinkLayer, Mtu};
 
 /// Keeps RDMA programs running when a NIC, a port, a cable or a switch fails.
 #[derive(Parser)]
@@ -92,7 +93,11 @@ pub(crate) struct RunArgs {
 #[derive(Subcommand)]
 pub(crate) enum FabricCommand {
     /// Make a fabric
-    #[command(after_help = "Example:\n  unbroken fabric up --hosts left,right --nics 2")]
+    #[command(after_help = "Examples:
+  unbroken fabric up --hosts left,right --nics 2
+  unbroken fabric up --link-layer infiniband --mtu 2048
+
+The settings are kept in fabric.toml in the runtime folder, where single NICs may be given others.")]
     Up {
         /// The names of the hosts, with commas
         #[arg(long, value_delimiter = ',', default_value = "a,b,c,d", value_name = "NAMES")]
@@ -100,6 +105,12 @@ pub(crate) enum FabricCommand {
         /// NICs of each host
         #[arg(long, default_value_t = 4, value_name = "COUNT")]
         nics: u8,
+        /// What the ports say they are attached to: ethernet or infiniband (with LIDs; the wire is RoCEv2 all the same)
+        #[arg(long, default_value = "ethernet", value_name = "NAME", value_parser = unbroken_fabric::link_layer)]
+        link_layer: LinkLayer,
+        /// The MTU of the ports: 256, 512, 1024, 2048 or 4096
+        #[arg(long, default_value = "4096", value_name = "BYTES", value_parser = parse_mtu)]
+        mtu: Mtu,
     },
     /// Show hosts, NICs, addresses and states
     Show {
@@ -197,6 +208,11 @@ Examples:
         #[arg(long)]
         json: bool,
     },
+}
+
+/// An MTU in bytes.
+fn parse_mtu(text: &str) -> Result<Mtu, String> {
+    unbroken_fabric::mtu(text.parse().map_err(|_| format!("'{text}' is not a number of bytes"))?)
 }
 
 /// A time with its unit.

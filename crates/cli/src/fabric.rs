@@ -1,17 +1,18 @@
 //! `unbroken fabric`.
 
-use unbroken_fabric::{Fabric, NicPage, Runtime, Shape};
-use unbroken_telemetry::process_is_alive;
+use unbroken_fabric::{lid_of, link_layer_name, Fabric, NicKind, NicName, NicPage, Runtime, Shape};
+use unbroken_telemetry::{process_is_alive, NicStatus};
+use unbroken_types::LinkLayer;
 
 use crate::output::{print, print_json, table, Result};
 use crate::status::nic_statuses;
 
-pub(crate) fn up(runtime: &Runtime, hosts: &[String], nics: u8) -> Result {
+pub(crate) fn up(runtime: &Runtime, hosts: &[String], nics: u8, kind: NicKind) -> Result {
     let names: Vec<&str> = hosts.iter().map(String::as_str).collect();
-    let wanted = Shape::of(0, &names, nics);
+    let wanted = Shape { kind, ..Shape::of(0, &names, nics) };
     let fabric = if runtime.fabric_toml().exists() {
         let fabric = Fabric::open(runtime)?;
-        if fabric.hosts() != wanted.hosts {
+        if (Shape { octet: 0, ..fabric.shape().clone() }) != wanted {
             let what = "there is a fabric of another shape; take it away with: unbroken fabric down";
             return Err(format!("{}: {what}", runtime.fabric_toml().display()).into());
         }
@@ -21,10 +22,13 @@ pub(crate) fn up(runtime: &Runtime, hosts: &[String], nics: u8) -> Result {
     };
     let names: Vec<&str> = fabric.hosts().iter().map(|h| h.name.as_str()).collect();
     print(&format!(
-        "hosts {} with {} NICs each; addresses 127.{}.<host>.<nic>\n",
+        "hosts {} with {} NICs each; addresses 127.{}.<host>.<nic>; link layer {}, MTU {}; settings in {}\n",
         names.join(", "),
         nics,
-        fabric.octet()
+        fabric.octet(),
+        link_layer_name(kind.link_layer),
+        kind.mtu.bytes(),
+        runtime.fabric_toml().display(),
     ))
 }
 
@@ -40,15 +44,43 @@ pub(crate) fn show(runtime: &Runtime, json: bool) -> Result {
         let rails: Vec<String> = (0..fabric.rails()).map(|n| format!("rail{n}")).collect();
         let nics: Vec<_> = nics
             .iter()
-            .map(|n| serde_json::json!({ "nic": n.nic, "addr": n.addr, "state": n.state, "faults": n.faults }))
+            .map(|n| {
+                let link = link(&fabric, n);
+                serde_json::json!({
+                    "nic": n.nic, "addr": n.addr, "link_layer": link.name, "lid": link.lid, "mtu": link.mtu,
+                    "state": n.state, "faults": n.faults,
+                })
+            })
             .collect();
         return print_json(&serde_json::json!({
             "runtime": runtime.path(), "octet": fabric.octet(), "hosts": hosts, "switches": rails, "nics": nics,
         }));
     }
-    let mut rows = vec![["nic", "address", "state", "faults"].map(String::from).to_vec()];
-    rows.extend(nics.into_iter().map(|n| vec![n.nic, n.addr, n.state, n.faults.join(", ")]));
+    let mut rows = vec![["nic", "address", "link layer", "LID", "MTU", "state", "faults"].map(String::from).to_vec()];
+    rows.extend(nics.into_iter().map(|n| {
+        let Link { name, lid, mtu } = link(&fabric, &n);
+        let lid = if lid == 0 { "-".into() } else { lid.to_string() };
+        vec![n.nic, n.addr, name.into(), lid, mtu.to_string(), n.state, n.faults.join(", ")]
+    }));
     print(&table(&rows))
+}
+
+/// What `fabric show` says of the link of a NIC.
+struct Link {
+    name: &'static str,
+    /// 0 with link layer Ethernet.
+    lid: u16,
+    /// Bytes.
+    mtu: usize,
+}
+
+fn link(fabric: &Fabric, nic: &NicStatus) -> Link {
+    let kind = nic.nic.parse::<NicName>().map(|n| fabric.nic_kind(&n.host, n.index)).unwrap_or_default();
+    let lid = match (kind.link_layer, nic.addr.parse()) {
+        (LinkLayer::Infiniband, Ok(addr)) => lid_of(addr),
+        _ => 0,
+    };
+    Link { name: link_layer_name(kind.link_layer), lid, mtu: kind.mtu.bytes() }
 }
 
 pub(crate) fn down(runtime: &Runtime, force: bool) -> Result {

@@ -17,7 +17,7 @@ mod status;
 use std::process::ExitCode;
 
 use clap::Parser;
-use unbroken_fabric::{Runtime, Schedule};
+use unbroken_fabric::{NicKind, Runtime, Schedule};
 
 use args::{Args, Command, FabricCommand, FaultCommand};
 use output::Failure;
@@ -45,7 +45,9 @@ fn execute(args: Args) -> output::Result {
     match args.command {
         Command::Run(args) => run::run(&runtime, &args),
         Command::Fabric { command } => match command {
-            FabricCommand::Up { hosts, nics } => fabric::up(&runtime, &hosts, nics),
+            FabricCommand::Up { hosts, nics, link_layer, mtu } => {
+                fabric::up(&runtime, &hosts, nics, NicKind { link_layer, mtu })
+            }
             FabricCommand::Show { json } => fabric::show(&runtime, json),
             FabricCommand::Down { force } => fabric::down(&runtime, force),
         },

@@ -3,12 +3,21 @@
 //! ```toml
 //! version = 1
 //! octet = 77            # addresses are 127.<octet>.<host number>.<NIC>
+//! link_layer = "ethernet"    # or "infiniband"; ethernet if nothing is said
+//! mtu = 4096            # of a RoCE packet's payload: 256, 512, 1024, 2048 or 4096, which is what holds if nothing is said
 //!
 //! [[host]]
 //! name = "a"
 //! number = 1
 //! nics = 4
+//!
+//! [[nic]]               # a NIC that differs from the others
+//! name = "a/3"
+//! link_layer = "infiniband"  # each as for all others if nothing is said
+//! mtu = 1024
 //! ```
+//!
+//! An InfiniBand port has a LID that follows from its address: `host number * 128 + NIC`.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -19,6 +28,7 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 use toml::Spanned;
+use unbroken_types::{LinkLayer, Mtu};
 
 use crate::error::{FabricError, Result};
 
@@ -76,20 +86,63 @@ impl FromStr for NicName {
     }
 }
 
+/// The LID of the InfiniBand port that has this address of a fabric: 128 to 32,639, different for each.
+pub fn lid_of(addr: Ipv4Addr) -> u16 {
+    let [.., number, index] = addr.octets();
+    u16::from(number) << 7 | u16::from(index & 0x7f)
+}
+
+/// The LID of the subnet manager that the ports of a fabric name. There is none; no port has this LID.
+pub const SM_LID: u16 = 1;
+
+/// The name of a link layer in `fabric.toml`.
+pub fn link_layer_name(link_layer: LinkLayer) -> &'static str {
+    match link_layer {
+        LinkLayer::Infiniband => "infiniband",
+        LinkLayer::Ethernet => "ethernet",
+    }
+}
+
+/// How a NIC is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NicKind {
+    /// What its port is attached to.
+    pub link_layer: LinkLayer,
+    /// The MTU of its port.
+    pub mtu: Mtu,
+}
+
+impl Default for NicKind {
+    fn default() -> NicKind {
+        NicKind { link_layer: LinkLayer::Ethernet, mtu: Mtu::B4096 }
+    }
+}
+
+impl NicKind {
+    /// The lines of `fabric.toml`.
+    fn to_toml(self) -> String {
+        format!("link_layer = \"{}\"\nmtu = {}\n", link_layer_name(self.link_layer), self.mtu.bytes())
+    }
+}
+
 /// What `fabric.toml` says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// The second octet of all addresses.
     pub octet: u8,
+    /// How NICs are made.
+    pub kind: NicKind,
     /// The hosts.
     pub hosts: Vec<Host>,
+    /// The NICs that are made differently.
+    pub specials: Vec<(NicName, NicKind)>,
 }
 
 impl Shape {
     /// Hosts of these names, numbered from 1, with `nics` NICs each.
     pub fn of(octet: u8, names: &[&str], nics: u8) -> Shape {
         let hosts = names.iter().zip(1..).map(|(name, number)| Host { name: (*name).into(), number, nics }).collect();
-        Shape { octet, hosts }
+        Shape { octet, kind: NicKind::default(), hosts, specials: Vec::new() }
     }
 
     /// The default fabric: hosts a to d, four NICs each.
@@ -102,6 +155,12 @@ impl Shape {
         Ipv4Addr::new(127, self.octet, number, index)
     }
 
+    /// How a NIC is made.
+    pub(crate) fn kind(&self, host: &str, index: u8) -> NicKind {
+        let special = self.specials.iter().find(|(nic, _)| nic.host == host && nic.index == index);
+        special.map_or(self.kind, |(_, kind)| *kind)
+    }
+
     /// Rails, which is the NICs of the host that has most.
     pub fn rails(&self) -> u8 {
         self.hosts.iter().map(|h| h.nics).max().unwrap_or(0)
@@ -110,10 +169,13 @@ impl Shape {
     /// The text of the file.
     pub fn to_toml(&self) -> String {
         let mut text = String::from("# The emulated network: the NIC n of a host is 127.<octet>.<host number>.<n>.\n");
-        let _ = writeln!(text, "version = 1\noctet = {}", self.octet);
+        let _ = write!(text, "version = 1\noctet = {}\n{}", self.octet, self.kind.to_toml());
         for host in &self.hosts {
             let _ =
                 write!(text, "\n[[host]]\nname = \"{}\"\nnumber = {}\nnics = {}\n", host.name, host.number, host.nics);
+        }
+        for (nic, kind) in &self.specials {
+            let _ = write!(text, "\n[[nic]]\nname = \"{nic}\"\n{}", kind.to_toml());
         }
         text
     }
@@ -133,6 +195,18 @@ impl Shape {
         check(file.octet.span(), (1..=254).contains(&octet), format!("octet is {octet}; 1 to 254 are right"))?;
         let count = file.host.len();
         check(0..0, (1..=MAX_HOSTS).contains(&count), format!("{count} hosts; 1 to {MAX_HOSTS} are right"))?;
+        let kind = |base: NicKind, layer: &Option<Spanned<String>>, bytes: &Option<Spanned<i64>>| -> Result<NicKind> {
+            let mut kind = base;
+            if let Some(name) = layer {
+                let found = link_layer(name.get_ref());
+                kind.link_layer = found.map_err(|what| config(line_of(text, Some(name.span())), what))?;
+            }
+            if let Some(bytes) = bytes {
+                kind.mtu = mtu(*bytes.get_ref()).map_err(|what| config(line_of(text, Some(bytes.span())), what))?;
+            }
+            Ok(kind)
+        };
+        let common = kind(NicKind::default(), &file.link_layer, &file.mtu)?;
         let mut hosts: Vec<Host> = Vec::new();
         for host in &file.host {
             let (name, number, nics) = (host.name.get_ref(), *host.number.get_ref(), *host.nics.get_ref());
@@ -149,7 +223,17 @@ impl Shape {
             check(host.nics.span(), fits, format!("{nics} NICs of host '{name}': 1 to {MAX_NICS} are right"))?;
             hosts.push(Host { name: name.clone(), number: number as u8, nics: nics as u8 });
         }
-        Ok(Shape { octet: octet as u8, hosts })
+        let mut specials: Vec<(NicName, NicKind)> = Vec::new();
+        for entry in &file.nic {
+            let nic = NicName::from_str(entry.name.get_ref())
+                .map_err(|e| config(line_of(text, Some(entry.name.span())), e.to_string()))?;
+            let known = hosts.iter().any(|h| h.name == nic.host && nic.index < h.nics);
+            check(entry.name.span(), known, format!("there is no NIC '{nic}': no host above has it"))?;
+            let first = specials.iter().all(|(other, _)| *other != nic);
+            check(entry.name.span(), first, format!("NIC '{nic}' is there twice"))?;
+            specials.push((nic, kind(common, &entry.link_layer, &entry.mtu)?));
+        }
+        Ok(Shape { octet: octet as u8, kind: common, hosts, specials })
     }
 }
 
@@ -158,8 +242,12 @@ impl Shape {
 struct File {
     version: Spanned<i64>,
     octet: Spanned<i64>,
+    link_layer: Option<Spanned<String>>,
+    mtu: Option<Spanned<i64>>,
     #[serde(default)]
     host: Vec<HostEntry>,
+    #[serde(default)]
+    nic: Vec<NicEntry>,
 }
 
 #[derive(Deserialize)]
@@ -168,6 +256,30 @@ struct HostEntry {
     name: Spanned<String>,
     number: Spanned<i64>,
     nics: Spanned<i64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NicEntry {
+    name: Spanned<String>,
+    link_layer: Option<Spanned<String>>,
+    mtu: Option<Spanned<i64>>,
+}
+
+/// The link layer of that name, or what would be right.
+pub fn link_layer(name: &str) -> std::result::Result<LinkLayer, String> {
+    [LinkLayer::Ethernet, LinkLayer::Infiniband]
+        .into_iter()
+        .find(|l| link_layer_name(*l) == name)
+        .ok_or_else(|| format!("link_layer is '{name}'; 'ethernet' and 'infiniband' are right"))
+}
+
+/// The MTU of so many bytes, or what would be right.
+pub fn mtu(bytes: i64) -> std::result::Result<Mtu, String> {
+    (1..=5)
+        .filter_map(Mtu::from_code)
+        .find(|m| m.bytes() as i64 == bytes)
+        .ok_or_else(|| format!("mtu is {bytes}; 256, 512, 1024, 2048 and 4096 are right"))
 }
 
 /// The line, from 1, at which a span begins.
@@ -199,22 +311,46 @@ mod tests {
     }
 
     #[test]
+    fn settings_of_nics() {
+        let mut shape = Shape::standard(77);
+        shape.kind = NicKind { link_layer: LinkLayer::Infiniband, mtu: Mtu::B1024 };
+        shape.specials = vec![(NicName::new("b", 1), NicKind::default())];
+        assert_eq!(Shape::parse(&shape.to_toml(), Path::new("x")).unwrap(), shape);
+        assert_eq!((shape.kind("b", 1), shape.kind("a", 1)), (NicKind::default(), shape.kind));
+        let old =
+            Shape::parse("version = 1\noctet = 77\n[[host]]\nname = \"a\"\nnumber = 1\nnics = 1\n", Path::new("x"));
+        assert_eq!(old.unwrap().kind, NicKind::default());
+    }
+
+    #[test]
+    fn lids_differ() {
+        assert_eq!(lid_of(Ipv4Addr::new(127, 77, 1, 0)), 128);
+        assert_eq!(lid_of(Ipv4Addr::new(127, 77, 254, 127)), 32_639);
+    }
+
+    #[test]
     fn a_wrong_line_is_named() {
         let good = Shape::standard(77).to_toml();
         let text = error(&good.replace("octet = 77", "octet = 300"));
         assert_eq!(text, "/x/fabric.toml:3: octet is 300; 1 to 254 are right");
         let text = error(&good.replacen("nics = 4", "nisc = 4", 1));
-        assert!(text.starts_with("/x/fabric.toml:8: ") && text.contains("nisc") && text.contains("`nics`"), "{text}");
+        assert!(text.starts_with("/x/fabric.toml:10: ") && text.contains("nisc") && text.contains("`nics`"), "{text}");
         let text = error(&good.replace("number = 2", "number = 1"));
-        assert_eq!(text, "/x/fabric.toml:12: number 1 of host 'b' is that of host 'a'");
+        assert_eq!(text, "/x/fabric.toml:14: number 1 of host 'b' is that of host 'a'");
         let text = error(&good.replace("\"b\"", "\"a\""));
-        assert_eq!(text, "/x/fabric.toml:11: host 'a' is there twice");
+        assert_eq!(text, "/x/fabric.toml:13: host 'a' is there twice");
         let text = error(&good.replace("version = 1", "version = 9"));
         assert!(text.starts_with("/x/fabric.toml:2: version is 9"), "{text}");
         let text = error(&good.replace("nics = 4", "nics = \"four\""));
-        assert!(text.starts_with("/x/fabric.toml:8: "), "{text}");
+        assert!(text.starts_with("/x/fabric.toml:10: "), "{text}");
         let text = error(&good.replace("name = \"c\"", "name = \"rail0\""));
-        assert!(text.starts_with("/x/fabric.toml:16: host name 'rail0'"), "{text}");
+        assert!(text.starts_with("/x/fabric.toml:18: host name 'rail0'"), "{text}");
+        let text = error(&good.replace("ethernet", "infinband"));
+        assert_eq!(text, "/x/fabric.toml:4: link_layer is 'infinband'; 'ethernet' and 'infiniband' are right");
+        let text = error(&good.replace("mtu = 4096", "mtu = 1500"));
+        assert_eq!(text, "/x/fabric.toml:5: mtu is 1500; 256, 512, 1024, 2048 and 4096 are right");
+        let text = error(&(good.clone() + "[[nic]]\nname = \"a/4\"\nlink_layer = \"ethernet\"\n"));
+        assert!(text.contains("there is no NIC 'a/4'"), "{text}");
         assert!(error("version = 1\noctet = 77\n").contains("0 hosts"));
         assert!(error("version 1").starts_with("/x/fabric.toml:1: "));
     }

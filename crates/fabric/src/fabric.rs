@@ -12,8 +12,9 @@ use std::time::Duration;
 use rustix::fs::{flock, FlockOperation, Timespec};
 use rustix::thread::futex;
 use unbroken_telemetry::{now_us, Event, EventLog, Runtime, What};
+use unbroken_types::LinkLayer;
 
-use crate::config::{Host, NicName, Shape};
+use crate::config::{Host, NicKind, NicName, Shape};
 use crate::entry::{Entry, Spot, SpotKind};
 use crate::error::{FabricError, Result};
 use crate::fault::{Fault, Place, Selector};
@@ -144,6 +145,32 @@ impl Fabric {
     pub fn nic_addr(&self, host: &str, index: u8) -> Result<Ipv4Addr> {
         let number = self.number(host, index)?;
         Ok(self.shape.addr(number, index))
+    }
+
+    /// What was asked for when the fabric was made, or written into `fabric.toml` since.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// How NIC `index` of `host` is made.
+    pub fn nic_kind(&self, host: &str, index: u8) -> NicKind {
+        self.shape.kind(host, index)
+    }
+
+    /// The address of the InfiniBand port with this LID (see [`lid_of`](crate::lid_of)), or why there is none.
+    pub fn addr_of_lid(&self, lid: u16) -> Result<Ipv4Addr> {
+        let addr = self.shape.addr((lid >> 7).min(255) as u8, (lid & 0x7f) as u8);
+        let nic = self.locate(addr).ok_or_else(|| {
+            FabricError::Name(format!(
+                "no port of the fabric has LID {lid}; the LID of a port is 128 * host number + NIC"
+            ))
+        })?;
+        match self.nic_kind(&nic.host, nic.index).link_layer {
+            LinkLayer::Infiniband => Ok(addr),
+            LinkLayer::Ethernet => {
+                Err(FabricError::Name(format!("LID {lid} would be that of NIC {nic}, whose link layer is Ethernet")))
+            }
+        }
     }
 
     /// The NIC that has this address, if it is one of the fabric.
@@ -433,7 +460,7 @@ fn make(runtime: &Runtime, shape: &Shape, must_be_new: bool) -> Result<Shape> {
         }
         Err(_) => {}
     }
-    let shape = Shape { octet: registry.choose(runtime)?, hosts: shape.hosts.clone() };
+    let shape = Shape { octet: registry.choose(runtime)?, ..shape.clone() };
     let text = shape.to_toml();
     // What cannot be read back must not be written.
     Shape::parse(&text, &path)?;

@@ -35,7 +35,9 @@ mod units;
 mod view;
 
 pub use conditions::{Burst, Conditions};
-pub use config::{Host, NicName, Shape, MAX_HOSTS, MAX_NICS};
+pub use config::{
+    lid_of, link_layer, link_layer_name, mtu, Host, NicKind, NicName, Shape, MAX_HOSTS, MAX_NICS, SM_LID,
+};
 pub use error::FabricError;
 pub use fabric::{ActiveFault, Fabric, Schedule};
 pub use fault::{Fault, Impairment, Place, Selector, Way};

@@ -5,23 +5,42 @@ use crate::objects::{free, AhObj, ContextObj, PdObj};
 use std::ffi::c_int;
 use std::mem::zeroed;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use unbroken_types::{Gid, WcFlags};
+use unbroken_shift::front;
+use unbroken_types::{Gid, LinkLayer, WcFlags};
 use unbroken_verbs::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_grh, ibv_pd, ibv_wc};
 use unbroken_verbs::{Error, Result};
 
-/// The destination of an address vector; RoCE needs a global route from GID index 0 of port 1.
-pub fn destination(attr: &ibv_ah_attr) -> Result<Gid> {
-    if attr.is_global == 0 {
-        return Err(Error::invalid("is_global is 0: RoCE addresses peers by GID, set is_global and grh.dgid"));
+/// The port that address vectors begin at.
+pub trait Ports {
+    /// What a port, by number, is attached to.
+    fn link_layer(&self, port: u8) -> Result<LinkLayer>;
+    /// The GID of the port that has this LID.
+    fn gid_of_lid(&self, lid: u16) -> Result<Gid>;
+}
+
+impl Ports for front::Context {
+    fn link_layer(&self, port: u8) -> Result<LinkLayer> {
+        Ok(self.port(port)?.link_layer)
     }
-    if attr.port_num != 1 {
-        return Err(Error::invalid(format!("port_num {}: this device has port 1 only", attr.port_num)));
+
+    fn gid_of_lid(&self, lid: u16) -> Result<Gid> {
+        self.gid_of_lid(lid)
     }
-    if attr.grh.sgid_index != 0 {
+}
+
+/// The peer that an address vector names. RoCE needs a global route from GID index 0. In an InfiniBand subnet the LID leads to the
+/// peer; a global route may be there too, and stands for the LID where that is 0.
+pub fn destination(attr: &ibv_ah_attr, ports: &impl Ports) -> Result<Gid> {
+    let infiniband = ports.link_layer(attr.port_num)? == LinkLayer::Infiniband;
+    if attr.is_global != 0 && attr.grh.sgid_index != 0 {
         return Err(Error::invalid(format!("sgid_index {}: this port has GID index 0 only", attr.grh.sgid_index)));
     }
-    // SAFETY: all members of the union are plain bytes.
-    Ok(Gid(unsafe { attr.grh.dgid.raw }))
+    match (infiniband, attr.is_global != 0) {
+        (true, global) if attr.dlid != 0 || !global => ports.gid_of_lid(attr.dlid),
+        // SAFETY: all members of the union are plain bytes.
+        (_, true) => Ok(Gid(unsafe { attr.grh.dgid.raw })),
+        (_, false) => Err(Error::invalid("is_global is 0: RoCE addresses peers by GID, set is_global and grh.dgid")),
+    }
 }
 
 #[no_mangle]
@@ -30,7 +49,8 @@ unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *
         // SAFETY: an object of ours and the caller's structure.
         let (owner, attr) = unsafe { (PdObj::of(pd)?, crate::ffi::deref(attr, "attr")?) };
         let c = ibv_ah { context: owner.c.context, pd, handle: 0 };
-        Ok(Box::into_raw(Box::new(AhObj { c, gid: destination(attr)? })).cast())
+        let gid = destination(attr, &*owner.front)?;
+        Ok(Box::into_raw(Box::new(AhObj { c, gid, grh: attr.is_global != 0 })).cast())
     })
 }
 
@@ -72,18 +92,29 @@ unsafe extern "C" fn ibv_init_ah_from_wc(
     crate::ffi::minus_one("ibv_init_ah_from_wc", || {
         // SAFETY: an object of ours and the caller's structures. The GRH lies in a receive buffer, at any alignment.
         let (owner, wc) = unsafe { (ContextObj::of(context)?, crate::ffi::deref(wc, "wc")?) };
-        owner.front.port(port)?;
-        if wc.wc_flags & WcFlags::GRH == 0 || grh.is_null() {
-            return Err(Error::invalid("the completion has no GRH, which holds the sender's address in RoCE"));
+        let port_attr = owner.front.port(port)?;
+        let with_grh = wc.wc_flags & WcFlags::GRH != 0;
+        if grh.is_null() && (with_grh || port_attr.link_layer == LinkLayer::Ethernet) {
+            return Err(Error::invalid("grh is NULL, but it holds the sender's address"));
+        }
+        // SAFETY: plain integers.
+        let mut a: ibv_ah_attr = unsafe { zeroed() };
+        a.port_num = port;
+        a.sl = wc.sl;
+        a.dlid = wc.slid;
+        a.src_path_bits = wc.dlid_path_bits;
+        if !with_grh {
+            if port_attr.link_layer == LinkLayer::Ethernet {
+                return Err(Error::invalid("the completion has no GRH, which holds the sender's address in RoCE"));
+            }
+            // SAFETY: the caller's structure.
+            unsafe { attr.write(a) };
+            return Ok(());
         }
         // SAFETY: as above.
         let (from, to, hop_limit, traffic_class, flow_label) = route_back(&unsafe { grh.read_unaligned() });
-        let index = owner.front.port(port)?.gids.iter().position(|g| *g == to).unwrap_or(0);
-        // SAFETY: plain integers.
-        let mut a: ibv_ah_attr = unsafe { zeroed() };
+        let index = port_attr.gids.iter().position(|g| *g == to).unwrap_or(0);
         a.is_global = 1;
-        a.port_num = port;
-        a.sl = wc.sl;
         a.grh.dgid = ibv_gid { raw: from.0 };
         a.grh.sgid_index = index as u8;
         a.grh.hop_limit = hop_limit;
@@ -115,8 +146,21 @@ unsafe extern "C" fn ibv_create_ah_from_wc(
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+
+    /// A device with one port, where LID 5 is known.
+    pub struct OnePort(pub LinkLayer);
+
+    impl Ports for OnePort {
+        fn link_layer(&self, port: u8) -> Result<LinkLayer> {
+            (port == 1).then_some(self.0).ok_or_else(|| Error::invalid(format!("port {port}")))
+        }
+
+        fn gid_of_lid(&self, lid: u16) -> Result<Gid> {
+            (lid == 5).then_some(Gid([5; 16])).ok_or_else(|| Error::invalid(format!("LID {lid}")))
+        }
+    }
 
     #[test]
     fn an_ipv4_sender_is_read_from_the_last_twenty_bytes() {
@@ -134,14 +178,33 @@ mod tests {
     }
 
     #[test]
-    fn an_address_without_a_gid_is_refused() {
+    fn ethernet_needs_a_gid() {
         // SAFETY: plain integers.
         let mut attr: ibv_ah_attr = unsafe { zeroed() };
+        let port = OnePort(LinkLayer::Ethernet);
+        assert!(destination(&attr, &port).unwrap_err().to_string().contains("port 0"));
         attr.port_num = 1;
-        assert!(destination(&attr).unwrap_err().to_string().contains("is_global"));
+        attr.dlid = 5;
+        assert!(destination(&attr, &port).unwrap_err().to_string().contains("is_global"));
         attr.is_global = 1;
-        assert!(destination(&attr).is_ok());
+        assert_eq!(destination(&attr, &port).unwrap(), Gid::default());
         attr.grh.sgid_index = 3;
-        assert!(destination(&attr).unwrap_err().to_string().contains("sgid_index 3"));
+        assert!(destination(&attr, &port).unwrap_err().to_string().contains("sgid_index 3"));
+    }
+
+    #[test]
+    fn infiniband_goes_by_the_lid() {
+        // SAFETY: plain integers.
+        let mut attr: ibv_ah_attr = unsafe { zeroed() };
+        let port = OnePort(LinkLayer::Infiniband);
+        attr.port_num = 1;
+        assert!(destination(&attr, &port).unwrap_err().to_string().contains("LID 0"));
+        attr.dlid = 5;
+        assert_eq!(destination(&attr, &port).unwrap(), Gid([5; 16]));
+        attr.is_global = 1;
+        attr.grh.dgid = ibv_gid { raw: [9; 16] };
+        assert_eq!(destination(&attr, &port).unwrap(), Gid([5; 16]), "the subnet's way");
+        attr.dlid = 0;
+        assert_eq!(destination(&attr, &port).unwrap(), Gid([9; 16]));
     }
 }

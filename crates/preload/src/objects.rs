@@ -16,8 +16,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use unbroken_shift::front;
 use unbroken_types::{Gid, QpType};
 use unbroken_verbs::abi::{
-    ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_dm, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex,
-    ibv_srq, ibv_td, verbs_context,
+    ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_dm, ibv_mr, ibv_pd, ibv_qp,
+    ibv_qp_ex, ibv_srq, ibv_td, verbs_context,
 };
 use unbroken_verbs::{CompChannel, Cq, Result, Srq};
 
@@ -111,6 +111,7 @@ pub struct SrqObj {
 pub struct QpObj {
     pub c: UnsafeCell<ibv_qp_ex>,
     pub qp: Arc<front::Qp>,
+    pub front: Arc<front::Context>,
     pub cookie: u64,
     pub is_ud: bool,
     /// Made with `send_ops_flags`: the builders may be used.
@@ -118,6 +119,8 @@ pub struct QpObj {
     pub async_events: Acks,
     pub builder: UnsafeCell<crate::builder::Builder>,
     pub init: InitAttr,
+    /// The address vector as the program gave it, for `ibv_query_qp`; none before RTR.
+    pub av: Mutex<Option<ibv_ah_attr>>,
 }
 
 /// What `ibv_query_qp` repeats of the creation.
@@ -131,7 +134,10 @@ pub struct InitAttr {
 #[repr(C)]
 pub struct AhObj {
     pub c: ibv_ah,
+    /// The peer.
     pub gid: Gid,
+    /// The packets have a GRH.
+    pub grh: bool,
 }
 
 // SAFETY: the C part is shared with the program by contract; ours is made of thread-safe parts. `current` and `builder` are used
@@ -195,7 +201,8 @@ pub unsafe fn free<T>(p: *const T) {
     drop(unsafe { Box::from_raw(p.cast_mut()) });
 }
 
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks a mutex; a panic elsewhere does not make what it guards useless.
+pub fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

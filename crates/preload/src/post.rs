@@ -94,7 +94,8 @@ unsafe fn post_one(object: &QpObj, wr: &ibv_send_wr) -> Result<()> {
             }
             SendOpcode::Send | SendOpcode::SendImm if object.is_ud => {
                 let ud = wr.wr.ud;
-                out.ud = Some(UdDest { gid: AhObj::of(ud.ah)?.gid, qpn: ud.remote_qpn, qkey: ud.remote_qkey });
+                let ah = AhObj::of(ud.ah)?;
+                out.ud = Some(UdDest { gid: ah.gid, grh: ah.grh, qpn: ud.remote_qpn, qkey: ud.remote_qkey });
             }
             SendOpcode::Send | SendOpcode::SendImm => {}
         }

@@ -2,14 +2,15 @@
 
 use crate::builder::{self, Builder};
 use crate::ffi::{code, deref, pointer};
-use crate::objects::{free, fresh_cookie, Acks, CqObj, InitAttr, PdObj, QpObj, SrqObj, QPS};
+use crate::objects::{free, fresh_cookie, lock, Acks, CqObj, InitAttr, PdObj, QpObj, SrqObj, QPS};
 use crate::qp_attr::{caps_to_c, change, snapshot};
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::mem::zeroed;
 use std::ptr::{addr_of_mut, null_mut};
+use std::sync::Mutex;
 use unbroken_shift::front::QpRequest;
-use unbroken_types::{QpCaps, QpType};
+use unbroken_types::{QpCaps, QpState, QpType};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{Error, Result};
 
@@ -145,6 +146,8 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
         extended: r.send_ops != 0,
         async_events: Acks::default(),
         init: InitAttr { kind, sq_sig_all: r.sq_sig_all },
+        front: pd.front.clone(),
+        av: Mutex::default(),
     }));
     QPS.insert(cookie, object);
     Ok(object.cast())
@@ -164,8 +167,15 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask
     code("ibv_modify_qp", || {
         // SAFETY: a QP of ours and the caller's structure.
         let (object, attr) = unsafe { (QpObj::of(qp)?, deref(attr, "attr")?) };
-        object.qp.modify(&change(object.init.kind, object.qp.state(), attr, mask)?)?;
+        let ports = &*object.front;
+        object.qp.modify(&change(object.init.kind, object.qp.state(), attr, mask, ports)?)?;
+        if mask & IBV_QP_AV != 0 {
+            *lock(&object.av) = Some(attr.ah_attr);
+        }
         if mask & IBV_QP_STATE != 0 {
+            if attr.qp_state == QpState::Reset as c_int {
+                *lock(&object.av) = None;
+            }
             // SAFETY: a field that is ours to write.
             unsafe { (*object.c.get()).qp_base.state = attr.qp_state };
         }
@@ -183,7 +193,7 @@ unsafe extern "C" fn ibv_query_qp(
     code("ibv_query_qp", || {
         // SAFETY: a QP of ours.
         let object = unsafe { QpObj::of(qp) }?;
-        let now = snapshot(&object.qp.query(), object.qp.state());
+        let now = snapshot(&object.qp.query(), object.qp.state(), *lock(&object.av));
         // SAFETY: the C part is ours; the caller's two structures.
         unsafe {
             let c = &raw mut (*object.c.get()).qp_base;

@@ -3,9 +3,9 @@
 //! The table is the specification's (and the kernel's `ib_modify_qp_is_ok`): a change that lacks an attribute it needs, or carries
 //! one that it must not, changes nothing.
 
-use crate::ah::destination;
+use crate::ah::{destination, Ports};
 use std::ffi::c_int;
-use unbroken_types::{Access, Gid, Mtu, QpState, QpType, PSN_MASK};
+use unbroken_types::{Access, Mtu, QpState, QpType, PSN_MASK};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{Error, QpModify, QpSnapshot, Result};
 
@@ -106,7 +106,7 @@ fn qp_state(code: c_int) -> Result<QpState> {
 }
 
 /// What `ibv_modify_qp` asks for, checked against the QP's present state.
-pub fn change(kind: QpType, now: QpState, attr: &ibv_qp_attr, mask: c_int) -> Result<QpModify> {
+pub fn change(kind: QpType, now: QpState, attr: &ibv_qp_attr, mask: c_int, ports: &impl Ports) -> Result<QpModify> {
     let has = |bit| mask & bit != 0;
     let to = if has(IBV_QP_STATE) { qp_state(attr.qp_state)? } else { now };
     if has(IBV_QP_CUR_STATE) && attr.cur_qp_state != now as c_int {
@@ -121,7 +121,7 @@ pub fn change(kind: QpType, now: QpState, attr: &ibv_qp_attr, mask: c_int) -> Re
     if surplus != 0 {
         return Err(Error::invalid(format!("{now:?} to {to:?} must not set {}", names(surplus))));
     }
-    check_values(attr, mask)?;
+    check_values(attr, mask, ports)?;
     let mut m = QpModify::default();
     m.rc.state = has(IBV_QP_STATE).then_some(to);
     m.rc.dest_qpn = has(IBV_QP_DEST_QPN).then_some(attr.dest_qp_num);
@@ -143,13 +143,13 @@ pub fn change(kind: QpType, now: QpState, attr: &ibv_qp_attr, mask: c_int) -> Re
         })?);
     }
     if has(IBV_QP_AV) {
-        m.dest_gid = Some(destination(&attr.ah_attr)?);
+        m.dest_gid = Some(destination(&attr.ah_attr, ports)?);
     }
     Ok(m)
 }
 
 /// Ports, indices and features that do not exist. The ranges of the transport's attributes are the transport's to check.
-fn check_values(attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
+fn check_values(attr: &ibv_qp_attr, mask: c_int, ports: &impl Ports) -> Result<()> {
     let has = |bit| mask & bit != 0;
     if has(IBV_QP_ALT_PATH) {
         return Err(Error::unsupported("IBV_QP_ALT_PATH: alternate paths are chosen by Unbroken itself"));
@@ -160,14 +160,14 @@ fn check_values(attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
     if has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0 {
         return Err(Error::invalid(format!("pkey_index {}: this port has index 0 only", attr.pkey_index)));
     }
-    if has(IBV_QP_PORT) && attr.port_num != 1 {
-        return Err(Error::invalid(format!("port_num {}: this device has port 1 only", attr.port_num)));
+    if has(IBV_QP_PORT) {
+        ports.link_layer(attr.port_num)?;
     }
     Ok(())
 }
 
 /// What `ibv_query_qp` answers. Attributes that were never set are 0.
-pub fn snapshot(s: &QpSnapshot, state: QpState) -> ibv_qp_attr {
+pub fn snapshot(s: &QpSnapshot, state: QpState, av: Option<ibv_ah_attr>) -> ibv_qp_attr {
     // SAFETY: plain integers throughout.
     let mut a: ibv_qp_attr = unsafe { std::mem::zeroed() };
     let rc = &s.attrs.rc;
@@ -187,12 +187,7 @@ pub fn snapshot(s: &QpSnapshot, state: QpState) -> ibv_qp_attr {
     a.retry_cnt = rc.retry_cnt.unwrap_or(0);
     a.rnr_retry = rc.rnr_retry.unwrap_or(0);
     a.port_num = 1;
-    if let Some(Gid(raw)) = s.attrs.dest_gid {
-        a.ah_attr.is_global = 1;
-        a.ah_attr.port_num = 1;
-        a.ah_attr.grh.dgid = ibv_gid { raw };
-        a.ah_attr.grh.hop_limit = 64;
-    }
+    a.ah_attr = av.unwrap_or(a.ah_attr);
     a
 }
 
@@ -210,6 +205,8 @@ pub fn caps_to_c(c: unbroken_types::QpCaps) -> ibv_qp_cap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ah::tests::OnePort;
+    use unbroken_types::LinkLayer;
 
     const TO_INIT: c_int = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
     const TO_RTR: c_int = IBV_QP_STATE
@@ -219,6 +216,8 @@ mod tests {
         | IBV_QP_RQ_PSN
         | IBV_QP_MAX_DEST_RD_ATOMIC
         | IBV_QP_MIN_RNR_TIMER;
+
+    const PORT: OnePort = OnePort(LinkLayer::Ethernet);
 
     fn attr(state: QpState) -> ibv_qp_attr {
         // SAFETY: plain integers throughout.
@@ -232,13 +231,13 @@ mod tests {
     }
 
     fn refusal(kind: QpType, now: QpState, a: &ibv_qp_attr, mask: c_int) -> String {
-        change(kind, now, a, mask).unwrap_err().to_string()
+        change(kind, now, a, mask, &PORT).unwrap_err().to_string()
     }
 
     #[test]
     fn the_usual_way_up_passes() {
-        assert!(change(Rc, Reset, &attr(Init), TO_INIT).is_ok());
-        let m = change(Rc, Init, &attr(Rtr), TO_RTR).unwrap();
+        assert!(change(Rc, Reset, &attr(Init), TO_INIT, &PORT).is_ok());
+        let m = change(Rc, Init, &attr(Rtr), TO_RTR, &PORT).unwrap();
         assert_eq!(m.rc.mtu, Some(Mtu::B1024));
         assert!(m.dest_gid.is_some());
         let to_rts = IBV_QP_STATE
@@ -247,11 +246,11 @@ mod tests {
             | IBV_QP_RNR_RETRY
             | IBV_QP_SQ_PSN
             | IBV_QP_MAX_QP_RD_ATOMIC;
-        assert!(change(Rc, Rtr, &attr(Rts), to_rts).is_ok());
-        assert!(change(Ud, Rtr, &attr(Rts), IBV_QP_STATE | IBV_QP_SQ_PSN).is_ok());
+        assert!(change(Rc, Rtr, &attr(Rts), to_rts, &PORT).is_ok());
+        assert!(change(Ud, Rtr, &attr(Rts), IBV_QP_STATE | IBV_QP_SQ_PSN, &PORT).is_ok());
         for from in [Reset, Init, Rtr, Rts, Sqd, Sqe, Error_] {
-            assert!(change(Rc, from, &attr(Error_), IBV_QP_STATE).is_ok());
-            assert!(change(Rc, from, &attr(Reset), IBV_QP_STATE).is_ok());
+            assert!(change(Rc, from, &attr(Error_), IBV_QP_STATE, &PORT).is_ok());
+            assert!(change(Rc, from, &attr(Reset), IBV_QP_STATE, &PORT).is_ok());
         }
     }
 
@@ -271,12 +270,12 @@ mod tests {
         assert!(refusal(Rc, Init, &a, TO_RTR).contains("path_mtu 9"));
         let mut a = attr(Init);
         a.port_num = 2;
-        assert!(refusal(Rc, Reset, &a, TO_INIT).contains("port_num 2"));
+        assert!(refusal(Rc, Reset, &a, TO_INIT).contains("port 2"));
         let mut a = attr(Init);
         a.qp_state = 77;
         assert!(refusal(Rc, Reset, &a, TO_INIT).contains("qp_state 77"));
         let mut a = attr(Rtr);
         a.rq_psn = 0xff00_0001;
-        assert_eq!(change(Rc, Init, &a, TO_RTR).unwrap().rc.rq_psn, Some(1));
+        assert_eq!(change(Rc, Init, &a, TO_RTR, &PORT).unwrap().rc.rq_psn, Some(1));
     }
 }

@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_uint};
 use std::mem::{offset_of, size_of, zeroed};
 use std::time::{SystemTime, UNIX_EPOCH};
 use unbroken_shift::front;
-use unbroken_types::Gid;
+use unbroken_types::{Gid, LinkLayer};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{Error, PortState, Result};
 
@@ -20,6 +20,8 @@ const SPEED_EDR: u8 = 32;
 /// `ibv_port_attr::phys_state`.
 const PHYS_LINK_UP: u8 = 5;
 const PHYS_DISABLED: u8 = 3;
+/// `ibv_port_attr::subnet_timeout` that subnet managers set: 4.096 µs · 2^18, about a second.
+const SUBNET_TIMEOUT: u8 = 18;
 /// Entries of a port's GID table, at least.
 const GID_TABLE_LEN: usize = 4;
 
@@ -78,15 +80,22 @@ fn port_attr(front: &front::Context, port: u8) -> Result<ibv_port_attr> {
     a.max_mtu = p.max_mtu as c_int;
     a.active_mtu = p.active_mtu as c_int;
     a.gid_tbl_len = table_len(&p.gids) as c_int;
-    a.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS;
+    a.port_cap_flags = IBV_PORT_CM_SUP;
     a.max_msg_sz = p.max_msg_sz;
     a.pkey_tbl_len = 1;
     a.max_vl_num = 1;
     a.active_width = WIDTH_4X;
     a.active_speed = SPEED_EDR;
     a.phys_state = if p.state == PortState::Active { PHYS_LINK_UP } else { PHYS_DISABLED };
-    a.link_layer = IBV_LINK_LAYER_ETHERNET;
-    a.flags = IBV_QPF_GRH_REQUIRED;
+    a.link_layer = p.link_layer as u8;
+    (a.lid, a.sm_lid) = (p.lid, p.sm_lid);
+    match p.link_layer {
+        LinkLayer::Infiniband => a.subnet_timeout = SUBNET_TIMEOUT,
+        LinkLayer::Ethernet => {
+            a.port_cap_flags |= IBV_PORT_IP_BASED_GIDS;
+            a.flags = IBV_QPF_GRH_REQUIRED;
+        }
+    }
     Ok(a)
 }
 
@@ -113,7 +122,7 @@ fn gid_entry(gid: Gid, index: u32, port: u32) -> ibv_gid_entry {
         gid: ibv_gid { raw: gid.0 },
         gid_index: index,
         port_num: port,
-        gid_type: IBV_GID_TYPE_ROCE_V2,
+        gid_type: if gid.is_infiniband() { IBV_GID_TYPE_IB } else { IBV_GID_TYPE_ROCE_V2 },
         ndev_ifindex: 0,
     }
 }
@@ -228,7 +237,10 @@ unsafe extern "C" fn ibv_query_gid_type(
         unsafe {
             let found = gid_at(&ContextObj::of(context)?.front, port.into(), index as usize)?;
             // libibverbs calls an empty entry InfiniBand or RoCEv1.
-            gid_type.write(found.map_or(IBV_GID_TYPE_SYSFS_IB_ROCE_V1, |_| IBV_GID_TYPE_SYSFS_ROCE_V2));
+            gid_type.write(match found {
+                Some(gid) if !gid.is_infiniband() => IBV_GID_TYPE_SYSFS_ROCE_V2,
+                _ => IBV_GID_TYPE_SYSFS_IB_ROCE_V1,
+            });
         }
         Ok(())
     })

@@ -12,6 +12,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use unbroken_shift::front::{inventory, Inventory, NicInfo};
+use unbroken_types::LinkLayer;
 
 /// Kernel ABI of uverbs, as `infiniband_verbs/abi_version` says it.
 const ABI: &str = "6\n";
@@ -97,6 +98,10 @@ fn device(folder: &Path, nic: &NicInfo) -> io::Result<()> {
     let node_guid = guid(nic.node_guid);
     let [high, low] = [0, 8].map(|at| u64::from_be_bytes(nic.gid.0[at..at + 8].try_into().expect("eight bytes")));
     let gid = format!("{}:{}", guid(high), guid(low));
+    let (link_layer, gid_type) = match nic.link_layer {
+        LinkLayer::Infiniband => ("InfiniBand", "IB/RoCE v1"),
+        LinkLayer::Ethernet => ("Ethernet", "RoCE v2"),
+    };
     let files: &[(&str, &str)] = &[
         ("node_type", "1: CA"),
         ("node_guid", &node_guid),
@@ -105,22 +110,29 @@ fn device(folder: &Path, nic: &NicInfo) -> io::Result<()> {
         ("fw_ver", env!("CARGO_PKG_VERSION")),
         ("hw_rev", "1"),
         ("hca_type", "unbroken"),
-        ("ports/1/link_layer", "Ethernet"),
+        ("ports/1/link_layer", link_layer),
         ("ports/1/rate", "100 Gb/sec (4X EDR)"),
-        ("ports/1/lid", "0x0"),
+        ("ports/1/lid", &format!("{:#x}", nic.lid)),
         ("ports/1/lid_mask_count", "0"),
-        ("ports/1/sm_lid", "0x0"),
+        ("ports/1/sm_lid", &format!("{:#x}", nic.sm_lid)),
         ("ports/1/sm_sl", "0"),
         ("ports/1/cap_mask", "0x04010000"),
         ("ports/1/pkeys/0", "0xffff"),
         ("ports/1/gids/0", &gid),
-        ("ports/1/gid_attrs/types/0", "RoCE v2"),
-        ("ports/1/gid_attrs/ndevs/0", &nic.interface),
+        ("ports/1/gid_attrs/types/0", gid_type),
     ];
     for (name, text) in files {
         put(&folder.join(name), &format!("{text}\n"))?;
     }
-    Ok(())
+    let interface = port.join("gid_attrs/ndevs/0");
+    match nic.link_layer {
+        LinkLayer::Ethernet => put(&interface, &format!("{}\n", nic.interface)),
+        // An InfiniBand port belongs to no network interface. The fabric may have been another when the tree was made.
+        LinkLayer::Infiniband => match fs::remove_file(&interface) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        },
+    }
 }
 
 fn write_states(root: &Path, inventory: &Inventory) -> io::Result<()> {
@@ -141,6 +153,9 @@ mod tests {
     fn tree(nics: usize) -> Inventory {
         let nic = NicInfo {
             gid: Default::default(),
+            link_layer: LinkLayer::Ethernet,
+            lid: 0,
+            sm_lid: 0,
             node_guid: 0x0255_4e00_7f4d_0100,
             interface: "lo".to_owned(),
             active: true,

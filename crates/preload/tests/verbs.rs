@@ -8,6 +8,7 @@ use std::mem::{size_of, zeroed};
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::time::{Duration, Instant};
 use unbroken_fabric::{Fabric, Fault, Runtime};
+use unbroken_types::LinkLayer;
 use unbroken_verbs::abi::*;
 
 #[test]
@@ -26,10 +27,10 @@ fn what_a_device_says_of_itself() {
         assert_eq!(query_port(context, 1, room.as_mut_ptr().cast(), 56), 0);
         assert_eq!(room[55..57], [0, 0xaa]);
         let port: ibv_port_attr = room.as_ptr().cast::<ibv_port_attr>().read_unaligned();
-        assert_eq!((port.state, port.link_layer, port.pkey_tbl_len), (4, IBV_LINK_LAYER_ETHERNET, 1));
+        assert_eq!((port.state, port.link_layer, port.pkey_tbl_len), (4, LinkLayer::Ethernet as u8, 1));
         room = [0xaa; 64];
         assert_eq!(ibv_query_port(context, 1, room.as_mut_ptr().cast()), 0);
-        assert_eq!((room[46], room[48]), (IBV_LINK_LAYER_ETHERNET, 0xaa));
+        assert_eq!((room[46], room[48]), (LinkLayer::Ethernet as u8, 0xaa));
         assert_eq!(query_port(context, 2, room.as_mut_ptr().cast(), 52), libc::EINVAL);
 
         let mut gid: ibv_gid = zeroed();

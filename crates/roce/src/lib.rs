@@ -39,5 +39,5 @@ pub use rc::RcQp;
 pub use responder::RcEvent;
 pub use rq::RecvRing;
 pub use uc::{UcConfig, UcQp};
-pub use ud::{UdConfig, UdModify, UdQp, GRH_BYTES};
+pub use ud::{UdConfig, UdModify, UdQp, UdRoute, GRH_BYTES};
 pub use wr::{PostError, RecvWr, SendWr, UdDest, MAX_MESSAGE_BYTES};

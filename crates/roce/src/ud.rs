@@ -1,7 +1,8 @@
 //! A UD QP: single packets to anyone, without acknowledgement.
 //!
 //! A send is complete when its packet has been handed to the sink. A datagram is dropped when its Q_Key is not the QP's, when no
-//! receive is posted, or when the receive is too short for it and the 40 bytes of GRH in front. A send whose memory cannot be read
+//! receive is posted, or when the receive is too short for it and the 40 bytes of GRH in front. With link layer InfiniBand those are
+//! written only if the sender's address handle has a GRH; the completion says so, and has the sender's LID. A send whose memory cannot be read
 //! takes the QP to SQE, a receive whose memory cannot be written takes it to ERR; what is outstanding there is flushed.
 
 use crate::attr::ModifyError;
@@ -40,6 +41,17 @@ pub struct UdConfig {
     pub sq_sig_all: bool,
     /// The MTU of the port: the largest message.
     pub mtu: Mtu,
+}
+
+/// Where a datagram comes from and went to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UdRoute {
+    /// The sender's GID.
+    pub src: Gid,
+    /// Our GID.
+    pub dst: Gid,
+    /// The sender's LID with link layer InfiniBand, else 0.
+    pub slid: u16,
 }
 
 /// A change of a UD QP; `None` leaves an attribute as it is.
@@ -193,12 +205,11 @@ impl UdQp {
         Ok(())
     }
 
-    /// Takes a packet that was sent to this QPN, from `src` to `dst`.
+    /// Takes a packet that was sent to this QPN.
     pub fn handle_packet(
         &mut self,
         packet: &Packet<'_>,
-        src: Gid,
-        dst: Gid,
+        route: &UdRoute,
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
     ) {
@@ -215,9 +226,11 @@ impl UdQp {
             self.dropped += 1;
             return;
         };
-        let header = grh(src, dst, packet.payload.len());
+        let with_grh = route.slid == 0 || deth.grh;
+        let header = grh(route, packet.payload.len());
+        let header: &[u8] = if with_grh { &header } else { &[] };
         let placed =
-            scatter(mem, pd, sges, 0, &header).and_then(|()| scatter(mem, pd, sges, GRH_BYTES as u64, packet.payload));
+            scatter(mem, pd, sges, 0, header).and_then(|()| scatter(mem, pd, sges, GRH_BYTES as u64, packet.payload));
         if placed.is_err() {
             self.state = QpState::Err;
             self.flush_recvs(WcStatus::LocProtErr, out);
@@ -227,8 +240,11 @@ impl UdQp {
         let mut wc =
             recv_wc(self.config.wc_qpn, rqe.wr_id, WcStatus::Success, WcOpcode::Recv, len as u32, packet.ext.imm());
         wc.src_qp = deth.src_qpn;
-        wc.wc_flags |= WcFlags::GRH;
-        if dst.to_ipv4().is_some() {
+        wc.slid = route.slid;
+        if with_grh {
+            wc.wc_flags |= WcFlags::GRH;
+        }
+        if route.dst.to_ipv4().is_some() {
             wc.sl = SL_IPV4;
         }
         self.recvs.pop();
@@ -256,7 +272,7 @@ impl UdQp {
                 psn: self.psn,
             };
             let qkey = if dest.qkey & OWN_QKEY != 0 { self.qkey } else { dest.qkey };
-            let deth = Deth { qkey, src_qpn: self.config.qpn };
+            let deth = Deth { qkey, src_qpn: self.config.qpn, grh: dest.grh };
             let ext = if with_imm { Ext::DethImm(deth, wqe.imm_data) } else { Ext::Deth(deth) };
             let payload = match self.sends.data(index) {
                 Data::Inline(bytes) => Payload::Bytes(bytes),
@@ -308,8 +324,9 @@ impl UdQp {
     }
 }
 
-/// What stands before a datagram in the receive buffer: an IPv6 header, or 20 bytes of nothing and an IPv4 header.
-fn grh(src: Gid, dst: Gid, payload_len: usize) -> [u8; GRH_BYTES] {
+/// What stands before a datagram in the receive buffer: a GRH, an IPv6 header, or 20 bytes of nothing and an IPv4 header.
+fn grh(route: &UdRoute, payload_len: usize) -> [u8; GRH_BYTES] {
+    let UdRoute { src, dst, slid } = *route;
     // BTH, DETH, ICRC and UDP header; what softnic does not see of the packet (TOS, TTL, checksums) is a plausible constant.
     let udp_len = (8 + 12 + 8 + payload_len + pad_of(payload_len) as usize + 4) as u16;
     let mut g = [0u8; GRH_BYTES];
@@ -325,8 +342,10 @@ fn grh(src: Gid, dst: Gid, payload_len: usize) -> [u8; GRH_BYTES] {
         }
         _ => {
             g[0] = 0x60;
-            g[4..6].copy_from_slice(&udp_len.to_be_bytes());
-            g[6] = 17;
+            // A GRH is followed by the BTH (next header 0x1b), an IPv6 header by UDP.
+            let (len, next) = if slid == 0 { (udp_len, 17) } else { (udp_len - 8, 0x1b) };
+            g[4..6].copy_from_slice(&len.to_be_bytes());
+            g[6] = next;
             g[7] = 64;
             g[8..24].copy_from_slice(&src.0);
             g[24..40].copy_from_slice(&dst.0);

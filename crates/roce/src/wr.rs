@@ -58,6 +58,8 @@ pub struct UdDest {
     pub qpn: u32,
     /// The key that the peer's QP has. With the highest bit set, the sender's own key is sent, as the specification says.
     pub qkey: u32,
+    /// With link layer InfiniBand: the receiver gets a GRH. (With Ethernet it always does.)
+    pub grh: bool,
 }
 
 /// The largest message in bytes.

@@ -255,7 +255,7 @@ fn ud_and_uc_share_too() {
         qp
     });
     let mut sink = VecSink { mem: &mem, room: 100, packets: vec![] };
-    let dest = UdDest { gid: Gid::default(), qpn: 2, qkey: 5 };
+    let dest = UdDest { gid: Gid::default(), qpn: 2, qkey: 5, grh: false };
     let short = [sge(SRC, 0, 100)];
     ud[0].post_send(&SendWr { ud: Some(dest), ..wr(1, SendOpcode::Send, &short) }, &mut wcs).unwrap();
     ud[0].poll_transmit(&mut sink, &mut wcs);
@@ -265,7 +265,8 @@ fn ud_and_uc_share_too() {
     let packets: Vec<_> = sink.packets.iter().map(|(_, bytes)| Packet::parse(bytes).unwrap()).collect();
     assert_eq!(packets.len(), 4);
     uc[1].handle_packet(&packets[1], &mem, &mut wcs);
-    ud[1].handle_packet(&packets[0], Gid::default(), Gid::default(), &mem, &mut wcs);
+    let route = UdRoute { src: Gid::default(), dst: Gid::default(), slid: 0 };
+    ud[1].handle_packet(&packets[0], &route, &mem, &mut wcs);
     assert_eq!(queue.ids(), [2, 3]);
     uc[1].handle_packet(&packets[2], &mem, &mut wcs);
     uc[1].release();

@@ -29,6 +29,10 @@ fn gid(s: &str) -> Gid {
     Gid::from_ip(s.parse().unwrap())
 }
 
+fn route(src: &str, dst: &str) -> UdRoute {
+    UdRoute { src: gid(src), dst: gid(dst), slid: 0 }
+}
+
 /// Posts one send from QP 3 and gives the packet.
 fn sent(from: &mut UdQp, mem: &VecMemory, wcs: &mut Wcs, wr: &SendWr<'_>) -> Vec<u8> {
     from.post_send(wr, wcs).unwrap();
@@ -42,11 +46,36 @@ fn sent(from: &mut UdQp, mem: &VecMemory, wcs: &mut Wcs, wr: &SendWr<'_>) -> Vec
 }
 
 #[test]
+fn over_infiniband_the_sender_decides_about_the_grh() {
+    let (mem, mut wcs) = (memory(), Wcs::default());
+    let (mut a, mut b) = (qp(3, 77), qp(4, 99));
+    let ports = [[127, 77, 1, 0], [127, 77, 2, 0]].map(|ip| Gid::infiniband(ip.into()));
+    for grh in [false, true] {
+        let sges = [sge(SRC, 10, 5)];
+        let ud = Some(UdDest { gid: ports[1], qpn: 4, qkey: 99, grh });
+        let bytes = sent(&mut a, &mem, &mut wcs, &SendWr { ud, ..wr(1, SendOpcode::Send, &sges) });
+        b.post_recv(&RecvWr { wr_id: 7, sges: &[sge(DST, 0, 100)] }, &mut wcs).unwrap();
+        let from = UdRoute { src: ports[0], dst: ports[1], slid: 128 };
+        b.handle_packet(&Packet::parse(&bytes).unwrap(), &from, &mem, &mut wcs);
+        let (wc, _) = wcs.recvs.pop().unwrap();
+        assert_eq!((wc.byte_len, wc.slid, wc.sl), (45, 128, 0));
+        assert_eq!(wc.wc_flags & WcFlags::GRH != 0, grh);
+        let got = mem.bytes(DST);
+        assert_eq!(got[40..45], [10, 11, 12, 13, 14]);
+        if grh {
+            assert_eq!((got[0] >> 4, got[6], &got[8..24], &got[24..40]), (6, 0x1b, &ports[0].0[..], &ports[1].0[..]));
+        } else {
+            assert_eq!(got[..40], [0; 40], "nothing is written there");
+        }
+    }
+}
+
+#[test]
 fn a_datagram_lands_behind_its_grh() {
     let (mem, mut wcs) = (memory(), Wcs::default());
     let (mut a, mut b) = (qp(3, 77), qp(4, 99));
     let sges = [sge(SRC, 10, 5), sge(SRC, 100, 4)];
-    let dest = UdDest { gid: gid("10.0.0.2"), qpn: 4, qkey: 99 };
+    let dest = UdDest { gid: gid("10.0.0.2"), qpn: 4, qkey: 99, grh: false };
     let send = SendWr {
         flags: SendFlags::SIGNALED.with(SendFlags::SOLICITED),
         imm_data: 0x0a0b0c0d,
@@ -56,7 +85,7 @@ fn a_datagram_lands_behind_its_grh() {
     let bytes = sent(&mut a, &mem, &mut wcs, &send);
     assert_eq!(wcs.sends.len(), 1);
     let packet = Packet::parse(&bytes).unwrap();
-    let mut take = |b: &mut UdQp| b.handle_packet(&packet, gid("10.0.0.1"), gid("10.0.0.2"), &mem, &mut wcs);
+    let mut take = |b: &mut UdQp| b.handle_packet(&packet, &route("10.0.0.1", "10.0.0.2"), &mem, &mut wcs);
     take(&mut b);
     assert_eq!(b.dropped(), 1, "no receive");
     b.post_recv(&RecvWr { wr_id: 8, sges: &[sge(DST, 0, 48)] }, &mut Wcs::default()).unwrap();
@@ -79,13 +108,14 @@ fn a_wrong_key_is_dropped() {
     let (mut a, mut b) = (qp(3, 77), qp(4, 99));
     b.post_recv(&RecvWr { wr_id: 9, sges: &[sge(DST, 0, 300)] }, &mut wcs).unwrap();
     for (qkey, dropped) in [(98, 1), (u32::MAX, 2), (99, 2)] {
-        let send = SendWr { ud: Some(UdDest { gid: gid("::1"), qpn: 4, qkey }), ..wr(1, SendOpcode::Send, &[]) };
+        let send =
+            SendWr { ud: Some(UdDest { gid: gid("::1"), qpn: 4, qkey, grh: false }), ..wr(1, SendOpcode::Send, &[]) };
         let bytes = sent(&mut a, &mem, &mut wcs, &send);
         let packet = Packet::parse(&bytes).unwrap();
         if qkey == u32::MAX {
             assert_eq!(packet.ext.deth().unwrap().qkey, 77, "the highest bit asks for the sender's own key");
         }
-        b.handle_packet(&packet, gid("::1"), gid("::1"), &mem, &mut wcs);
+        b.handle_packet(&packet, &route("::1", "::1"), &mem, &mut wcs);
         assert_eq!(b.dropped(), dropped);
     }
     assert_eq!(wcs.recvs.len(), 1);
@@ -96,7 +126,7 @@ fn a_wrong_key_is_dropped() {
 fn errors_of_posting_and_memory() {
     let (mem, mut wcs) = (memory(), Wcs::default());
     let mut a = qp(3, 77);
-    let ud = Some(UdDest { gid: gid("::1"), qpn: 4, qkey: 1 });
+    let ud = Some(UdDest { gid: gid("::1"), qpn: 4, qkey: 1, grh: false });
     let ok = SendWr { ud, ..wr(1, SendOpcode::Send, &[]) };
     assert_eq!(a.post_send(&SendWr { ud: None, ..ok }, &mut wcs), Err(PostError::NoDestination));
     assert_eq!(

@@ -90,7 +90,7 @@ impl Endpoint {
             let sq_psn = (state == QpState::Rts).then_some(0);
             let rc = RcModify { state: Some(state), sq_psn, ..RcModify::default() };
             let qkey = (state == QpState::Init).then_some(QKEY);
-            qp.modify(&QpModify { rc, dest_gid: None, qkey }).inspect_err(|_| qp.destroy())?;
+            qp.modify(&QpModify { rc, qkey, ..QpModify::default() }).inspect_err(|_| qp.destroy())?;
         }
         Ok(qp)
     }
@@ -119,7 +119,7 @@ impl Endpoint {
             swap: 0,
             sges: &[],
             inline_data: Some(message),
-            ud: Some(UdDest { gid: to.gid, qpn: to.qpn, qkey: QKEY }),
+            ud: Some(UdDest { gid: to.gid, qpn: to.qpn, qkey: QKEY, grh: true }),
         })
     }
 

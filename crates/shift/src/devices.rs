@@ -44,7 +44,7 @@ impl NicSet for Soft {
     }
 
     fn gid(&self, i: usize) -> Gid {
-        self.0.ip(i).map_or(Gid::default(), Gid::from_ip)
+        self.0.gid(i).unwrap_or_default()
     }
 
     fn node_guid(&self, i: usize) -> u64 {

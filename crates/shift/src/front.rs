@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use unbroken_types::Access;
+use unbroken_types::{Access, Gid};
 use unbroken_verbs::{CompChannel, Cq, Device, DeviceAttr, Error, EventFd, MrKeys, PortAttr, Result, Srq, SrqAttr};
 
 /// `enum ibv_event_type`: the ones that this library raises.
@@ -178,6 +178,11 @@ impl Context {
         }
         // After a death the device may have been opened anew.
         Ok(self.core.device(self.nic).unwrap_or_else(|| self.device.clone()).port())
+    }
+
+    /// The GID of the InfiniBand port that has this LID, or why there is none.
+    pub fn gid_of_lid(&self, lid: u16) -> Result<Gid> {
+        self.device.gid_of_lid(lid)
     }
 
     /// Makes a protection domain.

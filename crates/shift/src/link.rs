@@ -286,7 +286,7 @@ fn run(qp: &Qp, g: &mut Gate) {
                     max_dest_rd_atomic: g.app.rc.max_dest_rd_atomic,
                     ..RcModify::default()
                 };
-                modify(qp, g, QpModify { rc, dest_gid: remote.map(|n| n.gid), qkey: None });
+                modify(qp, g, QpModify { rc, dest_gid: remote.map(|n| n.gid), ..QpModify::default() });
             }
             Action::Start { .. } => start(qp, g),
             Action::Fail { status, cause } => {

@@ -35,7 +35,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 use tx::{Dest, Out, TxBatch, TxLink, Way};
 use unbroken_fabric::{GapRecorder, LinkState, NicPage, SlotCounters};
-use unbroken_types::WcStatus;
+use unbroken_types::{LinkLayer, WcStatus};
 use unbroken_verbs::{DeviceCounters, DeviceEvent, EventSink};
 
 /// Sending sockets of a NIC: the source port varies with the QP, as RoCEv2 asks.
@@ -90,6 +90,7 @@ pub(crate) struct Identity {
     /// The NIC's number on its host.
     pub(crate) index: usize,
     pub(crate) ip: IpAddr,
+    pub(crate) link_layer: LinkLayer,
     pub(crate) slot: u16,
     /// Whether peers are reached over a real network, where a run of segments may be cut: any IP id is accepted then.
     pub(crate) any_ip_id: bool,

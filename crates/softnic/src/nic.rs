@@ -5,14 +5,14 @@ use crate::engine::{Engine, Identity, QpEntry, QpKind, Sockets, MAX_QPS};
 use crate::faults::{Link, Status};
 use crate::fork;
 use crate::memory::{Domain, MAX_MRS, MAX_MR_BYTES, MAX_PDS};
-use crate::nics::{guid_of, Spec};
+use crate::nics::{gid_of, guid_of, lid_of, Spec};
 use crate::qp::SoftQp;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
-use unbroken_fabric::{now_us, GapRecorder, NicPage};
+use unbroken_fabric::{now_us, Fabric, GapRecorder, NicPage, SM_LID};
 use unbroken_roce::{RcConfig, RcQp, UcConfig, UcQp, UdConfig, UdQp, MAX_RD_ATOMIC};
-use unbroken_types::{Gid, Mtu, QpCaps, QpType};
+use unbroken_types::{Gid, LinkLayer, Mtu, QpCaps, QpType};
 use unbroken_verbs::{
     Device, DeviceAttr, DeviceCounters, DeviceQp, Driver, Error, EventFd, EventSink, MemoryDomain, PortAttr, PortState,
     QpInit, Result,
@@ -45,7 +45,10 @@ pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) ip: IpAddr,
     slot: u16,
-    mtu: Mtu,
+    pub(crate) mtu: Mtu,
+    link_layer: LinkLayer,
+    /// The emulated network that the NIC is in.
+    fabric: Option<Arc<Fabric>>,
     cwnd_max_packets: u32,
     /// Wakes the background thread.
     pub(crate) bell: EventFd,
@@ -176,6 +179,7 @@ impl Nic {
         index: usize,
         spec: &Spec,
         link: Link,
+        fabric: Option<Arc<Fabric>>,
         domain: Arc<Domain>,
         gaps: Arc<GapRecorder>,
         sink: Arc<dyn EventSink>,
@@ -183,7 +187,7 @@ impl Nic {
         let sockets = Sockets::open(spec.ip).map_err(|e| Error::os(&format!("opening NIC {}", spec.name), &e))?;
         let (slot, rcvbuf) = (sockets.rx.slot(), sockets.rx.rcvbuf());
         let any_ip_id = matches!(link, Link::Interface(_));
-        let id = Identity { index, ip: spec.ip, slot, any_ip_id };
+        let id = Identity { index, ip: spec.ip, link_layer: spec.link_layer, slot, any_ip_id };
         let status = Arc::new(Status::new());
         let engine = Engine::new(id, sockets, link, status.clone(), spec.page.clone(), gaps, sink);
         let shared = Arc::new(Shared {
@@ -195,6 +199,8 @@ impl Nic {
             ip: spec.ip,
             slot,
             mtu: spec.mtu,
+            link_layer: spec.link_layer,
+            fabric,
             // The kernel counts about twice the payload for a packet in the buffer; the peer's buffer is taken to be like ours.
             cwnd_max_packets: (rcvbuf / 2 / 4096).clamp(2, MAX_CWND_PACKETS) as u32,
             bell: EventFd::new(false, true)?,
@@ -255,7 +261,7 @@ impl Device for Nic {
     }
 
     fn gid(&self) -> Gid {
-        Gid::from_ip(self.shared().ip)
+        gid_of(self.shared().ip, self.shared().link_layer)
     }
 
     fn attr(&self) -> DeviceAttr {
@@ -292,6 +298,20 @@ impl Device for Nic {
             active_mtu: self.shared().mtu,
             gids: vec![self.gid()],
             max_msg_sz: 1 << 30,
+            link_layer: self.shared().link_layer,
+            lid: lid_of(self.shared().ip, self.shared().link_layer),
+            sm_lid: if self.shared().link_layer == LinkLayer::Infiniband { SM_LID } else { 0 },
+        }
+    }
+
+    fn gid_of_lid(&self, lid: u16) -> Result<Gid> {
+        let shared = self.shared();
+        match (&shared.fabric, shared.link_layer) {
+            (Some(fabric), LinkLayer::Infiniband) => {
+                let addr = fabric.addr_of_lid(lid).map_err(|e| Error::invalid(e.to_string()))?;
+                Ok(Gid::infiniband(addr))
+            }
+            _ => Err(Error::invalid(format!("NIC {}: its link layer is Ethernet, which has no LIDs", shared.name))),
         }
     }
 

@@ -8,8 +8,8 @@ use crate::nic::{Nic, Shared};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use unbroken_fabric::{now_us, Fabric, GapRecorder, NicPage, Runtime};
-use unbroken_types::Mtu;
+use unbroken_fabric::{now_us, Fabric, GapRecorder, NicKind, NicPage, Runtime};
+use unbroken_types::{port_guid, Gid, LinkLayer, Mtu};
 use unbroken_verbs::{DeviceEvent, Error, EventSink, MemoryDomain, Result};
 
 /// The watching thread looks this often whether anybody still needs it.
@@ -22,6 +22,7 @@ pub(crate) struct Spec {
     pub(crate) name: String,
     pub(crate) ip: IpAddr,
     pub(crate) mtu: Mtu,
+    pub(crate) link_layer: LinkLayer,
     pub(crate) page: Arc<NicPage>,
     interface: Option<Arc<InterfaceState>>,
 }
@@ -113,6 +114,11 @@ impl SoftNics {
         self.specs.get(i).map(|s| s.ip)
     }
 
+    /// The GID of a NIC.
+    pub fn gid(&self, i: usize) -> Option<Gid> {
+        self.specs.get(i).map(|s| gid_of(s.ip, s.link_layer))
+    }
+
     /// The node GUID of a NIC, made from its address; 0 for a NIC that there is not.
     pub fn node_guid(&self, i: usize) -> u64 {
         self.specs.get(i).map_or(0, |s| guid_of(s.ip))
@@ -148,7 +154,7 @@ impl SoftNics {
         let weak = Arc::downgrade(&sink);
         let died = Arc::new(AtomicBool::new(false));
         let witness = Arc::new(Witness { sink, died: died.clone() });
-        let nic = Nic::open(i, spec, link, self.domain.clone(), self.gaps.clone(), witness)?;
+        let nic = Nic::open(i, spec, link, self.fabric.clone(), self.domain.clone(), self.gaps.clone(), witness)?;
         opened[i] = Some(Opened { nic: nic.downgrade(), sink: weak, died, grave: None });
         Ok(Arc::new(nic))
     }
@@ -205,7 +211,9 @@ fn fabric_specs(runtime: &Runtime, fabric: &Fabric, host: &str) -> Result<Vec<Sp
         .map(|n| {
             let ip = IpAddr::V4(fabric.nic_addr(host, n).map_err(invalid)?);
             let page = Arc::new(NicPage::open(runtime, ip).map_err(invalid)?);
-            Ok(Spec { name: format!("{host}/{n}"), ip, mtu, page, interface: None })
+            let NicKind { link_layer, mtu: asked } = fabric.nic_kind(host, n);
+            let mtu = mtu.min(asked);
+            Ok(Spec { name: format!("{host}/{n}"), ip, mtu, link_layer, page, interface: None })
         })
         .collect()
 }
@@ -219,7 +227,8 @@ fn interface_specs(runtime: &Runtime, addrs: &[IpAddr]) -> Result<Vec<Spec>> {
             let interface = InterfaceState::new(index);
             interface.set_up(states.get(&index).copied().unwrap_or(false));
             let page = Arc::new(NicPage::open(runtime, ip).map_err(invalid)?);
-            Ok(Spec { name: ip.to_string(), ip, mtu, page, interface: Some(Arc::new(interface)) })
+            let (name, link_layer, interface) = (ip.to_string(), LinkLayer::Ethernet, Some(Arc::new(interface)));
+            Ok(Spec { name, ip, mtu, link_layer, page, interface })
         })
         .collect()
 }
@@ -233,8 +242,24 @@ fn link_mtu(ip: IpAddr) -> Result<(u32, Mtu)> {
 /// A locally administered EUI-64 with the address in it.
 pub(crate) fn guid_of(ip: IpAddr) -> u64 {
     match ip {
-        IpAddr::V4(v4) => 0x0255_4e00_0000_0000 | u64::from(u32::from(v4)),
+        IpAddr::V4(v4) => port_guid(v4),
         IpAddr::V6(v6) => u128::from(v6) as u64 | 0x0200_0000_0000_0000,
+    }
+}
+
+/// The GID of the port that has this address.
+pub(crate) fn gid_of(ip: IpAddr, link_layer: LinkLayer) -> Gid {
+    match (link_layer, ip) {
+        (LinkLayer::Infiniband, IpAddr::V4(v4)) => Gid::infiniband(v4),
+        _ => Gid::from_ip(ip),
+    }
+}
+
+/// The LID of the port that has this address: 0 unless it is an InfiniBand port.
+pub(crate) fn lid_of(ip: IpAddr, link_layer: LinkLayer) -> u16 {
+    match (link_layer, ip) {
+        (LinkLayer::Infiniband, IpAddr::V4(v4)) => unbroken_fabric::lid_of(v4),
+        _ => 0,
     }
 }
 

@@ -103,6 +103,11 @@ impl DeviceQp for SoftQp {
     fn modify(&self, change: &QpModify) -> Result<()> {
         let now_us = now_us();
         let mut e = self.lock_alive(now_us)?;
+        let mtu = self.nic.shared.mtu;
+        if let Some(asked) = change.rc.mtu.filter(|asked| *asked > mtu) {
+            let (asked, mtu) = (asked.bytes(), mtu.bytes());
+            return Err(Error::invalid(format!("a path MTU of {asked}, but the port's active MTU is {mtu}")));
+        }
         self.entry(&mut e)?.modify(change)?;
         e.route(self.index());
         self.kick(e, now_us);

@@ -9,7 +9,19 @@ pub const MAX_QPN: u32 = 0x00ff_ffff;
 /// PSNs have 24 bits and wrap.
 pub const PSN_MASK: u32 = 0x00ff_ffff;
 
-/// A global identifier: for RoCEv2 an IPv6 address or an IPv4-mapped one (`::ffff:a.b.c.d`), in network order.
+/// The upper half of the GUIDs of NICs and ports: a locally administered OUI. The lower half is the port's IPv4 address.
+const GUID_PREFIX: u64 = 0x0255_4e00_0000_0000;
+
+/// The default subnet prefix of InfiniBand, `fe80::/64`.
+const SUBNET_PREFIX: u64 = 0xfe80_0000_0000_0000;
+
+/// The GUID of the port that has this address, host order.
+pub const fn port_guid(ip: Ipv4Addr) -> u64 {
+    GUID_PREFIX | ip.to_bits() as u64
+}
+
+/// A global identifier: for RoCEv2 an IPv6 address or an IPv4-mapped one (`::ffff:a.b.c.d`), in network order. For a port whose link
+/// layer is InfiniBand: the subnet prefix and the port's GUID, which holds the address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[repr(transparent)]
 pub struct Gid(pub [u8; 16]);
@@ -23,9 +35,23 @@ impl Gid {
         }
     }
 
-    /// The IP address behind the GID; IPv4-mapped ones come back as IPv4.
+    /// The GID of a port whose link layer is InfiniBand.
+    pub fn infiniband(ip: Ipv4Addr) -> Gid {
+        Gid((u128::from(SUBNET_PREFIX) << 64 | u128::from(port_guid(ip))).to_be_bytes())
+    }
+
+    /// Whether the GID is that of a port whose link layer is InfiniBand.
+    pub fn is_infiniband(self) -> bool {
+        let bits = u128::from_be_bytes(self.0);
+        (bits >> 64) as u64 == SUBNET_PREFIX && bits as u64 & !u64::from(u32::MAX) == GUID_PREFIX
+    }
+
+    /// The IP address behind the GID: IPv4 where the GID is mapped, or that of an InfiniBand port.
     pub fn to_ip(self) -> IpAddr {
         let v6 = Ipv6Addr::from(self.0);
+        if self.is_infiniband() {
+            return IpAddr::V4(Ipv4Addr::from_bits(u128::from(v6) as u32));
+        }
         v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
     }
 
@@ -44,5 +70,20 @@ impl fmt::Display for Gid {
 impl fmt::Debug for Gid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.to_ip())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gid_of_an_infiniband_port_leads_to_its_address() {
+        let ip = Ipv4Addr::new(127, 77, 1, 3);
+        let gid = Gid::infiniband(ip);
+        assert_eq!(Ipv6Addr::from(gid.0).to_string(), "fe80::255:4e00:7f4d:103");
+        assert_eq!((gid.to_ip(), gid.to_ipv4()), (IpAddr::V4(ip), None));
+        let real: Ipv6Addr = "fe80::255:4eff:fe4d:103".parse().unwrap();
+        assert_eq!(Gid::from_ip(real.into()).to_ip(), IpAddr::V6(real), "made of a MAC address");
     }
 }

@@ -105,6 +105,17 @@ impl Mtu {
     }
 }
 
+/// What a port is attached to (`enum` of `IBV_LINK_LAYER_*`); the discriminant is the code in the C API.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+#[repr(u8)]
+pub enum LinkLayer {
+    /// InfiniBand: ports have LIDs, and a GRH is optional.
+    Infiniband = 1,
+    /// Ethernet: ports have no LIDs, and every address has a GID.
+    #[default]
+    Ethernet = 2,
+}
+
 /// Sizes of the queues of a QP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct QpCaps {

@@ -1,6 +1,6 @@
 //! What a device and its ports can do.
 
-use unbroken_types::{Gid, Mtu};
+use unbroken_types::{Gid, LinkLayer, Mtu};
 
 /// Limits and identity of a device, as `ibv_query_device` tells them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,4 +72,10 @@ pub struct PortAttr {
     pub gids: Vec<Gid>,
     /// Largest message in bytes.
     pub max_msg_sz: u32,
+    /// What the port is attached to.
+    pub link_layer: LinkLayer,
+    /// InfiniBand: the port's LID; else 0.
+    pub lid: u16,
+    /// InfiniBand: the LID of the subnet manager; else 0.
+    pub sm_lid: u16,
 }

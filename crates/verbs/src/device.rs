@@ -145,6 +145,8 @@ pub trait Device: Send + Sync {
     fn attr(&self) -> DeviceAttr;
     /// The port's state and addresses.
     fn port(&self) -> PortAttr;
+    /// The GID of the InfiniBand port that has this LID, or why there is none.
+    fn gid_of_lid(&self, lid: u16) -> Result<Gid>;
     /// Whether the device still works at all (not fatal).
     fn alive(&self) -> bool;
     /// Whether a packet sent now could leave: alive and port up.

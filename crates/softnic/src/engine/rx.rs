@@ -4,9 +4,11 @@ use super::impair::{flip_bit, RxTag};
 use super::qps::QpTable;
 use super::{Engine, QpKind, RxCount};
 use crate::memory::View;
+use crate::nics::{gid_of, lid_of};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
-use unbroken_types::Gid;
+use unbroken_roce::UdRoute;
+use unbroken_types::LinkLayer;
 use unbroken_wire::{strip_icrc, IcrcFlow, Packet, ROCE_PORT};
 
 /// What became of one packet.
@@ -40,7 +42,7 @@ impl Engine {
         let Some(d) = rx_ring.datagram(i) else { return };
         let flow =
             IcrcFlow { src_ip: d.src.ip(), dst_ip: id.ip, src_port: d.src.port(), dst_port: ROCE_PORT + id.slot };
-        let mut qps = Receivers { qps, ready, any_ip_id: id.any_ip_id };
+        let mut qps = Receivers { qps, ready, link_layer: id.link_layer, any_ip_id: id.any_ip_id };
         for (place, segment) in d.bytes.chunks(d.segment).enumerate() {
             if !state.passes() {
                 rx_count.drops += 1;
@@ -65,7 +67,7 @@ impl Engine {
     #[cold]
     fn handle_held(&mut self, now_us: u64, view: &View<'_>) {
         let Engine { rx_count, id, qps, ready, impairments: Some(i), .. } = self else { return };
-        let mut qps = Receivers { qps, ready, any_ip_id: id.any_ip_id };
+        let mut qps = Receivers { qps, ready, link_layer: id.link_layer, any_ip_id: id.any_ip_id };
         while let Some(mut held) = i.rx.pop(now_us) {
             if let Some(choice) = held.damage {
                 flip_bit(&mut held.bytes, choice);
@@ -80,6 +82,7 @@ impl Engine {
 struct Receivers<'a> {
     qps: &'a mut QpTable,
     ready: &'a mut VecDeque<u16>,
+    link_layer: LinkLayer,
     any_ip_id: bool,
 }
 
@@ -108,7 +111,9 @@ impl Receivers<'_> {
                 qp.handle_packet(&packet, view, &mut to);
             }
             QpKind::Ud(qp) => {
-                qp.handle_packet(&packet, Gid::from_ip(flow.src_ip), Gid::from_ip(flow.dst_ip), view, &mut to);
+                let [src, dst] = [flow.src_ip, flow.dst_ip].map(|ip| gid_of(ip, self.link_layer));
+                let route = UdRoute { src, dst, slid: lid_of(flow.src_ip, self.link_layer) };
+                qp.handle_packet(&packet, &route, view, &mut to);
             }
         }
         if !q.queued {

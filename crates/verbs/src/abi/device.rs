@@ -7,11 +7,11 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 pub const IBV_NODE_CA: c_int = 1;
 /// `enum ibv_transport_type`: InfiniBand, which RoCE counts as.
 pub const IBV_TRANSPORT_IB: c_int = 0;
-/// `ibv_port_attr::link_layer`: Ethernet.
-pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
+/// `enum ibv_gid_type`: that of an InfiniBand port.
+pub const IBV_GID_TYPE_IB: u32 = 0;
 /// `enum ibv_gid_type`: RoCEv2, as `ibv_query_gid_ex` has it.
 pub const IBV_GID_TYPE_ROCE_V2: u32 = 2;
-/// RoCEv2 as the older `ibv_query_gid_type` has it.
+/// InfiniBand, and RoCEv2, as the older `ibv_query_gid_type` has them.
 pub const IBV_GID_TYPE_SYSFS_IB_ROCE_V1: c_uint = 0;
 pub const IBV_GID_TYPE_SYSFS_ROCE_V2: c_uint = 1;
 /// `ibv_port_attr::flags`: packets carry a GRH always.
