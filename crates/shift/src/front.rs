@@ -74,7 +74,7 @@ impl System {
             nic: index,
             attr: device.attr(),
             device,
-            events: AsyncQueue::new()?,
+            events: Arc::new(AsyncQueue::new()?),
             fault_told: AtomicBool::new(false),
         });
         self.core.add_context(&context);
@@ -155,7 +155,8 @@ pub struct Context {
     nic: usize,
     device: Arc<dyn Device>,
     attr: DeviceAttr,
-    events: AsyncQueue,
+    /// Shared with what raises events under a device's lock: to let go of it must not close a device.
+    events: Arc<AsyncQueue>,
     /// A device-fatal or port-down event was delivered, so its end is news, too.
     fault_told: AtomicBool,
 }
@@ -228,14 +229,11 @@ impl Context {
     }
 
     /// Makes a shared receive queue. `cookie` is what its events carry.
-    pub fn create_srq(self: &Arc<Self>, pd: u32, sizes: SrqAttr, cookie: u64) -> Result<Arc<Srq>> {
+    pub fn create_srq(&self, pd: u32, sizes: SrqAttr, cookie: u64) -> Result<Arc<Srq>> {
         check_owner()?;
-        let context = Arc::downgrade(self);
-        let on_limit = move || {
-            if let Some(context) = context.upgrade() {
-                context.raise(event_type::SRQ_LIMIT_REACHED, AsyncElement::Srq(cookie));
-            }
-        };
+        let events = self.events.clone();
+        let reached = AsyncEvent { event_type: event_type::SRQ_LIMIT_REACHED, element: AsyncElement::Srq(cookie) };
+        let on_limit = move || events.push(reached);
         let srq = Srq::new(&self.attr, pd, sizes, on_limit)?;
         self.core.memory().use_pd(pd)?;
         Ok(srq)
