@@ -7,9 +7,10 @@
 //! A mistake (a setter without a request, too much data) is remembered and makes `wr_complete` fail with nothing posted. A queue
 //! that turns out to be full leaves the requests before that point posted: `wr_complete` then returns ENOMEM.
 
-use crate::ffi::{failed, guard};
+use crate::ffi::{deref, failed, guard};
 use crate::objects::{AhObj, QpObj};
 use crate::post::{KNOWN_FLAGS, MAX_INLINE};
+use crate::window::binding_of_wr;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::ptr::addr_of_mut;
@@ -24,13 +25,16 @@ const KNOWN_OPS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_SEND_WITH_IMM
     | IBV_QP_EX_WITH_RDMA_READ
     | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
-    | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+    | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+    | IBV_QP_EX_WITH_LOCAL_INV
+    | IBV_QP_EX_WITH_BIND_MW
+    | IBV_QP_EX_WITH_SEND_WITH_INV;
 
 /// Refuses operations that do not exist here.
 pub fn check_send_ops(ops: u64) -> Result<()> {
     if ops & !KNOWN_OPS != 0 {
         return Err(Error::unsupported(format!(
-            "send_ops_flags {:#x}: writes, sends, reads and atomics are known",
+            "send_ops_flags {:#x}: writes, sends, reads, atomics and what binds and invalidates windows are known",
             ops & !KNOWN_OPS
         )));
     }
@@ -183,6 +187,9 @@ pub fn install(ex: &mut ibv_qp_ex) {
     ex.wr_rdma_read = Some(wr_rdma_read);
     ex.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
     ex.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
+    ex.wr_send_inv = Some(wr_send_inv);
+    ex.wr_local_inv = Some(wr_local_inv);
+    ex.wr_bind_mw = Some(wr_bind_mw);
     ex.wr_set_ud_addr = Some(wr_set_ud_addr);
     ex.wr_set_sge = Some(wr_set_sge);
     ex.wr_set_sge_list = Some(wr_set_sge_list);
@@ -275,6 +282,31 @@ unsafe extern "C" fn wr_atomic_cmp_swp(qp: *mut ibv_qp_ex, rkey: u32, remote_add
 unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64) {
     // SAFETY: between wr_start and wr_complete.
     unsafe { open(qp, SendOpcode::FetchAdd, |b| (b.rkey, b.remote_addr, b.compare_add) = (rkey, remote_addr, add)) };
+}
+
+unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, invalidate_rkey: u32) {
+    // SAFETY: between wr_start and wr_complete.
+    unsafe { open(qp, SendOpcode::SendInv, |b| b.rkey = invalidate_rkey) };
+}
+
+unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, invalidate_rkey: u32) {
+    // SAFETY: between wr_start and wr_complete.
+    unsafe { open(qp, SendOpcode::LocalInv, |b| b.rkey = invalidate_rkey) };
+}
+
+unsafe extern "C" fn wr_bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) {
+    // SAFETY: a window of ours and the caller's structure.
+    let bind = unsafe { deref(info.cast_mut(), "bind_info").and_then(|info| binding_of_wr(mw, rkey, info)) };
+    match bind {
+        // SAFETY: between wr_start and wr_complete.
+        Ok(bind) => unsafe {
+            let wr = bind.wr(0, SendFlags::default());
+            let fields = (wr.imm_data, wr.remote_addr, wr.rkey, wr.compare_add, wr.swap);
+            open(qp, SendOpcode::BindMw, |b| (b.imm_data, b.remote_addr, b.rkey, b.compare_add, b.swap) = fields);
+        },
+        // SAFETY: between wr_start and wr_complete.
+        Err(e) => guard((), || unsafe { batch(qp) }.1.wrong(e)),
+    }
 }
 
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {

@@ -2,7 +2,7 @@
 
 use crate::ffi::{code, failed, guard, minus_one, pointer};
 use crate::objects::{free, ContextObj, CqObj, DeviceObj, QpObj, SrqObj, CQS, QPS, SRQS};
-use crate::{cq, cq_ex, dm, domain, post, qp, query, srq, unsupported};
+use crate::{cq, cq_ex, dm, domain, memory, post, qp, query, srq, unsupported, window};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of, zeroed};
@@ -129,6 +129,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
         c.alloc_dm = Some(dm::alloc_dm);
         c.free_dm = Some(dm::free_dm);
         c.reg_dm_mr = Some(dm::reg_dm_mr);
+        c.alloc_null_mr = Some(memory::alloc_null_mr);
         c.close_xrcd = Some(unsupported::close_xrcd);
         c.sz = size_of::<verbs_context>();
         c.context.device = device;
@@ -137,8 +138,9 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
         c.context.ops.post_send = Some(post::post_send);
         c.context.ops.post_recv = Some(post::post_recv);
         c.context.ops.post_srq_recv = Some(srq::post_srq_recv);
-        c.context.ops.bind_mw = Some(unsupported::bind_mw);
-        c.context.ops.dealloc_mw = Some(unsupported::dealloc_mw);
+        c.context.ops.alloc_mw = Some(window::alloc_mw);
+        c.context.ops.bind_mw = Some(window::bind_mw);
+        c.context.ops.dealloc_mw = Some(window::dealloc_mw);
         let command = command_fd()?;
         c.context.cmd_fd = command.as_raw_fd();
         c.context.async_fd = front.async_fd();

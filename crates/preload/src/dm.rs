@@ -5,7 +5,7 @@
 
 use crate::ffi::{code, deref, pointer};
 use crate::memory::RIGHTS;
-use crate::objects::{free, ContextObj, DmObj, MrObj, PdObj};
+use crate::objects::{free, ContextObj, DmObj, MrKind, MrObj, PdObj};
 use std::alloc::{alloc_zeroed, dealloc, Layout};
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::{null_mut, NonNull};
@@ -162,8 +162,8 @@ pub unsafe extern "C" fn reg_dm_mr(
             lkey: keys.lkey,
             rkey: keys.rkey,
         };
-        let device_memory = Some(dm.memory.clone());
-        Ok(Box::into_raw(Box::new(MrObj { c, front: owner.front.clone(), device_memory })).cast())
+        let kind = MrKind::Device { _memory: dm.memory.clone() };
+        Ok(Box::into_raw(Box::new(MrObj { c, front: owner.front.clone(), kind })).cast())
     })
 }
 

@@ -1,21 +1,23 @@
 //! Protection domains and memory regions.
 
 use crate::domain;
-use crate::ffi::{code, pointer};
-use crate::objects::{free, ContextObj, MrObj, PdObj};
+use crate::ffi::{code, minus_one, pointer};
+use crate::objects::{free, ContextObj, MrKind, MrObj, PdObj};
 use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::null_mut;
 use std::sync::atomic::AtomicU32;
 use unbroken_types::Access;
 use unbroken_verbs::abi::{ibv_context, ibv_mr, ibv_pd};
-use unbroken_verbs::{Error, Result};
+use unbroken_verbs::{Error, MrChange, Result};
 
-/// Rights that mean something here.
-pub const RIGHTS: u32 =
-    Access::LOCAL_WRITE.0 | Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0;
+/// Rights and properties that mean something here.
+pub const RIGHTS: u32 = Access::LOCAL_WRITE.0 | Access::REMOTE.0 | Access::MW_BIND.0;
 /// IBV_ACCESS_HUGETLB tells the kernel how to pin, and IBV_ACCESS_OPTIONAL_RANGE (relaxed ordering) is advice by definition.
 const IGNORED: u32 = 1 << 7 | 0x3ff0_0000;
-/// IBV_ACCESS_MW_BIND: windows cannot be made, so the right to bind one changes nothing.
-const MW_BIND: u32 = 1 << 4;
+/// `enum ibv_rereg_mr_flags`.
+const CHANGE_TRANSLATION: c_int = 1;
+const CHANGE_PD: c_int = 1 << 1;
+const CHANGE_ACCESS: c_int = 1 << 2;
 
 #[no_mangle]
 unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
@@ -47,6 +49,15 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     })
 }
 
+/// The rights that a program asks for.
+fn rights(access: c_uint) -> Result<Access> {
+    let known = RIGHTS | Access::ZERO_BASED.0;
+    match access & !(known | IGNORED) {
+        0 => Ok(Access(access & known)),
+        unknown => Err(Error::unsupported(format!("access flags {unknown:#x}: on-demand regions are not available"))),
+    }
+}
+
 /// # Safety
 /// `pd` is a protection domain of ours.
 unsafe fn register(
@@ -58,15 +69,9 @@ unsafe fn register(
 ) -> Result<*mut ibv_mr> {
     // SAFETY: promised by the caller.
     let owner = unsafe { PdObj::of(pd) }?;
-    let unknown = access & !(RIGHTS | IGNORED | MW_BIND);
-    if unknown != 0 {
-        return Err(Error::unsupported(format!(
-            "access flags {unknown:#x}: memory windows, zero-based and on-demand regions are not available"
-        )));
-    }
-    let keys = owner.front.reg_mr(owner.c.handle, addr as u64, length as u64, iova, Access(access & RIGHTS))?;
+    let keys = owner.front.reg_mr(owner.c.handle, addr as u64, length as u64, iova, rights(access)?)?;
     let c = ibv_mr { context: owner.c.context, pd, addr, length, handle: keys.lkey, lkey: keys.lkey, rkey: keys.rkey };
-    Ok(Box::into_raw(Box::new(MrObj { c, front: owner.front.clone(), device_memory: None })).cast())
+    Ok(Box::into_raw(Box::new(MrObj { c, front: owner.front.clone(), kind: MrKind::Plain })).cast())
 }
 
 #[no_mangle]
@@ -97,6 +102,65 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
 ) -> *mut ibv_mr {
     // SAFETY: a protection domain of ours.
     pointer("ibv_reg_mr_iova2", || unsafe { register(pd, addr, length, iova, access) })
+}
+
+/// Of the error codes of `enum ibv_rereg_mr_err_code` only IBV_REREG_MR_ERR_INPUT (-1) ever comes: the region is as it was.
+#[no_mangle]
+unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    minus_one("ibv_rereg_mr", || {
+        // SAFETY: a region of ours.
+        let object = unsafe { MrObj::of(mr) }?;
+        if !matches!(object.kind, MrKind::Plain) {
+            return Err(Error::invalid("device memory and null regions cannot be registered anew"));
+        }
+        if flags & !(CHANGE_TRANSLATION | CHANGE_PD | CHANGE_ACCESS) != 0 {
+            return Err(Error::invalid(format!("flags {flags:#x}: translation (1), pd (2) and access (4) exist")));
+        }
+        let has = |flag| flags & flag != 0;
+        if has(CHANGE_TRANSLATION) && (addr.is_null() || length == 0) {
+            return Err(Error::invalid("IBV_REREG_MR_CHANGE_TRANSLATION needs an address and a length"));
+        }
+        if !has(CHANGE_ACCESS) && access != 0 {
+            return Err(Error::invalid("access is given without IBV_REREG_MR_CHANGE_ACCESS"));
+        }
+        // SAFETY: a protection domain of ours, or NULL, where it counts.
+        let domain = if has(CHANGE_PD) { Some(unsafe { PdObj::of(pd) }?.c.handle) } else { None };
+        let change = MrChange {
+            range: has(CHANGE_TRANSLATION).then_some((addr as u64, length as u64)),
+            pd: domain,
+            access: if has(CHANGE_ACCESS) { Some(rights(access as c_uint)?) } else { None },
+        };
+        object.front.rereg_mr(object.c.lkey, &change)?;
+        // SAFETY: the C part is ours to write; the program changes a region in one thread at a time.
+        unsafe {
+            if has(CHANGE_PD) {
+                (*mr).pd = pd;
+            }
+            if has(CHANGE_TRANSLATION) {
+                ((*mr).addr, (*mr).length) = (addr, length);
+            }
+        }
+        Ok(())
+    })
+}
+
+pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    pointer("ibv_alloc_null_mr", || {
+        // SAFETY: a protection domain of ours.
+        let owner = unsafe { PdObj::of(pd) }?;
+        let lkey = owner.front.alloc_null_mr(owner.c.handle)?;
+        // As long as memory can be; only the local key is good for anything.
+        let c =
+            ibv_mr { context: owner.c.context, pd, addr: null_mut(), length: usize::MAX, handle: lkey, lkey, rkey: 0 };
+        Ok(Box::into_raw(Box::new(MrObj { c, front: owner.front.clone(), kind: MrKind::Null })).cast())
+    })
 }
 
 #[no_mangle]

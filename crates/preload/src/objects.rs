@@ -16,8 +16,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use unbroken_shift::front;
 use unbroken_types::{Gid, QpType};
 use unbroken_verbs::abi::{
-    ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_dm, ibv_mr, ibv_pd, ibv_qp,
-    ibv_qp_ex, ibv_srq, ibv_td, verbs_context,
+    ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_dm, ibv_mr, ibv_mw, ibv_pd,
+    ibv_qp, ibv_qp_ex, ibv_srq, ibv_td, verbs_context,
 };
 use unbroken_verbs::{CompChannel, Cq, Result, Srq};
 
@@ -56,8 +56,24 @@ pub struct PdObj {
 pub struct MrObj {
     pub c: ibv_mr,
     pub front: Arc<front::Context>,
-    /// The device memory that the region lies in.
-    pub device_memory: Option<Arc<DeviceMemory>>,
+    pub kind: MrKind,
+}
+
+/// What a region is of.
+pub enum MrKind {
+    /// The program's memory.
+    Plain,
+    /// Device memory, which it keeps alive.
+    Device { _memory: Arc<DeviceMemory> },
+    /// Nothing.
+    Null,
+}
+
+/// A memory window.
+#[repr(C)]
+pub struct MwObj {
+    pub c: UnsafeCell<ibv_mw>,
+    pub front: Arc<front::Context>,
 }
 
 /// A thread domain.
@@ -183,6 +199,7 @@ object! {
     DeviceObj, ibv_device, "the device";
     PdObj, ibv_pd, "the protection domain";
     MrObj, ibv_mr, "the memory region";
+    MwObj, ibv_mw, "the memory window";
     TdObj, ibv_td, "the thread domain";
     DmObj, ibv_dm, "the device memory";
     ChannelObj, ibv_comp_channel, "the completion channel";

@@ -2,6 +2,7 @@
 
 use crate::ffi::{failed, guard};
 use crate::objects::{AhObj, QpObj};
+use crate::window;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use unbroken_types::{SendFlags, SendOpcode, Sge};
@@ -98,6 +99,12 @@ unsafe fn post_one(object: &QpObj, wr: &ibv_send_wr) -> Result<()> {
                 out.ud = Some(UdDest { gid: ah.gid, grh: ah.grh, qpn: ud.remote_qpn, qkey: ud.remote_qkey });
             }
             SendOpcode::Send | SendOpcode::SendImm => {}
+            // The key lies where an immediate does.
+            SendOpcode::SendInv | SendOpcode::LocalInv => out.rkey = wr.imm_data,
+            SendOpcode::BindMw => {
+                let b = &wr.bind_mw;
+                out = window::binding_of_wr(b.mw, b.rkey, &b.bind_info)?.wr(wr.wr_id, out.flags);
+            }
         }
     }
     if !out.flags.contains(SendFlags::INLINE) {
@@ -133,7 +140,7 @@ unsafe fn gather<'a>(sges: &[Sge], room: &'a mut [MaybeUninit<u8>; MAX_INLINE]) 
 #[cold]
 fn unknown_opcode(opcode: c_int) -> Error {
     Error::unsupported(format!(
-        "opcode {opcode}: WRITE, SEND (each with and without immediate), READ and atomics are known"
+        "opcode {opcode}: WRITE and SEND (each with and without immediate), SEND with invalidate, READ, atomics, LOCAL_INV and BIND_MW are known"
     ))
 }
 

@@ -51,13 +51,19 @@ fn device_attr(front: &front::Context) -> ibv_device_attr {
     a.hw_ver = attr.hw_ver;
     a.max_qp = attr.max_qp as c_int;
     a.max_qp_wr = attr.max_qp_wr as c_int;
-    a.device_cap_flags =
-        IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_SRQ_RESIZE;
+    a.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN
+        | IBV_DEVICE_PORT_ACTIVE_EVENT
+        | IBV_DEVICE_SYS_IMAGE_GUID
+        | IBV_DEVICE_SRQ_RESIZE
+        | IBV_DEVICE_MEM_WINDOW
+        | IBV_DEVICE_MEM_WINDOW_TYPE_2B
+        | IBV_DEVICE_MEM_MGT_EXTENSIONS;
     a.max_sge = attr.max_sge as c_int;
     a.max_sge_rd = attr.max_sge as c_int;
     a.max_cq = attr.max_cq as c_int;
     a.max_cqe = attr.max_cqe as c_int;
     a.max_mr = attr.max_mr as c_int;
+    a.max_mw = attr.max_mw as c_int;
     a.max_pd = attr.max_pd as c_int;
     a.max_srq = attr.max_srq as c_int;
     a.max_srq_wr = attr.max_srq_wr as c_int;

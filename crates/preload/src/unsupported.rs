@@ -30,7 +30,6 @@ macro_rules! absent_objects {
 }
 
 absent_verbs! {
-    ibv_rereg_mr(mr: *mut c_void, flags: c_int, pd: *mut c_void, addr: *mut c_void, length: usize, access: c_int);
     ibv_resize_cq(cq: *mut c_void, cqe: c_int);
     ibv_attach_mcast(qp: *mut c_void, gid: *const c_void, lid: u16);
     ibv_detach_mcast(qp: *mut c_void, gid: *const c_void, lid: u16);
@@ -86,16 +85,6 @@ extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: usize) -> c_int {
 #[no_mangle]
 extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c_int {
     0
-}
-
-/// In the operations of a context, which programs call without looking whether it is there; windows cannot be made, so nothing is ever bound.
-pub unsafe extern "C" fn bind_mw(_qp: *mut unbroken_verbs::abi::ibv_qp, _mw: *mut c_void, _bind: *mut c_void) -> c_int {
-    absent()
-}
-
-/// In the operations of a context.
-pub unsafe extern "C" fn dealloc_mw(_mw: *mut c_void) -> c_int {
-    absent()
 }
 
 /// In the extended verbs, which call it without looking whether it is there.

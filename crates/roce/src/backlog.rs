@@ -69,6 +69,8 @@ pub struct Backlog {
     pub executed: u64,
     /// Sends not awaiting data that completed in this life.
     pub completed: u64,
+    /// See [`crate::RcQp::changed_keys`].
+    pub keys_changed: bool,
 }
 
 /// What [`crate::RcQp::mark_executed`] found.

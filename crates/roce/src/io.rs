@@ -1,6 +1,6 @@
 //! What a QP needs of the world: memory, a place for completions, a place for packets.
 
-use crate::wr::{RecvWr, UdDest};
+use crate::wr::{KeyChange, RecvWr, UdDest};
 use thiserror::Error;
 use unbroken_types::{Access, Sge, Wc};
 
@@ -19,6 +19,15 @@ pub enum MemError {
     /// The region does not give the right.
     #[error("the region does not allow this access")]
     AccessDenied,
+    /// The memory window is bound to another QP.
+    #[error("the memory window is bound to another QP")]
+    WrongQp,
+    /// The key is good, but what it names does not lie in one piece: it must be copied.
+    #[error("the range does not lie in one piece")]
+    NotInOnePiece,
+    /// The window cannot be bound so: the region, the range, the rights or the new key do not fit.
+    #[error("the memory window cannot be bound so")]
+    Bind,
     /// An atomic whose memory does not begin at a multiple of eight.
     #[error("the memory of an atomic is not aligned to 8 bytes")]
     Misaligned,
@@ -62,6 +71,10 @@ pub trait Memory {
     /// Runs an atomic of the peer ([`Access::REMOTE_ATOMIC`]) at `va` and gives the value that was there before. Nothing else sees
     /// the memory between the reading and the writing: no other QP, and no instruction of this host that is atomic itself.
     fn atomic(&self, pd: u32, key: u32, va: u64, op: AtomicOp) -> Result<u64, MemError>;
+    /// The peer invalidates the memory window that has `key` (SEND with invalidate). Nothing is reached through the key afterwards.
+    fn invalidate(&self, _pd: u32, _key: u32) -> Result<(), MemError> {
+        Err(MemError::NoSuchKey)
+    }
 }
 
 /// Receives that several QPs share (SRQ). All methods may be called by several QPs at a time.
@@ -144,6 +157,11 @@ pub enum SinkError {
 pub trait PacketSink {
     /// Takes a packet or nothing.
     fn push(&mut self, header: &[u8], payload: Payload<'_>) -> Result<(), SinkError>;
+
+    /// Does what a WR asks for that changes keys and sends nothing. It takes effect before the call returns.
+    fn change_key(&mut self, _change: &KeyChange) -> Result<(), MemError> {
+        Err(MemError::NoSuchKey)
+    }
 }
 
 /// Where packets of a UD QP go; each names its destination.

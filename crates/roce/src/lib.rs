@@ -40,4 +40,4 @@ pub use responder::RcEvent;
 pub use rq::RecvRing;
 pub use uc::{UcConfig, UcQp};
 pub use ud::{UdConfig, UdModify, UdQp, UdRoute, GRH_BYTES};
-pub use wr::{PostError, RecvWr, SendWr, UdDest, MAX_MESSAGE_BYTES};
+pub use wr::{KeyChange, MwBind, PostError, RecvWr, SendWr, UdDest, MAX_MESSAGE_BYTES};

@@ -39,6 +39,8 @@ pub struct RcQp {
     quiesced: bool,
     event: Option<RcEvent>,
     first_moved_us: Option<u64>,
+    /// A WR that changes keys was posted, here or in an earlier life.
+    keys_changed: bool,
 }
 
 impl RcQp {
@@ -64,6 +66,7 @@ impl RcQp {
             quiesced: false,
             event: None,
             first_moved_us: None,
+            keys_changed: false,
         }
     }
 
@@ -118,6 +121,12 @@ impl RcQp {
         size_of::<RcQp>() + self.requester.ring.heap_bytes() + self.responder.heap_bytes()
     }
 
+    /// Whether either end has bound a memory window by this QP or invalidated a key, in this life or an earlier one. Such a QP stays where
+    /// it is: a window is bound to the QP, and a replay could invalidate a key that was bound anew.
+    pub fn changed_keys(&self) -> bool {
+        self.keys_changed || self.responder.invalidated
+    }
+
     fn stopped(&self) -> bool {
         self.failure.is_some() || self.quiesced
     }
@@ -142,6 +151,7 @@ impl RcQp {
                 self.failure = None;
                 self.event = None;
                 self.first_moved_us = None;
+                self.keys_changed = false;
             }
             (_, QpState::Err) => self.enter_error(WcStatus::WrFlushErr, None, out),
             (QpState::Init, QpState::Rtr) => {
@@ -180,6 +190,7 @@ impl RcQp {
             return Err(PostError::WrongState(self.state));
         }
         self.requester.ring.push(wr)?;
+        self.keys_changed |= wr.opcode.changes_keys();
         if self.state == QpState::Err {
             self.requester.flush(WcStatus::WrFlushErr, &self.link, out);
         }
@@ -385,7 +396,8 @@ impl RcQp {
 
     /// Stops the QP for ever and takes out what is outstanding. No later packet changes memory or completes a WR.
     pub fn quiesce(&mut self) -> Backlog {
-        let mut backlog = Backlog { executed: self.responder.executed(), ..Backlog::default() };
+        let (executed, keys_changed) = (self.responder.executed(), self.changed_keys());
+        let mut backlog = Backlog { executed, keys_changed, ..Backlog::default() };
         self.requester.quiesce(&mut backlog);
         backlog.recvs = self.responder.ring.entries();
         self.responder.ring.clear();
@@ -413,6 +425,7 @@ impl RcQp {
             let mut recvs = backlog.recvs.iter();
             recvs.try_for_each(|e| self.responder.ring.push(&RecvWr { wr_id: e.wr_id, sges: &e.sges }))
         });
+        self.keys_changed |= backlog.keys_changed;
         if all.is_err() {
             self.requester.reset();
             self.responder.ring.clear();
@@ -421,9 +434,9 @@ impl RcQp {
     }
 
     /// Whether sending again what the peer has not executed would break a promise: an atomic, or a WR marked NO_REPLAY, may have
-    /// left already. The first `peer_done` outstanding sends that await no data have been executed.
+    /// left already, or keys were changed ([`Self::changed_keys`]). The first `peer_done` outstanding sends that await no data have been executed.
     pub fn unsafe_to_replay(&self, peer_done: u64) -> bool {
-        self.requester.unsafe_to_replay(peer_done)
+        self.changed_keys() || self.requester.unsafe_to_replay(peer_done)
     }
 
     /// Marks the first `peer_done` outstanding sends that await no data as executed: they complete in their order, without the

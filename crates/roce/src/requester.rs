@@ -173,6 +173,10 @@ impl Requester {
                 self.cur += 1;
                 continue;
             }
+            if wqe.opcode.is_local() {
+                self.change_key(&wqe, sink);
+                continue;
+            }
             let pushed = match wqe.opcode {
                 SendOpcode::Read => self.push_read(&wqe, link, sink),
                 SendOpcode::CmpSwap | SendOpcode::FetchAdd => self.push_atomic(&wqe, link, sink),
@@ -201,7 +205,7 @@ impl Requester {
             return false;
         }
         let first_psn = self.next_psn;
-        let packets = if wqe.executed { 0 } else { wqe.len.div_ceil(link.mtu).max(1) };
+        let packets = if wqe.executed || wqe.opcode.is_local() { 0 } else { wqe.len.div_ceil(link.mtu).max(1) };
         let wqe = self.ring.get_mut(self.cur);
         (wqe.first_psn, wqe.packets) = (first_psn, packets);
         self.assigned = self.cur + 1;
@@ -209,6 +213,15 @@ impl Requester {
             self.last_read = self.assigned;
         }
         true
+    }
+
+    /// Does what the entry at `cur` asks for here. It completes in its turn: when all before it have.
+    #[cold]
+    fn change_key(&mut self, wqe: &Wqe, sink: &mut (impl PacketSink + ?Sized)) {
+        match sink.change_key(&SendRing::key_change(wqe)) {
+            Ok(()) => self.ring.get_mut(self.cur).executed = true,
+            Err(_) => self.unsendable = Some((self.cur, WcStatus::MwBindErr)),
+        }
     }
 
     fn in_flight(&self) -> u32 {
@@ -343,7 +356,9 @@ const fn block_packets(mtu: u32) -> u32 {
 pub(crate) fn wc_opcode(opcode: SendOpcode) -> WcOpcode {
     match opcode {
         SendOpcode::Write | SendOpcode::WriteImm => WcOpcode::RdmaWrite,
-        SendOpcode::Send | SendOpcode::SendImm => WcOpcode::Send,
+        SendOpcode::Send | SendOpcode::SendImm | SendOpcode::SendInv => WcOpcode::Send,
+        SendOpcode::LocalInv => WcOpcode::LocalInv,
+        SendOpcode::BindMw => WcOpcode::BindMw,
         SendOpcode::Read => WcOpcode::RdmaRead,
         SendOpcode::CmpSwap => WcOpcode::CompSwap,
         SendOpcode::FetchAdd => WcOpcode::FetchAdd,

@@ -19,7 +19,7 @@ use crate::link::{recv_wc, Flags, Link};
 use crate::reads::{ReadJob, ReadQueue};
 use crate::rq::RecvQueue;
 use crate::wr::MAX_MESSAGE_BYTES;
-use unbroken_types::{Access, QpCaps, WcOpcode, WcStatus, PSN_MASK};
+use unbroken_types::{Access, QpCaps, WcFlags, WcOpcode, WcStatus, PSN_MASK};
 use unbroken_wire::{Aeth, AtomicEth, Ext, Op, Packet, Reth};
 
 /// The message that the next request packet belongs to.
@@ -83,6 +83,8 @@ pub(crate) struct Responder {
     fatal: Option<(u32, NakCode)>,
     reads: ReadQueue,
     executed: u64,
+    /// The peer has invalidated a key.
+    pub(crate) invalidated: bool,
 }
 
 impl Responder {
@@ -99,6 +101,7 @@ impl Responder {
             fatal: None,
             reads: ReadQueue::default(),
             executed: 0,
+            invalidated: false,
         }
     }
 
@@ -113,6 +116,7 @@ impl Responder {
         self.fatal = None;
         self.msn = 0;
         self.executed = 0;
+        self.invalidated = false;
     }
 
     /// Sets the first PSN and the number of READs, for state RTR.
@@ -248,8 +252,8 @@ impl Responder {
             }
             SendFirst => self.send_on(packet, true, false, link, mem, out)?,
             SendMiddle => self.send_on(packet, false, false, link, mem, out)?,
-            SendLast | SendLastImm => self.send_on(packet, false, true, link, mem, out)?,
-            SendOnly | SendOnlyImm => self.send_on(packet, true, true, link, mem, out)?,
+            SendLast | SendLastImm | SendLastInvalidate => self.send_on(packet, false, true, link, mem, out)?,
+            SendOnly | SendOnlyImm | SendOnlyInvalidate => self.send_on(packet, true, true, link, mem, out)?,
             ReadRequest => return self.read(packet, link, mem),
             CompareSwap | FetchAdd => self.atomic(packet, link, mem)?,
             _ => return Err(INVALID),
@@ -333,9 +337,16 @@ impl Responder {
             self.inbound = Inbound::Send { written: written + len };
             return Ok(());
         }
+        let mut wc =
+            recv_wc(link.wc_qpn, rqe.wr_id, WcStatus::Success, WcOpcode::Recv, written + len, packet.ext.imm());
+        if let Ext::Ieth(key) = packet.ext {
+            let refused = Refusal::Fatal(NakCode::RemoteAccess, Some(WcStatus::RemInvReqErr));
+            mem.invalidate(link.pd, key).map_err(|_| refused)?;
+            self.invalidated = true;
+            (wc.imm_data, wc.wc_flags) = (key, WcFlags::WITH_INV);
+        }
         self.message_done();
         self.ring.pop();
-        let wc = recv_wc(link.wc_qpn, rqe.wr_id, WcStatus::Success, WcOpcode::Recv, written + len, packet.ext.imm());
         out.recv(wc, packet.bth.solicited);
         Ok(())
     }

@@ -26,6 +26,7 @@ impl Segment {
         let ext = match (op, with_imm) {
             (Op::WriteOnlyImm, _) => Ext::RethImm(reth, wqe.imm_data),
             (Op::WriteFirst | Op::WriteOnly, _) => Ext::Reth(reth),
+            (Op::SendLastInvalidate | Op::SendOnlyInvalidate, _) => Ext::Ieth(wqe.rkey),
             (_, true) => Ext::Imm(wqe.imm_data),
             _ => Ext::None,
         };
@@ -47,15 +48,18 @@ impl Segment {
 /// The operation of a packet, and whether it carries the immediate.
 #[inline]
 fn opcode(opcode: SendOpcode, first: bool, last: bool) -> (Op, bool) {
-    use SendOpcode::{SendImm, Write, WriteImm};
+    use SendOpcode::{SendImm, SendInv, Write, WriteImm};
     let write = matches!(opcode, Write | WriteImm);
     let imm = matches!(opcode, SendImm | WriteImm) && last;
+    let inv = opcode == SendInv;
     let op = match (write, first, last) {
         (false, true, false) => Op::SendFirst,
         (false, false, false) => Op::SendMiddle,
         (false, false, true) if imm => Op::SendLastImm,
+        (false, false, true) if inv => Op::SendLastInvalidate,
         (false, false, true) => Op::SendLast,
         (false, true, true) if imm => Op::SendOnlyImm,
+        (false, true, true) if inv => Op::SendOnlyInvalidate,
         (false, true, true) => Op::SendOnly,
         (true, true, false) => Op::WriteFirst,
         (true, false, false) => Op::WriteMiddle,

@@ -1,8 +1,8 @@
 //! The send queue: a ring of fixed entries, made once. Scatter/gather lists and inline data lie beside it, indexed by slot.
 
 use crate::backlog::SendEntry;
-use crate::wr::{PostError, SendWr, MAX_MESSAGE_BYTES};
-use unbroken_types::{QpCaps, SendFlags, SendOpcode, Sge};
+use crate::wr::{KeyChange, MwBind, PostError, SendWr, MAX_MESSAGE_BYTES};
+use unbroken_types::{Access, QpCaps, SendFlags, SendOpcode, Sge};
 
 /// Bytes that an atomic works on, and brings back.
 pub(crate) const ATOMIC_BYTES: u32 = 8;
@@ -173,6 +173,21 @@ impl SendRing {
         } else {
             let at = slot * self.caps.max_send_sge as usize;
             Data::Sges(&self.sges[at..at + wqe.sges as usize])
+        }
+    }
+
+    /// What an entry without packets does.
+    pub(crate) fn key_change(wqe: &Wqe) -> KeyChange {
+        match wqe.opcode {
+            SendOpcode::BindMw => KeyChange::Bind(MwBind {
+                window: wqe.imm_data,
+                new_key: wqe.rkey,
+                lkey: (wqe.swap >> 32) as u32,
+                addr: wqe.remote_addr,
+                length: wqe.compare_add,
+                access: Access(wqe.swap as u32),
+            }),
+            _ => KeyChange::Invalidate(wqe.rkey),
         }
     }
 

@@ -161,7 +161,7 @@ impl UcQp {
         if !matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err) {
             return Err(PostError::WrongState(self.state));
         }
-        if wr.opcode.awaits_data() {
+        if wr.opcode.awaits_data() || wr.opcode.changes_keys() {
             return Err(PostError::Unsupported(wr.opcode));
         }
         self.sends.push(wr)?;

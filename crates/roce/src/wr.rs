@@ -1,7 +1,7 @@
 //! Work requests as a caller gives them.
 
 use thiserror::Error;
-use unbroken_types::{Gid, QpState, SendFlags, SendOpcode, Sge};
+use unbroken_types::{Access, Gid, QpState, SendFlags, SendOpcode, Sge};
 
 /// A send WR. Nothing of it is kept by reference: posting copies what is needed.
 #[derive(Clone, Copy, Debug)]
@@ -16,7 +16,7 @@ pub struct SendWr<'a> {
     pub imm_data: u32,
     /// WRITE, READ, atomics: the peer's address.
     pub remote_addr: u64,
-    /// WRITE, READ, atomics: the peer's key.
+    /// WRITE, READ, atomics: the peer's key. To invalidate: the key. To bind a window: see [`MwBind`].
     pub rkey: u32,
     /// Atomics: the value to compare with, or to add.
     pub compare_add: u64,
@@ -38,6 +38,51 @@ impl SendWr<'_> {
             None => self.sges.iter().map(|s| s.length as u64).sum(),
         }
     }
+}
+
+/// How a memory window is to be bound.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MwBind {
+    /// A key that the window has or had.
+    pub window: u32,
+    /// The key that it gets; only its lower eight bits may be new.
+    pub new_key: u32,
+    /// The local key of the region.
+    pub lkey: u32,
+    /// Where in the region it begins, as the region counts.
+    pub addr: u64,
+    /// Bytes; 0 unbinds.
+    pub length: u64,
+    /// What the peer may do through it; [`Access::ZERO_BASED`]: it counts from 0.
+    pub access: Access,
+}
+
+impl MwBind {
+    /// The WR that binds, without data. It lies in fields that such a WR has no other use for.
+    pub fn wr(&self, wr_id: u64, flags: SendFlags) -> SendWr<'static> {
+        SendWr {
+            wr_id,
+            opcode: SendOpcode::BindMw,
+            flags,
+            imm_data: self.window,
+            remote_addr: self.addr,
+            rkey: self.new_key,
+            compare_add: self.length,
+            swap: u64::from(self.lkey) << 32 | u64::from(self.access.0),
+            sges: &[],
+            inline_data: None,
+            ud: None,
+        }
+    }
+}
+
+/// What a WR without packets does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeyChange {
+    /// Binds a window.
+    Bind(MwBind),
+    /// Invalidates a key.
+    Invalidate(u32),
 }
 
 /// A receive WR.

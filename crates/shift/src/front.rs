@@ -8,7 +8,9 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use unbroken_types::{Access, Gid};
-use unbroken_verbs::{CompChannel, Cq, Device, DeviceAttr, Error, EventFd, MrKeys, PortAttr, Result, Srq, SrqAttr};
+use unbroken_verbs::{
+    CompChannel, Cq, Device, DeviceAttr, Error, EventFd, MrChange, MrKeys, PortAttr, Result, Srq, SrqAttr, WindowType,
+};
 
 /// `enum ibv_event_type`: the ones that this library raises.
 pub mod event_type {
@@ -202,6 +204,30 @@ impl Context {
     pub fn reg_mr(&self, pd: u32, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys> {
         check_owner()?;
         self.core.memory().reg_mr(pd, addr, len, iova, access)
+    }
+
+    /// Changes a registration on every NIC; its keys stay.
+    pub fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()> {
+        check_owner()?;
+        self.core.memory().rereg_mr(lkey, change)
+    }
+
+    /// Makes a null region and gives its local key.
+    pub fn alloc_null_mr(&self, pd: u32) -> Result<u32> {
+        check_owner()?;
+        self.core.memory().alloc_null_mr(pd)
+    }
+
+    /// Makes a memory window and gives its key.
+    pub fn alloc_window(&self, pd: u32, kind: WindowType) -> Result<u32> {
+        check_owner()?;
+        self.core.memory().alloc_window(pd, kind)
+    }
+
+    /// Ends the memory window of a key.
+    pub fn dealloc_window(&self, rkey: u32) -> Result<()> {
+        check_owner()?;
+        self.core.memory().dealloc_window(rkey)
     }
 
     /// Ends a registration on every NIC.

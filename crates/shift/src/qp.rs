@@ -270,6 +270,9 @@ impl Qp {
         link::close(self, g);
         let rc = RcModify { state: Some(QpState::Reset), ..RcModify::default() };
         g.phys.modify(&QpModify { rc, ..QpModify::default() })?;
+        // What the old life completed and nobody polled would be taken for the new life's.
+        self.init.send_cq.purge(self.qpn);
+        self.init.recv_cq.purge(self.qpn);
         g.app = QpModify::default();
         g.failed = false;
         if self.init.hold_on_failure {
@@ -367,9 +370,12 @@ impl Qp {
             (Some(gid), Some(qpn)) => format!("{gid}:{qpn}"),
             _ => String::new(),
         };
-        let protected = g.link.as_ref().is_some_and(|l| l.ready()) && !g.failed;
+        let bound = g.phys.bound_to_device().filter(|_| g.link.is_some());
+        let protected = g.link.as_ref().is_some_and(|l| l.ready()) && !g.failed && bound.is_none();
         let why = if protected {
             ""
+        } else if let Some(why) = bound {
+            why
         } else if g.link.is_some() {
             "the peer's other NICs are not known yet"
         } else {

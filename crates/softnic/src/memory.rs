@@ -3,30 +3,40 @@
 //! One table serves all NICs of the process, so that a key is valid on each of them and outlives any of them. A key is
 //! `index << 8 | generation`: a slot that is used again has another generation, so a stale key fails. Key 0 is never given out.
 //!
+//! Null regions, indirect keys and memory windows have slots in the same table; see [`special`]. A window's key changes with each binding, in its
+//! lower eight bits.
+//!
 //! Engines hold the table's read lock for a batch of packets ([`Domain::view`]); [`Domain::dereg_mr`] takes the write lock. So when
 //! deregistration returns, no packet touches the memory any more, and none will.
 //!
 //! The application may read and write the memory while a packet is placed: as on hardware, it must not rely on what it sees there
 //! before the completion.
 
+mod special;
+#[cfg(test)]
+mod tests;
+
+use special::{Accessor, Indirect, Piece, Special, Window};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use unbroken_roce::{AtomicOp, MemError, Memory};
+use unbroken_roce::{AtomicOp, KeyChange, MemError, Memory};
 use unbroken_types::Access;
-use unbroken_verbs::{Error, MemoryDomain, MrKeys, Result};
+use unbroken_verbs::{Error, IndirectEntry, MemoryDomain, MrChange, MrKeys, Result, WindowType};
 
 /// Regions of a process.
 pub(crate) const MAX_MRS: u32 = 1 << 20;
 /// Protection domains of a process.
 pub(crate) const MAX_PDS: u32 = 1 << 16;
+/// Entries of one indirect key.
+pub(crate) const MAX_INDIRECT_ENTRIES: usize = 1 << 20;
 /// Bytes of one region.
 pub(crate) const MAX_MR_BYTES: u64 = 1 << 40;
 /// A freed slot waits until this many others are free, so that its eight bits of generation last long.
 const FREE_SLOTS_KEPT: usize = 64;
 
-/// A slot of the table. `key` is 0 while the slot is free.
-#[derive(Clone, Copy)]
+/// A slot of the table. `key` is 0 while the slot is free or holds something special.
 struct Region {
     key: u32,
     pd: u32,
@@ -35,6 +45,9 @@ struct Region {
     iova: u64,
     access: Access,
     generation: u8,
+    /// Memory windows that are bound to it.
+    windows: AtomicU32,
+    special: Option<Box<Special>>,
 }
 
 #[derive(Default)]
@@ -74,7 +87,7 @@ impl Table {
     fn take_slot(&mut self) -> Result<u32> {
         if self.regions.is_empty() {
             // Slot 0 stays unused, so that key 0 is never valid.
-            self.regions.push(Region::FREE);
+            self.regions.push(Region::free());
         }
         let full = self.regions.len() as u32 >= MAX_MRS;
         if self.free.len() > FREE_SLOTS_KEPT || full {
@@ -85,18 +98,134 @@ impl Table {
         if full {
             return Err(Error::no_room(format!("{MAX_MRS} memory regions are registered, which is the limit")));
         }
-        self.regions.push(Region::FREE);
+        self.regions.push(Region::free());
         Ok(self.regions.len() as u32 - 1)
+    }
+
+    /// Puts something new into a free slot and gives its key.
+    fn insert(&mut self, pd: u32, make: impl FnOnce(u32) -> Region) -> Result<u32> {
+        self.pd(pd)?;
+        let i = self.take_slot()?;
+        *self.pd(pd)? += 1;
+        let generation = self.regions[i as usize].generation.wrapping_add(1);
+        let key = i << 8 | u32::from(generation);
+        self.regions[i as usize] = Region { pd, generation, ..make(key) };
+        Ok(key)
+    }
+
+    /// Frees the slot of a key.
+    fn remove(&mut self, key: u32) {
+        let i = key >> 8;
+        let r = &mut self.regions[i as usize];
+        let pd = r.pd;
+        // The next key of the slot is none that anybody had lately.
+        *r = Region { generation: key as u8, ..Region::free() };
+        self.free.push_back(i);
+        if let Ok(users) = self.pd(pd) {
+            *users -= 1;
+        }
     }
 
     #[inline]
     fn region(&self, key: u32) -> Option<&Region> {
         self.regions.get((key >> 8) as usize).filter(|r| r.key == key && key != 0)
     }
+
+    fn indirect(&self, key: u32) -> Option<(&Region, &Indirect)> {
+        let r = self.regions.get((key >> 8) as usize)?;
+        match r.special.as_deref()? {
+            Special::Indirect(root) if root.key == key => Some((r, root)),
+            _ => None,
+        }
+    }
+
+    /// The window of any key that it has or had.
+    fn window(&self, rkey: u32) -> Option<&Window> {
+        match self.regions.get((rkey >> 8) as usize)?.special.as_deref()? {
+            Special::Window(w) => Some(w),
+            _ => None,
+        }
+    }
+
+    fn is_window(&self, key: u32) -> bool {
+        self.window(key).is_some()
+    }
+
+    /// Checks an entry of an indirect key: it must name memory of the domain that may be used as the root's rights say, or null.
+    fn check_entry(&self, pd: u32, index: usize, e: &IndirectEntry, access: Access) -> Result<()> {
+        let need = if access.contains(Access::LOCAL_WRITE) { Access::LOCAL_WRITE } else { Access::NONE };
+        match self.entry_piece(pd, e.lkey, e.addr, e.len, need) {
+            Ok(_) => Ok(()),
+            Err(MemError::NotInOnePiece) => Err(Error::invalid(format!(
+                "entry {index}: key {:#x} is itself indirect or a window; a plain region or the null region is possible",
+                e.lkey
+            ))),
+            Err(why) => Err(Error::invalid(format!("entry {index} (key {:#x}, {} bytes): {why}", e.lkey, e.len))),
+        }
+    }
 }
 
 impl Region {
-    const FREE: Region = Region { key: 0, pd: 0, start: 0, len: 0, iova: 0, access: Access::NONE, generation: 0 };
+    /// A free slot.
+    const fn free() -> Region {
+        Region {
+            key: 0,
+            pd: 0,
+            start: 0,
+            len: 0,
+            iova: 0,
+            access: Access::NONE,
+            generation: 0,
+            windows: AtomicU32::new(0),
+            special: None,
+        }
+    }
+
+    /// How far in it `len` bytes at `va` begin.
+    #[inline]
+    fn offset(&self, pd: u32, va: u64, len: u64, need: Access) -> std::result::Result<u64, MemError> {
+        if self.pd != pd {
+            return Err(MemError::WrongPd);
+        }
+        if !self.access.contains(need) {
+            return Err(MemError::AccessDenied);
+        }
+        let off = va.wrapping_sub(self.iova);
+        if va < self.iova || off > self.len || len > self.len - off {
+            return Err(MemError::OutOfBounds);
+        }
+        Ok(off)
+    }
+
+    /// EBUSY while memory windows are bound to it.
+    fn no_windows(&self) -> Result<()> {
+        match self.windows.load(Relaxed) {
+            0 => Ok(()),
+            n => Err(Error::new(
+                libc::EBUSY,
+                format!("{n} memory windows are bound to region {:#x}: unbind or free them first", self.key),
+            )),
+        }
+    }
+}
+
+/// Checks the rights of a region or an indirect key.
+fn check_access(access: Access) -> Result<()> {
+    let remote = access.intersects(Access::REMOTE_WRITE.with(Access::REMOTE_ATOMIC));
+    if remote && !access.contains(Access::LOCAL_WRITE) {
+        return Err(Error::invalid("a region with remote write or atomic access needs IBV_ACCESS_LOCAL_WRITE too"));
+    }
+    Ok(())
+}
+
+/// Checks where a region lies.
+fn check_range(addr: u64, len: u64, iova: u64) -> Result<()> {
+    if len > MAX_MR_BYTES || addr.checked_add(len).is_none() || iova.checked_add(len).is_none() {
+        return Err(Error::invalid(format!(
+            "a region of {len} bytes at {addr:#x} (iova {iova:#x}) does not fit the address space"
+        )));
+    }
+    Ok(())
 }
 
 impl MemoryDomain for Domain {
@@ -124,7 +253,7 @@ impl MemoryDomain for Domain {
         if users > 0 {
             return Err(Error::new(
                 libc::EBUSY,
-                format!("protection domain {pd} has {users} regions, QPs or SRQs: end them first"),
+                format!("protection domain {pd} has {users} regions, windows, QPs or SRQs: end them first"),
             ));
         }
         t.pds[pd as usize] = None;
@@ -143,37 +272,116 @@ impl MemoryDomain for Domain {
     }
 
     fn reg_mr(&self, pd: u32, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys> {
-        let remote = access.contains(Access::REMOTE_WRITE) || access.contains(Access::REMOTE_ATOMIC);
-        if remote && !access.contains(Access::LOCAL_WRITE) {
-            return Err(Error::invalid("a region with remote write or atomic access needs IBV_ACCESS_LOCAL_WRITE too"));
-        }
-        if len > MAX_MR_BYTES || addr.checked_add(len).is_none() || iova.checked_add(len).is_none() {
-            return Err(Error::invalid(format!(
-                "a region of {len} bytes at {addr:#x} (iova {iova:#x}) does not fit the address space"
-            )));
-        }
+        let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
+        check_access(access)?;
+        check_range(addr, len, iova)?;
         populate(addr, len, access.contains(Access::LOCAL_WRITE))?;
-        let mut t = self.write();
-        t.pd(pd)?;
-        let i = t.take_slot()?;
-        *t.pd(pd)? += 1;
-        let r = &mut t.regions[i as usize];
-        r.generation = r.generation.wrapping_add(1);
-        let key = i << 8 | u32::from(r.generation);
-        *r = Region { key, pd, start: addr, len, iova, access, generation: r.generation };
+        let key = self.write().insert(pd, |key| Region { key, start: addr, len, iova, access, ..Region::free() })?;
         Ok(MrKeys { lkey: key, rkey: key })
+    }
+
+    fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()> {
+        let no_region = || Error::invalid(format!("there is no memory region with key {lkey:#x}"));
+        let (mut start, mut len, mut access) = {
+            let t = self.view();
+            let r = t.0.region(lkey).ok_or_else(no_region)?;
+            (r.start, r.len, r.access)
+        };
+        access = change.access.unwrap_or(access);
+        (start, len) = change.range.unwrap_or((start, len));
+        check_access(access)?;
+        check_range(start, len, start)?;
+        if change.range.is_some() || change.access.is_some() {
+            populate(start, len, access.contains(Access::LOCAL_WRITE))?;
+        }
+        let mut t = self.write();
+        let old = t.region(lkey).ok_or_else(no_region)?;
+        old.no_windows()?;
+        let old_pd = old.pd;
+        let pd = change.pd.unwrap_or(old_pd);
+        *t.pd(pd)? += 1;
+        if let Ok(users) = t.pd(old_pd) {
+            *users -= 1;
+        }
+        let r = &mut t.regions[(lkey >> 8) as usize];
+        (r.pd, r.access) = (pd, access);
+        if change.range.is_some() {
+            (r.start, r.len) = (start, len);
+            r.iova = if access.contains(Access::ZERO_BASED) { 0 } else { start };
+        }
+        Ok(())
     }
 
     fn dereg_mr(&self, lkey: u32) -> Result<()> {
         let mut t = self.write();
-        let Some(&Region { pd, .. }) = t.region(lkey) else {
-            return Err(Error::invalid(format!("there is no memory region with key {lkey:#x}")));
-        };
-        t.regions[(lkey >> 8) as usize].key = 0;
-        t.free.push_back(lkey >> 8);
-        if let Ok(users) = t.pd(pd) {
-            *users -= 1;
+        match t.region(lkey) {
+            Some(r) => r.no_windows()?,
+            None if t.why_not_plain(lkey) == MemError::NotInOnePiece && !t.is_window(lkey) => {}
+            None => return Err(Error::invalid(format!("there is no memory region with key {lkey:#x}"))),
         }
+        t.remove(lkey);
+        Ok(())
+    }
+
+    fn alloc_null_mr(&self, pd: u32) -> Result<u32> {
+        let null = |key| Some(Box::new(Special::Null { key }));
+        self.write().insert(pd, |key| Region { special: null(key), ..Region::free() })
+    }
+
+    fn create_indirect(&self, pd: u32, iova: u64, entries: &[IndirectEntry], access: Access) -> Result<MrKeys> {
+        check_access(access)?;
+        if entries.is_empty() || entries.len() > MAX_INDIRECT_ENTRIES {
+            return Err(Error::invalid(format!(
+                "an indirect key with {} entries: 1 to {MAX_INDIRECT_ENTRIES} are possible",
+                entries.len()
+            )));
+        }
+        let len = entries.iter().try_fold(0u64, |sum, e| sum.checked_add(e.len)).unwrap_or(u64::MAX);
+        check_range(0, len, iova)?;
+        let mut t = self.write();
+        for (i, e) in entries.iter().enumerate() {
+            t.check_entry(pd, i, e, access)?;
+        }
+        let key = t.insert(pd, |key| {
+            let special = Some(Box::new(Special::Indirect(Indirect::new(key, entries))));
+            Region { len, iova, access, special, ..Region::free() }
+        })?;
+        Ok(MrKeys { lkey: key, rkey: key })
+    }
+
+    fn update_entry(&self, key: u32, index: u32, entry: &IndirectEntry) -> Result<()> {
+        let t = self.view();
+        let (r, root) =
+            t.0.indirect(key).ok_or_else(|| Error::invalid(format!("there is no indirect key {key:#x}")))?;
+        let old = root.entry(index as usize).ok_or_else(|| {
+            Error::invalid(format!("entry {index}: indirect key {key:#x} has {} (count from 0)", root.ends.len()))
+        })?;
+        if old.len != entry.len {
+            return Err(Error::invalid(format!(
+                "entry {index} of indirect key {key:#x} has {} bytes for ever, not {}",
+                old.len, entry.len
+            )));
+        }
+        t.0.check_entry(r.pd, index as usize, entry, r.access)?;
+        root.set(index as usize, *entry);
+        Ok(())
+    }
+
+    fn alloc_window(&self, pd: u32, kind: WindowType) -> Result<u32> {
+        self.write().insert(pd, |key| Region {
+            special: Some(Box::new(Special::Window(Window::new(kind, key)))),
+            ..Region::free()
+        })
+    }
+
+    fn dealloc_window(&self, rkey: u32) -> Result<()> {
+        let mut t = self.write();
+        let Some(w) = t.window(rkey) else {
+            return Err(Error::invalid(format!("there is no memory window with key {rkey:#x}")));
+        };
+        w.unbind(&t);
+        let key = w.key();
+        t.remove(key);
         Ok(())
     }
 }
@@ -210,7 +418,7 @@ fn populate(addr: u64, len: u64, writable: bool) -> Result<()> {
 pub(crate) struct View<'a>(RwLockReadGuard<'a, Table>);
 
 impl View<'_> {
-    /// Where `len` bytes at `va` of the region `key` are. A length of 0 needs no region at all.
+    /// Where `len` bytes at `va` of the region `key` are, if they lie in one piece. A length of 0 needs no region at all.
     #[inline]
     pub(crate) fn locate(
         &self,
@@ -223,30 +431,87 @@ impl View<'_> {
         if len == 0 {
             return Ok(std::ptr::dangling_mut());
         }
-        let r = self.0.region(key).ok_or(MemError::NoSuchKey)?;
-        if r.pd != pd {
-            return Err(MemError::WrongPd);
-        }
-        if !r.access.contains(need) {
-            return Err(MemError::AccessDenied);
-        }
-        let off = va.wrapping_sub(r.iova);
-        if va < r.iova || off > r.len || len > r.len - off {
-            return Err(MemError::OutOfBounds);
-        }
-        Ok((r.start + off) as *mut u8)
+        let Some(r) = self.0.region(key) else { return Err(self.0.why_not_plain(key)) };
+        Ok((r.start + r.offset(pd, va, len, need)?) as *mut u8)
+    }
+
+    /// The memory as a QP sees it.
+    #[inline]
+    pub(crate) fn of_qp(&self, qpn: u32) -> QpMemory<'_> {
+        QpMemory { view: self, qpn }
     }
 }
 
-impl Memory for View<'_> {
+/// The memory as a QP sees it: a window of type 2 is there for the QP that it is bound to.
+#[derive(Clone, Copy)]
+pub(crate) struct QpMemory<'a> {
+    view: &'a View<'a>,
+    qpn: u32,
+}
+
+impl QpMemory<'_> {
+    /// See [`View::locate`].
+    #[inline]
+    pub(crate) fn locate(
+        &self,
+        pd: u32,
+        key: u32,
+        va: u64,
+        len: u64,
+        need: Access,
+    ) -> std::result::Result<*mut u8, MemError> {
+        self.view.locate(pd, key, va, len, need)
+    }
+
+    /// Calls `each` with the pieces of what lies in more than one, or is not simply memory.
+    #[cold]
+    fn pieces(
+        &self,
+        pd: u32,
+        key: u32,
+        va: u64,
+        len: u64,
+        need: Access,
+        each: &mut dyn FnMut(Piece),
+    ) -> std::result::Result<(), MemError> {
+        self.view.0.pieces(Accessor { pd, qpn: self.qpn }, key, va, len, need, each)
+    }
+
+    /// Does what a WR that changes keys asks for.
+    pub(crate) fn change_key(&self, pd: u32, change: &KeyChange) -> std::result::Result<(), MemError> {
+        let by = Accessor { pd, qpn: self.qpn };
+        match change {
+            KeyChange::Bind(bind) => self.view.0.bind(by, bind),
+            KeyChange::Invalidate(key) => self.view.0.invalidate(by, *key),
+        }
+    }
+}
+
+impl Memory for QpMemory<'_> {
     #[inline]
     fn check(&self, pd: u32, key: u32, va: u64, len: u64, need: Access) -> std::result::Result<(), MemError> {
-        self.locate(pd, key, va, len, need).map(|_| ())
+        match self.locate(pd, key, va, len, need) {
+            Err(MemError::NotInOnePiece) => self.pieces(pd, key, va, len, need, &mut |_| {}),
+            found => found.map(drop),
+        }
     }
 
     #[inline]
     fn write(&self, pd: u32, key: u32, va: u64, data: &[u8], need: Access) -> std::result::Result<(), MemError> {
-        let to = self.locate(pd, key, va, data.len() as u64, need)?;
+        let to = match self.view.locate(pd, key, va, data.len() as u64, need) {
+            Err(MemError::NotInOnePiece) => {
+                let mut rest = data;
+                return self.pieces(pd, key, va, data.len() as u64, need, &mut |(to, n)| {
+                    let (here, behind) = rest.split_at(n);
+                    rest = behind;
+                    if let Some(to) = to {
+                        // SAFETY: as below; the pieces stay what they are until `pieces` returns.
+                        unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), to, n) };
+                    }
+                });
+            }
+            found => found?,
+        };
         // SAFETY: `locate` gave an address with `data.len()` bytes inside a region that the application registered and promised to
         // keep mapped until it is deregistered, which waits for this view. `data` is a packet buffer, never registered memory.
         // The application may race with the copy, as it may with a NIC's DMA.
@@ -256,27 +521,63 @@ impl Memory for View<'_> {
 
     #[inline]
     fn read(&self, pd: u32, key: u32, va: u64, out: &mut [u8], need: Access) -> std::result::Result<(), MemError> {
-        let from = self.locate(pd, key, va, out.len() as u64, need)?;
+        let from = match self.view.locate(pd, key, va, out.len() as u64, need) {
+            Err(MemError::NotInOnePiece) => {
+                let mut at = 0;
+                return self.pieces(pd, key, va, out.len() as u64, need, &mut |(from, n)| {
+                    let here = &mut out[at..at + n];
+                    at += n;
+                    match from {
+                        // SAFETY: as below; the pieces stay what they are until `pieces` returns.
+                        Some(from) => unsafe { std::ptr::copy_nonoverlapping(from, here.as_mut_ptr(), n) },
+                        None => here.fill(0),
+                    }
+                });
+            }
+            found => found?,
+        };
         // SAFETY: as in `write`, with the direction turned round.
         unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
         Ok(())
     }
 
     fn atomic(&self, pd: u32, key: u32, va: u64, op: AtomicOp) -> std::result::Result<u64, MemError> {
-        let at = self.locate(pd, key, va, 8, Access::REMOTE_ATOMIC)?;
-        if at as usize % 8 != 0 {
-            return Err(MemError::Misaligned);
-        }
-        // SAFETY: `locate` gave eight bytes of a region as in `write`, and they are aligned. What else is done to them at the same
-        // time by atomic instructions, here or in the application, is ordered by the processor.
-        let word = unsafe { AtomicU64::from_ptr(at.cast()) };
-        Ok(match op {
-            AtomicOp::FetchAdd(add) => word.fetch_add(add, Ordering::AcqRel),
-            AtomicOp::CompareSwap { compare, swap } => {
-                match word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
-                    Ok(found) | Err(found) => found,
-                }
+        match self.view.locate(pd, key, va, 8, Access::REMOTE_ATOMIC) {
+            Err(MemError::NotInOnePiece) => {
+                let mut done = Err(MemError::Misaligned);
+                self.pieces(pd, key, va, 8, Access::REMOTE_ATOMIC, &mut |piece| {
+                    match piece {
+                        (Some(at), 8) => done = run_atomic(at, op),
+                        // Nothing is there, and reads as 0.
+                        (None, 8) => done = Ok(0),
+                        _ => {}
+                    }
+                })?;
+                done
             }
-        })
+            found => run_atomic(found?, op),
+        }
     }
+
+    fn invalidate(&self, pd: u32, key: u32) -> std::result::Result<(), MemError> {
+        self.change_key(pd, &KeyChange::Invalidate(key))
+    }
+}
+
+/// Runs an atomic on eight bytes that `locate` or `pieces` gave.
+fn run_atomic(at: *mut u8, op: AtomicOp) -> std::result::Result<u64, MemError> {
+    if at as usize % 8 != 0 {
+        return Err(MemError::Misaligned);
+    }
+    // SAFETY: eight bytes of a region as in `write`, and they are aligned. What else is done to them at the same time by atomic
+    // instructions, here or in the application, is ordered by the processor.
+    let word = unsafe { AtomicU64::from_ptr(at.cast()) };
+    Ok(match op {
+        AtomicOp::FetchAdd(add) => word.fetch_add(add, Ordering::AcqRel),
+        AtomicOp::CompareSwap { compare, swap } => {
+            match word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(found) | Err(found) => found,
+            }
+        }
+    })
 }

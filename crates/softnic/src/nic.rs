@@ -279,6 +279,7 @@ impl Device for Nic {
             max_cq: 65_536,
             max_cqe: 1 << 22,
             max_mr: MAX_MRS,
+            max_mw: MAX_MRS,
             max_pd: MAX_PDS,
             max_qp_rd_atom: u32::from(MAX_RD_ATOMIC),
             max_srq: MAX_SRQS,

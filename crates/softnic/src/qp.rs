@@ -157,6 +157,14 @@ impl DeviceQp for SoftQp {
         }
     }
 
+    fn bound_to_device(&self) -> Option<&'static str> {
+        let Ok(mut e) = self.lock() else { return None };
+        match self.entry(&mut e).map(|q| &q.kind) {
+            Ok(QpKind::Rc(qp)) if qp.changed_keys() => Some("it uses memory windows, which a switch would lose"),
+            _ => None,
+        }
+    }
+
     fn mark_executed(&self, peer_done: u64) -> u32 {
         let Ok(mut e) = self.lock() else { return 0 };
         match self.entry(&mut e).map(|q| &mut q.kind) {

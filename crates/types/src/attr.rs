@@ -45,12 +45,23 @@ impl Access {
     pub const REMOTE_READ: Access = Access(1 << 2);
     /// The peer may run atomics.
     pub const REMOTE_ATOMIC: Access = Access(1 << 3);
+    /// Memory windows may be bound to the region.
+    pub const MW_BIND: Access = Access(1 << 4);
+    /// Addresses count from 0 at the region's beginning.
+    pub const ZERO_BASED: Access = Access(1 << 5);
+    /// All that the peer may do.
+    pub const REMOTE: Access = Access(0b1110);
     /// No right beyond local reading, which every region has.
     pub const NONE: Access = Access(0);
 
     /// Whether all rights of `other` are among these.
     pub const fn contains(self, other: Access) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// Whether any right of `other` is among these.
+    pub const fn intersects(self, other: Access) -> bool {
+        self.0 & other.0 != 0
     }
 
     /// The rights of both.

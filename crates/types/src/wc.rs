@@ -46,6 +46,8 @@ pub enum WcOpcode {
     RdmaRead = 2,
     CompSwap = 3,
     FetchAdd = 4,
+    BindMw = 5,
+    LocalInv = 6,
     Recv = 128,
     RecvRdmaWithImm = 129,
 }
@@ -59,6 +61,8 @@ impl WcFlags {
     pub const GRH: u32 = 1;
     /// `imm_data` is valid.
     pub const WITH_IMM: u32 = 1 << 1;
+    /// `imm_data` is the key that the peer invalidated, in the host's order.
+    pub const WITH_INV: u32 = 1 << 3;
 }
 
 /// A work completion; the layout of `struct ibv_wc`. Status and opcode are numbers, since the value crosses the C boundary.
@@ -75,7 +79,7 @@ pub struct Wc {
     pub vendor_err: u32,
     /// Bytes received or read.
     pub byte_len: u32,
-    /// Immediate data as it came, in network order.
+    /// Immediate data as it came, in network order; or the key that was invalidated.
     pub imm_data: u32,
     /// The (logical) QP that the WR was posted to.
     pub qp_num: u32,

@@ -30,6 +30,12 @@ pub enum SendOpcode {
     CmpSwap = 5,
     /// Atomic fetch and add.
     FetchAdd = 6,
+    /// Invalidates a key of this end's own.
+    LocalInv = 7,
+    /// Binds a memory window of this end's own.
+    BindMw = 8,
+    /// SEND that invalidates a key of the peer's.
+    SendInv = 9,
 }
 
 impl SendOpcode {
@@ -43,18 +49,32 @@ impl SendOpcode {
             4 => SendOpcode::Read,
             5 => SendOpcode::CmpSwap,
             6 => SendOpcode::FetchAdd,
+            7 => SendOpcode::LocalInv,
+            8 => SendOpcode::BindMw,
+            9 => SendOpcode::SendInv,
             _ => return None,
         })
     }
 
-    /// Whether the peer answers with data (READ, atomics), so that having executed it is not enough to complete it.
+    /// Whether it is not among the messages that a peer executes and counts: the peer answers with data (READ, atomics), so that
+    /// having executed it is not enough to complete it, or has no part in it at all.
     pub const fn awaits_data(self) -> bool {
-        matches!(self, SendOpcode::Read | SendOpcode::CmpSwap | SendOpcode::FetchAdd)
+        matches!(self, SendOpcode::Read | SendOpcode::CmpSwap | SendOpcode::FetchAdd) || self.is_local()
+    }
+
+    /// Whether nothing of it goes on the wire.
+    pub const fn is_local(self) -> bool {
+        matches!(self, SendOpcode::LocalInv | SendOpcode::BindMw)
+    }
+
+    /// Whether it changes what a key means, at this end or the peer's: it must never run twice.
+    pub const fn changes_keys(self) -> bool {
+        matches!(self, SendOpcode::LocalInv | SendOpcode::BindMw | SendOpcode::SendInv)
     }
 
     /// Whether it consumes a receive of the peer.
     pub const fn consumes_receive(self) -> bool {
-        matches!(self, SendOpcode::Send | SendOpcode::SendImm | SendOpcode::WriteImm)
+        matches!(self, SendOpcode::Send | SendOpcode::SendImm | SendOpcode::SendInv | SendOpcode::WriteImm)
     }
 
     /// Whether it is atomic.

@@ -29,6 +29,8 @@ pub struct DeviceAttr {
     pub max_cqe: u32,
     /// Number of regions.
     pub max_mr: u32,
+    /// Number of memory windows.
+    pub max_mw: u32,
     /// Number of protection domains.
     pub max_pd: u32,
     /// READs and atomics that a QP may have outstanding, either way.

@@ -20,6 +20,37 @@ pub struct MrKeys {
     pub rkey: u32,
 }
 
+/// What `ibv_rereg_mr` changes of a region; `None` leaves it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MrChange {
+    /// Address and length. The network then knows the region by this address, or from 0 on if it is zero-based.
+    pub range: Option<(u64, u64)>,
+    /// Protection domain.
+    pub pd: Option<u32>,
+    /// Rights.
+    pub access: Option<Access>,
+}
+
+/// A piece of an indirect key: `len` bytes at `addr` of a region, or `len` bytes of nothing (the null region's key).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IndirectEntry {
+    /// The region's local key.
+    pub lkey: u32,
+    /// Where in the region, as the region counts.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// Types of memory windows (`enum ibv_mw_type`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WindowType {
+    /// For every QP of its protection domain; the device chooses its keys.
+    One = 1,
+    /// For the QP that bound it; the application chooses the lower eight bits of its keys.
+    Two = 2,
+}
+
 /// Protection domains and memory regions. Devices that share one (all softnics of a process do) accept each other's keys.
 pub trait MemoryDomain: Send + Sync {
     /// Makes a protection domain.
@@ -30,10 +61,26 @@ pub trait MemoryDomain: Send + Sync {
     fn use_pd(&self, pd: u32) -> Result<()>;
     /// Takes back one [`MemoryDomain::use_pd`].
     fn unuse_pd(&self, pd: u32);
-    /// Registers `len` bytes at `addr`, which the network knows as `iova`.
+    /// Registers `len` bytes at `addr`, which the network knows as `iova`, or from 0 on with [`Access::ZERO_BASED`].
     fn reg_mr(&self, pd: u32, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys>;
-    /// Ends a region. When it returns, nothing from the network touches the memory any more, on any device of the domain.
+    /// Changes a region; its keys stay. When it returns, nothing from the network touches what it was before. An error changes nothing.
+    fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()>;
+    /// Ends a region, a null region or an indirect key; EBUSY while windows are bound to it. When it returns, nothing from the network
+    /// touches the memory any more, on any device of the domain.
     fn dereg_mr(&self, lkey: u32) -> Result<()>;
+    /// Makes a null region and gives its local key: at any address, what is written is dropped and what is read is zero.
+    fn alloc_null_mr(&self, pd: u32) -> Result<u32>;
+    /// Makes a key whose bytes, from `iova` on, are those of the entries one behind the other. A peer needs the rights in `access`; the
+    /// entries' regions must be of the same domain and allow local use. A region that is deregistered takes its entries out of use:
+    /// what touches them fails. Ended by [`MemoryDomain::dereg_mr`].
+    fn create_indirect(&self, pd: u32, iova: u64, entries: &[IndirectEntry], access: Access) -> Result<MrKeys>;
+    /// Replaces an entry of an indirect key by one of the same length, while packets arrive. When it returns, nothing from the network
+    /// touches what the old entry named by this key any more.
+    fn update_entry(&self, key: u32, index: u32, entry: &IndirectEntry) -> Result<()>;
+    /// Makes a memory window, not bound yet, and gives the key that it has. It is bound by a WR ([`unbroken_roce::MwBind`]).
+    fn alloc_window(&self, pd: u32, kind: WindowType) -> Result<u32>;
+    /// Ends a window, bound or not, whatever its key is by now.
+    fn dealloc_window(&self, rkey: u32) -> Result<()>;
 }
 
 /// What a device tells its owner without being asked.
@@ -181,6 +228,8 @@ pub trait DeviceQp: Send + Sync {
     fn adopt(&self, backlog: Backlog) -> Result<()>;
     /// Whether replaying would break a promise: see [`unbroken_roce::RcQp::unsafe_to_replay`].
     fn unsafe_to_replay(&self, peer_done: u64) -> bool;
+    /// Why the QP must stay on its device, whatever happens to that, if it must.
+    fn bound_to_device(&self) -> Option<&'static str>;
     /// Marks what the peer has executed; gives the number of WRs that will be sent again.
     fn mark_executed(&self, peer_done: u64) -> u32;
     /// Completes the first outstanding send with `status` and flushes the rest; the QP is in the error state afterwards.

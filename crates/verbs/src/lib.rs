@@ -19,13 +19,13 @@ pub mod srq;
 pub use attr::{DeviceAttr, PortAttr, PortState};
 pub use cq::{CompChannel, Cq, Driver};
 pub use device::{
-    Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, MemoryDomain, MrKeys, QpEvent, QpInit, QpModify,
-    QpSnapshot,
+    Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, IndirectEntry, MemoryDomain, MrChange, MrKeys, QpEvent,
+    QpInit, QpModify, QpSnapshot, WindowType,
 };
 pub use error::Error;
 pub use eventfd::EventFd;
 pub use srq::{Srq, SrqAttr};
-pub use unbroken_roce::{Backlog, PostError, RcModify, RecvWr, SendWr, UdDest};
+pub use unbroken_roce::{Backlog, MwBind, PostError, RcModify, RecvWr, SendWr, UdDest};
 
 /// Result of a verb.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -59,7 +59,8 @@ impl Requester {
     pub(crate) fn unsafe_to_replay(&self, peer_done: u64) -> bool {
         self.with_fate(peer_done).any(|(index, done)| {
             let wqe = self.ring.get(index);
-            !done && wqe.started && (wqe.opcode.is_atomic() || wqe.flags.contains(SendFlags::NO_REPLAY))
+            let once = wqe.opcode.is_atomic() || wqe.flags.contains(SendFlags::NO_REPLAY);
+            !done && (wqe.opcode.changes_keys() || wqe.started && once)
         })
     }
 

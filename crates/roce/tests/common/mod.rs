@@ -49,6 +49,8 @@ pub struct Region {
 #[derive(Default)]
 pub struct VecMemory {
     pub regions: RefCell<BTreeMap<u32, Region>>,
+    /// What keys were bound and invalidated, in order.
+    pub changes: RefCell<Vec<KeyChange>>,
 }
 
 impl VecMemory {
@@ -59,6 +61,17 @@ impl VecMemory {
 
     pub fn bytes(&self, key: u32) -> Vec<u8> {
         self.regions.borrow()[&key].bytes.clone()
+    }
+
+    /// Invalidating takes a region away; binding needs one.
+    fn change(&self, change: &KeyChange) -> Result<(), MemError> {
+        let mut regions = self.regions.borrow_mut();
+        match change {
+            KeyChange::Bind(b) => regions.contains_key(&b.lkey).then_some(()).ok_or(MemError::Bind)?,
+            KeyChange::Invalidate(key) => drop(regions.remove(key).ok_or(MemError::NoSuchKey)?),
+        }
+        self.changes.borrow_mut().push(*change);
+        Ok(())
     }
 
     fn with<T>(
@@ -104,6 +117,9 @@ impl Memory for VecMemory {
             m.copy_from_slice(&op.apply(found).to_ne_bytes());
             found
         })
+    }
+    fn invalidate(&self, _pd: u32, key: u32) -> Result<(), MemError> {
+        self.change(&KeyChange::Invalidate(key))
     }
 }
 
@@ -168,6 +184,9 @@ impl VecSink<'_> {
 impl PacketSink for VecSink<'_> {
     fn push(&mut self, header: &[u8], payload: Payload<'_>) -> Result<(), SinkError> {
         self.take(UdDest::default(), header, payload)
+    }
+    fn change_key(&mut self, change: &KeyChange) -> Result<(), MemError> {
+        self.mem.change(change)
     }
 }
 

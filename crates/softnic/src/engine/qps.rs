@@ -198,11 +198,11 @@ impl QpEntry {
 
     /// Lets the QP push packets, at most `quota`; gives back in it how many it pushed.
     pub(crate) fn transmit(&mut self, now_us: u64, out: &mut Out<'_>, quota: &mut u32, acks: bool) -> Turn {
-        let (pd, socket) = (self.pd, self.socket);
+        let (of, socket) = ((self.pd, self.qpn), self.socket);
         let mut to = Completer { send_cq: &self.send_cq, recv_cq: &self.recv_cq };
         match (&mut self.kind, self.dest) {
             (QpKind::Rc(qp), Some(dest)) => {
-                let mut sink = QpSink::new(out, pd, dest, socket, *quota);
+                let mut sink = QpSink::new(out, of, dest, socket, *quota);
                 let more = if acks {
                     qp.poll_transmit(now_us, &mut sink, &mut to)
                 } else {
@@ -213,7 +213,7 @@ impl QpEntry {
                 Turn { more, owes: qp.ack_owed(), timer_us: qp.poll_timeout().unwrap_or(u64::MAX) }
             }
             (QpKind::Uc(qp), Some(dest)) => {
-                let mut sink = QpSink::new(out, pd, dest, socket, *quota).copying();
+                let mut sink = QpSink::new(out, of, dest, socket, *quota).copying();
                 let more = qp.poll_transmit(&mut sink, &mut to);
                 *quota -= sink.quota();
                 drop(sink);
@@ -224,7 +224,7 @@ impl QpEntry {
                 Turn { more: false, owes: false, timer_us: u64::MAX }
             }
             (QpKind::Ud(qp), _) => {
-                let mut sink = UdQpSink::new(out, pd, socket, *quota);
+                let mut sink = UdQpSink::new(out, of, socket, *quota);
                 let more = qp.poll_transmit(&mut sink, &mut to);
                 *quota -= sink.quota();
                 Turn { more, owes: false, timer_us: u64::MAX }

@@ -96,24 +96,25 @@ impl Receivers<'_> {
         let index = qpn as u16;
         let Some(q) = self.qps.get_mut(index).filter(|q| q.qpn == qpn) else { return Verdict::Dropped };
         let peer = q.peer.map(|(_, ip)| ip);
+        let mem = &view.of_qp(qpn);
         let (kind, mut to) = q.parts();
         match kind {
             QpKind::Rc(qp) => {
                 if peer != Some(flow.src_ip) {
                     return Verdict::Dropped;
                 }
-                qp.handle_packet(now_us, &packet, view, &mut to);
+                qp.handle_packet(now_us, &packet, mem, &mut to);
             }
             QpKind::Uc(qp) => {
                 if peer != Some(flow.src_ip) {
                     return Verdict::Dropped;
                 }
-                qp.handle_packet(&packet, view, &mut to);
+                qp.handle_packet(&packet, mem, &mut to);
             }
             QpKind::Ud(qp) => {
                 let [src, dst] = [flow.src_ip, flow.dst_ip].map(|ip| gid_of(ip, self.link_layer));
                 let route = UdRoute { src, dst, slid: lid_of(flow.src_ip, self.link_layer) };
-                qp.handle_packet(&packet, &route, view, &mut to);
+                qp.handle_packet(&packet, &route, mem, &mut to);
             }
         }
         if !q.queued {

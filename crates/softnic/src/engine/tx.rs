@@ -9,11 +9,11 @@
 //! that leave. Memory of a posted send must not change until its completion, so there the copy is not needed.
 
 use super::impair::{flip_bit, Impair, TxTag};
-use crate::memory::View;
+use crate::memory::{QpMemory, View};
 use crate::socket::{self, Message, RawAddr, TxSocket, TX_MESSAGES};
 use std::net::{IpAddr, SocketAddr};
 use unbroken_fabric::Line;
-use unbroken_roce::{MemError, Memory, PacketSink, Payload, SinkError, UdDest, UdSink};
+use unbroken_roce::{KeyChange, MemError, Memory, PacketSink, Payload, SinkError, UdDest, UdSink};
 use unbroken_types::{Access, Sge};
 use unbroken_wire::{pad_of, Icrc, IcrcFlow, ICRC_BYTES, ROCE_PORT};
 
@@ -177,7 +177,7 @@ impl TxBatch {
     fn write(
         &mut self,
         mut icrc: Icrc,
-        view: &View<'_>,
+        mem: QpMemory<'_>,
         pd: u32,
         header: &[u8],
         payload: &Payload<'_>,
@@ -190,16 +190,16 @@ impl TxBatch {
             Payload::None => {}
             Payload::Bytes(b) => self.room(b.len()).copy_from_slice(b),
             Payload::Region { key, va, len } => {
-                view.read(pd, key, va, self.room(len as usize), Access::REMOTE_READ).map_err(SinkError::Memory)?;
+                mem.read(pd, key, va, self.room(len as usize), Access::REMOTE_READ).map_err(SinkError::Memory)?;
             }
             Payload::Sges { sges, offset, len } if copy => each_piece(sges, offset, len, |key, va, n| {
-                view.read(pd, key, va, self.room(n as usize), Access::NONE).map_err(SinkError::Memory)
+                mem.read(pd, key, va, self.room(n as usize), Access::NONE).map_err(SinkError::Memory)
             })?,
             Payload::Sges { sges, offset, len } => {
                 icrc.update(&self.scratch[from..self.used]);
                 self.end_piece(from);
                 each_piece(sges, offset, len, |key, va, n| {
-                    let at = view.locate(pd, key, va, u64::from(n), Access::NONE).map_err(SinkError::Memory)?;
+                    let at = mem.locate(pd, key, va, u64::from(n), Access::NONE).map_err(SinkError::Memory)?;
                     // SAFETY: `locate` gave `n` bytes of registered memory, in place while the view lives. The application promised
                     // not to write there before the completion; if it does, the ICRC is wrong and the packet as good as lost.
                     icrc.update(unsafe { std::slice::from_raw_parts(at, n as usize) });
@@ -311,7 +311,7 @@ impl<'a> Out<'a> {
             }
             let (header, payload) = held.bytes.split_at(header_bytes);
             // Nothing is read from registered memory here, which alone could fail.
-            let from = Sender { pd: 0, dest, socket, copy_bytes: usize::MAX };
+            let from = Sender { pd: 0, qpn: 0, dest, socket, copy_bytes: usize::MAX };
             let _ = self.put(&from, header, &Payload::Bytes(payload), held.damage);
         }
         self.batch.close_run();
@@ -323,7 +323,7 @@ impl<'a> Out<'a> {
         let Way::Impaired(link) = &mut self.way else { return Ok(()) };
         let mut bytes = Vec::with_capacity(header.len() + payload.len());
         bytes.extend_from_slice(header);
-        gather(self.view, from.pd, payload, &mut bytes)?;
+        gather(self.view.of_qp(from.qpn), from.pd, payload, &mut bytes)?;
         let wire_bytes = bytes.len() + pad_of(payload.len()) as usize + ICRC_BYTES;
         let tag = TxTag { dest: from.dest, socket: from.socket, header_bytes: header.len() };
         let taken = link.impair.hold(link.now_us, link.line, wire_bytes, bytes, tag);
@@ -332,6 +332,7 @@ impl<'a> Out<'a> {
     }
 
     /// Appends a packet to the batch. With `damage`, one bit of it is flipped behind its ICRC's back; it must be copied whole then.
+    #[inline]
     fn put(
         &mut self,
         from: &Sender,
@@ -339,22 +340,40 @@ impl<'a> Out<'a> {
         payload: &Payload<'_>,
         damage: Option<u64>,
     ) -> Result<(), SinkError> {
+        match self.put_copying(from, header, payload, damage, from.copy_bytes) {
+            // Of an indirect or null key: copied whole.
+            Err(SinkError::Memory(MemError::NotInOnePiece)) => {
+                self.put_copying(from, header, payload, damage, usize::MAX)
+            }
+            result => result,
+        }
+    }
+
+    /// The same; payloads up to `copy_bytes` are copied.
+    fn put_copying(
+        &mut self,
+        from: &Sender,
+        header: &[u8],
+        payload: &Payload<'_>,
+        damage: Option<u64>,
+        copy_bytes: usize,
+    ) -> Result<(), SinkError> {
         let len = payload.len();
         let (copied, pieces) = match payload {
-            Payload::Sges { sges, .. } if len > from.copy_bytes => (0, sges.len() + 2),
+            Payload::Sges { sges, .. } if len > copy_bytes => (0, sges.len() + 2),
             _ => (len, 1),
         };
         let pad = pad_of(len) as usize;
         if !self.batch.fits(header.len() + copied + pad + ICRC_BYTES, pieces) {
             self.flush();
         }
-        let (batch, view) = (&mut *self.batch, self.view);
+        let (batch, mem) = (&mut *self.batch, self.view.of_qp(from.qpn));
         let bytes = header.len() + len + pad + ICRC_BYTES;
         let mark = (batch.used, batch.pieces.len(), batch.pieces.last().map(|p| p.iov_len));
         // The place in the run is the IP id that the kernel gives to the segment.
         let place = batch.join_run(&from.dest, from.socket, bytes, pieces);
         let icrc = Icrc::new(&from.dest.flow, bytes, place as u16);
-        if let Err(e) = batch.write(icrc, view, from.pd, header, payload, len <= from.copy_bytes) {
+        if let Err(e) = batch.write(icrc, mem, from.pd, header, payload, len <= copy_bytes) {
             batch.undo(mark);
             return Err(e);
         }
@@ -380,6 +399,7 @@ impl<'a> Out<'a> {
 /// From where a packet leaves, and to whom.
 struct Sender {
     pd: u32,
+    qpn: u32,
     dest: Dest,
     socket: usize,
     /// Payloads up to this many bytes are copied.
@@ -395,8 +415,15 @@ pub(crate) struct QpSink<'a, 'b> {
 }
 
 impl<'a, 'b> QpSink<'a, 'b> {
-    pub(crate) fn new(out: &'a mut Out<'b>, pd: u32, dest: Dest, socket: usize, quota: u32) -> QpSink<'a, 'b> {
-        QpSink { out, from: Sender { pd, dest, socket, copy_bytes: COPY_BYTES }, quota }
+    /// For the QP `qpn` of the domain `pd`.
+    pub(crate) fn new(
+        out: &'a mut Out<'b>,
+        (pd, qpn): (u32, u32),
+        dest: Dest,
+        socket: usize,
+        quota: u32,
+    ) -> QpSink<'a, 'b> {
+        QpSink { out, from: Sender { pd, qpn, dest, socket, copy_bytes: COPY_BYTES }, quota }
     }
 
     /// Copies every payload: for QPs whose sends complete when they are pushed, so that their memory may change before they leave.
@@ -437,6 +464,10 @@ impl PacketSink for QpSink<'_, '_> {
         }
         self.out.put(&self.from, header, &payload, None)
     }
+
+    fn change_key(&mut self, change: &KeyChange) -> Result<(), MemError> {
+        self.out.view.of_qp(self.from.qpn).change_key(self.from.pd, change)
+    }
 }
 
 /// What a UD QP pushes its packets to during its turn.
@@ -448,11 +479,11 @@ pub(crate) struct UdQpSink<'a, 'b> {
 }
 
 impl<'a, 'b> UdQpSink<'a, 'b> {
-    pub(crate) fn new(out: &'a mut Out<'b>, pd: u32, socket: usize, quota: u32) -> UdQpSink<'a, 'b> {
+    pub(crate) fn new(out: &'a mut Out<'b>, of: (u32, u32), socket: usize, quota: u32) -> UdQpSink<'a, 'b> {
         let src = SocketAddr::new(out.ip, out.sockets[socket].port());
         // Not yet the way to anybody: the first packet sets it.
         let dest = Dest::to_qp(src, src.ip(), 0);
-        UdQpSink { src, last: UdDest::default(), sink: QpSink::new(out, pd, dest, socket, quota).copying() }
+        UdQpSink { src, last: UdDest::default(), sink: QpSink::new(out, of, dest, socket, quota).copying() }
     }
 
     pub(crate) fn quota(&self) -> u32 {
@@ -472,11 +503,11 @@ impl UdSink for UdQpSink<'_, '_> {
 }
 
 /// Appends a payload to a buffer.
-fn gather(view: &View<'_>, pd: u32, payload: &Payload<'_>, to: &mut Vec<u8>) -> Result<(), SinkError> {
+fn gather(mem: QpMemory<'_>, pd: u32, payload: &Payload<'_>, to: &mut Vec<u8>) -> Result<(), SinkError> {
     let mut read = |key, va, len: u32, access| {
         let at = to.len();
         to.resize(at + len as usize, 0);
-        view.read(pd, key, va, &mut to[at..], access).map_err(SinkError::Memory)
+        mem.read(pd, key, va, &mut to[at..], access).map_err(SinkError::Memory)
     };
     match *payload {
         Payload::None => Ok(()),

@@ -1,8 +1,9 @@
 //! The open device and its tables of verbs.
 
 use super::{
-    abi, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_device, ibv_device_attr_ex, ibv_port_attr, ibv_qp,
-    ibv_qp_init_attr_ex, ibv_query_device_ex_input, ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_srq_init_attr_ex, ibv_wc,
+    abi, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_device, ibv_device_attr_ex, ibv_mw_bind, ibv_port_attr, ibv_qp,
+    ibv_qp_init_attr_ex, ibv_query_device_ex_input, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_srq_init_attr_ex,
+    ibv_wc,
 };
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{pthread_mutex_t, timespec};
@@ -20,11 +21,15 @@ pub type PostRecv = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mu
 /// `ibv_context_ops::post_srq_recv`.
 pub type PostSrqRecv = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 /// `ibv_context_ops::alloc_mw`.
-pub type AllocMw = unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut c_void;
+pub type AllocMw = unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut ibv_mw;
 /// `ibv_context_ops::bind_mw`.
-pub type BindMw = unsafe extern "C" fn(*mut ibv_qp, *mut c_void, *mut c_void) -> c_int;
+pub type BindMw = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int;
 /// `ibv_context_ops::dealloc_mw`.
-pub type DeallocMw = unsafe extern "C" fn(*mut c_void) -> c_int;
+pub type DeallocMw = unsafe extern "C" fn(*mut ibv_mw) -> c_int;
+/// `verbs_context::alloc_null_mr`.
+pub type AllocNullMr = unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr;
+/// `verbs_context::advise_mr`: domain, advice, flags, list and its length.
+pub type AdviseMr = unsafe extern "C" fn(*mut ibv_pd, c_int, u32, *mut ibv_sge, u32) -> c_int;
 /// `verbs_context::query_port`; the last argument is the caller's size of `ibv_port_attr`.
 pub type QueryPort = unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int;
 /// `verbs_context::query_device_ex`; the last argument is the caller's size of `ibv_device_attr_ex`.
@@ -73,6 +78,14 @@ abi! { LAYOUTS;
         pub handle: u32,
         pub lkey: u32,
         pub rkey: u32,
+    }
+
+    pub struct ibv_mw {
+        pub context: *mut ibv_context,
+        pub pd: *mut ibv_pd,
+        pub rkey: u32,
+        pub handle: u32,
+        pub r#type: c_int,
     }
 
     pub struct ibv_td {
@@ -160,8 +173,8 @@ abi! { LAYOUTS;
 
     pub struct verbs_context {
         pub query_port: Option<QueryPort>,
-        pub advise_mr: Absent,
-        pub alloc_null_mr: Absent,
+        pub advise_mr: Option<AdviseMr>,
+        pub alloc_null_mr: Option<AllocNullMr>,
         pub read_counters: Absent,
         pub attach_counters_point_flow: Absent,
         pub create_counters: Absent,

@@ -1,6 +1,6 @@
 //! Completion queues, QPs, address handles, events.
 
-use super::{abi, ibv_context, ibv_gid, ibv_mr, ibv_pd, ibv_sge};
+use super::{abi, ibv_context, ibv_gid, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{pthread_cond_t, pthread_mutex_t};
 
@@ -41,6 +41,9 @@ pub const IBV_QP_EX_WITH_SEND_WITH_IMM: u64 = 1 << 3;
 pub const IBV_QP_EX_WITH_RDMA_READ: u64 = 1 << 4;
 pub const IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP: u64 = 1 << 5;
 pub const IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD: u64 = 1 << 6;
+pub const IBV_QP_EX_WITH_LOCAL_INV: u64 = 1 << 7;
+pub const IBV_QP_EX_WITH_BIND_MW: u64 = 1 << 8;
+pub const IBV_QP_EX_WITH_SEND_WITH_INV: u64 = 1 << 9;
 
 /// `enum ibv_create_cq_wc_flags`.
 pub const IBV_WC_STANDARD_FLAGS: u64 = 0x7f;
@@ -322,7 +325,7 @@ abi! { LAYOUTS;
         pub wr_flags: c_uint,
         pub wr_atomic_cmp_swp: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u64, u64)>,
         pub wr_atomic_fetch_add: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u64)>,
-        pub wr_bind_mw: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut c_void, u32, *const c_void)>,
+        pub wr_bind_mw: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_mw, u32, *const ibv_mw_bind_info)>,
         pub wr_local_inv: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32)>,
         pub wr_rdma_read: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64)>,
         pub wr_rdma_write: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64)>,
@@ -359,5 +362,11 @@ abi! { LAYOUTS;
         pub addr: u64,
         pub length: u64,
         pub mw_access_flags: c_uint,
+    }
+
+    pub struct ibv_mw_bind {
+        pub wr_id: u64,
+        pub send_flags: c_uint,
+        pub bind_info: ibv_mw_bind_info,
     }
 }

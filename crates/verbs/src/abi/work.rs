@@ -1,7 +1,7 @@
 //! Work requests and completions.
 
-use super::{ibv_ah, ibv_mw_bind_info, Layout};
-use core::ffi::{c_int, c_uint, c_void};
+use super::{ibv_ah, ibv_mw, ibv_mw_bind_info, Layout};
+use core::ffi::{c_int, c_uint};
 use core::mem::{offset_of, size_of};
 
 pub use unbroken_types::{Sge as ibv_sge, Wc as ibv_wc};
@@ -41,7 +41,7 @@ pub union ibv_wr_part {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_wr_bind_mw {
-    pub mw: *mut c_void,
+    pub mw: *mut ibv_mw,
     pub rkey: u32,
     pub bind_info: ibv_mw_bind_info,
 }
