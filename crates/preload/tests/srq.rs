@@ -62,3 +62,41 @@ fn a_shared_receive_queue_feeds_its_qps_and_tells_of_its_limit() {
         p.close();
     }
 }
+
+#[test]
+fn only_the_basic_kind_exists_and_sizes_are_checked() {
+    let _turn = turn();
+    // SAFETY: C functions, used as their manual pages say.
+    unsafe {
+        let context = open();
+        let pd = ibv_alloc_pd(context);
+        let create = (*extended(context)).create_srq_ex.unwrap();
+        let mut attr: ibv_srq_init_attr_ex = zeroed();
+        (attr.pd, attr.comp_mask) = (pd, IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE);
+        attr.attr = ibv_srq_attr { max_wr: 5, max_sge: 0, srq_limit: 0 };
+        let srq = create(context, &mut attr);
+        assert!(!srq.is_null());
+        assert_eq!((attr.attr.max_wr, attr.attr.max_sge, (*srq).pd), (5, 1, pd));
+        assert_eq!(ibv_destroy_srq(srq), 0);
+        let mut device: ibv_device_attr = zeroed();
+        assert_eq!(ibv_query_device(context, &mut device), 0);
+        let (wr, sge) = (device.max_srq_wr as u32, device.max_srq_sge as u32);
+        for (srq_type, comp_mask, max_wr, max_sge, errno_wanted) in [
+            (1, attr.comp_mask, 5, 1, libc::EOPNOTSUPP),
+            (2, attr.comp_mask, 5, 1, libc::EOPNOTSUPP),
+            (0, attr.comp_mask | 1 << 3, 5, 1, libc::EOPNOTSUPP),
+            (0, IBV_SRQ_INIT_ATTR_TYPE, 5, 1, libc::EINVAL),
+            (0, attr.comp_mask, 0, 1, libc::EINVAL),
+            (0, attr.comp_mask, wr + 1, 1, libc::EINVAL),
+            (0, attr.comp_mask, 5, sge + 1, libc::EINVAL),
+        ] {
+            let mut attr = ibv_srq_init_attr_ex { srq_type, comp_mask, ..attr };
+            attr.attr = ibv_srq_attr { max_wr, max_sge, srq_limit: 0 };
+            assert!(create(context, &mut attr).is_null());
+            assert_eq!(errno(), errno_wanted, "type {srq_type}, mask {comp_mask:#x}, {max_wr}, {max_sge}");
+        }
+        assert!((*extended(context)).get_srq_num.is_none(), "only an XRC SRQ has a number");
+        assert_eq!(ibv_dealloc_pd(pd), 0);
+        assert_eq!(ibv_close_device(context), 0);
+    }
+}

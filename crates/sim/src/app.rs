@@ -48,6 +48,8 @@ pub struct App {
     writes: Vec<Option<u32>>,
     credit: usize,
     sq_depth: usize,
+    /// Receives are shared: those that nobody used do not come back as flushed.
+    srq: bool,
     sends: Queue,
     recvs: Queue,
     /// The QP has failed: nothing more is posted.
@@ -79,6 +81,7 @@ impl App {
             writes,
             credit: plan.credit[host] as usize,
             sq_depth,
+            srq: plan.srq[host],
             sends: Queue::default(),
             recvs: Queue::default(),
             stopped: false,
@@ -94,7 +97,8 @@ impl App {
     /// Whether all is done, with success or not.
     pub fn finished(&self) -> bool {
         self.sends_finished()
-            && (self.recvs.done == self.consuming.len() || (self.gave_up() && self.recvs.done == self.recvs.posted))
+            && (self.recvs.done == self.consuming.len()
+                || (self.gave_up() && (self.srq || self.recvs.done == self.recvs.posted)))
     }
 
     /// Whether all sends are done, with success or not.
@@ -111,6 +115,11 @@ impl App {
     /// The QP has failed: nothing more is posted.
     pub fn stop(&mut self) {
         self.stopped = true;
+    }
+
+    /// Receives posted that have not completed.
+    pub fn receives_left(&self) -> usize {
+        self.recvs.posted - self.recvs.done
     }
 
     /// Whether an error was delivered.

@@ -197,7 +197,9 @@ impl World {
         };
         let end = &mut self.ends[host][qp];
         let mut wcs = Wcs::default();
-        if let Some(backlog) = end.backlog.as_mut() {
+        if let Some(srq) = &end.srq {
+            srq.post(&RecvWr { wr_id, sges: &sges })?;
+        } else if let Some(backlog) = end.backlog.as_mut() {
             backlog.recvs.push(RecvEntry { wr_id, sges });
         } else if let Some(life) = end.live() {
             life.qp.post_recv(&RecvWr { wr_id, sges: &sges }, &mut wcs).map_err(|e| format!("post_recv: {e}"))?;
@@ -506,7 +508,7 @@ impl World {
         }
         let backlog = end.backlog.take().ok_or("Open without Quiesce")?;
         let qpn = qpn_of(qp, epoch, mutant);
-        let mut fresh = new_qp(qpn, logical_qpn(qp));
+        let mut fresh = new_qp(qpn, logical_qpn(qp), end.srq.as_ref());
         fresh.adopt(&backlog).map_err(|e| format!("adopt: {e}"))?;
         let (sq_psn, armed_us) = (0, u64::MAX);
         end.lives.push(Life { qpn, epoch, nic, remote, sq_psn, qp: fresh, armed_us, over: false, told: (0, 0) });
@@ -521,7 +523,7 @@ impl World {
         end.failed = true;
         let mut wcs = Wcs::default();
         if let Some(backlog) = end.backlog.take() {
-            let mut qp_for_flush = new_qp(2, logical_qpn(qp));
+            let mut qp_for_flush = new_qp(2, logical_qpn(qp), None);
             qp_for_flush.adopt(&backlog).map_err(|e| format!("adopt: {e}"))?;
             qp_for_flush.fail(status, &mut wcs);
         } else if let Some(life) = end.live() {

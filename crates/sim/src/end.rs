@@ -1,6 +1,8 @@
 //! One end of a logical QP in the simulator: what `shift` is in the product. It carries out what `path` decides, on real `roce` QPs.
 
 use crate::memory::{HostMemory, PD};
+use crate::srq::SharedQueue;
+use std::sync::Arc;
 use unbroken_path::stall::StallDetector;
 use unbroken_path::{LogicalQp, Quiesced};
 use unbroken_roce::{Backlog, Completions, PacketSink, Payload, RcConfig, RcModify, RcQp, SinkError};
@@ -41,6 +43,8 @@ pub struct End {
     pub lives: Vec<Life>,
     /// What is outstanding while there is no physical QP.
     pub backlog: Option<Backlog>,
+    /// Where receives come from, if not from the QP.
+    pub srq: Option<Arc<SharedQueue>>,
     /// Watches the present life.
     pub stall: StallDetector,
     /// The epoch that this end suspected last by itself.
@@ -63,6 +67,12 @@ impl End {
         self.lives.last_mut().filter(|l| !l.over)
     }
 
+    /// Receives that no message has used: of a shared queue, or what its QP has begun.
+    pub fn unused_shared(&self) -> Option<usize> {
+        let begun = self.lives.iter().map(|l| l.qp.progress().outstanding_recvs as usize).sum::<usize>();
+        self.srq.as_ref().map(|srq| srq.len() + begun)
+    }
+
     /// Stops the present life; `ghost` leaves it running, as a product would that forgets to.
     pub fn quiesce(&mut self, ghost: bool) -> Quiesced {
         let Some(life) = self.lives.last_mut() else { return Quiesced::default() };
@@ -78,7 +88,7 @@ impl End {
 }
 
 /// A physical QP in state INIT that holds its work requests when the network fails.
-pub fn new_qp(qpn: u32, wc_qpn: u32) -> RcQp {
+pub fn new_qp(qpn: u32, wc_qpn: u32, srq: Option<&Arc<SharedQueue>>) -> RcQp {
     let caps =
         QpCaps { max_send_wr: SQ_DEPTH as u32, max_recv_wr: 8, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 32 };
     let mut qp = RcQp::new(RcConfig {
@@ -90,6 +100,9 @@ pub fn new_qp(qpn: u32, wc_qpn: u32) -> RcQp {
         sq_sig_all: false,
         cwnd_max_packets: 64,
     });
+    if let Some(srq) = srq {
+        qp = qp.with_srq(srq.clone());
+    }
     let access = Access::LOCAL_WRITE.with(Access::REMOTE_WRITE).with(Access::REMOTE_READ);
     let init = RcModify { state: Some(QpState::Init), access: Some(access), ..RcModify::default() };
     qp.modify(&init, &mut Wcs::default()).expect("RESET to INIT");

@@ -22,12 +22,14 @@ pub enum Mutant {
     NoFollow,
     /// Every life has the same QPN and begins at the same PSN.
     SameQpn,
+    /// A receive that a life took from a shared queue and did not use is not given back.
+    LostReceive,
 }
 
 impl Mutant {
     /// All that leave something out.
-    pub const ALL: [Mutant; 5] =
-        [Mutant::NoQuiesce, Mutant::NoCounts, Mutant::Early, Mutant::NoFollow, Mutant::SameQpn];
+    pub const ALL: [Mutant; 6] =
+        [Mutant::NoQuiesce, Mutant::NoCounts, Mutant::Early, Mutant::NoFollow, Mutant::SameQpn, Mutant::LostReceive];
 
     /// Its name on the command line.
     pub const fn name(self) -> &'static str {
@@ -38,6 +40,7 @@ impl Mutant {
             Mutant::Early => "early",
             Mutant::NoFollow => "no-follow",
             Mutant::SameQpn => "same-qpn",
+            Mutant::LostReceive => "lost-receive",
         }
     }
 
@@ -138,6 +141,8 @@ pub struct QpPlan {
     pub pause_us: u64,
     /// Some messages must not be replayed.
     pub no_replay: bool,
+    /// Each end takes its receives from a shared queue.
+    pub srq: [bool; 2],
 }
 
 /// A whole schedule.
@@ -228,6 +233,9 @@ impl Plan {
             plan.qps.push(qp);
         }
         plan.draw_faults(rng);
+        for qp in &mut plan.qps {
+            qp.srq = [rng.one_in(2), rng.one_in(2)];
+        }
         plan
     }
 
@@ -263,6 +271,7 @@ impl Plan {
             credit: [rng.range(1, 6), rng.range(1, 6)],
             pause_us: rng.pick(&[5, 50, 500, 3_000]) * if self.latency_us > 1_000 { 5 } else { 1 },
             no_replay,
+            srq: [false; 2],
         }
     }
 

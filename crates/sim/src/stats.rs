@@ -29,6 +29,8 @@ pub struct Stats {
     pub refusals: u64,
     /// Logical QPs that nothing touched, and that noticed nothing.
     pub spared_qps: u64,
+    /// Receives of shared queues that were begun when their QP moved.
+    pub given_back: u64,
     /// Messages that completed.
     pub messages: u64,
     /// Events handled.
@@ -39,7 +41,7 @@ pub struct Stats {
 type Row = (&'static str, fn(&Stats) -> u64, u64);
 
 impl Stats {
-    const ROWS: [Row; 14] = [
+    const ROWS: [Row; 15] = [
         ("switches", |s| s.switches, 2_000),
         ("replays", |s| s.replays, 2_000),
         ("spared-replays", |s| s.spared_replays, 100),
@@ -52,6 +54,7 @@ impl Stats {
         ("crashes", |s| s.crashes, 30),
         ("refusals", |s| s.refusals, 20),
         ("spared-qps", |s| s.spared_qps, 50),
+        ("given-back", |s| s.given_back, 3),
         ("messages", |s| s.messages, 20_000),
         ("events", |s| s.events, 0),
     ];
@@ -71,6 +74,7 @@ impl Stats {
         self.crashes += o.crashes;
         self.refusals += o.refusals;
         self.spared_qps += o.spared_qps;
+        self.given_back += o.given_back;
         self.messages += o.messages;
         self.events += o.events;
     }

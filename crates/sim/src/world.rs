@@ -6,6 +6,7 @@ use crate::memory::HostMemory;
 use crate::net::{Net, Weather};
 use crate::plan::{Fault, Mutant, Plan, MAX_RAILS};
 use crate::rng::Rng;
+use crate::srq::SharedQueue;
 use crate::stats::Stats;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -192,13 +193,14 @@ impl World {
             Direction::FromUpper => (Direction::FromUpper, Direction::FromLower),
         };
         let qpn = qpn_of(qp, 0, mutant);
+        let srq = plan.qps[qp].srq[host].then(|| SharedQueue::new(mutant == Mutant::LostReceive));
         let mut life = Life {
             qpn,
             epoch: 0,
             nic,
             remote: nic,
             sq_psn: psn_of(0, ours),
-            qp: new_qp(qpn, logical_qpn(qp)),
+            qp: new_qp(qpn, logical_qpn(qp), srq.as_ref()),
             armed_us: u64::MAX,
             over: false,
             told: (0, 0),
@@ -211,6 +213,7 @@ impl World {
             path,
             lives: vec![life],
             backlog: None,
+            srq,
             stall: StallDetector::new(STALL_US),
             suspected: None,
             failed: false,
@@ -310,6 +313,11 @@ impl World {
         for qp in 0..self.plan.qps.len() {
             for host in 0..2 {
                 self.apps[host][qp].check_memory(&self.memory, &self.apps[1 - host][qp])?;
+                let (end, due) = (&self.ends[host][qp], self.apps[host][qp].receives_left());
+                if end.unused_shared().is_some_and(|there| there != due) {
+                    return Err(format!("qp {qp} host {host}: {:?} shared receives for {due}", end.unused_shared()));
+                }
+                self.stats.given_back += end.srq.as_ref().map_or(0, |s| s.given_back());
             }
             let failed =
                 [0, 1].map(|h: usize| self.ends[h][qp].path.state() == State::Failed || self.apps[h][qp].failed());
