@@ -40,6 +40,7 @@ suite input     python3 tests/bad_input.py
 suite lifecycle python3 tests/lifecycle.py
 suite pyverbs   python3 tests/pyverbs/run.py
 suite programs  python3 tests/programs.py
+suite mpi       python3 tests/mpi.py
 suite fuzz      fuzz/run.sh "$([ -n "$long" ] && echo 600 || echo 60)"
 
 printf '\n%-12s %6s  %s\n' suite seconds result

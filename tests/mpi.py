@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""Debian's Open MPI over verbs, unmodified: hpcc on two ranks, one on each of two hosts of the emulated network, by UCX and by the openib
+BTL. hpcc checks its own results (HPL, PTRANS, RandomAccess, FFT); the counters of the NICs say that the messages went through
+them. Then the same through a fault: the ranks use one NIC each, and Unbroken moves them to another.
+"""
+
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from lib.fabric import Fabric, UNBROKEN
+from lib.process import Failure, Skip, wait_until
+from lib.suite import Suite
+
+SECONDS = 120
+# Two ranks may share a core, and wait for each other: they give it up when idle. All is on this machine: no ssh is needed.
+COMMON = [
+    "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
+    "--mca", "plm", "isolated",
+    "--mca", "mpi_yield_when_idle", "1",
+    "--mca", "btl_openib_warn_no_device_params_found", "0",
+    "--mca", "btl_openib_warn_default_gid_prefix", "0",
+]  # fmt: skip
+# The openib BTL takes no other port than InfiniBand's.
+OPENIB = ["--mca", "pml", "ob1", "--mca", "btl", "openib,self", "--mca", "btl_openib_allow_ib", "1",
+          "--mca", "btl_openib_if_include", "unb0"]  # fmt: skip
+UCX = ["--mca", "pml", "ucx", "-x", "UCX_NET_DEVICES=unb0:1", "-x"]
+TRANSPORTS = {
+    "openib": (OPENIB, ["--link-layer", "infiniband"]),
+    "ucx rc": ([*UCX, "UCX_TLS=rc_v,self"], []),
+    "ucx rc, InfiniBand": ([*UCX, "UCX_TLS=rc_v,self"], ["--link-layer", "infiniband"]),
+    "ucx ud": ([*UCX, "UCX_TLS=ud_v,self"], []),
+}
+# Payload of an undisturbed run that no other path than the NICs' could have carried: far more than what connecting takes.
+LEAST_BYTES = 50_000_000
+# The fault comes after so much.
+FAULT_BYTES = 100_000_000
+
+# What hpcc reads, with comments as it wants them; N and the problem's shape for two ranks.
+INPUT = """HPLinpack benchmark input file
+Unbroken
+HPL.out
+8      device out
+1      # of problems sizes
+{n}    Ns
+1      # of NBs
+64     NBs
+0      PMAP
+1      # of process grids
+1      Ps
+2      Qs
+16.0   threshold
+1      # of panel fact
+2      PFACTs
+1      # of recursive stopping criteria
+4      NBMINs
+1      # of panels in recursion
+2      NDIVs
+1      # of recursive panel facts
+1      RFACTs
+1      # of broadcasts
+1      BCASTs
+1      # of lookahead depths
+1      DEPTHs
+2      SWAP
+64     swapping threshold
+0      L1
+0      U
+1      Equilibration
+8      memory alignment
+#####
+0      additional problem sizes for PTRANS
+1200
+0      additional block sizes for PTRANS
+40
+"""
+
+
+def payload(fabric: Fabric, rails) -> int:
+    """Payload that the NICs of host a have sent on these rails."""
+    nics = fabric.nics()
+    return sum(nics[f"a/{rail}"]["tx_payload_bytes"] for rail in rails if f"a/{rail}" in nics)
+
+
+def hpcc(logs, transport: str, n: int, fault: str | None = None):
+    """Runs hpcc with matrices of n by n; with a fault, sets it in mid-stream."""
+    for tool, package in (("mpirun", "openmpi-bin"), ("hpcc", "hpcc")):
+        if shutil.which(tool) is None:
+            raise Skip(f"{tool} is missing: install Debian's {package}")
+    options, settings = TRANSPORTS[transport]
+    folder = Path(tempfile.mkdtemp(prefix="unbroken-hpcc-"))
+    try:
+        (folder / "hpccinf.txt").write_text(INPUT.format(n=n))
+        ranks = [["-np", "1", "-wdir", folder, UNBROKEN, "run", "--host", host, "--", "hpcc"] for host in "ab"]
+        with Fabric(logs, *settings) as fabric:
+            mpirun = fabric.start("mpirun", ["mpirun", *COMMON, *options, *ranks[0], ":", *ranks[1]])
+            if fault:
+                wait_until(lambda: mpirun.ended() or payload(fabric, [0]) > FAULT_BYTES, 60, "traffic on rail 0")
+                if mpirun.ended():
+                    raise Failure("hpcc was over before the fault")
+                fabric.fault(fault)
+            mpirun.expect_success(SECONDS)
+            check_result(folder / "hpccoutf.txt")
+            first, others = payload(fabric, [0]), payload(fabric, [1, 2, 3])
+            if first < LEAST_BYTES or (fault and others < LEAST_BYTES) or (not fault and others > LEAST_BYTES):
+                raise Failure(f"{first} bytes of payload on rail 0, {others} on the others")
+            return f"{first / 1e6:.0f} MB on rail 0, {others / 1e6:.0f} MB on others"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_result(file: Path):
+    """hpcc says that all is right, and none of its checks failed."""
+    if not file.exists():
+        raise Failure("hpcc wrote no result")
+    text = file.read_text()
+    passed = len(re.findall(r"\bPASSED\b", text))
+    wrong = [line for line in text.splitlines() if re.search(r"\bFAILED\b|^\w*(?:Failures|Errors)=[^0]", line)]
+    if "\nSuccess=1\n" not in text or passed < 3 or wrong:
+        raise Failure(f"hpcc: {passed} checks passed, {wrong or 'no Success=1'}")
+
+
+def main():
+    suite = Suite("mpi")
+    for transport in TRANSPORTS:
+        suite.case(f"hpcc, {transport}", hpcc, transport, 512)
+    # (The death of a NIC reaches UCX: it keeps a UD QP there, and those are not protected.)
+    for transport, fault in [("openib", "nic a/0 dead"), ("openib", "cable a/0 cut"), ("ucx rc", "nic b/0 down")]:
+        suite.case(f"hpcc, {transport}, {fault}", hpcc, transport, 1024, fault)
+    sys.exit(suite.finish())
+
+
+if __name__ == "__main__":
+    main()
