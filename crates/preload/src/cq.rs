@@ -70,6 +70,19 @@ pub unsafe fn new_cq(
 }
 
 #[no_mangle]
+unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    code("ibv_resize_cq", || {
+        // SAFETY: a queue of ours.
+        let object = unsafe { CqObj::of(cq) }?;
+        let entries = u32::try_from(cqe).map_err(|_| Error::invalid(format!("a CQ of {cqe} entries")))?;
+        object.front.resize_cq(&object.cq, entries)?;
+        // SAFETY: a field that is ours to write.
+        unsafe { (*object.c.get()).cqe = object.cq.capacity() as c_int };
+        Ok(())
+    })
+}
+
+#[no_mangle]
 unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     code("ibv_destroy_cq", || {
         // SAFETY: a queue of ours that the program gives up.

@@ -129,6 +129,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
         c.alloc_dm = Some(dm::alloc_dm);
         c.free_dm = Some(dm::free_dm);
         c.reg_dm_mr = Some(dm::reg_dm_mr);
+        c.advise_mr = Some(unsupported::advise_mr);
         c.alloc_null_mr = Some(memory::alloc_null_mr);
         c.close_xrcd = Some(unsupported::close_xrcd);
         c.sz = size_of::<verbs_context>();

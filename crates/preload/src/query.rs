@@ -17,6 +17,8 @@ const PKEY: u16 = 0xffff;
 /// their windows by the rate want one that does not hold them back.
 const WIDTH_4X: u8 = 2;
 const SPEED_EDR: u8 = 32;
+/// How long an acknowledgement may take here, 4.096 µs · 2^n: some milliseconds, as a busy machine needs them.
+const ACK_DELAY: u8 = 10;
 /// `ibv_port_attr::phys_state`.
 const PHYS_LINK_UP: u8 = 5;
 const PHYS_DISABLED: u8 = 3;
@@ -74,6 +76,7 @@ fn device_attr(front: &front::Context) -> ibv_device_attr {
     a.atomic_cap = if attr.atomics { IBV_ATOMIC_HCA } else { 0 };
     a.max_ah = attr.max_ah as c_int;
     a.max_pkeys = 1;
+    a.local_ca_ack_delay = ACK_DELAY;
     a.phys_port_cnt = attr.phys_port_cnt;
     a
 }

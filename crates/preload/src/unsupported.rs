@@ -1,48 +1,91 @@
 //! Verbs that this device does not have: each says so with EOPNOTSUPP.
 
-use crate::ffi::set_errno;
+use crate::ffi::{code, deref, failed};
+use crate::objects::QpObj;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
-use unbroken_verbs::abi::ibv_ece;
+use unbroken_verbs::abi::{ibv_ece, ibv_pd, ibv_qp, ibv_sge};
+use unbroken_verbs::Error;
 
-fn absent() -> c_int {
-    set_errno(libc::EOPNOTSUPP);
-    libc::EOPNOTSUPP
-}
-
-fn absent_object() -> *mut c_void {
-    absent();
-    null_mut()
+/// EOPNOTSUPP, with the reason where the user asked for reasons.
+fn absent(verb: &str, why: &'static str) -> c_int {
+    failed(verb, &Error::unsupported(why))
 }
 
 /// Exported verbs that return EOPNOTSUPP, whatever they are given.
 macro_rules! absent_verbs {
-    ($($name:ident($($arg:ident: $ty:ty),*);)*) => {
-        $( #[no_mangle] extern "C" fn $name($(_: $ty),*) -> c_int { absent() } )*
+    ($($name:ident($($arg:ident: $ty:ty),*): $why:expr;)*) => {
+        $( #[no_mangle] extern "C" fn $name($(_: $ty),*) -> c_int { absent(stringify!($name), $why) } )*
     };
 }
 
 /// Exported verbs that return NULL with EOPNOTSUPP.
 macro_rules! absent_objects {
-    ($($name:ident($($arg:ident: $ty:ty),*);)*) => {
-        $( #[no_mangle] extern "C" fn $name($(_: $ty),*) -> *mut c_void { absent_object() } )*
+    ($($name:ident($($arg:ident: $ty:ty),*): $why:expr;)*) => {
+        $( #[no_mangle] extern "C" fn $name($(_: $ty),*) -> *mut c_void {
+            absent(stringify!($name), $why);
+            null_mut()
+        } )*
     };
 }
 
+const MULTICAST: &str = "there is no multicast: UDP carries it to hosts only, not to each process's QPs";
+const IMPORT: &str =
+    "objects of another process cannot be imported: they live in that process, no kernel driver holds them";
+
 absent_verbs! {
-    ibv_resize_cq(cq: *mut c_void, cqe: c_int);
-    ibv_attach_mcast(qp: *mut c_void, gid: *const c_void, lid: u16);
-    ibv_detach_mcast(qp: *mut c_void, gid: *const c_void, lid: u16);
-    ibv_set_ece(qp: *mut c_void, ece: *mut ibv_ece);
-    ibv_query_ece(qp: *mut c_void, ece: *mut ibv_ece);
+    ibv_attach_mcast(qp: *mut c_void, gid: *const c_void, lid: u16): MULTICAST;
+    ibv_detach_mcast(qp: *mut c_void, gid: *const c_void, lid: u16): MULTICAST;
 }
 
 absent_objects! {
-    ibv_import_device(cmd_fd: c_int);
-    ibv_import_pd(context: *mut c_void, handle: u32);
-    ibv_import_mr(pd: *mut c_void, handle: u32);
-    ibv_import_dm(context: *mut c_void, handle: u32);
-    ibv_reg_dmabuf_mr(pd: *mut c_void, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int);
+    ibv_import_device(cmd_fd: c_int): IMPORT;
+    ibv_import_pd(context: *mut c_void, handle: u32): IMPORT;
+    ibv_import_mr(pd: *mut c_void, handle: u32): IMPORT;
+    ibv_import_dm(context: *mut c_void, handle: u32): IMPORT;
+    ibv_reg_dmabuf_mr(pd: *mut c_void, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int):
+        "memory of another device (dma-buf) cannot be registered: a software NIC reaches the process's own memory only";
+}
+
+/// Enhanced connection establishment agrees on options of a vendor's hardware. There are none here.
+#[no_mangle]
+unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    code("ibv_query_ece", || {
+        // SAFETY: a QP of ours and the caller's structure.
+        unsafe {
+            QpObj::of(qp)?;
+            deref(ece, "ece")?;
+            ece.write(ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 });
+        }
+        Ok(())
+    })
+}
+
+/// No options may be set; to set none is right.
+#[no_mangle]
+unsafe extern "C" fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    code("ibv_set_ece", || {
+        // SAFETY: a QP of ours and the caller's structure.
+        let ece = unsafe {
+            QpObj::of(qp)?;
+            deref(ece, "ece")?
+        };
+        if ece.comp_mask != 0 {
+            return Err(Error::invalid(format!("comp_mask {:#x}: nothing is known", ece.comp_mask)));
+        }
+        if (ece.vendor_id, ece.options) != (0, 0) {
+            return Err(Error::unsupported(format!(
+                "vendor {:#x}, options {:#x}: this device has no options of enhanced connection establishment",
+                ece.vendor_id, ece.options
+            )));
+        }
+        Ok(())
+    })
+}
+
+/// In the extended verbs.
+pub unsafe extern "C" fn advise_mr(_: *mut ibv_pd, _: c_int, _: u32, _: *mut ibv_sge, _: u32) -> c_int {
+    absent("ibv_advise_mr", "there is no on-demand paging: all registered memory is there")
 }
 
 #[no_mangle]
@@ -57,7 +100,7 @@ extern "C" fn ibv_unimport_dm(_dm: *mut c_void) {}
 /// Returns -1, as it does for addresses that do not resolve: peers are reached through UDP, their MAC addresses are the kernel's affair.
 #[no_mangle]
 extern "C" fn ibv_resolve_eth_l2_from_gid(_: *mut c_void, _: *mut c_void, _mac: *mut u8, _vid: *mut u16) -> c_int {
-    absent();
+    absent("ibv_resolve_eth_l2_from_gid", "peers are reached through UDP; their MAC addresses are the kernel's affair");
     -1
 }
 
@@ -89,5 +132,5 @@ extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c_int {
 
 /// In the extended verbs, which call it without looking whether it is there.
 pub unsafe extern "C" fn close_xrcd(_xrcd: *mut c_void) -> c_int {
-    absent()
+    absent("ibv_close_xrcd", "there is no XRC")
 }

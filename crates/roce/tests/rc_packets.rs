@@ -69,7 +69,7 @@ fn bad_sequences_and_sizes_are_invalid_requests() {
         (WireOp::WriteOnly, reth(10), 11),
         (WireOp::WriteOnly, reth(2000), 2000),
         (WireOp::SendFirst, Ext::None, 10),
-        (WireOp::SendOnlyInvalidate, Ext::Ieth(3), 10),
+        (WireOp::SendLastInvalidate, Ext::Ieth(3), 10),
         (WireOp::WriteOnly, reth(u32::MAX), 10),
         (WireOp::ReadRequest, Ext::Reth(Reth { va: va(READABLE, 0), rkey: READABLE, len: u32::MAX }), 0),
     ];

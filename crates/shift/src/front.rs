@@ -238,10 +238,22 @@ impl Context {
 
     /// Makes a completion queue.
     pub fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>> {
+        self.check_cq_size(entries)?;
+        Ok(Cq::new(entries, channel))
+    }
+
+    /// Changes how many completions fit into a queue.
+    pub fn resize_cq(&self, cq: &Cq, entries: u32) -> Result<()> {
+        check_owner()?;
+        self.check_cq_size(entries)?;
+        cq.resize(entries)
+    }
+
+    fn check_cq_size(&self, entries: u32) -> Result<()> {
         if entries == 0 || entries > self.attr.max_cqe {
             return Err(Error::invalid(format!("a CQ of {entries} entries: 1 to {} are possible", self.attr.max_cqe)));
         }
-        Ok(Cq::new(entries, channel))
+        Ok(())
     }
 
     /// Ends a completion queue; EBUSY while a QP completes there.

@@ -86,6 +86,27 @@ impl Cq {
         self.ring().limit as u32
     }
 
+    /// Changes how many entries fit to at least `entries` (at least 1). What waits stays; EINVAL where it would not fit.
+    pub fn resize(&self, entries: u32) -> Result<()> {
+        let limit = (entries.max(1) as usize).next_power_of_two();
+        let mut r = self.ring();
+        if r.len > entries as usize {
+            return Err(Error::invalid(format!(
+                "{entries} entries are too few: {} completions wait to be polled",
+                r.len
+            )));
+        }
+        if limit != r.limit {
+            let mut slots = vec![Wc::default(); limit].into_boxed_slice();
+            let mask = r.slots.len() - 1;
+            for (i, slot) in slots.iter_mut().enumerate().take(r.len) {
+                *slot = r.slots[(r.head + i) & mask];
+            }
+            (r.slots, r.head, r.limit) = (slots, 0, limit);
+        }
+        Ok(())
+    }
+
     /// The channel that the queue was made with.
     pub fn channel(&self) -> Option<&Arc<CompChannel>> {
         self.channel.as_ref()
@@ -309,5 +330,35 @@ impl AsFd for CompChannel {
 impl AsRawFd for CompChannel {
     fn as_raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_that_is_resized_keeps_what_waits_in_order() {
+        let cq = Cq::new(4, None);
+        let push = |wr_id| cq.push(Wc { wr_id, ..Wc::default() }, false);
+        let take = |n: usize| {
+            let mut out = vec![Wc::default(); n];
+            let got = cq.take(&mut out).unwrap();
+            out[..got].iter().map(|wc| wc.wr_id).collect::<Vec<_>>()
+        };
+        (0..3).for_each(push);
+        assert_eq!(take(2), [0, 1]);
+        (3..6).for_each(push); // around the ring's end
+        assert_eq!(cq.resize(3).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(cq.capacity(), 4);
+        cq.resize(5).unwrap();
+        assert_eq!(cq.capacity(), 8);
+        (6..10).for_each(push);
+        assert_eq!(take(20), [2, 3, 4, 5, 6, 7, 8, 9]);
+        cq.resize(1).unwrap();
+        (10..11).for_each(push);
+        assert_eq!((cq.capacity(), take(9)), (1, vec![10]));
+        (11..13).for_each(push);
+        assert!(cq.overrun());
     }
 }
