@@ -20,7 +20,7 @@ pub(crate) struct Link {
 
 impl Link {
     /// The headers of a packet to the peer.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn header(&self, op: Op, psn: u32, ext: &Ext, payload_len: u32, flags: Flags) -> HeaderBuf {
         let bth = Bth {
             opcode: Opcode { transport: self.transport, op },

@@ -17,7 +17,7 @@ pub(crate) struct Segment {
 
 impl Segment {
     /// Packet `index` of a WR.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn of(wqe: &Wqe, index: u32, mtu: u32) -> Segment {
         let (first, last) = (index == 0, index + 1 == wqe.packets);
         let offset = index * mtu;
@@ -34,7 +34,7 @@ impl Segment {
     }
 
     /// Its data, of entry `index` of the queue.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn payload<'a>(&self, ring: &'a SendRing, index: u64) -> Payload<'a> {
         let (offset, len) = (self.offset, self.len);
         match ring.data(index) {

@@ -164,6 +164,7 @@ impl SendRing {
     }
 
     /// The data of an outstanding entry.
+    #[inline(always)]
     pub(crate) fn data(&self, index: u64) -> Data<'_> {
         let slot = self.slot(index);
         let wqe = &self.slots[slot];

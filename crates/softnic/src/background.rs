@@ -2,7 +2,8 @@
 //!
 //! Each opened NIC has one. It sleeps in `ppoll` on the NIC's socket, a bell and the next deadline. While an application thread
 //! polls ([`Poller`]) it leaves everything to that thread: a packet would wake it for work that is about to be done anyway. It looks
-//! again after a short while, or when the application says that it is about to wait for an event.
+//! again after a short while, or when the application says that it is about to wait for an event. A polling thread that is kept from
+//! its core is waited for: it will poll as soon as it runs, and there is no core to spare for doing its work in its stead.
 //!
 //! It asks for a short time slice, which EEVDF kernels grant to anyone: a thread that asks for little is run soon after it wakes,
 //! also on a core where an application spins.
@@ -11,7 +12,7 @@ use crate::nic::Shared;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::{self, Relaxed};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use unbroken_fabric::now_us;
@@ -33,10 +34,12 @@ const GIVE_WAY_ROUNDS: u32 = 1024;
 const WINDOW_US: u64 = 50;
 /// What an empty poll takes, about: four to a microsecond.
 const EMPTY_POLLS_PER_US: u64 = 4;
-/// A thread that has not polled for so long has turned to something else.
-const GONE_US: u64 = 20;
-/// Once a packet has waited for a thread that turned to something else, polling threads are not relied on for so long at first, and
-/// for twice as long each time that it happens again.
+/// A thread that has not polled for so long may have turned to something else.
+const SILENT_US: u64 = 20;
+/// It has if it then runs for so long without polling.
+const GONE_US: u64 = 100;
+/// Once a packet has waited for a thread that turned to something else, polling threads are not relied on for so long at first. It
+/// is twice as long each time that it happens again soon, and half as long when it happens late.
 const DISTRUST_US: u64 = 10_000;
 /// The longest time of that.
 const MAX_DISTRUST_US: u64 = 1_000_000;
@@ -51,12 +54,18 @@ pub(crate) struct Poller {
     empty: AtomicU32,
     /// Time spent in verbs that did something.
     busy_us: AtomicU32,
-    /// When a thread last polled.
+    /// When a thread last polled, and which.
     last_us: AtomicU64,
+    last_tid: AtomicI32,
     /// A thread is driving the engine.
     inside: AtomicBool,
     /// The background thread has left the NIC to it.
     left: AtomicBool,
+}
+
+thread_local! {
+    // SAFETY: gettid has no preconditions.
+    static TID: libc::pid_t = unsafe { libc::gettid() };
 }
 
 impl Poller {
@@ -64,11 +73,7 @@ impl Poller {
     #[inline]
     pub(crate) fn enter(&self, now_us: u64) {
         self.last_us.store(now_us, Relaxed);
-    }
-
-    /// Whether no thread polls any more.
-    fn gone(&self, now_us: u64) -> bool {
-        self.last_us.load(Relaxed) + GONE_US < now_us && !self.inside.load(Relaxed)
+        self.last_tid.store(TID.with(|tid| *tid), Relaxed);
     }
 
     /// A poll found nothing to do, or another thread at work.
@@ -77,10 +82,13 @@ impl Poller {
         self.empty.store(self.empty.load(Relaxed).saturating_add(1), Relaxed);
     }
 
-    /// A verb worked for `time_us`.
+    /// A verb worked from `since_us` until now.
     #[inline]
-    pub(crate) fn busy(&self, time_us: u64) {
-        self.busy_us.store(self.busy_us.load(Relaxed).saturating_add(time_us as u32), Relaxed);
+    pub(crate) fn busy(&self, since_us: u64, now_us: u64) {
+        let time_us = now_us.saturating_sub(since_us) as u32;
+        self.busy_us.store(self.busy_us.load(Relaxed).saturating_add(time_us), Relaxed);
+        // A long drive is no silence.
+        self.last_us.store(now_us, Relaxed);
     }
 
     /// A thread begins or ends driving the engine.
@@ -101,42 +109,131 @@ impl Poller {
     }
 }
 
+/// What the scheduler knows of the thread that polled last.
+///
+/// On a busy machine a polling thread may be kept from its core for milliseconds, which looks as if it had turned to something else.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Ran {
+    tid: i32,
+    cpu_us: u64,
+}
+
+impl Ran {
+    fn of(poller: &Poller) -> Ran {
+        let tid = poller.last_tid.load(Relaxed);
+        let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // The kernel's name of a thread's CPU clock (CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED); a thread that has ended has none.
+        // SAFETY: a live local.
+        let known = tid > 0 && unsafe { libc::clock_gettime(!tid << 3 | 6, &raw mut t) } == 0;
+        Ran { tid, cpu_us: if known { t.tv_sec as u64 * 1_000_000 + t.tv_nsec as u64 / 1000 } else { 0 } }
+    }
+
+    /// Whether the thread is ready to run. Where that cannot be known it is not.
+    fn runnable(self) -> bool {
+        let Ok(stat) = std::fs::read(format!("/proc/self/task/{}/stat", self.tid)) else { return false };
+        // `tid (name) state`, and a name may have parentheses.
+        let state = stat.iter().rposition(|b| *b == b')').and_then(|at| stat.get(at + 2));
+        state == Some(&b'R')
+    }
+}
+
 /// The background thread's opinion of the application threads.
 struct Opinion {
+    /// When it was last thought over.
+    looked_us: u64,
+    /// When the present measurement began, and how much the thread had run by then.
     since_us: u64,
+    ran: Ran,
     polling: bool,
+    /// The thread was found silent: when it had last polled, and how much it had run.
+    suspect: Option<(u64, Ran)>,
+    relied_since_us: u64,
     distrust_until_us: u64,
     distrust_us: u64,
 }
 
 impl Opinion {
     fn new(now_us: u64) -> Opinion {
-        Opinion { since_us: now_us, polling: false, distrust_until_us: 0, distrust_us: DISTRUST_US }
+        let ran = Ran { tid: 0, cpu_us: 0 };
+        Opinion {
+            looked_us: now_us,
+            since_us: now_us,
+            ran,
+            polling: false,
+            suspect: None,
+            relied_since_us: now_us,
+            distrust_until_us: 0,
+            distrust_us: DISTRUST_US,
+        }
     }
 
     /// Whether an application thread polls, so that the NIC may be left to it.
     fn polling(&mut self, poller: &Poller, now_us: u64) -> bool {
-        let window_us = now_us - self.since_us;
-        if window_us >= WINDOW_US {
-            let works = poller.take_us() * 2 > window_us || poller.inside.load(Relaxed);
-            self.polling = works && now_us >= self.distrust_until_us;
-            self.since_us = now_us;
+        if now_us - self.looked_us >= WINDOW_US {
+            self.looked_us = now_us;
+            let ran = Ran::of(poller);
+            let ran_us = match ran.tid == self.ran.tid {
+                true => ran.cpu_us.saturating_sub(self.ran.cpu_us),
+                false => now_us - self.since_us,
+            };
+            if ran_us >= SILENT_US || poller.inside.load(Relaxed) {
+                let works = poller.take_us() * 2 > ran_us || poller.inside.load(Relaxed);
+                let polling = works && now_us >= self.distrust_until_us;
+                if polling && !self.polling {
+                    self.relied_since_us = now_us;
+                }
+                self.polling = polling;
+                (self.since_us, self.ran) = (now_us, ran);
+            } else if self.polling {
+                // It has hardly run, so it is what it was, unless it sleeps.
+                self.polling = ran.runnable();
+            }
         }
         poller.left.store(self.polling, Relaxed);
         self.polling
     }
 
+    /// How long the NIC may be left to the polling thread before another look.
+    fn leave_us(&self) -> u64 {
+        match self.suspect {
+            Some(_) => GONE_US,
+            None => LEAVE_US,
+        }
+    }
+
+    /// Whether the thread that the NIC was left to has turned to something else: it has run for a while since it was first found
+    /// silent, or it sleeps.
+    fn gone(&mut self, poller: &Poller, now_us: u64) -> bool {
+        let polled_us = poller.last_us.load(Relaxed);
+        if polled_us + SILENT_US >= now_us || poller.inside.load(Relaxed) {
+            self.suspect = None;
+            return false;
+        }
+        let ran = Ran::of(poller);
+        match self.suspect {
+            Some((since_us, then)) if since_us == polled_us && then.tid == ran.tid => {
+                ran.cpu_us.saturating_sub(then.cpu_us) >= GONE_US || !ran.runnable()
+            }
+            _ => {
+                self.suspect = Some((polled_us, ran));
+                false
+            }
+        }
+    }
+
     /// An application thread waits for an event.
     fn waits(&mut self, now_us: u64) {
-        (self.polling, self.since_us) = (false, now_us);
+        (self.polling, self.suspect, self.since_us) = (false, None, now_us);
     }
 
     /// The NIC was left to a thread that turned to something else; `waited` says whether a packet waited for it.
     fn left_alone(&mut self, now_us: u64, waited: bool) {
-        self.polling = false;
+        (self.polling, self.suspect) = (false, None);
         if waited {
             self.distrust_until_us = now_us + self.distrust_us;
-            self.distrust_us = (self.distrust_us * 2).min(MAX_DISTRUST_US);
+            let soon = now_us - self.relied_since_us < self.distrust_us;
+            let next_us = if soon { self.distrust_us * 2 } else { self.distrust_us / 2 };
+            self.distrust_us = next_us.clamp(DISTRUST_US, MAX_DISTRUST_US);
         }
     }
 }
@@ -248,12 +345,13 @@ fn run(shared: &Shared) {
         let mut time_us = now_us();
         let left = opinion.polling(&shared.poller, time_us);
         if left {
-            shared.wake_at_us.store(time_us + LEAVE_US, Ordering::Relaxed);
-            let told = sleep(shared, None, LEAVE_US);
+            let leave_us = opinion.leave_us();
+            shared.wake_at_us.store(time_us + leave_us, Ordering::Relaxed);
+            let told = sleep(shared, None, leave_us);
             time_us = now_us();
             if told {
                 opinion.waits(time_us);
-            } else if !shared.poller.gone(time_us) {
+            } else if !opinion.gone(&shared.poller, time_us) {
                 continue;
             }
         }

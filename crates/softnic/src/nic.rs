@@ -106,7 +106,7 @@ impl Shared {
     #[inline]
     pub(crate) fn settle(&self, e: MutexGuard<'_, Engine>, since_us: u64) {
         let now_us = now_us();
-        self.poller.busy(now_us - since_us);
+        self.poller.busy(since_us, now_us);
         let deadline_us = e.deadline_us();
         let wake_at_us = self.wake_at_us.load(Ordering::Relaxed);
         let patience_us = if deadline_us == 0 { now_us + ACK_PATIENCE_US } else { deadline_us };

@@ -74,8 +74,13 @@ impl SoftQp {
 
     /// Sends what the QP has to send, and lets go of the engine.
     fn kick(&self, mut e: MutexGuard<'_, Engine>, now_us: u64) {
-        e.kick(self.index(), now_us, &self.nic.shared.domain);
-        self.nic.shared.settle(e, now_us);
+        let shared = &self.nic.shared;
+        // A thread that sends is there, too: what arrives meanwhile can wait for it.
+        shared.poller.enter(now_us);
+        shared.poller.set_inside(true);
+        e.kick(self.index(), now_us, &shared.domain);
+        shared.poller.set_inside(false);
+        shared.settle(e, now_us);
     }
 }
 

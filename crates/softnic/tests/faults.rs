@@ -243,9 +243,7 @@ fn garbage_and_strangers_are_dropped() {
     };
     let mut packet = unbroken_wire::HeaderBuf::new(&bth, &unbroken_wire::Ext::None).as_slice().to_vec();
     packet.extend_from_slice(b"evil");
-    let mut icrc = unbroken_wire::Icrc::new(&flow, packet.len() + 4, 0);
-    icrc.update(&packet);
-    packet.extend_from_slice(&icrc.finish());
+    packet.extend_from_slice(&unbroken_wire::Icrc::of(&flow, 0, &packet).unwrap());
     stranger.send_to(&packet, to).unwrap();
     p.qa.post_recv(&recv(1, &[p.a.sge(0, 4)])).unwrap();
     p.qb.post_send(&send(2, &[p.b.sge(0, 4)])).unwrap();

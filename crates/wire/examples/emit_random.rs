@@ -75,9 +75,7 @@ fn main() {
         let (src_ip, dst_ip) = if n % 4 == 3 { (v6(&mut rng), v6(&mut rng)) } else { (v4(&mut rng), v4(&mut rng)) };
         let flow = IcrcFlow { src_ip, dst_ip, src_port: 0xc000 | rng.u32() as u16 >> 2, dst_port: ROCE_PORT };
         let ip_id = rng.u32() as u16;
-        let mut icrc = Icrc::new(&flow, bytes.len() + ICRC_BYTES, ip_id);
-        icrc.update(&bytes);
-        bytes.extend(icrc.finish());
+        bytes.extend(Icrc::of(&flow, ip_id, &bytes).expect("longer than a BTH"));
         let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
         println!(
             "{:?}-{:?} {src_ip} {dst_ip} {} {} {ip_id} {hex}",

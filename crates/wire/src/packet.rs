@@ -287,15 +287,24 @@ pub struct HeaderBuf {
 
 impl HeaderBuf {
     /// Emits headers. `ext` must be what the opcode has.
-    #[inline]
+    ///
+    /// Always inline: a `Bth` that went through memory, in small stores, would be read back in large ones, which the processor stalls on.
+    #[inline(always)]
     pub fn new(bth: &Bth, ext: &Ext) -> HeaderBuf {
         debug_assert!(Shape::of(bth.opcode) == ext.shape(), "{:?} does not go with {ext:?}", bth.opcode);
         let mut b = [0u8; MAX_HEADER];
-        b[0] = bth.opcode.code();
-        b[1] = (bth.solicited as u8) << 7 | (bth.mig_req as u8) << 6 | (bth.pad & 3) << 4;
-        b[2..4].copy_from_slice(&bth.pkey.to_be_bytes());
-        b[4..8].copy_from_slice(&(bth.dest_qpn & 0x00ff_ffff).to_be_bytes());
-        b[8..12].copy_from_slice(&((bth.ack_req as u32) << 31 | bth.psn & 0x00ff_ffff).to_be_bytes());
+        let flags = (bth.solicited as u8) << 7 | (bth.mig_req as u8) << 6 | (bth.pad & 3) << 4;
+        // In one store of 16 bytes: what is put together from small ones cannot be read back at once.
+        let words = (bth.opcode.code() as u128) << 120
+            | (flags as u128) << 112
+            | (bth.pkey as u128) << 96
+            | ((bth.dest_qpn & 0x00ff_ffff) as u128) << 64
+            | ((bth.ack_req as u128) << 31 | (bth.psn & 0x00ff_ffff) as u128) << 32;
+        b[..16].copy_from_slice(&words.to_be_bytes());
+        let shape = ext.shape();
+        if shape == Shape::None {
+            return HeaderBuf { bytes: b, len: BTH_BYTES as u8 };
+        }
         let e: &mut [u8; 28] = (&mut b[BTH_BYTES..]).try_into().expect("MAX_HEADER is BTH and 28 bytes");
         match *ext {
             Ext::None => {}
@@ -323,7 +332,7 @@ impl HeaderBuf {
             }
             Ext::Ieth(key) => e[..4].copy_from_slice(&key.to_be_bytes()),
         }
-        HeaderBuf { bytes: b, len: (BTH_BYTES + ext.shape().bytes()) as u8 }
+        HeaderBuf { bytes: b, len: (BTH_BYTES + shape.bytes()) as u8 }
     }
 
     /// The bytes.

@@ -61,10 +61,8 @@ fn any_id_is_right_for_every_length_and_id() {
     let body: Vec<u8> = (0..65_000u32).map(|i| (i * 7) as u8).collect();
     for len in (12..600).chain([1024, 1479, 4096 + 12, 4120, 9000, 65_000]) {
         for id in [0u16, 1, 2, 0x80, 0x100, 0x8000, 0xffff, (len as u16).wrapping_mul(40_503)] {
-            let mut icrc = Icrc::new(&f, len + 4, id);
-            icrc.update(&body[..len]);
             let mut packet = body[..len].to_vec();
-            packet.extend(icrc.finish());
+            packet.extend(Icrc::of(&f, id, &packet).unwrap());
             assert!(strip_icrc(&f, &packet, 0, true).is_some(), "length {len}, id {id}");
             assert_eq!(strip_icrc(&f, &packet, 0, false).is_some(), id == 0);
         }
@@ -137,9 +135,7 @@ fn emit(f: &IcrcFlow, id: u16, bth: &Bth, ext: &Ext, payload: &[u8]) -> Vec<u8> 
     let mut bytes = HeaderBuf::new(bth, ext).as_slice().to_vec();
     bytes.extend(payload);
     bytes.extend(&[0; 3][..bth.pad as usize]);
-    let mut icrc = Icrc::new(f, bytes.len() + 4, id);
-    icrc.update(&bytes);
-    bytes.extend(icrc.finish());
+    bytes.extend(Icrc::of(f, id, &bytes).unwrap());
     bytes
 }
 
@@ -157,8 +153,8 @@ proptest! {
         let f = IcrcFlow { src_ip: IpAddr::from([1, 2, 3, 4]), dst_ip: IpAddr::from([5, 6, 7, 8]), src_port: 9, dst_port: 10 };
         let bytes = emit(&f, 3, &bth, &ext, &payload);
         let (body, want) = bytes.split_last_chunk::<4>().unwrap();
-        let mut icrc = Icrc::new(&f, bytes.len(), 3);
-        let mut rest = body;
+        let (bth, mut rest) = body.split_first_chunk().unwrap();
+        let mut icrc = IcrcSeed::new(&f, bytes.len()).begin(3, bth);
         for cut in cuts {
             let (piece, r) = rest.split_at(rest.len().min(cut as usize % 20));
             icrc.update(piece);
@@ -166,6 +162,18 @@ proptest! {
         }
         icrc.update(rest);
         prop_assert_eq!(&icrc.finish(), want);
+    }
+
+    /// One checker takes packets of all lengths and ids.
+    #[test]
+    fn a_checker_takes_what_a_single_check_takes(packets in proptest::collection::vec((packet(), any::<u16>()), 1..8), v6 in any::<bool>()) {
+        let f = if v6 { flow("fd00::1", "fd00::2", 50000, 4791) } else { flow("10.0.0.1", "10.0.0.2", 50000, 4791) };
+        let mut checker = IcrcChecker::new(&f, 4112);
+        for ((bth, ext, payload), id) in &packets {
+            let bytes = emit(&f, *id, bth, ext, payload);
+            prop_assert_eq!(checker.strip(&bytes, *id, false), Some(&bytes[..bytes.len() - 4]));
+            prop_assert_eq!(checker.strip(&bytes, id ^ 0x4001, false).is_some(), v6);
+        }
     }
 
     #[test]

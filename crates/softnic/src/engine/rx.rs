@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use unbroken_roce::UdRoute;
 use unbroken_types::LinkLayer;
-use unbroken_wire::{strip_icrc, IcrcFlow, Packet, ROCE_PORT};
+use unbroken_wire::{IcrcChecker, IcrcFlow, Packet, ROCE_PORT};
 
 /// What became of one packet.
 enum Verdict {
@@ -42,6 +42,7 @@ impl Engine {
         let Some(d) = rx_ring.datagram(i) else { return };
         let flow =
             IcrcFlow { src_ip: d.src.ip(), dst_ip: id.ip, src_port: d.src.port(), dst_port: ROCE_PORT + id.slot };
+        let mut icrc = IcrcChecker::new(&flow, d.segment);
         let mut qps = Receivers { qps, ready, link_layer: id.link_layer, any_ip_id: id.any_ip_id };
         for (place, segment) in d.bytes.chunks(d.segment).enumerate() {
             if !state.passes() {
@@ -58,7 +59,7 @@ impl Engine {
                     continue;
                 }
             }
-            let verdict = qps.take(&flow, place, segment, now_us, view);
+            let verdict = qps.take(&mut icrc, place, segment, now_us, view);
             rx_count.add(&verdict, segment.len());
         }
     }
@@ -72,7 +73,8 @@ impl Engine {
             if let Some(choice) = held.damage {
                 flip_bit(&mut held.bytes, choice);
             }
-            let verdict = qps.take(&held.tag.flow, held.tag.place, &held.bytes, now_us, view);
+            let mut icrc = IcrcChecker::new(&held.tag.flow, held.bytes.len());
+            let verdict = qps.take(&mut icrc, held.tag.place, &held.bytes, now_us, view);
             rx_count.add(&verdict, held.bytes.len());
         }
     }
@@ -89,8 +91,9 @@ struct Receivers<'a> {
 impl Receivers<'_> {
     /// Gives a packet to its QP. `place` is its place in the run that it came in.
     #[inline]
-    fn take(&mut self, flow: &IcrcFlow, place: u16, segment: &[u8], now_us: u64, view: &View<'_>) -> Verdict {
-        let Some(bytes) = strip_icrc(flow, segment, place, self.any_ip_id) else { return Verdict::BadIcrc };
+    fn take(&mut self, icrc: &mut IcrcChecker, place: u16, segment: &[u8], now_us: u64, view: &View<'_>) -> Verdict {
+        let Some(bytes) = icrc.strip(segment, place, self.any_ip_id) else { return Verdict::BadIcrc };
+        let flow = icrc.flow();
         let Ok(packet) = Packet::parse(bytes) else { return Verdict::Dropped };
         let qpn = packet.bth.dest_qpn;
         let index = qpn as u16;

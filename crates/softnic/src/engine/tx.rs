@@ -15,7 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 use unbroken_fabric::Line;
 use unbroken_roce::{KeyChange, MemError, Memory, PacketSink, Payload, SinkError, UdDest, UdSink};
 use unbroken_types::{Access, Sge};
-use unbroken_wire::{pad_of, Icrc, IcrcFlow, ICRC_BYTES, ROCE_PORT};
+use unbroken_wire::{pad_of, IcrcFlow, IcrcSeed, BTH_BYTES, ICRC_BYTES, ROCE_PORT};
 
 /// Segments of one GSO send; kernels allow 64, newer ones 128.
 const MAX_SEGMENTS: u32 = 64;
@@ -51,6 +51,8 @@ struct Run {
     message: Message,
     socket: usize,
     segment: usize,
+    /// Of the ICRCs of packets of that size.
+    seed: IcrcSeed,
     packets: u32,
     bytes: usize,
     payload_bytes: usize,
@@ -152,18 +154,21 @@ impl TxBatch {
             && self.runs.len() < TX_MESSAGES
     }
 
-    /// Finds the run that a packet of `bytes` in `pieces` joins: the last one, or a new one. Gives the packet's place in it.
-    fn join_run(&mut self, dest: &Dest, socket: usize, bytes: usize, pieces: usize) -> u32 {
+    /// Finds the run that a packet of `bytes` in `pieces` joins: the last one, or a new one. Gives the seed of
+    /// the packet's ICRC, and its place in the run.
+    fn join_run(&mut self, dest: &Dest, socket: usize, bytes: usize, pieces: usize) -> (IcrcSeed, u16) {
         if let Some(r) = self.runs.last() {
             if r.open && bytes <= r.segment && r.bytes + bytes <= MAX_RUN_BYTES && r.message.iovs + pieces <= MAX_PIECES
             {
-                return r.packets;
+                let seed = if bytes == r.segment { r.seed } else { IcrcSeed::new(&dest.flow, bytes) };
+                return (seed, r.packets as u16);
             }
         }
         let message = Message { to: dest.to, segment: 0, first_iov: self.pieces.len(), iovs: 0 };
         let open = !self.gso_broken;
-        self.runs.push(Run { message, socket, segment: bytes, packets: 0, bytes: 0, payload_bytes: 0, open });
-        0
+        let seed = IcrcSeed::new(&dest.flow, bytes);
+        self.runs.push(Run { message, socket, segment: bytes, seed, packets: 0, bytes: 0, payload_bytes: 0, open });
+        (seed, 0)
     }
 
     /// Ends the last run, so that the next packet begins another.
@@ -176,7 +181,7 @@ impl TxBatch {
     /// Appends a packet to the last run.
     fn write(
         &mut self,
-        mut icrc: Icrc,
+        (seed, place): (IcrcSeed, u16),
         mem: QpMemory<'_>,
         pd: u32,
         header: &[u8],
@@ -185,7 +190,14 @@ impl TxBatch {
     ) -> Result<(), SinkError> {
         let pad = pad_of(payload.len()) as usize;
         let mut from = self.used;
-        self.room(header.len()).copy_from_slice(header);
+        let (bth, ext) = header.split_first_chunk::<BTH_BYTES>().expect("a header begins with a BTH");
+        let mut icrc = seed.begin(place, bth);
+        let mut covered = from + bth.len();
+        // Apart, since a copy of known size reads the header as it was written, and does not wait for the stores to retire.
+        self.room(BTH_BYTES).copy_from_slice(bth);
+        if !ext.is_empty() {
+            self.room(ext.len()).copy_from_slice(ext);
+        }
         match *payload {
             Payload::None => {}
             Payload::Bytes(b) => self.room(b.len()).copy_from_slice(b),
@@ -196,7 +208,7 @@ impl TxBatch {
                 mem.read(pd, key, va, self.room(n as usize), Access::NONE).map_err(SinkError::Memory)
             })?,
             Payload::Sges { sges, offset, len } => {
-                icrc.update(&self.scratch[from..self.used]);
+                icrc.update(&self.scratch[covered..self.used]);
                 self.end_piece(from);
                 each_piece(sges, offset, len, |key, va, n| {
                     let at = mem.locate(pd, key, va, u64::from(n), Access::NONE).map_err(SinkError::Memory)?;
@@ -206,11 +218,11 @@ impl TxBatch {
                     self.pieces.push(libc::iovec { iov_base: at.cast(), iov_len: n as usize });
                     Ok(())
                 })?;
-                from = self.used;
+                (from, covered) = (self.used, self.used);
             }
         }
         self.room(pad).fill(0);
-        icrc.update(&self.scratch[from..self.used]);
+        icrc.update(&self.scratch[covered..self.used]);
         self.room(ICRC_BYTES).copy_from_slice(&icrc.finish());
         self.end_piece(from);
         Ok(())
@@ -371,9 +383,8 @@ impl<'a> Out<'a> {
         let bytes = header.len() + len + pad + ICRC_BYTES;
         let mark = (batch.used, batch.pieces.len(), batch.pieces.last().map(|p| p.iov_len));
         // The place in the run is the IP id that the kernel gives to the segment.
-        let place = batch.join_run(&from.dest, from.socket, bytes, pieces);
-        let icrc = Icrc::new(&from.dest.flow, bytes, place as u16);
-        if let Err(e) = batch.write(icrc, mem, from.pd, header, payload, len <= copy_bytes) {
+        let (seed, place) = batch.join_run(&from.dest, from.socket, bytes, pieces);
+        if let Err(e) = batch.write((seed, place), mem, from.pd, header, payload, len <= copy_bytes) {
             batch.undo(mark);
             return Err(e);
         }
