@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -20,6 +20,7 @@ use crate::error::{FabricError, Result};
 use crate::fault::{Fault, Place, Selector};
 use crate::faultpage::{FaultPage, ENTRIES, PATIENT_TRIES};
 use crate::map::Mapped;
+use crate::nicpage::NicPage;
 use crate::octet::{Registry, DEFAULT_OCTET};
 use crate::view::{LinkState, NicView, Outlook};
 use crate::Conditions;
@@ -134,6 +135,15 @@ impl Fabric {
     /// NICs of a host.
     pub fn nic_count(&self, host: &str) -> Result<u8> {
         Ok(self.host(host)?.nics)
+    }
+
+    /// The shared page of the NIC with this address; `None` for one that is not of the fabric.
+    pub fn nic_page(&self, addr: IpAddr) -> Option<NicPage> {
+        let IpAddr::V4(v4) = addr else { return None };
+        let [net, octet, number, index] = v4.octets();
+        let known = |h: &Host| h.number == number && index < h.nics;
+        let ours = (net, octet) == (127, self.octet()) && self.hosts().iter().any(known);
+        ours.then(|| NicPage::open(&self.runtime, addr).ok()).flatten()
     }
 
     /// All NICs, host by host.

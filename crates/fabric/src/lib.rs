@@ -19,6 +19,7 @@
 
 mod conditions;
 mod config;
+mod credit;
 mod entry;
 mod error;
 mod fabric;
@@ -38,6 +39,7 @@ pub use conditions::{Burst, Conditions};
 pub use config::{
     lid_of, link_layer, link_layer_name, mtu, Host, NicKind, NicName, Shape, MAX_HOSTS, MAX_NICS, SM_LID,
 };
+pub use credit::{packet_cost, Credit, PATIENCE_US};
 pub use error::FabricError;
 pub use fabric::{ActiveFault, Fabric, Schedule};
 pub use fault::{Fault, Impairment, Place, Selector, Way};

@@ -1,6 +1,6 @@
-//! `shm/nics/<addr>.page`: the counters of a NIC, for each of its slots, and the counter of its QPNs.
+//! `shm/nics/<addr>.page`: the counters of a NIC and its accounts of credit, for each of its slots, and the counter of its QPNs.
 //!
-//! Only the process that owns a slot writes its counters. They go on when another process takes the slot, so that their sum over
+//! Only the process that owns a slot writes its counters (its [`Credit`] is shared with all senders). They go on when another process takes the slot, so that their sum over
 //! the slots is what the NIC did. It works for any address, also where there is no fabric.
 
 use std::fs;
@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use unbroken_telemetry::{NicCounters, Runtime};
 
+use crate::credit::Credit;
 use crate::error::{FabricError, Result};
 use crate::line::Line;
 use crate::map::{Header, Layout, Mapped};
@@ -54,13 +55,14 @@ struct Page {
     wqe_error_us: AtomicU64,
     _unused: [AtomicU64; 4],
     slots: [SlotCounters; SLOTS],
+    credits: [Credit; SLOTS],
 }
 
 // SAFETY: repr(C), the header first, and atomics only.
 #[allow(unsafe_code)]
 unsafe impl Layout for Page {
     const MAGIC: u64 = u64::from_le_bytes(*b"UNBNICPG");
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
 }
 
 /// The shared page of a NIC.
@@ -96,6 +98,12 @@ impl NicPage {
     #[inline]
     pub fn slot(&self, slot: u8) -> &SlotCounters {
         &self.0.slots[usize::from(slot)]
+    }
+
+    /// What the receiver at a slot, 0 to 255, still takes of UC and UD.
+    #[inline]
+    pub fn credit(&self, slot: u8) -> &Credit {
+        &self.0.credits[usize::from(slot)]
     }
 
     /// What the NIC did, over all slots.

@@ -185,6 +185,22 @@ impl UcQp {
 
     // Receiving
 
+    /// Whether a packet needs a receive, as far as it can be told without the packets before it.
+    pub fn needs_receive(&self, packet: &Packet<'_>) -> bool {
+        use Op::{SendFirst, SendOnly, SendOnlyImm, WriteLastImm, WriteOnlyImm};
+        let op = packet.bth.opcode.op;
+        self.listens() && matches!(op, SendFirst | SendOnly | SendOnlyImm | WriteLastImm | WriteOnlyImm)
+    }
+
+    /// Whether a receive is there.
+    pub fn has_receive(&mut self) -> bool {
+        self.recvs.front().is_some()
+    }
+
+    fn listens(&self) -> bool {
+        matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
+    }
+
     /// Takes a packet that was sent to this QPN by the peer's address.
     pub fn handle_packet(
         &mut self,
@@ -193,8 +209,7 @@ impl UcQp {
         out: &mut (impl Completions + ?Sized),
     ) {
         use Op::{SendFirst, SendOnly, SendOnlyImm, WriteFirst, WriteOnly, WriteOnlyImm};
-        let listening = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
-        if !listening || packet.bth.opcode.transport != Transport::Uc {
+        if !self.listens() || packet.bth.opcode.transport != Transport::Uc {
             return;
         }
         let op = packet.bth.opcode.op;

@@ -205,6 +205,20 @@ impl UdQp {
         Ok(())
     }
 
+    /// Whether a packet needs a receive: all do that are for this QP.
+    pub fn needs_receive(&self, packet: &Packet<'_>) -> bool {
+        self.listens() && packet.ext.deth().is_some_and(|d| d.qkey == self.qkey)
+    }
+
+    /// Whether a receive is there.
+    pub fn has_receive(&mut self) -> bool {
+        self.recvs.front().is_some()
+    }
+
+    fn listens(&self) -> bool {
+        matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqe)
+    }
+
     /// Takes a packet that was sent to this QPN.
     pub fn handle_packet(
         &mut self,
@@ -213,8 +227,7 @@ impl UdQp {
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
     ) {
-        let listening = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqe);
-        let deth = packet.ext.deth().filter(|d| listening && d.qkey == self.qkey);
+        let deth = packet.ext.deth().filter(|d| self.listens() && d.qkey == self.qkey);
         let (Some(deth), Transport::Ud) = (deth, packet.bth.opcode.transport) else {
             self.dropped += 1;
             return;

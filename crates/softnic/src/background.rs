@@ -369,7 +369,7 @@ fn run(shared: &Shared) {
             give_way(shared);
             continue;
         }
-        let wake_at_us = e.deadline_us().min(time_us + SLEEP_US);
+        let wake_at_us = e.deadline_us().min(e.waiting_until_us()).min(time_us + SLEEP_US);
         shared.wake_at_us.store(wake_at_us, Ordering::Relaxed);
         drop(e);
         give_way(shared);

@@ -7,14 +7,16 @@
 //! State of a NIC: *working* → *dead*, for ever. A dead one has no sockets; its QPs have stopped ([`Engine::die`]).
 //!
 //! Invariants:
-//! - a QP is in the ready queue at most once (`QpEntry::queued`), so the queue is no longer than the table;
+//! - a QP is in the ready queue or among the paused at most once (`QpEntry::queued`), so they are no longer than the table;
 //! - a QP that has a deadline has a timer entry at or before it (`QpEntry::timer_at`); older entries are ignored when they come up;
 //! - nothing that was pushed to the transmit batch outlives the view of the memory that it was pushed with.
 //!
 //! Failure cases: what the network brings is dropped and counted unless it is a packet for a QP from its peer. What cannot be sent
 //! counts as lost on the wire; the transport recovers or gives up.
 
+mod credit;
 mod impair;
+mod parking;
 mod qps;
 mod rx;
 mod tx;
@@ -24,7 +26,9 @@ pub(crate) use qps::{QpEntry, QpKind, MAX_QPS};
 use crate::faults::{Link, Status};
 use crate::memory::{Domain, View};
 use crate::socket::{RxRing, RxSocket, TxSocket};
+use credit::{Accounts, PAUSE_US};
 use impair::Impairments;
+use parking::Parking;
 use qps::QpTable;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -34,7 +38,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 use tx::{Dest, Out, TxBatch, TxLink, Way};
-use unbroken_fabric::{GapRecorder, LinkState, NicPage, SlotCounters};
+use unbroken_fabric::{Credit, Fabric, GapRecorder, LinkState, NicPage, SlotCounters};
 use unbroken_types::{LinkLayer, WcStatus};
 use unbroken_verbs::{DeviceCounters, DeviceEvent, EventSink};
 
@@ -46,6 +50,9 @@ const TURN_PACKETS: u32 = 64;
 const DRIVE_PACKETS: u32 = 256;
 /// Bytes of one drive that are bulk data.
 const BULK_BYTES: u64 = 16 << 10;
+/// Bytes of UC and UD that may be on their way to a NIC: no more than half of its socket's buffer, which RC uses as well, nor than what
+/// stays in a cache.
+const ROOM_BYTES: u64 = 1 << 20;
 /// Timers run in one drive.
 const DRIVE_TIMERS: usize = 64;
 
@@ -70,6 +77,8 @@ struct RxCount {
     payload_bytes: u64,
     drops: u64,
     icrc_errors: u64,
+    /// What senders of UC and UD get back.
+    credit: u64,
 }
 
 /// What a drive found to do.
@@ -94,6 +103,8 @@ pub(crate) struct Identity {
     pub(crate) slot: u16,
     /// Whether peers are reached over a real network, where a run of segments may be cut: any IP id is accepted then.
     pub(crate) any_ip_id: bool,
+    /// The emulated network, where the NIC belongs to one.
+    pub(crate) fabric: Option<Arc<Fabric>>,
 }
 
 pub(crate) struct Engine {
@@ -103,6 +114,13 @@ pub(crate) struct Engine {
     tx: TxBatch,
     pub(crate) qps: QpTable,
     ready: VecDeque<u16>,
+    /// QPs whose receivers have no room; they ask again at `resume_us`.
+    paused: Vec<u16>,
+    resume_us: u64,
+    /// Who has room for what this NIC sends.
+    accounts: Accounts,
+    /// Packets that wait for a receive.
+    parking: Parking,
     /// QPs that owe an ACK and nothing else: it waits for the answer of the application, see [`Engine::drive`].
     owing: Vec<u16>,
     timers: BinaryHeap<Reverse<(u64, u16)>>,
@@ -136,13 +154,19 @@ impl Engine {
     ) -> Engine {
         page.slot(id.slot as u8).pid.store(u64::from(std::process::id()), Relaxed);
         let seed = u64::from(sockets.tx[0].port()) << 32 | u64::from(std::process::id());
+        let room = (sockets.rx.rcvbuf() as u64 / 2).min(ROOM_BYTES);
+        page.credit(id.slot as u8).open(room);
         Engine {
+            accounts: Accounts::new(id.fabric.clone()),
             id,
             sockets: Some(sockets),
             rx_ring: RxRing::new(),
             tx: TxBatch::new(),
             qps: QpTable::new(),
             ready: VecDeque::new(),
+            paused: Vec::new(),
+            resume_us: 0,
+            parking: Parking::new(room),
             owing: Vec::new(),
             timers: BinaryHeap::new(),
             link,
@@ -197,6 +221,18 @@ impl Engine {
         timer_us.min(turn_us).min(self.held_due_us())
     }
 
+    /// When the background thread must drive the engine for QPs that wait for credit or for a receive. Threads that poll ask more
+    /// often.
+    pub(crate) fn waiting_until_us(&self) -> u64 {
+        let resume_us = if self.paused.is_empty() { u64::MAX } else { self.resume_us };
+        resume_us.min(self.parking.look_at_us())
+    }
+
+    /// What this slot takes of UC and UD.
+    fn credit(&self) -> &Credit {
+        self.page.credit(self.id.slot as u8)
+    }
+
     /// Looks at the link and follows its changes; gives whether the NIC works.
     #[inline]
     pub(crate) fn look(&mut self, now_us: u64) -> bool {
@@ -227,6 +263,8 @@ impl Engine {
     /// The NIC is gone: sockets are closed, plain QPs flush, QPs that hold on failure stop and keep what they have.
     fn die(&mut self) {
         self.sockets = None;
+        self.credit().close();
+        self.paused.clear();
         self.ready.clear();
         self.owing.clear();
         self.timers.clear();
@@ -248,13 +286,21 @@ impl Engine {
         for &index in &owed {
             self.queue(index);
         }
+        if !self.paused.is_empty() && self.resume_us <= now_us {
+            // They count as queued all the time.
+            self.ready.extend(self.paused.drain(..));
+        }
         let received = self.sockets.as_ref().map_or(0, |s| self.rx_ring.receive(&s.rx));
         let due = self.timers.peek().is_some_and(|Reverse((at_us, _))| *at_us <= now_us);
         let held_due = self.held_due_us() <= now_us;
-        if received == 0 && !due && !held_due && (self.ready.is_empty() || self.blocked_until_us > now_us) {
+        let idle = self.ready.is_empty() || self.blocked_until_us > now_us;
+        if received == 0 && !due && !held_due && idle && self.parking.is_empty() {
             return Work::default();
         }
         let view = domain.view();
+        if !self.parking.is_empty() {
+            self.handle_parked(now_us, &view);
+        }
         if received > 0 || held_due {
             self.handle_received(received, now_us, &view);
         }
@@ -318,10 +364,11 @@ impl Engine {
 
     /// Gives the QPs of the ready queue their turns, within the budget of a drive, and sends what they pushed.
     fn transmit(&mut self, now_us: u64, view: &View<'_>, acks: bool) {
-        let Engine { sockets: Some(sockets), tx, qps, ready, state, impairments, page, sink, .. } = self else {
+        let Engine { sockets: Some(sockets), tx, qps, ready, state, impairments, page, sink, accounts, .. } = self
+        else {
             return;
         };
-        let mut out = Out::open(tx, &sockets.tx, self.id.ip, view);
+        let mut out = Out::open(tx, &sockets.tx, self.id.ip, view, accounts, now_us);
         if !state.passes() {
             out.way = Way::Shut;
         } else if let Some(i) = impairments {
@@ -344,6 +391,10 @@ impl Engine {
             if turn.more {
                 q.queued = true;
                 ready.push_back(index);
+            } else if turn.paused {
+                q.queued = true;
+                self.paused.push(index);
+                self.resume_us = now_us + PAUSE_US;
             } else if turn.owes {
                 self.owing.push(index);
             }
@@ -364,6 +415,9 @@ impl Engine {
         let rx = std::mem::take(&mut self.rx_count);
         self.totals.tx_bytes += tx.bytes;
         self.totals.rx_bytes += rx.bytes;
+        if rx.credit != 0 {
+            self.credit().take(rx.credit);
+        }
         let slot = self.page.slot(self.id.slot as u8);
         let pairs = [
             (&slot.tx_bytes, tx.bytes),

@@ -109,7 +109,9 @@ impl Shared {
         self.poller.busy(since_us, now_us);
         let deadline_us = e.deadline_us();
         let wake_at_us = self.wake_at_us.load(Ordering::Relaxed);
-        let patience_us = if deadline_us == 0 { now_us + ACK_PATIENCE_US } else { deadline_us };
+        let patient_us = |at_us: u64| at_us.max(now_us + ACK_PATIENCE_US);
+        let patience_us = if deadline_us == 0 { patient_us(0) } else { deadline_us };
+        let patience_us = patience_us.min(patient_us(e.waiting_until_us()));
         let late = wake_at_us > patience_us;
         if late {
             self.wake_at_us.store(0, Ordering::Relaxed);
@@ -187,7 +189,7 @@ impl Nic {
         let sockets = Sockets::open(spec.ip).map_err(|e| Error::os(&format!("opening NIC {}", spec.name), &e))?;
         let (slot, rcvbuf) = (sockets.rx.slot(), sockets.rx.rcvbuf());
         let any_ip_id = matches!(link, Link::Interface(_));
-        let id = Identity { index, ip: spec.ip, link_layer: spec.link_layer, slot, any_ip_id };
+        let id = Identity { index, ip: spec.ip, link_layer: spec.link_layer, slot, any_ip_id, fabric: fabric.clone() };
         let status = Arc::new(Status::new());
         let engine = Engine::new(id, sockets, link, status.clone(), spec.page.clone(), gaps, sink);
         let shared = Arc::new(Shared {

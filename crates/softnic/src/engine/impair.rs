@@ -251,9 +251,10 @@ impl Engine {
 
     /// The NIC is being closed: what is on its way out leaves now, as it would without its sender.
     pub(crate) fn close(&mut self, domain: &Domain) {
-        let Engine { sockets: Some(sockets), tx, impairments: Some(i), .. } = self else { return };
+        self.credit().close();
+        let Engine { sockets: Some(sockets), tx, impairments: Some(i), accounts, .. } = self else { return };
         let view = domain.view();
-        let mut out = Out::open(tx, &sockets.tx, self.id.ip, &view);
+        let mut out = Out::open(tx, &sockets.tx, self.id.ip, &view, accounts, u64::MAX);
         out.release(&mut i.tx, u64::MAX);
         out.flush();
         self.count();

@@ -1,11 +1,14 @@
 //! The queue pairs of a NIC: their table, and what the engine keeps beside the transport's own state.
 
 use super::tx::{Dest, Out, QpSink, UdQpSink};
+use crate::memory::QpMemory;
+use crate::nics::{gid_of, lid_of};
 use std::net::IpAddr;
 use std::sync::Arc;
-use unbroken_roce::{Completions, ModifyError, RcEvent, RcModify, RcQp, RecvWr, SendWr, UcQp, UdModify, UdQp};
-use unbroken_types::{Gid, QpCaps, QpState, Wc, WcStatus};
+use unbroken_roce::{Completions, ModifyError, RcEvent, RcModify, RcQp, RecvWr, SendWr, UcQp, UdModify, UdQp, UdRoute};
+use unbroken_types::{Gid, LinkLayer, QpCaps, QpState, Wc, WcStatus};
 use unbroken_verbs::{Cq, DeviceEvent, Error, EventSink, QpEvent, QpModify, QpSnapshot, Result, Srq};
+use unbroken_wire::Packet;
 
 /// QPs of one process on one NIC.
 pub(crate) const MAX_QPS: usize = 16_384;
@@ -63,6 +66,10 @@ pub(crate) struct QpEntry {
     pub(crate) queued: bool,
     /// The time of its valid timer entry; `u64::MAX` without one.
     pub(crate) timer_at: u64,
+    /// Packets of it wait for a receive.
+    pub(crate) parked: bool,
+    /// They have waited too long: what finds no receive is dropped at once, until one is posted.
+    pub(crate) deaf: bool,
     /// Its failure has been told.
     told: bool,
 }
@@ -71,10 +78,19 @@ pub(crate) struct QpEntry {
 pub(crate) struct Turn {
     /// More packets could go now.
     pub(crate) more: bool,
+    /// More packets could go if the receiver had room.
+    pub(crate) paused: bool,
     /// An ACK was held back.
     pub(crate) owes: bool,
     /// When it wants to be asked again; `u64::MAX` for never.
     pub(crate) timer_us: u64,
+}
+
+impl Turn {
+    /// Of a QP without acknowledgements and timers.
+    fn unacknowledged(more: bool, paused: bool) -> Turn {
+        Turn { more: more && !paused, paused: more && paused, owes: false, timer_us: u64::MAX }
+    }
 }
 
 impl QpEntry {
@@ -91,7 +107,50 @@ impl QpEntry {
             socket: qpn as usize % super::TX_SOCKETS,
             queued: false,
             timer_at: u64::MAX,
+            parked: false,
+            deaf: false,
             told: false,
+        }
+    }
+
+    /// Whether a packet is lost unless a receive is posted. RC asks its peer to wait.
+    #[inline]
+    pub(crate) fn needs_receive(&self, packet: &Packet<'_>) -> bool {
+        match &self.kind {
+            QpKind::Rc(_) => false,
+            QpKind::Uc(qp) => qp.needs_receive(packet),
+            QpKind::Ud(qp) => qp.needs_receive(packet),
+        }
+    }
+
+    /// Whether UC or UD has a receive.
+    pub(crate) fn has_receive(&mut self) -> bool {
+        match &mut self.kind {
+            QpKind::Rc(_) => true,
+            QpKind::Uc(qp) => qp.has_receive(),
+            QpKind::Ud(qp) => qp.has_receive(),
+        }
+    }
+
+    /// Gives UC or UD a packet that came from `src` to `dst`.
+    pub(crate) fn receive(
+        &mut self,
+        packet: &Packet<'_>,
+        (src, dst): (IpAddr, IpAddr),
+        link_layer: LinkLayer,
+        mem: &QpMemory<'_>,
+    ) {
+        match self.parts() {
+            (QpKind::Rc(_), _) => {}
+            (QpKind::Uc(qp), mut to) => qp.handle_packet(packet, mem, &mut to),
+            (QpKind::Ud(qp), mut to) => {
+                let route = UdRoute {
+                    src: gid_of(src, link_layer),
+                    dst: gid_of(dst, link_layer),
+                    slid: lid_of(src, link_layer),
+                };
+                qp.handle_packet(packet, &route, mem, &mut to);
+            }
         }
     }
 
@@ -210,24 +269,23 @@ impl QpEntry {
                 };
                 *quota -= sink.quota();
                 drop(sink);
-                Turn { more, owes: qp.ack_owed(), timer_us: qp.poll_timeout().unwrap_or(u64::MAX) }
+                Turn { more, paused: false, owes: qp.ack_owed(), timer_us: qp.poll_timeout().unwrap_or(u64::MAX) }
             }
             (QpKind::Uc(qp), Some(dest)) => {
-                let mut sink = QpSink::new(out, of, dest, socket, *quota).copying();
+                let mut sink = QpSink::new(out, of, dest, socket, *quota).unacknowledged();
                 let more = qp.poll_transmit(&mut sink, &mut to);
                 *quota -= sink.quota();
-                drop(sink);
-                Turn { more, owes: false, timer_us: u64::MAX }
+                Turn::unacknowledged(more, sink.paused())
             }
             (QpKind::Rc(_) | QpKind::Uc(_), None) => {
                 *quota = 0;
-                Turn { more: false, owes: false, timer_us: u64::MAX }
+                Turn::unacknowledged(false, false)
             }
             (QpKind::Ud(qp), _) => {
                 let mut sink = UdQpSink::new(out, of, socket, *quota);
                 let more = qp.poll_transmit(&mut sink, &mut to);
                 *quota -= sink.quota();
-                Turn { more, owes: false, timer_us: u64::MAX }
+                Turn::unacknowledged(more, sink.paused())
             }
         }
     }

@@ -1,15 +1,15 @@
 //! Packets on their way in.
 
 use super::impair::{flip_bit, RxTag};
+use super::parking::{Parked, Parking, Waiting};
 use super::qps::QpTable;
 use super::{Engine, QpKind, RxCount};
 use crate::memory::View;
-use crate::nics::{gid_of, lid_of};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
-use unbroken_roce::UdRoute;
+use unbroken_fabric::packet_cost;
 use unbroken_types::LinkLayer;
-use unbroken_wire::{IcrcChecker, IcrcFlow, Packet, ROCE_PORT};
+use unbroken_wire::{IcrcChecker, IcrcFlow, Packet, Transport, ICRC_BYTES, ROCE_PORT};
 
 /// What became of one packet.
 enum Verdict {
@@ -18,6 +18,13 @@ enum Verdict {
     /// Not for us, or not from whom it should be.
     Dropped,
     BadIcrc,
+    /// It waits for a receive; it will be counted when it is handed over.
+    Waits,
+}
+
+/// Whether senders reserve credit for packets like this one: the transport is in the upper three bits.
+fn is_unacknowledged(packet: &[u8]) -> bool {
+    packet.first().is_some_and(|b| matches!(b >> 5, t if t == Transport::Uc as u8 || t == Transport::Ud as u8))
 }
 
 impl Engine {
@@ -38,13 +45,17 @@ impl Engine {
 
     /// Handles a run of segments. The kernel numbered them from 0 when it cut them, which their ICRCs cover.
     fn handle_datagram(&mut self, i: usize, now_us: u64, view: &View<'_>) {
-        let Engine { rx_ring, rx_count, state, id, qps, ready, impairments, page, .. } = self;
+        let Engine { rx_ring, rx_count, state, id, qps, ready, impairments, page, parking, .. } = self;
         let Some(d) = rx_ring.datagram(i) else { return };
+        // All segments of a run are of one QP.
+        let credited = is_unacknowledged(d.bytes);
         let flow =
             IcrcFlow { src_ip: d.src.ip(), dst_ip: id.ip, src_port: d.src.port(), dst_port: ROCE_PORT + id.slot };
         let mut icrc = IcrcChecker::new(&flow, d.segment);
-        let mut qps = Receivers { qps, ready, link_layer: id.link_layer, any_ip_id: id.any_ip_id };
+        let mut qps = Receivers { qps, ready, parking, link_layer: id.link_layer, any_ip_id: id.any_ip_id };
         for (place, segment) in d.bytes.chunks(d.segment).enumerate() {
+            let credit = if credited { packet_cost(1, segment.len() as u64) } else { 0 };
+            rx_count.credit += credit;
             if !state.passes() {
                 rx_count.drops += 1;
                 continue;
@@ -59,22 +70,45 @@ impl Engine {
                     continue;
                 }
             }
-            let verdict = qps.take(&mut icrc, place, segment, now_us, view);
+            let verdict = qps.take(&mut icrc, place, segment, credit, now_us, view);
+            if matches!(verdict, Verdict::Waits) {
+                // The sender gets it back when the packet need not wait any more.
+                rx_count.credit -= credit;
+            }
             rx_count.add(&verdict, segment.len());
         }
+    }
+
+    /// Hands over packets that waited for a receive, as far as there is one now, or they waited too long.
+    #[cold]
+    pub(super) fn handle_parked(&mut self, now_us: u64, view: &View<'_>) {
+        let Engine { rx_count, id, qps, parking, .. } = self;
+        parking.look(qps, now_us, |q, waiting| {
+            rx_count.credit += waiting.cost;
+            let verdict = match (q, Packet::parse(&waiting.bytes)) {
+                (Some(q), Ok(packet)) => {
+                    let mem = view.of_qp(q.qpn);
+                    q.receive(&packet, (waiting.src, id.ip), id.link_layer, &mem);
+                    Verdict::Taken(packet.payload.len())
+                }
+                _ => Verdict::Dropped,
+            };
+            rx_count.add(&verdict, waiting.bytes.len() + ICRC_BYTES);
+        });
     }
 
     /// Handles packets that were held on their way in and are due.
     #[cold]
     fn handle_held(&mut self, now_us: u64, view: &View<'_>) {
-        let Engine { rx_count, id, qps, ready, impairments: Some(i), .. } = self else { return };
-        let mut qps = Receivers { qps, ready, link_layer: id.link_layer, any_ip_id: id.any_ip_id };
+        let Engine { rx_count, id, qps, ready, impairments: Some(i), parking, .. } = self else { return };
+        let mut qps = Receivers { qps, ready, parking, link_layer: id.link_layer, any_ip_id: id.any_ip_id };
         while let Some(mut held) = i.rx.pop(now_us) {
             if let Some(choice) = held.damage {
                 flip_bit(&mut held.bytes, choice);
             }
+            // Its sender got its credit back when it left the socket.
             let mut icrc = IcrcChecker::new(&held.tag.flow, held.bytes.len());
-            let verdict = qps.take(&mut icrc, held.tag.place, &held.bytes, now_us, view);
+            let verdict = qps.take(&mut icrc, held.tag.place, &held.bytes, 0, now_us, view);
             rx_count.add(&verdict, held.bytes.len());
         }
     }
@@ -85,40 +119,44 @@ struct Receivers<'a> {
     qps: &'a mut QpTable,
     ready: &'a mut VecDeque<u16>,
     link_layer: LinkLayer,
+    parking: &'a mut Parking,
     any_ip_id: bool,
 }
 
 impl Receivers<'_> {
-    /// Gives a packet to its QP. `place` is its place in the run that it came in.
+    /// Gives a packet to its QP. `place` is its place in the run that it came in, `credit` what its sender gets back for it.
     #[inline]
-    fn take(&mut self, icrc: &mut IcrcChecker, place: u16, segment: &[u8], now_us: u64, view: &View<'_>) -> Verdict {
+    fn take(
+        &mut self,
+        icrc: &mut IcrcChecker,
+        place: u16,
+        segment: &[u8],
+        credit: u64,
+        now_us: u64,
+        view: &View<'_>,
+    ) -> Verdict {
         let Some(bytes) = icrc.strip(segment, place, self.any_ip_id) else { return Verdict::BadIcrc };
         let flow = icrc.flow();
         let Ok(packet) = Packet::parse(bytes) else { return Verdict::Dropped };
         let qpn = packet.bth.dest_qpn;
         let index = qpn as u16;
         let Some(q) = self.qps.get_mut(index).filter(|q| q.qpn == qpn) else { return Verdict::Dropped };
-        let peer = q.peer.map(|(_, ip)| ip);
         let mem = &view.of_qp(qpn);
-        let (kind, mut to) = q.parts();
-        match kind {
-            QpKind::Rc(qp) => {
-                if peer != Some(flow.src_ip) {
-                    return Verdict::Dropped;
-                }
-                qp.handle_packet(now_us, &packet, mem, &mut to);
+        let from_peer = q.peer.is_some_and(|(_, ip)| ip == flow.src_ip);
+        let is_ud = matches!(q.kind, QpKind::Ud(_));
+        if !from_peer && !is_ud {
+            return Verdict::Dropped;
+        }
+        if let (QpKind::Rc(qp), mut to) = q.parts() {
+            qp.handle_packet(now_us, &packet, mem, &mut to);
+        } else {
+            let wait = || Waiting { bytes: bytes.into(), src: flow.src_ip, since_us: now_us, cost: credit };
+            match self.parking.takes(q, &packet, wait) {
+                Parked::No => q.receive(&packet, (flow.src_ip, flow.dst_ip), self.link_layer, mem),
+                Parked::Yes => return Verdict::Waits,
+                Parked::Full => return Verdict::Dropped,
             }
-            QpKind::Uc(qp) => {
-                if peer != Some(flow.src_ip) {
-                    return Verdict::Dropped;
-                }
-                qp.handle_packet(&packet, mem, &mut to);
-            }
-            QpKind::Ud(qp) => {
-                let [src, dst] = [flow.src_ip, flow.dst_ip].map(|ip| gid_of(ip, self.link_layer));
-                let route = UdRoute { src, dst, slid: lid_of(flow.src_ip, self.link_layer) };
-                qp.handle_packet(&packet, &route, mem, &mut to);
-            }
+            return Verdict::Taken(packet.payload.len());
         }
         if !q.queued {
             q.queued = true;
@@ -138,6 +176,7 @@ impl RxCount {
             }
             Verdict::Dropped => self.drops += 1,
             Verdict::BadIcrc => self.icrc_errors += 1,
+            Verdict::Waits => {}
         }
     }
 }

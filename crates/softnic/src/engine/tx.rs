@@ -8,6 +8,7 @@
 //! Payload of a READ response is copied too: the application may change that memory at any time, and the ICRC must match the bytes
 //! that leave. Memory of a posted send must not change until its completion, so there the copy is not needed.
 
+use super::credit::{Accounts, Gate};
 use super::impair::{flip_bit, Impair, TxTag};
 use crate::memory::{QpMemory, View};
 use crate::socket::{self, Message, RawAddr, TxSocket, TX_MESSAGES};
@@ -287,11 +288,21 @@ pub(crate) struct Out<'a> {
     pub(crate) ip: IpAddr,
     pub(crate) view: &'a View<'a>,
     pub(crate) way: Way<'a>,
+    pub(crate) accounts: &'a mut Accounts,
+    pub(crate) now_us: u64,
 }
 
 impl<'a> Out<'a> {
-    pub(crate) fn open(batch: &'a mut TxBatch, sockets: &'a [TxSocket], ip: IpAddr, view: &'a View<'a>) -> Out<'a> {
-        Out { batch, sockets, ip, view, way: Way::Open }
+    /// An open way.
+    pub(crate) fn open(
+        batch: &'a mut TxBatch,
+        sockets: &'a [TxSocket],
+        ip: IpAddr,
+        view: &'a View<'a>,
+        accounts: &'a mut Accounts,
+        now_us: u64,
+    ) -> Out<'a> {
+        Out { batch, sockets, ip, view, way: Way::Open, accounts, now_us }
     }
 
     /// Sends what has been pushed.
@@ -423,6 +434,10 @@ pub(crate) struct QpSink<'a, 'b> {
     from: Sender,
     /// Packets that the QP may still push.
     quota: u32,
+    /// The credit of the receiver.
+    gate: Gate,
+    /// The receiver has no room.
+    paused: bool,
 }
 
 impl<'a, 'b> QpSink<'a, 'b> {
@@ -434,13 +449,26 @@ impl<'a, 'b> QpSink<'a, 'b> {
         socket: usize,
         quota: u32,
     ) -> QpSink<'a, 'b> {
-        QpSink { out, from: Sender { pd, qpn, dest, socket, copy_bytes: COPY_BYTES }, quota }
+        let from = Sender { pd, qpn, dest, socket, copy_bytes: COPY_BYTES };
+        QpSink { out, from, quota, gate: Gate::OPEN, paused: false }
     }
 
-    /// Copies every payload: for QPs whose sends complete when they are pushed, so that their memory may change before they leave.
-    pub(crate) fn copying(mut self) -> QpSink<'a, 'b> {
+    /// For a QP whose packets are not acknowledged. Copies every payload: its sends complete when they are pushed, so that their
+    /// memory may change before they leave. Lets no more packets go than the receiver has room for.
+    pub(crate) fn unacknowledged(mut self) -> QpSink<'a, 'b> {
         self.from.copy_bytes = usize::MAX;
+        self.ask_receiver();
         self
+    }
+
+    fn ask_receiver(&mut self) {
+        let flow = &self.from.dest.flow;
+        self.gate = self.out.accounts.gate(flow.dst_ip, (flow.dst_port - ROCE_PORT) as u8);
+    }
+
+    /// Whether a packet was refused for want of room at the receiver.
+    pub(crate) fn paused(&self) -> bool {
+        self.paused
     }
 
     pub(crate) fn quota(&self) -> u32 {
@@ -465,15 +493,26 @@ impl PacketSink for QpSink<'_, '_> {
             Way::Impaired(link) if link.blocked_until_us() > 0 => return Err(SinkError::Full),
             Way::Impaired(link) => link.impair.loses(),
         };
-        self.quota -= 1;
         if lost {
+            self.quota -= 1;
             self.out.batch.count.drops += 1;
             return Ok(());
         }
-        if matches!(&self.out.way, Way::Impaired(link) if link.impair.holds()) {
-            return self.out.hold(&self.from, header, &payload);
+        let bytes = header.len() + payload.len() + pad_of(payload.len()) as usize + ICRC_BYTES;
+        if !self.gate.admit(bytes, self.quota - 1, self.out.now_us) {
+            self.paused = true;
+            return Err(SinkError::Full);
         }
-        self.out.put(&self.from, header, &payload, None)
+        self.quota -= 1;
+        let taken = if matches!(&self.out.way, Way::Impaired(link) if link.impair.holds()) {
+            self.out.hold(&self.from, header, &payload)
+        } else {
+            self.out.put(&self.from, header, &payload, None)
+        };
+        if taken.is_err() {
+            self.gate.refund(bytes);
+        }
+        taken
     }
 
     fn change_key(&mut self, change: &KeyChange) -> Result<(), MemError> {
@@ -494,11 +533,18 @@ impl<'a, 'b> UdQpSink<'a, 'b> {
         let src = SocketAddr::new(out.ip, out.sockets[socket].port());
         // Not yet the way to anybody: the first packet sets it.
         let dest = Dest::to_qp(src, src.ip(), 0);
-        UdQpSink { src, last: UdDest::default(), sink: QpSink::new(out, of, dest, socket, quota).copying() }
+        let mut sink = QpSink::new(out, of, dest, socket, quota);
+        sink.from.copy_bytes = usize::MAX;
+        UdQpSink { src, last: UdDest::default(), sink }
     }
 
     pub(crate) fn quota(&self) -> u32 {
         self.sink.quota
+    }
+
+    /// As [`QpSink::paused`].
+    pub(crate) fn paused(&self) -> bool {
+        self.sink.paused
     }
 }
 
@@ -507,6 +553,7 @@ impl UdSink for UdQpSink<'_, '_> {
         if (dest.gid, dest.qpn) != (self.last.gid, self.last.qpn) {
             self.sink.out.batch.close_run();
             self.sink.from.dest = Dest::to_qp(self.src, dest.gid.to_ip(), dest.qpn);
+            self.sink.ask_receiver();
             self.last = *dest;
         }
         self.sink.push(header, payload)

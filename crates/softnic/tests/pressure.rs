@@ -1,0 +1,208 @@
+//! Back-pressure of UC and UD: nothing is lost while a receiver can take it, and nobody is held for ever by one that cannot.
+
+mod common;
+
+use common::*;
+use std::time::{Duration, Instant};
+use unbroken_fabric::PATIENCE_US;
+use unbroken_types::{QpState, QpType};
+use unbroken_verbs::{Device, DeviceQp, QpModify, RcModify, SendWr, UdDest};
+
+const BYTES: usize = 4096;
+const GRH: usize = 40;
+const PATIENCE: Duration = Duration::from_micros(PATIENCE_US);
+
+fn ready(qp: &dyn DeviceQp) {
+    for (state, qkey, sq_psn) in
+        [(QpState::Init, Some(7), None), (QpState::Rtr, None, None), (QpState::Rts, None, Some(5))]
+    {
+        let rc = RcModify { state: Some(state), sq_psn, ..RcModify::default() };
+        qp.modify(&QpModify { rc, qkey, dest_gid: None }).unwrap();
+    }
+}
+
+/// A UD QP on each of two hosts.
+struct Datagrams {
+    a: Host,
+    b: Host,
+    qa: std::sync::Arc<dyn DeviceQp>,
+    qb: std::sync::Arc<dyn DeviceQp>,
+    to: UdDest,
+    world: World,
+}
+
+impl Datagrams {
+    fn new() -> Datagrams {
+        let world = World::new();
+        let (a, b) = (Host::new(&world, "a", 0, 1 << 16), Host::new(&world, "b", 0, 1 << 20));
+        let (qa, qb) = (a.nic.create_qp(&a.init(QpType::Ud)).unwrap(), b.nic.create_qp(&b.init(QpType::Ud)).unwrap());
+        ready(&*qa);
+        ready(&*qb);
+        let to = UdDest { gid: b.nic.gid(), qpn: qb.qpn(), qkey: 7, grh: true };
+        Datagrams { a, b, qa, qb, to, world }
+    }
+
+    fn send(&self, wr_id: u64) {
+        self.qa.post_send(&SendWr { ud: Some(self.to), ..send(wr_id, &[self.a.sge(0, BYTES)]) }).unwrap();
+    }
+
+    fn recv(&self, wr_id: u64) {
+        self.qb.post_recv(&recv(wr_id, &[self.b.sge(0, GRH + BYTES)])).unwrap();
+    }
+
+    fn drops(&self, nic: &str) -> u64 {
+        let addr = self.world.fabric.nic_addr(nic, 0).unwrap();
+        unbroken_fabric::NicPage::open(self.world.fabric.runtime(), addr.into()).unwrap().counters().drops
+    }
+}
+
+/// A program that posts its receives late gets everything, however much was sent: much more than the receiver's room.
+#[test]
+fn a_receiver_that_is_late_gets_all() {
+    let d = Datagrams::new();
+    let (mut sent, mut done) = (0, 0);
+    const COUNT: u64 = 2_000;
+    // Never more than 100 of the sender's 128 entries are in use. It goes on until its receiver has no room, and no receive is there.
+    let mut wcs = [unbroken_types::Wc::default(); 64];
+    let mut quiet_since = Instant::now();
+    while quiet_since.elapsed() < Duration::from_millis(20) {
+        while sent < COUNT && sent - done < 100 {
+            d.send(sent);
+            sent += 1;
+        }
+        let n = d.a.cq.poll(&mut wcs).unwrap() as u64;
+        if n > 0 {
+            done += n;
+            quiet_since = Instant::now();
+        }
+    }
+    assert!((100..COUNT / 2).contains(&done), "{done} of {COUNT} left: some had room, and the rest waited");
+    let (mut posted, mut received) = (0, 0);
+    let start = Instant::now();
+    while received < COUNT {
+        assert!(start.elapsed() < common::PATIENCE, "{received} of {COUNT} came, {done} left");
+        while posted < COUNT && posted - received < 64 {
+            d.recv(posted);
+            posted += 1;
+        }
+        while sent < COUNT && sent - done < 100 {
+            d.send(sent);
+            sent += 1;
+        }
+        done += d.a.cq.poll(&mut wcs).unwrap() as u64;
+        let n = d.b.cq.poll(&mut wcs).unwrap();
+        for wc in &wcs[..n] {
+            assert_ok(wc, received);
+            received += 1;
+        }
+    }
+    assert_eq!((d.drops("a"), d.drops("b")), (0, 0));
+}
+
+/// Without a receive for long, datagrams are dropped, and later ones at once: the sender is held no more than once.
+#[test]
+fn a_receiver_that_posts_nothing_holds_its_senders_once() {
+    let d = Datagrams::new();
+    let start = Instant::now();
+    for round in 0..40 {
+        (0..100).for_each(|n| d.send(round * 100 + n));
+        d.a.poll(100);
+    }
+    // Otherwise every room's worth of them would wait.
+    assert!(start.elapsed() < 4 * PATIENCE, "{:?} for what nobody takes", start.elapsed());
+    // One that is posted now is for the next.
+    std::thread::sleep(PATIENCE);
+    d.recv(1);
+    d.send(9);
+    assert_ok(&d.b.poll(1)[0], 1);
+    assert_eq!(d.b.bytes(GRH, BYTES), vec![0; BYTES]);
+}
+
+/// The process of the receiver is gone without a word: its account stays open, its socket is closed.
+#[test]
+fn a_receiver_that_died_holds_its_senders_once() {
+    let d = Datagrams::new();
+    let addr = d.world.fabric.nic_addr("b", 0).unwrap();
+    let page = unbroken_fabric::NicPage::open(d.world.fabric.runtime(), addr.into()).unwrap();
+    let to = UdDest { qpn: 77 << 16 | 5, ..d.to };
+    page.credit(77).open(100_000);
+    let start = Instant::now();
+    for round in 0..20 {
+        for n in 0..100 {
+            d.qa.post_send(&SendWr { ud: Some(to), ..send(round * 100 + n, &[d.a.sge(0, BYTES)]) }).unwrap();
+        }
+        d.a.poll(100);
+    }
+    let took = start.elapsed();
+    assert!(took >= PATIENCE && took < 3 * PATIENCE, "{took:?}");
+    // A NIC that was closed tells its senders so.
+    drop((d.qb, d.b));
+    let start = Instant::now();
+    for round in 0..20 {
+        for n in 0..100 {
+            d.qa.post_send(&SendWr { ud: Some(d.to), ..send(round * 100 + n, &[d.a.sge(0, BYTES)]) }).unwrap();
+        }
+        d.a.poll(100);
+    }
+    assert!(start.elapsed() < PATIENCE, "{:?} for a NIC that is closed", start.elapsed());
+}
+
+/// UC between two NICs of a process whose QPs end, by death or by hand, while packets wait and senders are paused.
+#[test]
+fn qps_end_while_packets_wait() {
+    let world = World::new();
+    let (a, b) = (Host::new(&world, "a", 0, 1 << 20), Host::new(&world, "b", 0, 1 << 20));
+    for round in 0..4 {
+        let (qa, qb) = (a.nic.create_qp(&a.init(QpType::Uc)).unwrap(), b.nic.create_qp(&b.init(QpType::Uc)).unwrap());
+        for (qp, peer, host) in [(&qa, &qb, &b), (&qb, &qa, &a)] {
+            let d = RcModify::default();
+            let rtr = RcModify {
+                state: Some(QpState::Rtr),
+                dest_qpn: Some(peer.qpn()),
+                rq_psn: Some(9),
+                mtu: Some(unbroken_types::Mtu::B4096),
+                ..d
+            };
+            let steps = [
+                (RcModify { state: Some(QpState::Init), access: Some(ALL), ..d }, None),
+                (rtr, Some(host.nic.gid())),
+                (RcModify { state: Some(QpState::Rts), sq_psn: Some(9), ..d }, None),
+            ];
+            for (rc, dest_gid) in steps {
+                qp.modify(&QpModify { rc, dest_gid, qkey: None }).unwrap();
+            }
+        }
+        // 4 MiB for which there is no receive.
+        (0..64).for_each(|n| qa.post_send(&send(n, &[a.sge(0, 1 << 16)])).unwrap());
+        assert!(a.poll_some(1).len() < 64, "the rest waits");
+        match round {
+            0 => qb.destroy(),
+            1 => qb
+                .modify(&QpModify {
+                    rc: RcModify { state: Some(QpState::Err), ..RcModify::default() },
+                    ..Default::default()
+                })
+                .unwrap(),
+            2 => qa.destroy(),
+            _ => world.fault("nic a/0 dead"),
+        }
+        if round < 2 {
+            a.poll_some(1);
+            let start = Instant::now();
+            while qa.query().attrs.rc.state == Some(QpState::Rts) && start.elapsed() < PATIENCE / 2 {
+                a.cq.poll(&mut [unbroken_types::Wc::default(); 16]).unwrap();
+            }
+        }
+        if round == 3 {
+            let start = Instant::now();
+            let mut wcs = [unbroken_types::Wc::default(); 16];
+            loop {
+                let n = a.cq.poll(&mut wcs).unwrap();
+                if wcs[..n].iter().any(|wc| wc.status == unbroken_types::WcStatus::WrFlushErr as u32) {
+                    break;
+                }
+                assert!(start.elapsed() < common::PATIENCE, "a UC QP on a dead NIC must flush");
+            }
+        }
+    }
+}
