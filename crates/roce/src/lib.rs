@@ -11,11 +11,12 @@
 //! - a QP that fails completes everything it holds, unless it was made to hold it ([`RcConfig::hold_on_failure`]).
 //!
 //! Rooms: `requester` and `responder` are the two halves of RC; `sq`, `rq` and `reads` their queues; `segment` how messages become
-//! packets; `window` the congestion window; `encoding` the specification's numbers; `attr` attributes and states; `backlog` what moves from QP to QP.
+//! packets; `early` what came before its turn; `window` the congestion window; `encoding` the specification's numbers; `attr` attributes and states; `backlog` what moves from QP to QP.
 #![forbid(unsafe_code)]
 
 mod attr;
 mod backlog;
+mod early;
 mod encoding;
 mod io;
 mod link;
@@ -36,7 +37,7 @@ pub use backlog::{Backlog, Progress, RecvEntry, Replay, SendEntry};
 pub use encoding::{ack_timeout_us, rnr_timer_us};
 pub use io::{AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SharedReceives, SinkError, UdSink};
 pub use rc::RcQp;
-pub use responder::RcEvent;
+pub use responder::{Mutation, RcEvent};
 pub use rq::RecvRing;
 pub use uc::{UcConfig, UcQp};
 pub use ud::{UdConfig, UdModify, UdQp, UdRoute, GRH_BYTES};

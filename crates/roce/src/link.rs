@@ -14,6 +14,8 @@ pub(crate) struct Link {
     pub(crate) transport: Transport,
     pub(crate) access: Access,
     pub(crate) sq_sig_all: bool,
+    /// The peer takes part in selective retransmission.
+    pub(crate) selective: bool,
     /// State RTS: new WRs may be started.
     pub(crate) may_start: bool,
 }

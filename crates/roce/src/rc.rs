@@ -11,7 +11,7 @@ use crate::encoding::ack_timeout_us;
 use crate::io::{Completions, Memory, PacketSink, SharedReceives};
 use crate::link::{recv_wc, Link};
 use crate::requester::Requester;
-use crate::responder::{RcEvent, Responder};
+use crate::responder::{Mutation, RcEvent, Responder};
 use crate::wr::{PostError, RecvWr, SendWr};
 use std::sync::Arc;
 use unbroken_types::{Access, Mtu, QpState, QpType, WcOpcode, WcStatus};
@@ -56,6 +56,7 @@ impl RcQp {
                 transport: Transport::Rc,
                 access: Access::NONE,
                 sq_sig_all: config.sq_sig_all,
+                selective: false,
                 may_start: false,
             },
             attrs: RcModify { state: Some(QpState::Reset), ..RcModify::default() },
@@ -118,7 +119,24 @@ impl RcQp {
 
     /// Bytes of memory that the QP takes, queues included.
     pub fn memory_bytes(&self) -> usize {
-        size_of::<RcQp>() + self.requester.ring.heap_bytes() + self.responder.heap_bytes()
+        size_of::<RcQp>() + self.requester.heap_bytes() + self.responder.heap_bytes()
+    }
+
+    /// Whether lost packets are repeated one by one, because the peer is known to do its part: it keeps what comes early and says
+    /// what it has. Any other peer is sent everything from the lost packet on. If the two ends differ nothing breaks: a map that is
+    /// not understood is not looked at, and what is kept and comes again is a repeat. To be said before state RTR.
+    pub fn set_selective(&mut self, selective: bool) {
+        self.link.selective = selective;
+    }
+
+    /// Leaves a rule out.
+    pub fn set_mutation(&mut self, mutation: Mutation) {
+        self.responder.mutation = mutation;
+    }
+
+    /// Packets that were sent again since this was last asked: requests, and responses that had been sent before.
+    pub fn take_retransmits(&mut self) -> u32 {
+        self.requester.take_retransmits() + self.responder.take_retransmits()
     }
 
     /// Whether either end has bound a memory window by this QP or invalidated a key, in this life or an earlier one. Such a QP stays where
@@ -250,7 +268,9 @@ impl RcQp {
         use unbroken_wire::{Ext, Op::Acknowledge};
         let psn = packet.bth.psn;
         let done = match (packet.bth.opcode.op, packet.ext) {
-            (Acknowledge, Ext::Aeth(aeth)) => self.requester.on_ack(now_us, psn, aeth.syndrome, &self.link, out),
+            (Acknowledge, Ext::Aeth(aeth)) => {
+                self.requester.on_ack(now_us, psn, aeth.syndrome, packet.payload, &self.link, out)
+            }
             (Acknowledge, _) => Ok(()),
             _ => self.requester.on_answer(now_us, packet, &self.link, mem, out),
         };

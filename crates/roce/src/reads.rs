@@ -4,13 +4,17 @@
 //! ignored. So the queue never holds a PSN twice and stays as short as the requests that the peer may have outstanding.
 //!
 //! A requester that asks again too early (it was not run for a while, say) may receive the first answers after all, and go on to
-//! new requests while its repeats still wait here. Those have all been answered once; they make room.
+//! new requests while its repeats still wait here. One that has most of an answer asks again for the rest only, in several requests if
+//! need be. So repeats have a room of their own beside the requests that were never answered.
 //!
 //! The values that atomics found are kept for as many atomics as the peer may have outstanding: the repeat of one that it may
 //! still wait for is answered from there, and never run again.
 
-use crate::encoding::{psn_add, psn_diff};
+use crate::encoding::{psn_add, psn_ahead, psn_diff};
 use std::collections::VecDeque;
+
+/// Repeated requests beside those that the peer may have outstanding.
+const MAX_REPEATS: usize = 64;
 
 /// What is left to answer of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,6 +52,8 @@ pub(crate) struct ReadQueue {
     answered: Option<u32>,
     /// PSN and value of the last atomics, at most `max`.
     atomics: VecDeque<(u32, u64)>,
+    /// Responses that were sent again.
+    pub(crate) retransmits: u32,
 }
 
 impl ReadQueue {
@@ -66,11 +72,11 @@ impl ReadQueue {
             return true;
         }
         let answered_before = |job: &ReadJob| self.answered.is_some_and(|answered| psn_diff(job.end(), answered) <= 0);
-        let room = self.jobs.front().is_some_and(answered_before);
-        if room {
+        let repeats = self.jobs.iter().take_while(|&job| answered_before(job)).count();
+        if self.jobs.len() == self.max + MAX_REPEATS && repeats > 0 {
             self.jobs.pop_front();
         }
-        room
+        self.jobs.len() - repeats < self.max
     }
 
     /// Takes the answer of an atomic that was just run, after [`ReadQueue::make_room`].
@@ -105,6 +111,9 @@ impl ReadQueue {
     pub(crate) fn push(&mut self, job: ReadJob) -> bool {
         let room = self.make_room();
         if room {
+            if self.answered.is_some_and(|answered| psn_diff(job.psn, answered) < 0) {
+                self.answered = None; // so long ago that PSNs have come round
+            }
             self.jobs.push_back(job);
         }
         room
@@ -122,9 +131,17 @@ impl ReadQueue {
                 return; // still to be answered
             }
             if psn_diff(end, there.psn) <= 0 {
-                if self.jobs.len() < self.max {
+                if self.jobs.len() < self.max + MAX_REPEATS {
                     self.jobs.insert(i, job);
                 }
+                return;
+            }
+            let rest = psn_diff(there.end(), end);
+            if rest > 0 {
+                // A part of the same answer: the rest of it is still to come.
+                let new = psn_ahead(there.psn, job.psn);
+                let bytes = there.va.wrapping_sub(job.va) as u32;
+                self.jobs[i] = ReadJob { packets: new + there.packets, len: bytes.saturating_add(there.len), ..job };
                 return;
             }
             self.jobs[i] = job;
@@ -133,7 +150,7 @@ impl ReadQueue {
             }
             return;
         }
-        if self.jobs.len() < self.max {
+        if self.jobs.len() < self.max + MAX_REPEATS {
             self.jobs.push_back(job);
         }
     }
@@ -149,6 +166,8 @@ impl ReadQueue {
         let next = psn_add(job.psn, 1);
         if self.answered.is_none_or(|answered| psn_diff(next, answered) > 0) {
             self.answered = Some(next);
+        } else {
+            self.retransmits += 1;
         }
         if job.packets == 1 {
             self.jobs.pop_front();
@@ -200,7 +219,34 @@ mod tests {
         q.repeat(job(60, 1));
         assert!(q.push(job(61, 1)) && q.push(job(62, 1)) && !q.push(job(63, 1)));
         q.repeat(job(20, 1));
-        assert_eq!(q.jobs.len(), 4);
+        assert_eq!(q.jobs[0], job(20, 1), "repeats have a room of their own");
+        (0..200).for_each(|i| q.repeat(job(10_000 + 2 * i, 1)));
+        assert_eq!(q.jobs.len(), 4 + MAX_REPEATS);
+    }
+
+    /// A requester that has most of an answer asks for what it lacks, in pieces.
+    #[test]
+    fn pieces_of_an_answer_come_once() {
+        let mut q = queue(&[job(40, 16)]);
+        (0..12).for_each(|_| q.sent(256));
+        q.repeat(job(41, 1));
+        q.repeat(job(44, 2));
+        assert_eq!(q.jobs.iter().map(|j| (j.psn, j.packets)).collect::<Vec<_>>(), [(41, 1), (44, 2), (52, 4)]);
+        // One that reaches into what is still to come takes it along.
+        q.repeat(job(50, 3));
+        assert_eq!(q.jobs[2], job(50, 6));
+        (0..9).for_each(|_| q.sent(256));
+        assert!(q.is_empty());
+        assert_eq!(q.retransmits, 5);
+    }
+
+    #[test]
+    fn psns_that_come_round_are_not_repeats() {
+        let mut q = queue(&[job(40, 1)]);
+        q.sent(256);
+        q.push(job(40 + (1 << 23) + 5, 1));
+        q.sent(256);
+        assert_eq!(q.retransmits, 0);
     }
 
     /// The requester repeats what is on its way to it, then gets it and goes on.
@@ -215,7 +261,7 @@ mod tests {
             q.repeat(job(psn, 2));
         }
         assert!(q.push(job(8, 2)) && q.push(job(10, 2)) && q.push(job(12, 2)));
-        assert_eq!(q.jobs.iter().map(|j| j.psn).collect::<Vec<_>>(), [7, 8, 10, 12]);
+        assert_eq!(q.jobs.iter().map(|j| j.psn).collect::<Vec<_>>(), [0, 2, 4, 7, 8, 10, 12]);
         // The rest of a first answer is not given up.
         assert!(!q.push(job(14, 2)));
     }

@@ -1,4 +1,4 @@
-//! The sending half of an RC QP: Go-back-N with a window.
+//! The sending half of an RC QP: Go-back-N with a window, and above it selective retransmission ([`repair`]) with peers that know it.
 //!
 //! The send queue and the PSN space run side by side:
 //!
@@ -25,7 +25,9 @@
 
 mod ending;
 mod receive;
+mod repair;
 
+use crate::early::EARLY_PACKETS;
 use crate::encoding::{psn_add, psn_ahead, psn_diff};
 use crate::io::{Completions, PacketSink, Payload, SinkError};
 use crate::link::{Flags, Link};
@@ -40,6 +42,9 @@ const ACK_EVERY_PACKETS: u32 = 16;
 
 /// Retries without end (`rnr_retry`).
 const RNR_FOR_EVER: u8 = 7;
+
+/// Packets of the largest block of a READ.
+const MAX_BLOCK_PACKETS: u32 = 32;
 
 /// Attributes of the requester alone.
 #[derive(Clone, Copy)]
@@ -71,6 +76,22 @@ pub(crate) struct Requester {
     /// The PSN that was last gone back to for missing answers, and the PSN of the last answer that told so. Answers in their
     /// order tell of the same loss; one that is behind has been asked for again, and tells of another.
     gap: Option<(u32, u32)>,
+    /// Selective: what is known of a flight with losses.
+    repair: Option<Box<repair::Repair>>,
+    /// Something may have to be sent again out of turn.
+    mending: bool,
+    /// The last packet is to be sent again, so that the peer says what it has.
+    resend_last: bool,
+    /// Selective: the smoothed round trip and its variation; 0 until one was measured.
+    srtt_us: u32,
+    rttvar_us: u32,
+    /// The packet whose acknowledgement is waited for, and when it was sent.
+    rtt_from: Option<(u32, u64)>,
+    /// When silence has lasted long enough to ask.
+    probe_at_us: Option<u64>,
+    /// How often that was in vain.
+    probes: u32,
+    retransmits: u32,
     retries_left: u8,
     rnr_retries_left: u8,
     ack_deadline: Option<u64>,
@@ -98,6 +119,15 @@ impl Requester {
             reads_in_flight: 0,
             last_read: 0,
             gap: None,
+            repair: None,
+            mending: false,
+            resend_last: false,
+            srtt_us: 0,
+            rttvar_us: 0,
+            rtt_from: None,
+            probe_at_us: None,
+            probes: 0,
+            retransmits: 0,
             retries_left: 0,
             rnr_retries_left: 0,
             ack_deadline: None,
@@ -114,6 +144,7 @@ impl Requester {
         self.advanced = 0;
         self.completed = 0;
         self.window = Window::new(self.cwnd_max);
+        (self.srtt_us, self.rttvar_us) = (0, 0);
     }
 
     /// Sets the first PSN and starts the retry counts, for state RTS.
@@ -145,10 +176,15 @@ impl Requester {
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
-        match (self.ack_deadline, self.rnr_until) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        [self.ack_deadline, self.rnr_until, self.probe_at_us, self.settle_at_us()].into_iter().flatten().min()
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.ring.heap_bytes() + self.repair.as_ref().map_or(0, |r| r.heap_bytes())
+    }
+
+    pub(crate) fn take_retransmits(&mut self) -> u32 {
+        std::mem::take(&mut self.retransmits)
     }
 
     // Sending
@@ -163,6 +199,13 @@ impl Requester {
     ) -> Result<bool, WcStatus> {
         if self.rnr_until.is_some() {
             return Ok(false);
+        }
+        if self.mending {
+            match self.mend(link, sink) {
+                Ok(false) => {}
+                Ok(true) => return Ok(true),
+                Err((index, _)) => self.unsendable = Some((index, WcStatus::LocProtErr)),
+            }
         }
         while self.cur < self.ring.tail {
             if self.unsendable.is_some_and(|(index, _)| index == self.cur) || !self.prepare(link) {
@@ -184,7 +227,7 @@ impl Requester {
             };
             match pushed {
                 Ok(0) => break,
-                Ok(psns) => self.sent(now_us, &wqe, psns),
+                Ok(psns) => self.sent(now_us, &wqe, psns, link),
                 Err(SinkError::Full) => return Ok(true),
                 Err(SinkError::Memory(_)) => self.unsendable = Some((self.cur, WcStatus::LocProtErr)),
             }
@@ -224,8 +267,14 @@ impl Requester {
         }
     }
 
+    /// Packets on their way, as far as is known. While some are missing none may go further than the responder can keep.
     fn in_flight(&self) -> u32 {
-        psn_ahead(self.next_psn, self.una)
+        let sent = psn_ahead(self.next_psn, self.una);
+        match &self.repair {
+            None => sent,
+            Some(_) if sent + MAX_BLOCK_PACKETS > EARLY_PACKETS => u32::MAX / 2,
+            Some(repair) => sent.saturating_sub(repair.arrived),
+        }
     }
 
     /// Pushes the next packet of a SEND or WRITE; gives 0 where the window is closed, else 1.
@@ -234,17 +283,27 @@ impl Requester {
         if in_flight >= self.window.packets() {
             return Ok(0);
         }
-        let s = Segment::of(wqe, self.cur_packet, link.mtu);
-        let flags = Flags {
-            solicited: s.last && wqe.flags.contains(SendFlags::SOLICITED),
-            ack_req: s.last
-                || self.next_psn % ACK_EVERY_PACKETS == ACK_EVERY_PACKETS - 1
-                || in_flight + 1 == self.window.packets(),
-        };
-        let header = link.header(s.op, self.next_psn, &s.ext, s.len, flags);
-        let payload = s.payload(&self.ring, self.cur);
-        sink.push(header.as_slice(), payload)?;
+        let ack_req =
+            self.next_psn % ACK_EVERY_PACKETS == ACK_EVERY_PACKETS - 1 || in_flight + 1 == self.window.packets();
+        self.push_segment(self.cur, wqe, self.cur_packet, ack_req, link, sink)?;
         Ok(1)
+    }
+
+    /// Pushes packet `k` of a SEND or WRITE. The last one asks for an acknowledgement in any case.
+    #[inline]
+    fn push_segment(
+        &self,
+        index: u64,
+        wqe: &Wqe,
+        k: u32,
+        ack_req: bool,
+        link: &Link,
+        sink: &mut (impl PacketSink + ?Sized),
+    ) -> Result<(), SinkError> {
+        let s = Segment::of(wqe, k, link.mtu);
+        let flags = Flags { solicited: s.last && wqe.flags.contains(SendFlags::SOLICITED), ack_req: ack_req || s.last };
+        let header = link.header(s.op, psn_add(wqe.first_psn, k), &s.ext, s.len, flags);
+        sink.push(header.as_slice(), s.payload(&self.ring, index))
     }
 
     /// Pushes a request for the rest of a READ's block; gives its PSNs, or 0 where it must wait.
@@ -258,14 +317,26 @@ impl Requester {
         if !fits || self.reads_in_flight >= self.limits.max_rd_atomic.max(1) {
             return Ok(0);
         }
-        let offset = self.cur_packet * link.mtu;
+        self.push_read_request(wqe, self.cur_packet, packets, link, sink)?;
+        self.reads_in_flight += 1;
+        Ok(packets)
+    }
+
+    /// Pushes a request for `packets` answers of a READ, from the one of packet `k` on.
+    fn push_read_request(
+        &self,
+        wqe: &Wqe,
+        k: u32,
+        packets: u32,
+        link: &Link,
+        sink: &mut (impl PacketSink + ?Sized),
+    ) -> Result<(), SinkError> {
+        let offset = k * link.mtu;
         let len = (wqe.len - offset).min(packets.saturating_mul(link.mtu));
         let reth = Reth { va: wqe.remote_addr.wrapping_add(offset as u64), rkey: wqe.rkey, len };
         let flags = Flags { solicited: false, ack_req: true };
-        let header = link.header(Op::ReadRequest, self.next_psn, &Ext::Reth(reth), 0, flags);
-        sink.push(header.as_slice(), Payload::None)?;
-        self.reads_in_flight += 1;
-        Ok(packets)
+        let header = link.header(Op::ReadRequest, psn_add(wqe.first_psn, k), &Ext::Reth(reth), 0, flags);
+        sink.push(header.as_slice(), Payload::None)
     }
 
     /// Pushes an atomic; gives 0 where it must wait, else 1.
@@ -273,22 +344,32 @@ impl Requester {
         if self.in_flight() >= self.window.packets() || self.reads_in_flight >= self.limits.max_rd_atomic.max(1) {
             return Ok(0);
         }
+        self.push_atomic_request(wqe, link, sink)?;
+        self.reads_in_flight += 1;
+        Ok(1)
+    }
+
+    fn push_atomic_request(
+        &self,
+        wqe: &Wqe,
+        link: &Link,
+        sink: &mut (impl PacketSink + ?Sized),
+    ) -> Result<(), SinkError> {
         let (op, swap_or_add, compare) = match wqe.opcode {
             SendOpcode::CmpSwap => (Op::CompareSwap, wqe.swap, wqe.compare_add),
             _ => (Op::FetchAdd, wqe.compare_add, 0),
         };
         let ext = Ext::Atomic(AtomicEth { va: wqe.remote_addr, rkey: wqe.rkey, swap_or_add, compare });
         let flags = Flags { solicited: false, ack_req: true };
-        let header = link.header(op, self.next_psn, &ext, 0, flags);
-        sink.push(header.as_slice(), Payload::None)?;
-        self.reads_in_flight += 1;
-        Ok(1)
+        let header = link.header(op, wqe.first_psn, &ext, 0, flags);
+        sink.push(header.as_slice(), Payload::None)
     }
 
     /// Accounts for `psns` just pushed of the entry at `cur`.
-    fn sent(&mut self, now_us: u64, wqe: &Wqe, psns: u32) {
+    fn sent(&mut self, now_us: u64, wqe: &Wqe, psns: u32, link: &Link) {
         self.ring.get_mut(self.cur).started = true;
-        self.next_psn = psn_add(self.next_psn, psns);
+        let psn = self.next_psn;
+        self.next_psn = psn_add(psn, psns);
         self.cur_packet += psns;
         if self.cur_packet == wqe.packets {
             self.cur += 1;
@@ -296,9 +377,17 @@ impl Requester {
         }
         if psn_diff(self.next_psn, self.frontier) > 0 {
             self.frontier = self.next_psn;
+            if link.selective && self.rtt_from.is_none() {
+                self.rtt_from = Some((psn, now_us));
+            }
+        } else {
+            self.retransmits += 1;
         }
         if self.ack_deadline.is_none() {
             self.ack_deadline = self.limits.timeout_us.map(|t| now_us + t);
+        }
+        if self.probe_at_us.is_none() {
+            self.probe_at_us = self.next_probe(now_us);
         }
     }
 
@@ -311,8 +400,16 @@ impl Requester {
     }
 
     fn go_back(&mut self) {
+        self.forget_repair();
         self.reads_in_flight = 0;
         self.resume_at_una();
+    }
+
+    /// Forgets what is known of losses, and what is measured of the flight.
+    fn forget_repair(&mut self) {
+        self.repair = None;
+        (self.mending, self.resend_last) = (false, false);
+        (self.rtt_from, self.probe_at_us) = (None, None);
     }
 
     fn resume_at_una(&mut self) {
@@ -328,6 +425,9 @@ impl Requester {
     pub(crate) fn on_timeout(&mut self, now_us: u64) -> Result<(), WcStatus> {
         if self.rnr_until.is_some_and(|t| t <= now_us) {
             self.rnr_until = None;
+        }
+        if self.probe_at_us.is_some() || self.repair.is_some() {
+            self.repair_timeout(now_us);
         }
         if self.ack_deadline.is_some_and(|t| t <= now_us) {
             self.ack_deadline = None;
@@ -348,7 +448,7 @@ const fn block_packets(mtu: u32) -> u32 {
     if mtu >= 4096 {
         16
     } else {
-        32
+        MAX_BLOCK_PACKETS
     }
 }
 

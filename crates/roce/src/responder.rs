@@ -3,8 +3,14 @@
 //! ```text
 //!   PSN of a request    is the expected one:  check, execute, expect the next
 //!                       is behind it:         a repeat; acknowledge again, answer a READ again
-//!                       is ahead of it:       something was lost; NAK once, until the expected one comes
+//!                       is ahead of it:       something was lost or is late (below)
 //! ```
+//!
+//! What is ahead depends on the peer. With *Go-back-N*, which every RoCEv2 requester understands, it is dropped, and a NAK given
+//! once, until the expected packet comes. With *selective* retransmission ([`crate::RcQp::set_selective`]) it is kept ([`Early`]) and
+//! executed when its turn has come, so that nothing can tell a loss from its absence; the NAK carries a map of what is kept. A kept
+//! packet is not executed: it counts nowhere, and a QP that ends or is quiesced forgets it. A kept packet that comes again changes
+//! nothing. Should one find no receive in its turn, it is dropped like any other, and the requester is told to wait (RNR).
 //!
 //! A message is executed packet by packet. Between packets the responder remembers what message it is in ([`Inbound`]); nothing
 //! is remembered of finished ones but their count. Acknowledgements are not queued: what is owed is one value, and a later one
@@ -13,7 +19,8 @@
 //! Failures of the peer's making (a bad key, a bad sequence, more than the receive holds) are answered with a NAK and end the QP;
 //! the NAK is given again for every later request, since the first may be lost.
 
-use crate::encoding::{psn_add, psn_diff, NakCode, Syndrome};
+use crate::early::{in_reach, Early, MAP_BYTES};
+use crate::encoding::{psn_add, psn_ahead, psn_diff, NakCode, Syndrome};
 use crate::io::{scatter, AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SinkError};
 use crate::link::{recv_wc, Flags, Link};
 use crate::reads::{ReadJob, ReadQueue};
@@ -21,6 +28,9 @@ use crate::rq::RecvQueue;
 use crate::wr::MAX_MESSAGE_BYTES;
 use unbroken_types::{Access, QpCaps, WcFlags, WcOpcode, WcStatus, PSN_MASK};
 use unbroken_wire::{Aeth, AtomicEth, Ext, Op, Packet, Reth};
+
+/// A map of what is kept is sent for so many packets that came early, or for one that asks for an acknowledgement.
+const MAP_EVERY_PACKETS: u32 = 3;
 
 /// The message that the next request packet belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,6 +75,16 @@ pub enum RcEvent {
     SqDrained,
 }
 
+/// A rule that a QP leaves out, to show that tests notice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mutation {
+    /// Nothing is left out.
+    #[default]
+    None,
+    /// A packet that was kept is executed twice.
+    ExecuteTwice,
+}
+
 #[derive(Clone)]
 pub(crate) struct Responder {
     pub(crate) ring: RecvQueue,
@@ -74,9 +94,14 @@ pub(crate) struct Responder {
     msn: u32,
     inbound: Inbound,
     owed: Owed,
-    /// A NAK for the expected PSN has been given; later packets are dropped in silence, until they begin anew: then the
-    /// requester has gone back and the expected packet was lost again.
+    /// A NAK for the expected PSN has been given (selective: the RNR NAK); later packets make no other, until they begin anew:
+    /// then the requester has gone back and the expected packet was lost again.
     nak_given: bool,
+    /// Selective: what came before its turn.
+    early: Early,
+    /// Packets that came early since the last map.
+    early_news: u32,
+    pub(crate) mutation: Mutation,
     /// The PSN of the last packet that came too early, or was not ready for.
     early_psn: u32,
     /// The NAK that ended the QP.
@@ -97,6 +122,9 @@ impl Responder {
             inbound: Inbound::None,
             owed: Owed::Nothing,
             nak_given: false,
+            early: Early::default(),
+            early_news: 0,
+            mutation: Mutation::None,
             early_psn: 0,
             fatal: None,
             reads: ReadQueue::default(),
@@ -106,7 +134,7 @@ impl Responder {
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.ring.heap_bytes() + self.reads.heap_bytes()
+        self.ring.heap_bytes() + self.reads.heap_bytes() + self.early.heap_bytes()
     }
 
     /// Forgets everything, for state RESET.
@@ -130,6 +158,8 @@ impl Responder {
         self.inbound = Inbound::None;
         self.owed = Owed::Nothing;
         self.nak_given = false;
+        self.early.clear();
+        self.early_news = 0;
         self.reads.clear();
     }
 
@@ -142,6 +172,10 @@ impl Responder {
 
     pub(crate) fn executed(&self) -> u64 {
         self.executed
+    }
+
+    pub(crate) fn take_retransmits(&mut self) -> u32 {
+        std::mem::take(&mut self.reads.retransmits)
     }
 
     /// Whether any message was executed, READs included.
@@ -170,6 +204,22 @@ impl Responder {
             self.out_of_order(packet, ahead, link, mem);
             return Ok(());
         }
+        self.in_order(packet, link, mem, out)?;
+        if self.early.is_empty() {
+            return Ok(());
+        }
+        self.catch_up(packet.bth.psn, link, mem, out)
+    }
+
+    /// Takes the packet whose turn it is.
+    #[inline]
+    fn in_order(
+        &mut self,
+        packet: &Packet<'_>,
+        link: &Link,
+        mem: &(impl Memory + ?Sized),
+        out: &mut (impl Completions + ?Sized),
+    ) -> Result<(), (RcEvent, Option<WcStatus>)> {
         self.nak_given = false;
         match self.execute(packet, link, mem, out) {
             Ok(psns) => {
@@ -196,6 +246,53 @@ impl Responder {
         }
     }
 
+    /// The expected packet, of `psn`, has come: takes what was kept behind it, up to the next gap.
+    #[cold]
+    fn catch_up(
+        &mut self,
+        mut psn: u32,
+        link: &Link,
+        mem: &(impl Memory + ?Sized),
+        out: &mut (impl Completions + ?Sized),
+    ) -> Result<(), (RcEvent, Option<WcStatus>)> {
+        // `nak_given`: it had to be refused for want of a receive.
+        while !self.nak_given {
+            // A READ has taken more PSNs than its own.
+            self.early.skip(psn, psn_ahead(self.expected, psn) - 1);
+            let Some(held) = self.early.take(self.expected) else { break };
+            psn = self.expected;
+            self.in_order(&held.packet(), link, mem, out)?;
+            if self.mutation == Mutation::ExecuteTwice {
+                self.in_order(&held.packet(), link, mem, out)?;
+            }
+        }
+        if !self.nak_given && !self.early.is_empty() {
+            self.name_the_gap();
+        }
+        Ok(())
+    }
+
+    fn name_the_gap(&mut self) {
+        self.early_news = 0;
+        self.owed = Owed::Nak(self.expected, Syndrome::Nak(NakCode::Sequence));
+    }
+
+    /// Keeps a packet that is ahead of the expected one.
+    fn keep(&mut self, packet: &Packet<'_>, link: &Link) {
+        let psn = packet.bth.psn;
+        let fits = in_reach(psn, self.expected) && packet.payload.len() <= link.mtu as usize;
+        let known = fits && !self.early.put(packet);
+        self.early_news += 1;
+        if self.nak_given {
+            if known && packet.bth.ack_req {
+                // The requester does not know that it is waited for a receive.
+                self.owed = Owed::Nak(self.expected, Syndrome::Rnr(self.min_rnr_timer));
+            }
+        } else if packet.bth.ack_req || self.early_news >= MAP_EVERY_PACKETS {
+            self.name_the_gap();
+        }
+    }
+
     /// A request after the QP has ended: says again why.
     pub(crate) fn after_end(&mut self) {
         if let Some((psn, code)) = self.fatal {
@@ -205,6 +302,9 @@ impl Responder {
 
     #[cold]
     fn out_of_order(&mut self, packet: &Packet<'_>, ahead: i32, link: &Link, mem: &(impl Memory + ?Sized)) {
+        if ahead > 0 && link.selective {
+            return self.keep(packet, link);
+        }
         if ahead > 0 {
             if !self.nak_given || psn_diff(packet.bth.psn, self.early_psn) < 0 {
                 self.nak_given = true;
@@ -222,6 +322,8 @@ impl Responder {
                     self.reads.repeat(job);
                 }
             }
+        } else if !self.early.is_empty() && !self.nak_given {
+            self.name_the_gap(); // which says more
         } else if self.owed == Owed::Nothing {
             self.owed = Owed::Ack;
         }
@@ -436,9 +538,14 @@ impl Responder {
             Owed::Nak(psn, syndrome) => (psn, syndrome),
             _ => (psn_add(self.expected, PSN_MASK), Syndrome::Ack),
         };
-        let header = link.header(Op::Acknowledge, psn, &self.aeth(syndrome), 0, Flags::default());
+        let (map, len) = match syndrome {
+            Syndrome::Nak(NakCode::Sequence) if !self.early.is_empty() => self.early.map(psn_add(psn, 1)),
+            _ => ([0; MAP_BYTES], 0),
+        };
+        let header = link.header(Op::Acknowledge, psn, &self.aeth(syndrome), len as u32, Flags::default());
+        let payload = if len > 0 { Payload::Bytes(&map[..len]) } else { Payload::None };
         // An acknowledgement has no payload that could fail: an error means that there is no room.
-        let sent = sink.push(header.as_slice(), Payload::None).is_ok();
+        let sent = sink.push(header.as_slice(), payload).is_ok();
         if sent {
             self.owed = Owed::Nothing;
         }

@@ -82,6 +82,7 @@ impl UcQp {
                 transport: Transport::Uc,
                 access: Access::NONE,
                 sq_sig_all: config.sq_sig_all,
+                selective: false,
                 may_start: false,
             },
             attrs: RcModify { state: Some(QpState::Reset), ..RcModify::default() },

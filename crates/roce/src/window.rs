@@ -1,11 +1,19 @@
-//! The congestion window, in packets: slow start, then one packet more for each window acknowledged; half on a loss.
+//! The congestion window, in packets: slow start, then one packet more for each window acknowledged.
 //!
-//! A window's losses count once: after a loss no other counts until everything sent before it is acknowledged.
+//! What a loss does depends on how it is repaired:
+//! - *Go-back-N*: half the window. A loss costs all that follows it, so fewer packets are best. A window's losses count once: no
+//!   other counts until everything sent before the first one was known is acknowledged.
+//! - *Selective*: the window shrinks by the packets that were lost in it, but for one of [`CHANCE`], which are taken for
+//!   chance. Where a socket buffer is overrun, what arrived is what fits: the window finds the right size at once. Packets that are lost
+//!   at random say nothing about room, and to halve the window for each would make 1 % of loss cost most of the throughput.
 
 use crate::encoding::psn_diff;
 
 const INITIAL_PACKETS: u32 = 32;
 const MIN_PACKETS: u32 = 2;
+
+/// One packet of so many, and one in any window, may be lost by chance.
+const CHANCE: u32 = 16;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
@@ -14,14 +22,16 @@ pub(crate) struct Window {
     slow_start_below: u32,
     /// Packets acknowledged since the last growth by one.
     credit: u32,
-    /// The PSN that must be acknowledged before another loss counts.
+    /// The PSN that must be acknowledged before another loss counts, or chance has its share again.
     recovery: Option<u32>,
+    /// Packets that may yet be lost by chance in this window.
+    chance: u32,
 }
 
 impl Window {
     pub(crate) fn new(max: u32) -> Window {
         let max = max.max(MIN_PACKETS);
-        Window { packets: INITIAL_PACKETS.min(max), max, slow_start_below: max, credit: 0, recovery: None }
+        Window { packets: INITIAL_PACKETS.min(max), max, slow_start_below: max, credit: 0, recovery: None, chance: 0 }
     }
 
     pub(crate) fn packets(&self) -> u32 {
@@ -52,6 +62,21 @@ impl Window {
             self.slow_start_below = self.packets;
             self.credit = 0;
         }
+    }
+
+    /// A packet before `frontier` was lost, and is repeated alone.
+    pub(crate) fn lost_one(&mut self, frontier: u32) {
+        if self.recovery.is_none() {
+            self.recovery = Some(frontier);
+            self.chance = self.packets / CHANCE + 1;
+        }
+        if self.chance > 0 {
+            self.chance -= 1;
+            return;
+        }
+        self.packets = (self.packets - 1).max(MIN_PACKETS);
+        self.slow_start_below = self.packets;
+        self.credit = 0;
     }
 }
 
@@ -84,5 +109,20 @@ mod tests {
         w.acknowledged(100_000, 2000);
         (0..1000).for_each(|_| w.acknowledged(64, 2000));
         assert_eq!(w.packets(), 100);
+    }
+    #[test]
+    fn what_does_not_fit_is_taken_off_and_chance_is_not() {
+        let mut w = Window::new(256);
+        w.acknowledged(224, 224);
+        assert_eq!(w.packets(), 256);
+        (0..17).for_each(|_| w.lost_one(480));
+        assert_eq!(w.packets(), 256, "one of sixteen, and one");
+        (0..100).for_each(|_| w.lost_one(480));
+        assert_eq!(w.packets(), 156, "a buffer that held the rest");
+        w.acknowledged(256, 480);
+        w.lost_one(700);
+        assert_eq!(w.packets(), 157, "one more, as in every window");
+        (0..1000).for_each(|_| w.lost_one(700));
+        assert_eq!(w.packets(), MIN_PACKETS);
     }
 }

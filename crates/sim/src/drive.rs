@@ -398,6 +398,7 @@ impl World {
         if life.qp.state() == QpState::Err && !failed {
             return Err(format!("host {host} qp {qp}: the physical QP failed by itself"));
         }
+        self.stats.retransmits += u64::from(life.qp.take_retransmits());
         let (epoch, p) = (life.epoch, life.qp.progress());
         if (p.executed, p.advanced) != life.told {
             life.told = (p.executed, p.advanced);
@@ -509,6 +510,8 @@ impl World {
         let backlog = end.backlog.take().ok_or("Open without Quiesce")?;
         let qpn = qpn_of(qp, epoch, mutant);
         let mut fresh = new_qp(qpn, logical_qpn(qp), end.srq.as_ref());
+        fresh.set_selective(self.plan.selective[host]);
+        fresh.set_mutation(mutant.in_roce());
         fresh.adopt(&backlog).map_err(|e| format!("adopt: {e}"))?;
         let (sq_psn, armed_us) = (0, u64::MAX);
         end.lives.push(Life { qpn, epoch, nic, remote, sq_psn, qp: fresh, armed_us, over: false, told: (0, 0) });

@@ -24,12 +24,21 @@ pub enum Mutant {
     SameQpn,
     /// A receive that a life took from a shared queue and did not use is not given back.
     LostReceive,
+    /// What came before its turn is executed twice.
+    EarlyTwice,
 }
 
 impl Mutant {
     /// All that leave something out.
-    pub const ALL: [Mutant; 6] =
-        [Mutant::NoQuiesce, Mutant::NoCounts, Mutant::Early, Mutant::NoFollow, Mutant::SameQpn, Mutant::LostReceive];
+    pub const ALL: [Mutant; 7] = [
+        Mutant::NoQuiesce,
+        Mutant::NoCounts,
+        Mutant::Early,
+        Mutant::NoFollow,
+        Mutant::SameQpn,
+        Mutant::LostReceive,
+        Mutant::EarlyTwice,
+    ];
 
     /// Its name on the command line.
     pub const fn name(self) -> &'static str {
@@ -41,6 +50,14 @@ impl Mutant {
             Mutant::NoFollow => "no-follow",
             Mutant::SameQpn => "same-qpn",
             Mutant::LostReceive => "lost-receive",
+            Mutant::EarlyTwice => "early-twice",
+        }
+    }
+
+    pub(crate) const fn in_roce(self) -> unbroken_roce::Mutation {
+        match self {
+            Mutant::EarlyTwice => unbroken_roce::Mutation::ExecuteTwice,
+            _ => unbroken_roce::Mutation::None,
         }
     }
 
@@ -168,6 +185,8 @@ pub struct Plan {
     pub ctrl_loss_ppm: u32,
     /// See `ctrl_loss_ppm`.
     pub ctrl_late_ppm: u32,
+    /// Which hosts know selective retransmission.
+    pub selective: [bool; 2],
     /// Path MTU of each host.
     pub mtu: [Mtu; 2],
     /// Local ACK timeout code and retries of the physical QPs.
@@ -218,6 +237,7 @@ impl Plan {
             late_us: rng.pick(&[200, 2_000, 20_000, 60_000]),
             ctrl_loss_ppm: lossy(rng, 300_000),
             ctrl_late_ppm: lossy(rng, 300_000),
+            selective: rng.pick(&[[true; 2], [true; 2], [true; 2], [false; 2], [true, false], [false, true]]),
             mtu: [mtu, other_mtu],
             timeout,
             retry_cnt,

@@ -205,6 +205,8 @@ impl World {
             over: false,
             told: (0, 0),
         };
+        life.qp.set_selective(plan.selective[host]);
+        life.qp.set_mutation(mutant.in_roce());
         let mtu = plan.mtu[0].min(plan.mtu[1]);
         let none = &mut Wcs::default();
         life.qp.modify(&ready_to_receive(qpn, psn_of(0, theirs), mtu), none).expect("INIT to RTR");

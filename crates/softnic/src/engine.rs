@@ -386,6 +386,7 @@ impl Engine {
             q.queued = false;
             let mut sent = TURN_PACKETS.min(budget);
             let turn = q.transmit(now_us, &mut out, &mut sent, acks);
+            out.batch.count.retransmits += u64::from(turn.retransmits);
             budget -= sent;
             q.tell(self.id.index, &**sink);
             if turn.more {
@@ -427,6 +428,7 @@ impl Engine {
             (&slot.rx_packets, rx.packets),
             (&slot.rx_payload_bytes, rx.payload_bytes),
             (&slot.drops, tx.drops + rx.drops),
+            (&slot.retransmits, tx.retransmits),
             (&slot.icrc_errors, rx.icrc_errors),
         ];
         for (counter, n) in pairs {

@@ -54,7 +54,7 @@ fn main() {
     let opcodes: Vec<Opcode> = (0..=255).filter_map(Opcode::from_code).collect();
     for n in 0..count as usize {
         let opcode = opcodes[n % opcodes.len()];
-        let len = if opcode.op.has_payload() { rng.next() as usize % [8, 300, 4097][n % 3] } else { 0 };
+        let len = (rng.next() as usize % [8, 300, 4097][n % 3]).min(opcode.op.max_payload());
         let flags = rng.u32();
         let bth = Bth {
             opcode,

@@ -1,5 +1,8 @@
 //! BTH opcodes: three bits of transport and five bits of operation.
 
+/// Bytes of the longest map behind a NAK.
+pub const MAX_ACK_PAYLOAD: usize = 32;
+
 /// The transport in the upper three bits of a BTH opcode. RD is not supported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
@@ -93,9 +96,14 @@ impl Op {
         )
     }
 
-    /// Whether packets of this operation may carry a payload.
-    pub const fn has_payload(self) -> bool {
-        !matches!(self, Op::ReadRequest | Op::Acknowledge | Op::AtomicAcknowledge | Op::CompareSwap | Op::FetchAdd)
+    /// Bytes of payload that a packet of this operation may carry. The specification gives an acknowledgement none; softnics put a
+    /// map of the packets that have arrived behind a NAK, and nobody else looks at it.
+    pub const fn max_payload(self) -> usize {
+        match self {
+            Op::ReadRequest | Op::AtomicAcknowledge | Op::CompareSwap | Op::FetchAdd => 0,
+            Op::Acknowledge => MAX_ACK_PAYLOAD,
+            _ => usize::MAX,
+        }
     }
 }
 

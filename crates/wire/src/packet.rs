@@ -226,8 +226,8 @@ pub enum ParseError {
         /// Bytes behind the headers.
         payload: usize,
     },
-    /// A payload where the opcode has none.
-    #[error("{0} bytes of payload where the opcode has none")]
+    /// More payload than the opcode has.
+    #[error("{0} bytes of payload are more than the opcode has")]
     Payload(usize),
 }
 
@@ -271,7 +271,7 @@ impl<'a> Packet<'a> {
             return Err(ParseError::Pad { pad: bth.pad, payload: rest.len() });
         }
         let payload = &rest[..rest.len() - bth.pad as usize];
-        if !payload.is_empty() && !opcode.op.has_payload() {
+        if payload.len() > opcode.op.max_payload() {
             return Err(ParseError::Payload(payload.len()));
         }
         Ok(Packet { bth, ext, payload })

@@ -84,8 +84,8 @@ fn short_and_strange_packets_are_refused() {
     b[0] = 0x81;
     b[1] = 0;
     assert_eq!(Packet::parse(&b), Err(ParseError::Opcode(0x81)));
-    b[0] = Op::Acknowledge as u8;
-    assert_eq!(Packet::parse(&b), Err(ParseError::Payload(24)));
+    b[0] = Op::AtomicAcknowledge as u8;
+    assert_eq!(Packet::parse(&b), Err(ParseError::Payload(16)));
     assert!(strip_icrc(&flow("::1", "::1", 1, 1), &b[..15], 0, true).is_none());
 }
 
@@ -94,9 +94,7 @@ fn packet() -> impl Strategy<Value = (Bth, Ext, Vec<u8>)> {
     let opcode = (0..=255u8).prop_filter_map("an opcode", Opcode::from_code);
     (opcode, any::<[u32; 8]>(), any::<[bool; 3]>(), proptest::collection::vec(any::<u8>(), 0..200)).prop_map(
         |(opcode, n, b, mut payload)| {
-            if !opcode.op.has_payload() {
-                payload.clear();
-            }
+            payload.truncate(opcode.op.max_payload());
             let bth = Bth {
                 opcode,
                 solicited: b[0],

@@ -22,6 +22,7 @@ impl Requester {
     pub(crate) fn hold(&mut self) {
         self.ack_deadline = None;
         self.rnr_until = None;
+        self.forget_repair();
     }
 
     /// Empties the queue.

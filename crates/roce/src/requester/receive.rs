@@ -15,6 +15,7 @@ impl Requester {
         now_us: u64,
         psn: u32,
         syndrome: u8,
+        map: &[u8],
         link: &Link,
         out: &mut (impl Completions + ?Sized),
     ) -> Result<(), WcStatus> {
@@ -29,11 +30,17 @@ impl Requester {
             _ => psn,
         };
         self.acknowledge(now_us, done_before, link, out)?;
+        // A peer that says what it has need not be sent it again.
+        let map = if link.selective && syndrome == Syndrome::Nak(NakCode::Sequence) { map } else { &[] };
+        if !map.is_empty() {
+            self.requests_known(now_us, psn, map);
+        }
         if self.una != done_before {
-            self.answers_missing(psn);
+            self.answers_missing(now_us, psn, done_before, link);
             return Ok(());
         }
         match syndrome {
+            Syndrome::Nak(NakCode::Sequence) if !map.is_empty() => {}
             Syndrome::Ack | Syndrome::Unknown => {}
             Syndrome::Nak(NakCode::Sequence) => self.go_back_for_loss(),
             Syndrome::Nak(NakCode::InvalidRequest) => return Err(WcStatus::RemInvReqErr),
@@ -71,6 +78,21 @@ impl Requester {
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
     ) -> Result<(), WcStatus> {
+        self.take_answer(now_us, packet, link, mem, out)?;
+        if self.repair.is_some() {
+            self.take_kept_answers(now_us, link, mem, out)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn take_answer(
+        &mut self,
+        now_us: u64,
+        packet: &Packet<'_>,
+        link: &Link,
+        mem: &(impl Memory + ?Sized),
+        out: &mut (impl Completions + ?Sized),
+    ) -> Result<(), WcStatus> {
         // The value that an atomic found lies in memory in the host's order.
         let found = match packet.ext {
             Ext::AtomicAck(_, found) => Some(found.to_ne_bytes()),
@@ -83,7 +105,10 @@ impl Requester {
         // The responder answers in order: everything before is executed.
         self.acknowledge(now_us, psn, link, out)?;
         if self.una != psn {
-            self.answers_missing(psn);
+            self.answers_missing(now_us, psn, psn, link);
+            if link.selective {
+                self.keep_answer(now_us, packet, link);
+            }
             return Ok(());
         }
         let head = *self.ring.get(self.ring.head);
@@ -91,15 +116,15 @@ impl Requester {
         if !fits || self.ring.head >= self.assigned {
             return Ok(()); // an answer to something else: a stray
         }
-        let packet = psn_ahead(psn, head.first_psn);
-        let offset = packet * link.mtu;
+        let index = psn_ahead(psn, head.first_psn);
+        let offset = index * link.mtu;
         if payload.len() as u32 != link.mtu.min(head.len - offset) {
             return Err(WcStatus::BadRespErr);
         }
         if let Data::Sges(sges) = self.ring.data(self.ring.head) {
             scatter(mem, link.pd, sges, offset as u64, payload).map_err(|_| WcStatus::LocProtErr)?;
         }
-        let block_ends = (packet + 1) % block_packets(link.mtu) == 0 || packet + 1 == head.packets;
+        let block_ends = (index + 1) % block_packets(link.mtu) == 0 || index + 1 == head.packets;
         self.una = psn_add(psn, 1);
         if block_ends && psn_diff(self.next_psn, self.una) >= 0 {
             self.reads_in_flight = self.reads_in_flight.saturating_sub(1);
@@ -135,6 +160,17 @@ impl Requester {
         self.restart_retries();
         self.gap = None;
         self.rnr_until = None;
+        self.probes = 0;
+        if let Some((_, sent_us)) = self.rtt_from.take_if(|(psn, _)| psn_diff(self.una, *psn) > 0) {
+            self.measured(now_us.saturating_sub(sent_us));
+        }
+        if self.repair.is_some() {
+            self.repaired(now_us, packets);
+        }
+        self.probe_at_us = match self.una == self.frontier {
+            true => None,
+            false => self.next_probe(now_us),
+        };
         self.ack_deadline = match self.una == self.frontier {
             true => None,
             false => self.limits.timeout_us.map(|t| now_us + t),
@@ -186,8 +222,12 @@ impl Requester {
         }
     }
 
-    /// An answer for `psn` has come, but not those for the READ in front, which were sent before it: they are lost.
-    fn answers_missing(&mut self, psn: u32) {
+    /// Something for `psn` has come, but not the answers for the READ in front, which were sent before it, as were all before `end`:
+    /// they are lost.
+    fn answers_missing(&mut self, now_us: u64, psn: u32, end: u32, link: &Link) {
+        if link.selective {
+            return self.answers_known(now_us, end);
+        }
         let known = self.gap.is_some_and(|(una, last)| una == self.una && psn_diff(psn, last) >= 0);
         if !known {
             self.go_back_for_loss();

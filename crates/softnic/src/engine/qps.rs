@@ -84,12 +84,14 @@ pub(crate) struct Turn {
     pub(crate) owes: bool,
     /// When it wants to be asked again; `u64::MAX` for never.
     pub(crate) timer_us: u64,
+    /// Packets that were sent again.
+    pub(crate) retransmits: u32,
 }
 
 impl Turn {
     /// Of a QP without acknowledgements and timers.
     fn unacknowledged(more: bool, paused: bool) -> Turn {
-        Turn { more: more && !paused, paused: more && paused, owes: false, timer_us: u64::MAX }
+        Turn { more: more && !paused, paused: more && paused, owes: false, timer_us: u64::MAX, retransmits: 0 }
     }
 }
 
@@ -195,6 +197,10 @@ impl QpEntry {
         }?;
         if let (QpKind::Rc(_) | QpKind::Uc(_), Some(gid)) = (&self.kind, change.dest_gid) {
             self.peer = Some((gid, gid.to_ip()));
+            if let QpKind::Rc(qp) = &mut self.kind {
+                // Every peer is a softnic: no others are reached yet. They would be told by their address.
+                qp.set_selective(true);
+            }
         }
         if change.rc.state == Some(QpState::Reset) {
             (self.peer, self.dest, self.told) = (None, None, false);
@@ -269,7 +275,13 @@ impl QpEntry {
                 };
                 *quota -= sink.quota();
                 drop(sink);
-                Turn { more, paused: false, owes: qp.ack_owed(), timer_us: qp.poll_timeout().unwrap_or(u64::MAX) }
+                Turn {
+                    more,
+                    paused: false,
+                    owes: qp.ack_owed(),
+                    timer_us: qp.poll_timeout().unwrap_or(u64::MAX),
+                    retransmits: qp.take_retransmits(),
+                }
             }
             (QpKind::Uc(qp), Some(dest)) => {
                 let mut sink = QpSink::new(out, of, dest, socket, *quota).unacknowledged();

@@ -68,6 +68,7 @@ pub(crate) struct TxCount {
     pub(crate) bytes: u64,
     pub(crate) payload_bytes: u64,
     pub(crate) drops: u64,
+    pub(crate) retransmits: u64,
 }
 
 /// Packets that have been pushed and not sent.
