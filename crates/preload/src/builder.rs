@@ -4,8 +4,8 @@
 //! them all or `wr_abort` forgets them; both release the lock. Nothing is posted before `wr_complete`. What is built lies in
 //! buffers that are kept from batch to batch.
 //!
-//! A mistake (a setter without a request, too much data) is remembered and makes `wr_complete` fail with nothing posted. A queue
-//! that turns out to be full leaves the requests before that point posted: `wr_complete` then returns ENOMEM.
+//! A mistake (a setter without a request, too much data) is remembered and makes `wr_complete` fail. Whatever makes it fail, a full
+//! queue, too: nothing of the batch is posted then.
 
 use crate::ffi::{deref, failed, guard};
 use crate::objects::{AhObj, QpObj};
@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::ptr::addr_of_mut;
 use unbroken_types::{QpCaps, SendFlags, SendOpcode, Sge};
 use unbroken_verbs::abi::*;
-use unbroken_verbs::{Error, Result, SendWr, UdDest};
+use unbroken_verbs::{Error, Result, SendBatch, SendWr, UdDest};
 
 /// Operations that the builders have.
 const KNOWN_OPS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
@@ -150,28 +150,38 @@ impl Builder {
         }
     }
 
-    fn post(&mut self, mut post: impl FnMut(&SendWr<'_>) -> Result<()>) -> Result<()> {
-        if let Some(e) = self.mistake.take() {
-            return Err(e);
+    /// Gives the batch to `post`, unless there was a mistake.
+    fn post(&mut self, post: impl FnOnce(&dyn SendBatch) -> Result<()>) -> Result<()> {
+        match self.mistake.take() {
+            Some(e) => Err(e),
+            None if self.requests.is_empty() => Ok(()),
+            None => post(self),
         }
-        for b in &self.requests {
-            let inline_data = b.inline.clone().map(|r| &self.bytes[r]);
-            let flags = if inline_data.is_some() { b.flags.with(SendFlags::INLINE) } else { b.flags };
-            post(&SendWr {
-                wr_id: b.wr_id,
-                opcode: b.opcode,
-                flags,
-                imm_data: b.imm_data,
-                remote_addr: b.remote_addr,
-                rkey: b.rkey,
-                compare_add: b.compare_add,
-                swap: b.swap,
-                sges: &self.sges[b.sges.clone()],
-                inline_data,
-                ud: b.ud,
-            })?;
+    }
+}
+
+impl SendBatch for Builder {
+    fn count(&self) -> usize {
+        self.requests.len()
+    }
+
+    fn wr(&self, index: usize) -> SendWr<'_> {
+        let b = &self.requests[index];
+        let inline_data = b.inline.clone().map(|r| &self.bytes[r]);
+        let flags = if inline_data.is_some() { b.flags.with(SendFlags::INLINE) } else { b.flags };
+        SendWr {
+            wr_id: b.wr_id,
+            opcode: b.opcode,
+            flags,
+            imm_data: b.imm_data,
+            remote_addr: b.remote_addr,
+            rkey: b.rkey,
+            compare_add: b.compare_add,
+            swap: b.swap,
+            sges: &self.sges[b.sges.clone()],
+            inline_data,
+            ud: b.ud,
         }
-        Ok(())
     }
 }
 
@@ -229,7 +239,7 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the program holds the lock since wr_start.
     let (object, batch) = unsafe { batch(qp) };
     let code = guard(libc::EIO, || {
-        batch.post(|wr| object.qp.post_send(wr)).map_or_else(|e| failed("ibv_wr_complete", &e), |()| 0)
+        batch.post(|batch| object.qp.post_sends(batch)).map_or_else(|e| failed("ibv_wr_complete", &e), |()| 0)
     });
     // SAFETY: taken in wr_start by this thread.
     unsafe { libc::pthread_mutex_unlock(addr_of_mut!((*qp).qp_base.mutex)) };
@@ -383,8 +393,10 @@ mod tests {
         b.open(2, 0, SendOpcode::Write).rkey = 9;
         b.set_sges(&[Sge { addr: 1, length: 2, lkey: 3 }]);
         let mut seen = Vec::new();
-        b.post(|wr| {
-            seen.push((wr.wr_id, wr.rkey, wr.inline_data.map(<[u8]>::to_vec), wr.sges.to_vec()));
+        b.post(|batch| {
+            for wr in (0..batch.count()).map(|i| batch.wr(i)) {
+                seen.push((wr.wr_id, wr.rkey, wr.inline_data.map(<[u8]>::to_vec), wr.sges.to_vec()));
+            }
             Ok(())
         })
         .unwrap();

@@ -41,4 +41,4 @@ pub use responder::{Mutation, RcEvent};
 pub use rq::RecvRing;
 pub use uc::{UcConfig, UcQp};
 pub use ud::{UdConfig, UdModify, UdQp, UdRoute, GRH_BYTES};
-pub use wr::{KeyChange, MwBind, PostError, RecvWr, SendWr, UdDest, MAX_MESSAGE_BYTES};
+pub use wr::{KeyChange, MwBind, PostError, RecvWr, SendBatch, SendWr, UdDest, MAX_MESSAGE_BYTES};

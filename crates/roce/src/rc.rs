@@ -12,7 +12,7 @@ use crate::io::{Completions, Memory, PacketSink, SharedReceives};
 use crate::link::{recv_wc, Link};
 use crate::requester::Requester;
 use crate::responder::{Mutation, RcEvent, Responder};
-use crate::wr::{PostError, RecvWr, SendWr};
+use crate::wr::{PostError, RecvWr, SendBatch, SendWr};
 use std::sync::Arc;
 use unbroken_types::{Access, Mtu, QpState, QpType, WcOpcode, WcStatus};
 use unbroken_wire::{Packet, Transport};
@@ -199,6 +199,35 @@ impl RcQp {
     /// Posts a send. In state ERR it completes at once as flushed. With `hold_on_failure` it may be posted before the QP is
     /// connected, and while it is held; it waits.
     pub fn post_send(&mut self, wr: &SendWr<'_>, out: &mut (impl Completions + ?Sized)) -> Result<(), PostError> {
+        self.may_post_send()?;
+        self.requester.ring.push(wr)?;
+        self.keys_changed |= wr.opcode.changes_keys();
+        if self.state == QpState::Err {
+            self.requester.flush(WcStatus::WrFlushErr, &self.link, out);
+        }
+        Ok(())
+    }
+
+    /// Posts several sends: all or none.
+    pub fn post_sends(
+        &mut self,
+        batch: &dyn SendBatch,
+        out: &mut (impl Completions + ?Sized),
+    ) -> Result<(), PostError> {
+        self.may_post_send()?;
+        let mut changes_keys = false;
+        self.requester.ring.push_all(batch, |wr, _| {
+            changes_keys |= wr.opcode.changes_keys();
+            Ok(())
+        })?;
+        self.keys_changed |= changes_keys;
+        if self.state == QpState::Err {
+            self.requester.flush(WcStatus::WrFlushErr, &self.link, out);
+        }
+        Ok(())
+    }
+
+    fn may_post_send(&self) -> Result<(), PostError> {
         let allowed = match self.state {
             QpState::Rts | QpState::Sqd | QpState::Err => true,
             QpState::Init | QpState::Rtr => self.config.hold_on_failure,
@@ -206,11 +235,6 @@ impl RcQp {
         };
         if !allowed || self.quiesced {
             return Err(PostError::WrongState(self.state));
-        }
-        self.requester.ring.push(wr)?;
-        self.keys_changed |= wr.opcode.changes_keys();
-        if self.state == QpState::Err {
-            self.requester.flush(WcStatus::WrFlushErr, &self.link, out);
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The send queue: a ring of fixed entries, made once. Scatter/gather lists and inline data lie beside it, indexed by slot.
 
 use crate::backlog::SendEntry;
-use crate::wr::{KeyChange, MwBind, PostError, SendWr, MAX_MESSAGE_BYTES};
+use crate::wr::{KeyChange, MwBind, PostError, SendBatch, SendWr, MAX_MESSAGE_BYTES};
 use unbroken_types::{Access, QpCaps, SendFlags, SendOpcode, Sge};
 
 /// Bytes that an atomic works on, and brings back.
@@ -135,6 +135,24 @@ impl SendRing {
         };
         self.tail += 1;
         Ok(())
+    }
+
+    /// Puts a batch at the tail, or nothing of it. `each` may refuse, too, and is told the slot.
+    pub(crate) fn push_all(
+        &mut self,
+        batch: &dyn SendBatch,
+        mut each: impl FnMut(&SendWr<'_>, usize) -> Result<(), PostError>,
+    ) -> Result<(), PostError> {
+        let tail = self.tail;
+        let pushed = (0..batch.count()).try_for_each(|i| {
+            let wr = batch.wr(i);
+            each(&wr, self.slot(self.tail))?;
+            self.push(&wr)
+        });
+        if pushed.is_err() {
+            self.tail = tail;
+        }
+        pushed
     }
 
     fn check(&self, wr: &SendWr<'_>) -> Result<(), PostError> {

@@ -14,7 +14,7 @@ use crate::requester::wc_opcode;
 use crate::rq::RecvQueue;
 use crate::segment::Segment;
 use crate::sq::SendRing;
-use crate::wr::{PostError, RecvWr, SendWr, MAX_MESSAGE_BYTES};
+use crate::wr::{PostError, RecvWr, SendBatch, SendWr, MAX_MESSAGE_BYTES};
 use std::sync::Arc;
 use unbroken_types::{Access, Mtu, QpCaps, QpState, QpType, SendFlags, WcOpcode, WcStatus, PSN_MASK};
 use unbroken_wire::{Op, Packet, Transport};
@@ -159,13 +159,22 @@ impl UcQp {
 
     /// Posts a send. In states SQE and ERR it completes at once as flushed.
     pub fn post_send(&mut self, wr: &SendWr<'_>, out: &mut (impl Completions + ?Sized)) -> Result<(), PostError> {
+        self.post_sends(wr, out)
+    }
+
+    /// Posts several sends: all or none.
+    pub fn post_sends(
+        &mut self,
+        batch: &dyn SendBatch,
+        out: &mut (impl Completions + ?Sized),
+    ) -> Result<(), PostError> {
         if !matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err) {
             return Err(PostError::WrongState(self.state));
         }
-        if wr.opcode.awaits_data() || wr.opcode.changes_keys() {
-            return Err(PostError::Unsupported(wr.opcode));
-        }
-        self.sends.push(wr)?;
+        self.sends.push_all(batch, |wr, _| match wr.opcode {
+            op if op.awaits_data() || op.changes_keys() => Err(PostError::Unsupported(op)),
+            _ => Ok(()),
+        })?;
         if matches!(self.state, QpState::Sqe | QpState::Err) {
             self.flush_sends(WcStatus::WrFlushErr, out);
         }

@@ -10,7 +10,7 @@ use crate::io::{scatter, Completions, Memory, Payload, SharedReceives, SinkError
 use crate::link::{recv_wc, send_wc};
 use crate::rq::RecvQueue;
 use crate::sq::{Data, SendRing};
-use crate::wr::{PostError, RecvWr, SendWr, UdDest};
+use crate::wr::{PostError, RecvWr, SendBatch, SendWr, UdDest};
 use std::sync::Arc;
 use unbroken_types::{
     Gid, Mtu, QpCaps, QpState, SendFlags, SendOpcode, WcFlags, WcOpcode, WcStatus, MAX_QPN, PSN_MASK,
@@ -170,23 +170,36 @@ impl UdQp {
 
     /// Posts a send. In states SQE and ERR it completes at once as flushed.
     pub fn post_send(&mut self, wr: &SendWr<'_>, out: &mut (impl Completions + ?Sized)) -> Result<(), PostError> {
+        self.post_sends(wr, out)
+    }
+
+    /// Posts several sends: all or none.
+    pub fn post_sends(
+        &mut self,
+        batch: &dyn SendBatch,
+        out: &mut (impl Completions + ?Sized),
+    ) -> Result<(), PostError> {
         if !matches!(self.state, QpState::Rts | QpState::Sqe | QpState::Err) {
             return Err(PostError::WrongState(self.state));
         }
-        if !matches!(wr.opcode, SendOpcode::Send | SendOpcode::SendImm) {
-            return Err(PostError::Unsupported(wr.opcode));
-        }
-        let dest = wr.ud.ok_or(PostError::NoDestination)?;
-        if dest.qpn > MAX_QPN {
-            return Err(PostError::NoDestination);
-        }
         let max = self.config.mtu.bytes() as u64;
-        if wr.len() > max {
-            return Err(PostError::TooLong { have: wr.len(), max });
+        let UdQp { sends, dests, .. } = self;
+        // A slot past the end of a full queue is an outstanding send's: its address stays.
+        let (before, room) = (sends.len(), self.config.caps.max_send_wr);
+        if before as usize + batch.count() > room as usize {
+            return Err(PostError::QueueFull(before));
         }
-        let slot = self.sends.slot(self.sends.tail);
-        self.sends.push(wr)?;
-        self.dests[slot] = dest;
+        sends.push_all(batch, |wr, slot| {
+            if !matches!(wr.opcode, SendOpcode::Send | SendOpcode::SendImm) {
+                return Err(PostError::Unsupported(wr.opcode));
+            }
+            let dest = wr.ud.filter(|dest| dest.qpn <= MAX_QPN).ok_or(PostError::NoDestination)?;
+            if wr.len() > max {
+                return Err(PostError::TooLong { have: wr.len(), max });
+            }
+            dests[slot] = dest;
+            Ok(())
+        })?;
         if self.state != QpState::Rts {
             self.flush_sends(WcStatus::WrFlushErr, out);
         }

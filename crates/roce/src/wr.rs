@@ -40,6 +40,25 @@ impl SendWr<'_> {
     }
 }
 
+/// Sends that are posted together: all of them or none.
+pub trait SendBatch {
+    /// How many.
+    fn count(&self) -> usize;
+    /// One of them, counted from 0.
+    fn wr(&self, index: usize) -> SendWr<'_>;
+}
+
+/// A batch of one.
+impl SendBatch for SendWr<'_> {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn wr(&self, _index: usize) -> SendWr<'_> {
+        *self
+    }
+}
+
 /// How a memory window is to be bound.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MwBind {

@@ -20,7 +20,7 @@ use unbroken_path::{
 use unbroken_roce::{RecvEntry, SendEntry};
 use unbroken_telemetry::{now_us, Switch, SwitchKind, What};
 use unbroken_types::{QpState, WcStatus};
-use unbroken_verbs::{Backlog, Error, QpModify, RcModify, RecvWr, Result, SendWr};
+use unbroken_verbs::{Backlog, Error, QpModify, RcModify, RecvWr, Result, SendBatch};
 
 /// Actions that one call may carry out; a switch over every slot needs fewer.
 const MAX_ACTIONS: usize = 1024;
@@ -421,16 +421,16 @@ fn send(qp: &Qp, g: &mut Gate, message: &Message, via: u8) {
 
 // --- posting while no physical QP holds the work ----------------------------------------------------------------------------
 
-/// Keeps a send that is posted while the QP is between two paths. `None` if it is not.
-pub(crate) fn hold_send(qp: &Qp, g: &mut Gate, wr: &SendWr<'_>) -> Option<Result<()>> {
+/// Keeps sends that are posted while the QP is between two paths, all or none. `None` if it is not.
+pub(crate) fn hold_sends(qp: &Qp, g: &mut Gate, batch: &dyn SendBatch) -> Option<Result<()>> {
     let backlog = g.link.as_mut()?.backlog.as_mut()?;
-    if backlog.sends.len() >= qp.init.caps.max_send_wr as usize {
+    if backlog.sends.len() + batch.count() > qp.init.caps.max_send_wr as usize {
         return Some(Err(Error::no_room("the send queue is full")));
     }
-    if wr.sges.len() > qp.init.caps.max_send_sge as usize {
+    if (0..batch.count()).any(|i| batch.wr(i).sges.len() > qp.init.caps.max_send_sge as usize) {
         return Some(Err(Error::invalid("the send does not fit the QP")));
     }
-    backlog.sends.push(SendEntry::from(wr));
+    backlog.sends.extend((0..batch.count()).map(|i| SendEntry::from(&batch.wr(i))));
     Some(Ok(()))
 }
 

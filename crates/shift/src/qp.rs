@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use unbroken_telemetry::{QpStatus, What};
 use unbroken_types::{Gid, QpCaps, QpState, QpType, Wc, WcStatus};
 use unbroken_verbs::{
-    Backlog, Cq, DeviceQp, Error, PostError, QpEvent, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result, SendWr,
-    Srq,
+    Backlog, Cq, DeviceQp, Error, PostError, QpEvent, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result,
+    SendBatch, SendWr, Srq,
 };
 
 /// What the application asks for when it makes a QP.
@@ -163,11 +163,25 @@ impl Qp {
         let mut g = self.gate();
         match g.phys.post_send(wr) {
             Ok(()) => Ok(()),
-            Err(e) => {
-                let hold = |g: &mut Gate| link::hold_send(self, g, wr);
-                self.post_failed(&mut g, e, wr.wr_id, &self.init.send_cq, |phys| phys.post_send(wr), hold)
-            }
+            Err(e) => self.sends_failed(&mut g, e, wr),
         }
+    }
+
+    /// Posts several sends: all or none.
+    pub fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
+        check_owner()?;
+        let mut g = self.gate();
+        match g.phys.post_sends(batch) {
+            Ok(()) => Ok(()),
+            Err(e) => self.sends_failed(&mut g, e, batch),
+        }
+    }
+
+    #[cold]
+    fn sends_failed(&self, g: &mut Gate, error: Error, batch: &dyn SendBatch) -> Result<()> {
+        let ids = (0..batch.count()).map(|i| batch.wr(i).wr_id);
+        let hold = |g: &mut Gate| link::hold_sends(self, g, batch);
+        self.post_failed(g, error, ids, &self.init.send_cq, |phys| phys.post_sends(batch), hold)
     }
 
     /// Posts a receive.
@@ -181,7 +195,8 @@ impl Qp {
             Ok(()) => Ok(()),
             Err(e) => {
                 let hold = |g: &mut Gate| link::hold_recv(self, g, wr);
-                self.post_failed(&mut g, e, wr.wr_id, &self.init.recv_cq, |phys| phys.post_recv(wr), hold)
+                let id = std::iter::once(wr.wr_id);
+                self.post_failed(&mut g, e, id, &self.init.recv_cq, |phys| phys.post_recv(wr), hold)
             }
         }
     }
@@ -193,7 +208,7 @@ impl Qp {
         &self,
         g: &mut Gate,
         error: Error,
-        wr_id: u64,
+        wr_ids: impl Iterator<Item = u64>,
         cq: &Cq,
         again: impl Fn(&dyn DeviceQp) -> Result<()>,
         hold: impl Fn(&mut Gate) -> Option<Result<()>>,
@@ -210,7 +225,7 @@ impl Qp {
                 return hold(g).unwrap_or_else(|| again(&*g.phys));
             }
         }
-        cq.push(self.flushed(wr_id, WcStatus::WrFlushErr), false);
+        wr_ids.for_each(|wr_id| cq.push(self.flushed(wr_id, WcStatus::WrFlushErr), false));
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use unbroken_fabric::now_us;
 use unbroken_roce::Progress;
 use unbroken_types::{QpState, WcStatus};
 use unbroken_verbs::{
-    Backlog, Cq, DeviceQp, Driver, Error, MemoryDomain, QpInit, QpModify, QpSnapshot, RecvWr, Result, SendWr,
+    Backlog, Cq, DeviceQp, Driver, Error, MemoryDomain, QpInit, QpModify, QpSnapshot, RecvWr, Result, SendBatch, SendWr,
 };
 
 pub(crate) struct SoftQp {
@@ -93,6 +93,17 @@ impl DeviceQp for SoftQp {
         let now_us = now_us();
         let mut e = self.lock_alive(now_us)?;
         self.entry(&mut e)?.post_send(wr)?;
+        if e.wqe_error_due() {
+            e.spoil(self.index(), now_us);
+        }
+        self.kick(e, now_us);
+        Ok(())
+    }
+
+    fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
+        let now_us = now_us();
+        let mut e = self.lock_alive(now_us)?;
+        self.entry(&mut e)?.post_sends(batch)?;
         if e.wqe_error_due() {
             e.spoil(self.index(), now_us);
         }

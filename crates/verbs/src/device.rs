@@ -6,7 +6,7 @@
 //! everything with the original error as a plain QP would have done. Errors that are the application's own (access, length,
 //! protection, RNR) are delivered as on any QP.
 
-use crate::{Backlog, Cq, DeviceAttr, PortAttr, RcModify, RecvWr, Result, SendWr, Srq};
+use crate::{Backlog, Cq, DeviceAttr, PortAttr, RcModify, RecvWr, Result, SendBatch, SendWr, Srq};
 use std::sync::Arc;
 use unbroken_roce::Progress;
 use unbroken_types::{Access, Gid, QpCaps, QpState, QpType, WcStatus};
@@ -212,6 +212,8 @@ pub trait DeviceQp: Send + Sync {
     fn qpn(&self) -> u32;
     /// Posts a send.
     fn post_send(&self, wr: &SendWr<'_>) -> Result<()>;
+    /// Posts several sends: all or none.
+    fn post_sends(&self, batch: &dyn SendBatch) -> Result<()>;
     /// Posts a receive.
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()>;
     /// Changes state and attributes.

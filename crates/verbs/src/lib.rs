@@ -25,7 +25,7 @@ pub use device::{
 pub use error::Error;
 pub use eventfd::EventFd;
 pub use srq::{Srq, SrqAttr};
-pub use unbroken_roce::{Backlog, MwBind, PostError, RcModify, RecvWr, SendWr, UdDest};
+pub use unbroken_roce::{Backlog, MwBind, PostError, RcModify, RecvWr, SendBatch, SendWr, UdDest};
 
 /// Result of a verb.
 pub type Result<T> = std::result::Result<T, Error>;

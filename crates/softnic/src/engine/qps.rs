@@ -5,7 +5,9 @@ use crate::memory::QpMemory;
 use crate::nics::{gid_of, lid_of};
 use std::net::IpAddr;
 use std::sync::Arc;
-use unbroken_roce::{Completions, ModifyError, RcEvent, RcModify, RcQp, RecvWr, SendWr, UcQp, UdModify, UdQp, UdRoute};
+use unbroken_roce::{
+    Completions, ModifyError, RcEvent, RcModify, RcQp, RecvWr, SendBatch, SendWr, UcQp, UdModify, UdQp, UdRoute,
+};
 use unbroken_types::{Gid, LinkLayer, QpCaps, QpState, Wc, WcStatus};
 use unbroken_verbs::{Cq, DeviceEvent, Error, EventSink, QpEvent, QpModify, QpSnapshot, Result, Srq};
 use unbroken_wire::Packet;
@@ -167,6 +169,14 @@ impl QpEntry {
             (QpKind::Rc(qp), mut to) => Ok(qp.post_send(wr, &mut to)?),
             (QpKind::Uc(qp), mut to) => Ok(qp.post_send(wr, &mut to)?),
             (QpKind::Ud(qp), mut to) => Ok(qp.post_send(wr, &mut to)?),
+        }
+    }
+
+    pub(crate) fn post_sends(&mut self, batch: &dyn SendBatch) -> Result<()> {
+        match self.parts() {
+            (QpKind::Rc(qp), mut to) => Ok(qp.post_sends(batch, &mut to)?),
+            (QpKind::Uc(qp), mut to) => Ok(qp.post_sends(batch, &mut to)?),
+            (QpKind::Ud(qp), mut to) => Ok(qp.post_sends(batch, &mut to)?),
         }
     }
 
