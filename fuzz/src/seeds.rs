@@ -1,19 +1,28 @@
-//! Writes the seed corpus of `packet`: `seeds DIRECTORY`. The same at every run.
+//! Writes the seed corpora: `seeds DIRECTORY` makes `DIRECTORY/packet` and `DIRECTORY/outside`. The same at every run.
 
 mod world;
 
 use std::path::Path;
+use unbroken_directory::{NicRecord, ProcessRecord};
+use unbroken_fabric::Shape;
+use unbroken_types::{Gid, Mtu};
 use world::kind;
 
 fn main() -> std::io::Result<()> {
     let dir = std::env::args().nth(1).expect("usage: seeds DIRECTORY");
-    std::fs::create_dir_all(&dir)?;
+    packets(&Path::new(&dir).join("packet"))?;
+    outside(&Path::new(&dir).join("outside"))
+}
+
+/// Exchanges of packets on live QPs.
+fn packets(dir: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(dir)?;
     let packets = world::sample_packets();
     let mut count = 0;
     let mut save = |input: &[u8]| {
         world::run(input);
         count += 1;
-        std::fs::write(Path::new(&dir).join(format!("seed-{count:03}")), input)
+        std::fs::write(dir.join(format!("seed-{count:03}")), input)
     };
     let mut opcodes = std::collections::BTreeSet::new();
     for (n, (to, packet)) in packets.iter().enumerate() {
@@ -38,7 +47,50 @@ fn main() -> std::io::Result<()> {
     put(&mut input, kind::DATAGRAM, 0, &datagram);
     put(&mut input, kind::RAW, 0, &packets[0].1);
     save(&input)?;
-    println!("{count} seeds in {dir}");
+    println!("{count} seeds in {}", dir.display());
+    Ok(())
+}
+
+/// One of each kind of message, value and text.
+fn outside(dir: &Path) -> std::io::Result<()> {
+    use unbroken_path::message::{Body, Hello, Probe, Refuse, RefuseReason};
+    use unbroken_path::{Endpoint, Message, SlotPath};
+    std::fs::create_dir_all(dir)?;
+    let end = |n: u32| Endpoint { gid: Gid([n as u8; 16]), qpn: n, incarnation: n.into() };
+    let hello = Hello {
+        epoch: 1,
+        path: SlotPath { local: 1, remote: 2 },
+        fresh_qpn: 0x10005,
+        mtu: Mtu::B4096,
+        heard: true,
+        waiting: false,
+        executed: 7,
+        completed: 9,
+    };
+    let bodies = [
+        Body::Hello(hello),
+        Body::Probe(Probe { sequence: 1, sent_us: 2 }),
+        Body::ProbeAck(Probe { sequence: 1, sent_us: 2 }),
+        Body::Refuse(Refuse { reason: RefuseReason::UnknownQp, epoch: 1, refused: 3 }),
+        Body::Bye,
+    ];
+    let mut inputs: Vec<Vec<u8>> = Vec::new();
+    for body in bodies {
+        let mut bytes = vec![0];
+        Message { from: end(5), to: end(6), body }.encode(&mut bytes);
+        inputs.push(bytes);
+    }
+    let nics = vec![NicRecord { index: 0, gid: Gid([7; 16]), control_qpn: 9, name: "a/0".into() }; 2];
+    let record = ProcessRecord { pid: 77, nics }.encode().expect("within the limits");
+    inputs.push([&[1], &record[..]].concat());
+    inputs.push([&[2], Shape::standard(77).to_toml().as_bytes()].concat());
+    for fault in ["nic a/0 dead", "cable b/1 cut", "switch rail0 down", "loss a/0 1%", "rate a/0 10Gbit", "delay a/0 5ms tx"] {
+        inputs.push([&[3], fault.as_bytes()].concat());
+    }
+    for (n, input) in inputs.iter().enumerate() {
+        std::fs::write(dir.join(format!("seed-{n:03}")), input)?;
+    }
+    println!("{} seeds in {}", inputs.len(), dir.display());
     Ok(())
 }
 

@@ -65,8 +65,8 @@ impl QpRecord {
 }
 
 impl ProcessRecord {
-    /// The error says which limit is passed.
-    pub(crate) fn encode(&self) -> Result<Vec<u8>, String> {
+    /// The value as it lies in the directory. The error says which limit is passed.
+    pub fn encode(&self) -> Result<Vec<u8>, String> {
         if self.nics.len() > MAX_NICS {
             return Err(format!("a process has {} NICs; at most {MAX_NICS} are right", self.nics.len()));
         }
@@ -85,7 +85,8 @@ impl ProcessRecord {
         Ok(bytes)
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<ProcessRecord> {
+    /// Reads a value; `None` where it is none.
+    pub fn decode(bytes: &[u8]) -> Option<ProcessRecord> {
         let mut rest = bytes;
         let [VERSION, count, 0, 0] = take(&mut rest)? else {
             return None;

@@ -1,0 +1,53 @@
+//! What else comes from outside: control messages of peers, values of the directory, the fabric's file and the faults of a command.
+//!
+//! The first byte says which. Whatever is accepted must be written back to something that reads the same, and nothing may panic.
+#![no_main]
+
+use std::path::Path;
+use unbroken_directory::ProcessRecord;
+use unbroken_fabric::{Fault, Shape};
+use unbroken_path::Message;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    let Some((&kind, input)) = input.split_first() else { return };
+    match kind % 4 {
+        0 => control(input),
+        1 => directory(input),
+        2 => fabric(input),
+        _ => fault(input),
+    }
+});
+
+/// Messages one behind the other, as a datagram carries them.
+fn control(mut input: &[u8]) {
+    while let Ok((message, rest)) = Message::decode(input) {
+        assert!(rest.len() < input.len(), "a message has no length");
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes);
+        assert_eq!(Message::decode(&bytes), Ok((message, &[][..])));
+        input = rest;
+    }
+}
+
+fn directory(input: &[u8]) {
+    if let Some(record) = ProcessRecord::decode(input) {
+        let bytes = record.encode().expect("what was read is within the limits");
+        assert_eq!(ProcessRecord::decode(&bytes), Some(record));
+    }
+}
+
+fn fabric(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    if let Ok(shape) = Shape::parse(text, Path::new("fabric.toml")) {
+        let again = Shape::parse(&shape.to_toml(), Path::new("fabric.toml")).expect("what was written reads");
+        assert_eq!(again, shape);
+    }
+}
+
+fn fault(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    if let Ok(fault) = text.parse::<Fault>() {
+        let again: Fault = fault.to_string().parse().expect("what was written reads");
+        assert_eq!(again, fault);
+    }
+}
