@@ -31,7 +31,7 @@ lint:
 # Debian packages: installed where this user may (root, or sudo without a password), else named.
 .PHONY: apt-demo apt-test
 apt-demo:
-	@tests/apt.sh perftest ibverbs-utils make
+	@tests/apt.sh perftest ibverbs-utils libibverbs-dev make
 apt-test:
 	@tests/apt.sh perftest ibverbs-utils make libibverbs-dev tshark iperf3 nftables iproute2 g++ python3-venv python3-pyverbs ucx-utils openmpi-bin hpcc
 

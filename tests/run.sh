@@ -28,7 +28,6 @@ suite format  $cargo fmt --all --check
 suite clippy  $cargo clippy -q --workspace --all-targets --release -- -D warnings
 suite deps    $cargo run -q --release -p xtask -- deps
 suite abi     $cargo run -q --release -p xtask -- abi
-suite compat  tests/c/compat/check.sh
 suite unit    $cargo test -q --release --workspace
 [ -z "$long" ] || suite explore $cargo test -q --release -p unbroken-path -- --ignored
 suite sim     $cargo run -q --release -p unbroken-sim -- --schedules "$([ -n "$long" ] && echo 100000 || echo 10000)"
