@@ -33,6 +33,7 @@ suite unit    $cargo test -q --release --workspace
 suite sim     $cargo run -q --release -p unbroken-sim -- --schedules "$([ -n "$long" ] && echo 100000 || echo 10000)"
 suite mutants $cargo run -q --release -p unbroken-sim -- --mutants
 suite wire    python3 tests/wire/check.py
+suite capture python3 tests/wire/capture.py
 suite survival  python3 tests/survival.py ${long:+--all}
 suite repeat    python3 tests/survival.py --repeat 20 --only 'write_bw nic-dead a, 64K, 1 QP, one-way' --only 'send_bw nic-dead a, 64K, 1 QP, one-way'
 suite netns     python3 tests/netns.py
