@@ -3,6 +3,7 @@
 InfiniBand they address peers by LID, with no GID at all. Payload must have gone through the NICs, whatever the programs say."""
 
 import argparse
+import json
 import re
 import shutil
 import sys
@@ -130,6 +131,21 @@ def perftest(logs, tool: str, *args):
     perftests.run(logs, tool, *args)
 
 
+def unprotected(logs, transport: str):
+    """Failover does not protect UC and UD, and says so. A QP on a NIC that dies flushes, as it does on hardware."""
+    needs("ib_send_bw", "perftest")
+    with Fabric(logs) as fabric:
+        _, client = fabric.pair("ib_send_bw", ["-F", "-c", transport, "-D", "10"])
+        wait_until(lambda: client.ended() or moved(fabric, [0]) > 1 << 20, 20, "traffic on rail 0")
+        said = f"{transport} QPs are not protected"
+        if said not in json.dumps(fabric.status()):
+            raise Failure(f"the status does not say {said!r}")
+        fabric.fault("nic a/0 dead")
+        client.expect_error(SECONDS)
+        if moved(fabric, [1, 2, 3]) > 1 << 20:
+            raise Failure("another rail has carried it")
+
+
 def infiniband_paths(logs):
     told = {"link_layer": "InfiniBand", "lid": "0x82", "sm_lid": "0x1", "gid_attrs/types/0": "IB/RoCE v1", "pkeys/0": "0xffff"}
     with Fabric(logs, *INFINIBAND) as fabric:
@@ -191,6 +207,8 @@ def main():
             suite.case(" ".join([tool, *args]), perftest, tool, args, payload)
     for tool, args, payload in perftests.BY_LID:
         suite.case(" ".join([tool, *args, "by LID"]), perftest, tool, args, payload, INFINIBAND)
+    for transport in ["UC", "UD"]:
+        suite.case(f"ib_send_bw -c {transport}, nic a/0 dead", unprotected, transport)
     for transports, named, tests in UCX_TRANSPORTS:
         for test, args in tests:
             suite.case(f"ucx_perftest {transports} {test} {args[1]}", ucx, transports, named, test, args)
