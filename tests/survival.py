@@ -34,13 +34,13 @@ SECONDS = 3
 class Case:
     """A program, a fault, and the shape of the stream."""
 
-    def __init__(self, tool, fault, end, size, qps, way, options=(), settings=()):
+    def __init__(self, tool, fault, end, size, qps, way, options=(), settings=(), weather=()):
         self.tool, self.kind, self.end, self.size, self.qps, self.way = tool, fault, end, size, qps, way
-        self.options, self.settings = options, settings
+        self.options, self.settings, self.weather = options, settings, weather
         place, state = fault.split()
         self.fault = "switch rail0 down" if place == "switch" else f"{place} {end}/0 {state}"
         shown = "64K" if size == 65536 else "1M"
-        self.name = " ".join([f"{tool} {place}-{state} at {end}, {shown}, {qps} QP, {way}", *options, *settings])
+        self.name = " ".join([f"{tool} {place}-{state} at {end}, {shown}, {qps} QP, {way}", *options, *settings, *(f"({w})" for w in weather)])
 
     def run(self, logs, failover=True):
         """Runs it; fails where the stream does not live on."""
@@ -48,6 +48,8 @@ class Case:
 
         def once():
             with Fabric(logs, *self.settings) as fabric:
+                for fault in self.weather:
+                    fabric.fault(fault)
                 return survive(fabric, self.tool, args, SECONDS, self.fault, self.way == "-b", failover)
 
         result, _ = with_tries(once)
@@ -68,6 +70,8 @@ INFINIBAND = [
     Case("ib_write_bw", "nic dead", "a", 65536, 1, "one-way", settings=["--link-layer", "infiniband"]),
     Case("ib_send_bw", "cable cut", "b", 65536, 8, "-b", settings=["--link-layer", "infiniband"]),
 ]
+# Packets are lost and overtake each other while it happens.
+LOSSY = [Case("ib_write_bw", "nic dead", "a", 65536, 1, "one-way", weather=["loss a/0 1%", "reorder a/0 1%"])]
 
 
 def must_not_survive(logs):
@@ -128,7 +132,7 @@ def main() -> int:
     options = parser.parse_args()
     dimensions = [TOOLS, FAULTS, ENDS, SIZES, QPS, WAYS]
     whole = options.all or options.only
-    cases = [Case(*values) for values in (product(*dimensions) if whole else covering(dimensions))] + SHARED + INFINIBAND
+    cases = [Case(*values) for values in (product(*dimensions) if whole else covering(dimensions))] + SHARED + INFINIBAND + LOSSY
     if options.only:
         chosen = [[c for c in cases if all(word in c.name for word in words.split())] for words in options.only]
         for words, found in zip(options.only, chosen):

@@ -4,7 +4,7 @@
 tests/c/verifier.c, an ordinary verbs program, sends numbered and checksummed messages both ways between hosts a and b. The rail
 that carries them fails in a random way at a random end; when the programs go on over another rail, the failed one is healed, and
 then the next failure comes. `--faults N` says how many (200); they take about a minute. A fifth as many come while all QPs of a
-program take their receives from one shared queue.
+program take their receives from one shared queue, and a fifth while all switches lose and reorder packets.
 """
 
 import argparse
@@ -141,15 +141,17 @@ class Storm:
         self.struck_at = time.monotonic()
         self.faults += 1
         self.moved_on(failed)
-        self.fabric.clear()
+        self.fabric.clear(self.last)
         self.healed(failed)
 
 
-def storm(logs, faults, seed, *options):
-    """Many faults in one run."""
+def storm(logs, faults, seed, *options, weather=()):
+    """Many faults in one run, with `weather` all the time."""
     program = compile_c("verifier", "-libverbs")
     limit_s = 60 + 2 * faults
     with Fabric(logs) as fabric:
+        for fault in weather:
+            fabric.fault(fault)
         programs = start(fabric, logs, program, "--qps", QPS, "--seed", seed, "--seconds", limit_s, *options)
         storm = Storm(fabric, logs, programs, seed)
         wait_until(lambda: storm.check_alive() or verified(logs, "a") > PROGRESS, 20, "the first messages")
@@ -165,6 +167,9 @@ def storm(logs, faults, seed, *options):
             raise Failure(f"errors: {results}")
         if storm.faults < faults:
             raise Failure(f"only {storm.faults} of {faults} faults in {limit_s} s")
+        sent_again = sum(nic["retransmits"] for nic in fabric.nics().values())
+        if weather and sent_again < 100:
+            raise Failure(f"only {sent_again} packets were sent again under {weather}")
         if len(switches) < storm.faults:
             raise Failure(f"{len(switches)} switches for {storm.faults} faults")
         messages = sum(r["verified_messages"] for r in results.values())
@@ -242,6 +247,9 @@ def main() -> int:
     suite.case("storm of faults", storm, options.faults, options.seed)
     # A receive lost or used twice at a move would be found at once, or at the end, when all must be back in the queue.
     suite.case("storm of faults, receives shared by the QPs", storm, (options.faults + 4) // 5, options.seed, "--srq")
+    # What is lost is sent again alone, and what comes early waits, also while NICs die.
+    weather = [f"{what} rail{rail} 1%" for what in ("loss", "reorder") for rail in range(4)]
+    suite.case("storm of faults, on switches that lose and reorder", lambda logs: storm(logs, (options.faults + 4) // 5, options.seed, weather=weather))
     suite.case("a corrupted message is found", corrupt)
     suite.case("NO_REPLAY", no_replay)
     suite.case("NO_REPLAY, receives shared by the QPs", no_replay, "--srq")
