@@ -76,7 +76,7 @@ fn a_receiver_that_is_late_gets_all() {
             quiet_since = Instant::now();
         }
     }
-    assert!((100..COUNT / 2).contains(&done), "{done} of {COUNT} left: some had room, and the rest waited");
+    assert!((10..COUNT / 2).contains(&done), "{done} of {COUNT} left: some had room, and the rest waited");
     let (mut posted, mut received) = (0, 0);
     let start = Instant::now();
     while received < COUNT {
