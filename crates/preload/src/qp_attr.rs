@@ -133,8 +133,9 @@ pub fn change(kind: QpType, now: QpState, attr: &ibv_qp_attr, mask: c_int, ports
     m.rc.min_rnr_timer = has(IBV_QP_MIN_RNR_TIMER).then_some(attr.min_rnr_timer);
     m.rc.max_rd_atomic = has(IBV_QP_MAX_QP_RD_ATOMIC).then_some(attr.max_rd_atomic);
     m.rc.max_dest_rd_atomic = has(IBV_QP_MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic);
-    // The other access flags of a QP (memory windows, advice) change nothing here.
-    m.rc.access = has(IBV_QP_ACCESS_FLAGS).then_some(Access(attr.qp_access_flags & 0xf));
+    // The other access flags of a QP (advice) change nothing here.
+    m.rc.access = has(IBV_QP_ACCESS_FLAGS).then_some(Access(attr.qp_access_flags & 0x1f));
+    m.sqd_notify = has(IBV_QP_EN_SQD_ASYNC_NOTIFY).then_some(attr.en_sqd_async_notify != 0);
     m.qkey = has(IBV_QP_QKEY).then_some(attr.qkey);
     if has(IBV_QP_PATH_MTU) {
         let mtu = Mtu::from_code(attr.path_mtu as u32);
@@ -186,6 +187,8 @@ pub fn snapshot(s: &QpSnapshot, state: QpState, av: Option<ibv_ah_attr>) -> ibv_
     a.timeout = rc.timeout.unwrap_or(0);
     a.retry_cnt = rc.retry_cnt.unwrap_or(0);
     a.rnr_retry = rc.rnr_retry.unwrap_or(0);
+    a.en_sqd_async_notify = s.attrs.sqd_notify.unwrap_or(false).into();
+    a.sq_draining = s.sq_draining.into();
     a.port_num = 1;
     a.ah_attr = av.unwrap_or(a.ah_attr);
     a

@@ -41,6 +41,10 @@ pub struct RcQp {
     first_moved_us: Option<u64>,
     /// A WR that changes keys was posted, here or in an earlier life.
     keys_changed: bool,
+    /// The peer's first request has come.
+    established: bool,
+    /// That the send queue is drained has been told since it began to.
+    drain_told: bool,
 }
 
 impl RcQp {
@@ -68,6 +72,8 @@ impl RcQp {
             event: None,
             first_moved_us: None,
             keys_changed: false,
+            established: false,
+            drain_told: false,
         }
     }
 
@@ -170,13 +176,17 @@ impl RcQp {
                 self.event = None;
                 self.first_moved_us = None;
                 self.keys_changed = false;
+                self.established = false;
             }
             (_, QpState::Err) => self.enter_error(WcStatus::WrFlushErr, None, out),
             (QpState::Init, QpState::Rtr) => {
                 self.responder.start(self.attrs.rq_psn.unwrap_or(0), self.attrs.max_dest_rd_atomic.unwrap_or(0));
             }
             (QpState::Rtr, QpState::Rts) => self.requester.start(self.attrs.sq_psn.unwrap_or(0)),
-            (QpState::Rts, QpState::Sqd) => self.note_drained(),
+            (QpState::Rts, QpState::Sqd) => {
+                self.drain_told = false;
+                self.note_drained();
+            }
             _ => {}
         }
         Ok(())
@@ -268,6 +278,12 @@ impl RcQp {
         let response = packet.bth.opcode.op.is_response();
         match self.state {
             QpState::Rtr | QpState::Rts | QpState::Sqd if !response => {
+                if !self.established {
+                    self.established = true;
+                    if self.state == QpState::Rtr {
+                        self.event.get_or_insert(RcEvent::CommEstablished);
+                    }
+                }
                 if let Err((event, status)) = self.responder.on_request(packet, &self.link, mem, out) {
                     self.event = Some(event);
                     self.enter_error(WcStatus::WrFlushErr, status, out);
@@ -306,9 +322,15 @@ impl RcQp {
     }
 
     fn note_drained(&mut self) {
-        if self.requester.drained() {
+        if self.requester.drained() && !self.drain_told {
+            self.drain_told = true;
             self.event.get_or_insert(RcEvent::SqDrained);
         }
+    }
+
+    /// Whether the send queue has not come to its rest yet, in state SQD.
+    pub fn draining(&self) -> bool {
+        self.state == QpState::Sqd && !self.requester.drained()
     }
 
     /// Tells the time, at [`Self::poll_timeout`] or later.

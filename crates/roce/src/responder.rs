@@ -71,8 +71,10 @@ pub enum RcEvent {
     AccessError,
     /// The peer sent what makes no sense (IBV_EVENT_QP_REQ_ERR).
     RequestError,
-    /// In state SQD, everything that was started is complete (IBV_EVENT_SQ_DRAINED).
+    /// In state SQD, everything that was started is complete (IBV_EVENT_SQ_DRAINED); told once.
     SqDrained,
+    /// In state RTR, the peer's first request has come (IBV_EVENT_COMM_EST).
+    CommEstablished,
 }
 
 /// A rule that a QP leaves out, to show that tests notice.

@@ -436,4 +436,5 @@ fn merge(all: &mut QpModify, change: &QpModify) {
     take!(rc.access);
     take!(dest_gid);
     take!(qkey);
+    take!(sqd_notify);
 }

@@ -8,6 +8,7 @@ use crate::front::{event_type, AsyncElement};
 use crate::inbound;
 use crate::link;
 use crate::peer::Pair;
+use crate::qp::Qp;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -272,7 +273,9 @@ impl Worker {
             }
             DeviceEvent::Qp { qpn, event } => {
                 if let Some(qp) = core.qp_by_physical(nic, qpn) {
-                    if event != QpEvent::CommEstablished {
+                    // That a later life of a QP is connected is no news to the application.
+                    let moved = |qp: &Qp| qp.gate().link.as_ref().is_some_and(|l| l.epoch() > 0);
+                    if event != QpEvent::CommEstablished || !moved(&qp) {
                         qp.raise(event);
                     }
                 }

@@ -392,7 +392,9 @@ impl World {
         let end = &mut self.ends[host][qp];
         let failed = end.failed;
         let Some(life) = end.lives.last_mut().filter(|l| !l.over) else { return Ok(()) };
-        if let Some(event) = life.qp.take_event().filter(|e| !matches!(e, RcEvent::SqDrained)) {
+        if let Some(event) =
+            life.qp.take_event().filter(|e| !matches!(e, RcEvent::SqDrained | RcEvent::CommEstablished))
+        {
             return Err(format!("host {host} qp {qp}: transport event {event:?}"));
         }
         if life.qp.state() == QpState::Err && !failed {

@@ -139,7 +139,7 @@ impl End {
         ];
         for rc in steps {
             let dest_gid = (rc.state == Some(QpState::Rtr)).then_some(Gid::from_ip(ip.parse()?));
-            self.qp.modify(&QpModify { rc, dest_gid, qkey: None })?;
+            self.qp.modify(&QpModify { rc, dest_gid, ..QpModify::default() })?;
         }
         Ok(())
     }

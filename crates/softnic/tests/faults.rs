@@ -212,7 +212,7 @@ fn go_on(qp: &dyn DeviceQp, peer: u32, peer_nic: &unbroken_softnic::Nic) {
     ];
     for rc in steps {
         let dest_gid = (rc.state == Some(QpState::Rtr)).then(|| peer_nic.gid());
-        qp.modify(&QpModify { rc, dest_gid, qkey: None }).unwrap();
+        qp.modify(&QpModify { rc, dest_gid, ..QpModify::default() }).unwrap();
     }
 }
 

@@ -17,7 +17,7 @@ fn ready(qp: &dyn DeviceQp) {
         [(QpState::Init, Some(7), None), (QpState::Rtr, None, None), (QpState::Rts, None, Some(5))]
     {
         let rc = RcModify { state: Some(state), sq_psn, ..RcModify::default() };
-        qp.modify(&QpModify { rc, qkey, dest_gid: None }).unwrap();
+        qp.modify(&QpModify { rc, qkey, ..QpModify::default() }).unwrap();
     }
 }
 
@@ -169,7 +169,7 @@ fn qps_end_while_packets_wait() {
                 (RcModify { state: Some(QpState::Rts), sq_psn: Some(9), ..d }, None),
             ];
             for (rc, dest_gid) in steps {
-                qp.modify(&QpModify { rc, dest_gid, qkey: None }).unwrap();
+                qp.modify(&QpModify { rc, dest_gid, ..QpModify::default() }).unwrap();
             }
         }
         // 4 MiB for which there is no receive.

@@ -15,7 +15,7 @@ fn ready(qp: &dyn DeviceQp, peer: &dyn DeviceQp, host: &Host) {
         (rtr, Some(host.nic.gid())),
         (RcModify { state: Some(QpState::Rts), sq_psn: Some(9), ..d }, None),
     ] {
-        qp.modify(&QpModify { rc, dest_gid, qkey: None }).unwrap();
+        qp.modify(&QpModify { rc, dest_gid, ..QpModify::default() }).unwrap();
     }
 }
 

@@ -13,7 +13,7 @@ fn ready(qp: &dyn DeviceQp, qkey: u32) {
         [(QpState::Init, Some(qkey), None), (QpState::Rtr, None, None), (QpState::Rts, None, Some(5))]
     {
         let rc = RcModify { state: Some(state), sq_psn, access: None::<Access>, ..RcModify::default() };
-        qp.modify(&QpModify { rc, qkey, dest_gid: None }).unwrap();
+        qp.modify(&QpModify { rc, qkey, ..QpModify::default() }).unwrap();
     }
 }
 

@@ -120,6 +120,8 @@ pub enum QpEvent {
     AccessError = 3,
     /// IBV_EVENT_COMM_EST.
     CommEstablished = 4,
+    /// IBV_EVENT_SQ_DRAINED.
+    SqDrained = 5,
     /// IBV_EVENT_QP_LAST_WQE_REACHED.
     LastWqeReached = 16,
 }
@@ -162,6 +164,8 @@ pub struct QpModify {
     pub dest_gid: Option<Gid>,
     /// UD: the key that datagrams must carry.
     pub qkey: Option<u32>,
+    /// To SQD: whether there is to be an event when the send queue is drained.
+    pub sqd_notify: Option<bool>,
 }
 
 /// What `ibv_query_qp` asks.
@@ -171,6 +175,8 @@ pub struct QpSnapshot {
     pub attrs: QpModify,
     /// Queue sizes.
     pub caps: QpCaps,
+    /// In SQD: the send queue has not come to its rest yet.
+    pub sq_draining: bool,
 }
 
 /// Traffic of one device in this process since it was opened.

@@ -32,6 +32,14 @@ extern "C" {
     pub fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
     pub fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
     pub fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr;
+    pub fn ibv_rereg_mr(
+        mr: *mut ibv_mr,
+        flags: c_int,
+        pd: *mut ibv_pd,
+        addr: *mut c_void,
+        length: usize,
+        access: c_int,
+    ) -> c_int;
     pub fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int;
     pub fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
     pub fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;
@@ -155,6 +163,30 @@ impl Pair {
         let mut bad = null_mut();
         let code = (*self.context).ops.post_send.unwrap()(self.qps[0], wr, &mut bad);
         (code, bad)
+    }
+
+    /// A WRITE of `length` bytes from the beginning of the memory to `offset` of it, by `rkey`.
+    pub unsafe fn write(&self, wr_id: u64, length: u32, offset: usize, rkey: u32) {
+        let mut sges = [self.sge(0, length)];
+        let mut wr = send_wr(wr_id, &mut sges);
+        wr.opcode = 0;
+        wr.wr.rdma = ibv_wr_rdma { remote_addr: self.memory.as_ptr() as u64 + offset as u64, rkey };
+        assert_eq!(self.post_send(&mut wr).0, 0);
+    }
+
+    /// Has `qps[1]` bind a window of type 2 to bytes `from..from + length` of a region of all the memory, for writing; gives its key.
+    pub unsafe fn bind(&self, mw: *mut ibv_mw, mr: *mut ibv_mr, from: usize, length: u64) -> u32 {
+        let rkey = (*mw).rkey & !0xff | 0x77;
+        let mut wr = send_wr(90, &mut []);
+        wr.opcode = 8;
+        let addr = self.memory.as_ptr() as u64 + from as u64;
+        wr.bind_mw =
+            ibv_wr_bind_mw { mw, rkey, bind_info: ibv_mw_bind_info { mr, addr, length, mw_access_flags: 1 << 1 } };
+        let mut bad = null_mut();
+        assert_eq!((*self.context).ops.post_send.unwrap()(self.qps[1], &mut wr, &mut bad), 0);
+        let wc = self.poll();
+        assert_eq!((wc.wr_id, wc.status, wc.opcode), (90, 0, 5));
+        rkey
     }
 
     /// The next completion, within ten seconds.

@@ -74,6 +74,8 @@ pub(crate) struct QpEntry {
     pub(crate) deaf: bool,
     /// Its failure has been told.
     told: bool,
+    /// An event is wanted when the send queue is drained.
+    sqd_notify: bool,
 }
 
 /// What is left after a turn.
@@ -114,6 +116,7 @@ impl QpEntry {
             parked: false,
             deaf: false,
             told: false,
+            sqd_notify: false,
         }
     }
 
@@ -212,6 +215,9 @@ impl QpEntry {
                 qp.set_selective(true);
             }
         }
+        if change.rc.state == Some(QpState::Sqd) {
+            self.sqd_notify = change.sqd_notify.unwrap_or(false);
+        }
         if change.rc.state == Some(QpState::Reset) {
             (self.peer, self.dest, self.told) = (None, None, false);
         }
@@ -235,7 +241,9 @@ impl QpEntry {
                 (RcModify { state: a.state, sq_psn: a.sq_psn, ..RcModify::default() }, a.qkey)
             }
         };
-        QpSnapshot { attrs: QpModify { rc, dest_gid: self.peer.map(|(gid, _)| gid), qkey }, caps: self.caps }
+        let sq_draining = matches!(&self.kind, QpKind::Rc(qp) if qp.draining());
+        let attrs = QpModify { rc, dest_gid: self.peer.map(|(gid, _)| gid), qkey, ..QpModify::default() };
+        QpSnapshot { attrs, caps: self.caps, sq_draining }
     }
 
     /// Completes everything with `status` and flushes.
@@ -328,7 +336,12 @@ impl QpEntry {
         match qp.take_event() {
             Some(RcEvent::AccessError) => sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::AccessError }),
             Some(RcEvent::RequestError) => sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::RequestError }),
-            Some(RcEvent::SqDrained) | None => {}
+            Some(RcEvent::SqDrained) if !self.sqd_notify => {}
+            Some(RcEvent::SqDrained) => sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::SqDrained }),
+            Some(RcEvent::CommEstablished) => {
+                sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::CommEstablished })
+            }
+            None => {}
         }
         if let Some(status) = qp.failure().filter(|_| !self.told) {
             self.told = true;
