@@ -69,6 +69,7 @@ fn qp(qpn: u32) -> RcQp {
         sq_sig_all: true,
         cwnd_max_packets: 256,
     });
+    qp.set_selective(true);
     let d = RcModify::default();
     let all = Some(Access(15));
     for m in [

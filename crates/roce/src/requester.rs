@@ -94,6 +94,8 @@ pub(crate) struct Requester {
     retransmits: u32,
     retries_left: u8,
     rnr_retries_left: u8,
+    /// All timers run that a packet on its way needs.
+    armed: bool,
     ack_deadline: Option<u64>,
     rnr_until: Option<u64>,
     /// An entry that cannot be sent, and why.
@@ -130,6 +132,7 @@ impl Requester {
             retransmits: 0,
             retries_left: 0,
             rnr_retries_left: 0,
+            armed: false,
             ack_deadline: None,
             rnr_until: None,
             unsendable: None,
@@ -200,12 +203,8 @@ impl Requester {
         if self.rnr_until.is_some() {
             return Ok(false);
         }
-        if self.mending {
-            match self.mend(link, sink) {
-                Ok(false) => {}
-                Ok(true) => return Ok(true),
-                Err((index, _)) => self.unsendable = Some((index, WcStatus::LocProtErr)),
-            }
+        if self.mending && self.mend(link, sink) {
+            return Ok(true);
         }
         while self.cur < self.ring.tail {
             if self.unsendable.is_some_and(|(index, _)| index == self.cur) || !self.prepare(link) {
@@ -268,6 +267,7 @@ impl Requester {
     }
 
     /// Packets on their way, as far as is known. While some are missing none may go further than the responder can keep.
+    #[inline]
     fn in_flight(&self) -> u32 {
         let sent = psn_ahead(self.next_psn, self.una);
         match &self.repair {
@@ -278,6 +278,7 @@ impl Requester {
     }
 
     /// Pushes the next packet of a SEND or WRITE; gives 0 where the window is closed, else 1.
+    #[inline]
     fn push_packet(&mut self, wqe: &Wqe, link: &Link, sink: &mut (impl PacketSink + ?Sized)) -> Result<u32, SinkError> {
         let in_flight = self.in_flight();
         if in_flight >= self.window.packets() {
@@ -290,7 +291,7 @@ impl Requester {
     }
 
     /// Pushes packet `k` of a SEND or WRITE. The last one asks for an acknowledgement in any case.
-    #[inline]
+    #[inline(always)] // two callers, one of which sends nearly all packets
     fn push_segment(
         &self,
         index: u64,
@@ -366,6 +367,7 @@ impl Requester {
     }
 
     /// Accounts for `psns` just pushed of the entry at `cur`.
+    #[inline]
     fn sent(&mut self, now_us: u64, wqe: &Wqe, psns: u32, link: &Link) {
         self.ring.get_mut(self.cur).started = true;
         let psn = self.next_psn;
@@ -377,14 +379,24 @@ impl Requester {
         }
         if psn_diff(self.next_psn, self.frontier) > 0 {
             self.frontier = self.next_psn;
-            if link.selective && self.rtt_from.is_none() {
-                self.rtt_from = Some((psn, now_us));
-            }
         } else {
             self.retransmits += 1;
         }
+        if !self.armed {
+            self.arm(now_us, psn, link);
+        }
+    }
+
+    /// Starts the timers that are not running, with the packet of `psn` that has just left.
+    #[inline(never)]
+    fn arm(&mut self, now_us: u64, psn: u32, link: &Link) {
+        self.armed = true;
         if self.ack_deadline.is_none() {
             self.ack_deadline = self.limits.timeout_us.map(|t| now_us + t);
+        }
+        let last = psn_diff(self.frontier, self.next_psn) == 0;
+        if link.selective && last && self.rtt_from.is_none() {
+            self.rtt_from = Some((psn, now_us));
         }
         if self.probe_at_us.is_none() {
             self.probe_at_us = self.next_probe(now_us);
@@ -409,7 +421,7 @@ impl Requester {
     fn forget_repair(&mut self) {
         self.repair = None;
         (self.mending, self.resend_last) = (false, false);
-        (self.rtt_from, self.probe_at_us) = (None, None);
+        (self.rtt_from, self.probe_at_us, self.armed) = (None, None, false);
     }
 
     fn resume_at_una(&mut self) {

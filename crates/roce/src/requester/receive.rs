@@ -161,6 +161,7 @@ impl Requester {
         self.gap = None;
         self.rnr_until = None;
         self.probes = 0;
+        self.armed = false;
         if let Some((_, sent_us)) = self.rtt_from.take_if(|(psn, _)| psn_diff(self.una, *psn) > 0) {
             self.measured(now_us.saturating_sub(sent_us));
         }

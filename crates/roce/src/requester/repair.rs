@@ -260,28 +260,26 @@ impl Requester {
 
     // Sending again
 
-    /// Sends what is lost. `Ok(true)`: the sink was full, there is more to send.
+    /// Sends what is lost. True: the sink was full, there is more to send.
     #[cold]
-    pub(super) fn mend(
-        &mut self,
-        link: &Link,
-        sink: &mut (impl PacketSink + ?Sized),
-    ) -> Result<bool, (u64, SinkError)> {
-        let Some(mut repair) = self.repair.take() else {
-            let sent = if self.resend_last { self.push_last(link, sink) } else { Ok(()) };
-            return self.mended(sent);
+    #[inline(never)]
+    pub(super) fn mend(&mut self, link: &Link, sink: &mut (impl PacketSink + ?Sized)) -> bool {
+        let sent = match self.repair.take() {
+            Some(mut repair) => {
+                let sent = self.push_lost(&mut repair, link, sink);
+                self.repair = Some(repair);
+                sent
+            }
+            None if self.resend_last => self.push_last(link, sink),
+            None => Ok(()),
         };
-        let sent = self.push_lost(&mut repair, link, sink);
-        self.repair = Some(repair);
-        self.mended(sent)
-    }
-
-    fn mended(&mut self, sent: Result<(), (u64, SinkError)>) -> Result<bool, (u64, SinkError)> {
-        if let Err((_, SinkError::Full)) = sent {
-            return Ok(true);
+        match sent {
+            Err((_, SinkError::Full)) => return true,
+            Err((index, SinkError::Memory(_))) => self.unsendable = Some((index, WcStatus::LocProtErr)),
+            Ok(()) => {}
         }
         (self.mending, self.resend_last) = (false, false);
-        sent.map(|()| false)
+        false
     }
 
     fn push_lost(
