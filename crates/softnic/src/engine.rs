@@ -291,6 +291,7 @@ impl Engine {
             self.ready.extend(self.paused.drain(..));
         }
         let received = self.sockets.as_ref().map_or(0, |s| self.rx_ring.receive(&s.rx));
+        self.rx_count.drops += u64::from(self.rx_ring.overruns());
         let due = self.timers.peek().is_some_and(|Reverse((at_us, _))| *at_us <= now_us);
         let held_due = self.held_due_us() <= now_us;
         let idle = self.ready.is_empty() || self.blocked_until_us > now_us;

@@ -2,7 +2,7 @@
 //!
 //! All are non-blocking, close-on-exec, and bound to the NIC's address. The receiving one owns port `4791 + slot`: binding it is
 //! how a process claims a slot of the NIC, and the kernel frees it when the process ends. It takes runs of equal segments in one
-//! piece (UDP_GRO). The sending ones set don't-fragment, so that the kernel gives every datagram IP id 0 and counts up through the
+//! piece (UDP_GRO), and says how many datagrams found it full (SO_RXQ_OVFL). The sending ones set don't-fragment, so that the kernel gives every datagram IP id 0 and counts up through the
 //! segments of one GSO send: the ICRC covers the id.
 
 use crate::fork;
@@ -167,6 +167,8 @@ impl RxSocket {
         }
         // Without GRO segments arrive one by one, which is slower and not wrong.
         let _ = set_option(raw, libc::SOL_UDP, UDP_GRO, 1);
+        // Without it datagrams that find no room are lost uncounted.
+        let _ = set_option(raw, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
         // The kernel doubles what is asked for, for its own bookkeeping.
         let rcvbuf = get_option(raw, libc::SOL_SOCKET, libc::SO_RCVBUF)? as usize / 2;
         Ok(RxSocket { fd, slot, rcvbuf })
@@ -261,11 +263,15 @@ pub(crate) struct Datagram<'a> {
 pub(crate) struct RxRing {
     bytes: Box<[u8]>,
     names: [RawAddr; RX_DATAGRAMS],
-    controls: [Control; RX_DATAGRAMS],
+    /// Room for two: UDP_GRO, and SO_RXQ_OVFL once something was lost.
+    controls: [[Control; 2]; RX_DATAGRAMS],
     got: [Got; RX_DATAGRAMS],
     /// How many to ask for next.
     ask: usize,
     full: bool,
+    /// Datagrams that found the socket full, as the kernel counts them, and as [`RxRing::overruns`] last said.
+    lost: u32,
+    told: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -279,10 +285,12 @@ impl RxRing {
         RxRing {
             bytes: vec![0; RX_DATAGRAMS * RX_BYTES].into_boxed_slice(),
             names: [RawAddr::empty(); RX_DATAGRAMS],
-            controls: [Control::empty(); RX_DATAGRAMS],
+            controls: [[Control::empty(); 2]; RX_DATAGRAMS],
             got: [Got { bytes: 0, segment: 0 }; RX_DATAGRAMS],
             ask: 1,
             full: false,
+            lost: 0,
+            told: 0,
         }
     }
 
@@ -302,7 +310,7 @@ impl RxRing {
             h.msg_iov = &raw mut *iov;
             h.msg_iovlen = 1;
             h.msg_control = (&raw mut self.controls[i]).cast();
-            h.msg_controllen = size_of::<Control>() as _;
+            h.msg_controllen = size_of::<[Control; 2]>() as _;
         }
         let (fd, flags) = (libc::c_long::from(socket.as_raw_fd()), libc::c_long::from(libc::MSG_DONTWAIT));
         // Not libc's function, which is a point of cancellation and pays for it.
@@ -318,13 +326,25 @@ impl RxRing {
             // SAFETY: the first `ask` messages have been written, and the kernel filled in no more than that.
             let msg = unsafe { msg.assume_init_ref() };
             let bytes = msg.msg_len as usize;
-            let c = &self.controls[i];
-            let gro = msg.msg_hdr.msg_controllen >= size_of::<libc::cmsghdr>() + size_of::<libc::c_int>()
-                && (c.header.cmsg_level, c.header.cmsg_type) == (libc::SOL_UDP, UDP_GRO)
-                && c.value > 0;
-            self.got[i] = Got { bytes, segment: if gro { c.value as usize } else { bytes.max(1) } };
+            let mut segment = bytes.max(1);
+            let told = msg.msg_hdr.msg_controllen.div_ceil(size_of::<Control>());
+            for c in self.controls[i].iter().take(told) {
+                match (c.header.cmsg_level, c.header.cmsg_type) {
+                    (libc::SOL_UDP, UDP_GRO) if c.value > 0 => segment = c.value as usize,
+                    (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => self.lost = c.value as u32,
+                    _ => {}
+                }
+            }
+            self.got[i] = Got { bytes, segment };
         }
         n
+    }
+
+    /// Datagrams that have found the socket full since the last call. One that comes in behind them brings the news.
+    pub(crate) fn overruns(&mut self) -> u32 {
+        let new = self.lost.wrapping_sub(self.told);
+        self.told = self.lost;
+        new
     }
 
     /// Whether the last [`RxRing::receive`] found as many as it asked for, so that there are probably more.
@@ -387,4 +407,38 @@ pub(crate) unsafe fn send<'a>(
         libc::syscall(libc::SYS_sendmmsg, fd, msgs.as_mut_ptr(), count, flags)
     };
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_finds_the_socket_full_is_counted() {
+        let ip: IpAddr = [127, 77, 200, 1].into();
+        let (rx, tx) = (RxSocket::claim(ip).unwrap(), TxSocket::new(ip).unwrap());
+        let to = SocketAddr::new(ip, ROCE_PORT + rx.slot());
+        let send = || {
+            let message = Message { to: RawAddr::new(to), segment: 0, first_iov: 0, iovs: 1 };
+            let payload = [7u8; 4096];
+            let mut iovs = [libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() }];
+            // SAFETY: the piece is a live local.
+            assert_eq!(unsafe { super::send(&tx, std::iter::once(&message), &mut iovs) }.unwrap(), 1);
+        };
+        let sent = 3 * rx.rcvbuf() / 4096;
+        (0..sent).for_each(|_| send());
+        let mut ring = RxRing::new();
+        let mut got = 0;
+        loop {
+            match ring.receive(&rx) {
+                0 => break,
+                n => got += n,
+            }
+        }
+        assert!(got < sent, "the socket took all {sent}");
+        send();
+        assert_eq!(ring.receive(&rx), 1);
+        assert_eq!(ring.overruns() as usize, sent - got);
+        assert_eq!(ring.overruns(), 0);
+    }
 }
