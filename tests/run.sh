@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs every suite, goes on after a failure, and prints what each took. `make test` builds first and calls this.
 # usage: run.sh [--long] [SUITE...]
-#   --long   full matrices: the whole survival matrix, 1,000 faults under the verifier, 10^5 simulated schedules, the largest model, 10 minutes of fuzzing
+#   --long   full matrices: the whole survival matrix, 1,000 faults under the verifier, 10^5 simulated schedules, the largest model, 10 minutes of fuzzing and of each churn
 #   SUITE    only these (the names of the summary)
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -40,6 +40,7 @@ suite netns     python3 tests/netns.py
 suite verify    python3 tests/verify.py ${long:+--faults 1000}
 suite input     python3 tests/bad_input.py
 suite lifecycle python3 tests/lifecycle.py
+suite churn     python3 tests/churn.py ${long:+--seconds 600}
 suite pyverbs   python3 tests/pyverbs/run.py
 suite programs  python3 tests/programs.py
 suite mpi       python3 tests/mpi.py

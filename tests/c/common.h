@@ -43,7 +43,7 @@ static inline uint64_t now_us(void)
 }
 
 /* Waits for one connection on a port of all addresses, or connects to HOST:PORT, trying for ten seconds. */
-static int tcp_listen(const char *port)
+static inline int tcp_listen(const char *port)
 {
     struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(atoi(port)) };
     int one = 1, s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), c;
@@ -88,7 +88,7 @@ static int tcp_connect(const char *where)
     }
 }
 
-static void tcp_write(int s, const void *data, size_t n)
+static inline void tcp_write(int s, const void *data, size_t n)
 {
     const char *p = data;
 
@@ -102,7 +102,7 @@ static void tcp_write(int s, const void *data, size_t n)
     }
 }
 
-static void tcp_read(int s, void *data, size_t n)
+static inline void tcp_read(int s, void *data, size_t n)
 {
     char *p = data;
 

@@ -3,7 +3,7 @@
 //! Besides the states of the specification ([`crate::RcModify`]) there are two that end a QP:
 //! - *held*: made with `hold_on_failure` and failed by the network. It sends, takes and completes nothing, and keeps its WRs, until
 //!   [`RcQp::quiesce`] or [`RcQp::fail`];
-//! - *quiesced*: its WRs are taken out; nothing ever happens on it again.
+//! - *quiesced*: its WRs are taken out; nothing happens on it any more, unless it is reset.
 
 use crate::attr::{ModifyError, RcConfig, RcModify};
 use crate::backlog::{Backlog, Progress, Replay};
@@ -161,7 +161,7 @@ impl RcQp {
     pub fn modify(&mut self, change: &RcModify, out: &mut (impl Completions + ?Sized)) -> Result<(), ModifyError> {
         let from = self.state;
         let to = change.validate(QpType::Rc, from)?;
-        if self.quiesced {
+        if self.quiesced && to != QpState::Reset {
             return Err(ModifyError::Transition { from, to });
         }
         self.attrs.merge(change);
@@ -173,6 +173,7 @@ impl RcQp {
                 self.requester.reset();
                 self.responder.reset();
                 self.failure = None;
+                self.quiesced = false;
                 self.event = None;
                 self.first_moved_us = None;
                 self.keys_changed = false;
@@ -460,7 +461,7 @@ impl RcQp {
         self.responder.ring.end();
     }
 
-    /// Stops the QP for ever and takes out what is outstanding. No later packet changes memory or completes a WR.
+    /// Stops the QP until it is reset, and takes out what is outstanding. No later packet changes memory or completes a WR.
     pub fn quiesce(&mut self) -> Backlog {
         let (executed, keys_changed) = (self.responder.executed(), self.changed_keys());
         let mut backlog = Backlog { executed, keys_changed, ..Backlog::default() };

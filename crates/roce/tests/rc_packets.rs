@@ -32,7 +32,13 @@ fn a_quiesced_qp_is_dead_to_the_world() {
     assert!(p.ends[1].wcs.recvs.is_empty());
     let End { qp, wcs, .. } = &mut p.ends[1];
     assert_eq!(qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }, wcs), Err(PostError::WrongState(QpState::Err)));
-    assert!(qp.modify(&RcModify { state: Some(QpState::Reset), ..RcModify::default() }, wcs).is_err());
+    let to = |state| RcModify { state: Some(state), ..RcModify::default() };
+    assert!(qp.modify(&to(QpState::Err), wcs).is_err());
+    // Its owner may use it for another connection.
+    qp.modify(&to(QpState::Reset), wcs).unwrap();
+    qp.modify(&init(), wcs).unwrap();
+    qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }, wcs).unwrap();
+    assert_eq!(qp.quiesce().executed, 0);
     let backlog = p.ends[0].qp.quiesce();
     assert!(backlog.sends.iter().all(|s| s.started) && backlog.sends.len() == 2);
 }

@@ -129,6 +129,7 @@ impl AsyncQueue {
             return;
         }
         q.push_back(event);
+        // Under the lock, so that a withdrawal finds what it takes back.
         self.fd.signal();
     }
 
@@ -146,8 +147,15 @@ impl AsyncQueue {
         }
     }
 
+    /// Forgets the events of an object, and takes back what made the descriptor readable for them: a program that polls it would
+    /// then wait for an event that never comes.
     fn withdraw(&self, element: AsyncElement) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).retain(|e| e.element != element);
+        let mut q = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = q.len();
+        q.retain(|e| e.element != element);
+        for _ in q.len()..before {
+            self.fd.take_back();
+        }
     }
 }
 
@@ -324,5 +332,22 @@ impl Context {
         check_owner()?;
         self.core.remove_context(self);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_withdrawn_event_leaves_the_descriptor_quiet() {
+        let queue = AsyncQueue::new().unwrap();
+        let event = |cookie| AsyncEvent { event_type: event_type::DEVICE_FATAL, element: AsyncElement::Qp(cookie) };
+        for cookie in [1, 2, 1] {
+            queue.push(event(cookie));
+        }
+        queue.withdraw(AsyncElement::Qp(1));
+        assert_eq!(queue.next().unwrap(), event(2));
+        assert!(!queue.fd.take_back(), "nothing waits, and nothing is readable");
     }
 }

@@ -185,14 +185,12 @@ pub(crate) fn beliefs_changed(qp: &Qp, g: &mut Gate) {
     }
 }
 
-/// The application ends the connection: tell the peer.
-pub(crate) fn close(qp: &Qp, g: &mut Gate) {
-    if let Some(link) = &mut g.link {
-        link.lqp.close(now_us());
-        run(qp, g);
-        g.link = None;
-        g.why_not = "closed";
-    }
+/// The application ends the connection: tell the peer. Gives what was outstanding, if no physical QP holds it.
+pub(crate) fn close(qp: &Qp, g: &mut Gate) -> Option<Backlog> {
+    g.link.as_mut()?.lqp.close(now_us());
+    run(qp, g);
+    g.why_not = "closed";
+    g.link.take()?.backlog
 }
 
 /// Looks after a QP that is being switched: deadlines, the report. Gives the time of the next call, or `None` when all is calm.

@@ -257,8 +257,10 @@ impl Qp {
         if g.failed && state.is_some_and(|s| s != QpState::Err && s != QpState::Reset) {
             return Err(Error::invalid("the QP has failed: reset it or make a new one"));
         }
-        if state == Some(QpState::Reset) {
-            return self.reset(&mut g);
+        match state {
+            Some(QpState::Reset) => return self.reset(&mut g),
+            Some(QpState::Err) if g.failed || g.link.is_some() => return self.end(&mut g, change),
+            _ => {}
         }
         if let (Some(QpState::Rtr), true) = (state, self.init.hold_on_failure) {
             self.connect(&mut g, change);
@@ -272,22 +274,38 @@ impl Qp {
         }
         g.phys.modify(&physical)?;
         merge(&mut g.app, change);
-        if state == Some(QpState::Err) {
-            link::close(self, &mut g);
+        Ok(())
+    }
+
+    /// The application moves a connected QP to ERR. Between two paths no physical QP has the work, and that of a dead NIC changes no
+    /// more: it is flushed here. One that has failed for good is where it shall be.
+    fn end(&self, g: &mut Gate, change: &QpModify) -> Result<()> {
+        merge(&mut g.app, change);
+        if g.failed {
+            return Ok(());
         }
+        let backlog = match link::close(self, g) {
+            Some(backlog) => backlog,
+            None => match g.phys.modify(change) {
+                // Its NIC is dead, and it holds what a switch would have taken along.
+                Err(e) if e.errno() == libc::EIO => g.phys.quiesce().map_err(|_| e)?,
+                result => return result,
+            },
+        };
+        g.failed = true;
+        self.flush_backlog(&backlog, WcStatus::WrFlushErr);
         Ok(())
     }
 
     fn reset(&self, g: &mut Gate) -> Result<()> {
-        if g.nic != self.nic {
+        if g.phys.qpn() != self.qpn {
             return Err(Error::unsupported("a QP that has moved to another NIC cannot be reset: make a new one"));
         }
         link::close(self, g);
         let rc = RcModify { state: Some(QpState::Reset), ..RcModify::default() };
         g.phys.modify(&QpModify { rc, ..QpModify::default() })?;
         // What the old life completed and nobody polled would be taken for the new life's.
-        self.init.send_cq.purge(self.qpn);
-        self.init.recv_cq.purge(self.qpn);
+        self.purge();
         g.app = QpModify::default();
         g.failed = false;
         if self.init.hold_on_failure {
@@ -360,8 +378,7 @@ impl Qp {
         }
         link::close(self, &mut g);
         g.phys.destroy();
-        self.init.send_cq.purge(self.qpn);
-        self.init.recv_cq.purge(self.qpn);
+        self.purge();
         drop(g);
         self.core.remove_qp(self.id());
         if let Some(c) = self.context.upgrade() {
@@ -372,6 +389,11 @@ impl Qp {
             let _ = d.unpublish_qp(self.gid(), self.qpn);
         }
         Ok(())
+    }
+
+    fn purge(&self) {
+        self.init.send_cq.purge(self.qpn);
+        self.init.recv_cq.purge(self.qpn);
     }
 
     /// What `unbroken status` shows.

@@ -279,7 +279,7 @@ impl CompChannel {
         let mut pending = self.pending();
         pending.push_back(cookie);
         self.waiting.store(pending.len() as u32, Ordering::Release);
-        drop(pending);
+        // Under the lock, so that a withdrawal finds what it takes back.
         self.fd.signal();
     }
 
@@ -313,11 +313,16 @@ impl CompChannel {
         }
     }
 
-    /// Withdraws the events of a queue that is destroyed.
+    /// Withdraws the events of a queue that is destroyed. The descriptor must not stay readable for them: a program that polls it
+    /// would then wait for an event that never comes. (A thread that has read the descriptor and not yet the list waits on.)
     pub fn withdraw(&self, cookie: u64) {
         let mut pending = self.pending();
+        let before = pending.len();
         pending.retain(|c| *c != cookie);
         self.waiting.store(pending.len() as u32, Ordering::Release);
+        for _ in pending.len()..before {
+            self.fd.take_back();
+        }
     }
 }
 
@@ -360,5 +365,16 @@ mod tests {
         assert_eq!((cq.capacity(), take(9)), (1, vec![10]));
         (11..13).for_each(push);
         assert!(cq.overrun());
+    }
+
+    #[test]
+    fn a_withdrawn_event_leaves_the_descriptor_quiet() {
+        let channel = CompChannel::new().unwrap();
+        for cookie in [1, 2, 1] {
+            channel.raise(cookie);
+        }
+        channel.withdraw(1);
+        assert_eq!(channel.get_event().unwrap(), 2);
+        assert!(!channel.fd.take_back(), "nothing waits, and nothing is readable");
     }
 }

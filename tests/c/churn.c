@@ -1,0 +1,894 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Connections made and destroyed without end, between two processes with several threads each.
+ *
+ *   churn --listen PORT [--faults]                       serves all who connect, until SIGTERM
+ *   churn --connect HOST:PORT --threads N --seconds S --seed X [--faults]
+ *
+ * Each round of a thread makes its own objects, connects some QPs, does a random mix of all operations in both directions and takes
+ * everything down in a random order. In some rounds one end destroys or resets a QP, or moves it to ERR, in mid-flight. What is
+ * checked: content, order and length of all that arrives; each WR completes once, and within a bound; nothing arrives that was sent
+ * to an earlier QP; a key of a region that is no more does nothing; what is in use says EBUSY; no completion event is missed.
+ * A peer that is killed is survived by the listener. With --faults the paths may fail: RC survives, UC and UD may lose messages.
+ *
+ * The connecting end prints a line of JSON when its time is up and waits for SIGTERM. Status 1 and a reason: something was wrong.
+ */
+#include "churn_round.h"
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+
+enum { MAX_DEVICES = 4, BATCH = 8, LINGER_US = 3000 };
+#define RECEIVE (1ULL << 62)
+#define SHARED (1ULL << 61)
+#define FORBIDDEN (1ULL << 60)
+
+static struct ibv_context *contexts[MAX_DEVICES];
+static int devices, faults, threads = 3;
+static uint64_t seed = 1, seconds = 10, bound_us = 20 * 1000000;
+static volatile sig_atomic_t stopping;
+static atomic_int serving;
+static atomic_ullong rounds, abandoned, operations, bytes, lost, rc_failed, atomics_failed, stale_refused, peers_lost;
+
+/* ---- the TCP connection beside the verbs; a peer that has gone is no error here ---- */
+
+static int tell(struct round *r, const void *data, size_t n)
+{
+    const char *p = data;
+
+    while (n) {
+        ssize_t k = send(r->tcp, p, n, MSG_NOSIGNAL);
+
+        if (k <= 0) {
+            r->peer_dead = 1;
+            return -1;
+        }
+        p += k;
+        n -= k;
+    }
+    return 0;
+}
+
+static int hear(struct round *r, void *data, size_t n)
+{
+    char *p = data;
+
+    while (n) {
+        ssize_t k = recv(r->tcp, p, n, 0);
+
+        if (k <= 0) {
+            r->peer_dead = 1;
+            return -1;
+        }
+        p += k;
+        n -= k;
+    }
+    return 0;
+}
+
+static int exchange(struct round *r, const void *mine, void *theirs, size_t n)
+{
+    return tell(r, mine, n) || hear(r, theirs, n) ? -1 : 0;
+}
+
+/* ---- receives ---- */
+
+static uint8_t *receive_buffer(struct round *r, uint32_t n)
+{
+    return r->conns[n / DEPTH].area->in[n % DEPTH];
+}
+
+static void post_receive(struct round *r, struct conn *c, uint32_t buffer)
+{
+    uint32_t n = r->srq ? buffer : c->recvs_posted;
+    uint32_t b = r->srq ? buffer : c->id * DEPTH + n % c->rq;
+    struct ibv_sge sge = { (uintptr_t)receive_buffer(r, b), GRH_BYTES + BYTES, r->conns[b / DEPTH].mr->lkey };
+    struct ibv_recv_wr wr = { .wr_id = RECEIVE | (r->srq ? SHARED | n : (uint64_t)c->id << 48 | (uint64_t)c->life << 40 | n),
+                              .sg_list = &sge, .num_sge = 1 }, *bad;
+    int e;
+
+    if (!r->srq && (!c->qp || c->gone))
+        return;
+    memset(receive_buffer(r, b), 0xaa, 64);
+    e = r->srq ? ibv_post_srq_recv(r->srq, &wr, &bad) : ibv_post_recv(c->qp, &wr, &bad);
+    if (e && !(faults && e == EIO))
+        BROKEN(r, c, "post_recv: %s", strerror(e));
+    if (r->srq)
+        r->shared[b] = !e;
+    else
+        c->recvs_posted += !e;
+}
+
+/* The next operation of the peer that takes a receive, from `i` on. */
+static uint32_t next_consumer(struct round *r, struct conn *c, uint32_t i)
+{
+    while (i < r->plan.ops && !consumes_receive(op_of(&r->plan, c->in_seed, i).kind))
+        i++;
+    return i;
+}
+
+static void check_message(struct round *r, struct conn *c, const struct ibv_wc *wc, const uint8_t *data)
+{
+    int ud = r->plan.type == IBV_QPT_UD, rc = r->plan.type == IBV_QPT_RC;
+    uint32_t expected = next_consumer(r, c, c->in_next), i = expected, len = wc->byte_len - (ud ? GRH_BYTES : 0);
+    uint64_t number = 0;
+    const char *wrong;
+    struct op o;
+
+    if (!rc) { /* those before it may be lost */
+        memcpy(&number, data + (ud ? GRH_BYTES : 0), 8);
+        i = wc->wc_flags & IBV_WC_WITH_IMM ? ntohl(wc->imm_data) : number;
+    }
+    if (!rc && faults && i < expected) /* overtaken, which such transports do not see */
+        expected = i;
+    if (i < expected || i >= r->plan.ops)
+        BROKEN(r, c, "a message arrives that is none of those to come: %u, expected %u, length %u", i, expected, len);
+    o = op_of(&r->plan, c->in_seed, i);
+    if ((wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM) != (o.kind == WRITE_IMM) || !(wc->wc_flags & IBV_WC_WITH_IMM) != (o.kind == SEND))
+        BROKEN(r, c, "message %u is a %s and completes as opcode %d with flags %#x", i, KIND[o.kind], wc->opcode, wc->wc_flags);
+    if (o.kind != SEND && ntohl(wc->imm_data) != i)
+        BROKEN(r, c, "message %u (%s) carries immediate %u", i, KIND[o.kind], ntohl(wc->imm_data));
+    if (len != o.len)
+        BROKEN(r, c, "message %u (%s) has %u bytes, %u are right", i, KIND[o.kind], len, o.len);
+    wrong = o.kind != WRITE_IMM ? content_wrong(data + (ud ? GRH_BYTES : 0), len, o.key, i)
+            : rc ? NULL : content_wrong(c->area->slots[o.slot], len, o.key, i);
+    if (wrong)
+        BROKEN(r, c, "message %u (%s, %u bytes): %s", i, KIND[o.kind], len, wrong);
+    lost += i - expected;
+    if (i >= c->in_next)
+        c->in_next = i + 1;
+}
+
+static void on_receive(struct round *r, const struct ibv_wc *wc)
+{
+    uint32_t n = (uint32_t)wc->wr_id, b = n;
+    struct conn *c = r->conns + (wc->wr_id >> 48 & 15);
+    int i;
+
+    if (wc->wr_id & SHARED) {
+        for (i = 0, c = NULL; i < r->plan.qps; i++)
+            if (r->conns[i].qp && r->conns[i].qpn == wc->qp_num)
+                c = r->conns + i;
+        if (!c || n >= (uint32_t)r->plan.qps * DEPTH || !r->shared[n])
+            BROKEN(r, c, "receive %u of the SRQ completes for QP %#x: not posted, or for none of our QPs", n, wc->qp_num);
+        r->shared[n] = 0;
+    } else {
+        if (!c->qp || wc->qp_num != c->qpn || (int)(wc->wr_id >> 40 & 255) != c->life || n != c->recvs_done || n >= c->recvs_posted)
+            BROKEN(r, c, "receive %u (life %d) completes for QP %#x, expected is %u of %u", n, (int)(wc->wr_id >> 40 & 255), wc->qp_num,
+                   c->recvs_done, c->recvs_posted);
+        c->recvs_done++;
+        b = c->id * DEPTH + n % c->rq;
+    }
+    c->moved_us = now_us();
+    if (wc->status == IBV_WC_SUCCESS)
+        check_message(r, c, wc, receive_buffer(r, b));
+    else if (wc->status != IBV_WC_WR_FLUSH_ERR)
+        BROKEN(r, c, "a receive ends with '%s'", ibv_wc_status_str(wc->status));
+    if (wc->status == IBV_WC_SUCCESS)
+        post_receive(r, c, n);
+}
+
+/* ---- sends ---- */
+
+static void check_result(struct round *r, struct conn *c, const struct posted *p)
+{
+    struct op o = op_of(&r->plan, c->out_seed, p->op), w;
+    uint8_t *have = c->area->out[p->op % DEPTH];
+    const char *wrong = NULL;
+    uint64_t value;
+
+    if (o.kind == READ && memcmp(have, c->area->peer_source + o.offset, o.len))
+        wrong = "other bytes than the peer has";
+    if (o.kind == READ_BACK && p->expect != UINT64_MAX) {
+        w = op_of(&r->plan, c->out_seed, p->expect);
+        wrong = content_wrong(have, w.len, w.key, p->expect);
+    }
+    if (o.kind == FETCH_ADD || o.kind == COMPARE_SWAP) {
+        memcpy(&value, have, 8);
+        if (value != p->expect)
+            BROKEN(r, c, "operation %u (%s) returns %llu, right is %llu", p->op, KIND[o.kind], (unsigned long long)value,
+                   (unsigned long long)p->expect);
+    }
+    if (wrong)
+        BROKEN(r, c, "operation %u (%s, %u bytes): %s", p->op, KIND[o.kind], o.len, wrong);
+    operations++;
+    bytes += o.len;
+}
+
+static void on_send(struct round *r, const struct ibv_wc *wc)
+{
+    struct conn *c = r->conns + (wc->wr_id >> 48 & 15);
+    uint32_t op = (uint32_t)wc->wr_id;
+
+    if (!c->qp || wc->qp_num != c->qpn || (int)(wc->wr_id >> 40 & 255) != c->life || c->head == c->tail)
+        BROKEN(r, c, "operation %u of QP %#x completes ('%s'), which is not outstanding", op, wc->qp_num, ibv_wc_status_str(wc->status));
+    for (;;) {
+        struct posted *p = &c->fifo[c->head % DEPTH];
+
+        if (c->head == c->tail)
+            BROKEN(r, c, "operation %u completes, which is not outstanding", op);
+        c->head++;
+        if (p->op != op && (p->signalled || c->failed))
+            BROKEN(r, c, "operation %u completes ('%s') before %u, which is signalled or flushed", op, ibv_wc_status_str(wc->status), p->op);
+        if (p->op != op || wc->status == IBV_WC_SUCCESS)
+            check_result(r, c, p);
+        if (p->op == op)
+            break;
+    }
+    c->moved_us = now_us();
+    if (wc->status == IBV_WC_SUCCESS) {
+        if (c->failed)
+            BROKEN(r, c, "operation %u succeeds after one that failed", op);
+        return;
+    }
+    if (c->failed || c->gone) {
+        if (wc->status != IBV_WC_WR_FLUSH_ERR)
+            BROKEN(r, c, "operation %u of a QP that has failed ends with '%s'", op, ibv_wc_status_str(wc->status));
+        return;
+    }
+    c->failed = wc->status;
+    c->ops = c->posted;
+    if (r->peer_dead || (r->plan.abrupt && c->id == 0))
+        return;
+    if (!faults)
+        BROKEN(r, c, "operation %u fails: '%s'", op, ibv_wc_status_str(wc->status));
+    if (r->plan.type == IBV_QPT_RC) {
+        *(r->plan.atomics ? &atomics_failed : &rc_failed) += 1;
+        if (!r->plan.atomics)
+            printf("rc-failed {\"thread\": %d, \"round\": %llu, \"qpn\": %u, \"device\": %d, \"op\": %u, \"status\": \"%s\"}\n", r->thread,
+                   (unsigned long long)r->number, c->qpn, r->plan.device, op, ibv_wc_status_str(wc->status));
+    }
+}
+
+/* Fills the WR of the next operation. */
+static void build(struct round *r, struct conn *c, struct ibv_send_wr *wr, struct ibv_sge *sge)
+{
+    static const enum ibv_wr_opcode opcode[] = { IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
+                                                 IBV_WR_RDMA_READ, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP };
+    uint32_t i = c->posted;
+    struct op o = op_of(&r->plan, c->out_seed, i), w;
+    struct posted *p = &c->fifo[c->tail % DEPTH];
+    uint8_t *buffer = c->area->out[i % DEPTH];
+
+    *p = (struct posted){ .op = i, .expect = UINT64_MAX };
+    p->signalled = o.signalled || i + 1 == c->ops || c->unsignalled + 1 >= (c->sq + 1) / 2;
+    c->unsignalled = p->signalled ? 0 : c->unsignalled + 1;
+    *wr = (struct ibv_send_wr){ .wr_id = (uint64_t)c->id << 48 | (uint64_t)c->life << 40 | i, .sg_list = sge, .num_sge = 1,
+                                .opcode = opcode[o.kind], .imm_data = htonl(i) };
+    wr->send_flags = (p->signalled ? IBV_SEND_SIGNALED : 0) | (o.is_inline ? IBV_SEND_INLINE : 0) | (o.fence ? IBV_SEND_FENCE : 0);
+    wr->wr.rdma.rkey = c->peer.rkey;
+    if (o.kind <= WRITE_IMM)
+        content_make(buffer, o.len, o.key, i);
+    if (o.kind == WRITE || o.kind == WRITE_IMM) {
+        wr->wr.rdma.remote_addr = c->peer.slots + (uint64_t)o.slot * BYTES;
+        c->last_write = i;
+    }
+    if (o.kind == READ)
+        wr->wr.rdma.remote_addr = c->peer.source + o.offset;
+    if (o.kind == READ_BACK) {
+        wr->wr.rdma.remote_addr = c->peer.source;
+        /* A slot is written again after SLOTS operations, by when this one is complete. */
+        if (c->last_write != UINT32_MAX && i - c->last_write < SLOTS - DEPTH) {
+            p->expect = c->last_write;
+            w = op_of(&r->plan, c->out_seed, c->last_write);
+            wr->wr.rdma.remote_addr = c->peer.slots + (uint64_t)w.slot * BYTES;
+            o.len = w.len;
+        }
+    }
+    if (o.kind == FETCH_ADD) {
+        wr->wr.atomic.remote_addr = c->peer.counters;
+        wr->wr.atomic.compare_add = o.key & 0xffff;
+        wr->wr.atomic.rkey = c->peer.rkey;
+        p->expect = c->added;
+        c->added += o.key & 0xffff;
+    }
+    if (o.kind == COMPARE_SWAP) {
+        wr->wr.atomic.remote_addr = c->peer.counters + 8;
+        wr->wr.atomic.compare_add = c->swapped;
+        wr->wr.atomic.swap = o.key;
+        wr->wr.atomic.rkey = c->peer.rkey;
+        p->expect = c->swapped;
+        c->swapped = o.key;
+    }
+    if (r->plan.type == IBV_QPT_UD) {
+        wr->wr.ud.ah = c->ah;
+        wr->wr.ud.remote_qpn = c->peer.qpn;
+        wr->wr.ud.remote_qkey = (uint32_t)r->plan.seed & 0x7fffffff;
+    }
+    sge[0] = (struct ibv_sge){ (uintptr_t)buffer, o.len, o.is_inline ? 0 : c->mr->lkey };
+    if (o.len > 20 && o.key & 1 << 16) {
+        sge[1] = (struct ibv_sge){ (uintptr_t)buffer + 13, o.len - 13, sge[0].lkey };
+        sge[0].length = 13;
+        wr->num_sge = 2;
+    }
+    c->tail++;
+    c->posted++;
+}
+
+/* Posts what there is room for, in one list. Gives how many. */
+static int post_sends(struct round *r, struct conn *c)
+{
+    struct ibv_send_wr wr[BATCH], *bad = NULL;
+    struct ibv_sge sge[BATCH][2];
+    int n = 0, most = 1 + roll(r) % BATCH, i, e;
+
+    if (!c->qp || c->gone || c->failed)
+        return 0;
+    for (; n < most && c->posted < c->ops && c->tail - c->head < c->sq; n++) {
+        build(r, c, wr + n, sge[n]);
+        if (n)
+            wr[n - 1].next = wr + n;
+    }
+    if (!n)
+        return 0;
+    e = ibv_post_send(c->qp, wr, &bad);
+    if (e && !(faults && e == EIO && r->plan.type != IBV_QPT_RC))
+        BROKEN(r, c, "post_send of operation %u: %s", bad ? (uint32_t)bad->wr_id : 0, strerror(e));
+    if (e) { /* a dead NIC, and a QP that nothing protects */
+        c->tail -= wr + n - bad;
+        c->posted -= wr + n - bad;
+        c->ops = c->posted;
+        c->failed = IBV_WC_FATAL_ERR;
+        n = bad - wr;
+    }
+    for (i = 0; i < n; i++) /* inline data has been taken */
+        if (wr[i].send_flags & IBV_SEND_INLINE)
+            memset(c->area->out[(uint32_t)wr[i].wr_id % DEPTH], 0xee, MAX_INLINE);
+    return n;
+}
+
+/* ---- completions ---- */
+
+static int poll_one(struct round *r, struct ibv_cq *cq)
+{
+    struct ibv_wc wc[16];
+    int i, n = ibv_poll_cq(cq, 1 + roll(r) % 16, wc);
+
+    if (n < 0)
+        BROKEN(r, NULL, "ibv_poll_cq gives %d", n);
+    for (i = 0; i < n; i++) {
+        if (wc[i].wr_id & FORBIDDEN)
+            BROKEN(r, NULL, "the forbidden WRITE completes twice");
+        if (wc[i].wr_id & RECEIVE)
+            on_receive(r, wc + i);
+        else
+            on_send(r, wc + i);
+    }
+    return n;
+}
+
+static int poll_cqs(struct round *r)
+{
+    int n = poll_one(r, r->send_cq);
+
+    return n + (r->recv_cq != r->send_cq ? poll_one(r, r->recv_cq) : 0);
+}
+
+static int readable(int fd, int ms)
+{
+    struct pollfd p = { fd, POLLIN, 0 };
+
+    return poll(&p, 1, ms) > 0;
+}
+
+static void take_event(struct round *r)
+{
+    struct ibv_cq *cq;
+    void *context;
+
+    if (ibv_get_cq_event(r->channel, &cq, &context) || context != r || (cq != r->send_cq && cq != r->recv_cq))
+        BROKEN(r, NULL, "ibv_get_cq_event: %s, or an event of another CQ", strerror(errno));
+    r->acked[cq != r->send_cq]++;
+}
+
+/* Nothing to do: sleeps until something happens, by completion events in some rounds. */
+static void rest(struct round *r, uint32_t idle, int ms)
+{
+    struct pollfd p[2] = { { r->tcp, POLLIN, 0 }, { r->channel ? r->channel->fd : -1, POLLIN, 0 } };
+
+    if (!r->channel) {
+        if (idle > 200)
+            usleep(200);
+        else
+            sched_yield();
+        return;
+    }
+    if (ibv_req_notify_cq(r->send_cq, 0) || (r->recv_cq != r->send_cq && ibv_req_notify_cq(r->recv_cq, 0)))
+        BROKEN(r, NULL, "ibv_req_notify_cq fails");
+    if (poll_cqs(r))
+        return;
+    if (poll(p, 2, ms) == 0 && poll_cqs(r) && !readable(r->channel->fd, 2000))
+        BROKEN(r, NULL, "a completion comes without its event");
+    if (readable(r->channel->fd, 0))
+        take_event(r);
+}
+
+/* ---- one life of some QPs ---- */
+
+/* What is outstanding needs no completion: it succeeds in silence, if it does. */
+static int silent(const struct conn *c)
+{
+    uint32_t i;
+
+    for (i = c->head; i != c->tail; i++)
+        if (c->fifo[i % DEPTH].signalled)
+            return 0;
+    return !c->failed || c->head == c->tail;
+}
+
+static int sent_all(struct round *r, struct conn *c)
+{
+    if (c->gone == TO_ERROR)
+        return silent(c) && (r->srq || c->recvs_done == c->recvs_posted);
+    if (r->peer_dead && silent(c))
+        return 1;
+    return c->gone || (c->head == c->tail && (c->posted == c->ops || c->failed));
+}
+
+static int received_all(struct round *r, struct conn *c, const struct done *theirs)
+{
+    int excused = r->peer_dead || c->failed || c->gone || theirs->failed[c->id] || (theirs->gone && c->id == 0);
+
+    return excused || r->plan.type != IBV_QPT_RC || next_consumer(r, c, c->in_next) >= r->plan.ops;
+}
+
+/* A QP cannot be reset that has moved to another NIC, or whose NIC is dead. */
+static int may_refuse_reset(int e)
+{
+    return faults && (e == EOPNOTSUPP || e == EIO);
+}
+
+/* Ends QP 0 in mid-flight. */
+static void strike(struct round *r)
+{
+    struct conn *c = r->conns;
+    struct ibv_qp_attr a = { .qp_state = r->plan.abrupt == RESET ? IBV_QPS_RESET : IBV_QPS_ERR };
+    enum abrupt how = r->plan.abrupt;
+    int e = how == DESTROY ? 0 : ibv_modify_qp(c->qp, &a, IBV_QP_STATE);
+
+    if (how == RESET && may_refuse_reset(e))
+        how = DESTROY;
+    else if (e)
+        BROKEN(r, c, "to %s in mid-flight: %s", how == RESET ? "RESET" : "ERR", strerror(e));
+    if (how == DESTROY) {
+        e = ibv_destroy_qp(c->qp);
+        if (e)
+            BROKEN(r, c, "ibv_destroy_qp in mid-flight: %s", strerror(e));
+        c->qp = NULL;
+    }
+    c->gone = how;
+    c->ops = c->posted;
+    if (how != TO_ERROR) { /* no completion of it may come any more */
+        c->head = c->tail;
+        c->recvs_done = c->recvs_posted;
+    }
+}
+
+static void check_moving(struct round *r, uint32_t mask, int told, int got, const struct done *theirs)
+{
+    uint64_t now = now_us();
+    int i;
+
+    for (i = 0; i < r->plan.qps; i++) {
+        struct conn *c = r->conns + i;
+        struct ibv_qp_attr a = { 0 };
+        struct ibv_qp_init_attr init;
+
+        if (!(mask >> i & 1) || now < c->moved_us + bound_us || (sent_all(r, c) && (!got || received_all(r, c, theirs))))
+            continue;
+        if (c->qp)
+            ibv_query_qp(c->qp, &a, IBV_QP_STATE, &init);
+        BROKEN(r, c, "stuck for %llu s: %u sends outstanding from operation %u, failed %d, gone %d; receives %u of %u, next %u; state %d; told %d, heard %d, peer %s",
+               (unsigned long long)(bound_us / 1000000), c->tail - c->head, c->fifo[c->head % DEPTH].op, c->failed, c->gone,
+               c->recvs_done, c->recvs_posted, c->in_next, a.qp_state, told, got, r->peer_dead ? "dead" : "there");
+    }
+}
+
+/* What the peer's WRITEs and atomics have left. */
+static void check_memory(struct round *r, uint32_t mask, const struct done *theirs)
+{
+    int i;
+
+    for (i = 0; i < r->plan.qps; i++) {
+        struct conn *c = r->conns + i;
+        uint64_t added = 0, swapped = 0;
+        uint32_t n, last[SLOTS];
+
+        if (!(mask >> i & 1) || theirs->failed[i] || (theirs->gone && i == 0) || c->failed || c->gone)
+            continue;
+        memset(last, 0xff, sizeof last);
+        for (n = 0; n < r->plan.ops; n++) {
+            struct op o = op_of(&r->plan, c->in_seed, n);
+
+            added += o.kind == FETCH_ADD ? o.key & 0xffff : 0;
+            swapped = o.kind == COMPARE_SWAP ? o.key : swapped;
+            if (o.kind == WRITE || o.kind == WRITE_IMM)
+                last[o.slot] = n;
+        }
+        for (n = 0; n < SLOTS; n++) {
+            struct op o = op_of(&r->plan, c->in_seed, last[n]);
+            const char *wrong = last[n] == UINT32_MAX ? NULL : content_wrong(c->area->slots[n], o.len, o.key, last[n]);
+
+            if (wrong)
+                BROKEN(r, c, "the peer's WRITE %u to slot %u: %s", last[n], n, wrong);
+        }
+        if (c->area->counters[0] != added || c->area->counters[1] != swapped)
+            BROKEN(r, c, "atomics left %llu and %llu, right are %llu and %llu", (unsigned long long)c->area->counters[0],
+                   (unsigned long long)c->area->counters[1], (unsigned long long)added, (unsigned long long)swapped);
+    }
+}
+
+/* All operations of the QPs in `mask`, until both ends have ended theirs. */
+static void work(struct round *r, uint32_t mask, int may_strike)
+{
+    struct done mine = { 0 }, theirs = { 0 };
+    uint64_t heard_us = 0, began_us = now_us();
+    int told = 0, got = 0, i, moved, ended;
+    uint32_t idle = 0;
+
+    for (;;) {
+        moved = 0;
+        for (i = 0; i < r->plan.qps; i++)
+            if (mask >> i & 1)
+                moved += post_sends(r, r->conns + i);
+        if (may_strike && (r->peer_dead || r->conns[0].failed))
+            may_strike = 0;
+        if (may_strike && r->conns[0].posted >= r->plan.abrupt_after) {
+            strike(r);
+            may_strike = 0;
+        }
+        moved += poll_cqs(r);
+        if (!got && (i = tcp_peek(r->tcp))) {
+            got = 1;
+            heard_us = now_us();
+            if (i < 0 || hear(r, &theirs, sizeof theirs)) {
+                r->peer_dead = 1;
+                for (i = 0; i < r->plan.qps; i++)
+                    r->conns[i].ops = r->conns[i].posted;
+            }
+        }
+        for (i = 0, ended = 1; i < r->plan.qps; i++)
+            ended &= !(mask >> i & 1) || (sent_all(r, r->conns + i) && (!got || received_all(r, r->conns + i, &theirs)));
+        if (ended && !may_strike && !told) {
+            for (i = 0; i < r->plan.qps; i++)
+                mine.failed[i] = r->conns[i].failed;
+            mine.gone = r->conns[0].gone;
+            tell(r, &mine, sizeof mine);
+            told = 1;
+        }
+        if (ended && told && got && (r->plan.type == IBV_QPT_RC || now_us() > heard_us + LINGER_US))
+            break;
+        check_moving(r, mask, told, got, &theirs);
+        if (ended && now_us() > began_us + 3 * bound_us)
+            BROKEN(r, NULL, "the peer does not end its part");
+        idle = moved ? 0 : idle + 1;
+        if (!moved)
+            rest(r, idle, got ? 1 : 1000);
+    }
+    if (r->plan.type == IBV_QPT_RC && !r->peer_dead)
+        check_memory(r, mask, &theirs);
+}
+
+/* A WRITE with a key that is no more: refused, and no byte changes. */
+static void try_stale(struct round *r)
+{
+    struct conn *c = r->conns;
+    struct ibv_sge sge = { (uintptr_t)c->area->out[0], 64, c->mr->lkey };
+    struct ibv_send_wr wr = { .wr_id = FORBIDDEN, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+                              .wr.rdma = { c->peer.stale, c->peer.stale_rkey } }, *bad;
+    uint64_t until = now_us() + bound_us;
+    struct ibv_wc wc;
+    char token = 0;
+    int i, e, n;
+
+    if (r->role == (int)(r->plan.seed & 1) && !c->failed) {
+        memset(c->area->out[0], 0x77, 64);
+        e = ibv_post_send(c->qp, &wr, &bad);
+        if (e)
+            BROKEN(r, c, "post_send: %s", strerror(e));
+        for (n = 0; n != 1 || wc.wr_id != FORBIDDEN;) {
+            if (n == 1 && wc.wr_id & RECEIVE)
+                on_receive(r, &wc);
+            n = ibv_poll_cq(r->send_cq, 1, &wc);
+            if (now_us() > until)
+                BROKEN(r, c, "stuck: a WRITE with the key %#x, which is no more, does not end", c->peer.stale_rkey);
+            if (!n)
+                usleep(50);
+        }
+        if (wc.status == IBV_WC_SUCCESS || (wc.status != IBV_WC_REM_ACCESS_ERR && !faults))
+            BROKEN(r, c, "a WRITE with the key %#x, which is no more, ends with '%s'", c->peer.stale_rkey, ibv_wc_status_str(wc.status));
+        stale_refused += wc.status == IBV_WC_REM_ACCESS_ERR;
+    }
+    c->failed = IBV_WC_REM_ACCESS_ERR;
+    if (exchange(r, &token, &token, 1))
+        return;
+    for (i = 0; i < STALE_BYTES; i++)
+        if (c->area->stale[i] != 0x5a)
+            BROKEN(r, c, "byte %d of memory that is not registered any more was written", i);
+}
+
+/* Every receive that is posted comes back once. */
+static void flush(struct round *r)
+{
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_ERR };
+    uint64_t until = now_us() + bound_us;
+    int i, e;
+
+    for (i = 0; i < r->plan.qps; i++) {
+        struct conn *c = r->conns + i;
+
+        if (!c->qp || c->gone)
+            continue;
+        e = ibv_modify_qp(c->qp, &a, IBV_QP_STATE);
+        if (e)
+            BROKEN(r, c, "to ERR: %s", strerror(e));
+        c->gone = TO_ERROR;
+        while (!sent_all(r, c)) {
+            if (!poll_cqs(r))
+                usleep(50);
+            if (now_us() > until)
+                BROKEN(r, c, "stuck in ERR: %u sends outstanding, %u of %u receives came back", c->tail - c->head, c->recvs_done, c->recvs_posted);
+        }
+    }
+}
+
+/* ---- a round ---- */
+
+/* Connects the QPs in `mask`, if both ends have come as far. Gives 0 if so. */
+static int meet(struct round *r, uint32_t mask, int made)
+{
+    struct meeting us = { .ok = made == 0, .gid = r->gid }, them;
+    int i, n, ok, peer_ok;
+
+    for (i = 0; i < r->plan.qps; i++)
+        us.qps[i] = r->conns[i].us;
+    if (exchange(r, &us, &them, sizeof us))
+        return -1;
+    if (!us.ok || !them.ok)
+        return -1;
+    r->peer_gid = them.gid;
+    for (i = 0, ok = 1; ok && i < r->plan.qps; i++) {
+        struct conn *c = r->conns + i;
+
+        if (!(mask >> i & 1))
+            continue;
+        c->peer = them.qps[i];
+        ok = !to_init(r, c);
+        for (n = 0; ok && !r->srq && n < (int)c->rq; n++)
+            post_receive(r, c, 0);
+        ok = ok && !connect_qp(r, c);
+        c->moved_us = now_us();
+    }
+    return exchange(r, &ok, &peer_ok, sizeof ok) || !ok || !peer_ok ? -1 : 0;
+}
+
+/* QP 0 is used again for another connection. */
+static void live_again(struct round *r)
+{
+    struct conn *c = r->conns;
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_RESET };
+    int made = 0, e = c->qp && !(c->gone == RESET) ? ibv_modify_qp(c->qp, &a, IBV_QP_STATE) : 0;
+
+    if (e && !may_refuse_reset(e))
+        BROKEN(r, c, "to RESET: %s", strerror(e));
+    if (e) {
+        ibv_destroy_qp(c->qp);
+        c->qp = NULL;
+    }
+    begin_life(r, c, 1);
+    if (!c->qp)
+        made = make_qp(r, c);
+    if (meet(r, 1, made) == 0)
+        work(r, 1, 0);
+}
+
+static void run_round(struct round *r)
+{
+    struct plan *p = &r->plan;
+    uint32_t mask = (1u << p->qps) - 1;
+    int i, made = 0;
+
+    if (roll(r) % 4 == 0) {
+        struct ibv_device **list = ibv_get_device_list(NULL);
+
+        r->own = list ? ibv_open_device(list[p->device]) : NULL;
+        if (!r->own)
+            made = cannot(r, "ibv_open_device: %s", strerror(errno));
+        ibv_free_device_list(list);
+    }
+    r->events = roll(r) % 2;
+    made = made || make_shared(r, contexts[p->device]);
+    for (i = 0; !made && i < p->qps; i++) {
+        made = make_conn(r, r->conns + i);
+        begin_life(r, r->conns + i, 0);
+    }
+    for (i = 0; !made && r->srq && i < p->qps * DEPTH; i++)
+        post_receive(r, r->conns, i);
+    if (meet(r, mask, made) == 0) {
+        work(r, mask, p->abrupt && p->abrupt_role == r->role);
+        if (p->stale && !r->peer_dead)
+            try_stale(r);
+        if (p->flush)
+            flush(r);
+        if (p->abrupt == RESET && !r->peer_dead)
+            live_again(r);
+        rounds++;
+    } else if (!r->peer_dead) {
+        if (!faults && r->why[0])
+            BROKEN(r, NULL, "%s", r->why);
+        abandoned++;
+    }
+    take_down(r);
+}
+
+/* ---- threads ---- */
+
+struct start { /* of a round, told by the end that has connected */
+    uint64_t number, seed;
+    int32_t thread, stop;
+};
+
+static void *serve(void *arg)
+{
+    int connecting = ((int *)arg)[0], thread = ((int *)arg)[1], tcp = ((int *)arg)[2], i;
+    size_t size = MAX_QPS * sizeof(struct area);
+    struct area *areas = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    uint64_t until = now_us() + seconds * 1000000, number;
+    struct round r;
+
+    free(arg);
+    if (areas == MAP_FAILED)
+        fail("out of memory");
+    for (number = 0;; number++) {
+        struct start s = { number, draw(seed, (uint64_t)thread << 40 | number), thread, stopping || now_us() > until };
+
+        memset(&r, 0, sizeof r);
+        r.tcp = tcp;
+        if (connecting ? tell(&r, &s, sizeof s) : hear(&r, &s, sizeof s))
+            break;
+        if (s.stop)
+            break;
+        r.plan = plan_of(s.seed, devices, faults);
+        r.thread = s.thread;
+        r.role = connecting;
+        r.number = s.number;
+        r.patient = !faults;
+        r.random = s.seed + connecting;
+        for (i = 0; i < MAX_QPS; i++) {
+            r.conns[i].id = i;
+            r.conns[i].area = areas + i;
+        }
+        run_round(&r);
+        if (r.peer_dead)
+            break;
+    }
+    if (connecting && r.peer_dead)
+        fail("thread %d, round %llu: the peer has gone", thread, (unsigned long long)number);
+    peers_lost += r.peer_dead;
+    close(tcp);
+    munmap(areas, size);
+    serving--;
+    return NULL;
+}
+
+static void spawn(int connecting, int thread, int tcp)
+{
+    int *arg = malloc(3 * sizeof *arg);
+    pthread_attr_t attr;
+    pthread_t id;
+
+    arg[0] = connecting, arg[1] = thread, arg[2] = tcp;
+    serving++;
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    if (pthread_create(&id, &attr, serve, arg))
+        fail("cannot start a thread");
+    pthread_attr_destroy(&attr);
+}
+
+static void on_signal(int number)
+{
+    (void)number;
+    stopping = 1;
+}
+
+/* Asynchronous events are taken, so that they do not pile up. */
+static void take_async_events(void)
+{
+    struct ibv_async_event event;
+    int i;
+
+    for (i = 0; i < devices; i++)
+        while (!ibv_get_async_event(contexts[i], &event))
+            ibv_ack_async_event(&event);
+}
+
+static void listen_at(const char *port)
+{
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(atoi(port)) };
+    int one = 1, s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), c;
+
+    setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (bind(s, (struct sockaddr *)&a, sizeof a) || listen(s, 64))
+        fail("cannot listen on TCP port %s: %s", port, strerror(errno));
+    while (!stopping) {
+        take_async_events();
+        if (!readable(s, 200) || (c = accept4(s, NULL, NULL, SOCK_CLOEXEC)) < 0)
+            continue;
+        setsockopt(c, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        spawn(0, -1, c);
+    }
+    close(s);
+}
+
+static void wait_for_threads(void)
+{
+    while (serving) {
+        take_async_events();
+        usleep(50000);
+    }
+}
+
+static void report(void)
+{
+    printf("{\"rounds\": %llu, \"abandoned\": %llu, \"operations\": %llu, \"bytes\": %llu, \"lost\": %llu, \"rc_failed\": %llu, "
+           "\"atomics_failed\": %llu, \"stale_refused\": %llu, \"peers_lost\": %llu}\n", (unsigned long long)rounds, (unsigned long long)abandoned,
+           (unsigned long long)operations, (unsigned long long)bytes, (unsigned long long)lost, (unsigned long long)rc_failed,
+           (unsigned long long)atomics_failed, (unsigned long long)stale_refused, (unsigned long long)peers_lost);
+    fflush(stdout);
+}
+
+int main(int argc, char **argv)
+{
+    struct sigaction on_term = { .sa_handler = on_signal };
+    const char *port = NULL, *where = NULL;
+    struct ibv_device **list;
+    int i;
+
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    for (i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : "";
+
+        if (!strcmp(argv[i], "--faults")) { faults = 1; continue; }
+        if (!strcmp(argv[i], "--listen")) port = value;
+        else if (!strcmp(argv[i], "--connect")) where = value;
+        else if (!strcmp(argv[i], "--threads")) threads = atoi(value);
+        else if (!strcmp(argv[i], "--seconds")) seconds = strtoull(value, NULL, 10);
+        else if (!strcmp(argv[i], "--seed")) seed = strtoull(value, NULL, 10);
+        else fail("unknown option '%s'", argv[i]);
+        i++;
+    }
+    if (!port == !where)
+        fail("one of --listen PORT and --connect HOST:PORT is needed");
+    if (faults) /* the promise of a switch is 30 s */
+        bound_us = 45 * 1000000;
+    sigaction(SIGTERM, &on_term, NULL);
+    list = ibv_get_device_list(&devices);
+    devices = devices < MAX_DEVICES ? devices : MAX_DEVICES;
+    for (i = 0; i < devices; i++)
+        if (!(contexts[i] = ibv_open_device(list[i])) || fcntl(contexts[i]->async_fd, F_SETFL, O_NONBLOCK))
+            fail("cannot open device %d: %s", i, strerror(errno));
+    ibv_free_device_list(list);
+    if (!devices)
+        fail("no device");
+    if (port) {
+        listen_at(port);
+        wait_for_threads();
+        report();
+    } else {
+        for (i = 0; i < threads; i++)
+            spawn(1, i, tcp_connect(where));
+        wait_for_threads();
+        report();
+        while (!stopping) {
+            take_async_events();
+            usleep(50000);
+        }
+    }
+    for (i = 0; i < devices; i++)
+        if (ibv_close_device(contexts[i]))
+            fail("ibv_close_device fails");
+    return 0;
+}
