@@ -15,6 +15,7 @@
 //! counts as lost on the wire; the transport recovers or gives up.
 
 mod credit;
+mod gather;
 mod impair;
 mod parking;
 mod qps;

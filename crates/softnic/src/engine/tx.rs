@@ -9,13 +9,14 @@
 //! that leave. Memory of a posted send must not change until its completion, so there the copy is not needed.
 
 use super::credit::{Accounts, Gate};
+use super::gather::{each_piece, gather};
 use super::impair::{flip_bit, Impair, TxTag};
 use crate::memory::{QpMemory, View};
 use crate::socket::{self, Message, RawAddr, TxSocket, TX_MESSAGES};
 use std::net::{IpAddr, SocketAddr};
 use unbroken_fabric::Line;
 use unbroken_roce::{KeyChange, MemError, Memory, PacketSink, Payload, SinkError, UdDest, UdSink};
-use unbroken_types::{Access, Sge};
+use unbroken_types::Access;
 use unbroken_wire::{pad_of, IcrcFlow, IcrcSeed, BTH_BYTES, ICRC_BYTES, ROCE_PORT};
 
 /// Segments of one GSO send; kernels allow 64, newer ones 128.
@@ -558,52 +559,5 @@ impl UdSink for UdQpSink<'_, '_> {
             self.last = *dest;
         }
         self.sink.push(header, payload)
-    }
-}
-
-/// Appends a payload to a buffer.
-fn gather(mem: QpMemory<'_>, pd: u32, payload: &Payload<'_>, to: &mut Vec<u8>) -> Result<(), SinkError> {
-    let mut read = |key, va, len: u32, access| {
-        let at = to.len();
-        to.resize(at + len as usize, 0);
-        mem.read(pd, key, va, &mut to[at..], access).map_err(SinkError::Memory)
-    };
-    match *payload {
-        Payload::None => Ok(()),
-        Payload::Bytes(b) => {
-            to.extend_from_slice(b);
-            Ok(())
-        }
-        Payload::Region { key, va, len } => read(key, va, len, Access::REMOTE_READ),
-        Payload::Sges { sges, offset, len } => {
-            each_piece(sges, offset, len, |key, va, n| read(key, va, n, Access::NONE))
-        }
-    }
-}
-
-/// Calls `each` with key, address and length of the pieces of `offset..offset + len` of a scatter/gather list.
-fn each_piece(
-    sges: &[Sge],
-    mut offset: u32,
-    mut len: u32,
-    mut each: impl FnMut(u32, u64, u32) -> Result<(), SinkError>,
-) -> Result<(), SinkError> {
-    for sge in sges {
-        if offset >= sge.length {
-            offset -= sge.length;
-            continue;
-        }
-        let take = len.min(sge.length - offset);
-        if take == 0 {
-            break;
-        }
-        each(sge.lkey, sge.addr.wrapping_add(u64::from(offset)), take)?;
-        len -= take;
-        offset = 0;
-    }
-    if len == 0 {
-        Ok(())
-    } else {
-        Err(SinkError::Memory(MemError::OutOfBounds))
     }
 }
