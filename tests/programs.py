@@ -166,6 +166,36 @@ def ucx(logs, transports: str, named: str, test: str, args: list, settings=()):
             raise Failure("the NICs carried nothing")
 
 
+def port_2(logs, tool: str, args: list, settings=()):
+    """What is bound to port 2 goes through that port."""
+    needs(tool, "perftest")
+    with Fabric(logs, "--ports", "2", *settings) as fabric:
+        server, client = fabric.pair(tool, ["-F", "-i", 2, *args])
+        client.expect_success(SECONDS)
+        server.expect_success(SECONDS)
+        nics = fabric.nics()
+        first, second = (nics[nic]["tx_payload_bytes"] for nic in ("a/0", "a/0/2"))
+        # (Control messages go through port 1.)
+        if second < 100 * first or second == 0:
+            raise Failure(f"port 1 carried {first} bytes, port 2 {second}")
+
+
+def port_2_survives(logs, fault: str):
+    """A stream that is bound to port 2 goes on over another NIC when that port fails, and is told nothing."""
+    needs("ib_write_bw", "perftest")
+    with Fabric(logs, "--ports", "2") as fabric:
+        server, client = fabric.pair("ib_write_bw", ["-F", "-i", 2, "-D", 3])
+        wait_until(lambda: client.ended() or fabric.nics()["a/0/2"]["tx_payload_bytes"] > 100e6, 20, "traffic on port 2")
+        fabric.fault(fault)
+        client.expect_success(SECONDS)
+        server.expect_success(SECONDS)
+        nics = fabric.nics()
+        elsewhere = sum(n["tx_payload_bytes"] for name, n in nics.items() if name.startswith("a/") and name != "a/0/2")
+        if elsewhere < 100e6:
+            raise Failure(f"the other ports carried {elsewhere} bytes")
+        return f"{nics['a/0/2']['tx_payload_bytes'] / 1e9:.2f} GB on port 2, {elsewhere / 1e9:.2f} GB elsewhere"
+
+
 def ucx_survives(logs, fault: str):
     """UCX over RC goes on over another rail. (The death of a NIC would reach it: it keeps a UD QP, and those are not protected.)"""
     needs("ucx_perftest", "ucx-utils")
@@ -195,6 +225,7 @@ def main():
     suite.case("ibv_devinfo -v", devinfo, [], ["unb0", "PORT_ACTIVE", "Ethernet", "RoCE v2", "4096 (5)"])
     said = ["PORT_ACTIVE", "InfiniBand", "port_lid:\t\t131", "sm_lid:\t\t\t1", "active_mtu:\t\t1024 (3)", "fe80:"]
     suite.case("ibv_devinfo -v, InfiniBand", devinfo, [*INFINIBAND, "--mtu", "1024"], said)
+    suite.case("ibv_devinfo -v, two ports", devinfo, ["--ports", "2"], ["phys_port_cnt:\t\t\t2", "port:\t2", "::ffff:127."])
     suite.case("paths", paths)
     suite.case("paths, InfiniBand", infiniband_paths)
     suite.case("addresses, InfiniBand", addresses)
@@ -209,6 +240,10 @@ def main():
         suite.case(" ".join([tool, *args, "by LID"]), perftest, tool, args, payload, INFINIBAND)
     for transport in ["UC", "UD"]:
         suite.case(f"ib_send_bw -c {transport}, nic a/0 dead", unprotected, transport)
+    suite.case("ib_write_bw -i 2", port_2, "ib_write_bw", ["-s", "65536", "-n", "1000"])
+    suite.case("ib_send_bw -c UD -i 2 by LID", port_2, "ib_send_bw", ["-c", "UD", "-s", "1024", "-n", "500"], INFINIBAND)
+    for fault in ["nic a/0/2 down", "cable b/0/2 cut", "nic a/0 dead"]:
+        suite.case(f"ib_write_bw -i 2, {fault}", port_2_survives, fault)
     for transports, named, tests in UCX_TRANSPORTS:
         for test, args in tests:
             suite.case(f"ucx_perftest {transports} {test} {args[1]}", ucx, transports, named, test, args)

@@ -96,6 +96,7 @@ pub(crate) enum FabricCommand {
     #[command(after_help = "Examples:
   unbroken fabric up --hosts left,right --nics 2
   unbroken fabric up --link-layer infiniband --mtu 2048
+  unbroken fabric up --ports 2
 
 The settings are kept in fabric.toml in the runtime folder, where single NICs may be given others.")]
     Up {
@@ -111,6 +112,9 @@ The settings are kept in fabric.toml in the runtime folder, where single NICs ma
         /// The MTU of the ports: 256, 512, 1024, 2048 or 4096
         #[arg(long, default_value = "4096", value_name = "BYTES", value_parser = parse_mtu)]
         mtu: Mtu,
+        /// Ports of each NIC: 1 or 2
+        #[arg(long, default_value = "1", value_name = "COUNT", value_parser = parse_ports)]
+        ports: u8,
     },
     /// Show hosts, NICs, addresses and states
     Show {
@@ -144,7 +148,8 @@ const FAULTS: &str = "Faults:
 
 The last eight are of a NIC ('a/0'), of its cable ('cable a/0') or of a switch ('rail0'), and of both directions or of
 one, seen from the NIC ('loss a/0 tx 1%', 'loss a/0 rx 1%'). A switch strikes a packet once, as it enters ('rx': as it
-leaves); its rate is that of each port. Several faults add up; the same one set again is replaced.
+leaves); its rate is that of each port. Of a NIC with two ports, 'nic a/0/2 down',
+'cable a/0/2 cut' and 'flap a/0/2 …' are of port 2 alone. Several faults add up; the same one set again is replaced.
 Times have us, ms, s or m; rates kbit, Mbit or Gbit.";
 
 #[derive(Subcommand)]
@@ -213,6 +218,11 @@ Examples:
 /// An MTU in bytes.
 fn parse_mtu(text: &str) -> Result<Mtu, String> {
     unbroken_fabric::mtu(text.parse().map_err(|_| format!("'{text}' is not a number of bytes"))?)
+}
+
+/// A number of ports.
+fn parse_ports(text: &str) -> Result<u8, String> {
+    unbroken_fabric::ports(text.parse().map_err(|_| format!("'{text}' is not a number of ports"))?)
 }
 
 /// A time with its unit.

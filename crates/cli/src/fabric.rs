@@ -22,12 +22,13 @@ pub(crate) fn up(runtime: &Runtime, hosts: &[String], nics: u8, kind: NicKind) -
     };
     let names: Vec<&str> = fabric.hosts().iter().map(|h| h.name.as_str()).collect();
     print(&format!(
-        "hosts {} with {} NICs each; addresses 127.{}.<host>.<nic>; link layer {}, MTU {}; settings in {}\n",
+        "hosts {} with {} NICs each; addresses 127.{}.<host>.<nic>; link layer {}, MTU {}, ports {}; settings in {}\n",
         names.join(", "),
         nics,
         fabric.octet(),
         link_layer_name(kind.link_layer),
         kind.mtu.bytes(),
+        kind.ports,
         runtime.fabric_toml().display(),
     ))
 }

@@ -86,15 +86,19 @@ pub(crate) fn nic_statuses(runtime: &Runtime, fabric: Option<&Fabric>) -> Result
     let opened = NicPage::addresses(runtime)?;
     if let Some(fabric) = fabric {
         for nic in fabric.nics() {
-            let addr = IpAddr::from(fabric.nic_addr(&nic.host, nic.index)?);
             let (state, faults) = fabric.nic_state(&nic)?;
-            let state = match (state.alive, state.port_up) {
-                (false, _) => "dead",
-                (true, false) => "down",
-                (true, true) => "active",
-            };
-            let faults = faults.iter().map(ToString::to_string).collect();
-            statuses.push(nic_status(runtime, nic.to_string(), addr, opened.contains(&addr), state, faults)?);
+            for port in 1..=fabric.nic_kind(&nic.host, nic.index).ports {
+                let addr = IpAddr::from(fabric.port_addr(&nic.host, nic.index, port)?);
+                let text = match (state.alive, state.port_up(port)) {
+                    (false, _) => "dead",
+                    (true, false) => "down",
+                    (true, true) => "active",
+                };
+                // Port 1 has the name of its NIC.
+                let name = if port == 1 { nic.clone() } else { nic.at_port(port) };
+                let faults = faults.iter().map(ToString::to_string).collect();
+                statuses.push(nic_status(runtime, name.to_string(), addr, opened.contains(&addr), text, faults)?);
+            }
         }
     }
     let known: Vec<String> = statuses.iter().map(|s| s.addr.clone()).collect();

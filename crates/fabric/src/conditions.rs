@@ -95,7 +95,7 @@ mod tests {
 
     fn of(faults: &[&str]) -> Conditions {
         let mut conditions = Conditions::GOOD;
-        let spot = Spot { kind: SpotKind::Nic, host: 1, index: 0 };
+        let spot = Spot { kind: SpotKind::Nic, host: 1, index: 0, port: 0 };
         for fault in faults {
             conditions.add(&Entry::of(&fault.parse().unwrap(), spot));
         }

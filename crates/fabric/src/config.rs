@@ -4,6 +4,7 @@
 //! version = 1
 //! octet = 77            # addresses are 127.<octet>.<host number>.<NIC>
 //! link_layer = "ethernet"    # or "infiniband"; ethernet if nothing is said
+//! ports = 1             # ports of a NIC: 1 or 2; 1 if nothing is said
 //! mtu = 4096            # of a RoCE packet's payload: 256, 512, 1024, 2048 or 4096, which is what holds if nothing is said
 //!
 //! [[host]]
@@ -17,7 +18,8 @@
 //! mtu = 1024
 //! ```
 //!
-//! An InfiniBand port has a LID that follows from its address: `host number * 128 + NIC`.
+//! Port 2 of a NIC has the last octet `64 + NIC`. An InfiniBand port has a LID that follows from its address: `host number * 128 + last
+//! octet`.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -36,6 +38,10 @@ use crate::error::{FabricError, Result};
 pub const MAX_HOSTS: usize = 64;
 /// Most NICs of a host.
 pub const MAX_NICS: u8 = 64;
+/// Most ports of a NIC.
+pub const MAX_PORTS: u8 = 2;
+/// The bit of the last octet that tells port 2 from port 1.
+const PORT_2: u8 = 0x40;
 /// Longest name of a host, in bytes.
 const MAX_NAME: usize = 32;
 
@@ -50,25 +56,35 @@ pub struct Host {
     pub nics: u8,
 }
 
-/// The name of a NIC, `a/0`.
+/// The name of a NIC, `a/0`, or of one of its ports, `a/0/2`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NicName {
     /// The host.
     pub host: String,
     /// The NIC, from 0.
     pub index: u8,
+    /// The port, from 1; 0: the NIC with all its ports.
+    pub port: u8,
 }
 
 impl NicName {
     /// NIC `index` of `host`.
     pub fn new(host: &str, index: u8) -> NicName {
-        NicName { host: host.into(), index }
+        NicName { host: host.into(), index, port: 0 }
+    }
+
+    /// Port `port` of this NIC.
+    pub fn at_port(&self, port: u8) -> NicName {
+        NicName { port, ..self.clone() }
     }
 }
 
 impl fmt::Display for NicName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.host, self.index)
+        match self.port {
+            0 => write!(f, "{}/{}", self.host, self.index),
+            port => write!(f, "{}/{}/{port}", self.host, self.index),
+        }
     }
 }
 
@@ -76,13 +92,23 @@ impl FromStr for NicName {
     type Err = FabricError;
 
     fn from_str(text: &str) -> Result<NicName> {
-        let wrong = || FabricError::Name(format!("'{text}' is not the name of a NIC; a NIC is named like 'a/0'"));
+        let wrong = || {
+            FabricError::Name(format!(
+                "'{text}' is not the name of a NIC; a NIC is named like 'a/0', its second port 'a/0/2'"
+            ))
+        };
         let (host, index) = text.split_once('/').ok_or_else(wrong)?;
+        let (index, port) = match index.split_once('/') {
+            Some((index, "1")) => (index, 1),
+            Some((index, "2")) => (index, 2),
+            Some(_) => return Err(wrong()),
+            None => (index, 0),
+        };
         let index = index.parse().map_err(|_| wrong())?;
         if !is_host_name(host) {
             return Err(wrong());
         }
-        Ok(NicName { host: host.into(), index })
+        Ok(NicName { host: host.into(), index, port })
     }
 }
 
@@ -106,22 +132,25 @@ pub fn link_layer_name(link_layer: LinkLayer) -> &'static str {
 /// How a NIC is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NicKind {
-    /// What its port is attached to.
+    /// What its ports are attached to.
     pub link_layer: LinkLayer,
-    /// The MTU of its port.
+    /// The MTU of its ports.
     pub mtu: Mtu,
+    /// Its ports, 1 or 2.
+    pub ports: u8,
 }
 
 impl Default for NicKind {
     fn default() -> NicKind {
-        NicKind { link_layer: LinkLayer::Ethernet, mtu: Mtu::B4096 }
+        NicKind { link_layer: LinkLayer::Ethernet, mtu: Mtu::B4096, ports: 1 }
     }
 }
 
 impl NicKind {
     /// The lines of `fabric.toml`.
     fn to_toml(self) -> String {
-        format!("link_layer = \"{}\"\nmtu = {}\n", link_layer_name(self.link_layer), self.mtu.bytes())
+        let (link_layer, mtu) = (link_layer_name(self.link_layer), self.mtu.bytes());
+        format!("link_layer = \"{link_layer}\"\nmtu = {mtu}\nports = {}\n", self.ports)
     }
 }
 
@@ -150,9 +179,18 @@ impl Shape {
         Shape::of(octet, &["a", "b", "c", "d"], 4)
     }
 
-    /// The address of a NIC by host number and index; nothing is checked.
-    pub(crate) fn addr(&self, number: u8, index: u8) -> Ipv4Addr {
-        Ipv4Addr::new(127, self.octet, number, index)
+    /// The address of a port by numbers of the host, the NIC and the port; nothing is checked.
+    pub(crate) fn addr(&self, number: u8, index: u8, port: u8) -> Ipv4Addr {
+        Ipv4Addr::new(127, self.octet, number, if port > 1 { index | PORT_2 } else { index })
+    }
+
+    /// The port that has this address.
+    pub(crate) fn locate(&self, addr: Ipv4Addr) -> Option<NicName> {
+        let [first, octet, number, last] = addr.octets();
+        let host = self.hosts.iter().find(|h| h.number == number)?;
+        let (index, port) = (last & !PORT_2, if last & PORT_2 == 0 { 1 } else { 2 });
+        let there = first == 127 && octet == self.octet && index < host.nics;
+        (there && port <= self.kind(&host.name, index).ports).then(|| NicName::new(&host.name, index).at_port(port))
     }
 
     /// How a NIC is made.
@@ -195,18 +233,8 @@ impl Shape {
         check(file.octet.span(), (1..=254).contains(&octet), format!("octet is {octet}; 1 to 254 are right"))?;
         let count = file.host.len();
         check(0..0, (1..=MAX_HOSTS).contains(&count), format!("{count} hosts; 1 to {MAX_HOSTS} are right"))?;
-        let kind = |base: NicKind, layer: &Option<Spanned<String>>, bytes: &Option<Spanned<i64>>| -> Result<NicKind> {
-            let mut kind = base;
-            if let Some(name) = layer {
-                let found = link_layer(name.get_ref());
-                kind.link_layer = found.map_err(|what| config(line_of(text, Some(name.span())), what))?;
-            }
-            if let Some(bytes) = bytes {
-                kind.mtu = mtu(*bytes.get_ref()).map_err(|what| config(line_of(text, Some(bytes.span())), what))?;
-            }
-            Ok(kind)
-        };
-        let common = kind(NicKind::default(), &file.link_layer, &file.mtu)?;
+        let at = |span: Range<usize>, what: String| config(line_of(text, Some(span)), what);
+        let common = kind_of(NicKind::default(), (&file.link_layer, &file.mtu, &file.ports), at)?;
         let mut hosts: Vec<Host> = Vec::new();
         for host in &file.host {
             let (name, number, nics) = (host.name.get_ref(), *host.number.get_ref(), *host.nics.get_ref());
@@ -227,14 +255,32 @@ impl Shape {
         for entry in &file.nic {
             let nic = NicName::from_str(entry.name.get_ref())
                 .map_err(|e| config(line_of(text, Some(entry.name.span())), e.to_string()))?;
-            let known = hosts.iter().any(|h| h.name == nic.host && nic.index < h.nics);
+            let known = nic.port == 0 && hosts.iter().any(|h| h.name == nic.host && nic.index < h.nics);
             check(entry.name.span(), known, format!("there is no NIC '{nic}': no host above has it"))?;
             let first = specials.iter().all(|(other, _)| *other != nic);
             check(entry.name.span(), first, format!("NIC '{nic}' is there twice"))?;
-            specials.push((nic, kind(common, &entry.link_layer, &entry.mtu)?));
+            specials.push((nic, kind_of(common, (&entry.link_layer, &entry.mtu, &entry.ports), at)?));
         }
         Ok(Shape { octet: octet as u8, kind: common, hosts, specials })
     }
+}
+
+/// Settings as they are written: link layer, MTU, ports.
+type Written<'a> = (&'a Option<Spanned<String>>, &'a Option<Spanned<i64>>, &'a Option<Spanned<i64>>);
+
+/// A kind of NIC that differs from another in what is written.
+fn kind_of(base: NicKind, written: Written<'_>, at: impl Fn(Range<usize>, String) -> FabricError) -> Result<NicKind> {
+    let mut kind = base;
+    if let Some(name) = written.0 {
+        kind.link_layer = link_layer(name.get_ref()).map_err(|what| at(name.span(), what))?;
+    }
+    if let Some(bytes) = written.1 {
+        kind.mtu = mtu(*bytes.get_ref()).map_err(|what| at(bytes.span(), what))?;
+    }
+    if let Some(count) = written.2 {
+        kind.ports = ports(*count.get_ref()).map_err(|what| at(count.span(), what))?;
+    }
+    Ok(kind)
 }
 
 #[derive(Deserialize)]
@@ -244,6 +290,7 @@ struct File {
     octet: Spanned<i64>,
     link_layer: Option<Spanned<String>>,
     mtu: Option<Spanned<i64>>,
+    ports: Option<Spanned<i64>>,
     #[serde(default)]
     host: Vec<HostEntry>,
     #[serde(default)]
@@ -264,6 +311,7 @@ struct NicEntry {
     name: Spanned<String>,
     link_layer: Option<Spanned<String>>,
     mtu: Option<Spanned<i64>>,
+    ports: Option<Spanned<i64>>,
 }
 
 /// The link layer of that name, or what would be right.
@@ -280,6 +328,12 @@ pub fn mtu(bytes: i64) -> std::result::Result<Mtu, String> {
         .filter_map(Mtu::from_code)
         .find(|m| m.bytes() as i64 == bytes)
         .ok_or_else(|| format!("mtu is {bytes}; 256, 512, 1024, 2048 and 4096 are right"))
+}
+
+/// So many ports, or what would be right.
+pub fn ports(count: i64) -> std::result::Result<u8, String> {
+    let right = (1..=i64::from(MAX_PORTS)).contains(&count);
+    right.then_some(count as u8).ok_or_else(|| format!("ports is {count}; 1 and 2 are right"))
 }
 
 /// The line, from 1, at which a span begins.
@@ -307,15 +361,19 @@ mod tests {
         let shape = Shape::standard(77);
         assert_eq!(Shape::parse(&shape.to_toml(), Path::new("x")).unwrap(), shape);
         assert_eq!(shape.rails(), 4);
-        assert_eq!(shape.addr(1, 0), Ipv4Addr::new(127, 77, 1, 0));
+        assert_eq!(shape.addr(1, 0, 1), Ipv4Addr::new(127, 77, 1, 0));
     }
 
     #[test]
     fn settings_of_nics() {
         let mut shape = Shape::standard(77);
-        shape.kind = NicKind { link_layer: LinkLayer::Infiniband, mtu: Mtu::B1024 };
+        shape.kind = NicKind { link_layer: LinkLayer::Infiniband, mtu: Mtu::B1024, ports: 2 };
         shape.specials = vec![(NicName::new("b", 1), NicKind::default())];
         assert_eq!(Shape::parse(&shape.to_toml(), Path::new("x")).unwrap(), shape);
+        let port = "c/3/2".parse::<NicName>().unwrap();
+        assert_eq!((shape.addr(3, 3, 2), port.to_string()), (Ipv4Addr::new(127, 77, 3, 67), "c/3/2".into()));
+        assert_eq!(shape.locate(shape.addr(3, 3, 2)), Some(port));
+        assert_eq!(shape.locate(shape.addr(2, 1, 2)), None, "it has one port");
         assert_eq!((shape.kind("b", 1), shape.kind("a", 1)), (NicKind::default(), shape.kind));
         let old =
             Shape::parse("version = 1\noctet = 77\n[[host]]\nname = \"a\"\nnumber = 1\nnics = 1\n", Path::new("x"));
@@ -334,19 +392,21 @@ mod tests {
         let text = error(&good.replace("octet = 77", "octet = 300"));
         assert_eq!(text, "/x/fabric.toml:3: octet is 300; 1 to 254 are right");
         let text = error(&good.replacen("nics = 4", "nisc = 4", 1));
-        assert!(text.starts_with("/x/fabric.toml:10: ") && text.contains("nisc") && text.contains("`nics`"), "{text}");
+        assert!(text.starts_with("/x/fabric.toml:11: ") && text.contains("nisc") && text.contains("`nics`"), "{text}");
         let text = error(&good.replace("number = 2", "number = 1"));
-        assert_eq!(text, "/x/fabric.toml:14: number 1 of host 'b' is that of host 'a'");
+        assert_eq!(text, "/x/fabric.toml:15: number 1 of host 'b' is that of host 'a'");
         let text = error(&good.replace("\"b\"", "\"a\""));
-        assert_eq!(text, "/x/fabric.toml:13: host 'a' is there twice");
+        assert_eq!(text, "/x/fabric.toml:14: host 'a' is there twice");
         let text = error(&good.replace("version = 1", "version = 9"));
         assert!(text.starts_with("/x/fabric.toml:2: version is 9"), "{text}");
         let text = error(&good.replace("nics = 4", "nics = \"four\""));
-        assert!(text.starts_with("/x/fabric.toml:10: "), "{text}");
+        assert!(text.starts_with("/x/fabric.toml:11: "), "{text}");
         let text = error(&good.replace("name = \"c\"", "name = \"rail0\""));
-        assert!(text.starts_with("/x/fabric.toml:18: host name 'rail0'"), "{text}");
+        assert!(text.starts_with("/x/fabric.toml:19: host name 'rail0'"), "{text}");
         let text = error(&good.replace("ethernet", "infinband"));
         assert_eq!(text, "/x/fabric.toml:4: link_layer is 'infinband'; 'ethernet' and 'infiniband' are right");
+        let text = error(&good.replace("ports = 1", "ports = 3"));
+        assert_eq!(text, "/x/fabric.toml:6: ports is 3; 1 and 2 are right");
         let text = error(&good.replace("mtu = 4096", "mtu = 1500"));
         assert_eq!(text, "/x/fabric.toml:5: mtu is 1500; 256, 512, 1024, 2048 and 4096 are right");
         let text = error(&(good.clone() + "[[nic]]\nname = \"a/4\"\nlink_layer = \"ethernet\"\n"));
@@ -358,7 +418,7 @@ mod tests {
     #[test]
     fn names_of_nics() {
         assert_eq!("a/0".parse::<NicName>().unwrap(), NicName::new("a", 0));
-        for wrong in ["", "a", "a/", "/0", "a/x", "a/256", "A/0", "a-b/0", "a/0/1", "rail0/1"] {
+        for wrong in ["", "a", "a/", "/0", "a/x", "a/256", "A/0", "a-b/0", "a/0/0", "a/0/3", "a/0/1/1", "rail0/1"] {
             assert!(wrong.parse::<NicName>().is_err(), "{wrong}");
         }
     }

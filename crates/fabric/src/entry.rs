@@ -50,6 +50,8 @@ pub(crate) struct Spot {
     pub(crate) host: u8,
     /// NIC or rail.
     pub(crate) index: u8,
+    /// Port of the NIC, from 1; 0 for all.
+    pub(crate) port: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,17 +82,17 @@ pub(crate) struct Entry {
 impl Entry {
     /// What tells this fault from others; values and times do not.
     pub(crate) fn what(&self) -> u64 {
-        let Spot { kind, host, index } = self.spot;
-        u64::from_le_bytes([self.kind as u8, host, index, self.way as u8, kind as u8, 0, 0, 0])
+        let Spot { kind, host, index, port } = self.spot;
+        u64::from_le_bytes([self.kind as u8, host, index, self.way as u8, kind as u8, port, 0, 0])
     }
 
     /// The inverse of [`Entry::what`]: kind, place and direction. `None`: free, or of a newer program, and not ours to apply.
     pub(crate) fn from_what(what: u64) -> Option<Entry> {
-        let [kind, host, index, way, spot, ..] = what.to_le_bytes();
+        let [kind, host, index, way, spot, port, ..] = what.to_le_bytes();
         let kind = *Kind::ALL.iter().find(|k| **k as u8 == kind)?;
         let way = *[Way::Both, Way::Tx, Way::Rx].get(usize::from(way))?;
         let spot = *[SpotKind::Nic, SpotKind::Cable, SpotKind::Switch].get(usize::from(spot))?;
-        let spot = Spot { kind: spot, host, index };
+        let spot = Spot { kind: spot, host, index, port };
         Some(Entry { kind, spot, way, value: 0, more: 0, from_us: 0, lasts_us: 0, every_us: 0 })
     }
 
@@ -120,7 +122,8 @@ impl Entry {
 
     /// The fault, given the name of its host ("" for a switch).
     pub(crate) fn fault(&self, host: &str) -> Fault {
-        let (nic, rail) = (NicName::new(host, self.spot.index), self.spot.index);
+        let nic = NicName::new(host, self.spot.index).at_port(self.spot.port);
+        let rail = self.spot.index;
         let place = match self.spot.kind {
             SpotKind::Nic => Place::Nic(nic.clone()),
             SpotKind::Cable => Place::Cable(nic.clone()),
@@ -201,7 +204,7 @@ mod tests {
     use super::*;
 
     fn entry(fault: &str, from_us: u64, lasts_us: u64, every_us: u64) -> Entry {
-        let spot = Spot { kind: SpotKind::Nic, host: 1, index: 0 };
+        let spot = Spot { kind: SpotKind::Nic, host: 1, index: 0, port: 0 };
         Entry { from_us, lasts_us, every_us, ..Entry::of(&fault.parse().unwrap(), spot) }
     }
 

@@ -137,13 +137,10 @@ impl Fabric {
         Ok(self.host(host)?.nics)
     }
 
-    /// The shared page of the NIC with this address; `None` for one that is not of the fabric.
+    /// The shared page of the port with this address; `None` for one that is not of the fabric.
     pub fn nic_page(&self, addr: IpAddr) -> Option<NicPage> {
         let IpAddr::V4(v4) = addr else { return None };
-        let [net, octet, number, index] = v4.octets();
-        let known = |h: &Host| h.number == number && index < h.nics;
-        let ours = (net, octet) == (127, self.octet()) && self.hosts().iter().any(known);
-        ours.then(|| NicPage::open(&self.runtime, addr).ok()).flatten()
+        self.locate(v4).and_then(|_| NicPage::open(&self.runtime, addr).ok())
     }
 
     /// All NICs, host by host.
@@ -153,8 +150,14 @@ impl Fabric {
 
     /// The address of NIC `index` of `host`.
     pub fn nic_addr(&self, host: &str, index: u8) -> Result<Ipv4Addr> {
+        self.port_addr(host, index, 1)
+    }
+
+    /// The address of port `port`, from 1, of NIC `index` of `host`.
+    pub fn port_addr(&self, host: &str, index: u8, port: u8) -> Result<Ipv4Addr> {
         let number = self.number(host, index)?;
-        Ok(self.shape.addr(number, index))
+        self.check_port(&NicName::new(host, index).at_port(port))?;
+        Ok(self.shape.addr(number, index, port))
     }
 
     /// What was asked for when the fabric was made, or written into `fabric.toml` since.
@@ -169,10 +172,10 @@ impl Fabric {
 
     /// The address of the InfiniBand port with this LID (see [`lid_of`](crate::lid_of)), or why there is none.
     pub fn addr_of_lid(&self, lid: u16) -> Result<Ipv4Addr> {
-        let addr = self.shape.addr((lid >> 7).min(255) as u8, (lid & 0x7f) as u8);
+        let addr = Ipv4Addr::new(127, self.shape.octet, (lid >> 7).min(255) as u8, (lid & 0x7f) as u8);
         let nic = self.locate(addr).ok_or_else(|| {
             FabricError::Name(format!(
-                "no port of the fabric has LID {lid}; the LID of a port is 128 * host number + NIC"
+                "no port of the fabric has LID {lid}; the LID of a port is 128 * host number + last octet of its address"
             ))
         })?;
         match self.nic_kind(&nic.host, nic.index).link_layer {
@@ -183,11 +186,21 @@ impl Fabric {
         }
     }
 
-    /// The NIC that has this address, if it is one of the fabric.
+    /// The port that has this address, if it is one of the fabric.
     pub fn locate(&self, addr: Ipv4Addr) -> Option<NicName> {
-        let [first, octet, number, index] = addr.octets();
-        let host = self.hosts().iter().find(|h| h.number == number)?;
-        (first == 127 && octet == self.shape.octet && index < host.nics).then(|| NicName::new(&host.name, index))
+        self.shape.locate(addr)
+    }
+
+    /// Whether the NIC has the port that is named, if one is named.
+    fn check_port(&self, nic: &NicName) -> Result<()> {
+        let ports = self.nic_kind(&nic.host, nic.index).ports;
+        if nic.port <= ports {
+            return Ok(());
+        }
+        let whole = nic.at_port(0);
+        Err(FabricError::Name(format!(
+            "there is no port '{nic}'; NIC '{whole}' has {ports}: see 'ports' in fabric.toml"
+        )))
     }
 
     /// What NIC `index` of `host` sees of the faults; for its engine.
@@ -393,9 +406,13 @@ impl Fabric {
     }
 
     fn entry_of(&self, fault: &Fault) -> Result<Entry> {
-        let at = |kind, nic: &NicName| Ok(Spot { kind, host: self.number(&nic.host, nic.index)?, index: nic.index });
+        let at = |kind, nic: &NicName| {
+            let host = self.number(&nic.host, nic.index)?;
+            self.check_port(nic)?;
+            Ok(Spot { kind, host, index: nic.index, port: nic.port })
+        };
         let switch = |rail| match rail < self.rails() {
-            true => Ok(Spot { kind: SpotKind::Switch, host: 0, index: rail }),
+            true => Ok(Spot { kind: SpotKind::Switch, host: 0, index: rail, port: 0 }),
             false => {
                 let names: Vec<String> = (0..self.rails()).map(|n| format!("rail{n}")).collect();
                 Err(FabricError::Name(format!("there is no switch 'rail{rail}'; switches are {}", names.join(", "))))

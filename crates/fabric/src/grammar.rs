@@ -10,7 +10,7 @@ use crate::units::{parse_rate, parse_share, parse_time_us, Share, FULL_PPM};
 
 /// The kinds of faults, each with its forms.
 const KINDS: [(&str, &str); 13] = [
-    ("nic", "'nic a/0 dead', 'nic a/0 down'"),
+    ("nic", "'nic a/0 dead', 'nic a/0 down', 'nic a/0/2 down' for port 2 alone"),
     ("cable", "'cable a/0 cut'"),
     ("switch", "'switch rail0 down'"),
     ("loss", "'loss a/0 1%'"),
@@ -38,7 +38,7 @@ const MAX_BURST: u32 = 100_000;
 pub(crate) fn parse(text: &str) -> Result<Fault> {
     let words = Words::of(text)?;
     match (words.kind, &words.rest[..]) {
-        ("nic", [nic, "dead"]) => Ok(Fault::NicDead(nic.parse()?)),
+        ("nic", [nic, "dead"]) => Ok(Fault::NicDead(words.whole(nic.parse()?)?)),
         ("nic", [nic, "down"]) => Ok(Fault::NicDown(nic.parse()?)),
         ("cable", [nic, "cut"]) => Ok(Fault::CableCut(nic.parse()?)),
         ("switch", [rail, "down"]) => Ok(Fault::SwitchDown { rail: rail_of(rail)? }),
@@ -115,6 +115,12 @@ impl<'a> Words<'a> {
         FabricError::Name(format!("fault '{}': {what}; right is {forms}", self.text))
     }
 
+    /// A NIC, not one of its ports: what befalls all of it.
+    fn whole(&self, nic: NicName) -> Result<NicName> {
+        let name = nic.at_port(0);
+        (nic.port == 0).then_some(nic).ok_or_else(|| self.wrong(format!("this is of a NIC as a whole, '{name}'")))
+    }
+
     /// A fault with a place and values.
     fn placed(mut self) -> Result<Fault> {
         let place = self.place()?;
@@ -124,10 +130,13 @@ impl<'a> Words<'a> {
                 Fault::Flap { place, down_us, up_us }
             }
             "wqe-error" => match place {
-                Place::Nic(nic) => Fault::WqeError(nic),
+                Place::Nic(nic) => Fault::WqeError(self.whole(nic)?),
                 _ => return Err(self.wrong("only a NIC has work requests".into())),
             },
             _ => {
+                if let Place::Nic(nic) | Place::Cable(nic) = &place {
+                    self.whole(nic.clone())?;
+                }
                 let way = self.way()?;
                 Fault::Impaired { place, way, what: self.impairment()? }
             }

@@ -37,7 +37,8 @@ mod view;
 
 pub use conditions::{Burst, Conditions};
 pub use config::{
-    lid_of, link_layer, link_layer_name, mtu, Host, NicKind, NicName, Shape, MAX_HOSTS, MAX_NICS, SM_LID,
+    lid_of, link_layer, link_layer_name, mtu, ports, Host, NicKind, NicName, Shape, MAX_HOSTS, MAX_NICS, MAX_PORTS,
+    SM_LID,
 };
 pub use credit::{packet_cost, Credit, PATIENCE_US};
 pub use error::FabricError;
@@ -47,6 +48,6 @@ pub use gap::{Gap, GapRecorder, GapReport, GAP_MIN_US, GAP_RING};
 pub use line::Line;
 pub use nicpage::{NicPage, SlotCounters, SLOTS};
 pub use random::random_schedule;
-pub use unbroken_telemetry::{now_us, Runtime, RuntimeError};
+pub use unbroken_telemetry::{now_us, NicCounters, Runtime, RuntimeError};
 pub use units::TimeUs;
-pub use view::{LinkState, NicView};
+pub use view::{LinkState, NicView, ALL_PORTS};

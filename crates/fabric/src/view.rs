@@ -4,20 +4,32 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use crate::conditions::Conditions;
+use crate::config::MAX_PORTS;
 use crate::entry::{Entry, Kind, SpotKind};
 use crate::fault::Way;
 use crate::faultpage::{FaultPage, QUICK_TRIES};
 use crate::map::Mapped;
+
+/// The bits of all ports that a NIC may have.
+pub const ALL_PORTS: u8 = (1 << MAX_PORTS) - 1;
+
+/// The bit of a port, from 1; 0 stands for all.
+fn ports_of(port: u8) -> u8 {
+    match port {
+        0 => ALL_PORTS,
+        port => 1 << (port - 1) & ALL_PORTS,
+    }
+}
 
 /// The state of a NIC and of its way into the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkState {
     /// False: the NIC is dead; nothing works any more.
     pub alive: bool,
-    /// False: the port is down.
-    pub port_up: bool,
-    /// False: the cable is cut or the switch is off, so that nothing goes out or comes in; the NIC does not know.
-    pub carries: bool,
+    /// Ports that are down, bit 0 for port 1.
+    pub down: u8,
+    /// Ports whose cable is cut or whose switch is off, so that nothing goes out or comes in; the NIC does not know.
+    pub silent: u8,
     /// 0: packets pass unharmed. Else another number each time that the [`Conditions`] change.
     pub impaired: u32,
     /// When a `wqe-error` fell due for the last time; 0 for never.
@@ -26,12 +38,28 @@ pub struct LinkState {
 
 impl LinkState {
     /// Nothing is wrong.
-    pub const GOOD: LinkState = LinkState { alive: true, port_up: true, carries: true, impaired: 0, wqe_error_us: 0 };
+    pub const GOOD: LinkState = LinkState { alive: true, down: 0, silent: 0, impaired: 0, wqe_error_us: 0 };
 
-    /// Whether a packet can pass at all.
+    /// Whether a port, from 1, has a link.
     #[inline]
-    pub fn passes(&self) -> bool {
-        self.alive && self.port_up && self.carries
+    pub fn port_up(&self, port: u8) -> bool {
+        self.down & ports_of(port) == 0
+    }
+
+    /// The ports that no packet passes, bit 0 for port 1.
+    #[inline]
+    pub fn shut(&self) -> u8 {
+        if self.alive {
+            self.down | self.silent
+        } else {
+            ALL_PORTS
+        }
+    }
+
+    /// Whether a packet can pass through a port, from 1.
+    #[inline]
+    pub fn passes(&self, port: u8) -> bool {
+        self.shut() & ports_of(port) == 0
     }
 }
 
@@ -58,8 +86,8 @@ impl Outlook {
         }
         match (entry.kind, entry.spot.kind) {
             (Kind::NicDead, _) => self.state.alive = false,
-            (Kind::Down | Kind::Flap, SpotKind::Nic) => self.state.port_up = false,
-            (Kind::Down | Kind::Flap, _) => self.state.carries = false,
+            (Kind::Down | Kind::Flap, SpotKind::Nic) => self.state.down |= ports_of(entry.spot.port),
+            (Kind::Down | Kind::Flap, _) => self.state.silent |= ports_of(entry.spot.port),
             (Kind::WqeError, _) => {
                 self.state.wqe_error_us = self.state.wqe_error_us.max(entry.began_us(now_us).unwrap_or(0));
             }

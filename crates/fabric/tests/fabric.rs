@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use unbroken_fabric::{now_us, Fabric, LinkState, Runtime, Schedule, Shape};
+use unbroken_fabric::{now_us, Fabric, LinkState, Runtime, Schedule, Shape, ALL_PORTS};
 use unbroken_telemetry::{read_events, What};
 
 fn runtime() -> (tempfile::TempDir, Runtime) {
@@ -26,7 +26,7 @@ fn a_default_fabric_exists_without_a_command() {
     assert_eq!(fabric.nic_addr("a", 0).unwrap(), Ipv4Addr::new(127, octet, 1, 0));
     assert_eq!(fabric.nic_addr("d", 3).unwrap(), Ipv4Addr::new(127, octet, 4, 3));
     for nic in fabric.nics() {
-        assert_eq!(fabric.locate(fabric.nic_addr(&nic.host, nic.index).unwrap()), Some(nic));
+        assert_eq!(fabric.locate(fabric.nic_addr(&nic.host, nic.index).unwrap()), Some(nic.at_port(1)));
     }
     for stranger in ["127.0.0.1", "10.0.0.1"] {
         assert_eq!(fabric.locate(stranger.parse().unwrap()), None);
@@ -57,13 +57,13 @@ fn faults_reach_the_nics_they_concern() {
     let mut states = || [&mut a0, &mut b0, &mut a1].map(|v| v.state(now_us()));
     let good = LinkState::GOOD;
     assert_eq!(states(), [good; 3]);
-    let silent = LinkState { carries: false, ..good };
+    let silent = LinkState { silent: ALL_PORTS, ..good };
     for (fault, expected) in [
         ("nic a/0 dead", [LinkState { alive: false, ..good }, good, good]),
-        ("nic a/0 down", [LinkState { port_up: false, ..good }, good, good]),
+        ("nic a/0 down", [LinkState { down: ALL_PORTS, ..good }, good, good]),
         ("cable b/0 cut", [good, silent, good]),
         ("switch rail0 down", [silent, silent, good]),
-        ("flap a/1 down=1m up=1s", [good, good, LinkState { port_up: false, ..good }]),
+        ("flap a/1 down=1m up=1s", [good, good, LinkState { down: ALL_PORTS, ..good }]),
         ("flap cable a/0 down=1m up=1s", [silent, good, good]),
         ("flap rail0 down=1m up=1s", [silent, silent, good]),
     ] {
@@ -125,7 +125,7 @@ fn a_schedule_is_a_function_of_time() {
     let fabric = Fabric::open(&runtime).unwrap();
     let ms = Duration::from_millis;
     let mut view = fabric.nic_view("a", 0).unwrap();
-    let mut up = |from_us: u64, at_ms: [u64; 4]| at_ms.map(|ms| view.state(from_us + ms * 1000).port_up);
+    let mut up = |from_us: u64, at_ms: [u64; 4]| at_ms.map(|ms| view.state(from_us + ms * 1000).port_up(1));
     let when = Schedule { at: ms(60_000), lasts: Some(ms(10)), every: Some(ms(50)) };
     let set = fabric.schedule(&"nic a/0 down".parse().unwrap(), &when).unwrap();
     assert_eq!(up(set.from_us, [0, 10, 50, 60]), [false, true, false, true]);
@@ -183,7 +183,7 @@ fn a_wqe_error_has_the_time_at_which_it_fell_due() {
     let from_us = fabric.schedule(&"wqe-error a/0".parse().unwrap(), &when).unwrap().from_us;
     let due = [from_us - 1, from_us, from_us + 4_999, from_us + 5_000].map(|t| view.state(t).wqe_error_us);
     assert_eq!(due, [0, from_us, from_us, from_us + 5_000]);
-    assert!(view.state(from_us).passes());
+    assert!(view.state(from_us).passes(1));
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn readers_see_whole_tables_while_writers_write() {
         while !done.load(Ordering::Relaxed) {
             let state = view.state(now_us());
             let [tx, rx] = view.conditions();
-            assert!(state.passes() && tx == rx && tx.loss_ppm % 10_000 == 0);
+            assert!(state.passes(1) && tx == rx && tx.loss_ppm % 10_000 == 0);
         }
     });
     assert_eq!(fabric.list().len(), 2);

@@ -137,6 +137,7 @@ pub fn change(kind: QpType, now: QpState, attr: &ibv_qp_attr, mask: c_int, ports
     m.rc.access = has(IBV_QP_ACCESS_FLAGS).then_some(Access(attr.qp_access_flags & 0x1f));
     m.sqd_notify = has(IBV_QP_EN_SQD_ASYNC_NOTIFY).then_some(attr.en_sqd_async_notify != 0);
     m.qkey = has(IBV_QP_QKEY).then_some(attr.qkey);
+    m.port = has(IBV_QP_PORT).then_some(attr.port_num);
     if has(IBV_QP_PATH_MTU) {
         let mtu = Mtu::from_code(attr.path_mtu as u32);
         m.rc.mtu = Some(mtu.ok_or_else(|| {
@@ -189,7 +190,7 @@ pub fn snapshot(s: &QpSnapshot, state: QpState, av: Option<ibv_ah_attr>) -> ibv_
     a.rnr_retry = rc.rnr_retry.unwrap_or(0);
     a.en_sqd_async_notify = s.attrs.sqd_notify.unwrap_or(false).into();
     a.sq_draining = s.sq_draining.into();
-    a.port_num = 1;
+    a.port_num = s.attrs.port.unwrap_or(1);
     a.ah_attr = av.unwrap_or(a.ah_attr);
     a
 }

@@ -110,7 +110,7 @@ fn port_attr(front: &front::Context, port: u8) -> Result<ibv_port_attr> {
 
 /// The GID at an index of the table, `None` where that entry is empty, or an error that says what exists.
 fn gid_at(front: &front::Context, port: u32, index: usize) -> Result<Option<Gid>> {
-    let port = u8::try_from(port).map_err(|_| Error::invalid(format!("port {port}: this device has port 1 only")))?;
+    let port = u8::try_from(port).map_err(|_| Error::invalid(format!("port {port}: ports count from 1")))?;
     let gids = front.port(port)?.gids;
     if index >= table_len(&gids) {
         return Err(Error::invalid(format!(

@@ -11,11 +11,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use unbroken_shift::front::{inventory, Inventory, NicInfo};
+use unbroken_shift::front::{inventory, Inventory, NicInfo, PortInfo};
 use unbroken_types::LinkLayer;
 
 /// Kernel ABI of uverbs, as `infiniband_verbs/abi_version` says it.
 const ABI: &str = "6\n";
+
+/// Ports that a device may have.
+const MAX_PORTS: usize = 2;
 
 /// The folder that stands for `/`, without a slash at its end; `None` where there are no NICs or it cannot be made.
 pub fn root() -> Option<&'static [u8]> {
@@ -91,18 +94,9 @@ fn guid(guid: u64) -> String {
 }
 
 fn device(folder: &Path, nic: &NicInfo) -> io::Result<()> {
-    let port = folder.join("ports/1");
-    for part in ["gids", "gid_attrs/types", "gid_attrs/ndevs", "pkeys"] {
-        fs::create_dir_all(port.join(part))?;
-    }
+    fs::create_dir_all(folder.join("ports"))?;
     let node_guid = guid(nic.node_guid);
-    let [high, low] = [0, 8].map(|at| u64::from_be_bytes(nic.gid.0[at..at + 8].try_into().expect("eight bytes")));
-    let gid = format!("{}:{}", guid(high), guid(low));
-    let (link_layer, gid_type) = match nic.link_layer {
-        LinkLayer::Infiniband => ("InfiniBand", "IB/RoCE v1"),
-        LinkLayer::Ethernet => ("Ethernet", "RoCE v2"),
-    };
-    let files: &[(&str, &str)] = &[
+    let files = [
         ("node_type", "1: CA"),
         ("node_guid", &node_guid),
         ("sys_image_guid", &node_guid),
@@ -110,21 +104,45 @@ fn device(folder: &Path, nic: &NicInfo) -> io::Result<()> {
         ("fw_ver", env!("CARGO_PKG_VERSION")),
         ("hw_rev", "1"),
         ("hca_type", "unbroken"),
-        ("ports/1/link_layer", link_layer),
-        ("ports/1/rate", "100 Gb/sec (4X EDR)"),
-        ("ports/1/lid", &format!("{:#x}", nic.lid)),
-        ("ports/1/lid_mask_count", "0"),
-        ("ports/1/sm_lid", &format!("{:#x}", nic.sm_lid)),
-        ("ports/1/sm_sl", "0"),
-        ("ports/1/cap_mask", "0x04010000"),
-        ("ports/1/pkeys/0", "0xffff"),
-        ("ports/1/gids/0", &gid),
-        ("ports/1/gid_attrs/types/0", gid_type),
     ];
     for (name, text) in files {
         put(&folder.join(name), &format!("{text}\n"))?;
     }
-    let interface = port.join("gid_attrs/ndevs/0");
+    for (n, port) in (1..).zip(&nic.ports) {
+        make_port(&folder.join(format!("ports/{n}")), nic, port)?;
+    }
+    // Ports of a fabric that was here before.
+    for n in nic.ports.len() + 1..=MAX_PORTS {
+        let _ = fs::remove_dir_all(folder.join(format!("ports/{n}")));
+    }
+    Ok(())
+}
+
+fn make_port(folder: &Path, nic: &NicInfo, port: &PortInfo) -> io::Result<()> {
+    for part in ["gids", "gid_attrs/types", "gid_attrs/ndevs", "pkeys", "counters"] {
+        fs::create_dir_all(folder.join(part))?;
+    }
+    let [high, low] = [0, 8].map(|at| u64::from_be_bytes(port.gid.0[at..at + 8].try_into().expect("eight bytes")));
+    let (link_layer, gid_type) = match nic.link_layer {
+        LinkLayer::Infiniband => ("InfiniBand", "IB/RoCE v1"),
+        LinkLayer::Ethernet => ("Ethernet", "RoCE v2"),
+    };
+    let files = [
+        ("link_layer", link_layer),
+        ("rate", "100 Gb/sec (4X EDR)"),
+        ("lid", &format!("{:#x}", port.lid)),
+        ("lid_mask_count", "0"),
+        ("sm_lid", &format!("{:#x}", port.sm_lid)),
+        ("sm_sl", "0"),
+        ("cap_mask", "0x04010000"),
+        ("pkeys/0", "0xffff"),
+        ("gids/0", &format!("{}:{}", guid(high), guid(low))),
+        ("gid_attrs/types/0", gid_type),
+    ];
+    for (name, text) in files {
+        put(&folder.join(name), &format!("{text}\n"))?;
+    }
+    let interface = folder.join("gid_attrs/ndevs/0");
     match nic.link_layer {
         LinkLayer::Ethernet => put(&interface, &format!("{}\n", nic.interface)),
         // An InfiniBand port belongs to no network interface. The fabric may have been another when the tree was made.
@@ -137,10 +155,24 @@ fn device(folder: &Path, nic: &NicInfo) -> io::Result<()> {
 
 fn write_states(root: &Path, inventory: &Inventory) -> io::Result<()> {
     for (i, nic) in inventory.nics.iter().enumerate() {
-        let port = device_folder(root, i).join("ports/1");
-        let (state, phys) = if nic.active { ("4: ACTIVE", "5: LinkUp") } else { ("1: DOWN", "3: Disabled") };
-        put(&port.join("state"), &format!("{state}\n"))?;
-        put(&port.join("phys_state"), &format!("{phys}\n"))?;
+        for (n, port) in (1..).zip(&nic.ports) {
+            let folder = device_folder(root, i).join(format!("ports/{n}"));
+            let (state, phys) = if port.active { ("4: ACTIVE", "5: LinkUp") } else { ("1: DOWN", "3: Disabled") };
+            put(&folder.join("state"), &format!("{state}\n"))?;
+            put(&folder.join("phys_state"), &format!("{phys}\n"))?;
+            let c = &port.counters;
+            // As in InfiniBand's counters, data are counted in words of four bytes.
+            let counters = [
+                ("port_xmit_data", c.tx_bytes / 4),
+                ("port_rcv_data", c.rx_bytes / 4),
+                ("port_xmit_packets", c.tx_packets),
+                ("port_rcv_packets", c.rx_packets),
+                ("port_rcv_errors", c.icrc_errors),
+            ];
+            for (name, value) in counters {
+                put(&folder.join("counters").join(name), &format!("{value}\n"))?;
+            }
+        }
     }
     Ok(())
 }
@@ -152,13 +184,10 @@ mod tests {
 
     fn tree(nics: usize) -> Inventory {
         let nic = NicInfo {
-            gid: Default::default(),
             link_layer: LinkLayer::Ethernet,
-            lid: 0,
-            sm_lid: 0,
             node_guid: 0x0255_4e00_7f4d_0100,
             interface: "lo".to_owned(),
-            active: true,
+            ports: vec![PortInfo { active: true, ..PortInfo::default() }; 2],
         };
         Inventory { runtime: PathBuf::new(), key: "a".to_owned(), nics: vec![nic; nics] }
     }
@@ -175,6 +204,7 @@ mod tests {
             let read = |name: &str| fs::read_to_string(class.join("unb0").join(name)).unwrap();
             assert_eq!(read("node_guid"), "0255:4e00:7f4d:0100\n");
             assert_eq!(read("ports/1/state"), "4: ACTIVE\n");
+            assert_eq!(read("ports/2/counters/port_xmit_data"), "0\n");
             assert_eq!(read("ports/1/gids/0"), "0000:0000:0000:0000:0000:0000:0000:0000\n");
             assert_eq!(fs::read_dir(root.join("dev/infiniband")).unwrap().count(), nics);
             assert!(class.join("unb0/../../infiniband/unb0/ports").exists(), "as a link into /sys/devices/virtual");

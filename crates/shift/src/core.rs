@@ -143,6 +143,10 @@ impl Core {
         self.nics.gid(i)
     }
 
+    pub(crate) fn first_port(&self, gid: Gid) -> Gid {
+        self.nics.first_port(gid)
+    }
+
     pub(crate) fn memory(&self) -> &Arc<dyn MemoryDomain> {
         &self.memory
     }

@@ -3,8 +3,8 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-pub use unbroken_softnic::NicInfo;
 use unbroken_softnic::{Config, NicSource, SoftNics};
+pub use unbroken_softnic::{NicInfo, PortInfo};
 use unbroken_types::Gid;
 use unbroken_verbs::{Device, Error, EventSink, MemoryDomain, Result};
 
@@ -18,6 +18,8 @@ pub trait NicSet: Send + Sync {
     fn host(&self) -> String;
     /// The GID of NIC `i`, known before it is opened.
     fn gid(&self, i: usize) -> Gid;
+    /// The GID of port 1 of the NIC, of whatever host, that has a port with this GID: QPNs are a NIC's, whichever port carries its QPs.
+    fn first_port(&self, gid: Gid) -> Gid;
     /// The node GUID of NIC `i`.
     fn node_guid(&self, i: usize) -> u64;
     /// Opens NIC `i`. A dead one can be opened again when it is healed.
@@ -45,6 +47,10 @@ impl NicSet for Soft {
 
     fn gid(&self, i: usize) -> Gid {
         self.0.gid(i).unwrap_or_default()
+    }
+
+    fn first_port(&self, gid: Gid) -> Gid {
+        self.0.first_port(gid)
     }
 
     fn node_guid(&self, i: usize) -> u64 {

@@ -1,7 +1,7 @@
 //! What the C layer calls: devices, contexts, queues and logical QPs of this process.
 
 use crate::core::Core;
-pub use crate::devices::{check_owner, inventory, Inventory, NicInfo};
+pub use crate::devices::{check_owner, inventory, Inventory, NicInfo, PortInfo};
 pub use crate::qp::{Qp, QpRequest};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
@@ -182,13 +182,10 @@ impl Context {
         self.attr.clone()
     }
 
-    /// The port; a device has one, number 1.
+    /// A port, counted from 1.
     pub fn port(&self, port: u8) -> Result<PortAttr> {
-        if port != 1 {
-            return Err(Error::invalid(format!("port {port}: this device has port 1 only")));
-        }
         // After a death the device may have been opened anew.
-        Ok(self.core.device(self.nic).unwrap_or_else(|| self.device.clone()).port())
+        self.core.device(self.nic).unwrap_or_else(|| self.device.clone()).port(port)
     }
 
     /// The GID of the InfiniBand port that has this LID, or why there is none.

@@ -337,6 +337,7 @@ fn open(qp: &Qp, g: &mut Gate, slot: u8) -> Result<Opened> {
     let path = link.lqp.slots().get(slot).ok_or_else(|| Error::invalid("the slot has no path"))?;
     let nic = usize::from(path.local);
     let device = core.device(nic).ok_or_else(|| Error::device_gone(format!("{} is dead", core.nic_name(nic))))?;
+    let mtu = device.port(1)?.active_mtu;
     let fresh = device.create_qp(&qp.init)?;
     let result = (|| {
         let rc = RcModify { state: Some(QpState::Init), access: g.app.rc.access, ..RcModify::default() };
@@ -354,10 +355,9 @@ fn open(qp: &Qp, g: &mut Gate, slot: u8) -> Result<Opened> {
     let old = (g.nic, g.phys.qpn());
     g.phys.destroy();
     core.rename_physical(qp.id(), old, (nic, fresh.qpn()));
-    let mtu = device.port().active_mtu;
     let opened = Opened { qpn: fresh.qpn(), mtu: g.app.rc.mtu.map_or(mtu, |m| m.min(mtu)) };
     g.phys = fresh;
-    g.nic = nic;
+    (g.nic, g.port) = (nic, 1);
     Ok(opened)
 }
 

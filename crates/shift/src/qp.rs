@@ -48,6 +48,8 @@ pub(crate) struct Gate {
     pub(crate) phys: Arc<dyn DeviceQp>,
     /// Index of its NIC.
     pub(crate) nic: usize,
+    /// The port of that NIC, from 1. A QP that has moved uses port 1.
+    pub(crate) port: u8,
     /// All attributes that the application set, the latest of each.
     pub(crate) app: QpModify,
     /// Who the peer is and how to move; `None` while not connected or not protected.
@@ -105,6 +107,7 @@ impl Qp {
             gate: Mutex::new(Gate {
                 phys,
                 nic,
+                port: 1,
                 app: QpModify::default(),
                 link: None,
                 why_not,
@@ -272,7 +275,11 @@ impl Qp {
         if let (Some(QpState::Rts), Some(psn)) = (state, g.link.as_ref().and_then(|l| l.moved_sq_psn())) {
             physical.rc.sq_psn = Some(psn);
         }
+        if g.nic != self.nic {
+            physical.port = None;
+        }
         g.phys.modify(&physical)?;
+        g.port = physical.port.unwrap_or(g.port);
         merge(&mut g.app, change);
         Ok(())
     }
@@ -319,6 +326,7 @@ impl Qp {
         let gid = change.dest_gid.or(g.app.dest_gid);
         let qpn = change.rc.dest_qpn.or(g.app.rc.dest_qpn);
         let (Some(gid), Some(qpn)) = (gid, qpn) else { return };
+        let gid = self.core.first_port(gid);
         g.why_not = match self.core.directory.as_ref().map(|d| d.lookup_qp(gid, qpn)) {
             Some(Ok(Some(incarnation))) => match Link::new(self, gid, qpn, incarnation) {
                 Ok(link) => {
@@ -459,4 +467,5 @@ fn merge(all: &mut QpModify, change: &QpModify) {
     take!(dest_gid);
     take!(qkey);
     take!(sqd_notify);
+    take!(port);
 }

@@ -113,6 +113,14 @@ struct Worker {
     status: Option<StatusServer>,
 }
 
+/// The name of a port, which is its NIC's for port 1.
+fn port_name(core: &Core, nic: usize, port: u8) -> String {
+    match port {
+        0 | 1 => core.nic_name(nic),
+        port => format!("{}/{port}", core.nic_name(nic)),
+    }
+}
+
 /// Starts the worker of a process.
 pub(crate) fn spawn(core: &Arc<Core>) {
     let status = match StatusServer::bind(&core.runtime) {
@@ -240,17 +248,17 @@ impl Worker {
         match event {
             DeviceEvent::Fatal => {
                 core.emit(What::DeviceFatal { nic: core.nic_name(nic) });
-                self.suspect_all(nic, Reason::DeviceFatal);
+                self.suspect_all(nic, None, Reason::DeviceFatal);
                 core.drop_device(nic);
                 core.publish_process();
                 self.tell_application(nic, event_type::DEVICE_FATAL, AsyncElement::Device);
             }
-            DeviceEvent::PortDown => {
-                core.emit(What::PortDown { nic: core.nic_name(nic) });
-                self.suspect_all(nic, Reason::PortDown);
-                self.tell_application(nic, event_type::PORT_ERR, AsyncElement::Port(1));
+            DeviceEvent::PortDown(port) => {
+                core.emit(What::PortDown { nic: port_name(&core, nic, port) });
+                self.suspect_all(nic, Some(port), Reason::PortDown);
+                self.tell_application(nic, event_type::PORT_ERR, AsyncElement::Port(port));
             }
-            DeviceEvent::PortActive => self.port_active(nic),
+            DeviceEvent::PortActive(port) => self.port_active(nic, port),
             DeviceEvent::QpFailed { qpn, status } => {
                 if let Some(qp) = core.qp_by_physical(nic, qpn) {
                     let mut g = qp.gate();
@@ -283,13 +291,13 @@ impl Worker {
         }
     }
 
-    /// Every QP on that NIC must leave it; the others must not choose it.
-    fn suspect_all(&mut self, nic: usize, reason: Reason) {
+    /// Every QP on that NIC, or on one port of it, must leave it; the others must not choose it.
+    fn suspect_all(&mut self, nic: usize, port: Option<u8>, reason: Reason) {
         for qp in self.core.all_qps() {
             let mut g = qp.gate();
             if g.link.is_some() {
                 link::beliefs_changed(&qp, &mut g);
-                if g.nic == nic {
+                if g.nic == nic && port.is_none_or(|port| port == g.port) {
                     link::suspect(&qp, &mut g, reason);
                 }
             }
@@ -310,9 +318,9 @@ impl Worker {
         }
     }
 
-    fn port_active(&mut self, nic: usize) {
+    fn port_active(&mut self, nic: usize, port: u8) {
         let core = self.core.clone();
-        core.emit(What::PortActive { nic: core.nic_name(nic) });
+        core.emit(What::PortActive { nic: port_name(&core, nic, port) });
         if core.device(nic).is_none() || core.endpoint(nic).is_none() {
             let opened = if core.failover { core.open_endpoint(nic) } else { core.open_device(nic).map(drop) };
             if let Err(e) = opened {
@@ -332,7 +340,7 @@ impl Worker {
                 link::beliefs_changed(&qp, &mut qp.gate());
             }
         }
-        core.raise(nic, event_type::PORT_ACTIVE, AsyncElement::Port(1));
+        core.raise(nic, event_type::PORT_ACTIVE, AsyncElement::Port(port));
     }
 
     // --- control messages --------------------------------------------------------------------------------------------------

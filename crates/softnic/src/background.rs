@@ -10,7 +10,7 @@
 
 use crate::nic::Shared;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering::{self, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use std::sync::Arc;
@@ -318,18 +318,19 @@ fn ask_for_promptness() {
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
 }
 
-/// Sleeps until the bell rings, something arrives (if `socket` is given), or `timeout_us` is over.
+/// Sleeps until the bell rings, something arrives at one of `sockets`, or `timeout_us` is over.
 ///
 /// Gives whether the bell rang.
-fn sleep(shared: &Shared, socket: Option<i32>, timeout_us: u64) -> bool {
-    let mut fds = [
-        libc::pollfd { fd: shared.bell.as_raw_fd(), events: libc::POLLIN, revents: 0 },
-        libc::pollfd { fd: socket.unwrap_or(-1), events: libc::POLLIN, revents: 0 },
-    ];
+fn sleep(shared: &Shared, sockets: &[RawFd], timeout_us: u64) -> bool {
+    let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut fds = [entry(shared.bell.as_raw_fd()), entry(-1), entry(-1)];
+    for (to, fd) in fds[1..].iter_mut().zip(sockets) {
+        to.fd = *fd;
+    }
     let timeout =
         libc::timespec { tv_sec: (timeout_us / 1_000_000) as _, tv_nsec: (timeout_us % 1_000_000 * 1000) as _ };
     // SAFETY: live locals; entries with a negative descriptor are ignored.
-    unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &raw const timeout, std::ptr::null()) };
+    unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as _, &raw const timeout, std::ptr::null()) };
     if fds[0].revents != 0 {
         // Takes all rings.
         let _ = shared.bell.take();
@@ -347,7 +348,7 @@ fn run(shared: &Shared) {
         if left {
             let leave_us = opinion.leave_us();
             shared.wake_at_us.store(time_us + leave_us, Ordering::Relaxed);
-            let told = sleep(shared, None, leave_us);
+            let told = sleep(shared, &[], leave_us);
             time_us = now_us();
             if told {
                 opinion.waits(time_us);
@@ -360,7 +361,7 @@ fn run(shared: &Shared) {
         if left {
             opinion.left_alone(time_us, work.received);
         }
-        let Some(socket) = e.rx_fd() else { return };
+        let Some(sockets) = e.rx_fds() else { return };
         if work.bulk {
             linger_until_us = time_us + LINGER_US;
         }
@@ -373,7 +374,7 @@ fn run(shared: &Shared) {
         shared.wake_at_us.store(wake_at_us, Ordering::Relaxed);
         drop(e);
         give_way(shared);
-        sleep(shared, Some(socket), wake_at_us.saturating_sub(now_us()));
+        sleep(shared, &sockets, wake_at_us.saturating_sub(now_us()));
     }
 }
 

@@ -39,11 +39,11 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 use tx::{Dest, Out, TxBatch, TxLink, Way};
-use unbroken_fabric::{Credit, Fabric, GapRecorder, LinkState, NicPage, SlotCounters};
+use unbroken_fabric::{Credit, Fabric, GapRecorder, LinkState, NicPage, SlotCounters, MAX_PORTS};
 use unbroken_types::{LinkLayer, WcStatus};
 use unbroken_verbs::{DeviceCounters, DeviceEvent, EventSink};
 
-/// Sending sockets of a NIC: the source port varies with the QP, as RoCEv2 asks.
+/// Sending sockets of a port: the source port varies with the QP, as RoCEv2 asks.
 pub(crate) const TX_SOCKETS: usize = 4;
 /// Packets that a QP may send before the next one has its turn.
 const TURN_PACKETS: u32 = 64;
@@ -59,15 +59,23 @@ const DRIVE_TIMERS: usize = 64;
 
 /// The sockets of a working NIC.
 pub(crate) struct Sockets {
-    pub(crate) rx: RxSocket,
-    pub(crate) tx: [TxSocket; TX_SOCKETS],
+    /// One for each port.
+    pub(crate) rx: Vec<RxSocket>,
+    /// [`TX_SOCKETS`] for each port, port by port.
+    pub(crate) tx: Vec<TxSocket>,
 }
 
 impl Sockets {
-    pub(crate) fn open(ip: IpAddr) -> io::Result<Sockets> {
-        let tx = [TxSocket::new(ip)?, TxSocket::new(ip)?, TxSocket::new(ip)?, TxSocket::new(ip)?];
-        Ok(Sockets { rx: RxSocket::claim(ip)?, tx })
+    /// Opens the sockets of the ports that have these addresses.
+    pub(crate) fn open(ips: &[IpAddr]) -> io::Result<Sockets> {
+        let tx = ips.iter().flat_map(|ip| (0..TX_SOCKETS).map(|_| TxSocket::new(*ip))).collect::<io::Result<_>>()?;
+        Ok(Sockets { rx: RxSocket::claim(ips)?, tx })
     }
+}
+
+/// The port, from 0, that a sending socket belongs to.
+fn port_of(socket: usize) -> usize {
+    socket / TX_SOCKETS
 }
 
 /// Traffic of a batch, added to the shared page at its end.
@@ -99,7 +107,8 @@ pub(crate) struct Work {
 pub(crate) struct Identity {
     /// The NIC's number on its host.
     pub(crate) index: usize,
-    pub(crate) ip: IpAddr,
+    /// Of its ports.
+    pub(crate) ips: Vec<IpAddr>,
     pub(crate) link_layer: LinkLayer,
     pub(crate) slot: u16,
     /// Whether peers are reached over a real network, where a run of segments may be cut: any IP id is accepted then.
@@ -108,10 +117,18 @@ pub(crate) struct Identity {
     pub(crate) fabric: Option<Arc<Fabric>>,
 }
 
+impl Identity {
+    /// The port, from 0, that has this address of ours.
+    fn port_of(&self, ip: IpAddr) -> usize {
+        self.ips.iter().position(|own| *own == ip).unwrap_or(0)
+    }
+}
+
 pub(crate) struct Engine {
     pub(crate) id: Identity,
     sockets: Option<Sockets>,
-    rx_ring: RxRing,
+    /// One for each port.
+    rx_rings: Vec<RxRing>,
     tx: TxBatch,
     pub(crate) qps: QpTable,
     ready: VecDeque<u16>,
@@ -136,9 +153,11 @@ pub(crate) struct Engine {
     wqe_error_us: u64,
     /// Of chance.
     seed: u64,
-    rx_count: RxCount,
+    /// Port by port.
+    rx_counts: [RxCount; MAX_PORTS as usize],
     totals: DeviceCounters,
-    page: Arc<NicPage>,
+    /// Of its ports; that of port 1 has also what the NIC has once.
+    pages: Vec<Arc<NicPage>>,
     gaps: Arc<GapRecorder>,
     sink: Arc<dyn EventSink>,
 }
@@ -149,19 +168,23 @@ impl Engine {
         sockets: Sockets,
         link: Link,
         status: Arc<Status>,
-        page: Arc<NicPage>,
+        pages: Vec<Arc<NicPage>>,
         gaps: Arc<GapRecorder>,
         sink: Arc<dyn EventSink>,
     ) -> Engine {
-        page.slot(id.slot as u8).pid.store(u64::from(std::process::id()), Relaxed);
-        let seed = u64::from(sockets.tx[0].port()) << 32 | u64::from(std::process::id());
-        let room = (sockets.rx.rcvbuf() as u64 / 2).min(ROOM_BYTES);
-        page.credit(id.slot as u8).open(room);
+        let mut room = 0;
+        for (page, rx) in pages.iter().zip(&sockets.rx) {
+            page.slot(id.slot as u8).pid.store(u64::from(std::process::id()), Relaxed);
+            let room_of_port = (rx.rcvbuf() as u64 / 2).min(ROOM_BYTES);
+            page.credit(id.slot as u8).open(room_of_port);
+            room += room_of_port;
+        }
+        let seed = u64::from(sockets.tx[0].addr().port()) << 32 | u64::from(std::process::id());
         Engine {
             accounts: Accounts::new(id.fabric.clone()),
             id,
             sockets: Some(sockets),
-            rx_ring: RxRing::new(),
+            rx_rings: pages.iter().map(|_| RxRing::new()).collect(),
             tx: TxBatch::new(),
             qps: QpTable::new(),
             ready: VecDeque::new(),
@@ -177,17 +200,27 @@ impl Engine {
             blocked_until_us: 0,
             wqe_error_us: 0,
             seed,
-            rx_count: RxCount::default(),
+            rx_counts: Default::default(),
             totals: DeviceCounters::default(),
-            page,
+            pages,
             gaps,
             sink,
         }
     }
 
-    /// The receiving socket's descriptor, while the NIC works.
-    pub(crate) fn rx_fd(&self) -> Option<RawFd> {
-        self.sockets.as_ref().map(|s| s.rx.as_raw_fd())
+    /// The receiving sockets' descriptors, while the NIC works; -1 for a port that it does not have.
+    pub(crate) fn rx_fds(&self) -> Option<[RawFd; MAX_PORTS as usize]> {
+        let sockets = self.sockets.as_ref()?;
+        let mut fds = [-1; MAX_PORTS as usize];
+        for (fd, socket) in fds.iter_mut().zip(&sockets.rx) {
+            *fd = socket.as_raw_fd();
+        }
+        Some(fds)
+    }
+
+    /// The bits of the ports that it has.
+    fn ports(&self) -> u8 {
+        (1 << self.id.ips.len()) - 1
     }
 
     pub(crate) fn alive(&self) -> bool {
@@ -207,8 +240,7 @@ impl Engine {
             QpKind::Ud(_) => return,
         };
         if let Some((_, ip)) = q.peer {
-            let src = (self.id.ip, sockets.tx[q.socket].port()).into();
-            q.dest = Some(Dest::to_qp(src, ip, dest_qpn));
+            q.dest = Some(Dest::to_qp(sockets.tx[q.socket].addr(), ip, dest_qpn));
         }
     }
 
@@ -229,9 +261,14 @@ impl Engine {
         resume_us.min(self.parking.look_at_us())
     }
 
-    /// What this slot takes of UC and UD.
-    fn credit(&self) -> &Credit {
-        self.page.credit(self.id.slot as u8)
+    /// What this slot takes of UC and UD on a port, counted from 0.
+    fn credit(&self, port: usize) -> &Credit {
+        self.pages[port].credit(self.id.slot as u8)
+    }
+
+    /// It takes no more.
+    fn close_credits(&self) {
+        (0..self.pages.len()).for_each(|port| self.credit(port).close());
     }
 
     /// Looks at the link and follows its changes; gives whether the NIC works.
@@ -255,16 +292,17 @@ impl Engine {
         if !state.alive {
             return self.die();
         }
-        if was.port_up != state.port_up {
-            let event = if state.port_up { DeviceEvent::PortActive } else { DeviceEvent::PortDown };
-            self.sink.event(self.id.index, event);
+        for port in (1..=self.id.ips.len() as u8).filter(|port| was.port_up(*port) != state.port_up(*port)) {
+            let up = state.port_up(port);
+            self.sink
+                .event(self.id.index, if up { DeviceEvent::PortActive(port) } else { DeviceEvent::PortDown(port) });
         }
     }
 
     /// The NIC is gone: sockets are closed, plain QPs flush, QPs that hold on failure stop and keep what they have.
     fn die(&mut self) {
         self.sockets = None;
-        self.credit().close();
+        self.close_credits();
         self.paused.clear();
         self.ready.clear();
         self.owing.clear();
@@ -291,8 +329,12 @@ impl Engine {
             // They count as queued all the time.
             self.ready.extend(self.paused.drain(..));
         }
-        let received = self.sockets.as_ref().map_or(0, |s| self.rx_ring.receive(&s.rx));
-        self.rx_count.drops += u64::from(self.rx_ring.overruns());
+        let mut arrived = [0; MAX_PORTS as usize];
+        for (port, socket) in self.sockets.iter().flat_map(|s| s.rx.iter().enumerate()) {
+            arrived[port] = self.rx_rings[port].receive(socket);
+            self.rx_counts[port].drops += u64::from(self.rx_rings[port].overruns());
+        }
+        let received: usize = arrived.iter().sum();
         let due = self.timers.peek().is_some_and(|Reverse((at_us, _))| *at_us <= now_us);
         let held_due = self.held_due_us() <= now_us;
         let idle = self.ready.is_empty() || self.blocked_until_us > now_us;
@@ -304,7 +346,7 @@ impl Engine {
             self.handle_parked(now_us, &view);
         }
         if received > 0 || held_due {
-            self.handle_received(received, now_us, &view);
+            self.handle_received(&arrived, now_us, &view);
         }
         if due {
             self.run_timers(now_us);
@@ -314,10 +356,11 @@ impl Engine {
         if held_due {
             self.end_impairments();
         }
-        let bulk = self.rx_count.bytes + self.tx.count.bytes >= BULK_BYTES;
+        let bytes = self.rx_counts.iter().map(|c| c.bytes).chain(self.tx.counts.iter().map(|c| c.bytes));
+        let bulk = bytes.sum::<u64>() >= BULK_BYTES;
         self.count();
         let turns = !self.ready.is_empty() && self.blocked_until_us <= now_us;
-        Work { busy: true, received: received > 0, more: self.rx_ring.full() || turns, bulk }
+        Work { busy: true, received: received > 0, more: self.rx_rings.iter().any(RxRing::full) || turns, bulk }
     }
 
     /// Gives a QP its turn in the ready queue.
@@ -366,15 +409,14 @@ impl Engine {
 
     /// Gives the QPs of the ready queue their turns, within the budget of a drive, and sends what they pushed.
     fn transmit(&mut self, now_us: u64, view: &View<'_>, acks: bool) {
-        let Engine { sockets: Some(sockets), tx, qps, ready, state, impairments, page, sink, accounts, .. } = self
+        let Engine { sockets: Some(sockets), tx, qps, ready, state, impairments, pages, sink, accounts, .. } = self
         else {
             return;
         };
-        let mut out = Out::open(tx, &sockets.tx, self.id.ip, view, accounts, now_us);
-        if !state.passes() {
-            out.way = Way::Shut;
-        } else if let Some(i) = impairments {
-            out.way = Way::Impaired(TxLink { impair: &mut i.tx, line: &page.lines()[0], now_us });
+        let mut out = Out::open(tx, &sockets.tx, view, accounts, now_us);
+        out.shut = state.shut();
+        if let Some(i) = impairments {
+            out.way = Way::Impaired(TxLink { impair: &mut i.tx, line: &pages[0].lines()[0], now_us });
         }
         let mut budget = DRIVE_PACKETS;
         // Each QP has one turn at least, so that its events and timers are seen to.
@@ -388,7 +430,7 @@ impl Engine {
             q.queued = false;
             let mut sent = TURN_PACKETS.min(budget);
             let turn = q.transmit(now_us, &mut out, &mut sent, acks);
-            out.batch.count.retransmits += u64::from(turn.retransmits);
+            out.batch.counts[port_of(q.socket)].retransmits += u64::from(turn.retransmits);
             budget -= sent;
             q.tell(self.id.index, &**sink);
             if turn.more {
@@ -414,14 +456,20 @@ impl Engine {
 
     /// Adds what a batch did to the totals and to the shared page.
     fn count(&mut self) {
-        let tx = std::mem::take(&mut self.tx.count);
-        let rx = std::mem::take(&mut self.rx_count);
+        for port in 0..self.pages.len() {
+            self.count_port(port);
+        }
+    }
+
+    fn count_port(&mut self, port: usize) {
+        let tx = std::mem::take(&mut self.tx.counts[port]);
+        let rx = std::mem::take(&mut self.rx_counts[port]);
         self.totals.tx_bytes += tx.bytes;
         self.totals.rx_bytes += rx.bytes;
         if rx.credit != 0 {
-            self.credit().take(rx.credit);
+            self.credit(port).take(rx.credit);
         }
-        let slot = self.page.slot(self.id.slot as u8);
+        let slot = self.pages[port].slot(self.id.slot as u8);
         let pairs = [
             (&slot.tx_bytes, tx.bytes),
             (&slot.tx_packets, tx.packets),

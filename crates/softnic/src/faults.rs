@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::Arc;
-use unbroken_fabric::{Conditions, LinkState, NicView};
+use unbroken_fabric::{Conditions, LinkState, NicView, ALL_PORTS};
 
 /// Where a NIC's engine learns of its link. Asking costs a few nanoseconds while nothing changes.
 pub(crate) enum Link {
@@ -34,17 +34,18 @@ impl Link {
 /// What can be asked of a NIC without its lock; its engine sets it before it tells of a change.
 pub(crate) struct Status {
     alive: AtomicBool,
-    port_up: AtomicBool,
+    /// Ports without a link, bit 0 for port 1.
+    down: AtomicU8,
 }
 
 impl Status {
     /// Of a NIC that works.
     pub(crate) fn new() -> Status {
-        Status { alive: AtomicBool::new(true), port_up: AtomicBool::new(true) }
+        Status { alive: AtomicBool::new(true), down: AtomicU8::new(0) }
     }
 
     pub(crate) fn set(&self, state: LinkState) {
-        self.port_up.store(state.port_up, Ordering::Release);
+        self.down.store(state.down, Ordering::Release);
         // Never back: the NIC does not come to life again.
         self.alive.fetch_and(state.alive, Ordering::AcqRel);
     }
@@ -53,8 +54,9 @@ impl Status {
         self.alive.load(Ordering::Acquire)
     }
 
-    pub(crate) fn usable(&self) -> bool {
-        self.alive() && self.port_up.load(Ordering::Acquire)
+    /// Whether a port, from 1, can be used.
+    pub(crate) fn usable(&self, port: u8) -> bool {
+        self.alive() && self.down.load(Ordering::Acquire) & 1 << (port - 1) == 0
     }
 }
 
@@ -84,7 +86,8 @@ impl InterfaceState {
 
     fn get(&self) -> LinkState {
         let state = self.state.load(Ordering::Acquire);
-        LinkState { alive: state != DELETED, port_up: state == UP, ..LinkState::GOOD }
+        let down = if state == UP { 0 } else { ALL_PORTS };
+        LinkState { alive: state != DELETED, down, ..LinkState::GOOD }
     }
 }
 

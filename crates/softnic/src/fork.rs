@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::Once;
 use unbroken_verbs::Error;
 
-/// Sockets that a child closes: five for each of 64 NICs, and as many again for those that are closed and opened meanwhile.
-const SOCKETS: usize = 640;
+/// Sockets that a child closes: five for each port of 64 NICs, and as many again for those that are closed and opened meanwhile.
+const SOCKETS: usize = 1280;
 
 static ABANDONED: AtomicBool = AtomicBool::new(false);
 static FDS: [AtomicI32; SOCKETS] = [const { AtomicI32::new(-1) }; SOCKETS];

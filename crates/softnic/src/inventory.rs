@@ -4,27 +4,36 @@ use crate::config::{Config, NicSource, MAX_NICS};
 use crate::netlink;
 use crate::nics::{gid_of, guid_of, lid_of};
 use std::net::IpAddr;
-use unbroken_fabric::{now_us, Fabric, SM_LID};
+use unbroken_fabric::{now_us, Fabric, NicCounters, NicKind, NicPage, Runtime, SM_LID};
 use unbroken_types::{Gid, LinkLayer};
 use unbroken_verbs::{Error, Result};
 
 /// A NIC as it is now.
 #[derive(Clone, Debug)]
 pub struct NicInfo {
-    /// Its GID.
-    pub gid: Gid,
-    /// What its port is attached to.
+    /// What its ports are attached to.
     pub link_layer: LinkLayer,
-    /// InfiniBand: the port's LID; else 0.
-    pub lid: u16,
-    /// InfiniBand: the LID of the subnet manager; else 0.
-    pub sm_lid: u16,
     /// Node GUID, host order.
     pub node_guid: u64,
     /// The network interface that carries its packets.
     pub interface: String,
-    /// It works and its port has a link.
+    /// Its ports, in order.
+    pub ports: Vec<PortInfo>,
+}
+
+/// A port as it is now.
+#[derive(Clone, Debug, Default)]
+pub struct PortInfo {
+    /// Its GID.
+    pub gid: Gid,
+    /// InfiniBand: its LID; else 0.
+    pub lid: u16,
+    /// InfiniBand: the LID of the subnet manager; else 0.
+    pub sm_lid: u16,
+    /// The NIC works and the port has a link.
     pub active: bool,
+    /// What all processes together sent and received through it.
+    pub counters: NicCounters,
 }
 
 fn invalid(e: impl ToString) -> Error {
@@ -33,21 +42,28 @@ fn invalid(e: impl ToString) -> Error {
 
 /// The NICs that the configuration names, in order.
 pub fn inventory(config: &Config) -> Result<Vec<NicInfo>> {
+    let runtime = &config.runtime;
     let mut found = Vec::new();
     match &config.nics {
         NicSource::Host(host) => {
             let fabric = Fabric::open(&config.runtime).map_err(invalid)?;
             for n in 0..fabric.nic_count(host).map_err(invalid)?.min(MAX_NICS as u8) {
-                let ip = IpAddr::V4(fabric.nic_addr(host, n).map_err(invalid)?);
+                let NicKind { link_layer, ports, .. } = fabric.nic_kind(host, n);
                 let state = fabric.nic_view(host, n).map_err(invalid)?.state(now_us());
-                found.push(info(ip, fabric.nic_kind(host, n).link_layer, state.alive && state.port_up)?);
+                let mut infos = Vec::new();
+                for port in 1..=ports {
+                    let ip = IpAddr::V4(fabric.port_addr(host, n, port).map_err(invalid)?);
+                    infos.push((ip, state.alive && state.port_up(port)));
+                }
+                found.push(info(runtime, &infos, link_layer)?);
             }
         }
         NicSource::Addresses(addrs) => {
             let up = netlink::link_states().map_err(|e| Error::os("asking for the states of interfaces", &e))?;
             for ip in addrs {
                 let index = interface(*ip)?.index;
-                found.push(info(*ip, LinkLayer::Ethernet, up.get(&index).copied().unwrap_or(false))?);
+                let active = up.get(&index).copied().unwrap_or(false);
+                found.push(info(runtime, &[(*ip, active)], LinkLayer::Ethernet)?);
             }
         }
     }
@@ -58,9 +74,17 @@ fn interface(ip: IpAddr) -> Result<netlink::Interface> {
     netlink::interface_of(ip).map_err(|e| Error::os("finding the NIC's interface", &e))
 }
 
-fn info(ip: IpAddr, link_layer: LinkLayer, active: bool) -> Result<NicInfo> {
-    let lid = lid_of(ip, link_layer);
-    let sm_lid = if lid == 0 { 0 } else { SM_LID };
-    let (gid, node_guid, interface) = (gid_of(ip, link_layer), guid_of(ip), interface(ip)?.name);
-    Ok(NicInfo { gid, link_layer, lid, sm_lid, node_guid, interface, active })
+/// A NIC whose ports have these addresses and work or not.
+fn info(runtime: &Runtime, ports: &[(IpAddr, bool)], link_layer: LinkLayer) -> Result<NicInfo> {
+    let first = ports[0].0;
+    let ports = ports
+        .iter()
+        .map(|&(ip, active)| {
+            let lid = lid_of(ip, link_layer);
+            let sm_lid = if lid == 0 { 0 } else { SM_LID };
+            let counters = NicPage::open(runtime, ip).map_err(invalid)?.counters();
+            Ok(PortInfo { gid: gid_of(ip, link_layer), lid, sm_lid, active, counters })
+        })
+        .collect::<Result<Vec<_>>>()?;
+    Ok(NicInfo { link_layer, node_guid: guid_of(first), interface: interface(first)?.name, ports })
 }

@@ -32,7 +32,7 @@ mod socket;
 
 pub use config::{Config, NicSource};
 pub use fork::abandoned;
-pub use inventory::{inventory, NicInfo};
+pub use inventory::{inventory, NicInfo, PortInfo};
 pub use nic::Nic;
 pub use nics::SoftNics;
 

@@ -41,9 +41,11 @@ pub(crate) struct Shared {
     /// Threads that wait for the engine: the background thread gives way to them.
     waiting: AtomicU32,
     pub(crate) domain: Arc<Domain>,
+    /// That of port 1.
     page: Arc<NicPage>,
     pub(crate) name: String,
-    pub(crate) ip: IpAddr,
+    /// Of its ports.
+    ips: Vec<IpAddr>,
     slot: u16,
     pub(crate) mtu: Mtu,
     link_layer: LinkLayer,
@@ -78,6 +80,16 @@ impl Shared {
             Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
+    }
+
+    /// The address of a port, counted from 1.
+    pub(crate) fn port_ip(&self, port: u8) -> Result<IpAddr> {
+        let count = self.ips.len();
+        let ip = usize::from(port).checked_sub(1).and_then(|i| self.ips.get(i)).copied();
+        ip.ok_or_else(|| {
+            let has = if count == 1 { "port 1 only".to_owned() } else { format!("ports 1 to {count}") };
+            Error::invalid(format!("port {port}: this device has {has}"))
+        })
     }
 
     /// Whether a verb waits for the engine.
@@ -186,19 +198,20 @@ impl Nic {
         gaps: Arc<GapRecorder>,
         sink: Arc<dyn EventSink>,
     ) -> Result<Nic> {
-        let sockets = Sockets::open(spec.ip).map_err(|e| Error::os(&format!("opening NIC {}", spec.name), &e))?;
-        let (slot, rcvbuf) = (sockets.rx.slot(), sockets.rx.rcvbuf());
+        let sockets = Sockets::open(&spec.ips).map_err(|e| Error::os(&format!("opening NIC {}", spec.name), &e))?;
+        let (slot, rcvbuf) = (sockets.rx[0].slot(), sockets.rx[0].rcvbuf());
         let any_ip_id = matches!(link, Link::Interface(_));
-        let id = Identity { index, ip: spec.ip, link_layer: spec.link_layer, slot, any_ip_id, fabric: fabric.clone() };
+        let (ips, link_layer) = (spec.ips.clone(), spec.link_layer);
+        let id = Identity { index, ips, link_layer, slot, any_ip_id, fabric: fabric.clone() };
         let status = Arc::new(Status::new());
-        let engine = Engine::new(id, sockets, link, status.clone(), spec.page.clone(), gaps, sink);
+        let engine = Engine::new(id, sockets, link, status.clone(), spec.pages.clone(), gaps, sink);
         let shared = Arc::new(Shared {
             engine: Mutex::new(engine),
             waiting: AtomicU32::new(0),
             domain,
-            page: spec.page.clone(),
+            page: spec.pages[0].clone(),
             name: spec.name.clone(),
-            ip: spec.ip,
+            ips: spec.ips.clone(),
             slot,
             mtu: spec.mtu,
             link_layer: spec.link_layer,
@@ -263,13 +276,13 @@ impl Device for Nic {
     }
 
     fn gid(&self) -> Gid {
-        gid_of(self.shared().ip, self.shared().link_layer)
+        gid_of(self.shared().ips[0], self.shared().link_layer)
     }
 
     fn attr(&self) -> DeviceAttr {
         DeviceAttr {
             fw_ver: env!("CARGO_PKG_VERSION").to_owned(),
-            node_guid: guid_of(self.shared().ip),
+            node_guid: guid_of(self.shared().ips[0]),
             // The locally administered OUI that node GUIDs begin with, too.
             vendor_id: 0x02554e,
             vendor_part_id: 1,
@@ -289,22 +302,25 @@ impl Device for Nic {
             max_srq_sge: MAX_SGE,
             atomics: true,
             max_ah: 65_536,
-            phys_port_cnt: 1,
+            phys_port_cnt: self.shared().ips.len() as u8,
             max_inline_data: MAX_INLINE,
         }
     }
 
-    fn port(&self) -> PortAttr {
-        PortAttr {
-            state: if self.usable() { PortState::Active } else { PortState::Down },
+    fn port(&self, port: u8) -> Result<PortAttr> {
+        let shared = self.shared();
+        let ip = shared.port_ip(port)?;
+        let usable = !fork::abandoned() && shared.status.usable(port);
+        Ok(PortAttr {
+            state: if usable { PortState::Active } else { PortState::Down },
             max_mtu: Mtu::B4096,
             active_mtu: self.shared().mtu,
-            gids: vec![self.gid()],
+            gids: vec![gid_of(ip, shared.link_layer)],
             max_msg_sz: 1 << 30,
             link_layer: self.shared().link_layer,
-            lid: lid_of(self.shared().ip, self.shared().link_layer),
-            sm_lid: if self.shared().link_layer == LinkLayer::Infiniband { SM_LID } else { 0 },
-        }
+            lid: lid_of(ip, shared.link_layer),
+            sm_lid: if shared.link_layer == LinkLayer::Infiniband { SM_LID } else { 0 },
+        })
     }
 
     fn gid_of_lid(&self, lid: u16) -> Result<Gid> {
@@ -323,7 +339,7 @@ impl Device for Nic {
     }
 
     fn usable(&self) -> bool {
-        !fork::abandoned() && self.shared().status.usable()
+        !fork::abandoned() && self.shared().status.usable(1)
     }
 
     fn memory(&self) -> Arc<dyn MemoryDomain> {

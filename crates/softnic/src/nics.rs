@@ -20,10 +20,12 @@ const OVERHEAD_BYTES: usize = 40 + 8 + 40 + 3 + 4;
 /// A NIC that may be opened.
 pub(crate) struct Spec {
     pub(crate) name: String,
-    pub(crate) ip: IpAddr,
+    /// Of its ports, one or two.
+    pub(crate) ips: Vec<IpAddr>,
     pub(crate) mtu: Mtu,
     pub(crate) link_layer: LinkLayer,
-    pub(crate) page: Arc<NicPage>,
+    /// Port by port.
+    pub(crate) pages: Vec<Arc<NicPage>>,
     interface: Option<Arc<InterfaceState>>,
 }
 
@@ -111,17 +113,25 @@ impl SoftNics {
 
     /// The address of a NIC.
     pub fn ip(&self, i: usize) -> Option<IpAddr> {
-        self.specs.get(i).map(|s| s.ip)
+        self.specs.get(i).map(|s| s.ips[0])
     }
 
     /// The GID of a NIC.
     pub fn gid(&self, i: usize) -> Option<Gid> {
-        self.specs.get(i).map(|s| gid_of(s.ip, s.link_layer))
+        self.specs.get(i).map(|s| gid_of(s.ips[0], s.link_layer))
+    }
+
+    /// The GID of port 1 of the NIC, of this fabric, that has a port with this GID.
+    pub fn first_port(&self, gid: Gid) -> Gid {
+        let (Some(fabric), IpAddr::V4(ip)) = (&self.fabric, gid.to_ip()) else { return gid };
+        let Some(port) = fabric.locate(ip).filter(|port| port.port > 1) else { return gid };
+        let first = fabric.nic_addr(&port.host, port.index);
+        first.map_or(gid, |ip| gid_of(ip.into(), fabric.nic_kind(&port.host, port.index).link_layer))
     }
 
     /// The node GUID of a NIC, made from its address; 0 for a NIC that there is not.
     pub fn node_guid(&self, i: usize) -> u64 {
-        self.specs.get(i).map_or(0, |s| guid_of(s.ip))
+        self.specs.get(i).map_or(0, |s| guid_of(s.ips[0]))
     }
 
     /// The protection domains and memory regions, which all NICs share.
@@ -190,7 +200,7 @@ impl SoftNics {
             }
             if o.grave.as_mut().is_some_and(|link| link.state(now_us).alive) {
                 if let Some(sink) = o.sink.upgrade() {
-                    sink.event(i, DeviceEvent::PortActive);
+                    sink.event(i, DeviceEvent::PortActive(1));
                 }
                 *slot = None;
             }
@@ -209,11 +219,12 @@ fn fabric_specs(runtime: &Runtime, fabric: &Fabric, host: &str) -> Result<Vec<Sp
     let mtu = link_mtu("127.0.0.1".parse().expect("an address"))?.1;
     (0..count.min(MAX_NICS as u8))
         .map(|n| {
-            let ip = IpAddr::V4(fabric.nic_addr(host, n).map_err(invalid)?);
-            let page = Arc::new(NicPage::open(runtime, ip).map_err(invalid)?);
-            let NicKind { link_layer, mtu: asked } = fabric.nic_kind(host, n);
-            let mtu = mtu.min(asked);
-            Ok(Spec { name: format!("{host}/{n}"), ip, mtu, link_layer, page, interface: None })
+            let NicKind { link_layer, mtu: asked, ports } = fabric.nic_kind(host, n);
+            let ips = (1..=ports)
+                .map(|port| fabric.port_addr(host, n, port).map(IpAddr::V4).map_err(invalid))
+                .collect::<Result<Vec<_>>>()?;
+            let pages = pages(runtime, &ips)?;
+            Ok(Spec { name: format!("{host}/{n}"), ips, mtu: mtu.min(asked), link_layer, pages, interface: None })
         })
         .collect()
 }
@@ -226,11 +237,15 @@ fn interface_specs(runtime: &Runtime, addrs: &[IpAddr]) -> Result<Vec<Spec>> {
             let (index, mtu) = link_mtu(ip)?;
             let interface = InterfaceState::new(index);
             interface.set_up(states.get(&index).copied().unwrap_or(false));
-            let page = Arc::new(NicPage::open(runtime, ip).map_err(invalid)?);
+            let pages = pages(runtime, &[ip])?;
             let (name, link_layer, interface) = (ip.to_string(), LinkLayer::Ethernet, Some(Arc::new(interface)));
-            Ok(Spec { name, ip, mtu, link_layer, page, interface })
+            Ok(Spec { name, ips: vec![ip], mtu, link_layer, pages, interface })
         })
         .collect()
+}
+
+fn pages(runtime: &Runtime, ips: &[IpAddr]) -> Result<Vec<Arc<NicPage>>> {
+    ips.iter().map(|ip| Ok(Arc::new(NicPage::open(runtime, *ip).map_err(invalid)?))).collect()
 }
 
 /// Index and RDMA MTU of the interface that answers for an address.

@@ -124,6 +124,9 @@ impl DeviceQp for SoftQp {
             let (asked, mtu) = (asked.bytes(), mtu.bytes());
             return Err(Error::invalid(format!("a path MTU of {asked}, but the port's active MTU is {mtu}")));
         }
+        if let Some(port) = change.port {
+            self.nic.shared.port_ip(port)?;
+        }
         self.entry(&mut e)?.modify(change)?;
         e.route(self.index());
         self.kick(e, now_us);

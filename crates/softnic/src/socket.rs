@@ -145,11 +145,11 @@ pub(crate) struct RxSocket {
 }
 
 impl RxSocket {
-    /// Claims the first free slot of the NIC.
-    pub(crate) fn claim(ip: IpAddr) -> io::Result<RxSocket> {
+    /// Claims the first free slot of the NIC, on all its ports; gives a socket for each.
+    pub(crate) fn claim(ips: &[IpAddr]) -> io::Result<Vec<RxSocket>> {
         for slot in 0..SLOTS {
-            match bound(ip, ROCE_PORT + slot) {
-                Ok((fd, _)) => return RxSocket::configure(fd, slot),
+            match ips.iter().map(|ip| bound(*ip, ROCE_PORT + slot)).collect::<io::Result<Vec<_>>>() {
+                Ok(all) => return all.into_iter().map(|(fd, _)| RxSocket::configure(fd, slot)).collect(),
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => continue,
                 Err(e) => return Err(e),
             }
@@ -193,7 +193,7 @@ impl AsRawFd for RxSocket {
 /// A sending socket with a port of its own.
 pub(crate) struct TxSocket {
     fd: Fd,
-    port: u16,
+    addr: SocketAddr,
 }
 
 impl TxSocket {
@@ -208,11 +208,12 @@ impl TxSocket {
         if set_option(raw, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SNDBUF).is_err() {
             set_option(raw, libc::SOL_SOCKET, libc::SO_SNDBUF, SNDBUF)?;
         }
-        Ok(TxSocket { fd, port })
+        Ok(TxSocket { fd, addr: SocketAddr::new(ip, port) })
     }
 
-    pub(crate) fn port(&self) -> u16 {
-        self.port
+    /// Where its packets come from.
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.addr
     }
 }
 
@@ -416,7 +417,7 @@ mod tests {
     #[test]
     fn what_finds_the_socket_full_is_counted() {
         let ip: IpAddr = [127, 77, 200, 1].into();
-        let (rx, tx) = (RxSocket::claim(ip).unwrap(), TxSocket::new(ip).unwrap());
+        let (rx, tx) = (RxSocket::claim(&[ip]).unwrap().remove(0), TxSocket::new(ip).unwrap());
         let to = SocketAddr::new(ip, ROCE_PORT + rx.slot());
         let send = || {
             let message = Message { to: RawAddr::new(to), segment: 0, first_iov: 0, iovs: 1 };

@@ -24,7 +24,7 @@ fn a_dead_nic_says_so_and_flushes() {
     // The peer hears nothing any more.
     p.qb.post_send(&send(2, &[])).unwrap();
     assert_eq!(p.b.poll(1)[0].status, WcStatus::RetryExcErr as u32);
-    assert_eq!(p.b.events.count(|e| matches!(e, DeviceEvent::Fatal | DeviceEvent::PortDown)), 0);
+    assert_eq!(p.b.events.count(|e| matches!(e, DeviceEvent::Fatal | DeviceEvent::PortDown(1))), 0);
     // Regions outlive the NIC.
     p.a.nics.memory().dereg_mr(p.a.mr.lkey).unwrap();
 }
@@ -53,7 +53,7 @@ fn a_dead_nic_can_be_opened_again_when_it_is_well() {
     p.a.events.wait(|e| *e == DeviceEvent::Fatal);
     assert_eq!(p.a.nics.open(0, p.a.events.clone()).err().unwrap().errno(), libc::EIO);
     p.world.clear();
-    p.a.events.wait(|e| *e == DeviceEvent::PortActive);
+    p.a.events.wait(|e| *e == DeviceEvent::PortActive(1));
     // The old handle stays dead.
     assert!(!p.a.nic.alive());
     let nic = p.a.nics.open(0, p.a.events.clone()).unwrap();
@@ -74,12 +74,12 @@ fn a_dead_nic_can_be_opened_again_when_it_is_well() {
 fn a_port_that_goes_down_and_up() {
     let p = Pair::new();
     p.world.fault("nic a/0 down");
-    p.a.events.wait(|e| *e == DeviceEvent::PortDown);
+    p.a.events.wait(|e| *e == DeviceEvent::PortDown(1));
     assert!(p.a.nic.alive() && !p.a.nic.usable());
     p.qa.post_send(&send(1, &[])).unwrap();
     assert_eq!(p.a.poll(1)[0].status, WcStatus::RetryExcErr as u32);
     p.world.clear();
-    p.a.events.wait(|e| *e == DeviceEvent::PortActive);
+    p.a.events.wait(|e| *e == DeviceEvent::PortActive(1));
     assert!(p.a.nic.usable());
     assert_eq!(p.b.events.count(|_| true), 0);
 }

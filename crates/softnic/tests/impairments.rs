@@ -208,8 +208,8 @@ fn a_rate_is_shared_by_the_processes_of_a_nic() {
 fn a_flapping_port_tells_each_time_and_carries_in_between() {
     let mut p = patient();
     p.world.fault("flap a/0 down=20ms up=60ms");
-    p.a.events.wait_count(3, |e| *e == DeviceEvent::PortDown);
-    p.a.events.wait_count(3, |e| *e == DeviceEvent::PortActive);
+    p.a.events.wait_count(3, |e| *e == DeviceEvent::PortDown(1));
+    p.a.events.wait_count(3, |e| *e == DeviceEvent::PortActive(1));
     carries_all(&mut p, 8, 100_000);
     p.world.clear();
     p.world.fault("flap cable b/0 down=20ms up=60ms");

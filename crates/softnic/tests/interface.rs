@@ -51,12 +51,12 @@ fn end(
     let host = Host::with_channel(nics(dir, &[addr]), 0, 4 << 20, None);
     // The kernel may take a while to see the link.
     if !host.nic.usable() {
-        host.events.wait(|e| *e == DeviceEvent::PortActive);
+        host.events.wait(|e| *e == DeviceEvent::PortActive(1));
     }
     let qp = host.qp(|_| {});
     to.send(Peer { gid: host.nic.gid(), qpn: qp.qpn(), addr: host.addr(0), rkey: host.mr.rkey }).unwrap();
     let peer = from.recv().unwrap();
-    connect_to(&*qp, peer.qpn, peer.gid, 0x100, host.nic.port().active_mtu).unwrap();
+    connect_to(&*qp, peer.qpn, peer.gid, 0x100, host.nic.port(1).unwrap().active_mtu).unwrap();
     // Both are connected.
     to.send(peer).unwrap();
     from.recv().unwrap();
@@ -110,11 +110,11 @@ fn over_veth(a_addr: &'static str, b_addr: &'static str, prefix: u32) {
             assert_eq!(page.counters().icrc_errors, 0);
             assert!(host.nic.usable());
             ip("link set v0 down");
-            host.events.wait(|e| *e == DeviceEvent::PortDown);
+            host.events.wait(|e| *e == DeviceEvent::PortDown(1));
             assert!(!host.nic.usable() && host.nic.alive());
-            let before = host.events.count(|e| *e == DeviceEvent::PortActive);
+            let before = host.events.count(|e| *e == DeviceEvent::PortActive(1));
             ip("link set v0 up");
-            host.events.wait_count(before + 1, |e| *e == DeviceEvent::PortActive);
+            host.events.wait_count(before + 1, |e| *e == DeviceEvent::PortActive(1));
             ip("link del v0");
             host.events.wait(|e| *e == DeviceEvent::Fatal);
             assert!(!host.nic.alive());

@@ -88,10 +88,10 @@ pub trait MemoryDomain: Send + Sync {
 pub enum DeviceEvent {
     /// The device is gone (IBV_EVENT_DEVICE_FATAL). It does not come back under this handle; it may be opened again.
     Fatal,
-    /// The port lost its link (IBV_EVENT_PORT_ERR).
-    PortDown,
-    /// The port has its link again, or a dead device can be opened again (IBV_EVENT_PORT_ACTIVE).
-    PortActive,
+    /// This port, from 1, lost its link (IBV_EVENT_PORT_ERR).
+    PortDown(u8),
+    /// This port has its link again, or a dead device can be opened again (IBV_EVENT_PORT_ACTIVE).
+    PortActive(u8),
     /// A QP made with `hold_on_failure` stopped, for this network-class reason.
     QpFailed {
         /// Its QPN on the device.
@@ -166,6 +166,8 @@ pub struct QpModify {
     pub qkey: Option<u32>,
     /// To SQD: whether there is to be an event when the send queue is drained.
     pub sqd_notify: Option<bool>,
+    /// The port that packets leave through, from 1; 1 at first.
+    pub port: Option<u8>,
 }
 
 /// What `ibv_query_qp` asks.
@@ -192,17 +194,17 @@ pub struct DeviceCounters {
 pub trait Device: Send + Sync {
     /// Its name in events and status: `a/0` in a fabric, the address elsewhere.
     fn name(&self) -> &str;
-    /// Its GID (index 0).
+    /// The GID of port 1 (index 0).
     fn gid(&self) -> Gid;
     /// Limits and identity.
     fn attr(&self) -> DeviceAttr;
-    /// The port's state and addresses.
-    fn port(&self) -> PortAttr;
+    /// State and addresses of a port, counted from 1.
+    fn port(&self, port: u8) -> Result<PortAttr>;
     /// The GID of the InfiniBand port that has this LID, or why there is none.
     fn gid_of_lid(&self, lid: u16) -> Result<Gid>;
     /// Whether the device still works at all (not fatal).
     fn alive(&self) -> bool;
-    /// Whether a packet sent now could leave: alive and port up.
+    /// Whether a packet sent now through port 1 could leave: alive and that port up.
     fn usable(&self) -> bool;
     /// PDs and MRs.
     fn memory(&self) -> Arc<dyn MemoryDomain>;

@@ -217,9 +217,10 @@ pub(super) struct Impairments {
 impl Engine {
     /// Follows a change of the link's state.
     pub(super) fn impair(&mut self) {
-        if let Some(i) = self.impairments.as_deref_mut().filter(|_| !self.state.passes()) {
-            self.tx.count.drops += i.tx.lose_all();
-            self.rx_count.drops += i.rx.lose_all();
+        let ports = self.ports();
+        if let Some(i) = self.impairments.as_deref_mut().filter(|_| self.state.shut() & ports == ports) {
+            self.tx.counts[0].drops += i.tx.lose_all();
+            self.rx_counts[0].drops += i.rx.lose_all();
         }
         if self.state.impaired == 0 && self.impairments.is_none() {
             return;
@@ -251,10 +252,10 @@ impl Engine {
 
     /// The NIC is being closed: what is on its way out leaves now, as it would without its sender.
     pub(crate) fn close(&mut self, domain: &Domain) {
-        self.credit().close();
+        self.close_credits();
         let Engine { sockets: Some(sockets), tx, impairments: Some(i), accounts, .. } = self else { return };
         let view = domain.view();
-        let mut out = Out::open(tx, &sockets.tx, self.id.ip, &view, accounts, u64::MAX);
+        let mut out = Out::open(tx, &sockets.tx, &view, accounts, u64::MAX);
         out.release(&mut i.tx, u64::MAX);
         out.flush();
         self.count();
@@ -275,7 +276,7 @@ impl Engine {
             return;
         }
         self.wqe_error_us = self.state.wqe_error_us;
-        if self.page.take_wqe_error(self.wqe_error_us, now_us) {
+        if self.pages[0].take_wqe_error(self.wqe_error_us, now_us) {
             q.stop(WcStatus::LocQpOpErr);
             q.tell(self.id.index, &*self.sink);
         }

@@ -30,6 +30,8 @@ const LOOK_US: u64 = 200;
 pub(super) struct Waiting {
     pub(super) bytes: Vec<u8>,
     pub(super) src: IpAddr,
+    /// Our port that it came to.
+    pub(super) dst: IpAddr,
     pub(super) since_us: u64,
     /// What its sender gets back when it leaves here.
     pub(super) cost: u64,

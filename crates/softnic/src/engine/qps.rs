@@ -62,8 +62,10 @@ pub(crate) struct QpEntry {
     pub(crate) peer: Option<(Gid, IpAddr)>,
     /// Where packets to the peer go, RC and UC only.
     pub(crate) dest: Option<Dest>,
-    /// Which of the NIC's sending sockets it uses.
+    /// Which of the NIC's sending sockets it uses; it belongs to the port.
     pub(crate) socket: usize,
+    /// The port that its packets leave through, from 1. It may change at any time; [`super::Engine::route`] follows.
+    port: u8,
     /// It is in the ready queue.
     pub(crate) queued: bool,
     /// The time of its valid timer entry; `u64::MAX` without one.
@@ -111,6 +113,7 @@ impl QpEntry {
             peer: None,
             dest: None,
             socket: qpn as usize % super::TX_SOCKETS,
+            port: 1,
             queued: false,
             timer_at: u64::MAX,
             parked: false,
@@ -159,6 +162,12 @@ impl QpEntry {
                 qp.handle_packet(packet, &route, mem, &mut to);
             }
         }
+    }
+
+    /// Sends through another port from now on, counted from 1.
+    fn set_port(&mut self, port: u8) {
+        self.port = port;
+        self.socket = usize::from(port - 1) * super::TX_SOCKETS + self.qpn as usize % super::TX_SOCKETS;
     }
 
     /// The transport and the place for its completions, to be used together.
@@ -218,6 +227,9 @@ impl QpEntry {
         if change.rc.state == Some(QpState::Sqd) {
             self.sqd_notify = change.sqd_notify.unwrap_or(false);
         }
+        if let Some(port) = change.port {
+            self.set_port(port);
+        }
         if change.rc.state == Some(QpState::Reset) {
             (self.peer, self.dest, self.told) = (None, None, false);
         }
@@ -242,7 +254,8 @@ impl QpEntry {
             }
         };
         let sq_draining = matches!(&self.kind, QpKind::Rc(qp) if qp.draining());
-        let attrs = QpModify { rc, dest_gid: self.peer.map(|(gid, _)| gid), qkey, ..QpModify::default() };
+        let (dest_gid, port) = (self.peer.map(|(gid, _)| gid), Some(self.port));
+        let attrs = QpModify { rc, dest_gid, qkey, port, ..QpModify::default() };
         QpSnapshot { attrs, caps: self.caps, sq_draining }
     }
 

@@ -28,35 +28,44 @@ fn is_unacknowledged(packet: &[u8]) -> bool {
 }
 
 impl Engine {
-    /// Handles the first `count` datagrams of the ring, and what was held on its way in and is due.
-    pub(super) fn handle_received(&mut self, count: usize, now_us: u64, view: &View<'_>) {
-        let before = self.rx_count.payload_bytes;
-        for i in 0..count {
-            self.handle_datagram(i, now_us, view);
+    /// Handles so many datagrams of the ring of each port, and what was held on its way in and is due.
+    pub(super) fn handle_received(&mut self, counts: &[usize], now_us: u64, view: &View<'_>) {
+        let before = self.rx_counts.map(|c| c.payload_bytes);
+        for (port, count) in counts.iter().enumerate() {
+            for i in 0..*count {
+                self.handle_datagram(port, i, now_us, view);
+            }
         }
         if self.impairments.is_some() {
             self.handle_held(now_us, view);
         }
-        if self.rx_count.payload_bytes != before {
-            self.gaps.record(now_us);
-            self.page.slot(self.id.slot as u8).last_data_rx_us.store(now_us, Relaxed);
+        for (port, page) in self.pages.iter().enumerate() {
+            if self.rx_counts[port].payload_bytes != before[port] {
+                self.gaps.record(now_us);
+                page.slot(self.id.slot as u8).last_data_rx_us.store(now_us, Relaxed);
+            }
         }
     }
 
     /// Handles a run of segments. The kernel numbered them from 0 when it cut them, which their ICRCs cover.
-    fn handle_datagram(&mut self, i: usize, now_us: u64, view: &View<'_>) {
-        let Engine { rx_ring, rx_count, state, id, qps, ready, impairments, page, parking, .. } = self;
-        let Some(d) = rx_ring.datagram(i) else { return };
+    fn handle_datagram(&mut self, port: usize, i: usize, now_us: u64, view: &View<'_>) {
+        let Engine { rx_rings, rx_counts, state, id, qps, ready, impairments, pages, parking, .. } = self;
+        let rx_count = &mut rx_counts[port];
+        let Some(d) = rx_rings[port].datagram(i) else { return };
         // All segments of a run are of one QP.
         let credited = is_unacknowledged(d.bytes);
-        let flow =
-            IcrcFlow { src_ip: d.src.ip(), dst_ip: id.ip, src_port: d.src.port(), dst_port: ROCE_PORT + id.slot };
+        let flow = IcrcFlow {
+            src_ip: d.src.ip(),
+            dst_ip: id.ips[port],
+            src_port: d.src.port(),
+            dst_port: ROCE_PORT + id.slot,
+        };
         let mut icrc = IcrcChecker::new(&flow, d.segment);
         let mut qps = Receivers { qps, ready, parking, link_layer: id.link_layer, any_ip_id: id.any_ip_id };
         for (place, segment) in d.bytes.chunks(d.segment).enumerate() {
             let credit = if credited { packet_cost(1, segment.len() as u64) } else { 0 };
             rx_count.credit += credit;
-            if !state.passes() {
+            if !state.passes(port as u8 + 1) {
                 rx_count.drops += 1;
                 continue;
             }
@@ -64,8 +73,9 @@ impl Engine {
             if let Some(i) = impairments {
                 let lost = i.rx.loses();
                 if lost || i.rx.holds() {
-                    let mut hold =
-                        || i.rx.hold(now_us, &page.lines()[1], segment.len(), segment.into(), RxTag { flow, place });
+                    let mut hold = || {
+                        i.rx.hold(now_us, &pages[0].lines()[1], segment.len(), segment.into(), RxTag { flow, place })
+                    };
                     rx_count.drops += u64::from(lost || !hold());
                     continue;
                 }
@@ -82,13 +92,14 @@ impl Engine {
     /// Hands over packets that waited for a receive, as far as there is one now, or they waited too long.
     #[cold]
     pub(super) fn handle_parked(&mut self, now_us: u64, view: &View<'_>) {
-        let Engine { rx_count, id, qps, parking, .. } = self;
+        let Engine { rx_counts, id, qps, parking, .. } = self;
         parking.look(qps, now_us, |q, waiting| {
+            let rx_count = &mut rx_counts[id.port_of(waiting.dst)];
             rx_count.credit += waiting.cost;
             let verdict = match (q, Packet::parse(&waiting.bytes)) {
                 (Some(q), Ok(packet)) => {
                     let mem = view.of_qp(q.qpn);
-                    q.receive(&packet, (waiting.src, id.ip), id.link_layer, &mem);
+                    q.receive(&packet, (waiting.src, waiting.dst), id.link_layer, &mem);
                     Verdict::Taken(packet.payload.len())
                 }
                 _ => Verdict::Dropped,
@@ -100,7 +111,7 @@ impl Engine {
     /// Handles packets that were held on their way in and are due.
     #[cold]
     fn handle_held(&mut self, now_us: u64, view: &View<'_>) {
-        let Engine { rx_count, id, qps, ready, impairments: Some(i), parking, .. } = self else { return };
+        let Engine { rx_counts, id, qps, ready, impairments: Some(i), parking, .. } = self else { return };
         let mut qps = Receivers { qps, ready, parking, link_layer: id.link_layer, any_ip_id: id.any_ip_id };
         while let Some(mut held) = i.rx.pop(now_us) {
             if let Some(choice) = held.damage {
@@ -109,7 +120,7 @@ impl Engine {
             // Its sender got its credit back when it left the socket.
             let mut icrc = IcrcChecker::new(&held.tag.flow, held.bytes.len());
             let verdict = qps.take(&mut icrc, held.tag.place, &held.bytes, 0, now_us, view);
-            rx_count.add(&verdict, held.bytes.len());
+            rx_counts[id.port_of(held.tag.flow.dst_ip)].add(&verdict, held.bytes.len());
         }
     }
 }
@@ -150,9 +161,10 @@ impl Receivers<'_> {
         if let (QpKind::Rc(qp), mut to) = q.parts() {
             qp.handle_packet(now_us, &packet, mem, &mut to);
         } else {
-            let wait = || Waiting { bytes: bytes.into(), src: flow.src_ip, since_us: now_us, cost: credit };
+            let (src, dst) = (flow.src_ip, flow.dst_ip);
+            let wait = || Waiting { bytes: bytes.into(), src, dst, since_us: now_us, cost: credit };
             match self.parking.takes(q, &packet, wait) {
-                Parked::No => q.receive(&packet, (flow.src_ip, flow.dst_ip), self.link_layer, mem),
+                Parked::No => q.receive(&packet, (src, dst), self.link_layer, mem),
                 Parked::Yes => return Verdict::Waits,
                 Parked::Full => return Verdict::Dropped,
             }

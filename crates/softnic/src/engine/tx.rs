@@ -11,10 +11,11 @@
 use super::credit::{Accounts, Gate};
 use super::gather::{each_piece, gather};
 use super::impair::{flip_bit, Impair, TxTag};
+use super::port_of;
 use crate::memory::{QpMemory, View};
 use crate::socket::{self, Message, RawAddr, TxSocket, TX_MESSAGES};
 use std::net::{IpAddr, SocketAddr};
-use unbroken_fabric::Line;
+use unbroken_fabric::{Line, MAX_PORTS};
 use unbroken_roce::{KeyChange, MemError, Memory, PacketSink, Payload, SinkError, UdDest, UdSink};
 use unbroken_types::Access;
 use unbroken_wire::{pad_of, IcrcFlow, IcrcSeed, BTH_BYTES, ICRC_BYTES, ROCE_PORT};
@@ -80,7 +81,8 @@ pub(crate) struct TxBatch {
     runs: Vec<Run>,
     /// The device below cannot do GSO: send packets one by one.
     gso_broken: bool,
-    pub(crate) count: TxCount,
+    /// Port by port.
+    pub(crate) counts: [TxCount; MAX_PORTS as usize],
 }
 
 // SAFETY: the pieces point to the scratch buffer, which moves with the batch, and to registered memory, which any thread may read;
@@ -95,7 +97,7 @@ impl TxBatch {
             pieces: Vec::with_capacity(BATCH_PIECES),
             runs: Vec::with_capacity(TX_MESSAGES),
             gso_broken: false,
-            count: TxCount::default(),
+            counts: Default::default(),
         }
     }
 
@@ -116,13 +118,14 @@ impl TxBatch {
     /// Sends runs `from..end`, all of one socket; gives the first run that has not been dealt with.
     fn flush_socket(&mut self, socket: &TxSocket, from: usize, end: usize) -> usize {
         let runs = &self.runs[from..end];
+        let count = &mut self.counts[port_of(runs[0].socket)];
         // SAFETY: pieces point to the scratch buffer or to registered memory, kept in place by the view that `flush` was given.
         match unsafe { socket::send(socket, runs.iter().map(|r| &r.message), &mut self.pieces) } {
             Ok(sent) => {
                 for run in &runs[..sent] {
-                    self.count.packets += u64::from(run.packets);
-                    self.count.bytes += run.bytes as u64;
-                    self.count.payload_bytes += run.payload_bytes as u64;
+                    count.packets += u64::from(run.packets);
+                    count.bytes += run.bytes as u64;
+                    count.payload_bytes += run.payload_bytes as u64;
                 }
                 from + sent.max(1)
             }
@@ -131,7 +134,7 @@ impl TxBatch {
                 self.gso_broken |= err.raw_os_error() == Some(libc::EIO) && runs[0].packets > 1;
                 // A full queue stays full for the rest; any other error is that of one destination.
                 let lost = if err.kind() == std::io::ErrorKind::WouldBlock { runs.len() } else { 1 };
-                self.count.drops += runs[..lost].iter().map(|r| u64::from(r.packets)).sum::<u64>();
+                count.drops += runs[..lost].iter().map(|r| u64::from(r.packets)).sum::<u64>();
                 from + lost
             }
         }
@@ -276,8 +279,6 @@ impl TxLink<'_> {
 pub(crate) enum Way<'a> {
     /// It takes them.
     Open,
-    /// It swallows all.
-    Shut,
     /// They suffer.
     Impaired(TxLink<'a>),
 }
@@ -286,12 +287,12 @@ pub(crate) enum Way<'a> {
 pub(crate) struct Out<'a> {
     pub(crate) batch: &'a mut TxBatch,
     pub(crate) sockets: &'a [TxSocket],
-    /// The NIC's address.
-    pub(crate) ip: IpAddr,
     pub(crate) view: &'a View<'a>,
     pub(crate) way: Way<'a>,
     pub(crate) accounts: &'a mut Accounts,
     pub(crate) now_us: u64,
+    /// Ports that swallow all packets, bit 0 for port 1.
+    pub(crate) shut: u8,
 }
 
 impl<'a> Out<'a> {
@@ -299,12 +300,11 @@ impl<'a> Out<'a> {
     pub(crate) fn open(
         batch: &'a mut TxBatch,
         sockets: &'a [TxSocket],
-        ip: IpAddr,
         view: &'a View<'a>,
         accounts: &'a mut Accounts,
         now_us: u64,
     ) -> Out<'a> {
-        Out { batch, sockets, ip, view, way: Way::Open, accounts, now_us }
+        Out { batch, sockets, view, way: Way::Open, accounts, now_us, shut: 0 }
     }
 
     /// Sends what has been pushed.
@@ -330,6 +330,10 @@ impl<'a> Out<'a> {
         let mut last: Option<IcrcFlow> = None;
         while let Some(held) = impair.pop(now_us) {
             let TxTag { dest, socket, header_bytes } = held.tag;
+            if self.is_shut(socket) {
+                self.batch.counts[port_of(socket)].drops += 1;
+                continue;
+            }
             if last != Some(dest.flow) {
                 self.batch.close_run();
                 last = Some(dest.flow);
@@ -342,6 +346,11 @@ impl<'a> Out<'a> {
         self.batch.close_run();
     }
 
+    /// Whether the port of a socket swallows all packets.
+    fn is_shut(&self, socket: usize) -> bool {
+        self.shut >> port_of(socket) & 1 != 0
+    }
+
     /// Holds a packet until it is due. Its payload is copied: its memory may change meanwhile.
     #[cold]
     fn hold(&mut self, from: &Sender, header: &[u8], payload: &Payload<'_>) -> Result<(), SinkError> {
@@ -352,7 +361,7 @@ impl<'a> Out<'a> {
         let wire_bytes = bytes.len() + pad_of(payload.len()) as usize + ICRC_BYTES;
         let tag = TxTag { dest: from.dest, socket: from.socket, header_bytes: header.len() };
         let taken = link.impair.hold(link.now_us, link.line, wire_bytes, bytes, tag);
-        self.batch.count.drops += u64::from(!taken);
+        self.batch.counts[port_of(from.socket)].drops += u64::from(!taken);
         Ok(())
     }
 
@@ -489,15 +498,16 @@ impl PacketSink for QpSink<'_, '_> {
         if self.quota == 0 {
             return Err(SinkError::Full);
         }
+        let shut = self.out.is_shut(self.from.socket);
         let lost = match &mut self.out.way {
+            _ if shut => true,
             Way::Open => false,
-            Way::Shut => true,
             Way::Impaired(link) if link.blocked_until_us() > 0 => return Err(SinkError::Full),
             Way::Impaired(link) => link.impair.loses(),
         };
         if lost {
             self.quota -= 1;
-            self.out.batch.count.drops += 1;
+            self.out.batch.counts[port_of(self.from.socket)].drops += 1;
             return Ok(());
         }
         let bytes = header.len() + payload.len() + pad_of(payload.len()) as usize + ICRC_BYTES;
@@ -532,7 +542,7 @@ pub(crate) struct UdQpSink<'a, 'b> {
 
 impl<'a, 'b> UdQpSink<'a, 'b> {
     pub(crate) fn new(out: &'a mut Out<'b>, of: (u32, u32), socket: usize, quota: u32) -> UdQpSink<'a, 'b> {
-        let src = SocketAddr::new(out.ip, out.sockets[socket].port());
+        let src = out.sockets[socket].addr();
         // Not yet the way to anybody: the first packet sets it.
         let dest = Dest::to_qp(src, src.ip(), 0);
         let mut sink = QpSink::new(out, of, dest, socket, quota);
