@@ -41,6 +41,7 @@ suite verify    python3 tests/verify.py ${long:+--faults 1000}
 suite input     python3 tests/bad_input.py
 suite lifecycle python3 tests/lifecycle.py
 suite churn     python3 tests/churn.py ${long:+--seconds 600}
+suite scale     python3 tests/scale.py
 suite pyverbs   python3 tests/pyverbs/run.py
 suite programs  python3 tests/programs.py
 suite mpi       python3 tests/mpi.py

@@ -145,7 +145,7 @@ static inline uint64_t content_word(uint64_t key, size_t i)
     return mix(key ^ (i * 0xd6e8feb86659fd93ULL));
 }
 
-static void content_make(uint8_t *p, size_t n, uint64_t key, uint64_t number)
+static inline void content_make(uint8_t *p, size_t n, uint64_t key, uint64_t number)
 {
     uint64_t sum = key, w;
     size_t i, body = n >= 16 ? n - 8 : n;

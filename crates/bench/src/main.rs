@@ -9,6 +9,7 @@
 //! 1. A bar that is missed is only shown.
 #![forbid(unsafe_code)]
 
+mod many;
 mod peers;
 mod report;
 mod suite;
@@ -39,6 +40,9 @@ enum Command {
         /// The `unbroken` command (its library lies beside it)
         #[arg(long, default_value = "target/release/unbroken")]
         unbroken: PathBuf,
+        /// The program of tests/c/scale.c, compiled
+        #[arg(long, default_value = "target/tests-c/scale")]
+        scale: PathBuf,
         /// Where the results go
         #[arg(long, default_value = "benches/results/latest.json")]
         out: PathBuf,
@@ -96,7 +100,9 @@ fn main() -> ExitCode {
 
 fn act(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Run { unbroken, out, rounds, switches } => return suite::run(&unbroken, &out, rounds, switches),
+        Command::Run { unbroken, scale, out, rounds, switches } => {
+            return suite::run(&unbroken, &scale, &out, rounds, switches)
+        }
         Command::UdpBw { seconds, window, touch } => {
             let figure = udp_bw::measure(Duration::try_from_secs_f64(seconds)?, window, touch)?;
             println!("{:.2} Gbit/s, {} datagrams lost", figure.gbps, figure.lost);

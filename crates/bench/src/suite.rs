@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
+use crate::many;
 use crate::peers::Contender;
 use crate::report::{median, percentile, table, write, Better, Entry};
 use crate::switches::{self, Switched};
@@ -16,12 +17,16 @@ use crate::Result;
 type Named = (&'static str, Contender);
 
 /// Runs everything, prints the table, writes the file. The exit status is 1 where something could not run.
-pub fn run(unbroken: &Path, out: &Path, rounds: u32, switches: u32) -> Result<ExitCode> {
+pub fn run(unbroken: &Path, scale: &Path, out: &Path, rounds: u32, switches: u32) -> Result<ExitCode> {
     let unbroken = std::fs::canonicalize(unbroken)
         .map_err(|e| format!("cannot find {} ({e}); build it with: make all", unbroken.display()))?;
     let mut failures = Vec::new();
     let mut entries = bandwidth(&play(&contenders_of_bandwidth(), &unbroken, rounds, &mut failures));
     entries.extend(latency(&play(&contenders_of_latency(), &unbroken, rounds, &mut failures)));
+    match many::run(&unbroken, scale) {
+        Ok(more) => entries.extend(more),
+        Err(e) => failures.push(format!("one QP among many: {e}")),
+    }
     entries.extend(switching(&unbroken, switches, &mut failures));
     println!("\n{}", table(&entries));
     write(&entries, out)?;

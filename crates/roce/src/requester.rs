@@ -32,16 +32,13 @@ use crate::encoding::{psn_add, psn_ahead, psn_diff};
 use crate::io::{Completions, PacketSink, Payload, SinkError};
 use crate::link::{Flags, Link};
 use crate::segment::Segment;
-use crate::sq::{SendRing, Wqe};
+use crate::sq::{Operands, SendRing, Wqe};
 use crate::window::Window;
 use unbroken_types::{QpCaps, SendFlags, SendOpcode, WcOpcode, WcStatus};
 use unbroken_wire::{AtomicEth, Ext, Op, Reth};
 
 /// An acknowledgement is asked for at least once in so many packets.
 const ACK_EVERY_PACKETS: u32 = 16;
-
-/// Sends that leave together where a program posts many at once: a system call for each would cost more than all else.
-const COMPANY: u64 = 16;
 
 /// Retries without end (`rnr_retry`).
 const RNR_FOR_EVER: u8 = 7;
@@ -172,10 +169,6 @@ impl Requester {
         self.completed
     }
 
-    pub(crate) fn may_wait(&self) -> bool {
-        self.ring.tail - self.cur < COMPANY && self.cur - self.ring.head >= COMPANY
-    }
-
     pub(crate) fn waiting_rnr(&self) -> bool {
         self.rnr_until.is_some()
     }
@@ -267,7 +260,7 @@ impl Requester {
     /// Does what the entry at `cur` asks for here. It completes in its turn: when all before it have.
     #[cold]
     fn change_key(&mut self, wqe: &Wqe, sink: &mut (impl PacketSink + ?Sized)) {
-        match sink.change_key(&SendRing::key_change(wqe)) {
+        match sink.change_key(&self.ring.key_change(wqe)) {
             Ok(()) => self.ring.get_mut(self.cur).executed = true,
             Err(_) => self.unsendable = Some((self.cur, WcStatus::MwBindErr)),
         }
@@ -363,9 +356,10 @@ impl Requester {
         link: &Link,
         sink: &mut (impl PacketSink + ?Sized),
     ) -> Result<(), SinkError> {
+        let Operands { compare_add, swap } = self.ring.operands(wqe);
         let (op, swap_or_add, compare) = match wqe.opcode {
-            SendOpcode::CmpSwap => (Op::CompareSwap, wqe.swap, wqe.compare_add),
-            _ => (Op::FetchAdd, wqe.compare_add, 0),
+            SendOpcode::CmpSwap => (Op::CompareSwap, swap, compare_add),
+            _ => (Op::FetchAdd, compare_add, 0),
         };
         let ext = Ext::Atomic(AtomicEth { va: wqe.remote_addr, rkey: wqe.rkey, swap_or_add, compare });
         let flags = Flags { solicited: false, ack_req: true };

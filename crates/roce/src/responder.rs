@@ -432,7 +432,7 @@ impl Responder {
         }
         let pd = self.ring.pd;
         let Some((rqe, sges)) = self.ring.front() else { return Err(Refusal::NotReady) };
-        if written as u64 + len as u64 > rqe.len {
+        if written as u64 + len as u64 > u64::from(rqe.len) {
             return Err(Refusal::Fatal(NakCode::InvalidRequest, Some(WcStatus::LocLenErr)));
         }
         scatter(mem, pd, sges, written as u64, packet.payload)

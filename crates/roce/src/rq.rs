@@ -14,8 +14,8 @@ use unbroken_types::{QpCaps, Sge};
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Rqe {
     pub(crate) wr_id: u64,
-    /// Bytes of all entries.
-    pub(crate) len: u64,
+    /// Bytes of all entries; more than a message can have count as `u32::MAX`.
+    pub(crate) len: u32,
     sges: u32,
 }
 
@@ -122,8 +122,11 @@ impl RecvRing {
         let slot = self.slot(index);
         let at = slot * self.max_sge as usize;
         self.sges[at..at + wr.sges.len()].copy_from_slice(wr.sges);
-        self.slots[slot] =
-            Rqe { wr_id: wr.wr_id, len: wr.sges.iter().map(|s| s.length as u64).sum(), sges: wr.sges.len() as u32 };
+        self.slots[slot] = Rqe {
+            wr_id: wr.wr_id,
+            len: wr.sges.iter().fold(0, |all, s| all.saturating_add(s.length)),
+            sges: wr.sges.len() as u32,
+        };
     }
 
     fn at(&self, index: u64) -> (Rqe, &[Sge]) {

@@ -12,8 +12,6 @@ pub(crate) const ATOMIC_BYTES: u32 = 8;
 pub(crate) struct Wqe {
     pub(crate) wr_id: u64,
     pub(crate) remote_addr: u64,
-    pub(crate) compare_add: u64,
-    pub(crate) swap: u64,
     pub(crate) rkey: u32,
     /// Bytes of the message; of an atomic, those of the answer.
     pub(crate) len: u32,
@@ -24,6 +22,8 @@ pub(crate) struct Wqe {
     pub(crate) flags: SendFlags,
     pub(crate) opcode: SendOpcode,
     sges: u16,
+    /// Where it is in the ring.
+    slot: u16,
     /// Some packet of it may have left, in this life or an earlier one.
     pub(crate) started: bool,
     /// The peer has executed it in an earlier life: it completes without the wire.
@@ -34,8 +34,6 @@ impl Wqe {
     const EMPTY: Wqe = Wqe {
         wr_id: 0,
         remote_addr: 0,
-        compare_add: 0,
-        swap: 0,
         rkey: 0,
         len: 0,
         imm_data: 0,
@@ -44,9 +42,20 @@ impl Wqe {
         flags: SendFlags(0),
         opcode: SendOpcode::Send,
         sges: 0,
+        slot: 0,
         started: false,
         executed: false,
     };
+}
+
+/// An idle QP shall be small.
+const _: () = assert!(size_of::<Wqe>() <= 48);
+
+/// What only atomics and bindings of windows have.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Operands {
+    pub(crate) compare_add: u64,
+    pub(crate) swap: u64,
 }
 
 /// The data of a WR.
@@ -60,7 +69,10 @@ pub(crate) enum Data<'a> {
 pub(crate) struct SendRing {
     slots: Box<[Wqe]>,
     sges: Box<[Sge]>,
+    /// Made for the first WR with inline data.
     inline: Box<[u8]>,
+    /// Made for the first atomic or binding.
+    operands: Box<[Operands]>,
     caps: QpCaps,
     pub(crate) head: u64,
     pub(crate) tail: u64,
@@ -72,7 +84,8 @@ impl SendRing {
         SendRing {
             slots: vec![Wqe::EMPTY; slots].into(),
             sges: vec![Sge::default(); slots * caps.max_send_sge as usize].into(),
-            inline: vec![0; slots * caps.max_inline_data as usize].into(),
+            inline: Box::default(),
+            operands: Box::default(),
             caps: *caps,
             head: 0,
             tail: 0,
@@ -80,7 +93,7 @@ impl SendRing {
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        size_of_val(&*self.slots) + size_of_val(&*self.sges) + self.inline.len()
+        size_of_val(&*self.slots) + size_of_val(&*self.sges) + self.inline.len() + size_of_val(&*self.operands)
     }
 
     /// The slot of an entry.
@@ -112,6 +125,9 @@ impl SendRing {
         let slot = self.slot(self.tail);
         match wr.inline_data {
             Some(data) => {
+                if self.inline.is_empty() {
+                    self.inline = vec![0; self.slots.len() * self.caps.max_inline_data as usize].into();
+                }
                 let at = slot * self.caps.max_inline_data as usize;
                 self.inline[at..at + data.len()].copy_from_slice(data);
             }
@@ -120,17 +136,22 @@ impl SendRing {
                 self.sges[at..at + wr.sges.len()].copy_from_slice(wr.sges);
             }
         }
+        if wr.opcode.is_atomic() || wr.opcode == SendOpcode::BindMw {
+            if self.operands.is_empty() {
+                self.operands = vec![Operands::default(); self.slots.len()].into();
+            }
+            self.operands[slot] = Operands { compare_add: wr.compare_add, swap: wr.swap };
+        }
         self.slots[slot] = Wqe {
             wr_id: wr.wr_id,
             remote_addr: wr.remote_addr,
-            compare_add: wr.compare_add,
-            swap: wr.swap,
             rkey: wr.rkey,
             len: if wr.opcode.is_atomic() { ATOMIC_BYTES } else { wr.len() as u32 },
             imm_data: wr.imm_data,
             flags: wr.flags,
             opcode: wr.opcode,
             sges: if wr.inline_data.is_some() { 0 } else { wr.sges.len() as u16 },
+            slot: slot as u16,
             ..Wqe::EMPTY
         };
         self.tail += 1;
@@ -195,16 +216,25 @@ impl SendRing {
         }
     }
 
+    /// The operands of an atomic or a binding; of others, zeros.
+    pub(crate) fn operands(&self, wqe: &Wqe) -> Operands {
+        match wqe.opcode {
+            o if o.is_atomic() || o == SendOpcode::BindMw => self.operands[usize::from(wqe.slot)],
+            _ => Operands::default(),
+        }
+    }
+
     /// What an entry without packets does.
-    pub(crate) fn key_change(wqe: &Wqe) -> KeyChange {
+    pub(crate) fn key_change(&self, wqe: &Wqe) -> KeyChange {
+        let Operands { compare_add, swap } = self.operands(wqe);
         match wqe.opcode {
             SendOpcode::BindMw => KeyChange::Bind(MwBind {
                 window: wqe.imm_data,
                 new_key: wqe.rkey,
-                lkey: (wqe.swap >> 32) as u32,
+                lkey: (swap >> 32) as u32,
                 addr: wqe.remote_addr,
-                length: wqe.compare_add,
-                access: Access(wqe.swap as u32),
+                length: compare_add,
+                access: Access(swap as u32),
             }),
             _ => KeyChange::Invalidate(wqe.rkey),
         }
@@ -219,6 +249,7 @@ impl SendRing {
                     Data::Inline(bytes) => (Vec::new(), Some(bytes.to_vec())),
                     Data::Sges(sges) => (sges.to_vec(), None),
                 };
+                let Operands { compare_add, swap } = self.operands(w);
                 SendEntry {
                     wr_id: w.wr_id,
                     opcode: w.opcode,
@@ -226,8 +257,8 @@ impl SendRing {
                     imm_data: w.imm_data,
                     remote_addr: w.remote_addr,
                     rkey: w.rkey,
-                    compare_add: w.compare_add,
-                    swap: w.swap,
+                    compare_add,
+                    swap,
                     sges,
                     inline_data,
                     started: w.started,

@@ -310,7 +310,7 @@ impl UcQp {
         let len = packet.payload.len() as u32;
         let pd = self.recvs.pd;
         let (rqe, sges) = self.recvs.front().ok_or(Broken::Dropped)?;
-        if u64::from(written) + u64::from(len) > rqe.len {
+        if u64::from(written) + u64::from(len) > u64::from(rqe.len) {
             return Err(Broken::Dropped);
         }
         scatter(mem, pd, sges, written.into(), packet.payload).map_err(|_| Broken::Local)?;

@@ -247,7 +247,7 @@ impl UdQp {
         };
         let len = GRH_BYTES + packet.payload.len();
         let pd = self.recvs.pd;
-        let Some((rqe, sges)) = self.recvs.front().filter(|(rqe, _)| rqe.len >= len as u64) else {
+        let Some((rqe, sges)) = self.recvs.front().filter(|(rqe, _)| rqe.len as usize >= len) else {
             self.recvs.give_back();
             self.dropped += 1;
             return;

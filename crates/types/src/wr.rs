@@ -12,9 +12,9 @@ pub struct Sge {
     pub lkey: u32,
 }
 
-/// What a send WR does (`enum ibv_wr_opcode`).
+/// What a send WR does; the numbers are those of `enum ibv_wr_opcode`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-#[repr(u32)]
+#[repr(u8)]
 pub enum SendOpcode {
     /// RDMA WRITE.
     Write = 0,

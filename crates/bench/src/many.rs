@@ -1,0 +1,59 @@
+//! What many idle QPs cost the one that works, and how much memory each takes: `tests/c/scale.c`, which measures one QP by turns alone
+//! and among 999 others that are connected.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Deserialize;
+use unbroken_trial::{Lab, Pair, Spec};
+
+use crate::report::{Better, Entry};
+use crate::Result;
+
+/// Turns; the program gives medians.
+const ROUNDS: u32 = 9;
+/// Regions, each with a key of its own, that exist at one time (after the QPs are measured).
+const REGIONS: u32 = 10_000;
+/// No run takes longer.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Share of its speed that the working QP may lose.
+const COST: f64 = 0.05;
+/// Bytes of an idle QP.
+const MEMORY_BYTES: f64 = 16_384.0;
+
+/// What the program prints.
+#[derive(Deserialize)]
+struct Figures {
+    qps: u32,
+    lat_one_us: f64,
+    lat_many_us: f64,
+    bw_one_gbps: f64,
+    bw_many_gbps: f64,
+    bytes_per_qp: f64,
+}
+
+/// Runs the program once and gives its entries.
+pub fn run(unbroken: &Path, scale: &Path) -> Result<Vec<Entry>> {
+    let spec = Spec::new(&scale.display().to_string(), &format!("--rounds {ROUNDS} --mrs {REGIONS}"));
+    let lab = Lab::new(unbroken)?;
+    let connect =
+        |port: u16| (vec!["--listen".into(), port.to_string()], vec!["--connect".into(), format!("127.0.0.1:{port}")]);
+    let output = Pair::start_as(&lab, &spec, connect)?.succeed(LIMIT)?;
+    let line = output.lines().rev().find(|l| l.starts_with('{')).ok_or_else(|| format!("no figures in: {output}"))?;
+    let f: Figures = serde_json::from_str(line)?;
+    let bench = format!("one QP among {}", f.qps);
+    let args = spec.args.join(" ");
+    let command = format!(
+        "unbroken run --host b -- tests-c/scale --listen 5000 {args} & unbroken run --host a -- tests-c/scale --connect 127.0.0.1:5000 {args}"
+    );
+    let entry = |metric, value, unit, better| Entry::new(&bench, metric, value, unit, better, &command);
+    Ok(vec![
+        entry("8 B SEND, half a round trip", f.lat_many_us, "us", Better::Lower)
+            .beside("the same QP alone", f.lat_one_us)
+            .bar(1.0 + COST),
+        entry("64 KiB WRITE", f.bw_many_gbps, "Gbit/s", Better::Higher)
+            .beside("the same QP alone", f.bw_one_gbps)
+            .bar(1.0 - COST),
+        entry("memory of an idle QP, 128+128 entries", f.bytes_per_qp, "bytes", Better::Lower).bar(MEMORY_BYTES),
+    ])
+}

@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Thousands of QPs and regions in one process, all used; and a process that may not open as many files as it needs.
+
+tests/c/scale.c makes and uses 1,000 connected RC QPs several times and 10,000 regions; an idle QP with 128+128 entries stays within
+16 KiB. Where descriptors are not enough, a program gets a clear error and does not crash.
+"""
+
+import json
+import sys
+
+from lib.cc import compile_c
+from lib.fabric import Fabric
+from lib.ports import free_port, listens
+from lib.process import Failure, wait_until
+from lib.suite import Suite
+
+QPS, REGIONS = 1000, 10000
+QP_BYTES = 16384
+DESCRIPTORS = [*range(6, 60, 4), 256]
+
+
+def scale(logs, failover):
+    """1,000 QPs, 10,000 regions."""
+    program = compile_c("scale", "-libverbs")
+    with Fabric(logs) as fabric:
+        port = free_port()
+        args = ["--qps", QPS, "--mrs", REGIONS, "--rounds", 3, "--ms", 50]
+        server = fabric.run("b", [program, "--listen", port, *args], "b-scale", failover)
+        wait_until(lambda: server.ended() or listens(server.pid, port), 20, "scale listens")
+        client = fabric.run("a", [program, "--connect", f"127.0.0.1:{port}", *args], "a-scale", failover)
+        client.expect_success(120)
+        server.expect_success(20)
+        figures = json.loads(client.output().splitlines()[-1])
+        if figures["bytes_per_qp"] > QP_BYTES:
+            raise Failure(f"an idle QP takes {figures['bytes_per_qp']} bytes, {QP_BYTES} are allowed")
+        return f"{QPS} QPs, {REGIONS} regions, {figures['bytes_per_qp']} bytes for each QP"
+
+
+def few_descriptors(logs):
+    """With any number of descriptors a program succeeds, or says that they are too few; it never dies of a signal."""
+    with Fabric(logs) as fabric:
+        fabric.status()
+        failed = 0
+        for limit in DESCRIPTORS:
+            script = f"ulimit -n {limit}; exec ibv_devinfo -v"
+            program = fabric.run("a", ["sh", "-c", script], f"devinfo-{limit}", env={"UNBROKEN_LOG": "1"})
+            code = program.wait(30)
+            if code < 0 or "panicked" in program.output():
+                raise Failure(f"with {limit} descriptors: status {code}: {program.output()[-500:]}")
+            if code and "Too many open files" not in program.output():
+                raise Failure(f"with {limit} descriptors, no word that they are too few: {program.output()[-500:]}")
+            failed += code != 0
+        if not 0 < failed < len(DESCRIPTORS):
+            raise Failure(f"{failed} of {len(DESCRIPTORS)} failed: the limits are badly chosen")
+        return f"{failed} of {len(DESCRIPTORS)} limits were too low, and were named"
+
+
+def main() -> int:
+    """Runs all of it."""
+    suite = Suite("scale")
+    suite.case("1,000 QPs and 10,000 regions", scale, True)
+    suite.case("1,000 QPs and 10,000 regions without failover", scale, False)
+    suite.case("too few descriptors", few_descriptors)
+    return suite.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
