@@ -118,6 +118,12 @@ impl RcQp {
         }
     }
 
+    /// Whether a send that was just posted may wait for company: many are on their way already, so nobody waits for this one, and few
+    /// others wait.
+    pub fn may_wait(&self) -> bool {
+        self.requester.may_wait()
+    }
+
     /// With `hold_on_failure`, why the network stopped the QP.
     pub fn failure(&self) -> Option<WcStatus> {
         self.failure

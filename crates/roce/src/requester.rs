@@ -40,6 +40,9 @@ use unbroken_wire::{AtomicEth, Ext, Op, Reth};
 /// An acknowledgement is asked for at least once in so many packets.
 const ACK_EVERY_PACKETS: u32 = 16;
 
+/// Sends that leave together where a program posts many at once: a system call for each would cost more than all else.
+const COMPANY: u64 = 16;
+
 /// Retries without end (`rnr_retry`).
 const RNR_FOR_EVER: u8 = 7;
 
@@ -167,6 +170,10 @@ impl Requester {
 
     pub(crate) fn completed(&self) -> u64 {
         self.completed
+    }
+
+    pub(crate) fn may_wait(&self) -> bool {
+        self.ring.tail - self.cur < COMPANY && self.cur - self.ring.head >= COMPANY
     }
 
     pub(crate) fn waiting_rnr(&self) -> bool {

@@ -97,6 +97,12 @@ impl Poller {
         self.inside.store(inside, Relaxed);
     }
 
+    /// Whether the NIC is left to a polling thread.
+    #[inline]
+    pub(crate) fn relied_on(&self) -> bool {
+        self.left.load(Relaxed)
+    }
+
     /// It is about to wait for an event; gives whether the background thread must be told.
     pub(crate) fn wait(&self) -> bool {
         self.take_us();
@@ -319,9 +325,7 @@ fn ask_for_promptness() {
 }
 
 /// Sleeps until the bell rings, something arrives at one of `sockets`, or `timeout_us` is over.
-///
-/// Gives whether the bell rang.
-fn sleep(shared: &Shared, sockets: &[RawFd], timeout_us: u64) -> bool {
+fn sleep(shared: &Shared, sockets: &[RawFd], timeout_us: u64) {
     let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = [entry(shared.bell.as_raw_fd()), entry(-1), entry(-1)];
     for (to, fd) in fds[1..].iter_mut().zip(sockets) {
@@ -335,7 +339,6 @@ fn sleep(shared: &Shared, sockets: &[RawFd], timeout_us: u64) -> bool {
         // Takes all rings.
         let _ = shared.bell.take();
     }
-    fds[0].revents != 0
 }
 
 fn run(shared: &Shared) {
@@ -344,21 +347,23 @@ fn run(shared: &Shared) {
     while !shared.stop.load(Ordering::Acquire) {
         shared.wake_at_us.store(0, Ordering::Relaxed);
         let mut time_us = now_us();
-        let left = opinion.polling(&shared.poller, time_us);
-        if left {
+        let mut gone = false;
+        if opinion.polling(&shared.poller, time_us) {
             let leave_us = opinion.leave_us();
             shared.wake_at_us.store(time_us + leave_us, Ordering::Relaxed);
-            let told = sleep(shared, &[], leave_us);
+            sleep(shared, &[], leave_us);
             time_us = now_us();
-            if told {
+            if !shared.poller.relied_on() {
                 opinion.waits(time_us);
-            } else if !opinion.gone(&shared.poller, time_us) {
+            } else if opinion.gone(&shared.poller, time_us) {
+                gone = true;
+            } else {
                 continue;
             }
         }
         let mut e = shared.lock();
         let work = e.drive(time_us, &shared.domain, true);
-        if left {
+        if gone {
             opinion.left_alone(time_us, work.received);
         }
         let Some(sockets) = e.rx_fds() else { return };

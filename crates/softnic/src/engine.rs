@@ -384,6 +384,11 @@ impl Engine {
         self.count();
     }
 
+    /// Whether what was just posted to a QP may wait for the next drive.
+    pub(crate) fn may_wait(&self, index: u16) -> bool {
+        self.qps.get(index).is_some_and(|q| matches!(&q.kind, QpKind::Rc(qp) if qp.may_wait()))
+    }
+
     /// Sends the ACK that a QP owes, if it does. What the application has seen arrive must be acknowledged before the QP is gone:
     /// the peer would take the silence for a failure.
     pub(crate) fn acknowledge(&mut self, index: u16, now_us: u64, domain: &Domain) {

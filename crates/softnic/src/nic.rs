@@ -124,7 +124,8 @@ impl Shared {
         let patient_us = |at_us: u64| at_us.max(now_us + ACK_PATIENCE_US);
         let patience_us = if deadline_us == 0 { patient_us(0) } else { deadline_us };
         let patience_us = patience_us.min(patient_us(e.waiting_until_us()));
-        let late = wake_at_us > patience_us;
+        // A thread that polls all the time sees to what falls due; if it stops, the background thread notices.
+        let late = wake_at_us > patience_us && !self.poller.relied_on();
         if late {
             self.wake_at_us.store(0, Ordering::Relaxed);
         }

@@ -82,6 +82,17 @@ impl SoftQp {
         shared.poller.set_inside(false);
         shared.settle(e, now_us);
     }
+
+    /// The same after a post. Where the thread polls all the time it may as well be the next poll that sends.
+    fn posted(&self, mut e: MutexGuard<'_, Engine>, now_us: u64) {
+        let shared = &self.nic.shared;
+        if shared.poller.relied_on() && e.may_wait(self.index()) {
+            shared.poller.enter(now_us);
+            e.queue(self.index());
+            return shared.settle(e, now_us);
+        }
+        self.kick(e, now_us);
+    }
 }
 
 impl DeviceQp for SoftQp {
@@ -96,7 +107,7 @@ impl DeviceQp for SoftQp {
         if e.wqe_error_due() {
             e.spoil(self.index(), now_us);
         }
-        self.kick(e, now_us);
+        self.posted(e, now_us);
         Ok(())
     }
 
@@ -107,7 +118,7 @@ impl DeviceQp for SoftQp {
         if e.wqe_error_due() {
             e.spoil(self.index(), now_us);
         }
-        self.kick(e, now_us);
+        self.posted(e, now_us);
         Ok(())
     }
 
