@@ -38,6 +38,7 @@ suite survival  python3 tests/survival.py ${long:+--all}
 suite repeat    python3 tests/survival.py --repeat 20 --only 'write_bw nic-dead a, 64K, 1 QP, one-way' --only 'send_bw nic-dead a, 64K, 1 QP, one-way'
 suite netns     python3 tests/netns.py
 suite verify    python3 tests/verify.py ${long:+--faults 1000}
+suite threads   python3 tests/threads.py
 suite input     python3 tests/bad_input.py
 suite lifecycle python3 tests/lifecycle.py
 suite churn     python3 tests/churn.py ${long:+--seconds 600}

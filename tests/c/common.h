@@ -59,7 +59,7 @@ static inline int tcp_listen(const char *port)
     return c;
 }
 
-static int tcp_connect(const char *where)
+static inline int tcp_connect(const char *where)
 {
     char host[256];
     const char *colon = strrchr(where, ':');

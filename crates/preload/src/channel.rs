@@ -6,7 +6,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::AsRawFd;
 use std::ptr::addr_of_mut;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use unbroken_verbs::abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use unbroken_verbs::{CompChannel, Error};
 
@@ -71,11 +71,9 @@ unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {
     guard((), || {
         // SAFETY: a queue of ours.
         if let Ok(cq) = unsafe { CqObj::of(cq) } {
-            // SAFETY: the field is the program's to look at, ours to write.
-            unsafe {
-                let n = addr_of_mut!((*cq.c.get()).comp_events_completed);
-                n.write(n.read().wrapping_add(nevents));
-            }
+            // SAFETY: the field is the program's to look at, ours to write, by several threads.
+            let completed = unsafe { AtomicU32::from_ptr(addr_of_mut!((*cq.c.get()).comp_events_completed)) };
+            completed.fetch_add(nevents, Ordering::Relaxed);
             cq.comp_events.acknowledge(nevents);
         }
     });

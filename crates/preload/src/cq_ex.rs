@@ -1,6 +1,8 @@
 //! Extended completion queues: the program looks at one completion after the other through functions.
 //!
 //! `start_poll` takes the first completion, `next_poll` the next; `status` and `wr_id` are fields, all else is read by functions.
+//! There is one completion at hand, so a thread that looks at it keeps the queue's lock from a `start_poll` that found one until
+//! `end_poll`; others wait in `start_poll`, unless the program promised to poll from one thread (IBV_CREATE_CQ_ATTR_SINGLE_THREADED).
 //! Time stamps are those of the poll, not of the arrival: a software NIC without a clock of its own has no better.
 
 use crate::cq::new_cq;
@@ -8,6 +10,7 @@ use crate::ffi::{failed, guard, pointer};
 use crate::objects::CqObj;
 use crate::query::{monotonic_ns, wallclock_ns};
 use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::addr_of_mut;
 use unbroken_types::Wc;
 use unbroken_verbs::abi::*;
 use unbroken_verbs::Error;
@@ -21,6 +24,8 @@ pub struct Current {
     /// Which of the two clocks the program asked for: reading them costs more than the rest of a poll.
     wants_monotonic: bool,
     wants_wallclock: bool,
+    /// The program polls from one thread, so that no lock is needed.
+    single_threaded: bool,
 }
 
 /// Fields of the completion that a program may ask for.
@@ -53,6 +58,8 @@ pub unsafe extern "C" fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_
         let current = unsafe { &mut *(*object).current.get() };
         current.wants_monotonic = attr.wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP != 0;
         current.wants_wallclock = attr.wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK != 0;
+        let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
+        current.single_threaded = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0;
         Ok(object.cast())
     })
 }
@@ -84,12 +91,46 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     if unsafe { attr.as_ref() }.is_some_and(|a| a.comp_mask != 0) {
         return libc::EINVAL;
     }
-    // SAFETY: a queue of ours.
-    unsafe { next_poll(cq) }
+    // SAFETY: a queue of ours, which this thread does not poll yet.
+    unsafe {
+        lock(cq);
+        let code = next_poll(cq);
+        if code != 0 {
+            unlock(cq);
+        }
+        code
+    }
+}
+
+/// Makes the completion at hand this thread's own, until [`unlock`].
+///
+/// # Safety
+/// `cq` is a queue of ours, whose lock this thread does not hold.
+unsafe fn lock(cq: *mut ibv_cq_ex) {
+    // SAFETY: promised by the caller; the flag is never written once the program has the queue, and a mutex of zeros is
+    // PTHREAD_MUTEX_INITIALIZER.
+    unsafe {
+        if !(*(*cq.cast::<CqObj>()).current.get()).single_threaded {
+            libc::pthread_mutex_lock(addr_of_mut!((*cq).mutex));
+        }
+    }
+}
+
+/// Lets other threads poll.
+///
+/// # Safety
+/// `cq` is a queue of ours, whose lock this thread holds.
+unsafe fn unlock(cq: *mut ibv_cq_ex) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        if !(*(*cq.cast::<CqObj>()).current.get()).single_threaded {
+            libc::pthread_mutex_unlock(addr_of_mut!((*cq).mutex));
+        }
+    }
 }
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: a queue of ours; the program polls it from one thread at a time.
+    // SAFETY: a queue of ours, whose lock this thread holds since start_poll.
     let (object, current) = unsafe { (&*cq.cast::<CqObj>(), &mut *(*cq.cast::<CqObj>()).current.get()) };
     guard(libc::EIO, || match object.cq.poll(std::slice::from_mut(&mut current.wc)) {
         Ok(0) => libc::ENOENT,
@@ -111,7 +152,10 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     })
 }
 
-unsafe extern "C" fn end_poll(_cq: *mut ibv_cq_ex) {}
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: locked by this thread in start_poll.
+    unsafe { unlock(cq) };
+}
 
 /// The completion at hand.
 ///

@@ -107,8 +107,8 @@ pub struct CqObj {
     pub comp_events: Acks,
     /// The same for asynchronous events.
     pub async_events: Acks,
-    /// The completion that an extended poll looks at. Touched between `start_poll` and `end_poll` only, which the program keeps
-    /// to one thread at a time.
+    /// The completion that an extended poll looks at. Touched between `start_poll` and `end_poll` only, under the lock that they
+    /// take and release.
     pub current: UnsafeCell<crate::cq_ex::Current>,
 }
 

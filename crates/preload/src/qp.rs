@@ -193,7 +193,10 @@ unsafe extern "C" fn ibv_query_qp(
     code("ibv_query_qp", || {
         // SAFETY: a QP of ours.
         let object = unsafe { QpObj::of(qp) }?;
-        let now = snapshot(&object.qp.query(), object.qp.state(), *lock(&object.av));
+        let seen = object.qp.query();
+        // One look: another thread may change the QP meanwhile.
+        let state = seen.attrs.rc.state.unwrap_or_else(|| object.qp.state());
+        let now = snapshot(&seen, state, *lock(&object.av));
         // SAFETY: the C part is ours; the caller's two structures.
         unsafe {
             let c = &raw mut (*object.c.get()).qp_base;

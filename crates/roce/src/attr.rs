@@ -174,7 +174,7 @@ impl RcModify {
     }
 
     /// Checks the change of a QP of that kind in state `from` and gives the state after it.
-    pub(crate) fn validate(&self, kind: QpType, from: QpState) -> Result<QpState, ModifyError> {
+    pub fn validate(&self, kind: QpType, from: QpState) -> Result<QpState, ModifyError> {
         let to = self.state.unwrap_or(from);
         let rules = rules(kind, from, to).ok_or(ModifyError::Transition { from, to })?;
         for ((rule, given), name) in rules.into_iter().zip(self.given()).zip(NAMES) {

@@ -39,6 +39,7 @@ pub use io::{AtomicOp, Completions, MemError, Memory, PacketSink, Payload, Share
 pub use rc::RcQp;
 pub use responder::{Mutation, RcEvent};
 pub use rq::RecvRing;
+pub use sq::check_send;
 pub use uc::{UcConfig, UcQp};
 pub use ud::{UdConfig, UdModify, UdQp, UdRoute, GRH_BYTES};
 pub use wr::{KeyChange, MwBind, PostError, RecvWr, SendBatch, SendWr, UdDest, MAX_MESSAGE_BYTES};

@@ -78,6 +78,30 @@ pub(crate) struct SendRing {
     pub(crate) tail: u64,
 }
 
+/// Whether a send fits a QP of these sizes; whether its queue has room is another question.
+pub fn check_send(caps: &QpCaps, wr: &SendWr<'_>) -> Result<(), PostError> {
+    let inline = wr.flags.contains(SendFlags::INLINE);
+    if inline != wr.inline_data.is_some() || inline && wr.opcode.awaits_data() {
+        return Err(PostError::Inline(wr.opcode));
+    }
+    if wr.opcode.is_atomic() && wr.len() < ATOMIC_BYTES as u64 {
+        return Err(PostError::AtomicRoom(wr.len()));
+    }
+    match wr.inline_data {
+        Some(data) if data.len() > caps.max_inline_data as usize => {
+            return Err(PostError::InlineTooLong { have: data.len(), max: caps.max_inline_data })
+        }
+        None if wr.sges.len() > caps.max_send_sge as usize => {
+            return Err(PostError::TooManySges { have: wr.sges.len(), max: caps.max_send_sge })
+        }
+        _ => {}
+    }
+    if wr.len() > MAX_MESSAGE_BYTES {
+        return Err(PostError::TooLong { have: wr.len(), max: MAX_MESSAGE_BYTES });
+    }
+    Ok(())
+}
+
 impl SendRing {
     pub(crate) fn new(caps: &QpCaps) -> SendRing {
         let slots = caps.max_send_wr.max(1).next_power_of_two() as usize;
@@ -177,25 +201,7 @@ impl SendRing {
     }
 
     fn check(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        let inline = wr.flags.contains(SendFlags::INLINE);
-        if inline != wr.inline_data.is_some() || inline && wr.opcode.awaits_data() {
-            return Err(PostError::Inline(wr.opcode));
-        }
-        if wr.opcode.is_atomic() && wr.len() < ATOMIC_BYTES as u64 {
-            return Err(PostError::AtomicRoom(wr.len()));
-        }
-        match wr.inline_data {
-            Some(data) if data.len() > self.caps.max_inline_data as usize => {
-                return Err(PostError::InlineTooLong { have: data.len(), max: self.caps.max_inline_data })
-            }
-            None if wr.sges.len() > self.caps.max_send_sge as usize => {
-                return Err(PostError::TooManySges { have: wr.sges.len(), max: self.caps.max_send_sge })
-            }
-            _ => {}
-        }
-        if wr.len() > MAX_MESSAGE_BYTES {
-            return Err(PostError::TooLong { have: wr.len(), max: MAX_MESSAGE_BYTES });
-        }
+        check_send(&self.caps, wr)?;
         if self.len() >= self.caps.max_send_wr {
             return Err(PostError::QueueFull(self.len()));
         }

@@ -17,7 +17,7 @@ use unbroken_path::{
     Action, Belief, Config, Endpoint, LogicalQp, Message, OpenError, Opened, QuiesceError, Quiesced, Reason, SlotPath,
     SlotTable, State, Switched,
 };
-use unbroken_roce::{RecvEntry, SendEntry};
+use unbroken_roce::{check_send, RecvEntry, SendEntry};
 use unbroken_telemetry::{now_us, Switch, SwitchKind, What};
 use unbroken_types::{QpState, WcStatus};
 use unbroken_verbs::{Backlog, Error, QpModify, RcModify, RecvWr, Result, SendBatch};
@@ -389,9 +389,16 @@ fn start(qp: &Qp, g: &mut Gate) {
         retry_cnt: g.app.rc.retry_cnt,
         rnr_retry: g.app.rc.rnr_retry,
         max_rd_atomic: g.app.rc.max_rd_atomic,
+        // The application may have changed these since the path was opened.
+        min_rnr_timer: g.app.rc.min_rnr_timer,
+        access: g.app.rc.access,
         ..RcModify::default()
     };
     modify(qp, g, QpModify { rc, ..QpModify::default() });
+    if g.app.rc.state == Some(QpState::Sqd) {
+        let rc = RcModify { state: Some(QpState::Sqd), ..RcModify::default() };
+        modify(qp, g, QpModify { rc, sqd_notify: g.app.sqd_notify, ..QpModify::default() });
+    }
 }
 
 /// Gives the application the original error.
@@ -425,9 +432,11 @@ pub(crate) fn hold_sends(qp: &Qp, g: &mut Gate, batch: &dyn SendBatch) -> Option
     if backlog.sends.len() + batch.count() > qp.init.caps.max_send_wr as usize {
         return Some(Err(Error::no_room("the send queue is full")));
     }
-    if (0..batch.count()).any(|i| batch.wr(i).sges.len() > qp.init.caps.max_send_sge as usize) {
-        return Some(Err(Error::invalid("the send does not fit the QP")));
+    // The QP that adopts the backlog takes all of it or nothing: one that does not fit would end the rest.
+    if let Err(e) = (0..batch.count()).try_for_each(|i| check_send(&qp.init.caps, &batch.wr(i))) {
+        return Some(Err(e.into()));
     }
+    backlog.keys_changed |= (0..batch.count()).any(|i| batch.wr(i).opcode.changes_keys());
     backlog.sends.extend((0..batch.count()).map(|i| SendEntry::from(&batch.wr(i))));
     Some(Ok(()))
 }

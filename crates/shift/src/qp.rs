@@ -265,6 +265,10 @@ impl Qp {
             Some(QpState::Err) if g.failed || g.link.is_some() => return self.end(&mut g, change),
             _ => {}
         }
+        if g.link.as_ref().is_some_and(|l| l.switching()) {
+            return self.modify_later(&mut g, change);
+        }
+        let had_link = g.link.is_some();
         if let (Some(QpState::Rtr), true) = (state, self.init.hold_on_failure) {
             self.connect(&mut g, change);
         }
@@ -278,8 +282,35 @@ impl Qp {
         if g.nic != self.nic {
             physical.port = None;
         }
-        g.phys.modify(&physical)?;
-        g.port = physical.port.unwrap_or(g.port);
+        match g.phys.modify(&physical) {
+            Ok(()) => {
+                g.port = physical.port.unwrap_or(g.port);
+                merge(&mut g.app, change);
+                Ok(())
+            }
+            Err(e) if had_link && e.errno() == libc::EIO => {
+                // The NIC is dead, and nobody has noticed so far.
+                link::suspect(self, &mut g, unbroken_path::Reason::PostFailed);
+                match g.link.as_ref().is_some_and(|l| l.switching()) {
+                    true => self.modify_later(&mut g, change),
+                    false => Err(e),
+                }
+            }
+            Err(e) => {
+                if !had_link {
+                    link::close(self, &mut g);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// Changes a connected QP during a switch: the QP that carries it next is given what was set when it starts.
+    fn modify_later(&self, g: &mut Gate, change: &QpModify) -> Result<()> {
+        let now = self.state_of(g);
+        if let Err(e) = change.rc.validate(QpType::Rc, now) {
+            return Err(Error::invalid(e.to_string()));
+        }
         merge(&mut g.app, change);
         Ok(())
     }
