@@ -3,6 +3,7 @@
 
 tests/c/scale.c makes and uses 1,000 connected RC QPs several times and 10,000 regions; an idle QP with 128+128 entries stays within
 16 KiB. Where descriptors are not enough, a program gets a clear error and does not crash.
+tests/c/leaks.c makes and destroys everything under LeakSanitizer.
 """
 
 import json
@@ -11,11 +12,12 @@ import sys
 from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
-from lib.process import Failure, wait_until
+from lib.process import Failure, Skip, wait_until
 from lib.suite import Suite
 
 QPS, REGIONS = 1000, 10000
 QP_BYTES = 16384
+LEAK_ROUNDS = 300
 DESCRIPTORS = [*range(6, 60, 4), 256]
 
 
@@ -55,12 +57,28 @@ def few_descriptors(logs):
         return f"{failed} of {len(DESCRIPTORS)} limits were too low, and were named"
 
 
+def leaks(logs):
+    """Everything made and destroyed under LeakSanitizer, with and without a leak that it must find."""
+    program = compile_c("leaks", "-g", "-fsanitize=leak", "-libverbs")
+    with Fabric(logs) as fabric:
+        lost = fabric.run("a", [program, LEAK_ROUNDS, "--leak"], "with-a-leak")
+        code = lost.wait(60)
+        if "fatal error" in lost.output():
+            raise Skip(f"LeakSanitizer cannot run here: {lost.output()[-200:]}")
+        if code == 0 or "in ibv_get_device_list" not in lost.output():
+            raise Failure(f"LeakSanitizer does not see what libunbroken.so allocates: status {code}")
+        for failover in (True, False):
+            fabric.run("a", [program, LEAK_ROUNDS], f"leaks-failover-{failover}", failover).expect_success(60)
+        return f"{LEAK_ROUNDS} rounds, nothing lost"
+
+
 def main() -> int:
     """Runs all of it."""
     suite = Suite("scale")
     suite.case("1,000 QPs and 10,000 regions", scale, True)
     suite.case("1,000 QPs and 10,000 regions without failover", scale, False)
     suite.case("too few descriptors", few_descriptors)
+    suite.case("nothing is leaked", leaks)
     return suite.finish()
 
 

@@ -45,7 +45,7 @@ static int sent_all(struct round *r, struct conn *c)
 {
     if (c->gone == TO_ERROR)
         return silent(c) && (r->srq || c->recvs_done == c->recvs_posted);
-    if (r->peer_dead && silent(c))
+    if ((r->peer_dead || c->refused) && silent(c))
         return 1;
     return c->gone || (c->head == c->tail && (c->posted == c->ops || c->failed));
 }

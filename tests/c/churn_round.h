@@ -47,6 +47,7 @@ struct conn { /* a QP with its work */
     uint32_t last_write; /* number of the last WRITE posted, or UINT32_MAX */
     uint64_t added, swapped; /* what the peer's counters hold once all that is posted is done */
     int failed;          /* a send completed with this error */
+    int refused;         /* its NIC is dead, and takes nothing any more */
     int gone;            /* ended abruptly: nothing more is posted */
 
     uint32_t in_next, recvs_posted, recvs_done; /* next operation of the peer; receives, as long as there is no SRQ */
@@ -179,7 +180,7 @@ static void begin_life(struct round *r, struct conn *c, int life)
     c->head = c->tail = c->unsignalled = c->posted = c->in_next = c->recvs_posted = c->recvs_done = 0;
     c->ops = r->plan.ops;
     c->last_write = UINT32_MAX;
-    c->added = c->swapped = c->failed = c->gone = 0;
+    c->added = c->swapped = c->failed = c->refused = c->gone = 0;
     c->us.psn = roll(r) & 0xffffff;
     memset(c->area->counters, 0, sizeof c->area->counters);
     content_make(c->area->source, BYTES, c->out_seed, 7);

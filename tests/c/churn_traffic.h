@@ -227,8 +227,9 @@ static void on_send(struct round *r, const struct ibv_wc *wc)
     if (r->plan.type == IBV_QPT_RC) {
         *(r->plan.atomics ? &atomics_failed : &rc_failed) += 1;
         if (!r->plan.atomics)
-            printf("rc-failed {\"thread\": %d, \"round\": %llu, \"qpn\": %u, \"device\": %d, \"op\": %u, \"status\": \"%s\"}\n", r->thread,
-                   (unsigned long long)r->number, c->qpn, r->plan.device, op, ibv_wc_status_str(wc->status));
+            printf("rc-failed {\"time_us\": %llu, \"thread\": %d, \"round\": %llu, \"qpn\": %u, \"peer\": %u, \"device\": %d, \"op\": %u, \"status\": \"%s\"}\n",
+                   (unsigned long long)now_us(), r->thread, (unsigned long long)r->number, c->qpn, c->peer.qpn, r->plan.device, op,
+                   ibv_wc_status_str(wc->status));
     }
 }
 
@@ -304,7 +305,7 @@ static int post_sends(struct round *r, struct conn *c)
     struct ibv_sge sge[BATCH][2];
     int n = 0, most = 1 + roll(r) % BATCH, i, e;
 
-    if (!c->qp || c->gone || c->failed)
+    if (!c->qp || c->gone || c->failed || c->refused)
         return 0;
     for (; n < most && c->posted < c->ops && c->tail - c->head < c->sq; n++) {
         build(r, c, wr + n, sge[n]);
@@ -320,7 +321,7 @@ static int post_sends(struct round *r, struct conn *c)
         c->tail -= wr + n - bad;
         c->posted -= wr + n - bad;
         c->ops = c->posted;
-        c->failed = IBV_WC_FATAL_ERR;
+        c->refused = 1;
         n = bad - wr;
     }
     for (i = 0; i < n; i++) /* inline data has been taken */

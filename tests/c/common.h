@@ -162,7 +162,7 @@ static inline void content_make(uint8_t *p, size_t n, uint64_t key, uint64_t num
 }
 
 /* Whether the first n bytes of a content of `total` bytes are right: NULL, or what is wrong with them. */
-static const char *content_part_wrong(const uint8_t *p, size_t n, size_t total, uint64_t key, uint64_t number)
+static inline const char *content_part_wrong(const uint8_t *p, size_t n, size_t total, uint64_t key, uint64_t number)
 {
     static char why[160];
     uint64_t sum = key, w, have;
