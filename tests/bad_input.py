@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Bad input of every kind: a clear error or a dropped packet, never a crash, never a write outside; and what runs goes on."""
 
+import json
 import os
 import random
 import re
@@ -18,6 +19,7 @@ from lib.suite import Suite
 
 FIRST_PORT = 4791
 STREAM_SECONDS = 4
+ANY_CALLS_SECONDS = 3
 # tests/c/bad_access.c waits for at most this long for one completion.
 BAD_ACCESS_SECONDS = 90
 
@@ -215,6 +217,25 @@ def wrong_names(logs):
         return "14 wrong names"
 
 
+def any_calls(logs, failover, faults):
+    """Random values in every attribute of every verb, also while NICs die and are healed."""
+    program = compile_c("any_calls", "-libverbs")
+    with Fabric(logs) as fabric:
+        process = fabric.run("a", [program, "--seconds", ANY_CALLS_SECONDS], "a-any-calls", failover)
+        nic = 0
+        while faults and not process.ended():
+            nic = 1 - nic
+            fabric.fault(f"nic a/{nic} dead")
+            time.sleep(0.2)
+            fabric.clear()
+            time.sleep(0.1)
+        process.expect_success(ANY_CALLS_SECONDS + 30)
+        result = json.loads(process.output().splitlines()[-1])
+        if result["successes"] < 100:
+            raise Failure(f"too little works to go wrong: {result}")
+        return f"{result['calls']} calls, {result['good']} right, {result['successes']} successes in {result['rounds']} rounds"
+
+
 def main() -> int:
     """Runs all of it."""
     suite = Suite("bad_input")
@@ -224,6 +245,9 @@ def main() -> int:
     suite.case("truncated directory", truncated_directory)
     suite.case("wrong fabric.toml", wrong_fabric_file)
     suite.case("wrong names", wrong_names)
+    suite.case("random calls, no failover", any_calls, False, False)
+    suite.case("random calls, failover", any_calls, True, False)
+    suite.case("random calls while NICs die", any_calls, True, True)
     return suite.finish()
 
 

@@ -99,6 +99,13 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
     let (pd, send_cq, recv_cq) = unsafe { (PdObj::of(r.pd)?, CqObj::of(r.send_cq)?, CqObj::of(r.recv_cq)?) };
     // SAFETY: promised by the caller.
     let srq = if r.srq.is_null() { None } else { Some(unsafe { SrqObj::of(r.srq) }?) };
+    // QPNs tell the QPs of one device apart, and completions carry them.
+    // SAFETY: objects of ours, as looked at above; these fields never change.
+    let queues =
+        unsafe { [(*r.send_cq).context, (*r.recv_cq).context, srq.map_or(pd.c.context, |_| (*r.srq).context)] };
+    if queues.iter().any(|context| *context != pd.c.context) {
+        return Err(Error::invalid("a CQ or the SRQ belongs to another context than the protection domain"));
+    }
     let kind = qp_type(r.qp_type)?;
     builder::check_send_ops(r.send_ops)?;
     // SAFETY: promised by the caller.

@@ -382,6 +382,10 @@ fn start(qp: &Qp, g: &mut Gate) {
         return;
     }
     let Some(link) = &g.link else { return };
+    if g.phys.state() == QpState::Err && qp.core.device(g.nic).is_some() {
+        // The peer has begun already, with a request that ended the connection as it would have on any path.
+        return;
+    }
     let rc = RcModify {
         state: Some(QpState::Rts),
         sq_psn: Some(link.sq_psn),
