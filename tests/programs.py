@@ -37,7 +37,7 @@ PINGPONGS = [
     ("ibv_uc_pingpong", ["-m", "256", "-s", "100000", "-n", "100", "-r", "50"]),
 ]
 UCX_TAGS = [("tag_bw", ["-s", "4096", "-n", "10000"]), ("tag_lat", ["-s", "8", "-n", "10000"])]
-UCX_RC = [
+UCX_ALL = [
     *UCX_TAGS,
     ("tag_bw", ["-s", "1048576", "-n", "500"]),
     ("stream_bw", ["-s", "16384", "-n", "1000"]),
@@ -50,7 +50,7 @@ UCX_RC = [
     ("ucp_cswap", ["-s", "8", "-n", "1000"]),
 ]
 # What UCX is told to use, and the transport that it must then name. (`rc_v` allows UD for connecting.)
-UCX_TRANSPORTS = [("ud_verbs", "ud_verbs/unb0:1", UCX_TAGS), ("rc_v", "rc_verbs/unb0:1", UCX_RC)]
+UCX_TRANSPORTS = [("ud_verbs", "ud_verbs/unb0:1", UCX_ALL), ("rc_v", "rc_verbs/unb0:1", UCX_ALL)]
 INFINIBAND = ["--link-layer", "infiniband"]
 BY_LID = [
     ("ibv_rc_pingpong", []),
@@ -110,6 +110,32 @@ def devinfo(logs, settings, texts):
         for text in texts:
             if text not in program.output():
                 raise Failure(f"ibv_devinfo does not say {text!r}")
+
+
+def says(logs, program: list, texts: list):
+    """A program that only prints."""
+    needs(program[0], "ibverbs-utils")
+    with Fabric(logs) as fabric:
+        started = fabric.run("a", program)
+        started.expect_success(SECONDS)
+        for text in texts:
+            if text not in started.output():
+                raise Failure(f"{' '.join(program)} does not say {text!r}")
+
+
+def asyncwatch(logs):
+    """ibv_asyncwatch tells of a port that goes down and comes back, and of the death of the device."""
+    needs("ibv_asyncwatch", "ibverbs-utils")
+    with Fabric(logs) as fabric:
+        # It prints through a pipe's buffer, which stdbuf makes as short as a line.
+        watch = fabric.run("a", ["stdbuf", "-oL", "ibv_asyncwatch", "-d", "unb1"], "a-asyncwatch", failover=False)
+        wait_until(lambda: "async event FD" in watch.output(), SECONDS, "ibv_asyncwatch watches")
+        for fault, text in [("nic a/1 down", "IBV_EVENT_PORT_ERR"), (None, "IBV_EVENT_PORT_ACTIVE"), ("nic a/1 dead", "IBV_EVENT_DEVICE_FATAL")]:
+            if fault:
+                fabric.fault(fault)
+            else:
+                fabric.clear()
+            wait_until(lambda: text in watch.output(), SECONDS, f"ibv_asyncwatch tells of {fault or 'the healed port'}")
 
 
 def paths(logs):
@@ -225,6 +251,10 @@ def main():
     suite.case("ibv_devinfo -v", devinfo, [], ["unb0", "PORT_ACTIVE", "Ethernet", "RoCE v2", "4096 (5)"])
     said = ["PORT_ACTIVE", "InfiniBand", "port_lid:\t\t131", "sm_lid:\t\t\t1", "active_mtu:\t\t1024 (3)", "fe80:"]
     suite.case("ibv_devinfo -v, InfiniBand", devinfo, [*INFINIBAND, "--mtu", "1024"], said)
+    suite.case("ibv_devinfo -l", says, ["ibv_devinfo", "-l"], ["4 HCAs found", "unb3"])
+    suite.case("ibv_devinfo -d -i", says, ["ibv_devinfo", "-d", "unb1", "-i", "1"], ["unb1", "PORT_ACTIVE"])
+    suite.case("ibv_devices", says, ["ibv_devices"], ["unb0", "unb3", "02554e00"])
+    suite.case("ibv_asyncwatch", asyncwatch)
     suite.case("ibv_devinfo -v, two ports", devinfo, ["--ports", "2"], ["phys_port_cnt:\t\t\t2", "port:\t2", "::ffff:127."])
     suite.case("paths", paths)
     suite.case("paths, InfiniBand", infiniband_paths)
