@@ -40,6 +40,7 @@ suite netns     python3 tests/netns.py
 suite verify    python3 tests/verify.py ${long:+--faults 1000}
 suite threads   python3 tests/threads.py
 suite combined  python3 tests/combined.py
+suite processes python3 tests/processes.py
 suite input     python3 tests/bad_input.py
 suite lifecycle python3 tests/lifecycle.py
 suite churn     python3 tests/churn.py ${long:+--seconds 600}

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Many processes on the same NICs, many devices in a process, and what is left of processes that are gone (tests/c/mesh.c)."""
+
+import json
+import signal
+import socket
+import sys
+
+from lib.cc import compile_c
+from lib.fabric import Fabric
+from lib.process import Failure, wait_until
+from lib.suite import Suite
+
+FIRST_PORT = 4791
+SLOTS = 256
+RANKS = 20
+MESH_SECONDS = 3
+
+
+def mesh(logs, hosts, fault):
+    """RANKS processes on some hosts, each connected to each."""
+    program = compile_c("mesh", "-libverbs")
+    with Fabric(logs) as fabric:
+        folder = fabric.path / "mesh"
+        folder.mkdir()
+        args = [program, "--folder", folder, "--ranks", RANKS, "--seconds", MESH_SECONDS, "--rank"]
+        ranks = [fabric.run(hosts[i % len(hosts)], [*args, i], f"rank-{i}") for i in range(RANKS)]
+        if fault:
+            everywhere = lambda: len(list(folder.glob("ready-*[0-9]"))) == RANKS
+            wait_until(lambda: everywhere() or any(r.ended() for r in ranks), 60, "all connected")
+            fabric.fault(fault)
+        for process in ranks:
+            process.expect_success(120)
+        received = [json.loads(p.output().splitlines()[-1])["messages"] for p in ranks]
+        if min(received) < RANKS:
+            raise Failure(f"messages at each rank: {received}")
+        return f"{sum(received)} messages, {len(fabric.events('switch'))} switches"
+
+
+def alone(logs, option):
+    """mesh --one or --wrap."""
+    program = compile_c("mesh", "-libverbs")
+    with Fabric(logs) as fabric:
+        process = fabric.run("a", [program, option], "mesh")
+        process.expect_success(60)
+        return process.output().splitlines()[-1]
+
+
+def no_slot(logs):
+    """The 257th process of a NIC is refused, and told why; once one has gone, there is room."""
+    with Fabric(logs) as fabric:
+        fabric.run("a", ["ibv_devinfo"], "first").expect_success(20)
+        addr = fabric.nics()["a/0"]["addr"]
+        held = []
+        for slot in range(SLOTS):
+            s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            s.bind((addr, FIRST_PORT + slot))
+            held.append(s)
+        refused = fabric.run("a", ["ibv_devinfo", "-d", "unb0"], "refused", env={"UNBROKEN_LOG": "1"})
+        refused.expect_error(20)
+        for word in ("a/0", str(SLOTS)):
+            if word not in refused.output():
+                raise Failure(f"the refusal lacks '{word}': {refused.output().strip()[:300]}")
+        held.pop(77).close()
+        fabric.run("a", ["ibv_devinfo", "-d", "unb0"], "accepted").expect_success(20)
+        for s in held:
+            s.close()
+        return next(line for line in refused.output().splitlines() if str(SLOTS) in line).strip()
+
+
+def freed_slot(logs):
+    """A killed process's slot is taken by the next one, which has none of its QPNs."""
+    program = compile_c("mesh", "-libverbs")
+    with Fabric(logs) as fabric:
+        seen = set()
+        for turn in range(8):
+            process = fabric.run("a", [program, "--hold"], f"hold-{turn}")
+            wait_until(lambda: process.ended() or process.output().strip(), 20, "a QP")
+            qpn = int(process.output().split()[0])
+            if qpn >> 16 != 0:
+                raise Failure(f"process {turn} has slot {qpn >> 16}, slot 0 is free")
+            if qpn in seen:
+                raise Failure(f"QPN {qpn:#x} is given out a second time")
+            seen.add(qpn)
+            process.kill(signal.SIGKILL)
+        return f"{len(seen)} processes in slot 0, QPNs {', '.join(f'{q:#x}' for q in sorted(seen))}"
+
+
+def main() -> int:
+    """Runs all of it."""
+    suite = Suite("processes", sys.argv[1:])
+    suite.case(f"{RANKS} processes on one host, each to each", mesh, "a", None)
+    suite.case(f"{RANKS} processes on four hosts, a NIC dies", mesh, "abcd", "nic b/0 dead")
+    suite.case(f"{RANKS} processes on one host, a cable is cut", mesh, "a", "cable a/1 cut")
+    suite.case("four devices in one process, one of them opened twice", alone, "--one")
+    suite.case("more QPs than a NIC has numbers for", alone, "--wrap")
+    suite.case("no slot left", no_slot)
+    suite.case("the slot of a killed process", freed_slot)
+    return suite.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
