@@ -50,7 +50,7 @@ def sample(pid: int) -> dict:
         "descriptors": len(os.listdir(proc / "fd")),
         "threads": field("Threads"),
         "mappings": mappings,
-        "rss_kb": field("VmRSS"),
+        "rss_kb": field("RssAnon"),
     }
 
 
@@ -198,6 +198,9 @@ def churn(logs, seconds, seed, faults):
         too_much = [f"{name}: {what} {n:+g}" for name, by in growth.items() for what, n in by.items() if n > SLACK[what]]
         if too_much:
             raise Failure(f"leaks: {'; '.join(too_much)}; {note}")
+        # Both ends have known each other from the beginning, as a victim and its peer have not.
+        if a["rc_failed"]:
+            raise Failure(f"{a['rc_failed']} protected RC QPs failed: {note}")
         stale = left_behind(fabric)
         if len(stale) > LEFT_FILES:
             raise Failure(f"{len(stale)} files of ended processes are left: {stale[:6]}; {note}")
