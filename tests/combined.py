@@ -157,6 +157,27 @@ def long_messages(logs, tool):
         return f"{carried / 1e6:.0f} MB on rail 1"
 
 
+def beside_windows(logs, fault):
+    """A QP with a memory window, a protected one, UC and UD on a NIC that fails: the first ends with its error at both ends."""
+    program = compile_c("windows", "-libverbs")
+    with Fabric(logs) as fabric:
+        programs = start(fabric, logs, program)
+        running = lambda: all("running" in p.output() or p.ended() for p in programs.values())
+        wait_until(running, 20, "traffic on all four QPs")
+        fabric.fault(fault)
+        struck = time.monotonic()
+        for process in programs.values():
+            process.expect_success(60)
+        ends = [round(p.ended_at - struck, 1) for p in programs.values()]
+        if {e["host"] for e in fabric.events("give-up")} != {"a", "b"}:
+            raise Failure("a give-up event is missing")
+        results = [report(p) for p in programs.values()]
+        dead = fault.split()[1][0]
+        if "dead" in fault and not report(programs[dead])["uc_failed"]:
+            raise Failure("the UC QP of the dead NIC goes on")
+        return f"ended after {ends} s: {results}"
+
+
 def main() -> int:
     """Runs all of it."""
     suite = Suite("combined", sys.argv[1:])
@@ -174,6 +195,8 @@ def main() -> int:
     for tool in ("ib_send_bw", "ib_read_bw"):
         suite.case(f"{tool} of 1 MiB at MTU 256, a cable is cut", long_messages, tool)
     suite.case("two ports, NICs die", lambda l: rounds(l, 3, one("nic {host}/{rail} dead"), settings=["--ports", "2"]))
+    for fault in ("nic a/0 dead", "nic b/0 down", "cable a/0 cut"):
+        suite.case(f"a QP with a window beside others, {fault}", beside_windows, fault)
     for fault in ("flap a/0 down=3ms up=3ms", "flap cable a/0 down=20ms up=20ms", "flap cable b/0 down=60ms up=100ms", "flap rail0 down=5ms up=200ms"):
         suite.case(fault, flapping, fault)
     return suite.finish()
