@@ -304,6 +304,35 @@ static void both_ways(int a, int b)
     }
 }
 
+/* UC and UD QPs that rest in SQD say so, and go on. */
+static void drained(enum ibv_qp_type type)
+{
+    struct ibv_qp_init_attr init = { .send_cq = cqs[0], .recv_cq = cqs[0], .qp_type = type, .cap = { 4, 4, 1, 1, 0 } };
+    struct ibv_qp *qp = ibv_create_qp(pds[0], &init);
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .dest_qp_num = qp ? qp->qp_num : 0, .path_mtu = IBV_MTU_1024,
+        .en_sqd_async_notify = 1, .ah_attr = { .is_global = 1, .port_num = 1, .grh.hop_limit = 8 } };
+    struct ibv_async_event event;
+    int ud = type == IBV_QPT_UD;
+
+    CHECK(ibv_query_gid(contexts[0], 1, 0, &a.ah_attr.grh.dgid));
+    CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX | (ud ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS)));
+    a.qp_state = IBV_QPS_RTR;
+    CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | (ud ? 0 : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN)));
+    a.qp_state = IBV_QPS_RTS;
+    CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN));
+    a.qp_state = IBV_QPS_SQD;
+    CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
+    alarm(20);
+    CHECK(ibv_get_async_event(contexts[0], &event));
+    alarm(0);
+    if (event.event_type != IBV_EVENT_SQ_DRAINED || event.element.qp != qp)
+        fail("QP type %d: event '%s'", type, ibv_event_type_str(event.event_type));
+    ibv_ack_async_event(&event);
+    a.qp_state = IBV_QPS_RTS;
+    CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE));
+    CHECK(ibv_destroy_qp(qp));
+}
+
 static void one(void)
 {
     struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 1, 1, 1, 1, 0 } };
@@ -313,6 +342,8 @@ static void one(void)
     for (a = 0; a <= devices; a++)
         for (b = 0; b <= devices; b++)
             both_ways(a, b);
+    drained(IBV_QPT_UC);
+    drained(IBV_QPT_UD);
     init.send_cq = init.recv_cq = cqs[0];
     if (ibv_create_qp(pds[1], &init) || errno != EINVAL)
         fail("a QP with another context's CQ is made");

@@ -128,6 +128,11 @@ impl UcQp {
         self.sends.len()
     }
 
+    /// Whether the send queue has not come to its rest yet, in state SQD: a message has begun.
+    pub fn draining(&self) -> bool {
+        self.state == QpState::Sqd && self.packet > 0
+    }
+
     /// Whether the QP, which has an SRQ, has ended and will take no receive any more; said once. Not said where it was reset or quiesced.
     pub fn take_last_wqe(&mut self) -> bool {
         self.recvs.take_last_wqe()

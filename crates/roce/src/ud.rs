@@ -137,11 +137,11 @@ impl UdQp {
 
     /// Changes state and attributes, as `ibv_modify_qp` does. An error changes nothing.
     pub fn modify(&mut self, change: &UdModify, out: &mut (impl Completions + ?Sized)) -> Result<(), ModifyError> {
-        use QpState::{Err, Init, Reset, Rtr, Rts, Sqe};
+        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
         let from = self.state;
         let to = change.state.unwrap_or(from);
         match (from, to) {
-            (_, Reset | Err) | (Init, Init | Rtr) | (Rts | Sqe, Rts) => {}
+            (_, Reset | Err) | (Init, Init | Rtr) | (Rts | Sqd | Sqe, Rts) | (Rts | Sqd, Sqd) => {}
             (Reset, Init) if change.qkey.is_none() => {
                 return Result::Err(ModifyError::Missing { name: "qkey", from, to })
             }
@@ -168,7 +168,7 @@ impl UdQp {
         Ok(())
     }
 
-    /// Posts a send. In states SQE and ERR it completes at once as flushed.
+    /// Posts a send. In states SQE and ERR it completes at once as flushed; in SQD it waits.
     pub fn post_send(&mut self, wr: &SendWr<'_>, out: &mut (impl Completions + ?Sized)) -> Result<(), PostError> {
         self.post_sends(wr, out)
     }
@@ -179,7 +179,7 @@ impl UdQp {
         batch: &dyn SendBatch,
         out: &mut (impl Completions + ?Sized),
     ) -> Result<(), PostError> {
-        if !matches!(self.state, QpState::Rts | QpState::Sqe | QpState::Err) {
+        if !matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err) {
             return Err(PostError::WrongState(self.state));
         }
         let max = self.config.mtu.bytes() as u64;
@@ -200,7 +200,7 @@ impl UdQp {
             dests[slot] = dest;
             Ok(())
         })?;
-        if self.state != QpState::Rts {
+        if matches!(self.state, QpState::Sqe | QpState::Err) {
             self.flush_sends(WcStatus::WrFlushErr, out);
         }
         Ok(())
@@ -229,7 +229,7 @@ impl UdQp {
     }
 
     fn listens(&self) -> bool {
-        matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqe)
+        matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
 
     /// Takes a packet that was sent to this QPN.

@@ -80,3 +80,26 @@ fn a_ud_batch_keeps_the_addresses_of_what_is_outstanding() {
     qp.poll_transmit(&mut sink, &mut wcs);
     assert_eq!(sink.packets.iter().map(|(dest, _)| dest.qpn).collect::<Vec<_>>(), [0, 1, 2]);
 }
+
+#[test]
+fn a_ud_qp_that_is_drained_sends_nothing_until_it_goes_on() {
+    let mut qp = UdQp::new(UdConfig { qpn: 9, wc_qpn: 9, caps: caps(), pd: PD, sq_sig_all: false, mtu: Mtu::B1024 });
+    let mut wcs = Wcs::default();
+    let mut to = |qp: &mut UdQp, state, qkey, sq_psn| {
+        qp.modify(&UdModify { state: Some(state), qkey, sq_psn }, &mut Wcs::default())
+    };
+    to(&mut qp, QpState::Init, Some(1), None).unwrap();
+    assert!(to(&mut qp, QpState::Sqd, None, None).is_err());
+    to(&mut qp, QpState::Rtr, None, None).unwrap();
+    to(&mut qp, QpState::Rts, None, Some(0)).unwrap();
+    to(&mut qp, QpState::Sqd, None, None).unwrap();
+    to(&mut qp, QpState::Sqd, Some(2), None).unwrap();
+    qp.post_send(&SendWr { ud: Some(UdDest::default()), ..wr(1, SendOpcode::Send, &[]) }, &mut wcs).unwrap();
+    let mem = VecMemory::default();
+    let mut sink = VecSink { mem: &mem, room: 10, packets: vec![] };
+    qp.poll_transmit(&mut sink, &mut wcs);
+    assert!(sink.packets.is_empty());
+    to(&mut qp, QpState::Rts, None, None).unwrap();
+    qp.poll_transmit(&mut sink, &mut wcs);
+    assert_eq!(sink.packets.len(), 1);
+}

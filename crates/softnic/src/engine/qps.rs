@@ -253,7 +253,11 @@ impl QpEntry {
                 (RcModify { state: a.state, sq_psn: a.sq_psn, ..RcModify::default() }, a.qkey)
             }
         };
-        let sq_draining = matches!(&self.kind, QpKind::Rc(qp) if qp.draining());
+        let sq_draining = match &self.kind {
+            QpKind::Rc(qp) => qp.draining(),
+            QpKind::Uc(qp) => qp.draining(),
+            QpKind::Ud(_) => false, // a message is a packet
+        };
         let (dest_gid, port) = (self.peer.map(|(gid, _)| gid), Some(self.port));
         let attrs = QpModify { rc, dest_gid, qkey, port, ..QpModify::default() };
         QpSnapshot { attrs, caps: self.caps, sq_draining }
@@ -344,6 +348,14 @@ impl QpEntry {
         };
         if last_wqe {
             sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::LastWqeReached });
+        }
+        let rested = match &self.kind {
+            QpKind::Rc(_) => false, // has an event for it
+            QpKind::Uc(qp) => qp.state() == QpState::Sqd && !qp.draining(),
+            QpKind::Ud(qp) => qp.state() == QpState::Sqd, // a message is a packet
+        };
+        if rested && std::mem::take(&mut self.sqd_notify) {
+            sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::SqDrained });
         }
         let QpKind::Rc(qp) = &mut self.kind else { return };
         match qp.take_event() {
