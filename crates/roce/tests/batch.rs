@@ -85,7 +85,7 @@ fn a_ud_batch_keeps_the_addresses_of_what_is_outstanding() {
 fn a_ud_qp_that_is_drained_sends_nothing_until_it_goes_on() {
     let mut qp = UdQp::new(UdConfig { qpn: 9, wc_qpn: 9, caps: caps(), pd: PD, sq_sig_all: false, mtu: Mtu::B1024 });
     let mut wcs = Wcs::default();
-    let mut to = |qp: &mut UdQp, state, qkey, sq_psn| {
+    let to = |qp: &mut UdQp, state, qkey, sq_psn| {
         qp.modify(&UdModify { state: Some(state), qkey, sq_psn }, &mut Wcs::default())
     };
     to(&mut qp, QpState::Init, Some(1), None).unwrap();
