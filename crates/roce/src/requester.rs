@@ -377,7 +377,10 @@ impl Requester {
     /// Accounts for `psns` just pushed of the entry at `cur`.
     #[inline]
     fn sent(&mut self, now_us: u64, wqe: &Wqe, psns: u32, link: &Link) {
-        self.ring.get_mut(self.cur).started = true;
+        if !wqe.started {
+            // Once: the next packet copies the entry, which would wait for the store.
+            self.ring.get_mut(self.cur).started = true;
+        }
         let psn = self.next_psn;
         self.next_psn = psn_add(psn, psns);
         self.cur_packet += psns;

@@ -222,8 +222,12 @@ pub(crate) fn tick(qp: &Qp, g: &mut Gate) -> Option<u64> {
 }
 
 /// Feeds the stall detector. Gives true when the path should be given up.
-pub(crate) fn stalled(g: &mut Gate, now: u64, probe: &mut unbroken_path::probe::PathProbe) -> bool {
-    let progress = g.phys.progress();
+pub(crate) fn stalled(
+    g: &mut Gate,
+    now: u64,
+    progress: &unbroken_roce::Progress,
+    probe: &mut unbroken_path::probe::PathProbe,
+) -> bool {
     let Some(link) = &mut g.link else { return false };
     link.stall.observe(now, progress.outstanding_sends, progress.advanced, probe)
         == unbroken_path::stall::Verdict::Suspect

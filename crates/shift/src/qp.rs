@@ -12,7 +12,7 @@ use crate::devices::check_owner;
 use crate::front::{AsyncElement, Context};
 use crate::inbound::IdlePoll;
 use crate::link::{self, Link};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use unbroken_telemetry::{QpStatus, What};
 use unbroken_types::{Gid, QpCaps, QpState, QpType, Wc, WcStatus};
@@ -69,6 +69,7 @@ pub struct Qp {
     qpn: u32,
     pub(crate) init: QpInit,
     gate: Mutex<Gate>,
+    idle: AtomicBool,
     cookie: AtomicU64,
 }
 
@@ -104,6 +105,7 @@ impl Qp {
             nic,
             qpn,
             init: QpInit { wc_qpn: Some(qpn), ..init },
+            idle: AtomicBool::new(true),
             gate: Mutex::new(Gate {
                 phys,
                 nic,
@@ -160,10 +162,24 @@ impl Qp {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether no send is outstanding, so that nothing can stall. Thousands of idle QPs cost a look at this flag only.
+    pub(crate) fn idle(&self) -> bool {
+        self.idle.load(Ordering::Relaxed)
+    }
+
+    /// Under the gate: a post must not be overtaken by what was seen before it.
+    #[inline]
+    pub(crate) fn set_idle(&self, _gate: &Gate, idle: bool) {
+        if self.idle() != idle {
+            self.idle.store(idle, Ordering::Relaxed);
+        }
+    }
+
     /// Posts a send.
     pub fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
         check_owner()?;
         let mut g = self.gate();
+        self.set_idle(&g, false);
         match g.phys.post_send(wr) {
             Ok(()) => Ok(()),
             Err(e) => self.sends_failed(&mut g, e, wr),
@@ -174,6 +190,7 @@ impl Qp {
     pub fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
         check_owner()?;
         let mut g = self.gate();
+        self.set_idle(&g, false);
         match g.phys.post_sends(batch) {
             Ok(()) => Ok(()),
             Err(e) => self.sends_failed(&mut g, e, batch),

@@ -418,10 +418,15 @@ impl Worker {
     fn look_for_stalls(&mut self, now: u64) {
         let qps = self.core.all_qps();
         for qp in &qps {
+            if qp.idle() {
+                continue;
+            }
             let mut g = qp.gate();
+            let progress = g.phys.progress();
+            qp.set_idle(&g, progress.outstanding_sends == 0);
             let Some(pair) = g.link.as_ref().and_then(|l| l.active_pair()) else { continue };
             let probe = self.probes.entry(pair).or_insert_with(new_probe);
-            if link::stalled(&mut g, now, probe) {
+            if link::stalled(&mut g, now, &progress, probe) {
                 link::suspect(qp, &mut g, Reason::Stall);
             }
         }
