@@ -44,7 +44,7 @@ const DISTRUST_US: u64 = 10_000;
 /// The longest time of that.
 const MAX_DISTRUST_US: u64 = 1_000_000;
 
-/// How much application threads work on the NIC. One that polls a CQ spends most of its time in verbs; one that looks at its memory,
+/// How much application threads work on the NIC. One that polls a CQ spends most of its time in verbs (three quarters); one that looks at its memory,
 /// or waits for events, does not, and needs the background thread also if it polls now and then.
 ///
 /// Counts that are lost between two threads do no harm.
@@ -105,13 +105,19 @@ impl Poller {
 
     /// It is about to wait for an event; gives whether the background thread must be told.
     pub(crate) fn wait(&self) -> bool {
-        self.take_us();
+        self.busy_us.store(0, Relaxed);
+        self.empty.store(0, Relaxed);
         self.left.load(Relaxed) && self.left.swap(false, Relaxed)
     }
 
     /// Time spent in verbs since the last call.
-    fn take_us(&self) -> u64 {
-        u64::from(self.busy_us.swap(0, Relaxed)) + u64::from(self.empty.swap(0, Relaxed)) / EMPTY_POLLS_PER_US
+    fn take_us(&self, now_us: u64) -> u64 {
+        let inside_us = match self.inside.load(Relaxed) {
+            true => now_us.saturating_sub(self.last_us.load(Relaxed)),
+            false => 0,
+        };
+        let busy_us = u64::from(self.busy_us.swap(0, Relaxed)) + inside_us;
+        busy_us + u64::from(self.empty.swap(0, Relaxed)) / EMPTY_POLLS_PER_US
     }
 }
 
@@ -182,8 +188,8 @@ impl Opinion {
                 true => ran.cpu_us.saturating_sub(self.ran.cpu_us),
                 false => now_us - self.since_us,
             };
-            if ran_us >= SILENT_US || poller.inside.load(Relaxed) {
-                let works = poller.take_us() * 2 > ran_us || poller.inside.load(Relaxed);
+            if ran_us >= SILENT_US {
+                let works = poller.take_us(now_us) * 4 > ran_us * 3;
                 let polling = works && now_us >= self.distrust_until_us;
                 if polling && !self.polling {
                     self.relied_since_us = now_us;
@@ -347,8 +353,10 @@ fn run(shared: &Shared) {
     while !shared.stop.load(Ordering::Acquire) {
         shared.wake_at_us.store(0, Ordering::Relaxed);
         let mut time_us = now_us();
-        let mut gone = false;
-        if opinion.polling(&shared.poller, time_us) {
+        let relied = opinion.polling;
+        let polling = opinion.polling(&shared.poller, time_us);
+        let mut gone = relied && !polling;
+        if polling {
             let leave_us = opinion.leave_us();
             shared.wake_at_us.store(time_us + leave_us, Ordering::Relaxed);
             sleep(shared, &[], leave_us);
