@@ -237,8 +237,13 @@ int main(int argc, char **argv)
     tcp = listener ? tcp_listen(argv[2]) : tcp_connect(argv[2]);
     set_up();
     while (!limit || sent[PLAIN] < limit || received[PLAIN] < rest || sent[PLAIN] != done[PLAIN]) {
-        for (i = 0; i < QPS; i++) /* at most half of the peer's receives on the way, as far as we see */
-            if (!failed[i] && sent[i] - done[i] < DEPTH / 2 && (i <= PLAIN || sent[i] < received[PLAIN]) && !(i == WINDOW && sent[i] > received[i] + DEPTH / 2) &&
+        /*
+         * At most half of the peer's receives on the way, as far as we see. What is written through the window must have been read
+         * before its place is used again: neither end is further ahead of the other than DEPTH / 4 + 1, so no place is used again
+         * before twice that has been read.
+         */
+        for (i = 0; i < QPS; i++)
+            if (!failed[i] && sent[i] - done[i] < DEPTH / 2 && (i <= PLAIN || sent[i] < received[PLAIN]) && !(i == WINDOW && sent[i] > received[i] + DEPTH / 4) &&
                 !(i == PLAIN && limit && sent[i] >= limit))
                 send_one(i);
         poll_some();

@@ -11,6 +11,7 @@ real NIC, and the NICs are addresses of that interface. That needs root, and dum
 import os
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -28,6 +29,9 @@ from lib.suite import Suite  # noqa: E402
 INSIDE = "--in-namespace"
 SECONDS = 30
 PORTS = "udp dst portrange 4791-5046"
+# A datagram to this port (discard) is the last of a capture: what the kernel still holds back comes before it.
+END_PORT = 9
+END = b"end of capture"
 # Stands for the MTU in arguments.
 MTU = object()
 # What is run at each MTU (10,000 bytes are at least three packets), and the opcodes that must be seen.
@@ -69,14 +73,18 @@ class Capture:
 
     def __init__(self, logs: Path):
         self.file = logs / "wire.pcap"
-        args = ["dumpcap", "-q", "-P", "-i", "lo", "-B", "64", "-f", PORTS, "-w", self.file]
+        args = ["dumpcap", "-q", "-P", "-i", "lo", "-B", "64", "-f", f"{PORTS} or udp dst port {END_PORT}", "-w", self.file]
         self.process = Process("dumpcap", args, logs / "dumpcap.log", dict(os.environ))
 
     def __enter__(self):
         wait_until(lambda: "File:" in self.process.output() or self.process.ended(), 20, "dumpcap captures")
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
+        if kind is None:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+                end.sendto(END, ("127.0.0.1", END_PORT))
+            wait_until(lambda: END in self.file.read_bytes(), 20, "the end of the capture")
         self.process.kill(signal.SIGINT)
         text = self.process.output()
         if "/0 (pcap:0" not in text and "dropped" in text:
@@ -93,8 +101,10 @@ def packets(file: Path):
         length, whole = struct.unpack_from("<II", data, at + 8)
         if length != whole:
             raise Failure("a packet was captured in part")
-        yield data[at + 16 + 14 : at + 16 + length]
+        packet = data[at + 16 + 14 : at + 16 + length]
         at += 16 + length
+        if not packet.endswith(END):
+            yield packet
 
 
 def icrc(ip: bytes) -> bytes:

@@ -233,16 +233,23 @@ impl Qp {
         again: impl Fn(&dyn DeviceQp) -> Result<()>,
         hold: impl Fn(&mut Gate) -> Option<Result<()>>,
     ) -> Result<()> {
-        if !g.failed {
+        let mut error = error;
+        // The NIC that the switch chose may be dead by now, too; each try leaves one of them.
+        let mut tries = self.core.nic_count() + 1;
+        while !g.failed {
             if let Some(result) = hold(g) {
                 return result;
             }
-            if error.errno() != libc::EIO || g.link.is_none() {
+            if error.errno() != libc::EIO || g.link.is_none() || tries == 0 {
                 return Err(error);
             }
+            tries -= 1;
             link::suspect(self, g, unbroken_path::Reason::PostFailed);
             if !g.failed {
-                return hold(g).unwrap_or_else(|| again(&*g.phys));
+                match hold(g).unwrap_or_else(|| again(&*g.phys)) {
+                    Ok(()) => return Ok(()),
+                    Err(e) => error = e,
+                }
             }
         }
         wr_ids.for_each(|wr_id| cq.push(self.flushed(wr_id, WcStatus::WrFlushErr), false));
