@@ -35,7 +35,7 @@ suite mutants $cargo run -q --release -p unbroken-sim -- --mutants
 suite wire    python3 tests/wire/check.py
 suite capture python3 tests/wire/capture.py
 suite survival  python3 tests/survival.py ${long:+--all}
-suite repeat    python3 tests/survival.py --repeat 20 --only 'write_bw nic-dead a, 64K, 1 QP, one-way' --only 'send_bw nic-dead a, 64K, 1 QP, one-way'
+suite repeat    python3 tests/survival.py --repeat 20 --only 'ib_write_bw nic-dead at a, 64K, 1 QP, one-way' --only 'ib_send_bw nic-dead at a, 64K, 1 QP, one-way'
 suite netns     python3 tests/netns.py
 suite verify    python3 tests/verify.py ${long:+--faults 1000}
 suite threads   python3 tests/threads.py

@@ -125,7 +125,7 @@ def main() -> int:
         "--only",
         metavar="WORDS",
         action="append",
-        help="cases of the whole matrix whose names have all these words, as in --only 'write_bw dead 64K'; may be given again",
+        help="the case of that name, or those of the whole matrix whose names have all these words, as in --only 'write_bw dead 64K'; may be given again",
     )
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="each case N times")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
@@ -134,7 +134,10 @@ def main() -> int:
     whole = options.all or options.only
     cases = [Case(*values) for values in (product(*dimensions) if whole else covering(dimensions))] + SHARED + INFINIBAND + LOSSY
     if options.only:
-        chosen = [[c for c in cases if all(word in c.name for word in words.split())] for words in options.only]
+        def named(words):
+            return [c for c in cases if c.name == words] or [c for c in cases if all(w in c.name for w in words.split())]
+
+        chosen = [named(words) for words in options.only]
         for words, found in zip(options.only, chosen):
             if not found:
                 parser.error(f"no case has all the words '{words}'; --all --list shows them")
