@@ -2,9 +2,12 @@
 """Connections made and destroyed without end, with all operations: no leak, no stuck QP, no wrong byte.
 
 tests/c/churn.c runs on hosts a and b with several threads each. A third process has its own connections to b and is killed and
-started again all the time. One run has failover and faults (NICs die and come back, cables are cut, packets are lost and overtake
-each other), one has neither. The descriptors, threads, mappings and memory of a and b may not grow, and in the end no QP is left.
-`--seconds N` says how long each run takes (30).
+started again all the time. There are three runs: without failover and faults; without failover, over paths that lose, delay,
+damage and reorder packets; with failover and faults of all kinds, at once, repeated and by random schedules. The descriptors,
+threads, mappings and memory of a and b may not grow, in the end no QP is left, and all operations have been done and checked: one
+that never was is a failure.
+
+`--seconds N` says how long each run takes (20).
 """
 
 import argparse
@@ -15,6 +18,7 @@ import re
 import statistics
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from lib.cc import compile_c
@@ -31,7 +35,43 @@ SAMPLE_SECONDS = 0.5
 WARM_UP = 0.25
 # Growth of the median from the first to the last quarter of the samples that is none: rounds differ in what they have open.
 SLACK = {"descriptors": 8, "threads": 1, "mappings": 48, "rss_kb": 6144}
-FAULTS = ["nic {} dead", "nic {} down", "cable {} cut", "loss {} 0.5%", "reorder {} 1%", "switch rail{rail} down"]
+# Of a NIC and its rail, for a second or less; with what a schedule may have besides. In turns with random schedules.
+BREAKDOWNS = [
+    ("nic {nic} dead",),
+    ("nic {nic} down",),
+    ("cable {nic} cut",),
+    ("switch rail{rail} down",),
+    ("nic {nic} dead", "--for", "60ms", "--every", "250ms"),
+    ("cable {nic} cut", "--at", "50ms", "--for", "150ms", "--every", "400ms"),
+    ("flap {nic} down=20ms up=60ms",),
+    ("flap cable {nic} down=150ms up=200ms",),
+    ("flap rail{rail} down=5ms up=50ms", "--for", "700ms"),
+    ("wqe-error {nic}",),
+    ("wqe-error {nic}", "--every", "30ms"),
+]
+# What RC gets over by itself.
+IMPAIRMENTS = [
+    ("loss {nic} 0.5%",),
+    ("loss cable {nic} tx 2%",),
+    ("burst-loss rail{rail} 1% burst=8",),
+    ("corrupt {nic} 1%",),
+    ("duplicate {nic} 2%",),
+    ("reorder {nic} 1%",),
+    ("rate {nic} 1Gbit",),
+    ("delay rail{rail} 1ms",),
+    ("jitter {nic} rx 1ms",),
+]
+FAULT_SECONDS = (0.2, 1.2)
+# One of so many is a random schedule, which is longer.
+RANDOM_FAULTS = 8
+RANDOM_SECONDS = 4
+# What QPs with atomics in flight or with windows may have; with the last, those that failed while nothing was outstanding.
+ORIGINAL_ERRORS = {"transport retry counter exceeded", "local QP operation error", "fatal error", "Work Request Flushed Error"}
+RUNS = {
+    "plain": "churn without failover and faults",
+    "impaired": "churn without failover, over bad paths",
+    "faults": "churn with failover and faults",
+}
 KILL_SECONDS = (0.3, 2.5)
 # Pages of the dead are kept for readers, this many; and the last ones are not yet removed.
 LEFT_FILES = 64 + 4
@@ -76,22 +116,23 @@ class Churn:
     """The programs of a run, the victim, the faults, and what is seen of them."""
 
     def __init__(self, fabric, seconds, seed, faults):
-        self.fabric, self.faults, self.random = fabric, faults, random.Random(seed)
+        self.fabric, self.failover, self.random = fabric, faults == "faults", random.Random(seed)
+        self.faults = {"plain": [], "impaired": IMPAIRMENTS, "faults": BREAKDOWNS + IMPAIRMENTS}[faults]
         self.program = compile_c("churn", "-libverbs", "-lpthread")
-        self.options = ["--faults"] if faults else []
+        self.options = [] if faults == "plain" else [f"--{faults}"]
         self.port = free_port()
-        self.server = fabric.run("b", [self.program, "--listen", self.port, *self.options], "b-churn", failover=faults)
+        self.server = fabric.run("b", [self.program, "--listen", self.port, *self.options], "b-churn", failover=self.failover)
         wait_until(lambda: self.server.ended() or listens(self.server.pid, self.port), 20, "churn listens")
         self.client = self.connect("a-churn", THREADS, seconds, seed)
         self.seconds, self.seed = seconds, seed
         self.victim, self.kill_at, self.victims = None, 0, 0
-        self.fault, self.fault_until, self.fault_count = None, 0, 0
+        self.fault, self.fault_until, self.faults_set = None, 0, Counter()
         self.samples = {self.client: [], self.server: []}
 
     def connect(self, name, threads, seconds, seed):
         """A process on host a with connections to b."""
         args = [self.program, "--connect", f"127.0.0.1:{self.port}", "--threads", threads, "--seconds", seconds, "--seed", seed]
-        return self.fabric.run("a", args + self.options, name, failover=self.faults)
+        return self.fabric.run("a", args + self.options, name, failover=self.failover)
 
     def check(self):
         """Fails if a program has ended that must not have."""
@@ -103,7 +144,7 @@ class Churn:
 
     def victim_may_fail(self):
         """A process that starts while a NIC is dead cannot open it."""
-        return self.faults and "cannot open device" in self.victim.output()
+        return self.failover and "cannot open device" in self.victim.output()
 
     def step(self):
         """Kills and starts the victim, sets and clears faults, as their times come."""
@@ -122,10 +163,15 @@ class Churn:
             else:
                 rail = self.random.randrange(4)
                 nic = f"{self.random.choice('ab')}/{rail}"
-                self.fault = self.random.choice(FAULTS).format(nic, rail=rail)
-                self.fabric.fault(self.fault)
-                self.fault_count += 1
-                self.fault_until = now + self.random.uniform(0.2, 1.2)
+                if self.failover and self.random.randrange(RANDOM_FAULTS) == 0:
+                    self.fault, schedule, lasts = "random", [], RANDOM_SECONDS
+                    self.fabric.random_faults(self.random.randrange(1 << 32), lasts, "a", "b")
+                else:
+                    fault, *schedule = self.random.choice(self.faults)
+                    self.fault, lasts = fault, self.random.uniform(*FAULT_SECONDS)
+                    self.fabric.fault(fault.format(nic=nic, rail=rail), *schedule)
+                self.faults_set[" ".join([self.fault.split()[0], *(w for w in schedule if w.startswith("--"))])] += 1
+                self.fault_until = now + lasts
 
     def run(self):
         """Until the client says that its time is up."""
@@ -188,19 +234,27 @@ def churn(logs, seconds, seed, faults):
         run.run()
         run.end()
         a, b = report(run.client), report(run.server)
+        done = {what: n + b["counts"][what] for what, n in a["counts"].items()}
+        errors = Counter(a["errors"]) + Counter(b["errors"])
         growth = {process.name: grown(samples) for process, samples in run.samples.items()}
         note = (
             f"seed {seed}: {a['rounds']} + {b['rounds'] - a['rounds']} rounds, {a['operations'] + b['operations']} operations, "
-            f"{(a['bytes'] + b['bytes']) / 1e9:.2f} GB, {run.victims} peers killed, {run.fault_count} faults, "
+            f"{(a['bytes'] + b['bytes']) / 1e9:.2f} GB, {run.victims} peers killed, {run.faults_set.total()} faults, "
             f"{len(fabric.events('switch'))} switches, {a['abandoned']} rounds given up, {a['lost'] + b['lost']} UC and UD messages lost, "
-            f"{a['stale_refused'] + b['stale_refused']} old keys refused, RC failed {a['rc_failed'] + b['rc_failed']}; growth {growth}"
+            f"RC failed {a['rc_failed'] + b['rc_failed']}, with atomics {a['atomics_failed'] + b['atomics_failed']}, "
+            f"with windows {a['keys_failed'] + b['keys_failed']}; errors {dict(errors)}; growth {growth}; done {done}; faults {dict(run.faults_set)}"
         )
+        never = [what for what, n in done.items() if n == 0]
+        if never:
+            raise Failure(f"never done: {', '.join(never)}; {note}")
         too_much = [f"{name}: {what} {n:+g}" for name, by in growth.items() for what, n in by.items() if n > SLACK[what]]
         if too_much:
             raise Failure(f"leaks: {'; '.join(too_much)}; {note}")
         # Both ends have known each other from the beginning, as a victim and its peer have not.
         if a["rc_failed"]:
             raise Failure(f"{a['rc_failed']} protected RC QPs failed: {note}")
+        if set(errors) - ORIGINAL_ERRORS:
+            raise Failure(f"QPs with atomics or windows have other errors than those of their paths: {note}")
         stale = left_behind(fabric)
         if len(stale) > LEFT_FILES:
             raise Failure(f"{len(stale)} files of ended processes are left: {stale[:6]}; {note}")
@@ -208,17 +262,16 @@ def churn(logs, seconds, seed, faults):
 
 
 def main() -> int:
-    """Runs both."""
+    """Runs them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=30, help="of each run (default: 30)")
+    parser.add_argument("--seconds", type=int, default=20, help="of each run (default: 20)")
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn")
-    parser.add_argument("--only", choices=["faults", "plain"], help="one of the runs")
+    parser.add_argument("--only", choices=list(RUNS), help="one of the runs")
     options = parser.parse_args()
     suite = Suite("churn")
-    if options.only != "faults":
-        suite.case("churn without failover and faults", churn, options.seconds, options.seed, False)
-    if options.only != "plain":
-        suite.case("churn with failover and faults", churn, options.seconds, options.seed, True)
+    for faults, name in RUNS.items():
+        if options.only in (None, faults):
+            suite.case(name, churn, options.seconds, options.seed, faults)
     return suite.finish()
 
 

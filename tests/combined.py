@@ -164,6 +164,11 @@ def beside_windows(logs, fault):
         programs = start(fabric, logs, program)
         running = lambda: all("running" in p.output() or p.ended() for p in programs.values())
         wait_until(running, 20, "traffic on all four QPs")
+        rc = [qp for qp in fabric.status()["qps"] if qp["path"]]
+        if len(rc) != 4 or {qp["own"] for qp in rc} != {qp["peer"] for qp in rc}:
+            raise Failure(f"two RC QPs with two ends each are right, not {rc}")
+        if sum("memory windows" in qp["why"] for qp in rc) != 2:
+            raise Failure(f"both ends of the QP with a window should say so: {rc}")
         fabric.fault(fault)
         struck = time.monotonic()
         for process in programs.values():

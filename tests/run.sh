@@ -43,6 +43,7 @@ suite combined  python3 tests/combined.py
 suite processes python3 tests/processes.py
 suite input     python3 tests/bad_input.py
 suite lifecycle python3 tests/lifecycle.py
+suite remap     python3 tests/remap.py
 suite churn     python3 tests/churn.py ${long:+--seconds 600}
 suite scale     python3 tests/scale.py
 suite pyverbs   python3 tests/pyverbs/run.py

@@ -2,18 +2,20 @@
 /*
  * Connections made and destroyed without end, between two processes with several threads each.
  *
- *   churn --listen PORT [--faults]                       serves all who connect, until SIGTERM
- *   churn --connect HOST:PORT --threads N --seconds S --seed X [--faults]
+ *   churn --listen PORT [--impaired|--faults]                       serves all who connect, until SIGTERM
+ *   churn --connect HOST:PORT --threads N --seconds S --seed X [--impaired|--faults]
  *
- * Each round of a thread makes its own objects, connects some QPs, does a random mix of all operations in both directions and takes
- * everything down in a random order. In some rounds one end destroys or resets a QP, or moves it to ERR, in mid-flight. What is
- * checked: content, order and length of all that arrives; each WR completes once, and within a bound; nothing arrives that was sent
- * to an earlier QP; a key of a region that is no more does nothing; what is in use says EBUSY; no completion event is missed.
- * A peer that is killed is survived by the listener. With --faults the paths may fail: RC survives, UC and UD may lose messages.
+ * Each round of a thread makes its own objects, connects some QPs, does a random mix of all operations in both directions, changes
+ * keys that the peer uses (churn_keys.h) and takes everything down in a random order. In some rounds one end destroys or resets a QP,
+ * or moves it to ERR, in mid-flight. What is checked: content, order and length of all that arrives; each WR completes once, and within
+ * a bound; nothing arrives that was sent to an earlier QP; keys allow what they were given for and nothing else; what is in use says
+ * EBUSY; no completion event is missed. A peer that is killed is survived by the listener. With --impaired packets may be lost, which
+ * UC and UD do not mend; with --faults, besides, paths may fail: RC survives, but for QPs with atomics in flight or windows, which have
+ * the original error.
  *
  * The connecting end prints a line of JSON when its time is up and waits for SIGTERM. Status 1 and a reason: something was wrong.
  */
-#include "churn_traffic.h"
+#include "churn_keys.h"
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -23,10 +25,10 @@ enum { MAX_DEVICES = 4, LINGER_US = 3000 };
 
 static struct ibv_context *contexts[MAX_DEVICES];
 static int devices, threads = 3;
-static uint64_t seed = 1, seconds = 10, bound_us = 20 * 1000000;
+static uint64_t seed = 1, seconds = 10;
 static volatile sig_atomic_t stopping;
 static atomic_int serving;
-static atomic_ullong rounds, abandoned, stale_refused, peers_lost;
+static atomic_ullong rounds, abandoned, peers_lost;
 
 /* ---- one life of some QPs ---- */
 
@@ -132,7 +134,7 @@ static void check_memory(struct round *r, uint32_t mask, const struct done *thei
         }
         for (n = 0; n < SLOTS; n++) {
             struct op o = op_of(&r->plan, c->in_seed, last[n]);
-            const char *wrong = last[n] == UINT32_MAX ? NULL : content_wrong(c->area->slots[n], o.len, o.key, last[n]);
+            const char *wrong = last[n] == UINT32_MAX ? NULL : data_wrong(&o, c->area->slots[n], last[n]);
 
             if (wrong)
                 BROKEN(r, c, "the peer's WRITE %u to slot %u: %s", last[n], n, wrong);
@@ -162,7 +164,9 @@ static void work(struct round *r, uint32_t mask, int may_strike)
             strike(r);
             may_strike = 0;
         }
-        moved += poll_cqs(r);
+        if (moved && roll(r) % 64 == 0)
+            bystanders(r);
+        moved += !moved || roll(r) % 16 ? poll_cqs(r) : resize(r);
         if (!got && (i = tcp_peek(r->tcp))) {
             got = 1;
             heard_us = now_us();
@@ -192,44 +196,6 @@ static void work(struct round *r, uint32_t mask, int may_strike)
     }
     if (r->plan.type == IBV_QPT_RC && !r->peer_dead)
         check_memory(r, mask, &theirs);
-}
-
-/* A WRITE with a key that is no more: refused, and no byte changes. */
-static void try_stale(struct round *r)
-{
-    struct conn *c = r->conns;
-    struct ibv_sge sge = { (uintptr_t)c->area->out[0], 64, c->mr->lkey };
-    struct ibv_send_wr wr = { .wr_id = FORBIDDEN, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
-                              .wr.rdma = { c->peer.stale, c->peer.stale_rkey } }, *bad;
-    uint64_t until = now_us() + bound_us;
-    struct ibv_wc wc;
-    char token = 0;
-    int i, e, n;
-
-    if (r->role == (int)(r->plan.seed & 1) && !c->failed) {
-        memset(c->area->out[0], 0x77, 64);
-        e = ibv_post_send(c->qp, &wr, &bad);
-        if (e)
-            BROKEN(r, c, "post_send: %s", strerror(e));
-        for (n = 0; n != 1 || wc.wr_id != FORBIDDEN;) {
-            if (n == 1 && wc.wr_id & RECEIVE)
-                on_receive(r, &wc);
-            n = ibv_poll_cq(r->send_cq, 1, &wc);
-            if (now_us() > until)
-                BROKEN(r, c, "stuck: a WRITE with the key %#x, which is no more, does not end", c->peer.stale_rkey);
-            if (!n)
-                usleep(50);
-        }
-        if (wc.status == IBV_WC_SUCCESS || (wc.status != IBV_WC_REM_ACCESS_ERR && !faults))
-            BROKEN(r, c, "a WRITE with the key %#x, which is no more, ends with '%s'", c->peer.stale_rkey, ibv_wc_status_str(wc.status));
-        stale_refused += wc.status == IBV_WC_REM_ACCESS_ERR;
-    }
-    c->failed = IBV_WC_REM_ACCESS_ERR;
-    if (exchange(r, &token, &token, 1))
-        return;
-    for (i = 0; i < STALE_BYTES; i++)
-        if (c->area->stale[i] != 0x5a)
-            BROKEN(r, c, "byte %d of memory that is not registered any more was written", i);
 }
 
 /* Every receive that is posted comes back once. */
@@ -301,7 +267,9 @@ static void live_again(struct round *r)
         c->qp = NULL;
     }
     begin_life(r, c, 1);
-    if (!c->qp)
+    if (r->plan.binds)
+        made = renew_between(r, c);
+    if (!c->qp && !made)
         made = make_qp(r, c);
     if (meet(r, 1, made) == 0)
         work(r, 1, 0);
@@ -322,6 +290,7 @@ static void run_round(struct round *r)
         ibv_free_device_list(list);
     }
     r->events = roll(r) % 2;
+    r->extended_cqs = roll(r) % 2;
     made = made || make_shared(r, contexts[p->device]);
     for (i = 0; !made && i < p->qps; i++) {
         made = make_conn(r, r->conns + i);
@@ -330,9 +299,13 @@ static void run_round(struct round *r)
     for (i = 0; !made && r->srq && i < p->qps * DEPTH; i++)
         post_receive(r, r->conns, i);
     if (meet(r, mask, made) == 0) {
+        if (p->windowed)
+            window_all(r);
         work(r, mask, p->abrupt && p->abrupt_role == r->role);
-        if (p->stale && !r->peer_dead)
-            try_stale(r);
+        if (p->offers && !r->peer_dead)
+            offer_keys(r);
+        if (p->forbidden && !r->peer_dead)
+            forbidden(r);
         if (p->flush)
             flush(r);
         if (p->abrupt == RESET && !r->peer_dead)
@@ -457,10 +430,24 @@ static void wait_for_threads(void)
 
 static void report(void)
 {
+    static const char *const NAMES[] = {
+#define NAME(name) #name,
+        COUNTS(NAME)
+#undef NAME
+    };
+    int i, comma = 0;
+
     printf("{\"rounds\": %llu, \"abandoned\": %llu, \"operations\": %llu, \"bytes\": %llu, \"lost\": %llu, \"rc_failed\": %llu, "
-           "\"atomics_failed\": %llu, \"stale_refused\": %llu, \"peers_lost\": %llu}\n", (unsigned long long)rounds, (unsigned long long)abandoned,
+           "\"atomics_failed\": %llu, \"keys_failed\": %llu, \"peers_lost\": %llu, \"counts\": {", (unsigned long long)rounds, (unsigned long long)abandoned,
            (unsigned long long)operations, (unsigned long long)bytes, (unsigned long long)lost, (unsigned long long)rc_failed,
-           (unsigned long long)atomics_failed, (unsigned long long)stale_refused, (unsigned long long)peers_lost);
+           (unsigned long long)atomics_failed, (unsigned long long)keys_failed, (unsigned long long)peers_lost);
+    for (i = 0; i < COUNTERS; i++)
+        printf("%s\"%s\": %llu", i ? ", " : "", NAMES[i], (unsigned long long)counts[i]);
+    printf("}, \"errors\": {");
+    for (i = 0; i <= IBV_WC_GENERAL_ERR; i++)
+        if (errors[i])
+            printf("%s\"%s\": %llu", comma++ ? ", " : "", ibv_wc_status_str(i), (unsigned long long)errors[i]);
+    printf("}}\n");
     fflush(stdout);
 }
 
@@ -475,7 +462,8 @@ int main(int argc, char **argv)
     for (i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
 
-        if (!strcmp(argv[i], "--faults")) { faults = 1; continue; }
+        if (!strcmp(argv[i], "--faults")) { faults = impaired = 1; continue; }
+        if (!strcmp(argv[i], "--impaired")) { impaired = 1; continue; }
         if (!strcmp(argv[i], "--listen")) port = value;
         else if (!strcmp(argv[i], "--connect")) where = value;
         else if (!strcmp(argv[i], "--threads")) threads = atoi(value);

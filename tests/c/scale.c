@@ -11,7 +11,7 @@
 #include "common.h"
 #include <infiniband/verbs.h>
 
-enum { DEPTH = 128, SIZE = 65536, SLOTS = 16, PINGS = 3000, REGION = 64, LIMIT_US = 30 * 1000000, MAX_ROUNDS = 64 };
+enum { DEPTH = 128, SIZE = 65536, SLOTS = 16, PINGS = 20000, REGION = 64, LIMIT_US = 30 * 1000000, MAX_ROUNDS = 64 };
 
 struct end { /* what the ends tell each other of a QP */
     uint32_t qpn, rkey;

@@ -86,9 +86,13 @@ class Fabric:
 
     # Faults
 
-    def fault(self, text: str):
-        """Sets a fault."""
-        self._succeed("fault", "set", text)
+    def fault(self, text: str, *schedule: str):
+        """Sets a fault, at once and until it is cleared if there is no schedule (`--at`, `--for`, `--every`)."""
+        self._succeed("fault", "set", text, *schedule)
+
+    def random_faults(self, seed: int, seconds: float, *hosts: str):
+        """Sets the random faults of a seed on some hosts."""
+        self._succeed("fault", "random", "--seed", seed, "--for", f"{round(seconds * 1000)}ms", "--hosts", ",".join(hosts))
 
     def clear(self, *what: str):
         """Clears faults: those named, or all."""

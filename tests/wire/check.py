@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
 VENV = TARGET / "wire-venv"
 SCAPY = "scapy==2.6.1"
-# Random payloads; tshark would guess at what they carry.
+# Random or numbered payloads; tshark would guess at what they carry. (A message that begins with the number 8 is not IP.)
 GUESSERS = ["rpcordma", "infiniband.eoib", "fcoib", "infiniband_sdp", "ipoib"]
-PLAIN = [word for name in GUESSERS for word in ("--disable-protocol", name)]
+PLAIN = [word for name in GUESSERS for word in ("--disable-protocol", name)] + ["--disable-heuristic", "eth_over_ib"]
 # tshark's own way to say that something does not fit; the exact ICRC field is shown but not computed by it.
 MALFORMED = "_ws.malformed || _ws.expert.severity >= 8388608"
 

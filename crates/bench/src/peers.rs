@@ -9,9 +9,9 @@ use unbroken_trial::{bandwidth_gbps, free_port, latency_us, Lab, Pair, Running, 
 use crate::{udp_bw, udp_lat, Result};
 
 /// Seconds of a bandwidth run.
-const SECONDS: u64 = 2;
+const SECONDS: u64 = 1;
 /// Messages of a latency run.
-const MESSAGES: u32 = 20_000;
+const MESSAGES: u32 = 10_000;
 /// No run takes longer.
 const LIMIT: Duration = Duration::from_secs(60);
 

@@ -31,7 +31,7 @@ pub struct Entry {
     pub peer: Option<String>,
     /// The peer's figure.
     pub peer_value: Option<f64>,
-    /// `value / peer_value`.
+    /// `value / peer_value`; where both were measured in rounds, the median of the rounds' ratios.
     pub ratio: Option<f64>,
     /// The bar: for the ratio where there is a peer, else for the value. None: there is none.
     pub bar: Option<f64>,
@@ -67,6 +67,14 @@ impl Entry {
         self.peer_value = Some(peer_value);
         self.ratio = (peer_value > 0.0).then_some(self.value / peer_value);
         self.judge()
+    }
+
+    /// The same where both were measured in the same rounds; none where there was none.
+    pub fn beside_rounds(self, peer: &str, values: &[f64], peer_values: &[f64]) -> Option<Entry> {
+        let mut entry = self.beside(peer, median(peer_values)?);
+        let ratios: Vec<f64> = values.iter().zip(peer_values).filter(|(_, p)| **p > 0.0).map(|(v, p)| v / p).collect();
+        entry.ratio = median(&ratios);
+        Some(entry.judge())
     }
 
     /// Sets a bar.
@@ -155,6 +163,16 @@ pub fn write(entries: &[Entry], path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_measured_in_rounds_is_compared_round_by_round() {
+        let bw = Entry::new("bw", "x", 95.0, "Gbit/s", Better::Higher, "c").bar(0.6);
+        // Rounds on a fast machine, on a slow one, and on one that changed in between.
+        let e = bw.clone().beside_rounds("udp", &[120.0, 120.0, 70.0, 120.0], &[180.0, 180.0, 100.0, 100.0]).unwrap();
+        assert_eq!((e.peer_value, e.ok), (Some(140.0), Some(true)));
+        assert!((e.ratio.unwrap() - (120.0 / 180.0 + 0.7) / 2.0).abs() < 1e-9);
+        assert!(bw.beside_rounds("udp", &[70.0], &[]).is_none());
+    }
 
     #[test]
     fn bars_judge_the_ratio_or_the_value() {

@@ -41,8 +41,8 @@ fn contenders_of_bandwidth() -> Vec<Named> {
     vec![
         ("udp", Contender::UdpBw(Touch::None)),
         ("write", Contender::bandwidth("ib_write_bw", 1 << 20, 1, true)),
-        ("udp-copies", Contender::UdpBw(Touch::Both)),
         ("write-bare", Contender::bandwidth("ib_write_bw", 1 << 20, 1, false)),
+        ("udp-copies", Contender::UdpBw(Touch::Both)),
         ("iperf", Contender::Iperf),
         ("write-64k-8", Contender::bandwidth("ib_write_bw", 1 << 16, 8, true)),
         ("send", Contender::bandwidth("ib_send_bw", 1 << 20, 1, true)),
@@ -59,10 +59,11 @@ fn contenders_of_latency() -> Vec<Named> {
     ]
 }
 
-/// The median figure of each contender, and a command that measures it.
-type Figures = HashMap<&'static str, (f64, String)>;
+/// The figures of each contender, round by round, and a command that measures it.
+type Figures = HashMap<&'static str, (Vec<f64>, String)>;
 
-/// Runs all contenders in turn, `rounds` times; in every other round in the opposite order, so that drift favours none.
+/// Runs all contenders in turn, `rounds` times; in every other round in the opposite order, so that drift favours none. Who is compared
+/// with whom runs right after them.
 fn play(contenders: &[Named], unbroken: &Path, rounds: u32, failures: &mut Vec<String>) -> Figures {
     let mut figures: HashMap<&'static str, Vec<f64>> = HashMap::new();
     let mut failed: HashMap<&'static str, String> = HashMap::new();
@@ -89,7 +90,7 @@ fn play(contenders: &[Named], unbroken: &Path, rounds: u32, failures: &mut Vec<S
     }
     failures.extend(failed.into_values());
     let command = |name| contenders.iter().find(|(n, _)| *n == name).map(|(_, c)| c.command()).unwrap_or_default();
-    figures.into_iter().filter_map(|(name, all)| Some((name, (median(&all)?, command(name))))).collect()
+    figures.into_iter().map(|(name, all)| (name, (all, command(name)))).collect()
 }
 
 /// An entry for each (name, bench, metric, peers with bars) whose figures are there.
@@ -101,11 +102,12 @@ fn compare(
     better: Better,
     peers: &[(&str, &str, Option<f64>)],
 ) -> Vec<Entry> {
-    let Some((value, command)) = figures.get(name) else { return Vec::new() };
+    let Some((values, command)) = figures.get(name) else { return Vec::new() };
+    let Some(value) = median(values) else { return Vec::new() };
     let unit = if better == Better::Higher { "Gbit/s" } else { "us" };
-    let entry = Entry::new(bench, metric, *value, unit, better, command);
+    let entry = Entry::new(bench, metric, value, unit, better, command);
     let beside = |(peer, title, bar): &(&str, &str, Option<f64>)| {
-        let beside = entry.clone().beside(title, figures.get(peer)?.0);
+        let beside = entry.clone().beside_rounds(title, values, &figures.get(peer)?.0)?;
         Some(match bar {
             Some(bar) => beside.bar(*bar),
             None => beside,
@@ -115,7 +117,7 @@ fn compare(
 }
 
 fn bandwidth(figures: &Figures) -> Vec<Entry> {
-    let udp = ("udp", "bare GSO/GRO UDP", Some(0.4));
+    let udp = ("udp", "bare GSO/GRO UDP", Some(0.6));
     let udp_only = ("udp", "bare GSO/GRO UDP", None);
     let all = [
         ("udp", "bare GSO/GRO UDP", "4 KiB segments", vec![("iperf", "iperf3, one TCP stream", Some(1.0))]),
@@ -140,7 +142,7 @@ fn bandwidth(figures: &Figures) -> Vec<Entry> {
 }
 
 fn latency(figures: &Figures) -> Vec<Entry> {
-    let busy = ("udp-busy", "bare UDP, busy-polled, same datagrams", Some(2.0));
+    let busy = ("udp-busy", "bare UDP, busy-polled, same datagrams", Some(1.5));
     let blocking = ("udp-blocking", "bare UDP, blocking, same datagrams", Some(1.5));
     let mut entries = compare(figures, "send-lat", "ib_send_lat", "8 B, typical", Better::Lower, &[busy]);
     entries.extend(compare(figures, "write-lat", "ib_write_lat", "8 B, typical", Better::Lower, &[blocking]));

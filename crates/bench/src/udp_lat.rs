@@ -113,7 +113,7 @@ fn await_message(socket: &UdpSocket, wait: Wait) -> Result<bool> {
             Err(Errno::EAGAIN) => {
                 // The clock is asked seldom, so that it costs nothing.
                 empty += 1;
-                if empty % 4096 == 0 && start.elapsed() > LOSS_TIMEOUT {
+                if empty.is_multiple_of(4096) && start.elapsed() > LOSS_TIMEOUT {
                     return Ok(false);
                 }
             }

@@ -1,5 +1,6 @@
 //! `unbroken status`.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -77,7 +78,24 @@ fn collect(runtime: &Runtime) -> Result<Status> {
             }
         }
     }
+    join_ends(&mut qps);
     Ok(Status { time_us: now_us(), runtime: runtime.path().display().to_string(), nics, qps, processes })
+}
+
+/// A QP is protected if both of its ends are: what only one of them knows is said at the other, too.
+fn join_ends(qps: &mut [ProcessQp]) {
+    let ends: HashMap<(&str, &str), &QpStatus> =
+        qps.iter().map(|q| ((q.qp.own.as_str(), q.qp.peer.as_str()), &q.qp)).collect();
+    let told = |q: &ProcessQp| {
+        let peer = ends.get(&(q.qp.peer.as_str(), q.qp.own.as_str()))?;
+        (q.qp.protected && !peer.protected).then(|| format!("its peer: {}", peer.why))
+    };
+    let news: Vec<Option<String>> = qps.iter().map(told).collect();
+    for (q, why) in qps.iter_mut().zip(news) {
+        if let Some(why) = why {
+            (q.qp.protected, q.qp.why) = (false, why);
+        }
+    }
 }
 
 /// All NICs of the fabric, then others that were opened.

@@ -192,6 +192,7 @@ fn status_joins_pages_faults_and_processes() {
     let qp = QpStatus {
         qp: 0x102,
         host: "a".into(),
+        own: "127.77.1.1:258".into(),
         peer: "127.77.2.1:258".into(),
         path: "a/1-b/1".into(),
         epoch: 1,
@@ -199,7 +200,12 @@ fn status_joins_pages_faults_and_processes() {
         why: "no backup".into(),
         state: "active".into(),
     };
-    let answer = ProcessStatus { pid, program: "ib_write_bw".into(), host: "a".into(), qps: vec![qp] };
+    // The other end does not know of it.
+    let (own, peer) = (qp.peer.clone(), qp.own.clone());
+    let end =
+        QpStatus { qp: 0x103, own, peer, path: "b/1-a/1".into(), protected: true, why: String::new(), ..qp.clone() };
+    let third = QpStatus { qp: 0x104, own: "127.77.1.1:259".into(), ..end.clone() };
+    let answer = ProcessStatus { pid, program: "ib_write_bw".into(), host: "a".into(), qps: vec![qp, end, third] };
     let ask = |args: &[&str]| {
         std::thread::scope(|scope| {
             let asked = scope.spawn(|| good(dir.path(), args));
@@ -216,6 +222,9 @@ fn status_joins_pages_faults_and_processes() {
     assert_eq!(nic("10.0.0.1")["state"], "unknown");
     let qp = &status["qps"][0];
     assert_eq!((&qp["pid"], &qp["qp"], &qp["path"]), (&pid.into(), &0x102.into(), &"a/1-b/1".into()));
+    let protected = |i: usize| (&status["qps"][i]["protected"], &status["qps"][i]["why"]);
+    assert_eq!(protected(1), (&false.into(), &"its peer: no backup".into()));
+    assert_eq!(protected(2), (&true.into(), &"".into()));
     let text = ask(&["status"]);
     assert!(text.contains("ib_write_bw") && text.contains("no: no backup") && text.contains("nic a/0 dead"), "{text}");
 }

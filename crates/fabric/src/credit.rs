@@ -69,6 +69,10 @@ impl Credit {
 
     /// The receiver has taken so much.
     pub fn take(&self, cost: u64) {
+        #[cfg(test)]
+        if tests::is_left_out(tests::Rule::Take) {
+            return;
+        }
         let taken = self.taken.fetch_add(cost, Relaxed).wrapping_add(cost);
         let sent = self.sent.load(Relaxed);
         if ahead(taken, sent) {
@@ -82,7 +86,7 @@ impl Credit {
         let mut sent = self.sent.load(Relaxed);
         loop {
             let (taken, room) = (self.taken.load(Relaxed), self.room.load(Relaxed));
-            let on_way = if ahead(taken, sent) { 0 } else { sent.wrapping_sub(taken) };
+            let on_way = between(taken, sent);
             let free = if room == 0 { most } else { room.saturating_sub(on_way) };
             // A packet that is larger than the room goes alone.
             let fits = free >= least || on_way == 0 || self.is_overdue(sent, taken, now_us);
@@ -97,8 +101,17 @@ impl Credit {
         }
     }
 
+    /// What senders have reserved and the receiver has not taken.
+    pub fn on_way(&self) -> u64 {
+        between(self.taken.load(Relaxed), self.sent.load(Relaxed))
+    }
+
     /// Gives back what was reserved and not used.
     pub fn give_back(&self, cost: u64) {
+        #[cfg(test)]
+        if tests::is_left_out(tests::Rule::GiveBack) {
+            return;
+        }
         self.sent.fetch_sub(cost, Relaxed);
     }
 
@@ -124,6 +137,15 @@ impl Credit {
     }
 }
 
+/// What was sent and not taken.
+fn between(taken: u64, sent: u64) -> u64 {
+    if ahead(taken, sent) {
+        0
+    } else {
+        sent.wrapping_sub(taken)
+    }
+}
+
 /// Whether counter `a` is ahead of `b`.
 fn ahead(a: u64, b: u64) -> bool {
     (a.wrapping_sub(b) as i64) > 0
@@ -132,6 +154,34 @@ fn ahead(a: u64, b: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
+
+    /// What can be left out, to show that tests notice.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    pub(super) enum Rule {
+        /// The receiver returns what it has taken.
+        Take,
+        /// The sender returns what it did not use.
+        GiveBack,
+    }
+
+    thread_local! {
+        static LEFT_OUT: Cell<Option<Rule>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn is_left_out(rule: Rule) -> bool {
+        LEFT_OUT.get() == Some(rule)
+    }
+
+    #[test]
+    fn credit_that_is_never_returned_is_noticed() {
+        for rule in [Rule::Take, Rule::GiveBack] {
+            LEFT_OUT.set(Some(rule));
+            let failed = std::panic::catch_unwind(a_sender_waits_for_the_receiver).is_err();
+            LEFT_OUT.set(None);
+            assert!(failed, "{rule:?}");
+        }
+    }
 
     const ROOM: u64 = 100_000;
 

@@ -76,7 +76,7 @@ impl FaultPage {
     pub(crate) fn read(&self, tries: usize, mut begin: impl FnMut(), mut f: impl FnMut(Entry)) -> Option<u32> {
         for _ in 0..tries {
             let generation = self.generation.load(Ordering::Acquire);
-            if generation % 2 == 0 {
+            if generation.is_multiple_of(2) {
                 begin();
                 self.entries.iter().filter_map(Slot::read).for_each(&mut f);
                 fence(Ordering::Acquire);

@@ -59,7 +59,7 @@ impl DeviceMemory {
 
     /// Where a copy goes to or comes from.
     fn at(&self, offset: u64, len: usize) -> Result<*mut u8> {
-        if offset % ALIGN != 0 || len as u64 % ALIGN != 0 {
+        if !offset.is_multiple_of(ALIGN) || !(len as u64).is_multiple_of(ALIGN) {
             return Err(Error::invalid(format!("offset {offset}, length {len}: both must be multiples of {ALIGN}")));
         }
         self.within(offset, len)

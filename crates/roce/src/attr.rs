@@ -11,7 +11,7 @@
 use thiserror::Error;
 use unbroken_types::{Access, Mtu, QpCaps, QpState, QpType, MAX_QPN, PSN_MASK};
 
-/// READs that a QP may have outstanding in either direction, at most.
+/// READs and atomics that a QP may have outstanding in either direction, at most.
 pub const MAX_RD_ATOMIC: u8 = 128;
 
 /// How an RC QP is made.
@@ -54,9 +54,9 @@ pub struct RcModify {
     pub rnr_retry: Option<u8>,
     /// The code of the timer in our RNR NAKs.
     pub min_rnr_timer: Option<u8>,
-    /// READs that we may have outstanding.
+    /// READs and atomics that we may have outstanding.
     pub max_rd_atomic: Option<u8>,
-    /// READs that the peer may have outstanding.
+    /// READs and atomics that the peer may have outstanding.
     pub max_dest_rd_atomic: Option<u8>,
     /// What the peer may do.
     pub access: Option<Access>,

@@ -64,7 +64,7 @@ impl Syndrome {
 }
 
 /// The local ACK timeout of a 5-bit code in microseconds: 4.096 µs · 2^code; `None` (for ever) for 0.
-pub const fn ack_timeout_us(code: u8) -> Option<u64> {
+pub(crate) const fn ack_timeout_us(code: u8) -> Option<u64> {
     match code & 0x1f {
         0 => None,
         c => Some(4096u64.wrapping_shl(c as u32) / 1000),
@@ -72,7 +72,7 @@ pub const fn ack_timeout_us(code: u8) -> Option<u64> {
 }
 
 /// The RNR timer of a 5-bit code in microseconds.
-pub const fn rnr_timer_us(code: u8) -> u64 {
+pub(crate) const fn rnr_timer_us(code: u8) -> u64 {
     const TENS: [u32; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
         4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,

@@ -151,7 +151,7 @@ pub enum SinkError {
     Memory(#[from] MemError),
 }
 
-/// Where packets of an RC QP go, in order. The sink appends padding (the BTH says how much) and the ICRC.
+/// Where packets of an RC or UC QP go, in order. The sink appends padding (the BTH says how much) and the ICRC.
 ///
 /// The packets of a message come one after the other, and all but the last have payloads of one size.
 pub trait PacketSink {

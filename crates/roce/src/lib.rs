@@ -7,10 +7,11 @@
 //! What holds, whatever arrives:
 //! - a WR completes at most once, WRs of a queue complete in order, and a success means that the peer executed it;
 //! - memory is written only where a receive or a checked request of the peer says, by the expected packet only;
-//! - every queue has its size from the start; no packet and no WR allocates (a repeated switch of NICs does);
+//! - every queue has its size from the start, and every buffer a bound. While nothing is lost, no packet and no WR allocates, but for
+//!   a QP's first WR with inline data, atomic or window. What comes early is copied, and a switch of NICs takes copies, too;
 //! - a QP that fails completes everything it holds, unless it was made to hold it ([`RcConfig::hold_on_failure`]).
 //!
-//! Rooms: `requester` and `responder` are the two halves of RC; `sq`, `rq` and `reads` their queues; `segment` how messages become
+//! Rooms: `requester` and `responder` are the two halves of RC; `sq`, `rq` and `reads` their queues; `inbound` how RC and UC receive; `segment` how messages become
 //! packets; `early` what came before its turn; `window` the congestion window; `encoding` the specification's numbers; `attr` attributes and states; `backlog` what moves from QP to QP.
 #![forbid(unsafe_code)]
 
@@ -18,6 +19,7 @@ mod attr;
 mod backlog;
 mod early;
 mod encoding;
+mod inbound;
 mod io;
 mod link;
 mod rc;
@@ -34,7 +36,6 @@ mod wr;
 
 pub use attr::{ModifyError, RcConfig, RcModify, MAX_RD_ATOMIC};
 pub use backlog::{Backlog, Progress, RecvEntry, Replay, SendEntry};
-pub use encoding::{ack_timeout_us, rnr_timer_us};
 pub use io::{AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SharedReceives, SinkError, UdSink};
 pub use rc::RcQp;
 pub use responder::{Mutation, RcEvent};

@@ -1,19 +1,18 @@
-//! What both halves of a QP share.
+//! What both halves of a QP share: attributes, headers, and how WCs are made.
 
-use unbroken_types::{Access, Wc, WcFlags, WcOpcode, WcStatus};
+use crate::attr::RcModify;
+use unbroken_types::{Access, Mtu, Wc, WcFlags, WcOpcode, WcStatus};
 use unbroken_wire::{pad_of, Bth, Ext, HeaderBuf, Op, Opcode, Transport, DEFAULT_PKEY};
 
-/// Attributes that requester and responder both look at.
+/// What the sending and the receiving half of an RC or UC QP both look at.
 #[derive(Clone, Copy)]
 pub(crate) struct Link {
-    pub(crate) wc_qpn: u32,
     pub(crate) dest_qpn: u32,
     pub(crate) pd: u32,
     /// Payload bytes of a full packet.
     pub(crate) mtu: u32,
     pub(crate) transport: Transport,
     pub(crate) access: Access,
-    pub(crate) sq_sig_all: bool,
     /// The peer takes part in selective retransmission.
     pub(crate) selective: bool,
     /// State RTS: new WRs may be started.
@@ -21,6 +20,19 @@ pub(crate) struct Link {
 }
 
 impl Link {
+    /// That of a QP that is not connected.
+    pub(crate) fn new(transport: Transport, pd: u32) -> Link {
+        let (dest_qpn, mtu) = (0, Mtu::B256.bytes() as u32);
+        Link { dest_qpn, pd, mtu, transport, access: Access::NONE, selective: false, may_start: false }
+    }
+
+    /// Takes over what is said of the peer.
+    pub(crate) fn set(&mut self, attrs: &RcModify) {
+        self.dest_qpn = attrs.dest_qpn.unwrap_or(0);
+        self.mtu = attrs.mtu.unwrap_or(Mtu::B256).bytes() as u32;
+        self.access = attrs.access.unwrap_or(Access::NONE);
+    }
+
     /// The headers of a packet to the peer.
     #[inline(always)]
     pub(crate) fn header(&self, op: Op, psn: u32, ext: &Ext, payload_len: u32, flags: Flags) -> HeaderBuf {

@@ -9,12 +9,14 @@ use crate::attr::{ModifyError, RcConfig, RcModify};
 use crate::backlog::{Backlog, Progress, Replay};
 use crate::encoding::ack_timeout_us;
 use crate::io::{Completions, Memory, PacketSink, SharedReceives};
-use crate::link::{recv_wc, Link};
+use crate::link::Link;
 use crate::requester::Requester;
 use crate::responder::{Mutation, RcEvent, Responder};
+use crate::rq::RecvQueue;
+use crate::sq::SendRing;
 use crate::wr::{PostError, RecvWr, SendBatch, SendWr};
 use std::sync::Arc;
-use unbroken_types::{Access, Mtu, QpState, QpType, WcOpcode, WcStatus};
+use unbroken_types::{QpState, QpType, WcStatus};
 use unbroken_wire::{Packet, Transport};
 
 /// The transport of one RC QP.
@@ -48,25 +50,16 @@ pub struct RcQp {
 }
 
 impl RcQp {
-    /// Makes a QP in state RESET. All memory that it will ever need for its queues is taken now.
+    /// Makes a QP in state RESET, with the rings of its queues.
     pub fn new(config: RcConfig) -> RcQp {
+        let RcConfig { wc_qpn, caps, pd, sq_sig_all, .. } = config;
         RcQp {
             config,
-            link: Link {
-                wc_qpn: config.wc_qpn,
-                dest_qpn: 0,
-                pd: config.pd,
-                mtu: Mtu::B256.bytes() as u32,
-                transport: Transport::Rc,
-                access: Access::NONE,
-                sq_sig_all: config.sq_sig_all,
-                selective: false,
-                may_start: false,
-            },
-            attrs: RcModify { state: Some(QpState::Reset), ..RcModify::default() },
+            link: Link::new(Transport::Rc, pd),
+            attrs: RcModify::default(),
             state: QpState::Reset,
-            requester: Requester::new(&config.caps, config.cwnd_max_packets),
-            responder: Responder::new(&config.caps, config.pd),
+            requester: Requester::new(SendRing::new(&caps, wc_qpn, sq_sig_all), config.cwnd_max_packets),
+            responder: Responder::new(RecvQueue::new(&caps, pd, wc_qpn)),
             failure: None,
             quiesced: false,
             event: None,
@@ -79,7 +72,7 @@ impl RcQp {
 
     /// The same with an SRQ.
     pub fn with_srq(mut self, srq: Arc<dyn SharedReceives>) -> RcQp {
-        self.responder.ring.share(srq);
+        self.responder.receiver.queue.share(srq);
         self
     }
 
@@ -97,7 +90,7 @@ impl RcQp {
 
     /// All attributes that have been set.
     pub fn attrs(&self) -> RcModify {
-        self.attrs
+        RcModify { state: Some(self.state), ..self.attrs }
     }
 
     /// The peer's QPN.
@@ -109,7 +102,7 @@ impl RcQp {
     pub fn progress(&self) -> Progress {
         Progress {
             outstanding_sends: self.requester.ring.len(),
-            outstanding_recvs: self.responder.ring.len(),
+            outstanding_recvs: self.responder.receiver.queue.len(),
             advanced: self.requester.advanced(),
             executed: self.responder.executed(),
             completed: self.requester.completed(),
@@ -154,7 +147,7 @@ impl RcQp {
     /// Whether either end has bound a memory window by this QP or invalidated a key, in this life or an earlier one. Such a QP stays where
     /// it is: a window is bound to the QP, and a replay could invalidate a key that was bound anew.
     pub fn changed_keys(&self) -> bool {
-        self.keys_changed || self.responder.invalidated
+        self.keys_changed || self.responder.receiver.invalidated
     }
 
     fn stopped(&self) -> bool {
@@ -171,7 +164,6 @@ impl RcQp {
             return Err(ModifyError::Transition { from, to });
         }
         self.attrs.merge(change);
-        self.attrs.state = Some(to);
         self.state = to;
         self.apply_attrs();
         match (from, to) {
@@ -201,9 +193,7 @@ impl RcQp {
 
     fn apply_attrs(&mut self) {
         let a = &self.attrs;
-        self.link.dest_qpn = a.dest_qpn.unwrap_or(0);
-        self.link.mtu = a.mtu.unwrap_or(Mtu::B256).bytes() as u32;
-        self.link.access = a.access.unwrap_or(Access::NONE);
+        self.link.set(a);
         self.link.may_start = self.state == QpState::Rts;
         self.responder.min_rnr_timer = a.min_rnr_timer.unwrap_or(0);
         let limits = &mut self.requester.limits;
@@ -218,10 +208,7 @@ impl RcQp {
     pub fn post_send(&mut self, wr: &SendWr<'_>, out: &mut (impl Completions + ?Sized)) -> Result<(), PostError> {
         self.may_post_send()?;
         self.requester.ring.push(wr)?;
-        self.keys_changed |= wr.opcode.changes_keys();
-        if self.state == QpState::Err {
-            self.requester.flush(WcStatus::WrFlushErr, &self.link, out);
-        }
+        self.posted(wr.opcode.changes_keys(), out);
         Ok(())
     }
 
@@ -237,11 +224,15 @@ impl RcQp {
             changes_keys |= wr.opcode.changes_keys();
             Ok(())
         })?;
+        self.posted(changes_keys, out);
+        Ok(())
+    }
+
+    fn posted(&mut self, changes_keys: bool, out: &mut (impl Completions + ?Sized)) {
         self.keys_changed |= changes_keys;
         if self.state == QpState::Err {
-            self.requester.flush(WcStatus::WrFlushErr, &self.link, out);
+            self.requester.flush(WcStatus::WrFlushErr, out);
         }
-        Ok(())
     }
 
     fn may_post_send(&self) -> Result<(), PostError> {
@@ -258,14 +249,10 @@ impl RcQp {
 
     /// Posts a receive. In state ERR it completes at once as flushed.
     pub fn post_recv(&mut self, wr: &RecvWr<'_>, out: &mut (impl Completions + ?Sized)) -> Result<(), PostError> {
-        if self.state == QpState::Reset || self.quiesced {
+        if self.quiesced {
             return Err(PostError::WrongState(self.state));
         }
-        self.responder.ring.push(wr)?;
-        if self.state == QpState::Err {
-            self.flush_recvs(None, out);
-        }
-        Ok(())
+        self.responder.receiver.queue.post(self.state, wr, out)
     }
 
     // World
@@ -420,7 +407,7 @@ impl RcQp {
 
     /// Whether the QP, which has an SRQ, has ended and will take no receive any more; said once. Not said where it was reset or quiesced.
     pub fn take_last_wqe(&mut self) -> bool {
-        self.responder.ring.take_last_wqe()
+        self.responder.receiver.queue.take_last_wqe()
     }
 
     // Ending and moving
@@ -450,21 +437,11 @@ impl RcQp {
         out: &mut (impl Completions + ?Sized),
     ) {
         self.state = QpState::Err;
-        self.attrs.state = Some(QpState::Err);
         self.link.may_start = false;
         self.failure = None;
         self.responder.end();
-        self.requester.flush(send_status, &self.link, out);
-        self.flush_recvs(recv_status, out);
-    }
-
-    fn flush_recvs(&mut self, first: Option<WcStatus>, out: &mut (impl Completions + ?Sized)) {
-        let mut status = first.unwrap_or(WcStatus::WrFlushErr);
-        while let Some(rqe) = self.responder.ring.pop() {
-            out.recv(recv_wc(self.link.wc_qpn, rqe.wr_id, status, WcOpcode::Recv, 0, None), true);
-            status = WcStatus::WrFlushErr;
-        }
-        self.responder.ring.end();
+        self.requester.flush(send_status, out);
+        self.responder.receiver.queue.flush(recv_status.unwrap_or(WcStatus::WrFlushErr), out);
     }
 
     /// Stops the QP until it is reset, and takes out what is outstanding. No later packet changes memory or completes a WR.
@@ -472,36 +449,36 @@ impl RcQp {
         let (executed, keys_changed) = (self.responder.executed(), self.changed_keys());
         let mut backlog = Backlog { executed, keys_changed, ..Backlog::default() };
         self.requester.quiesce(&mut backlog);
-        backlog.recvs = self.responder.ring.entries();
-        self.responder.ring.clear();
+        backlog.recvs = self.responder.receiver.queue.entries();
+        self.responder.receiver.queue.clear();
         self.responder.stop();
         self.quiesced = true;
         self.state = QpState::Err;
-        self.attrs.state = Some(QpState::Err);
         backlog
     }
 
     /// The QP is about to be destroyed: a receive of an SRQ goes back there.
     pub fn release(&mut self) {
-        self.responder.ring.give_back();
+        self.responder.receiver.queue.give_back();
     }
 
     /// Puts the WRs of another QP into this fresh one, in front of everything posted later. The state must be RESET, INIT or RTR
     /// and both queues empty. On an error nothing is taken.
     pub fn adopt(&mut self, backlog: &Backlog) -> Result<(), PostError> {
         let fresh = matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr) && !self.quiesced;
-        if !fresh || self.requester.ring.len() + self.responder.ring.len() > 0 {
+        let queue = &mut self.responder.receiver.queue;
+        if !fresh || self.requester.ring.len() + queue.len() > 0 {
             return Err(PostError::WrongState(self.state));
         }
         let sends = backlog.sends.iter().try_for_each(|e| self.requester.ring.adopt(e));
         let all = sends.and_then(|()| {
             let mut recvs = backlog.recvs.iter();
-            recvs.try_for_each(|e| self.responder.ring.push(&RecvWr { wr_id: e.wr_id, sges: &e.sges }))
+            recvs.try_for_each(|e| queue.push(&RecvWr { wr_id: e.wr_id, sges: &e.sges }))
         });
         self.keys_changed |= backlog.keys_changed;
         if all.is_err() {
             self.requester.reset();
-            self.responder.ring.clear();
+            queue.clear();
         }
         all
     }

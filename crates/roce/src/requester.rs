@@ -34,11 +34,11 @@ use crate::link::{Flags, Link};
 use crate::segment::Segment;
 use crate::sq::{Operands, SendRing, Wqe};
 use crate::window::Window;
-use unbroken_types::{QpCaps, SendFlags, SendOpcode, WcOpcode, WcStatus};
+use unbroken_types::{SendFlags, SendOpcode, WcStatus};
 use unbroken_wire::{AtomicEth, Ext, Op, Reth};
 
 /// An acknowledgement is asked for at least once in so many packets.
-const ACK_EVERY_PACKETS: u32 = 16;
+const ACK_EVERY_PACKETS: u32 = 32;
 
 /// Sends that leave together where a program posts many at once: a system call for each would cost more than all else.
 const COMPANY: u64 = 16;
@@ -74,7 +74,7 @@ pub(crate) struct Requester {
     cwnd_max: u32,
     /// READ requests sent since the last going back, of which responses are missing.
     reads_in_flight: u32,
-    /// One past the last READ that was given PSNs, for FENCE.
+    /// One past the last READ or atomic that was given PSNs, for FENCE.
     last_read: u64,
     /// The PSN that was last gone back to for missing answers, and the PSN of the last answer that told so. Answers in their
     /// order tell of the same loss; one that is behind has been asked for again, and tells of another.
@@ -108,9 +108,9 @@ pub(crate) struct Requester {
 }
 
 impl Requester {
-    pub(crate) fn new(caps: &QpCaps, cwnd_max: u32) -> Requester {
+    pub(crate) fn new(ring: SendRing, cwnd_max: u32) -> Requester {
         Requester {
-            ring: SendRing::new(caps),
+            ring,
             limits: Limits { timeout_us: None, retry_cnt: 0, rnr_retry: 0, max_rd_atomic: 0 },
             cur: 0,
             cur_packet: 0,
@@ -239,7 +239,7 @@ impl Requester {
             }
         }
         // Entries at the head that need no wire, or cannot be sent, are due now.
-        self.advance(link, out)?;
+        self.advance(out)?;
         Ok(false)
     }
 
@@ -258,7 +258,8 @@ impl Requester {
         let wqe = self.ring.get_mut(self.cur);
         (wqe.first_psn, wqe.packets) = (first_psn, packets);
         self.assigned = self.cur + 1;
-        if wqe.opcode.awaits_data() {
+        // A change of keys is done where it stands: a fence that waited for it would not be looked at again when it is complete.
+        if wqe.opcode.awaits_data() && !wqe.opcode.is_local() {
             self.last_read = self.assigned;
         }
         true
@@ -472,18 +473,5 @@ const fn block_packets(mtu: u32) -> u32 {
         16
     } else {
         MAX_BLOCK_PACKETS
-    }
-}
-
-/// The opcode of a send's WC.
-pub(crate) fn wc_opcode(opcode: SendOpcode) -> WcOpcode {
-    match opcode {
-        SendOpcode::Write | SendOpcode::WriteImm => WcOpcode::RdmaWrite,
-        SendOpcode::Send | SendOpcode::SendImm | SendOpcode::SendInv => WcOpcode::Send,
-        SendOpcode::LocalInv => WcOpcode::LocalInv,
-        SendOpcode::BindMw => WcOpcode::BindMw,
-        SendOpcode::Read => WcOpcode::RdmaRead,
-        SendOpcode::CmpSwap => WcOpcode::CompSwap,
-        SendOpcode::FetchAdd => WcOpcode::FetchAdd,
     }
 }

@@ -12,36 +12,26 @@
 //! packet is not executed: it counts nowhere, and a QP that ends or is quiesced forgets it. A kept packet that comes again changes
 //! nothing. Should one find no receive in its turn, it is dropped like any other, and the requester is told to wait (RNR).
 //!
-//! A message is executed packet by packet. Between packets the responder remembers what message it is in ([`Inbound`]); nothing
-//! is remembered of finished ones but their count. Acknowledgements are not queued: what is owed is one value, and a later one
-//! covers an earlier one. READ responses leave before it, so an acknowledgement never overtakes an answer that it implies.
+//! SENDs and WRITEs are executed packet by packet ([`Receiver`]); nothing is remembered of finished ones but their count.
+//! Acknowledgements are not queued: what is owed is one value, and a later one covers an earlier one. READ responses leave before
+//! it, so an acknowledgement never overtakes an answer that it implies.
 //!
 //! Failures of the peer's making (a bad key, a bad sequence, more than the receive holds) are answered with a NAK and end the QP;
 //! the NAK is given again for every later request, since the first may be lost.
 
 use crate::early::{in_reach, Early, MAP_BYTES};
 use crate::encoding::{psn_add, psn_ahead, psn_diff, NakCode, Syndrome};
-use crate::io::{scatter, AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SinkError};
-use crate::link::{recv_wc, Flags, Link};
+use crate::inbound::{check_remote, Receiver, Refusal};
+use crate::io::{AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SinkError};
+use crate::link::{Flags, Link};
 use crate::reads::{ReadJob, ReadQueue};
 use crate::rq::RecvQueue;
 use crate::wr::MAX_MESSAGE_BYTES;
-use unbroken_types::{Access, QpCaps, WcFlags, WcOpcode, WcStatus, PSN_MASK};
-use unbroken_wire::{Aeth, AtomicEth, Ext, Op, Packet, Reth};
+use unbroken_types::{Access, WcStatus, PSN_MASK};
+use unbroken_wire::{Aeth, AtomicEth, Ext, Op, Packet};
 
 /// A map of what is kept is sent for so many packets that came early, or for one that asks for an acknowledgement.
 const MAP_EVERY_PACKETS: u32 = 3;
-
-/// The message that the next request packet belongs to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Inbound {
-    /// None: a new one must begin.
-    None,
-    /// A SEND of which `written` bytes lie in the oldest receive.
-    Send { written: u32 },
-    /// A WRITE of `total` bytes of which `left` are to come, for `va`.
-    Write { va: u64, rkey: u32, left: u32, total: u32 },
-}
 
 /// What the peer is to be told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,16 +43,19 @@ enum Owed {
     Nak(u32, Syndrome),
 }
 
-/// Why a request was not executed.
-pub(crate) enum Refusal {
-    /// There is no receive for it yet.
-    NotReady,
-    /// The peer's mistake, which ends the QP. If the oldest receive fails with it, its status.
-    Fatal(NakCode, Option<WcStatus>),
+impl Refusal {
+    /// The NAK that says why, which ends the QP, and how the oldest receive fails, if it does. `None`: there is only no receive yet.
+    fn nak(self) -> Option<(NakCode, Option<WcStatus>)> {
+        Some(match self {
+            Refusal::NotReady => return None,
+            Refusal::Invalid => (NakCode::InvalidRequest, None),
+            Refusal::Access => (NakCode::RemoteAccess, None),
+            Refusal::TooLong => (NakCode::InvalidRequest, Some(WcStatus::LocLenErr)),
+            Refusal::Local => (NakCode::RemoteOperation, Some(WcStatus::LocProtErr)),
+            Refusal::NotInvalidated => (NakCode::RemoteAccess, Some(WcStatus::RemInvReqErr)),
+        })
+    }
 }
-
-const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, None);
-const ACCESS: Refusal = Refusal::Fatal(NakCode::RemoteAccess, None);
 
 /// An asynchronous event of a QP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,16 +78,21 @@ pub enum Mutation {
     None,
     /// A packet that was kept is executed twice.
     ExecuteTwice,
+    /// The data of a WRITE is placed when it comes, also before its turn.
+    PlaceEarly,
+    /// The map in a NAK is one PSN off.
+    ShiftMap,
+    /// What an atomic found is not kept: its repeat gets no answer.
+    ForgetAtomics,
 }
 
 #[derive(Clone)]
 pub(crate) struct Responder {
-    pub(crate) ring: RecvQueue,
+    pub(crate) receiver: Receiver,
     /// Code of the timer in RNR NAKs.
     pub(crate) min_rnr_timer: u8,
     expected: u32,
     msn: u32,
-    inbound: Inbound,
     owed: Owed,
     /// A NAK for the expected PSN has been given (selective: the RNR NAK); later packets make no other, until they begin anew:
     /// then the requester has gone back and the expected packet was lost again.
@@ -110,18 +108,15 @@ pub(crate) struct Responder {
     fatal: Option<(u32, NakCode)>,
     reads: ReadQueue,
     executed: u64,
-    /// The peer has invalidated a key.
-    pub(crate) invalidated: bool,
 }
 
 impl Responder {
-    pub(crate) fn new(caps: &QpCaps, pd: u32) -> Responder {
+    pub(crate) fn new(queue: RecvQueue) -> Responder {
         Responder {
-            ring: RecvQueue::new(caps, pd),
+            receiver: Receiver::new(queue),
             min_rnr_timer: 0,
             expected: 0,
             msn: 0,
-            inbound: Inbound::None,
             owed: Owed::Nothing,
             nak_given: false,
             early: Early::default(),
@@ -131,22 +126,20 @@ impl Responder {
             fatal: None,
             reads: ReadQueue::default(),
             executed: 0,
-            invalidated: false,
         }
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.ring.heap_bytes() + self.reads.heap_bytes() + self.early.heap_bytes()
+        self.receiver.queue.heap_bytes() + self.reads.heap_bytes() + self.early.heap_bytes()
     }
 
     /// Forgets everything, for state RESET.
     pub(crate) fn reset(&mut self) {
-        self.ring.clear();
+        self.receiver.reset();
         self.stop();
         self.fatal = None;
         self.msn = 0;
         self.executed = 0;
-        self.invalidated = false;
     }
 
     /// Sets the first PSN and the number of READs, for state RTR.
@@ -157,7 +150,7 @@ impl Responder {
 
     /// Owes nothing any more and answers nothing.
     pub(crate) fn stop(&mut self) {
-        self.inbound = Inbound::None;
+        self.receiver.interrupt();
         self.owed = Owed::Nothing;
         self.nak_given = false;
         self.early.clear();
@@ -233,19 +226,23 @@ impl Responder {
                 }
                 Ok(())
             }
-            Err(Refusal::NotReady) => {
-                self.owed = Owed::Nak(self.expected, Syndrome::Rnr(self.min_rnr_timer));
-                self.nak_given = true;
-                self.early_psn = self.expected;
-                Ok(())
-            }
-            Err(Refusal::Fatal(code, status)) => {
-                self.owed = Owed::Nak(self.expected, Syndrome::Nak(code));
-                self.fatal = Some((self.expected, code));
-                let event = if code == NakCode::RemoteAccess { RcEvent::AccessError } else { RcEvent::RequestError };
-                Err((event, status))
-            }
+            Err(refusal) => self.refuse(refusal),
         }
+    }
+
+    /// Owes the NAK for the expected packet, which was not executed. An error as of [`Responder::on_request`].
+    #[cold]
+    fn refuse(&mut self, refusal: Refusal) -> Result<(), (RcEvent, Option<WcStatus>)> {
+        let Some((code, status)) = refusal.nak() else {
+            self.owed = Owed::Nak(self.expected, Syndrome::Rnr(self.min_rnr_timer));
+            self.nak_given = true;
+            self.early_psn = self.expected;
+            return Ok(());
+        };
+        self.owed = Owed::Nak(self.expected, Syndrome::Nak(code));
+        self.fatal = Some((self.expected, code));
+        let event = if code == NakCode::RemoteAccess { RcEvent::AccessError } else { RcEvent::RequestError };
+        Err((event, status))
     }
 
     /// The expected packet, of `psn`, has come: takes what was kept behind it, up to the next gap.
@@ -305,6 +302,9 @@ impl Responder {
     #[cold]
     fn out_of_order(&mut self, packet: &Packet<'_>, ahead: i32, link: &Link, mem: &(impl Memory + ?Sized)) {
         if ahead > 0 && link.selective {
+            if let (Mutation::PlaceEarly, Some(reth)) = (self.mutation, packet.ext.reth()) {
+                let _ = mem.write(link.pd, reth.rkey, reth.va, packet.payload, Access::REMOTE_WRITE);
+            }
             return self.keep(packet, link);
         }
         if ahead > 0 {
@@ -316,7 +316,9 @@ impl Responder {
             return;
         }
         if let Ext::Atomic(_) = packet.ext {
-            self.reads.repeat_atomic(packet.bth.psn);
+            if self.mutation != Mutation::ForgetAtomics {
+                self.reads.repeat_atomic(packet.bth.psn);
+            }
         } else if packet.bth.opcode.op == Op::ReadRequest {
             // What may not be read any more is not refused but dropped: the answer may have arrived long ago.
             if let Ok(job) = read_job(packet, link, mem) {
@@ -340,134 +342,26 @@ impl Responder {
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
     ) -> Result<u32, Refusal> {
-        use Op::*;
         match packet.bth.opcode.op {
-            WriteMiddle => self.write_on(packet, false, link, mem, out)?,
-            WriteLast | WriteLastImm => self.write_on(packet, true, link, mem, out)?,
-            WriteFirst | WriteOnly | WriteOnlyImm => {
-                let reth = packet.ext.reth().ok_or(INVALID)?;
-                self.begin_write(&reth, link, mem)?;
-                let last = packet.bth.opcode.op != WriteFirst;
-                let done = self.write_on(packet, last, link, mem, out);
-                if done.is_err() {
-                    self.inbound = Inbound::None; // a repeat of the packet begins the message again
+            Op::ReadRequest => return self.read(packet, link, mem),
+            Op::CompareSwap | Op::FetchAdd => self.atomic(packet, link, mem)?,
+            _ => {
+                if self.receiver.execute(packet, link, mem, out)? {
+                    self.msn = psn_add(self.msn, 1);
+                    self.executed += 1;
                 }
-                done?;
             }
-            SendFirst => self.send_on(packet, true, false, link, mem, out)?,
-            SendMiddle => self.send_on(packet, false, false, link, mem, out)?,
-            SendLast | SendLastImm | SendLastInvalidate => self.send_on(packet, false, true, link, mem, out)?,
-            SendOnly | SendOnlyImm | SendOnlyInvalidate => self.send_on(packet, true, true, link, mem, out)?,
-            ReadRequest => return self.read(packet, link, mem),
-            CompareSwap | FetchAdd => self.atomic(packet, link, mem)?,
-            _ => return Err(INVALID),
         }
         Ok(1)
     }
 
-    fn begin_write(&mut self, reth: &Reth, link: &Link, mem: &(impl Memory + ?Sized)) -> Result<(), Refusal> {
-        if self.inbound != Inbound::None || reth.len as u64 > MAX_MESSAGE_BYTES {
-            return Err(INVALID);
-        }
-        check_remote(reth, Access::REMOTE_WRITE, link, mem)?;
-        self.inbound = Inbound::Write { va: reth.va, rkey: reth.rkey, left: reth.len, total: reth.len };
-        Ok(())
-    }
-
-    /// A packet of the WRITE that has begun.
-    #[inline]
-    fn write_on(
-        &mut self,
-        packet: &Packet<'_>,
-        last: bool,
-        link: &Link,
-        mem: &(impl Memory + ?Sized),
-        out: &mut (impl Completions + ?Sized),
-    ) -> Result<(), Refusal> {
-        let Inbound::Write { va, rkey, left, total } = self.inbound else { return Err(INVALID) };
-        let len = packet.payload.len() as u32;
-        let right_size = if last { len == left && len <= link.mtu } else { len == link.mtu && len < left };
-        if !right_size {
-            return Err(INVALID);
-        }
-        let imm = packet.ext.imm();
-        if last && imm.is_some() && self.ring.front().is_none() {
-            return Err(Refusal::NotReady);
-        }
-        if len > 0 {
-            mem.write(link.pd, rkey, va, packet.payload, Access::REMOTE_WRITE).map_err(|_| ACCESS)?;
-        }
-        if !last {
-            self.inbound = Inbound::Write { va: va.wrapping_add(len as u64), rkey, left: left - len, total };
-            return Ok(());
-        }
-        self.message_done();
-        if imm.is_some() {
-            if let Some(rqe) = self.ring.pop() {
-                let wc = recv_wc(link.wc_qpn, rqe.wr_id, WcStatus::Success, WcOpcode::RecvRdmaWithImm, total, imm);
-                out.recv(wc, packet.bth.solicited);
-            }
-        }
-        Ok(())
-    }
-
-    /// A packet of a SEND.
-    fn send_on(
-        &mut self,
-        packet: &Packet<'_>,
-        first: bool,
-        last: bool,
-        link: &Link,
-        mem: &(impl Memory + ?Sized),
-        out: &mut (impl Completions + ?Sized),
-    ) -> Result<(), Refusal> {
-        let written = match self.inbound {
-            Inbound::None if first => 0,
-            Inbound::Send { written } if !first => written,
-            _ => return Err(INVALID),
-        };
-        let len = packet.payload.len() as u32;
-        if len > link.mtu || !last && len != link.mtu || written as u64 + len as u64 > MAX_MESSAGE_BYTES {
-            return Err(INVALID);
-        }
-        let pd = self.ring.pd;
-        let Some((rqe, sges)) = self.ring.front() else { return Err(Refusal::NotReady) };
-        if written as u64 + len as u64 > u64::from(rqe.len) {
-            return Err(Refusal::Fatal(NakCode::InvalidRequest, Some(WcStatus::LocLenErr)));
-        }
-        scatter(mem, pd, sges, written as u64, packet.payload)
-            .map_err(|_| Refusal::Fatal(NakCode::RemoteOperation, Some(WcStatus::LocProtErr)))?;
-        if !last {
-            self.inbound = Inbound::Send { written: written + len };
-            return Ok(());
-        }
-        let mut wc =
-            recv_wc(link.wc_qpn, rqe.wr_id, WcStatus::Success, WcOpcode::Recv, written + len, packet.ext.imm());
-        if let Ext::Ieth(key) = packet.ext {
-            let refused = Refusal::Fatal(NakCode::RemoteAccess, Some(WcStatus::RemInvReqErr));
-            mem.invalidate(link.pd, key).map_err(|_| refused)?;
-            self.invalidated = true;
-            (wc.imm_data, wc.wc_flags) = (key, WcFlags::WITH_INV);
-        }
-        self.message_done();
-        self.ring.pop();
-        out.recv(wc, packet.bth.solicited);
-        Ok(())
-    }
-
-    fn message_done(&mut self) {
-        self.inbound = Inbound::None;
-        self.msn = psn_add(self.msn, 1);
-        self.executed += 1;
-    }
-
     fn read(&mut self, packet: &Packet<'_>, link: &Link, mem: &(impl Memory + ?Sized)) -> Result<u32, Refusal> {
-        if self.inbound != Inbound::None {
-            return Err(INVALID);
+        if self.receiver.in_message() {
+            return Err(Refusal::Invalid);
         }
         let job = read_job(packet, link, mem)?;
         if !self.reads.push(job) {
-            return Err(INVALID); // more than max_dest_rd_atomic
+            return Err(Refusal::Invalid); // more than max_dest_rd_atomic
         }
         self.msn = psn_add(self.msn, 1);
         Ok(job.packets)
@@ -475,20 +369,22 @@ impl Responder {
 
     /// Runs an atomic. It does not count as executed: whether its answer arrived is all that matters, see [`crate::Backlog`].
     fn atomic(&mut self, packet: &Packet<'_>, link: &Link, mem: &(impl Memory + ?Sized)) -> Result<(), Refusal> {
-        let Ext::Atomic(AtomicEth { va, rkey, swap_or_add, compare }) = packet.ext else { return Err(INVALID) };
-        if self.inbound != Inbound::None || va % 8 != 0 || !self.reads.make_room() {
-            return Err(INVALID);
+        let Ext::Atomic(AtomicEth { va, rkey, swap_or_add, compare }) = packet.ext else {
+            return Err(Refusal::Invalid);
+        };
+        if self.receiver.in_message() || va % 8 != 0 || !self.reads.make_room() {
+            return Err(Refusal::Invalid);
         }
         if !link.access.contains(Access::REMOTE_ATOMIC) {
-            return Err(ACCESS);
+            return Err(Refusal::Access);
         }
         let op = match packet.bth.opcode.op {
             Op::CompareSwap => AtomicOp::CompareSwap { compare, swap: swap_or_add },
             _ => AtomicOp::FetchAdd(swap_or_add),
         };
         let found = mem.atomic(link.pd, rkey, va, op).map_err(|e| match e {
-            MemError::Misaligned => INVALID,
-            _ => ACCESS,
+            MemError::Misaligned => Refusal::Invalid,
+            _ => Refusal::Access,
         })?;
         self.reads.push_atomic(packet.bth.psn, found);
         self.msn = psn_add(self.msn, 1);
@@ -541,7 +437,9 @@ impl Responder {
             _ => (psn_add(self.expected, PSN_MASK), Syndrome::Ack),
         };
         let (map, len) = match syndrome {
-            Syndrome::Nak(NakCode::Sequence) if !self.early.is_empty() => self.early.map(psn_add(psn, 1)),
+            Syndrome::Nak(NakCode::Sequence) if !self.early.is_empty() => {
+                self.early.map(psn_add(psn, 1 + u32::from(self.mutation == Mutation::ShiftMap)))
+            }
             _ => ([0; MAP_BYTES], 0),
         };
         let header = link.header(Op::Acknowledge, psn, &self.aeth(syndrome), len as u32, Flags::default());
@@ -563,23 +461,12 @@ impl Responder {
     }
 }
 
-/// Checks that the peer may do what a RETH says. Of an empty range only the QP's right counts.
-fn check_remote(reth: &Reth, need: Access, link: &Link, mem: &(impl Memory + ?Sized)) -> Result<(), Refusal> {
-    if !link.access.contains(need) {
-        return Err(ACCESS);
-    }
-    if reth.len > 0 {
-        mem.check(link.pd, reth.rkey, reth.va, reth.len as u64, need).map_err(|_| ACCESS)?;
-    }
-    Ok(())
-}
-
 fn read_job(packet: &Packet<'_>, link: &Link, mem: &(impl Memory + ?Sized)) -> Result<ReadJob, Refusal> {
-    let reth = packet.ext.reth().ok_or(INVALID)?;
+    let reth = packet.ext.reth().ok_or(Refusal::Invalid)?;
     let packets = reth.len.div_ceil(link.mtu).max(1);
     // Half of the PSN space is as much as a request can take and still be told from a repeat.
     if reth.len as u64 > MAX_MESSAGE_BYTES || packets > PSN_MASK / 2 {
-        return Err(INVALID);
+        return Err(Refusal::Invalid);
     }
     check_remote(&reth, Access::REMOTE_READ, link, mem)?;
     Ok(ReadJob { psn: packet.bth.psn, packets, va: reth.va, rkey: reth.rkey, len: reth.len, first: true, atomic: None })

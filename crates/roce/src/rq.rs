@@ -5,17 +5,19 @@
 //! goes back to the front of the SRQ.
 
 use crate::backlog::RecvEntry;
-use crate::io::SharedReceives;
+use crate::inbound::Refusal;
+use crate::io::{scatter, Completions, Memory, SharedReceives};
+use crate::link::recv_wc;
 use crate::wr::{PostError, RecvWr};
 use std::sync::Arc;
-use unbroken_types::{QpCaps, Sge};
+use unbroken_types::{QpCaps, QpState, Sge, Wc, WcOpcode, WcStatus};
 
 /// A receive in a ring.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Rqe {
-    pub(crate) wr_id: u64,
+struct Rqe {
+    wr_id: u64,
     /// Bytes of all entries; more than a message can have count as `u32::MAX`.
-    pub(crate) len: u32,
+    len: u32,
     sges: u32,
 }
 
@@ -162,18 +164,21 @@ pub(crate) struct RecvQueue {
     /// ... which is still to be told.
     last_wqe: bool,
     /// The protection domain that the receives' keys are of.
-    pub(crate) pd: u32,
+    pd: u32,
+    /// The QPN that WCs carry.
+    wc_qpn: u32,
 }
 
 impl RecvQueue {
     /// The QP's own queue.
-    pub(crate) fn new(caps: &QpCaps, pd: u32) -> RecvQueue {
+    pub(crate) fn new(caps: &QpCaps, pd: u32, wc_qpn: u32) -> RecvQueue {
         RecvQueue {
             ring: RecvRing::new(caps.max_recv_wr, caps.max_recv_sge),
             shared: None,
             ended: false,
             last_wqe: false,
             pd,
+            wc_qpn,
         }
     }
 
@@ -200,8 +205,14 @@ impl RecvQueue {
         (self.ended, self.last_wqe) = (false, false);
     }
 
-    /// The QP is in the error state, its receives have been flushed.
-    pub(crate) fn end(&mut self) {
+    /// The QP is in the error state: the oldest receive fails with `first`, the others are flushed.
+    pub(crate) fn flush(&mut self, first: WcStatus, out: &mut (impl Completions + ?Sized)) {
+        let mut status = first;
+        while let Some((rqe, _)) = self.ring.front() {
+            self.ring.remove_oldest();
+            out.recv(recv_wc(self.wc_qpn, rqe.wr_id, status, WcOpcode::Recv, 0, None), true);
+            status = WcStatus::WrFlushErr;
+        }
         self.last_wqe |= self.shared.is_some() && !self.ended;
         self.ended = true;
     }
@@ -219,6 +230,24 @@ impl RecvQueue {
         }
     }
 
+    /// Posts to a QP in `state`. In state ERR it completes at once as flushed.
+    pub(crate) fn post(
+        &mut self,
+        state: QpState,
+        wr: &RecvWr<'_>,
+        out: &mut (impl Completions + ?Sized),
+    ) -> Result<(), PostError> {
+        if state == QpState::Reset {
+            return Err(PostError::WrongState(state));
+        }
+        self.push(wr)?;
+        if state == QpState::Err {
+            self.flush(WcStatus::WrFlushErr, out);
+        }
+        Ok(())
+    }
+
+    /// Puts a receive at the end.
     pub(crate) fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         if self.shared.is_some() {
             return Err(PostError::HasSrq);
@@ -226,21 +255,39 @@ impl RecvQueue {
         self.ring.push(wr)
     }
 
+    /// Whether there is a receive for the next message.
+    #[inline]
+    pub(crate) fn has_receive(&mut self) -> bool {
+        self.front().is_some()
+    }
+
+    /// Puts `data` at `offset` of the receive that the next message fills.
+    #[inline]
+    pub(crate) fn fill(&mut self, mem: &(impl Memory + ?Sized), offset: u32, data: &[u8]) -> Result<(), Refusal> {
+        let pd = self.pd;
+        let (rqe, sges) = self.front().ok_or(Refusal::NotReady)?;
+        if u64::from(offset) + data.len() as u64 > u64::from(rqe.len) {
+            return Err(Refusal::TooLong);
+        }
+        scatter(mem, pd, sges, offset.into(), data).map_err(|_| Refusal::Local)
+    }
+
+    /// The message that fills the oldest receive is complete: takes the receive out and gives its WC.
+    #[inline]
+    pub(crate) fn complete(&mut self, opcode: WcOpcode, len: u32, imm: Option<u32>) -> Option<Wc> {
+        let (rqe, _) = self.ring.front()?;
+        self.ring.remove_oldest();
+        Some(recv_wc(self.wc_qpn, rqe.wr_id, WcStatus::Success, opcode, len, imm))
+    }
+
     /// The receive that the next message fills.
     #[inline]
-    pub(crate) fn front(&mut self) -> Option<(Rqe, &[Sge])> {
+    fn front(&mut self) -> Option<(Rqe, &[Sge])> {
         if let (Some(shared), true) = (&self.shared, self.ring.is_empty()) {
             let ring = &mut self.ring;
             shared.take(&mut |wr| ring.push(wr).expect("one receive fits"));
         }
         self.ring.front()
-    }
-
-    /// Takes the receive out that [`RecvQueue::front`] gave; of a QP with an SRQ, only what it holds already.
-    pub(crate) fn pop(&mut self) -> Option<Rqe> {
-        let (rqe, _) = self.ring.front()?;
-        self.ring.remove_oldest();
-        Some(rqe)
     }
 
     /// All that are outstanding, oldest first; none where they go back to an SRQ.

@@ -1,8 +1,10 @@
 //! The send queue: a ring of fixed entries, made once. Scatter/gather lists and inline data lie beside it, indexed by slot.
 
 use crate::backlog::SendEntry;
+use crate::io::Completions;
+use crate::link::send_wc;
 use crate::wr::{KeyChange, MwBind, PostError, SendBatch, SendWr, MAX_MESSAGE_BYTES};
-use unbroken_types::{Access, QpCaps, SendFlags, SendOpcode, Sge};
+use unbroken_types::{Access, QpCaps, QpState, SendFlags, SendOpcode, Sge, WcOpcode, WcStatus};
 
 /// Bytes that an atomic works on, and brings back.
 pub(crate) const ATOMIC_BYTES: u32 = 8;
@@ -74,6 +76,10 @@ pub(crate) struct SendRing {
     /// Made for the first atomic or binding.
     operands: Box<[Operands]>,
     caps: QpCaps,
+    /// The QPN that WCs carry.
+    wc_qpn: u32,
+    /// Every send makes a WC.
+    sig_all: bool,
     pub(crate) head: u64,
     pub(crate) tail: u64,
 }
@@ -103,7 +109,7 @@ pub fn check_send(caps: &QpCaps, wr: &SendWr<'_>) -> Result<(), PostError> {
 }
 
 impl SendRing {
-    pub(crate) fn new(caps: &QpCaps) -> SendRing {
+    pub(crate) fn new(caps: &QpCaps, wc_qpn: u32, sig_all: bool) -> SendRing {
         let slots = caps.max_send_wr.max(1).next_power_of_two() as usize;
         SendRing {
             slots: vec![Wqe::EMPTY; slots].into(),
@@ -111,6 +117,8 @@ impl SendRing {
             inline: Box::default(),
             operands: Box::default(),
             caps: *caps,
+            wc_qpn,
+            sig_all,
             head: 0,
             tail: 0,
         }
@@ -188,6 +196,9 @@ impl SendRing {
         batch: &dyn SendBatch,
         mut each: impl FnMut(&SendWr<'_>, usize) -> Result<(), PostError>,
     ) -> Result<(), PostError> {
+        if self.len() as usize + batch.count() > self.caps.max_send_wr as usize {
+            return Err(PostError::QueueFull(self.len()));
+        }
         let tail = self.tail;
         let pushed = (0..batch.count()).try_for_each(|i| {
             let wr = batch.wr(i);
@@ -198,6 +209,44 @@ impl SendRing {
             self.tail = tail;
         }
         pushed
+    }
+
+    /// Posts a batch, or nothing of it, to a QP in `state` that has state SQE. In SQE and ERR it completes at once as flushed.
+    pub(crate) fn post(
+        &mut self,
+        state: QpState,
+        batch: &dyn SendBatch,
+        out: &mut (impl Completions + ?Sized),
+        each: impl FnMut(&SendWr<'_>, usize) -> Result<(), PostError>,
+    ) -> Result<(), PostError> {
+        if !matches!(state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err) {
+            return Err(PostError::WrongState(state));
+        }
+        self.push_all(batch, each)?;
+        if matches!(state, QpState::Sqe | QpState::Err) {
+            self.flush(WcStatus::WrFlushErr, out);
+        }
+        Ok(())
+    }
+
+    /// The oldest has been done: takes it out, and says so if that was asked for.
+    pub(crate) fn complete(&mut self, out: &mut (impl Completions + ?Sized)) {
+        let wqe = self.get(self.head);
+        if self.sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
+            out.send(send_wc(self.wc_qpn, wqe.wr_id, WcStatus::Success, wc_opcode(wqe.opcode), wqe.len));
+        }
+        self.head += 1;
+    }
+
+    /// The oldest fails with `first`, all others are flushed.
+    pub(crate) fn flush(&mut self, first: WcStatus, out: &mut (impl Completions + ?Sized)) {
+        let mut status = first;
+        for index in self.head..self.tail {
+            let wqe = self.get(index);
+            out.send(send_wc(self.wc_qpn, wqe.wr_id, status, wc_opcode(wqe.opcode), 0));
+            status = WcStatus::WrFlushErr;
+        }
+        self.clear();
     }
 
     fn check(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
@@ -290,5 +339,18 @@ impl SendRing {
         })?;
         self.get_mut(self.tail - 1).started = e.started;
         Ok(())
+    }
+}
+
+/// The opcode of a send's WC.
+fn wc_opcode(opcode: SendOpcode) -> WcOpcode {
+    match opcode {
+        SendOpcode::Write | SendOpcode::WriteImm => WcOpcode::RdmaWrite,
+        SendOpcode::Send | SendOpcode::SendImm | SendOpcode::SendInv => WcOpcode::Send,
+        SendOpcode::LocalInv => WcOpcode::LocalInv,
+        SendOpcode::BindMw => WcOpcode::BindMw,
+        SendOpcode::Read => WcOpcode::RdmaRead,
+        SendOpcode::CmpSwap => WcOpcode::CompSwap,
+        SendOpcode::FetchAdd => WcOpcode::FetchAdd,
     }
 }

@@ -6,8 +6,8 @@
 //! takes the QP to SQE, a receive whose memory cannot be written takes it to ERR; what is outstanding there is flushed.
 
 use crate::attr::ModifyError;
-use crate::io::{scatter, Completions, Memory, Payload, SharedReceives, SinkError, UdSink};
-use crate::link::{recv_wc, send_wc};
+use crate::inbound::Refusal;
+use crate::io::{Completions, Memory, Payload, SharedReceives, SinkError, UdSink};
 use crate::rq::RecvQueue;
 use crate::sq::{Data, SendRing};
 use crate::wr::{PostError, RecvWr, SendBatch, SendWr, UdDest};
@@ -87,9 +87,9 @@ impl UdQp {
             state: QpState::Reset,
             qkey: 0,
             psn: 0,
-            sends: SendRing::new(&config.caps),
+            sends: SendRing::new(&config.caps, config.wc_qpn, config.sq_sig_all),
             dests: vec![UdDest::default(); slots].into(),
-            recvs: RecvQueue::new(&config.caps, config.pd),
+            recvs: RecvQueue::new(&config.caps, config.pd, config.wc_qpn),
             dropped: 0,
         }
     }
@@ -179,17 +179,9 @@ impl UdQp {
         batch: &dyn SendBatch,
         out: &mut (impl Completions + ?Sized),
     ) -> Result<(), PostError> {
-        if !matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err) {
-            return Err(PostError::WrongState(self.state));
-        }
         let max = self.config.mtu.bytes() as u64;
         let UdQp { sends, dests, .. } = self;
-        // A slot past the end of a full queue is an outstanding send's: its address stays.
-        let (before, room) = (sends.len(), self.config.caps.max_send_wr);
-        if before as usize + batch.count() > room as usize {
-            return Err(PostError::QueueFull(before));
-        }
-        sends.push_all(batch, |wr, slot| {
+        sends.post(self.state, batch, out, |wr, slot| {
             if !matches!(wr.opcode, SendOpcode::Send | SendOpcode::SendImm) {
                 return Err(PostError::Unsupported(wr.opcode));
             }
@@ -199,23 +191,12 @@ impl UdQp {
             }
             dests[slot] = dest;
             Ok(())
-        })?;
-        if matches!(self.state, QpState::Sqe | QpState::Err) {
-            self.flush_sends(WcStatus::WrFlushErr, out);
-        }
-        Ok(())
+        })
     }
 
     /// Posts a receive. In state ERR it completes at once as flushed.
     pub fn post_recv(&mut self, wr: &RecvWr<'_>, out: &mut (impl Completions + ?Sized)) -> Result<(), PostError> {
-        if self.state == QpState::Reset {
-            return Err(PostError::WrongState(self.state));
-        }
-        self.recvs.push(wr)?;
-        if self.state == QpState::Err {
-            self.flush_recvs(WcStatus::WrFlushErr, out);
-        }
-        Ok(())
+        self.recvs.post(self.state, wr, out)
     }
 
     /// Whether a packet needs a receive: all do that are for this QP.
@@ -225,46 +206,48 @@ impl UdQp {
 
     /// Whether a receive is there.
     pub fn has_receive(&mut self) -> bool {
-        self.recvs.front().is_some()
+        self.recvs.has_receive()
     }
 
     fn listens(&self) -> bool {
         matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
 
-    /// Takes a packet that was sent to this QPN.
+    /// Takes a packet that was sent to this QPN. False: it was dropped.
     pub fn handle_packet(
         &mut self,
         packet: &Packet<'_>,
         route: &UdRoute,
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
-    ) {
+    ) -> bool {
         let deth = packet.ext.deth().filter(|d| self.listens() && d.qkey == self.qkey);
         let (Some(deth), Transport::Ud) = (deth, packet.bth.opcode.transport) else {
             self.dropped += 1;
-            return;
-        };
-        let len = GRH_BYTES + packet.payload.len();
-        let pd = self.recvs.pd;
-        let Some((rqe, sges)) = self.recvs.front().filter(|(rqe, _)| rqe.len as usize >= len) else {
-            self.recvs.give_back();
-            self.dropped += 1;
-            return;
+            return false;
         };
         let with_grh = route.slid == 0 || deth.grh;
         let header = grh(route, packet.payload.len());
         let header: &[u8] = if with_grh { &header } else { &[] };
-        let placed =
-            scatter(mem, pd, sges, 0, header).and_then(|()| scatter(mem, pd, sges, GRH_BYTES as u64, packet.payload));
-        if placed.is_err() {
-            self.state = QpState::Err;
-            self.flush_recvs(WcStatus::LocProtErr, out);
-            self.flush_sends(WcStatus::WrFlushErr, out);
-            return;
+        // The payload first: so a receive that is too short for both is not touched.
+        let filled =
+            self.recvs.fill(mem, GRH_BYTES as u32, packet.payload).and_then(|()| self.recvs.fill(mem, 0, header));
+        match filled {
+            Ok(()) => {}
+            Err(Refusal::Local) => {
+                self.state = QpState::Err;
+                self.recvs.flush(WcStatus::LocProtErr, out);
+                self.sends.flush(WcStatus::WrFlushErr, out);
+                return false;
+            }
+            Err(_) => {
+                self.recvs.give_back();
+                self.dropped += 1;
+                return false;
+            }
         }
-        let mut wc =
-            recv_wc(self.config.wc_qpn, rqe.wr_id, WcStatus::Success, WcOpcode::Recv, len as u32, packet.ext.imm());
+        let len = (GRH_BYTES + packet.payload.len()) as u32;
+        let Some(mut wc) = self.recvs.complete(WcOpcode::Recv, len, packet.ext.imm()) else { return false };
         wc.src_qp = deth.src_qpn;
         wc.slid = route.slid;
         if with_grh {
@@ -273,8 +256,8 @@ impl UdQp {
         if route.dst.to_ipv4().is_some() {
             wc.sl = SL_IPV4;
         }
-        self.recvs.pop();
         out.recv(wc, packet.bth.solicited);
+        true
     }
 
     /// Sends what is posted. True: the sink was full, there is more to send.
@@ -310,15 +293,12 @@ impl UdQp {
                 Err(SinkError::Full) => return true,
                 Err(SinkError::Memory(_)) => {
                     self.state = QpState::Sqe;
-                    self.flush_sends(WcStatus::LocProtErr, out);
+                    self.sends.flush(WcStatus::LocProtErr, out);
                     return false;
                 }
             }
             self.psn = (self.psn + 1) & PSN_MASK;
-            self.sends.head += 1;
-            if self.config.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
-                out.send(send_wc(self.config.wc_qpn, wqe.wr_id, WcStatus::Success, WcOpcode::Send, wqe.len));
-            }
+            self.sends.complete(out);
         }
         false
     }
@@ -326,27 +306,8 @@ impl UdQp {
     /// Goes to ERR and flushes everything.
     pub fn fail(&mut self, out: &mut (impl Completions + ?Sized)) {
         self.state = QpState::Err;
-        self.flush_sends(WcStatus::WrFlushErr, out);
-        self.flush_recvs(WcStatus::WrFlushErr, out);
-    }
-
-    fn flush_sends(&mut self, first: WcStatus, out: &mut (impl Completions + ?Sized)) {
-        let mut status = first;
-        while self.sends.len() > 0 {
-            let wr_id = self.sends.get(self.sends.head).wr_id;
-            self.sends.head += 1;
-            out.send(send_wc(self.config.wc_qpn, wr_id, status, WcOpcode::Send, 0));
-            status = WcStatus::WrFlushErr;
-        }
-    }
-
-    fn flush_recvs(&mut self, first: WcStatus, out: &mut (impl Completions + ?Sized)) {
-        let mut status = first;
-        while let Some(rqe) = self.recvs.pop() {
-            out.recv(recv_wc(self.config.wc_qpn, rqe.wr_id, status, WcOpcode::Recv, 0, None), true);
-            status = WcStatus::WrFlushErr;
-        }
-        self.recvs.end();
+        self.sends.flush(WcStatus::WrFlushErr, out);
+        self.recvs.flush(WcStatus::WrFlushErr, out);
     }
 }
 

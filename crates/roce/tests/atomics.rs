@@ -71,6 +71,11 @@ fn a_repeat_is_answered_and_not_run() {
 }
 
 #[test]
+fn an_answer_that_is_not_kept_is_noticed() {
+    assert!(notices(a_repeat_is_answered_and_not_run, Mutation::ForgetAtomics));
+}
+
+#[test]
 fn what_an_atomic_may_not_touch_ends_the_qp() {
     let cases = [
         (add(0, 4), WcStatus::RemInvReqErr),

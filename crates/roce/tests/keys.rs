@@ -66,6 +66,22 @@ fn a_fence_holds_a_change_back_until_the_reads_before_it_are_done() {
     assert_eq!(p.statuses(0), [(1, OK), (2, OK)]);
 }
 
+/// Nothing else comes that would have the QP look at its queue again.
+#[test]
+fn a_fence_does_not_wait_for_changes_of_keys() {
+    let mut p = pair(false);
+    let data = [sge(SRC, 0, 100)];
+    let fenced = SendFlags::SIGNALED.with(SendFlags::FENCE);
+    p.post(0, &invalidate(1, SendOpcode::LocalInv, WINDOW, &[]));
+    p.post(0, &SendWr { flags: fenced, ..bind(SRC).wr(2, SendFlags::SIGNALED) });
+    p.post(
+        0,
+        &SendWr { flags: fenced, remote_addr: va(WRITABLE, 0), rkey: WRITABLE, ..wr(3, SendOpcode::Write, &data) },
+    );
+    p.run();
+    assert_eq!(p.statuses(0), [(1, OK), (2, OK), (3, OK)]);
+}
+
 #[test]
 fn a_change_that_cannot_be_made_fails_in_its_turn() {
     for (change, what) in

@@ -233,6 +233,20 @@ fn only_missing_answers_are_asked_for_again() {
     assert_eq!(p.ends[1].qp.take_retransmits(), 3);
 }
 
+#[test]
+fn a_rule_that_is_left_out_is_noticed() {
+    use Mutation::{ExecuteTwice, PlaceEarly, ShiftMap};
+    let noticed_by: [(Mutation, fn()); 4] = [
+        (ExecuteTwice, what_comes_early_waits_and_is_executed_in_its_turn),
+        (PlaceEarly, what_comes_early_waits_and_is_executed_in_its_turn),
+        (ShiftMap, what_comes_early_waits_and_is_executed_in_its_turn),
+        (ShiftMap, only_what_is_lost_is_sent_again),
+    ];
+    for (left_out, test) in noticed_by {
+        assert!(notices(test, left_out), "{left_out:?}");
+    }
+}
+
 /// Megabits in a second that WRITEs or READs of 64 KiB reach over a line of 25 Gbit/s with a round trip of 200 µs.
 fn goodput_mbit(loss_per_mille: u64, selective: bool, opcode: SendOpcode) -> u64 {
     const MESSAGES: u64 = 400;

@@ -239,7 +239,7 @@ fn ud_and_uc_share_too() {
         qp
     });
     let mut uc = [1, 2].map(|qpn| {
-        let mut qp = UcQp::new(UcConfig { qpn, wc_qpn: qpn, caps: caps(), pd: PD, sq_sig_all: false });
+        let mut qp = UcQp::new(UcConfig { wc_qpn: qpn, caps: caps(), pd: PD, sq_sig_all: false });
         if qpn == 2 {
             qp = qp.with_srq(queue.clone());
         }

@@ -24,7 +24,7 @@ fn end(qpn: u32, peer: u32) -> UcEnd {
     mem.add(WRITABLE, Access::REMOTE_WRITE.with(Access::LOCAL_WRITE), vec![0; 16_384]);
     mem.add(DST, Access::LOCAL_WRITE, vec![0; 16 * 5000]);
     let mut wcs = Wcs::default();
-    let mut qp = UcQp::new(UcConfig { qpn, wc_qpn: qpn, caps: caps(), pd: PD, sq_sig_all: false });
+    let mut qp = UcQp::new(UcConfig { wc_qpn: qpn, caps: caps(), pd: PD, sq_sig_all: false });
     let d = RcModify::default();
     for change in [
         RcModify { state: Some(QpState::Init), access: Some(Access::REMOTE_WRITE), ..d },
@@ -160,7 +160,7 @@ fn memory_of_ones_own_that_is_not_there_ends_the_queue() {
 #[test]
 fn attributes_of_acknowledgement_do_not_belong_to_it() {
     let mut wcs = Wcs::default();
-    let mut qp = UcQp::new(UcConfig { qpn: 1, wc_qpn: 1, caps: caps(), pd: PD, sq_sig_all: false });
+    let mut qp = UcQp::new(UcConfig { wc_qpn: 1, caps: caps(), pd: PD, sq_sig_all: false });
     qp.modify(&init(), &mut wcs).unwrap();
     let refused = qp.modify(&rtr(2, 0, Mtu::B1024), &mut wcs);
     assert!(matches!(refused, Err(ModifyError::NotAllowed { name: "min_rnr_timer", .. })), "{refused:?}");

@@ -63,7 +63,7 @@ impl Endpoint {
         for slot in 0..RECV_SLOTS {
             endpoint.post(slot)?;
         }
-        endpoint.cq.req_notify(false);
+        endpoint.cq.arm(false);
         Ok(endpoint)
     }
 
@@ -127,7 +127,7 @@ impl Endpoint {
     /// the endpoint no longer works (its NIC died).
     pub fn receive(&self, mut each: impl FnMut(ControlAddr, &[u8])) -> bool {
         let mut wcs = [Wc::default(); 16];
-        self.cq.req_notify(false);
+        self.cq.arm(false);
         // Bounded: what arrives meanwhile raises another event.
         for _ in 0..RECV_SLOTS / wcs.len() {
             let Ok(n) = self.cq.take(&mut wcs) else { return false };

@@ -69,6 +69,8 @@ pub struct Core {
     /// Longest transport timeout of a protected QP; 0 leaves the application's (`UNBROKEN_TIMEOUT`).
     timeout_code: u8,
     qps: Mutex<QpTable>,
+    /// QPs with sends outstanding, as far as is known: those whose idle flag is off. The innermost lock.
+    busy: Mutex<Vec<LogicalId>>,
     contexts: Mutex<Vec<Weak<Context>>>,
     pub(crate) peers: Peers,
     pub(crate) beliefs: PairBeliefs,
@@ -86,7 +88,11 @@ impl EventSink for Sink {
 impl Core {
     /// The core of this process, from the environment. Opens no NIC yet.
     pub(crate) fn start() -> Result<Arc<Core>> {
-        let nics = devices::from_env()?;
+        Core::over(devices::from_env()?)
+    }
+
+    /// The core over these NICs.
+    pub(crate) fn over(nics: Box<dyn NicSet>) -> Result<Arc<Core>> {
         let failover = std::env::var("UNBROKEN_FAILOVER").map_or(true, |v| v != "0");
         let runtime = Runtime::at(&nics.runtime()).map_err(|e| Error::new(libc::EIO, e.to_string()))?;
         let directory = if failover {
@@ -115,6 +121,7 @@ impl Core {
             control_pd,
             timeout_code: timeout_from_env()?,
             qps: Mutex::default(),
+            busy: Mutex::default(),
             contexts: Mutex::default(),
             peers: Peers::default(),
             beliefs: PairBeliefs::default(),
@@ -169,25 +176,36 @@ impl Core {
         let _ = self.log.emit(&Event::now(what));
     }
 
-    /// The open device of NIC `i`; opens it if need be.
+    /// The open device of NIC `i`; opens it if need be. The first such call begins to protect this process.
     pub(crate) fn open_device(self: &Arc<Self>, i: usize) -> Result<Arc<dyn Device>> {
-        let device = {
-            let mut slot = lock(&self.slots[i]);
-            match &slot.device {
-                Some(d) => d.clone(),
-                None => {
-                    let d = self.nics.open(i, self.sink.clone())?;
-                    slot.device = Some(d.clone());
-                    d
-                }
-            }
-        };
+        let device = self.device_or_open(i)?;
         self.worker.get_or_init(|| {
-            // Peers that look this process up find its NICs at once, and their endpoints a little later.
-            self.publish_process();
+            self.open_all();
             worker::spawn(self);
         });
         Ok(device)
+    }
+
+    fn device_or_open(&self, i: usize) -> Result<Arc<dyn Device>> {
+        let mut slot = lock(&self.slots[i]);
+        if let Some(d) = &slot.device {
+            return Ok(d.clone());
+        }
+        let d = self.nics.open(i, self.sink.clone())?;
+        slot.device = Some(d.clone());
+        Ok(d)
+    }
+
+    /// Opens every NIC, so that it can be a backup, and tells the directory. In the caller's thread and not in the background: a program
+    /// may overwrite the C library's functions for memory as soon as this returns (`spawn` in softnic's `background`).
+    fn open_all(&self) {
+        for nic in (0..self.nic_count()).filter(|_| self.failover) {
+            if let Err(e) = self.open_endpoint(nic) {
+                // A NIC that is dead now is opened when it is healed.
+                self.complain(&format!("{} cannot be a backup", self.nic_name(nic)), &e);
+            }
+        }
+        self.publish_process();
     }
 
     /// The device of NIC `i` if it is open and alive.
@@ -216,8 +234,8 @@ impl Core {
     }
 
     /// Opens NIC `i` with its control endpoint, unless that is done.
-    pub(crate) fn open_endpoint(self: &Arc<Self>, i: usize) -> Result<()> {
-        let device = self.open_device(i)?;
+    pub(crate) fn open_endpoint(&self, i: usize) -> Result<()> {
+        let device = self.device_or_open(i)?;
         let mut slot = lock(&self.slots[i]);
         if slot.endpoint.is_none() {
             slot.endpoint = Some(Arc::new(Endpoint::open(&device, self.control_pd, &self.channel)?));
@@ -294,6 +312,20 @@ impl Core {
     pub(crate) fn qp_by_gid(&self, gid: Gid, qpn: u32) -> Option<Arc<Qp>> {
         let nic = (0..self.nic_count()).find(|i| self.gid_of(*i) == gid)?;
         self.qp((nic, qpn))
+    }
+
+    /// A QP has sends outstanding from now on. Each is there once at most ([`Qp::set_busy`]).
+    pub(crate) fn add_busy(&self, id: LogicalId) {
+        lock(&self.busy).push(id);
+    }
+
+    /// The QPs that had sends outstanding; those that still have are to be put back.
+    pub(crate) fn take_busy(&self) -> Vec<LogicalId> {
+        std::mem::take(&mut *lock(&self.busy))
+    }
+
+    pub(crate) fn qp_count(&self) -> usize {
+        lock(&self.qps).logical.len()
     }
 
     pub(crate) fn all_qps(&self) -> Vec<Arc<Qp>> {

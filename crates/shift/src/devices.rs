@@ -72,9 +72,18 @@ impl NicSet for Soft {
 
 /// The NICs that the environment names (see `unbroken run`).
 pub fn from_env() -> Result<Box<dyn NicSet>> {
-    let config = Config::from_env()?;
+    over(Config::from_env()?)
+}
+
+fn over(config: Config) -> Result<Box<dyn NicSet>> {
     let runtime = config.runtime.path().to_path_buf();
     Ok(Box::new(Soft(SoftNics::new(config)?, runtime)))
+}
+
+/// The NICs of a host in the emulated network of a runtime folder.
+#[cfg(test)]
+pub fn of_host(runtime: unbroken_telemetry::Runtime, host: &str) -> Result<Box<dyn NicSet>> {
+    over(Config::host(runtime, host))
 }
 
 /// NICs that may be looked at without being used.

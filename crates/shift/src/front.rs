@@ -52,11 +52,14 @@ impl System {
     }
 
     fn start() -> Result<System> {
-        let core = Core::start()?;
+        Ok(System::over(Core::start()?))
+    }
+
+    pub(crate) fn over(core: Arc<Core>) -> System {
         let devices = (0..core.nic_count())
             .map(|index| DeviceInfo { name: format!("unb{index}"), index, node_guid: core.node_guid(index) })
             .collect();
-        Ok(System { core, devices })
+        System { core, devices }
     }
 
     /// The devices in order.

@@ -48,7 +48,7 @@ impl Driver for IdlePoll {
         // A count that two threads change at once may lose one: that is harmless, and cheaper.
         let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
         self.polls.store(polls, Ordering::Relaxed);
-        if polls % POLLS == 0 || self.core.channel().has_events() {
+        if polls.is_multiple_of(POLLS) || self.core.channel().has_events() {
             self.look();
         }
     }

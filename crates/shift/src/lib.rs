@@ -17,4 +17,6 @@ mod inbound;
 mod link;
 mod peer;
 mod qp;
+#[cfg(test)]
+mod tests;
 mod worker;

@@ -48,6 +48,12 @@ impl Peer {
         self.nic(i).filter(|n| n.control_qpn != 0).map(|n| ControlAddr { gid: n.gid, qpn: n.control_qpn })
     }
 
+    /// What is known of all endpoints is wrong from now on, until it is read again.
+    #[cfg(test)]
+    pub(crate) fn mistake_endpoints(&self, qpn: u32) {
+        lock(&self.nics).iter_mut().for_each(|n| n.control_qpn = qpn);
+    }
+
     /// Reads the directory again. False where the process is no longer there: it has ended. (An unreadable directory says nothing.)
     pub(crate) fn refresh(&self, core: &Core) -> bool {
         let Some(Ok(found)) = core.directory.as_ref().map(|d| d.lookup_process(self.incarnation)) else { return true };

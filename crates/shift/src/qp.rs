@@ -69,6 +69,7 @@ pub struct Qp {
     qpn: u32,
     pub(crate) init: QpInit,
     gate: Mutex<Gate>,
+    /// It is not in the list of QPs with sends outstanding.
     idle: AtomicBool,
     cookie: AtomicU64,
 }
@@ -162,24 +163,26 @@ impl Qp {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether no send is outstanding, so that nothing can stall. Thousands of idle QPs cost a look at this flag only.
-    pub(crate) fn idle(&self) -> bool {
-        self.idle.load(Ordering::Relaxed)
+    /// Sends are outstanding from now on, so that the QP can stall. Under the gate: a post must not be overtaken by what was seen
+    /// before it.
+    #[inline]
+    fn set_busy(&self, _gate: &Gate) {
+        if self.idle.load(Ordering::Relaxed) {
+            self.idle.store(false, Ordering::Relaxed);
+            self.core.add_busy(self.id());
+        }
     }
 
-    /// Under the gate: a post must not be overtaken by what was seen before it.
-    #[inline]
-    pub(crate) fn set_idle(&self, _gate: &Gate, idle: bool) {
-        if self.idle() != idle {
-            self.idle.store(idle, Ordering::Relaxed);
-        }
+    /// Nothing is outstanding. Thousands of idle QPs cost nothing.
+    pub(crate) fn set_idle(&self, _gate: &Gate) {
+        self.idle.store(true, Ordering::Relaxed);
     }
 
     /// Posts a send.
     pub fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
         check_owner()?;
         let mut g = self.gate();
-        self.set_idle(&g, false);
+        self.set_busy(&g);
         match g.phys.post_send(wr) {
             Ok(()) => Ok(()),
             Err(e) => self.sends_failed(&mut g, e, wr),
@@ -190,7 +193,7 @@ impl Qp {
     pub fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
         check_owner()?;
         let mut g = self.gate();
-        self.set_idle(&g, false);
+        self.set_busy(&g);
         match g.phys.post_sends(batch) {
             Ok(()) => Ok(()),
             Err(e) => self.sends_failed(&mut g, e, batch),
@@ -484,6 +487,7 @@ impl Qp {
         QpStatus {
             qp: self.qpn,
             host: self.core.host(),
+            own: format!("{}:{}", self.gid(), self.qpn),
             peer,
             path,
             epoch: epoch as u32,

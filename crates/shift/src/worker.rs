@@ -50,8 +50,6 @@ pub(crate) enum Job {
     Connect(LogicalId),
     /// A QP has deadlines now.
     Watch(LogicalId),
-    /// Open every NIC, so that it can be a backup.
-    OpenAll,
     /// A probe was answered; the answer came in by that NIC.
     ProbeAck(usize, Message),
 }
@@ -140,7 +138,6 @@ pub(crate) fn spawn(core: &Arc<Core>) {
         lost_us: 0,
         status,
     };
-    core.inbox.put(Job::OpenAll);
     let spawned = crate::devices::spawn("unb-shift", move || loop {
         worker.wait();
         worker.work();
@@ -223,22 +220,8 @@ impl Worker {
                     self.young_until_us = now_us() + YOUNG_US;
                 }
             }
-            Job::OpenAll => self.open_all(),
             Job::ProbeAck(nic, message) => self.probe_answered(nic, &message),
         }
-    }
-
-    fn open_all(&mut self) {
-        if !self.core.failover {
-            return;
-        }
-        for nic in 0..self.core.nic_count() {
-            if let Err(e) = self.core.open_endpoint(nic) {
-                // A NIC that is dead now is opened when it is healed.
-                self.core.complain(&format!("{} cannot be a backup", self.core.nic_name(nic)), &e);
-            }
-        }
-        self.core.publish_process();
     }
 
     // --- devices -----------------------------------------------------------------------------------------------------------
@@ -416,21 +399,24 @@ impl Worker {
     }
 
     fn look_for_stalls(&mut self, now: u64) {
-        let qps = self.core.all_qps();
-        for qp in &qps {
-            if qp.idle() {
-                continue;
-            }
+        for id in self.core.take_busy() {
+            let Some(qp) = self.core.qp(id) else { continue };
             let mut g = qp.gate();
             let progress = g.phys.progress();
-            qp.set_idle(&g, progress.outstanding_sends == 0);
+            // Between two paths it is not the physical QP that has what is outstanding.
+            let switching = g.link.as_ref().is_some_and(|l| l.switching());
+            match progress.outstanding_sends == 0 && !switching {
+                true => qp.set_idle(&g),
+                false => self.core.add_busy(id),
+            }
             let Some(pair) = g.link.as_ref().and_then(|l| l.active_pair()) else { continue };
             let probe = self.probes.entry(pair).or_insert_with(new_probe);
             if link::stalled(&mut g, now, &progress, probe) {
-                link::suspect(qp, &mut g, Reason::Stall);
+                link::suspect(&qp, &mut g, Reason::Stall);
             }
         }
-        if self.probes.len() > 4 * qps.len() + 64 {
+        if self.probes.len() > 4 * self.core.qp_count() + 64 {
+            let qps = self.core.all_qps();
             let peers: std::collections::HashSet<u64> =
                 qps.iter().filter_map(|q| q.gate().link.as_ref().map(|l| l.peer().incarnation)).collect();
             self.probes.retain(|pair, _| peers.contains(&pair.peer));

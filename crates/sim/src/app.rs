@@ -5,9 +5,10 @@
 //! read or written there afterwards is found by the peer's check of the pattern, or by the last look at the memory. So these invariants
 //! are checked here, in every schedule:
 //! 1. every signalled send WR completes once, in order; every receive at most once, in order; each two-sided send consumes one;
-//! 2. when a WC is delivered, the memory that it speaks of is right, and nothing changes it afterwards.
+//! 2. when a WC is delivered, the memory that it speaks of is right, and nothing changes it afterwards;
+//! 3. WRITEs of the peer become visible in their order: while one is not complete, nothing of those behind it is there.
 
-use crate::memory::{Area, HostMemory, KEY};
+use crate::memory::{first_word, Area, HostMemory, KEY};
 use crate::plan::{Msg, QpPlan};
 use unbroken_roce::SendWr;
 use unbroken_types::{SendFlags, SendOpcode, Sge, Wc, WcFlags, WcOpcode, WcStatus};
@@ -26,6 +27,9 @@ fn pattern(from: usize, qp: usize, index: usize) -> u64 {
 fn done_pattern(host: usize, qp: usize, area: Area, index: usize) -> u64 {
     (1 << 63) | ((host as u64) << 60) | ((qp as u64) << 50) | ((area as u64) << 48) | ((index as u64 + 1) << 24)
 }
+
+/// What every atomic adds to what it finds, by whatever operation.
+const ADDED: u64 = 0x1_0000_0001;
 
 /// What has become of the WRs of one queue.
 #[derive(Debug, Default, Clone)]
@@ -56,6 +60,8 @@ pub struct App {
     stopped: bool,
     /// The peer's WRITEs whose targets here are known to be final: all before this one.
     final_writes: usize,
+    /// All before this one have been there in full.
+    placed_writes: usize,
 }
 
 impl App {
@@ -68,7 +74,7 @@ impl App {
         let msgs = plan.msgs[host].clone();
         for (k, m) in msgs.iter().enumerate() {
             let (at, area) = match m.opcode {
-                SendOpcode::Read => (1 - host, Area::Remote),
+                op if op.awaits_data() => (1 - host, Area::Remote),
                 _ => (host, Area::Local),
             };
             memory[at].fill(memory[at].address(qp, area, k), m.len, pattern(host, qp, k));
@@ -86,6 +92,7 @@ impl App {
             recvs: Queue::default(),
             stopped: false,
             final_writes: 0,
+            placed_writes: 0,
         }
     }
 
@@ -142,7 +149,8 @@ impl App {
         let m = self.msgs[k];
         let addr = memory.address(self.qp, Area::Local, k);
         let inline = m.flags.contains(SendFlags::INLINE).then(|| memory.copy(addr, m.len));
-        Some(Post { index: k, msg: m, sges: Post::entries(addr, m.len), inline, remote_addr: 0 })
+        let found = first_word(pattern(self.host, self.qp, k));
+        Some(Post { index: k, msg: m, sges: Post::entries(addr, m.len), inline, remote_addr: 0, found })
     }
 
     /// The next receive to post: its id and where its data goes.
@@ -202,8 +210,11 @@ impl App {
     fn complete(&mut self, k: usize, memory: &[HostMemory; 2], peer: &mut App) -> Result<(), String> {
         let (m, qp, here) = (self.msgs[k], self.qp, self.host);
         let local = memory[here].address(qp, Area::Local, k);
-        if m.opcode == SendOpcode::Read && !memory[here].holds(local, m.len, pattern(here, qp, k)) {
-            return Err("the READ brought other data".into());
+        if m.opcode.awaits_data() && !memory[here].holds(local, m.len, pattern(here, qp, k)) {
+            return Err(format!("{:?} brought other data", m.opcode));
+        }
+        if m.opcode.is_atomic() && self.runs(k, memory) != Some(1) {
+            return Err("the atomic has not run once".into());
         }
         if m.opcode.consumes_receive() {
             let received = peer.consuming[..peer.recvs.done].binary_search(&k).is_ok();
@@ -216,6 +227,15 @@ impl App {
         }
         memory[here].fill(local, m.len, done_pattern(here, qp, Area::Local, k));
         Ok(())
+    }
+
+    /// How often atomic `k` has run, by what is in the peer's memory; `None` where it is something else.
+    fn runs(&self, k: usize, memory: &[HostMemory; 2]) -> Option<u64> {
+        let there = &memory[1 - self.host];
+        let changed = there
+            .word(there.address(self.qp, Area::Remote, k))
+            .wrapping_sub(first_word(pattern(self.host, self.qp, k)));
+        changed.is_multiple_of(ADDED).then_some(changed / ADDED)
     }
 
     /// All WRITEs of the peer before message `end` are known to have run: check their targets, then overwrite them.
@@ -231,6 +251,20 @@ impl App {
         }
         self.final_writes = self.final_writes.max(end);
         Ok(())
+    }
+
+    /// Whether WRITEs of the peer, as far as they have come, have come in their order: programs poll the last byte of what they await.
+    pub fn check_order(&mut self, memory: &HostMemory) -> Result<(), String> {
+        let (qp, from) = (self.qp, 1 - self.host);
+        let at = |k: usize| memory.address(qp, Area::Remote, k);
+        let mut writes =
+            (self.placed_writes.max(self.final_writes)..self.writes.len()).filter_map(|k| Some((k, self.writes[k]?)));
+        let missing = writes.by_ref().find(|&(k, len)| !memory.holds(at(k), len, pattern(from, qp, k)));
+        self.placed_writes = missing.map_or(self.writes.len(), |(k, _)| k);
+        match writes.find(|&(k, len)| !memory.is_untouched(at(k), len)) {
+            Some((k, _)) => Err(format!("qp {qp} host {}: WRITE {k} shows before {}", self.host, self.placed_writes)),
+            None => Ok(()),
+        }
     }
 
     /// A WC of the receive queue.
@@ -289,6 +323,12 @@ impl App {
                 left(Area::Local, k, self.msgs[k].len)?;
             }
         }
+        for k in (0..self.sends.posted).filter(|&k| self.msgs[k].opcode.is_atomic()) {
+            let runs = self.runs(k, memory);
+            if !matches!(runs, Some(0 | 1)) {
+                return Err(format!("qp {qp} host {here}: atomic {k} has run {runs:?} times"));
+            }
+        }
         for k in 0..self.final_writes {
             if let Some(len) = self.writes[k] {
                 left(Area::Remote, k, len)?;
@@ -315,6 +355,8 @@ pub struct Post {
     pub inline: Option<Vec<u8>>,
     /// Where the peer keeps the target.
     pub remote_addr: u64,
+    /// What an atomic is to find.
+    pub found: u64,
 }
 
 impl Post {
@@ -338,8 +380,8 @@ impl Post {
             imm_data: imm_of(self.index),
             remote_addr: self.remote_addr,
             rkey: KEY,
-            compare_add: 0,
-            swap: 0,
+            compare_add: if self.msg.opcode == SendOpcode::FetchAdd { ADDED } else { self.found },
+            swap: self.found.wrapping_add(ADDED),
             sges: &self.sges,
             inline_data: self.inline.as_deref(),
             ud: None,

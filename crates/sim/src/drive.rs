@@ -6,10 +6,13 @@ use crate::plan::{Fault, Mutant, MAX_RAILS};
 use crate::world::{endpoint, logical_qpn, qpn_of, Event, Violation, World};
 use unbroken_path::message::{Body, Probe, RefuseReason};
 use unbroken_path::stall::{StallDetector, Verdict, STALL_US};
-use unbroken_path::{psn_of, Action, Direction, Message, OpenError, Opened, Reason, SlotPath, State};
+use unbroken_path::{Action, Direction, Message, OpenError, Opened, Reason, SlotPath, State};
 use unbroken_roce::{RcEvent, RecvEntry, RecvWr, SendEntry};
-use unbroken_types::QpState;
+use unbroken_types::{QpState, WcOpcode, PSN_MASK};
 use unbroken_wire::Packet;
+
+/// A life has wrapped around when it began with one of the last so many PSNs and has come to one of the first.
+const WRAP_PSNS: u32 = 1 << 16;
 
 impl World {
     pub(crate) fn handle(&mut self, event: Event) -> Result<(), Violation> {
@@ -136,6 +139,11 @@ impl World {
         if over && !wcs.0.is_empty() {
             return Err(format!("host {host} qp {qp}: a WC from a QP that was stopped"));
         }
+        let answer = packet.bth.opcode.op.is_response();
+        if answer && !life.wrapped && packet.bth.psn < WRAP_PSNS && life.sq_psn > PSN_MASK - WRAP_PSNS {
+            life.wrapped = true;
+            self.stats.wraps += 1;
+        }
         let epoch = life.epoch;
         self.say(|| {
             format!(
@@ -146,6 +154,9 @@ impl World {
             )
         });
         self.deliver(host, qp, wcs)?;
+        if !answer && !packet.payload.is_empty() {
+            self.apps[host][qp].check_order(&self.memory[host])?;
+        }
         self.pump(host, qp)
     }
 
@@ -234,6 +245,8 @@ impl World {
                 return Err(format!("a WC names QPN {:#x}", wc.qp_num));
             }
             if is_send {
+                let atomic = [WcOpcode::CompSwap as u32, WcOpcode::FetchAdd as u32].contains(&wc.opcode);
+                self.stats.atomics += u64::from(atomic && wc.status == 0);
                 let before = ours[qp].outstanding();
                 ours[qp].on_send_wc(&wc, &self.memory, &mut theirs[qp])?;
                 self.stats.messages += (before - ours[qp].outstanding()) as u64;
@@ -454,19 +467,19 @@ impl World {
             Action::Open { epoch, slot } => return self.open(host, qp, epoch, slot),
             Action::CheckReplay { epoch, peer_done } => {
                 let Some(life) = end.live() else { return Err("CheckReplay without a QP".into()) };
-                let safe = !life.qp.unsafe_to_replay(peer_done);
+                let safe = mutant == Mutant::NoCheck || !life.qp.unsafe_to_replay(peer_done);
                 end.path.handle_check(now_us, epoch, safe);
                 self.stats.refusals += u64::from(!safe);
             }
             Action::Connect { epoch, peer_qpn, sq_psn, rq_psn, mtu, peer_done } => {
-                let direction = end.path.direction();
+                let (direction, plan) = (end.path.direction(), &self.plan);
                 let Some(life) = end.live() else { return Err("Connect without a QP".into()) };
                 let replay = life.qp.mark_executed(peer_done);
                 let peer_qpn = if peer_qpn == 0 { qpn_of(qp, epoch, mutant) } else { peer_qpn };
                 let psns = match direction {
-                    _ if mutant != Mutant::SameQpn => (sq_psn, rq_psn),
-                    Direction::FromLower => (psn_of(0, Direction::FromLower), psn_of(0, Direction::FromUpper)),
-                    Direction::FromUpper => (psn_of(0, Direction::FromUpper), psn_of(0, Direction::FromLower)),
+                    _ if mutant != Mutant::SameQpn => (plan.shifted(sq_psn), plan.shifted(rq_psn)),
+                    Direction::FromLower => (plan.psn_of(0, direction), plan.psn_of(0, Direction::FromUpper)),
+                    Direction::FromUpper => (plan.psn_of(0, direction), plan.psn_of(0, Direction::FromLower)),
                 };
                 life.sq_psn = psns.0;
                 let rtr = ready_to_receive(peer_qpn, psns.1, mtu);
@@ -516,7 +529,18 @@ impl World {
         fresh.set_mutation(mutant.in_roce());
         fresh.adopt(&backlog).map_err(|e| format!("adopt: {e}"))?;
         let (sq_psn, armed_us) = (0, u64::MAX);
-        end.lives.push(Life { qpn, epoch, nic, remote, sq_psn, qp: fresh, armed_us, over: false, told: (0, 0) });
+        end.lives.push(Life {
+            qpn,
+            epoch,
+            nic,
+            remote,
+            sq_psn,
+            qp: fresh,
+            armed_us,
+            over: false,
+            wrapped: false,
+            told: (0, 0),
+        });
         end.stall = StallDetector::new(STALL_US);
         end.stall_at_us = u64::MAX;
         end.path.handle_opened(now_us, epoch, Ok(Opened { qpn, mtu }));

@@ -31,6 +31,8 @@ pub struct Life {
     pub armed_us: u64,
     /// It was stopped.
     pub over: bool,
+    /// The PSNs that it sends have wrapped around, and the peer has said so.
+    pub wrapped: bool,
     /// Progress that was last told to `path`.
     pub told: (u64, u64),
 }
@@ -103,7 +105,7 @@ pub fn new_qp(qpn: u32, wc_qpn: u32, srq: Option<&Arc<SharedQueue>>) -> RcQp {
     if let Some(srq) = srq {
         qp = qp.with_srq(srq.clone());
     }
-    let access = Access::LOCAL_WRITE.with(Access::REMOTE_WRITE).with(Access::REMOTE_READ);
+    let access = Access::LOCAL_WRITE.with(Access::REMOTE);
     let init = RcModify { state: Some(QpState::Init), access: Some(access), ..RcModify::default() };
     qp.modify(&init, &mut Wcs::default()).expect("RESET to INIT");
     qp

@@ -4,8 +4,10 @@
 //! checks, in every schedule, what must always hold (see [`app`], and the last look at the end of `world`):
 //! 1. every signalled send WR completes once, in order; every receive at most once, in order; each two-sided send consumes one; those of
 //!    a shared queue that no message used are still there at the end;
-//! 2. when a WC is delivered the memory that it speaks of is right, and no packet of an older epoch changes it afterwards;
-//! 3. a WR marked NO_REPLAY leaves in one life of its QP only; if it would have to leave in another, both ends get their error;
+//! 2. when a WC is delivered the memory that it speaks of is right, and no packet of an older epoch changes it afterwards; WRITEs become
+//!    visible in their order;
+//! 3. a WR marked NO_REPLAY leaves in one life of its QP only, and an atomic runs once; if either would have to leave in another life,
+//!    both ends get their error;
 //! 4. everything ends: with success where a path lives, or with the original error where the peer was killed;
 //! 5. logical QPs that no fault touches do not switch.
 //!

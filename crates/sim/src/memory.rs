@@ -31,6 +31,11 @@ pub struct HostMemory {
     per_area: u64,
 }
 
+/// The first eight bytes of a name's pattern, in the host's order.
+pub const fn first_word(name: u64) -> u64 {
+    u64::from_ne_bytes(mix(name).to_le_bytes())
+}
+
 impl HostMemory {
     /// Memory for `qps` logical QPs with `count` messages of up to `unit` bytes in each area.
     pub fn new(qps: usize, count: usize, unit: u32) -> HostMemory {
@@ -71,6 +76,17 @@ impl HostMemory {
         let bytes = self.bytes.borrow();
         let range = self.range(address, len);
         bytes[range].chunks(8).enumerate().all(|(i, chunk)| *chunk == mix(name ^ i as u64).to_le_bytes()[..chunk.len()])
+    }
+
+    /// The eight bytes there, in the host's order.
+    pub fn word(&self, address: u64) -> u64 {
+        let bytes = self.bytes.borrow();
+        u64::from_ne_bytes(bytes[self.range(address, 8)].try_into().expect("eight bytes"))
+    }
+
+    /// Whether nobody has written there.
+    pub fn is_untouched(&self, address: u64, len: u32) -> bool {
+        self.bytes.borrow()[self.range(address, len)].iter().all(|&b| b == 0)
     }
 
     /// A copy of some bytes.

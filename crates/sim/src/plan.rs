@@ -1,8 +1,8 @@
 //! What a seed stands for: the network, the QPs, the work, and the faults with their times.
 
 use crate::rng::Rng;
-use unbroken_path::Mutation;
-use unbroken_types::{Mtu, SendFlags, SendOpcode};
+use unbroken_path::{psn_of, Direction, Mutation};
+use unbroken_types::{Mtu, SendFlags, SendOpcode, PSN_MASK};
 
 /// NICs of a host, at most.
 pub const MAX_RAILS: usize = 3;
@@ -26,11 +26,15 @@ pub enum Mutant {
     LostReceive,
     /// What came before its turn is executed twice.
     EarlyTwice,
+    /// The data of a WRITE that came before its turn is placed at once.
+    PlaceEarly,
+    /// What must not run twice is sent again like everything else.
+    NoCheck,
 }
 
 impl Mutant {
     /// All that leave something out.
-    pub const ALL: [Mutant; 7] = [
+    pub const ALL: [Mutant; 9] = [
         Mutant::NoQuiesce,
         Mutant::NoCounts,
         Mutant::Early,
@@ -38,6 +42,8 @@ impl Mutant {
         Mutant::SameQpn,
         Mutant::LostReceive,
         Mutant::EarlyTwice,
+        Mutant::PlaceEarly,
+        Mutant::NoCheck,
     ];
 
     /// Its name on the command line.
@@ -51,12 +57,15 @@ impl Mutant {
             Mutant::SameQpn => "same-qpn",
             Mutant::LostReceive => "lost-receive",
             Mutant::EarlyTwice => "early-twice",
+            Mutant::PlaceEarly => "place-early",
+            Mutant::NoCheck => "no-check",
         }
     }
 
     pub(crate) const fn in_roce(self) -> unbroken_roce::Mutation {
         match self {
             Mutant::EarlyTwice => unbroken_roce::Mutation::ExecuteTwice,
+            Mutant::PlaceEarly => unbroken_roce::Mutation::PlaceEarly,
             _ => unbroken_roce::Mutation::None,
         }
     }
@@ -156,7 +165,7 @@ pub struct QpPlan {
     pub credit: [u64; 2],
     /// Longest pause between two posts of the application.
     pub pause_us: u64,
-    /// Some messages must not be replayed.
+    /// Some messages must not be replayed: those marked so, and atomics.
     pub no_replay: bool,
     /// Each end takes its receives from a shared queue.
     pub srq: [bool; 2],
@@ -189,6 +198,8 @@ pub struct Plan {
     pub selective: [bool; 2],
     /// Path MTU of each host.
     pub mtu: [Mtu; 2],
+    /// Added to all PSNs: those of one epoch wrap around soon after its beginning.
+    pub psn_shift: u32,
     /// Local ACK timeout code and retries of the physical QPs.
     pub timeout: u8,
     /// See `timeout`.
@@ -239,6 +250,7 @@ impl Plan {
             ctrl_late_ppm: lossy(rng, 300_000),
             selective: rng.pick(&[[true; 2], [true; 2], [true; 2], [false; 2], [true, false], [false, true]]),
             mtu: [mtu, other_mtu],
+            psn_shift: 0,
             timeout,
             retry_cnt,
             qps: Vec::new(),
@@ -256,6 +268,8 @@ impl Plan {
         for qp in &mut plan.qps {
             qp.srq = [rng.one_in(2), rng.one_in(2)];
         }
+        let wrapping = psn_of(rng.pick(&[0, 0, 1, 2]), rng.pick(&[Direction::FromLower, Direction::FromUpper]));
+        plan.psn_shift = PSN_MASK.wrapping_sub(wrapping + rng.below(30) as u32) & PSN_MASK;
         plan
     }
 
@@ -266,8 +280,12 @@ impl Plan {
             let count = if rng.one_in(4) { 0 } else { count };
             let signal_every = rng.range(1, 4);
             for k in 0..count {
-                use SendOpcode::{Read, Send, SendImm, Write, WriteImm};
-                let opcode = rng.pick(&[Send, Send, SendImm, Write, Write, WriteImm, Read]);
+                use SendOpcode::{CmpSwap, FetchAdd, Read, Send, SendImm, Write, WriteImm};
+                // Atomics are never replayed: they belong where a QP may have to fail instead of moving.
+                let opcode = match no_replay && rng.one_in(6) {
+                    true => rng.pick(&[CmpSwap, FetchAdd]),
+                    false => rng.pick(&[Send, Send, SendImm, Write, Write, WriteImm, Read]),
+                };
                 let mut flags = SendFlags::default();
                 let mut add = |f: SendFlags, yes: bool| flags = if yes { flags.with(f) } else { flags };
                 add(SendFlags::SIGNALED, k + 1 == count || k % 6 == 5 || rng.one_in(signal_every));
@@ -280,6 +298,7 @@ impl Plan {
                     2 => self.max_len,
                     _ => rng.below(u64::from(self.max_len.min(400))) as u32,
                 };
+                let len = if opcode.is_atomic() { 8 } else { len };
                 let inline = opcode != Read && len <= 32 && !no_replay && rng.one_in(2);
                 let flags = if inline { flags.with(SendFlags::INLINE) } else { flags };
                 list.push(Msg { opcode, flags, len });
@@ -337,6 +356,16 @@ impl Plan {
                 self.faults.push((self.healed_us, Fault::Heal { host, nic }));
             }
         }
+    }
+
+    /// The first PSN of an epoch in one direction.
+    pub fn psn_of(&self, epoch: u64, direction: Direction) -> u32 {
+        self.shifted(psn_of(epoch, direction))
+    }
+
+    /// What the hosts of this plan make of a PSN.
+    pub fn shifted(&self, psn: u32) -> u32 {
+        psn.wrapping_add(self.psn_shift) & PSN_MASK
     }
 
     /// Whether nothing in the plan touches the logical QP: it must not notice that others fail.

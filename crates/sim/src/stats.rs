@@ -31,6 +31,10 @@ pub struct Stats {
     pub spared_qps: u64,
     /// Receives of shared queues that were begun when their QP moved.
     pub given_back: u64,
+    /// Atomics that completed.
+    pub atomics: u64,
+    /// Lives whose PSNs wrapped around.
+    pub wraps: u64,
     /// Packets that transports sent again.
     pub retransmits: u64,
     /// Messages that completed.
@@ -43,7 +47,7 @@ pub struct Stats {
 type Row = (&'static str, fn(&Stats) -> u64, u64);
 
 impl Stats {
-    const ROWS: [Row; 16] = [
+    const ROWS: [Row; 18] = [
         ("switches", |s| s.switches, 2_000),
         ("replays", |s| s.replays, 2_000),
         ("spared-replays", |s| s.spared_replays, 100),
@@ -57,6 +61,8 @@ impl Stats {
         ("refusals", |s| s.refusals, 20),
         ("spared-qps", |s| s.spared_qps, 50),
         ("given-back", |s| s.given_back, 3),
+        ("atomics", |s| s.atomics, 200),
+        ("wraps", |s| s.wraps, 150),
         ("retransmits", |s| s.retransmits, 10_000),
         ("messages", |s| s.messages, 20_000),
         ("events", |s| s.events, 0),
@@ -78,6 +84,8 @@ impl Stats {
         self.refusals += o.refusals;
         self.spared_qps += o.spared_qps;
         self.given_back += o.given_back;
+        self.atomics += o.atomics;
+        self.wraps += o.wraps;
         self.retransmits += o.retransmits;
         self.messages += o.messages;
         self.events += o.events;

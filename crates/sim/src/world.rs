@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use unbroken_path::probe::{PathProbe, ProbeConfig};
 use unbroken_path::stall::{StallDetector, STALL_US};
-use unbroken_path::{psn_of, Belief, Config, Direction, Endpoint, LogicalQp, Reason, SlotPath, SlotTable, State};
+use unbroken_path::{Belief, Config, Direction, Endpoint, LogicalQp, Reason, SlotPath, SlotTable, State};
 use unbroken_types::{Gid, SendFlags};
 
 /// After all faults are healed, everything must come to its end within this time.
@@ -199,17 +199,18 @@ impl World {
             epoch: 0,
             nic,
             remote: nic,
-            sq_psn: psn_of(0, ours),
+            sq_psn: plan.psn_of(0, ours),
             qp: new_qp(qpn, logical_qpn(qp), srq.as_ref()),
             armed_us: u64::MAX,
             over: false,
+            wrapped: false,
             told: (0, 0),
         };
         life.qp.set_selective(plan.selective[host]);
         life.qp.set_mutation(mutant.in_roce());
         let mtu = plan.mtu[0].min(plan.mtu[1]);
         let none = &mut Wcs::default();
-        life.qp.modify(&ready_to_receive(qpn, psn_of(0, theirs), mtu), none).expect("INIT to RTR");
+        life.qp.modify(&ready_to_receive(qpn, plan.psn_of(0, theirs), mtu), none).expect("INIT to RTR");
         life.qp.modify(&ready_to_send(life.sq_psn, plan.timeout, plan.retry_cnt), none).expect("RTR to RTS");
         End {
             path,

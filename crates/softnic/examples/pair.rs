@@ -54,7 +54,7 @@ impl End {
         // SAFETY: the first bytes of the buffer, aligned; the NIC writes them meanwhile.
         while wait_for.is_some_and(|w| unsafe { at.read_volatile() } != w) {
             round = round.wrapping_add(1);
-            if round % (1 << 20) == 0 && ended() {
+            if round.is_multiple_of(1 << 20) && ended() {
                 return Ok(false);
             }
             std::hint::spin_loop();
@@ -309,7 +309,7 @@ fn softnic_peer(mode: &str, runtime: &str) -> Result<()> {
                     end.post_recv()?;
                 }
                 round = round.wrapping_add(1);
-                if round % 4096 == 0 && ended() {
+                if round.is_multiple_of(4096) && ended() {
                     return Ok(());
                 }
             }
@@ -322,7 +322,7 @@ fn softnic_peer(mode: &str, runtime: &str) -> Result<()> {
                     end.post_recv()?;
                 }
                 round = round.wrapping_add(1);
-                if round % 4096 == 0 && ended() {
+                if round.is_multiple_of(4096) && ended() {
                     return Ok(());
                 }
             }
@@ -410,7 +410,7 @@ fn spin(s: &UdpSocket, buf: &mut [u8], len: usize) -> bool {
             return true;
         }
         round = round.wrapping_add(1);
-        if round % 65_536 == 0 && ended() {
+        if round.is_multiple_of(65_536) && ended() {
             return false;
         }
     }

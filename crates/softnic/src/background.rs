@@ -13,6 +13,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering::{self, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
+use std::sync::mpsc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use unbroken_fabric::now_us;
@@ -280,7 +281,13 @@ impl Drop for Background {
     }
 }
 
-/// Starts a thread that runs at once when it is woken, and takes no signals: they are the application's.
+/// Starts a thread that runs at once when it is woken, and takes no signals: they are the application's. Returns when it runs, and has
+/// the memory that the C library makes for a new thread.
+///
+/// Open MPI and UCX overwrite the first bytes of `mmap`, `munmap`, `mremap` and `madvise` while a program starts, without stopping other
+/// threads: one that is inside of such a function returns into the middle of another instruction. So a verbs call that opens a device
+/// leaves no thread behind that is still in one: everything that opening needs is done in the call, threads are waited for, and
+/// `madvise`, which lasts, goes past the C library.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     // The kernel keeps 15 bytes of a name.
     let name: String = name.chars().take(15).collect();
@@ -293,10 +300,18 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Res
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
         old
     };
-    let thread = std::thread::Builder::new().name(name).spawn(|| {
+    let (runs, until_it_runs) = mpsc::channel();
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
         ask_for_promptness();
+        // Whoever started this thread waits for it, or is gone: both are well.
+        let _ = runs.send(());
+        drop(runs);
         body();
     });
+    if thread.is_ok() {
+        // An error says that the thread ended before it could say so, which its owner sees when it joins it.
+        let _ = until_it_runs.recv();
+    }
     // SAFETY: restores the mask that was read above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
     thread
@@ -370,7 +385,8 @@ fn run(shared: &Shared) {
             }
         }
         let mut e = shared.lock();
-        let work = e.drive(time_us, &shared.domain, true);
+        let acks = !e.answer_is_likely();
+        let work = e.drive(time_us, &shared.domain, acks);
         if gone {
             opinion.left_alone(time_us, work.received);
         }
@@ -383,7 +399,7 @@ fn run(shared: &Shared) {
             give_way(shared);
             continue;
         }
-        let wake_at_us = e.deadline_us().min(e.waiting_until_us()).min(time_us + SLEEP_US);
+        let wake_at_us = e.patient_deadline_us(time_us).min(time_us + SLEEP_US);
         shared.wake_at_us.store(wake_at_us, Ordering::Relaxed);
         drop(e);
         give_way(shared);

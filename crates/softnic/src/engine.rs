@@ -8,12 +8,12 @@
 //!
 //! Invariants:
 //! - a QP is in the ready queue or among the paused at most once (`QpEntry::queued`), so they are no longer than the table;
-//! - a QP that has a deadline has a timer entry at or before it (`QpEntry::timer_at`); older entries are ignored when they come up;
-//! - nothing that was pushed to the transmit batch outlives the view of the memory that it was pushed with.
+//! - a QP that has a deadline has a timer entry at or before it (`QpEntry::timer_at`); older entries are ignored when they come up.
 //!
 //! Failure cases: what the network brings is dropped and counted unless it is a packet for a QP from its peer. What cannot be sent
 //! counts as lost on the wire; the transport recovers or gives up.
 
+mod answers;
 mod credit;
 mod gather;
 mod impair;
@@ -27,6 +27,7 @@ pub(crate) use qps::{QpEntry, QpKind, MAX_QPS};
 use crate::faults::{Link, Status};
 use crate::memory::{Domain, View};
 use crate::socket::{RxRing, RxSocket, TxSocket};
+use answers::Answers;
 use credit::{Accounts, PAUSE_US};
 use impair::Impairments;
 use parking::Parking;
@@ -54,6 +55,9 @@ const BULK_BYTES: u64 = 16 << 10;
 /// Bytes of UC and UD that may be on their way to a NIC: no more than half of its socket's buffer, which RC uses as well, nor than what
 /// stays in a cache.
 const ROOM_BYTES: u64 = 1 << 20;
+/// For so long the background thread holds back an ACK that the application's answer is likely to take along: longer than a round trip
+/// of small messages, so that it is the next of them and not a timer that wakes the thread.
+const ANSWER_US: u64 = 100;
 /// Timers run in one drive.
 const DRIVE_TIMERS: usize = 64;
 
@@ -141,6 +145,7 @@ pub(crate) struct Engine {
     parking: Parking,
     /// QPs that owe an ACK and nothing else: it waits for the answer of the application, see [`Engine::drive`].
     owing: Vec<u16>,
+    answers: Answers,
     timers: BinaryHeap<Reverse<(u64, u16)>>,
     link: Link,
     state: LinkState,
@@ -192,6 +197,7 @@ impl Engine {
             resume_us: 0,
             parking: Parking::new(room),
             owing: Vec::new(),
+            answers: Answers::default(),
             timers: BinaryHeap::new(),
             link,
             state: LinkState::GOOD,
@@ -246,11 +252,17 @@ impl Engine {
 
     /// When somebody must drive the engine again if nothing arrives: now if something waits for its turn.
     pub(crate) fn deadline_us(&self) -> u64 {
+        if self.owing.is_empty() {
+            self.deadline_of_others_us()
+        } else {
+            0
+        }
+    }
+
+    /// The same, but for ACKs that are owed.
+    fn deadline_of_others_us(&self) -> u64 {
         let timer_us = self.timers.peek().map_or(u64::MAX, |Reverse((at_us, _))| *at_us);
         let turn_us = if self.ready.is_empty() { u64::MAX } else { self.blocked_until_us };
-        if turn_us == 0 || !self.owing.is_empty() {
-            return 0;
-        }
         timer_us.min(turn_us).min(self.held_due_us())
     }
 
@@ -259,6 +271,22 @@ impl Engine {
     pub(crate) fn waiting_until_us(&self) -> u64 {
         let resume_us = if self.paused.is_empty() { u64::MAX } else { self.resume_us };
         resume_us.min(self.parking.look_at_us())
+    }
+
+    /// When the background thread must drive the engine: as [`Engine::deadline_us`], but ACKs that wait for an answer may wait for
+    /// [`ANSWER_US`] from now.
+    pub(crate) fn patient_deadline_us(&self, now_us: u64) -> u64 {
+        let others_us = self.deadline_of_others_us().min(self.waiting_until_us());
+        if self.owing.is_empty() {
+            others_us
+        } else {
+            others_us.min(now_us + ANSWER_US)
+        }
+    }
+
+    /// Whether the application is likely to answer what arrives.
+    pub(crate) fn answer_is_likely(&mut self) -> bool {
+        self.answers.likely()
     }
 
     /// What this slot takes of UC and UD on a port, counted from 0.
@@ -323,6 +351,9 @@ impl Engine {
         }
         let owed = std::mem::take(&mut self.owing);
         for &index in &owed {
+            if let Some(QpKind::Rc(qp)) = self.qps.get(index).map(|q| &q.kind) {
+                self.answers.learn(!qp.ack_owed());
+            }
             self.queue(index);
         }
         if !self.paused.is_empty() && self.resume_us <= now_us {

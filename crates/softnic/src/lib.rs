@@ -19,6 +19,7 @@
 
 mod background;
 mod config;
+mod copy;
 mod engine;
 mod faults;
 mod fork;
@@ -37,7 +38,7 @@ pub use nic::Nic;
 pub use nics::SoftNics;
 
 /// Starts a thread that serves the layer above as the NICs' own threads serve them: it takes no signals and asks for a short slice,
-/// so that it runs at once when it is woken.
+/// so that it runs at once when it is woken. Returns when it runs.
 pub fn spawn_service(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     background::spawn(name, body).map(drop)
 }

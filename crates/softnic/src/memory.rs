@@ -3,8 +3,8 @@
 //! One table serves all NICs of the process, so that a key is valid on each of them and outlives any of them. A key is
 //! `index << 8 | generation`: a slot that is used again has another generation, so a stale key fails. Key 0 is never given out.
 //!
-//! Null regions, indirect keys and memory windows have slots in the same table; see [`special`]. A window's key changes with each binding, in its
-//! lower eight bits.
+//! Null regions, indirect keys and memory windows have slots in the same table; see [`special`]. A window's key changes with each
+//! binding, in its lower eight bits. Packets touch memory through a [`View`].
 //!
 //! Engines hold the table's read lock for a batch of packets ([`Domain::view`]); [`Domain::dereg_mr`] takes the write lock. So when
 //! deregistration returns, no packet touches the memory any more, and none will.
@@ -15,15 +15,19 @@
 mod special;
 #[cfg(test)]
 mod tests;
+mod view;
 
-use special::{Accessor, Indirect, Piece, Special, Window};
+use rustix::io::Errno;
+use rustix::mm::{madvise, Advice};
+use special::{Indirect, Special, Window};
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use unbroken_roce::{AtomicOp, KeyChange, MemError, Memory};
+use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
+use unbroken_roce::MemError;
 use unbroken_types::Access;
 use unbroken_verbs::{Error, IndirectEntry, MemoryDomain, MrChange, MrKeys, Result, WindowType};
+pub(crate) use view::{QpMemory, View};
 
 /// Regions of a process.
 pub(crate) const MAX_MRS: u32 = 1 << 20;
@@ -386,7 +390,8 @@ impl MemoryDomain for Domain {
     }
 }
 
-/// Faults the pages in, as pinning does on hardware: an address that is not mapped fails here and not in the middle of a packet.
+/// Faults the pages in, as pinning does on hardware: an address that is not mapped fails here and not in the middle of a packet. By a
+/// direct system call: see [`crate::background::spawn`].
 fn populate(addr: u64, len: u64, writable: bool) -> Result<()> {
     // SAFETY: sysconf has no preconditions.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
@@ -395,16 +400,13 @@ fn populate(addr: u64, len: u64, writable: bool) -> Result<()> {
     if len == 0 {
         return Ok(());
     }
-    let advice = if writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
     // SAFETY: populating changes no content; a range that is not mapped gives an error and nothing else.
-    if unsafe { libc::madvise(start as *mut libc::c_void, bytes as usize, advice) } == 0 {
-        return Ok(());
-    }
-    let err = std::io::Error::last_os_error();
-    match err.raw_os_error() {
+    match unsafe { madvise(start as *mut std::ffi::c_void, bytes as usize, advice) } {
+        Ok(()) => Ok(()),
         // Kernels before 5.14 and special mappings cannot populate; the region works all the same.
-        Some(libc::EINVAL | libc::EINTR | libc::EAGAIN) => Ok(()),
-        _ => Err(Error::new(
+        Err(Errno::INVAL | Errno::INTR | Errno::AGAIN) => Ok(()),
+        Err(err) => Err(Error::new(
             libc::EFAULT,
             format!(
                 "memory region of {len} bytes at {addr:#x}: not mapped{}: {err}",
@@ -412,172 +414,4 @@ fn populate(addr: u64, len: u64, writable: bool) -> Result<()> {
             ),
         )),
     }
-}
-
-/// The table while a batch of packets is handled.
-pub(crate) struct View<'a>(RwLockReadGuard<'a, Table>);
-
-impl View<'_> {
-    /// Where `len` bytes at `va` of the region `key` are, if they lie in one piece. A length of 0 needs no region at all.
-    #[inline]
-    pub(crate) fn locate(
-        &self,
-        pd: u32,
-        key: u32,
-        va: u64,
-        len: u64,
-        need: Access,
-    ) -> std::result::Result<*mut u8, MemError> {
-        if len == 0 {
-            return Ok(std::ptr::dangling_mut());
-        }
-        let Some(r) = self.0.region(key) else { return Err(self.0.why_not_plain(key)) };
-        Ok((r.start + r.offset(pd, va, len, need)?) as *mut u8)
-    }
-
-    /// The memory as a QP sees it.
-    #[inline]
-    pub(crate) fn of_qp(&self, qpn: u32) -> QpMemory<'_> {
-        QpMemory { view: self, qpn }
-    }
-}
-
-/// The memory as a QP sees it: a window of type 2 is there for the QP that it is bound to.
-#[derive(Clone, Copy)]
-pub(crate) struct QpMemory<'a> {
-    view: &'a View<'a>,
-    qpn: u32,
-}
-
-impl QpMemory<'_> {
-    /// See [`View::locate`].
-    #[inline]
-    pub(crate) fn locate(
-        &self,
-        pd: u32,
-        key: u32,
-        va: u64,
-        len: u64,
-        need: Access,
-    ) -> std::result::Result<*mut u8, MemError> {
-        self.view.locate(pd, key, va, len, need)
-    }
-
-    /// Calls `each` with the pieces of what lies in more than one, or is not simply memory.
-    #[cold]
-    fn pieces(
-        &self,
-        pd: u32,
-        key: u32,
-        va: u64,
-        len: u64,
-        need: Access,
-        each: &mut dyn FnMut(Piece),
-    ) -> std::result::Result<(), MemError> {
-        self.view.0.pieces(Accessor { pd, qpn: self.qpn }, key, va, len, need, each)
-    }
-
-    /// Does what a WR that changes keys asks for.
-    pub(crate) fn change_key(&self, pd: u32, change: &KeyChange) -> std::result::Result<(), MemError> {
-        let by = Accessor { pd, qpn: self.qpn };
-        match change {
-            KeyChange::Bind(bind) => self.view.0.bind(by, bind),
-            KeyChange::Invalidate(key) => self.view.0.invalidate(by, *key),
-        }
-    }
-}
-
-impl Memory for QpMemory<'_> {
-    #[inline]
-    fn check(&self, pd: u32, key: u32, va: u64, len: u64, need: Access) -> std::result::Result<(), MemError> {
-        match self.locate(pd, key, va, len, need) {
-            Err(MemError::NotInOnePiece) => self.pieces(pd, key, va, len, need, &mut |_| {}),
-            found => found.map(drop),
-        }
-    }
-
-    #[inline]
-    fn write(&self, pd: u32, key: u32, va: u64, data: &[u8], need: Access) -> std::result::Result<(), MemError> {
-        let to = match self.view.locate(pd, key, va, data.len() as u64, need) {
-            Err(MemError::NotInOnePiece) => {
-                let mut rest = data;
-                return self.pieces(pd, key, va, data.len() as u64, need, &mut |(to, n)| {
-                    let (here, behind) = rest.split_at(n);
-                    rest = behind;
-                    if let Some(to) = to {
-                        // SAFETY: as below; the pieces stay what they are until `pieces` returns.
-                        unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), to, n) };
-                    }
-                });
-            }
-            found => found?,
-        };
-        // SAFETY: `locate` gave an address with `data.len()` bytes inside a region that the application registered and promised to
-        // keep mapped until it is deregistered, which waits for this view. `data` is a packet buffer, never registered memory.
-        // The application may race with the copy, as it may with a NIC's DMA.
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
-        Ok(())
-    }
-
-    #[inline]
-    fn read(&self, pd: u32, key: u32, va: u64, out: &mut [u8], need: Access) -> std::result::Result<(), MemError> {
-        let from = match self.view.locate(pd, key, va, out.len() as u64, need) {
-            Err(MemError::NotInOnePiece) => {
-                let mut at = 0;
-                return self.pieces(pd, key, va, out.len() as u64, need, &mut |(from, n)| {
-                    let here = &mut out[at..at + n];
-                    at += n;
-                    match from {
-                        // SAFETY: as below; the pieces stay what they are until `pieces` returns.
-                        Some(from) => unsafe { std::ptr::copy_nonoverlapping(from, here.as_mut_ptr(), n) },
-                        None => here.fill(0),
-                    }
-                });
-            }
-            found => found?,
-        };
-        // SAFETY: as in `write`, with the direction turned round.
-        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
-        Ok(())
-    }
-
-    fn atomic(&self, pd: u32, key: u32, va: u64, op: AtomicOp) -> std::result::Result<u64, MemError> {
-        match self.view.locate(pd, key, va, 8, Access::REMOTE_ATOMIC) {
-            Err(MemError::NotInOnePiece) => {
-                let mut done = Err(MemError::Misaligned);
-                self.pieces(pd, key, va, 8, Access::REMOTE_ATOMIC, &mut |piece| {
-                    match piece {
-                        (Some(at), 8) => done = run_atomic(at, op),
-                        // Nothing is there, and reads as 0.
-                        (None, 8) => done = Ok(0),
-                        _ => {}
-                    }
-                })?;
-                done
-            }
-            found => run_atomic(found?, op),
-        }
-    }
-
-    fn invalidate(&self, pd: u32, key: u32) -> std::result::Result<(), MemError> {
-        self.change_key(pd, &KeyChange::Invalidate(key))
-    }
-}
-
-/// Runs an atomic on eight bytes that `locate` or `pieces` gave.
-fn run_atomic(at: *mut u8, op: AtomicOp) -> std::result::Result<u64, MemError> {
-    if at as usize % 8 != 0 {
-        return Err(MemError::Misaligned);
-    }
-    // SAFETY: eight bytes of a region as in `write`, and they are aligned. What else is done to them at the same time by atomic
-    // instructions, here or in the application, is ordered by the processor.
-    let word = unsafe { AtomicU64::from_ptr(at.cast()) };
-    Ok(match op {
-        AtomicOp::FetchAdd(add) => word.fetch_add(add, Ordering::AcqRel),
-        AtomicOp::CompareSwap { compare, swap } => {
-            match word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(found) | Err(found) => found,
-            }
-        }
-    })
 }

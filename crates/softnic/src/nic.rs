@@ -386,9 +386,7 @@ impl Device for Nic {
                 sq_sig_all: init.sq_sig_all,
                 mtu: shared.mtu,
             })),
-            QpType::Uc => {
-                QpKind::Uc(UcQp::new(UcConfig { qpn, wc_qpn, caps, pd: init.pd, sq_sig_all: init.sq_sig_all }))
-            }
+            QpType::Uc => QpKind::Uc(UcQp::new(UcConfig { wc_qpn, caps, pd: init.pd, sq_sig_all: init.sq_sig_all })),
         };
         let kind = match &init.srq {
             Some(srq) => kind.with_srq(srq.clone()),

@@ -313,3 +313,47 @@ fn watch_interfaces(nics: &Weak<SoftNics>, watch: &LinkWatch) {
         nics.look(now_us());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    #[derive(Default)]
+    struct Events(Mutex<Vec<DeviceEvent>>);
+
+    impl EventSink for Events {
+        fn event(&self, _: usize, event: DeviceEvent) {
+            self.0.lock().unwrap().push(event);
+        }
+    }
+
+    fn wait(what: &str, condition: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !condition() {
+            assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_nic_that_is_dropped_as_it_dies_is_said_to_be_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let runtime = || Runtime::at(folder.path()).unwrap();
+        let (fabric, events) = (Fabric::open(&runtime()).unwrap(), Arc::new(Events::default()));
+        let nics = SoftNics::new(Config::host(runtime(), "a")).unwrap();
+        let nic = nics.open(0, events.clone()).unwrap();
+        // The watcher cannot look before all is over.
+        let opened = nics.opened();
+        fabric.set(&"nic a/0 dead".parse().unwrap(), None).unwrap();
+        let shared = || opened[0].as_ref().unwrap().nic.upgrade();
+        wait("its death", || shared().is_none_or(|n| !n.look(now_us())));
+        drop(nic);
+        wait("the end of its last handle", || shared().is_none());
+        assert_eq!(*events.0.lock().unwrap(), [DeviceEvent::Fatal]);
+        drop(opened);
+        fabric.clear(None).unwrap();
+        wait("the news that it is back", || events.0.lock().unwrap().contains(&DeviceEvent::PortActive(1)));
+        assert!(nics.open(0, events).is_ok());
+    }
+}

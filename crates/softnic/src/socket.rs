@@ -367,42 +367,41 @@ pub(crate) struct Message {
     pub(crate) to: RawAddr,
     /// Bytes of each segment; 0 for a single datagram.
     pub(crate) segment: u16,
-    /// The pieces, as a range of the caller's list.
-    pub(crate) first_iov: usize,
-    pub(crate) iovs: usize,
+    /// Where it lies in the caller's buffer.
+    pub(crate) at: usize,
+    pub(crate) bytes: usize,
 }
 
 /// Messages for one `sendmmsg`.
 pub(crate) const TX_MESSAGES: usize = 64;
 
-/// Sends messages in order, at most [`TX_MESSAGES`]; gives how many left (at least one), or the error of the first.
-///
-/// # Safety
-/// Every entry of `iovs` must point to memory that is readable during the call.
-pub(crate) unsafe fn send<'a>(
+/// Sends messages out of `buffer` in order, at most [`TX_MESSAGES`]; gives how many left (at least one), or the error of the first.
+pub(crate) fn send<'a>(
     socket: &TxSocket,
     messages: impl Iterator<Item = &'a Message>,
-    iovs: &mut [libc::iovec],
+    buffer: &[u8],
 ) -> io::Result<usize> {
     let mut msgs = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; TX_MESSAGES];
+    let mut iovs = [const { MaybeUninit::<libc::iovec>::uninit() }; TX_MESSAGES];
     let mut controls = [const { MaybeUninit::<Control>::uninit() }; TX_MESSAGES];
     let mut count: libc::c_long = 0;
-    for (m, (msg, control)) in messages.zip(msgs.iter_mut().zip(&mut controls)) {
+    for (m, ((msg, iov), control)) in messages.zip(msgs.iter_mut().zip(&mut iovs).zip(&mut controls)) {
+        let bytes = &buffer[m.at..m.at + m.bytes];
         // SAFETY: integers and pointers, for which zero is valid.
         let msg = msg.write(unsafe { zeroed() });
         let h = &mut msg.msg_hdr;
         h.msg_name = (&raw const m.to.storage).cast_mut().cast();
         h.msg_namelen = m.to.len;
-        h.msg_iov = iovs[m.first_iov..][..m.iovs].as_mut_ptr();
-        h.msg_iovlen = m.iovs as _;
+        h.msg_iov = iov.write(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() });
+        h.msg_iovlen = 1;
         if m.segment > 0 {
             h.msg_control = (&raw mut *control.write(Control::segment(m.segment))).cast();
             h.msg_controllen = size_of::<Control>() as _;
         }
         count += 1;
     }
-    // SAFETY: the first `count` headers were written above; addresses and control messages live through the call; the caller
-    // answers for what the pieces point to.
+    // SAFETY: the first `count` headers were written above; addresses, control messages and the buffer, which the kernel only reads,
+    // live through the call.
     let n = unsafe {
         let (fd, flags) = (libc::c_long::from(socket.as_raw_fd()), libc::c_long::from(libc::MSG_DONTWAIT));
         libc::syscall(libc::SYS_sendmmsg, fd, msgs.as_mut_ptr(), count, flags)
@@ -420,11 +419,8 @@ mod tests {
         let (rx, tx) = (RxSocket::claim(&[ip]).unwrap().remove(0), TxSocket::new(ip).unwrap());
         let to = SocketAddr::new(ip, ROCE_PORT + rx.slot());
         let send = || {
-            let message = Message { to: RawAddr::new(to), segment: 0, first_iov: 0, iovs: 1 };
-            let payload = [7u8; 4096];
-            let mut iovs = [libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() }];
-            // SAFETY: the piece is a live local.
-            assert_eq!(unsafe { super::send(&tx, std::iter::once(&message), &mut iovs) }.unwrap(), 1);
+            let message = Message { to: RawAddr::new(to), segment: 0, at: 0, bytes: 4096 };
+            assert_eq!(super::send(&tx, std::iter::once(&message), &[7; 4096]).unwrap(), 1);
         };
         let sent = 3 * rx.rcvbuf() / 4096;
         (0..sent).for_each(|_| send());

@@ -4,13 +4,31 @@ mod common;
 
 use common::*;
 use std::time::{Duration, Instant};
-use unbroken_fabric::PATIENCE_US;
+use unbroken_fabric::{NicPage, PATIENCE_US};
 use unbroken_types::{QpState, QpType};
 use unbroken_verbs::{Device, DeviceQp, QpModify, RcModify, SendWr, UdDest};
 
 const BYTES: usize = 4096;
 const GRH: usize = 40;
 const PATIENCE: Duration = Duration::from_micros(PATIENCE_US);
+
+fn page(world: &World, nic: &str) -> NicPage {
+    let addr = world.fabric.nic_addr(nic, 0).unwrap();
+    NicPage::open(world.fabric.runtime(), addr.into()).unwrap()
+}
+
+/// Waits until all credit for a NIC's receivers has been returned, while the hosts poll.
+fn all_is_returned(world: &World, nic: &str, hosts: [&Host; 2]) {
+    let page = page(world, nic);
+    let on_way = || (0..=u8::MAX).map(|slot| page.credit(slot).on_way()).sum::<u64>();
+    let start = Instant::now();
+    while on_way() > 0 {
+        assert!(start.elapsed() < common::PATIENCE, "{} of the credit for {nic} is never returned", on_way());
+        for host in hosts {
+            host.cq.poll(&mut [unbroken_types::Wc::default(); 16]).unwrap();
+        }
+    }
+}
 
 fn ready(qp: &dyn DeviceQp) {
     for (state, qkey, sq_psn) in
@@ -51,8 +69,7 @@ impl Datagrams {
     }
 
     fn drops(&self, nic: &str) -> u64 {
-        let addr = self.world.fabric.nic_addr(nic, 0).unwrap();
-        unbroken_fabric::NicPage::open(self.world.fabric.runtime(), addr.into()).unwrap().counters().drops
+        page(&self.world, nic).counters().drops
     }
 }
 
@@ -64,16 +81,18 @@ fn a_receiver_that_is_late_gets_all() {
     const COUNT: u64 = 2_000;
     // Never more than 100 of the sender's 128 entries are in use. It goes on until its receiver has no room, and no receive is there.
     let mut wcs = [unbroken_types::Wc::default(); 64];
-    let mut quiet_since = Instant::now();
-    while quiet_since.elapsed() < Duration::from_millis(20) {
+    // Each poll sends what there is room for; without room it asks again after some µs.
+    let (mut quiet_since, mut quiet_polls) = (Instant::now(), 0);
+    while quiet_polls < 1_000 || quiet_since.elapsed() < Duration::from_millis(20) {
         while sent < COUNT && sent - done < 100 {
             d.send(sent);
             sent += 1;
         }
         let n = d.a.cq.poll(&mut wcs).unwrap() as u64;
+        quiet_polls += 1;
         if n > 0 {
             done += n;
-            quiet_since = Instant::now();
+            (quiet_since, quiet_polls) = (Instant::now(), 0);
         }
     }
     assert!((10..COUNT / 2).contains(&done), "{done} of {COUNT} left: some had room, and the rest waited");
@@ -97,6 +116,8 @@ fn a_receiver_that_is_late_gets_all() {
         }
     }
     assert_eq!((d.drops("a"), d.drops("b")), (0, 0));
+    d.a.poll((COUNT - done) as usize);
+    all_is_returned(&d.world, "b", [&d.a, &d.b]);
 }
 
 /// Without a receive for long, datagrams are dropped, and later ones at once: the sender is held no more than once.
@@ -110,8 +131,14 @@ fn a_receiver_that_posts_nothing_holds_its_senders_once() {
     }
     // Otherwise every room's worth of them would wait.
     assert!(start.elapsed() < 4 * PATIENCE, "{:?} for what nobody takes", start.elapsed());
-    // One that is posted now is for the next.
-    std::thread::sleep(PATIENCE);
+    // Each is counted when it is dropped: nothing is on its way any more. A receive that is posted now is for the next.
+    let start = Instant::now();
+    while d.drops("b") < 4_000 {
+        assert!(start.elapsed() < common::PATIENCE, "only {} of 4000 are dropped", d.drops("b"));
+        assert_eq!(d.b.cq.poll(&mut [unbroken_types::Wc::default()]).unwrap(), 0);
+    }
+    assert_eq!((d.drops("a"), d.drops("b")), (0, 4_000));
+    all_is_returned(&d.world, "b", [&d.a, &d.b]);
     d.recv(1);
     d.send(9);
     assert_ok(&d.b.poll(1)[0], 1);
@@ -122,8 +149,7 @@ fn a_receiver_that_posts_nothing_holds_its_senders_once() {
 #[test]
 fn a_receiver_that_died_holds_its_senders_once() {
     let d = Datagrams::new();
-    let addr = d.world.fabric.nic_addr("b", 0).unwrap();
-    let page = unbroken_fabric::NicPage::open(d.world.fabric.runtime(), addr.into()).unwrap();
+    let page = page(&d.world, "b");
     let to = UdDest { qpn: 77 << 16 | 5, ..d.to };
     page.credit(77).open(100_000);
     let start = Instant::now();
@@ -188,10 +214,6 @@ fn qps_end_while_packets_wait() {
         }
         if round < 2 {
             a.poll_some(1);
-            let start = Instant::now();
-            while qa.query().attrs.rc.state == Some(QpState::Rts) && start.elapsed() < PATIENCE / 2 {
-                a.cq.poll(&mut [unbroken_types::Wc::default(); 16]).unwrap();
-            }
         }
         if round == 3 {
             let start = Instant::now();
@@ -204,5 +226,6 @@ fn qps_end_while_packets_wait() {
                 assert!(start.elapsed() < common::PATIENCE, "a UC QP on a dead NIC must flush");
             }
         }
+        all_is_returned(&world, "b", [&a, &b]);
     }
 }

@@ -136,6 +136,7 @@ mod tests {
             qps: vec![QpStatus {
                 qp: 2,
                 host: "a".into(),
+                own: "127.77.1.0:2".into(),
                 peer: String::new(),
                 path: String::new(),
                 epoch: 0,

@@ -52,6 +52,8 @@ pub struct QpStatus {
     pub qp: u32,
     /// The host, `a`.
     pub host: String,
+    /// Its own GID and QPN, `127.77.1.0:258`, which its peer has as `peer`.
+    pub own: String,
     /// The peer's GID and QPN, `127.77.2.0:258`; empty while it is not connected.
     pub peer: String,
     /// The path in use, `a/0-b/0`; empty while it is not connected.

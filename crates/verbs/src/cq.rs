@@ -194,11 +194,16 @@ impl Cq {
         }
     }
 
-    /// Asks for one event at the next completion (`ibv_req_notify_cq`).
+    /// Asks for one event at the next completion (`ibv_req_notify_cq`), and tells the devices that the caller's polling may end.
     pub fn req_notify(&self, solicited_only: bool) {
         for (d, _) in self.drivers.read().unwrap_or_else(PoisonError::into_inner).iter() {
             d.about_to_wait();
         }
+        self.arm(solicited_only);
+    }
+
+    /// The same by a thread that never polls for the devices, so that it takes nothing from one that does.
+    pub fn arm(&self, solicited_only: bool) {
         let mut r = self.ring();
         // A request for any completion is not weakened by a later one for solicited ones.
         r.armed = if solicited_only && r.armed != Armed::Any { Armed::Solicited } else { Armed::Any };

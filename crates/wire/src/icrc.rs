@@ -19,8 +19,8 @@ pub const ICRC_BYTES: usize = 4;
 const MASKED: usize = 4;
 /// Eight bytes of ones, an IPv6 header and a UDP header.
 const MAX_PREFIX: usize = 8 + 40 + 8;
-/// Bytes between the IPv4 id and the BTH.
-const BEHIND_ID: usize = 14 + 8;
+/// Bytes between the IPv4 id and what follows the BTH.
+const BEHIND_ID: usize = 14 + 8 + BTH_BYTES;
 
 /// The addresses of a packet, which the ICRC covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,12 +37,16 @@ pub struct IcrcFlow {
 
 /// The part of an ICRC that packets of one flow and one length share: what stands before the BTH, with IP id 0.
 ///
-/// A CRC is linear, so the id is added by a look-up; a run of packets pays for its pseudo-headers once.
+/// A CRC is linear, so the id is added by a look-up; a run of packets pays for its pseudo-headers once, and for the first part of
+/// the BTH as long as it stays the same. What is left is one round of look-ups that do not wait for each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IcrcSeed {
     /// The register of the CRC, not inverted.
     register: u32,
     v4: bool,
+    /// The first eight bytes of the last BTH, as the ICRC covers them, and the register behind them. 0, which none can be: there was
+    /// no BTH.
+    head: (u64, u32),
 }
 
 impl IcrcSeed {
@@ -73,40 +77,57 @@ impl IcrcSeed {
         p[at..at + 2].copy_from_slice(&flow.src_port.to_be_bytes());
         p[at + 2..at + 4].copy_from_slice(&flow.dst_port.to_be_bytes());
         p[at + 4..at + 6].copy_from_slice(&udp_len.to_be_bytes()); // the checksum behind it is masked
-        IcrcSeed { register: !crc32fast::hash(&p[..at + 8]), v4 }
+        IcrcSeed { register: !crc32fast::hash(&p[..at + 8]), v4, head: (0, 0) }
     }
 
     /// Begins a packet with its BTH. `ip_id` matters for IPv4 only.
     #[inline]
-    pub fn begin(&self, ip_id: u16, bth: &[u8; BTH_BYTES]) -> Icrc {
-        let mut r = self.register;
+    pub fn begin(&mut self, ip_id: u16, bth: &[u8; BTH_BYTES]) -> Icrc {
+        let word = |at: usize| u32::from_le_bytes([bth[at], bth[at + 1], bth[at + 2], bth[at + 3]]);
+        let (first, second) = (word(0), word(MASKED) | 0xff);
+        let head = u64::from(second) << 32 | u64::from(first);
+        if self.head.0 != head {
+            self.head = (head, add_word(add_word(self.register, first), second));
+        }
+        let mut r = add_word(self.head.1, word(8));
         if self.v4 {
             r ^= ID_LOW[usize::from(ip_id & 0xff)] ^ ID_HIGH[usize::from(ip_id >> 8)];
         }
-        let word = |at: usize| u32::from_le_bytes([bth[at], bth[at + 1], bth[at + 2], bth[at + 3]]);
-        r = add_word(r, word(0));
-        r = add_word(r, word(MASKED) | 0xff);
-        r = add_word(r, word(8));
-        Icrc(crc32fast::Hasher::new_with_initial(!r))
+        Icrc::resume(r)
     }
 }
 
 /// An ICRC in the making: [`IcrcSeed::begin`], then [`Icrc::update`] with the packet behind its BTH, then [`Icrc::finish`].
-#[derive(Clone)]
-pub struct Icrc(crc32fast::Hasher);
+#[derive(Clone, Copy)]
+pub struct Icrc {
+    /// The register of the CRC, not inverted.
+    register: u32,
+}
 
 impl Icrc {
+    /// Goes on where a CRC was computed elsewhere.
+    pub fn resume(register: u32) -> Icrc {
+        Icrc { register }
+    }
+
+    /// The register of the CRC behind what has been added, not inverted.
+    pub fn register(self) -> u32 {
+        self.register
+    }
+
     /// Adds the next piece of the packet: extended headers, payload, padding.
     #[inline]
     pub fn update(&mut self, piece: &[u8]) {
         if !piece.is_empty() {
-            self.0.update(piece);
+            let mut crc = crc32fast::Hasher::new_with_initial(!self.register);
+            crc.update(piece);
+            self.register = !crc.finalize();
         }
     }
 
     /// The CRC as a number.
     pub fn value(self) -> u32 {
-        self.0.finalize()
+        !self.register
     }
 
     /// The four bytes for the end of the packet.
@@ -198,7 +219,7 @@ fn add_word(register: u32, word: u32) -> u32 {
     at(3, 0) ^ at(2, 8) ^ at(1, 16) ^ at(0, 24)
 }
 
-/// What the lower and the upper byte of the IPv4 id do to the register in front of the BTH.
+/// What the lower and the upper byte of the IPv4 id do to the register behind the BTH.
 const ID_LOW: [u32; 256] = moved_on(BEHIND_ID);
 const ID_HIGH: [u32; 256] = moved_on(BEHIND_ID + 1);
 
@@ -234,7 +255,7 @@ fn explained_by_id(difference: u32, packet_len: usize) -> bool {
 }
 
 /// The polynomial of Ethernet's CRC-32, reflected.
-const POLYNOMIAL: u32 = 0xedb8_8320;
+pub const POLYNOMIAL: u32 = 0xedb8_8320;
 
 /// The product of two polynomials modulo [`POLYNOMIAL`], all reflected (bit 31 is x^0).
 const fn multiply(a: u32, mut b: u32) -> u32 {

@@ -12,7 +12,7 @@ mod icrc;
 mod opcode;
 mod packet;
 
-pub use icrc::{strip_icrc, Icrc, IcrcChecker, IcrcFlow, IcrcSeed, ICRC_BYTES};
+pub use icrc::{strip_icrc, Icrc, IcrcChecker, IcrcFlow, IcrcSeed, ICRC_BYTES, POLYNOMIAL};
 pub use opcode::{Op, Opcode, Transport, MAX_ACK_PAYLOAD};
 pub use packet::{
     pad_of, Aeth, AtomicEth, Bth, Deth, Ext, HeaderBuf, Packet, ParseError, Reth, BTH_BYTES, DEFAULT_PKEY, MAX_HEADER,

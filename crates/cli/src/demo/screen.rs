@@ -66,7 +66,7 @@ pub(crate) fn bar(name: &str, value: f64, full: f64) -> String {
     let eighths =
         (value / full.max(f64::MIN_POSITIVE) * (BAR * 8) as f64).round().clamp(0.0, (BAR * 8) as f64) as usize;
     let mut text = "█".repeat(eighths / 8);
-    if eighths % 8 > 0 {
+    if !eighths.is_multiple_of(8) {
         text.extend(char::from_u32(0x2590 - (eighths % 8) as u32));
     }
     let blank = " ".repeat(BAR - text.chars().count());

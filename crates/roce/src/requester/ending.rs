@@ -1,20 +1,14 @@
 //! How a requester ends: its entries fail, or move to another QP.
 
-use super::{wc_opcode, Requester};
+use super::Requester;
 use crate::backlog::{Backlog, Replay};
 use crate::io::Completions;
-use crate::link::{send_wc, Link};
 use unbroken_types::{SendFlags, WcStatus};
 
 impl Requester {
     /// Completes the oldest with `status` and all others as flushed.
-    pub(crate) fn flush(&mut self, status: WcStatus, link: &Link, out: &mut (impl Completions + ?Sized)) {
-        let mut status = status;
-        for index in self.ring.head..self.ring.tail {
-            let wqe = self.ring.get(index);
-            out.send(send_wc(link.wc_qpn, wqe.wr_id, status, wc_opcode(wqe.opcode), 0));
-            status = WcStatus::WrFlushErr;
-        }
+    pub(crate) fn flush(&mut self, status: WcStatus, out: &mut (impl Completions + ?Sized)) {
+        self.ring.flush(status, out);
         self.clear();
     }
 

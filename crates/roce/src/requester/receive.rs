@@ -1,11 +1,11 @@
 //! What comes back to a requester: acknowledgements, READ responses, answers of atomics.
 
-use super::{block_packets, wc_opcode, Requester, RNR_FOR_EVER};
+use super::{block_packets, Requester, RNR_FOR_EVER};
 use crate::encoding::{psn_add, psn_ahead, psn_diff, rnr_timer_us, NakCode, Syndrome};
 use crate::io::{scatter, Completions, Memory};
-use crate::link::{send_wc, Link};
+use crate::link::Link;
 use crate::sq::{Data, Wqe};
-use unbroken_types::{SendFlags, SendOpcode, WcStatus};
+use unbroken_types::{SendOpcode, WcStatus};
 use unbroken_wire::{Ext, Packet};
 
 impl Requester {
@@ -29,7 +29,7 @@ impl Requester {
             Syndrome::Unknown => return Ok(()),
             _ => psn,
         };
-        self.acknowledge(now_us, done_before, link, out)?;
+        self.acknowledge(now_us, done_before, out)?;
         // A peer that says what it has need not be sent it again.
         let map = if link.selective && syndrome == Syndrome::Nak(NakCode::Sequence) { map } else { &[] };
         if !map.is_empty() {
@@ -103,7 +103,7 @@ impl Requester {
             return Ok(());
         }
         // The responder answers in order: everything before is executed.
-        self.acknowledge(now_us, psn, link, out)?;
+        self.acknowledge(now_us, psn, out)?;
         if self.una != psn {
             self.answers_missing(now_us, psn, psn, link);
             if link.selective {
@@ -124,28 +124,22 @@ impl Requester {
         if let Data::Sges(sges) = self.ring.data(self.ring.head) {
             scatter(mem, link.pd, sges, offset as u64, payload).map_err(|_| WcStatus::LocProtErr)?;
         }
-        let block_ends = (index + 1) % block_packets(link.mtu) == 0 || index + 1 == head.packets;
+        let block_ends = (index + 1).is_multiple_of(block_packets(link.mtu)) || index + 1 == head.packets;
         self.una = psn_add(psn, 1);
         if block_ends && psn_diff(self.next_psn, self.una) >= 0 {
             self.reads_in_flight = self.reads_in_flight.saturating_sub(1);
         }
         self.progressed(now_us, 1);
-        self.acknowledge(now_us, self.una, link, out)
+        self.acknowledge(now_us, self.una, out)
     }
 
     /// Everything before `psn` is executed by the responder.
-    fn acknowledge(
-        &mut self,
-        now_us: u64,
-        psn: u32,
-        link: &Link,
-        out: &mut (impl Completions + ?Sized),
-    ) -> Result<(), WcStatus> {
+    fn acknowledge(&mut self, now_us: u64, psn: u32, out: &mut (impl Completions + ?Sized)) -> Result<(), WcStatus> {
         if psn_diff(psn, self.acked) > 0 {
             self.acked = psn;
         }
         let before = self.una;
-        self.advance(link, out)?;
+        self.advance(out)?;
         let moved = psn_ahead(self.una, before);
         if moved > 0 {
             self.progressed(now_us, moved);
@@ -179,7 +173,7 @@ impl Requester {
     }
 
     /// Moves `una` over what `acked` covers and completes entries at the head that are done.
-    pub(super) fn advance(&mut self, link: &Link, out: &mut (impl Completions + ?Sized)) -> Result<(), WcStatus> {
+    pub(super) fn advance(&mut self, out: &mut (impl Completions + ?Sized)) -> Result<(), WcStatus> {
         while self.ring.head < self.ring.tail {
             if let Some((index, status)) = self.unsendable {
                 if index == self.ring.head {
@@ -201,7 +195,7 @@ impl Requester {
                     break;
                 }
             }
-            self.complete(&wqe, link, out);
+            self.complete(&wqe, out);
         }
         if psn_diff(self.una, self.acked) > 0 {
             self.acked = self.una;
@@ -212,14 +206,11 @@ impl Requester {
         Ok(())
     }
 
-    fn complete(&mut self, wqe: &Wqe, link: &Link, out: &mut (impl Completions + ?Sized)) {
-        self.ring.head += 1;
+    fn complete(&mut self, wqe: &Wqe, out: &mut (impl Completions + ?Sized)) {
+        self.ring.complete(out);
         self.assigned = self.assigned.max(self.ring.head);
         if !wqe.opcode.awaits_data() {
             self.completed += 1;
-        }
-        if link.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
-            out.send(send_wc(link.wc_qpn, wqe.wr_id, WcStatus::Success, wc_opcode(wqe.opcode), wqe.len));
         }
     }
 

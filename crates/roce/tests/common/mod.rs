@@ -4,7 +4,7 @@
 pub mod rc;
 pub mod script;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use unbroken_roce::*;
 use unbroken_types::*;
@@ -205,6 +205,19 @@ pub struct Faults {
     pub reorder: u64,
 }
 
+thread_local! {
+    /// What the QPs of pairs made by this thread leave out.
+    static MUTATION: Cell<Mutation> = const { Cell::new(Mutation::None) };
+}
+
+/// Whether a test fails where QPs leave a rule out.
+pub fn notices(test: fn(), left_out: Mutation) -> bool {
+    MUTATION.set(left_out);
+    let failed = std::panic::catch_unwind(test).is_err();
+    MUTATION.set(Mutation::None);
+    failed
+}
+
 pub struct End {
     pub qp: RcQp,
     pub mem: VecMemory,
@@ -285,6 +298,11 @@ impl Pair {
     pub fn new(seed: u64, faults: Faults, mtu: Mtu, hold: bool) -> Pair {
         let mut rng = Rng(seed);
         let psn = [rng.next() as u32 & PSN_MASK, PSN_MASK - 20];
+        Pair::with_psns(rng, faults, mtu, hold, psn)
+    }
+
+    /// A pair whose ends send these PSNs first.
+    pub fn with_psns(rng: Rng, faults: Faults, mtu: Mtu, hold: bool, psn: [u32; 2]) -> Pair {
         let ends = [0, 1].map(|i| {
             let mem = VecMemory::default();
             mem.add(SRC, Access::NONE, vec![]);
@@ -294,6 +312,7 @@ impl Pair {
             mem.add(COUNTERS, Access::REMOTE_ATOMIC.with(Access::LOCAL_WRITE), vec![]);
             let mut wcs = Wcs::default();
             let mut qp = RcQp::new(config(10 + i as u32, hold));
+            qp.set_mutation(MUTATION.get());
             connect(&mut qp, &mut wcs, 11 - i as u32, psn[i], psn[1 - i], mtu);
             End { qp, mem, wcs, inbox: VecDeque::new() }
         });

@@ -1,31 +1,42 @@
 //! Payloads on their way out, piece by piece.
 
 use crate::memory::QpMemory;
-use unbroken_roce::{MemError, Memory, Payload, SinkError};
+use unbroken_roce::{MemError, Payload, SinkError};
 use unbroken_types::{Access, Sge};
+use unbroken_wire::Icrc;
 
-/// Appends a payload to a buffer.
-pub(super) fn gather(mem: QpMemory<'_>, pd: u32, payload: &Payload<'_>, to: &mut Vec<u8>) -> Result<(), SinkError> {
-    let mut read = |key, va, len: u32, access| {
-        let at = to.len();
-        to.resize(at + len as usize, 0);
-        mem.read(pd, key, va, &mut to[at..], access).map_err(SinkError::Memory)
-    };
+/// Copies a payload to `to`, which is as long, and adds it to `icrc`.
+#[inline]
+pub(super) fn gather(
+    mem: QpMemory<'_>,
+    pd: u32,
+    payload: &Payload<'_>,
+    to: &mut [u8],
+    icrc: &mut Icrc,
+) -> Result<(), SinkError> {
+    let mut read =
+        |key, va, to: &mut [u8], access| mem.copy_out(pd, key, va, to, access, icrc).map_err(SinkError::Memory);
     match *payload {
         Payload::None => Ok(()),
         Payload::Bytes(b) => {
-            to.extend_from_slice(b);
+            to.copy_from_slice(b);
+            icrc.update(to);
             Ok(())
         }
-        Payload::Region { key, va, len } => read(key, va, len, Access::REMOTE_READ),
+        Payload::Region { key, va, .. } => read(key, va, to, Access::REMOTE_READ),
         Payload::Sges { sges, offset, len } => {
-            each_piece(sges, offset, len, |key, va, n| read(key, va, n, Access::NONE))
+            let mut done = 0;
+            each_piece(sges, offset, len, |key, va, n| {
+                let here = &mut to[done..done + n as usize];
+                done += n as usize;
+                read(key, va, here, Access::NONE)
+            })
         }
     }
 }
 
 /// Calls `each` with key, address and length of the pieces of `offset..offset + len` of a scatter/gather list.
-pub(super) fn each_piece(
+fn each_piece(
     sges: &[Sge],
     mut offset: u32,
     mut len: u32,

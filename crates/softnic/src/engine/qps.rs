@@ -142,16 +142,16 @@ impl QpEntry {
         }
     }
 
-    /// Gives UC or UD a packet that came from `src` to `dst`.
+    /// Gives UC or UD a packet that came from `src` to `dst`. False: it was dropped.
     pub(crate) fn receive(
         &mut self,
         packet: &Packet<'_>,
         (src, dst): (IpAddr, IpAddr),
         link_layer: LinkLayer,
         mem: &QpMemory<'_>,
-    ) {
+    ) -> bool {
         match self.parts() {
-            (QpKind::Rc(_), _) => {}
+            (QpKind::Rc(_), _) => false,
             (QpKind::Uc(qp), mut to) => qp.handle_packet(packet, mem, &mut to),
             (QpKind::Ud(qp), mut to) => {
                 let route = UdRoute {
@@ -159,7 +159,7 @@ impl QpEntry {
                     dst: gid_of(dst, link_layer),
                     slid: lid_of(src, link_layer),
                 };
-                qp.handle_packet(packet, &route, mem, &mut to);
+                qp.handle_packet(packet, &route, mem, &mut to)
             }
         }
     }

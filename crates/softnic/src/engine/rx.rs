@@ -15,11 +15,21 @@ use unbroken_wire::{IcrcChecker, IcrcFlow, Packet, Transport, ICRC_BYTES, ROCE_P
 enum Verdict {
     /// Its QP took it; bytes of payload.
     Taken(usize),
-    /// Not for us, or not from whom it should be.
+    /// Not for us, not from whom it should be, or nothing was there to take it.
     Dropped,
     BadIcrc,
     /// It waits for a receive; it will be counted when it is handed over.
     Waits,
+}
+
+impl Verdict {
+    fn of(taken: bool, packet: &Packet<'_>) -> Verdict {
+        if taken {
+            Verdict::Taken(packet.payload.len())
+        } else {
+            Verdict::Dropped
+        }
+    }
 }
 
 /// Whether senders reserve credit for packets like this one: the transport is in the upper three bits.
@@ -99,8 +109,7 @@ impl Engine {
             let verdict = match (q, Packet::parse(&waiting.bytes)) {
                 (Some(q), Ok(packet)) => {
                     let mem = view.of_qp(q.qpn);
-                    q.receive(&packet, (waiting.src, waiting.dst), id.link_layer, &mem);
-                    Verdict::Taken(packet.payload.len())
+                    Verdict::of(q.receive(&packet, (waiting.src, waiting.dst), id.link_layer, &mem), &packet)
                 }
                 _ => Verdict::Dropped,
             };
@@ -163,12 +172,11 @@ impl Receivers<'_> {
         } else {
             let (src, dst) = (flow.src_ip, flow.dst_ip);
             let wait = || Waiting { bytes: bytes.into(), src, dst, since_us: now_us, cost: credit };
-            match self.parking.takes(q, &packet, wait) {
-                Parked::No => q.receive(&packet, (src, dst), self.link_layer, mem),
-                Parked::Yes => return Verdict::Waits,
-                Parked::Full => return Verdict::Dropped,
-            }
-            return Verdict::Taken(packet.payload.len());
+            return match self.parking.takes(q, &packet, wait) {
+                Parked::No => Verdict::of(q.receive(&packet, (src, dst), self.link_layer, mem), &packet),
+                Parked::Yes => Verdict::Waits,
+                Parked::Full => Verdict::Dropped,
+            };
         }
         if !q.queued {
             q.queued = true;

@@ -1,37 +1,31 @@
 //! Packets on their way out.
 //!
-//! A QP pushes packets one by one ([`QpSink`]). Each becomes pieces in a gather list: its header and ICRC in a scratch buffer, its
-//! payload where it lies in registered memory (small ones are copied: a piece costs more than a few bytes). Consecutive packets of
-//! one QP with equal size are one GSO send; the last may be shorter. The kernel numbers the segments of a send from 0, and the ICRC
-//! covers that number, so a packet's place in its run is fixed when it is pushed.
+//! A QP pushes packets one by one ([`QpSink`]). Each is written into a buffer behind the one before: header, payload, ICRC.
+//! Consecutive packets of one QP with equal size are one GSO send; the last may be shorter. The kernel numbers the segments of a send
+//! from 0, and the ICRC covers that number, so a packet's place in its run is fixed when it is pushed.
 //!
-//! Payload of a READ response is copied too: the application may change that memory at any time, and the ICRC must match the bytes
-//! that leave. Memory of a posted send must not change until its completion, so there the copy is not needed.
+//! The payload is copied out of registered memory, though the kernel could gather it: it takes the packets of a run in one go where
+//! they lie behind each other, but stumbles over each piece of a list, which costs it up to three times as much as the copy does,
+//! whose bytes the ICRC has to read anyway. It also means that the ICRC matches what leaves, whatever the application does to its
+//! memory meanwhile ([`crate::copy`]).
 
 use super::credit::{Accounts, Gate};
-use super::gather::{each_piece, gather};
+use super::gather::gather;
 use super::impair::{flip_bit, Impair, TxTag};
 use super::port_of;
 use crate::memory::{QpMemory, View};
 use crate::socket::{self, Message, RawAddr, TxSocket, TX_MESSAGES};
 use std::net::{IpAddr, SocketAddr};
 use unbroken_fabric::{Line, MAX_PORTS};
-use unbroken_roce::{KeyChange, MemError, Memory, PacketSink, Payload, SinkError, UdDest, UdSink};
-use unbroken_types::Access;
-use unbroken_wire::{pad_of, IcrcFlow, IcrcSeed, BTH_BYTES, ICRC_BYTES, ROCE_PORT};
+use unbroken_roce::{KeyChange, MemError, PacketSink, Payload, SinkError, UdDest, UdSink};
+use unbroken_wire::{pad_of, Icrc, IcrcFlow, IcrcSeed, BTH_BYTES, ICRC_BYTES, ROCE_PORT};
 
 /// Segments of one GSO send; kernels allow 64, newer ones 128.
 const MAX_SEGMENTS: u32 = 64;
 /// Bytes of one GSO send, below what an IP packet may carry.
 const MAX_RUN_BYTES: usize = 65_000;
-/// Pieces of one send (UIO_MAXIOV).
-const MAX_PIECES: usize = 1024;
-/// Pieces of a batch.
-const BATCH_PIECES: usize = 4096;
-/// Bytes of headers, trailers and copied payloads of a batch.
-const SCRATCH_BYTES: usize = 256 * 1024;
-/// Payloads up to this many bytes are copied.
-const COPY_BYTES: usize = 256;
+/// Bytes of a batch.
+const BATCH_BYTES: usize = 256 * 1024;
 
 /// Where packets of a QP go.
 #[derive(Clone, Copy)]
@@ -54,10 +48,9 @@ struct Run {
     message: Message,
     socket: usize,
     segment: usize,
-    /// Of the ICRCs of packets of that size.
+    /// Of the ICRC of the last packet.
     seed: IcrcSeed,
     packets: u32,
-    bytes: usize,
     payload_bytes: usize,
     /// Whether another packet may join.
     open: bool,
@@ -75,9 +68,8 @@ pub(crate) struct TxCount {
 
 /// Packets that have been pushed and not sent.
 pub(crate) struct TxBatch {
-    scratch: Box<[u8]>,
+    buffer: Box<[u8]>,
     used: usize,
-    pieces: Vec<libc::iovec>,
     runs: Vec<Run>,
     /// The device below cannot do GSO: send packets one by one.
     gso_broken: bool,
@@ -85,16 +77,11 @@ pub(crate) struct TxBatch {
     pub(crate) counts: [TxCount; MAX_PORTS as usize],
 }
 
-// SAFETY: the pieces point to the scratch buffer, which moves with the batch, and to registered memory, which any thread may read;
-// they are used only while the `View` that they were located with lives (see `flush`).
-unsafe impl Send for TxBatch {}
-
 impl TxBatch {
     pub(crate) fn new() -> TxBatch {
         TxBatch {
-            scratch: vec![0; SCRATCH_BYTES].into_boxed_slice(),
+            buffer: vec![0; BATCH_BYTES].into_boxed_slice(),
             used: 0,
-            pieces: Vec::with_capacity(BATCH_PIECES),
             runs: Vec::with_capacity(TX_MESSAGES),
             gso_broken: false,
             counts: Default::default(),
@@ -102,8 +89,7 @@ impl TxBatch {
     }
 
     /// Sends everything. What the kernel does not take is dropped and counted, as a switch would drop it: the transport recovers.
-    /// `_view` is the one that the packets were pushed with.
-    fn flush(&mut self, sockets: &[TxSocket], _view: &View<'_>) {
+    fn flush(&mut self, sockets: &[TxSocket]) {
         let mut at = 0;
         while at < self.runs.len() {
             let socket = self.runs[at].socket;
@@ -111,7 +97,6 @@ impl TxBatch {
             at = self.flush_socket(&sockets[socket], at, end);
         }
         self.runs.clear();
-        self.pieces.clear();
         self.used = 0;
     }
 
@@ -119,12 +104,11 @@ impl TxBatch {
     fn flush_socket(&mut self, socket: &TxSocket, from: usize, end: usize) -> usize {
         let runs = &self.runs[from..end];
         let count = &mut self.counts[port_of(runs[0].socket)];
-        // SAFETY: pieces point to the scratch buffer or to registered memory, kept in place by the view that `flush` was given.
-        match unsafe { socket::send(socket, runs.iter().map(|r| &r.message), &mut self.pieces) } {
+        match socket::send(socket, runs.iter().map(|r| &r.message), &self.buffer) {
             Ok(sent) => {
                 for run in &runs[..sent] {
                     count.packets += u64::from(run.packets);
-                    count.bytes += run.bytes as u64;
+                    count.bytes += run.message.bytes as u64;
                     count.payload_bytes += run.payload_bytes as u64;
                 }
                 from + sent.max(1)
@@ -140,41 +124,34 @@ impl TxBatch {
         }
     }
 
-    /// Takes back a packet that could not be written: `mark` is the scratch use, the number of pieces and the last one's length.
+    /// Forgets a packet that could not be written.
     #[cold]
-    fn undo(&mut self, (used, pieces, last_len): (usize, usize, Option<usize>)) {
-        self.used = used;
-        self.pieces.truncate(pieces);
-        if let (Some(last), Some(len)) = (self.pieces.last_mut(), last_len) {
-            last.iov_len = len;
-        }
+    fn undo(&mut self) {
+        // The seed of the run is that of the packet which is no more.
+        self.close_run();
         if self.runs.last().is_some_and(|r| r.packets == 0) {
             self.runs.pop();
         }
     }
 
-    /// Whether a packet with so many bytes in the scratch buffer and so many pieces fits.
-    fn fits(&self, scratch: usize, pieces: usize) -> bool {
-        self.used + scratch <= SCRATCH_BYTES
-            && self.pieces.len() + pieces <= BATCH_PIECES
-            && self.runs.len() < TX_MESSAGES
+    /// Whether a packet of so many bytes fits.
+    fn fits(&self, bytes: usize) -> bool {
+        self.used + bytes <= BATCH_BYTES && self.runs.len() < TX_MESSAGES
     }
 
-    /// Finds the run that a packet of `bytes` in `pieces` joins: the last one, or a new one. Gives the seed of
-    /// the packet's ICRC, and its place in the run.
-    fn join_run(&mut self, dest: &Dest, socket: usize, bytes: usize, pieces: usize) -> (IcrcSeed, u16) {
-        if let Some(r) = self.runs.last() {
-            if r.open && bytes <= r.segment && r.bytes + bytes <= MAX_RUN_BYTES && r.message.iovs + pieces <= MAX_PIECES
-            {
-                let seed = if bytes == r.segment { r.seed } else { IcrcSeed::new(&dest.flow, bytes) };
-                return (seed, r.packets as u16);
-            }
+    /// Finds the run that a packet of `bytes` joins: the last one, or a new one.
+    fn join_run(&mut self, dest: &Dest, socket: usize, bytes: usize) -> &mut Run {
+        let joins = |r: &Run| r.open && bytes <= r.segment && r.message.bytes + bytes <= MAX_RUN_BYTES;
+        if !self.runs.last().is_some_and(joins) {
+            let message = Message { to: dest.to, segment: 0, at: self.used, bytes: 0 };
+            let (seed, open) = (IcrcSeed::new(&dest.flow, bytes), !self.gso_broken);
+            self.runs.push(Run { message, socket, segment: bytes, seed, packets: 0, payload_bytes: 0, open });
         }
-        let message = Message { to: dest.to, segment: 0, first_iov: self.pieces.len(), iovs: 0 };
-        let open = !self.gso_broken;
-        let seed = IcrcSeed::new(&dest.flow, bytes);
-        self.runs.push(Run { message, socket, segment: bytes, seed, packets: 0, bytes: 0, payload_bytes: 0, open });
-        (seed, 0)
+        let run = self.runs.last_mut().expect("there is one now");
+        if bytes != run.segment {
+            run.seed = IcrcSeed::new(&dest.flow, bytes);
+        }
+        run
     }
 
     /// Ends the last run, so that the next packet begins another.
@@ -184,75 +161,33 @@ impl TxBatch {
         }
     }
 
-    /// Appends a packet to the last run.
+    /// Writes a packet into the buffer. Its place in its run is the IP id that the kernel gives to the segment.
     fn write(
         &mut self,
-        (seed, place): (IcrcSeed, u16),
+        from: &Sender,
         mem: QpMemory<'_>,
-        pd: u32,
         header: &[u8],
         payload: &Payload<'_>,
-        copy: bool,
+        bytes: usize,
     ) -> Result<(), SinkError> {
-        let pad = pad_of(payload.len()) as usize;
-        let mut from = self.used;
         let (bth, ext) = header.split_first_chunk::<BTH_BYTES>().expect("a header begins with a BTH");
-        let mut icrc = seed.begin(place, bth);
-        let mut covered = from + bth.len();
-        // Apart, since a copy of known size reads the header as it was written, and does not wait for the stores to retire.
-        self.room(BTH_BYTES).copy_from_slice(bth);
-        if !ext.is_empty() {
-            self.room(ext.len()).copy_from_slice(ext);
-        }
-        match *payload {
-            Payload::None => {}
-            Payload::Bytes(b) => self.room(b.len()).copy_from_slice(b),
-            Payload::Region { key, va, len } => {
-                mem.read(pd, key, va, self.room(len as usize), Access::REMOTE_READ).map_err(SinkError::Memory)?;
-            }
-            Payload::Sges { sges, offset, len } if copy => each_piece(sges, offset, len, |key, va, n| {
-                mem.read(pd, key, va, self.room(n as usize), Access::NONE).map_err(SinkError::Memory)
-            })?,
-            Payload::Sges { sges, offset, len } => {
-                icrc.update(&self.scratch[covered..self.used]);
-                self.end_piece(from);
-                each_piece(sges, offset, len, |key, va, n| {
-                    let at = mem.locate(pd, key, va, u64::from(n), Access::NONE).map_err(SinkError::Memory)?;
-                    // SAFETY: `locate` gave `n` bytes of registered memory, in place while the view lives. The application promised
-                    // not to write there before the completion; if it does, the ICRC is wrong and the packet as good as lost.
-                    icrc.update(unsafe { std::slice::from_raw_parts(at, n as usize) });
-                    self.pieces.push(libc::iovec { iov_base: at.cast(), iov_len: n as usize });
-                    Ok(())
-                })?;
-                (from, covered) = (self.used, self.used);
-            }
-        }
-        self.room(pad).fill(0);
-        icrc.update(&self.scratch[covered..self.used]);
-        self.room(ICRC_BYTES).copy_from_slice(&icrc.finish());
-        self.end_piece(from);
-        Ok(())
-    }
-
-    /// Takes `len` bytes of the scratch buffer. [`TxBatch::fits`] has been asked.
-    fn room(&mut self, len: usize) -> &mut [u8] {
         let at = self.used;
-        self.used += len;
-        &mut self.scratch[at..at + len]
-    }
-
-    /// Makes `from..used` of the scratch buffer a piece, joined to the last one where it goes on from there.
-    fn end_piece(&mut self, from: usize) {
-        let first_of_run = self.runs.last().map_or(0, |r| r.message.first_iov);
-        let start = self.scratch[from..].as_mut_ptr();
-        let len = self.used - from;
-        if let Some(last) = self.pieces[first_of_run..].last_mut() {
-            if last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == start {
-                last.iov_len += len;
-                return;
-            }
+        let run = self.join_run(&from.dest, from.socket, bytes);
+        let mut icrc = run.seed.begin(run.packets as u16, bth);
+        let (to, icrc_to) = self.buffer[at..at + bytes].split_at_mut(bytes - ICRC_BYTES);
+        // Apart, since a copy of known size reads the header as it was written, and does not wait for the stores to retire.
+        let (bth_to, rest) = to.split_at_mut(BTH_BYTES);
+        bth_to.copy_from_slice(bth);
+        if !ext.is_empty() {
+            rest[..ext.len()].copy_from_slice(ext);
+            icrc.update(ext);
         }
-        self.pieces.push(libc::iovec { iov_base: start.cast(), iov_len: len });
+        let (payload_to, pad) = rest[ext.len()..].split_at_mut(payload.len());
+        gather(mem, from.pd, payload, payload_to, &mut icrc)?;
+        pad.fill(0);
+        icrc.update(pad);
+        icrc_to.copy_from_slice(&icrc.finish());
+        Ok(())
     }
 }
 
@@ -310,7 +245,7 @@ impl<'a> Out<'a> {
     /// Sends what has been pushed.
     pub(crate) fn flush(&mut self) {
         if !self.batch.runs.is_empty() {
-            self.batch.flush(self.sockets, self.view);
+            self.batch.flush(self.sockets);
         }
     }
 
@@ -340,7 +275,7 @@ impl<'a> Out<'a> {
             }
             let (header, payload) = held.bytes.split_at(header_bytes);
             // Nothing is read from registered memory here, which alone could fail.
-            let from = Sender { pd: 0, qpn: 0, dest, socket, copy_bytes: usize::MAX };
+            let from = Sender { pd: 0, qpn: 0, dest, socket };
             let _ = self.put(&from, header, &Payload::Bytes(payload), held.damage);
         }
         self.batch.close_run();
@@ -355,17 +290,18 @@ impl<'a> Out<'a> {
     #[cold]
     fn hold(&mut self, from: &Sender, header: &[u8], payload: &Payload<'_>) -> Result<(), SinkError> {
         let Way::Impaired(link) = &mut self.way else { return Ok(()) };
-        let mut bytes = Vec::with_capacity(header.len() + payload.len());
-        bytes.extend_from_slice(header);
-        gather(self.view.of_qp(from.qpn), from.pd, payload, &mut bytes)?;
-        let wire_bytes = bytes.len() + pad_of(payload.len()) as usize + ICRC_BYTES;
+        let mut bytes = vec![0; header.len() + payload.len()];
+        bytes[..header.len()].copy_from_slice(header);
+        // Its ICRC is computed when it leaves.
+        gather(self.view.of_qp(from.qpn), from.pd, payload, &mut bytes[header.len()..], &mut Icrc::resume(0))?;
+        let wire_bytes = packet_bytes(header, payload);
         let tag = TxTag { dest: from.dest, socket: from.socket, header_bytes: header.len() };
         let taken = link.impair.hold(link.now_us, link.line, wire_bytes, bytes, tag);
         self.batch.counts[port_of(from.socket)].drops += u64::from(!taken);
         Ok(())
     }
 
-    /// Appends a packet to the batch. With `damage`, one bit of it is flipped behind its ICRC's back; it must be copied whole then.
+    /// Appends a packet to the batch. With `damage`, one bit of it is flipped behind its ICRC's back.
     #[inline]
     fn put(
         &mut self,
@@ -374,59 +310,37 @@ impl<'a> Out<'a> {
         payload: &Payload<'_>,
         damage: Option<u64>,
     ) -> Result<(), SinkError> {
-        match self.put_copying(from, header, payload, damage, from.copy_bytes) {
-            // Of an indirect or null key: copied whole.
-            Err(SinkError::Memory(MemError::NotInOnePiece)) => {
-                self.put_copying(from, header, payload, damage, usize::MAX)
-            }
-            result => result,
-        }
-    }
-
-    /// The same; payloads up to `copy_bytes` are copied.
-    fn put_copying(
-        &mut self,
-        from: &Sender,
-        header: &[u8],
-        payload: &Payload<'_>,
-        damage: Option<u64>,
-        copy_bytes: usize,
-    ) -> Result<(), SinkError> {
-        let len = payload.len();
-        let (copied, pieces) = match payload {
-            Payload::Sges { sges, .. } if len > copy_bytes => (0, sges.len() + 2),
-            _ => (len, 1),
-        };
-        let pad = pad_of(len) as usize;
-        if !self.batch.fits(header.len() + copied + pad + ICRC_BYTES, pieces) {
+        let bytes = packet_bytes(header, payload);
+        if !self.batch.fits(bytes) {
             self.flush();
         }
         let (batch, mem) = (&mut *self.batch, self.view.of_qp(from.qpn));
-        let bytes = header.len() + len + pad + ICRC_BYTES;
-        let mark = (batch.used, batch.pieces.len(), batch.pieces.last().map(|p| p.iov_len));
-        // The place in the run is the IP id that the kernel gives to the segment.
-        let (seed, place) = batch.join_run(&from.dest, from.socket, bytes, pieces);
-        if let Err(e) = batch.write((seed, place), mem, from.pd, header, payload, len <= copy_bytes) {
-            batch.undo(mark);
+        let at = batch.used;
+        if let Err(e) = batch.write(from, mem, header, payload, bytes) {
+            batch.undo();
             return Err(e);
         }
         if let Some(choice) = damage {
-            flip_bit(&mut batch.scratch[mark.0..batch.used], choice);
+            flip_bit(&mut batch.buffer[at..at + bytes], choice);
         }
-        let pieces = batch.pieces.len();
+        batch.used += bytes;
         let run = batch.runs.last_mut().expect("the run of this packet");
-        run.message.iovs = pieces - run.message.first_iov;
         run.packets += 1;
-        run.bytes += bytes;
-        run.payload_bytes += len;
+        run.payload_bytes += payload.len();
         run.open &= bytes == run.segment && run.packets < MAX_SEGMENTS;
+        run.message.bytes += bytes;
         run.message.segment = if run.packets > 1 { run.segment as u16 } else { 0 };
-        if run.bytes + run.segment > MAX_RUN_BYTES {
-            // A full run leaves while its bytes, which the ICRC has just read, are in the cache.
+        if run.message.bytes + run.segment > MAX_RUN_BYTES {
+            // A full run leaves while its bytes are in the cache.
             self.flush();
         }
         Ok(())
     }
+}
+
+/// Bytes of a packet in a UDP datagram.
+fn packet_bytes(header: &[u8], payload: &Payload<'_>) -> usize {
+    header.len() + payload.len() + pad_of(payload.len()) as usize + ICRC_BYTES
 }
 
 /// From where a packet leaves, and to whom.
@@ -435,8 +349,6 @@ struct Sender {
     qpn: u32,
     dest: Dest,
     socket: usize,
-    /// Payloads up to this many bytes are copied.
-    copy_bytes: usize,
 }
 
 /// What an RC or UC QP pushes its packets to during its turn.
@@ -460,14 +372,12 @@ impl<'a, 'b> QpSink<'a, 'b> {
         socket: usize,
         quota: u32,
     ) -> QpSink<'a, 'b> {
-        let from = Sender { pd, qpn, dest, socket, copy_bytes: COPY_BYTES };
+        let from = Sender { pd, qpn, dest, socket };
         QpSink { out, from, quota, gate: Gate::OPEN, paused: false }
     }
 
-    /// For a QP whose packets are not acknowledged. Copies every payload: its sends complete when they are pushed, so that their
-    /// memory may change before they leave. Lets no more packets go than the receiver has room for.
+    /// For a QP whose packets are not acknowledged: lets no more packets go than the receiver has room for.
     pub(crate) fn unacknowledged(mut self) -> QpSink<'a, 'b> {
-        self.from.copy_bytes = usize::MAX;
         self.ask_receiver();
         self
     }
@@ -510,7 +420,7 @@ impl PacketSink for QpSink<'_, '_> {
             self.out.batch.counts[port_of(self.from.socket)].drops += 1;
             return Ok(());
         }
-        let bytes = header.len() + payload.len() + pad_of(payload.len()) as usize + ICRC_BYTES;
+        let bytes = packet_bytes(header, &payload);
         if !self.gate.admit(bytes, self.quota - 1, self.out.now_us) {
             self.paused = true;
             return Err(SinkError::Full);
@@ -545,8 +455,7 @@ impl<'a, 'b> UdQpSink<'a, 'b> {
         let src = out.sockets[socket].addr();
         // Not yet the way to anybody: the first packet sets it.
         let dest = Dest::to_qp(src, src.ip(), 0);
-        let mut sink = QpSink::new(out, of, dest, socket, quota);
-        sink.from.copy_bytes = usize::MAX;
+        let sink = QpSink::new(out, of, dest, socket, quota);
         UdQpSink { src, last: UdDest::default(), sink }
     }
 

@@ -1,7 +1,7 @@
 //! The rules of keys: bounds, rights, generations, and what changes while packets arrive.
 
 use super::*;
-use unbroken_roce::MwBind;
+use unbroken_roce::{AtomicOp, KeyChange, Memory, MwBind};
 
 const ALL: Access = Access(0b1_1111);
 const QP: u32 = 0x10;
@@ -238,7 +238,7 @@ fn nothing_writes_to_an_entry_that_was_replaced() {
         s.spawn(|| {
             for n in 0u8.. {
                 f.write(key, 0, &[n | 1; 4096], Access::REMOTE_WRITE).unwrap();
-                if stop.load(Ordering::Relaxed) {
+                if stop.load(Relaxed) {
                     break;
                 }
             }
@@ -250,7 +250,7 @@ fn nothing_writes_to_an_entry_that_was_replaced() {
             assert!((0..4096).all(|i| f.byte(i) == 0));
             f.domain.update_entry(key, 0, &real).unwrap();
         }
-        stop.store(true, Ordering::Relaxed);
+        stop.store(true, Relaxed);
     });
 }
 
@@ -313,6 +313,20 @@ fn a_window_of_type_2_is_for_the_qp_that_bound_it_until_it_is_invalidated() {
     f.domain.dealloc_window(w).unwrap();
     assert_eq!(f.read(key + 1, 0, 1, Access::REMOTE_READ), Err(MemError::NoSuchKey));
     f.domain.dereg_mr(region).unwrap();
+}
+
+thread_local! {
+    /// Leaves out that a window of type 2 is for one QP, to show that tests notice.
+    pub(super) static ANY_QP: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+#[test]
+fn a_window_that_any_qp_may_use_is_noticed() {
+    ANY_QP.set(true);
+    let test = a_window_of_type_2_is_for_the_qp_that_bound_it_until_it_is_invalidated;
+    let failed = std::panic::catch_unwind(test).is_err();
+    ANY_QP.set(false);
+    assert!(failed);
 }
 
 #[test]

@@ -1,0 +1,414 @@
+//! What storms of faults had found by chance, made on purpose: NICs that break at a chosen instant of a switch.
+//!
+//! The NICs are the host's own, each wrapped so that it can be made to refuse work, as one does that has just died: its posts fail, it says
+//! that it is not alive, and no event has told anybody yet. Both QPs of a connection are in this process, on two NICs.
+
+use crate::core::Core;
+use crate::devices::{self, NicSet};
+use crate::front::{Context, Qp, QpRequest, System};
+use crate::link;
+use crate::worker::Job;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use unbroken_path::message::{Body, Hello};
+use unbroken_path::{Endpoint, Message, SlotPath, SlotTable};
+use unbroken_roce::Progress;
+use unbroken_telemetry::Runtime;
+use unbroken_types::{Access, Gid, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_verbs::{
+    Backlog, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent, DeviceQp, Error, EventSink, MemoryDomain, MrKeys,
+    PortAttr, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result, SendBatch, SendWr,
+};
+
+/// How long anything may take before a test calls it lost.
+const PATIENCE: Duration = Duration::from_secs(20);
+const BYTES: usize = 3000;
+/// Entries of the queues.
+const SENDS: u64 = 16;
+
+/// What is to happen to the NICs.
+#[derive(Default)]
+struct Plan {
+    dead: [AtomicBool; 4],
+    /// So many NICs die when a QP has just taken the work of another over.
+    deaths_at_adoption: AtomicU32,
+}
+
+impl Plan {
+    fn check(&self, nic: usize) -> Result<()> {
+        match self.dead[nic].load(SeqCst) {
+            true => Err(Error::device_gone("this NIC is dead, as the test wants it")),
+            false => Ok(()),
+        }
+    }
+}
+
+struct Nics(Box<dyn NicSet>, Arc<Plan>);
+
+impl NicSet for Nics {
+    fn count(&self) -> usize {
+        self.0.count()
+    }
+    fn name(&self, i: usize) -> String {
+        self.0.name(i)
+    }
+    fn host(&self) -> String {
+        self.0.host()
+    }
+    fn gid(&self, i: usize) -> Gid {
+        self.0.gid(i)
+    }
+    fn first_port(&self, gid: Gid) -> Gid {
+        self.0.first_port(gid)
+    }
+    fn node_guid(&self, i: usize) -> u64 {
+        self.0.node_guid(i)
+    }
+    fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>> {
+        self.1.check(i)?;
+        Ok(Arc::new(Breakable { inner: self.0.open(i, sink)?, nic: i, plan: self.1.clone() }))
+    }
+    fn memory(&self) -> Arc<dyn MemoryDomain> {
+        self.0.memory()
+    }
+    fn runtime(&self) -> PathBuf {
+        self.0.runtime()
+    }
+}
+
+struct Breakable {
+    inner: Arc<dyn Device>,
+    nic: usize,
+    plan: Arc<Plan>,
+}
+
+impl Device for Breakable {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+    fn gid(&self) -> Gid {
+        self.inner.gid()
+    }
+    fn attr(&self) -> DeviceAttr {
+        self.inner.attr()
+    }
+    fn port(&self, port: u8) -> Result<PortAttr> {
+        self.inner.port(port)
+    }
+    fn gid_of_lid(&self, lid: u16) -> Result<Gid> {
+        self.inner.gid_of_lid(lid)
+    }
+    fn alive(&self) -> bool {
+        self.plan.check(self.nic).is_ok() && self.inner.alive()
+    }
+    fn usable(&self) -> bool {
+        self.alive() && self.inner.usable()
+    }
+    fn memory(&self) -> Arc<dyn MemoryDomain> {
+        self.inner.memory()
+    }
+    fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
+        self.plan.check(self.nic)?;
+        Ok(Arc::new(BreakableQp { inner: self.inner.create_qp(init)?, nic: self.nic, plan: self.plan.clone() }))
+    }
+    fn counters(&self) -> DeviceCounters {
+        self.inner.counters()
+    }
+}
+
+struct BreakableQp {
+    inner: Arc<dyn DeviceQp>,
+    nic: usize,
+    plan: Arc<Plan>,
+}
+
+impl DeviceQp for BreakableQp {
+    fn qpn(&self) -> u32 {
+        self.inner.qpn()
+    }
+    fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
+        self.plan.check(self.nic)?;
+        self.inner.post_send(wr)
+    }
+    fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
+        self.plan.check(self.nic)?;
+        self.inner.post_sends(batch)
+    }
+    fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
+        self.plan.check(self.nic)?;
+        self.inner.post_recv(wr)
+    }
+    fn modify(&self, change: &QpModify) -> Result<()> {
+        self.plan.check(self.nic)?;
+        self.inner.modify(change)
+    }
+    fn query(&self) -> QpSnapshot {
+        self.inner.query()
+    }
+    fn state(&self) -> QpState {
+        self.inner.state()
+    }
+    fn progress(&self) -> Progress {
+        self.inner.progress()
+    }
+    fn quiesce(&self) -> Result<Backlog> {
+        self.inner.quiesce()
+    }
+    fn adopt(&self, backlog: Backlog) -> Result<()> {
+        self.plan.check(self.nic)?;
+        self.inner.adopt(backlog)?;
+        if self.plan.deaths_at_adoption.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1)).is_ok() {
+            self.plan.dead[self.nic].store(true, SeqCst);
+        }
+        Ok(())
+    }
+    fn unsafe_to_replay(&self, peer_done: u64) -> bool {
+        self.inner.unsafe_to_replay(peer_done)
+    }
+    fn bound_to_device(&self) -> Option<&'static str> {
+        self.inner.bound_to_device()
+    }
+    fn mark_executed(&self, peer_done: u64) -> u32 {
+        self.inner.mark_executed(peer_done)
+    }
+    fn fail(&self, status: WcStatus) {
+        self.inner.fail(status)
+    }
+    fn destroy(&self) {
+        self.inner.destroy()
+    }
+}
+
+/// A connection between two NICs of a host, with a buffer for each end.
+struct World {
+    plan: Arc<Plan>,
+    core: Arc<Core>,
+    from: Arc<Qp>,
+    to: Arc<Qp>,
+    cq: Arc<Cq>,
+    out: Box<[u8]>,
+    /// Written by the NICs meanwhile.
+    room: Box<[std::sync::atomic::AtomicU8]>,
+    keys: [MrKeys; 2],
+    _contexts: [Arc<Context>; 2],
+    _runtime: tempfile::TempDir,
+}
+
+impl World {
+    fn new() -> World {
+        let folder = tempfile::tempdir().unwrap();
+        let plan = Arc::new(Plan::default());
+        let nics = devices::of_host(Runtime::at(folder.path()).unwrap(), "a").unwrap();
+        let core = Core::over(Box::new(Nics(nics, plan.clone()))).unwrap();
+        // A system lasts as long as its process.
+        let system: &'static System = Box::leak(Box::new(System::over(core.clone())));
+        let contexts = [system.open(0).unwrap(), system.open(1).unwrap()];
+        let pd = contexts[0].alloc_pd().unwrap();
+        let cq = contexts[0].create_cq(64, None).unwrap();
+        let caps = QpCaps {
+            max_send_wr: SENDS as u32,
+            max_recv_wr: SENDS as u32,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        let qp = |context: &Arc<Context>| {
+            let (send_cq, recv_cq) = (cq.clone(), cq.clone());
+            let request =
+                QpRequest { qp_type: QpType::Rc, caps, pd, send_cq, recv_cq, srq: None, sq_sig_all: true, cookie: 0 };
+            context.create_qp(&request).unwrap()
+        };
+        let (from, to) = (qp(&contexts[0]), qp(&contexts[1]));
+        let out: Box<[u8]> = (0..BYTES).map(|i| (i * 7 % 251) as u8).collect();
+        let room: Box<[_]> = (0..BYTES).map(|_| std::sync::atomic::AtomicU8::new(0)).collect();
+        let keys = [out.as_ptr() as u64, room.as_ptr() as u64]
+            .map(|addr| core.memory().reg_mr(pd, addr, BYTES as u64, addr, Access::LOCAL_WRITE).unwrap());
+        connect(&from, &to);
+        connect(&to, &from);
+        let world = World { plan, core, from, to, cq, out, room, keys, _contexts: contexts, _runtime: folder };
+        world.wait("both ends are protected", || world.from.status().protected && world.to.status().protected);
+        world
+    }
+
+    fn wait(&self, what: &str, condition: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !condition() {
+            assert!(start.elapsed() < PATIENCE, "{what}: not so far; {:?}, {:?}", self.from.status(), self.to.status());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn post_recv(&self, wr_id: u64) -> Result<()> {
+        let sge = Sge { addr: self.room.as_ptr() as u64, length: BYTES as u32, lkey: self.keys[1].lkey };
+        self.to.post_recv(&RecvWr { wr_id, sges: &[sge] })
+    }
+
+    fn post_send(&self, wr_id: u64) -> Result<()> {
+        let sge = Sge { addr: self.out.as_ptr() as u64, length: BYTES as u32, lkey: self.keys[0].lkey };
+        self.from.post_send(&SendWr {
+            wr_id,
+            opcode: SendOpcode::Send,
+            flags: SendFlags::default(),
+            imm_data: 0,
+            remote_addr: 0,
+            rkey: 0,
+            compare_add: 0,
+            swap: 0,
+            sges: &[sge],
+            inline_data: None,
+            ud: None,
+        })
+    }
+
+    /// Polls until there are so many completions.
+    fn completions(&self, n: usize) -> Vec<Wc> {
+        let (start, mut got, mut wcs) = (Instant::now(), Vec::new(), [Wc::default(); 4]);
+        while got.len() < n {
+            let new = self.cq.poll(&mut wcs).unwrap();
+            got.extend_from_slice(&wcs[..new]);
+            assert!(start.elapsed() < PATIENCE, "{got:?} of {n} completions; {:?}", self.from.status());
+        }
+        assert_eq!(got.len(), n, "{got:?}");
+        got
+    }
+
+    /// Polls until a send and a receive are complete; both must be good, and the bytes right.
+    fn arrives(&self) {
+        let wcs = self.completions(2);
+        assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success as u32), "{wcs:?}");
+        let right = self.room.iter().zip(&self.out).all(|(came, sent)| came.swap(0, SeqCst) == *sent);
+        assert!(right, "the bytes are others");
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // The buffers go: nothing may touch them any more.
+        let _ = (self.from.destroy(), self.to.destroy());
+        self.keys.iter().for_each(|k| self.core.memory().dereg_mr(k.lkey).unwrap());
+    }
+}
+
+fn connect(qp: &Qp, peer: &Qp) {
+    let access = Some(Access::LOCAL_WRITE);
+    let states = [
+        RcModify { state: Some(QpState::Init), access, ..RcModify::default() },
+        RcModify {
+            state: Some(QpState::Rtr),
+            mtu: Some(Mtu::B1024),
+            dest_qpn: Some(peer.qpn()),
+            rq_psn: Some(7),
+            max_dest_rd_atomic: Some(1),
+            min_rnr_timer: Some(1),
+            ..RcModify::default()
+        },
+        RcModify {
+            state: Some(QpState::Rts),
+            sq_psn: Some(7),
+            timeout: Some(14),
+            retry_cnt: Some(7),
+            rnr_retry: Some(7),
+            max_rd_atomic: Some(1),
+            ..RcModify::default()
+        },
+    ];
+    for rc in states {
+        let dest_gid = (rc.state == Some(QpState::Rtr)).then(|| peer.gid());
+        qp.modify(&QpModify { rc, dest_gid, ..QpModify::default() }).unwrap();
+    }
+}
+
+/// A NIC dies, a post is the first to see it, and the NIC that the switch chooses dies before the post is tried there (and the next one,
+/// too). The program sees nothing of it.
+#[test]
+fn a_post_outlives_the_nics_that_its_switch_chooses() {
+    for deaths in 0..3 {
+        let w = World::new();
+        w.post_recv(1).unwrap();
+        w.post_send(2).unwrap();
+        w.arrives();
+        w.post_recv(3).unwrap();
+        w.plan.deaths_at_adoption.store(deaths, SeqCst);
+        w.plan.dead[0].store(true, SeqCst);
+        w.post_send(4).unwrap_or_else(|e| panic!("the program sees the death of NIC {} in a row: {e}", deaths + 1));
+        w.arrives();
+        let dead = |i: &usize| w.plan.dead[*i].load(SeqCst);
+        assert_eq!((0..4).filter(dead).count() as u32, deaths + 1);
+        assert!(!dead(&w.from.gate().nic), "it is on a dead NIC");
+    }
+}
+
+/// The NIC of the peer died and was healed, so it has another control endpoint than the one that we know. A peer that says again that it
+/// waits, although it was answered, is looked up anew: the answer went nowhere.
+#[test]
+fn a_peer_that_goes_on_asking_is_looked_up_again() {
+    let w = World::new();
+    let end = |qp: &Qp| Endpoint { gid: qp.gid(), qpn: qp.qpn(), incarnation: w.core.incarnation };
+    let (us, them) = (end(&w.from), end(&w.to));
+    let lower = (us.gid, us.qpn) <= (them.gid, them.qpn);
+    let slots = SlotTable::new(SlotPath { local: 0, remote: 1 }, 4, 4, lower);
+    let hello = Hello {
+        epoch: 1,
+        path: slots.get(1).unwrap().mirrored(),
+        fresh_qpn: w.to.qpn() + 1000,
+        mtu: Mtu::B1024,
+        heard: false,
+        waiting: true,
+        executed: 0,
+        completed: 0,
+    };
+    let message = Message { from: them, to: us, body: Body::Hello(hello) };
+    // Held all the time, so that no deadline is looked after meanwhile.
+    let mut g = w.from.gate();
+    link::message(&w.from, &mut g, &message);
+    let peer = g.link.as_ref().map(|l| l.peer().clone()).unwrap();
+    assert_eq!(g.link.as_ref().map(|l| (l.epoch(), l.switching())), Some((1, true)), "it follows, and has answered");
+    let right = peer.control(1).unwrap();
+    peer.mistake_endpoints(right.qpn + 500);
+    assert_ne!(peer.control(1), Some(right));
+    link::message(&w.from, &mut g, &message);
+    assert_eq!(peer.control(1), Some(right));
+}
+
+/// No NIC is left: posts are kept, up to the size of the queue, and a NIC that is healed in time carries all of them.
+#[test]
+fn what_is_posted_without_any_nic_leaves_by_the_first_that_is_healed() {
+    let w = World::new();
+    w.post_recv(1).unwrap();
+    w.plan.dead.iter().for_each(|d| d.store(true, SeqCst));
+    (0..SENDS).for_each(|i| w.post_send(i).unwrap());
+    assert_eq!(w.post_send(SENDS).unwrap_err().errno(), libc::ENOMEM);
+    assert_eq!((w.from.state(), w.from.query().attrs.rc.state), (QpState::Rts, Some(QpState::Rts)));
+    assert!(!w.from.status().protected);
+    w.plan.dead[2].store(false, SeqCst);
+    w.core.inbox.put(Job::Device(2, DeviceEvent::PortActive(1)));
+    (1..SENDS).for_each(|i| w.post_recv(1 + i).unwrap());
+    let wcs = w.completions(2 * SENDS as usize);
+    assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success as u32), "{wcs:?}");
+    let sends = wcs.iter().filter(|wc| wc.opcode == 0).map(|wc| wc.wr_id);
+    assert!(sends.eq(0..SENDS), "{wcs:?}");
+    assert_eq!((w.from.gate().nic, w.to.gate().nic), (2, 2));
+}
+
+/// ERR, or its end, finds a QP between two paths: nothing is left of it, and all that was outstanding is flushed once, in order.
+#[test]
+fn a_qp_is_ended_in_the_middle_of_its_switch() {
+    for no_path in [false, true] {
+        let w = World::new();
+        // The other end cannot answer: its lock is held. Or there is no path at all.
+        let other = (!no_path).then(|| w.to.gate());
+        w.plan.dead.iter().take(if no_path { 4 } else { 1 }).for_each(|d| d.store(true, SeqCst));
+        (0..3).for_each(|i| w.post_send(i).unwrap());
+        assert!(w.from.gate().link.as_ref().is_some_and(|l| l.switching()));
+        let rc = RcModify { state: Some(QpState::Err), ..RcModify::default() };
+        w.from.modify(&QpModify { rc, ..QpModify::default() }).unwrap();
+        assert_eq!(w.from.state(), QpState::Err);
+        drop(other);
+        w.post_send(3).unwrap();
+        let wcs = w.completions(4);
+        let flushed = |wc: &Wc| wc.status == WcStatus::WrFlushErr as u32 && wc.qp_num == w.from.qpn();
+        assert!(wcs.iter().all(flushed) && wcs.iter().map(|wc| wc.wr_id).eq(0..4), "no path {no_path}: {wcs:?}");
+    }
+}
