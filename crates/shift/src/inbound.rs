@@ -17,7 +17,7 @@ use unbroken_path::Message;
 use unbroken_verbs::Driver;
 
 /// An idle poller drives the NICs that it does not poll anyway once in so many polls: some tens of microseconds.
-const POLLS: u32 = 64;
+const POLLS: u32 = 256;
 
 /// What a poll that found nothing does besides.
 pub(crate) struct IdlePoll {

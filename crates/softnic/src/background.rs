@@ -16,11 +16,14 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use std::sync::mpsc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 use unbroken_fabric::now_us;
 use unbroken_verbs::{Error, Result};
 
-/// How long a NIC is left to a polling thread before another look.
+/// How long a NIC is left to a polling thread before another look, at first and at most: an eighth of the time that it has been relied
+/// on. A look takes the core from somebody, most often from that thread.
 const LEAVE_US: u64 = 200;
+const MAX_LEAVE_US: u64 = 1_000;
 /// After bulk data more is likely to come at once: for so long the thread looks for it before it sleeps. Not after small messages,
 /// since an application that waits for one may want this core.
 const LINGER_US: u64 = 40;
@@ -33,8 +36,12 @@ const GIVE_WAY_ROUNDS: u32 = 1024;
 
 /// The least time over which the work of application threads is measured.
 const WINDOW_US: u64 = 50;
-/// What an empty poll takes, about: four to a microsecond.
-const EMPTY_POLLS_PER_US: u64 = 4;
+/// What an empty poll takes until that is known, and what may be found, in nanoseconds: it is 200 on one machine and 1,000 on another.
+const EMPTY_NS: u32 = 250;
+const MIN_EMPTY_NS: u32 = 50;
+const MAX_EMPTY_NS: u32 = 4000;
+/// Of so many empty polls one is timed.
+const TIMED_POLLS: u32 = 16;
 /// A thread that has not polled for so long may have turned to something else.
 const SILENT_US: u64 = 20;
 /// It has if it then runs for so long without polling.
@@ -49,10 +56,11 @@ const MAX_DISTRUST_US: u64 = 1_000_000;
 /// or waits for events, does not, and needs the background thread also if it polls now and then.
 ///
 /// Counts that are lost between two threads do no harm.
-#[derive(Default)]
 pub(crate) struct Poller {
     /// Polls that found nothing to do.
     empty: AtomicU32,
+    /// What one of them takes.
+    empty_ns: AtomicU32,
     /// Time spent in verbs that did something.
     busy_us: AtomicU32,
     /// When a thread last polled, and which.
@@ -69,6 +77,20 @@ thread_local! {
     static TID: libc::pid_t = unsafe { libc::gettid() };
 }
 
+impl Default for Poller {
+    fn default() -> Poller {
+        Poller {
+            empty: AtomicU32::new(0),
+            empty_ns: AtomicU32::new(EMPTY_NS),
+            busy_us: AtomicU32::new(0),
+            last_us: AtomicU64::new(0),
+            last_tid: AtomicI32::new(0),
+            inside: AtomicBool::new(false),
+            left: AtomicBool::new(false),
+        }
+    }
+}
+
 impl Poller {
     /// A thread polls.
     #[inline]
@@ -81,6 +103,21 @@ impl Poller {
     #[inline]
     pub(crate) fn empty(&self) {
         self.empty.store(self.empty.load(Relaxed).saturating_add(1), Relaxed);
+    }
+
+    /// When the poll that begins now began, if it is one to be timed.
+    #[inline]
+    pub(crate) fn time(&self) -> Option<Instant> {
+        self.empty.load(Relaxed).is_multiple_of(TIMED_POLLS).then(Instant::now)
+    }
+
+    /// A poll that has found nothing to do was timed. What is known moves towards it by an eighth at most: the thread may have lost
+    /// its core meanwhile.
+    pub(crate) fn timed(&self, since: Instant) {
+        let ns = u32::try_from(since.elapsed().as_nanos()).unwrap_or(u32::MAX);
+        let known_ns = self.empty_ns.load(Relaxed);
+        let ns = ns.clamp(known_ns - known_ns / 8, known_ns + known_ns / 8);
+        self.empty_ns.store(ns.clamp(MIN_EMPTY_NS, MAX_EMPTY_NS), Relaxed);
     }
 
     /// A verb worked from `since_us` until now.
@@ -118,7 +155,7 @@ impl Poller {
             false => 0,
         };
         let busy_us = u64::from(self.busy_us.swap(0, Relaxed)) + inside_us;
-        busy_us + u64::from(self.empty.swap(0, Relaxed)) / EMPTY_POLLS_PER_US
+        busy_us + u64::from(self.empty.swap(0, Relaxed)) * u64::from(self.empty_ns.load(Relaxed)) / 1000
     }
 }
 
@@ -207,10 +244,10 @@ impl Opinion {
     }
 
     /// How long the NIC may be left to the polling thread before another look.
-    fn leave_us(&self) -> u64 {
+    fn leave_us(&self, now_us: u64) -> u64 {
         match self.suspect {
             Some(_) => GONE_US,
-            None => LEAVE_US,
+            None => ((now_us - self.relied_since_us) / 8).clamp(LEAVE_US, MAX_LEAVE_US),
         }
     }
 
@@ -372,7 +409,7 @@ fn run(shared: &Shared) {
         let polling = opinion.polling(&shared.poller, time_us);
         let mut gone = relied && !polling;
         if polling {
-            let leave_us = opinion.leave_us();
+            let leave_us = opinion.leave_us(time_us);
             shared.wake_at_us.store(time_us + leave_us, Ordering::Relaxed);
             sleep(shared, &[], leave_us);
             time_us = now_us();
@@ -418,5 +455,48 @@ fn give_way(shared: &Shared) {
             std::thread::yield_now();
         }
         std::hint::spin_loop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn what_empty_polls_take_is_measured() {
+        for ns in [100, 1000, 3000] {
+            let p = Poller::default();
+            for _ in 0..100 {
+                p.timed(Instant::now() - Duration::from_nanos(ns));
+            }
+            // The thread loses its core.
+            p.timed(Instant::now() - Duration::from_secs(1));
+            (0..1000).for_each(|_| p.empty());
+            let took_us = p.take_us(0);
+            assert!(took_us >= ns && took_us <= ns * 3 / 2, "{took_us} us for a thousand of {ns} ns");
+            assert_eq!(p.take_us(0), 0);
+        }
+    }
+
+    #[test]
+    fn one_poll_of_a_few_is_timed() {
+        let p = Poller::default();
+        let timed = (0..160).filter(|_| {
+            let timed = p.time().is_some();
+            p.empty();
+            timed
+        });
+        assert_eq!(timed.count(), 10);
+    }
+
+    #[test]
+    fn a_thread_that_polls_for_long_is_left_alone_for_longer() {
+        let mut o = Opinion::new(0);
+        assert_eq!(o.leave_us(100), LEAVE_US);
+        assert_eq!(o.leave_us(4_000), 500);
+        assert_eq!(o.leave_us(1_000_000), MAX_LEAVE_US);
+        o.suspect = Some((0, Ran { tid: 0, cpu_us: 0 }));
+        assert_eq!(o.leave_us(1_000_000), GONE_US);
     }
 }

@@ -141,11 +141,13 @@ impl Driver for Shared {
         if fork::abandoned() {
             return;
         }
+        let timed = self.poller.time();
         let now_us = now_us();
         self.poller.enter(now_us);
         let Some(mut e) = self.try_lock() else { return self.poller.empty() };
         self.poller.set_inside(true);
-        let patient = self.wake_at_us.load(Ordering::Relaxed) <= now_us + ACK_PATIENCE_US;
+        // A thread that is relied on will poll again soon, or the background thread will notice.
+        let patient = self.poller.relied_on() || self.wake_at_us.load(Ordering::Relaxed) <= now_us + ACK_PATIENCE_US;
         let work = e.drive(now_us, &self.domain, !patient);
         self.poller.set_inside(false);
         if work.busy {
@@ -154,6 +156,9 @@ impl Driver for Shared {
         }
         self.poller.empty();
         drop(e);
+        if let Some(since) = timed {
+            self.poller.timed(since);
+        }
         let idle = self.idle_polls.load(Ordering::Relaxed) + 1;
         self.idle_polls.store(idle % IDLE_POLLS, Ordering::Relaxed);
         if idle == IDLE_POLLS {

@@ -374,39 +374,89 @@ pub(crate) struct Message {
 
 /// Messages for one `sendmmsg`.
 pub(crate) const TX_MESSAGES: usize = 64;
+/// So few are not worth a `sendmmsg`.
+const FEW_MESSAGES: usize = 2;
 
 /// Sends messages out of `buffer` in order, at most [`TX_MESSAGES`]; gives how many left (at least one), or the error of the first.
+///
+/// A few are sent one by one: `sendmmsg` costs more than the calls that it saves, and the first is not to wait for the others.
 pub(crate) fn send<'a>(
     socket: &TxSocket,
-    messages: impl Iterator<Item = &'a Message>,
+    messages: impl ExactSizeIterator<Item = &'a Message>,
     buffer: &[u8],
 ) -> io::Result<usize> {
+    let fd = libc::c_long::from(socket.as_raw_fd());
+    if messages.len() > FEW_MESSAGES {
+        return send_many(fd, messages, buffer);
+    }
+    let mut sent = 0;
+    for m in messages {
+        let done = if m.segment == 0 { send_datagram(fd, m, buffer) } else { send_run(fd, m, buffer) };
+        match done {
+            Ok(()) => sent += 1,
+            // The error is that of the first message of the next call.
+            Err(_) if sent > 0 => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(sent)
+}
+
+/// What the system calls for sending take; not libc's functions, which are points of cancellation and pay for it.
+const SEND_FLAGS: libc::c_long = libc::MSG_DONTWAIT as libc::c_long;
+
+fn result(n: libc::c_long) -> io::Result<usize> {
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+fn send_datagram(fd: libc::c_long, m: &Message, buffer: &[u8]) -> io::Result<()> {
+    let bytes = &buffer[m.at..m.at + m.bytes];
+    let (to, to_len) = (&raw const m.to.storage, libc::c_long::from(m.to.len));
+    // SAFETY: the bytes and the address, which the kernel only reads, live through the call.
+    result(unsafe { libc::syscall(libc::SYS_sendto, fd, bytes.as_ptr(), bytes.len(), SEND_FLAGS, to, to_len) })
+        .map(drop)
+}
+
+fn send_run(fd: libc::c_long, m: &Message, buffer: &[u8]) -> io::Result<()> {
+    let (mut iov, mut control) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    let header = header_of(m, buffer, &mut iov, &mut control);
+    // SAFETY: as in `send_many`.
+    result(unsafe { libc::syscall(libc::SYS_sendmsg, fd, &raw const header, SEND_FLAGS) }).map(drop)
+}
+
+fn send_many<'a>(fd: libc::c_long, messages: impl Iterator<Item = &'a Message>, buffer: &[u8]) -> io::Result<usize> {
     let mut msgs = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; TX_MESSAGES];
-    let mut iovs = [const { MaybeUninit::<libc::iovec>::uninit() }; TX_MESSAGES];
-    let mut controls = [const { MaybeUninit::<Control>::uninit() }; TX_MESSAGES];
+    let mut iovs = [const { MaybeUninit::uninit() }; TX_MESSAGES];
+    let mut controls = [const { MaybeUninit::uninit() }; TX_MESSAGES];
     let mut count: libc::c_long = 0;
     for (m, ((msg, iov), control)) in messages.zip(msgs.iter_mut().zip(&mut iovs).zip(&mut controls)) {
-        let bytes = &buffer[m.at..m.at + m.bytes];
-        // SAFETY: integers and pointers, for which zero is valid.
-        let msg = msg.write(unsafe { zeroed() });
-        let h = &mut msg.msg_hdr;
-        h.msg_name = (&raw const m.to.storage).cast_mut().cast();
-        h.msg_namelen = m.to.len;
-        h.msg_iov = iov.write(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() });
-        h.msg_iovlen = 1;
-        if m.segment > 0 {
-            h.msg_control = (&raw mut *control.write(Control::segment(m.segment))).cast();
-            h.msg_controllen = size_of::<Control>() as _;
-        }
+        msg.write(libc::mmsghdr { msg_hdr: header_of(m, buffer, iov, control), msg_len: 0 });
         count += 1;
     }
     // SAFETY: the first `count` headers were written above; addresses, control messages and the buffer, which the kernel only reads,
     // live through the call.
-    let n = unsafe {
-        let (fd, flags) = (libc::c_long::from(socket.as_raw_fd()), libc::c_long::from(libc::MSG_DONTWAIT));
-        libc::syscall(libc::SYS_sendmmsg, fd, msgs.as_mut_ptr(), count, flags)
-    };
-    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    result(unsafe { libc::syscall(libc::SYS_sendmmsg, fd, msgs.as_mut_ptr(), count, SEND_FLAGS) })
+}
+
+/// The header of a message, which points to it and to what is written into `iov` and `control`.
+fn header_of(
+    m: &Message,
+    buffer: &[u8],
+    iov: &mut MaybeUninit<libc::iovec>,
+    control: &mut MaybeUninit<Control>,
+) -> libc::msghdr {
+    let bytes = &buffer[m.at..m.at + m.bytes];
+    // SAFETY: integers and pointers, for which zero is valid.
+    let mut h: libc::msghdr = unsafe { zeroed() };
+    h.msg_name = (&raw const m.to.storage).cast_mut().cast();
+    h.msg_namelen = m.to.len;
+    h.msg_iov = iov.write(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() });
+    h.msg_iovlen = 1;
+    if m.segment > 0 {
+        h.msg_control = (&raw mut *control.write(Control::segment(m.segment))).cast();
+        h.msg_controllen = size_of::<Control>() as _;
+    }
+    h
 }
 
 #[cfg(test)]
