@@ -253,7 +253,8 @@ static int meet(struct round *r, uint32_t mask, int made)
     return exchange(r, &ok, &peer_ok, sizeof ok) || !ok || !peer_ok ? -1 : 0;
 }
 
-/* QP 0 is used again for another connection. */
+/* QP 0 is used again for another connection. But for UC, which is made anew: a message that is late begins with any PSN, and nothing
+   tells it from one of this life. */
 static void live_again(struct round *r)
 {
     struct conn *c = r->conns;
@@ -262,7 +263,7 @@ static void live_again(struct round *r)
 
     if (e && !may_refuse_reset(e))
         BROKEN(r, c, "to RESET: %s", strerror(e));
-    if (e) {
+    if (e || (c->qp && r->plan.type == IBV_QPT_UC)) {
         ibv_destroy_qp(c->qp);
         c->qp = NULL;
     }

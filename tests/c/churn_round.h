@@ -285,9 +285,15 @@ static int to_state(struct round *r, struct conn *c, struct ibv_qp_attr *a, int 
     return e ? cannot(r, "QP %d to %s: %s", c->id, state, strerror(e)) : 0;
 }
 
+/* Each life has its own: a datagram may be late, as on any network, and the QPN is the same. */
+static uint32_t qkey_of(const struct round *r, const struct conn *c)
+{
+    return ((uint32_t)r->plan.seed + (uint32_t)c->life) & 0x7fffffff;
+}
+
 static int to_init(struct round *r, struct conn *c)
 {
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = (uint32_t)r->plan.seed & 0x7fffffff };
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = qkey_of(r, c) };
     int mask = IBV_QP_PKEY_INDEX | IBV_QP_PORT;
 
     a.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;

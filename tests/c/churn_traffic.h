@@ -360,7 +360,7 @@ static void build(struct round *r, struct conn *c, struct ibv_send_wr *wr, struc
     if (r->plan.type == IBV_QPT_UD) {
         wr->wr.ud.ah = c->ah;
         wr->wr.ud.remote_qpn = c->peer.qpn;
-        wr->wr.ud.remote_qkey = (uint32_t)r->plan.seed & 0x7fffffff;
+        wr->wr.ud.remote_qkey = qkey_of(r, c);
     }
     sge[0] = (struct ibv_sge){ o.is_inline ? (uintptr_t)buffer : at(c, buffer), o.len, o.is_inline ? 0 : c->mr->lkey };
     if (o.null && o.kind != READ)

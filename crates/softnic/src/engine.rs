@@ -58,6 +58,8 @@ const ROOM_BYTES: u64 = 1 << 20;
 /// For so long the background thread holds back an ACK that the application's answer is likely to take along: longer than a round trip
 /// of small messages, so that it is the next of them and not a timer that wakes the thread.
 const ANSWER_US: u64 = 100;
+/// Drives that a reset takes at most: enough for what a socket holds, while other QPs may get more and more.
+const DRAIN_DRIVES: u32 = 1024;
 /// Timers run in one drive.
 const DRIVE_TIMERS: usize = 64;
 
@@ -392,6 +394,15 @@ impl Engine {
         self.count();
         let turns = !self.ready.is_empty() && self.blocked_until_us <= now_us;
         Work { busy: true, received: received > 0, more: self.rx_rings.iter().any(RxRing::full) || turns, bulk }
+    }
+
+    /// A QP was reset: handles what has come in so far, which drops what is for that QP, so that its next life gets none of it.
+    pub(crate) fn drain(&mut self, now_us: u64, domain: &Domain) {
+        for _ in 0..DRAIN_DRIVES {
+            if !self.drive(now_us, domain, true).received {
+                break;
+            }
+        }
     }
 
     /// Gives a QP its turn in the ready queue.

@@ -28,6 +28,7 @@ mod memory;
 mod netlink;
 mod nic;
 mod nics;
+mod poller;
 mod qp;
 mod socket;
 

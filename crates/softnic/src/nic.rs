@@ -1,11 +1,12 @@
 //! An opened NIC: a device of verbs.
 
-use crate::background::{Background, Poller};
+use crate::background::Background;
 use crate::engine::{Engine, Identity, QpEntry, QpKind, Sockets, MAX_QPS};
 use crate::faults::{Link, Status};
 use crate::fork;
 use crate::memory::{Domain, MAX_MRS, MAX_MR_BYTES, MAX_PDS};
 use crate::nics::{gid_of, guid_of, lid_of, Spec};
+use crate::poller::Poller;
 use crate::qp::SoftQp;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

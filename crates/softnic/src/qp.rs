@@ -140,6 +140,9 @@ impl DeviceQp for SoftQp {
         }
         self.entry(&mut e)?.modify(change)?;
         e.route(self.index());
+        if change.rc.state == Some(QpState::Reset) {
+            e.drain(now_us, &self.nic.shared.domain);
+        }
         self.kick(e, now_us);
         Ok(())
     }

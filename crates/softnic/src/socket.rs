@@ -2,8 +2,9 @@
 //!
 //! All are non-blocking, close-on-exec, and bound to the NIC's address. The receiving one owns port `4791 + slot`: binding it is
 //! how a process claims a slot of the NIC, and the kernel frees it when the process ends. It takes runs of equal segments in one
-//! piece (UDP_GRO), and says how many datagrams found it full (SO_RXQ_OVFL). The sending ones set don't-fragment, so that the kernel gives every datagram IP id 0 and counts up through the
-//! segments of one GSO send: the ICRC covers the id.
+//! piece (UDP_GRO), and says how many datagrams found it full (SO_RXQ_OVFL). The sending ones set don't-fragment, so that the kernel
+//! gives every datagram IP id 0 and counts up through the segments of one GSO send: the ICRC covers the id. (A connected socket would
+//! save the kernel a look-up, but counts ids from a random number.)
 
 use crate::fork;
 use std::io;

@@ -173,6 +173,34 @@ fn a_receiver_that_died_holds_its_senders_once() {
     assert!(start.elapsed() < PATIENCE, "{:?} for a NIC that is closed", start.elapsed());
 }
 
+/// What came in for a QP before it was reset, whether it waited for a receive or in the socket, is not for its next life, though that has
+/// the same QPN and Q_Key.
+#[test]
+fn what_came_before_a_reset_is_gone() {
+    const MARK: usize = 100;
+    let d = Datagrams::new();
+    for round in 0..20 {
+        // More than one drive takes from the socket.
+        for n in 0..50 {
+            d.send(n);
+            d.a.poll(1);
+        }
+        if round % 2 == 0 {
+            assert_eq!(d.b.cq.poll(&mut [unbroken_types::Wc::default()]).unwrap(), 0, "there is no receive");
+        }
+        let reset = RcModify { state: Some(QpState::Reset), ..RcModify::default() };
+        d.qb.modify(&QpModify { rc: reset, ..QpModify::default() }).unwrap();
+        ready(&*d.qb);
+        d.recv(round);
+        d.qa.post_send(&SendWr { ud: Some(d.to), ..send(0, &[d.a.sge(0, MARK)]) }).unwrap();
+        d.a.poll(1);
+        let wc = d.b.poll(1)[0];
+        assert_ok(&wc, round);
+        assert_eq!(wc.byte_len as usize, GRH + MARK, "round {round}: that is from before");
+    }
+    all_is_returned(&d.world, "b", [&d.a, &d.b]);
+}
+
 /// UC between two NICs of a process whose QPs end, by death or by hand, while packets wait and senders are paused.
 #[test]
 fn qps_end_while_packets_wait() {
