@@ -62,7 +62,7 @@ impl Drop for Background {
 /// Starts a thread that runs at once when it is woken, and takes no signals: they are the application's. Returns when it runs, and has
 /// the memory that the C library makes for a new thread.
 ///
-/// Open MPI and UCX overwrite the first bytes of `mmap`, `munmap`, `mremap` and `madvise` while a program starts, without stopping other
+/// Open MPI and UCX overwrite the first bytes of libc's `mmap`, `munmap`, `mremap` and `madvise` while a program starts, without stopping other
 /// threads: one that is inside of such a function returns into the middle of another instruction. So a verbs call that opens a device
 /// leaves no thread behind that is still in one: everything that opening needs is done in the call, threads are waited for, and
 /// `madvise`, which lasts, goes past the C library.
@@ -81,9 +81,8 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Res
     let (runs, until_it_runs) = mpsc::channel();
     let thread = std::thread::Builder::new().name(name).spawn(move || {
         ask_for_promptness();
-        // Whoever started this thread waits for it, or is gone: both are well.
+        // Whoever started this thread waits for this.
         let _ = runs.send(());
-        drop(runs);
         body();
     });
     if thread.is_ok() {
