@@ -1,8 +1,9 @@
 //! The embedded directory: how peers find each other's control addresses.
 //!
-//! Two tables in an LMDB file (`<runtime>/directory/`) that all processes of a runtime folder open at once; no server:
+//! Tables in an LMDB file (`<runtime>/directory/`) that all processes of a runtime folder open at once; no server:
 //! - (GID, QPN) of a logical QP → the incarnation of its process;
-//! - incarnation → where the process can be reached ([`ProcessRecord`]).
+//! - incarnation → where the process can be reached ([`ProcessRecord`]);
+//! - one key ([`Directory::key`]), drawn when the directory is made anew, by which the processes that have it open know each other.
 //!
 //! An entry belongs to a living process. One of a dead process is never returned, is swept out when another process opens the
 //! directory or when it is full, and the whole file is made anew by whoever opens it alone: nothing in it is worth keeping, so
@@ -25,4 +26,4 @@ mod store;
 
 pub use error::DirectoryError;
 pub use record::{NicRecord, ProcessRecord, MAX_NAME, MAX_NICS};
-pub use store::Directory;
+pub use store::{Directory, KEY_BYTES};

@@ -4,9 +4,12 @@
 //! QP:       0  version = 1   4  pid u32    8  incarnation u64                                                     16 bytes
 //! process:  0  version = 1   1  NICs u8    4  pid u32, then for each NIC:
 //!           0  index u32     4  GID        20  control QPN u32   24  length of the name u8   25  name (UTF-8)
+//! key:      0  version = 1   8  the key    40  FNV-1a of what is before it, u64                                   48 bytes
 //! ```
 
 use unbroken_types::Gid;
+
+use crate::store::KEY_BYTES;
 
 /// Most NICs of a process record.
 pub const MAX_NICS: usize = 64;
@@ -127,6 +130,30 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     Some(*head)
 }
 
+/// The value of the directory's key. The sum shows damage, which would else be messages that nobody accepts.
+pub(crate) fn encode_key(key: &[u8; KEY_BYTES]) -> [u8; KEY_BYTES + 16] {
+    let mut bytes = [0; KEY_BYTES + 16];
+    bytes[0] = VERSION;
+    bytes[8..8 + KEY_BYTES].copy_from_slice(key);
+    let sum = fnv1a(&bytes[..8 + KEY_BYTES]);
+    bytes[8 + KEY_BYTES..].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+/// Reads the value of the directory's key; `None` where it is none, or damaged.
+pub(crate) fn decode_key(bytes: &[u8]) -> Option<[u8; KEY_BYTES]> {
+    let mut rest = bytes;
+    let [VERSION, 0, 0, 0, 0, 0, 0, 0] = take(&mut rest)? else {
+        return None;
+    };
+    let key = take(&mut rest)?;
+    (rest == fnv1a(&bytes[..8 + KEY_BYTES]).to_le_bytes()).then_some(key)
+}
+
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3))
+}
+
 /// The key of a QP: GID, then the QPN in network order.
 pub(crate) fn qp_key(gid: Gid, qpn: u32) -> [u8; 20] {
     let mut key = [0; 20];
@@ -172,6 +199,20 @@ mod tests {
                 prop_assert_eq!(qp.encode().to_vec(), bytes);
             }
         }
+    }
+
+    #[test]
+    fn every_damage_of_the_key_is_seen() {
+        let key = std::array::from_fn(|i| i as u8 * 7);
+        let good = encode_key(&key);
+        assert_eq!(decode_key(&good), Some(key));
+        for bit in 0..good.len() * 8 {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(decode_key(&bad), None, "bit {bit}");
+        }
+        assert_eq!(decode_key(&good[..47]), None);
+        assert_eq!(decode_key(&[good.as_slice(), &[0]].concat()), None);
     }
 
     #[test]

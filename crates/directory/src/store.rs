@@ -10,19 +10,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, RwTxn, WithoutTls};
 use rustix::fs::{flock, FlockOperation};
+use rustix::rand::{getrandom, GetRandomFlags};
 use unbroken_telemetry::{process_is_alive, Runtime};
 use unbroken_types::Gid;
 
 use crate::check::check;
 use crate::error::{DirectoryError, Result};
-use crate::record::{qp_key, ProcessRecord, QpRecord};
+use crate::record::{self, qp_key, ProcessRecord, QpRecord};
 
 /// Size limit of the file.
 pub(crate) const LIMIT_BYTES: usize = 64 << 20;
 /// Read transactions at one time, over all processes. Each is over in microseconds.
 const READERS: u32 = 1024;
 
+/// The table of the key, and its entry there.
+const KEY_TABLE: &str = "key";
+
 type Table = Database<Bytes, Bytes>;
+
+/// Length of the directory's key.
+pub const KEY_BYTES: usize = 32;
 
 /// The directory of a runtime folder. One for each process and folder; any number of threads.
 pub struct Directory {
@@ -30,6 +37,7 @@ pub struct Directory {
     env: Env<WithoutTls>,
     qps: Table,
     processes: Table,
+    key: [u8; KEY_BYTES],
     /// To see that the file was not cut short behind LMDB's back, which would end this process when it is touched.
     data: File,
     seen_bytes: AtomicU64,
@@ -64,6 +72,7 @@ impl Directory {
         }
         let env = open_env(&path)?;
         let (qps, processes) = open_tables(&path, &env)?;
+        let key = if alone { make_key(&path, &env)? } else { read_key(&path, &env)? };
         flock(&users, FlockOperation::LockShared).map_err(|e| io("lock it")(e.into()))?;
         let data = File::open(&file).map_err(io("open its file"))?;
         let directory = Directory {
@@ -71,6 +80,7 @@ impl Directory {
             env,
             qps,
             processes,
+            key,
             data,
             seen_bytes: AtomicU64::new(0),
             _users: users,
@@ -81,6 +91,14 @@ impl Directory {
             directory.write("remove entries of dead processes", |txn| directory.sweep(txn))?;
         }
         Ok(directory)
+    }
+
+    /// The directory's key: random bytes that were drawn when the directory was made anew, the same for all who have it open.
+    ///
+    /// Who may open the directory may know it and nobody else can, so a message that is authenticated with it comes from a process
+    /// of this runtime folder.
+    pub fn key(&self) -> [u8; KEY_BYTES] {
+        self.key
     }
 
     /// Enters a logical QP of this process.
@@ -214,7 +232,7 @@ fn lock_file(folder: &Path, name: &str) -> Result<File> {
 #[allow(unsafe_code)]
 fn open_env(path: &Path) -> Result<Env<WithoutTls>> {
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
-    options.map_size(LIMIT_BYTES).max_readers(READERS).max_dbs(2);
+    options.map_size(LIMIT_BYTES).max_readers(READERS).max_dbs(3);
     // SAFETY: no flag that gives up consistency between processes; NO_SYNC gives up only what a crash of the machine leaves, and
     // a file of an earlier boot is never used. The file was checked (see `check`) or is new, and the folder is this user's alone.
     let env = unsafe {
@@ -233,4 +251,43 @@ fn open_tables(path: &Path, env: &Env<WithoutTls>) -> Result<(Table, Table)> {
         Ok((qps, processes))
     };
     open().map_err(|e| DirectoryError::store(path, "open its tables", &e))
+}
+
+/// Draws the key of a directory that is made anew.
+fn make_key(path: &Path, env: &Env<WithoutTls>) -> Result<[u8; KEY_BYTES]> {
+    let action = "make its key";
+    let mut key = [0; KEY_BYTES];
+    fill_random(&mut key).map_err(DirectoryError::io(path, action))?;
+    let write = || -> heed::Result<_> {
+        let mut txn = env.write_txn()?;
+        let table: Table = env.create_database(&mut txn, Some(KEY_TABLE))?;
+        table.put(&mut txn, KEY_TABLE.as_bytes(), &record::encode_key(&key))?;
+        txn.commit()
+    };
+    write().map_err(|e| DirectoryError::store(path, action, &e))?;
+    Ok(key)
+}
+
+/// Reads the key of a directory that others have open.
+fn read_key(path: &Path, env: &Env<WithoutTls>) -> Result<[u8; KEY_BYTES]> {
+    let read = || -> heed::Result<_> {
+        let txn = env.read_txn()?;
+        let table: Option<Table> = env.open_database(&txn, Some(KEY_TABLE))?;
+        let Some(table) = table else { return Ok(None) };
+        Ok(table.get(&txn, KEY_TABLE.as_bytes())?.and_then(record::decode_key))
+    };
+    let key = read().map_err(|e| DirectoryError::store(path, "read its key", &e))?;
+    key.ok_or_else(|| DirectoryError::damaged(path, "its key is missing or damaged"))
+}
+
+/// Fills `bytes` from the kernel's generator, which may give fewer at a time.
+fn fill_random(mut bytes: &mut [u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match getrandom(&mut *bytes, GetRandomFlags::empty()) {
+            Ok(filled) => bytes = &mut bytes[filled..],
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
 }

@@ -1,6 +1,7 @@
 //! The directory as several processes use it. A test that needs another process starts this program again with a role.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -58,7 +59,8 @@ fn other_process() {
             let directory = Directory::open(&runtime).unwrap();
             directory.publish_qp(gid(7), 0x207, 77).unwrap();
             directory.publish_process(77, &process(std::process::id())).unwrap();
-            println!("\npublished");
+            println!("\nkey {:?}", directory.key());
+            println!("published");
             std::io::stdout().flush().unwrap();
             // Until the parent closes the pipe.
             let _ = std::io::stdin().read_line(&mut String::new());
@@ -136,6 +138,50 @@ fn who_opens_it_alone_makes_it_anew() {
     fs::write(runtime.directory().join("lock.mdb"), [0xff; 8192]).unwrap();
     let directory = Directory::open(&runtime).unwrap();
     assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), None);
+}
+
+#[test]
+fn all_who_open_it_have_one_key_and_a_new_directory_a_new_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = Runtime::at(dir.path()).unwrap();
+    let directory = Directory::open(&runtime).unwrap();
+    let key = directory.key();
+    assert_ne!(key, [0; 32]);
+    let mut other = start("publish", dir.path());
+    expect(&mut other, &format!("key {key:?}"));
+    drop(directory);
+    // While the other has it open, it is the same directory.
+    let directory = Directory::open(&runtime).unwrap();
+    assert_eq!(directory.key(), key);
+    drop(directory);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    let fresh = Directory::open(&runtime).unwrap();
+    assert_ne!(fresh.key(), key);
+    // The file is no one else's to read.
+    let mode = fs::metadata(runtime.directory().join("data.mdb")).unwrap().mode();
+    assert_eq!(mode & 0o077, 0, "mode {mode:o}");
+}
+
+#[test]
+fn a_damaged_key_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = Runtime::at(dir.path()).unwrap();
+    let mut other = start("publish", dir.path());
+    expect(&mut other, "published");
+    let key = Directory::open(&runtime).unwrap().key();
+    let file = runtime.directory().join("data.mdb");
+    let mut bytes = fs::read(&file).unwrap();
+    // Every copy of it, also those of older commits.
+    for at in (0..bytes.len() - key.len()).filter(|at| bytes[*at..].starts_with(&key)).collect::<Vec<_>>() {
+        bytes[at] ^= 1;
+    }
+    fs::write(&file, &bytes).unwrap();
+    let text = Directory::open(&runtime).err().unwrap().to_string();
+    let folder = runtime.directory().display().to_string();
+    assert!(text.contains("its key is missing or damaged") && text.contains(&format!("rm -r {folder}")), "{text}");
+    other.kill().unwrap();
+    other.wait().unwrap();
 }
 
 #[test]
