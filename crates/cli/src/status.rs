@@ -35,6 +35,8 @@ struct Process {
     pid: u32,
     program: String,
     host: String,
+    /// Control datagrams without the runtime folder's seal, which it dropped.
+    forged: u64,
     /// Why it did not answer; empty where it did.
     error: String,
 }
@@ -54,6 +56,10 @@ pub(crate) fn status(runtime: &Runtime, json: bool) -> Result {
         } else {
             text += &format!("\npid {}: {}\n", process.pid, process.error);
         }
+        if process.forged > 0 {
+            text +=
+                &format!("{} forged control datagrams were dropped: somebody else sends to its NICs\n", process.forged);
+        }
         text += &qp_table(status.qps.iter().filter(|q| q.pid == process.pid).map(|q| &q.qp));
     }
     print(&text)
@@ -66,15 +72,15 @@ fn collect(runtime: &Runtime) -> Result<Status> {
     let (mut qps, mut processes) = (Vec::new(), Vec::new());
     for pid in answering_pids(runtime).map_err(|e| Failure::io(runtime.sockets().display(), e))? {
         match query_status(runtime, pid, ANSWER_TIMEOUT) {
-            Ok(ProcessStatus { program, host, qps: of_process, .. }) => {
+            Ok(ProcessStatus { program, host, forged, qps: of_process, .. }) => {
                 qps.extend(of_process.into_iter().map(|qp| ProcessQp { pid, qp }));
-                processes.push(Process { pid, program, host, error: String::new() });
+                processes.push(Process { pid, program, host, forged, error: String::new() });
             }
             // It ended while we asked.
             Err(_) if !process_is_alive(pid) => {}
             Err(e) => {
                 let error = format!("does not answer: {e}");
-                processes.push(Process { pid, program: String::new(), host: String::new(), error });
+                processes.push(Process { pid, program: String::new(), host: String::new(), forged: 0, error });
             }
         }
     }

@@ -205,7 +205,8 @@ fn status_joins_pages_faults_and_processes() {
     let end =
         QpStatus { qp: 0x103, own, peer, path: "b/1-a/1".into(), protected: true, why: String::new(), ..qp.clone() };
     let third = QpStatus { qp: 0x104, own: "127.77.1.1:259".into(), ..end.clone() };
-    let answer = ProcessStatus { pid, program: "ib_write_bw".into(), host: "a".into(), qps: vec![qp, end, third] };
+    let answer =
+        ProcessStatus { pid, program: "ib_write_bw".into(), host: "a".into(), forged: 7, qps: vec![qp, end, third] };
     let ask = |args: &[&str]| {
         std::thread::scope(|scope| {
             let asked = scope.spawn(|| good(dir.path(), args));
@@ -226,7 +227,13 @@ fn status_joins_pages_faults_and_processes() {
     assert_eq!(protected(1), (&false.into(), &"its peer: no backup".into()));
     assert_eq!(protected(2), (&true.into(), &"".into()));
     let text = ask(&["status"]);
-    assert!(text.contains("ib_write_bw") && text.contains("no: no backup") && text.contains("nic a/0 dead"), "{text}");
+    assert!(
+        text.contains("ib_write_bw")
+            && text.contains("7 forged control")
+            && text.contains("no: no backup")
+            && text.contains("nic a/0 dead"),
+        "{text}"
+    );
 }
 
 #[test]

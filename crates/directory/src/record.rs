@@ -1,7 +1,7 @@
 //! The values of the tables, as bytes. Little-endian; the first byte is the version, so that a newer program can tell.
 //!
 //! ```text
-//! QP:       0  version = 1   4  pid u32    8  incarnation u64                                                     16 bytes
+//! QP:       0  version = 2   4  pid u32    8  incarnation u64   16  connection u32   20  zero u32                     24 bytes
 //! process:  0  version = 1   1  NICs u8    4  pid u32, then for each NIC:
 //!           0  index u32     4  GID        20  control QPN u32   24  length of the name u8   25  name (UTF-8)
 //! key:      0  version = 1   8  the key    40  FNV-1a of what is before it, u64                                   48 bytes
@@ -45,24 +45,33 @@ pub struct ProcessRecord {
 pub(crate) struct QpRecord {
     pub(crate) pid: u32,
     pub(crate) incarnation: u64,
+    pub(crate) connection: u32,
 }
 
+/// The version of a QP's value.
+const QP_VERSION: u8 = 2;
+
 impl QpRecord {
-    pub(crate) fn encode(&self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[0] = VERSION;
+    pub(crate) fn encode(&self) -> [u8; 24] {
+        let mut bytes = [0; 24];
+        bytes[0] = QP_VERSION;
         bytes[4..8].copy_from_slice(&self.pid.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.incarnation.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.incarnation.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.connection.to_le_bytes());
         bytes
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<QpRecord> {
         let mut rest = bytes;
-        let [VERSION, 0, 0, 0] = take(&mut rest)? else {
+        let [QP_VERSION, 0, 0, 0] = take(&mut rest)? else {
             return None;
         };
-        let record =
-            QpRecord { pid: u32::from_le_bytes(take(&mut rest)?), incarnation: u64::from_le_bytes(take(&mut rest)?) };
+        let record = QpRecord {
+            pid: u32::from_le_bytes(take(&mut rest)?),
+            incarnation: u64::from_le_bytes(take(&mut rest)?),
+            connection: u32::from_le_bytes(take(&mut rest)?),
+        };
+        let [0, 0, 0, 0] = take(&mut rest)? else { return None };
         rest.is_empty().then_some(record)
     }
 }
@@ -175,7 +184,7 @@ mod tests {
     proptest! {
         #[test]
         fn records_round_trip(pid: u32, incarnation: u64, nics in prop::collection::vec(nic(), 0..9)) {
-            let qp = QpRecord { pid, incarnation };
+            let qp = QpRecord { pid, incarnation, connection: 7 };
             prop_assert_eq!(QpRecord::decode(&qp.encode()), Some(qp));
             let process = ProcessRecord { pid, nics };
             let bytes = process.encode().unwrap();

@@ -101,9 +101,9 @@ impl Directory {
         self.key
     }
 
-    /// Enters a logical QP of this process.
-    pub fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64) -> Result<()> {
-        let value = QpRecord { pid: self.pid, incarnation }.encode();
+    /// Enters a logical QP of this process, or its next connection.
+    pub fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64, connection: u32) -> Result<()> {
+        let value = QpRecord { pid: self.pid, incarnation, connection }.encode();
         self.put(self.qps, "enter a QP", &qp_key(gid, qpn), &value)
     }
 
@@ -112,10 +112,10 @@ impl Directory {
         self.write("take a QP out", |txn| self.qps.delete(txn, &qp_key(gid, qpn)).map(|_| ()))
     }
 
-    /// The incarnation of the living process that has this logical QP.
-    pub fn lookup_qp(&self, gid: Gid, qpn: u32) -> Result<Option<u64>> {
+    /// The incarnation of the living process that has this logical QP, and the number of the QP's connection.
+    pub fn lookup_qp(&self, gid: Gid, qpn: u32) -> Result<Option<(u64, u32)>> {
         let record = self.read(self.qps, "look a QP up", &qp_key(gid, qpn), QpRecord::decode)?;
-        Ok(record.filter(|r| self.lives(r.pid)).map(|r| r.incarnation))
+        Ok(record.filter(|r| self.lives(r.pid)).map(|r| (r.incarnation, r.connection)))
     }
 
     /// Enters where a process can be reached, in place of what was there.

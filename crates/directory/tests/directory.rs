@@ -57,7 +57,7 @@ fn other_process() {
     match role.as_str() {
         "publish" => {
             let directory = Directory::open(&runtime).unwrap();
-            directory.publish_qp(gid(7), 0x207, 77).unwrap();
+            directory.publish_qp(gid(7), 0x207, 77, 0).unwrap();
             directory.publish_process(77, &process(std::process::id())).unwrap();
             println!("\nkey {:?}", directory.key());
             println!("published");
@@ -78,7 +78,7 @@ fn other_process() {
 fn exercise(directory: &Directory) {
     for n in 0..400 {
         let _ = directory.lookup_qp(gid(n as u8), n);
-        let _ = directory.publish_qp(gid(n as u8), n + 1, 5);
+        let _ = directory.publish_qp(gid(n as u8), n + 1, 5, 0);
         let _ = directory.unpublish_qp(gid(n as u8), n);
         let _ = directory.lookup_process(u64::from(n));
     }
@@ -90,14 +90,14 @@ fn entries_are_found_until_taken_out() {
     let dir = tempfile::tempdir().unwrap();
     let directory = Directory::open(&Runtime::at(dir.path()).unwrap()).unwrap();
     assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), None);
-    directory.publish_qp(gid(0), 2, 11).unwrap();
-    directory.publish_qp(gid(0), 3, 12).unwrap();
-    assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), Some(11));
+    directory.publish_qp(gid(0), 2, 11, 0).unwrap();
+    directory.publish_qp(gid(0), 3, 12, 0).unwrap();
+    assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), Some((11, 0)));
     assert_eq!(directory.lookup_qp(gid(1), 2).unwrap(), None);
     directory.unpublish_qp(gid(0), 2).unwrap();
     directory.unpublish_qp(gid(0), 2).unwrap();
     assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), None);
-    assert_eq!(directory.lookup_qp(gid(0), 3).unwrap(), Some(12));
+    assert_eq!(directory.lookup_qp(gid(0), 3).unwrap(), Some((12, 0)));
     let me = process(std::process::id());
     directory.publish_process(11, &me).unwrap();
     let fewer = ProcessRecord { nics: me.nics[..2].to_vec(), ..me.clone() };
@@ -116,7 +116,7 @@ fn processes_find_each_other_and_the_dead_expire() {
     let directory = Directory::open(&runtime).unwrap();
     let mut other = start("publish", dir.path());
     expect(&mut other, "published");
-    assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), Some(77));
+    assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), Some((77, 0)));
     assert_eq!(directory.lookup_process(77).unwrap(), Some(process(other.id())));
     other.kill().unwrap();
     other.wait().unwrap();
@@ -129,9 +129,9 @@ fn who_opens_it_alone_makes_it_anew() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::at(dir.path()).unwrap();
     let directory = Directory::open(&runtime).unwrap();
-    directory.publish_qp(gid(0), 2, 11).unwrap();
+    directory.publish_qp(gid(0), 2, 11, 0).unwrap();
     assert!(Directory::open(&runtime).is_err(), "twice in one process");
-    assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), Some(11));
+    assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), Some((11, 0)));
     drop(directory);
     // However damaged.
     fs::write(runtime.directory().join("data.mdb"), "garbage").unwrap();
@@ -200,7 +200,7 @@ fn damage_under_the_eyes_of_a_process_is_an_error() {
     }
     fs::write(&file, &good).unwrap();
     let directory = Directory::open(&runtime).unwrap();
-    assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), Some(77));
+    assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), Some((77, 0)));
     // Cut short while this process has it open.
     fs::write(&file, &good[..8192]).unwrap();
     let text = directory.lookup_qp(gid(7), 0x207).unwrap_err().to_string();
@@ -217,7 +217,7 @@ fn no_damage_crashes() {
     let runtime = Runtime::at(dir.path()).unwrap();
     let directory = Directory::open(&runtime).unwrap();
     for n in 0..1500u32 {
-        directory.publish_qp(gid(n as u8), n, 3).unwrap();
+        directory.publish_qp(gid(n as u8), n, 3, 0).unwrap();
     }
     for n in (0..1500u32).step_by(2) {
         directory.unpublish_qp(gid(n as u8), n).unwrap();
@@ -258,7 +258,7 @@ fn no_damage_crashes() {
     }
     fs::write(&file, &good).unwrap();
     let directory = Directory::open(&runtime).unwrap();
-    assert_eq!(directory.lookup_qp(gid(1), 1).unwrap(), Some(3));
+    assert_eq!(directory.lookup_qp(gid(1), 1).unwrap(), Some((3, 0)));
     assert_eq!(directory.lookup_qp(gid(2), 2).unwrap(), None);
 }
 
@@ -267,7 +267,7 @@ fn a_forked_child_leaves_it_alone() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::at(dir.path()).unwrap();
     let directory = Directory::open(&runtime).unwrap();
-    directory.publish_qp(gid(1), 1, 1).unwrap();
+    directory.publish_qp(gid(1), 1, 1, 0).unwrap();
     // SAFETY: the child runs only what is below (no lock that another thread may have held is taken: the call returns before it
     // touches LMDB) and ends with `_exit`.
     let child = unsafe { libc::fork() };
@@ -281,8 +281,8 @@ fn a_forked_child_leaves_it_alone() {
     // SAFETY: waits for our own child; `status` is a valid place.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
-    assert_eq!(directory.lookup_qp(gid(1), 1).unwrap(), Some(1));
-    directory.publish_qp(gid(1), 2, 1).unwrap();
+    assert_eq!(directory.lookup_qp(gid(1), 1).unwrap(), Some((1, 0)));
+    directory.publish_qp(gid(1), 2, 1, 0).unwrap();
 }
 
 #[test]
@@ -299,6 +299,6 @@ fn many_processes_and_threads_at_once() {
     for other in &mut others {
         assert!(other.wait().unwrap().success());
     }
-    directory.publish_qp(gid(1), 1, 1).unwrap();
-    assert_eq!(directory.lookup_qp(gid(1), 1).unwrap(), Some(1));
+    directory.publish_qp(gid(1), 1, 1, 0).unwrap();
+    assert_eq!(directory.lookup_qp(gid(1), 1).unwrap(), Some((1, 0)));
 }

@@ -75,8 +75,10 @@ pub enum Reason {
     DeviceFatal,
     /// The local port is down.
     PortDown,
-    /// Nothing moved and a probe was not answered.
+    /// Its path is dead: nothing moved on it and probes were not answered, while another path answered.
     Stall,
+    /// The QP is silent, or has given up with this status, while its path lives: it gets a fresh life on the same path.
+    Wedged(WcStatus),
     /// The peer switched.
     Peer,
 }
@@ -90,6 +92,7 @@ impl Reason {
             Reason::DeviceFatal => "device-fatal",
             Reason::PortDown => "port-down",
             Reason::Stall => "stall",
+            Reason::Wedged(_) => "wedged",
             Reason::Peer => "peer",
         }
     }
@@ -97,7 +100,7 @@ impl Reason {
     /// The error that the application would have seen without a switch.
     pub const fn status(self) -> WcStatus {
         match self {
-            Reason::QpFailed(status) => status,
+            Reason::QpFailed(status) | Reason::Wedged(status) => status,
             Reason::DeviceFatal | Reason::PostFailed => WcStatus::FatalErr,
             Reason::PortDown | Reason::Stall | Reason::Peer => WcStatus::RetryExcErr,
         }
@@ -190,6 +193,8 @@ pub struct QuiesceError;
 pub struct Opened {
     /// Its QPN.
     pub qpn: u32,
+    /// The first PSN that it will send: drawn by chance.
+    pub psn: u32,
     /// The path MTU of its NIC.
     pub mtu: Mtu,
 }

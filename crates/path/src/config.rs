@@ -76,6 +76,8 @@ pub struct Counters {
     pub impossible: u64,
     /// Messages for or from another incarnation.
     pub wrong_incarnation: u64,
+    /// Messages of another connection of the two QPs.
+    pub wrong_connection: u64,
     /// Messages that name another QP.
     pub misaddressed: u64,
     /// Suspicions of a life that was over already.

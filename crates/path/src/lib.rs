@@ -6,17 +6,19 @@
 //!
 //! - [`LogicalQp`]: one end of one logical QP: the passive switch (SHIFT §4) as a state machine.
 //! - [`message`]: the control messages that the two ends exchange, and their bytes.
+//! - [`seal`]: what keeps strangers' messages out.
 //! - [`slots`]: which path an epoch uses, the same at both ends.
-//! - [`stall`] and [`probe`]: noticing that a path has gone silent, without taking a slow peer for a dead path.
+//! - [`silence`] and [`health`]: noticing that a QP makes no progress, and finding out whether its path lives.
 #![forbid(unsafe_code)]
 
 mod action;
 mod config;
+pub mod health;
 pub mod message;
-pub mod probe;
 mod qp;
+pub mod seal;
+pub mod silence;
 pub mod slots;
-pub mod stall;
 
 pub use action::{Action, FailCause, OpenError, Opened, QuiesceError, Quiesced, Reason, Switched};
 #[doc(hidden)]
@@ -24,4 +26,4 @@ pub use config::Mutation;
 pub use config::{Config, Counters};
 pub use message::{Endpoint, Message};
 pub use qp::{LogicalQp, State};
-pub use slots::{psn_of, slot_of, Belief, Direction, SlotPath, SlotTable, SLOTS};
+pub use slots::{slot_of, Belief, SlotPath, SlotTable, SLOTS};

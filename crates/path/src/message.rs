@@ -5,25 +5,27 @@
 //!
 //! ```text
 //! 0  magic "UB"   2  version   3  kind   4  length of the whole message (u16)   6  zero (u16)
-//! 8  from: GID (16), QPN (u32), incarnation (u64)      36  to: the same      64  body
-//! Hello    epoch u64, slot u8, flags u8, mtu u8, local NIC u8, remote NIC u8, zero [3], QPN u32, executed u64, completed u64
+//! 8  from: GID (16), QPN (u32), incarnation (u64), connection (u32)      40  to: the same      72  body
+//! Hello    epoch u64, slot u8, flags u8, mtu u8, local NIC u8, remote NIC u8, zero [3], QPN u32, PSN u32, executed u64, completed u64
 //! Probe, ProbeAck    sequence u32, sent_us u64
 //! Refuse   reason u8, zero [7], epoch u64, refused incarnation u64
 //! Bye      nothing
 //! ```
+//! A datagram ends with a code that only those can make who know the key of the directory ([`crate::seal`]).
+//!
 //! A body may be longer than this version knows; the rest is ignored, so fields can be added. Decoding never panics and takes only
 //! what is whole: the checks on single fields are made here, those that need the state of the QP in [`crate::LogicalQp`].
 
 use crate::slots::{slot_of, SlotPath};
 use thiserror::Error;
-use unbroken_types::{Gid, Mtu, MAX_QPN};
+use unbroken_types::{Gid, Mtu, MAX_QPN, PSN_MASK};
 
 /// The version of the format.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// No message is longer.
 pub const MAX_LEN: usize = 1024;
 /// Bytes before the body.
-const HEADER_LEN: usize = 64;
+const HEADER_LEN: usize = 72;
 const MAGIC: [u8; 2] = *b"UB";
 
 /// A logical QP in one life of its process. A QPN of 0 speaks of the process alone (probes).
@@ -35,6 +37,8 @@ pub struct Endpoint {
     pub qpn: u32,
     /// A number drawn once by its process, so that a successor with the same address is told apart.
     pub incarnation: u64,
+    /// Which connection of the QP: a number that changes when the QP is reset, so that a message of an earlier one is told apart.
+    pub connection: u32,
 }
 
 /// A control message.
@@ -72,6 +76,8 @@ pub struct Hello {
     pub path: SlotPath,
     /// QPN of the sender's fresh physical QP.
     pub fresh_qpn: u32,
+    /// First PSN that the sender will send in this epoch: drawn by chance, so that a stranger cannot know it.
+    pub psn: u32,
     /// Path MTU of the sender's NIC.
     pub mtu: Mtu,
     /// The sender has the receiver's Hello of this epoch, has found it safe to go on, and is ready to receive.
@@ -120,6 +126,8 @@ pub enum RefuseReason {
     Impossible = 5,
     /// The QP has failed.
     Failed = 6,
+    /// The QP has been reset since: the message belongs to an earlier connection of it.
+    WrongConnection = 7,
 }
 
 impl RefuseReason {
@@ -131,6 +139,7 @@ impl RefuseReason {
             4 => RefuseReason::Inconsistent,
             5 => RefuseReason::Impossible,
             6 => RefuseReason::Failed,
+            7 => RefuseReason::WrongConnection,
             _ => return None,
         })
     }
@@ -189,7 +198,7 @@ impl Reader<'_> {
         u64::from_be_bytes(self.bytes())
     }
     fn endpoint(&mut self) -> Result<Endpoint, DecodeError> {
-        let e = Endpoint { gid: Gid(self.bytes()), qpn: self.u32(), incarnation: self.u64() };
+        let e = Endpoint { gid: Gid(self.bytes()), qpn: self.u32(), incarnation: self.u64(), connection: self.u32() };
         if e.qpn > MAX_QPN {
             return Err(DecodeError::Field { field: "qpn", value: e.qpn.into() });
         }
@@ -208,9 +217,10 @@ fn put_endpoint(e: &Endpoint, out: &mut Vec<u8>) {
     out.extend_from_slice(&e.gid.0);
     out.extend_from_slice(&e.qpn.to_be_bytes());
     out.extend_from_slice(&e.incarnation.to_be_bytes());
+    out.extend_from_slice(&e.connection.to_be_bytes());
 }
 
-const HELLO_LEN: usize = 36;
+const HELLO_LEN: usize = 40;
 const PROBE_LEN: usize = 12;
 const REFUSE_LEN: usize = 24;
 
@@ -229,6 +239,7 @@ impl Hello {
             0,
         ]);
         out.extend_from_slice(&self.fresh_qpn.to_be_bytes());
+        out.extend_from_slice(&self.psn.to_be_bytes());
         out.extend_from_slice(&self.executed.to_be_bytes());
         out.extend_from_slice(&self.completed.to_be_bytes());
     }
@@ -237,7 +248,7 @@ impl Hello {
         r.need(HELLO_LEN)?;
         let epoch = r.u64();
         let [slot, flags, mtu, local, remote, _, _, _] = r.bytes::<8>();
-        let fresh_qpn = r.u32();
+        let (fresh_qpn, psn) = (r.u32(), r.u32());
         let (executed, completed) = (r.u64(), r.u64());
         let bad = |field, value| Err(DecodeError::Field { field, value });
         if slot != slot_of(epoch) {
@@ -247,8 +258,11 @@ impl Hello {
         if !(2..MAX_QPN).contains(&fresh_qpn) {
             return bad("fresh_qpn", fresh_qpn.into());
         }
+        if psn > PSN_MASK {
+            return bad("psn", psn.into());
+        }
         let (heard, waiting) = (flags & 1 != 0, flags & 2 != 0);
-        Ok(Hello { epoch, path: SlotPath { local, remote }, fresh_qpn, mtu, heard, waiting, executed, completed })
+        Ok(Hello { epoch, path: SlotPath { local, remote }, fresh_qpn, psn, mtu, heard, waiting, executed, completed })
     }
 }
 
@@ -349,21 +363,22 @@ mod tests {
     use proptest::prelude::*;
 
     fn endpoint() -> impl Strategy<Value = Endpoint> {
-        (any::<[u8; 16]>(), 0..=MAX_QPN, any::<u64>()).prop_map(|(g, qpn, incarnation)| Endpoint {
+        (any::<[u8; 16]>(), 0..=MAX_QPN, any::<(u64, u32)>()).prop_map(|(g, qpn, (incarnation, connection))| Endpoint {
             gid: Gid(g),
             qpn,
             incarnation,
+            connection,
         })
     }
 
     fn body() -> impl Strategy<Value = Body> {
-        let hello = (any::<(u64, u64, u64, bool, bool, u8, u8)>(), 2..MAX_QPN, 1u32..=5).prop_map(
-            |((epoch, executed, completed, heard, waiting, local, remote), fresh_qpn, mtu)| {
+        let hello = (any::<(u64, u64, u64, bool, bool, u8, u8)>(), 2..MAX_QPN, 0..=PSN_MASK, 1u32..=5).prop_map(
+            |((epoch, executed, completed, heard, waiting, local, remote), fresh_qpn, psn, mtu)| {
                 let (mtu, path) = (Mtu::from_code(mtu).unwrap(), SlotPath { local, remote });
-                Body::Hello(Hello { epoch, path, fresh_qpn, mtu, heard, waiting, executed, completed })
+                Body::Hello(Hello { epoch, path, fresh_qpn, psn, mtu, heard, waiting, executed, completed })
             },
         );
-        let refuse = (1u8..=6, any::<u64>(), any::<u64>()).prop_map(|(code, epoch, refused)| {
+        let refuse = (1u8..=7, any::<u64>(), any::<u64>()).prop_map(|(code, epoch, refused)| {
             Body::Refuse(Refuse { reason: RefuseReason::from_code(code).unwrap(), epoch, refused })
         });
         let probe = any::<(u32, u64)>().prop_map(|(sequence, sent_us)| Probe { sequence, sent_us });
@@ -405,7 +420,7 @@ mod tests {
 
     #[test]
     fn a_longer_body_of_a_later_time_is_understood() {
-        let e = Endpoint { gid: Gid::default(), qpn: 7, incarnation: 1 };
+        let e = Endpoint { gid: Gid::default(), qpn: 7, incarnation: 1, connection: 0 };
         let m = Message { from: e, to: e, body: Body::Bye };
         let mut bytes = Vec::new();
         m.encode(&mut bytes);
@@ -416,12 +431,13 @@ mod tests {
 
     #[test]
     fn errors_name_the_field() {
-        let e = Endpoint { gid: Gid::default(), qpn: 7, incarnation: 1 };
+        let e = Endpoint { gid: Gid::default(), qpn: 7, incarnation: 1, connection: 0 };
         let path = SlotPath { local: 0, remote: 0 };
         let hello = Hello {
             epoch: 65,
             path,
             fresh_qpn: 9,
+            psn: 3,
             mtu: Mtu::B1024,
             heard: false,
             waiting: true,
@@ -430,7 +446,7 @@ mod tests {
         };
         let mut bytes = Vec::new();
         Message { from: e, to: e, body: Body::Hello(hello) }.encode(&mut bytes);
-        bytes[72] = 2; // the slot
+        bytes[HEADER_LEN + 8] = 2; // the slot
         assert_eq!(Message::decode(&bytes).unwrap_err().to_string(), "field slot of a control message holds 2");
         bytes[2] = 9;
         assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(9)));

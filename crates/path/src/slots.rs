@@ -5,8 +5,6 @@
 //! numbers, seen from the end with the lower (GID, QPN), so nobody has to send it. A slot whose NIC an end has not (yet)
 //! counts as a dead path there.
 
-use unbroken_types::PSN_MASK;
-
 /// Slots of a table.
 pub const SLOTS: usize = 64;
 
@@ -16,26 +14,6 @@ const PREFERRED_SLOTS: usize = 48;
 /// The slot of an epoch.
 pub const fn slot_of(epoch: u64) -> u8 {
     (epoch % SLOTS as u64) as u8
-}
-
-/// Which way packets go, named by the end that sends them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub enum Direction {
-    /// From the end with the lower (GID, QPN).
-    FromLower,
-    /// From the end with the higher (GID, QPN).
-    FromUpper,
-}
-
-/// The first PSN of an epoch in one direction. Neighbouring epochs are far apart (multiples of the golden ratio), so that a late
-/// packet of one never falls into the window of another.
-pub const fn psn_of(epoch: u64, direction: Direction) -> u32 {
-    let base = (epoch.wrapping_mul(0x9e_3779)) as u32;
-    let half = match direction {
-        Direction::FromLower => 0,
-        Direction::FromUpper => 0x80_0000,
-    };
-    base.wrapping_add(half) & PSN_MASK
 }
 
 /// A path as one end sees it: indices of its own and the peer's NIC.
@@ -95,6 +73,16 @@ impl SlotTable {
         };
         debug_assert_eq!(table.paths[0], Some(default));
         table
+    }
+
+    /// The table of a QP that is connected to itself, on a host with so many NICs: both its ends are one, and always on the same NIC.
+    pub fn to_itself(default: u8, nics: u8) -> SlotTable {
+        let mut paths = [None; SLOTS];
+        for (slot, path) in paths.iter_mut().enumerate() {
+            let nic = ((usize::from(default) + slot) % usize::from(nics.max(default + 1))) as u8;
+            *path = Some(SlotPath { local: nic, remote: nic });
+        }
+        SlotTable { paths }
     }
 
     fn from_lower(default: SlotPath, locals: u8, remotes: u8) -> SlotTable {
@@ -224,14 +212,10 @@ mod tests {
     }
 
     #[test]
-    fn psns_of_near_epochs_and_of_both_directions_are_far_apart() {
-        let far = |a: u32, b: u32| (a.wrapping_sub(b) & PSN_MASK).min(b.wrapping_sub(a) & PSN_MASK);
-        for e in 0..2_000u64 {
-            for d in 1..64 {
-                let (a, b) = (psn_of(e, Direction::FromLower), psn_of(e + d, Direction::FromLower));
-                assert!(far(a, b) > 50_000, "{e} {d}");
-            }
-            assert_eq!(far(psn_of(e, Direction::FromLower), psn_of(e, Direction::FromUpper)), 0x80_0000);
-        }
+    fn a_qp_connected_to_itself_stays_on_pairs_of_one_nic() {
+        let t = SlotTable::to_itself(2, 4);
+        let first: Vec<_> = (0..5).map(|s| t.get(s).unwrap()).collect();
+        assert_eq!(first, [path(2, 2), path(3, 3), path(0, 0), path(1, 1), path(2, 2)]);
+        assert_eq!((t.distinct().count_ones(), t.iter().count()), (4, SLOTS));
     }
 }

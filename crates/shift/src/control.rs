@@ -4,27 +4,37 @@
 //! receive of the application, no remote-write right, and one endpoint speaks for any number of logical QPs. Messages are datagrams:
 //! they may be lost, repeated or reordered; `path` deals with that.
 //!
-//! The receive ring is memory that the NIC writes while we own it, so it is made of atomics; a message is copied out before it is
+//! Each datagram carries a seal ([`unbroken_path::seal`]): what a stranger sends is dropped and counted, and never answered. The queue of
+//! what has not been looked at is the receive ring, which is bounded.
+//!
+//! The rings are memory that the NIC reads and writes while we own it, so they are made of atomics; a datagram is copied out before it is
 //! looked at.
 
+use crate::core::lock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use unbroken_path::seal::{Key, SEAL_BYTES};
 use unbroken_types::{Access, Gid, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
-    CompChannel, Cq, Device, DeviceQp, MemoryDomain, QpInit, QpModify, RcModify, RecvWr, Result, SendWr, UdDest,
+    CompChannel, Cq, Device, DeviceQp, Error, MemoryDomain, QpInit, QpModify, RcModify, RecvWr, Result, SendWr, UdDest,
 };
 
-/// Largest control message in bytes; sent inline, so it fits every device's inline limit.
-pub const MAX_MESSAGE_BYTES: usize = 256;
+/// Largest datagram, its seal included. Smaller where the path MTU is.
+const MAX_DATAGRAM_BYTES: usize = 1024;
 
 /// The key that control datagrams carry; it keeps application datagrams out, nothing more.
 const QKEY: u32 = 0x554e_4252;
 
 /// A GRH comes before the payload of each received datagram.
 const GRH_BYTES: usize = 40;
-const SLOT_BYTES: usize = 512;
+const RECV_SLOT_BYTES: usize = GRH_BYTES + MAX_DATAGRAM_BYTES + 8;
 const RECV_SLOTS: usize = 512;
-const SEND_SLOTS: u32 = 512;
+/// Datagrams that may be on their way out; each leaves its slot as soon as the NIC has sent it.
+const SEND_SLOTS: usize = 128;
+/// Where the send slots begin.
+const SENDS_AT: usize = RECV_SLOT_BYTES * RECV_SLOTS;
+/// The `wr_id` of a send is its slot's number plus this.
+const SEND_ID: u64 = 1 << 32;
 
 /// Where an endpoint can be reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,8 +50,12 @@ pub struct Endpoint {
     qp: Arc<dyn DeviceQp>,
     cq: Arc<Cq>,
     addr: ControlAddr,
+    /// The receive slots, then the send slots.
     ring: Box<[AtomicU64]>,
+    free: Mutex<Vec<u16>>,
     lkey: u32,
+    /// Bytes of messages that fit into a datagram.
+    room: usize,
     memory: Arc<dyn MemoryDomain>,
 }
 
@@ -49,17 +63,20 @@ impl Endpoint {
     /// Makes the endpoint of a device; its arrivals raise events on `channel`.
     pub fn open(device: &Arc<dyn Device>, pd: u32, channel: &Arc<CompChannel>) -> Result<Endpoint> {
         let memory = device.memory();
-        let ring: Box<[AtomicU64]> = (0..SLOT_BYTES * RECV_SLOTS / 8).map(|_| AtomicU64::new(0)).collect();
-        let base = ring.as_ptr() as u64;
-        let len = (SLOT_BYTES * RECV_SLOTS) as u64;
+        let mtu = device.port(1)?.active_mtu.bytes();
+        let len = SENDS_AT + SEND_SLOTS * MAX_DATAGRAM_BYTES;
+        let ring: Box<[AtomicU64]> = (0..len / 8).map(|_| AtomicU64::new(0)).collect();
+        let (base, len) = (ring.as_ptr() as u64, len as u64);
         let keys = memory.reg_mr(pd, base, len, base, Access::LOCAL_WRITE)?;
-        let cq = Cq::new(2 * (RECV_SLOTS as u32 + SEND_SLOTS), Some(channel.clone()));
+        let cq = Cq::new(2 * (RECV_SLOTS + SEND_SLOTS) as u32, Some(channel.clone()));
         let qp = Self::make_qp(device, pd, &cq).inspect_err(|_| {
             // The region was made for this QP alone; without it nothing can use the region.
             let _ = memory.dereg_mr(keys.lkey);
         })?;
         let addr = ControlAddr { gid: device.gid(), qpn: qp.qpn() };
-        let endpoint = Endpoint { qp, cq, addr, ring, lkey: keys.lkey, memory };
+        let free = Mutex::new((0..SEND_SLOTS as u16).collect());
+        let room = mtu.min(MAX_DATAGRAM_BYTES) - SEAL_BYTES;
+        let endpoint = Endpoint { qp, cq, addr, ring, free, lkey: keys.lkey, room, memory };
         for slot in 0..RECV_SLOTS {
             endpoint.post(slot)?;
         }
@@ -69,11 +86,11 @@ impl Endpoint {
 
     fn make_qp(device: &Arc<dyn Device>, pd: u32, cq: &Arc<Cq>) -> Result<Arc<dyn DeviceQp>> {
         let caps = QpCaps {
-            max_send_wr: SEND_SLOTS,
+            max_send_wr: SEND_SLOTS as u32,
             max_recv_wr: RECV_SLOTS as u32,
             max_send_sge: 1,
             max_recv_sge: 1,
-            max_inline_data: MAX_MESSAGE_BYTES as u32,
+            max_inline_data: 0,
         };
         let qp = device.create_qp(&QpInit {
             qp_type: QpType::Ud,
@@ -100,51 +117,75 @@ impl Endpoint {
         self.addr
     }
 
+    /// Bytes of messages that fit into a datagram.
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
     fn post(&self, slot: usize) -> Result<()> {
-        let addr = self.ring[slot * SLOT_BYTES / 8..].as_ptr() as u64;
-        let sge = Sge { addr, length: SLOT_BYTES as u32, lkey: self.lkey };
+        let addr = self.ring[slot * RECV_SLOT_BYTES / 8..].as_ptr() as u64;
+        let sge = Sge { addr, length: RECV_SLOT_BYTES as u32, lkey: self.lkey };
         self.qp.post_recv(&RecvWr { wr_id: slot as u64, sges: &[sge] })
     }
 
-    /// Sends a message of at most [`MAX_MESSAGE_BYTES`]. That it was sent says nothing of its arrival.
-    pub fn send(&self, to: ControlAddr, message: &[u8]) -> Result<()> {
-        self.qp.post_send(&SendWr {
-            wr_id: 0,
+    /// Sends a datagram with these messages, at most [`Self::room`] bytes, under the seal of the key. That it was sent says nothing of its
+    /// arrival; where no slot is free it is lost.
+    pub fn send(&self, to: ControlAddr, messages: &[u8], key: &Key) -> Result<()> {
+        let mut datagram = Vec::with_capacity(messages.len() + SEAL_BYTES);
+        datagram.extend_from_slice(messages);
+        key.seal(&mut datagram);
+        let slot = lock(&self.free).pop().ok_or_else(|| Error::no_room("all control datagrams are on their way"))?;
+        let first = (SENDS_AT + usize::from(slot) * MAX_DATAGRAM_BYTES) / 8;
+        let words = &self.ring[first..first + MAX_DATAGRAM_BYTES / 8];
+        for (word, bytes) in words.iter().zip(datagram.chunks(8)) {
+            let mut value = [0; 8];
+            value[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(value), Ordering::Release);
+        }
+        let sge = Sge { addr: words.as_ptr() as u64, length: datagram.len() as u32, lkey: self.lkey };
+        let sent = self.qp.post_send(&SendWr {
+            wr_id: SEND_ID + u64::from(slot),
             opcode: SendOpcode::Send,
-            flags: SendFlags::INLINE,
+            flags: SendFlags::SIGNALED,
             imm_data: 0,
             remote_addr: 0,
             rkey: 0,
             compare_add: 0,
             swap: 0,
-            sges: &[],
-            inline_data: Some(message),
+            sges: &[sge],
+            inline_data: None,
             ud: Some(UdDest { gid: to.gid, qpn: to.qpn, qkey: QKEY, grh: true }),
-        })
+        });
+        if sent.is_err() {
+            lock(&self.free).push(slot);
+        }
+        sent
     }
 
-    /// Hands every message that has arrived to `each`, with the sender's address, and asks for the next event. Gives `false` when
-    /// the endpoint no longer works (its NIC died).
-    pub fn receive(&self, mut each: impl FnMut(ControlAddr, &[u8])) -> bool {
+    /// Hands the content of every datagram with a right seal to `each`, with the sender's address, and asks for the next event. Gives how
+    /// many came without.
+    pub fn receive(&self, key: &Key, mut each: impl FnMut(ControlAddr, &[u8])) -> u64 {
         let mut wcs = [Wc::default(); 16];
+        let mut forged = 0;
         self.cq.arm(false);
-        // Bounded: what arrives meanwhile raises another event.
-        for _ in 0..RECV_SLOTS / wcs.len() {
-            let Ok(n) = self.cq.take(&mut wcs) else { return false };
+        // Bounded: what arrives meanwhile raises another event. An error means that the NIC has died: it is opened anew when it is healed.
+        for _ in 0..(RECV_SLOTS + SEND_SLOTS) / wcs.len() {
+            let Ok(n) = self.cq.take(&mut wcs) else { return forged };
             for wc in &wcs[..n] {
-                if wc.status != WcStatus::Success as u32 {
-                    return false;
-                }
-                self.deliver(wc, &mut each);
-                if self.post(wc.wr_id as usize).is_err() {
-                    return false;
+                if let Some(slot) = wc.wr_id.checked_sub(SEND_ID) {
+                    lock(&self.free).push(slot as u16);
+                } else if wc.status == WcStatus::Success as u32 {
+                    forged += u64::from(!self.deliver(wc, key, &mut each));
+                    if self.post(wc.wr_id as usize).is_err() {
+                        return forged;
+                    }
                 }
             }
             if n == 0 {
                 break;
             }
         }
-        true
+        forged
     }
 
     /// Lets the NIC work in the caller's thread.
@@ -152,19 +193,22 @@ impl Endpoint {
         self.cq.drive();
     }
 
-    fn deliver(&self, wc: &Wc, each: &mut impl FnMut(ControlAddr, &[u8])) {
+    /// False: it carries no seal of ours.
+    fn deliver(&self, wc: &Wc, key: &Key, each: &mut impl FnMut(ControlAddr, &[u8])) -> bool {
         let len = wc.byte_len as usize;
-        if !(GRH_BYTES..=GRH_BYTES + MAX_MESSAGE_BYTES).contains(&len) {
-            return;
+        if !(GRH_BYTES..=GRH_BYTES + MAX_DATAGRAM_BYTES).contains(&len) {
+            return false;
         }
-        let mut copy = [0u8; GRH_BYTES + MAX_MESSAGE_BYTES + 8];
-        let first = wc.wr_id as usize * SLOT_BYTES / 8;
+        let mut copy = [0u8; RECV_SLOT_BYTES];
+        let first = wc.wr_id as usize * RECV_SLOT_BYTES / 8;
         for (word, out) in self.ring[first..first + len.div_ceil(8)].iter().zip(copy.chunks_exact_mut(8)) {
             out.copy_from_slice(&word.load(Ordering::Acquire).to_ne_bytes());
         }
-        if let Some(gid) = source_gid(&copy[..GRH_BYTES]) {
-            each(ControlAddr { gid, qpn: wc.src_qp }, &copy[GRH_BYTES..len]);
+        let opened = source_gid(&copy[..GRH_BYTES]).zip(key.open(&copy[GRH_BYTES..len]));
+        if let Some((gid, messages)) = opened {
+            each(ControlAddr { gid, qpn: wc.src_qp }, messages);
         }
+        opened.is_some()
     }
 
     /// Ends the endpoint.

@@ -9,19 +9,24 @@
 use crate::control::{ControlAddr, Endpoint};
 use crate::devices::{self, NicSet};
 use crate::front::{AsyncElement, Context};
-use crate::peer::{PairBeliefs, Peers};
+use crate::outbox::{Batch, Outbox};
+use crate::peer::Peers;
 use crate::qp::Qp;
 use crate::worker::{self, Inbox, Job};
 use std::collections::HashMap;
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use unbroken_directory::{Directory, NicRecord, ProcessRecord};
+use unbroken_path::seal::Key;
+use unbroken_path::Message;
 use unbroken_telemetry::{Event, EventLog, Runtime, What};
 use unbroken_types::Gid;
 use unbroken_verbs::{CompChannel, Cq, Device, DeviceEvent, Error, EventSink, MemoryDomain, Result, Srq};
 
-/// Longest transport timeout of a protected QP, as the code of the specification: 4.096 µs · 2^12 = 17 ms. A switch is cheap, so a
-/// failure should show long before the application's own timeout.
-const TIMEOUT_CODE: u8 = 12;
+/// Longest transport timeout of a protected QP: the application's own. Whether a path lives is found out by asking it, long before a
+/// transport gives up; a shorter timeout would only send more again where a peer is slow.
+const TIMEOUT_CODE: u8 = 0;
 
 /// Locks a mutex; a panic elsewhere does not make the tables useless.
 pub(crate) fn lock<T: ?Sized>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -56,6 +61,8 @@ pub struct Core {
     pub(crate) failover: bool,
     /// Whether events that a switch absorbs are shown to the application all the same (`UNBROKEN_SHOW_EVENTS=1`).
     pub(crate) show_events: bool,
+    /// Whether troubles are told on stderr (`UNBROKEN_LOG`).
+    talks: bool,
     /// Tells this process from every other that had or will have its addresses.
     pub(crate) incarnation: u64,
     pub(crate) runtime: Runtime,
@@ -73,8 +80,13 @@ pub struct Core {
     busy: Mutex<Vec<LogicalId>>,
     contexts: Mutex<Vec<Weak<Context>>>,
     pub(crate) peers: Peers,
-    pub(crate) beliefs: PairBeliefs,
-    worker: OnceLock<()>,
+    /// What keeps strangers' control messages out.
+    pub(crate) key: Key,
+    /// Control datagrams that came without the seal of the directory's key.
+    forged: AtomicU64,
+    outbox: Outbox,
+    /// Whether the thread that looks after QPs runs; not set before the first device is opened.
+    worker: OnceLock<bool>,
 }
 
 struct Sink(Arc<Inbox>);
@@ -105,12 +117,14 @@ impl Core {
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Error::os("getrandom", &e.into()))?;
         let control_pd = memory.alloc_pd()?;
+        let key = Key::new(&directory.as_ref().map_or([0; 32], Directory::key));
         let inbox = Arc::new(Inbox::new()?);
         Ok(Arc::new(Core {
             slots: (0..nics.count()).map(|_| Mutex::default()).collect(),
             memory,
             failover,
             show_events: std::env::var("UNBROKEN_SHOW_EVENTS").is_ok_and(|v| v == "1"),
+            talks: std::env::var_os("UNBROKEN_LOG").is_some_and(|v| !v.is_empty() && v != "0"),
             incarnation: u64::from_ne_bytes(seed) | 1,
             log: EventLog::open(&runtime),
             runtime,
@@ -124,7 +138,9 @@ impl Core {
             busy: Mutex::default(),
             contexts: Mutex::default(),
             peers: Peers::default(),
-            beliefs: PairBeliefs::default(),
+            key,
+            forged: AtomicU64::new(0),
+            outbox: Outbox::default(),
             worker: OnceLock::new(),
             nics,
         }))
@@ -181,7 +197,13 @@ impl Core {
         let device = self.device_or_open(i)?;
         self.worker.get_or_init(|| {
             self.open_all();
-            worker::spawn(self);
+            match worker::spawn(self) {
+                Ok(()) => true,
+                Err(e) => {
+                    self.complain("no thread for failover: queue pairs are not protected", &e);
+                    false
+                }
+            }
         });
         Ok(device)
     }
@@ -260,14 +282,47 @@ impl Core {
         }
     }
 
-    /// A trouble that stops nothing but that the user should know of.
-    pub(crate) fn complain(&self, what: &str, error: &dyn std::fmt::Display) {
-        eprintln!("unbroken: {what}: {error}");
+    /// Whether somebody looks after the QPs.
+    pub(crate) fn watched(&self) -> bool {
+        self.worker.get().is_some_and(|runs| *runs)
     }
 
-    /// Sends a control message from NIC `local` to the peer's endpoint; whether it could leave.
-    pub(crate) fn send_control(&self, local: usize, to: ControlAddr, message: &[u8]) -> bool {
-        self.endpoint(local).is_some_and(|e| e.send(to, message).is_ok())
+    /// A trouble that stops nothing but that the user may want to know of: to stderr, where that was asked for, and if it can be written.
+    pub(crate) fn complain(&self, what: &str, error: &dyn std::fmt::Display) {
+        if self.talks {
+            let _ = writeln!(std::io::stderr(), "unbroken: {what}: {error}");
+        }
+    }
+
+    /// Sends a control message from NIC `local` to the peer's endpoint, at once or, during a [`Batch`], with others; whether it could leave.
+    pub(crate) fn send_control(&self, local: usize, to: ControlAddr, message: &Message) -> bool {
+        self.endpoint(local).is_some_and(|e| self.outbox.send(e, to, message, &self.key))
+    }
+
+    /// What is sent until this is dropped may leave together.
+    pub(crate) fn batch(&self) -> Batch<'_> {
+        self.outbox.batch(&self.key)
+    }
+
+    /// Control datagrams that strangers sent.
+    pub(crate) fn forged(&self) -> u64 {
+        self.forged.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_forged(&self, datagrams: u64) {
+        if datagrams > 0 {
+            self.forged.fetch_add(datagrams, Ordering::Relaxed);
+        }
+    }
+
+    /// A random number that a stranger cannot guess: a first PSN, the number of a connection.
+    pub(crate) fn random(&self) -> u32 {
+        let mut bytes = [0u8; 4];
+        // It fails only where the call does not exist; what then remains is a number that differs from call to call.
+        if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).is_err() {
+            bytes = (unbroken_telemetry::now_us() as u32).to_ne_bytes();
+        }
+        u32::from_ne_bytes(bytes)
     }
 
     /// Lets every NIC that takes control messages work in the caller's thread.
@@ -322,10 +377,6 @@ impl Core {
     /// The QPs that had sends outstanding; those that still have are to be put back.
     pub(crate) fn take_busy(&self) -> Vec<LogicalId> {
         std::mem::take(&mut *lock(&self.busy))
-    }
-
-    pub(crate) fn qp_count(&self) -> usize {
-        lock(&self.qps).logical.len()
     }
 
     pub(crate) fn all_qps(&self) -> Vec<Arc<Qp>> {

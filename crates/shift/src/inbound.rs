@@ -61,14 +61,21 @@ pub(crate) fn receive(core: &Arc<Core>) {
     core.channel().drain();
     for nic in 0..core.nic_count() {
         let Some(endpoint) = core.endpoint(nic) else { continue };
-        endpoint.receive(|from, bytes| {
+        let forged = endpoint.receive(&core.key, |from, bytes| {
             let mut rest = bytes;
             while let Ok((message, tail)) = Message::decode(rest) {
                 messages.push((nic, from, message));
                 rest = tail;
             }
         });
+        core.count_forged(forged);
     }
+    if messages.iter().any(|(.., m)| matches!(m.body, Body::Probe(_))) {
+        // Who asks whether one path lives compares it with others: a NIC whose own thread waits for a core must not look worse than the
+        // one that this probe came by.
+        core.drive_endpoints();
+    }
+    let _batch = (messages.len() > 1).then(|| core.batch());
     for (nic, from, message) in messages {
         handle(core, nic, from, &message);
     }
@@ -79,7 +86,7 @@ fn handle(core: &Arc<Core>, nic: usize, from: ControlAddr, message: &Message) {
         Body::Probe(_) => {
             if message.to.incarnation == core.incarnation {
                 if let Some(answer) = message.answer_probe() {
-                    send(core, nic, from, &answer);
+                    core.send_control(nic, from, &answer);
                 }
             }
         }
@@ -90,17 +97,10 @@ fn handle(core: &Arc<Core>, nic: usize, from: ControlAddr, message: &Message) {
                 Some(qp) => link::message(&qp, &mut qp.gate(), message),
                 None => {
                     if let Some(refusal) = message.refusal(core.incarnation, RefuseReason::UnknownQp) {
-                        send(core, nic, from, &refusal);
+                        core.send_control(nic, from, &refusal);
                     }
                 }
             }
         }
     }
-}
-
-/// Sends a message. One that cannot leave is a lost message.
-pub(crate) fn send(core: &Core, nic: usize, to: ControlAddr, message: &Message) {
-    let mut bytes = Vec::with_capacity(256);
-    message.encode(&mut bytes);
-    core.send_control(nic, to, &bytes);
 }

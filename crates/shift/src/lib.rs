@@ -4,7 +4,7 @@
 //! - `qp`, `link`: the logical QP; carries out what the pure crate `path` decides.
 //! - `worker`: one thread for each process: device events, control messages, stalls, deadlines.
 //! - `inbound`: control messages that arrive, handled by the worker or by whoever polls.
-//! - `control`, `peer`: how processes talk to each other and what they know of each other.
+//! - `control`, `outbox`, `peer`: how processes talk to each other and what they know of each other.
 //! - `devices`: the one place that names a kind of device. Everything else knows `verbs::Device` alone, and learns of failures
 //!   through it.
 #![forbid(unsafe_code)]
@@ -15,6 +15,7 @@ mod devices;
 pub mod front;
 mod inbound;
 mod link;
+mod outbox;
 mod peer;
 mod qp;
 #[cfg(test)]

@@ -7,19 +7,20 @@
 //! alive), in `backlog`. What the application posts meanwhile is appended there, so nothing is refused and order is kept.
 
 use crate::core::Core;
-use crate::peer::{Pair, Peer};
+use crate::peer::Peer;
 use crate::qp::{Gate, Qp};
 use crate::worker::Job;
 use std::sync::Arc;
-use unbroken_path::message::Body;
-use unbroken_path::stall::{StallDetector, STALL_US};
+use unbroken_path::health::Verdict;
+use unbroken_path::message::{Body, RefuseReason};
+use unbroken_path::silence::{Look, Silence};
 use unbroken_path::{
     Action, Belief, Config, Endpoint, LogicalQp, Message, OpenError, Opened, QuiesceError, Quiesced, Reason, SlotPath,
     SlotTable, State, Switched,
 };
-use unbroken_roce::{check_send, RecvEntry, SendEntry};
+use unbroken_roce::{check_send, Progress, RecvEntry, SendEntry};
 use unbroken_telemetry::{now_us, Switch, SwitchKind, What};
-use unbroken_types::{QpState, WcStatus};
+use unbroken_types::{QpState, WcStatus, PSN_MASK};
 use unbroken_verbs::{Backlog, Error, QpModify, RcModify, RecvWr, Result, SendBatch};
 
 /// Actions that one call may carry out; a switch over every slot needs fewer.
@@ -30,18 +31,27 @@ const HELLO_MIN_US: u64 = 300;
 
 /// A switch is reported when something moved on the new path, or, on an idle QP, after this time.
 const REPORT_WAIT_US: u64 = 1_000_000;
+/// How often that is looked at: first, and at most.
+const REPORT_LOOK_US: u64 = 500;
+/// See `REPORT_LOOK_US`.
+const REPORT_LOOK_MAX_US: u64 = 20_000;
 
 /// A switch that is done but not yet reported.
 struct Pending {
     switched: Switched,
     replayed: u32,
+    /// When to look next, and how long after the last look.
+    look_at_us: u64,
+    look_us: u64,
 }
 
 /// One end's link.
 pub(crate) struct Link {
     lqp: LogicalQp,
     peer: Arc<Peer>,
-    stall: StallDetector,
+    silence: Silence,
+    /// The transport of the present life has given up with this status, and the path has been asked whether it lives.
+    gave_up: Option<WcStatus>,
     /// What is outstanding while no physical QP holds it.
     backlog: Option<Backlog>,
     pending: Option<Pending>,
@@ -50,37 +60,43 @@ pub(crate) struct Link {
     replayed: u32,
     /// The peer's endpoints were there when last looked for.
     ready: bool,
+    /// When the worker will look at this QP, as far as it has been told.
+    told_us: Option<u64>,
 }
 
 impl Link {
-    /// The link to the QP (`gid`, `qpn`) of the process `incarnation`, or why there can be none.
-    pub(crate) fn new(
-        qp: &Qp,
-        gid: unbroken_types::Gid,
-        qpn: u32,
-        incarnation: u64,
-    ) -> std::result::Result<Link, &'static str> {
+    /// The link of a QP with that connection number to the QP `them`, or why there can be none.
+    pub(crate) fn new(qp: &Qp, connection: u32, them: Endpoint) -> std::result::Result<Link, &'static str> {
         let core = &qp.core;
-        let peer = core.peers.get(core, incarnation).ok_or("the peer's process is not in the directory")?;
+        let peer = core.peers.get(core, them.incarnation).ok_or("the peer's process is not in the directory")?;
         let remote =
-            peer.index_of(gid).ok_or("the peer's process does not have the NIC that the QP is connected to")?;
-        let me = Endpoint { gid: qp.gid(), qpn: qp.qpn(), incarnation: core.incarnation };
-        let them = Endpoint { gid, qpn, incarnation };
+            peer.index_of(them.gid).ok_or("the peer's process does not have the NIC that the QP is connected to")?;
+        let me = Endpoint { gid: qp.gid(), qpn: qp.qpn(), incarnation: core.incarnation, connection };
         let default = SlotPath { local: qp.id().0 as u8, remote };
         let lower = (me.gid, me.qpn) <= (them.gid, them.qpn);
-        let table = SlotTable::new(default, core.nic_count().min(255) as u8, peer.nic_count(), lower);
+        let nics = core.nic_count().min(255) as u8;
+        let table = match me == them {
+            true => SlotTable::to_itself(default.local, nics),
+            false => SlotTable::new(default, nics, peer.nic_count(), lower),
+        };
+        {
+            let mut health = peer.health();
+            table.iter().for_each(|(_, path)| health.add(path));
+        }
         let config = Config { hello_min_us: HELLO_MIN_US, ..Config::default() };
         let lqp = LogicalQp::new(me, them, table, config, now_us());
         core.inbox.put(Job::Connect(qp.id()));
         Ok(Link {
             lqp,
             peer,
-            stall: StallDetector::new(STALL_US),
+            silence: Silence::default(),
+            gave_up: None,
             backlog: None,
             pending: None,
             sq_psn: 0,
             replayed: 0,
             ready: false,
+            told_us: None,
         })
     }
 
@@ -101,14 +117,9 @@ impl Link {
         !matches!(self.lqp.state(), State::Active | State::Failed | State::Closed)
     }
 
-    /// The pair that carries the QP now, while nothing is being switched.
-    pub(crate) fn active_pair(&self) -> Option<Pair> {
-        let path = self.lqp.path().filter(|_| self.lqp.state() == State::Active)?;
-        Some(self.pair(path))
-    }
-
-    fn pair(&self, path: SlotPath) -> Pair {
-        Pair { local: path.local, peer: self.peer.incarnation, remote: path.remote }
+    /// The path that carries the QP now, while nothing is being switched.
+    pub(crate) fn active_path(&self) -> Option<SlotPath> {
+        self.lqp.path().filter(|_| self.lqp.state() == State::Active)
     }
 
     fn path_text(&self, core: &Core, path: Option<SlotPath>) -> String {
@@ -133,47 +144,85 @@ impl Link {
         paths.dedup();
         self.ready = true;
         for path in paths {
-            let belief = core.beliefs.belief(core, self.pair(path), &self.peer);
+            let belief = self.peer.belief(core, path);
             self.lqp.set_path_belief(now, path, belief);
         }
     }
 
     /// When [`tick`] is to be called at the latest; `None` while nothing is under way.
     fn deadline(&self) -> Option<u64> {
-        let report = self.pending.as_ref().map(|_| now_us() + 500);
+        let report = self.pending.as_ref().map(|p| p.look_at_us);
         [self.lqp.poll_timeout(), report].into_iter().flatten().min()
     }
 }
 
-/// The physical QP of the present path fails, or its path is suspected.
+/// The physical QP of the present path fails, or its path is dead.
 pub(crate) fn suspect(qp: &Qp, g: &mut Gate, reason: Reason) {
     let now = now_us();
     let Some(link) = &mut g.link else { return };
-    if let Some(path) = link.lqp.path() {
-        match reason {
-            Reason::PostFailed | Reason::DeviceFatal | Reason::PortDown => link.update_beliefs(&qp.core, now),
-            _ => link.lqp.set_path_belief(now, path, Belief::Silent),
-        }
-        if reason == Reason::PostFailed {
-            link.lqp.set_path_belief(now, path, Belief::NoNic);
-        }
+    link.update_beliefs(&qp.core, now);
+    if let (Some(path), Reason::PostFailed) = (link.lqp.path(), reason) {
+        link.lqp.set_path_belief(now, path, Belief::NoNic);
     }
     let epoch = link.lqp.epoch();
     link.lqp.suspect(now, epoch, reason);
-    run(qp, g);
+    settle(qp, g);
+}
+
+/// The transport has given up. That is a question to its path, which the caller asks; the answer decides ([`verdict`]).
+pub(crate) fn gave_up(qp: &Qp, g: &mut Gate, status: WcStatus) -> Option<(Arc<Peer>, SlotPath)> {
+    let link = g.link.as_mut()?;
+    let Some(path) = link.active_path() else {
+        suspect(qp, g, Reason::QpFailed(status));
+        return None;
+    };
+    link.gave_up = Some(status);
+    Some((link.peer.clone(), path))
+}
+
+/// It has been found out whether a path to the peer lives.
+pub(crate) fn verdict(qp: &Qp, g: &mut Gate, path: SlotPath, verdict: Verdict) {
+    let Some(link) = &mut g.link else { return };
+    let on_it = link.lqp.path() == Some(path);
+    match (verdict, link.gave_up) {
+        (Verdict::Alive, Some(status)) if on_it => suspect(qp, g, Reason::Wedged(status)),
+        (Verdict::Dead, Some(status)) if on_it => suspect(qp, g, Reason::QpFailed(status)),
+        (Verdict::Dead, None) if on_it => suspect(qp, g, Reason::Stall),
+        _ => beliefs_changed(qp, g),
+    }
 }
 
 /// A control message for the QP has come.
 pub(crate) fn message(qp: &Qp, g: &mut Gate, message: &Message) {
-    if let Some(link) = &mut g.link {
-        let unheard = matches!(&message.body, Body::Hello(h) if h.waiting) && link.lqp.state() == State::Connected;
-        if unheard {
-            // We have answered already. A NIC of the peer that died and was healed has a new endpoint; perhaps it is the only one
-            // that the peer has, and what we know is the old one.
-            link.peer.refresh(&qp.core);
+    let Some(link) = &mut g.link else { return };
+    let refused = matches!(&message.body, Body::Refuse(r) if r.reason == RefuseReason::WrongConnection);
+    let (peer, from) = (link.lqp.peer(), message.from);
+    if (refused || from.connection != peer.connection) && from.incarnation == peer.incarnation {
+        // It was reset after we had looked it up, and before it connected to us; or it belongs to an earlier connection.
+        if let Some(Ok(Some((_, connection)))) = qp.core.directory.as_ref().map(|d| d.lookup_qp(peer.gid, peer.qpn)) {
+            link.lqp.set_peer_connection(connection);
         }
-        link.lqp.handle_message(now_us(), message);
-        run(qp, g);
+    }
+    let unheard = matches!(&message.body, Body::Hello(h) if h.waiting) && link.lqp.state() == State::Connected;
+    if unheard {
+        // We have answered already. A NIC of the peer that died and was healed has a new endpoint; perhaps it is the only one
+        // that the peer has, and what we know is the old one.
+        link.peer.refresh(&qp.core);
+    }
+    link.lqp.handle_message(now_us(), message);
+    settle(qp, g);
+}
+
+/// The peer's process has ended: one that was killed says no Bye.
+pub(crate) fn peer_gone(qp: &Qp, g: &mut Gate) {
+    let Some(link) = &mut g.link else { return };
+    let bye = Message { from: link.lqp.peer(), to: link.lqp.me(), body: Body::Bye };
+    link.lqp.handle_message(now_us(), &bye);
+    let outstanding = g.phys.progress().outstanding_sends > 0;
+    let status = g.link.as_ref().and_then(|l| l.gave_up);
+    match outstanding {
+        true => suspect(qp, g, status.map_or(Reason::Stall, Reason::QpFailed)),
+        false => settle(qp, g),
     }
 }
 
@@ -181,7 +230,7 @@ pub(crate) fn message(qp: &Qp, g: &mut Gate, message: &Message) {
 pub(crate) fn beliefs_changed(qp: &Qp, g: &mut Gate) {
     if let Some(link) = &mut g.link {
         link.update_beliefs(&qp.core, now_us());
-        run(qp, g);
+        settle(qp, g);
     }
 }
 
@@ -202,11 +251,16 @@ pub(crate) fn tick(qp: &Qp, g: &mut Gate) -> Option<u64> {
     if progress.advanced > 0 || progress.executed > 0 {
         link.lqp.handle_progress(now, epoch);
     }
-    if let Some(p) = &link.pending {
+    if let Some(p) = &mut link.pending {
         let moved = progress.first_moved_us.filter(|_| p.switched.epoch == epoch);
         if moved.is_some() || now > p.switched.started_us + REPORT_WAIT_US || p.switched.epoch != epoch {
-            let p = link.pending.take().expect("just seen");
-            report(qp, link, &p, moved.unwrap_or(p.switched.started_us));
+            let moved_us = moved.unwrap_or(p.switched.started_us);
+            if let Some(p) = link.pending.take() {
+                report(qp, link, &p, moved_us);
+            }
+        } else if p.look_at_us <= now {
+            p.look_us = (2 * p.look_us).min(REPORT_LOOK_MAX_US);
+            p.look_at_us = now + p.look_us;
         }
     }
     if link.lqp.poll_timeout().is_some_and(|t| t <= now) {
@@ -218,19 +272,17 @@ pub(crate) fn tick(qp: &Qp, g: &mut Gate) -> Option<u64> {
         link.lqp.handle_timeout(now);
     }
     run(qp, g);
-    g.link.as_ref()?.deadline()
+    let link = g.link.as_mut()?;
+    link.told_us = link.deadline();
+    link.told_us
 }
 
-/// Feeds the stall detector. Gives true when the path should be given up.
-pub(crate) fn stalled(
-    g: &mut Gate,
-    now: u64,
-    progress: &unbroken_roce::Progress,
-    probe: &mut unbroken_path::probe::PathProbe,
-) -> bool {
-    let Some(link) = &mut g.link else { return false };
-    link.stall.observe(now, progress.outstanding_sends, progress.advanced, probe)
-        == unbroken_path::stall::Verdict::Suspect
+/// Looks at the progress of a QP that nothing is being switched of. Gives its peer and path, too.
+pub(crate) fn look(g: &mut Gate, now: u64, progress: &Progress) -> Option<(Arc<Peer>, SlotPath, Look)> {
+    let link = g.link.as_mut()?;
+    let path = link.active_path()?;
+    let look = link.silence.look(now, progress.outstanding_sends, progress.advanced);
+    Some((link.peer.clone(), path, look))
 }
 
 fn report(qp: &Qp, link: &Link, p: &Pending, moved_us: u64) {
@@ -249,6 +301,18 @@ fn report(qp: &Qp, link: &Link, p: &Pending, moved_us: u64) {
         switch_us: moved_us.saturating_sub(p.switched.detected_us),
         replayed: p.replayed.into(),
     }));
+}
+
+/// Does what the state machine asks, and tells the worker when to look at the QP.
+fn settle(qp: &Qp, g: &mut Gate) {
+    run(qp, g);
+    let Some(link) = &mut g.link else { return };
+    if let Some(at_us) = link.deadline() {
+        if link.told_us.is_none_or(|told_us| at_us < told_us) {
+            link.told_us = Some(at_us);
+            qp.core.inbox.put(Job::Watch(qp.id(), at_us));
+        }
+    }
 }
 
 /// Does what the state machine asks until it asks nothing.
@@ -298,14 +362,11 @@ fn run(qp: &Qp, g: &mut Gate) {
             }
             Action::Report(switched) => {
                 if let Some(l) = &mut g.link {
-                    l.pending = Some(Pending { switched, replayed: l.replayed });
-                    l.stall = StallDetector::new(STALL_US);
+                    let (look_at_us, look_us) = (now + REPORT_LOOK_US, REPORT_LOOK_US);
+                    l.pending = Some(Pending { switched, replayed: l.replayed, look_at_us, look_us });
                 }
             }
         }
-    }
-    if g.link.as_ref().is_some_and(|l| l.deadline().is_some()) {
-        qp.core.inbox.put(Job::Watch(qp.id()));
     }
 }
 
@@ -356,10 +417,12 @@ fn open(qp: &Qp, g: &mut Gate, slot: u8) -> Result<Opened> {
         return Err(e);
     }
     link.backlog = None;
+    (link.silence, link.gave_up) = (Silence::default(), None);
     let old = (g.nic, g.phys.qpn());
     g.phys.destroy();
     core.rename_physical(qp.id(), old, (nic, fresh.qpn()));
-    let opened = Opened { qpn: fresh.qpn(), mtu: g.app.rc.mtu.map_or(mtu, |m| m.min(mtu)) };
+    let psn = core.random() & PSN_MASK;
+    let opened = Opened { qpn: fresh.qpn(), psn, mtu: g.app.rc.mtu.map_or(mtu, |m| m.min(mtu)) };
     g.phys = fresh;
     (g.nic, g.port) = (nic, 1);
     Ok(opened)
@@ -424,12 +487,8 @@ fn send(qp: &Qp, g: &mut Gate, message: &Message, via: u8) {
     let Some(link) = &g.link else { return };
     let Some(path) = link.lqp.slots().get(via) else { return };
     let Some(to) = link.peer.control(path.remote) else { return };
-    let mut bytes = Vec::with_capacity(256);
-    message.encode(&mut bytes);
-    if !qp.core.send_control(path.local.into(), to, &bytes) && matches!(message.body, Body::Hello(_)) {
-        // Not lost for good: `path` repeats it over the next path.
-        qp.core.inbox.put(Job::Watch(qp.id()));
-    }
+    // One that cannot leave is a lost message: what matters is repeated, over the next path.
+    qp.core.send_control(path.local.into(), to, message);
 }
 
 // --- posting while no physical QP holds the work ----------------------------------------------------------------------------

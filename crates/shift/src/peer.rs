@@ -6,8 +6,9 @@
 use crate::control::ControlAddr;
 use crate::core::{lock, Core};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
-use unbroken_path::Belief;
+use std::sync::{Arc, Mutex, MutexGuard};
+use unbroken_path::health::{HealthConfig, PeerHealth};
+use unbroken_path::{Belief, SlotPath};
 use unbroken_types::Gid;
 
 /// A NIC of a peer process.
@@ -25,6 +26,8 @@ pub(crate) struct PeerNic {
 pub(crate) struct Peer {
     pub(crate) incarnation: u64,
     nics: Mutex<Vec<PeerNic>>,
+    /// Whether the paths to it live. Innermost lock.
+    health: Mutex<PeerHealth>,
 }
 
 impl Peer {
@@ -45,7 +48,25 @@ impl Peer {
 
     /// Where NIC `i` takes control messages, if it does.
     pub(crate) fn control(&self, i: u8) -> Option<ControlAddr> {
-        self.nic(i).filter(|n| n.control_qpn != 0).map(|n| ControlAddr { gid: n.gid, qpn: n.control_qpn })
+        let nics = lock(&self.nics);
+        let nic = nics.get(usize::from(i)).filter(|n| n.control_qpn != 0)?;
+        Some(ControlAddr { gid: nic.gid, qpn: nic.control_qpn })
+    }
+
+    /// What is known of the paths to it.
+    pub(crate) fn health(&self) -> MutexGuard<'_, PeerHealth> {
+        lock(&self.health)
+    }
+
+    /// What to believe of a path to it.
+    pub(crate) fn belief(&self, core: &Core, path: SlotPath) -> Belief {
+        if !core.device(usize::from(path.local)).is_some_and(|d| d.usable()) {
+            Belief::NoNic
+        } else if self.control(path.remote).is_none() || self.health().is_dead(path) {
+            Belief::Silent
+        } else {
+            Belief::Alive
+        }
     }
 
     /// What is known of all endpoints is wrong from now on, until it is read again.
@@ -79,46 +100,22 @@ impl Peers {
         if let Some(p) = map.get(&incarnation) {
             return Some(p.clone());
         }
-        let peer = Arc::new(Peer { incarnation, nics: Mutex::default() });
+        let health = Mutex::new(PeerHealth::new(HealthConfig::default()));
+        let peer = Arc::new(Peer { incarnation, nics: Mutex::default(), health });
         if !peer.refresh(core) || peer.nic_count() == 0 {
             return None;
         }
         map.insert(incarnation, peer.clone());
         Some(peer)
     }
-}
 
-/// A path between two processes: our NIC, the peer, its NIC.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Pair {
-    pub(crate) local: u8,
-    pub(crate) peer: u64,
-    pub(crate) remote: u8,
-}
-
-/// Pairs whose probes were not answered.
-#[derive(Default)]
-pub(crate) struct PairBeliefs(Mutex<HashMap<Pair, ()>>);
-
-impl PairBeliefs {
-    /// Notes that a pair is silent, or that it answers again.
-    pub(crate) fn set_silent(&self, pair: Pair, silent: bool) {
-        let mut map = lock(&self.0);
-        if silent {
-            map.insert(pair, ());
-        } else {
-            map.remove(&pair);
-        }
+    /// The peer of that incarnation, if QPs are connected to it.
+    pub(crate) fn known(&self, incarnation: u64) -> Option<Arc<Peer>> {
+        lock(&self.0).get(&incarnation).cloned()
     }
 
-    /// What to believe of a pair.
-    pub(crate) fn belief(&self, core: &Core, pair: Pair, peer: &Peer) -> Belief {
-        if !core.device(usize::from(pair.local)).is_some_and(|d| d.usable()) {
-            Belief::NoNic
-        } else if peer.control(pair.remote).is_none() || lock(&self.0).contains_key(&pair) {
-            Belief::Silent
-        } else {
-            Belief::Alive
-        }
+    /// All of them.
+    pub(crate) fn all(&self) -> Vec<Arc<Peer>> {
+        lock(&self.0).values().cloned().collect()
     }
 }

@@ -14,6 +14,7 @@ use crate::inbound::IdlePoll;
 use crate::link::{self, Link};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use unbroken_path::Endpoint;
 use unbroken_telemetry::{QpStatus, What};
 use unbroken_types::{Gid, QpCaps, QpState, QpType, Wc, WcStatus};
 use unbroken_verbs::{
@@ -59,6 +60,8 @@ pub(crate) struct Gate {
     /// The QP has failed for good: its WRs were completed with the original error, and whatever is posted flushes.
     pub(crate) failed: bool,
     destroyed: bool,
+    /// Which connection of the QP this is: it changes with each RESET, so that messages of an earlier one are told apart.
+    connection: u32,
 }
 
 /// A logical QP.
@@ -100,6 +103,7 @@ impl Qp {
             QpType::Ud => "UD QPs are not protected",
             QpType::Uc => "UC QPs are not protected",
         };
+        let connection = core.random();
         let qp = Arc::new(Qp {
             core: core.clone(),
             context: Arc::downgrade(context),
@@ -116,6 +120,7 @@ impl Qp {
                 why_not,
                 failed: false,
                 destroyed: false,
+                connection,
             }),
             cookie: AtomicU64::new(r.cookie),
         });
@@ -123,13 +128,18 @@ impl Qp {
             for cq in [&r.send_cq, &r.recv_cq] {
                 cq.set_idle_hook(Arc::new(IdlePoll::new(core.clone())));
             }
-            if let Some(Err(e)) = core.directory.as_ref().map(|d| d.publish_qp(core.gid_of(nic), qpn, core.incarnation))
-            {
-                core.complain("the directory does not take a QP, which stays unprotected", &e);
-            }
+            qp.publish(connection);
         }
         core.add_qp(&qp, nic, qpn);
         Ok(qp)
+    }
+
+    /// Tells the directory which connection of the QP this is.
+    fn publish(&self, connection: u32) {
+        let Some(directory) = &self.core.directory else { return };
+        if let Err(e) = directory.publish_qp(self.gid(), self.qpn, self.core.incarnation, connection) {
+            self.core.complain("the directory does not take a QP, which stays unprotected", &e);
+        }
     }
 
     /// The logical QPN.
@@ -375,6 +385,8 @@ impl Qp {
         g.failed = false;
         if self.init.hold_on_failure {
             g.why_not = "not connected";
+            g.connection = g.connection.wrapping_add(1);
+            self.publish(g.connection);
         }
         Ok(())
     }
@@ -386,13 +398,16 @@ impl Qp {
         let (Some(gid), Some(qpn)) = (gid, qpn) else { return };
         let gid = self.core.first_port(gid);
         g.why_not = match self.core.directory.as_ref().map(|d| d.lookup_qp(gid, qpn)) {
-            Some(Ok(Some(incarnation))) => match Link::new(self, gid, qpn, incarnation) {
-                Ok(link) => {
-                    g.link = Some(Box::new(link));
-                    return;
+            _ if !self.core.watched() => "the thread for failover could not be started",
+            Some(Ok(Some((incarnation, connection)))) => {
+                match Link::new(self, g.connection, Endpoint { gid, qpn, incarnation, connection }) {
+                    Ok(link) => {
+                        g.link = Some(Box::new(link));
+                        return;
+                    }
+                    Err(why) => why,
                 }
-                Err(why) => why,
-            },
+            }
             Some(Ok(None)) => "the peer is not in the directory",
             Some(Err(e)) => {
                 self.core.complain("the directory cannot be read; the QP stays unprotected", &e);

@@ -345,7 +345,11 @@ fn a_post_outlives_the_nics_that_its_switch_chooses() {
 #[test]
 fn a_peer_that_goes_on_asking_is_looked_up_again() {
     let w = World::new();
-    let end = |qp: &Qp| Endpoint { gid: qp.gid(), qpn: qp.qpn(), incarnation: w.core.incarnation };
+    let end = |qp: &Qp| {
+        let (incarnation, connection) =
+            w.core.directory.as_ref().unwrap().lookup_qp(qp.gid(), qp.qpn()).unwrap().unwrap();
+        Endpoint { gid: qp.gid(), qpn: qp.qpn(), incarnation, connection }
+    };
     let (us, them) = (end(&w.from), end(&w.to));
     let lower = (us.gid, us.qpn) <= (them.gid, them.qpn);
     let slots = SlotTable::new(SlotPath { local: 0, remote: 1 }, 4, 4, lower);
@@ -353,6 +357,7 @@ fn a_peer_that_goes_on_asking_is_looked_up_again() {
         epoch: 1,
         path: slots.get(1).unwrap().mirrored(),
         fresh_qpn: w.to.qpn() + 1000,
+        psn: 5,
         mtu: Mtu::B1024,
         heard: false,
         waiting: true,

@@ -7,28 +7,28 @@ use crate::core::{Core, LogicalId};
 use crate::front::{event_type, AsyncElement};
 use crate::inbound;
 use crate::link;
-use crate::peer::Pair;
-use crate::qp::Qp;
+use crate::peer::Peer;
+use crate::qp::{Gate, Qp};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use unbroken_path::health::{Answer, Verdict};
 use unbroken_path::message::{Body, Probe};
-use unbroken_path::probe::{Health, PathProbe, ProbeConfig};
-use unbroken_path::{Endpoint, Message, Reason};
+use unbroken_path::silence::{ASK_AFTER_US, WEDGED_AFTER_US};
+use unbroken_path::{Endpoint, Message, Reason, SlotPath};
 use unbroken_telemetry::{now_us, ProcessStatus, StatusServer, What};
 use unbroken_types::WcStatus;
 use unbroken_verbs::{DeviceEvent, EventFd, QpEvent, Result};
 
 /// How often what is outstanding is looked at.
-const STALL_TICK_US: u64 = 8_000;
+const LOOK_US: u64 = 8_000;
+
+/// Before a path is called dead the NICs are driven so many times: an answer may wait behind other packets.
+const LAST_DRIVES: u32 = 8;
 
 /// A thread that wakes this much later than it wanted was kept from its core.
 const LATE_US: u64 = 2_000;
-
-/// A round of probes lasts longer than `path` has it by default: with 25 ms of stall before it a dead path shows after some 90 ms, and a
-/// peer that waits for its core has the time to answer.
-const PROBE_ROUND_US: u64 = 55_000;
 
 /// While a switch is young the worker looks for messages this often, in its own thread: on a machine whose cores are all taken, a NIC's
 /// thread may leave the NIC to a polling thread that does not run just now.
@@ -48,8 +48,8 @@ pub(crate) enum Job {
     Device(usize, DeviceEvent),
     /// A QP was connected: learn the peer's endpoints.
     Connect(LogicalId),
-    /// A QP has deadlines now.
-    Watch(LogicalId),
+    /// A QP is to be looked at by that time.
+    Watch(LogicalId, u64),
     /// A probe was answered; the answer came in by that NIC.
     ProbeAck(usize, Message),
 }
@@ -67,16 +67,9 @@ impl Inbox {
         Ok(Inbox { jobs: Mutex::default(), wake: EventFd::new(false, true)?, awake: AtomicBool::new(false) })
     }
 
-    /// Leaves a job. The list is bounded by what causes jobs: each QP has one life to fail and one watch at a time.
+    /// Leaves a job. The list is bounded by what causes jobs: each QP has one life to fail, and is watched earlier and earlier only.
     pub(crate) fn put(&self, job: Job) {
-        let mut jobs = crate::core::lock(&self.jobs);
-        if let Job::Watch(id) = job {
-            if jobs.iter().rev().take(64).any(|j| matches!(j, Job::Watch(other) if *other == id)) {
-                return;
-            }
-        }
-        jobs.push_back(job);
-        drop(jobs);
+        crate::core::lock(&self.jobs).push_back(job);
         if !self.awake.swap(true, Ordering::AcqRel) {
             self.wake.signal();
         }
@@ -97,15 +90,14 @@ struct Connecting {
 
 struct Worker {
     core: Arc<Core>,
-    probes: HashMap<Pair, PathProbe>,
     /// QPs under a switch, and when to look at them.
     watched: HashMap<LogicalId, u64>,
     connecting: Vec<Connecting>,
     /// A switch that began lately is young until then.
     young_until_us: u64,
     /// On the worker's own clock.
-    stall_at_us: u64,
-    /// How long this thread was kept from its core so far. Stalls and probes are timed by a clock that stands still meanwhile
+    look_at_us: u64,
+    /// How long this thread was kept from its core so far. Silence and probes are timed by a clock that stands still meanwhile
     /// ([`Worker::clock_us`]): a starved observer must not take its own sleep for the silence of a path.
     lost_us: u64,
     status: Option<StatusServer>,
@@ -120,7 +112,7 @@ fn port_name(core: &Core, nic: usize, port: u8) -> String {
 }
 
 /// Starts the worker of a process.
-pub(crate) fn spawn(core: &Arc<Core>) {
+pub(crate) fn spawn(core: &Arc<Core>) -> std::io::Result<()> {
     let status = match StatusServer::bind(&core.runtime) {
         Ok(s) => Some(s),
         Err(e) => {
@@ -130,21 +122,24 @@ pub(crate) fn spawn(core: &Arc<Core>) {
     };
     let mut worker = Worker {
         core: core.clone(),
-        probes: HashMap::new(),
         watched: HashMap::new(),
         connecting: Vec::new(),
         young_until_us: 0,
-        stall_at_us: 0,
+        look_at_us: 0,
         lost_us: 0,
         status,
     };
-    let spawned = crate::devices::spawn("unb-shift", move || loop {
-        worker.wait();
-        worker.work();
-    });
-    if let Err(e) = spawned {
-        core.complain("no thread for failover", &e);
-    }
+    let core = core.clone();
+    crate::devices::spawn("unb-shift", move || loop {
+        // A defect in one round must not leave all QPs without anybody who looks after them.
+        let round = std::panic::AssertUnwindSafe(|| {
+            worker.wait();
+            worker.work();
+        });
+        if std::panic::catch_unwind(round).is_err() {
+            core.complain("failover", &"a round of work ended in a panic");
+        }
+    })
 }
 
 impl Worker {
@@ -182,8 +177,8 @@ impl Worker {
 
     fn next_deadline(&self) -> u64 {
         let lost_us = self.lost_us;
-        let probes = self.probes.values().filter_map(PathProbe::poll_timeout).chain([self.stall_at_us]);
-        let own = probes.map(|at| at + lost_us);
+        let health = self.core.peers.all().iter().filter_map(|p| p.health().poll_timeout()).min();
+        let own = health.into_iter().chain([self.look_at_us]).map(|at| at + lost_us);
         let connecting = self.connecting.iter().map(|c| c.at_us);
         let watched = self.watched.values().copied();
         own.chain(connecting).chain(watched).min().unwrap_or(u64::MAX)
@@ -198,15 +193,11 @@ impl Worker {
         }
         self.watch(now_us());
         let clock_us = self.clock_us();
-        if self.probes.values().filter_map(PathProbe::poll_timeout).any(|t| t <= clock_us) {
-            // An answer may be there that the NIC's own thread has not had the time to fetch.
-            self.fetch();
+        if clock_us >= self.look_at_us {
+            self.look(clock_us);
+            self.look_at_us = clock_us + LOOK_US;
         }
-        if clock_us >= self.stall_at_us {
-            self.look_for_stalls(clock_us);
-            self.stall_at_us = clock_us + STALL_TICK_US;
-        }
-        self.drive_probes(clock_us);
+        self.ask_paths();
         self.retry_connecting(now_us());
         self.serve_status();
     }
@@ -215,8 +206,8 @@ impl Worker {
         match job {
             Job::Device(nic, event) => self.device_event(nic, event),
             Job::Connect(id) => self.connecting.push(Connecting { id, at_us: 0, tries: 0 }),
-            Job::Watch(id) => {
-                if self.watched.insert(id, 0).is_none() {
+            Job::Watch(id, at_us) => {
+                if self.watched.insert(id, at_us).is_none() {
                     self.young_until_us = now_us() + YOUNG_US;
                 }
             }
@@ -231,6 +222,7 @@ impl Worker {
         match event {
             DeviceEvent::Fatal => {
                 core.emit(What::DeviceFatal { nic: core.nic_name(nic) });
+                self.set_nic(nic, false);
                 self.suspect_all(nic, None, Reason::DeviceFatal);
                 core.drop_device(nic);
                 core.publish_process();
@@ -238,30 +230,14 @@ impl Worker {
             }
             DeviceEvent::PortDown(port) => {
                 core.emit(What::PortDown { nic: port_name(&core, nic, port) });
+                if port == 1 {
+                    self.set_nic(nic, false);
+                }
                 self.suspect_all(nic, Some(port), Reason::PortDown);
                 self.tell_application(nic, event_type::PORT_ERR, AsyncElement::Port(port));
             }
             DeviceEvent::PortActive(port) => self.port_active(nic, port),
-            DeviceEvent::QpFailed { qpn, status } => {
-                if let Some(qp) = core.qp_by_physical(nic, qpn) {
-                    let mut g = qp.gate();
-                    if (g.nic, g.phys.qpn()) != (nic, qpn) {
-                        return; // a life that is over
-                    }
-                    if g.link.is_none() {
-                        g.failed = false;
-                        g.phys.fail(status);
-                        return;
-                    }
-                    if let Some(pair) = g.link.as_ref().and_then(|l| l.active_pair()) {
-                        let clock_us = self.clock_us();
-                        self.probe(pair).doubt(clock_us);
-                    }
-                    let reason =
-                        if status == WcStatus::FatalErr { Reason::DeviceFatal } else { Reason::QpFailed(status) };
-                    link::suspect(&qp, &mut g, reason);
-                }
-            }
+            DeviceEvent::QpFailed { qpn, status } => self.qp_failed(nic, qpn, status),
             DeviceEvent::Qp { qpn, event } => {
                 if let Some(qp) = core.qp_by_physical(nic, qpn) {
                     // That a later life of a QP is connected is no news to the application.
@@ -274,8 +250,39 @@ impl Worker {
         }
     }
 
+    /// The network has stopped a QP: its device is dead, or its transport has given up, which is a question to its path.
+    fn qp_failed(&mut self, nic: usize, qpn: u32, status: WcStatus) {
+        let Some(qp) = self.core.qp_by_physical(nic, qpn) else { return };
+        let mut g = qp.gate();
+        if (g.nic, g.phys.qpn()) != (nic, qpn) {
+            return; // a life that is over
+        }
+        if g.link.is_none() {
+            g.failed = false;
+            g.phys.fail(status);
+        } else if status == WcStatus::FatalErr {
+            link::suspect(&qp, &mut g, Reason::DeviceFatal);
+        } else if let Some((peer, path)) = link::gave_up(&qp, &mut g, status) {
+            let clock_us = self.clock_us();
+            let answer = peer.health().ask(clock_us, path, clock_us);
+            if answer == Answer::Dead {
+                link::verdict(&qp, &mut g, path, Verdict::Dead);
+            }
+        }
+    }
+
+    /// A NIC of ours works again, or no longer does.
+    fn set_nic(&mut self, nic: usize, works: bool) {
+        let clock_us = self.clock_us();
+        for peer in self.core.peers.all() {
+            peer.health().set_nic(clock_us, nic as u8, works);
+        }
+    }
+
     /// Every QP on that NIC, or on one port of it, must leave it; the others must not choose it.
     fn suspect_all(&mut self, nic: usize, port: Option<u8>, reason: Reason) {
+        let core = self.core.clone();
+        let _batch = core.batch();
         for qp in self.core.all_qps() {
             let mut g = qp.gate();
             if g.link.is_some() {
@@ -313,11 +320,8 @@ impl Worker {
         }
         if core.failover {
             core.publish_process();
-            let clock_us = self.clock_us();
-            for (pair, probe) in &mut self.probes {
-                if usize::from(pair.local) == nic {
-                    probe.demand(clock_us);
-                }
+            if port == 1 {
+                self.set_nic(nic, true);
             }
             for qp in core.all_qps() {
                 link::beliefs_changed(&qp, &mut qp.gate());
@@ -342,90 +346,129 @@ impl Worker {
         }
     }
 
-    // --- probes ------------------------------------------------------------------------------------------------------------
-
-    fn probe(&mut self, pair: Pair) -> &mut PathProbe {
-        self.probes.entry(pair).or_insert_with(new_probe)
-    }
+    // --- whether paths live --------------------------------------------------------------------------------------------------
 
     fn probe_answered(&mut self, nic: usize, message: &Message) {
         let Body::ProbeAck(probe) = message.body else { return };
         if message.to.incarnation != self.core.incarnation {
             return;
         }
-        let Some(peer) = self.core.peers.get(&self.core, message.from.incarnation) else { return };
+        let Some(peer) = self.core.peers.known(message.from.incarnation) else { return };
         let Some(remote) = peer.index_of(message.from.gid) else { return };
-        let pair = Pair { local: nic as u8, peer: peer.incarnation, remote };
-        let clock_us = self.clock_us();
-        let Some(p) = self.probes.get_mut(&pair) else { return };
-        p.handle_ack(clock_us, probe.sequence);
-        if p.health() == Health::Alive {
-            // Also where the pair was never thought dead: a QP may have failed on it, and now knows better.
-            self.pair_changed(pair, false);
-        }
+        let path = SlotPath { local: nic as u8, remote };
+        peer.health().handle_answer(self.clock_us(), path, probe.sequence);
+        self.spread_verdicts(&peer);
     }
 
-    fn pair_changed(&mut self, pair: Pair, silent: bool) {
-        self.core.beliefs.set_silent(pair, silent);
-        for qp in self.core.all_qps() {
-            let mut g = qp.gate();
-            if g.link.as_ref().is_some_and(|l| l.peer().incarnation == pair.peer) {
-                link::beliefs_changed(&qp, &mut g);
-            }
-        }
-    }
-
-    fn drive_probes(&mut self, now: u64) {
+    /// Looks at the progress of all QPs with sends outstanding: what moves shows that its path lives, and what does not asks its path.
+    fn look(&mut self, clock_us: u64) {
         let core = self.core.clone();
-        let mut changed = Vec::new();
-        for (pair, probe) in &mut self.probes {
-            if probe.poll_timeout().is_some_and(|t| t <= now) && probe.handle_timeout(now) {
-                changed.push((*pair, probe.health() == Health::Dead));
-            }
-            let Some(sequence) = probe.poll_send(now) else { continue };
-            let Some(peer) = core.peers.get(&core, pair.peer) else { continue };
-            peer.refresh(&core); // a NIC that died and was healed has a new endpoint
-            let (Some(nic), Some(to)) = (peer.nic(pair.remote), peer.control(pair.remote)) else { continue };
-            let message = Message {
-                from: Endpoint { gid: core.gid_of(pair.local.into()), qpn: 0, incarnation: core.incarnation },
-                to: Endpoint { gid: nic.gid, qpn: 0, incarnation: pair.peer },
-                body: Body::Probe(Probe { sequence, sent_us: now }),
-            };
-            inbound::send(&core, pair.local.into(), to, &message);
-        }
-        for (pair, silent) in changed {
-            self.pair_changed(pair, silent);
-        }
-    }
-
-    fn look_for_stalls(&mut self, now: u64) {
-        for id in self.core.take_busy() {
-            let Some(qp) = self.core.qp(id) else { continue };
+        let mut silent = Vec::new();
+        let mut carried: HashMap<(u64, SlotPath), Arc<Peer>> = HashMap::new();
+        for id in core.take_busy() {
+            let Some(qp) = core.qp(id) else { continue };
             let mut g = qp.gate();
             let progress = g.phys.progress();
             // Between two paths it is not the physical QP that has what is outstanding.
             let switching = g.link.as_ref().is_some_and(|l| l.switching());
             match progress.outstanding_sends == 0 && !switching {
                 true => qp.set_idle(&g),
-                false => self.core.add_busy(id),
+                false => core.add_busy(id),
             }
-            let Some(pair) = g.link.as_ref().and_then(|l| l.active_pair()) else { continue };
-            let probe = self.probes.entry(pair).or_insert_with(new_probe);
-            if link::stalled(&mut g, now, &progress, probe) {
-                link::suspect(&qp, &mut g, Reason::Stall);
+            let Some((peer, path, look)) = link::look(&mut g, clock_us, &progress) else { continue };
+            drop(g);
+            if look.moved {
+                carried.entry((peer.incarnation, path)).or_insert(peer);
+            } else if let Some(since_us) = look.silent_since_us.filter(|at| at + ASK_AFTER_US <= clock_us) {
+                silent.push((qp, peer, path, since_us, progress.waiting_rnr));
             }
         }
-        if self.probes.len() > 4 * self.core.qp_count() + 64 {
-            let qps = self.core.all_qps();
-            let peers: std::collections::HashSet<u64> =
-                qps.iter().filter_map(|q| q.gate().link.as_ref().map(|l| l.peer().incarnation)).collect();
-            self.probes.retain(|pair, _| peers.contains(&pair.peer));
+        for ((_, path), peer) in &carried {
+            peer.health().carried(clock_us, *path);
+        }
+        carried.into_values().for_each(|peer| self.spread_verdicts(&peer));
+        for (qp, peer, path, since_us, waits_for_receive) in silent {
+            let answer = peer.health().ask(clock_us, path, since_us);
+            let wedged = since_us + WEDGED_AFTER_US <= clock_us && !waits_for_receive;
+            let reason = match answer {
+                Answer::Dead => Reason::Stall,
+                Answer::Alive if wedged => Reason::Wedged(WcStatus::RetryExcErr),
+                Answer::Alive | Answer::Asked => continue,
+            };
+            let mut g = qp.gate();
+            if g.link.as_ref().and_then(|l| l.active_path()) == Some(path) {
+                link::suspect(&qp, &mut g, reason);
+            }
+        }
+    }
+
+    /// Sends the probes that are due, and gives the verdicts that are.
+    fn ask_paths(&mut self) {
+        let core = self.core.clone();
+        for peer in core.peers.all() {
+            let due = peer.health().poll_timeout().is_some_and(|at| at <= self.clock_us());
+            if due {
+                // An answer may be there that nobody has had the time to fetch, or that waits behind others; or something has moved.
+                (0..LAST_DRIVES).for_each(|_| core.drive_endpoints());
+                self.receive();
+                let clock_us = self.clock_us();
+                self.look(clock_us);
+                peer.health().handle_timeout(clock_us);
+            }
+            self.send_probes(&peer);
+            self.spread_verdicts(&peer);
+        }
+    }
+
+    fn send_probes(&mut self, peer: &Arc<Peer>) {
+        let (core, mut refreshed) = (self.core.clone(), false);
+        loop {
+            let clock_us = self.clock_us();
+            let Some((path, sequence)) = peer.health().poll_probe(clock_us) else { return };
+            // A NIC that died and was healed has a new endpoint; a process that was killed has none any more.
+            if !std::mem::replace(&mut refreshed, true) && !peer.refresh(&core) {
+                return self.peer_gone(peer);
+            }
+            let (Some(nic), Some(to)) = (peer.nic(path.remote), peer.control(path.remote)) else { continue };
+            let local = usize::from(path.local);
+            let of = |gid, incarnation| Endpoint { gid, qpn: 0, incarnation, connection: 0 };
+            let message = Message {
+                from: of(core.gid_of(local), core.incarnation),
+                to: of(nic.gid, peer.incarnation),
+                body: Body::Probe(Probe { sequence, sent_us: clock_us }),
+            };
+            core.send_control(local, to, &message);
+        }
+    }
+
+    /// Tells the QPs what has been found out of their paths.
+    fn spread_verdicts(&mut self, peer: &Arc<Peer>) {
+        let core = self.core.clone();
+        let _batch = core.batch();
+        loop {
+            let Some((path, verdict)) = peer.health().poll_verdict() else { return };
+            self.qps_of(peer, |qp, g| link::verdict(qp, g, path, verdict));
+        }
+    }
+
+    fn peer_gone(&mut self, peer: &Arc<Peer>) {
+        self.qps_of(peer, link::peer_gone);
+    }
+
+    fn qps_of(&self, peer: &Arc<Peer>, mut f: impl FnMut(&Qp, &mut Gate)) {
+        for qp in self.core.all_qps() {
+            let mut g = qp.gate();
+            if g.link.as_ref().is_some_and(|l| l.peer().incarnation == peer.incarnation) {
+                f(&qp, &mut g);
+            }
         }
     }
 
     // --- deadlines ---------------------------------------------------------------------------------------------------------
 
     fn watch(&mut self, now: u64) {
+        let core = self.core.clone();
+        let _batch = core.batch();
         let due: Vec<LogicalId> = self.watched.iter().filter(|(_, at)| **at <= now).map(|(id, _)| *id).collect();
         for id in due {
             let next = self.core.qp(id).and_then(|qp| {
@@ -467,11 +510,8 @@ impl Worker {
                 .and_then(|p| std::path::Path::new(&p).file_name().map(|n| n.to_string_lossy().into_owned()))
                 .unwrap_or_default(),
             host: core.host(),
+            forged: core.forged(),
             qps: core.all_qps().iter().map(|q| q.status()).collect(),
         });
     }
-}
-
-fn new_probe() -> PathProbe {
-    PathProbe::new(ProbeConfig { round_us: PROBE_ROUND_US, ..ProbeConfig::default() })
 }

@@ -2,17 +2,21 @@
 
 use crate::end::{new_qp, ready_to_receive, ready_to_send, Life, Sink, Wcs};
 use crate::memory::Area;
-use crate::plan::{Fault, Mutant, MAX_RAILS};
+use crate::plan::{Fault, Mutant};
 use crate::world::{endpoint, logical_qpn, qpn_of, Event, Violation, World};
+use unbroken_path::health::Answer;
 use unbroken_path::message::{Body, Probe, RefuseReason};
-use unbroken_path::stall::{StallDetector, Verdict, STALL_US};
-use unbroken_path::{Action, Direction, Message, OpenError, Opened, Reason, SlotPath, State};
+use unbroken_path::silence::{Silence, ASK_AFTER_US, WEDGED_AFTER_US};
+use unbroken_path::{Action, Message, OpenError, Opened, Reason, SlotPath, State};
 use unbroken_roce::{RcEvent, RecvEntry, RecvWr, SendEntry};
 use unbroken_types::{QpState, WcOpcode, PSN_MASK};
 use unbroken_wire::Packet;
 
 /// A life has wrapped around when it began with one of the last so many PSNs and has come to one of the first.
 const WRAP_PSNS: u32 = 1 << 16;
+
+/// A silent QP is looked at so often.
+const LOOK_US: u64 = 8_000;
 
 impl World {
     pub(crate) fn handle(&mut self, event: Event) -> Result<(), Violation> {
@@ -39,12 +43,12 @@ impl World {
                 }
                 self.pump(host, qp)
             }
-            Event::Stall { host, qp } => {
-                self.ends[host][qp].stall_at_us = u64::MAX;
+            Event::Look { host, qp } => {
+                self.ends[host][qp].look_at_us = u64::MAX;
                 self.pump(host, qp)
             }
             Event::Nic { host, nic, reason } => self.on_nic_event(host, nic, reason),
-            Event::Probe { host, pair } => self.on_probe_timer(host, pair),
+            Event::Health { host } => self.on_health_timer(host),
             Event::App { host, qp } => self.on_app(host, qp),
         }
     }
@@ -85,7 +89,7 @@ impl World {
                     self.net.carries(host, nic, remote) && self.net.carries(1 - host, remote, nic)
                 });
                 self.stats.wrong_suspicions += u64::from(works);
-                self.suspect_only(host, qp, epoch, Reason::PostFailed);
+                self.suspect(host, qp, epoch, Reason::PostFailed);
                 self.pump(host, qp)
             }
             Fault::Stop { host, for_us } => {
@@ -104,14 +108,11 @@ impl World {
 
     /// The host is told that its NIC is gone, or well again.
     fn on_nic_event(&mut self, host: usize, nic: usize, reason: Option<Reason>) -> Result<(), Violation> {
+        self.health[host].set_nic(self.now_us, nic as u8, reason.is_none());
         for remote in 0..self.plan.rails {
-            if reason.is_none() && self.net.connected(nic, remote) {
-                let pair = nic * MAX_RAILS + remote;
-                self.probes[host][pair].demand(self.now_us);
-                self.pump_probe(host, pair);
-            }
             self.update_belief(host, nic, remote);
         }
+        self.pump_health(host)?;
         // The event may be late: what it says is true of the QPs that were on the NIC then, and harmless to others.
         for qp in 0..self.ends[host].len() {
             let epoch = self.ends[host][qp].live().filter(|l| l.nic == nic).map(|l| l.epoch);
@@ -284,12 +285,8 @@ impl World {
                 Ok(())
             }
             Body::ProbeAck(probe) => {
-                let pair = nic * MAX_RAILS + from;
-                if self.probes[host][pair].handle_ack(self.now_us, probe.sequence) {
-                    self.update_belief(host, nic, from);
-                    self.pump_all(host)?;
-                }
-                Ok(())
+                self.health[host].handle_answer(self.now_us, path, probe.sequence);
+                self.pump_health(host)
             }
             Body::Hello(_) | Body::Refuse(_) | Body::Bye => {
                 let qp = (message.to.qpn >> 16) as usize - 1;
@@ -300,31 +297,38 @@ impl World {
         }
     }
 
-    fn on_probe_timer(&mut self, host: usize, pair: usize) -> Result<(), Violation> {
-        if self.probe_at_us[host][pair] <= self.now_us {
-            self.probe_at_us[host][pair] = u64::MAX;
-            if self.probes[host][pair].handle_timeout(self.now_us) {
-                self.update_belief(host, pair / MAX_RAILS, pair % MAX_RAILS);
-            }
-            self.pump_probe(host, pair);
-            return self.pump_all(host);
+    fn on_health_timer(&mut self, host: usize) -> Result<(), Violation> {
+        if self.health_at_us[host] <= self.now_us {
+            self.health_at_us[host] = u64::MAX;
+            self.pump_health(host)?;
         }
         Ok(())
     }
 
-    /// Sends the probe that is due, if any, and sets the timer.
-    fn pump_probe(&mut self, host: usize, pair: usize) {
-        let path = SlotPath { local: (pair / MAX_RAILS) as u8, remote: (pair % MAX_RAILS) as u8 };
-        if let Some(sequence) = self.probes[host][pair].poll_send(self.now_us) {
+    /// Sends the probes that are due, gives the verdicts that are, and sets the timer.
+    fn pump_health(&mut self, host: usize) -> Result<(), Violation> {
+        if self.health[host].poll_timeout().is_some_and(|at| at <= self.now_us) {
+            self.health[host].handle_timeout(self.now_us);
+        }
+        while let Some((path, sequence)) = self.health[host].poll_probe(self.now_us) {
             let body = Body::Probe(Probe { sequence, sent_us: self.now_us });
             let message = Message { from: endpoint(host, 0), to: endpoint(1 - host, 0), body };
             self.send_control(host, path, &message);
         }
-        let at = self.probes[host][pair].poll_timeout().unwrap_or(u64::MAX);
-        if at < self.probe_at_us[host][pair] {
-            self.probe_at_us[host][pair] = at;
-            self.push(at, Event::Probe { host, pair });
+        let at = self.health[host].poll_timeout().unwrap_or(u64::MAX);
+        if at < self.health_at_us[host] {
+            self.health_at_us[host] = at;
+            self.push(at.max(self.now_us + 1), Event::Health { host });
         }
+        let mut said = false;
+        while let Some((path, verdict)) = self.health[host].poll_verdict() {
+            self.verdict(host, path, verdict);
+            said = true;
+        }
+        if said {
+            self.pump_all(host)?;
+        }
+        Ok(())
     }
 
     // ---- one end ----
@@ -419,20 +423,35 @@ impl World {
             life.told = (p.executed, p.advanced);
             end.path.handle_progress(now_us, epoch);
         }
-        if let Some(status) = life.qp.failure() {
-            self.suspect(host, qp, epoch, Reason::QpFailed(status));
+        let failure = life.qp.failure();
+        let path = SlotPath { local: life.nic as u8, remote: life.remote as u8 };
+        if end.path.state() != State::Active {
+            if let Some(status) = failure {
+                self.suspect(host, qp, epoch, Reason::QpFailed(status));
+            }
             return Ok(());
         }
-        if end.path.state() == State::Active {
-            let pair = life.nic * MAX_RAILS + life.remote;
-            let probe = &mut self.probes[host][pair];
-            let verdict = end.stall.observe(now_us, p.outstanding_sends, p.advanced, probe);
-            if verdict == Verdict::Suspect {
-                self.suspect(host, qp, epoch, Reason::Stall);
+        let look = end.silence.look(now_us, p.outstanding_sends, p.advanced);
+        let answer = if let Some(status) = failure {
+            if end.gave_up.replace(status).is_some() {
+                return Ok(()); // asked already
             }
-            self.pump_probe(host, pair);
+            self.health[host].ask(now_us, path, now_us)
+        } else if look.moved {
+            self.health[host].carried(now_us, path);
+            Answer::Asked
+        } else {
+            let Some(since_us) = look.silent_since_us.filter(|at| at + ASK_AFTER_US <= now_us) else { return Ok(()) };
+            let answer = self.health[host].ask(now_us, path, since_us);
+            if answer == Answer::Alive && since_us + WEDGED_AFTER_US <= now_us && !p.waiting_rnr {
+                self.suspect(host, qp, epoch, Reason::Wedged(unbroken_types::WcStatus::RetryExcErr));
+            }
+            answer
+        };
+        if answer == Answer::Dead {
+            self.verdict(host, path, unbroken_path::health::Verdict::Dead);
         }
-        Ok(())
+        self.pump_health(host)
     }
 
     fn arm(&mut self, host: usize, qp: usize) {
@@ -445,10 +464,13 @@ impl World {
             }
         }
         let end = &mut self.ends[host][qp];
-        let watched = end.path.state() == State::Active; // nobody looks at progress during a switch
-        if let Some(at) = end.stall.poll_timeout().filter(|&at| watched && at < end.stall_at_us) {
-            end.stall_at_us = at;
-            self.push(at.max(self.now_us + 1), Event::Stall { host, qp });
+        let watched = end.path.state() == State::Active && end.gave_up.is_none(); // nobody looks at progress during a switch
+        let silent = end.silence.since_us().filter(|_| watched);
+        if let Some(at) =
+            silent.map(|since| (since + ASK_AFTER_US).max(self.now_us + LOOK_US)).filter(|&at| at < end.look_at_us)
+        {
+            end.look_at_us = at;
+            self.push(at, Event::Look { host, qp });
         }
     }
 
@@ -472,14 +494,16 @@ impl World {
                 self.stats.refusals += u64::from(!safe);
             }
             Action::Connect { epoch, peer_qpn, sq_psn, rq_psn, mtu, peer_done } => {
-                let (direction, plan) = (end.path.direction(), &self.plan);
+                let plan = &self.plan;
                 let Some(life) = end.live() else { return Err("Connect without a QP".into()) };
                 let replay = life.qp.mark_executed(peer_done);
-                let peer_qpn = if peer_qpn == 0 { qpn_of(qp, epoch, mutant) } else { peer_qpn };
-                let psns = match direction {
-                    _ if mutant != Mutant::SameQpn => (plan.shifted(sq_psn), plan.shifted(rq_psn)),
-                    Direction::FromLower => (plan.psn_of(0, direction), plan.psn_of(0, Direction::FromUpper)),
-                    Direction::FromUpper => (plan.psn_of(0, direction), plan.psn_of(0, Direction::FromLower)),
+                // A mutant starts without having heard of the peer's QP.
+                let heard = peer_qpn != 0;
+                let peer_qpn = if heard { peer_qpn } else { qpn_of(qp, epoch, mutant) };
+                let psns = match mutant {
+                    Mutant::SameQpn => (plan.psn_of(0, host), plan.psn_of(0, 1 - host)),
+                    _ if !heard => (sq_psn, plan.psn_of(epoch, 1 - host)),
+                    _ => (sq_psn, rq_psn),
                 };
                 life.sq_psn = psns.0;
                 let rtr = ready_to_receive(peer_qpn, psns.1, mtu);
@@ -541,9 +565,9 @@ impl World {
             wrapped: false,
             told: (0, 0),
         });
-        end.stall = StallDetector::new(STALL_US);
-        end.stall_at_us = u64::MAX;
-        end.path.handle_opened(now_us, epoch, Ok(Opened { qpn, mtu }));
+        (end.silence, end.gave_up, end.look_at_us) = (Silence::default(), None, u64::MAX);
+        let psn = self.plan.psn_of(epoch, host);
+        end.path.handle_opened(now_us, epoch, Ok(Opened { qpn, psn, mtu }));
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use crate::memory::{HostMemory, PD};
 use crate::srq::SharedQueue;
 use std::sync::Arc;
-use unbroken_path::stall::StallDetector;
+use unbroken_path::silence::Silence;
 use unbroken_path::{LogicalQp, Quiesced};
 use unbroken_roce::{Backlog, Completions, PacketSink, Payload, RcConfig, RcModify, RcQp, SinkError};
 use unbroken_types::{Access, Mtu, QpCaps, QpState, Wc};
@@ -48,7 +48,9 @@ pub struct End {
     /// Where receives come from, if not from the QP.
     pub srq: Option<Arc<SharedQueue>>,
     /// Watches the present life.
-    pub stall: StallDetector,
+    pub silence: Silence,
+    /// The transport of the present life has given up, and the path has been asked whether it lives.
+    pub gave_up: Option<unbroken_types::WcStatus>,
     /// The epoch that this end suspected last by itself.
     pub suspected: Option<u64>,
     /// The application has got its error.
@@ -57,8 +59,8 @@ pub struct End {
     pub app_sleeps: bool,
     /// Timer of `path`.
     pub path_at_us: u64,
-    /// Timer of `stall`.
-    pub stall_at_us: u64,
+    /// Timer of `silence`.
+    pub look_at_us: u64,
     /// In which epoch each message left that must not be replayed.
     pub left_in: Vec<Option<u64>>,
 }

@@ -21,7 +21,7 @@ struct Args {
     /// Threads.
     #[arg(long, default_value_t = 2)]
     threads: usize,
-    /// Leave a rule out: no-quiesce, no-counts, early, no-follow, same-qpn, lost-receive, early-twice, place-early, no-check.
+    /// Leave a rule out: no-quiesce, no-counts, early, no-follow, same-qpn, lost-receive, early-twice, place-early, no-check, no-witness.
     #[arg(long, value_parser = mutant)]
     mutant: Option<Mutant>,
     /// Run every mutant until it fails; each must.

@@ -1,7 +1,7 @@
 //! What a seed stands for: the network, the QPs, the work, and the faults with their times.
 
 use crate::rng::Rng;
-use unbroken_path::{psn_of, Direction, Mutation};
+use unbroken_path::Mutation;
 use unbroken_types::{Mtu, SendFlags, SendOpcode, PSN_MASK};
 
 /// NICs of a host, at most.
@@ -30,11 +30,13 @@ pub enum Mutant {
     PlaceEarly,
     /// What must not run twice is sent again like everything else.
     NoCheck,
+    /// A path that does not answer is given up although no other answers either.
+    NoWitness,
 }
 
 impl Mutant {
     /// All that leave something out.
-    pub const ALL: [Mutant; 9] = [
+    pub const ALL: [Mutant; 10] = [
         Mutant::NoQuiesce,
         Mutant::NoCounts,
         Mutant::Early,
@@ -44,6 +46,7 @@ impl Mutant {
         Mutant::EarlyTwice,
         Mutant::PlaceEarly,
         Mutant::NoCheck,
+        Mutant::NoWitness,
     ];
 
     /// Its name on the command line.
@@ -59,6 +62,7 @@ impl Mutant {
             Mutant::EarlyTwice => "early-twice",
             Mutant::PlaceEarly => "place-early",
             Mutant::NoCheck => "no-check",
+            Mutant::NoWitness => "no-witness",
         }
     }
 
@@ -268,7 +272,7 @@ impl Plan {
         for qp in &mut plan.qps {
             qp.srq = [rng.one_in(2), rng.one_in(2)];
         }
-        let wrapping = psn_of(rng.pick(&[0, 0, 1, 2]), rng.pick(&[Direction::FromLower, Direction::FromUpper]));
+        let wrapping = psn_of(rng.pick(&[0, 0, 1, 2]), rng.below(2) as usize);
         plan.psn_shift = PSN_MASK.wrapping_sub(wrapping + rng.below(30) as u32) & PSN_MASK;
         plan
     }
@@ -358,18 +362,18 @@ impl Plan {
         }
     }
 
-    /// The first PSN of an epoch in one direction.
-    pub fn psn_of(&self, epoch: u64, direction: Direction) -> u32 {
-        self.shifted(psn_of(epoch, direction))
-    }
-
-    /// What the hosts of this plan make of a PSN.
-    pub fn shifted(&self, psn: u32) -> u32 {
-        psn.wrapping_add(self.psn_shift) & PSN_MASK
+    /// The first PSN that a host sends in an epoch.
+    pub fn psn_of(&self, epoch: u64, host: usize) -> u32 {
+        psn_of(epoch, host).wrapping_add(self.psn_shift) & PSN_MASK
     }
 
     /// Whether nothing in the plan touches the logical QP: it must not notice that others fail.
     pub fn spares(&self, qp: usize) -> bool {
+        self.spares_path(qp) && !self.faults.iter().any(|(_, f)| matches!(f, Fault::Stop { .. }))
+    }
+
+    /// Whether nothing in the plan touches its path: it must not leave it, though an end of it may be stopped for a while.
+    pub fn spares_path(&self, qp: usize) -> bool {
         // Reordering may use up the retries of a transport that has few.
         let clean =
             self.loss_ppm == 0 && self.jitter_us == 0 && self.ctrl_loss_ppm == 0 && self.late_ppm == 0 && !self.crash;
@@ -378,8 +382,14 @@ impl Plan {
             && self.faults.iter().all(|&(_, f)| match f {
                 Fault::Dead { nic, .. } | Fault::Down { nic, .. } | Fault::Cut { nic, .. } => nic != default,
                 Fault::Suspect { qp: other, .. } => other != qp,
-                Fault::Heal { .. } => true,
-                Fault::Crash { .. } | Fault::Stop { .. } => false,
+                Fault::Heal { .. } | Fault::Stop { .. } => true,
+                Fault::Crash { .. } => false,
             })
     }
+}
+
+/// First PSNs that are far apart for neighbouring epochs (multiples of the golden ratio) and for the two hosts. The product draws them by
+/// chance; here some of them must be about to wrap.
+fn psn_of(epoch: u64, host: usize) -> u32 {
+    (epoch.wrapping_mul(0x9e_3779) as u32).wrapping_add(host as u32 * 0x80_0000) & PSN_MASK
 }

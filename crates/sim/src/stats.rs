@@ -19,6 +19,8 @@ pub struct Stats {
     pub chained: u64,
     /// Stalls that were noticed by probing.
     pub stalls: u64,
+    /// QPs that gave up, or were silent for long, on a path that lived.
+    pub wedged: u64,
     /// Paths that were dead one way only.
     pub one_way: u64,
     /// Processes that were stopped for a while.
@@ -35,6 +37,8 @@ pub struct Stats {
     pub atomics: u64,
     /// Lives whose PSNs wrapped around.
     pub wraps: u64,
+    /// QPs whose path nothing touched.
+    pub spared_paths: u64,
     /// Packets that transports sent again.
     pub retransmits: u64,
     /// Messages that completed.
@@ -47,7 +51,7 @@ pub struct Stats {
 type Row = (&'static str, fn(&Stats) -> u64, u64);
 
 impl Stats {
-    const ROWS: [Row; 18] = [
+    const ROWS: [Row; 20] = [
         ("switches", |s| s.switches, 2_000),
         ("replays", |s| s.replays, 2_000),
         ("spared-replays", |s| s.spared_replays, 100),
@@ -55,11 +59,13 @@ impl Stats {
         ("wrong-suspicions", |s| s.wrong_suspicions, 500),
         ("chained", |s| s.chained, 100),
         ("stalls", |s| s.stalls, 15),
+        ("wedged", |s| s.wedged, 15),
         ("one-way", |s| s.one_way, 200),
         ("stops", |s| s.stops, 60),
         ("crashes", |s| s.crashes, 30),
         ("refusals", |s| s.refusals, 20),
         ("spared-qps", |s| s.spared_qps, 50),
+        ("spared-paths", |s| s.spared_paths, 60),
         ("given-back", |s| s.given_back, 3),
         ("atomics", |s| s.atomics, 200),
         ("wraps", |s| s.wraps, 150),
@@ -78,11 +84,13 @@ impl Stats {
         self.wrong_suspicions += o.wrong_suspicions;
         self.chained += o.chained;
         self.stalls += o.stalls;
+        self.wedged += o.wedged;
         self.one_way += o.one_way;
         self.stops += o.stops;
         self.crashes += o.crashes;
         self.refusals += o.refusals;
         self.spared_qps += o.spared_qps;
+        self.spared_paths += o.spared_paths;
         self.given_back += o.given_back;
         self.atomics += o.atomics;
         self.wraps += o.wraps;

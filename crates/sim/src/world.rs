@@ -4,15 +4,15 @@ use crate::app::App;
 use crate::end::{new_qp, ready_to_receive, ready_to_send, End, Life, Wcs, SQ_DEPTH};
 use crate::memory::HostMemory;
 use crate::net::{Net, Weather};
-use crate::plan::{Fault, Mutant, Plan, MAX_RAILS};
+use crate::plan::{Fault, Mutant, Plan};
 use crate::rng::Rng;
 use crate::srq::SharedQueue;
 use crate::stats::Stats;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use unbroken_path::probe::{PathProbe, ProbeConfig};
-use unbroken_path::stall::{StallDetector, STALL_US};
-use unbroken_path::{Belief, Config, Direction, Endpoint, LogicalQp, Reason, SlotPath, SlotTable, State};
+use unbroken_path::health::{HealthConfig, PeerHealth, Verdict};
+use unbroken_path::silence::Silence;
+use unbroken_path::{Belief, Config, Endpoint, LogicalQp, Reason, SlotPath, SlotTable, State};
 use unbroken_types::{Gid, SendFlags};
 
 /// After all faults are healed, everything must come to its end within this time.
@@ -44,13 +44,12 @@ pub(crate) enum Event {
         host: usize,
         qp: usize,
     },
-    Stall {
+    Look {
         host: usize,
         qp: usize,
     },
-    Probe {
+    Health {
         host: usize,
-        pair: usize,
     },
     App {
         host: usize,
@@ -70,7 +69,7 @@ impl Event {
     pub(crate) fn host(&self) -> Option<usize> {
         match *self {
             Event::Packet { host, .. } | Event::Control { host, .. } | Event::Qp { host, .. } => Some(host),
-            Event::Path { host, .. } | Event::Stall { host, .. } | Event::Probe { host, .. } => Some(host),
+            Event::Path { host, .. } | Event::Look { host, .. } | Event::Health { host } => Some(host),
             Event::App { host, .. } | Event::Nic { host, .. } => Some(host),
             Event::Fault(Fault::Suspect { host, .. }) => Some(host),
             Event::Fault(_) => None,
@@ -102,6 +101,9 @@ impl Ord for Due {
     }
 }
 
+/// A peer that answers nowhere is given up after this time, which is shorter than in the product: schedules are.
+const SILENT_PEER_US: u64 = 2_000_000;
+
 /// All of a schedule.
 pub(crate) struct World {
     pub now_us: u64,
@@ -112,8 +114,8 @@ pub(crate) struct World {
     pub memory: [HostMemory; 2],
     pub ends: [Vec<End>; 2],
     pub apps: [Vec<App>; 2],
-    pub probes: [Vec<PathProbe>; 2],
-    pub probe_at_us: [Vec<u64>; 2],
+    pub health: [PeerHealth; 2],
+    pub health_at_us: [u64; 2],
     pub crashed: [bool; 2],
     /// Another process answers in the place of the crashed one.
     pub restarted: [bool; 2],
@@ -149,7 +151,7 @@ pub(crate) fn logical_qpn(qp: usize) -> u32 {
 }
 
 pub(crate) fn endpoint(host: usize, qp: usize) -> Endpoint {
-    Endpoint { gid: Gid([host as u8 + 1; 16]), qpn: logical_qpn(qp), incarnation: 7_000 + host as u64 }
+    Endpoint { gid: Gid([host as u8 + 1; 16]), qpn: logical_qpn(qp), incarnation: 7_000 + host as u64, connection: 0 }
 }
 
 impl World {
@@ -159,16 +161,29 @@ impl World {
         let apps =
             [0, 1].map(|h| plan.qps.iter().enumerate().map(|(q, p)| App::new(h, q, p, SQ_DEPTH, &memory)).collect());
         let ends = [0, 1].map(|h| (0..plan.qps.len()).map(|q| Self::new_end(&plan, h, q, mutant)).collect());
-        let pairs = MAX_RAILS * MAX_RAILS;
+        let net = Net::new(&plan);
+        let health = [0, 1].map(|_| {
+            let mut health = PeerHealth::new(HealthConfig {
+                silent_peer_us: SILENT_PEER_US,
+                no_witness: mutant == Mutant::NoWitness,
+                ..HealthConfig::default()
+            });
+            for (local, remote) in (0..plan.rails).flat_map(|l| (0..plan.rails).map(move |r| (l, r))) {
+                if net.connected(local, remote) {
+                    health.add(SlotPath { local: local as u8, remote: remote as u8 });
+                }
+            }
+            health
+        });
         World {
             now_us: 0,
             rng: Rng::new(!seed),
-            net: Net::new(&plan),
+            net,
             memory,
             ends,
             apps,
-            probes: [0, 1].map(|_| vec![PathProbe::new(ProbeConfig::default()); pairs]),
-            probe_at_us: [0, 1].map(|_| vec![u64::MAX; pairs]),
+            health,
+            health_at_us: [u64::MAX; 2],
             crashed: [false; 2],
             restarted: [false; 2],
             stopped_us: [0; 2],
@@ -188,10 +203,7 @@ impl World {
         let config =
             Config { peer_silence_us: 3_000_000, total_us: 6_000_000, mutation: mutant.in_path(), ..Config::default() };
         let path = LogicalQp::new(endpoint(host, qp), endpoint(1 - host, qp), table, config, 0);
-        let (ours, theirs) = match path.direction() {
-            Direction::FromLower => (Direction::FromLower, Direction::FromUpper),
-            Direction::FromUpper => (Direction::FromUpper, Direction::FromLower),
-        };
+        let (ours, theirs) = (host, 1 - host);
         let qpn = qpn_of(qp, 0, mutant);
         let srq = plan.qps[qp].srq[host].then(|| SharedQueue::new(mutant == Mutant::LostReceive));
         let mut life = Life {
@@ -217,12 +229,13 @@ impl World {
             lives: vec![life],
             backlog: None,
             srq,
-            stall: StallDetector::new(STALL_US),
+            silence: Silence::default(),
+            gave_up: None,
             suspected: None,
             failed: false,
             app_sleeps: false,
             path_at_us: u64::MAX,
-            stall_at_us: u64::MAX,
+            look_at_us: u64::MAX,
             left_in: vec![None; plan.qps[qp].msgs[host].len()],
         }
     }
@@ -271,9 +284,6 @@ impl World {
             }
             for local in 0..self.plan.rails {
                 for remote in 0..self.plan.rails {
-                    if !self.net.connected(local, remote) {
-                        self.probes[host][local * MAX_RAILS + remote].set_dead();
-                    }
                     self.update_belief(host, local, remote);
                 }
             }
@@ -331,6 +341,13 @@ impl World {
             if failed[0] != failed[1] && !self.plan.crash {
                 return Err(format!("qp {qp} failed at one end only: {failed:?}"));
             }
+            if self.plan.spares_path(qp) {
+                let moved = |end: &End| end.path.path() != end.path.slots().get(0);
+                if self.ends.iter().any(|ends| moved(&ends[qp])) {
+                    return Err(format!("qp {qp} left a path that works"));
+                }
+                self.stats.spared_paths += 1;
+            }
             if self.plan.spares(qp) {
                 self.stats.spared_qps += 1;
                 if self.ends[0][qp].path.epoch() + self.ends[1][qp].path.epoch() > 0 {
@@ -345,33 +362,40 @@ impl World {
 
     /// Tells every logical QP of a host what is believed of a path.
     pub(crate) fn update_belief(&mut self, host: usize, local: usize, remote: usize) {
-        use unbroken_path::probe::Health;
+        let path = SlotPath { local: local as u8, remote: remote as u8 };
         let belief = if !self.net.nic_works(host, local) {
             Belief::NoNic
-        } else if self.probes[host][local * MAX_RAILS + remote].health() == Health::Dead {
+        } else if !self.net.connected(local, remote) || self.health[host].is_dead(path) {
             Belief::Silent
         } else {
             Belief::Alive
         };
-        let path = SlotPath { local: local as u8, remote: remote as u8 };
         for end in &mut self.ends[host] {
             end.path.set_path_belief(self.now_us, path, belief);
         }
     }
 
-    /// The end suspects the epoch, and nobody told it to.
-    pub(crate) fn suspect(&mut self, host: usize, qp: usize, epoch: u64, reason: Reason) {
-        if matches!(reason, Reason::QpFailed(_) | Reason::Stall) {
-            if let Some((local, remote)) = self.ends[host][qp].live().map(|l| (l.nic, l.remote)) {
-                self.probes[host][local * MAX_RAILS + remote].doubt(self.now_us);
-                self.update_belief(host, local, remote);
+    /// It has been found out whether a path lives: as `link::verdict` in `shift`.
+    pub(crate) fn verdict(&mut self, host: usize, path: SlotPath, verdict: Verdict) {
+        self.say(|| format!("host {host} finds {path:?} {verdict:?}"));
+        self.update_belief(host, path.local.into(), path.remote.into());
+        for qp in 0..self.ends[host].len() {
+            let end = &self.ends[host][qp];
+            if end.path.path() != Some(path) {
+                continue;
+            }
+            let (epoch, gave_up) = (end.path.epoch(), end.gave_up);
+            match (verdict, gave_up) {
+                (Verdict::Alive, Some(status)) => self.suspect(host, qp, epoch, Reason::Wedged(status)),
+                (Verdict::Alive, None) => {}
+                (Verdict::Dead, Some(status)) => self.suspect(host, qp, epoch, Reason::QpFailed(status)),
+                (Verdict::Dead, None) => self.suspect(host, qp, epoch, Reason::Stall),
             }
         }
-        self.suspect_only(host, qp, epoch, reason);
     }
 
-    /// The same, without a word on the path itself.
-    pub(crate) fn suspect_only(&mut self, host: usize, qp: usize, epoch: u64, reason: Reason) {
+    /// The end suspects the epoch.
+    pub(crate) fn suspect(&mut self, host: usize, qp: usize, epoch: u64, reason: Reason) {
         let stale = self.ends[host][qp].path.counters().stale_suspicions;
         let before = self.ends[host][qp].path.state();
         self.ends[host][qp].path.suspect(self.now_us, epoch, reason);
@@ -381,6 +405,7 @@ impl World {
             self.ends[host][qp].suspected = Some(epoch);
             self.stats.simultaneous += u64::from(self.ends[1 - host][qp].suspected == Some(epoch));
             self.stats.stalls += u64::from(reason == Reason::Stall);
+            self.stats.wedged += u64::from(matches!(reason, Reason::Wedged(_)));
             self.say(|| format!("host {host} qp {qp} suspects epoch {epoch}: {reason:?}"));
         }
     }

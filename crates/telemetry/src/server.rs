@@ -133,6 +133,7 @@ mod tests {
             pid: std::process::id(),
             program: "test".into(),
             host: "a".into(),
+            forged: 3,
             qps: vec![QpStatus {
                 qp: 2,
                 host: "a".into(),

@@ -77,6 +77,9 @@ pub struct ProcessStatus {
     pub program: String,
     /// Its host, `a`.
     pub host: String,
+    /// Control datagrams that it dropped since they carried no seal of the runtime folder: somebody forges them.
+    #[serde(default)]
+    pub forged: u64,
     /// Its logical QPs.
     pub qps: Vec<QpStatus>,
 }

@@ -34,6 +34,14 @@ impl LogicalQp {
             }
             return;
         }
+        if to.connection != self.me.connection || from.connection != self.peer.connection {
+            // Of a connection that was before ours, or of one that we do not know of yet: the shell looks that up.
+            self.counters.wrong_connection += 1;
+            if to.connection != self.me.connection && matches!(message.body, Body::Hello(_)) {
+                self.refuse_one(RefuseReason::WrongConnection);
+            }
+            return;
+        }
         match message.body {
             Body::Hello(hello) => self.handle_hello(now_us, hello),
             Body::Bye => self.handle_bye(now_us),
@@ -52,7 +60,7 @@ impl LogicalQp {
         }
         let path = self.slots.get(slot_of(hello.epoch)).map(SlotPath::mirrored);
         let contradicts = self.peer_hello.is_some_and(|h| {
-            let told = |h: &Hello| (h.fresh_qpn, h.mtu, h.executed, h.completed);
+            let told = |h: &Hello| (h.fresh_qpn, h.psn, h.mtu, h.executed, h.completed);
             h.epoch == hello.epoch && told(&h) != told(&hello)
         });
         let too_far = hello.epoch > self.epoch + MAX_EPOCH_JUMP;
@@ -120,6 +128,7 @@ impl LogicalQp {
             RefuseReason::UnknownQp if ours => self.grant_grace(now_us),
             RefuseReason::UnknownQp | RefuseReason::WrongIncarnation => self.handle_bye(now_us),
             RefuseReason::Impossible => self.counters.impossible += 1,
+            RefuseReason::WrongConnection => self.counters.wrong_connection += 1,
             RefuseReason::UnsafeReplay | RefuseReason::Inconsistent | RefuseReason::Failed if ours => {
                 self.fail(now_us, FailCause::Refused(refuse.reason));
             }
@@ -166,6 +175,7 @@ impl LogicalQp {
             epoch: self.epoch,
             path,
             fresh_qpn: self.fresh.qpn,
+            psn: self.fresh.psn,
             mtu: self.fresh.mtu,
             heard: matches!(self.state, State::Connected | State::Active),
             waiting: self.state != State::Active,
@@ -183,6 +193,13 @@ impl LogicalQp {
         if second != first {
             self.send_body(body, second);
         }
+    }
+
+    /// The same over one path, for what the peer repeats anyway.
+    fn refuse_one(&mut self, reason: RefuseReason) {
+        let via = self.next_via();
+        let body = Body::Refuse(Refuse { reason, epoch: self.epoch, refused: self.me.incarnation });
+        self.send_body(body, via);
     }
 
     fn send_body(&mut self, body: Body, via: u8) {

@@ -69,7 +69,8 @@ const ACK: u64 = 1 << 63;
 impl World {
     fn new(limits: Limits) -> World {
         let end = |n: u8| {
-            let me = |n: u8| Endpoint { gid: unbroken_types::Gid([n; 16]), qpn: 16, incarnation: n.into() };
+            let me =
+                |n: u8| Endpoint { gid: unbroken_types::Gid([n; 16]), qpn: 16, incarnation: n.into(), connection: 0 };
             let table = SlotTable::new(SlotPath { local: 0, remote: 0 }, limits.rails, limits.rails, n == 0);
             let config = Config { free_epochs: 64, mutation: limits.mutation, ..Config::default() };
             let mut q = LogicalQp::new(me(n), me(1 - n), table, config, 0);
@@ -167,7 +168,7 @@ impl World {
                     self.ends[i].handle_quiesced(now_us, Ok(life));
                 }
                 Action::Open { epoch, .. } => {
-                    let opened = Opened { qpn: epoch as u32 + 2, mtu: Mtu::B1024 };
+                    let opened = Opened { qpn: epoch as u32 + 2, psn: 0, mtu: Mtu::B1024 };
                     self.ends[i].handle_opened(now_us, epoch, Ok(opened));
                 }
                 Action::CheckReplay { epoch, .. } => self.ends[i].handle_check(now_us, epoch, true),

@@ -22,6 +22,7 @@
 //!
 //! Invariants:
 //! - The epoch only grows. A physical QP is never used in two epochs, and is stopped before its epoch is left.
+//! - A QP that is wedged by itself, on a path that lives, enters the next epoch of the same path.
 //! - Nothing is sent in an epoch before both ends have found the replay safe: `Start` needs the peer's `heard`, which the peer says
 //!   only after its own check. It is also ready to receive then, so that no packet is lost to a QP that is not up yet.
 //! - `executed` and `completed` are totals over all lives that ended; in one epoch they never change, so it does not matter which
@@ -41,7 +42,7 @@ mod tests;
 use crate::action::{Action, OpenError, Opened, QuiesceError, Quiesced, Reason};
 use crate::config::{Config, Counters};
 use crate::message::{Endpoint, Hello, RefuseReason};
-use crate::slots::{Belief, Direction, SlotPath, SlotTable, SLOTS};
+use crate::slots::{Belief, SlotPath, SlotTable, SLOTS};
 use std::collections::VecDeque;
 use unbroken_types::{Mtu, WcStatus};
 
@@ -160,7 +161,7 @@ impl LogicalQp {
             executed: 0,
             completed: 0,
             outstanding: 0,
-            fresh: Opened { qpn: 0, mtu: Mtu::B256 },
+            fresh: Opened { qpn: 0, psn: 0, mtu: Mtu::B256 },
             peer_hello: None,
             peer_closed: false,
             chain: None,
@@ -230,18 +231,6 @@ impl LogicalQp {
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
-    /// The direction of what this end sends.
-    pub fn direction(&self) -> Direction {
-        if self.is_lower() {
-            Direction::FromLower
-        } else {
-            Direction::FromUpper
-        }
-    }
-    /// Whether this end has the lower (GID, QPN). A QP connected to itself counts as lower.
-    pub fn is_lower(&self) -> bool {
-        (self.me.gid, self.me.qpn) <= (self.peer.gid, self.peer.qpn)
-    }
 
     // ---- handlers ----
 
@@ -255,6 +244,11 @@ impl LogicalQp {
             State::Active | State::Waiting | State::Checking | State::Connected => self.leave(now_us, reason),
             State::Quiescing | State::Opening | State::Parked { .. } | State::Failed | State::Closed => {}
         }
+    }
+
+    /// The peer's QP was reset before it was connected to this one: it has this number now.
+    pub fn set_peer_connection(&mut self, connection: u32) {
+        self.peer.connection = connection;
     }
 
     /// Answers `Quiesce`.

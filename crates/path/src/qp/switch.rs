@@ -3,9 +3,12 @@
 use super::{Chain, LogicalQp, State};
 use crate::action::{Action, FailCause, OpenError, Opened, QuiesceError, Quiesced, Reason, Switched};
 use crate::config::Mutation;
-use crate::message::RefuseReason;
-use crate::slots::{psn_of, slot_of, Belief, Direction, SLOTS};
+use crate::message::{Hello, RefuseReason};
+use crate::slots::{slot_of, Belief, SLOTS};
 use unbroken_types::WcStatus;
+
+/// Fresh lives of a wedged QP on the same path, while nothing moves.
+const STAYS: u32 = 2;
 
 impl LogicalQp {
     /// Leaves the epoch: first the physical QP is stopped.
@@ -25,7 +28,7 @@ impl LogicalQp {
         if self.peer_closed {
             return self.fail(now_us, FailCause::PeerClosed);
         }
-        if self.distinct.count_ones() < 2 {
+        if self.distinct.count_ones() < 2 && !self.stays() {
             return self.fail(now_us, FailCause::NoBackup);
         }
         self.state = State::Quiescing;
@@ -86,7 +89,16 @@ impl LogicalQp {
             return Some(heard);
         }
         let from = heard.max(self.epoch) + 1;
-        (from..from + SLOTS as u64).find(|&e| self.belief(slot_of(e)) == Belief::Alive)
+        let alive = |e: &u64| self.belief(slot_of(*e)) == Belief::Alive;
+        let mut epochs = from..from + SLOTS as u64;
+        let same = |e: &u64| self.slots.get(slot_of(*e)) == self.path();
+        let stay = self.stays().then(|| epochs.clone().find(|e| same(e) && alive(e))).flatten();
+        stay.or_else(|| epochs.find(alive))
+    }
+
+    /// Whether the QP alone is in trouble and not its path, so that it gets a fresh life there. If that is in vain it moves all the same.
+    fn stays(&self) -> bool {
+        self.chain.as_ref().is_some_and(|c| matches!(c.reason, Reason::Wedged(_)) && c.tries <= STAYS)
     }
 
     /// The highest epoch that the peer is known to be in.
@@ -117,7 +129,8 @@ impl LogicalQp {
         self.last_via = self.slot();
         if self.config.mutation == Mutation::Early {
             self.send_hello(now_us, self.slot());
-            self.connect(0, 0);
+            let (epoch, mtu, psn) = (self.epoch, self.fresh.mtu, self.fresh.psn);
+            self.actions.push_back(Action::Connect { epoch, peer_qpn: 0, sq_psn: psn, rq_psn: 0, mtu, peer_done: 0 });
             return self.start(now_us);
         }
         match self.peer_hello {
@@ -158,7 +171,7 @@ impl LogicalQp {
             return self.fail(now_us, FailCause::UnsafeReplay);
         }
         let Some(hello) = self.peer_hello else { return };
-        self.connect(hello.fresh_qpn, self.peer_done());
+        self.connect(hello, self.peer_done());
         self.state = State::Connected;
         self.resend_interval_us = self.config.hello_min_us;
         if hello.heard {
@@ -169,15 +182,15 @@ impl LogicalQp {
         }
     }
 
-    fn connect(&mut self, peer_qpn: u32, peer_done: u64) {
-        let (ours, theirs) = match self.direction() {
-            Direction::FromLower => (Direction::FromLower, Direction::FromUpper),
-            Direction::FromUpper => (Direction::FromUpper, Direction::FromLower),
-        };
-        let epoch = self.epoch;
-        let mtu = self.peer_hello.map_or(self.fresh.mtu, |h| h.mtu.min(self.fresh.mtu));
-        let (sq_psn, rq_psn) = (psn_of(epoch, ours), psn_of(epoch, theirs));
-        self.actions.push_back(Action::Connect { epoch, peer_qpn, sq_psn, rq_psn, mtu, peer_done });
+    fn connect(&mut self, hello: Hello, peer_done: u64) {
+        self.actions.push_back(Action::Connect {
+            epoch: self.epoch,
+            peer_qpn: hello.fresh_qpn,
+            sq_psn: self.fresh.psn,
+            rq_psn: hello.psn,
+            mtu: hello.mtu.min(self.fresh.mtu),
+            peer_done,
+        });
     }
 
     /// The peer is ready to receive.

@@ -7,7 +7,12 @@ use crate::message::{Body, Message};
 use crate::slots::slot_of;
 
 fn endpoint(n: u8) -> Endpoint {
-    Endpoint { gid: unbroken_types::Gid([n; 16]), qpn: 0x10 + u32::from(n), incarnation: 1_000 + u64::from(n) }
+    Endpoint {
+        gid: unbroken_types::Gid([n; 16]),
+        qpn: 0x10 + u32::from(n),
+        incarnation: 1_000 + u64::from(n),
+        connection: 0,
+    }
 }
 
 fn qp(n: u8, rails: u8) -> LogicalQp {
@@ -41,7 +46,11 @@ impl Shell {
                 Action::Quiesce { .. } => q.handle_quiesced(now, Ok(core::mem::take(&mut self.life))),
                 Action::Open { epoch, .. } => {
                     self.next_qpn += 1;
-                    q.handle_opened(now, *epoch, Ok(Opened { qpn: self.next_qpn, mtu: Mtu::B4096 }));
+                    q.handle_opened(
+                        now,
+                        *epoch,
+                        Ok(Opened { qpn: self.next_qpn, psn: self.next_qpn * 7, mtu: Mtu::B4096 }),
+                    );
                 }
                 Action::CheckReplay { epoch, .. } => q.handle_check(now, *epoch, self.safe),
                 Action::Send { message, .. } => self.sent.push(*message),
@@ -348,4 +357,66 @@ fn an_unanswered_question_has_a_deadline() {
     b.0.handle_quiesced(0, Err(QuiesceError));
     b.1.drive(0, &mut b.0);
     assert_eq!(b.1.failed().unwrap().1, FailCause::CannotQuiesce);
+}
+
+#[test]
+fn a_wedged_qp_gets_a_fresh_life_on_the_same_path_and_moves_if_that_is_in_vain() {
+    let (mut a, mut b) = pair(2);
+    a.1.life = Quiesced { outstanding: 1, ..Quiesced::default() };
+    a.0.suspect(0, 0, Reason::Wedged(WcStatus::RetryExcErr));
+    settle(0, &mut a, &mut b);
+    assert_eq!((a.0.state(), b.0.state(), a.0.epoch(), b.0.epoch()), (State::Active, State::Active, 2, 2));
+    assert_eq!(a.0.path(), Some(SlotPath { local: 0, remote: 0 }));
+    for epoch in [2, 4] {
+        assert_eq!(a.0.epoch(), epoch);
+        a.1.life = Quiesced { outstanding: 1, ..Quiesced::default() };
+        a.0.suspect(10, epoch, Reason::Wedged(WcStatus::RetryExcErr));
+        settle(10, &mut a, &mut b);
+    }
+    assert_eq!((a.0.epoch(), a.0.path()), (5, Some(SlotPath { local: 1, remote: 1 })));
+}
+
+#[test]
+fn a_message_of_an_earlier_connection_changes_nothing() {
+    let (mut a, mut b) = pair(2);
+    let old = Message { from: a.0.me(), to: Endpoint { connection: 9, ..b.0.me() }, body: Body::Bye };
+    b.0.handle_message(0, &old);
+    assert_eq!(b.0.counters().wrong_connection, 1);
+    a.0.suspect(0, 0, Reason::Stall);
+    settle(0, &mut a, &mut b);
+    assert_eq!((a.0.state(), b.0.state()), (State::Active, State::Active), "the Bye was not heard");
+    // One that knows an older connection of ours is told so, and goes on when it has looked the new one up.
+    a.0.set_peer_connection(9);
+    a.0.suspect(1, 1, Reason::Stall);
+    a.1.drive(1, &mut a.0);
+    b.0.handle_message(1, &a.1.sent.pop().unwrap());
+    b.1.drive(1, &mut b.0);
+    let Body::Refuse(refuse) = b.1.sent.pop().unwrap().body else { panic!() };
+    assert_eq!((refuse.reason, b.0.state()), (RefuseReason::WrongConnection, State::Active));
+    a.0.set_peer_connection(0);
+    let at = a.0.poll_timeout().unwrap();
+    a.0.handle_timeout(at);
+    settle(at, &mut a, &mut b);
+    assert_eq!((a.0.state(), b.0.state()), (State::Active, State::Active));
+}
+
+#[test]
+fn a_qp_connected_to_itself_switches() {
+    let me = endpoint(0);
+    let mut a = (LogicalQp::new(me, me, SlotTable::to_itself(0, 2), Config::default(), 0), Shell::new());
+    (0..SLOTS as u8).for_each(|s| a.0.set_belief(0, s, Belief::Alive));
+    a.1.life = Quiesced { executed: 2, completed: 1, outstanding: 3, progressed: true };
+    a.0.suspect(0, 0, Reason::DeviceFatal);
+    for _ in 0..10 {
+        a.1.drive(0, &mut a.0);
+        let sent = core::mem::take(&mut a.1.sent);
+        sent.iter().for_each(|m| a.0.handle_message(0, m));
+    }
+    assert_eq!((a.0.state(), a.0.path()), (State::Active, Some(SlotPath { local: 1, remote: 1 })));
+    let Some(Action::Connect { sq_psn, rq_psn, peer_done, .. }) =
+        a.1.log.iter().find(|x| matches!(x, Action::Connect { .. }))
+    else {
+        panic!("not connected")
+    };
+    assert_eq!((sq_psn, *peer_done), (rq_psn, 1));
 }

@@ -1,0 +1,549 @@
+//! Whether the paths to one peer process live. That is known of pairs of NICs, never of QPs: a QP that is silent asks its path, and
+//! only the path's answer moves QPs, then all of them together.
+//!
+//! | state   | event                                                   | next                                     |
+//! |---------|---------------------------------------------------------|------------------------------------------|
+//! | `Calm`  | asked, and no sign of life is younger than the question | `Asked`: it and other paths are probed   |
+//! | `Asked` | an answer, or a round trip of any QP on it              | `Calm`; [`Verdict::Alive`]               |
+//! | `Asked` | no answer in a round, while another path answered       | `Dead`; [`Verdict::Dead`]                |
+//! | `Asked` | no answer on any path for `silent_peer_us`              | `Dead`; [`Verdict::Dead`]                |
+//! | `Dead`  | due                                                     | `Dead`; probed again, ever less often    |
+//! | `Dead`  | an answer, or a round trip of any QP on it              | `Calm`; [`Verdict::Alive`]               |
+//!
+//! *Witnesses.* A path is not given up before another path to the same process has answered a probe that was sent after the question
+//! arose. A peer that is stopped, or that waits for a core, answers on none: it is waited for, since a switch would gain nothing. The
+//! answer of a witness also says how fast the peer answers just now; the path asked has a multiple of that time. So a loaded machine is not
+//! taken for a broken network.
+//!
+//! *Time* is the observer's: a clock that stands still while the observing thread is kept from its core, so that a starved observer does not
+//! take its own sleep for the silence of others.
+//!
+//! Invariants: a verdict is said once for each change and once for each question; at most [`MAX_WITNESSES`] witnesses are probed in an
+//! interval; what is kept of a path is of constant size.
+
+use crate::slots::SlotPath;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Witnesses probed in one interval, in turns if there are more.
+const MAX_WITNESSES: usize = 8;
+/// Probes of a question before it may be answered with dead: a few, so that lost packets decide nothing.
+const MIN_PROBES: u32 = 4;
+/// From a witness's answer on, a path that is asked has so many times as long as the witness took, and at least this: both are asked at once,
+/// but answers may come in any order.
+const WITNESS_FACTOR: u64 = 8;
+/// See [`WITNESS_FACTOR`].
+const MIN_GRACE_US: u64 = 20_000;
+/// Probes whose time of sending is remembered, for each path.
+const REMEMBERED: u32 = 64;
+
+/// Settings, in microseconds of the observer's clock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HealthConfig {
+    /// Between two probes of a path that is asked, at first. It doubles while nobody answers at all.
+    pub interval_us: u64,
+    /// See `interval_us`: at most.
+    pub interval_max_us: u64,
+    /// A path that has not answered by then is dead, if another has.
+    pub round_us: u64,
+    /// If no path answers: dead all the same, after so long. The peer may be stopped, and comes back on the same path then.
+    pub silent_peer_us: u64,
+    /// From a verdict of dead to the next probe: first, and at most (it doubles).
+    pub retry_min_us: u64,
+    /// See `retry_min_us`.
+    pub retry_max_us: u64,
+    /// Leaves the rule out that a witness is needed: for tests of the tests alone.
+    #[doc(hidden)]
+    pub no_witness: bool,
+}
+
+impl Default for HealthConfig {
+    fn default() -> HealthConfig {
+        HealthConfig {
+            interval_us: 8_000,
+            interval_max_us: 100_000,
+            round_us: 45_000,
+            silent_peer_us: 10_000_000,
+            retry_min_us: 50_000,
+            retry_max_us: 1_000_000,
+            no_witness: false,
+        }
+    }
+}
+
+/// What is known of a path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// It has carried a round trip since it was asked.
+    Alive,
+    /// It has not, and others have, or nothing has for very long.
+    Dead,
+}
+
+/// What an asker is told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// The path lived after the time that the asker named.
+    Alive,
+    /// That is being found out; a verdict will come.
+    Asked,
+    /// The path is dead.
+    Dead,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Calm,
+    /// Since when, probes sent, and from when on the witnesses' answers allow a verdict of dead.
+    Asked {
+        since_us: u64,
+        probes: u32,
+        doomed_us: Option<u64>,
+    },
+    Dead {
+        retry_at_us: u64,
+        retry_us: u64,
+    },
+}
+
+/// One path.
+#[derive(Clone, Debug)]
+struct Pair {
+    state: State,
+    /// Our NIC works, so that a probe can leave.
+    works: bool,
+    /// The last sign of life.
+    alive_us: Option<u64>,
+    /// Number of the next probe.
+    sequence: u32,
+    /// When the last probes were sent, by number.
+    sent_us: [u64; REMEMBERED as usize],
+    /// It is to be probed now.
+    due: bool,
+}
+
+impl Pair {
+    fn new() -> Pair {
+        Pair {
+            state: State::Calm,
+            works: true,
+            alive_us: None,
+            sequence: 0,
+            sent_us: [0; REMEMBERED as usize],
+            due: false,
+        }
+    }
+}
+
+/// What is known of the paths to one peer process.
+///
+/// *Handlers*: [`ask`](Self::ask), [`carried`](Self::carried), [`handle_answer`](Self::handle_answer), [`set_nic`](Self::set_nic),
+/// [`handle_timeout`](Self::handle_timeout). *Polls*: [`poll_probe`](Self::poll_probe), [`poll_verdict`](Self::poll_verdict),
+/// [`poll_timeout`](Self::poll_timeout).
+#[derive(Clone, Debug)]
+pub struct PeerHealth {
+    config: HealthConfig,
+    pairs: BTreeMap<SlotPath, Pair>,
+    verdicts: VecDeque<(SlotPath, Verdict)>,
+    /// While something is asked: when probes are due next, and how often they are.
+    round_due_us: Option<u64>,
+    interval_us: u64,
+    /// The path that is a witness first in the next interval.
+    first_witness: usize,
+}
+
+impl PeerHealth {
+    /// A peer of which nothing is known.
+    pub fn new(config: HealthConfig) -> PeerHealth {
+        PeerHealth {
+            config,
+            pairs: BTreeMap::new(),
+            verdicts: VecDeque::new(),
+            round_due_us: None,
+            interval_us: config.interval_us,
+            first_witness: 0,
+        }
+    }
+
+    /// There is such a path: it can be a witness for others.
+    pub fn add(&mut self, path: SlotPath) {
+        self.pairs.entry(path).or_insert_with(Pair::new);
+    }
+
+    /// Whether the path is known to be dead.
+    pub fn is_dead(&self, path: SlotPath) -> bool {
+        self.pairs.get(&path).is_some_and(|p| matches!(p.state, State::Dead { .. }))
+    }
+
+    /// Whether a question to some path is open.
+    pub fn is_asked(&self) -> bool {
+        self.pairs.values().any(|p| matches!(p.state, State::Asked { .. }))
+    }
+
+    // ---- handlers ----
+
+    /// A QP on the path has been silent since then (or its transport has given up just now): does the path live?
+    pub fn ask(&mut self, now_us: u64, path: SlotPath, since_us: u64) -> Answer {
+        let recent_us = now_us.saturating_sub(self.config.round_us);
+        let pair = self.pairs.entry(path).or_insert_with(Pair::new);
+        match pair.state {
+            State::Dead { .. } => Answer::Dead,
+            State::Asked { .. } => Answer::Asked,
+            State::Calm if pair.alive_us.is_some_and(|at| at >= since_us && at >= recent_us) => Answer::Alive,
+            State::Calm => {
+                pair.state = State::Asked { since_us: now_us, probes: 0, doomed_us: None };
+                pair.due = true;
+                // A new question: the witnesses are asked again, often.
+                self.interval_us = self.config.interval_us;
+                self.round_due_us = Some(now_us);
+                Answer::Asked
+            }
+        }
+    }
+
+    /// A round trip was completed on the path lately: an acknowledgement or an answer has come for what we sent.
+    pub fn carried(&mut self, now_us: u64, path: SlotPath) {
+        if let Some(pair) = self.pairs.get_mut(&path) {
+            pair.alive_us = Some(now_us);
+            if !matches!(pair.state, State::Calm) {
+                self.lives(path);
+            }
+        }
+    }
+
+    /// A probe was answered. Numbers that were not sent lately are ignored.
+    pub fn handle_answer(&mut self, now_us: u64, path: SlotPath, sequence: u32) {
+        let Some(pair) = self.pairs.get_mut(&path) else { return };
+        if !(1..=REMEMBERED).contains(&pair.sequence.wrapping_sub(sequence)) {
+            return;
+        }
+        let sent_us = pair.sent_us[(sequence % REMEMBERED) as usize];
+        pair.alive_us = Some(pair.alive_us.map_or(sent_us, |at| at.max(sent_us)));
+        match pair.state {
+            State::Calm => {}
+            // What left before the question says nothing of the time since.
+            State::Asked { since_us, .. } if sent_us < since_us => return,
+            State::Asked { .. } | State::Dead { .. } => self.lives(path),
+        }
+        self.testify(now_us, sent_us);
+    }
+
+    /// A path has answered a probe of that time: those that were asked before, and do not answer, may be dead.
+    fn testify(&mut self, now_us: u64, sent_us: u64) {
+        let at_us = now_us + (WITNESS_FACTOR * now_us.saturating_sub(sent_us)).max(MIN_GRACE_US);
+        for pair in self.pairs.values_mut() {
+            if let State::Asked { since_us, doomed_us, .. } = &mut pair.state {
+                if *since_us <= sent_us {
+                    *doomed_us = Some(doomed_us.map_or(at_us, |at| at.min(at_us)));
+                }
+            }
+        }
+    }
+
+    /// Our NIC works again, or no longer does. Its paths are asked when it comes back; while it does not work nothing is asked of them.
+    pub fn set_nic(&mut self, now_us: u64, local: u8, works: bool) {
+        let mut back = Vec::new();
+        for (path, pair) in self.pairs.iter_mut().filter(|(path, _)| path.local == local) {
+            if std::mem::replace(&mut pair.works, works) == works {
+                continue;
+            }
+            match pair.state {
+                State::Asked { .. } if !works => pair.state = State::Calm,
+                // It is tried at once.
+                State::Dead { .. } if works => {
+                    pair.state = State::Dead { retry_at_us: now_us, retry_us: self.config.retry_min_us }
+                }
+                State::Calm if works => back.push(*path),
+                _ => {}
+            }
+        }
+        back.into_iter().for_each(|path| {
+            self.ask(now_us, path, now_us);
+        });
+    }
+
+    /// A time of [`Self::poll_timeout`] has come. Call [`Self::poll_probe`] and [`Self::poll_verdict`] afterwards.
+    pub fn handle_timeout(&mut self, now_us: u64) {
+        let dead: Vec<SlotPath> = self
+            .pairs
+            .iter()
+            .filter(|(_, p)| self.ends_us(p).is_some_and(|at| at <= now_us))
+            .map(|(p, _)| *p)
+            .collect();
+        for path in dead {
+            let retry_us = self.config.retry_min_us;
+            if let Some(pair) = self.pairs.get_mut(&path) {
+                (pair.state, pair.due) = (State::Dead { retry_at_us: now_us + retry_us, retry_us }, false);
+            }
+            self.verdicts.push_back((path, Verdict::Dead));
+        }
+        let retry_max_us = self.config.retry_max_us;
+        for pair in self.pairs.values_mut().filter(|p| p.works) {
+            if let State::Dead { retry_at_us, retry_us } = &mut pair.state {
+                if *retry_at_us <= now_us {
+                    *retry_us = (*retry_us * 2).min(retry_max_us);
+                    *retry_at_us = now_us + *retry_us;
+                    pair.due = true;
+                }
+            }
+        }
+        if self.round_due_us.is_some_and(|at| at <= now_us) {
+            self.begin_interval(now_us);
+        }
+    }
+
+    // ---- polls ----
+
+    /// The next probe to send: over that path, with that number.
+    pub fn poll_probe(&mut self, now_us: u64) -> Option<(SlotPath, u32)> {
+        let (path, pair) = self.pairs.iter_mut().find(|(_, p)| p.due && p.works)?;
+        pair.due = false;
+        if let State::Asked { probes, .. } = &mut pair.state {
+            *probes += 1;
+        }
+        let sequence = pair.sequence;
+        pair.sequence = sequence.wrapping_add(1);
+        pair.sent_us[(sequence % REMEMBERED) as usize] = now_us;
+        Some((*path, sequence))
+    }
+
+    /// The next path of which something new is known.
+    pub fn poll_verdict(&mut self) -> Option<(SlotPath, Verdict)> {
+        self.verdicts.pop_front()
+    }
+
+    /// When [`Self::handle_timeout`] is to be called.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let of_pairs = self.pairs.values().filter_map(|p| match p.state {
+            State::Dead { retry_at_us, .. } if p.works => Some(retry_at_us),
+            _ => self.ends_us(p),
+        });
+        of_pairs.chain(self.round_due_us).min()
+    }
+
+    // ---- inside ----
+
+    fn lives(&mut self, path: SlotPath) {
+        if let Some(pair) = self.pairs.get_mut(&path) {
+            pair.state = State::Calm;
+            self.verdicts.push_back((path, Verdict::Alive));
+        }
+        if !self.is_asked() {
+            self.round_due_us = None;
+        }
+    }
+
+    /// When a question is answered with dead if nothing comes.
+    fn ends_us(&self, pair: &Pair) -> Option<u64> {
+        let State::Asked { since_us, probes, doomed_us } = pair.state else { return None };
+        let silent_us = since_us + self.config.silent_peer_us;
+        let doomed_us = doomed_us.or(self.config.no_witness.then_some(0)).filter(|_| probes >= MIN_PROBES);
+        Some(doomed_us.map_or(silent_us, |at| at.max(since_us + self.config.round_us).min(silent_us)))
+    }
+
+    /// Has all paths that are asked probed, and some that are not.
+    fn begin_interval(&mut self, now_us: u64) {
+        let (mut calm, mut oldest_us, mut heard) = (Vec::new(), None, false);
+        for (path, pair) in &mut self.pairs {
+            match pair.state {
+                State::Asked { since_us, doomed_us, .. } => {
+                    pair.due = true;
+                    heard |= doomed_us.is_some();
+                    oldest_us = Some(oldest_us.map_or(since_us, |at: u64| at.min(since_us)));
+                }
+                State::Calm if pair.works => calm.push(*path),
+                State::Calm | State::Dead { .. } => {}
+            }
+        }
+        let Some(oldest_us) = oldest_us else {
+            self.round_due_us = None;
+            return;
+        };
+        for i in 0..calm.len().min(MAX_WITNESSES) {
+            let path = calm[(self.first_witness + i) % calm.len()];
+            if let Some(pair) = self.pairs.get_mut(&path) {
+                pair.due = true;
+            }
+        }
+        self.first_witness = self.first_witness.wrapping_add(MAX_WITNESSES);
+        self.round_due_us = Some(now_us + self.interval_us);
+        if !heard && now_us > oldest_us + 2 * self.config.round_us {
+            self.interval_us = (self.interval_us * 2).min(self.config.interval_max_us);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn path(local: u8, remote: u8) -> SlotPath {
+        SlotPath { local, remote }
+    }
+
+    const A: SlotPath = path(0, 0);
+    const B: SlotPath = path(1, 1);
+
+    /// Runs in steps of 1 ms from `from_ms`; `answers(ms, path)` says how long an answer takes, if one comes. Gives the verdicts with their times in ms.
+    fn run(
+        h: &mut PeerHealth,
+        from_ms: u64,
+        to_ms: u64,
+        answers: impl Fn(u64, SlotPath) -> Option<u64>,
+    ) -> Vec<(u64, SlotPath, Verdict)> {
+        let (mut flying, mut said) = (Vec::new(), Vec::new());
+        for ms in from_ms..to_ms {
+            let now_us = ms * 1_000;
+            flying.retain(|&(at_ms, path, sequence)| {
+                if at_ms <= ms {
+                    h.handle_answer(now_us, path, sequence);
+                }
+                at_ms > ms
+            });
+            if h.poll_timeout().is_some_and(|at| at <= now_us) {
+                h.handle_timeout(now_us);
+            }
+            while let Some((path, sequence)) = h.poll_probe(now_us) {
+                flying.extend(answers(ms, path).map(|takes| (ms + takes, path, sequence)));
+            }
+            said.extend(std::iter::from_fn(|| h.poll_verdict()).map(|(path, verdict)| (ms, path, verdict)));
+        }
+        said
+    }
+
+    fn two_paths() -> PeerHealth {
+        let mut h = PeerHealth::new(HealthConfig::default());
+        h.add(A);
+        h.add(B);
+        h
+    }
+
+    #[test]
+    fn a_dead_path_is_found_within_a_round_if_another_answers() {
+        let mut h = two_paths();
+        assert_eq!(h.ask(0, A, 0), Answer::Asked);
+        let said = run(&mut h, 0, 200, |_, p| (p == B).then_some(1));
+        assert_eq!(said, [(45, A, Verdict::Dead)]);
+        assert!(h.is_dead(A) && !h.is_dead(B));
+        assert_eq!(h.ask(200_000, A, 0), Answer::Dead);
+    }
+
+    #[test]
+    fn a_path_that_answers_lives_and_nobody_is_probed_further() {
+        let mut h = two_paths();
+        h.ask(0, A, 0);
+        assert_eq!(run(&mut h, 0, 300, |_, _| Some(1)), [(1, A, Verdict::Alive)]);
+        assert_eq!(h.poll_timeout(), None);
+        assert_eq!(h.ask(300_000, A, 299_000), Answer::Asked, "that was long ago");
+    }
+
+    #[test]
+    fn a_round_trip_of_any_qp_answers_the_question() {
+        let mut h = two_paths();
+        h.ask(0, A, 0);
+        h.carried(30_000, A);
+        assert_eq!(h.poll_verdict(), Some((A, Verdict::Alive)));
+        assert_eq!(h.ask(31_000, A, 5_000), Answer::Alive, "a sign of life that is younger than the silence");
+        assert_eq!(h.ask(31_000, A, 30_500), Answer::Asked);
+    }
+
+    #[test]
+    fn a_peer_that_answers_nowhere_is_waited_for() {
+        let mut h = two_paths();
+        h.ask(0, A, 0);
+        assert_eq!(run(&mut h, 0, 5_000, |_, _| None), []);
+        let said = run(&mut h, 5_000, 6_000, |_, _| Some(1));
+        assert!(matches!(said[..], [(_, A, Verdict::Alive)]), "{said:?}");
+        let mut h = two_paths();
+        h.ask(0, A, 0);
+        assert_eq!(run(&mut h, 0, 11_000, |_, _| None), [(10_000, A, Verdict::Dead)], "but not for ever");
+        let mut h = PeerHealth::new(HealthConfig { no_witness: true, ..HealthConfig::default() });
+        h.ask(0, A, 0);
+        assert_eq!(run(&mut h, 0, 200, |_, _| None), [(45, A, Verdict::Dead)], "what the rule is for");
+    }
+
+    /// The witness answers first and the path that was asked some time later, over and over: as with a peer that was stopped, or one whose
+    /// cores are all taken.
+    #[test]
+    fn a_path_that_is_slower_than_its_witness_lives() {
+        for (witness_ms, path_ms) in [(60, 90), (30, 200), (5, 39), (0, 19)] {
+            let mut h = two_paths();
+            h.ask(0, A, 0);
+            let said = run(&mut h, 0, 2_000, |_, p| Some(if p == A { path_ms } else { witness_ms }));
+            assert_eq!(said, [(path_ms, A, Verdict::Alive)], "{witness_ms} {path_ms}");
+        }
+        let mut h = two_paths();
+        h.ask(0, A, 0);
+        run(&mut h, 0, 900, |_, _| None);
+        let said = run(&mut h, 900, 2_000, |_, p| Some(if p == A { 15 } else { 1 }));
+        assert!(matches!(said[..], [(_, A, Verdict::Alive)]), "{said:?}");
+    }
+
+    #[test]
+    fn two_of_three_probes_may_be_lost() {
+        let mut h = two_paths();
+        h.ask(0, A, 0);
+        let said = run(&mut h, 0, 500, |ms, p| (p == B || ms > 20 && ms % 3 == 0).then_some(1));
+        assert!(matches!(said[..], [(_, A, Verdict::Alive)]), "{said:?}");
+    }
+
+    #[test]
+    fn a_dead_path_is_tried_again_and_comes_back() {
+        let mut h = two_paths();
+        h.ask(0, A, 0);
+        run(&mut h, 0, 60, |_, p| (p == B).then_some(1));
+        let said = run(&mut h, 60, 20_000, |ms, p| (p == B || ms > 9_000).then_some(1));
+        let [(at_ms, A, Verdict::Alive)] = said[..] else { panic!("{said:?}") };
+        assert!((9_001..=10_100).contains(&at_ms), "{at_ms}");
+        assert_eq!(h.ask(20_000_000, A, 20_000_000), Answer::Asked);
+    }
+
+    #[test]
+    fn a_path_of_a_dead_nic_is_no_question_and_is_asked_when_the_nic_is_back() {
+        let mut h = two_paths();
+        h.ask(0, A, 0);
+        h.set_nic(1_000, 0, false);
+        assert_eq!(run(&mut h, 1, 500, |_, p| (p == B).then_some(1)), []);
+        h.set_nic(500_000, 0, true);
+        assert_eq!(run(&mut h, 500, 600, |_, _| Some(1)), [(501, A, Verdict::Alive)]);
+    }
+
+    #[test]
+    fn both_paths_may_be_asked_and_one_of_them_is_the_others_witness() {
+        let mut h = two_paths();
+        h.ask(0, A, 0);
+        h.ask(0, B, 0);
+        let said = run(&mut h, 0, 500, |_, p| (p == B).then_some(1));
+        assert_eq!(said, [(1, B, Verdict::Alive), (45, A, Verdict::Dead)]);
+    }
+
+    #[test]
+    fn witnesses_take_turns_and_are_few() {
+        let mut h = PeerHealth::new(HealthConfig::default());
+        (0..8).for_each(|l| (0..8).for_each(|r| h.add(path(l, r))));
+        h.ask(0, A, 0);
+        let mut probed = std::collections::BTreeSet::new();
+        for ms in 0..80 {
+            let now_us = ms * 1_000;
+            if h.poll_timeout().is_some_and(|at| at <= now_us) {
+                h.handle_timeout(now_us);
+            }
+            let sent: Vec<_> = std::iter::from_fn(|| h.poll_probe(now_us)).map(|(p, _)| p).collect();
+            assert!(sent.len() <= MAX_WITNESSES + 1);
+            probed.extend(sent);
+        }
+        assert_eq!(probed.len(), 64);
+    }
+
+    #[test]
+    fn old_answers_and_strange_numbers_say_nothing() {
+        let mut h = two_paths();
+        h.ask(0, A, 0);
+        let (_, first) = std::iter::from_fn(|| h.poll_probe(0)).find(|(p, _)| *p == A).unwrap();
+        h.handle_answer(1_000, A, first);
+        assert_eq!(h.poll_verdict(), Some((A, Verdict::Alive)));
+        h.ask(200_000, A, 199_000);
+        h.handle_answer(201_000, A, first);
+        h.handle_answer(201_000, A, first.wrapping_add(7));
+        assert_eq!(h.poll_verdict(), None, "a late answer to an older question");
+    }
+}
