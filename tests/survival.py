@@ -2,11 +2,12 @@
 """Unmodified perftest programs outlive every fault of a NIC, a cable or a switch.
 
 Each case runs a program for some seconds between two hosts of a fabric of its own and sets a fault in mid-stream. It passes if
-both ends exit with 0 *and*, from 200 ms after the fault to the end, the counters of the backup NICs at both ends show at least
-half of the rate before the fault (a perftest with -D ends with 0 even when nothing moves).
+both ends exit with 0 *and*, from 200 ms after the fault to the end, the counters of the backup NICs at both ends show traffic like
+that before the fault (a perftest with -D ends with 0 even when nothing moves).
 
-The interruption is the longest interval between packets with data at the receiver. It is printed always; since machines are
-noisy, a case fails only where it is ten times the limit (20 ms where the NIC tells of the failure, 150 ms where only silence does).
+The interruption is the longest interval between packets with data of the program at the receiver. Machines are noisy, so a single
+case is held to wide bars, and the medians over all cases of a kind to those that are promised: 20 ms where the NIC tells of the
+failure, 150 ms where only silence does, and half of the rate before.
 """
 
 import argparse
@@ -18,24 +19,33 @@ from lib.fabric import Fabric
 from lib.pairs import covering
 from lib.process import Died, Failure
 from lib.suite import Suite
-from lib.traffic import TRIES, survive, with_tries
+from lib.traffic import TYPICAL_SHARE, survive
 
 TOOLS = ["ib_write_bw", "ib_send_bw", "ib_read_bw"]
-FAULTS = ["nic dead", "nic down", "cable cut", "switch down"]
+TOLD, SILENT = "failures of which the NIC tells", "silent failures"
+FAULTS = {"nic dead": TOLD, "nic down": TOLD, "cable cut": SILENT, "switch down": SILENT}
 ENDS = ["a", "b"]
 SIZES = [65536, 1 << 20]
 QPS = [1, 8]
 WAYS = ["one-way", "-b"]
-GAP_LIMIT_MS = {"nic dead": 20, "nic down": 20, "cable cut": 150, "switch down": 150}
-TOLERANCE = 10
+# The median over the cases of a kind, and each single one. A failure of which the NIC tells is noticed at once: before a timeout
+# with all its retries (120 ms) could have noticed it.
+TYPICAL_GAP_MS = {TOLD: 20, SILENT: 150}
+GAP_MS = {TOLD: 100, SILENT: 400}
+# Fewer cases of a kind have no median worth the name.
+LEAST_CASES = 5
 SECONDS = 3
+
+
+# What lived, also where its gap was too long: the medians are over all of them.
+SEEN = []
 
 
 class Case:
     """A program, a fault, and the shape of the stream."""
 
     def __init__(self, tool, fault, end, size, qps, way, options=(), settings=(), weather=()):
-        self.tool, self.kind, self.end, self.size, self.qps, self.way = tool, fault, end, size, qps, way
+        self.tool, self.kind, self.end, self.size, self.qps, self.way = tool, FAULTS[fault], end, size, qps, way
         self.options, self.settings, self.weather = options, settings, weather
         place, state = fault.split()
         self.fault = "switch rail0 down" if place == "switch" else f"{place} {end}/0 {state}"
@@ -46,17 +56,14 @@ class Case:
         """Runs it; fails where the stream does not live on."""
         args = ["-F", "-s", self.size, "-q", self.qps] + (["-b"] if self.way == "-b" else []) + list(self.options)
 
-        def once():
-            with Fabric(logs, *self.settings) as fabric:
-                for fault in self.weather:
-                    fabric.fault(fault)
-                return survive(fabric, self.tool, args, SECONDS, self.fault, self.way == "-b", failover)
-
-        result, _ = with_tries(once)
-        limit_ms = GAP_LIMIT_MS[self.kind]
-        if result.gap_ms is not None and result.gap_ms > TOLERANCE * limit_ms:
-            raise Failure(f"the gap is more than {TOLERANCE} times its limit of {limit_ms} ms: {result.note}")
+        with Fabric(logs, *self.settings) as fabric:
+            for fault in self.weather:
+                fabric.fault(fault)
+            result = survive(fabric, self.tool, args, SECONDS, self.fault, self.way == "-b", failover)
         result.kind = self.kind
+        SEEN.append(result)
+        if result.gap_ms > GAP_MS[self.kind]:
+            raise Failure(f"the gap is longer than {GAP_MS[self.kind]} ms: {result.note}")
         return result
 
 
@@ -84,37 +91,29 @@ def must_not_survive(logs):
 
 
 def quiet(logs):
-    """Without a fault nothing switches. (A good path may be suspected where a program waits long for a core, but not always.)"""
-    for turn in range(1, TRIES + 1):
-        with Fabric(logs) as fabric:
-            server, client = fabric.pair("ib_send_bw", ["-F", "-s", 65536, "-q", 8, "-b", "-D", 2])
-            client.expect_success(30)
-            server.expect_success(10)
-            events = [e for e in fabric.events() if e["event"] not in ("port-active",)]
-        if not events:
-            return f"no event at try {turn}"
-        print(f"again: {len(events)} events without a fault, as {events[0]}", flush=True)
-    raise Failure("each time there were events without a fault")
+    """Without a fault nothing switches."""
+    with Fabric(logs) as fabric:
+        server, client = fabric.pair("ib_send_bw", ["-F", "-s", 65536, "-q", 8, "-b", "-D", 2])
+        client.expect_success(30)
+        server.expect_success(10)
+        events = [e for e in fabric.events() if e["event"] not in ("port-active",)]
+        if events:
+            raise Failure(f"{len(events)} events without a fault, as {events[0]}")
+        return "no event"
 
 
-def summarize(results):
-    """Prints the medians for each kind of fault, beside the limits."""
-    for kind in FAULTS:
-        of_kind = [r for r in results if r.kind == kind]
-        if not of_kind:
-            continue
-        gaps = [r.gap_ms for r in of_kind if r.gap_ms is not None]
-        within = sum(g <= GAP_LIMIT_MS[kind] for g in gaps)
-        figures = [
-            f"{what} {statistics.median(values):.{digits}f} {unit}"
-            for what, values, digits, unit in (
-                ("gap", gaps, 1, "ms"),
-                ("detect", [r.detect_us for r in of_kind if r.detect_us is not None], 0, "us"),
-                ("switch", [r.switch_us for r in of_kind if r.switch_us is not None], 0, "us"),
-            )
-            if values
-        ]
-        print(f"median of {len(of_kind)} x {kind}: {', '.join(figures)}; {within} of {len(gaps)} gaps within {GAP_LIMIT_MS[kind]} ms")
+def typical(_logs, kind: str, results: list):
+    """The medians over the cases of a kind, beside what is promised."""
+    gap_ms, share = statistics.median(r.gap_ms for r in results), statistics.median(r.share for r in results)
+    figures = [f"gap {gap_ms:.1f} ms of {len(results)}, {share:.0%} of the rate"]
+    for what in ("detect_us", "switch_us"):
+        values = [getattr(r, what) for r in results if getattr(r, what) is not None]
+        figures += [f"{what.split('_')[0]} {statistics.median(values):.0f} us"] if values else []
+    if gap_ms > TYPICAL_GAP_MS[kind]:
+        raise Failure(f"the median gap is longer than {TYPICAL_GAP_MS[kind]} ms: {', '.join(figures)}")
+    if share < TYPICAL_SHARE:
+        raise Failure(f"the backups carry less than {TYPICAL_SHARE:.0%} in the median: {', '.join(figures)}")
+    return ", ".join(figures)
 
 
 def main() -> int:
@@ -149,12 +148,14 @@ def main() -> int:
     if not options.only:
         suite.case("no fault, no switch", quiet)
         suite.case("no failover, no survival", must_not_survive)
-    results = []
     for case in cases:
         for turn in range(options.repeat):
             name = case.name if options.repeat == 1 else f"{case.name} #{turn + 1}"
-            results.append(suite.case(name, case.run))
-    summarize([r for r in results if r])
+            suite.case(name, case.run)
+    for kind in (TOLD, SILENT):
+        of_kind = [r for r in SEEN if r.kind == kind]
+        if len(of_kind) >= LEAST_CASES:
+            suite.case(f"the medians of {kind}", typical, kind, of_kind)
     return suite.finish()
 
 

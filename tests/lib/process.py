@@ -19,11 +19,6 @@ class Died(Failure):
     """A stream did not outlive its fault."""
 
 
-class Slow(Died):
-    """A stream outlived its fault, but the backup carried less than its share. On a machine that others use too, it is worth
-    another try."""
-
-
 class Skip(Exception):
     """A test cannot run here; the text says why."""
 

@@ -4,7 +4,7 @@ import statistics
 import time
 
 from .fabric import Fabric, now_us
-from .process import Died, Failure, Slow, describe_exit, wait_until
+from .process import Died, Failure, describe_exit, wait_until
 
 # From the fault to the first instant at which the backup must carry its share.
 SETTLE_US = 200_000
@@ -16,10 +16,10 @@ STEP_SECONDS = 0.1
 RAILS = 4
 # Gaps that overlap this time after the fault are its work; later ones are the machine's.
 GAP_WINDOW_US = 300_000
-# A stream that lives carries this share of its former rate.
-SHARE = 0.5
-# How often a stream that lives but carries less is tried: what else the machine does changes rates by more than that.
-TRIES = 3
+# A stream that lives carries this share of its former rate: the typical one of many, and each single one. (What else a machine
+# does can halve the rate of a stream at any time, fault or none.)
+TYPICAL_SHARE = 0.5
+SHARE = 0.2
 
 
 class Result:
@@ -31,11 +31,16 @@ class Result:
         self.switches = self.replayed = self.epochs = 0
 
     @property
+    def share(self) -> float:
+        """What of the rate before the fault the backup carries."""
+        return self.rate_after / max(1.0, self.rate_before)
+
+    @property
     def note(self) -> str:
         """The figures in a line."""
         return (
             f"gap {_or(self.gap_ms, '.1f')} ms, detect {_or(self.detect_us, '.0f')} us, switch {_or(self.switch_us, '.0f')} us, "
-            f"{self.rate_before * 8e-9:.1f} -> {self.rate_after * 8e-9:.1f} Gbit/s, {self.switches} switches"
+            f"{self.rate_before * 8e-9:.1f} -> {self.rate_after * 8e-9:.1f} Gbit/s ({self.share:.0%}), {self.switches} switches"
             + (f", EPOCH {self.epochs}" if self.epochs > 1 else "")
         )
 
@@ -87,8 +92,11 @@ def survive(fabric: Fabric, tool: str, args: list, seconds: float, fault: str, b
     result.rate_after = least_rate(settled, end, lambda sample: sample.backup)
     _read_switches(fabric, result, {"a", "b"} if failover else set())
     result.gap_ms = meter.longest_gap_ms(fault_us)
-    if result.rate_after < SHARE * result.rate_before:
-        raise Slow(f"the backup carries less than {SHARE:.0%} of the rate before the fault: {result.note}")
+    if result.gap_ms is None:
+        # Data came before and after the fault, by the counters, so it was interrupted between: the record is what is wrong.
+        raise Failure(f"no receiver recorded a gap around the fault, though traffic crossed it: {result.note}")
+    if result.share < SHARE:
+        raise Died(f"the backup carries less than {SHARE:.0%} of the rate before the fault: {result.note}")
     return result
 
 
@@ -164,14 +172,3 @@ class Meter:
         moved = [b - a for a, b in zip(since.backup, self.samples[-1].backup)]
         return f"the backups carried {moved} bytes since then"
 
-
-def with_tries(run):
-    """Calls `run()`, again where the rate alone was not reached. Gives its value and the number of tries."""
-    for turn in range(1, TRIES + 1):
-        try:
-            return run(), turn
-        except Slow as slow:
-            if turn == TRIES:
-                raise
-            print(f"again: {slow}", flush=True)
-    raise AssertionError("unreachable")

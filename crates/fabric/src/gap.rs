@@ -1,7 +1,8 @@
 //! `shm/proc/<pid>.page`: when the packets with data came to a process, as far as one waited for them.
 //!
-//! Every interval between two data-bearing packets, over all NICs of the process, that is longer than [`GAP_MIN_US`] is kept, with
-//! its exact start and length; the last [`GAP_RING`] of them. So the interruption around a failure is time-stamped, not sampled.
+//! Data is payload of the application: neither messages of failover nor what acknowledgements carry. Every interval between two
+//! data-bearing packets, over all NICs of the process, that is longer than [`GAP_MIN_US`] is kept, with its exact start and length;
+//! the last [`GAP_RING`] of them. So the interruption around a failure is time-stamped, not sampled.
 
 use std::fs;
 use std::path::PathBuf;
@@ -50,6 +51,13 @@ pub struct Gap {
     pub start_us: u64,
     /// How long it was.
     pub len_us: u64,
+}
+
+impl Gap {
+    /// How long it was, in ms.
+    pub fn len_ms(&self) -> f64 {
+        self.len_us as f64 / 1e3
+    }
 }
 
 /// The writing end, one for each process, shared by its NICs.

@@ -93,6 +93,7 @@ impl Qp {
             sq_sig_all: r.sq_sig_all,
             hold_on_failure: protect,
             wc_qpn: None,
+            control: false,
         };
         let phys = device.create_qp(&init)?;
         let qpn = phys.qpn();

@@ -400,7 +400,7 @@ impl Device for Nic {
         };
         shared.domain.use_pd(init.pd)?;
         let cqs = (init.send_cq.clone(), init.recv_cq.clone());
-        e.qps.insert(qpn as u16, QpEntry::new(kind, qpn, init.pd, caps, cqs));
+        e.qps.insert(qpn as u16, QpEntry::new(kind, (qpn, init.pd, init.control), caps, cqs));
         drop(e);
         Ok(Arc::new(SoftQp::new(self.inner.clone(), qpn, init)))
     }

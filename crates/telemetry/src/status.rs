@@ -13,9 +13,9 @@ pub struct NicCounters {
     pub tx_packets: u64,
     /// Packets received.
     pub rx_packets: u64,
-    /// Payload bytes sent.
+    /// Payload bytes of the applications sent.
     pub tx_payload_bytes: u64,
-    /// Payload bytes received.
+    /// Payload bytes of the applications received.
     pub rx_payload_bytes: u64,
     /// Packets sent again.
     pub retransmits: u64,
@@ -23,7 +23,7 @@ pub struct NicCounters {
     pub drops: u64,
     /// Packets with a wrong ICRC.
     pub icrc_errors: u64,
-    /// When the last packet with payload came; 0: none yet.
+    /// When the last packet with payload of an application came; 0: none yet.
     pub last_data_rx_us: u64,
 }
 

@@ -153,6 +153,8 @@ pub struct QpInit {
     pub hold_on_failure: bool,
     /// The QPN that WCs carry; the QP's own if none.
     pub wc_qpn: Option<u32>,
+    /// It carries messages of failover itself, which are not counted as data of the application.
+    pub control: bool,
 }
 
 /// A change of a QP; `None` leaves a field as it is.

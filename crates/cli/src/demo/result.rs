@@ -30,10 +30,10 @@ pub(crate) struct Report {
     pub(crate) switch_us: Option<u64>,
     /// WRs that were sent again.
     pub(crate) replayed: Option<u64>,
-    /// The longest interval between packets with data at the receiver around the fault.
+    /// The longest interval between packets with data at the receiver around the fault; null: none was recorded.
     pub(crate) gap_ms: Option<f64>,
-    /// The longest such interval while all was well.
-    pub(crate) gap_before_ms: f64,
+    /// The longest such interval while all was well; null: none was recorded.
+    pub(crate) gap_before_ms: Option<f64>,
     /// The rate on the first NIC before the fault.
     pub(crate) before_gbps: f64,
     /// The rate on the backup NICs after it.
@@ -97,6 +97,11 @@ impl Report {
         if switch.is_none() {
             report.reasons.push("there is no switch in the event log".into());
         }
+        if !with.came_back() {
+            report.reasons.push("data did not come back after the fault".into());
+        } else if with.gap_ms().is_none() {
+            report.reasons.push("the receiver recorded no gap around the fault, though traffic crossed it".into());
+        }
         if with.is_slow() {
             let (after, before) = (report.after_gbps, report.before_gbps);
             report.reasons.push(format!("the backup carried {after} Gbit/s after {before} before"));
@@ -116,7 +121,7 @@ impl Report {
     /// Tells the verdict.
     pub(crate) fn tell(&self, screen: &Screen) {
         let us = |us: Option<u64>| us.map_or("-".to_string(), |us| format!("{us} us"));
-        let gap = self.gap_ms.map_or("data did not come back".into(), |ms| format!("{ms:.1} ms"));
+        let ms = |ms: Option<f64>| ms.map_or("none recorded".to_string(), |ms| format!("{ms:.1} ms"));
         screen.title(&format!("verdict: {}", self.verdict));
         let path = |path: &Option<String>| path.clone().unwrap_or("-".into());
         let further =
@@ -124,7 +129,11 @@ impl Report {
         screen.say(&format!("   path                {} -> {}{further}", path(&self.from), path(&self.to)));
         screen.say(&format!("   noticed after       {}", us(self.detect_us)));
         screen.say(&format!("   switch took         {}", us(self.switch_us)));
-        screen.say(&format!("   gap at the receiver {gap} (longest while all was well: {:.1} ms)", self.gap_before_ms));
+        screen.say(&format!(
+            "   gap at the receiver {} (longest while all was well: {})",
+            ms(self.gap_ms),
+            ms(self.gap_before_ms)
+        ));
         screen.say(&format!(
             "   throughput          {:.1} Gbit/s before, {:.1} Gbit/s after",
             self.before_gbps, self.after_gbps

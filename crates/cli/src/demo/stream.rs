@@ -197,20 +197,21 @@ impl Stream {
         (0..usize::from(NICS)).filter(move |nic| *nic < 2 || bytes(last, *nic) - bytes(first, *nic) > TRAFFIC_BYTES)
     }
 
-    /// The longest interval without data around the fault, in ms; None where data did not come back.
-    pub(crate) fn gap_ms(&self) -> Option<f64> {
-        let gap = self.watch.longest_gap(self.fault_us, self.fault_us + SETTLE_US);
-        let came_back = self.last_us() > self.fault_us + SETTLE_US;
-        came_back.then(|| gap_ms(gap))
+    /// Whether data came again after the fault.
+    pub(crate) fn came_back(&self) -> bool {
+        self.last_us() > self.fault_us + SETTLE_US
     }
 
-    /// The longest interval in the healthy time before, in ms: what the machine itself does.
-    pub(crate) fn gap_before_ms(&self) -> f64 {
-        gap_ms(
-            self.watch
-                .longest_gap(self.begin_us + RAMP_US, self.fault_us.saturating_sub(1))
-                .filter(|g| g.start_us + g.len_us < self.fault_us),
-        )
+    /// The longest interval without data around the fault, in ms; None where none was recorded, or data did not come back.
+    pub(crate) fn gap_ms(&self) -> Option<f64> {
+        let gap = self.watch.longest_gap(self.fault_us, self.fault_us + SETTLE_US);
+        gap.filter(|_| self.came_back()).map(|g| g.len_ms())
+    }
+
+    /// The longest interval in the healthy time before, in ms: what the machine itself does. None: none was recorded.
+    pub(crate) fn gap_before_ms(&self) -> Option<f64> {
+        let gap = self.watch.longest_gap(self.begin_us + RAMP_US, self.fault_us.saturating_sub(1));
+        gap.filter(|g| g.start_us + g.len_us < self.fault_us).map(|g| g.len_ms())
     }
 
     /// The switch that answered the fault, at the end whose NIC died.
@@ -222,11 +223,6 @@ impl Stream {
     pub(crate) fn last_path(&self) -> Option<&str> {
         self.switches.iter().rev().find(|s| s.host == "a").map(|s| s.to.as_str())
     }
-}
-
-/// In ms; shorter ones than the recorder keeps count as its limit.
-fn gap_ms(gap: Option<unbroken_fabric::Gap>) -> f64 {
-    gap.map_or(unbroken_fabric::GAP_MIN_US, |g| g.len_us) as f64 / 1e3
 }
 
 /// The lines of perftest's output that speak of an error.

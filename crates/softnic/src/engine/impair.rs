@@ -198,6 +198,7 @@ pub(crate) struct TxTag {
     pub(super) dest: Dest,
     pub(super) socket: usize,
     pub(super) header_bytes: usize,
+    pub(super) control: bool,
 }
 
 /// What must be known of a packet that arrives later; its bytes are those of the datagram.

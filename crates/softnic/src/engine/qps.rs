@@ -55,6 +55,8 @@ pub(crate) struct QpEntry {
     pub(crate) kind: QpKind,
     pub(crate) qpn: u32,
     pub(crate) pd: u32,
+    /// Its messages are those of failover itself, and not counted as data.
+    pub(crate) control: bool,
     pub(crate) caps: QpCaps,
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
@@ -102,11 +104,17 @@ impl Turn {
 }
 
 impl QpEntry {
-    pub(crate) fn new(kind: QpKind, qpn: u32, pd: u32, caps: QpCaps, cqs: (Arc<Cq>, Arc<Cq>)) -> QpEntry {
+    pub(crate) fn new(
+        kind: QpKind,
+        (qpn, pd, control): (u32, u32, bool),
+        caps: QpCaps,
+        cqs: (Arc<Cq>, Arc<Cq>),
+    ) -> QpEntry {
         QpEntry {
             kind,
             qpn,
             pd,
+            control,
             caps,
             send_cq: cqs.0,
             recv_cq: cqs.1,
@@ -329,7 +337,7 @@ impl QpEntry {
                 Turn::unacknowledged(false, false)
             }
             (QpKind::Ud(qp), _) => {
-                let mut sink = UdQpSink::new(out, of, socket, *quota);
+                let mut sink = UdQpSink::new(out, of, socket, *quota, self.control);
                 let more = qp.poll_transmit(&mut sink, &mut to);
                 *quota -= sink.quota();
                 Turn::unacknowledged(more, sink.paused())

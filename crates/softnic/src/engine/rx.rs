@@ -9,11 +9,11 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use unbroken_fabric::packet_cost;
 use unbroken_types::LinkLayer;
-use unbroken_wire::{IcrcChecker, IcrcFlow, Packet, Transport, ICRC_BYTES, ROCE_PORT};
+use unbroken_wire::{IcrcChecker, IcrcFlow, Op, Packet, Transport, ICRC_BYTES, ROCE_PORT};
 
 /// What became of one packet.
 enum Verdict {
-    /// Its QP took it; bytes of payload.
+    /// Its QP took it; bytes of data.
     Taken(usize),
     /// Not for us, not from whom it should be, or nothing was there to take it.
     Dropped,
@@ -23,13 +23,22 @@ enum Verdict {
 }
 
 impl Verdict {
-    fn of(taken: bool, packet: &Packet<'_>) -> Verdict {
+    fn of(taken: bool, control: bool, packet: &Packet<'_>) -> Verdict {
         if taken {
-            Verdict::Taken(packet.payload.len())
+            Verdict::Taken(if control { 0 } else { data_bytes(packet) })
         } else {
             Verdict::Dropped
         }
     }
+}
+
+/// Bytes of the application in a packet of one of its QPs: the map in a NAK is none of its.
+#[inline]
+fn data_bytes(packet: &Packet<'_>) -> usize {
+    if packet.bth.opcode.op == Op::Acknowledge {
+        return 0;
+    }
+    packet.payload.len()
 }
 
 /// Whether senders reserve credit for packets like this one: the transport is in the upper three bits.
@@ -109,7 +118,8 @@ impl Engine {
             let verdict = match (q, Packet::parse(&waiting.bytes)) {
                 (Some(q), Ok(packet)) => {
                     let mem = view.of_qp(q.qpn);
-                    Verdict::of(q.receive(&packet, (waiting.src, waiting.dst), id.link_layer, &mem), &packet)
+                    let taken = q.receive(&packet, (waiting.src, waiting.dst), id.link_layer, &mem);
+                    Verdict::of(taken, q.control, &packet)
                 }
                 _ => Verdict::Dropped,
             };
@@ -173,7 +183,7 @@ impl Receivers<'_> {
             let (src, dst) = (flow.src_ip, flow.dst_ip);
             let wait = || Waiting { bytes: bytes.into(), src, dst, since_us: now_us, cost: credit };
             return match self.parking.takes(q, &packet, wait) {
-                Parked::No => Verdict::of(q.receive(&packet, (src, dst), self.link_layer, mem), &packet),
+                Parked::No => Verdict::of(q.receive(&packet, (src, dst), self.link_layer, mem), q.control, &packet),
                 Parked::Yes => Verdict::Waits,
                 Parked::Full => Verdict::Dropped,
             };
@@ -182,7 +192,7 @@ impl Receivers<'_> {
             q.queued = true;
             self.ready.push_back(index);
         }
-        Verdict::Taken(packet.payload.len())
+        Verdict::Taken(data_bytes(&packet))
     }
 }
 

@@ -18,7 +18,7 @@ use crate::socket::{self, Message, RawAddr, TxSocket, TX_MESSAGES};
 use std::net::{IpAddr, SocketAddr};
 use unbroken_fabric::{Line, MAX_PORTS};
 use unbroken_roce::{KeyChange, MemError, PacketSink, Payload, SinkError, UdDest, UdSink};
-use unbroken_wire::{pad_of, Icrc, IcrcFlow, IcrcSeed, BTH_BYTES, ICRC_BYTES, ROCE_PORT};
+use unbroken_wire::{pad_of, Icrc, IcrcFlow, IcrcSeed, Op, BTH_BYTES, ICRC_BYTES, ROCE_PORT};
 
 /// Segments of one GSO send; kernels allow 64, newer ones 128.
 const MAX_SEGMENTS: u32 = 64;
@@ -264,7 +264,7 @@ impl<'a> Out<'a> {
     pub(crate) fn release(&mut self, impair: &mut Impair<TxTag>, now_us: u64) {
         let mut last: Option<IcrcFlow> = None;
         while let Some(held) = impair.pop(now_us) {
-            let TxTag { dest, socket, header_bytes } = held.tag;
+            let TxTag { dest, socket, header_bytes, control } = held.tag;
             if self.is_shut(socket) {
                 self.batch.counts[port_of(socket)].drops += 1;
                 continue;
@@ -275,7 +275,7 @@ impl<'a> Out<'a> {
             }
             let (header, payload) = held.bytes.split_at(header_bytes);
             // Nothing is read from registered memory here, which alone could fail.
-            let from = Sender { pd: 0, qpn: 0, dest, socket };
+            let from = Sender { pd: 0, qpn: 0, dest, socket, control };
             let _ = self.put(&from, header, &Payload::Bytes(payload), held.damage);
         }
         self.batch.close_run();
@@ -295,7 +295,7 @@ impl<'a> Out<'a> {
         // Its ICRC is computed when it leaves.
         gather(self.view.of_qp(from.qpn), from.pd, payload, &mut bytes[header.len()..], &mut Icrc::resume(0))?;
         let wire_bytes = packet_bytes(header, payload);
-        let tag = TxTag { dest: from.dest, socket: from.socket, header_bytes: header.len() };
+        let tag = TxTag { dest: from.dest, socket: from.socket, header_bytes: header.len(), control: from.control };
         let taken = link.impair.hold(link.now_us, link.line, wire_bytes, bytes, tag);
         self.batch.counts[port_of(from.socket)].drops += u64::from(!taken);
         Ok(())
@@ -326,7 +326,9 @@ impl<'a> Out<'a> {
         batch.used += bytes;
         let run = batch.runs.last_mut().expect("the run of this packet");
         run.packets += 1;
-        run.payload_bytes += payload.len();
+        if !from.control && header[0] != Op::Acknowledge as u8 {
+            run.payload_bytes += payload.len();
+        }
         run.open &= bytes == run.segment && run.packets < MAX_SEGMENTS;
         run.message.bytes += bytes;
         run.message.segment = if run.packets > 1 { run.segment as u16 } else { 0 };
@@ -349,6 +351,8 @@ struct Sender {
     qpn: u32,
     dest: Dest,
     socket: usize,
+    /// It sends messages of failover itself.
+    control: bool,
 }
 
 /// What an RC or UC QP pushes its packets to during its turn.
@@ -372,7 +376,7 @@ impl<'a, 'b> QpSink<'a, 'b> {
         socket: usize,
         quota: u32,
     ) -> QpSink<'a, 'b> {
-        let from = Sender { pd, qpn, dest, socket };
+        let from = Sender { pd, qpn, dest, socket, control: false };
         QpSink { out, from, quota, gate: Gate::OPEN, paused: false }
     }
 
@@ -451,11 +455,18 @@ pub(crate) struct UdQpSink<'a, 'b> {
 }
 
 impl<'a, 'b> UdQpSink<'a, 'b> {
-    pub(crate) fn new(out: &'a mut Out<'b>, of: (u32, u32), socket: usize, quota: u32) -> UdQpSink<'a, 'b> {
+    pub(crate) fn new(
+        out: &'a mut Out<'b>,
+        of: (u32, u32),
+        socket: usize,
+        quota: u32,
+        control: bool,
+    ) -> UdQpSink<'a, 'b> {
         let src = out.sockets[socket].addr();
         // Not yet the way to anybody: the first packet sets it.
         let dest = Dest::to_qp(src, src.ip(), 0);
-        let sink = QpSink::new(out, of, dest, socket, quota);
+        let mut sink = QpSink::new(out, of, dest, socket, quota);
+        sink.from.control = control;
         UdQpSink { src, last: UdDest::default(), sink }
     }
 
