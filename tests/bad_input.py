@@ -161,6 +161,29 @@ def truncated_directory(logs):
         return f"statuses {codes}"
 
 
+def truncated_in_use(logs, size):
+    """A directory that is cut short while programs have it open: those go on, through a fault too, and whoever comes then is told."""
+    with Fabric(logs) as fabric:
+        server, client = fabric.pair("ib_write_bw", ["-F", "-s", 65536, "-q", 2, "-D", STREAM_SECONDS])
+        wait_until(lambda: client.ended() or fabric.nics()["b/0"]["rx_payload_bytes"] > 1e6, 20, "traffic")
+        os.truncate(fabric.path / "directory" / "data.mdb", size)
+        # One that comes now must read it, with QPs of its own.
+        late = fabric.pair("ib_send_bw", ["-F", "-s", 65536, "-n", 1000])
+        late_codes = [p.wait(30) for p in late]
+        fabric.fault("nic a/0 dead")
+        codes = client.wait(30), server.wait(30)
+        if min(*codes, *late_codes) < 0:
+            raise Failure(f"killed by a signal: {codes}, those that came later {late_codes}")
+        if any(codes):
+            raise Failure(f"those that ran ended with {codes}")
+        if fabric.nics()["b/1"]["rx_payload_bytes"] < 1e6:
+            raise Failure("no traffic over another NIC after the fault")
+        said = "".join(p.output() for p in late) + json.dumps([e for e in fabric.events() if e["pid"] in [p.pid for p in late]])
+        if "director" not in said:
+            raise Failure(f"nothing tells that the directory is damaged; those that came later ended with {late_codes}")
+        return f"{codes}; those that came later {late_codes}"
+
+
 def wrong_fabric_file(logs):
     """A wrong line in fabric.toml: file, line and what would be right; no program crashes."""
     with Fabric(logs) as fabric:
@@ -238,11 +261,13 @@ def any_calls(logs, failover, faults):
 
 def main() -> int:
     """Runs all of it."""
-    suite = Suite("bad_input")
+    suite = Suite("bad_input", sys.argv[1:])
     suite.case("wrong rkeys, bounds and rights", bad_access)
     suite.case("garbage at the UDP ports", garbage)
     suite.case("damaged directory", damaged_directory)
     suite.case("truncated directory", truncated_directory)
+    for size in (0, 5000):
+        suite.case(f"directory cut short to {size:,} bytes in use", truncated_in_use, size)
     suite.case("wrong fabric.toml", wrong_fabric_file)
     suite.case("wrong names", wrong_names)
     suite.case("random calls, no failover", any_calls, False, False)

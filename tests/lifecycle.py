@@ -113,7 +113,9 @@ def latency(logs, tool):
         client.expect_success(60)
         server.expect_success(10)
         figures = [line.split() for line in client.output().splitlines() if line.strip().startswith("8 ")]
-        return f"typical {figures[0][4]} us" if figures else ""
+        if not figures or len(figures[0]) < 5 or float(figures[0][4]) <= 0:
+            raise Failure(f"the client printed no figures: {client.output()[-500:]}")
+        return f"typical {figures[0][4]} us"
 
 
 def ends(logs):

@@ -104,8 +104,9 @@ def hpcc(logs, transport: str, n: int, fault: str | None = None):
             mpirun.expect_success(SECONDS)
             check_result(folder / "hpccoutf.txt")
             first, others = payload(fabric, [0]), payload(fabric, [1, 2, 3])
-            # Without a fault, too, a path may be suspected and left where both ranks wait long for a core.
-            if first + others < 2 * LEAST_BYTES or (fault and others < LEAST_BYTES):
+            if not fault and fabric.events("switch"):
+                raise Failure(f"a switch without a fault: {fabric.events('switch')[0]}")
+            if first < LEAST_BYTES or (fault and others < LEAST_BYTES):
                 raise Failure(f"{first} bytes of payload on rail 0, {others} on the others")
             return f"{first / 1e6:.0f} MB on rail 0, {others / 1e6:.0f} MB on others"
     finally:

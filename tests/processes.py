@@ -14,7 +14,15 @@ from lib.suite import Suite
 FIRST_PORT = 4791
 SLOTS = 256
 RANKS = 20
+NICS = 4
 MESH_SECONDS = 3
+
+
+def qps_on(nic, hosts):
+    """How many QPs of a mesh have an end on a NIC, counting both ends: mesh.c connects ranks over device (from + to) modulo NICS."""
+    host, rail = nic.split("/")
+    ends = [(i, k) for i in range(RANKS) for k in range(RANKS) if (i + k) % NICS == int(rail)]
+    return sum(host in (hosts[i % len(hosts)], hosts[k % len(hosts)]) for i, k in ends)
 
 
 def mesh(logs, hosts, fault):
@@ -34,7 +42,15 @@ def mesh(logs, hosts, fault):
         received = [json.loads(p.output().splitlines()[-1])["messages"] for p in ranks]
         if min(received) < RANKS:
             raise Failure(f"messages at each rank: {received}")
-        return f"{sum(received)} messages, {len(fabric.events('switch'))} switches"
+        switches = fabric.events("switch")
+        failed = fault.split()[1] if fault else None
+        stray = [s for s in switches if failed not in s["from"].split("-")]
+        if stray:
+            raise Failure(f"{len(stray)} switches away from NICs that work, as {stray[0]}")
+        moved, due = {(s["pid"], s["qp"]) for s in switches}, qps_on(failed, hosts) if fault else 0
+        if len(moved) < due:
+            raise Failure(f"{len(moved)} QPs have moved, {due} were on the NIC that failed")
+        return f"{sum(received)} messages, {len(switches)} switches of {len(moved)} QPs, {due} were due"
 
 
 def alone(logs, option):

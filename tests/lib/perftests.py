@@ -1,5 +1,7 @@
 """perftest on every transport, with its options: what is run, and the payload that must have gone through the NICs."""
 
+import re
+
 from .fabric import Fabric
 from .process import Failure
 
@@ -58,12 +60,21 @@ BY_LID = [
 ]
 
 
+def check_figures(tool: str, output: str):
+    """The client's last line of figures: bytes, iterations, and then of bandwidths the average, of latencies the typical one."""
+    rows = [line.split() for line in output.splitlines() if re.fullmatch(r"\s*\d+\s+\d+(\s+[\d.]+)+\s*", line)]
+    place = 3 if tool.endswith("_bw") else 4
+    if not rows or len(rows[-1]) <= place or float(rows[-1][place]) <= 0:
+        raise Failure(f"the client printed no figures: {output[-500:]}")
+
+
 def run(logs, tool: str, args: list, payload: int, settings=()):
     """Runs a perftest on rail 0; `payload` bytes at least must have left one end and come to the other."""
     with Fabric(logs, *settings) as fabric:
         server, client = fabric.pair(tool, ["-F", *args])
         client.expect_success(SECONDS)
         server.expect_success(SECONDS)
+        check_figures(tool, client.output())
         nics = fabric.nics()
         flows = [("b", "a")] if "_read_" in tool else [("a", "b")]
         if "-b" in args or "_lat" in tool and "_read_" not in tool:

@@ -14,10 +14,12 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
 BUILD = TARGET / "release"
 LOGS = TARGET / "test-logs"
 TAIL_LINES = 12
+# The exit status of a suite that could test nothing here, as Automake has it.
+SKIPPED = 77
 
 
 class Suite:
-    """Runs cases, goes on after a failure, and gives the exit status."""
+    """Runs cases, goes on after a failure, and gives the exit status: 0, 1 after a failure, SKIPPED where all cases were skipped."""
 
     def __init__(self, name: str, only: list | None = None):
         """With `only`, cases whose names lack one of these words are not run."""
@@ -60,7 +62,10 @@ class Suite:
         print(f"{self.name}: {counts}, {took:.0f} s", flush=True)
         if self.failed:
             print(f"logs: {self.logs}; failed: " + "; ".join(self.failed), flush=True)
-        return 1 if self.failed or not (self.ok or self.skipped) else 0
+        if self.skipped and not (self.ok or self.failed):
+            print(f"{self.name}: nothing was tested", flush=True)
+            return SKIPPED
+        return 1 if self.failed or not self.ok else 0
 
 
 def show_logs(logs: Path):

@@ -28,7 +28,7 @@ class Result:
     def __init__(self):
         self.rate_before = self.rate_after = 0.0
         self.gap_ms = self.detect_us = self.switch_us = None
-        self.switches = self.replayed = self.epochs = 0
+        self.switches = self.replayed = 0
 
     @property
     def share(self) -> float:
@@ -41,7 +41,6 @@ class Result:
         return (
             f"gap {_or(self.gap_ms, '.1f')} ms, detect {_or(self.detect_us, '.0f')} us, switch {_or(self.switch_us, '.0f')} us, "
             f"{self.rate_before * 8e-9:.1f} -> {self.rate_after * 8e-9:.1f} Gbit/s ({self.share:.0%}), {self.switches} switches"
-            + (f", EPOCH {self.epochs}" if self.epochs > 1 else "")
         )
 
 
@@ -108,8 +107,8 @@ def _read_switches(fabric, result, hosts):
     for switch in switches:
         if switch["kind"] != "passive" or "/0" in switch["to"]:
             raise Failure(f"an unexpected switch: {switch}")
-    # More than one says that a good path was suspected, as happens where programs wait long for a core.
-    result.epochs = max((s["epoch"] for s in switches), default=0)
+        if switch["epoch"] > 1:
+            raise Failure(f"a second switch, but there was one fault: a good path was suspected: {switch}")
     result.switches = len(switches)
     result.replayed = sum(s["replayed"] for s in switches)
     detect = [s["detect_us"] for s in switches if s["detect_us"] is not None]

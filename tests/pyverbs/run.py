@@ -4,8 +4,9 @@
 Each test runs with failover off and with failover on. The suite runs in one process per module; a test that hangs or crashes ends
 its process, counts as one failure, and the rest of its module goes on in a fresh process.
 
-Fails where a test fails, where one of must_pass.txt does not pass, or where one is skipped (pyverbs skips what a device does not
-have) that the table in docs/CONFORMANCE.md does not list with a reason.
+Every test is either in must_pass.txt, and passes, or in the table of docs/CONFORMANCE.md with the reason why it skips (pyverbs skips what
+a device does not have), and skips. Anything else is a failure: also one that passes and is not in must_pass.txt, or is listed as
+a skip. Only a skip that depends on the machine, as its reason then says, may be a pass as well.
 """
 
 import argparse
@@ -33,6 +34,8 @@ SHIPPED = Path("/usr/share/doc/rdma-core/tests")
 PYTHON = "/usr/bin/python3"
 MUST_PASS = HERE / "must_pass.txt"
 CONFORMANCE = ROOT / "docs" / "CONFORMANCE.md"
+# How the reason of a skip begins that another machine need not have.
+MACHINE = "depends on the machine"
 TEST_SECONDS = 40
 END_SECONDS = 20
 DEVICE = "unb0"
@@ -54,15 +57,15 @@ def unpack(to: Path) -> Path:
     return to
 
 
-def excuses() -> list:
-    """The skips that docs/CONFORMANCE.md lists: rows `| `pattern` | reason |` below the heading "Skipped tests of pyverbs"."""
-    rows, inside = [], False
+def excuses() -> dict:
+    """The skips that docs/CONFORMANCE.md lists: rows `| `id` | reason |` below the heading "Skipped tests of pyverbs"."""
+    rows, inside = {}, False
     for line in CONFORMANCE.read_text().splitlines():
         if line.startswith("#"):
             inside = line.endswith("Skipped tests of pyverbs")
         row = re.fullmatch(r"\| `([^`]+)` \| (.+) \|", line)
         if inside and row:
-            rows.append((row[1], row[2]))
+            rows[row[1]] = row[2]
     if not rows:
         raise Failure(f"{CONFORMANCE} has no table of skipped tests of pyverbs")
     return rows
@@ -147,19 +150,25 @@ def last_line(why: str) -> str:
     return lines[-1].strip()[:200] if lines else ""
 
 
-def judge(mode: str, results: dict, must_pass: set, table: list) -> list:
+def verdict(how: str, must_pass: bool, reason: str | None) -> str:
+    """What to say of a test that ended so: in capitals where it is wrong. `reason`: why it is listed as a skip, if it is."""
+    if how == "fail" or must_pass and how != "pass":
+        return "FAIL"
+    if how == "skip" and reason is None:
+        return "SKIP-UNLISTED"
+    if how == "pass" and not must_pass and not (reason or "").startswith(MACHINE):
+        return "PASS-LISTED-AS-SKIP" if reason else "PASS-UNLISTED"
+    return how
+
+
+def judge(mode: str, results: dict, must_pass: set, table: dict) -> list:
     """Prints a line for each test; gives what is wrong."""
     wrong = []
     for name, result in sorted(results.items()):
-        listed = [reason for pattern, reason in table if fnmatch.fnmatchcase(name, pattern)]
-        verdict = result.how
-        if result.how == "fail" or name in must_pass and result.how != "pass":
-            verdict = "FAIL"
-        elif result.how == "skip" and not listed:
-            verdict = "SKIP-UNLISTED"
-        if verdict.isupper():
-            wrong.append(f"{name} ({mode})")
-        print(f"{verdict:5} {mode:11} {name}  {last_line(result.why)}", flush=True)
+        said = verdict(result.how, name in must_pass, table.get(name))
+        if said.isupper():
+            wrong.append(f"{name} ({said}, {mode})")
+        print(f"{said:5} {mode:11} {name}  {last_line(result.why)}", flush=True)
     return wrong
 
 
@@ -179,9 +188,12 @@ def main():
         folder = unpack(logs / "suite")
         with Fabric(logs) as fabric:
             ids = all_ids(fabric, folder, logs / "list.log")
-            gone = must_pass - set(ids)
+            gone = (must_pass | set(table)) - set(ids)
             if gone:
-                raise Failure(f"must_pass.txt names tests that the installed suite does not have: {sorted(gone)}")
+                raise Failure(f"{MUST_PASS.name} or {CONFORMANCE.name} names tests that the installed suite does not have: {sorted(gone)}")
+            both = must_pass & set(table)
+            if both:
+                raise Failure(f"tests that must pass are listed as skips: {sorted(both)}")
             results = {}
             by_module = collections.defaultdict(list)
             for name in fnmatch.filter(ids, args.only):
@@ -199,11 +211,9 @@ def main():
 
     for mode in modes:
         suite.case(mode, one_mode, mode)
-    both = {n for n, count in passed.items() if count == len(modes)}
     if args.write_must_pass:
+        both = {n for n, count in passed.items() if count == len(modes)}
         MUST_PASS.write_text("".join(f"{n}\n" for n in sorted(both | must_pass)))
-    elif both - must_pass:
-        print(f"passes, and may be added to {MUST_PASS.name}: " + " ".join(sorted(both - must_pass)))
     sys.exit(suite.finish())
 
 
