@@ -49,6 +49,7 @@ suite verify    python3 tests/verify.py ${long:+--faults 1000}
 suite load      python3 tests/load.py
 suite threads   python3 tests/threads.py
 suite combined  python3 tests/combined.py
+suite turmoil   python3 tests/turmoil.py
 suite processes python3 tests/processes.py
 suite input     python3 tests/bad_input.py
 suite lifecycle python3 tests/lifecycle.py

@@ -2,18 +2,20 @@
 /*
  * Hundreds or thousands of RC QPs in one process, all of them busy all the time.
  *
- *   storm --listen PORT | --connect HOST:PORT   [-q QPS] [-m OUTSTANDING] [-s BYTES] [-t SECONDS] [-w | -r] [-b] [-d DEVICE]
+ *   storm --listen PORT | --connect HOST:PORT   [-q QPS] [-m OUTSTANDING] [-s BYTES] [-t SECONDS] [-w | -r] [-b] [-f MS] [-d DEVICE]
  *
  * The connecting end keeps so many work requests outstanding on each QP, for so long: SENDs, WRITEs with -w, READs with -r; with -b
- * the listening end does the same. Every message has a number and content that both ends can compute. The receiver of SENDs checks
+ * the listening end does the same. With -f both fork every so many ms; the children have nothing to do with verbs, end after some ms,
+ * every other one through an exec, and must end well. Every message has a number and content that both ends can compute. The receiver of SENDs checks
  * each as it comes, in its order on its QP; of WRITEs, what the last ones left; and the reader checks what it reads. In the end both
  * compare how many each QP has carried, so nothing may be lost or come twice. "running" is printed when all QPs are busy, and a line
  * of JSON at the end; `worst_ms` is the longest that any work request was outstanding. Any error of a completion ends the program.
  */
 #include "common.h"
 #include <infiniband/verbs.h>
+#include <sys/wait.h>
 
-enum { MAX_QPS = 4096, MAX_DEPTH = 256, BATCH = 32, STALL_US = 40 * 1000000, PAINT = 0xa5 };
+enum { MAX_QPS = 4096, MAX_CHILDREN = 16, CHILD_US = 3000, MAX_DEPTH = 256, BATCH = 32, STALL_US = 40 * 1000000, PAINT = 0xa5 };
 
 enum operation { SEND, WRITE, READ };
 
@@ -34,7 +36,7 @@ struct qp {
 
 static struct {
     const char *where, *device;
-    int connecting, seconds, both;
+    int connecting, seconds, both, fork_ms;
     uint32_t qps, depth, size;
     enum operation operation;
 } opt = { .device = "unb0", .qps = 500, .depth = 8, .seconds = 5, .size = 512 };
@@ -46,7 +48,7 @@ static struct ibv_mr *mr;
 static union ibv_gid gid;
 static struct qp *qps;
 static int tcp;
-static uint64_t moved_us, worst_us, messages;
+static uint64_t moved_us, worst_us, messages, children;
 
 /* Content of what an end sends on a QP; what can be read does not change, so it follows from its place alone. */
 static uint64_t key_of(int sender_connects, int qp)
@@ -210,6 +212,37 @@ static void sent(struct qp *q, uint32_t slot, uint64_t at_us)
     messages += opt.operation != SEND;
 }
 
+/* Forks where -f asks for it and its time has come, and takes children that have ended. */
+static void fork_sometimes(uint64_t at_us)
+{
+    static uint64_t next_us;
+    static int alive;
+    int status;
+
+    if (!opt.fork_ms || at_us < next_us)
+        return;
+    next_us = at_us + (uint64_t)opt.fork_ms * 1000;
+    while (alive && waitpid(-1, &status, WNOHANG) > 0) {
+        alive--;
+        if (status)
+            fail("a child ended with status %#x", status);
+    }
+    if (alive == MAX_CHILDREN)
+        return;
+    switch (fork()) {
+    case -1:
+        fail("fork: %s", strerror(errno));
+    case 0:
+        usleep(CHILD_US);
+        if (children % 2)
+            execl("/bin/true", "true", NULL);
+        _exit(children % 2);
+    default:
+        alive++;
+        children++;
+    }
+}
+
 /* Takes what has completed; posts anew until `until_us`. Gives the number of completions. */
 static int poll_once(uint64_t until_us)
 {
@@ -217,6 +250,7 @@ static int poll_once(uint64_t until_us)
     int i, n = ibv_poll_cq(cq, BATCH, wc);
     uint64_t at_us = now_us();
 
+    fork_sometimes(at_us);
     if (n < 0)
         fail("ibv_poll_cq gives %d", n);
     if (n)
@@ -334,12 +368,13 @@ static void parse(int argc, char **argv)
         else if (!strcmp(name, "-m")) opt.depth = number(name, argv[++i], 1, MAX_DEPTH);
         else if (!strcmp(name, "-t")) opt.seconds = number(name, argv[++i], 1, 3600);
         else if (!strcmp(name, "-s")) opt.size = number(name, argv[++i], 16, 1 << 20);
+        else if (!strcmp(name, "-f")) opt.fork_ms = number(name, argv[++i], 1, 10000);
         else if (!strcmp(name, "-d") && i + 1 < argc) opt.device = argv[++i];
         else if ((!strcmp(name, "--listen") || !strcmp(name, "--connect")) && i + 1 < argc) opt.where = argv[++i], opt.connecting = name[2] == 'c';
         else fail("unknown option '%s', or its value is missing; see the head of storm.c", name);
     }
     if (!opt.where)
-        fail("usage: storm --listen PORT | --connect HOST:PORT [-q QPS] [-m OUTSTANDING] [-s BYTES] [-t SECONDS] [-w | -r] [-b] [-d DEVICE]");
+        fail("usage: storm --listen PORT | --connect HOST:PORT [-q QPS] [-m OUTSTANDING] [-s BYTES] [-t SECONDS] [-w | -r] [-b] [-f MS] [-d DEVICE]");
 }
 
 static void connect_all(void)
@@ -380,7 +415,7 @@ int main(int argc, char **argv)
             fail("cannot destroy QP %u", i);
     if (ibv_dereg_mr(mr) || ibv_destroy_cq(cq) || ibv_dealloc_pd(pd) || ibv_close_device(context))
         fail("cannot clean up");
-    printf("{\"qps\": %u, \"outstanding\": %u, \"bytes\": %u, \"messages\": %llu, \"worst_ms\": %.1f}\n", opt.qps, opt.depth, opt.size,
-           (unsigned long long)messages, worst_us / 1000.0);
+    printf("{\"qps\": %u, \"outstanding\": %u, \"bytes\": %u, \"messages\": %llu, \"worst_ms\": %.1f, \"children\": %llu}\n", opt.qps,
+           opt.depth, opt.size, (unsigned long long)messages, worst_us / 1000.0, (unsigned long long)children);
     return 0;
 }
