@@ -59,6 +59,7 @@ suite scale     python3 tests/scale.py
 suite pyverbs   python3 tests/pyverbs/run.py
 suite programs  python3 tests/programs.py
 suite mpi       python3 tests/mpi.py
+suite readme    python3 tests/readme.py
 suite fuzz      fuzz/run.sh "$([ -n "$long" ] && echo 600 || echo 60)"
 
 printf '\n%-12s %6s  %s\n' suite seconds result

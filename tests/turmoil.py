@@ -146,6 +146,8 @@ def killed(logs, victim):
             fabric.fault(rng.choice(["nic a/0 dead", "cable a/0 cut"]))
             time.sleep(rng.uniform(0, 0.01))
             ends = {"client": (client, server), "server": (server, client)}[victim]
+            if ends[1].ended():
+                raise Failure(f"{ends[1].name} ended before its peer was killed")
             ends[0].kill(signal.SIGKILL)
             killed_at = time.monotonic()
             ends[1].expect_error(SOON_SECONDS)

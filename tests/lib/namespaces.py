@@ -25,14 +25,14 @@ def _run(*args, stdin=None) -> str:
 class Namespaces:
     """A context: hosts a and b, each with the interfaces nic0, nic1, …, rail to rail. Host h has 10.<x>.<rail>.<1 or 2>."""
 
-    def __init__(self, rails=2):
+    def __init__(self, rails=2, octet: int | None = None):
         if os.geteuid() != 0:
             raise Skip("network namespaces need root")
         for tool, package in (("ip", "iproute2"), ("nft", "nftables")):
             if shutil.which(tool) is None:
                 raise Skip(f"'{tool}' is missing (Debian package {package})")
         self.rails = rails
-        self.octet = 100 + os.getpid() % 100
+        self.octet = 100 + os.getpid() % 100 if octet is None else octet
         self.name = {host: f"unbtest{os.getpid()}{host}" for host in "ab"}
 
     def __enter__(self):
