@@ -216,10 +216,10 @@ class Churn:
 
 
 def left_behind(fabric, folder: str) -> list:
-    """Files of processes that are no more."""
+    """Files (pages, sockets) of processes that are no more."""
     if not (fabric.path / folder).is_dir():
         raise Failure(f"the runtime folder has no '{folder}': this test looks in the wrong place")
-    pids = [(file.name.split(".")[0], file.name) for file in (fabric.path / folder).iterdir()]
+    pids = [(file.name.split("-")[0], file.name) for file in (fabric.path / folder).iterdir()]
     return [f"{folder}/{name}" for pid, name in pids if not (pid.isdigit() and Path(f"/proc/{pid}").exists())]
 
 

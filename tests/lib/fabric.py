@@ -15,18 +15,23 @@ from .suite import BUILD
 
 UNBROKEN = BUILD / "unbroken"
 _COMMAND_SECONDS = 20
+# Pages of a folder on a disk would be written back in mid-stream; see crates/telemetry/src/runtime.rs.
+RUNTIME_ROOT = "/dev/shm" if os.path.ismount("/dev/shm") and os.access("/dev/shm", os.W_OK) else None
 
 
 class Fabric:
     """A context: on leaving it, its programs are ended and its runtime folder is removed (logs stay).
 
-    `settings` are options of `unbroken fabric up`; without any, the fabric is the default one, made by whoever comes first."""
+    `settings` are options of `unbroken fabric up`; without any, the fabric is the default one, made by whoever comes first.
+    A subclass may have its runtime folder, its programs and its commands elsewhere."""
+
+    root = RUNTIME_ROOT
 
     def __init__(self, logs: Path, *settings: str):
         if not UNBROKEN.exists():
             raise Failure(f"{UNBROKEN} is missing; 'make all' builds it")
         self.logs = logs
-        self.path = Path(tempfile.mkdtemp(prefix="unbroken-test-"))
+        self.path = Path(tempfile.mkdtemp(prefix="unbroken-test-", dir=self.root))
         self.processes = []
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("UNBROKEN_", "LD_PRELOAD"))}
         self.env["UNBROKEN_RUNTIME"] = str(self.path)
@@ -42,14 +47,21 @@ class Fabric:
         if kind is not None:
             self._keep("events.jsonl", "events.log")
             (self.logs / "status.log").write_text(self.command("status").stdout)
-        shm = self.path / "shm"
-        if shm.is_symlink():
-            shutil.rmtree(shm.resolve(), ignore_errors=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _keep(self, name: str, log: str):
         if (self.path / name).exists():
             shutil.copy(self.path / name, self.logs / log)
+
+    # Where it lives
+
+    def program_line(self, args: list) -> list:
+        """The command line that runs a program of this fabric."""
+        return args
+
+    def command_line(self, args: list) -> list:
+        """The command line that runs a command of `unbroken` about this fabric."""
+        return args
 
     # Programs
 
@@ -62,7 +74,8 @@ class Fabric:
     def run(self, host: str, args: list, name: str | None = None, failover=True, env: dict | None = None) -> Process:
         """Starts `unbroken run --host HOST -- ARGS…`."""
         options = ["--host", host] + ([] if failover else ["--no-failover"])
-        return self.start(name or f"{host}-{Path(args[0]).name}", [UNBROKEN, "run", *options, "--", *args], env)
+        line = self.program_line([UNBROKEN, "run", *options, "--", *args])
+        return self.start(name or f"{host}-{Path(args[0]).name}", line, env)
 
     def pair(self, tool: str, args: list, failover=True, server_args: list | None = None):
         """Starts `tool ARGS` as a server on host b and, when it listens, as a client on host a. Gives both."""
@@ -75,7 +88,7 @@ class Fabric:
 
     def command(self, *args) -> subprocess.CompletedProcess:
         """Runs the `unbroken` command and gives what came of it."""
-        args = [str(UNBROKEN), *map(str, args)]
+        args = [str(arg) for arg in self.command_line([UNBROKEN, *args])]
         return subprocess.run(args, env=self.env, capture_output=True, text=True, timeout=_COMMAND_SECONDS)
 
     def _succeed(self, *args) -> str:
@@ -116,8 +129,8 @@ class Fabric:
     def gaps(self, pid: int) -> dict:
         """The gaps that the page of a process has now: start to length, in µs; see `GapRecorder` in crates/fabric/src/gap.rs."""
         try:
-            page = (self.path / "shm" / "proc" / f"{pid}.page").read_bytes()
-        except OSError:
+            page = next((self.path / "shm" / "proc").glob(f"{pid}-*.page")).read_bytes()
+        except (OSError, StopIteration):
             return {}
         if page[:8] != b"UNBGAPPG" or struct.unpack_from("<I", page, 8) != (1,):
             raise Failure("the page of gaps has another layout than this test knows")

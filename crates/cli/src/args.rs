@@ -18,7 +18,7 @@ use unbroken_types::{LinkLayer, Mtu};
   unbroken events"
 )]
 pub(crate) struct Args {
-    /// The runtime folder (fabric, directory, logs) [default: $UNBROKEN_RUNTIME, else $XDG_RUNTIME_DIR/unbroken, else /tmp/unbroken-<uid>]
+    /// The runtime folder (fabric, directory, logs) [default: $UNBROKEN_RUNTIME, else $XDG_RUNTIME_DIR/unbroken, else /dev/shm/unbroken-<uid>]
     #[arg(long, global = true, value_name = "FOLDER")]
     pub(crate) runtime: Option<PathBuf>,
     #[command(subcommand)]

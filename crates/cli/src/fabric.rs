@@ -1,11 +1,11 @@
 //! `unbroken fabric`.
 
 use unbroken_fabric::{lid_of, link_layer_name, Fabric, NicKind, NicName, NicPage, Runtime, Shape};
-use unbroken_telemetry::{process_is_alive, NicStatus};
+use unbroken_telemetry::NicStatus;
 use unbroken_types::LinkLayer;
 
 use crate::output::{print, print_json, table, Result};
-use crate::status::nic_statuses;
+use crate::status::{nic_statuses, presence};
 
 pub(crate) fn up(runtime: &Runtime, hosts: &[String], nics: u8, kind: NicKind) -> Result {
     let names: Vec<&str> = hosts.iter().map(String::as_str).collect();
@@ -85,15 +85,15 @@ fn link(fabric: &Fabric, nic: &NicStatus) -> Link {
 }
 
 pub(crate) fn down(runtime: &Runtime, force: bool) -> Result {
+    let presence = presence(runtime)?;
     let mut users = Vec::new();
     for addr in NicPage::addresses(runtime)? {
-        users.extend(NicPage::open(runtime, addr)?.pids());
+        users.extend(NicPage::open(runtime, addr)?.users(&presence));
     }
     users.sort_unstable();
     users.dedup();
-    users.retain(|pid| process_is_alive(*pid));
     if !users.is_empty() && !force {
-        let pids: Vec<String> = users.iter().map(u32::to_string).collect();
+        let pids: Vec<String> = users.iter().map(|user| user.pid.to_string()).collect();
         return Err(format!("processes use the fabric: {}; end them, or give --force", pids.join(", ")).into());
     }
     Ok(Fabric::remove(runtime)?)

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use serde::Serialize;
-use unbroken_fabric::{now_us, Fabric, NicPage, Runtime};
-use unbroken_telemetry::{answering_pids, process_is_alive, query_status, NicStatus, ProcessStatus, QpStatus};
+use unbroken_fabric::{now_us, Fabric, NicPage, Presence, ProcessName, Runtime};
+use unbroken_telemetry::{answering_processes, query_status, NicStatus, ProcessStatus, QpStatus};
 
 use crate::output::{print, print_json, table, Failure, Result};
 
@@ -25,6 +25,9 @@ struct Status {
 /// A logical QP with its process.
 #[derive(Serialize)]
 struct ProcessQp {
+    /// Two in different PID namespaces may have the same pid.
+    #[serde(skip)]
+    process: ProcessName,
     pid: u32,
     #[serde(flatten)]
     qp: QpStatus,
@@ -32,6 +35,8 @@ struct ProcessQp {
 
 #[derive(Serialize)]
 struct Process {
+    #[serde(skip)]
+    name: ProcessName,
     pid: u32,
     program: String,
     host: String,
@@ -60,7 +65,7 @@ pub(crate) fn status(runtime: &Runtime, json: bool) -> Result {
             text +=
                 &format!("{} forged control datagrams were dropped: somebody else sends to its NICs\n", process.forged);
         }
-        text += &qp_table(status.qps.iter().filter(|q| q.pid == process.pid).map(|q| &q.qp));
+        text += &qp_table(status.qps.iter().filter(|q| q.process == process.name).map(|q| &q.qp));
     }
     print(&text)
 }
@@ -69,23 +74,30 @@ fn collect(runtime: &Runtime) -> Result<Status> {
     // To look must not make a fabric.
     let fabric = if runtime.fabric_toml().exists() { Some(Fabric::open(runtime)?) } else { None };
     let nics = nic_statuses(runtime, fabric.as_ref())?;
+    let presence = presence(runtime)?;
     let (mut qps, mut processes) = (Vec::new(), Vec::new());
-    for pid in answering_pids(runtime).map_err(|e| Failure::io(runtime.sockets().display(), e))? {
-        match query_status(runtime, pid, ANSWER_TIMEOUT) {
+    for name in answering_processes(runtime).map_err(|e| Failure::io(runtime.sockets().display(), e))? {
+        let pid = name.pid;
+        match query_status(runtime, name, ANSWER_TIMEOUT) {
             Ok(ProcessStatus { program, host, forged, qps: of_process, .. }) => {
-                qps.extend(of_process.into_iter().map(|qp| ProcessQp { pid, qp }));
-                processes.push(Process { pid, program, host, forged, error: String::new() });
+                qps.extend(of_process.into_iter().map(|qp| ProcessQp { process: name, pid, qp }));
+                processes.push(Process { name, pid, program, host, forged, error: String::new() });
             }
             // It ended while we asked.
-            Err(_) if !process_is_alive(pid) => {}
+            Err(_) if !presence.lives(name.id) => {}
             Err(e) => {
                 let error = format!("does not answer: {e}");
-                processes.push(Process { pid, program: String::new(), host: String::new(), forged: 0, error });
+                processes.push(Process { name, pid, program: String::new(), host: String::new(), forged: 0, error });
             }
         }
     }
     join_ends(&mut qps);
     Ok(Status { time_us: now_us(), runtime: runtime.path().display().to_string(), nics, qps, processes })
+}
+
+/// This process as one that takes part in the runtime folder, by which it can ask who else does.
+pub(crate) fn presence(runtime: &Runtime) -> Result<Presence> {
+    Presence::join(runtime).map_err(|e| Failure::io(runtime.path().display(), e))
 }
 
 /// A QP is protected if both of its ends are: what only one of them knows is said at the other, too.
@@ -107,6 +119,7 @@ fn join_ends(qps: &mut [ProcessQp]) {
 /// All NICs of the fabric, then others that were opened.
 pub(crate) fn nic_statuses(runtime: &Runtime, fabric: Option<&Fabric>) -> Result<Vec<NicStatus>> {
     let mut statuses = Vec::new();
+    let presence = presence(runtime)?;
     let opened = NicPage::addresses(runtime)?;
     if let Some(fabric) = fabric {
         for nic in fabric.nics() {
@@ -121,19 +134,28 @@ pub(crate) fn nic_statuses(runtime: &Runtime, fabric: Option<&Fabric>) -> Result
                 // Port 1 has the name of its NIC.
                 let name = if port == 1 { nic.clone() } else { nic.at_port(port) };
                 let faults = faults.iter().map(ToString::to_string).collect();
-                statuses.push(nic_status(runtime, name.to_string(), addr, opened.contains(&addr), text, faults)?);
+                statuses.push(nic_status(
+                    runtime,
+                    &presence,
+                    name.to_string(),
+                    addr,
+                    opened.contains(&addr),
+                    text,
+                    faults,
+                )?);
             }
         }
     }
     let known: Vec<String> = statuses.iter().map(|s| s.addr.clone()).collect();
     for addr in opened.iter().filter(|a| !known.contains(&a.to_string())) {
-        statuses.push(nic_status(runtime, addr.to_string(), *addr, true, "unknown", Vec::new())?);
+        statuses.push(nic_status(runtime, &presence, addr.to_string(), *addr, true, "unknown", Vec::new())?);
     }
     Ok(statuses)
 }
 
 fn nic_status(
     runtime: &Runtime,
+    presence: &Presence,
     nic: String,
     addr: IpAddr,
     opened: bool,
@@ -143,8 +165,7 @@ fn nic_status(
     let (mut pids, mut counters) = (Vec::new(), Default::default());
     if opened {
         let page = NicPage::open(runtime, addr)?;
-        pids = page.pids();
-        pids.retain(|pid| process_is_alive(*pid));
+        pids = page.users(presence).into_iter().map(|user| user.pid).collect();
         counters = page.counters();
     }
     Ok(NicStatus { nic, addr: addr.to_string(), state: state.into(), faults, pids, counters })

@@ -6,7 +6,9 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 use unbroken_fabric::{NicPage, Runtime, SlotCounters};
-use unbroken_telemetry::{Event, EventLog, ProcessStatus, QpStatus, StatusServer, Switch, SwitchKind, What};
+use unbroken_telemetry::{
+    Event, EventLog, Presence, ProcessName, ProcessStatus, QpStatus, StatusServer, Switch, SwitchKind, What,
+};
 
 fn unbroken(runtime: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_unbroken"))
@@ -170,7 +172,12 @@ fn a_fabric_in_use_is_not_removed() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::at(dir.path()).unwrap();
     let page = NicPage::open(&runtime, "127.9.1.0".parse().unwrap()).unwrap();
-    page.slot(0).pid.store(u64::from(std::process::id()), std::sync::atomic::Ordering::Relaxed);
+    let presence = Presence::join(&runtime).unwrap();
+    // Of a dead process with a living one's pid: that is not in use.
+    page.slot(1).take(ProcessName { pid: std::process::id(), id: 5 });
+    good(dir.path(), &["fabric", "down"]);
+    let page = NicPage::open(&runtime, "127.9.1.0".parse().unwrap()).unwrap();
+    page.slot(0).take(presence.name());
     assert!(bad(dir.path(), &["fabric", "down"]).contains(&std::process::id().to_string()));
     good(dir.path(), &["fabric", "down", "--force"]);
 }

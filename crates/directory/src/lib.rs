@@ -5,7 +5,7 @@
 //! - incarnation → where the process can be reached ([`ProcessRecord`]);
 //! - one key ([`Directory::key`]), drawn when the directory is made anew, by which the processes that have it open know each other.
 //!
-//! An entry belongs to a living process. One of a dead process is never returned, is swept out when another process opens the
+//! An entry belongs to a living process, which is told by the lock that it holds ([`unbroken_telemetry::Presence`]). One of a dead process is never returned, is swept out when another process opens the
 //! directory or when it is full, and the whole file is made anew by whoever opens it alone: nothing in it is worth keeping, so
 //! nothing needs to reach the disk either (no fsync), and damage does not outlive the processes that saw it.
 //!

@@ -1,11 +1,13 @@
 //! The values of the tables, as bytes. Little-endian; the first byte is the version, so that a newer program can tell.
 //!
 //! ```text
-//! QP:       0  version = 2   4  pid u32    8  incarnation u64   16  connection u32   20  zero u32                     24 bytes
-//! process:  0  version = 1   1  NICs u8    4  pid u32, then for each NIC:
+//! QP:       0  version = 2   8  process u64   16  incarnation u64   24  connection u32   28  zero u32              32 bytes
+//! process:  0  version = 2   1  NICs u8    4  pid u32    8  process u64, then for each NIC:
 //!           0  index u32     4  GID        20  control QPN u32   24  length of the name u8   25  name (UTF-8)
-//! key:      0  version = 1   8  the key    40  FNV-1a of what is before it, u64                                   48 bytes
+//! key:      0  version = 2   8  the key    40  FNV-1a of what is before it, u64                                   48 bytes
 //! ```
+//!
+//! `process` is the id of the process's presence ([`unbroken_telemetry::Presence`]), by which the living are told from the dead.
 
 use unbroken_types::Gid;
 
@@ -16,7 +18,7 @@ pub const MAX_NICS: usize = 64;
 /// Longest name of a NIC, in bytes.
 pub const MAX_NAME: usize = 63;
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// A NIC of a process: where its control messages are received.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +36,7 @@ pub struct NicRecord {
 /// Where a process can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessRecord {
-    /// The process.
+    /// Its pid, as it sees it itself: for people.
     pub pid: u32,
     /// Its NICs.
     pub nics: Vec<NicRecord>,
@@ -43,31 +45,28 @@ pub struct ProcessRecord {
 /// The value of a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QpRecord {
-    pub(crate) pid: u32,
+    pub(crate) process: u64,
     pub(crate) incarnation: u64,
     pub(crate) connection: u32,
 }
 
-/// The version of a QP's value.
-const QP_VERSION: u8 = 2;
-
 impl QpRecord {
-    pub(crate) fn encode(&self) -> [u8; 24] {
-        let mut bytes = [0; 24];
-        bytes[0] = QP_VERSION;
-        bytes[4..8].copy_from_slice(&self.pid.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.incarnation.to_le_bytes());
-        bytes[16..20].copy_from_slice(&self.connection.to_le_bytes());
+    pub(crate) fn encode(&self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        bytes[0] = VERSION;
+        bytes[8..16].copy_from_slice(&self.process.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.incarnation.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.connection.to_le_bytes());
         bytes
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<QpRecord> {
         let mut rest = bytes;
-        let [QP_VERSION, 0, 0, 0] = take(&mut rest)? else {
+        let [VERSION, 0, 0, 0, 0, 0, 0, 0] = take(&mut rest)? else {
             return None;
         };
         let record = QpRecord {
-            pid: u32::from_le_bytes(take(&mut rest)?),
+            process: u64::from_le_bytes(take(&mut rest)?),
             incarnation: u64::from_le_bytes(take(&mut rest)?),
             connection: u32::from_le_bytes(take(&mut rest)?),
         };
@@ -77,13 +76,14 @@ impl QpRecord {
 }
 
 impl ProcessRecord {
-    /// The value as it lies in the directory. The error says which limit is passed.
-    pub fn encode(&self) -> Result<Vec<u8>, String> {
+    /// The value as it lies in the directory, for the process of this id. The error says which limit is passed.
+    pub(crate) fn encode(&self, process: u64) -> Result<Vec<u8>, String> {
         if self.nics.len() > MAX_NICS {
             return Err(format!("a process has {} NICs; at most {MAX_NICS} are right", self.nics.len()));
         }
         let mut bytes = vec![VERSION, self.nics.len() as u8, 0, 0];
         bytes.extend_from_slice(&self.pid.to_le_bytes());
+        bytes.extend_from_slice(&process.to_le_bytes());
         for nic in &self.nics {
             if nic.name.len() > MAX_NAME {
                 return Err(format!("the NIC name '{}' is longer than {MAX_NAME} bytes", nic.name));
@@ -97,13 +97,14 @@ impl ProcessRecord {
         Ok(bytes)
     }
 
-    /// Reads a value; `None` where it is none.
-    pub fn decode(bytes: &[u8]) -> Option<ProcessRecord> {
+    /// Reads a value: the id of the process, and its record; `None` where it is none.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<(u64, ProcessRecord)> {
         let mut rest = bytes;
         let [VERSION, count, 0, 0] = take(&mut rest)? else {
             return None;
         };
         let pid = u32::from_le_bytes(take(&mut rest)?);
+        let process = u64::from_le_bytes(take(&mut rest)?);
         if usize::from(count) > MAX_NICS {
             return None;
         }
@@ -120,16 +121,7 @@ impl ProcessRecord {
             rest = after;
             nics.push(NicRecord { index, gid, control_qpn, name: std::str::from_utf8(name).ok()?.into() });
         }
-        rest.is_empty().then_some(ProcessRecord { pid, nics })
-    }
-
-    /// The pid alone, for the sweep.
-    pub(crate) fn pid_of(bytes: &[u8]) -> Option<u32> {
-        let mut rest = bytes;
-        let [VERSION, ..] = take::<4>(&mut rest)? else {
-            return None;
-        };
-        take(&mut rest).map(u32::from_le_bytes)
+        rest.is_empty().then_some((process, ProcessRecord { pid, nics }))
     }
 }
 
@@ -183,16 +175,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn records_round_trip(pid: u32, incarnation: u64, nics in prop::collection::vec(nic(), 0..9)) {
-            let qp = QpRecord { pid, incarnation, connection: 7 };
+        fn records_round_trip(pid: u32, process: u64, incarnation: u64, nics in prop::collection::vec(nic(), 0..9)) {
+            let qp = QpRecord { process, incarnation, connection: 7 };
             prop_assert_eq!(QpRecord::decode(&qp.encode()), Some(qp));
-            let process = ProcessRecord { pid, nics };
-            let bytes = process.encode().unwrap();
-            prop_assert_eq!(ProcessRecord::pid_of(&bytes), Some(pid));
+            let record = ProcessRecord { pid, nics };
+            let bytes = record.encode(process).unwrap();
             for cut in 0..bytes.len() {
                 prop_assert_eq!(ProcessRecord::decode(&bytes[..cut]), None);
             }
-            prop_assert_eq!(ProcessRecord::decode(&bytes), Some(process));
+            prop_assert_eq!(ProcessRecord::decode(&bytes), Some((process, record)));
         }
 
         #[test]
@@ -201,8 +192,8 @@ mod tests {
                 *first = VERSION;
             }
             // Whatever comes out re-encodes to what went in.
-            if let Some(process) = ProcessRecord::decode(&bytes) {
-                prop_assert_eq!(process.encode().unwrap(), bytes.clone());
+            if let Some((process, record)) = ProcessRecord::decode(&bytes) {
+                prop_assert_eq!(record.encode(process).unwrap(), bytes.clone());
             }
             if let Some(qp) = QpRecord::decode(&bytes) {
                 prop_assert_eq!(qp.encode().to_vec(), bytes);
@@ -227,8 +218,8 @@ mod tests {
     #[test]
     fn limits_are_errors() {
         let nic = NicRecord { index: 0, gid: Gid::default(), control_qpn: 0, name: "x".repeat(64) };
-        assert!(ProcessRecord { pid: 1, nics: vec![nic.clone()] }.encode().unwrap_err().contains("63"));
+        assert!(ProcessRecord { pid: 1, nics: vec![nic.clone()] }.encode(1).unwrap_err().contains("63"));
         let nic = NicRecord { name: "x".into(), ..nic };
-        assert!(ProcessRecord { pid: 1, nics: vec![nic; 65] }.encode().unwrap_err().contains("64"));
+        assert!(ProcessRecord { pid: 1, nics: vec![nic; 65] }.encode(1).unwrap_err().contains("64"));
     }
 }

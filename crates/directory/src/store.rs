@@ -1,17 +1,21 @@
 //! The tables.
+//!
+//! LMDB's own locks are not used (MDB_NOLOCK). They know processes by their pids, and threads by their thread ids, of which two are equal
+//! where two containers share a runtime folder: a reader could then not lock its byte (EAGAIN, for ever), and a thread that is killed
+//! while it waits for the writers' mutex could free one that another holds. Instead every transaction has a turn
+//! ([`Presence::turn`]): one at a time, over all processes, for some microseconds. A turn ends with its process, and a transaction that
+//! was not committed leaves no trace in the file.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, RwTxn, WithoutTls};
-use rustix::fs::{flock, FlockOperation};
-use rustix::rand::{getrandom, GetRandomFlags};
-use unbroken_telemetry::{process_is_alive, Runtime};
+use unbroken_telemetry::{fill_random, open_own, FileLock, Mark, Marked, Presence, Runtime, Turn};
 use unbroken_types::Gid;
 
 use crate::check::check;
@@ -20,9 +24,6 @@ use crate::record::{self, qp_key, ProcessRecord, QpRecord};
 
 /// Size limit of the file.
 pub(crate) const LIMIT_BYTES: usize = 64 << 20;
-/// Read transactions at one time, over all processes. Each is over in microseconds.
-const READERS: u32 = 1024;
-
 /// The table of the key, and its entry there.
 const KEY_TABLE: &str = "key";
 
@@ -41,9 +42,9 @@ pub struct Directory {
     /// To see that the file was not cut short behind LMDB's back, which would end this process when it is touched.
     data: File,
     seen_bytes: AtomicU64,
-    /// Locked (shared) while the directory is open.
-    _users: File,
-    pid: u32,
+    /// Held while the directory is open: behind the environment, which is closed before.
+    _open: Marked,
+    presence: Presence,
 }
 
 impl Directory {
@@ -55,17 +56,17 @@ impl Directory {
         let io = |action| DirectoryError::io(&path, action);
         DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(io("make it"))?;
         // Who holds the gate decides alone whether the file is in use; it is held for the time of opening only.
-        let gate = lock_file(&path, "gate.lock")?;
-        flock(&gate, FlockOperation::LockExclusive).map_err(|e| io("lock it")(e.into()))?;
-        let users = lock_file(&path, "users.lock")?;
-        let alone = flock(&users, FlockOperation::NonBlockingLockExclusive).is_ok();
+        let _gate = FileLock::take(&path.join("gate.lock")).map_err(io("lock it"))?;
+        let presence = Presence::join(runtime).map_err(io("lock its process's byte in alive.lock for"))?;
+        let open = presence.mark(Mark::Directory).map_err(io("lock it"))?;
+        let open = open.ok_or_else(|| io("open it")(io::Error::other("this process has it open already")))?;
+        let alone = !presence.others_have(Mark::Directory);
         let file = path.join("data.mdb");
+        let turn = presence.turn().map_err(io("wait for it"))?;
         if alone {
-            for old in [&file, &path.join("lock.mdb")] {
-                match fs::remove_file(old) {
-                    Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io("make it anew")(e)),
-                    _ => {}
-                }
+            match fs::remove_file(&file) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io("make it anew")(e)),
+                _ => {}
             }
         } else {
             check(&path, &file, LIMIT_BYTES)?;
@@ -73,21 +74,12 @@ impl Directory {
         let env = open_env(&path)?;
         let (qps, processes) = open_tables(&path, &env)?;
         let key = if alone { make_key(&path, &env)? } else { read_key(&path, &env)? };
-        flock(&users, FlockOperation::LockShared).map_err(|e| io("lock it")(e.into()))?;
-        let data = File::open(&file).map_err(io("open its file"))?;
-        let directory = Directory {
-            path: path.clone(),
-            env,
-            qps,
-            processes,
-            key,
-            data,
-            seen_bytes: AtomicU64::new(0),
-            _users: users,
-            pid: std::process::id(),
-        };
+        drop(turn);
+        let data = open_own(&file, OpenOptions::new().read(true)).map_err(io("open its file"))?;
+        let seen_bytes = AtomicU64::new(0);
+        let directory =
+            Directory { path: path.clone(), env, qps, processes, key, data, seen_bytes, _open: open, presence };
         if !alone {
-            let _ = directory.env.clear_stale_readers();
             directory.write("remove entries of dead processes", |txn| directory.sweep(txn))?;
         }
         Ok(directory)
@@ -103,7 +95,7 @@ impl Directory {
 
     /// Enters a logical QP of this process, or its next connection.
     pub fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64, connection: u32) -> Result<()> {
-        let value = QpRecord { pid: self.pid, incarnation, connection }.encode();
+        let value = QpRecord { process: self.presence.name().id, incarnation, connection }.encode();
         self.put(self.qps, "enter a QP", &qp_key(gid, qpn), &value)
     }
 
@@ -115,12 +107,12 @@ impl Directory {
     /// The incarnation of the living process that has this logical QP, and the number of the QP's connection.
     pub fn lookup_qp(&self, gid: Gid, qpn: u32) -> Result<Option<(u64, u32)>> {
         let record = self.read(self.qps, "look a QP up", &qp_key(gid, qpn), QpRecord::decode)?;
-        Ok(record.filter(|r| self.lives(r.pid)).map(|r| (r.incarnation, r.connection)))
+        Ok(record.filter(|r| self.presence.lives(r.process)).map(|r| (r.incarnation, r.connection)))
     }
 
     /// Enters where a process can be reached, in place of what was there.
     pub fn publish_process(&self, incarnation: u64, record: &ProcessRecord) -> Result<()> {
-        let value = record.encode().map_err(DirectoryError::Record)?;
+        let value = record.encode(self.presence.name().id).map_err(DirectoryError::Record)?;
         self.put(self.processes, "enter a process", &incarnation.to_be_bytes(), &value)
     }
 
@@ -134,25 +126,26 @@ impl Directory {
     pub fn lookup_process(&self, incarnation: u64) -> Result<Option<ProcessRecord>> {
         let key = incarnation.to_be_bytes();
         let record = self.read(self.processes, "look a process up", &key, ProcessRecord::decode)?;
-        Ok(record.filter(|r| self.lives(r.pid)))
+        Ok(record.filter(|(process, _)| self.presence.lives(*process)).map(|(_, record)| record))
     }
 
-    fn lives(&self, pid: u32) -> bool {
-        pid == self.pid || process_is_alive(pid)
-    }
-
-    /// The environment, if it may be touched.
-    fn env(&self) -> Result<&Env<WithoutTls>> {
-        if std::process::id() != self.pid {
+    /// The environment, and the turn for a transaction in it, if it may be touched.
+    fn env(&self) -> Result<(&Env<WithoutTls>, Turn<'_>)> {
+        if self.is_forked() {
             return Err(DirectoryError::Forked);
         }
+        let turn = self.presence.turn().map_err(DirectoryError::io(&self.path, "wait for it"))?;
         let bytes = self.data.metadata().map_err(DirectoryError::io(&self.path, "look at its file"))?.len();
         let seen_bytes = self.seen_bytes.fetch_max(bytes, Ordering::Relaxed);
         if bytes < seen_bytes {
             let what = format!("data.mdb was cut short, from {seen_bytes} to {bytes} bytes");
             return Err(DirectoryError::damaged(&self.path, what));
         }
-        Ok(&self.env)
+        Ok((&self.env, turn))
+    }
+
+    fn is_forked(&self) -> bool {
+        std::process::id() != self.presence.name().pid
     }
 
     fn read<T>(
@@ -163,7 +156,8 @@ impl Directory {
         decode: impl FnOnce(&[u8]) -> Option<T>,
     ) -> Result<Option<T>> {
         let failed = |e| DirectoryError::store(&self.path, action, &e);
-        let txn = self.env()?.read_txn().map_err(failed)?;
+        let (env, _turn) = self.env()?;
+        let txn = env.read_txn().map_err(failed)?;
         let Some(bytes) = table.get(&txn, key).map_err(failed)? else {
             return Ok(None);
         };
@@ -179,7 +173,8 @@ impl Directory {
             }
             e => DirectoryError::store(&self.path, action, &e),
         };
-        let mut txn = self.env()?.write_txn().map_err(failed)?;
+        let (env, _turn) = self.env()?;
+        let mut txn = env.write_txn().map_err(failed)?;
         f(&mut txn).map_err(failed)?;
         txn.commit().map_err(failed)
     }
@@ -197,13 +192,16 @@ impl Directory {
     /// Removes the entries of dead processes, and those that are none.
     fn sweep(&self, txn: &mut RwTxn) -> heed::Result<()> {
         let mut known = HashMap::new();
-        let mut lives = |pid: Option<u32>| pid.is_some_and(|pid| *known.entry(pid).or_insert_with(|| self.lives(pid)));
-        let qp_pid = |bytes: &[u8]| QpRecord::decode(bytes).map(|r| r.pid);
-        for (table, pid_of) in [(self.qps, qp_pid as fn(&[u8]) -> _), (self.processes, ProcessRecord::pid_of)] {
+        let mut lives = |process: Option<u64>| {
+            process.is_some_and(|id| *known.entry(id).or_insert_with(|| self.presence.lives(id)))
+        };
+        let of_qp = |bytes: &[u8]| QpRecord::decode(bytes).map(|r| r.process);
+        let of_process = |bytes: &[u8]| ProcessRecord::decode(bytes).map(|(process, _)| process);
+        for (table, process_of) in [(self.qps, of_qp as fn(&[u8]) -> _), (self.processes, of_process)] {
             let mut dead = Vec::new();
             for entry in table.iter(txn)? {
                 let (key, value) = entry?;
-                if !lives(pid_of(value)) {
+                if !lives(process_of(value)) {
                     dead.push(key.to_vec());
                 }
             }
@@ -218,25 +216,21 @@ impl Directory {
 impl Drop for Directory {
     fn drop(&mut self) {
         // In a forked child the environment is the parent's: a reference that is never given back keeps it from being closed.
-        if std::process::id() != self.pid {
+        if self.is_forked() {
             std::mem::forget(self.env.clone());
         }
     }
 }
 
-fn lock_file(folder: &Path, name: &str) -> Result<File> {
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(folder.join(name));
-    file.map_err(DirectoryError::io(folder, "open its lock"))
-}
-
 #[allow(unsafe_code)]
 fn open_env(path: &Path) -> Result<Env<WithoutTls>> {
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
-    options.map_size(LIMIT_BYTES).max_readers(READERS).max_dbs(3);
-    // SAFETY: no flag that gives up consistency between processes; NO_SYNC gives up only what a crash of the machine leaves, and
-    // a file of an earlier boot is never used. The file was checked (see `check`) or is new, and the folder is this user's alone.
+    options.map_size(LIMIT_BYTES).max_dbs(3);
+    // SAFETY: NO_LOCK leaves to us that no transaction runs beside another, which turns see to; NO_SYNC gives up only what a crash of the
+    // machine leaves, and a file of an earlier boot is never used. The file was checked (see `check`) or is new, and the folder
+    // is this user's alone.
     let env = unsafe {
-        options.flags(EnvFlags::NO_SYNC | EnvFlags::NO_META_SYNC);
+        options.flags(EnvFlags::NO_LOCK | EnvFlags::NO_SYNC | EnvFlags::NO_META_SYNC);
         options.open(path)
     };
     env.map_err(|e| DirectoryError::store(path, "open it", &e))
@@ -278,16 +272,4 @@ fn read_key(path: &Path, env: &Env<WithoutTls>) -> Result<[u8; KEY_BYTES]> {
     };
     let key = read().map_err(|e| DirectoryError::store(path, "read its key", &e))?;
     key.ok_or_else(|| DirectoryError::damaged(path, "its key is missing or damaged"))
-}
-
-/// Fills `bytes` from the kernel's generator, which may give fewer at a time.
-fn fill_random(mut bytes: &mut [u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match getrandom(&mut *bytes, GetRandomFlags::empty()) {
-            Ok(filled) => bytes = &mut bytes[filled..],
-            Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(e.into()),
-        }
-    }
-    Ok(())
 }

@@ -5,11 +5,12 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use std::io::{BufRead, BufReader, Write};
 
 use unbroken_directory::{Directory, DirectoryError, NicRecord, ProcessRecord};
-use unbroken_telemetry::Runtime;
+use unbroken_telemetry::{Mark, Presence, Runtime};
 use unbroken_types::Gid;
 
 const ROLE: &str = "DIRECTORY_TEST_ROLE";
@@ -55,11 +56,14 @@ fn other_process() {
     };
     let runtime = Runtime::open().unwrap();
     match role.as_str() {
-        "publish" => {
+        "publish" | "fork" => {
             let directory = Directory::open(&runtime).unwrap();
             directory.publish_qp(gid(7), 0x207, 77, 0).unwrap();
             directory.publish_process(77, &process(std::process::id())).unwrap();
             println!("\nkey {:?}", directory.key());
+            if role == "fork" {
+                fork_a_child_that_stays();
+            }
             println!("published");
             std::io::stdout().flush().unwrap();
             // Until the parent closes the pipe.
@@ -69,8 +73,35 @@ fn other_process() {
             Ok(directory) => exercise(&directory),
             Err(e) => assert!(matches!(e, DirectoryError::Damaged { .. }), "{e}"),
         },
+        "read" => {
+            let directory = Directory::open(&runtime).unwrap();
+            // Entries of the process that runs the test, which does not have the directory open itself.
+            assert_eq!(directory.lookup_qp(gid(1), 1).unwrap(), Some((3, 0)));
+            assert_eq!(directory.lookup_qp(gid(2), 2).unwrap(), None);
+        }
+        "starve" => {
+            let directory = Directory::open(&runtime).unwrap();
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: the argument is a valid limit. From here on every new descriptor is EMFILE.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) }, 0);
+            assert_eq!(fs::File::open("/proc/self/stat").unwrap_err().raw_os_error(), Some(libc::EMFILE));
+            assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), Some((77, 0)));
+            assert!(directory.lookup_process(77).unwrap().is_some());
+        }
         "share" => exercise(&Directory::open(&runtime).unwrap()),
         _ => panic!("role {role}"),
+    }
+}
+
+/// A forked child that ends when the pipe to standard input is closed.
+fn fork_a_child_that_stays() {
+    // SAFETY: the child calls read(2) and _exit(2) only.
+    unsafe {
+        if libc::fork() == 0 {
+            let mut byte = 0u8;
+            libc::read(0, (&raw mut byte).cast(), 1);
+            libc::_exit(0);
+        }
     }
 }
 
@@ -125,6 +156,51 @@ fn processes_find_each_other_and_the_dead_expire() {
 }
 
 #[test]
+fn a_stopped_process_is_not_a_dead_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let directory = Directory::open(&Runtime::at(dir.path()).unwrap()).unwrap();
+    let mut other = start("publish", dir.path());
+    expect(&mut other, "published");
+    // SAFETY: a signal to our own child.
+    let signal = |signal| assert_eq!(unsafe { libc::kill(other.id() as i32, signal) }, 0);
+    signal(libc::SIGSTOP);
+    assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), Some((77, 0)));
+    signal(libc::SIGKILL);
+    // Not waited for: a zombie.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while directory.lookup_qp(gid(7), 0x207).unwrap().is_some() {
+        assert!(Instant::now() < deadline, "it lives on");
+        std::thread::yield_now();
+    }
+    other.wait().unwrap();
+}
+
+#[test]
+fn a_forked_child_does_not_make_its_dead_parent_live() {
+    let dir = tempfile::tempdir().unwrap();
+    let directory = Directory::open(&Runtime::at(dir.path()).unwrap()).unwrap();
+    let mut other = start("fork", dir.path());
+    expect(&mut other, "published");
+    // Taken, so that `wait` does not close it, which would end the child's child.
+    let pipe = other.stdin.take();
+    assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), Some((77, 0)));
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), None);
+    drop(pipe);
+}
+
+#[test]
+fn who_has_no_descriptors_left_takes_nobody_for_dead() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut other = start("publish", dir.path());
+    expect(&mut other, "published");
+    assert!(start("starve", dir.path()).wait().unwrap().success());
+    other.kill().unwrap();
+    other.wait().unwrap();
+}
+
+#[test]
 fn who_opens_it_alone_makes_it_anew() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::at(dir.path()).unwrap();
@@ -135,7 +211,6 @@ fn who_opens_it_alone_makes_it_anew() {
     drop(directory);
     // However damaged.
     fs::write(runtime.directory().join("data.mdb"), "garbage").unwrap();
-    fs::write(runtime.directory().join("lock.mdb"), [0xff; 8192]).unwrap();
     let directory = Directory::open(&runtime).unwrap();
     assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), None);
 }
@@ -215,6 +290,8 @@ fn damage_under_the_eyes_of_a_process_is_an_error() {
 fn no_damage_crashes() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::at(dir.path()).unwrap();
+    // Someone takes part all the time, so that the entries are those of a living process.
+    let presence = Presence::join(&runtime).unwrap();
     let directory = Directory::open(&runtime).unwrap();
     for n in 0..1500u32 {
         directory.publish_qp(gid(n as u8), n, 3, 0).unwrap();
@@ -226,9 +303,8 @@ fn no_damage_crashes() {
     drop(directory);
     let file = runtime.directory().join("data.mdb");
     let good = fs::read(&file).unwrap();
-    // Someone has it open, as far as others can tell.
-    let users = fs::File::open(runtime.directory().join("users.lock")).unwrap();
-    rustix::fs::flock(&users, rustix::fs::FlockOperation::LockShared).unwrap();
+    // It has the file open, as far as others can tell.
+    let marked = presence.mark(Mark::Directory).unwrap();
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = |below: usize| {
         random ^= random << 13;
@@ -257,9 +333,8 @@ fn no_damage_crashes() {
         assert!(status.success(), "round {round}: {status}");
     }
     fs::write(&file, &good).unwrap();
-    let directory = Directory::open(&runtime).unwrap();
-    assert_eq!(directory.lookup_qp(gid(1), 1).unwrap(), Some((3, 0)));
-    assert_eq!(directory.lookup_qp(gid(2), 2).unwrap(), None);
+    assert!(start("read", dir.path()).wait().unwrap().success());
+    drop(marked);
 }
 
 #[test]

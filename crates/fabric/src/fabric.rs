@@ -1,17 +1,16 @@
 //! The fabric as programs use it.
 
-use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::{flock, FlockOperation, Timespec};
+use rustix::fs::Timespec;
 use rustix::thread::futex;
-use unbroken_telemetry::{now_us, Event, EventLog, Runtime, What};
+use unbroken_telemetry::{now_us, open_own, Event, EventLog, FileLock, Runtime, What};
 use unbroken_types::LinkLayer;
 
 use crate::config::{Host, NicKind, NicName, Shape};
@@ -21,12 +20,14 @@ use crate::fault::{Fault, Place, Selector};
 use crate::faultpage::{FaultPage, ENTRIES, PATIENT_TRIES};
 use crate::map::Mapped;
 use crate::nicpage::NicPage;
-use crate::octet::{Registry, DEFAULT_OCTET};
+use crate::octet::Registry;
 use crate::view::{LinkState, NicView, Outlook};
 use crate::Conditions;
 
 /// The shortest time between two beginnings of a fault.
 const MIN_EVERY_US: u64 = 2_000;
+/// More of a `fabric.toml` is not read.
+const TOML_BYTES: u64 = 1 << 20;
 
 /// A fault in the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,12 +67,12 @@ impl Fabric {
     /// Opens the fabric of a runtime folder; makes the default one if there is none.
     pub fn open(runtime: &Runtime) -> Result<Fabric> {
         let path = runtime.fabric_toml();
-        let shape = match fs::read(&path) {
+        let shape = match read_bytes(&path) {
             Ok(bytes) => Shape::parse(&text_of(bytes, &path)?, &path)?,
             Err(e) if e.kind() == io::ErrorKind::NotFound => make(runtime, &Shape::standard(0), false)?,
             Err(e) => return Err(FabricError::io(&path, "read it")(e)),
         };
-        if shape.octet != DEFAULT_OCTET && !Registry::knows(shape.octet, runtime) {
+        if !Registry::knows(shape.octet, runtime) {
             Registry::lock()?.claim(shape.octet, runtime)?;
         }
         let page = Arc::new(Mapped::<FaultPage>::open_or_create(&runtime.fabric_page())?);
@@ -90,9 +91,7 @@ impl Fabric {
     pub fn remove(runtime: &Runtime) -> Result<()> {
         let registry = Registry::lock()?;
         let path = runtime.fabric_toml();
-        if let Ok(shape) =
-            fs::read_to_string(&path).map_err(|_| ()).and_then(|t| Shape::parse(&t, &path).map_err(|_| ()))
-        {
+        if let Ok(shape) = read_text(&path).map_err(|_| ()).and_then(|t| Shape::parse(&t, &path).map_err(|_| ())) {
             registry.release(shape.octet, runtime);
         }
         for path in [path, runtime.fabric_page()] {
@@ -385,16 +384,13 @@ impl Fabric {
         )))
     }
 
-    fn lock(&self) -> Result<File> {
-        let path = self.runtime.path().join("fabric.lock");
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let file = file.map_err(FabricError::io(&path, "open it"))?;
-        flock(&file, FlockOperation::LockExclusive).map_err(|e| FabricError::io(&path, "lock it")(e.into()))?;
-        Ok(file)
+    fn lock(&self) -> Result<FileLock> {
+        lock_folder(&self.runtime)
     }
 
     fn write_log(&self, what: What, time_us: u64) -> Result<()> {
-        self.log.emit(&Event::at(what, time_us)).map_err(FabricError::io(&self.runtime.events(), "write to it"))
+        let action = "write to it (the faults are set all the same)";
+        self.log.emit(&Event::at(what, time_us)).map_err(FabricError::io(&self.runtime.events(), action))
     }
 
     fn entries(&self) -> Vec<Entry> {
@@ -475,11 +471,29 @@ fn text_of(bytes: Vec<u8>, path: &Path) -> Result<String> {
     })
 }
 
+fn lock_folder(runtime: &Runtime) -> Result<FileLock> {
+    let path = runtime.path().join("fabric.lock");
+    FileLock::take(&path).map_err(FabricError::io(&path, "lock it"))
+}
+
+fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_own(path, OpenOptions::new().read(true))?.take(TOML_BYTES).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Reads a `fabric.toml`.
+pub(crate) fn read_text(path: &Path) -> io::Result<String> {
+    String::from_utf8(read_bytes(path)?).map_err(io::Error::other)
+}
+
 /// Writes `fabric.toml` with an octet of the runtime's own, unless someone was faster (an error where it `must_be_new`).
 fn make(runtime: &Runtime, shape: &Shape, must_be_new: bool) -> Result<Shape> {
+    // Both: not all who share the folder share the registry.
+    let _lock = lock_folder(runtime)?;
     let registry = Registry::lock()?;
     let path = runtime.fabric_toml();
-    match fs::read_to_string(&path) {
+    match read_text(&path) {
         Ok(text) if !must_be_new => return Shape::parse(&text, &path),
         Ok(_) => {
             let what = "there is a fabric already; take it away with: unbroken fabric down".to_string();
@@ -492,7 +506,12 @@ fn make(runtime: &Runtime, shape: &Shape, must_be_new: bool) -> Result<Shape> {
     // What cannot be read back must not be written.
     Shape::parse(&text, &path)?;
     let new = path.with_extension("toml.new");
-    fs::write(&new, text).map_err(FabricError::io(&new, "write it"))?;
+    let write = || -> io::Result<()> {
+        let file = open_own(&new, OpenOptions::new().write(true).create(true))?;
+        file.set_len(0)?;
+        (&file).write_all(text.as_bytes())
+    };
+    write().map_err(FabricError::io(&new, "write it"))?;
     fs::rename(&new, &path).map_err(FabricError::io(&path, "make it"))?;
     Ok(shape)
 }

@@ -1,4 +1,4 @@
-//! `shm/proc/<pid>.page`: when the packets with data came to a process, as far as one waited for them.
+//! `shm/proc/<pid>-<id>.page`: when the packets with data came to a process, as far as one waited for them.
 //!
 //! Data is payload of the application: neither messages of failover nor what acknowledgements carry. Every interval between two
 //! data-bearing packets, over all NICs of the process, that is longer than [`GAP_MIN_US`] is kept, with its exact start and length;
@@ -8,9 +8,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use unbroken_telemetry::{process_is_alive, Runtime};
+use unbroken_telemetry::{Presence, ProcessName, Runtime};
 
-use crate::error::Result;
+use crate::error::{FabricError, Result};
 use crate::map::{Header, Layout, Mapped};
 
 /// Shorter intervals are not kept.
@@ -64,14 +64,22 @@ impl Gap {
 pub struct GapRecorder {
     page: Mapped<Page>,
     path: PathBuf,
+    /// The page is that of a living process while this is held.
+    presence: Presence,
 }
 
 impl GapRecorder {
     /// Makes the page of this process. Pages of long-dead processes are removed.
     pub fn create(runtime: &Runtime) -> Result<GapRecorder> {
-        prune(runtime);
-        let path = page_path(runtime, std::process::id());
-        Ok(GapRecorder { page: Mapped::replace(&path)?, path })
+        let presence = Presence::join(runtime).map_err(FabricError::io(runtime.path(), "take part in it"))?;
+        prune(runtime, &presence);
+        let path = page_path(runtime, presence.name());
+        Ok(GapRecorder { page: Mapped::replace(&path)?, path, presence })
+    }
+
+    /// The name of this process in its runtime folder.
+    pub fn process(&self) -> ProcessName {
+        self.presence.name()
     }
 
     /// A packet with data came at `now_us`. A few ns; threads may call it at the same time.
@@ -104,9 +112,13 @@ impl GapRecorder {
         slot.len_us.store(now_us - last_us, Ordering::Release);
     }
 
-    /// What a process recorded; also after its death.
+    /// What the process of this pid recorded; also after its death. Of several (in other PID namespaces, or one after the other) the
+    /// last that made its page.
     pub fn read(runtime: &Runtime, pid: u32) -> Result<GapReport> {
-        let page = Mapped::<Page>::open(&page_path(runtime, pid))?;
+        let of_pid = pages(runtime).filter(|(name, _)| name.pid == pid);
+        let last = of_pid.max_by_key(|(_, path)| fs::metadata(path).and_then(|m| m.created().or(m.modified())).ok());
+        let missing = || FabricError::Name(format!("process {pid} has no page in {}", runtime.path().display()));
+        let page = Mapped::<Page>::open(&last.ok_or_else(missing)?.1)?;
         let mut gaps: Vec<Gap> = page.ring.iter().filter_map(read_slot).collect();
         gaps.sort_unstable_by_key(|g| g.start_us);
         Ok(GapReport {
@@ -151,21 +163,23 @@ impl GapReport {
     }
 }
 
-fn page_path(runtime: &Runtime, pid: u32) -> PathBuf {
-    runtime.process_pages().join(format!("{pid}.page"))
+fn page_path(runtime: &Runtime, process: ProcessName) -> PathBuf {
+    runtime.process_pages().join(format!("{process}.page"))
+}
+
+/// The pages of all processes, living and dead.
+fn pages(runtime: &Runtime) -> impl Iterator<Item = (ProcessName, PathBuf)> {
+    let entries = fs::read_dir(runtime.process_pages()).into_iter().flatten().flatten();
+    entries.map(|e| e.path()).filter_map(|path| {
+        let name = path.file_name()?.to_str()?.strip_suffix(".page")?.parse().ok()?;
+        Some((name, path))
+    })
 }
 
 /// Removes the oldest pages of dead processes beyond [`DEAD_KEPT`].
-fn prune(runtime: &Runtime) {
-    let Ok(entries) = fs::read_dir(runtime.process_pages()) else { return };
-    let mut dead = Vec::new();
-    for path in entries.flatten().map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "page")) {
-        let pid = path.file_stem().and_then(|s| s.to_str()).and_then(|s| s.parse().ok());
-        if pid.is_some_and(|pid| !process_is_alive(pid)) {
-            let age = fs::metadata(&path).and_then(|m| m.modified()).ok();
-            dead.push((age, path));
-        }
-    }
+fn prune(runtime: &Runtime, presence: &Presence) {
+    let dead = pages(runtime).filter(|(name, _)| !presence.lives(name.id));
+    let mut dead: Vec<_> = dead.map(|(_, path)| (fs::metadata(&path).and_then(|m| m.modified()).ok(), path)).collect();
     dead.sort();
     let surplus = dead.len().saturating_sub(DEAD_KEPT);
     for (_, path) in dead.drain(..surplus) {
@@ -212,9 +226,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let runtime = Runtime::at(dir.path()).unwrap();
         for n in 0..100u32 {
-            fs::write(page_path(&runtime, u32::MAX - n), "").unwrap();
+            // Their pid says nothing: it is that of this process.
+            let dead = ProcessName { pid: std::process::id(), id: u64::from(n) + 1 };
+            fs::write(page_path(&runtime, dead), "").unwrap();
         }
-        let _recorder = GapRecorder::create(&runtime).unwrap();
+        let recorder = GapRecorder::create(&runtime).unwrap();
         assert_eq!(fs::read_dir(runtime.process_pages()).unwrap().count(), DEAD_KEPT + 1);
+        // The pages of the living stay, however many there are of the dead.
+        prune(&runtime, &recorder.presence);
+        assert!(recorder.path().exists());
     }
 }

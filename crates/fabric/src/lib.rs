@@ -4,7 +4,7 @@
 //! them with a load from a page of shared memory. So a fabric is three things in the runtime folder:
 //! - `fabric.toml`: who is there ([`Host`]), and the second octet of all addresses (`127.<octet>.<host>.<nic>`);
 //! - `shm/fabric.page`: the faults ([`Fault`]), each with the times at which it holds ([`Schedule`]);
-//! - `shm/nics/<addr>.page` and `shm/proc/<pid>.page`: what NICs ([`NicPage`]) and processes ([`GapRecorder`]) counted.
+//! - `shm/nics/<addr>.page` and `shm/proc/<process>.page`: what NICs ([`NicPage`]) and processes ([`GapRecorder`]) counted.
 //!
 //! A default fabric (hosts a to d, four NICs each) exists without any command: whoever comes first makes the files.
 //!
@@ -48,6 +48,6 @@ pub use gap::{Gap, GapRecorder, GapReport, GAP_MIN_US, GAP_RING};
 pub use line::Line;
 pub use nicpage::{NicPage, SlotCounters, SLOTS};
 pub use random::random_schedule;
-pub use unbroken_telemetry::{now_us, NicCounters, Runtime, RuntimeError};
+pub use unbroken_telemetry::{now_us, NicCounters, Presence, ProcessName, Runtime, RuntimeError};
 pub use units::TimeUs;
 pub use view::{LinkState, NicView, ALL_PORTS};

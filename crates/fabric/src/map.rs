@@ -7,13 +7,14 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::Deref;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{fallocate, FallocateFlags};
 use rustix::mm::{mmap, munmap, MapFlags, ProtFlags};
+
+use unbroken_telemetry::{fill_random, open_own};
 
 use crate::error::{FabricError, Result};
 
@@ -54,7 +55,7 @@ impl<T: Layout> Mapped<T> {
     pub(crate) fn open_or_create(path: &Path) -> Result<Mapped<T>> {
         // It can be removed between the attempts (`fabric down`), hence more than one, and not for ever.
         for _ in 0..8 {
-            match OpenOptions::new().read(true).write(true).open(path) {
+            match open_own(path, OpenOptions::new().read(true).write(true)) {
                 Ok(file) => return Mapped::map(path, &file),
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(FabricError::io(path, "open it")(e)),
@@ -79,7 +80,8 @@ impl<T: Layout> Mapped<T> {
 
     /// Maps the page at `path`, which must exist.
     pub(crate) fn open(path: &Path) -> Result<Mapped<T>> {
-        let file = OpenOptions::new().read(true).write(true).open(path).map_err(FabricError::io(path, "open it"))?;
+        let file =
+            open_own(path, OpenOptions::new().read(true).write(true)).map_err(FabricError::io(path, "open it"))?;
         Mapped::map(path, &file)
     }
 
@@ -132,18 +134,22 @@ struct Fresh(std::path::PathBuf);
 
 impl Fresh {
     fn make<T: Layout>(path: &Path) -> Result<Fresh> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let fresh = Fresh(path.with_extension(format!("{}-{number}.new", std::process::id())));
+        // Not named by the pid, which another process may have, too, in another PID namespace.
+        let mut name = [0; 8];
+        fill_random(&mut name).map_err(FabricError::io(path, "name it"))?;
+        let fresh = Fresh(path.with_extension(format!("{:016x}.new", u64::from_ne_bytes(name))));
         let write = || -> io::Result<()> {
-            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh.0)?;
+            let mut file = open_own(&fresh.0, OpenOptions::new().write(true).create_new(true))?;
             let mut header = Vec::with_capacity(16);
             header.extend_from_slice(&T::MAGIC.to_ne_bytes());
             header.extend_from_slice(&T::VERSION.to_ne_bytes());
             header.extend_from_slice(&(size_of::<T>() as u32).to_ne_bytes());
             file.write_all(&header)?;
             // Real memory, not a hole: a full file system is an error here, not a SIGBUS later.
-            fallocate(&file, FallocateFlags::empty(), 0, size_of::<T>() as u64).map_err(io::Error::from)
+            match fallocate(&file, FallocateFlags::empty(), 0, size_of::<T>() as u64) {
+                Err(rustix::io::Errno::OPNOTSUPP) => file.write_all(&vec![0; size_of::<T>() - header.len()]),
+                result => result.map_err(io::Error::from),
+            }
         };
         write().map_err(FabricError::io(path, "make it"))?;
         Ok(fresh)

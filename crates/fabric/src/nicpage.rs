@@ -8,7 +8,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use unbroken_telemetry::{NicCounters, Runtime};
+use unbroken_telemetry::{NicCounters, Presence, ProcessName, Runtime};
 
 use crate::credit::Credit;
 use crate::error::{FabricError, Result};
@@ -22,8 +22,9 @@ pub const SLOTS: usize = 256;
 #[repr(C, align(128))]
 #[allow(missing_docs)] // as in `NicCounters`
 pub struct SlotCounters {
-    /// The process that has, or had last, the slot.
+    /// The process that has, or had last, the slot: its pid as it sees it, and the id of its presence.
     pub pid: AtomicU64,
+    pub process: AtomicU64,
     pub tx_bytes: AtomicU64,
     pub rx_bytes: AtomicU64,
     pub tx_packets: AtomicU64,
@@ -34,10 +35,16 @@ pub struct SlotCounters {
     pub drops: AtomicU64,
     pub icrc_errors: AtomicU64,
     pub last_data_rx_us: AtomicU64,
-    _unused: [AtomicU64; 5],
+    _unused: [AtomicU64; 4],
 }
 
 impl SlotCounters {
+    /// Notes the process that takes the slot.
+    pub fn take(&self, process: ProcessName) {
+        self.process.store(process.id, Ordering::Relaxed);
+        self.pid.store(u64::from(process.pid), Ordering::Relaxed);
+    }
+
     /// Adds to a counter that only this process writes: cheaper than an atomic addition.
     #[inline]
     pub fn add(counter: &AtomicU64, n: u64) {
@@ -62,7 +69,7 @@ struct Page {
 #[allow(unsafe_code)]
 unsafe impl Layout for Page {
     const MAGIC: u64 = u64::from_le_bytes(*b"UNBNICPG");
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
 }
 
 /// The shared page of a NIC.
@@ -125,13 +132,17 @@ impl NicPage {
         }
     }
 
-    /// The processes that have, or had last, a slot.
-    pub fn pids(&self) -> Vec<u32> {
-        let pids = self.0.slots.iter().map(|s| s.pid.load(Ordering::Relaxed) as u32);
-        let mut pids: Vec<u32> = pids.filter(|pid| *pid != 0).collect();
-        pids.sort_unstable();
-        pids.dedup();
-        pids
+    /// The living processes that have a slot.
+    pub fn users(&self, presence: &Presence) -> Vec<ProcessName> {
+        let name = |s: &SlotCounters| ProcessName {
+            pid: s.pid.load(Ordering::Relaxed) as u32,
+            id: s.process.load(Ordering::Relaxed),
+        };
+        let mut users: Vec<ProcessName> = self.0.slots.iter().map(name).filter(|u| u.id != 0).collect();
+        users.sort_unstable();
+        users.dedup();
+        users.retain(|u| presence.lives(u.id));
+        users
     }
 
     /// The addresses of the NICs that have a page.
@@ -167,13 +178,17 @@ mod tests {
         let runtime = Runtime::at(dir.path()).unwrap();
         let addr: IpAddr = "10.1.2.3".parse().unwrap();
         let (one, two) = (NicPage::open(&runtime, addr).unwrap(), NicPage::open(&runtime, addr).unwrap());
-        one.slot(0).pid.store(11, Ordering::Relaxed);
+        let presence = Presence::join(&runtime).unwrap();
+        one.slot(0).take(presence.name());
+        one.slot(7).take(presence.name());
+        // Of this pid, too: in another PID namespace, or before it came to this process.
+        one.slot(1).take(ProcessName { id: 5, ..presence.name() });
         SlotCounters::add(&one.slot(0).tx_bytes, 100);
         SlotCounters::add(&two.slot(255).tx_bytes, 23);
         two.slot(255).last_data_rx_us.store(9, Ordering::Relaxed);
         assert_eq!(one.counters().tx_bytes, 123);
         assert_eq!(one.counters().last_data_rx_us, 9);
-        assert_eq!(two.pids(), [11]);
+        assert_eq!(two.users(&presence), [presence.name()]);
         assert_eq!(NicPage::addresses(&runtime).unwrap(), [addr]);
     }
 

@@ -22,7 +22,6 @@ fn a_default_fabric_exists_without_a_command() {
     assert_eq!(names, ["a", "b", "c", "d"]);
     assert_eq!((fabric.nic_count("a").unwrap(), fabric.rails(), fabric.nics().count()), (4, 4, 16));
     let octet = fabric.octet();
-    assert_ne!(octet, 77, "that is the default runtime's");
     assert_eq!(fabric.nic_addr("a", 0).unwrap(), Ipv4Addr::new(127, octet, 1, 0));
     assert_eq!(fabric.nic_addr("d", 3).unwrap(), Ipv4Addr::new(127, octet, 4, 3));
     for nic in fabric.nics() {

@@ -6,6 +6,7 @@
 //! written anew at each look into the tree, as it changes.
 
 use std::fs;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
@@ -39,7 +40,8 @@ fn put(path: &Path, text: &str) -> io::Result<()> {
     if fs::read_to_string(path).is_ok_and(|old| old == text) {
         return Ok(());
     }
-    let fresh = path.with_extension(format!("{}.tmp", std::process::id()));
+    // A name of one's own: a pid may be another's, too, in another PID namespace.
+    let fresh = path.with_extension(format!("{:016x}.tmp", RandomState::new().build_hasher().finish()));
     fs::write(&fresh, text)?;
     fs::rename(&fresh, path)
 }

@@ -37,7 +37,6 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 use tx::{Dest, Out, TxBatch, TxLink, Way};
 use unbroken_fabric::{Credit, Fabric, GapRecorder, LinkState, NicPage, SlotCounters, MAX_PORTS};
@@ -181,7 +180,7 @@ impl Engine {
     ) -> Engine {
         let mut room = 0;
         for (page, rx) in pages.iter().zip(&sockets.rx) {
-            page.slot(id.slot as u8).pid.store(u64::from(std::process::id()), Relaxed);
+            page.slot(id.slot as u8).take(gaps.process());
             let room_of_port = (rx.rcvbuf() as u64 / 2).min(ROOM_BYTES);
             page.credit(id.slot as u8).open(room_of_port);
             room += room_of_port;

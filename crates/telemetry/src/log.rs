@@ -1,18 +1,17 @@
 //! The event log: `events.jsonl`, one JSON object a line.
 //!
 //! Each event is one write to a file opened for appending, which the kernel keeps whole, so writers need no lock. Only rotation
-//! (at [`LOG_LIMIT_BYTES`]; one old part is kept) takes one. The file is opened for each event: events are rare, and a process
+//! (at [`LOG_LIMIT_BYTES`]; one old part is kept) takes one. A write that ended early (no space) leaves half a line, which whoever writes
+//! next ends, so that it costs one event only. The file is opened for each event: events are rare, and a process
 //! that closes descriptors which it does not know, or a forked child, cannot then write into the wrong file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
-
-use rustix::fs::{flock, FlockOperation};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
 use crate::cause::Causes;
-use crate::{Event, Runtime};
+use crate::{open_own, Event, FileLock, Runtime};
 
 /// The log is rotated when it would grow beyond this.
 pub const LOG_LIMIT_BYTES: u64 = 16 << 20;
@@ -42,20 +41,25 @@ impl EventLog {
         let mut line = serde_json::to_vec(event)?;
         line.push(b'\n');
         let mut file = self.append()?;
-        if file.metadata()?.len() + line.len() as u64 > self.limit_bytes {
+        let mut bytes = file.metadata()?.len();
+        if bytes + line.len() as u64 > self.limit_bytes {
             self.rotate()?;
             file = self.append()?;
+            bytes = file.metadata()?.len();
+        }
+        let mut last = [b'\n'];
+        if bytes > 0 && file.read_at(&mut last, bytes - 1)? == 1 && last != [b'\n'] {
+            line.insert(0, b'\n');
         }
         file.write_all(&line)
     }
 
     fn append(&self) -> io::Result<File> {
-        OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)
+        open_own(&self.path, OpenOptions::new().read(true).append(true).create(true))
     }
 
     fn rotate(&self) -> io::Result<()> {
-        let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&self.lock)?;
-        flock(&lock, FlockOperation::LockExclusive)?;
+        let _lock = FileLock::take(&self.lock)?;
         // Another process may have rotated while this one waited.
         if fs::metadata(&self.path).is_ok_and(|m| m.len() > self.limit_bytes / 2) {
             fs::rename(&self.path, &self.old)?;
@@ -83,7 +87,7 @@ pub struct EventTail {
 impl EventTail {
     /// Starts at the beginning of the log (the old part first).
     pub fn open(runtime: &Runtime) -> EventTail {
-        let file = File::open(runtime.old_events()).ok();
+        let file = open(&runtime.old_events()).ok();
         EventTail { runtime: runtime.clone(), file, partial: Vec::new(), causes: Causes::default() }
     }
 
@@ -117,7 +121,7 @@ impl EventTail {
 
     /// Goes on to the file that bears the name now; false if that is the one at hand, or there is none.
     fn advance(&mut self) -> io::Result<bool> {
-        let next = match File::open(self.runtime.events()) {
+        let next = match open(&self.runtime.events()) {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
             Err(e) => return Err(e),
@@ -132,6 +136,10 @@ impl EventTail {
         self.partial.clear();
         Ok(true)
     }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    open_own(path, OpenOptions::new().read(true))
 }
 
 #[cfg(test)]
@@ -169,6 +177,32 @@ mod tests {
         log.emit(&nic(1)).unwrap();
         log.append().unwrap().write_all(b"{\"event\":\"port-do").unwrap();
         assert_eq!(read_events(&runtime).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn half_a_line_costs_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        let log = EventLog::open(&runtime);
+        log.emit(&nic(0)).unwrap();
+        // As a full file system leaves it.
+        log.append().unwrap().write_all(b"{\"event\":\"port-do").unwrap();
+        log.emit(&nic(1)).unwrap();
+        log.emit(&nic(2)).unwrap();
+        let events = read_events(&runtime).unwrap();
+        assert_eq!(events.iter().map(|e| e.what.clone()).collect::<Vec<_>>(), [0, 1, 2].map(|n| nic(n).what));
+    }
+
+    #[test]
+    fn a_fifo_in_its_place_is_an_error_and_no_wait() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        for path in [runtime.events(), runtime.old_events()] {
+            use rustix::fs::{mknodat, FileType, Mode, CWD};
+            mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        }
+        assert!(EventLog::open(&runtime).emit(&nic(0)).unwrap_err().to_string().contains("not a regular file"));
+        assert!(read_events(&runtime).unwrap_err().to_string().contains("not a regular file"));
     }
 
     #[test]

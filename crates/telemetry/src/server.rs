@@ -1,4 +1,4 @@
-//! The status socket of a process, `proc/<pid>.sock`.
+//! The status socket of a process, `proc/<pid>-<id>.sock`.
 //!
 //! The protocol is the smallest there is: who connects gets one JSON object ([`ProcessStatus`]) and the end of the stream. The
 //! server has no thread: the owner polls [`StatusServer::accept_one`] from one of its own.
@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::net::sockopt::{set_socket_timeout, Timeout};
 use rustix::net::{socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::{ProcessStatus, Runtime};
+use crate::{Presence, ProcessName, ProcessStatus, Runtime};
 
 /// A client that does not read within this is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(100);
@@ -25,23 +25,21 @@ const ANSWER_LIMIT_BYTES: u64 = 16 << 20;
 pub struct StatusServer {
     listener: UnixListener,
     path: PathBuf,
-    pid: u32,
+    /// The socket is that of a living process while this is held.
+    presence: Presence,
 }
 
 impl StatusServer {
-    /// Makes the socket of this process, in place of one that a dead process of the same pid left.
+    /// Makes the socket of this process.
     pub fn bind(runtime: &Runtime) -> io::Result<StatusServer> {
-        let pid = std::process::id();
-        let path = runtime.sockets().join(format!("{pid}.sock"));
-        match fs::remove_file(&path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
-        let (_folder, short) = short_path(runtime, pid)?;
+        let presence = Presence::join(runtime)?;
+        let name = presence.name();
+        let path = runtime.sockets().join(format!("{name}.sock"));
+        let (_folder, short) = short_path(runtime, name)?;
         let listener = UnixListener::bind(short)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
-        Ok(StatusServer { listener, path, pid })
+        Ok(StatusServer { listener, path, presence })
     }
 
     /// Answers one client if one waits, with what `status` gives; never blocks for long. True if a client was answered.
@@ -68,41 +66,40 @@ impl AsFd for StatusServer {
 impl Drop for StatusServer {
     fn drop(&mut self) {
         // A forked child must not take its parent's socket away.
-        if std::process::id() == self.pid {
+        if std::process::id() == self.presence.name().pid {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
 /// A name for the socket that fits `sockaddr_un` (108 bytes) however long the runtime folder's path is. Valid while the file lives.
-fn short_path(runtime: &Runtime, pid: u32) -> io::Result<(File, PathBuf)> {
+fn short_path(runtime: &Runtime, name: ProcessName) -> io::Result<(File, PathBuf)> {
     let folder = File::open(runtime.sockets())?;
-    let path = PathBuf::from(format!("/proc/self/fd/{}/{pid}.sock", folder.as_raw_fd()));
+    let path = PathBuf::from(format!("/proc/self/fd/{}/{name}.sock", folder.as_raw_fd()));
     Ok((folder, path))
 }
 
-/// The pids that have a status socket; sockets of dead processes are removed.
-pub fn answering_pids(runtime: &Runtime) -> io::Result<Vec<u32>> {
-    let mut pids = Vec::new();
+/// The processes that have a status socket; sockets of dead processes are removed.
+pub fn answering_processes(runtime: &Runtime) -> io::Result<Vec<ProcessName>> {
+    let presence = Presence::join(runtime)?;
+    let mut names = Vec::new();
     for entry in fs::read_dir(runtime.sockets())? {
         let path = entry?.path();
-        if path.extension().is_none_or(|e| e != "sock") {
-            continue;
-        }
-        let Some(pid) = path.file_stem().and_then(|s| s.to_str()).and_then(|s| s.parse().ok()) else { continue };
-        if crate::process_is_alive(pid) {
-            pids.push(pid);
+        let text = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".sock"));
+        let Some(name) = text.and_then(|text| text.parse::<ProcessName>().ok()) else { continue };
+        if presence.lives(name.id) {
+            names.push(name);
         } else {
             let _ = fs::remove_file(&path);
         }
     }
-    pids.sort_unstable();
-    Ok(pids)
+    names.sort_unstable();
+    Ok(names)
 }
 
 /// Asks a process. Errors: it does not listen, it does not answer within `timeout`, or the answer is not a status.
-pub fn query_status(runtime: &Runtime, pid: u32, timeout: Duration) -> io::Result<ProcessStatus> {
-    let (_folder, short) = short_path(runtime, pid)?;
+pub fn query_status(runtime: &Runtime, process: ProcessName, timeout: Duration) -> io::Result<ProcessStatus> {
+    let (_folder, short) = short_path(runtime, process)?;
     let stream = connect(&short, timeout)?;
     stream.set_read_timeout(Some(timeout))?;
     let mut answer = Vec::new();
@@ -147,9 +144,10 @@ mod tests {
             }],
         };
         assert!(!server.accept_one(|| unreachable!()));
-        assert_eq!(answering_pids(&runtime).unwrap(), [std::process::id()]);
+        let name = server.presence.name();
+        assert_eq!(answering_processes(&runtime).unwrap(), [name]);
         let answer = std::thread::scope(|scope| {
-            let client = scope.spawn(|| query_status(&runtime, std::process::id(), Duration::from_secs(20)).unwrap());
+            let client = scope.spawn(|| query_status(&runtime, name, Duration::from_secs(20)).unwrap());
             while !server.accept_one(|| status.clone()) {
                 std::thread::yield_now();
             }
@@ -157,24 +155,27 @@ mod tests {
         });
         assert_eq!(answer, status);
         drop(server);
-        assert!(answering_pids(&runtime).unwrap().is_empty());
+        assert!(answering_processes(&runtime).unwrap().is_empty());
     }
 
     #[test]
     fn who_does_not_answer_is_not_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let runtime = Runtime::at(dir.path()).unwrap();
-        let _server = StatusServer::bind(&runtime).unwrap();
-        assert!(query_status(&runtime, std::process::id(), Duration::from_millis(1)).is_err());
+        let server = StatusServer::bind(&runtime).unwrap();
+        assert!(query_status(&runtime, server.presence.name(), Duration::from_millis(1)).is_err());
     }
 
     #[test]
     fn sockets_of_the_dead_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let runtime = Runtime::at(dir.path()).unwrap();
-        let stale = runtime.sockets().join("4294967295.sock");
+        // Of a process that had this one's pid, here or in another PID namespace.
+        let dead = ProcessName { pid: std::process::id(), id: 5 };
+        let stale = runtime.sockets().join(format!("{dead}.sock"));
         fs::write(&stale, "").unwrap();
-        assert!(answering_pids(&runtime).unwrap().is_empty());
+        let living = StatusServer::bind(&runtime).unwrap();
+        assert_eq!(answering_processes(&runtime).unwrap(), [living.presence.name()]);
         assert!(!stale.exists());
     }
 }

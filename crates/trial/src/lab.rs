@@ -22,7 +22,7 @@ pub struct Lab {
 impl Lab {
     /// Makes a lab that starts programs by the command `unbroken`.
     pub fn new(unbroken: &Path) -> Result<Lab> {
-        let dir = tempfile::Builder::new().prefix("unbroken-trial-").tempdir();
+        let dir = tempfile::Builder::new().prefix("unbroken-trial-").tempdir_in(Runtime::temporary_root());
         let dir = dir.map_err(TrialError::io("make a temporary folder"))?;
         let runtime = Runtime::at(&dir.path().join("runtime"))?;
         let fabric = Fabric::open(&runtime)?;

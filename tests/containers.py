@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""Ends in containers: each in its own PID, mount and user namespace, with its own /dev/shm, and nothing shared but the runtime folder.
+
+So both programs have pid 1, neither sees the other in /proc, and neither could use the other's shared memory if it lay anywhere but in
+the runtime folder. The cases: a dead NIC, a peer that is stopped while its QPs switch, a killed peer. And what a runtime
+folder does that has no room left: in a small tmpfs in a mount namespace of its own.
+Needs user namespaces (as root or not) and util-linux; says so and skips where they are not allowed.
+"""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from lib.fabric import Fabric
+from lib.process import Failure, Process, Skip, wait_until
+from lib.suite import Suite
+from lib.traffic import survive, with_tries
+
+NAMESPACES = ["--user", "--map-root-user", "--pid", "--mount", "--fork"]
+QPS = 2
+STREAM = ["-F", "-s", 65536, "-q", QPS]
+# A stream, as opposed to what set-up exchanges.
+STREAM_BYTES = 2_000_000
+STOPPED_SECONDS = 3
+# shift waits for a silent peer for 20 s; of a dead one it must know sooner.
+ERROR_SECONDS = 15
+TINY = "size=24m,mode=0700"
+
+
+def check_possible():
+    """Skips where such namespaces cannot be made."""
+    for tool in ("unshare", "nsenter", "mount"):
+        if shutil.which(tool) is None:
+            raise Skip(f"'{tool}' is missing (Debian package util-linux or mount)")
+    probe = ["unshare", *NAMESPACES, "--mount-proc", "mount", "-t", "tmpfs", "none", "/dev/shm"]
+    done = subprocess.run(probe, capture_output=True, text=True, timeout=20)
+    if done.returncode != 0:
+        raise Skip(f"namespaces cannot be made here: {done.stderr.strip()}")
+
+
+class Containers(Fabric):
+    """Each program is process 1 of a container of its own. The commands look from outside."""
+
+    # Not in /dev/shm, of which each container has its own.
+    root = None
+
+    def __init__(self, logs, *settings):
+        check_possible()
+        super().__init__(logs, *settings)
+
+    def program_line(self, args):
+        inside = 'mount -t tmpfs none /dev/shm && exec "$@"'
+        return ["unshare", *NAMESPACES, "--mount-proc", "--kill-child", "sh", "-c", inside, "sh", *args]
+
+    @staticmethod
+    def inner(process: Process) -> int:
+        """The pid, as seen from outside, of the program in a container."""
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        if len(children) != 1:
+            raise Failure(f"the container of {process.name} has the processes {children}")
+        return int(children[0])
+
+    def signal(self, process: Process, sig):
+        """Sends a signal to the program in a container."""
+        subprocess.run(["kill", f"-{sig.name[3:]}", str(self.inner(process))], check=True)
+
+
+def stream(fabric, seconds, tool="ib_write_bw"):
+    """A stream that flows, with both ends protected."""
+    server, client = fabric.pair(tool, [*STREAM, "-D", seconds])
+    flows = lambda: client.ended() or server.ended() or fabric.nics()["b/0"]["rx_payload_bytes"] > STREAM_BYTES
+    wait_until(flows, 20, "traffic on rail 0")
+    for process in (server, client):
+        if process.ended():
+            raise Failure(f"{process.name} ended before any traffic flowed: {process.output()[-300:]}")
+    return server, client
+
+
+def backup_bytes(fabric) -> int:
+    """The payload that reached host b by other NICs than the first."""
+    return sum(nic["rx_payload_bytes"] for name, nic in fabric.nics().items() if name[0] == "b" and name != "b/0")
+
+
+def both_protected(fabric):
+    """Fails unless every QP of both ends is protected."""
+    status = fabric.status()
+    ends = sorted((qp["host"], qp["protected"], qp["why"]) for qp in status["qps"])
+    if ends != [(host, True, "") for host in "ab" for _ in range(QPS)]:
+        raise Failure(f"not both ends are protected: {ends}; {[p['error'] for p in status['processes']]}")
+    return status
+
+
+def two_worlds(logs):
+    """Both ends are process 1 and share neither /proc nor /dev/shm; the status shows both; they can find each other."""
+    with Containers(logs) as fabric:
+        server, client = stream(fabric, 3)
+        status = both_protected(fabric)
+        if [process["pid"] for process in status["processes"]] != [1, 1]:
+            raise Failure(f"processes {status['processes']}")
+        if (fabric.path / "shm").is_symlink():
+            raise Failure("the pages lie elsewhere")
+        refused = fabric.command("fabric", "down")
+        if refused.returncode == 0 or "1" not in refused.stderr:
+            raise Failure("a fabric that containers use was removed")
+        for process in (client, server):
+            process.expect_success(30)
+        if fabric.events("switch"):
+            raise Failure("a switch without a fault")
+        return "both are pid 1"
+
+
+def dead_nic(logs, tool):
+    """A NIC dies: the bytes go on by another one."""
+    with Containers(logs) as fabric:
+        return survive(fabric, tool, STREAM, 3, "nic a/0 dead", False).note
+
+
+def stopped_peer(logs):
+    """The peer stands still while the QPs switch: it is waited for."""
+    with Containers(logs) as fabric:
+        server, client = stream(fabric, STOPPED_SECONDS + 4)
+        fabric.signal(server, signal.SIGSTOP)
+        fabric.fault("nic a/0 dead")
+        time.sleep(STOPPED_SECONDS)
+        if client.ended() or fabric.events("give-up"):
+            raise Failure(f"given up: {fabric.events('give-up')}")
+        if backup_bytes(fabric) > STREAM_BYTES:
+            raise Failure("a stopped peer took part in a switch")
+        fabric.signal(server, signal.SIGCONT)
+        for process in (client, server):
+            process.expect_success(30)
+        carried = backup_bytes(fabric)
+        if carried < STREAM_BYTES:
+            raise Failure(f"only {carried} bytes after it went on")
+        return f"{carried / 1e9:.2f} GB after {STOPPED_SECONDS} s"
+
+
+def killed_peer(logs):
+    """The peer is killed: the other end gets its error."""
+    with Containers(logs) as fabric:
+        server, client = stream(fabric, 60)
+        fabric.signal(server, signal.SIGKILL)
+        killed = time.monotonic()
+        client.expect_error(ERROR_SECONDS)
+        if not fabric.events("give-up"):
+            raise Failure("no give-up event")
+        left = [process["pid"] for process in fabric.status()["processes"]]
+        if left:
+            raise Failure(f"processes {left} are still shown")
+        return f"error after {client.ended_at - killed:.1f} s"
+
+
+class Tiny(Fabric):
+    """A fabric whose runtime folder is a small tmpfs, in a mount namespace that its programs and commands enter."""
+
+    root = None
+
+    def __init__(self, logs):
+        check_possible()
+        super().__init__(logs)
+        hold = f'mount -t tmpfs -o {TINY} none "$0" && echo mounted && exec sleep 600'
+        self.holder = self.start("holder", ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", hold, self.path])
+        wait_until(lambda: "mounted" in self.holder.output() or self.holder.ended(), 20, "a small tmpfs")
+
+    def program_line(self, args):
+        return ["nsenter", "-t", str(self.holder.pid), "--user", "--preserve-credentials", "--mount", *args]
+
+    command_line = program_line
+
+    def fill(self):
+        """Leaves no byte, also in the last page of the log, which then ends in the middle of a line."""
+        fill = 'cd "$0"; cat /dev/zero > ballast; cat /dev/zero >> events.jsonl; ! echo x > more'
+        subprocess.run(self.program_line(["sh", "-c", fill, self.path]), check=True, capture_output=True, timeout=60)
+
+    def make_room(self):
+        """Takes the ballast out."""
+        subprocess.run(self.program_line(["rm", self.path / "ballast"]), check=True, timeout=20)
+
+
+def fills_up(logs):
+    """The folder fills up in mid-stream, then a NIC dies: no room for an event, and the traffic goes on. Later events are written again."""
+    with Tiny(logs) as fabric:
+        server, client = stream(fabric, 6)
+        # Room for this: the fault must be set before the log is full.
+        fabric.fault("nic a/0 dead", "--at", "2s")
+        fabric.fill()
+        for process in (client, server):
+            process.expect_success(30)
+        carried = backup_bytes(fabric)
+        if carried < STREAM_BYTES:
+            raise Failure(f"only {carried} bytes by other NICs after the NIC died")
+        if fabric.events("switch"):
+            raise Failure("there was room for an event: the folder was not full")
+        fabric.make_room()
+        fabric.clear()
+        if not fabric.events("fault-clear"):
+            raise Failure("no event is written once there is room again")
+        return f"{carried / 1e9:.2f} GB by other NICs, no event"
+
+
+def full_before(logs):
+    """A folder that is full from the start: a program that wants devices gets an error that says so, not a SIGBUS."""
+    with Tiny(logs) as fabric:
+        fabric.command("status")
+        fabric.fill()
+        program = fabric.run("a", ["ibv_devinfo", "-d", "unb0"], env={"UNBROKEN_LOG": "1"})
+        program.expect_error(20)
+        if "No space left" not in program.output() or str(fabric.path) not in program.output():
+            raise Failure(f"what is full is not said: {program.output()}")
+        done = fabric.command("fault", "set", "nic a/0 dead")
+        if done.returncode <= 0 or "No space left" not in done.stderr:
+            raise Failure(f"fault set: status {done.returncode}: {done.stderr}")
+        fabric.make_room()
+        again = fabric.run("a", ["ibv_devinfo", "-d", "unb0"], "again")
+        again.expect_success(20)
+        return program.output().splitlines()[0]
+
+
+def main() -> int:
+    """Runs all of it."""
+    suite = Suite("containers")
+    suite.case("two containers", two_worlds)
+    for tool in ("ib_write_bw", "ib_send_bw"):
+        suite.case(f"{tool}, nic dead", lambda logs, tool: with_tries(lambda: dead_nic(logs, tool))[0], tool)
+    suite.case("peer stopped during a switch", stopped_peer)
+    suite.case("peer killed", killed_peer)
+    suite.case("no room left in mid-stream", fills_up)
+    suite.case("no room from the start", full_before)
+    return suite.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
