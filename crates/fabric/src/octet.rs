@@ -1,16 +1,17 @@
 //! The second octet of a runtime's addresses: one for each living runtime folder of a machine, whoever's it is.
 //!
-//! The registry is a folder that all users share, with one file for each octet that a user has, `<octet>-<uid>`, which holds the path
-//! of the runtime. What others wrote there is believed as far as it costs little: an octet is avoided if an entry for it belongs to
-//! the user whom it names, and the runtime folder that it names is there or cannot be looked at. An entry of one's own is stale when
-//! that folder is gone or its `fabric.toml` has another octet.
+//! The registry is a folder that all users share, with a file for each runtime folder, `<octet>-<hash of its path>`, which holds the path.
+//! Whose an entry is says the file's owner, as this process sees him (in a user namespace users have other numbers, so these are
+//! not part of a name). One's own entry is stale when its folder is gone or its `fabric.toml` has another octet. What others wrote is
+//! believed as far as it costs little: their octet is avoided while the folder is there or cannot be looked at.
 //!
 //! Processes of one user take turns under a lock of his, so that a folder which has its entry but not yet its `fabric.toml` is never
-//! taken for stale. Users cannot take turns (one could keep the others waiting): each makes its entry and then looks whether another has
-//! come for the same octet; of two who see each other the one with the smaller uid keeps it.
+//! taken for stale. Users cannot take turns (one could keep the others waiting): each makes his entry and then looks whether another has
+//! come for the same octet; of two who see each other the one with the smaller hash keeps it.
 
-use std::fs::{self, DirBuilder, OpenOptions, Permissions};
-use std::io::{self, Read};
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, Metadata, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -24,14 +25,61 @@ use crate::error::{FabricError, Result};
 /// The registry.
 const FOLDER: &str = "/tmp/unbroken-octets";
 /// Octets that are given out: 1 to 254. Not 0 (127.0.0.1 is there) and not 255.
-const OCTETS: u16 = 254;
+const OCTETS: u64 = 254;
 /// The longest path that an entry may hold.
 const PATH_BYTES: u64 = 4096;
+/// Files of the registry that are looked at.
+const MAX_FILES: usize = 4096;
+/// Names that a user's lock may have, since others may have taken some.
+const LOCK_NAMES: u32 = 16;
 
 /// The registry, locked against other processes of this user.
 pub(crate) struct Registry {
     folder: PathBuf,
     _lock: FileLock,
+}
+
+/// What a file of the registry says.
+struct Entry {
+    file: PathBuf,
+    octet: u8,
+    hash: u64,
+    owner: u32,
+    path: PathBuf,
+}
+
+impl Entry {
+    /// Reads a file; `None` if it is no entry. Waits for nothing, whatever lies there.
+    fn read(file: PathBuf) -> Option<Entry> {
+        let (octet, hash) = file.file_name()?.to_str()?.split_once('-')?;
+        let (octet, hash) = (octet.parse().ok()?, u64::from_str_radix(hash, 16).ok()?);
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let open = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(&file).ok()?;
+        let meta = open.metadata().ok().filter(Metadata::is_file)?;
+        let mut path = Vec::new();
+        open.take(PATH_BYTES).read_to_end(&mut path).ok()?;
+        let path = PathBuf::from(OsString::from_vec(path));
+        Some(Entry { file, octet, hash, owner: meta.uid(), path })
+    }
+
+    fn is_own(&self) -> bool {
+        self.owner == user_id()
+    }
+
+    fn is_of(&self, runtime: &Runtime) -> bool {
+        self.is_own() && self.path == runtime.path()
+    }
+
+    /// Whether its runtime folder is there, with this octet as far as one can look.
+    fn lives(&self) -> bool {
+        if !self.is_own() {
+            return !matches!(fs::symlink_metadata(&self.path), Err(e) if e.kind() == io::ErrorKind::NotFound);
+        }
+        let toml = self.path.join("fabric.toml");
+        // A file with an error is still someone's.
+        let shape = crate::fabric::read_text(&toml).map(|text| Shape::parse(&text, &toml));
+        shape.is_ok_and(|shape| shape.map_or(true, |s| s.octet == self.octet))
+    }
 }
 
 impl Registry {
@@ -42,43 +90,55 @@ impl Registry {
 
     fn lock_at(folder: PathBuf) -> Result<Registry> {
         make_shared(&folder)?;
-        let path = folder.join(format!("lock-{}", user_id()));
-        let lock = FileLock::take(&path).map_err(FabricError::io(&path, "lock it"))?;
+        let path = |n: u32| folder.join(format!("lock-{}-{n}", user_id()));
+        let mut n = 0;
+        // The first name that is ours or nobody's; all processes of this user come to the same.
+        let lock = loop {
+            match FileLock::take(&path(n)) {
+                Err(e) if e.kind() != io::ErrorKind::TimedOut && n + 1 < LOCK_NAMES => n += 1,
+                taken => break taken.map_err(FabricError::io(&path(n), "lock it"))?,
+            }
+        };
         Ok(Registry { folder, _lock: lock })
     }
 
     /// An octet for a runtime that has none yet, entered in the registry. Its `fabric.toml` must be written before the lock goes.
     pub(crate) fn choose(&self, runtime: &Runtime) -> Result<u8> {
         // Starting at a place of the path's own keeps fabrics apart also where the registry is not shared (containers), mostly.
-        let start = hash(runtime.path()) % OCTETS;
+        let hash = hash(runtime.path());
+        let start = hash % OCTETS;
+        let (living, stale): (Vec<Entry>, _) = self.entries().into_iter().partition(Entry::lives);
+        stale.iter().filter(|e| e.is_own()).for_each(|e| drop(fs::remove_file(&e.file)));
         for step in 0..OCTETS {
             let octet = ((start + step) % OCTETS + 1) as u8;
-            if self.holder(octet).is_some_and(|path| path != runtime.path()) || self.stranger(octet, None).is_some() {
+            if living.iter().any(|e| e.octet == octet && !e.is_of(runtime)) || self.enter(octet, runtime).is_err() {
                 continue;
             }
-            self.enter(octet, runtime)?;
-            if self.stranger(octet, Some(user_id())).is_none() {
+            let late = |e: &Entry| e.octet == octet && e.hash < hash && !e.is_own() && e.lives();
+            if !self.entries().iter().any(late) {
                 return Ok(octet);
             }
             self.release(octet, runtime);
         }
         Err(FabricError::Octet(format!(
-            "all {OCTETS} second octets are taken by runtime folders (see {}); remove one that is no longer needed",
+            "no second octet is free, or can be entered in {}: all {OCTETS} may be those of runtime folders; remove one that is no \
+             longer needed",
             self.folder.display()
         )))
     }
 
     /// Enters the octet that an existing `fabric.toml` has, unless another living runtime holds it.
     pub(crate) fn claim(&self, octet: u8, runtime: &Runtime) -> Result<()> {
-        let taken = match self.holder(octet) {
-            Some(path) if path == runtime.path() => return Ok(()),
-            Some(path) => Some(format!("the runtime folder {}", path.display())),
-            None => self.stranger(octet, None).map(|uid| format!("a runtime folder of user {uid}")),
-        };
-        match taken {
-            Some(whose) => Err(FabricError::Octet(format!(
-                "{}: octet {octet} is that of {whose}; remove fabric.toml to get a free one",
-                runtime.fabric_toml().display()
+        let entries = self.entries();
+        if entries.iter().any(|e| e.octet == octet && e.is_of(runtime)) {
+            return Ok(());
+        }
+        match entries.iter().find(|e| e.octet == octet && e.lives()) {
+            Some(e) => Err(FabricError::Octet(format!(
+                "{}: octet {octet} is that of the runtime folder {} of user {}; remove fabric.toml to get a free one",
+                runtime.fabric_toml().display(),
+                e.path.display(),
+                e.owner
             ))),
             None => self.enter(octet, runtime),
         }
@@ -86,51 +146,30 @@ impl Registry {
 
     /// Forgets the octet of a runtime.
     pub(crate) fn release(&self, octet: u8, runtime: &Runtime) {
-        let file = entry(&self.folder, octet, user_id());
-        if read(&file, user_id()).is_some_and(|path| path == runtime.path()) {
+        let file = entry(&self.folder, octet, runtime);
+        if Entry::read(file.clone()).is_some_and(|e| e.is_of(runtime)) {
             let _ = fs::remove_file(file);
         }
     }
 
     /// Whether the registry says that this runtime has this octet: the usual case, found out without the lock.
     pub(crate) fn knows(octet: u8, runtime: &Runtime) -> bool {
-        read(&entry(Path::new(FOLDER), octet, user_id()), user_id()).is_some_and(|path| path == runtime.path())
+        Entry::read(entry(Path::new(FOLDER), octet, runtime)).is_some_and(|e| e.is_of(runtime))
     }
 
-    /// The living runtime folder of this user that has this octet.
-    fn holder(&self, octet: u8) -> Option<PathBuf> {
-        let path = read(&entry(&self.folder, octet, user_id()), user_id())?;
-        let file = path.join("fabric.toml");
-        let text = crate::fabric::read_text(&file).ok()?;
-        // A file with an error is still someone's.
-        Shape::parse(&text, &file).map_or(true, |s| s.octet == octet).then_some(path)
-    }
-
-    /// Another user (with a smaller uid than `below`, if that is given) who has a runtime folder with this octet.
-    fn stranger(&self, octet: u8, below: Option<u32>) -> Option<u32> {
-        let prefix = format!("{octet}-");
-        let names = fs::read_dir(&self.folder).ok()?.flatten().map(|e| e.file_name());
-        let users = names.filter_map(|name| name.to_str()?.strip_prefix(&prefix)?.parse::<u32>().ok());
-        let mut others = users.filter(|uid| *uid != user_id() && below.is_none_or(|below| *uid < below));
-        others.find(|uid| {
-            let path = read(&entry(&self.folder, octet, *uid), *uid);
-            path.is_some_and(|path| match fs::symlink_metadata(path) {
-                Err(e) => e.kind() != io::ErrorKind::NotFound,
-                Ok(_) => true,
-            })
-        })
+    fn entries(&self) -> Vec<Entry> {
+        let files = fs::read_dir(&self.folder).into_iter().flatten().flatten().take(MAX_FILES);
+        files.filter_map(|file| Entry::read(file.path())).collect()
     }
 
     fn enter(&self, octet: u8, runtime: &Runtime) -> Result<()> {
-        let file = entry(&self.folder, octet, user_id());
-        let new = self.folder.join(format!("new-{}", user_id()));
+        let file = entry(&self.folder, octet, runtime);
         let write = || -> io::Result<()> {
-            let _ = fs::remove_file(&new);
-            let mut made = open_own(&new, OpenOptions::new().write(true).create_new(true))?;
-            io::Write::write_all(&mut made, runtime.path().as_os_str().as_encoded_bytes())?;
+            // Not renamed into its place, which another user's file may have.
+            let mut made = open_own(&file, OpenOptions::new().write(true).create(true))?;
+            made.write_all(runtime.path().as_os_str().as_encoded_bytes())?;
             // Others read it.
-            made.set_permissions(Permissions::from_mode(0o644))?;
-            fs::rename(&new, &file)
+            made.set_permissions(Permissions::from_mode(0o644))
         };
         write().map_err(FabricError::io(&file, "write it"))
     }
@@ -163,27 +202,15 @@ fn make_shared(folder: &Path) -> Result<()> {
     }
 }
 
-fn entry(folder: &Path, octet: u8, uid: u32) -> PathBuf {
-    folder.join(format!("{octet}-{uid}"))
+fn entry(folder: &Path, octet: u8, runtime: &Runtime) -> PathBuf {
+    folder.join(format!("{octet}-{:016x}", hash(runtime.path())))
 }
 
-/// The path in an entry, if the entry is that user's. Waits for nothing, whatever lies there.
-fn read(file: &Path, uid: u32) -> Option<PathBuf> {
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(file).ok()?;
-    if !file.metadata().is_ok_and(|m| m.is_file() && m.uid() == uid) {
-        return None;
-    }
-    let mut path = Vec::new();
-    file.take(PATH_BYTES).read_to_end(&mut path).ok()?;
-    Some(PathBuf::from(std::ffi::OsString::from_vec(path)))
-}
-
-/// FNV-1a, folded to 16 bits.
-fn hash(path: &Path) -> u16 {
+/// FNV-1a, mixed once more: the octet comes of its remainder.
+fn hash(path: &Path) -> u64 {
     let bytes = path.as_os_str().as_encoded_bytes();
-    let full = bytes.iter().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(*b)).wrapping_mul(0x0100_0193));
-    (full ^ (full >> 16)) as u16
+    let full = bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3_u64));
+    full ^ (full >> 32)
 }
 
 #[cfg(test)]
@@ -212,7 +239,7 @@ mod tests {
             record(&rt, octet);
         }
         let late = runtime(dir.path(), "late");
-        assert!(registry.choose(&late).unwrap_err().to_string().contains("all 254"));
+        assert!(registry.choose(&late).unwrap_err().to_string().contains("no second octet is free"));
         fs::remove_dir_all(dir.path().join("r5")).unwrap();
         let freed = registry.choose(&late).unwrap();
         record(&late, freed);
@@ -229,20 +256,41 @@ mod tests {
         let first = registry.choose(&mine).unwrap();
         registry.release(first, &mine);
         // Another user, whose default folder came to the same octet.
-        let (uid, his) = (user_id() + 1, dir.path().join("his"));
-        fs::create_dir(&his).unwrap();
-        let file = entry(&registry.folder, first, uid);
-        fs::write(&file, his.as_os_str().as_encoded_bytes()).unwrap();
-        assert_eq!(registry.choose(&mine).unwrap(), first, "an entry in the name of another is no entry");
-        registry.release(first, &mine);
+        let (uid, his) = (user_id() + 1, runtime(dir.path(), "his"));
+        let file = entry(&registry.folder, first, &his);
+        fs::write(&file, his.path().as_os_str().as_encoded_bytes()).unwrap();
         if chown(&file, Some(uid), None).is_err() {
             eprintln!("skipped: only root can give files away");
             return;
         }
         assert_ne!(registry.choose(&mine).unwrap(), first);
-        assert!(registry.claim(first, &mine).unwrap_err().to_string().contains(&format!("user {uid}")));
-        fs::remove_dir(&his).unwrap();
+        assert!(registry.claim(first, &mine).unwrap_err().to_string().contains(&format!("of user {uid}")));
+        fs::remove_dir_all(his.path()).unwrap();
         assert_eq!(registry.choose(&mine).unwrap(), first, "his folder is gone");
+        assert!(file.exists(), "his entry is his to remove");
+        // His entry has the very name that ours would have.
+        chown(entry(&registry.folder, first, &mine), Some(uid), None).unwrap();
+        assert_ne!(registry.choose(&mine).unwrap(), first);
+    }
+
+    #[test]
+    fn stale_entries_of_ones_own_go_and_a_taken_lock_has_another_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("octets");
+        let registry = Registry::lock_at(folder.clone()).unwrap();
+        for n in 0..3 {
+            let gone = runtime(dir.path(), &format!("gone{n}"));
+            let octet = registry.choose(&gone).unwrap();
+            record(&gone, octet);
+            fs::remove_dir_all(gone.path()).unwrap();
+        }
+        registry.choose(&runtime(dir.path(), "mine")).unwrap();
+        assert_eq!(registry.entries().len(), 1);
+        drop(registry);
+        fs::remove_file(folder.join(format!("lock-{}-0", user_id()))).unwrap();
+        fs::create_dir(folder.join(format!("lock-{}-0", user_id()))).unwrap();
+        drop(Registry::lock_at(folder.clone()).unwrap());
+        assert!(folder.join(format!("lock-{}-1", user_id())).is_file());
     }
 
     #[test]
@@ -252,10 +300,10 @@ mod tests {
         let mine = runtime(dir.path(), "mine");
         let octet = registry.choose(&mine).unwrap();
         registry.release(octet, &mine);
-        for uid in [user_id(), user_id() + 1, user_id() + 2] {
+        for (n, name) in ["1", "2", "zz"].iter().enumerate() {
             use rustix::fs::{mknodat, FileType, Mode};
-            let file = entry(&registry.folder, octet, uid);
-            match uid % 2 {
+            let file = registry.folder.join(format!("{octet}-{name}"));
+            match n % 2 {
                 0 => mknodat(CWD, &file, FileType::Fifo, Mode::RWXU, 0).unwrap(),
                 _ => symlink("/etc/passwd", &file).unwrap(),
             }
