@@ -170,6 +170,15 @@ def patched(logs):
         return f"{PATCHED_ROUNDS} rounds"
 
 
+def alone(logs, name):
+    """A C program that needs one host, and says what it did."""
+    program = compile_c(name, "-libverbs")
+    with Fabric(logs) as fabric:
+        process = fabric.run("a", [program], name)
+        process.expect_success(60)
+        return process.output().splitlines()[-1]
+
+
 def pingpong(logs, program, extra):
     """The examples of rdma-core between two hosts."""
     with Fabric(logs) as fabric:
@@ -188,6 +197,8 @@ def main() -> int:
     suite = Suite("lifecycle")
     suite.case("ibv_devices, ibv_devinfo, a program without verbs", tools)
     suite.case("the C library's functions overwritten", patched)
+    suite.case("a signal ends a wait", alone, "signals")
+    suite.case("a forked child", alone, "forked")
     suite.case("ibv_rc_pingpong", pingpong, "ibv_rc_pingpong", [])
     suite.case("ibv_rc_pingpong with events", pingpong, "ibv_rc_pingpong", ["-e"])
     suite.case("ibv_ud_pingpong", pingpong, "ibv_ud_pingpong", [])

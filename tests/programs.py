@@ -36,6 +36,18 @@ PINGPONGS = [
     ("ibv_uc_pingpong", ["-l", "0", "-s", "2048", "-n", "500"]),
     ("ibv_uc_pingpong", ["-m", "256", "-s", "100000", "-n", "100", "-r", "50"]),
 ]
+# Each with completion events and polling. qperf ends a test by a signal, which must end its wait for an event.
+QPERF_LATENCIES = [
+    "rc_lat",
+    "uc_lat",
+    "ud_lat",
+    "rc_rdma_read_lat",
+    "rc_rdma_write_lat",
+    "rc_rdma_write_poll_lat",
+    "uc_rdma_write_lat",
+    "uc_rdma_write_poll_lat",
+]
+QPERF_RATES = ["rc_compare_swap_mr", "rc_fetch_add_mr", "ver_rc_compare_swap", "ver_rc_fetch_add"]
 UCX_TAGS = [("tag_bw", ["-s", "4096", "-n", "10000"]), ("tag_lat", ["-s", "8", "-n", "10000"])]
 UCX_ALL = [
     *UCX_TAGS,
@@ -192,6 +204,26 @@ def ucx(logs, transports: str, named: str, test: str, args: list, settings=()):
             raise Failure("the NICs carried nothing")
 
 
+def qperf(logs, test: str, poll: int):
+    """qperf addresses its peer by LID, so the link layer is InfiniBand."""
+    needs("qperf", "qperf")
+    with Fabric(logs, *INFINIBAND) as fabric:
+        port = free_port()
+        server = fabric.run("b", ["qperf", "-lp", port], "b-qperf")
+        wait_until(lambda: server.ended() or listens(server.pid, port), 20, f"qperf listens at port {port}")
+        args = ["qperf", "127.0.0.1", "-lp", port, "-i", "unb0:1", "-t", 1, "-cp", poll, test]
+        client = fabric.run("a", args, "a-qperf")
+        client.expect_success(SECONDS)
+        figure = re.search(r"(latency|msg_rate) += +(.+)", client.output())
+        if not figure:
+            raise Failure(f"no result: {client.output()!r}")
+        nics = fabric.nics()
+        if min(nics["a/0"]["rx_packets"], nics["b/0"]["rx_packets"]) < 10:
+            raise Failure("the NICs carried nothing")
+        server.kill()
+        return figure.group(2)
+
+
 def port_2(logs, tool: str, args: list, settings=()):
     """What is bound to port 2 goes through that port."""
     needs(tool, "perftest")
@@ -270,6 +302,9 @@ def main():
         suite.case(" ".join([tool, *args, "by LID"]), perftest, tool, args, payload, INFINIBAND)
     for transport in ["UC", "UD"]:
         suite.case(f"ib_send_bw -c {transport}, nic a/0 dead", unprotected, transport)
+    for test in [*QPERF_LATENCIES, *QPERF_RATES]:
+        for poll, how in enumerate(["events", "polling"]):
+            suite.case(f"qperf {test}, {how}", qperf, test, poll)
     suite.case("ib_write_bw -i 2", port_2, "ib_write_bw", ["-s", "65536", "-n", "1000"])
     suite.case("ib_send_bw -c UD -i 2 by LID", port_2, "ib_send_bw", ["-c", "UD", "-s", "1024", "-n", "500"], INFINIBAND)
     for fault in ["nic a/0/2 down", "cable b/0/2 cut", "nic a/0 dead"]:

@@ -7,6 +7,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::mem::zeroed;
 use std::sync::atomic::Ordering;
+use unbroken_shift::front::check_owner;
 use unbroken_verbs::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
 use unbroken_verbs::{Error, Result};
 
@@ -111,7 +112,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
     }
     // SAFETY: a queue of ours. The caller's array has `num_entries` of them, integers throughout; they are written, never read.
     let (object, out) = unsafe { (&*cq.cast::<CqObj>(), std::slice::from_raw_parts_mut(wc, num_entries as usize)) };
-    guard(-libc::EIO, || match object.cq.poll(out) {
+    guard(-libc::EIO, || match check_owner().and_then(|()| object.cq.poll(out)) {
         Ok(n) => n as c_int,
         Err(e) => -failed("ibv_poll_cq", &e),
     })
@@ -121,6 +122,9 @@ pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -
     // SAFETY: a queue of ours.
     let object = unsafe { &*cq.cast::<CqObj>() };
     guard(libc::EIO, || {
+        if let Err(e) = check_owner() {
+            return failed("ibv_req_notify_cq", &e);
+        }
         object.cq.req_notify(solicited_only != 0);
         0
     })

@@ -11,6 +11,7 @@ use crate::objects::CqObj;
 use crate::query::{monotonic_ns, wallclock_ns};
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::addr_of_mut;
+use unbroken_shift::front::check_owner;
 use unbroken_types::Wc;
 use unbroken_verbs::abi::*;
 use unbroken_verbs::Error;
@@ -91,6 +92,9 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     if unsafe { attr.as_ref() }.is_some_and(|a| a.comp_mask != 0) {
         return libc::EINVAL;
     }
+    if let Err(e) = check_owner() {
+        return failed("ibv_start_poll", &e);
+    }
     // SAFETY: a queue of ours, which this thread does not poll yet.
     unsafe {
         lock(cq);
@@ -132,7 +136,7 @@ unsafe fn unlock(cq: *mut ibv_cq_ex) {
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: a queue of ours, whose lock this thread holds since start_poll.
     let (object, current) = unsafe { (&*cq.cast::<CqObj>(), &mut *(*cq.cast::<CqObj>()).current.get()) };
-    guard(libc::EIO, || match object.cq.poll(std::slice::from_mut(&mut current.wc)) {
+    guard(libc::EIO, || match check_owner().and_then(|()| object.cq.poll(std::slice::from_mut(&mut current.wc))) {
         Ok(0) => libc::ENOENT,
         Ok(_) => {
             if current.wants_monotonic {

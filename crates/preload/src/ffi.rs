@@ -1,8 +1,10 @@
-//! The border to C: errors become errno, panics end here.
+//! The border to C: errors become errno, panics end here, and so does a forked child's way: what lies behind, locks above all, is as
+//! the fork found it, and is never touched there.
 
 use std::ffi::c_int;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::OnceLock;
+use unbroken_shift::front::check_owner;
 use unbroken_verbs::{Error, Result};
 
 /// Sets errno.
@@ -22,7 +24,7 @@ pub fn guard<T>(on_panic: T, f: impl FnOnce() -> T) -> T {
 
 /// For verbs that return 0 or an errno. Sets errno, too, as libibverbs does for most.
 pub fn code(verb: &str, f: impl FnOnce() -> Result<()>) -> c_int {
-    guard(libc::EIO, || match f() {
+    guard(libc::EIO, || match check_owner().and_then(|()| f()) {
         Ok(()) => 0,
         Err(e) => failed(verb, &e),
     })
@@ -30,7 +32,7 @@ pub fn code(verb: &str, f: impl FnOnce() -> Result<()>) -> c_int {
 
 /// For verbs that return 0 or -1 with errno.
 pub fn minus_one(verb: &str, f: impl FnOnce() -> Result<()>) -> c_int {
-    guard(-1, || match f() {
+    guard(-1, || match check_owner().and_then(|()| f()) {
         Ok(()) => 0,
         Err(e) => {
             failed(verb, &e);
@@ -42,7 +44,7 @@ pub fn minus_one(verb: &str, f: impl FnOnce() -> Result<()>) -> c_int {
 /// For verbs that return an object or NULL with errno.
 pub fn pointer<T>(verb: &str, f: impl FnOnce() -> Result<*mut T>) -> *mut T {
     guard(std::ptr::null_mut(), || {
-        f().unwrap_or_else(|e| {
+        check_owner().and_then(|()| f()).unwrap_or_else(|e| {
             failed(verb, &e);
             std::ptr::null_mut()
         })
@@ -52,7 +54,7 @@ pub fn pointer<T>(verb: &str, f: impl FnOnce() -> Result<*mut T>) -> *mut T {
 /// Sets errno to the error's and tells the reason where the user asked for it (`UNBROKEN_LOG`): C gets only a number.
 #[cold]
 pub fn failed(verb: &str, e: &Error) -> c_int {
-    if e.errno() != libc::EAGAIN && wants_reasons() {
+    if !matches!(e.errno(), libc::EAGAIN | libc::EINTR) && wants_reasons() {
         eprintln!("unbroken: {verb}: {e}");
     }
     set_errno(e.errno());

@@ -71,7 +71,6 @@ unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, 
         if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
             return Err(Error::invalid(format!("mask {mask:#x}: IBV_SRQ_MAX_WR (1) and IBV_SRQ_LIMIT (2) are known")));
         }
-        check_owner()?;
         let set = |bit, value| (mask & bit != 0).then_some(value);
         object.srq.modify(set(IBV_SRQ_MAX_WR, attr.max_wr), set(IBV_SRQ_LIMIT, attr.srq_limit))
     })
@@ -80,7 +79,6 @@ unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, 
 #[no_mangle]
 unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     code("ibv_query_srq", || {
-        check_owner()?;
         // SAFETY: an SRQ of ours and the caller's structure.
         unsafe { attr.write(to_c(SrqObj::of(srq)?.srq.query())) };
         Ok(())

@@ -113,6 +113,7 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Resul
 }
 
 /// In a forked child: the devices are the parent's, and so are all locks, as they were at the fork. Every verb answers EIO.
+#[inline]
 pub fn check_owner() -> Result<()> {
     if unbroken_softnic::abandoned() {
         return Err(abandoned());

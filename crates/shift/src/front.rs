@@ -138,11 +138,7 @@ impl AsyncQueue {
 
     fn next(&self) -> Result<AsyncEvent> {
         loop {
-            match self.fd.take() {
-                Ok(_) => {}
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(e) => return Err(Error::os("asynchronous events", &e)),
-            }
+            self.fd.take().map_err(|e| Error::os("asynchronous events", &e))?;
             // An event whose object was destroyed meanwhile has been withdrawn: wait for the next.
             if let Some(e) = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front() {
                 return Ok(e);
@@ -246,6 +242,7 @@ impl Context {
 
     /// Makes a completion queue.
     pub fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>> {
+        check_owner()?;
         self.check_cq_size(entries)?;
         Ok(Cq::new(entries, channel))
     }
@@ -306,8 +303,9 @@ impl Context {
         self.events.fd.as_raw_fd()
     }
 
-    /// Waits for the next asynchronous event; EAGAIN where the descriptor is non-blocking.
+    /// Waits for the next asynchronous event; EAGAIN where the descriptor is non-blocking, EINTR where a signal handler ran.
     pub fn next_async_event(&self) -> Result<AsyncEvent> {
+        check_owner()?;
         self.events.next()
     }
 

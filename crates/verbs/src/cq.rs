@@ -288,14 +288,11 @@ impl CompChannel {
         self.fd.signal();
     }
 
-    /// Waits for the next event and gives the cookie of its queue; EAGAIN on a non-blocking descriptor without one.
+    /// Waits for the next event and gives the cookie of its queue; EAGAIN on a non-blocking descriptor without one, EINTR where a signal
+    /// handler ran that does not ask for the wait to go on (SA_RESTART).
     pub fn get_event(&self) -> Result<u64> {
         loop {
-            match self.fd.take() {
-                Ok(_) => {}
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(e) => return Err(Error::os("completion channel", &e)),
-            }
+            self.fd.take().map_err(|e| Error::os("completion channel", &e))?;
             // An event of a queue that was destroyed meanwhile has been withdrawn: wait for the next.
             let mut pending = self.pending();
             let first = pending.pop_front();
