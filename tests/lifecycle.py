@@ -199,6 +199,7 @@ def main() -> int:
     suite.case("the C library's functions overwritten", patched)
     suite.case("a signal ends a wait", alone, "signals")
     suite.case("a forked child", alone, "forked")
+    suite.case("a completion queue that overruns", alone, "overrun")
     suite.case("ibv_rc_pingpong", pingpong, "ibv_rc_pingpong", [])
     suite.case("ibv_rc_pingpong with events", pingpong, "ibv_rc_pingpong", ["-e"])
     suite.case("ibv_ud_pingpong", pingpong, "ibv_ud_pingpong", [])

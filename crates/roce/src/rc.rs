@@ -429,6 +429,17 @@ impl RcQp {
         }
     }
 
+    /// The same for a reason that lies at this end alone, as where its completions find no room: the peer is told by a NAK, and does not
+    /// take the silence for a path that is broken.
+    pub fn fail_here(&mut self, status: WcStatus, out: &mut (impl Completions + ?Sized)) {
+        if !self.quiesced {
+            if matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
+                self.responder.refuse_more();
+            }
+            self.enter_error(status, None, out);
+        }
+    }
+
     /// Goes to ERR. Where the responder ended the QP, the NAK that says why still leaves, and READ responses before it.
     fn enter_error(
         &mut self,

@@ -165,6 +165,14 @@ impl Responder {
         }
     }
 
+    /// This end cannot go on, for a reason of its own: the peer's next request is answered by a NAK that says so.
+    pub(crate) fn refuse_more(&mut self) {
+        if self.fatal.is_none() {
+            self.fatal = Some((self.expected, NakCode::RemoteOperation));
+            self.owed = Owed::Nak(self.expected, Syndrome::Nak(NakCode::RemoteOperation));
+        }
+    }
+
     pub(crate) fn executed(&self) -> u64 {
         self.executed
     }

@@ -244,7 +244,10 @@ impl Context {
     pub fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>> {
         check_owner()?;
         self.check_cq_size(entries)?;
-        Ok(Cq::new(entries, channel))
+        let events = self.events.clone();
+        Ok(Cq::with_overrun_hook(entries, channel, move |cookie| {
+            events.push(AsyncEvent { event_type: event_type::CQ_ERR, element: AsyncElement::Cq(cookie) });
+        }))
     }
 
     /// Changes how many completions fit into a queue.

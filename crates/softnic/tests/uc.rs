@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use unbroken_types::{Access, Mtu, QpState, QpType, SendOpcode};
-use unbroken_verbs::{Device, DeviceQp, QpModify, RcModify};
+use unbroken_verbs::{Cq, Device, DeviceEvent, DeviceQp, QpEvent, QpInit, QpModify, RcModify};
 
 fn ready(qp: &dyn DeviceQp, peer: &dyn DeviceQp, host: &Host) {
     let d = RcModify::default();
@@ -42,4 +42,25 @@ fn messages_and_writes() {
     assert_eq!((got[0].byte_len, got[1].byte_len), (10_000, 10_000));
     assert!(b.bytes(0, 10_000) == data && b.bytes(20_000, 10_000) == data);
     assert!(qa.post_send(&rdma(3, SendOpcode::Read, &sges, b.addr(0), b.mr.rkey)).is_err(), "READ needs RC");
+}
+
+/// UC answers nothing, so nothing else gives the QP a turn.
+#[test]
+fn a_receiver_whose_completions_find_no_room_ends() {
+    let world = World::new();
+    let (a, b) = (Host::new(&world, "a", 0, 1 << 16), Host::new(&world, "b", 1, 1 << 16));
+    let small = Cq::new(2, None);
+    let init = QpInit { recv_cq: small.clone(), ..b.init(QpType::Uc) };
+    let (qa, qb) = (a.nic.create_qp(&a.init(QpType::Uc)).unwrap(), b.nic.create_qp(&init).unwrap());
+    ready(&*qa, &*qb, &b);
+    ready(&*qb, &*qa, &a);
+    for i in 0..3 {
+        qb.post_recv(&recv(i, &[])).unwrap();
+    }
+    for i in 0..3 {
+        qa.post_send(&send(i, &[])).unwrap();
+    }
+    b.events.wait(|e| *e == DeviceEvent::Qp { qpn: qb.qpn(), event: QpEvent::Fatal });
+    assert_eq!((qb.state(), qa.state()), (QpState::Err, QpState::Rts));
+    assert!(small.overrun() && !b.cq.overrun());
 }

@@ -4,7 +4,8 @@
 //! drives the devices whose QPs complete here (the *inline* progress of softnic), so a busy-polling program needs no other thread.
 //!
 //! Invariants: WCs of one QP are polled in the order in which they were pushed; a WC is polled at most once; a full ring loses
-//! nothing silently: it marks the CQ as overrun, every later poll says so, and the owner is told once (`take_overrun`).
+//! nothing silently: it marks the CQ as overrun, every later poll says so, the owner is told once ([`Cq::with_overrun_hook`]), and the
+//! QP whose completion found no room learns it by the answer of [`Cq::offer`].
 //!
 //! Lock order: `drivers` (read) → a device's engine → `ring`. A driver never attaches or detaches drivers.
 
@@ -43,11 +44,22 @@ struct Ring {
     overrun: bool,
 }
 
+impl Ring {
+    /// What pollers are told of its length: an overrun ring has something to say to them, even where it is empty.
+    fn hint(&self) -> u32 {
+        (self.len as u32).max(u32::from(self.overrun))
+    }
+}
+
+type OverrunHook = Box<dyn Fn(u64) + Send + Sync>;
+
 /// A completion queue.
 pub struct Cq {
     ring: Mutex<Ring>,
-    /// Hint for pollers: entries in the ring. Written under the ring's lock.
+    /// Hint for pollers: entries in the ring, see [`Ring::hint`]. Written under the ring's lock.
     len: AtomicU32,
+    /// Told the cookie when the queue overruns.
+    on_overrun: Option<OverrunHook>,
     drivers: RwLock<Vec<(Arc<dyn Driver>, u32)>>,
     /// What a poll that found nothing does besides: see [`Cq::set_idle_hook`].
     idle: OnceLock<Arc<dyn Driver>>,
@@ -59,6 +71,20 @@ pub struct Cq {
 impl Cq {
     /// A queue of at least `entries` WCs (at least 1).
     pub fn new(entries: u32, channel: Option<Arc<CompChannel>>) -> Arc<Cq> {
+        Cq::make(entries, channel, None)
+    }
+
+    /// The same with an owner who is told the queue's cookie when it overruns, once. Called with a device's lock held: it may queue and
+    /// wake, nothing else.
+    pub fn with_overrun_hook(
+        entries: u32,
+        channel: Option<Arc<CompChannel>>,
+        on_overrun: impl Fn(u64) + Send + Sync + 'static,
+    ) -> Arc<Cq> {
+        Cq::make(entries, channel, Some(Box::new(on_overrun)))
+    }
+
+    fn make(entries: u32, channel: Option<Arc<CompChannel>>, on_overrun: Option<OverrunHook>) -> Arc<Cq> {
         let limit = (entries.max(1) as usize).next_power_of_two();
         Arc::new(Cq {
             ring: Mutex::new(Ring {
@@ -70,6 +96,7 @@ impl Cq {
                 overrun: false,
             }),
             len: AtomicU32::new(0),
+            on_overrun,
             drivers: RwLock::new(Vec::new()),
             idle: OnceLock::new(),
             channel,
@@ -124,15 +151,22 @@ impl Cq {
 
     /// Appends a completion; raises an event where one was asked for. A full queue becomes overrun instead.
     pub fn push(&self, wc: Wc, solicited: bool) {
+        self.offer(wc, solicited);
+    }
+
+    /// The same for a QP, which must end if it is told false: its completion is lost.
+    pub fn offer(&self, wc: Wc, solicited: bool) -> bool {
         let mut r = self.ring();
-        if r.len == r.limit {
-            r.overrun = true;
-        } else {
+        let fits = r.len < r.limit;
+        let mut news = false;
+        if fits {
             let mask = r.slots.len() - 1;
             let at = (r.head + r.len) & mask;
             r.slots[at] = wc;
             r.len += 1;
-            self.len.store(r.len as u32, Ordering::Release);
+            self.len.store(r.hint(), Ordering::Release);
+        } else {
+            news = !std::mem::replace(&mut r.overrun, true);
         }
         let fire = match r.armed {
             Armed::No => false,
@@ -141,11 +175,15 @@ impl Cq {
         };
         if fire {
             r.armed = Armed::No;
-            drop(r);
-            if let Some(channel) = &self.channel {
-                channel.raise(self.cookie());
-            }
         }
+        drop(r);
+        if let (true, Some(channel)) = (fire, &self.channel) {
+            channel.raise(self.cookie());
+        }
+        if let (true, Some(tell)) = (news, &self.on_overrun) {
+            tell(self.cookie());
+        }
+        fits
     }
 
     /// Takes up to `out.len()` completions that are there; drives nothing.
@@ -164,7 +202,7 @@ impl Cq {
         }
         r.head = (r.head + n) & mask;
         r.len -= n;
-        self.len.store(r.len as u32, Ordering::Release);
+        self.len.store(r.hint(), Ordering::Release);
         Ok(n)
     }
 
@@ -243,7 +281,7 @@ impl Cq {
             }
         }
         r.len = kept;
-        self.len.store(kept as u32, Ordering::Release);
+        self.len.store(r.hint(), Ordering::Release);
     }
 
     /// Whether the queue has overrun.
@@ -367,6 +405,22 @@ mod tests {
         assert_eq!((cq.capacity(), take(9)), (1, vec![10]));
         (11..13).for_each(push);
         assert!(cq.overrun());
+    }
+
+    #[test]
+    fn an_overrun_is_told_once_and_said_by_every_poll() {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let hook = told.clone();
+        let cq = Cq::with_overrun_hook(1, None, move |cookie| hook.lock().unwrap().push(cookie));
+        cq.set_cookie(9);
+        let push = || cq.offer(Wc { qp_num: 5, ..Wc::default() }, false);
+        assert!(push() && told.lock().unwrap().is_empty());
+        assert!(!push() && !push());
+        assert_eq!(*told.lock().unwrap(), [9]);
+        let poll = || cq.poll(&mut [Wc::default()]).unwrap_err().errno();
+        assert_eq!(poll(), libc::EIO);
+        cq.purge(5);
+        assert_eq!((poll(), poll()), (libc::EIO, libc::EIO), "also where nothing is left in it");
     }
 
     #[test]

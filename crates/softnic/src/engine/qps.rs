@@ -36,17 +36,19 @@ impl QpKind {
 
 /// Where completions of a QP go.
 pub(crate) struct Completer<'a> {
-    pub(crate) send_cq: &'a Cq,
-    pub(crate) recv_cq: &'a Cq,
+    send_cq: &'a Cq,
+    recv_cq: &'a Cq,
+    /// Set where one found its CQ full.
+    spilled: &'a mut bool,
 }
 
 impl Completions for Completer<'_> {
     fn send(&mut self, wc: Wc) {
-        self.send_cq.push(wc, false);
+        *self.spilled |= !self.send_cq.offer(wc, false);
     }
 
     fn recv(&mut self, wc: Wc, solicited: bool) {
-        self.recv_cq.push(wc, solicited);
+        *self.spilled |= !self.recv_cq.offer(wc, solicited);
     }
 }
 
@@ -76,6 +78,8 @@ pub(crate) struct QpEntry {
     pub(crate) parked: bool,
     /// They have waited too long: what finds no receive is dropped at once, until one is posted.
     pub(crate) deaf: bool,
+    /// A completion of it found its CQ full: it has to end, see [`QpEntry::tell`].
+    pub(crate) spilled: bool,
     /// Its failure has been told.
     told: bool,
     /// An event is wanted when the send queue is drained.
@@ -126,6 +130,7 @@ impl QpEntry {
             timer_at: u64::MAX,
             parked: false,
             deaf: false,
+            spilled: false,
             told: false,
             sqd_notify: false,
         }
@@ -180,7 +185,7 @@ impl QpEntry {
 
     /// The transport and the place for its completions, to be used together.
     pub(crate) fn parts(&mut self) -> (&mut QpKind, Completer<'_>) {
-        (&mut self.kind, Completer { send_cq: &self.send_cq, recv_cq: &self.recv_cq })
+        (&mut self.kind, Completer { send_cq: &self.send_cq, recv_cq: &self.recv_cq, spilled: &mut self.spilled })
     }
 
     #[inline]
@@ -307,7 +312,7 @@ impl QpEntry {
     /// Lets the QP push packets, at most `quota`; gives back in it how many it pushed.
     pub(crate) fn transmit(&mut self, now_us: u64, out: &mut Out<'_>, quota: &mut u32, acks: bool) -> Turn {
         let (of, socket) = ((self.pd, self.qpn), self.socket);
-        let mut to = Completer { send_cq: &self.send_cq, recv_cq: &self.recv_cq };
+        let mut to = Completer { send_cq: &self.send_cq, recv_cq: &self.recv_cq, spilled: &mut self.spilled };
         match (&mut self.kind, self.dest) {
             (QpKind::Rc(qp), Some(dest)) => {
                 let mut sink = QpSink::new(out, of, dest, socket, *quota);
@@ -345,10 +350,28 @@ impl QpEntry {
         }
     }
 
-    /// Tells the owner what the transport has to tell.
+    /// A completion is lost, and the QP cannot go on without it. Nothing happens to one that has ended already.
+    #[cold]
+    fn spill(&mut self, device: usize, sink: &dyn EventSink) {
+        if self.state() != QpState::Err {
+            match self.parts() {
+                (QpKind::Rc(qp), mut to) => qp.fail_here(WcStatus::WrFlushErr, &mut to),
+                _ => self.fail(WcStatus::WrFlushErr),
+            }
+            if self.state() == QpState::Err {
+                sink.event(device, DeviceEvent::Qp { qpn: self.qpn, event: QpEvent::Fatal });
+            }
+        }
+        self.spilled = false;
+    }
+
+    /// Tells the owner what the transport has to tell. A QP that has lost a completion is ended first.
     #[inline]
     pub(crate) fn tell(&mut self, device: usize, sink: &dyn EventSink) {
         let qpn = self.qpn;
+        if self.spilled {
+            self.spill(device, sink);
+        }
         let last_wqe = match &mut self.kind {
             QpKind::Rc(qp) => qp.take_last_wqe(),
             QpKind::Uc(qp) => qp.take_last_wqe(),

@@ -3,7 +3,7 @@
 use super::impair::{flip_bit, RxTag};
 use super::parking::{Parked, Parking, Waiting};
 use super::qps::QpTable;
-use super::{Engine, QpKind, RxCount};
+use super::{Engine, QpEntry, QpKind, RxCount};
 use crate::memory::View;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -111,7 +111,7 @@ impl Engine {
     /// Hands over packets that waited for a receive, as far as there is one now, or they waited too long.
     #[cold]
     pub(super) fn handle_parked(&mut self, now_us: u64, view: &View<'_>) {
-        let Engine { rx_counts, id, qps, parking, .. } = self;
+        let Engine { rx_counts, id, qps, parking, ready, .. } = self;
         parking.look(qps, now_us, |q, waiting| {
             let rx_count = &mut rx_counts[id.port_of(waiting.dst)];
             rx_count.credit += waiting.cost;
@@ -119,6 +119,7 @@ impl Engine {
                 (Some(q), Ok(packet)) => {
                     let mem = view.of_qp(q.qpn);
                     let taken = q.receive(&packet, (waiting.src, waiting.dst), id.link_layer, &mem);
+                    queue_spilled(q, ready);
                     Verdict::of(taken, q.control, &packet)
                 }
                 _ => Verdict::Dropped,
@@ -182,17 +183,27 @@ impl Receivers<'_> {
         } else {
             let (src, dst) = (flow.src_ip, flow.dst_ip);
             let wait = || Waiting { bytes: bytes.into(), src, dst, since_us: now_us, cost: credit };
-            return match self.parking.takes(q, &packet, wait) {
+            let verdict = match self.parking.takes(q, &packet, wait) {
                 Parked::No => Verdict::of(q.receive(&packet, (src, dst), self.link_layer, mem), q.control, &packet),
                 Parked::Yes => Verdict::Waits,
                 Parked::Full => Verdict::Dropped,
             };
+            queue_spilled(q, self.ready);
+            return verdict;
         }
         if !q.queued {
             q.queued = true;
             self.ready.push_back(index);
         }
         Verdict::Taken(data_bytes(&packet))
+    }
+}
+
+/// UC and UD answer nothing, and so need no turn after a packet, unless its completion found no room.
+fn queue_spilled(q: &mut QpEntry, ready: &mut VecDeque<u16>) {
+    if q.spilled && !q.queued {
+        q.queued = true;
+        ready.push_back(q.qpn as u16);
     }
 }
 
