@@ -9,7 +9,7 @@ from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
 from lib.process import Failure, Skip, wait_until
-from lib.suite import Suite
+from lib.suite import ROOT, Suite
 
 # A peer may be stopped, not dead, and a NIC may come back: after 20 s without a path or a word, shift gives up.
 DEADLINE_SECONDS = 20
@@ -170,11 +170,17 @@ def patched(logs):
         return f"{PATCHED_ROUNDS} rounds"
 
 
-def alone(logs, name):
+def newer_functions() -> list:
+    """The functions of the newer libibverbs that this library stands for, too."""
+    lines = (ROOT / "crates" / "preload" / "libibverbs.txt").read_text().splitlines()
+    return [line.split()[0] for line in lines if not line.startswith("#")]
+
+
+def alone(logs, name, args=()):
     """A C program that needs one host, and says what it did."""
     program = compile_c(name, "-libverbs")
     with Fabric(logs) as fabric:
-        process = fabric.run("a", [program], name)
+        process = fabric.run("a", [program, *args], name)
         process.expect_success(60)
         return process.output().splitlines()[-1]
 
@@ -200,6 +206,7 @@ def main() -> int:
     suite.case("a signal ends a wait", alone, "signals")
     suite.case("a forked child", alone, "forked")
     suite.case("a completion queue that overruns", alone, "overrun")
+    suite.case("functions of a newer libibverbs", alone, "newer", newer_functions())
     suite.case("ibv_rc_pingpong", pingpong, "ibv_rc_pingpong", [])
     suite.case("ibv_rc_pingpong with events", pingpong, "ibv_rc_pingpong", ["-e"])
     suite.case("ibv_ud_pingpong", pingpong, "ibv_ud_pingpong", [])

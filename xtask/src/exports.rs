@@ -1,7 +1,8 @@
 //! The functions that `libunbroken.so` must have, against those that libibverbs has.
 //!
 //! `crates/preload/exports.txt` lists libibverbs' public functions. Every one is either defined by us or listed as left to libibverbs.
-//! A function that is missed would get our objects and crash on them, so this is checked at every link.
+//! A function that is missed would get our objects and crash on them, so this is checked at every link. The functions of a newer
+//! libibverbs than the installed one are in `crates/preload/libibverbs.txt`.
 
 use crate::{output, root, Result};
 use std::collections::BTreeSet;
@@ -81,9 +82,41 @@ pub fn check_theirs() -> Result<usize> {
     }
 }
 
+/// Names of the functions in `crates/preload/libibverbs.txt`; each line has a name and a version node.
+fn newer() -> Result<BTreeSet<String>> {
+    let path = root().join("crates/preload/libibverbs.txt");
+    let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let lines = text.lines().filter(|l| !l.starts_with('#'));
+    lines
+        .map(|l| match l.split_once(' ') {
+            Some((name, node)) if node.starts_with("IBVERBS_1.") => Ok(name.to_string()),
+            _ => Err(format!("{}: '{l}' is not a name and a version node", path.display())),
+        })
+        .collect()
+}
+
+/// Every public function of the newer libibverbs is in the list; gives their number.
+pub fn check_newer() -> Result<usize> {
+    let (newer, list) = (newer()?, list()?);
+    let unknown = names(newer.iter().filter(|n| !list.ours.contains(*n) && !list.left.contains(*n)));
+    if unknown.is_empty() {
+        Ok(newer.len())
+    } else {
+        Err(format!("crates/preload/libibverbs.txt has functions that exports.txt does not list: {unknown}"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_function_of_the_newer_libibverbs_is_listed() {
+        assert!(check_newer().unwrap() > 90);
+        let (newer, list) = (newer().unwrap(), list().unwrap());
+        let gone = names(list.ours.union(&list.left).filter(|n| !newer.contains(*n)));
+        assert_eq!(gone, "", "libibverbs keeps its functions");
+    }
 
     #[test]
     fn the_list_tells_ours_from_theirs() {

@@ -28,7 +28,8 @@ fn main() -> ExitCode {
         ["so", "--release"] => so::link(true).map(|so| println!("{}", so.display())),
         ["abi"] => abi::check().and_then(|layouts| {
             let functions = exports::check_theirs()?;
-            println!("abi: {layouts} sizes and offsets, {functions} functions as in the installed libibverbs");
+            let newer = exports::check_newer()?;
+            println!("abi: {layouts} sizes and offsets, {functions} functions as in the installed libibverbs, {newer} of a newer one");
             Ok(())
         }),
         ["deps"] => deps::check(),

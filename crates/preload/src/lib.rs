@@ -28,6 +28,7 @@ mod hooks;
 #[cfg(target_arch = "x86_64")]
 mod loader;
 mod memory;
+mod newer;
 mod objects;
 mod paths;
 mod post;

@@ -58,9 +58,11 @@ fn rights(access: c_uint) -> Result<Access> {
     }
 }
 
+/// Registers memory of the process.
+///
 /// # Safety
 /// `pd` is a protection domain of ours.
-unsafe fn register(
+pub unsafe fn register(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,

@@ -33,18 +33,36 @@ const MULTICAST: &str = "there is no multicast: UDP carries it to hosts only, no
 const IMPORT: &str =
     "objects of another process cannot be imported: they live in that process, no kernel driver holds them";
 
+/// Of memory of other devices.
+pub const DMABUF: &str =
+    "memory of another device (dma-buf) cannot be registered: a software NIC reaches the process's own memory only";
+const DMA_HANDLES: &str =
+    "there are no handles of DMA: they are hints for PCIe and a processor's caches, which no packet passes here";
+const COUNTERS: &str = "there are no completion counters: completions are in the completion queue";
+
 absent_verbs! {
+    ibv_dealloc_dmah(dmah: *mut c_void): DMA_HANDLES;
+    _ibv_query_comp_cntr_caps(context: *mut c_void, caps: *mut c_void, size: usize): COUNTERS;
+    ibv_destroy_comp_cntr(counter: *mut c_void): COUNTERS;
+    ibv_set_comp_cntr(counter: *mut c_void, value: u64): COUNTERS;
+    ibv_set_err_comp_cntr(counter: *mut c_void, value: u64): COUNTERS;
+    ibv_inc_comp_cntr(counter: *mut c_void, amount: u64): COUNTERS;
+    ibv_inc_err_comp_cntr(counter: *mut c_void, amount: u64): COUNTERS;
+    ibv_read_comp_cntr(counter: *mut c_void, value: *mut u64): COUNTERS;
+    ibv_read_err_comp_cntr(counter: *mut c_void, value: *mut u64): COUNTERS;
+    ibv_qp_attach_comp_cntr(qp: *mut c_void, counter: *mut c_void, attr: *mut c_void): COUNTERS;
     ibv_attach_mcast(qp: *mut c_void, gid: *const c_void, lid: u16): MULTICAST;
     ibv_detach_mcast(qp: *mut c_void, gid: *const c_void, lid: u16): MULTICAST;
 }
 
 absent_objects! {
+    ibv_alloc_dmah(context: *mut c_void, attr: *mut c_void): DMA_HANDLES;
+    ibv_create_comp_cntr(context: *mut c_void, attr: *mut c_void): COUNTERS;
     ibv_import_device(cmd_fd: c_int): IMPORT;
     ibv_import_pd(context: *mut c_void, handle: u32): IMPORT;
     ibv_import_mr(pd: *mut c_void, handle: u32): IMPORT;
     ibv_import_dm(context: *mut c_void, handle: u32): IMPORT;
-    ibv_reg_dmabuf_mr(pd: *mut c_void, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int):
-        "memory of another device (dma-buf) cannot be registered: a software NIC reaches the process's own memory only";
+    ibv_reg_dmabuf_mr(pd: *mut c_void, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int): DMABUF;
 }
 
 /// Enhanced connection establishment agrees on options of a vendor's hardware. There are none here.
@@ -96,6 +114,13 @@ extern "C" fn ibv_unimport_mr(_mr: *mut c_void) {}
 
 #[no_mangle]
 extern "C" fn ibv_unimport_dm(_dm: *mut c_void) {}
+
+/// Returns a descriptor, or -1.
+#[no_mangle]
+extern "C" fn ibv_dm_export_dmabuf_fd(_dm: *mut c_void) -> c_int {
+    absent("ibv_dm_export_dmabuf_fd", "device memory is the process's own: no dma-buf is behind it");
+    -1
+}
 
 /// Returns -1, as it does for addresses that do not resolve: peers are reached through UDP, their MAC addresses are the kernel's affair.
 #[no_mangle]
