@@ -334,6 +334,11 @@ impl Core {
         }
     }
 
+    /// Takes in what has arrived at every NIC, waiting for threads that have lost their core in the middle of their work on one.
+    pub(crate) fn drain_nics(&self) {
+        (0..self.nic_count()).filter_map(|nic| self.device(nic)).for_each(|device| device.drain());
+    }
+
     // --- QPs -----------------------------------------------------------------------------------------------------------------
 
     pub(crate) fn add_qp(&self, qp: &Arc<Qp>, nic: usize, physical_qpn: u32) {

@@ -56,9 +56,23 @@ impl Driver for IdlePoll {
 
 /// Handles every message that has arrived.
 pub(crate) fn receive(core: &Arc<Core>) {
-    let mut messages: Vec<(usize, ControlAddr, Message)> = Vec::new();
+    let mut messages = Vec::new();
     // First the events, then the messages: one that arrives in between raises the next event.
     core.channel().drain();
+    fetch(core, &mut messages);
+    if messages.iter().any(|(.., m)| matches!(m.body, Body::Probe(_))) {
+        // Who asks whether one path lives compares it with others. A thread that has lost its core in the middle of its work on a NIC must
+        // not make that one look worse than the NIC that this probe came by: whatever came by the others is answered, too, before this is.
+        core.drain_nics();
+        fetch(core, &mut messages);
+    }
+    let _batch = (messages.len() > 1).then(|| core.batch());
+    for (nic, from, message) in messages {
+        handle(core, nic, from, &message);
+    }
+}
+
+fn fetch(core: &Core, messages: &mut Vec<(usize, ControlAddr, Message)>) {
     for nic in 0..core.nic_count() {
         let Some(endpoint) = core.endpoint(nic) else { continue };
         let forged = endpoint.receive(&core.key, |from, bytes| {
@@ -69,15 +83,6 @@ pub(crate) fn receive(core: &Arc<Core>) {
             }
         });
         core.count_forged(forged);
-    }
-    if messages.iter().any(|(.., m)| matches!(m.body, Body::Probe(_))) {
-        // Who asks whether one path lives compares it with others: a NIC whose own thread waits for a core must not look worse than the
-        // one that this probe came by.
-        core.drive_endpoints();
-    }
-    let _batch = (messages.len() > 1).then(|| core.batch());
-    for (nic, from, message) in messages {
-        handle(core, nic, from, &message);
     }
 }
 

@@ -106,6 +106,9 @@ impl Device for Breakable {
     fn usable(&self) -> bool {
         self.alive() && self.inner.usable()
     }
+    fn drain(&self) {
+        self.inner.drain()
+    }
     fn memory(&self) -> Arc<dyn MemoryDomain> {
         self.inner.memory()
     }

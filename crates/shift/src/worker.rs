@@ -24,9 +24,6 @@ use unbroken_verbs::{DeviceEvent, EventFd, QpEvent, Result};
 /// How often what is outstanding is looked at.
 const LOOK_US: u64 = 8_000;
 
-/// Before a path is called dead the NICs are driven so many times: an answer may wait behind other packets.
-const LAST_DRIVES: u32 = 8;
-
 /// A thread that wakes this much later than it wanted was kept from its core.
 const LATE_US: u64 = 2_000;
 
@@ -409,7 +406,7 @@ impl Worker {
             let due = peer.health().poll_timeout().is_some_and(|at| at <= self.clock_us());
             if due {
                 // An answer may be there that nobody has had the time to fetch, or that waits behind others; or something has moved.
-                (0..LAST_DRIVES).for_each(|_| core.drive_endpoints());
+                core.drain_nics();
                 self.receive();
                 let clock_us = self.clock_us();
                 self.look(clock_us);

@@ -33,6 +33,8 @@ const MAX_INLINE: u32 = 512;
 const MAX_CWND_PACKETS: usize = 256;
 /// After so many polls in a row that found nothing, a polling thread yields its core once.
 const IDLE_POLLS: u32 = 32;
+/// Drives that take in what a socket holds.
+const DRAIN_DRIVES: u32 = 1024;
 /// An ACK may wait for the application's answer if the background thread looks again within this time.
 const ACK_PATIENCE_US: u64 = 500;
 
@@ -91,6 +93,19 @@ impl Shared {
             let has = if count == 1 { "port 1 only".to_owned() } else { format!("ports 1 to {count}") };
             Error::invalid(format!("port {port}: this device has {has}"))
         })
+    }
+
+    /// Takes in all that has arrived. Bounded: more may go on arriving.
+    fn drain(&self) {
+        for _ in 0..DRAIN_DRIVES {
+            let now_us = now_us();
+            let mut e = self.lock();
+            let received = e.drive(now_us, &self.domain, true).received;
+            self.settle(e, now_us);
+            if !received {
+                return;
+            }
+        }
     }
 
     /// Whether a verb waits for the engine.
@@ -347,6 +362,12 @@ impl Device for Nic {
 
     fn usable(&self) -> bool {
         !fork::abandoned() && self.shared().status.usable(1)
+    }
+
+    fn drain(&self) {
+        if !fork::abandoned() {
+            self.shared().drain();
+        }
     }
 
     fn memory(&self) -> Arc<dyn MemoryDomain> {

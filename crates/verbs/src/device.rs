@@ -208,6 +208,9 @@ pub trait Device: Send + Sync {
     fn alive(&self) -> bool;
     /// Whether a packet sent now through port 1 could leave: alive and that port up.
     fn usable(&self) -> bool;
+    /// Takes in what has arrived so far, in the caller's thread, and waits for whoever is at work on the device: when it returns, nothing
+    /// that had arrived before the call waits unseen because threads had no core. A device that works by itself has nothing to do.
+    fn drain(&self);
     /// PDs and MRs.
     fn memory(&self) -> Arc<dyn MemoryDomain>;
     /// Makes a QP.
