@@ -65,9 +65,10 @@ def roce_packet(rng, opcode, qpn, payload, source, target):
 class Garbage:
     """Packets that nobody asked for, sent to the NICs of a fabric from another of its hosts."""
 
-    def __init__(self, targets, source, seed):
+    def __init__(self, targets, qpns, source, seed):
         self.random = random.Random(seed)
         self.targets = targets
+        self.qpns = qpns
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         # No fragments, as the packets of a NIC: it also makes the IP id 0, which the ICRC covers.
         self.socket.setsockopt(socket.IPPROTO_IP, 10, 2)
@@ -80,7 +81,8 @@ class Garbage:
         kind = rng.randrange(4)
         if kind == 0:
             return rng.randbytes(rng.choice([0, 1, 4, 11, 12, 16, 28, 60, 1024, 4096, 9000, rng.randrange(65000)]))
-        qpn = (target[1] - FIRST_PORT) << 16 | rng.randrange(24)
+        # Those of QPs, and those beside them, which control endpoints have.
+        qpn = (target[1] - FIRST_PORT) << 16 | rng.choice(self.qpns) + rng.randrange(-8, 9) & 0xffff
         payload = rng.randbytes(rng.choice([0, 4, 8, 16, 28, 64, rng.randrange(4200)]))
         whole = roce_packet(rng, rng.randrange(256) if rng.random() < 0.5 else rng.choice([0, 4, 6, 10, 12, 16, 17, 100]), qpn, payload, self.socket.getsockname(), target)
         if kind == 1:
@@ -109,8 +111,11 @@ def garbage(logs):
         wait_until(lambda: client.ended() or fabric.nics()["b/0"]["rx_payload_bytes"] > 0, 20, "traffic")
         nics = fabric.nics()
         targets = [(nics[f"{h}/{n}"]["addr"], FIRST_PORT + slot) for h in "ab" for n in (0, 1) for slot in (0, 1)]
-        drops = sum(n["drops"] + n["icrc_errors"] for n in nics.values())
-        senders = [Garbage(targets, nics["c/0"]["addr"], 7), Garbage(targets, nics["a/0"]["addr"], 8)]
+        rejected = lambda: sum(n["drops"] + n["icrc_errors"] + n["strangers"] for n in fabric.nics().values())
+        before = rejected()
+        qpns = [qp["qp"] for qp in fabric.status()["qps"]]
+        # From a NIC that nobody has to do with, and from the peer's address.
+        senders = [Garbage(targets, qpns, nics[nic]["addr"], seed) for nic, seed in (("c/0", 7), ("a/0", 8))]
         while not (client.ended() and server.ended()):
             for sender in senders:
                 sender.burst(20)
@@ -118,13 +123,12 @@ def garbage(logs):
         client.expect_success(20)
         server.expect_success(5)
         sent = sum(s.sent for s in senders)
-        nics = fabric.nics()
-        dropped = sum(n["drops"] + n["icrc_errors"] for n in nics.values()) - drops
-        if dropped < sent / 10:
-            raise Failure(f"{sent} packets of garbage, but only {dropped} are counted as dropped")
+        dropped, strangers = rejected() - before, sum(n["strangers"] for n in fabric.nics().values())
+        if dropped < sent / 10 or strangers == 0:
+            raise Failure(f"{sent} packets of garbage, but only {dropped} are counted as dropped, {strangers} of them as a stranger's")
         if fabric.events("switch"):
             raise Failure("garbage from a stranger made a QP switch")
-        return f"{sent} packets of garbage, {dropped} counted as dropped"
+        return f"{sent} packets of garbage, {dropped} counted as dropped, {strangers} of them as a stranger's"
 
 
 def damaged_directory(logs):

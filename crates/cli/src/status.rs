@@ -176,9 +176,10 @@ fn nic_table(nics: &[NicStatus]) -> String {
     let shown = |n: &&NicStatus| {
         n.counters.tx_packets + n.counters.rx_packets > 0 || !n.pids.is_empty() || !n.faults.is_empty()
     };
-    let mut rows = vec![["nic", "address", "state", "tx MB", "rx MB", "sent again", "dropped", "bad ICRC", "faults"]
-        .map(String::from)
-        .to_vec()];
+    let mut rows =
+        vec![["nic", "address", "state", "tx MB", "rx MB", "sent again", "dropped", "bad ICRC", "strangers", "faults"]
+            .map(String::from)
+            .to_vec()];
     rows.extend(nics.iter().filter(shown).map(|n| {
         let mb = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
         let c = &n.counters;
@@ -191,6 +192,7 @@ fn nic_table(nics: &[NicStatus]) -> String {
             c.retransmits.to_string(),
             c.drops.to_string(),
             c.icrc_errors.to_string(),
+            c.strangers.to_string(),
             n.faults.join(", "),
         ]
     }));

@@ -46,7 +46,7 @@ pub use fabric::{ActiveFault, Fabric, Schedule};
 pub use fault::{Fault, Impairment, Place, Selector, Way};
 pub use gap::{Gap, GapRecorder, GapReport, GAP_MIN_US, GAP_RING};
 pub use line::Line;
-pub use nicpage::{NicPage, SlotCounters, SLOTS};
+pub use nicpage::{NicPage, SlotCounters, SLOTS, TX_PORTS};
 pub use random::random_schedule;
 pub use unbroken_telemetry::{now_us, NicCounters, Presence, ProcessName, Runtime, RuntimeError};
 pub use units::TimeUs;

@@ -1,4 +1,5 @@
-//! `shm/nics/<addr>.page`: the counters of a NIC and its accounts of credit, for each of its slots, and the counter of its QPNs.
+//! `shm/nics/<addr>.page`: the counters of a NIC, its accounts of credit and the ports that it sends from, for each of its slots, and the
+//! counter of its QPNs, which begins anywhere.
 //!
 //! Only the process that owns a slot writes its counters (its [`Credit`] is shared with all senders). They go on when another process takes the slot, so that their sum over
 //! the slots is what the NIC did. It works for any address, also where there is no fabric.
@@ -8,6 +9,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::rand::{getrandom, GetRandomFlags};
 use unbroken_telemetry::{NicCounters, Presence, ProcessName, Runtime};
 
 use crate::credit::Credit;
@@ -34,9 +36,15 @@ pub struct SlotCounters {
     pub retransmits: AtomicU64,
     pub drops: AtomicU64,
     pub icrc_errors: AtomicU64,
+    pub strangers: AtomicU64,
     pub last_data_rx_us: AtomicU64,
-    _unused: [AtomicU64; 4],
+    /// UDP ports that the slot's packets come from, 16 bits each.
+    tx_ports: AtomicU64,
+    _unused: [AtomicU64; 2],
 }
+
+/// UDP ports that a slot sends from.
+pub const TX_PORTS: usize = 4;
 
 impl SlotCounters {
     /// Notes the process that takes the slot.
@@ -50,11 +58,24 @@ impl SlotCounters {
     pub fn add(counter: &AtomicU64, n: u64) {
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
+
+    /// Tells receivers which ports the slot's packets come from. They stay when its owner has gone: packets may be on their way.
+    pub fn set_tx_ports(&self, ports: [u16; TX_PORTS]) {
+        let all = ports.iter().fold(0, |all, port| all << 16 | u64::from(*port));
+        self.tx_ports.store(all, Ordering::Release);
+    }
+
+    /// Whether the slot's packets come from this port.
+    pub fn sends_from(&self, port: u16) -> bool {
+        let all = self.tx_ports.load(Ordering::Acquire);
+        port != 0 && (0..TX_PORTS).any(|i| (all >> (16 * i)) as u16 == port)
+    }
 }
 
 #[repr(C)]
 struct Page {
     header: Header,
+    /// Counts QPs, from a random number on; 0 before it has one.
     next_index: AtomicU64,
     /// What leaves, and what arrives, where a rate is set.
     lines: [Line; 2],
@@ -81,10 +102,20 @@ const INDICES: u64 = 0xfffe - 2 + 1;
 impl NicPage {
     /// Opens the page of the NIC with this address; makes it if it is missing.
     pub fn open(runtime: &Runtime, addr: IpAddr) -> Result<NicPage> {
-        Mapped::open_or_create(&runtime.nic_pages().join(format!("{addr}.page"))).map(NicPage)
+        let path = runtime.nic_pages().join(format!("{addr}.page"));
+        let page: Mapped<Page> = Mapped::open_or_create(&path)?;
+        if page.next_index.load(Ordering::Relaxed) == 0 {
+            let mut start = [0; 4];
+            getrandom(&mut start, GetRandomFlags::empty())
+                .map_err(|e| FabricError::io(&path, "draw the first QPN for it")(e.into()))?;
+            let start = u64::from(u32::from_ne_bytes(start)) + 1;
+            // Whoever comes first.
+            let _ = page.next_index.compare_exchange(0, start, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        Ok(NicPage(page))
     }
 
-    /// The index of the next QP, 2 to 0xFFFE: all of them come before one comes again, whoever asks.
+    /// The index of the next QP, 2 to 0xFFFE: all of them come before one comes again, whoever asks. The first is random.
     pub fn next_index(&self) -> u32 {
         (self.0.next_index.fetch_add(1, Ordering::Relaxed) % INDICES + 2) as u32
     }
@@ -128,6 +159,7 @@ impl NicPage {
             retransmits: sum(|s| &s.retransmits),
             drops: sum(|s| &s.drops),
             icrc_errors: sum(|s| &s.icrc_errors),
+            strangers: sum(|s| &s.strangers),
             last_data_rx_us: self.0.slots.iter().map(|s| s.last_data_rx_us.load(Ordering::Relaxed)).max().unwrap_or(0),
         }
     }
@@ -208,11 +240,37 @@ mod tests {
         let runtime = Runtime::at(dir.path()).unwrap();
         let addr: IpAddr = "::1".parse().unwrap();
         let page = NicPage::open(&runtime, addr).unwrap();
-        assert_eq!(page.next_index(), 2);
-        assert_eq!(NicPage::open(&runtime, addr).unwrap().next_index(), 3);
-        for expected in 4..=0xfffe {
-            assert_eq!(page.next_index(), expected);
+        let first = page.next_index();
+        let next = |n: u32| if n == 0xfffe { 2 } else { n + 1 };
+        assert_eq!(NicPage::open(&runtime, addr).unwrap().next_index(), next(first));
+        let mut last = next(first);
+        for _ in 0..INDICES - 2 {
+            assert_eq!(page.next_index(), next(last));
+            last = next(last);
+            assert_ne!(last, first);
         }
-        assert_eq!(page.next_index(), 2);
+        assert_eq!(page.next_index(), first);
+    }
+
+    #[test]
+    fn qpns_begin_anywhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        let first = |n: u8| NicPage::open(&runtime, [10, 0, 0, n].into()).unwrap().next_index();
+        let firsts: std::collections::HashSet<u32> = (0..16).map(first).collect();
+        assert!(firsts.len() > 12, "{firsts:?}");
+    }
+
+    #[test]
+    fn a_slot_sends_from_the_ports_that_were_named_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        let page = NicPage::open(&runtime, "::1".parse().unwrap()).unwrap();
+        let sends_from = |ports: [u16; 6]| ports.map(|port| page.slot(7).sends_from(port));
+        assert_eq!(sends_from([0, 1, 2, 3, 4, 5]), [false; 6]);
+        page.slot(7).set_tx_ports([1, 65535, 3, 4]);
+        assert_eq!(sends_from([1, 65535, 3, 4, 0, 2]), [true, true, true, true, false, false]);
+        page.slot(7).set_tx_ports([5, 6, 7, 8]);
+        assert_eq!(sends_from([1, 65535, 3, 4, 5, 8]), [false, false, false, false, true, true]);
     }
 }

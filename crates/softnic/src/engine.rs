@@ -39,12 +39,12 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use tx::{Dest, Out, TxBatch, TxLink, Way};
-use unbroken_fabric::{Credit, Fabric, GapRecorder, LinkState, NicPage, SlotCounters, MAX_PORTS};
+use unbroken_fabric::{Credit, Fabric, GapRecorder, LinkState, NicPage, SlotCounters, MAX_PORTS, TX_PORTS};
 use unbroken_types::{LinkLayer, WcStatus};
 use unbroken_verbs::{DeviceCounters, DeviceEvent, EventSink};
 
 /// Sending sockets of a port: the source port varies with the QP, as RoCEv2 asks.
-pub(crate) const TX_SOCKETS: usize = 4;
+pub(crate) const TX_SOCKETS: usize = TX_PORTS;
 /// Packets that a QP may send before the next one has its turn.
 const TURN_PACKETS: u32 = 64;
 /// Packets that one drive may send.
@@ -91,6 +91,7 @@ struct RxCount {
     payload_bytes: u64,
     drops: u64,
     icrc_errors: u64,
+    strangers: u64,
     /// What senders of UC and UD get back.
     credit: u64,
 }
@@ -179,8 +180,10 @@ impl Engine {
         sink: Arc<dyn EventSink>,
     ) -> Engine {
         let mut room = 0;
-        for (page, rx) in pages.iter().zip(&sockets.rx) {
-            page.slot(id.slot as u8).take(gaps.process());
+        for (port, (page, rx)) in pages.iter().zip(&sockets.rx).enumerate() {
+            let slot = page.slot(id.slot as u8);
+            slot.take(gaps.process());
+            slot.set_tx_ports(std::array::from_fn(|i| sockets.tx[port * TX_SOCKETS + i].addr().port()));
             let room_of_port = (rx.rcvbuf() as u64 / 2).min(ROOM_BYTES);
             page.credit(id.slot as u8).open(room_of_port);
             room += room_of_port;
@@ -241,12 +244,7 @@ impl Engine {
     /// Finds the way to a QP's peer after a change of its attributes.
     pub(crate) fn route(&mut self, index: u16) {
         let (Some(sockets), Some(q)) = (&self.sockets, self.qps.get_mut(index)) else { return };
-        let dest_qpn = match &q.kind {
-            QpKind::Rc(qp) => qp.dest_qpn(),
-            QpKind::Uc(qp) => qp.dest_qpn(),
-            QpKind::Ud(_) => return,
-        };
-        if let Some((_, ip)) = q.peer {
+        if let (Some(dest_qpn), Some((_, ip))) = (q.dest_qpn(), q.peer) {
             q.dest = Some(Dest::to_qp(sockets.tx[q.socket].addr(), ip, dest_qpn));
         }
     }
@@ -526,6 +524,7 @@ impl Engine {
             (&slot.drops, tx.drops + rx.drops),
             (&slot.retransmits, tx.retransmits),
             (&slot.icrc_errors, rx.icrc_errors),
+            (&slot.strangers, rx.strangers),
         ];
         for (counter, n) in pairs {
             if n != 0 {

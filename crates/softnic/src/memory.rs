@@ -1,10 +1,10 @@
 //! Registered memory: the only place that touches the application's bytes.
 //!
-//! One table serves all NICs of the process, so that a key is valid on each of them and outlives any of them. A key is
-//! `index << 8 | generation`: a slot that is used again has another generation, so a stale key fails. Key 0 is never given out.
+//! One table serves all NICs of the process, so that a key is valid on each of them and outlives any of them. Keys are drawn from the
+//! operating system's randomness, all 32 bits, so that nobody can guess one from others: see [`slots`]. A stale key fails.
 //!
 //! Null regions, indirect keys and memory windows have slots in the same table; see [`special`]. A window's key changes with each
-//! binding, in its lower eight bits. Packets touch memory through a [`View`].
+//! binding, in its lower eight bits, which are therefore 0 at first and no secret. Packets touch memory through a [`View`].
 //!
 //! Engines hold the table's read lock for a batch of packets ([`Domain::view`]); [`Domain::dereg_mr`] takes the write lock. So when
 //! deregistration returns, no packet touches the memory any more, and none will.
@@ -12,6 +12,7 @@
 //! The application may read and write the memory while a packet is placed: as on hardware, it must not rely on what it sees there
 //! before the completion.
 
+mod slots;
 mod special;
 #[cfg(test)]
 mod tests;
@@ -19,8 +20,8 @@ mod view;
 
 use rustix::io::Errno;
 use rustix::mm::{madvise, Advice};
+use slots::{Slots, ANY_BITS, PREFIX_BITS};
 use special::{Indirect, Special, Window};
-use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
@@ -37,18 +38,18 @@ pub(crate) const MAX_PDS: u32 = 1 << 16;
 pub(crate) const MAX_INDIRECT_ENTRIES: usize = 1 << 20;
 /// Bytes of one region.
 pub(crate) const MAX_MR_BYTES: u64 = 1 << 40;
-/// A freed slot waits until this many others are free, so that its eight bits of generation last long.
-const FREE_SLOTS_KEPT: usize = 64;
 
-/// A slot of the table. `key` is 0 while the slot is free or holds something special.
+/// What a slot of the table holds. `key` is 0 while the slot is free or holds something special.
 struct Region {
     key: u32,
+    /// 0 while the slot is free.
     pd: u32,
     start: u64,
     len: u64,
     iova: u64,
     access: Access,
-    generation: u8,
+    /// The upper 24 bits of its key, or of the last one while the slot is free; 0 before the first.
+    prefix: u32,
     /// Memory windows that are bound to it.
     windows: AtomicU32,
     special: Option<Box<Special>>,
@@ -56,8 +57,7 @@ struct Region {
 
 #[derive(Default)]
 struct Table {
-    regions: Vec<Region>,
-    free: VecDeque<u32>,
+    slots: Slots,
     /// Users (regions, QPs, SRQs) of each PD; `None` while the number is free. PD 0 is never given out.
     pds: Vec<Option<u32>>,
 }
@@ -88,43 +88,18 @@ impl Table {
         }
     }
 
-    fn take_slot(&mut self) -> Result<u32> {
-        if self.regions.is_empty() {
-            // Slot 0 stays unused, so that key 0 is never valid.
-            self.regions.push(Region::free());
-        }
-        let full = self.regions.len() as u32 >= MAX_MRS;
-        if self.free.len() > FREE_SLOTS_KEPT || full {
-            if let Some(i) = self.free.pop_front() {
-                return Ok(i);
-            }
-        }
-        if full {
-            return Err(Error::no_room(format!("{MAX_MRS} memory regions are registered, which is the limit")));
-        }
-        self.regions.push(Region::free());
-        Ok(self.regions.len() as u32 - 1)
-    }
-
-    /// Puts something new into a free slot and gives its key.
-    fn insert(&mut self, pd: u32, make: impl FnOnce(u32) -> Region) -> Result<u32> {
+    /// Puts something new into a free slot and gives its key, which has only bits of `bits`.
+    fn insert(&mut self, pd: u32, bits: u32, make: impl FnOnce(u32) -> Region) -> Result<u32> {
         self.pd(pd)?;
-        let i = self.take_slot()?;
+        let key = self.slots.draw(bits)?;
         *self.pd(pd)? += 1;
-        let generation = self.regions[i as usize].generation.wrapping_add(1);
-        let key = i << 8 | u32::from(generation);
-        self.regions[i as usize] = Region { pd, generation, ..make(key) };
+        self.slots.put(key, Region { pd, prefix: key >> 8, ..make(key) });
         Ok(key)
     }
 
     /// Frees the slot of a key.
     fn remove(&mut self, key: u32) {
-        let i = key >> 8;
-        let r = &mut self.regions[i as usize];
-        let pd = r.pd;
-        // The next key of the slot is none that anybody had lately.
-        *r = Region { generation: key as u8, ..Region::free() };
-        self.free.push_back(i);
+        let pd = self.slots.take(key).pd;
         if let Ok(users) = self.pd(pd) {
             *users -= 1;
         }
@@ -132,11 +107,11 @@ impl Table {
 
     #[inline]
     fn region(&self, key: u32) -> Option<&Region> {
-        self.regions.get((key >> 8) as usize).filter(|r| r.key == key && key != 0)
+        self.slots.home(key).filter(|r| r.key == key && key != 0)
     }
 
     fn indirect(&self, key: u32) -> Option<(&Region, &Indirect)> {
-        let r = self.regions.get((key >> 8) as usize)?;
+        let r = self.slots.named(key)?;
         match r.special.as_deref()? {
             Special::Indirect(root) if root.key == key => Some((r, root)),
             _ => None,
@@ -145,7 +120,7 @@ impl Table {
 
     /// The window of any key that it has or had.
     fn window(&self, rkey: u32) -> Option<&Window> {
-        match self.regions.get((rkey >> 8) as usize)?.special.as_deref()? {
+        match self.slots.named(rkey)?.special.as_deref()? {
             Special::Window(w) => Some(w),
             _ => None,
         }
@@ -179,7 +154,7 @@ impl Region {
             len: 0,
             iova: 0,
             access: Access::NONE,
-            generation: 0,
+            prefix: 0,
             windows: AtomicU32::new(0),
             special: None,
         }
@@ -280,7 +255,8 @@ impl MemoryDomain for Domain {
         check_access(access)?;
         check_range(addr, len, iova)?;
         populate(addr, len, access.contains(Access::LOCAL_WRITE))?;
-        let key = self.write().insert(pd, |key| Region { key, start: addr, len, iova, access, ..Region::free() })?;
+        let make = |key| Region { key, start: addr, len, iova, access, ..Region::free() };
+        let key = self.write().insert(pd, ANY_BITS, make)?;
         Ok(MrKeys { lkey: key, rkey: key })
     }
 
@@ -307,7 +283,7 @@ impl MemoryDomain for Domain {
         if let Ok(users) = t.pd(old_pd) {
             *users -= 1;
         }
-        let r = &mut t.regions[(lkey >> 8) as usize];
+        let r = t.slots.home_mut(lkey);
         (r.pd, r.access) = (pd, access);
         if change.range.is_some() {
             (r.start, r.len) = (start, len);
@@ -329,7 +305,7 @@ impl MemoryDomain for Domain {
 
     fn alloc_null_mr(&self, pd: u32) -> Result<u32> {
         let null = |key| Some(Box::new(Special::Null { key }));
-        self.write().insert(pd, |key| Region { special: null(key), ..Region::free() })
+        self.write().insert(pd, ANY_BITS, |key| Region { special: null(key), ..Region::free() })
     }
 
     fn create_indirect(&self, pd: u32, iova: u64, entries: &[IndirectEntry], access: Access) -> Result<MrKeys> {
@@ -346,7 +322,7 @@ impl MemoryDomain for Domain {
         for (i, e) in entries.iter().enumerate() {
             t.check_entry(pd, i, e, access)?;
         }
-        let key = t.insert(pd, |key| {
+        let key = t.insert(pd, ANY_BITS, |key| {
             let special = Some(Box::new(Special::Indirect(Indirect::new(key, entries))));
             Region { len, iova, access, special, ..Region::free() }
         })?;
@@ -372,7 +348,7 @@ impl MemoryDomain for Domain {
     }
 
     fn alloc_window(&self, pd: u32, kind: WindowType) -> Result<u32> {
-        self.write().insert(pd, |key| Region {
+        self.write().insert(pd, PREFIX_BITS, |key| Region {
             special: Some(Box::new(Special::Window(Window::new(kind, key)))),
             ..Region::free()
         })

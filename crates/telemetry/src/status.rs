@@ -23,6 +23,8 @@ pub struct NicCounters {
     pub drops: u64,
     /// Packets with a wrong ICRC.
     pub icrc_errors: u64,
+    /// Packets for a QP that did not come from its peer.
+    pub strangers: u64,
     /// When the last packet with payload of an application came; 0: none yet.
     pub last_data_rx_us: u64,
 }

@@ -1,4 +1,5 @@
-//! The sender's side of back-pressure: UC and UD packets leave only while their receiver has room ([`unbroken_fabric::Credit`]).
+//! The pages of the NICs that this one has to do with, and the sender's side of back-pressure: UC and UD packets leave only while their
+//! receiver has room ([`unbroken_fabric::Credit`]).
 //!
 //! A QP whose receiver has no room is *paused*: it leaves the ready queue and comes back after [`PAUSE_US`], without spinning. RC has a
 //! window and retransmits, so it needs none of this. Peers outside the fabric have no account: what is too fast for them is lost.
@@ -15,17 +16,37 @@ pub(super) const PAUSE_US: u64 = 25;
 pub(crate) struct Accounts {
     fabric: Option<Arc<Fabric>>,
     pages: HashMap<IpAddr, Arc<NicPage>>,
+    /// Who was found to send from a port last.
+    last: Option<(IpAddr, u8, u16)>,
 }
 
 impl Accounts {
     /// Of a NIC of this fabric, or of one without.
     pub(crate) fn new(fabric: Option<Arc<Fabric>>) -> Accounts {
-        Accounts { fabric, pages: HashMap::new() }
+        Accounts { fabric, pages: HashMap::new(), last: None }
     }
 
     /// The way through which packets go to a slot of a peer.
     pub(super) fn gate(&mut self, peer: IpAddr, slot: u8) -> Gate {
         Gate { account: self.page(peer).map(|page| (page, slot)), reserved: 0 }
+    }
+
+    /// Whether packets of this slot of a NIC come from this UDP port. `None`: it is no NIC of the fabric, if there is one at all.
+    #[inline]
+    pub(super) fn sends_from(&mut self, nic: IpAddr, slot: u8, port: u16) -> Option<bool> {
+        if self.last == Some((nic, slot, port)) {
+            return Some(true);
+        }
+        let sends = self.page(nic)?.slot(slot).sends_from(port);
+        if sends {
+            self.last = Some((nic, slot, port));
+        }
+        Some(sends)
+    }
+
+    /// Whether all NICs are of a fabric.
+    pub(super) fn in_fabric(&self) -> bool {
+        self.fabric.is_some()
     }
 
     fn page(&mut self, peer: IpAddr) -> Option<Arc<NicPage>> {

@@ -64,6 +64,8 @@ pub(crate) struct QpEntry {
     pub(crate) recv_cq: Arc<Cq>,
     /// The peer's address, RC and UC only.
     pub(crate) peer: Option<(Gid, IpAddr)>,
+    /// The UDP port that the peer's packets come from, as far as is known; 0 before the first.
+    pub(crate) peer_port: u16,
     /// Where packets to the peer go, RC and UC only.
     pub(crate) dest: Option<Dest>,
     /// Which of the NIC's sending sockets it uses; it belongs to the port.
@@ -123,6 +125,7 @@ impl QpEntry {
             send_cq: cqs.0,
             recv_cq: cqs.1,
             peer: None,
+            peer_port: 0,
             dest: None,
             socket: qpn as usize % super::TX_SOCKETS,
             port: 1,
@@ -174,6 +177,21 @@ impl QpEntry {
                 };
                 qp.handle_packet(packet, &route, mem, &mut to)
             }
+        }
+    }
+
+    /// Whether this is the peer's address, RC and UC only.
+    #[inline]
+    pub(crate) fn is_peer(&self, ip: IpAddr) -> bool {
+        self.peer.is_some_and(|(_, peer)| peer == ip)
+    }
+
+    /// The QPN of the peer, RC and UC only.
+    pub(crate) fn dest_qpn(&self) -> Option<u32> {
+        match &self.kind {
+            QpKind::Rc(qp) => Some(qp.dest_qpn()),
+            QpKind::Uc(qp) => Some(qp.dest_qpn()),
+            QpKind::Ud(_) => None,
         }
     }
 
@@ -231,7 +249,7 @@ impl QpEntry {
             }
         }?;
         if let (QpKind::Rc(_) | QpKind::Uc(_), Some(gid)) = (&self.kind, change.dest_gid) {
-            self.peer = Some((gid, gid.to_ip()));
+            (self.peer, self.peer_port) = (Some((gid, gid.to_ip())), 0);
             if let QpKind::Rc(qp) = &mut self.kind {
                 // Every peer is a softnic: no others are reached yet. They would be told by their address.
                 qp.set_selective(true);
@@ -244,7 +262,7 @@ impl QpEntry {
             self.set_port(port);
         }
         if change.rc.state == Some(QpState::Reset) {
-            (self.peer, self.dest, self.told) = (None, None, false);
+            (self.peer, self.peer_port, self.dest, self.told) = (None, 0, None, false);
         }
         Ok(())
     }

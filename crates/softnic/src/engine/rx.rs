@@ -1,5 +1,6 @@
 //! Packets on their way in.
 
+use super::credit::Accounts;
 use super::impair::{flip_bit, RxTag};
 use super::parking::{Parked, Parking, Waiting};
 use super::qps::QpTable;
@@ -18,6 +19,8 @@ enum Verdict {
     /// Not for us, not from whom it should be, or nothing was there to take it.
     Dropped,
     BadIcrc,
+    /// It is for a QP, but not from its peer.
+    Stranger,
     /// It waits for a receive; it will be counted when it is handed over.
     Waits,
 }
@@ -68,7 +71,7 @@ impl Engine {
 
     /// Handles a run of segments. The kernel numbered them from 0 when it cut them, which their ICRCs cover.
     fn handle_datagram(&mut self, port: usize, i: usize, now_us: u64, view: &View<'_>) {
-        let Engine { rx_rings, rx_counts, state, id, qps, ready, impairments, pages, parking, .. } = self;
+        let Engine { rx_rings, rx_counts, state, id, qps, ready, impairments, pages, parking, accounts, .. } = self;
         let rx_count = &mut rx_counts[port];
         let Some(d) = rx_rings[port].datagram(i) else { return };
         // All segments of a run are of one QP.
@@ -80,7 +83,7 @@ impl Engine {
             dst_port: ROCE_PORT + id.slot,
         };
         let mut icrc = IcrcChecker::new(&flow, d.segment);
-        let mut qps = Receivers { qps, ready, parking, link_layer: id.link_layer, any_ip_id: id.any_ip_id };
+        let mut qps = Receivers { qps, ready, parking, accounts, link_layer: id.link_layer, any_ip_id: id.any_ip_id };
         for (place, segment) in d.bytes.chunks(d.segment).enumerate() {
             let credit = if credited { packet_cost(1, segment.len() as u64) } else { 0 };
             rx_count.credit += credit;
@@ -131,8 +134,8 @@ impl Engine {
     /// Handles packets that were held on their way in and are due.
     #[cold]
     fn handle_held(&mut self, now_us: u64, view: &View<'_>) {
-        let Engine { rx_counts, id, qps, ready, impairments: Some(i), parking, .. } = self else { return };
-        let mut qps = Receivers { qps, ready, parking, link_layer: id.link_layer, any_ip_id: id.any_ip_id };
+        let Engine { rx_counts, id, qps, ready, impairments: Some(i), parking, accounts, .. } = self else { return };
+        let mut qps = Receivers { qps, ready, parking, accounts, link_layer: id.link_layer, any_ip_id: id.any_ip_id };
         while let Some(mut held) = i.rx.pop(now_us) {
             if let Some(choice) = held.damage {
                 flip_bit(&mut held.bytes, choice);
@@ -151,6 +154,7 @@ struct Receivers<'a> {
     ready: &'a mut VecDeque<u16>,
     link_layer: LinkLayer,
     parking: &'a mut Parking,
+    accounts: &'a mut Accounts,
     any_ip_id: bool,
 }
 
@@ -173,10 +177,12 @@ impl Receivers<'_> {
         let index = qpn as u16;
         let Some(q) = self.qps.get_mut(index).filter(|q| q.qpn == qpn) else { return Verdict::Dropped };
         let mem = &view.of_qp(qpn);
-        let from_peer = q.peer.is_some_and(|(_, ip)| ip == flow.src_ip);
-        let is_ud = matches!(q.kind, QpKind::Ud(_));
-        if !from_peer && !is_ud {
-            return Verdict::Dropped;
+        let admitted = match &q.kind {
+            QpKind::Ud(_) => admits_datagram(&packet, flow, self.accounts),
+            _ => q.peer_port == flow.src_port && q.is_peer(flow.src_ip) || admits_other_port(q, flow, self.accounts),
+        };
+        if !admitted {
+            return Verdict::Stranger;
         }
         if let (QpKind::Rc(qp), mut to) = q.parts() {
             qp.handle_packet(now_us, &packet, mem, &mut to);
@@ -199,6 +205,29 @@ impl Receivers<'_> {
     }
 }
 
+/// Whether a packet that did not come from where the last one came from is for this RC or UC QP all the same. It must be from the peer's
+/// address. In the emulated network, to which any process of the machine can send, it must also come from a UDP port that the owner of
+/// the peer's slot has said to be its own.
+#[cold]
+fn admits_other_port(q: &mut QpEntry, flow: &IcrcFlow, accounts: &mut Accounts) -> bool {
+    let slot = (q.dest_qpn().unwrap_or(0) >> 16) as u8;
+    let admitted = q.is_peer(flow.src_ip) && accounts.sends_from(flow.src_ip, slot, flow.src_port).unwrap_or(true);
+    if admitted {
+        q.peer_port = flow.src_port;
+    }
+    admitted
+}
+
+/// UD takes packets from anybody; in the emulated network from its NICs alone, and from the slot that the packet says it is from.
+#[inline]
+fn admits_datagram(packet: &Packet<'_>, flow: &IcrcFlow, accounts: &mut Accounts) -> bool {
+    if !accounts.in_fabric() {
+        return true;
+    }
+    let slot = packet.ext.deth().map_or(0, |deth| (deth.src_qpn >> 16) as u8);
+    accounts.sends_from(flow.src_ip, slot, flow.src_port).unwrap_or(false)
+}
+
 /// UC and UD answer nothing, and so need no turn after a packet, unless its completion found no room.
 fn queue_spilled(q: &mut QpEntry, ready: &mut VecDeque<u16>) {
     if q.spilled && !q.queued {
@@ -217,6 +246,7 @@ impl RxCount {
             }
             Verdict::Dropped => self.drops += 1,
             Verdict::BadIcrc => self.icrc_errors += 1,
+            Verdict::Stranger => self.strangers += 1,
             Verdict::Waits => {}
         }
     }

@@ -140,7 +140,7 @@ impl Window {
 impl Table {
     /// What a key names that is no plain region.
     fn special(&self, key: u32) -> Result<(&Region, &Special)> {
-        let r = self.regions.get((key >> 8) as usize).ok_or(MemError::NoSuchKey)?;
+        let r = self.slots.named(key).ok_or(MemError::NoSuchKey)?;
         let s = r.special.as_deref().ok_or(MemError::NoSuchKey)?;
         match s {
             Special::Null { key: k } | Special::Indirect(Indirect { key: k, .. }) if *k != key => {
@@ -244,7 +244,7 @@ impl Table {
 
     /// Binds a window, or unbinds it where the length is 0.
     pub(super) fn bind(&self, by: Accessor, change: &MwBind) -> Result<()> {
-        let slot = self.regions.get((change.window >> 8) as usize);
+        let slot = self.slots.named(change.window);
         let Some((r, Special::Window(w))) = slot.and_then(|r| Some((r, r.special.as_deref()?))) else {
             return Err(MemError::NoSuchKey);
         };

@@ -67,28 +67,12 @@ fn bounds_rights_and_domains_are_checked() {
     assert_eq!(f.write(key, at, &[1], Access::REMOTE_WRITE), Err(MemError::AccessDenied));
     let other = f.domain.alloc_pd().unwrap();
     assert_eq!(f.domain.view().of_qp(QP).check(other, key, at, 1, Access::NONE), Err(MemError::WrongPd));
-    for no in [0, key ^ 1, key + 0x100, u32::MAX] {
+    for no in [0, key ^ 1, key ^ 0x100, !key] {
         assert_eq!(f.read(no, at, 1, Access::NONE), Err(MemError::NoSuchKey), "{no:#x}");
     }
     f.domain.dereg_mr(key).unwrap();
     assert_eq!(f.read(key, at, 1, Access::NONE), Err(MemError::NoSuchKey));
     assert!(f.domain.dereg_mr(key).is_err());
-}
-
-#[test]
-fn a_slot_that_is_used_again_has_another_key() {
-    let f = Fixture::new();
-    let keys: Vec<u32> = (0..600)
-        .map(|_| {
-            let key = f.reg(0, 8, ALL);
-            f.domain.dereg_mr(key).unwrap();
-            key
-        })
-        .collect();
-    let mut last = std::collections::HashMap::new();
-    for key in keys {
-        assert_ne!(last.insert(key >> 8, key), Some(key));
-    }
 }
 
 #[test]
