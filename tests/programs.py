@@ -108,10 +108,13 @@ def pingpong(logs, tool: str, args: list, settings=()):
             raise Failure("the NICs carried nothing")
 
 
-def addresses(logs):
-    program = compile_c("infiniband", "-libverbs")
-    with Fabric(logs, *INFINIBAND) as fabric:
+def addresses(logs, name: str, settings: list):
+    """A C program that looks at ports and their tables, and uses all of them. Its QPs are protected, whatever they are addressed by."""
+    program = compile_c(name, "-libverbs")
+    with Fabric(logs, *settings) as fabric:
         fabric.run("a", [program]).expect_success(SECONDS)
+        if fabric.events("unprotected"):
+            raise Failure(f"a QP is not protected: {fabric.events('unprotected')[0]}")
 
 
 def devinfo(logs, settings, texts):
@@ -238,11 +241,11 @@ def port_2(logs, tool: str, args: list, settings=()):
             raise Failure(f"port 1 carried {first} bytes, port 2 {second}")
 
 
-def port_2_survives(logs, fault: str):
+def port_2_survives(logs, fault: str, *args):
     """A stream that is bound to port 2 goes on over another NIC when that port fails, and is told nothing."""
     needs("ib_write_bw", "perftest")
     with Fabric(logs, "--ports", "2") as fabric:
-        server, client = fabric.pair("ib_write_bw", ["-F", "-i", 2, "-D", 3])
+        server, client = fabric.pair("ib_write_bw", ["-F", "-i", 2, "-D", 3, *args])
         wait_until(lambda: client.ended() or fabric.nics()["a/0/2"]["tx_payload_bytes"] > 100e6, 20, "traffic on port 2")
         fabric.fault(fault)
         client.expect_success(SECONDS)
@@ -290,9 +293,12 @@ def main():
     suite.case("ibv_devinfo -v, two ports", devinfo, ["--ports", "2"], ["phys_port_cnt:\t\t\t2", "port:\t2", "::ffff:127."])
     suite.case("paths", paths)
     suite.case("paths, InfiniBand", infiniband_paths)
-    suite.case("addresses, InfiniBand", addresses)
+    suite.case("addresses, InfiniBand", addresses, "infiniband", INFINIBAND)
+    suite.case("ports, GIDs, completion vectors", addresses, "indexes", ["--ports", "2"])
     for tool, args in PINGPONGS:
         suite.case(" ".join([tool, *args]), pingpong, tool, ["-g", "0", *args])
+    for program in ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong"]:
+        suite.case(f"{program} -g 1", pingpong, program, ["-g", "1"])
     for tool, args in BY_LID:
         suite.case(" ".join([tool, *args, "by LID"]), pingpong, tool, args, INFINIBAND)
     for tool, args, payload in perftests.PERFTESTS:
@@ -309,6 +315,7 @@ def main():
     suite.case("ib_send_bw -c UD -i 2 by LID", port_2, "ib_send_bw", ["-c", "UD", "-s", "1024", "-n", "500"], INFINIBAND)
     for fault in ["nic a/0/2 down", "cable b/0/2 cut", "nic a/0 dead"]:
         suite.case(f"ib_write_bw -i 2, {fault}", port_2_survives, fault)
+    suite.case("ib_write_bw -i 2 -x 1, nic a/0 dead", port_2_survives, "nic a/0 dead", "-x", 1)
     for transports, named, tests in UCX_TRANSPORTS:
         for test, args in tests:
             suite.case(f"ucx_perftest {transports} {test} {args[1]}", ucx, transports, named, test, args)

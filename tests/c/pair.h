@@ -12,7 +12,9 @@ struct pair {
     struct ibv_context *context;
     struct ibv_pd *pd;
     struct ibv_mr *mr;
+    /* Of both ends, and its index. */
     union ibv_gid gid;
+    uint8_t sgid_index;
     struct ibv_qp *from, *to;
     uint8_t memory[PAIR_BYTES];
 };
@@ -57,7 +59,8 @@ static inline void connect_qp(struct pair *p, struct ibv_qp *qp, const struct ib
     check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "to INIT");
     a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qp_num,
                               .max_dest_rd_atomic = 4, .min_rnr_timer = 12 };
-    a.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = port, .grh = { .dgid = p->gid, .hop_limit = 64 } };
+    a.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = port, 
+                                      .grh = { .dgid = p->gid, .sgid_index = p->sgid_index, .hop_limit = 64 } };
     check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER), "to RTR");
     a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4 };

@@ -14,6 +14,8 @@ use unbroken_verbs::{Error, Result};
 pub trait Ports {
     /// What a port, by number, is attached to.
     fn link_layer(&self, port: u8) -> Result<LinkLayer>;
+    /// How many GIDs a port has.
+    fn gid_count(&self, port: u8) -> Result<usize>;
     /// The GID of the port that has this LID.
     fn gid_of_lid(&self, lid: u16) -> Result<Gid>;
 }
@@ -23,17 +25,23 @@ impl Ports for front::Context {
         Ok(self.port(port)?.link_layer)
     }
 
+    fn gid_count(&self, port: u8) -> Result<usize> {
+        Ok(self.port(port)?.gids.len())
+    }
+
     fn gid_of_lid(&self, lid: u16) -> Result<Gid> {
         self.gid_of_lid(lid)
     }
 }
 
-/// The peer that an address vector names. RoCE needs a global route from GID index 0. In an InfiniBand subnet the LID leads to the
+/// The peer that an address vector names. RoCE needs a global route; all GIDs of a port lead through the same
+/// address. In an InfiniBand subnet the LID leads to the
 /// peer; a global route may be there too, and stands for the LID where that is 0.
 pub fn destination(attr: &ibv_ah_attr, ports: &impl Ports) -> Result<Gid> {
     let infiniband = ports.link_layer(attr.port_num)? == LinkLayer::Infiniband;
-    if attr.is_global != 0 && attr.grh.sgid_index != 0 {
-        return Err(Error::invalid(format!("sgid_index {}: this port has GID index 0 only", attr.grh.sgid_index)));
+    let (index, count) = (attr.grh.sgid_index, ports.gid_count(attr.port_num)?);
+    if attr.is_global != 0 && usize::from(index) >= count {
+        return Err(Error::invalid(format!("sgid_index {index}: this port has {count} GIDs (count from 0)")));
     }
     match (infiniband, attr.is_global != 0) {
         (true, global) if attr.dlid != 0 || !global => ports.gid_of_lid(attr.dlid),
@@ -157,6 +165,10 @@ pub mod tests {
             (port == 1).then_some(self.0).ok_or_else(|| Error::invalid(format!("port {port}")))
         }
 
+        fn gid_count(&self, _: u8) -> Result<usize> {
+            Ok(2)
+        }
+
         fn gid_of_lid(&self, lid: u16) -> Result<Gid> {
             (lid == 5).then_some(Gid([5; 16])).ok_or_else(|| Error::invalid(format!("LID {lid}")))
         }
@@ -188,8 +200,10 @@ pub mod tests {
         assert!(destination(&attr, &port).unwrap_err().to_string().contains("is_global"));
         attr.is_global = 1;
         assert_eq!(destination(&attr, &port).unwrap(), Gid::default());
-        attr.grh.sgid_index = 3;
-        assert!(destination(&attr, &port).unwrap_err().to_string().contains("sgid_index 3"));
+        attr.grh.sgid_index = 1;
+        assert_eq!(destination(&attr, &port).unwrap(), Gid::default());
+        attr.grh.sgid_index = 2;
+        assert!(destination(&attr, &port).unwrap_err().to_string().contains("sgid_index 2"));
     }
 
     #[test]

@@ -145,7 +145,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
         let command = command_fd()?;
         c.context.cmd_fd = command.as_raw_fd();
         c.context.async_fd = front.async_fd();
-        c.context.num_comp_vectors = 1;
+        c.context.num_comp_vectors = cq::COMP_VECTORS as c_int;
         c.context.abi_compat = usize::MAX as *mut c_void;
         let object = Box::into_raw(Box::new(ContextObj { c: UnsafeCell::new(c), front, _command: command }));
         Ok(object.cast::<u8>().wrapping_add(offset_of!(verbs_context, context)).cast())

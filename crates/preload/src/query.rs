@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use unbroken_shift::front;
 use unbroken_types::{Gid, LinkLayer};
 use unbroken_verbs::abi::*;
-use unbroken_verbs::{Error, PortState, Result};
+use unbroken_verbs::{Error, PortAttr, PortState, Result};
 
 /// The default P_Key, the only one.
 const PKEY: u16 = 0xffff;
@@ -110,32 +110,31 @@ fn port_attr(front: &front::Context, port: u8) -> Result<ibv_port_attr> {
     Ok(a)
 }
 
-/// The GID at an index of the table, `None` where that entry is empty, or an error that says what exists.
-fn gid_at(front: &front::Context, port: u32, index: usize) -> Result<Option<Gid>> {
+/// The GID at an index of the table, `None` where that entry is empty, and what its port is attached to; or an error that says what
+/// exists.
+fn gid_at(front: &front::Context, port: u32, index: usize) -> Result<(Option<Gid>, LinkLayer)> {
     let port = u8::try_from(port).map_err(|_| Error::invalid(format!("port {port}: ports count from 1")))?;
-    let gids = front.port(port)?.gids;
+    let PortAttr { gids, link_layer, .. } = front.port(port)?;
     if index >= table_len(&gids) {
         return Err(Error::invalid(format!(
             "GID index {index}: this port's table has {} (count from 0)",
             table_len(&gids)
         )));
     }
-    Ok(gids.get(index).copied())
+    Ok((gids.get(index).copied(), link_layer))
 }
 
 /// A port's table has empty entries behind its GIDs, as on hardware.
-fn table_len(gids: &[Gid]) -> usize {
+pub fn table_len(gids: &[Gid]) -> usize {
     gids.len().max(GID_TABLE_LEN)
 }
 
-fn gid_entry(gid: Gid, index: u32, port: u32) -> ibv_gid_entry {
-    ibv_gid_entry {
-        gid: ibv_gid { raw: gid.0 },
-        gid_index: index,
-        port_num: port,
-        gid_type: if gid.is_infiniband() { IBV_GID_TYPE_IB } else { IBV_GID_TYPE_ROCE_V2 },
-        ndev_ifindex: 0,
-    }
+fn gid_entry(gid: Gid, index: u32, port: u32, link_layer: LinkLayer) -> ibv_gid_entry {
+    let gid_type = match link_layer {
+        LinkLayer::Infiniband => IBV_GID_TYPE_IB,
+        LinkLayer::Ethernet => IBV_GID_TYPE_ROCE_V2,
+    };
+    ibv_gid_entry { gid: ibv_gid { raw: gid.0 }, gid_index: index, port_num: port, gid_type, ndev_ifindex: 0 }
 }
 
 #[no_mangle]
@@ -229,7 +228,7 @@ unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c
         let index = usize::try_from(index).map_err(|_| Error::invalid(format!("GID index {index} is negative")))?;
         // SAFETY: a context of ours and the caller's union.
         unsafe {
-            let found = gid_at(&ContextObj::of(context)?.front, port.into(), index)?;
+            let (found, _) = gid_at(&ContextObj::of(context)?.front, port.into(), index)?;
             gid.write(ibv_gid { raw: found.unwrap_or_default().0 });
         }
         Ok(())
@@ -249,7 +248,7 @@ unsafe extern "C" fn ibv_query_gid_type(
             let found = gid_at(&ContextObj::of(context)?.front, port.into(), index as usize)?;
             // libibverbs calls an empty entry InfiniBand or RoCEv1.
             gid_type.write(match found {
-                Some(gid) if !gid.is_infiniband() => IBV_GID_TYPE_SYSFS_ROCE_V2,
+                (Some(_), LinkLayer::Ethernet) => IBV_GID_TYPE_SYSFS_ROCE_V2,
                 _ => IBV_GID_TYPE_SYSFS_IB_ROCE_V1,
             });
         }
@@ -272,9 +271,9 @@ unsafe extern "C" fn _ibv_query_gid_ex(
         }
         // SAFETY: a context of ours; the caller says how many bytes it has.
         unsafe {
-            let gid = gid_at(&ContextObj::of(context)?.front, port, index as usize)?
-                .ok_or_else(|| Error::new(libc::ENODATA, format!("GID index {index} of port {port} is empty")))?;
-            write_sized(entry, size, &gid_entry(gid, index, port));
+            let (found, link_layer) = gid_at(&ContextObj::of(context)?.front, port, index as usize)?;
+            let empty = || Error::new(libc::ENODATA, format!("GID index {index} of port {port} is empty"));
+            write_sized(entry, size, &gid_entry(found.ok_or_else(empty)?, index, port, link_layer));
         }
         Ok(())
     })
@@ -296,14 +295,15 @@ unsafe extern "C" fn _ibv_query_gid_table(
         // SAFETY: a context of ours.
         let front = &unsafe { ContextObj::of(context) }?.front;
         for port in 1..=u32::from(front.attr().phys_port_cnt) {
-            for (index, gid) in front.port(port as u8)?.gids.into_iter().enumerate() {
+            let PortAttr { gids, link_layer, .. } = front.port(port as u8)?;
+            for (index, gid) in gids.into_iter().enumerate() {
                 if count == max_entries {
                     return Err(Error::invalid(format!("{max_entries} entries are too few for all GIDs")));
                 }
                 // SAFETY: the caller's array has `max_entries` of `size` bytes each.
                 unsafe {
                     let to = entries.cast::<u8>().add(count * size).cast();
-                    write_sized(to, size, &gid_entry(gid, index as u32, port));
+                    write_sized(to, size, &gid_entry(gid, index as u32, port, link_layer));
                 }
                 count += 1;
             }

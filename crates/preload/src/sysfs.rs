@@ -5,6 +5,7 @@
 //! Devices are shown as those of the kernel's software RoCE are: virtual ones, without a PCI device behind them. The state of a port is
 //! written anew at each look into the tree, as it changes.
 
+use crate::query::table_len;
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
@@ -124,7 +125,6 @@ fn make_port(folder: &Path, nic: &NicInfo, port: &PortInfo) -> io::Result<()> {
     for part in ["gids", "gid_attrs/types", "gid_attrs/ndevs", "pkeys", "counters"] {
         fs::create_dir_all(folder.join(part))?;
     }
-    let [high, low] = [0, 8].map(|at| u64::from_be_bytes(port.gid.0[at..at + 8].try_into().expect("eight bytes")));
     let (link_layer, gid_type) = match nic.link_layer {
         LinkLayer::Infiniband => ("InfiniBand", "IB/RoCE v1"),
         LinkLayer::Ethernet => ("Ethernet", "RoCE v2"),
@@ -138,17 +138,31 @@ fn make_port(folder: &Path, nic: &NicInfo, port: &PortInfo) -> io::Result<()> {
         ("sm_sl", "0"),
         ("cap_mask", "0x04010000"),
         ("pkeys/0", "0xffff"),
-        ("gids/0", &format!("{}:{}", guid(high), guid(low))),
-        ("gid_attrs/types/0", gid_type),
     ];
     for (name, text) in files {
         put(&folder.join(name), &format!("{text}\n"))?;
     }
-    let interface = folder.join("gid_attrs/ndevs/0");
-    match nic.link_layer {
-        LinkLayer::Ethernet => put(&interface, &format!("{}\n", nic.interface)),
-        // An InfiniBand port belongs to no network interface. The fabric may have been another when the tree was made.
-        LinkLayer::Infiniband => match fs::remove_file(&interface) {
+    // An InfiniBand port belongs to no network interface.
+    let interface = Some(nic.interface.as_str()).filter(|_| nic.link_layer == LinkLayer::Ethernet);
+    // Empty entries of the table read as zeros, and have no attributes.
+    for i in 0..table_len(&port.gids) {
+        let gid = port.gids.get(i);
+        let [high, low] = [0, 8].map(|at| {
+            let bytes = gid.copied().unwrap_or_default().0;
+            u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+        });
+        put(&folder.join(format!("gids/{i}")), &format!("{}:{}\n", guid(high), guid(low)))?;
+        put_or_remove(&folder.join(format!("gid_attrs/types/{i}")), gid.map(|_| gid_type))?;
+        put_or_remove(&folder.join(format!("gid_attrs/ndevs/{i}")), gid.and(interface))?;
+    }
+    Ok(())
+}
+
+/// A file with this line, or none: the fabric may have been another when the tree was made.
+fn put_or_remove(path: &Path, line: Option<&str>) -> io::Result<()> {
+    match line {
+        Some(line) => put(path, &format!("{line}\n")),
+        None => match fs::remove_file(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
             _ => Ok(()),
         },
@@ -183,13 +197,14 @@ fn write_states(root: &Path, inventory: &Inventory) -> io::Result<()> {
 mod tests {
     use super::*;
     use unbroken_shift::front::NicInfo;
+    use unbroken_types::Gid;
 
     fn tree(nics: usize) -> Inventory {
         let nic = NicInfo {
             link_layer: LinkLayer::Ethernet,
             node_guid: 0x0255_4e00_7f4d_0100,
             interface: "lo".to_owned(),
-            ports: vec![PortInfo { active: true, ..PortInfo::default() }; 2],
+            ports: vec![PortInfo { active: true, gids: vec![Gid([1; 16]), Gid([2; 16])], ..PortInfo::default() }; 2],
         };
         Inventory { runtime: PathBuf::new(), key: "a".to_owned(), nics: vec![nic; nics] }
     }
@@ -207,7 +222,11 @@ mod tests {
             assert_eq!(read("node_guid"), "0255:4e00:7f4d:0100\n");
             assert_eq!(read("ports/1/state"), "4: ACTIVE\n");
             assert_eq!(read("ports/2/counters/port_xmit_data"), "0\n");
-            assert_eq!(read("ports/1/gids/0"), "0000:0000:0000:0000:0000:0000:0000:0000\n");
+            assert_eq!(read("ports/1/gids/1"), "0202:0202:0202:0202:0202:0202:0202:0202\n");
+            assert_eq!(read("ports/1/gids/3"), "0000:0000:0000:0000:0000:0000:0000:0000\n");
+            assert_eq!(read("ports/1/gid_attrs/types/1"), "RoCE v2\n");
+            let entries = |part: &str| fs::read_dir(class.join("unb0/ports/1").join(part)).unwrap().count();
+            assert_eq!((entries("gids"), entries("gid_attrs/types"), entries("gid_attrs/ndevs")), (4, 2, 2));
             assert_eq!(fs::read_dir(root.join("dev/infiniband")).unwrap().count(), nics);
             assert!(class.join("unb0/../../infiniband/unb0/ports").exists(), "as a link into /sys/devices/virtual");
         }

@@ -49,7 +49,7 @@ fn sent(from: &mut UdQp, mem: &VecMemory, wcs: &mut Wcs, wr: &SendWr<'_>) -> Vec
 fn over_infiniband_the_sender_decides_about_the_grh() {
     let (mem, mut wcs) = (memory(), Wcs::default());
     let (mut a, mut b) = (qp(3, 77), qp(4, 99));
-    let ports = [[127, 77, 1, 0], [127, 77, 2, 0]].map(|ip| Gid::infiniband(ip.into()));
+    let ports = [[127, 77, 1, 0], [127, 77, 2, 0]].map(|ip| Gid::link_local(ip.into()));
     for grh in [false, true] {
         let sges = [sge(SRC, 10, 5)];
         let ud = Some(UdDest { gid: ports[1], qpn: 4, qkey: 99, grh });

@@ -2,7 +2,7 @@
 
 use crate::config::{Config, NicSource, MAX_NICS};
 use crate::netlink;
-use crate::nics::{gid_of, guid_of, lid_of};
+use crate::nics::{gids_of, guid_of, lid_of};
 use std::net::IpAddr;
 use unbroken_fabric::{now_us, Fabric, NicCounters, NicKind, NicPage, Runtime, SM_LID};
 use unbroken_types::{Gid, LinkLayer};
@@ -24,8 +24,8 @@ pub struct NicInfo {
 /// A port as it is now.
 #[derive(Clone, Debug, Default)]
 pub struct PortInfo {
-    /// Its GID.
-    pub gid: Gid,
+    /// Its GIDs, in the order of its table.
+    pub gids: Vec<Gid>,
     /// InfiniBand: its LID; else 0.
     pub lid: u16,
     /// InfiniBand: the LID of the subnet manager; else 0.
@@ -83,7 +83,7 @@ fn info(runtime: &Runtime, ports: &[(IpAddr, bool)], link_layer: LinkLayer) -> R
             let lid = lid_of(ip, link_layer);
             let sm_lid = if lid == 0 { 0 } else { SM_LID };
             let counters = NicPage::open(runtime, ip).map_err(invalid)?.counters();
-            Ok(PortInfo { gid: gid_of(ip, link_layer), lid, sm_lid, active, counters })
+            Ok(PortInfo { gids: gids_of(ip, link_layer), lid, sm_lid, active, counters })
         })
         .collect::<Result<Vec<_>>>()?;
     Ok(NicInfo { link_layer, node_guid: guid_of(first), interface: interface(first)?.name, ports })

@@ -5,7 +5,7 @@ use crate::engine::{Engine, Identity, QpEntry, QpKind, Sockets, MAX_QPS};
 use crate::faults::{Link, Status};
 use crate::fork;
 use crate::memory::{Domain, MAX_MRS, MAX_MR_BYTES, MAX_PDS};
-use crate::nics::{gid_of, guid_of, lid_of, Spec};
+use crate::nics::{gid_of, gids_of, guid_of, lid_of, Spec};
 use crate::poller::Poller;
 use crate::qp::SoftQp;
 use std::net::IpAddr;
@@ -337,7 +337,7 @@ impl Device for Nic {
             state: if usable { PortState::Active } else { PortState::Down },
             max_mtu: Mtu::B4096,
             active_mtu: self.shared().mtu,
-            gids: vec![gid_of(ip, shared.link_layer)],
+            gids: gids_of(ip, shared.link_layer),
             max_msg_sz: 1 << 30,
             link_layer: self.shared().link_layer,
             lid: lid_of(ip, shared.link_layer),
@@ -350,7 +350,7 @@ impl Device for Nic {
         match (&shared.fabric, shared.link_layer) {
             (Some(fabric), LinkLayer::Infiniband) => {
                 let addr = fabric.addr_of_lid(lid).map_err(|e| Error::invalid(e.to_string()))?;
-                Ok(Gid::infiniband(addr))
+                Ok(Gid::link_local(addr))
             }
             _ => Err(Error::invalid(format!("NIC {}: its link layer is Ethernet, which has no LIDs", shared.name))),
         }

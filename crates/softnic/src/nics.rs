@@ -121,10 +121,11 @@ impl SoftNics {
         self.specs.get(i).map(|s| gid_of(s.ips[0], s.link_layer))
     }
 
-    /// The GID of port 1 of the NIC, of this fabric, that has a port with this GID.
+    /// The first GID of port 1 of the NIC that has a port with this GID, as far as is known here.
     pub fn first_port(&self, gid: Gid) -> Gid {
-        let (Some(fabric), IpAddr::V4(ip)) = (&self.fabric, gid.to_ip()) else { return gid };
-        let Some(port) = fabric.locate(ip).filter(|port| port.port > 1) else { return gid };
+        let IpAddr::V4(ip) = gid.to_ip() else { return gid };
+        let Some(fabric) = &self.fabric else { return Gid::from_ip(ip.into()) };
+        let Some(port) = fabric.locate(ip) else { return gid };
         let first = fabric.nic_addr(&port.host, port.index);
         first.map_or(gid, |ip| gid_of(ip.into(), fabric.nic_kind(&port.host, port.index).link_layer))
     }
@@ -262,10 +263,19 @@ pub(crate) fn guid_of(ip: IpAddr) -> u64 {
     }
 }
 
-/// The GID of the port that has this address.
+/// The GIDs of the port that has this address, in the order of its table. A RoCE port has one for its address, and, as a real one, a
+/// link-local one that is made of its GUID.
+pub(crate) fn gids_of(ip: IpAddr, link_layer: LinkLayer) -> Vec<Gid> {
+    match (link_layer, ip) {
+        (LinkLayer::Ethernet, IpAddr::V4(v4)) => vec![Gid::from_ip(ip), Gid::link_local(v4)],
+        _ => vec![gid_of(ip, link_layer)],
+    }
+}
+
+/// The first GID of the port that has this address.
 pub(crate) fn gid_of(ip: IpAddr, link_layer: LinkLayer) -> Gid {
     match (link_layer, ip) {
-        (LinkLayer::Infiniband, IpAddr::V4(v4)) => Gid::infiniband(v4),
+        (LinkLayer::Infiniband, IpAddr::V4(v4)) => Gid::link_local(v4),
         _ => Gid::from_ip(ip),
     }
 }

@@ -20,8 +20,8 @@ pub const fn port_guid(ip: Ipv4Addr) -> u64 {
     GUID_PREFIX | ip.to_bits() as u64
 }
 
-/// A global identifier: for RoCEv2 an IPv6 address or an IPv4-mapped one (`::ffff:a.b.c.d`), in network order. For a port whose link
-/// layer is InfiniBand: the subnet prefix and the port's GUID, which holds the address.
+/// A global identifier: for RoCEv2 an IPv6 address or an IPv4-mapped one (`::ffff:a.b.c.d`), in network order. The only one of a port whose
+/// link layer is InfiniBand, and the second of a RoCE port: the prefix `fe80::/64` and the port's GUID, which holds the address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[repr(transparent)]
 pub struct Gid(pub [u8; 16]);
@@ -35,21 +35,21 @@ impl Gid {
         }
     }
 
-    /// The GID of a port whose link layer is InfiniBand.
-    pub fn infiniband(ip: Ipv4Addr) -> Gid {
+    /// The GID that is made of the GUID of the port with this address.
+    pub fn link_local(ip: Ipv4Addr) -> Gid {
         Gid((u128::from(SUBNET_PREFIX) << 64 | u128::from(port_guid(ip))).to_be_bytes())
     }
 
-    /// Whether the GID is that of a port whose link layer is InfiniBand.
-    pub fn is_infiniband(self) -> bool {
+    /// Whether the GID is made of a port's GUID.
+    pub fn is_link_local(self) -> bool {
         let bits = u128::from_be_bytes(self.0);
         (bits >> 64) as u64 == SUBNET_PREFIX && bits as u64 & !u64::from(u32::MAX) == GUID_PREFIX
     }
 
-    /// The IP address behind the GID: IPv4 where the GID is mapped, or that of an InfiniBand port.
+    /// The IP address behind the GID: IPv4 where the GID is mapped, or made of a port's GUID.
     pub fn to_ip(self) -> IpAddr {
         let v6 = Ipv6Addr::from(self.0);
-        if self.is_infiniband() {
+        if self.is_link_local() {
             return IpAddr::V4(Ipv4Addr::from_bits(u128::from(v6) as u32));
         }
         v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
@@ -78,9 +78,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gid_of_an_infiniband_port_leads_to_its_address() {
+    fn the_gid_of_a_guid_leads_to_its_address() {
         let ip = Ipv4Addr::new(127, 77, 1, 3);
-        let gid = Gid::infiniband(ip);
+        let gid = Gid::link_local(ip);
         assert_eq!(Ipv6Addr::from(gid.0).to_string(), "fe80::255:4e00:7f4d:103");
         assert_eq!((gid.to_ip(), gid.to_ipv4()), (IpAddr::V4(ip), None));
         let real: Ipv6Addr = "fe80::255:4eff:fe4d:103".parse().unwrap();
