@@ -187,6 +187,11 @@ def fills_up(logs):
         # Room for this: the fault must be set before the log is full.
         fabric.fault("nic a/0 dead", "--at", "2s")
         fabric.fill()
+        unlogged = fabric.command("fault", "set", "nic b/3 down")
+        if "No space left" not in unlogged.stderr or "set all the same" not in unlogged.stderr:
+            raise Failure(f"a fault that cannot be logged: status {unlogged.returncode}: {unlogged.stderr}")
+        if fabric.nics()["b/3"]["state"] != "down":
+            raise Failure("a fault that cannot be logged is not set")
         for process in (client, server):
             process.expect_success(30)
         carried = backup_bytes(fabric)

@@ -57,7 +57,7 @@ impl Directory {
         DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(io("make it"))?;
         // Who holds the gate decides alone whether the file is in use; it is held for the time of opening only.
         let _gate = FileLock::take(&path.join("gate.lock")).map_err(io("lock it"))?;
-        let presence = Presence::join(runtime).map_err(io("lock its process's byte in alive.lock for"))?;
+        let presence = Presence::join(runtime).map_err(io("take part in its runtime folder"))?;
         let open = presence.mark(Mark::Directory).map_err(io("lock it"))?;
         let open = open.ok_or_else(|| io("open it")(io::Error::other("this process has it open already")))?;
         let alone = !presence.others_have(Mark::Directory);

@@ -88,6 +88,14 @@ fn other_process() {
             assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), Some((77, 0)));
             assert!(directory.lookup_process(77).unwrap().is_some());
         }
+        "endless" => {
+            let directory = Directory::open(&runtime).unwrap();
+            println!("\nbusy");
+            std::io::stdout().flush().unwrap();
+            loop {
+                exercise(&directory);
+            }
+        }
         "share" => exercise(&Directory::open(&runtime).unwrap()),
         _ => panic!("role {role}"),
     }
@@ -376,4 +384,27 @@ fn many_processes_and_threads_at_once() {
     }
     directory.publish_qp(gid(1), 1, 1, 0).unwrap();
     assert_eq!(directory.lookup_qp(gid(1), 1).unwrap(), Some((1, 0)));
+}
+
+/// Wherever a process is killed, its turn ends with it and its transaction leaves no trace.
+#[test]
+fn who_is_killed_in_a_transaction_harms_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = Runtime::at(dir.path()).unwrap();
+    let directory = Directory::open(&runtime).unwrap();
+    for round in 0..30u32 {
+        let mut others: Vec<Child> = (0..2).map(|_| start("endless", dir.path())).collect();
+        for other in &mut others {
+            expect(other, "busy");
+        }
+        for other in &mut others {
+            directory.publish_qp(gid(200), round, 7).unwrap();
+            other.kill().unwrap();
+            directory.publish_qp(gid(201), round, 7).unwrap();
+            other.wait().unwrap();
+        }
+        // Looks at the whole file, and sweeps.
+        assert!(start("share", dir.path()).wait().unwrap().success(), "round {round}");
+        assert_eq!(directory.lookup_qp(gid(201), round).unwrap(), Some(7));
+    }
 }

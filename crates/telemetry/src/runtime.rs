@@ -100,7 +100,7 @@ impl Runtime {
         if (found.dev(), found.ino()) != (meta.dev(), meta.ino()) {
             return Err(io("use it")(io::Error::other("another folder took its place; try again")));
         }
-        for name in ["proc", "shm", "shm/nics", "shm/proc"] {
+        for name in ["directory", "proc", "shm", "shm/nics", "shm/proc"] {
             make_folder(&real.join(name))?;
         }
         Ok(Runtime { path: real })
@@ -261,7 +261,7 @@ mod tests {
         let fifo = dir.path().join("fifo");
         mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
         assert!(matches!(Runtime::at(&fifo), Err(RuntimeError::NotAFolder { .. })));
-        for name in ["proc", "shm"] {
+        for name in ["directory", "proc", "shm"] {
             let own = dir.path().join(format!("with-{name}"));
             DirBuilder::new().mode(0o700).create(&own).unwrap();
             symlink(dir.path(), own.join(name)).unwrap();
