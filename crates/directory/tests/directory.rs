@@ -398,13 +398,13 @@ fn who_is_killed_in_a_transaction_harms_nobody() {
             expect(other, "busy");
         }
         for other in &mut others {
-            directory.publish_qp(gid(200), round, 7).unwrap();
+            directory.publish_qp(gid(200), round, 7, 0).unwrap();
             other.kill().unwrap();
-            directory.publish_qp(gid(201), round, 7).unwrap();
+            directory.publish_qp(gid(201), round, 7, 0).unwrap();
             other.wait().unwrap();
         }
         // Looks at the whole file, and sweeps.
         assert!(start("share", dir.path()).wait().unwrap().success(), "round {round}");
-        assert_eq!(directory.lookup_qp(gid(201), round).unwrap(), Some(7));
+        assert_eq!(directory.lookup_qp(gid(201), round).unwrap(), Some((7, 0)));
     }
 }

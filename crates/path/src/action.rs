@@ -81,6 +81,8 @@ pub enum Reason {
     Wedged(WcStatus),
     /// The peer switched.
     Peer,
+    /// The QP is connected where its number is not known to the network: its NIC is dead, or it was reset after it had moved.
+    Connect,
 }
 
 impl Reason {
@@ -94,6 +96,7 @@ impl Reason {
             Reason::Stall => "stall",
             Reason::Wedged(_) => "wedged",
             Reason::Peer => "peer",
+            Reason::Connect => "connect",
         }
     }
 
@@ -102,7 +105,7 @@ impl Reason {
         match self {
             Reason::QpFailed(status) | Reason::Wedged(status) => status,
             Reason::DeviceFatal | Reason::PostFailed => WcStatus::FatalErr,
-            Reason::PortDown | Reason::Stall | Reason::Peer => WcStatus::RetryExcErr,
+            Reason::PortDown | Reason::Stall | Reason::Peer | Reason::Connect => WcStatus::RetryExcErr,
         }
     }
 }

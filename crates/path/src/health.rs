@@ -187,6 +187,8 @@ impl PeerHealth {
         let pair = self.pairs.entry(path).or_insert_with(Pair::new);
         match pair.state {
             State::Dead { .. } => Answer::Dead,
+            // It cannot be asked, and carries nothing.
+            _ if !pair.works => Answer::Dead,
             State::Asked { .. } => Answer::Asked,
             State::Calm if pair.alive_us.is_some_and(|at| at >= since_us && at >= recent_us) => Answer::Alive,
             State::Calm => {
@@ -502,7 +504,8 @@ mod tests {
         let mut h = two_paths();
         h.ask(0, A, 0);
         h.set_nic(1_000, 0, false);
-        assert_eq!(run(&mut h, 1, 500, |_, p| (p == B).then_some(1)), []);
+        assert_eq!(h.ask(2_000, A, 0), Answer::Dead);
+        assert_eq!(run(&mut h, 2, 500, |_, p| (p == B).then_some(1)), []);
         h.set_nic(500_000, 0, true);
         assert_eq!(run(&mut h, 500, 600, |_, _| Some(1)), [(501, A, Verdict::Alive)]);
     }

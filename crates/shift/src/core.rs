@@ -22,11 +22,17 @@ use unbroken_path::seal::Key;
 use unbroken_path::Message;
 use unbroken_telemetry::{Event, EventLog, Runtime, What};
 use unbroken_types::Gid;
-use unbroken_verbs::{CompChannel, Cq, Device, DeviceEvent, Error, EventSink, MemoryDomain, Result, Srq};
+use unbroken_verbs::{
+    CompChannel, Cq, Device, DeviceAttr, DeviceEvent, DeviceQp, Error, EventSink, MemoryDomain, PortAttr, QpInit,
+    Result, Srq,
+};
 
 /// Longest transport timeout of a protected QP: the application's own. Whether a path lives is found out by asking it, long before a
 /// transport gives up; a shorter timeout would only send more again where a peer is slow.
 const TIMEOUT_CODE: u8 = 0;
+
+/// Numbers of QPs that have moved away which may be met in a row when one is made.
+const MAX_TAKEN: usize = 1024;
 
 /// Locks a mutex; a panic elsewhere does not make the tables useless.
 pub(crate) fn lock<T: ?Sized>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -170,6 +176,18 @@ impl Core {
         self.nics.first_port(gid)
     }
 
+    pub(crate) fn attr_of(&self, i: usize) -> DeviceAttr {
+        self.nics.attr(i)
+    }
+
+    pub(crate) fn port_of(&self, i: usize, port: u8, usable: bool) -> Result<PortAttr> {
+        self.nics.port(i, port, usable)
+    }
+
+    pub(crate) fn gid_of_lid(&self, i: usize, lid: u16) -> Result<Gid> {
+        self.nics.gid_of_lid(i, lid)
+    }
+
     pub(crate) fn memory(&self) -> &Arc<dyn MemoryDomain> {
         &self.memory
     }
@@ -194,7 +212,7 @@ impl Core {
 
     /// The open device of NIC `i`; opens it if need be. The first such call begins to protect this process.
     pub(crate) fn open_device(self: &Arc<Self>, i: usize) -> Result<Arc<dyn Device>> {
-        let device = self.device_or_open(i)?;
+        let device = self.device_or_open(i);
         self.worker.get_or_init(|| {
             self.open_all();
             match worker::spawn(self) {
@@ -205,7 +223,7 @@ impl Core {
                 }
             }
         });
-        Ok(device)
+        device
     }
 
     fn device_or_open(&self, i: usize) -> Result<Arc<dyn Device>> {
@@ -233,6 +251,59 @@ impl Core {
     /// The device of NIC `i` if it is open and alive.
     pub(crate) fn device(&self, i: usize) -> Option<Arc<dyn Device>> {
         lock(self.slots.get(i)?).device.clone().filter(|d| d.alive())
+    }
+
+    /// Whether packets can leave by NIC `i`.
+    pub(crate) fn usable(&self, i: usize) -> bool {
+        self.device(i).is_some_and(|d| d.usable())
+    }
+
+    /// The NICs in the order in which they stand in for NIC `i`, itself first.
+    fn ring(&self, i: usize) -> impl Iterator<Item = usize> {
+        let count = self.nic_count();
+        (0..count).map(move |k| (i + k) % count)
+    }
+
+    /// The NIC that works in the place of NIC `i`, if failover is on and there is one.
+    pub(crate) fn stands_in(&self, i: usize) -> Option<usize> {
+        self.ring(i).skip(1).filter(|_| self.failover).find(|j| self.usable(*j))
+    }
+
+    /// Makes a physical QP on NIC `i`, or, if that is dead and the QP may be anywhere, on one that stands in for it. Its number is no other
+    /// logical QP's of NIC `i`, nor of its own NIC: one that has moved keeps its number.
+    pub(crate) fn make_qp(&self, i: usize, init: &QpInit, anywhere: bool) -> Result<(usize, Arc<dyn DeviceQp>)> {
+        let error = match self.device_or_open(i).and_then(|device| self.make_qp_on(&device, i, i, init)) {
+            Err(e) if anywhere && e.errno() == libc::EIO => e,
+            made => return made.map(|qp| (i, qp)),
+        };
+        for j in self.ring(i).skip(1) {
+            let Some(device) = self.device(j).filter(|d| d.usable()) else { continue };
+            match self.make_qp_on(&device, j, i, init) {
+                Err(e) if e.errno() == libc::EIO => {}
+                made => return made.map(|qp| (j, qp)),
+            }
+        }
+        Err(error)
+    }
+
+    /// Makes a physical QP on NIC `at`, for a logical QP whose default NIC is `default`.
+    pub(crate) fn make_qp_on(
+        &self,
+        device: &Arc<dyn Device>,
+        at: usize,
+        default: usize,
+        init: &QpInit,
+    ) -> Result<Arc<dyn DeviceQp>> {
+        let mut taken = Vec::new();
+        loop {
+            let qp = device.create_qp(init)?;
+            let qpn = qp.qpn();
+            if taken.len() >= MAX_TAKEN || (self.qp((at, qpn)).is_none() && self.qp((default, qpn)).is_none()) {
+                return Ok(qp);
+            }
+            // It is kept until another is found, so that the number is not given out again.
+            taken.push(qp);
+        }
     }
 
     /// Forgets a dead device.

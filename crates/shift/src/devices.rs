@@ -6,7 +6,7 @@ use std::sync::Arc;
 use unbroken_softnic::{Config, NicSource, SoftNics};
 pub use unbroken_softnic::{NicInfo, PortInfo};
 use unbroken_types::Gid;
-use unbroken_verbs::{Device, Error, EventSink, MemoryDomain, Result};
+use unbroken_verbs::{Device, DeviceAttr, Error, EventSink, MemoryDomain, PortAttr, Result};
 
 /// The NICs of this process's host.
 pub trait NicSet: Send + Sync {
@@ -22,6 +22,12 @@ pub trait NicSet: Send + Sync {
     fn first_port(&self, gid: Gid) -> Gid;
     /// The node GUID of NIC `i`.
     fn node_guid(&self, i: usize) -> u64;
+    /// Limits and identity of NIC `i`, open or not.
+    fn attr(&self, i: usize) -> DeviceAttr;
+    /// A port of NIC `i`, counted from 1, open or not, in the state that the caller knows.
+    fn port(&self, i: usize, port: u8, usable: bool) -> Result<PortAttr>;
+    /// The GID of the InfiniBand port that has this LID, as NIC `i` knows it, or why there is none.
+    fn gid_of_lid(&self, i: usize, lid: u16) -> Result<Gid>;
     /// Opens NIC `i`. A dead one can be opened again when it is healed.
     fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>>;
     /// Protection domains and regions, shared by all these NICs.
@@ -55,6 +61,18 @@ impl NicSet for Soft {
 
     fn node_guid(&self, i: usize) -> u64 {
         self.0.node_guid(i)
+    }
+
+    fn attr(&self, i: usize) -> DeviceAttr {
+        self.0.attr(i)
+    }
+
+    fn port(&self, i: usize, port: u8, usable: bool) -> Result<PortAttr> {
+        self.0.port(i, port, usable)
+    }
+
+    fn gid_of_lid(&self, i: usize, lid: u16) -> Result<Gid> {
+        self.0.gid_of_lid(i, lid)
     }
 
     fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>> {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use unbroken_types::{Access, Gid};
 use unbroken_verbs::{
-    CompChannel, Cq, Device, DeviceAttr, Error, EventFd, MrChange, MrKeys, PortAttr, Result, Srq, SrqAttr, WindowType,
+    CompChannel, Cq, DeviceAttr, Error, EventFd, MrChange, MrKeys, PortAttr, Result, Srq, SrqAttr, WindowType,
 };
 
 /// `enum ibv_event_type`: the ones that this library raises.
@@ -73,13 +73,17 @@ impl System {
         if index >= self.devices.len() {
             return Err(Error::invalid(format!("no device unb{index}: this host has {}", self.devices.len())));
         }
-        let device = self.core.open_device(index)?;
+        match self.core.open_device(index) {
+            // Its NIC is dead, but others carry what it makes.
+            Err(_) if self.core.stands_in(index).is_some() => {}
+            opened => drop(opened?),
+        }
         let context = Arc::new(Context {
             core: self.core.clone(),
             nic: index,
-            attr: device.attr(),
-            device,
+            attr: self.core.attr_of(index),
             events: Arc::new(AsyncQueue::new()?),
+            usable_at_first: self.core.usable(index),
             fault_told: AtomicBool::new(false),
         });
         self.core.add_context(&context);
@@ -162,10 +166,11 @@ impl AsyncQueue {
 pub struct Context {
     core: Arc<Core>,
     nic: usize,
-    device: Arc<dyn Device>,
     attr: DeviceAttr,
     /// Shared with what raises events under a device's lock: to let go of it must not close a device.
     events: Arc<AsyncQueue>,
+    /// Its NIC worked when it was opened.
+    usable_at_first: bool,
     /// A device-fatal or port-down event was delivered, so its end is news, too.
     fault_told: AtomicBool,
 }
@@ -183,13 +188,19 @@ impl Context {
 
     /// A port, counted from 1.
     pub fn port(&self, port: u8) -> Result<PortAttr> {
-        // After a death the device may have been opened anew.
-        self.core.device(self.nic).unwrap_or_else(|| self.device.clone()).port(port)
+        if !self.usable_at_first && port == 1 && self.core.stands_in(self.nic).is_some() {
+            // A program that begins while its NIC is dead or down runs over the others, if it is told that it can.
+            return self.core.port_of(self.nic, port, true);
+        }
+        match self.core.device(self.nic) {
+            Some(device) => device.port(port),
+            None => self.core.port_of(self.nic, port, false),
+        }
     }
 
     /// The GID of the InfiniBand port that has this LID, or why there is none.
     pub fn gid_of_lid(&self, lid: u16) -> Result<Gid> {
-        self.device.gid_of_lid(lid)
+        self.core.gid_of_lid(self.nic, lid)
     }
 
     /// Makes a protection domain.

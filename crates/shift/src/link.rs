@@ -66,7 +66,13 @@ pub(crate) struct Link {
 
 impl Link {
     /// The link of a QP with that connection number to the QP `them`, or why there can be none.
-    pub(crate) fn new(qp: &Qp, connection: u32, them: Endpoint) -> std::result::Result<Link, &'static str> {
+    /// A QP that is not where its number says (`foreign`) needs the peer's word before anything can be sent: it waits longer for it.
+    pub(crate) fn new(
+        qp: &Qp,
+        connection: u32,
+        them: Endpoint,
+        foreign: bool,
+    ) -> std::result::Result<Link, &'static str> {
         let core = &qp.core;
         let peer = core.peers.get(core, them.incarnation).ok_or("the peer's process is not in the directory")?;
         let remote =
@@ -82,8 +88,13 @@ impl Link {
         {
             let mut health = peer.health();
             table.iter().for_each(|(_, path)| health.add(path));
+            let unusable = (0..nics).filter(|nic| !core.usable(usize::from(*nic)));
+            unusable.for_each(|nic| health.set_nic(now_us(), nic, false));
         }
-        let config = Config { hello_min_us: HELLO_MIN_US, ..Config::default() };
+        let mut config = Config { hello_min_us: HELLO_MIN_US, ..Config::default() };
+        if foreign {
+            config.unknown_grace_us = config.peer_silence_us;
+        }
         let lqp = LogicalQp::new(me, them, table, config, now_us());
         core.inbox.put(Job::Connect(qp.id()));
         Ok(Link {
@@ -372,6 +383,15 @@ fn run(qp: &Qp, g: &mut Gate) {
 
 fn quiesce(g: &mut Gate, now: u64) {
     let progress = g.phys.progress();
+    if g.phys.state() == QpState::Err {
+        // An error of the program has ended it; its NIC dies later, or its peer moves. It must not come back to life.
+        g.failed = true;
+        g.why_not = "ended by an error of the program";
+        if let Some(l) = &mut g.link {
+            l.lqp.handle_ended();
+        }
+        return;
+    }
     let result = g.phys.quiesce();
     let Some(link) = &mut g.link else { return };
     let answer = match result {
@@ -403,7 +423,7 @@ fn open(qp: &Qp, g: &mut Gate, slot: u8) -> Result<Opened> {
     let nic = usize::from(path.local);
     let device = core.device(nic).ok_or_else(|| Error::device_gone(format!("{} is dead", core.nic_name(nic))))?;
     let mtu = device.port(1)?.active_mtu;
-    let fresh = device.create_qp(&qp.init)?;
+    let fresh = core.make_qp_on(&device, nic, qp.id().0, &qp.init)?;
     let result = (|| {
         let rc = RcModify { state: Some(QpState::Init), access: g.app.rc.access, ..RcModify::default() };
         fresh.modify(&QpModify { rc, ..QpModify::default() })?;

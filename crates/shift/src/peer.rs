@@ -60,7 +60,7 @@ impl Peer {
 
     /// What to believe of a path to it.
     pub(crate) fn belief(&self, core: &Core, path: SlotPath) -> Belief {
-        if !core.device(usize::from(path.local)).is_some_and(|d| d.usable()) {
+        if !core.usable(path.local.into()) {
             Belief::NoNic
         } else if self.control(path.remote).is_none() || self.health().is_dead(path) {
             Belief::Silent

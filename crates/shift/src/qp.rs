@@ -81,7 +81,6 @@ impl Qp {
     pub(crate) fn create(core: &Arc<Core>, context: &Arc<Context>, r: &QpRequest) -> Result<Arc<Qp>> {
         check_owner()?;
         let nic = context.nic();
-        let device = core.open_device(nic)?;
         let protect = core.failover && core.nic_count() > 1 && r.qp_type == QpType::Rc;
         let init = QpInit {
             qp_type: r.qp_type,
@@ -95,7 +94,7 @@ impl Qp {
             wc_qpn: None,
             control: false,
         };
-        let phys = device.create_qp(&init)?;
+        let (at, phys) = core.make_qp(nic, &init, protect)?;
         let qpn = phys.qpn();
         let why_not = match r.qp_type {
             _ if !core.failover => "failover is off",
@@ -114,7 +113,7 @@ impl Qp {
             idle: AtomicBool::new(true),
             gate: Mutex::new(Gate {
                 phys,
-                nic,
+                nic: at,
                 port: 1,
                 app: QpModify::default(),
                 link: None,
@@ -131,7 +130,7 @@ impl Qp {
             }
             qp.publish(connection);
         }
-        core.add_qp(&qp, nic, qpn);
+        core.add_qp(&qp, at, qpn);
         Ok(qp)
     }
 
@@ -254,11 +253,15 @@ impl Qp {
             if let Some(result) = hold(g) {
                 return result;
             }
-            if error.errno() != libc::EIO || g.link.is_none() || tries == 0 {
+            if error.errno() != libc::EIO || tries == 0 {
                 return Err(error);
             }
             tries -= 1;
-            link::suspect(self, g, unbroken_path::Reason::PostFailed);
+            match g.link.is_some() {
+                true => link::suspect(self, g, unbroken_path::Reason::PostFailed),
+                false if self.leave_dead_nic(g)? => {}
+                false => return Err(error),
+            }
             if !g.failed {
                 match hold(g).unwrap_or_else(|| again(&*g.phys)) {
                     Ok(()) => return Ok(()),
@@ -307,8 +310,14 @@ impl Qp {
             return self.modify_later(&mut g, change);
         }
         let had_link = g.link.is_some();
+        if !had_link {
+            self.leave_dead_nic(&mut g)?;
+        }
         if let (Some(QpState::Rtr), true) = (state, self.init.hold_on_failure) {
             self.connect(&mut g, change);
+        }
+        if !had_link && g.link.is_some() && (self.is_foreign(&g) || !self.core.usable(g.nic)) {
+            return self.connect_elsewhere(&mut g, change);
         }
         let mut physical = change.clone();
         if let (Some(code), Some(_)) = (change.rc.timeout, &g.link) {
@@ -373,13 +382,60 @@ impl Qp {
         Ok(())
     }
 
-    fn reset(&self, g: &mut Gate) -> Result<()> {
-        if g.phys.qpn() != self.qpn {
-            return Err(Error::unsupported("a QP that has moved to another NIC cannot be reset: make a new one"));
+    /// Whether the network knows the physical QP by another number or NIC than the program's. (Numbers of different NICs are often equal.)
+    fn is_foreign(&self, g: &Gate) -> bool {
+        (g.nic, g.phys.qpn()) != (self.nic, self.qpn)
+    }
+
+    /// A QP that is not connected and whose NIC has died is made anew on another, with its receives. Gives whether that was so.
+    fn leave_dead_nic(&self, g: &mut Gate) -> Result<bool> {
+        if !self.init.hold_on_failure || g.failed || self.core.device(g.nic).is_some() {
+            return Ok(false);
         }
-        link::close(self, g);
+        let (nic, fresh) = self.core.make_qp(self.nic, &self.init, true)?;
+        if g.app.rc.state.is_some_and(|s| s != QpState::Reset) {
+            let rc = RcModify { state: Some(QpState::Init), access: g.app.rc.access, ..RcModify::default() };
+            fresh.modify(&QpModify { rc, ..QpModify::default() })?;
+        }
+        fresh.adopt(g.phys.quiesce()?)?;
+        self.replace_physical(g, nic, fresh);
+        Ok(true)
+    }
+
+    fn replace_physical(&self, g: &mut Gate, nic: usize, fresh: Arc<dyn DeviceQp>) {
+        g.phys.destroy();
+        self.core.rename_physical(self.id(), (g.nic, g.phys.qpn()), (nic, fresh.qpn()));
+        (g.phys, g.nic, g.port) = (fresh, nic, 1);
+    }
+
+    /// Connects a QP whose peer cannot reach it by its number: the two ends tell each other where they are, as in a switch.
+    fn connect_elsewhere(&self, g: &mut Gate, change: &QpModify) -> Result<()> {
+        if let Err(e) = change.rc.validate(QpType::Rc, g.phys.state()) {
+            link::close(self, g);
+            return Err(Error::invalid(e.to_string()));
+        }
+        merge(&mut g.app, change);
+        link::suspect(self, g, unbroken_path::Reason::Connect);
+        Ok(())
+    }
+
+    fn reset(&self, g: &mut Gate) -> Result<()> {
         let rc = RcModify { state: Some(QpState::Reset), ..RcModify::default() };
-        g.phys.modify(&QpModify { rc, ..QpModify::default() })?;
+        let in_place = !self.is_foreign(g) || !self.init.hold_on_failure;
+        match if in_place {
+            g.phys.modify(&QpModify { rc, ..QpModify::default() })
+        } else {
+            Err(Error::device_gone(""))
+        } {
+            Ok(()) => drop(link::close(self, g)),
+            // It has moved, or its NIC is dead: it begins anew. If it cannot, nothing has changed.
+            Err(e) if self.init.hold_on_failure && e.errno() == libc::EIO => {
+                let (nic, fresh) = self.core.make_qp(self.nic, &self.init, true)?;
+                link::close(self, g);
+                self.replace_physical(g, nic, fresh);
+            }
+            Err(e) => return Err(e),
+        }
         // What the old life completed and nobody polled would be taken for the new life's.
         self.purge();
         g.app = QpModify::default();
@@ -401,7 +457,8 @@ impl Qp {
         g.why_not = match self.core.directory.as_ref().map(|d| d.lookup_qp(gid, qpn)) {
             _ if !self.core.watched() => "the thread for failover could not be started",
             Some(Ok(Some((incarnation, connection)))) => {
-                match Link::new(self, g.connection, Endpoint { gid, qpn, incarnation, connection }) {
+                match Link::new(self, g.connection, Endpoint { gid, qpn, incarnation, connection }, self.is_foreign(g))
+                {
                     Ok(link) => {
                         g.link = Some(Box::new(link));
                         return;

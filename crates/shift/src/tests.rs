@@ -66,6 +66,15 @@ impl NicSet for Nics {
     fn node_guid(&self, i: usize) -> u64 {
         self.0.node_guid(i)
     }
+    fn attr(&self, i: usize) -> DeviceAttr {
+        self.0.attr(i)
+    }
+    fn port(&self, i: usize, port: u8, usable: bool) -> Result<PortAttr> {
+        self.0.port(i, port, usable)
+    }
+    fn gid_of_lid(&self, i: usize, lid: u16) -> Result<Gid> {
+        self.0.gid_of_lid(i, lid)
+    }
     fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>> {
         self.1.check(i)?;
         Ok(Arc::new(Breakable { inner: self.0.open(i, sink)?, nic: i, plan: self.1.clone() }))
@@ -91,14 +100,8 @@ impl Device for Breakable {
     fn gid(&self) -> Gid {
         self.inner.gid()
     }
-    fn attr(&self) -> DeviceAttr {
-        self.inner.attr()
-    }
     fn port(&self, port: u8) -> Result<PortAttr> {
         self.inner.port(port)
-    }
-    fn gid_of_lid(&self, lid: u16) -> Result<Gid> {
-        self.inner.gid_of_lid(lid)
     }
     fn alive(&self) -> bool {
         self.plan.check(self.nic).is_ok() && self.inner.alive()
@@ -201,8 +204,18 @@ struct World {
 
 impl World {
     fn new() -> World {
+        let world = World::unconnected(&[]);
+        connect(&world.from, &world.to);
+        connect(&world.to, &world.from);
+        world.wait("both ends are protected", || world.from.status().protected && world.to.status().protected);
+        world
+    }
+
+    /// The same before its QPs are connected, where some NICs were dead from the beginning.
+    fn unconnected(dead: &[usize]) -> World {
         let folder = tempfile::tempdir().unwrap();
         let plan = Arc::new(Plan::default());
+        dead.iter().for_each(|nic| plan.dead[*nic].store(true, SeqCst));
         let nics = devices::of_host(Runtime::at(folder.path()).unwrap(), "a").unwrap();
         let core = Core::over(Box::new(Nics(nics, plan.clone()))).unwrap();
         // A system lasts as long as its process.
@@ -228,11 +241,14 @@ impl World {
         let room: Box<[_]> = (0..BYTES).map(|_| std::sync::atomic::AtomicU8::new(0)).collect();
         let keys = [out.as_ptr() as u64, room.as_ptr() as u64]
             .map(|addr| core.memory().reg_mr(pd, addr, BYTES as u64, addr, Access::LOCAL_WRITE).unwrap());
-        connect(&from, &to);
-        connect(&to, &from);
-        let world = World { plan, core, from, to, cq, out, room, keys, _contexts: contexts, _runtime: folder };
-        world.wait("both ends are protected", || world.from.status().protected && world.to.status().protected);
-        world
+        World { plan, core, from, to, cq, out, room, keys, _contexts: contexts, _runtime: folder }
+    }
+
+    /// A message from end to end.
+    fn exchange(&self, wr_id: u64) {
+        self.post_recv(wr_id).unwrap();
+        self.post_send(wr_id + 1).unwrap();
+        self.arrives();
     }
 
     fn wait(&self, what: &str, condition: impl Fn() -> bool) {
@@ -418,5 +434,156 @@ fn a_qp_is_ended_in_the_middle_of_its_switch() {
         let wcs = w.completions(4);
         let flushed = |wc: &Wc| wc.status == WcStatus::WrFlushErr as u32 && wc.qp_num == w.from.qpn();
         assert!(wcs.iter().all(flushed) && wcs.iter().map(|wc| wc.wr_id).eq(0..4), "no path {no_path}: {wcs:?}");
+    }
+}
+
+/// A program begins, and connects, while the NIC that it asked for is dead: it runs over another.
+#[test]
+fn a_program_begins_while_its_nic_is_dead() {
+    for dead in [&[0][..], &[1], &[0, 1], &[0, 1, 3]] {
+        let w = World::unconnected(dead);
+        connect(&w.from, &w.to);
+        connect(&w.to, &w.from);
+        w.exchange(10);
+        let at = |qp: &Qp| qp.gate().nic;
+        assert!(!dead.contains(&at(&w.from)) && !dead.contains(&at(&w.to)), "{dead:?}: {} {}", at(&w.from), at(&w.to));
+        assert_eq!((w.from.state(), w.to.state()), (QpState::Rts, QpState::Rts));
+    }
+    let plan = World::unconnected(&[]);
+    assert_eq!(plan.from.gate().nic, 0);
+}
+
+/// A NIC dies between two verbs of a QP that is not connected yet: it begins anew on another, with the receives that were posted.
+#[test]
+fn a_nic_dies_before_its_qps_are_connected() {
+    let w = World::unconnected(&[]);
+    let rc = RcModify { state: Some(QpState::Init), access: Some(Access::LOCAL_WRITE), ..RcModify::default() };
+    w.to.modify(&QpModify { rc, ..QpModify::default() }).unwrap();
+    w.post_recv(1).unwrap();
+    w.plan.dead[1].store(true, SeqCst);
+    w.post_recv(2).unwrap();
+    connect(&w.to, &w.from);
+    connect(&w.from, &w.to);
+    for wr_id in [3, 4] {
+        w.post_send(wr_id).unwrap();
+        w.arrives();
+    }
+    assert_ne!(w.to.gate().nic, 1);
+}
+
+/// RESET of a QP that has moved, or whose NIC is dead: it is connected again under the number that it has always had, and carries on.
+#[test]
+fn a_qp_is_reset_after_it_has_moved() {
+    for heals in [false, true] {
+        let w = World::new();
+        w.exchange(10);
+        w.plan.dead[0].store(true, SeqCst);
+        w.exchange(20);
+        assert_ne!(w.from.gate().nic, 0);
+        if heals {
+            w.plan.dead[0].store(false, SeqCst);
+            w.core.inbox.put(Job::Device(0, DeviceEvent::PortActive(1)));
+            w.wait("the NIC is back", || w.core.device(0).is_some());
+        }
+        let (number, rc) = (w.from.qpn(), RcModify { state: Some(QpState::Reset), ..RcModify::default() });
+        for qp in [&w.from, &w.to] {
+            qp.modify(&QpModify { rc, ..QpModify::default() }).unwrap();
+            assert_eq!(qp.state(), QpState::Reset);
+        }
+        connect(&w.from, &w.to);
+        connect(&w.to, &w.from);
+        w.exchange(30);
+        assert_eq!((w.from.qpn(), heals || w.from.gate().nic != 0), (number, true));
+    }
+}
+
+/// Without any NIC a RESET is an error, and changes nothing: what was outstanding still leaves by the first NIC that is healed.
+#[test]
+fn a_reset_without_any_nic_loses_nothing() {
+    let w = World::new();
+    w.post_recv(1).unwrap();
+    w.plan.dead.iter().for_each(|d| d.store(true, SeqCst));
+    w.post_send(2).unwrap();
+    let rc = RcModify { state: Some(QpState::Reset), ..RcModify::default() };
+    assert_eq!(w.from.modify(&QpModify { rc, ..QpModify::default() }).unwrap_err().errno(), libc::EIO);
+    w.plan.dead[3].store(false, SeqCst);
+    w.core.inbox.put(Job::Device(3, DeviceEvent::PortActive(1)));
+    w.arrives();
+}
+
+/// A message of an earlier connection (a Bye that was long under way) does not disarm the present one.
+#[test]
+fn a_bye_of_an_earlier_connection_disarms_nobody() {
+    let w = World::new();
+    let end = |qp: &Qp| {
+        let (incarnation, connection) =
+            w.core.directory.as_ref().unwrap().lookup_qp(qp.gid(), qp.qpn()).unwrap().unwrap();
+        Endpoint { gid: qp.gid(), qpn: qp.qpn(), incarnation, connection }
+    };
+    let bye = Message { from: end(&w.to), to: end(&w.from), body: Body::Bye };
+    let rc = RcModify { state: Some(QpState::Reset), ..RcModify::default() };
+    for qp in [&w.from, &w.to] {
+        qp.modify(&QpModify { rc, ..QpModify::default() }).unwrap();
+    }
+    connect(&w.from, &w.to);
+    connect(&w.to, &w.from);
+    w.wait("both ends are protected again", || w.from.status().protected && w.to.status().protected);
+    link::message(&w.from, &mut w.from.gate(), &bye);
+    w.exchange(10);
+    w.plan.dead[0].store(true, SeqCst);
+    w.exchange(20);
+}
+
+/// A QP that an error of the program has ended stays ended when its NIC dies later.
+#[test]
+fn an_ended_qp_does_not_come_back_to_life() {
+    for nobody_noticed in [false, true] {
+        let w = World::new();
+        // No memory at that key: the program's own error.
+        let sge = Sge { addr: w.out.as_ptr() as u64, length: BYTES as u32, lkey: 0xdead_beef };
+        let wr = SendWr {
+            wr_id: 1,
+            opcode: SendOpcode::Send,
+            flags: SendFlags::default(),
+            imm_data: 0,
+            remote_addr: 0,
+            rkey: 0,
+            compare_add: 0,
+            swap: 0,
+            sges: &[sge],
+            inline_data: None,
+            ud: None,
+        };
+        w.from.post_send(&wr).unwrap();
+        assert_eq!(w.completions(1)[0].status, WcStatus::LocProtErr as u32);
+        assert_eq!(w.from.state(), QpState::Err);
+        w.plan.dead[0].store(true, SeqCst);
+        if !nobody_noticed {
+            w.core.inbox.put(Job::Device(0, DeviceEvent::Fatal));
+            w.wait("the death is noticed", || w.from.gate().failed);
+        }
+        w.post_send(2).unwrap();
+        assert_eq!(w.completions(1)[0].status, WcStatus::WrFlushErr as u32);
+        assert_eq!(w.from.state(), QpState::Err);
+    }
+}
+
+/// A QP that is connected to itself, as NCCL's flush QP is, moves as others do.
+#[test]
+fn a_qp_connected_to_itself_moves() {
+    let w = World::unconnected(&[]);
+    connect(&w.from, &w.from);
+    w.wait("it is protected", || w.from.status().protected);
+    let exchange = |wr_id| {
+        let sge = Sge { addr: w.room.as_ptr() as u64, length: BYTES as u32, lkey: w.keys[1].lkey };
+        w.from.post_recv(&RecvWr { wr_id, sges: &[sge] }).unwrap();
+        w.post_send(wr_id + 1).unwrap();
+        w.arrives();
+    };
+    exchange(10);
+    for nic in [0, 1] {
+        w.plan.dead[nic].store(true, SeqCst);
+        exchange(20);
+        assert_ne!(w.from.gate().nic, nic);
     }
 }

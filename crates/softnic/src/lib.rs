@@ -20,6 +20,7 @@
 mod background;
 mod config;
 mod copy;
+mod describe;
 mod engine;
 mod faults;
 mod fork;

@@ -1,34 +1,34 @@
 //! An opened NIC: a device of verbs.
 
 use crate::background::Background;
+use crate::describe;
 use crate::engine::{Engine, Identity, QpEntry, QpKind, Sockets, MAX_QPS};
 use crate::faults::{Link, Status};
 use crate::fork;
-use crate::memory::{Domain, MAX_MRS, MAX_MR_BYTES, MAX_PDS};
-use crate::nics::{gid_of, gids_of, guid_of, lid_of, Spec};
+use crate::memory::Domain;
+use crate::nics::{gid_of, Spec};
 use crate::poller::Poller;
 use crate::qp::SoftQp;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
-use unbroken_fabric::{now_us, Fabric, GapRecorder, NicPage, SM_LID};
-use unbroken_roce::{RcConfig, RcQp, UcConfig, UcQp, UdConfig, UdQp, MAX_RD_ATOMIC};
+use unbroken_fabric::{now_us, Fabric, GapRecorder, NicPage};
+use unbroken_roce::{RcConfig, RcQp, UcConfig, UcQp, UdConfig, UdQp};
 use unbroken_types::{Gid, LinkLayer, Mtu, QpCaps, QpType};
 use unbroken_verbs::{
-    Device, DeviceAttr, DeviceCounters, DeviceQp, Driver, Error, EventFd, EventSink, MemoryDomain, PortAttr, PortState,
-    QpInit, Result,
+    Device, DeviceCounters, DeviceQp, Driver, Error, EventFd, EventSink, MemoryDomain, PortAttr, QpInit, Result,
 };
 
 /// Entries of a work queue.
-const MAX_QP_WR: u32 = 16_384;
+pub(crate) const MAX_QP_WR: u32 = 16_384;
 /// Shared receive queues of a process.
-const MAX_SRQS: u32 = 65_536;
+pub(crate) const MAX_SRQS: u32 = 65_536;
 /// Entries of a shared receive queue.
-const MAX_SRQ_WR: u32 = 32_768;
+pub(crate) const MAX_SRQ_WR: u32 = 32_768;
 /// Scatter/gather entries of a WR.
-const MAX_SGE: u32 = 30;
+pub(crate) const MAX_SGE: u32 = 30;
 /// Bytes of inline data.
-const MAX_INLINE: u32 = 512;
+pub(crate) const MAX_INLINE: u32 = 512;
 /// Largest congestion window in packets.
 const MAX_CWND_PACKETS: usize = 256;
 /// After so many polls in a row that found nothing, a polling thread yields its core once.
@@ -52,8 +52,6 @@ pub(crate) struct Shared {
     slot: u16,
     pub(crate) mtu: Mtu,
     link_layer: LinkLayer,
-    /// The emulated network that the NIC is in.
-    fabric: Option<Arc<Fabric>>,
     cwnd_max_packets: u32,
     /// Wakes the background thread.
     pub(crate) bell: EventFd,
@@ -224,7 +222,7 @@ impl Nic {
         let (slot, rcvbuf) = (sockets.rx[0].slot(), sockets.rx[0].rcvbuf());
         let any_ip_id = matches!(link, Link::Interface(_));
         let (ips, link_layer) = (spec.ips.clone(), spec.link_layer);
-        let id = Identity { index, ips, link_layer, slot, any_ip_id, fabric: fabric.clone() };
+        let id = Identity { index, ips, link_layer, slot, any_ip_id, fabric };
         let status = Arc::new(Status::new());
         let engine = Engine::new(id, sockets, link, status.clone(), spec.pages.clone(), gaps, sink);
         let shared = Arc::new(Shared {
@@ -237,7 +235,6 @@ impl Nic {
             slot,
             mtu: spec.mtu,
             link_layer: spec.link_layer,
-            fabric,
             // The kernel counts about twice the payload for a packet in the buffer; the peer's buffer is taken to be like ours.
             cwnd_max_packets: (rcvbuf / 2 / 4096).clamp(2, MAX_CWND_PACKETS) as u32,
             bell: EventFd::new(false, true)?,
@@ -301,59 +298,11 @@ impl Device for Nic {
         gid_of(self.shared().ips[0], self.shared().link_layer)
     }
 
-    fn attr(&self) -> DeviceAttr {
-        DeviceAttr {
-            fw_ver: env!("CARGO_PKG_VERSION").to_owned(),
-            node_guid: guid_of(self.shared().ips[0]),
-            // The locally administered OUI that node GUIDs begin with, too.
-            vendor_id: 0x02554e,
-            vendor_part_id: 1,
-            hw_ver: 1,
-            max_mr_size: MAX_MR_BYTES,
-            max_qp: MAX_QPS as u32,
-            max_qp_wr: MAX_QP_WR,
-            max_sge: MAX_SGE,
-            max_cq: 65_536,
-            max_cqe: 1 << 22,
-            max_mr: MAX_MRS,
-            max_mw: MAX_MRS,
-            max_pd: MAX_PDS,
-            max_qp_rd_atom: u32::from(MAX_RD_ATOMIC),
-            max_srq: MAX_SRQS,
-            max_srq_wr: MAX_SRQ_WR,
-            max_srq_sge: MAX_SGE,
-            atomics: true,
-            max_ah: 65_536,
-            phys_port_cnt: self.shared().ips.len() as u8,
-            max_inline_data: MAX_INLINE,
-        }
-    }
-
     fn port(&self, port: u8) -> Result<PortAttr> {
         let shared = self.shared();
         let ip = shared.port_ip(port)?;
         let usable = !fork::abandoned() && shared.status.usable(port);
-        Ok(PortAttr {
-            state: if usable { PortState::Active } else { PortState::Down },
-            max_mtu: Mtu::B4096,
-            active_mtu: self.shared().mtu,
-            gids: gids_of(ip, shared.link_layer),
-            max_msg_sz: 1 << 30,
-            link_layer: self.shared().link_layer,
-            lid: lid_of(ip, shared.link_layer),
-            sm_lid: if shared.link_layer == LinkLayer::Infiniband { SM_LID } else { 0 },
-        })
-    }
-
-    fn gid_of_lid(&self, lid: u16) -> Result<Gid> {
-        let shared = self.shared();
-        match (&shared.fabric, shared.link_layer) {
-            (Some(fabric), LinkLayer::Infiniband) => {
-                let addr = fabric.addr_of_lid(lid).map_err(|e| Error::invalid(e.to_string()))?;
-                Ok(Gid::link_local(addr))
-            }
-            _ => Err(Error::invalid(format!("NIC {}: its link layer is Ethernet, which has no LIDs", shared.name))),
-        }
+        Ok(describe::port(ip, shared.mtu, shared.link_layer, usable))
     }
 
     fn alive(&self) -> bool {

@@ -1,6 +1,7 @@
 //! The NICs of a process.
 
 use crate::config::{Config, NicSource, MAX_NICS};
+use crate::describe;
 use crate::faults::{InterfaceState, Link};
 use crate::memory::Domain;
 use crate::netlink::{self, LinkChange, LinkWatch};
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use unbroken_fabric::{now_us, Fabric, GapRecorder, NicKind, NicPage, Runtime};
 use unbroken_types::{port_guid, Gid, LinkLayer, Mtu};
-use unbroken_verbs::{DeviceEvent, Error, EventSink, MemoryDomain, Result};
+use unbroken_verbs::{DeviceAttr, DeviceEvent, Error, EventSink, MemoryDomain, PortAttr, Result};
 
 /// The watching thread looks this often whether anybody still needs it.
 const WATCH_US: u64 = 500_000;
@@ -130,6 +131,29 @@ impl SoftNics {
         first.map_or(gid, |ip| gid_of(ip.into(), fabric.nic_kind(&port.host, port.index).link_layer))
     }
 
+    /// Limits and identity of a NIC, open or not.
+    pub fn attr(&self, i: usize) -> DeviceAttr {
+        self.specs.get(i).map(|s| describe::device(&s.ips)).unwrap_or_default()
+    }
+
+    /// A port of a NIC, counted from 1, open or not, in the state that the caller knows.
+    pub fn port(&self, i: usize, port: u8, usable: bool) -> Result<PortAttr> {
+        let spec = self.specs.get(i).ok_or_else(|| Error::invalid(format!("no NIC {i} on host {}", self.host)))?;
+        let ip = usize::from(port).checked_sub(1).and_then(|p| spec.ips.get(p)).copied();
+        let ip = ip.ok_or_else(|| Error::invalid(format!("port {port}: this device has {}", spec.ips.len())))?;
+        Ok(describe::port(ip, spec.mtu, spec.link_layer, usable))
+    }
+
+    /// The GID of the InfiniBand port that has this LID, or why there is none.
+    pub fn gid_of_lid(&self, i: usize, lid: u16) -> Result<Gid> {
+        match (&self.fabric, self.specs.get(i).map(|s| s.link_layer)) {
+            (Some(fabric), Some(LinkLayer::Infiniband)) => {
+                Ok(Gid::link_local(fabric.addr_of_lid(lid).map_err(invalid)?))
+            }
+            _ => Err(Error::invalid(format!("NIC {}: its link layer is Ethernet, which has no LIDs", self.name(i)))),
+        }
+    }
+
     /// The node GUID of a NIC, made from its address; 0 for a NIC that there is not.
     pub fn node_guid(&self, i: usize) -> u64 {
         self.specs.get(i).map_or(0, |s| guid_of(s.ips[0]))
@@ -160,6 +184,9 @@ impl SoftNics {
         }
         let mut link = self.link(i)?;
         if !link.state(now_us()).alive {
+            // It is told when it is well.
+            let died = Arc::new(AtomicBool::new(true));
+            opened[i] = Some(Opened { nic: Weak::new(), sink: Arc::downgrade(&sink), died, grave: Some(link) });
             return Err(Error::device_gone(format!("NIC {} is dead", spec.name)));
         }
         let weak = Arc::downgrade(&sink);

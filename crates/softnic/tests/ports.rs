@@ -26,7 +26,7 @@ fn a_qp_changes_its_port_at_run_time() {
     for link_layer in [LinkLayer::Ethernet, LinkLayer::Infiniband] {
         let world = world(link_layer);
         let (a, b) = (Host::new(&world, "a", 0, 4096), Host::new(&world, "b", 0, 4096));
-        assert_eq!(a.nic.attr().phys_port_cnt, 2);
+        assert_eq!(a.nics.attr(0).phys_port_cnt, 2);
         assert!(a.nic.port(0).is_err());
         assert!(a.nic.port(3).unwrap_err().to_string().contains("ports 1 to 2"));
         let (qa, qb) = (a.qp(|_| {}), b.qp(|_| {}));

@@ -18,7 +18,7 @@ fn queue(host: &Host) -> (Arc<Srq>, Arc<AtomicU32>) {
     let on_limit = move || {
         count.fetch_add(1, SeqCst);
     };
-    let srq = Srq::new(&host.nic.attr(), host.pd, SrqAttr { max_wr: 16, max_sge: 2, limit: 0 }, on_limit);
+    let srq = Srq::new(&host.nics.attr(0), host.pd, SrqAttr { max_wr: 16, max_sge: 2, limit: 0 }, on_limit);
     (srq.unwrap(), told)
 }
 

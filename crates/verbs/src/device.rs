@@ -6,7 +6,7 @@
 //! everything with the original error as a plain QP would have done. Errors that are the application's own (access, length,
 //! protection, RNR) are delivered as on any QP.
 
-use crate::{Backlog, Cq, DeviceAttr, PortAttr, RcModify, RecvWr, Result, SendBatch, SendWr, Srq};
+use crate::{Backlog, Cq, PortAttr, RcModify, RecvWr, Result, SendBatch, SendWr, Srq};
 use std::sync::Arc;
 use unbroken_roce::Progress;
 use unbroken_types::{Access, Gid, QpCaps, QpState, QpType, WcStatus};
@@ -198,12 +198,8 @@ pub trait Device: Send + Sync {
     fn name(&self) -> &str;
     /// The GID of port 1 (index 0).
     fn gid(&self) -> Gid;
-    /// Limits and identity.
-    fn attr(&self) -> DeviceAttr;
     /// State and addresses of a port, counted from 1.
     fn port(&self, port: u8) -> Result<PortAttr>;
-    /// The GID of the InfiniBand port that has this LID, or why there is none.
-    fn gid_of_lid(&self, lid: u16) -> Result<Gid>;
     /// Whether the device still works at all (not fatal).
     fn alive(&self) -> bool;
     /// Whether a packet sent now through port 1 could leave: alive and that port up.

@@ -5,6 +5,7 @@
 //! | `Active`     | `suspect` of this epoch            | `Quiescing` | Quiesce (Fail: no backup, peer closed) |
 //! | `Active`     | Hello of a higher epoch            | `Quiescing` | Quiesce                                |
 //! | `Quiescing`  | `handle_quiesced`                  | `Opening`   | Open: the lowest higher epoch that is alive, or the one heard of |
+//! | `Quiescing`  | `handle_ended`: the program's error | `Failed`   | Send Refuse                            |
 //! | `Quiescing`  | the same, but no path / too fast   | `Parked`    |                                        |
 //! | `Parked`     | a path comes up, a Hello, the time | `Opening`   | Open                                   |
 //! | `Opening`    | `handle_opened`: error             | `Opening`   | Open of the next epoch                 |
@@ -255,6 +256,13 @@ impl LogicalQp {
     pub fn handle_quiesced(&mut self, now_us: u64, result: Result<Quiesced, QuiesceError>) {
         if self.state == State::Quiescing {
             self.on_quiesced(now_us, result);
+        }
+    }
+
+    /// Answers `Quiesce`: an error of the program had ended the physical QP before, and all its work requests with it.
+    pub fn handle_ended(&mut self) {
+        if self.state == State::Quiescing {
+            self.on_ended();
         }
     }
 

@@ -48,6 +48,13 @@ impl LogicalQp {
         self.advance(now_us);
     }
 
+    /// There is nothing to be moved: the QP had ended by an error of the program, and stays so. A peer that asks is told.
+    pub(super) fn on_ended(&mut self) {
+        self.state = State::Failed;
+        self.refusal = RefuseReason::Failed;
+        self.refuse(self.refusal);
+    }
+
     /// Enters the next epoch, or parks. The physical QP of the old one is stopped.
     pub(super) fn advance(&mut self, now_us: u64) {
         let config = self.config;
@@ -98,7 +105,8 @@ impl LogicalQp {
 
     /// Whether the QP alone is in trouble and not its path, so that it gets a fresh life there. If that is in vain it moves all the same.
     fn stays(&self) -> bool {
-        self.chain.as_ref().is_some_and(|c| matches!(c.reason, Reason::Wedged(_)) && c.tries <= STAYS)
+        let stays = |reason| matches!(reason, Reason::Wedged(_) | Reason::Connect);
+        self.chain.as_ref().is_some_and(|c| stays(c.reason) && c.tries <= STAYS)
     }
 
     /// The highest epoch that the peer is known to be in.

@@ -420,3 +420,17 @@ fn a_qp_connected_to_itself_switches() {
     };
     assert_eq!((sq_psn, *peer_done), (rq_psn, 1));
 }
+
+#[test]
+fn what_an_error_of_the_program_has_ended_stays_ended() {
+    let (mut a, mut b) = pair(2);
+    a.0.suspect(0, 0, Reason::DeviceFatal);
+    assert!(matches!(a.0.poll_action(), Some(Action::Quiesce { .. })));
+    a.0.handle_ended();
+    settle(0, &mut a, &mut b);
+    assert_eq!((a.0.state(), a.1.failed(), a.0.poll_timeout()), (State::Failed, None, None));
+    // The peer, which may not have noticed, gets its error when it asks.
+    b.0.suspect(1, 0, Reason::Stall);
+    settle(1, &mut a, &mut b);
+    assert_eq!(b.1.failed(), Some((WcStatus::RetryExcErr, FailCause::Refused(RefuseReason::Failed))));
+}
