@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A forked child has no verbs: each says EIO, at once. What it inherits (sockets, descriptors, completions that wait) stays the
- * parent's, which goes on.
+ * A forked child has no verbs: each says EIO, at once, but for what needs no NIC. What it inherits (sockets, descriptors, completions
+ * that wait) stays the parent's, which goes on.
  *
  *   forked
  */
@@ -35,6 +35,7 @@ static void child(void)
     struct ibv_poll_cq_attr poll_attr = { 0 };
     struct ibv_qp_init_attr init;
     struct ibv_async_event event;
+    struct ibv_device_attr device;
     struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
     struct ibv_cq *got;
     struct ibv_wc wc;
@@ -59,6 +60,7 @@ static void child(void)
     EXPECT_ERRNO("ibv_alloc_pd", !ibv_alloc_pd(p.context));
     EXPECT_ERRNO("ibv_reg_mr", !ibv_reg_mr(p.pd, p.memory, 8, 0));
     EXPECT_ERRNO("ibv_open_device", !ibv_open_device(p.context->device));
+    check(ibv_query_device(p.context, &device), "ibv_query_device in a child");
     _exit(0);
 }
 

@@ -24,7 +24,12 @@ pub fn guard<T>(on_panic: T, f: impl FnOnce() -> T) -> T {
 
 /// For verbs that return 0 or an errno. Sets errno, too, as libibverbs does for most.
 pub fn code(verb: &str, f: impl FnOnce() -> Result<()>) -> c_int {
-    guard(libc::EIO, || match check_owner().and_then(|()| f()) {
+    local_code(verb, || check_owner().and_then(|()| f()))
+}
+
+/// The same for what needs neither a NIC nor a lock, so that a forked child has it, too: device memory, and what a device is.
+pub fn local_code(verb: &str, f: impl FnOnce() -> Result<()>) -> c_int {
+    guard(libc::EIO, || match f() {
         Ok(()) => 0,
         Err(e) => failed(verb, &e),
     })
@@ -43,8 +48,13 @@ pub fn minus_one(verb: &str, f: impl FnOnce() -> Result<()>) -> c_int {
 
 /// For verbs that return an object or NULL with errno.
 pub fn pointer<T>(verb: &str, f: impl FnOnce() -> Result<*mut T>) -> *mut T {
+    local_pointer(verb, || check_owner().and_then(|()| f()))
+}
+
+/// The same for what needs neither a NIC nor a lock, as [`local_code`].
+pub fn local_pointer<T>(verb: &str, f: impl FnOnce() -> Result<*mut T>) -> *mut T {
     guard(std::ptr::null_mut(), || {
-        check_owner().and_then(|()| f()).unwrap_or_else(|e| {
+        f().unwrap_or_else(|e| {
             failed(verb, &e);
             std::ptr::null_mut()
         })

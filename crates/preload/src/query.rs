@@ -1,7 +1,7 @@
 //! What a device, its port and its tables are.
 
 use crate::device::copy_text;
-use crate::ffi::{code, guard, minus_one};
+use crate::ffi::{code, guard, local_code, minus_one};
 use crate::objects::ContextObj;
 use std::ffi::{c_int, c_uint};
 use std::mem::{offset_of, size_of, zeroed};
@@ -139,7 +139,7 @@ fn gid_entry(gid: Gid, index: u32, port: u32, link_layer: LinkLayer) -> ibv_gid_
 
 #[no_mangle]
 unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-    code("ibv_query_device", || {
+    local_code("ibv_query_device", || {
         // SAFETY: a context of ours and the caller's structure, whose size never changed.
         unsafe { attr.write(device_attr(&ContextObj::of(context)?.front)) };
         Ok(())
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn query_device_ex(
     attr: *mut ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
-    code("ibv_query_device_ex", || {
+    local_code("ibv_query_device_ex", || {
         // SAFETY: NULL or the caller's structure.
         if unsafe { input.as_ref() }.is_some_and(|i| i.comp_mask != 0) {
             return Err(Error::invalid("comp_mask of the input must be 0"));
