@@ -6,7 +6,8 @@
  *
  * Both ends make one RC QP that works, with 128+128 entries. In each round its bandwidth (WRITEs of 64 KiB) and its latency (SENDs of
  * 8 bytes, back and forth) are measured, then the other QPs are made, connected and used once, it is measured again, and they are
- * destroyed. Then each of the regions is written by the peer. The connecting end prints medians as a line of JSON.
+ * destroyed; every other round measures among the others first. Then each of the regions is written by the peer. The connecting end
+ * prints the figures of all rounds as a line of JSON.
  */
 #include "common.h"
 #include <infiniband/verbs.h>
@@ -235,17 +236,24 @@ static void many_regions(struct ibv_qp *qp)
     free(p), free(all), free(theirs), free(mine);
 }
 
-static int compare(const void *a, const void *b)
+static void destroy_others(struct ibv_qp **others, int n)
 {
-    double x = *(const double *)a, y = *(const double *)b;
+    int i;
 
-    return x < y ? -1 : x > y;
+    for (i = 0; i < n; i++)
+        if (ibv_destroy_qp(others[i]))
+            fail("cannot destroy QP %d", i);
+    meet();
 }
 
-static double median(double *values, int n)
+static void print_rounds(const char *name, const double *values)
 {
-    qsort(values, n, sizeof *values, compare);
-    return (values[(n - 1) / 2] + values[n / 2]) / 2;
+    int i;
+
+    printf(", \"%s\": [", name);
+    for (i = 0; i < rounds; i++)
+        printf("%s%.3f", i ? ", " : "", values[i]);
+    printf("]");
 }
 
 static void open_all(void)
@@ -273,7 +281,6 @@ int main(int argc, char **argv)
     struct end us, peer, *mine, *theirs;
     const char *where = NULL;
     struct ibv_qp *qp, **others;
-    uint64_t before;
     int i, k;
 
     for (i = 1; i + 1 < argc; i += 2) {
@@ -297,25 +304,32 @@ int main(int argc, char **argv)
     connect_qp(qp, &peer);
     bandwidth(qp, &peer); /* warm-up */
     for (i = 0; i < rounds; i++) {
+        /* Alone and then among the others, and in the next round the other way round: a drift favours neither. */
         for (k = 0; k < 2; k++) {
-            lat[k][i] = latency(qp);
-            bw[k][i] = bandwidth(qp, &peer);
-            if (k)
-                break;
-            before = own_bytes();
-            make_others(others, qps - 1, mine, theirs);
-            if (i == 0) /* later rounds use what was freed */
-                bytes = (double)(own_bytes() - before) / (qps - 1);
+            int many = k != i % 2;
+
+            if (many) {
+                uint64_t before = own_bytes();
+
+                make_others(others, qps - 1, mine, theirs);
+                if (i == 0) /* later rounds use what was freed */
+                    bytes = (double)(own_bytes() - before) / (qps - 1);
+            }
+            lat[many][i] = latency(qp);
+            bw[many][i] = bandwidth(qp, &peer);
+            if (many)
+                destroy_others(others, qps - 1);
         }
-        for (k = 0; k < qps - 1; k++)
-            if (ibv_destroy_qp(others[k]))
-                fail("cannot destroy QP %d", k);
-        meet();
     }
     many_regions(qp);
-    if (connecting)
-        printf("{\"qps\": %d, \"mrs\": %d, \"lat_one_us\": %.3f, \"lat_many_us\": %.3f, \"bw_one_gbps\": %.3f, \"bw_many_gbps\": %.3f, \"bytes_per_qp\": %.0f}\n",
-               qps, mrs, median(lat[0], rounds), median(lat[1], rounds), median(bw[0], rounds), median(bw[1], rounds), bytes);
+    if (connecting) {
+        printf("{\"qps\": %d, \"mrs\": %d, \"bytes_per_qp\": %.0f", qps, mrs, bytes);
+        print_rounds("lat_one_us", lat[0]);
+        print_rounds("lat_many_us", lat[1]);
+        print_rounds("bw_one_gbps", bw[0]);
+        print_rounds("bw_many_gbps", bw[1]);
+        printf("}\n");
+    }
     if (ibv_destroy_qp(qp) || ibv_dereg_mr(mr) || ibv_destroy_cq(cq) || ibv_dealloc_pd(pd) || ibv_close_device(context))
         fail("cannot clean up");
     return 0;

@@ -132,7 +132,7 @@ class Fabric:
             page = next((self.path / "shm" / "proc").glob(f"{pid}-*.page")).read_bytes()
         except (OSError, StopIteration):
             return {}
-        if page[:8] != b"UNBGAPPG" or struct.unpack_from("<I", page, 8) != (1,):
+        if page[:8] != b"UNBGAPPG" or struct.unpack_from("<I", page, 8) != (2,):
             raise Failure("the page of gaps has another layout than this test knows")
         return {start: length for start, length in struct.iter_unpack("<QQ", page[128:]) if length}
 

@@ -1,14 +1,14 @@
 //! `unbroken-bench`: measures softnic and shift beside their peers, in one run.
 //!
-//! A figure alone says little on a shared machine, so every bench runs interleaved with what it is compared to, many times for a
-//! short while. Some machines change between two speeds within seconds (their cores share a cache now, and now they do not), so it is
-//! not the medians that are compared, which may be of different speeds: the ratio is the median of the rounds' ratios. Peers are bare
-//! UDP ([`udp_bw`], [`udp_lat`]), one TCP stream of iperf3, the same program without failover.
+//! A figure alone says little on a shared machine, so every bench runs interleaved with what it is compared to (A B B A), many times
+//! for a short while. Some machines change between two speeds within seconds (their cores share a cache now, and now they do not), so
+//! it is not the medians that are compared, which may be of different speeds: the ratio is the median of the rounds' ratios, and has an
+//! interval. Peers are bare UDP ([`udp_bw`], [`udp_lat`]), one TCP stream of iperf3, the same program without failover.
 //! `unbroken-bench run` (called by `make bench`) runs all and writes `benches/results/latest.json`. The baselines are commands of
 //! their own, so that a figure can be looked at alone.
 //!
 //! Failure cases: a program that is not installed or a run that fails is told and its entries are missing; the exit status is then
-//! 1. A bar that is missed is only shown.
+//! 1. A bar that is missed is only shown, as is a run of a switch that breaks off.
 #![forbid(unsafe_code)]
 
 mod many;
@@ -49,18 +49,27 @@ enum Command {
         #[arg(long, default_value = "benches/results/latest.json")]
         out: PathBuf,
         /// Interleaved rounds; the median of the rounds' ratios counts
-        #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..=100))]
+        #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=100))]
         rounds: u32,
         /// Runs in which a NIC dies
         #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
         switches: u32,
+    },
+    /// Switches of one QP whose NIC dies, alone
+    Switch {
+        /// The `unbroken` command
+        #[arg(long, default_value = "target/release/unbroken")]
+        unbroken: PathBuf,
+        /// Runs in which a NIC dies
+        #[arg(long, default_value_t = 20)]
+        runs: u32,
     },
     /// Bandwidth of bare GSO/GRO UDP between two processes
     UdpBw {
         /// How long
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
-        /// How much is in flight, in sends of 60 KiB; by default as much as the receive buffer surely holds
+        /// How much is in flight, in runs of 60 KiB [default: what is best of 2, 4, 8, 16, 32 and 64]
         #[arg(long)]
         window: Option<u32>,
         /// Which sides copy the payload from or to a buffer of 1 MiB
@@ -75,6 +84,9 @@ enum Command {
         /// How the sides wait
         #[arg(long, default_value = "busy")]
         wait: udp_lat::Wait,
+        /// No datagrams besides the messages
+        #[arg(long)]
+        plain: bool,
     },
     /// The receiving process of udp-bw
     #[command(hide = true)]
@@ -87,6 +99,8 @@ enum Command {
     UdpLatEcho {
         #[arg(long)]
         wait: udp_lat::Wait,
+        #[arg(long)]
+        plain: bool,
     },
 }
 
@@ -105,16 +119,18 @@ fn act(command: Command) -> Result<ExitCode> {
         Command::Run { unbroken, scale, out, rounds, switches } => {
             return suite::run(&unbroken, &scale, &out, rounds, switches)
         }
+        Command::Switch { unbroken, runs } => return suite::only_switches(&unbroken, runs),
         Command::UdpBw { seconds, window, touch } => {
-            let figure = udp_bw::measure(Duration::try_from_secs_f64(seconds)?, window, touch)?;
-            println!("{:.2} Gbit/s, {} datagrams lost", figure.gbps, figure.lost);
+            let window = window.map_or_else(|| udp_bw::best_window(touch), Ok)?;
+            let figure = udp_bw::measure(Duration::try_from_secs_f64(seconds)?, Some(window), touch)?;
+            println!("{:.2} Gbit/s with {window} runs in flight, {} runs lost", figure.gbps, figure.lost);
         }
-        Command::UdpLat { count, wait } => {
-            let figure = udp_lat::measure(count, wait)?;
+        Command::UdpLat { count, wait, plain } => {
+            let figure = udp_lat::measure(count, wait, plain)?;
             println!("{:.2} us typical, {:.2} us 99th percentile (half round trip)", figure.typical_us, figure.p99_us);
         }
         Command::UdpBwReceiver { touch } => udp_bw::receive(touch)?,
-        Command::UdpLatEcho { wait } => udp_lat::echo(wait)?,
+        Command::UdpLatEcho { wait, plain } => udp_lat::echo(wait, plain)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -19,9 +19,19 @@ const LIMIT: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub enum Contender {
     /// Bare UDP bandwidth in Gbit/s.
-    UdpBw(udp_bw::Touch),
+    UdpBw {
+        /// Who copies.
+        touch: udp_bw::Touch,
+        /// Runs in flight.
+        window: u32,
+    },
     /// Bare UDP half round trip in µs.
-    UdpLat(udp_lat::Wait),
+    UdpLat {
+        /// How the sides wait.
+        wait: udp_lat::Wait,
+        /// Without datagrams besides the messages.
+        plain: bool,
+    },
     /// One TCP stream of iperf3 over loopback, in Gbit/s.
     Iperf,
     /// A bandwidth program of perftest, in Gbit/s.
@@ -55,8 +65,13 @@ impl Contender {
     /// A command that measures the same.
     pub fn command(&self) -> String {
         match self {
-            Contender::UdpBw(touch) => format!("unbroken-bench udp-bw --touch {}", format!("{touch:?}").to_lowercase()),
-            Contender::UdpLat(wait) => format!("unbroken-bench udp-lat --wait {}", format!("{wait:?}").to_lowercase()),
+            Contender::UdpBw { touch, window } => {
+                format!("unbroken-bench udp-bw --touch {} --window {window}", format!("{touch:?}").to_lowercase())
+            }
+            Contender::UdpLat { wait, plain } => {
+                let plain = if *plain { " --plain" } else { "" };
+                format!("unbroken-bench udp-lat --wait {}{plain}", format!("{wait:?}").to_lowercase())
+            }
             Contender::Iperf => format!("iperf3 -c 127.0.0.1 -t {SECONDS}"),
             Contender::Bandwidth { spec, .. } | Contender::Latency { spec, .. } => spec.shown(),
         }
@@ -66,8 +81,10 @@ impl Contender {
     pub fn run(&self, unbroken: &Path) -> Result<f64> {
         let no_figure = |output: &str| format!("no figure in the output of {}:\n{output}", self.command());
         match self {
-            Contender::UdpBw(touch) => Ok(udp_bw::measure(Duration::from_secs(SECONDS), None, *touch)?.gbps),
-            Contender::UdpLat(wait) => Ok(udp_lat::measure(MESSAGES, *wait)?.typical_us),
+            Contender::UdpBw { touch, window } => {
+                Ok(udp_bw::measure(Duration::from_secs(SECONDS), Some(*window), *touch)?.gbps)
+            }
+            Contender::UdpLat { wait, plain } => Ok(udp_lat::measure(MESSAGES, *wait, *plain)?.typical_us),
             Contender::Iperf => iperf(),
             Contender::Bandwidth { spec, size } => {
                 let output = pair(unbroken, spec)?;

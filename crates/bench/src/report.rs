@@ -1,4 +1,8 @@
-//! The results: a table for people and a file for programs.
+//! The results: a table for people, the same in Markdown, and a file for programs, which has every round.
+//!
+//! A median says little without the width of what it stands for, so the ratio (or the value, where it stands alone) has an interval that
+//! covers the true median with a probability of 95 % at least: two of the rounds themselves, by the order statistics of the binomial
+//! distribution, which assumes nothing of how rounds are distributed.
 
 use std::path::Path;
 
@@ -33,6 +37,12 @@ pub struct Entry {
     pub peer_value: Option<f64>,
     /// `value / peer_value`; where both were measured in rounds, the median of the rounds' ratios.
     pub ratio: Option<f64>,
+    /// The interval that holds the ratio, or the value where there is no peer, with 95 %; none: too few rounds.
+    pub interval: Option<(f64, f64)>,
+    /// The value, round by round; empty where it was not measured in rounds.
+    pub rounds: Vec<f64>,
+    /// The peer's, in the same rounds.
+    pub peer_rounds: Vec<f64>,
     /// The bar: for the ratio where there is a peer, else for the value. None: there is none.
     pub bar: Option<f64>,
     /// Which side of the bar is good.
@@ -54,6 +64,9 @@ impl Entry {
             peer: None,
             peer_value: None,
             ratio: None,
+            interval: None,
+            rounds: Vec::new(),
+            peer_rounds: Vec::new(),
             bar: None,
             better,
             ok: None,
@@ -74,7 +87,17 @@ impl Entry {
         let mut entry = self.beside(peer, median(peer_values)?);
         let ratios: Vec<f64> = values.iter().zip(peer_values).filter(|(_, p)| **p > 0.0).map(|(v, p)| v / p).collect();
         entry.ratio = median(&ratios);
+        entry.interval = interval(&ratios);
+        entry.rounds = values.into();
+        entry.peer_rounds = peer_values.into();
         Some(entry.judge())
+    }
+
+    /// Says what the value is a median of.
+    pub fn of_rounds(mut self, values: &[f64]) -> Entry {
+        self.interval = interval(values);
+        self.rounds = values.into();
+        self
     }
 
     /// Sets a bar.
@@ -107,6 +130,26 @@ pub fn median(figures: &[f64]) -> Option<f64> {
     }
 }
 
+/// Two of some figures between which the median of all that could be measured lies, with a probability of 95 % at least; None: no two
+/// of so few do.
+pub fn interval(figures: &[f64]) -> Option<(f64, f64)> {
+    let mut sorted = figures.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let n = sorted.len();
+    // The median is below the figure of rank k + 1 if at most k figures are below the median: a binomial distribution with p = 1/2.
+    let (mut below, mut term) = (0.0, 0.5_f64.powi(n as i32));
+    let mut rank = None;
+    for k in 0..n / 2 {
+        below += term;
+        if below > 0.025 {
+            break;
+        }
+        rank = Some(k);
+        term *= (n - k) as f64 / (k + 1) as f64;
+    }
+    rank.map(|k| (sorted[k], sorted[n - 1 - k]))
+}
+
 /// The figure that a share of them does not exceed; None of none.
 pub fn percentile(figures: &[f64], share: f64) -> Option<f64> {
     let mut sorted = figures.to_vec();
@@ -115,31 +158,43 @@ pub fn percentile(figures: &[f64], share: f64) -> Option<f64> {
     sorted.get(rank.max(1) - 1).copied()
 }
 
-/// The table.
+const HEAD: [&str; 9] = ["bench", "metric", "value", "peer", "its value", "ratio", "95 %", "bar", ""];
+
+/// An entry as words under [`HEAD`].
+fn row(e: &Entry) -> [String; 9] {
+    let sign = if e.better == Better::Higher { "≥" } else { "≤" };
+    let unit = if e.peer.is_some() { String::new() } else { format!(" {}", e.unit) };
+    [
+        e.bench.clone(),
+        e.metric.clone(),
+        format!("{} {}", figure(e.value), e.unit),
+        e.peer.clone().unwrap_or_default(),
+        e.peer_value.map(|v| format!("{} {}", figure(v), e.unit)).unwrap_or_default(),
+        e.ratio.map(|r| format!("{r:.2}")).unwrap_or_default(),
+        e.interval.map(|(low, high)| format!("{} to {}", figure(low), figure(high))).unwrap_or_default(),
+        e.bar.map(|b| format!("{sign} {b}{unit}")).unwrap_or_default(),
+        e.ok.map(|ok| if ok { "ok" } else { "MISSED" }.to_string()).unwrap_or_default(),
+    ]
+}
+
+/// The table, for a terminal.
 pub fn table(entries: &[Entry]) -> String {
-    let head = ["bench", "metric", "value", "peer", "its value", "ratio", "bar", ""].map(String::from);
-    let mut rows = vec![head];
-    rows.extend(entries.iter().map(|e| {
-        let sign = if e.better == Better::Higher { "≥" } else { "≤" };
-        let unit = if e.peer.is_some() { String::new() } else { format!(" {}", e.unit) };
-        [
-            e.bench.clone(),
-            e.metric.clone(),
-            format!("{} {}", figure(e.value), e.unit),
-            e.peer.clone().unwrap_or_default(),
-            e.peer_value.map(|v| format!("{} {}", figure(v), e.unit)).unwrap_or_default(),
-            e.ratio.map(|r| format!("{r:.2}")).unwrap_or_default(),
-            e.bar.map(|b| format!("{sign} {b}{unit}")).unwrap_or_default(),
-            e.ok.map(|ok| if ok { "ok" } else { "MISSED" }.to_string()).unwrap_or_default(),
-        ]
-    }));
+    let mut rows = vec![HEAD.map(String::from)];
+    rows.extend(entries.iter().map(row));
     let widths: Vec<usize> =
-        (0..8).map(|c| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or_default()).collect();
-    let line = |row: &[String; 8]| {
+        (0..HEAD.len()).map(|c| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or_default()).collect();
+    let line = |row: &[String; 9]| {
         let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, w)| format!("{cell:<w$}")).collect();
         cells.join("  ").trim_end().to_string() + "\n"
     };
     rows.iter().map(line).collect()
+}
+
+/// The table in Markdown.
+pub fn markdown(entries: &[Entry]) -> String {
+    let line = |cells: &[String; 9]| format!("| {} |\n", cells.join(" | "));
+    let rule = format!("|{}\n", " --- |".repeat(HEAD.len()));
+    line(&HEAD.map(String::from)) + &rule + &entries.iter().map(|e| line(&row(e))).collect::<String>()
 }
 
 /// Three digits that count, no more.
@@ -187,6 +242,26 @@ mod tests {
     }
 
     #[test]
+    fn intervals_are_of_ranks() {
+        let upto = |n: i32| (1..=n).map(f64::from).collect::<Vec<f64>>();
+        assert_eq!(interval(&upto(5)), None, "the least and the largest of five hold the median with 94 %");
+        assert_eq!(interval(&upto(6)), Some((1.0, 6.0)));
+        assert_eq!(interval(&upto(9)), Some((2.0, 8.0)));
+        assert_eq!(interval(&upto(20)), Some((6.0, 15.0)));
+        assert_eq!(interval(&[]), None);
+    }
+
+    #[test]
+    fn the_table_in_markdown_has_all_columns_in_each_row() {
+        let entry = Entry::new("bw", "x", 30.0, "Gbit/s", Better::Higher, "c");
+        let rounds = [30.0, 31.0, 29.0, 30.0, 30.0, 30.0];
+        let entries = [entry.clone().beside_rounds("udp", &rounds, &[60.0; 6]).unwrap().bar(0.6), entry];
+        let text = markdown(&entries);
+        assert!(text.lines().all(|line| line.matches('|').count() == HEAD.len() + 1), "{text}");
+        assert!(text.contains("| 0.50 | 0.48 to 0.52 | ≥ 0.6 | MISSED |"), "{text}");
+    }
+
+    #[test]
     fn medians_and_percentiles() {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
@@ -205,8 +280,22 @@ mod tests {
         assert!(table(std::slice::from_ref(&entry)).contains("0.50"));
         write(&[entry], &path).unwrap();
         let list: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-        let fields =
-            ["bench", "metric", "value", "unit", "peer", "peer_value", "ratio", "bar", "better", "ok", "command"];
+        let fields = [
+            "bench",
+            "metric",
+            "value",
+            "unit",
+            "peer",
+            "peer_value",
+            "ratio",
+            "interval",
+            "rounds",
+            "peer_rounds",
+            "bar",
+            "better",
+            "ok",
+            "command",
+        ];
         assert!(fields.iter().all(|f| list[0].get(f).is_some()));
         assert_eq!(list[0]["better"], "higher");
     }

@@ -1,12 +1,35 @@
 //! How long a switch takes: runs of `ib_write_bw` in each of which the NIC dies.
+//!
+//! The NIC dies only when the QP is protected at both ends, since one that is not ends with its NIC, and only under traffic. Traffic
+//! may then go on over any other NIC: which one is for the program to choose, and a second switch may have followed.
 
 use std::path::Path;
 use std::time::Duration;
 
-use unbroken_telemetry::{read_events, Switch, What};
+use unbroken_telemetry::{query_status, read_events, What};
 use unbroken_trial::{Lab, Pair, Spec, Watch};
 
 use crate::Result;
+
+/// NICs of a host.
+const NICS: u8 = 4;
+/// Payload that shows that the test itself, not its set-up, is on.
+const FLOWS_BYTES: u64 = 64 << 20;
+/// Payload that shows that it goes on.
+const GOES_ON_BYTES: u64 = 16 << 20;
+/// For each step of a run.
+const LIMIT: Duration = Duration::from_secs(15);
+/// For a process to answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+
+/// How a run went.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// The QP left the NIC that died.
+    Switched(Switched),
+    /// It had left the NIC before, when that still worked; in words.
+    LeftBefore(String),
+}
 
 /// What a run showed, at the end whose NIC died.
 #[derive(Clone, Copy, Debug)]
@@ -15,8 +38,10 @@ pub struct Switched {
     pub switch_us: f64,
     /// From the fault to the first error, event or suspicion, in µs.
     pub detect_us: Option<f64>,
-    /// The longest interval between packets with data at the receiver around the fault, in ms; 0.5 where it was shorter.
-    pub gap_ms: f64,
+    /// The longest interval between packets with data at the receiver around the fault, in ms; None: none was recorded.
+    pub gap_ms: Option<f64>,
+    /// Switches of the QP, at this end; one is right.
+    pub switches: usize,
 }
 
 /// What runs.
@@ -25,37 +50,71 @@ pub fn spec() -> Spec {
 }
 
 /// One run: traffic flows, NIC a/0 dies, traffic flows again; then it is ended.
-pub fn run(unbroken: &Path) -> Result<Switched> {
+pub fn run(unbroken: &Path) -> Result<Outcome> {
     let lab = Lab::new(unbroken)?;
-    let mut watch = Watch::new(&lab, "b", 2)?;
     let mut pair = Pair::start(&lab, &spec())?;
-    let limit = Duration::from_secs(15);
-    // A second of traffic: 64 MiB is more than any set-up.
-    pair.client.wait_until("it sends over NIC a/0", limit, || watch.sample().rx_payload_bytes[0] > 64 << 20)?;
-    let fault = lab.fabric().set(&"nic a/0 dead".parse()?, None)?;
-    let before = watch.sample().rx_payload_bytes[1];
-    pair.client
-        .wait_until("it sends over NIC a/1", limit, || watch.sample().rx_payload_bytes[1] > before + (16 << 20))?;
-    let mut found = None;
-    pair.client.wait_until("the switch is in the event log", limit, || {
-        found = switch_of(&lab, "a");
-        found.is_some()
-    })?;
-    let switch = found.ok_or("there is no switch event of host a")?;
-    watch.collect_gaps(&lab, pair.server.pid());
-    let gap = watch.longest_gap(fault.from_us, fault.from_us + 2_000_000);
-    Ok(Switched {
-        switch_us: switch.switch_us as f64,
-        detect_us: switch.detect_us.map(|us| us as f64),
-        gap_ms: gap.map_or(0.5, |g| g.len_us as f64 / 1e3),
-    })
+    play(&lab, &mut pair).map_err(|e| format!("{e}; {}", state(&lab, &pair)).into())
 }
 
-/// The first switch that a host logged.
-fn switch_of(lab: &Lab, host: &str) -> Option<Switch> {
+fn play(lab: &Lab, pair: &mut Pair) -> Result<Outcome> {
+    let mut watch = Watch::new(lab, "b", NICS)?;
+    let pids = [pair.client.pid(), pair.server.pid()];
+    let carried = |watch: &mut Watch| watch.sample().rx_payload_bytes.iter().sum::<u64>();
+    pair.client.wait_until("it sends", LIMIT, || carried(&mut watch) > FLOWS_BYTES)?;
+    pair.client
+        .wait_until("its QP is protected at both ends", LIMIT, || pids.iter().all(|pid| protected(lab, *pid)))?;
+    if let Some(switch) = switches_of(lab, "a").first() {
+        return Ok(Outcome::LeftBefore(format!("{switch:?}")));
+    }
+    let fault = lab.fabric().set(&"nic a/0 dead".parse()?, None)?;
+    let elsewhere = |watch: &mut Watch| watch.sample().rx_payload_bytes[1..].iter().sum::<u64>();
+    let before = elsewhere(&mut watch);
+    pair.client.wait_until("it sends over another NIC", LIMIT, || elsewhere(&mut watch) > before + GOES_ON_BYTES)?;
+    let mut found = Vec::new();
+    pair.client.wait_until("the switch is in the event log", LIMIT, || {
+        found = switches_of(lab, "a");
+        !found.is_empty()
+    })?;
+    let switch = found.first().ok_or("there is no switch event of host a")?;
+    if switch.detected_at_us < fault.from_us {
+        return Ok(Outcome::LeftBefore(format!("{switch:?}")));
+    }
+    watch.collect_gaps(lab, pair.server.pid());
+    let gap = watch.longest_gap(fault.from_us, fault.from_us + 2_000_000);
+    Ok(Outcome::Switched(Switched {
+        switch_us: switch.switch_us as f64,
+        detect_us: switch.detect_us.map(|us| us as f64),
+        gap_ms: gap.map(|g| g.len_ms()),
+        switches: found.len(),
+    }))
+}
+
+/// Whether all connected QPs of a process are protected, and there are some.
+fn protected(lab: &Lab, pid: u32) -> bool {
+    let status = query_status(lab.runtime(), pid, ANSWER_LIMIT);
+    status.is_ok_and(|s| !s.qps.is_empty() && s.qps.iter().all(|qp| qp.protected))
+}
+
+/// The switches that a host logged.
+fn switches_of(lab: &Lab, host: &str) -> Vec<unbroken_telemetry::Switch> {
     let events = read_events(lab.runtime()).unwrap_or_default();
-    events.into_iter().find_map(|e| match e.what {
+    let switches = events.into_iter().filter_map(|e| match e.what {
         What::Switch(s) if s.host == host => Some(s),
         _ => None,
-    })
+    });
+    switches.collect()
+}
+
+/// What is known of a run that went wrong: the event log, and what the QPs do.
+fn state(lab: &Lab, pair: &Pair) -> String {
+    let events: Vec<String> =
+        read_events(lab.runtime()).unwrap_or_default().iter().map(|e| format!("{} {:?}", e.time_us, e.what)).collect();
+    let qps: Vec<String> = [&pair.client, &pair.server]
+        .iter()
+        .map(|end| match query_status(lab.runtime(), end.pid(), ANSWER_LIMIT) {
+            Ok(status) => format!("{}: {:?}", end.program(), status.qps),
+            Err(e) => format!("{} does not answer: {e}", end.program()),
+        })
+        .collect();
+    format!("events: [{}]; QPs: {}", events.join(", "), qps.join("; "))
 }

@@ -1,20 +1,24 @@
 //! Bandwidth of bare GSO/GRO UDP: what the carrier gives without a transport.
 //!
-//! One process sends to another over loopback, each with one thread. A send is one system call with 15 segments of 4,096 bytes,
-//! which the kernel carries as one packet (GSO), and which the receiver takes with one call (GRO). The payload is not touched
-//! otherwise, as iperf3 does not; with `--touch both` the sender copies each send out of a buffer of 1 MiB and the receiver copies
-//! it into one, since a transport must look at the payload and bring it to its place.
-//! The receiver answers each send with 8 bytes: how many payload bytes it has got. The sender keeps a fixed number of sends in
-//! flight, so that the receive buffer never overflows, and waits in `recv` when they are out. That is all: no sequence numbers, no
-//! checksum, no retransmission. A datagram that is lost all the same is counted and its place is given back after 100 ms.
+//! One process sends to another over loopback, each with one thread, with the system calls that softnic uses: `sendmmsg` of runs of 15
+//! segments of 4,096 bytes, which the kernel carries as one packet each (GSO), and `recvmmsg`, which takes them as such (GRO). The
+//! payload is not touched otherwise, as iperf3 does not; with `--touch both` the sender copies each run out of a buffer of 1 MiB and
+//! the receiver copies it into one, since a transport must look at the payload and bring it to its place.
+//! The receiver acknowledges every 32 packets, and what is there when nothing more is: 8 bytes that say how many payload bytes it has
+//! got. The sender keeps a fixed number of runs in flight, and waits in `recv` when they are out. That is all: no sequence numbers, no
+//! checksum, no retransmission. A run that is lost all the same is counted and its place is given back after 100 ms.
+//! How much in flight is best depends on the machine's caches; [`best_window`] finds it.
 
-use std::io::{self, BufRead, BufReader};
+use std::io::{BufRead, BufReader, IoSlice, IoSliceMut};
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{getsockopt, recv, setsockopt, sockopt, MsgFlags};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    getsockopt, recv, recvmmsg, sendmmsg, setsockopt, sockopt, ControlMessage, MsgFlags, MultiHeaders, SockaddrIn,
+};
 
 use crate::Result;
 
@@ -26,8 +30,14 @@ const SEND_BYTES: usize = 15 * SEGMENT_BYTES;
 const BUFFER_BYTES: usize = 1 << 20;
 /// What a send needs in the receive buffer, with the kernel's own structures.
 const SEND_TRUE_BYTES: usize = SEND_BYTES + SEND_BYTES / 4;
-/// A larger window does not help, since it does not fit into the caches.
-const WINDOW_MAX: u32 = 16;
+/// Windows that are tried, in runs.
+const WINDOWS: [u32; 6] = [2, 4, 8, 16, 32, 64];
+/// How long each is tried, twice.
+const TRY_TIME: Duration = Duration::from_millis(150);
+/// Runs that a system call sends or takes at most.
+const BATCH: usize = 16;
+/// Packets that one acknowledgement is for.
+const ACK_PACKETS: u64 = 32;
 /// Silence after which what is in flight is lost.
 const LOSS_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -93,36 +103,67 @@ pub fn measure(time: Duration, window: Option<u32>, touch: Touch) -> Result<Figu
     // The receiver tells first how large its buffer is.
     socket.send(&[])?;
     let room = read_count(&socket, MsgFlags::empty())?.ok_or("the receiving process does not answer")?;
-    let fits = (room / SEND_TRUE_BYTES as u64).clamp(1, u64::from(WINDOW_MAX)) as u32;
-    send_all(&socket, time, window.unwrap_or(fits), touch)
+    let fits = (room / SEND_TRUE_BYTES as u64).clamp(1, u64::from(WINDOWS[WINDOWS.len() - 1])) as u32;
+    send_all(&socket, time, window.map_or(fits, |w| w.min(fits)), touch)
+}
+
+/// The window with which most arrives here and now, of [`WINDOWS`].
+pub fn best_window(touch: Touch) -> Result<u32> {
+    let mut best = (0.0, WINDOWS[0]);
+    // Forth and back, so that a change of the machine's speed favours none.
+    let mut sums = [0.0; WINDOWS.len()];
+    for n in (0..WINDOWS.len()).chain((0..WINDOWS.len()).rev()) {
+        sums[n] += measure(TRY_TIME, Some(WINDOWS[n]), touch)?.gbps;
+    }
+    for (window, sum) in WINDOWS.into_iter().zip(sums) {
+        if sum > best.0 {
+            best = (sum, window);
+        }
+    }
+    Ok(best.1)
 }
 
 fn send_all(socket: &UdpSocket, time: Duration, window: u32, touch: Touch) -> Result<Figure> {
     let window_bytes = u64::from(window.max(1)) * SEND_BYTES as u64;
     let source = vec![0x5a_u8; BUFFER_BYTES];
-    let mut staging = vec![0_u8; SEND_BYTES];
+    let mut staging = vec![0_u8; SEND_BYTES * BATCH];
+    let mut headers = MultiHeaders::<SockaddrIn>::preallocate(BATCH, None);
     let (mut sent, mut got, mut lost) = (0_u64, 0_u64, 0_u64);
     let start = Instant::now();
     while start.elapsed() < time {
-        while sent - got - lost < window_bytes {
+        while let Some(count) = read_count(socket, MsgFlags::MSG_DONTWAIT)? {
+            got = got.max(count);
+        }
+        let free = (window_bytes - (sent - got - lost).min(window_bytes)) as usize / SEND_BYTES;
+        if free == 0 {
+            match read_count(socket, MsgFlags::empty())? {
+                Some(count) => got = got.max(count),
+                None => lost = sent - got,
+            }
+            continue;
+        }
+        let runs = free.min(BATCH);
+        for (n, run) in staging.chunks_exact_mut(SEND_BYTES).take(runs).enumerate() {
             if touch == Touch::Both {
-                let at = (sent as usize / SEND_BYTES % (BUFFER_BYTES / SEND_BYTES)) * SEND_BYTES;
-                staging.copy_from_slice(&source[at..at + SEND_BYTES]);
-            }
-            socket.send(&staging)?;
-            sent += SEND_BYTES as u64;
-            // Take what is there without waiting.
-            while let Some(count) = read_count(socket, MsgFlags::MSG_DONTWAIT)? {
-                got = got.max(count);
+                let at = ((sent as usize / SEND_BYTES + n) % (BUFFER_BYTES / SEND_BYTES)) * SEND_BYTES;
+                run.copy_from_slice(&source[at..at + SEND_BYTES]);
             }
         }
-        match read_count(socket, MsgFlags::empty())? {
-            Some(count) => got = got.max(count),
-            None => lost = sent - got,
-        }
+        sent += send_runs(socket, &mut headers, &staging[..runs * SEND_BYTES])?;
     }
     let seconds = start.elapsed().as_secs_f64();
     Ok(Figure { gbps: got as f64 * 8e-9 / seconds, lost: lost / SEND_BYTES as u64 })
+}
+
+/// Sends runs in one system call; gives the bytes of those that the kernel took.
+fn send_runs(socket: &UdpSocket, headers: &mut MultiHeaders<SockaddrIn>, runs: &[u8]) -> Result<u64> {
+    let slices: Vec<[IoSlice<'_>; 1]> = runs.chunks_exact(SEND_BYTES).map(|run| [IoSlice::new(run)]).collect();
+    let no_control: [ControlMessage<'_>; 0] = [];
+    let nowhere = [None; BATCH];
+    match sendmmsg(socket.as_raw_fd(), headers, &slices, nowhere, no_control, MsgFlags::empty()) {
+        Ok(taken) => Ok((taken.count() * SEND_BYTES) as u64),
+        Err(e) => Err(e.into()),
+    }
 }
 
 /// Reads a count of bytes; None: nothing is there (or not within the socket's timeout).
@@ -147,30 +188,50 @@ pub fn receive(touch: Touch) -> Result<()> {
     let room = getsockopt(&socket, sockopt::RcvBuf)? as u64;
     socket.set_read_timeout(Some(Duration::from_secs(60)))?;
     println!("{}", socket.local_addr()?.port());
-    let mut staging = vec![0_u8; 1 << 16];
+    let mut staging = vec![0_u8; BATCH << 16];
     let mut target = vec![0_u8; BUFFER_BYTES];
     let (_, peer) = socket.recv_from(&mut staging)?;
     socket.connect(peer)?;
     socket.send(&room.to_le_bytes())?;
-    let mut got = 0_u64;
+    let mut headers = MultiHeaders::<SockaddrIn>::preallocate(BATCH, None);
+    let (mut got, mut told) = (0_u64, 0_u64);
     loop {
-        let len = match socket.recv(&mut staging) {
-            Ok(len) => len,
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock || e.kind() == io::ErrorKind::ConnectionRefused => {
-                return Ok(());
-            }
+        // Only where nothing is owed it may sleep.
+        let flags = if got > told { MsgFlags::MSG_DONTWAIT } else { MsgFlags::MSG_WAITFORONE };
+        let came = match receive_runs(&socket, &mut headers, &mut staging, flags) {
+            Ok(came) => came,
+            Err(Errno::EAGAIN) if got > told => Vec::new(),
+            Err(Errno::EAGAIN | Errno::ECONNREFUSED) => return Ok(()),
             Err(e) => return Err(e.into()),
         };
-        if touch != Touch::None {
-            let at = (got as usize / SEND_BYTES % (BUFFER_BYTES / SEND_BYTES)) * SEND_BYTES;
-            let len = len.min(BUFFER_BYTES - at);
-            target[at..at + len].copy_from_slice(&staging[..len]);
-            std::hint::black_box(&target);
+        for (n, len) in came.iter().enumerate() {
+            if touch != Touch::None {
+                let at = (got as usize / SEND_BYTES % (BUFFER_BYTES / SEND_BYTES)) * SEND_BYTES;
+                let len = (*len).min(BUFFER_BYTES - at);
+                target[at..at + len].copy_from_slice(&staging[n << 16..][..len]);
+                std::hint::black_box(&target);
+            }
+            got += *len as u64;
         }
-        got += len as u64;
-        match socket.send(&got.to_le_bytes()) {
-            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Ok(()),
-            other => other?,
-        };
+        if came.is_empty() || got - told >= ACK_PACKETS * SEGMENT_BYTES as u64 {
+            told = got;
+            match socket.send(&got.to_le_bytes()) {
+                Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => return Ok(()),
+                other => other?,
+            };
+        }
     }
+}
+
+/// Takes what is there, at most [`BATCH`] runs, each into its 64 KiB of `staging`; gives their lengths.
+fn receive_runs(
+    socket: &UdpSocket,
+    headers: &mut MultiHeaders<SockaddrIn>,
+    staging: &mut [u8],
+    flags: MsgFlags,
+) -> nix::Result<Vec<usize>> {
+    let mut slices: Vec<[IoSliceMut<'_>; 1]> =
+        staging.chunks_exact_mut(1 << 16).map(|run| [IoSliceMut::new(run)]).collect();
+    let came = recvmmsg(socket.as_raw_fd(), headers, &mut slices, flags, None)?;
+    Ok(came.map(|message| message.bytes).collect())
 }

@@ -2,7 +2,7 @@
 //!
 //! An RC SEND of 8 bytes is a UDP payload of 24 bytes (BTH 12, data 8, ICRC 4), and each is answered, besides the message that goes
 //! back, by an ACK of 20 bytes (BTH 12, AETH 4, ICRC 4). Here two processes do just that with plain sockets: whoever gets a message
-//! sends its own message, then the ACK. No checksum, no state. The sides wait either busily (`recv` in a loop without blocking, as
+//! sends its own message, then the ACK. `--plain` leaves the ACKs out: a mere ping-pong. No checksum, no state. The sides wait either busily (`recv` in a loop without blocking, as
 //! `ib_send_lat` polls its CQ) or in a blocking `recv` (as the background thread must that serves `ib_write_lat`). Each process has a
 //! core of its own where there are two, as the RDMA programs have, which spin: two that sleep in turn would else share one, and be
 //! faster than any two on different cores.
@@ -54,8 +54,9 @@ pub struct Figure {
 }
 
 /// Plays `count` round trips with a process of its own.
-pub fn measure(count: u32, wait: Wait) -> Result<Figure> {
-    let (_helper, port) = Helper::start(&["udp-lat-echo", "--wait", wait.word()])?;
+pub fn measure(count: u32, wait: Wait, plain: bool) -> Result<Figure> {
+    let args = ["udp-lat-echo", "--wait", wait.word(), "--plain"];
+    let (_helper, port) = Helper::start(if plain { &args } else { &args[..3] })?;
     let _pinned = Pinned::to(0)?;
     let socket = UdpSocket::bind("127.0.0.1:0")?;
     socket.connect(("127.0.0.1", port))?;
@@ -64,7 +65,7 @@ pub fn measure(count: u32, wait: Wait) -> Result<Figure> {
     for round in 0..count.saturating_add(WARM_UP) {
         let start = Instant::now();
         socket.send(&[1; MESSAGE_BYTES])?;
-        if round > 0 {
+        if round > 0 && !plain {
             socket.send(&[2; ACK_BYTES])?;
         }
         if !await_message(&socket, wait)? {
@@ -82,7 +83,7 @@ pub fn measure(count: u32, wait: Wait) -> Result<Figure> {
 }
 
 /// The answering process. Prints its port; ends when it is killed or after silence.
-pub fn echo(wait: Wait) -> Result<()> {
+pub fn echo(wait: Wait, plain: bool) -> Result<()> {
     let _pinned = Pinned::to(1)?;
     let socket = UdpSocket::bind("127.0.0.1:0")?;
     socket.set_read_timeout(Some(LOSS_TIMEOUT))?;
@@ -92,7 +93,9 @@ pub fn echo(wait: Wait) -> Result<()> {
     socket.connect(peer)?;
     loop {
         socket.send(&[1; MESSAGE_BYTES])?;
-        socket.send(&[2; ACK_BYTES])?;
+        if !plain {
+            socket.send(&[2; ACK_BYTES])?;
+        }
         if !await_message(&socket, wait)? {
             return Ok(());
         }

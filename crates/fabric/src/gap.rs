@@ -13,10 +13,10 @@ use unbroken_telemetry::{Presence, ProcessName, Runtime};
 use crate::error::{FabricError, Result};
 use crate::map::{Header, Layout, Mapped};
 
-/// Shorter intervals are not kept.
-pub const GAP_MIN_US: u64 = 500;
-/// Intervals kept.
-pub const GAP_RING: usize = 256;
+/// Shorter intervals are not kept. No switch is as short: a round trip of Hellos alone takes longer.
+pub const GAP_MIN_US: u64 = 100;
+/// Intervals kept: those of 100 ms at least.
+pub const GAP_RING: usize = 1024;
 /// Pages of dead processes that are kept for readers.
 const DEAD_KEPT: usize = 64;
 
@@ -41,7 +41,7 @@ struct Slot {
 #[allow(unsafe_code)]
 unsafe impl Layout for Page {
     const MAGIC: u64 = u64::from_le_bytes(*b"UNBGAPPG");
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
 }
 
 /// An interval without data.
@@ -196,12 +196,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let runtime = Runtime::at(dir.path()).unwrap();
         let recorder = GapRecorder::create(&runtime).unwrap();
-        for now_us in [1_000_000, 1_000_400, 1_000_900, 1_009_000, 1_009_001, 1_009_000, 1_012_000] {
+        for now_us in [1_000_000, 1_000_090, 1_000_190, 1_009_000, 1_009_001, 1_009_000, 1_012_000] {
             recorder.record(now_us);
         }
         let report = GapRecorder::read(&runtime, std::process::id()).unwrap();
         assert_eq!((report.first_us, report.last_us, report.count), (1_000_000, 1_012_000, 2));
-        let long = Gap { start_us: 1_000_900, len_us: 8_100 };
+        let long = Gap { start_us: 1_000_190, len_us: 8_810 };
         assert_eq!(report.gaps, [long, Gap { start_us: 1_009_001, len_us: 2_999 }]);
         assert_eq!(report.longest(1_000_000, 2_000_000), Some(long));
         assert_eq!(report.longest(1_009_500, 2_000_000).unwrap().len_us, 2_999);
@@ -213,12 +213,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let runtime = Runtime::at(dir.path()).unwrap();
         let recorder = GapRecorder::create(&runtime).unwrap();
-        for n in 1..=1001 {
+        for n in 1..=3001 {
             recorder.record(n * 1000);
         }
         let report = GapRecorder::read(&runtime, std::process::id()).unwrap();
-        assert_eq!((report.count, report.gaps.len()), (1000, GAP_RING));
-        assert_eq!(report.gaps[GAP_RING - 1].start_us, 1_000_000);
+        assert_eq!((report.count, report.gaps.len()), (3000, GAP_RING));
+        assert_eq!(report.gaps[GAP_RING - 1].start_us, 3_000_000);
     }
 
     #[test]
