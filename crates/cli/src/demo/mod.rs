@@ -25,9 +25,6 @@ use stream::Stream;
 /// The fault of all parts.
 const FAULT: &str = "nic a/0 dead";
 
-/// Runs in which the rate after the fault may be wrong because others use the machine.
-const TRIES: u32 = 2;
-
 /// The arguments of `unbroken demo`.
 #[derive(clap::Args)]
 pub(crate) struct DemoArgs {
@@ -66,17 +63,7 @@ pub(crate) fn demo(args: &DemoArgs) -> Result {
 
 fn play(args: &DemoArgs, unbroken: &Path, screen: &Screen) -> Result<Report> {
     screen.title("1. ib_write_bw from host a to host b; NIC a/0 dies in mid-stream");
-    let mut with = Stream::play(unbroken, true, screen)?;
-    for _ in 1..TRIES {
-        if !with.is_slow() {
-            break;
-        }
-        let (before, after) = (with.before_gbps(), with.after_gbps());
-        screen.say(&format!(
-            "   {after:.1} Gbit/s after {before:.1} before the fault: once more, in case something else took the cores"
-        ));
-        with = Stream::play(unbroken, true, screen)?;
-    }
+    let with = Stream::play(unbroken, true, screen)?;
     screen.title("2. the same without failover");
     let without = Stream::play(unbroken, false, screen)?;
     screen.title("3. a program that checks every message, under the same fault");

@@ -23,8 +23,8 @@ const HEALTHY_SHORT_US: u64 = 1_500_000;
 const RAMP_US: u64 = 300_000;
 /// The rate after is taken from so long after the fault; a gap that begins until then is the fault's.
 const SETTLE_US: u64 = 200_000;
-/// The backup must carry this share of the rate from before the fault.
-const SHARE_KEPT: f64 = 0.5;
+/// The backup must carry this share of the rate from before the fault. (What else the machine does can halve a rate at any time.)
+const SHARE_KEPT: f64 = 0.2;
 /// Payload that shows that the test itself, not its set-up, is on.
 const TRAFFIC_BYTES: u64 = 8 << 20;
 /// From one sample to the next.
