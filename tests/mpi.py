@@ -98,8 +98,9 @@ def hpcc(logs, transport: str, n: int, fault: str | None = None):
             mpirun = fabric.start("mpirun", ["mpirun", *COMMON, *options, *ranks[0], ":", *ranks[1]])
             if fault:
                 wait_until(lambda: mpirun.ended() or payload(fabric, [0]) > FAULT_BYTES, 60, "traffic on rail 0")
-                if mpirun.ended():
-                    raise Failure("hpcc was over before the fault")
+                early = fabric.events("switch")
+                if mpirun.ended() or early:
+                    raise Failure(f"before the fault hpcc {'was over' if mpirun.ended() else 'ran'}, with {len(early)} switches {early[:1]}")
                 fabric.fault(fault)
             mpirun.expect_success(SECONDS)
             check_result(folder / "hpccoutf.txt")
