@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use unbroken_telemetry::{query_status, read_events, What};
+use unbroken_telemetry::{answering_processes, query_status, read_events, ProcessStatus, What};
 use unbroken_trial::{Lab, Pair, Spec, Watch};
 
 use crate::Result;
@@ -91,8 +91,14 @@ fn play(lab: &Lab, pair: &mut Pair) -> Result<Outcome> {
 
 /// Whether all connected QPs of a process are protected, and there are some.
 fn protected(lab: &Lab, pid: u32) -> bool {
-    let status = query_status(lab.runtime(), pid, ANSWER_LIMIT);
-    status.is_ok_and(|s| !s.qps.is_empty() && s.qps.iter().all(|qp| qp.protected))
+    status_of(lab, pid).is_ok_and(|s| !s.qps.is_empty() && s.qps.iter().all(|qp| qp.protected))
+}
+
+/// What a program of this machine answers.
+fn status_of(lab: &Lab, pid: u32) -> std::io::Result<ProcessStatus> {
+    let answering = answering_processes(lab.runtime())?;
+    let name = answering.into_iter().find(|name| name.pid == pid).ok_or(std::io::ErrorKind::NotFound)?;
+    query_status(lab.runtime(), name, ANSWER_LIMIT)
 }
 
 /// The switches that a host logged.
@@ -111,7 +117,7 @@ fn state(lab: &Lab, pair: &Pair) -> String {
         read_events(lab.runtime()).unwrap_or_default().iter().map(|e| format!("{} {:?}", e.time_us, e.what)).collect();
     let qps: Vec<String> = [&pair.client, &pair.server]
         .iter()
-        .map(|end| match query_status(lab.runtime(), end.pid(), ANSWER_LIMIT) {
+        .map(|end| match status_of(lab, end.pid()) {
             Ok(status) => format!("{}: {:?}", end.program(), status.qps),
             Err(e) => format!("{} does not answer: {e}", end.program()),
         })

@@ -12,7 +12,7 @@
 //! - a QP that fails completes everything it holds, unless it was made to hold it ([`RcConfig::hold_on_failure`]).
 //!
 //! Rooms: `requester` and `responder` are the two halves of RC; `sq`, `rq` and `reads` their queues; `inbound` how RC and UC receive; `segment` how messages become
-//! packets; `early` what came before its turn; `window` the congestion window; `encoding` the specification's numbers; `attr` attributes and states; `backlog` what moves from QP to QP.
+//! packets; `early` what came before its turn; `window` the congestion window; `room` what packets take up at their receiver; `encoding` the specification's numbers; `attr` attributes and states; `backlog` what moves from QP to QP.
 #![forbid(unsafe_code)]
 
 mod attr;
@@ -26,6 +26,7 @@ mod rc;
 mod reads;
 mod requester;
 mod responder;
+mod room;
 mod rq;
 mod segment;
 mod sq;
@@ -38,7 +39,9 @@ pub use attr::{ModifyError, RcConfig, RcModify, MAX_RD_ATOMIC};
 pub use backlog::{Backlog, Progress, RecvEntry, Replay, SendEntry};
 pub use io::{AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SharedReceives, SinkError, UdSink};
 pub use rc::RcQp;
+pub use requester::RoundTrip;
 pub use responder::{Mutation, RcEvent};
+pub use room::{News, Room, MAX_BLOCK_COST};
 pub use rq::RecvRing;
 pub use sq::check_send;
 pub use uc::{UcConfig, UcQp};

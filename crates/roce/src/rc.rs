@@ -12,6 +12,7 @@ use crate::io::{Completions, Memory, PacketSink, SharedReceives};
 use crate::link::Link;
 use crate::requester::Requester;
 use crate::responder::{Mutation, RcEvent, Responder};
+use crate::room::{News, Room};
 use crate::rq::RecvQueue;
 use crate::sq::SendRing;
 use crate::wr::{PostError, RecvWr, SendBatch, SendWr};
@@ -117,6 +118,45 @@ impl RcQp {
         self.requester.may_wait()
     }
 
+    /// What it has on its way, in the units of [`Room`].
+    pub fn flight(&self) -> u32 {
+        if self.sends() {
+            self.requester.flight()
+        } else {
+            0
+        }
+    }
+
+    fn sends(&self) -> bool {
+        matches!(self.state, QpState::Rts | QpState::Sqd) && !self.stopped()
+    }
+
+    /// What it was refused since it was last told its room, and would take.
+    pub fn wanted_room(&self) -> Option<u32> {
+        self.requester.wanted().filter(|_| self.sends())
+    }
+
+    /// Tells what it may have on its way from now on. A QP that was never told has all the room there is.
+    pub fn give_room(&mut self, room: Room) {
+        self.requester.give_room(room);
+    }
+
+    /// It waits for room to a destination that has answered other QPs at `heard_us`.
+    pub fn waits_for_room(&mut self, heard_us: u64) {
+        self.requester.waits_for_room(heard_us);
+    }
+
+    /// What became of its packets since this was last asked.
+    pub fn take_news(&mut self) -> News {
+        let (lost, rtt_us) = (self.requester.take_lost(), self.requester.take_rtt_us());
+        News { acked: self.requester.advanced(), lost, rtt_us }
+    }
+
+    /// Whether it waits because the peer had no receive (RNR).
+    pub fn waits_for_receiver(&self) -> bool {
+        self.requester.waiting_rnr()
+    }
+
     /// With `hold_on_failure`, why the network stopped the QP.
     pub fn failure(&self) -> Option<WcStatus> {
         self.failure
@@ -201,6 +241,7 @@ impl RcQp {
         limits.retry_cnt = a.retry_cnt.unwrap_or(0);
         limits.rnr_retry = a.rnr_retry.unwrap_or(0);
         limits.max_rd_atomic = a.max_rd_atomic.unwrap_or(0) as u32;
+        limits.mtu = self.link.mtu;
     }
 
     /// Posts a send. In state ERR it completes at once as flushed. With `hold_on_failure` it may be posted before the QP is

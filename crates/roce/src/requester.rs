@@ -26,6 +26,9 @@
 mod ending;
 mod receive;
 mod repair;
+mod room;
+
+pub use room::RoundTrip;
 
 use crate::early::EARLY_PACKETS;
 use crate::encoding::{psn_add, psn_ahead, psn_diff};
@@ -57,6 +60,7 @@ pub(crate) struct Limits {
     pub(crate) retry_cnt: u8,
     pub(crate) rnr_retry: u8,
     pub(crate) max_rd_atomic: u32,
+    pub(crate) mtu: u32,
 }
 
 #[derive(Clone)]
@@ -85,9 +89,22 @@ pub(crate) struct Requester {
     mending: bool,
     /// The last packet is to be sent again, so that the peer says what it has.
     resend_last: bool,
-    /// Selective: the smoothed round trip and its variation; 0 until one was measured.
-    srtt_us: u32,
-    rttvar_us: u32,
+    rtt: RoundTrip,
+    /// What was measured since this was last asked; 0: nothing.
+    last_rtt_us: u32,
+    /// What others have measured on the way to the same destination.
+    others_wait_us: u32,
+    /// Probes are sent: the peer answers them with what it has.
+    probing: bool,
+    /// What is on its way, and what may be.
+    flight: u32,
+    flight_limit: u32,
+    /// What was refused; 0: nothing.
+    wanted: u32,
+    /// The last packet asks for an answer.
+    asked: bool,
+    /// Messages that may be on their way, after the receiver was not ready.
+    few: u64,
     /// The packet whose acknowledgement is waited for, and when it was sent.
     rtt_from: Option<(u32, u64)>,
     /// When silence has lasted long enough to ask.
@@ -95,6 +112,8 @@ pub(crate) struct Requester {
     /// How often that was in vain.
     probes: u32,
     retransmits: u32,
+    /// Packets that were taken for lost.
+    lost: u32,
     retries_left: u8,
     rnr_retries_left: u8,
     /// All timers run that a packet on its way needs.
@@ -111,7 +130,7 @@ impl Requester {
     pub(crate) fn new(ring: SendRing, cwnd_max: u32) -> Requester {
         Requester {
             ring,
-            limits: Limits { timeout_us: None, retry_cnt: 0, rnr_retry: 0, max_rd_atomic: 0 },
+            limits: Limits { timeout_us: None, retry_cnt: 0, rnr_retry: 0, max_rd_atomic: 0, mtu: 0 },
             cur: 0,
             cur_packet: 0,
             assigned: 0,
@@ -127,12 +146,20 @@ impl Requester {
             repair: None,
             mending: false,
             resend_last: false,
-            srtt_us: 0,
-            rttvar_us: 0,
+            rtt: RoundTrip::default(),
+            last_rtt_us: 0,
+            others_wait_us: 0,
+            probing: false,
+            flight: 0,
+            flight_limit: u32::MAX,
+            wanted: 0,
+            asked: true,
+            few: u64::MAX,
             rtt_from: None,
             probe_at_us: None,
             probes: 0,
             retransmits: 0,
+            lost: 0,
             retries_left: 0,
             rnr_retries_left: 0,
             armed: false,
@@ -150,12 +177,15 @@ impl Requester {
         self.advanced = 0;
         self.completed = 0;
         self.window = Window::new(self.cwnd_max);
-        (self.srtt_us, self.rttvar_us) = (0, 0);
+        self.rtt = RoundTrip::default();
+        (self.last_rtt_us, self.others_wait_us) = (0, 0);
     }
 
     /// Sets the first PSN and starts the retry counts, for state RTS.
     pub(crate) fn start(&mut self, psn: u32) {
         (self.una, self.acked, self.next_psn, self.frontier) = (psn, psn, psn, psn);
+        self.nothing_in_flight();
+        self.few = u64::MAX;
         self.restart_retries();
     }
 
@@ -197,6 +227,10 @@ impl Requester {
         std::mem::take(&mut self.retransmits)
     }
 
+    pub(crate) fn take_lost(&mut self) -> u32 {
+        std::mem::take(&mut self.lost)
+    }
+
     // Sending
 
     /// Sends what window, limits and sink allow. `Ok(true)`: the sink was full, there is more to send.
@@ -213,7 +247,7 @@ impl Requester {
         if self.mending && self.mend(link, sink) {
             return Ok(true);
         }
-        while self.cur < self.ring.tail {
+        while self.cur < self.ring.tail && self.cur - self.ring.head < self.few {
             if self.unsendable.is_some_and(|(index, _)| index == self.cur) || !self.prepare(link) {
                 break;
             }
@@ -237,6 +271,10 @@ impl Requester {
                 Err(SinkError::Full) => return Ok(true),
                 Err(SinkError::Memory(_)) => self.unsendable = Some((self.cur, WcStatus::LocProtErr)),
             }
+        }
+        if self.wanted > 0 && self.ack_deadline.is_none() {
+            // A destination that is silent to all is silent to this QP, too: see `waits_for_room`.
+            self.ack_deadline = self.timeout_us().map(|t| now_us + t);
         }
         // Entries at the head that need no wire, or cannot be sent, are due now.
         self.advance(out)?;
@@ -289,12 +327,15 @@ impl Requester {
     #[inline]
     fn push_packet(&mut self, wqe: &Wqe, link: &Link, sink: &mut (impl PacketSink + ?Sized)) -> Result<u32, SinkError> {
         let in_flight = self.in_flight();
-        if in_flight >= self.window.packets() {
+        let cost = self.cost_of(wqe);
+        if in_flight >= self.window.packets() || !self.has_room(cost) {
             return Ok(0);
         }
-        let ack_req =
-            self.next_psn % ACK_EVERY_PACKETS == ACK_EVERY_PACKETS - 1 || in_flight + 1 == self.window.packets();
+        let ack_req = self.next_psn % ACK_EVERY_PACKETS == ACK_EVERY_PACKETS - 1
+            || in_flight + 1 == self.window.packets()
+            || self.flight.saturating_add(2 * cost) > self.flight_limit;
         self.push_segment(self.cur, wqe, self.cur_packet, ack_req, link, sink)?;
+        self.asked = ack_req || self.cur_packet + 1 == wqe.packets;
         Ok(1)
     }
 
@@ -323,11 +364,13 @@ impl Requester {
         let in_flight = self.in_flight();
         // A block larger than the window goes alone: its boundaries are fixed.
         let fits = in_flight == 0 || in_flight + packets <= self.window.packets();
-        if !fits || self.reads_in_flight >= self.limits.max_rd_atomic.max(1) {
+        let may = fits && self.reads_in_flight < self.limits.max_rd_atomic.max(1);
+        if !may || !self.has_room(packets * self.cost_of(wqe)) {
             return Ok(0);
         }
         self.push_read_request(wqe, self.cur_packet, packets, link, sink)?;
         self.reads_in_flight += 1;
+        self.asked = true;
         Ok(packets)
     }
 
@@ -350,11 +393,13 @@ impl Requester {
 
     /// Pushes an atomic; gives 0 where it must wait, else 1.
     fn push_atomic(&mut self, wqe: &Wqe, link: &Link, sink: &mut (impl PacketSink + ?Sized)) -> Result<u32, SinkError> {
-        if self.in_flight() >= self.window.packets() || self.reads_in_flight >= self.limits.max_rd_atomic.max(1) {
+        let may = self.in_flight() < self.window.packets() && self.reads_in_flight < self.limits.max_rd_atomic.max(1);
+        if !may || !self.has_room(self.cost_of(wqe)) {
             return Ok(0);
         }
         self.push_atomic_request(wqe, link, sink)?;
         self.reads_in_flight += 1;
+        self.asked = true;
         Ok(1)
     }
 
@@ -384,6 +429,7 @@ impl Requester {
         }
         let psn = self.next_psn;
         self.next_psn = psn_add(psn, psns);
+        self.flight += psns * self.cost_of(wqe);
         self.cur_packet += psns;
         if self.cur_packet == wqe.packets {
             self.cur += 1;
@@ -403,11 +449,13 @@ impl Requester {
     #[inline(never)]
     fn arm(&mut self, now_us: u64, psn: u32, link: &Link) {
         self.armed = true;
-        if self.ack_deadline.is_none() {
-            self.ack_deadline = self.limits.timeout_us.map(|t| now_us + t);
+        // Silence is counted from the oldest packet on; that it had to wait before it left does not count.
+        if self.ack_deadline.is_none() || psn == self.una {
+            self.ack_deadline = self.timeout_us().map(|t| now_us + t);
         }
+        self.probing = link.selective;
         let last = psn_diff(self.frontier, self.next_psn) == 0;
-        if link.selective && last && self.rtt_from.is_none() {
+        if last && self.rtt_from.is_none() {
             self.rtt_from = Some((psn, now_us));
         }
         if self.probe_at_us.is_none() {
@@ -419,6 +467,7 @@ impl Requester {
 
     /// Sends again from `una` on.
     fn go_back_for_loss(&mut self) {
+        self.lost += psn_ahead(self.next_psn, self.una);
         self.window.lost(self.frontier);
         self.go_back();
     }
@@ -438,6 +487,7 @@ impl Requester {
 
     fn resume_at_una(&mut self) {
         self.next_psn = self.una;
+        self.nothing_in_flight();
         self.cur = self.ring.head;
         self.cur_packet = match self.cur < self.assigned {
             true => psn_ahead(self.una, self.ring.get(self.cur).first_psn),
@@ -460,8 +510,12 @@ impl Requester {
             }
             self.retries_left -= 1;
             self.gap = None;
-            self.go_back_for_loss();
-            self.ack_deadline = self.limits.timeout_us.map(|t| now_us + t);
+            if self.next_psn != self.una {
+                self.lost += psn_ahead(self.next_psn, self.una);
+                self.window.silent();
+            }
+            self.go_back();
+            self.ack_deadline = self.timeout_us().map(|t| now_us + t);
         }
         Ok(())
     }

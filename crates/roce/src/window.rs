@@ -1,6 +1,7 @@
 //! The congestion window, in packets: slow start, then one packet more for each window acknowledged.
 //!
-//! What a loss does depends on how it is repaired:
+//! Silence, when nothing tells what has arrived, makes it begin anew with [`MIN_PACKETS`]: what was sent may still be there, behind a peer
+//! that is kept from its core, and would come twice. What a loss does depends on how it is repaired:
 //! - *Go-back-N*: half the window. A loss costs all that follows it, so fewer packets are best. A window's losses count once: no
 //!   other counts until everything sent before the first one was known is acknowledged.
 //! - *Selective*: the window shrinks by the packets that were lost in it, but for one of [`CHANCE`], which are taken for
@@ -62,6 +63,15 @@ impl Window {
             self.slow_start_below = self.packets;
             self.credit = 0;
         }
+    }
+
+    /// Nothing was heard for as long as it should take: begins anew, and doubles up to half of what it was.
+    pub(crate) fn silent(&mut self) {
+        if self.packets > MIN_PACKETS {
+            self.slow_start_below = (self.packets / 2).max(MIN_PACKETS);
+        }
+        self.packets = MIN_PACKETS;
+        (self.credit, self.recovery) = (0, None);
     }
 
     /// A packet before `frontier` was lost, and is repeated alone.

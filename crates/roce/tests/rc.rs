@@ -23,8 +23,8 @@ fn silence_ends_in_retry_exceeded_after_the_retries() {
     assert_eq!(p.statuses(0), [(1, WcStatus::RetryExcErr as u32), (2, FLUSH)]);
     assert_eq!(p.recv_statuses(0), [(9, FLUSH)]);
     assert_eq!(p.ends[0].qp.state(), QpState::Err);
-    // timeout code 8 is 1,048 µs; the first try and seven more.
-    assert_eq!(p.now_us - begin, 8 * 1048);
+    // Timeout code 8 is 1,048 µs; the first try, one that waits twice as long, and six more that wait four times as long.
+    assert_eq!(p.now_us - begin, (1 + 2 + 6 * 4) * 1048);
 }
 
 #[test]

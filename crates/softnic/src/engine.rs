@@ -15,42 +15,43 @@
 
 mod answers;
 mod credit;
+mod flight;
 mod gather;
 mod impair;
 mod parking;
 mod qps;
 mod rx;
+mod turns;
 mod tx;
 
 pub(crate) use qps::{QpEntry, QpKind, MAX_QPS};
 
 use crate::faults::{Link, Status};
-use crate::memory::{Domain, View};
+use crate::memory::Domain;
 use crate::socket::{RxRing, RxSocket, TxSocket};
 use answers::Answers;
-use credit::{Accounts, PAUSE_US};
+use credit::Accounts;
+use flight::Flights;
 use impair::Impairments;
 use parking::Parking;
 use qps::QpTable;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use tx::{Dest, Out, TxBatch, TxLink, Way};
+use tx::{Dest, TxBatch};
 use unbroken_fabric::{Credit, Fabric, GapRecorder, LinkState, NicPage, SlotCounters, MAX_PORTS, TX_PORTS};
 use unbroken_types::{LinkLayer, WcStatus};
 use unbroken_verbs::{DeviceCounters, DeviceEvent, EventSink};
 
 /// Sending sockets of a port: the source port varies with the QP, as RoCEv2 asks.
 pub(crate) const TX_SOCKETS: usize = TX_PORTS;
-/// Packets that a QP may send before the next one has its turn.
-const TURN_PACKETS: u32 = 64;
-/// Packets that one drive may send.
-const DRIVE_PACKETS: u32 = 256;
 /// Bytes of one drive that are bulk data.
 const BULK_BYTES: u64 = 16 << 10;
+/// How often one drive may ask a socket for small packets that wait there, so that the ACKs for them leave in few system calls.
+const DRIVE_RECEIVES: u32 = 8;
 /// Bytes of UC and UD that may be on their way to a NIC: no more than half of its socket's buffer, which RC uses as well, nor than what
 /// stays in a cache.
 const ROOM_BYTES: u64 = 1 << 20;
@@ -59,8 +60,6 @@ const ROOM_BYTES: u64 = 1 << 20;
 const ANSWER_US: u64 = 100;
 /// Drives that a reset takes at most: enough for what a socket holds, while other QPs may get more and more.
 const DRAIN_DRIVES: u32 = 1024;
-/// Timers run in one drive.
-const DRIVE_TIMERS: usize = 64;
 
 /// The sockets of a working NIC.
 pub(crate) struct Sockets {
@@ -143,12 +142,17 @@ pub(crate) struct Engine {
     resume_us: u64,
     /// Who has room for what this NIC sends.
     accounts: Accounts,
+    /// What RC QPs have on their way.
+    flights: Flights,
     /// Packets that wait for a receive.
     parking: Parking,
     /// QPs that owe an ACK and nothing else: it waits for the answer of the application, see [`Engine::drive`].
     owing: Vec<u16>,
     answers: Answers,
     timers: BinaryHeap<Reverse<(u64, u16)>>,
+    /// QPs whose timers are due, while answers may wait in a socket; and the drives since then.
+    late: Vec<u16>,
+    late_drives: u32,
     link: Link,
     state: LinkState,
     status: Arc<Status>,
@@ -191,6 +195,7 @@ impl Engine {
         let seed = u64::from(sockets.tx[0].addr().port()) << 32 | u64::from(std::process::id());
         Engine {
             accounts: Accounts::new(id.fabric.clone()),
+            flights: Flights::new(sockets.rx[0].rcvbuf()),
             id,
             sockets: Some(sockets),
             rx_rings: pages.iter().map(|_| RxRing::new()).collect(),
@@ -203,6 +208,8 @@ impl Engine {
             owing: Vec::new(),
             answers: Answers::default(),
             timers: BinaryHeap::new(),
+            late: Vec::new(),
+            late_drives: 0,
             link,
             state: LinkState::GOOD,
             status,
@@ -245,7 +252,11 @@ impl Engine {
     pub(crate) fn route(&mut self, index: u16) {
         let (Some(sockets), Some(q)) = (&self.sockets, self.qps.get_mut(index)) else { return };
         if let (Some(dest_qpn), Some((_, ip))) = (q.dest_qpn(), q.peer) {
-            q.dest = Some(Dest::to_qp(sockets.tx[q.socket].addr(), ip, dest_qpn));
+            let dest = Dest::to_qp(sockets.tx[q.socket].addr(), ip, dest_qpn);
+            if let QpKind::Rc(_) = q.kind {
+                self.flights.join(SocketAddr::new(ip, dest.flow.dst_port), index, &mut q.share);
+            }
+            q.dest = Some(dest);
         }
     }
 
@@ -261,7 +272,8 @@ impl Engine {
     /// The same, but for ACKs that are owed.
     fn deadline_of_others_us(&self) -> u64 {
         let timer_us = self.timers.peek().map_or(u64::MAX, |Reverse((at_us, _))| *at_us);
-        let turn_us = if self.ready.is_empty() { u64::MAX } else { self.blocked_until_us };
+        let timer_us = if self.late.is_empty() { timer_us } else { 0 };
+        let turn_us = if self.turns_wait() { self.blocked_until_us } else { u64::MAX };
         timer_us.min(turn_us).min(self.held_due_us())
     }
 
@@ -334,9 +346,11 @@ impl Engine {
         self.ready.clear();
         self.owing.clear();
         self.timers.clear();
+        self.late.clear();
         self.sink.event(self.id.index, DeviceEvent::Fatal);
         for q in self.qps.iter_mut() {
             q.queued = false;
+            self.flights.leave(q.qpn as u16, &mut q.share);
             q.stop(WcStatus::FatalErr);
             q.tell(self.id.index, &*self.sink);
         }
@@ -359,15 +373,11 @@ impl Engine {
             // They count as queued all the time.
             self.ready.extend(self.paused.drain(..));
         }
-        let mut arrived = [0; MAX_PORTS as usize];
-        for (port, socket) in self.sockets.iter().flat_map(|s| s.rx.iter().enumerate()) {
-            arrived[port] = self.rx_rings[port].receive(socket);
-            self.rx_counts[port].drops += u64::from(self.rx_rings[port].overruns());
-        }
+        let arrived = self.receive(|_| true);
         let received: usize = arrived.iter().sum();
-        let due = self.timers.peek().is_some_and(|Reverse((at_us, _))| *at_us <= now_us);
+        let due = self.timers.peek().is_some_and(|Reverse((at_us, _))| *at_us <= now_us) || !self.late.is_empty();
         let held_due = self.held_due_us() <= now_us;
-        let idle = self.ready.is_empty() || self.blocked_until_us > now_us;
+        let idle = !self.turns_wait() || self.blocked_until_us > now_us;
         if received == 0 && !due && !held_due && idle && self.parking.is_empty() {
             return Work::default();
         }
@@ -377,9 +387,12 @@ impl Engine {
         }
         if received > 0 || held_due {
             self.handle_received(&arrived, now_us, &view);
+            self.receive_more(now_us, &view);
         }
         if due {
-            self.run_timers(now_us);
+            // Only a socket that was found empty tells that an answer has not come.
+            let empty = !self.rx_rings.iter().any(RxRing::may_have_more);
+            self.run_timers(now_us, empty);
         }
         // What was owed before this drive has waited long enough.
         self.transmit(now_us, &view, acks || !owed.is_empty());
@@ -389,8 +402,27 @@ impl Engine {
         let bytes = self.rx_counts.iter().map(|c| c.bytes).chain(self.tx.counts.iter().map(|c| c.bytes));
         let bulk = bytes.sum::<u64>() >= BULK_BYTES;
         self.count();
-        let turns = !self.ready.is_empty() && self.blocked_until_us <= now_us;
+        let turns = self.turns_wait() && self.blocked_until_us <= now_us || !self.late.is_empty();
         Work { busy: true, received: received > 0, more: self.rx_rings.iter().any(RxRing::full) || turns, bulk }
+    }
+
+    /// Whether QPs could have their turns now, but for a line that is taken.
+    fn turns_wait(&self) -> bool {
+        !self.ready.is_empty() || self.flights.calls()
+    }
+
+    /// Takes a QP out of the table.
+    pub(crate) fn remove(&mut self, index: u16) -> Option<Box<QpEntry>> {
+        let mut q = self.qps.remove(index)?;
+        self.flights.leave(index, &mut q.share);
+        Some(q)
+    }
+
+    /// A QP was stopped: what it had on its way is given back.
+    pub(crate) fn stopped(&mut self, index: u16) {
+        if let Some(q) = self.qps.get_mut(index) {
+            self.flights.leave(index, &mut q.share);
+        }
     }
 
     /// A QP was reset: handles what has come in so far, which drops what is for that QP, so that its next life gets none of it.
@@ -433,68 +465,6 @@ impl Engine {
     pub(crate) fn acknowledge(&mut self, index: u16, now_us: u64, domain: &Domain) {
         if self.qps.get(index).is_some_and(|q| matches!(&q.kind, QpKind::Rc(qp) if qp.ack_owed())) {
             self.kick(index, now_us, domain);
-        }
-    }
-
-    fn run_timers(&mut self, now_us: u64) {
-        for _ in 0..DRIVE_TIMERS {
-            match self.timers.peek() {
-                Some(&Reverse((at_us, index))) if at_us <= now_us => {
-                    self.timers.pop();
-                    let Some(q) = self.qps.get_mut(index).filter(|q| q.timer_at == at_us) else { continue };
-                    q.timer_at = u64::MAX;
-                    q.handle_timeout(now_us);
-                    self.queue(index);
-                }
-                _ => break,
-            }
-        }
-    }
-
-    /// Gives the QPs of the ready queue their turns, within the budget of a drive, and sends what they pushed.
-    fn transmit(&mut self, now_us: u64, view: &View<'_>, acks: bool) {
-        let Engine { sockets: Some(sockets), tx, qps, ready, state, impairments, pages, sink, accounts, .. } = self
-        else {
-            return;
-        };
-        let mut out = Out::open(tx, &sockets.tx, view, accounts, now_us);
-        out.shut = state.shut();
-        if let Some(i) = impairments {
-            out.way = Way::Impaired(TxLink { impair: &mut i.tx, line: &pages[0].lines()[0], now_us });
-        }
-        let mut budget = DRIVE_PACKETS;
-        // Each QP has one turn at least, so that its events and timers are seen to.
-        for _ in 0..ready.len() + (DRIVE_PACKETS / TURN_PACKETS) as usize {
-            let Some(index) = ready.pop_front() else { break };
-            let Some(q) = qps.get_mut(index) else { continue };
-            if budget == 0 {
-                ready.push_front(index);
-                break;
-            }
-            q.queued = false;
-            let mut sent = TURN_PACKETS.min(budget);
-            let turn = q.transmit(now_us, &mut out, &mut sent, acks);
-            out.batch.counts[port_of(q.socket)].retransmits += u64::from(turn.retransmits);
-            budget -= sent;
-            q.tell(self.id.index, &**sink);
-            if turn.more {
-                q.queued = true;
-                ready.push_back(index);
-            } else if turn.paused {
-                q.queued = true;
-                self.paused.push(index);
-                self.resume_us = now_us + PAUSE_US;
-            } else if turn.owes {
-                self.owing.push(index);
-            }
-            if turn.timer_us < q.timer_at {
-                q.timer_at = turn.timer_us;
-                self.timers.push(Reverse((turn.timer_us, index)));
-            }
-        }
-        self.blocked_until_us = out.finish(!ready.is_empty());
-        if self.timers.len() > 64 + 4 * qps.len() {
-            self.timers.retain(|Reverse((at_us, index))| qps.get(*index).is_some_and(|q| q.timer_at == *at_us));
         }
     }
 

@@ -169,7 +169,11 @@ impl DeviceQp for SoftQp {
         // Also on a dead NIC: its memory is this process's.
         let mut e = self.lock()?;
         match &mut self.entry(&mut e)?.kind {
-            QpKind::Rc(qp) => Ok(qp.quiesce()),
+            QpKind::Rc(qp) => {
+                let backlog = qp.quiesce();
+                e.stopped(self.index());
+                Ok(backlog)
+            }
             _ => Err(Error::unsupported("only an RC QP can be quiesced")),
         }
     }
@@ -220,7 +224,7 @@ impl DeviceQp for SoftQp {
         }
         let mut e = self.nic.shared.lock();
         e.acknowledge(self.index(), now_us(), &self.nic.shared.domain);
-        let removed = e.qps.remove(self.index());
+        let removed = e.remove(self.index());
         drop(e);
         let Some(mut q) = removed else { return };
         q.release();

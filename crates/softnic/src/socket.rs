@@ -271,6 +271,7 @@ pub(crate) struct RxRing {
     /// How many to ask for next.
     ask: usize,
     full: bool,
+    may_have_more: bool,
     /// Datagrams that found the socket full, as the kernel counts them, and as [`RxRing::overruns`] last said.
     lost: u32,
     told: u32,
@@ -291,6 +292,7 @@ impl RxRing {
             got: [Got { bytes: 0, segment: 0 }; RX_DATAGRAMS],
             ask: 1,
             full: false,
+            may_have_more: false,
             lost: 0,
             told: 0,
         }
@@ -322,6 +324,7 @@ impl RxRing {
             libc::syscall(libc::SYS_recvmmsg, fd, msgs.as_mut_ptr(), ask as libc::c_long, flags, 0 as libc::c_long)
         };
         let n = usize::try_from(n).unwrap_or(0);
+        self.may_have_more = n == ask;
         self.full = n == ask && ask > 1;
         self.ask = if n == 0 { 1 } else { RX_DATAGRAMS };
         for (i, msg) in msgs[..n].iter().enumerate() {
@@ -352,6 +355,11 @@ impl RxRing {
     /// Whether the last [`RxRing::receive`] found as many as it asked for, so that there are probably more.
     pub(crate) fn full(&self) -> bool {
         self.full
+    }
+
+    /// Whether the last [`RxRing::receive`] did not find the socket empty.
+    pub(crate) fn may_have_more(&self) -> bool {
+        self.may_have_more
     }
 
     /// The `i`th datagram of the last [`RxRing::receive`].

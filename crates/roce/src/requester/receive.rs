@@ -64,6 +64,7 @@ impl Requester {
         // The peer answers: what counts timeouts starts over.
         self.retries_left = self.limits.retry_cnt;
         self.go_back();
+        self.go_gently();
         self.ack_deadline = None;
         self.rnr_until = Some(now_us + rnr_timer_us(timer));
         Ok(())
@@ -126,6 +127,7 @@ impl Requester {
         }
         let block_ends = (index + 1).is_multiple_of(block_packets(link.mtu)) || index + 1 == head.packets;
         self.una = psn_add(psn, 1);
+        self.landed(&head, 1);
         if block_ends && psn_diff(self.next_psn, self.una) >= 0 {
             self.reads_in_flight = self.reads_in_flight.saturating_sub(1);
         }
@@ -152,6 +154,7 @@ impl Requester {
         self.advanced += packets as u64;
         self.window.acknowledged(packets, self.una);
         self.restart_retries();
+        self.faster();
         self.gap = None;
         self.rnr_until = None;
         self.probes = 0;
@@ -168,7 +171,7 @@ impl Requester {
         };
         self.ack_deadline = match self.una == self.frontier {
             true => None,
-            false => self.limits.timeout_us.map(|t| now_us + t),
+            false => self.timeout_us().map(|t| now_us + t),
         };
     }
 
@@ -191,6 +194,7 @@ impl Requester {
                     _ => left.min(psn_ahead(self.acked, self.una)),
                 };
                 self.una = psn_add(self.una, step);
+                self.landed(&wqe, step);
                 if step < left {
                     break;
                 }

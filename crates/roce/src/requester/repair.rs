@@ -205,7 +205,7 @@ impl Requester {
     }
 
     fn learned(&mut self, now_us: u64) {
-        let settle_us = (u64::from(self.srtt_us) / 4).max(MIN_SETTLE_US);
+        let settle_us = (u64::from(self.rtt.srtt_us()) / 4).max(MIN_SETTLE_US);
         let Some(repair) = &mut self.repair else { return };
         if repair.settle_at_us.is_none() && repair.settles() {
             repair.settle_at_us = Some(now_us + settle_us);
@@ -307,6 +307,7 @@ impl Requester {
                         for i in 0..packets {
                             repair.mark(psn_add(psn, i)).resent = Some(resent);
                         }
+                        self.lost += lost;
                         (0..lost).for_each(|_| self.window.lost_one(self.frontier));
                         k += packets;
                     }
@@ -387,21 +388,10 @@ impl Requester {
 
     // Time
 
-    /// An answer to a packet that was sent once has come after `rtt_us`.
-    pub(super) fn measured(&mut self, rtt_us: u64) {
-        let rtt = rtt_us.clamp(1, 10_000_000) as u32;
-        if self.srtt_us == 0 {
-            (self.srtt_us, self.rttvar_us) = (rtt, rtt / 2);
-        } else {
-            self.rttvar_us = (3 * u64::from(self.rttvar_us) + u64::from(self.srtt_us.abs_diff(rtt))).div_ceil(4) as u32;
-            self.srtt_us = (7 * u64::from(self.srtt_us) + u64::from(rtt)).div_ceil(8) as u32;
-        }
-    }
-
     /// When a probe is due if nothing comes. Without a measured round trip there is none.
     pub(super) fn next_probe(&self, now_us: u64) -> Option<u64> {
-        let wait_us = u64::from(self.srtt_us) + 4 * u64::from(self.rttvar_us);
-        (self.srtt_us > 0 && self.probes < MAX_PROBES).then(|| now_us + (wait_us.max(MIN_PROBE_US) << self.probes))
+        let probes = self.probing && self.rtt.srtt_us() > 0 && self.probes < MAX_PROBES;
+        probes.then(|| now_us + (self.wait_us().max(MIN_PROBE_US) << self.probes))
     }
 
     pub(super) fn settle_at_us(&self) -> Option<u64> {

@@ -1,5 +1,6 @@
 //! The queue pairs of a NIC: their table, and what the engine keeps beside the transport's own state.
 
+use super::flight::Share;
 use super::tx::{Dest, Out, QpSink, UdQpSink};
 use crate::memory::QpMemory;
 use crate::nics::{gid_of, lid_of};
@@ -74,6 +75,8 @@ pub(crate) struct QpEntry {
     port: u8,
     /// It is in the ready queue.
     pub(crate) queued: bool,
+    /// RC only: of what fits into its destination.
+    pub(super) share: Share,
     /// The time of its valid timer entry; `u64::MAX` without one.
     pub(crate) timer_at: u64,
     /// Packets of it wait for a receive.
@@ -96,6 +99,8 @@ pub(crate) struct Turn {
     pub(crate) paused: bool,
     /// An ACK was held back.
     pub(crate) owes: bool,
+    /// So much could go if there were room at the destination.
+    pub(crate) wanted: Option<u32>,
     /// When it wants to be asked again; `u64::MAX` for never.
     pub(crate) timer_us: u64,
     /// Packets that were sent again.
@@ -105,7 +110,8 @@ pub(crate) struct Turn {
 impl Turn {
     /// Of a QP without acknowledgements and timers.
     fn unacknowledged(more: bool, paused: bool) -> Turn {
-        Turn { more: more && !paused, paused: more && paused, owes: false, timer_us: u64::MAX, retransmits: 0 }
+        let (more, paused) = (more && !paused, more && paused);
+        Turn { more, paused, owes: false, wanted: None, timer_us: u64::MAX, retransmits: 0 }
     }
 }
 
@@ -130,6 +136,7 @@ impl QpEntry {
             socket: qpn as usize % super::TX_SOCKETS,
             port: 1,
             queued: false,
+            share: Share::default(),
             timer_at: u64::MAX,
             parked: false,
             deaf: false,
@@ -345,6 +352,7 @@ impl QpEntry {
                     more,
                     paused: false,
                     owes: qp.ack_owed(),
+                    wanted: qp.wanted_room(),
                     timer_us: qp.poll_timeout().unwrap_or(u64::MAX),
                     retransmits: qp.take_retransmits(),
                 }

@@ -4,11 +4,12 @@ use super::credit::Accounts;
 use super::impair::{flip_bit, RxTag};
 use super::parking::{Parked, Parking, Waiting};
 use super::qps::QpTable;
-use super::{Engine, QpEntry, QpKind, RxCount};
+use super::{Engine, QpEntry, QpKind, RxCount, BULK_BYTES, DRIVE_RECEIVES};
 use crate::memory::View;
+use crate::socket::RxRing;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
-use unbroken_fabric::packet_cost;
+use unbroken_fabric::{packet_cost, MAX_PORTS};
 use unbroken_types::LinkLayer;
 use unbroken_wire::{IcrcChecker, IcrcFlow, Op, Packet, Transport, ICRC_BYTES, ROCE_PORT};
 
@@ -50,6 +51,30 @@ fn is_unacknowledged(packet: &[u8]) -> bool {
 }
 
 impl Engine {
+    /// Takes what waits at the ports' sockets, as much as a ring holds; gives how many datagrams of each.
+    pub(super) fn receive(&mut self, which: impl Fn(&RxRing) -> bool) -> [usize; MAX_PORTS as usize] {
+        let mut arrived = [0; MAX_PORTS as usize];
+        for (port, socket) in self.sockets.iter().flat_map(|s| s.rx.iter().enumerate()) {
+            if which(&self.rx_rings[port]) {
+                arrived[port] = self.rx_rings[port].receive(socket);
+                self.rx_counts[port].drops += u64::from(self.rx_rings[port].overruns());
+            }
+        }
+        arrived
+    }
+
+    /// Takes more where much is waiting, if it is small.
+    pub(super) fn receive_more(&mut self, now_us: u64, view: &View<'_>) {
+        for _ in 1..DRIVE_RECEIVES {
+            let bytes: u64 = self.rx_counts.iter().map(|c| c.bytes).sum();
+            if bytes >= BULK_BYTES || !self.rx_rings.iter().any(RxRing::full) {
+                break;
+            }
+            let arrived = self.receive(RxRing::full);
+            self.handle_received(&arrived, now_us, view);
+        }
+    }
+
     /// Handles so many datagrams of the ring of each port, and what was held on its way in and is due.
     pub(super) fn handle_received(&mut self, counts: &[usize], now_us: u64, view: &View<'_>) {
         let before = self.rx_counts.map(|c| c.payload_bytes);

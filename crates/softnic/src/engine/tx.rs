@@ -26,6 +26,8 @@ const MAX_SEGMENTS: u32 = 64;
 const MAX_RUN_BYTES: usize = 65_000;
 /// Bytes of a batch.
 const BATCH_BYTES: usize = 256 * 1024;
+/// Runs are numbered in a byte.
+const _: () = assert!(TX_MESSAGES <= 256);
 
 /// Where packets of a QP go.
 #[derive(Clone, Copy)]
@@ -89,37 +91,48 @@ impl TxBatch {
     }
 
     /// Sends everything. What the kernel does not take is dropped and counted, as a switch would drop it: the transport recovers.
+    ///
+    /// Runs of QPs that use different sockets may overtake each other: one system call takes all of a socket, such as the ACKs of many QPs.
     fn flush(&mut self, sockets: &[TxSocket]) {
-        let mut at = 0;
-        while at < self.runs.len() {
-            let socket = self.runs[at].socket;
-            let end = at + self.runs[at..].iter().take_while(|r| r.socket == socket).count().min(TX_MESSAGES);
-            at = self.flush_socket(&sockets[socket], at, end);
+        let first = self.runs.first().map_or(0, |r| r.socket);
+        let one = self.runs.iter().all(|r| r.socket == first);
+        for (at, socket) in sockets.iter().enumerate().filter(|(at, _)| !one || *at == first) {
+            let mut order = [0; TX_MESSAGES];
+            let mut count = 0;
+            for (i, _) in self.runs.iter().enumerate().filter(|(_, r)| r.socket == at) {
+                order[count] = i as u8;
+                count += 1;
+            }
+            let mut rest = &order[..count];
+            while !rest.is_empty() {
+                rest = &rest[self.flush_socket(socket, rest)..];
+            }
         }
         self.runs.clear();
         self.used = 0;
     }
 
-    /// Sends runs `from..end`, all of one socket; gives the first run that has not been dealt with.
-    fn flush_socket(&mut self, socket: &TxSocket, from: usize, end: usize) -> usize {
-        let runs = &self.runs[from..end];
-        let count = &mut self.counts[port_of(runs[0].socket)];
-        match socket::send(socket, runs.iter().map(|r| &r.message), &self.buffer) {
+    /// Sends the runs `which`, all of one socket; gives how many have been dealt with.
+    fn flush_socket(&mut self, socket: &TxSocket, which: &[u8]) -> usize {
+        let run = |i: &u8| &self.runs[usize::from(*i)];
+        let first = run(&which[0]);
+        let count = &mut self.counts[port_of(first.socket)];
+        match socket::send(socket, which.iter().map(|i| &run(i).message), &self.buffer) {
             Ok(sent) => {
-                for run in &runs[..sent] {
+                for run in which[..sent].iter().map(run) {
                     count.packets += u64::from(run.packets);
                     count.bytes += run.message.bytes as u64;
                     count.payload_bytes += run.payload_bytes as u64;
                 }
-                from + sent.max(1)
+                sent.max(1)
             }
             Err(err) => {
                 // The kernel refuses GSO on a device without checksum offload.
-                self.gso_broken |= err.raw_os_error() == Some(libc::EIO) && runs[0].packets > 1;
+                self.gso_broken |= err.raw_os_error() == Some(libc::EIO) && first.packets > 1;
                 // A full queue stays full for the rest; any other error is that of one destination.
-                let lost = if err.kind() == std::io::ErrorKind::WouldBlock { runs.len() } else { 1 };
-                count.drops += runs[..lost].iter().map(|r| u64::from(r.packets)).sum::<u64>();
-                from + lost
+                let lost = if err.kind() == std::io::ErrorKind::WouldBlock { which.len() } else { 1 };
+                count.drops += which[..lost].iter().map(|i| u64::from(run(i).packets)).sum::<u64>();
+                lost
             }
         }
     }
