@@ -192,6 +192,7 @@ mod tests {
                 sq_sig_all: true,
                 hold_on_failure: false,
                 wc_qpn: None,
+                control: false,
             };
             let qps = (0..QPS).map(|_| nic.create_qp(&init).unwrap()).collect();
             Host { nic, cq, qps, mr, buf }
