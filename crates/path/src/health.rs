@@ -10,10 +10,12 @@
 //! | `Dead`  | due                                                     | `Dead`; probed again, ever less often    |
 //! | `Dead`  | an answer, or a round trip of any QP on it              | `Calm`; [`Verdict::Alive`]               |
 //!
-//! *Witnesses.* A path is not given up before another path to the same process has answered a probe that was sent after the question
-//! arose. A peer that is stopped, or that waits for a core, answers on none: it is waited for, since a switch would gain nothing. The
+//! *Witnesses.* A path is not given up before other paths to the same process have answered some probes, each of which was sent after one of
+//! the path's own. A peer that is stopped, or that waits for a core, answers on none: it is waited for, since a switch would gain nothing. The
 //! answer of a witness also says how fast the peer answers just now; the path asked has a multiple of that time. So a loaded machine is not
 //! taken for a broken network.
+//!
+//! For this to be evidence, a peer answers a probe only when it has looked at all that had arrived by its other NICs, and answered that, too.
 //!
 //! *Time* is the observer's: a clock that stands still while the observing thread is kept from its core, so that a starved observer does not
 //! take its own sleep for the silence of others.
@@ -26,9 +28,12 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Witnesses probed in one interval, in turns if there are more.
 const MAX_WITNESSES: usize = 8;
-/// Probes of a question before it may be answered with dead: a few, so that lost packets decide nothing.
+/// Probes of a question before it may be answered with dead: lost packets decide nothing.
 const MIN_PROBES: u32 = 4;
-/// From a witness's answer on, a path that is asked has so many times as long as the witness took, and at least this: both are asked at once,
+/// So many answers of witnesses are needed, each to a probe that was sent after another one of the path: a peer that has answered once and then has
+/// no core, or a kernel that lets one packet overtake another, is no dead path.
+const TESTIMONIES: u32 = 3;
+/// From the last of these answers on, a path that is asked has so many times as long as the witness took, and at least this: both are asked at once,
 /// but answers may come in any order.
 const WITNESS_FACTOR: u64 = 8;
 /// See [`WITNESS_FACTOR`].
@@ -93,16 +98,22 @@ pub enum Answer {
 #[derive(Clone, Copy, Debug)]
 enum State {
     Calm,
-    /// Since when, probes sent, and from when on the witnesses' answers allow a verdict of dead.
-    Asked {
-        since_us: u64,
-        probes: u32,
-        doomed_us: Option<u64>,
-    },
-    Dead {
-        retry_at_us: u64,
-        retry_us: u64,
-    },
+    Asked(Question),
+    Dead { retry_at_us: u64, retry_us: u64 },
+}
+
+/// A path was asked.
+#[derive(Clone, Copy, Debug)]
+struct Question {
+    since_us: u64,
+    /// Probes sent.
+    probes: u32,
+    /// The oldest of them, among all probes to the peer, that was sent after the last testimony.
+    untold: Option<u64>,
+    /// How often another path answered what was sent after a probe of this one.
+    testimonies: u32,
+    /// From when on the testimonies allow a verdict of dead.
+    doomed_us: Option<u64>,
 }
 
 /// One path.
@@ -115,8 +126,8 @@ struct Pair {
     alive_us: Option<u64>,
     /// Number of the next probe.
     sequence: u32,
-    /// When the last probes were sent, by number.
-    sent_us: [u64; REMEMBERED as usize],
+    /// When the last probes were sent, by number, and as which of all probes to the peer.
+    sent: [(u64, u64); REMEMBERED as usize],
     /// It is to be probed now.
     due: bool,
 }
@@ -128,7 +139,7 @@ impl Pair {
             works: true,
             alive_us: None,
             sequence: 0,
-            sent_us: [0; REMEMBERED as usize],
+            sent: [(0, 0); REMEMBERED as usize],
             due: false,
         }
     }
@@ -149,6 +160,8 @@ pub struct PeerHealth {
     interval_us: u64,
     /// The path that is a witness first in the next interval.
     first_witness: usize,
+    /// Probes sent to the peer, over all paths.
+    probes: u64,
 }
 
 impl PeerHealth {
@@ -161,6 +174,7 @@ impl PeerHealth {
             round_due_us: None,
             interval_us: config.interval_us,
             first_witness: 0,
+            probes: 0,
         }
     }
 
@@ -176,7 +190,7 @@ impl PeerHealth {
 
     /// Whether a question to some path is open.
     pub fn is_asked(&self) -> bool {
-        self.pairs.values().any(|p| matches!(p.state, State::Asked { .. }))
+        self.pairs.values().any(|p| matches!(p.state, State::Asked(_)))
     }
 
     // ---- handlers ----
@@ -189,10 +203,16 @@ impl PeerHealth {
             State::Dead { .. } => Answer::Dead,
             // It cannot be asked, and carries nothing.
             _ if !pair.works => Answer::Dead,
-            State::Asked { .. } => Answer::Asked,
+            State::Asked(_) => Answer::Asked,
             State::Calm if pair.alive_us.is_some_and(|at| at >= since_us && at >= recent_us) => Answer::Alive,
             State::Calm => {
-                pair.state = State::Asked { since_us: now_us, probes: 0, doomed_us: None };
+                pair.state = State::Asked(Question {
+                    since_us: now_us,
+                    probes: 0,
+                    untold: None,
+                    testimonies: 0,
+                    doomed_us: None,
+                });
                 pair.due = true;
                 // A new question: the witnesses are asked again, often.
                 self.interval_us = self.config.interval_us;
@@ -218,24 +238,27 @@ impl PeerHealth {
         if !(1..=REMEMBERED).contains(&pair.sequence.wrapping_sub(sequence)) {
             return;
         }
-        let sent_us = pair.sent_us[(sequence % REMEMBERED) as usize];
+        let (sent_us, which) = pair.sent[(sequence % REMEMBERED) as usize];
         pair.alive_us = Some(pair.alive_us.map_or(sent_us, |at| at.max(sent_us)));
         match pair.state {
             State::Calm => {}
             // What left before the question says nothing of the time since.
-            State::Asked { since_us, .. } if sent_us < since_us => return,
-            State::Asked { .. } | State::Dead { .. } => self.lives(path),
+            State::Asked(q) if sent_us < q.since_us => return,
+            State::Asked(_) | State::Dead { .. } => self.lives(path),
         }
-        self.testify(now_us, sent_us);
+        self.testify(now_us, sent_us, which);
     }
 
-    /// A path has answered a probe of that time: those that were asked before, and do not answer, may be dead.
-    fn testify(&mut self, now_us: u64, sent_us: u64) {
+    /// A path has answered a probe: those that were probed before that, and do not answer, may be dead.
+    fn testify(&mut self, now_us: u64, sent_us: u64, which: u64) {
         let at_us = now_us + (WITNESS_FACTOR * now_us.saturating_sub(sent_us)).max(MIN_GRACE_US);
         for pair in self.pairs.values_mut() {
-            if let State::Asked { since_us, doomed_us, .. } = &mut pair.state {
-                if *since_us <= sent_us {
-                    *doomed_us = Some(doomed_us.map_or(at_us, |at| at.min(at_us)));
+            let State::Asked(q) = &mut pair.state else { continue };
+            if q.untold.is_some_and(|probe| probe < which) {
+                q.untold = None;
+                q.testimonies += 1;
+                if q.testimonies >= TESTIMONIES {
+                    q.doomed_us.get_or_insert(at_us);
                 }
             }
         }
@@ -249,7 +272,7 @@ impl PeerHealth {
                 continue;
             }
             match pair.state {
-                State::Asked { .. } if !works => pair.state = State::Calm,
+                State::Asked(_) if !works => pair.state = State::Calm,
                 // It is tried at once.
                 State::Dead { .. } if works => {
                     pair.state = State::Dead { retry_at_us: now_us, retry_us: self.config.retry_min_us }
@@ -295,17 +318,24 @@ impl PeerHealth {
 
     // ---- polls ----
 
-    /// The next probe to send: over that path, with that number.
+    /// The next probe to send: over that path, with that number. Paths that are asked come before their witnesses.
     pub fn poll_probe(&mut self, now_us: u64) -> Option<(SlotPath, u32)> {
-        let (path, pair) = self.pairs.iter_mut().find(|(_, p)| p.due && p.works)?;
+        let due = |asked: bool| {
+            let mut pairs = self.pairs.iter().filter(|(_, p)| p.due && p.works);
+            pairs.find(|(_, p)| matches!(p.state, State::Asked(_)) == asked).map(|(path, _)| *path)
+        };
+        let path = due(true).or_else(|| due(false))?;
+        let pair = self.pairs.get_mut(&path)?;
         pair.due = false;
-        if let State::Asked { probes, .. } = &mut pair.state {
-            *probes += 1;
+        self.probes += 1;
+        if let State::Asked(q) = &mut pair.state {
+            q.probes += 1;
+            q.untold.get_or_insert(self.probes);
         }
         let sequence = pair.sequence;
         pair.sequence = sequence.wrapping_add(1);
-        pair.sent_us[(sequence % REMEMBERED) as usize] = now_us;
-        Some((*path, sequence))
+        pair.sent[(sequence % REMEMBERED) as usize] = (now_us, self.probes);
+        Some((path, sequence))
     }
 
     /// The next path of which something new is known.
@@ -336,7 +366,7 @@ impl PeerHealth {
 
     /// When a question is answered with dead if nothing comes.
     fn ends_us(&self, pair: &Pair) -> Option<u64> {
-        let State::Asked { since_us, probes, doomed_us } = pair.state else { return None };
+        let State::Asked(Question { since_us, probes, doomed_us, .. }) = pair.state else { return None };
         let silent_us = since_us + self.config.silent_peer_us;
         let doomed_us = doomed_us.or(self.config.no_witness.then_some(0)).filter(|_| probes >= MIN_PROBES);
         Some(doomed_us.map_or(silent_us, |at| at.max(since_us + self.config.round_us).min(silent_us)))
@@ -347,10 +377,10 @@ impl PeerHealth {
         let (mut calm, mut oldest_us, mut heard) = (Vec::new(), None, false);
         for (path, pair) in &mut self.pairs {
             match pair.state {
-                State::Asked { since_us, doomed_us, .. } => {
+                State::Asked(q) => {
                     pair.due = true;
-                    heard |= doomed_us.is_some();
-                    oldest_us = Some(oldest_us.map_or(since_us, |at: u64| at.min(since_us)));
+                    heard |= q.testimonies > 0;
+                    oldest_us = Some(oldest_us.map_or(q.since_us, |at: u64| at.min(q.since_us)));
                 }
                 State::Calm if pair.works => calm.push(*path),
                 State::Calm | State::Dead { .. } => {}
@@ -477,6 +507,20 @@ mod tests {
         h.ask(0, A, 0);
         run(&mut h, 0, 900, |_, _| None);
         let said = run(&mut h, 900, 2_000, |_, p| Some(if p == A { 15 } else { 1 }));
+        assert!(matches!(said[..], [(_, A, Verdict::Alive)]), "{said:?}");
+    }
+
+    /// The peer takes its witness's probe before that of the path has even left, and then has no core for long.
+    #[test]
+    fn a_witness_that_was_probed_first_is_none() {
+        let mut h = two_paths();
+        h.ask(0, B, 0);
+        let (path, early) = h.poll_probe(0).unwrap();
+        assert_eq!(path, B);
+        h.ask(0, A, 0);
+        h.handle_answer(1_000, B, early);
+        assert_eq!(h.poll_verdict(), Some((B, Verdict::Alive)));
+        let said = run(&mut h, 1, 400, |ms, p| Some(if p == A { 340 - ms.min(330) } else { 339 - ms.min(330) }));
         assert!(matches!(said[..], [(_, A, Verdict::Alive)]), "{said:?}");
     }
 

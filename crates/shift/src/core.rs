@@ -3,7 +3,7 @@
 //! A NIC is opened when a context or a path needs it, and stays open. When it dies its device object is of no more use: it is
 //! dropped here (QPs that still hold it keep it until they have moved) and opened anew once the NIC is healed.
 //!
-//! Lock order: a QP's gate → `Core`'s tables → a device's engine. Event sinks run under an engine's lock, so they only put a job
+//! Lock order: the turn of receiving → a QP's gate → `Core`'s tables → a device's engine. Event sinks run under an engine's lock, so they only put a job
 //! into the inbox.
 
 use crate::control::{ControlAddr, Endpoint};
@@ -91,6 +91,8 @@ pub struct Core {
     /// Control datagrams that came without the seal of the directory's key.
     forged: AtomicU64,
     outbox: Outbox,
+    /// Held while control messages are received and handled. Before any gate.
+    pub(crate) receiving: Mutex<()>,
     /// Whether the thread that looks after QPs runs; not set before the first device is opened.
     worker: OnceLock<bool>,
 }
@@ -147,6 +149,7 @@ impl Core {
             key,
             forged: AtomicU64::new(0),
             outbox: Outbox::default(),
+            receiving: Mutex::default(),
             worker: OnceLock::new(),
             nics,
         }))

@@ -75,7 +75,7 @@ impl System {
         }
         match self.core.open_device(index) {
             // Its NIC is dead, but others carry what it makes.
-            Err(_) if self.core.stands_in(index).is_some() => {}
+            Err(e) if e.errno() == libc::EIO && self.core.stands_in(index).is_some() => {}
             opened => drop(opened?),
         }
         let context = Arc::new(Context {
@@ -83,7 +83,7 @@ impl System {
             nic: index,
             attr: self.core.attr_of(index),
             events: Arc::new(AsyncQueue::new()?),
-            usable_at_first: self.core.usable(index),
+            dead_at_first: self.core.device(index).is_none(),
             fault_told: AtomicBool::new(false),
         });
         self.core.add_context(&context);
@@ -169,8 +169,8 @@ pub struct Context {
     attr: DeviceAttr,
     /// Shared with what raises events under a device's lock: to let go of it must not close a device.
     events: Arc<AsyncQueue>,
-    /// Its NIC worked when it was opened.
-    usable_at_first: bool,
+    /// Its NIC was dead when it was opened.
+    dead_at_first: bool,
     /// A device-fatal or port-down event was delivered, so its end is news, too.
     fault_told: AtomicBool,
 }
@@ -188,13 +188,10 @@ impl Context {
 
     /// A port, counted from 1.
     pub fn port(&self, port: u8) -> Result<PortAttr> {
-        if !self.usable_at_first && port == 1 && self.core.stands_in(self.nic).is_some() {
-            // A program that begins while its NIC is dead or down runs over the others, if it is told that it can.
-            return self.core.port_of(self.nic, port, true);
-        }
         match self.core.device(self.nic) {
             Some(device) => device.port(port),
-            None => self.core.port_of(self.nic, port, false),
+            // A program that begins while its NIC is dead runs over the others, if it is told that it can.
+            None => self.core.port_of(self.nic, port, self.dead_at_first && self.core.stands_in(self.nic).is_some()),
         }
     }
 

@@ -6,12 +6,12 @@
 //! they change lies behind the gates of the QPs.
 
 use crate::control::ControlAddr;
-use crate::core::Core;
+use crate::core::{lock, Core};
 use crate::devices::check_owner;
 use crate::link;
 use crate::worker::Job;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use unbroken_path::message::{Body, RefuseReason};
 use unbroken_path::Message;
 use unbroken_verbs::Driver;
@@ -37,7 +37,7 @@ impl IdlePoll {
         }
         self.core.drive_endpoints();
         if self.core.channel().has_events() {
-            receive(&self.core);
+            try_receive(&self.core);
         }
     }
 }
@@ -54,8 +54,20 @@ impl Driver for IdlePoll {
     }
 }
 
-/// Handles every message that has arrived.
+/// Handles every message that has arrived, unless another thread is at it just now.
+pub(crate) fn try_receive(core: &Arc<Core>) {
+    if let Ok(turn) = core.receiving.try_lock() {
+        receive_in_turn(core, turn);
+    }
+}
+
+/// Handles every message that has arrived. One thread at a time: who waits for its turn knows afterwards that no message is in the hands of
+/// a thread that has lost its core.
 pub(crate) fn receive(core: &Arc<Core>) {
+    receive_in_turn(core, lock(&core.receiving));
+}
+
+fn receive_in_turn(core: &Arc<Core>, _turn: MutexGuard<'_, ()>) {
     let mut messages = Vec::new();
     // First the events, then the messages: one that arrives in between raises the next event.
     core.channel().drain();

@@ -439,7 +439,11 @@ impl Engine {
         if let Some(q) = self.qps.get_mut(index) {
             if !q.queued {
                 q.queued = true;
-                self.ready.push_back(index);
+                match q.control {
+                    // What is said about paths must not wait behind data: it would look as if the path were slow.
+                    true => self.ready.push_front(index),
+                    false => self.ready.push_back(index),
+                }
             }
         }
     }
