@@ -168,8 +168,10 @@ impl Responder {
     /// This end cannot go on, for a reason of its own: the peer's next request is answered by a NAK that says so.
     pub(crate) fn refuse_more(&mut self) {
         if self.fatal.is_none() {
-            self.fatal = Some((self.expected, NakCode::RemoteOperation));
-            self.owed = Owed::Nak(self.expected, Syndrome::Nak(NakCode::RemoteOperation));
+            // What has been taken and not acknowledged is refused: its completion is what was lost.
+            let psn = if self.owed == Owed::Ack { psn_add(self.expected, PSN_MASK) } else { self.expected };
+            self.fatal = Some((psn, NakCode::RemoteOperation));
+            self.owed = Owed::Nak(psn, Syndrome::Nak(NakCode::RemoteOperation));
         }
     }
 

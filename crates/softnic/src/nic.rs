@@ -218,7 +218,11 @@ impl Nic {
         gaps: Arc<GapRecorder>,
         sink: Arc<dyn EventSink>,
     ) -> Result<Nic> {
-        let sockets = Sockets::open(&spec.ips).map_err(|e| Error::os(&format!("opening NIC {}", spec.name), &e))?;
+        let sockets = Sockets::open(&spec.ips).map_err(|e| match e.kind() {
+            // It works, so no other stands in for it.
+            std::io::ErrorKind::AddrInUse => Error::new(libc::EBUSY, format!("opening NIC {}: {e}", spec.name)),
+            _ => Error::os(&format!("opening NIC {}", spec.name), &e),
+        })?;
         let (slot, rcvbuf) = (sockets.rx[0].slot(), sockets.rx[0].rcvbuf());
         let any_ip_id = matches!(link, Link::Interface(_));
         let (ips, link_layer) = (spec.ips.clone(), spec.link_layer);

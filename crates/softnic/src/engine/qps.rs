@@ -85,6 +85,8 @@ pub(crate) struct QpEntry {
     pub(crate) deaf: bool,
     /// A completion of it found its CQ full: it has to end, see [`QpEntry::tell`].
     pub(crate) spilled: bool,
+    /// It was ended for that, which has not been told.
+    fatal: bool,
     /// Its failure has been told.
     told: bool,
     /// An event is wanted when the send queue is drained.
@@ -141,6 +143,7 @@ impl QpEntry {
             parked: false,
             deaf: false,
             spilled: false,
+            fatal: false,
             told: false,
             sqd_notify: false,
         }
@@ -378,15 +381,13 @@ impl QpEntry {
 
     /// A completion is lost, and the QP cannot go on without it. Nothing happens to one that has ended already.
     #[cold]
-    fn spill(&mut self, device: usize, sink: &dyn EventSink) {
+    pub(crate) fn end_spilled(&mut self) {
         if self.state() != QpState::Err {
             match self.parts() {
                 (QpKind::Rc(qp), mut to) => qp.fail_here(WcStatus::WrFlushErr, &mut to),
                 _ => self.fail(WcStatus::WrFlushErr),
             }
-            if self.state() == QpState::Err {
-                sink.event(device, DeviceEvent::Qp { qpn: self.qpn, event: QpEvent::Fatal });
-            }
+            self.fatal = self.state() == QpState::Err;
         }
         self.spilled = false;
     }
@@ -396,7 +397,10 @@ impl QpEntry {
     pub(crate) fn tell(&mut self, device: usize, sink: &dyn EventSink) {
         let qpn = self.qpn;
         if self.spilled {
-            self.spill(device, sink);
+            self.end_spilled();
+        }
+        if std::mem::take(&mut self.fatal) {
+            sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::Fatal });
         }
         let last_wqe = match &mut self.kind {
             QpKind::Rc(qp) => qp.take_last_wqe(),

@@ -211,6 +211,10 @@ impl Receivers<'_> {
         }
         if let (QpKind::Rc(qp), mut to) = q.parts() {
             qp.handle_packet(now_us, &packet, mem, &mut to);
+            if q.spilled {
+                // Before the next packet: what is lost must not be acknowledged.
+                q.end_spilled();
+            }
         } else {
             let (src, dst) = (flow.src_ip, flow.dst_ip);
             let wait = || Waiting { bytes: bytes.into(), src, dst, since_us: now_us, cost: credit };
