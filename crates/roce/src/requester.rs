@@ -260,14 +260,15 @@ impl Requester {
                 self.change_key(&wqe, sink);
                 continue;
             }
+            let cost = self.cost_of(&wqe);
             let pushed = match wqe.opcode {
-                SendOpcode::Read => self.push_read(&wqe, link, sink),
-                SendOpcode::CmpSwap | SendOpcode::FetchAdd => self.push_atomic(&wqe, link, sink),
-                _ => self.push_packet(&wqe, link, sink),
+                SendOpcode::Read => self.push_read(&wqe, cost, link, sink),
+                SendOpcode::CmpSwap | SendOpcode::FetchAdd => self.push_atomic(&wqe, cost, link, sink),
+                _ => self.push_packet(&wqe, cost, link, sink),
             };
             match pushed {
                 Ok(0) => break,
-                Ok(psns) => self.sent(now_us, &wqe, psns, link),
+                Ok(psns) => self.sent(now_us, &wqe, (psns, cost), link),
                 Err(SinkError::Full) => return Ok(true),
                 Err(SinkError::Memory(_)) => self.unsendable = Some((self.cur, WcStatus::LocProtErr)),
             }
@@ -325,15 +326,20 @@ impl Requester {
 
     /// Pushes the next packet of a SEND or WRITE; gives 0 where the window is closed, else 1.
     #[inline]
-    fn push_packet(&mut self, wqe: &Wqe, link: &Link, sink: &mut (impl PacketSink + ?Sized)) -> Result<u32, SinkError> {
+    fn push_packet(
+        &mut self,
+        wqe: &Wqe,
+        cost: u32,
+        link: &Link,
+        sink: &mut (impl PacketSink + ?Sized),
+    ) -> Result<u32, SinkError> {
         let in_flight = self.in_flight();
-        let cost = self.cost_of(wqe);
         if in_flight >= self.window.packets() || !self.has_room(cost) {
             return Ok(0);
         }
         let ack_req = self.next_psn % ACK_EVERY_PACKETS == ACK_EVERY_PACKETS - 1
             || in_flight + 1 == self.window.packets()
-            || self.flight.saturating_add(2 * cost) > self.flight_limit;
+            || self.room_left() < 2 * cost;
         self.push_segment(self.cur, wqe, self.cur_packet, ack_req, link, sink)?;
         self.asked = ack_req || self.cur_packet + 1 == wqe.packets;
         Ok(1)
@@ -357,7 +363,13 @@ impl Requester {
     }
 
     /// Pushes a request for the rest of a READ's block; gives its PSNs, or 0 where it must wait.
-    fn push_read(&mut self, wqe: &Wqe, link: &Link, sink: &mut (impl PacketSink + ?Sized)) -> Result<u32, SinkError> {
+    fn push_read(
+        &mut self,
+        wqe: &Wqe,
+        cost: u32,
+        link: &Link,
+        sink: &mut (impl PacketSink + ?Sized),
+    ) -> Result<u32, SinkError> {
         let block = block_packets(link.mtu);
         let end = wqe.packets.min((self.cur_packet / block + 1) * block);
         let packets = end - self.cur_packet;
@@ -365,7 +377,7 @@ impl Requester {
         // A block larger than the window goes alone: its boundaries are fixed.
         let fits = in_flight == 0 || in_flight + packets <= self.window.packets();
         let may = fits && self.reads_in_flight < self.limits.max_rd_atomic.max(1);
-        if !may || !self.has_room(packets * self.cost_of(wqe)) {
+        if !may || !self.has_room(packets * cost) {
             return Ok(0);
         }
         self.push_read_request(wqe, self.cur_packet, packets, link, sink)?;
@@ -392,9 +404,15 @@ impl Requester {
     }
 
     /// Pushes an atomic; gives 0 where it must wait, else 1.
-    fn push_atomic(&mut self, wqe: &Wqe, link: &Link, sink: &mut (impl PacketSink + ?Sized)) -> Result<u32, SinkError> {
+    fn push_atomic(
+        &mut self,
+        wqe: &Wqe,
+        cost: u32,
+        link: &Link,
+        sink: &mut (impl PacketSink + ?Sized),
+    ) -> Result<u32, SinkError> {
         let may = self.in_flight() < self.window.packets() && self.reads_in_flight < self.limits.max_rd_atomic.max(1);
-        if !may || !self.has_room(self.cost_of(wqe)) {
+        if !may || !self.has_room(cost) {
             return Ok(0);
         }
         self.push_atomic_request(wqe, link, sink)?;
@@ -420,16 +438,16 @@ impl Requester {
         sink.push(header.as_slice(), Payload::None)
     }
 
-    /// Accounts for `psns` just pushed of the entry at `cur`.
+    /// Accounts for `psns` just pushed of the entry at `cur`, and what each costs.
     #[inline]
-    fn sent(&mut self, now_us: u64, wqe: &Wqe, psns: u32, link: &Link) {
+    fn sent(&mut self, now_us: u64, wqe: &Wqe, (psns, cost): (u32, u32), link: &Link) {
         if !wqe.started {
             // Once: the next packet copies the entry, which would wait for the store.
             self.ring.get_mut(self.cur).started = true;
         }
         let psn = self.next_psn;
         self.next_psn = psn_add(psn, psns);
-        self.flight += psns * self.cost_of(wqe);
+        self.flight += psns * cost;
         self.cur_packet += psns;
         if self.cur_packet == wqe.packets {
             self.cur += 1;

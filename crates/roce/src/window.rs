@@ -121,6 +121,19 @@ mod tests {
         assert_eq!(w.packets(), 100);
     }
     #[test]
+    fn after_silence_it_begins_anew_and_doubles_up_to_half() {
+        let mut w = Window::new(256);
+        w.acknowledged(224, 224);
+        w.silent();
+        w.silent();
+        assert_eq!(w.packets(), MIN_PACKETS);
+        w.acknowledged(126, 350);
+        assert_eq!(w.packets(), 128);
+        w.acknowledged(128, 478);
+        assert_eq!(w.packets(), 129, "then one packet more for a window");
+    }
+
+    #[test]
     fn what_does_not_fit_is_taken_off_and_chance_is_not() {
         let mut w = Window::new(256);
         w.acknowledged(224, 224);

@@ -72,14 +72,19 @@ impl Requester {
         (self.wanted > 0).then_some(self.wanted)
     }
 
+    #[inline]
+    pub(super) fn room_left(&self) -> u32 {
+        self.flight_limit.saturating_sub(self.flight)
+    }
+
     /// Whether so much more may be on its way.
     #[inline]
     pub(super) fn has_room(&mut self, cost: u32) -> bool {
-        let fits = self.flight.saturating_add(cost) <= self.flight_limit || !self.asked;
-        if !fits {
-            self.wanted = cost;
+        if cost <= self.room_left() || !self.asked {
+            return true;
         }
-        fits
+        self.wanted = cost;
+        false
     }
 
     /// So many packets of an entry are not on their way any more.

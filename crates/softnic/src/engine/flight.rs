@@ -34,6 +34,9 @@ const SAMPLE_PACKETS: u32 = 32;
 /// Rounds are no shorter, in µs.
 const MIN_ROUND_US: u64 = 100;
 
+/// How often a round trip is taken over from the QPs.
+const RTT_ROUND_US: u64 = 10_000;
+
 /// A destination's number.
 pub(crate) type Way = u16;
 
@@ -64,7 +67,10 @@ struct Destination {
     line: VecDeque<(u16, u32)>,
     /// It is in `open`.
     listed: bool,
+    /// Of the longest in each [`RTT_ROUND_US`]: those of many QPs are much alike, and say little of what comes next.
     rtt: RoundTrip,
+    longest_us: u32,
+    rtt_end_us: u64,
     /// Packets of this round.
     acked: u32,
     lost: u32,
@@ -142,6 +148,8 @@ impl Flights {
                 line: VecDeque::new(),
                 listed: false,
                 rtt: RoundTrip::default(),
+                longest_us: 0,
+                rtt_end_us: 0,
                 acked: 0,
                 lost: 0,
                 round_end_us: 0,
@@ -236,7 +244,11 @@ impl Flights {
             d.given_up -= u64::from(std::mem::take(&mut share.given_up));
         }
         if let Some(rtt_us) = news.rtt_us {
-            d.rtt.measured(rtt_us);
+            d.longest_us = d.longest_us.max(rtt_us);
+            if now_us >= d.rtt_end_us {
+                d.rtt.measured(std::mem::take(&mut d.longest_us));
+                d.rtt_end_us = now_us + RTT_ROUND_US;
+            }
         }
         d.learn(self.max, now_us);
         if !d.line.is_empty() {
@@ -430,6 +442,20 @@ mod tests {
         let most = (0..40).map(|_| round(&mut f, 1000, 0)).last();
         assert_eq!(most, Some(max));
         assert!(f.room(&share, false).cost >= MAX_BLOCK_COST, "nothing is on its way: a block may go");
+    }
+
+    /// The QPs of a burst have all waited as long: that is one round trip, and not a steady one.
+    #[test]
+    fn round_trips_of_a_burst_count_once() {
+        let (mut f, mut share) = (Flights::new(RCVBUF), Share::default());
+        f.join(addr(1), 0, &mut share);
+        let mut rtt = |f: &mut Flights, acked, rtt_us, now_us| {
+            f.learn(&mut share, &News { acked, lost: 0, rtt_us: Some(rtt_us) }, now_us);
+            f.room(&share, false).wait_us
+        };
+        assert_eq!(rtt(&mut f, 1, 100, 1), 300, "the first counts at once");
+        (2..500).for_each(|n| assert_eq!(rtt(&mut f, n, 50_000, 2), 300));
+        assert!(rtt(&mut f, 500, 100, 20_000) > 50_000);
     }
 
     /// What a QP gave up in silence may still lie in the buffer of a peer that was stopped.

@@ -210,7 +210,7 @@ impl Host {
     }
 }
 
-/// Code of the local ACK timeout: 17 ms, eight times, which a busy machine keeps and a test can wait for.
+/// Code of the local ACK timeout: 17 ms, then 34 and six times 67, which a busy machine keeps and a test can wait for.
 pub const TIMEOUT: u8 = 12;
 
 pub fn connect(qp: &dyn DeviceQp, peer: &dyn DeviceQp, peer_nic: &Nic) -> Result<()> {
