@@ -5,19 +5,16 @@ import json
 import os
 import random
 import re
-import socket
-import struct
 import sys
 import time
-import zlib
 
 from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
 from lib.process import Failure, wait_until
+from lib.roce import FIRST_PORT, roce_packet, sending_socket
 from lib.suite import Suite
 
-FIRST_PORT = 4791
 STREAM_SECONDS = 4
 ANY_CALLS_SECONDS = 3
 # tests/c/bad_access.c waits for at most this long for one completion.
@@ -49,19 +46,6 @@ def bad_access(logs):
         return requester.output().splitlines()[-1]
 
 
-def roce_packet(rng, opcode, qpn, payload, source, target):
-    """A RoCEv2 packet with a right ICRC, from (address, port) to (address, port)."""
-    bth = struct.pack(">BBHII", opcode, rng.choice([0x40, 0xc0, 0x70]), 0xffff, qpn, rng.getrandbits(32) & 0x80ffffff)
-    body = bth + payload
-    udp_length = 8 + len(body) + 4
-    masked_ip = struct.pack(">BBHHHBBH4s4s", 0x45, 0xff, 20 + udp_length, 0, 0x4000, 0xff, 17, 0xffff,
-                            socket.inet_aton(source[0]), socket.inet_aton(target[0]))
-    masked_udp = struct.pack(">HHHH", source[1], target[1], udp_length, 0xffff)
-    masked_bth = bth[:4] + b"\xff" + bth[5:]
-    crc = zlib.crc32(b"\xff" * 8 + masked_ip + masked_udp + masked_bth + payload)
-    return body + struct.pack("<I", crc)
-
-
 class Garbage:
     """Packets that nobody asked for, sent to the NICs of a fabric from another of its hosts."""
 
@@ -69,10 +53,7 @@ class Garbage:
         self.random = random.Random(seed)
         self.targets = targets
         self.qpns = qpns
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        # No fragments, as the packets of a NIC: it also makes the IP id 0, which the ICRC covers.
-        self.socket.setsockopt(socket.IPPROTO_IP, 10, 2)
-        self.socket.bind((source, 0))
+        self.socket = sending_socket(source)
         self.sent = 0
 
     def packet(self, target):
@@ -84,7 +65,9 @@ class Garbage:
         # Those of QPs, and those beside them, which control endpoints have.
         qpn = (target[1] - FIRST_PORT) << 16 | rng.choice(self.qpns) + rng.randrange(-8, 9) & 0xffff
         payload = rng.randbytes(rng.choice([0, 4, 8, 16, 28, 64, rng.randrange(4200)]))
-        whole = roce_packet(rng, rng.randrange(256) if rng.random() < 0.5 else rng.choice([0, 4, 6, 10, 12, 16, 17, 100]), qpn, payload, self.socket.getsockname(), target)
+        opcode = rng.randrange(256) if rng.random() < 0.5 else rng.choice([0, 4, 6, 10, 12, 16, 17, 100])
+        flags, psn_word = rng.choice([0x40, 0xc0, 0x70]), rng.getrandbits(32) & 0x80ffffff
+        whole = roce_packet(opcode, flags, qpn, psn_word, payload, self.socket.getsockname(), target)
         if kind == 1:
             return whole[: rng.randrange(len(whole))]
         if kind == 2:

@@ -54,6 +54,7 @@ suite combined  python3 tests/combined.py
 suite turmoil   python3 tests/turmoil.py
 suite processes python3 tests/processes.py
 suite input     python3 tests/bad_input.py
+suite strangers python3 tests/strangers.py
 suite lifecycle python3 tests/lifecycle.py
 suite remap     python3 tests/remap.py
 suite churn     python3 tests/churn.py ${long:+--seconds 600}

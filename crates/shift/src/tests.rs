@@ -12,7 +12,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use unbroken_path::message::{Body, Hello};
+use unbroken_path::message::{Body, Hello, Probe, Refuse, RefuseReason};
+use unbroken_path::seal::Key;
 use unbroken_path::{Endpoint, Message, SlotPath, SlotTable};
 use unbroken_roce::Progress;
 use unbroken_telemetry::Runtime;
@@ -281,6 +282,33 @@ impl World {
         })
     }
 
+    /// A message of the peer's end to ours.
+    fn of_peer(&self, body: Body) -> Message {
+        let end = |qp: &Qp| {
+            let found = self.core.directory.as_ref().unwrap().lookup_qp(qp.gid(), qp.qpn());
+            let (incarnation, connection) = found.unwrap().unwrap();
+            Endpoint { gid: qp.gid(), qpn: qp.qpn(), incarnation, connection }
+        };
+        Message { from: end(&self.to), to: end(&self.from), body }
+    }
+
+    /// The peer has entered the next epoch.
+    fn hello(&self) -> Body {
+        let lower = (self.from.gid(), self.from.qpn()) <= (self.to.gid(), self.to.qpn());
+        let slots = SlotTable::new(SlotPath { local: 0, remote: 1 }, 4, 4, lower);
+        Body::Hello(Hello {
+            epoch: 1,
+            path: slots.get(1).unwrap().mirrored(),
+            fresh_qpn: self.to.qpn() + 1000,
+            psn: 5,
+            mtu: Mtu::B1024,
+            heard: false,
+            waiting: true,
+            executed: 0,
+            completed: 0,
+        })
+    }
+
     /// Polls until there are so many completions.
     fn completions(&self, n: usize) -> Vec<Wc> {
         let (start, mut got, mut wcs) = (Instant::now(), Vec::new(), [Wc::default(); 4]);
@@ -364,26 +392,7 @@ fn a_post_outlives_the_nics_that_its_switch_chooses() {
 #[test]
 fn a_peer_that_goes_on_asking_is_looked_up_again() {
     let w = World::new();
-    let end = |qp: &Qp| {
-        let (incarnation, connection) =
-            w.core.directory.as_ref().unwrap().lookup_qp(qp.gid(), qp.qpn()).unwrap().unwrap();
-        Endpoint { gid: qp.gid(), qpn: qp.qpn(), incarnation, connection }
-    };
-    let (us, them) = (end(&w.from), end(&w.to));
-    let lower = (us.gid, us.qpn) <= (them.gid, them.qpn);
-    let slots = SlotTable::new(SlotPath { local: 0, remote: 1 }, 4, 4, lower);
-    let hello = Hello {
-        epoch: 1,
-        path: slots.get(1).unwrap().mirrored(),
-        fresh_qpn: w.to.qpn() + 1000,
-        psn: 5,
-        mtu: Mtu::B1024,
-        heard: false,
-        waiting: true,
-        executed: 0,
-        completed: 0,
-    };
-    let message = Message { from: them, to: us, body: Body::Hello(hello) };
+    let message = w.of_peer(w.hello());
     // Held all the time, so that no deadline is looked after meanwhile.
     let mut g = w.from.gate();
     link::message(&w.from, &mut g, &message);
@@ -394,6 +403,44 @@ fn a_peer_that_goes_on_asking_is_looked_up_again() {
     assert_ne!(peer.control(1), Some(right));
     link::message(&w.from, &mut g, &message);
     assert_eq!(peer.control(1), Some(right));
+}
+
+/// One datagram can say that the peer moves or goes no further, which decides over a QP. From whoever does not know the key it decides
+/// nothing and is not answered. The very same bytes under the right seal move the QP or end it: it is the seal that keeps strangers out.
+#[test]
+fn what_a_stranger_forges_changes_nothing_and_would_without_the_seal() {
+    let refuse = |w: &World, reason| Body::Refuse(Refuse { reason, epoch: 0, refused: w.core.incarnation });
+    for forgery in 0..5 {
+        for sealed in [false, true] {
+            let w = World::new();
+            let body = match forgery {
+                0 => w.hello(),
+                1 => Body::Bye,
+                2 => refuse(&w, RefuseReason::WrongIncarnation),
+                3 => refuse(&w, RefuseReason::UnsafeReplay),
+                _ => refuse(&w, RefuseReason::Failed),
+            };
+            let mut datagram = Vec::new();
+            w.of_peer(body).encode(&mut datagram);
+            // Handled behind it, and the one message that is answered in any case.
+            w.of_peer(Body::Probe(Probe { sequence: 1, sent_us: 1 })).encode(&mut datagram);
+            let sent = || w.core.device(0).unwrap().counters().tx_bytes;
+            let (before, to) = (sent(), w.core.endpoint(0).unwrap().addr());
+            let key = if sealed { w.core.key.clone() } else { Key::new(&[7; 32]) };
+            w.core.endpoint(3).unwrap().send(to, &datagram, &key).unwrap();
+            w.wait("the datagram", || w.core.forged() == u64::from(!sealed) && (sent() > before) == sealed);
+            let moved = w.from.status().epoch > 0;
+            assert_eq!(moved, sealed && forgery == 0, "{body:?}");
+            // A peer that is taken for gone shows with the next failure.
+            w.plan.dead[0].store(true, SeqCst);
+            w.post_recv(1).unwrap();
+            w.post_send(2).unwrap();
+            match sealed {
+                false => w.arrives(),
+                true => assert!(moved || w.from.gate().failed, "{body:?} does no harm"),
+            }
+        }
+    }
 }
 
 /// No NIC is left: posts are kept, up to the size of the queue, and a NIC that is healed in time carries all of them.

@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""Another process of the machine, which knows everything but the key, forges control messages while traffic flows: nothing happens.
+
+tests/stranger.py sends them, as another user where the suite runs as root. In the emulated network the NICs take no datagram from a port
+that is none of a NIC's, so what is sent there ends as `strangers`. On interfaces (`--nics`) it reaches the control endpoint, whose seal
+is all that keeps it out: it ends as `forged`. That the same messages do harm under the right seal is shown in crates/shift/src/tests.rs.
+"""
+
+import ipaddress
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from lib.cc import compile_c
+from lib.fabric import UNBROKEN, Fabric
+from lib.ports import free_port, listens
+from lib.process import Failure, wait_until
+from lib.roce import FIRST_PORT, UD_SEND_ONLY
+from lib.suite import ROOT, Suite
+
+SECONDS = 4
+# Of thousands of datagrams, what must be counted: some find no room in a socket or a receive ring that is full.
+LEAST = 1000
+NOBODY = 65534
+QPS = 2
+# An IPv4 address as a GID.
+V4_PREFIX = bytes(10) + b"\xff\xff"
+ETH_P_IP = 0x0800
+# Messages to record, and how long the peer is stopped for it at most: it must not count as dead.
+ENOUGH = 4
+STOPPED_SECONDS = 5
+
+
+class Directory:
+    """What the directory of a runtime folder holds, read from the bytes of its file: a key lies there before its value."""
+
+    def __init__(self, fabric):
+        self.bytes = (fabric.path / "directory" / "data.mdb").read_bytes()
+
+    def end(self, name: str) -> dict:
+        """The end of a logical QP with the address `IP:QPN`."""
+        gid, qpn = name.rsplit(":", 1)
+        gid, qpn = V4_PREFIX + ipaddress.IPv4Address(gid).packed, int(qpn)
+        key = re.escape(gid + struct.pack(">I", qpn))
+        found = re.search(key + rb"\x02\0{7}.{8}(.{12})\0{4}", self.bytes, re.DOTALL)
+        if not found:
+            raise Failure(f"{name} is not in the directory")
+        incarnation, connection = struct.unpack("<QI", found[1])
+        return {"gid": gid.hex(), "qpn": qpn, "incarnation": incarnation, "connection": connection}
+
+    def nics(self, incarnation: int) -> list:
+        """Where the NICs of a process take control messages: address, port, QPN."""
+        best = []
+        for found in re.finditer(re.escape(struct.pack(">Q", incarnation)) + rb"\x02(.)\0\0.{12}", self.bytes, re.DOTALL):
+            nics, at = [], found.end()
+            for number in range(found[1][0]):
+                index, gid, qpn, length = struct.unpack_from("<I16sIB", self.bytes, at)
+                at += 25 + length
+                if index != number or gid[:12] != V4_PREFIX:
+                    nics = []  # the remains of an older version
+                    break
+                if qpn:
+                    nics.append((str(ipaddress.IPv4Address(gid[12:])), FIRST_PORT + (qpn >> 16), qpn))
+            best = max(best, nics, key=len)
+        if not best:
+            raise Failure(f"process {incarnation:#x} is not in the directory")
+        return best
+
+
+class Recorder:
+    """The control datagrams that cross the loopback interface, where this user may see them."""
+
+    def __init__(self, victims):
+        self.qpns = {qpn for victim in victims for _, _, qpn in victim["nics"]}
+        try:
+            self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ETH_P_IP))
+            self.socket.bind(("lo", ETH_P_IP))
+            self.socket.settimeout(0.2)
+        except OSError:
+            self.socket = None
+
+    def record(self, seconds: float) -> list:
+        """What is said until a few are there, or for so many seconds, as hexadecimal text."""
+        said, end = set(), time.monotonic() + seconds
+        while self.socket and len(said) < ENOUGH and time.monotonic() < end:
+            try:
+                packet = self.socket.recv(65536)
+            except OSError:
+                continue
+            bth = packet[(packet[0] & 15) * 4 + 8 :]
+            if packet[9] == 17 and bth and bth[0] == UD_SEND_ONLY and int.from_bytes(bth[5:8], "big") in self.qpns:
+                pad = bth[1] >> 4 & 3
+                said.add(bth[20 : len(bth) - 4 - pad].hex())
+        return sorted(said)
+
+
+def start(fabric, logs, nics: dict):
+    """A verifier at each end: host b listens. With `nics`, on those addresses, else on the hosts of the emulated network."""
+    program, port, programs = compile_c("verifier", "-libverbs"), free_port(), {}
+    for host in "ba":
+        meet = ["--listen", port] if host == "b" else ["--connect", f"127.0.0.1:{port}"]
+        line = [program, *meet, "--qps", QPS, "--seconds", 120, "--status-file", logs / f"{host}.status", "--stop-file", logs / "stop"]
+        if nics:
+            programs[host] = fabric.start(f"{host}-verifier", [UNBROKEN, "run", "--nics", ",".join(nics[host]), "--", *line])
+        else:
+            programs[host] = fabric.run(host, line, f"{host}-verifier")
+        if host == "b":
+            server = programs[host]
+            wait_until(lambda: server.ended() or listens(server.pid, port), 20, "the verifier listens")
+    return programs
+
+
+def verified(logs) -> list:
+    """Messages that the ends have verified so far."""
+    try:
+        return [json.loads((logs / f"{host}.status").read_text())["verified_messages"] for host in "ab"]
+    except (OSError, ValueError):
+        return [0, 0]
+
+
+def ready(fabric, programs) -> list:
+    """The QPs, once all of them are protected."""
+    if any(program.ended() for program in programs.values()):
+        raise Failure("a verifier ended early")
+    qps = fabric.status()["qps"]
+    return qps if len(qps) == 2 * QPS and all(qp["protected"] for qp in qps) else None
+
+
+def attack(fabric, logs, plan) -> dict:
+    """Runs the stranger; gives what it sent, and what it was answered."""
+    with tempfile.TemporaryDirectory(prefix="unbroken-test-stranger-") as folder:
+        home = Path(folder)
+        home.chmod(0o755)
+        (home / "lib").mkdir(mode=0o755)
+        for file in ("stranger.py", "lib/__init__.py", "lib/roce.py"):
+            shutil.copy(ROOT / "tests" / file, home / file)
+        (home / "plan.json").write_text(json.dumps(plan))
+        (home / "result.json").touch()
+        for path in home.rglob("*.*"):
+            path.chmod(0o644)
+        line = [sys.executable, home / "stranger.py", home / "plan.json", home / "result.json"]
+        if os.geteuid() == 0 and shutil.which("setpriv"):
+            os.chown(home / "result.json", NOBODY, -1)
+            line = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *line]
+        stranger = fabric.start("stranger", line)
+        stranger.expect_success(SECONDS + 30)
+        return json.loads((home / "result.json").read_text())
+
+
+def forged(logs, on_interfaces):
+    """The whole of it, in the emulated network or over addresses of an interface."""
+    third = f"127.{180 + os.getpid() % 50}.{1 + os.getpid() // 50 % 250}"
+    nics = {"a": [f"{third}.1", f"{third}.2"], "b": [f"{third}.3", f"{third}.4"]} if on_interfaces else {}
+    with Fabric(logs) as fabric:
+        programs = start(fabric, logs, nics)
+        qps = wait_until(lambda: ready(fabric, programs), 20, "all QPs protected")
+        directory, victims = Directory(fabric), []
+        for qp in qps:
+            own, peer = directory.end(qp["own"]), directory.end(qp["peer"])
+            victims.append({"own": own, "peer": peer, "nics": directory.nics(own["incarnation"])})
+        # A peer that is stopped for a while is asked whether it lives.
+        os.kill(programs["b"].pid, signal.SIGSTOP)
+        recorded = Recorder(victims).record(STOPPED_SECONDS)
+        os.kill(programs["b"].pid, signal.SIGCONT)
+        wait_until(lambda: ready(fabric, programs), 20, "all QPs protected")
+        # From an address that is nobody's, and from the peer's.
+        sources = [f"{third}.9", qps[0]["own"].rsplit(":", 1)[0]]
+        plan = {"victims": victims, "recorded": recorded, "sources": sources, "seconds": SECONDS, "seed": 7}
+        before = verified(logs)
+        result = attack(fabric, logs, plan)
+        status, after = fabric.status(), verified(logs)
+        qps = ready(fabric, programs)
+        (logs / "stop").touch()
+        for program in programs.values():
+            program.expect_success(60)
+        count = {
+            "forged": sum(process["forged"] for process in status["processes"]),
+            "strangers": sum(nic["strangers"] for nic in status["nics"]),
+        }
+        sent = sum(result["sent"].values())
+        note = f"{sent} datagrams {result['sent']}, counted {count}"
+        if result["answers"]:
+            raise Failure(f"the stranger was answered {len(result['answers'])} times, first {result['answers'][0]}; {note}")
+        events = [e for e in fabric.events() if e["event"] in ("switch", "give-up", "unprotected")]
+        if events or not qps or any(qp["epoch"] for qp in qps):
+            raise Failure(f"the stranger was obeyed: {events}, {qps}")
+        if any(now <= then for now, then in zip(after, before)):
+            raise Failure(f"no traffic meanwhile: {before} messages before, {after} after")
+        counted, other = ("forged", "strangers") if on_interfaces else ("strangers", "forged")
+        if count[counted] < max(LEAST, sent / 4) or count[other]:
+            raise Failure(f"they are not counted as {counted}: {note}")
+        if os.geteuid() == 0 and not recorded:
+            raise Failure("no control message was recorded")
+        return note
+
+
+def main() -> int:
+    """Runs all of it."""
+    suite = Suite("strangers", sys.argv[1:])
+    suite.case("forged control messages in the emulated network", forged, False)
+    suite.case("forged control messages on interfaces", forged, True)
+    return suite.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
