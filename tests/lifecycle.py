@@ -30,6 +30,13 @@ def stream(fabric, tool="ib_write_bw", failover=True, seconds=30, extra=()):
     return server, client
 
 
+def explains(event, *words):
+    """A QP that is given up says in the event what is known, since nothing else is left of it."""
+    missing = [w for w in words if w not in event["why"]]
+    if missing:
+        raise Failure(f"the event does not say {missing}: {event}")
+
+
 def killed_peer(logs):
     """SIGKILL to the server in mid-stream: the client ends with an error."""
     with Fabric(logs) as fabric:
@@ -39,6 +46,8 @@ def killed_peer(logs):
         client.expect_error(DEADLINE_SECONDS)
         if "error" not in client.output().lower() and "fail" not in client.output().lower():
             raise Failure("the client does not tell of an error")
+        for event in fabric.events("give-up"):
+            explains(event, "its process has ended", "a/0-b/0")
         return f"error after {client.ended_at - killed:.1f} s"
 
 
@@ -53,6 +62,10 @@ def nothing_left(logs, hosts):
             process.expect_error(DEADLINE_SECONDS + LATE_SECONDS)
         if {e["host"] for e in fabric.events("give-up")} != {"a", "b"}:
             raise Failure("a give-up event is missing")
+        for event in fabric.events("give-up"):
+            path = {"a": "a/0-b/0", "b": "b/0-a/0"}[event["host"]]
+            where = "; without a working NIC here: " if event["host"] in hosts else "; without a NIC of the peer: "
+            explains(event, where + path, " was left ", " epoch", "; the error is ")
         return f"errors after {client.ended_at - dead:.1f} s and {server.ended_at - dead:.1f} s"
 
 
@@ -200,7 +213,7 @@ def pingpong(logs, program, extra):
 
 def main() -> int:
     """Runs all of it."""
-    suite = Suite("lifecycle")
+    suite = Suite("lifecycle", sys.argv[1:])
     suite.case("ibv_devices, ibv_devinfo, a program without verbs", tools)
     suite.case("the C library's functions overwritten", patched)
     suite.case("a signal ends a wait", alone, "signals")

@@ -56,6 +56,7 @@ suite processes python3 tests/processes.py
 suite input     python3 tests/bad_input.py
 suite strangers python3 tests/strangers.py
 suite lifecycle python3 tests/lifecycle.py
+suite events    python3 tests/events.py
 suite remap     python3 tests/remap.py
 suite churn     python3 tests/churn.py ${long:+--seconds 600}
 suite scale     python3 tests/scale.py

@@ -51,17 +51,19 @@ fn line(event: &Event) -> String {
 
 fn switch_line(s: &Switch) -> String {
     let kind = match s.kind {
+        // A QP that stood still by itself, on a path that lives, began anew there.
+        _ if s.from == s.to => "revived",
         SwitchKind::Passive => "switched",
         SwitchKind::Planned => "planned switch",
     };
+    let path = if s.from == s.to { format!("on {}", s.to) } else { format!("{} to {}", s.from, s.to) };
+    let done = if s.from == s.to { "moves again after" } else { "switched in" };
     let ms = |us: u64| format!("{:.2} ms", us as f64 / 1e3);
     let detected = s.detect_us.map_or(String::new(), |us| format!("noticed after {}, ", ms(us)));
     format!(
-        "{kind:<14}  host {} qp {:#x} {} to {} (epoch {}; {detected}switched in {}, {} sent again): {}",
+        "{kind:<14}  host {} qp {:#x} {path} (epoch {}; {detected}{done} {}, {} sent again): {}",
         s.host,
         s.qp,
-        s.from,
-        s.to,
         s.epoch,
         ms(s.switch_us),
         s.replayed,
@@ -83,17 +85,25 @@ mod tests {
             to: "a/1-b/1".into(),
             epoch: 1,
             reason: "device fatal".into(),
+            on_path_since_us: 0,
             detected_at_us: 0,
             detect_us: Some(310),
             switch_us: 420,
             replayed: 12,
         };
-        let mut event = Event::now(What::Switch(switch));
+        let mut event = Event::now(What::Switch(switch.clone()));
         event.time_us = 12_345_678;
         assert_eq!(
             line(&event),
             "     12.345678  switched        host a qp 0x102 a/0-b/0 to a/1-b/1 (epoch 1; noticed after 0.31 ms, \
              switched in 0.42 ms, 12 sent again): device fatal\n"
+        );
+        let (to, reason) = (switch.from.clone(), "wedged".into());
+        event.what = What::Switch(Switch { to, reason, epoch: 2, ..switch });
+        assert_eq!(
+            line(&event),
+            "     12.345678  revived         host a qp 0x102 on a/0-b/0 (epoch 2; noticed after 0.31 ms, moves again after \
+             0.42 ms, 12 sent again): wedged\n"
         );
     }
 }

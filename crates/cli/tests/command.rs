@@ -258,6 +258,7 @@ fn events_are_joined_with_their_faults() {
         to: "a/1-b/1".into(),
         epoch: 1,
         reason: "device fatal".into(),
+        on_path_since_us: fault_us - 1_000_000,
         detected_at_us: fault_us + 250,
         detect_us: None,
         switch_us: 400,

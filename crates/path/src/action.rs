@@ -143,7 +143,7 @@ impl FailCause {
             FailCause::CannotQuiesce => "the failed QP could not be stopped",
             FailCause::UnsafeReplay => "an outstanding request must not be replayed",
             FailCause::Inconsistent => "the peer lost data that it had acknowledged",
-            FailCause::Refused(_) => "the peer refused the switch",
+            FailCause::Refused(reason) => reason.describe(),
             FailCause::PeerClosed => "the peer closed its QP",
             FailCause::PeerSilent => "the peer did not answer over any path",
             FailCause::Deadline => "no path carried the QP within the deadline",
@@ -164,12 +164,29 @@ pub struct Switched {
     pub epoch: u64,
     /// Why.
     pub reason: Reason,
+    /// When the QP came onto the path that was left: it was connected, or a switch began to send there.
+    pub on_path_since_us: u64,
     /// When the failure was noticed.
     pub detected_us: u64,
     /// When sending began on the new path.
     pub started_us: u64,
     /// Epochs entered on the way: 1 unless paths failed in turn.
     pub epochs: u32,
+}
+
+/// A switch that has not come to its end, for whoever explains why it failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct Attempt {
+    /// Slot of the path that was left.
+    pub from_slot: u8,
+    /// Why.
+    pub reason: Reason,
+    /// When the failure was noticed.
+    pub detected_us: u64,
+    /// Epochs entered since.
+    pub epochs: u32,
+    /// When the peer was last heard, or the switch began.
+    pub peer_heard_us: u64,
 }
 
 /// Exact progress of a physical QP that was stopped, over its own life. Counted are messages that await no data (SEND and WRITE with or

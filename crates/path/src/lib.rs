@@ -20,7 +20,7 @@ pub mod seal;
 pub mod silence;
 pub mod slots;
 
-pub use action::{Action, FailCause, OpenError, Opened, QuiesceError, Quiesced, Reason, Switched};
+pub use action::{Action, Attempt, FailCause, OpenError, Opened, QuiesceError, Quiesced, Reason, Switched};
 #[doc(hidden)]
 pub use config::Mutation;
 pub use config::{Config, Counters};

@@ -131,6 +131,19 @@ pub enum RefuseReason {
 }
 
 impl RefuseReason {
+    /// What it means for whoever is refused: a sentence for logs.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            RefuseReason::UnknownQp => "the peer refused: it has no such QP",
+            RefuseReason::WrongIncarnation => "the peer refused: its process is another one by now",
+            RefuseReason::UnsafeReplay => "the peer refused: an outstanding request of its own must not be replayed",
+            RefuseReason::Inconsistent => "the peer refused: data that we had acknowledged is missing there",
+            RefuseReason::Impossible => "the peer refused: our message holds numbers that cannot be",
+            RefuseReason::Failed => "the peer refused: its QP has failed",
+            RefuseReason::WrongConnection => "the peer refused: its QP has been reset since",
+        }
+    }
+
     fn from_code(code: u8) -> Option<RefuseReason> {
         Some(match code {
             1 => RefuseReason::UnknownQp,

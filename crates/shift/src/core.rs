@@ -209,8 +209,13 @@ impl Core {
     }
 
     pub(crate) fn emit(&self, what: What) {
+        self.emit_at(what, unbroken_telemetry::now_us());
+    }
+
+    /// Logs what happened at that time.
+    pub(crate) fn emit_at(&self, what: What, time_us: u64) {
         // The log is a report: that it cannot be written must not stop traffic.
-        let _ = self.log.emit(&Event::now(what));
+        let _ = self.log.emit(&Event::at(what, time_us));
     }
 
     /// The open device of NIC `i`; opens it if need be. The first such call begins to protect this process.

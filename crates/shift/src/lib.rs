@@ -4,6 +4,7 @@
 //! - `qp`, `link`: the logical QP; carries out what the pure crate `path` decides.
 //! - `worker`: one thread for each process: device events, control messages, stalls, deadlines.
 //! - `inbound`: control messages that arrive, handled by the worker or by whoever polls.
+//! - `explain`: why a QP was given up, in words.
 //! - `control`, `outbox`, `peer`: how processes talk to each other and what they know of each other.
 //! - `devices`: the one place that names a kind of device. Everything else knows `verbs::Device` alone, and learns of failures
 //!   through it.
@@ -12,6 +13,7 @@
 mod control;
 mod core;
 mod devices;
+mod explain;
 pub mod front;
 mod inbound;
 mod link;

@@ -7,6 +7,7 @@
 //! alive), in `backlog`. What the application posts meanwhile is appended there, so nothing is refused and order is kept.
 
 use crate::core::Core;
+use crate::explain;
 use crate::peer::Peer;
 use crate::qp::{Gate, Qp};
 use crate::worker::Job;
@@ -134,9 +135,7 @@ impl Link {
     }
 
     fn path_text(&self, core: &Core, path: Option<SlotPath>) -> String {
-        let Some(path) = path else { return String::new() };
-        let remote = self.peer.nic(path.remote).map_or_else(String::new, |n| n.name);
-        format!("{}-{remote}", core.nic_name(path.local.into()))
+        path.map_or_else(String::new, |path| self.peer.path_name(core, path))
     }
 
     pub(crate) fn path_name(&self, core: &Core) -> String {
@@ -299,7 +298,7 @@ pub(crate) fn look(g: &mut Gate, now: u64, progress: &Progress) -> Option<(Arc<P
 fn report(qp: &Qp, link: &Link, p: &Pending, moved_us: u64) {
     let core = &qp.core;
     let slots = link.lqp.slots();
-    core.emit(What::Switch(Switch {
+    let switch = Switch {
         kind: SwitchKind::Passive,
         host: core.host(),
         qp: qp.qpn(),
@@ -307,11 +306,14 @@ fn report(qp: &Qp, link: &Link, p: &Pending, moved_us: u64) {
         to: link.path_text(core, slots.get(p.switched.to_slot)),
         epoch: p.switched.epoch as u32,
         reason: p.switched.reason.name().into(),
+        on_path_since_us: p.switched.on_path_since_us,
         detected_at_us: p.switched.detected_us,
         detect_us: None,
         switch_us: moved_us.saturating_sub(p.switched.detected_us),
         replayed: p.replayed.into(),
-    }));
+    };
+    // Of an idle QP it is known a second later that nothing has moved.
+    core.emit_at(What::Switch(switch), moved_us);
 }
 
 /// Does what the state machine asks, and tells the worker when to look at the QP.
@@ -368,7 +370,11 @@ fn run(qp: &Qp, g: &mut Gate) {
             Action::Start { .. } => start(qp, g),
             Action::Fail { status, cause } => {
                 // The log first: a program that sees its error may be gone before the next line.
-                qp.core.emit(What::GiveUp { host: qp.core.host(), qp: qp.qpn(), why: cause.describe().into() });
+                let why = g
+                    .link
+                    .as_ref()
+                    .map_or_else(String::new, |l| explain::give_up(&qp.core, &l.lqp, &l.peer, cause, status));
+                qp.core.emit(What::GiveUp { host: qp.core.host(), qp: qp.qpn(), why });
                 fail(qp, g, status);
             }
             Action::Report(switched) => {

@@ -53,6 +53,12 @@ impl Peer {
         Some(ControlAddr { gid: nic.gid, qpn: nic.control_qpn })
     }
 
+    /// What people call a path to it, `a/0-b/0`.
+    pub(crate) fn path_name(&self, core: &Core, path: SlotPath) -> String {
+        let remote = self.nic(path.remote).map_or_else(String::new, |n| n.name);
+        format!("{}-{remote}", core.nic_name(path.local.into()))
+    }
+
     /// What is known of the paths to it.
     pub(crate) fn health(&self) -> MutexGuard<'_, PeerHealth> {
         lock(&self.health)

@@ -2,7 +2,7 @@
 //!
 //! A process that switches must not look at the faults (on a real network there is nothing to look at), so it logs only when it
 //! noticed. Whoever reads the log joins the two: the cause of a switch is the last fault on its old path that was active when the
-//! failure was noticed.
+//! failure was noticed. A QP that came onto the path when the fault was there already meets it then, so its time counts from there.
 
 use std::collections::VecDeque;
 
@@ -19,6 +19,8 @@ struct Seen {
     until_us: Option<u64>,
     /// Of one that comes again: how often; else 0.
     every_us: u64,
+    /// Of one that comes again: for how long it holds, each time.
+    lasts_us: Option<u64>,
 }
 
 impl Seen {
@@ -27,6 +29,15 @@ impl Seen {
         let last_us = at_us.min(self.until_us.unwrap_or(at_us));
         let since_us = last_us.checked_sub(self.from_us)?;
         Some(last_us - since_us.checked_rem(self.every_us).unwrap_or(since_us))
+    }
+
+    /// When a QP that has been on its path since `on_path_us` met it last before `at_us`: when it began, or, if the QP came later, when the QP
+    /// came, unless it was over by then.
+    fn met_us(&self, at_us: u64, on_path_us: u64) -> Option<u64> {
+        let began_us = self.began_us(at_us)?;
+        let over_us = self.lasts_us.map_or(u64::MAX, |lasts_us| began_us + lasts_us);
+        let over_us = self.until_us.map_or(over_us, |until_us| until_us.min(over_us));
+        (over_us > on_path_us || began_us >= on_path_us).then(|| began_us.max(on_path_us))
     }
 }
 
@@ -40,12 +51,13 @@ impl Causes {
     pub(crate) fn apply(&mut self, event: &mut Event) {
         let time_us = event.time_us;
         match &mut event.what {
-            What::Fault { fault, every_us, .. } => {
+            What::Fault { fault, every_us, lasts_us } => {
                 if self.faults.len() == REMEMBERED {
                     self.faults.pop_front();
                 }
-                let every_us = every_us.unwrap_or(0);
-                self.faults.push_back(Seen { fault: fault.clone(), from_us: time_us, until_us: None, every_us });
+                let (every_us, lasts_us) = (every_us.unwrap_or(0), *lasts_us);
+                let fault = fault.clone();
+                self.faults.push_back(Seen { fault, from_us: time_us, until_us: None, every_us, lasts_us });
             }
             What::FaultClear { fault } => {
                 let open = |s: &&mut Seen| s.fault == *fault && s.until_us.is_none_or(|until_us| until_us > time_us);
@@ -56,20 +68,29 @@ impl Causes {
                 self.faults.retain(|s| s.until_us.is_none_or(|until_us| until_us >= s.from_us));
             }
             What::Switch(switch) if switch.detect_us.is_none() => {
-                let at_us = switch.detected_at_us;
-                switch.detect_us = self.cause(at_us, &switch.from).map(|from_us| at_us - from_us);
+                let (at_us, on_path_us) = (switch.detected_at_us, switch.on_path_since_us);
+                switch.detect_us =
+                    self.cause(at_us, &switch.from, on_path_us).map(|from_us| at_us.saturating_sub(from_us));
             }
             _ => {}
         }
     }
 
-    /// When the fault began that was noticed at `at_us` on the path `from`.
-    fn cause(&self, at_us: u64, from: &str) -> Option<u64> {
+    /// The same for a switch that was told before its fault: a fault that began later than the one that was found is the cause.
+    pub(crate) fn review(&self, event: &mut Event) {
+        let What::Switch(switch) = &mut event.what else { return };
+        let (at_us, on_path_us) = (switch.detected_at_us, switch.on_path_since_us);
+        let found_us = self.cause(at_us, &switch.from, on_path_us).map(|from_us| at_us.saturating_sub(from_us));
+        switch.detect_us = switch.detect_us.into_iter().chain(found_us).min();
+    }
+
+    /// When a QP that came onto the path `from` at `on_path_us` met the fault that was noticed at `at_us`.
+    fn cause(&self, at_us: u64, from: &str, on_path_us: u64) -> Option<u64> {
         self.faults
             .iter()
             .filter(|s| touches(&s.fault, from))
             .filter(|s| s.until_us.is_none_or(|until_us| until_us.saturating_add(AFTERMATH_US) >= at_us))
-            .filter_map(|s| s.began_us(at_us))
+            .filter_map(|s| s.met_us(at_us, on_path_us))
             .max()
     }
 }
@@ -98,6 +119,10 @@ mod tests {
     }
 
     fn detect_us(log: &[Event], from: &str, detected_at_us: u64) -> Option<u64> {
+        detect_since_us(log, from, 0, detected_at_us)
+    }
+
+    fn detect_since_us(log: &[Event], from: &str, on_path_since_us: u64, detected_at_us: u64) -> Option<u64> {
         let mut causes = Causes::default();
         for event in log {
             causes.apply(&mut event.clone());
@@ -110,6 +135,7 @@ mod tests {
             to: "a/1-b/1".into(),
             epoch: 1,
             reason: "test".into(),
+            on_path_since_us,
             detected_at_us,
             detect_us: None,
             switch_us: 1,
@@ -137,6 +163,26 @@ mod tests {
         let log = [Event::at(again, 100), clear("flap cable a/0 down=5us up=45us", 220)];
         let detected = [99, 103, 160, 219, 500].map(|at_us| detect_us(&log, "a/0-b/0", at_us));
         assert_eq!(detected, [None, Some(3), Some(10), Some(19), Some(300)]);
+    }
+
+    #[test]
+    fn a_qp_that_came_when_the_fault_was_there_meets_it_then() {
+        let log = [fault("cable a/0 cut", 100)];
+        let since = |on_path_us| detect_since_us(&log, "a/0-b/0", on_path_us, 900);
+        assert_eq!([50, 100, 850].map(since), [Some(800), Some(800), Some(50)]);
+        // It was over before the QP came: not this QP's cause.
+        let log = [log[0].clone(), clear("cable a/0 cut", 500)];
+        let since = |on_path_us| detect_since_us(&log, "a/0-b/0", on_path_us, 900);
+        assert_eq!([50, 499, 500, 600].map(since), [Some(800), Some(401), None, None]);
+    }
+
+    #[test]
+    fn of_a_fault_that_comes_again_what_the_qp_met_counts() {
+        let again = What::Fault { fault: "cable a/0 cut".into(), lasts_us: Some(10), every_us: Some(50) };
+        let log = [Event::at(again, 100)];
+        // It holds from 200 to 210.
+        let since = |on_path_us| detect_since_us(&log, "a/0-b/0", on_path_us, 230);
+        assert_eq!([0, 199, 204, 215].map(since), [Some(30), Some(30), Some(26), None]);
     }
 
     #[test]

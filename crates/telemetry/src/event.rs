@@ -105,10 +105,13 @@ pub struct Switch {
     pub epoch: u32,
     /// What triggered it, in words.
     pub reason: String,
+    /// When the QP came onto the path before, by [`now_us`]: it was connected, or an earlier switch was done.
+    #[serde(default)]
+    pub on_path_since_us: u64,
     /// The time of the first error, event or suspicion, by [`now_us`].
     pub detected_at_us: u64,
-    /// From the fault to `detected_at_us`. Nothing that switches knows the fault: it is filled in when the log is read, and is
-    /// `null` where the log has no fault that fits.
+    /// From the fault to `detected_at_us`; of a fault that was older than the QP on that path, from `on_path_since_us`. Nothing that
+    /// switches knows the fault: it is filled in when the log is read, and is `null` where the log has no fault that fits.
     pub detect_us: Option<u64>,
     /// From `detected_at_us` to the first good WC on the new path.
     pub switch_us: u64,
@@ -141,6 +144,7 @@ mod tests {
             to: "a/1-b/1".into(),
             epoch: 1,
             reason: "retries exceeded".into(),
+            on_path_since_us: 0,
             detected_at_us: 5,
             detect_us: None,
             switch_us: 300,

@@ -101,6 +101,7 @@ impl EventTail {
                 break;
             }
         }
+        events.iter_mut().for_each(|event| self.causes.review(event));
         Ok(events)
     }
 
@@ -145,7 +146,7 @@ fn open(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::What;
+    use crate::{Switch, SwitchKind, What};
 
     fn nic(n: usize) -> Event {
         Event::now(What::PortDown { nic: format!("a/{n}") })
@@ -165,6 +166,42 @@ mod tests {
         assert_eq!(more.len(), 1);
         assert_eq!(more[0].what, nic(1).what);
         assert_eq!(read_events(&runtime).unwrap().len(), 2);
+    }
+
+    /// Who sets a fault writes its event afterwards, and a switch may be done by then.
+    #[test]
+    fn a_fault_that_is_told_after_its_switch_is_its_cause() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        let log = EventLog::open(&runtime);
+        let fault =
+            |time_us| Event::at(What::Fault { fault: "nic a/0 dead".into(), lasts_us: None, every_us: None }, time_us);
+        let switch = |detected_at_us| {
+            let switch = Switch {
+                kind: SwitchKind::Passive,
+                host: "a".into(),
+                qp: 2,
+                from: "a/0-b/0".into(),
+                to: "a/1-b/1".into(),
+                epoch: 1,
+                reason: "device-fatal".into(),
+                on_path_since_us: 0,
+                detected_at_us,
+                detect_us: None,
+                switch_us: 20,
+                replayed: 0,
+            };
+            Event::at(What::Switch(switch), detected_at_us + 20)
+        };
+        // The older fault on the same path is not what the second switch answered.
+        for event in [fault(100), switch(130), switch(1_010), fault(1_000)] {
+            log.emit(&event).unwrap();
+        }
+        let detected = read_events(&runtime).unwrap().into_iter().filter_map(|e| match e.what {
+            What::Switch(s) => Some(s.detect_us),
+            _ => None,
+        });
+        assert_eq!(detected.collect::<Vec<_>>(), [Some(30), Some(10)]);
     }
 
     #[test]

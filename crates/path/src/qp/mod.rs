@@ -40,7 +40,7 @@ mod switch;
 #[cfg(test)]
 mod tests;
 
-use crate::action::{Action, OpenError, Opened, QuiesceError, Quiesced, Reason};
+use crate::action::{Action, Attempt, OpenError, Opened, QuiesceError, Quiesced, Reason};
 use crate::config::{Config, Counters};
 use crate::message::{Endpoint, Hello, RefuseReason};
 use crate::slots::{Belief, SlotPath, SlotTable, SLOTS};
@@ -82,9 +82,10 @@ pub enum State {
 struct Chain {
     /// When work last moved, as far as known: the total deadline counts from here.
     since_us: u64,
-    /// When this switch was noticed, where from and why: for the report.
+    /// When this switch was noticed, where from, since when the QP was there, and why: for the report.
     detected_us: u64,
     from_slot: u8,
+    on_path_since_us: u64,
     reason: Reason,
     /// The error for the application.
     status: WcStatus,
@@ -227,6 +228,16 @@ impl LogicalQp {
     /// Our own messages awaiting no data that completed in the lives that ended.
     pub fn completed(&self) -> u64 {
         self.completed
+    }
+    /// The switch that is under way, or that has failed.
+    pub fn attempt(&self) -> Option<Attempt> {
+        self.chain.as_ref().map(|c| Attempt {
+            from_slot: c.from_slot,
+            reason: c.reason,
+            detected_us: c.detected_us,
+            epochs: c.epochs,
+            peer_heard_us: self.peer_heard_us,
+        })
     }
     /// Counters.
     pub fn counters(&self) -> &Counters {

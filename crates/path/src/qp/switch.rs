@@ -21,17 +21,27 @@ impl LogicalQp {
             };
             let from_slot = self.slot();
             let status = reason.status();
-            self.chain = Some(Chain { since_us, detected_us: now_us, from_slot, reason, status, tries, epochs: 0 });
+            let on_path_since_us = self.active_since_us;
+            self.chain = Some(Chain {
+                since_us,
+                detected_us: now_us,
+                from_slot,
+                on_path_since_us,
+                reason,
+                status,
+                tries,
+                epochs: 0,
+            });
             self.peer_heard_us = now_us;
             self.silence_us = self.config.peer_silence_us;
         }
+        self.state = State::Quiescing;
         if self.peer_closed {
             return self.fail(now_us, FailCause::PeerClosed);
         }
         if self.distinct.count_ones() < 2 && !self.stays() {
             return self.fail(now_us, FailCause::NoBackup);
         }
-        self.state = State::Quiescing;
         self.step_deadline_us = now_us + self.config.step_us;
         self.actions.push_back(Action::Quiesce { epoch: self.epoch });
     }
@@ -214,6 +224,7 @@ impl LogicalQp {
                 to_slot: slot_of(epoch),
                 epoch,
                 reason: chain.reason,
+                on_path_since_us: chain.on_path_since_us,
                 detected_us: chain.detected_us,
                 started_us: now_us,
                 epochs: chain.epochs,
@@ -228,8 +239,10 @@ impl LogicalQp {
             FailCause::Inconsistent => RefuseReason::Inconsistent,
             _ => RefuseReason::Failed,
         };
-        let chain = self.chain.as_ref().filter(|_| self.state != State::Active);
-        let status = chain.map_or(WcStatus::RetryExcErr, |c| c.status);
+        if self.state == State::Active {
+            self.chain = None; // of a switch that is over
+        }
+        let status = self.chain.as_ref().map_or(WcStatus::RetryExcErr, |c| c.status);
         self.state = State::Failed;
         self.refuse(self.refusal);
         self.actions.push_back(Action::Fail { status, cause });

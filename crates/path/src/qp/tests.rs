@@ -116,6 +116,13 @@ fn one_end_switches_and_the_other_follows_with_few_messages() {
     assert_eq!((ca.1, ca.2), (cb.2, cb.1), "each expects the PSN that the other sends");
     let Some(Action::Report(r)) = a.1.log.iter().find(|x| matches!(x, Action::Report(_))) else { panic!() };
     assert_eq!((r.from_slot, r.to_slot, r.detected_us, r.epochs), (0, 1, 100, 1));
+    assert_eq!(r.on_path_since_us, 0, "when it was connected");
+    a.1.life = Quiesced { completed: 6, progressed: true, ..Quiesced::default() };
+    b.1.life = Quiesced { executed: 4, progressed: true, ..Quiesced::default() };
+    a.0.suspect(300, 1, Reason::Stall);
+    settle(300, &mut a, &mut b);
+    let Some(Action::Report(r)) = a.1.log.iter().rfind(|x| matches!(x, Action::Report(_))) else { panic!() };
+    assert_eq!((r.on_path_since_us, r.detected_us), (100, 300), "when it began to send there");
 }
 
 #[test]
@@ -308,9 +315,11 @@ fn without_a_second_path_the_error_comes_at_once() {
     let table = SlotTable::with_default(SlotPath { local: 0, remote: 0 });
     let mut a = (LogicalQp::new(endpoint(0), endpoint(1), table, Config::default(), 0), Shell::new());
     assert!(!a.0.has_backup());
-    a.0.suspect(0, 0, Reason::QpFailed(WcStatus::RetryExcErr));
-    a.1.drive(0, &mut a.0);
-    assert_eq!(a.1.failed(), Some((WcStatus::RetryExcErr, FailCause::NoBackup)));
+    a.0.suspect(7, 0, Reason::DeviceFatal);
+    a.1.drive(7, &mut a.0);
+    assert_eq!(a.1.failed(), Some((WcStatus::FatalErr, FailCause::NoBackup)), "the original one");
+    let attempt = a.0.attempt().expect("what is known of the failure");
+    assert_eq!((attempt.reason, attempt.detected_us, attempt.epochs), (Reason::DeviceFatal, 7, 0));
 }
 
 #[test]
