@@ -73,6 +73,7 @@ fn outside(dir: &Path) -> std::io::Result<()> {
         Body::ProbeAck(Probe { sequence: 1, sent_us: 2 }),
         Body::Refuse(Refuse { reason: RefuseReason::UnknownQp, epoch: 1, refused: 3 }),
         Body::Bye,
+        Body::Moved,
     ];
     let mut inputs: Vec<Vec<u8>> = Vec::new();
     for body in bodies {

@@ -2,6 +2,7 @@
 //!
 //! Tables in an LMDB file (`<runtime>/directory/`) that all processes of a runtime folder open at once; no server:
 //! - (GID, QPN) of a logical QP → the incarnation of its process;
+//! - (GID, QPN) of a UD QP that has moved → where it is now ([`MovedQp`]);
 //! - incarnation → where the process can be reached ([`ProcessRecord`]);
 //! - one key ([`Directory::key`]), drawn when the directory is made anew, by which the processes that have it open know each other.
 //!
@@ -25,5 +26,5 @@ mod record;
 mod store;
 
 pub use error::DirectoryError;
-pub use record::{NicRecord, ProcessRecord, MAX_NAME, MAX_NICS};
+pub use record::{MovedQp, NicRecord, ProcessRecord, MAX_NAME, MAX_NICS};
 pub use store::{Directory, KEY_BYTES};

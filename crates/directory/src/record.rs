@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! QP:       0  version = 2   8  process u64   16  incarnation u64   24  connection u32   28  zero u32              32 bytes
+//! moved:    0  version = 2   8  process u64   16  GID now   32  QPN now u32   36  zero u32   40  GID shown             56 bytes
 //! process:  0  version = 2   1  NICs u8    4  pid u32    8  process u64, then for each NIC:
 //!           0  index u32     4  GID        20  control QPN u32   24  length of the name u8   25  name (UTF-8)
 //! key:      0  version = 2   8  the key    40  FNV-1a of what is before it, u64                                   48 bytes
@@ -72,6 +73,44 @@ impl QpRecord {
         };
         let [0, 0, 0, 0] = take(&mut rest)? else { return None };
         rest.is_empty().then_some(record)
+    }
+}
+
+/// A UD QP that has moved from where its peers address it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MovedQp {
+    /// The address that it had at first, and that peers go on using: a GID of its first NIC, and the QPN.
+    pub known: (Gid, u32),
+    /// The address that it has now.
+    pub now: (Gid, u32),
+    /// The GID that peers shall see its datagrams come from.
+    pub shown: Gid,
+}
+
+impl MovedQp {
+    /// The value, for the process of this id.
+    pub(crate) fn encode(&self, process: u64) -> [u8; 56] {
+        let mut bytes = [0; 56];
+        bytes[0] = VERSION;
+        bytes[8..16].copy_from_slice(&process.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.now.0 .0);
+        bytes[32..36].copy_from_slice(&self.now.1.to_le_bytes());
+        bytes[40..].copy_from_slice(&self.shown.0);
+        bytes
+    }
+
+    /// Reads an entry: the id of the process, and the QP; `None` where it is none.
+    pub(crate) fn decode(mut key: &[u8], bytes: &[u8]) -> Option<(u64, MovedQp)> {
+        let known = (Gid(take(&mut key)?), u32::from_be_bytes(take(&mut key)?));
+        let mut rest = bytes;
+        let [VERSION, 0, 0, 0, 0, 0, 0, 0] = take(&mut rest)? else {
+            return None;
+        };
+        let process = u64::from_le_bytes(take(&mut rest)?);
+        let now = (Gid(take(&mut rest)?), u32::from_le_bytes(take(&mut rest)?));
+        let [0, 0, 0, 0] = take(&mut rest)? else { return None };
+        let shown = Gid(take(&mut rest)?);
+        (rest.is_empty() && key.is_empty()).then_some((process, MovedQp { known, now, shown }))
     }
 }
 
@@ -178,6 +217,12 @@ mod tests {
         fn records_round_trip(pid: u32, process: u64, incarnation: u64, nics in prop::collection::vec(nic(), 0..9)) {
             let qp = QpRecord { process, incarnation, connection: 7 };
             prop_assert_eq!(QpRecord::decode(&qp.encode()), Some(qp));
+            let gid = |n: u64| Gid([n as u8; 16]);
+            let moved = MovedQp { known: (gid(incarnation), pid), now: (gid(process), !pid), shown: gid(7) };
+            let (key, value) = (qp_key(moved.known.0, moved.known.1), moved.encode(process));
+            prop_assert_eq!(MovedQp::decode(&key, &value), Some((process, moved)));
+            prop_assert_eq!(MovedQp::decode(&key, &value[..55]), None);
+            prop_assert_eq!(MovedQp::decode(&key[..19], &value), None);
             let record = ProcessRecord { pid, nics };
             let bytes = record.encode(process).unwrap();
             for cut in 0..bytes.len() {
@@ -194,6 +239,9 @@ mod tests {
             // Whatever comes out re-encodes to what went in.
             if let Some((process, record)) = ProcessRecord::decode(&bytes) {
                 prop_assert_eq!(record.encode(process).unwrap(), bytes.clone());
+            }
+            if let Some((process, moved)) = MovedQp::decode(&[0; 20], &bytes) {
+                prop_assert_eq!(moved.encode(process).to_vec(), bytes.clone());
             }
             if let Some(qp) = QpRecord::decode(&bytes) {
                 prop_assert_eq!(qp.encode().to_vec(), bytes);

@@ -20,7 +20,7 @@ use unbroken_types::Gid;
 
 use crate::check::check;
 use crate::error::{DirectoryError, Result};
-use crate::record::{self, qp_key, ProcessRecord, QpRecord};
+use crate::record::{self, qp_key, MovedQp, ProcessRecord, QpRecord};
 
 /// Size limit of the file.
 pub(crate) const LIMIT_BYTES: usize = 64 << 20;
@@ -38,6 +38,7 @@ pub struct Directory {
     env: Env<WithoutTls>,
     qps: Table,
     processes: Table,
+    moved: Table,
     key: [u8; KEY_BYTES],
     /// To see that the file was not cut short behind LMDB's back, which would end this process when it is touched.
     data: File,
@@ -72,13 +73,13 @@ impl Directory {
             check(&path, &file, LIMIT_BYTES)?;
         }
         let env = open_env(&path)?;
-        let (qps, processes) = open_tables(&path, &env)?;
+        let [qps, processes, moved] = open_tables(&path, &env)?;
         let key = if alone { make_key(&path, &env)? } else { read_key(&path, &env)? };
         drop(turn);
         let data = open_own(&file, OpenOptions::new().read(true)).map_err(io("open its file"))?;
         let seen_bytes = AtomicU64::new(0);
-        let directory =
-            Directory { path: path.clone(), env, qps, processes, key, data, seen_bytes, _open: open, presence };
+        let path = path.clone();
+        let directory = Directory { path, env, qps, processes, moved, key, data, seen_bytes, _open: open, presence };
         if !alone {
             directory.write("remove entries of dead processes", |txn| directory.sweep(txn))?;
         }
@@ -127,6 +128,66 @@ impl Directory {
         let key = incarnation.to_be_bytes();
         let record = self.read(self.processes, "look a process up", &key, ProcessRecord::decode)?;
         Ok(record.filter(|(process, _)| self.presence.lives(*process)).map(|(_, record)| record))
+    }
+
+    /// The living processes, with their incarnations.
+    pub fn processes(&self) -> Result<Vec<(u64, ProcessRecord)>> {
+        self.living(self.processes, "list the processes", |key, value| {
+            let incarnation = u64::from_be_bytes(key.try_into().ok()?);
+            ProcessRecord::decode(value).map(|(process, record)| (process, (incarnation, record)))
+        })
+    }
+
+    /// Enters UD QPs of this process that have moved, in place of what was there.
+    pub fn publish_moved(&self, moved: &[MovedQp]) -> Result<()> {
+        let process = self.presence.name().id;
+        self.put_all("enter UD QPs that have moved", |txn| {
+            moved.iter().try_for_each(|qp| {
+                let (gid, qpn) = qp.known;
+                self.moved.put(txn, &qp_key(gid, qpn), &qp.encode(process))
+            })
+        })
+    }
+
+    /// Takes UD QPs out that are no more; not an error if they are not there.
+    pub fn unpublish_moved(&self, known: &[(Gid, u32)]) -> Result<()> {
+        self.write("take UD QPs out that had moved", |txn| {
+            known.iter().try_for_each(|(gid, qpn)| self.moved.delete(txn, &qp_key(*gid, *qpn)).map(|_| ()))
+        })
+    }
+
+    /// All UD QPs of living processes that have moved.
+    pub fn moved(&self) -> Result<Vec<MovedQp>> {
+        self.living(self.moved, "list the UD QPs that have moved", MovedQp::decode)
+    }
+
+    /// The entries of a table that belong to living processes; `decode` gives the id of an entry's process, too.
+    fn living<T>(
+        &self,
+        table: Table,
+        action: &'static str,
+        decode: impl Fn(&[u8], &[u8]) -> Option<(u64, T)>,
+    ) -> Result<Vec<T>> {
+        let failed = |e| DirectoryError::store(&self.path, action, &e);
+        let mut found = Vec::new();
+        {
+            let (env, _turn) = self.env()?;
+            let txn = env.read_txn().map_err(failed)?;
+            for entry in table.iter(&txn).map_err(failed)? {
+                let (key, value) = entry.map_err(failed)?;
+                let garbage =
+                    || DirectoryError::damaged(&self.path, format!("an entry of {} bytes is none", value.len()));
+                found.push(decode(key, value).ok_or_else(garbage)?);
+            }
+        }
+        let mut lives = self.census();
+        Ok(found.into_iter().filter(|(process, _)| lives(*process)).map(|(_, entry)| entry).collect())
+    }
+
+    /// Tells which processes live, and asks for each of them once.
+    fn census(&self) -> impl FnMut(u64) -> bool + '_ {
+        let mut known = HashMap::new();
+        move |id| *known.entry(id).or_insert_with(|| self.presence.lives(id))
     }
 
     /// The environment, and the turn for a transaction in it, if it may be touched.
@@ -180,10 +241,15 @@ impl Directory {
     }
 
     fn put(&self, table: Table, action: &'static str, key: &[u8], value: &[u8]) -> Result<()> {
-        match self.write(action, |txn| table.put(txn, key, value)) {
+        self.put_all(action, |txn| table.put(txn, key, value))
+    }
+
+    /// Enters something; where there is no room for it, the dead make some.
+    fn put_all(&self, action: &'static str, put: impl Fn(&mut RwTxn) -> heed::Result<()>) -> Result<()> {
+        match self.write(action, &put) {
             Err(DirectoryError::Full { .. }) => {
                 self.write("remove entries of dead processes", |txn| self.sweep(txn))?;
-                self.write(action, |txn| table.put(txn, key, value))
+                self.write(action, &put)
             }
             result => result,
         }
@@ -191,17 +257,17 @@ impl Directory {
 
     /// Removes the entries of dead processes, and those that are none.
     fn sweep(&self, txn: &mut RwTxn) -> heed::Result<()> {
-        let mut known = HashMap::new();
-        let mut lives = |process: Option<u64>| {
-            process.is_some_and(|id| *known.entry(id).or_insert_with(|| self.presence.lives(id)))
-        };
-        let of_qp = |bytes: &[u8]| QpRecord::decode(bytes).map(|r| r.process);
-        let of_process = |bytes: &[u8]| ProcessRecord::decode(bytes).map(|(process, _)| process);
-        for (table, process_of) in [(self.qps, of_qp as fn(&[u8]) -> _), (self.processes, of_process)] {
+        let mut lives = self.census();
+        let of_qp = |_: &[u8], bytes: &[u8]| QpRecord::decode(bytes).map(|r| r.process);
+        let of_process = |_: &[u8], bytes: &[u8]| ProcessRecord::decode(bytes).map(|(process, _)| process);
+        let of_moved = |key: &[u8], bytes: &[u8]| MovedQp::decode(key, bytes).map(|(process, _)| process);
+        type ProcessOf = fn(&[u8], &[u8]) -> Option<u64>;
+        let tables: [(Table, ProcessOf); 3] = [(self.qps, of_qp), (self.processes, of_process), (self.moved, of_moved)];
+        for (table, process_of) in tables {
             let mut dead = Vec::new();
             for entry in table.iter(txn)? {
                 let (key, value) = entry?;
-                if !lives(process_of(value)) {
+                if !process_of(key, value).is_some_and(&mut lives) {
                     dead.push(key.to_vec());
                 }
             }
@@ -225,7 +291,7 @@ impl Drop for Directory {
 #[allow(unsafe_code)]
 fn open_env(path: &Path) -> Result<Env<WithoutTls>> {
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
-    options.map_size(LIMIT_BYTES).max_dbs(3);
+    options.map_size(LIMIT_BYTES).max_dbs(4);
     // SAFETY: NO_LOCK leaves to us that no transaction runs beside another, which turns see to; NO_SYNC gives up only what a crash of the
     // machine leaves, and a file of an earlier boot is never used. The file was checked (see `check`) or is new, and the folder
     // is this user's alone.
@@ -236,13 +302,14 @@ fn open_env(path: &Path) -> Result<Env<WithoutTls>> {
     env.map_err(|e| DirectoryError::store(path, "open it", &e))
 }
 
-fn open_tables(path: &Path, env: &Env<WithoutTls>) -> Result<(Table, Table)> {
+fn open_tables(path: &Path, env: &Env<WithoutTls>) -> Result<[Table; 3]> {
     let open = || -> heed::Result<_> {
         let mut txn = env.write_txn()?;
         let qps = env.create_database(&mut txn, Some("qps"))?;
         let processes = env.create_database(&mut txn, Some("processes"))?;
+        let moved = env.create_database(&mut txn, Some("moved"))?;
         txn.commit()?;
-        Ok((qps, processes))
+        Ok([qps, processes, moved])
     };
     open().map_err(|e| DirectoryError::store(path, "open its tables", &e))
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use std::io::{BufRead, BufReader, Write};
 
-use unbroken_directory::{Directory, DirectoryError, NicRecord, ProcessRecord};
+use unbroken_directory::{Directory, DirectoryError, MovedQp, NicRecord, ProcessRecord};
 use unbroken_telemetry::{Mark, Presence, Runtime};
 use unbroken_types::Gid;
 
@@ -27,6 +27,11 @@ fn process(pid: u32) -> ProcessRecord {
         name: format!("a/{index}"),
     };
     ProcessRecord { pid, nics: (0..4).map(nic).collect() }
+}
+
+/// A UD QP that went from NIC 0 to NIC 1.
+fn moved(n: u8, qpn: u32) -> MovedQp {
+    MovedQp { known: (gid(n), qpn), now: (gid(n + 1), qpn + 1), shown: gid(n) }
 }
 
 /// Starts this program as another process with a role (see `other_process`).
@@ -60,6 +65,7 @@ fn other_process() {
             let directory = Directory::open(&runtime).unwrap();
             directory.publish_qp(gid(7), 0x207, 77, 0).unwrap();
             directory.publish_process(77, &process(std::process::id())).unwrap();
+            directory.publish_moved(&[moved(7, 0x207)]).unwrap();
             println!("\nkey {:?}", directory.key());
             if role == "fork" {
                 fork_a_child_that_stays();
@@ -137,6 +143,12 @@ fn entries_are_found_until_taken_out() {
     directory.unpublish_qp(gid(0), 2).unwrap();
     assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), None);
     assert_eq!(directory.lookup_qp(gid(0), 3).unwrap(), Some((12, 0)));
+    let second = MovedQp { now: (gid(5), 6), ..moved(1, 2) };
+    directory.publish_moved(&[moved(1, 2), moved(2, 2)]).unwrap();
+    directory.publish_moved(&[second]).unwrap();
+    assert_eq!(directory.moved().unwrap(), [second, moved(2, 2)]);
+    directory.unpublish_moved(&[second.known, second.known, (gid(9), 9)]).unwrap();
+    assert_eq!(directory.moved().unwrap(), [moved(2, 2)]);
     let me = process(std::process::id());
     directory.publish_process(11, &me).unwrap();
     let fewer = ProcessRecord { nics: me.nics[..2].to_vec(), ..me.clone() };
@@ -157,10 +169,15 @@ fn processes_find_each_other_and_the_dead_expire() {
     expect(&mut other, "published");
     assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), Some((77, 0)));
     assert_eq!(directory.lookup_process(77).unwrap(), Some(process(other.id())));
+    directory.publish_moved(&[moved(8, 9)]).unwrap();
+    assert_eq!(directory.moved().unwrap(), [moved(7, 0x207), moved(8, 9)]);
+    assert_eq!(directory.processes().unwrap(), [(77, process(other.id()))]);
     other.kill().unwrap();
     other.wait().unwrap();
     assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), None);
     assert_eq!(directory.lookup_process(77).unwrap(), None);
+    assert_eq!(directory.moved().unwrap(), [moved(8, 9)]);
+    assert_eq!(directory.processes().unwrap(), []);
 }
 
 #[test]

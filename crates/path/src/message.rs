@@ -10,6 +10,7 @@
 //! Probe, ProbeAck    sequence u32, sent_us u64
 //! Refuse   reason u8, zero [7], epoch u64, refused incarnation u64
 //! Bye      nothing
+//! Moved    nothing
 //! ```
 //! A datagram ends with a code that only those can make who know the key of the directory ([`crate::seal`]).
 //!
@@ -65,6 +66,8 @@ pub enum Body {
     Refuse(Refuse),
     /// The sender has closed the QP.
     Bye,
+    /// UD QPs of the sender's process have moved: the directory says where to. Speaks of the process alone.
+    Moved,
 }
 
 /// The sender has stopped all older lives of its physical QP and is in `epoch`.
@@ -289,6 +292,7 @@ impl Message {
             Body::ProbeAck(_) => 3,
             Body::Refuse(_) => 4,
             Body::Bye => 5,
+            Body::Moved => 6,
         };
         out.extend_from_slice(&[MAGIC[0], MAGIC[1], VERSION, kind, 0, 0, 0, 0]);
         put_endpoint(&self.from, out);
@@ -304,7 +308,7 @@ impl Message {
                 out.extend_from_slice(&r.epoch.to_be_bytes());
                 out.extend_from_slice(&r.refused.to_be_bytes());
             }
-            Body::Bye => {}
+            Body::Bye | Body::Moved => {}
         }
         let len = (out.len() - start) as u16;
         out[start + 4..start + 6].copy_from_slice(&len.to_be_bytes());
@@ -347,6 +351,7 @@ impl Message {
                 Body::Refuse(Refuse { reason, epoch: r.u64(), refused: r.u64() })
             }
             5 => Body::Bye,
+            6 => Body::Moved,
             kind => return Err(DecodeError::Kind(kind)),
         };
         Ok((Message { from, to, body }, rest))
@@ -395,7 +400,8 @@ mod tests {
             Body::Refuse(Refuse { reason: RefuseReason::from_code(code).unwrap(), epoch, refused })
         });
         let probe = any::<(u32, u64)>().prop_map(|(sequence, sent_us)| Probe { sequence, sent_us });
-        prop_oneof![hello, refuse, probe.clone().prop_map(Body::Probe), probe.prop_map(Body::ProbeAck), Just(Body::Bye)]
+        let bare = prop_oneof![Just(Body::Bye), Just(Body::Moved)];
+        prop_oneof![hello, refuse, probe.clone().prop_map(Body::Probe), probe.prop_map(Body::ProbeAck), bare]
     }
 
     proptest! {

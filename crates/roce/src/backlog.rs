@@ -1,6 +1,6 @@
 //! What is outstanding on a QP, in a form that another QP can take over.
 
-use crate::wr::SendWr;
+use crate::wr::{SendWr, UdDest};
 use unbroken_types::{SendFlags, SendOpcode, Sge};
 
 /// An outstanding send.
@@ -28,6 +28,8 @@ pub struct SendEntry {
     pub inline_data: Option<Vec<u8>>,
     /// Some packet of it may have left, in this life of the QP or an earlier one.
     pub started: bool,
+    /// UD: to whom.
+    pub ud: Option<UdDest>,
 }
 
 impl From<&SendWr<'_>> for SendEntry {
@@ -45,6 +47,7 @@ impl From<&SendWr<'_>> for SendEntry {
             sges: if wr.inline_data.is_some() { Vec::new() } else { wr.sges.to_vec() },
             inline_data: wr.inline_data.map(<[u8]>::to_vec),
             started: false,
+            ud: wr.ud,
         }
     }
 }
@@ -58,7 +61,7 @@ pub struct RecvEntry {
     pub sges: Vec<Sge>,
 }
 
-/// What [`crate::RcQp::quiesce`] takes out of a QP and [`crate::RcQp::adopt`] puts into another.
+/// What [`crate::RcQp::quiesce`] and [`crate::UdQp::quiesce`] take out of a QP, and their `adopt` puts into another.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Backlog {
     /// Outstanding sends, oldest first.

@@ -166,6 +166,11 @@ pub trait PacketSink {
 
 /// Where packets of a UD QP go; each names its destination.
 pub trait UdSink {
+    /// Where datagrams to `dest` go now: elsewhere if the QP that is known by that address has moved.
+    fn resolve(&mut self, dest: &UdDest) -> UdDest {
+        *dest
+    }
+
     /// Takes a packet or nothing.
     fn push_to(&mut self, dest: &UdDest, header: &[u8], payload: Payload<'_>) -> Result<(), SinkError>;
 }

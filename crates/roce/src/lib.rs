@@ -9,7 +9,7 @@
 //! - memory is written only where a receive or a checked request of the peer says, by the expected packet only;
 //! - every queue has its size from the start, and every buffer a bound. While nothing is lost, no packet and no WR allocates, but for
 //!   a QP's first WR with inline data, atomic or window. What comes early is copied, and a switch of NICs takes copies, too;
-//! - a QP that fails completes everything it holds, unless it was made to hold it ([`RcConfig::hold_on_failure`]).
+//! - a QP that fails completes everything it holds, unless it was made to hold it ([`RcConfig::hold_on_failure`], [`UdConfig::hold_on_failure`]).
 //!
 //! Rooms: `requester` and `responder` are the two halves of RC; `sq`, `rq` and `reads` their queues; `inbound` how RC and UC receive; `segment` how messages become
 //! packets; `early` what came before its turn; `window` the congestion window; `room` what packets take up at their receiver; `encoding` the specification's numbers; `attr` attributes and states; `backlog` what moves from QP to QP.
@@ -45,5 +45,5 @@ pub use room::{News, Room, MAX_BLOCK_COST};
 pub use rq::RecvRing;
 pub use sq::check_send;
 pub use uc::{UcConfig, UcQp};
-pub use ud::{UdConfig, UdModify, UdQp, UdRoute, GRH_BYTES};
+pub use ud::{check_datagram, UdConfig, UdModify, UdQp, UdRoute, GRH_BYTES};
 pub use wr::{KeyChange, MwBind, PostError, RecvWr, SendBatch, SendWr, UdDest, MAX_MESSAGE_BYTES};

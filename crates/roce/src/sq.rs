@@ -317,6 +317,7 @@ impl SendRing {
                     sges,
                     inline_data,
                     started: w.started,
+                    ud: None,
                 }
             })
             .collect()
@@ -335,7 +336,7 @@ impl SendRing {
             swap: e.swap,
             sges: &e.sges,
             inline_data: e.inline_data.as_deref(),
-            ud: None,
+            ud: e.ud,
         })?;
         self.get_mut(self.tail - 1).started = e.started;
         Ok(())

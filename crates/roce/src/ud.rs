@@ -4,8 +4,12 @@
 //! receive is posted, or when the receive is too short for it and the 40 bytes of GRH in front. With link layer InfiniBand those are
 //! written only if the sender's address handle has a GRH; the completion says so, and has the sender's LID. A send whose memory cannot be read
 //! takes the QP to SQE, a receive whose memory cannot be written takes it to ERR; what is outstanding there is flushed.
+//!
+//! A QP that was made so ([`UdConfig::hold_on_failure`]) stops and keeps its WRs when the NIC fails it; another takes them over
+//! ([`UdQp::quiesce`], [`UdQp::adopt`]). What has been handed to the sink is gone, as ever.
 
 use crate::attr::ModifyError;
+use crate::backlog::Backlog;
 use crate::inbound::Refusal;
 use crate::io::{Completions, Memory, Payload, SharedReceives, SinkError, UdSink};
 use crate::rq::RecvQueue;
@@ -41,6 +45,10 @@ pub struct UdConfig {
     pub sq_sig_all: bool,
     /// The MTU of the port: the largest message.
     pub mtu: Mtu,
+    /// Stop and keep the WRs on a failure of the NIC.
+    pub hold_on_failure: bool,
+    /// Peers know the QP by another address than this one; its packets say so.
+    pub moved: bool,
 }
 
 /// Where a datagram comes from and went to.
@@ -48,6 +56,8 @@ pub struct UdConfig {
 pub struct UdRoute {
     /// The sender's GID.
     pub src: Gid,
+    /// The sender's QPN, where it is another than the packet has: the sender has moved.
+    pub src_qpn: Option<u32>,
     /// Our GID.
     pub dst: Gid,
     /// The sender's LID with link layer InfiniBand, else 0.
@@ -65,6 +75,42 @@ pub struct UdModify {
     pub sq_psn: Option<u32>,
 }
 
+impl UdModify {
+    /// Whether a QP in state `from` can be changed so; gives its next state.
+    pub fn validate(&self, from: QpState) -> Result<QpState, ModifyError> {
+        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+        let to = self.state.unwrap_or(from);
+        match (from, to) {
+            (_, Reset | Err) | (Init, Init | Rtr) | (Rts | Sqd | Sqe, Rts) | (Rts | Sqd, Sqd) => {}
+            (Reset, Init) if self.qkey.is_none() => {
+                return Result::Err(ModifyError::Missing { name: "qkey", from, to })
+            }
+            (Rtr, Rts) if self.sq_psn.is_none() => {
+                return Result::Err(ModifyError::Missing { name: "sq_psn", from, to })
+            }
+            (Reset, Init) | (Rtr, Rts) => {}
+            _ => return Result::Err(ModifyError::Transition { from, to }),
+        }
+        if self.sq_psn.is_some() && (from, to) != (Rtr, Rts) {
+            return Result::Err(ModifyError::NotAllowed { name: "sq_psn", from, to });
+        }
+        Ok(to)
+    }
+}
+
+/// Whether a send is a datagram, and fits a port of that MTU. Gives to whom it goes.
+pub fn check_datagram(mtu: Mtu, wr: &SendWr<'_>) -> Result<UdDest, PostError> {
+    if !matches!(wr.opcode, SendOpcode::Send | SendOpcode::SendImm) {
+        return Err(PostError::Unsupported(wr.opcode));
+    }
+    let dest = wr.ud.filter(|dest| dest.qpn <= MAX_QPN).ok_or(PostError::NoDestination)?;
+    let max = mtu.bytes() as u64;
+    if wr.len() > max {
+        return Err(PostError::TooLong { have: wr.len(), max });
+    }
+    Ok(dest)
+}
+
 /// The transport of one UD QP.
 pub struct UdQp {
     config: UdConfig,
@@ -76,6 +122,10 @@ pub struct UdQp {
     dests: Box<[UdDest]>,
     recvs: RecvQueue,
     dropped: u64,
+    /// Why it has stopped, while it is held.
+    failure: Option<WcStatus>,
+    /// What it had was taken out; only a reset changes that.
+    quiesced: bool,
 }
 
 impl UdQp {
@@ -91,6 +141,8 @@ impl UdQp {
             dests: vec![UdDest::default(); slots].into(),
             recvs: RecvQueue::new(&config.caps, config.pd, config.wc_qpn),
             dropped: 0,
+            failure: None,
+            quiesced: false,
         }
     }
 
@@ -137,32 +189,21 @@ impl UdQp {
 
     /// Changes state and attributes, as `ibv_modify_qp` does. An error changes nothing.
     pub fn modify(&mut self, change: &UdModify, out: &mut (impl Completions + ?Sized)) -> Result<(), ModifyError> {
-        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
         let from = self.state;
-        let to = change.state.unwrap_or(from);
-        match (from, to) {
-            (_, Reset | Err) | (Init, Init | Rtr) | (Rts | Sqd | Sqe, Rts) | (Rts | Sqd, Sqd) => {}
-            (Reset, Init) if change.qkey.is_none() => {
-                return Result::Err(ModifyError::Missing { name: "qkey", from, to })
-            }
-            (Rtr, Rts) if change.sq_psn.is_none() => {
-                return Result::Err(ModifyError::Missing { name: "sq_psn", from, to })
-            }
-            (Reset, Init) | (Rtr, Rts) => {}
-            _ => return Result::Err(ModifyError::Transition { from, to }),
-        }
-        if change.sq_psn.is_some() && (from, to) != (Rtr, Rts) {
-            return Result::Err(ModifyError::NotAllowed { name: "sq_psn", from, to });
+        let to = change.validate(from)?;
+        if self.quiesced && to != QpState::Reset {
+            return Err(ModifyError::Transition { from, to });
         }
         self.qkey = change.qkey.unwrap_or(self.qkey);
         self.psn = change.sq_psn.unwrap_or(self.psn) & PSN_MASK;
         self.state = to;
         match to {
-            Reset => {
+            QpState::Reset => {
                 self.sends.clear();
                 self.recvs.clear();
+                (self.failure, self.quiesced) = (None, false);
             }
-            Err => self.fail(out),
+            QpState::Err => self.fail(out),
             _ => {}
         }
         Ok(())
@@ -179,23 +220,21 @@ impl UdQp {
         batch: &dyn SendBatch,
         out: &mut (impl Completions + ?Sized),
     ) -> Result<(), PostError> {
-        let max = self.config.mtu.bytes() as u64;
-        let UdQp { sends, dests, .. } = self;
+        if self.quiesced {
+            return Err(PostError::WrongState(self.state));
+        }
+        let UdQp { sends, dests, config, .. } = self;
         sends.post(self.state, batch, out, |wr, slot| {
-            if !matches!(wr.opcode, SendOpcode::Send | SendOpcode::SendImm) {
-                return Err(PostError::Unsupported(wr.opcode));
-            }
-            let dest = wr.ud.filter(|dest| dest.qpn <= MAX_QPN).ok_or(PostError::NoDestination)?;
-            if wr.len() > max {
-                return Err(PostError::TooLong { have: wr.len(), max });
-            }
-            dests[slot] = dest;
+            dests[slot] = check_datagram(config.mtu, wr)?;
             Ok(())
         })
     }
 
     /// Posts a receive. In state ERR it completes at once as flushed.
     pub fn post_recv(&mut self, wr: &RecvWr<'_>, out: &mut (impl Completions + ?Sized)) -> Result<(), PostError> {
+        if self.quiesced {
+            return Err(PostError::WrongState(self.state));
+        }
         self.recvs.post(self.state, wr, out)
     }
 
@@ -210,7 +249,7 @@ impl UdQp {
     }
 
     fn listens(&self) -> bool {
-        matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
+        self.failure.is_none() && matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
 
     /// Takes a packet that was sent to this QPN. False: it was dropped.
@@ -248,7 +287,7 @@ impl UdQp {
         }
         let len = (GRH_BYTES + packet.payload.len()) as u32;
         let Some(mut wc) = self.recvs.complete(WcOpcode::Recv, len, packet.ext.imm()) else { return false };
-        wc.src_qp = deth.src_qpn;
+        wc.src_qp = route.src_qpn.unwrap_or(deth.src_qpn);
         wc.slid = route.slid;
         if with_grh {
             wc.wc_flags |= WcFlags::GRH;
@@ -262,13 +301,13 @@ impl UdQp {
 
     /// Sends what is posted. True: the sink was full, there is more to send.
     pub fn poll_transmit(&mut self, sink: &mut (impl UdSink + ?Sized), out: &mut (impl Completions + ?Sized)) -> bool {
-        if self.state != QpState::Rts {
+        if self.state != QpState::Rts || self.failure.is_some() {
             return false;
         }
         while self.sends.len() > 0 {
             let index = self.sends.head;
             let wqe = *self.sends.get(index);
-            let dest = self.dests[self.sends.slot(index)];
+            let dest = sink.resolve(&self.dests[self.sends.slot(index)]);
             let with_imm = wqe.opcode == SendOpcode::SendImm;
             let bth = Bth {
                 opcode: Opcode { transport: Transport::Ud, op: if with_imm { Op::SendOnlyImm } else { Op::SendOnly } },
@@ -281,7 +320,7 @@ impl UdQp {
                 psn: self.psn,
             };
             let qkey = if dest.qkey & OWN_QKEY != 0 { self.qkey } else { dest.qkey };
-            let deth = Deth { qkey, src_qpn: self.config.qpn, grh: dest.grh };
+            let deth = Deth { qkey, src_qpn: self.config.qpn, grh: dest.grh, moved: self.config.moved };
             let ext = if with_imm { Ext::DethImm(deth, wqe.imm_data) } else { Ext::Deth(deth) };
             let payload = match self.sends.data(index) {
                 Data::Inline(bytes) => Payload::Bytes(bytes),
@@ -303,9 +342,60 @@ impl UdQp {
         false
     }
 
+    /// The NIC has failed the QP: holds it if it was made so, else fails it.
+    pub fn network_failure(&mut self, status: WcStatus, out: &mut (impl Completions + ?Sized)) {
+        if self.config.hold_on_failure && self.state != QpState::Err {
+            self.failure.get_or_insert(status);
+        } else {
+            self.fail(out);
+        }
+    }
+
+    /// Why it is held, if it is.
+    pub fn failure(&self) -> Option<WcStatus> {
+        self.failure
+    }
+
+    /// Stops the QP until it is reset, and takes out what is outstanding. No later packet changes memory or completes a WR.
+    pub fn quiesce(&mut self) -> Backlog {
+        let mut backlog = Backlog { sends: self.sends.entries(), recvs: self.recvs.entries(), ..Backlog::default() };
+        for (entry, index) in backlog.sends.iter_mut().zip(self.sends.head..) {
+            entry.ud = Some(self.dests[self.sends.slot(index)]);
+        }
+        self.sends.clear();
+        self.recvs.clear();
+        (self.state, self.failure, self.quiesced) = (QpState::Err, None, true);
+        backlog
+    }
+
+    /// Puts the WRs of another QP into this fresh one, in front of everything posted later. The state must be RESET, INIT or RTR
+    /// and both queues empty. On an error nothing is taken.
+    pub fn adopt(&mut self, backlog: &Backlog) -> Result<(), PostError> {
+        let fresh = matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr) && !self.quiesced;
+        if !fresh || self.sends.len() + self.recvs.len() > 0 {
+            return Err(PostError::WrongState(self.state));
+        }
+        let UdQp { sends, dests, recvs, .. } = self;
+        let all = backlog.sends.iter().try_for_each(|e| {
+            dests[sends.slot(sends.tail)] = e.ud.ok_or(PostError::NoDestination)?;
+            sends.adopt(e)
+        });
+        let all = all.and_then(|()| {
+            backlog.recvs.iter().try_for_each(|e| recvs.push(&RecvWr { wr_id: e.wr_id, sges: &e.sges }))
+        });
+        if all.is_err() {
+            sends.clear();
+            recvs.clear();
+        }
+        all
+    }
+
     /// Goes to ERR and flushes everything.
     pub fn fail(&mut self, out: &mut (impl Completions + ?Sized)) {
-        self.state = QpState::Err;
+        if self.quiesced {
+            return;
+        }
+        (self.state, self.failure) = (QpState::Err, None);
         self.sends.flush(WcStatus::WrFlushErr, out);
         self.recvs.flush(WcStatus::WrFlushErr, out);
     }
@@ -313,7 +403,7 @@ impl UdQp {
 
 /// What stands before a datagram in the receive buffer: a GRH, an IPv6 header, or 20 bytes of nothing and an IPv4 header.
 fn grh(route: &UdRoute, payload_len: usize) -> [u8; GRH_BYTES] {
-    let UdRoute { src, dst, slid } = *route;
+    let UdRoute { src, dst, slid, .. } = *route;
     // BTH, DETH, ICRC and UDP header; what softnic does not see of the packet (TOS, TTL, checksums) is a plausible constant.
     let udp_len = (8 + 12 + 8 + payload_len + pad_of(payload_len) as usize + 4) as u16;
     let mut g = [0u8; GRH_BYTES];

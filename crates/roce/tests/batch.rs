@@ -59,7 +59,16 @@ fn a_batch_on_a_failed_qp_is_flushed_whole() {
 #[test]
 fn a_ud_batch_keeps_the_addresses_of_what_is_outstanding() {
     let caps = QpCaps { max_send_wr: 4, ..caps() };
-    let mut qp = UdQp::new(UdConfig { qpn: 9, wc_qpn: 9, caps, pd: PD, sq_sig_all: false, mtu: Mtu::B1024 });
+    let mut qp = UdQp::new(UdConfig {
+        qpn: 9,
+        wc_qpn: 9,
+        caps,
+        pd: PD,
+        sq_sig_all: false,
+        mtu: Mtu::B1024,
+        hold_on_failure: false,
+        moved: false,
+    });
     let mut wcs = Wcs::default();
     for (state, qkey, sq_psn) in
         [(QpState::Init, Some(1), None), (QpState::Rtr, None, None), (QpState::Rts, None, Some(0))]
@@ -83,7 +92,16 @@ fn a_ud_batch_keeps_the_addresses_of_what_is_outstanding() {
 
 #[test]
 fn a_ud_qp_that_is_drained_sends_nothing_until_it_goes_on() {
-    let mut qp = UdQp::new(UdConfig { qpn: 9, wc_qpn: 9, caps: caps(), pd: PD, sq_sig_all: false, mtu: Mtu::B1024 });
+    let mut qp = UdQp::new(UdConfig {
+        qpn: 9,
+        wc_qpn: 9,
+        caps: caps(),
+        pd: PD,
+        sq_sig_all: false,
+        mtu: Mtu::B1024,
+        hold_on_failure: false,
+        moved: false,
+    });
     let mut wcs = Wcs::default();
     let to = |qp: &mut UdQp, state, qkey, sq_psn| {
         qp.modify(&UdModify { state: Some(state), qkey, sq_psn }, &mut Wcs::default())

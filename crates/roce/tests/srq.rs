@@ -226,7 +226,16 @@ fn ud_and_uc_share_too() {
     mem.add(SRC, Access::NONE, vec![3; SLOT]);
     mem.add(DST, Access::LOCAL_WRITE, vec![0; 4 * SLOT]);
     let mut ud = [1, 2].map(|qpn| {
-        let config = UdConfig { qpn, wc_qpn: qpn, caps: caps(), pd: PD, sq_sig_all: false, mtu: Mtu::B1024 };
+        let config = UdConfig {
+            qpn,
+            wc_qpn: qpn,
+            caps: caps(),
+            pd: PD,
+            sq_sig_all: false,
+            mtu: Mtu::B1024,
+            hold_on_failure: false,
+            moved: false,
+        };
         let mut qp = UdQp::new(config);
         if qpn == 2 {
             qp = qp.with_srq(queue.clone());
@@ -265,7 +274,7 @@ fn ud_and_uc_share_too() {
     let packets: Vec<_> = sink.packets.iter().map(|(_, bytes)| Packet::parse(bytes).unwrap()).collect();
     assert_eq!(packets.len(), 4);
     uc[1].handle_packet(&packets[1], &mem, &mut wcs);
-    let route = UdRoute { src: Gid::default(), dst: Gid::default(), slid: 0 };
+    let route = UdRoute { src: Gid::default(), src_qpn: None, dst: Gid::default(), slid: 0 };
     ud[1].handle_packet(&packets[0], &route, &mem, &mut wcs);
     assert_eq!(queue.ids(), [2, 3]);
     uc[1].handle_packet(&packets[2], &mem, &mut wcs);

@@ -102,6 +102,7 @@ impl Endpoint {
             sq_sig_all: false,
             hold_on_failure: false,
             wc_qpn: None,
+            home: None,
             control: true,
         })?;
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {

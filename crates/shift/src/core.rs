@@ -6,6 +6,7 @@
 //! Lock order: the turn of receiving → a QP's gate → `Core`'s tables → a device's engine. Event sinks run under an engine's lock, so they only put a job
 //! into the inbox.
 
+use crate::aliases::Aliases;
 use crate::control::{ControlAddr, Endpoint};
 use crate::devices::{self, NicSet};
 use crate::front::{AsyncElement, Context};
@@ -86,6 +87,8 @@ pub struct Core {
     busy: Mutex<Vec<LogicalId>>,
     contexts: Mutex<Vec<Weak<Context>>>,
     pub(crate) peers: Peers,
+    /// Where UD QPs are that have moved.
+    pub(crate) aliases: Aliases,
     /// What keeps strangers' control messages out.
     pub(crate) key: Key,
     /// Control datagrams that came without the seal of the directory's key.
@@ -146,6 +149,7 @@ impl Core {
             busy: Mutex::default(),
             contexts: Mutex::default(),
             peers: Peers::default(),
+            aliases: Aliases::new(nics.aliases()),
             key,
             forged: AtomicU64::new(0),
             outbox: Outbox::default(),

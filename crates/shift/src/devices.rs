@@ -6,7 +6,7 @@ use std::sync::Arc;
 use unbroken_softnic::{Config, NicSource, SoftNics};
 pub use unbroken_softnic::{NicInfo, PortInfo};
 use unbroken_types::Gid;
-use unbroken_verbs::{Device, DeviceAttr, Error, EventSink, MemoryDomain, PortAttr, Result};
+use unbroken_verbs::{Device, DeviceAttr, Error, EventSink, MemoryDomain, PortAttr, Result, UdAliases};
 
 /// The NICs of this process's host.
 pub trait NicSet: Send + Sync {
@@ -32,6 +32,8 @@ pub trait NicSet: Send + Sync {
     fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>>;
     /// Protection domains and regions, shared by all these NICs.
     fn memory(&self) -> Arc<dyn MemoryDomain>;
+    /// Where UD QPs are that have moved: the table that all these NICs translate by.
+    fn aliases(&self) -> Arc<UdAliases>;
     /// The runtime folder.
     fn runtime(&self) -> PathBuf;
 }
@@ -81,6 +83,10 @@ impl NicSet for Soft {
 
     fn memory(&self) -> Arc<dyn MemoryDomain> {
         self.0.memory()
+    }
+
+    fn aliases(&self) -> Arc<UdAliases> {
+        self.0.aliases()
     }
 
     fn runtime(&self) -> PathBuf {

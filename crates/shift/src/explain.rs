@@ -45,6 +45,7 @@ fn in_words(reason: Reason) -> String {
         Reason::Stall => "nothing moved any more".into(),
         Reason::Wedged(status) => format!("the QP stood still on a path that lives, {status:?}"),
         Reason::Peer => "the peer moved".into(),
+        Reason::Connect => "it was connected away from its default NIC".into(),
     }
 }
 

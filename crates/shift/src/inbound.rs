@@ -107,6 +107,11 @@ fn handle(core: &Arc<Core>, nic: usize, from: ControlAddr, message: &Message) {
                 }
             }
         }
+        Body::Moved => {
+            if message.to.incarnation == core.incarnation {
+                core.inbox.put(Job::ReadAliases);
+            }
+        }
         Body::ProbeAck(_) => core.inbox.put(Job::ProbeAck(nic, *message)),
         _ => {
             let qp = core.qp_by_gid(message.to.gid, message.to.qpn);

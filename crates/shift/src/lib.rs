@@ -2,6 +2,8 @@
 //!
 //! - [`front`]: what the C layer calls.
 //! - `qp`, `link`: the logical QP; carries out what the pure crate `path` decides.
+//! - `datagram`: logical UD QPs, which move by themselves.
+//! - `aliases`: where UD QPs are that have moved.
 //! - `worker`: one thread for each process: device events, control messages, stalls, deadlines.
 //! - `inbound`: control messages that arrive, handled by the worker or by whoever polls.
 //! - `explain`: why a QP was given up, in words.
@@ -10,8 +12,10 @@
 //!   through it.
 #![forbid(unsafe_code)]
 
+mod aliases;
 mod control;
 mod core;
+mod datagram;
 mod devices;
 mod explain;
 pub mod front;

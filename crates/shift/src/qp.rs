@@ -8,10 +8,12 @@
 //! States, as the application sees them, are those of the physical QP, except that a QP under a switch says RTS.
 
 use crate::core::{Core, LogicalId};
+use crate::datagram::{self, Datagram};
 use crate::devices::check_owner;
 use crate::front::{AsyncElement, Context};
 use crate::inbound::IdlePoll;
 use crate::link::{self, Link};
+use crate::worker::Job;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use unbroken_path::Endpoint;
@@ -55,6 +57,8 @@ pub(crate) struct Gate {
     pub(crate) app: QpModify,
     /// Who the peer is and how to move; `None` while not connected or not protected.
     pub(crate) link: Option<Box<Link>>,
+    /// UD: how to move; `None` while not protected.
+    pub(crate) datagram: Option<Box<Datagram>>,
     /// Why the QP is not protected, if it is not.
     pub(crate) why_not: &'static str,
     /// The QP has failed for good: its WRs were completed with the original error, and whatever is posted flushes.
@@ -81,7 +85,10 @@ impl Qp {
     pub(crate) fn create(core: &Arc<Core>, context: &Arc<Context>, r: &QpRequest) -> Result<Arc<Qp>> {
         check_owner()?;
         let nic = context.nic();
-        let protect = core.failover && core.nic_count() > 1 && r.qp_type == QpType::Rc;
+        let protect = core.failover && core.nic_count() > 1 && r.qp_type != QpType::Uc;
+        let protect = protect && (r.qp_type == QpType::Rc || core.watched());
+        // A UD QP that begins elsewhere shows the addresses of its default NIC from the first.
+        let home = (protect && r.qp_type == QpType::Ud && core.device(nic).is_none()).then(|| core.gid_of(nic));
         let init = QpInit {
             qp_type: r.qp_type,
             caps: if r.srq.is_some() { QpCaps { max_recv_wr: 0, max_recv_sge: 0, ..r.caps } } else { r.caps },
@@ -92,16 +99,22 @@ impl Qp {
             sq_sig_all: r.sq_sig_all,
             hold_on_failure: protect,
             wc_qpn: None,
+            home,
             control: false,
         };
         let (at, phys) = core.make_qp(nic, &init, protect)?;
+        let datagram = match r.qp_type {
+            QpType::Ud if protect => Some(Datagram::new(core, nic, at)?),
+            _ => None,
+        };
         let qpn = phys.qpn();
         let why_not = match r.qp_type {
             _ if !core.failover => "failover is off",
-            QpType::Rc if core.nic_count() < 2 => "the host has one NIC only",
-            QpType::Rc => "not connected",
-            QpType::Ud => "UD QPs are not protected",
             QpType::Uc => "UC QPs are not protected",
+            _ if core.nic_count() < 2 => "the host has one NIC only",
+            QpType::Rc => "not connected",
+            QpType::Ud if datagram.is_some() => "",
+            QpType::Ud => "the thread for failover could not be started",
         };
         let connection = core.random();
         let qp = Arc::new(Qp {
@@ -117,6 +130,7 @@ impl Qp {
                 port: 1,
                 app: QpModify::default(),
                 link: None,
+                datagram,
                 why_not,
                 failed: false,
                 destroyed: false,
@@ -128,9 +142,17 @@ impl Qp {
             for cq in [&r.send_cq, &r.recv_cq] {
                 cq.set_idle_hook(Arc::new(IdlePoll::new(core.clone())));
             }
-            qp.publish(connection);
+            if r.qp_type == QpType::Rc {
+                qp.publish(connection);
+            }
+        }
+        if r.qp_type == QpType::Ud {
+            core.aliases.join(core);
         }
         core.add_qp(&qp, at, qpn);
+        if r.qp_type == QpType::Ud && at != nic {
+            core.inbox.put(Job::Moved(qp.id()));
+        }
         Ok(qp)
     }
 
@@ -213,7 +235,7 @@ impl Qp {
     #[cold]
     fn sends_failed(&self, g: &mut Gate, error: Error, batch: &dyn SendBatch) -> Result<()> {
         let ids = (0..batch.count()).map(|i| batch.wr(i).wr_id);
-        let hold = |g: &mut Gate| link::hold_sends(self, g, batch);
+        let hold = |g: &mut Gate| link::hold_sends(self, g, batch).or_else(|| datagram::hold_sends(self, g, batch));
         self.post_failed(g, error, ids, &self.init.send_cq, |phys| phys.post_sends(batch), hold)
     }
 
@@ -227,7 +249,7 @@ impl Qp {
         match g.phys.post_recv(wr) {
             Ok(()) => Ok(()),
             Err(e) => {
-                let hold = |g: &mut Gate| link::hold_recv(self, g, wr);
+                let hold = |g: &mut Gate| link::hold_recv(self, g, wr).or_else(|| datagram::hold_recv(self, g, wr));
                 let id = std::iter::once(wr.wr_id);
                 self.post_failed(&mut g, e, id, &self.init.recv_cq, |phys| phys.post_recv(wr), hold)
             }
@@ -257,10 +279,11 @@ impl Qp {
                 return Err(error);
             }
             tries -= 1;
-            match g.link.is_some() {
-                true => link::suspect(self, g, unbroken_path::Reason::PostFailed),
-                false if self.leave_dead_nic(g)? => {}
-                false => return Err(error),
+            match (g.link.is_some(), g.datagram.is_some()) {
+                (true, _) => link::suspect(self, g, unbroken_path::Reason::PostFailed),
+                (_, true) => datagram::leave(self, g, unbroken_path::Reason::PostFailed),
+                _ if self.leave_dead_nic(g)? => {}
+                _ => return Err(error),
             }
             if !g.failed {
                 match hold(g).unwrap_or_else(|| again(&*g.phys)) {
@@ -300,6 +323,9 @@ impl Qp {
         let state = change.rc.state;
         if g.failed && state.is_some_and(|s| s != QpState::Err && s != QpState::Reset) {
             return Err(Error::invalid("the QP has failed: reset it or make a new one"));
+        }
+        if g.datagram.is_some() {
+            return datagram::modify(self, &mut g, change);
         }
         match state {
             Some(QpState::Reset) => return self.reset(&mut g),
@@ -496,6 +522,8 @@ impl Qp {
             QpState::Err
         } else if g.link.as_ref().is_some_and(|l| l.switching()) {
             g.app.rc.state.unwrap_or(QpState::Rts)
+        } else if g.datagram.as_ref().is_some_and(|d| d.parked()) {
+            datagram::state(g)
         } else {
             g.phys.state()
         }
@@ -518,19 +546,28 @@ impl Qp {
         link::close(self, &mut g);
         g.phys.destroy();
         self.purge();
+        let known = datagram::known(self, &g);
         drop(g);
         self.core.remove_qp(self.id());
         if let Some(c) = self.context.upgrade() {
             c.withdraw(AsyncElement::Qp(self.cookie.load(Ordering::Acquire)));
         }
-        if let (Some(d), true) = (&self.core.directory, self.init.hold_on_failure) {
+        if self.init.qp_type == QpType::Ud {
+            self.core.aliases.leave();
+        }
+        if let (Some(d), false) = (&self.core.directory, known.is_empty()) {
+            // The entry would expire with the process, too.
+            let _ = d.unpublish_moved(&known);
+        }
+        let connects = self.init.qp_type == QpType::Rc && self.init.hold_on_failure;
+        if let (Some(d), true) = (&self.core.directory, connects) {
             // The entry would expire with the process; a QP that a peer still finds there is answered with a refusal.
             let _ = d.unpublish_qp(self.gid(), self.qpn);
         }
         Ok(())
     }
 
-    fn purge(&self) {
+    pub(crate) fn purge(&self) {
         self.init.send_cq.purge(self.qpn);
         self.init.recv_cq.purge(self.qpn);
     }
@@ -538,6 +575,9 @@ impl Qp {
     /// What `unbroken status` shows.
     pub(crate) fn status(&self) -> QpStatus {
         let g = self.gate();
+        if let Some(status) = datagram::status(self, &g) {
+            return status;
+        }
         let (path, epoch) = match &g.link {
             Some(l) => (l.path_name(&self.core), l.epoch()),
             None => (String::new(), 0),
@@ -578,7 +618,7 @@ impl Qp {
 }
 
 /// Overwrites in `all` what `change` sets.
-fn merge(all: &mut QpModify, change: &QpModify) {
+pub(crate) fn merge(all: &mut QpModify, change: &QpModify) {
     macro_rules! take {
         ($($field:ident).+) => {
             if change.$($field).+.is_some() { all.$($field).+ = change.$($field).+; }

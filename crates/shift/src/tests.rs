@@ -20,7 +20,7 @@ use unbroken_telemetry::Runtime;
 use unbroken_types::{Access, Gid, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent, DeviceQp, Error, EventSink, MemoryDomain, MrKeys,
-    PortAttr, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result, SendBatch, SendWr,
+    PortAttr, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result, SendBatch, SendWr, UdAliases,
 };
 
 /// How long anything may take before a test calls it lost.
@@ -31,8 +31,8 @@ const SENDS: u64 = 16;
 
 /// What is to happen to the NICs.
 #[derive(Default)]
-struct Plan {
-    dead: [AtomicBool; 4],
+pub(crate) struct Plan {
+    pub(crate) dead: [AtomicBool; 4],
     /// So many NICs die when a QP has just taken the work of another over.
     deaths_at_adoption: AtomicU32,
 }
@@ -46,7 +46,7 @@ impl Plan {
     }
 }
 
-struct Nics(Box<dyn NicSet>, Arc<Plan>);
+pub(crate) struct Nics(pub(crate) Box<dyn NicSet>, pub(crate) Arc<Plan>);
 
 impl NicSet for Nics {
     fn count(&self) -> usize {
@@ -82,6 +82,9 @@ impl NicSet for Nics {
     }
     fn memory(&self) -> Arc<dyn MemoryDomain> {
         self.0.memory()
+    }
+    fn aliases(&self) -> Arc<UdAliases> {
+        self.0.aliases()
     }
     fn runtime(&self) -> PathBuf {
         self.0.runtime()

@@ -3,7 +3,9 @@
 //! It sleeps in one poll over the inbox, the control channel and the status socket, until the next deadline. Nothing that it does is
 //! needed while all paths work; it wakes some times a second then, to see that what is outstanding moves.
 
+use crate::aliases::Clerk;
 use crate::core::{Core, LogicalId};
+use crate::datagram;
 use crate::front::{event_type, AsyncElement};
 use crate::inbound;
 use crate::link;
@@ -49,6 +51,10 @@ pub(crate) enum Job {
     Watch(LogicalId, u64),
     /// A probe was answered; the answer came in by that NIC.
     ProbeAck(usize, Message),
+    /// A UD QP has moved: tell the others.
+    Moved(LogicalId),
+    /// UD QPs of others have moved.
+    ReadAliases,
 }
 
 /// Jobs for the worker, and what wakes it.
@@ -98,6 +104,7 @@ struct Worker {
     /// ([`Worker::clock_us`]): a starved observer must not take its own sleep for the silence of a path.
     lost_us: u64,
     status: Option<StatusServer>,
+    clerk: Clerk,
 }
 
 /// The name of a port, which is its NIC's for port 1.
@@ -125,6 +132,7 @@ pub(crate) fn spawn(core: &Arc<Core>) -> std::io::Result<()> {
         look_at_us: 0,
         lost_us: 0,
         status,
+        clerk: Clerk::default(),
     };
     let core = core.clone();
     crate::devices::spawn("unb-shift", move || loop {
@@ -178,7 +186,8 @@ impl Worker {
         let own = health.into_iter().chain([self.look_at_us]).map(|at| at + lost_us);
         let connecting = self.connecting.iter().map(|c| c.at_us);
         let watched = self.watched.values().copied();
-        own.chain(connecting).chain(watched).min().unwrap_or(u64::MAX)
+        let clerk = [self.clerk.deadline_us(&self.core)];
+        own.chain(connecting).chain(watched).chain(clerk).min().unwrap_or(u64::MAX)
     }
 
     fn work(&mut self) {
@@ -189,6 +198,7 @@ impl Worker {
             self.receive();
         }
         self.watch(now_us());
+        self.clerk.work(&self.core, now_us());
         let clock_us = self.clock_us();
         if clock_us >= self.look_at_us {
             self.look(clock_us);
@@ -209,6 +219,8 @@ impl Worker {
                 }
             }
             Job::ProbeAck(nic, message) => self.probe_answered(nic, &message),
+            Job::Moved(id) => self.clerk.moved(id),
+            Job::ReadAliases => self.clerk.want(),
         }
     }
 
@@ -234,6 +246,7 @@ impl Worker {
                 self.tell_application(nic, event_type::PORT_ERR, AsyncElement::Port(port));
             }
             DeviceEvent::PortActive(port) => self.port_active(nic, port),
+            DeviceEvent::UnknownSender => self.clerk.want(),
             DeviceEvent::QpFailed { qpn, status } => self.qp_failed(nic, qpn, status),
             DeviceEvent::Qp { qpn, event } => {
                 if let Some(qp) = core.qp_by_physical(nic, qpn) {
@@ -254,7 +267,9 @@ impl Worker {
         if (g.nic, g.phys.qpn()) != (nic, qpn) {
             return; // a life that is over
         }
-        if g.link.is_none() {
+        if g.datagram.is_some() {
+            datagram::leave(&qp, &mut g, Reason::DeviceFatal);
+        } else if g.link.is_none() {
             g.failed = false;
             g.phys.fail(status);
         } else if status == WcStatus::FatalErr {
@@ -287,6 +302,8 @@ impl Worker {
                 if g.nic == nic && port.is_none_or(|port| port == g.port) {
                     link::suspect(&qp, &mut g, reason);
                 }
+            } else if g.nic == nic && port.is_none_or(|port| port == g.port) {
+                datagram::leave(&qp, &mut g, reason);
             }
         }
     }
@@ -298,7 +315,7 @@ impl Worker {
             && !core.show_events
             && core.all_qps().iter().filter(|q| q.id().0 == nic).all(|q| {
                 let g = q.gate();
-                g.link.is_some() && !g.failed
+                (g.link.is_some() || g.datagram.is_some()) && !g.failed
             });
         if !absorbed {
             core.raise(nic, event, element);
@@ -321,7 +338,9 @@ impl Worker {
                 self.set_nic(nic, true);
             }
             for qp in core.all_qps() {
-                link::beliefs_changed(&qp, &mut qp.gate());
+                let mut g = qp.gate();
+                link::beliefs_changed(&qp, &mut g);
+                datagram::nic_back(&qp, &mut g);
             }
         }
         core.raise(nic, event_type::PORT_ACTIVE, AsyncElement::Port(port));
@@ -470,6 +489,9 @@ impl Worker {
         for id in due {
             let next = self.core.qp(id).and_then(|qp| {
                 let mut g = qp.gate();
+                if g.datagram.is_some() {
+                    return datagram::tick(&qp, &mut g);
+                }
                 link::tick(&qp, &mut g)
             });
             match next {

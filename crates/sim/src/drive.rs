@@ -288,7 +288,7 @@ impl World {
                 self.health[host].handle_answer(self.now_us, path, probe.sequence);
                 self.pump_health(host)
             }
-            Body::Hello(_) | Body::Refuse(_) | Body::Bye => {
+            Body::Hello(_) | Body::Refuse(_) | Body::Bye | Body::Moved => {
                 let qp = (message.to.qpn >> 16) as usize - 1;
                 self.say(|| format!("host {host} qp {qp} hears {:?}", message.body));
                 self.ends[host][qp].path.handle_message(self.now_us, &message);

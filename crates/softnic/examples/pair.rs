@@ -104,6 +104,7 @@ impl End {
             sq_sig_all: false,
             hold_on_failure: false,
             wc_qpn: None,
+            home: None,
             control: false,
         })?;
         Ok(End { nic, cq, buf, mr, qp, remote: Remote::default(), _nics: nics })

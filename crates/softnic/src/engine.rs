@@ -13,6 +13,7 @@
 //! Failure cases: what the network brings is dropped and counted unless it is a packet for a QP from its peer. What cannot be sent
 //! counts as lost on the wire; the transport recovers or gives up.
 
+mod alias;
 mod answers;
 mod credit;
 mod flight;
@@ -24,6 +25,7 @@ mod rx;
 mod turns;
 mod tx;
 
+pub(crate) use alias::Aliases;
 pub(crate) use qps::{QpEntry, QpKind, MAX_QPS};
 
 use crate::faults::{Link, Status};
@@ -44,7 +46,7 @@ use std::sync::Arc;
 use tx::{Dest, TxBatch};
 use unbroken_fabric::{Credit, Fabric, GapRecorder, LinkState, NicPage, SlotCounters, MAX_PORTS, TX_PORTS};
 use unbroken_types::{LinkLayer, WcStatus};
-use unbroken_verbs::{DeviceCounters, DeviceEvent, EventSink};
+use unbroken_verbs::{DeviceCounters, DeviceEvent, EventSink, UdAliases};
 
 /// Sending sockets of a port: the source port varies with the QP, as RoCEv2 asks.
 pub(crate) const TX_SOCKETS: usize = TX_PORTS;
@@ -120,6 +122,8 @@ pub(crate) struct Identity {
     pub(crate) any_ip_id: bool,
     /// The emulated network, where the NIC belongs to one.
     pub(crate) fabric: Option<Arc<Fabric>>,
+    /// Where UD QPs are that have moved, for all NICs of the process.
+    pub(crate) aliases: Arc<UdAliases>,
 }
 
 impl Identity {
@@ -171,6 +175,8 @@ pub(crate) struct Engine {
     pages: Vec<Arc<NicPage>>,
     gaps: Arc<GapRecorder>,
     sink: Arc<dyn EventSink>,
+    /// Where UD QPs are that have moved.
+    aliases: Aliases,
 }
 
 impl Engine {
@@ -194,6 +200,7 @@ impl Engine {
         }
         let seed = u64::from(sockets.tx[0].addr().port()) << 32 | u64::from(std::process::id());
         Engine {
+            aliases: Aliases::new(id.aliases.clone(), id.link_layer, id.index, sink.clone()),
             accounts: Accounts::new(id.fabric.clone()),
             flights: Flights::new(sockets.rx[0].rcvbuf()),
             id,

@@ -6,13 +6,13 @@ use crate::engine::{Engine, Identity, QpEntry, QpKind, Sockets, MAX_QPS};
 use crate::faults::{Link, Status};
 use crate::fork;
 use crate::memory::Domain;
-use crate::nics::{gid_of, Spec};
+use crate::nics::{gid_of, Common, Spec};
 use crate::poller::Poller;
 use crate::qp::SoftQp;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
-use unbroken_fabric::{now_us, Fabric, GapRecorder, NicPage};
+use unbroken_fabric::{now_us, Fabric, NicPage};
 use unbroken_roce::{RcConfig, RcQp, UcConfig, UcQp, UdConfig, UdQp};
 use unbroken_types::{Gid, LinkLayer, Mtu, QpCaps, QpType};
 use unbroken_verbs::{
@@ -214,10 +214,10 @@ impl Nic {
         spec: &Spec,
         link: Link,
         fabric: Option<Arc<Fabric>>,
-        domain: Arc<Domain>,
-        gaps: Arc<GapRecorder>,
+        common: Common,
         sink: Arc<dyn EventSink>,
     ) -> Result<Nic> {
+        let Common { domain, gaps, aliases } = common;
         let sockets = Sockets::open(&spec.ips).map_err(|e| match e.kind() {
             // It works, so no other stands in for it.
             std::io::ErrorKind::AddrInUse => Error::new(libc::EBUSY, format!("opening NIC {}: {e}", spec.name)),
@@ -226,7 +226,7 @@ impl Nic {
         let (slot, rcvbuf) = (sockets.rx[0].slot(), sockets.rx[0].rcvbuf());
         let any_ip_id = matches!(link, Link::Interface(_));
         let (ips, link_layer) = (spec.ips.clone(), spec.link_layer);
-        let id = Identity { index, ips, link_layer, slot, any_ip_id, fabric };
+        let id = Identity { index, ips, link_layer, slot, any_ip_id, fabric, aliases };
         let status = Arc::new(Status::new());
         let engine = Engine::new(id, sockets, link, status.clone(), spec.pages.clone(), gaps, sink);
         let shared = Arc::new(Shared {
@@ -365,6 +365,8 @@ impl Device for Nic {
                 pd: init.pd,
                 sq_sig_all: init.sq_sig_all,
                 mtu: shared.mtu,
+                hold_on_failure: init.hold_on_failure,
+                moved: init.home.is_some(),
             })),
             QpType::Uc => QpKind::Uc(UcQp::new(UcConfig { wc_qpn, caps, pd: init.pd, sq_sig_all: init.sq_sig_all })),
         };
@@ -374,7 +376,9 @@ impl Device for Nic {
         };
         shared.domain.use_pd(init.pd)?;
         let cqs = (init.send_cq.clone(), init.recv_cq.clone());
-        e.qps.insert(qpn as u16, QpEntry::new(kind, (qpn, init.pd, init.control), caps, cqs));
+        let mut entry = QpEntry::new(kind, (qpn, init.pd, init.control), caps, cqs);
+        entry.home = init.home;
+        e.qps.insert(qpn as u16, entry);
         drop(e);
         Ok(Arc::new(SoftQp::new(self.inner.clone(), qpn, init)))
     }

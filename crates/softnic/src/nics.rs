@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use unbroken_fabric::{now_us, Fabric, GapRecorder, NicKind, NicPage, Runtime};
 use unbroken_types::{port_guid, Gid, LinkLayer, Mtu};
-use unbroken_verbs::{DeviceAttr, DeviceEvent, Error, EventSink, MemoryDomain, PortAttr, Result};
+use unbroken_verbs::{DeviceAttr, DeviceEvent, Error, EventSink, MemoryDomain, PortAttr, Result, UdAliases};
 
 /// The watching thread looks this often whether anybody still needs it.
 const WATCH_US: u64 = 500_000;
@@ -55,12 +55,20 @@ impl EventSink for Witness {
     }
 }
 
+/// What the NICs of a process share.
+#[derive(Clone)]
+pub(crate) struct Common {
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) gaps: Arc<GapRecorder>,
+    /// Where UD QPs are that have moved.
+    pub(crate) aliases: Arc<UdAliases>,
+}
+
 /// The NICs of a process.
 pub struct SoftNics {
     host: String,
     specs: Vec<Spec>,
-    domain: Arc<Domain>,
-    gaps: Arc<GapRecorder>,
+    common: Common,
     fabric: Option<Arc<Fabric>>,
     opened: Mutex<Vec<Option<Opened>>>,
 }
@@ -86,7 +94,8 @@ impl SoftNics {
         crate::fork::install();
         let gaps = Arc::new(GapRecorder::create(runtime).map_err(invalid)?);
         let opened = Mutex::new(specs.iter().map(|_| None).collect());
-        let nics = Arc::new(SoftNics { host, specs, domain: Arc::default(), gaps, fabric: fabric.clone(), opened });
+        let common = Common { domain: Arc::default(), gaps, aliases: Arc::default() };
+        let nics = Arc::new(SoftNics { host, specs, common, fabric: fabric.clone(), opened });
         let weak = Arc::downgrade(&nics);
         let watcher = move || match (fabric, watch) {
             (Some(fabric), _) => watch_fabric(&weak, &fabric),
@@ -161,7 +170,12 @@ impl SoftNics {
 
     /// The protection domains and memory regions, which all NICs share.
     pub fn memory(&self) -> Arc<dyn MemoryDomain> {
-        self.domain.clone()
+        self.common.domain.clone()
+    }
+
+    /// Where UD QPs are that have moved: the table that all NICs translate by.
+    pub fn aliases(&self) -> Arc<UdAliases> {
+        self.common.aliases.clone()
     }
 
     /// Opens a NIC. It has one handle at a time: a second call while the first handle lives is EBUSY, one after its death is right.
@@ -192,7 +206,7 @@ impl SoftNics {
         let weak = Arc::downgrade(&sink);
         let died = Arc::new(AtomicBool::new(false));
         let witness = Arc::new(Witness { sink, died: died.clone() });
-        let nic = Nic::open(i, spec, link, self.fabric.clone(), self.domain.clone(), self.gaps.clone(), witness)?;
+        let nic = Nic::open(i, spec, link, self.fabric.clone(), self.common.clone(), witness)?;
         opened[i] = Some(Opened { nic: nic.downgrade(), sink: weak, died, grave: None });
         Ok(Arc::new(nic))
     }

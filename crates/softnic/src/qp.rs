@@ -174,7 +174,8 @@ impl DeviceQp for SoftQp {
                 e.stopped(self.index());
                 Ok(backlog)
             }
-            _ => Err(Error::unsupported("only an RC QP can be quiesced")),
+            QpKind::Ud(qp) => Ok(qp.quiesce()),
+            QpKind::Uc(_) => Err(Error::unsupported("a UC QP cannot be quiesced")),
         }
     }
 
@@ -182,7 +183,8 @@ impl DeviceQp for SoftQp {
         let mut e = self.lock_alive(now_us())?;
         match &mut self.entry(&mut e)?.kind {
             QpKind::Rc(qp) => Ok(qp.adopt(&backlog)?),
-            _ => Err(Error::unsupported("only an RC QP can adopt work requests")),
+            QpKind::Ud(qp) => Ok(qp.adopt(&backlog)?),
+            QpKind::Uc(_) => Err(Error::unsupported("a UC QP cannot adopt work requests")),
         }
     }
 

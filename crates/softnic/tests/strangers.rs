@@ -124,7 +124,7 @@ fn uc_and_ud_take_nothing_from_a_strangers_port() {
     for qp in [&ub, &ud] {
         qp.post_recv(&recv(1, &[b.sge(0, 4096)])).unwrap();
     }
-    let deth = Deth { qkey: 7, src_qpn: ua.qpn(), grh: false };
+    let deth = Deth { qkey: 7, src_qpn: ua.qpn(), grh: false, moved: false };
     // From the NIC's address, and from one that is no NIC's.
     let strangers = [a.nic.gid().to_ip(), "127.0.0.1".parse().unwrap()].map(|from| Stranger::new(from, &b));
     let (of_a, of_b) = (page(&world, strangers[0].flow.src_ip), page(&world, strangers[0].flow.dst_ip));

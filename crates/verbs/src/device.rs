@@ -99,6 +99,8 @@ pub enum DeviceEvent {
         /// What a plain QP would have reported.
         status: WcStatus,
     },
+    /// A datagram came from a UD QP that has moved, nobody knows from where: the table of [`crate::UdAliases`] is to be read again.
+    UnknownSender,
     /// An asynchronous event of a QP.
     Qp {
         /// Its QPN on the device.
@@ -153,6 +155,8 @@ pub struct QpInit {
     pub hold_on_failure: bool,
     /// The QPN that WCs carry; the QP's own if none.
     pub wc_qpn: Option<u32>,
+    /// UD: it is a later life of a QP, whose peers know it by this GID and the QPN `wc_qpn`; datagrams to it show this destination.
+    pub home: Option<Gid>,
     /// It carries messages of failover itself, which are not counted as data of the application.
     pub control: bool,
 }

@@ -5,10 +5,12 @@
 //! - [`cq`]: completion queues and channels. A CQ is a ring in this process's memory that all devices of the process push to, so
 //!   that a logical QP which moves to another NIC keeps completing, in order, where the application polls.
 //! - [`srq`]: shared receive queues, which belong to the process in the same way.
+//! - [`aliases`]: where UD QPs are that have moved, which all devices of a process share.
 //! - [`attr`]: what a device and a port can do.
 //! - [`abi`]: the layouts of libibverbs' C structures, checked against the installed header by `cargo xtask abi`.
 
 pub mod abi;
+pub mod aliases;
 pub mod attr;
 pub mod cq;
 pub mod device;
@@ -16,6 +18,7 @@ mod error;
 mod eventfd;
 pub mod srq;
 
+pub use aliases::UdAliases;
 pub use attr::{DeviceAttr, PortAttr, PortState};
 pub use cq::{CompChannel, Cq, Driver};
 pub use device::{

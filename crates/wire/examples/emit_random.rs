@@ -28,7 +28,7 @@ fn ext(opcode: Opcode, rng: &mut Rng) -> Ext {
     // ACKs, RNR NAKs and NAKs with codes that exist.
     let syndrome = [0x1f, 0x20 | rng.u32() as u8 & 0x1f, 0x60 | (rng.u32() as u8 % 5)][rng.next() as usize % 3];
     let aeth = Aeth { syndrome, msn: rng.u32() >> 8 };
-    let deth = Deth { qkey: rng.u32(), src_qpn: rng.u32() >> 8, grh: false };
+    let deth = Deth { qkey: rng.u32(), src_qpn: rng.u32() >> 8, grh: false, moved: false };
     let imm = rng.u32();
     match (opcode.transport, opcode.op) {
         (Transport::Ud, Op::SendOnlyImm) => Ext::DethImm(deth, imm),

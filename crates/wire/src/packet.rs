@@ -67,6 +67,8 @@ pub struct Deth {
     /// The sender's address handle has a GRH. Every RoCE packet has one; whether an InfiniBand packet has it is for the sender to
     /// choose, and for the receiver to see. It is told by the lowest bit of the reserved byte, which others send as 0 and ignore.
     pub grh: bool,
+    /// The sender is known to its peers by another address than the one that the packet comes from: its QP has moved. Told by the next bit.
+    pub moved: bool,
 }
 
 /// Atomic extended transport header.
@@ -357,15 +359,16 @@ fn put_aeth(e: &mut [u8; 28], aeth: &Aeth) {
 }
 
 fn put_deth(e: &mut [u8; 28], deth: &Deth) {
+    let flags = u32::from(deth.grh) | u32::from(deth.moved) << 1;
     e[..4].copy_from_slice(&deth.qkey.to_be_bytes());
-    e[4..8].copy_from_slice(&(u32::from(deth.grh) << 24 | deth.src_qpn & 0x00ff_ffff).to_be_bytes());
+    e[4..8].copy_from_slice(&(flags << 24 | deth.src_qpn & 0x00ff_ffff).to_be_bytes());
 }
 
 /// Reads the extended headers; `e` has exactly the bytes of `shape`.
 fn parse_ext(shape: Shape, e: &[u8]) -> Ext {
     let reth = |e: &[u8]| Reth { va: be64(e, 0), rkey: be32(e, 8), len: be32(e, 12) };
     let aeth = |e: &[u8]| Aeth { syndrome: e[0], msn: be24(e, 1) };
-    let deth = |e: &[u8]| Deth { qkey: be32(e, 0), src_qpn: be24(e, 5), grh: e[4] & 1 != 0 };
+    let deth = |e: &[u8]| Deth { qkey: be32(e, 0), src_qpn: be24(e, 5), grh: e[4] & 1 != 0, moved: e[4] & 2 != 0 };
     match shape {
         Shape::None => Ext::None,
         Shape::Imm => Ext::Imm(be32(e, 0).to_be()),

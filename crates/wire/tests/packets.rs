@@ -52,7 +52,7 @@ fn vectors_parse_to_what_scapy_was_given() {
     let bytes = unhex(VECTORS[2].5);
     let p = Packet::parse(&bytes[..bytes.len() - 4]).unwrap();
     assert_eq!((p.bth.pad, p.bth.solicited, p.payload), (1, true, &b"abc"[..]));
-    assert_eq!(p.ext.deth(), Some(Deth { qkey: 0x11111111, src_qpn: 0x22, grh: false }));
+    assert_eq!(p.ext.deth(), Some(Deth { qkey: 0x11111111, src_qpn: 0x22, grh: false, moved: false }));
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn packet() -> impl Strategy<Value = (Bth, Ext, Vec<u8>)> {
             let wide = |i: usize| (n[i] as u64) << 32 | n[i + 1] as u64;
             let reth = Reth { va: wide(3), rkey: n[5], len: n[6] };
             let aeth = Aeth { syndrome: n[3] as u8, msn: n[4] >> 8 };
-            let deth = Deth { qkey: n[3], src_qpn: n[4] >> 8, grh: n[4] & 1 != 0 };
+            let deth = Deth { qkey: n[3], src_qpn: n[4] >> 8, grh: n[4] & 1 != 0, moved: n[4] & 2 != 0 };
             use Op::*;
             let ext = match (opcode.transport, opcode.op) {
                 (Transport::Ud, SendOnlyImm) => Ext::DethImm(deth, n[7]),

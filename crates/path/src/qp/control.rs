@@ -45,7 +45,7 @@ impl LogicalQp {
         match message.body {
             Body::Hello(hello) => self.handle_hello(now_us, hello),
             Body::Bye => self.handle_bye(now_us),
-            Body::Probe(_) | Body::ProbeAck(_) | Body::Refuse(_) => {}
+            Body::Probe(_) | Body::ProbeAck(_) | Body::Refuse(_) | Body::Moved => {}
         }
     }
 

@@ -1,5 +1,6 @@
 //! The queue pairs of a NIC: their table, and what the engine keeps beside the transport's own state.
 
+use super::alias::Aliases;
 use super::flight::Share;
 use super::tx::{Dest, Out, QpSink, UdQpSink};
 use crate::memory::QpMemory;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use unbroken_roce::{
     Completions, ModifyError, RcEvent, RcModify, RcQp, RecvWr, SendBatch, SendWr, UcQp, UdModify, UdQp, UdRoute,
 };
-use unbroken_types::{Gid, LinkLayer, QpCaps, QpState, Wc, WcStatus};
+use unbroken_types::{Gid, QpCaps, QpState, Wc, WcStatus};
 use unbroken_verbs::{Cq, DeviceEvent, Error, EventSink, QpEvent, QpModify, QpSnapshot, Result, Srq};
 use unbroken_wire::Packet;
 
@@ -60,6 +61,8 @@ pub(crate) struct QpEntry {
     pub(crate) pd: u32,
     /// Its messages are those of failover itself, and not counted as data.
     pub(crate) control: bool,
+    /// UD: the GID that peers know it by, where that is not this NIC's.
+    pub(crate) home: Option<Gid>,
     pub(crate) caps: QpCaps,
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
@@ -129,6 +132,7 @@ impl QpEntry {
             qpn,
             pd,
             control,
+            home: None,
             caps,
             send_cq: cqs.0,
             recv_cq: cqs.1,
@@ -173,18 +177,25 @@ impl QpEntry {
         &mut self,
         packet: &Packet<'_>,
         (src, dst): (IpAddr, IpAddr),
-        link_layer: LinkLayer,
+        aliases: &Aliases,
         mem: &QpMemory<'_>,
     ) -> bool {
+        let home = self.home;
         match self.parts() {
             (QpKind::Rc(_), _) => false,
             (QpKind::Uc(qp), mut to) => qp.handle_packet(packet, mem, &mut to),
             (QpKind::Ud(qp), mut to) => {
-                let route = UdRoute {
+                let link_layer = aliases.link_layer();
+                let mut route = UdRoute {
                     src: gid_of(src, link_layer),
-                    dst: gid_of(dst, link_layer),
+                    src_qpn: None,
+                    dst: home.unwrap_or_else(|| gid_of(dst, link_layer)),
                     slid: lid_of(src, link_layer),
                 };
+                if let Some(deth) = packet.ext.deth().filter(|deth| deth.moved && qp.needs_receive(packet)) {
+                    let Some((gid, qpn)) = aliases.name(src, deth.src_qpn) else { return false };
+                    (route.src, route.src_qpn, route.slid) = (gid, Some(qpn), lid_of(gid.to_ip(), link_layer));
+                }
                 qp.handle_packet(packet, &route, mem, &mut to)
             }
         }
@@ -318,7 +329,7 @@ impl QpEntry {
         match self.parts() {
             (QpKind::Rc(qp), mut to) => qp.network_failure(status, &mut to),
             (QpKind::Uc(qp), mut to) => qp.fail(&mut to),
-            (QpKind::Ud(qp), mut to) => qp.fail(&mut to),
+            (QpKind::Ud(qp), mut to) => qp.network_failure(status, &mut to),
         }
     }
 
@@ -418,7 +429,7 @@ impl QpEntry {
         if rested && std::mem::take(&mut self.sqd_notify) {
             sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::SqDrained });
         }
-        let QpKind::Rc(qp) = &mut self.kind else { return };
+        let QpKind::Rc(qp) = &mut self.kind else { return self.tell_failure(device, sink) };
         match qp.take_event() {
             Some(RcEvent::AccessError) => sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::AccessError }),
             Some(RcEvent::RequestError) => sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::RequestError }),
@@ -429,9 +440,20 @@ impl QpEntry {
             }
             None => {}
         }
-        if let Some(status) = qp.failure().filter(|_| !self.told) {
+        self.tell_failure(device, sink);
+    }
+
+    /// It has stopped, and its owner has to do something about it.
+    #[inline]
+    fn tell_failure(&mut self, device: usize, sink: &dyn EventSink) {
+        let failure = match &self.kind {
+            QpKind::Rc(qp) => qp.failure(),
+            QpKind::Uc(_) => None,
+            QpKind::Ud(qp) => qp.failure(),
+        };
+        if let Some(status) = failure.filter(|_| !self.told) {
             self.told = true;
-            sink.event(device, DeviceEvent::QpFailed { qpn, status });
+            sink.event(device, DeviceEvent::QpFailed { qpn: self.qpn, status });
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Packets on their way in.
 
+use super::alias::Aliases;
 use super::credit::Accounts;
 use super::impair::{flip_bit, RxTag};
 use super::parking::{Parked, Parking, Waiting};
@@ -10,7 +11,6 @@ use crate::socket::RxRing;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use unbroken_fabric::{packet_cost, MAX_PORTS};
-use unbroken_types::LinkLayer;
 use unbroken_wire::{IcrcChecker, IcrcFlow, Op, Packet, Transport, ICRC_BYTES, ROCE_PORT};
 
 /// What became of one packet.
@@ -77,6 +77,7 @@ impl Engine {
 
     /// Handles so many datagrams of the ring of each port, and what was held on its way in and is due.
     pub(super) fn handle_received(&mut self, counts: &[usize], now_us: u64, view: &View<'_>) {
+        self.aliases.look();
         let before = self.rx_counts.map(|c| c.payload_bytes);
         for (port, count) in counts.iter().enumerate() {
             for i in 0..*count {
@@ -96,7 +97,9 @@ impl Engine {
 
     /// Handles a run of segments. The kernel numbered them from 0 when it cut them, which their ICRCs cover.
     fn handle_datagram(&mut self, port: usize, i: usize, now_us: u64, view: &View<'_>) {
-        let Engine { rx_rings, rx_counts, state, id, qps, ready, impairments, pages, parking, accounts, .. } = self;
+        let Engine {
+            rx_rings, rx_counts, state, id, qps, ready, impairments, pages, parking, accounts, aliases, ..
+        } = self;
         let rx_count = &mut rx_counts[port];
         let Some(d) = rx_rings[port].datagram(i) else { return };
         // All segments of a run are of one QP.
@@ -108,7 +111,7 @@ impl Engine {
             dst_port: ROCE_PORT + id.slot,
         };
         let mut icrc = IcrcChecker::new(&flow, d.segment);
-        let mut qps = Receivers { qps, ready, parking, accounts, link_layer: id.link_layer, any_ip_id: id.any_ip_id };
+        let mut qps = Receivers { qps, ready, parking, accounts, aliases, any_ip_id: id.any_ip_id };
         for (place, segment) in d.bytes.chunks(d.segment).enumerate() {
             let credit = if credited { packet_cost(1, segment.len() as u64) } else { 0 };
             rx_count.credit += credit;
@@ -139,14 +142,15 @@ impl Engine {
     /// Hands over packets that waited for a receive, as far as there is one now, or they waited too long.
     #[cold]
     pub(super) fn handle_parked(&mut self, now_us: u64, view: &View<'_>) {
-        let Engine { rx_counts, id, qps, parking, ready, .. } = self;
+        self.aliases.look();
+        let Engine { rx_counts, id, qps, parking, ready, aliases, .. } = self;
         parking.look(qps, now_us, |q, waiting| {
             let rx_count = &mut rx_counts[id.port_of(waiting.dst)];
             rx_count.credit += waiting.cost;
             let verdict = match (q, Packet::parse(&waiting.bytes)) {
                 (Some(q), Ok(packet)) => {
                     let mem = view.of_qp(q.qpn);
-                    let taken = q.receive(&packet, (waiting.src, waiting.dst), id.link_layer, &mem);
+                    let taken = q.receive(&packet, (waiting.src, waiting.dst), aliases, &mem);
                     queue_spilled(q, ready);
                     Verdict::of(taken, q.control, &packet)
                 }
@@ -159,8 +163,10 @@ impl Engine {
     /// Handles packets that were held on their way in and are due.
     #[cold]
     fn handle_held(&mut self, now_us: u64, view: &View<'_>) {
-        let Engine { rx_counts, id, qps, ready, impairments: Some(i), parking, accounts, .. } = self else { return };
-        let mut qps = Receivers { qps, ready, parking, accounts, link_layer: id.link_layer, any_ip_id: id.any_ip_id };
+        let Engine { rx_counts, id, qps, ready, impairments: Some(i), parking, accounts, aliases, .. } = self else {
+            return;
+        };
+        let mut qps = Receivers { qps, ready, parking, accounts, aliases, any_ip_id: id.any_ip_id };
         while let Some(mut held) = i.rx.pop(now_us) {
             if let Some(choice) = held.damage {
                 flip_bit(&mut held.bytes, choice);
@@ -177,7 +183,7 @@ impl Engine {
 struct Receivers<'a> {
     qps: &'a mut QpTable,
     ready: &'a mut VecDeque<u16>,
-    link_layer: LinkLayer,
+    aliases: &'a Aliases,
     parking: &'a mut Parking,
     accounts: &'a mut Accounts,
     any_ip_id: bool,
@@ -219,7 +225,7 @@ impl Receivers<'_> {
             let (src, dst) = (flow.src_ip, flow.dst_ip);
             let wait = || Waiting { bytes: bytes.into(), src, dst, since_us: now_us, cost: credit };
             let verdict = match self.parking.takes(q, &packet, wait) {
-                Parked::No => Verdict::of(q.receive(&packet, (src, dst), self.link_layer, mem), q.control, &packet),
+                Parked::No => Verdict::of(q.receive(&packet, (src, dst), self.aliases, mem), q.control, &packet),
                 Parked::Yes => Verdict::Waits,
                 Parked::Full => Verdict::Dropped,
             };

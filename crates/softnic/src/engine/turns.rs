@@ -67,14 +67,27 @@ impl Engine {
     /// Gives the QPs of the ready queue their turns, then those that waited for room which is there now, within the budget of a drive, and
     /// sends what they pushed.
     pub(super) fn transmit(&mut self, now_us: u64, view: &View<'_>, acks: bool) {
+        self.aliases.look();
         let Engine {
-            sockets: Some(sockets), tx, qps, ready, state, impairments, pages, sink, accounts, flights, ..
+            sockets: Some(sockets),
+            tx,
+            qps,
+            ready,
+            state,
+            impairments,
+            pages,
+            sink,
+            accounts,
+            aliases,
+            flights,
+            ..
         } = self
         else {
             return;
         };
         let mut out = Out::open(tx, &sockets.tx, view, accounts, now_us);
         out.shut = state.shut();
+        out.aliases = aliases.map();
         if let Some(i) = impairments {
             out.way = Way::Impaired(TxLink { impair: &mut i.tx, line: &pages[0].lines()[0], now_us });
         }
@@ -192,6 +205,7 @@ mod tests {
                 sq_sig_all: true,
                 hold_on_failure: false,
                 wc_qpn: None,
+                home: None,
                 control: false,
             };
             let qps = (0..QPS).map(|_| nic.create_qp(&init).unwrap()).collect();

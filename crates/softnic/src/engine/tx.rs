@@ -18,6 +18,7 @@ use crate::socket::{self, Message, RawAddr, TxSocket, TX_MESSAGES};
 use std::net::{IpAddr, SocketAddr};
 use unbroken_fabric::{Line, MAX_PORTS};
 use unbroken_roce::{KeyChange, MemError, PacketSink, Payload, SinkError, UdDest, UdSink};
+use unbroken_verbs::aliases::AliasMap;
 use unbroken_wire::{pad_of, Icrc, IcrcFlow, IcrcSeed, Op, BTH_BYTES, ICRC_BYTES, ROCE_PORT};
 
 /// Segments of one GSO send; kernels allow 64, newer ones 128.
@@ -241,6 +242,8 @@ pub(crate) struct Out<'a> {
     pub(crate) now_us: u64,
     /// Ports that swallow all packets, bit 0 for port 1.
     pub(crate) shut: u8,
+    /// Where UD QPs are that have moved; `None` while none has.
+    pub(crate) aliases: Option<&'a AliasMap>,
 }
 
 impl<'a> Out<'a> {
@@ -252,7 +255,7 @@ impl<'a> Out<'a> {
         accounts: &'a mut Accounts,
         now_us: u64,
     ) -> Out<'a> {
-        Out { batch, sockets, view, way: Way::Open, accounts, now_us, shut: 0 }
+        Out { batch, sockets, view, way: Way::Open, accounts, now_us, shut: 0, aliases: None }
     }
 
     /// Sends what has been pushed.
@@ -494,6 +497,14 @@ impl<'a, 'b> UdQpSink<'a, 'b> {
 }
 
 impl UdSink for UdQpSink<'_, '_> {
+    #[inline]
+    fn resolve(&mut self, dest: &UdDest) -> UdDest {
+        // The endpoints of failover itself stay where they are.
+        let aliases = self.sink.out.aliases.filter(|_| !self.sink.from.control);
+        let now = aliases.and_then(|aliases| aliases.now((dest.gid, dest.qpn)));
+        now.map_or(*dest, |(gid, qpn)| UdDest { gid, qpn, ..*dest })
+    }
+
     fn push_to(&mut self, dest: &UdDest, header: &[u8], payload: Payload<'_>) -> Result<(), SinkError> {
         if (dest.gid, dest.qpn) != (self.last.gid, self.last.qpn) {
             self.sink.out.batch.close_run();

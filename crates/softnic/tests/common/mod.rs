@@ -158,6 +158,7 @@ impl Host {
             sq_sig_all: false,
             hold_on_failure: false,
             wc_qpn: None,
+            home: None,
             control: false,
         }
     }
