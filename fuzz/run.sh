@@ -1,6 +1,6 @@
 #!/bin/sh
-# Fuzzes every target from its seed corpus and prints the number of executions: packets for SECONDS (default 60), what else comes from
-# outside for a quarter of that. Stable Rust and a C++ compiler are enough. What is found lies in <target dir>/fuzz/artifacts/ and
+# Fuzzes every target from its seed corpus and prints the number of executions: packets for SECONDS (default 60), what peers say
+# about their queue pairs for half of that, what else comes from outside for a quarter. Stable Rust and a C++ compiler are enough. What is found lies in <target dir>/fuzz/artifacts/ and
 # fails the script.
 set -eu
 seconds=${1:-60}
@@ -13,7 +13,7 @@ cargo run -q --release --bin seeds -- "$out/seeds"
 host=$(rustc -vV | sed -n 's/^host: //p') # named, so that build scripts are not instrumented
 RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table --cfg fuzzing" \
-CARGO_TARGET_DIR="$out/instrumented" cargo build -q --release --bin packet --bin outside --target "$host"
+CARGO_TARGET_DIR="$out/instrumented" cargo build -q --release --bin packet --bin control --bin outside --target "$host"
 
 # fuzz TARGET SECONDS
 fuzz() {
@@ -31,4 +31,5 @@ fuzz() {
 }
 
 fuzz packet "$seconds"
+fuzz control "$((seconds / 2))"
 fuzz outside "$((seconds / 4))"

@@ -4,7 +4,6 @@
 #![no_main]
 
 use std::path::Path;
-use unbroken_directory::ProcessRecord;
 use unbroken_fabric::{Fault, Shape};
 use unbroken_path::Message;
 
@@ -30,10 +29,7 @@ fn control(mut input: &[u8]) {
 }
 
 fn directory(input: &[u8]) {
-    if let Some(record) = ProcessRecord::decode(input) {
-        let bytes = record.encode().expect("what was read is within the limits");
-        assert_eq!(ProcessRecord::decode(&bytes), Some(record));
-    }
+    unbroken_directory::check_value(input);
 }
 
 fn fabric(input: &[u8]) {

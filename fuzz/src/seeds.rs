@@ -1,5 +1,6 @@
-//! Writes the seed corpora: `seeds DIRECTORY` makes `DIRECTORY/packet` and `DIRECTORY/outside`. The same at every run.
+//! Writes the seed corpora: `seeds DIRECTORY` makes `DIRECTORY/packet`, `DIRECTORY/control` and `DIRECTORY/outside`. The same at every run.
 
+mod control;
 mod world;
 
 use std::path::Path;
@@ -11,6 +12,7 @@ use world::kind;
 fn main() -> std::io::Result<()> {
     let dir = std::env::args().nth(1).expect("usage: seeds DIRECTORY");
     packets(&Path::new(&dir).join("packet"))?;
+    switches(&Path::new(&dir).join("control"))?;
     outside(&Path::new(&dir).join("outside"))
 }
 
@@ -51,16 +53,43 @@ fn packets(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Switches that go as they should, and what a peer may say in the middle of one.
+fn switches(dir: &Path) -> std::io::Result<()> {
+    use control::step::*;
+    std::fs::create_dir_all(dir)?;
+    let noticed = [SHELL, 0xff, 3, 4, 5, SUSPECT, 0x00];
+    let follows = [HELLO, 2, 1, 0, 0, 0];
+    let heard = [HELLO, 3, 0, 0, 2, 0];
+    let inputs: [&[&[u8]]; 8] = [
+        &[&noticed, &heard, &[PROGRESS, 0], &noticed, &heard],
+        &[&[SHELL, 0xff, 0, 2, 2], &follows, &heard, &[WAIT, 10, PROGRESS, 0]],
+        &[&noticed, &[REFUSE, 0, 0, WAIT, 0, WAIT, 0, REFUSE, 2, 0]],
+        &[&noticed, &[WAIT, 0, WAIT, 0, WAIT, 255, BYE, 0]],
+        &[&[SHELL, 0xfb, 0, 0, 3], &noticed[5..], &heard],
+        &[&noticed, &heard, &[CLOSE, 0], &heard],
+        &[&[SUSPECT, 0x40], &heard, &[SUSPECT, 0x40], &heard, &[SUSPECT, 0x40], &heard],
+        &[&noticed, &[HELLO, 0x92, 1, 0, 0, 0, HELLO, 0xc2, 1, 0, 0, 0, RECONNECT, 4, BELIEVE, 0, PROBE, 1]],
+    ];
+    for (n, input) in inputs.iter().enumerate() {
+        let input = input.concat();
+        control::run(&input);
+        std::fs::write(dir.join(format!("seed-{n:03}")), input)?;
+    }
+    println!("{} seeds in {}", inputs.len(), dir.display());
+    Ok(())
+}
+
 /// One of each kind of message, value and text.
 fn outside(dir: &Path) -> std::io::Result<()> {
     use unbroken_path::message::{Body, Hello, Probe, Refuse, RefuseReason};
     use unbroken_path::{Endpoint, Message, SlotPath};
     std::fs::create_dir_all(dir)?;
-    let end = |n: u32| Endpoint { gid: Gid([n as u8; 16]), qpn: n, incarnation: n.into() };
+    let end = |n: u32| Endpoint { gid: Gid([n as u8; 16]), qpn: n, incarnation: n.into(), connection: 3 };
     let hello = Hello {
         epoch: 1,
         path: SlotPath { local: 1, remote: 2 },
         fresh_qpn: 0x10005,
+        psn: 0x77,
         mtu: Mtu::B4096,
         heard: true,
         waiting: false,
@@ -82,10 +111,12 @@ fn outside(dir: &Path) -> std::io::Result<()> {
         inputs.push(bytes);
     }
     let nics = vec![NicRecord { index: 0, gid: Gid([7; 16]), control_qpn: 9, name: "a/0".into() }; 2];
-    let record = ProcessRecord { pid: 77, nics }.encode().expect("within the limits");
+    let record = ProcessRecord { pid: 77, nics }.encode(5).expect("within the limits");
     inputs.push([&[1], &record[..]].concat());
     inputs.push([&[2], Shape::standard(77).to_toml().as_bytes()].concat());
-    for fault in ["nic a/0 dead", "cable b/1 cut", "switch rail0 down", "loss a/0 1%", "rate a/0 10Gbit", "delay a/0 5ms tx"] {
+    for fault in
+        ["nic a/0 dead", "cable b/1 cut", "switch rail0 down", "loss a/0 1%", "rate a/0 10Gbit", "delay a/0 5ms tx"]
+    {
         inputs.push([&[3], fault.as_bytes()].concat());
     }
     for (n, input) in inputs.iter().enumerate() {

@@ -26,5 +26,7 @@ mod record;
 mod store;
 
 pub use error::DirectoryError;
+#[doc(hidden)]
+pub use record::check_value;
 pub use record::{MovedQp, NicRecord, ProcessRecord, MAX_NAME, MAX_NICS};
 pub use store::{Directory, KEY_BYTES};

@@ -116,7 +116,8 @@ impl MovedQp {
 
 impl ProcessRecord {
     /// The value as it lies in the directory, for the process of this id. The error says which limit is passed.
-    pub(crate) fn encode(&self, process: u64) -> Result<Vec<u8>, String> {
+    #[doc(hidden)]
+    pub fn encode(&self, process: u64) -> Result<Vec<u8>, String> {
         if self.nics.len() > MAX_NICS {
             return Err(format!("a process has {} NICs; at most {MAX_NICS} are right", self.nics.len()));
         }
@@ -200,6 +201,20 @@ pub(crate) fn qp_key(gid: Gid, qpn: u32) -> [u8; 20] {
     key[..16].copy_from_slice(&gid.0);
     key[16..].copy_from_slice(&qpn.to_be_bytes());
     key
+}
+
+/// Reads bytes as the value of each table, for the fuzzer: what is accepted must be written back to the same.
+#[doc(hidden)]
+pub fn check_value(bytes: &[u8]) {
+    if let Some((process, record)) = ProcessRecord::decode(bytes) {
+        assert_eq!(record.encode(process).as_deref(), Ok(bytes));
+    }
+    if let Some(record) = QpRecord::decode(bytes) {
+        assert_eq!(record.encode(), bytes);
+    }
+    if let Some(key) = decode_key(bytes) {
+        assert_eq!(encode_key(&key), bytes);
+    }
 }
 
 #[cfg(test)]
