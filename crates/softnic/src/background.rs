@@ -3,13 +3,14 @@
 //! Each opened NIC has one. It sleeps in `ppoll` on the NIC's socket, a bell and the next deadline. While an application thread
 //! polls ([`crate::poller`]) it leaves everything to that thread: a packet would wake it for work that is about to be done anyway. It looks
 //! again after a short while, or when the application says that it is about to wait for an event. A polling thread that is kept from
-//! its core is waited for: it will poll as soon as it runs, and there is no core to spare for doing its work in its stead.
+//! its core is waited for: it will poll as soon as it runs, and there is no core to spare for doing its work in its stead. Not for ever:
+//! after some milliseconds what has come in is handled here, since a peer may wait for the answer that a NIC would give at once.
 //!
 //! It asks for a short time slice, which EEVDF kernels grant to anyone: a thread that asks for little is run soon after it wakes,
 //! also on a core where an application spins.
 
 use crate::nic::Shared;
-use crate::poller::Opinion;
+use crate::poller::{Opinion, Turn};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
@@ -147,22 +148,24 @@ fn run(shared: &Shared) {
         let mut time_us = now_us();
         let relied = opinion.polling;
         let polling = opinion.polling(&shared.poller, time_us);
-        let mut gone = relied && !polling;
+        let (mut gone, mut starved) = (relied && !polling, false);
         if polling {
             let leave_us = opinion.leave_us(time_us);
             shared.wake_at_us.store(time_us + leave_us, Ordering::Relaxed);
             sleep(shared, &[], leave_us);
             time_us = now_us();
-            if !shared.poller.relied_on() {
-                opinion.waits(time_us);
-            } else if opinion.gone(&shared.poller, time_us) {
-                gone = true;
+            if shared.poller.relied_on() {
+                let turn = opinion.turn(&shared.poller, time_us);
+                if turn == Turn::Leave {
+                    continue;
+                }
+                (gone, starved) = (turn == Turn::Over, turn == Turn::Once);
             } else {
-                continue;
+                opinion.waits(time_us);
             }
         }
         let mut e = shared.lock();
-        let acks = !e.answer_is_likely();
+        let acks = starved || !e.answer_is_likely();
         let work = e.drive(time_us, &shared.domain, acks);
         if gone {
             opinion.left_alone(time_us, work.received);

@@ -29,6 +29,9 @@ const GONE_US: u64 = 100;
 const DISTRUST_US: u64 = 10_000;
 /// The longest time of that.
 const MAX_DISTRUST_US: u64 = 1_000_000;
+/// A polling thread that has been kept from its core for so long, more than the slice of whoever has it, is not waited for: what has come
+/// in is handled in its stead, since the peer waits for it, too.
+const STARVED_US: u64 = 5_000;
 
 /// How much application threads work on the NIC. One that polls a CQ spends most of its time in verbs (three quarters); one that looks at its memory,
 /// or waits for events, does not, and needs the background thread also if it polls now and then.
@@ -165,6 +168,17 @@ impl Ran {
     }
 }
 
+/// What the background thread is to do with a NIC that it had left to a polling thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Turn {
+    /// Leave it again.
+    Leave,
+    /// Do what is there to be done, once: the thread has been kept from its core for too long.
+    Once,
+    /// Take it over: the thread has turned to something else.
+    Over,
+}
+
 /// The background thread's opinion of the application threads.
 pub(crate) struct Opinion {
     /// When it was last thought over.
@@ -231,7 +245,7 @@ impl Opinion {
 
     /// Whether the thread that the NIC was left to has turned to something else: it has run for a while since it was first found
     /// silent, or it sleeps.
-    pub(crate) fn gone(&mut self, poller: &Poller, now_us: u64) -> bool {
+    fn gone(&mut self, poller: &Poller, now_us: u64) -> bool {
         let polled_us = poller.last_us.load(Relaxed);
         if polled_us + SILENT_US >= now_us || poller.inside.load(Relaxed) {
             self.suspect = None;
@@ -246,6 +260,19 @@ impl Opinion {
                 self.suspect = Some((polled_us, ran));
                 false
             }
+        }
+    }
+
+    /// Another look at the thread that the NIC is left to.
+    pub(crate) fn turn(&mut self, poller: &Poller, now_us: u64) -> Turn {
+        if self.gone(poller, now_us) {
+            return Turn::Over;
+        }
+        let starved = poller.last_us.load(Relaxed) + STARVED_US <= now_us && !poller.inside.load(Relaxed);
+        if starved {
+            Turn::Once
+        } else {
+            Turn::Leave
         }
     }
 
@@ -285,6 +312,20 @@ mod tests {
             assert!(took_us >= ns && took_us <= ns * 3 / 2, "{took_us} us for a thousand of {ns} ns");
             assert_eq!(p.take_us(0), 0);
         }
+    }
+
+    #[test]
+    fn a_thread_without_a_core_is_not_waited_for_for_ever() {
+        let turn = |inside: bool, later_us: u64| {
+            let (p, mut o) = (Poller::default(), Opinion::new(0));
+            p.enter(10_000);
+            p.set_inside(inside);
+            o.turn(&p, 10_000 + later_us)
+        };
+        assert_eq!(turn(false, SILENT_US), Turn::Leave);
+        assert_eq!(turn(false, STARVED_US - 1), Turn::Leave);
+        assert_eq!(turn(false, STARVED_US), Turn::Once);
+        assert_eq!(turn(true, STARVED_US), Turn::Leave, "it has the engine");
     }
 
     #[test]
