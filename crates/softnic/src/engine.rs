@@ -26,7 +26,7 @@ mod turns;
 mod tx;
 
 pub(crate) use alias::Aliases;
-pub(crate) use qps::{QpEntry, QpKind, MAX_QPS};
+pub(crate) use qps::{wipe, QpEntry, QpKind, MAX_QPS};
 
 use crate::faults::{Link, Status};
 use crate::memory::Domain;

@@ -1,6 +1,6 @@
 //! A physical QP, as a handle: every verb takes the engine's lock, calls the transport, and sends what is to be sent.
 
-use crate::engine::{Engine, QpEntry, QpKind};
+use crate::engine::{wipe, Engine, QpEntry, QpKind};
 use crate::fork;
 use crate::nic::Inner;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -231,6 +231,7 @@ impl DeviceQp for SoftQp {
         let Some(mut q) = removed else { return };
         q.release();
         self.nic.shared.domain.unuse_pd(q.pd);
+        wipe(q);
         self.send_cq.detach(&self.driver);
         self.recv_cq.detach(&self.driver);
         if !self.one_life {
