@@ -517,6 +517,7 @@ impl Requester {
     pub(crate) fn on_timeout(&mut self, now_us: u64) -> Result<(), WcStatus> {
         if self.rnr_until.is_some_and(|t| t <= now_us) {
             self.rnr_until = None;
+            self.nothing_in_flight();
         }
         if self.probe_at_us.is_some() || self.repair.is_some() {
             self.repair_timeout(now_us);

@@ -201,8 +201,13 @@ fn after_rnr_one_message_is_tried() {
         while !p.ends[0].qp.waits_for_receiver() {
             assert!(p.step());
         }
+        assert!(p.ends[0].qp.flight() >= 15 * (256 + 1024), "some of it may not have been read yet");
+        p.now_us = p.ends[0].qp.poll_timeout().unwrap();
+        let End { qp, wcs, .. } = &mut p.ends[0];
+        qp.handle_timeout(p.now_us, wcs);
+        assert_eq!(qp.flight(), 0);
         p.tracing = true;
-        while p.now_us < 1_000 + 10 * 660 {
+        while p.now_us < 1_000 + 11 * 660 {
             assert!(p.step());
         }
         let tried = sends(&p);

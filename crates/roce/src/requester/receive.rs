@@ -8,6 +8,9 @@ use crate::sq::{Data, Wqe};
 use unbroken_types::{SendOpcode, WcStatus};
 use unbroken_wire::{Ext, Packet};
 
+/// A QP keeps its share of the room for no longer than this while it waits for a receive.
+const SHORT_RNR_US: u64 = 2_000;
+
 impl Requester {
     /// Takes an acknowledgement.
     pub(crate) fn on_ack(
@@ -63,10 +66,15 @@ impl Requester {
         }
         // The peer answers: what counts timeouts starts over.
         self.retries_left = self.limits.retry_cnt;
+        let (flight, wait_us) = (self.flight, rnr_timer_us(timer));
         self.go_back();
+        if wait_us <= SHORT_RNR_US {
+            // What came behind may not have been read yet: it counts until the wait is over.
+            self.flight = flight;
+        }
         self.go_gently();
         self.ack_deadline = None;
-        self.rnr_until = Some(now_us + rnr_timer_us(timer));
+        self.rnr_until = Some(now_us + wait_us);
         Ok(())
     }
 

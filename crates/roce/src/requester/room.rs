@@ -1,7 +1,7 @@
 //! What a requester has on its way, and how long it waits for answers.
 //!
 //! Invariant: `flight` is the sum of the costs of the packets `una..next_psn`, each that of its entry ([`Requester::cost_of`]); going
-//! back makes it 0.
+//! back makes it 0, after RNR the end of the wait does, if that is short.
 //!
 //! Who is refused room waits until it is given some, so something must be on its way that asks for an answer: the last packet before
 //! a refusal does. If it did not, since the room was there and then was not, one packet more may go, which asks.
