@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// Protocol logic.
-const PURE: &[&str] = &["types", "wire", "roce", "path"];
+const PURE: &[&str] = &["types", "wire", "roce", "path", "overlay"];
 /// What a pure crate may use from outside: small crates without I/O.
 const LEAVES: &[&str] = &["crc32fast", "thiserror", "zerocopy"];
 /// Crates that do I/O. Whatever is neither here nor pure nor [`TOOLS`] is an unknown crate, and an error.
