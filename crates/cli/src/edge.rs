@@ -1,0 +1,105 @@
+//! `unbroken edge`: sets the host edge up and takes it down, shows it, and builds a network to try it in.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use unbroken_edged::lab::Lab;
+use unbroken_edged::state::State;
+
+use crate::output::{self, print, Failure};
+
+#[derive(Subcommand)]
+pub(crate) enum EdgeCommand {
+    /// Make the devices of edge.toml, start FRR and the daemon; what is right already stays
+    Up {
+        /// The configuration
+        #[arg(long, value_name = "FILE", default_value = "/etc/unbroken/edge.toml")]
+        config: PathBuf,
+        /// Show the commands and change nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Take away exactly what `up` has made
+    Down {
+        /// The name in its configuration [default: the one that is up here]
+        #[arg(long)]
+        name: Option<String>,
+    },
+    /// Build a network of namespaces to try it in (root): hosts <prefix>h1…, ToR switches <prefix>t1 and <prefix>t2
+    Lab {
+        #[command(subcommand)]
+        command: LabCommand,
+    },
+}
+
+#[derive(Subcommand)]
+pub(crate) enum LabCommand {
+    /// Build it and set all of it up
+    Up(LabArgs),
+    /// Take it down
+    Down(LabArgs),
+}
+
+#[derive(clap::Args)]
+pub(crate) struct LabArgs {
+    /// The beginning of the namespaces' names
+    #[arg(long, default_value = "edge-")]
+    prefix: String,
+    /// How many hosts
+    #[arg(long, default_value_t = 4)]
+    hosts: u8,
+    /// Milliseconds between two BFD packets
+    #[arg(long, default_value_t = 10)]
+    bfd_ms: u32,
+    /// Where rules work: none, skip_hw, both or skip_sw
+    #[arg(long, default_value = "none")]
+    rules: String,
+    /// With fast_failover
+    #[arg(long)]
+    fast_failover: bool,
+    /// With a second tenant that has the same MAC addresses
+    #[arg(long)]
+    second_tenant: bool,
+}
+
+impl LabArgs {
+    fn lab(self) -> Lab {
+        let folder = std::env::temp_dir().join(format!("unbroken-{}lab", self.prefix));
+        let LabArgs { prefix, hosts, bfd_ms, rules, fast_failover, second_tenant } = self;
+        Lab { prefix, hosts, bfd_ms, rules, fast_failover, second_tenant, folder }
+    }
+}
+
+pub(crate) fn edge(command: EdgeCommand) -> output::Result {
+    match command {
+        EdgeCommand::Up { config, dry_run } => up(&config, dry_run),
+        EdgeCommand::Down { name } => down(name.as_deref()),
+        EdgeCommand::Lab { command } => {
+            let program = std::env::current_exe().map_err(|e| Failure::io("this program", e))?;
+            match command {
+                LabCommand::Up(args) => Ok(args.lab().up(&program)?),
+                LabCommand::Down(args) => Ok(args.lab().down(&program)?),
+            }
+        }
+    }
+}
+
+fn up(path: &std::path::Path, dry_run: bool) -> output::Result {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path).map_err(|e| Failure::io(&shown, e))?;
+    let config = unbroken_edged::config::Config::parse(&text).map_err(|e| format!("{shown}: {e}"))?;
+    let state = State::of(&config.name);
+    let steps = match dry_run {
+        true => unbroken_edged::state::missing(&config),
+        false => state.up(&text),
+    };
+    let steps = steps.map_err(|e| format!("{shown}: {e}"))?;
+    let lines = steps.iter().flat_map(|s| &s.make).map(|c| c.join(" ") + "\n");
+    print(&lines.collect::<String>())
+}
+
+fn down(name: Option<&str>) -> output::Result {
+    let left = State::find(name)?.down()?;
+    left.iter().for_each(|l| eprintln!("unbroken: not undone: {l}"));
+    Ok(())
+}
