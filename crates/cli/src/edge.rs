@@ -18,6 +18,25 @@ pub(crate) enum EdgeCommand {
         /// Show the commands and change nothing
         #[arg(long)]
         dry_run: bool,
+        /// Do not start the daemon (systemd does)
+        #[arg(long)]
+        no_daemon: bool,
+    },
+    /// Show uplinks, BFD sessions, destinations and rules
+    Status {
+        /// The name in its configuration [default: the one that is up here]
+        #[arg(long)]
+        name: Option<String>,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run the daemon of an edge that is up, in the foreground
+    #[command(hide = true)]
+    Daemon {
+        /// The name in its configuration
+        #[arg(long)]
+        name: Option<String>,
     },
     /// Take away exactly what `up` has made
     Down {
@@ -72,7 +91,9 @@ impl LabArgs {
 
 pub(crate) fn edge(command: EdgeCommand) -> output::Result {
     match command {
-        EdgeCommand::Up { config, dry_run } => up(&config, dry_run),
+        EdgeCommand::Up { config, dry_run, no_daemon } => up(&config, dry_run, no_daemon),
+        EdgeCommand::Status { name, json } => status(name.as_deref(), json),
+        EdgeCommand::Daemon { name } => Ok(unbroken_edged::daemon::run_daemon(&State::find(name.as_deref())?)?),
         EdgeCommand::Down { name } => down(name.as_deref()),
         EdgeCommand::Lab { command } => {
             let program = std::env::current_exe().map_err(|e| Failure::io("this program", e))?;
@@ -84,7 +105,7 @@ pub(crate) fn edge(command: EdgeCommand) -> output::Result {
     }
 }
 
-fn up(path: &std::path::Path, dry_run: bool) -> output::Result {
+fn up(path: &std::path::Path, dry_run: bool, no_daemon: bool) -> output::Result {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|e| Failure::io(&shown, e))?;
     let config = unbroken_edged::config::Config::parse(&text).map_err(|e| format!("{shown}: {e}"))?;
@@ -94,6 +115,9 @@ fn up(path: &std::path::Path, dry_run: bool) -> output::Result {
         false => state.up(&text),
     };
     let steps = steps.map_err(|e| format!("{shown}: {e}"))?;
+    if !dry_run && !no_daemon {
+        state.start_daemon(&std::env::current_exe().map_err(|e| Failure::io("this program", e))?)?;
+    }
     let lines = steps.iter().flat_map(|s| &s.make).map(|c| c.join(" ") + "\n");
     print(&lines.collect::<String>())
 }
@@ -102,4 +126,28 @@ fn down(name: Option<&str>) -> output::Result {
     let left = State::find(name)?.down()?;
     left.iter().for_each(|l| eprintln!("unbroken: not undone: {l}"));
     Ok(())
+}
+
+fn status(name: Option<&str>, json: bool) -> output::Result {
+    let status = unbroken_edged::status::Status::read(&State::find(name)?)?;
+    if json {
+        return output::print_json(&status);
+    }
+    let head = ["uplink", "neighbour", "carrier", "bfd", "bgp"].map(String::from).to_vec();
+    let row = |u: &unbroken_edged::status::Uplink| {
+        vec![u.device.clone(), u.peer.to_string(), u.carrier.clone(), u.bfd.clone(), u.bgp.clone()]
+    };
+    let rows: Vec<Vec<String>> = [head].into_iter().chain(status.uplinks.iter().map(row)).collect();
+    let daemon = status.daemon.map_or("does not run".to_owned(), |pid| format!("process {pid}"));
+    let rules =
+        match &status.rules {
+            None => "rules: none are configured; the kernel's bridges and VXLAN devices carry the traffic\n".to_owned(),
+            Some(r) => format!(
+            "rules: {} wanted, {} present, {} in hardware; {} destinations; last convergence {} µs; failures {}{}\n",
+            r["wanted"], r["present"], r["in_hw"], r["destinations"], r["convergence_us"], r["failures"],
+            r["last_failure"].as_str().map(|f| format!(" (the last: {f})")).unwrap_or_default(),
+        ),
+        };
+    let destinations = format!("destinations from EVPN: {}\n", status.destinations);
+    print(&format!("{}: daemon {daemon}\n{}{destinations}{rules}", status.name, output::table(&rows)))
 }

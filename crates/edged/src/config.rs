@@ -99,6 +99,8 @@ pub struct Uplink {
     pub peer: Ipv4Addr,
     /// The neighbour's autonomous system.
     pub peer_asn: u32,
+    /// With `fast_failover`: what is left over when the only link to somewhere dies goes this way.
+    pub backup: bool,
     /// The line in the file.
     pub line: usize,
 }
@@ -179,6 +181,8 @@ struct RawUplink {
     address: Spanned<String>,
     peer: Spanned<String>,
     peer_asn: u32,
+    #[serde(default)]
+    backup: bool,
 }
 
 #[derive(Deserialize)]
@@ -336,7 +340,7 @@ impl Check<'_> {
             let why = format!("the peer {peer} must be another address in the network of {address}");
             return Err(self.at(raw.peer.span(), why));
         }
-        Ok(Uplink { device: self.name(raw.device)?, address, peer, peer_asn: raw.peer_asn, line })
+        Ok(Uplink { device: self.name(raw.device)?, address, peer, peer_asn: raw.peer_asn, backup: raw.backup, line })
     }
 
     fn tenant(&self, raw: RawTenant) -> Result<Tenant, String> {
@@ -436,7 +440,8 @@ address = "192.168.9.1/24"
         assert_eq!((config.asn, config.role, config.rules), (65001, Role::Host, Rules::None));
         assert_eq!((config.tenants[0].anchor(), config.tenants[0].bridge()), ("vni100".into(), "unb100".into()));
         assert_eq!(config.overlay(), None);
-        let settings = Config::parse(&GOOD.replace("asn =", "rules = \"skip_hw\"\nasn =")).unwrap().overlay().unwrap();
+        let settings =
+            Config::parse(&GOOD.replace("loopback", "rules = \"skip_hw\"\nloopback")).unwrap().overlay().unwrap();
         assert_eq!(settings.tenants[0].ports, ["rep0"]);
     }
 

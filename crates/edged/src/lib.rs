@@ -4,9 +4,15 @@
 //! (the decisions are in `overlay`). Everything here is about this machine: files, netlink, the tools of iproute2 and FRR.
 #![forbid(unsafe_code)]
 
+mod bfd;
 pub mod command;
 pub mod config;
+pub mod daemon;
+mod events;
+mod failover;
 pub mod frr;
 pub mod lab;
+pub mod netlink;
 pub mod plan;
 pub mod state;
+pub mod status;

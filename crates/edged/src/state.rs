@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -160,6 +161,36 @@ impl State {
         let left = undo(&self.made()?);
         fs::remove_dir_all(&self.folder).map_err(|e| format!("{}: {e}", self.folder.display()))?;
         Ok(left)
+    }
+
+    /// Starts the daemon, if none runs, in a process of its own.
+    pub fn start_daemon(&self, program: &Path) -> Result<(), String> {
+        if self.daemon().is_some() {
+            return Ok(());
+        }
+        let log = self.folder.join("edged.log");
+        let file = || {
+            fs::OpenOptions::new().create(true).append(true).open(&log).map_err(|e| format!("{}: {e}", log.display()))
+        };
+        let name = self.folder.file_name().unwrap_or_default();
+        let mut child = std::process::Command::new(program)
+            .args(["edge".as_ref(), "daemon".as_ref(), "--name".as_ref(), name])
+            .stdin(std::process::Stdio::null())
+            .stdout(file()?)
+            .stderr(file()?)
+            .process_group(0)
+            .spawn()
+            .map_err(|e| format!("{}: {e}", program.display()))?;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while self.daemon().is_none() {
+            let ended = child.try_wait().map_err(|e| e.to_string())?.is_some();
+            if ended || Instant::now() > deadline {
+                let why = fs::read_to_string(&log).unwrap_or_default();
+                return Err(format!("the daemon did not start: {}", why.trim()));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
     }
 
     /// Ends the daemon, which then takes its rules away.
