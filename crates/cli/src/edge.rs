@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use unbroken_edged::drain;
 use unbroken_edged::lab::Lab;
 use unbroken_edged::state::State;
 
@@ -30,6 +31,23 @@ pub(crate) enum EdgeCommand {
         /// One JSON object
         #[arg(long)]
         json: bool,
+    },
+    /// Take an uplink out of service without losing a packet: traffic moves away at both ends, then it is shut
+    Drain {
+        /// The uplink's device
+        device: String,
+        /// Put it back into service
+        #[arg(long)]
+        undo: bool,
+        /// The name in its configuration [default: the one that is up here]
+        #[arg(long)]
+        name: Option<String>,
+    },
+    /// Say what this machine lacks (kernel features, FRR, devices) and how to get it; changes nothing
+    Check {
+        /// Also check the devices of this configuration
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
     },
     /// Run the daemon of an edge that is up, in the foreground
     #[command(hide = true)]
@@ -93,6 +111,11 @@ pub(crate) fn edge(command: EdgeCommand) -> output::Result {
     match command {
         EdgeCommand::Up { config, dry_run, no_daemon } => up(&config, dry_run, no_daemon),
         EdgeCommand::Status { name, json } => status(name.as_deref(), json),
+        EdgeCommand::Drain { device, undo, name } => {
+            let state = State::find(name.as_deref())?;
+            Ok(if undo { drain::undrain(&state, &device)? } else { drain::drain(&state, &device)? })
+        }
+        EdgeCommand::Check { config } => check(config.as_deref()),
         EdgeCommand::Daemon { name } => Ok(unbroken_edged::daemon::run_daemon(&State::find(name.as_deref())?)?),
         EdgeCommand::Down { name } => down(name.as_deref()),
         EdgeCommand::Lab { command } => {
@@ -150,4 +173,18 @@ fn status(name: Option<&str>, json: bool) -> output::Result {
         };
     let destinations = format!("destinations from EVPN: {}\n", status.destinations);
     print(&format!("{}: daemon {daemon}\n{}{destinations}{rules}", status.name, output::table(&rows)))
+}
+
+fn check(config: Option<&std::path::Path>) -> output::Result {
+    let findings = unbroken_edged::check::check(config);
+    let line = |f: &unbroken_edged::check::Finding| match &f.missing {
+        None => format!("ok       {}\n", f.what),
+        Some(how) if f.needed => format!("MISSING  {}: {how}\n", f.what),
+        Some(how) => format!("without  {}: {how}\n", f.what),
+    };
+    print(&findings.iter().map(line).collect::<String>())?;
+    match findings.iter().any(|f| f.needed && f.missing.is_some()) {
+        true => Err("this machine lacks something that is needed".to_owned().into()),
+        false => Ok(()),
+    }
 }

@@ -24,6 +24,9 @@ use crate::state::{replace, State};
 /// FRR's daemons are looked after this often, and status is written at most this much later.
 const TICK_US: u64 = 1_000_000;
 
+/// Real-time priority with fast failover, below that of bfdd.
+const PRIORITY: &str = "10";
+
 /// Runs until SIGTERM or SIGINT.
 pub fn run_daemon(state: &State) -> Result<(), String> {
     let mut signals = SigSet::empty();
@@ -36,6 +39,10 @@ pub fn run_daemon(state: &State) -> Result<(), String> {
         return Err("a daemon runs here already".into());
     }
     replace(&state.folder().join("edged.pid"), &std::process::id().to_string())?;
+    if state.config()?.fast_failover {
+        // A few milliseconds are what it is for. Where it is not allowed it is merely later.
+        let _ = run(&["chrt", "-a", "-f", "-p", PRIORITY, &std::process::id().to_string()]);
+    }
     let mut daemon = Daemon::open(state)?;
     let result = daemon.run(&signals);
     daemon.close();

@@ -177,10 +177,19 @@ pub fn text(config: &Config, daemon: &str) -> String {
 /// Each uplink is a session of its own (eBGP). A host tells of itself only, so that nobody sends through it.
 fn bgp(config: &Config) -> String {
     let Config { asn, loopback, .. } = config;
+    let own = if config.role == Role::Host { "match as-path own\n " } else { "" };
     let mut text = format!(
         "bgp as-path access-list own permit ^$\n\
          route-map own permit 10\n \
           match as-path own\n\
+         exit\n\
+         route-map drain-out permit 10\n \
+          {own}\
+          set community graceful-shutdown additive\n \
+          set as-path prepend {asn} {asn} {asn}\n\
+         exit\n\
+         route-map drain-in permit 10\n \
+          set local-preference 0\n\
          exit\n\
          router bgp {asn}\n \
           bgp router-id {loopback}\n \

@@ -174,7 +174,7 @@ impl Lab {
             &format!("10.3.0.{}", other - 1),
             65_100 + u32::from(other),
         );
-        text
+        text + "backup = true\n"
     }
 }
 
@@ -219,5 +219,6 @@ mod tests {
             }
         }
         assert_eq!(tors[0].uplinks[3].peer, tors[1].uplinks[3].address.address);
+        assert!(tors.iter().all(|t| t.uplinks.iter().filter(|u| u.backup).count() == 1));
     }
 }

@@ -5,9 +5,11 @@
 #![forbid(unsafe_code)]
 
 mod bfd;
+pub mod check;
 pub mod command;
 pub mod config;
 pub mod daemon;
+pub mod drain;
 mod events;
 mod failover;
 pub mod frr;
