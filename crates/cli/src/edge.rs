@@ -62,6 +62,18 @@ pub(crate) enum EdgeCommand {
         #[arg(long)]
         name: Option<String>,
     },
+    /// Show RDMA traffic outliving an uplink that falls silent, and where the time went (root; needs perftest and FRR)
+    Demo {
+        /// Leave it to FRR alone
+        #[arg(long)]
+        no_fast_failover: bool,
+        /// Milliseconds between two BFD packets
+        #[arg(long, default_value_t = 10)]
+        bfd_ms: u32,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
     /// Build a network of namespaces to try it in (root): hosts <prefix>h1…, ToR switches <prefix>t1 and <prefix>t2
     Lab {
         #[command(subcommand)]
@@ -113,11 +125,27 @@ pub(crate) fn edge(command: EdgeCommand) -> output::Result {
         EdgeCommand::Status { name, json } => status(name.as_deref(), json),
         EdgeCommand::Drain { device, undo, name } => {
             let state = State::find(name.as_deref())?;
-            Ok(if undo { drain::undrain(&state, &device)? } else { drain::drain(&state, &device)? })
+            let done = if undo { drain::undrain(&state, &device) } else { drain::drain(&state, &device) };
+            Ok(done?)
         }
         EdgeCommand::Check { config } => check(config.as_deref()),
         EdgeCommand::Daemon { name } => Ok(unbroken_edged::daemon::run_daemon(&State::find(name.as_deref())?)?),
         EdgeCommand::Down { name } => down(name.as_deref()),
+        EdgeCommand::Demo { no_fast_failover, bfd_ms, json } => {
+            let lab = Lab {
+                prefix: format!("demo{}", std::process::id()),
+                hosts: 2,
+                bfd_ms,
+                rules: "none".into(),
+                fast_failover: !no_fast_failover,
+                second_tenant: false,
+                folder: std::env::temp_dir().join(format!("unbroken-edge-demo-{}", std::process::id())),
+            };
+            let program = std::env::current_exe().map_err(|e| Failure::io("this program", e))?;
+            let done = crate::edge_demo::demo(&lab, &program, json);
+            let _ = std::fs::remove_dir_all(&lab.folder);
+            done
+        }
         EdgeCommand::Lab { command } => {
             let program = std::env::current_exe().map_err(|e| Failure::io("this program", e))?;
             match command {

@@ -8,6 +8,7 @@
 mod args;
 mod demo;
 mod edge;
+mod edge_demo;
 mod events;
 mod fabric;
 mod fault;

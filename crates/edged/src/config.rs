@@ -166,6 +166,8 @@ pub struct Config {
     pub resync_s: u32,
     /// The daemon acts on a dead neighbour itself, before BGP.
     pub fast_failover: bool,
+    /// FRR is configured and run here; otherwise routes and forwarding entries are somebody else's work.
+    pub frr: bool,
     /// When a neighbour is taken for dead.
     pub bfd: Bfd,
     /// Links.
@@ -218,10 +220,16 @@ struct Raw {
     resync_s: Option<Spanned<u32>>,
     #[serde(default)]
     fast_failover: bool,
+    #[serde(default = "yes")]
+    frr: bool,
     bfd: Option<Spanned<Bfd>>,
     uplink: Vec<RawUplink>,
     #[serde(default)]
     tenant: Vec<RawTenant>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl Config {
@@ -314,6 +322,9 @@ impl Check<'_> {
         if !(10..=60_000).contains(&bfd.interval_ms) || !(2..=255).contains(&bfd.multiplier) {
             return Err(self.at(bfd_at, "bfd: interval_ms may be 10 to 60000 and multiplier 2 to 255"));
         }
+        if raw.fast_failover && !raw.frr {
+            return Err("line 1: fast_failover needs FRR's BFD; it cannot be with frr = false".into());
+        }
         let config = Config {
             name: self.name(raw.name)?,
             role: raw.role,
@@ -324,6 +335,7 @@ impl Check<'_> {
             priority: self.ranged(raw.priority, unbroken_overlay::DEFAULT_PRIORITY, 1..=65_535, "priority")?,
             resync_s: self.ranged(raw.resync_s, 10, 1..=3600, "resync_s")?,
             fast_failover: raw.fast_failover,
+            frr: raw.frr,
             bfd,
             uplinks: raw.uplink.into_iter().map(|u| self.uplink(u)).collect::<Result<_, _>>()?,
             tenants: raw.tenant.into_iter().map(|t| self.tenant(t)).collect::<Result<_, _>>()?,

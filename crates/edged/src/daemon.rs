@@ -51,6 +51,7 @@ pub fn run_daemon(state: &State) -> Result<(), String> {
 
 struct Daemon {
     state: State,
+    with_frr: bool,
     settings: Option<Settings>,
     reconciler: Option<Reconciler>,
     kernel: Kernel,
@@ -83,6 +84,7 @@ impl Daemon {
             failover,
             events: Events::open(state.folder()).map_err(|e| format!("events: {e}"))?,
             state: state.clone(),
+            with_frr: config.frr,
             next_tick_us: 0,
             written: Value::Null,
             rounds: 0,
@@ -203,14 +205,16 @@ impl Daemon {
 
     /// Starts what has died of FRR, finds bfdd, and writes the status if it is another one.
     fn tick(&mut self) {
-        let frr = self.state.frr();
-        match frr.start() {
-            Ok(started) if !started.is_empty() => self.events.write("frr", json!({ "started": started })),
-            Ok(_) => {}
-            Err(error) => self.events.write("error", json!({ "what": error })),
-        }
-        if self.bfd.is_none() {
-            self.bfd = Bfd::open(&frr.bfd_socket()).ok();
+        if self.with_frr {
+            let frr = self.state.frr();
+            match frr.start() {
+                Ok(started) if !started.is_empty() => self.events.write("frr", json!({ "started": started })),
+                Ok(_) => {}
+                Err(error) => self.events.write("error", json!({ "what": error })),
+            }
+            if self.bfd.is_none() {
+                self.bfd = Bfd::open(&frr.bfd_socket()).ok();
+            }
         }
         let bfd = self.bfd.as_ref().map(|b| json!(b.states)).unwrap_or_default();
         let rules = self.reconciler.as_ref().map(|r| {

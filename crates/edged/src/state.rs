@@ -144,12 +144,14 @@ impl State {
                 }
             }
         }
-        let frr = self.frr();
-        // Daemons that run with another configuration are started anew.
-        if frr.configure(config)? {
-            frr.stop()?;
+        if config.frr {
+            let frr = self.frr();
+            // Daemons that run with another configuration are started anew.
+            if frr.configure(config)? {
+                frr.stop()?;
+            }
+            frr.start()?;
         }
-        frr.start()?;
         replace(&self.folder.join("netns"), &network_namespace().unwrap_or_default())?;
         replace(&self.config_path(), text)
     }

@@ -24,7 +24,7 @@ fn carried_out(ops: &[Op], settings: &Settings) -> Rules {
     for op in ops {
         match *op {
             Op::AddAction { id, spec } => {
-                rules.actions.push(Action { id, spec: Some(spec), cookie: true, bound: 1 });
+                rules.actions.push(Action { id, spec: Some(spec), cookie: true, offload: settings.offload, bound: 1 });
             }
             Op::PutFilter { ifindex, handle, matches, actions, .. } => rules.filters.push(Filter {
                 ifindex,

@@ -170,7 +170,7 @@ impl<'a> Actions<'a> {
         let ours: Vec<&Action> = actions.iter().filter(|a| own.indexes.contains(&a.id.index) && cookie(a)).collect();
         let mut by_spec: HashMap<ActionSpec, ActionId> = HashMap::new();
         for action in &ours {
-            if let Some(spec) = action.spec {
+            if let Some(spec) = action.spec.filter(|_| action.offload == settings.offload) {
                 match by_spec.entry(spec) {
                     Entry::Vacant(place) => {
                         place.insert(action.id);

@@ -201,6 +201,8 @@ pub struct Action {
     pub spec: Option<ActionSpec>,
     /// Whether it has our cookie.
     pub cookie: bool,
+    /// Where it is to work; the kernel binds a filter only to actions that work where it does.
+    pub offload: Offload,
     /// How many filters refer to it.
     pub bound: u32,
 }

@@ -78,7 +78,7 @@ fn carry_out(kernel: &mut Kernel, settings: &Settings) -> Result<Plan, String> {
 /// Somebody else's filter on each port, at our priority and handle, and an action with one of our numbers.
 fn add_foreign(kernel: &mut Kernel) {
     let id = ActionId { kind: ActionKind::TunnelKey, index: 100 };
-    let action = KernelAction { spec: Some(ActionSpec::Decap), cookie: false, foreign: true };
+    let action = KernelAction { spec: Some(ActionSpec::Decap), cookie: false, offload: Offload::Both, foreign: true };
     kernel.actions.insert(id, action);
     for port in 4..=6 {
         kernel.clsact.insert(port);
@@ -166,6 +166,17 @@ fn destinations_of_a_host_share_its_action() {
         matches!(ops[..], [Op::AddAction { .. }, Op::PutFilter { replace: true, .. }, Op::PutFilter { .. }]),
         "{ops:?}"
     );
+}
+
+#[test]
+fn rules_that_are_to_work_elsewhere_get_new_actions() {
+    let mut kernel = kernel(&[(false, 1, 2), (true, 1, 2)]);
+    for offload in [Offload::SkipHw, Offload::Both, Offload::SkipSw] {
+        let settings = settings(Mutation::None, offload);
+        carry_out(&mut kernel, &settings).unwrap();
+        assert!(kernel.filters.values().all(|f| f.offload == offload));
+        assert!(kernel.actions.values().all(|a| a.offload == offload));
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink_packet_core::{DefaultNla, Nla as _, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::tc::{
     TcAction, TcActionAttribute, TcActionGeneric, TcActionMessage, TcActionMessageAttribute, TcActionMessageFlags,
     TcActionMessageFlagsWithSelector, TcActionMirrorOption, TcActionOption, TcActionTunnelKeyOption, TcActionType,
@@ -21,6 +21,10 @@ const TUNNEL_KEY_UNSET: i32 = 2;
 const SKIP_HW: u32 = 1;
 const SKIP_SW: u32 = 2;
 const IN_HW: u32 = 4;
+/// Flags of an action (TCA_ACT_FLAGS), which must say the same as those of a filter that it is bound to. The library has no name for them.
+const ACT_FLAGS: u16 = 7;
+const ACT_SKIP_HW: u32 = 1 << 1;
+const ACT_SKIP_SW: u32 = 1 << 2;
 const WHOLE_MAC: [u8; 6] = [0xff; 6];
 const WHOLE_IP: Ipv4Addr = Ipv4Addr::BROADCAST;
 
@@ -167,17 +171,30 @@ pub(super) fn actions(message: &RouteNetlinkMessage, all: &mut Vec<Action>) {
 
 fn parse(action: &TcAction) -> Option<Action> {
     let (mut kind, mut cookie, mut generic, mut spec) = (None, false, None, None);
+    let mut offload = Offload::Both;
     for attribute in &action.attributes {
         match attribute {
             TcActionAttribute::Kind(name) => kind = KINDS.into_iter().find(|k| kind_name(*k) == name),
             TcActionAttribute::Cookie(bytes) => cookie = bytes == COOKIE,
             TcActionAttribute::Options(options) => (generic, spec) = parse_options(options),
+            TcActionAttribute::Other(other) if other.kind() == ACT_FLAGS => offload = parse_flags(other),
             _ => {}
         }
     }
     let (kind, generic): (_, TcActionGeneric) = (kind?, generic?);
     let id = ActionId { kind, index: generic.index };
-    Some(Action { id, spec, cookie, bound: u32::try_from(generic.bindcnt).unwrap_or(0) })
+    Some(Action { id, spec, cookie, offload, bound: u32::try_from(generic.bindcnt).unwrap_or(0) })
+}
+
+fn parse_flags(flags: &DefaultNla) -> Offload {
+    let mut bytes = vec![0; flags.value_len()];
+    flags.emit_value(&mut bytes);
+    let value = bytes.first_chunk::<4>().map_or(0, |b| u32::from_ne_bytes(*b));
+    match (value & ACT_SKIP_SW != 0, value & ACT_SKIP_HW != 0) {
+        (true, _) => Offload::SkipSw,
+        (_, true) => Offload::SkipHw,
+        _ => Offload::Both,
+    }
 }
 
 fn parse_options(options: &[TcActionOption]) -> (Option<TcActionGeneric>, Option<ActionSpec>) {
@@ -219,10 +236,13 @@ pub(super) fn operation(op: &Op, settings: &Settings) -> (RouteNetlinkMessage, u
             message.attributes = vec![TcAttribute::Kind("clsact".into())];
             (RouteNetlinkMessage::NewQueueDiscipline(message), new)
         }
-        Op::AddAction { id, spec } => (RouteNetlinkMessage::NewTrafficAction(actions_message(make(*id, *spec))), new),
-        Op::EditAction { id, spec } => {
-            (RouteNetlinkMessage::NewTrafficAction(actions_message(make(*id, *spec))), NLM_F_CREATE | NLM_F_REPLACE)
+        Op::AddAction { id, spec } => {
+            (RouteNetlinkMessage::NewTrafficAction(actions_message(make(*id, *spec, settings.offload))), new)
         }
+        Op::EditAction { id, spec } => (
+            RouteNetlinkMessage::NewTrafficAction(actions_message(make(*id, *spec, settings.offload))),
+            NLM_F_CREATE | NLM_F_REPLACE,
+        ),
         Op::DelAction { id } => {
             let index = TcActionAttribute::Index(id.index);
             (RouteNetlinkMessage::DelTrafficAction(actions_message(action(id.kind, vec![index]))), 0)
@@ -280,9 +300,17 @@ fn action(kind: ActionKind, attributes: Vec<TcActionAttribute>) -> TcAction {
 }
 
 /// A shared action that is to be made.
-fn make(id: ActionId, spec: ActionSpec) -> TcAction {
+fn make(id: ActionId, spec: ActionSpec, offload: Offload) -> TcAction {
     let options = TcActionAttribute::Options(parameters(id, Some(spec)));
-    action(id.kind, vec![options, TcActionAttribute::Cookie(COOKIE.to_vec())])
+    let flag = match offload {
+        Offload::SkipHw => ACT_SKIP_HW,
+        Offload::Both => 0,
+        Offload::SkipSw => ACT_SKIP_SW,
+    };
+    // struct nla_bitfield32: value, and which bits of it are meant
+    let bits = [flag, ACT_SKIP_HW | ACT_SKIP_SW].iter().flat_map(|b| b.to_ne_bytes()).collect();
+    let flags = TcActionAttribute::Other(DefaultNla::new(ACT_FLAGS, bits));
+    action(id.kind, vec![options, TcActionAttribute::Cookie(COOKIE.to_vec()), flags])
 }
 
 /// What an action does; none: only its number, to refer to it.
@@ -323,8 +351,10 @@ mod tests {
 
     fn round(spec: ActionSpec) {
         let id = ActionId { kind: spec.kind(), index: 7 };
-        let parsed = parse(&make(id, spec)).unwrap();
-        assert_eq!(parsed, Action { id, spec: Some(spec), cookie: true, bound: 0 });
+        for offload in [Offload::SkipHw, Offload::Both, Offload::SkipSw] {
+            let parsed = parse(&make(id, spec, offload)).unwrap();
+            assert_eq!(parsed, Action { id, spec: Some(spec), cookie: true, offload, bound: 0 });
+        }
     }
 
     #[test]

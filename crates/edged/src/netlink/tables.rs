@@ -44,9 +44,33 @@ pub(super) fn fdb_entry(message: &RouteNetlinkMessage) -> Option<FdbEntry> {
                 has_mac = true;
             }
             NeighbourAttribute::Destination(NeighbourAddress::Inet(dst)) => found.dst = Some(*dst),
-            // A bridge's tables may have several networks each; ours have one.
+            // In a bridge's tables the address has a family that only its length tells.
+            NeighbourAttribute::Destination(NeighbourAddress::Other(bytes)) => {
+                found.dst = bytes.first_chunk::<4>().filter(|_| bytes.len() == 4).map(|b| (*b).into());
+            }
             _ => {}
         }
     }
     has_mac.then_some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn a_vxlan_entry_has_its_host() {
+        let mut message = NeighbourMessage::default();
+        message.header.family = AddressFamily::Bridge;
+        (message.header.ifindex, message.header.flags) = (7, NeighbourFlags::Own | NeighbourFlags::ExtLearned);
+        message.attributes = vec![
+            NeighbourAttribute::LinkLayerAddress(vec![2, 0, 0, 0, 9, 2]),
+            // as the kernel's bytes are read for this family
+            NeighbourAttribute::Destination(NeighbourAddress::Other(vec![10, 255, 0, 2])),
+        ];
+        let entry = fdb_entry(&RouteNetlinkMessage::NewNeighbour(message)).unwrap();
+        assert_eq!((entry.ifindex, entry.mac, entry.extern_learn), (7, Mac([2, 0, 0, 0, 9, 2]), true));
+        assert_eq!(entry.dst, Some(Ipv4Addr::new(10, 255, 0, 2)));
+    }
 }

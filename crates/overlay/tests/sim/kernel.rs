@@ -21,6 +21,7 @@ pub struct KernelFilter {
 pub struct KernelAction {
     pub spec: Option<ActionSpec>,
     pub cookie: bool,
+    pub offload: Offload,
     pub foreign: bool,
 }
 
@@ -90,8 +91,13 @@ impl Kernel {
     }
 
     pub fn action_table(&self) -> Vec<Action> {
-        let view =
-            |(&id, a): (&ActionId, &KernelAction)| Action { id, spec: a.spec, cookie: a.cookie, bound: self.bound(id) };
+        let view = |(&id, a): (&ActionId, &KernelAction)| Action {
+            id,
+            spec: a.spec,
+            cookie: a.cookie,
+            offload: a.offload,
+            bound: self.bound(id),
+        };
         self.actions.iter().map(view).collect()
     }
 
@@ -111,7 +117,10 @@ impl Kernel {
                 if matches!(spec, ActionSpec::Redirect { ifindex } if !self.links.contains_key(&ifindex)) {
                     return Err("ENODEV".into());
                 }
-                self.actions.insert(id, KernelAction { spec: Some(spec), cookie: true, foreign: false });
+                self.actions.insert(
+                    id,
+                    KernelAction { spec: Some(spec), cookie: true, offload: settings.offload, foreign: false },
+                );
                 Ok(())
             }
             Op::PutFilter { ifindex, handle, replace, matches, actions } => {
@@ -161,6 +170,9 @@ impl Kernel {
         }
         if actions.iter().any(|a| !self.actions.contains_key(a)) {
             return Err("EINVAL: no such action".into());
+        }
+        if actions.iter().any(|a| self.actions[a].offload != settings.offload) {
+            return Err("EINVAL: action and filter are to work in different places".into());
         }
         let same = |(k, f): (&FilterKey, &KernelFilter)| {
             (k.0, k.1) == (key.0, key.1) && k.2 != key.2 && f.matches == Some(matches)

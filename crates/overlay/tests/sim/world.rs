@@ -384,7 +384,12 @@ impl World {
         // Numbers of ours without our cookie, or others with it: neither makes it ours.
         let index = if cookie { 1 + self.rng.below(50) as u32 } else { own.indexes.start + self.rng.below(8) as u32 };
         let id = ActionId { kind: ActionKind::Mirred, index };
-        let action = KernelAction { spec: Some(ActionSpec::Redirect { ifindex: 1 }), cookie, foreign: true };
+        let action = KernelAction {
+            spec: Some(ActionSpec::Redirect { ifindex: 1 }),
+            cookie,
+            offload: Offload::Both,
+            foreign: true,
+        };
         self.kernel.actions.entry(id).or_insert(action);
         if self.kernel.actions[&id].foreign {
             let device = self.rng.pick(&["rep0", "rep2", "vni100", "other"]).and_then(|d| self.kernel.ifindex(d));
