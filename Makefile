@@ -2,7 +2,7 @@
 CARGO ?= cargo
 BUILD  = target/release
 
-.PHONY: all demo test test-long test-torch test-edge lint bench clean
+.PHONY: all demo test test-long test-torch test-edge test-vm lint bench clean
 
 all:
 	$(CARGO) build --release -p unbroken-cli
@@ -25,6 +25,10 @@ test-torch: apt-test all
 test-edge: apt-edge all
 	$(CARGO) run -q --release -p unbroken-overlay --example scale
 	tests/edge/run.py
+
+# tc rules in a VM with Debian's own kernel (root; QEMU from Debian; what it needs is made once in ~/.cache/unbroken/vm).
+test-vm: all
+	tests/vm/run.sh "bash $(CURDIR)/tests/vm/rules.sh $(CURDIR)/$(BUILD)/unbroken"
 
 bench: apt-test all
 	benches/run.sh

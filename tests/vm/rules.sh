@@ -60,17 +60,17 @@ within 20 "so they do after their qdisc was removed" '[ "$(rules)" = 1 ]'
 tc -n hA filter add dev rep0 ingress prio 7 protocol ip flower dst_ip 9.9.9.9 action drop
 for i in $(seq 3 60); do printf 'fdb replace 02:00:00:00:09:%02x dev vni100 dst 10.255.0.%d self extern_learn\n' $i $i; done | bridge -n hA -batch -
 within 30 "58 more destinations on 58 hosts" '[ "$(rules)" = 59 ]'
-is "a tunnel action for each host" '[ "$(tc -n hA actions ls action tunnel_key | grep -c "tunnel_key.*set")" = 59 ]'
+is "a tunnel action for each host" '[ "$(tc -n hA actions ls action tunnel_key | grep -c "tunnel_key  set")" = 59 ]'
 kill -9 $(cat /run/unbroken-edge/hA/edged.pid)
 bridge -n hA fdb del 02:00:00:00:09:03 dev vni100 dst 10.255.0.3 self
 ip netns exec hA $U edge up --config /tmp/hA.toml >/dev/null
 within 30 "a daemon that was killed takes over what is there" '[ "$(rules)" = 58 ]'
-is "and removes the action that nobody refers to" '[ "$(tc -n hA actions ls action tunnel_key | grep -c "tunnel_key.*set")" = 58 ]'
+is "and removes the action that nobody refers to" '[ "$(tc -n hA actions ls action tunnel_key | grep -c "tunnel_key  set")" = 58 ]'
 ops() { ip netns exec hA $U edge status --json | python3 -c 'import json,sys; r=json.load(sys.stdin)["rules"]; print(r["operations"], r["failures"], r["present"])'; }
 sleep 2; before=$(ops); sleep 7
 is "in the steady state nothing is written ($before)" '[ "$(ops)" = "$before" ]'
 is "somebody else's rule is still there" 'tc -n hA filter show dev rep0 ingress | grep -q "dst_ip 9.9.9.9"'
 cat /run/unbroken-edge/hA/events.jsonl | tail -5
 for h in A B; do ip netns exec h$h $U edge down; done
-is "after 'down' tc is as before" 'tc -n hA qdisc show | diff - /tmp/before && [ -z "$(tc -n hA actions ls action tunnel_key)$(tc -n hA actions ls action mirred)" ]'
+is "after 'down' tc is as before" 'tc -n hA qdisc show | diff - /tmp/before && ! { tc -n hA actions ls action tunnel_key; tc -n hA actions ls action mirred; } | grep index'
 exit $failed

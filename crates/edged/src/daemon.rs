@@ -24,6 +24,9 @@ use crate::state::{replace, State};
 /// FRR's daemons are looked after this often, and status is written at most this much later.
 const TICK_US: u64 = 1_000_000;
 
+/// How long rules are tried to be removed at the end.
+const REMOVAL_US: u64 = 2_000_000;
+
 /// Real-time priority with fast failover, below that of bfdd.
 const PRIORITY: &str = "10";
 
@@ -249,6 +252,27 @@ impl Daemon {
     }
 
     fn remove_rules(&mut self, settings: &Settings) -> Result<(), String> {
+        // A filter lets go of its actions a moment after it was removed, so they may take another pass.
+        let deadline = now_us() + REMOVAL_US;
+        let mut first = self.remove_what_can_be(settings);
+        while !matches!(first, Ok(true)) && now_us() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+            first = self.remove_what_can_be(settings);
+        }
+        let first = first.map(drop);
+        let Dump::Links(links) = self.kernel.dump(Table::Links, settings) else { return first };
+        for link in links.iter().filter(|l| self.clsact.contains(&l.ifindex)) {
+            let nobody =
+                |side: &str| run(&["tc", "filter", "show", "dev", &link.name, side]).is_ok_and(|t| t.is_empty());
+            if nobody("ingress") && nobody("egress") {
+                let _ = run(&["tc", "qdisc", "del", "dev", &link.name, "clsact"]);
+            }
+        }
+        first
+    }
+
+    /// Gives whether nothing of ours is left.
+    fn remove_what_can_be(&mut self, settings: &Settings) -> Result<bool, String> {
         let mut rules = Rules::default();
         for table in [Table::Clsact, Table::Filters, Table::Actions] {
             match self.kernel.dump(table, settings) {
@@ -261,15 +285,13 @@ impl Daemon {
         }
         let plan = diff(settings, &Wanted::default(), &rules);
         let failures = self.kernel.apply(&plan.ops, settings).map_err(|e| e.to_string())?;
-        let first = failures.first().map_or(Ok(()), |(_, e)| Err(e.clone()));
-        let Dump::Links(links) = self.kernel.dump(Table::Links, settings) else { return first };
-        for link in links.iter().filter(|l| self.clsact.contains(&l.ifindex)) {
-            let nobody =
-                |side: &str| run(&["tc", "filter", "show", "dev", &link.name, side]).is_ok_and(|t| t.is_empty());
-            if nobody("ingress") && nobody("egress") {
-                let _ = run(&["tc", "qdisc", "del", "dev", &link.name, "clsact"]);
-            }
+        let is_ours = |a: &&unbroken_overlay::Action| a.cookie && settings.own.indexes.contains(&a.id.index);
+        // An action that a filter still holds is not among the operations.
+        let waits = rules.actions.iter().filter(is_ours).count()
+            > plan.ops.iter().filter(|o| matches!(o, Op::DelAction { .. })).count();
+        match failures.first() {
+            Some((_, error)) => Err(error.clone()),
+            None => Ok(!waits),
         }
-        first
     }
 }
