@@ -173,7 +173,7 @@ fn cut(lab: &Lab, runtime: &Runtime, uplink: &str, receiver: u32, bytes: &dyn Fn
     Ok(json!({
         "uplink": uplink, "outage_us": gap.map(|g| g.len_us), "detection_us": detection_us,
         "routing_us": routed_us.zip(detection_us).map(|(r, d)| r.saturating_sub(d)),
-        "reconciliation_us": 0, "rates_gbps": rates, "bin_us": BIN_US, "fault_bin": BEFORE,
+        "rates_gbps": rates, "bin_us": BIN_US, "fault_bin": BEFORE,
     }))
 }
 
