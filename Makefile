@@ -2,7 +2,7 @@
 CARGO ?= cargo
 BUILD  = target/release
 
-.PHONY: all demo test test-long test-torch lint bench clean
+.PHONY: all demo test test-long test-torch test-edge test-vm lint bench clean
 
 all:
 	$(CARGO) build --release -p unbroken-cli
@@ -21,6 +21,15 @@ test-long: apt-test all
 test-torch: apt-test all
 	tests/torch/run.sh
 
+# The host edge in network namespaces with real FRR (root).
+test-edge: apt-edge all
+	$(CARGO) run -q --release -p unbroken-overlay --example scale
+	tests/edge/run.py
+
+# tc rules in a VM with Debian's own kernel (root; QEMU from Debian; what it needs is made once in ~/.cache/unbroken/vm).
+test-vm: all
+	tests/vm/run.sh "bash $(CURDIR)/tests/vm/rules.sh $(CURDIR)/$(BUILD)/unbroken"
+
 bench: apt-test all
 	benches/run.sh
 
@@ -29,11 +38,14 @@ lint:
 	$(CARGO) clippy --workspace --all-targets --release -- -D warnings
 
 # Debian packages: installed where this user may (root, or sudo without a password), else named.
-.PHONY: apt-demo apt-test
+.PHONY: apt-demo apt-test apt-edge
 apt-demo:
 	@tests/apt.sh perftest ibverbs-utils libibverbs-dev make
 apt-test:
 	@tests/apt.sh perftest ibverbs-utils make libibverbs-dev tshark iperf3 nftables iproute2 g++ python3-venv python3-pyverbs ucx-utils openmpi-bin hpcc qperf util-linux mount
+
+apt-edge:
+	@tests/apt.sh frr iproute2 nftables perftest iputils-ping procps util-linux
 
 clean:
 	$(CARGO) clean

@@ -11,11 +11,11 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// Protocol logic.
-const PURE: &[&str] = &["types", "wire", "roce", "path"];
+const PURE: &[&str] = &["types", "wire", "roce", "path", "overlay"];
 /// What a pure crate may use from outside: small crates without I/O.
 const LEAVES: &[&str] = &["crc32fast", "hmac", "sha2", "thiserror", "zerocopy"];
 /// Crates that do I/O. Whatever is neither here nor pure nor [`TOOLS`] is an unknown crate, and an error.
-const SHELLS: &[&str] = &["verbs", "fabric", "softnic", "directory", "shift", "preload", "telemetry", "cli"];
+const SHELLS: &[&str] = &["verbs", "fabric", "softnic", "directory", "shift", "preload", "telemetry", "edged", "cli"];
 /// Harnesses.
 const TOOLS: &[&str] = &["sim", "trial", "bench", "xtask"];
 /// Crates that may use `unsafe` (`directory`: only the call that opens LMDB, since a file is mapped there).

@@ -66,6 +66,11 @@ The NICs are the devices unb0, unb1, … of the program.")]
         #[arg(long, short)]
         follow: bool,
     },
+    /// One device over two uplinks: set a host up for it, or try it out
+    Edge {
+        #[command(subcommand)]
+        command: crate::edge::EdgeCommand,
+    },
     /// Show an RDMA program outliving the death of its NIC, with figures, and the same without failover
     #[command(after_help = "Needs perftest (ib_write_bw) and a C compiler; it has a fabric of its own.")]
     Demo(crate::demo::DemoArgs),

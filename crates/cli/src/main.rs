@@ -7,6 +7,8 @@
 
 mod args;
 mod demo;
+mod edge;
+mod edge_demo;
 mod events;
 mod fabric;
 mod fault;
@@ -64,6 +66,7 @@ fn execute(args: Args) -> output::Result {
         },
         Command::Status { json } => status::status(&runtime, json),
         Command::Events { json, follow } => events::events(&runtime, json, follow),
+        Command::Edge { command } => edge::edge(command),
         Command::Demo(args) => demo::demo(&args),
     }
 }

@@ -1,0 +1,44 @@
+//! What happened, one JSON object a line, with the time (CLOCK_MONOTONIC, µs). One older file is kept when it grows.
+
+use std::fs::{rename, File, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use rustix::time::{clock_gettime, ClockId};
+use serde_json::{json, Value};
+
+const LARGEST_BYTES: u64 = 4 << 20;
+
+/// The clock of all events.
+pub fn now_us() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1_000
+}
+
+/// The log of one host.
+pub struct Events {
+    path: PathBuf,
+    file: File,
+}
+
+impl Events {
+    /// Opens it, to write behind what is there.
+    pub fn open(folder: &Path) -> Result<Events, std::io::Error> {
+        let path = folder.join("events.jsonl");
+        let file = OpenOptions::new().create(true).append(true).open(&path)?;
+        Ok(Events { path, file })
+    }
+
+    /// Writes one down. A full disk must not stop the daemon.
+    pub fn write(&mut self, event: &str, mut what: Value) {
+        what["time_us"] = json!(now_us());
+        what["event"] = json!(event);
+        let _ = writeln!(self.file, "{what}");
+        if self.file.metadata().is_ok_and(|m| m.len() > LARGEST_BYTES) {
+            let _ = rename(&self.path, self.path.with_extension("jsonl.old"));
+            if let Ok(file) = OpenOptions::new().create(true).append(true).open(&self.path) {
+                self.file = file;
+            }
+        }
+    }
+}

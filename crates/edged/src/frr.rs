@@ -1,0 +1,231 @@
+//! FRR: its configuration for EVPN and BFD, and an instance of its daemons for this host alone.
+//!
+//! The instance has its own files and sockets under the host's folder, so a FRR that the system runs is not touched; but only one
+//! bgpd can listen at port 179 in a network namespace.
+
+use std::fmt::Write as _;
+use std::os::unix::fs::{chown, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::command;
+use crate::config::{Config, Role};
+
+/// Where Debian has FRR's daemons.
+pub const DAEMONS: &str = "/usr/lib/frr";
+/// In the order in which they are started.
+pub const NAMES: [&str; 3] = ["zebra", "bfdd", "bgpd"];
+const START: Duration = Duration::from_secs(10);
+/// bfdd sends every few milliseconds: other work must not delay it, or a link is taken for dead.
+const BFDD_PRIORITY: &str = "20";
+
+/// An instance of FRR under a folder.
+#[derive(Clone, Debug)]
+pub struct Frr {
+    folder: PathBuf,
+}
+
+impl Frr {
+    /// The one of the host with this folder.
+    pub fn new(state: &Path) -> Frr {
+        Frr { folder: state.join("frr") }
+    }
+
+    /// Where bfdd tells of its sessions.
+    pub fn bfd_socket(&self) -> PathBuf {
+        self.folder.join("bfdd.sock")
+    }
+
+    fn pid_file(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("{name}.pid"))
+    }
+
+    /// The process of a daemon, if it runs.
+    pub fn pid(&self, name: &str) -> Option<u32> {
+        let pid: u32 = std::fs::read_to_string(self.pid_file(name)).ok()?.trim().parse().ok()?;
+        let command = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        // The number may have gone to another process.
+        let folder = self.folder.to_str()?.as_bytes();
+        command.windows(folder.len()).any(|w| w == folder).then_some(pid)
+    }
+
+    /// Writes the configuration. Gives whether it is another one than before.
+    pub fn configure(&self, config: &Config) -> Result<bool, String> {
+        let io = |e: std::io::Error| format!("{}: {e}", self.folder.display());
+        std::fs::create_dir_all(&self.folder).map_err(io)?;
+        std::fs::set_permissions(&self.folder, std::fs::Permissions::from_mode(0o755)).map_err(io)?;
+        let (user, group) = frr_user()?;
+        chown(&self.folder, Some(user), Some(group)).map_err(io)?;
+        let mut changed = false;
+        for name in NAMES {
+            let path = self.folder.join(format!("{name}.conf"));
+            let text = text(config, name);
+            if std::fs::read_to_string(&path).ok().as_deref() != Some(&text) {
+                changed = true;
+                std::fs::write(&path, &text).map_err(|e| format!("{}: {e}", path.display()))?;
+                chown(&path, Some(user), Some(group)).map_err(io)?;
+            }
+        }
+        Ok(changed)
+    }
+
+    /// Starts the daemons that do not run; gives their names.
+    pub fn start(&self) -> Result<Vec<&'static str>, String> {
+        let mut started = Vec::new();
+        for name in NAMES {
+            if self.pid(name).is_some() {
+                continue;
+            }
+            let folder = self.folder.display();
+            let mut args = format!(
+                "{DAEMONS}/{name} -d -f {folder}/{name}.conf -i {folder}/{name}.pid -z {folder}/zserv.api \
+                 --vty_socket {folder} -P 0 --log file:{folder}/{name}.log --log-level notifications"
+            );
+            match name {
+                "zebra" => args += " -s 90000000",
+                "bfdd" => write!(args, " --bfdctl {}", self.bfd_socket().display()).map_err(|e| e.to_string())?,
+                _ => {}
+            }
+            command::run(&command::words(&args))?;
+            let deadline = Instant::now() + START;
+            while self.pid(name).is_none() {
+                if Instant::now() > deadline {
+                    return Err(format!(
+                        "{name} does not run {} s after its start; see {folder}/{name}.log",
+                        START.as_secs()
+                    ));
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if name == "bfdd" {
+                self.prefer_bfdd();
+            }
+            started.push(name);
+        }
+        Ok(started)
+    }
+
+    /// Gives bfdd a real-time priority. Where that is not allowed, short intervals are less reliable, and that is all.
+    fn prefer_bfdd(&self) {
+        if let Some(pid) = self.pid("bfdd") {
+            let _ = command::run(&["chrt", "-a", "-f", "-p", BFDD_PRIORITY, &pid.to_string()]);
+        }
+    }
+
+    /// Whether bfdd has a real-time priority.
+    pub fn bfdd_is_preferred(&self) -> bool {
+        let shown = self.pid("bfdd").and_then(|pid| command::run(&["chrt", "-p", &pid.to_string()]).ok());
+        shown.is_some_and(|text| text.contains("SCHED_FIFO"))
+    }
+
+    /// Ends the daemons, bgpd first, so that neighbours are told; zebra takes its routes with it.
+    pub fn stop(&self) -> Result<(), String> {
+        for name in NAMES.iter().rev() {
+            let Some(pid) = self.pid(name) else { continue };
+            let _ = command::run(&["kill", "-TERM", &pid.to_string()]);
+            let deadline = Instant::now() + START;
+            while self.pid(name).is_some() {
+                if Instant::now() > deadline {
+                    command::run(&["kill", "-KILL", &pid.to_string()])?;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks or tells the daemons something, as at FRR's own prompt.
+    pub fn vtysh(&self, commands: &[&str]) -> Result<String, String> {
+        let folder = self.folder.display().to_string();
+        let mut args = vec!["vtysh", "--vty_socket", &folder];
+        commands.iter().for_each(|c| args.extend(["-c", c]));
+        command::run(&args)
+    }
+}
+
+/// Numbers of the user and the group that FRR's daemons run as.
+fn frr_user() -> Result<(u32, u32), String> {
+    let text = std::fs::read_to_string("/etc/passwd").map_err(|e| format!("/etc/passwd: {e}"))?;
+    let missing = || "there is no user 'frr': install FRR (Debian package frr)".to_owned();
+    let line = text.lines().find(|l| l.starts_with("frr:")).ok_or_else(missing)?;
+    let mut fields = line.split(':').skip(2).map(str::parse);
+    match (fields.next(), fields.next()) {
+        (Some(Ok(user)), Some(Ok(group))) => Ok((user, group)),
+        _ => Err(missing()),
+    }
+}
+
+/// The configuration of one daemon.
+pub fn text(config: &Config, daemon: &str) -> String {
+    let head = format!("frr defaults datacenter\nhostname {}\n", config.name);
+    match daemon {
+        "bfdd" => {
+            let (interval, multiplier) = (config.bfd.interval_ms, config.bfd.multiplier);
+            format!(
+                "{head}bfd\n profile edge\n  transmit-interval {interval}\n  receive-interval {interval}\n  \
+                 detect-multiplier {multiplier}\n exit\nexit\n"
+            )
+        }
+        "bgpd" => head + &bgp(config),
+        // With groups of the kernel, zebra 8.4 does not notice that the kernel has taken a link that lost its carrier out of a group, and
+        // leaves the group without it when the link is back.
+        "zebra" => head + "no zebra nexthop kernel enable\n",
+        _ => head,
+    }
+}
+
+/// Each uplink is a session of its own (eBGP). A host tells of itself only, so that nobody sends through it.
+fn bgp(config: &Config) -> String {
+    let Config { asn, loopback, .. } = config;
+    let own = if config.role == Role::Host { "match as-path own\n " } else { "" };
+    let mut text = format!(
+        "bgp as-path access-list own permit ^$\n\
+         route-map own permit 10\n \
+          match as-path own\n\
+         exit\n\
+         route-map drain-out permit 10\n \
+          {own}\
+          set community graceful-shutdown additive\n \
+          set as-path prepend {asn} {asn} {asn}\n\
+         exit\n\
+         route-map drain-in permit 10\n \
+          set local-preference 0\n\
+         exit\n\
+         router bgp {asn}\n \
+          bgp router-id {loopback}\n \
+          no bgp ebgp-requires-policy\n \
+          no bgp default ipv4-unicast\n \
+          no bgp network import-check\n \
+          bgp bestpath as-path multipath-relax\n \
+          timers bgp 3 9\n \
+          neighbor edge peer-group\n \
+          neighbor edge bfd profile edge\n \
+          neighbor edge timers connect 1\n \
+          neighbor edge advertisement-interval 0\n"
+    );
+    let mut line = |l: String| {
+        text.push_str(&l);
+        text.push('\n');
+    };
+    for uplink in &config.uplinks {
+        line(format!(" neighbor {} remote-as {}", uplink.peer, uplink.peer_asn));
+        line(format!(" neighbor {} peer-group edge", uplink.peer));
+    }
+    for family in ["ipv4 unicast", "l2vpn evpn"] {
+        line(format!(" address-family {family}"));
+        line("  neighbor edge activate".into());
+        if config.role == Role::Host {
+            line("  neighbor edge route-map own out".into());
+        }
+        match family {
+            "ipv4 unicast" => {
+                line(format!("  network {loopback}/32"));
+                line(format!("  maximum-paths {}", config.uplinks.len().min(64)));
+            }
+            _ if config.role == Role::Host => line("  advertise-all-vni".into()),
+            _ => {}
+        }
+        line(" exit-address-family".into());
+    }
+    text
+}

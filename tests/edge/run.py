@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+"""The host edge in network namespaces: four hosts with two uplinks each, two ToR switches, real FRR; veth, VXLAN and bridges of the kernel.
+
+RDMA programs (perftest over softnic) run from a virtual function to another while uplinks lose their carrier or fall silent, switches
+die, and their BGP dies; none may fail, and traffic must have moved. A probe of one datagram each millisecond measures each outage; it is
+printed, and not asserted. Needs root, iproute2, nftables and FRR; says so and skips where they are missing.
+"""
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from lib.edge import Lab, Probe, need_root_and_tools, outage, run
+from lib.fabric import UNBROKEN, now_us
+from lib.ports import free_port
+from lib.process import Failure, Skip, wait_until
+from lib.suite import Suite
+
+# A moment of traffic between a fault and what comes next.
+STREAM_BYTES = 2_000_000
+
+
+def perftest(lab, tool, source, to, name, *args):
+    """A perftest program from one host's virtual function to another's; gives server and client."""
+    port = free_port()
+    programs = []
+    for host in (to, source):
+        command = [UNBROKEN, "run", "--nics", f"192.168.9.{host}", "--", tool, "-d", "unb0", "-F", "-p", port, *args]
+        command += [f"192.168.9.{to}"] if host == source else []
+        env = {"UNBROKEN_RUNTIME": str(lab.logs / "runtime")}
+        program = lab.start(f"h{host}", f"{name}-h{host}", command, env)
+        programs.append(program)
+        if host == to:
+            listening = lambda p=program: p.ended() or f":{port} " in run(*lab.within(f"h{to}"), "ss", "-Hltn")
+            wait_until(listening, 20, f"{tool} listens")
+    return programs
+
+
+def used(lab, host, way):
+    """The uplink that carries most of what a host sends (0) or receives (1) now."""
+    before = {d: lab.bytes(host, d)[way] for d in ("p1", "p2")}
+
+    def busy():
+        moved = {d: lab.bytes(host, d)[way] - before[d] for d in before}
+        return max(moved, key=moved.get) if max(moved.values()) > STREAM_BYTES else None
+
+    return wait_until(busy, 20, f"traffic at {host}")
+
+
+def one_fault(lab, name, make, undo):
+    """A stream and a probe through one fault and its end. `make(uplink)` breaks what carries the stream."""
+    server, client = perftest(lab, "ib_write_bw", 1, 4, name, "-s", 65536, "-D", 6)
+    uplink = used(lab, "h1", 0)
+    probe = Probe(lab, 1, 4, 4, free_port())
+    other = {"p1": "p2", "p2": "p1"}[uplink]
+    time.sleep(0.3)
+    fault_us = now_us()
+    make(uplink)
+    carried = lab.bytes("h1", other)[0]
+    wait_until(lambda: client.ended() or lab.bytes("h1", other)[0] - carried > STREAM_BYTES, 10, "the other uplink carries the stream")
+    rows = probe.rows()
+    undo(uplink)
+    for process in (client, server):
+        process.expect_success(40)
+    wait_until(lab.both_ways_back, 60, "both ways are back")
+    wait_until(lab.sessions_up, 60, "all BFD sessions are up again")
+    gap, _ = outage(rows, fault_us)
+    return f"outage of the probe {gap / 1000:.1f} ms, {rows[-1][0] - len(rows)} of {rows[-1][0]} lost"
+
+
+def faults(lab):
+    """Name, what breaks, what heals."""
+    def tor(uplink):
+        return "t" + uplink[1]
+
+    def carrier(state):
+        return lambda uplink: lab.carrier(tor(uplink), "h1", state)
+
+    def death(uplink):
+        """The switch forwards nothing more, and its daemons say nothing more."""
+        for device in [f"h{h}" for h in range(1, 5)] + ["isl"]:
+            lab.silence(tor(uplink), device)
+
+    def rebirth(uplink):
+        for device in [f"h{h}" for h in range(1, 5)] + ["isl"]:
+            lab.heal(tor(uplink), device)
+
+    def kill_bgp(uplink):
+        os.kill(lab.daemon(tor(uplink), "bgpd"), signal.SIGKILL)
+
+    def start_bgp(uplink):
+        lab.edge(tor(uplink), "up", "--config", Path("/tmp") / f"unbroken-{lab.prefix}lab" / f"{lab.node(tor(uplink))}.toml")
+
+    def flap(uplink):
+        for _ in range(3):
+            lab.carrier(tor(uplink), "h1", "down")
+            time.sleep(0.2)
+            lab.carrier(tor(uplink), "h1", "up")
+            time.sleep(0.2)
+        lab.carrier(tor(uplink), "h1", "down")
+
+    return {
+        "carrier loss": (carrier("down"), carrier("up")),
+        "silent loss": (lambda u: lab.silence(tor(u), "h1"), lambda u: lab.heal(tor(u), "h1")),
+        "ToR death": (death, rebirth),
+        "ToR BGP daemon killed": (kill_bgp, start_bgp),
+        "uplink flaps": (flap, carrier("up")),
+    }
+
+
+def both_and_back(lab):
+    """Both uplinks are gone, and come back. BGP takes seconds to meet its neighbours again, so the program asks its NIC for patience."""
+    server, client = perftest(lab, "ib_write_bw", 1, 4, "both", "-s", 65536, "-D", 12, "-u", 19)
+    used(lab, "h1", 0)
+    for tor in ("t1", "t2"):
+        lab.silence(tor, "h1")
+    time.sleep(0.3)
+    for tor in ("t1", "t2"):
+        lab.heal(tor, "h1")
+    for process in (client, server):
+        process.expect_success(40)
+    wait_until(lab.both_ways_back, 60, "both ways are back")
+    wait_until(lab.sessions_up, 60, "all BFD sessions are up again")
+    return "300 ms without any uplink"
+
+
+def drained(logs):
+    """An uplink is taken out of service while a probe runs each way: nothing is lost. BFD is slow here, so that a busy machine is not a fault."""
+    with Lab(logs, 2, "--bfd-ms", 1000) as lab:
+        wait_until(lab.both_ways_back, 60, "both ways are there")
+        return drain_and_back(lab)
+
+
+def drain_and_back(lab):
+    """Drains p1 of host 1 under two probes, then puts it back."""
+    probes = [Probe(lab, 1, 2, 5, free_port()), Probe(lab, 2, 1, 5, free_port())]
+    lab.edge("h1", "drain", "p1")
+    if lab.routes_over("h1", "10.255.0.2") != {"p2"}:
+        raise Failure("routes still lead over the drained uplink")
+    refused = subprocess.run([*lab.within("h1"), str(UNBROKEN), "edge", "drain", "p2"], capture_output=True, text=True)
+    if refused.returncode == 0 or "only uplink" not in refused.stderr:
+        raise Failure("the last uplink could be drained")
+    for probe in probes:
+        rows = probe.rows()
+        if rows[-1][0] != len(rows):
+            raise Failure(f"{rows[-1][0] - len(rows)} of {rows[-1][0]} datagrams were lost")
+    lab.edge("h1", "drain", "--undo", "p1")
+    wait_until(lab.both_ways_back, 60, "both ways are back")
+    return "nothing lost in either direction"
+
+
+def isolation(logs):
+    """Two tenants with equal MAC and IP addresses: each reaches its own, and neither sees a frame of the other."""
+    with Lab(logs, 2, "--second-tenant") as lab:
+        second = lab.node("h1") + "b"
+        away = lab.node("h2") + "b"
+
+        def received(namespace):
+            link = json.loads(run("ip", "-n", namespace, "-s", "-j", "link", "show", "dev", "vf0"))[0]
+            return link["stats64"]["rx"]["packets"]
+
+
+        def learned(host, other):
+            table = run("bridge", "-n", lab.node(host), "fdb", "show", "dev", "vni200")
+            return f"00:00:00:00:00:00 dst {other} " in table and f"dst {other} self extern_learn" in table
+
+        wait_until(lambda: learned("h1", "10.255.0.2") and learned("h2", "10.255.0.1"), 30, "EVPN of tenant 200")
+        before = received(away)
+        run(*lab.within("h1"), "ping", "-c", "20", "-i", "0.01", "-W", "2", "192.168.9.2")
+        leaked = received(away) - before
+        if leaked:
+            raise Failure(f"the other tenant saw {leaked} frames")
+        before = received(lab.node("h2"))
+        run("ip", "netns", "exec", second, "ping", "-c", "20", "-i", "0.01", "-W", "2", "192.168.9.2")
+        leaked = received(lab.node("h2")) - before
+        if leaked:
+            raise Failure(f"the first tenant saw {leaked} frames")
+        # The host is in no tenant's network either, even for one who knows the address of its bridge.
+        bridge = json.loads(run("ip", "-n", lab.node("h1"), "-j", "link", "show", "dev", "unb200"))[0]["address"]
+        run("ip", "-n", second, "route", "add", "10.255.0.1", "dev", "vf0")
+        run("ip", "-n", second, "neigh", "add", "10.255.0.1", "lladdr", bridge, "dev", "vf0")
+        answered = subprocess.run(["ip", "netns", "exec", second, "ping", "-c", "3", "-i", "0.01", "-W", "1", "10.255.0.1"], capture_output=True, text=True)
+        if answered.returncode == 0:
+            raise Failure("the host answers a tenant on its bridge")
+        return "20 echoes in each tenant, no frame in the other, none to the host"
+
+
+def snapshot(lab, name):
+    """What ip, bridge and tc show of a host, without what counts or is random."""
+    node, state = lab.node(name), {}
+    for what in (["ip", "-d", "addr"], ["ip", "route", "show", "table", "all"], ["ip", "rule"], ["ip", "-6", "route", "show", "table", "all"],
+                 ["bridge", "fdb"], ["tc", "qdisc"]):
+        text = run(what[0], "-n", node, *what[1:])
+        state[" ".join(what)] = sorted(re.sub(r"(valid_lft|expires|pref medium).*", "", line).strip() for line in text.splitlines())
+    settings = ("net.ipv4.conf.all.ignore_routes_with_linkdown", "net.ipv4.fib_multipath_hash_policy", "net.ipv4.conf.p1.rp_filter")
+    state["settings"] = run(*lab.within(name), "sysctl", *settings)
+    return state
+
+
+def there_and_back(lab):
+    """`down` leaves what was before `up`; a second `up` does nothing; what fails leaves nothing."""
+    config = Path("/tmp") / f"unbroken-{lab.prefix}lab" / f"{lab.node('h2')}.toml"
+    lab.edge("h2", "down")
+    before = snapshot(lab, "h2")
+    good = config.read_text()
+    bad = good.replace('device = "p2"', 'device = "p3"')
+    config.write_text(bad)
+    try:
+        lab.edge("h2", "up", "--config", config)
+        raise Failure("a device that does not exist was accepted")
+    except Failure as failure:
+        line = 1 + bad[: bad.index('"p3"')].count("\n")
+        if f"line {line}: there is no device 'p3'" not in str(failure):
+            raise
+    finally:
+        config.write_text(good)
+    if snapshot(lab, "h2") != before:
+        raise Failure("a bad configuration has changed the host")
+    if not lab.edge("h2", "up", "--config", config).strip():
+        raise Failure("nothing was made")
+    again = lab.edge("h2", "up", "--config", config)
+    if again.strip():
+        raise Failure(f"a second 'up' made: {again}")
+    wait_until(lab.learned, 60, "EVPN has told every host of every other")
+    lab.edge("h2", "down")
+    after = snapshot(lab, "h2")
+    for what, lines in before.items():
+        if after[what] != lines:
+            raise Failure(f"{what} is another after 'down': {set(lines) ^ set(after[what])}")
+    lab.edge("h2", "up", "--config", config)
+    wait_until(lab.learned, 60, "EVPN has told every host of every other")
+    wait_until(lab.sessions_up, 60, "all BFD sessions are up again")
+    return "ip, bridge, tc and settings compared"
+
+
+def main() -> int:
+    """Runs all cases; those of one lab share it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", help="cases whose names have this")
+    # On a machine with few cores, an interval of 10 ms is missed when others are busy; what is measured at 10 ms is in docs/edge.md.
+    parser.add_argument("--bfd-ms", default=50, type=int, help="milliseconds between two BFD packets")
+    args = parser.parse_args()
+    suite = Suite("edge", args.only)
+    try:
+        need_root_and_tools()
+    except Skip as skip:
+        print(f"skip  edge: {skip}")
+        return 0
+    logs = suite.logs / "lab"
+    logs.mkdir(parents=True)
+    with Lab(logs, 4, "--bfd-ms", args.bfd_ms) as lab:
+        suite.case("EVPN tells every host of every other, all BFD sessions are up", lambda _: "4 hosts, 2 switches")
+        suite.case("up, up again, down", lambda _: there_and_back(lab))
+        for name, (make, undo) in faults(lab).items():
+            suite.case(f"ib_write_bw through {name}", lambda _, n=name, m=make, u=undo: one_fault(lab, n.replace(" ", "-"), m, u))
+        suite.case("ib_write_bw with both uplinks gone and back", lambda _: both_and_back(lab))
+    suite.case("an uplink is drained and put back", drained)
+    suite.case("two tenants with equal MAC addresses", isolation)
+    return suite.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

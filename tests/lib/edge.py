@@ -1,0 +1,199 @@
+"""A host edge to test: `unbroken edge lab` in namespaces, its faults, its counters, and a probe through it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from .fabric import UNBROKEN, now_us
+from .process import Failure, Process, Skip, wait_until
+
+PROBE = Path(__file__).resolve().parents[1] / "edge" / "probe.py"
+PERIOD_US = 1000
+_DROP = """table inet {table} {{
+    chain out {{ type filter hook output priority 0; oifname {nic} drop; }}
+    chain forward {{ type filter hook forward priority 0; oifname {nic} drop; iifname {nic} drop; }}
+    chain in {{ type filter hook input priority 0; iifname {nic} drop; }}
+}}
+"""
+
+
+def run(*args, stdin=None, seconds=60) -> str:
+    """Runs a command and gives what it wrote."""
+    done = subprocess.run([str(a) for a in args], input=stdin, capture_output=True, text=True, timeout=seconds)
+    if done.returncode != 0:
+        raise Failure(f"{' '.join(map(str, args))}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def need_root_and_tools():
+    """Skips where a lab cannot be built."""
+    if os.geteuid() != 0:
+        raise Skip("network namespaces need root")
+    for tool, package in (("ip", "iproute2"), ("nft", "nftables"), ("vtysh", "frr")):
+        if shutil.which(tool) is None:
+            raise Skip(f"'{tool}' is missing (Debian package {package})")
+
+
+class Lab:
+    """A context: hosts h1… with the uplinks p1 and p2 to the switches t1 and t2."""
+
+    def __init__(self, logs: Path, hosts=4, *options: str):
+        need_root_and_tools()
+        if not UNBROKEN.exists():
+            raise Failure(f"{UNBROKEN} is missing; 'make all' builds it")
+        self.logs, self.hosts = logs, hosts
+        self.prefix = f"ut{os.getpid()}"
+        self.options = ["--prefix", self.prefix, "--hosts", hosts, *options]
+        self.processes = []
+
+    def __enter__(self):
+        run(UNBROKEN, "edge", "lab", "up", *self.options, seconds=120)
+        try:
+            wait_until(self.learned, 60, "EVPN has told every host of every other")
+            wait_until(self.sessions_up, 30, "all BFD sessions are up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+        for node in self.nodes():
+            for log in (self.state(node) / "frr").glob("*.log"):
+                shutil.copy(log, self.logs / f"{node.removeprefix(self.prefix)}-{log.name}")
+            events = self.state(node) / "events.jsonl"
+            if events.exists():
+                shutil.copy(events, self.logs / f"{node.removeprefix(self.prefix)}-events.log")
+        run(UNBROKEN, "edge", "lab", "down", *self.options, seconds=120)
+
+    # Nodes
+
+    def nodes(self) -> list:
+        """The namespaces of all hosts and switches."""
+        return [self.node(f"h{h}") for h in range(1, self.hosts + 1)] + [self.node("t1"), self.node("t2")]
+
+    def node(self, name: str) -> str:
+        """The namespace of a node."""
+        return self.prefix + name
+
+    def state(self, node: str) -> Path:
+        """The folder of a namespace's edge."""
+        return Path("/run/unbroken-edge") / node
+
+    def within(self, name: str) -> list:
+        """What goes before a command so that it runs at a node."""
+        return ["ip", "netns", "exec", self.node(name)]
+
+    def edge(self, name: str, *args, seconds=60) -> str:
+        """Runs `unbroken edge …` at a node."""
+        return run(*self.within(name), UNBROKEN, "edge", *args, seconds=seconds)
+
+    def vtysh(self, name: str, command: str):
+        """What FRR says, as JSON."""
+        folder = self.state(self.node(name)) / "frr"
+        return json.loads(run(*self.within(name), "vtysh", "--vty_socket", folder, "-c", command + " json"))
+
+    def start(self, host: str, name: str, args: list, env=None) -> Process:
+        """Starts a program at a host."""
+        process = Process(name, [*self.within(host), *args], self.logs / f"{name}.log", {**os.environ, **(env or {})})
+        self.processes.append(process)
+        return process
+
+    def daemon(self, name: str, daemon: str) -> int:
+        """The process of one of a node's FRR daemons."""
+        return int((self.state(self.node(name)) / "frr" / f"{daemon}.pid").read_text())
+
+    def events(self, name: str) -> list:
+        """What the node's daemon has written down."""
+        path = self.state(self.node(name)) / "events.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    # State
+
+    def learned(self) -> bool:
+        """Whether every host knows the addresses of all others, from EVPN."""
+        for h in range(1, self.hosts + 1):
+            table = json.loads(run("bridge", "-n", self.node(f"h{h}"), "-j", "fdb", "show", "dev", "vni100"))
+            found = {e["mac"]: e["dst"] for e in table if "extern_learn" in e["flags"] and "dst" in e}
+            others = {f"02:00:00:00:09:{o:02x}": f"10.255.0.{o}" for o in range(1, self.hosts + 1) if o != h}
+            if found != others:
+                return False
+        return True
+
+    def sessions_up(self) -> bool:
+        """Whether all BFD sessions of the hosts are up."""
+        for h in range(1, self.hosts + 1):
+            peers = self.vtysh(f"h{h}", "show bfd peers")
+            if len(peers) != 2 or any(p["status"] != "up" for p in peers):
+                return False
+        return True
+
+    def routes_over(self, name: str, to: str) -> set:
+        """The devices that the route to an address leads over."""
+        found = json.loads(run("ip", "-n", self.node(name), "-j", "route", "show", to))
+        hops = [hop for route in found for hop in route.get("nexthops", [route])]
+        return {hop["dev"] for hop in hops if "linkdown" not in hop.get("flags", [])}
+
+    def both_ways_back(self) -> bool:
+        """Whether every host has two ways to every other, and every switch a direct one to every host."""
+        hosts = range(1, self.hosts + 1)
+        pairs = [(a, b) for a in hosts for b in hosts if a != b]
+        return all(self.routes_over(f"h{a}", f"10.255.0.{b}") == {"p1", "p2"} for a, b in pairs) and all(
+            self.routes_over(f"t{t}", f"10.255.0.{h}") == {f"h{h}"} for t in (1, 2) for h in hosts
+        )
+
+    def bytes(self, name: str, device: str) -> tuple:
+        """The bytes that a device has sent and received."""
+        link = json.loads(run("ip", "-n", self.node(name), "-s", "-j", "link", "show", "dev", device))[0]
+        return link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]
+
+    # Faults
+
+    def carrier(self, tor: str, device: str, state: str):
+        """Sets a switch's port up or down: the other end loses its carrier."""
+        run("ip", "-n", self.node(tor), "link", "set", device, state)
+
+    def silence(self, name: str, device: str):
+        """Drops every packet of a device and tells nobody."""
+        run(*self.within(name), "nft", "-f", "-", stdin=_DROP.format(table=f"cut_{device}", nic=device))
+
+    def heal(self, name: str, device: str):
+        """Undoes `silence`."""
+        run(*self.within(name), "nft", "delete", "table", "inet", f"cut_{device}")
+
+
+class Probe:
+    """Datagrams from one host to another for some seconds, one each millisecond."""
+
+    def __init__(self, lab: Lab, source: int, to: int, seconds: float, port: int):
+        self.path = lab.logs / f"probe-{source}-{to}-{port}.txt"
+        self.path.unlink(missing_ok=True)
+        name = f"probe-{source}-{to}-{port}"
+        address = {h: f"192.168.9.{h}" for h in (source, to)}
+        self.receiver = lab.start(f"h{to}", name + "-to", [sys.executable, PROBE, "receive", address[to], port, self.path])
+        wait_until(lambda: "listening" in self.receiver.output() or self.receiver.ended(), 10, "the probe listens")
+        self.seconds = seconds
+        args = [sys.executable, PROBE, "send", address[source], address[to], port, PERIOD_US, seconds]
+        self.began_us = now_us()
+        self.sender = lab.start(f"h{source}", name + "-from", args)
+
+    def rows(self) -> list:
+        """Number, sent, received of each datagram, when it is over."""
+        self.sender.expect_success(self.seconds + 20)
+        self.receiver.expect_success(20)
+        return [tuple(map(int, line.split())) for line in self.path.read_text().splitlines()]
+
+
+def outage(rows: list, fault_us: int, within_us: int = 3_000_000) -> tuple:
+    """The longest time without a datagram that ends after a fault, less the pace: how long it was (µs), and when it ended."""
+    worst, ended = 0, fault_us
+    for before, after in zip(rows, rows[1:]):
+        if after[2] >= fault_us and before[2] <= fault_us + within_us:
+            gap = after[2] - before[2] - PERIOD_US
+            if gap > worst:
+                worst, ended = gap, after[2]
+    return worst, ended
