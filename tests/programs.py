@@ -173,7 +173,7 @@ def perftest(logs, tool: str, *args):
 
 
 def unprotected(logs, transport: str):
-    """Failover does not protect UC and UD, and says so. A QP on a NIC that dies flushes, as it does on hardware."""
+    """Failover does not protect UC, and says so. A QP on a NIC that dies flushes, as it does on hardware."""
     needs("ib_send_bw", "perftest")
     with Fabric(logs) as fabric:
         _, client = fabric.pair("ib_send_bw", ["-F", "-c", transport, "-D", "10"])
@@ -257,17 +257,17 @@ def port_2_survives(logs, fault: str, *args):
         return f"{nics['a/0/2']['tx_payload_bytes'] / 1e9:.2f} GB on port 2, {elsewhere / 1e9:.2f} GB elsewhere"
 
 
-def ucx_survives(logs, fault: str):
-    """UCX over RC goes on over another rail. (The death of a NIC would reach it: it keeps a UD QP, and those are not protected.)"""
+def ucx_survives(logs, transport: str, fault: str):
+    """UCX goes on over another rail."""
     needs("ucx_perftest", "ucx-utils")
-    size, count = 65536, 40000
+    size, count = 65536, 40000 if transport == "rc_v" else 10000
     with Fabric(logs) as fabric:
 
         def strike():
             wait_until(lambda: moved(fabric, [0]) > size * count // 10, 20, "traffic on rail 0")
             fabric.fault(fault)
 
-        env = {"UCX_NET_DEVICES": "unb0:1", "UCX_TLS": "rc_v"}
+        env = {"UCX_NET_DEVICES": "unb0:1", "UCX_TLS": transport}
         client = both_ends(fabric, "ucx_perftest", ["-t", "tag_bw", "-s", size, "-n", count, "-w", 10], env, strike)
         if "Final:" not in client.output():
             raise Failure("no result")
@@ -306,8 +306,7 @@ def main():
             suite.case(" ".join([tool, *args]), perftest, tool, args, payload)
     for tool, args, payload in perftests.BY_LID:
         suite.case(" ".join([tool, *args, "by LID"]), perftest, tool, args, payload, INFINIBAND)
-    for transport in ["UC", "UD"]:
-        suite.case(f"ib_send_bw -c {transport}, nic a/0 dead", unprotected, transport)
+    suite.case("ib_send_bw -c UC, nic a/0 dead", unprotected, "UC")
     for test in [*QPERF_LATENCIES, *QPERF_RATES]:
         for poll, how in enumerate(["events", "polling"]):
             suite.case(f"qperf {test}, {how}", qperf, test, poll)
@@ -321,8 +320,8 @@ def main():
             suite.case(f"ucx_perftest {transports} {test} {args[1]}", ucx, transports, named, test, args)
         for test, args in UCX_TAGS:
             suite.case(f"ucx_perftest {transports} {test} by LID", ucx, transports, named, test, args, INFINIBAND)
-    for fault in ["cable a/0 cut", "nic b/0 down"]:
-        suite.case(f"ucx_perftest rc_v, {fault}", ucx_survives, fault)
+    for transport, fault in [("rc_v", "cable a/0 cut"), ("rc_v", "nic b/0 down"), ("rc_v", "nic a/0 dead"), ("ud_v", "nic b/0 dead")]:
+        suite.case(f"ucx_perftest {transport}, {fault}", ucx_survives, transport, fault)
     sys.exit(suite.finish())
 
 

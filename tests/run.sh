@@ -63,6 +63,8 @@ suite scale     python3 tests/scale.py
 suite pyverbs   python3 tests/pyverbs/run.py
 suite programs  python3 tests/programs.py
 suite mpi       python3 tests/mpi.py
+suite datagrams python3 tests/datagrams.py
+suite early     python3 tests/early.py ${long:+--all}
 suite readme    python3 tests/readme.py
 suite fuzz      fuzz/run.sh "$([ -n "$long" ] && echo 600 || echo 60)"
 
