@@ -130,7 +130,7 @@ def main():
     for transport in TRANSPORTS:
         suite.case(f"hpcc, {transport}", hpcc, transport, 512)
     faults = [("openib", "nic a/0 dead"), ("openib", "cable a/0 cut"), ("ucx rc", "nic b/0 down"), ("ucx rc", "nic a/0 dead")]
-    for transport, fault in [*faults, ("ucx ud", "nic b/0 dead")]:
+    for transport, fault in [*faults, ("ucx ud", "nic a/0 dead")]:
         suite.case(f"hpcc, {transport}, {fault}", hpcc, transport, 1024, fault)
     sys.exit(suite.finish())
 

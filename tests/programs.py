@@ -320,7 +320,7 @@ def main():
             suite.case(f"ucx_perftest {transports} {test} {args[1]}", ucx, transports, named, test, args)
         for test, args in UCX_TAGS:
             suite.case(f"ucx_perftest {transports} {test} by LID", ucx, transports, named, test, args, INFINIBAND)
-    for transport, fault in [("rc_v", "cable a/0 cut"), ("rc_v", "nic b/0 down"), ("rc_v", "nic a/0 dead"), ("ud_v", "nic b/0 dead")]:
+    for transport, fault in [("rc_v", "cable a/0 cut"), ("rc_v", "nic b/0 down"), ("rc_v", "nic a/0 dead"), ("ud_v", "nic a/0 dead")]:
         suite.case(f"ucx_perftest {transport}, {fault}", ucx_survives, transport, fault)
     sys.exit(suite.finish())
 
