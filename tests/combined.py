@@ -164,7 +164,8 @@ def beside_windows(logs, fault):
         programs = start(fabric, logs, program)
         running = lambda: all("running" in p.output() or p.ended() for p in programs.values())
         wait_until(running, 20, "traffic on all four QPs")
-        rc = [qp for qp in fabric.status()["qps"] if qp["path"]]
+        # The path of a UD QP, which is protected, too, is a NIC; a UC QP has none.
+        rc = [qp for qp in fabric.status()["qps"] if "-" in qp["path"]]
         if len(rc) != 4 or {qp["own"] for qp in rc} != {qp["peer"] for qp in rc}:
             raise Failure(f"two RC QPs with two ends each are right, not {rc}")
         if sum("memory windows" in qp["why"] for qp in rc) != 2:
