@@ -27,9 +27,10 @@ NOT_RUN = {
     "make test-torch": "needs 12 GB for PyTorch",
     "tests/torch/gpt.py": "needs PyTorch; make test-torch runs it",
     "events --follow": "goes on until it is interrupted",
+    "unbroken edge demo": "needs FRR; make test-edge runs it",
 }
 # Mentioned in the text without the program that they run.
-INCOMPLETE = {"unbroken run", "unbroken run --no-failover", "unbroken"}
+INCOMPLETE = {"unbroken run", "unbroken run --no-failover", "unbroken edge", "unbroken"}
 # A block that needs two machines is run in two network namespaces, which have the addresses that it names.
 REAL_INTERFACES = "--nics"
 ON_ONE, ON_OTHER = "# on one machine", "# on the other"
