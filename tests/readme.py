@@ -27,7 +27,7 @@ NOT_RUN = {
     "make test-torch": "needs 12 GB for PyTorch",
     "tests/torch/gpt.py": "needs PyTorch; make test-torch runs it",
     "events --follow": "goes on until it is interrupted",
-    "unbroken edge demo": "needs FRR; make test-edge runs it",
+    "unbroken edge demo": "needs root and FRR",
 }
 # Mentioned in the text without the program that they run.
 INCOMPLETE = {"unbroken run", "unbroken run --no-failover", "unbroken edge", "unbroken"}
