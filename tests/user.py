@@ -17,7 +17,7 @@ from lib import fabric as lab
 from lib.fabric import Fabric
 from lib.process import Failure, Skip
 from lib.suite import BUILD, Suite
-from lib.traffic import survive, with_tries
+from lib.traffic import survive
 
 # Users that need no entry anywhere. 65534 is "nobody".
 USERS = (65534, 65533)
@@ -208,7 +208,7 @@ def main() -> int:
     suite = Suite("user")
     suite.case("run, fault, status, events", commands)
     for tool in ("ib_write_bw", "ib_send_bw"):
-        suite.case(f"{tool}, nic dead", lambda logs, tool: with_tries(lambda: dead_nic(logs, tool))[0], tool)
+        suite.case(f"{tool}, nic dead", dead_nic, tool)
     suite.case("two users, two networks", own_networks)
     suite.case("the folder of another user", folder_of_another)
     suite.case("what others put in the way", in_the_way)
