@@ -269,7 +269,11 @@ impl World {
     }
 
     fn post_send(&self, wr_id: u64) -> Result<()> {
-        let sge = Sge { addr: self.out.as_ptr() as u64, length: BYTES as u32, lkey: self.keys[0].lkey };
+        self.post_send_with(wr_id, self.keys[0].lkey)
+    }
+
+    fn post_send_with(&self, wr_id: u64, lkey: u32) -> Result<()> {
+        let sge = Sge { addr: self.out.as_ptr() as u64, length: BYTES as u32, lkey };
         self.from.post_send(&SendWr {
             wr_id,
             opcode: SendOpcode::Send,
@@ -590,21 +594,7 @@ fn an_ended_qp_does_not_come_back_to_life() {
     for nobody_noticed in [false, true] {
         let w = World::new();
         // No memory at that key: the program's own error.
-        let sge = Sge { addr: w.out.as_ptr() as u64, length: BYTES as u32, lkey: 0xdead_beef };
-        let wr = SendWr {
-            wr_id: 1,
-            opcode: SendOpcode::Send,
-            flags: SendFlags::default(),
-            imm_data: 0,
-            remote_addr: 0,
-            rkey: 0,
-            compare_add: 0,
-            swap: 0,
-            sges: &[sge],
-            inline_data: None,
-            ud: None,
-        };
-        w.from.post_send(&wr).unwrap();
+        w.post_send_with(1, 0xdead_beef).unwrap();
         assert_eq!(w.completions(1)[0].status, WcStatus::LocProtErr as u32);
         assert_eq!(w.from.state(), QpState::Err);
         w.plan.dead[0].store(true, SeqCst);
