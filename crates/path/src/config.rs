@@ -31,7 +31,8 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Config {
         Config {
-            hello_min_us: 1_000,
+            // Short: a Hello that waits on its path for a thread without a core is overtaken by the next, over another path.
+            hello_min_us: 300,
             hello_max_us: 50_000,
             step_us: 5_000_000,
             peer_silence_us: 20_000_000,
@@ -59,6 +60,8 @@ pub enum Mutation {
     Early,
     /// A Hello of a higher epoch is ignored.
     NoFollow,
+    /// What must not run twice is sent again like everything else.
+    NoCheck,
 }
 
 /// What a logical QP has counted since it was made.

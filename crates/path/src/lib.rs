@@ -5,6 +5,7 @@
 //! I/O and reads no clock: time is `now_us`, microseconds of any monotonic clock.
 //!
 //! - [`LogicalQp`]: one end of one logical QP: the passive switch (SHIFT §4) as a state machine.
+//! - [`executor`]: carries out what it decides, over a [`Shell`].
 //! - [`message`]: the control messages that the two ends exchange, and their bytes.
 //! - [`seal`]: what keeps strangers' messages out.
 //! - [`slots`]: which path an epoch uses, the same at both ends.
@@ -13,6 +14,7 @@
 
 mod action;
 mod config;
+pub mod executor;
 pub mod health;
 pub mod message;
 mod qp;
@@ -24,6 +26,7 @@ pub use action::{Action, Attempt, FailCause, OpenError, Opened, QuiesceError, Qu
 #[doc(hidden)]
 pub use config::Mutation;
 pub use config::{Config, Counters};
+pub use executor::{Ended, Executor, Shell, StepError, Switch};
 pub use message::{Endpoint, Message};
 pub use qp::{LogicalQp, State};
 pub use slots::{slot_of, Belief, SlotPath, SlotTable, SLOTS};

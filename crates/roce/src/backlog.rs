@@ -28,6 +28,8 @@ pub struct SendEntry {
     pub inline_data: Option<Vec<u8>>,
     /// Some packet of it may have left, in this life of the QP or an earlier one.
     pub started: bool,
+    /// The peer has executed it: it completes in its turn, without the wire.
+    pub executed: bool,
     /// UD: to whom.
     pub ud: Option<UdDest>,
 }
@@ -47,6 +49,7 @@ impl From<&SendWr<'_>> for SendEntry {
             sges: if wr.inline_data.is_some() { Vec::new() } else { wr.sges.to_vec() },
             inline_data: wr.inline_data.map(<[u8]>::to_vec),
             started: false,
+            executed: false,
             ud: wr.ud,
         }
     }
@@ -76,7 +79,38 @@ pub struct Backlog {
     pub keys_changed: bool,
 }
 
-/// What [`crate::RcQp::mark_executed`] found.
+impl Backlog {
+    /// Outstanding sends that await no data.
+    pub fn messages(&self) -> u64 {
+        self.sends.iter().filter(|s| !s.opcode.awaits_data()).count() as u64
+    }
+
+    /// Whether sending again what the peer has not executed would break a promise: an atomic, or a WR marked NO_REPLAY, may have left
+    /// already, or keys were changed ([`crate::RcQp::changed_keys`]). The first `peer_done` sends that await no data have been executed.
+    pub fn unsafe_to_replay(&self, peer_done: u64) -> bool {
+        let mut left = peer_done;
+        let breaks = |e: &SendEntry| {
+            let done = !e.opcode.awaits_data() && left > 0;
+            left -= u64::from(done);
+            let once = e.opcode.is_atomic() || e.flags.contains(SendFlags::NO_REPLAY);
+            !done && (e.opcode.changes_keys() || e.started && once)
+        };
+        self.keys_changed || self.sends.iter().any(breaks)
+    }
+
+    /// Marks the first `peer_done` sends that await no data as executed, and no others: they complete in their order, without the wire.
+    pub fn mark_executed(&mut self, peer_done: u64) -> Replay {
+        let mut replay = Replay::default();
+        for e in &mut self.sends {
+            e.executed = !e.opcode.awaits_data() && replay.marked < peer_done;
+            replay.marked += u64::from(e.executed);
+            replay.replayed += u32::from(!e.executed && e.started);
+        }
+        replay
+    }
+}
+
+/// What [`Backlog::mark_executed`] found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Replay {
     /// Sends that the peer has executed and that complete without the wire. Fewer than the peer claims if fewer are outstanding.
@@ -100,6 +134,8 @@ pub struct Progress {
     pub completed: u64,
     /// Waiting because the peer had no receive: silence, but not a failure.
     pub waiting_rnr: bool,
+    /// See [`crate::RcQp::changed_keys`].
+    pub keys_changed: bool,
     /// When the first acknowledgement came or the first message of the peer was executed.
     pub first_moved_us: Option<u64>,
 }

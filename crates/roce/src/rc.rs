@@ -6,7 +6,7 @@
 //! - *quiesced*: its WRs are taken out; nothing happens on it any more, unless it is reset.
 
 use crate::attr::{ModifyError, RcConfig, RcModify};
-use crate::backlog::{Backlog, Progress, Replay};
+use crate::backlog::{Backlog, Progress};
 use crate::encoding::ack_timeout_us;
 use crate::io::{Completions, Memory, PacketSink, SharedReceives};
 use crate::link::Link;
@@ -23,13 +23,13 @@ use unbroken_wire::{Packet, Transport};
 /// The transport of one RC QP.
 ///
 /// - getters: [`state`](Self::state), [`attrs`](Self::attrs), [`progress`](Self::progress), [`failure`](Self::failure),
-///   [`ack_owed`](Self::ack_owed), [`unsafe_to_replay`](Self::unsafe_to_replay);
+///   [`ack_owed`](Self::ack_owed);
 /// - application: [`modify`](Self::modify), [`post_send`](Self::post_send), [`post_recv`](Self::post_recv);
 /// - world: [`handle_packet`](Self::handle_packet), [`handle_timeout`](Self::handle_timeout);
 /// - polls: [`poll_transmit`](Self::poll_transmit) and its parts, [`poll_timeout`](Self::poll_timeout),
 ///   [`take_event`](Self::take_event), [`take_last_wqe`](Self::take_last_wqe);
 /// - switching: [`network_failure`](Self::network_failure), [`fail`](Self::fail), [`quiesce`](Self::quiesce),
-///   [`adopt`](Self::adopt), [`mark_executed`](Self::mark_executed), [`release`](Self::release).
+///   [`adopt`](Self::adopt), [`release`](Self::release).
 #[derive(Clone)]
 pub struct RcQp {
     config: RcConfig,
@@ -108,6 +108,7 @@ impl RcQp {
             executed: self.responder.executed(),
             completed: self.requester.completed(),
             waiting_rnr: self.requester.waiting_rnr(),
+            keys_changed: self.changed_keys(),
             first_moved_us: self.first_moved_us,
         }
     }
@@ -244,8 +245,7 @@ impl RcQp {
         limits.mtu = self.link.mtu;
     }
 
-    /// Posts a send. In state ERR it completes at once as flushed. With `hold_on_failure` it may be posted before the QP is
-    /// connected, and while it is held; it waits.
+    /// Posts a send. In state ERR it completes at once as flushed; while the QP is held it waits.
     pub fn post_send(&mut self, wr: &SendWr<'_>, out: &mut (impl Completions + ?Sized)) -> Result<(), PostError> {
         self.may_post_send()?;
         self.requester.ring.push(wr)?;
@@ -277,11 +277,7 @@ impl RcQp {
     }
 
     fn may_post_send(&self) -> Result<(), PostError> {
-        let allowed = match self.state {
-            QpState::Rts | QpState::Sqd | QpState::Err => true,
-            QpState::Init | QpState::Rtr => self.config.hold_on_failure,
-            QpState::Reset | QpState::Sqe => false,
-        };
+        let allowed = matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Err);
         if !allowed || self.quiesced {
             return Err(PostError::WrongState(self.state));
         }
@@ -514,12 +510,13 @@ impl RcQp {
         self.responder.receiver.queue.give_back();
     }
 
-    /// Puts the WRs of another QP into this fresh one, in front of everything posted later. The state must be RESET, INIT or RTR
-    /// and both queues empty. On an error nothing is taken.
+    /// Puts the WRs of another QP into this fresh one, in front of everything posted later. The state must be RESET, INIT or RTR,
+    /// and the queues that get something empty. On an error nothing is taken.
     pub fn adopt(&mut self, backlog: &Backlog) -> Result<(), PostError> {
         let fresh = matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr) && !self.quiesced;
         let queue = &mut self.responder.receiver.queue;
-        if !fresh || self.requester.ring.len() + queue.len() > 0 {
+        let taken = |there: u32, come: usize| there > 0 && come > 0;
+        if !fresh || taken(self.requester.ring.len(), backlog.sends.len()) || taken(queue.len(), backlog.recvs.len()) {
             return Err(PostError::WrongState(self.state));
         }
         let sends = backlog.sends.iter().try_for_each(|e| self.requester.ring.adopt(e));
@@ -529,21 +526,13 @@ impl RcQp {
         });
         self.keys_changed |= backlog.keys_changed;
         if all.is_err() {
-            self.requester.reset();
-            queue.clear();
+            if !backlog.sends.is_empty() {
+                self.requester.reset();
+            }
+            if !backlog.recvs.is_empty() {
+                queue.clear();
+            }
         }
         all
-    }
-
-    /// Whether sending again what the peer has not executed would break a promise: an atomic, or a WR marked NO_REPLAY, may have
-    /// left already, or keys were changed ([`Self::changed_keys`]). The first `peer_done` outstanding sends that await no data have been executed.
-    pub fn unsafe_to_replay(&self, peer_done: u64) -> bool {
-        self.changed_keys() || self.requester.unsafe_to_replay(peer_done)
-    }
-
-    /// Marks the first `peer_done` outstanding sends that await no data as executed: they complete in their order, without the
-    /// wire. To be called before state RTS.
-    pub fn mark_executed(&mut self, peer_done: u64) -> Replay {
-        self.requester.mark_executed(peer_done)
     }
 }

@@ -317,6 +317,7 @@ impl SendRing {
                     sges,
                     inline_data,
                     started: w.started,
+                    executed: w.executed,
                     ud: None,
                 }
             })
@@ -338,7 +339,8 @@ impl SendRing {
             inline_data: e.inline_data.as_deref(),
             ud: e.ud,
         })?;
-        self.get_mut(self.tail - 1).started = e.started;
+        let wqe = self.get_mut(self.tail - 1);
+        (wqe.started, wqe.executed) = (e.started, e.executed);
         Ok(())
     }
 }

@@ -64,10 +64,10 @@ fn switch(pair: &mut Pair, counts: &mut [(u64, u64); 2], mtu: Mtu) -> u32 {
         let mut qp = RcQp::new(config(qpn, true));
         let wcs = &mut pair.ends[i].wcs;
         qp.modify(&init(), wcs).unwrap();
-        qp.adopt(&backlogs[i]).unwrap();
         let peer_done = counts[1 - i].0 - counts[i].1;
-        assert!(!qp.unsafe_to_replay(peer_done));
-        let replay = qp.mark_executed(peer_done);
+        assert!(!backlogs[i].unsafe_to_replay(peer_done));
+        let replay = backlogs[i].mark_executed(peer_done);
+        qp.adopt(&backlogs[i]).unwrap();
         assert_eq!(replay.marked, peer_done, "the peer cannot have executed what is not outstanding");
         replayed += replay.replayed;
         connect(&mut qp, wcs, peer, psn[i], psn[1 - i], mtu);

@@ -76,16 +76,19 @@ fn no_replay_is_refused_once_it_may_have_left() {
     let marked = SendWr { flags: SendFlags::SIGNALED.with(SendFlags::NO_REPLAY), ..write(2, 8) };
     p.post(0, &read(1, 8));
     p.post(0, &marked);
-    assert!(!p.ends[0].qp.unsafe_to_replay(0), "nothing has left");
+    assert!(!p.ends[0].qp.clone().quiesce().unsafe_to_replay(0), "nothing has left");
     p.transmit();
-    assert!(p.ends[0].qp.unsafe_to_replay(0));
-    assert!(!p.ends[0].qp.unsafe_to_replay(1), "the READ does not count, the WRITE is executed");
-    // The mark outlives the QP.
-    let backlog = p.ends[0].qp.quiesce();
+    let mut backlog = p.ends[0].qp.quiesce();
+    assert!(backlog.unsafe_to_replay(0));
+    assert!(!backlog.unsafe_to_replay(1), "the READ does not count, the WRITE is executed");
+    assert_eq!(backlog.mark_executed(5), Replay { marked: 1, replayed: 1 });
+    // The marks outlive the QP.
     let mut fresh = RcQp::new(config(20, true));
     fresh.adopt(&backlog).unwrap();
-    assert!(fresh.unsafe_to_replay(0));
-    assert_eq!(fresh.mark_executed(5), Replay { marked: 1, replayed: 1 });
+    let mut again = fresh.quiesce();
+    assert_eq!(again.sends, backlog.sends);
+    assert!(again.unsafe_to_replay(0));
+    assert_eq!(again.mark_executed(0), Replay { marked: 0, replayed: 2 });
 }
 
 #[test]
@@ -104,18 +107,26 @@ fn adopting_needs_a_fresh_qp_with_room() {
 }
 
 #[test]
-fn sends_posted_before_connecting_wait() {
+fn sends_are_posted_in_rts_and_adopted_before() {
     let mut p = pair(true);
     let mut wcs = Wcs::default();
     let mut qp = RcQp::new(config(10, true));
-    assert_eq!(qp.post_send(&write(0, 1), &mut wcs), Err(PostError::WrongState(QpState::Reset)));
+    let refused = |qp: &mut RcQp, state| {
+        assert_eq!(qp.post_send(&write(0, 1), &mut Wcs::default()), Err(PostError::WrongState(state)));
+    };
+    refused(&mut qp, QpState::Reset);
     qp.modify(&init(), &mut wcs).unwrap();
-    qp.post_send(&write(1, 100), &mut wcs).unwrap();
-    let mut plain = RcQp::new(config(10, false));
-    plain.modify(&init(), &mut wcs).unwrap();
-    assert_eq!(plain.post_send(&write(1, 1), &mut wcs), Err(PostError::WrongState(QpState::Init)));
+    refused(&mut qp, QpState::Init);
+    // Receives first, and sends when it is known where to.
+    let recvs = Backlog { recvs: vec![RecvEntry { wr_id: 3, sges: vec![sge(DST, 0, 10)] }], ..Backlog::default() };
+    qp.adopt(&recvs).unwrap();
+    assert_eq!(qp.adopt(&recvs), Err(PostError::WrongState(QpState::Init)));
     let a = p.ends[0].qp.attrs();
     qp.modify(&rtr(11, a.rq_psn.unwrap(), Mtu::B1024), &mut wcs).unwrap();
+    refused(&mut qp, QpState::Rtr);
+    let sends = Backlog { sends: vec![SendEntry::from(&write(1, 100))], ..Backlog::default() };
+    qp.adopt(&sends).unwrap();
+    assert_eq!((qp.progress().outstanding_sends, qp.progress().outstanding_recvs), (1, 1));
     p.ends[0].qp = qp;
     assert!(!p.transmit());
     let End { qp, wcs, .. } = &mut p.ends[0];

@@ -85,8 +85,9 @@ fn fresh(p: &mut Pair, i: usize, qpn: u32, queue: &Arc<Queue>, backlog: Option<(
     let wcs = &mut p.ends[i].wcs;
     qp.modify(&init(), wcs).unwrap();
     if let Some((backlog, peer_done)) = backlog {
-        qp.adopt(backlog).unwrap();
-        assert_eq!(qp.mark_executed(peer_done).marked, peer_done);
+        let mut backlog = backlog.clone();
+        assert_eq!(backlog.mark_executed(peer_done).marked, peer_done);
+        qp.adopt(&backlog).unwrap();
     }
     connect(&mut qp, wcs, peer, 77, 77, Mtu::B1024);
     p.ends[i].qp = qp;

@@ -24,7 +24,7 @@ use unbroken_path::Message;
 use unbroken_telemetry::{Event, EventLog, Runtime, What};
 use unbroken_types::Gid;
 use unbroken_verbs::{
-    CompChannel, Cq, Device, DeviceAttr, DeviceEvent, DeviceQp, Error, EventSink, MemoryDomain, PortAttr, QpInit,
+    CompChannel, Cq, Device, DeviceAttr, DeviceEvent, Error, EventSink, HoldingQp, MemoryDomain, PortAttr, QpInit,
     Result, Srq,
 };
 
@@ -283,7 +283,7 @@ impl Core {
 
     /// Makes a physical QP on NIC `i`, or, if that is dead and the QP may be anywhere, on one that stands in for it. Its number is no other
     /// logical QP's of NIC `i`, nor of its own NIC: one that has moved keeps its number.
-    pub(crate) fn make_qp(&self, i: usize, init: &QpInit, anywhere: bool) -> Result<(usize, Arc<dyn DeviceQp>)> {
+    pub(crate) fn make_qp(&self, i: usize, init: &QpInit, anywhere: bool) -> Result<(usize, Arc<dyn HoldingQp>)> {
         let error = match self.device_or_open(i).and_then(|device| self.make_qp_on(&device, i, i, init)) {
             Err(e) if anywhere && e.errno() == libc::EIO => e,
             made => return made.map(|qp| (i, qp)),
@@ -305,10 +305,10 @@ impl Core {
         at: usize,
         default: usize,
         init: &QpInit,
-    ) -> Result<Arc<dyn DeviceQp>> {
+    ) -> Result<Arc<dyn HoldingQp>> {
         let mut taken = Vec::new();
         loop {
-            let qp = device.create_qp(init)?;
+            let qp = device.create_holding_qp(init)?;
             let qpn = qp.qpn();
             if taken.len() >= MAX_TAKEN || (self.qp((at, qpn)).is_none() && self.qp((default, qpn)).is_none()) {
                 return Ok(qp);

@@ -227,6 +227,7 @@ fn give_up(qp: &Qp, g: &mut Gate, backlog: &Backlog) {
         d.parked = None;
     }
     qp.flush_backlog(backlog, WcStatus::WrFlushErr);
+    qp.take_no_more();
 }
 
 /// What `unbroken status` shows of it, if it is protected.

@@ -20,7 +20,7 @@ use unbroken_path::Endpoint;
 use unbroken_telemetry::{QpStatus, What};
 use unbroken_types::{Gid, QpCaps, QpState, QpType, Wc, WcStatus};
 use unbroken_verbs::{
-    Backlog, Cq, DeviceQp, Error, PostError, QpEvent, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result,
+    Backlog, Cq, Error, HoldingQp, PostError, QpEvent, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result,
     SendBatch, SendWr, Srq,
 };
 
@@ -48,7 +48,7 @@ pub struct QpRequest {
 /// What carries the QP and what was set.
 pub(crate) struct Gate {
     /// The physical QP of the present life.
-    pub(crate) phys: Arc<dyn DeviceQp>,
+    pub(crate) phys: Arc<dyn HoldingQp>,
     /// Index of its NIC.
     pub(crate) nic: usize,
     /// The port of that NIC, from 1. A QP that has moved uses port 1.
@@ -265,7 +265,7 @@ impl Qp {
         error: Error,
         wr_ids: impl Iterator<Item = u64>,
         cq: &Cq,
-        again: impl Fn(&dyn DeviceQp) -> Result<()>,
+        again: impl Fn(&dyn HoldingQp) -> Result<()>,
         hold: impl Fn(&mut Gate) -> Option<Result<()>>,
     ) -> Result<()> {
         let mut error = error;
@@ -300,8 +300,7 @@ impl Qp {
         Wc { wr_id, status: status as u32, qp_num: self.qpn, ..Wc::default() }
     }
 
-    /// Completes a backlog as a failed QP does: the first send with the original error, all else flushed, then the event that a QP
-    /// with an SRQ takes nothing from it any more.
+    /// Completes a backlog as a failed QP does: the first send with the original error, all else flushed.
     pub(crate) fn flush_backlog(&self, backlog: &Backlog, status: WcStatus) {
         let mut status = status;
         for s in &backlog.sends {
@@ -311,6 +310,10 @@ impl Qp {
         for r in &backlog.recvs {
             self.init.recv_cq.push(self.flushed(r.wr_id, WcStatus::WrFlushErr), false);
         }
+    }
+
+    /// A QP with an SRQ takes nothing from it any more.
+    pub(crate) fn take_no_more(&self) {
         if self.init.srq.is_some() {
             self.raise(QpEvent::LastWqeReached);
         }
@@ -332,7 +335,7 @@ impl Qp {
             Some(QpState::Err) if g.failed || g.link.is_some() => return self.end(&mut g, change),
             _ => {}
         }
-        if g.link.as_ref().is_some_and(|l| l.switching()) {
+        if g.link.as_ref().is_some_and(|l| l.executor().switching()) {
             return self.modify_later(&mut g, change);
         }
         let had_link = g.link.is_some();
@@ -349,7 +352,7 @@ impl Qp {
         if let (Some(code), Some(_)) = (change.rc.timeout, &g.link) {
             physical.rc.timeout = Some(self.core.protected_timeout(code));
         }
-        if let (Some(QpState::Rts), Some(psn)) = (state, g.link.as_ref().and_then(|l| l.moved_sq_psn())) {
+        if let (Some(QpState::Rts), Some(psn)) = (state, g.link.as_ref().and_then(|l| l.executor().moved_sq_psn())) {
             physical.rc.sq_psn = Some(psn);
         }
         if g.nic != self.nic {
@@ -364,7 +367,7 @@ impl Qp {
             Err(e) if had_link && e.errno() == libc::EIO => {
                 // The NIC is dead, and nobody has noticed so far.
                 link::suspect(self, &mut g, unbroken_path::Reason::PostFailed);
-                match g.link.as_ref().is_some_and(|l| l.switching()) {
+                match g.link.as_ref().is_some_and(|l| l.executor().switching()) {
                     true => self.modify_later(&mut g, change),
                     false => Err(e),
                 }
@@ -405,6 +408,7 @@ impl Qp {
         };
         g.failed = true;
         self.flush_backlog(&backlog, WcStatus::WrFlushErr);
+        self.take_no_more();
         Ok(())
     }
 
@@ -428,7 +432,7 @@ impl Qp {
         Ok(true)
     }
 
-    fn replace_physical(&self, g: &mut Gate, nic: usize, fresh: Arc<dyn DeviceQp>) {
+    fn replace_physical(&self, g: &mut Gate, nic: usize, fresh: Arc<dyn HoldingQp>) {
         g.phys.destroy();
         self.core.rename_physical(self.id(), (g.nic, g.phys.qpn()), (nic, fresh.qpn()));
         (g.phys, g.nic, g.port) = (fresh, nic, 1);
@@ -520,7 +524,7 @@ impl Qp {
     fn state_of(&self, g: &Gate) -> QpState {
         if g.failed {
             QpState::Err
-        } else if g.link.as_ref().is_some_and(|l| l.switching()) {
+        } else if g.link.as_ref().is_some_and(|l| l.executor().switching()) {
             g.app.rc.state.unwrap_or(QpState::Rts)
         } else if g.datagram.as_ref().is_some_and(|d| d.parked()) {
             datagram::state(g)
@@ -579,15 +583,20 @@ impl Qp {
             return status;
         }
         let (path, epoch) = match &g.link {
-            Some(l) => (l.path_name(&self.core), l.epoch()),
+            Some(l) => {
+                let lqp = l.executor().lqp();
+                let path = lqp.path().map_or_else(String::new, |path| l.peer().path_name(&self.core, path));
+                (path, lqp.epoch())
+            }
             None => (String::new(), 0),
         };
         let peer = match (g.app.dest_gid, g.app.rc.dest_qpn) {
             (Some(gid), Some(qpn)) => format!("{gid}:{qpn}"),
             _ => String::new(),
         };
-        let bound = g.phys.bound_to_device().filter(|_| g.link.is_some());
-        let protected = g.link.as_ref().is_some_and(|l| l.ready()) && !g.failed && bound.is_none();
+        let changed_keys = g.link.is_some() && g.phys.progress().keys_changed;
+        let bound = changed_keys.then_some("it uses memory windows, which a switch would lose");
+        let protected = g.link.as_ref().is_some_and(|l| l.executor().ready()) && !g.failed && bound.is_none();
         let why = if protected {
             ""
         } else if let Some(why) = bound {
@@ -608,7 +617,7 @@ impl Qp {
             why: why.into(),
             state: if g.failed {
                 "failed".into()
-            } else if g.link.as_ref().is_some_and(|l| l.switching()) {
+            } else if g.link.as_ref().is_some_and(|l| l.executor().switching()) {
                 "switching".into()
             } else {
                 format!("{:?}", g.phys.state()).to_lowercase()

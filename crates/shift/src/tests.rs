@@ -19,8 +19,9 @@ use unbroken_roce::Progress;
 use unbroken_telemetry::Runtime;
 use unbroken_types::{Access, Gid, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
-    Backlog, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent, DeviceQp, Error, EventSink, MemoryDomain, MrKeys,
-    PortAttr, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result, SendBatch, SendWr, UdAliases,
+    Backlog, Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent, DeviceQp, Error,
+    EventSink, HoldingQp, MemoryDomain, MrKeys, PortAttr, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result,
+    SendBatch, SendWr, Srq, SrqAttr, UdAliases,
 };
 
 /// How long anything may take before a test calls it lost.
@@ -119,9 +120,21 @@ impl Device for Breakable {
     fn memory(&self) -> Arc<dyn MemoryDomain> {
         self.inner.memory()
     }
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+    fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>> {
+        self.inner.create_cq(entries, channel)
+    }
+    fn create_srq(&self, pd: u32, sizes: SrqAttr) -> Result<Arc<Srq>> {
+        self.inner.create_srq(pd, sizes)
+    }
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
+        Ok(self.create_holding_qp(init)?)
+    }
+    fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn HoldingQp>> {
         self.plan.check(self.nic)?;
-        Ok(Arc::new(BreakableQp { inner: self.inner.create_qp(init)?, nic: self.nic, plan: self.plan.clone() }))
+        Ok(Arc::new(BreakableQp { inner: self.inner.create_holding_qp(init)?, nic: self.nic, plan: self.plan.clone() }))
     }
     fn counters(&self) -> DeviceCounters {
         self.inner.counters()
@@ -129,7 +142,7 @@ impl Device for Breakable {
 }
 
 struct BreakableQp {
-    inner: Arc<dyn DeviceQp>,
+    inner: Arc<dyn HoldingQp>,
     nic: usize,
     plan: Arc<Plan>,
 }
@@ -160,6 +173,12 @@ impl DeviceQp for BreakableQp {
     fn state(&self) -> QpState {
         self.inner.state()
     }
+    fn destroy(&self) {
+        self.inner.destroy()
+    }
+}
+
+impl HoldingQp for BreakableQp {
     fn progress(&self) -> Progress {
         self.inner.progress()
     }
@@ -174,20 +193,8 @@ impl DeviceQp for BreakableQp {
         }
         Ok(())
     }
-    fn unsafe_to_replay(&self, peer_done: u64) -> bool {
-        self.inner.unsafe_to_replay(peer_done)
-    }
-    fn bound_to_device(&self) -> Option<&'static str> {
-        self.inner.bound_to_device()
-    }
-    fn mark_executed(&self, peer_done: u64) -> u32 {
-        self.inner.mark_executed(peer_done)
-    }
     fn fail(&self, status: WcStatus) {
         self.inner.fail(status)
-    }
-    fn destroy(&self) {
-        self.inner.destroy()
     }
 }
 
@@ -404,7 +411,11 @@ fn a_peer_that_goes_on_asking_is_looked_up_again() {
     let mut g = w.from.gate();
     link::message(&w.from, &mut g, &message);
     let peer = g.link.as_ref().map(|l| l.peer().clone()).unwrap();
-    assert_eq!(g.link.as_ref().map(|l| (l.epoch(), l.switching())), Some((1, true)), "it follows, and has answered");
+    assert_eq!(
+        g.link.as_ref().map(|l| (l.executor().lqp().epoch(), l.executor().switching())),
+        Some((1, true)),
+        "it follows, and has answered"
+    );
     let right = peer.control(1).unwrap();
     peer.mistake_endpoints(right.qpn + 500);
     assert_ne!(peer.control(1), Some(right));
@@ -479,7 +490,7 @@ fn a_qp_is_ended_in_the_middle_of_its_switch() {
         let other = (!no_path).then(|| w.to.gate());
         w.plan.dead.iter().take(if no_path { 4 } else { 1 }).for_each(|d| d.store(true, SeqCst));
         (0..3).for_each(|i| w.post_send(i).unwrap());
-        assert!(w.from.gate().link.as_ref().is_some_and(|l| l.switching()));
+        assert!(w.from.gate().link.as_ref().is_some_and(|l| l.executor().switching()));
         let rc = RcModify { state: Some(QpState::Err), ..RcModify::default() };
         w.from.modify(&QpModify { rc, ..QpModify::default() }).unwrap();
         assert_eq!(w.from.state(), QpState::Err);

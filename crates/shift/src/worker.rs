@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use unbroken_path::health::{Answer, Verdict};
 use unbroken_path::message::{Body, Probe};
-use unbroken_path::silence::{ASK_AFTER_US, WEDGED_AFTER_US};
+use unbroken_path::silence::{judge, ASK_AFTER_US};
 use unbroken_path::{Endpoint, Message, Reason, SlotPath};
 use unbroken_telemetry::{now_us, ProcessStatus, StatusServer, What};
 use unbroken_types::WcStatus;
@@ -251,7 +251,7 @@ impl Worker {
             DeviceEvent::Qp { qpn, event } => {
                 if let Some(qp) = core.qp_by_physical(nic, qpn) {
                     // That a later life of a QP is connected is no news to the application.
-                    let moved = |qp: &Qp| qp.gate().link.as_ref().is_some_and(|l| l.epoch() > 0);
+                    let moved = |qp: &Qp| qp.gate().link.as_ref().is_some_and(|l| l.executor().lqp().epoch() > 0);
                     if event != QpEvent::CommEstablished || !moved(&qp) {
                         qp.raise(event);
                     }
@@ -386,7 +386,7 @@ impl Worker {
             let mut g = qp.gate();
             let progress = g.phys.progress();
             // Between two paths it is not the physical QP that has what is outstanding.
-            let switching = g.link.as_ref().is_some_and(|l| l.switching());
+            let switching = g.link.as_ref().is_some_and(|l| l.executor().switching());
             match progress.outstanding_sends == 0 && !switching {
                 true => qp.set_idle(&g),
                 false => core.add_busy(id),
@@ -405,14 +405,9 @@ impl Worker {
         carried.into_values().for_each(|peer| self.spread_verdicts(&peer));
         for (qp, peer, path, since_us, waits_for_receive) in silent {
             let answer = peer.health().ask(clock_us, path, since_us);
-            let wedged = since_us + WEDGED_AFTER_US <= clock_us && !waits_for_receive;
-            let reason = match answer {
-                Answer::Dead => Reason::Stall,
-                Answer::Alive if wedged => Reason::Wedged(WcStatus::RetryExcErr),
-                Answer::Alive | Answer::Asked => continue,
-            };
+            let Some(reason) = judge(clock_us, since_us, answer, waits_for_receive) else { continue };
             let mut g = qp.gate();
-            if g.link.as_ref().and_then(|l| l.active_path()) == Some(path) {
+            if g.link.as_ref().and_then(|l| l.executor().active_path()) == Some(path) {
                 link::suspect(&qp, &mut g, reason);
             }
         }

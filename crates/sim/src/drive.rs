@@ -1,14 +1,14 @@
 //! How events are handled: packets, timers, control messages, faults, and the application's turns.
 
-use crate::end::{new_qp, ready_to_receive, ready_to_send, Life, Sink, Wcs};
+use crate::end::{Sink, Wcs, CAPS};
 use crate::memory::Area;
 use crate::plan::{Fault, Mutant};
-use crate::world::{endpoint, logical_qpn, qpn_of, Event, Violation, World};
-use unbroken_path::health::Answer;
+use crate::world::{endpoint, logical_qpn, Event, Violation, World};
+use unbroken_path::health::{Answer, Verdict};
 use unbroken_path::message::{Body, Probe, RefuseReason};
-use unbroken_path::silence::{Silence, ASK_AFTER_US, WEDGED_AFTER_US};
-use unbroken_path::{Action, Message, OpenError, Opened, Reason, SlotPath, State};
-use unbroken_roce::{RcEvent, RecvEntry, RecvWr, SendEntry};
+use unbroken_path::silence::{judge, ASK_AFTER_US};
+use unbroken_path::{Message, Reason, SlotPath};
+use unbroken_roce::{RcEvent, RecvWr};
 use unbroken_types::{QpState, WcOpcode, PSN_MASK};
 use unbroken_wire::Packet;
 
@@ -39,14 +39,11 @@ impl World {
                 let end = &mut self.ends[host][qp];
                 if end.path_at_us <= self.now_us {
                     end.path_at_us = u64::MAX;
-                    end.path.handle_timeout(self.now_us);
+                    self.with(host, qp, |executor, hands| executor.tick(hands));
                 }
                 self.pump(host, qp)
             }
-            Event::Look { host, qp } => {
-                self.ends[host][qp].look_at_us = u64::MAX;
-                self.pump(host, qp)
-            }
+            Event::Look { host, qp } => self.look(host, qp),
             Event::Nic { host, nic, reason } => self.on_nic_event(host, nic, reason),
             Event::Health { host } => self.on_health_timer(host),
             Event::App { host, qp } => self.on_app(host, qp),
@@ -84,12 +81,11 @@ impl World {
                 Ok(())
             }
             Fault::Suspect { host, qp } => {
-                let epoch = self.ends[host][qp].path.epoch();
                 let works = self.ends[host][qp].live().map(|l| (l.nic, l.remote)).is_some_and(|(nic, remote)| {
                     self.net.carries(host, nic, remote) && self.net.carries(1 - host, remote, nic)
                 });
                 self.stats.wrong_suspicions += u64::from(works);
-                self.suspect(host, qp, epoch, Reason::PostFailed);
+                self.suspect(host, qp, Reason::PostFailed);
                 self.pump(host, qp)
             }
             Fault::Stop { host, for_us } => {
@@ -109,17 +105,15 @@ impl World {
     /// The host is told that its NIC is gone, or well again.
     fn on_nic_event(&mut self, host: usize, nic: usize, reason: Option<Reason>) -> Result<(), Violation> {
         self.health[host].set_nic(self.now_us, nic as u8, reason.is_none());
-        for remote in 0..self.plan.rails {
-            self.update_belief(host, nic, remote);
-        }
-        self.pump_health(host)?;
         // The event may be late: what it says is true of the QPs that were on the NIC then, and harmless to others.
         for qp in 0..self.ends[host].len() {
-            let epoch = self.ends[host][qp].live().filter(|l| l.nic == nic).map(|l| l.epoch);
-            if let (Some(epoch), Some(reason)) = (epoch, reason) {
-                self.suspect(host, qp, epoch, reason);
+            self.watched(host, qp, |executor, hands| executor.beliefs_changed(hands));
+            let there = self.ends[host][qp].live().is_some_and(|l| l.nic == nic);
+            if let Some(reason) = reason.filter(|_| there) {
+                self.suspect(host, qp, reason);
             }
         }
+        self.pump_health(host)?;
         self.pump_all(host)
     }
 
@@ -145,10 +139,10 @@ impl World {
             life.wrapped = true;
             self.stats.wraps += 1;
         }
-        let epoch = life.epoch;
+        let number = life.number;
         self.say(|| {
             format!(
-                "host {host} qp {qp} gets {:?} psn {} aeth {:?} epoch {epoch}",
+                "host {host} qp {qp} gets {:?} psn {} aeth {:?} life {number}",
                 packet.bth.opcode.op,
                 packet.bth.psn,
                 packet.ext.aeth()
@@ -207,14 +201,14 @@ impl World {
         let Some((wr_id, sges)) = self.apps[host][qp].next_recv(&self.memory[host], self.plan.max_len) else {
             return Ok(false);
         };
-        let end = &mut self.ends[host][qp];
+        let wr = RecvWr { wr_id, sges: &sges };
         let mut wcs = Wcs::default();
-        if let Some(srq) = &end.srq {
-            srq.post(&RecvWr { wr_id, sges: &sges })?;
-        } else if let Some(backlog) = end.backlog.as_mut() {
-            backlog.recvs.push(RecvEntry { wr_id, sges });
-        } else if let Some(life) = end.live() {
-            life.qp.post_recv(&RecvWr { wr_id, sges: &sges }, &mut wcs).map_err(|e| format!("post_recv: {e}"))?;
+        if let Some(srq) = &self.ends[host][qp].srq {
+            srq.post(&wr)?;
+        } else if let Some(held) = self.with(host, qp, |executor, _| executor.hold_recv(&CAPS, &wr)) {
+            held.map_err(|e| format!("post_recv between two paths: {e}"))?;
+        } else if let Some(life) = self.ends[host][qp].live() {
+            life.qp.post_recv(&wr, &mut wcs).map_err(|e| format!("post_recv: {e}"))?;
         }
         self.deliver(host, qp, wcs)?;
         Ok(true)
@@ -224,18 +218,17 @@ impl World {
     fn post_send(&mut self, host: usize, qp: usize) -> Result<bool, Violation> {
         let Some(mut post) = self.apps[host][qp].next_send(&self.memory[host]) else { return Ok(false) };
         post.remote_addr = self.memory[1 - host].address(qp, Area::Remote, post.index);
-        let end = &mut self.ends[host][qp];
         let mut wcs = Wcs::default();
-        if let Some(backlog) = end.backlog.as_mut() {
-            backlog.sends.push(SendEntry::from(&post.wr()));
-        } else if let Some(life) = end.live() {
+        if let Some(held) = self.with(host, qp, |executor, _| executor.hold_sends(&CAPS, &post.wr())) {
+            held.map_err(|e| format!("post_send between two paths: {e}"))?;
+        } else if let Some(life) = self.ends[host][qp].live() {
             life.qp.post_send(&post.wr(), &mut wcs).map_err(|e| format!("post_send: {e}"))?;
         }
         self.deliver(host, qp, wcs)?;
         Ok(true)
     }
 
-    fn deliver(&mut self, host: usize, qp: usize, wcs: Wcs) -> Result<(), Violation> {
+    pub(crate) fn deliver(&mut self, host: usize, qp: usize, wcs: Wcs) -> Result<(), Violation> {
         if !wcs.0.is_empty() {
             self.wake_app(host, qp);
         }
@@ -260,7 +253,7 @@ impl World {
 
     // ---- control messages and probes ----
 
-    fn send_control(&mut self, host: usize, path: SlotPath, message: &Message) {
+    pub(crate) fn send_control(&mut self, host: usize, path: SlotPath, message: &Message) {
         let (nic, remote) = (usize::from(path.local), usize::from(path.remote));
         let mut bytes = Vec::new();
         message.encode(&mut bytes);
@@ -291,7 +284,7 @@ impl World {
             Body::Hello(_) | Body::Refuse(_) | Body::Bye | Body::Moved => {
                 let qp = (message.to.qpn >> 16) as usize - 1;
                 self.say(|| format!("host {host} qp {qp} hears {:?}", message.body));
-                self.ends[host][qp].path.handle_message(self.now_us, &message);
+                self.with(host, qp, |executor, hands| executor.message(hands, &message));
                 self.pump(host, qp)
             }
         }
@@ -311,6 +304,11 @@ impl World {
             self.health[host].handle_timeout(self.now_us);
         }
         while let Some((path, sequence)) = self.health[host].poll_probe(self.now_us) {
+            if self.knows_peer_ended(host) {
+                for qp in 0..self.ends[host].len() {
+                    self.with(host, qp, |executor, hands| executor.peer_gone(hands));
+                }
+            }
             let body = Body::Probe(Probe { sequence, sent_us: self.now_us });
             let message = Message { from: endpoint(host, 0), to: endpoint(1 - host, 0), body };
             self.send_control(host, path, &message);
@@ -343,12 +341,10 @@ impl World {
             return Ok(());
         }
         loop {
-            while let Some(action) = self.ends[host][qp].path.poll_action() {
-                self.act(host, qp, action)?;
-            }
+            let lives = self.ends[host][qp].lives.len();
             self.transmit(host, qp)?;
             self.watch(host, qp)?;
-            if !self.ends[host][qp].path.has_actions() {
+            if self.ends[host][qp].lives.len() == lives {
                 break;
             }
         }
@@ -367,14 +363,14 @@ impl World {
             let mut sink = Sink { memory: &self.memory[host], packets: Vec::new(), sources: Vec::new() };
             let more = life.qp.poll_transmit(self.now_us, &mut sink, &mut wcs);
             let (packets, sources) = (sink.packets, sink.sources);
-            let (nic, remote, epoch) = (life.nic, life.remote, life.epoch);
+            let (nic, remote, number) = (life.nic, life.remote, life.number);
             let due = if more { Some(self.now_us + 10) } else { life.qp.poll_timeout() };
             if let Some(at) = due.filter(|&at| at < life.armed_us) {
                 let at = at.max(self.now_us + 1);
                 life.armed_us = at;
                 self.push(at, Event::Qp { host, qp, life: index });
             }
-            self.check_once(host, qp, epoch, &sources)?;
+            self.check_once(host, qp, number, &sources)?;
             let weather = self.data_weather();
             for (n, bytes) in packets.into_iter().enumerate() {
                 let sent_us = self.now_us + n as u64 / 4;
@@ -389,23 +385,22 @@ impl World {
     }
 
     /// Invariant 3: what must not be replayed leaves in one life only.
-    fn check_once(&mut self, host: usize, qp: usize, epoch: u64, sources: &[u64]) -> Result<(), Violation> {
+    fn check_once(&mut self, host: usize, qp: usize, life: u64, sources: &[u64]) -> Result<(), Violation> {
         if !self.plan.qps[qp].no_replay {
             return Ok(());
         }
         for &address in sources {
             let Some(k) = self.memory[host].index_of(qp, Area::Local, address) else { continue };
-            let first = *self.ends[host][qp].left_in[k].get_or_insert(epoch);
-            if first != epoch && self.once_only(host, qp, k) {
-                return Err(format!("host {host} qp {qp}: NO_REPLAY message {k} left in epochs {first} and {epoch}"));
+            let first = *self.ends[host][qp].left_in[k].get_or_insert(life);
+            if first != life && self.once_only(host, qp, k) {
+                return Err(format!("host {host} qp {qp}: NO_REPLAY message {k} left in lives {first} and {life}"));
             }
         }
         Ok(())
     }
 
-    /// Looks at the present life: progress, failure, stall.
+    /// What the device tells of the present life.
     fn watch(&mut self, host: usize, qp: usize) -> Result<(), Violation> {
-        let now_us = self.now_us;
         let end = &mut self.ends[host][qp];
         let failed = end.failed;
         let Some(life) = end.lives.last_mut().filter(|l| !l.over) else { return Ok(()) };
@@ -418,45 +413,39 @@ impl World {
             return Err(format!("host {host} qp {qp}: the physical QP failed by itself"));
         }
         self.stats.retransmits += u64::from(life.qp.take_retransmits());
-        let (epoch, p) = (life.epoch, life.qp.progress());
-        if (p.executed, p.advanced) != life.told {
-            life.told = (p.executed, p.advanced);
-            end.path.handle_progress(now_us, epoch);
-        }
-        let failure = life.qp.failure();
-        let path = SlotPath { local: life.nic as u8, remote: life.remote as u8 };
-        if end.path.state() != State::Active {
-            if let Some(status) = failure {
-                self.suspect(host, qp, epoch, Reason::QpFailed(status));
+        let Some(status) = life.qp.failure().filter(|_| !life.failure_told) else { return Ok(()) };
+        life.failure_told = true;
+        if let Some(path) = self.watched(host, qp, |executor, hands| executor.gave_up(hands, status)) {
+            if self.health[host].ask(self.now_us, path, self.now_us) == Answer::Dead {
+                self.watched(host, qp, |executor, hands| executor.verdict(hands, path, Verdict::Dead));
             }
-            return Ok(());
-        }
-        let look = end.silence.look(now_us, p.outstanding_sends, p.advanced);
-        let answer = if let Some(status) = failure {
-            if end.gave_up.replace(status).is_some() {
-                return Ok(()); // asked already
-            }
-            self.health[host].ask(now_us, path, now_us)
-        } else if look.moved {
-            self.health[host].carried(now_us, path);
-            Answer::Asked
-        } else {
-            let Some(since_us) = look.silent_since_us.filter(|at| at + ASK_AFTER_US <= now_us) else { return Ok(()) };
-            let answer = self.health[host].ask(now_us, path, since_us);
-            if answer == Answer::Alive && since_us + WEDGED_AFTER_US <= now_us && !p.waiting_rnr {
-                self.suspect(host, qp, epoch, Reason::Wedged(unbroken_types::WcStatus::RetryExcErr));
-            }
-            answer
-        };
-        if answer == Answer::Dead {
-            self.verdict(host, path, unbroken_path::health::Verdict::Dead);
         }
         self.pump_health(host)
     }
 
+    /// Looks at the progress of a QP with sends outstanding: what moves shows that its path lives, and what does not asks its path.
+    fn look(&mut self, host: usize, qp: usize) -> Result<(), Violation> {
+        let now_us = self.now_us;
+        let end = &mut self.ends[host][qp];
+        end.look_at_us = u64::MAX;
+        let Some(p) = end.lives.last().map(|l| l.qp.progress()) else { return Ok(()) };
+        let looked = end.executor.as_mut().and_then(|executor| executor.look(now_us, &p));
+        let Some((path, look)) = looked else { return self.pump(host, qp) };
+        if look.moved {
+            self.health[host].carried(now_us, path);
+        } else if let Some(since_us) = look.silent_since_us.filter(|at| at + ASK_AFTER_US <= now_us) {
+            let answer = self.health[host].ask(now_us, path, since_us);
+            if let Some(reason) = judge(now_us, since_us, answer, p.waiting_rnr) {
+                self.suspect(host, qp, reason);
+            }
+        }
+        self.pump_health(host)?;
+        self.pump(host, qp)
+    }
+
     fn arm(&mut self, host: usize, qp: usize) {
         let end = &mut self.ends[host][qp];
-        let at = end.path.poll_timeout().map_or(u64::MAX, |at| at.max(self.now_us + 1));
+        let at = end.executor().deadline_us().map_or(u64::MAX, |at| at.max(self.now_us + 1));
         if at != end.path_at_us {
             end.path_at_us = at;
             if at != u64::MAX {
@@ -464,125 +453,11 @@ impl World {
             }
         }
         let end = &mut self.ends[host][qp];
-        let watched = end.path.state() == State::Active && end.gave_up.is_none(); // nobody looks at progress during a switch
-        let silent = end.silence.since_us().filter(|_| watched);
-        if let Some(at) =
-            silent.map(|since| (since + ASK_AFTER_US).max(self.now_us + LOOK_US)).filter(|&at| at < end.look_at_us)
-        {
+        let busy = end.lives.last().is_some_and(|l| l.qp.progress().outstanding_sends > 0);
+        if busy && end.executor().active_path().is_some() && end.look_at_us == u64::MAX {
+            let at = self.now_us + LOOK_US;
             end.look_at_us = at;
             self.push(at, Event::Look { host, qp });
         }
-    }
-
-    fn act(&mut self, host: usize, qp: usize, action: Action) -> Result<(), Violation> {
-        let now_us = self.now_us;
-        if !matches!(action, Action::Send { .. }) {
-            self.say(|| format!("host {host} qp {qp} {action:?}"));
-        }
-        let mutant = self.mutant;
-        let end = &mut self.ends[host][qp];
-        match action {
-            Action::Quiesce { .. } => {
-                let life = end.quiesce(mutant == Mutant::NoQuiesce);
-                end.path.handle_quiesced(now_us, Ok(life));
-            }
-            Action::Open { epoch, slot } => return self.open(host, qp, epoch, slot),
-            Action::CheckReplay { epoch, peer_done } => {
-                let Some(life) = end.live() else { return Err("CheckReplay without a QP".into()) };
-                let safe = mutant == Mutant::NoCheck || !life.qp.unsafe_to_replay(peer_done);
-                end.path.handle_check(now_us, epoch, safe);
-                self.stats.refusals += u64::from(!safe);
-            }
-            Action::Connect { epoch, peer_qpn, sq_psn, rq_psn, mtu, peer_done } => {
-                let plan = &self.plan;
-                let Some(life) = end.live() else { return Err("Connect without a QP".into()) };
-                let replay = life.qp.mark_executed(peer_done);
-                // A mutant starts without having heard of the peer's QP.
-                let heard = peer_qpn != 0;
-                let peer_qpn = if heard { peer_qpn } else { qpn_of(qp, epoch, mutant) };
-                let psns = match mutant {
-                    Mutant::SameQpn => (plan.psn_of(0, host), plan.psn_of(0, 1 - host)),
-                    _ if !heard => (sq_psn, plan.psn_of(epoch, 1 - host)),
-                    _ => (sq_psn, rq_psn),
-                };
-                life.sq_psn = psns.0;
-                let rtr = ready_to_receive(peer_qpn, psns.1, mtu);
-                life.qp.modify(&rtr, &mut Wcs::default()).map_err(|e| format!("to RTR: {e}"))?;
-                if replay.marked != peer_done {
-                    return Err(format!("the peer has done {peer_done}, but only {} could be marked", replay.marked));
-                }
-                self.stats.replays += u64::from(replay.replayed);
-                self.stats.spared_replays += replay.marked;
-            }
-            Action::Start { .. } => {
-                let (timeout, retry_cnt) = (self.plan.timeout, self.plan.retry_cnt);
-                let Some(life) = end.live() else { return Err("Start without a QP".into()) };
-                let rts = ready_to_send(life.sq_psn, timeout, retry_cnt);
-                life.qp.modify(&rts, &mut Wcs::default()).map_err(|e| format!("to RTS: {e}"))?;
-            }
-            Action::Send { message, via } => {
-                if let Some(path) = end.path.slots().get(via) {
-                    self.send_control(host, path, &message);
-                }
-            }
-            Action::Fail { status, .. } => return self.fail(host, qp, status),
-            Action::Report(r) => {
-                self.stats.switches += 1;
-                self.stats.chained += u64::from(r.epochs > 1);
-            }
-        }
-        Ok(())
-    }
-
-    fn open(&mut self, host: usize, qp: usize, epoch: u64, slot: u8) -> Result<(), Violation> {
-        let now_us = self.now_us;
-        let refused = self.rng.one_in(200);
-        let mtu = self.plan.mtu[host];
-        let mutant = self.mutant;
-        let end = &mut self.ends[host][qp];
-        let path = end.path.slots().get(slot).ok_or("Open of an empty slot")?;
-        let (nic, remote) = (usize::from(path.local), usize::from(path.remote));
-        if refused || !self.net.nic_works(host, nic) {
-            end.path.handle_opened(now_us, epoch, Err(OpenError));
-            return Ok(());
-        }
-        let backlog = end.backlog.take().ok_or("Open without Quiesce")?;
-        let qpn = qpn_of(qp, epoch, mutant);
-        let mut fresh = new_qp(qpn, logical_qpn(qp), end.srq.as_ref());
-        fresh.set_selective(self.plan.selective[host]);
-        fresh.set_mutation(mutant.in_roce());
-        fresh.adopt(&backlog).map_err(|e| format!("adopt: {e}"))?;
-        let (sq_psn, armed_us) = (0, u64::MAX);
-        end.lives.push(Life {
-            qpn,
-            epoch,
-            nic,
-            remote,
-            sq_psn,
-            qp: fresh,
-            armed_us,
-            over: false,
-            wrapped: false,
-            told: (0, 0),
-        });
-        (end.silence, end.gave_up, end.look_at_us) = (Silence::default(), None, u64::MAX);
-        let psn = self.plan.psn_of(epoch, host);
-        end.path.handle_opened(now_us, epoch, Ok(Opened { qpn, psn, mtu }));
-        Ok(())
-    }
-
-    fn fail(&mut self, host: usize, qp: usize, status: unbroken_types::WcStatus) -> Result<(), Violation> {
-        let end = &mut self.ends[host][qp];
-        end.failed = true;
-        let mut wcs = Wcs::default();
-        if let Some(backlog) = end.backlog.take() {
-            let mut qp_for_flush = new_qp(2, logical_qpn(qp), None);
-            qp_for_flush.adopt(&backlog).map_err(|e| format!("adopt: {e}"))?;
-            qp_for_flush.fail(status, &mut wcs);
-        } else if let Some(life) = end.live() {
-            life.qp.fail(status, &mut wcs);
-        }
-        self.apps[host][qp].stop();
-        self.deliver(host, qp, wcs)
     }
 }

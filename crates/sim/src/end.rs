@@ -1,11 +1,10 @@
-//! One end of a logical QP in the simulator: what `shift` is in the product. It carries out what `path` decides, on real `roce` QPs.
+//! One end of a logical QP in the simulator: the product's executor over real `roce` QPs.
 
 use crate::memory::{HostMemory, PD};
 use crate::srq::SharedQueue;
 use std::sync::Arc;
-use unbroken_path::silence::Silence;
-use unbroken_path::{LogicalQp, Quiesced};
-use unbroken_roce::{Backlog, Completions, PacketSink, Payload, RcConfig, RcModify, RcQp, SinkError};
+use unbroken_path::{Executor, LogicalQp};
+use unbroken_roce::{Completions, PacketSink, Payload, RcConfig, RcModify, RcQp, SinkError};
 use unbroken_types::{Access, Mtu, QpCaps, QpState, Wc};
 
 /// Entries of a send queue.
@@ -17,13 +16,13 @@ const SINK_PACKETS: usize = 48;
 pub struct Life {
     /// Its QPN.
     pub qpn: u32,
-    /// Its epoch.
-    pub epoch: u64,
+    /// Which life of its logical QP it is, from 0.
+    pub number: u64,
     /// Our NIC.
     pub nic: usize,
     /// The peer's NIC.
     pub remote: usize,
-    /// First PSN that we send, until the QP is started.
+    /// First PSN that we send.
     pub sq_psn: u32,
     /// The transport.
     pub qp: RcQp,
@@ -33,39 +32,43 @@ pub struct Life {
     pub over: bool,
     /// The PSNs that it sends have wrapped around, and the peer has said so.
     pub wrapped: bool,
-    /// Progress that was last told to `path`.
-    pub told: (u64, u64),
+    /// That its transport has given up was told.
+    pub failure_told: bool,
 }
 
 /// One end.
 pub struct End {
-    /// The logic under test.
-    pub path: LogicalQp,
-    /// All lives; the last is the present one, unless `backlog` is there.
+    /// The code under test. Away while it works.
+    pub executor: Option<Executor>,
+    /// All lives; the last is the present one.
     pub lives: Vec<Life>,
-    /// What is outstanding while there is no physical QP.
-    pub backlog: Option<Backlog>,
     /// Where receives come from, if not from the QP.
     pub srq: Option<Arc<SharedQueue>>,
-    /// Watches the present life.
-    pub silence: Silence,
-    /// The transport of the present life has given up, and the path has been asked whether it lives.
-    pub gave_up: Option<unbroken_types::WcStatus>,
     /// The epoch that this end suspected last by itself.
     pub suspected: Option<u64>,
     /// The application has got its error.
     pub failed: bool,
     /// The application waits for a WC before it posts more.
     pub app_sleeps: bool,
-    /// Timer of `path`.
+    /// Timer of the executor.
     pub path_at_us: u64,
-    /// Timer of `silence`.
+    /// When the QP is looked at next.
     pub look_at_us: u64,
     /// In which epoch each message left that must not be replayed.
     pub left_in: Vec<Option<u64>>,
 }
 
 impl End {
+    /// What it decides.
+    pub fn lqp(&self) -> &LogicalQp {
+        self.executor().lqp()
+    }
+
+    /// What carries it out.
+    pub fn executor(&self) -> &Executor {
+        self.executor.as_ref().expect("it does not call itself")
+    }
+
     /// The present physical QP.
     pub fn live(&mut self) -> Option<&mut Life> {
         self.lives.last_mut().filter(|l| !l.over)
@@ -76,29 +79,18 @@ impl End {
         let begun = self.lives.iter().map(|l| l.qp.progress().outstanding_recvs as usize).sum::<usize>();
         self.srq.as_ref().map(|srq| srq.len() + begun)
     }
-
-    /// Stops the present life; `ghost` leaves it running, as a product would that forgets to.
-    pub fn quiesce(&mut self, ghost: bool) -> Quiesced {
-        let Some(life) = self.lives.last_mut() else { return Quiesced::default() };
-        let p = life.qp.progress();
-        let backlog = if ghost { life.qp.clone().quiesce() } else { life.qp.quiesce() };
-        life.over = true;
-        let outstanding = backlog.sends.iter().filter(|s| !s.opcode.awaits_data()).count() as u64;
-        let progressed = p.advanced > 0 || p.executed > 0 || p.outstanding_sends == 0;
-        let quiesced = Quiesced { executed: backlog.executed, completed: backlog.completed, outstanding, progressed };
-        self.backlog = Some(backlog);
-        quiesced
-    }
 }
+
+/// Sizes of the queues.
+pub const CAPS: QpCaps =
+    QpCaps { max_send_wr: SQ_DEPTH as u32, max_recv_wr: 8, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 32 };
 
 /// A physical QP in state INIT that holds its work requests when the network fails.
 pub fn new_qp(qpn: u32, wc_qpn: u32, srq: Option<&Arc<SharedQueue>>) -> RcQp {
-    let caps =
-        QpCaps { max_send_wr: SQ_DEPTH as u32, max_recv_wr: 8, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 32 };
     let mut qp = RcQp::new(RcConfig {
         qpn,
         wc_qpn,
-        caps,
+        caps: CAPS,
         pd: PD,
         hold_on_failure: true,
         sq_sig_all: false,
@@ -113,28 +105,43 @@ pub fn new_qp(qpn: u32, wc_qpn: u32, srq: Option<&Arc<SharedQueue>>) -> RcQp {
     qp
 }
 
-/// INIT to RTR.
-pub fn ready_to_receive(dest_qpn: u32, rq_psn: u32, mtu: Mtu) -> RcModify {
+/// What the application has set.
+pub fn app(timeout: u8, retry_cnt: u8) -> RcModify {
+    RcModify {
+        state: Some(QpState::Rts),
+        access: Some(Access::LOCAL_WRITE.with(Access::REMOTE)),
+        min_rnr_timer: Some(1),
+        max_dest_rd_atomic: Some(4),
+        timeout: Some(timeout),
+        retry_cnt: Some(retry_cnt),
+        rnr_retry: Some(7),
+        max_rd_atomic: Some(4),
+        ..RcModify::default()
+    }
+}
+
+/// INIT to RTR, as the application connects.
+pub fn ready_to_receive(app: &RcModify, dest_qpn: u32, rq_psn: u32, mtu: Mtu) -> RcModify {
     RcModify {
         state: Some(QpState::Rtr),
         dest_qpn: Some(dest_qpn),
         rq_psn: Some(rq_psn),
         mtu: Some(mtu),
-        min_rnr_timer: Some(1),
-        max_dest_rd_atomic: Some(4),
+        min_rnr_timer: app.min_rnr_timer,
+        max_dest_rd_atomic: app.max_dest_rd_atomic,
         ..RcModify::default()
     }
 }
 
 /// RTR to RTS.
-pub fn ready_to_send(sq_psn: u32, timeout: u8, retry_cnt: u8) -> RcModify {
+pub fn ready_to_send(app: &RcModify, sq_psn: u32) -> RcModify {
     RcModify {
         state: Some(QpState::Rts),
         sq_psn: Some(sq_psn),
-        timeout: Some(timeout),
-        retry_cnt: Some(retry_cnt),
-        rnr_retry: Some(7),
-        max_rd_atomic: Some(4),
+        timeout: app.timeout,
+        retry_cnt: app.retry_cnt,
+        rnr_retry: app.rnr_retry,
+        max_rd_atomic: app.max_rd_atomic,
         ..RcModify::default()
     }
 }

@@ -17,6 +17,7 @@
 pub mod app;
 mod drive;
 pub mod end;
+mod hands;
 pub mod memory;
 pub mod net;
 pub mod plan;

@@ -84,6 +84,7 @@ impl Mutant {
             Mutant::NoCounts => Mutation::NoCounts,
             Mutant::Early => Mutation::Early,
             Mutant::NoFollow => Mutation::NoFollow,
+            Mutant::NoCheck => Mutation::NoCheck,
             _ => Mutation::None,
         }
     }
@@ -218,6 +219,8 @@ pub struct Plan {
     pub healed_us: u64,
     /// A host is killed.
     pub crash: bool,
+    /// The directory says that it is no more.
+    pub crash_is_told: bool,
 }
 
 impl Plan {
@@ -262,6 +265,7 @@ impl Plan {
             faults: Vec::new(),
             healed_us: 0,
             crash,
+            crash_is_told: rng.one_in(2),
         };
         let no_replay = rng.one_in(8);
         for _ in 0..rng.range(1, 3) {

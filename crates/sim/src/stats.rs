@@ -53,7 +53,7 @@ type Row = (&'static str, fn(&Stats) -> u64, u64);
 impl Stats {
     const ROWS: [Row; 20] = [
         ("switches", |s| s.switches, 2_000),
-        ("replays", |s| s.replays, 2_000),
+        ("replays", |s| s.replays, 1_500),
         ("spared-replays", |s| s.spared_replays, 100),
         ("simultaneous", |s| s.simultaneous, 300),
         ("wrong-suspicions", |s| s.wrong_suspicions, 500),

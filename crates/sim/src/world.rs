@@ -1,7 +1,8 @@
 //! The world of one schedule: events in virtual time, two hosts, and the last judgement.
 
 use crate::app::App;
-use crate::end::{new_qp, ready_to_receive, ready_to_send, End, Life, Wcs, SQ_DEPTH};
+use crate::end::{app, new_qp, ready_to_receive, ready_to_send, End, Life, Wcs, SQ_DEPTH};
+use crate::hands::Hands;
 use crate::memory::HostMemory;
 use crate::net::{Net, Weather};
 use crate::plan::{Fault, Mutant, Plan};
@@ -11,12 +12,11 @@ use crate::stats::Stats;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use unbroken_path::health::{HealthConfig, PeerHealth, Verdict};
-use unbroken_path::silence::Silence;
-use unbroken_path::{Belief, Config, Endpoint, LogicalQp, Reason, SlotPath, SlotTable, State};
+use unbroken_path::{Belief, Config, Endpoint, Executor, LogicalQp, Reason, SlotPath, SlotTable, State};
 use unbroken_types::{Gid, SendFlags};
 
-/// After all faults are healed, everything must come to its end within this time.
-const END_US: u64 = 12_000_000;
+/// After all faults are healed, everything must come to its end within this time: longer than a silent peer is waited for.
+const END_US: u64 = 60_000_000;
 /// No schedule needs more events.
 const MAX_EVENTS: u64 = 2_000_000;
 /// A violation names at most this many steps back.
@@ -101,9 +101,6 @@ impl Ord for Due {
     }
 }
 
-/// A peer that answers nowhere is given up after this time, which is shorter than in the product: schedules are.
-const SILENT_PEER_US: u64 = 2_000_000;
-
 /// All of a schedule.
 pub(crate) struct World {
     pub now_us: u64,
@@ -123,6 +120,8 @@ pub(crate) struct World {
     pub stopped_us: [u64; 2],
     pub stats: Stats,
     pub trace: bool,
+    /// What an executor was seen to do wrong.
+    violation: Option<Violation>,
     heap: BinaryHeap<Reverse<Due>>,
     order: u64,
 }
@@ -163,11 +162,8 @@ impl World {
         let ends = [0, 1].map(|h| (0..plan.qps.len()).map(|q| Self::new_end(&plan, h, q, mutant)).collect());
         let net = Net::new(&plan);
         let health = [0, 1].map(|_| {
-            let mut health = PeerHealth::new(HealthConfig {
-                silent_peer_us: SILENT_PEER_US,
-                no_witness: mutant == Mutant::NoWitness,
-                ..HealthConfig::default()
-            });
+            let mut health =
+                PeerHealth::new(HealthConfig { no_witness: mutant == Mutant::NoWitness, ..HealthConfig::default() });
             for (local, remote) in (0..plan.rails).flat_map(|l| (0..plan.rails).map(move |r| (l, r))) {
                 if net.connected(local, remote) {
                     health.add(SlotPath { local: local as u8, remote: remote as u8 });
@@ -189,6 +185,7 @@ impl World {
             stopped_us: [0; 2],
             stats: Stats::default(),
             trace,
+            violation: None,
             heap: BinaryHeap::new(),
             order: 0,
             plan,
@@ -200,15 +197,14 @@ impl World {
         let nic = plan.qps[qp].nic;
         let default = SlotPath { local: nic as u8, remote: nic as u8 };
         let table = SlotTable::new(default, plan.rails as u8, plan.rails as u8, host == 0);
-        let config =
-            Config { peer_silence_us: 3_000_000, total_us: 6_000_000, mutation: mutant.in_path(), ..Config::default() };
-        let path = LogicalQp::new(endpoint(host, qp), endpoint(1 - host, qp), table, config, 0);
+        let config = Config { mutation: mutant.in_path(), ..Config::default() };
+        let lqp = LogicalQp::new(endpoint(host, qp), endpoint(1 - host, qp), table, config, 0);
         let (ours, theirs) = (host, 1 - host);
         let qpn = qpn_of(qp, 0, mutant);
         let srq = plan.qps[qp].srq[host].then(|| SharedQueue::new(mutant == Mutant::LostReceive));
         let mut life = Life {
             qpn,
-            epoch: 0,
+            number: 0,
             nic,
             remote: nic,
             sq_psn: plan.psn_of(0, ours),
@@ -216,21 +212,19 @@ impl World {
             armed_us: u64::MAX,
             over: false,
             wrapped: false,
-            told: (0, 0),
+            failure_told: false,
         };
         life.qp.set_selective(plan.selective[host]);
         life.qp.set_mutation(mutant.in_roce());
         let mtu = plan.mtu[0].min(plan.mtu[1]);
         let none = &mut Wcs::default();
-        life.qp.modify(&ready_to_receive(qpn, plan.psn_of(0, theirs), mtu), none).expect("INIT to RTR");
-        life.qp.modify(&ready_to_send(life.sq_psn, plan.timeout, plan.retry_cnt), none).expect("RTR to RTS");
+        let app = app(plan.timeout, plan.retry_cnt);
+        life.qp.modify(&ready_to_receive(&app, qpn, plan.psn_of(0, theirs), mtu), none).expect("INIT to RTR");
+        life.qp.modify(&ready_to_send(&app, life.sq_psn), none).expect("RTR to RTS");
         End {
-            path,
+            executor: Some(Executor::new(lqp)),
             lives: vec![life],
-            backlog: None,
             srq,
-            silence: Silence::default(),
-            gave_up: None,
             suspected: None,
             failed: false,
             app_sleeps: false,
@@ -264,6 +258,7 @@ impl World {
             self.now_us = due.at_us;
             self.stats.events += 1;
             self.handle(due.event)?;
+            self.violation.take().map_or(Ok(()), Err)?;
             if until_us == u64::MAX && self.finished() {
                 until_us = self.now_us.max(self.plan.healed_us) + late_us; // whatever is still on its way must do no harm
             }
@@ -281,11 +276,7 @@ impl World {
         for host in 0..2 {
             for qp in 0..self.plan.qps.len() {
                 self.push(0, Event::App { host, qp });
-            }
-            for local in 0..self.plan.rails {
-                for remote in 0..self.plan.rails {
-                    self.update_belief(host, local, remote);
-                }
+                self.with(host, qp, |executor, hands| executor.beliefs_changed(hands));
             }
         }
         for (at, fault) in self.plan.faults.clone() {
@@ -297,7 +288,7 @@ impl World {
     fn finished(&self) -> bool {
         (0..2).filter(|&h| !self.crashed[h]).all(|h| {
             let other_crashed = self.crashed[1 - h];
-            let calm = |e: &End| matches!(e.path.state(), State::Active | State::Failed);
+            let calm = |e: &End| e.executor().deadline_us().is_none();
             self.ends[h].iter().all(calm)
                 && self.apps[h].iter().all(|a| if other_crashed { a.sends_finished() } else { a.finished() })
         })
@@ -307,7 +298,7 @@ impl World {
         let mut text = String::from("the work does not end:");
         for (host, ends) in self.ends.iter().enumerate() {
             for (qp, end) in ends.iter().enumerate() {
-                let (app, path) = (&self.apps[host][qp], &end.path);
+                let (app, path) = (&self.apps[host][qp], end.lqp());
                 if !app.finished() {
                     text += &format!(
                         " host {host} qp {qp} epoch {} {:?} outstanding {};",
@@ -333,7 +324,7 @@ impl World {
                 self.stats.given_back += end.srq.as_ref().map_or(0, |s| s.given_back());
             }
             let failed =
-                [0, 1].map(|h: usize| self.ends[h][qp].path.state() == State::Failed || self.apps[h][qp].failed());
+                [0, 1].map(|h: usize| self.ends[h][qp].lqp().state() == State::Failed || self.apps[h][qp].failed());
             let excused = self.plan.crash || self.plan.qps[qp].no_replay;
             if failed != [false; 2] && !excused {
                 return Err(format!("qp {qp} failed without a cause: {failed:?}"));
@@ -342,7 +333,7 @@ impl World {
                 return Err(format!("qp {qp} failed at one end only: {failed:?}"));
             }
             if self.plan.spares_path(qp) {
-                let moved = |end: &End| end.path.path() != end.path.slots().get(0);
+                let moved = |end: &End| end.lqp().path() != end.lqp().slots().get(0);
                 if self.ends.iter().any(|ends| moved(&ends[qp])) {
                     return Err(format!("qp {qp} left a path that works"));
                 }
@@ -350,7 +341,7 @@ impl World {
             }
             if self.plan.spares(qp) {
                 self.stats.spared_qps += 1;
-                if self.ends[0][qp].path.epoch() + self.ends[1][qp].path.epoch() > 0 {
+                if self.ends[0][qp].lqp().epoch() + self.ends[1][qp].lqp().epoch() > 0 {
                     return Err(format!("qp {qp} was switched though nothing touched it"));
                 }
             }
@@ -360,54 +351,63 @@ impl World {
 
     // ---- beliefs and suspicions ----
 
-    /// Tells every logical QP of a host what is believed of a path.
-    pub(crate) fn update_belief(&mut self, host: usize, local: usize, remote: usize) {
-        let path = SlotPath { local: local as u8, remote: remote as u8 };
-        let belief = if !self.net.nic_works(host, local) {
+    /// What a host knows of a path.
+    pub(crate) fn belief(&self, host: usize, path: SlotPath) -> Belief {
+        let (local, remote) = (usize::from(path.local), usize::from(path.remote));
+        if !self.net.nic_works(host, local) {
             Belief::NoNic
         } else if !self.net.connected(local, remote) || self.health[host].is_dead(path) {
             Belief::Silent
         } else {
             Belief::Alive
-        };
-        for end in &mut self.ends[host] {
-            end.path.set_path_belief(self.now_us, path, belief);
         }
     }
 
-    /// It has been found out whether a path lives: as `link::verdict` in `shift`.
+    /// Whether the directory tells a host that the process at the other end is no more.
+    pub(crate) fn knows_peer_ended(&self, host: usize) -> bool {
+        self.crashed[1 - host] && self.plan.crash_is_told
+    }
+
+    /// Remembers what went wrong where nobody can be told.
+    pub(crate) fn note(&mut self, result: Result<(), Violation>) {
+        if let (Err(e), None) = (result, &self.violation) {
+            self.violation = Some(e);
+        }
+    }
+
+    /// It has been found out whether a path lives.
     pub(crate) fn verdict(&mut self, host: usize, path: SlotPath, verdict: Verdict) {
         self.say(|| format!("host {host} finds {path:?} {verdict:?}"));
-        self.update_belief(host, path.local.into(), path.remote.into());
         for qp in 0..self.ends[host].len() {
-            let end = &self.ends[host][qp];
-            if end.path.path() != Some(path) {
-                continue;
-            }
-            let (epoch, gave_up) = (end.path.epoch(), end.gave_up);
-            match (verdict, gave_up) {
-                (Verdict::Alive, Some(status)) => self.suspect(host, qp, epoch, Reason::Wedged(status)),
-                (Verdict::Alive, None) => {}
-                (Verdict::Dead, Some(status)) => self.suspect(host, qp, epoch, Reason::QpFailed(status)),
-                (Verdict::Dead, None) => self.suspect(host, qp, epoch, Reason::Stall),
-            }
+            self.watched(host, qp, |executor, hands| executor.verdict(hands, path, verdict));
         }
     }
 
-    /// The end suspects the epoch.
-    pub(crate) fn suspect(&mut self, host: usize, qp: usize, epoch: u64, reason: Reason) {
-        let stale = self.ends[host][qp].path.counters().stale_suspicions;
-        let before = self.ends[host][qp].path.state();
-        self.ends[host][qp].path.suspect(self.now_us, epoch, reason);
-        let end = &self.ends[host][qp];
-        let accepted = end.path.counters().stale_suspicions == stale && end.path.state() != before;
-        if accepted {
+    /// The end suspects its path.
+    pub(crate) fn suspect(&mut self, host: usize, qp: usize, reason: Reason) {
+        self.watched(host, qp, |executor, hands| executor.suspect(hands, reason));
+    }
+
+    /// Lets an executor work, and counts whether a switch began by it.
+    pub(crate) fn watched<R>(
+        &mut self,
+        host: usize,
+        qp: usize,
+        f: impl FnOnce(&mut Executor, &mut Hands<'_>) -> R,
+    ) -> R {
+        let before = self.ends[host][qp].lqp().clone();
+        let result = self.with(host, qp, f);
+        let after = self.ends[host][qp].lqp();
+        let reason = after.attempt().map(|a| a.reason).filter(|_| after.epoch() != before.epoch());
+        if let Some(reason) = reason.filter(|r| before.state() == State::Active && *r != Reason::Peer) {
+            let epoch = before.epoch();
             self.ends[host][qp].suspected = Some(epoch);
             self.stats.simultaneous += u64::from(self.ends[1 - host][qp].suspected == Some(epoch));
             self.stats.stalls += u64::from(reason == Reason::Stall);
             self.stats.wedged += u64::from(matches!(reason, Reason::Wedged(_)));
             self.say(|| format!("host {host} qp {qp} suspects epoch {epoch}: {reason:?}"));
         }
+        result
     }
 
     pub(crate) fn data_weather(&self) -> Weather {

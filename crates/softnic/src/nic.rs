@@ -16,7 +16,8 @@ use unbroken_fabric::{now_us, Fabric, NicPage};
 use unbroken_roce::{RcConfig, RcQp, UcConfig, UcQp, UdConfig, UdQp};
 use unbroken_types::{Gid, LinkLayer, Mtu, QpCaps, QpType};
 use unbroken_verbs::{
-    Device, DeviceCounters, DeviceQp, Driver, Error, EventFd, EventSink, MemoryDomain, PortAttr, QpInit, Result,
+    Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceQp, Driver, Error, EventFd, EventSink, HoldingQp,
+    MemoryDomain, PortAttr, QpInit, Result, Srq, SrqAttr,
 };
 
 /// Entries of a work queue.
@@ -294,6 +295,10 @@ fn check_caps(mut caps: QpCaps, shared_receives: bool) -> Result<QpCaps> {
 }
 
 impl Device for Nic {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { holds: true, shared_objects: true, indirect_keys: true, windows: true }
+    }
+
     fn name(&self) -> &str {
         &self.shared().name
     }
@@ -327,7 +332,19 @@ impl Device for Nic {
         self.shared().domain.clone()
     }
 
+    fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>> {
+        Ok(Cq::new(entries, channel))
+    }
+
+    fn create_srq(&self, pd: u32, sizes: SrqAttr) -> Result<Arc<Srq>> {
+        Srq::new(&describe::device(&self.shared().ips), pd, sizes, || {})
+    }
+
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
+        Ok(self.create_holding_qp(init)?)
+    }
+
+    fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn HoldingQp>> {
         if fork::abandoned() {
             return Err(fork::error());
         }

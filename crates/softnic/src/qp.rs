@@ -9,7 +9,8 @@ use unbroken_fabric::now_us;
 use unbroken_roce::Progress;
 use unbroken_types::{QpState, WcStatus};
 use unbroken_verbs::{
-    Backlog, Cq, DeviceQp, Driver, Error, MemoryDomain, QpInit, QpModify, QpSnapshot, RecvWr, Result, SendBatch, SendWr,
+    Backlog, Cq, DeviceQp, Driver, Error, HoldingQp, MemoryDomain, QpInit, QpModify, QpSnapshot, RecvWr, Result,
+    SendBatch, SendWr,
 };
 
 pub(crate) struct SoftQp {
@@ -157,6 +158,28 @@ impl DeviceQp for SoftQp {
         self.entry(&mut e).map_or(QpState::Err, |q| q.state())
     }
 
+    fn destroy(&self) {
+        if fork::abandoned() || self.destroyed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let mut e = self.nic.shared.lock();
+        e.acknowledge(self.index(), now_us(), &self.nic.shared.domain);
+        let removed = e.remove(self.index());
+        drop(e);
+        let Some(mut q) = removed else { return };
+        q.release();
+        self.nic.shared.domain.unuse_pd(q.pd);
+        wipe(q);
+        self.send_cq.detach(&self.driver);
+        self.recv_cq.detach(&self.driver);
+        if !self.one_life {
+            self.send_cq.purge(self.qpn);
+            self.recv_cq.purge(self.qpn);
+        }
+    }
+}
+
+impl HoldingQp for SoftQp {
     fn progress(&self) -> Progress {
         let Ok(mut e) = self.lock() else { return Progress::default() };
         match self.entry(&mut e).map(|q| &q.kind) {
@@ -188,56 +211,12 @@ impl DeviceQp for SoftQp {
         }
     }
 
-    fn unsafe_to_replay(&self, peer_done: u64) -> bool {
-        let Ok(mut e) = self.lock() else { return true };
-        match self.entry(&mut e).map(|q| &q.kind) {
-            Ok(QpKind::Rc(qp)) => qp.unsafe_to_replay(peer_done),
-            _ => true,
-        }
-    }
-
-    fn bound_to_device(&self) -> Option<&'static str> {
-        let Ok(mut e) = self.lock() else { return None };
-        match self.entry(&mut e).map(|q| &q.kind) {
-            Ok(QpKind::Rc(qp)) if qp.changed_keys() => Some("it uses memory windows, which a switch would lose"),
-            _ => None,
-        }
-    }
-
-    fn mark_executed(&self, peer_done: u64) -> u32 {
-        let Ok(mut e) = self.lock() else { return 0 };
-        match self.entry(&mut e).map(|q| &mut q.kind) {
-            Ok(QpKind::Rc(qp)) => qp.mark_executed(peer_done).replayed,
-            _ => 0,
-        }
-    }
-
     fn fail(&self, status: WcStatus) {
         let Ok(mut e) = self.lock() else { return };
         if let Ok(q) = self.entry(&mut e) {
             q.fail(status);
         }
         self.kick(e, now_us());
-    }
-
-    fn destroy(&self) {
-        if fork::abandoned() || self.destroyed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let mut e = self.nic.shared.lock();
-        e.acknowledge(self.index(), now_us(), &self.nic.shared.domain);
-        let removed = e.remove(self.index());
-        drop(e);
-        let Some(mut q) = removed else { return };
-        q.release();
-        self.nic.shared.domain.unuse_pd(q.pd);
-        wipe(q);
-        self.send_cq.detach(&self.driver);
-        self.recv_cq.detach(&self.driver);
-        if !self.one_life {
-            self.send_cq.purge(self.qpn);
-            self.recv_cq.purge(self.qpn);
-        }
     }
 }
 

@@ -5,6 +5,7 @@ mod common;
 use common::*;
 use std::net::UdpSocket;
 use std::sync::Arc;
+use unbroken_roce::SendEntry;
 use unbroken_types::{QpState, SendOpcode, WcStatus};
 use unbroken_verbs::{Device, DeviceEvent, DeviceQp, QpModify, RcModify};
 
@@ -135,7 +136,7 @@ fn a_stream_moves_to_another_nic() {
         let mut init = host.init(unbroken_types::QpType::Rc);
         init.hold_on_failure = true;
         init.wc_qpn = Some(0x77_7777);
-        nic.create_qp(&init).unwrap()
+        nic.create_holding_qp(&init).unwrap()
     };
     for i in 0..20 {
         p.qb.post_recv(&recv(i, &[p.b.sge(i as usize * 8, 8)])).unwrap();
@@ -156,21 +157,21 @@ fn a_stream_moves_to_another_nic() {
     p.b.poll(15);
     p.world.fault("nic a/0 dead");
     a.events.wait(|e| matches!(e, DeviceEvent::QpFailed { .. }));
-    let (old_a, old_b) = (p.qa.quiesce().unwrap(), p.qb.quiesce().unwrap());
+    let (mut old_a, old_b) = (p.qa.quiesce().unwrap(), p.qb.quiesce().unwrap());
     assert_eq!((old_a.sends.len(), old_a.completed, old_b.executed, old_b.recvs.len()), (5, 10, 15, 5));
     let (qa, qb) = (fresh(&a, &a1), fresh(&p.b, &b1));
     let peer_done = old_b.executed - old_a.completed;
+    assert!(!old_a.unsafe_to_replay(peer_done));
+    assert_eq!(old_a.mark_executed(peer_done).replayed, 0);
+    // Posted while there is no QP that could take it.
+    for i in 15..20 {
+        old_a.sends.push(SendEntry::from(&send(i, &[a.sge(i as usize * 8, 8)])));
+    }
     for (qp, backlog) in [(&qa, old_a), (&qb, old_b)] {
         let init = RcModify { state: Some(QpState::Init), access: Some(ALL), ..RcModify::default() };
         qp.adopt(backlog).unwrap();
         qp.modify(&QpModify { rc: init, ..QpModify::default() }).unwrap();
     }
-    // Posted while the new QP is not connected yet.
-    for i in 15..20 {
-        qa.post_send(&send(i, &[a.sge(i as usize * 8, 8)])).unwrap();
-    }
-    assert!(!qa.unsafe_to_replay(peer_done));
-    assert_eq!(qa.mark_executed(peer_done), 0);
     p.qa.destroy();
     p.qb.destroy();
     go_on(&*qa, qb.qpn(), &b1);

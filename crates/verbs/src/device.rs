@@ -1,12 +1,15 @@
-//! The device: verbs, and the operations beyond verbs that an exact switch needs.
+//! The device: plain verbs ([`Device`], [`DeviceQp`]), and what some devices can do beyond them ([`Capabilities`]).
 //!
-//! A [`DeviceQp`] made with `hold_on_failure` is the building block of a logical QP. When the network or the NIC fails it, it stops
-//! and keeps its work requests: no flush completions appear. The device tells so by [`DeviceEvent::QpFailed`]. Whoever holds it then
-//! either calls [`DeviceQp::quiesce`] and moves the [`Backlog`] to a QP of another device, or [`DeviceQp::fail`], which completes
+//! *Plain verbs.* A failed QP goes to ERR and flushes; protection domains, keys, CQs and SRQs belong to their device; sends are posted in
+//! RTS; a dying device may accept a post and flush it late, or refuse it with any errno.
+//!
+//! *Holding.* A [`HoldingQp`] made with `hold_on_failure` is the building block of a logical QP. When the network or the NIC fails it, it
+//! stops and keeps its work requests: no flush completions appear. The device tells so by [`DeviceEvent::QpFailed`]. Whoever holds it then
+//! either calls [`HoldingQp::quiesce`] and moves the [`Backlog`] to a QP of another device, or [`HoldingQp::fail`], which completes
 //! everything with the original error as a plain QP would have done. Errors that are the application's own (access, length,
-//! protection, RNR) are delivered as on any QP.
+//! protection, RNR) are delivered as on any QP. Where a device cannot do that, it is done above it, by a journal.
 
-use crate::{Backlog, Cq, PortAttr, RcModify, RecvWr, Result, SendBatch, SendWr, Srq};
+use crate::{Backlog, CompChannel, Cq, PortAttr, RcModify, RecvWr, Result, SendBatch, SendWr, Srq, SrqAttr};
 use std::sync::Arc;
 use unbroken_roce::Progress;
 use unbroken_types::{Access, Gid, QpCaps, QpState, QpType, WcStatus};
@@ -196,8 +199,23 @@ pub struct DeviceCounters {
     pub rx_bytes: u64,
 }
 
+/// What a device can do beyond plain verbs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Capabilities {
+    /// Its QPs hold their work on a failure and count exactly: [`Device::create_holding_qp`].
+    pub holds: bool,
+    /// Protection domains, keys, CQs and SRQs are the process's: those of one such device are good on every other.
+    pub shared_objects: bool,
+    /// Indirect keys: [`MemoryDomain::create_indirect`].
+    pub indirect_keys: bool,
+    /// Memory windows: [`MemoryDomain::alloc_window`].
+    pub windows: bool,
+}
+
 /// A NIC.
 pub trait Device: Send + Sync {
+    /// What it can do beyond plain verbs.
+    fn capabilities(&self) -> Capabilities;
     /// Its name in events and status: `a/0` in a fabric, the address elsewhere.
     fn name(&self) -> &str;
     /// The GID of port 1 (index 0).
@@ -213,8 +231,14 @@ pub trait Device: Send + Sync {
     fn drain(&self);
     /// PDs and MRs.
     fn memory(&self) -> Arc<dyn MemoryDomain>;
-    /// Makes a QP.
+    /// Makes a completion queue, with a channel or without. Only QPs of this device complete there, unless its objects are shared.
+    fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>>;
+    /// Makes a shared receive queue. Only QPs of this device take from it, unless its objects are shared.
+    fn create_srq(&self, pd: u32, sizes: SrqAttr) -> Result<Arc<Srq>>;
+    /// Makes a QP. One that is to hold its work comes from [`Device::create_holding_qp`].
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>>;
+    /// Makes a QP that can be stopped and moved, where the device can ([`Capabilities::holds`]); EOPNOTSUPP elsewhere.
+    fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn HoldingQp>>;
     /// Traffic so far.
     fn counters(&self) -> DeviceCounters;
 }
@@ -235,20 +259,19 @@ pub trait DeviceQp: Send + Sync {
     fn query(&self) -> QpSnapshot;
     /// The present state.
     fn state(&self) -> QpState;
+    /// Ends the QP. Completions that nobody polled stay in its CQs where it is one life of a logical QP, which outlives it.
+    fn destroy(&self);
+}
+
+/// A physical QP that can be stopped with exact progress, and whose work another can take over.
+pub trait HoldingQp: DeviceQp {
     /// How far both halves are.
     fn progress(&self) -> Progress;
     /// Stops the QP for ever and takes out what is outstanding. No later packet changes memory or completes a WR of it.
     fn quiesce(&self) -> Result<Backlog>;
-    /// Puts a backlog into a fresh QP, before it is connected and before anything is posted to it.
+    /// Puts outstanding receives into a fresh QP (RESET, INIT or RTR), before one is posted to it; sends likewise, and only those that
+    /// are not marked as executed are sent once it is in RTS.
     fn adopt(&self, backlog: Backlog) -> Result<()>;
-    /// Whether replaying would break a promise: see [`unbroken_roce::RcQp::unsafe_to_replay`].
-    fn unsafe_to_replay(&self, peer_done: u64) -> bool;
-    /// Why the QP must stay on its device, whatever happens to that, if it must.
-    fn bound_to_device(&self) -> Option<&'static str>;
-    /// Marks what the peer has executed; gives the number of WRs that will be sent again.
-    fn mark_executed(&self, peer_done: u64) -> u32;
     /// Completes the first outstanding send with `status` and flushes the rest; the QP is in the error state afterwards.
     fn fail(&self, status: WcStatus);
-    /// Ends the QP. Completions that nobody polled stay in its CQs: a logical QP outlives its physical ones, and drops them itself.
-    fn destroy(&self);
 }

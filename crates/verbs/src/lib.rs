@@ -1,6 +1,6 @@
 //! The verbs interface: what a device offers, and how C programs see it.
 //!
-//! - [`device`]: the [`Device`] and [`DeviceQp`] traits. Beyond plain verbs they have the operations that an exact switch needs
+//! - [`device`]: the [`Device`] and [`DeviceQp`] traits, which are plain verbs, and [`HoldingQp`], which has what an exact switch needs
 //!   (`quiesce`, `adopt`, `progress`). `shift` is written against these traits alone: what it learns of failures comes through them.
 //! - [`cq`]: completion queues and channels. A CQ is a ring in this process's memory that all devices of the process push to, so
 //!   that a logical QP which moves to another NIC keeps completing, in order, where the application polls.
@@ -22,8 +22,8 @@ pub use aliases::UdAliases;
 pub use attr::{DeviceAttr, PortAttr, PortState};
 pub use cq::{CompChannel, Cq, Driver};
 pub use device::{
-    Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, IndirectEntry, MemoryDomain, MrChange, MrKeys, QpEvent,
-    QpInit, QpModify, QpSnapshot, WindowType,
+    Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, HoldingQp, IndirectEntry, MemoryDomain,
+    MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot, WindowType,
 };
 pub use error::Error;
 pub use eventfd::EventFd;

@@ -337,12 +337,12 @@ impl LogicalQp {
         }
     }
 
-    // ---- polls ----
-
-    /// Whether [`Self::poll_action`] has something.
-    pub fn has_actions(&self) -> bool {
-        !self.actions.is_empty()
+    /// The rule that is left out.
+    pub(crate) fn mutation(&self) -> crate::config::Mutation {
+        self.config.mutation
     }
+
+    // ---- polls ----
 
     /// The next thing to do.
     pub fn poll_action(&mut self) -> Option<Action> {

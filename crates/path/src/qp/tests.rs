@@ -173,7 +173,7 @@ fn hello_is_repeated_over_all_living_paths_with_back_off_until_heard() {
         let Some(Action::Send { via, .. }) = a.1.log.last() else { panic!() };
         vias.push(a.0.slots().get(*via).unwrap());
     }
-    assert_eq!(times[..4], [1_000, 3_000, 7_000, 15_000]);
+    assert_eq!(times[..4], [300, 900, 2_100, 4_500]);
     vias.truncate(9);
     vias.sort();
     vias.dedup();

@@ -1,9 +1,9 @@
 //! How a requester ends: its entries fail, or move to another QP.
 
 use super::Requester;
-use crate::backlog::{Backlog, Replay};
+use crate::backlog::Backlog;
 use crate::io::Completions;
-use unbroken_types::{SendFlags, WcStatus};
+use unbroken_types::WcStatus;
 
 impl Requester {
     /// Completes the oldest with `status` and all others as flushed.
@@ -38,36 +38,5 @@ impl Requester {
         backlog.sends = self.ring.entries();
         backlog.completed = self.completed;
         self.clear();
-    }
-
-    /// Outstanding entries, each with whether it is among the first `peer_done` that await no data.
-    fn with_fate(&self, peer_done: u64) -> impl Iterator<Item = (u64, bool)> + '_ {
-        let mut counted = 0;
-        (self.ring.head..self.ring.tail).map(move |index| {
-            let counts = !self.ring.get(index).opcode.awaits_data();
-            let done = counts && counted < peer_done;
-            counted += counts as u64;
-            (index, done)
-        })
-    }
-
-    pub(crate) fn unsafe_to_replay(&self, peer_done: u64) -> bool {
-        self.with_fate(peer_done).any(|(index, done)| {
-            let wqe = self.ring.get(index);
-            let once = wqe.opcode.is_atomic() || wqe.flags.contains(SendFlags::NO_REPLAY);
-            !done && (wqe.opcode.changes_keys() || wqe.started && once)
-        })
-    }
-
-    pub(crate) fn mark_executed(&mut self, peer_done: u64) -> Replay {
-        let mut replay = Replay::default();
-        let fates: Vec<(u64, bool)> = self.with_fate(peer_done).collect();
-        for (index, done) in fates {
-            let wqe = self.ring.get_mut(index);
-            wqe.executed = done;
-            replay.marked += done as u64;
-            replay.replayed += (!done && wqe.started) as u32;
-        }
-        replay
     }
 }

@@ -7,8 +7,8 @@ use unbroken_fabric::{Fabric, Fault, Runtime};
 use unbroken_softnic::{Config, Nic, SoftNics};
 use unbroken_types::{Access, Gid, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
-    CompChannel, Cq, Device, DeviceEvent, DeviceQp, EventSink, MrKeys, QpInit, QpModify, RcModify, RecvWr, Result,
-    SendWr,
+    CompChannel, Cq, Device, DeviceEvent, DeviceQp, EventSink, HoldingQp, MrKeys, QpInit, QpModify, RcModify, RecvWr,
+    Result, SendWr,
 };
 
 /// How long anything may take before a test calls it lost.
@@ -163,10 +163,10 @@ impl Host {
         }
     }
 
-    pub fn qp(&self, change: impl Fn(&mut QpInit)) -> Arc<dyn DeviceQp> {
+    pub fn qp(&self, change: impl Fn(&mut QpInit)) -> Arc<dyn HoldingQp> {
         let mut init = self.init(QpType::Rc);
         change(&mut init);
-        self.nic.create_qp(&init).unwrap()
+        self.nic.create_holding_qp(&init).unwrap()
     }
 
     /// Polls until `n` completions have come, and no more.
@@ -257,8 +257,8 @@ pub struct Pair {
     pub world: World,
     pub a: Host,
     pub b: Host,
-    pub qa: Arc<dyn DeviceQp>,
-    pub qb: Arc<dyn DeviceQp>,
+    pub qa: Arc<dyn HoldingQp>,
+    pub qb: Arc<dyn HoldingQp>,
 }
 
 impl Pair {

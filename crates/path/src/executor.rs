@@ -1,0 +1,568 @@
+//! Carries out what [`LogicalQp`] decides: one end of a logical QP with its physical QP. The product (`shift`) and the simulator drive this
+//! code; what they add is a [`Shell`], which has the devices, the network and the directory.
+//!
+//! A handler fetches the actions of the state machine and does them; answers go back at once, so a whole step of a switch (quiesce, open)
+//! happens in one call, in the thread that noticed the failure.
+//!
+//! Where the outstanding work is, at any time:
+//!
+//! |             | sends                           | receives              |
+//! |-------------|---------------------------------|-----------------------|
+//! | `Active`    | in the physical QP              | in the physical QP    |
+//! | `Quiescing` | taken out, into `held`          | taken out, into `held` |
+//! | `Opening`, `Parked` | held; a post is appended | held; a post is appended |
+//! | `Waiting`, `Checking`, `Connected` | held; a post is appended | in the fresh physical QP |
+//! | `Start`     | marked, given to the physical QP | in it                |
+//!
+//! So nothing that is posted is refused, order is kept, and what is replayed is decided on a list and not in a device.
+//!
+//! Time is the shell's `now_us`; only [`Executor::look`] takes the observer's clock, by which silence is measured.
+
+use crate::action::{Action, FailCause, OpenError, Opened, QuiesceError, Quiesced, Reason, Switched};
+use crate::config::Mutation;
+use crate::health::Verdict;
+use crate::message::{Body, Message, RefuseReason};
+use crate::qp::{LogicalQp, State};
+use crate::silence::{Look, Silence};
+use crate::slots::{Belief, SlotPath};
+use unbroken_roce::{
+    check_send, Backlog, PostError, Progress, RcModify, RecvEntry, RecvWr, Replay, SendBatch, SendEntry,
+};
+use unbroken_types::{QpCaps, QpState, WcStatus};
+
+#[cfg(test)]
+mod tests;
+
+/// Actions that one call may carry out; a switch over every slot needs fewer.
+const MAX_ACTIONS: usize = 1024;
+
+/// A switch is reported when something moved on the new path, or, on an idle QP, after this time.
+const REPORT_WAIT_US: u64 = 1_000_000;
+/// How often that is looked at: first, and at most.
+const REPORT_LOOK_US: u64 = 500;
+/// See `REPORT_LOOK_US`.
+const REPORT_LOOK_MAX_US: u64 = 20_000;
+
+/// A step on a physical QP was refused: its NIC has just died, too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the device refused")]
+pub struct StepError;
+
+/// Why a QP takes no more work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// It was given up: the application has the original error.
+    GivenUp,
+    /// An error of the program had ended it.
+    ByProgram,
+}
+
+/// What is done for an executor. All of it is about one logical QP; nothing of it may call the executor.
+pub trait Shell {
+    /// Microseconds of a monotonic clock.
+    fn now_us(&self) -> u64;
+
+    // ---- the physical QP ----
+
+    /// Its state.
+    fn state(&self) -> QpState;
+    /// How far it is.
+    fn progress(&self) -> Progress;
+    /// Whether its NIC works.
+    fn nic_works(&self) -> bool;
+    /// Stops it for ever, with exact progress, and takes its work out.
+    fn quiesce(&mut self) -> Result<Backlog, QuiesceError>;
+    /// Puts a fresh one in its place, on the local NIC of the path, in state INIT and with these receives. The old one is destroyed. On an
+    /// error nothing has changed.
+    fn open(&mut self, path: SlotPath, recvs: &Backlog) -> Result<Opened, OpenError>;
+    /// Gives a fresh one (RTR) its sends.
+    fn adopt(&mut self, sends: &Backlog) -> Result<(), StepError>;
+    /// Changes it. `remote` is the peer's NIC, where it is to be connected.
+    fn modify(&mut self, change: &RcModify, remote: Option<u8>) -> Result<(), StepError>;
+    /// Completes its first send with `status` and flushes the rest; only where it could not be quiesced.
+    fn fail(&mut self, status: WcStatus);
+
+    // ---- the application ----
+
+    /// What it has set, as a physical QP is to have it.
+    fn app(&self) -> RcModify;
+    /// Completes work that no physical QP holds: the first send with `first`, all else flushed.
+    fn complete(&mut self, work: &Backlog, first: WcStatus);
+    /// The QP has ended; whatever is posted from now on flushes.
+    fn ended(&mut self, why: Ended);
+
+    // ---- the network and the peer ----
+
+    /// What is known of a path.
+    fn belief(&self, path: SlotPath) -> Belief;
+    /// Sends a control message over a path. It may be lost.
+    fn send(&mut self, message: &Message, path: SlotPath);
+    /// Reads again where the peer's process can be reached. False: it is no longer there. (Not to know is to say true.)
+    fn refresh_peer(&mut self) -> bool;
+    /// The connection that the peer's QP has now, if the directory says so.
+    fn peer_connection(&mut self) -> Option<u32>;
+
+    // ---- reports ----
+
+    /// The QP is about to be given up.
+    fn gives_up(&mut self, lqp: &LogicalQp, cause: FailCause, status: WcStatus);
+    /// A switch is done, and something has moved (or nothing was there to be moved).
+    fn switched(&mut self, lqp: &LogicalQp, done: &Switch);
+}
+
+/// A switch that is done, for whoever reports it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Switch {
+    /// From where to where, and why.
+    pub switched: Switched,
+    /// What was sent again, and what was not.
+    pub replay: Replay,
+    /// When something moved on the new path.
+    pub moved_us: u64,
+}
+
+/// A switch that is done but not yet reported.
+#[derive(Clone, Debug)]
+struct Pending {
+    switched: Switched,
+    replay: Replay,
+    /// When to look next, and how long after the last look.
+    look_at_us: u64,
+    look_us: u64,
+}
+
+/// Work that no physical QP holds.
+#[derive(Clone, Debug, Default)]
+struct Held {
+    /// Its counts say nothing: they were told to the state machine.
+    work: Backlog,
+    /// The receives are here, too; else they are in the physical QP.
+    recvs: bool,
+}
+
+/// One end of a protected QP. See the module's text.
+#[derive(Clone, Debug)]
+pub struct Executor {
+    lqp: LogicalQp,
+    silence: Silence,
+    /// The transport of the present life has given up with this status, and the path has been asked whether it lives.
+    gave_up: Option<WcStatus>,
+    held: Option<Held>,
+    pending: Option<Pending>,
+    /// First PSN of our requests in this epoch.
+    sq_psn: u32,
+    replay: Replay,
+    /// The beliefs have been set from what is known.
+    informed: bool,
+}
+
+impl Executor {
+    /// The executor of a logical QP whose physical QP the application connects.
+    pub fn new(lqp: LogicalQp) -> Executor {
+        Executor {
+            lqp,
+            silence: Silence::default(),
+            gave_up: None,
+            held: None,
+            pending: None,
+            sq_psn: 0,
+            replay: Replay::default(),
+            informed: false,
+        }
+    }
+
+    // ---- getters ----
+
+    /// The state machine.
+    pub fn lqp(&self) -> &LogicalQp {
+        &self.lqp
+    }
+
+    /// A second path is believed alive.
+    pub fn ready(&self) -> bool {
+        self.informed && self.lqp.has_backup()
+    }
+
+    /// It is between two paths.
+    pub fn switching(&self) -> bool {
+        !matches!(self.lqp.state(), State::Active | State::Failed | State::Closed)
+    }
+
+    /// The path that carries the QP now, while nothing is being switched.
+    pub fn active_path(&self) -> Option<SlotPath> {
+        self.lqp.path().filter(|_| self.lqp.state() == State::Active)
+    }
+
+    /// First PSN of our requests, once the QP has left its first epoch.
+    pub fn moved_sq_psn(&self) -> Option<u32> {
+        (self.lqp.epoch() > 0).then_some(self.sq_psn)
+    }
+
+    /// With which status the transport of the present life has given up.
+    pub fn gave_up_with(&self) -> Option<WcStatus> {
+        self.gave_up
+    }
+
+    /// Since when the QP is silent, as of the last look.
+    pub fn silent_since_us(&self) -> Option<u64> {
+        self.silence.since_us()
+    }
+
+    /// When [`Self::tick`] is to be called at the latest; `None` while nothing is under way.
+    pub fn deadline_us(&self) -> Option<u64> {
+        let report = self.pending.as_ref().map(|p| p.look_at_us);
+        [self.lqp.poll_timeout(), report].into_iter().flatten().min()
+    }
+
+    // ---- handlers ----
+
+    /// The physical QP of the present path fails, or its path is dead.
+    pub fn suspect(&mut self, shell: &mut impl Shell, reason: Reason) {
+        self.learn(shell);
+        let now_us = shell.now_us();
+        if let (Some(path), Reason::PostFailed) = (self.lqp.path(), reason) {
+            self.lqp.set_path_belief(now_us, path, Belief::NoNic);
+        }
+        self.lqp.suspect(now_us, self.lqp.epoch(), reason);
+        self.run(shell);
+    }
+
+    /// The transport has given up. That is a question to its path, which the caller asks; the answer decides ([`Self::verdict`]).
+    pub fn gave_up(&mut self, shell: &mut impl Shell, status: WcStatus) -> Option<SlotPath> {
+        let Some(path) = self.active_path() else {
+            self.suspect(shell, Reason::QpFailed(status));
+            return None;
+        };
+        self.gave_up = Some(status);
+        Some(path)
+    }
+
+    /// It has been found out whether a path to the peer lives.
+    pub fn verdict(&mut self, shell: &mut impl Shell, path: SlotPath, verdict: Verdict) {
+        let on_it = self.lqp.path() == Some(path);
+        let reason = match (verdict, self.gave_up) {
+            (Verdict::Alive, Some(status)) if on_it => Reason::Wedged(status),
+            (Verdict::Dead, Some(status)) if on_it => Reason::QpFailed(status),
+            (Verdict::Dead, None) if on_it => Reason::Stall,
+            _ => return self.beliefs_changed(shell),
+        };
+        self.suspect(shell, reason);
+    }
+
+    /// A control message for the QP has come.
+    pub fn message(&mut self, shell: &mut impl Shell, message: &Message) {
+        let refused = matches!(&message.body, Body::Refuse(r) if r.reason == RefuseReason::WrongConnection);
+        let (peer, from) = (self.lqp.peer(), message.from);
+        if (refused || from.connection != peer.connection) && from.incarnation == peer.incarnation {
+            // It was reset after we had looked it up, and before it connected to us; or it belongs to an earlier connection.
+            if let Some(connection) = shell.peer_connection() {
+                self.lqp.set_peer_connection(connection);
+            }
+        }
+        let unheard = matches!(&message.body, Body::Hello(h) if h.waiting) && self.lqp.state() == State::Connected;
+        if unheard {
+            // We have answered already. A NIC of the peer that died and was healed has a new endpoint; perhaps it is the only one
+            // that the peer has, and what we know is the old one.
+            shell.refresh_peer();
+        }
+        self.lqp.handle_message(shell.now_us(), message);
+        self.run(shell);
+    }
+
+    /// The peer's process has ended: one that was killed says no Bye.
+    pub fn peer_gone(&mut self, shell: &mut impl Shell) {
+        self.say_bye_for_peer(shell);
+        match shell.progress().outstanding_sends > 0 {
+            true => self.suspect(shell, self.gave_up.map_or(Reason::Stall, Reason::QpFailed)),
+            false => self.run(shell),
+        }
+    }
+
+    /// What is known of NICs or paths has changed.
+    pub fn beliefs_changed(&mut self, shell: &mut impl Shell) {
+        self.learn(shell);
+        self.run(shell);
+    }
+
+    /// Something may have moved, or a deadline may have passed: to be called at [`Self::deadline_us`].
+    pub fn tick(&mut self, shell: &mut impl Shell) {
+        let (now_us, progress) = (shell.now_us(), shell.progress());
+        if progress.advanced > 0 || progress.executed > 0 {
+            self.lqp.handle_progress(now_us, self.lqp.epoch());
+        }
+        self.look_for_report(shell, now_us, &progress);
+        if self.lqp.poll_timeout().is_some_and(|at_us| at_us <= now_us) {
+            if !shell.refresh_peer() {
+                self.say_bye_for_peer(shell);
+            }
+            // A post that failed may have had another reason than a dead NIC: both ends would refuse the other's path for ever.
+            self.learn(shell);
+            self.lqp.handle_timeout(now_us);
+        }
+        self.run(shell);
+    }
+
+    /// Looks at the progress of a QP that nothing is being switched of, by the observer's clock. Gives its path, too.
+    pub fn look(&mut self, clock_us: u64, progress: &Progress) -> Option<(SlotPath, Look)> {
+        let path = self.active_path()?;
+        Some((path, self.silence.look(clock_us, progress.outstanding_sends, progress.advanced)))
+    }
+
+    /// The application ends the connection: tells the peer. Gives what was outstanding, unless the physical QP holds it all.
+    pub fn close(&mut self, shell: &mut impl Shell) -> Option<Backlog> {
+        self.lqp.close(shell.now_us());
+        self.run(shell);
+        let held = self.held.take()?;
+        Some(Self::with_physical(held, shell).unwrap_or_else(|(held, _)| held))
+    }
+
+    // ---- posting while no physical QP takes the work ----
+
+    /// Keeps sends that are posted while the QP is between two paths, all or none. `None` if it is not.
+    pub fn hold_sends(&mut self, caps: &QpCaps, batch: &dyn SendBatch) -> Option<Result<(), PostError>> {
+        let work = &mut self.held.as_mut()?.work;
+        if work.sends.len() + batch.count() > caps.max_send_wr as usize {
+            return Some(Err(PostError::QueueFull(work.sends.len() as u32)));
+        }
+        // The QP that adopts the backlog takes all of it or nothing: one that does not fit would end the rest.
+        if let Err(e) = (0..batch.count()).try_for_each(|i| check_send(caps, &batch.wr(i))) {
+            return Some(Err(e));
+        }
+        work.keys_changed |= (0..batch.count()).any(|i| batch.wr(i).opcode.changes_keys());
+        work.sends.extend((0..batch.count()).map(|i| SendEntry::from(&batch.wr(i))));
+        Some(Ok(()))
+    }
+
+    /// Keeps a receive that is posted while no physical QP takes it. `None` if one does.
+    pub fn hold_recv(&mut self, caps: &QpCaps, wr: &RecvWr<'_>) -> Option<Result<(), PostError>> {
+        let recvs = &mut self.held.as_mut().filter(|h| h.recvs)?.work.recvs;
+        let (have, max) = (wr.sges.len(), caps.max_recv_sge);
+        Some(if recvs.len() >= caps.max_recv_wr as usize {
+            Err(PostError::QueueFull(recvs.len() as u32))
+        } else if have > max as usize {
+            Err(PostError::TooManySges { have, max })
+        } else {
+            recvs.push(RecvEntry { wr_id: wr.wr_id, sges: wr.sges.to_vec() });
+            Ok(())
+        })
+    }
+
+    // ---- the rest ----
+
+    /// Sets what is believed of every path from what is known of NICs and pairs.
+    fn learn(&mut self, shell: &impl Shell) {
+        let mut paths: Vec<SlotPath> = self.lqp.slots().iter().map(|(_, p)| p).collect();
+        paths.sort_unstable();
+        paths.dedup();
+        self.informed = true;
+        let now_us = shell.now_us();
+        for path in paths {
+            self.lqp.set_path_belief(now_us, path, shell.belief(path));
+        }
+    }
+
+    fn say_bye_for_peer(&mut self, shell: &impl Shell) {
+        let bye = Message { from: self.lqp.peer(), to: self.lqp.me(), body: Body::Bye };
+        self.lqp.handle_message(shell.now_us(), &bye);
+    }
+
+    fn look_for_report(&mut self, shell: &mut impl Shell, now_us: u64, progress: &Progress) {
+        let epoch = self.lqp.epoch();
+        let Some(p) = &mut self.pending else { return };
+        let moved = progress.first_moved_us.filter(|_| p.switched.epoch == epoch);
+        if moved.is_some() || now_us > p.switched.started_us + REPORT_WAIT_US || p.switched.epoch != epoch {
+            // Of an idle QP it is known a second later that nothing has moved.
+            let moved_us = moved.unwrap_or(p.switched.started_us);
+            let done = Switch { switched: p.switched, replay: p.replay, moved_us };
+            self.pending = None;
+            shell.switched(&self.lqp, &done);
+        } else if p.look_at_us <= now_us {
+            p.look_us = (2 * p.look_us).min(REPORT_LOOK_MAX_US);
+            p.look_at_us = now_us + p.look_us;
+        }
+    }
+
+    /// Does what the state machine asks until it asks nothing.
+    fn run(&mut self, shell: &mut impl Shell) {
+        for _ in 0..MAX_ACTIONS {
+            let Some(action) = self.lqp.poll_action() else { break };
+            match action {
+                Action::Quiesce { .. } => self.quiesce(shell),
+                Action::Open { epoch, slot } => self.open(shell, epoch, slot),
+                Action::Send { message, via } => {
+                    // One that cannot leave is a lost message: what matters is repeated, over the next path.
+                    if let Some(path) = self.lqp.slots().get(via) {
+                        shell.send(&message, path);
+                    }
+                }
+                Action::CheckReplay { epoch, peer_done } => {
+                    let breaks = self.held.as_ref().is_some_and(|h| h.work.unsafe_to_replay(peer_done));
+                    let safe = !breaks || self.lqp.mutation() == Mutation::NoCheck;
+                    self.lqp.handle_check(shell.now_us(), epoch, safe);
+                }
+                Action::Connect { epoch: _, peer_qpn, sq_psn, rq_psn, mtu, peer_done } => {
+                    self.replay = self.held.as_mut().map(|h| h.work.mark_executed(peer_done)).unwrap_or_default();
+                    self.sq_psn = sq_psn;
+                    let app = shell.app();
+                    let rtr = RcModify {
+                        state: Some(QpState::Rtr),
+                        dest_qpn: Some(peer_qpn),
+                        rq_psn: Some(rq_psn),
+                        mtu: Some(mtu),
+                        min_rnr_timer: app.min_rnr_timer,
+                        max_dest_rd_atomic: app.max_dest_rd_atomic,
+                        ..RcModify::default()
+                    };
+                    let remote = self.lqp.path().map(|path| path.remote);
+                    let done = shell.modify(&rtr, remote);
+                    self.step(shell, done);
+                }
+                // A step before it was refused, so that the QP has left the path already.
+                Action::Start { .. } | Action::Report(_) if self.lqp.state() != State::Active => {}
+                Action::Start { .. } => self.start(shell),
+                Action::Fail { status, cause } => {
+                    // The report first: a program that sees its error may be gone before the next line.
+                    shell.gives_up(&self.lqp, cause, status);
+                    self.fail(shell, status);
+                }
+                Action::Report(switched) => {
+                    let (look_at_us, look_us) = (shell.now_us() + REPORT_LOOK_US, REPORT_LOOK_US);
+                    self.pending = Some(Pending { switched, replay: self.replay, look_at_us, look_us });
+                }
+            }
+        }
+    }
+
+    fn quiesce(&mut self, shell: &mut impl Shell) {
+        let progress = shell.progress();
+        if shell.state() == QpState::Err {
+            // An error of the program has ended it; its NIC dies later, or its peer moves. It must not come back to life.
+            self.lqp.handle_ended();
+            return self.end(shell);
+        }
+        let held = self.held.take().unwrap_or_default();
+        let answer = match Self::with_physical(held, shell) {
+            Ok(work) => {
+                let (executed, completed) = (work.executed, work.completed);
+                // An idle QP has nothing that could move: it must not count as one that tries in vain.
+                let idle = work.sends.is_empty();
+                let progressed = idle || progress.advanced > 0 || executed > 0 || completed > 0;
+                let outstanding = work.messages();
+                self.held = Some(Held { work, recvs: true });
+                Ok(Quiesced { executed, completed, outstanding, progressed })
+            }
+            Err((work, e)) => {
+                self.held = (!work.sends.is_empty()).then_some(Held { work, recvs: false });
+                Err(e)
+            }
+        };
+        self.lqp.handle_quiesced(shell.now_us(), answer);
+    }
+
+    /// What is held and what the physical QP has, which is stopped; its counts are those of the life that ends. If that cannot be, what was
+    /// held.
+    fn with_physical(held: Held, shell: &mut impl Shell) -> Result<Backlog, (Backlog, QuiesceError)> {
+        let mut work = held.work;
+        if held.recvs {
+            return Ok(work); // it has been stopped
+        }
+        match shell.quiesce() {
+            Ok(physical) => {
+                // While sends are held, the physical QP has none.
+                work.sends.extend(physical.sends);
+                work.recvs = physical.recvs;
+                (work.executed, work.completed) = (physical.executed, physical.completed);
+                work.keys_changed |= physical.keys_changed;
+                Ok(work)
+            }
+            Err(e) => Err((work, e)),
+        }
+    }
+
+    fn open(&mut self, shell: &mut impl Shell, epoch: u64, slot: u8) {
+        let held = self.held.get_or_insert_with(Held::default);
+        let recvs = std::mem::take(&mut held.work.recvs);
+        let recvs = Backlog { recvs, ..Backlog::default() };
+        let opened = match self.lqp.slots().get(slot) {
+            Some(path) => shell.open(path, &recvs),
+            None => Err(OpenError),
+        };
+        match opened {
+            Ok(_) => {
+                held.recvs = false;
+                (self.silence, self.gave_up) = (Silence::default(), None);
+            }
+            Err(_) => held.work.recvs = recvs.recvs,
+        }
+        self.lqp.handle_opened(shell.now_us(), epoch, opened);
+    }
+
+    /// Lets the new path send, unless the application itself has not come that far.
+    fn start(&mut self, shell: &mut impl Shell) {
+        let app = shell.app();
+        if app.state == Some(QpState::Rtr) {
+            self.held = None; // nobody can have posted a send
+            return;
+        }
+        if shell.state() == QpState::Err && shell.nic_works() {
+            // The peer has begun already, with a request that ended the connection as it would have on any path.
+            return self.end(shell);
+        }
+        let sends = self.held.take().map(|h| h.work).unwrap_or_default();
+        if shell.adopt(&sends).is_err() {
+            self.held = Some(Held { work: sends, recvs: false });
+            return self.step(shell, Err(StepError));
+        }
+        let rts = RcModify {
+            state: Some(QpState::Rts),
+            sq_psn: Some(self.sq_psn),
+            timeout: app.timeout,
+            retry_cnt: app.retry_cnt,
+            rnr_retry: app.rnr_retry,
+            max_rd_atomic: app.max_rd_atomic,
+            // The application may have changed these since the path was opened.
+            min_rnr_timer: app.min_rnr_timer,
+            access: app.access,
+            ..RcModify::default()
+        };
+        let mut done = shell.modify(&rts, None);
+        if app.state == Some(QpState::Sqd) && done.is_ok() {
+            done = shell.modify(&RcModify { state: Some(QpState::Sqd), ..RcModify::default() }, None);
+        }
+        self.step(shell, done);
+    }
+
+    /// A step on the physical QP was done, or was refused since its NIC just died, too: then the next path is tried.
+    fn step(&mut self, shell: &mut impl Shell, done: Result<(), StepError>) {
+        if done.is_err() {
+            let now_us = shell.now_us();
+            if let Some(path) = self.lqp.path() {
+                self.lqp.set_path_belief(now_us, path, Belief::NoNic);
+            }
+            self.lqp.suspect(now_us, self.lqp.epoch(), Reason::PostFailed);
+        }
+    }
+
+    /// The physical QP is in ERR by itself: what it did not have yet is flushed, like the rest.
+    fn end(&mut self, shell: &mut impl Shell) {
+        if let Some(held) = self.held.take() {
+            shell.complete(&held.work, WcStatus::WrFlushErr);
+        }
+        shell.ended(Ended::ByProgram);
+    }
+
+    /// Gives the application the original error.
+    fn fail(&mut self, shell: &mut impl Shell, status: WcStatus) {
+        let held = self.held.take().unwrap_or_default();
+        match Self::with_physical(held, shell) {
+            Ok(work) => shell.complete(&work, status),
+            Err((work, _)) => {
+                // What the physical QP has is older than what is held.
+                let had = shell.progress().outstanding_sends > 0;
+                shell.fail(status);
+                shell.complete(&work, if had { WcStatus::WrFlushErr } else { status });
+            }
+        }
+        shell.ended(Ended::GivenUp);
+    }
+}

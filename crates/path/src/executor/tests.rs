@@ -1,0 +1,305 @@
+//! Two executors over shells that only write down what they are asked to do.
+
+use super::*;
+use crate::config::Config;
+use crate::message::{Endpoint, Hello};
+use crate::slots::SlotTable;
+use unbroken_roce::SendWr;
+use unbroken_types::{Gid, Mtu, SendFlags, SendOpcode};
+
+const CAPS: QpCaps = QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+
+/// A physical QP and its surroundings, as lists.
+struct Fake {
+    now_us: u64,
+    state: QpState,
+    sends: Vec<SendEntry>,
+    recvs: Vec<RecvEntry>,
+    executed: u64,
+    completed: u64,
+    app: RcModify,
+    /// NICs that work.
+    works: Vec<bool>,
+    nic: usize,
+    can_quiesce: bool,
+    refuses: Option<&'static str>,
+    qpn: u32,
+    sent: Vec<Message>,
+    wcs: Vec<(u64, WcStatus)>,
+    ended: Option<Ended>,
+    log: Vec<&'static str>,
+}
+
+impl Fake {
+    fn new() -> Fake {
+        Fake {
+            now_us: 1_000,
+            state: QpState::Rts,
+            sends: Vec::new(),
+            recvs: Vec::new(),
+            executed: 0,
+            completed: 0,
+            app: RcModify { state: Some(QpState::Rts), ..RcModify::default() },
+            works: vec![true; 2],
+            nic: 0,
+            can_quiesce: true,
+            refuses: None,
+            qpn: 100,
+            sent: Vec::new(),
+            wcs: Vec::new(),
+            ended: None,
+            log: Vec::new(),
+        }
+    }
+
+    fn take(&mut self, step: &'static str) -> Result<(), StepError> {
+        self.log.push(step);
+        match self.refuses.take_if(|refused| *refused == step) {
+            Some(_) => Err(StepError),
+            None => Ok(()),
+        }
+    }
+
+    fn ids(&self) -> Vec<u64> {
+        self.sends.iter().map(|s| s.wr_id).collect()
+    }
+}
+
+impl Shell for Fake {
+    fn now_us(&self) -> u64 {
+        self.now_us
+    }
+    fn state(&self) -> QpState {
+        self.state
+    }
+    fn progress(&self) -> Progress {
+        Progress { outstanding_sends: self.sends.len() as u32, ..Progress::default() }
+    }
+    fn nic_works(&self) -> bool {
+        self.works[self.nic]
+    }
+    fn quiesce(&mut self) -> Result<Backlog, QuiesceError> {
+        if !self.can_quiesce {
+            return Err(QuiesceError);
+        }
+        self.log.push("quiesce");
+        self.state = QpState::Err;
+        let (sends, recvs) = (std::mem::take(&mut self.sends), std::mem::take(&mut self.recvs));
+        let (executed, completed) = (std::mem::take(&mut self.executed), std::mem::take(&mut self.completed));
+        Ok(Backlog { sends, recvs, executed, completed, keys_changed: false })
+    }
+    fn open(&mut self, path: SlotPath, recvs: &Backlog) -> Result<Opened, OpenError> {
+        self.take("open").map_err(|_| OpenError)?;
+        assert!(recvs.sends.is_empty() && self.sends.is_empty() && self.recvs.is_empty());
+        (self.nic, self.state, self.recvs) = (path.local.into(), QpState::Init, recvs.recvs.clone());
+        self.qpn += 1;
+        Ok(Opened { qpn: self.qpn, psn: 7, mtu: Mtu::B1024 })
+    }
+    fn adopt(&mut self, sends: &Backlog) -> Result<(), StepError> {
+        self.take("adopt")?;
+        assert_eq!(self.state, QpState::Rtr, "before it sends");
+        self.sends = sends.sends.clone();
+        Ok(())
+    }
+    fn modify(&mut self, change: &RcModify, _remote: Option<u8>) -> Result<(), StepError> {
+        let state = change.state.expect("a state");
+        self.take(match state {
+            QpState::Rtr => "rtr",
+            QpState::Rts => "rts",
+            QpState::Sqd => "sqd",
+            _ => "other",
+        })?;
+        self.state = state;
+        Ok(())
+    }
+    fn fail(&mut self, status: WcStatus) {
+        let mut status = status;
+        for s in std::mem::take(&mut self.sends) {
+            self.wcs.push((s.wr_id, std::mem::replace(&mut status, WcStatus::WrFlushErr)));
+        }
+        self.state = QpState::Err;
+    }
+    fn app(&self) -> RcModify {
+        self.app
+    }
+    fn complete(&mut self, work: &Backlog, first: WcStatus) {
+        let mut status = first;
+        let ids = work.sends.iter().map(|s| s.wr_id);
+        self.wcs.extend(ids.map(|id| (id, std::mem::replace(&mut status, WcStatus::WrFlushErr))));
+        self.wcs.extend(work.recvs.iter().map(|r| (r.wr_id, WcStatus::WrFlushErr)));
+    }
+    fn ended(&mut self, why: Ended) {
+        self.ended = Some(why);
+    }
+    fn belief(&self, path: SlotPath) -> Belief {
+        if self.works[usize::from(path.local)] {
+            Belief::Alive
+        } else {
+            Belief::NoNic
+        }
+    }
+    fn send(&mut self, message: &Message, _path: SlotPath) {
+        self.sent.push(*message);
+    }
+    fn refresh_peer(&mut self) -> bool {
+        true
+    }
+    fn peer_connection(&mut self) -> Option<u32> {
+        None
+    }
+    fn gives_up(&mut self, _lqp: &LogicalQp, _cause: FailCause, _status: WcStatus) {
+        self.log.push("gives up");
+    }
+    fn switched(&mut self, _lqp: &LogicalQp, _done: &Switch) {
+        self.log.push("switched");
+    }
+}
+
+fn endpoint(i: usize) -> Endpoint {
+    Endpoint { gid: Gid([i as u8; 16]), qpn: i as u32, incarnation: i as u64, connection: 0 }
+}
+
+fn end(i: usize) -> Executor {
+    let default = SlotPath { local: 0, remote: 0 };
+    let table = SlotTable::new(default, 2, 2, i == 1);
+    let (me, them) = (endpoint(i), endpoint(3 - i));
+    Executor::new(LogicalQp::new(me, them, table, Config::default(), 0))
+}
+
+fn write(wr_id: u64) -> SendEntry {
+    let wr = SendWr { wr_id, opcode: SendOpcode::Write, flags: SendFlags::SIGNALED, ..blank() };
+    SendEntry::from(&wr)
+}
+
+fn blank() -> SendWr<'static> {
+    SendWr {
+        wr_id: 0,
+        opcode: SendOpcode::Write,
+        flags: SendFlags::SIGNALED,
+        imm_data: 0,
+        remote_addr: 0,
+        rkey: 0,
+        compare_add: 0,
+        swap: 0,
+        sges: &[],
+        inline_data: None,
+        ud: None,
+    }
+}
+
+/// The peer says that it is in the epoch of what this end has said, has executed so many, and has heard it.
+fn answer(executor: &mut Executor, shell: &mut Fake, executed: u64, heard: bool) {
+    let epoch = executor.lqp().epoch();
+    let path = executor.lqp().path().expect("a path").mirrored();
+    let hello =
+        Hello { epoch, path, fresh_qpn: 55, psn: 9, mtu: Mtu::B1024, heard, waiting: !heard, executed, completed: 0 };
+    let message = Message { from: endpoint(2), to: endpoint(1), body: Body::Hello(hello) };
+    executor.message(shell, &message);
+}
+
+#[test]
+fn work_is_held_between_two_paths_and_given_in_order_to_the_next() {
+    let (mut e, mut s) = (end(1), Fake::new());
+    s.sends = vec![write(1), write(2)];
+    s.recvs = vec![RecvEntry { wr_id: 10, sges: vec![] }];
+    s.completed = 0;
+    assert!(e.hold_sends(&CAPS, &SendWr { wr_id: 3, ..blank() }).is_none(), "the physical QP takes it");
+    s.works[0] = false;
+    e.suspect(&mut s, Reason::DeviceFatal);
+    assert_eq!((s.nic, s.state, s.recvs.len(), s.sends.len()), (1, QpState::Init, 1, 0));
+    // Receives go to the fresh QP, sends wait until it is known what the peer has executed.
+    assert!(e.hold_recv(&CAPS, &RecvWr { wr_id: 11, sges: &[] }).is_none());
+    assert_eq!(e.hold_sends(&CAPS, &SendWr { wr_id: 3, ..blank() }), Some(Ok(())));
+    answer(&mut e, &mut s, 1, false);
+    assert_eq!((s.state, s.sends.len()), (QpState::Rtr, 0));
+    assert_eq!(e.hold_sends(&CAPS, &SendWr { wr_id: 4, ..blank() }), Some(Ok(())));
+    assert_eq!(e.hold_sends(&CAPS, &SendWr { wr_id: 5, ..blank() }), Some(Err(PostError::QueueFull(4))));
+    answer(&mut e, &mut s, 1, true);
+    assert_eq!((s.state, s.ids()), (QpState::Rts, vec![1, 2, 3, 4]));
+    assert_eq!(s.sends.iter().filter(|w| w.executed).map(|w| w.wr_id).collect::<Vec<_>>(), [1]);
+    assert!(e.hold_sends(&CAPS, &SendWr { wr_id: 6, ..blank() }).is_none());
+    assert_eq!(s.log, ["quiesce", "open", "rtr", "adopt", "rts"]);
+    assert!(s.wcs.is_empty() && s.ended.is_none());
+}
+
+/// The NIC of the new path dies at each step: nothing is lost, and the next path is tried.
+#[test]
+fn a_step_that_is_refused_leads_to_the_next_path() {
+    for step in ["open", "rtr", "adopt", "rts"] {
+        let (mut e, mut s) = (end(1), Fake::new());
+        s.sends = vec![write(1), write(2)];
+        s.refuses = Some(step);
+        e.suspect(&mut s, Reason::Stall);
+        for _ in 0..3 {
+            answer(&mut e, &mut s, 1, true);
+        }
+        assert!(e.lqp().epoch() > 1, "{step}: the first choice was refused");
+        assert_eq!((s.state, s.ids()), (QpState::Rts, vec![1, 2]), "{step}");
+        assert!(s.wcs.is_empty() && s.ended.is_none(), "{step}");
+    }
+}
+
+#[test]
+fn what_an_error_of_the_program_has_ended_stays_so() {
+    let (mut e, mut s) = (end(1), Fake::new());
+    s.state = QpState::Err;
+    e.suspect(&mut s, Reason::DeviceFatal);
+    assert_eq!((s.ended, e.lqp().state()), (Some(Ended::ByProgram), State::Failed));
+    // On the new path, before it sends: what it did not have yet is flushed.
+    let (mut e, mut s) = (end(1), Fake::new());
+    s.sends = vec![write(1)];
+    e.suspect(&mut s, Reason::Stall);
+    answer(&mut e, &mut s, 0, false);
+    s.state = QpState::Err;
+    answer(&mut e, &mut s, 0, true);
+    assert_eq!((s.ended, s.wcs), (Some(Ended::ByProgram), vec![(1, WcStatus::WrFlushErr)]));
+}
+
+#[test]
+fn a_qp_that_cannot_be_stopped_fails_and_what_waits_is_flushed_behind() {
+    let (mut e, mut s) = (end(1), Fake::new());
+    s.sends = vec![write(1), write(2)];
+    s.can_quiesce = false;
+    e.suspect(&mut s, Reason::QpFailed(WcStatus::RetryExcErr));
+    assert_eq!(s.wcs, [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
+    assert_eq!((s.ended, s.log), (Some(Ended::GivenUp), vec!["gives up"]));
+}
+
+#[test]
+fn a_request_that_must_not_be_replayed_ends_the_switch_with_the_original_error() {
+    let (mut e, mut s) = (end(1), Fake::new());
+    let once = |wr_id| {
+        let flags = SendFlags::SIGNALED.with(SendFlags::NO_REPLAY);
+        SendEntry { flags, started: true, ..write(wr_id) }
+    };
+    (s.sends, s.recvs) = (vec![once(1), once(2)], vec![RecvEntry { wr_id: 10, sges: vec![] }]);
+    e.suspect(&mut s, Reason::QpFailed(WcStatus::RetryExcErr));
+    answer(&mut e, &mut s, 1, false);
+    let flush = WcStatus::WrFlushErr;
+    assert_eq!(s.wcs, [(1, WcStatus::RetryExcErr), (2, flush), (10, flush)]);
+    assert!(s.sent.iter().any(|m| matches!(m.body, Body::Refuse(_))), "the peer is told");
+}
+
+#[test]
+fn closing_gives_all_that_is_outstanding_wherever_it_is() {
+    let (mut e, mut s) = (end(1), Fake::new());
+    assert!(e.close(&mut s).is_none(), "the physical QP has it");
+    let (mut e, mut s) = (end(1), Fake::new());
+    s.sends = vec![write(1)];
+    s.recvs = vec![RecvEntry { wr_id: 10, sges: vec![] }];
+    e.suspect(&mut s, Reason::Stall);
+    s.recvs.push(RecvEntry { wr_id: 11, sges: vec![] });
+    let work = e.close(&mut s).expect("between two paths");
+    assert_eq!((work.sends.len(), work.recvs.iter().map(|r| r.wr_id).collect::<Vec<_>>()), (1, vec![10, 11]));
+    assert!(s.sent.iter().any(|m| matches!(m.body, Body::Bye)));
+}
+
+#[test]
+fn a_program_that_has_not_come_to_rts_is_not_overtaken() {
+    let (mut e, mut s) = (end(1), Fake::new());
+    s.app.state = Some(QpState::Rtr);
+    e.suspect(&mut s, Reason::Connect);
+    answer(&mut e, &mut s, 0, true);
+    assert_eq!((s.state, e.lqp().state()), (QpState::Rtr, State::Active));
+    assert!(e.hold_sends(&CAPS, &blank()).is_none());
+}

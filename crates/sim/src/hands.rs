@@ -1,0 +1,206 @@
+//! What the simulated world does for an executor: its [`Shell`].
+
+use crate::end::{new_qp, Life, Wcs};
+use crate::plan::Mutant;
+use crate::world::{logical_qpn, qpn_of, World};
+use unbroken_path::{
+    Belief, Ended, Executor, FailCause, LogicalQp, Message, OpenError, Opened, QuiesceError, Shell, SlotPath,
+    StepError, Switch,
+};
+use unbroken_roce::{Backlog, Progress, RcModify};
+use unbroken_types::{QpState, Wc, WcStatus};
+
+/// The world, as one end of one logical QP sees it.
+pub(crate) struct Hands<'a> {
+    world: &'a mut World,
+    host: usize,
+    qp: usize,
+}
+
+impl World {
+    /// Lets the executor of an end work.
+    pub(crate) fn with<R>(&mut self, host: usize, qp: usize, f: impl FnOnce(&mut Executor, &mut Hands<'_>) -> R) -> R {
+        let mut executor = self.ends[host][qp].executor.take().expect("it does not call itself");
+        let result = f(&mut executor, &mut Hands { world: self, host, qp });
+        self.ends[host][qp].executor = Some(executor);
+        result
+    }
+}
+
+impl Hands<'_> {
+    fn end(&mut self) -> &mut crate::end::End {
+        &mut self.world.ends[self.host][self.qp]
+    }
+
+    fn life(&mut self) -> Option<&mut Life> {
+        self.end().lives.last_mut()
+    }
+
+    fn deliver(&mut self, wcs: Wcs) {
+        let delivered = self.world.deliver(self.host, self.qp, wcs);
+        self.world.note(delivered);
+    }
+
+    fn wrong(&mut self, what: String) -> StepError {
+        self.world.note(Err(what));
+        StepError
+    }
+}
+
+impl Shell for Hands<'_> {
+    fn now_us(&self) -> u64 {
+        self.world.now_us
+    }
+
+    fn state(&self) -> QpState {
+        self.world.ends[self.host][self.qp].lives.last().map_or(QpState::Reset, |l| l.qp.state())
+    }
+
+    fn progress(&self) -> Progress {
+        self.world.ends[self.host][self.qp].lives.last().map_or_else(Progress::default, |l| l.qp.progress())
+    }
+
+    fn nic_works(&self) -> bool {
+        let life = self.world.ends[self.host][self.qp].lives.last();
+        life.is_some_and(|l| self.world.net.nic_works(self.host, l.nic))
+    }
+
+    fn quiesce(&mut self) -> Result<Backlog, QuiesceError> {
+        let ghost = self.world.mutant == Mutant::NoQuiesce;
+        let Some(life) = self.life().filter(|l| !l.over) else { return Err(QuiesceError) };
+        life.over = true;
+        // The mutant leaves it running, as a product would that forgets to stop it.
+        Ok(if ghost { life.qp.clone().quiesce() } else { life.qp.quiesce() })
+    }
+
+    fn open(&mut self, path: SlotPath, recvs: &Backlog) -> Result<Opened, OpenError> {
+        let (host, qp) = (self.host, self.qp);
+        let world = &mut *self.world;
+        let (nic, remote) = (usize::from(path.local), usize::from(path.remote));
+        if world.rng.one_in(200) || !world.net.nic_works(host, nic) {
+            return Err(OpenError);
+        }
+        let end = &mut world.ends[host][qp];
+        let number = end.lives.len() as u64;
+        let qpn = qpn_of(qp, number, world.mutant);
+        let mut fresh = new_qp(qpn, logical_qpn(qp), end.srq.as_ref());
+        fresh.set_selective(world.plan.selective[host]);
+        fresh.set_mutation(world.mutant.in_roce());
+        if let Err(e) = fresh.adopt(recvs) {
+            self.wrong(format!("adopt: {e}"));
+            return Err(OpenError);
+        }
+        let psn = world.plan.psn_of(number, host);
+        let life = Life {
+            qpn,
+            number,
+            nic,
+            remote,
+            sq_psn: psn,
+            qp: fresh,
+            armed_us: u64::MAX,
+            over: false,
+            wrapped: false,
+            failure_told: false,
+        };
+        end.lives.push(life);
+        Ok(Opened { qpn, psn, mtu: world.plan.mtu[host] })
+    }
+
+    fn adopt(&mut self, sends: &Backlog) -> Result<(), StepError> {
+        if !self.nic_works() {
+            return Err(StepError);
+        }
+        let adopted = self.life().map(|l| l.qp.adopt(sends).map_err(|e| format!("adopt: {e}")));
+        match adopted.unwrap_or_else(|| Err("no QP adopts".into())) {
+            Ok(()) => Ok(()),
+            Err(e) => Err(self.wrong(e)),
+        }
+    }
+
+    fn modify(&mut self, change: &RcModify, _remote: Option<u8>) -> Result<(), StepError> {
+        if !self.nic_works() {
+            return Err(StepError);
+        }
+        let (host, qp, mutant) = (self.host, self.qp, self.world.mutant);
+        let number = self.life().map_or(0, |l| l.number);
+        let plan = &self.world.plan;
+        let mut change = *change;
+        if change.state == Some(QpState::Rtr) && change.dest_qpn == Some(0) {
+            // A mutant starts without having heard of the peer's QP.
+            change.dest_qpn = Some(qpn_of(qp, number, mutant));
+            change.rq_psn = Some(plan.psn_of(number, 1 - host));
+        }
+        if mutant == Mutant::SameQpn {
+            change.rq_psn = change.rq_psn.map(|_| plan.psn_of(0, 1 - host));
+            change.sq_psn = change.sq_psn.map(|_| plan.psn_of(0, host));
+        }
+        let Some(life) = self.life() else { return Err(self.wrong("no QP is changed".into())) };
+        let mut wcs = Wcs::default();
+        let changed = life.qp.modify(&change, &mut wcs).map_err(|e| format!("to {:?}: {e}", change.state));
+        self.deliver(wcs);
+        changed.map_err(|e| self.wrong(e))
+    }
+
+    fn fail(&mut self, status: WcStatus) {
+        let mut wcs = Wcs::default();
+        if let Some(life) = self.life() {
+            life.qp.fail(status, &mut wcs);
+        }
+        self.deliver(wcs);
+    }
+
+    fn app(&self) -> RcModify {
+        crate::end::app(self.world.plan.timeout, self.world.plan.retry_cnt)
+    }
+
+    fn complete(&mut self, work: &Backlog, first: WcStatus) {
+        let wc = |wr_id, status| Wc { wr_id, status: status as u32, qp_num: logical_qpn(self.qp), ..Wc::default() };
+        let mut wcs = Wcs::default();
+        let mut status = first;
+        for s in &work.sends {
+            wcs.0.push((true, wc(s.wr_id, std::mem::replace(&mut status, WcStatus::WrFlushErr))));
+        }
+        wcs.0.extend(work.recvs.iter().map(|r| (false, wc(r.wr_id, WcStatus::WrFlushErr))));
+        self.deliver(wcs);
+    }
+
+    fn ended(&mut self, why: Ended) {
+        if why == Ended::ByProgram {
+            self.world.note(Err("a QP of a program without errors ended by one".into()));
+        }
+        let (host, qp) = (self.host, self.qp);
+        self.end().failed = true;
+        self.world.apps[host][qp].stop();
+    }
+
+    fn belief(&self, path: SlotPath) -> Belief {
+        self.world.belief(self.host, path)
+    }
+
+    fn send(&mut self, message: &Message, path: SlotPath) {
+        self.world.send_control(self.host, path, message);
+    }
+
+    fn refresh_peer(&mut self) -> bool {
+        !self.world.knows_peer_ended(self.host)
+    }
+
+    fn peer_connection(&mut self) -> Option<u32> {
+        None
+    }
+
+    fn gives_up(&mut self, _lqp: &LogicalQp, cause: FailCause, status: WcStatus) {
+        let (host, qp) = (self.host, self.qp);
+        self.world.stats.refusals += u64::from(cause == FailCause::UnsafeReplay);
+        self.world.say(|| format!("host {host} qp {qp} gives up: {} {status:?}", cause.describe()));
+    }
+
+    fn switched(&mut self, _lqp: &LogicalQp, done: &Switch) {
+        let stats = &mut self.world.stats;
+        stats.switches += 1;
+        stats.chained += u64::from(done.switched.epochs > 1);
+        stats.replays += u64::from(done.replay.replayed);
+        stats.spared_replays += done.replay.marked;
+    }
+}
