@@ -15,6 +15,7 @@ use unbroken_path::{
     slot_of, Action, Belief, Config, Endpoint, LogicalQp, OpenError, Opened, QuiesceError, Quiesced, Reason, SlotPath,
     SlotTable, State,
 };
+use unbroken_roce::{Messages, PeerDone};
 use unbroken_types::{Gid, Mtu, WcStatus};
 
 const RAILS: u8 = 3;
@@ -72,7 +73,7 @@ struct World {
     /// What the shell answers next.
     life: Quiesced,
     can: u8,
-    outstanding: u64,
+    outstanding: Messages,
     next_qpn: u32,
     connected: Option<u64>,
     started: Option<u64>,
@@ -88,7 +89,7 @@ pub fn run(input: &[u8]) {
         now_us: 0,
         life: Quiesced::default(),
         can: 0xff,
-        outstanding: 0,
+        outstanding: Messages::default(),
         next_qpn: 2,
         connected: None,
         started: None,
@@ -170,7 +171,10 @@ impl World {
             step::SHELL => {
                 self.can = arg;
                 let [executed, completed, outstanding] = [bytes.u8(), bytes.u8(), bytes.u8()].map(u64::from);
-                self.life = Quiesced { executed, completed, outstanding, progressed: arg & 8 != 0 };
+                let [executed, completed, outstanding] =
+                    [executed, completed, outstanding].map(|all: u64| Messages { all, receives: all / 2 });
+                let exact = arg & 16 == 0;
+                self.life = Quiesced { executed, exact, completed, outstanding, progressed: arg & 8 != 0 };
             }
             step::CLOSE => self.qp.close(self.now_us),
             _ => self.qp.set_peer_connection(u32::from(arg)),
@@ -210,11 +214,24 @@ impl World {
             255 => u64::MAX,
             n => u64::from(n),
         };
-        let executed = self.qp.completed().saturating_add(count(bytes));
-        let completed = self.qp.executed().saturating_sub(count(bytes));
+        let messages = |all: u64, part: u8| Messages { all, receives: all / u64::from(part.max(1)) };
+        let executed = messages(self.qp.completed().all.saturating_add(count(bytes)), numbers & 7);
+        let completed = messages(self.qp.executed().all.saturating_sub(count(bytes)), numbers >> 5);
+        let exact = arg & 8 == 0;
         let (heard, waiting) = (arg & 1 != 0, arg & 2 != 0);
         let fresh_qpn = 0x100 + epoch as u32 % 0x1000;
-        Hello { epoch, path, fresh_qpn, psn: numbers.into(), mtu: Mtu::B1024, heard, waiting, executed, completed }
+        Hello {
+            epoch,
+            path,
+            fresh_qpn,
+            psn: numbers.into(),
+            mtu: Mtu::B1024,
+            heard,
+            waiting,
+            executed,
+            exact,
+            completed,
+        }
     }
 
     /// A message of the peer, or, by `wrong`, of or to somebody who is nearly one of the ends. It goes through its bytes and the seal.
@@ -240,6 +257,13 @@ impl World {
         }
     }
 
+    fn can_be(&self, peer_done: PeerDone) -> bool {
+        match peer_done {
+            PeerDone::Messages(n) => n <= self.outstanding.all,
+            PeerDone::Receives(n) => n <= self.outstanding.receives,
+        }
+    }
+
     fn drive(&mut self) {
         for _ in 0..MAX_ACTIONS {
             let Some(action) = self.qp.poll_action() else { return };
@@ -260,11 +284,11 @@ impl World {
                     self.qp.handle_opened(self.now_us, epoch, result);
                 }
                 Action::CheckReplay { epoch, peer_done } => {
-                    assert!(peer_done <= self.outstanding, "{peer_done} of {} are executed", self.outstanding);
+                    assert!(self.can_be(peer_done), "{peer_done:?} of {:?} are executed", self.outstanding);
                     self.qp.handle_check(self.now_us, epoch, self.can & 4 != 0);
                 }
                 Action::Connect { epoch, peer_done, .. } => {
-                    assert!(peer_done <= self.outstanding && epoch == self.qp.epoch());
+                    assert!(self.can_be(peer_done) && epoch == self.qp.epoch());
                     assert!(self.connected.replace(epoch).is_none_or(|before| before < epoch), "connected twice");
                 }
                 Action::Start { epoch } => {

@@ -83,6 +83,7 @@ fn switches(dir: &Path) -> std::io::Result<()> {
 fn outside(dir: &Path) -> std::io::Result<()> {
     use unbroken_path::message::{Body, Hello, Probe, Refuse, RefuseReason};
     use unbroken_path::{Endpoint, Message, SlotPath};
+    use unbroken_roce::Messages;
     std::fs::create_dir_all(dir)?;
     let end = |n: u32| Endpoint { gid: Gid([n as u8; 16]), qpn: n, incarnation: n.into(), connection: 3 };
     let hello = Hello {
@@ -93,8 +94,9 @@ fn outside(dir: &Path) -> std::io::Result<()> {
         mtu: Mtu::B4096,
         heard: true,
         waiting: false,
-        executed: 7,
-        completed: 9,
+        executed: Messages { all: 7, receives: 2 },
+        exact: true,
+        completed: Messages { all: 9, receives: 9 },
     };
     let bodies = [
         Body::Hello(hello),

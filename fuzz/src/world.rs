@@ -49,7 +49,16 @@ impl World {
         pair.set_selective(selective);
         pair.ends.iter().for_each(|e| memory(&e.mem));
         let mut ud_wcs = Wcs::default();
-        let mut ud = UdQp::new(UdConfig { qpn: 3, wc_qpn: 3, caps: caps(), pd: PD, sq_sig_all: true, mtu: Mtu::B256, hold_on_failure: false, moved: false });
+        let mut ud = UdQp::new(UdConfig {
+            qpn: 3,
+            wc_qpn: 3,
+            caps: caps(),
+            pd: PD,
+            sq_sig_all: true,
+            mtu: Mtu::B256,
+            hold_on_failure: false,
+            moved: false,
+        });
         for (state, qkey, sq_psn) in
             [(QpState::Init, Some(0x1111_1111), None), (QpState::Rtr, None, None), (QpState::Rts, None, Some(0))]
         {
@@ -102,7 +111,12 @@ impl World {
         let _ = self.ud.post_recv(&wr, &mut self.ud_wcs);
         if let Ok(packet) = Packet::parse(bytes) {
             let gid = Gid([0xfd; 16]);
-            self.ud.handle_packet(&packet, &UdRoute { src: gid, src_qpn: None, dst: gid, slid: 0 }, &self.ud_mem, &mut self.ud_wcs);
+            self.ud.handle_packet(
+                &packet,
+                &UdRoute { src: gid, src_qpn: None, dst: gid, slid: 0 },
+                &self.ud_mem,
+                &mut self.ud_wcs,
+            );
         }
     }
 

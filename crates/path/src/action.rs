@@ -1,6 +1,7 @@
 //! What a logical QP asks of its shell, and what the shell answers.
 
 use crate::message::Message;
+use unbroken_roce::{Messages, PeerDone};
 use unbroken_types::{Mtu, WcStatus};
 
 /// Something for the shell to do. Fetched with [`crate::LogicalQp::poll_action`], in order, after each call of a handler.
@@ -30,8 +31,8 @@ pub enum Action {
     CheckReplay {
         /// The epoch of the life.
         epoch: u64,
-        /// Of the outstanding sends that await no data, the peer has executed this many, from the head.
-        peer_done: u64,
+        /// What the peer has executed of the outstanding sends.
+        peer_done: PeerDone,
     },
     /// Mark what the peer has executed and make the fresh physical QP ready to receive (RTR).
     Connect {
@@ -46,7 +47,7 @@ pub enum Action {
         /// The smaller path MTU of the two ends.
         mtu: Mtu,
         /// As in `CheckReplay`.
-        peer_done: u64,
+        peer_done: PeerDone,
     },
     /// Let the fresh physical QP send (RTS): the peer is ready to receive.
     Start {
@@ -194,11 +195,13 @@ pub struct Attempt {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
 pub struct Quiesced {
     /// Messages of the peer that our responder executed.
-    pub executed: u64,
+    pub executed: Messages,
+    /// Not only the receives among them were counted.
+    pub exact: bool,
     /// Our own that completed.
-    pub completed: u64,
+    pub completed: Messages,
     /// Our own that are still outstanding, as the device holds them now.
-    pub outstanding: u64,
+    pub outstanding: Messages,
     /// Whether anything moved in this life (READs count too), or nothing was there to be moved.
     pub progressed: bool,
 }

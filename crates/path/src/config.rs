@@ -60,6 +60,8 @@ pub enum Mutation {
     Early,
     /// A Hello of a higher epoch is ignored.
     NoFollow,
+    /// A peer that counts receives only is taken for one that counts all.
+    NoCountKind,
     /// What must not run twice is sent again like everything else.
     NoCheck,
 }

@@ -43,6 +43,11 @@ const REPORT_LOOK_US: u64 = 500;
 /// See `REPORT_LOOK_US`.
 const REPORT_LOOK_MAX_US: u64 = 20_000;
 
+/// A physical QP that takes its time to stop is asked so often: first, and at most (it doubles).
+const STOP_LOOK_US: u64 = 50;
+/// See `STOP_LOOK_US`.
+const STOP_LOOK_MAX_US: u64 = 2_000;
+
 /// A step on a physical QP was refused: its NIC has just died, too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the device refused")]
@@ -70,8 +75,8 @@ pub trait Shell {
     fn progress(&self) -> Progress;
     /// Whether its NIC works.
     fn nic_works(&self) -> bool;
-    /// Stops it for ever, with exact progress, and takes its work out.
-    fn quiesce(&mut self) -> Result<Backlog, QuiesceError>;
+    /// Stops it for ever, and takes its work out. `None`: that is under way; it is asked again.
+    fn quiesce(&mut self) -> Result<Option<Backlog>, QuiesceError>;
     /// Puts a fresh one in its place, on the local NIC of the path, in state INIT and with these receives. The old one is destroyed. On an
     /// error nothing has changed.
     fn open(&mut self, path: SlotPath, recvs: &Backlog) -> Result<Opened, OpenError>;
@@ -79,7 +84,7 @@ pub trait Shell {
     fn adopt(&mut self, sends: &Backlog) -> Result<(), StepError>;
     /// Changes it. `remote` is the peer's NIC, where it is to be connected.
     fn modify(&mut self, change: &RcModify, remote: Option<u8>) -> Result<(), StepError>;
-    /// Completes its first send with `status` and flushes the rest; only where it could not be quiesced.
+    /// Completes its first send with `status` and flushes the rest; only where it could not be quiesced, or not at once.
     fn fail(&mut self, status: WcStatus);
 
     // ---- the application ----
@@ -149,6 +154,8 @@ pub struct Executor {
     gave_up: Option<WcStatus>,
     held: Option<Held>,
     pending: Option<Pending>,
+    /// The physical QP is being stopped: when it is asked next, and how long after the last time.
+    stopping: Option<(u64, u64)>,
     /// First PSN of our requests in this epoch.
     sq_psn: u32,
     replay: Replay,
@@ -165,6 +172,7 @@ impl Executor {
             gave_up: None,
             held: None,
             pending: None,
+            stopping: None,
             sq_psn: 0,
             replay: Replay::default(),
             informed: false,
@@ -211,7 +219,8 @@ impl Executor {
     /// When [`Self::tick`] is to be called at the latest; `None` while nothing is under way.
     pub fn deadline_us(&self) -> Option<u64> {
         let report = self.pending.as_ref().map(|p| p.look_at_us);
-        [self.lqp.poll_timeout(), report].into_iter().flatten().min()
+        let stop = self.stopping.map(|(at_us, _)| at_us);
+        [self.lqp.poll_timeout(), report, stop].into_iter().flatten().min()
     }
 
     // ---- handlers ----
@@ -291,6 +300,9 @@ impl Executor {
             self.lqp.handle_progress(now_us, self.lqp.epoch());
         }
         self.look_for_report(shell, now_us, &progress);
+        if self.stopping.is_some_and(|(at_us, _)| at_us <= now_us) {
+            self.quiesce(shell);
+        }
         if self.lqp.poll_timeout().is_some_and(|at_us| at_us <= now_us) {
             if !shell.refresh_peer() {
                 self.say_bye_for_peer(shell);
@@ -435,23 +447,30 @@ impl Executor {
 
     fn quiesce(&mut self, shell: &mut impl Shell) {
         let progress = shell.progress();
-        if shell.state() == QpState::Err {
+        if self.stopping.is_none() && shell.state() == QpState::Err {
             // An error of the program has ended it; its NIC dies later, or its peer moves. It must not come back to life.
             self.lqp.handle_ended();
             return self.end(shell);
         }
         let held = self.held.take().unwrap_or_default();
+        let stopping = self.stopping.take();
         let answer = match Self::with_physical(held, shell) {
             Ok(work) => {
-                let (executed, completed) = (work.executed, work.completed);
+                let (executed, exact, completed) = (work.executed, work.exact, work.completed);
                 // An idle QP has nothing that could move: it must not count as one that tries in vain.
                 let idle = work.sends.is_empty();
-                let progressed = idle || progress.advanced > 0 || executed > 0 || completed > 0;
+                let progressed = idle || progress.advanced > 0 || executed.all > 0 || completed.all > 0;
                 let outstanding = work.messages();
                 self.held = Some(Held { work, recvs: true });
-                Ok(Quiesced { executed, completed, outstanding, progressed })
+                Ok(Quiesced { executed, exact, completed, outstanding, progressed })
             }
-            Err((work, e)) => {
+            Err((work, None)) => {
+                self.held = (!work.sends.is_empty()).then_some(Held { work, recvs: false });
+                let wait_us = stopping.map_or(STOP_LOOK_US, |(_, us)| (2 * us).min(STOP_LOOK_MAX_US));
+                self.stopping = Some((shell.now_us() + wait_us, wait_us));
+                return;
+            }
+            Err((work, Some(e))) => {
                 self.held = (!work.sends.is_empty()).then_some(Held { work, recvs: false });
                 Err(e)
             }
@@ -459,23 +478,24 @@ impl Executor {
         self.lqp.handle_quiesced(shell.now_us(), answer);
     }
 
-    /// What is held and what the physical QP has, which is stopped; its counts are those of the life that ends. If that cannot be, what was
-    /// held.
-    fn with_physical(held: Held, shell: &mut impl Shell) -> Result<Backlog, (Backlog, QuiesceError)> {
+    /// What is held and what the physical QP has, which is stopped; its counts are those of the life that ends. If that cannot be, or not yet
+    /// (`None`), what was held.
+    fn with_physical(held: Held, shell: &mut impl Shell) -> Result<Backlog, (Backlog, Option<QuiesceError>)> {
         let mut work = held.work;
         if held.recvs {
             return Ok(work); // it has been stopped
         }
         match shell.quiesce() {
-            Ok(physical) => {
+            Ok(Some(physical)) => {
                 // While sends are held, the physical QP has none.
                 work.sends.extend(physical.sends);
                 work.recvs = physical.recvs;
-                (work.executed, work.completed) = (physical.executed, physical.completed);
+                (work.executed, work.exact, work.completed) = (physical.executed, physical.exact, physical.completed);
                 work.keys_changed |= physical.keys_changed;
                 Ok(work)
             }
-            Err(e) => Err((work, e)),
+            Ok(None) => Err((work, None)),
+            Err(e) => Err((work, Some(e))),
         }
     }
 
@@ -554,6 +574,7 @@ impl Executor {
     /// Gives the application the original error.
     fn fail(&mut self, shell: &mut impl Shell, status: WcStatus) {
         let held = self.held.take().unwrap_or_default();
+        self.stopping = None;
         match Self::with_physical(held, shell) {
             Ok(work) => shell.complete(&work, status),
             Err((work, _)) => {

@@ -6,7 +6,8 @@
 //! ```text
 //! 0  magic "UB"   2  version   3  kind   4  length of the whole message (u16)   6  zero (u16)
 //! 8  from: GID (16), QPN (u32), incarnation (u64), connection (u32)      40  to: the same      72  body
-//! Hello    epoch u64, slot u8, flags u8, mtu u8, local NIC u8, remote NIC u8, zero [3], QPN u32, PSN u32, executed u64, completed u64
+//! Hello    epoch u64, slot u8, flags u8, mtu u8, local NIC u8, remote NIC u8, zero [3], QPN u32, PSN u32,
+//!          executed u64, of them receives u64, completed u64, of them receives u64
 //! Probe, ProbeAck    sequence u32, sent_us u64
 //! Refuse   reason u8, zero [7], epoch u64, refused incarnation u64
 //! Bye      nothing
@@ -19,10 +20,11 @@
 
 use crate::slots::{slot_of, SlotPath};
 use thiserror::Error;
+use unbroken_roce::Messages;
 use unbroken_types::{Gid, Mtu, MAX_QPN, PSN_MASK};
 
 /// The version of the format.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// No message is longer.
 pub const MAX_LEN: usize = 1024;
 /// Bytes before the body.
@@ -87,10 +89,12 @@ pub struct Hello {
     pub heard: bool,
     /// The sender waits for a Hello with `heard`: it must be answered.
     pub waiting: bool,
-    /// Messages awaiting no data that the sender has executed in all lives before this epoch.
-    pub executed: u64,
-    /// Messages awaiting no data of the sender that completed in all lives before this epoch.
-    pub completed: u64,
+    /// Messages that the sender has executed in all lives before this epoch.
+    pub executed: Messages,
+    /// Not only the receives among them were counted, in all these lives.
+    pub exact: bool,
+    /// Messages of the sender that completed in all lives before this epoch.
+    pub completed: Messages,
 }
 
 /// A probe of a path.
@@ -236,14 +240,14 @@ fn put_endpoint(e: &Endpoint, out: &mut Vec<u8>) {
     out.extend_from_slice(&e.connection.to_be_bytes());
 }
 
-const HELLO_LEN: usize = 40;
+const HELLO_LEN: usize = 56;
 const PROBE_LEN: usize = 12;
 const REFUSE_LEN: usize = 24;
 
 impl Hello {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.epoch.to_be_bytes());
-        let flags = u8::from(self.heard) | u8::from(self.waiting) << 1;
+        let flags = u8::from(self.heard) | u8::from(self.waiting) << 1 | u8::from(self.exact) << 2;
         out.extend_from_slice(&[
             slot_of(self.epoch),
             flags,
@@ -256,8 +260,9 @@ impl Hello {
         ]);
         out.extend_from_slice(&self.fresh_qpn.to_be_bytes());
         out.extend_from_slice(&self.psn.to_be_bytes());
-        out.extend_from_slice(&self.executed.to_be_bytes());
-        out.extend_from_slice(&self.completed.to_be_bytes());
+        for n in [self.executed.all, self.executed.receives, self.completed.all, self.completed.receives] {
+            out.extend_from_slice(&n.to_be_bytes());
+        }
     }
 
     fn decode(r: &mut Reader<'_>) -> Result<Hello, DecodeError> {
@@ -265,7 +270,8 @@ impl Hello {
         let epoch = r.u64();
         let [slot, flags, mtu, local, remote, _, _, _] = r.bytes::<8>();
         let (fresh_qpn, psn) = (r.u32(), r.u32());
-        let (executed, completed) = (r.u64(), r.u64());
+        let executed = Messages { all: r.u64(), receives: r.u64() };
+        let completed = Messages { all: r.u64(), receives: r.u64() };
         let bad = |field, value| Err(DecodeError::Field { field, value });
         if slot != slot_of(epoch) {
             return bad("slot", slot.into());
@@ -277,8 +283,14 @@ impl Hello {
         if psn > PSN_MASK {
             return bad("psn", psn.into());
         }
-        let (heard, waiting) = (flags & 1 != 0, flags & 2 != 0);
-        Ok(Hello { epoch, path: SlotPath { local, remote }, fresh_qpn, psn, mtu, heard, waiting, executed, completed })
+        for count in [executed, completed] {
+            if count.receives > count.all {
+                return bad("receives", count.receives);
+            }
+        }
+        let (heard, waiting, exact) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
+        let path = SlotPath { local, remote };
+        Ok(Hello { epoch, path, fresh_qpn, psn, mtu, heard, waiting, executed, exact, completed })
     }
 }
 
@@ -393,7 +405,9 @@ mod tests {
         let hello = (any::<(u64, u64, u64, bool, bool, u8, u8)>(), 2..MAX_QPN, 0..=PSN_MASK, 1u32..=5).prop_map(
             |((epoch, executed, completed, heard, waiting, local, remote), fresh_qpn, psn, mtu)| {
                 let (mtu, path) = (Mtu::from_code(mtu).unwrap(), SlotPath { local, remote });
-                Body::Hello(Hello { epoch, path, fresh_qpn, psn, mtu, heard, waiting, executed, completed })
+                let count = |all: u64| Messages { all, receives: all / 3 };
+                let (executed, completed, exact) = (count(executed), count(completed), heard != waiting);
+                Body::Hello(Hello { epoch, path, fresh_qpn, psn, mtu, heard, waiting, executed, exact, completed })
             },
         );
         let refuse = (1u8..=7, any::<u64>(), any::<u64>()).prop_map(|(code, epoch, refused)| {
@@ -460,8 +474,9 @@ mod tests {
             mtu: Mtu::B1024,
             heard: false,
             waiting: true,
-            executed: 0,
-            completed: 0,
+            executed: Messages::default(),
+            exact: true,
+            completed: Messages::default(),
         };
         let mut bytes = Vec::new();
         Message { from: e, to: e, body: Body::Hello(hello) }.encode(&mut bytes);

@@ -64,6 +64,60 @@ pub struct RecvEntry {
     pub sges: Vec<Sge>,
 }
 
+/// A number of messages that await no data: SEND and WRITE, with or without immediate data; not READ, not atomics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+pub struct Messages {
+    /// All of them.
+    pub all: u64,
+    /// Those that consume a receive.
+    pub receives: u64,
+}
+
+impl Messages {
+    /// So many that consume no receive.
+    pub const fn writes(all: u64) -> Messages {
+        Messages { all, receives: 0 }
+    }
+
+    /// One more, by its opcode; READs and atomics do not count.
+    pub fn count(&mut self, opcode: SendOpcode) {
+        self.all += u64::from(!opcode.awaits_data());
+        self.receives += u64::from(opcode.consumes_receive());
+    }
+}
+
+impl core::ops::AddAssign for Messages {
+    fn add_assign(&mut self, more: Messages) {
+        (self.all, self.receives) = (self.all + more.all, self.receives + more.receives);
+    }
+}
+
+/// How much of what is outstanding the peer has executed, by what the peer can say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum PeerDone {
+    /// So many messages, from the oldest.
+    Messages(u64),
+    /// All up to the message that consumed so many receives, counted from the oldest; of those behind it nothing is known.
+    Receives(u64),
+}
+
+impl PeerDone {
+    /// Whether the next message is among them: to be asked of all that are outstanding, oldest first, READs and atomics left out.
+    fn takes(&mut self, opcode: SendOpcode) -> bool {
+        match self {
+            PeerDone::Messages(left) | PeerDone::Receives(left) if *left == 0 => false,
+            PeerDone::Messages(left) => {
+                *left -= 1;
+                true
+            }
+            PeerDone::Receives(left) => {
+                *left -= u64::from(opcode.consumes_receive());
+                true
+            }
+        }
+    }
+}
+
 /// What [`crate::RcQp::quiesce`] and [`crate::UdQp::quiesce`] take out of a QP, and their `adopt` puts into another.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Backlog {
@@ -71,38 +125,41 @@ pub struct Backlog {
     pub sends: Vec<SendEntry>,
     /// Outstanding receives, oldest first; one that was partly filled is among them.
     pub recvs: Vec<RecvEntry>,
-    /// Messages not awaiting data (SEND, WRITE) that the responder executed in this life.
-    pub executed: u64,
-    /// Sends not awaiting data that completed in this life.
-    pub completed: u64,
+    /// Messages of the peer that the responder executed in this life.
+    pub executed: Messages,
+    /// `executed.all` is exact; else only the receives are counted.
+    pub exact: bool,
+    /// Own messages that completed in this life.
+    pub completed: Messages,
     /// See [`crate::RcQp::changed_keys`].
     pub keys_changed: bool,
 }
 
 impl Backlog {
-    /// Outstanding sends that await no data.
-    pub fn messages(&self) -> u64 {
-        self.sends.iter().filter(|s| !s.opcode.awaits_data()).count() as u64
+    /// Outstanding messages.
+    pub fn messages(&self) -> Messages {
+        let mut outstanding = Messages::default();
+        self.sends.iter().for_each(|s| outstanding.count(s.opcode));
+        outstanding
     }
 
     /// Whether sending again what the peer has not executed would break a promise: an atomic, or a WR marked NO_REPLAY, may have left
-    /// already, or keys were changed ([`crate::RcQp::changed_keys`]). The first `peer_done` sends that await no data have been executed.
-    pub fn unsafe_to_replay(&self, peer_done: u64) -> bool {
-        let mut left = peer_done;
+    /// already, or keys were changed ([`crate::RcQp::changed_keys`]).
+    pub fn unsafe_to_replay(&self, peer_done: PeerDone) -> bool {
+        let mut peer_done = peer_done;
         let breaks = |e: &SendEntry| {
-            let done = !e.opcode.awaits_data() && left > 0;
-            left -= u64::from(done);
+            let done = !e.opcode.awaits_data() && peer_done.takes(e.opcode);
             let once = e.opcode.is_atomic() || e.flags.contains(SendFlags::NO_REPLAY);
             !done && (e.opcode.changes_keys() || e.started && once)
         };
         self.keys_changed || self.sends.iter().any(breaks)
     }
 
-    /// Marks the first `peer_done` sends that await no data as executed, and no others: they complete in their order, without the wire.
-    pub fn mark_executed(&mut self, peer_done: u64) -> Replay {
-        let mut replay = Replay::default();
+    /// Marks what the peer has executed, and nothing else: it completes in its order, without the wire.
+    pub fn mark_executed(&mut self, peer_done: PeerDone) -> Replay {
+        let (mut peer_done, mut replay) = (peer_done, Replay::default());
         for e in &mut self.sends {
-            e.executed = !e.opcode.awaits_data() && replay.marked < peer_done;
+            e.executed = !e.opcode.awaits_data() && peer_done.takes(e.opcode);
             replay.marked += u64::from(e.executed);
             replay.replayed += u32::from(!e.executed && e.started);
         }
@@ -138,4 +195,48 @@ pub struct Progress {
     pub keys_changed: bool,
     /// When the first acknowledgement came or the first message of the peer was executed.
     pub first_moved_us: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(opcode: SendOpcode) -> SendEntry {
+        let wr = SendWr {
+            wr_id: 0,
+            opcode,
+            flags: SendFlags::NO_REPLAY,
+            imm_data: 0,
+            remote_addr: 0,
+            rkey: 0,
+            compare_add: 0,
+            swap: 0,
+            sges: &[],
+            inline_data: None,
+            ud: None,
+        };
+        SendEntry { started: true, ..SendEntry::from(&wr) }
+    }
+
+    #[test]
+    fn receives_that_were_consumed_speak_for_all_before_them_and_for_nothing_behind() {
+        use SendOpcode::{Read, Send, Write, WriteImm};
+        let sends = [Write, Read, Send, Write, WriteImm, Write].map(entry).to_vec();
+        let mut backlog = Backlog { sends, ..Backlog::default() };
+        assert_eq!(backlog.messages(), Messages { all: 5, receives: 2 });
+        let marked = |backlog: &mut Backlog, done| {
+            backlog.mark_executed(done);
+            backlog.sends.iter().map(|e| e.executed).collect::<Vec<_>>()
+        };
+        let (t, f) = (true, false);
+        assert_eq!(marked(&mut backlog, PeerDone::Receives(0)), [f; 6]);
+        assert_eq!(marked(&mut backlog, PeerDone::Receives(1)), [t, f, t, f, f, f]);
+        assert_eq!(marked(&mut backlog, PeerDone::Receives(2)), [t, f, t, t, t, f]);
+        assert_eq!(marked(&mut backlog, PeerDone::Messages(2)), [t, f, t, f, f, f]);
+        assert_eq!(marked(&mut backlog, PeerDone::Messages(5)), [t, f, t, t, t, t]);
+        assert!(backlog.unsafe_to_replay(PeerDone::Receives(2)), "the last WRITE may have run");
+        backlog.sends.pop();
+        backlog.sends.remove(1); // the READ is marked, too
+        assert!(!backlog.unsafe_to_replay(PeerDone::Receives(2)));
+    }
 }

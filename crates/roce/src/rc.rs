@@ -105,8 +105,8 @@ impl RcQp {
             outstanding_sends: self.requester.ring.len(),
             outstanding_recvs: self.responder.receiver.queue.len(),
             advanced: self.requester.advanced(),
-            executed: self.responder.executed(),
-            completed: self.requester.completed(),
+            executed: self.responder.executed().all,
+            completed: self.requester.completed().all,
             waiting_rnr: self.requester.waiting_rnr(),
             keys_changed: self.changed_keys(),
             first_moved_us: self.first_moved_us,
@@ -495,7 +495,7 @@ impl RcQp {
     /// Stops the QP until it is reset, and takes out what is outstanding. No later packet changes memory or completes a WR.
     pub fn quiesce(&mut self) -> Backlog {
         let (executed, keys_changed) = (self.responder.executed(), self.changed_keys());
-        let mut backlog = Backlog { executed, keys_changed, ..Backlog::default() };
+        let mut backlog = Backlog { executed, exact: true, keys_changed, ..Backlog::default() };
         self.requester.quiesce(&mut backlog);
         backlog.recvs = self.responder.receiver.queue.entries();
         self.responder.receiver.queue.clear();

@@ -30,6 +30,7 @@ mod room;
 
 pub use room::RoundTrip;
 
+use crate::backlog::Messages;
 use crate::early::EARLY_PACKETS;
 use crate::encoding::{psn_add, psn_ahead, psn_diff};
 use crate::io::{Completions, PacketSink, Payload, SinkError};
@@ -123,7 +124,7 @@ pub(crate) struct Requester {
     /// An entry that cannot be sent, and why.
     unsendable: Option<(u64, WcStatus)>,
     advanced: u64,
-    completed: u64,
+    completed: Messages,
 }
 
 impl Requester {
@@ -167,7 +168,7 @@ impl Requester {
             rnr_until: None,
             unsendable: None,
             advanced: 0,
-            completed: 0,
+            completed: Messages::default(),
         }
     }
 
@@ -175,7 +176,7 @@ impl Requester {
     pub(crate) fn reset(&mut self) {
         self.clear();
         self.advanced = 0;
-        self.completed = 0;
+        self.completed = Messages::default();
         self.window = Window::new(self.cwnd_max);
         self.rtt = RoundTrip::default();
         (self.last_rtt_us, self.others_wait_us) = (0, 0);
@@ -198,7 +199,7 @@ impl Requester {
         self.advanced
     }
 
-    pub(crate) fn completed(&self) -> u64 {
+    pub(crate) fn completed(&self) -> Messages {
         self.completed
     }
 

@@ -19,6 +19,7 @@
 //! Failures of the peer's making (a bad key, a bad sequence, more than the receive holds) are answered with a NAK and end the QP;
 //! the NAK is given again for every later request, since the first may be lost.
 
+use crate::backlog::Messages;
 use crate::early::{in_reach, Early, MAP_BYTES};
 use crate::encoding::{psn_add, psn_ahead, psn_diff, NakCode, Syndrome};
 use crate::inbound::{check_remote, Receiver, Refusal};
@@ -107,7 +108,7 @@ pub(crate) struct Responder {
     /// The NAK that ended the QP.
     fatal: Option<(u32, NakCode)>,
     reads: ReadQueue,
-    executed: u64,
+    executed: Messages,
 }
 
 impl Responder {
@@ -125,7 +126,7 @@ impl Responder {
             early_psn: 0,
             fatal: None,
             reads: ReadQueue::default(),
-            executed: 0,
+            executed: Messages::default(),
         }
     }
 
@@ -139,7 +140,7 @@ impl Responder {
         self.stop();
         self.fatal = None;
         self.msn = 0;
-        self.executed = 0;
+        self.executed = Messages::default();
     }
 
     /// Sets the first PSN and the number of READs, for state RTR.
@@ -175,7 +176,7 @@ impl Responder {
         }
     }
 
-    pub(crate) fn executed(&self) -> u64 {
+    pub(crate) fn executed(&self) -> Messages {
         self.executed
     }
 
@@ -355,10 +356,11 @@ impl Responder {
         match packet.bth.opcode.op {
             Op::ReadRequest => return self.read(packet, link, mem),
             Op::CompareSwap | Op::FetchAdd => self.atomic(packet, link, mem)?,
-            _ => {
+            op => {
                 if self.receiver.execute(packet, link, mem, out)? {
                     self.msn = psn_add(self.msn, 1);
-                    self.executed += 1;
+                    let receives = u64::from(!matches!(op, Op::WriteLast | Op::WriteOnly));
+                    self.executed += Messages { all: 1, receives };
                 }
             }
         }

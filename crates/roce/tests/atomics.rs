@@ -111,9 +111,9 @@ fn an_atomic_that_may_have_left_is_never_sent_by_another_qp() {
     p.run();
     let backlog = p.ends[0].qp.quiesce();
     assert_eq!(backlog.sends.iter().filter(|s| s.started).count(), 4);
-    assert!(backlog.unsafe_to_replay(0));
+    assert!(backlog.unsafe_to_replay(PeerDone::Messages(0)));
     // Those that have not left may go.
     let fresh = Backlog { sends: backlog.sends[4..].to_vec(), ..Backlog::default() };
-    assert!(!fresh.unsafe_to_replay(0));
+    assert!(!fresh.unsafe_to_replay(PeerDone::Messages(0)));
     assert_eq!((backlog.sends[4].compare_add, backlog.sends[4].remote_addr), (5, va(COUNTERS, 0)));
 }

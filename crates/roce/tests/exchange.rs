@@ -54,8 +54,8 @@ fn switch(pair: &mut Pair, counts: &mut [(u64, u64); 2], mtu: Mtu) -> u32 {
             assert_eq!(end.qp.failure(), Some(WcStatus::FatalErr));
         }
         let backlog = end.qp.quiesce();
-        count.0 += backlog.executed;
-        count.1 += backlog.completed;
+        count.0 += backlog.executed.all;
+        count.1 += backlog.completed.all;
         backlogs.push(backlog);
     }
     let mut replayed = 0;
@@ -65,8 +65,8 @@ fn switch(pair: &mut Pair, counts: &mut [(u64, u64); 2], mtu: Mtu) -> u32 {
         let wcs = &mut pair.ends[i].wcs;
         qp.modify(&init(), wcs).unwrap();
         let peer_done = counts[1 - i].0 - counts[i].1;
-        assert!(!backlogs[i].unsafe_to_replay(peer_done));
-        let replay = backlogs[i].mark_executed(peer_done);
+        assert!(!backlogs[i].unsafe_to_replay(PeerDone::Messages(peer_done)));
+        let replay = backlogs[i].mark_executed(PeerDone::Messages(peer_done));
         qp.adopt(&backlogs[i]).unwrap();
         assert_eq!(replay.marked, peer_done, "the peer cannot have executed what is not outstanding");
         replayed += replay.replayed;

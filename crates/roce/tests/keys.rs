@@ -154,7 +154,10 @@ fn over_a_bad_network_a_key_is_invalidated_once() {
 #[test]
 fn a_qp_that_changed_keys_stays_where_it_is() {
     let mut p = pair(true);
-    assert!(!p.ends[0].qp.clone().quiesce().unsafe_to_replay(0) && !p.ends[1].qp.clone().quiesce().unsafe_to_replay(0));
+    assert!(
+        !p.ends[0].qp.clone().quiesce().unsafe_to_replay(PeerDone::Messages(0))
+            && !p.ends[1].qp.clone().quiesce().unsafe_to_replay(PeerDone::Messages(0))
+    );
     let room = [sge(DST, 0, 1000)];
     p.ends[1].qp.post_recv(&RecvWr { wr_id: 8, sges: &room }, &mut p.ends[1].wcs).unwrap();
     p.post(0, &invalidate(1, SendOpcode::SendInv, WINDOW, &[]));
@@ -162,9 +165,9 @@ fn a_qp_that_changed_keys_stays_where_it_is() {
     for i in 0..2 {
         assert!(p.ends[i].qp.changed_keys(), "end {i}");
         let backlog = p.ends[i].qp.quiesce();
-        assert!(backlog.unsafe_to_replay(1), "end {i}");
+        assert!(backlog.unsafe_to_replay(PeerDone::Messages(1)), "end {i}");
         let mut next = RcQp::new(config(77, true));
         next.adopt(&backlog).unwrap();
-        assert!(next.quiesce().unsafe_to_replay(1), "end {i}");
+        assert!(next.quiesce().unsafe_to_replay(PeerDone::Messages(1)), "end {i}");
     }
 }

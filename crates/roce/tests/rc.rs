@@ -76,19 +76,19 @@ fn no_replay_is_refused_once_it_may_have_left() {
     let marked = SendWr { flags: SendFlags::SIGNALED.with(SendFlags::NO_REPLAY), ..write(2, 8) };
     p.post(0, &read(1, 8));
     p.post(0, &marked);
-    assert!(!p.ends[0].qp.clone().quiesce().unsafe_to_replay(0), "nothing has left");
+    assert!(!p.ends[0].qp.clone().quiesce().unsafe_to_replay(PeerDone::Messages(0)), "nothing has left");
     p.transmit();
     let mut backlog = p.ends[0].qp.quiesce();
-    assert!(backlog.unsafe_to_replay(0));
-    assert!(!backlog.unsafe_to_replay(1), "the READ does not count, the WRITE is executed");
-    assert_eq!(backlog.mark_executed(5), Replay { marked: 1, replayed: 1 });
+    assert!(backlog.unsafe_to_replay(PeerDone::Messages(0)));
+    assert!(!backlog.unsafe_to_replay(PeerDone::Messages(1)), "the READ does not count, the WRITE is executed");
+    assert_eq!(backlog.mark_executed(PeerDone::Messages(5)), Replay { marked: 1, replayed: 1 });
     // The marks outlive the QP.
     let mut fresh = RcQp::new(config(20, true));
     fresh.adopt(&backlog).unwrap();
     let mut again = fresh.quiesce();
     assert_eq!(again.sends, backlog.sends);
-    assert!(again.unsafe_to_replay(0));
-    assert_eq!(again.mark_executed(0), Replay { marked: 0, replayed: 2 });
+    assert!(again.unsafe_to_replay(PeerDone::Messages(0)));
+    assert_eq!(again.mark_executed(PeerDone::Messages(0)), Replay { marked: 0, replayed: 2 });
 }
 
 #[test]

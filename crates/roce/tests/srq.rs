@@ -86,7 +86,7 @@ fn fresh(p: &mut Pair, i: usize, qpn: u32, queue: &Arc<Queue>, backlog: Option<(
     qp.modify(&init(), wcs).unwrap();
     if let Some((backlog, peer_done)) = backlog {
         let mut backlog = backlog.clone();
-        assert_eq!(backlog.mark_executed(peer_done).marked, peer_done);
+        assert_eq!(backlog.mark_executed(PeerDone::Messages(peer_done)).marked, peer_done);
         qp.adopt(&backlog).unwrap();
     }
     connect(&mut qp, wcs, peer, 77, 77, Mtu::B1024);
@@ -301,8 +301,8 @@ fn switch(p: &mut Pair, queue: &Arc<Queue>, counts: &mut (u64, u64)) {
         p.ends[i].qp.quiesce()
     });
     assert!(backlogs[1].recvs.is_empty(), "an SRQ's receives are no QP's to carry away");
-    counts.0 += backlogs[1].executed;
-    counts.1 += backlogs[0].completed;
+    counts.0 += backlogs[1].executed.all;
+    counts.1 += backlogs[0].completed.all;
     let qpn = 100 * p.life;
     fresh(p, 0, qpn, queue, Some((&backlogs[0], counts.0 - counts.1)));
     fresh(p, 1, qpn, queue, Some((&backlogs[1], 0)));

@@ -114,8 +114,12 @@ impl Shell for Hands<'_> {
         self.qp.core.device(*self.nic).is_some()
     }
 
-    fn quiesce(&mut self) -> std::result::Result<Backlog, QuiesceError> {
-        self.phys.quiesce().map_err(|_| QuiesceError)
+    fn quiesce(&mut self) -> std::result::Result<Option<Backlog>, QuiesceError> {
+        match self.phys.quiesce() {
+            Ok(work) => Ok(Some(work)),
+            Err(e) if e.errno() == libc::EAGAIN => Ok(None),
+            Err(_) => Err(QuiesceError),
+        }
     }
 
     fn open(&mut self, path: SlotPath, recvs: &Backlog) -> std::result::Result<Opened, OpenError> {

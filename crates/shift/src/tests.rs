@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use unbroken_path::message::{Body, Hello, Probe, Refuse, RefuseReason};
 use unbroken_path::seal::Key;
 use unbroken_path::{Endpoint, Message, SlotPath, SlotTable};
-use unbroken_roce::Progress;
+use unbroken_roce::{Messages, Progress};
 use unbroken_telemetry::Runtime;
 use unbroken_types::{Access, Gid, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
@@ -318,8 +318,9 @@ impl World {
             mtu: Mtu::B1024,
             heard: false,
             waiting: true,
-            executed: 0,
-            completed: 0,
+            executed: Messages::default(),
+            exact: true,
+            completed: Messages::default(),
         })
     }
 

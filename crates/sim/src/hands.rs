@@ -65,12 +65,12 @@ impl Shell for Hands<'_> {
         life.is_some_and(|l| self.world.net.nic_works(self.host, l.nic))
     }
 
-    fn quiesce(&mut self) -> Result<Backlog, QuiesceError> {
+    fn quiesce(&mut self) -> Result<Option<Backlog>, QuiesceError> {
         let ghost = self.world.mutant == Mutant::NoQuiesce;
         let Some(life) = self.life().filter(|l| !l.over) else { return Err(QuiesceError) };
         life.over = true;
         // The mutant leaves it running, as a product would that forgets to stop it.
-        Ok(if ghost { life.qp.clone().quiesce() } else { life.qp.quiesce() })
+        Ok(Some(if ghost { life.qp.clone().quiesce() } else { life.qp.quiesce() }))
     }
 
     fn open(&mut self, path: SlotPath, recvs: &Backlog) -> Result<Opened, OpenError> {

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use std::net::UdpSocket;
 use std::sync::Arc;
-use unbroken_roce::SendEntry;
+use unbroken_roce::{PeerDone, SendEntry};
 use unbroken_types::{QpState, SendOpcode, WcStatus};
 use unbroken_verbs::{Device, DeviceEvent, DeviceQp, QpModify, RcModify};
 
@@ -158,11 +158,11 @@ fn a_stream_moves_to_another_nic() {
     p.world.fault("nic a/0 dead");
     a.events.wait(|e| matches!(e, DeviceEvent::QpFailed { .. }));
     let (mut old_a, old_b) = (p.qa.quiesce().unwrap(), p.qb.quiesce().unwrap());
-    assert_eq!((old_a.sends.len(), old_a.completed, old_b.executed, old_b.recvs.len()), (5, 10, 15, 5));
+    assert_eq!((old_a.sends.len(), old_a.completed.all, old_b.executed.all, old_b.recvs.len()), (5, 10, 15, 5));
     let (qa, qb) = (fresh(&a, &a1), fresh(&p.b, &b1));
-    let peer_done = old_b.executed - old_a.completed;
-    assert!(!old_a.unsafe_to_replay(peer_done));
-    assert_eq!(old_a.mark_executed(peer_done).replayed, 0);
+    let peer_done = old_b.executed.all - old_a.completed.all;
+    assert!(!old_a.unsafe_to_replay(PeerDone::Messages(peer_done)));
+    assert_eq!(old_a.mark_executed(PeerDone::Messages(peer_done)).replayed, 0);
     // Posted while there is no QP that could take it.
     for i in 15..20 {
         old_a.sends.push(SendEntry::from(&send(i, &[a.sge(i as usize * 8, 8)])));

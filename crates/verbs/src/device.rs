@@ -267,7 +267,8 @@ pub trait DeviceQp: Send + Sync {
 pub trait HoldingQp: DeviceQp {
     /// How far both halves are.
     fn progress(&self) -> Progress;
-    /// Stops the QP for ever and takes out what is outstanding. No later packet changes memory or completes a WR of it.
+    /// Stops the QP for ever and takes out what is outstanding. No later packet changes memory or completes a WR of it. EAGAIN: that is
+    /// under way, and takes time; ask again.
     fn quiesce(&self) -> Result<Backlog>;
     /// Puts outstanding receives into a fresh QP (RESET, INIT or RTR), before one is posted to it; sends likewise, and only those that
     /// are not marked as executed are sent once it is in RTS.

@@ -4,7 +4,7 @@ use super::*;
 use crate::config::Config;
 use crate::message::{Endpoint, Hello};
 use crate::slots::SlotTable;
-use unbroken_roce::SendWr;
+use unbroken_roce::{Messages, SendWr};
 use unbroken_types::{Gid, Mtu, SendFlags, SendOpcode};
 
 const CAPS: QpCaps = QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
@@ -15,13 +15,13 @@ struct Fake {
     state: QpState,
     sends: Vec<SendEntry>,
     recvs: Vec<RecvEntry>,
-    executed: u64,
-    completed: u64,
     app: RcModify,
     /// NICs that work.
     works: Vec<bool>,
     nic: usize,
     can_quiesce: bool,
+    /// It takes until then to stop.
+    stops_at_us: u64,
     refuses: Option<&'static str>,
     qpn: u32,
     sent: Vec<Message>,
@@ -37,12 +37,11 @@ impl Fake {
             state: QpState::Rts,
             sends: Vec::new(),
             recvs: Vec::new(),
-            executed: 0,
-            completed: 0,
             app: RcModify { state: Some(QpState::Rts), ..RcModify::default() },
             works: vec![true; 2],
             nic: 0,
             can_quiesce: true,
+            stops_at_us: 0,
             refuses: None,
             qpn: 100,
             sent: Vec::new(),
@@ -78,15 +77,17 @@ impl Shell for Fake {
     fn nic_works(&self) -> bool {
         self.works[self.nic]
     }
-    fn quiesce(&mut self) -> Result<Backlog, QuiesceError> {
+    fn quiesce(&mut self) -> Result<Option<Backlog>, QuiesceError> {
         if !self.can_quiesce {
             return Err(QuiesceError);
+        }
+        if self.stops_at_us > self.now_us {
+            return Ok(None);
         }
         self.log.push("quiesce");
         self.state = QpState::Err;
         let (sends, recvs) = (std::mem::take(&mut self.sends), std::mem::take(&mut self.recvs));
-        let (executed, completed) = (std::mem::take(&mut self.executed), std::mem::take(&mut self.completed));
-        Ok(Backlog { sends, recvs, executed, completed, keys_changed: false })
+        Ok(Some(Backlog { sends, recvs, exact: true, ..Backlog::default() }))
     }
     fn open(&mut self, path: SlotPath, recvs: &Backlog) -> Result<Opened, OpenError> {
         self.take("open").map_err(|_| OpenError)?;
@@ -191,8 +192,18 @@ fn blank() -> SendWr<'static> {
 fn answer(executor: &mut Executor, shell: &mut Fake, executed: u64, heard: bool) {
     let epoch = executor.lqp().epoch();
     let path = executor.lqp().path().expect("a path").mirrored();
-    let hello =
-        Hello { epoch, path, fresh_qpn: 55, psn: 9, mtu: Mtu::B1024, heard, waiting: !heard, executed, completed: 0 };
+    let hello = Hello {
+        epoch,
+        path,
+        fresh_qpn: 55,
+        psn: 9,
+        mtu: Mtu::B1024,
+        heard,
+        waiting: !heard,
+        executed: Messages::writes(executed),
+        exact: true,
+        completed: Messages::default(),
+    };
     let message = Message { from: endpoint(2), to: endpoint(1), body: Body::Hello(hello) };
     executor.message(shell, &message);
 }
@@ -202,7 +213,6 @@ fn work_is_held_between_two_paths_and_given_in_order_to_the_next() {
     let (mut e, mut s) = (end(1), Fake::new());
     s.sends = vec![write(1), write(2)];
     s.recvs = vec![RecvEntry { wr_id: 10, sges: vec![] }];
-    s.completed = 0;
     assert!(e.hold_sends(&CAPS, &SendWr { wr_id: 3, ..blank() }).is_none(), "the physical QP takes it");
     s.works[0] = false;
     e.suspect(&mut s, Reason::DeviceFatal);
@@ -263,6 +273,33 @@ fn a_qp_that_cannot_be_stopped_fails_and_what_waits_is_flushed_behind() {
     e.suspect(&mut s, Reason::QpFailed(WcStatus::RetryExcErr));
     assert_eq!(s.wcs, [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
     assert_eq!((s.ended, s.log), (Some(Ended::GivenUp), vec!["gives up"]));
+}
+
+#[test]
+fn a_qp_that_takes_its_time_to_stop_is_asked_again() {
+    let (mut e, mut s) = (end(1), Fake::new());
+    s.sends = vec![write(1)];
+    s.stops_at_us = 20_000;
+    e.suspect(&mut s, Reason::Stall);
+    let mut looks = 0;
+    while s.log.is_empty() {
+        s.now_us = e.deadline_us().expect("it is asked again");
+        e.tick(&mut s);
+        looks += 1;
+    }
+    assert!((20_000..25_000).contains(&s.now_us) && looks < 30, "{} us, {looks} looks", s.now_us);
+    answer(&mut e, &mut s, 0, true);
+    assert_eq!((s.state, s.ids()), (QpState::Rts, vec![1]));
+    // One that never stops fails by the deadline of the step.
+    let (mut e, mut s) = (end(1), Fake::new());
+    (s.sends, s.stops_at_us) = (vec![write(1)], u64::MAX);
+    e.suspect(&mut s, Reason::QpFailed(WcStatus::RetryExcErr));
+    while s.ended.is_none() {
+        s.now_us = e.deadline_us().expect("there is a deadline");
+        e.tick(&mut s);
+    }
+    assert_eq!(s.wcs, [(1, WcStatus::RetryExcErr)]);
+    assert!(s.now_us < 6_000_000);
 }
 
 #[test]

@@ -60,7 +60,7 @@ impl LogicalQp {
         }
         let path = self.slots.get(slot_of(hello.epoch)).map(SlotPath::mirrored);
         let contradicts = self.peer_hello.is_some_and(|h| {
-            let told = |h: &Hello| (h.fresh_qpn, h.psn, h.mtu, h.executed, h.completed);
+            let told = |h: &Hello| (h.fresh_qpn, h.psn, h.mtu, h.executed, h.exact, h.completed);
             h.epoch == hello.epoch && told(&h) != told(&hello)
         });
         let too_far = hello.epoch > self.epoch + MAX_EPOCH_JUMP;
@@ -180,6 +180,7 @@ impl LogicalQp {
             heard: matches!(self.state, State::Connected | State::Active),
             waiting: self.state != State::Active,
             executed: self.executed,
+            exact: self.exact,
             completed: self.completed,
         };
         self.send_body(Body::Hello(hello), via);

@@ -13,6 +13,7 @@ use crate::message::Message;
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{Hash, Hasher};
+use unbroken_roce::PeerDone;
 
 /// The limits of an exploration.
 #[derive(Clone, Copy)]
@@ -164,7 +165,8 @@ impl World {
                     let (executed, completed) = (d.life_received, d.life_completed);
                     let outstanding = self.limits.messages - d.completed;
                     (d.life_received, d.life_completed, d.receives, d.sends) = (0, 0, false, false);
-                    let life = Quiesced { executed, completed, outstanding, progressed: true };
+                    let [executed, completed, outstanding] = [executed, completed, outstanding].map(Messages::writes);
+                    let life = Quiesced { executed, exact: true, completed, outstanding, progressed: true };
                     self.ends[i].handle_quiesced(now_us, Ok(life));
                 }
                 Action::Open { epoch, .. } => {
@@ -173,6 +175,7 @@ impl World {
                 }
                 Action::CheckReplay { epoch, .. } => self.ends[i].handle_check(now_us, epoch, true),
                 Action::Connect { peer_done, .. } => {
+                    let PeerDone::Messages(peer_done) = peer_done else { panic!("counts are exact here") };
                     d.completed += peer_done; // they complete without the wire
                     d.life_completed = peer_done;
                     d.sent = d.completed;

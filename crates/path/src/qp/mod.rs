@@ -45,6 +45,7 @@ use crate::config::{Config, Counters};
 use crate::message::{Endpoint, Hello, RefuseReason};
 use crate::slots::{Belief, SlotPath, SlotTable, SLOTS};
 use std::collections::VecDeque;
+use unbroken_roce::Messages;
 use unbroken_types::{Mtu, WcStatus};
 
 /// Sends that may wait to be fetched; more are dropped, as the network may drop them. Other actions are few: each needs an
@@ -112,10 +113,12 @@ pub struct LogicalQp {
     state: State,
     epoch: u64,
     /// Totals over the lives that ended.
-    executed: u64,
-    completed: u64,
-    /// Outstanding sends that await no data when the last life ended.
-    outstanding: u64,
+    executed: Messages,
+    /// All lives that ended have counted exactly.
+    exact: bool,
+    completed: Messages,
+    /// Outstanding messages when the last life ended.
+    outstanding: Messages,
     fresh: Opened,
     /// The newest Hello of the peer, if its epoch is ours or higher.
     peer_hello: Option<Hello>,
@@ -160,9 +163,10 @@ impl LogicalQp {
             distinct,
             state: State::Active,
             epoch: 0,
-            executed: 0,
-            completed: 0,
-            outstanding: 0,
+            executed: Messages::default(),
+            exact: true,
+            completed: Messages::default(),
+            outstanding: Messages::default(),
             fresh: Opened { qpn: 0, psn: 0, mtu: Mtu::B256 },
             peer_hello: None,
             peer_closed: false,
@@ -221,12 +225,12 @@ impl LogicalQp {
     pub fn peer(&self) -> Endpoint {
         self.peer
     }
-    /// Messages awaiting no data that our responder executed in the lives that ended.
-    pub fn executed(&self) -> u64 {
+    /// Messages that our responder executed in the lives that ended.
+    pub fn executed(&self) -> Messages {
         self.executed
     }
-    /// Our own messages awaiting no data that completed in the lives that ended.
-    pub fn completed(&self) -> u64 {
+    /// Our own messages that completed in the lives that ended.
+    pub fn completed(&self) -> Messages {
         self.completed
     }
     /// The switch that is under way, or that has failed.

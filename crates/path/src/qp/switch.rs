@@ -5,6 +5,7 @@ use crate::action::{Action, FailCause, OpenError, Opened, QuiesceError, Quiesced
 use crate::config::Mutation;
 use crate::message::{Hello, RefuseReason};
 use crate::slots::{slot_of, Belief, SLOTS};
+use unbroken_roce::{Messages, PeerDone};
 use unbroken_types::WcStatus;
 
 /// Fresh lives of a wedged QP on the same path, while nothing moves.
@@ -49,6 +50,7 @@ impl LogicalQp {
     pub(super) fn on_quiesced(&mut self, now_us: u64, result: Result<Quiesced, QuiesceError>) {
         let Ok(life) = result else { return self.fail(now_us, FailCause::CannotQuiesce) };
         self.executed += life.executed;
+        self.exact &= life.exact;
         self.completed += life.completed;
         self.outstanding = life.outstanding;
         if let Some(chain) = self.chain.as_mut().filter(|_| life.progressed) {
@@ -148,7 +150,14 @@ impl LogicalQp {
         if self.config.mutation == Mutation::Early {
             self.send_hello(now_us, self.slot());
             let (epoch, mtu, psn) = (self.epoch, self.fresh.mtu, self.fresh.psn);
-            self.actions.push_back(Action::Connect { epoch, peer_qpn: 0, sq_psn: psn, rq_psn: 0, mtu, peer_done: 0 });
+            self.actions.push_back(Action::Connect {
+                epoch,
+                peer_qpn: 0,
+                sq_psn: psn,
+                rq_psn: 0,
+                mtu,
+                peer_done: PeerDone::Messages(0),
+            });
             return self.start(now_us);
         }
         match self.peer_hello {
@@ -161,10 +170,20 @@ impl LogicalQp {
     pub(super) fn weigh_hello(&mut self, now_us: u64) {
         let Some(hello) = self.peer_hello.filter(|h| h.epoch == self.epoch) else { return };
         let counted = self.config.mutation != Mutation::NoCounts;
-        if counted && (hello.executed < self.completed || hello.completed > self.executed) {
+        // Each end's executed against the other's completed, by what the one that executed can count.
+        let lost = |executed: Messages, exact: bool, completed: Messages| match exact {
+            true => executed.all < completed.all,
+            false => executed.receives < completed.receives,
+        };
+        let exact = self.counts_exactly(&hello);
+        let inconsistent =
+            lost(hello.executed, exact, self.completed) || lost(self.executed, self.exact, hello.completed);
+        if counted && inconsistent {
             return self.fail(now_us, FailCause::Inconsistent);
         }
-        if counted && hello.executed > self.completed + self.outstanding {
+        let mut most = self.completed;
+        most += self.outstanding;
+        if counted && lost(most, exact, hello.executed) {
             self.counters.impossible += 1;
             self.peer_hello = None;
             self.refuse(RefuseReason::Impossible);
@@ -176,11 +195,17 @@ impl LogicalQp {
         self.actions.push_back(Action::CheckReplay { epoch, peer_done });
     }
 
-    /// Of our outstanding sends that await no data, how many the peer has executed.
-    fn peer_done(&self) -> u64 {
-        match self.peer_hello {
-            Some(h) if self.config.mutation != Mutation::NoCounts => h.executed.saturating_sub(self.completed),
-            _ => 0,
+    /// Whether the peer has counted all that it has executed.
+    fn counts_exactly(&self, hello: &Hello) -> bool {
+        hello.exact || self.config.mutation == Mutation::NoCountKind
+    }
+
+    /// What the peer has executed of our outstanding sends.
+    fn peer_done(&self) -> PeerDone {
+        match self.peer_hello.filter(|_| self.config.mutation != Mutation::NoCounts) {
+            Some(h) if self.counts_exactly(&h) => PeerDone::Messages(h.executed.all.saturating_sub(self.completed.all)),
+            Some(h) => PeerDone::Receives(h.executed.receives.saturating_sub(self.completed.receives)),
+            None => PeerDone::Messages(0),
         }
     }
 
@@ -200,7 +225,7 @@ impl LogicalQp {
         }
     }
 
-    fn connect(&mut self, hello: Hello, peer_done: u64) {
+    fn connect(&mut self, hello: Hello, peer_done: PeerDone) {
         self.actions.push_back(Action::Connect {
             epoch: self.epoch,
             peer_qpn: hello.fresh_qpn,

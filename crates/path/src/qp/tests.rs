@@ -5,6 +5,7 @@ use super::*;
 use crate::action::{Action, FailCause};
 use crate::message::{Body, Message};
 use crate::slots::slot_of;
+use unbroken_roce::PeerDone;
 
 fn endpoint(n: u8) -> Endpoint {
     Endpoint {
@@ -101,8 +102,20 @@ fn pair(rails: u8) -> ((LogicalQp, Shell), (LogicalQp, Shell)) {
 #[test]
 fn one_end_switches_and_the_other_follows_with_few_messages() {
     let (mut a, mut b) = pair(2);
-    a.1.life = Quiesced { executed: 3, completed: 5, outstanding: 4, progressed: true };
-    b.1.life = Quiesced { executed: 7, completed: 3, outstanding: 0, progressed: true };
+    a.1.life = Quiesced {
+        executed: Messages::writes(3),
+        completed: Messages::writes(5),
+        outstanding: Messages::writes(4),
+        progressed: true,
+        exact: true,
+    };
+    b.1.life = Quiesced {
+        executed: Messages::writes(7),
+        completed: Messages::writes(3),
+        outstanding: Messages::writes(0),
+        progressed: true,
+        exact: true,
+    };
     a.0.suspect(100, 0, Reason::DeviceFatal);
     settle(100, &mut a, &mut b);
     assert_eq!((a.0.state(), b.0.state(), a.0.epoch(), b.0.epoch()), (State::Active, State::Active, 1, 1));
@@ -112,13 +125,13 @@ fn one_end_switches_and_the_other_follows_with_few_messages() {
         _ => panic!("not connected"),
     };
     let (ca, cb) = (connect(&a.1), connect(&b.1));
-    assert_eq!((ca.0, cb.0), (2, 0));
+    assert_eq!((ca.0, cb.0), (PeerDone::Messages(2), PeerDone::Messages(0)));
     assert_eq!((ca.1, ca.2), (cb.2, cb.1), "each expects the PSN that the other sends");
     let Some(Action::Report(r)) = a.1.log.iter().find(|x| matches!(x, Action::Report(_))) else { panic!() };
     assert_eq!((r.from_slot, r.to_slot, r.detected_us, r.epochs), (0, 1, 100, 1));
     assert_eq!(r.on_path_since_us, 0, "when it was connected");
-    a.1.life = Quiesced { completed: 6, progressed: true, ..Quiesced::default() };
-    b.1.life = Quiesced { executed: 4, progressed: true, ..Quiesced::default() };
+    a.1.life = Quiesced { completed: Messages::writes(6), progressed: true, exact: true, ..Quiesced::default() };
+    b.1.life = Quiesced { executed: Messages::writes(4), progressed: true, exact: true, ..Quiesced::default() };
     a.0.suspect(300, 1, Reason::Stall);
     settle(300, &mut a, &mut b);
     let Some(Action::Report(r)) = a.1.log.iter().rfind(|x| matches!(x, Action::Report(_))) else { panic!() };
@@ -151,7 +164,7 @@ fn both_at_once_and_from_different_beliefs() {
 fn sending_waits_until_the_peer_is_ready_and_has_found_it_safe() {
     let (mut a, mut b) = pair(2);
     b.1.safe = false;
-    a.1.life = Quiesced { outstanding: 1, ..Quiesced::default() };
+    a.1.life = Quiesced { outstanding: Messages::writes(1), exact: true, ..Quiesced::default() };
     a.0.suspect(0, 0, Reason::QpFailed(WcStatus::RetryExcErr));
     settle(0, &mut a, &mut b);
     assert_eq!(a.1.failed().unwrap().0, WcStatus::RetryExcErr);
@@ -208,11 +221,39 @@ fn a_lost_heard_is_repaired_by_repetition_or_by_data() {
     }
 }
 
+/// A peer that counts receives only: what is behind the last of them is not known to have run, and what is before it is.
+#[test]
+fn a_peer_that_counts_receives_only_is_believed_that_far() {
+    let count = |all, receives| Messages { all, receives };
+    let (mut a, mut b) = pair(2);
+    // Of a's ten messages, four with receives: six with two completed; b has consumed three, and counts nothing else.
+    a.1.life = Quiesced { completed: count(6, 2), outstanding: count(4, 2), exact: true, ..Quiesced::default() };
+    b.1.life = Quiesced { executed: count(3, 3), exact: false, ..Quiesced::default() };
+    a.0.suspect(0, 0, Reason::Stall);
+    settle(0, &mut a, &mut b);
+    let done = |s: &Shell| {
+        s.log.iter().find_map(|x| match x {
+            Action::Connect { peer_done, .. } => Some(*peer_done),
+            _ => None,
+        })
+    };
+    assert_eq!((done(&a.1), done(&b.1)), (Some(PeerDone::Receives(1)), Some(PeerDone::Messages(0))));
+    // A receive that a has an acknowledgement for is missing at b.
+    let (mut a, mut b) = pair(2);
+    a.1.life = Quiesced { completed: count(6, 2), exact: true, ..Quiesced::default() };
+    b.1.life = Quiesced { executed: count(1, 1), exact: false, ..Quiesced::default() };
+    a.0.suspect(0, 0, Reason::Stall);
+    settle(0, &mut a, &mut b);
+    let failed = [&a, &b].map(|(q, s)| (q.state(), s.failed().map(|f| f.1)));
+    assert!(failed.iter().all(|f| f.0 == State::Failed), "{failed:?}");
+    assert!(failed.iter().any(|f| f.1 == Some(FailCause::Inconsistent)), "{failed:?}");
+}
+
 #[test]
 fn less_executed_than_acknowledged_fails_both_ends() {
     let (mut a, mut b) = pair(2);
-    a.1.life = Quiesced { completed: 5, ..Quiesced::default() };
-    b.1.life = Quiesced { executed: 4, ..Quiesced::default() };
+    a.1.life = Quiesced { completed: Messages::writes(5), exact: true, ..Quiesced::default() };
+    b.1.life = Quiesced { executed: Messages::writes(4), exact: true, ..Quiesced::default() };
     a.0.suspect(0, 0, Reason::PortDown);
     settle(0, &mut a, &mut b);
     assert_eq!(b.1.failed(), Some((WcStatus::RetryExcErr, FailCause::Inconsistent)));
@@ -248,7 +289,7 @@ fn impossible_stale_and_foreign_messages_change_nothing() {
     same(&mut b);
     assert_eq!((b.0.counters().wrong_incarnation, b.0.counters().misaddressed), (1, 1));
     // More executed than was ever outstanding: refused, and not believed.
-    b.0.handle_message(0, &with(Hello { executed: 17, ..h }));
+    b.0.handle_message(0, &with(Hello { executed: Messages::writes(17), exact: true, ..h }));
     b.1.drive(0, &mut b.0);
     assert_eq!((b.0.state(), b.0.counters().impossible), (State::Waiting, 4));
     b.1.sent.clear();
@@ -371,14 +412,14 @@ fn an_unanswered_question_has_a_deadline() {
 #[test]
 fn a_wedged_qp_gets_a_fresh_life_on_the_same_path_and_moves_if_that_is_in_vain() {
     let (mut a, mut b) = pair(2);
-    a.1.life = Quiesced { outstanding: 1, ..Quiesced::default() };
+    a.1.life = Quiesced { outstanding: Messages::writes(1), exact: true, ..Quiesced::default() };
     a.0.suspect(0, 0, Reason::Wedged(WcStatus::RetryExcErr));
     settle(0, &mut a, &mut b);
     assert_eq!((a.0.state(), b.0.state(), a.0.epoch(), b.0.epoch()), (State::Active, State::Active, 2, 2));
     assert_eq!(a.0.path(), Some(SlotPath { local: 0, remote: 0 }));
     for epoch in [2, 4] {
         assert_eq!(a.0.epoch(), epoch);
-        a.1.life = Quiesced { outstanding: 1, ..Quiesced::default() };
+        a.1.life = Quiesced { outstanding: Messages::writes(1), exact: true, ..Quiesced::default() };
         a.0.suspect(10, epoch, Reason::Wedged(WcStatus::RetryExcErr));
         settle(10, &mut a, &mut b);
     }
@@ -414,7 +455,13 @@ fn a_qp_connected_to_itself_switches() {
     let me = endpoint(0);
     let mut a = (LogicalQp::new(me, me, SlotTable::to_itself(0, 2), Config::default(), 0), Shell::new());
     (0..SLOTS as u8).for_each(|s| a.0.set_belief(0, s, Belief::Alive));
-    a.1.life = Quiesced { executed: 2, completed: 1, outstanding: 3, progressed: true };
+    a.1.life = Quiesced {
+        executed: Messages::writes(2),
+        completed: Messages::writes(1),
+        outstanding: Messages::writes(3),
+        progressed: true,
+        exact: true,
+    };
     a.0.suspect(0, 0, Reason::DeviceFatal);
     for _ in 0..10 {
         a.1.drive(0, &mut a.0);
@@ -427,7 +474,7 @@ fn a_qp_connected_to_itself_switches() {
     else {
         panic!("not connected")
     };
-    assert_eq!((sq_psn, *peer_done), (rq_psn, 1));
+    assert_eq!((sq_psn, *peer_done), (rq_psn, PeerDone::Messages(1)));
 }
 
 #[test]

@@ -221,9 +221,7 @@ impl Requester {
     fn complete(&mut self, wqe: &Wqe, out: &mut (impl Completions + ?Sized)) {
         self.ring.complete(out);
         self.assigned = self.assigned.max(self.ring.head);
-        if !wqe.opcode.awaits_data() {
-            self.completed += 1;
-        }
+        self.completed.count(wqe.opcode);
     }
 
     /// Something for `psn` has come, but not the answers for the READ in front, which were sent before it, as were all before `end`:
