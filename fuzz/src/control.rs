@@ -4,12 +4,13 @@
 //! what the QP asks. Whatever was said, there is no panic and:
 //! - the epoch only grows, and by no more than what is believed at once;
 //! - a life is connected and started once, in that order, and in the epoch of the QP;
+//! - what is fenced is released or moved, once;
 //! - of what is outstanding, no more is taken for executed than there is;
 //! - nothing is done after the end but answering, and the end comes once;
 //! - a QP that waits has a deadline;
 //! - a datagram with one bit changed does not open.
 
-use unbroken_path::message::{Body, Hello, Message, Probe, Refuse, RefuseReason};
+use unbroken_path::message::{Body, Hello, Message, Planned, Probe, Refuse, RefuseReason};
 use unbroken_path::seal::Key;
 use unbroken_path::{
     slot_of, Action, Belief, Config, Endpoint, LogicalQp, OpenError, Opened, QuiesceError, Quiesced, Reason, SlotPath,
@@ -42,7 +43,10 @@ pub mod step {
     pub const SHELL: u8 = 9;
     pub const CLOSE: u8 = 10;
     pub const RECONNECT: u8 = 11;
-    pub const COUNT: u8 = 12;
+    pub const PLANNED: u8 = 12;
+    pub const PLAN: u8 = 13;
+    pub const FENCE: u8 = 14;
+    pub const COUNT: u8 = 15;
 }
 
 /// The ends, for seeds too.
@@ -78,6 +82,8 @@ struct World {
     connected: Option<u64>,
     started: Option<u64>,
     over: bool,
+    /// What is posted is held on the old path.
+    fenced: bool,
 }
 
 /// Runs an input.
@@ -94,6 +100,7 @@ pub fn run(input: &[u8]) {
         connected: None,
         started: None,
         over: false,
+        fenced: false,
     };
     for path in (0..RAILS).flat_map(|l| (0..RAILS).map(move |r| SlotPath { local: l, remote: r })) {
         world.qp.set_path_belief(0, path, Belief::Alive);
@@ -174,8 +181,17 @@ impl World {
                 let [executed, completed, outstanding] =
                     [executed, completed, outstanding].map(|all: u64| Messages { all, receives: all / 2 });
                 let exact = arg & 16 == 0;
-                self.life = Quiesced { executed, exact, completed, outstanding, progressed: arg & 8 != 0 };
+                self.life = Quiesced { executed, exact, completed, outstanding, progressed: arg & 8 != 0, idle: false };
             }
+            step::PLANNED => {
+                let kind = [Planned::Propose, Planned::Drained, Planned::Cancel][usize::from(arg & 15) % 3];
+                let epoch = self.qp.epoch().saturating_add_signed(i64::from(bytes.u8() as i8));
+                self.hear(arg >> 4, Body::Planned(kind, epoch));
+            }
+            step::PLAN => {
+                self.qp.plan(self.now_us, Reason::Failback, |path| path.local == arg % RAILS);
+            }
+            step::FENCE => self.qp.handle_fence(self.now_us, arg & 1 != 0, arg & 2 != 0),
             step::CLOSE => self.qp.close(self.now_us),
             _ => self.qp.set_peer_connection(u32::from(arg)),
         }
@@ -272,8 +288,15 @@ impl World {
                 Action::Quiesce { epoch } => {
                     assert_eq!(epoch, self.qp.epoch());
                     self.outstanding = self.life.outstanding;
+                    self.fenced = false;
                     let life = if self.can & 1 != 0 { Ok(self.life) } else { Err(QuiesceError) };
                     self.qp.handle_quiesced(self.now_us, life);
+                }
+                Action::Fence { epoch } => {
+                    assert!(epoch == self.qp.epoch() && !std::mem::replace(&mut self.fenced, true));
+                }
+                Action::Release { epoch } => {
+                    assert!(epoch == self.qp.epoch() && std::mem::take(&mut self.fenced), "released unfenced");
                 }
                 Action::Open { epoch, .. } => {
                     self.next_qpn += 1;

@@ -12,6 +12,16 @@ pub enum Action {
         /// The epoch whose life ends.
         epoch: u64,
     },
+    /// Hold what is posted from now on, and say with `handle_fence` how the rest completes.
+    Fence {
+        /// The epoch of the life.
+        epoch: u64,
+    },
+    /// The planned switch is cancelled: post what was held.
+    Release {
+        /// The epoch of the life.
+        epoch: u64,
+    },
     /// Make a fresh physical QP (fresh QPN) on the local NIC of the slot, let it adopt what is outstanding, repost the receives,
     /// and answer with `handle_opened`. It neither sends nor receives yet.
     Open {
@@ -82,6 +92,10 @@ pub enum Reason {
     Wedged(WcStatus),
     /// The peer switched.
     Peer,
+    /// Its preferred path works again.
+    Failback,
+    /// It is to leave its NIC by choice.
+    Drain,
     /// The QP is connected where its number is not known to the network: its NIC is dead, or it was reset after it had moved.
     Connect,
 }
@@ -97,6 +111,8 @@ impl Reason {
             Reason::Stall => "stall",
             Reason::Wedged(_) => "wedged",
             Reason::Peer => "peer",
+            Reason::Failback => "failback",
+            Reason::Drain => "drain",
             Reason::Connect => "connect",
         }
     }
@@ -107,6 +123,7 @@ impl Reason {
             Reason::QpFailed(status) | Reason::Wedged(status) => status,
             Reason::DeviceFatal | Reason::PostFailed => WcStatus::FatalErr,
             Reason::PortDown | Reason::Stall | Reason::Peer | Reason::Connect => WcStatus::RetryExcErr,
+            Reason::Failback | Reason::Drain => WcStatus::RetryExcErr,
         }
     }
 }
@@ -173,6 +190,8 @@ pub struct Switched {
     pub started_us: u64,
     /// Epochs entered on the way: 1 unless paths failed in turn.
     pub epochs: u32,
+    /// It was planned: nothing had failed.
+    pub planned: bool,
 }
 
 /// A switch that has not come to its end, for whoever explains why it failed.
@@ -202,8 +221,10 @@ pub struct Quiesced {
     pub completed: Messages,
     /// Our own that are still outstanding, as the device holds them now.
     pub outstanding: Messages,
-    /// Whether anything moved in this life (READs count too), or nothing was there to be moved.
+    /// Whether anything moved in this life (READs count too).
     pub progressed: bool,
+    /// Nothing was there to be moved.
+    pub idle: bool,
 }
 
 /// The physical QP cannot be stopped with exact progress, so nothing may be replayed.

@@ -23,6 +23,10 @@ pub struct Config {
     pub epoch_pause_max_us: u64,
     /// A path that has carried the QP for this long counts as good, even when nothing was there to be moved.
     pub settle_us: u64,
+    /// The sends of a planned switch's fence may stand still for this long; then it is cancelled.
+    pub fence_us: u64,
+    /// A fence takes no longer than this.
+    pub fence_total_us: u64,
     /// Leaves a rule out, so that the tests can show that they would notice.
     #[doc(hidden)]
     pub mutation: Mutation,
@@ -42,6 +46,8 @@ impl Default for Config {
             max_epochs: 256,
             epoch_pause_max_us: 100_000,
             settle_us: 1_000_000,
+            fence_us: 50_000,
+            fence_total_us: 5_000_000,
             mutation: Mutation::None,
         }
     }
@@ -60,6 +66,10 @@ pub enum Mutation {
     Early,
     /// A Hello of a higher epoch is ignored.
     NoFollow,
+    /// A planned switch does not wait until its own sends are complete.
+    NoFence,
+    /// A planned switch does not wait until the peer's sends are complete.
+    FenceNotAwaited,
     /// A peer that counts receives only is taken for one that counts all.
     NoCountKind,
     /// What must not run twice is sent again like everything else.
@@ -87,6 +97,8 @@ pub struct Counters {
     pub misaddressed: u64,
     /// Suspicions of a life that was over already.
     pub stale_suspicions: u64,
+    /// Planned switches that were cancelled.
+    pub plans_cancelled: u64,
     /// Fresh physical QPs that could not be made.
     pub open_errors: u64,
     /// Control messages dropped because the shell does not fetch its actions.

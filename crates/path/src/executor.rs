@@ -9,6 +9,7 @@
 //! |             | sends                           | receives              |
 //! |-------------|---------------------------------|-----------------------|
 //! | `Active`    | in the physical QP              | in the physical QP    |
+//! | `Fencing`   | in the physical QP; a post is held | in the physical QP |
 //! | `Quiescing` | taken out, into `held`          | taken out, into `held` |
 //! | `Opening`, `Parked` | held; a post is appended | held; a post is appended |
 //! | `Waiting`, `Checking`, `Connected` | held; a post is appended | in the fresh physical QP |
@@ -42,6 +43,16 @@ const REPORT_WAIT_US: u64 = 1_000_000;
 const REPORT_LOOK_US: u64 = 500;
 /// See `REPORT_LOOK_US`.
 const REPORT_LOOK_MAX_US: u64 = 20_000;
+
+/// How often it is looked whether a fence is drained: first, and at most (it doubles).
+const FENCE_LOOK_US: u64 = 50;
+/// See `FENCE_LOOK_US`.
+const FENCE_LOOK_MAX_US: u64 = 1_000;
+
+/// After a planned switch that was cancelled the next is not tried before this time, which doubles each time.
+const PLAN_PAUSE_US: u64 = 100_000;
+/// See `PLAN_PAUSE_US`: at most.
+const PLAN_PAUSE_MAX_US: u64 = 10_000_000;
 
 /// A physical QP that takes its time to stop is asked so often: first, and at most (it doubles).
 const STOP_LOOK_US: u64 = 50;
@@ -82,6 +93,8 @@ pub trait Shell {
     fn open(&mut self, path: SlotPath, recvs: &Backlog) -> Result<Opened, OpenError>;
     /// Gives a fresh one (RTR) its sends.
     fn adopt(&mut self, sends: &Backlog) -> Result<(), StepError>;
+    /// Posts sends that were held, in their order.
+    fn post(&mut self, sends: &Backlog) -> Result<(), StepError>;
     /// Changes it. `remote` is the peer's NIC, where it is to be connected.
     fn modify(&mut self, change: &RcModify, remote: Option<u8>) -> Result<(), StepError>;
     /// Completes its first send with `status` and flushes the rest; only where it could not be quiesced, or not at once.
@@ -136,6 +149,15 @@ struct Pending {
     look_us: u64,
 }
 
+/// The watch over sends that shall complete.
+#[derive(Clone, Copy, Debug)]
+struct Fence {
+    advanced: u64,
+    outstanding: u32,
+    look_at_us: u64,
+    look_us: u64,
+}
+
 /// Work that no physical QP holds.
 #[derive(Clone, Debug, Default)]
 struct Held {
@@ -154,6 +176,10 @@ pub struct Executor {
     gave_up: Option<WcStatus>,
     held: Option<Held>,
     pending: Option<Pending>,
+    /// A planned switch waits until the sends are complete.
+    fence: Option<Fence>,
+    /// Planned switches were cancelled: before this time none is tried, and how long the pause was.
+    pause: (u64, u64),
     /// The physical QP is being stopped: when it is asked next, and how long after the last time.
     stopping: Option<(u64, u64)>,
     /// First PSN of our requests in this epoch.
@@ -172,6 +198,8 @@ impl Executor {
             gave_up: None,
             held: None,
             pending: None,
+            fence: None,
+            pause: (0, 0),
             stopping: None,
             sq_psn: 0,
             replay: Replay::default(),
@@ -193,12 +221,17 @@ impl Executor {
 
     /// It is between two paths.
     pub fn switching(&self) -> bool {
-        !matches!(self.lqp.state(), State::Active | State::Failed | State::Closed)
+        !matches!(self.lqp.state(), State::Active | State::Fencing | State::Failed | State::Closed)
     }
 
-    /// The path that carries the QP now, while nothing is being switched.
+    /// The path that carries the QP now, while it is not between two.
     pub fn active_path(&self) -> Option<SlotPath> {
-        self.lqp.path().filter(|_| self.lqp.state() == State::Active)
+        self.lqp.path().filter(|_| matches!(self.lqp.state(), State::Active | State::Fencing))
+    }
+
+    /// What is posted is to be held ([`Self::hold_sends`]), whatever the physical QP would say to it.
+    pub fn holds_sends(&self) -> bool {
+        self.held.is_some()
     }
 
     /// First PSN of our requests, once the QP has left its first epoch.
@@ -220,7 +253,8 @@ impl Executor {
     pub fn deadline_us(&self) -> Option<u64> {
         let report = self.pending.as_ref().map(|p| p.look_at_us);
         let stop = self.stopping.map(|(at_us, _)| at_us);
-        [self.lqp.poll_timeout(), report, stop].into_iter().flatten().min()
+        let fence = self.fence.map(|f| f.look_at_us);
+        [self.lqp.poll_timeout(), report, stop, fence].into_iter().flatten().min()
     }
 
     // ---- handlers ----
@@ -234,6 +268,19 @@ impl Executor {
         }
         self.lqp.suspect(now_us, self.lqp.epoch(), reason);
         self.run(shell);
+    }
+
+    /// Prepares a planned switch to the first path that is wanted and believed alive. Gives whether it has begun.
+    pub fn plan(&mut self, shell: &mut impl Shell, reason: Reason, wanted: impl Fn(SlotPath) -> bool) -> bool {
+        let now_us = shell.now_us();
+        let app = shell.app().state;
+        if now_us < self.pause.0 || app != Some(QpState::Rts) || shell.state() != QpState::Rts {
+            return false;
+        }
+        self.learn(shell);
+        let begun = self.lqp.plan(now_us, reason, wanted);
+        self.run(shell);
+        begun
     }
 
     /// The transport has given up. That is a question to its path, which the caller asks; the answer decides ([`Self::verdict`]).
@@ -303,6 +350,9 @@ impl Executor {
         if self.stopping.is_some_and(|(at_us, _)| at_us <= now_us) {
             self.quiesce(shell);
         }
+        if self.fence.is_some_and(|f| f.look_at_us <= now_us) {
+            self.look_at_fence(shell);
+        }
         if self.lqp.poll_timeout().is_some_and(|at_us| at_us <= now_us) {
             if !shell.refresh_peer() {
                 self.say_bye_for_peer(shell);
@@ -320,21 +370,32 @@ impl Executor {
         Some((path, self.silence.look(clock_us, progress.outstanding_sends, progress.advanced)))
     }
 
-    /// The application ends the connection: tells the peer. Gives what was outstanding, unless the physical QP holds it all.
-    pub fn close(&mut self, shell: &mut impl Shell) -> Option<Backlog> {
+    /// The application ends the connection: tells the peer.
+    pub fn close(&mut self, shell: &mut impl Shell) {
         self.lqp.close(shell.now_us());
         self.run(shell);
+    }
+
+    /// All that was outstanding when the connection was closed, unless the physical QP holds it all.
+    pub fn take_work(&mut self, shell: &mut impl Shell) -> Option<Backlog> {
         let held = self.held.take()?;
         Some(Self::with_physical(held, shell).unwrap_or_else(|(held, _)| held))
     }
 
     // ---- posting while no physical QP takes the work ----
 
-    /// Keeps sends that are posted while the QP is between two paths, all or none. `None` if it is not.
-    pub fn hold_sends(&mut self, caps: &QpCaps, batch: &dyn SendBatch) -> Option<Result<(), PostError>> {
+    /// Keeps sends that are posted while the QP is between two paths, or about to leave one, all or none. `None` if it is not. `in_device`
+    /// says how many the physical QP has.
+    pub fn hold_sends(
+        &mut self,
+        caps: &QpCaps,
+        in_device: impl FnOnce() -> u32,
+        batch: &dyn SendBatch,
+    ) -> Option<Result<(), PostError>> {
         let work = &mut self.held.as_mut()?.work;
-        if work.sends.len() + batch.count() > caps.max_send_wr as usize {
-            return Some(Err(PostError::QueueFull(work.sends.len() as u32)));
+        let before = if self.lqp.state() == State::Fencing { in_device() } else { 0 } + work.sends.len() as u32;
+        if before as usize + batch.count() > caps.max_send_wr as usize {
+            return Some(Err(PostError::QueueFull(before)));
         }
         // The QP that adopts the backlog takes all of it or nothing: one that does not fit would end the rest.
         if let Err(e) = (0..batch.count()).try_for_each(|i| check_send(caps, &batch.wr(i))) {
@@ -399,6 +460,14 @@ impl Executor {
         for _ in 0..MAX_ACTIONS {
             let Some(action) = self.lqp.poll_action() else { break };
             match action {
+                Action::Fence { .. } => {
+                    self.held.get_or_insert_with(Held::default);
+                    let (progress, now_us) = (shell.progress(), shell.now_us());
+                    let (advanced, outstanding) = (progress.advanced, progress.outstanding_sends);
+                    self.fence = Some(Fence { advanced, outstanding, look_at_us: now_us, look_us: FENCE_LOOK_US });
+                    self.look_at_fence(shell);
+                }
+                Action::Release { .. } => self.release(shell),
                 Action::Quiesce { .. } => self.quiesce(shell),
                 Action::Open { epoch, slot } => self.open(shell, epoch, slot),
                 Action::Send { message, via } => {
@@ -445,7 +514,37 @@ impl Executor {
         }
     }
 
+    /// Looks whether what was posted before the fence is complete.
+    fn look_at_fence(&mut self, shell: &impl Shell) {
+        let Some(fence) = &mut self.fence else { return };
+        let (now_us, progress) = (shell.now_us(), shell.progress());
+        let now = (progress.advanced, progress.outstanding_sends);
+        let moved = now != (fence.advanced, fence.outstanding);
+        (fence.advanced, fence.outstanding) = now;
+        fence.look_at_us = now_us + fence.look_us;
+        fence.look_us = (2 * fence.look_us).min(FENCE_LOOK_MAX_US);
+        let drained = progress.outstanding_sends == 0;
+        self.lqp.handle_fence(now_us, drained, moved);
+        if drained || self.lqp.state() != State::Fencing {
+            self.fence = None;
+        }
+    }
+
+    /// The planned switch is cancelled: what was held goes where the rest is.
+    fn release(&mut self, shell: &mut impl Shell) {
+        self.fence = None;
+        let now_us = shell.now_us();
+        let pause_us = (2 * self.pause.1).clamp(PLAN_PAUSE_US, PLAN_PAUSE_MAX_US);
+        self.pause = (now_us + pause_us, pause_us);
+        let Some(held) = self.held.take() else { return };
+        if shell.post(&held.work).is_err() {
+            self.held = Some(held);
+            self.step(shell, Err(StepError));
+        }
+    }
+
     fn quiesce(&mut self, shell: &mut impl Shell) {
+        self.fence = None;
         let progress = shell.progress();
         if self.stopping.is_none() && shell.state() == QpState::Err {
             // An error of the program has ended it; its NIC dies later, or its peer moves. It must not come back to life.
@@ -457,12 +556,11 @@ impl Executor {
         let answer = match Self::with_physical(held, shell) {
             Ok(work) => {
                 let (executed, exact, completed) = (work.executed, work.exact, work.completed);
-                // An idle QP has nothing that could move: it must not count as one that tries in vain.
                 let idle = work.sends.is_empty();
-                let progressed = idle || progress.advanced > 0 || executed.all > 0 || completed.all > 0;
+                let progressed = progress.advanced > 0 || executed.all > 0 || completed.all > 0;
                 let outstanding = work.messages();
                 self.held = Some(Held { work, recvs: true });
-                Ok(Quiesced { executed, exact, completed, outstanding, progressed })
+                Ok(Quiesced { executed, exact, completed, outstanding, progressed, idle })
             }
             Err((work, None)) => {
                 self.held = (!work.sends.is_empty()).then_some(Held { work, recvs: false });
@@ -487,8 +585,9 @@ impl Executor {
         }
         match shell.quiesce() {
             Ok(Some(physical)) => {
-                // While sends are held, the physical QP has none.
-                work.sends.extend(physical.sends);
+                // What is held was posted later.
+                let held = std::mem::replace(&mut work.sends, physical.sends);
+                work.sends.extend(held);
                 work.recvs = physical.recvs;
                 (work.executed, work.exact, work.completed) = (physical.executed, physical.exact, physical.completed);
                 work.keys_changed |= physical.keys_changed;
@@ -545,6 +644,7 @@ impl Executor {
             access: app.access,
             ..RcModify::default()
         };
+        self.pause.1 = 0;
         let mut done = shell.modify(&rts, None);
         if app.state == Some(QpState::Sqd) && done.is_ok() {
             done = shell.modify(&RcModify { state: Some(QpState::Sqd), ..RcModify::default() }, None);

@@ -12,6 +12,7 @@
 //! Refuse   reason u8, zero [7], epoch u64, refused incarnation u64
 //! Bye      nothing
 //! Moved    nothing
+//! Planned  what u8 (1 Propose, 2 Drained, 3 Cancel), zero [7], epoch u64
 //! ```
 //! A datagram ends with a code that only those can make who know the key of the directory ([`crate::seal`]).
 //!
@@ -66,6 +67,8 @@ pub enum Body {
     ProbeAck(Probe),
     /// The sender will not go on.
     Refuse(Refuse),
+    /// A switch is planned to that epoch: how far the sender is.
+    Planned(Planned, u64),
     /// The sender has closed the QP.
     Bye,
     /// UD QPs of the sender's process have moved: the directory says where to. Speaks of the process alone.
@@ -104,6 +107,24 @@ pub struct Probe {
     pub sequence: u32,
     /// When it was sent, by the sender's clock; comes back in the answer.
     pub sent_us: u64,
+}
+
+/// How far the sender is with a planned switch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[repr(u8)]
+pub enum Planned {
+    /// It holds what is posted, and waits for the rest to complete.
+    Propose = 1,
+    /// All its sends are complete.
+    Drained = 2,
+    /// It goes on where it is.
+    Cancel = 3,
+}
+
+impl Planned {
+    fn from_code(code: u8) -> Option<Planned> {
+        [Planned::Propose, Planned::Drained, Planned::Cancel].into_iter().find(|kind| *kind as u8 == code)
+    }
 }
 
 /// The sender will not go on, and why.
@@ -243,6 +264,7 @@ fn put_endpoint(e: &Endpoint, out: &mut Vec<u8>) {
 const HELLO_LEN: usize = 56;
 const PROBE_LEN: usize = 12;
 const REFUSE_LEN: usize = 24;
+const PLANNED_LEN: usize = 16;
 
 impl Hello {
     fn encode(&self, out: &mut Vec<u8>) {
@@ -305,6 +327,7 @@ impl Message {
             Body::Refuse(_) => 4,
             Body::Bye => 5,
             Body::Moved => 6,
+            Body::Planned(..) => 7,
         };
         out.extend_from_slice(&[MAGIC[0], MAGIC[1], VERSION, kind, 0, 0, 0, 0]);
         put_endpoint(&self.from, out);
@@ -319,6 +342,10 @@ impl Message {
                 out.extend_from_slice(&[r.reason as u8, 0, 0, 0, 0, 0, 0, 0]);
                 out.extend_from_slice(&r.epoch.to_be_bytes());
                 out.extend_from_slice(&r.refused.to_be_bytes());
+            }
+            Body::Planned(kind, epoch) => {
+                out.extend_from_slice(&[*kind as u8, 0, 0, 0, 0, 0, 0, 0]);
+                out.extend_from_slice(&epoch.to_be_bytes());
             }
             Body::Bye | Body::Moved => {}
         }
@@ -364,6 +391,13 @@ impl Message {
             }
             5 => Body::Bye,
             6 => Body::Moved,
+            7 => {
+                r.need(PLANNED_LEN)?;
+                let [code, ..] = r.bytes::<8>();
+                let value = code.into();
+                let kind = Planned::from_code(code).ok_or(DecodeError::Field { field: "what", value })?;
+                Body::Planned(kind, r.u64())
+            }
             kind => return Err(DecodeError::Kind(kind)),
         };
         Ok((Message { from, to, body }, rest))
@@ -414,7 +448,11 @@ mod tests {
             Body::Refuse(Refuse { reason: RefuseReason::from_code(code).unwrap(), epoch, refused })
         });
         let probe = any::<(u32, u64)>().prop_map(|(sequence, sent_us)| Probe { sequence, sent_us });
-        let bare = prop_oneof![Just(Body::Bye), Just(Body::Moved)];
+        let bare = prop_oneof![
+            Just(Body::Bye),
+            Just(Body::Moved),
+            (1u8..=3, any::<u64>()).prop_map(|(code, e)| Body::Planned(Planned::from_code(code).unwrap(), e)),
+        ];
         prop_oneof![hello, refuse, probe.clone().prop_map(Body::Probe), probe.prop_map(Body::ProbeAck), bare]
     }
 

@@ -1,6 +1,6 @@
 //! What is outstanding on a QP, in a form that another QP can take over.
 
-use crate::wr::{SendWr, UdDest};
+use crate::wr::{SendBatch, SendWr, UdDest};
 use unbroken_types::{SendFlags, SendOpcode, Sge};
 
 /// An outstanding send.
@@ -52,6 +52,38 @@ impl From<&SendWr<'_>> for SendEntry {
             executed: false,
             ud: wr.ud,
         }
+    }
+}
+
+impl SendEntry {
+    /// The WR that it was posted as.
+    pub fn wr(&self) -> SendWr<'_> {
+        SendWr {
+            wr_id: self.wr_id,
+            opcode: self.opcode,
+            flags: self.flags,
+            imm_data: self.imm_data,
+            remote_addr: self.remote_addr,
+            rkey: self.rkey,
+            compare_add: self.compare_add,
+            swap: self.swap,
+            sges: &self.sges,
+            inline_data: self.inline_data.as_deref(),
+            ud: self.ud,
+        }
+    }
+}
+
+/// Entries, to be posted together.
+pub struct Sends<'a>(pub &'a [SendEntry]);
+
+impl SendBatch for Sends<'_> {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn wr(&self, index: usize) -> SendWr<'_> {
+        self.0[index].wr()
     }
 }
 

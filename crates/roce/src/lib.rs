@@ -36,7 +36,7 @@ mod window;
 mod wr;
 
 pub use attr::{ModifyError, RcConfig, RcModify, MAX_RD_ATOMIC};
-pub use backlog::{Backlog, Messages, PeerDone, Progress, RecvEntry, Replay, SendEntry};
+pub use backlog::{Backlog, Messages, PeerDone, Progress, RecvEntry, Replay, SendEntry, Sends};
 pub use io::{AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SharedReceives, SinkError, UdSink};
 pub use rc::RcQp;
 pub use requester::RoundTrip;

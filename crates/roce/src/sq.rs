@@ -326,19 +326,7 @@ impl SendRing {
 
     /// Puts an entry of another QP at the tail.
     pub(crate) fn adopt(&mut self, e: &SendEntry) -> Result<(), PostError> {
-        self.push(&SendWr {
-            wr_id: e.wr_id,
-            opcode: e.opcode,
-            flags: e.flags,
-            imm_data: e.imm_data,
-            remote_addr: e.remote_addr,
-            rkey: e.rkey,
-            compare_add: e.compare_add,
-            swap: e.swap,
-            sges: &e.sges,
-            inline_data: e.inline_data.as_deref(),
-            ud: e.ud,
-        })?;
+        self.push(&e.wr())?;
         let wqe = self.get_mut(self.tail - 1);
         (wqe.started, wqe.executed) = (e.started, e.executed);
         Ok(())

@@ -44,6 +44,8 @@ fn in_words(reason: Reason) -> String {
         Reason::PortDown => "the port went down".into(),
         Reason::Stall => "nothing moved any more".into(),
         Reason::Wedged(status) => format!("the QP stood still on a path that lives, {status:?}"),
+        Reason::Failback => "its first path works again".into(),
+        Reason::Drain => "its NIC is being drained".into(),
         Reason::Peer => "the peer moved".into(),
         Reason::Connect => "it was connected away from its default NIC".into(),
     }

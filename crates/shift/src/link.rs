@@ -13,7 +13,7 @@ use unbroken_path::{
     Belief, Config, Ended, Endpoint, Executor, FailCause, LogicalQp, Message, OpenError, Opened, QuiesceError, Reason,
     Shell, SlotPath, SlotTable, StepError,
 };
-use unbroken_roce::Progress;
+use unbroken_roce::{Progress, Sends};
 use unbroken_telemetry::{now_us, Switch, SwitchKind, What};
 use unbroken_types::{QpState, WcStatus, PSN_MASK};
 use unbroken_verbs::{Backlog, Error, HoldingQp, QpModify, RcModify, RecvWr, Result, SendBatch};
@@ -85,9 +85,10 @@ struct Hands<'a> {
 
 /// Lets the executor of a connected QP work, and tells the worker when to look at it.
 fn with<R>(qp: &Qp, g: &mut Gate, f: impl FnOnce(&mut Executor, &mut Hands<'_>) -> R) -> Option<R> {
-    let Gate { phys, nic, port, app, failed, why_not, link, .. } = g;
+    let Gate { phys, nic, port, app, failed, why_not, link, holds, .. } = g;
     let Link { executor, peer, told_us } = &mut **link.as_mut()?;
     let result = f(executor, &mut Hands { qp, peer, phys, nic, port, app, failed, why_not });
+    *holds = executor.holds_sends();
     if let Some(at_us) = executor.deadline_us() {
         if told_us.is_none_or(|told_us| at_us < told_us) {
             *told_us = Some(at_us);
@@ -136,6 +137,16 @@ impl Shell for Hands<'_> {
     fn adopt(&mut self, sends: &Backlog) -> std::result::Result<(), StepError> {
         self.phys.adopt(sends.clone()).map_err(|e| {
             self.qp.core.complain("the backup QP does not take the work", &e);
+            StepError
+        })
+    }
+
+    fn post(&mut self, sends: &Backlog) -> std::result::Result<(), StepError> {
+        if sends.sends.is_empty() {
+            return Ok(());
+        }
+        self.phys.post_sends(&Sends(&sends.sends)).map_err(|e| {
+            self.qp.core.complain("the QP does not take what was held", &e);
             StepError
         })
     }
@@ -205,7 +216,7 @@ impl Shell for Hands<'_> {
         let (core, s) = (&self.qp.core, &done.switched);
         let name = |slot| lqp.slots().get(slot).map_or_else(String::new, |path| self.peer.path_name(core, path));
         let switch = Switch {
-            kind: SwitchKind::Passive,
+            kind: if s.planned { SwitchKind::Planned } else { SwitchKind::Passive },
             host: core.host(),
             qp: self.qp.qpn(),
             from: name(s.from_slot),
@@ -273,12 +284,22 @@ pub(crate) fn beliefs_changed(qp: &Qp, g: &mut Gate) {
     with(qp, g, |executor, hands| executor.beliefs_changed(hands));
 }
 
-/// The application ends the connection. Gives what was outstanding, unless the physical QP holds it all.
-pub(crate) fn close(qp: &Qp, g: &mut Gate) -> Option<Backlog> {
-    let held = with(qp, g, |executor, hands| executor.close(hands))?;
-    g.why_not = "closed";
-    g.link = None;
-    held
+/// The application ends the connection.
+pub(crate) fn close(qp: &Qp, g: &mut Gate) {
+    if with(qp, g, |executor, hands| executor.close(hands)).is_some() {
+        g.why_not = "closed";
+        (g.link, g.holds) = (None, false);
+    }
+}
+
+/// The same. Gives what was outstanding, unless the physical QP holds it all.
+pub(crate) fn close_with_work(qp: &Qp, g: &mut Gate) -> Option<Backlog> {
+    let work = with(qp, g, |executor, hands| {
+        executor.close(hands);
+        executor.take_work(hands)
+    });
+    close(qp, g);
+    work?
 }
 
 /// Looks after a QP that is being switched. Gives the time of the next call, or `None` when all is calm.
@@ -298,7 +319,8 @@ pub(crate) fn look(g: &mut Gate, clock_us: u64, progress: &Progress) -> Option<(
 
 /// Keeps sends that are posted while the QP is between two paths, all or none. `None` if it is not.
 pub(crate) fn hold_sends(qp: &Qp, g: &mut Gate, batch: &dyn SendBatch) -> Option<Result<()>> {
-    let held = g.link.as_mut()?.executor.hold_sends(&qp.init.caps, batch)?;
+    let Gate { phys, link, .. } = g;
+    let held = link.as_mut()?.executor.hold_sends(&qp.init.caps, || phys.progress().outstanding_sends, batch)?;
     Some(held.map_err(Error::from))
 }
 

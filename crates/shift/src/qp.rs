@@ -64,6 +64,8 @@ pub(crate) struct Gate {
     /// The QP has failed for good: its WRs were completed with the original error, and whatever is posted flushes.
     pub(crate) failed: bool,
     destroyed: bool,
+    /// Sends are held and not posted, whatever the physical QP would say to them.
+    pub(crate) holds: bool,
     /// Which connection of the QP this is: it changes with each RESET, so that messages of an earlier one are told apart.
     connection: u32,
 }
@@ -134,6 +136,7 @@ impl Qp {
                 why_not,
                 failed: false,
                 destroyed: false,
+                holds: false,
                 connection,
             }),
             cookie: AtomicU64::new(r.cookie),
@@ -215,6 +218,9 @@ impl Qp {
         check_owner()?;
         let mut g = self.gate();
         self.set_busy(&g);
+        if g.holds {
+            return self.hold_sends(&mut g, wr);
+        }
         match g.phys.post_send(wr) {
             Ok(()) => Ok(()),
             Err(e) => self.sends_failed(&mut g, e, wr),
@@ -226,10 +232,18 @@ impl Qp {
         check_owner()?;
         let mut g = self.gate();
         self.set_busy(&g);
+        if g.holds {
+            return self.hold_sends(&mut g, batch);
+        }
         match g.phys.post_sends(batch) {
             Ok(()) => Ok(()),
             Err(e) => self.sends_failed(&mut g, e, batch),
         }
+    }
+
+    #[cold]
+    fn hold_sends(&self, g: &mut Gate, batch: &dyn SendBatch) -> Result<()> {
+        link::hold_sends(self, g, batch).unwrap_or_else(|| g.phys.post_sends(batch))
     }
 
     #[cold]
@@ -398,7 +412,7 @@ impl Qp {
         if g.failed {
             return Ok(());
         }
-        let backlog = match link::close(self, g) {
+        let backlog = match link::close_with_work(self, g) {
             Some(backlog) => backlog,
             None => match g.phys.modify(change) {
                 // Its NIC is dead, and it holds what a switch would have taken along.
@@ -457,7 +471,7 @@ impl Qp {
         } else {
             Err(Error::device_gone(""))
         } {
-            Ok(()) => drop(link::close(self, g)),
+            Ok(()) => link::close(self, g),
             // It has moved, or its NIC is dead: it begins anew. If it cannot, nothing has changed.
             Err(e) if self.init.hold_on_failure && e.errno() == libc::EIO => {
                 let (nic, fresh) = self.core.make_qp(self.nic, &self.init, true)?;

@@ -7,7 +7,7 @@ use crate::world::{endpoint, logical_qpn, Event, Violation, World};
 use unbroken_path::health::{Answer, Verdict};
 use unbroken_path::message::{Body, Probe, RefuseReason};
 use unbroken_path::silence::{judge, ASK_AFTER_US};
-use unbroken_path::{Message, Reason, SlotPath};
+use unbroken_path::{Message, Reason, Shell, SlotPath};
 use unbroken_roce::{RcEvent, RecvWr};
 use unbroken_types::{QpState, WcOpcode, PSN_MASK};
 use unbroken_wire::Packet;
@@ -86,6 +86,16 @@ impl World {
                 });
                 self.stats.wrong_suspicions += u64::from(works);
                 self.suspect(host, qp, Reason::PostFailed);
+                self.pump(host, qp)
+            }
+            Fault::Plan { host, qp, home } => {
+                let reason = if home { Reason::Failback } else { Reason::Drain };
+                let slots = self.ends[host][qp].lqp().slots().clone();
+                let (first, now) = (slots.get(0), self.ends[host][qp].lqp().path());
+                let wanted = |path| if home { Some(path) == first } else { Some(path) != now };
+                let begun = (!home || now != first)
+                    && self.with(host, qp, |executor, hands| executor.plan(hands, reason, wanted));
+                self.stats.plans += u64::from(begun);
                 self.pump(host, qp)
             }
             Fault::Stop { host, for_us } => {
@@ -219,7 +229,9 @@ impl World {
         let Some(mut post) = self.apps[host][qp].next_send(&self.memory[host]) else { return Ok(false) };
         post.remote_addr = self.memory[1 - host].address(qp, Area::Remote, post.index);
         let mut wcs = Wcs::default();
-        if let Some(held) = self.with(host, qp, |executor, _| executor.hold_sends(&CAPS, &post.wr())) {
+        if let Some(held) = self.with(host, qp, |executor, hands| {
+            executor.hold_sends(&CAPS, || hands.progress().outstanding_sends, &post.wr())
+        }) {
             held.map_err(|e| format!("post_send between two paths: {e}"))?;
         } else if let Some(life) = self.ends[host][qp].live() {
             life.qp.post_send(&post.wr(), &mut wcs).map_err(|e| format!("post_send: {e}"))?;
@@ -281,7 +293,7 @@ impl World {
                 self.health[host].handle_answer(self.now_us, path, probe.sequence);
                 self.pump_health(host)
             }
-            Body::Hello(_) | Body::Refuse(_) | Body::Bye | Body::Moved => {
+            Body::Hello(_) | Body::Planned(..) | Body::Refuse(_) | Body::Bye | Body::Moved => {
                 let qp = (message.to.qpn >> 16) as usize - 1;
                 self.say(|| format!("host {host} qp {qp} hears {:?}", message.body));
                 self.with(host, qp, |executor, hands| executor.message(hands, &message));

@@ -7,7 +7,7 @@ use unbroken_path::{
     Belief, Ended, Executor, FailCause, LogicalQp, Message, OpenError, Opened, QuiesceError, Shell, SlotPath,
     StepError, Switch,
 };
-use unbroken_roce::{Backlog, Progress, RcModify};
+use unbroken_roce::{Backlog, Progress, RcModify, Sends};
 use unbroken_types::{QpState, Wc, WcStatus};
 
 /// The world, as one end of one logical QP sees it.
@@ -118,6 +118,20 @@ impl Shell for Hands<'_> {
         }
     }
 
+    fn post(&mut self, sends: &Backlog) -> Result<(), StepError> {
+        if !self.nic_works() {
+            return Err(StepError);
+        }
+        let mut wcs = Wcs::default();
+        let posted = self.life().map(|l| l.qp.post_sends(&Sends(&sends.sends), &mut wcs));
+        self.deliver(wcs);
+        match posted {
+            Some(Ok(())) => Ok(()),
+            Some(Err(e)) => Err(self.wrong(format!("post of what was held: {e}"))),
+            None => Err(self.wrong("no QP posts".into())),
+        }
+    }
+
     fn modify(&mut self, change: &RcModify, _remote: Option<u8>) -> Result<(), StepError> {
         if !self.nic_works() {
             return Err(StepError);
@@ -199,6 +213,7 @@ impl Shell for Hands<'_> {
     fn switched(&mut self, _lqp: &LogicalQp, done: &Switch) {
         let stats = &mut self.world.stats;
         stats.switches += 1;
+        stats.planned += u64::from(done.switched.planned);
         stats.chained += u64::from(done.switched.epochs > 1);
         stats.replays += u64::from(done.replay.replayed);
         stats.spared_replays += done.replay.marked;

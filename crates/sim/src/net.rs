@@ -50,7 +50,7 @@ impl Net {
                 (p.tx_cut, p.rx_cut) = (p.tx_cut || tx, p.rx_cut || rx);
             }
             Fault::Heal { host, nic } => self.ports[host][nic] = Port::default(),
-            Fault::Suspect { .. } | Fault::Stop { .. } | Fault::Crash { .. } => {}
+            Fault::Suspect { .. } | Fault::Plan { .. } | Fault::Stop { .. } | Fault::Crash { .. } => {}
         }
     }
 

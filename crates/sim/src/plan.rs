@@ -32,11 +32,15 @@ pub enum Mutant {
     NoCheck,
     /// A path that does not answer is given up although no other answers either.
     NoWitness,
+    /// A planned switch does not wait for its own sends.
+    NoFence,
+    /// A planned switch does not wait for the peer's sends.
+    FenceNotAwaited,
 }
 
 impl Mutant {
     /// All that leave something out.
-    pub const ALL: [Mutant; 10] = [
+    pub const ALL: [Mutant; 12] = [
         Mutant::NoQuiesce,
         Mutant::NoCounts,
         Mutant::Early,
@@ -47,6 +51,8 @@ impl Mutant {
         Mutant::PlaceEarly,
         Mutant::NoCheck,
         Mutant::NoWitness,
+        Mutant::NoFence,
+        Mutant::FenceNotAwaited,
     ];
 
     /// Its name on the command line.
@@ -63,6 +69,8 @@ impl Mutant {
             Mutant::PlaceEarly => "place-early",
             Mutant::NoCheck => "no-check",
             Mutant::NoWitness => "no-witness",
+            Mutant::NoFence => "no-fence",
+            Mutant::FenceNotAwaited => "fence-not-awaited",
         }
     }
 
@@ -85,6 +93,8 @@ impl Mutant {
             Mutant::Early => Mutation::Early,
             Mutant::NoFollow => Mutation::NoFollow,
             Mutant::NoCheck => Mutation::NoCheck,
+            Mutant::NoFence => Mutation::NoFence,
+            Mutant::FenceNotAwaited => Mutation::FenceNotAwaited,
             _ => Mutation::None,
         }
     }
@@ -131,6 +141,15 @@ pub enum Fault {
         host: usize,
         /// Logical QP.
         qp: usize,
+    },
+    /// An end is told to move by plan.
+    Plan {
+        /// Host.
+        host: usize,
+        /// Logical QP.
+        qp: usize,
+        /// Back to its first path; else to any other than that it is on.
+        home: bool,
     },
     /// A host's process is stopped for a while: it neither works nor answers.
     Stop {
@@ -348,6 +367,17 @@ impl Plan {
                 self.faults.push((at + rng.below(span_us), Fault::Heal { host, nic }));
             }
         }
+        let plans = if rng.one_in(2) { rng.range(1, 5) } else { 0 };
+        for _ in 0..plans {
+            let (at, host) = (rng.below(2 * span_us), rng.below(2) as usize);
+            let qp = rng.below(self.qps.len() as u64) as usize;
+            self.faults.push((at, Fault::Plan { host, qp, home: rng.one_in(3) }));
+            if rng.one_in(3) {
+                // Both at once, perhaps with other wishes.
+                let apart = rng.below(self.latency_us + 1);
+                self.faults.push((at + apart, Fault::Plan { host: 1 - host, qp, home: rng.one_in(2) }));
+            }
+        }
         if rng.one_in(8) {
             let (host, for_us) = (rng.below(2) as usize, rng.pick(&[2_000, 40_000, 300_000, 1_500_000]));
             self.faults.push((rng.below(span_us), Fault::Stop { host, for_us }));
@@ -376,6 +406,17 @@ impl Plan {
         self.spares_path(qp) && !self.faults.iter().any(|(_, f)| matches!(f, Fault::Stop { .. }))
     }
 
+    /// Whether the QP is moved by plan alone, and nothing else in the plan touches any path.
+    pub fn only_planned(&self, qp: usize) -> bool {
+        let clean = self.loss_ppm == 0 && self.jitter_us == 0 && self.late_ppm == 0 && !self.crash;
+        clean
+            && self.faults.iter().all(|&(_, f)| match f {
+                Fault::Suspect { qp: other, .. } => other != qp,
+                Fault::Heal { .. } | Fault::Plan { .. } => true,
+                _ => false,
+            })
+    }
+
     /// Whether nothing in the plan touches its path: it must not leave it, though an end of it may be stopped for a while.
     pub fn spares_path(&self, qp: usize) -> bool {
         // Reordering may use up the retries of a transport that has few.
@@ -385,7 +426,7 @@ impl Plan {
         clean
             && self.faults.iter().all(|&(_, f)| match f {
                 Fault::Dead { nic, .. } | Fault::Down { nic, .. } | Fault::Cut { nic, .. } => nic != default,
-                Fault::Suspect { qp: other, .. } => other != qp,
+                Fault::Suspect { qp: other, .. } | Fault::Plan { qp: other, .. } => other != qp,
                 Fault::Heal { .. } | Fault::Stop { .. } => true,
                 Fault::Crash { .. } => false,
             })

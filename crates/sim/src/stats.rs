@@ -7,6 +7,12 @@ pub struct Stats {
     pub schedules: u64,
     /// Logical QP ends that moved to another path.
     pub switches: u64,
+    /// Of these, by plan.
+    pub planned: u64,
+    /// Planned switches that an end began.
+    pub plans: u64,
+    /// Planned switches that were cancelled.
+    pub plans_cancelled: u64,
     /// Work requests that were sent again after a switch.
     pub replays: u64,
     /// Work requests that were not sent again, since the peer had executed them.
@@ -51,8 +57,11 @@ pub struct Stats {
 type Row = (&'static str, fn(&Stats) -> u64, u64);
 
 impl Stats {
-    const ROWS: [Row; 20] = [
+    const ROWS: [Row; 23] = [
         ("switches", |s| s.switches, 2_000),
+        ("planned", |s| s.planned, 300),
+        ("plans", |s| s.plans, 500),
+        ("plans-cancelled", |s| s.plans_cancelled, 50),
         ("replays", |s| s.replays, 1_500),
         ("spared-replays", |s| s.spared_replays, 100),
         ("simultaneous", |s| s.simultaneous, 300),
@@ -64,8 +73,8 @@ impl Stats {
         ("stops", |s| s.stops, 60),
         ("crashes", |s| s.crashes, 30),
         ("refusals", |s| s.refusals, 20),
-        ("spared-qps", |s| s.spared_qps, 50),
-        ("spared-paths", |s| s.spared_paths, 60),
+        ("spared-qps", |s| s.spared_qps, 35),
+        ("spared-paths", |s| s.spared_paths, 40),
         ("given-back", |s| s.given_back, 3),
         ("atomics", |s| s.atomics, 200),
         ("wraps", |s| s.wraps, 150),
@@ -78,6 +87,9 @@ impl Stats {
     pub fn add(&mut self, o: &Stats) {
         self.schedules += o.schedules;
         self.switches += o.switches;
+        self.planned += o.planned;
+        self.plans += o.plans;
+        self.plans_cancelled += o.plans_cancelled;
         self.replays += o.replays;
         self.spared_replays += o.spared_replays;
         self.simultaneous += o.simultaneous;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::Config;
-use crate::message::{Endpoint, Hello};
+use crate::message::{Endpoint, Hello, Planned};
 use crate::slots::SlotTable;
 use unbroken_roce::{Messages, SendWr};
 use unbroken_types::{Gid, Mtu, SendFlags, SendOpcode};
@@ -100,6 +100,12 @@ impl Shell for Fake {
         self.take("adopt")?;
         assert_eq!(self.state, QpState::Rtr, "before it sends");
         self.sends = sends.sends.clone();
+        Ok(())
+    }
+    fn post(&mut self, sends: &Backlog) -> Result<(), StepError> {
+        self.take("post")?;
+        assert_eq!(self.state, QpState::Rts);
+        self.sends.extend(sends.sends.iter().cloned());
         Ok(())
     }
     fn modify(&mut self, change: &RcModify, _remote: Option<u8>) -> Result<(), StepError> {
@@ -213,21 +219,21 @@ fn work_is_held_between_two_paths_and_given_in_order_to_the_next() {
     let (mut e, mut s) = (end(1), Fake::new());
     s.sends = vec![write(1), write(2)];
     s.recvs = vec![RecvEntry { wr_id: 10, sges: vec![] }];
-    assert!(e.hold_sends(&CAPS, &SendWr { wr_id: 3, ..blank() }).is_none(), "the physical QP takes it");
+    assert!(e.hold_sends(&CAPS, || 0, &SendWr { wr_id: 3, ..blank() }).is_none(), "the physical QP takes it");
     s.works[0] = false;
     e.suspect(&mut s, Reason::DeviceFatal);
     assert_eq!((s.nic, s.state, s.recvs.len(), s.sends.len()), (1, QpState::Init, 1, 0));
     // Receives go to the fresh QP, sends wait until it is known what the peer has executed.
     assert!(e.hold_recv(&CAPS, &RecvWr { wr_id: 11, sges: &[] }).is_none());
-    assert_eq!(e.hold_sends(&CAPS, &SendWr { wr_id: 3, ..blank() }), Some(Ok(())));
+    assert_eq!(e.hold_sends(&CAPS, || 0, &SendWr { wr_id: 3, ..blank() }), Some(Ok(())));
     answer(&mut e, &mut s, 1, false);
     assert_eq!((s.state, s.sends.len()), (QpState::Rtr, 0));
-    assert_eq!(e.hold_sends(&CAPS, &SendWr { wr_id: 4, ..blank() }), Some(Ok(())));
-    assert_eq!(e.hold_sends(&CAPS, &SendWr { wr_id: 5, ..blank() }), Some(Err(PostError::QueueFull(4))));
+    assert_eq!(e.hold_sends(&CAPS, || 0, &SendWr { wr_id: 4, ..blank() }), Some(Ok(())));
+    assert_eq!(e.hold_sends(&CAPS, || 0, &SendWr { wr_id: 5, ..blank() }), Some(Err(PostError::QueueFull(4))));
     answer(&mut e, &mut s, 1, true);
     assert_eq!((s.state, s.ids()), (QpState::Rts, vec![1, 2, 3, 4]));
     assert_eq!(s.sends.iter().filter(|w| w.executed).map(|w| w.wr_id).collect::<Vec<_>>(), [1]);
-    assert!(e.hold_sends(&CAPS, &SendWr { wr_id: 6, ..blank() }).is_none());
+    assert!(e.hold_sends(&CAPS, || 0, &SendWr { wr_id: 6, ..blank() }).is_none());
     assert_eq!(s.log, ["quiesce", "open", "rtr", "adopt", "rts"]);
     assert!(s.wcs.is_empty() && s.ended.is_none());
 }
@@ -320,13 +326,15 @@ fn a_request_that_must_not_be_replayed_ends_the_switch_with_the_original_error()
 #[test]
 fn closing_gives_all_that_is_outstanding_wherever_it_is() {
     let (mut e, mut s) = (end(1), Fake::new());
-    assert!(e.close(&mut s).is_none(), "the physical QP has it");
+    e.close(&mut s);
+    assert!(e.take_work(&mut s).is_none(), "the physical QP has it");
     let (mut e, mut s) = (end(1), Fake::new());
     s.sends = vec![write(1)];
     s.recvs = vec![RecvEntry { wr_id: 10, sges: vec![] }];
     e.suspect(&mut s, Reason::Stall);
     s.recvs.push(RecvEntry { wr_id: 11, sges: vec![] });
-    let work = e.close(&mut s).expect("between two paths");
+    e.close(&mut s);
+    let work = e.take_work(&mut s).expect("between two paths");
     assert_eq!((work.sends.len(), work.recvs.iter().map(|r| r.wr_id).collect::<Vec<_>>()), (1, vec![10, 11]));
     assert!(s.sent.iter().any(|m| matches!(m.body, Body::Bye)));
 }
@@ -338,5 +346,74 @@ fn a_program_that_has_not_come_to_rts_is_not_overtaken() {
     e.suspect(&mut s, Reason::Connect);
     answer(&mut e, &mut s, 0, true);
     assert_eq!((s.state, e.lqp().state()), (QpState::Rtr, State::Active));
-    assert!(e.hold_sends(&CAPS, &blank()).is_none());
+    assert!(e.hold_sends(&CAPS, || 0, &blank()).is_none());
+}
+
+/// What the peer says of a planned switch.
+fn planned(executor: &mut Executor, shell: &mut Fake, kind: Planned, epoch: u64) {
+    let message = Message { from: endpoint(2), to: endpoint(1), body: Body::Planned(kind, epoch) };
+    executor.message(shell, &message);
+}
+
+fn ahead(path: SlotPath) -> bool {
+    path.local == 1
+}
+
+#[test]
+fn a_planned_switch_waits_for_both_fences_and_replays_nothing() {
+    let (mut e, mut s) = (end(1), Fake::new());
+    s.sends = vec![SendEntry { opcode: SendOpcode::FetchAdd, started: true, ..write(1) }];
+    assert!(e.plan(&mut s, Reason::Drain, ahead));
+    assert!(e.holds_sends() && !e.switching());
+    assert_eq!(e.hold_sends(&CAPS, || 1, &SendWr { wr_id: 2, ..blank() }), Some(Ok(())));
+    planned(&mut e, &mut s, Planned::Drained, 1);
+    assert!(s.log.is_empty(), "an atomic is still on its way");
+    s.sends.clear();
+    s.now_us = e.deadline_us().unwrap();
+    e.tick(&mut s);
+    assert!(s.sent.iter().any(|m| m.body == Body::Planned(Planned::Drained, 1)));
+    answer(&mut e, &mut s, 0, true);
+    assert_eq!((s.state, s.nic, s.ids()), (QpState::Rts, 1, vec![2]));
+    assert_eq!(s.log, ["quiesce", "open", "rtr", "adopt", "rts"]);
+    assert!(!e.holds_sends());
+}
+
+#[test]
+fn a_fence_that_stands_still_is_cancelled_and_what_was_held_goes_on() {
+    let (mut e, mut s) = (end(1), Fake::new());
+    s.sends = vec![write(1)];
+    assert!(e.plan(&mut s, Reason::Failback, ahead));
+    assert_eq!(e.hold_sends(&CAPS, || 1, &SendWr { wr_id: 2, ..blank() }), Some(Ok(())));
+    while e.holds_sends() {
+        s.now_us = e.deadline_us().unwrap();
+        e.tick(&mut s);
+    }
+    assert!((50_000..60_000).contains(&s.now_us), "{}", s.now_us);
+    assert_eq!((s.ids(), e.lqp().state(), e.lqp().epoch()), (vec![1, 2], State::Active, 0));
+    assert!(s.sent.iter().any(|m| m.body == Body::Planned(Planned::Cancel, 1)));
+    assert!(!e.plan(&mut s, Reason::Failback, ahead), "not at once again");
+    // The peer had left on our word? It asks, and is told that nothing comes of this epoch.
+    s.sent.clear();
+    planned(&mut e, &mut s, Planned::Drained, 1);
+    assert_eq!(s.sent.iter().map(|m| m.body).collect::<Vec<_>>(), [Body::Planned(Planned::Cancel, 1)]);
+}
+
+#[test]
+fn one_that_has_said_drained_goes_on_only_with_the_peers_word() {
+    let (mut e, mut s) = (end(1), Fake::new());
+    assert!(e.plan(&mut s, Reason::Failback, ahead));
+    for _ in 0..20 {
+        s.now_us = e.deadline_us().unwrap();
+        e.tick(&mut s);
+    }
+    assert!(e.holds_sends() && s.now_us > 300_000);
+    planned(&mut e, &mut s, Planned::Cancel, 1);
+    assert_eq!((e.holds_sends(), e.lqp().state()), (false, State::Active));
+    // Its path dies instead: a switch like any other.
+    s.now_us += 10_000_000;
+    assert!(e.plan(&mut s, Reason::Failback, ahead));
+    e.hold_sends(&CAPS, || 0, &SendWr { wr_id: 7, ..blank() }).unwrap().unwrap();
+    e.suspect(&mut s, Reason::DeviceFatal);
+    answer(&mut e, &mut s, 0, true);
+    assert_eq!((s.state, s.ids()), (QpState::Rts, vec![7]));
 }

@@ -8,7 +8,7 @@ use crate::slots::{slot_of, Belief, SlotPath, SLOTS};
 use core::cmp::Ordering;
 
 /// A Hello that is further ahead than this is not believed: nobody enters so many epochs while the peer hears of none.
-const MAX_EPOCH_JUMP: u64 = 64 * SLOTS as u64;
+pub(super) const MAX_EPOCH_JUMP: u64 = 64 * SLOTS as u64;
 
 impl LogicalQp {
     /// A control message for this QP has come. Probes are none of its business and are ignored.
@@ -37,13 +37,14 @@ impl LogicalQp {
         if to.connection != self.me.connection || from.connection != self.peer.connection {
             // Of a connection that was before ours, or of one that we do not know of yet: the shell looks that up.
             self.counters.wrong_connection += 1;
-            if to.connection != self.me.connection && matches!(message.body, Body::Hello(_)) {
+            if to.connection != self.me.connection && matches!(message.body, Body::Hello(_) | Body::Planned(..)) {
                 self.refuse_one(RefuseReason::WrongConnection);
             }
             return;
         }
         match message.body {
             Body::Hello(hello) => self.handle_hello(now_us, hello),
+            Body::Planned(kind, epoch) => self.handle_planned(now_us, kind, epoch),
             Body::Bye => self.handle_bye(now_us),
             Body::Probe(_) | Body::ProbeAck(_) | Body::Refuse(_) | Body::Moved => {}
         }
@@ -78,9 +79,9 @@ impl LogicalQp {
     }
 
     /// The sender is behind: it learns the current epoch from our Hello. While we are between epochs, the Hello of the next will do.
-    fn answer_stale(&mut self, now_us: u64) {
+    pub(super) fn answer_stale(&mut self, now_us: u64) {
         self.counters.stale_hellos += 1;
-        if matches!(self.state, State::Active | State::Connected | State::Waiting | State::Checking) {
+        if matches!(self.state, State::Active | State::Fencing | State::Connected | State::Waiting | State::Checking) {
             let via = self.next_via();
             self.send_hello(now_us, via);
         }
@@ -91,7 +92,7 @@ impl LogicalQp {
         self.peer_hello = Some(Hello { heard, ..hello });
         match self.state {
             State::Waiting => self.weigh_hello(now_us),
-            State::Connected | State::Active => {
+            State::Connected | State::Active | State::Fencing => {
                 if hello.heard && self.state == State::Connected {
                     self.start(now_us);
                 }
@@ -113,7 +114,9 @@ impl LogicalQp {
         }
         self.peer_hello = Some(hello);
         match self.state {
-            State::Active | State::Waiting | State::Checking | State::Connected => self.leave(now_us, Reason::Peer),
+            State::Active | State::Fencing | State::Waiting | State::Checking | State::Connected => {
+                self.leave(now_us, Reason::Peer)
+            }
             State::Parked { until_us: None } => self.advance(now_us),
             State::Parked { .. } | State::Quiescing | State::Opening | State::Failed | State::Closed => {}
         }
@@ -147,6 +150,11 @@ impl LogicalQp {
     /// The peer is gone. While the path works, what it acknowledged still completes; a switch would be in vain.
     fn handle_bye(&mut self, now_us: u64) {
         self.peer_closed = true;
+        if self.state == State::Fencing {
+            // What is held goes where the rest is.
+            let epoch = self.planned_epoch().unwrap_or(0);
+            return self.cancel(now_us, epoch);
+        }
         if !matches!(self.state, State::Active | State::Failed | State::Closed) {
             self.fail(now_us, FailCause::PeerClosed);
         }
@@ -177,8 +185,8 @@ impl LogicalQp {
             fresh_qpn: self.fresh.qpn,
             psn: self.fresh.psn,
             mtu: self.fresh.mtu,
-            heard: matches!(self.state, State::Connected | State::Active),
-            waiting: self.state != State::Active,
+            heard: matches!(self.state, State::Connected | State::Active | State::Fencing),
+            waiting: !matches!(self.state, State::Active | State::Fencing),
             executed: self.executed,
             exact: self.exact,
             completed: self.completed,
@@ -203,7 +211,7 @@ impl LogicalQp {
         self.send_body(body, via);
     }
 
-    fn send_body(&mut self, body: Body, via: u8) {
+    pub(super) fn send_body(&mut self, body: Body, via: u8) {
         self.send(Message { from: self.me, to: self.peer, body }, via);
     }
 

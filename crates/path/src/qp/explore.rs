@@ -161,12 +161,14 @@ impl World {
         while let Some(action) = self.ends[i].poll_action() {
             let d = &mut self.data[i];
             match action {
+                Action::Fence { .. } | Action::Release { .. } => return Err("nobody plans here".into()),
                 Action::Quiesce { .. } => {
                     let (executed, completed) = (d.life_received, d.life_completed);
                     let outstanding = self.limits.messages - d.completed;
                     (d.life_received, d.life_completed, d.receives, d.sends) = (0, 0, false, false);
                     let [executed, completed, outstanding] = [executed, completed, outstanding].map(Messages::writes);
-                    let life = Quiesced { executed, exact: true, completed, outstanding, progressed: true };
+                    let life =
+                        Quiesced { executed, exact: true, completed, outstanding, progressed: true, idle: false };
                     self.ends[i].handle_quiesced(now_us, Ok(life));
                 }
                 Action::Open { epoch, .. } => {

@@ -19,6 +19,8 @@
 //! | any but `Active` | a deadline, Bye, Refuse        | `Failed`    | Fail                                   |
 //! | any          | `close`                            | `Closed`    | Send Bye                               |
 //!
+//! Planned switches have a table of their own, in `planned`.
+//!
 //! A stale Hello is answered with the current one; a Hello of this epoch whose sender still waits is answered too.
 //!
 //! Invariants:
@@ -36,6 +38,7 @@
 mod control;
 #[cfg(test)]
 mod explore;
+mod planned;
 mod switch;
 #[cfg(test)]
 mod tests;
@@ -57,6 +60,8 @@ const MAX_SENDS_QUEUED: usize = 16;
 pub enum State {
     /// The physical QP of the epoch carries the traffic.
     Active,
+    /// It does, and what is posted is held: a switch is planned (see [`LogicalQp::plan`]).
+    Fencing,
     /// The old physical QP is being stopped.
     Quiescing,
     /// No path is believed alive, or too many were tried in a row: there is no physical QP. Until a time, if one is given.
@@ -94,6 +99,7 @@ struct Chain {
     tries: u32,
     /// Epochs entered in this switch.
     epochs: u32,
+    planned: bool,
 }
 
 /// One end of one logical QP.
@@ -120,10 +126,18 @@ pub struct LogicalQp {
     /// Outstanding messages when the last life ended.
     outstanding: Messages,
     fresh: Opened,
+    /// The present life has been started: both ends had agreed on its path.
+    started: bool,
     /// The newest Hello of the peer, if its epoch is ours or higher.
     peer_hello: Option<Hello>,
     peer_closed: bool,
     chain: Option<Chain>,
+    /// A planned switch that is being prepared.
+    plan: Option<planned::Plan>,
+    /// The epoch that a planned switch enters, once both ends are drained.
+    target: u64,
+    /// No epoch up to this one is entered by plan.
+    cancelled: u64,
     /// When `Active` began.
     active_since_us: u64,
     /// When the switch began or the peer was last heard, and how long it may be silent from there.
@@ -168,9 +182,13 @@ impl LogicalQp {
             completed: Messages::default(),
             outstanding: Messages::default(),
             fresh: Opened { qpn: 0, psn: 0, mtu: Mtu::B256 },
+            started: true,
             peer_hello: None,
             peer_closed: false,
             chain: None,
+            plan: None,
+            target: 0,
+            cancelled: 0,
             active_since_us: now_us,
             peer_heard_us: now_us,
             silence_us: config.peer_silence_us,
@@ -257,7 +275,9 @@ impl LogicalQp {
             return;
         }
         match self.state {
-            State::Active | State::Waiting | State::Checking | State::Connected => self.leave(now_us, reason),
+            State::Active | State::Fencing | State::Waiting | State::Checking | State::Connected => {
+                self.leave(now_us, reason)
+            }
             State::Quiescing | State::Opening | State::Parked { .. } | State::Failed | State::Closed => {}
         }
     }
@@ -302,7 +322,7 @@ impl LogicalQp {
         }
         match self.state {
             State::Connected => self.start(now_us),
-            State::Active => self.chain = None,
+            State::Active | State::Fencing => self.chain = None,
             _ => {}
         }
     }

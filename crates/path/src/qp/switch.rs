@@ -14,7 +14,7 @@ const STAYS: u32 = 2;
 impl LogicalQp {
     /// Leaves the epoch: first the physical QP is stopped.
     pub(super) fn leave(&mut self, now_us: u64, reason: Reason) {
-        if self.state == State::Active {
+        if matches!(self.state, State::Active | State::Fencing) {
             let settled = now_us.saturating_sub(self.active_since_us) >= self.config.settle_us;
             let (since_us, tries) = match &self.chain {
                 Some(chain) if !settled => (chain.since_us, chain.tries),
@@ -32,11 +32,12 @@ impl LogicalQp {
                 status,
                 tries,
                 epochs: 0,
+                planned: false,
             });
             self.peer_heard_us = now_us;
             self.silence_us = self.config.peer_silence_us;
         }
-        self.state = State::Quiescing;
+        (self.state, self.plan) = (State::Quiescing, None);
         if self.peer_closed {
             return self.fail(now_us, FailCause::PeerClosed);
         }
@@ -53,7 +54,9 @@ impl LogicalQp {
         self.exact &= life.exact;
         self.completed += life.completed;
         self.outstanding = life.outstanding;
-        if let Some(chain) = self.chain.as_mut().filter(|_| life.progressed) {
+        // An idle QP has nothing that could move: a life that was started must not count as one that tried in vain.
+        let progressed = life.progressed || life.idle && self.started;
+        if let Some(chain) = self.chain.as_mut().filter(|_| progressed) {
             chain.tries = 0;
             chain.since_us = chain.since_us.max(chain.detected_us);
         }
@@ -121,9 +124,9 @@ impl LogicalQp {
         self.chain.as_ref().is_some_and(|c| stays(c.reason) && c.tries <= STAYS)
     }
 
-    /// The highest epoch that the peer is known to be in.
+    /// The highest epoch that the peer is known to be in, or to be about to enter.
     fn heard_epoch(&self) -> u64 {
-        self.peer_hello.map_or(0, |h| h.epoch)
+        self.peer_hello.map_or(0, |h| h.epoch).max(self.target)
     }
 
     /// Whether an epoch could be followed: the slot is filled and our NIC works.
@@ -136,7 +139,7 @@ impl LogicalQp {
             self.counters.open_errors += 1;
             return self.advance(now_us);
         };
-        self.fresh = fresh;
+        (self.fresh, self.started) = (fresh, false);
         if self.heard_epoch() > self.epoch || !self.usable(self.epoch) {
             // Overtaken while the QP was being made; it holds what is outstanding, so it is stopped like any other.
             self.state = State::Quiescing;
@@ -238,7 +241,7 @@ impl LogicalQp {
 
     /// The peer is ready to receive.
     pub(super) fn start(&mut self, now_us: u64) {
-        self.state = State::Active;
+        (self.state, self.started) = (State::Active, true);
         self.active_since_us = now_us;
         self.counters.switches += 1;
         let epoch = self.epoch;
@@ -253,6 +256,7 @@ impl LogicalQp {
                 detected_us: chain.detected_us,
                 started_us: now_us,
                 epochs: chain.epochs,
+                planned: chain.planned,
             }));
         }
     }
@@ -264,7 +268,7 @@ impl LogicalQp {
             FailCause::Inconsistent => RefuseReason::Inconsistent,
             _ => RefuseReason::Failed,
         };
-        if self.state == State::Active {
+        if matches!(self.state, State::Active | State::Fencing) {
             self.chain = None; // of a switch that is over
         }
         let status = self.chain.as_ref().map_or(WcStatus::RetryExcErr, |c| c.status);
@@ -279,6 +283,7 @@ impl LogicalQp {
     pub fn poll_timeout(&self) -> Option<u64> {
         let mut at = match self.state {
             State::Active | State::Failed | State::Closed => return None,
+            State::Fencing => return Some(self.resend_at_us.min(self.silence_deadline_us())),
             State::Quiescing | State::Opening | State::Checking => self.step_deadline_us,
             State::Parked { until_us } => until_us.unwrap_or(u64::MAX).min(self.silence_deadline_us()),
             State::Waiting | State::Connected => self.resend_at_us.min(self.silence_deadline_us()),
@@ -289,7 +294,7 @@ impl LogicalQp {
         Some(at)
     }
 
-    fn silence_deadline_us(&self) -> u64 {
+    pub(super) fn silence_deadline_us(&self) -> u64 {
         self.peer_heard_us + self.silence_us
     }
 
@@ -297,6 +302,9 @@ impl LogicalQp {
     pub fn handle_timeout(&mut self, now_us: u64) {
         if matches!(self.state, State::Active | State::Failed | State::Closed) {
             return;
+        }
+        if self.state == State::Fencing {
+            return self.plan_timeout(now_us);
         }
         if self.chain.as_ref().is_some_and(|c| now_us >= c.since_us + self.config.total_us) {
             return self.fail(now_us, FailCause::Deadline);

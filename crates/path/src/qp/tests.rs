@@ -107,6 +107,7 @@ fn one_end_switches_and_the_other_follows_with_few_messages() {
         completed: Messages::writes(5),
         outstanding: Messages::writes(4),
         progressed: true,
+        idle: false,
         exact: true,
     };
     b.1.life = Quiesced {
@@ -114,6 +115,7 @@ fn one_end_switches_and_the_other_follows_with_few_messages() {
         completed: Messages::writes(3),
         outstanding: Messages::writes(0),
         progressed: true,
+        idle: false,
         exact: true,
     };
     a.0.suspect(100, 0, Reason::DeviceFatal);
@@ -460,6 +462,7 @@ fn a_qp_connected_to_itself_switches() {
         completed: Messages::writes(1),
         outstanding: Messages::writes(3),
         progressed: true,
+        idle: false,
         exact: true,
     };
     a.0.suspect(0, 0, Reason::DeviceFatal);
@@ -489,4 +492,29 @@ fn what_an_error_of_the_program_has_ended_stays_ended() {
     b.0.suspect(1, 0, Reason::Stall);
     settle(1, &mut a, &mut b);
     assert_eq!(b.1.failed(), Some((WcStatus::RetryExcErr, FailCause::Refused(RefuseReason::Failed))));
+}
+
+/// Two idle ends, each of which takes the NIC of the other's choice for dead, pause between epochs.
+#[test]
+fn idle_ends_that_do_not_agree_on_a_path_do_not_race() {
+    let (mut a, mut b) = pair(2);
+    a.0.set_path_belief(0, SlotPath { local: 1, remote: 1 }, Belief::NoNic);
+    b.0.set_path_belief(0, SlotPath { local: 0, remote: 0 }, Belief::NoNic);
+    let idle = Quiesced { idle: true, exact: true, ..Quiesced::default() };
+    let mut now = 0;
+    a.0.suspect(0, 0, Reason::PostFailed);
+    while now < 1_000_000 {
+        for _ in 0..50 {
+            (a.1.life, b.1.life) = (idle, idle);
+            a.1.drive(now, &mut a.0);
+            b.1.drive(now, &mut b.0);
+            let (to_b, to_a) = (a.1.sent.pop(), b.1.sent.pop());
+            to_b.into_iter().for_each(|m| b.0.handle_message(now, &m));
+            to_a.into_iter().for_each(|m| a.0.handle_message(now, &m));
+        }
+        now = a.0.poll_timeout().unwrap().min(b.0.poll_timeout().unwrap_or(u64::MAX));
+        a.0.handle_timeout(now);
+        b.0.handle_timeout(now);
+    }
+    assert!(a.0.epoch() < 100, "{} epochs in a second", a.0.epoch());
 }
