@@ -48,6 +48,17 @@ The NICs are the devices unb0, unb1, … of the program.")]
         #[command(subcommand)]
         command: FaultCommand,
     },
+    /// Leave a NIC by choice, with nothing lost, and take it back
+    #[command(after_help = "Examples:
+  unbroken nic drain a/0
+  unbroken nic undrain a/0
+
+Queue pairs come back to the NIC that they were connected on, once it is steady: a second after it is back, longer if it failed often.
+UNBROKEN_FAILBACK=0 in a program's environment leaves them where they are.")]
+    Nic {
+        #[command(subcommand)]
+        command: NicCommand,
+    },
     /// Show NICs with their counters, and logical QPs with their paths
     Status {
         /// One JSON object
@@ -93,6 +104,23 @@ pub(crate) struct RunArgs {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM ARGS")]
     pub(crate) program: Vec<std::ffi::OsString>,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum NicCommand {
+    /// Have all queue pairs leave a NIC, and wait until they have
+    Drain {
+        /// The NIC, as `unbroken status` names it
+        nic: String,
+        /// How long to wait
+        #[arg(long, default_value = "30s", value_name = "TIME", value_parser = parse_time)]
+        wait: Duration,
+    },
+    /// Use a drained NIC again
+    Undrain {
+        /// The NIC
+        nic: String,
+    },
 }
 
 #[derive(Subcommand)]

@@ -12,6 +12,7 @@ mod edge_demo;
 mod events;
 mod fabric;
 mod fault;
+mod nic;
 mod output;
 mod run;
 mod status;
@@ -21,7 +22,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use unbroken_fabric::{NicKind, Runtime, Schedule};
 
-use args::{Args, Command, FabricCommand, FaultCommand};
+use args::{Args, Command, FabricCommand, FaultCommand, NicCommand};
 use output::Failure;
 
 fn main() -> ExitCode {
@@ -63,6 +64,10 @@ fn execute(args: Args) -> output::Result {
             }
             FaultCommand::Clear { fault } => fault::clear(&runtime, &fault.join(" ")),
             FaultCommand::List { json } => fault::list(&runtime, json),
+        },
+        Command::Nic { command } => match command {
+            NicCommand::Drain { nic, wait } => nic::drain(&runtime, &nic, wait),
+            NicCommand::Undrain { nic } => nic::undrain(&runtime, &nic),
         },
         Command::Status { json } => status::status(&runtime, json),
         Command::Events { json, follow } => events::events(&runtime, json, follow),

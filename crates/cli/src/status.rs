@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use unbroken_fabric::{now_us, Fabric, NicPage, Presence, ProcessName, Runtime};
-use unbroken_telemetry::{answering_processes, query_status, NicStatus, ProcessStatus, QpStatus};
+use unbroken_telemetry::{answering_processes, query_status, Drains, NicStatus, ProcessStatus, QpStatus};
 
 use crate::output::{print, print_json, table, Failure, Result};
 
@@ -68,6 +68,11 @@ pub(crate) fn status(runtime: &Runtime, json: bool) -> Result {
         text += &qp_table(status.qps.iter().filter(|q| q.process == process.name).map(|q| &q.qp));
     }
     print(&text)
+}
+
+/// The logical QPs of all processes that answer, with their pids.
+pub(crate) fn all_qps(runtime: &Runtime) -> Result<Vec<(u32, QpStatus)>> {
+    Ok(collect(runtime)?.qps.into_iter().map(|q| (q.pid, q.qp)).collect())
 }
 
 fn collect(runtime: &Runtime) -> Result<Status> {
@@ -150,6 +155,10 @@ pub(crate) fn nic_statuses(runtime: &Runtime, fabric: Option<&Fabric>) -> Result
     for addr in opened.iter().filter(|a| !known.contains(&a.to_string())) {
         statuses.push(nic_status(runtime, &presence, addr.to_string(), *addr, true, "unknown", Vec::new())?);
     }
+    let drained = Drains::of(runtime).all().map_err(|e| Failure::io(runtime.path().display(), e))?;
+    for nic in statuses.iter_mut().filter(|n| drained.contains(&n.nic)) {
+        nic.state += ", drained";
+    }
     Ok(statuses)
 }
 
@@ -174,7 +183,10 @@ fn nic_status(
 /// The NICs that someone opened or that have a fault.
 fn nic_table(nics: &[NicStatus]) -> String {
     let shown = |n: &&NicStatus| {
-        n.counters.tx_packets + n.counters.rx_packets > 0 || !n.pids.is_empty() || !n.faults.is_empty()
+        n.state.ends_with("drained")
+            || n.counters.tx_packets + n.counters.rx_packets > 0
+            || !n.pids.is_empty()
+            || !n.faults.is_empty()
     };
     let mut rows =
         vec![["nic", "address", "state", "tx MB", "rx MB", "sent again", "dropped", "bad ICRC", "strangers", "faults"]

@@ -52,6 +52,12 @@ pub struct HealthConfig {
     pub round_us: u64,
     /// If no path answers: dead all the same, after so long. The peer may be stopped, and comes back on the same path then.
     pub silent_peer_us: u64,
+    /// A path that had failed is steady when it has lived for so long since; twice that after each failure more, and at most `steady_max_us`.
+    pub steady_us: u64,
+    /// See `steady_us`.
+    pub steady_max_us: u64,
+    /// A failure counts as one more if the last was no longer ago.
+    pub forget_us: u64,
     /// From a verdict of dead to the next probe: first, and at most (it doubles).
     pub retry_min_us: u64,
     /// See `retry_min_us`.
@@ -68,6 +74,9 @@ impl Default for HealthConfig {
             interval_max_us: 100_000,
             round_us: 45_000,
             silent_peer_us: 10_000_000,
+            steady_us: 1_000_000,
+            steady_max_us: 60_000_000,
+            forget_us: 120_000_000,
             retry_min_us: 50_000,
             retry_max_us: 1_000_000,
             no_witness: false,
@@ -130,6 +139,10 @@ struct Pair {
     sent: [(u64, u64); REMEMBERED as usize],
     /// It is to be probed now.
     due: bool,
+    /// When it failed last, and how often it did in a row; since when it works again.
+    failed_us: Option<u64>,
+    failures: u32,
+    since_us: u64,
 }
 
 impl Pair {
@@ -141,7 +154,17 @@ impl Pair {
             sequence: 0,
             sent: [(0, 0); REMEMBERED as usize],
             due: false,
+            failed_us: None,
+            failures: 0,
+            since_us: 0,
         }
+    }
+
+    /// It has failed now. That it still does not work is no second failure.
+    fn fails(&mut self, now_us: u64, config: &HealthConfig) {
+        let recent = self.failed_us.is_some_and(|at| at + config.forget_us > now_us);
+        self.failures = if recent { self.failures.saturating_add(1) } else { 1 };
+        self.failed_us = Some(now_us);
     }
 }
 
@@ -188,6 +211,17 @@ impl PeerHealth {
         self.pairs.get(&path).is_some_and(|p| matches!(p.state, State::Dead { .. }))
     }
 
+    /// Whether the path works, and has long enough since it failed last that one may go back to it. A path that flaps has to prove itself
+    /// ever longer.
+    pub fn is_steady(&self, now_us: u64, path: SlotPath) -> bool {
+        let Some(pair) = self.pairs.get(&path) else { return false };
+        let needed_us = match pair.failures {
+            0 => 0,
+            n => (self.config.steady_us << (n - 1).min(20)).min(self.config.steady_max_us),
+        };
+        pair.works && matches!(pair.state, State::Calm) && now_us >= pair.since_us + needed_us
+    }
+
     /// Whether a question to some path is open.
     pub fn is_asked(&self) -> bool {
         self.pairs.values().any(|p| matches!(p.state, State::Asked(_)))
@@ -227,7 +261,7 @@ impl PeerHealth {
         if let Some(pair) = self.pairs.get_mut(&path) {
             pair.alive_us = Some(now_us);
             if !matches!(pair.state, State::Calm) {
-                self.lives(path);
+                self.lives(now_us, path);
             }
         }
     }
@@ -244,7 +278,7 @@ impl PeerHealth {
             State::Calm => {}
             // What left before the question says nothing of the time since.
             State::Asked(q) if sent_us < q.since_us => return,
-            State::Asked(_) | State::Dead { .. } => self.lives(path),
+            State::Asked(_) | State::Dead { .. } => self.lives(now_us, path),
         }
         self.testify(now_us, sent_us, which);
     }
@@ -270,6 +304,11 @@ impl PeerHealth {
         for (path, pair) in self.pairs.iter_mut().filter(|(path, _)| path.local == local) {
             if std::mem::replace(&mut pair.works, works) == works {
                 continue;
+            }
+            match works {
+                true => pair.since_us = now_us,
+                false if !matches!(pair.state, State::Dead { .. }) => pair.fails(now_us, &self.config),
+                false => {}
             }
             match pair.state {
                 State::Asked(_) if !works => pair.state = State::Calm,
@@ -298,6 +337,7 @@ impl PeerHealth {
             let retry_us = self.config.retry_min_us;
             if let Some(pair) = self.pairs.get_mut(&path) {
                 (pair.state, pair.due) = (State::Dead { retry_at_us: now_us + retry_us, retry_us }, false);
+                pair.fails(now_us, &self.config);
             }
             self.verdicts.push_back((path, Verdict::Dead));
         }
@@ -354,8 +394,11 @@ impl PeerHealth {
 
     // ---- inside ----
 
-    fn lives(&mut self, path: SlotPath) {
+    fn lives(&mut self, now_us: u64, path: SlotPath) {
         if let Some(pair) = self.pairs.get_mut(&path) {
+            if matches!(pair.state, State::Dead { .. }) {
+                pair.since_us = now_us;
+            }
             pair.state = State::Calm;
             self.verdicts.push_back((path, Verdict::Alive));
         }
@@ -466,6 +509,36 @@ mod tests {
         assert_eq!(run(&mut h, 0, 300, |_, _| Some(1)), [(1, A, Verdict::Alive)]);
         assert_eq!(h.poll_timeout(), None);
         assert_eq!(h.ask(300_000, A, 299_000), Answer::Asked, "that was long ago");
+    }
+
+    /// A path that fails ten times a second has to be well for a minute; one that failed once, for a second.
+    #[test]
+    fn a_path_is_steady_again_after_a_time_that_grows_with_its_failures() {
+        let mut h = two_paths();
+        assert!(h.is_steady(0, A), "it has never failed");
+        assert!(!h.is_steady(0, path(5, 5)), "there is none");
+        h.set_nic(0, 0, false);
+        assert!(!h.is_steady(10_000, A) && h.is_steady(10_000, B));
+        h.set_nic(20_000, 0, true);
+        run(&mut h, 20, 100, |_, _| Some(1));
+        assert!(!h.is_steady(1_019_999, A) && h.is_steady(1_020_000, A));
+        // By silence: a verdict of dead, then an answer.
+        h.ask(2_000_000, A, 2_000_000);
+        run(&mut h, 2_000, 2_600, |ms, p| (p == B || ms > 2_200).then_some(1));
+        assert!(!h.is_dead(A));
+        let steady_ms = (2_600..10_000).find(|ms| h.is_steady(ms * 1_000, A)).unwrap();
+        assert!((4_200..4_600).contains(&steady_ms), "two seconds after it answered: {steady_ms}");
+        for i in 0..600 {
+            h.set_nic(10_000_000 + i * 100_000, 0, false);
+            h.set_nic(10_050_000 + i * 100_000, 0, true);
+        }
+        run(&mut h, 69_951, 70_100, |_, _| Some(1));
+        assert!(!h.is_steady(129_000_000, A) && h.is_steady(130_000_000, A));
+        // What was long ago is forgotten.
+        h.set_nic(400_000_000, 0, false);
+        h.set_nic(400_000_000, 0, true);
+        run(&mut h, 400_000, 400_100, |_, _| Some(1));
+        assert!(h.is_steady(401_000_000, A));
     }
 
     #[test]

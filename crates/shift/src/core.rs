@@ -16,7 +16,7 @@ use crate::qp::Qp;
 use crate::worker::{self, Inbox, Job};
 use std::collections::HashMap;
 use std::io::Write;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use unbroken_directory::{Directory, NicRecord, ProcessRecord};
 use unbroken_path::seal::Key;
@@ -46,6 +46,8 @@ struct NicSlot {
     /// The open device; `None` before the first use and while the NIC is dead.
     device: Option<Arc<dyn Device>>,
     endpoint: Option<Arc<Endpoint>>,
+    /// It is to be left (`unbroken nic drain`).
+    drained: bool,
 }
 
 /// Names of a logical QP: (index of the default NIC, logical QPN).
@@ -68,6 +70,10 @@ pub struct Core {
     pub(crate) failover: bool,
     /// Whether events that a switch absorbs are shown to the application all the same (`UNBROKEN_SHOW_EVENTS=1`).
     pub(crate) show_events: bool,
+    /// Whether QPs go back to the path that they were connected on (`UNBROKEN_FAILBACK`, on unless it is 0).
+    pub(crate) goes_home: bool,
+    /// A QP may be away from that path.
+    away: AtomicBool,
     /// Whether troubles are told on stderr (`UNBROKEN_LOG`).
     talks: bool,
     /// Tells this process from every other that had or will have its addresses.
@@ -135,6 +141,8 @@ impl Core {
             memory,
             failover,
             show_events: std::env::var("UNBROKEN_SHOW_EVENTS").is_ok_and(|v| v == "1"),
+            goes_home: std::env::var("UNBROKEN_FAILBACK").map_or(true, |v| v != "0"),
+            away: AtomicBool::new(false),
             talks: std::env::var_os("UNBROKEN_LOG").is_some_and(|v| !v.is_empty() && v != "0"),
             incarnation: u64::from_ne_bytes(seed) | 1,
             log: EventLog::open(&runtime),
@@ -363,6 +371,40 @@ impl Core {
         if let Err(e) = directory.publish_process(self.incarnation, &record) {
             self.complain("the directory does not take this process's addresses", &e);
         }
+    }
+
+    // --- which NICs are to be left, and whether QPs are away ---------------------------------------------------------------------
+
+    /// Whether NIC `i` is to be left.
+    pub(crate) fn drained(&self, i: usize) -> bool {
+        lock(&self.slots[i]).drained
+    }
+
+    pub(crate) fn set_drained(&self, i: usize, drained: bool) {
+        lock(&self.slots[i]).drained = drained;
+    }
+
+    /// Whether any NIC is to be left.
+    pub(crate) fn drains_any(&self) -> bool {
+        (0..self.nic_count()).any(|i| self.drained(i))
+    }
+
+    /// Whether a NIC other than `i` works and is not to be left.
+    pub(crate) fn undrained_elsewhere(&self, i: usize) -> bool {
+        self.ring(i).skip(1).any(|j| !self.drained(j) && self.usable(j))
+    }
+
+    /// A QP has left its path: it may want to go back.
+    pub(crate) fn note_away(&self) {
+        self.away.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn forget_away(&self) {
+        self.away.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn anybody_away(&self) -> bool {
+        self.away.load(Ordering::Relaxed)
     }
 
     /// Whether somebody looks after the QPs.

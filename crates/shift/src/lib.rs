@@ -4,6 +4,7 @@
 //! - `qp`, `link`: the logical QP; carries out what the pure crate `path` decides.
 //! - `datagram`: logical UD QPs, which move by themselves.
 //! - `aliases`: where UD QPs are that have moved.
+//! - `homing`: planned switches: when a QP goes back, and away from NICs that are drained.
 //! - `worker`: one thread for each process: device events, control messages, stalls, deadlines.
 //! - `inbound`: control messages that arrive, handled by the worker or by whoever polls.
 //! - `explain`: why a QP was given up, in words.
@@ -19,6 +20,7 @@ mod datagram;
 mod devices;
 mod explain;
 pub mod front;
+mod homing;
 mod inbound;
 mod link;
 mod outbox;

@@ -214,6 +214,7 @@ impl Shell for Hands<'_> {
 
     fn switched(&mut self, lqp: &LogicalQp, done: &unbroken_path::Switch) {
         let (core, s) = (&self.qp.core, &done.switched);
+        core.note_away();
         let name = |slot| lqp.slots().get(slot).map_or_else(String::new, |path| self.peer.path_name(core, path));
         let switch = Switch {
             kind: if s.planned { SwitchKind::Planned } else { SwitchKind::Passive },
@@ -256,6 +257,11 @@ fn make(hands: &Hands<'_>, path: SlotPath, recvs: &Backlog) -> Result<(usize, Ar
 /// The physical QP of the present path fails, or its path is dead.
 pub(crate) fn suspect(qp: &Qp, g: &mut Gate, reason: Reason) {
     with(qp, g, |executor, hands| executor.suspect(hands, reason));
+}
+
+/// Prepares a planned switch to the first path that is wanted, unless something else goes on.
+pub(crate) fn plan(qp: &Qp, g: &mut Gate, reason: Reason, wanted: impl Fn(SlotPath) -> bool) {
+    with(qp, g, |executor, hands| executor.plan(hands, reason, wanted));
 }
 
 /// The transport has given up: gives the path that is to be asked, and whose it is.

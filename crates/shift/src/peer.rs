@@ -70,6 +70,9 @@ impl Peer {
             Belief::NoNic
         } else if self.control(path.remote).is_none() || self.health().is_dead(path) {
             Belief::Silent
+        } else if core.drained(path.local.into()) && core.undrained_elsewhere(path.local.into()) {
+            // It is not chosen; the peer, who does not know of it, is followed there.
+            Belief::Silent
         } else {
             Belief::Alive
         }

@@ -7,6 +7,7 @@ use crate::aliases::Clerk;
 use crate::core::{Core, LogicalId};
 use crate::datagram;
 use crate::front::{event_type, AsyncElement};
+use crate::homing::Homing;
 use crate::inbound;
 use crate::link;
 use crate::peer::Peer;
@@ -105,6 +106,7 @@ struct Worker {
     lost_us: u64,
     status: Option<StatusServer>,
     clerk: Clerk,
+    homing: Homing,
 }
 
 /// The name of a port, which is its NIC's for port 1.
@@ -133,6 +135,7 @@ pub(crate) fn spawn(core: &Arc<Core>) -> std::io::Result<()> {
         lost_us: 0,
         status,
         clerk: Clerk::default(),
+        homing: Homing::new(core),
     };
     let core = core.clone();
     crate::devices::spawn("unb-shift", move || loop {
@@ -183,7 +186,8 @@ impl Worker {
     fn next_deadline(&self) -> u64 {
         let lost_us = self.lost_us;
         let health = self.core.peers.all().iter().filter_map(|p| p.health().poll_timeout()).min();
-        let own = health.into_iter().chain([self.look_at_us]).map(|at| at + lost_us);
+        let homing = self.homing.deadline_us(&self.core);
+        let own = health.into_iter().chain([self.look_at_us, homing]).map(|at| at.saturating_add(lost_us));
         let connecting = self.connecting.iter().map(|c| c.at_us);
         let watched = self.watched.values().copied();
         let clerk = [self.clerk.deadline_us(&self.core)];
@@ -204,6 +208,7 @@ impl Worker {
             self.look(clock_us);
             self.look_at_us = clock_us + LOOK_US;
         }
+        self.homing.work(&self.core, clock_us);
         self.ask_paths();
         self.retry_connecting(now_us());
         self.serve_status();

@@ -16,6 +16,7 @@
 
 mod cause;
 mod clock;
+mod drains;
 mod event;
 mod files;
 mod log;
@@ -25,6 +26,7 @@ mod server;
 mod status;
 
 pub use clock::{now_us, wall_us};
+pub use drains::Drains;
 pub use event::{Event, Switch, SwitchKind, What};
 pub use files::{fill_random, open_own, FileLock};
 pub use log::{read_events, EventLog, EventTail, LOG_LIMIT_BYTES};

@@ -37,6 +37,13 @@ pub(super) struct Plan {
     theirs: bool,
 }
 
+impl Plan {
+    /// Whether the peer has done its part: it is in that epoch, and our sends are complete.
+    pub(super) fn is_met_by(&self, epoch: u64) -> bool {
+        self.ours && self.epoch == epoch
+    }
+}
+
 impl LogicalQp {
     /// The epoch of the planned switch that is being prepared.
     pub fn planned_epoch(&self) -> Option<u64> {
