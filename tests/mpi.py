@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 from lib.fabric import Fabric, UNBROKEN
@@ -84,34 +85,39 @@ def payload(fabric: Fabric, rails) -> int:
     return sum(nics[f"a/{rail}"]["tx_payload_bytes"] for rail in rails if f"a/{rail}" in nics)
 
 
-def hpcc(logs, transport: str, n: int, fault: str | None = None):
-    """Runs hpcc with matrices of n by n; with a fault, sets it in mid-stream."""
+@contextmanager
+def hpcc_running(fabric: Fabric, transport: str, n: int):
+    """A context: hpcc with matrices of n by n, on two ranks. On leaving it, its result is checked."""
     for tool, package in (("mpirun", "openmpi-bin"), ("hpcc", "hpcc")):
         if shutil.which(tool) is None:
             raise Skip(f"{tool} is missing: install Debian's {package}")
-    options, settings = TRANSPORTS[transport]
     folder = Path(tempfile.mkdtemp(prefix="unbroken-hpcc-"))
     try:
         (folder / "hpccinf.txt").write_text(INPUT.format(n=n))
         ranks = [["-np", "1", "-wdir", folder, UNBROKEN, "run", "--host", host, "--", "hpcc"] for host in "ab"]
-        with Fabric(logs, *settings) as fabric:
-            mpirun = fabric.start("mpirun", ["mpirun", *COMMON, *options, *ranks[0], ":", *ranks[1]])
-            if fault:
-                wait_until(lambda: mpirun.ended() or payload(fabric, [0]) > FAULT_BYTES, 60, "traffic on rail 0")
-                early = fabric.events("switch")
-                if mpirun.ended() or early:
-                    raise Failure(f"before the fault hpcc {'was over' if mpirun.ended() else 'ran'}, with {len(early)} switches {early[:1]}")
-                fabric.fault(fault)
-            mpirun.expect_success(SECONDS)
-            check_result(folder / "hpccoutf.txt")
-            first, others = payload(fabric, [0]), payload(fabric, [1, 2, 3])
-            if not fault and fabric.events("switch"):
-                raise Failure(f"a switch without a fault: {fabric.events('switch')[0]}")
-            if first < LEAST_BYTES or (fault and others < LEAST_BYTES):
-                raise Failure(f"{first} bytes of payload on rail 0, {others} on the others")
-            return f"{first / 1e6:.0f} MB on rail 0, {others / 1e6:.0f} MB on others"
+        yield fabric.start("mpirun", ["mpirun", *COMMON, *TRANSPORTS[transport][0], *ranks[0], ":", *ranks[1]])
+        check_result(folder / "hpccoutf.txt")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def hpcc(logs, transport: str, n: int, fault: str | None = None):
+    """Runs hpcc; with a fault, sets it in mid-stream."""
+    settings = TRANSPORTS[transport][1]
+    with Fabric(logs, *settings) as fabric, hpcc_running(fabric, transport, n) as mpirun:
+        if fault:
+            wait_until(lambda: mpirun.ended() or payload(fabric, [0]) > FAULT_BYTES, 60, "traffic on rail 0")
+            early = fabric.events("switch")
+            if mpirun.ended() or early:
+                raise Failure(f"before the fault hpcc {'was over' if mpirun.ended() else 'ran'}, with {len(early)} switches {early[:1]}")
+            fabric.fault(fault)
+        mpirun.expect_success(SECONDS)
+        first, others = payload(fabric, [0]), payload(fabric, [1, 2, 3])
+        if not fault and fabric.events("switch"):
+            raise Failure(f"a switch without a fault: {fabric.events('switch')[0]}")
+        if first < LEAST_BYTES or (fault and others < LEAST_BYTES):
+            raise Failure(f"{first} bytes of payload on rail 0, {others} on the others")
+        return f"{first / 1e6:.0f} MB on rail 0, {others / 1e6:.0f} MB on others"
 
 
 def check_result(file: Path):

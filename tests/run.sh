@@ -52,6 +52,7 @@ suite load      python3 tests/load.py
 suite threads   python3 tests/threads.py
 suite combined  python3 tests/combined.py
 suite turmoil   python3 tests/turmoil.py
+suite planned   python3 tests/planned.py ${long:+--flap-seconds 60}
 suite processes python3 tests/processes.py
 suite input     python3 tests/bad_input.py
 suite strangers python3 tests/strangers.py

@@ -187,6 +187,8 @@ pub struct Executor {
     replay: Replay,
     /// The beliefs have been set from what is known.
     informed: bool,
+    /// This end had the QP leave its first path, and not its peer.
+    left_home: bool,
 }
 
 impl Executor {
@@ -204,6 +206,7 @@ impl Executor {
             sq_psn: 0,
             replay: Replay::default(),
             informed: false,
+            left_home: false,
         }
     }
 
@@ -227,6 +230,11 @@ impl Executor {
     /// The path that carries the QP now, while it is not between two.
     pub fn active_path(&self) -> Option<SlotPath> {
         self.lqp.path().filter(|_| matches!(self.lqp.state(), State::Active | State::Fencing))
+    }
+
+    /// Where to go back to: the first path, if it was this end that had the QP leave it. The other end may know nothing of what was wrong.
+    pub fn home(&self) -> Option<SlotPath> {
+        self.lqp.slots().get(0).filter(|home| self.left_home && self.lqp.path() != Some(*home))
     }
 
     /// What is posted is to be held ([`Self::hold_sends`]), whatever the physical QP would say to it.
@@ -507,6 +515,9 @@ impl Executor {
                     self.fail(shell, status);
                 }
                 Action::Report(switched) => {
+                    let (from, to) = (self.lqp.slots().get(switched.from_slot), self.lqp.slots().get(switched.to_slot));
+                    let home = self.lqp.slots().get(0);
+                    self.left_home = to != home && (self.left_home || from == home && switched.reason != Reason::Peer);
                     let (look_at_us, look_us) = (shell.now_us() + REPORT_LOOK_US, REPORT_LOOK_US);
                     self.pending = Some(Pending { switched, replay: self.replay, look_at_us, look_us });
                 }

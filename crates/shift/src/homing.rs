@@ -87,18 +87,16 @@ fn home_or_away(qp: &Qp, g: &mut Gate, clock_us: u64, asks: bool) {
     let core = &qp.core;
     let Some(link) = &g.link else { return };
     let executor = link.executor();
-    let (Some(path), Some(home)) = (executor.active_path(), executor.lqp().slots().get(0)) else { return };
+    let Some(path) = executor.active_path() else { return };
     let drained = |path: SlotPath| core.drained(path.local.into());
     if drained(path) {
         core.note_away();
         link::plan(qp, g, Reason::Drain, |to| !drained(to));
         return;
     }
-    if path == home {
-        return;
-    }
+    let Some(home) = executor.home().filter(|_| core.goes_home) else { return };
     core.note_away();
-    if !core.goes_home || drained(home) {
+    if drained(home) {
         return;
     }
     let mut health = link.peer().health();

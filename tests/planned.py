@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+"""Switches by choice: programs go back to the NIC that they were connected on when it is well again, and leave a NIC that is drained
+(`unbroken nic drain`), with nothing lost, repeated or failed; a NIC that flaps is not gone back to again and again.
+"""
+
+import argparse
+import statistics
+import sys
+
+from lib.cc import compile_c
+from lib.fabric import Fabric, now_us
+from lib.ports import free_port
+from lib.process import Failure, wait_until
+from lib.suite import Suite
+from mpi import hpcc_running
+from verify import report, start, verified
+
+# The tool, and which host's NICs the payload leaves.
+TOOLS = [("ib_write_bw", "a"), ("ib_send_bw", "a"), ("ib_read_bw", "b")]
+SECONDS = 8
+PATIENCE = 15
+DRAINS = 10
+# Messages verified between two drains.
+PROGRESS = 300
+# Of a planned switch under load; see `stall` for what it is. The bar is 10 ms with an idle core.
+STALL_MS = 100
+BUSY_QPS = 512
+# All of them away from a drained NIC: 50 ms with an idle core.
+BUSY_MS = 1_000
+# The NIC is down half of the time, ten times a second.
+FLAPS = ("--for", "50ms", "--every", "100ms")
+# A path that flaps has to prove itself ever longer, so what a flapping NIC costs does not grow with the flaps.
+FLAP_SWITCHES = 8
+
+
+def sent(fabric: Fabric, nic: str) -> int:
+    """Payload that has left a NIC."""
+    return fabric.nics().get(nic, {}).get("tx_payload_bytes", 0)
+
+
+def flows(fabric: Fabric, nic: str, process) -> None:
+    """Waits until payload leaves a NIC."""
+    before = sent(fabric, nic)
+    wait_until(lambda: process.ended() or sent(fabric, nic) > before + 1_000_000, PATIENCE, f"payload leaves {nic}")
+
+
+def planned(fabric: Fabric) -> list:
+    """The planned switches so far."""
+    return [e for e in fabric.events("switch") if e["kind"] == "planned"]
+
+
+def check_quiet(fabric: Fabric) -> None:
+    """Fails where a QP was given up."""
+    gave_up = fabric.events("give-up")
+    if gave_up:
+        raise Failure(f"given up: {gave_up[0]}")
+
+
+def drain(fabric: Fabric, nic: str, *more: str) -> str:
+    """`unbroken nic drain`, which waits until all have left."""
+    done = fabric.command("nic", "drain", nic, *more)
+    if done.returncode != 0:
+        raise Failure(f"drain {nic}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def undrain(fabric: Fabric, nic: str) -> None:
+    """`unbroken nic undrain`."""
+    if fabric.command("nic", "undrain", nic).returncode != 0:
+        raise Failure(f"undrain {nic} failed")
+
+
+def stall(fabric: Fabric, pid: int, switches: list) -> float:
+    """The longest gap at a receiver while these switches went on, in ms."""
+    first = min(e["detected_at_us"] for e in switches)
+    last = max(e["time_us"] for e in switches)
+    lengths = [us for at, us in fabric.gaps(pid).items() if at <= last and at + us >= first]
+    return max(lengths, default=0) / 1000
+
+
+def goes_back(logs, tool: str, source: str):
+    """Its NIC dies and is healed: the stream is on it again, by a planned switch, and the other NIC is quiet."""
+    with Fabric(logs) as fabric:
+        server, client = fabric.pair(tool, ["-D", SECONDS])
+        receiver = client if source == "b" else server
+        flows(fabric, f"{source}/0", client)
+        fabric.fault("nic a/0 dead")
+        flows(fabric, f"{source}/1", client)
+        fabric.clear()
+        wait_until(lambda: client.ended() or len(planned(fabric)) == 2, PATIENCE, "both ends go back")
+        there = sent(fabric, f"{source}/1")
+        flows(fabric, f"{source}/0", client)
+        if client.ended():
+            raise Failure("the program ended before it was back")
+        if sent(fabric, f"{source}/1") > there + 1_000_000:
+            raise Failure("the other NIC still carries payload")
+        took = stall(fabric, receiver.pid, planned(fabric))
+        client.expect_success(SECONDS + PATIENCE)
+        server.expect_success(PATIENCE)
+        check_quiet(fabric)
+        switches = fabric.events("switch")
+        if len(switches) != 4 or any(e["replayed"] for e in planned(fabric)):
+            raise Failure(f"{len(switches)} switches, replayed by plan: {[e['replayed'] for e in planned(fabric)]}")
+        if took > STALL_MS:
+            raise Failure(f"the stream stood still for {took:.1f} ms")
+        return f"stall {took:.1f} ms"
+
+
+def atomics(logs):
+    """Atomics are never replayed, and need not be: they survive every planned switch."""
+    with Fabric(logs) as fabric:
+        server, client = fabric.pair("ib_atomic_bw", ["-q", 4, "-D", SECONDS])
+        wait_until(lambda: len(fabric.status()["qps"]) == 8 and fabric.nics()["a/0"]["tx_packets"] > 10_000, PATIENCE, "atomics run")
+        for nic in ("a/0", "b/1", "a/0"):
+            drain(fabric, nic)
+            undrain(fabric, nic)
+        client.expect_success(SECONDS + PATIENCE)
+        server.expect_success(PATIENCE)
+        check_quiet(fabric)
+        if len(planned(fabric)) < 8:
+            raise Failure(f"{len(planned(fabric))} planned switches")
+        return f"{len(planned(fabric))} planned switches"
+
+
+def verified_drains(logs, *options):
+    """NICs at either end are drained and taken back under the verifier."""
+    program = compile_c("verifier", "-libverbs", "-lpthread")
+    with Fabric(logs) as fabric:
+        programs = start(fabric, logs, program, "--seconds", 60, "--qps", 2, "--seed", 7, *options)
+        stalls, moved = [], 0
+        for n in range(DRAINS):
+            nic = f"{'ab'[n % 2]}/{n // 2 % 2}"
+            goal = verified(logs, "a") + PROGRESS
+            wait_until(lambda: verified(logs, "a") >= goal or any(p.ended() for p in programs.values()), PATIENCE, "messages are verified")
+            before = len(fabric.events("switch"))
+            moved += "left it" in drain(fabric, nic)
+            new = fabric.events("switch")[before:]
+            stalls += [e["switch_us"] / 1000 for e in new if e["kind"] == "planned"]
+            undrain(fabric, nic)
+        (logs / "stop").touch()
+        results = {host: p.expect_success(PATIENCE) or report(p) for host, p in programs.items()}
+        check_quiet(fabric)
+        # A NIC may have been left already; those that had not been were left by both ends of each QP.
+        count = len(planned(fabric))
+        if moved < DRAINS // 3 or count < 4 * moved:
+            raise Failure(f"{count} planned switches in {moved} of {DRAINS} drains")
+        messages = sum(r["verified_messages"] for r in results.values())
+        return f"{count} planned switches, median {statistics.median(stalls):.1f} ms, {messages} messages verified"
+
+
+def busy(logs):
+    """Hundreds of busy QPs leave a NIC together."""
+    program = compile_c("storm", "-libverbs")
+    with Fabric(logs) as fabric:
+        port = free_port()
+        options = ["-q", BUSY_QPS, "-m", 8, "-t", SECONDS]
+        server = fabric.run("b", [program, "--listen", port, *options], "b-storm")
+        client = fabric.run("a", [program, "--connect", f"127.0.0.1:{port}", *options], "a-storm")
+        flows(fabric, "a/0", client)
+        drain(fabric, "a/0")
+        wait_until(lambda: len(fabric.events("switch")) >= 2 * BUSY_QPS, PATIENCE, "all QPs have moved")
+        moves = fabric.events("switch")
+        took = (max(e["time_us"] for e in moves) - min(e["detected_at_us"] for e in moves)) / 1000
+        client.expect_success(60)
+        server.expect_success(PATIENCE)
+        check_quiet(fabric)
+        if took > BUSY_MS:
+            raise Failure(f"all had moved after {took:.0f} ms")
+        return f"{len(moves)} switches in {took:.0f} ms"
+
+
+def flaps(logs, seconds: int):
+    """The NIC comes and goes ten times a second."""
+    program = compile_c("verifier", "-libverbs", "-lpthread")
+    with Fabric(logs) as fabric:
+        programs = start(fabric, logs, program, "--seconds", seconds, "--qps", 2, "--seed", 11)
+        wait_until(lambda: verified(logs, "a") > PROGRESS, PATIENCE, "messages are verified")
+        fabric.fault("nic a/0 down", *FLAPS)
+        results = [p.expect_success(seconds + PATIENCE) or report(p) for p in programs.values()]
+        check_quiet(fabric)
+        switches = fabric.events("switch")
+        if not switches or len(switches) > 4 * FLAP_SWITCHES:
+            raise Failure(f"{len(switches)} switches of four ends of QPs in {seconds} s")
+        return f"{len(switches)} switches, {sum(r['verified_messages'] for r in results)} messages verified"
+
+
+def under_hpcc(logs):
+    """An MPI job goes on while its NIC is drained; afterwards the NIC carries nothing of it."""
+    with Fabric(logs, "--link-layer", "infiniband") as fabric, hpcc_running(fabric, "openib", 1500) as mpirun:
+        wait_until(lambda: mpirun.ended() or sent(fabric, "a/0") > 100_000_000, 60, "traffic on rail 0")
+        if mpirun.ended():
+            raise Failure("hpcc was over before its NIC was drained")
+        said = drain(fabric, "a/0")
+        still = sent(fabric, "a/0")
+        mpirun.expect_success(120)
+        after = sent(fabric, "a/0")
+        check_quiet(fabric)
+        if after > still + 100_000 or sent(fabric, "a/1") < 10_000_000:
+            raise Failure(f"{after - still} bytes left the drained NIC, {sent(fabric, 'a/1')} the other")
+        return said
+
+
+def wrong_names(logs):
+    """A NIC that does not exist, and one that was not drained."""
+    with Fabric(logs) as fabric:
+        server, client = fabric.pair("ib_send_bw", ["-n", 100])
+        client.expect_success(PATIENCE)
+        server.expect_success(PATIENCE)
+        for args, says in ((["drain", "a/9"], "there is no NIC a/9"), (["undrain", "a/0"], "a/0 is not drained")):
+            done = fabric.command("nic", *args)
+            if done.returncode != 1 or says not in done.stderr:
+                raise Failure(f"nic {args}: status {done.returncode}: {done.stderr.strip()}")
+        began = now_us()
+        said = drain(fabric, "a/0")
+        if "no queue pair was on it" not in said or now_us() - began > 5_000_000:
+            raise Failure(said)
+        state = fabric.nics()["a/0"]["state"]
+        if state != "active, drained":
+            raise Failure(f"status says {state}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--flap-seconds", type=int, default=10)
+    args = parser.parse_args()
+    suite = Suite("planned")
+    for tool, source in TOOLS:
+        suite.case(f"{tool} goes back to its NIC", goes_back, tool, source)
+    suite.case("atomics", atomics)
+    suite.case("drains under the verifier", verified_drains)
+    suite.case("drains under the verifier, shared receives", verified_drains, "--srq")
+    suite.case(f"{BUSY_QPS} busy queue pairs", busy)
+    suite.case("a NIC that flaps", flaps, args.flap_seconds)
+    suite.case("a drain under hpcc", under_hpcc)
+    suite.case("names", wrong_names)
+    sys.exit(suite.finish())
+
+
+if __name__ == "__main__":
+    main()
