@@ -129,10 +129,11 @@ def verified_drains(logs, *options):
         programs = start(fabric, logs, program, "--seconds", 60, "--qps", 2, "--seed", 7, *options)
         stalls, moved = [], 0
         for n in range(DRAINS):
-            nic = f"{'ab'[n % 2]}/{n // 2 % 2}"
             goal = verified(logs, "a") + PROGRESS
             wait_until(lambda: verified(logs, "a") >= goal or any(p.ended() for p in programs.values()), PATIENCE, "messages are verified")
             before = len(fabric.events("switch"))
+            path = next(qp["path"] for qp in fabric.status()["qps"] if qp["path"].startswith("a"))
+            nic = path.split("-")[n % 2]
             moved += "left it" in drain(fabric, nic)
             new = fabric.events("switch")[before:]
             stalls += [e["switch_us"] / 1000 for e in new if e["kind"] == "planned"]
@@ -140,9 +141,9 @@ def verified_drains(logs, *options):
         (logs / "stop").touch()
         results = {host: p.expect_success(PATIENCE) or report(p) for host, p in programs.items()}
         check_quiet(fabric)
-        # A NIC may have been left already; those that had not been were left by both ends of each QP.
+        # A QP may go back home by itself just when its NIC is to be drained.
         count = len(planned(fabric))
-        if moved < DRAINS // 3 or count < 4 * moved:
+        if moved < DRAINS // 2 or count < 2 * moved:
             raise Failure(f"{count} planned switches in {moved} of {DRAINS} drains")
         messages = sum(r["verified_messages"] for r in results.values())
         return f"{count} planned switches, median {statistics.median(stalls):.1f} ms, {messages} messages verified"
@@ -222,8 +223,9 @@ def wrong_names(logs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--flap-seconds", type=int, default=10)
+    parser.add_argument("--only", action="append", help="only cases whose names have this in them")
     args = parser.parse_args()
-    suite = Suite("planned")
+    suite = Suite("planned", args.only)
     for tool, source in TOOLS:
         suite.case(f"{tool} goes back to its NIC", goes_back, tool, source)
     suite.case("atomics", atomics)

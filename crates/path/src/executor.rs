@@ -324,10 +324,14 @@ impl Executor {
             }
         }
         let unheard = matches!(&message.body, Body::Hello(h) if h.waiting) && self.lqp.state() == State::Connected;
-        if unheard {
-            // We have answered already. A NIC of the peer that died and was healed has a new endpoint; perhaps it is the only one
-            // that the peer has, and what we know is the old one.
+        let invited = matches!(message.body, Body::Planned(..)) && self.lqp.state() == State::Active;
+        if unheard || invited {
+            // We have answered already; or the peer wants to go to a NIC that it knows to be well. A NIC of the peer that died and was
+            // healed has a new endpoint, and what we know is the old one, or that it has none.
             shell.refresh_peer();
+        }
+        if invited {
+            self.learn(shell);
         }
         self.lqp.handle_message(shell.now_us(), message);
         self.run(shell);

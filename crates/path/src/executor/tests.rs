@@ -27,6 +27,8 @@ struct Fake {
     sent: Vec<Message>,
     wcs: Vec<(u64, WcStatus)>,
     ended: Option<Ended>,
+    /// NIC 1 works, as whoever looks again will find.
+    healed: bool,
     log: Vec<&'static str>,
 }
 
@@ -47,6 +49,7 @@ impl Fake {
             sent: Vec::new(),
             wcs: Vec::new(),
             ended: None,
+            healed: false,
             log: Vec::new(),
         }
     }
@@ -149,6 +152,8 @@ impl Shell for Fake {
         self.sent.push(*message);
     }
     fn refresh_peer(&mut self) -> bool {
+        self.log.push("refresh");
+        self.works[1] |= std::mem::take(&mut self.healed);
         true
     }
     fn peer_connection(&mut self) -> Option<u32> {
@@ -367,7 +372,7 @@ fn a_planned_switch_waits_for_both_fences_and_replays_nothing() {
     assert!(e.holds_sends() && !e.switching());
     assert_eq!(e.hold_sends(&CAPS, || 1, &SendWr { wr_id: 2, ..blank() }), Some(Ok(())));
     planned(&mut e, &mut s, Planned::Drained, 1);
-    assert!(s.log.is_empty(), "an atomic is still on its way");
+    assert_eq!(s.log, ["refresh"; 0], "an atomic is still on its way");
     s.sends.clear();
     s.now_us = e.deadline_us().unwrap();
     e.tick(&mut s);
@@ -456,4 +461,15 @@ fn only_the_end_that_left_wants_back() {
     let message = hello(epoch + 1, &e);
     e.message(&mut s, &message);
     assert_eq!((e.lqp().state(), e.home()), (State::Active, None), "the peer had it leave");
+}
+
+/// The peer's NIC died and was healed, and this end has not looked since: it looks before it declines.
+#[test]
+fn an_invitation_is_not_declined_by_old_news() {
+    let (mut e, mut s) = (end(1), Fake::new());
+    s.works[1] = false;
+    e.beliefs_changed(&mut s);
+    s.healed = true;
+    planned(&mut e, &mut s, Planned::Propose, 1);
+    assert!(e.holds_sends(), "it follows: {:?}", s.sent);
 }
