@@ -14,8 +14,10 @@ use std::path::{Path, PathBuf};
 const PURE: &[&str] = &["types", "wire", "roce", "path", "overlay"];
 /// What a pure crate may use from outside: small crates without I/O.
 const LEAVES: &[&str] = &["crc32fast", "hmac", "sha2", "thiserror", "zerocopy"];
-/// Crates that do I/O. Whatever is neither here nor pure nor [`TOOLS`] is an unknown crate, and an error.
-const SHELLS: &[&str] = &["verbs", "fabric", "softnic", "directory", "shift", "preload", "telemetry", "edged", "cli"];
+/// Crates that do I/O, from the lowest floor to the highest: each may use those before it. Whatever is neither here nor pure nor [`TOOLS`]
+/// is an unknown crate, and an error.
+const SHELLS: &[&str] =
+    &["telemetry", "verbs", "fabric", "directory", "softnic", "shift", "unbroken", "preload", "edged", "cli"];
 /// Harnesses.
 const TOOLS: &[&str] = &["sim", "trial", "bench", "xtask"];
 /// Crates that may use `unsafe` (`directory`: only the call that opens LMDB, since a file is mapped there).
@@ -82,6 +84,11 @@ fn edges(metadata: &Value) -> Result<Vec<String>> {
     Ok(wrong)
 }
 
+/// On which floor a shell is.
+fn floor(name: &str) -> Option<usize> {
+    SHELLS.iter().position(|shell| *shell == name)
+}
+
 /// Why crate `name` must not depend on `dep`, if it must not.
 fn edge(name: &str, dep: &str) -> Option<String> {
     let inner = dep.strip_prefix("unbroken-");
@@ -94,6 +101,11 @@ fn edge(name: &str, dep: &str) -> Option<String> {
         }
     } else if name == "sim" && (dep == "tokio" || dep == "libc" || inner.is_some_and(|d| SHELLS.contains(&d))) {
         "the simulator drives pure crates, without I/O"
+    } else if let (Some(me), Some(it)) = (floor(name), inner.and_then(floor)) {
+        if it < me {
+            return None;
+        }
+        "a shell uses those on lower floors alone (SHELLS in xtask/src/deps.rs)"
     } else if name == "xtask" && dep != "serde_json" {
         "xtask must build before everything else: serde_json alone"
     } else {
@@ -188,6 +200,8 @@ mod tests {
             ("unbroken-wire", "tokio"),
             ("unbroken-types", "rand"),
             ("unbroken-sim", "unbroken-shift"),
+            ("unbroken-verbs", "unbroken-softnic"),
+            ("unbroken-shift", "unbroken-preload"),
             ("unbroken-sim", "tokio"),
             ("xtask", "unbroken-verbs"),
         ] {

@@ -19,7 +19,7 @@
 //!
 //! Time is the shell's `now_us`; only [`Executor::look`] takes the observer's clock, by which silence is measured.
 
-use crate::action::{Action, FailCause, OpenError, Opened, QuiesceError, Quiesced, Reason, Switched};
+use crate::action::{Action, OpenError, QuiesceError, Quiesced, Reason, Switched};
 use crate::config::Mutation;
 use crate::health::Verdict;
 use crate::message::{Body, Message, RefuseReason};
@@ -31,8 +31,11 @@ use unbroken_roce::{
 };
 use unbroken_types::{QpCaps, QpState, WcStatus};
 
+mod shell;
 #[cfg(test)]
 mod tests;
+
+pub use shell::{Ended, Shell, StepError, Switch};
 
 /// Actions that one call may carry out; a switch over every slot needs fewer.
 const MAX_ACTIONS: usize = 1024;
@@ -58,86 +61,6 @@ const PLAN_PAUSE_MAX_US: u64 = 10_000_000;
 const STOP_LOOK_US: u64 = 50;
 /// See `STOP_LOOK_US`.
 const STOP_LOOK_MAX_US: u64 = 2_000;
-
-/// A step on a physical QP was refused: its NIC has just died, too.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the device refused")]
-pub struct StepError;
-
-/// Why a QP takes no more work.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
-    /// It was given up: the application has the original error.
-    GivenUp,
-    /// An error of the program had ended it.
-    ByProgram,
-}
-
-/// What is done for an executor. All of it is about one logical QP; nothing of it may call the executor.
-pub trait Shell {
-    /// Microseconds of a monotonic clock.
-    fn now_us(&self) -> u64;
-
-    // ---- the physical QP ----
-
-    /// Its state.
-    fn state(&self) -> QpState;
-    /// How far it is.
-    fn progress(&self) -> Progress;
-    /// Whether its NIC works.
-    fn nic_works(&self) -> bool;
-    /// Stops it for ever, and takes its work out. `None`: that is under way; it is asked again.
-    fn quiesce(&mut self) -> Result<Option<Backlog>, QuiesceError>;
-    /// Puts a fresh one in its place, on the local NIC of the path, in state INIT and with these receives. The old one is destroyed. On an
-    /// error nothing has changed.
-    fn open(&mut self, path: SlotPath, recvs: &Backlog) -> Result<Opened, OpenError>;
-    /// Gives a fresh one (RTR) its sends.
-    fn adopt(&mut self, sends: &Backlog) -> Result<(), StepError>;
-    /// Posts sends that were held, in their order.
-    fn post(&mut self, sends: &Backlog) -> Result<(), StepError>;
-    /// Changes it. `remote` is the peer's NIC, where it is to be connected.
-    fn modify(&mut self, change: &RcModify, remote: Option<u8>) -> Result<(), StepError>;
-    /// Completes its first send with `status` and flushes the rest; only where it could not be quiesced, or not at once.
-    fn fail(&mut self, status: WcStatus);
-
-    // ---- the application ----
-
-    /// What it has set, as a physical QP is to have it.
-    fn app(&self) -> RcModify;
-    /// Completes work that no physical QP holds: the first send with `first`, all else flushed.
-    fn complete(&mut self, work: &Backlog, first: WcStatus);
-    /// The QP has ended; whatever is posted from now on flushes.
-    fn ended(&mut self, why: Ended);
-
-    // ---- the network and the peer ----
-
-    /// What is known of a path.
-    fn belief(&self, path: SlotPath) -> Belief;
-    /// Sends a control message over a path. It may be lost.
-    fn send(&mut self, message: &Message, path: SlotPath);
-    /// Reads again where the peer's process can be reached. False: it is no longer there. (Not to know is to say true.)
-    fn refresh_peer(&mut self) -> bool;
-    /// The connection that the peer's QP has now, if the directory says so.
-    fn peer_connection(&mut self) -> Option<u32>;
-
-    // ---- reports ----
-
-    /// The QP is about to be given up.
-    fn gives_up(&mut self, lqp: &LogicalQp, cause: FailCause, status: WcStatus);
-    /// A switch is done, and something has moved (or nothing was there to be moved).
-    fn switched(&mut self, lqp: &LogicalQp, done: &Switch);
-}
-
-/// A switch that is done, for whoever reports it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Switch {
-    /// From where to where, and why.
-    pub switched: Switched,
-    /// What was sent again, and what was not.
-    pub replay: Replay,
-    /// When something moved on the new path.
-    pub moved_us: u64,
-}
 
 /// A switch that is done but not yet reported.
 #[derive(Clone, Debug)]

@@ -126,6 +126,7 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
         srq: srq.map(|s| s.srq.clone()),
         sq_sig_all: r.sq_sig_all,
         cookie,
+        plain: false,
     })?;
     // SAFETY: promised by the caller.
     unsafe { r.cap.write(caps_to_c(qp.caps())) };

@@ -8,7 +8,7 @@
 
 use crate::aliases::Aliases;
 use crate::control::{ControlAddr, Endpoint};
-use crate::devices::{self, NicSet};
+use crate::devices::NicSet;
 use crate::front::{AsyncElement, Context};
 use crate::outbox::{Batch, Outbox};
 use crate::peer::Peers;
@@ -16,6 +16,7 @@ use crate::qp::Qp;
 use crate::worker::{self, Inbox, Job};
 use std::collections::HashMap;
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use unbroken_directory::{Directory, NicRecord, ProcessRecord};
@@ -79,7 +80,7 @@ pub struct Core {
     /// Tells this process from every other that had or will have its addresses.
     pub(crate) incarnation: u64,
     pub(crate) runtime: Runtime,
-    pub(crate) directory: Option<Directory>,
+    pub(crate) directory: Option<Arc<Directory>>,
     log: EventLog,
     channel: Arc<CompChannel>,
     pub(crate) inbox: Arc<Inbox>,
@@ -115,26 +116,17 @@ impl EventSink for Sink {
 }
 
 impl Core {
-    /// The core of this process, from the environment. Opens no NIC yet.
-    pub(crate) fn start() -> Result<Arc<Core>> {
-        Core::over(devices::from_env()?)
-    }
-
-    /// The core over these NICs.
+    /// The core over these NICs. Opens none yet.
     pub(crate) fn over(nics: Box<dyn NicSet>) -> Result<Arc<Core>> {
         let failover = std::env::var("UNBROKEN_FAILOVER").map_or(true, |v| v != "0");
         let runtime = Runtime::at(&nics.runtime()).map_err(|e| Error::new(libc::EIO, e.to_string()))?;
-        let directory = if failover {
-            Some(Directory::open(&runtime).map_err(|e| Error::new(libc::EIO, e.to_string()))?)
-        } else {
-            None
-        };
+        let directory = if failover { Some(open_directory(&runtime)?) } else { None };
         let memory = nics.memory();
         let mut seed = [0u8; 8];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Error::os("getrandom", &e.into()))?;
         let control_pd = memory.alloc_pd()?;
-        let key = Key::new(&directory.as_ref().map_or([0; 32], Directory::key));
+        let key = Key::new(&directory.as_ref().map_or([0; 32], |d| d.key()));
         let inbox = Arc::new(Inbox::new()?);
         Ok(Arc::new(Core {
             slots: (0..nics.count()).map(|_| Mutex::default()).collect(),
@@ -165,6 +157,11 @@ impl Core {
             worker: OnceLock::new(),
             nics,
         }))
+    }
+
+    /// Nobody looks after the QPs any more.
+    pub(crate) fn stop(&self) {
+        self.inbox.stop();
     }
 
     pub(crate) fn nic_count(&self) -> usize {
@@ -540,6 +537,20 @@ impl Core {
             c.raise(event_type, element);
         }
     }
+}
+
+/// The directory of a runtime folder: one for all hosts of this process, as an embedded one can be opened only once.
+fn open_directory(runtime: &Runtime) -> Result<Arc<Directory>> {
+    static OPEN: Mutex<Vec<(PathBuf, Weak<Directory>)>> = Mutex::new(Vec::new());
+    let mut open = lock(&OPEN);
+    open.retain(|(_, directory)| directory.strong_count() > 0);
+    let known = open.iter().find(|(path, _)| path == runtime.path()).and_then(|(_, directory)| directory.upgrade());
+    if let Some(directory) = known {
+        return Ok(directory);
+    }
+    let directory = Arc::new(Directory::open(runtime).map_err(|e| Error::new(libc::EIO, e.to_string()))?);
+    open.push((runtime.path().to_path_buf(), Arc::downgrade(&directory)));
+    Ok(directory)
 }
 
 fn timeout_from_env() -> Result<u8> {

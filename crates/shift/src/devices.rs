@@ -1,10 +1,12 @@
 //! The NICs that `shift` runs over. The only file of this crate that names a kind of device: all others know [`Device`] alone, and
 //! learn of failures through it.
 
-use std::path::PathBuf;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use unbroken_softnic::{Config, NicSource, SoftNics};
 pub use unbroken_softnic::{NicInfo, PortInfo};
+use unbroken_telemetry::Runtime;
 use unbroken_types::Gid;
 use unbroken_verbs::{Device, DeviceAttr, Error, EventSink, MemoryDomain, PortAttr, Result, UdAliases};
 
@@ -104,10 +106,18 @@ fn over(config: Config) -> Result<Box<dyn NicSet>> {
     Ok(Box::new(Soft(SoftNics::new(config)?, runtime)))
 }
 
+fn runtime_at(path: &Path) -> Result<Runtime> {
+    Runtime::at(path).map_err(|e| Error::invalid(e.to_string()))
+}
+
 /// The NICs of a host in the emulated network of a runtime folder.
-#[cfg(test)]
-pub fn of_host(runtime: unbroken_telemetry::Runtime, host: &str) -> Result<Box<dyn NicSet>> {
-    over(Config::host(runtime, host))
+pub fn of_host(runtime: &Path, host: &str) -> Result<Box<dyn NicSet>> {
+    over(Config::host(runtime_at(runtime)?, host))
+}
+
+/// NICs at addresses of interfaces.
+pub fn at(runtime: &Path, addresses: &[IpAddr]) -> Result<Box<dyn NicSet>> {
+    over(Config { runtime: runtime_at(runtime)?, nics: NicSource::Addresses(addresses.to_vec()) })
 }
 
 /// NICs that may be looked at without being used.

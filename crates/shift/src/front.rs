@@ -1,10 +1,13 @@
 //! What the C layer calls: devices, contexts, queues and logical QPs of this process.
 
 use crate::core::Core;
+use crate::devices;
 pub use crate::devices::{check_owner, inventory, Inventory, NicInfo, PortInfo};
 pub use crate::qp::{Qp, QpRequest};
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use unbroken_types::{Access, Gid};
@@ -48,11 +51,22 @@ static SYSTEM: OnceLock<Result<System>> = OnceLock::new();
 impl System {
     /// The process's system, made at the first call. A wrong environment (unknown host, damaged fabric file) is an error each time.
     pub fn get() -> Result<&'static System> {
-        SYSTEM.get_or_init(System::start).as_ref().map_err(Clone::clone)
+        SYSTEM.get_or_init(System::from_env).as_ref().map_err(Clone::clone)
     }
 
-    fn start() -> Result<System> {
-        Ok(System::over(Core::start()?))
+    /// The NICs that the environment names. One process may have several systems; each QP is one system's.
+    pub fn from_env() -> Result<System> {
+        Ok(System::over(Core::over(devices::from_env()?)?))
+    }
+
+    /// A host of the emulated network of a runtime folder.
+    pub fn emulated(runtime: &Path, host: &str) -> Result<System> {
+        Ok(System::over(Core::over(devices::of_host(runtime, host)?)?))
+    }
+
+    /// NICs at addresses of this machine's interfaces.
+    pub fn at(runtime: &Path, addresses: &[IpAddr]) -> Result<System> {
+        Ok(System::over(Core::over(devices::at(runtime, addresses)?)?))
     }
 
     pub(crate) fn over(core: Arc<Core>) -> System {
@@ -68,7 +82,7 @@ impl System {
     }
 
     /// Opens a device.
-    pub fn open(&'static self, index: usize) -> Result<Arc<Context>> {
+    pub fn open(&self, index: usize) -> Result<Arc<Context>> {
         check_owner()?;
         if index >= self.devices.len() {
             return Err(Error::invalid(format!("no device unb{index}: this host has {}", self.devices.len())));
@@ -88,6 +102,12 @@ impl System {
         });
         self.core.add_context(&context);
         Ok(context)
+    }
+}
+
+impl Drop for System {
+    fn drop(&mut self) {
+        self.core.stop();
     }
 }
 

@@ -203,7 +203,7 @@ impl Shell for Hands<'_> {
             let (gid, qpn) = (self.app.dest_gid?, self.app.rc.dest_qpn?);
             d.lookup_qp(self.qp.core.first_port(gid), qpn).ok().flatten()
         };
-        self.qp.core.directory.as_ref().and_then(lookup).map(|(_, connection)| connection)
+        self.qp.core.directory.as_deref().and_then(lookup).map(|(_, connection)| connection)
     }
 
     fn gives_up(&mut self, lqp: &LogicalQp, cause: FailCause, status: WcStatus) {

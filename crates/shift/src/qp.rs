@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use unbroken_path::Endpoint;
 use unbroken_telemetry::{QpStatus, What};
-use unbroken_types::{Gid, QpCaps, QpState, QpType, Wc, WcStatus};
+use unbroken_types::{Gid, QpCaps, QpState, QpType, Wc, WcStatus, PSN_MASK};
 use unbroken_verbs::{
     Backlog, Cq, Error, HoldingQp, PostError, QpEvent, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result,
     SendBatch, SendWr, Srq,
@@ -43,6 +43,8 @@ pub struct QpRequest {
     pub sq_sig_all: bool,
     /// What asynchronous events of the QP carry: the address of its `ibv_qp`.
     pub cookie: u64,
+    /// It fails with its NIC, failover or not.
+    pub plain: bool,
 }
 
 /// What carries the QP and what was set.
@@ -87,7 +89,7 @@ impl Qp {
     pub(crate) fn create(core: &Arc<Core>, context: &Arc<Context>, r: &QpRequest) -> Result<Arc<Qp>> {
         check_owner()?;
         let nic = context.nic();
-        let protect = core.failover && core.nic_count() > 1 && r.qp_type != QpType::Uc;
+        let protect = core.failover && core.nic_count() > 1 && r.qp_type != QpType::Uc && !r.plain;
         let protect = protect && (r.qp_type == QpType::Rc || core.watched());
         // A UD QP that begins elsewhere shows the addresses of its default NIC from the first.
         let home = (protect && r.qp_type == QpType::Ud && core.device(nic).is_none()).then(|| core.gid_of(nic));
@@ -112,6 +114,7 @@ impl Qp {
         let qpn = phys.qpn();
         let why_not = match r.qp_type {
             _ if !core.failover => "failover is off",
+            _ if r.plain => "it was made without protection",
             QpType::Uc => "UC QPs are not protected",
             _ if core.nic_count() < 2 => "the host has one NIC only",
             QpType::Rc => "not connected",
@@ -186,7 +189,13 @@ impl Qp {
         (self.nic, self.qpn)
     }
 
-    pub(crate) fn gid(&self) -> Gid {
+    /// A first PSN that a stranger cannot guess.
+    pub fn draw_psn(&self) -> u32 {
+        self.core.random() & PSN_MASK
+    }
+
+    /// The GID of its default NIC.
+    pub fn gid(&self) -> Gid {
         self.core.gid_of(self.nic)
     }
 
@@ -591,7 +600,7 @@ impl Qp {
     }
 
     /// What `unbroken status` shows.
-    pub(crate) fn status(&self) -> QpStatus {
+    pub fn status(&self) -> QpStatus {
         let g = self.gate();
         if let Some(status) = datagram::status(self, &g) {
             return status;

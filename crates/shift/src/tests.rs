@@ -16,7 +16,6 @@ use unbroken_path::message::{Body, Hello, Probe, Refuse, RefuseReason};
 use unbroken_path::seal::Key;
 use unbroken_path::{Endpoint, Message, SlotPath, SlotTable};
 use unbroken_roce::{Messages, Progress};
-use unbroken_telemetry::Runtime;
 use unbroken_types::{Access, Gid, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent, DeviceQp, Error,
@@ -210,6 +209,7 @@ struct World {
     room: Box<[std::sync::atomic::AtomicU8]>,
     keys: [MrKeys; 2],
     _contexts: [Arc<Context>; 2],
+    _system: System,
     _runtime: tempfile::TempDir,
 }
 
@@ -227,10 +227,9 @@ impl World {
         let folder = tempfile::tempdir().unwrap();
         let plan = Arc::new(Plan::default());
         dead.iter().for_each(|nic| plan.dead[*nic].store(true, SeqCst));
-        let nics = devices::of_host(Runtime::at(folder.path()).unwrap(), "a").unwrap();
+        let nics = devices::of_host(folder.path(), "a").unwrap();
         let core = Core::over(Box::new(Nics(nics, plan.clone()))).unwrap();
-        // A system lasts as long as its process.
-        let system: &'static System = Box::leak(Box::new(System::over(core.clone())));
+        let system = System::over(core.clone());
         let contexts = [system.open(0).unwrap(), system.open(1).unwrap()];
         let pd = contexts[0].alloc_pd().unwrap();
         let cq = contexts[0].create_cq(64, None).unwrap();
@@ -243,8 +242,17 @@ impl World {
         };
         let qp = |context: &Arc<Context>| {
             let (send_cq, recv_cq) = (cq.clone(), cq.clone());
-            let request =
-                QpRequest { qp_type: QpType::Rc, caps, pd, send_cq, recv_cq, srq: None, sq_sig_all: true, cookie: 0 };
+            let request = QpRequest {
+                qp_type: QpType::Rc,
+                caps,
+                pd,
+                send_cq,
+                recv_cq,
+                srq: None,
+                sq_sig_all: true,
+                cookie: 0,
+                plain: false,
+            };
             context.create_qp(&request).unwrap()
         };
         let (from, to) = (qp(&contexts[0]), qp(&contexts[1]));
@@ -252,7 +260,7 @@ impl World {
         let room: Box<[_]> = (0..BYTES).map(|_| std::sync::atomic::AtomicU8::new(0)).collect();
         let keys = [out.as_ptr() as u64, room.as_ptr() as u64]
             .map(|addr| core.memory().reg_mr(pd, addr, BYTES as u64, addr, Access::LOCAL_WRITE).unwrap());
-        World { plan, core, from, to, cq, out, room, keys, _contexts: contexts, _runtime: folder }
+        World { plan, core, from, to, cq, out, room, keys, _contexts: contexts, _system: system, _runtime: folder }
     }
 
     /// A message from end to end.

@@ -64,11 +64,18 @@ pub(crate) struct Inbox {
     wake: EventFd,
     /// The worker is about to look, so it need not be woken.
     awake: AtomicBool,
+    /// The worker is to end.
+    stopped: AtomicBool,
 }
 
 impl Inbox {
     pub(crate) fn new() -> Result<Inbox> {
-        Ok(Inbox { jobs: Mutex::default(), wake: EventFd::new(false, true)?, awake: AtomicBool::new(false) })
+        Ok(Inbox {
+            jobs: Mutex::default(),
+            wake: EventFd::new(false, true)?,
+            awake: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+        })
     }
 
     /// Leaves a job. The list is bounded by what causes jobs: each QP has one life to fail, and is watched earlier and earlier only.
@@ -77,6 +84,12 @@ impl Inbox {
         if !self.awake.swap(true, Ordering::AcqRel) {
             self.wake.signal();
         }
+    }
+
+    /// Has the worker end.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.wake.signal();
     }
 
     fn take(&self) -> VecDeque<Job> {
@@ -138,14 +151,16 @@ pub(crate) fn spawn(core: &Arc<Core>) -> std::io::Result<()> {
         homing: Homing::new(core),
     };
     let core = core.clone();
-    crate::devices::spawn("unb-shift", move || loop {
-        // A defect in one round must not leave all QPs without anybody who looks after them.
-        let round = std::panic::AssertUnwindSafe(|| {
-            worker.wait();
-            worker.work();
-        });
-        if std::panic::catch_unwind(round).is_err() {
-            core.complain("failover", &"a round of work ended in a panic");
+    crate::devices::spawn("unb-shift", move || {
+        while !core.inbox.stopped.load(Ordering::Acquire) {
+            // A defect in one round must not leave all QPs without anybody who looks after them.
+            let round = std::panic::AssertUnwindSafe(|| {
+                worker.wait();
+                worker.work();
+            });
+            if std::panic::catch_unwind(round).is_err() {
+                core.complain("failover", &"a round of work ended in a panic");
+            }
         }
     })
 }

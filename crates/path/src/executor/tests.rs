@@ -1,6 +1,7 @@
 //! Two executors over shells that only write down what they are asked to do.
 
 use super::*;
+use crate::action::{FailCause, Opened};
 use crate::config::Config;
 use crate::message::{Endpoint, Hello, Planned};
 use crate::slots::SlotTable;

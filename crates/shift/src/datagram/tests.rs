@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use unbroken_roce::GRH_BYTES;
-use unbroken_telemetry::Runtime;
 use unbroken_types::{Access, QpCaps, QpType, SendFlags, SendOpcode, Sge, Wc};
 use unbroken_verbs::{Cq, DeviceEvent, MrKeys, SendWr, UdDest};
 
@@ -30,6 +29,7 @@ struct World {
     buffer: Box<[AtomicU8]>,
     keys: MrKeys,
     _contexts: [Arc<Context>; 2],
+    _system: System,
     _runtime: tempfile::TempDir,
 }
 
@@ -47,10 +47,9 @@ impl World {
     fn new() -> World {
         let folder = tempfile::tempdir().unwrap();
         let plan = Arc::new(Plan::default());
-        let nics = devices::of_host(Runtime::at(folder.path()).unwrap(), "a").unwrap();
+        let nics = devices::of_host(folder.path(), "a").unwrap();
         let core = Core::over(Box::new(Nics(nics, plan.clone()))).unwrap();
-        // A system lasts as long as its process.
-        let system: &'static System = Box::leak(Box::new(System::over(core.clone())));
+        let system = System::over(core.clone());
         let contexts = [system.open(0).unwrap(), system.open(1).unwrap()];
         let pd = contexts[0].alloc_pd().unwrap();
         let cq = contexts[0].create_cq(256, None).unwrap();
@@ -59,15 +58,24 @@ impl World {
             QpCaps { max_send_wr: entries, max_recv_wr: entries, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let qp = |context: &Arc<Context>| {
             let (send_cq, recv_cq) = (cq.clone(), cq.clone());
-            let request =
-                QpRequest { qp_type: QpType::Ud, caps, pd, send_cq, recv_cq, srq: None, sq_sig_all: true, cookie: 0 };
+            let request = QpRequest {
+                qp_type: QpType::Ud,
+                caps,
+                pd,
+                send_cq,
+                recv_cq,
+                srq: None,
+                sq_sig_all: true,
+                cookie: 0,
+                plain: false,
+            };
             context.create_qp(&request).unwrap()
         };
         let (from, to) = (qp(&contexts[0]), qp(&contexts[1]));
         let buffer: Box<[_]> = (0..GRH_BYTES + BYTES).map(|_| AtomicU8::new(0)).collect();
         let addr = buffer.as_ptr() as u64;
         let keys = core.memory().reg_mr(pd, addr, buffer.len() as u64, addr, Access::LOCAL_WRITE).unwrap();
-        World { plan, core, from, to, cq, buffer, keys, _contexts: contexts, _runtime: folder }
+        World { plan, core, from, to, cq, buffer, keys, _contexts: contexts, _system: system, _runtime: folder }
     }
 
     fn up() -> World {

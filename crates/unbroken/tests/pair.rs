@@ -1,0 +1,124 @@
+//! Two hosts of the emulated network in one process, over the public interface alone.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use unbroken::{Cq, Host, Qp, QpOptions, QpState, Region, RemoteRegion, WcStatus};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct End {
+    cq: Cq,
+    qp: Qp,
+    region: Region,
+}
+
+impl End {
+    fn new(folder: &TempDir, name: &str, options: &QpOptions) -> End {
+        let nic = Host::emulated(folder.path(), name).unwrap().open(0).unwrap();
+        let (pd, cq) = (nic.alloc_pd().unwrap(), nic.create_cq(64).unwrap());
+        let qp = pd.create_qp(&cq, options).unwrap();
+        End { region: pd.register(8192).unwrap(), qp, cq }
+    }
+
+    /// The status of the next completion.
+    fn next(&self) -> u32 {
+        let began = Instant::now();
+        loop {
+            if let Some(wc) = self.cq.poll(1).unwrap().first() {
+                return wc.status;
+            }
+            assert!(began.elapsed() < PATIENCE, "no completion");
+        }
+    }
+}
+
+fn pair(options: &QpOptions) -> (TempDir, End, End) {
+    let folder = tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" }).unwrap();
+    let ends = ["a", "b"].map(|name| End::new(&folder, name, options));
+    ends[0].qp.connect(&ends[1].qp.address()).unwrap();
+    ends[1].qp.connect(&ends[0].qp.address()).unwrap();
+    let [a, b] = ends;
+    (folder, a, b)
+}
+
+fn protected(qps: [&Qp; 2]) {
+    let began = Instant::now();
+    while let Some(why) = qps.iter().find_map(|qp| qp.protection().err()) {
+        assert!(began.elapsed() < PATIENCE, "not protected: {why}");
+    }
+}
+
+/// As a person would break it: the fault is set by another process.
+fn kill_nic(folder: &TempDir) {
+    unbroken_fabric::Fabric::open(&unbroken_fabric::Runtime::at(folder.path()).unwrap())
+        .unwrap()
+        .set(&"nic a/0 dead".parse().unwrap(), None)
+        .unwrap();
+}
+
+fn work(a: &End, b: &End, there: &RemoteRegion, text: &[u8]) {
+    a.region.write(0, text).unwrap();
+    b.qp.recv(7, &b.region, 0..100).unwrap();
+    a.qp.send(1, &a.region, 0..text.len()).unwrap();
+    assert_eq!((a.next(), b.next()), (WcStatus::Success as u32, WcStatus::Success as u32));
+    assert_eq!(b.region.read(0..text.len()).unwrap(), text);
+    a.qp.write(2, &a.region, 0..text.len(), (there, 4096)).unwrap();
+    assert_eq!(a.next(), WcStatus::Success as u32);
+    a.qp.read(3, &a.region, 1000..1000 + text.len(), (there, 4096)).unwrap();
+    assert_eq!(a.next(), WcStatus::Success as u32);
+    assert_eq!(a.region.read(1000..1000 + text.len()).unwrap(), text);
+}
+
+#[test]
+fn a_logical_qp_goes_on_when_its_nic_dies() {
+    let (folder, a, b) = pair(&QpOptions::default());
+    protected([&a.qp, &b.qp]);
+    let there = b.region.remote();
+    work(&a, &b, &there, b"before");
+    kill_nic(&folder);
+    work(&a, &b, &there, b"and after");
+    let (path, moves) = a.qp.path();
+    assert!(path.starts_with("a/1") && moves == 1, "{path} {moves}");
+}
+
+#[test]
+fn a_plain_qp_fails_with_its_nic() {
+    let (folder, a, b) = pair(&QpOptions { plain: true, ..QpOptions::default() });
+    assert_eq!(a.qp.protection(), Err("it was made without protection".into()));
+    work(&a, &b, &b.region.remote(), b"well");
+    a.qp.recv(9, &a.region, 0..10).unwrap();
+    kill_nic(&folder);
+    assert_eq!(a.next(), WcStatus::WrFlushErr as u32);
+    assert_eq!(a.qp.state(), QpState::Err);
+}
+
+#[test]
+fn wrong_use_is_an_error_that_says_so() {
+    let (_folder, a, b) = pair(&QpOptions::default());
+    let there = b.region.remote();
+    for (error, says) in [
+        (a.qp.send(1, &a.region, 8000..9000).unwrap_err(), "bytes 8000..9000 of a region of 8192"),
+        (a.qp.write(1, &a.region, 0..10, (&there, 8190)).unwrap_err(), "10 bytes at 8190 of a remote region of 8192"),
+        (a.qp.connect(&b.qp.address()).unwrap_err(), ""),
+    ] {
+        assert!(error.to_string().contains(says), "{error}");
+    }
+}
+
+/// The example of the documentation, whose NIC is killed from outside in mid-game and comes back.
+#[test]
+fn the_example_outlives_its_nic() {
+    let example = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("examples/pingpong");
+    let mut game = Command::new(example).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(game.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+    let first = lines.next().unwrap();
+    let folder = first.split("UNBROKEN_RUNTIME=").nth(1).unwrap().split(' ').next().unwrap();
+    let runtime = unbroken_fabric::Runtime::at(Path::new(folder)).unwrap();
+    let fabric = unbroken_fabric::Fabric::open(&runtime).unwrap();
+    fabric.set(&"nic a/0 dead".parse().unwrap(), None).unwrap();
+    let last = lines.next().unwrap();
+    assert!(game.wait().unwrap().success() && last.contains(" rounds, ") && last.contains("a/1-b/1"), "{last}");
+}
