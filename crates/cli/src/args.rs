@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use unbroken_fabric::DeviceKind;
 use unbroken_types::{LinkLayer, Mtu};
 
 /// Keeps RDMA programs running when a NIC, a port, a cable or a switch fails.
@@ -95,6 +96,9 @@ pub(crate) struct RunArgs {
     /// Addresses of network interfaces, with commas: they are the NICs, without an emulated network
     #[arg(long, value_name = "ADDRESSES", conflicts_with = "host")]
     pub(crate) nics: Option<String>,
+    /// What the NICs at these addresses can do: full, or plain, as an RNIC can (in the emulated network, fabric up says it) [default: full]
+    #[arg(long, value_name = "NAME", requires = "nics", value_parser = unbroken_fabric::device_kind)]
+    pub(crate) device: Option<DeviceKind>,
     /// Let failures reach the program
     #[arg(long)]
     pub(crate) no_failover: bool,
@@ -130,6 +134,7 @@ pub(crate) enum FabricCommand {
   unbroken fabric up --hosts left,right --nics 2
   unbroken fabric up --link-layer infiniband --mtu 2048
   unbroken fabric up --ports 2
+  unbroken fabric up --device plain
 
 The settings are kept in fabric.toml in the runtime folder, where single NICs may be given others.")]
     Up {
@@ -148,6 +153,9 @@ The settings are kept in fabric.toml in the runtime folder, where single NICs ma
         /// Ports of each NIC: 1 or 2
         #[arg(long, default_value = "1", value_name = "COUNT", value_parser = parse_ports)]
         ports: u8,
+        /// What NICs can do: full (all that softnic can) or plain (what an RNIC can: no QP holds its work, nothing is shared between NICs)
+        #[arg(long, default_value = "full", value_name = "NAME", value_parser = unbroken_fabric::device_kind)]
+        device: DeviceKind,
     },
     /// Show hosts, NICs, addresses and states
     Show {

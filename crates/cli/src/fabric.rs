@@ -1,6 +1,6 @@
 //! `unbroken fabric`.
 
-use unbroken_fabric::{lid_of, link_layer_name, Fabric, NicKind, NicName, NicPage, Runtime, Shape};
+use unbroken_fabric::{device_kind_name, lid_of, link_layer_name, Fabric, NicKind, NicName, NicPage, Runtime, Shape};
 use unbroken_telemetry::NicStatus;
 use unbroken_types::LinkLayer;
 
@@ -22,13 +22,14 @@ pub(crate) fn up(runtime: &Runtime, hosts: &[String], nics: u8, kind: NicKind) -
     };
     let names: Vec<&str> = fabric.hosts().iter().map(|h| h.name.as_str()).collect();
     print(&format!(
-        "hosts {} with {} NICs each; addresses 127.{}.<host>.<nic>; link layer {}, MTU {}, ports {}; settings in {}\n",
+        "hosts {} with {} NICs each; addresses 127.{}.<host>.<nic>; link layer {}, MTU {}, ports {}, device {}; settings in {}\n",
         names.join(", "),
         nics,
         fabric.octet(),
         link_layer_name(kind.link_layer),
         kind.mtu.bytes(),
         kind.ports,
+        device_kind_name(kind.device),
         runtime.fabric_toml().display(),
     ))
 }
@@ -49,7 +50,7 @@ pub(crate) fn show(runtime: &Runtime, json: bool) -> Result {
                 let link = link(&fabric, n);
                 serde_json::json!({
                     "nic": n.nic, "addr": n.addr, "link_layer": link.name, "lid": link.lid, "mtu": link.mtu,
-                    "state": n.state, "faults": n.faults,
+                    "device": n.device, "state": n.state, "faults": n.faults,
                 })
             })
             .collect();
@@ -57,11 +58,12 @@ pub(crate) fn show(runtime: &Runtime, json: bool) -> Result {
             "runtime": runtime.path(), "octet": fabric.octet(), "hosts": hosts, "switches": rails, "nics": nics,
         }));
     }
-    let mut rows = vec![["nic", "address", "link layer", "LID", "MTU", "state", "faults"].map(String::from).to_vec()];
+    let mut rows =
+        vec![["nic", "address", "link layer", "LID", "MTU", "device", "state", "faults"].map(String::from).to_vec()];
     rows.extend(nics.into_iter().map(|n| {
         let Link { name, lid, mtu } = link(&fabric, &n);
         let lid = if lid == 0 { "-".into() } else { lid.to_string() };
-        vec![n.nic, n.addr, name.into(), lid, mtu.to_string(), n.state, n.faults.join(", ")]
+        vec![n.nic, n.addr, name.into(), lid, mtu.to_string(), n.device, n.state, n.faults.join(", ")]
     }));
     print(&table(&rows))
 }

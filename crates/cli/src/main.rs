@@ -48,8 +48,8 @@ fn execute(args: Args) -> output::Result {
     match args.command {
         Command::Run(args) => run::run(&runtime, &args),
         Command::Fabric { command } => match command {
-            FabricCommand::Up { hosts, nics, link_layer, mtu, ports } => {
-                fabric::up(&runtime, &hosts, nics, NicKind { link_layer, mtu, ports })
+            FabricCommand::Up { hosts, nics, link_layer, mtu, ports, device } => {
+                fabric::up(&runtime, &hosts, nics, NicKind { link_layer, mtu, ports, device })
             }
             FabricCommand::Show { json } => fabric::show(&runtime, json),
             FabricCommand::Down { force } => fabric::down(&runtime, force),

@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use unbroken_fabric::{Fabric, Runtime};
+use unbroken_fabric::{device_kind_name, Fabric, Runtime};
 
 use crate::args::RunArgs;
 use crate::output::{Failure, Result};
@@ -27,13 +27,16 @@ pub(crate) fn run(runtime: &Runtime, args: &RunArgs) -> Result {
         Some(nics) => {
             check_addresses(nics)?;
             command.env("UNBROKEN_NICS", nics).env_remove("UNBROKEN_HOST");
+            if let Some(device) = args.device {
+                command.env("UNBROKEN_DEVICE", device_kind_name(device));
+            }
         }
         None => {
             let host = args.host.clone().or_else(|| std::env::var("UNBROKEN_HOST").ok().filter(|h| !h.is_empty()));
             let host = host.unwrap_or_else(|| "a".into());
             // A wrong name is better told here than by a program that finds no device.
             Fabric::open(runtime)?.host(&host)?;
-            command.env("UNBROKEN_HOST", host).env_remove("UNBROKEN_NICS");
+            command.env("UNBROKEN_HOST", host).env_remove("UNBROKEN_NICS").env_remove("UNBROKEN_DEVICE");
         }
     }
     command.env("UNBROKEN_RUNTIME", runtime.path());

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use serde::Serialize;
-use unbroken_fabric::{now_us, Fabric, NicPage, Presence, ProcessName, Runtime};
+use unbroken_fabric::{device_kind_name, now_us, Fabric, NicPage, Presence, ProcessName, Runtime};
 use unbroken_telemetry::{answering_processes, query_status, Drains, NicStatus, ProcessStatus, QpStatus};
 
 use crate::output::{print, print_json, table, Failure, Result};
@@ -129,7 +129,8 @@ pub(crate) fn nic_statuses(runtime: &Runtime, fabric: Option<&Fabric>) -> Result
     if let Some(fabric) = fabric {
         for nic in fabric.nics() {
             let (state, faults) = fabric.nic_state(&nic)?;
-            for port in 1..=fabric.nic_kind(&nic.host, nic.index).ports {
+            let kind = fabric.nic_kind(&nic.host, nic.index);
+            for port in 1..=kind.ports {
                 let addr = IpAddr::from(fabric.port_addr(&nic.host, nic.index, port)?);
                 let text = match (state.alive, state.port_up(port)) {
                     (false, _) => "dead",
@@ -145,7 +146,7 @@ pub(crate) fn nic_statuses(runtime: &Runtime, fabric: Option<&Fabric>) -> Result
                     name.to_string(),
                     addr,
                     opened.contains(&addr),
-                    text,
+                    [device_kind_name(kind.device), text],
                     faults,
                 )?);
             }
@@ -153,7 +154,7 @@ pub(crate) fn nic_statuses(runtime: &Runtime, fabric: Option<&Fabric>) -> Result
     }
     let known: Vec<String> = statuses.iter().map(|s| s.addr.clone()).collect();
     for addr in opened.iter().filter(|a| !known.contains(&a.to_string())) {
-        statuses.push(nic_status(runtime, &presence, addr.to_string(), *addr, true, "unknown", Vec::new())?);
+        statuses.push(nic_status(runtime, &presence, addr.to_string(), *addr, true, ["unknown"; 2], Vec::new())?);
     }
     let drained = Drains::of(runtime).all().map_err(|e| Failure::io(runtime.path().display(), e))?;
     for nic in statuses.iter_mut().filter(|n| drained.contains(&n.nic)) {
@@ -168,7 +169,7 @@ fn nic_status(
     nic: String,
     addr: IpAddr,
     opened: bool,
-    state: &str,
+    [device, state]: [&str; 2],
     faults: Vec<String>,
 ) -> Result<NicStatus> {
     let (mut pids, mut counters) = (Vec::new(), Default::default());
@@ -177,7 +178,8 @@ fn nic_status(
         pids = page.users(presence).into_iter().map(|user| user.pid).collect();
         counters = page.counters();
     }
-    Ok(NicStatus { nic, addr: addr.to_string(), state: state.into(), faults, pids, counters })
+    let (addr, device, state) = (addr.to_string(), device.to_owned(), state.to_owned());
+    Ok(NicStatus { nic, addr, device, state, faults, pids, counters })
 }
 
 /// The NICs that someone opened or that have a fault.
@@ -188,16 +190,28 @@ fn nic_table(nics: &[NicStatus]) -> String {
             || !n.pids.is_empty()
             || !n.faults.is_empty()
     };
-    let mut rows =
-        vec![["nic", "address", "state", "tx MB", "rx MB", "sent again", "dropped", "bad ICRC", "strangers", "faults"]
-            .map(String::from)
-            .to_vec()];
+    let mut rows = vec![[
+        "nic",
+        "address",
+        "device",
+        "state",
+        "tx MB",
+        "rx MB",
+        "sent again",
+        "dropped",
+        "bad ICRC",
+        "strangers",
+        "faults",
+    ]
+    .map(String::from)
+    .to_vec()];
     rows.extend(nics.iter().filter(shown).map(|n| {
         let mb = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
         let c = &n.counters;
         vec![
             n.nic.clone(),
             n.addr.clone(),
+            n.device.clone(),
             n.state.clone(),
             mb(c.tx_bytes),
             mb(c.rx_bytes),

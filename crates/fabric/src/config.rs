@@ -6,6 +6,7 @@
 //! link_layer = "ethernet"    # or "infiniband"; ethernet if nothing is said
 //! ports = 1             # ports of a NIC: 1 or 2; 1 if nothing is said
 //! mtu = 4096            # of a RoCE packet's payload: 256, 512, 1024, 2048 or 4096, which is what holds if nothing is said
+//! device = "full"       # what NICs can do: "full", all that softnic can, or "plain", what an RNIC can; full if nothing is said
 //!
 //! [[host]]
 //! name = "a"
@@ -129,6 +130,24 @@ pub fn link_layer_name(link_layer: LinkLayer) -> &'static str {
     }
 }
 
+/// What a NIC can do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// All that softnic can.
+    #[default]
+    Full,
+    /// Plain verbs and nothing else, with an RNIC's habits.
+    Plain,
+}
+
+/// The name of a kind of device in `fabric.toml`.
+pub fn device_kind_name(device: DeviceKind) -> &'static str {
+    match device {
+        DeviceKind::Full => "full",
+        DeviceKind::Plain => "plain",
+    }
+}
+
 /// How a NIC is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NicKind {
@@ -138,11 +157,13 @@ pub struct NicKind {
     pub mtu: Mtu,
     /// Its ports, 1 or 2.
     pub ports: u8,
+    /// What it can do.
+    pub device: DeviceKind,
 }
 
 impl Default for NicKind {
     fn default() -> NicKind {
-        NicKind { link_layer: LinkLayer::Ethernet, mtu: Mtu::B4096, ports: 1 }
+        NicKind { link_layer: LinkLayer::Ethernet, mtu: Mtu::B4096, ports: 1, device: DeviceKind::Full }
     }
 }
 
@@ -150,7 +171,8 @@ impl NicKind {
     /// The lines of `fabric.toml`.
     fn to_toml(self) -> String {
         let (link_layer, mtu) = (link_layer_name(self.link_layer), self.mtu.bytes());
-        format!("link_layer = \"{link_layer}\"\nmtu = {mtu}\nports = {}\n", self.ports)
+        let (ports, device) = (self.ports, device_kind_name(self.device));
+        format!("link_layer = \"{link_layer}\"\nmtu = {mtu}\nports = {ports}\ndevice = \"{device}\"\n")
     }
 }
 
@@ -234,7 +256,7 @@ impl Shape {
         let count = file.host.len();
         check(0..0, (1..=MAX_HOSTS).contains(&count), format!("{count} hosts; 1 to {MAX_HOSTS} are right"))?;
         let at = |span: Range<usize>, what: String| config(line_of(text, Some(span)), what);
-        let common = kind_of(NicKind::default(), (&file.link_layer, &file.mtu, &file.ports), at)?;
+        let common = kind_of(NicKind::default(), file.written(), at)?;
         let mut hosts: Vec<Host> = Vec::new();
         for host in &file.host {
             let (name, number, nics) = (host.name.get_ref(), *host.number.get_ref(), *host.nics.get_ref());
@@ -259,26 +281,34 @@ impl Shape {
             check(entry.name.span(), known, format!("there is no NIC '{nic}': no host above has it"))?;
             let first = specials.iter().all(|(other, _)| *other != nic);
             check(entry.name.span(), first, format!("NIC '{nic}' is there twice"))?;
-            specials.push((nic, kind_of(common, (&entry.link_layer, &entry.mtu, &entry.ports), at)?));
+            specials.push((nic, kind_of(common, entry.written(), at)?));
         }
         Ok(Shape { octet: octet as u8, kind: common, hosts, specials })
     }
 }
 
-/// Settings as they are written: link layer, MTU, ports.
-type Written<'a> = (&'a Option<Spanned<String>>, &'a Option<Spanned<i64>>, &'a Option<Spanned<i64>>);
+/// Settings of NICs as they are written.
+struct Written<'a> {
+    link_layer: &'a Option<Spanned<String>>,
+    mtu: &'a Option<Spanned<i64>>,
+    ports: &'a Option<Spanned<i64>>,
+    device: &'a Option<Spanned<String>>,
+}
 
 /// A kind of NIC that differs from another in what is written.
 fn kind_of(base: NicKind, written: Written<'_>, at: impl Fn(Range<usize>, String) -> FabricError) -> Result<NicKind> {
     let mut kind = base;
-    if let Some(name) = written.0 {
+    if let Some(name) = written.link_layer {
         kind.link_layer = link_layer(name.get_ref()).map_err(|what| at(name.span(), what))?;
     }
-    if let Some(bytes) = written.1 {
+    if let Some(bytes) = written.mtu {
         kind.mtu = mtu(*bytes.get_ref()).map_err(|what| at(bytes.span(), what))?;
     }
-    if let Some(count) = written.2 {
+    if let Some(count) = written.ports {
         kind.ports = ports(*count.get_ref()).map_err(|what| at(count.span(), what))?;
+    }
+    if let Some(name) = written.device {
+        kind.device = device_kind(name.get_ref()).map_err(|what| at(name.span(), what))?;
     }
     Ok(kind)
 }
@@ -291,10 +321,17 @@ struct File {
     link_layer: Option<Spanned<String>>,
     mtu: Option<Spanned<i64>>,
     ports: Option<Spanned<i64>>,
+    device: Option<Spanned<String>>,
     #[serde(default)]
     host: Vec<HostEntry>,
     #[serde(default)]
     nic: Vec<NicEntry>,
+}
+
+impl File {
+    fn written(&self) -> Written<'_> {
+        Written { link_layer: &self.link_layer, mtu: &self.mtu, ports: &self.ports, device: &self.device }
+    }
 }
 
 #[derive(Deserialize)]
@@ -312,6 +349,13 @@ struct NicEntry {
     link_layer: Option<Spanned<String>>,
     mtu: Option<Spanned<i64>>,
     ports: Option<Spanned<i64>>,
+    device: Option<Spanned<String>>,
+}
+
+impl NicEntry {
+    fn written(&self) -> Written<'_> {
+        Written { link_layer: &self.link_layer, mtu: &self.mtu, ports: &self.ports, device: &self.device }
+    }
 }
 
 /// The link layer of that name, or what would be right.
@@ -334,6 +378,14 @@ pub fn mtu(bytes: i64) -> std::result::Result<Mtu, String> {
 pub fn ports(count: i64) -> std::result::Result<u8, String> {
     let right = (1..=i64::from(MAX_PORTS)).contains(&count);
     right.then_some(count as u8).ok_or_else(|| format!("ports is {count}; 1 and 2 are right"))
+}
+
+/// The kind of device of that name, or what would be right.
+pub fn device_kind(name: &str) -> std::result::Result<DeviceKind, String> {
+    [DeviceKind::Full, DeviceKind::Plain]
+        .into_iter()
+        .find(|d| device_kind_name(*d) == name)
+        .ok_or_else(|| format!("device is '{name}'; 'full' and 'plain' are right"))
 }
 
 /// The line, from 1, at which a span begins.
@@ -367,7 +419,8 @@ mod tests {
     #[test]
     fn settings_of_nics() {
         let mut shape = Shape::standard(77);
-        shape.kind = NicKind { link_layer: LinkLayer::Infiniband, mtu: Mtu::B1024, ports: 2 };
+        shape.kind =
+            NicKind { link_layer: LinkLayer::Infiniband, mtu: Mtu::B1024, ports: 2, device: DeviceKind::Plain };
         shape.specials = vec![(NicName::new("b", 1), NicKind::default())];
         assert_eq!(Shape::parse(&shape.to_toml(), Path::new("x")).unwrap(), shape);
         let port = "c/3/2".parse::<NicName>().unwrap();
@@ -392,21 +445,23 @@ mod tests {
         let text = error(&good.replace("octet = 77", "octet = 300"));
         assert_eq!(text, "/x/fabric.toml:3: octet is 300; 1 to 254 are right");
         let text = error(&good.replacen("nics = 4", "nisc = 4", 1));
-        assert!(text.starts_with("/x/fabric.toml:11: ") && text.contains("nisc") && text.contains("`nics`"), "{text}");
+        assert!(text.starts_with("/x/fabric.toml:12: ") && text.contains("nisc") && text.contains("`nics`"), "{text}");
         let text = error(&good.replace("number = 2", "number = 1"));
-        assert_eq!(text, "/x/fabric.toml:15: number 1 of host 'b' is that of host 'a'");
+        assert_eq!(text, "/x/fabric.toml:16: number 1 of host 'b' is that of host 'a'");
         let text = error(&good.replace("\"b\"", "\"a\""));
-        assert_eq!(text, "/x/fabric.toml:14: host 'a' is there twice");
+        assert_eq!(text, "/x/fabric.toml:15: host 'a' is there twice");
         let text = error(&good.replace("version = 1", "version = 9"));
         assert!(text.starts_with("/x/fabric.toml:2: version is 9"), "{text}");
         let text = error(&good.replace("nics = 4", "nics = \"four\""));
-        assert!(text.starts_with("/x/fabric.toml:11: "), "{text}");
+        assert!(text.starts_with("/x/fabric.toml:12: "), "{text}");
         let text = error(&good.replace("name = \"c\"", "name = \"rail0\""));
-        assert!(text.starts_with("/x/fabric.toml:19: host name 'rail0'"), "{text}");
+        assert!(text.starts_with("/x/fabric.toml:20: host name 'rail0'"), "{text}");
         let text = error(&good.replace("ethernet", "infinband"));
         assert_eq!(text, "/x/fabric.toml:4: link_layer is 'infinband'; 'ethernet' and 'infiniband' are right");
         let text = error(&good.replace("ports = 1", "ports = 3"));
         assert_eq!(text, "/x/fabric.toml:6: ports is 3; 1 and 2 are right");
+        let text = error(&good.replace("\"full\"", "\"plane\""));
+        assert_eq!(text, "/x/fabric.toml:7: device is 'plane'; 'full' and 'plain' are right");
         let text = error(&good.replace("mtu = 4096", "mtu = 1500"));
         assert_eq!(text, "/x/fabric.toml:5: mtu is 1500; 256, 512, 1024, 2048 and 4096 are right");
         let text = error(&(good.clone() + "[[nic]]\nname = \"a/4\"\nlink_layer = \"ethernet\"\n"));

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::ptr::addr_of_mut;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use unbroken_verbs::abi::{ibv_comp_channel, ibv_context, ibv_cq};
-use unbroken_verbs::{CompChannel, Error};
+use unbroken_verbs::Error;
 
 impl ChannelObj {
     /// Number of queues that use the channel.
@@ -22,8 +22,7 @@ impl ChannelObj {
 unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     pointer("ibv_create_comp_channel", || {
         // SAFETY: a context of ours.
-        unsafe { ContextObj::of(context) }?;
-        let channel = CompChannel::new()?;
+        let channel = unsafe { ContextObj::of(context) }?.front.create_channel()?;
         let c = UnsafeCell::new(ibv_comp_channel { context, fd: channel.as_raw_fd(), refcnt: 0 });
         Ok(Box::into_raw(Box::new(ChannelObj { c, channel })).cast())
     })

@@ -154,6 +154,8 @@ pub struct AhObj {
     pub gid: Gid,
     /// The packets have a GRH.
     pub grh: bool,
+    /// The GID that they are sent from, by its index.
+    pub sgid_index: u8,
 }
 
 // SAFETY: the C part is shared with the program by contract; ours is made of thread-safe parts. `current` and `builder` are used

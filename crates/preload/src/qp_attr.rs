@@ -3,7 +3,7 @@
 //! The table is the specification's (and the kernel's `ib_modify_qp_is_ok`): a change that lacks an attribute it needs, or carries
 //! one that it must not, changes nothing.
 
-use crate::ah::{destination, Ports};
+use crate::ah::{destination, source, Ports};
 use std::ffi::c_int;
 use unbroken_types::{Access, Mtu, QpState, QpType, PSN_MASK};
 use unbroken_verbs::abi::*;
@@ -146,6 +146,7 @@ pub fn change(kind: QpType, now: QpState, attr: &ibv_qp_attr, mask: c_int, ports
     }
     if has(IBV_QP_AV) {
         m.dest_gid = Some(destination(&attr.ah_attr, ports)?);
+        m.sgid_index = source(&attr.ah_attr);
     }
     Ok(m)
 }

@@ -7,9 +7,9 @@ use std::ffi::{c_int, c_uint};
 use std::mem::{offset_of, size_of, zeroed};
 use std::time::{SystemTime, UNIX_EPOCH};
 use unbroken_shift::front;
-use unbroken_types::{Gid, LinkLayer};
+use unbroken_types::{GidType, LinkLayer};
 use unbroken_verbs::abi::*;
-use unbroken_verbs::{Error, PortAttr, PortState, Result};
+use unbroken_verbs::{Error, GidEntry, PortAttr, PortState, Result};
 
 /// The default P_Key, the only one.
 const PKEY: u16 = 0xffff;
@@ -110,31 +110,31 @@ fn port_attr(front: &front::Context, port: u8) -> Result<ibv_port_attr> {
     Ok(a)
 }
 
-/// The GID at an index of the table, `None` where that entry is empty, and what its port is attached to; or an error that says what
-/// exists.
-fn gid_at(front: &front::Context, port: u32, index: usize) -> Result<(Option<Gid>, LinkLayer)> {
+/// The GID at an index of the table, `None` where that entry is empty, or an error that says what exists.
+fn gid_at(front: &front::Context, port: u32, index: usize) -> Result<Option<GidEntry>> {
     let port = u8::try_from(port).map_err(|_| Error::invalid(format!("port {port}: ports count from 1")))?;
-    let PortAttr { gids, link_layer, .. } = front.port(port)?;
+    let PortAttr { gids, .. } = front.port(port)?;
     if index >= table_len(&gids) {
         return Err(Error::invalid(format!(
             "GID index {index}: this port's table has {} (count from 0)",
             table_len(&gids)
         )));
     }
-    Ok((gids.get(index).copied(), link_layer))
+    Ok(gids.get(index).copied())
 }
 
 /// A port's table has empty entries behind its GIDs, as on hardware.
-pub fn table_len(gids: &[Gid]) -> usize {
+pub fn table_len(gids: &[GidEntry]) -> usize {
     gids.len().max(GID_TABLE_LEN)
 }
 
-fn gid_entry(gid: Gid, index: u32, port: u32, link_layer: LinkLayer) -> ibv_gid_entry {
-    let gid_type = match link_layer {
-        LinkLayer::Infiniband => IBV_GID_TYPE_IB,
-        LinkLayer::Ethernet => IBV_GID_TYPE_ROCE_V2,
+fn gid_entry(entry: GidEntry, index: u32, port: u32) -> ibv_gid_entry {
+    let gid_type = match entry.kind {
+        GidType::Infiniband => IBV_GID_TYPE_IB,
+        GidType::RoceV1 => IBV_GID_TYPE_ROCE_V1,
+        GidType::RoceV2 => IBV_GID_TYPE_ROCE_V2,
     };
-    ibv_gid_entry { gid: ibv_gid { raw: gid.0 }, gid_index: index, port_num: port, gid_type, ndev_ifindex: 0 }
+    ibv_gid_entry { gid: ibv_gid { raw: entry.gid.0 }, gid_index: index, port_num: port, gid_type, ndev_ifindex: 0 }
 }
 
 #[no_mangle]
@@ -228,8 +228,8 @@ unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c
         let index = usize::try_from(index).map_err(|_| Error::invalid(format!("GID index {index} is negative")))?;
         // SAFETY: a context of ours and the caller's union.
         unsafe {
-            let (found, _) = gid_at(&ContextObj::of(context)?.front, port.into(), index)?;
-            gid.write(ibv_gid { raw: found.unwrap_or_default().0 });
+            let found = gid_at(&ContextObj::of(context)?.front, port.into(), index)?;
+            gid.write(ibv_gid { raw: found.map_or([0; 16], |entry| entry.gid.0) });
         }
         Ok(())
     })
@@ -247,8 +247,8 @@ unsafe extern "C" fn ibv_query_gid_type(
         unsafe {
             let found = gid_at(&ContextObj::of(context)?.front, port.into(), index as usize)?;
             // libibverbs calls an empty entry InfiniBand or RoCEv1.
-            gid_type.write(match found {
-                (Some(_), LinkLayer::Ethernet) => IBV_GID_TYPE_SYSFS_ROCE_V2,
+            gid_type.write(match found.map(|entry| entry.kind) {
+                Some(GidType::RoceV2) => IBV_GID_TYPE_SYSFS_ROCE_V2,
                 _ => IBV_GID_TYPE_SYSFS_IB_ROCE_V1,
             });
         }
@@ -271,9 +271,9 @@ unsafe extern "C" fn _ibv_query_gid_ex(
         }
         // SAFETY: a context of ours; the caller says how many bytes it has.
         unsafe {
-            let (found, link_layer) = gid_at(&ContextObj::of(context)?.front, port, index as usize)?;
+            let found = gid_at(&ContextObj::of(context)?.front, port, index as usize)?;
             let empty = || Error::new(libc::ENODATA, format!("GID index {index} of port {port} is empty"));
-            write_sized(entry, size, &gid_entry(found.ok_or_else(empty)?, index, port, link_layer));
+            write_sized(entry, size, &gid_entry(found.ok_or_else(empty)?, index, port));
         }
         Ok(())
     })
@@ -295,15 +295,15 @@ unsafe extern "C" fn _ibv_query_gid_table(
         // SAFETY: a context of ours.
         let front = &unsafe { ContextObj::of(context) }?.front;
         for port in 1..=u32::from(front.attr().phys_port_cnt) {
-            let PortAttr { gids, link_layer, .. } = front.port(port as u8)?;
-            for (index, gid) in gids.into_iter().enumerate() {
+            let PortAttr { gids, .. } = front.port(port as u8)?;
+            for (index, entry) in gids.into_iter().enumerate() {
                 if count == max_entries {
                     return Err(Error::invalid(format!("{max_entries} entries are too few for all GIDs")));
                 }
                 // SAFETY: the caller's array has `max_entries` of `size` bytes each.
                 unsafe {
                     let to = entries.cast::<u8>().add(count * size).cast();
-                    write_sized(to, size, &gid_entry(gid, index as u32, port, link_layer));
+                    write_sized(to, size, &gid_entry(entry, index as u32, port));
                 }
                 count += 1;
             }

@@ -14,7 +14,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use unbroken_shift::front::{inventory, Inventory, NicInfo, PortInfo};
-use unbroken_types::LinkLayer;
+use unbroken_types::{GidType, LinkLayer};
+use unbroken_verbs::GidEntry;
 
 /// Kernel ABI of uverbs, as `infiniband_verbs/abi_version` says it.
 const ABI: &str = "6\n";
@@ -125,9 +126,13 @@ fn make_port(folder: &Path, nic: &NicInfo, port: &PortInfo) -> io::Result<()> {
     for part in ["gids", "gid_attrs/types", "gid_attrs/ndevs", "pkeys", "counters"] {
         fs::create_dir_all(folder.join(part))?;
     }
-    let (link_layer, gid_type) = match nic.link_layer {
-        LinkLayer::Infiniband => ("InfiniBand", "IB/RoCE v1"),
-        LinkLayer::Ethernet => ("Ethernet", "RoCE v2"),
+    let link_layer = match nic.link_layer {
+        LinkLayer::Infiniband => "InfiniBand",
+        LinkLayer::Ethernet => "Ethernet",
+    };
+    let gid_type = |entry: &GidEntry| match entry.kind {
+        GidType::Infiniband | GidType::RoceV1 => "IB/RoCE v1",
+        GidType::RoceV2 => "RoCE v2",
     };
     let files = [
         ("link_layer", link_layer),
@@ -146,14 +151,14 @@ fn make_port(folder: &Path, nic: &NicInfo, port: &PortInfo) -> io::Result<()> {
     let interface = Some(nic.interface.as_str()).filter(|_| nic.link_layer == LinkLayer::Ethernet);
     // Empty entries of the table read as zeros, and have no attributes.
     for i in 0..table_len(&port.gids) {
-        let gid = port.gids.get(i);
+        let entry = port.gids.get(i);
         let [high, low] = [0, 8].map(|at| {
-            let bytes = gid.copied().unwrap_or_default().0;
+            let bytes = entry.map_or([0; 16], |entry| entry.gid.0);
             u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
         });
         put(&folder.join(format!("gids/{i}")), &format!("{}:{}\n", guid(high), guid(low)))?;
-        put_or_remove(&folder.join(format!("gid_attrs/types/{i}")), gid.map(|_| gid_type))?;
-        put_or_remove(&folder.join(format!("gid_attrs/ndevs/{i}")), gid.and(interface))?;
+        put_or_remove(&folder.join(format!("gid_attrs/types/{i}")), entry.map(gid_type))?;
+        put_or_remove(&folder.join(format!("gid_attrs/ndevs/{i}")), entry.and(interface))?;
     }
     Ok(())
 }
@@ -199,12 +204,21 @@ mod tests {
     use unbroken_shift::front::NicInfo;
     use unbroken_types::Gid;
 
+    const KINDS: [GidType; 2] = [GidType::RoceV1, GidType::RoceV2];
+
     fn tree(nics: usize) -> Inventory {
         let nic = NicInfo {
             link_layer: LinkLayer::Ethernet,
             node_guid: 0x0255_4e00_7f4d_0100,
             interface: "lo".to_owned(),
-            ports: vec![PortInfo { active: true, gids: vec![Gid([1; 16]), Gid([2; 16])], ..PortInfo::default() }; 2],
+            ports: vec![
+                PortInfo {
+                    active: true,
+                    gids: (1..).zip(KINDS).map(|(n, kind)| GidEntry { gid: Gid([n; 16]), kind }).collect(),
+                    ..PortInfo::default()
+                };
+                2
+            ],
         };
         Inventory { runtime: PathBuf::new(), key: "a".to_owned(), nics: vec![nic; nics] }
     }
@@ -224,6 +238,7 @@ mod tests {
             assert_eq!(read("ports/2/counters/port_xmit_data"), "0\n");
             assert_eq!(read("ports/1/gids/1"), "0202:0202:0202:0202:0202:0202:0202:0202\n");
             assert_eq!(read("ports/1/gids/3"), "0000:0000:0000:0000:0000:0000:0000:0000\n");
+            assert_eq!(read("ports/1/gid_attrs/types/0"), "IB/RoCE v1\n");
             assert_eq!(read("ports/1/gid_attrs/types/1"), "RoCE v2\n");
             let entries = |part: &str| fs::read_dir(class.join("unb0/ports/1").join(part)).unwrap().count();
             assert_eq!((entries("gids"), entries("gid_attrs/types"), entries("gid_attrs/ndevs")), (4, 2, 2));

@@ -124,6 +124,8 @@ pub struct UdDest {
     pub qkey: u32,
     /// With link layer InfiniBand: the receiver gets a GRH. (With Ethernet it always does.)
     pub grh: bool,
+    /// The GID that the datagram is sent from, by its index in the port's table.
+    pub sgid_index: u8,
 }
 
 /// The largest message in bytes.

@@ -50,6 +50,8 @@ pub struct Endpoint {
     qp: Arc<dyn DeviceQp>,
     cq: Arc<Cq>,
     addr: ControlAddr,
+    /// Of the GID in the port's table.
+    gid_index: u8,
     /// The receive slots, then the send slots.
     ring: Box<[AtomicU64]>,
     free: Mutex<Vec<u16>>,
@@ -69,6 +71,7 @@ impl Endpoint {
         let (base, len) = (ring.as_ptr() as u64, len as u64);
         let keys = memory.reg_mr(pd, base, len, base, Access::LOCAL_WRITE)?;
         let cq = Cq::new(2 * (RECV_SLOTS + SEND_SLOTS) as u32, Some(channel.clone()));
+        let gid_index = device.gid_index();
         let qp = Self::make_qp(device, pd, &cq).inspect_err(|_| {
             // The region was made for this QP alone; without it nothing can use the region.
             let _ = memory.dereg_mr(keys.lkey);
@@ -76,7 +79,7 @@ impl Endpoint {
         let addr = ControlAddr { gid: device.gid(), qpn: qp.qpn() };
         let free = Mutex::new((0..SEND_SLOTS as u16).collect());
         let room = mtu.min(MAX_DATAGRAM_BYTES) - SEAL_BYTES;
-        let endpoint = Endpoint { qp, cq, addr, ring, free, lkey: keys.lkey, room, memory };
+        let endpoint = Endpoint { qp, cq, addr, gid_index, ring, free, lkey: keys.lkey, room, memory };
         for slot in 0..RECV_SLOTS {
             endpoint.post(slot)?;
         }
@@ -156,7 +159,7 @@ impl Endpoint {
             swap: 0,
             sges: &[sge],
             inline_data: None,
-            ud: Some(UdDest { gid: to.gid, qpn: to.qpn, qkey: QKEY, grh: true }),
+            ud: Some(UdDest { gid: to.gid, qpn: to.qpn, qkey: QKEY, grh: true, sgid_index: self.gid_index }),
         });
         if sent.is_err() {
             lock(&self.free).push(slot);

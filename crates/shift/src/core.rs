@@ -12,6 +12,7 @@ use crate::devices::NicSet;
 use crate::front::{AsyncElement, Context};
 use crate::outbox::{Batch, Outbox};
 use crate::peer::Peers;
+use crate::plain::Plain;
 use crate::qp::Qp;
 use crate::worker::{self, Inbox, Job};
 use std::collections::HashMap;
@@ -180,6 +181,11 @@ impl Core {
         self.nics.host()
     }
 
+    /// Whether the QPs of NIC `i` hold their work when it fails, so that they can move and others can move there.
+    pub(crate) fn holds(&self, i: usize) -> bool {
+        self.nics.capabilities(i).holds
+    }
+
     pub(crate) fn gid_of(&self, i: usize) -> Gid {
         self.nics.gid(i)
     }
@@ -270,9 +276,9 @@ impl Core {
         lock(self.slots.get(i)?).device.clone().filter(|d| d.alive())
     }
 
-    /// Whether packets can leave by NIC `i`.
+    /// Whether NIC `i` can carry protected QPs now: packets can leave by it.
     pub(crate) fn usable(&self, i: usize) -> bool {
-        self.device(i).is_some_and(|d| d.usable())
+        self.holds(i) && self.device(i).is_some_and(|d| d.usable())
     }
 
     /// The NICs in the order in which they stand in for NIC `i`, itself first.
@@ -283,7 +289,7 @@ impl Core {
 
     /// The NIC that works in the place of NIC `i`, if failover is on and there is one.
     pub(crate) fn stands_in(&self, i: usize) -> Option<usize> {
-        self.ring(i).skip(1).filter(|_| self.failover).find(|j| self.usable(*j))
+        self.ring(i).skip(1).filter(|_| self.failover && self.holds(i)).find(|j| self.usable(*j))
     }
 
     /// Makes a physical QP on NIC `i`, or, if that is dead and the QP may be anywhere, on one that stands in for it. Its number is no other
@@ -294,7 +300,7 @@ impl Core {
             made => return made.map(|qp| (i, qp)),
         };
         for j in self.ring(i).skip(1) {
-            let Some(device) = self.device(j).filter(|d| d.usable()) else { continue };
+            let Some(device) = self.device(j).filter(|_| self.usable(j)) else { continue };
             match self.make_qp_on(&device, j, i, init) {
                 Err(e) if e.errno() == libc::EIO => {}
                 made => return made.map(|qp| (j, qp)),
@@ -313,7 +319,10 @@ impl Core {
     ) -> Result<Arc<dyn HoldingQp>> {
         let mut taken = Vec::new();
         loop {
-            let qp = device.create_holding_qp(init)?;
+            let qp = match self.holds(at) {
+                true => device.create_holding_qp(init)?,
+                false => Arc::new(Plain(device.create_qp(init)?)),
+            };
             let qpn = qp.qpn();
             if taken.len() >= MAX_TAKEN || (self.qp((at, qpn)).is_none() && self.qp((default, qpn)).is_none()) {
                 return Ok(qp);
@@ -343,11 +352,11 @@ impl Core {
         lock(self.slots.get(i)?).endpoint.clone()
     }
 
-    /// Opens NIC `i` with its control endpoint, unless that is done.
+    /// Opens NIC `i` with its control endpoint, unless that is done. One whose QPs cannot be moved has no use for it.
     pub(crate) fn open_endpoint(&self, i: usize) -> Result<()> {
         let device = self.device_or_open(i)?;
         let mut slot = lock(&self.slots[i]);
-        if slot.endpoint.is_none() {
+        if slot.endpoint.is_none() && self.holds(i) {
             slot.endpoint = Some(Arc::new(Endpoint::open(&device, self.control_pd, &self.channel)?));
         }
         Ok(())

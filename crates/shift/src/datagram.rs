@@ -52,7 +52,7 @@ impl Datagram {
     pub(crate) fn new(core: &Core, nic: usize, at: usize) -> Result<Box<Datagram>> {
         let ports = 1..=core.attr_of(nic).phys_port_cnt;
         let ports = ports.map(|port| core.port_of(nic, port, true)).collect::<Result<Vec<_>>>()?;
-        let gids = ports.iter().filter_map(|port| port.gids.first().copied()).collect();
+        let gids = ports.iter().filter_map(|port| port.gids.first().map(|entry| entry.gid)).collect();
         let mtu = ports.first().map_or(Mtu::B256, |port| port.active_mtu);
         Ok(Box::new(Datagram { gids, mtu, parked: None, moves: u32::from(at != nic), since_us: now_us() }))
     }
@@ -121,7 +121,7 @@ fn works(core: &Core, g: &Gate) -> bool {
 fn next_nics(qp: &Qp, g: &Gate) -> Vec<usize> {
     let (core, mtu) = (&qp.core, g.datagram.as_ref().map_or(Mtu::B256, |d| d.mtu));
     let carries = |nic: &usize| {
-        core.device(*nic).is_some_and(|d| d.usable() && d.port(1).is_ok_and(|port| port.active_mtu >= mtu))
+        core.device(*nic).is_some_and(|d| core.usable(*nic) && d.port(1).is_ok_and(|port| port.active_mtu >= mtu))
     };
     let ring = (1..=core.nic_count()).map(|step| (g.nic + step) % core.nic_count());
     ring.filter(carries).collect()

@@ -8,7 +8,7 @@ use unbroken_softnic::{Config, NicSource, SoftNics};
 pub use unbroken_softnic::{NicInfo, PortInfo};
 use unbroken_telemetry::Runtime;
 use unbroken_types::Gid;
-use unbroken_verbs::{Device, DeviceAttr, Error, EventSink, MemoryDomain, PortAttr, Result, UdAliases};
+use unbroken_verbs::{Capabilities, Device, DeviceAttr, Error, EventSink, MemoryDomain, PortAttr, Result, UdAliases};
 
 /// The NICs of this process's host.
 pub trait NicSet: Send + Sync {
@@ -18,6 +18,8 @@ pub trait NicSet: Send + Sync {
     fn name(&self, i: usize) -> String;
     /// The host's name.
     fn host(&self) -> String;
+    /// What NIC `i` can do beyond plain verbs, open or not.
+    fn capabilities(&self, i: usize) -> Capabilities;
     /// The GID of NIC `i`, known before it is opened.
     fn gid(&self, i: usize) -> Gid;
     /// The GID of port 1 of the NIC, of whatever host, that has a port with this GID: QPNs are a NIC's, whichever port carries its QPs.
@@ -32,7 +34,7 @@ pub trait NicSet: Send + Sync {
     fn gid_of_lid(&self, i: usize, lid: u16) -> Result<Gid>;
     /// Opens NIC `i`. A dead one can be opened again when it is healed.
     fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>>;
-    /// Protection domains and regions, shared by all these NICs.
+    /// Protection domains and regions, of all these NICs that share their objects.
     fn memory(&self) -> Arc<dyn MemoryDomain>;
     /// Where UD QPs are that have moved: the table that all these NICs translate by.
     fn aliases(&self) -> Arc<UdAliases>;
@@ -53,6 +55,10 @@ impl NicSet for Soft {
 
     fn host(&self) -> String {
         self.0.host().to_string()
+    }
+
+    fn capabilities(&self, i: usize) -> Capabilities {
+        self.0.capabilities(i)
     }
 
     fn gid(&self, i: usize) -> Gid {
@@ -117,7 +123,7 @@ pub fn of_host(runtime: &Path, host: &str) -> Result<Box<dyn NicSet>> {
 
 /// NICs at addresses of interfaces.
 pub fn at(runtime: &Path, addresses: &[IpAddr]) -> Result<Box<dyn NicSet>> {
-    over(Config { runtime: runtime_at(runtime)?, nics: NicSource::Addresses(addresses.to_vec()) })
+    over(Config::addresses(runtime_at(runtime)?, addresses))
 }
 
 /// NICs that may be looked at without being used.
@@ -135,7 +141,7 @@ pub fn inventory() -> Result<Inventory> {
     let config = Config::from_env()?;
     let key = match &config.nics {
         NicSource::Host(host) => host.clone(),
-        NicSource::Addresses(addrs) => addrs.iter().map(ToString::to_string).collect::<Vec<_>>().join("_"),
+        NicSource::Addresses(addrs, _) => addrs.iter().map(ToString::to_string).collect::<Vec<_>>().join("_"),
     };
     let nics = unbroken_softnic::inventory(&config)?;
     Ok(Inventory { runtime: config.runtime.path().to_path_buf(), key, nics })

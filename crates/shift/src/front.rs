@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use unbroken_types::{Access, Gid};
 use unbroken_verbs::{
-    CompChannel, Cq, DeviceAttr, Error, EventFd, MrChange, MrKeys, PortAttr, Result, Srq, SrqAttr, WindowType,
+    CompChannel, Cq, Device, DeviceAttr, Error, EventFd, MemoryDomain, MrChange, MrKeys, PortAttr, Result, Srq,
+    SrqAttr, WindowType,
 };
 
 /// `enum ibv_event_type`: the ones that this library raises.
@@ -87,16 +88,19 @@ impl System {
         if index >= self.devices.len() {
             return Err(Error::invalid(format!("no device unb{index}: this host has {}", self.devices.len())));
         }
-        match self.core.open_device(index) {
+        let device = match self.core.open_device(index) {
             // Its NIC is dead, but others carry what it makes.
-            Err(e) if e.errno() == libc::EIO && self.core.stands_in(index).is_some() => {}
-            opened => drop(opened?),
-        }
+            Err(e) if e.errno() == libc::EIO && self.core.stands_in(index).is_some() => None,
+            opened => Some(opened?),
+        };
+        let own = device.filter(|device| !device.capabilities().shared_objects);
         let context = Arc::new(Context {
             core: self.core.clone(),
             nic: index,
             attr: self.core.attr_of(index),
             events: Arc::new(AsyncQueue::new()?),
+            memory: own.as_ref().map_or_else(|| self.core.memory().clone(), |device| device.memory()),
+            own,
             dead_at_first: self.core.device(index).is_none(),
             fault_told: AtomicBool::new(false),
         });
@@ -189,6 +193,10 @@ pub struct Context {
     attr: DeviceAttr,
     /// Shared with what raises events under a device's lock: to let go of it must not close a device.
     events: Arc<AsyncQueue>,
+    /// Where its protection domains, keys and queues are.
+    memory: Arc<dyn MemoryDomain>,
+    /// The device that all of them belong to, where they are not the process's. It may be dead, and its NIC opened anew by others.
+    own: Option<Arc<dyn Device>>,
     /// Its NIC was dead when it was opened.
     dead_at_first: bool,
     /// A device-fatal or port-down event was delivered, so its end is news, too.
@@ -201,6 +209,16 @@ impl Context {
         self.nic
     }
 
+    /// The device that what it makes belongs to, where that is not the process's.
+    pub(crate) fn own(&self) -> Option<&Arc<dyn Device>> {
+        self.own.as_ref()
+    }
+
+    /// The address of its port 1, by which peers connect.
+    pub fn gid(&self) -> Gid {
+        self.core.gid_of(self.nic)
+    }
+
     /// Limits and identity.
     pub fn attr(&self) -> DeviceAttr {
         self.attr.clone()
@@ -208,7 +226,7 @@ impl Context {
 
     /// A port, counted from 1.
     pub fn port(&self, port: u8) -> Result<PortAttr> {
-        match self.core.device(self.nic) {
+        match self.own.clone().or_else(|| self.core.device(self.nic)) {
             Some(device) => device.port(port),
             // A program that begins while its NIC is dead runs over the others, if it is told that it can.
             None => self.core.port_of(self.nic, port, self.dead_at_first && self.core.stands_in(self.nic).is_some()),
@@ -220,52 +238,63 @@ impl Context {
         self.core.gid_of_lid(self.nic, lid)
     }
 
+    /// EINVAL where a peer of this GID cannot be named as one to send to from the GID at that index of a port's table.
+    pub fn check_address(&self, port: u8, sgid_index: u8, dest: Gid) -> Result<()> {
+        self.own.as_ref().map_or(Ok(()), |device| device.check_address(port, sgid_index, dest))
+    }
+
     /// Makes a protection domain.
     pub fn alloc_pd(&self) -> Result<u32> {
         check_owner()?;
-        self.core.memory().alloc_pd()
+        self.memory.alloc_pd()
     }
 
     /// Ends a protection domain.
     pub fn dealloc_pd(&self, pd: u32) -> Result<()> {
         check_owner()?;
-        self.core.memory().dealloc_pd(pd)
+        self.memory.dealloc_pd(pd)
     }
 
-    /// Registers memory; the keys hold on every NIC of the process.
+    /// Registers memory; the keys hold on every NIC of the process that shares its objects.
     pub fn reg_mr(&self, pd: u32, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys> {
         check_owner()?;
-        self.core.memory().reg_mr(pd, addr, len, iova, access)
+        self.memory.reg_mr(pd, addr, len, iova, access)
     }
 
     /// Changes a registration on every NIC; its keys stay.
     pub fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()> {
         check_owner()?;
-        self.core.memory().rereg_mr(lkey, change)
+        self.memory.rereg_mr(lkey, change)
     }
 
     /// Makes a null region and gives its local key.
     pub fn alloc_null_mr(&self, pd: u32) -> Result<u32> {
         check_owner()?;
-        self.core.memory().alloc_null_mr(pd)
+        self.memory.alloc_null_mr(pd)
     }
 
     /// Makes a memory window and gives its key.
     pub fn alloc_window(&self, pd: u32, kind: WindowType) -> Result<u32> {
         check_owner()?;
-        self.core.memory().alloc_window(pd, kind)
+        self.memory.alloc_window(pd, kind)
     }
 
     /// Ends the memory window of a key.
     pub fn dealloc_window(&self, rkey: u32) -> Result<()> {
         check_owner()?;
-        self.core.memory().dealloc_window(rkey)
+        self.memory.dealloc_window(rkey)
     }
 
     /// Ends a registration on every NIC.
     pub fn dereg_mr(&self, lkey: u32) -> Result<()> {
         check_owner()?;
-        self.core.memory().dereg_mr(lkey)
+        self.memory.dereg_mr(lkey)
+    }
+
+    /// Makes a completion channel.
+    pub fn create_channel(&self) -> Result<Arc<CompChannel>> {
+        check_owner()?;
+        self.own.as_ref().map_or_else(CompChannel::new, |device| device.create_channel())
     }
 
     /// Makes a completion queue.
@@ -273,9 +302,13 @@ impl Context {
         check_owner()?;
         self.check_cq_size(entries)?;
         let events = self.events.clone();
-        Ok(Cq::with_overrun_hook(entries, channel, move |cookie| {
+        let on_overrun = move |cookie| {
             events.push(AsyncEvent { event_type: event_type::CQ_ERR, element: AsyncElement::Cq(cookie) });
-        }))
+        };
+        match &self.own {
+            Some(device) => device.create_cq(entries, channel, Box::new(on_overrun)),
+            None => Ok(Cq::with_overrun_hook(entries, channel, on_overrun)),
+        }
     }
 
     /// Changes how many completions fit into a queue.
@@ -308,8 +341,11 @@ impl Context {
         let events = self.events.clone();
         let reached = AsyncEvent { event_type: event_type::SRQ_LIMIT_REACHED, element: AsyncElement::Srq(cookie) };
         let on_limit = move || events.push(reached);
-        let srq = Srq::new(&self.attr, pd, sizes, on_limit)?;
-        self.core.memory().use_pd(pd)?;
+        let srq = match &self.own {
+            Some(device) => device.create_srq(pd, sizes, Box::new(on_limit))?,
+            None => Srq::new(&self.attr, pd, sizes, on_limit)?,
+        };
+        self.memory.use_pd(pd)?;
         Ok(srq)
     }
 
@@ -319,7 +355,7 @@ impl Context {
         if self.core.srq_in_use(srq) {
             return Err(Error::new(libc::EBUSY, "the shared receive queue is in use by a QP: destroy that first"));
         }
-        self.core.memory().unuse_pd(srq.pd());
+        self.memory.unuse_pd(srq.pd());
         self.events.withdraw(AsyncElement::Srq(cookie));
         Ok(())
     }
@@ -345,6 +381,7 @@ impl Context {
         match event_type {
             event_type::DEVICE_FATAL | event_type::PORT_ERR => self.fault_told.store(true, Ordering::Relaxed),
             // Good news about a fault that was hidden would only confuse.
+            event_type::PORT_ACTIVE if self.own.as_ref().is_some_and(|device| !device.alive()) => return,
             event_type::PORT_ACTIVE if !self.fault_told.swap(false, Ordering::Relaxed) => return,
             _ => {}
         }

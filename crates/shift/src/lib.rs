@@ -9,6 +9,7 @@
 //! - `inbound`: control messages that arrive, handled by the worker or by whoever polls.
 //! - `explain`: why a QP was given up, in words.
 //! - `control`, `outbox`, `peer`: how processes talk to each other and what they know of each other.
+//! - `plain`: QPs of devices that have plain verbs only, which are not protected.
 //! - `devices`: the one place that names a kind of device. Everything else knows `verbs::Device` alone, and learns of failures
 //!   through it.
 #![forbid(unsafe_code)]
@@ -25,6 +26,7 @@ mod inbound;
 mod link;
 mod outbox;
 mod peer;
+mod plain;
 mod qp;
 #[cfg(test)]
 mod tests;

@@ -13,6 +13,7 @@ use crate::devices::check_owner;
 use crate::front::{AsyncElement, Context};
 use crate::inbound::IdlePoll;
 use crate::link::{self, Link};
+use crate::plain;
 use crate::worker::Job;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -89,7 +90,7 @@ impl Qp {
     pub(crate) fn create(core: &Arc<Core>, context: &Arc<Context>, r: &QpRequest) -> Result<Arc<Qp>> {
         check_owner()?;
         let nic = context.nic();
-        let protect = core.failover && core.nic_count() > 1 && r.qp_type != QpType::Uc && !r.plain;
+        let protect = core.failover && core.nic_count() > 1 && r.qp_type != QpType::Uc && !r.plain && core.holds(nic);
         let protect = protect && (r.qp_type == QpType::Rc || core.watched());
         // A UD QP that begins elsewhere shows the addresses of its default NIC from the first.
         let home = (protect && r.qp_type == QpType::Ud && core.device(nic).is_none()).then(|| core.gid_of(nic));
@@ -106,7 +107,10 @@ impl Qp {
             home,
             control: false,
         };
-        let (at, phys) = core.make_qp(nic, &init, protect)?;
+        let (at, phys) = match context.own() {
+            Some(device) => (nic, core.make_qp_on(device, nic, nic, &init)?),
+            None => core.make_qp(nic, &init, protect)?,
+        };
         let datagram = match r.qp_type {
             QpType::Ud if protect => Some(Datagram::new(core, nic, at)?),
             _ => None,
@@ -116,6 +120,7 @@ impl Qp {
             _ if !core.failover => "failover is off",
             _ if r.plain => "it was made without protection",
             QpType::Uc => "UC QPs are not protected",
+            _ if !core.holds(nic) => plain::NO_JOURNAL,
             _ if core.nic_count() < 2 => "the host has one NIC only",
             QpType::Rc => "not connected",
             QpType::Ud if datagram.is_some() => "",
@@ -379,12 +384,15 @@ impl Qp {
             physical.rc.sq_psn = Some(psn);
         }
         if g.nic != self.nic {
-            physical.port = None;
+            (physical.port, physical.sgid_index) = (None, None);
         }
         match g.phys.modify(&physical) {
             Ok(()) => {
                 g.port = physical.port.unwrap_or(g.port);
                 merge(&mut g.app, change);
+                if (state, g.why_not) == (Some(QpState::Rtr), plain::NO_JOURNAL) {
+                    self.core.emit(What::Unprotected { host: self.core.host(), qp: self.qpn, why: g.why_not.into() });
+                }
                 Ok(())
             }
             Err(e) if had_link && e.errno() == libc::EIO => {
@@ -669,6 +677,7 @@ pub(crate) fn merge(all: &mut QpModify, change: &QpModify) {
     take!(rc.max_dest_rd_atomic);
     take!(rc.access);
     take!(dest_gid);
+    take!(sgid_index);
     take!(qkey);
     take!(sqd_notify);
     take!(port);

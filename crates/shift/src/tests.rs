@@ -19,8 +19,8 @@ use unbroken_roce::{Messages, Progress};
 use unbroken_types::{Access, Gid, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent, DeviceQp, Error,
-    EventSink, HoldingQp, MemoryDomain, MrKeys, PortAttr, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result,
-    SendBatch, SendWr, Srq, SrqAttr, UdAliases,
+    EventSink, HoldingQp, LimitHook, MemoryDomain, MrKeys, OverrunHook, PortAttr, QpInit, QpModify, QpSnapshot,
+    RcModify, RecvWr, Result, SendBatch, SendWr, Srq, SrqAttr, UdAliases,
 };
 
 /// How long anything may take before a test calls it lost.
@@ -57,6 +57,9 @@ impl NicSet for Nics {
     }
     fn host(&self) -> String {
         self.0.host()
+    }
+    fn capabilities(&self, i: usize) -> Capabilities {
+        self.0.capabilities(i)
     }
     fn gid(&self, i: usize) -> Gid {
         self.0.gid(i)
@@ -122,11 +125,20 @@ impl Device for Breakable {
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }
-    fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>> {
-        self.inner.create_cq(entries, channel)
+    fn gid_index(&self) -> u8 {
+        self.inner.gid_index()
     }
-    fn create_srq(&self, pd: u32, sizes: SrqAttr) -> Result<Arc<Srq>> {
-        self.inner.create_srq(pd, sizes)
+    fn check_address(&self, port: u8, sgid_index: u8, dest: Gid) -> Result<()> {
+        self.inner.check_address(port, sgid_index, dest)
+    }
+    fn create_channel(&self) -> Result<Arc<CompChannel>> {
+        self.inner.create_channel()
+    }
+    fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>, on_overrun: OverrunHook) -> Result<Arc<Cq>> {
+        self.inner.create_cq(entries, channel, on_overrun)
+    }
+    fn create_srq(&self, pd: u32, sizes: SrqAttr, on_limit: LimitHook) -> Result<Arc<Srq>> {
+        self.inner.create_srq(pd, sizes, on_limit)
     }
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
         Ok(self.create_holding_qp(init)?)

@@ -332,6 +332,7 @@ impl Worker {
     fn tell_application(&self, nic: usize, event: u32, element: AsyncElement) {
         let core = &self.core;
         let absorbed = core.failover
+            && core.holds(nic)
             && !core.show_events
             && core.all_qps().iter().filter(|q| q.id().0 == nic).all(|q| {
                 let g = q.gate();

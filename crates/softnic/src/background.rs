@@ -144,6 +144,9 @@ fn run(shared: &Shared) {
     let mut opinion = Opinion::new(now_us());
     let mut linger_until_us = 0;
     while !shared.stop.load(Ordering::Acquire) {
+        if !shared.alive() {
+            return bury(shared);
+        }
         shared.wake_at_us.store(0, Ordering::Relaxed);
         let mut time_us = now_us();
         let relied = opinion.polling;
@@ -170,7 +173,7 @@ fn run(shared: &Shared) {
         if gone {
             opinion.left_alone(time_us, work.received);
         }
-        let Some(sockets) = e.rx_fds() else { return };
+        let Some(sockets) = e.rx_fds() else { continue };
         if work.bulk {
             linger_until_us = time_us + LINGER_US;
         }
@@ -184,6 +187,15 @@ fn run(shared: &Shared) {
         drop(e);
         give_way(shared);
         sleep(shared, &sockets, wake_at_us.saturating_sub(now_us()));
+    }
+}
+
+/// The NIC is dead: flushes the QPs that a plain one flushes late. No other work comes any more.
+fn bury(shared: &Shared) {
+    while !shared.stop.load(Ordering::Acquire) {
+        let now_us = now_us();
+        let Some(next_us) = shared.lock().flush_late(now_us) else { return };
+        sleep(shared, &[], next_us - now_us);
     }
 }
 

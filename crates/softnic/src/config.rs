@@ -1,7 +1,7 @@
 //! Which NICs a process has.
 
 use std::net::IpAddr;
-use unbroken_fabric::Runtime;
+use unbroken_fabric::{device_kind, DeviceKind, Runtime};
 use unbroken_verbs::{Error, Result};
 
 /// NICs of a process.
@@ -14,6 +14,8 @@ pub struct Config {
     pub runtime: Runtime,
     /// The NICs.
     pub nics: NicSource,
+    /// Plain NICs: which of the ways to die each QP has.
+    pub seed: u64,
 }
 
 /// Which NICs there are.
@@ -21,24 +23,32 @@ pub struct Config {
 pub enum NicSource {
     /// Those of a host of the emulated network.
     Host(String),
-    /// Addresses of real interfaces. No fabric is opened: faults are real ones.
-    Addresses(Vec<IpAddr>),
+    /// Addresses of real interfaces, and what the NICs there can do. No fabric is opened: faults are real ones.
+    Addresses(Vec<IpAddr>, DeviceKind),
 }
 
 impl Config {
     /// The NICs of a host of the emulated network.
     pub fn host(runtime: Runtime, host: &str) -> Config {
-        Config { runtime, nics: NicSource::Host(host.to_owned()) }
+        Config { runtime, nics: NicSource::Host(host.to_owned()), seed: 0 }
     }
 
-    /// What the environment says: `UNBROKEN_RUNTIME`, and `UNBROKEN_NICS` (addresses, with commas) or `UNBROKEN_HOST` (default `a`).
+    /// NICs at addresses of real interfaces, with all that they can do.
+    pub fn addresses(runtime: Runtime, addresses: &[IpAddr]) -> Config {
+        Config { runtime, nics: NicSource::Addresses(addresses.to_vec(), DeviceKind::Full), seed: 0 }
+    }
+
+    /// What the environment says: `UNBROKEN_RUNTIME`, and `UNBROKEN_NICS` (addresses, with commas; `UNBROKEN_DEVICE` is what they can do) or
+    /// `UNBROKEN_HOST` (default `a`); `UNBROKEN_DEVICE_SEED`.
     pub fn from_env() -> Result<Config> {
         let runtime = Runtime::open().map_err(|e| Error::invalid(e.to_string()))?;
         let nics = match (variable("UNBROKEN_NICS"), variable("UNBROKEN_HOST")) {
-            (Some(list), _) => NicSource::Addresses(parse_addresses(&list)?),
+            (Some(list), _) => {
+                NicSource::Addresses(parse_addresses(&list)?, parse_device(variable("UNBROKEN_DEVICE"))?)
+            }
             (None, host) => NicSource::Host(host.unwrap_or_else(|| "a".to_owned())),
         };
-        Ok(Config { runtime, nics })
+        Ok(Config { runtime, nics, seed: parse_seed(variable("UNBROKEN_DEVICE_SEED"))? })
     }
 }
 
@@ -68,9 +78,34 @@ fn parse_addresses(list: &str) -> Result<Vec<IpAddr>> {
     Ok(addrs)
 }
 
+fn parse_device(name: Option<String>) -> Result<DeviceKind> {
+    name.map_or(Ok(DeviceKind::Full), |name| {
+        device_kind(name.trim()).map_err(|what| Error::invalid(format!("UNBROKEN_DEVICE: {what}")))
+    })
+}
+
+fn parse_seed(text: Option<String>) -> Result<u64> {
+    text.map_or(Ok(0), |text| {
+        text.trim().parse().map_err(|_| {
+            Error::invalid(format!("UNBROKEN_DEVICE_SEED: '{text}' is not a number from 0 to {}", u64::MAX))
+        })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn plain_devices() {
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(parse_device(None).unwrap(), DeviceKind::Full);
+        assert_eq!(parse_device(text("plain")).unwrap(), DeviceKind::Plain);
+        let wrong = parse_device(text("bare")).unwrap_err().to_string();
+        assert_eq!(wrong, "UNBROKEN_DEVICE: device is 'bare'; 'full' and 'plain' are right");
+        assert_eq!((parse_seed(None).unwrap(), parse_seed(text("7")).unwrap()), (0, 7));
+        assert!(parse_seed(text("-1")).unwrap_err().to_string().contains("'-1'"));
+    }
 
     #[test]
     fn addresses() {

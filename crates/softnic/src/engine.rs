@@ -30,6 +30,7 @@ pub(crate) use qps::{wipe, QpEntry, QpKind, MAX_QPS};
 
 use crate::faults::{Link, Status};
 use crate::memory::Domain;
+use crate::plain::Plain;
 use crate::socket::{RxRing, RxSocket, TxSocket};
 use answers::Answers;
 use credit::Accounts;
@@ -124,6 +125,8 @@ pub(crate) struct Identity {
     pub(crate) fabric: Option<Arc<Fabric>>,
     /// Where UD QPs are that have moved, for all NICs of the process.
     pub(crate) aliases: Arc<UdAliases>,
+    /// Of a plain NIC.
+    pub(crate) plain: Option<Plain>,
 }
 
 impl Identity {
@@ -322,13 +325,13 @@ impl Engine {
     pub(crate) fn look(&mut self, now_us: u64) -> bool {
         let state = self.link.state(now_us);
         if state != self.state {
-            self.follow(state);
+            self.follow(state, now_us);
         }
         self.alive()
     }
 
     #[cold]
-    fn follow(&mut self, state: LinkState) {
+    fn follow(&mut self, state: LinkState, now_us: u64) {
         let was = std::mem::replace(&mut self.state, state);
         if !self.alive() {
             return;
@@ -336,7 +339,7 @@ impl Engine {
         self.status.set(state);
         self.impair();
         if !state.alive {
-            return self.die();
+            return self.die(now_us);
         }
         for port in (1..=self.id.ips.len() as u8).filter(|port| was.port_up(*port) != state.port_up(*port)) {
             let up = state.port_up(port);
@@ -345,8 +348,9 @@ impl Engine {
         }
     }
 
-    /// The NIC is gone: sockets are closed, plain QPs flush, QPs that hold on failure stop and keep what they have.
-    fn die(&mut self) {
+    /// The NIC is gone: sockets are closed, QPs that hold on failure stop and keep what they have, others flush; some of a plain NIC's
+    /// do so late ([`Engine::flush_late`]).
+    fn die(&mut self, now_us: u64) {
         self.sockets = None;
         self.close_credits();
         self.paused.clear();
@@ -355,12 +359,48 @@ impl Engine {
         self.timers.clear();
         self.late.clear();
         self.sink.event(self.id.index, DeviceEvent::Fatal);
+        if let Some(plain) = &self.id.plain {
+            plain.domain.die();
+        }
         for q in self.qps.iter_mut() {
             q.queued = false;
             self.flights.leave(q.qpn as u16, &mut q.share);
+            if let Some(death) = q.death.filter(|death| death.late_us > 0) {
+                q.flush_at_us = Some(now_us + death.late_us);
+                continue;
+            }
             q.stop(WcStatus::FatalErr);
             q.tell(self.id.index, &*self.sink);
         }
+    }
+
+    /// Of a dead NIC: flushes the QPs whose time has come, and says when that of the next comes.
+    pub(crate) fn flush_late(&mut self, now_us: u64) -> Option<u64> {
+        let mut next_us = None;
+        for q in self.qps.iter_mut() {
+            match q.flush_at_us {
+                Some(at_us) if at_us <= now_us => {
+                    q.flush_at_us = None;
+                    q.stop(WcStatus::FatalErr);
+                    q.tell(self.id.index, &*self.sink);
+                }
+                Some(at_us) => next_us = Some(next_us.map_or(at_us, |next_us: u64| next_us.min(at_us))),
+                None => {}
+            }
+        }
+        next_us
+    }
+
+    /// Tells what a QP has to tell.
+    pub(crate) fn tell(&mut self, index: u16) {
+        if let Some(q) = self.qps.get_mut(index) {
+            q.tell(self.id.index, &*self.sink);
+        }
+    }
+
+    /// A QP of a dead NIC that takes posts still.
+    pub(crate) fn taking(&mut self, index: u16, now_us: u64) -> Option<&mut QpEntry> {
+        self.qps.get_mut(index).filter(|q| q.flush_at_us.is_some_and(|at_us| now_us < at_us))
     }
 
     /// Does what can be done now. With `acks` false, an ACK that is owed and nothing else waits: the application's answer may take

@@ -1,12 +1,12 @@
 //! What there is, told without opening anything: for programs that look at NICs and do not use them.
 
 use crate::config::{Config, NicSource, MAX_NICS};
+use crate::gids::{self, guid_of, lid_of};
 use crate::netlink;
-use crate::nics::{gids_of, guid_of, lid_of};
 use std::net::IpAddr;
-use unbroken_fabric::{now_us, Fabric, NicCounters, NicKind, NicPage, Runtime, SM_LID};
-use unbroken_types::{Gid, LinkLayer};
-use unbroken_verbs::{Error, Result};
+use unbroken_fabric::{now_us, DeviceKind, Fabric, NicCounters, NicKind, NicPage, Runtime, SM_LID};
+use unbroken_types::LinkLayer;
+use unbroken_verbs::{Error, GidEntry, Result};
 
 /// A NIC as it is now.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ pub struct NicInfo {
 #[derive(Clone, Debug, Default)]
 pub struct PortInfo {
     /// Its GIDs, in the order of its table.
-    pub gids: Vec<Gid>,
+    pub gids: Vec<GidEntry>,
     /// InfiniBand: its LID; else 0.
     pub lid: u16,
     /// InfiniBand: the LID of the subnet manager; else 0.
@@ -48,22 +48,22 @@ pub fn inventory(config: &Config) -> Result<Vec<NicInfo>> {
         NicSource::Host(host) => {
             let fabric = Fabric::open(&config.runtime).map_err(invalid)?;
             for n in 0..fabric.nic_count(host).map_err(invalid)?.min(MAX_NICS as u8) {
-                let NicKind { link_layer, ports, .. } = fabric.nic_kind(host, n);
+                let NicKind { link_layer, ports, device, .. } = fabric.nic_kind(host, n);
                 let state = fabric.nic_view(host, n).map_err(invalid)?.state(now_us());
                 let mut infos = Vec::new();
                 for port in 1..=ports {
                     let ip = IpAddr::V4(fabric.port_addr(host, n, port).map_err(invalid)?);
                     infos.push((ip, state.alive && state.port_up(port)));
                 }
-                found.push(info(runtime, &infos, link_layer)?);
+                found.push(info(runtime, &infos, link_layer, device)?);
             }
         }
-        NicSource::Addresses(addrs) => {
+        NicSource::Addresses(addrs, device) => {
             let up = netlink::link_states().map_err(|e| Error::os("asking for the states of interfaces", &e))?;
             for ip in addrs {
                 let index = interface(*ip)?.index;
                 let active = up.get(&index).copied().unwrap_or(false);
-                found.push(info(runtime, &[(*ip, active)], LinkLayer::Ethernet)?);
+                found.push(info(runtime, &[(*ip, active)], LinkLayer::Ethernet, *device)?);
             }
         }
     }
@@ -75,7 +75,7 @@ fn interface(ip: IpAddr) -> Result<netlink::Interface> {
 }
 
 /// A NIC whose ports have these addresses and work or not.
-fn info(runtime: &Runtime, ports: &[(IpAddr, bool)], link_layer: LinkLayer) -> Result<NicInfo> {
+fn info(runtime: &Runtime, ports: &[(IpAddr, bool)], link_layer: LinkLayer, device: DeviceKind) -> Result<NicInfo> {
     let first = ports[0].0;
     let ports = ports
         .iter()
@@ -83,7 +83,7 @@ fn info(runtime: &Runtime, ports: &[(IpAddr, bool)], link_layer: LinkLayer) -> R
             let lid = lid_of(ip, link_layer);
             let sm_lid = if lid == 0 { 0 } else { SM_LID };
             let counters = NicPage::open(runtime, ip).map_err(invalid)?.counters();
-            Ok(PortInfo { gids: gids_of(ip, link_layer), lid, sm_lid, active, counters })
+            Ok(PortInfo { gids: gids::table(ip, link_layer, device), lid, sm_lid, active, counters })
         })
         .collect::<Result<Vec<_>>>()?;
     Ok(NicInfo { link_layer, node_guid: guid_of(first), interface: interface(first)?.name, ports })

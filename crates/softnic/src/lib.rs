@@ -15,7 +15,8 @@
 //! do not, runs timers, and stays out of the way otherwise (see `background`).
 //!
 //! A NIC applies the faults of the emulated network to itself. A dead one stays dead; opening it again, once the fault is cleared,
-//! gives a new one. Keys of memory regions are valid on all NICs of a process, whenever they were opened.
+//! gives a new one. Keys of memory regions are valid on all NICs of a process, whenever they were opened. Plain NICs (see `plain`) have
+//! none of these liberties: they are to what is above as RNICs would be.
 
 mod background;
 mod config;
@@ -24,11 +25,13 @@ mod describe;
 mod engine;
 mod faults;
 mod fork;
+mod gids;
 mod inventory;
 mod memory;
 mod netlink;
 mod nic;
 mod nics;
+mod plain;
 mod poller;
 mod qp;
 mod socket;

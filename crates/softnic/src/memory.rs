@@ -3,6 +3,10 @@
 //! One table serves all NICs of the process, so that a key is valid on each of them and outlives any of them. Keys are drawn from the
 //! operating system's randomness, all 32 bits, so that nobody can guess one from others: see [`slots`]. A stale key fails.
 //!
+//! A plain NIC has a table of its own ([`Domain::plain`]). The key that its peers use for a region differs from the local one in bits that
+//! are the table's, the highest among them, which no local key has. So neither is good in the other's place. Its
+//! numbers of protection domains are no other table's.
+//!
 //! Null regions, indirect keys and memory windows have slots in the same table; see [`special`]. A window's key changes with each
 //! binding, in its lower eight bits, which are therefore 0 at first and no secret. Packets touch memory through a [`View`].
 //!
@@ -20,6 +24,7 @@ mod view;
 
 use rustix::io::Errno;
 use rustix::mm::{madvise, Advice};
+use rustix::rand::{getrandom, GetRandomFlags};
 use slots::{Slots, ANY_BITS, PREFIX_BITS};
 use special::{Indirect, Special, Window};
 use std::sync::atomic::AtomicU32;
@@ -38,6 +43,8 @@ pub(crate) const MAX_PDS: u32 = 1 << 16;
 pub(crate) const MAX_INDIRECT_ENTRIES: usize = 1 << 20;
 /// Bytes of one region.
 pub(crate) const MAX_MR_BYTES: u64 = 1 << 40;
+/// In a plain NIC's table: the keys that peers use have this bit, the local ones have not.
+const REMOTE_BIT: u32 = 1 << 31;
 
 /// What a slot of the table holds. `key` is 0 while the slot is free or holds something special.
 struct Region {
@@ -58,17 +65,39 @@ struct Region {
 #[derive(Default)]
 struct Table {
     slots: Slots,
-    /// Users (regions, QPs, SRQs) of each PD; `None` while the number is free. PD 0 is never given out.
+    /// What the keys that peers use differ in from the local ones, which have their places in `slots`; 0: in nothing.
+    remote: u32,
+    /// Users (regions, QPs, SRQs) of each PD, from `first_pd` on; `None` while the number is free. PD 0 is never given out.
     pds: Vec<Option<u32>>,
+    first_pd: u32,
+    /// It is a plain NIC's, which has died: nothing new is made.
+    dead: bool,
 }
 
-/// The registered memory of a process.
+/// The registered memory of a process, or of a plain NIC.
 #[derive(Default)]
 pub(crate) struct Domain {
     table: RwLock<Table>,
 }
 
 impl Domain {
+    /// That of a plain NIC.
+    pub(crate) fn plain() -> Result<Domain> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let mut chance = [0; 4];
+        getrandom(&mut chance, GetRandomFlags::empty()).map_err(|e| Error::os("getrandom", &e.into()))?;
+        // Windows choose the lower eight bits of their keys.
+        let remote = u32::from_ne_bytes(chance) & PREFIX_BITS | REMOTE_BIT;
+        // All bits of it but the place of a PD; after 65,535 NICs the numbers come again.
+        let first_pd = (COUNT.fetch_add(1, Relaxed) % (MAX_PDS - 1) + 1) * MAX_PDS;
+        Ok(Domain { table: RwLock::new(Table { remote, first_pd, ..Table::default() }) })
+    }
+
+    /// The NIC that it belongs to has died: what there is can be ended, and nothing is made any more.
+    pub(crate) fn die(&self) {
+        self.write().dead = true;
+    }
+
     fn write(&self) -> RwLockWriteGuard<'_, Table> {
         self.table.write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,16 +111,57 @@ impl Domain {
 
 impl Table {
     fn pd(&mut self, pd: u32) -> Result<&mut u32> {
-        match self.pds.get_mut(pd as usize) {
+        match self.pds.get_mut(pd.wrapping_sub(self.first_pd) as usize) {
             Some(Some(users)) => Ok(users),
             _ => Err(Error::invalid(format!("there is no protection domain {pd}"))),
         }
     }
 
-    /// Puts something new into a free slot and gives its key, which has only bits of `bits`.
+    /// Whether it is a plain NIC's.
+    fn is_plain(&self) -> bool {
+        self.remote != 0
+    }
+
+    /// The same key under the name that peers know it by, or the local one where this is the peers'.
+    #[inline]
+    fn other_name(&self, key: u32) -> u32 {
+        key ^ self.remote
+    }
+
+    /// The local name of a key that is used as `need` says.
+    #[inline]
+    fn local_name(&self, key: u32, need: Access) -> u32 {
+        if need.intersects(Access::REMOTE) {
+            self.other_name(key)
+        } else {
+            key
+        }
+    }
+
+    fn keys(&self, key: u32) -> MrKeys {
+        MrKeys { lkey: key, rkey: self.other_name(key) }
+    }
+
+    fn check_alive(&self) -> Result<()> {
+        match self.dead {
+            true => Err(Error::device_gone("the NIC that this would belong to is dead")),
+            false => Ok(()),
+        }
+    }
+
+    /// EOPNOTSUPP on a plain NIC.
+    fn check_indirect(&self) -> Result<()> {
+        match self.is_plain() {
+            true => Err(Error::unsupported("indirect keys: this device has plain verbs only")),
+            false => Ok(()),
+        }
+    }
+
+    /// Puts something new into a free slot and gives its local key, which has only bits of `bits`.
     fn insert(&mut self, pd: u32, bits: u32, make: impl FnOnce(u32) -> Region) -> Result<u32> {
+        self.check_alive()?;
         self.pd(pd)?;
-        let key = self.slots.draw(bits)?;
+        let key = self.slots.draw(if self.is_plain() { bits & !REMOTE_BIT } else { bits })?;
         *self.pd(pd)? += 1;
         self.slots.put(key, Region { pd, prefix: key >> 8, ..make(key) });
         Ok(key)
@@ -118,16 +188,12 @@ impl Table {
         }
     }
 
-    /// The window of any key that it has or had.
-    fn window(&self, rkey: u32) -> Option<&Window> {
-        match self.slots.named(rkey)?.special.as_deref()? {
+    /// The window of any key that it has or had, by its local name.
+    fn window(&self, key: u32) -> Option<&Window> {
+        match self.slots.named(key)?.special.as_deref()? {
             Special::Window(w) => Some(w),
             _ => None,
         }
-    }
-
-    fn is_window(&self, key: u32) -> bool {
-        self.window(key).is_some()
     }
 
     /// Checks an entry of an indirect key: it must name memory of the domain that may be used as the root's rights say, or null.
@@ -210,6 +276,7 @@ fn check_range(addr: u64, len: u64, iova: u64) -> Result<()> {
 impl MemoryDomain for Domain {
     fn alloc_pd(&self) -> Result<u32> {
         let mut t = self.write();
+        t.check_alive()?;
         if t.pds.is_empty() {
             t.pds.push(None);
         }
@@ -223,7 +290,7 @@ impl MemoryDomain for Domain {
             None => return Err(Error::no_room(format!("{MAX_PDS} protection domains exist, which is the limit"))),
         };
         t.pds[pd] = Some(0);
-        Ok(pd as u32)
+        Ok(t.first_pd + pd as u32)
     }
 
     fn dealloc_pd(&self, pd: u32) -> Result<()> {
@@ -235,7 +302,8 @@ impl MemoryDomain for Domain {
                 format!("protection domain {pd} has {users} regions, windows, QPs or SRQs: end them first"),
             ));
         }
-        t.pds[pd as usize] = None;
+        let place = (pd - t.first_pd) as usize;
+        t.pds[place] = None;
         Ok(())
     }
 
@@ -256,8 +324,9 @@ impl MemoryDomain for Domain {
         check_range(addr, len, iova)?;
         populate(addr, len, access.contains(Access::LOCAL_WRITE))?;
         let make = |key| Region { key, start: addr, len, iova, access, ..Region::free() };
-        let key = self.write().insert(pd, ANY_BITS, make)?;
-        Ok(MrKeys { lkey: key, rkey: key })
+        let mut t = self.write();
+        let key = t.insert(pd, ANY_BITS, make)?;
+        Ok(t.keys(key))
     }
 
     fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()> {
@@ -275,6 +344,7 @@ impl MemoryDomain for Domain {
             populate(start, len, access.contains(Access::LOCAL_WRITE))?;
         }
         let mut t = self.write();
+        t.check_alive()?;
         let old = t.region(lkey).ok_or_else(no_region)?;
         old.no_windows()?;
         let old_pd = old.pd;
@@ -296,7 +366,7 @@ impl MemoryDomain for Domain {
         let mut t = self.write();
         match t.region(lkey) {
             Some(r) => r.no_windows()?,
-            None if t.why_not_plain(lkey) == MemError::NotInOnePiece && !t.is_window(lkey) => {}
+            None if t.why_not_plain(lkey) == MemError::NotInOnePiece && t.window(lkey).is_none() => {}
             None => return Err(Error::invalid(format!("there is no memory region with key {lkey:#x}"))),
         }
         t.remove(lkey);
@@ -319,6 +389,7 @@ impl MemoryDomain for Domain {
         let len = entries.iter().try_fold(0u64, |sum, e| sum.checked_add(e.len)).unwrap_or(u64::MAX);
         check_range(0, len, iova)?;
         let mut t = self.write();
+        t.check_indirect()?;
         for (i, e) in entries.iter().enumerate() {
             t.check_entry(pd, i, e, access)?;
         }
@@ -326,11 +397,12 @@ impl MemoryDomain for Domain {
             let special = Some(Box::new(Special::Indirect(Indirect::new(key, entries))));
             Region { len, iova, access, special, ..Region::free() }
         })?;
-        Ok(MrKeys { lkey: key, rkey: key })
+        Ok(t.keys(key))
     }
 
     fn update_entry(&self, key: u32, index: u32, entry: &IndirectEntry) -> Result<()> {
         let t = self.view();
+        t.0.check_indirect()?;
         let (r, root) =
             t.0.indirect(key).ok_or_else(|| Error::invalid(format!("there is no indirect key {key:#x}")))?;
         let old = root.entry(index as usize).ok_or_else(|| {
@@ -348,15 +420,18 @@ impl MemoryDomain for Domain {
     }
 
     fn alloc_window(&self, pd: u32, kind: WindowType) -> Result<u32> {
-        self.write().insert(pd, PREFIX_BITS, |key| Region {
+        let mut t = self.write();
+        let key = t.insert(pd, PREFIX_BITS, |key| Region {
             special: Some(Box::new(Special::Window(Window::new(kind, key)))),
             ..Region::free()
-        })
+        })?;
+        // Peers alone use it.
+        Ok(t.other_name(key))
     }
 
     fn dealloc_window(&self, rkey: u32) -> Result<()> {
         let mut t = self.write();
-        let Some(w) = t.window(rkey) else {
+        let Some(w) = t.window(t.other_name(rkey)) else {
             return Err(Error::invalid(format!("there is no memory window with key {rkey:#x}")));
         };
         w.unbind(&t);

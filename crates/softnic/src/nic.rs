@@ -5,19 +5,21 @@ use crate::describe;
 use crate::engine::{Engine, Identity, QpEntry, QpKind, Sockets, MAX_QPS};
 use crate::faults::{Link, Status};
 use crate::fork;
+use crate::gids::{self, gid_of};
 use crate::memory::Domain;
-use crate::nics::{gid_of, Common, Spec};
+use crate::nics::{Common, Spec};
+use crate::plain::{self, Plain};
 use crate::poller::Poller;
 use crate::qp::SoftQp;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
-use unbroken_fabric::{now_us, Fabric, NicPage};
+use unbroken_fabric::{now_us, DeviceKind, Fabric, NicPage};
 use unbroken_roce::{RcConfig, RcQp, UcConfig, UcQp, UdConfig, UdQp};
 use unbroken_types::{Gid, LinkLayer, Mtu, QpCaps, QpType};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceQp, Driver, Error, EventFd, EventSink, HoldingQp,
-    MemoryDomain, PortAttr, QpInit, Result, Srq, SrqAttr,
+    LimitHook, MemoryDomain, OverrunHook, Owner, PortAttr, QpInit, Result, Srq, SrqAttr,
 };
 
 /// Entries of a work queue.
@@ -53,6 +55,9 @@ pub(crate) struct Shared {
     slot: u16,
     pub(crate) mtu: Mtu,
     link_layer: LinkLayer,
+    device: DeviceKind,
+    /// Of the CQs, SRQs and channels that its QPs may use.
+    owner: Owner,
     cwnd_max_packets: u32,
     /// Wakes the background thread.
     pub(crate) bell: EventFd,
@@ -92,6 +97,41 @@ impl Shared {
             let has = if count == 1 { "port 1 only".to_owned() } else { format!("ports 1 to {count}") };
             Error::invalid(format!("port {port}: this device has {has}"))
         })
+    }
+
+    /// Whether packets that a port sends from the GID at that index reach a peer of the GID `dest`; EINVAL where there is no such way.
+    pub(crate) fn leads(&self, port: u8, sgid_index: u8, dest: Gid) -> Result<bool> {
+        let table = gids::table(self.port_ip(port)?, self.link_layer, self.device);
+        match self.device {
+            // All of them lead through the same address.
+            DeviceKind::Full if usize::from(sgid_index) < table.len() => Ok(true),
+            _ => gids::leads(&table, sgid_index, dest),
+        }
+    }
+
+    /// The error of what a dead NIC does not do.
+    #[cold]
+    pub(crate) fn dead(&self) -> Error {
+        Error::device_gone(format!("NIC {} is dead", self.name))
+    }
+
+    /// Whether something new can belong to this NIC.
+    fn check_new(&self) -> Result<()> {
+        match self.owner == Owner::PROCESS || self.alive() {
+            true => Ok(()),
+            false => Err(self.dead()),
+        }
+    }
+
+    /// EINVAL where a QP is to use queues of another device.
+    fn check_owners(&self, init: &QpInit) -> Result<()> {
+        let srq = init.srq.as_ref().map(|srq| srq.owner());
+        let queues =
+            [("send CQ", Some(init.send_cq.owner())), ("receive CQ", Some(init.recv_cq.owner())), ("SRQ", srq)];
+        match queues.iter().find(|(_, owner)| owner.is_some_and(|owner| owner != self.owner)) {
+            Some((what, _)) => Err(Error::invalid(format!("the {what} belongs to another device than {}", self.name))),
+            None => Ok(()),
+        }
     }
 
     /// Takes in all that has arrived. Bounded: more may go on arriving.
@@ -218,7 +258,7 @@ impl Nic {
         common: Common,
         sink: Arc<dyn EventSink>,
     ) -> Result<Nic> {
-        let Common { domain, gaps, aliases } = common;
+        let Common { domain, gaps, aliases, seed } = common;
         let sockets = Sockets::open(&spec.ips).map_err(|e| match e.kind() {
             // It works, so no other stands in for it.
             std::io::ErrorKind::AddrInUse => Error::new(libc::EBUSY, format!("opening NIC {}: {e}", spec.name)),
@@ -227,7 +267,14 @@ impl Nic {
         let (slot, rcvbuf) = (sockets.rx[0].slot(), sockets.rx[0].rcvbuf());
         let any_ip_id = matches!(link, Link::Interface(_));
         let (ips, link_layer) = (spec.ips.clone(), spec.link_layer);
-        let id = Identity { index, ips, link_layer, slot, any_ip_id, fabric, aliases };
+        let (owner, plain) = match spec.device {
+            DeviceKind::Full => (Owner::PROCESS, None),
+            DeviceKind::Plain => {
+                let gids = gids::table(ips[0], link_layer, spec.device);
+                (Owner::device(), Some(Plain::new(index, seed, gids, domain.clone())))
+            }
+        };
+        let id = Identity { index, ips, link_layer, slot, any_ip_id, fabric, aliases, plain };
         let status = Arc::new(Status::new());
         let engine = Engine::new(id, sockets, link, status.clone(), spec.pages.clone(), gaps, sink);
         let shared = Arc::new(Shared {
@@ -240,6 +287,8 @@ impl Nic {
             slot,
             mtu: spec.mtu,
             link_layer: spec.link_layer,
+            device: spec.device,
+            owner,
             // The kernel counts about twice the payload for a packet in the buffer; the peer's buffer is taken to be like ours.
             cwnd_max_packets: (rcvbuf / 2 / 4096).clamp(2, MAX_CWND_PACKETS) as u32,
             bell: EventFd::new(false, true)?,
@@ -296,7 +345,7 @@ fn check_caps(mut caps: QpCaps, shared_receives: bool) -> Result<QpCaps> {
 
 impl Device for Nic {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { holds: true, shared_objects: true, indirect_keys: true, windows: true }
+        describe::capabilities(self.shared().device)
     }
 
     fn name(&self) -> &str {
@@ -307,11 +356,19 @@ impl Device for Nic {
         gid_of(self.shared().ips[0], self.shared().link_layer)
     }
 
+    fn gid_index(&self) -> u8 {
+        gids::index_of(self.shared().link_layer, self.shared().device)
+    }
+
+    fn check_address(&self, port: u8, sgid_index: u8, dest: Gid) -> Result<()> {
+        self.shared().leads(port, sgid_index, dest).map(drop)
+    }
+
     fn port(&self, port: u8) -> Result<PortAttr> {
         let shared = self.shared();
         let ip = shared.port_ip(port)?;
         let usable = !fork::abandoned() && shared.status.usable(port);
-        Ok(describe::port(ip, shared.mtu, shared.link_layer, usable))
+        Ok(describe::port(ip, shared.mtu, shared.link_layer, shared.device, usable))
     }
 
     fn alive(&self) -> bool {
@@ -332,33 +389,62 @@ impl Device for Nic {
         self.shared().domain.clone()
     }
 
-    fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>> {
-        Ok(Cq::new(entries, channel))
+    fn create_channel(&self) -> Result<Arc<CompChannel>> {
+        CompChannel::of_device(self.shared().owner)
     }
 
-    fn create_srq(&self, pd: u32, sizes: SrqAttr) -> Result<Arc<Srq>> {
-        Srq::new(&describe::device(&self.shared().ips), pd, sizes, || {})
+    fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>, on_overrun: OverrunHook) -> Result<Arc<Cq>> {
+        self.shared().check_new()?;
+        Cq::of_device(self.shared().owner, entries, channel, on_overrun)
+    }
+
+    fn create_srq(&self, pd: u32, sizes: SrqAttr, on_limit: LimitHook) -> Result<Arc<Srq>> {
+        let shared = self.shared();
+        shared.check_new()?;
+        Srq::of_device(shared.owner, &describe::device(&shared.ips, shared.device), pd, sizes, on_limit)
     }
 
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
-        Ok(self.create_holding_qp(init)?)
+        if self.shared().device == DeviceKind::Plain {
+            plain::check(init)?;
+        }
+        Ok(self.make_qp(init)?)
     }
 
     fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn HoldingQp>> {
+        if self.shared().device == DeviceKind::Plain {
+            return Err(Error::unsupported("a QP that holds its work: this device has plain verbs only"));
+        }
+        Ok(self.make_qp(init)?)
+    }
+
+    fn counters(&self) -> DeviceCounters {
+        if fork::abandoned() {
+            return DeviceCounters::default();
+        }
+        self.shared().lock().totals()
+    }
+}
+
+impl Nic {
+    fn make_qp(&self, init: &QpInit) -> Result<Arc<SoftQp>> {
         if fork::abandoned() {
             return Err(fork::error());
         }
         let shared = &self.inner.shared;
         let caps = check_caps(init.caps, init.srq.is_some())?;
+        shared.check_owners(init)?;
         let mut e = shared.lock();
         if !e.look(now_us()) {
-            return Err(Error::device_gone(format!("NIC {} is dead", shared.name)));
+            return Err(shared.dead());
         }
-        if e.qps.len() >= MAX_QPS {
-            return Err(Error::no_room(format!("{MAX_QPS} QPs exist on NIC {}, which is the limit", shared.name)));
+        let max_qps = e.id.plain.as_ref().map_or(MAX_QPS, |_| plain::MAX_QPS);
+        if e.qps.len() >= max_qps {
+            return Err(Error::no_room(format!("{max_qps} QPs exist on NIC {}, which is the limit", shared.name)));
         }
         let qpn = loop {
-            let qpn = u32::from(shared.slot) << 16 | shared.page.next_index();
+            let index = e.id.plain.as_ref().map_or_else(|| shared.page.next_index(), |p| p.next_index(&shared.page));
+            let qpn = u32::from(shared.slot) << 16 | index;
             // The table is far from full, so a free index comes soon.
             if e.qps.get(qpn as u16).is_none() {
                 break qpn;
@@ -395,15 +481,9 @@ impl Device for Nic {
         let cqs = (init.send_cq.clone(), init.recv_cq.clone());
         let mut entry = QpEntry::new(kind, (qpn, init.pd, init.control), caps, cqs);
         entry.home = init.home;
+        entry.death = e.id.plain.as_mut().map(Plain::next_death);
         e.qps.insert(qpn as u16, entry);
         drop(e);
         Ok(Arc::new(SoftQp::new(self.inner.clone(), qpn, init)))
-    }
-
-    fn counters(&self) -> DeviceCounters {
-        if fork::abandoned() {
-            return DeviceCounters::default();
-        }
-        self.shared().lock().totals()
     }
 }

@@ -3,15 +3,18 @@
 use crate::config::{Config, NicSource, MAX_NICS};
 use crate::describe;
 use crate::faults::{InterfaceState, Link};
+use crate::gids::{gid_of, guid_of};
 use crate::memory::Domain;
 use crate::netlink::{self, LinkChange, LinkWatch};
 use crate::nic::{Nic, Shared};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use unbroken_fabric::{now_us, Fabric, GapRecorder, NicKind, NicPage, Runtime};
-use unbroken_types::{port_guid, Gid, LinkLayer, Mtu};
-use unbroken_verbs::{DeviceAttr, DeviceEvent, Error, EventSink, MemoryDomain, PortAttr, Result, UdAliases};
+use unbroken_fabric::{now_us, DeviceKind, Fabric, GapRecorder, NicKind, NicPage, Runtime};
+use unbroken_types::{Gid, LinkLayer, Mtu};
+use unbroken_verbs::{
+    Capabilities, DeviceAttr, DeviceEvent, Error, EventSink, MemoryDomain, PortAttr, Result, UdAliases,
+};
 
 /// The watching thread looks this often whether anybody still needs it.
 const WATCH_US: u64 = 500_000;
@@ -25,6 +28,8 @@ pub(crate) struct Spec {
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) mtu: Mtu,
     pub(crate) link_layer: LinkLayer,
+    /// What it can do.
+    pub(crate) device: DeviceKind,
     /// Port by port.
     pub(crate) pages: Vec<Arc<NicPage>>,
     interface: Option<Arc<InterfaceState>>,
@@ -55,13 +60,27 @@ impl EventSink for Witness {
     }
 }
 
-/// What the NICs of a process share.
+/// What the NICs of a process share. A plain one has a domain of its own, and knows of no QP that has moved.
 #[derive(Clone)]
 pub(crate) struct Common {
     pub(crate) domain: Arc<Domain>,
     pub(crate) gaps: Arc<GapRecorder>,
     /// Where UD QPs are that have moved.
     pub(crate) aliases: Arc<UdAliases>,
+    /// Plain NICs: which of the ways to die each QP has.
+    pub(crate) seed: u64,
+}
+
+impl Common {
+    /// What a NIC of this kind has of it.
+    fn of(&self, device: DeviceKind) -> Result<Common> {
+        match device {
+            DeviceKind::Full => Ok(self.clone()),
+            DeviceKind::Plain => {
+                Ok(Common { domain: Arc::new(Domain::plain()?), aliases: Arc::default(), ..self.clone() })
+            }
+        }
+    }
 }
 
 /// The NICs of a process.
@@ -86,15 +105,15 @@ impl SoftNics {
                 let fabric = Arc::new(Fabric::open(runtime).map_err(invalid)?);
                 (host.clone(), fabric_specs(runtime, &fabric, host)?, Some(fabric), None)
             }
-            NicSource::Addresses(addrs) => {
+            NicSource::Addresses(addrs, device) => {
                 let watch = LinkWatch::new().map_err(|e| Error::os("watching the links of interfaces", &e))?;
-                (host_name(), interface_specs(runtime, addrs)?, None, Some(watch))
+                (host_name(), interface_specs(runtime, addrs, *device)?, None, Some(watch))
             }
         };
         crate::fork::install();
         let gaps = Arc::new(GapRecorder::create(runtime).map_err(invalid)?);
         let opened = Mutex::new(specs.iter().map(|_| None).collect());
-        let common = Common { domain: Arc::default(), gaps, aliases: Arc::default() };
+        let common = Common { domain: Arc::default(), gaps, aliases: Arc::default(), seed: config.seed };
         let nics = Arc::new(SoftNics { host, specs, common, fabric: fabric.clone(), opened });
         let weak = Arc::downgrade(&nics);
         let watcher = move || match (fabric, watch) {
@@ -126,6 +145,11 @@ impl SoftNics {
         self.specs.get(i).map(|s| s.ips[0])
     }
 
+    /// What a NIC can do beyond plain verbs, open or not.
+    pub fn capabilities(&self, i: usize) -> Capabilities {
+        self.specs.get(i).map(|s| describe::capabilities(s.device)).unwrap_or_default()
+    }
+
     /// The GID of a NIC.
     pub fn gid(&self, i: usize) -> Option<Gid> {
         self.specs.get(i).map(|s| gid_of(s.ips[0], s.link_layer))
@@ -142,7 +166,7 @@ impl SoftNics {
 
     /// Limits and identity of a NIC, open or not.
     pub fn attr(&self, i: usize) -> DeviceAttr {
-        self.specs.get(i).map(|s| describe::device(&s.ips)).unwrap_or_default()
+        self.specs.get(i).map(|s| describe::device(&s.ips, s.device)).unwrap_or_default()
     }
 
     /// A port of a NIC, counted from 1, open or not, in the state that the caller knows.
@@ -150,7 +174,7 @@ impl SoftNics {
         let spec = self.specs.get(i).ok_or_else(|| Error::invalid(format!("no NIC {i} on host {}", self.host)))?;
         let ip = usize::from(port).checked_sub(1).and_then(|p| spec.ips.get(p)).copied();
         let ip = ip.ok_or_else(|| Error::invalid(format!("port {port}: this device has {}", spec.ips.len())))?;
-        Ok(describe::port(ip, spec.mtu, spec.link_layer, usable))
+        Ok(describe::port(ip, spec.mtu, spec.link_layer, spec.device, usable))
     }
 
     /// The GID of the InfiniBand port that has this LID, or why there is none.
@@ -168,12 +192,12 @@ impl SoftNics {
         self.specs.get(i).map_or(0, |s| guid_of(s.ips[0]))
     }
 
-    /// The protection domains and memory regions, which all NICs share.
+    /// The protection domains and memory regions, which all NICs share but the plain ones.
     pub fn memory(&self) -> Arc<dyn MemoryDomain> {
         self.common.domain.clone()
     }
 
-    /// Where UD QPs are that have moved: the table that all NICs translate by.
+    /// Where UD QPs are that have moved: the table that all NICs translate by, but the plain ones.
     pub fn aliases(&self) -> Arc<UdAliases> {
         self.common.aliases.clone()
     }
@@ -206,7 +230,8 @@ impl SoftNics {
         let weak = Arc::downgrade(&sink);
         let died = Arc::new(AtomicBool::new(false));
         let witness = Arc::new(Witness { sink, died: died.clone() });
-        let nic = Nic::open(i, spec, link, self.fabric.clone(), self.common.clone(), witness)?;
+        let common = self.common.of(spec.device)?;
+        let nic = Nic::open(i, spec, link, self.fabric.clone(), common, witness)?;
         opened[i] = Some(Opened { nic: nic.downgrade(), sink: weak, died, grave: None });
         Ok(Arc::new(nic))
     }
@@ -261,17 +286,18 @@ fn fabric_specs(runtime: &Runtime, fabric: &Fabric, host: &str) -> Result<Vec<Sp
     let mtu = link_mtu("127.0.0.1".parse().expect("an address"))?.1;
     (0..count.min(MAX_NICS as u8))
         .map(|n| {
-            let NicKind { link_layer, mtu: asked, ports } = fabric.nic_kind(host, n);
+            let NicKind { link_layer, mtu: asked, ports, device } = fabric.nic_kind(host, n);
             let ips = (1..=ports)
                 .map(|port| fabric.port_addr(host, n, port).map(IpAddr::V4).map_err(invalid))
                 .collect::<Result<Vec<_>>>()?;
             let pages = pages(runtime, &ips)?;
-            Ok(Spec { name: format!("{host}/{n}"), ips, mtu: mtu.min(asked), link_layer, pages, interface: None })
+            let name = format!("{host}/{n}");
+            Ok(Spec { name, ips, mtu: mtu.min(asked), link_layer, device, pages, interface: None })
         })
         .collect()
 }
 
-fn interface_specs(runtime: &Runtime, addrs: &[IpAddr]) -> Result<Vec<Spec>> {
+fn interface_specs(runtime: &Runtime, addrs: &[IpAddr], device: DeviceKind) -> Result<Vec<Spec>> {
     let states = netlink::link_states().map_err(|e| Error::os("asking for the states of interfaces", &e))?;
     addrs
         .iter()
@@ -281,7 +307,7 @@ fn interface_specs(runtime: &Runtime, addrs: &[IpAddr]) -> Result<Vec<Spec>> {
             interface.set_up(states.get(&index).copied().unwrap_or(false));
             let pages = pages(runtime, &[ip])?;
             let (name, link_layer, interface) = (ip.to_string(), LinkLayer::Ethernet, Some(Arc::new(interface)));
-            Ok(Spec { name, ips: vec![ip], mtu, link_layer, pages, interface })
+            Ok(Spec { name, ips: vec![ip], mtu, link_layer, device, pages, interface })
         })
         .collect()
 }
@@ -294,39 +320,6 @@ fn pages(runtime: &Runtime, ips: &[IpAddr]) -> Result<Vec<Arc<NicPage>>> {
 fn link_mtu(ip: IpAddr) -> Result<(u32, Mtu)> {
     let interface = netlink::interface_of(ip).map_err(|e| Error::os("finding the NIC's interface", &e))?;
     Ok((interface.index, Mtu::fitting(interface.mtu, OVERHEAD_BYTES)))
-}
-
-/// A locally administered EUI-64 with the address in it.
-pub(crate) fn guid_of(ip: IpAddr) -> u64 {
-    match ip {
-        IpAddr::V4(v4) => port_guid(v4),
-        IpAddr::V6(v6) => u128::from(v6) as u64 | 0x0200_0000_0000_0000,
-    }
-}
-
-/// The GIDs of the port that has this address, in the order of its table. A RoCE port has one for its address, and, as a real one, a
-/// link-local one that is made of its GUID.
-pub(crate) fn gids_of(ip: IpAddr, link_layer: LinkLayer) -> Vec<Gid> {
-    match (link_layer, ip) {
-        (LinkLayer::Ethernet, IpAddr::V4(v4)) => vec![Gid::from_ip(ip), Gid::link_local(v4)],
-        _ => vec![gid_of(ip, link_layer)],
-    }
-}
-
-/// The first GID of the port that has this address.
-pub(crate) fn gid_of(ip: IpAddr, link_layer: LinkLayer) -> Gid {
-    match (link_layer, ip) {
-        (LinkLayer::Infiniband, IpAddr::V4(v4)) => Gid::link_local(v4),
-        _ => Gid::from_ip(ip),
-    }
-}
-
-/// The LID of the port that has this address: 0 unless it is an InfiniBand port.
-pub(crate) fn lid_of(ip: IpAddr, link_layer: LinkLayer) -> u16 {
-    match (link_layer, ip) {
-        (LinkLayer::Infiniband, IpAddr::V4(v4)) => unbroken_fabric::lid_of(v4),
-        _ => 0,
-    }
 }
 
 fn watch_fabric(nics: &Weak<SoftNics>, fabric: &Fabric) {

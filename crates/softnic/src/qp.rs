@@ -60,17 +60,48 @@ impl SoftQp {
         if e.look(now_us) {
             return Ok(e);
         }
-        Err(self.dead())
+        Err(self.dead(&e))
     }
 
+    /// The error of a verb on a dead NIC: EIO, or what a plain one gives for this QP.
     #[cold]
-    fn dead(&self) -> Error {
-        Error::device_gone(format!("NIC {} is dead", self.nic.shared.name))
+    fn dead(&self, e: &Engine) -> Error {
+        let death = e.qps.get(self.index()).and_then(|q| q.death);
+        death.map_or_else(|| self.nic.shared.dead(), |d| Error::new(d.errno, self.nic.shared.dead().to_string()))
+    }
+
+    /// A post to a dead NIC, which a plain one may take still.
+    #[cold]
+    fn post_to_dead(
+        &self,
+        mut e: MutexGuard<'_, Engine>,
+        now_us: u64,
+        post: impl FnOnce(&mut QpEntry) -> Result<()>,
+    ) -> Result<()> {
+        match e.taking(self.index(), now_us) {
+            Some(q) => post(q),
+            None => Err(self.dead(&e)),
+        }
     }
 
     #[inline]
     fn entry<'a>(&self, e: &'a mut Engine) -> Result<&'a mut QpEntry> {
         e.qps.get_mut(self.index()).ok_or_else(|| Error::invalid(format!("QP {:#x} has been destroyed", self.qpn)))
+    }
+
+    /// A change of a QP on a dead NIC. A plain one goes to ERR and flushes, as it will do in any case.
+    #[cold]
+    fn modify_dead(&self, mut e: MutexGuard<'_, Engine>, change: &QpModify) -> Result<()> {
+        let error = self.dead(&e);
+        let to_err = change.rc.state == Some(QpState::Err);
+        let q = self.entry(&mut e)?;
+        if q.death.is_none() || !to_err {
+            return Err(error);
+        }
+        q.flush_at_us = None;
+        q.modify(change)?;
+        e.tell(self.index());
+        Ok(())
     }
 
     /// Sends what the QP has to send, and lets go of the engine.
@@ -103,7 +134,10 @@ impl DeviceQp for SoftQp {
 
     fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
         let now_us = now_us();
-        let mut e = self.lock_alive(now_us)?;
+        let mut e = self.lock()?;
+        if !e.look(now_us) {
+            return self.post_to_dead(e, now_us, |q| q.post_send(wr));
+        }
         self.entry(&mut e)?.post_send(wr)?;
         if e.wqe_error_due() {
             e.spoil(self.index(), now_us);
@@ -114,7 +148,10 @@ impl DeviceQp for SoftQp {
 
     fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
         let now_us = now_us();
-        let mut e = self.lock_alive(now_us)?;
+        let mut e = self.lock()?;
+        if !e.look(now_us) {
+            return self.post_to_dead(e, now_us, |q| q.post_sends(batch));
+        }
         self.entry(&mut e)?.post_sends(batch)?;
         if e.wqe_error_due() {
             e.spoil(self.index(), now_us);
@@ -124,13 +161,20 @@ impl DeviceQp for SoftQp {
     }
 
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
-        let mut e = self.lock_alive(now_us())?;
+        let now_us = now_us();
+        let mut e = self.lock()?;
+        if !e.look(now_us) {
+            return self.post_to_dead(e, now_us, |q| q.post_recv(wr));
+        }
         self.entry(&mut e)?.post_recv(wr)
     }
 
     fn modify(&self, change: &QpModify) -> Result<()> {
         let now_us = now_us();
-        let mut e = self.lock_alive(now_us)?;
+        let mut e = self.lock()?;
+        if !e.look(now_us) {
+            return self.modify_dead(e, change);
+        }
         let mtu = self.nic.shared.mtu;
         if let Some(asked) = change.rc.mtu.filter(|asked| *asked > mtu) {
             let (asked, mtu) = (asked.bytes(), mtu.bytes());
@@ -139,7 +183,14 @@ impl DeviceQp for SoftQp {
         if let Some(port) = change.port {
             self.nic.shared.port_ip(port)?;
         }
-        self.entry(&mut e)?.modify(change)?;
+        let q = self.entry(&mut e)?;
+        let way = q.way_after(change);
+        let routed =
+            way.map(|(dest, index)| self.nic.shared.leads(change.port.unwrap_or(1), index, dest)).transpose()?;
+        q.modify(change)?;
+        if let (Some((_, index)), Some(routed)) = (way, routed) {
+            (q.sgid_index, q.routed) = (index, routed);
+        }
         e.route(self.index());
         if change.rc.state == Some(QpState::Reset) {
             e.drain(now_us, &self.nic.shared.domain);

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use std::process::Command;
 use std::sync::mpsc::{channel, Receiver, Sender};
-use unbroken_fabric::Runtime;
+use unbroken_fabric::{DeviceKind, Runtime};
 use unbroken_softnic::{Config, NicSource, SoftNics};
 use unbroken_types::SendOpcode;
 use unbroken_verbs::{Device, DeviceEvent, DeviceQp};
@@ -16,8 +16,8 @@ fn ip(args: &str) {
 }
 
 fn nics(dir: &std::path::Path, addrs: &[&str]) -> std::sync::Arc<SoftNics> {
-    let nics = NicSource::Addresses(addrs.iter().map(|a| a.parse().unwrap()).collect());
-    SoftNics::new(Config { runtime: Runtime::at(dir).unwrap(), nics }).unwrap()
+    let nics = NicSource::Addresses(addrs.iter().map(|a| a.parse().unwrap()).collect(), DeviceKind::Full);
+    SoftNics::new(Config { runtime: Runtime::at(dir).unwrap(), nics, seed: 0 }).unwrap()
 }
 
 /// Moves this thread, and those that it starts, to a network namespace of its own.
@@ -139,7 +139,7 @@ fn ipv6_over_veth() {
 #[test]
 fn addresses_that_do_not_exist() {
     let dir = tempfile::tempdir().unwrap();
-    let nics = NicSource::Addresses(vec!["203.0.113.9".parse().unwrap()]);
-    let e = SoftNics::new(Config { runtime: Runtime::at(dir.path()).unwrap(), nics }).err().unwrap();
+    let nics = NicSource::Addresses(vec!["203.0.113.9".parse().unwrap()], DeviceKind::Full);
+    let e = SoftNics::new(Config { runtime: Runtime::at(dir.path()).unwrap(), nics, seed: 0 }).err().unwrap();
     assert!(e.to_string().contains("203.0.113.9"), "{e}");
 }

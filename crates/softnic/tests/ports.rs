@@ -40,7 +40,7 @@ fn a_qp_changes_its_port_at_run_time() {
         assert_eq!(write(1), WcStatus::Success as u32);
         assert_eq!((sent(&world, 1), sent(&world, 2)), (1000, 0));
         for (qp, peer) in [(&qa, &b), (&qb, &a)] {
-            let dest_gid = Some(peer.nic.port(2).unwrap().gids[0]);
+            let dest_gid = Some(peer.nic.port(2).unwrap().gids[0].gid);
             qp.modify(&QpModify { port: Some(2), dest_gid, ..QpModify::default() }).unwrap();
             assert_eq!(qp.query().attrs.port, Some(2));
             assert!(qp.modify(&QpModify { port: Some(3), ..QpModify::default() }).is_err());

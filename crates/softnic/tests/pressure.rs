@@ -56,7 +56,7 @@ impl Datagrams {
         let (qa, qb) = (a.nic.create_qp(&a.init(QpType::Ud)).unwrap(), b.nic.create_qp(&b.init(QpType::Ud)).unwrap());
         ready(&*qa);
         ready(&*qb);
-        let to = UdDest { gid: b.nic.gid(), qpn: qb.qpn(), qkey: 7, grh: true };
+        let to = UdDest { gid: b.nic.gid(), qpn: qb.qpn(), qkey: 7, grh: true, sgid_index: 0 };
         Datagrams { a, b, qa, qb, to, world }
     }
 

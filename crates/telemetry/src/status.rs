@@ -36,6 +36,8 @@ pub struct NicStatus {
     pub nic: String,
     /// Its address.
     pub addr: String,
+    /// What it can do: `full`, `plain`, or `unknown` where it is not in the fabric.
+    pub device: String,
     /// `active`, `down`, `dead`, or `unknown` where it is not in the fabric.
     pub state: String,
     /// The faults on its way, in the words of `unbroken fault set`.

@@ -61,6 +61,17 @@ impl Gid {
     }
 }
 
+/// What the packets look like that are sent from a GID.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GidType {
+    /// InfiniBand.
+    Infiniband,
+    /// RoCE v1: an Ethernet frame around InfiniBand's headers, which no router takes.
+    RoceV1,
+    /// RoCE v2: over UDP.
+    RoceV2,
+}
+
 impl fmt::Display for Gid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.to_ip())

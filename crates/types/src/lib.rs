@@ -11,7 +11,7 @@ mod attr;
 mod wc;
 mod wr;
 
-pub use addr::{port_guid, Gid, MAX_QPN, PSN_MASK};
+pub use addr::{port_guid, Gid, GidType, MAX_QPN, PSN_MASK};
 pub use attr::{Access, LinkLayer, Mtu, QpCaps, QpState, QpType};
 pub use wc::{Wc, WcFlags, WcOpcode, WcStatus};
 pub use wr::{SendFlags, SendOpcode, Sge};

@@ -92,9 +92,8 @@ impl Nic {
     }
 
     /// Its address.
-    pub fn gid(&self) -> Result<Gid> {
-        let port = self.context().port(1)?;
-        port.gids.first().copied().ok_or_else(|| Error::invalid("the port has no GID"))
+    pub fn gid(&self) -> Gid {
+        self.context().gid()
     }
 
     /// Makes a protection domain.

@@ -1,6 +1,6 @@
 //! What a device and its ports can do.
 
-use unbroken_types::{Gid, LinkLayer, Mtu};
+use unbroken_types::{Gid, GidType, LinkLayer, Mtu};
 
 /// Limits and identity of a device, as `ibv_query_device` tells them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -61,6 +61,15 @@ pub enum PortState {
     Active = 4,
 }
 
+/// An entry of a port's table of GIDs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GidEntry {
+    /// The GID; on RoCE ports it is there once for each type.
+    pub gid: Gid,
+    /// What packets sent from it look like.
+    pub kind: GidType,
+}
+
 /// A port, as `ibv_query_port` tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortAttr {
@@ -71,7 +80,7 @@ pub struct PortAttr {
     /// MTU that the port's link carries.
     pub active_mtu: Mtu,
     /// The GIDs, index by index.
-    pub gids: Vec<Gid>,
+    pub gids: Vec<GidEntry>,
     /// Largest message in bytes.
     pub max_msg_sz: u32,
     /// What the port is attached to.

@@ -9,7 +9,7 @@
 //!
 //! Lock order: `drivers` (read) → a device's engine → `ring`. A driver never attaches or detaches drivers.
 
-use crate::{Error, EventFd, Result};
+use crate::{Error, EventFd, Owner, Result};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -51,7 +51,8 @@ impl Ring {
     }
 }
 
-type OverrunHook = Box<dyn Fn(u64) + Send + Sync>;
+/// Told the cookie of a queue when it overruns, once. Called with a device's lock held: it may queue and wake, nothing else.
+pub type OverrunHook = Box<dyn Fn(u64) + Send + Sync>;
 
 /// A completion queue.
 pub struct Cq {
@@ -64,6 +65,7 @@ pub struct Cq {
     /// What a poll that found nothing does besides: see [`Cq::set_idle_hook`].
     idle: OnceLock<Arc<dyn Driver>>,
     channel: Option<Arc<CompChannel>>,
+    owner: Owner,
     /// Whatever the C layer wants back with an event: the address of its `ibv_cq`.
     cookie: AtomicU64,
 }
@@ -71,20 +73,32 @@ pub struct Cq {
 impl Cq {
     /// A queue of at least `entries` WCs (at least 1).
     pub fn new(entries: u32, channel: Option<Arc<CompChannel>>) -> Arc<Cq> {
-        Cq::make(entries, channel, None)
+        Cq::make(Owner::PROCESS, entries, channel, None)
     }
 
-    /// The same with an owner who is told the queue's cookie when it overruns, once. Called with a device's lock held: it may queue and
-    /// wake, nothing else.
+    /// The same with somebody who is told when it overruns, see [`OverrunHook`].
     pub fn with_overrun_hook(
         entries: u32,
         channel: Option<Arc<CompChannel>>,
         on_overrun: impl Fn(u64) + Send + Sync + 'static,
     ) -> Arc<Cq> {
-        Cq::make(entries, channel, Some(Box::new(on_overrun)))
+        Cq::make(Owner::PROCESS, entries, channel, Some(Box::new(on_overrun)))
     }
 
-    fn make(entries: u32, channel: Option<Arc<CompChannel>>, on_overrun: Option<OverrunHook>) -> Arc<Cq> {
+    /// The same for a device. EINVAL where the channel is another's.
+    pub fn of_device(
+        owner: Owner,
+        entries: u32,
+        channel: Option<Arc<CompChannel>>,
+        on_overrun: OverrunHook,
+    ) -> Result<Arc<Cq>> {
+        if channel.as_ref().is_some_and(|channel| channel.owner != owner) {
+            return Err(Error::invalid("the completion channel belongs to another device"));
+        }
+        Ok(Cq::make(owner, entries, channel, Some(on_overrun)))
+    }
+
+    fn make(owner: Owner, entries: u32, channel: Option<Arc<CompChannel>>, on_overrun: Option<OverrunHook>) -> Arc<Cq> {
         let limit = (entries.max(1) as usize).next_power_of_two();
         Arc::new(Cq {
             ring: Mutex::new(Ring {
@@ -100,6 +114,7 @@ impl Cq {
             drivers: RwLock::new(Vec::new()),
             idle: OnceLock::new(),
             channel,
+            owner,
             cookie: AtomicU64::new(0),
         })
     }
@@ -132,6 +147,11 @@ impl Cq {
             (r.slots, r.head, r.limit) = (slots, 0, limit);
         }
         Ok(())
+    }
+
+    /// Whose QPs complete here.
+    pub fn owner(&self) -> Owner {
+        self.owner
     }
 
     /// The channel that the queue was made with.
@@ -296,15 +316,22 @@ pub struct CompChannel {
     pending: Mutex<VecDeque<u64>>,
     /// Hint: events in `pending`. Written under its lock.
     waiting: AtomicU32,
+    owner: Owner,
 }
 
 impl CompChannel {
     /// A channel whose descriptor blocks until its owner sets O_NONBLOCK.
     pub fn new() -> Result<Arc<CompChannel>> {
+        CompChannel::of_device(Owner::PROCESS)
+    }
+
+    /// The same for the CQs of a device.
+    pub fn of_device(owner: Owner) -> Result<Arc<CompChannel>> {
         Ok(Arc::new(CompChannel {
             fd: EventFd::new(true, false)?,
             pending: Mutex::default(),
             waiting: AtomicU32::new(0),
+            owner,
         }))
     }
 

@@ -9,7 +9,10 @@
 //! everything with the original error as a plain QP would have done. Errors that are the application's own (access, length,
 //! protection, RNR) are delivered as on any QP. Where a device cannot do that, it is done above it, by a journal.
 
-use crate::{Backlog, CompChannel, Cq, PortAttr, RcModify, RecvWr, Result, SendBatch, SendWr, Srq, SrqAttr};
+use crate::{
+    Backlog, CompChannel, Cq, LimitHook, OverrunHook, PortAttr, RcModify, RecvWr, Result, SendBatch, SendWr, Srq,
+    SrqAttr,
+};
 use std::sync::Arc;
 use unbroken_roce::Progress;
 use unbroken_types::{Access, Gid, QpCaps, QpState, QpType, WcStatus};
@@ -171,6 +174,8 @@ pub struct QpModify {
     pub rc: RcModify,
     /// The peer's address (RC: at RTR).
     pub dest_gid: Option<Gid>,
+    /// The GID that packets are sent from, by its index in the port's table; 0 at first.
+    pub sgid_index: Option<u8>,
     /// UD: the key that datagrams must carry.
     pub qkey: Option<u32>,
     /// To SQD: whether there is to be an event when the send queue is drained.
@@ -218,8 +223,13 @@ pub trait Device: Send + Sync {
     fn capabilities(&self) -> Capabilities;
     /// Its name in events and status: `a/0` in a fabric, the address elsewhere.
     fn name(&self) -> &str;
-    /// The GID of port 1 (index 0).
+    /// The GID by which peers reach port 1.
     fn gid(&self) -> Gid;
+    /// Its index in the port's table.
+    fn gid_index(&self) -> u8;
+    /// Whether a peer of this GID can be named as one to send to from the GID at that index of a port's table; EINVAL where it cannot.
+    /// That packets get there is not said by this.
+    fn check_address(&self, port: u8, sgid_index: u8, dest: Gid) -> Result<()>;
     /// State and addresses of a port, counted from 1.
     fn port(&self, port: u8) -> Result<PortAttr>;
     /// Whether the device still works at all (not fatal).
@@ -231,10 +241,12 @@ pub trait Device: Send + Sync {
     fn drain(&self);
     /// PDs and MRs.
     fn memory(&self) -> Arc<dyn MemoryDomain>;
+    /// Makes a completion channel. Only CQs of this device raise events there, unless its objects are shared.
+    fn create_channel(&self) -> Result<Arc<CompChannel>>;
     /// Makes a completion queue, with a channel or without. Only QPs of this device complete there, unless its objects are shared.
-    fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>>;
+    fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>, on_overrun: OverrunHook) -> Result<Arc<Cq>>;
     /// Makes a shared receive queue. Only QPs of this device take from it, unless its objects are shared.
-    fn create_srq(&self, pd: u32, sizes: SrqAttr) -> Result<Arc<Srq>>;
+    fn create_srq(&self, pd: u32, sizes: SrqAttr, on_limit: LimitHook) -> Result<Arc<Srq>>;
     /// Makes a QP. One that is to hold its work comes from [`Device::create_holding_qp`].
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>>;
     /// Makes a QP that can be stopped and moved, where the device can ([`Capabilities::holds`]); EOPNOTSUPP elsewhere.

@@ -2,9 +2,10 @@
 //!
 //! - [`device`]: the [`Device`] and [`DeviceQp`] traits, which are plain verbs, and [`HoldingQp`], which has what an exact switch needs
 //!   (`quiesce`, `adopt`, `progress`). `shift` is written against these traits alone: what it learns of failures comes through them.
-//! - [`cq`]: completion queues and channels. A CQ is a ring in this process's memory that all devices of the process push to, so
-//!   that a logical QP which moves to another NIC keeps completing, in order, where the application polls.
-//! - [`srq`]: shared receive queues, which belong to the process in the same way.
+//! - [`cq`]: completion queues and channels. A CQ is a ring in this process's memory. Where the devices share their objects all of them push
+//!   to it, so that a logical QP which moves to another NIC keeps completing, in order, where the application polls; else it belongs to
+//!   one device ([`Owner`]).
+//! - [`srq`]: shared receive queues, which belong to the process or to a device in the same way.
 //! - [`aliases`]: where UD QPs are that have moved, which all devices of a process share.
 //! - [`attr`]: what a device and a port can do.
 //! - [`abi`]: the layouts of libibverbs' C structures, checked against the installed header by `cargo xtask abi`.
@@ -16,18 +17,20 @@ pub mod cq;
 pub mod device;
 mod error;
 mod eventfd;
+mod owner;
 pub mod srq;
 
 pub use aliases::UdAliases;
-pub use attr::{DeviceAttr, PortAttr, PortState};
-pub use cq::{CompChannel, Cq, Driver};
+pub use attr::{DeviceAttr, GidEntry, PortAttr, PortState};
+pub use cq::{CompChannel, Cq, Driver, OverrunHook};
 pub use device::{
     Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, HoldingQp, IndirectEntry, MemoryDomain,
     MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot, WindowType,
 };
 pub use error::Error;
 pub use eventfd::EventFd;
-pub use srq::{Srq, SrqAttr};
+pub use owner::Owner;
+pub use srq::{LimitHook, Srq, SrqAttr};
 pub use unbroken_roce::{Backlog, MwBind, PostError, RcModify, RecvWr, SendBatch, SendWr, UdDest};
 
 /// Result of a verb.

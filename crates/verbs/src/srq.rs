@@ -12,7 +12,7 @@
 //!
 //! Lock order: a device's engine → the queue. The owner is told with the engine's lock held: it may queue and wake, nothing else.
 
-use crate::{DeviceAttr, Error, Result};
+use crate::{DeviceAttr, Error, Owner, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use unbroken_roce::{RecvRing, RecvWr, SharedReceives};
 
@@ -43,6 +43,9 @@ impl State {
     }
 }
 
+/// Told that the limit of a queue is reached. Called with a device's lock held: it may queue and wake, nothing else.
+pub type LimitHook = Box<dyn Fn() + Send + Sync>;
+
 /// A shared receive queue.
 pub struct Srq {
     state: Mutex<State>,
@@ -50,7 +53,8 @@ pub struct Srq {
     max_sge: u32,
     /// The device's `max_srq_wr`.
     most_wr: u32,
-    on_limit: Box<dyn Fn() + Send + Sync>,
+    on_limit: LimitHook,
+    owner: Owner,
 }
 
 impl Srq {
@@ -61,6 +65,17 @@ impl Srq {
         pd: u32,
         sizes: SrqAttr,
         on_limit: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Arc<Srq>> {
+        Srq::of_device(Owner::PROCESS, device, pd, sizes, Box::new(on_limit))
+    }
+
+    /// The same for the QPs of one device.
+    pub fn of_device(
+        owner: Owner,
+        device: &DeviceAttr,
+        pd: u32,
+        sizes: SrqAttr,
+        on_limit: LimitHook,
     ) -> Result<Arc<Srq>> {
         check_size("max_wr", sizes.max_wr, device.max_srq_wr)?;
         if sizes.max_sge > device.max_srq_sge {
@@ -75,12 +90,18 @@ impl Srq {
             pd,
             max_sge,
             most_wr: device.max_srq_wr,
-            on_limit: Box::new(on_limit),
+            on_limit,
+            owner,
         }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whose QPs take from it.
+    pub fn owner(&self) -> Owner {
+        self.owner
     }
 
     /// The protection domain.

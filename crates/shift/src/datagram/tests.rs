@@ -115,7 +115,7 @@ impl World {
             swap: 0,
             sges: &sges,
             inline_data: None,
-            ud: Some(UdDest { gid: self.to.gid(), qpn: self.to.qpn(), qkey: QKEY, grh: true }),
+            ud: Some(UdDest { gid: self.to.gid(), qpn: self.to.qpn(), qkey: QKEY, grh: true, sgid_index: 0 }),
         })
     }
 

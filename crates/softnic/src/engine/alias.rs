@@ -1,6 +1,6 @@
 //! The addresses of UD QPs that have moved, as the engine sees them.
 
-use crate::nics::gid_of;
+use crate::gids::gid_of;
 use std::net::IpAddr;
 use std::sync::Arc;
 use unbroken_types::{Gid, LinkLayer};

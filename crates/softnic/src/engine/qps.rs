@@ -3,8 +3,9 @@
 use super::alias::Aliases;
 use super::flight::Share;
 use super::tx::{Dest, Out, QpSink, UdQpSink};
+use crate::gids::{gid_of, lid_of};
 use crate::memory::QpMemory;
-use crate::nics::{gid_of, lid_of};
+use crate::plain::Death;
 use std::hint::black_box;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
@@ -70,6 +71,10 @@ pub(crate) struct QpEntry {
     pub(crate) recv_cq: Arc<Cq>,
     /// The peer's address, RC and UC only.
     pub(crate) peer: Option<(Gid, IpAddr)>,
+    /// The GID that it sends from, by its index.
+    pub(crate) sgid_index: u8,
+    /// That GID leads to the peer. Else all packets are lost, either way.
+    pub(crate) routed: bool,
     /// The UDP port that the peer's packets come from, as far as is known; 0 before the first.
     pub(crate) peer_port: u16,
     /// Where packets to the peer go, RC and UC only.
@@ -96,6 +101,10 @@ pub(crate) struct QpEntry {
     told: bool,
     /// An event is wanted when the send queue is drained.
     sqd_notify: bool,
+    /// Of a plain NIC: how it behaves when that is dead.
+    pub(crate) death: Option<Death>,
+    /// Its NIC is dead, and it will be flushed at that time.
+    pub(crate) flush_at_us: Option<u64>,
 }
 
 /// What is left after a turn.
@@ -139,6 +148,8 @@ impl QpEntry {
             send_cq: cqs.0,
             recv_cq: cqs.1,
             peer: None,
+            sgid_index: 0,
+            routed: true,
             peer_port: 0,
             dest: None,
             socket: qpn as usize % super::TX_SOCKETS,
@@ -152,6 +163,8 @@ impl QpEntry {
             fatal: false,
             told: false,
             sqd_notify: false,
+            death: None,
+            flush_at_us: None,
         }
     }
 
@@ -216,6 +229,15 @@ impl QpEntry {
             QpKind::Uc(qp) => Some(qp.dest_qpn()),
             QpKind::Ud(_) => None,
         }
+    }
+
+    /// What a change makes of the way to the peer: the peer and the GID that it is sent to from, where either changes.
+    pub(crate) fn way_after(&self, change: &QpModify) -> Option<(Gid, u8)> {
+        if let (None, None) = (change.dest_gid, change.sgid_index) {
+            return None;
+        }
+        let dest = change.dest_gid.or(self.peer.map(|(gid, _)| gid))?;
+        Some((dest, change.sgid_index.unwrap_or(self.sgid_index)))
     }
 
     /// Sends through another port from now on, counted from 1.
@@ -286,6 +308,7 @@ impl QpEntry {
         }
         if change.rc.state == Some(QpState::Reset) {
             (self.peer, self.peer_port, self.dest, self.told) = (None, 0, None, false);
+            (self.sgid_index, self.routed) = (0, true);
         }
         Ok(())
     }
@@ -313,7 +336,8 @@ impl QpEntry {
             QpKind::Ud(_) => false, // a message is a packet
         };
         let (dest_gid, port) = (self.peer.map(|(gid, _)| gid), Some(self.port));
-        let attrs = QpModify { rc, dest_gid, qkey, port, ..QpModify::default() };
+        let sgid_index = dest_gid.map(|_| self.sgid_index);
+        let attrs = QpModify { rc, dest_gid, sgid_index, qkey, port, ..QpModify::default() };
         QpSnapshot { attrs, caps: self.caps, sq_draining }
     }
 
@@ -356,7 +380,7 @@ impl QpEntry {
         let mut to = Completer { send_cq: &self.send_cq, recv_cq: &self.recv_cq, spilled: &mut self.spilled };
         match (&mut self.kind, self.dest) {
             (QpKind::Rc(qp), Some(dest)) => {
-                let mut sink = QpSink::new(out, of, dest, socket, *quota);
+                let mut sink = QpSink::new(out, of, dest, socket, *quota).routed(self.routed);
                 let more = if acks {
                     qp.poll_transmit(now_us, &mut sink, &mut to)
                 } else {
@@ -374,7 +398,7 @@ impl QpEntry {
                 }
             }
             (QpKind::Uc(qp), Some(dest)) => {
-                let mut sink = QpSink::new(out, of, dest, socket, *quota).unacknowledged();
+                let mut sink = QpSink::new(out, of, dest, socket, *quota).routed(self.routed).unacknowledged();
                 let more = qp.poll_transmit(&mut sink, &mut to);
                 *quota -= sink.quota();
                 Turn::unacknowledged(more, sink.paused())

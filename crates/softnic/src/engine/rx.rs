@@ -246,7 +246,8 @@ impl Receivers<'_> {
 #[cold]
 fn admits_other_port(q: &mut QpEntry, flow: &IcrcFlow, accounts: &mut Accounts) -> bool {
     let slot = (q.dest_qpn().unwrap_or(0) >> 16) as u8;
-    let admitted = q.is_peer(flow.src_ip) && accounts.sends_from(flow.src_ip, slot, flow.src_port).unwrap_or(true);
+    let admitted =
+        q.is_peer(flow.src_ip) && q.routed && accounts.sends_from(flow.src_ip, slot, flow.src_port).unwrap_or(true);
     if admitted {
         q.peer_port = flow.src_port;
     }

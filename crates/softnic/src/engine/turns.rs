@@ -88,6 +88,7 @@ impl Engine {
         let mut out = Out::open(tx, &sockets.tx, view, accounts, now_us);
         out.shut = state.shut();
         out.aliases = aliases.map();
+        out.plain = self.id.plain.as_ref();
         if let Some(i) = impairments {
             out.way = Way::Impaired(TxLink { impair: &mut i.tx, line: &pages[0].lines()[0], now_us });
         }

@@ -14,6 +14,7 @@ use super::gather::gather;
 use super::impair::{flip_bit, Impair, TxTag};
 use super::port_of;
 use crate::memory::{QpMemory, View};
+use crate::plain::Plain;
 use crate::socket::{self, Message, RawAddr, TxSocket, TX_MESSAGES};
 use std::net::{IpAddr, SocketAddr};
 use unbroken_fabric::{Line, MAX_PORTS};
@@ -244,6 +245,8 @@ pub(crate) struct Out<'a> {
     pub(crate) shut: u8,
     /// Where UD QPs are that have moved; `None` while none has.
     pub(crate) aliases: Option<&'a AliasMap>,
+    /// Of a plain NIC.
+    pub(crate) plain: Option<&'a Plain>,
 }
 
 impl<'a> Out<'a> {
@@ -255,7 +258,7 @@ impl<'a> Out<'a> {
         accounts: &'a mut Accounts,
         now_us: u64,
     ) -> Out<'a> {
-        Out { batch, sockets, view, way: Way::Open, accounts, now_us, shut: 0, aliases: None }
+        Out { batch, sockets, view, way: Way::Open, accounts, now_us, shut: 0, aliases: None, plain: None }
     }
 
     /// Sends what has been pushed.
@@ -381,6 +384,8 @@ pub(crate) struct QpSink<'a, 'b> {
     gate: Gate,
     /// The receiver has no room.
     paused: bool,
+    /// What is pushed gets nowhere.
+    lost: bool,
 }
 
 impl<'a, 'b> QpSink<'a, 'b> {
@@ -393,7 +398,14 @@ impl<'a, 'b> QpSink<'a, 'b> {
         quota: u32,
     ) -> QpSink<'a, 'b> {
         let from = Sender { pd, qpn, dest, socket, control: false };
-        QpSink { out, from, quota, gate: Gate::OPEN, paused: false }
+        let lost = out.is_shut(socket);
+        QpSink { out, from, quota, gate: Gate::OPEN, paused: false, lost }
+    }
+
+    /// For a QP that sends from a GID which leads to its peer, or does not.
+    pub(crate) fn routed(mut self, routed: bool) -> QpSink<'a, 'b> {
+        self.lost |= !routed;
+        self
     }
 
     /// For a QP whose packets are not acknowledged: lets no more packets go than the receiver has room for.
@@ -428,9 +440,8 @@ impl PacketSink for QpSink<'_, '_> {
         if self.quota == 0 {
             return Err(SinkError::Full);
         }
-        let shut = self.out.is_shut(self.from.socket);
         let lost = match &mut self.out.way {
-            _ if shut => true,
+            _ if self.lost => true,
             Way::Open => false,
             Way::Impaired(link) if link.blocked_until_us() > 0 => return Err(SinkError::Full),
             Way::Impaired(link) => link.impair.loses(),
@@ -506,8 +517,11 @@ impl UdSink for UdQpSink<'_, '_> {
     }
 
     fn push_to(&mut self, dest: &UdDest, header: &[u8], payload: Payload<'_>) -> Result<(), SinkError> {
-        if (dest.gid, dest.qpn) != (self.last.gid, self.last.qpn) {
+        let way = |dest: &UdDest| (dest.gid, dest.qpn, dest.sgid_index);
+        if way(dest) != way(&self.last) {
             self.sink.out.batch.close_run();
+            let reached = self.sink.out.plain.is_none_or(|plain| plain.reaches(dest));
+            self.sink.lost = !reached || self.sink.out.is_shut(self.sink.from.socket);
             self.sink.from.dest = Dest::to_qp(self.src, dest.gid.to_ip(), dest.qpn);
             self.sink.ask_receiver();
             self.last = *dest;

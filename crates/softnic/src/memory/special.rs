@@ -166,7 +166,7 @@ impl Table {
     }
 
     /// Calls `each` with the pieces of a range, one behind the other, after the whole of it has been checked. They stay what they are
-    /// until it returns.
+    /// until it returns. The key has the name that goes with `need`.
     #[cold]
     pub(super) fn pieces(
         &self,
@@ -177,6 +177,7 @@ impl Table {
         need: Access,
         each: &mut dyn FnMut(Piece),
     ) -> Result<()> {
+        let key = self.local_name(key, need);
         let (r, special) = self.special(key)?;
         let remote = need.intersects(Access::REMOTE);
         match special {
@@ -244,7 +245,9 @@ impl Table {
 
     /// Binds a window, or unbinds it where the length is 0.
     pub(super) fn bind(&self, by: Accessor, change: &MwBind) -> Result<()> {
-        let slot = self.slots.named(change.window);
+        // Both names of the window are those that peers use.
+        let (window, new_key) = (self.other_name(change.window), self.other_name(change.new_key));
+        let slot = self.slots.named(window);
         let Some((r, Special::Window(w))) = slot.and_then(|r| Some((r, r.special.as_deref()?))) else {
             return Err(MemError::NoSuchKey);
         };
@@ -253,11 +256,11 @@ impl Table {
         }
         let mut b = write(&w.binding);
         // The key keeps its index. A window of type 2 must be free; one of type 1 is taken off what it was bound to.
-        let key_fits = change.new_key >> 8 == b.key >> 8 && change.new_key != b.key;
+        let key_fits = new_key >> 8 == b.key >> 8 && new_key != b.key;
         if !key_fits || w.kind == WindowType::Two && (b.lkey != 0 || change.length == 0) {
             return Err(MemError::Bind);
         }
-        let mut fresh = Binding { key: change.new_key, qpn: by.qpn, ..Binding::default() };
+        let mut fresh = Binding { key: new_key, qpn: by.qpn, ..Binding::default() };
         if change.length > 0 {
             let region = self.region(change.lkey).ok_or(MemError::NoSuchKey)?;
             let zero_based = change.access.contains(Access::ZERO_BASED);
@@ -280,7 +283,8 @@ impl Table {
     }
 
     /// Invalidates the key of a window of type 2 that is bound to the QP.
-    pub(super) fn invalidate(&self, by: Accessor, key: u32) -> Result<()> {
+    pub(super) fn invalidate(&self, by: Accessor, rkey: u32) -> Result<()> {
+        let key = self.other_name(rkey);
         let (r, Special::Window(w)) = self.special(key)? else { return Err(MemError::AccessDenied) };
         let mut b = write(&w.binding);
         if b.key != key || b.lkey == 0 {

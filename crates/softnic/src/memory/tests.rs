@@ -353,3 +353,31 @@ fn a_window_that_goes_in_mid_message_takes_the_rest_away() {
     assert_eq!(f.write(w + 1, at + 1024, &[0xff; 1024], Access::REMOTE_WRITE), Err(MemError::NoSuchKey));
     assert_eq!((f.byte(1023), f.byte(1024)), (0xff, 128));
 }
+
+#[test]
+fn the_two_keys_of_a_plain_domain_are_no_others() {
+    let [one, two] = [0, 1].map(|_| Fixture { domain: Domain::plain().unwrap(), ..Fixture::new() });
+    let pds = [&one, &two].map(|f| f.domain.alloc_pd().unwrap());
+    assert_ne!(pds[0], pds[1]);
+    assert_eq!(one.domain.use_pd(pds[1]).unwrap_err().errno(), libc::EINVAL);
+    let addr = one.addr();
+    let keys: Vec<MrKeys> =
+        (0..1000).map(|_| one.domain.reg_mr(pds[0], addr, 64, addr, ALL.with(Access::LOCAL_WRITE)).unwrap()).collect();
+    assert!(keys.iter().all(|k| k.lkey & REMOTE_BIT == 0 && k.rkey & REMOTE_BIT != 0));
+    let view = one.domain.view();
+    let mem = view.of_qp(QP);
+    for MrKeys { lkey, rkey } in keys {
+        for (key, need, right) in [
+            (lkey, Access::NONE, true),
+            (lkey, Access::LOCAL_WRITE, true),
+            (rkey, Access::REMOTE_READ, true),
+            (rkey, Access::REMOTE_WRITE, true),
+            (rkey, Access::NONE, false),
+            (rkey, Access::LOCAL_WRITE, false),
+            (lkey, Access::REMOTE_READ, false),
+            (lkey, Access::REMOTE_ATOMIC, false),
+        ] {
+            assert_eq!(mem.check(pds[0], key, addr, 64, need).is_ok(), right, "{key:#x} {need:?}");
+        }
+    }
+}

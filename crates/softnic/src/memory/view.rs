@@ -24,6 +24,7 @@ impl View<'_> {
         if len == 0 {
             return Ok(std::ptr::dangling_mut());
         }
+        let key = self.0.local_name(key, need);
         let Some(r) = self.0.region(key) else { return Err(self.0.why_not_plain(key)) };
         Ok((r.start + r.offset(pd, va, len, need)?) as *mut u8)
     }

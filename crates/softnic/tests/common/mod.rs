@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
-use unbroken_fabric::{Fabric, Fault, Runtime};
+use unbroken_fabric::{DeviceKind, Fabric, Fault, NicKind, NicName, Runtime, Shape};
 use unbroken_softnic::{Config, Nic, SoftNics};
 use unbroken_types::{Access, Gid, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
@@ -65,6 +65,16 @@ impl World {
         World { dir, fabric }
     }
 
+    /// Two hosts whose NICs are plain, but for `full`.
+    pub fn plain(full: &[NicName]) -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let kind = NicKind { device: DeviceKind::Plain, ..NicKind::default() };
+        let specials = full.iter().map(|nic| (nic.clone(), NicKind::default())).collect();
+        let shape = Shape { kind, specials, ..Shape::of(0, &["a", "b"], 4) };
+        let fabric = Fabric::create(&Runtime::at(dir.path()).unwrap(), &shape).unwrap();
+        World { dir, fabric }
+    }
+
     pub fn nics(&self, host: &str) -> Arc<SoftNics> {
         SoftNics::new(Config::host(Runtime::at(self.dir.path()).unwrap(), host)).unwrap()
     }
@@ -81,7 +91,7 @@ impl World {
 impl Drop for Host {
     fn drop(&mut self) {
         // The buffer goes: nothing may touch it any more.
-        let _ = self.nics.memory().dereg_mr(self.mr.lkey);
+        let _ = self.nic.memory().dereg_mr(self.mr.lkey);
     }
 }
 
@@ -120,9 +130,9 @@ impl Host {
         bytes: usize,
         channel: Option<Arc<CompChannel>>,
     ) -> Host {
-        let memory = nics.memory();
+        let memory = nic.memory();
         let pd = memory.alloc_pd().unwrap();
-        let cq = Cq::new(1024, channel.clone());
+        let cq = nic.create_cq(1024, channel.clone(), Box::new(|_| {})).unwrap();
         let buf = vec![0u8; bytes].into_boxed_slice();
         let addr = buf.as_ptr() as u64;
         let mr = memory.reg_mr(pd, addr, bytes as u64, addr, ALL).unwrap();
@@ -219,7 +229,9 @@ pub fn connect(qp: &dyn DeviceQp, peer: &dyn DeviceQp, peer_nic: &Nic) -> Result
 }
 
 pub fn connect_with(qp: &dyn DeviceQp, peer_qpn: u32, peer_nic: &Nic, psn: u32) -> Result<()> {
-    connect_to(qp, peer_qpn, peer_nic.gid(), psn, Mtu::B4096)
+    // The NICs of a fabric are of one kind.
+    let way = (peer_nic.gid(), Some(peer_nic.gid_index()));
+    connect_by(qp, peer_qpn, way, psn, Mtu::B4096, TIMEOUT)
 }
 
 pub fn connect_to(qp: &dyn DeviceQp, peer_qpn: u32, peer: Gid, psn: u32, mtu: Mtu) -> Result<()> {
@@ -228,6 +240,18 @@ pub fn connect_to(qp: &dyn DeviceQp, peer_qpn: u32, peer: Gid, psn: u32, mtu: Mt
 
 /// Connects with a timeout that may be longer.
 pub fn connect_slowly(qp: &dyn DeviceQp, peer_qpn: u32, peer: Gid, psn: u32, mtu: Mtu, timeout: u8) -> Result<()> {
+    connect_by(qp, peer_qpn, (peer, None), psn, mtu, timeout)
+}
+
+/// Connects to a peer's GID, from the GID at that index of the own port.
+pub fn connect_by(
+    qp: &dyn DeviceQp,
+    peer_qpn: u32,
+    (peer, sgid_index): (Gid, Option<u8>),
+    psn: u32,
+    mtu: Mtu,
+    timeout: u8,
+) -> Result<()> {
     let init = RcModify { state: Some(QpState::Init), access: Some(ALL), ..RcModify::default() };
     qp.modify(&QpModify { rc: init, ..QpModify::default() })?;
     let rtr = RcModify {
@@ -239,7 +263,7 @@ pub fn connect_slowly(qp: &dyn DeviceQp, peer_qpn: u32, peer: Gid, psn: u32, mtu
         min_rnr_timer: Some(1),
         ..RcModify::default()
     };
-    qp.modify(&QpModify { rc: rtr, dest_gid: Some(peer), ..QpModify::default() })?;
+    qp.modify(&QpModify { rc: rtr, dest_gid: Some(peer), sgid_index, ..QpModify::default() })?;
     let rts = RcModify {
         state: Some(QpState::Rts),
         sq_psn: Some(psn),
@@ -250,6 +274,25 @@ pub fn connect_slowly(qp: &dyn DeviceQp, peer_qpn: u32, peer: Gid, psn: u32, mtu
         ..RcModify::default()
     };
     qp.modify(&QpModify { rc: rts, ..QpModify::default() })
+}
+
+/// An RC QP such as any device makes.
+pub fn plain_qp(host: &Host) -> Arc<dyn DeviceQp> {
+    host.nic.create_qp(&host.init(QpType::Rc)).unwrap()
+}
+
+/// Two of them, connected.
+pub fn plain_pair(a: &Host, b: &Host) -> (Arc<dyn DeviceQp>, Arc<dyn DeviceQp>) {
+    let (qa, qb) = (plain_qp(a), plain_qp(b));
+    connect(&*qa, &*qb, &b.nic).unwrap();
+    connect(&*qb, &*qa, &a.nic).unwrap();
+    (qa, qb)
+}
+
+/// The errno of what must fail.
+#[track_caller]
+pub fn errno<T>(result: Result<T>) -> i32 {
+    result.map(drop).unwrap_err().errno()
 }
 
 /// Two hosts with a connected pair of QPs.

@@ -9,9 +9,11 @@ pub const IBV_NODE_CA: c_int = 1;
 pub const IBV_TRANSPORT_IB: c_int = 0;
 /// `enum ibv_gid_type`: that of an InfiniBand port.
 pub const IBV_GID_TYPE_IB: u32 = 0;
+/// `enum ibv_gid_type`: RoCEv1, as `ibv_query_gid_ex` has it.
+pub const IBV_GID_TYPE_ROCE_V1: u32 = 1;
 /// `enum ibv_gid_type`: RoCEv2, as `ibv_query_gid_ex` has it.
 pub const IBV_GID_TYPE_ROCE_V2: u32 = 2;
-/// InfiniBand, and RoCEv2, as the older `ibv_query_gid_type` has them.
+/// InfiniBand and RoCEv1, and RoCEv2, as the older `ibv_query_gid_type` has them.
 pub const IBV_GID_TYPE_SYSFS_IB_ROCE_V1: c_uint = 0;
 pub const IBV_GID_TYPE_SYSFS_ROCE_V2: c_uint = 1;
 /// `ibv_port_attr::flags`: packets carry a GRH always.
