@@ -12,6 +12,8 @@
 //! Refuse   reason u8, zero [7], epoch u64, refused incarnation u64
 //! Bye      nothing
 //! Moved    nothing
+//! AskKey   NIC u8, zero [3], key u32
+//! Keys     NIC u8, count u8, zero [2], key u32, then for each of count: NIC u8, zero [3], key u32
 //! Planned  what u8 (1 Propose, 2 Drained, 3 Cancel), zero [7], epoch u64
 //! ```
 //! A datagram ends with a code that only those can make who know the key of the directory ([`crate::seal`]).
@@ -69,6 +71,10 @@ pub enum Body {
     Refuse(Refuse),
     /// A switch is planned to that epoch: how far the sender is.
     Planned(Planned, u64),
+    /// By which keys is the region known on the sender's peer's NICs that has this key on that NIC? Speaks of the process alone.
+    AskKey(KeyName),
+    /// The answer to `AskKey`.
+    Keys(Keys),
     /// The sender has closed the QP.
     Bye,
     /// UD QPs of the sender's process have moved: the directory says where to. Speaks of the process alone.
@@ -107,6 +113,42 @@ pub struct Probe {
     pub sequence: u32,
     /// When it was sent, by the sender's clock; comes back in the answer.
     pub sent_us: u64,
+}
+
+/// A region of the owner of the NICs, by the key that applications have of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct KeyName {
+    /// The owner's NIC on which the key was made.
+    pub nic: u8,
+    /// The key.
+    pub rkey: u32,
+}
+
+/// NICs that one answer can name.
+pub const MAX_KEY_NICS: usize = 16;
+
+/// By which keys a region is known on its owner's NICs; by none: there is no such region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct Keys {
+    /// Which region.
+    pub of: KeyName,
+    count: u8,
+    on: [(u8, u32); MAX_KEY_NICS],
+}
+
+impl Keys {
+    /// The keys of a region on some NICs; those beyond [`MAX_KEY_NICS`] are left out.
+    pub fn new(of: KeyName, keys: &[(u8, u32)]) -> Keys {
+        let count = keys.len().min(MAX_KEY_NICS);
+        let mut on = [(0, 0); MAX_KEY_NICS];
+        on[..count].copy_from_slice(&keys[..count]);
+        Keys { of, count: count as u8, on }
+    }
+
+    /// NICs, each with the key there.
+    pub fn on(&self) -> &[(u8, u32)] {
+        &self.on[..usize::from(self.count)]
+    }
 }
 
 /// How far the sender is with a planned switch.
@@ -245,6 +287,12 @@ impl Reader<'_> {
         }
         Ok(e)
     }
+    /// A NIC, a small number, a key.
+    fn key(&mut self) -> Result<(u8, u8, u32), DecodeError> {
+        self.need(KEY_LEN)?;
+        let [nic, count, _, _] = self.bytes::<4>();
+        Ok((nic, count, self.u32()))
+    }
     fn need(&self, need: usize) -> Result<(), DecodeError> {
         let have = self.0.len();
         if have < need {
@@ -261,10 +309,16 @@ fn put_endpoint(e: &Endpoint, out: &mut Vec<u8>) {
     out.extend_from_slice(&e.connection.to_be_bytes());
 }
 
+fn put_key(nic: u8, count: u8, rkey: u32, out: &mut Vec<u8>) {
+    out.extend_from_slice(&[nic, count, 0, 0]);
+    out.extend_from_slice(&rkey.to_be_bytes());
+}
+
 const HELLO_LEN: usize = 56;
 const PROBE_LEN: usize = 12;
 const REFUSE_LEN: usize = 24;
 const PLANNED_LEN: usize = 16;
+const KEY_LEN: usize = 8;
 
 impl Hello {
     fn encode(&self, out: &mut Vec<u8>) {
@@ -328,6 +382,8 @@ impl Message {
             Body::Bye => 5,
             Body::Moved => 6,
             Body::Planned(..) => 7,
+            Body::AskKey(_) => 8,
+            Body::Keys(_) => 9,
         };
         out.extend_from_slice(&[MAGIC[0], MAGIC[1], VERSION, kind, 0, 0, 0, 0]);
         put_endpoint(&self.from, out);
@@ -346,6 +402,11 @@ impl Message {
             Body::Planned(kind, epoch) => {
                 out.extend_from_slice(&[*kind as u8, 0, 0, 0, 0, 0, 0, 0]);
                 out.extend_from_slice(&epoch.to_be_bytes());
+            }
+            Body::AskKey(name) => put_key(name.nic, 0, name.rkey, out),
+            Body::Keys(keys) => {
+                put_key(keys.of.nic, keys.count, keys.of.rkey, out);
+                keys.on().iter().for_each(|(nic, rkey)| put_key(*nic, 0, *rkey, out));
             }
             Body::Bye | Body::Moved => {}
         }
@@ -397,6 +458,22 @@ impl Message {
                 let value = code.into();
                 let kind = Planned::from_code(code).ok_or(DecodeError::Field { field: "what", value })?;
                 Body::Planned(kind, r.u64())
+            }
+            8 => {
+                let (nic, _, rkey) = r.key()?;
+                Body::AskKey(KeyName { nic, rkey })
+            }
+            9 => {
+                let (nic, count, rkey) = r.key()?;
+                if usize::from(count) > MAX_KEY_NICS {
+                    return Err(DecodeError::Field { field: "count", value: count.into() });
+                }
+                let mut on = [(0, 0); MAX_KEY_NICS];
+                for entry in &mut on[..usize::from(count)] {
+                    let (nic, _, rkey) = r.key()?;
+                    *entry = (nic, rkey);
+                }
+                Body::Keys(Keys { of: KeyName { nic, rkey }, count, on })
             }
             kind => return Err(DecodeError::Kind(kind)),
         };
@@ -451,6 +528,9 @@ mod tests {
         let bare = prop_oneof![
             Just(Body::Bye),
             Just(Body::Moved),
+            any::<(u8, u32)>().prop_map(|(nic, rkey)| Body::AskKey(KeyName { nic, rkey })),
+            (any::<(u8, u32)>(), proptest::collection::vec(any::<(u8, u32)>(), 0..=MAX_KEY_NICS))
+                .prop_map(|((nic, rkey), on)| Body::Keys(Keys::new(KeyName { nic, rkey }, &on))),
             (1u8..=3, any::<u64>()).prop_map(|(code, e)| Body::Planned(Planned::from_code(code).unwrap(), e)),
         ];
         prop_oneof![hello, refuse, probe.clone().prop_map(Body::Probe), probe.prop_map(Body::ProbeAck), bare]

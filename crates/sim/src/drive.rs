@@ -293,6 +293,7 @@ impl World {
                 self.health[host].handle_answer(self.now_us, path, probe.sequence);
                 self.pump_health(host)
             }
+            Body::AskKey(_) | Body::Keys(_) => Ok(()), // keys are good everywhere here
             Body::Hello(_) | Body::Planned(..) | Body::Refuse(_) | Body::Bye | Body::Moved => {
                 let qp = (message.to.qpn >> 16) as usize - 1;
                 self.say(|| format!("host {host} qp {qp} hears {:?}", message.body));

@@ -47,6 +47,7 @@ impl LogicalQp {
             Body::Planned(kind, epoch) => self.handle_planned(now_us, kind, epoch),
             Body::Bye => self.handle_bye(now_us),
             Body::Probe(_) | Body::ProbeAck(_) | Body::Refuse(_) | Body::Moved => {}
+            Body::AskKey(_) | Body::Keys(_) => {} // of the process
         }
     }
 
