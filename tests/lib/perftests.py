@@ -68,10 +68,10 @@ def check_figures(tool: str, output: str):
         raise Failure(f"the client printed no figures: {output[-500:]}")
 
 
-def run(logs, tool: str, args: list, payload: int, settings=()):
+def run(logs, tool: str, args: list, payload: int, settings=(), failover=True):
     """Runs a perftest on rail 0; `payload` bytes at least must have left one end and come to the other."""
     with Fabric(logs, *settings) as fabric:
-        server, client = fabric.pair(tool, ["-F", *args])
+        server, client = fabric.pair(tool, ["-F", *args], failover)
         client.expect_success(SECONDS)
         server.expect_success(SECONDS)
         check_figures(tool, client.output())
