@@ -43,7 +43,7 @@ pub use requester::RoundTrip;
 pub use responder::{Mutation, RcEvent};
 pub use room::{News, Room, MAX_BLOCK_COST};
 pub use rq::RecvRing;
-pub use sq::check_send;
+pub use sq::{check_send, Outstanding, SendRing};
 pub use uc::{UcConfig, UcQp};
 pub use ud::{check_datagram, UdConfig, UdModify, UdQp, UdRoute, GRH_BYTES};
 pub use wr::{KeyChange, MwBind, PostError, RecvWr, SendBatch, SendWr, UdDest, MAX_MESSAGE_BYTES};

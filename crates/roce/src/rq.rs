@@ -146,6 +146,35 @@ impl RecvRing {
         self.front().map(|(rqe, sges)| RecvWr { wr_id: rqe.wr_id, sges })
     }
 
+    /// The index of the oldest; each receive has the next.
+    #[inline]
+    pub fn first(&self) -> u64 {
+        self.head
+    }
+
+    /// The index that the next one gets.
+    #[inline]
+    pub fn next(&self) -> u64 {
+        self.tail
+    }
+
+    /// An outstanding receive as it was posted.
+    pub fn wr(&self, index: u64) -> RecvWr<'_> {
+        let (rqe, sges) = self.at(index);
+        RecvWr { wr_id: rqe.wr_id, sges }
+    }
+
+    /// All that are outstanding, oldest first.
+    pub fn entries(&self) -> Vec<RecvEntry> {
+        let entry = |wr: RecvWr<'_>| RecvEntry { wr_id: wr.wr_id, sges: wr.sges.to_vec() };
+        (self.head..self.tail).map(|i| entry(self.wr(i))).collect()
+    }
+
+    /// Takes the newest out: everything from `next` on.
+    pub fn truncate(&mut self, next: u64) {
+        self.tail = self.tail.min(next).max(self.head);
+    }
+
     /// Takes the oldest out.
     pub fn remove_oldest(&mut self) {
         if self.head < self.tail {
@@ -295,12 +324,7 @@ impl RecvQueue {
         if self.shared.is_some() {
             return Vec::new();
         }
-        (self.ring.head..self.ring.tail)
-            .map(|i| {
-                let (rqe, sges) = self.ring.at(i);
-                RecvEntry { wr_id: rqe.wr_id, sges: sges.to_vec() }
-            })
-            .collect()
+        self.ring.entries()
     }
 }
 

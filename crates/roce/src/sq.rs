@@ -66,9 +66,22 @@ pub(crate) enum Data<'a> {
     Sges(&'a [Sge]),
 }
 
-/// Entries `head..tail` are outstanding; both only grow.
+/// What an outstanding send is, without its data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outstanding {
+    /// The application's id.
+    pub wr_id: u64,
+    /// What it does.
+    pub opcode: SendOpcode,
+    /// It makes a WC when it completes.
+    pub signaled: bool,
+    /// The peer has executed it in an earlier life: it completes without the wire.
+    pub executed: bool,
+}
+
+/// A bounded queue of sends, made once. Entries `head..tail` are outstanding; both only grow.
 #[derive(Clone)]
-pub(crate) struct SendRing {
+pub struct SendRing {
     slots: Box<[Wqe]>,
     sges: Box<[Sge]>,
     /// Made for the first WR with inline data.
@@ -109,7 +122,8 @@ pub fn check_send(caps: &QpCaps, wr: &SendWr<'_>) -> Result<(), PostError> {
 }
 
 impl SendRing {
-    pub(crate) fn new(caps: &QpCaps, wc_qpn: u32, sig_all: bool) -> SendRing {
+    /// A ring of these sizes; its WCs carry `wc_qpn`. With `sig_all` every send makes one.
+    pub fn new(caps: &QpCaps, wc_qpn: u32, sig_all: bool) -> SendRing {
         let slots = caps.max_send_wr.max(1).next_power_of_two() as usize;
         SendRing {
             slots: vec![Wqe::EMPTY; slots].into(),
@@ -133,8 +147,78 @@ impl SendRing {
         index as usize & (self.slots.len() - 1)
     }
 
-    pub(crate) fn len(&self) -> u32 {
+    /// Outstanding sends.
+    pub fn len(&self) -> u32 {
         (self.tail - self.head) as u32
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    /// The oldest that is outstanding.
+    #[inline]
+    pub fn first(&self) -> u64 {
+        self.head
+    }
+
+    /// The next to be posted.
+    #[inline]
+    pub fn next(&self) -> u64 {
+        self.tail
+    }
+
+    /// What an outstanding entry is.
+    #[inline]
+    pub fn at(&self, index: u64) -> Outstanding {
+        let wqe = self.get(index);
+        Outstanding {
+            wr_id: wqe.wr_id,
+            opcode: wqe.opcode,
+            signaled: self.sig_all || wqe.flags.contains(SendFlags::SIGNALED),
+            executed: wqe.executed,
+        }
+    }
+
+    /// An outstanding entry as it was posted.
+    pub fn wr(&self, index: u64) -> SendWr<'_> {
+        let w = self.get(index);
+        let (sges, inline_data): (&[Sge], _) = match self.data(index) {
+            Data::Inline(bytes) => (&[], Some(bytes)),
+            Data::Sges(sges) => (sges, None),
+        };
+        let Operands { compare_add, swap } = self.operands(w);
+        SendWr {
+            wr_id: w.wr_id,
+            opcode: w.opcode,
+            flags: w.flags,
+            imm_data: w.imm_data,
+            remote_addr: w.remote_addr,
+            rkey: w.rkey,
+            compare_add,
+            swap,
+            sges,
+            inline_data,
+            ud: None,
+        }
+    }
+
+    /// Some packet of an outstanding entry may leave from now on.
+    #[inline]
+    pub fn set_started(&mut self, index: u64) {
+        self.get_mut(index).started = true;
+    }
+
+    /// Takes the oldest out, without a WC.
+    #[inline]
+    pub fn remove_oldest(&mut self) {
+        self.head += u64::from(self.head < self.tail);
+    }
+
+    /// Takes the newest out, without a WC: everything from `next` on.
+    pub fn truncate(&mut self, next: u64) {
+        self.tail = self.tail.min(next).max(self.head);
     }
 
     /// Forgets all that are outstanding.
@@ -152,7 +236,7 @@ impl SendRing {
     }
 
     /// Checks a WR against the QP's sizes and puts it at the tail.
-    pub(crate) fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         self.check(wr)?;
         let slot = self.slot(self.tail);
         match wr.inline_data {
@@ -191,7 +275,7 @@ impl SendRing {
     }
 
     /// Puts a batch at the tail, or nothing of it. `each` may refuse, too, and is told the slot.
-    pub(crate) fn push_all(
+    pub fn push_all(
         &mut self,
         batch: &dyn SendBatch,
         mut each: impl FnMut(&SendWr<'_>, usize) -> Result<(), PostError>,
@@ -230,7 +314,7 @@ impl SendRing {
     }
 
     /// The oldest has been done: takes it out, and says so if that was asked for.
-    pub(crate) fn complete(&mut self, out: &mut (impl Completions + ?Sized)) {
+    pub fn complete(&mut self, out: &mut (impl Completions + ?Sized)) {
         let wqe = self.get(self.head);
         if self.sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
             out.send(send_wc(self.wc_qpn, wqe.wr_id, WcStatus::Success, wc_opcode(wqe.opcode), wqe.len));
@@ -239,7 +323,7 @@ impl SendRing {
     }
 
     /// The oldest fails with `first`, all others are flushed.
-    pub(crate) fn flush(&mut self, first: WcStatus, out: &mut (impl Completions + ?Sized)) {
+    pub fn flush(&mut self, first: WcStatus, out: &mut (impl Completions + ?Sized)) {
         let mut status = first;
         for index in self.head..self.tail {
             let wqe = self.get(index);
@@ -296,36 +380,16 @@ impl SendRing {
     }
 
     /// All that are outstanding, oldest first.
-    pub(crate) fn entries(&self) -> Vec<SendEntry> {
-        (self.head..self.tail)
-            .map(|i| {
-                let w = self.get(i);
-                let (sges, inline_data) = match self.data(i) {
-                    Data::Inline(bytes) => (Vec::new(), Some(bytes.to_vec())),
-                    Data::Sges(sges) => (sges.to_vec(), None),
-                };
-                let Operands { compare_add, swap } = self.operands(w);
-                SendEntry {
-                    wr_id: w.wr_id,
-                    opcode: w.opcode,
-                    flags: w.flags,
-                    imm_data: w.imm_data,
-                    remote_addr: w.remote_addr,
-                    rkey: w.rkey,
-                    compare_add,
-                    swap,
-                    sges,
-                    inline_data,
-                    started: w.started,
-                    executed: w.executed,
-                    ud: None,
-                }
-            })
-            .collect()
+    pub fn entries(&self) -> Vec<SendEntry> {
+        let entry = |i| {
+            let Wqe { started, executed, .. } = *self.get(i);
+            SendEntry { started, executed, ..SendEntry::from(&self.wr(i)) }
+        };
+        (self.head..self.tail).map(entry).collect()
     }
 
     /// Puts an entry of another QP at the tail.
-    pub(crate) fn adopt(&mut self, e: &SendEntry) -> Result<(), PostError> {
+    pub fn adopt(&mut self, e: &SendEntry) -> Result<(), PostError> {
         self.push(&e.wr())?;
         let wqe = self.get_mut(self.tail - 1);
         (wqe.started, wqe.executed) = (e.started, e.executed);

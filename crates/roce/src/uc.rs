@@ -211,7 +211,7 @@ impl UcQp {
         out: &mut (impl Completions + ?Sized),
     ) -> bool {
         // In SQD, a message that has begun is finished.
-        while self.sends.len() > 0 && (self.state == QpState::Rts || self.state == QpState::Sqd && self.packet > 0) {
+        while !self.sends.is_empty() && (self.state == QpState::Rts || self.state == QpState::Sqd && self.packet > 0) {
             let index = self.sends.head;
             let wqe = self.sends.get_mut(index);
             wqe.packets = wqe.len.div_ceil(self.link.mtu).max(1);

@@ -304,7 +304,7 @@ impl UdQp {
         if self.state != QpState::Rts || self.failure.is_some() {
             return false;
         }
-        while self.sends.len() > 0 {
+        while !self.sends.is_empty() {
             let index = self.sends.head;
             let wqe = *self.sends.get(index);
             let dest = sink.resolve(&self.dests[self.sends.slot(index)]);
