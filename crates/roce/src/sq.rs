@@ -99,12 +99,19 @@ pub struct SendRing {
 
 /// Whether a send fits a QP of these sizes; whether its queue has room is another question.
 pub fn check_send(caps: &QpCaps, wr: &SendWr<'_>) -> Result<(), PostError> {
+    length_of(caps, wr).map(|_| ())
+}
+
+/// The bytes of a send that fits.
+#[inline]
+fn length_of(caps: &QpCaps, wr: &SendWr<'_>) -> Result<u64, PostError> {
     let inline = wr.flags.contains(SendFlags::INLINE);
     if inline != wr.inline_data.is_some() || inline && wr.opcode.awaits_data() {
         return Err(PostError::Inline(wr.opcode));
     }
-    if wr.opcode.is_atomic() && wr.len() < ATOMIC_BYTES as u64 {
-        return Err(PostError::AtomicRoom(wr.len()));
+    let len = wr.len();
+    if wr.opcode.is_atomic() && len < ATOMIC_BYTES as u64 {
+        return Err(PostError::AtomicRoom(len));
     }
     match wr.inline_data {
         Some(data) if data.len() > caps.max_inline_data as usize => {
@@ -115,10 +122,10 @@ pub fn check_send(caps: &QpCaps, wr: &SendWr<'_>) -> Result<(), PostError> {
         }
         _ => {}
     }
-    if wr.len() > MAX_MESSAGE_BYTES {
-        return Err(PostError::TooLong { have: wr.len(), max: MAX_MESSAGE_BYTES });
+    if len > MAX_MESSAGE_BYTES {
+        return Err(PostError::TooLong { have: len, max: MAX_MESSAGE_BYTES });
     }
-    Ok(())
+    Ok(len)
 }
 
 impl SendRing {
@@ -236,8 +243,12 @@ impl SendRing {
     }
 
     /// Checks a WR against the QP's sizes and puts it at the tail.
+    #[inline]
     pub fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.check(wr)?;
+        let len = length_of(&self.caps, wr)?;
+        if self.len() >= self.caps.max_send_wr {
+            return Err(PostError::QueueFull(self.len()));
+        }
         let slot = self.slot(self.tail);
         match wr.inline_data {
             Some(data) => {
@@ -249,7 +260,9 @@ impl SendRing {
             }
             None => {
                 let at = slot * self.caps.max_send_sge as usize;
-                self.sges[at..at + wr.sges.len()].copy_from_slice(wr.sges);
+                let room = &mut self.sges[at..at + wr.sges.len()];
+                // Most have one, for which a call would cost more than the copy.
+                room.iter_mut().zip(wr.sges).for_each(|(to, sge)| *to = *sge);
             }
         }
         if wr.opcode.is_atomic() || wr.opcode == SendOpcode::BindMw {
@@ -262,7 +275,7 @@ impl SendRing {
             wr_id: wr.wr_id,
             remote_addr: wr.remote_addr,
             rkey: wr.rkey,
-            len: if wr.opcode.is_atomic() { ATOMIC_BYTES } else { wr.len() as u32 },
+            len: if wr.opcode.is_atomic() { ATOMIC_BYTES } else { len as u32 },
             imm_data: wr.imm_data,
             flags: wr.flags,
             opcode: wr.opcode,
@@ -331,14 +344,6 @@ impl SendRing {
             status = WcStatus::WrFlushErr;
         }
         self.clear();
-    }
-
-    fn check(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        check_send(&self.caps, wr)?;
-        if self.len() >= self.caps.max_send_wr {
-            return Err(PostError::QueueFull(self.len()));
-        }
-        Ok(())
     }
 
     /// The data of an outstanding entry.

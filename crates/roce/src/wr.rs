@@ -32,10 +32,12 @@ pub struct SendWr<'a> {
 
 impl SendWr<'_> {
     /// Bytes of the message.
+    #[inline]
     pub(crate) fn len(&self) -> u64 {
-        match self.inline_data {
-            Some(d) => d.len() as u64,
-            None => self.sges.iter().map(|s| s.length as u64).sum(),
+        match (self.inline_data, self.sges) {
+            (Some(d), _) => d.len() as u64,
+            (None, [one]) => one.length as u64,
+            (None, sges) => sges.iter().map(|s| s.length as u64).sum(),
         }
     }
 }
