@@ -23,6 +23,10 @@ pub trait Driver: Send + Sync {
 
     /// The application has asked for an event: it will probably wait for it instead of polling. Must not block.
     fn about_to_wait(&self) {}
+
+    /// The queue is about to be armed. A driver that brings completions from a queue of its own arms that one first, and brings what is
+    /// there by then: from now on it is told of the next.
+    fn arm(&self, _solicited_only: bool) {}
 }
 
 /// When the next pushed WC raises an event on the channel.
@@ -262,9 +266,20 @@ impl Cq {
 
     /// The same by a thread that never polls for the devices, so that it takes nothing from one that does.
     pub fn arm(&self, solicited_only: bool) {
+        for (d, _) in self.drivers.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            d.arm(solicited_only);
+        }
         let mut r = self.ring();
         // A request for any completion is not weakened by a later one for solicited ones.
         r.armed = if solicited_only && r.armed != Armed::Any { Armed::Solicited } else { Armed::Any };
+    }
+
+    /// Raises the event that was asked for, if one was: a driver has been told that there is one, and not for which completion.
+    pub fn fire(&self) {
+        let armed = std::mem::replace(&mut self.ring().armed, Armed::No) != Armed::No;
+        if let (true, Some(channel)) = (armed, &self.channel) {
+            channel.raise(self.cookie());
+        }
     }
 
     /// A QP of `driver` completes here from now on. Counted: one call of [`Cq::detach`] for each.
@@ -432,6 +447,34 @@ mod tests {
         assert_eq!((cq.capacity(), take(9)), (1, vec![10]));
         (11..13).for_each(push);
         assert!(cq.overrun());
+    }
+
+    struct Arms(Mutex<Vec<bool>>, Arc<Cq>);
+
+    impl Driver for Arms {
+        fn drive(&self) {}
+        fn arm(&self, solicited_only: bool) {
+            self.0.lock().unwrap().push(solicited_only);
+            self.1.push(Wc::default(), false); // what was there before it was armed
+        }
+    }
+
+    #[test]
+    fn drivers_are_armed_before_the_queue_and_may_fire_it() {
+        let channel = CompChannel::new().unwrap();
+        let cq = Cq::new(4, Some(channel.clone()));
+        let arms = Arc::new(Arms(Mutex::default(), cq.clone()));
+        let driver: Arc<dyn Driver> = arms.clone();
+        cq.attach(&driver);
+        cq.fire();
+        cq.req_notify(true);
+        assert_eq!((&*arms.0.lock().unwrap(), channel.has_events()), (&vec![true], false), "it is in the queue");
+        assert_eq!(cq.take(&mut [Wc::default(); 4]).unwrap(), 1);
+        cq.push(Wc::default(), false);
+        assert!(!channel.has_events(), "not solicited, as far as is known here");
+        cq.fire();
+        cq.fire();
+        assert_eq!((channel.get_event().unwrap(), channel.has_events()), (0, false));
     }
 
     #[test]

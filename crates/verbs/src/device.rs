@@ -10,8 +10,8 @@
 //! protection, RNR) are delivered as on any QP. Where a device cannot do that, it is done above it, by a journal.
 
 use crate::{
-    Backlog, CompChannel, Cq, LimitHook, OverrunHook, PortAttr, RcModify, RecvWr, Result, SendBatch, SendWr, Srq,
-    SrqAttr,
+    Backlog, CompChannel, Cq, LimitHook, OverrunHook, PortAttr, RcModify, RecvWr, RemoteKeys, Result, SendBatch,
+    SendWr, Srq, SrqAttr,
 };
 use std::sync::Arc;
 use unbroken_roce::Progress;
@@ -287,4 +287,18 @@ pub trait HoldingQp: DeviceQp {
     fn adopt(&self, backlog: Backlog) -> Result<()>;
     /// Completes the first outstanding send with `status` and flushes the rest; the QP is in the error state afterwards.
     fn fail(&self, status: WcStatus);
+    /// Says by which keys the peer's memory is known on the peer's NIC that the QP is, or is about to be, connected to, where that is not the
+    /// one whose keys the application has. Nothing to do where keys are good on every NIC.
+    fn set_remote(&self, _remote: &RemoteNic) {}
+}
+
+/// The NIC of the peer that a QP is connected to, for the translation of remote keys.
+#[derive(Clone)]
+pub struct RemoteNic {
+    /// What the peer has said of its keys.
+    pub keys: Arc<RemoteKeys>,
+    /// The NIC of the peer whose keys the application has: the default NIC of the peer's QP.
+    pub default: u8,
+    /// The NIC that it is connected to.
+    pub nic: u8,
 }

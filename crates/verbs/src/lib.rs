@@ -6,6 +6,7 @@
 //!   to it, so that a logical QP which moves to another NIC keeps completing, in order, where the application polls; else it belongs to
 //!   one device ([`Owner`]).
 //! - [`srq`]: shared receive queues, which belong to the process or to a device in the same way.
+//! - [`keys`]: by which keys a peer's memory is known on each of its NICs.
 //! - [`aliases`]: where UD QPs are that have moved, which all devices of a process share.
 //! - [`attr`]: what a device and a port can do.
 //! - [`abi`]: the layouts of libibverbs' C structures, checked against the installed header by `cargo xtask abi`.
@@ -17,6 +18,7 @@ pub mod cq;
 pub mod device;
 mod error;
 mod eventfd;
+pub mod keys;
 mod owner;
 pub mod srq;
 
@@ -25,10 +27,11 @@ pub use attr::{DeviceAttr, GidEntry, PortAttr, PortState};
 pub use cq::{CompChannel, Cq, Driver, OverrunHook};
 pub use device::{
     Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, HoldingQp, IndirectEntry, MemoryDomain,
-    MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot, WindowType,
+    MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot, RemoteNic, WindowType,
 };
 pub use error::Error;
 pub use eventfd::EventFd;
+pub use keys::{KeyRow, RemoteKeys, Translation};
 pub use owner::Owner;
 pub use srq::{LimitHook, Srq, SrqAttr};
 pub use unbroken_roce::{Backlog, MwBind, PostError, RcModify, RecvWr, SendBatch, SendWr, UdDest};
