@@ -16,8 +16,19 @@ const PURE: &[&str] = &["types", "wire", "roce", "journal", "path", "overlay"];
 const LEAVES: &[&str] = &["crc32fast", "hmac", "sha2", "thiserror", "zerocopy"];
 /// Crates that do I/O, from the lowest floor to the highest: each may use those before it. Whatever is neither here nor pure nor [`TOOLS`]
 /// is an unknown crate, and an error.
-const SHELLS: &[&str] =
-    &["telemetry", "verbs", "fabric", "directory", "softnic", "shift", "unbroken", "preload", "edged", "cli"];
+const SHELLS: &[&str] = &[
+    "telemetry",
+    "verbs",
+    "fabric",
+    "directory",
+    "softnic",
+    "holding",
+    "shift",
+    "unbroken",
+    "preload",
+    "edged",
+    "cli",
+];
 /// Harnesses.
 const TOOLS: &[&str] = &["sim", "trial", "bench", "xtask"];
 /// Crates that may use `unsafe` (`directory`: only the call that opens LMDB, since a file is mapped there).

@@ -238,7 +238,7 @@ impl Journal {
     fn posted_sends(&mut self, first: u64, out: &mut (impl Completions + ?Sized)) -> Posted {
         if self.phase == Phase::Live && self.takes_sends && self.given_sends == first && !self.stop.begun() {
             for index in first..self.sends.next() {
-                self.sends.set_started(index);
+                self.sends.set_started(index, true);
             }
             self.given_sends = self.sends.next();
             return Posted::Give(Slot::Entry(Queue::Send, first).wr_id());
@@ -260,6 +260,14 @@ impl Journal {
         self.sends.truncate(next);
         self.given_sends = self.given_sends.min(next);
         self.announced = self.announced.min(next);
+    }
+
+    /// What [`Posted::Give`] named last was not given, and waits: `count` sends, which [`Self::next_send`] gives.
+    pub fn hold_back_sends(&mut self, count: usize) {
+        self.given_sends -= count as u64;
+        for index in self.given_sends..self.sends.next() {
+            self.sends.set_started(index, false);
+        }
     }
 
     /// Records a receive. The caller has seen that the state of the QP allows it.
@@ -285,6 +293,11 @@ impl Journal {
         let next = self.recvs.next() - 1;
         self.recvs.truncate(next);
         self.given_recvs = self.given_recvs.min(next);
+    }
+
+    /// What [`Posted::Give`] named last was not given, and waits: a receive, which [`Self::next_recv`] gives.
+    pub fn hold_back_recv(&mut self) {
+        self.given_recvs -= 1;
     }
 
     fn may_post(&self) -> Result<(), PostError> {
@@ -356,7 +369,7 @@ impl Journal {
 
     /// The provider has taken the send that [`Self::next_send`] gave.
     pub fn gave_send(&mut self) {
-        self.sends.set_started(self.given_sends);
+        self.sends.set_started(self.given_sends, true);
         self.given_sends += 1;
     }
 

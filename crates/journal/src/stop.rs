@@ -83,6 +83,11 @@ impl Journal {
         self.stop.marked[queue as usize] = true;
     }
 
+    /// ... or has refused it after all.
+    pub fn unmarked(&mut self, queue: Queue) {
+        self.stop.marked[queue as usize] = false;
+    }
+
     /// With an SRQ: the provider has told that the QP takes no receive any more.
     pub fn handle_last_wqe(&mut self) {
         self.stop.last_wqe = true;

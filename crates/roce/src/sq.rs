@@ -211,10 +211,10 @@ impl SendRing {
         }
     }
 
-    /// Some packet of an outstanding entry may leave from now on.
+    /// Some packet of an outstanding entry may leave from now on; or none has.
     #[inline]
-    pub fn set_started(&mut self, index: u64) {
-        self.get_mut(index).started = true;
+    pub fn set_started(&mut self, index: u64, started: bool) {
+        self.get_mut(index).started = started;
     }
 
     /// Takes the oldest out, without a WC.

@@ -287,6 +287,9 @@ pub trait HoldingQp: DeviceQp {
     fn adopt(&self, backlog: Backlog) -> Result<()>;
     /// Completes the first outstanding send with `status` and flushes the rest; the QP is in the error state afterwards.
     fn fail(&self, status: WcStatus);
+    /// Says whose local keys the application has: those of the contexts of this NIC, by its index; the QP's own at first. Nothing to do where
+    /// keys are good on every NIC.
+    fn set_local(&self, _default: u8) {}
     /// Says by which keys the peer's memory is known on the peer's NIC that the QP is, or is about to be, connected to, where that is not the
     /// one whose keys the application has. Nothing to do where keys are good on every NIC.
     fn set_remote(&self, _remote: &RemoteNic) {}

@@ -31,7 +31,7 @@ pub use device::{
 };
 pub use error::Error;
 pub use eventfd::EventFd;
-pub use keys::{KeyRow, RemoteKeys, Translation};
+pub use keys::{KeyRow, KeyWaiter, RemoteKeys, Translation};
 pub use owner::Owner;
 pub use srq::{LimitHook, Srq, SrqAttr};
 pub use unbroken_roce::{Backlog, MwBind, PostError, RcModify, RecvWr, SendBatch, SendWr, UdDest};

@@ -1,0 +1,611 @@
+//! A network of NICs that are as plain as devices can be, in memory and without threads: what happens next is the test's to say.
+//!
+//! A QP that fails is in ERR and flushes; keys, QPNs, CQs and domains are a NIC's own, and the numbers of one NIC mean something else on
+//! another; a dying NIC may accept a post, or refuse it with any errno, and flushes late; what was executed may never be acknowledged.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use unbroken_types::{
+    Access, Gid, GidType, LinkLayer, Mtu, QpState, QpType, SendOpcode, Sge, Wc, WcFlags, WcOpcode, WcStatus,
+};
+use unbroken_verbs::{
+    Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceEvent, DeviceQp, Error, EventSink, GidEntry,
+    HoldingQp, IndirectEntry, LimitHook, MemoryDomain, MrChange, MrKeys, OverrunHook, PortAttr, PortState, QpEvent,
+    QpInit, QpModify, QpSnapshot, RecvWr, Result, SendBatch, SendWr, Srq, SrqAttr, WindowType,
+};
+
+/// Names a NIC: the host, and which of its NICs.
+pub type NicId = (usize, usize);
+
+pub fn gid(nic: NicId) -> Gid {
+    let mut bytes = [0; 16];
+    (bytes[0], bytes[14], bytes[15]) = (0xfd, nic.0 as u8, nic.1 as u8);
+    Gid(bytes)
+}
+
+struct Send {
+    wr_id: u64,
+    opcode: SendOpcode,
+    signaled: bool,
+    imm_data: u32,
+    remote_addr: u64,
+    rkey: u32,
+    sges: Vec<Sge>,
+    inline: Option<Vec<u8>>,
+    executed: bool,
+    answer: Vec<u8>,
+}
+
+struct Recv {
+    wr_id: u64,
+    sges: Vec<Sge>,
+}
+
+struct Qp {
+    init: QpInit,
+    state: QpState,
+    peer: Option<(Gid, u32)>,
+    sends: VecDeque<Send>,
+    recvs: VecDeque<Recv>,
+    /// Flushes that the NIC has not told yet.
+    late: Vec<(bool, Wc)>,
+}
+
+struct Nic {
+    id: NicId,
+    alive: bool,
+    cut: bool,
+    /// Posts to the dead NIC are refused with this; accepted where there is none.
+    refuses: Option<i32>,
+    sink: Arc<dyn EventSink>,
+    qps: HashMap<u32, Qp>,
+    regions: HashMap<u32, (u32, u64, u64)>,
+    next_qpn: u32,
+    next_key: u32,
+    next_pd: u32,
+    pds: Vec<u32>,
+}
+
+#[derive(Default)]
+struct State {
+    nics: HashMap<NicId, Nic>,
+    /// All that was executed: sender, WR of the program as the sender's NIC knows it.
+    executed: u64,
+}
+
+/// The network.
+#[derive(Clone, Default)]
+pub struct Net(Arc<Mutex<State>>);
+
+/// Bytes of the process, as a NIC sees them.
+fn bytes(addr: u64, len: usize) -> impl Iterator<Item = &'static AtomicU8> {
+    // SAFETY: tests register buffers of atomics that live until the process ends.
+    (0..len as u64).map(move |i| unsafe { AtomicU8::from_ptr((addr + i) as *mut u8) })
+}
+
+fn load(addr: u64, len: usize) -> Vec<u8> {
+    bytes(addr, len).map(|b| b.load(Ordering::Relaxed)).collect()
+}
+
+fn store(addr: u64, data: &[u8]) {
+    bytes(addr, data.len()).zip(data).for_each(|(b, v)| b.store(*v, Ordering::Relaxed));
+}
+
+impl Nic {
+    fn holds(&self, pd: u32, key: u32, addr: u64, len: u64) -> bool {
+        self.regions.get(&key).is_some_and(|(p, a, l)| *p == pd && *a <= addr && addr + len <= a + l)
+    }
+
+    fn local(&self, pd: u32, sges: &[Sge]) -> bool {
+        sges.iter().all(|s| self.holds(pd, s.lkey, s.addr, s.length.into()))
+    }
+}
+
+impl Qp {
+    fn complete(&mut self, send: bool, wc: Wc) {
+        let cq = if send { &self.init.send_cq } else { &self.init.recv_cq };
+        assert!(cq.offer(wc, false), "the CQ was made too small");
+    }
+
+    fn wc(qpn: u32, wr_id: u64, status: WcStatus) -> Wc {
+        Wc { wr_id, status: status as u32, qp_num: qpn, ..Wc::default() }
+    }
+
+    /// The oldest send fails with this, the oldest receive with that, all else is flushed; at once, or when the NIC gets to it.
+    fn fail(&mut self, qpn: u32, first: WcStatus, first_recv: WcStatus, late: bool) {
+        if self.state == QpState::Err {
+            return;
+        }
+        self.state = QpState::Err;
+        let (mut status, mut recv_status) = (first, first_recv);
+        let mut wcs = Vec::new();
+        for s in self.sends.drain(..) {
+            wcs.push((true, Qp::wc(qpn, s.wr_id, std::mem::replace(&mut status, WcStatus::WrFlushErr))));
+        }
+        for r in self.recvs.drain(..) {
+            wcs.push((false, Qp::wc(qpn, r.wr_id, std::mem::replace(&mut recv_status, WcStatus::WrFlushErr))));
+        }
+        self.late.extend(wcs);
+        if !late {
+            self.flush_late();
+        }
+    }
+
+    fn flush_late(&mut self) {
+        for (send, wc) in std::mem::take(&mut self.late) {
+            self.complete(send, wc);
+        }
+    }
+}
+
+/// Scatters data over entries.
+fn scatter(sges: &[Sge], mut data: &[u8]) -> bool {
+    for sge in sges {
+        let (here, rest) = data.split_at(data.len().min(sge.length as usize));
+        store(sge.addr, here);
+        data = rest;
+    }
+    data.is_empty()
+}
+
+impl Net {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// Opens a NIC.
+    pub fn open(&self, id: NicId, sink: Arc<dyn EventSink>) -> Arc<dyn Device> {
+        let nic = Nic {
+            id,
+            alive: true,
+            cut: false,
+            refuses: None,
+            sink,
+            qps: HashMap::new(),
+            regions: HashMap::new(),
+            next_qpn: 0x100 + id.1 as u32,
+            // The same numbers on each NIC, for other regions.
+            next_key: 0x5000 + id.1 as u32,
+            next_pd: 1 + id.1 as u32,
+            pds: Vec::new(),
+        };
+        self.state().nics.insert(id, nic);
+        Arc::new(MockNic { net: self.clone(), id, name: format!("{}/{}", id.0, id.1) })
+    }
+
+    /// The NIC dies. Its flushes come later; posts are refused with an errno, or accepted.
+    pub fn kill(&self, id: NicId, refuses: Option<i32>) {
+        let mut st = self.state();
+        let nic = st.nics.get_mut(&id).unwrap();
+        (nic.alive, nic.refuses) = (false, refuses);
+        let sink = nic.sink.clone();
+        for (qpn, qp) in &mut nic.qps {
+            qp.fail(*qpn, WcStatus::FatalErr, WcStatus::WrFlushErr, true);
+        }
+        drop(st);
+        sink.event(id.1, DeviceEvent::Fatal);
+    }
+
+    /// Nothing passes the NIC's cable any more.
+    pub fn cut(&self, id: NicId) {
+        self.state().nics.get_mut(&id).unwrap().cut = true;
+    }
+
+    /// The NIC tells what it has not told yet.
+    pub fn flush_late(&self, id: NicId) {
+        let mut st = self.state();
+        st.nics.get_mut(&id).unwrap().qps.values_mut().for_each(Qp::flush_late);
+    }
+
+    /// The transport of a QP gives up.
+    pub fn time_out(&self, id: NicId, qpn: u32) {
+        let mut st = self.state();
+        if let Some(qp) = st.nics.get_mut(&id).unwrap().qps.get_mut(&qpn) {
+            let late = false;
+            qp.fail(qpn, WcStatus::RetryExcErr, WcStatus::WrFlushErr, late);
+        }
+    }
+
+    /// Registered keys of a NIC.
+    pub fn regions(&self, id: NicId) -> usize {
+        self.state().nics[&id].regions.len()
+    }
+
+    /// Messages executed by anyone.
+    pub fn executed(&self) -> u64 {
+        self.state().executed
+    }
+
+    /// All QPs there are.
+    pub fn qps(&self) -> Vec<(NicId, u32)> {
+        let st = self.state();
+        let mut all: Vec<_> = st.nics.values().flat_map(|n| n.qps.keys().map(|q| (n.id, *q))).collect();
+        all.sort_unstable();
+        all
+    }
+
+    fn find(st: &State, gid: Gid) -> Option<NicId> {
+        st.nics.keys().copied().find(|id| self::gid(*id) == gid)
+    }
+
+    /// The oldest send of a QP that was not executed reaches the peer, if it can.
+    pub fn execute(&self, id: NicId, qpn: u32) {
+        let mut st = self.state();
+        let st = &mut *st;
+        let Some((i, peer, peer_qpn)) = st.ready(id, qpn) else { return };
+        let nic = &st.nics[&id];
+        let (qp, wr) = (&nic.qps[&qpn], &nic.qps[&qpn].sends[i]);
+        let pd = qp.init.pd;
+        let gather = |sges: &[Sge]| sges.iter().flat_map(|s| load(s.addr, s.length as usize)).collect::<Vec<_>>();
+        if !nic.local(pd, &wr.sges) {
+            return st.own_error(id, qpn, WcStatus::LocProtErr);
+        }
+        let data = wr.inline.clone().unwrap_or_else(|| gather(&wr.sges));
+        let (opcode, imm, va, rkey) = (wr.opcode, wr.imm_data, wr.remote_addr, wr.rkey);
+        let their = st.nics.get_mut(&peer).unwrap();
+        let their_pd = their.qps[&peer_qpn].init.pd;
+        let needs_key = matches!(opcode, SendOpcode::Write | SendOpcode::WriteImm | SendOpcode::Read);
+        if needs_key && !their.holds(their_pd, rkey, va, data.len() as u64) {
+            st.own_error(id, qpn, WcStatus::RemAccessErr);
+            return st.responder_error(peer, peer_qpn);
+        }
+        let mut answer = Vec::new();
+        if opcode == SendOpcode::Read {
+            answer = load(va, data.len());
+        } else if opcode != SendOpcode::Send && opcode != SendOpcode::SendImm {
+            store(va, &data);
+        }
+        if opcode.consumes_receive() {
+            let Some(recv) = their.qps.get_mut(&peer_qpn).unwrap().recvs.pop_front() else { return };
+            let sges = if opcode == SendOpcode::WriteImm { &[][..] } else { &recv.sges };
+            assert!(their.local(their_pd, sges), "a receive with keys of another NIC");
+            assert!(opcode == SendOpcode::WriteImm || scatter(sges, &data));
+            let with_imm = matches!(opcode, SendOpcode::WriteImm | SendOpcode::SendImm);
+            let wc = Wc {
+                opcode: if opcode == SendOpcode::WriteImm { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv } as u32,
+                byte_len: data.len() as u32,
+                imm_data: imm,
+                wc_flags: if with_imm { WcFlags::WITH_IMM } else { 0 },
+                ..Qp::wc(peer_qpn, recv.wr_id, WcStatus::Success)
+            };
+            their.qps.get_mut(&peer_qpn).unwrap().complete(false, wc);
+        }
+        st.executed += 1;
+        let wr = &mut st.nics.get_mut(&id).unwrap().qps.get_mut(&qpn).unwrap().sends[i];
+        (wr.executed, wr.answer) = (true, answer);
+    }
+
+    /// The oldest send of a QP is acknowledged, if it was executed and the answer can come.
+    pub fn acknowledge(&self, id: NicId, qpn: u32) {
+        let mut st = self.state();
+        let peer_reaches = {
+            let Some(qp) = st.nics[&id].qps.get(&qpn) else { return };
+            let peer = qp.peer.and_then(|(gid, _)| Net::find(&st, gid));
+            peer.is_some_and(|peer| !st.nics[&peer].cut && st.nics[&peer].alive)
+        };
+        let nic = st.nics.get_mut(&id).unwrap();
+        let Some(qp) = nic.qps.get_mut(&qpn).filter(|q| q.state == QpState::Rts) else { return };
+        if !nic.alive || nic.cut || !peer_reaches || !qp.sends.front().is_some_and(|s| s.executed) {
+            return;
+        }
+        let wr = qp.sends.pop_front().unwrap();
+        if wr.opcode == SendOpcode::Read {
+            assert!(scatter(&wr.sges, &wr.answer));
+        }
+        if wr.signaled || qp.init.sq_sig_all {
+            let wc = Wc { byte_len: wr.answer.len() as u32, ..Qp::wc(qpn, wr.wr_id, WcStatus::Success) };
+            qp.complete(true, wc);
+        }
+    }
+}
+
+impl State {
+    /// A QP's next send and where it goes, if it can go.
+    fn ready(&self, id: NicId, qpn: u32) -> Option<(usize, NicId, u32)> {
+        let nic = &self.nics[&id];
+        let qp = nic.qps.get(&qpn).filter(|q| q.state == QpState::Rts && nic.alive && !nic.cut)?;
+        let (gid, peer_qpn) = qp.peer?;
+        let peer = Net::find(self, gid)?;
+        let their = &self.nics[&peer];
+        let there = their.qps.get(&peer_qpn).filter(|_| their.alive && !their.cut)?;
+        let listens = matches!(there.state, QpState::Rtr | QpState::Rts) && there.peer == Some((self::gid(id), qpn));
+        let i = qp.sends.iter().position(|s| !s.executed).filter(|_| listens)?;
+        let waits = qp.sends[i].opcode.consumes_receive() && there.recvs.is_empty();
+        (!waits).then_some((i, peer, peer_qpn))
+    }
+
+    fn own_error(&mut self, id: NicId, qpn: u32, status: WcStatus) {
+        let qp = self.nics.get_mut(&id).unwrap().qps.get_mut(&qpn).unwrap();
+        // What was executed is acknowledged by the error.
+        while qp.sends.front().is_some_and(|s| s.executed) {
+            let wr = qp.sends.pop_front().unwrap();
+            if wr.signaled || qp.init.sq_sig_all {
+                qp.complete(true, Qp::wc(qpn, wr.wr_id, WcStatus::Success));
+            }
+        }
+        qp.fail(qpn, status, WcStatus::WrFlushErr, false);
+    }
+
+    fn responder_error(&mut self, id: NicId, qpn: u32) {
+        let nic = self.nics.get_mut(&id).unwrap();
+        nic.qps.get_mut(&qpn).unwrap().fail(qpn, WcStatus::WrFlushErr, WcStatus::WrFlushErr, false);
+        nic.sink.event(id.1, DeviceEvent::Qp { qpn, event: QpEvent::AccessError });
+    }
+}
+
+struct MockNic {
+    net: Net,
+    id: NicId,
+    name: String,
+}
+
+impl MockNic {
+    fn with<R>(&self, f: impl FnOnce(&mut Nic) -> R) -> R {
+        f(self.net.state().nics.get_mut(&self.id).unwrap())
+    }
+}
+
+impl Device for MockNic {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn gid(&self) -> Gid {
+        gid(self.id)
+    }
+    fn port(&self, _port: u8) -> Result<PortAttr> {
+        Ok(PortAttr {
+            state: if self.usable() { PortState::Active } else { PortState::Down },
+            max_mtu: Mtu::B4096,
+            active_mtu: Mtu::B1024,
+            gids: vec![GidEntry { gid: self.gid(), kind: GidType::RoceV2 }],
+            max_msg_sz: 1 << 20,
+            link_layer: LinkLayer::Ethernet,
+            lid: 0,
+            sm_lid: 0,
+        })
+    }
+    fn alive(&self) -> bool {
+        self.with(|nic| nic.alive)
+    }
+    fn usable(&self) -> bool {
+        self.with(|nic| nic.alive && !nic.cut)
+    }
+    fn drain(&self) {}
+    fn memory(&self) -> Arc<dyn MemoryDomain> {
+        Arc::new(MockNic { net: self.net.clone(), id: self.id, name: String::new() })
+    }
+    fn gid_index(&self) -> u8 {
+        3
+    }
+    fn check_address(&self, _port: u8, _sgid_index: u8, _dest: Gid) -> Result<()> {
+        Ok(())
+    }
+    fn create_channel(&self) -> Result<Arc<CompChannel>> {
+        CompChannel::new()
+    }
+    fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>, _: OverrunHook) -> Result<Arc<Cq>> {
+        Ok(Cq::new(entries, channel))
+    }
+    fn create_srq(&self, _pd: u32, _sizes: SrqAttr, _: LimitHook) -> Result<Arc<Srq>> {
+        Err(Error::unsupported("no SRQs here"))
+    }
+    fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
+        assert!(!init.hold_on_failure && init.qp_type == QpType::Rc);
+        self.with(|nic| {
+            if !nic.alive {
+                return Err(Error::device_gone("the NIC is dead"));
+            }
+            assert!(nic.pds.contains(&init.pd), "a domain of another NIC");
+            let qpn = nic.next_qpn;
+            nic.next_qpn += 1;
+            let (sends, recvs) = (VecDeque::new(), VecDeque::new());
+            let qp = Qp { init: init.clone(), state: QpState::Reset, peer: None, sends, recvs, late: Vec::new() };
+            nic.qps.insert(qpn, qp);
+            let qp = MockQp {
+                net: self.net.clone(),
+                id: self.id,
+                qpn,
+                sends: init.send_cq.clone(),
+                recvs: init.recv_cq.clone(),
+            };
+            Ok(Arc::new(qp) as Arc<dyn DeviceQp>)
+        })
+    }
+    fn create_holding_qp(&self, _init: &QpInit) -> Result<Arc<dyn HoldingQp>> {
+        Err(Error::unsupported("a plain device"))
+    }
+    fn counters(&self) -> DeviceCounters {
+        DeviceCounters::default()
+    }
+}
+
+impl MemoryDomain for MockNic {
+    fn alloc_pd(&self) -> Result<u32> {
+        self.with(|nic| {
+            let pd = nic.next_pd;
+            nic.next_pd += 1;
+            nic.pds.push(pd);
+            Ok(pd)
+        })
+    }
+    fn dealloc_pd(&self, pd: u32) -> Result<()> {
+        self.with(|nic| nic.pds.retain(|p| *p != pd));
+        Ok(())
+    }
+    fn use_pd(&self, _pd: u32) -> Result<()> {
+        Ok(())
+    }
+    fn unuse_pd(&self, _pd: u32) {}
+    fn reg_mr(&self, pd: u32, addr: u64, len: u64, _iova: u64, _access: Access) -> Result<MrKeys> {
+        self.with(|nic| {
+            if !nic.alive {
+                return Err(Error::device_gone("the NIC is dead"));
+            }
+            assert!(nic.pds.contains(&pd), "a domain of another NIC");
+            let key = nic.next_key;
+            nic.next_key += 1;
+            nic.regions.insert(key, (pd, addr, len));
+            Ok(MrKeys { lkey: key, rkey: key })
+        })
+    }
+    fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()> {
+        self.with(|nic| {
+            let region = nic.regions.get_mut(&lkey).ok_or_else(|| Error::invalid("no such region"))?;
+            if let Some((addr, len)) = change.range {
+                (region.1, region.2) = (addr, len);
+            }
+            region.0 = change.pd.unwrap_or(region.0);
+            Ok(())
+        })
+    }
+    fn dereg_mr(&self, lkey: u32) -> Result<()> {
+        let gone = self.with(|nic| nic.regions.remove(&lkey));
+        gone.map(|_| ()).ok_or_else(|| Error::invalid("no such region"))
+    }
+    fn alloc_null_mr(&self, _pd: u32) -> Result<u32> {
+        Err(Error::unsupported("a plain device"))
+    }
+    fn create_indirect(&self, _: u32, _: u64, _: &[IndirectEntry], _: Access) -> Result<MrKeys> {
+        Err(Error::unsupported("a plain device"))
+    }
+    fn update_entry(&self, _key: u32, _index: u32, _entry: &IndirectEntry) -> Result<()> {
+        Err(Error::unsupported("a plain device"))
+    }
+    fn alloc_window(&self, _pd: u32, _kind: WindowType) -> Result<u32> {
+        Err(Error::unsupported("a plain device"))
+    }
+    fn dealloc_window(&self, _rkey: u32) -> Result<()> {
+        Err(Error::unsupported("a plain device"))
+    }
+}
+
+struct MockQp {
+    net: Net,
+    id: NicId,
+    qpn: u32,
+    sends: Arc<Cq>,
+    recvs: Arc<Cq>,
+}
+
+impl MockQp {
+    /// The QP, where posts are taken: in error they are flushed, late by a NIC that is dead.
+    fn with<R>(&self, f: impl FnOnce(&mut Qp, bool) -> Result<R>) -> Result<R> {
+        let mut st = self.net.state();
+        let nic = st.nics.get_mut(&self.id).unwrap();
+        if let Some(errno) = nic.refuses {
+            return Err(Error::new(errno, "the NIC is dying"));
+        }
+        let alive = nic.alive;
+        let qp = nic.qps.get_mut(&self.qpn).ok_or_else(|| Error::invalid("the QP was destroyed"))?;
+        f(qp, alive)
+    }
+}
+
+impl DeviceQp for MockQp {
+    fn qpn(&self) -> u32 {
+        self.qpn
+    }
+    fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
+        self.post_sends(wr)
+    }
+    fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
+        let qpn = self.qpn;
+        self.with(|qp, alive| {
+            assert!(matches!(qp.state, QpState::Rts | QpState::Err), "a send was posted in {:?}", qp.state);
+            assert!(qp.sends.len() + batch.count() <= qp.init.caps.max_send_wr as usize, "the queue is too small");
+            for wr in (0..batch.count()).map(|i| batch.wr(i)) {
+                if qp.state == QpState::Err {
+                    qp.late.push((true, Qp::wc(qpn, wr.wr_id, WcStatus::WrFlushErr)));
+                    continue;
+                }
+                qp.sends.push_back(Send {
+                    wr_id: wr.wr_id,
+                    opcode: wr.opcode,
+                    signaled: wr.flags.contains(unbroken_types::SendFlags::SIGNALED),
+                    imm_data: wr.imm_data,
+                    remote_addr: wr.remote_addr,
+                    rkey: wr.rkey,
+                    sges: if wr.inline_data.is_some() { Vec::new() } else { wr.sges.to_vec() },
+                    inline: wr.inline_data.map(<[u8]>::to_vec),
+                    executed: false,
+                    answer: Vec::new(),
+                });
+            }
+            if alive {
+                qp.flush_late();
+            }
+            Ok(())
+        })
+    }
+    fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
+        let qpn = self.qpn;
+        self.with(|qp, alive| {
+            assert!(qp.state != QpState::Reset, "a receive was posted in RESET");
+            assert!(qp.recvs.len() < qp.init.caps.max_recv_wr as usize, "the queue is too small");
+            match qp.state {
+                QpState::Err => qp.late.push((false, Qp::wc(qpn, wr.wr_id, WcStatus::WrFlushErr))),
+                _ => qp.recvs.push_back(Recv { wr_id: wr.wr_id, sges: wr.sges.to_vec() }),
+            }
+            if alive {
+                qp.flush_late();
+            }
+            Ok(())
+        })
+    }
+    fn modify(&self, change: &QpModify) -> Result<()> {
+        let qpn = self.qpn;
+        self.with(|qp, alive| {
+            let to = change.rc.validate(QpType::Rc, qp.state).map_err(|e| Error::invalid(e.to_string()))?;
+            if let (Some(gid), Some(dest)) = (change.dest_gid, change.rc.dest_qpn) {
+                qp.peer = Some((gid, dest));
+            }
+            match to {
+                QpState::Err => qp.fail(qpn, WcStatus::WrFlushErr, WcStatus::WrFlushErr, !alive),
+                QpState::Reset => {
+                    qp.sends.clear();
+                    qp.recvs.clear();
+                }
+                _ => {}
+            }
+            qp.state = to;
+            Ok(())
+        })
+    }
+    fn query(&self) -> QpSnapshot {
+        QpSnapshot::default()
+    }
+    fn state(&self) -> QpState {
+        self.net.state().nics[&self.id].qps.get(&self.qpn).map_or(QpState::Err, |q| q.state)
+    }
+    fn destroy(&self) {
+        self.net.state().nics.get_mut(&self.id).unwrap().qps.remove(&self.qpn);
+        self.sends.purge(self.qpn);
+        self.recvs.purge(self.qpn);
+    }
+}
+
+impl Drop for MockQp {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
+
+/// Keeps events.
+#[derive(Default)]
+pub struct Events(Mutex<Vec<DeviceEvent>>);
+
+impl Events {
+    pub fn take(&self) -> Vec<DeviceEvent> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+impl EventSink for Events {
+    fn event(&self, _device: usize, event: DeviceEvent) {
+        self.0.lock().unwrap().push(event);
+    }
+}
