@@ -90,6 +90,10 @@ impl Drop for Holding {
 }
 
 impl Holding {
+    /// What a wrapped device can do.
+    pub const CAPABILITIES: Capabilities =
+        Capabilities { holds: true, shared_objects: true, indirect_keys: false, windows: false };
+
     /// Wraps NIC `index`, which was opened with `tap` as its sink. EINVAL where it needs no wrapping.
     pub fn new(
         index: usize,
@@ -125,7 +129,7 @@ impl Holding {
 
 impl Device for Holding {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { holds: true, shared_objects: true, indirect_keys: false, windows: false }
+        Holding::CAPABILITIES
     }
 
     fn name(&self) -> &str {

@@ -8,7 +8,7 @@
 
 use crate::aliases::Aliases;
 use crate::control::{ControlAddr, Endpoint};
-use crate::devices::NicSet;
+use crate::devices::{failover_is_on, NicSet};
 use crate::front::{AsyncElement, Context};
 use crate::outbox::{Batch, Outbox};
 use crate::peer::Peers;
@@ -26,8 +26,8 @@ use unbroken_path::Message;
 use unbroken_telemetry::{Event, EventLog, Runtime, What};
 use unbroken_types::Gid;
 use unbroken_verbs::{
-    CompChannel, Cq, Device, DeviceAttr, DeviceEvent, Error, EventSink, HoldingQp, MemoryDomain, PortAttr, QpInit,
-    Result, Srq,
+    CompChannel, Cq, Device, DeviceAttr, DeviceEvent, Error, EventSink, HoldingQp, KeyRow, MemoryDomain, PortAttr,
+    QpInit, Result, Srq,
 };
 
 /// Longest transport timeout of a protected QP: the application's own. Whether a path lives is found out by asking it, long before a
@@ -67,7 +67,6 @@ struct QpTable {
 pub struct Core {
     nics: Box<dyn NicSet>,
     slots: Vec<Mutex<NicSlot>>,
-    memory: Arc<dyn MemoryDomain>,
     /// Whether failover is on (`UNBROKEN_FAILOVER`, on unless it is 0).
     pub(crate) failover: bool,
     /// Whether events that a switch absorbs are shown to the application all the same (`UNBROKEN_SHOW_EVENTS=1`).
@@ -119,19 +118,17 @@ impl EventSink for Sink {
 impl Core {
     /// The core over these NICs. Opens none yet.
     pub(crate) fn over(nics: Box<dyn NicSet>) -> Result<Arc<Core>> {
-        let failover = std::env::var("UNBROKEN_FAILOVER").map_or(true, |v| v != "0");
+        let failover = failover_is_on();
         let runtime = Runtime::at(&nics.runtime()).map_err(|e| Error::new(libc::EIO, e.to_string()))?;
         let directory = if failover { Some(open_directory(&runtime)?) } else { None };
-        let memory = nics.memory();
         let mut seed = [0u8; 8];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Error::os("getrandom", &e.into()))?;
-        let control_pd = memory.alloc_pd()?;
+        let control_pd = nics.memory(0).alloc_pd()?;
         let key = Key::new(&directory.as_ref().map_or([0; 32], |d| d.key()));
         let inbox = Arc::new(Inbox::new()?);
         Ok(Arc::new(Core {
             slots: (0..nics.count()).map(|_| Mutex::default()).collect(),
-            memory,
             failover,
             show_events: std::env::var("UNBROKEN_SHOW_EVENTS").is_ok_and(|v| v == "1"),
             goes_home: std::env::var("UNBROKEN_FAILBACK").map_or(true, |v| v != "0"),
@@ -206,8 +203,19 @@ impl Core {
         self.nics.gid_of_lid(i, lid)
     }
 
-    pub(crate) fn memory(&self) -> &Arc<dyn MemoryDomain> {
-        &self.memory
+    /// Protection domains and regions as contexts of NIC `i` see them.
+    pub(crate) fn memory(&self, i: usize) -> Arc<dyn MemoryDomain> {
+        self.nics.memory(i)
+    }
+
+    /// By which keys a region of ours is known on our NICs.
+    pub(crate) fn keys(&self, nic: u8, rkey: u32) -> Option<KeyRow> {
+        self.nics.keys(nic, rkey)
+    }
+
+    /// Whether UD QPs can be moved.
+    pub(crate) fn moves_datagrams(&self) -> bool {
+        self.nics.moves_datagrams()
     }
 
     pub(crate) fn channel(&self) -> &Arc<CompChannel> {
@@ -323,6 +331,7 @@ impl Core {
                 true => device.create_holding_qp(init)?,
                 false => Arc::new(Plain(device.create_qp(init)?)),
             };
+            qp.set_local(default as u8);
             let qpn = qp.qpn();
             if taken.len() >= MAX_TAKEN || (self.qp((at, qpn)).is_none() && self.qp((default, qpn)).is_none()) {
                 return Ok(qp);

@@ -4,11 +4,14 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use unbroken_holding::{Holding, Host, LogicalMemory, Tap};
 use unbroken_softnic::{Config, NicSource, SoftNics};
 pub use unbroken_softnic::{NicInfo, PortInfo};
-use unbroken_telemetry::Runtime;
+use unbroken_telemetry::{now_us, Runtime};
 use unbroken_types::Gid;
-use unbroken_verbs::{Capabilities, Device, DeviceAttr, Error, EventSink, MemoryDomain, PortAttr, Result, UdAliases};
+use unbroken_verbs::{
+    Capabilities, Device, DeviceAttr, Error, EventSink, KeyRow, MemoryDomain, PortAttr, Result, UdAliases,
+};
 
 /// The NICs of this process's host.
 pub trait NicSet: Send + Sync {
@@ -34,72 +37,114 @@ pub trait NicSet: Send + Sync {
     fn gid_of_lid(&self, i: usize, lid: u16) -> Result<Gid>;
     /// Opens NIC `i`. A dead one can be opened again when it is healed.
     fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>>;
-    /// Protection domains and regions, of all these NICs that share their objects.
-    fn memory(&self) -> Arc<dyn MemoryDomain>;
+    /// Protection domains and regions, as the contexts of NIC `i` see them. A domain is good on every NIC that shares its objects.
+    fn memory(&self, i: usize) -> Arc<dyn MemoryDomain>;
+    /// By which keys a region is known on each NIC whose contexts of NIC `i` know it by this one, where keys are a NIC's own.
+    fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow>;
+    /// Whether UD QPs can be moved.
+    fn moves_datagrams(&self) -> bool;
     /// Where UD QPs are that have moved: the table that all these NICs translate by.
     fn aliases(&self) -> Arc<UdAliases>;
     /// The runtime folder.
     fn runtime(&self) -> PathBuf;
 }
 
-struct Soft(Arc<SoftNics>, PathBuf);
+struct Soft {
+    nics: Arc<SoftNics>,
+    runtime: PathBuf,
+    /// Where the NICs have plain verbs only and their QPs are to be protected: what they lack is supplied by `holding`.
+    logical: Option<Arc<LogicalMemory>>,
+}
+
+/// What `holding` is given by this process.
+const HOST: Host = Host { spawn: spawn_boxed, now_us };
+
+fn spawn_boxed(name: &str, body: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
+    spawn(name, body)
+}
 
 impl NicSet for Soft {
     fn count(&self) -> usize {
-        self.0.count()
+        self.nics.count()
     }
 
     fn name(&self, i: usize) -> String {
-        self.0.name(i).to_string()
+        self.nics.name(i).to_string()
     }
 
     fn host(&self) -> String {
-        self.0.host().to_string()
+        self.nics.host().to_string()
     }
 
     fn capabilities(&self, i: usize) -> Capabilities {
-        self.0.capabilities(i)
+        match self.logical {
+            Some(_) => Holding::CAPABILITIES,
+            None => self.nics.capabilities(i),
+        }
     }
 
     fn gid(&self, i: usize) -> Gid {
-        self.0.gid(i).unwrap_or_default()
+        self.nics.gid(i).unwrap_or_default()
     }
 
     fn first_port(&self, gid: Gid) -> Gid {
-        self.0.first_port(gid)
+        self.nics.first_port(gid)
     }
 
     fn node_guid(&self, i: usize) -> u64 {
-        self.0.node_guid(i)
+        self.nics.node_guid(i)
     }
 
     fn attr(&self, i: usize) -> DeviceAttr {
-        self.0.attr(i)
+        let attr = self.nics.attr(i);
+        match self.logical {
+            Some(_) => Holding::attr(&attr),
+            None => attr,
+        }
     }
 
     fn port(&self, i: usize, port: u8, usable: bool) -> Result<PortAttr> {
-        self.0.port(i, port, usable)
+        self.nics.port(i, port, usable)
     }
 
     fn gid_of_lid(&self, i: usize, lid: u16) -> Result<Gid> {
-        self.0.gid_of_lid(i, lid)
+        self.nics.gid_of_lid(i, lid)
     }
 
     fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>> {
-        Ok(self.0.open(i, sink)?)
+        let Some(memory) = &self.logical else { return Ok(self.nics.open(i, sink)?) };
+        let tap = Tap::new(sink);
+        let device = self.nics.open(i, tap.clone())?;
+        Ok(Arc::new(Holding::new(i, device, &tap, memory, HOST)?))
     }
 
-    fn memory(&self) -> Arc<dyn MemoryDomain> {
-        self.0.memory()
+    fn memory(&self, i: usize) -> Arc<dyn MemoryDomain> {
+        match &self.logical {
+            Some(memory) => memory.of(i),
+            None => self.nics.memory(),
+        }
+    }
+
+    fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow> {
+        self.logical.as_ref()?.row(i.into(), rkey)
+    }
+
+    fn moves_datagrams(&self) -> bool {
+        self.logical.is_none()
     }
 
     fn aliases(&self) -> Arc<UdAliases> {
-        self.0.aliases()
+        self.nics.aliases()
     }
 
     fn runtime(&self) -> PathBuf {
-        self.1.clone()
+        self.runtime.clone()
     }
+}
+
+/// Whether failover is on (`UNBROKEN_FAILOVER`, on unless it is 0).
+pub fn failover_is_on() -> bool {
+    std::env::var("UNBROKEN_FAILOVER").map_or(true, |v| v != "0")
 }
 
 /// The NICs that the environment names (see `unbroken run`).
@@ -109,7 +154,11 @@ pub fn from_env() -> Result<Box<dyn NicSet>> {
 
 fn over(config: Config) -> Result<Box<dyn NicSet>> {
     let runtime = config.runtime.path().to_path_buf();
-    Ok(Box::new(Soft(SoftNics::new(config)?, runtime)))
+    let nics = SoftNics::new(config)?;
+    // Keys and domains of NICs of different kinds have nothing in common: there, nothing is protected that is on a plain one.
+    let plain = nics.count() > 0 && (0..nics.count()).all(|i| !nics.capabilities(i).holds);
+    let logical = (plain && failover_is_on()).then(|| LogicalMemory::new(nics.count(), spawn_boxed));
+    Ok(Box::new(Soft { nics, runtime, logical }))
 }
 
 fn runtime_at(path: &Path) -> Result<Runtime> {

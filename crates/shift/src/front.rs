@@ -99,7 +99,7 @@ impl System {
             nic: index,
             attr: self.core.attr_of(index),
             events: Arc::new(AsyncQueue::new()?),
-            memory: own.as_ref().map_or_else(|| self.core.memory().clone(), |device| device.memory()),
+            memory: own.as_ref().map_or_else(|| self.core.memory(index), |device| device.memory()),
             own,
             dead_at_first: self.core.device(index).is_none(),
             fault_told: AtomicBool::new(false),

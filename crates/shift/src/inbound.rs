@@ -12,9 +12,9 @@ use crate::link;
 use crate::worker::Job;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, MutexGuard};
-use unbroken_path::message::{Body, RefuseReason};
+use unbroken_path::message::{Body, Keys, RefuseReason};
 use unbroken_path::Message;
-use unbroken_verbs::Driver;
+use unbroken_verbs::{Driver, KeyRow};
 
 /// An idle poller drives the NICs that it does not poll anyway once in so many polls: 50 to 200 µs.
 const POLLS: u32 = 256;
@@ -112,6 +112,14 @@ fn handle(core: &Arc<Core>, nic: usize, from: ControlAddr, message: &Message) {
                 core.inbox.put(Job::ReadAliases);
             }
         }
+        Body::AskKey(name) => {
+            if message.to.incarnation == core.incarnation {
+                let on = core.keys(name.nic, name.rkey).map_or_else(Vec::new, |row| row.on);
+                let body = Body::Keys(Keys::new(name, &on));
+                core.send_control(nic, from, &Message { from: message.to, to: message.from, body });
+            }
+        }
+        Body::Keys(keys) => keys_came(core, message, &keys),
         Body::ProbeAck(_) => core.inbox.put(Job::ProbeAck(nic, *message)),
         _ => {
             let qp = core.qp_by_gid(message.to.gid, message.to.qpn);
@@ -124,5 +132,15 @@ fn handle(core: &Arc<Core>, nic: usize, from: ControlAddr, message: &Message) {
                 }
             }
         }
+    }
+}
+
+/// A peer has answered by which keys a region of its is known.
+fn keys_came(core: &Core, message: &Message, keys: &Keys) {
+    let known = core.peers.known(message.from.incarnation);
+    let Some(peer) = known.filter(|_| message.to.incarnation == core.incarnation) else { return };
+    match keys.on() {
+        [] => peer.keys.remove(keys.of.nic, keys.of.rkey),
+        on => peer.keys.insert([KeyRow { default: keys.of.nic, rkey: keys.of.rkey, on: on.to_vec() }]),
     }
 }

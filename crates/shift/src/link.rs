@@ -16,7 +16,7 @@ use unbroken_path::{
 use unbroken_roce::{Progress, Sends};
 use unbroken_telemetry::{now_us, Switch, SwitchKind, What};
 use unbroken_types::{QpState, WcStatus, PSN_MASK};
-use unbroken_verbs::{Backlog, Error, HoldingQp, QpModify, RcModify, RecvWr, Result, SendBatch};
+use unbroken_verbs::{Backlog, Error, HoldingQp, QpModify, RcModify, RecvWr, RemoteNic, Result, SendBatch};
 
 /// One end's link.
 pub(crate) struct Link {
@@ -153,11 +153,19 @@ impl Shell for Hands<'_> {
 
     fn modify(&mut self, change: &RcModify, remote: Option<u8>) -> std::result::Result<(), StepError> {
         let dest_gid = remote.and_then(|i| self.peer.nic(i)).map(|nic| nic.gid);
+        let device = dest_gid.and_then(|_| self.qp.core.device(*self.nic));
+        let sgid_index = device.map(|device| device.gid_index());
+        if let Some(nic) = remote {
+            let default = self.app.dest_gid.and_then(|gid| self.peer.index_of(self.qp.core.first_port(gid)));
+            self.phys.set_remote(&RemoteNic { keys: self.peer.keys.clone(), default: default.unwrap_or(nic), nic });
+        }
         let sqd_notify = self.app.sqd_notify.filter(|_| change.state == Some(QpState::Sqd));
-        self.phys.modify(&QpModify { rc: *change, dest_gid, sqd_notify, ..QpModify::default() }).map_err(|e| {
-            self.qp.core.complain("the backup QP cannot be connected", &e);
-            StepError
-        })
+        self.phys.modify(&QpModify { rc: *change, dest_gid, sgid_index, sqd_notify, ..QpModify::default() }).map_err(
+            |e| {
+                self.qp.core.complain("the backup QP cannot be connected", &e);
+                StepError
+            },
+        )
     }
 
     fn fail(&mut self, status: WcStatus) {

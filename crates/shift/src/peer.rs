@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use unbroken_path::health::{HealthConfig, PeerHealth};
 use unbroken_path::{Belief, SlotPath};
 use unbroken_types::Gid;
+use unbroken_verbs::RemoteKeys;
 
 /// A NIC of a peer process.
 #[derive(Clone, Debug)]
@@ -28,6 +29,8 @@ pub(crate) struct Peer {
     nics: Mutex<Vec<PeerNic>>,
     /// Whether the paths to it live. Innermost lock.
     health: Mutex<PeerHealth>,
+    /// By which keys its memory is known on its NICs, where that matters.
+    pub(crate) keys: Arc<RemoteKeys>,
 }
 
 impl Peer {
@@ -110,7 +113,7 @@ impl Peers {
             return Some(p.clone());
         }
         let health = Mutex::new(PeerHealth::new(HealthConfig::default()));
-        let peer = Arc::new(Peer { incarnation, nics: Mutex::default(), health });
+        let peer = Arc::new(Peer { incarnation, nics: Mutex::default(), health, keys: Arc::default() });
         if !peer.refresh(core) || peer.nic_count() == 0 {
             return None;
         }

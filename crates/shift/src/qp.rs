@@ -91,7 +91,7 @@ impl Qp {
         check_owner()?;
         let nic = context.nic();
         let protect = core.failover && core.nic_count() > 1 && r.qp_type != QpType::Uc && !r.plain && core.holds(nic);
-        let protect = protect && (r.qp_type == QpType::Rc || core.watched());
+        let protect = protect && (r.qp_type == QpType::Rc || core.watched() && core.moves_datagrams());
         // A UD QP that begins elsewhere shows the addresses of its default NIC from the first.
         let home = (protect && r.qp_type == QpType::Ud && core.device(nic).is_none()).then(|| core.gid_of(nic));
         let init = QpInit {
@@ -124,6 +124,7 @@ impl Qp {
             _ if core.nic_count() < 2 => "the host has one NIC only",
             QpType::Rc => "not connected",
             QpType::Ud if datagram.is_some() => "",
+            QpType::Ud if !core.moves_datagrams() => "UD QPs of devices with plain verbs are not protected",
             QpType::Ud => "the thread for failover could not be started",
         };
         let connection = core.random();

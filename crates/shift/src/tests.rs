@@ -19,7 +19,7 @@ use unbroken_roce::{Messages, Progress};
 use unbroken_types::{Access, Gid, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent, DeviceQp, Error,
-    EventSink, HoldingQp, LimitHook, MemoryDomain, MrKeys, OverrunHook, PortAttr, QpInit, QpModify, QpSnapshot,
+    EventSink, HoldingQp, KeyRow, LimitHook, MemoryDomain, MrKeys, OverrunHook, PortAttr, QpInit, QpModify, QpSnapshot,
     RcModify, RecvWr, Result, SendBatch, SendWr, Srq, SrqAttr, UdAliases,
 };
 
@@ -83,8 +83,14 @@ impl NicSet for Nics {
         self.1.check(i)?;
         Ok(Arc::new(Breakable { inner: self.0.open(i, sink)?, nic: i, plan: self.1.clone() }))
     }
-    fn memory(&self) -> Arc<dyn MemoryDomain> {
-        self.0.memory()
+    fn memory(&self, i: usize) -> Arc<dyn MemoryDomain> {
+        self.0.memory(i)
+    }
+    fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow> {
+        self.0.keys(i, rkey)
+    }
+    fn moves_datagrams(&self) -> bool {
+        self.0.moves_datagrams()
     }
     fn aliases(&self) -> Arc<UdAliases> {
         self.0.aliases()
@@ -271,7 +277,7 @@ impl World {
         let out: Box<[u8]> = (0..BYTES).map(|i| (i * 7 % 251) as u8).collect();
         let room: Box<[_]> = (0..BYTES).map(|_| std::sync::atomic::AtomicU8::new(0)).collect();
         let keys = [out.as_ptr() as u64, room.as_ptr() as u64]
-            .map(|addr| core.memory().reg_mr(pd, addr, BYTES as u64, addr, Access::LOCAL_WRITE).unwrap());
+            .map(|addr| core.memory(0).reg_mr(pd, addr, BYTES as u64, addr, Access::LOCAL_WRITE).unwrap());
         World { plan, core, from, to, cq, out, room, keys, _contexts: contexts, _system: system, _runtime: folder }
     }
 
@@ -369,7 +375,7 @@ impl Drop for World {
     fn drop(&mut self) {
         // The buffers go: nothing may touch them any more.
         let _ = (self.from.destroy(), self.to.destroy());
-        self.keys.iter().for_each(|k| self.core.memory().dereg_mr(k.lkey).unwrap());
+        self.keys.iter().for_each(|k| self.core.memory(0).dereg_mr(k.lkey).unwrap());
     }
 }
 

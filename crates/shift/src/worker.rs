@@ -17,9 +17,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use unbroken_path::health::{Answer, Verdict};
-use unbroken_path::message::{Body, Probe};
+use unbroken_path::message::{Body, KeyName, Probe};
 use unbroken_path::silence::{judge, ASK_AFTER_US};
-use unbroken_path::{Endpoint, Message, Reason, SlotPath};
+use unbroken_path::{Belief, Endpoint, Message, Reason, SlotPath};
 use unbroken_telemetry::{now_us, ProcessStatus, StatusServer, What};
 use unbroken_types::WcStatus;
 use unbroken_verbs::{DeviceEvent, EventFd, QpEvent, Result};
@@ -35,6 +35,9 @@ const LATE_US: u64 = 2_000;
 const YOUNG_TICK_US: u64 = 100;
 /// For so long a switch is young.
 const YOUNG_US: u64 = 20_000;
+
+/// How often a peer that has not said by which keys its memory is known is asked again.
+const KEYS_AGAIN_US: u64 = 10_000;
 
 /// How often a peer that has not shown all its NICs yet is looked up again.
 const CONNECT_RETRY_US: u64 = 5_000;
@@ -120,6 +123,8 @@ struct Worker {
     status: Option<StatusServer>,
     clerk: Clerk,
     homing: Homing,
+    /// When peers are asked again for keys that they have not told, on the worker's own clock.
+    keys_at_us: u64,
 }
 
 /// The name of a port, which is its NIC's for port 1.
@@ -149,6 +154,7 @@ pub(crate) fn spawn(core: &Arc<Core>) -> std::io::Result<()> {
         status,
         clerk: Clerk::default(),
         homing: Homing::new(core),
+        keys_at_us: 0,
     };
     let core = core.clone();
     crate::devices::spawn("unb-shift", move || {
@@ -223,6 +229,7 @@ impl Worker {
             self.look(clock_us);
             self.look_at_us = clock_us + LOOK_US;
         }
+        self.ask_keys(clock_us);
         self.homing.work(&self.core, clock_us);
         self.ask_paths();
         self.retry_connecting(now_us());
@@ -480,6 +487,37 @@ impl Worker {
         loop {
             let Some((path, verdict)) = peer.health().poll_verdict() else { return };
             self.qps_of(peer, |qp, g| link::verdict(qp, g, path, verdict));
+        }
+    }
+
+    /// Asks peers by which keys their memory is known on other NICs, where QPs wait for that; again while an answer is missing.
+    fn ask_keys(&mut self, clock_us: u64) {
+        let core = self.core.clone();
+        let again = clock_us >= self.keys_at_us;
+        if again {
+            self.keys_at_us = clock_us + KEYS_AGAIN_US;
+        }
+        for peer in core.peers.all() {
+            if again {
+                peer.keys.ask_again();
+            }
+            let wanted = peer.keys.take_wanted();
+            if wanted.is_empty() {
+                continue;
+            }
+            let nics = 0..core.nic_count().min(255) as u8;
+            let paths = nics.flat_map(|local| (0..peer.nic_count()).map(move |remote| SlotPath { local, remote }));
+            let Some(path) = paths.into_iter().find(|path| peer.belief(&core, *path) == Belief::Alive) else {
+                continue;
+            };
+            let (Some(there), Some(to)) = (peer.nic(path.remote), peer.control(path.remote)) else { continue };
+            let of = |gid, incarnation| Endpoint { gid, qpn: 0, incarnation, connection: 0 };
+            let (from, at) = (of(core.gid_of(path.local.into()), core.incarnation), of(there.gid, peer.incarnation));
+            let _batch = core.batch();
+            for (nic, rkey) in wanted {
+                let body = Body::AskKey(KeyName { nic, rkey });
+                core.send_control(path.local.into(), to, &Message { from, to: at, body });
+            }
         }
     }
 

@@ -74,7 +74,7 @@ impl World {
         let (from, to) = (qp(&contexts[0]), qp(&contexts[1]));
         let buffer: Box<[_]> = (0..GRH_BYTES + BYTES).map(|_| AtomicU8::new(0)).collect();
         let addr = buffer.as_ptr() as u64;
-        let keys = core.memory().reg_mr(pd, addr, buffer.len() as u64, addr, Access::LOCAL_WRITE).unwrap();
+        let keys = core.memory(0).reg_mr(pd, addr, buffer.len() as u64, addr, Access::LOCAL_WRITE).unwrap();
         World { plan, core, from, to, cq, buffer, keys, _contexts: contexts, _system: system, _runtime: folder }
     }
 
@@ -176,7 +176,7 @@ impl Drop for World {
     fn drop(&mut self) {
         // The buffer goes: nothing may touch it any more.
         let _ = (self.from.destroy(), self.to.destroy());
-        self.core.memory().dereg_mr(self.keys.lkey).unwrap();
+        self.core.memory(0).dereg_mr(self.keys.lkey).unwrap();
     }
 }
 
