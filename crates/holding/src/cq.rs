@@ -183,7 +183,8 @@ impl Driver for ProviderCq {
             true => self.cq.req_notify(solicited_only),
             false => self.cq.arm(solicited_only),
         }
-        self.try_bring();
+        // Waiting for whoever is at it: what that thread has taken already would raise no event that is for solicited completions.
+        self.bring();
     }
 }
 

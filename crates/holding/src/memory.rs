@@ -187,12 +187,16 @@ impl LogicalMemory {
         self.all().iter().map(|mr| mr.row()).collect()
     }
 
-    /// The same of one region, by its default NIC and the key that applications have; `None`: there is none.
-    pub fn row(&self, default: usize, rkey: u32) -> Option<KeyRow> {
+    /// The same of one region, by its default NIC and the key that applications have, for a peer that asks: where it is missing it is registered
+    /// now. `None`: there is none.
+    pub fn answer(&self, default: usize, rkey: u32) -> Option<KeyRow> {
         let space = read(&self.nics.get(default)?.space);
         let found = space.values().find(|mr| mr.keys.rkey == rkey).cloned();
         drop(space);
-        found.map(|mr| mr.row())
+        found.map(|mr| {
+            self.fill_everywhere(&mr);
+            mr.row()
+        })
     }
 
     /// Registers everything on every open NIC that it is missing on, now. Gives how many registrations failed.
@@ -215,7 +219,7 @@ impl LogicalMemory {
         self.filler.put(&self.own, mr);
     }
 
-    /// Registers a region on every NIC, as far as that goes: for the background thread.
+    /// Registers a region on every NIC, as far as that goes.
     pub(crate) fn fill_everywhere(&self, mr: &Arc<Mr>) {
         for nic in 0..self.nics.len() {
             // A NIC that is dead, or full, is met again when the region is needed there.

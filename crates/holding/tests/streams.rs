@@ -167,7 +167,8 @@ fn run(seed: u64, tally: &mut Tally) {
             2 => failed = programs[h].post_recv(&hosts[h], &ends[h]).is_err_and(refused),
             3..6 => net.execute(hosts[h].id(nic), ends[h].qp.qpn()),
             6..8 => net.acknowledge(hosts[h].id(nic), ends[h].qp.qpn()),
-            8..10 => poll(h, &hosts, &ends, &mut programs),
+            8 => net.tell(hosts[h].id(nic), false),
+            9 => poll(h, &hosts, &ends, &mut programs),
             10 => exchange_keys(&hosts, &ends),
             _ if nic + 1 < NICS && rng.one_in(12) => {
                 fault(rng, &hosts, &ends, h, nic);
@@ -181,9 +182,10 @@ fn run(seed: u64, tally: &mut Tally) {
                 nic += 1;
                 tally.switches += 1;
                 tally.told += u32::from(hosts.iter().any(|h| !h.events.take().is_empty()));
-                switch(&hosts, &mut ends, nic, |_| {});
+                let tells = |hosts: &[Host; 2]| hosts.iter().for_each(|h| net.tell(h.id(nic - 1), false));
+                switch(&hosts, &mut ends, nic, tells);
                 if rng.one_in(2) {
-                    hosts.iter().for_each(|h| net.flush_late(h.id(nic - 1)));
+                    hosts.iter().for_each(|h| net.tell(h.id(nic - 1), true));
                 }
             }
             _ => {}

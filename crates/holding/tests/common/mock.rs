@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use unbroken_types::{
-    Access, Gid, GidType, LinkLayer, Mtu, QpState, QpType, SendOpcode, Sge, Wc, WcFlags, WcOpcode, WcStatus,
+    Access, Gid, GidType, LinkLayer, Mtu, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcFlags, WcOpcode, WcStatus,
 };
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceEvent, DeviceQp, Error, EventSink, GidEntry,
@@ -28,6 +28,7 @@ struct Send {
     wr_id: u64,
     opcode: SendOpcode,
     signaled: bool,
+    solicited: bool,
     imm_data: u32,
     remote_addr: u64,
     rkey: u32,
@@ -48,8 +49,8 @@ struct Qp {
     peer: Option<(Gid, u32)>,
     sends: VecDeque<Send>,
     recvs: VecDeque<Recv>,
-    /// Flushes that the NIC has not told yet.
-    late: Vec<(bool, Wc)>,
+    /// Completions that the NIC has not told yet.
+    late: Vec<(bool, Wc, bool)>,
 }
 
 struct Nic {
@@ -104,16 +105,15 @@ impl Nic {
 
 impl Qp {
     fn complete(&mut self, send: bool, wc: Wc) {
-        let cq = if send { &self.init.send_cq } else { &self.init.recv_cq };
-        assert!(cq.offer(wc, false), "the CQ was made too small");
+        self.late.push((send, wc, false));
     }
 
     fn wc(qpn: u32, wr_id: u64, status: WcStatus) -> Wc {
         Wc { wr_id, status: status as u32, qp_num: qpn, ..Wc::default() }
     }
 
-    /// The oldest send fails with this, the oldest receive with that, all else is flushed; at once, or when the NIC gets to it.
-    fn fail(&mut self, qpn: u32, first: WcStatus, first_recv: WcStatus, late: bool) {
+    /// The oldest send fails with this, the oldest receive with that, all else is flushed.
+    fn fail(&mut self, qpn: u32, first: WcStatus, first_recv: WcStatus) {
         if self.state == QpState::Err {
             return;
         }
@@ -121,20 +121,18 @@ impl Qp {
         let (mut status, mut recv_status) = (first, first_recv);
         let mut wcs = Vec::new();
         for s in self.sends.drain(..) {
-            wcs.push((true, Qp::wc(qpn, s.wr_id, std::mem::replace(&mut status, WcStatus::WrFlushErr))));
+            wcs.push((true, Qp::wc(qpn, s.wr_id, std::mem::replace(&mut status, WcStatus::WrFlushErr)), false));
         }
         for r in self.recvs.drain(..) {
-            wcs.push((false, Qp::wc(qpn, r.wr_id, std::mem::replace(&mut recv_status, WcStatus::WrFlushErr))));
+            wcs.push((false, Qp::wc(qpn, r.wr_id, std::mem::replace(&mut recv_status, WcStatus::WrFlushErr)), false));
         }
         self.late.extend(wcs);
-        if !late {
-            self.flush_late();
-        }
     }
 
-    fn flush_late(&mut self) {
-        for (send, wc) in std::mem::take(&mut self.late) {
-            self.complete(send, wc);
+    fn tell(&mut self) {
+        for (send, wc, solicited) in self.late.drain(..) {
+            let cq = if send { &self.init.send_cq } else { &self.init.recv_cq };
+            assert!(cq.offer(wc, solicited), "the CQ was made too small");
         }
     }
 }
@@ -181,7 +179,8 @@ impl Net {
         (nic.alive, nic.refuses) = (false, refuses);
         let sink = nic.sink.clone();
         for (qpn, qp) in &mut nic.qps {
-            qp.fail(*qpn, WcStatus::FatalErr, WcStatus::WrFlushErr, true);
+            qp.tell(); // what was acknowledged is told
+            qp.fail(*qpn, WcStatus::FatalErr, WcStatus::WrFlushErr);
         }
         drop(st);
         sink.event(id.1, DeviceEvent::Fatal);
@@ -192,24 +191,32 @@ impl Net {
         self.state().nics.get_mut(&id).unwrap().cut = true;
     }
 
-    /// The NIC tells what it has not told yet.
-    pub fn flush_late(&self, id: NicId) {
+    /// A NIC that works tells what it has not told yet; a dead one, too, if it is `late`.
+    pub fn tell(&self, id: NicId, late: bool) {
         let mut st = self.state();
-        st.nics.get_mut(&id).unwrap().qps.values_mut().for_each(Qp::flush_late);
+        let nic = st.nics.get_mut(&id).unwrap();
+        if nic.alive || late {
+            nic.qps.values_mut().for_each(Qp::tell);
+        }
     }
 
     /// The transport of a QP gives up.
     pub fn time_out(&self, id: NicId, qpn: u32) {
         let mut st = self.state();
         if let Some(qp) = st.nics.get_mut(&id).unwrap().qps.get_mut(&qpn) {
-            let late = false;
-            qp.fail(qpn, WcStatus::RetryExcErr, WcStatus::WrFlushErr, late);
+            qp.fail(qpn, WcStatus::RetryExcErr, WcStatus::WrFlushErr);
         }
     }
 
     /// Registered keys of a NIC.
     pub fn regions(&self, id: NicId) -> usize {
         self.state().nics[&id].regions.len()
+    }
+
+    /// Where a NIC's region lies.
+    pub fn region(&self, id: NicId, key: u32) -> (u64, u64) {
+        let (_, addr, len) = self.state().nics[&id].regions[&key];
+        (addr, len)
     }
 
     /// Messages executed by anyone.
@@ -242,7 +249,7 @@ impl Net {
             return st.own_error(id, qpn, WcStatus::LocProtErr);
         }
         let data = wr.inline.clone().unwrap_or_else(|| gather(&wr.sges));
-        let (opcode, imm, va, rkey) = (wr.opcode, wr.imm_data, wr.remote_addr, wr.rkey);
+        let (opcode, imm, va, rkey, solicited) = (wr.opcode, wr.imm_data, wr.remote_addr, wr.rkey, wr.solicited);
         let their = st.nics.get_mut(&peer).unwrap();
         let their_pd = their.qps[&peer_qpn].init.pd;
         let needs_key = matches!(opcode, SendOpcode::Write | SendOpcode::WriteImm | SendOpcode::Read);
@@ -269,7 +276,7 @@ impl Net {
                 wc_flags: if with_imm { WcFlags::WITH_IMM } else { 0 },
                 ..Qp::wc(peer_qpn, recv.wr_id, WcStatus::Success)
             };
-            their.qps.get_mut(&peer_qpn).unwrap().complete(false, wc);
+            their.qps.get_mut(&peer_qpn).unwrap().late.push((false, wc, solicited));
         }
         st.executed += 1;
         let wr = &mut st.nics.get_mut(&id).unwrap().qps.get_mut(&qpn).unwrap().sends[i];
@@ -324,12 +331,12 @@ impl State {
                 qp.complete(true, Qp::wc(qpn, wr.wr_id, WcStatus::Success));
             }
         }
-        qp.fail(qpn, status, WcStatus::WrFlushErr, false);
+        qp.fail(qpn, status, WcStatus::WrFlushErr);
     }
 
     fn responder_error(&mut self, id: NicId, qpn: u32) {
         let nic = self.nics.get_mut(&id).unwrap();
-        nic.qps.get_mut(&qpn).unwrap().fail(qpn, WcStatus::WrFlushErr, WcStatus::WrFlushErr, false);
+        nic.qps.get_mut(&qpn).unwrap().fail(qpn, WcStatus::WrFlushErr, WcStatus::WrFlushErr);
         nic.sink.event(id.1, DeviceEvent::Qp { qpn, event: QpEvent::AccessError });
     }
 }
@@ -492,16 +499,15 @@ struct MockQp {
 }
 
 impl MockQp {
-    /// The QP, where posts are taken: in error they are flushed, late by a NIC that is dead.
-    fn with<R>(&self, f: impl FnOnce(&mut Qp, bool) -> Result<R>) -> Result<R> {
+    /// The QP, where the NIC does not refuse.
+    fn with<R>(&self, f: impl FnOnce(&mut Qp) -> Result<R>) -> Result<R> {
         let mut st = self.net.state();
         let nic = st.nics.get_mut(&self.id).unwrap();
         if let Some(errno) = nic.refuses {
             return Err(Error::new(errno, "the NIC is dying"));
         }
-        let alive = nic.alive;
         let qp = nic.qps.get_mut(&self.qpn).ok_or_else(|| Error::invalid("the QP was destroyed"))?;
-        f(qp, alive)
+        f(qp)
     }
 }
 
@@ -514,18 +520,19 @@ impl DeviceQp for MockQp {
     }
     fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
         let qpn = self.qpn;
-        self.with(|qp, alive| {
+        self.with(|qp| {
             assert!(matches!(qp.state, QpState::Rts | QpState::Err), "a send was posted in {:?}", qp.state);
             assert!(qp.sends.len() + batch.count() <= qp.init.caps.max_send_wr as usize, "the queue is too small");
             for wr in (0..batch.count()).map(|i| batch.wr(i)) {
                 if qp.state == QpState::Err {
-                    qp.late.push((true, Qp::wc(qpn, wr.wr_id, WcStatus::WrFlushErr)));
+                    qp.complete(true, Qp::wc(qpn, wr.wr_id, WcStatus::WrFlushErr));
                     continue;
                 }
                 qp.sends.push_back(Send {
                     wr_id: wr.wr_id,
                     opcode: wr.opcode,
-                    signaled: wr.flags.contains(unbroken_types::SendFlags::SIGNALED),
+                    signaled: wr.flags.contains(SendFlags::SIGNALED),
+                    solicited: wr.flags.contains(SendFlags::SOLICITED),
                     imm_data: wr.imm_data,
                     remote_addr: wr.remote_addr,
                     rkey: wr.rkey,
@@ -535,36 +542,30 @@ impl DeviceQp for MockQp {
                     answer: Vec::new(),
                 });
             }
-            if alive {
-                qp.flush_late();
-            }
             Ok(())
         })
     }
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
         let qpn = self.qpn;
-        self.with(|qp, alive| {
+        self.with(|qp| {
             assert!(qp.state != QpState::Reset, "a receive was posted in RESET");
             assert!(qp.recvs.len() < qp.init.caps.max_recv_wr as usize, "the queue is too small");
             match qp.state {
-                QpState::Err => qp.late.push((false, Qp::wc(qpn, wr.wr_id, WcStatus::WrFlushErr))),
+                QpState::Err => qp.complete(false, Qp::wc(qpn, wr.wr_id, WcStatus::WrFlushErr)),
                 _ => qp.recvs.push_back(Recv { wr_id: wr.wr_id, sges: wr.sges.to_vec() }),
-            }
-            if alive {
-                qp.flush_late();
             }
             Ok(())
         })
     }
     fn modify(&self, change: &QpModify) -> Result<()> {
         let qpn = self.qpn;
-        self.with(|qp, alive| {
+        self.with(|qp| {
             let to = change.rc.validate(QpType::Rc, qp.state).map_err(|e| Error::invalid(e.to_string()))?;
             if let (Some(gid), Some(dest)) = (change.dest_gid, change.rc.dest_qpn) {
                 qp.peer = Some((gid, dest));
             }
             match to {
-                QpState::Err => qp.fail(qpn, WcStatus::WrFlushErr, WcStatus::WrFlushErr, !alive),
+                QpState::Err => qp.fail(qpn, WcStatus::WrFlushErr, WcStatus::WrFlushErr),
                 QpState::Reset => {
                     qp.sends.clear();
                     qp.recvs.clear();

@@ -237,7 +237,7 @@ pub fn switch(hosts: &[Host; 2], ends: &mut [End; 2], nic: usize, mut turns: imp
 pub fn exchange_keys(hosts: &[Host; 2], ends: &[End; 2]) {
     for i in [0, 1] {
         for (default, rkey) in ends[i].keys.take_wanted() {
-            match hosts[1 - i].memory.row(default.into(), rkey) {
+            match hosts[1 - i].memory.answer(default.into(), rkey) {
                 Some(row) => ends[i].keys.insert([row]),
                 None => ends[i].keys.remove(default, rkey),
             }
