@@ -189,7 +189,8 @@ impl DeviceQp for SoftQp {
             way.map(|(dest, index)| self.nic.shared.leads(change.port.unwrap_or(1), index, dest)).transpose()?;
         q.modify(change)?;
         if let (Some((_, index)), Some(routed)) = (way, routed) {
-            (q.sgid_index, q.routed) = (index, routed);
+            // What comes from the peer is looked at anew.
+            (q.sgid_index, q.routed, q.peer_port) = (index, routed, 0);
         }
         e.route(self.index());
         if change.rc.state == Some(QpState::Reset) {

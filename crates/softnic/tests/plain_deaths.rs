@@ -129,7 +129,7 @@ fn all_that_is_outstanding_is_flushed_though_nobody_asks() {
             break;
         }
         if n == 0 {
-            channel.get_event().unwrap();
+            next_event(&channel);
         }
     }
     for i in 0..DEATHS as u64 {

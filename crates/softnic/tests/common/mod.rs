@@ -221,6 +221,16 @@ impl Host {
     }
 }
 
+/// The cookie of the queue whose event comes next.
+pub fn next_event(channel: &CompChannel) -> u64 {
+    let start = Instant::now();
+    while !channel.has_events() {
+        assert!(start.elapsed() < PATIENCE, "no event came");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    channel.get_event().unwrap()
+}
+
 /// Code of the local ACK timeout: 17 ms, then 34 and six times 67, which a busy machine keeps and a test can wait for.
 pub const TIMEOUT: u8 = 12;
 
