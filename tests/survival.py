@@ -77,6 +77,18 @@ INFINIBAND = [
     Case("ib_write_bw", "nic dead", "a", 65536, 1, "one-way", settings=["--link-layer", "infiniband"]),
     Case("ib_send_bw", "cable cut", "b", 65536, 8, "-b", settings=["--link-layer", "infiniband"]),
 ]
+# Devices with plain verbs: their QPs flush, their keys and queues are their own.
+PLAIN = [
+    Case(tool, fault, end, 65536, qps, way, ["-x", "3"], ["--device", "plain"])
+    for tool, fault, end, qps, way in [
+        ("ib_write_bw", "nic dead", "a", 1, "one-way"),
+        ("ib_send_bw", "nic dead", "b", 8, "-b"),
+        ("ib_read_bw", "nic down", "a", 1, "one-way"),
+        ("ib_write_bw", "cable cut", "a", 8, "one-way"),
+        ("ib_send_bw", "cable cut", "b", 1, "one-way"),
+        ("ib_read_bw", "switch down", "a", 8, "one-way"),
+    ]
+]
 # Packets are lost and overtake each other while it happens.
 LOSSY = [Case("ib_write_bw", "nic dead", "a", 65536, 1, "one-way", weather=["loss a/0 1%", "reorder a/0 1%"])]
 
@@ -131,7 +143,7 @@ def main() -> int:
     options = parser.parse_args()
     dimensions = [TOOLS, FAULTS, ENDS, SIZES, QPS, WAYS]
     whole = options.all or options.only
-    cases = [Case(*values) for values in (product(*dimensions) if whole else covering(dimensions))] + SHARED + INFINIBAND + LOSSY
+    cases = [Case(*values) for values in (product(*dimensions) if whole else covering(dimensions))] + SHARED + INFINIBAND + PLAIN + LOSSY
     if options.only:
         def named(words):
             return [c for c in cases if c.name == words] or [c for c in cases if all(w in c.name for w in words.split())]

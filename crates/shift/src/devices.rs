@@ -126,7 +126,7 @@ impl NicSet for Soft {
     }
 
     fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow> {
-        self.logical.as_ref()?.row(i.into(), rkey)
+        self.logical.as_ref()?.answer(i.into(), rkey)
     }
 
     fn moves_datagrams(&self) -> bool {

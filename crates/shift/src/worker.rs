@@ -127,6 +127,17 @@ struct Worker {
     keys_at_us: u64,
 }
 
+/// Asks a peer over a path by which keys these regions are known.
+fn ask_for(core: &Core, peer: &Peer, path: SlotPath, wanted: &[(u8, u32)]) {
+    let (Some(there), Some(to)) = (peer.nic(path.remote), peer.control(path.remote)) else { return };
+    let of = |gid, incarnation| Endpoint { gid, qpn: 0, incarnation, connection: 0 };
+    let (from, at) = (of(core.gid_of(path.local.into()), core.incarnation), of(there.gid, peer.incarnation));
+    for (nic, rkey) in wanted {
+        let body = Body::AskKey(KeyName { nic: *nic, rkey: *rkey });
+        core.send_control(path.local.into(), to, &Message { from, to: at, body });
+    }
+}
+
 /// The name of a port, which is its NIC's for port 1.
 fn port_name(core: &Core, nic: usize, port: u8) -> String {
     match port {
@@ -505,18 +516,13 @@ impl Worker {
             if wanted.is_empty() {
                 continue;
             }
-            let nics = 0..core.nic_count().min(255) as u8;
-            let paths = nics.flat_map(|local| (0..peer.nic_count()).map(move |remote| SlotPath { local, remote }));
-            let Some(path) = paths.into_iter().find(|path| peer.belief(&core, *path) == Belief::Alive) else {
-                continue;
-            };
-            let (Some(there), Some(to)) = (peer.nic(path.remote), peer.control(path.remote)) else { continue };
-            let of = |gid, incarnation| Endpoint { gid, qpn: 0, incarnation, connection: 0 };
-            let (from, at) = (of(core.gid_of(path.local.into()), core.incarnation), of(there.gid, peer.incarnation));
+            // Over each of our NICs: of those that have not been asked it is not known whether they are dead, too.
             let _batch = core.batch();
-            for (nic, rkey) in wanted {
-                let body = Body::AskKey(KeyName { nic, rkey });
-                core.send_control(path.local.into(), to, &Message { from, to: at, body });
+            for local in 0..core.nic_count().min(255) as u8 {
+                let rails = (0..peer.nic_count()).map(|k| (local + k) % peer.nic_count());
+                let mut paths = rails.map(|remote| SlotPath { local, remote });
+                let Some(path) = paths.find(|path| peer.belief(&core, *path) == Belief::Alive) else { continue };
+                ask_for(&core, &peer, path, &wanted);
             }
         }
     }
