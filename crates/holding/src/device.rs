@@ -4,6 +4,7 @@ use crate::cq::{ProviderCq, Seat};
 use crate::memory::LogicalMemory;
 use crate::pass::PassedQp;
 use crate::qp::JournaledQp;
+use crate::srq::ProviderSrq;
 use crate::tap::Tap;
 use crate::waker::Waker;
 use crate::{lock, Host};
@@ -23,6 +24,7 @@ pub(crate) struct Opened {
     pub(crate) host: Host,
     waker: Arc<Waker>,
     cqs: Mutex<Vec<Weak<ProviderCq>>>,
+    srqs: Mutex<Vec<Weak<ProviderSrq>>>,
 }
 
 impl Opened {
@@ -40,6 +42,29 @@ impl Opened {
             }
         };
         Seat::new(cq, app, entries)
+    }
+
+    /// The device's SRQ behind an application's. The caller's QP has joined it.
+    pub(crate) fn srq(self: &Arc<Self>, app: &Arc<Srq>) -> Result<Arc<ProviderSrq>> {
+        let mut srqs = lock(&self.srqs);
+        srqs.retain(|srq| srq.strong_count() > 0);
+        let found = srqs.iter().filter_map(Weak::upgrade).find(|srq| srq.is_for(app) && srq.in_use());
+        let srq = match found {
+            Some(srq) => srq,
+            None => {
+                let made = ProviderSrq::new(self, app)?;
+                srqs.push(Arc::downgrade(&made));
+                made
+            }
+        };
+        srq.join();
+        Ok(srq)
+    }
+
+    /// A QP of the device that took from an SRQ is destroyed.
+    pub(crate) fn leave_srq(&self, srq: &ProviderSrq) {
+        let _srqs = lock(&self.srqs); // nobody joins one that ends
+        srq.leave();
     }
 
     /// The error of a step that the device refused: one that is gone may say anything.
@@ -110,7 +135,7 @@ impl Holding {
         let waker = Waker::new(device.name(), host.spawn);
         let (tap, memory) = (tap.clone(), memory.clone());
         let view = memory.of(index);
-        let opened = Opened { index, device, tap, memory, host, waker, cqs: Mutex::default() };
+        let opened = Opened { index, device, tap, memory, host, waker, cqs: Mutex::default(), srqs: Mutex::default() };
         Ok(Holding { opened: Arc::new(opened), domain, view })
     }
 

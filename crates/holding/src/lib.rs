@@ -34,6 +34,7 @@ mod memory;
 mod pass;
 mod qp;
 mod quiesce;
+mod srq;
 mod tap;
 mod waker;
 

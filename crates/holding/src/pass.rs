@@ -30,7 +30,9 @@ pub(crate) struct PassedQp {
 impl PassedQp {
     pub(crate) fn new(opened: &Arc<Opened>, init: &QpInit) -> Result<Arc<PassedQp>> {
         if init.srq.is_some() {
-            return Err(Error::unsupported("SRQs are not there yet on devices that have plain verbs only"));
+            return Err(Error::unsupported(
+                "on devices that have plain verbs only, QPs that are not protected cannot use an SRQ",
+            ));
         }
         let sends = opened.seat(&init.send_cq, init.caps.max_send_wr.max(1))?;
         let recvs = opened.seat(&init.recv_cq, init.caps.max_recv_wr.max(1))?;

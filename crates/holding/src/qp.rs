@@ -10,19 +10,20 @@
 use crate::cq::{Member, ProviderCq, Seat};
 use crate::device::{Opened, PdUse};
 use crate::lock;
+use crate::srq::{ProviderSrq, SrqUse};
 use crate::tap::Notes;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use unbroken_journal::{Config, Journal, Mutation, Posted};
+use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot};
 use unbroken_roce::{Completions, Progress};
 use unbroken_types::{QpCaps, QpState, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
-    Backlog, Cq, DeviceEvent, DeviceQp, Error, HoldingQp, KeyWaiter, PostError, QpInit, QpModify, QpSnapshot, RcModify,
-    RecvWr, RemoteNic, Result, SendBatch, SendWr, Translation,
+    Backlog, Cq, DeviceEvent, DeviceQp, Error, HoldingQp, KeyWaiter, PostError, QpEvent, QpInit, QpModify, QpSnapshot,
+    RcModify, RecvWr, RemoteNic, Result, SendBatch, SendWr, Translation,
 };
 
 /// A key that no region has: what names no region shall fail as such, and not by chance be another's.
-const NO_REGION: u32 = 0;
+pub(crate) const NO_REGION: u32 = 0;
 
 /// What can change.
 pub(crate) struct State {
@@ -34,6 +35,8 @@ pub(crate) struct State {
     remote: Option<RemoteNic>,
     /// Room for translated entries.
     sges: Vec<Sge>,
+    /// That no receive of the SRQ is taken any more, as the device has told.
+    last_wqe: bool,
 }
 
 /// The application's CQs.
@@ -63,6 +66,7 @@ pub(crate) struct JournaledQp {
     qpn: u32,
     caps: QpCaps,
     _pd: PdUse,
+    srq: Option<SrqUse>,
     sends: Seat,
     recvs: Seat,
     notes: Arc<Notes>,
@@ -81,14 +85,14 @@ fn at_least_one(mut caps: QpCaps) -> QpCaps {
 
 impl JournaledQp {
     pub(crate) fn new(opened: &Arc<Opened>, init: &QpInit) -> Result<Arc<JournaledQp>> {
-        if init.srq.is_some() {
-            return Err(Error::unsupported("SRQs are not there yet on devices that have plain verbs only"));
-        }
         let caps = at_least_one(init.caps);
+        let recvs = if init.srq.is_some() { ProviderSrq::MOST } else { caps.max_recv_wr };
         let sends = opened.seat(&init.send_cq, caps.max_send_wr)?;
-        let recvs = opened.seat(&init.recv_cq, caps.max_recv_wr)?;
+        let recvs = opened.seat(&init.recv_cq, recvs)?;
         let pd = PdUse::new(opened, init.pd)?;
+        let srq = init.srq.as_ref().map(|app| SrqUse::new(opened, app)).transpose()?;
         let provider = QpInit {
+            srq: srq.as_ref().map(|srq| srq.srq.own().clone()),
             caps: QpCaps { max_send_wr: caps.max_send_wr + 1, max_recv_wr: caps.max_recv_wr + 1, ..caps },
             pd: pd.handle,
             send_cq: sends.cq().cq().clone(),
@@ -103,17 +107,18 @@ impl JournaledQp {
             caps,
             wc_qpn: init.wc_qpn.unwrap_or(qpn),
             sq_sig_all: init.sq_sig_all,
-            shared_receives: false,
+            shared_receives: srq.is_some(),
             mutation: Mutation::None,
         });
         let (now, default) = (QpState::Reset, opened.index);
-        let state = State { journal, now, default, remote: None, sges: Vec::new() };
+        let state = State { journal, now, default, remote: None, sges: Vec::new(), last_wqe: false };
         let qp = Arc::new_cyclic(|own| JournaledQp {
             opened: opened.clone(),
             phys,
             qpn,
             caps,
             _pd: pd,
+            srq,
             sends,
             recvs,
             notes: Arc::default(),
@@ -153,6 +158,18 @@ impl JournaledQp {
         }
         if notes & Notes::LAST_WQE != 0 {
             st.journal.handle_last_wqe();
+            st.last_wqe = true;
+        }
+        self.tell_last_wqe(st);
+    }
+
+    /// A QP that has ended by itself takes no receive of its SRQ any more: the application waits for that before it destroys it.
+    #[cold]
+    fn tell_last_wqe(&self, st: &mut State) {
+        if st.last_wqe && st.journal.ended() && !st.journal.is_over() {
+            st.last_wqe = false;
+            let event = DeviceEvent::Qp { qpn: self.qpn, event: QpEvent::LastWqeReached };
+            self.opened.tap.sink().event(self.opened.index, event);
         }
     }
 
@@ -290,9 +307,13 @@ impl JournaledQp {
         let mut out = self.out();
         if !wcs.is_empty() {
             let now_us = (self.opened.host.now_us)();
-            for wc in wcs {
-                st.journal.handle_wc(now_us, wc, &mut out);
+            match &self.srq {
+                None => wcs.iter().for_each(|wc| st.journal.handle_wc(now_us, wc, &mut out)),
+                Some(srq) => self.handle_shared(&mut st, &srq.srq, now_us, wcs, &mut out),
             }
+        }
+        if st.last_wqe {
+            self.tell_last_wqe(&mut st);
         }
         if out.lost {
             self.overran(&mut st);
@@ -301,6 +322,36 @@ impl JournaledQp {
             self.tell(status);
         }
         st.journal.is_puzzled()
+    }
+
+    /// Completions of a QP with an SRQ: those of receives name what the device was lent.
+    fn handle_shared(&self, st: &mut State, srq: &ProviderSrq, now_us: u64, wcs: &[Wc], out: &mut Out<'_>) {
+        let mut used = false;
+        for wc in wcs {
+            let Some(Slot::Entry(Queue::Recv, slot)) = Slot::parse(wc.wr_id) else {
+                st.journal.handle_wc(now_us, wc, out);
+                continue;
+            };
+            let goes_through = if st.journal.is_over() {
+                false
+            } else if wc.status == WcStatus::Success as u32 {
+                st.journal.handle_shared_recv(now_us);
+                true
+            } else {
+                st.journal.handle_shared_recv_error(wc, out)
+            };
+            used = true;
+            match goes_through {
+                false => srq.unused(slot),
+                true => {
+                    let Some(wr_id) = srq.used(slot) else { continue };
+                    out.recv(Wc { wr_id, qp_num: st.journal.wc_qpn(), ..*wc }, false);
+                }
+            }
+        }
+        if used {
+            srq.feed();
+        }
     }
 
     /// Brings over what both CQs have.
@@ -423,7 +474,12 @@ impl DeviceQp for JournaledQp {
         st.now = state.unwrap_or(st.now);
         match state {
             Some(QpState::Reset) => st.journal.reset(),
-            Some(QpState::Init) => st.journal.open(),
+            Some(QpState::Init) => {
+                st.journal.open();
+                if let Some(srq) = &self.srq {
+                    srq.srq.feed();
+                }
+            }
             Some(QpState::Rts) => st.journal.start(),
             _ => return Ok(()),
         }
@@ -451,6 +507,9 @@ impl DeviceQp for JournaledQp {
         }
         self.phys.destroy();
         self.opened.tap.remove(self.qpn, &self.notes);
+        if let Some(srq) = &self.srq {
+            srq.end();
+        }
         self.sends.leave(self.qpn);
         self.recvs.leave(self.qpn);
     }
@@ -478,6 +537,9 @@ impl HoldingQp for JournaledQp {
 
     fn set_local(&self, default: u8) {
         self.lock().default = usize::from(default);
+        if let Some(srq) = &self.srq {
+            srq.srq.set_local(default.into());
+        }
     }
 
     fn set_remote(&self, remote: &RemoteNic) {

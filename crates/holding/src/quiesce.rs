@@ -51,9 +51,14 @@ impl JournaledQp {
     /// Takes in what has come. A device that was gone before that has nothing more to say.
     fn look(&self) {
         let gone = self.is_gone();
+        let wanted = self.lock().journal.wants_recvs_polled();
         self.bring();
+        let mut st = self.lock();
+        if wanted {
+            st.journal.recvs_polled();
+        }
         if gone {
-            self.lock().journal.provider_gone();
+            st.journal.provider_gone();
         }
     }
 

@@ -84,7 +84,11 @@ impl Program {
         }
         let i = self.recvs_posted;
         let sges: [Sge; 1] = [host.sge(AREAS[2] + i * LEN, LEN)];
-        end.qp.post_recv(&RecvWr { wr_id: 1000 + i as u64, sges: &sges })?;
+        let wr = RecvWr { wr_id: 1000 + i as u64, sges: &sges };
+        match &end.srq {
+            Some(srq) => srq.post(&wr)?,
+            None => end.qp.post_recv(&wr)?,
+        }
         self.recvs_posted += 1;
         Ok(())
     }
@@ -152,12 +156,16 @@ fn run(seed: u64, tally: &mut Tally) {
         (0..COUNT).for_each(|i| host.fill(AREAS[0] + i * LEN, &pattern(h, i)));
     }
     let one_cq = rng.one_in(2);
-    let mut ends = [End::new(&hosts[0], one_cq, None), End::new(&hosts[1], one_cq, None)];
+    let srq = |rng: &mut Rng, host: &Host| rng.one_in(2).then(|| host.srq(8));
+    let srqs = [srq(rng, &hosts[0]), srq(rng, &hosts[1])];
+    let mut ends = [0, 1].map(|h| End::with_srq(&hosts[h], one_cq, None, srqs[h].clone()));
     connect(&hosts, &ends);
     let mut programs = [Program::new(rng), Program::new(rng)];
     let mut nic = 0;
     for step in 0..STEPS {
         if programs.iter().all(Program::finished) {
+            let left = |h: usize| (programs[h].recvs_posted - programs[h].recvs_done) as u32;
+            assert!((0..2).all(|h| ends[h].srq.as_ref().is_none_or(|srq| srq.len() == left(h))));
             return;
         }
         let h = rng.below(2) as usize;

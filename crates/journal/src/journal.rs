@@ -165,6 +165,16 @@ impl Journal {
         matches!(self.phase, Phase::Ending { .. } | Phase::Failed)
     }
 
+    /// The QPN that WCs carry.
+    pub fn wc_qpn(&self) -> u32 {
+        self.config.wc_qpn
+    }
+
+    /// It was given up ([`Self::fail`]), or stopped: what the provider says of it counts for nothing.
+    pub fn is_over(&self) -> bool {
+        self.phase == Phase::Failed || self.stop.over()
+    }
+
     /// The network has failed it, with this status.
     pub fn held(&self) -> Option<WcStatus> {
         match self.phase {

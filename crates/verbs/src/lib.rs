@@ -33,7 +33,7 @@ pub use error::Error;
 pub use eventfd::EventFd;
 pub use keys::{KeyRow, KeyWaiter, RemoteKeys, Translation};
 pub use owner::Owner;
-pub use srq::{LimitHook, Srq, SrqAttr};
+pub use srq::{Feeder, LimitHook, Srq, SrqAttr};
 pub use unbroken_roce::{Backlog, MwBind, PostError, RcModify, RecvWr, SendBatch, SendWr, UdDest};
 
 /// Result of a verb.

@@ -7,14 +7,18 @@
 //! before that without having failed, the receive goes back in front. Invariants: a receive is taken by one QP at a time; receives
 //! are taken in the order in which they were posted, those that came back first.
 //!
+//! A device whose SRQs are its own is *lent* receives in small batches, by a feeder that is told of each post ([`Srq::attach`]). What is lent
+//! counts as posted until it is used, or comes back.
+//!
 //! The limit: *disarmed* → *armed* (by [`Srq::modify`]) → fewer receives than the limit → the owner is told once, *disarmed*. If there are
 //! fewer already when it is armed, the owner is told at once: it would wait in vain otherwise.
 //!
 //! Lock order: a device's engine → the queue. The owner is told with the engine's lock held: it may queue and wake, nothing else.
 
 use crate::{DeviceAttr, Error, Owner, Result};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use unbroken_roce::{RecvRing, RecvWr, SharedReceives};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use unbroken_roce::{PostError, RecvRing, RecvWr, SharedReceives};
 
 /// Sizes of a shared receive queue, and its limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -29,13 +33,21 @@ pub struct SrqAttr {
 
 struct State {
     ring: RecvRing,
+    /// Receives that devices have, and have not used.
+    lent: u32,
     limit: u32,
+}
+
+/// Brings receives to a device whose SRQs are its own.
+pub trait Feeder: Send + Sync {
+    /// There is something to be had. Called without a lock; must not block.
+    fn feed(&self);
 }
 
 impl State {
     /// Disarms a limit that is reached; whether it was.
     fn reached(&mut self) -> bool {
-        let reached = self.ring.len() < self.limit;
+        let reached = self.ring.len() + self.lent < self.limit;
         if reached {
             self.limit = 0;
         }
@@ -55,6 +67,9 @@ pub struct Srq {
     most_wr: u32,
     on_limit: LimitHook,
     owner: Owner,
+    feeders: RwLock<Vec<Arc<dyn Feeder>>>,
+    /// How many there are, as a hint for posters.
+    feeder_count: AtomicU32,
 }
 
 impl Srq {
@@ -86,12 +101,14 @@ impl Srq {
         }
         let max_sge = sizes.max_sge.max(1);
         Ok(Arc::new(Srq {
-            state: Mutex::new(State { ring: RecvRing::new(sizes.max_wr, max_sge), limit: 0 }),
+            state: Mutex::new(State { ring: RecvRing::new(sizes.max_wr, max_sge), lent: 0, limit: 0 }),
             pd,
             max_sge,
             most_wr: device.max_srq_wr,
             on_limit,
             owner,
+            feeders: RwLock::default(),
+            feeder_count: AtomicU32::new(0),
         }))
     }
 
@@ -111,12 +128,76 @@ impl Srq {
 
     /// Posts a receive; ENOMEM where the queue is full.
     pub fn post(&self, wr: &RecvWr<'_>) -> Result<()> {
-        Ok(self.state().ring.push(wr)?)
+        let mut s = self.state();
+        let posted = s.ring.len() + s.lent;
+        if posted >= s.ring.max_wr() && wr.sges.len() <= self.max_sge as usize {
+            return Err(PostError::QueueFull(posted).into());
+        }
+        s.ring.push(wr)?;
+        drop(s);
+        self.feed();
+        Ok(())
     }
 
-    /// Receives that no QP has taken.
+    /// Tells the feeders that there may be something.
+    #[inline]
+    pub fn feed(&self) {
+        if self.feeder_count.load(Ordering::Acquire) > 0 {
+            self.feeders.read().unwrap_or_else(PoisonError::into_inner).iter().for_each(|f| f.feed());
+        }
+    }
+
+    /// Has `feeder` told whenever there may be something to be had.
+    pub fn attach(&self, feeder: Arc<dyn Feeder>) {
+        let mut feeders = self.feeders.write().unwrap_or_else(PoisonError::into_inner);
+        feeders.push(feeder);
+        self.feeder_count.store(feeders.len() as u32, Ordering::Release);
+    }
+
+    /// ... and no more.
+    pub fn detach(&self, feeder: &Arc<dyn Feeder>) {
+        let mut feeders = self.feeders.write().unwrap_or_else(PoisonError::into_inner);
+        feeders.retain(|f| !Arc::ptr_eq(f, feeder));
+        self.feeder_count.store(feeders.len() as u32, Ordering::Release);
+    }
+
+    /// Lends the oldest receive to a device that has `lent` of this queue's already, unless that were more than its share: so that another
+    /// device finds some, too. False: nothing was lent.
+    pub fn lend(&self, lent: u32, to: &mut dyn FnMut(&RecvWr<'_>)) -> bool {
+        let feeders = self.feeder_count.load(Ordering::Acquire);
+        let mut s = self.state();
+        let share = ((s.ring.len() + s.lent) / (feeders + 1)).max(1);
+        let Some(wr) = s.ring.oldest().filter(|_| lent < share) else { return false };
+        to(&wr);
+        s.ring.remove_oldest();
+        s.lent += 1;
+        true
+    }
+
+    /// A message has used a receive that was lent.
+    pub fn used(&self) {
+        let mut s = self.state();
+        s.lent = s.lent.saturating_sub(1);
+        let reached = s.reached();
+        drop(s);
+        if reached {
+            (self.on_limit)();
+        }
+    }
+
+    /// Receives that were lent and are not used come back in front, the oldest first. To be followed by [`Self::feed`], unless by a feeder.
+    pub fn returned(&self, wrs: &[RecvWr<'_>]) {
+        let mut s = self.state();
+        for wr in wrs.iter().rev() {
+            s.ring.push_front(wr);
+            s.lent = s.lent.saturating_sub(1);
+        }
+    }
+
+    /// Receives that no message has used.
     pub fn len(&self) -> u32 {
-        self.state().ring.len()
+        let s = self.state();
+        s.ring.len() + s.lent
     }
 
     /// Whether there are none.
@@ -130,8 +211,9 @@ impl Srq {
         let mut s = self.state();
         if let Some(max_wr) = max_wr {
             check_size("max_wr", max_wr, self.most_wr)?;
-            if max_wr < s.ring.len() {
-                return Err(Error::invalid(format!("max_wr is {max_wr}, but {} receives are posted", s.ring.len())));
+            let posted = s.ring.len() + s.lent;
+            if max_wr < posted {
+                return Err(Error::invalid(format!("max_wr is {max_wr}, but {posted} receives are posted")));
             }
         }
         let (limit, size) = (limit.unwrap_or(s.limit), max_wr.unwrap_or(s.ring.max_wr()));
@@ -264,6 +346,43 @@ mod tests {
         for (max_wr, max_sge) in [(0, 1), (65, 1), (1, 5)] {
             assert!(Srq::new(&device, 7, SrqAttr { max_wr, max_sge, limit: 0 }, || {}).is_err());
         }
+    }
+
+    struct Count(AtomicU32);
+
+    impl Feeder for Count {
+        fn feed(&self) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    #[test]
+    fn what_is_lent_counts_as_posted_until_it_is_used() {
+        let (srq, told) = queue(8);
+        let count = Arc::new(Count(AtomicU32::new(0)));
+        let feeder: Arc<dyn Feeder> = count.clone();
+        srq.attach(feeder.clone());
+        (0..8).for_each(|wr_id| post(&srq, wr_id).unwrap());
+        assert_eq!(count.0.load(Relaxed), 8);
+        srq.modify(None, Some(7)).unwrap();
+        let lend = |have| {
+            let mut id = None;
+            srq.lend(have, &mut |wr| id = Some(wr.wr_id));
+            id
+        };
+        assert_eq!((0..5).map(lend).collect::<Vec<_>>(), [Some(0), Some(1), Some(2), Some(3), None], "half is kept");
+        assert_eq!((srq.len(), told.load(Relaxed)), (8, 0));
+        assert_eq!(post(&srq, 9).unwrap_err().errno(), libc::ENOMEM);
+        srq.used();
+        srq.used();
+        assert_eq!((srq.len(), told.load(Relaxed)), (6, 1));
+        let back = [2, 3].map(|wr_id| RecvWr { wr_id, sges: &[] });
+        srq.returned(&back);
+        assert_eq!((srq.len(), count.0.load(Relaxed)), (6, 8));
+        assert_eq!((0..2).map(lend).collect::<Vec<_>>(), [Some(2), Some(3)], "first what came back");
+        srq.detach(&feeder);
+        post(&srq, 10).unwrap();
+        assert_eq!(count.0.load(Relaxed), 8);
     }
 
     #[test]

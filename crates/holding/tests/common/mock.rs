@@ -6,13 +6,14 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use unbroken_roce::SharedReceives;
 use unbroken_types::{
     Access, Gid, GidType, LinkLayer, Mtu, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcFlags, WcOpcode, WcStatus,
 };
 use unbroken_verbs::{
-    Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceEvent, DeviceQp, Error, EventSink, GidEntry,
-    HoldingQp, IndirectEntry, LimitHook, MemoryDomain, MrChange, MrKeys, OverrunHook, PortAttr, PortState, QpEvent,
-    QpInit, QpModify, QpSnapshot, RecvWr, Result, SendBatch, SendWr, Srq, SrqAttr, WindowType,
+    Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent, DeviceQp, Error, EventSink,
+    GidEntry, HoldingQp, IndirectEntry, LimitHook, MemoryDomain, MrChange, MrKeys, OverrunHook, PortAttr, PortState,
+    QpEvent, QpInit, QpModify, QpSnapshot, RecvWr, Result, SendBatch, SendWr, Srq, SrqAttr, WindowType,
 };
 
 /// Names a NIC: the host, and which of its NICs.
@@ -51,6 +52,8 @@ struct Qp {
     recvs: VecDeque<Recv>,
     /// Completions that the NIC has not told yet.
     late: Vec<(bool, Wc, bool)>,
+    /// That it takes no receive of its SRQ any more is to be told.
+    last_wqe: bool,
 }
 
 struct Nic {
@@ -78,6 +81,11 @@ struct State {
 /// The network.
 #[derive(Clone, Default)]
 pub struct Net(Arc<Mutex<State>>);
+
+/// Sizes of SRQs.
+pub fn srq_limits() -> DeviceAttr {
+    DeviceAttr { max_srq_wr: 64, max_srq_sge: 4, ..DeviceAttr::default() }
+}
 
 /// Bytes of the process, as a NIC sees them.
 fn bytes(addr: u64, len: usize) -> impl Iterator<Item = &'static AtomicU8> {
@@ -112,10 +120,28 @@ impl Qp {
         Wc { wr_id, status: status as u32, qp_num: qpn, ..Wc::default() }
     }
 
+    /// A receive for the next message.
+    fn take_recv(&mut self) -> Option<Recv> {
+        let Some(srq) = &self.init.srq else { return self.recvs.pop_front() };
+        let mut taken = None;
+        srq.take(&mut |wr| taken = Some(Recv { wr_id: wr.wr_id, sges: wr.sges.to_vec() }));
+        taken
+    }
+
+    fn has_recv(&self) -> bool {
+        self.init.srq.as_ref().map_or(!self.recvs.is_empty(), |srq| !srq.is_empty())
+    }
+
     /// The oldest send fails with this, the oldest receive with that, all else is flushed.
     fn fail(&mut self, qpn: u32, first: WcStatus, first_recv: WcStatus) {
         if self.state == QpState::Err {
             return;
+        }
+        if self.init.srq.is_some() {
+            // A message had begun to come.
+            let begun = self.take_recv();
+            self.recvs.extend(begun);
+            self.last_wqe = true;
         }
         self.state = QpState::Err;
         let (mut status, mut recv_status) = (first, first_recv);
@@ -196,7 +222,13 @@ impl Net {
         let mut st = self.state();
         let nic = st.nics.get_mut(&id).unwrap();
         if nic.alive || late {
-            nic.qps.values_mut().for_each(Qp::tell);
+            for (qpn, qp) in &mut nic.qps {
+                // The event before the last completions: who drains must look at the CQ after it.
+                if std::mem::take(&mut qp.last_wqe) {
+                    nic.sink.event(id.1, DeviceEvent::Qp { qpn: *qpn, event: QpEvent::LastWqeReached });
+                }
+                qp.tell();
+            }
         }
     }
 
@@ -264,7 +296,7 @@ impl Net {
             store(va, &data);
         }
         if opcode.consumes_receive() {
-            let Some(recv) = their.qps.get_mut(&peer_qpn).unwrap().recvs.pop_front() else { return };
+            let Some(recv) = their.qps.get_mut(&peer_qpn).unwrap().take_recv() else { return };
             let sges = if opcode == SendOpcode::WriteImm { &[][..] } else { &recv.sges };
             assert!(their.local(their_pd, sges), "a receive with keys of another NIC");
             assert!(opcode == SendOpcode::WriteImm || scatter(sges, &data));
@@ -318,7 +350,7 @@ impl State {
         let there = their.qps.get(&peer_qpn).filter(|_| their.alive && !their.cut)?;
         let listens = matches!(there.state, QpState::Rtr | QpState::Rts) && there.peer == Some((self::gid(id), qpn));
         let i = qp.sends.iter().position(|s| !s.executed).filter(|_| listens)?;
-        let waits = qp.sends[i].opcode.consumes_receive() && there.recvs.is_empty();
+        let waits = qp.sends[i].opcode.consumes_receive() && !there.has_recv();
         (!waits).then_some((i, peer, peer_qpn))
     }
 
@@ -397,8 +429,9 @@ impl Device for MockNic {
     fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>, _: OverrunHook) -> Result<Arc<Cq>> {
         Ok(Cq::new(entries, channel))
     }
-    fn create_srq(&self, _pd: u32, _sizes: SrqAttr, _: LimitHook) -> Result<Arc<Srq>> {
-        Err(Error::unsupported("no SRQs here"))
+    fn create_srq(&self, pd: u32, sizes: SrqAttr, _: LimitHook) -> Result<Arc<Srq>> {
+        self.with(|nic| assert!(nic.pds.contains(&pd), "a domain of another NIC"));
+        Srq::new(&srq_limits(), pd, sizes, || {})
     }
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
         assert!(!init.hold_on_failure && init.qp_type == QpType::Rc);
@@ -410,7 +443,15 @@ impl Device for MockNic {
             let qpn = nic.next_qpn;
             nic.next_qpn += 1;
             let (sends, recvs) = (VecDeque::new(), VecDeque::new());
-            let qp = Qp { init: init.clone(), state: QpState::Reset, peer: None, sends, recvs, late: Vec::new() };
+            let qp = Qp {
+                init: init.clone(),
+                state: QpState::Reset,
+                peer: None,
+                sends,
+                recvs,
+                late: Vec::new(),
+                last_wqe: false,
+            };
             nic.qps.insert(qpn, qp);
             let qp = MockQp {
                 net: self.net.clone(),

@@ -11,7 +11,7 @@ use unbroken_roce::{Messages, PeerDone};
 use unbroken_types::{Access, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc};
 use unbroken_verbs::{
     Backlog, CompChannel, Cq, Device, HoldingQp, MemoryDomain, MrKeys, QpInit, QpModify, RcModify, RemoteKeys,
-    RemoteNic, Result, SendWr,
+    RemoteNic, Result, SendWr, Srq, SrqAttr,
 };
 
 pub const NICS: usize = 3;
@@ -92,6 +92,11 @@ impl Host {
         (self.number, nic)
     }
 
+    /// An SRQ of an application.
+    pub fn srq(&self, max_wr: u32) -> Arc<Srq> {
+        Srq::new(&mock::srq_limits(), self.pd, SrqAttr { max_wr, max_sge: 2, limit: 0 }, || {}).unwrap()
+    }
+
     pub fn addr(&self, at: usize) -> u64 {
         self.buffer[at..].as_ptr() as u64
     }
@@ -111,6 +116,8 @@ impl Host {
 
 /// One end of a logical QP whose default NIC is 0.
 pub struct End {
+    /// Where its receives come from, if not from itself.
+    pub srq: Option<Arc<Srq>>,
     pub qp: Arc<dyn HoldingQp>,
     pub qpn: u32,
     pub nic: usize,
@@ -125,6 +132,10 @@ pub struct End {
 
 impl End {
     pub fn new(host: &Host, one_cq: bool, channel: Option<Arc<CompChannel>>) -> End {
+        End::with_srq(host, one_cq, channel, None)
+    }
+
+    pub fn with_srq(host: &Host, one_cq: bool, channel: Option<Arc<CompChannel>>, srq: Option<Arc<Srq>>) -> End {
         let cq = Cq::new(256, channel);
         let recv_cq = if one_cq { cq.clone() } else { Cq::new(256, None) };
         let init = QpInit {
@@ -133,7 +144,7 @@ impl End {
             pd: host.pd,
             send_cq: cq.clone(),
             recv_cq: recv_cq.clone(),
-            srq: None,
+            srq: srq.clone(),
             sq_sig_all: false,
             hold_on_failure: true,
             wc_qpn: None,
@@ -144,7 +155,7 @@ impl End {
         let qpn = qp.qpn();
         let init = QpInit { wc_qpn: Some(qpn), ..init };
         let (completed, executed) = Default::default();
-        End { qp, qpn, nic: 0, cq, recv_cq, init, keys: Arc::default(), completed, executed }
+        End { srq, qp, qpn, nic: 0, cq, recv_cq, init, keys: Arc::default(), completed, executed }
     }
 
     fn to(&self, rc: RcModify, dest: Option<NicId>) -> Result<()> {
