@@ -425,7 +425,7 @@ impl World {
         if life.qp.state() == QpState::Err && !failed {
             return Err(format!("host {host} qp {qp}: the physical QP failed by itself"));
         }
-        self.stats.retransmits += u64::from(life.qp.take_retransmits());
+        self.stats.retransmits += u64::from(life.qp.transport_mut().take_retransmits());
         let Some(status) = life.qp.failure().filter(|_| !life.failure_told) else { return Ok(()) };
         life.failure_told = true;
         if let Some(path) = self.watched(host, qp, |executor, hands| executor.gave_up(hands, status)) {

@@ -1,10 +1,11 @@
 //! One end of a logical QP in the simulator: the product's executor over real `roce` QPs.
 
 use crate::memory::{HostMemory, PD};
+use crate::phys::Phys;
 use crate::srq::SharedQueue;
 use std::sync::Arc;
 use unbroken_path::{Executor, LogicalQp};
-use unbroken_roce::{Completions, PacketSink, Payload, RcConfig, RcModify, RcQp, SinkError};
+use unbroken_roce::{Completions, PacketSink, Payload, RcModify, SinkError};
 use unbroken_types::{Access, Mtu, QpCaps, QpState, Wc};
 
 /// Entries of a send queue.
@@ -24,8 +25,8 @@ pub struct Life {
     pub remote: usize,
     /// First PSN that we send.
     pub sq_psn: u32,
-    /// The transport.
-    pub qp: RcQp,
+    /// The QP.
+    pub qp: Phys,
     /// When its timer is set to.
     pub armed_us: u64,
     /// It was stopped.
@@ -76,7 +77,7 @@ impl End {
 
     /// Receives that no message has used: of a shared queue, or what its QP has begun.
     pub fn unused_shared(&self) -> Option<usize> {
-        let begun = self.lives.iter().map(|l| l.qp.progress().outstanding_recvs as usize).sum::<usize>();
+        let begun = self.lives.iter().map(|l| l.qp.begun()).sum::<usize>();
         self.srq.as_ref().map(|srq| srq.len() + begun)
     }
 }
@@ -84,26 +85,6 @@ impl End {
 /// Sizes of the queues.
 pub const CAPS: QpCaps =
     QpCaps { max_send_wr: SQ_DEPTH as u32, max_recv_wr: 8, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 32 };
-
-/// A physical QP in state INIT that holds its work requests when the network fails.
-pub fn new_qp(qpn: u32, wc_qpn: u32, srq: Option<&Arc<SharedQueue>>) -> RcQp {
-    let mut qp = RcQp::new(RcConfig {
-        qpn,
-        wc_qpn,
-        caps: CAPS,
-        pd: PD,
-        hold_on_failure: true,
-        sq_sig_all: false,
-        cwnd_max_packets: 64,
-    });
-    if let Some(srq) = srq {
-        qp = qp.with_srq(srq.clone());
-    }
-    let access = Access::LOCAL_WRITE.with(Access::REMOTE);
-    let init = RcModify { state: Some(QpState::Init), access: Some(access), ..RcModify::default() };
-    qp.modify(&init, &mut Wcs::default()).expect("RESET to INIT");
-    qp
-}
 
 /// What the application has set.
 pub fn app(timeout: u8, retry_cnt: u8) -> RcModify {

@@ -1,13 +1,14 @@
 //! What the simulated world does for an executor: its [`Shell`].
 
-use crate::end::{new_qp, Life, Wcs};
+use crate::end::{Life, Wcs};
+use crate::phys::Phys;
 use crate::plan::Mutant;
 use crate::world::{logical_qpn, qpn_of, World};
 use unbroken_path::{
     Belief, Ended, Executor, FailCause, LogicalQp, Message, OpenError, Opened, QuiesceError, Shell, SlotPath,
     StepError, Switch,
 };
-use unbroken_roce::{Backlog, Progress, RcModify, Sends};
+use unbroken_roce::{Backlog, Progress, RcModify};
 use unbroken_types::{QpState, Wc, WcStatus};
 
 /// The world, as one end of one logical QP sees it.
@@ -67,26 +68,38 @@ impl Shell for Hands<'_> {
 
     fn quiesce(&mut self) -> Result<Option<Backlog>, QuiesceError> {
         let ghost = self.world.mutant == Mutant::NoQuiesce;
+        let host = self.host;
+        let gone = self.life().map(|l| l.nic).is_some_and(|nic| self.world.net.nic_is_gone(host, nic));
         let Some(life) = self.life().filter(|l| !l.over) else { return Err(QuiesceError) };
-        life.over = true;
+        let mut wcs = Wcs::default();
         // The mutant leaves it running, as a product would that forgets to stop it.
-        Ok(Some(if ghost { life.qp.clone().quiesce() } else { life.qp.quiesce() }))
+        let stopped = match ghost {
+            true => life.qp.clone().quiesce(true, &mut wcs),
+            false => life.qp.quiesce(gone, &mut wcs),
+        };
+        life.over = stopped.is_some();
+        self.world.stats.late_stops += u64::from(stopped.is_none());
+        self.deliver(wcs);
+        Ok(stopped)
     }
 
     fn open(&mut self, path: SlotPath, recvs: &Backlog) -> Result<Opened, OpenError> {
         let (host, qp) = (self.host, self.qp);
         let world = &mut *self.world;
         let (nic, remote) = (usize::from(path.local), usize::from(path.remote));
-        if world.rng.one_in(200) || !world.net.nic_works(host, nic) {
+        // Now and then a device has no room for a fresh QP; that drives a QP away from its path, so not where nothing shall touch that.
+        let full = world.rng.one_in(200) && !world.plan.spares_path(qp);
+        if full || !world.net.nic_works(host, nic) {
             return Err(OpenError);
         }
         let end = &mut world.ends[host][qp];
         let number = end.lives.len() as u64;
         let qpn = qpn_of(qp, number, world.mutant);
-        let mut fresh = new_qp(qpn, logical_qpn(qp), end.srq.as_ref());
-        fresh.set_selective(world.plan.selective[host]);
-        fresh.set_mutation(world.mutant.in_roce());
-        if let Err(e) = fresh.adopt(recvs) {
+        let kind = world.plan.kind(host, number, world.mutant);
+        let mut fresh = Phys::new(qpn, logical_qpn(qp), end.srq.as_ref(), kind);
+        fresh.transport_mut().set_selective(world.plan.selective[host]);
+        fresh.transport_mut().set_mutation(world.mutant.in_roce());
+        if let Err(e) = fresh.adopt(recvs, &mut Wcs::default()) {
             self.wrong(format!("adopt: {e}"));
             return Err(OpenError);
         }
@@ -111,7 +124,9 @@ impl Shell for Hands<'_> {
         if !self.nic_works() {
             return Err(StepError);
         }
-        let adopted = self.life().map(|l| l.qp.adopt(sends).map_err(|e| format!("adopt: {e}")));
+        let mut wcs = Wcs::default();
+        let adopted = self.life().map(|l| l.qp.adopt(sends, &mut wcs).map_err(|e| format!("adopt: {e}")));
+        self.deliver(wcs);
         match adopted.unwrap_or_else(|| Err("no QP adopts".into())) {
             Ok(()) => Ok(()),
             Err(e) => Err(self.wrong(e)),
@@ -123,7 +138,7 @@ impl Shell for Hands<'_> {
             return Err(StepError);
         }
         let mut wcs = Wcs::default();
-        let posted = self.life().map(|l| l.qp.post_sends(&Sends(&sends.sends), &mut wcs));
+        let posted = self.life().map(|l| l.qp.post_held(&sends.sends, &mut wcs));
         self.deliver(wcs);
         match posted {
             Some(Ok(())) => Ok(()),
@@ -211,9 +226,11 @@ impl Shell for Hands<'_> {
     }
 
     fn switched(&mut self, _lqp: &LogicalQp, done: &Switch) {
+        let plain = self.world.plan.plain[self.host];
         let stats = &mut self.world.stats;
         stats.switches += 1;
         stats.planned += u64::from(done.switched.planned);
+        stats.plain_switches += u64::from(plain);
         stats.chained += u64::from(done.switched.epochs > 1);
         stats.replays += u64::from(done.replay.replayed);
         stats.spared_replays += done.replay.marked;

@@ -20,6 +20,7 @@ pub mod end;
 mod hands;
 pub mod memory;
 pub mod net;
+pub mod phys;
 pub mod plan;
 pub mod rng;
 mod srq;

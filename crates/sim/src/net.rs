@@ -60,6 +60,11 @@ impl Net {
         !p.dead && !p.down
     }
 
+    /// Whether the host's own NIC is gone altogether.
+    pub fn nic_is_gone(&self, host: usize, nic: usize) -> bool {
+        self.ports[host][nic].dead
+    }
+
     /// Whether a packet that is sent now would arrive.
     pub fn carries(&self, host: usize, nic: usize, remote: usize) -> bool {
         let (tx, rx) = (self.ports[host][nic], self.ports[1 - host][remote]);

@@ -1,5 +1,6 @@
 //! What a seed stands for: the network, the QPs, the work, and the faults with their times.
 
+use crate::phys::Kind;
 use crate::rng::Rng;
 use unbroken_path::Mutation;
 use unbroken_types::{Mtu, SendFlags, SendOpcode, PSN_MASK};
@@ -36,11 +37,15 @@ pub enum Mutant {
     NoFence,
     /// A planned switch does not wait for the peer's sends.
     FenceNotAwaited,
+    /// A flush of a plain device that comes by itself reaches the application.
+    FlushLetThrough,
+    /// A peer that counts the receives that it has used is taken for one that counts all.
+    CountKindIgnored,
 }
 
 impl Mutant {
     /// All that leave something out.
-    pub const ALL: [Mutant; 12] = [
+    pub const ALL: [Mutant; 14] = [
         Mutant::NoQuiesce,
         Mutant::NoCounts,
         Mutant::Early,
@@ -53,6 +58,8 @@ impl Mutant {
         Mutant::NoWitness,
         Mutant::NoFence,
         Mutant::FenceNotAwaited,
+        Mutant::FlushLetThrough,
+        Mutant::CountKindIgnored,
     ];
 
     /// Its name on the command line.
@@ -71,6 +78,8 @@ impl Mutant {
             Mutant::NoWitness => "no-witness",
             Mutant::NoFence => "no-fence",
             Mutant::FenceNotAwaited => "fence-not-awaited",
+            Mutant::FlushLetThrough => "flush-let-through",
+            Mutant::CountKindIgnored => "count-kind-ignored",
         }
     }
 
@@ -95,6 +104,7 @@ impl Mutant {
             Mutant::NoCheck => Mutation::NoCheck,
             Mutant::NoFence => Mutation::NoFence,
             Mutant::FenceNotAwaited => Mutation::FenceNotAwaited,
+            Mutant::CountKindIgnored => Mutation::NoCountKind,
             _ => Mutation::None,
         }
     }
@@ -220,6 +230,8 @@ pub struct Plan {
     pub ctrl_late_ppm: u32,
     /// Which hosts know selective retransmission.
     pub selective: [bool; 2],
+    /// Which hosts have devices with plain verbs only.
+    pub plain: [bool; 2],
     /// Path MTU of each host.
     pub mtu: [Mtu; 2],
     /// Added to all PSNs: those of one epoch wrap around soon after its beginning.
@@ -275,6 +287,7 @@ impl Plan {
             ctrl_loss_ppm: lossy(rng, 300_000),
             ctrl_late_ppm: lossy(rng, 300_000),
             selective: rng.pick(&[[true; 2], [true; 2], [true; 2], [false; 2], [true, false], [false, true]]),
+            plain: [false; 2],
             mtu: [mtu, other_mtu],
             psn_shift: 0,
             timeout,
@@ -297,6 +310,7 @@ impl Plan {
         }
         let wrapping = psn_of(rng.pick(&[0, 0, 1, 2]), rng.below(2) as usize);
         plan.psn_shift = PSN_MASK.wrapping_sub(wrapping + rng.below(30) as u32) & PSN_MASK;
+        plan.plain = rng.pick(&[[false; 2], [false; 2], [true; 2], [true; 2], [true, false], [false, true]]);
         plan
     }
 
@@ -394,6 +408,17 @@ impl Plan {
                 self.faults.push((self.healed_us, Fault::Heal { host, nic }));
             }
         }
+    }
+
+    /// How a life of a host's QPs is made.
+    pub(crate) fn kind(&self, host: usize, life: u64, mutant: Mutant) -> Kind {
+        let mutation = match mutant {
+            Mutant::FlushLetThrough => unbroken_journal::Mutation::FlushLetThrough,
+            _ => unbroken_journal::Mutation::None,
+        };
+        // As it comes: both orders, and QPs that stop at once and late.
+        let chance = psn_of(life + 1, host) ^ self.psn_shift;
+        Kind { plain: self.plain[host], recvs_first: chance & 1 == 0, slow: chance >> 1 & 3, mutation }
     }
 
     /// The first PSN that a host sends in an epoch.

@@ -13,6 +13,10 @@ pub struct Stats {
     pub plans: u64,
     /// Planned switches that were cancelled.
     pub plans_cancelled: u64,
+    /// Those of hosts whose devices have plain verbs only.
+    pub plain_switches: u64,
+    /// How often a QP was not stopped yet when it was asked.
+    pub late_stops: u64,
     /// Work requests that were sent again after a switch.
     pub replays: u64,
     /// Work requests that were not sent again, since the peer had executed them.
@@ -57,11 +61,13 @@ pub struct Stats {
 type Row = (&'static str, fn(&Stats) -> u64, u64);
 
 impl Stats {
-    const ROWS: [Row; 23] = [
+    const ROWS: [Row; 25] = [
         ("switches", |s| s.switches, 2_000),
         ("planned", |s| s.planned, 300),
         ("plans", |s| s.plans, 500),
         ("plans-cancelled", |s| s.plans_cancelled, 50),
+        ("plain-switches", |s| s.plain_switches, 800),
+        ("late-stops", |s| s.late_stops, 800),
         ("replays", |s| s.replays, 1_500),
         ("spared-replays", |s| s.spared_replays, 100),
         ("simultaneous", |s| s.simultaneous, 300),
@@ -90,6 +96,8 @@ impl Stats {
         self.planned += o.planned;
         self.plans += o.plans;
         self.plans_cancelled += o.plans_cancelled;
+        self.plain_switches += o.plain_switches;
+        self.late_stops += o.late_stops;
         self.replays += o.replays;
         self.spared_replays += o.spared_replays;
         self.simultaneous += o.simultaneous;

@@ -1,10 +1,11 @@
 //! The world of one schedule: events in virtual time, two hosts, and the last judgement.
 
 use crate::app::App;
-use crate::end::{app, new_qp, ready_to_receive, ready_to_send, End, Life, Wcs, SQ_DEPTH};
+use crate::end::{app, ready_to_receive, ready_to_send, End, Life, Wcs, SQ_DEPTH};
 use crate::hands::Hands;
 use crate::memory::HostMemory;
 use crate::net::{Net, Weather};
+use crate::phys::Phys;
 use crate::plan::{Fault, Mutant, Plan};
 use crate::rng::Rng;
 use crate::srq::SharedQueue;
@@ -208,14 +209,14 @@ impl World {
             nic,
             remote: nic,
             sq_psn: plan.psn_of(0, ours),
-            qp: new_qp(qpn, logical_qpn(qp), srq.as_ref()),
+            qp: Phys::new(qpn, logical_qpn(qp), srq.as_ref(), plan.kind(host, 0, mutant)),
             armed_us: u64::MAX,
             over: false,
             wrapped: false,
             failure_told: false,
         };
-        life.qp.set_selective(plan.selective[host]);
-        life.qp.set_mutation(mutant.in_roce());
+        life.qp.transport_mut().set_selective(plan.selective[host]);
+        life.qp.transport_mut().set_mutation(mutant.in_roce());
         let mtu = plan.mtu[0].min(plan.mtu[1]);
         let none = &mut Wcs::default();
         let app = app(plan.timeout, plan.retry_cnt);
@@ -400,7 +401,9 @@ impl World {
         let before = self.ends[host][qp].lqp().clone();
         let result = self.with(host, qp, f);
         let after = self.ends[host][qp].lqp();
-        let reason = after.attempt().map(|a| a.reason).filter(|_| after.epoch() != before.epoch());
+        // A plain device takes its time: the QP leaves its epoch when it has stopped.
+        let leaves = after.epoch() != before.epoch() || after.state() == State::Quiescing;
+        let reason = after.attempt().map(|a| a.reason).filter(|_| leaves);
         if let Some(reason) = reason.filter(|r| before.state() == State::Active && *r != Reason::Peer) {
             let epoch = before.epoch();
             self.ends[host][qp].suspected = Some(epoch);
