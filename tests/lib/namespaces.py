@@ -25,6 +25,8 @@ def _run(*args, stdin=None) -> str:
 class Namespaces:
     """A context: hosts a and b, each with the interfaces nic0, nic1, …, rail to rail. Host h has 10.<x>.<rail>.<1 or 2>."""
 
+    hosts = "ab"
+
     def __init__(self, rails=2, octet: int | None = None):
         if os.geteuid() != 0:
             raise Skip("network namespaces need root")
@@ -33,7 +35,7 @@ class Namespaces:
                 raise Skip(f"'{tool}' is missing (Debian package {package})")
         self.rails = rails
         self.octet = 100 + os.getpid() % 100 if octet is None else octet
-        self.name = {host: f"unbtest{os.getpid()}{host}" for host in "ab"}
+        self.name = {host: f"unbtest{os.getpid()}{host}" for host in self.hosts}
 
     def __enter__(self):
         try:
@@ -46,9 +48,9 @@ class Namespaces:
             for rail in range(self.rails):
                 _run("ip", "link", "add", f"nic{rail}", "netns", self.name["a"], "type", "veth",
                      "peer", "name", f"nic{rail}", "netns", self.name["b"])
-                for host, name in self.name.items():
-                    _run("ip", "-n", name, "addr", "add", f"{self.addr(host, rail)}/24", "dev", f"nic{rail}")
-                    _run("ip", "-n", name, "link", "set", f"nic{rail}", "up")
+                for host in "ab":
+                    self._up(host, f"nic{rail}", self.addr(host, rail))
+            self._more()
             # The kernel sees the carrier of a new veth a moment later.
             wait_until(self._all_up, 10, "the interfaces are up")
         except BaseException:
@@ -59,6 +61,13 @@ class Namespaces:
     def __exit__(self, *_):
         for name in self.name.values():
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+    def _up(self, host: str, interface: str, addr):
+        _run("ip", "-n", self.name[host], "addr", "add", f"{addr}/24", "dev", interface)
+        _run("ip", "-n", self.name[host], "link", "set", interface, "up")
+
+    def _more(self):
+        """What else a subclass has."""
 
     def _all_up(self) -> bool:
         links = [link for name in self.name.values() for link in json.loads(_run("ip", "-n", name, "-j", "link"))]
@@ -81,7 +90,31 @@ class Namespaces:
         rules = _RULES.format(table=f"cut{rail}", nic=f"nic{rail}")
         _run(*self.within(host), "nft", "-f", "-", stdin=rules)
 
+    def undrop(self, host: str, rail: int):
+        """Takes `drop` back."""
+        _run(*self.within(host), "nft", "delete", "table", "inet", f"cut{rail}")
+
     def bytes(self, host: str, rail: int) -> tuple:
         """The bytes that an interface has sent and received."""
         link = json.loads(_run("ip", "-n", self.name[host], "-s", "-j", "link", "show", "dev", f"nic{rail}"))[0]
         return link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]
+
+
+class Cluster(Namespaces):
+    """With a third host, m, which is no neighbour of the rails: a and b each have an interface to it, `mgmt`, for a server there."""
+
+    hosts = "abm"
+
+    def _more(self):
+        for host in "ab":
+            _run("ip", "link", "add", "mgmt", "netns", self.name[host], "type", "veth", "peer", "name", f"to-{host}", "netns", self.name["m"])
+            self._up(host, "mgmt", f"10.{self.octet}.{self._net(host)}.1")
+            self._up("m", f"to-{host}", self.server(host))
+
+    @staticmethod
+    def _net(host: str) -> int:
+        return 200 + "ab".index(host)
+
+    def server(self, host: str) -> ipaddress.IPv4Address:
+        """The address of m, as a host sees it."""
+        return ipaddress.IPv4Address(f"10.{self.octet}.{self._net(host)}.254")

@@ -45,6 +45,8 @@ fn line(event: &Event) -> String {
         What::Unprotected { host, qp, why } => {
             format!("unprotected     host {host} qp {qp:#x}: {why}")
         }
+        What::DirectoryLost { host, why } => format!("directory lost  host {host}: {why}"),
+        What::DirectoryBack { host } => format!("directory back  host {host}"),
     };
     format!("{:>14.6}  {what}\n", event.time_us as f64 / 1e6)
 }

@@ -130,7 +130,7 @@ impl Meta {
         if meta.txn != 0 && meta.txn % 2 != index as u64 {
             return wrong("a commit of the other");
         }
-        if meta.last < 1 || meta.last >= (crate::store::LIMIT_BYTES / PAGE) as u64 {
+        if meta.last < 1 || meta.last >= (crate::lmdb::LIMIT_BYTES / PAGE) as u64 {
             return wrong("a wrong last page");
         }
         Ok(meta)

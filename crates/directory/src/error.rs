@@ -41,6 +41,17 @@ pub enum DirectoryError {
         /// The limit.
         limit_bytes: usize,
     },
+    /// A setting is wrong.
+    #[error("{0}")]
+    Setting(String),
+    /// The server cannot be asked, or has not answered so far.
+    #[error("directory {url}: {why}")]
+    Unreachable {
+        /// Which, without its password.
+        url: String,
+        /// Why.
+        why: String,
+    },
     /// The record cannot be stored.
     #[error("directory: {0}")]
     Record(String),

@@ -12,7 +12,7 @@
 
 use unbroken_types::Gid;
 
-use crate::store::KEY_BYTES;
+use crate::KEY_BYTES;
 
 /// Most NICs of a process record.
 pub const MAX_NICS: usize = 64;

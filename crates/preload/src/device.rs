@@ -34,7 +34,17 @@ fn devices() -> Result<&'static [&'static DeviceObj]> {
     unsafe impl Send for List {}
     static DEVICES: OnceLock<List> = OnceLock::new();
     let system = System::get()?;
-    Ok(&DEVICES.get_or_init(|| List(system.devices().iter().map(new_device).collect())).0)
+    let list = || {
+        // SAFETY: the library is never unloaded (`-z nodelete`), so the function is there when the process ends. That it cannot be registered
+        // costs peers some seconds.
+        unsafe { libc::atexit(at_exit) };
+        List(system.devices().iter().map(new_device).collect())
+    };
+    Ok(&DEVICES.get_or_init(list).0)
+}
+
+extern "C" fn at_exit() {
+    guard((), System::at_exit);
 }
 
 fn new_device(info: &DeviceInfo) -> &'static DeviceObj {

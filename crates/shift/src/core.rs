@@ -10,6 +10,7 @@ use crate::aliases::Aliases;
 use crate::control::{ControlAddr, Endpoint};
 use crate::devices::{failover_is_on, NicSet};
 use crate::front::{AsyncElement, Context};
+use crate::lookout;
 use crate::outbox::{Batch, Outbox};
 use crate::peer::Peers;
 use crate::plain::Plain;
@@ -17,7 +18,6 @@ use crate::qp::Qp;
 use crate::worker::{self, Inbox, Job};
 use std::collections::HashMap;
 use std::io::Write;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use unbroken_directory::{Directory, NicRecord, ProcessRecord};
@@ -80,7 +80,7 @@ pub struct Core {
     /// Tells this process from every other that had or will have its addresses.
     pub(crate) incarnation: u64,
     pub(crate) runtime: Runtime,
-    pub(crate) directory: Option<Arc<Directory>>,
+    pub(crate) directory: Option<Arc<dyn Directory>>,
     log: EventLog,
     channel: Arc<CompChannel>,
     pub(crate) inbox: Arc<Inbox>,
@@ -96,8 +96,10 @@ pub struct Core {
     pub(crate) peers: Peers,
     /// Where UD QPs are that have moved.
     pub(crate) aliases: Aliases,
-    /// What keeps strangers' control messages out.
-    pub(crate) key: Key,
+    /// What keeps strangers' control messages out: the directory's, once that has said it.
+    key: OnceLock<Key>,
+    /// In its place until then: one that nobody else has.
+    own_key: Key,
     /// Control datagrams that came without the seal of the directory's key.
     forged: AtomicU64,
     outbox: Outbox,
@@ -120,13 +122,17 @@ impl Core {
     pub(crate) fn over(nics: Box<dyn NicSet>) -> Result<Arc<Core>> {
         let failover = failover_is_on();
         let runtime = Runtime::at(&nics.runtime()).map_err(|e| Error::new(libc::EIO, e.to_string()))?;
-        let directory = if failover { Some(open_directory(&runtime)?) } else { None };
-        let mut seed = [0u8; 8];
-        rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
-            .map_err(|e| Error::os("getrandom", &e.into()))?;
+        let (mut seed, mut own_key) = ([0u8; 8], [0u8; 32]);
+        for bytes in [&mut seed[..], &mut own_key[..]] {
+            rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty())
+                .map_err(|e| Error::os("getrandom", &e.into()))?;
+        }
         let control_pd = nics.memory(0).alloc_pd()?;
-        let key = Key::new(&directory.as_ref().map_or([0; 32], |d| d.key()));
         let inbox = Arc::new(Inbox::new()?);
+        let directory = match failover {
+            true => Some(lookout::open(&runtime, nics.host(), inbox.clone())?),
+            false => None,
+        };
         Ok(Arc::new(Core {
             slots: (0..nics.count()).map(|_| Mutex::default()).collect(),
             failover,
@@ -148,7 +154,8 @@ impl Core {
             contexts: Mutex::default(),
             peers: Peers::default(),
             aliases: Aliases::new(nics.aliases()),
-            key,
+            key: OnceLock::new(),
+            own_key: Key::new(&own_key),
             forged: AtomicU64::new(0),
             outbox: Outbox::default(),
             receiving: Mutex::default(),
@@ -277,6 +284,7 @@ impl Core {
             }
         }
         self.publish_process();
+        self.settle();
     }
 
     /// The device of NIC `i` if it is open and alive.
@@ -371,6 +379,15 @@ impl Core {
         Ok(())
     }
 
+    /// The key of the control messages.
+    pub(crate) fn key(&self) -> &Key {
+        let known = || {
+            let key = self.directory.as_ref()?.key()?;
+            Some(self.key.get_or_init(|| Key::new(&key)))
+        };
+        self.key.get().or_else(known).unwrap_or(&self.own_key)
+    }
+
     /// Tells the directory where this process can be reached.
     pub(crate) fn publish_process(&self) {
         let Some(directory) = &self.directory else { return };
@@ -422,6 +439,27 @@ impl Core {
         self.away.load(Ordering::Relaxed)
     }
 
+    /// Lets the directory have what this process has entered, before anybody is told of it. In a thread of the application, without a gate.
+    pub(crate) fn settle(&self) {
+        if let Some(directory) = &self.directory {
+            directory.settle();
+        }
+    }
+
+    /// Lets the directory find out about a QP that one is to be connected to. In a thread of the application, without a gate.
+    pub(crate) fn fetch_qp(&self, gid: Gid, qpn: u32) {
+        if let Some(directory) = &self.directory {
+            directory.fetch_qp(gid, qpn);
+        }
+    }
+
+    /// The process ends by itself: nothing of it shall be found any more.
+    pub(crate) fn close_directory(&self) {
+        if let Some(directory) = &self.directory {
+            directory.close();
+        }
+    }
+
     /// Whether somebody looks after the QPs.
     pub(crate) fn watched(&self) -> bool {
         self.worker.get().is_some_and(|runs| *runs)
@@ -436,12 +474,12 @@ impl Core {
 
     /// Sends a control message from NIC `local` to the peer's endpoint, at once or, during a [`Batch`], with others; whether it could leave.
     pub(crate) fn send_control(&self, local: usize, to: ControlAddr, message: &Message) -> bool {
-        self.endpoint(local).is_some_and(|e| self.outbox.send(e, to, message, &self.key))
+        self.endpoint(local).is_some_and(|e| self.outbox.send(e, to, message, self.key()))
     }
 
     /// What is sent until this is dropped may leave together.
     pub(crate) fn batch(&self) -> Batch<'_> {
-        self.outbox.batch(&self.key)
+        self.outbox.batch(self.key())
     }
 
     /// Control datagrams that strangers sent.
@@ -555,20 +593,6 @@ impl Core {
             c.raise(event_type, element);
         }
     }
-}
-
-/// The directory of a runtime folder: one for all hosts of this process, as an embedded one can be opened only once.
-fn open_directory(runtime: &Runtime) -> Result<Arc<Directory>> {
-    static OPEN: Mutex<Vec<(PathBuf, Weak<Directory>)>> = Mutex::new(Vec::new());
-    let mut open = lock(&OPEN);
-    open.retain(|(_, directory)| directory.strong_count() > 0);
-    let known = open.iter().find(|(path, _)| path == runtime.path()).and_then(|(_, directory)| directory.upgrade());
-    if let Some(directory) = known {
-        return Ok(directory);
-    }
-    let directory = Arc::new(Directory::open(runtime).map_err(|e| Error::new(libc::EIO, e.to_string()))?);
-    open.push((runtime.path().to_path_buf(), Arc::downgrade(&directory)));
-    Ok(directory)
 }
 
 fn timeout_from_env() -> Result<u8> {

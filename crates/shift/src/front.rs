@@ -77,6 +77,13 @@ impl System {
         System { core, devices }
     }
 
+    /// The process ends by itself: peers shall not find it any more. Takes a fraction of a second at most.
+    pub fn at_exit() {
+        if let (Ok(()), Some(Ok(system))) = (check_owner(), SYSTEM.get()) {
+            system.core.close_directory();
+        }
+    }
+
     /// The devices in order.
     pub fn devices(&self) -> &[DeviceInfo] {
         &self.devices

@@ -87,7 +87,7 @@ fn receive_in_turn(core: &Arc<Core>, _turn: MutexGuard<'_, ()>) {
 fn fetch(core: &Core, messages: &mut Vec<(usize, ControlAddr, Message)>) {
     for nic in 0..core.nic_count() {
         let Some(endpoint) = core.endpoint(nic) else { continue };
-        let forged = endpoint.receive(&core.key, |from, bytes| {
+        let forged = endpoint.receive(core.key(), |from, bytes| {
             let mut rest = bytes;
             while let Ok((message, tail)) = Message::decode(rest) {
                 messages.push((nic, from, message));

@@ -10,6 +10,7 @@
 //! - `explain`: why a QP was given up, in words.
 //! - `control`, `outbox`, `peer`: how processes talk to each other and what they know of each other.
 //! - `plain`: QPs of devices that have plain verbs only, which are not protected.
+//! - `lookout`: which directory, and what it tells by itself.
 //! - `devices`: the one place that names a kind of device. Everything else knows `verbs::Device` alone, and learns of failures
 //!   through it.
 #![forbid(unsafe_code)]
@@ -24,6 +25,7 @@ pub mod front;
 mod homing;
 mod inbound;
 mod link;
+mod lookout;
 mod outbox;
 mod peer;
 mod plain;

@@ -207,7 +207,7 @@ impl Shell for Hands<'_> {
     }
 
     fn peer_connection(&mut self) -> Option<u32> {
-        let lookup = |d: &unbroken_directory::Directory| {
+        let lookup = |d: &dyn unbroken_directory::Directory| {
             let (gid, qpn) = (self.app.dest_gid?, self.app.rc.dest_qpn?);
             d.lookup_qp(self.qp.core.first_port(gid), qpn).ok().flatten()
         };

@@ -156,6 +156,7 @@ impl Qp {
             }
             if r.qp_type == QpType::Rc {
                 qp.publish(connection);
+                core.settle();
             }
         }
         if r.qp_type == QpType::Ud {
@@ -351,8 +352,13 @@ impl Qp {
     /// Changes state and attributes.
     pub fn modify(&self, change: &QpModify) -> Result<()> {
         check_owner()?;
-        let mut g = self.gate();
         let state = change.rc.state;
+        if let (Some(QpState::Rtr), true) = (state, self.init.hold_on_failure) {
+            if let (Some(gid), Some(qpn)) = self.destination(&self.gate(), change) {
+                self.core.fetch_qp(gid, qpn);
+            }
+        }
+        let mut g = self.gate();
         if g.failed && state.is_some_and(|s| s != QpState::Err && s != QpState::Reset) {
             return Err(Error::invalid("the QP has failed: reset it or make a new one"));
         }
@@ -510,12 +516,16 @@ impl Qp {
         Ok(())
     }
 
+    /// The peer that the application names, now or earlier: its NIC and QPN.
+    fn destination(&self, g: &Gate, change: &QpModify) -> (Option<Gid>, Option<u32>) {
+        let gid = change.dest_gid.or(g.app.dest_gid).map(|gid| self.core.first_port(gid));
+        (gid, change.rc.dest_qpn.or(g.app.rc.dest_qpn))
+    }
+
     /// The application names the peer: look it up, and protect the QP if it is one of ours.
     fn connect(&self, g: &mut Gate, change: &QpModify) {
-        let gid = change.dest_gid.or(g.app.dest_gid);
-        let qpn = change.rc.dest_qpn.or(g.app.rc.dest_qpn);
-        let (Some(gid), Some(qpn)) = (gid, qpn) else { return };
-        let gid = self.core.first_port(gid);
+        let (Some(gid), Some(qpn)) = self.destination(g, change) else { return };
+        let mut detail = String::new();
         g.why_not = match self.core.directory.as_ref().map(|d| d.lookup_qp(gid, qpn)) {
             _ if !self.core.watched() => "the thread for failover could not be started",
             Some(Ok(Some((incarnation, connection)))) => {
@@ -531,11 +541,13 @@ impl Qp {
             Some(Ok(None)) => "the peer is not in the directory",
             Some(Err(e)) => {
                 self.core.complain("the directory cannot be read; the QP stays unprotected", &e);
+                detail = format!(": {e}");
                 "the directory cannot be read"
             }
             None => "failover is off",
         };
-        self.core.emit(What::Unprotected { host: self.core.host(), qp: self.qpn, why: g.why_not.into() });
+        let why = g.why_not.to_owned() + &detail;
+        self.core.emit(What::Unprotected { host: self.core.host(), qp: self.qpn, why });
     }
 
     /// Present attributes, as the application set them; the state is true, and RTS during a switch.

@@ -471,7 +471,7 @@ fn what_a_stranger_forges_changes_nothing_and_would_without_the_seal() {
             w.of_peer(Body::Probe(Probe { sequence: 1, sent_us: 1 })).encode(&mut datagram);
             let sent = || w.core.device(0).unwrap().counters().tx_bytes;
             let (before, to) = (sent(), w.core.endpoint(0).unwrap().addr());
-            let key = if sealed { w.core.key.clone() } else { Key::new(&[7; 32]) };
+            let key = if sealed { w.core.key().clone() } else { Key::new(&[7; 32]) };
             w.core.endpoint(3).unwrap().send(to, &datagram, &key).unwrap();
             w.wait("the datagram", || w.core.forged() == u64::from(!sealed) && (sent() > before) == sealed);
             let moved = w.from.status().epoch > 0;

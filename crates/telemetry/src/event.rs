@@ -86,6 +86,18 @@ pub enum What {
         /// Why.
         why: String,
     },
+    /// The server that keeps the directory cannot be asked: what is connected from now on is not protected.
+    DirectoryLost {
+        /// The host, `a`.
+        host: String,
+        /// Why.
+        why: String,
+    },
+    /// It can be asked again.
+    DirectoryBack {
+        /// The host, `a`.
+        host: String,
+    },
 }
 
 /// A switch of one logical QP, written when the first good WC came on the new path (at `time_us` of the event).

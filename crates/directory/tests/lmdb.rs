@@ -1,4 +1,4 @@
-//! The directory as several processes use it. A test that needs another process starts this program again with a role.
+//! The embedded directory as several processes use it. A test that needs another process starts this program again with a role.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use std::io::{BufRead, BufReader, Write};
 
-use unbroken_directory::{Directory, DirectoryError, MovedQp, NicRecord, ProcessRecord};
+use unbroken_directory::{Directory, DirectoryError, Lmdb, MovedQp, NicRecord, ProcessRecord};
 use unbroken_telemetry::{Mark, Presence, Runtime};
 use unbroken_types::Gid;
 
@@ -62,11 +62,11 @@ fn other_process() {
     let runtime = Runtime::open().unwrap();
     match role.as_str() {
         "publish" | "fork" => {
-            let directory = Directory::open(&runtime).unwrap();
+            let directory = Lmdb::open(&runtime).unwrap();
             directory.publish_qp(gid(7), 0x207, 77, 0).unwrap();
             directory.publish_process(77, &process(std::process::id())).unwrap();
             directory.publish_moved(&[moved(7, 0x207)]).unwrap();
-            println!("\nkey {:?}", directory.key());
+            println!("\nkey {:?}", directory.key().unwrap());
             if role == "fork" {
                 fork_a_child_that_stays();
             }
@@ -75,18 +75,18 @@ fn other_process() {
             // Until the parent closes the pipe.
             let _ = std::io::stdin().read_line(&mut String::new());
         }
-        "use" => match Directory::open(&runtime) {
+        "use" => match Lmdb::open(&runtime) {
             Ok(directory) => exercise(&directory),
             Err(e) => assert!(matches!(e, DirectoryError::Damaged { .. }), "{e}"),
         },
         "read" => {
-            let directory = Directory::open(&runtime).unwrap();
+            let directory = Lmdb::open(&runtime).unwrap();
             // Entries of the process that runs the test, which does not have the directory open itself.
             assert_eq!(directory.lookup_qp(gid(1), 1).unwrap(), Some((3, 0)));
             assert_eq!(directory.lookup_qp(gid(2), 2).unwrap(), None);
         }
         "starve" => {
-            let directory = Directory::open(&runtime).unwrap();
+            let directory = Lmdb::open(&runtime).unwrap();
             let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
             // SAFETY: the argument is a valid limit. From here on every new descriptor is EMFILE.
             assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) }, 0);
@@ -95,14 +95,14 @@ fn other_process() {
             assert!(directory.lookup_process(77).unwrap().is_some());
         }
         "endless" => {
-            let directory = Directory::open(&runtime).unwrap();
+            let directory = Lmdb::open(&runtime).unwrap();
             println!("\nbusy");
             std::io::stdout().flush().unwrap();
             loop {
                 exercise(&directory);
             }
         }
-        "share" => exercise(&Directory::open(&runtime).unwrap()),
+        "share" => exercise(&Lmdb::open(&runtime).unwrap()),
         _ => panic!("role {role}"),
     }
 }
@@ -120,7 +120,7 @@ fn fork_a_child_that_stays() {
 }
 
 /// Reads and writes here and there; errors are allowed.
-fn exercise(directory: &Directory) {
+fn exercise(directory: &Lmdb) {
     for n in 0..400 {
         let _ = directory.lookup_qp(gid(n as u8), n);
         let _ = directory.publish_qp(gid(n as u8), n + 1, 5, 0);
@@ -133,7 +133,7 @@ fn exercise(directory: &Directory) {
 #[test]
 fn entries_are_found_until_taken_out() {
     let dir = tempfile::tempdir().unwrap();
-    let directory = Directory::open(&Runtime::at(dir.path()).unwrap()).unwrap();
+    let directory = Lmdb::open(&Runtime::at(dir.path()).unwrap()).unwrap();
     assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), None);
     directory.publish_qp(gid(0), 2, 11, 0).unwrap();
     directory.publish_qp(gid(0), 3, 12, 0).unwrap();
@@ -164,7 +164,7 @@ fn entries_are_found_until_taken_out() {
 fn processes_find_each_other_and_the_dead_expire() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::at(dir.path()).unwrap();
-    let directory = Directory::open(&runtime).unwrap();
+    let directory = Lmdb::open(&runtime).unwrap();
     let mut other = start("publish", dir.path());
     expect(&mut other, "published");
     assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), Some((77, 0)));
@@ -183,7 +183,7 @@ fn processes_find_each_other_and_the_dead_expire() {
 #[test]
 fn a_stopped_process_is_not_a_dead_one() {
     let dir = tempfile::tempdir().unwrap();
-    let directory = Directory::open(&Runtime::at(dir.path()).unwrap()).unwrap();
+    let directory = Lmdb::open(&Runtime::at(dir.path()).unwrap()).unwrap();
     let mut other = start("publish", dir.path());
     expect(&mut other, "published");
     // SAFETY: a signal to our own child.
@@ -203,7 +203,7 @@ fn a_stopped_process_is_not_a_dead_one() {
 #[test]
 fn a_forked_child_does_not_make_its_dead_parent_live() {
     let dir = tempfile::tempdir().unwrap();
-    let directory = Directory::open(&Runtime::at(dir.path()).unwrap()).unwrap();
+    let directory = Lmdb::open(&Runtime::at(dir.path()).unwrap()).unwrap();
     let mut other = start("fork", dir.path());
     expect(&mut other, "published");
     // Taken, so that `wait` does not close it, which would end the child's child.
@@ -229,14 +229,14 @@ fn who_has_no_descriptors_left_takes_nobody_for_dead() {
 fn who_opens_it_alone_makes_it_anew() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::at(dir.path()).unwrap();
-    let directory = Directory::open(&runtime).unwrap();
+    let directory = Lmdb::open(&runtime).unwrap();
     directory.publish_qp(gid(0), 2, 11, 0).unwrap();
-    assert!(Directory::open(&runtime).is_err(), "twice in one process");
+    assert!(Lmdb::open(&runtime).is_err(), "twice in one process");
     assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), Some((11, 0)));
     drop(directory);
     // However damaged.
     fs::write(runtime.directory().join("data.mdb"), "garbage").unwrap();
-    let directory = Directory::open(&runtime).unwrap();
+    let directory = Lmdb::open(&runtime).unwrap();
     assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), None);
 }
 
@@ -244,20 +244,20 @@ fn who_opens_it_alone_makes_it_anew() {
 fn all_who_open_it_have_one_key_and_a_new_directory_a_new_one() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::at(dir.path()).unwrap();
-    let directory = Directory::open(&runtime).unwrap();
-    let key = directory.key();
+    let directory = Lmdb::open(&runtime).unwrap();
+    let key = directory.key().unwrap();
     assert_ne!(key, [0; 32]);
     let mut other = start("publish", dir.path());
     expect(&mut other, &format!("key {key:?}"));
     drop(directory);
     // While the other has it open, it is the same directory.
-    let directory = Directory::open(&runtime).unwrap();
-    assert_eq!(directory.key(), key);
+    let directory = Lmdb::open(&runtime).unwrap();
+    assert_eq!(directory.key().unwrap(), key);
     drop(directory);
     other.kill().unwrap();
     other.wait().unwrap();
-    let fresh = Directory::open(&runtime).unwrap();
-    assert_ne!(fresh.key(), key);
+    let fresh = Lmdb::open(&runtime).unwrap();
+    assert_ne!(fresh.key().unwrap(), key);
     // The file is no one else's to read.
     let mode = fs::metadata(runtime.directory().join("data.mdb")).unwrap().mode();
     assert_eq!(mode & 0o077, 0, "mode {mode:o}");
@@ -269,7 +269,7 @@ fn a_damaged_key_is_an_error() {
     let runtime = Runtime::at(dir.path()).unwrap();
     let mut other = start("publish", dir.path());
     expect(&mut other, "published");
-    let key = Directory::open(&runtime).unwrap().key();
+    let key = Lmdb::open(&runtime).unwrap().key().unwrap();
     let file = runtime.directory().join("data.mdb");
     let mut bytes = fs::read(&file).unwrap();
     // Every copy of it, also those of older commits.
@@ -277,7 +277,7 @@ fn a_damaged_key_is_an_error() {
         bytes[at] ^= 1;
     }
     fs::write(&file, &bytes).unwrap();
-    let text = Directory::open(&runtime).err().unwrap().to_string();
+    let text = Lmdb::open(&runtime).err().unwrap().to_string();
     let folder = runtime.directory().display().to_string();
     assert!(text.contains("its key is missing or damaged") && text.contains(&format!("rm -r {folder}")), "{text}");
     other.kill().unwrap();
@@ -294,12 +294,12 @@ fn damage_under_the_eyes_of_a_process_is_an_error() {
     let good = fs::read(&file).unwrap();
     for (bad, hint) in [(&b"garbage"[..], "shorter"), (&[0; 8192][..], "no LMDB mark"), (&good[..8192], "missing")] {
         fs::write(&file, bad).unwrap();
-        let text = Directory::open(&runtime).err().unwrap().to_string();
+        let text = Lmdb::open(&runtime).err().unwrap().to_string();
         let folder = runtime.directory().display().to_string();
         assert!(text.contains(hint) && text.contains(&format!("rm -r {folder}")), "{text}");
     }
     fs::write(&file, &good).unwrap();
-    let directory = Directory::open(&runtime).unwrap();
+    let directory = Lmdb::open(&runtime).unwrap();
     assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), Some((77, 0)));
     // Cut short while this process has it open.
     fs::write(&file, &good[..8192]).unwrap();
@@ -317,7 +317,7 @@ fn no_damage_crashes() {
     let runtime = Runtime::at(dir.path()).unwrap();
     // Someone takes part all the time, so that the entries are those of a living process.
     let presence = Presence::join(&runtime).unwrap();
-    let directory = Directory::open(&runtime).unwrap();
+    let directory = Lmdb::open(&runtime).unwrap();
     for n in 0..1500u32 {
         directory.publish_qp(gid(n as u8), n, 3, 0).unwrap();
     }
@@ -366,7 +366,7 @@ fn no_damage_crashes() {
 fn a_forked_child_leaves_it_alone() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::at(dir.path()).unwrap();
-    let directory = Directory::open(&runtime).unwrap();
+    let directory = Lmdb::open(&runtime).unwrap();
     directory.publish_qp(gid(1), 1, 1, 0).unwrap();
     // SAFETY: the child runs only what is below (no lock that another thread may have held is taken: the call returns before it
     // touches LMDB) and ends with `_exit`.
@@ -390,7 +390,7 @@ fn many_processes_and_threads_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::at(dir.path()).unwrap();
     let mut others: Vec<Child> = (0..4).map(|_| start("share", dir.path())).collect();
-    let directory = Directory::open(&runtime).unwrap();
+    let directory = Lmdb::open(&runtime).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| exercise(&directory));
@@ -408,7 +408,7 @@ fn many_processes_and_threads_at_once() {
 fn who_is_killed_in_a_transaction_harms_nobody() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::at(dir.path()).unwrap();
-    let directory = Directory::open(&runtime).unwrap();
+    let directory = Lmdb::open(&runtime).unwrap();
     for round in 0..30u32 {
         let mut others: Vec<Child> = (0..2).map(|_| start("endless", dir.path())).collect();
         for other in &mut others {

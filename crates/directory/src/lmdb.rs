@@ -1,4 +1,9 @@
-//! The tables.
+//! The embedded directory: an LMDB file in the runtime folder, for the processes of one machine that share it.
+//!
+//! An entry belongs to a living process, which is told by the lock that it holds ([`unbroken_telemetry::Presence`]). One of a dead
+//! process is never returned, is swept out when another process opens the directory or when it is full, and the whole file is made anew by
+//! whoever opens it alone: nothing in it is worth keeping, so nothing needs to reach the disk either (no fsync), and damage does not
+//! outlive the processes that saw it.
 //!
 //! LMDB's own locks are not used (MDB_NOLOCK). They know processes by their pids, and threads by their thread ids, of which two are equal
 //! where two containers share a runtime folder: a reader could then not lock its byte (EAGAIN, for ever), and a thread that is killed
@@ -21,6 +26,7 @@ use unbroken_types::Gid;
 use crate::check::check;
 use crate::error::{DirectoryError, Result};
 use crate::record::{self, qp_key, MovedQp, ProcessRecord, QpRecord};
+use crate::{Directory, KEY_BYTES};
 
 /// Size limit of the file.
 pub(crate) const LIMIT_BYTES: usize = 64 << 20;
@@ -29,11 +35,8 @@ const KEY_TABLE: &str = "key";
 
 type Table = Database<Bytes, Bytes>;
 
-/// Length of the directory's key.
-pub const KEY_BYTES: usize = 32;
-
 /// The directory of a runtime folder. One for each process and folder; any number of threads.
-pub struct Directory {
+pub struct Lmdb {
     path: PathBuf,
     env: Env<WithoutTls>,
     qps: Table,
@@ -48,11 +51,11 @@ pub struct Directory {
     presence: Presence,
 }
 
-impl Directory {
+impl Lmdb {
     /// Opens the directory of a runtime folder; makes it if it is missing, and makes it anew if nobody else has it open.
     ///
     /// Errors: it is damaged, this process has it open already, or system calls fail.
-    pub fn open(runtime: &Runtime) -> Result<Directory> {
+    pub fn open(runtime: &Runtime) -> Result<Lmdb> {
         let path = runtime.directory();
         let io = |action| DirectoryError::io(&path, action);
         DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(io("make it"))?;
@@ -79,86 +82,11 @@ impl Directory {
         let data = open_own(&file, OpenOptions::new().read(true)).map_err(io("open its file"))?;
         let seen_bytes = AtomicU64::new(0);
         let path = path.clone();
-        let directory = Directory { path, env, qps, processes, moved, key, data, seen_bytes, _open: open, presence };
+        let directory = Lmdb { path, env, qps, processes, moved, key, data, seen_bytes, _open: open, presence };
         if !alone {
             directory.write("remove entries of dead processes", |txn| directory.sweep(txn))?;
         }
         Ok(directory)
-    }
-
-    /// The directory's key: random bytes that were drawn when the directory was made anew, the same for all who have it open.
-    ///
-    /// Who may open the directory may know it and nobody else can, so a message that is authenticated with it comes from a process
-    /// of this runtime folder.
-    pub fn key(&self) -> [u8; KEY_BYTES] {
-        self.key
-    }
-
-    /// Enters a logical QP of this process, or its next connection.
-    pub fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64, connection: u32) -> Result<()> {
-        let value = QpRecord { process: self.presence.name().id, incarnation, connection }.encode();
-        self.put(self.qps, "enter a QP", &qp_key(gid, qpn), &value)
-    }
-
-    /// Takes a logical QP out; not an error if it is not there.
-    pub fn unpublish_qp(&self, gid: Gid, qpn: u32) -> Result<()> {
-        self.write("take a QP out", |txn| self.qps.delete(txn, &qp_key(gid, qpn)).map(|_| ()))
-    }
-
-    /// The incarnation of the living process that has this logical QP, and the number of the QP's connection.
-    pub fn lookup_qp(&self, gid: Gid, qpn: u32) -> Result<Option<(u64, u32)>> {
-        let record = self.read(self.qps, "look a QP up", &qp_key(gid, qpn), QpRecord::decode)?;
-        Ok(record.filter(|r| self.presence.lives(r.process)).map(|r| (r.incarnation, r.connection)))
-    }
-
-    /// Enters where a process can be reached, in place of what was there.
-    pub fn publish_process(&self, incarnation: u64, record: &ProcessRecord) -> Result<()> {
-        let value = record.encode(self.presence.name().id).map_err(DirectoryError::Record)?;
-        self.put(self.processes, "enter a process", &incarnation.to_be_bytes(), &value)
-    }
-
-    /// Takes a process out, at its end; not an error if it is not there.
-    pub fn unpublish_process(&self, incarnation: u64) -> Result<()> {
-        let key = incarnation.to_be_bytes();
-        self.write("take a process out", |txn| self.processes.delete(txn, &key).map(|_| ()))
-    }
-
-    /// Where a living process can be reached.
-    pub fn lookup_process(&self, incarnation: u64) -> Result<Option<ProcessRecord>> {
-        let key = incarnation.to_be_bytes();
-        let record = self.read(self.processes, "look a process up", &key, ProcessRecord::decode)?;
-        Ok(record.filter(|(process, _)| self.presence.lives(*process)).map(|(_, record)| record))
-    }
-
-    /// The living processes, with their incarnations.
-    pub fn processes(&self) -> Result<Vec<(u64, ProcessRecord)>> {
-        self.living(self.processes, "list the processes", |key, value| {
-            let incarnation = u64::from_be_bytes(key.try_into().ok()?);
-            ProcessRecord::decode(value).map(|(process, record)| (process, (incarnation, record)))
-        })
-    }
-
-    /// Enters UD QPs of this process that have moved, in place of what was there.
-    pub fn publish_moved(&self, moved: &[MovedQp]) -> Result<()> {
-        let process = self.presence.name().id;
-        self.put_all("enter UD QPs that have moved", |txn| {
-            moved.iter().try_for_each(|qp| {
-                let (gid, qpn) = qp.known;
-                self.moved.put(txn, &qp_key(gid, qpn), &qp.encode(process))
-            })
-        })
-    }
-
-    /// Takes UD QPs out that are no more; not an error if they are not there.
-    pub fn unpublish_moved(&self, known: &[(Gid, u32)]) -> Result<()> {
-        self.write("take UD QPs out that had moved", |txn| {
-            known.iter().try_for_each(|(gid, qpn)| self.moved.delete(txn, &qp_key(*gid, *qpn)).map(|_| ()))
-        })
-    }
-
-    /// All UD QPs of living processes that have moved.
-    pub fn moved(&self) -> Result<Vec<MovedQp>> {
-        self.living(self.moved, "list the UD QPs that have moved", MovedQp::decode)
     }
 
     /// The entries of a table that belong to living processes; `decode` gives the id of an entry's process, too.
@@ -279,7 +207,70 @@ impl Directory {
     }
 }
 
-impl Drop for Directory {
+impl Directory for Lmdb {
+    fn key(&self) -> Option<[u8; KEY_BYTES]> {
+        Some(self.key)
+    }
+
+    fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64, connection: u32) -> Result<()> {
+        let value = QpRecord { process: self.presence.name().id, incarnation, connection }.encode();
+        self.put(self.qps, "enter a QP", &qp_key(gid, qpn), &value)
+    }
+
+    fn unpublish_qp(&self, gid: Gid, qpn: u32) -> Result<()> {
+        self.write("take a QP out", |txn| self.qps.delete(txn, &qp_key(gid, qpn)).map(|_| ()))
+    }
+
+    fn lookup_qp(&self, gid: Gid, qpn: u32) -> Result<Option<(u64, u32)>> {
+        let record = self.read(self.qps, "look a QP up", &qp_key(gid, qpn), QpRecord::decode)?;
+        Ok(record.filter(|r| self.presence.lives(r.process)).map(|r| (r.incarnation, r.connection)))
+    }
+
+    fn publish_process(&self, incarnation: u64, record: &ProcessRecord) -> Result<()> {
+        let value = record.encode(self.presence.name().id).map_err(DirectoryError::Record)?;
+        self.put(self.processes, "enter a process", &incarnation.to_be_bytes(), &value)
+    }
+
+    fn unpublish_process(&self, incarnation: u64) -> Result<()> {
+        let key = incarnation.to_be_bytes();
+        self.write("take a process out", |txn| self.processes.delete(txn, &key).map(|_| ()))
+    }
+
+    fn lookup_process(&self, incarnation: u64) -> Result<Option<ProcessRecord>> {
+        let key = incarnation.to_be_bytes();
+        let record = self.read(self.processes, "look a process up", &key, ProcessRecord::decode)?;
+        Ok(record.filter(|(process, _)| self.presence.lives(*process)).map(|(_, record)| record))
+    }
+
+    fn processes(&self) -> Result<Vec<(u64, ProcessRecord)>> {
+        self.living(self.processes, "list the processes", |key, value| {
+            let incarnation = u64::from_be_bytes(key.try_into().ok()?);
+            ProcessRecord::decode(value).map(|(process, record)| (process, (incarnation, record)))
+        })
+    }
+
+    fn publish_moved(&self, moved: &[MovedQp]) -> Result<()> {
+        let process = self.presence.name().id;
+        self.put_all("enter UD QPs that have moved", |txn| {
+            moved.iter().try_for_each(|qp| {
+                let (gid, qpn) = qp.known;
+                self.moved.put(txn, &qp_key(gid, qpn), &qp.encode(process))
+            })
+        })
+    }
+
+    fn unpublish_moved(&self, known: &[(Gid, u32)]) -> Result<()> {
+        self.write("take UD QPs out that had moved", |txn| {
+            known.iter().try_for_each(|(gid, qpn)| self.moved.delete(txn, &qp_key(*gid, *qpn)).map(|_| ()))
+        })
+    }
+
+    fn moved(&self) -> Result<Vec<MovedQp>> {
+        self.living(self.moved, "list the UD QPs that have moved", MovedQp::decode)
+    }
+}
+
+impl Drop for Lmdb {
     fn drop(&mut self) {
         // In a forked child the environment is the parent's: a reference that is never given back keeps it from being closed.
         if self.is_forked() {
