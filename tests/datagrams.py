@@ -23,10 +23,12 @@ def moves(fabric: Fabric, host: str) -> list:
     return [(e["from"], e["to"]) for e in fabric.events("switch") if e["host"] == host]
 
 
-def outlives(logs, settings):
-    """The sender's NIC dies, then the receiver's, then the port that the sender is at. A client that comes later finds the server, too."""
+def outlives(logs, settings, env=None):
+    """The sender's NIC dies, then the receiver's, then the port that the sender is at. A client that comes later finds the server, too. `env`: more
+    of the programs' environment."""
     program = compile_c("datagram", "-libverbs")
     with Fabric(logs, *settings) as fabric:
+        fabric.env.update(env or {})
         port = free_port()
         server = fabric.run("b", [program, "server", port, 2], "b-datagram")
         first = client(fabric, program, "a", port, 4)

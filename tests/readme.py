@@ -28,9 +28,10 @@ NOT_RUN = {
     "tests/torch/gpt.py": "needs PyTorch; make test-torch runs it",
     "events --follow": "goes on until it is interrupted",
     "unbroken edge demo": "needs root and FRR",
+    "redis.lab": "needs a Redis server; tests/redis.py has its own",
 }
 # Mentioned in the text without the program that they run.
-INCOMPLETE = {"unbroken run", "unbroken run --no-failover", "unbroken edge", "unbroken"}
+INCOMPLETE = {"unbroken run", "unbroken run --directory", "unbroken run --no-failover", "unbroken edge", "unbroken"}
 # A block that needs two machines is run in two network namespaces, which have the addresses that it names.
 REAL_INTERFACES = "--nics"
 ON_ONE, ON_OTHER = "# on one machine", "# on the other"

@@ -45,6 +45,7 @@ suite capture python3 tests/wire/capture.py
 suite survival  python3 tests/survival.py ${long:+--all}
 suite repeat    python3 tests/survival.py --repeat 20 --only 'ib_write_bw nic-dead at a, 64K, 1 QP, one-way' --only 'ib_send_bw nic-dead at a, 64K, 1 QP, one-way'
 suite netns     python3 tests/netns.py
+suite redis     python3 tests/redis.py
 suite containers python3 tests/containers.py
 suite user      python3 tests/user.py
 suite verify    python3 tests/verify.py ${long:+--faults 1000}

@@ -144,11 +144,12 @@ class Storm:
         self.healed(failed)
 
 
-def storm(logs, faults, seed, *options, weather=()):
-    """Many faults in one run, with `weather` all the time."""
+def storm(logs, faults, seed, *options, weather=(), env=None):
+    """Many faults in one run, with `weather` all the time. `env`: more of the programs' environment."""
     program = compile_c("verifier", "-libverbs")
     limit_s = 60 + 2 * faults
     with Fabric(logs) as fabric:
+        fabric.env.update(env or {})
         for fault in weather:
             fabric.fault(fault)
         programs = start(fabric, logs, program, "--qps", QPS, "--seed", seed, "--seconds", limit_s, *options)

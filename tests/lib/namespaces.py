@@ -101,20 +101,26 @@ class Namespaces:
 
 
 class Cluster(Namespaces):
-    """With a third host, m, which is no neighbour of the rails: a and b each have an interface to it, `mgmt`, for a server there."""
+    """With a third host, m, apart from the rails: a and b each have an interface to it, `mgmt`, and reach a server there, and each other by it."""
 
     hosts = "abm"
 
     def _more(self):
-        for host in "ab":
-            _run("ip", "link", "add", "mgmt", "netns", self.name[host], "type", "veth", "peer", "name", f"to-{host}", "netns", self.name["m"])
-            self._up(host, "mgmt", f"10.{self.octet}.{self._net(host)}.1")
+        for host, other in ("ab", "ba"):
+            name = self.name[host]
+            _run("ip", "link", "add", "mgmt", "netns", name, "type", "veth", "peer", "name", f"to-{host}", "netns", self.name["m"])
+            self._up(host, "mgmt", self.manager(host))
             self._up("m", f"to-{host}", self.server(host))
+            _run("ip", "-n", name, "route", "add", f"{self.manager(other)}/32", "via", self.server(host))
+        _run(*self.within("m"), "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
 
-    @staticmethod
-    def _net(host: str) -> int:
-        return 200 + "ab".index(host)
+    def _management(self, host: str, number: int) -> ipaddress.IPv4Address:
+        return ipaddress.IPv4Address(f"10.{self.octet}.{200 + 'ab'.index(host)}.{number}")
+
+    def manager(self, host: str) -> ipaddress.IPv4Address:
+        """The address of a host for management."""
+        return self._management(host, 1)
 
     def server(self, host: str) -> ipaddress.IPv4Address:
         """The address of m, as a host sees it."""
-        return ipaddress.IPv4Address(f"10.{self.octet}.{self._net(host)}.254")
+        return self._management(host, 254)

@@ -70,9 +70,7 @@ class Suite:
 
 def show_logs(logs: Path):
     """Prints the end of every log of a case."""
-    for log in sorted(logs.iterdir()):
-        if log.suffix != ".log":
-            continue
+    for log in sorted(logs.rglob("*.log")):
         lines = log.read_text(errors="replace").splitlines()
         print(f"  -- {log.name}, last lines:")
         for line in lines[:1] * (len(lines) > TAIL_LINES) + lines[-TAIL_LINES:]:

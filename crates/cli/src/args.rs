@@ -34,6 +34,8 @@ pub(crate) enum Command {
   unbroken run --host b -- ib_send_bw -d unb0
   unbroken run --nics 10.0.0.1,10.0.1.1 -- ib_send_bw -d unb0 10.0.0.2
   unbroken run --no-failover -- ib_send_bw -d unb0 127.0.0.1
+  UNBROKEN_DIRECTORY_PASSWORD_FILE=~/.redis-password \\
+  unbroken run --nics 10.0.0.1,10.0.1.1 --directory redis://me@10.9.0.1 -- ib_send_bw -d unb0
 
 The NICs are the devices unb0, unb1, … of the program.")]
     Run(RunArgs),
@@ -99,6 +101,10 @@ pub(crate) struct RunArgs {
     /// What the NICs at these addresses can do: full, or plain, as an RNIC can (in the emulated network, fabric up says it) [default: full]
     #[arg(long, value_name = "NAME", requires = "nics", value_parser = unbroken_fabric::device_kind)]
     pub(crate) device: Option<DeviceKind>,
+    /// Where processes find each other: a Redis server (redis://[USER@]HOST[:PORT][/DB][?prefix=NAME&lease=SECONDS], rediss://… over TLS) for
+    /// those of several machines, or lmdb, in the runtime folder [default: $UNBROKEN_DIRECTORY, else lmdb]
+    #[arg(long, value_name = "URL")]
+    pub(crate) directory: Option<String>,
     /// Let failures reach the program
     #[arg(long)]
     pub(crate) no_failover: bool,

@@ -8,6 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use unbroken_directory::{Redis, Settings, DEFAULT_VARIABLE};
 use unbroken_fabric::{device_kind_name, Fabric, Runtime};
 
 use crate::args::RunArgs;
@@ -40,6 +41,12 @@ pub(crate) fn run(runtime: &Runtime, args: &RunArgs) -> Result {
         }
     }
     command.env("UNBROKEN_RUNTIME", runtime.path());
+    if let Some(directory) = &args.directory {
+        command.env(DEFAULT_VARIABLE, directory);
+    }
+    if !args.no_failover && std::env::var_os("UNBROKEN_FAILOVER").is_none_or(|v| v != "0") {
+        check_directory(args.directory.as_deref())?;
+    }
     if args.no_failover {
         command.env("UNBROKEN_FAILOVER", "0");
     } else if std::env::var_os("UNBROKEN_FAILOVER").is_none() {
@@ -87,6 +94,20 @@ fn preload(library: &Path, before: Option<OsString>) -> OsString {
         value.push(std::ffi::OsStr::from_bytes(other));
     }
     value
+}
+
+/// A wrong setting is better told here than by a program that finds no device. A server that does not answer may do so later: it is told, and
+/// the program is run.
+fn check_directory(named: Option<&str>) -> Result {
+    let settings = match named {
+        Some(url) => Settings::parse_public(url),
+        None => Settings::from_env(),
+    };
+    let Settings::Redis(settings) = settings.map_err(|e| e.to_string())? else { return Ok(()) };
+    if let Err(e) = Redis::probe(&settings) {
+        eprintln!("unbroken: {e}\nunbroken: while that is so, queue pairs that are connected are not protected");
+    }
+    Ok(())
 }
 
 fn check_addresses(list: &str) -> Result {

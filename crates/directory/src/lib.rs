@@ -103,6 +103,8 @@ pub trait Directory: Send + Sync {
 pub enum News {
     /// There is more to read about UD QPs that have moved.
     Moved,
+    /// UD QPs of this process that have moved are entered, and [`Directory::processes`] has those that use them: they can be told.
+    Entered,
     /// The server cannot be asked; why.
     Lost(String),
     /// It can be asked again.

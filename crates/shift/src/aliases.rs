@@ -126,7 +126,7 @@ fn publish(core: &Core, moved: &[LogicalId]) -> Result<(), DirectoryError> {
 }
 
 /// Tells every process that there is news. One NIC of theirs hears it, if a path to it works; or they read it by themselves.
-fn tell_all(core: &Core) {
+pub(crate) fn tell_all(core: &Core) {
     let Some(Ok(processes)) = core.directory.as_ref().map(|d| d.processes()) else { return };
     let _batch = core.batch();
     let of = |gid, incarnation| Endpoint { gid, qpn: 0, incarnation, connection: 0 };

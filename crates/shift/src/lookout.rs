@@ -41,6 +41,7 @@ fn connect(settings: &Settings, runtime: &Runtime, host: String, inbox: Arc<Inbo
     let news = move |news| {
         let what = match news {
             News::Moved => return inbox.put(Job::ReadAliases),
+            News::Entered => return inbox.put(Job::TellMoved),
             News::Lost(why) => What::DirectoryLost { host: host.clone(), why },
             News::Back => What::DirectoryBack { host: host.clone() },
         };

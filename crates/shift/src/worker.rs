@@ -3,7 +3,7 @@
 //! It sleeps in one poll over the inbox, the control channel and the status socket, until the next deadline. Nothing that it does is
 //! needed while all paths work; it wakes some times a second then, to see that what is outstanding moves.
 
-use crate::aliases::Clerk;
+use crate::aliases::{self, Clerk};
 use crate::core::{Core, LogicalId};
 use crate::datagram;
 use crate::front::{event_type, AsyncElement};
@@ -59,6 +59,8 @@ pub(crate) enum Job {
     Moved(LogicalId),
     /// UD QPs of others have moved.
     ReadAliases,
+    /// The directory has those of ours that have moved: tell the others.
+    TellMoved,
 }
 
 /// Jobs for the worker, and what wakes it.
@@ -259,6 +261,7 @@ impl Worker {
             Job::ProbeAck(nic, message) => self.probe_answered(nic, &message),
             Job::Moved(id) => self.clerk.moved(id),
             Job::ReadAliases => self.clerk.want(),
+            Job::TellMoved => aliases::tell_all(&self.core),
         }
     }
 

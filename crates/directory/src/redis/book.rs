@@ -26,6 +26,8 @@ use crate::{News, KEY_BYTES};
 
 /// Entries, and things to ask of each kind, in one round.
 const BATCH: usize = 128;
+/// Entries of dead processes that are taken out at a time.
+const MAX_LEFT_BEHIND: usize = 4096;
 /// How often changes are asked for.
 const CHANGES_MS: u64 = 1000;
 /// Changes of that age are read at the beginning.
@@ -52,6 +54,7 @@ enum About {
     Qp(QpName),
     Process(u64),
     Moved,
+    Listeners,
     Changes,
 }
 
@@ -61,6 +64,8 @@ pub(crate) struct Round {
     pub(crate) commands: Vec<Command>,
     about: Vec<About>,
     entries: Vec<Entry>,
+    /// There is a UD QP among them that has moved.
+    moves: bool,
     number: u64,
 }
 
@@ -93,8 +98,8 @@ pub(crate) struct Book {
     changes_id: String,
     /// The server has another key than this process: it had lost this one, and somebody was quicker.
     foreign: bool,
-    /// What dead processes have left in the table of moved QPs.
-    left_behind: Vec<Vec<u8>>,
+    /// What dead processes have left in tables, whose entries do not expire by themselves.
+    left_behind: Vec<(String, Vec<u8>)>,
     /// This process ends.
     closing: bool,
 }
@@ -163,7 +168,13 @@ impl Book {
 
     /// The next round, if there is something to do.
     pub(crate) fn next(&mut self, now_ms: u64) -> Option<Round> {
-        let mut round = Round { commands: Vec::new(), about: Vec::new(), entries: Vec::new(), number: self.rounds + 1 };
+        let mut round = Round {
+            commands: Vec::new(),
+            about: Vec::new(),
+            entries: Vec::new(),
+            moves: false,
+            number: self.rounds + 1,
+        };
         if !self.greeted {
             self.claim(&mut round);
             round.add(About::Time, Command::Time);
@@ -193,12 +204,13 @@ impl Book {
     fn write(&mut self, round: &mut Round, now_ms: u64) {
         if self.renew_at_ms <= now_ms {
             self.renew_at_ms = now_ms + self.lease_ms / 4;
-            self.own.repeat();
+            self.own.repeat(false);
         }
         let server_ms = now_ms + self.server_ahead_ms;
         while round.entries.len() < BATCH {
             let Some(entry) = self.own.take() else { break };
             round.entries.push(entry);
+            round.moves |= self.own.has_moved(entry);
             for command in self.own.commands(entry, &self.names, self.lease_ms, server_ms) {
                 round.add(About::Written, command);
             }
@@ -213,10 +225,11 @@ impl Book {
         for incarnation in processes {
             round.add(About::Process(incarnation), Command::Get(self.names.process(incarnation)));
         }
-        for field in self.left_behind.drain(..self.left_behind.len().min(BATCH)) {
-            let command = Command::DeleteField { name: self.names.moved(), field };
-            round.commands.push(command);
-            round.about.push(About::Written);
+        for (name, field) in self.left_behind.drain(..self.left_behind.len().min(BATCH)) {
+            round.add(About::Written, Command::DeleteField { name, field });
+        }
+        if self.known.take_listeners() {
+            round.add(About::Listeners, Command::Fields(self.names.listeners()));
         }
         if self.known.take_moved() {
             round.add(About::Moved, Command::Fields(self.names.moved()));
@@ -242,18 +255,26 @@ impl Book {
                     self.known.process_answer(*incarnation, now_ms, value.as_deref());
                 }
                 (About::Moved, Reply::Fields(fields)) => {
-                    self.sweep(fields, server_ms);
+                    self.sweep(&self.names.moved(), fields, server_ms);
                     if self.known.moved_answer(fields, server_ms) {
                         news.push(News::Moved);
                     }
+                }
+                (About::Listeners, Reply::Fields(fields)) => {
+                    self.sweep(&self.names.listeners(), fields, server_ms);
+                    self.known.listeners_answer(fields, server_ms);
+                    news.push(News::Entered);
                 }
                 (About::Changes, Reply::Lines(lines)) => self.changes(lines),
                 (about, reply) => return Err(format!("the server's answer about {about:?} is {reply:?}")),
             }
         }
         self.own.written(&round.entries);
+        if round.moves {
+            self.known.ask_listeners();
+        }
         if lost {
-            self.own.repeat();
+            self.own.repeat(true);
         }
         Ok(news)
     }
@@ -282,7 +303,7 @@ impl Book {
         self.server_ahead_ms = server_ms.saturating_sub(now_ms);
         self.changes_id = format!("{}-0", server_ms.saturating_sub(CHANGES_BEFORE_MS));
         (self.changes_at_ms, self.renew_at_ms) = (now_ms + CHANGES_MS, now_ms + self.lease_ms / 4);
-        self.own.repeat();
+        self.own.repeat(true);
         self.known.ask_all();
         if let State::Down(_) = std::mem::replace(&mut self.state, State::Up) {
             news.push(News::Back);
@@ -302,14 +323,12 @@ impl Book {
         }
     }
 
-    /// Finds what dead processes have left in the table of moved QPs, whose entries do not expire by themselves.
-    fn sweep(&mut self, fields: &[(Vec<u8>, Vec<u8>)], server_ms: u64) {
-        self.left_behind.clear();
-        for (name, value) in fields {
-            if own::forgotten(value, server_ms, self.lease_ms) {
-                self.left_behind.push(name.clone());
-            }
-        }
+    /// Finds what dead processes have left in a table.
+    fn sweep(&mut self, table: &str, fields: &[(Vec<u8>, Vec<u8>)], server_ms: u64) {
+        let forgotten = fields.iter().filter(|(_, value)| own::forgotten(value, server_ms, self.lease_ms));
+        // What is too much now is found again.
+        let room = MAX_LEFT_BEHIND.saturating_sub(self.left_behind.len());
+        self.left_behind.extend(forgotten.take(room).map(|(field, _)| (table.to_string(), field.clone())));
     }
 
     /// Whether something is to be done at once.

@@ -90,6 +90,10 @@ impl Names {
         format!("{}:moved", self.base)
     }
 
+    pub(crate) fn listeners(&self) -> String {
+        format!("{}:listeners", self.base)
+    }
+
     pub(crate) fn changes(&self) -> String {
         format!("{}:changes", self.base)
     }

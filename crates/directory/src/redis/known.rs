@@ -81,6 +81,10 @@ pub(crate) struct Known {
     moved: BTreeMap<QpName, MovedQp>,
     /// Whether the table of moved QPs is to be read; `None`: nobody has wanted it so far.
     moved_asked: Option<bool>,
+    /// Those that want to be told of moved QPs.
+    listeners: BTreeMap<u64, ProcessRecord>,
+    /// Whether the table of those is to be read.
+    listeners_asked: bool,
 }
 
 impl Known {
@@ -169,8 +173,11 @@ impl Known {
     }
 
     /// Those that are known and live.
-    pub(crate) fn processes(&self) -> impl Iterator<Item = (u64, &ProcessRecord)> {
-        self.processes.iter().filter_map(|(incarnation, process)| Some((*incarnation, process.record.as_ref()?)))
+    pub(crate) fn processes(&self) -> BTreeMap<u64, ProcessRecord> {
+        let known =
+            self.processes.iter().filter_map(|(incarnation, process)| Some((*incarnation, process.record.clone()?)));
+        // What a listener says of itself may be as old as its last renewal.
+        self.listeners.clone().into_iter().chain(known).collect()
     }
 
     // --- UD QPs that have moved --------------------------------------------------------------------------------------------------
@@ -184,6 +191,30 @@ impl Known {
     /// There is news of them, as somebody says.
     pub(crate) fn moved_changed(&mut self) {
         self.moved_asked = self.moved_asked.map(|_| true);
+    }
+
+    /// Whether anybody has wanted to know of them.
+    pub(crate) fn listens(&self) -> bool {
+        self.moved_asked.is_some()
+    }
+
+    /// There is something to tell to those who listen.
+    pub(crate) fn ask_listeners(&mut self) {
+        self.listeners_asked = true;
+    }
+
+    /// Whether to ask for them now.
+    pub(crate) fn take_listeners(&mut self) -> bool {
+        std::mem::take(&mut self.listeners_asked)
+    }
+
+    pub(crate) fn listeners_answer(&mut self, fields: &[(Vec<u8>, Vec<u8>)], server_ms: u64) {
+        let decode = |(name, field): &(Vec<u8>, Vec<u8>)| {
+            let incarnation = u64::from_be_bytes(name.as_slice().try_into().ok()?);
+            let (_, record) = ProcessRecord::decode(own::current(field, server_ms)?)?;
+            Some((incarnation, record))
+        };
+        self.listeners = fields.iter().filter_map(decode).collect();
     }
 
     /// Whether to ask now.
@@ -209,6 +240,7 @@ impl Known {
     pub(crate) fn pending(&self) -> bool {
         let waits = |asked: &bool| !*asked;
         self.moved_asked == Some(true)
+            || self.listeners_asked
             || self.qps_asked.0.values().any(waits)
             || self.processes_asked.0.values().any(waits)
     }

@@ -230,11 +230,15 @@ impl Directory for Redis {
 
     fn publish_process(&self, incarnation: u64, record: &ProcessRecord) -> Result<()> {
         let value = record.encode(incarnation).map_err(DirectoryError::Record)?;
-        self.enter(&mut *self.book()?, Entry::Process(incarnation), value)
+        let mut book = self.book()?;
+        if book.known.listens() {
+            self.enter(&mut book, Entry::Listener(incarnation), value.clone())?;
+        }
+        self.enter(&mut book, Entry::Process(incarnation), value)
     }
 
     fn unpublish_process(&self, incarnation: u64) -> Result<()> {
-        self.take_out([Entry::Process(incarnation)].into_iter())
+        self.take_out([Entry::Process(incarnation), Entry::Listener(incarnation)].into_iter())
     }
 
     fn lookup_process(&self, incarnation: u64) -> Result<Option<ProcessRecord>> {
@@ -249,11 +253,10 @@ impl Directory for Redis {
 
     fn processes(&self) -> Result<Vec<(u64, ProcessRecord)>> {
         let book = self.book()?;
-        let own = book.own.iter().filter_map(|(entry, bytes)| match entry {
-            Entry::Process(incarnation) => ProcessRecord::decode(bytes).map(|(_, record)| (incarnation, record)),
-            Entry::Qp(_) | Entry::Moved(_) => None,
-        });
-        Ok(own.chain(book.known.processes().map(|(incarnation, record)| (incarnation, record.clone()))).collect())
+        let mut all = book.known.processes();
+        let own = book.own.processes().map(|(incarnation, bytes)| Some((incarnation, ProcessRecord::decode(bytes)?.1)));
+        all.extend(own.flatten());
+        Ok(all.into_iter().collect())
     }
 
     fn publish_moved(&self, moved: &[MovedQp]) -> Result<()> {
@@ -270,6 +273,10 @@ impl Directory for Redis {
 
     fn moved(&self) -> Result<Vec<MovedQp>> {
         let mut book = self.book()?;
+        if !book.known.listens() {
+            let own: Vec<_> = book.own.processes().map(|(incarnation, bytes)| (incarnation, bytes.to_vec())).collect();
+            own.into_iter().try_for_each(|(i, bytes)| self.enter(&mut book, Entry::Listener(i), bytes))?;
+        }
         // Its own are known better here than there.
         let mut all = book.known.moved().clone();
         for (entry, bytes) in book.own.iter() {

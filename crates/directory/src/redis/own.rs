@@ -22,6 +22,8 @@ pub(crate) enum Entry {
     Qp(QpName),
     /// A UD QP that has moved.
     Moved(QpName),
+    /// A process that wants to be told of UD QPs that have moved, by its incarnation.
+    Listener(u64),
 }
 
 struct Item {
@@ -75,10 +77,11 @@ impl Own {
         all.into_iter().for_each(|entry| self.remove(entry));
     }
 
-    /// The server shall have everything again.
-    pub(crate) fn repeat(&mut self) {
+    /// The server shall have everything again; `lost`: others may have seen it without.
+    pub(crate) fn repeat(&mut self, lost: bool) {
         self.writing = 0;
         for (entry, item) in &mut self.items {
+            item.announce |= lost && matches!(entry, Entry::Moved(_));
             if !std::mem::replace(&mut item.queued, true) {
                 self.again.push_back(*entry);
             }
@@ -93,6 +96,14 @@ impl Own {
     /// All that is entered.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Entry, &[u8])> {
         self.items.iter().filter_map(|(entry, item)| Some((*entry, item.value.as_deref()?)))
+    }
+
+    /// The processes that are entered: this one, once it has said where it can be reached.
+    pub(crate) fn processes(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.iter().filter_map(|(entry, bytes)| match entry {
+            Entry::Process(incarnation) => Some((incarnation, bytes)),
+            Entry::Qp(_) | Entry::Moved(_) | Entry::Listener(_) => None,
+        })
     }
 
     /// Whether the server has all changes.
@@ -132,16 +143,15 @@ impl Own {
             }
             (Entry::Qp(qp), Some(value)) => Command::Set { name: names.qp(&qp), value, lease_ms },
             (Entry::Qp(qp), None) => Command::Delete(names.qp(&qp)),
-            (Entry::Moved(qp), Some(value)) => {
-                let value = [&(server_ms + lease_ms).to_le_bytes(), &value[..]].concat();
-                Command::SetField { name: names.moved(), field: qp.0.to_vec(), value, lease_ms: 2 * lease_ms }
+            (Entry::Moved(qp), value) => field(names.moved(), qp.0.to_vec(), value, lease_ms, server_ms),
+            (Entry::Listener(incarnation), value) => {
+                field(names.listeners(), incarnation.to_be_bytes().to_vec(), value, lease_ms, server_ms)
             }
-            (Entry::Moved(qp), None) => Command::DeleteField { name: names.moved(), field: qp.0.to_vec() },
         }];
         let line = match entry {
             Entry::Process(incarnation) => Some(incarnation.to_be_bytes().to_vec()),
             Entry::Moved(_) => Some(Vec::new()),
-            Entry::Qp(_) => None,
+            Entry::Qp(_) | Entry::Listener(_) => None,
         };
         if let Some(line) = line.filter(|_| item.announce) {
             commands.push(Command::Announce { name: names.changes(), line, lease_ms: 4 * lease_ms });
@@ -149,7 +159,13 @@ impl Own {
         commands
     }
 
-    /// So many entries that [`Own::take`] gave were written.
+    /// Whether an entry is a UD QP that has moved since others have heard of it.
+    pub(crate) fn has_moved(&self, entry: Entry) -> bool {
+        let item = self.items.get(&entry).filter(|_| matches!(entry, Entry::Moved(_)));
+        item.is_some_and(|item| item.announce && item.value.is_some())
+    }
+
+    /// These entries, which [`Own::take`] gave, were written.
     pub(crate) fn written(&mut self, entries: &[Entry]) {
         // Whatever is on its way is of one round.
         self.writing = 0;
@@ -160,6 +176,17 @@ impl Own {
                 self.items.remove(entry);
             }
         }
+    }
+}
+
+/// Writes a field of a table, or deletes it. Fields do not expire by themselves: each begins with the time at which it does.
+fn field(name: String, field: Vec<u8>, value: Option<Vec<u8>>, lease_ms: u64, server_ms: u64) -> Command {
+    match value {
+        Some(value) => {
+            let value = [&(server_ms + lease_ms).to_le_bytes(), &value[..]].concat();
+            Command::SetField { name, field, value, lease_ms: 2 * lease_ms }
+        }
+        None => Command::DeleteField { name, field },
     }
 }
 

@@ -138,10 +138,9 @@ fn explain(error: &RedisError) -> String {
     const PASSWORD: &str = "UNBROKEN_DIRECTORY_PASSWORD_FILE or UNBROKEN_DIRECTORY_PASSWORD";
     let text = error.to_string();
     if error.kind() == ErrorKind::AuthenticationFailed || text.contains("WRONGPASS") {
-        return match text.contains("without any password configured") {
-            true => "the server has no password, but one is given: unset it".into(),
-            false => format!("the server refuses user and password; give the right ones ({PASSWORD}): {text}"),
-        };
+        return format!(
+            "the server refuses user and password; give the right ones ({PASSWORD}), or none where it has none"
+        );
     }
     if text.contains("NOAUTH") {
         return format!("the server wants a password; give it in {PASSWORD}");
@@ -152,8 +151,9 @@ fn explain(error: &RedisError) -> String {
         }
         _ if error.is_timeout() => format!("no answer within {} s", IO_WAIT.as_secs()),
         _ if error.is_connection_refusal() => "nobody listens there (connection refused)".into(),
+        _ if error.is_connection_dropped() => "the server has closed the connection".into(),
         ErrorKind::Io => match std::error::Error::source(error).and_then(|e| e.downcast_ref::<io::Error>()) {
-            Some(source) => format!("{source}"),
+            Some(source) => source.to_string(),
             None => text,
         },
         _ => text,

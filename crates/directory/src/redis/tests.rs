@@ -290,6 +290,32 @@ fn garbage_is_an_error_and_nothing_more() {
 }
 
 #[test]
+fn who_listens_is_known_when_a_qp_has_moved() {
+    let server = Fake::default();
+    let ((a, a_news), (b, b_news), (c, _)) = (open(&server), open(&server), open(&server));
+    for (directory, incarnation) in [(&a, 11), (&b, 22), (&c, 33)] {
+        directory.publish_process(incarnation, &record(incarnation as u32)).unwrap();
+    }
+    assert!(b.moved().unwrap().is_empty(), "it listens from now on");
+    b.publish_process(22, &record(23)).unwrap();
+    b.settle();
+    a.publish_moved(&[moved(1)]).unwrap();
+    assert_eq!(a_news.recv_timeout(PATIENCE).unwrap(), News::Entered);
+    assert_eq!(a.processes().unwrap(), [(11, record(11)), (22, record(23))]);
+    // Told, it asks; else it asks within a second by itself.
+    assert_eq!(b_news.recv_timeout(PATIENCE).unwrap(), News::Moved);
+    assert_eq!(b.moved().unwrap(), [moved(1)]);
+    // To say the same again is no news.
+    let rounds = server.data().rounds;
+    wait("a lease is renewed", || server.data().rounds > rounds + 8);
+    assert!(a_news.try_recv().is_err());
+    server.data().lose();
+    server.data().break_after = Some((0, false));
+    wait("everything is there again", || server.data().tables.values().filter(|table| !table.is_empty()).count() == 2);
+    wait("it is heard of again", || b.moved().unwrap() == [moved(1)]);
+}
+
+#[test]
 fn what_the_dead_left_in_the_table_of_moved_qps_is_not_shown_and_swept_out() {
     let server = Fake::default();
     let (mut a, mut b) = (Process::new(&server, 1), Process::new(&server, 2));
