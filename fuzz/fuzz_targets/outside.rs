@@ -1,4 +1,4 @@
-//! What else comes from outside: control messages of peers, values of the directory, the fabric's file and the faults of a command.
+//! What else comes from outside: control messages of peers, values of the directory and its URL, the fabric's file and the faults of a command.
 //!
 //! The first byte says which. Whatever is accepted must be written back to something that reads the same, and nothing may panic.
 #![no_main]
@@ -30,6 +30,9 @@ fn control(mut input: &[u8]) {
 
 fn directory(input: &[u8]) {
     unbroken_directory::check_value(input);
+    if let Ok(text) = std::str::from_utf8(input) {
+        let _ = unbroken_directory::Settings::parse_public(text).map(|settings| format!("{settings:?}"));
+    }
 }
 
 fn fabric(input: &[u8]) {

@@ -120,6 +120,14 @@ impl EventSink for Sink {
 impl Core {
     /// The core over these NICs. Opens none yet.
     pub(crate) fn over(nics: Box<dyn NicSet>) -> Result<Arc<Core>> {
+        Core::with(nics, |directory| directory)
+    }
+
+    /// ... with something before its directory.
+    pub(crate) fn with(
+        nics: Box<dyn NicSet>,
+        wrap: impl FnOnce(Arc<dyn Directory>) -> Arc<dyn Directory>,
+    ) -> Result<Arc<Core>> {
         let failover = failover_is_on();
         let runtime = Runtime::at(&nics.runtime()).map_err(|e| Error::new(libc::EIO, e.to_string()))?;
         let (mut seed, mut own_key) = ([0u8; 8], [0u8; 32]);
@@ -130,7 +138,7 @@ impl Core {
         let control_pd = nics.memory(0).alloc_pd()?;
         let inbox = Arc::new(Inbox::new()?);
         let directory = match failover {
-            true => Some(lookout::open(&runtime, nics.host(), inbox.clone())?),
+            true => Some(wrap(lookout::open(&runtime, nics.host(), inbox.clone())?)),
             false => None,
         };
         Ok(Arc::new(Core {

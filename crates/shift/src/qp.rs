@@ -354,7 +354,8 @@ impl Qp {
         check_owner()?;
         let state = change.rc.state;
         if let (Some(QpState::Rtr), true) = (state, self.init.hold_on_failure) {
-            if let (Some(gid), Some(qpn)) = self.destination(&self.gate(), change) {
+            let destination = self.destination(&self.gate(), change);
+            if let (Some(gid), Some(qpn)) = destination {
                 self.core.fetch_qp(gid, qpn);
             }
         }

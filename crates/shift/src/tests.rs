@@ -23,6 +23,8 @@ use unbroken_verbs::{
     RcModify, RecvWr, Result, SendBatch, SendWr, Srq, SrqAttr, UdAliases,
 };
 
+mod waits;
+
 /// How long anything may take before a test calls it lost.
 const PATIENCE: Duration = Duration::from_secs(20);
 const BYTES: usize = 3000;
@@ -247,6 +249,10 @@ impl World {
         dead.iter().for_each(|nic| plan.dead[*nic].store(true, SeqCst));
         let nics = devices::of_host(folder.path(), "a").unwrap();
         let core = Core::over(Box::new(Nics(nics, plan.clone()))).unwrap();
+        World::of(core, plan, folder)
+    }
+
+    fn of(core: Arc<Core>, plan: Arc<Plan>, folder: tempfile::TempDir) -> World {
         let system = System::over(core.clone());
         let contexts = [system.open(0).unwrap(), system.open(1).unwrap()];
         let pd = contexts[0].alloc_pd().unwrap();

@@ -279,11 +279,7 @@ impl Directory for Redis {
         }
         // Its own are known better here than there.
         let mut all = book.known.moved().clone();
-        for (entry, bytes) in book.own.iter() {
-            if let Entry::Moved(qp) = entry {
-                all.extend(MovedQp::decode(&qp.0, bytes).map(|(_, moved)| (qp, moved)));
-            }
-        }
+        all.extend(book.own.moved().filter_map(|(qp, bytes)| Some((qp, MovedQp::decode(&qp.0, bytes)?.1))));
         self.wake(&book);
         Ok(all.into_values().collect())
     }

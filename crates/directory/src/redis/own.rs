@@ -93,14 +93,22 @@ impl Own {
         self.items.get(&entry)?.value.as_deref()
     }
 
-    /// All that is entered.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Entry, &[u8])> {
-        self.items.iter().filter_map(|(entry, item)| Some((*entry, item.value.as_deref()?)))
+    fn range(&self, from: Entry, to: Entry) -> impl Iterator<Item = (Entry, &[u8])> {
+        self.items.range(from..=to).filter_map(|(entry, item)| Some((*entry, item.value.as_deref()?)))
+    }
+
+    /// The UD QPs that have moved.
+    pub(crate) fn moved(&self) -> impl Iterator<Item = (QpName, &[u8])> {
+        let all = self.range(Entry::Moved(QpName([0; 20])), Entry::Moved(QpName([0xff; 20])));
+        all.filter_map(|(entry, bytes)| match entry {
+            Entry::Moved(qp) => Some((qp, bytes)),
+            Entry::Process(_) | Entry::Qp(_) | Entry::Listener(_) => None,
+        })
     }
 
     /// The processes that are entered: this one, once it has said where it can be reached.
     pub(crate) fn processes(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        self.iter().filter_map(|(entry, bytes)| match entry {
+        self.range(Entry::Process(0), Entry::Process(u64::MAX)).filter_map(|(entry, bytes)| match entry {
             Entry::Process(incarnation) => Some((incarnation, bytes)),
             Entry::Qp(_) | Entry::Moved(_) | Entry::Listener(_) => None,
         })
