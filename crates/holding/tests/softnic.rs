@@ -10,8 +10,8 @@ use unbroken_softnic::{Config, Nic, SoftNics};
 use unbroken_types::{Access, Gid, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceEvent, DeviceQp, Error, EventSink, HoldingQp,
-    MemoryDomain, PortAttr, QpInit, QpModify, RcModify, RecvWr, RemoteKeys, RemoteNic, Result, SendWr, Srq, SrqAttr,
-    UdDest,
+    LimitHook, MemoryDomain, OverrunHook, PortAttr, QpInit, QpModify, RcModify, RecvWr, RemoteKeys, RemoteNic, Result,
+    SendWr, Srq, SrqAttr, UdDest,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -46,11 +46,20 @@ impl Device for Hidden {
     fn memory(&self) -> Arc<dyn MemoryDomain> {
         self.0.memory()
     }
-    fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>> {
-        self.0.create_cq(entries, channel)
+    fn gid_index(&self) -> u8 {
+        self.0.gid_index()
     }
-    fn create_srq(&self, pd: u32, sizes: SrqAttr) -> Result<Arc<Srq>> {
-        self.0.create_srq(pd, sizes)
+    fn check_address(&self, port: u8, sgid_index: u8, dest: Gid) -> Result<()> {
+        self.0.check_address(port, sgid_index, dest)
+    }
+    fn create_channel(&self) -> Result<Arc<CompChannel>> {
+        self.0.create_channel()
+    }
+    fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>, on_overrun: OverrunHook) -> Result<Arc<Cq>> {
+        self.0.create_cq(entries, channel, on_overrun)
+    }
+    fn create_srq(&self, pd: u32, sizes: SrqAttr, on_limit: LimitHook) -> Result<Arc<Srq>> {
+        self.0.create_srq(pd, sizes, on_limit)
     }
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
         assert!(!init.hold_on_failure && init.wc_qpn.is_none());
@@ -357,7 +366,7 @@ fn datagrams_pass_through_and_wake_who_waits() {
     assert!(poll(&cqs[1]).is_empty());
     a.buffer[0].store(77, Ordering::Relaxed);
     let sges = [a.sge(0)];
-    let ud = Some(UdDest { gid: b.nics[0].gid(), qpn: qps[1].qpn(), qkey: 5, grh: true });
+    let ud = Some(UdDest { gid: b.nics[0].gid(), qpn: qps[1].qpn(), qkey: 5, grh: true, sgid_index: 0 });
     qps[0].post_send(&SendWr { ud, ..wr(3, SendOpcode::Send, &sges) }).unwrap();
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || tell.send(channel.get_event().unwrap()));

@@ -193,6 +193,7 @@ impl Journal {
             executed: self.consumed,
             completed: self.completed.all,
             waiting_rnr: self.recorded.receives > self.completed.receives,
+            resting: false,
             keys_changed: self.keys_changed,
             first_moved_us: self.first_moved_us,
         }

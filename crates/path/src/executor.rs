@@ -302,7 +302,9 @@ impl Executor {
     /// Looks at the progress of a QP that nothing is being switched of, by the observer's clock. Gives its path, too.
     pub fn look(&mut self, clock_us: u64, progress: &Progress) -> Option<(SlotPath, Look)> {
         let path = self.active_path()?;
-        Some((path, self.silence.look(clock_us, progress.outstanding_sends, progress.advanced)))
+        // What the application itself holds back (SQD) is not silent.
+        let awaited = if progress.resting { 0 } else { progress.outstanding_sends };
+        Some((path, self.silence.look(clock_us, awaited, progress.advanced)))
     }
 
     /// The application ends the connection: tells the peer.
@@ -430,7 +432,7 @@ impl Executor {
                         ..RcModify::default()
                     };
                     let remote = self.lqp.path().map(|path| path.remote);
-                    let done = shell.modify(&rtr, remote);
+                    let done = shell.modify(&[rtr], remote);
                     self.step(shell, done);
                 }
                 // A step before it was refused, so that the QP has left the path already.
@@ -582,11 +584,13 @@ impl Executor {
             access: app.access,
             ..RcModify::default()
         };
+        let sqd = RcModify { state: Some(QpState::Sqd), ..RcModify::default() };
         self.pause.1 = 0;
-        let mut done = shell.modify(&rts, None);
-        if app.state == Some(QpState::Sqd) && done.is_ok() {
-            done = shell.modify(&RcModify { state: Some(QpState::Sqd), ..RcModify::default() }, None);
-        }
+        let done = match app.state {
+            // In one go: what SQD holds back must not leave in between.
+            Some(QpState::Sqd) => shell.modify(&[rts, sqd], None),
+            _ => shell.modify(&[rts], None),
+        };
         self.step(shell, done);
     }
 

@@ -223,6 +223,8 @@ pub struct Progress {
     pub completed: u64,
     /// Waiting because the peer had no receive: silence, but not a failure.
     pub waiting_rnr: bool,
+    /// In SQD, with all complete that was started: what is outstanding waits for the application.
+    pub resting: bool,
     /// See [`crate::RcQp::changed_keys`].
     pub keys_changed: bool,
     /// When the first acknowledgement came or the first message of the peer was executed.

@@ -108,6 +108,7 @@ impl RcQp {
             executed: self.responder.executed().all,
             completed: self.requester.completed().all,
             waiting_rnr: self.requester.waiting_rnr(),
+            resting: self.state == QpState::Sqd && self.requester.drained(),
             keys_changed: self.changed_keys(),
             first_moved_us: self.first_moved_us,
         }
@@ -410,6 +411,10 @@ impl RcQp {
             match self.requester.transmit(now_us, &self.link, sink, out) {
                 Ok(m) => more |= m,
                 Err(status) => self.requester_failed(status, out),
+            }
+            if self.state == QpState::Sqd {
+                // What an earlier life had done completes here, without a packet of the peer.
+                self.note_drained();
             }
         }
         match self.responder.transmit_responses(&self.link, sink) {

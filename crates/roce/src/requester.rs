@@ -211,9 +211,10 @@ impl Requester {
         self.rnr_until.is_some()
     }
 
-    /// Whether everything that was started is complete (state SQD).
+    /// Whether everything that was started, in this life or an earlier one, is complete (state SQD).
     pub(crate) fn drained(&self) -> bool {
-        self.ring.head == self.assigned
+        let begun = !self.ring.is_empty() && self.ring.get(self.ring.head).begun();
+        self.ring.head == self.assigned && !begun
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
@@ -290,7 +291,7 @@ impl Requester {
         }
         let wqe = *self.ring.get(self.cur);
         let fenced = wqe.flags.contains(SendFlags::FENCE) && self.last_read > self.ring.head;
-        if !link.may_start || fenced && !wqe.executed {
+        if !(link.may_start || wqe.begun()) || fenced && !wqe.executed {
             return false;
         }
         let first_psn = self.next_psn;

@@ -50,6 +50,13 @@ impl Wqe {
     };
 }
 
+impl Wqe {
+    /// It has to come to its end even where nothing new is started (state SQD): an earlier life may have sent some of it.
+    pub(crate) fn begun(&self) -> bool {
+        self.started || self.executed
+    }
+}
+
 /// An idle QP shall be small.
 const _: () = assert!(size_of::<Wqe>() <= 48);
 

@@ -323,6 +323,41 @@ fn a_drained_send_queue_says_so() {
     assert_eq!(p.statuses(0), [(1, OK), (2, OK)]);
 }
 
+/// The QP that takes over the work of one in SQD finishes what that had started, and nothing else; that its send queue is drained is told
+/// then, and not before.
+#[test]
+fn what_an_earlier_life_has_started_is_finished_in_sqd() {
+    let begun = |wr: SendWr<'_>, executed| SendEntry { started: true, executed, ..SendEntry::from(&wr) };
+    let waits = SendEntry::from(&write(3, 10));
+    let cases = [
+        vec![begun(write(1, 3000), false), begun(read(2, 100), false), waits.clone()],
+        vec![begun(write(1, 3000), true), begun(read(2, 100), false), waits.clone()],
+        vec![begun(write(1, 3000), true), begun(write(2, 10), true), waits.clone()],
+        vec![begun(write(1, 3000), true), waits.clone()],
+        vec![waits],
+    ];
+    for sends in cases {
+        let mut p = pair(true);
+        let (a, mut wcs) = (p.ends[0].qp.attrs(), Wcs::default());
+        let (started, mut qp) = (sends.len() - 1, RcQp::new(config(10, true)));
+        qp.modify(&init(), &mut wcs).unwrap();
+        qp.modify(&rtr(11, a.rq_psn.unwrap(), Mtu::B1024), &mut wcs).unwrap();
+        qp.adopt(&Backlog { sends, ..Backlog::default() }).unwrap();
+        qp.modify(&rts(a.sq_psn.unwrap()), &mut wcs).unwrap();
+        qp.modify(&RcModify { state: Some(QpState::Sqd), ..RcModify::default() }, &mut wcs).unwrap();
+        assert_eq!((qp.take_event().is_none(), qp.draining()), (started > 0, started > 0));
+        p.ends[0].qp = qp;
+        p.run();
+        assert_eq!(p.statuses(0), [(1, OK), (2, OK)][..started]);
+        let End { qp, wcs, .. } = &mut p.ends[0];
+        assert_eq!(qp.take_event().is_some(), started > 0);
+        assert!(!qp.draining() && qp.progress().resting, "what is left waits for the program");
+        qp.modify(&RcModify { state: Some(QpState::Rts), ..RcModify::default() }, wcs).unwrap();
+        p.run();
+        assert_eq!((p.statuses(0).len(), p.ends[0].qp.progress().resting), (started + 1, false));
+    }
+}
+
 #[test]
 fn transitions_name_what_is_wrong() {
     let mut wcs = Wcs::default();

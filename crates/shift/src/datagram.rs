@@ -146,10 +146,7 @@ fn open(qp: &Qp, g: &mut Gate, nic: usize) -> Result<()> {
     let device = core.device(nic).ok_or_else(|| Error::device_gone(format!("{} is dead", core.nic_name(nic))))?;
     let init = QpInit { home: d.home(&g.app), ..qp.init.clone() };
     let fresh = core.make_qp_on(&device, nic, qp.id().0, &init)?;
-    let begin = (|| {
-        fresh.adopt(backlog.clone())?;
-        history(&g.app).iter().try_for_each(|change| fresh.modify(change))
-    })();
+    let begin = fresh.adopt(backlog.clone()).and_then(|()| fresh.modify_all(&history(&g.app)));
     if let Err(e) = begin {
         fresh.destroy();
         return Err(e);

@@ -383,6 +383,13 @@ impl Context {
         self.events.next()
     }
 
+    /// How many events of that type wait.
+    #[cfg(test)]
+    pub(crate) fn waiting_events(&self, event_type: u32) -> usize {
+        let waiting = self.events.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.iter().filter(|e| e.event_type == event_type).count()
+    }
+
     /// Raises an event.
     pub(crate) fn raise(&self, event_type: u32, element: AsyncElement) {
         match event_type {

@@ -151,7 +151,7 @@ impl Shell for Hands<'_> {
         })
     }
 
-    fn modify(&mut self, change: &RcModify, remote: Option<u8>) -> std::result::Result<(), StepError> {
+    fn modify(&mut self, changes: &[RcModify], remote: Option<u8>) -> std::result::Result<(), StepError> {
         let dest_gid = remote.and_then(|i| self.peer.nic(i)).map(|nic| nic.gid);
         let device = dest_gid.and_then(|_| self.qp.core.device(*self.nic));
         let sgid_index = device.map(|device| device.gid_index());
@@ -159,13 +159,14 @@ impl Shell for Hands<'_> {
             let default = self.app.dest_gid.and_then(|gid| self.peer.index_of(self.qp.core.first_port(gid)));
             self.phys.set_remote(&RemoteNic { keys: self.peer.keys.clone(), default: default.unwrap_or(nic), nic });
         }
-        let sqd_notify = self.app.sqd_notify.filter(|_| change.state == Some(QpState::Sqd));
-        self.phys.modify(&QpModify { rc: *change, dest_gid, sgid_index, sqd_notify, ..QpModify::default() }).map_err(
-            |e| {
-                self.qp.core.complain("the backup QP cannot be connected", &e);
-                StepError
-            },
-        )
+        let step = |rc: &RcModify| {
+            let sqd_notify = self.app.sqd_notify.filter(|_| rc.state == Some(QpState::Sqd));
+            QpModify { rc: *rc, dest_gid, sgid_index, sqd_notify, ..QpModify::default() }
+        };
+        self.phys.modify_all(&changes.iter().map(step).collect::<Vec<_>>()).map_err(|e| {
+            self.qp.core.complain("the backup QP cannot be connected", &e);
+            StepError
+        })
     }
 
     fn fail(&mut self, status: WcStatus) {

@@ -388,8 +388,9 @@ impl Qp {
         if let (Some(code), Some(_)) = (change.rc.timeout, &g.link) {
             physical.rc.timeout = Some(self.core.protected_timeout(code));
         }
-        if let (Some(QpState::Rts), Some(psn)) = (state, g.link.as_ref().and_then(|l| l.executor().moved_sq_psn())) {
-            physical.rc.sq_psn = Some(psn);
+        // From RTR to RTS; back from SQD there is none.
+        if let (Some(own), Some(link)) = (&mut physical.rc.sq_psn, &g.link) {
+            *own = link.executor().moved_sq_psn().unwrap_or(*own);
         }
         if g.nic != self.nic {
             (physical.port, physical.sgid_index) = (None, None);
@@ -578,8 +579,22 @@ impl Qp {
         }
     }
 
-    /// An asynchronous event of the physical QP.
-    pub(crate) fn raise(&self, event: QpEvent) {
+    /// An asynchronous event of the physical QP, which is one of the logical one if it is news.
+    pub(crate) fn tell(&self, event: QpEvent) {
+        let mut g = self.gate();
+        match event {
+            // That a later life is connected is none.
+            QpEvent::CommEstablished if g.link.as_ref().is_some_and(|l| l.executor().lqp().epoch() > 0) => return,
+            // Later lives come to SQD, too.
+            QpEvent::SqDrained => g.app.sqd_notify = None,
+            _ => {}
+        }
+        drop(g);
+        self.raise(event);
+    }
+
+    /// Raises an asynchronous event.
+    fn raise(&self, event: QpEvent) {
         if let Some(c) = self.context.upgrade() {
             c.raise(event as u32, AsyncElement::Qp(self.cookie.load(Ordering::Acquire)));
         }
@@ -693,6 +708,8 @@ pub(crate) fn merge(all: &mut QpModify, change: &QpModify) {
     take!(dest_gid);
     take!(sgid_index);
     take!(qkey);
-    take!(sqd_notify);
+    if change.rc.state == Some(QpState::Sqd) {
+        all.sqd_notify = change.sqd_notify;
+    }
     take!(port);
 }

@@ -19,8 +19,8 @@ use unbroken_roce::{Messages, Progress};
 use unbroken_types::{Access, Gid, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent, DeviceQp, Error,
-    EventSink, HoldingQp, KeyRow, LimitHook, MemoryDomain, MrKeys, OverrunHook, PortAttr, QpInit, QpModify, QpSnapshot,
-    RcModify, RecvWr, Result, SendBatch, SendWr, Srq, SrqAttr, UdAliases,
+    EventSink, HoldingQp, KeyRow, LimitHook, MemoryDomain, MrKeys, OverrunHook, PortAttr, QpEvent, QpInit, QpModify,
+    QpSnapshot, RcModify, RecvWr, Result, SendBatch, SendWr, Srq, SrqAttr, UdAliases,
 };
 
 mod waits;
@@ -212,6 +212,10 @@ impl HoldingQp for BreakableQp {
         }
         Ok(())
     }
+    fn modify_all(&self, changes: &[QpModify]) -> Result<()> {
+        self.plan.check(self.nic)?;
+        self.inner.modify_all(changes)
+    }
     fn fail(&self, status: WcStatus) {
         self.inner.fail(status)
     }
@@ -228,7 +232,7 @@ struct World {
     /// Written by the NICs meanwhile.
     room: Box<[std::sync::atomic::AtomicU8]>,
     keys: [MrKeys; 2],
-    _contexts: [Arc<Context>; 2],
+    contexts: [Arc<Context>; 2],
     _system: System,
     _runtime: tempfile::TempDir,
 }
@@ -284,7 +288,7 @@ impl World {
         let room: Box<[_]> = (0..BYTES).map(|_| std::sync::atomic::AtomicU8::new(0)).collect();
         let keys = [out.as_ptr() as u64, room.as_ptr() as u64]
             .map(|addr| core.memory(0).reg_mr(pd, addr, BYTES as u64, addr, Access::LOCAL_WRITE).unwrap());
-        World { plan, core, from, to, cq, out, room, keys, _contexts: contexts, _system: system, _runtime: folder }
+        World { plan, core, from, to, cq, out, room, keys, contexts, _system: system, _runtime: folder }
     }
 
     /// A message from end to end.
@@ -607,6 +611,36 @@ fn a_reset_without_any_nic_loses_nothing() {
     w.plan.dead[3].store(false, SeqCst);
     w.core.inbox.put(Job::Device(3, DeviceEvent::PortActive(1)));
     w.arrives();
+}
+
+/// A program has brought its QP to SQD. On the next NIC as on the old one, what has begun is finished, what has not waits, and that the send
+/// queue is drained is told once, whatever happens afterwards.
+#[test]
+fn what_sqd_holds_back_waits_on_the_next_nic() {
+    let w = World::new();
+    let told = || w.contexts[0].waiting_events(QpEvent::SqDrained as u32);
+    let step = |state, sqd_notify| {
+        let rc = RcModify { state: Some(state), ..RcModify::default() };
+        w.from.modify(&QpModify { rc, sqd_notify, ..QpModify::default() }).unwrap();
+    };
+    let moves_to = |epoch| w.wait("it moves", || w.from.status().epoch == epoch && w.from.status().state == "sqd");
+    w.post_send(1).unwrap(); // there is no receive
+    step(QpState::Sqd, Some(true));
+    w.plan.dead[0].store(true, SeqCst);
+    w.post_send(2).unwrap();
+    moves_to(1);
+    assert_eq!(told(), 0, "the first has begun");
+    [3, 4].into_iter().for_each(|wr_id| w.post_recv(wr_id).unwrap());
+    w.arrives();
+    w.wait("the send queue is drained", || told() == 1);
+    w.plan.dead[w.from.gate().nic].store(true, SeqCst);
+    w.post_send(5).unwrap();
+    moves_to(2);
+    assert_eq!(w.cq.poll(&mut [Wc::default()]).unwrap(), 0, "nothing has left");
+    step(QpState::Rts, None);
+    w.arrives();
+    w.exchange(6); // behind what was posted in SQD, which takes its receive
+    assert_eq!(told(), 1);
 }
 
 /// A message of an earlier connection (a Bye that was long under way) does not disarm the present one.

@@ -22,7 +22,7 @@ use unbroken_path::silence::{judge, ASK_AFTER_US};
 use unbroken_path::{Belief, Endpoint, Message, Reason, SlotPath};
 use unbroken_telemetry::{now_us, ProcessStatus, StatusServer, What};
 use unbroken_types::WcStatus;
-use unbroken_verbs::{DeviceEvent, EventFd, QpEvent, Result};
+use unbroken_verbs::{DeviceEvent, EventFd, Result};
 
 /// How often what is outstanding is looked at.
 const LOOK_US: u64 = 8_000;
@@ -291,11 +291,7 @@ impl Worker {
             DeviceEvent::QpFailed { qpn, status } => self.qp_failed(nic, qpn, status),
             DeviceEvent::Qp { qpn, event } => {
                 if let Some(qp) = core.qp_by_physical(nic, qpn) {
-                    // That a later life of a QP is connected is no news to the application.
-                    let moved = |qp: &Qp| qp.gate().link.as_ref().is_some_and(|l| l.executor().lqp().epoch() > 0);
-                    if event != QpEvent::CommEstablished || !moved(&qp) {
-                        qp.raise(event);
-                    }
+                    qp.tell(event);
                 }
             }
         }

@@ -46,6 +46,27 @@ impl Hands<'_> {
         self.world.note(Err(what));
         StepError
     }
+
+    fn step(&mut self, change: &RcModify) -> Result<(), StepError> {
+        let (host, qp, mutant) = (self.host, self.qp, self.world.mutant);
+        let number = self.life().map_or(0, |l| l.number);
+        let plan = &self.world.plan;
+        let mut change = *change;
+        if change.state == Some(QpState::Rtr) && change.dest_qpn == Some(0) {
+            // A mutant starts without having heard of the peer's QP.
+            change.dest_qpn = Some(qpn_of(qp, number, mutant));
+            change.rq_psn = Some(plan.psn_of(number, 1 - host));
+        }
+        if mutant == Mutant::SameQpn {
+            change.rq_psn = change.rq_psn.map(|_| plan.psn_of(0, 1 - host));
+            change.sq_psn = change.sq_psn.map(|_| plan.psn_of(0, host));
+        }
+        let Some(life) = self.life() else { return Err(self.wrong("no QP is changed".into())) };
+        let mut wcs = Wcs::default();
+        let changed = life.qp.modify(&change, &mut wcs).map_err(|e| format!("to {:?}: {e}", change.state));
+        self.deliver(wcs);
+        changed.map_err(|e| self.wrong(e))
+    }
 }
 
 impl Shell for Hands<'_> {
@@ -147,28 +168,11 @@ impl Shell for Hands<'_> {
         }
     }
 
-    fn modify(&mut self, change: &RcModify, _remote: Option<u8>) -> Result<(), StepError> {
+    fn modify(&mut self, changes: &[RcModify], _remote: Option<u8>) -> Result<(), StepError> {
         if !self.nic_works() {
             return Err(StepError);
         }
-        let (host, qp, mutant) = (self.host, self.qp, self.world.mutant);
-        let number = self.life().map_or(0, |l| l.number);
-        let plan = &self.world.plan;
-        let mut change = *change;
-        if change.state == Some(QpState::Rtr) && change.dest_qpn == Some(0) {
-            // A mutant starts without having heard of the peer's QP.
-            change.dest_qpn = Some(qpn_of(qp, number, mutant));
-            change.rq_psn = Some(plan.psn_of(number, 1 - host));
-        }
-        if mutant == Mutant::SameQpn {
-            change.rq_psn = change.rq_psn.map(|_| plan.psn_of(0, 1 - host));
-            change.sq_psn = change.sq_psn.map(|_| plan.psn_of(0, host));
-        }
-        let Some(life) = self.life() else { return Err(self.wrong("no QP is changed".into())) };
-        let mut wcs = Wcs::default();
-        let changed = life.qp.modify(&change, &mut wcs).map_err(|e| format!("to {:?}: {e}", change.state));
-        self.deliver(wcs);
-        changed.map_err(|e| self.wrong(e))
+        changes.iter().try_for_each(|change| self.step(change))
     }
 
     fn fail(&mut self, status: WcStatus) {

@@ -89,6 +89,32 @@ impl SoftQp {
         e.qps.get_mut(self.index()).ok_or_else(|| Error::invalid(format!("QP {:#x} has been destroyed", self.qpn)))
     }
 
+    /// Changes the QP, and has nothing sent yet.
+    fn step(&self, e: &mut Engine, change: &QpModify, now_us: u64) -> Result<()> {
+        let mtu = self.nic.shared.mtu;
+        if let Some(asked) = change.rc.mtu.filter(|asked| *asked > mtu) {
+            let (asked, mtu) = (asked.bytes(), mtu.bytes());
+            return Err(Error::invalid(format!("a path MTU of {asked}, but the port's active MTU is {mtu}")));
+        }
+        if let Some(port) = change.port {
+            self.nic.shared.port_ip(port)?;
+        }
+        let q = self.entry(e)?;
+        let way = q.way_after(change);
+        let routed =
+            way.map(|(dest, index)| self.nic.shared.leads(change.port.unwrap_or(1), index, dest)).transpose()?;
+        q.modify(change)?;
+        if let (Some((_, index)), Some(routed)) = (way, routed) {
+            // What comes from the peer is looked at anew.
+            (q.sgid_index, q.routed, q.peer_port) = (index, routed, 0);
+        }
+        e.route(self.index());
+        if change.rc.state == Some(QpState::Reset) {
+            e.drain(now_us, &self.nic.shared.domain);
+        }
+        Ok(())
+    }
+
     /// A change of a QP on a dead NIC. A plain one goes to ERR and flushes, as it will do in any case.
     #[cold]
     fn modify_dead(&self, mut e: MutexGuard<'_, Engine>, change: &QpModify) -> Result<()> {
@@ -175,27 +201,7 @@ impl DeviceQp for SoftQp {
         if !e.look(now_us) {
             return self.modify_dead(e, change);
         }
-        let mtu = self.nic.shared.mtu;
-        if let Some(asked) = change.rc.mtu.filter(|asked| *asked > mtu) {
-            let (asked, mtu) = (asked.bytes(), mtu.bytes());
-            return Err(Error::invalid(format!("a path MTU of {asked}, but the port's active MTU is {mtu}")));
-        }
-        if let Some(port) = change.port {
-            self.nic.shared.port_ip(port)?;
-        }
-        let q = self.entry(&mut e)?;
-        let way = q.way_after(change);
-        let routed =
-            way.map(|(dest, index)| self.nic.shared.leads(change.port.unwrap_or(1), index, dest)).transpose()?;
-        q.modify(change)?;
-        if let (Some((_, index)), Some(routed)) = (way, routed) {
-            // What comes from the peer is looked at anew.
-            (q.sgid_index, q.routed, q.peer_port) = (index, routed, 0);
-        }
-        e.route(self.index());
-        if change.rc.state == Some(QpState::Reset) {
-            e.drain(now_us, &self.nic.shared.domain);
-        }
+        self.step(&mut e, change, now_us)?;
         self.kick(e, now_us);
         Ok(())
     }
@@ -261,6 +267,14 @@ impl HoldingQp for SoftQp {
             QpKind::Ud(qp) => Ok(qp.adopt(&backlog)?),
             QpKind::Uc(_) => Err(Error::unsupported("a UC QP cannot adopt work requests")),
         }
+    }
+
+    fn modify_all(&self, changes: &[QpModify]) -> Result<()> {
+        let now_us = now_us();
+        let mut e = self.lock_alive(now_us)?;
+        let done = changes.iter().try_for_each(|change| self.step(&mut e, change, now_us));
+        self.kick(e, now_us);
+        done
     }
 
     fn fail(&self, status: WcStatus) {

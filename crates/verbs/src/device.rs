@@ -283,8 +283,13 @@ pub trait HoldingQp: DeviceQp {
     /// under way, and takes time; ask again.
     fn quiesce(&self) -> Result<Backlog>;
     /// Puts outstanding receives into a fresh QP (RESET, INIT or RTR), before one is posted to it; sends likewise, and only those that
-    /// are not marked as executed are sent once it is in RTS.
+    /// are not marked as executed are sent once it is in RTS; in SQD, those that have been started before.
     fn adopt(&self, backlog: Backlog) -> Result<()>;
+    /// Changes state and attributes step by step. Nothing is sent before the last step: on its way to SQD by RTS a QP must not send what
+    /// SQD holds back (above plain verbs it may, as there each step is one of its own). On an error the steps before stand.
+    fn modify_all(&self, changes: &[QpModify]) -> Result<()> {
+        changes.iter().try_for_each(|change| self.modify(change))
+    }
     /// Completes the first outstanding send with `status` and flushes the rest; the QP is in the error state afterwards.
     fn fail(&self, status: WcStatus);
     /// Says whose local keys the application has: those of the contexts of this NIC, by its index; the QP's own at first. Nothing to do where

@@ -43,8 +43,8 @@ pub trait Shell {
     fn adopt(&mut self, sends: &Backlog) -> Result<(), StepError>;
     /// Posts sends that were held, in their order.
     fn post(&mut self, sends: &Backlog) -> Result<(), StepError>;
-    /// Changes it. `remote` is the peer's NIC, where it is to be connected.
-    fn modify(&mut self, change: &RcModify, remote: Option<u8>) -> Result<(), StepError>;
+    /// Changes it, step by step; nothing is sent before the last. `remote` is the peer's NIC, where it is to be connected.
+    fn modify(&mut self, changes: &[RcModify], remote: Option<u8>) -> Result<(), StepError>;
     /// Completes its first send with `status` and flushes the rest; only where it could not be quiesced, or not at once.
     fn fail(&mut self, status: WcStatus);
 

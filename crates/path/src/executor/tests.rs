@@ -26,6 +26,8 @@ struct Fake {
     refuses: Option<&'static str>,
     qpn: u32,
     sent: Vec<Message>,
+    /// Sends that have left, as all do that a QP has when it comes to RTS and stays there.
+    left: Vec<u64>,
     wcs: Vec<(u64, WcStatus)>,
     ended: Option<Ended>,
     /// NIC 1 works, as whoever looks again will find.
@@ -48,6 +50,7 @@ impl Fake {
             refuses: None,
             qpn: 100,
             sent: Vec::new(),
+            left: Vec::new(),
             wcs: Vec::new(),
             ended: None,
             healed: false,
@@ -112,15 +115,20 @@ impl Shell for Fake {
         self.sends.extend(sends.sends.iter().cloned());
         Ok(())
     }
-    fn modify(&mut self, change: &RcModify, _remote: Option<u8>) -> Result<(), StepError> {
-        let state = change.state.expect("a state");
-        self.take(match state {
-            QpState::Rtr => "rtr",
-            QpState::Rts => "rts",
-            QpState::Sqd => "sqd",
-            _ => "other",
-        })?;
-        self.state = state;
+    fn modify(&mut self, changes: &[RcModify], _remote: Option<u8>) -> Result<(), StepError> {
+        for change in changes {
+            let state = change.state.expect("a state");
+            self.take(match state {
+                QpState::Rtr => "rtr",
+                QpState::Rts => "rts",
+                QpState::Sqd => "sqd",
+                _ => "other",
+            })?;
+            self.state = state;
+        }
+        if self.state == QpState::Rts {
+            self.left.extend(self.sends.iter().map(|s| s.wr_id));
+        }
         Ok(())
     }
     fn fail(&mut self, status: WcStatus) {
@@ -343,6 +351,33 @@ fn closing_gives_all_that_is_outstanding_wherever_it_is() {
     let work = e.take_work(&mut s).expect("between two paths");
     assert_eq!((work.sends.len(), work.recvs.iter().map(|r| r.wr_id).collect::<Vec<_>>()), (1, vec![10, 11]));
     assert!(s.sent.iter().any(|m| matches!(m.body, Body::Bye)));
+}
+
+/// SQD holds sends back on the new path as on the old; that this takes a way by RTS must not let them out.
+#[test]
+fn what_a_program_holds_back_in_sqd_stays_there_on_the_next_path() {
+    for refuses in [None, Some("rts"), Some("sqd")] {
+        let (mut e, mut s) = (end(1), Fake::new());
+        (s.sends, s.refuses) = (vec![write(1), write(2)], refuses);
+        (s.state, s.app.state) = (QpState::Sqd, Some(QpState::Sqd));
+        e.suspect(&mut s, Reason::Stall);
+        for _ in 0..3 {
+            answer(&mut e, &mut s, 0, true);
+        }
+        assert_eq!((s.state, s.ids(), s.left), (QpState::Sqd, vec![1, 2], vec![]), "{refuses:?}");
+        assert_eq!((e.lqp().state(), s.ended), (State::Active, None));
+    }
+}
+
+/// What the program itself holds back is no silence of the path; what is on its way is.
+#[test]
+fn a_qp_that_rests_is_not_silent() {
+    let (mut e, mut progress) = (end(1), Progress { outstanding_sends: 2, resting: true, ..Progress::default() });
+    for _ in 0..2 {
+        assert_eq!(e.look(5_000_000, &progress).unwrap().1.silent_since_us, None);
+    }
+    progress.resting = false;
+    assert_eq!(e.look(6_000_000, &progress).unwrap().1.silent_since_us, Some(6_000_000));
 }
 
 #[test]

@@ -243,6 +243,22 @@ fn what_is_posted_without_any_nic_leaves_by_the_first_that_is_healed() {
     w.wait("both are on the healed NIC", || w.nics() == (2, 2));
 }
 
+/// What SQD holds back does not leave because the QP moves.
+#[test]
+fn what_sqd_holds_back_waits_on_the_next_nic() {
+    let w = World::up();
+    w.from.modify(&step(QpState::Sqd)).unwrap();
+    (0..4).for_each(|nic| w.kill(nic));
+    w.post_send(1).unwrap();
+    w.post_recv(0).unwrap();
+    w.heal(2);
+    w.wait("both are on the healed NIC", || w.nics() == (2, 2));
+    assert_eq!((w.from.state(), w.cq.poll(&mut [Wc::default()]).unwrap()), (QpState::Sqd, 0));
+    let rc = RcModify { state: Some(QpState::Rts), ..RcModify::default() };
+    w.from.modify(&QpModify { rc, ..QpModify::default() }).unwrap();
+    assert_eq!(w.completions(1)[0].status, WcStatus::Success as u32);
+}
+
 /// No NIC comes back in time: all is flushed once, in order. A reset makes a new QP of it, on the NIC that works then.
 #[test]
 fn without_any_nic_the_error_comes_after_a_while() {
