@@ -1,10 +1,10 @@
-//! `unbroken demo`: an unmodified RDMA program outlives the death of its NIC, with figures.
+//! `unbroken demo`: an unmodified RDMA program outlives the death of its NIC, and goes back to it when it is healed, with figures.
 //!
-//! Three parts, each over a fabric of its own and each with the fault `nic a/0 dead` in mid-stream: `ib_write_bw` with failover
-//! ([`stream`]), the same without, and the program that verifies every message ([`verify`]). Figures are taken from outside: what
-//! the NICs count, what the receiving process time-stamps, what the event log says. The run has survived if both ends of
-//! `ib_write_bw` ended well, a switch is in the log, the backup carried at least half the rate from before the fault, and the
-//! verifying program found no error.
+//! Three parts, each over a fabric of its own and each with the fault `nic a/0 dead` in mid-stream: `ib_write_bw` with failover, whose NIC is
+//! healed some seconds later ([`stream`]), the same without, and the program that verifies every message ([`verify`]). Figures are taken
+//! from outside: what the NICs count, what the receiving process time-stamps, what the event log says. The run has survived if both ends of
+//! `ib_write_bw` ended well, a switch is in the log and the planned one back, on which nothing was sent again, the backup and afterwards the
+//! first NIC carried a fair share of the rate from before the fault, and the verifying program found no error.
 //!
 //! Leaves `result.json` ([`result`]) and `demo.svg` ([`picture`]).
 
@@ -24,6 +24,8 @@ use stream::Stream;
 
 /// The fault of all parts.
 const FAULT: &str = "nic a/0 dead";
+/// The NIC that it is about.
+const NIC: &str = "nic a/0";
 
 /// The arguments of `unbroken demo`.
 #[derive(clap::Args)]
@@ -62,7 +64,7 @@ pub(crate) fn demo(args: &DemoArgs) -> Result {
 }
 
 fn play(args: &DemoArgs, unbroken: &Path, screen: &Screen) -> Result<Report> {
-    screen.title("1. ib_write_bw from host a to host b; NIC a/0 dies in mid-stream");
+    screen.title("1. ib_write_bw from host a to host b; NIC a/0 dies in mid-stream, and is healed");
     let with = Stream::play(unbroken, true, screen)?;
     screen.title("2. the same without failover");
     let without = Stream::play(unbroken, false, screen)?;

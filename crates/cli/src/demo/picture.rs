@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::stream::Stream;
+use super::stream::{moved_us, Stream};
 use super::FAULT;
 
 const WIDTH: f64 = 860.0;
@@ -26,8 +26,9 @@ const STYLE: &str = "
   .nic3 { stroke: #8250df; fill: #8250df; }
   path.line { fill: none; stroke-width: 2; stroke-linejoin: round; }
   path.area { stroke: none; fill-opacity: .15; }
-  text.nic0, text.nic1, text.nic2, text.nic3, text.fault { stroke: none; }
+  text.nic0, text.nic1, text.nic2, text.nic3, text.fault, text.good { stroke: none; }
   .fault { stroke: #cf222e; fill: #cf222e; stroke-width: 1.5; }
+  .good { stroke: #0a7ea4; fill: #0a7ea4; stroke-width: 1.5; }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6edf3; }
     .nic0 { stroke: #58a6ff; fill: #58a6ff; }
@@ -35,6 +36,7 @@ const STYLE: &str = "
     .nic2 { stroke: #d29922; fill: #d29922; }
     .nic3 { stroke: #a371f7; fill: #a371f7; }
     .fault { stroke: #ff7b72; fill: #ff7b72; }
+    .good { stroke: #76e3ea; fill: #76e3ea; }
   }
 ";
 
@@ -64,11 +66,46 @@ pub(crate) fn draw(with: &Stream, without: &Stream) -> String {
 
 fn outcome(stream: &Stream) -> String {
     let status = stream.client.status.map_or("no exit".into(), |s| format!("exit status {s}"));
-    match (stream.switch(), stream.gap_ms()) {
-        (Some(switch), Some(gap_ms)) => {
-            format!("{status}; {} to {}, {gap_ms:.1} ms without data at the receiver", switch.from, switch.to)
-        }
-        _ => status,
+    let (Some(switch), Some(gap_ms)) = (stream.switch(), stream.gap_ms()) else { return status };
+    let back = match (stream.way_back(), stream.back_gap_ms()) {
+        (Some(_), Some(gap_ms)) => format!("; back, {gap_ms:.1} ms"),
+        (Some(_), None) => "; and back".into(),
+        (None, _) => String::new(),
+    };
+    format!("{status}; {} to {}, {gap_ms:.1} ms without data at the receiver{back}", switch.from, switch.to)
+}
+
+/// Something that happened in a run.
+struct Mark {
+    time_s: f64,
+    text: &'static str,
+    class: &'static str,
+    /// The text stands before its line, and not behind it.
+    before: bool,
+}
+
+impl Mark {
+    /// The fault, where the NIC was healed, and where the stream went back to it. The last two are a second apart, with their texts on the outside.
+    fn all(stream: &Stream) -> Vec<Mark> {
+        let mark = |time_us, text, class, before| Mark { time_s: stream.seconds(time_us), text, class, before };
+        let fault = mark(stream.fault_us, FAULT, "fault", false);
+        let healed = stream.healed_us.map(|at_us| mark(at_us, "healed", "good", true));
+        let back = stream.way_back().map(|switch| mark(moved_us(switch), "back", "good", false));
+        [Some(fault), healed, back].into_iter().flatten().collect()
+    }
+
+    fn draw(&self, svg: &mut String, frame: Frame) {
+        let (x, class) = (frame.x(self.time_s), self.class);
+        let (top, bottom) = (frame.top, frame.y(0.0));
+        let (shift, anchor) = if self.before { (-6.0, "end") } else { (6.0, "start") };
+        let _ = writeln!(svg, "<path class=\"{class}\" stroke-dasharray=\"5 4\" d=\"M{x:.1} {top:.1}V{bottom}\"/>");
+        let _ = writeln!(
+            svg,
+            "<text class=\"{class}\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>",
+            x + shift,
+            top + 12.0,
+            self.text
+        );
     }
 }
 
@@ -78,7 +115,7 @@ struct Panel {
     points: Vec<(f64, Vec<f64>)>,
     /// The NICs that it shows.
     nics: Vec<usize>,
-    fault_s: f64,
+    marks: Vec<Mark>,
 }
 
 /// Where a panel lies, and the ends of its axes.
@@ -97,15 +134,31 @@ impl Frame {
     fn y(&self, rate: f64) -> f64 {
         self.top + PANEL - rate.clamp(0.0, self.full) / self.full * PANEL
     }
+
+    fn draw_grid(&self, svg: &mut String) {
+        for rate in ticks(self.full, 4) {
+            let y = self.y(rate);
+            let _ = writeln!(svg, "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{}\"/>", WIDTH - RIGHT);
+            let _ = writeln!(svg, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{rate}</text>", LEFT - 8.0, y + 4.0);
+        }
+        for time_s in ticks(self.span_s, 10) {
+            let (x, y) = (self.x(time_s), self.y(0.0) + 17.0);
+            let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{time_s}</text>");
+        }
+        let middle = self.top + PANEL / 2.0;
+        let _ = writeln!(
+            svg,
+            "<text transform=\"translate(18 {middle}) rotate(-90)\" text-anchor=\"middle\">Gbit/s</text>"
+        );
+    }
 }
 
 impl Panel {
     fn of(stream: &Stream) -> Panel {
-        let seconds = |time_us: u64| (time_us as f64 - stream.begin_us as f64) / 1e6;
         let bins = stream.watch.bins(BIN_US);
-        let points = bins.into_iter().map(|(end_us, rates)| (seconds(end_us - BIN_US / 2), rates));
+        let points = bins.into_iter().map(|(end_us, rates)| (stream.seconds(end_us - BIN_US / 2), rates));
         let points = points.filter(|(t, _)| *t >= 0.0).collect();
-        Panel { points, nics: stream.nics_used().collect(), fault_s: seconds(stream.fault_us) }
+        Panel { points, nics: stream.nics_used().collect(), marks: Mark::all(stream) }
     }
 
     fn span_s(&self) -> f64 {
@@ -117,50 +170,30 @@ impl Panel {
     }
 
     fn draw(&self, svg: &mut String, frame: Frame, title: &str) {
-        let bottom = frame.y(0.0);
-        let right = WIDTH - RIGHT;
         let _ =
             writeln!(svg, "<text class=\"title\" x=\"{LEFT}\" y=\"{}\">{}</text>", frame.top - 22.0, escaped(title));
-        for rate in ticks(frame.full, 4) {
-            let y = frame.y(rate);
-            let _ = writeln!(svg, "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>");
-            let _ = writeln!(svg, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{rate}</text>", LEFT - 8.0, y + 4.0);
-        }
-        for time_s in ticks(frame.span_s, 10) {
-            let x = frame.x(time_s);
-            let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{time_s}</text>", bottom + 17.0);
-        }
-        let middle = frame.top + PANEL / 2.0;
-        let _ = writeln!(
-            svg,
-            "<text transform=\"translate(18 {middle}) rotate(-90)\" text-anchor=\"middle\">Gbit/s</text>"
-        );
+        frame.draw_grid(svg);
         for (column, nic) in self.nics.iter().copied().enumerate() {
-            let mut line = String::new();
-            for (t, rates) in &self.points {
-                let step = if line.is_empty() { 'M' } else { 'L' };
-                let _ = write!(line, "{step}{:.1} {:.1}", frame.x(*t), frame.y(rates[nic]));
-            }
-            if line.is_empty() {
-                continue;
-            }
-            let (first, last) = (frame.x(self.points[0].0), frame.x(self.span_s()));
-            let _ =
-                writeln!(svg, "<path class=\"area nic{nic}\" d=\"{line}L{last:.1} {bottom}L{first:.1} {bottom}Z\"/>");
-            let _ = writeln!(svg, "<path class=\"line nic{nic}\" d=\"{line}\"/>");
-            let x = right - 100.0 * (self.nics.len() - column) as f64 + 8.0;
-            let _ = writeln!(
-                svg,
-                "<text class=\"nic{nic}\" x=\"{x}\" y=\"{}\">NIC a/{nic} → b/{nic}</text>",
-                frame.top - 4.0
-            );
+            self.draw_nic(svg, frame, column, nic);
         }
-        let x = frame.x(self.fault_s);
-        let _ =
-            writeln!(svg, "<path class=\"fault\" stroke-dasharray=\"5 4\" d=\"M{x:.1} {:.1}V{bottom}\"/>", frame.top);
-        let _ =
-            writeln!(svg, "<text class=\"fault\" x=\"{:.1}\" y=\"{:.1}\">{FAULT}</text>", x + 6.0, frame.top + 12.0);
+        self.marks.iter().for_each(|mark| mark.draw(svg, frame));
+        let (bottom, right) = (frame.y(0.0), WIDTH - RIGHT);
         let _ = writeln!(svg, "<path class=\"axis\" d=\"M{LEFT} {}V{bottom}H{right}\"/>", frame.top);
+    }
+
+    fn draw_nic(&self, svg: &mut String, frame: Frame, column: usize, nic: usize) {
+        let mut line = String::new();
+        for (t, rates) in &self.points {
+            let step = if line.is_empty() { 'M' } else { 'L' };
+            let _ = write!(line, "{step}{:.1} {:.1}", frame.x(*t), frame.y(rates[nic]));
+        }
+        let Some((begin_s, _)) = self.points.first() else { return };
+        let (first, last, bottom) = (frame.x(*begin_s), frame.x(self.span_s()), frame.y(0.0));
+        let _ = writeln!(svg, "<path class=\"area nic{nic}\" d=\"{line}L{last:.1} {bottom}L{first:.1} {bottom}Z\"/>");
+        let _ = writeln!(svg, "<path class=\"line nic{nic}\" d=\"{line}\"/>");
+        let x = WIDTH - RIGHT - 100.0 * (self.nics.len() - column) as f64 + 8.0;
+        let _ =
+            writeln!(svg, "<text class=\"nic{nic}\" x=\"{x}\" y=\"{}\">NIC a/{nic} → b/{nic}</text>", frame.top - 4.0);
     }
 }
 
@@ -191,11 +224,20 @@ mod tests {
 
     #[test]
     fn a_panel_stays_within_its_frame() {
-        let panel =
-            Panel { points: vec![(0.0, vec![10.0, 0.0]), (1.0, vec![99.0, 5.0])], nics: vec![0, 1], fault_s: 0.5 };
+        let mark = |time_s, text, before| Mark { time_s, text, class: "good", before };
+        let marks = vec![mark(0.5, FAULT, false), mark(0.9, "healed", true)];
+        let panel = Panel { points: vec![(0.0, vec![10.0, 0.0]), (1.0, vec![99.0, 5.0])], nics: vec![0, 1], marks };
         let mut svg = String::new();
         panel.draw(&mut svg, Frame { top: 40.0, span_s: 1.0, full: 20.0 }, "a <b>");
         assert!(svg.contains("a &lt;b&gt;") && svg.contains("nic a/0 dead"));
         assert!(svg.contains("M64.0 135.0L840.0 40.0"), "{svg}");
+        assert!(
+            svg.contains("M452.0 40.0V230") && svg.contains("x=\"458.0\" y=\"52.0\" text-anchor=\"start\">nic"),
+            "{svg}"
+        );
+        assert!(
+            svg.contains("M762.4 40.0V230") && svg.contains("x=\"756.4\" y=\"52.0\" text-anchor=\"end\">heal"),
+            "{svg}"
+        );
     }
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::screen::Screen;
-use super::stream::Stream;
+use super::stream::{moved_us, Stream, SHARE_KEPT};
 use super::verify::Verified;
 use super::FAULT;
 
@@ -36,8 +36,10 @@ pub(crate) struct Report {
     pub(crate) gap_before_ms: Option<f64>,
     /// The rate on the first NIC before the fault.
     pub(crate) before_gbps: f64,
-    /// The rate on the backup NICs after it.
+    /// The rate on the backup NICs after it, up to the way back.
     pub(crate) after_gbps: f64,
+    /// The way back; null: there was none.
+    pub(crate) back: Option<Back>,
     /// What the program itself reports for the whole run.
     pub(crate) reported_gbps: Option<f64>,
     /// Messages that the verifying program checked, under the same fault.
@@ -46,6 +48,63 @@ pub(crate) struct Report {
     pub(crate) verified_bytes: u64,
     /// The run without failover.
     pub(crate) without: Without,
+}
+
+/// The planned switch back to the first path.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Back {
+    /// The path that it leads to.
+    pub(crate) path: String,
+    /// When the NIC was healed, in seconds since the first data.
+    pub(crate) healed_s: f64,
+    /// When the stream moved on that path again.
+    pub(crate) at_s: f64,
+    /// How long that took, from the first post that was held.
+    pub(crate) switch_us: u64,
+    /// WRs that were sent again: none.
+    pub(crate) replayed: u64,
+    /// The longest interval between packets with data at the receiver meanwhile; null: none was recorded.
+    pub(crate) gap_ms: Option<f64>,
+    /// The rate on the first NIC afterwards.
+    pub(crate) gbps: f64,
+}
+
+impl Back {
+    fn of(stream: &Stream) -> Option<Back> {
+        let (switch, healed_us) = (stream.way_back()?, stream.healed_us?);
+        Some(Back {
+            path: switch.to.clone(),
+            healed_s: rounded(stream.seconds(healed_us)),
+            at_s: rounded(stream.seconds(moved_us(switch))),
+            switch_us: switch.switch_us,
+            replayed: switch.replayed,
+            gap_ms: stream.back_gap_ms(),
+            gbps: rounded(stream.back_gbps()),
+        })
+    }
+
+    /// What is wrong with it, if the first NIC carried `before_gbps` before the fault.
+    fn wrong(back: Option<&Back>, before_gbps: f64) -> Vec<String> {
+        let Some(back) = back else { return vec!["the stream did not go back to the NIC that was healed".into()] };
+        let mut wrong = Vec::new();
+        if back.replayed > 0 {
+            wrong.push(format!("{} WRs were sent again on the way back", back.replayed));
+        }
+        if back.gbps < SHARE_KEPT * before_gbps {
+            wrong.push(format!("the NIC that was healed carried {} Gbit/s after {before_gbps} before", back.gbps));
+        }
+        wrong
+    }
+
+    fn tell(&self, screen: &Screen) {
+        let Back { at_s, healed_s, switch_us, .. } = self;
+        screen.say(&format!(
+            "   back on {}     {:.2} s after the NIC was healed, by a planned switch of {switch_us} us",
+            self.path,
+            at_s - healed_s
+        ));
+        screen.say(&format!("   gap on the way back {}", ms(self.gap_ms)));
+    }
 }
 
 /// How the program ends without failover.
@@ -78,6 +137,7 @@ impl Report {
             gap_before_ms: with.gap_before_ms(),
             before_gbps: rounded(with.before_gbps()),
             after_gbps: rounded(with.after_gbps()),
+            back: Back::of(with),
             reported_gbps: with.reported_gbps,
             verified_messages: verified.messages,
             verified_bytes: verified.bytes,
@@ -106,6 +166,7 @@ impl Report {
             let (after, before) = (report.after_gbps, report.before_gbps);
             report.reasons.push(format!("the backup carried {after} Gbit/s after {before} before"));
         }
+        report.reasons.extend(Back::wrong(report.back.as_ref(), report.before_gbps));
         report.reasons.extend(verified.wrong.clone().map(|wrong| format!("not verified: {wrong}")));
         if !report.reasons.is_empty() {
             report.verdict = "failed";
@@ -121,11 +182,13 @@ impl Report {
     /// Tells the verdict.
     pub(crate) fn tell(&self, screen: &Screen) {
         let us = |us: Option<u64>| us.map_or("-".to_string(), |us| format!("{us} us"));
-        let ms = |ms: Option<f64>| ms.map_or("none recorded".to_string(), |ms| format!("{ms:.1} ms"));
         screen.title(&format!("verdict: {}", self.verdict));
         let path = |path: &Option<String>| path.clone().unwrap_or("-".into());
-        let further =
-            if self.to == self.last_path { String::new() } else { format!(", then {}", path(&self.last_path)) };
+        let further = match &self.last_path {
+            last if *last == self.to => String::new(),
+            last if *last == self.from => ", and back".into(),
+            last => format!(", then {}", path(last)),
+        };
         screen.say(&format!("   path                {} -> {}{further}", path(&self.from), path(&self.to)));
         screen.say(&format!("   noticed after       {}", us(self.detect_us)));
         screen.say(&format!("   switch took         {}", us(self.switch_us)));
@@ -134,8 +197,13 @@ impl Report {
             ms(self.gap_ms),
             ms(self.gap_before_ms)
         ));
+        if let Some(back) = &self.back {
+            back.tell(screen);
+        }
+        let back =
+            self.back.as_ref().map_or(String::new(), |b| format!(", {:.1} Gbit/s back on the first NIC", b.gbps));
         screen.say(&format!(
-            "   throughput          {:.1} Gbit/s before, {:.1} Gbit/s after",
+            "   throughput          {:.1} Gbit/s before, {:.1} Gbit/s on the backup{back}",
             self.before_gbps, self.after_gbps
         ));
         screen
@@ -149,7 +217,34 @@ impl Report {
     }
 }
 
+fn ms(ms: Option<f64>) -> String {
+    ms.map_or("none recorded".to_string(), |ms| format!("{ms:.1} ms"))
+}
+
 /// Two digits behind the point.
 fn rounded(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_back_is_required_and_has_to_carry() {
+        let back = Back {
+            path: "a/0-b/0".into(),
+            healed_s: 6.0,
+            at_s: 7.1,
+            switch_us: 600,
+            replayed: 0,
+            gap_ms: None,
+            gbps: 20.0,
+        };
+        let wrong = |back: Option<&Back>| Back::wrong(back, 20.0).len();
+        assert_eq!((wrong(Some(&back)), wrong(None)), (0, 1));
+        assert_eq!(wrong(Some(&Back { replayed: 1, ..back.clone() })), 1);
+        assert_eq!(wrong(Some(&Back { gbps: 3.9, ..back.clone() })), 1);
+        assert_eq!(wrong(Some(&Back { gbps: 4.1, ..back })), 0);
+    }
 }
