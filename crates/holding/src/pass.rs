@@ -3,8 +3,9 @@
 
 use crate::cq::{Member, ProviderCq, Seat};
 use crate::device::{Opened, PdUse};
+use crate::lock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use unbroken_roce::Progress;
 use unbroken_types::{QpState, Sge, Wc, WcStatus};
 use unbroken_verbs::{
@@ -21,7 +22,8 @@ pub(crate) struct PassedQp {
     one_life: bool,
     /// The NIC whose local keys the application has.
     default: AtomicUsize,
-    _pd: PdUse,
+    /// Until it is destroyed: a poller may have the QP in its hands for a moment longer.
+    pd: Mutex<Option<PdUse>>,
     sends: Seat,
     recvs: Seat,
     destroyed: AtomicBool,
@@ -54,7 +56,7 @@ impl PassedQp {
             wc_qpn: init.wc_qpn.unwrap_or(qpn),
             one_life: init.wc_qpn.is_some() || init.hold_on_failure,
             default: AtomicUsize::new(opened.index),
-            _pd: pd,
+            pd: Mutex::new(Some(pd)),
             sends,
             recvs,
             destroyed: AtomicBool::new(false),
@@ -175,6 +177,7 @@ impl DeviceQp for PassedQp {
         self.phys.destroy();
         self.sends.leave(self.qpn);
         self.recvs.leave(self.qpn);
+        drop(lock(&self.pd).take());
         if !self.one_life {
             self.sends.app().purge(self.qpn);
             self.recvs.app().purge(self.qpn);

@@ -65,7 +65,8 @@ pub(crate) struct JournaledQp {
     pub(crate) phys: Arc<dyn DeviceQp>,
     qpn: u32,
     caps: QpCaps,
-    _pd: PdUse,
+    /// Until it is destroyed: a poller may have the QP in its hands for a moment longer.
+    pd: Mutex<Option<PdUse>>,
     srq: Option<SrqUse>,
     sends: Seat,
     recvs: Seat,
@@ -117,7 +118,7 @@ impl JournaledQp {
             phys,
             qpn,
             caps,
-            _pd: pd,
+            pd: Mutex::new(Some(pd)),
             srq,
             sends,
             recvs,
@@ -512,6 +513,7 @@ impl DeviceQp for JournaledQp {
         }
         self.sends.leave(self.qpn);
         self.recvs.leave(self.qpn);
+        drop(lock(&self.pd).take());
     }
 }
 

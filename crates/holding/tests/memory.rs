@@ -3,13 +3,13 @@
 mod common;
 
 use common::mock::{Events, Net};
-use common::{Host, NICS};
+use common::{End, Host, NICS};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use unbroken_holding::{Holding, LogicalMemory, Tap};
 use unbroken_types::Access;
-use unbroken_verbs::{Device, KeyRow, MemoryDomain, MrChange, MrKeys};
+use unbroken_verbs::{Device, KeyRow, MemoryDomain, MrChange, MrKeys, QpInit};
 
 fn reg(view: &Arc<dyn MemoryDomain>, pd: u32, host: &Host) -> MrKeys {
     let addr = host.addr(0);
@@ -113,6 +113,22 @@ fn a_region_is_made_while_its_default_nic_is_dead_and_after_it_was_replaced() {
     all.sort_unstable();
     all.dedup();
     assert_eq!(all.len(), 8, "{fresh:?} {early:?} {lent:?}");
+}
+
+/// Whoever polls may have a QP in its hands for a moment after it was destroyed: its domain is free all the same.
+#[test]
+fn a_destroyed_qp_does_not_keep_its_domain() {
+    let net = Net::default();
+    let host = Host::new(&net, 0, 64, false);
+    let pd = host.view.alloc_pd().unwrap();
+    let End { init, qp, .. } = End::new(&host, true, None);
+    qp.destroy();
+    let qp = host.nics[0].create_holding_qp(&QpInit { pd, ..init.clone() }).unwrap();
+    assert_eq!(host.view.dealloc_pd(pd).unwrap_err().errno(), libc::EBUSY);
+    let in_hands = qp.clone();
+    qp.destroy();
+    host.view.dealloc_pd(pd).unwrap();
+    drop(in_hands);
 }
 
 #[test]

@@ -182,16 +182,17 @@ impl Backlog {
         let breaks = |e: &SendEntry| {
             let done = !e.opcode.awaits_data() && peer_done.takes(e.opcode);
             let once = e.opcode.is_atomic() || e.flags.contains(SendFlags::NO_REPLAY);
-            !done && (e.opcode.changes_keys() || e.started && once)
+            !done && !e.executed && (e.opcode.changes_keys() || e.started && once)
         };
         self.keys_changed || self.sends.iter().any(breaks)
     }
 
-    /// Marks what the peer has executed, and nothing else: it completes in its order, without the wire.
+    /// Marks what the peer has executed: it completes in its order, without the wire. What was marked before stays so, though the peer may
+    /// be able to say less by now.
     pub fn mark_executed(&mut self, peer_done: PeerDone) -> Replay {
         let (mut peer_done, mut replay) = (peer_done, Replay::default());
         for e in &mut self.sends {
-            e.executed = !e.opcode.awaits_data() && peer_done.takes(e.opcode);
+            e.executed |= !e.opcode.awaits_data() && peer_done.takes(e.opcode);
             replay.marked += u64::from(e.executed);
             replay.replayed += u32::from(!e.executed && e.started);
         }
@@ -259,6 +260,7 @@ mod tests {
         let mut backlog = Backlog { sends, ..Backlog::default() };
         assert_eq!(backlog.messages(), Messages { all: 5, receives: 2 });
         let marked = |backlog: &mut Backlog, done| {
+            let mut backlog = backlog.clone();
             backlog.mark_executed(done);
             backlog.sends.iter().map(|e| e.executed).collect::<Vec<_>>()
         };
@@ -268,6 +270,9 @@ mod tests {
         assert_eq!(marked(&mut backlog, PeerDone::Receives(2)), [t, f, t, t, t, f]);
         assert_eq!(marked(&mut backlog, PeerDone::Messages(2)), [t, f, t, f, f, f]);
         assert_eq!(marked(&mut backlog, PeerDone::Messages(5)), [t, f, t, t, t, t]);
+        let mut known = backlog.clone();
+        known.mark_executed(PeerDone::Messages(5));
+        assert_eq!(marked(&mut known, PeerDone::Receives(1)), [t, f, t, t, t, t], "what was known is known");
         assert!(backlog.unsafe_to_replay(PeerDone::Receives(2)), "the last WRITE may have run");
         backlog.sends.pop();
         backlog.sends.remove(1); // the READ is marked, too
