@@ -45,7 +45,8 @@ pub(crate) fn draw(with: &Stream, without: &Stream) -> String {
     let panels = [Panel::of(with), Panel::of(without)];
     let titles = [format!("with failover: {}", outcome(with)), format!("without failover: {}", outcome(without))];
     let span_s = panels.iter().map(Panel::span_s).fold(1.0, f64::max);
-    let full = panels.iter().map(Panel::highest).fold(1.0, f64::max) * 1.05;
+    // The curves stay below the texts of the marks.
+    let full = panels.iter().map(Panel::highest).fold(1.0, f64::max) * 1.15;
     let height = 2.0 * (TITLE + PANEL) + FOOT;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" role=\"img\">\n\

@@ -123,7 +123,7 @@ pub struct End {
     pub nic: usize,
     pub cq: Arc<Cq>,
     pub recv_cq: Arc<Cq>,
-    init: QpInit,
+    pub init: QpInit,
     /// What this host knows of the peer's keys.
     pub keys: Arc<RemoteKeys>,
     completed: Messages,
