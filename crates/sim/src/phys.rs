@@ -7,7 +7,7 @@ use crate::end::{Wcs, CAPS};
 use crate::memory::PD;
 use crate::srq::SharedQueue;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot, Step};
 use unbroken_roce::{
     Backlog, Completions, Memory, ModifyError, PacketSink, PostError, Progress, RcConfig, RcEvent, RcModify, RcQp,
@@ -71,14 +71,24 @@ impl Completions for Cqs {
 /// Remembers what was taken from a shared queue, as the product remembers what a device was lent.
 struct Taken {
     queue: Arc<SharedQueue>,
-    last: Mutex<Option<RecvEntry>>,
+    /// Those whose completions nobody has looked at.
+    entries: Mutex<Vec<RecvEntry>>,
 }
 
 impl Taken {
+    fn entries(&self) -> MutexGuard<'_, Vec<RecvEntry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget(&self, wr_id: u64) -> Option<RecvEntry> {
+        let mut entries = self.entries();
+        let i = entries.iter().position(|entry| entry.wr_id == wr_id)?;
+        Some(entries.remove(i))
+    }
+
     /// The receive of a completion goes back unused.
     fn unused(&self, wr_id: u64) {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = last.take_if(|entry| entry.wr_id == wr_id) {
+        if let Some(entry) = self.forget(wr_id) {
             self.queue.give_back(&RecvWr { wr_id, sges: &entry.sges });
         }
     }
@@ -86,14 +96,14 @@ impl Taken {
 
 impl SharedReceives for Taken {
     fn take(&self, to: &mut dyn FnMut(&RecvWr<'_>)) -> bool {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries();
         self.queue.take(&mut |wr| {
-            *last = Some(RecvEntry { wr_id: wr.wr_id, sges: wr.sges.to_vec() });
+            entries.push(RecvEntry { wr_id: wr.wr_id, sges: wr.sges.to_vec() });
             to(wr);
         })
     }
     fn give_back(&self, wr: &RecvWr<'_>) {
-        self.queue.give_back(wr);
+        self.unused(wr.wr_id);
     }
     fn max_sge(&self) -> u32 {
         self.queue.max_sge()
@@ -119,7 +129,7 @@ impl Phys {
             sq_sig_all: false,
             cwnd_max_packets: 64,
         });
-        let taken = |queue: &Arc<SharedQueue>| Arc::new(Taken { queue: queue.clone(), last: Mutex::default() });
+        let taken = |queue: &Arc<SharedQueue>| Arc::new(Taken { queue: queue.clone(), entries: Mutex::default() });
         let shared = srq.filter(|_| kind.plain).map(taken);
         match (&shared, srq) {
             (Some(shared), _) => qp = qp.with_srq(shared.clone()),
@@ -176,9 +186,12 @@ impl Phys {
         }
     }
 
-    /// Receives of a shared queue that it has begun to fill.
+    /// Receives of a shared queue that it has begun to fill, or that nobody has heard of since.
     pub fn begun(&self) -> usize {
-        self.transport().progress().outstanding_recvs as usize
+        match self {
+            Phys::Holding(qp) => qp.progress().outstanding_recvs as usize,
+            Phys::Plain(p) => p.shared.as_ref().map_or(0, |shared| shared.entries().len()),
+        }
     }
 
     /// Why the network has stopped it.
@@ -364,8 +377,10 @@ impl Plain {
                 shared.unused(wc.wr_id);
             } else if wc.status == WcStatus::Success as u32 {
                 self.journal.handle_shared_recv(self.now_us);
+                shared.forget(wc.wr_id);
                 out.recv(shown, false);
             } else if self.journal.handle_shared_recv_error(&wc, out) {
+                shared.forget(wc.wr_id);
                 out.recv(shown, false);
             } else {
                 shared.unused(wc.wr_id);
