@@ -1,0 +1,32 @@
+//! Collective operations as data: who sends which part of a vector to whom, after what, on which NIC.
+//!
+//! A *schedule* follows from a topology with the health of its NICs, an operation, and a choice of how to do it. It is executed over real NICs and
+//! in virtual time; both read the same data ([`schedule`] says how).
+//!
+//! - [`Topology`]: hosts, NICs, ranks. [`Collective`]: an operation on elements of a type.
+//! - [`Plan`]: channels, shards, owners, chunks; from it each rank generates its own [`Program`], without the others.
+//! - [`binding`]: which NICs carry a channel, dead and slow ones left out.
+//!
+//! The crate does no I/O, reads no clock and starts no thread.
+#![forbid(unsafe_code)]
+
+pub mod binding;
+mod builder;
+mod data;
+mod error;
+mod generate;
+mod operation;
+mod plan;
+pub mod schedule;
+mod shape;
+mod split;
+mod topology;
+
+pub use data::{divide, DataType, ReduceOp};
+pub use error::Error;
+pub use operation::{Collective, Counts, Matrix, Operation};
+pub use plan::{Choice, Folding, Grouping, Plan, Shard, MAX_CHANNELS, MAX_CHUNKS};
+pub use schedule::{Buffer, Lane, Path, Program, Schedule, Slice, Stage, Step, Work};
+pub use shape::Shape;
+pub use split::split;
+pub use topology::{Fabric, Health, Host, Nic, Place, Topology, MAX_NICS, MAX_RANKS};

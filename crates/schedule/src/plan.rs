@@ -1,0 +1,384 @@
+//! A plan: the few numbers that every rank's program follows from.
+//!
+//! A plan is small and made by all ranks alike, each for itself; a rank then generates its own program from it ([`Plan::program`]).
+//! The vector is cut into *channels*, each with a rank on every host that speaks for it there (its *leader*) and home NICs; each
+//! channel's part into *shards*, each with an owner, at which it is reduced; and each shard into *chunks*, which follow each other through
+//! all stages (pipelining).
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use crate::binding::Binding;
+use crate::generate;
+use crate::shape::Forest;
+use crate::split::{equal, grain, split};
+use crate::{Collective, Error, Operation, Program, Schedule, Shape, Topology};
+
+/// The most channels of a plan.
+pub const MAX_CHANNELS: usize = 256;
+/// The most chunks of a shard. Chunks are made larger where there would be more.
+pub const MAX_CHUNKS: u64 = 1024;
+
+/// What the nodes of trees are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Grouping {
+    /// Single ranks: everything between ranks, as NCCL's rings do.
+    Ranks,
+    /// Hosts: ranks of a host first reduce among themselves through its memory, and the result is spread there at the end
+    /// (*hierarchical*).
+    Hosts,
+}
+
+/// In which order contributions are reduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Folding {
+    /// As suits the shape. Results of floating-point reductions differ by rounding between plans.
+    Any,
+    /// For each element in the order of ranks on each host, and then in the order of hosts: `(r0 ⊕ r1) ⊕ (r2 ⊕ r3)` for two hosts of
+    /// two. Results are the same, bit for bit, whatever the plan.
+    InOrder,
+}
+
+/// How an operation is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The shape of trees. AllToAll and SendRecv are direct in any case.
+    pub shape: Shape,
+    /// Their nodes.
+    pub grouping: Grouping,
+    /// The order of reductions.
+    pub folding: Folding,
+    /// How many channels; `None`: as many as the largest number of NICs, or of ranks, of a host.
+    pub channels: Option<usize>,
+    /// How long chunks are about, in bytes.
+    pub chunk_bytes: u64,
+    /// Messages that would be shorter are not divided among several NICs; one of them takes it all, in turn.
+    pub divide_bytes: u64,
+    /// AllReduce: how much of the vector each node owns, in proportion. `None`: all the same.
+    pub owners: Option<Vec<u64>>,
+    /// The hosts in the order that rings and trees have them; `None`: by number.
+    pub ring: Option<Vec<usize>>,
+}
+
+impl Choice {
+    /// With chunks of 512 KiB, and the rest as the comments say.
+    pub fn new(shape: Shape, grouping: Grouping) -> Choice {
+        Choice {
+            shape,
+            grouping,
+            folding: Folding::Any,
+            channels: None,
+            chunk_bytes: 512 << 10,
+            divide_bytes: 16 << 10,
+            owners: None,
+            ring: None,
+        }
+    }
+}
+
+/// A part of the vector with one owner, on one channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// The part of the vector.
+    pub range: Range<u64>,
+    /// The channel.
+    pub channel: usize,
+    /// Counts owners; shards of one row differ in their channel.
+    pub row: usize,
+    /// The node at which it is reduced or that has it.
+    pub owner: usize,
+    /// The rank that alone is to have it (ReduceScatter, Reduce) or has it (AllGather, Broadcast).
+    pub rank: Option<usize>,
+}
+
+/// How an operation is done.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub(crate) topology: Topology,
+    pub(crate) collective: Collective,
+    pub(crate) choice: Choice,
+    pub(crate) binding: Binding,
+    /// The ranks of each node.
+    pub(crate) nodes: Vec<Vec<usize>>,
+    /// The node of each rank.
+    pub(crate) node_of: Vec<usize>,
+    /// The trees of each channel.
+    pub(crate) forests: Vec<Forest>,
+    /// By row, then channel.
+    pub(crate) shards: Vec<Shard>,
+    pub(crate) chunks: u64,
+}
+
+impl Plan {
+    /// Checks the choice and works it out.
+    pub fn new(topology: &Topology, collective: &Collective, choice: Choice) -> Result<Plan, Error> {
+        check(topology, collective, &choice)?;
+        let most = |count: fn(&Topology, usize) -> usize| {
+            (0..topology.hosts().len()).map(|h| count(topology, h)).max().unwrap_or(1)
+        };
+        let widest = most(|t, h| t.hosts()[h].nics.len()).max(most(|t, h| t.members(h).len()));
+        let channels = choice.channels.unwrap_or(widest.min(MAX_CHANNELS));
+        let nodes: Vec<Vec<usize>> = match choice.grouping {
+            Grouping::Hosts => (0..topology.hosts().len()).map(|h| topology.members(h).to_vec()).collect(),
+            Grouping::Ranks => (0..topology.ranks()).map(|rank| vec![rank]).collect(),
+        };
+        let mut node_of = vec![0; topology.ranks()];
+        for (node, ranks) in nodes.iter().enumerate() {
+            ranks.iter().for_each(|rank| node_of[*rank] = node);
+        }
+        let forests = (0..channels).map(|c| Forest::new(choice.shape, node_order(topology, &choice, c))).collect();
+        let mut plan = Plan {
+            binding: Binding::new(topology, &vec![1; channels]),
+            topology: topology.clone(),
+            collective: collective.clone(),
+            choice,
+            nodes,
+            node_of,
+            forests,
+            shards: Vec::new(),
+            chunks: 1,
+        };
+        plan.shards = plan.make_shards();
+        let longest = plan.shards.iter().map(|s| s.range.end - s.range.start).max().unwrap_or(0);
+        plan.chunks = plan.chunks_of(longest);
+        plan.check_paths()?;
+        Ok(plan)
+    }
+
+    /// The program of one rank.
+    pub fn program(&self, rank: usize) -> Program {
+        generate::program(self, rank)
+    }
+
+    /// The programs of all ranks.
+    pub fn schedule(&self) -> Schedule {
+        Schedule { collective: self.collective.clone(), programs: generate::programs(self) }
+    }
+
+    /// The shards, of operations that have a vector.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// What it was made from.
+    pub fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    /// How many channels it has.
+    pub fn channels(&self) -> usize {
+        self.forests.len()
+    }
+
+    /// The NICs of its channels.
+    pub fn binding(&self) -> &Binding {
+        &self.binding
+    }
+
+    /// The rank that speaks for a node on a channel.
+    pub(crate) fn leader(&self, channel: usize, node: usize) -> usize {
+        let ranks = &self.nodes[node];
+        ranks[channel % ranks.len()]
+    }
+
+    /// How many chunks a run of elements is cut into.
+    pub(crate) fn chunks_of(&self, len: u64) -> u64 {
+        let chunk = (self.choice.chunk_bytes / self.collective.data().bytes()).max(1);
+        len.div_ceil(chunk).clamp(1, MAX_CHUNKS)
+    }
+
+    /// A chunk of a shard.
+    pub(crate) fn chunk(&self, shard: &Shard, chunk: u64) -> Range<u64> {
+        let len = shard.range.end - shard.range.start;
+        equal(&shard.range, self.chunks, chunk, grain(len, self.chunks, self.collective.data().bytes()))
+    }
+
+    /// No chunk of the shard is longer.
+    pub(crate) fn longest_chunk(&self, shard: &Shard) -> u64 {
+        let len = shard.range.end - shard.range.start;
+        len.min(len.div_ceil(self.chunks) + grain(len, self.chunks, self.collective.data().bytes()))
+    }
+
+    fn make_shards(&self) -> Vec<Shard> {
+        let total = self.collective.total();
+        let ranks = 0..self.topology.ranks();
+        let blocks = |rank: usize| (self.collective.block(rank).unwrap_or(0..0), rank);
+        let mut shards = Vec::new();
+        match *self.collective.operation() {
+            Operation::AllReduce { .. } | Operation::Barrier => self.owned_shards(total, &mut shards),
+            Operation::ReduceScatter { .. } | Operation::AllGather { .. } => ranks
+                .map(blocks)
+                .enumerate()
+                .for_each(|(row, (range, rank))| self.block_shards(row, range, rank, &mut shards)),
+            Operation::Broadcast { root, .. } | Operation::Reduce { root, .. } => {
+                self.block_shards(0, 0..total, root, &mut shards);
+            }
+            Operation::AllToAll { .. } | Operation::SendRecv { .. } => {}
+        }
+        shards.retain(|s| !s.range.is_empty());
+        shards
+    }
+
+    /// Shards whose owners can be chosen.
+    fn owned_shards(&self, total: u64, shards: &mut Vec<Shard>) {
+        let bytes = self.collective.data().bytes();
+        let nodes = self.nodes.len();
+        let owners = match &self.choice.owners {
+            Some(owners) => owners.clone(),
+            None => vec![1; nodes],
+        };
+        if self.choice.shape == Shape::OneShot {
+            return self.stripes(0, 0..total, 0, None, shards);
+        }
+        let parts = (nodes * self.channels()) as u64;
+        let grain = grain(total, parts, bytes);
+        if self.speaks_for_one_channel() {
+            let bounds = split(total, &owners, grain);
+            for owner in 0..nodes {
+                let channel = self.home_channel(owner);
+                shards.push(Shard { range: bounds[owner]..bounds[owner + 1], channel, row: owner, owner, rank: None });
+            }
+            return;
+        }
+        let stripes = split(total, &vec![1; self.channels()], grain);
+        for (channel, stripe) in stripes.windows(2).enumerate() {
+            let bounds = split(stripe[1] - stripe[0], &owners, grain);
+            for owner in 0..nodes {
+                let range = stripe[0] + bounds[owner]..stripe[0] + bounds[owner + 1];
+                shards.push(Shard { range, channel, row: owner, owner, rank: None });
+            }
+        }
+        shards.sort_by_key(|s| (s.row, s.channel));
+    }
+
+    /// Shards of a rank's block.
+    fn block_shards(&self, row: usize, range: Range<u64>, rank: usize, shards: &mut Vec<Shard>) {
+        let owner = self.node_of[rank];
+        let many = self.collective.block(rank).is_some();
+        let each_has_one =
+            self.choice.grouping == Grouping::Hosts && self.nodes.iter().all(|ranks| ranks.len() == self.channels());
+        if many && (each_has_one || self.speaks_for_one_channel()) {
+            let channel = self.topology.local(rank) % self.channels();
+            shards.push(Shard { range, channel, row, owner, rank: Some(rank) });
+        } else {
+            self.stripes(row, range, owner, Some(rank), shards);
+        }
+    }
+
+    /// A shard on every channel.
+    fn stripes(&self, row: usize, range: Range<u64>, owner: usize, rank: Option<usize>, shards: &mut Vec<Shard>) {
+        let channels = self.channels() as u64;
+        let grain = grain(range.end - range.start, channels, self.collective.data().bytes());
+        for channel in 0..self.channels() {
+            let range = equal(&range, channels, channel as u64, grain);
+            shards.push(Shard { range, channel, row, owner, rank });
+        }
+    }
+
+    /// Whether ranks are nodes and their shards are spread evenly over channels if each has one.
+    fn speaks_for_one_channel(&self) -> bool {
+        self.choice.grouping == Grouping::Ranks
+            && self.choice.shape != Shape::Ring
+            && (0..self.topology.hosts().len()).all(|h| self.topology.members(h).len() >= self.channels())
+    }
+
+    /// The channel of a rank that has one.
+    fn home_channel(&self, node: usize) -> usize {
+        self.topology.local(self.nodes[node][0]) % self.channels()
+    }
+
+    /// Whether all hosts that exchange something have a path.
+    fn check_paths(&self) -> Result<(), Error> {
+        if self.binding.all_joined() {
+            return Ok(());
+        }
+        let ranks = self.topology.ranks();
+        let path = |a: usize, b: usize| {
+            let (a, b) = (self.topology.host_of(a), self.topology.host_of(b));
+            self.binding.routes(0, a, b).map(drop)
+        };
+        if self.collective.operation().is_pairwise() {
+            let pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
+            return pairs.filter(|(from, to)| self.collective.pair(*from, *to) > 0).try_for_each(|(a, b)| path(a, b));
+        }
+        let mut known = HashSet::new();
+        for shard in &self.shards {
+            // trees are the same for all channels if hosts are nodes
+            let channel = if self.choice.grouping == Grouping::Hosts { 0 } else { shard.channel };
+            if !known.insert((channel, shard.owner)) {
+                continue;
+            }
+            for node in 0..self.nodes.len() {
+                for other in self.forests[channel].neighbours(shard.owner, node) {
+                    path(self.nodes[node][0], self.nodes[other][0])?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The order of nodes that a channel's rings and trees have. With ranks as nodes, each channel begins with another rank of each host, so
+/// that each enters and leaves hosts at other ranks.
+fn node_order(topology: &Topology, choice: &Choice, channel: usize) -> Vec<usize> {
+    let hosts = choice.ring.clone().unwrap_or_else(|| (0..topology.hosts().len()).collect());
+    match choice.grouping {
+        Grouping::Hosts => hosts,
+        Grouping::Ranks => hosts
+            .into_iter()
+            .flat_map(|host| {
+                let ranks = topology.members(host);
+                (0..ranks.len()).map(move |k| ranks[(k + channel) % ranks.len()])
+            })
+            .collect(),
+    }
+}
+
+/// Whether a choice fits.
+fn check(topology: &Topology, collective: &Collective, choice: &Choice) -> Result<(), Error> {
+    let count = |what, count: usize, least: usize, most: usize| match (least..=most).contains(&count) {
+        true => Ok(()),
+        false => Err(Error::Count { what, count: count as u64, least: least as u64, most: most as u64 }),
+    };
+    let hosts = topology.hosts().len();
+    count("ranks of the collective", collective.ranks(), topology.ranks(), topology.ranks())?;
+    if let Some(channels) = choice.channels {
+        count("channels", channels, 1, MAX_CHANNELS)?;
+    }
+    let all = matches!(collective.operation(), Operation::AllReduce { .. } | Operation::Barrier);
+    if choice.shape == Shape::OneShot && !all && !collective.operation().is_pairwise() {
+        return Err(Error::Form { what: "OneShot is for AllReduce and Barrier alone", instead: "take Direct" });
+    }
+    let ordered = choice.folding == Folding::InOrder && collective.operation().reduce_op().is_some();
+    if ordered && !matches!(choice.shape, Shape::Direct | Shape::OneShot) {
+        return Err(Error::Form { what: "rings and trees reduce in an order of their own", instead: "take Direct" });
+    }
+    if ordered && choice.grouping == Grouping::Ranks && topology.ranks() > hosts {
+        return Err(Error::Form {
+            what: "reducing in order needs the hosts as nodes",
+            instead: "take Grouping::Hosts",
+        });
+    }
+    if let Some(owners) = &choice.owners {
+        if !all || choice.shape == Shape::OneShot {
+            return Err(Error::Form { what: "this operation's owners are given", instead: "leave `owners` out" });
+        }
+        let nodes = if choice.grouping == Grouping::Hosts { hosts } else { topology.ranks() };
+        count("weights of owners", owners.len(), nodes, nodes)?;
+        count("owners with a weight", owners.iter().filter(|w| **w > 0).count(), 1, nodes)?;
+    }
+    if let Some(ring) = &choice.ring {
+        count("hosts of the ring", ring.len(), hosts, hosts)?;
+        let mut seen = vec![false; hosts];
+        for host in ring {
+            match seen.get_mut(*host) {
+                None => return Err(Error::Unknown { what: "host", number: *host, last: hosts - 1 }),
+                Some(true) => {
+                    return Err(Error::Form { what: "a host is twice in the ring", instead: "name each once" })
+                }
+                Some(seen) => *seen = true,
+            }
+        }
+    }
+    Ok(())
+}
