@@ -1,11 +1,12 @@
 //! Collective operations as data: who sends which part of a vector to whom, after what, on which NIC.
 //!
-//! A *schedule* follows from a topology with the health of its NICs, an operation, and a choice of how to do it. It is executed over real NICs and
-//! in virtual time; both read the same data ([`schedule`] says how).
+//! A *schedule* follows from a topology with the health of its NICs, an operation, and a choice of how to do it. It is executed over real
+//! NICs, in virtual time, and in [`verify`] in memory alone; all read the same data ([`schedule`] says how).
 //!
 //! - [`Topology`]: hosts, NICs, ranks. [`Collective`]: an operation on elements of a type.
 //! - [`Plan`]: channels, shards, owners, chunks; from it each rank generates its own [`Program`], without the others.
 //! - [`binding`]: which NICs carry a channel, dead and slow ones left out.
+//! - [`verify`]: what must hold for every schedule, and an executor that runs ready steps in random order.
 //!
 //! The crate does no I/O, reads no clock and starts no thread.
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@ pub mod schedule;
 mod shape;
 mod split;
 mod topology;
+pub mod verify;
 
 pub use data::{divide, DataType, ReduceOp};
 pub use error::Error;

@@ -20,6 +20,8 @@
 //!    room for one message.
 //! 5. A lane that is on NICs joins two hosts, by NICs that are up and reach each other; a lane in memory stays on its host.
 //! 6. The input is never written, but where the operation is in place.
+//!
+//! [`crate::verify::check`] checks 1 to 6.
 
 use crate::Collective;
 
