@@ -6,10 +6,13 @@
 //! NICs that never were equal.
 //!
 //! On a fabric where every NIC reaches every other, the two hosts share out the channel independently, and the shares are laid over each
-//! other. Where rails are apart, both ends of a route are on one rail, and a rail carries what the weaker of its two NICs does.
+//! other. Where rails are apart, both ends of a route are on one rail. A host that talks to one other at a time then uses a rail as
+//! far as the weaker of its two NICs goes. Where all talk to all, what a pair can no longer send on one rail would crowd the others:
+//! pairs that still can use that rail more, until no NIC has more than its part ([`Demand::Everyone`]).
 
 use std::collections::HashMap;
 
+use crate::rails;
 use crate::split::split;
 use crate::{Error, Fabric, Topology};
 
@@ -27,11 +30,31 @@ pub struct Route {
     pub share: u64,
 }
 
+/// Who talks to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Demand<'a> {
+    /// A host sends to one other, and receives from one other (rings, pairs).
+    Neighbours,
+    /// Every host talks to every other: each pair exchanges in proportion to the sum of their weights (what they own of an AllReduce).
+    Everyone(&'a [u64]),
+}
+
+/// What becomes of the share of a NIC that cannot carry it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Repair {
+    /// All others carry a part (R²CCL-Balance).
+    #[default]
+    Balance,
+    /// The next one that is up carries all (R²CCL-HotRepair, for comparison).
+    Backup,
+}
+
 /// The shares of every channel on every NIC, for each kind of host.
 #[derive(Clone, Debug)]
 pub struct Binding {
     fabric: Fabric,
-    /// The kind of each host. Hosts whose NICs carry the same are of one kind.
+    repair: Repair,
+    /// The kind of each host. Hosts whose NICs carry the same and that have the same weight are of one kind.
     kinds: Vec<usize>,
     /// What each NIC carries, in Mbit/s, of each kind.
     free_mbps: Vec<Vec<u64>>,
@@ -39,28 +62,42 @@ pub struct Binding {
     channels: Vec<u64>,
     /// `[kind][channel][nic]`: the share that the channel has on the NIC, in [`SHARES`].
     shares: Vec<Vec<Vec<u64>>>,
+    /// `[kind][kind]`, rails apart: how much of a pair's traffic each rail takes, in proportion.
+    rails: Vec<Vec<Vec<u64>>>,
 }
 
 impl Binding {
     /// Binds channels that carry parts of the data in proportion to `weights`.
-    pub fn new(topology: &Topology, weights: &[u64]) -> Binding {
+    pub fn new(topology: &Topology, weights: &[u64], demand: Demand, repair: Repair) -> Binding {
         let mut numbers = HashMap::new();
         let mut free_mbps: Vec<Vec<u64>> = Vec::new();
-        let kinds = topology
-            .hosts()
-            .iter()
-            .map(|host| {
-                let free: Vec<u64> = host.nics.iter().map(|nic| nic.free_mbps()).collect();
-                *numbers.entry(free.clone()).or_insert_with(|| {
-                    free_mbps.push(free);
-                    free_mbps.len() - 1
-                })
-            })
-            .collect();
+        let mut owned = Vec::new();
+        let mut hosts = Vec::new();
+        let mut kinds = Vec::new();
+        for (number, host) in topology.hosts().iter().enumerate() {
+            let free: Vec<u64> = host.nics.iter().map(|nic| nic.free_mbps()).collect();
+            let weight = match demand {
+                Demand::Neighbours => 0,
+                Demand::Everyone(weights) => weights[number],
+            };
+            let kind = *numbers.entry((free.clone(), weight)).or_insert_with(|| {
+                free_mbps.push(free);
+                owned.push(weight);
+                hosts.push(0);
+                free_mbps.len() - 1
+            });
+            hosts[kind] += 1;
+            kinds.push(kind);
+        }
         let bounds = split(SHARES, weights, 1);
         let channels: Vec<u64> = bounds.windows(2).map(|w| w[1] - w[0]).collect();
-        let shares = free_mbps.iter().map(|free| share_out(&channels, free)).collect();
-        Binding { fabric: topology.fabric(), kinds, free_mbps, channels, shares }
+        let shares = free_mbps.iter().map(|free| share_out(&channels, free, repair)).collect();
+        let rails = match (topology.fabric(), demand) {
+            (Fabric::AnyToAny, _) => Vec::new(),
+            (Fabric::RailOnly, Demand::Neighbours) => rails::of_pairs(&free_mbps),
+            (Fabric::RailOnly, Demand::Everyone(_)) => rails::of_everyone(&free_mbps, &owned, &hosts),
+        };
+        Binding { fabric: topology.fabric(), repair, kinds, free_mbps, channels, shares, rails }
     }
 
     /// How many channels there are.
@@ -79,18 +116,12 @@ impl Binding {
                 (!routes.is_empty()).then_some(routes).ok_or(parted("one of them has no NIC that is up"))
             }
             Fabric::RailOnly => {
-                let shared: Vec<u64> =
-                    self.free_mbps[a].iter().zip(&self.free_mbps[b]).map(|(x, y)| *x.min(y)).collect();
-                if shared.iter().all(|mbps| *mbps == 0) {
+                if self.rails[a][b].iter().all(|part| *part == 0) {
                     return Err(parted("they share no rail whose NICs are up at both"));
                 }
-                let shares = share_out(&self.channels, &shared);
-                Ok(shares[channel]
-                    .iter()
-                    .enumerate()
-                    .filter(|(_, share)| **share > 0)
-                    .map(|(nic, share)| Route { from: nic, to: nic, share: *share })
-                    .collect())
+                let shares = share_out(&self.channels, &self.rails[a][b], self.repair);
+                let routes = shares[channel].iter().enumerate().filter(|(_, share)| **share > 0);
+                Ok(routes.map(|(nic, share)| Route { from: nic, to: nic, share: *share }).collect())
             }
         }
     }
@@ -113,10 +144,17 @@ impl Binding {
 
 /// Shares out channels over NICs so that each NIC has its part of the capacity, and as much as possible stays at home.
 /// `[channel][nic]`; all 0 where no NIC carries anything.
-fn share_out(channels: &[u64], free_mbps: &[u64]) -> Vec<Vec<u64>> {
+fn share_out(channels: &[u64], free_mbps: &[u64], repair: Repair) -> Vec<Vec<u64>> {
     let nics = free_mbps.len();
     let mut shares = vec![vec![0; nics]; channels.len()];
     if free_mbps.iter().all(|mbps| *mbps == 0) {
+        return shares;
+    }
+    if repair == Repair::Backup {
+        for (channel, share) in channels.iter().enumerate() {
+            let chain = (channel..channel + nics).map(|nic| nic % nics);
+            chain.filter(|nic| free_mbps[*nic] > 0).take(1).for_each(|nic| shares[channel][nic] = *share);
+        }
         return shares;
     }
     let bounds = split(channels.iter().sum(), free_mbps, 1);
@@ -171,6 +209,10 @@ mod tests {
         Topology::uniform(3, 1, Host::new(nics, Nic::new(1000)), fabric).unwrap()
     }
 
+    fn balance(t: &Topology, channels: usize) -> Binding {
+        Binding::new(t, &vec![1; channels], Demand::Neighbours, Repair::Balance)
+    }
+
     fn down(t: Topology, dead: &[(usize, usize)]) -> Topology {
         dead.iter().fold(t, |t, (host, nic)| t.with_health(*host, *nic, Health::Down).unwrap())
     }
@@ -178,7 +220,7 @@ mod tests {
     #[test]
     fn healthy_channels_are_at_home() {
         for fabric in [Fabric::RailOnly, Fabric::AnyToAny] {
-            let binding = Binding::new(&hosts(4, fabric), &[1; 4]);
+            let binding = balance(&hosts(4, fabric), 4);
             for channel in 0..4 {
                 let routes = binding.routes(channel, 0, 1).unwrap();
                 assert_eq!(routes, [Route { from: channel, to: channel, share: SHARES / 4 }]);
@@ -190,25 +232,36 @@ mod tests {
     #[test]
     fn a_dead_nics_share_is_spread_over_the_others() {
         let t = down(hosts(4, Fabric::AnyToAny), &[(0, 2)]);
-        let routes = Binding::new(&t, &[1; 4]).routes(2, 0, 1).unwrap();
+        let routes = balance(&t, 4).routes(2, 0, 1).unwrap();
         assert_eq!(routes.iter().map(|r| (r.from, r.to)).collect::<Vec<_>>(), [(0, 2), (1, 2), (3, 2)]);
         let (least, most) = (routes.iter().map(|r| r.share).min(), routes.iter().map(|r| r.share).max());
         assert!(most.unwrap() - least.unwrap() <= 2);
         let t = down(hosts(4, Fabric::RailOnly), &[(0, 2), (1, 3)]);
-        let routes = Binding::new(&t, &[1; 4]).routes(2, 0, 1).unwrap();
+        let routes = balance(&t, 4).routes(2, 0, 1).unwrap();
         assert_eq!(routes.iter().map(|r| (r.from, r.to)).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
+    }
+
+    /// R²CCL §4.3: the chain of backup NICs, for successive failures.
+    #[test]
+    fn a_backup_carries_all_of_it() {
+        let t = down(hosts(4, Fabric::AnyToAny), &[(0, 2), (0, 3)]);
+        let binding = Binding::new(&t, &[1; 4], Demand::Neighbours, Repair::Backup);
+        for (channel, nic) in [(0, 0), (1, 1), (2, 0), (3, 0)] {
+            let routes = binding.routes(channel, 0, 1).unwrap();
+            assert_eq!(routes, [Route { from: nic, to: channel, share: SHARES / 4 }]);
+        }
     }
 
     #[test]
     fn hosts_without_a_path_are_named() {
         let t = down(hosts(2, Fabric::RailOnly), &[(0, 0), (1, 1)]);
-        let error = Binding::new(&t, &[1; 2]).routes(0, 0, 1).unwrap_err();
+        let error = balance(&t, 2).routes(0, 0, 1).unwrap_err();
         assert_eq!(
             error.to_string(),
             "no path between host 0 and host 1: they share no rail whose NICs are up at both"
         );
         let t = down(hosts(2, Fabric::AnyToAny), &[(1, 0), (1, 1)]);
-        assert!(Binding::new(&t, &[1; 2]).routes(1, 0, 1).unwrap_err().to_string().contains("no NIC that is up"));
+        assert!(balance(&t, 2).routes(1, 0, 1).unwrap_err().to_string().contains("no NIC that is up"));
     }
 
     proptest! {
@@ -221,7 +274,7 @@ mod tests {
             prop_assume!(free.iter().any(|mbps| *mbps > 0));
             let bounds = split(SHARES, &weights, 1);
             let channels: Vec<u64> = bounds.windows(2).map(|w| w[1] - w[0]).collect();
-            let shares = share_out(&channels, &free);
+            let shares = share_out(&channels, &free, Repair::Balance);
             for (channel, shares) in channels.iter().zip(&shares) {
                 prop_assert_eq!(*channel, shares.iter().sum::<u64>());
             }

@@ -8,8 +8,9 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use crate::binding::Binding;
+use crate::binding::{Binding, Demand, Repair};
 use crate::generate;
+use crate::reshape;
 use crate::shape::Forest;
 use crate::split::{equal, grain, split};
 use crate::{Collective, Error, Operation, Program, Schedule, Shape, Topology};
@@ -39,6 +40,17 @@ pub enum Folding {
     InOrder,
 }
 
+/// How much of the vector each node owns.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Owners {
+    /// All the same.
+    Equal,
+    /// In proportion to these.
+    Weights(Vec<u64>),
+    /// As suits what hosts carry ([`crate::reshape`]). Hosts are nodes; Direct: stars; Ring: paths.
+    ByCapacity,
+}
+
 /// How an operation is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
@@ -54,8 +66,10 @@ pub struct Choice {
     pub chunk_bytes: u64,
     /// Messages that would be shorter are not divided among several NICs; one of them takes it all, in turn.
     pub divide_bytes: u64,
-    /// AllReduce: how much of the vector each node owns, in proportion. `None`: all the same.
-    pub owners: Option<Vec<u64>>,
+    /// AllReduce: how much of the vector each node owns.
+    pub owners: Owners,
+    /// What becomes of the share of a dead or slow NIC.
+    pub repair: Repair,
     /// The hosts in the order that rings and trees have them; `None`: by number.
     pub ring: Option<Vec<usize>>,
 }
@@ -70,7 +84,8 @@ impl Choice {
             channels: None,
             chunk_bytes: 512 << 10,
             divide_bytes: 16 << 10,
-            owners: None,
+            owners: Owners::Equal,
+            repair: Repair::Balance,
             ring: None,
         }
     }
@@ -87,6 +102,8 @@ pub struct Shard {
     pub row: usize,
     /// The node at which it is reduced or that has it.
     pub owner: usize,
+    /// Which of the plan's forests has its tree.
+    pub(crate) forest: usize,
     /// The rank that alone is to have it (ReduceScatter, Reduce) or has it (AllGather, Broadcast).
     pub rank: Option<usize>,
 }
@@ -102,8 +119,12 @@ pub struct Plan {
     pub(crate) nodes: Vec<Vec<usize>>,
     /// The node of each rank.
     pub(crate) node_of: Vec<usize>,
-    /// The trees of each channel.
+    /// How many channels there are.
+    pub(crate) channels: usize,
+    /// The trees of each channel; or those of paths, which all channels share.
     pub(crate) forests: Vec<Forest>,
+    /// What each owns: nodes, or of paths the forests.
+    owners: Vec<u64>,
     /// By row, then channel.
     pub(crate) shards: Vec<Shard>,
     pub(crate) chunks: u64,
@@ -126,15 +147,23 @@ impl Plan {
         for (node, ranks) in nodes.iter().enumerate() {
             ranks.iter().for_each(|rank| node_of[*rank] = node);
         }
-        let forests = (0..channels).map(|c| Forest::new(choice.shape, node_order(topology, &choice, c))).collect();
+        let (forests, owners) = forests_and_owners(topology, &choice, channels, nodes.len());
+        let direct = matches!(choice.shape, Shape::Direct | Shape::OneShot) || collective.operation().is_pairwise();
+        let owned = match (&choice.owners, choice.grouping) {
+            (Owners::Equal, _) | (_, Grouping::Ranks) => vec![1; topology.hosts().len()],
+            _ => owners.clone(),
+        };
+        let demand = if direct { Demand::Everyone(&owned) } else { Demand::Neighbours };
         let mut plan = Plan {
-            binding: Binding::new(topology, &vec![1; channels]),
+            binding: Binding::new(topology, &vec![1; channels], demand, choice.repair),
             topology: topology.clone(),
             collective: collective.clone(),
             choice,
             nodes,
             node_of,
+            channels,
             forests,
+            owners,
             shards: Vec::new(),
             chunks: 1,
         };
@@ -167,7 +196,7 @@ impl Plan {
 
     /// How many channels it has.
     pub fn channels(&self) -> usize {
-        self.forests.len()
+        self.channels
     }
 
     /// The NICs of its channels.
@@ -221,32 +250,25 @@ impl Plan {
 
     /// Shards whose owners can be chosen.
     fn owned_shards(&self, total: u64, shards: &mut Vec<Shard>) {
-        let bytes = self.collective.data().bytes();
-        let nodes = self.nodes.len();
-        let owners = match &self.choice.owners {
-            Some(owners) => owners.clone(),
-            None => vec![1; nodes],
-        };
         if self.choice.shape == Shape::OneShot {
             return self.stripes(0, 0..total, 0, None, shards);
         }
-        let parts = (nodes * self.channels()) as u64;
-        let grain = grain(total, parts, bytes);
+        let rows = self.owners.len();
+        let grain = grain(total, (rows * self.channels) as u64, self.collective.data().bytes());
+        let paths = self.choice.shape == Shape::Ring && self.choice.owners == Owners::ByCapacity;
+        let mut add = |range: Range<u64>, channel: usize, row: usize| {
+            let (owner, forest) = if paths { (self.forests[row].middle(), row) } else { (row, channel) };
+            shards.push(Shard { range, channel, row, owner, forest, rank: None });
+        };
         if self.speaks_for_one_channel() {
-            let bounds = split(total, &owners, grain);
-            for owner in 0..nodes {
-                let channel = self.home_channel(owner);
-                shards.push(Shard { range: bounds[owner]..bounds[owner + 1], channel, row: owner, owner, rank: None });
-            }
+            let bounds = split(total, &self.owners, grain);
+            (0..rows).for_each(|row| add(bounds[row]..bounds[row + 1], self.home_channel(row), row));
             return;
         }
-        let stripes = split(total, &vec![1; self.channels()], grain);
+        let stripes = split(total, &vec![1; self.channels], grain);
         for (channel, stripe) in stripes.windows(2).enumerate() {
-            let bounds = split(stripe[1] - stripe[0], &owners, grain);
-            for owner in 0..nodes {
-                let range = stripe[0] + bounds[owner]..stripe[0] + bounds[owner + 1];
-                shards.push(Shard { range, channel, row: owner, owner, rank: None });
-            }
+            let bounds = split(stripe[1] - stripe[0], &self.owners, grain);
+            (0..rows).for_each(|row| add(stripe[0] + bounds[row]..stripe[0] + bounds[row + 1], channel, row));
         }
         shards.sort_by_key(|s| (s.row, s.channel));
     }
@@ -259,7 +281,7 @@ impl Plan {
             self.choice.grouping == Grouping::Hosts && self.nodes.iter().all(|ranks| ranks.len() == self.channels());
         if many && (each_has_one || self.speaks_for_one_channel()) {
             let channel = self.topology.local(rank) % self.channels();
-            shards.push(Shard { range, channel, row, owner, rank: Some(rank) });
+            shards.push(Shard { range, channel, row, owner, forest: channel, rank: Some(rank) });
         } else {
             self.stripes(row, range, owner, Some(rank), shards);
         }
@@ -271,7 +293,7 @@ impl Plan {
         let grain = grain(range.end - range.start, channels, self.collective.data().bytes());
         for channel in 0..self.channels() {
             let range = equal(&range, channels, channel as u64, grain);
-            shards.push(Shard { range, channel, row, owner, rank });
+            shards.push(Shard { range, channel, row, owner, forest: channel, rank });
         }
     }
 
@@ -305,17 +327,33 @@ impl Plan {
         for shard in &self.shards {
             // trees are the same for all channels if hosts are nodes
             let channel = if self.choice.grouping == Grouping::Hosts { 0 } else { shard.channel };
-            if !known.insert((channel, shard.owner)) {
+            if !known.insert((channel, shard.row, shard.owner)) {
                 continue;
             }
             for node in 0..self.nodes.len() {
-                for other in self.forests[channel].neighbours(shard.owner, node) {
+                for other in self.forests[shard.forest].neighbours(shard.owner, node) {
                     path(self.nodes[node][0], self.nodes[other][0])?;
                 }
             }
         }
         Ok(())
     }
+}
+
+/// The trees of a plan, and what each node owns (or of paths each tree has).
+fn forests_and_owners(topology: &Topology, choice: &Choice, channels: usize, nodes: usize) -> (Vec<Forest>, Vec<u64>) {
+    let hosts_mbps = topology.useful_mbps();
+    if choice.owners == Owners::ByCapacity && choice.shape == Shape::Ring {
+        let paths = reshape::paths(&hosts_mbps, &node_order(topology, choice, 0));
+        return paths.into_iter().map(|p| (Forest::path(p.order), p.weight)).unzip();
+    }
+    let forests = (0..channels).map(|c| Forest::new(choice.shape, node_order(topology, choice, c))).collect();
+    let owners = match &choice.owners {
+        Owners::Equal => vec![1; nodes],
+        Owners::Weights(weights) => weights.clone(),
+        Owners::ByCapacity => reshape::stars(&hosts_mbps),
+    };
+    (forests, owners)
 }
 
 /// The order of nodes that a channel's rings and trees have. With ranks as nodes, each channel begins with another rank of each host, so
@@ -359,13 +397,25 @@ fn check(topology: &Topology, collective: &Collective, choice: &Choice) -> Resul
             instead: "take Grouping::Hosts",
         });
     }
-    if let Some(owners) = &choice.owners {
-        if !all || choice.shape == Shape::OneShot {
-            return Err(Error::Form { what: "this operation's owners are given", instead: "leave `owners` out" });
+    let nodes = if choice.grouping == Grouping::Hosts { hosts } else { topology.ranks() };
+    if choice.owners != Owners::Equal && (!all || choice.shape == Shape::OneShot) {
+        return Err(Error::Form { what: "this operation's owners are given", instead: "take Owners::Equal" });
+    }
+    match &choice.owners {
+        Owners::Equal => {}
+        Owners::Weights(weights) => {
+            count("weights of owners", weights.len(), nodes, nodes)?;
+            count("owners with a weight", weights.iter().filter(|w| **w > 0).count(), 1, nodes)?;
         }
-        let nodes = if choice.grouping == Grouping::Hosts { hosts } else { topology.ranks() };
-        count("weights of owners", owners.len(), nodes, nodes)?;
-        count("owners with a weight", owners.iter().filter(|w| **w > 0).count(), 1, nodes)?;
+        Owners::ByCapacity => {
+            let shaped = matches!(choice.shape, Shape::Direct | Shape::Ring);
+            if !shaped || choice.grouping == Grouping::Ranks {
+                return Err(Error::Form {
+                    what: "owners by capacity are hosts, of rings or direct",
+                    instead: "take Grouping::Hosts and Shape::Direct or Shape::Ring",
+                });
+            }
+        }
     }
     if let Some(ring) = &choice.ring {
         count("hosts of the ring", ring.len(), hosts, hosts)?;

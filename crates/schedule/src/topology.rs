@@ -177,6 +177,20 @@ impl Topology {
         self.fabric
     }
 
+    /// What each host can exchange with all others together, in each direction, in Mbit/s: where rails are apart, a NIC is of use as far as
+    /// the other hosts' NICs on its rail.
+    pub fn useful_mbps(&self) -> Vec<u64> {
+        let useful = |host: &Host| match self.fabric {
+            Fabric::AnyToAny => host.free_mbps(),
+            Fabric::RailOnly => {
+                let all = |rail| self.hosts.iter().filter_map(|h| h.nics.get(rail)).map(Nic::free_mbps).sum::<u64>();
+                let rails = host.nics.iter().enumerate();
+                rails.map(|(rail, nic)| nic.free_mbps().min(all(rail) - nic.free_mbps())).sum()
+            }
+        };
+        self.hosts.iter().map(useful).collect()
+    }
+
     /// Whether a NIC of one host reaches a NIC of another, and both are up.
     pub fn joined(&self, host_a: usize, nic_a: usize, host_b: usize, nic_b: usize) -> bool {
         let up = |host: usize, nic: usize| self.hosts[host].nics.get(nic).is_some_and(|n| n.free_mbps() > 0);
@@ -205,6 +219,10 @@ mod tests {
         let t = t.with_health(0, 1, Health::Down).unwrap().with_health(1, 0, Health::Slow(25)).unwrap();
         assert_eq!((t.hosts()[0].free_mbps(), t.hosts()[1].free_mbps()), (100, 125));
         assert!(t.joined(0, 0, 1, 1) && !t.joined(0, 1, 1, 1));
+        assert_eq!(t.useful_mbps(), [100, 125]);
+        let host = Host::new(2, Nic::new(100));
+        let t = Topology::uniform(2, 2, host, Fabric::RailOnly).unwrap().with_health(0, 1, Health::Slow(30)).unwrap();
+        assert_eq!(t.useful_mbps(), [130, 130]);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use unbroken_schedule::verify::{check, expected, Flaw, Machine};
 use unbroken_schedule::{
-    Buffer, Choice, Collective, DataType, Fabric, Folding, Grouping, Health, Host, Nic, Operation, Path, Plan, Program,
-    ReduceOp, Schedule, Shape, Slice, Step, Topology, Work,
+    Buffer, Choice, Collective, DataType, Fabric, Folding, Grouping, Health, Host, Nic, Operation, Owners, Path, Plan,
+    Program, ReduceOp, Schedule, Shape, Slice, Step, Topology, Work,
 };
 
 #[allow(dead_code)]
@@ -173,14 +173,14 @@ fn a_step_too_few_is_noticed() {
 #[test]
 fn ranks_that_disagree_are_noticed() {
     let collective = all_reduce(false, DataType::U64);
-    let base = Choice { owners: Some(vec![2, 1, 1]), ..choices().remove(3) };
+    let base = Choice { owners: Owners::Weights(vec![2, 1, 1]), ..choices().remove(3) };
     let others = [
-        Choice { owners: Some(vec![1, 2, 1]), ..base.clone() },
-        Choice { owners: Some(vec![2, 1, 0]), ..base.clone() },
+        Choice { owners: Owners::Weights(vec![1, 2, 1]), ..base.clone() },
+        Choice { owners: Owners::Weights(vec![2, 1, 0]), ..base.clone() },
         Choice { chunk_bytes: 128, ..base.clone() },
         Choice { channels: Some(1), ..base.clone() },
         Choice { shape: Shape::Ring, ..base.clone() },
-        Choice { grouping: Grouping::Ranks, owners: None, ..base.clone() },
+        Choice { grouping: Grouping::Ranks, owners: Owners::Equal, ..base.clone() },
     ];
     let whole = Plan::new(&topology(), &collective, base.clone()).unwrap().schedule();
     let mut others: Vec<Plan> = others.into_iter().map(|c| Plan::new(&topology(), &collective, c).unwrap()).collect();

@@ -2,8 +2,8 @@
 
 use unbroken_schedule::verify::{check, Traffic};
 use unbroken_schedule::{
-    Choice, Collective, Counts, DataType, Fabric, Grouping, Health, Host, Matrix, Nic, Operation, Plan, ReduceOp,
-    Shape, Topology,
+    Choice, Collective, Counts, DataType, Fabric, Grouping, Health, Host, Matrix, Nic, Operation, Owners, Plan,
+    ReduceOp, Shape, Topology,
 };
 
 const SUM: ReduceOp = ReduceOp::Sum;
@@ -109,7 +109,7 @@ fn a_root_sends_once_or_receives_once_in_a_ring() {
 fn unequal_shards_move_what_their_owners_own() {
     let t = uniform(4, 2, 2, Fabric::RailOnly);
     let owners = vec![1, 2, 3, 4];
-    let choice = Choice { owners: Some(owners.clone()), ..choice(Shape::Direct, Grouping::Hosts) };
+    let choice = Choice { owners: Owners::Weights(owners.clone()), ..choice(Shape::Direct, Grouping::Hosts) };
     let all = traffic(&t, Operation::AllReduce { op: SUM, count: COUNT }, choice);
     for (host, weight) in owners.into_iter().enumerate() {
         let share = 1.0 + 2.0 * weight as f64 / 10.0;

@@ -385,13 +385,13 @@ fn events(
     spread: &mut Vec<Event>,
 ) {
     let plan = emitter.plan;
-    let Shard { channel, row, owner, .. } = plan.shards[shard];
+    let Shard { channel, row, owner, forest, .. } = plan.shards[shard];
     let node = plan.node_of[emitter.ranks[at]];
     if plan.leader(channel, node) != emitter.ranks[at] {
         return;
     }
-    let forest = &plan.forests[channel];
-    let nodes = forest.nodes();
+    let forest = &plan.forests[forest];
+    let nodes = plan.nodes.len();
     let row = if forest.repeats_within_level() { row } else { nth };
     let event = |level, what| {
         let (receives, stagger) = match what {

@@ -2,9 +2,10 @@
 
 use half::{bf16, f16};
 use proptest::prelude::*;
+use unbroken_schedule::binding::Repair;
 use unbroken_schedule::{
-    Choice, Collective, Counts, DataType, Fabric, Folding, Grouping, Health, Host, Matrix, Nic, Operation, Place,
-    ReduceOp, Shape, Topology,
+    Choice, Collective, Counts, DataType, Fabric, Folding, Grouping, Health, Host, Matrix, Nic, Operation, Owners,
+    Place, ReduceOp, Shape, Topology,
 };
 
 /// 1 to 4 hosts, 2 to 16 ranks anywhere on them, 1 to 4 NICs, some of which are dead or slow; host 0 has all.
@@ -95,18 +96,25 @@ pub fn choice(topology: Topology, collective: &Collective) -> impl Strategy<Valu
         prop::option::of(Just(hosts).prop_shuffle()),
     )
         .prop_map(move |(shape, grouping, in_order, channels, (chunk_bytes, divide_bytes), owners, ring)| {
-            let mut choice = Choice { channels, chunk_bytes, divide_bytes, ring, ..Choice::new(shape, grouping) };
+            let repair = if channels == Some(2) { Repair::Backup } else { Repair::Balance };
+            let mut choice =
+                Choice { repair, channels, chunk_bytes, divide_bytes, ring, ..Choice::new(shape, grouping) };
             let direct = matches!(shape, Shape::Direct | Shape::OneShot);
             if in_order && direct && grouping == Grouping::Hosts {
                 choice.folding = Folding::InOrder;
             }
             if all && shape != Shape::OneShot {
                 let nodes = if grouping == Grouping::Hosts { topology.hosts().len() } else { topology.ranks() };
-                choice.owners = owners.map(|mut o| {
-                    o.truncate(nodes);
-                    o[0] += 1;
-                    o
-                });
+                let reshapes = grouping == Grouping::Hosts && shape != Shape::Tree;
+                choice.owners = match owners {
+                    Some(mut weights) => {
+                        weights.truncate(nodes);
+                        weights[0] += 1;
+                        Owners::Weights(weights)
+                    }
+                    None if reshapes => Owners::ByCapacity,
+                    None => Owners::Equal,
+                };
             }
             choice
         })
