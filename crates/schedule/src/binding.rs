@@ -126,6 +126,12 @@ impl Binding {
         }
     }
 
+    /// What a channel has on each NIC of a host, of [`SHARES`] for all channels together. Where rails are apart, pairs of hosts may divide it
+    /// otherwise.
+    pub fn shares(&self, host: usize, channel: usize) -> &[u64] {
+        &self.shares[self.kinds[host]][channel]
+    }
+
     /// Whether every host has a path to every other.
     pub fn all_joined(&self) -> bool {
         let alone = self.kinds.len() == 1;

@@ -14,8 +14,15 @@ pub(crate) struct Builder {
     lanes: HashMap<Lane, u32>,
     hazards: BTreeMap<Buffer, Hazards>,
     /// Where scratch memory for a purpose begins.
-    scratch: HashMap<(usize, u8), u64>,
+    scratch: HashMap<(usize, u8), Region>,
     copy: u64,
+}
+
+/// Copies of scratch memory for one purpose, of so many elements each.
+#[derive(Clone, Copy, Debug)]
+struct Region {
+    start: u64,
+    room: u64,
 }
 
 impl Builder {
@@ -29,16 +36,19 @@ impl Builder {
         self.copy = chunk % SCRATCH_COPIES;
     }
 
-    /// Scratch memory for some purpose of a shard: the same for all its chunks, which have at most `room` elements, but that chunks
-    /// which follow each other have different copies of it.
+    /// Scratch memory for some purpose: the same for all chunks, which have at most `room` elements, but that chunks which follow each
+    /// other have different copies of it. Where there is not enough room after all, it is found elsewhere.
     pub fn scratch(&mut self, purpose: (usize, u8), room: u64, len: u64) -> Slice {
         let total = &mut self.program.scratch;
-        let start = *self.scratch.entry(purpose).or_insert_with(|| {
+        let mut fresh = |room: u64| {
             *total += room * SCRATCH_COPIES;
-            *total - room * SCRATCH_COPIES
-        });
-        debug_assert!(len <= room);
-        Slice { buffer: Buffer::Scratch, start: start + room * self.copy, len }
+            Region { start: *total - room * SCRATCH_COPIES, room }
+        };
+        let region = self.scratch.entry(purpose).or_insert_with(|| fresh(room));
+        if region.room < len {
+            *region = fresh(len);
+        }
+        Slice { buffer: Buffer::Scratch, start: region.start + region.room * self.copy, len }
     }
 
     /// The number of a lane.
@@ -207,6 +217,8 @@ mod tests {
             assert!(a.start >= 1 && all[i + 1..].iter().all(|b| !a.meets(b)));
         }
         assert_eq!(taken(3), all[..2]);
-        assert_eq!(builder.finish().scratch, 1 + 3 * 12);
+        let longer = builder.scratch((7, 1), 3, 3);
+        assert!(all.iter().all(|s| !s.meets(&longer)));
+        assert_eq!(builder.finish().scratch, 1 + 3 * (12 + 3));
     }
 }

@@ -19,6 +19,7 @@ mod generate;
 mod operation;
 mod plan;
 mod rails;
+mod relay;
 pub mod reshape;
 pub mod schedule;
 mod shape;

@@ -10,10 +10,11 @@ use std::ops::Range;
 
 use crate::binding::{Binding, Demand, Repair};
 use crate::generate;
+use crate::relay::Relays;
 use crate::reshape;
 use crate::shape::Forest;
 use crate::split::{equal, grain, split};
-use crate::{Collective, Error, Operation, Program, Schedule, Shape, Topology};
+use crate::{Collective, Error, Matrix, Operation, Program, Schedule, Shape, Topology};
 
 /// The most channels of a plan.
 pub const MAX_CHANNELS: usize = 256;
@@ -115,6 +116,7 @@ pub struct Plan {
     pub(crate) collective: Collective,
     pub(crate) choice: Choice,
     pub(crate) binding: Binding,
+    pub(crate) relays: Relays,
     /// The ranks of each node.
     pub(crate) nodes: Vec<Vec<usize>>,
     /// The node of each rank.
@@ -154,8 +156,10 @@ impl Plan {
             _ => owners.clone(),
         };
         let demand = if direct { Demand::Everyone(&owned) } else { Demand::Neighbours };
+        let binding = Binding::new(topology, &vec![1; channels], demand, choice.repair);
         let mut plan = Plan {
-            binding: Binding::new(topology, &vec![1; channels], demand, choice.repair),
+            relays: Relays::new(topology, &binding, choice.grouping),
+            binding,
             topology: topology.clone(),
             collective: collective.clone(),
             choice,
@@ -208,6 +212,21 @@ impl Plan {
     pub(crate) fn leader(&self, channel: usize, node: usize) -> usize {
         let ranks = &self.nodes[node];
         ranks[channel % ranks.len()]
+    }
+
+    /// The rank that forwards between a rank and a NIC of its host, if one does. With a matrix of counts nobody does: a rank
+    /// knows only what it exchanges itself.
+    pub(crate) fn relay(&self, rank: usize, nic: usize) -> Option<usize> {
+        self.relays.of(rank, nic).filter(|_| self.may_relay())
+    }
+
+    /// Whether a host's programs depend on each other.
+    pub(crate) fn relays_on(&self, host: usize) -> bool {
+        self.relays.any_on(host) && self.may_relay()
+    }
+
+    fn may_relay(&self) -> bool {
+        !matches!(self.collective.operation(), Operation::AllToAll { counts: Matrix::Each(_) })
     }
 
     /// How many chunks a run of elements is cut into.

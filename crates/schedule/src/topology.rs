@@ -53,12 +53,14 @@ pub struct Host {
     pub nics: Vec<Nic>,
     /// What the link between its NUMA nodes carries, in each direction, in Mbit/s.
     pub cross_numa_mbps: u32,
+    /// What a rank sends to others through the host's memory (or NVLink), and what it receives, in Mbit/s.
+    pub memory_mbps: u32,
 }
 
 impl Host {
-    /// A host whose NICs all are as given; ranks reach any of them as well as any other.
+    /// A host whose NICs all are as given; ranks reach any of them as well as any other, and each other at no cost to speak of.
     pub fn new(nics: usize, nic: Nic) -> Host {
-        Host { nics: vec![nic; nics], cross_numa_mbps: u32::MAX }
+        Host { nics: vec![nic; nics], cross_numa_mbps: u32::MAX, memory_mbps: u32::MAX }
     }
 
     /// What all its NICs carry now, in each direction, in Mbit/s.

@@ -2,8 +2,8 @@
 
 use unbroken_schedule::verify::{check, Traffic};
 use unbroken_schedule::{
-    Choice, Collective, Counts, DataType, Fabric, Grouping, Health, Host, Matrix, Nic, Operation, Owners, Plan,
-    ReduceOp, Shape, Topology,
+    Choice, Collective, Counts, DataType, Fabric, Grouping, Health, Host, Matrix, Nic, Operation, Owners, Path, Place,
+    Plan, ReduceOp, Shape, Topology,
 };
 
 const SUM: ReduceOp = ReduceOp::Sum;
@@ -178,4 +178,31 @@ fn one_pair_uses_all_nics() {
         is(all.sent[0][nic], share / 7.0, "pair");
         is(all.received[1][nic], share / 7.0, "pair");
     }
+}
+
+/// R²CCL §5.1: where the link between NUMA nodes is narrow, ranks beside the NICs forward, and every NIC still carries its part.
+#[test]
+fn ranks_beside_the_nics_forward_what_the_link_cannot_carry() {
+    let mut host = Host { cross_numa_mbps: 1_000, ..Host::new(8, Nic::new(100_000)) };
+    (4..8).for_each(|nic| host.nics[nic].numa = 1);
+    let places = (0..16).map(|rank| Place { host: rank / 8, numa: (rank % 8 / 4) as u8 }).collect();
+    let t = Topology::new(vec![host.clone(), host], places, Fabric::AnyToAny).unwrap();
+    let t = t.with_health(0, 3, Health::Down).unwrap();
+    let operation = Operation::AllReduce { op: SUM, count: COUNT };
+    let collective = Collective::new(operation, DataType::F32, false, 16).unwrap();
+    let plan = Plan::new(&t, &collective, choice(Shape::Direct, Grouping::Hosts)).unwrap();
+    let schedule = plan.schedule();
+    check(&schedule, &t).unwrap();
+    let all = Traffic::of(&schedule, &t);
+    (0..8).for_each(|nic| is(all.sent[0][nic], if nic == 3 { 0.0 } else { 1.0 / 7.0 }, "NIC"));
+    // rank 3's eighth goes out over seven NICs, four of which are over there; and it comes in the same way
+    is(all.memory[0], 2.0 * 7.0 + 2.0 * 4.0 / 7.0 / 8.0, "memory");
+    is(all.memory[1], 2.0 * 7.0, "memory of the other");
+    let lanes = schedule.programs[3].lanes.iter().filter(|l| matches!(l.path, Path::Nics { .. }));
+    for lane in lanes {
+        let Path::Nics { from, to } = lane.path else { unreachable!() };
+        assert!((if lane.from == 3 { from } else { to }) < 4, "rank 3 itself uses its own node's NICs");
+    }
+    let staged = schedule.programs[4].scratch * 4;
+    assert!(staged < 1 << 20, "what a rank holds for others is bounded: {staged} bytes");
 }

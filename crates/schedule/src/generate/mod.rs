@@ -13,12 +13,14 @@ use std::rc::Rc;
 
 use crate::binding::Route;
 use crate::builder::Builder;
-use crate::split::split;
+use crate::split::{grain, split};
 use crate::{Lane, Operation, Path, Plan, Program, Slice, Stage, Work};
 
 /// The program of one rank.
 pub(crate) fn program(plan: &Plan, rank: usize) -> Program {
-    let mut emitter = Emitter::new(plan, vec![rank]);
+    let host = plan.topology.host_of(rank);
+    let ranks = if plan.relays_on(host) { plan.topology.members(host).to_vec() } else { vec![rank] };
+    let mut emitter = Emitter::new(plan, ranks);
     emitter.run();
     emitter.finish().remove(&rank).unwrap_or_default()
 }
@@ -99,60 +101,121 @@ impl<'p> Emitter<'p> {
         self.builders.values_mut().for_each(|b| b.begin_chunk(chunk));
     }
 
-    /// The pieces of a flow's message: which part of it takes which lane.
-    fn pieces(&mut self, flow: &Flow) -> Vec<(Lane, Range<u64>)> {
-        let topology = &self.plan.topology;
-        let (a, b) = (topology.host_of(flow.from), topology.host_of(flow.to));
-        let lane = |path, route| Lane {
-            from: flow.from,
-            to: flow.to,
-            path,
-            stage: flow.stage,
-            channel: flow.channel,
-            flow: (flow.from, flow.to),
-            route,
-        };
+    /// The pieces of a flow's message.
+    fn pieces(&mut self, flow: &Flow) -> Vec<Piece> {
+        let plan = self.plan;
+        let (a, b) = (plan.topology.host_of(flow.from), plan.topology.host_of(flow.to));
         if a == b {
-            return vec![(lane(Path::Memory, 0), 0..flow.len)];
+            return vec![Piece { part: 0..flow.len, route: 0, path: Path::Memory, relays: [None, None] }];
         }
-        let binding = &self.plan.binding;
-        let kinds = (flow.channel, binding.kind(a), binding.kind(b));
+        let kinds = (flow.channel, plan.binding.kind(a), plan.binding.kind(b));
         let routes = self.routes.entry(kinds).or_insert_with(|| {
-            binding.routes(flow.channel, a, b).expect("the plan has checked that there is a path").into()
+            plan.binding.routes(flow.channel, a, b).expect("the plan has checked that there is a path").into()
         });
-        let on = |route: usize| lane(Path::Nics { from: routes[route].from, to: routes[route].to }, route);
-        let bytes = flow.len * self.plan.collective.data().bytes();
-        if routes.len() == 1 || bytes / (routes.len() as u64) < self.plan.choice.divide_bytes {
-            return vec![(on(in_turn(routes, flow.turn)), 0..flow.len)];
+        let on = |route: usize, part: Range<u64>| {
+            let Route { from, to, .. } = routes[route];
+            let relays = [plan.relay(flow.from, from), plan.relay(flow.to, to)];
+            Piece { part, route, path: Path::Nics { from, to }, relays }
+        };
+        let element = plan.collective.data().bytes();
+        if routes.len() == 1 || flow.len * element / (routes.len() as u64) < plan.choice.divide_bytes {
+            return vec![on(in_turn(routes, flow.turn), 0..flow.len)];
         }
         let shares: Vec<u64> = routes.iter().map(|r| r.share).collect();
-        let grain = crate::split::grain(flow.len, routes.len() as u64, self.plan.collective.data().bytes());
-        let bounds = split(flow.len, &shares, grain);
-        let pieces = (0..routes.len()).map(|route| (on(route), bounds[route]..bounds[route + 1]));
-        pieces.filter(|(_, part)| !part.is_empty()).collect()
+        let bounds = split(flow.len, &shares, grain(flow.len, routes.len() as u64, element));
+        let pieces = (0..routes.len()).map(|route| on(route, bounds[route]..bounds[route + 1]));
+        pieces.filter(|piece| !piece.part.is_empty()).collect()
     }
 
     /// The sender's side of a message.
     fn send(&mut self, flow: &Flow, data: Slice) {
         debug_assert_eq!(flow.len, data.len);
-        for (lane, part) in self.pieces(flow) {
-            let builder = self.builder(flow.from);
-            let lane = builder.lane(lane);
-            builder.step(Work::Send { lane, data: data.part(part.start, part.end - part.start) });
+        for piece in self.pieces(flow) {
+            let (first, network, _) = flow.lanes(&piece);
+            let mut data = data.part(piece.part.start, piece.part.end - piece.part.start);
+            if let Some(lane) = first {
+                self.step_send(lane, data);
+                data = self.step_forward(lane, data.len);
+            }
+            self.step_send(network, data);
         }
     }
 
     /// The receiver's side of a message.
     fn recv(&mut self, flow: &Flow, take: Take) {
-        for (lane, part) in self.pieces(flow) {
+        for piece in self.pieces(flow) {
+            let (_, network, last) = flow.lanes(&piece);
+            let len = piece.part.end - piece.part.start;
+            if let Some(last) = last {
+                let data = self.step_forward(network, len);
+                self.step_send(last, data);
+            }
+            let lane = last.unwrap_or(network);
             let builder = self.builder(flow.to);
             let lane = builder.lane(lane);
-            builder.step(match take.part(part.start, part.end - part.start) {
+            builder.step(match take.part(piece.part.start, len) {
                 Take::Into(into) => Work::Recv { lane, into },
                 Take::Reduce { with, into } => Work::RecvReduce { lane, with, into },
             });
         }
     }
+
+    fn step_send(&mut self, lane: Lane, data: Slice) {
+        let builder = self.builder(lane.from);
+        let lane = builder.lane(lane);
+        builder.step(Work::Send { lane, data });
+    }
+
+    /// A relay takes what it is to forward, and says where it has it.
+    fn step_forward(&mut self, lane: Lane, len: u64) -> Slice {
+        let builder = self.builder(lane.to);
+        let lane = builder.lane(lane);
+        // chunks of other shards may be longer
+        let into = builder.scratch((lane as usize, Purpose::Forward as u8), len, len);
+        builder.step(Work::Recv { lane, into });
+        into
+    }
+}
+
+/// A part of a message, and its way.
+struct Piece {
+    part: Range<u64>,
+    route: usize,
+    path: Path,
+    /// Ranks that forward it, at the sender's and at the receiver's host.
+    relays: [Option<usize>; 2],
+}
+
+impl Flow {
+    /// The lanes that a piece takes one after the other: to the relay, between hosts (or within one), from the relay.
+    fn lanes(&self, piece: &Piece) -> (Option<Lane>, Lane, Option<Lane>) {
+        let lane = |from, to, path| Lane {
+            from,
+            to,
+            path,
+            stage: self.stage,
+            channel: self.channel,
+            flow: (self.from, self.to),
+            route: piece.route,
+        };
+        let [first, last] = piece.relays;
+        (
+            first.map(|relay| lane(self.from, relay, Path::Memory)),
+            lane(first.unwrap_or(self.from), last.unwrap_or(self.to), piece.path),
+            last.map(|relay| lane(relay, self.to, Path::Memory)),
+        )
+    }
+}
+
+/// What scratch memory is for.
+#[derive(Clone, Copy, Debug)]
+enum Purpose {
+    /// A leader's sum of a shard.
+    Sum,
+    /// Its sum of what comes before its own contribution.
+    Before,
+    /// What a relay forwards on a lane.
+    Forward,
 }
 
 /// The route that message `turn` takes, where each takes one: all in proportion to their shares, and evenly mixed.

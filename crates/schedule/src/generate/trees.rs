@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::{Emitter, Flow, Take};
+use super::{Emitter, Flow, Purpose, Take};
 use crate::plan::{Folding, Shard};
 use crate::{Operation, ReduceOp, Shape, Slice, Stage, Work};
 
@@ -45,15 +45,6 @@ enum What {
 enum Part {
     Own(Slice),
     From(usize),
-}
-
-/// What scratch memory is for.
-#[derive(Clone, Copy, Debug)]
-enum Purpose {
-    /// A leader's sum.
-    Sum,
-    /// The sum of what comes before its own contribution.
-    Before,
 }
 
 /// Which stages there are, and who has what before and after.

@@ -16,9 +16,12 @@ pub fn topology() -> impl Strategy<Value = Topology> {
         .prop_flat_map(move |(hosts, nics, fabric)| {
             let health = prop::collection::vec(health.clone(), hosts * nics);
             let more = prop::collection::vec(0..hosts, 0..=(16 - hosts));
-            (Just((hosts, nics, fabric)), health, more.prop_shuffle(), any::<bool>())
+            // some hosts have two NUMA nodes, and a narrow link between them
+            let numa = prop_oneof![Just(u64::MAX), any::<u64>()];
+            (Just((hosts, nics, fabric)), health, more.prop_shuffle(), any::<bool>(), numa)
         })
-        .prop_map(|((hosts, nics, fabric), health, more, in_blocks)| {
+        .prop_map(|((hosts, nics, fabric), health, more, in_blocks, numa)| {
+            let node = |k: usize| if numa == u64::MAX { 0 } else { (numa >> (k % 64) & 1) as u8 };
             let mut on: Vec<usize> = (0..hosts).chain(more).collect();
             if on.len() == 1 {
                 on.push(0);
@@ -30,7 +33,9 @@ pub fn topology() -> impl Strategy<Value = Topology> {
             }
             let host = |h: usize| {
                 let mut host = Host::new(nics, Nic::new(100_000));
-                for (nic, health) in host.nics.iter_mut().zip(&health[h * nics..]) {
+                host.cross_numa_mbps = if numa & 1 == 0 { 1_000 } else { u32::MAX };
+                for (k, (nic, health)) in host.nics.iter_mut().zip(&health[h * nics..]).enumerate() {
+                    nic.numa = node(h + k);
                     nic.health = if h == 0 { Health::Up } else { *health };
                 }
                 // at least one is up
@@ -39,7 +44,7 @@ pub fn topology() -> impl Strategy<Value = Topology> {
                 }
                 host
             };
-            let places = on.into_iter().map(|host| Place { host, numa: 0 }).collect();
+            let places = on.into_iter().enumerate().map(|(r, host)| Place { host, numa: node(r * 7 + 3) }).collect();
             Topology::new((0..hosts).map(host).collect(), places, fabric).unwrap()
         })
 }
