@@ -13,6 +13,7 @@
 
 pub mod binding;
 mod builder;
+pub mod cost;
 mod data;
 mod error;
 mod generate;

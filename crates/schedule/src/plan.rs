@@ -48,7 +48,7 @@ pub enum Owners {
     Equal,
     /// In proportion to these.
     Weights(Vec<u64>),
-    /// As suits what hosts carry ([`crate::reshape`]). Hosts are nodes; Direct: stars; Ring: paths.
+    /// As suits what hosts carry ([`crate::reshape`]). Hosts are nodes; Direct: stars; Ring: rings with leaves.
     ByCapacity,
 }
 
@@ -105,8 +105,19 @@ pub struct Shard {
     pub owner: usize,
     /// Which of the plan's forests has its tree.
     pub(crate) forest: usize,
+    /// Shards of different sets have lanes of their own.
+    pub(crate) set: usize,
     /// The rank that alone is to have it (ReduceScatter, Reduce) or has it (AllGather, Broadcast).
     pub rank: Option<usize>,
+}
+
+/// Who owns a part of each channel.
+#[derive(Clone, Copy, Debug)]
+struct Owner {
+    node: usize,
+    weight: u64,
+    /// The trees of its part, if they are not the channel's.
+    forest: Option<usize>,
 }
 
 /// How an operation is done.
@@ -123,10 +134,10 @@ pub struct Plan {
     pub(crate) node_of: Vec<usize>,
     /// How many channels there are.
     pub(crate) channels: usize,
-    /// The trees of each channel; or those of paths, which all channels share.
+    /// The trees of each channel; or several that all channels share.
     pub(crate) forests: Vec<Forest>,
-    /// What each owns: nodes, or of paths the forests.
-    owners: Vec<u64>,
+    /// Of operations whose owners can be chosen: who they are.
+    owners: Vec<Owner>,
     /// By row, then channel.
     pub(crate) shards: Vec<Shard>,
     pub(crate) chunks: u64,
@@ -153,7 +164,7 @@ impl Plan {
         let direct = matches!(choice.shape, Shape::Direct | Shape::OneShot) || collective.operation().is_pairwise();
         let owned = match (&choice.owners, choice.grouping) {
             (Owners::Equal, _) | (_, Grouping::Ranks) => vec![1; topology.hosts().len()],
-            _ => owners.clone(),
+            _ => owners.iter().map(|o| o.weight).collect(),
         };
         let demand = if direct { Demand::Everyone(&owned) } else { Demand::Neighbours };
         let binding = Binding::new(topology, &vec![1; channels], demand, choice.repair);
@@ -273,20 +284,21 @@ impl Plan {
             return self.stripes(0, 0..total, 0, None, shards);
         }
         let rows = self.owners.len();
+        let weights: Vec<u64> = self.owners.iter().map(|o| o.weight).collect();
         let grain = grain(total, (rows * self.channels) as u64, self.collective.data().bytes());
-        let paths = self.choice.shape == Shape::Ring && self.choice.owners == Owners::ByCapacity;
         let mut add = |range: Range<u64>, channel: usize, row: usize| {
-            let (owner, forest) = if paths { (self.forests[row].middle(), row) } else { (row, channel) };
-            shards.push(Shard { range, channel, row, owner, forest, rank: None });
+            let Owner { node: owner, forest, .. } = self.owners[row];
+            let (set, forest) = (forest.unwrap_or(0), forest.unwrap_or(channel));
+            shards.push(Shard { range, channel, row, owner, forest, set, rank: None });
         };
         if self.speaks_for_one_channel() {
-            let bounds = split(total, &self.owners, grain);
+            let bounds = split(total, &weights, grain);
             (0..rows).for_each(|row| add(bounds[row]..bounds[row + 1], self.home_channel(row), row));
             return;
         }
         let stripes = split(total, &vec![1; self.channels], grain);
         for (channel, stripe) in stripes.windows(2).enumerate() {
-            let bounds = split(stripe[1] - stripe[0], &self.owners, grain);
+            let bounds = split(stripe[1] - stripe[0], &weights, grain);
             (0..rows).for_each(|row| add(stripe[0] + bounds[row]..stripe[0] + bounds[row + 1], channel, row));
         }
         shards.sort_by_key(|s| (s.row, s.channel));
@@ -300,7 +312,7 @@ impl Plan {
             self.choice.grouping == Grouping::Hosts && self.nodes.iter().all(|ranks| ranks.len() == self.channels());
         if many && (each_has_one || self.speaks_for_one_channel()) {
             let channel = self.topology.local(rank) % self.channels();
-            shards.push(Shard { range, channel, row, owner, forest: channel, rank: Some(rank) });
+            shards.push(Shard { range, channel, row, owner, forest: channel, set: 0, rank: Some(rank) });
         } else {
             self.stripes(row, range, owner, Some(rank), shards);
         }
@@ -312,7 +324,7 @@ impl Plan {
         let grain = grain(range.end - range.start, channels, self.collective.data().bytes());
         for channel in 0..self.channels() {
             let range = equal(&range, channels, channel as u64, grain);
-            shards.push(Shard { range, channel, row, owner, forest: channel, rank });
+            shards.push(Shard { range, channel, row, owner, forest: channel, set: 0, rank });
         }
     }
 
@@ -359,20 +371,32 @@ impl Plan {
     }
 }
 
-/// The trees of a plan, and what each node owns (or of paths each tree has).
-fn forests_and_owners(topology: &Topology, choice: &Choice, channels: usize, nodes: usize) -> (Vec<Forest>, Vec<u64>) {
+/// The trees of a plan, and who owns what.
+fn forests_and_owners(
+    topology: &Topology,
+    choice: &Choice,
+    channels: usize,
+    nodes: usize,
+) -> (Vec<Forest>, Vec<Owner>) {
     let hosts_mbps = topology.useful_mbps();
     if choice.owners == Owners::ByCapacity && choice.shape == Shape::Ring {
-        let paths = reshape::paths(&hosts_mbps, &node_order(topology, choice, 0));
-        return paths.into_iter().map(|p| (Forest::path(p.order), p.weight)).unzip();
+        let rings = reshape::rings(&hosts_mbps, &node_order(topology, choice, 0));
+        let forests = rings.iter().map(|r| Forest::ring_with_leaves(&r.members, &r.leaves)).collect();
+        let owners = rings.iter().enumerate().flat_map(|(forest, ring)| {
+            // members own it in equal parts
+            let weight = (ring.weight << 12) / ring.members.len() as u64;
+            ring.members.iter().map(move |node| Owner { node: *node, weight, forest: Some(forest) })
+        });
+        return (forests, owners.collect());
     }
     let forests = (0..channels).map(|c| Forest::new(choice.shape, node_order(topology, choice, c))).collect();
-    let owners = match &choice.owners {
+    let weights = match &choice.owners {
         Owners::Equal => vec![1; nodes],
         Owners::Weights(weights) => weights.clone(),
         Owners::ByCapacity => reshape::stars(&hosts_mbps),
     };
-    (forests, owners)
+    let owners = weights.into_iter().enumerate().map(|(node, weight)| Owner { node, weight, forest: None });
+    (forests, owners.collect())
 }
 
 /// The order of nodes that a channel's rings and trees have. With ranks as nodes, each channel begins with another rank of each host, so

@@ -194,6 +194,8 @@ pub struct Lane {
     pub stage: Stage,
     /// The channel that it belongs to.
     pub channel: usize,
+    /// The set of trees that it belongs to, where a channel has several.
+    pub set: usize,
     /// The ranks between which the data goes as a whole, where a proxy forwards it; else `(from, to)`.
     pub flow: (usize, usize),
     /// Which of the flow's routes it is, where a channel uses several.

@@ -34,8 +34,8 @@ enum Kind {
     Star(bool),
     Ring,
     Heap,
-    /// From both ends of the order to the middle, and back. For that one root alone.
-    Path,
+    /// So many nodes of the order, the first, are a ring; the others are leaves of it.
+    Leaves(usize),
 }
 
 /// An order of nodes, and what trees over it are like. Nodes that are not in the order take no part.
@@ -67,9 +67,9 @@ impl Forest {
         Forest::of(kind, order)
     }
 
-    /// One tree: a path, whose root is in the middle.
-    pub fn path(order: Vec<usize>) -> Forest {
-        Forest::of(Kind::Path, order)
+    /// Rings with leaves. Roots are on the ring.
+    pub fn ring_with_leaves(members: &[usize], leaves: &[usize]) -> Forest {
+        Forest::of(Kind::Leaves(members.len()), [members, leaves].concat())
     }
 
     fn of(kind: Kind, order: Vec<usize>) -> Forest {
@@ -83,49 +83,70 @@ impl Forest {
         self.order.len()
     }
 
-    /// The node in the middle of the order.
-    pub fn middle(&self) -> usize {
-        self.order[self.nodes() / 2]
+    /// How many nodes are on the ring, if there is one; else how many there are.
+    fn round(&self) -> usize {
+        match self.kind {
+            Kind::Leaves(members) => members,
+            _ => self.nodes(),
+        }
     }
 
-    /// Steps from the root along the order, round the ring; 0 at the root.
+    fn position(&self, node: usize) -> Option<usize> {
+        self.position.get(node).copied().flatten()
+    }
+
+    /// Steps from the root along the order, round the ring; 0 at the root. `None` of leaves and nodes that take no part.
     fn distance(&self, root: usize, node: usize) -> Option<usize> {
-        let n = self.nodes();
-        let position = |node: usize| self.position.get(node).copied().flatten();
-        Some((position(node)? + n - position(root)?) % n)
+        let n = self.round();
+        let (root, node) = (self.position(root)?, self.position(node).filter(|p| *p < n)?);
+        Some((node + n - root) % n)
     }
 
     fn at(&self, root: usize, distance: usize) -> usize {
-        self.order[(self.position[root].unwrap_or(0) + distance) % self.nodes()]
+        self.order[(self.position[root].unwrap_or(0) + distance) % self.round()]
+    }
+
+    /// Of a leaf: how far from the root it hangs. Leaves hang on different members, the first where the chain begins.
+    fn hangs(&self, node: usize) -> Option<usize> {
+        let ring = self.round();
+        let leaf = self.position(node)?.checked_sub(ring)?;
+        Some(if ring > 1 { 1 + leaf % (ring - 1) } else { 0 })
+    }
+
+    /// The leaves that hang at a distance from the root.
+    fn leaves(&self, distance: usize) -> impl Iterator<Item = usize> + '_ {
+        self.order[self.round()..].iter().copied().filter(move |leaf| self.hangs(*leaf) == Some(distance))
     }
 
     /// Where a node sends what it has reduced. `None` at the root, and where it takes no part.
     pub fn towards(&self, root: usize, node: usize) -> Option<Edge> {
-        let n = self.nodes();
-        let d = self.distance(root, node).filter(|d| *d > 0)?;
         let edge = |to, level| Some(Edge { node: self.at(root, to), level });
+        if let Some(distance) = self.hangs(node) {
+            return edge(distance, distance.saturating_sub(1));
+        }
+        let n = self.round();
+        let d = self.distance(root, node).filter(|d| *d > 0)?;
         match self.kind {
             Kind::Star(_) => edge(0, 0),
             Kind::Ring => edge((d + 1) % n, d - 1),
+            // a leaf's part comes first
+            Kind::Leaves(_) => edge((d + 1) % n, d),
             Kind::Heap => edge((d - 1) / 2, depth(n - 1) - depth(d)),
-            // the front half of the order lies behind the root, round the ring
-            Kind::Path if d >= self.behind() => edge((d + 1) % n, d - self.behind()),
-            Kind::Path => edge(d - 1, self.behind() - 1 - d),
         }
     }
 
     /// From where a node receives what was reduced before it, in the order of levels.
     pub fn before(&self, root: usize, node: usize) -> Vec<Edge> {
-        let n = self.nodes();
+        let n = self.round();
         let Some(d) = self.distance(root, node) else { return Vec::new() };
-        let from = match self.kind {
+        // the chain begins behind the root
+        let ring = (d != 1 && n > 1).then(|| self.at(root, (d + n - 1) % n));
+        let from: Vec<usize> = match self.kind {
             Kind::Star(_) if d == 0 => self.order.iter().copied().filter(|x| *x != root).collect(),
             Kind::Star(_) => Vec::new(),
-            // the chain begins behind the root
-            Kind::Ring if d == 1 || n == 1 => Vec::new(),
-            Kind::Ring => vec![self.at(root, (d + n - 1) % n)],
+            Kind::Ring => ring.into_iter().collect(),
+            Kind::Leaves(_) => ring.into_iter().chain(self.leaves(d)).collect(),
             Kind::Heap => (2 * d + 1..(2 * d + 3).min(n)).map(|son| self.at(root, son)).collect(),
-            Kind::Path => self.beside(root, d),
         };
         let level = |node: usize| Some(Edge { node, level: self.towards(root, node)?.level });
         let mut edges: Vec<Edge> = from.into_iter().filter_map(level).collect();
@@ -135,50 +156,32 @@ impl Forest {
 
     /// From where a node gets the result. `None` at the root, and where it takes no part.
     pub fn source(&self, root: usize, node: usize) -> Option<Edge> {
-        let n = self.nodes();
-        let d = self.distance(root, node).filter(|d| *d > 0)?;
         let edge = |from, level| Some(Edge { node: self.at(root, from), level });
+        if let Some(distance) = self.hangs(node) {
+            return edge(distance, distance);
+        }
+        let d = self.distance(root, node).filter(|d| *d > 0)?;
         match self.kind {
             Kind::Star(_) => edge(0, 0),
-            Kind::Ring => edge(d - 1, d - 1),
+            Kind::Ring | Kind::Leaves(_) => edge(d - 1, d - 1),
             Kind::Heap => edge((d - 1) / 2, depth(d) - 1),
-            Kind::Path if d >= self.behind() => edge((d + 1) % n, n - 1 - d),
-            Kind::Path => edge(d - 1, d - 1),
         }
     }
 
     /// To where a node passes the result on.
     pub fn after(&self, root: usize, node: usize) -> Vec<Edge> {
-        let n = self.nodes();
+        let n = self.round();
         let Some(d) = self.distance(root, node) else { return Vec::new() };
-        let to = match self.kind {
+        let ring = (d + 1 < n).then(|| self.at(root, d + 1));
+        let to: Vec<usize> = match self.kind {
             Kind::Star(_) if d == 0 => (1..n).map(|k| self.at(root, k)).collect(),
             Kind::Star(_) => Vec::new(),
-            Kind::Ring if d + 1 == n => Vec::new(),
-            Kind::Ring => vec![self.at(root, d + 1)],
+            Kind::Ring => ring.into_iter().collect(),
+            Kind::Leaves(_) => ring.into_iter().chain(self.leaves(d)).collect(),
             Kind::Heap => (2 * d + 1..(2 * d + 3).min(n)).map(|son| self.at(root, son)).collect(),
-            Kind::Path => self.beside(root, d),
         };
         let level = |node: usize| Some(Edge { node, level: self.source(root, node)?.level });
         to.into_iter().filter_map(level).collect()
-    }
-
-    /// Of a path: how far from the root, round the ring, its front half begins.
-    fn behind(&self) -> usize {
-        self.nodes() - self.nodes() / 2
-    }
-
-    /// Of a path: the neighbours of the node at distance `d` that are farther from the root.
-    fn beside(&self, root: usize, d: usize) -> Vec<usize> {
-        let (n, behind) = (self.nodes(), self.behind());
-        let mut beside = Vec::new();
-        if d + 1 < behind {
-            beside.push(self.at(root, d + 1));
-        }
-        if (d == 0 && n > 1) || d > behind {
-            beside.push(self.at(root, (d + n - 1) % n));
-        }
-        beside
     }
 
     /// The nodes that a node sends to or receives from, for this root; some may be named twice.
@@ -192,7 +195,7 @@ impl Forest {
 
     /// Whether a node may have several messages of one level for one neighbour.
     pub fn repeats_within_level(&self) -> bool {
-        matches!(self.kind, Kind::Heap | Kind::Path)
+        self.kind == Kind::Heap
     }
 }
 
@@ -212,19 +215,23 @@ mod tests {
         fn trees_are_trees_from_both_ends(
             shape in prop::option::of(prop::sample::select(vec![Shape::Direct, Shape::Ring, Shape::Tree])),
             order in (1usize..20).prop_flat_map(|n| Just((0..n).collect::<Vec<_>>()).prop_shuffle()),
-            left_out in 0usize..3,
+            (left_out, leaves) in (0usize..3, 0usize..5),
             root in any::<prop::sample::Index>(),
         ) {
             let all = order.len();
             let order = order[..(all - left_out.min(all - 1))].to_vec();
-            let (n, first, root) = (order.len(), order[0], order[root.index(order.len())]);
-            let forest = shape.map_or(Forest::path(order.clone()), |shape| Forest::new(shape, order.clone()));
-            let root = if shape.is_none() { forest.middle() } else { root };
+            let n = order.len();
+            let ring = if shape.is_some() { n } else { n - leaves.min(n - 1) };
+            let root = order[root.index(ring)];
+            let forest = match shape {
+                Some(shape) => Forest::new(shape, order.clone()),
+                None => Forest::ring_with_leaves(&order[..ring], &order[ring..]),
+            };
             for node in (0..all).filter(|node| !order.contains(node)) {
                 prop_assert!(forest.neighbours(root, node).is_empty());
             }
-            if shape.is_none() {
-                prop_assert_eq!(forest.neighbours(root, first).len(), if n > 1 { 2 } else { 0 }, "one at the end");
+            for leaf in &order[ring..] {
+                prop_assert_eq!(forest.neighbours(root, *leaf).len(), 2, "a leaf sends once and receives once");
             }
             let mut degree = 0;
             for node in order {
@@ -233,7 +240,6 @@ mod tests {
                 for edge in forest.before(root, node) {
                     prop_assert_eq!(forest.towards(root, edge.node), Some(Edge { node, level: edge.level }));
                     prop_assert!(up.is_none_or(|up| edge.level < up.level));
-                    prop_assert!(edge.level < n);
                     degree += 1;
                 }
                 let from = forest.source(root, node);
@@ -241,7 +247,6 @@ mod tests {
                 for edge in forest.after(root, node) {
                     prop_assert_eq!(forest.source(root, edge.node), Some(Edge { node, level: edge.level }));
                     prop_assert!(from.is_none_or(|from| edge.level > from.level));
-                    prop_assert!(edge.level < n);
                     degree += 1;
                 }
             }

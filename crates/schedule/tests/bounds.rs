@@ -101,7 +101,7 @@ fn the_failures_of_the_design_cost_what_they_must() {
             assert!((least / bound - 1.0).abs() < 1e-6, "{fabric:?} {hosts} {dead:?}: {least} {bound}");
             for shape in [Shape::Direct, Shape::Ring] {
                 let planned = planned_us(&t, by_capacity(shape)).unwrap();
-                // a path's hosts have two neighbours, whose rails must fit theirs
+                // hosts of a ring have two neighbours, whose rails must fit theirs
                 if shape == Shape::Direct || fabric == Fabric::AnyToAny {
                     assert!(least / planned > 0.99, "{fabric:?} {hosts} {dead:?} {shape:?}: {}", least / planned);
                 }

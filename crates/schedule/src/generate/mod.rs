@@ -59,6 +59,7 @@ struct Flow {
     to: usize,
     stage: Stage,
     channel: usize,
+    set: usize,
     /// Elements. Both ends divide them among routes alike.
     len: u64,
     /// Counts messages of the flow's channel; where a message takes one of several routes, the next takes another.
@@ -195,6 +196,7 @@ impl Flow {
             path,
             stage: self.stage,
             channel: self.channel,
+            set: self.set,
             flow: (self.from, self.to),
             route: piece.route,
         };

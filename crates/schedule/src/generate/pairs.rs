@@ -103,5 +103,5 @@ fn part(emitter: &Emitter, message: &Message, chunk: u64) -> (Flow, Slice, Slice
     let slice = |buffer, range: Range<u64>| Slice { buffer, start: range.start, len: range.end - range.start };
     let (data, into) = (slice(Buffer::Input, cut(&message.data)), slice(Buffer::Output, cut(&message.into)));
     let turn = (from + to) as u64 + chunk;
-    (Flow { from, to, stage: Stage::Exchange, channel, len: data.len, turn }, data, into)
+    (Flow { from, to, stage: Stage::Exchange, channel, set: 0, len: data.len, turn }, data, into)
 }

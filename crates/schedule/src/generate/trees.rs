@@ -133,10 +133,10 @@ impl<'e, 'p> Trees<'e, 'p> {
     }
 
     fn flow(&self, shard: usize, from: usize, to: usize, stage: Stage) -> Flow {
-        let Shard { channel, row, .. } = *self.shard(shard);
+        let Shard { channel, row, set, .. } = *self.shard(shard);
         let range = &self.ranges[shard];
         let turn = row as u64 + self.chunk * self.rows.len() as u64;
-        Flow { from, to, stage, channel, len: range.end - range.start, turn }
+        Flow { from, to, stage, channel, set, len: range.end - range.start, turn }
     }
 
     /// The rank that speaks for the node of `rank` on the shard's channel.

@@ -7,6 +7,7 @@ mod machine;
 mod order;
 
 pub use machine::Machine;
+pub(crate) use order::match_messages as messages;
 
 use thiserror::Error;
 
@@ -50,7 +51,7 @@ pub fn check(schedule: &Schedule, topology: &Topology) -> Result<(), Flaw> {
         }
         order::check_races(rank, program)?;
     }
-    let messages = order::match_messages(schedule)?;
+    let messages = messages(schedule)?;
     order::check_progress(schedule, &messages, false)?;
     order::check_progress(schedule, &messages, true)
 }
