@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use crate::binding::{Binding, Demand, Repair};
 use crate::generate;
+use crate::paper;
 use crate::relay::Relays;
 use crate::reshape;
 use crate::shape::Forest;
@@ -136,6 +137,8 @@ pub struct Plan {
     pub(crate) channels: usize,
     /// The trees of each channel; or several that all channels share.
     pub(crate) forests: Vec<Forest>,
+    /// By forest: the nodes that are left out of it, and added afterwards.
+    pub(crate) outsiders: Vec<Vec<usize>>,
     /// Of operations whose owners can be chosen: who they are.
     owners: Vec<Owner>,
     /// By row, then channel.
@@ -160,7 +163,7 @@ impl Plan {
         for (node, ranks) in nodes.iter().enumerate() {
             ranks.iter().for_each(|rank| node_of[*rank] = node);
         }
-        let (forests, owners) = forests_and_owners(topology, &choice, channels, nodes.len());
+        let Forests { forests, outsiders, owners } = Forests::new(topology, &choice, channels, nodes.len());
         let direct = matches!(choice.shape, Shape::Direct | Shape::OneShot) || collective.operation().is_pairwise();
         let owned = match (&choice.owners, choice.grouping) {
             (Owners::Equal, _) | (_, Grouping::Ranks) => vec![1; topology.hosts().len()],
@@ -178,6 +181,7 @@ impl Plan {
             node_of,
             channels,
             forests,
+            outsiders,
             owners,
             shards: Vec::new(),
             chunks: 1,
@@ -238,6 +242,16 @@ impl Plan {
 
     fn may_relay(&self) -> bool {
         !matches!(self.collective.operation(), Operation::AllToAll { counts: Matrix::Each(_) })
+    }
+
+    /// The way of what outsiders add to a shard: through them, through the members of the ring behind the owner, and back to the
+    /// first. Empty where there are no outsiders.
+    pub(crate) fn chain(&self, shard: &Shard) -> Vec<usize> {
+        let outsiders = &self.outsiders[shard.forest];
+        match outsiders.is_empty() {
+            true => Vec::new(),
+            false => [&outsiders[..], &self.forests[shard.forest].behind(shard.owner)].concat(),
+        }
     }
 
     /// How many chunks a run of elements is cut into.
@@ -366,37 +380,67 @@ impl Plan {
                     path(self.nodes[node][0], self.nodes[other][0])?;
                 }
             }
+            let chain = self.chain(shard);
+            for (node, next) in chain.iter().zip(chain.iter().cycle().skip(1)) {
+                path(self.nodes[*node][0], self.nodes[*next][0])?;
+            }
         }
         Ok(())
     }
 }
 
 /// The trees of a plan, and who owns what.
-fn forests_and_owners(
-    topology: &Topology,
-    choice: &Choice,
-    channels: usize,
-    nodes: usize,
-) -> (Vec<Forest>, Vec<Owner>) {
-    let hosts_mbps = topology.useful_mbps();
-    if choice.owners == Owners::ByCapacity && choice.shape == Shape::Ring {
-        let rings = reshape::rings(&hosts_mbps, &node_order(topology, choice, 0));
-        let forests = rings.iter().map(|r| Forest::ring_with_leaves(&r.members, &r.leaves)).collect();
-        let owners = rings.iter().enumerate().flat_map(|(forest, ring)| {
-            // members own it in equal parts
-            let weight = (ring.weight << 12) / ring.members.len() as u64;
-            ring.members.iter().map(move |node| Owner { node: *node, weight, forest: Some(forest) })
-        });
-        return (forests, owners.collect());
+struct Forests {
+    forests: Vec<Forest>,
+    outsiders: Vec<Vec<usize>>,
+    owners: Vec<Owner>,
+}
+
+impl Forests {
+    fn new(topology: &Topology, choice: &Choice, channels: usize, nodes: usize) -> Forests {
+        let hosts_mbps = topology.useful_mbps();
+        let order = |channel| node_order(topology, choice, channel);
+        match (choice.shape, &choice.owners) {
+            (Shape::SubRings, _) => {
+                let rings = paper::sub_rings(&hosts_mbps, &order(0)).into_iter();
+                Forests::of_rings(
+                    rings.map(|r| (Forest::ring_with_leaves(&r.members, &[]), r.members, r.outsiders, r.weight)),
+                )
+            }
+            (Shape::Ring, Owners::ByCapacity) => {
+                let rings = reshape::rings(&hosts_mbps, &order(0)).into_iter();
+                Forests::of_rings(
+                    rings.map(|r| (Forest::ring_with_leaves(&r.members, &r.leaves), r.members, Vec::new(), r.weight)),
+                )
+            }
+            (shape, owners) => {
+                let weights = match owners {
+                    Owners::Equal => vec![1; nodes],
+                    Owners::Weights(weights) => weights.clone(),
+                    Owners::ByCapacity => reshape::stars(&hosts_mbps),
+                };
+                let owners = weights.into_iter().enumerate().map(|(node, weight)| Owner { node, weight, forest: None });
+                Forests {
+                    forests: (0..channels).map(|c| Forest::new(shape, order(c))).collect(),
+                    outsiders: vec![Vec::new(); channels],
+                    owners: owners.collect(),
+                }
+            }
+        }
     }
-    let forests = (0..channels).map(|c| Forest::new(choice.shape, node_order(topology, choice, c))).collect();
-    let weights = match &choice.owners {
-        Owners::Equal => vec![1; nodes],
-        Owners::Weights(weights) => weights.clone(),
-        Owners::ByCapacity => reshape::stars(&hosts_mbps),
-    };
-    let owners = weights.into_iter().enumerate().map(|(node, weight)| Owner { node, weight, forest: None });
-    (forests, owners.collect())
+
+    /// Several rings that all channels share; members own their ring's part in equal parts.
+    fn of_rings(rings: impl Iterator<Item = (Forest, Vec<usize>, Vec<usize>, u64)>) -> Forests {
+        let mut all = Forests { forests: Vec::new(), outsiders: Vec::new(), owners: Vec::new() };
+        for (forest, members, outsiders, weight) in rings {
+            let weight = (weight << 12) / members.len() as u64;
+            let number = all.forests.len();
+            all.owners.extend(members.iter().map(|node| Owner { node: *node, weight, forest: Some(number) }));
+            all.forests.push(forest);
+            all.outsiders.push(outsiders);
+        }
+        all
+    }
 }
 
 /// The order of nodes that a channel's rings and trees have. With ranks as nodes, each channel begins with another rank of each host, so
@@ -429,6 +473,9 @@ fn check(topology: &Topology, collective: &Collective, choice: &Choice) -> Resul
     let all = matches!(collective.operation(), Operation::AllReduce { .. } | Operation::Barrier);
     if choice.shape == Shape::OneShot && !all && !collective.operation().is_pairwise() {
         return Err(Error::Form { what: "OneShot is for AllReduce and Barrier alone", instead: "take Direct" });
+    }
+    if choice.shape == Shape::SubRings && (!all || choice.grouping == Grouping::Ranks) {
+        return Err(Error::Form { what: "SubRings is for AllReduce among hosts", instead: "take Ring or Direct" });
     }
     let ordered = choice.folding == Folding::InOrder && collective.operation().reduce_op().is_some();
     if ordered && !matches!(choice.shape, Shape::Direct | Shape::OneShot) {

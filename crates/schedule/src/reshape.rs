@@ -7,7 +7,7 @@
 //! > T* = max(2(n − 1) / Σ c_h, 1 / min c_h) · D
 //!
 //! and it is attained by any mixture of trees in which host *h* has *c_h T* / D* neighbours on average (collective.md, "AllReduce
-//! reshaped"; R²CCL §5.2 has another way):
+//! reshaped"; R²CCL §5.2 has another way, [`crate::paper`]):
 //!
 //! - of *stars*, for three hosts and more: the host in the middle has n − 1 neighbours, the others 1. Host *h* is in the middle for
 //!   the share w_h = (c_h T* / D − 1) / (n − 2) of the vector: it owns it ([`stars`]);
@@ -93,8 +93,9 @@ pub fn rings(hosts_mbps: &[u64], order: &[usize]) -> Vec<Ring> {
     let mut weights: Vec<(usize, u128)> =
         steps.map(|i| (i, u128::from(rate(i) - rate(i - 1)) * (2 * (n - i) * (n - 1)) as u128)).collect();
     let leaves: u128 = weights.iter().map(|(_, weight)| weight).sum();
-    if let Some(rest) = (u128::from(all) * (n as u128 - 2)).checked_sub(leaves).filter(|rest| *rest > 0) {
-        weights.insert(0, (0, rest));
+    let rest = (u128::from(all) * (n as u128 - 2)).saturating_sub(leaves);
+    if rest > 0 || weights.is_empty() {
+        weights.insert(0, (0, rest.max(1)));
     }
     // 48 bits are precise enough
     let largest = weights.iter().map(|(_, weight)| *weight).max().unwrap_or(1);
@@ -135,6 +136,7 @@ mod tests {
             rings(&[1000; 4], &[2, 0, 3, 1]),
             [Ring { members: vec![2, 0, 3, 1], leaves: vec![], weight: 8000 }]
         );
+        assert_eq!(rings(&[0; 4], &[0, 1, 2, 3]).len(), 1, "whoever cannot send is named elsewhere");
         let one_slow = rings(&[1000, 700, 1000, 1000], &[0, 1, 2, 3]);
         assert_eq!(one_slow.len(), 2);
         assert_eq!((&one_slow[1].members, &one_slow[1].leaves), (&vec![0, 2, 3], &vec![1]));

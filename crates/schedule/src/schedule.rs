@@ -225,6 +225,8 @@ pub enum Stage {
     Reduce,
     /// Between hosts (or ranks), from the owner of a shard.
     Spread,
+    /// Between hosts, what those add that were left out of a ring.
+    Join,
     /// Within a host, from the rank that speaks for it.
     Scatter,
     /// From pair to pair.

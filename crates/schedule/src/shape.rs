@@ -25,6 +25,8 @@ pub enum Shape {
     Ring,
     /// A binary tree, turned so that the owner is its root.
     Tree,
+    /// Rings without the slowest hosts, and a broadcast of what those add ([`crate::paper`]). AllReduce among hosts alone.
+    SubRings,
 }
 
 /// What trees over an order of nodes are like.
@@ -61,7 +63,7 @@ impl Forest {
         let kind = match shape {
             Shape::Direct => Kind::Star(false),
             Shape::OneShot => Kind::Star(true),
-            Shape::Ring => Kind::Ring,
+            Shape::Ring | Shape::SubRings => Kind::Ring,
             Shape::Tree => Kind::Heap,
         };
         Forest::of(kind, order)
@@ -104,6 +106,11 @@ impl Forest {
 
     fn at(&self, root: usize, distance: usize) -> usize {
         self.order[(self.position[root].unwrap_or(0) + distance) % self.round()]
+    }
+
+    /// The nodes behind the root, round the ring, the root last.
+    pub fn behind(&self, root: usize) -> Vec<usize> {
+        (1..=self.round()).map(|d| self.at(root, d)).collect()
     }
 
     /// Of a leaf: how far from the root it hangs. Leaves hang on different members, the first where the chain begins.

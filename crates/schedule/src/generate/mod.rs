@@ -4,6 +4,7 @@
 //! the other ranks of their host. Each list is in the order of *turns*: in a turn a rank first sends and then receives, and it sends
 //! at most one message on any lane. So a rank that does one step at a time in the order of its list waits for nobody in vain.
 
+mod join;
 mod pairs;
 mod trees;
 
@@ -218,6 +219,8 @@ enum Purpose {
     Before,
     /// What a relay forwards on a lane.
     Forward,
+    /// What outsiders add to a shard.
+    Join,
 }
 
 /// The route that message `turn` takes, where each takes one: all in proportion to their shares, and evenly mixed.

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::{Emitter, Flow, Purpose, Take};
+use super::{join, Emitter, Flow, Purpose, Take};
 use crate::plan::{Folding, Shard};
 use crate::{Operation, ReduceOp, Shape, Slice, Stage, Work};
 
@@ -48,11 +48,11 @@ enum Part {
 }
 
 /// Which stages there are, and who has what before and after.
-struct Stages {
+pub(super) struct Stages {
     reduces: bool,
     to_all: bool,
     /// The average: how many ranks the sum is divided by.
-    divide_by: Option<u32>,
+    pub(super) divide_by: Option<u32>,
 }
 
 pub(super) fn emit(emitter: &mut Emitter) {
@@ -67,23 +67,24 @@ pub(super) fn emit(emitter: &mut Emitter) {
         }
         if run.stages.to_all {
             run.spread();
+            join::emit(&mut run);
         }
         run.scatter();
     }
 }
 
-struct Trees<'e, 'p> {
-    emitter: &'e mut Emitter<'p>,
-    stages: Stages,
+pub(super) struct Trees<'e, 'p> {
+    pub(super) emitter: &'e mut Emitter<'p>,
+    pub(super) stages: Stages,
     reduce: Vec<Event>,
     spread: Vec<Event>,
     /// Where shards of one row begin and end.
-    rows: Vec<Range<usize>>,
+    pub(super) rows: Vec<Range<usize>>,
     /// The present chunk, and its part of each shard.
     chunk: u64,
     ranges: Vec<Range<u64>>,
     /// `[rank][shard]`: where the rank (by its position among those that are made) has the chunk, if it has it.
-    held: Vec<Vec<Option<Slice>>>,
+    pub(super) held: Vec<Vec<Option<Slice>>>,
 }
 
 impl<'e, 'p> Trees<'e, 'p> {
@@ -128,11 +129,11 @@ impl<'e, 'p> Trees<'e, 'p> {
         self.emitter.begin_chunk(chunk);
     }
 
-    fn shard(&self, shard: usize) -> &'p Shard {
+    pub(super) fn shard(&self, shard: usize) -> &'p Shard {
         &self.emitter.plan.shards[shard]
     }
 
-    fn flow(&self, shard: usize, from: usize, to: usize, stage: Stage) -> Flow {
+    pub(super) fn flow(&self, shard: usize, from: usize, to: usize, stage: Stage) -> Flow {
         let Shard { channel, row, set, .. } = *self.shard(shard);
         let range = &self.ranges[shard];
         let turn = row as u64 + self.chunk * self.rows.len() as u64;
@@ -140,7 +141,7 @@ impl<'e, 'p> Trees<'e, 'p> {
     }
 
     /// The rank that speaks for the node of `rank` on the shard's channel.
-    fn leader(&self, shard: usize, rank: usize) -> usize {
+    pub(super) fn leader(&self, shard: usize, rank: usize) -> usize {
         let plan = self.emitter.plan;
         plan.leader(self.shard(shard).channel, plan.node_of[rank])
     }
@@ -149,18 +150,18 @@ impl<'e, 'p> Trees<'e, 'p> {
         self.emitter.plan.collective.input(rank, &self.ranges[shard])
     }
 
-    fn output(&self, shard: usize, rank: usize) -> Option<Slice> {
+    pub(super) fn output(&self, shard: usize, rank: usize) -> Option<Slice> {
         self.emitter.plan.collective.output(rank, &self.ranges[shard])
     }
 
-    fn scratch(&mut self, shard: usize, rank: usize, purpose: Purpose) -> Slice {
+    pub(super) fn scratch(&mut self, shard: usize, rank: usize, purpose: Purpose) -> Slice {
         let range = &self.ranges[shard];
         let room = self.emitter.plan.longest_chunk(self.shard(shard));
         self.emitter.builder(rank).scratch((shard, purpose as u8), room, range.end - range.start)
     }
 
     /// Calls `each` with every shard of the row that is not empty in this chunk, and every rank that is made, by position and number.
-    fn each(&mut self, row: &Range<usize>, mut each: impl FnMut(&mut Self, usize, usize, usize)) {
+    pub(super) fn each(&mut self, row: &Range<usize>, mut each: impl FnMut(&mut Self, usize, usize, usize)) {
         for shard in row.clone() {
             if self.ranges[shard].is_empty() {
                 continue;
@@ -197,7 +198,7 @@ impl<'e, 'p> Trees<'e, 'p> {
     }
 
     /// Where a leader reduces.
-    fn place(&mut self, shard: usize, rank: usize, several: bool) -> Slice {
+    pub(super) fn place(&mut self, shard: usize, rank: usize, several: bool) -> Slice {
         // what is sent to everyone had better not be where the result goes
         let apart = self.emitter.plan.choice.shape == Shape::OneShot && several;
         match self.output(shard, rank) {
@@ -239,7 +240,9 @@ impl<'e, 'p> Trees<'e, 'p> {
         let one_shot = self.emitter.plan.choice.shape == Shape::OneShot;
         self.each(&(0..self.ranges.len()), |s, shard, at, rank| {
             let node = s.emitter.plan.node_of[rank];
-            if s.leader(shard, rank) == rank && (one_shot || s.shard(shard).owner == node) {
+            let outsiders = &s.emitter.plan.outsiders[s.shard(shard).forest];
+            let complete = (one_shot || s.shard(shard).owner == node) && outsiders.is_empty();
+            if s.leader(shard, rank) == rank && complete {
                 let data = s.held[at][shard].expect("it is complete");
                 s.emitter.builder(rank).step(Work::Divide { data, by });
             }
@@ -296,7 +299,7 @@ impl<'e, 'p> Trees<'e, 'p> {
     }
 
     /// Whether a slice is the rank's input, which nothing may be written to.
-    fn is_input(&self, shard: usize, rank: usize, slice: Slice) -> bool {
+    pub(super) fn is_input(&self, shard: usize, rank: usize, slice: Slice) -> bool {
         self.input(shard, rank) == Some(slice) && self.output(shard, rank) != Some(slice)
     }
 

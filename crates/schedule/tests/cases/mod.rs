@@ -85,7 +85,7 @@ pub fn collective(ranks: usize) -> impl Strategy<Value = Collective> {
 pub fn choice(topology: Topology, collective: &Collective) -> impl Strategy<Value = Choice> {
     let all = matches!(collective.operation(), Operation::AllReduce { .. } | Operation::Barrier);
     let shapes: &[Shape] = match all {
-        true => &[Shape::Direct, Shape::Ring, Shape::Tree, Shape::OneShot],
+        true => &[Shape::Direct, Shape::Ring, Shape::Tree, Shape::OneShot, Shape::SubRings],
         false => &[Shape::Direct, Shape::Ring, Shape::Tree],
     };
     let grouping = prop::sample::select(vec![Grouping::Ranks, Grouping::Hosts]);
@@ -102,13 +102,14 @@ pub fn choice(topology: Topology, collective: &Collective) -> impl Strategy<Valu
     )
         .prop_map(move |(shape, grouping, in_order, channels, (chunk_bytes, divide_bytes), owners, ring)| {
             let repair = if channels == Some(2) { Repair::Backup } else { Repair::Balance };
+            let grouping = if shape == Shape::SubRings { Grouping::Hosts } else { grouping };
             let mut choice =
                 Choice { repair, channels, chunk_bytes, divide_bytes, ring, ..Choice::new(shape, grouping) };
             let direct = matches!(shape, Shape::Direct | Shape::OneShot);
             if in_order && direct && grouping == Grouping::Hosts {
                 choice.folding = Folding::InOrder;
             }
-            if all && shape != Shape::OneShot {
+            if all && !matches!(shape, Shape::OneShot | Shape::SubRings) {
                 let nodes = if grouping == Grouping::Hosts { topology.hosts().len() } else { topology.ranks() };
                 let reshapes = grouping == Grouping::Hosts && shape != Shape::Tree;
                 choice.owners = match owners {
