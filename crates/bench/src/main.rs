@@ -3,7 +3,7 @@
 //! A figure alone says little on a shared machine, so every bench runs interleaved with what it is compared to (A B B A), many times
 //! for a short while. Some machines change between two speeds within seconds (their cores share a cache now, and now they do not), so
 //! it is not the medians that are compared, which may be of different speeds: the ratio is the median of the rounds' ratios, and has an
-//! interval. Peers are bare UDP ([`udp_bw`], [`udp_lat`]), one TCP stream of iperf3, the same program without failover.
+//! interval. Peers are bare UDP ([`udp_bw`], [`udp_lat`]), one TCP stream of iperf3, the same program without failover, ISA-L ([`codes`]).
 //! `unbroken-bench run` (called by `make bench`) runs all and writes `benches/results/latest.json`. The baselines are commands of
 //! their own, so that a figure can be looked at alone.
 //!
@@ -11,6 +11,7 @@
 //! 1. A bar that is missed is only shown, as is a run of a switch that breaks off.
 #![forbid(unsafe_code)]
 
+mod codes;
 mod many;
 mod peers;
 mod report;
@@ -63,6 +64,12 @@ enum Command {
         /// Runs in which a NIC dies
         #[arg(long, default_value_t = 20)]
         runs: u32,
+    },
+    /// Erasure codes on one core, alone
+    Codes {
+        /// Interleaved rounds; the median of the rounds' ratios counts
+        #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=100))]
+        rounds: u32,
     },
     /// Bandwidth of bare GSO/GRO UDP between two processes
     UdpBw {
@@ -120,6 +127,7 @@ fn act(command: Command) -> Result<ExitCode> {
             return suite::run(&unbroken, &scale, &out, rounds, switches)
         }
         Command::Switch { unbroken, runs } => return suite::only_switches(&unbroken, runs),
+        Command::Codes { rounds } => println!("\n{}", report::table(&codes::run(rounds)?)),
         Command::UdpBw { seconds, window, touch } => {
             let window = window.map_or_else(|| udp_bw::best_window(touch), Ok)?;
             let figure = udp_bw::measure(Duration::try_from_secs_f64(seconds)?, Some(window), touch)?;

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use crate::codes;
 use crate::many;
 use crate::peers::Contender;
 use crate::report::{markdown, median, percentile, table, write, Better, Entry};
@@ -37,6 +38,10 @@ pub fn run(unbroken: &Path, scale: &Path, out: &Path, rounds: u32, switches: u32
     match many::run(&unbroken, scale) {
         Ok(more) => entries.extend(more),
         Err(e) => failures.push(format!("one QP among many: {e}")),
+    }
+    match codes::run(rounds) {
+        Ok(more) => entries.extend(more),
+        Err(e) => failures.push(format!("erasure codes: {e}")),
     }
     entries.extend(switching(&unbroken, switches));
     println!("\n{}\n{}", table(&entries), markdown(&entries));
