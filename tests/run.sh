@@ -41,6 +41,7 @@ suite unit    $cargo test -q --release --workspace
 suite sim     $cargo run -q --release -p unbroken-sim -- --schedules "$([ -n "$long" ] && echo 100000 || echo 10000)"
 suite mutants $cargo run -q --release -p unbroken-sim -- --mutants
 suite wire    python3 tests/wire/check.py
+suite model   python3 tests/model/run.py
 suite capture python3 tests/wire/capture.py
 suite survival  python3 tests/survival.py ${long:+--all}
 suite repeat    python3 tests/survival.py --repeat 20 --only 'ib_write_bw nic-dead at a, 64K, 1 QP, one-way' --only 'ib_send_bw nic-dead at a, 64K, 1 QP, one-way'
