@@ -85,6 +85,8 @@ UNBROKEN_FAILBACK=0 in a program's environment leaves them where they are.")]
         #[command(subcommand)]
         command: crate::edge::EdgeCommand,
     },
+    /// Which reliability scheme for a lossy long link, and what to expect of it
+    Model(crate::model::ModelArgs),
     /// Show an RDMA program outliving the death of its NIC, with figures, and the same without failover
     #[command(after_help = "Needs perftest (ib_write_bw) and a C compiler; it has a fabric of its own.")]
     Demo(crate::demo::DemoArgs),

@@ -1,7 +1,7 @@
 //! The `unbroken` command.
 //!
 //! Every subcommand works on one runtime folder (`UNBROKEN_RUNTIME` or `--runtime`) and on nothing else: it talks to running
-//! programs through the files, pages and sockets in it. Errors go to stderr with exit status 1 (2 for a wrong command line);
+//! programs through the files, pages and sockets in it. (`model` only computes.) Errors go to stderr with exit status 1 (2 for a wrong command line);
 //! `run` becomes the program, or exits with 127 (not found) or 126 (cannot be run), as shells do.
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ mod edge_demo;
 mod events;
 mod fabric;
 mod fault;
+mod model;
 mod nic;
 mod output;
 mod run;
@@ -41,6 +42,10 @@ fn fail(status: u8, text: &str) -> ExitCode {
 }
 
 fn execute(args: Args) -> output::Result {
+    // It computes, and needs no folder.
+    if let Command::Model(args) = &args.command {
+        return model::model(args);
+    }
     let runtime = match &args.runtime {
         Some(path) => Runtime::at(path)?,
         None => Runtime::open()?,
@@ -73,5 +78,6 @@ fn execute(args: Args) -> output::Result {
         Command::Events { json, follow } => events::events(&runtime, json, follow),
         Command::Edge { command } => edge::edge(command),
         Command::Demo(args) => demo::demo(&args),
+        Command::Model(args) => model::model(&args),
     }
 }
