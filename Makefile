@@ -2,7 +2,7 @@
 CARGO ?= cargo
 BUILD  = target/release
 
-.PHONY: all demo test test-long test-torch test-edge test-vm lint bench clean
+.PHONY: all demo test test-long test-torch test-edge test-vm lint bench figures clean
 
 all:
 	$(CARGO) build --release -p unbroken-cli
@@ -33,16 +33,23 @@ test-vm: all
 bench: apt-test all
 	benches/run.sh
 
+# The papers' figures from our models, into docs/figures; published values beside ours.
+figures: apt-figures
+	$(CARGO) run -q --release -p unbroken-bench -- figures --out docs/figures
+
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --release -- -D warnings
 
 # Debian packages: installed where this user may (root, or sudo without a password), else named.
-.PHONY: apt-demo apt-test apt-edge
+.PHONY: apt-demo apt-test apt-figures apt-edge
 apt-demo:
 	@tests/apt.sh perftest ibverbs-utils libibverbs-dev make
 apt-test:
 	@tests/apt.sh perftest ibverbs-utils make libibverbs-dev tshark iperf3 nftables iproute2 redis-server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin hpcc qperf util-linux mount libisal2 python3-numpy
+
+apt-figures:
+	@tests/apt.sh libisal2
 
 apt-edge:
 	@tests/apt.sh frr iproute2 nftables perftest iputils-ping procps util-linux

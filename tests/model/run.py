@@ -9,8 +9,11 @@ import itertools
 import json
 import math
 import os
+import subprocess
 import sys
+import tempfile
 import time
+import xml.etree.ElementTree
 from pathlib import Path
 
 DEBIANS = "/usr/bin/python3"
@@ -21,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "python" / "model"), str(HERE), str(HERE.parent)]
 
 from lib.process import Failure, Skip  # noqa: E402
-from lib.suite import Suite  # noqa: E402
+from lib.suite import BUILD, Suite  # noqa: E402
 
 SAMPLES = 100_000
 MIB = 1 << 20
@@ -229,6 +232,36 @@ def nonsense(_logs) -> str:
     return ""
 
 
+def command(_logs) -> str:
+    """`unbroken model` says what Python says, and its picture is a document."""
+    from unbroken_model import Link
+
+    if not (BUILD / "unbroken").exists():
+        raise Skip("there is no command: make all builds it")
+    names = {"SR-RTO": schemes()[0], "SR-NACK": schemes()[1], "EC-MDS(32, 8)": schemes()[2], "EC-XOR(32, 8)": schemes()[3]}
+    compared = 0
+    with tempfile.TemporaryDirectory(prefix="unbroken-model-") as folder:
+        for loss, size in itertools.product(("1e-6", "1e-4", "0.3%"), (1, 100, 3000)):
+            line = [BUILD / "unbroken", "model", "--bandwidth", "400G", "--distance", "3750km", "--loss", loss, "--size", f"{size}M", "--json"]
+            done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=60)
+            if done.returncode != 0:
+                raise Failure(f"status {done.returncode}: {done.stderr}")
+            answer = json.loads(done.stdout)
+            link = Link(packet_loss=float(loss.rstrip("%")) / (100 if "%" in loss else 1))
+            for theirs in answer["schemes"]:
+                if theirs["scheme"] in names:
+                    write = names[theirs["scheme"]].message(link.channel(), link.chunks(size * MIB))
+                    close(f"mean of {theirs['scheme']}, {loss}, {size} MiB", theirs["mean_s"], write.mean_s(), 1e-9)
+                    close(f"p99.9 of {theirs['scheme']}, {loss}, {size} MiB", theirs["p999_s"], write.quantile_s(0.999), 1e-9)
+                    compared += 1
+            svg = xml.etree.ElementTree.parse(Path(folder) / answer["picture"]).getroot()
+            if not svg.tag.endswith("svg") or len(list(svg.iter("{http://www.w3.org/2000/svg}path"))) < 16:
+                raise Failure(f"the picture of {loss}, {size} MiB has not its lines")
+    if compared != 9 * len(names):
+        raise Failure(f"{compared} schemes were compared")
+    return f"{compared} predictions"
+
+
 SEED = 1
 CASES = {
     "golden figures": golden,
@@ -239,6 +272,7 @@ CASES = {
     "the paper's bound": bound,
     "rings": rings,
     "bad input": nonsense,
+    "the command": command,
 }
 
 

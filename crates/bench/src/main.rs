@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod codes;
+mod figures;
 mod many;
 mod peers;
 mod report;
@@ -64,6 +65,15 @@ enum Command {
         /// Runs in which a NIC dies
         #[arg(long, default_value_t = 20)]
         runs: u32,
+    },
+    /// The figures of the papers, as far as this machine can play them
+    Figures {
+        /// Where they go
+        #[arg(long, default_value = "docs/figures")]
+        out: PathBuf,
+        /// Only these, by their numbers, with commas
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<u32>,
     },
     /// Erasure codes on one core, alone
     Codes {
@@ -127,6 +137,7 @@ fn act(command: Command) -> Result<ExitCode> {
             return suite::run(&unbroken, &scale, &out, rounds, switches)
         }
         Command::Switch { unbroken, runs } => return suite::only_switches(&unbroken, runs),
+        Command::Figures { out, only } => figures::draw(&out, &only)?,
         Command::Codes { rounds } => println!("\n{}", report::table(&codes::run(rounds)?)),
         Command::UdpBw { seconds, window, touch } => {
             let window = window.map_or_else(|| udp_bw::best_window(touch), Ok)?;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::{text, Frame};
+use crate::{text, Frame, LETTER_WIDTH};
 
 const LEFT: f64 = 78.0;
 const RIGHT: f64 = 8.0;
@@ -55,11 +55,14 @@ impl Heat {
                 text(svg, "cell", x + width / 2.0, y + height / 2.0 + 4.0, "middle", &short(*value));
             }
         }
-        // Names that would touch each other are left out.
-        let widest = self.columns.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-        let every = ((widest as f64 * 7.0 + 6.0) / width).ceil().max(1.0) as usize;
-        for (c, name) in self.columns.iter().enumerate().step_by(every) {
-            text(svg, "", frame.left + (c as f64 + 0.5) * width, frame.bottom() + 16.0, "middle", name);
+        // A name that would touch the one before is left out.
+        let mut taken = f64::NEG_INFINITY;
+        for (c, name) in self.columns.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
+            let (x, half) = (frame.left + (c as f64 + 0.5) * width, name.chars().count() as f64 * LETTER_WIDTH / 2.0);
+            if x - half > taken + 4.0 {
+                text(svg, "", x, frame.bottom() + 16.0, "middle", name);
+                taken = x + half;
+            }
         }
         text(svg, "", frame.left + frame.width / 2.0, frame.bottom() + 34.0, "middle", &self.x_label);
         let _ = writeln!(
@@ -103,6 +106,21 @@ mod tests {
     fn colours_tell_better_from_worse() {
         assert_eq!([1.0, 8.0, 100.0, 0.125, 0.0].map(colour), ["#ffffff", "#d73027", "#d73027", "#4575b4", "#4575b4"]);
         assert_eq!([1.04, 9.96, 0.83].map(short), ["1.0", "10", "0.8"]);
+    }
+
+    #[test]
+    fn names_do_not_touch_each_other() {
+        let heat = Heat {
+            title: String::new(),
+            x_label: String::new(),
+            y_label: String::new(),
+            columns: ["first", "second", "", "third"].map(String::from).into(),
+            rows: Vec::new(),
+            values: Vec::new(),
+        };
+        let mut svg = String::new();
+        heat.draw(&mut svg, Frame { left: 0.0, top: 0.0, width: 206.0, height: 272.0 });
+        assert!(svg.contains(">first<") && !svg.contains(">second<") && svg.contains(">third<"), "{svg}");
     }
 
     #[test]

@@ -62,6 +62,33 @@ impl Line {
     }
 }
 
+impl Line {
+    /// Draws it; `place` says where a point lies.
+    fn draw(&self, svg: &mut String, place: impl Fn((f64, f64)) -> (f64, f64)) {
+        // Far outside is as good as outside, and short to write.
+        let near = |place: f64| place.clamp(-1e4, 1e4);
+        let places = self.points.iter().map(|point| {
+            let (x, y) = place(*point);
+            (!x.is_nan() && !y.is_nan()).then(|| (near(x), near(y)))
+        });
+        if self.look == Look::Marks {
+            return places.flatten().for_each(|(x, y)| *svg += &mark(self.colour, x, y));
+        }
+        let mut path = String::new();
+        let mut step = 'M';
+        for place in places {
+            match place {
+                Some((x, y)) => {
+                    let _ = write!(path, "{step}{x:.1} {y:.1}");
+                    step = 'L';
+                }
+                None => step = 'M',
+            }
+        }
+        let _ = writeln!(svg, "<path class=\"{}\" d=\"{path}\"/>", self.class());
+    }
+}
+
 fn mark(colour: usize, x: f64, y: f64) -> String {
     format!("<circle class=\"f{colour}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\"/>\n")
 }
@@ -126,34 +153,15 @@ impl Lines {
             height + 8.0
         );
         let _ = writeln!(svg, "<g clip-path=\"url(#panel{number})\">");
-        for marker in &self.markers {
+        for (n, marker) in self.markers.iter().enumerate() {
             let at = x(self.x.place(marker.x));
             let _ = writeln!(svg, "<path class=\"marker\" d=\"M{at:.1} {top:.1}v{height:.1}\"/>");
             let (aside, anchor) = if at > left + width / 2.0 { (-5.0, "end") } else { (5.0, "start") };
-            text(svg, "", at + aside, top + 12.0, anchor, &marker.words);
+            // One below the other, so that they do not touch.
+            text(svg, "", at + aside, top + 12.0 + 14.0 * n as f64, anchor, &marker.words);
         }
         for line in &self.lines {
-            let places = line.points.iter().map(|(a, b)| (x(self.x.place(*a)), y(self.y.place(*b))));
-            // Far outside is as good as outside, and short to write.
-            let near = |place: f64| place.clamp(-1e4, 1e4);
-            let places: Vec<Option<(f64, f64)>> =
-                places.map(|(a, b)| (!a.is_nan() && !b.is_nan()).then(|| (near(a), near(b)))).collect();
-            if line.look == Look::Marks {
-                places.iter().flatten().for_each(|(a, b)| *svg += &mark(line.colour, *a, *b));
-                continue;
-            }
-            let mut path = String::new();
-            let mut step = 'M';
-            for place in places {
-                match place {
-                    Some((a, b)) => {
-                        let _ = write!(path, "{step}{a:.1} {b:.1}");
-                        step = 'L';
-                    }
-                    None => step = 'M',
-                }
-            }
-            let _ = writeln!(svg, "<path class=\"{}\" d=\"{path}\"/>", line.class());
+            line.draw(svg, |(a, b)| (x(self.x.place(a)), y(self.y.place(b))));
         }
         let _ = writeln!(svg, "</g>\n<path class=\"axis\" d=\"M{left:.1} {top:.1}v{height:.1}h{width:.1}\"/>");
     }

@@ -24,7 +24,7 @@ mod set;
 
 pub use code::{Code, Kind};
 pub use error::CodeError;
-pub use kernel::{check, Backend, Kernel};
+pub use kernel::{check_shapes, Backend, Kernel};
 pub use set::ChunkSet;
 
 /// The most data chunks of a code.

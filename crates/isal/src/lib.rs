@@ -7,7 +7,7 @@
 use std::ffi::c_int;
 
 use libloading::Library;
-use unbroken_codes::{check, Backend, Kernel, MAX_DATA};
+use unbroken_codes::{check_shapes, Backend, Kernel, MAX_DATA};
 
 /// `void ec_init_tables(int k, int rows, unsigned char *a, unsigned char *g_tbls)`: what `ec_encode_data` multiplies by, 32 bytes a coefficient.
 type InitTables = unsafe extern "C" fn(c_int, c_int, *const u8, *mut u8);
@@ -128,7 +128,7 @@ impl Backend for IsaL {
     }
 
     fn combine(&self, coefficients: &[u8], inputs: &[&[u8]], outputs: &mut [&mut [u8]]) {
-        check(coefficients, inputs, outputs);
+        check_shapes(coefficients, inputs, outputs);
         if inputs.is_empty() {
             return outputs.iter_mut().for_each(|output| output.fill(0));
         }

@@ -6,7 +6,8 @@
 //! the last acknowledgement. It is asked for its mean, any quantile, the distribution, or samples.
 //!
 //! The mean is the expectation itself, not an approximation of it (`sr` says how). Quantiles are the least time by which the
-//! share is reached. Both cost microseconds, so the choice of a scheme can be made anew for each message ([`choose`]).
+//! share is reached. Selective Repeat costs a microsecond or so, whatever the message; a code that much for each number of failures that is likely.
+//! So the choice of a scheme can be made anew for each message ([`choose`]).
 //!
 //! What the model leaves out: acknowledgements are not lost, chunks are lost independently of each other, and retransmissions take no
 //! bandwidth from first transmissions. So for messages longer than the timeout the time is a lower bound.

@@ -181,6 +181,7 @@ pub(crate) fn loss(text: &str) -> Result<f64, String> {
 /// A time for people.
 pub(crate) fn shown_time(seconds: f64) -> String {
     let (figure, unit) = match seconds {
+        0.0 => return "0 s".into(),
         s if s >= 1.0 => (s, "s"),
         s if s >= 1e-3 => (s * 1e3, "ms"),
         s => (s * 1e6, "us"),
@@ -281,7 +282,10 @@ mod tests {
 
     #[test]
     fn figures_are_for_people() {
-        assert_eq!([28.3554e-3, 1.31e-6, 1.5, 0.1766].map(shown_time), ["28.4 ms", "1.31 us", "1.50 s", "177 ms"]);
+        assert_eq!(
+            [28.3554e-3, 1.31e-6, 1.5, 0.1766, 0.0].map(shown_time),
+            ["28.4 ms", "1.31 us", "1.50 s", "177 ms", "0 s"]
+        );
         assert_eq!(
             [0.0, 1e-5, 1.6e-4, 0.0159, 0.5, 1.0].map(shown_loss),
             ["0", "1e-5", "1.6e-4", "0.0159", "0.5", "1e0"]

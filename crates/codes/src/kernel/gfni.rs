@@ -17,8 +17,8 @@ const ROWS: usize = 8;
 /// Makes as many columns of all outputs as fill whole registers, and says how many.
 ///
 /// # Safety
-/// The processor has GFNI and AVX-512F; [`super::check`] was passed; there is an input.
-#[target_feature(enable = "gfni,avx512f")]
+/// The processor has GFNI and AVX-512 (F, BW); [`super::check`] was passed; there is an input.
+#[target_feature(enable = "gfni,avx512f,avx512bw")]
 pub(super) unsafe fn combine(coefficients: &[u8], inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> usize {
     let columns = outputs.first().map_or(0, |o| o.len()) / (4 * WIDTH) * (4 * WIDTH);
     for (rows, outputs) in coefficients.chunks(ROWS * inputs.len()).zip(outputs.chunks_mut(ROWS)) {
@@ -38,7 +38,7 @@ pub(super) unsafe fn combine(coefficients: &[u8], inputs: &[&[u8]], outputs: &mu
 }
 
 /// Makes the first `columns` columns (a multiple of four registers) of `R` outputs, `N` registers of each at a time.
-#[target_feature(enable = "gfni,avx512f")]
+#[target_feature(enable = "gfni,avx512f,avx512bw")]
 fn strip<const R: usize, const N: usize>(rows: &[u8], inputs: &[&[u8]], outputs: &mut [&mut [u8]], columns: usize) {
     assert!(outputs.len() == R && outputs.iter().all(|o| o.len() >= columns));
     assert!(inputs.iter().all(|i| i.len() >= columns) && rows.len() == R * inputs.len());

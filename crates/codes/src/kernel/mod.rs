@@ -43,7 +43,7 @@ pub trait Backend: Send + Sync {
 }
 
 /// Panics where [`Backend::combine`] says so: kernels use pointers, and trust in it.
-pub fn check(coefficients: &[u8], inputs: &[&[u8]], outputs: &[&mut [u8]]) {
+pub fn check_shapes(coefficients: &[u8], inputs: &[&[u8]], outputs: &[&mut [u8]]) {
     let len = outputs.first().map_or(0, |o| o.len());
     assert!(inputs.len() <= MAX_DATA, "{} inputs are more than {MAX_DATA}", inputs.len());
     assert_eq!(coefficients.len(), inputs.len() * outputs.len(), "coefficients for {} inputs", inputs.len());
@@ -85,6 +85,7 @@ impl Instructions {
             Instructions::Gfni => {
                 is_x86_feature_detected!("gfni")
                     && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx2")
             }
         }
@@ -121,7 +122,7 @@ impl Backend for Kernel {
     }
 
     fn combine(&self, coefficients: &[u8], inputs: &[&[u8]], outputs: &mut [&mut [u8]]) {
-        check(coefficients, inputs, outputs);
+        check_shapes(coefficients, inputs, outputs);
         let Some(len) = outputs.first().map(|o| o.len()) else { return };
         let done = match self.0 {
             _ if inputs.is_empty() => 0,
