@@ -55,8 +55,16 @@ impl IsaL {
     /// # Errors
     /// [`LoadError`].
     pub fn load() -> Result<IsaL, LoadError> {
-        // SAFETY: the library's initialisers only look at the processor.
-        let library = unsafe { Library::new(LIBRARY) }?;
+        IsaL::load_from(LIBRARY)
+    }
+
+    /// The same from a library of another name or at a path, which must be ISA-L.
+    ///
+    /// # Errors
+    /// [`LoadError`].
+    pub fn load_from(library: &str) -> Result<IsaL, LoadError> {
+        // SAFETY: the initialisers of ISA-L only look at the processor.
+        let library = unsafe { Library::new(library) }?;
         // SAFETY: the types are those of ISA-L's erasure_code.h, which its ABI 2 keeps.
         let (init_tables, encode_data) = unsafe {
             (*library.get::<InitTables>(b"ec_init_tables\0")?, *library.get::<EncodeData>(b"ec_encode_data\0")?)

@@ -17,6 +17,13 @@ fn bytes(len: usize, seed: u64) -> Vec<u8> {
     (0..len).map(|_| byte()).collect()
 }
 
+#[test]
+fn what_is_not_isa_l_is_refused() {
+    let told = |library: &str| IsaL::load_from(library).err().unwrap().to_string();
+    assert!(told("libnone.so.7").contains("libnone.so.7") && told("libnone.so.7").contains("apt-get install libisal2"));
+    assert!(told("libc.so.6").contains("ec_init_tables"), "{}", told("libc.so.6"));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
