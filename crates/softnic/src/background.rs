@@ -23,8 +23,8 @@ use unbroken_verbs::{Error, Result};
 /// After bulk data more is likely to come at once: for so long the thread looks for it before it sleeps. Not after small messages,
 /// since an application that waits for one may want this core.
 const LINGER_US: u64 = 40;
-/// The longest sleep. Nothing depends on it.
-const SLEEP_US: u64 = 1_000_000;
+/// The longest sleep, where the configuration says no other. Nothing depends on it: what is to be done tells its time, see [`crate::engine`].
+pub(crate) const SLEEP_US: u64 = 1_000_000;
 /// Time slice asked for, in nanoseconds: the least that kernels grant.
 const SLICE_NS: u64 = 100_000;
 /// Rounds of waiting for a verb that wants the engine.
@@ -182,7 +182,7 @@ fn run(shared: &Shared) {
             give_way(shared);
             continue;
         }
-        let wake_at_us = e.patient_deadline_us(time_us).min(time_us + SLEEP_US);
+        let wake_at_us = e.patient_deadline_us(time_us).min(time_us + shared.longest_sleep_us);
         shared.wake_at_us.store(wake_at_us, Ordering::Relaxed);
         drop(e);
         give_way(shared);

@@ -1,5 +1,6 @@
 //! Which NICs a process has.
 
+use crate::background::SLEEP_US;
 use std::net::IpAddr;
 use unbroken_fabric::{device_kind, DeviceKind, Runtime};
 use unbroken_verbs::{Error, Result};
@@ -16,6 +17,8 @@ pub struct Config {
     pub nics: NicSource,
     /// Plain NICs: which of the ways to die each QP has.
     pub seed: u64,
+    /// For tests: the longest sleep of a NIC's background thread, in µs, on which nothing depends.
+    pub longest_sleep_us: u64,
 }
 
 /// Which NICs there are.
@@ -30,7 +33,12 @@ pub enum NicSource {
 impl Config {
     /// The NICs of a host of the emulated network.
     pub fn host(runtime: Runtime, host: &str) -> Config {
-        Config { runtime, nics: NicSource::Host(host.to_owned()), seed: 0 }
+        Config::of(runtime, NicSource::Host(host.to_owned()))
+    }
+
+    /// These NICs, and defaults.
+    pub fn of(runtime: Runtime, nics: NicSource) -> Config {
+        Config { runtime, nics, seed: 0, longest_sleep_us: SLEEP_US }
     }
 
     /// NICs at addresses of real interfaces, with all that they can do.
@@ -39,7 +47,7 @@ impl Config {
     }
 
     /// What the environment says: `UNBROKEN_RUNTIME`, and `UNBROKEN_NICS` (addresses, with commas; `UNBROKEN_DEVICE` is what they can do) or
-    /// `UNBROKEN_HOST` (default `a`); `UNBROKEN_DEVICE_SEED`.
+    /// `UNBROKEN_HOST` (default `a`); `UNBROKEN_DEVICE_SEED`; for tests `UNBROKEN_LONGEST_SLEEP_US`.
     pub fn from_env() -> Result<Config> {
         let runtime = Runtime::open().map_err(|e| Error::invalid(e.to_string()))?;
         let nics = match (variable("UNBROKEN_NICS"), variable("UNBROKEN_HOST")) {
@@ -48,7 +56,13 @@ impl Config {
             }
             (None, host) => NicSource::Host(host.unwrap_or_else(|| "a".to_owned())),
         };
-        Ok(Config { runtime, nics, seed: parse_seed(variable("UNBROKEN_DEVICE_SEED"))? })
+        let number = |name, default| parse_number(name, variable(name), default);
+        let seed = number("UNBROKEN_DEVICE_SEED", 0)?;
+        Ok(Config {
+            seed,
+            longest_sleep_us: number("UNBROKEN_LONGEST_SLEEP_US", SLEEP_US)?,
+            ..Config::of(runtime, nics)
+        })
     }
 }
 
@@ -84,11 +98,11 @@ fn parse_device(name: Option<String>) -> Result<DeviceKind> {
     })
 }
 
-fn parse_seed(text: Option<String>) -> Result<u64> {
-    text.map_or(Ok(0), |text| {
-        text.trim().parse().map_err(|_| {
-            Error::invalid(format!("UNBROKEN_DEVICE_SEED: '{text}' is not a number from 0 to {}", u64::MAX))
-        })
+fn parse_number(name: &str, text: Option<String>, default: u64) -> Result<u64> {
+    text.map_or(Ok(default), |text| {
+        // A time that is added to others must not be beyond all bounds.
+        let number = text.trim().parse::<u32>().map(u64::from);
+        number.map_err(|_| Error::invalid(format!("{name}: '{text}' is not a number from 0 to {}", u32::MAX)))
     })
 }
 
@@ -103,8 +117,11 @@ mod tests {
         assert_eq!(parse_device(text("plain")).unwrap(), DeviceKind::Plain);
         let wrong = parse_device(text("bare")).unwrap_err().to_string();
         assert_eq!(wrong, "UNBROKEN_DEVICE: device is 'bare'; 'full' and 'plain' are right");
-        assert_eq!((parse_seed(None).unwrap(), parse_seed(text("7")).unwrap()), (0, 7));
-        assert!(parse_seed(text("-1")).unwrap_err().to_string().contains("'-1'"));
+        assert_eq!((parse_number("X", None, 5).unwrap(), parse_number("X", text("7"), 5).unwrap()), (5, 7));
+        assert_eq!(
+            parse_number("X", text("-1"), 5).unwrap_err().to_string(),
+            "X: '-1' is not a number from 0 to 4294967295"
+        );
     }
 
     #[test]

@@ -4,10 +4,48 @@
 //! NIC's background thread. A drive looks at the link, takes a bounded number of datagrams, runs timers that are due, and gives each
 //! QP that has something to send its turn.
 //!
-//! State of a NIC: *working* → *dead*, for ever. A dead one has no sockets; its QPs have stopped ([`Engine::die`]).
+//! State of a NIC: *working* → *dead*, for ever. A dead one has no sockets; its QPs have stopped (`dying`).
+//!
+//! # What stops and starts work
+//!
+//! Nothing is done by itself: work waits in one of these places until somebody drives the engine. Whoever adds a place adds it to the time
+//! at which the engine must be driven, else its work waits until the background thread's longest sleep is over.
+//!
+//! | what waits | where | until | which counts in |
+//! | --- | --- | --- | --- |
+//! | datagrams | the sockets | the next drive | [`Engine::rx_fds`]: readable; [`Work::more`]: a ring was full |
+//! | a QP that may send | `ready` | its turn; while the line is taken (`rate`), `blocked_until_us` | `deadline_of_others_us` |
+//! | an RC QP without room at its destination | a line in `flights` | room, in `transmit` | the same, while one is called |
+//! | a UC or UD QP without room at its receiver | `awaiting_credit` | `ask_credit_us`, then it is `ready` | [`Engine::waiting_until_us`] |
+//! | a UC or UD packet without a receive | `parking` | each drive looks | [`Engine::waiting_until_us`] |
+//! | an ACK and nothing else | `owing` | the next drive | [`Engine::deadline_us`]; the background thread may wait for an answer: [`Engine::patient_deadline_us`] |
+//! | a QP whose timer runs | `timers` | its time | `deadline_of_others_us` |
+//! | one whose timer is due, while answers may be unread | `late` | a socket that was found empty | the same: now; [`Work::more`] |
+//! | packets that a fault holds | `impairments` | each its time | `deadline_of_others_us` |
+//! | QPs of a dead plain NIC | `QpEntry::flush_at_us` | that time | [`Engine::flush_late`] |
+//!
+//! A change of the link ([`Engine::look`], at the head of each drive and post, and by the thread that watches the links) starts anew what the line held
+//! up: `blocked_until_us` is forgotten, what faults hold is due or lost. A sleep that was chosen before is not cut short for it, but by death.
+//!
+//! | who drives | how | what it does |
+//! | --- | --- | --- |
+//! | a thread that polls | [`Engine::drive`], if nobody else has the engine | everything; ACKs may be left owed, since it comes again at once |
+//! | a thread that posts | [`Engine::kick`] of its QP, or [`Engine::queue`] where its next poll will do ([`Engine::may_wait`]) | sends; receives nothing |
+//! | one that changes a QP | [`Engine::kick`]; to RESET [`Engine::drain`] first | sends; drops what came for the life before |
+//! | one that destroys a QP | [`Engine::acknowledge`] | sends the ACK that it owes |
+//! | the layer above, before it judges a path | `Shared::drain` | drives until the sockets are empty, waiting for the lock |
+//! | the background thread | [`Engine::drive`] | everything; see [`crate::background`] |
+//!
+//! The background thread sleeps until a socket is readable, its bell rings, or the time that it has told (`Shared::wake_at_us`). A thread that had the engine
+//! rings the bell at the end of its turn (`Shared::settle`) where there is something to do before that time, unless it polls all the time and so will
+//! see to it itself; so does one that stops polling (`about_to_wait`), and whoever finds the NIC dead. While a thread polls, the background thread looks at
+//! no socket: it sleeps for a while and asks whether the thread still polls ([`crate::poller`]). With [`Work::more`], or while more is likely to
+//! come, it drives again at once.
+//!
+//! # Rules
 //!
 //! Invariants:
-//! - a QP is in the ready queue or among the paused at most once (`QpEntry::queued`), so they are no longer than the table;
+//! - a QP is in the ready queue or among those that await credit at most once (`QpEntry::queued`), so they are no longer than the table;
 //! - a QP that has a deadline has a timer entry at or before it (`QpEntry::timer_at`); older entries are ignored when they come up.
 //!
 //! Failure cases: what the network brings is dropped and counted unless it is a packet for a QP from its peer. What cannot be sent
@@ -16,6 +54,7 @@
 mod alias;
 mod answers;
 mod credit;
+mod dying;
 mod flight;
 mod gather;
 mod impair;
@@ -46,7 +85,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use tx::{Dest, TxBatch};
 use unbroken_fabric::{Credit, Fabric, GapRecorder, LinkState, NicPage, SlotCounters, MAX_PORTS, TX_PORTS};
-use unbroken_types::{LinkLayer, WcStatus};
+use unbroken_types::LinkLayer;
 use unbroken_verbs::{DeviceCounters, DeviceEvent, EventSink, UdAliases};
 
 /// Sending sockets of a port: the source port varies with the QP, as RoCEv2 asks.
@@ -144,9 +183,9 @@ pub(crate) struct Engine {
     tx: TxBatch,
     pub(crate) qps: QpTable,
     ready: VecDeque<u16>,
-    /// QPs whose receivers have no room; they ask again at `resume_us`.
-    paused: Vec<u16>,
-    resume_us: u64,
+    /// QPs whose receivers have no room; they ask again at `ask_credit_us`.
+    awaiting_credit: Vec<u16>,
+    ask_credit_us: u64,
     /// Who has room for what this NIC sends.
     accounts: Accounts,
     /// What RC QPs have on their way.
@@ -212,8 +251,8 @@ impl Engine {
             tx: TxBatch::new(),
             qps: QpTable::new(),
             ready: VecDeque::new(),
-            paused: Vec::new(),
-            resume_us: 0,
+            awaiting_credit: Vec::new(),
+            ask_credit_us: 0,
             parking: Parking::new(room),
             owing: Vec::new(),
             answers: Answers::default(),
@@ -290,8 +329,8 @@ impl Engine {
     /// When the background thread must drive the engine for QPs that wait for credit or for a receive. Threads that poll ask more
     /// often.
     pub(crate) fn waiting_until_us(&self) -> u64 {
-        let resume_us = if self.paused.is_empty() { u64::MAX } else { self.resume_us };
-        resume_us.min(self.parking.look_at_us())
+        let ask_us = if self.awaiting_credit.is_empty() { u64::MAX } else { self.ask_credit_us };
+        ask_us.min(self.parking.look_at_us())
     }
 
     /// When the background thread must drive the engine: as [`Engine::deadline_us`], but ACKs that wait for an answer may wait for
@@ -338,6 +377,8 @@ impl Engine {
         }
         self.status.set(state);
         self.impair();
+        // The line may be another one: QPs ask it anew.
+        self.blocked_until_us = 0;
         if !state.alive {
             return self.die(now_us);
         }
@@ -346,61 +387,6 @@ impl Engine {
             self.sink
                 .event(self.id.index, if up { DeviceEvent::PortActive(port) } else { DeviceEvent::PortDown(port) });
         }
-    }
-
-    /// The NIC is gone: sockets are closed, QPs that hold on failure stop and keep what they have, others flush; some of a plain NIC's
-    /// do so late ([`Engine::flush_late`]).
-    fn die(&mut self, now_us: u64) {
-        self.sockets = None;
-        self.close_credits();
-        self.paused.clear();
-        self.ready.clear();
-        self.owing.clear();
-        self.timers.clear();
-        self.late.clear();
-        self.sink.event(self.id.index, DeviceEvent::Fatal);
-        if let Some(plain) = &self.id.plain {
-            plain.domain.die();
-        }
-        for q in self.qps.iter_mut() {
-            q.queued = false;
-            self.flights.leave(q.qpn as u16, &mut q.share);
-            if let Some(death) = q.death.filter(|death| death.late_us > 0) {
-                q.flush_at_us = Some(now_us + death.late_us);
-                continue;
-            }
-            q.stop(WcStatus::FatalErr);
-            q.tell(self.id.index, &*self.sink);
-        }
-    }
-
-    /// Of a dead NIC: flushes the QPs whose time has come, and says when that of the next comes.
-    pub(crate) fn flush_late(&mut self, now_us: u64) -> Option<u64> {
-        let mut next_us = None;
-        for q in self.qps.iter_mut() {
-            match q.flush_at_us {
-                Some(at_us) if at_us <= now_us => {
-                    q.flush_at_us = None;
-                    q.stop(WcStatus::FatalErr);
-                    q.tell(self.id.index, &*self.sink);
-                }
-                Some(at_us) => next_us = Some(next_us.map_or(at_us, |next_us: u64| next_us.min(at_us))),
-                None => {}
-            }
-        }
-        next_us
-    }
-
-    /// Tells what a QP has to tell.
-    pub(crate) fn tell(&mut self, index: u16) {
-        if let Some(q) = self.qps.get_mut(index) {
-            q.tell(self.id.index, &*self.sink);
-        }
-    }
-
-    /// A QP of a dead NIC that takes posts still.
-    pub(crate) fn taking(&mut self, index: u16, now_us: u64) -> Option<&mut QpEntry> {
-        self.qps.get_mut(index).filter(|q| q.flush_at_us.is_some_and(|at_us| now_us < at_us))
     }
 
     /// Does what can be done now. With `acks` false, an ACK that is owed and nothing else waits: the application's answer may take
@@ -416,9 +402,9 @@ impl Engine {
             }
             self.queue(index);
         }
-        if !self.paused.is_empty() && self.resume_us <= now_us {
+        if !self.awaiting_credit.is_empty() && self.ask_credit_us <= now_us {
             // They count as queued all the time.
-            self.ready.extend(self.paused.drain(..));
+            self.ready.extend(self.awaiting_credit.drain(..));
         }
         let arrived = self.receive(|_| true);
         let received: usize = arrived.iter().sum();

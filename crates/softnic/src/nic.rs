@@ -63,6 +63,8 @@ pub(crate) struct Shared {
     pub(crate) bell: EventFd,
     /// When the background thread wakes by itself; 0 while it is awake.
     pub(crate) wake_at_us: AtomicU64,
+    /// It sleeps no longer than this.
+    pub(crate) longest_sleep_us: u64,
     pub(crate) stop: AtomicBool,
     status: Arc<Status>,
     pub(crate) poller: Poller,
@@ -258,7 +260,7 @@ impl Nic {
         common: Common,
         sink: Arc<dyn EventSink>,
     ) -> Result<Nic> {
-        let Common { domain, gaps, aliases, seed } = common;
+        let Common { domain, gaps, aliases, seed, longest_sleep_us } = common;
         let sockets = Sockets::open(&spec.ips).map_err(|e| match e.kind() {
             // It works, so no other stands in for it.
             std::io::ErrorKind::AddrInUse => Error::new(libc::EBUSY, format!("opening NIC {}: {e}", spec.name)),
@@ -293,6 +295,7 @@ impl Nic {
             cwnd_max_packets: (rcvbuf / 2 / 4096).clamp(2, MAX_CWND_PACKETS) as u32,
             bell: EventFd::new(false, true)?,
             wake_at_us: AtomicU64::new(0),
+            longest_sleep_us,
             stop: AtomicBool::new(false),
             status,
             poller: Poller::default(),

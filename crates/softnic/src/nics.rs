@@ -69,6 +69,8 @@ pub(crate) struct Common {
     pub(crate) aliases: Arc<UdAliases>,
     /// Plain NICs: which of the ways to die each QP has.
     pub(crate) seed: u64,
+    /// Of their background threads.
+    pub(crate) longest_sleep_us: u64,
 }
 
 impl Common {
@@ -113,7 +115,8 @@ impl SoftNics {
         crate::fork::install();
         let gaps = Arc::new(GapRecorder::create(runtime).map_err(invalid)?);
         let opened = Mutex::new(specs.iter().map(|_| None).collect());
-        let common = Common { domain: Arc::default(), gaps, aliases: Arc::default(), seed: config.seed };
+        let (seed, longest_sleep_us) = (config.seed, config.longest_sleep_us);
+        let common = Common { domain: Arc::default(), gaps, aliases: Arc::default(), seed, longest_sleep_us };
         let nics = Arc::new(SoftNics { host, specs, common, fabric: fabric.clone(), opened });
         let weak = Arc::downgrade(&nics);
         let watcher = move || match (fabric, watch) {

@@ -17,7 +17,7 @@ fn ip(args: &str) {
 
 fn nics(dir: &std::path::Path, addrs: &[&str]) -> std::sync::Arc<SoftNics> {
     let nics = NicSource::Addresses(addrs.iter().map(|a| a.parse().unwrap()).collect(), DeviceKind::Full);
-    SoftNics::new(Config { runtime: Runtime::at(dir).unwrap(), nics, seed: 0 }).unwrap()
+    SoftNics::new(Config::of(Runtime::at(dir).unwrap(), nics)).unwrap()
 }
 
 /// Moves this thread, and those that it starts, to a network namespace of its own.
@@ -140,6 +140,6 @@ fn ipv6_over_veth() {
 fn addresses_that_do_not_exist() {
     let dir = tempfile::tempdir().unwrap();
     let nics = NicSource::Addresses(vec!["203.0.113.9".parse().unwrap()], DeviceKind::Full);
-    let e = SoftNics::new(Config { runtime: Runtime::at(dir.path()).unwrap(), nics, seed: 0 }).err().unwrap();
+    let e = SoftNics::new(Config::of(Runtime::at(dir.path()).unwrap(), nics)).err().unwrap();
     assert!(e.to_string().contains("203.0.113.9"), "{e}");
 }

@@ -1,7 +1,7 @@
 //! The pages of the NICs that this one has to do with, and the sender's side of back-pressure: UC and UD packets leave only while their
 //! receiver has room ([`unbroken_fabric::Credit`]).
 //!
-//! A QP whose receiver has no room is *paused*: it leaves the ready queue and comes back after [`PAUSE_US`], without spinning. RC has a
+//! A QP whose receiver has no room *awaits credit*: it leaves the ready queue and comes back after [`ASK_AGAIN_US`], without spinning. RC has a
 //! window and retransmits, so it needs none of this. Peers outside the fabric have no account: what is too fast for them is lost.
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use unbroken_fabric::{packet_cost, Fabric, NicPage};
 
 /// For how long a QP without credit waits before it asks again, in µs.
-pub(super) const PAUSE_US: u64 = 25;
+pub(super) const ASK_AGAIN_US: u64 = 25;
 
 /// The NICs that this one sends to. No more entries than the fabric has NICs, since others are not kept.
 pub(crate) struct Accounts {

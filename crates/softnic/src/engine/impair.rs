@@ -233,7 +233,6 @@ impl Engine {
         let [tx, rx] = self.link.conditions();
         i.tx.set(tx);
         i.rx.set(rx);
-        self.blocked_until_us = 0;
         self.end_impairments();
     }
 

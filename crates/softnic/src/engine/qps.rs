@@ -112,7 +112,7 @@ pub(crate) struct Turn {
     /// More packets could go now.
     pub(crate) more: bool,
     /// More packets could go if the receiver had room.
-    pub(crate) paused: bool,
+    pub(crate) awaits_credit: bool,
     /// An ACK was held back.
     pub(crate) owes: bool,
     /// So much could go if there were room at the destination.
@@ -125,9 +125,9 @@ pub(crate) struct Turn {
 
 impl Turn {
     /// Of a QP without acknowledgements and timers.
-    fn unacknowledged(more: bool, paused: bool) -> Turn {
-        let (more, paused) = (more && !paused, more && paused);
-        Turn { more, paused, owes: false, wanted: None, timer_us: u64::MAX, retransmits: 0 }
+    fn unacknowledged(more: bool, awaits_credit: bool) -> Turn {
+        let (more, awaits_credit) = (more && !awaits_credit, more && awaits_credit);
+        Turn { more, awaits_credit, owes: false, wanted: None, timer_us: u64::MAX, retransmits: 0 }
     }
 }
 
@@ -390,7 +390,7 @@ impl QpEntry {
                 drop(sink);
                 Turn {
                     more,
-                    paused: false,
+                    awaits_credit: false,
                     owes: qp.ack_owed(),
                     wanted: qp.wanted_room(),
                     timer_us: qp.poll_timeout().unwrap_or(u64::MAX),
@@ -401,7 +401,7 @@ impl QpEntry {
                 let mut sink = QpSink::new(out, of, dest, socket, *quota).routed(self.routed).unacknowledged();
                 let more = qp.poll_transmit(&mut sink, &mut to);
                 *quota -= sink.quota();
-                Turn::unacknowledged(more, sink.paused())
+                Turn::unacknowledged(more, sink.awaits_credit())
             }
             (QpKind::Rc(_) | QpKind::Uc(_), None) => {
                 *quota = 0;
@@ -411,7 +411,7 @@ impl QpEntry {
                 let mut sink = UdQpSink::new(out, of, socket, *quota, self.control);
                 let more = qp.poll_transmit(&mut sink, &mut to);
                 *quota -= sink.quota();
-                Turn::unacknowledged(more, sink.paused())
+                Turn::unacknowledged(more, sink.awaits_credit())
             }
         }
     }

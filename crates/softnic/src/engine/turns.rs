@@ -1,6 +1,6 @@
 //! Turns of QPs: what their timers say, and what they send.
 
-use super::credit::PAUSE_US;
+use super::credit::ASK_AGAIN_US;
 use super::flight::Flights;
 use super::qps::{QpEntry, Turn};
 use super::tx::{Out, TxLink, Way};
@@ -118,10 +118,10 @@ impl Engine {
                     q.queued = true;
                     ready.push_back(index);
                 }
-            } else if turn.paused {
+            } else if turn.awaits_credit {
                 q.queued = true;
-                self.paused.push(index);
-                self.resume_us = now_us + PAUSE_US;
+                self.awaiting_credit.push(index);
+                self.ask_credit_us = now_us + ASK_AGAIN_US;
             } else if turn.owes && !called {
                 // One that was called has had a turn of its own since it came to owe this, or will have.
                 self.owing.push(index);

@@ -383,7 +383,7 @@ pub(crate) struct QpSink<'a, 'b> {
     /// The credit of the receiver.
     gate: Gate,
     /// The receiver has no room.
-    paused: bool,
+    awaits_credit: bool,
     /// What is pushed gets nowhere.
     lost: bool,
 }
@@ -399,7 +399,7 @@ impl<'a, 'b> QpSink<'a, 'b> {
     ) -> QpSink<'a, 'b> {
         let from = Sender { pd, qpn, dest, socket, control: false };
         let lost = out.is_shut(socket);
-        QpSink { out, from, quota, gate: Gate::OPEN, paused: false, lost }
+        QpSink { out, from, quota, gate: Gate::OPEN, awaits_credit: false, lost }
     }
 
     /// For a QP that sends from a GID which leads to its peer, or does not.
@@ -420,8 +420,8 @@ impl<'a, 'b> QpSink<'a, 'b> {
     }
 
     /// Whether a packet was refused for want of room at the receiver.
-    pub(crate) fn paused(&self) -> bool {
-        self.paused
+    pub(crate) fn awaits_credit(&self) -> bool {
+        self.awaits_credit
     }
 
     pub(crate) fn quota(&self) -> u32 {
@@ -453,7 +453,7 @@ impl PacketSink for QpSink<'_, '_> {
         }
         let bytes = packet_bytes(header, &payload);
         if !self.gate.admit(bytes, self.quota - 1, self.out.now_us) {
-            self.paused = true;
+            self.awaits_credit = true;
             return Err(SinkError::Full);
         }
         self.quota -= 1;
@@ -501,9 +501,9 @@ impl<'a, 'b> UdQpSink<'a, 'b> {
         self.sink.quota
     }
 
-    /// As [`QpSink::paused`].
-    pub(crate) fn paused(&self) -> bool {
-        self.sink.paused
+    /// As [`QpSink::awaits_credit`].
+    pub(crate) fn awaits_credit(&self) -> bool {
+        self.sink.awaits_credit
     }
 }
 

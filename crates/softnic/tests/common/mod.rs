@@ -123,7 +123,7 @@ impl Host {
         Host::build(nics.clone(), Arc::default(), nic.clone(), bytes, None)
     }
 
-    fn build(
+    pub fn build(
         nics: Arc<SoftNics>,
         events: Arc<Events>,
         nic: Arc<Nic>,
