@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use unbroken_fabric::DeviceKind;
+use unbroken_fabric::{DeviceKind, FAULT_FORMS};
 use unbroken_types::{LinkLayer, Mtu};
 
 /// Keeps RDMA programs running when a NIC, a port, a cable or a switch fails.
@@ -46,7 +46,7 @@ The NICs are the devices unb0, unb1, … of the program.")]
         command: FabricCommand,
     },
     /// Set, clear or list faults of the emulated network
-    #[command(after_help = FAULTS)]
+    #[command(after_help = faults())]
     Fault {
         #[command(subcommand)]
         command: FaultCommand,
@@ -179,38 +179,29 @@ The settings are kept in fabric.toml in the runtime folder, where single NICs ma
     },
 }
 
-const FAULTS: &str = "Faults:
-  nic a/0 dead                  the NIC does nothing more; its programs see a device-fatal event
-  nic a/0 down                  its port is down; its programs see a port-down event
-  cable a/0 cut                 nothing comes through the cable of the NIC
-  switch rail0 down             nothing comes through the switch that joins the NICs 0 of all hosts
-  flap a/0 down=200ms up=1s     the port is down and up in turns; also of 'cable a/0' and 'rail0'
-  wqe-error a/0                 the next send posted to the NIC is made invalid: its queue pair fails
-  loss a/0 1%                   packets are lost at random
-  burst-loss a/0 1% burst=8     packets are lost in bursts of 8 in the mean
-  corrupt a/0 1%                a bit is flipped, so that the receiver drops the packet
-  duplicate a/0 1%              packets come twice
-  reorder a/0 1% by=200us       packets are held back, so that later ones overtake them
-  rate a/0 1Gbit                all processes of the NIC together send, and receive, no more than that
-  delay a/0 5ms                 packets are late by this, each way
-  jitter a/0 1ms                packets are late by a random time up to this, in order
+/// All faults with what they do.
+fn faults() -> String {
+    let form = |f: &unbroken_fabric::FaultForm| format!("  {:<29} {}\n", f.example, f.does);
+    let forms: String = FAULT_FORMS.iter().map(form).collect();
+    format!("Faults:\n{forms}{FAULTS}")
+}
 
-The last eight are of a NIC ('a/0'), of its cable ('cable a/0') or of a switch ('rail0'), and of both directions or of
+const FAULTS: &str = "
+Those of packets are of a NIC ('a/0'), of its cable ('cable a/0') or of a switch ('rail0'), and of both directions or of
 one, seen from the NIC ('loss a/0 tx 1%', 'loss a/0 rx 1%'). A switch strikes a packet once, as it enters ('rx': as it
-leaves); its rate is that of each port. Of a NIC with two ports, 'nic a/0/2 down',
-'cable a/0/2 cut' and 'flap a/0/2 …' are of port 2 alone. Several faults add up; the same one set again is replaced.
+leaves); its rate is that of each port. Several faults add up; the same one set again is replaced.
 Times have us, ms, s or m; rates kbit, Mbit or Gbit.";
 
 #[derive(Subcommand)]
 pub(crate) enum FaultCommand {
     /// Set a fault
-    #[command(after_help = format!("{FAULTS}
+    #[command(after_help = format!("{}
 
 Examples:
   unbroken fault set 'nic a/0 dead' --at 3s
   unbroken fault set 'cable a/0 cut' --for 500ms
   unbroken fault set 'nic a/0 down' --for 200ms --every 5s
-  unbroken fault set delay rail0 25ms"))]
+  unbroken fault set delay rail0 25ms", faults()))]
     Set {
         /// The fault, as one word or several
         #[arg(required = true)]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use unbroken_fabric::{NicPage, Runtime, SlotCounters};
+use unbroken_fabric::{NicPage, Runtime, SlotCounters, FAULT_FORMS};
 use unbroken_telemetry::{
     Event, EventLog, Presence, ProcessName, ProcessStatus, QpStatus, StatusServer, Switch, SwitchKind, What,
 };
@@ -275,12 +275,14 @@ fn events_are_joined_with_their_faults() {
 fn help_is_enough() {
     let dir = tempfile::tempdir().unwrap();
     assert!(good(dir.path(), &["help"]).contains("unbroken run --host b -- ib_write_bw"));
+    // One is of a second port.
+    good(dir.path(), &["fabric", "up", "--ports", "2"]);
     for help in [&["fault", "--help"][..], &["fault", "set", "--help"]] {
         let text = good(dir.path(), help);
         // Every fault that the help shows can be set.
         let faults = text.lines().skip_while(|l| *l != "Faults:").skip(1).take_while(|l| !l.is_empty());
         let faults: Vec<&str> = faults.map(|l| l.trim().split("  ").next().unwrap()).collect();
-        assert_eq!(faults.len(), 14, "{text}");
+        assert_eq!(faults, FAULT_FORMS.iter().map(|form| form.example).collect::<Vec<_>>(), "{text}");
         for fault in faults {
             good(dir.path(), &["fault", "set", fault]);
         }

@@ -1,6 +1,7 @@
 //! What packets of one direction suffer, all faults taken together.
 
-use crate::entry::{Entry, Kind};
+use crate::entry::Entry;
+use crate::kind::Kind;
 use crate::units::FULL_PPM;
 
 /// Loss in bursts.

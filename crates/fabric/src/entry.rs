@@ -5,42 +5,7 @@
 
 use crate::config::NicName;
 use crate::fault::{Fault, Impairment, Place, Way};
-
-/// The kind of a fault, as a number in the page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Kind {
-    NicDead = 1,
-    /// The port of a NIC is down, a cable is cut, a switch is off: as the place says.
-    Down = 2,
-    Loss = 3,
-    BurstLoss = 4,
-    Corrupt = 5,
-    Duplicate = 6,
-    Reorder = 7,
-    Rate = 8,
-    Delay = 9,
-    Jitter = 10,
-    Flap = 11,
-    WqeError = 12,
-}
-
-impl Kind {
-    const ALL: [Kind; 12] = [
-        Kind::NicDead,
-        Kind::Down,
-        Kind::Loss,
-        Kind::BurstLoss,
-        Kind::Corrupt,
-        Kind::Duplicate,
-        Kind::Reorder,
-        Kind::Rate,
-        Kind::Delay,
-        Kind::Jitter,
-        Kind::Flap,
-        Kind::WqeError,
-    ];
-}
+use crate::kind::Kind;
 
 /// Where a fault is, as numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,26 +63,24 @@ impl Entry {
 
     /// A fault at a place; it has no times yet.
     pub(crate) fn of(fault: &Fault, spot: Spot) -> Entry {
-        let (kind, way, value, more) = match *fault {
-            Fault::NicDead(_) => (Kind::NicDead, Way::Both, 0, 0),
-            Fault::NicDown(_) | Fault::CableCut(_) | Fault::SwitchDown { .. } => (Kind::Down, Way::Both, 0, 0),
-            Fault::Flap { down_us, up_us, .. } => (Kind::Flap, Way::Both, down_us, up_us),
-            Fault::WqeError(_) => (Kind::WqeError, Way::Both, 0, 0),
+        let (way, value, more) = match *fault {
+            Fault::NicDead(_) | Fault::WqeError(_) => (Way::Both, 0, 0),
+            Fault::NicDown(_) | Fault::CableCut(_) | Fault::SwitchDown { .. } => (Way::Both, 0, 0),
+            Fault::Flap { down_us, up_us, .. } => (Way::Both, down_us, up_us),
             Fault::Impaired { way, what, .. } => {
-                let (kind, value, more) = match what {
-                    Impairment::Loss { ppm } => (Kind::Loss, u64::from(ppm), 0),
-                    Impairment::BurstLoss { ppm, burst } => (Kind::BurstLoss, u64::from(ppm), u64::from(burst)),
-                    Impairment::Corrupt { ppm } => (Kind::Corrupt, u64::from(ppm), 0),
-                    Impairment::Duplicate { ppm } => (Kind::Duplicate, u64::from(ppm), 0),
-                    Impairment::Reorder { ppm, by_us } => (Kind::Reorder, u64::from(ppm), by_us),
-                    Impairment::Rate { bits_per_s } => (Kind::Rate, bits_per_s, 0),
-                    Impairment::Delay { us } => (Kind::Delay, us, 0),
-                    Impairment::Jitter { us } => (Kind::Jitter, us, 0),
+                let (value, more) = match what {
+                    Impairment::Loss { ppm } | Impairment::Corrupt { ppm } | Impairment::Duplicate { ppm } => {
+                        (u64::from(ppm), 0)
+                    }
+                    Impairment::BurstLoss { ppm, burst } => (u64::from(ppm), u64::from(burst)),
+                    Impairment::Reorder { ppm, by_us } => (u64::from(ppm), by_us),
+                    Impairment::Rate { bits_per_s } => (bits_per_s, 0),
+                    Impairment::Delay { us } | Impairment::Jitter { us } => (us, 0),
                 };
-                (kind, way, value, more)
+                (way, value, more)
             }
         };
-        Entry { kind, spot, way, value, more, from_us: 0, lasts_us: 0, every_us: 0 }
+        Entry { kind: fault.kind(), spot, way, value, more, from_us: 0, lasts_us: 0, every_us: 0 }
     }
 
     /// The fault, given the name of its host ("" for a switch).
@@ -202,6 +165,7 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kind::{FaultForm, FAULT_FORMS};
 
     fn entry(fault: &str, from_us: u64, lasts_us: u64, every_us: u64) -> Entry {
         let spot = Spot { kind: SpotKind::Nic, host: 1, index: 0, port: 0 };
@@ -210,14 +174,16 @@ mod tests {
 
     #[test]
     fn faults_survive_the_table() {
-        for text in ["nic a/0 dead", "nic a/0 down", "loss a/0 tx 1%", "burst-loss a/0 1% burst=8", "wqe-error a/0"] {
+        let of_a_nic = |form: &&FaultForm| !matches!(form.word, "cable" | "switch") && !form.example.contains("/2 ");
+        for text in FAULT_FORMS.iter().filter(of_a_nic).map(|form| form.example).chain(["loss a/0 tx 1%"]) {
             let entry = entry(text, 5, 6, 7);
             let read = Entry::from_what(entry.what()).unwrap();
             let read = Entry { value: entry.value, more: entry.more, from_us: 5, lasts_us: 6, every_us: 7, ..read };
             assert_eq!(read, entry);
             assert_eq!(read.fault("a").to_string(), text);
         }
-        for wrong in [0, 13, 1 | 3 << 24, 1 | 3 << 32] {
+        let next = Kind::ALL.iter().map(|kind| *kind as u64).max().unwrap() + 1;
+        for wrong in [0, next, 1 | 3 << 24, 1 | 3 << 32] {
             assert_eq!(Entry::from_what(wrong), None);
         }
     }

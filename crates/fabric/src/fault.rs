@@ -8,6 +8,7 @@ use std::str::FromStr;
 use crate::config::NicName;
 use crate::error::{FabricError, Result};
 use crate::grammar;
+use crate::kind::Kind;
 use crate::units::{Rate, Share, TimeUs};
 
 /// The direction of an impairment, seen from the NIC.
@@ -85,18 +86,22 @@ pub enum Impairment {
 }
 
 impl Impairment {
+    fn kind(&self) -> Kind {
+        match self {
+            Impairment::Loss { .. } => Kind::Loss,
+            Impairment::BurstLoss { .. } => Kind::BurstLoss,
+            Impairment::Corrupt { .. } => Kind::Corrupt,
+            Impairment::Duplicate { .. } => Kind::Duplicate,
+            Impairment::Reorder { .. } => Kind::Reorder,
+            Impairment::Rate { .. } => Kind::Rate,
+            Impairment::Delay { .. } => Kind::Delay,
+            Impairment::Jitter { .. } => Kind::Jitter,
+        }
+    }
+
     /// The word that it begins with.
     pub fn name(&self) -> &'static str {
-        match self {
-            Impairment::Loss { .. } => "loss",
-            Impairment::BurstLoss { .. } => "burst-loss",
-            Impairment::Corrupt { .. } => "corrupt",
-            Impairment::Duplicate { .. } => "duplicate",
-            Impairment::Reorder { .. } => "reorder",
-            Impairment::Rate { .. } => "rate",
-            Impairment::Delay { .. } => "delay",
-            Impairment::Jitter { .. } => "jitter",
-        }
+        self.kind().word()
     }
 }
 
@@ -135,6 +140,18 @@ pub enum Fault {
     /// The next send that is posted to an RC or UC QP of the NIC is made invalid, so that the QP fails (SHIFT §5.1). Strikes once
     /// each time that it falls due, whichever process posts first.
     WqeError(NicName),
+}
+
+impl Fault {
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Fault::NicDead(_) => Kind::NicDead,
+            Fault::NicDown(_) | Fault::CableCut(_) | Fault::SwitchDown { .. } => Kind::Down,
+            Fault::Impaired { what, .. } => what.kind(),
+            Fault::Flap { .. } => Kind::Flap,
+            Fault::WqeError(_) => Kind::WqeError,
+        }
+    }
 }
 
 impl fmt::Display for Place {

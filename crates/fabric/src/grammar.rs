@@ -6,24 +6,8 @@
 use crate::config::NicName;
 use crate::error::{FabricError, Result};
 use crate::fault::{Fault, Impairment, Place, Way};
+use crate::kind::{Kind, FAULT_FORMS};
 use crate::units::{parse_rate, parse_share, parse_time_us, Share, FULL_PPM};
-
-/// The kinds of faults, each with its forms.
-const KINDS: [(&str, &str); 13] = [
-    ("nic", "'nic a/0 dead', 'nic a/0 down', 'nic a/0/2 down' for port 2 alone"),
-    ("cable", "'cable a/0 cut'"),
-    ("switch", "'switch rail0 down'"),
-    ("loss", "'loss a/0 1%'"),
-    ("burst-loss", "'burst-loss a/0 1% burst=8'"),
-    ("corrupt", "'corrupt a/0 1%'"),
-    ("duplicate", "'duplicate a/0 1%'"),
-    ("reorder", "'reorder a/0 1% by=200us'"),
-    ("rate", "'rate a/0 1Gbit'"),
-    ("delay", "'delay a/0 5ms'"),
-    ("jitter", "'jitter a/0 1ms'"),
-    ("flap", "'flap a/0 down=200ms up=1s'"),
-    ("wqe-error", "'wqe-error a/0'"),
-];
 
 /// For how long a reordered packet is held back where nothing is said.
 const REORDER_BY_US: u64 = 200;
@@ -37,16 +21,12 @@ const MAX_BURST: u32 = 100_000;
 /// Reads a fault.
 pub(crate) fn parse(text: &str) -> Result<Fault> {
     let words = Words::of(text)?;
-    match (words.kind, &words.rest[..]) {
-        ("nic", [nic, "dead"]) => Ok(Fault::NicDead(words.whole(nic.parse()?)?)),
-        ("nic", [nic, "down"]) => Ok(Fault::NicDown(nic.parse()?)),
-        ("cable", [nic, "cut"]) => Ok(Fault::CableCut(nic.parse()?)),
-        ("switch", [rail, "down"]) => Ok(Fault::SwitchDown { rail: rail_of(rail)? }),
-        ("nic", [_, state]) => Err(words.wrong(format!("a NIC can be 'dead' or 'down', not '{state}'"))),
-        ("cable", [_, state]) => Err(words.wrong(format!("a cable can be 'cut', not '{state}'"))),
-        ("switch", [_, state]) => Err(words.wrong(format!("a switch can be 'down', not '{state}'"))),
-        ("nic" | "cable" | "switch", _) => Err(words.wrong("three words are right".into())),
-        _ => words.placed(),
+    match words.kind {
+        Kind::NicDead | Kind::Down => words.of_a_path(),
+        Kind::Flap => words.flap(),
+        Kind::WqeError => words.wqe_error(),
+        Kind::Loss | Kind::BurstLoss | Kind::Corrupt | Kind::Duplicate => words.impaired(),
+        Kind::Reorder | Kind::Rate | Kind::Delay | Kind::Jitter => words.impaired(),
     }
 }
 
@@ -58,8 +38,8 @@ pub(crate) fn parse_selector(text: &str) -> Result<(String, Fault)> {
         Err(e) => e,
     };
     let mut words = Words::of(text)?;
-    let kind = words.kind;
-    let example = match (kind, &words.rest[..]) {
+    let word = words.word;
+    let example = match (word, &words.rest[..]) {
         ("nic", [nic]) => Fault::NicDown(nic.parse()?),
         ("cable", [nic]) => Fault::CableCut(nic.parse()?),
         ("switch", [rail]) => Fault::SwitchDown { rail: rail_of(rail)? },
@@ -72,14 +52,14 @@ pub(crate) fn parse_selector(text: &str) -> Result<(String, Fault)> {
             }
             let what = Impairment::Loss { ppm: FULL_PPM };
             let text = match way {
-                Way::Both => format!("{kind} {place}"),
-                Way::Tx => format!("{kind} {place} tx"),
-                Way::Rx => format!("{kind} {place} rx"),
+                Way::Both => format!("{word} {place}"),
+                Way::Tx => format!("{word} {place} tx"),
+                Way::Rx => format!("{word} {place} rx"),
             };
             return Ok((text, Fault::Impaired { place, way, what }));
         }
     };
-    Ok((format!("{kind} {}", words.rest[0]), example))
+    Ok((format!("{word} {}", words.rest[0]), example))
 }
 
 /// The number of a rail.
@@ -90,29 +70,52 @@ fn rail_of(text: &str) -> Result<u8> {
     })
 }
 
+/// The forms that begin with a word, or all.
+fn forms(word: Option<&str>) -> String {
+    let forms = FAULT_FORMS.iter().filter(|form| word.is_none_or(|word| form.word == word));
+    forms.map(|form| format!("'{}'", form.example)).collect::<Vec<_>>().join(", ")
+}
+
 /// The words of a fault that have not been understood yet.
 struct Words<'a> {
     text: &'a str,
-    kind: &'a str,
+    word: &'static str,
+    /// What the word stands for; of several kinds the first.
+    kind: Kind,
     rest: Vec<&'a str>,
 }
 
 impl<'a> Words<'a> {
     fn of(text: &'a str) -> Result<Words<'a>> {
         let mut rest: Vec<&str> = text.split_whitespace().collect();
-        let known = |kind: &str| KINDS.iter().any(|(k, _)| *k == kind);
-        let unknown = match rest.first() {
-            Some(kind) if known(kind) => return Ok(Words { text, kind: rest.remove(0), rest }),
-            Some(kind) => format!("'{kind}' is not known"),
-            None => "nothing is there".into(),
+        let known = rest.first().and_then(|word| FAULT_FORMS.iter().find(|form| form.word == *word));
+        let unknown = match (known, rest.first()) {
+            (Some(form), _) => {
+                rest.remove(0);
+                return Ok(Words { text, word: form.word, kind: form.kind, rest });
+            }
+            (None, Some(word)) => format!("'{word}' is not known"),
+            (None, None) => "nothing is there".into(),
         };
-        let forms: Vec<&str> = KINDS.iter().map(|(_, forms)| *forms).collect();
-        Err(FabricError::Name(format!("fault '{text}': {unknown}; faults are {}", forms.join(", "))))
+        Err(FabricError::Name(format!("fault '{text}': {unknown}; faults are {}", forms(None))))
     }
 
     fn wrong(&self, what: String) -> FabricError {
-        let forms = KINDS.iter().find(|(kind, _)| *kind == self.kind).map_or("", |(_, forms)| *forms);
-        FabricError::Name(format!("fault '{}': {what}; right is {forms}", self.text))
+        FabricError::Name(format!("fault '{}': {what}; right is {}", self.text, forms(Some(self.word))))
+    }
+
+    /// A fault that takes a path away.
+    fn of_a_path(self) -> Result<Fault> {
+        match (self.word, &self.rest[..]) {
+            ("nic", [nic, "dead"]) => Ok(Fault::NicDead(self.whole(nic.parse()?)?)),
+            ("nic", [nic, "down"]) => Ok(Fault::NicDown(nic.parse()?)),
+            ("cable", [nic, "cut"]) => Ok(Fault::CableCut(nic.parse()?)),
+            ("switch", [rail, "down"]) => Ok(Fault::SwitchDown { rail: rail_of(rail)? }),
+            ("nic", [_, state]) => Err(self.wrong(format!("a NIC can be 'dead' or 'down', not '{state}'"))),
+            ("cable", [_, state]) => Err(self.wrong(format!("a cable can be 'cut', not '{state}'"))),
+            ("switch", [_, state]) => Err(self.wrong(format!("a switch can be 'down', not '{state}'"))),
+            _ => Err(self.wrong("three words are right".into())),
+        }
     }
 
     /// A NIC, not one of its ports: what befalls all of it.
@@ -121,53 +124,60 @@ impl<'a> Words<'a> {
         (nic.port == 0).then_some(nic).ok_or_else(|| self.wrong(format!("this is of a NIC as a whole, '{name}'")))
     }
 
-    /// A fault with a place and values.
-    fn placed(mut self) -> Result<Fault> {
+    fn flap(mut self) -> Result<Fault> {
         let place = self.place()?;
-        let fault = match self.kind {
-            "flap" => {
-                let (down_us, up_us) = (self.flap_time("down")?, self.flap_time("up")?);
-                Fault::Flap { place, down_us, up_us }
-            }
-            "wqe-error" => match place {
-                Place::Nic(nic) => Fault::WqeError(self.whole(nic)?),
-                _ => return Err(self.wrong("only a NIC has work requests".into())),
-            },
-            _ => {
-                if let Place::Nic(nic) | Place::Cable(nic) = &place {
-                    self.whole(nic.clone())?;
-                }
-                let way = self.way()?;
-                Fault::Impaired { place, way, what: self.impairment()? }
-            }
-        };
+        let (down_us, up_us) = (self.flap_time("down")?, self.flap_time("up")?);
+        self.nothing_more("")?;
+        Ok(Fault::Flap { place, down_us, up_us })
+    }
+
+    fn wqe_error(mut self) -> Result<Fault> {
+        let Place::Nic(nic) = self.place()? else { return Err(self.wrong("only a NIC has work requests".into())) };
+        let nic = self.whole(nic)?;
+        self.nothing_more("")?;
+        Ok(Fault::WqeError(nic))
+    }
+
+    fn impaired(mut self) -> Result<Fault> {
+        let place = self.place()?;
+        if let Place::Nic(nic) | Place::Cable(nic) = &place {
+            self.whole(nic.clone())?;
+        }
+        let way = self.way()?;
+        let what = self.impairment()?;
+        self.nothing_more(" (a direction is 'tx' or 'rx')")?;
+        Ok(Fault::Impaired { place, way, what })
+    }
+
+    /// All words have been understood.
+    fn nothing_more(&self, hint: &str) -> Result<()> {
         match self.rest.first() {
-            None => Ok(fault),
-            Some(word) if matches!(fault, Fault::Impaired { .. }) => {
-                Err(self.wrong(format!("'{word}' is not understood (a direction is 'tx' or 'rx')")))
-            }
-            Some(word) => Err(self.wrong(format!("'{word}' is not understood"))),
+            None => Ok(()),
+            Some(word) => Err(self.wrong(format!("'{word}' is not understood{hint}"))),
         }
     }
 
     fn impairment(&mut self) -> Result<Impairment> {
         Ok(match self.kind {
-            "rate" => Impairment::Rate { bits_per_s: self.value("a rate", parse_rate)? },
-            "delay" => Impairment::Delay { us: self.value("a time", delay)? },
-            "jitter" => Impairment::Jitter { us: self.value("a time", delay)? },
-            "burst-loss" => {
+            Kind::Rate => Impairment::Rate { bits_per_s: self.value("a rate", parse_rate)? },
+            Kind::Delay => Impairment::Delay { us: self.value("a time", delay)? },
+            Kind::Jitter => Impairment::Jitter { us: self.value("a time", delay)? },
+            Kind::BurstLoss => {
                 let burst = self.burst()?;
                 let ppm = self.value("a share", parse_share)?;
                 self.check_burst(ppm, burst)?;
                 Impairment::BurstLoss { ppm, burst }
             }
-            "reorder" => {
+            Kind::Reorder => {
                 let by_us = self.named("by").map_or(Ok(REORDER_BY_US), delay)?;
                 Impairment::Reorder { ppm: self.value("a share", parse_share)?, by_us }
             }
-            "corrupt" => Impairment::Corrupt { ppm: self.value("a share", parse_share)? },
-            "duplicate" => Impairment::Duplicate { ppm: self.value("a share", parse_share)? },
-            _ => Impairment::Loss { ppm: self.value("a share", parse_share)? },
+            Kind::Corrupt => Impairment::Corrupt { ppm: self.value("a share", parse_share)? },
+            Kind::Duplicate => Impairment::Duplicate { ppm: self.value("a share", parse_share)? },
+            Kind::Loss => Impairment::Loss { ppm: self.value("a share", parse_share)? },
+            Kind::NicDead | Kind::Down | Kind::Flap | Kind::WqeError => {
+                return Err(self.wrong("it is not one of packets".into()))
+            }
         })
     }
 

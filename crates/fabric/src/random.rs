@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::config::NicName;
 use crate::fabric::Schedule;
 use crate::fault::{Fault, Impairment, Place, Way};
+use crate::kind::{Kind, Sort};
 
 /// Faults of a schedule.
 const MOST: u64 = 100;
@@ -28,7 +29,8 @@ pub fn random_schedule(seed: u64, lasts: Duration, nics: &[NicName]) -> Vec<(Fau
     let end_us = u64::try_from(lasts.as_micros()).unwrap_or(u64::MAX);
     let pause_us = MEAN_PAUSE_US.max(end_us / MOST);
     let mut all: Vec<(Fault, Schedule)> = Vec::new();
-    for hard in [true, false] {
+    let pools = [pool(&[Sort::Breakdown]), pool(&[Sort::Strike, Sort::Impairment])];
+    for (hard, pool) in [true, false].into_iter().zip(&pools) {
         let mut dice = Dice::new(seed, hard);
         let mut now_us = 0;
         for _ in 0..MOST {
@@ -38,7 +40,8 @@ pub fn random_schedule(seed: u64, lasts: Duration, nics: &[NicName]) -> Vec<(Fau
             let from_us = now_us + dice.range(pause_us / 2..pause_us * 3 / 2);
             let lasts_us = dice.range(LASTS_US);
             let nic = nics[dice.below(nics.len() as u64) as usize].clone();
-            let fault = if hard { breakdown(&mut dice, nic) } else { impairment(&mut dice, nic) };
+            let kind = pool[dice.below(pool.len() as u64) as usize];
+            let fault = fault(&mut dice, kind, nic);
             if from_us + lasts_us > end_us {
                 break;
             }
@@ -51,39 +54,46 @@ pub fn random_schedule(seed: u64, lasts: Duration, nics: &[NicName]) -> Vec<(Fau
     all
 }
 
-/// A fault that takes a path away.
-fn breakdown(dice: &mut Dice, nic: NicName) -> Fault {
-    let rail = nic.index;
-    match dice.below(8) {
-        0 | 1 => Fault::NicDead(nic),
-        2 | 3 => Fault::NicDown(nic),
-        4 | 5 => Fault::CableCut(nic),
-        6 => Fault::SwitchDown { rail },
-        _ => {
-            let place = place(dice, nic);
-            Fault::Flap { place, down_us: dice.millis(5..100), up_us: dice.millis(5..200) }
-        }
-    }
+/// The kinds of some sorts; those that are drawn more often are there more than once.
+fn pool(sorts: &[Sort]) -> Vec<Kind> {
+    let weight = |kind: Kind| match kind {
+        // Of NICs, of cables, and now and then of a switch.
+        Kind::Down => 5,
+        Kind::NicDead => 2,
+        _ => 1,
+    };
+    let kinds = Kind::ALL.iter().copied().filter(|kind| sorts.contains(&kind.sort()));
+    kinds.flat_map(|kind| std::iter::repeat_n(kind, weight(kind))).collect()
 }
 
-/// A fault that makes a path worse.
-fn impairment(dice: &mut Dice, nic: NicName) -> Fault {
-    if dice.below(10) == 0 {
-        return Fault::WqeError(nic);
-    }
+/// A fault of a kind on this NIC, its cable or its switch.
+fn fault(dice: &mut Dice, kind: Kind, nic: NicName) -> Fault {
+    let ppm = dice.range(1..50) as u32 * 1000;
+    let what = match kind {
+        Kind::NicDead => return Fault::NicDead(nic),
+        Kind::Down => {
+            return match dice.below(5) {
+                0 | 1 => Fault::NicDown(nic),
+                2 | 3 => Fault::CableCut(nic),
+                _ => Fault::SwitchDown { rail: nic.index },
+            }
+        }
+        Kind::Flap => {
+            let place = place(dice, nic);
+            return Fault::Flap { place, down_us: dice.millis(5..100), up_us: dice.millis(5..200) };
+        }
+        Kind::WqeError => return Fault::WqeError(nic),
+        Kind::Loss => Impairment::Loss { ppm },
+        Kind::BurstLoss => Impairment::BurstLoss { ppm, burst: dice.range(2..20) as u32 },
+        Kind::Corrupt => Impairment::Corrupt { ppm },
+        Kind::Duplicate => Impairment::Duplicate { ppm },
+        Kind::Reorder => Impairment::Reorder { ppm, by_us: dice.range(1..10) * 100 },
+        Kind::Rate => Impairment::Rate { bits_per_s: dice.range(1..100) * 100_000_000 },
+        Kind::Delay => Impairment::Delay { us: dice.range(1..20) * 100 },
+        Kind::Jitter => Impairment::Jitter { us: dice.range(1..20) * 100 },
+    };
     let place = place(dice, nic);
     let way = [Way::Both, Way::Tx, Way::Rx][dice.below(3) as usize];
-    let ppm = dice.range(1..50) as u32 * 1000;
-    let what = match dice.below(8) {
-        0 => Impairment::Loss { ppm },
-        1 => Impairment::BurstLoss { ppm, burst: dice.range(2..20) as u32 },
-        2 => Impairment::Corrupt { ppm },
-        3 => Impairment::Duplicate { ppm },
-        4 => Impairment::Reorder { ppm, by_us: dice.range(1..10) * 100 },
-        5 => Impairment::Rate { bits_per_s: dice.range(1..100) * 100_000_000 },
-        6 => Impairment::Delay { us: dice.range(1..20) * 100 },
-        _ => Impairment::Jitter { us: dice.range(1..20) * 100 },
-    };
     Fault::Impaired { place, way, what }
 }
 
@@ -138,6 +148,16 @@ mod tests {
     }
 
     #[test]
+    fn every_kind_comes() {
+        let schedules = (0..20).flat_map(|seed| random_schedule(seed, Duration::from_secs(60), &nics()));
+        let drawn: Vec<Kind> = schedules.map(|(fault, _)| fault.kind()).collect();
+        for kind in Kind::ALL {
+            let count = drawn.iter().filter(|k| *k == kind).count();
+            assert!(count > 20, "{kind:?} comes {count} times");
+        }
+    }
+
+    #[test]
     fn schedules_are_bounded_and_leave_something_alive() {
         for seed in 0..200 {
             let lasts = Duration::from_secs(10 + seed * 50);
@@ -148,7 +168,7 @@ mod tests {
                 assert_eq!(&fault.to_string().parse::<Fault>().unwrap(), fault);
                 let over = when.at + when.lasts.unwrap();
                 assert!(over <= lasts);
-                if !matches!(fault, Fault::Impaired { .. } | Fault::WqeError(_)) {
+                if fault.kind().sort() == Sort::Breakdown {
                     assert!(when.at > free);
                     free = over;
                 }

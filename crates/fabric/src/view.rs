@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use crate::conditions::Conditions;
 use crate::config::MAX_PORTS;
-use crate::entry::{Entry, Kind, SpotKind};
+use crate::entry::{Entry, SpotKind};
 use crate::fault::Way;
 use crate::faultpage::{FaultPage, QUICK_TRIES};
+use crate::kind::Kind;
 use crate::map::Mapped;
 
 /// The bits of all ports that a NIC may have.
@@ -91,7 +92,8 @@ impl Outlook {
             (Kind::WqeError, _) => {
                 self.state.wqe_error_us = self.state.wqe_error_us.max(entry.began_us(now_us).unwrap_or(0));
             }
-            _ => {
+            (Kind::Loss | Kind::BurstLoss | Kind::Corrupt | Kind::Duplicate, _)
+            | (Kind::Reorder | Kind::Rate | Kind::Delay | Kind::Jitter, _) => {
                 // A packet that crosses a switch is struck once, as it enters; both ends of a cable have their own direction.
                 let switch = entry.spot.kind == SpotKind::Switch && entry.kind != Kind::Rate;
                 if entry.way != Way::Rx {
