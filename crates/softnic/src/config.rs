@@ -43,7 +43,7 @@ impl Config {
 
     /// NICs at addresses of real interfaces, with all that they can do.
     pub fn addresses(runtime: Runtime, addresses: &[IpAddr]) -> Config {
-        Config { runtime, nics: NicSource::Addresses(addresses.to_vec(), DeviceKind::Full), seed: 0 }
+        Config::of(runtime, NicSource::Addresses(addresses.to_vec(), DeviceKind::Full))
     }
 
     /// What the environment says: `UNBROKEN_RUNTIME`, and `UNBROKEN_NICS` (addresses, with commas; `UNBROKEN_DEVICE` is what they can do) or

@@ -1,0 +1,157 @@
+//! How a QP comes to its physical one: it is connected, begins elsewhere where its NIC is dead, is reset; and what is shown of it.
+
+use super::*;
+use unbroken_path::Endpoint;
+use unbroken_telemetry::QpStatus;
+use unbroken_verbs::RcModify;
+
+impl Qp {
+    /// Whether the network knows the physical QP by another number or NIC than the program's. (Numbers of different NICs are often equal.)
+    pub(super) fn is_foreign(&self, g: &Gate) -> bool {
+        (g.nic, g.phys.qpn()) != (self.nic, self.qpn)
+    }
+
+    /// A QP that is not connected and whose NIC has died is made anew on another, with its receives. Gives whether that was so.
+    pub(super) fn leave_dead_nic(&self, g: &mut Gate) -> Result<bool> {
+        if !self.init.hold_on_failure || g.failed || self.core.device(g.nic).is_some() {
+            return Ok(false);
+        }
+        let (nic, fresh) = self.core.make_qp(self.nic, &self.init, true)?;
+        if g.app.rc.state.is_some_and(|s| s != QpState::Reset) {
+            let rc = RcModify { state: Some(QpState::Init), access: g.app.rc.access, ..RcModify::default() };
+            fresh.modify(&QpModify { rc, ..QpModify::default() })?;
+        }
+        fresh.adopt(g.phys.quiesce()?)?;
+        self.replace_physical(g, nic, fresh);
+        Ok(true)
+    }
+
+    pub(super) fn replace_physical(&self, g: &mut Gate, nic: usize, fresh: Arc<dyn HoldingQp>) {
+        g.phys.destroy();
+        self.core.rename_physical(self.id(), (g.nic, g.phys.qpn()), (nic, fresh.qpn()));
+        (g.phys, g.nic, g.port) = (fresh, nic, 1);
+    }
+
+    /// Connects a QP whose peer cannot reach it by its number: the two ends tell each other where they are, as in a switch.
+    pub(super) fn connect_elsewhere(&self, g: &mut Gate, change: &QpModify) -> Result<()> {
+        if let Err(e) = change.rc.validate(QpType::Rc, g.phys.state()) {
+            link::close(self, g);
+            return Err(Error::invalid(e.to_string()));
+        }
+        merge(&mut g.app, change);
+        link::suspect(self, g, unbroken_path::Reason::Connect);
+        Ok(())
+    }
+
+    pub(super) fn reset(&self, g: &mut Gate) -> Result<()> {
+        let rc = RcModify { state: Some(QpState::Reset), ..RcModify::default() };
+        let in_place = !self.is_foreign(g) || !self.init.hold_on_failure;
+        match if in_place {
+            g.phys.modify(&QpModify { rc, ..QpModify::default() })
+        } else {
+            Err(Error::device_gone(""))
+        } {
+            Ok(()) => link::close(self, g),
+            // It has moved, or its NIC is dead: it begins anew. If it cannot, nothing has changed.
+            Err(e) if self.init.hold_on_failure && e.errno() == libc::EIO => {
+                let (nic, fresh) = self.core.make_qp(self.nic, &self.init, true)?;
+                link::close(self, g);
+                self.replace_physical(g, nic, fresh);
+            }
+            Err(e) => return Err(e),
+        }
+        // What the old life completed and nobody polled would be taken for the new life's.
+        self.purge();
+        g.app = QpModify::default();
+        g.failed = false;
+        if self.init.hold_on_failure {
+            g.why_not = "not connected";
+            g.connection = g.connection.wrapping_add(1);
+            self.publish(g.connection);
+        }
+        Ok(())
+    }
+
+    /// The peer that the application names, now or earlier: its NIC and QPN.
+    pub(super) fn destination(&self, g: &Gate, change: &QpModify) -> (Option<Gid>, Option<u32>) {
+        let gid = change.dest_gid.or(g.app.dest_gid).map(|gid| self.core.first_port(gid));
+        (gid, change.rc.dest_qpn.or(g.app.rc.dest_qpn))
+    }
+
+    /// The application names the peer: look it up, and protect the QP if it is one of ours.
+    pub(super) fn connect(&self, g: &mut Gate, change: &QpModify) {
+        let (Some(gid), Some(qpn)) = self.destination(g, change) else { return };
+        let mut detail = String::new();
+        g.why_not = match self.core.directory.as_ref().map(|d| d.lookup_qp(gid, qpn)) {
+            _ if !self.core.watched() => "the thread for failover could not be started",
+            Some(Ok(Some((incarnation, connection)))) => {
+                match Link::new(self, g.connection, Endpoint { gid, qpn, incarnation, connection }, self.is_foreign(g))
+                {
+                    Ok(link) => {
+                        g.link = Some(Box::new(link));
+                        return;
+                    }
+                    Err(why) => why,
+                }
+            }
+            Some(Ok(None)) => "the peer is not in the directory",
+            Some(Err(e)) => {
+                self.core.complain("the directory cannot be read; the QP stays unprotected", &e);
+                detail = format!(": {e}");
+                "the directory cannot be read"
+            }
+            None => "failover is off",
+        };
+        let why = g.why_not.to_owned() + &detail;
+        self.core.emit(What::Unprotected { host: self.core.host(), qp: self.qpn, why });
+    }
+
+    /// What `unbroken status` shows.
+    pub fn status(&self) -> QpStatus {
+        let g = self.gate();
+        if let Some(status) = datagram::status(self, &g) {
+            return status;
+        }
+        let (path, epoch) = match &g.link {
+            Some(l) => {
+                let lqp = l.executor().lqp();
+                let path = lqp.path().map_or_else(String::new, |path| l.peer().path_name(&self.core, path));
+                (path, lqp.epoch())
+            }
+            None => (String::new(), 0),
+        };
+        let peer = match (g.app.dest_gid, g.app.rc.dest_qpn) {
+            (Some(gid), Some(qpn)) => format!("{gid}:{qpn}"),
+            _ => String::new(),
+        };
+        let changed_keys = g.link.is_some() && g.phys.progress().keys_changed;
+        let bound = changed_keys.then_some("it uses memory windows, which a switch would lose");
+        let protected = g.link.as_ref().is_some_and(|l| l.executor().ready()) && !g.failed && bound.is_none();
+        let why = if protected {
+            ""
+        } else if let Some(why) = bound {
+            why
+        } else if g.link.is_some() {
+            "the peer's other NICs are not known yet"
+        } else {
+            g.why_not
+        };
+        QpStatus {
+            qp: self.qpn,
+            host: self.core.host(),
+            own: format!("{}:{}", self.gid(), self.qpn),
+            peer,
+            path,
+            epoch: epoch as u32,
+            protected,
+            why: why.into(),
+            state: if g.failed {
+                "failed".into()
+            } else if g.link.as_ref().is_some_and(|l| l.executor().switching()) {
+                "switching".into()
+            } else {
+                format!("{:?}", g.phys.state()).to_lowercase()
+            },
+        }
+    }
+}
