@@ -1,7 +1,7 @@
 """Runs tests of rdma-core's pyverbs suite in this process and tells of each on descriptor 3, a line of JSON per step.
 
-    one_process.py FOLDER DEVICE list          names all tests
-    one_process.py FOLDER DEVICE run ID…       runs these, in this order
+    one_process.py FOLDER DEVICE GID_INDEX list          names all tests
+    one_process.py FOLDER DEVICE GID_INDEX run ID…       runs these, in this order
 
 Runs under Debian's Python, since its pyverbs is compiled for that one. Steps: {"id"}, {"start"}, {"end", "how", "why"}.
 """
@@ -59,11 +59,11 @@ def flat(suite):
 
 
 def main():
-    folder, device, what, *ids = sys.argv[1:]
+    folder, device, gid_index, what, *ids = sys.argv[1:]
     sys.path.insert(0, folder)
     from args_parser import parser
 
-    sys.argv[1:] = ["--dev", device]
+    sys.argv[1:] = ["--dev", device, *(["--gid", gid_index] if gid_index != "0" else [])]
     parser.parse_args()
     # As the suite's own run_tests.py does.
     tests = SourceFileLoader("tests", os.path.join(folder, "__init__.py")).load_module()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """rdma-core's own test suite (pyverbs, as Debian ships it), unmodified, on the software NIC.
 
-Each test runs with failover off and with failover on. The suite runs in one process per module; a test that hangs or crashes ends
+Each test runs with failover off and with failover on, and on plain devices. The suite runs in one process per module; a test that hangs or crashes ends
 its process, counts as one failure, and the rest of its module goes on in a fresh process.
 
 Every test is either in must_pass.txt, and passes, or in the table of docs/CONFORMANCE.md with the reason why it skips (pyverbs skips what
@@ -41,6 +41,13 @@ END_SECONDS = 20
 DEVICE = "unb0"
 
 Result = collections.namedtuple("Result", "how why")
+# Whether failover is on, how the fabric is made, and the GID that leads to peers.
+Mode = collections.namedtuple("Mode", "failover settings gid_index")
+MODES = {
+    "no-failover": Mode(False, [], "0"),
+    "failover": Mode(True, [], "0"),
+    "plain": Mode(False, ["--device", "plain"], "3"),
+}
 
 
 def unpack(to: Path) -> Path:
@@ -74,13 +81,13 @@ def excuses() -> dict:
 class Steps:
     """A process of the suite and what it tells."""
 
-    def __init__(self, fabric: Fabric, folder: Path, failover: bool, log: Path, *args: str):
+    def __init__(self, fabric: Fabric, folder: Path, mode: Mode, log: Path, *args: str):
         ours, theirs = os.pipe()
-        options = [] if failover else ["--no-failover"]
+        options = [] if mode.failover else ["--no-failover"]
         command = [str(UNBROKEN), "run", *options, "--host", "a", "--", PYTHON, str(HERE / "one_process.py")]
         with open(log, "ab") as out:
             self.popen = subprocess.Popen(
-                ["/bin/sh", "-c", f'fd=$1; shift; exec "$@" 3>&"$fd"', "sh", str(theirs), *command, str(folder), DEVICE, *args],
+                ["/bin/sh", "-c", f'fd=$1; shift; exec "$@" 3>&"$fd"', "sh", str(theirs), *command, str(folder), DEVICE, mode.gid_index, *args],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=fabric.env, pass_fds=[theirs], start_new_session=True,
             )
         os.close(theirs)
@@ -112,7 +119,7 @@ class Steps:
 
 def all_ids(fabric: Fabric, folder: Path, log: Path) -> list:
     """The ids of all tests of the suite."""
-    steps, ids = Steps(fabric, folder, False, log, "list"), []
+    steps, ids = Steps(fabric, folder, MODES["no-failover"], log, "list"), []
     while step := steps.next(TEST_SECONDS):
         ids.append(step["id"])
     if steps.end(END_SECONDS) != 0 or not ids:
@@ -120,11 +127,11 @@ def all_ids(fabric: Fabric, folder: Path, log: Path) -> list:
     return ids
 
 
-def run_ids(fabric: Fabric, folder: Path, failover: bool, log: Path, ids: list) -> dict:
+def run_ids(fabric: Fabric, folder: Path, mode: Mode, log: Path, ids: list) -> dict:
     """Runs tests, in as few processes as their hangs and crashes allow."""
     results, left = {}, list(ids)
     while left:
-        steps, at, hung = Steps(fabric, folder, failover, log, "run", *left), None, False
+        steps, at, hung = Steps(fabric, folder, mode, log, "run", *left), None, False
         try:
             while step := steps.next(TEST_SECONDS):
                 if "start" in step:
@@ -174,19 +181,19 @@ def judge(mode: str, results: dict, must_pass: set, table: dict) -> list:
 
 def main():
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--mode", choices=["failover", "no-failover"], help="only this one")
+    options.add_argument("--mode", choices=list(MODES), help="only this one")
     options.add_argument("--only", default="*", metavar="PATTERN", help="tests whose id matches, as with a shell's *")
-    options.add_argument("--write-must-pass", action="store_true", help="add what passes in both modes to must_pass.txt")
+    options.add_argument("--write-must-pass", action="store_true", help="add what passes in all modes to must_pass.txt")
     args = options.parse_args()
     suite = Suite("pyverbs")
     must_pass = set(MUST_PASS.read_text().split())
     passed = collections.Counter()
-    modes = [args.mode] if args.mode else ["no-failover", "failover"]
+    modes = [args.mode] if args.mode else list(MODES)
 
     def one_mode(logs: Path, mode: str):
         table = excuses()
         folder = unpack(logs / "suite")
-        with Fabric(logs) as fabric:
+        with Fabric(logs, *MODES[mode].settings) as fabric:
             ids = all_ids(fabric, folder, logs / "list.log")
             gone = (must_pass | set(table)) - set(ids)
             if gone:
@@ -199,7 +206,7 @@ def main():
             for name in fnmatch.filter(ids, args.only):
                 by_module[name.split(".")[1]].append(name)
             for module, names in by_module.items():
-                results |= run_ids(fabric, folder, mode == "failover", logs / f"{module}.log", names)
+                results |= run_ids(fabric, folder, MODES[mode], logs / f"{module}.log", names)
         (logs / "results.json").write_text(json.dumps({k: v._asdict() for k, v in results.items()}, indent=1))
         wrong = judge(mode, results, must_pass, table)
         counts = collections.Counter(r.how for r in results.values())

@@ -125,7 +125,7 @@ fn gid_at(front: &front::Context, port: u32, index: usize) -> Result<Option<GidE
 
 /// A port's table has empty entries behind its GIDs, as on hardware.
 pub fn table_len(gids: &[GidEntry]) -> usize {
-    gids.len().max(GID_TABLE_LEN)
+    (gids.len() + 1).next_power_of_two().max(GID_TABLE_LEN)
 }
 
 fn gid_entry(entry: GidEntry, index: u32, port: u32) -> ibv_gid_entry {
