@@ -85,6 +85,21 @@ def pingpong(logs, tool, args):
             raise Failure("the NIC carried nothing")
 
 
+def ucx(logs, transport):
+    """UCX, which chooses a GID by its type."""
+    with Fabric(logs, *PLAIN) as fabric:
+        env, port = {"UCX_NET_DEVICES": "unb0:1", "UCX_TLS": transport}, free_port()
+        server = fabric.run("b", ["ucx_perftest", "-p", port], failover=False, env=env)
+        wait_until(lambda: server.ended() or listens(server.pid, port), 20, "ucx_perftest listens")
+        line = ["ucx_perftest", "127.0.0.1", "-p", port, "-t", "tag_bw", "-s", "65536", "-n", "3000"]
+        client = fabric.run("a", line, failover=False, env=env)
+        for process in (client, server):
+            process.expect_success(SECONDS)
+        carried = fabric.nics()["b/0"]["rx_payload_bytes"]
+        if carried < 3000 * 65536:
+            raise Failure(f"the NIC carried {carried} bytes")
+
+
 def wrong_gid(logs, gids, said):
     """Programs of which one takes another GID than that which leads to peers."""
     with Fabric(logs, *PLAIN) as fabric:
@@ -187,6 +202,8 @@ def main():
         suite.case(" ".join([tool, *args]), perftest, tool, args, payload)
     for tool, args in PINGPONGS:
         suite.case(" ".join([tool, *args]), pingpong, tool, args)
+    for transport in ("rc_v", "ud_v"):
+        suite.case(f"ucx_perftest {transport}", ucx, transport)
     suite.case("GID index 1 at one end: no way from IPv6 to IPv4", wrong_gid, (GID_INDEX, "1"), "Failed to modify QP to RTR")
     for index in "012":
         suite.case(f"GID index {index}: nothing gets through", wrong_gid, (index, index), "transport retry counter exceeded")

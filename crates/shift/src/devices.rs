@@ -175,6 +175,13 @@ pub fn at(runtime: &Path, addresses: &[IpAddr]) -> Result<Box<dyn NicSet>> {
     over(Config::addresses(runtime_at(runtime)?, addresses))
 }
 
+/// Plain NICs at addresses of the loopback interface.
+#[cfg(test)]
+pub fn plain_at(runtime: unbroken_telemetry::Runtime, addrs: &[&str]) -> Result<Box<dyn NicSet>> {
+    let addrs = addrs.iter().map(|addr| addr.parse().expect("an address")).collect();
+    over(Config::of(runtime, NicSource::Addresses(addrs, unbroken_softnic::DeviceKind::Plain)))
+}
+
 /// NICs that may be looked at without being used.
 pub struct Inventory {
     /// The runtime folder.

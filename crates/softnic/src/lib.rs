@@ -41,6 +41,7 @@ pub use fork::abandoned;
 pub use inventory::{inventory, NicInfo, PortInfo};
 pub use nic::Nic;
 pub use nics::SoftNics;
+pub use unbroken_fabric::DeviceKind;
 
 /// Starts a thread that serves the layer above as the NICs' own threads serve them: it takes no signals and asks for a short slice,
 /// so that it runs at once when it is woken. Returns when it runs.
