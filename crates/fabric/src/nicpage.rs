@@ -21,6 +21,9 @@ use crate::map::{Header, Layout, Mapped};
 pub const SLOTS: usize = 256;
 
 /// The counters of one slot. Its owner adds with `Relaxed`.
+///
+/// Times are those of whichever thread had the engine. [`now_us`](crate::now_us) may go back between threads, by what one was kept from its core between reading
+/// the clock and taking the engine: who compares a time here with its own clock must not subtract without looking which is later.
 #[repr(C, align(128))]
 #[allow(missing_docs)] // as in `NicCounters`
 pub struct SlotCounters {

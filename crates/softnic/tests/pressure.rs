@@ -6,7 +6,7 @@ use common::*;
 use std::time::{Duration, Instant};
 use unbroken_fabric::{NicPage, PATIENCE_US};
 use unbroken_types::{QpState, QpType};
-use unbroken_verbs::{Device, DeviceQp, QpModify, RcModify, SendWr, UdDest};
+use unbroken_verbs::{Device, DeviceEvent, DeviceQp, QpModify, RcModify, SendWr, UdDest};
 
 const BYTES: usize = 4096;
 const GRH: usize = 40;
@@ -256,4 +256,22 @@ fn qps_end_while_packets_wait() {
         }
         all_is_returned(&world, "b", [&a, &b]);
     }
+}
+
+/// The last handle of a NIC that has died goes when its NIC has been healed and opened again: in the same slot, whose account stays open.
+#[test]
+fn the_handle_of_a_dead_nic_leaves_the_next_one_its_account() {
+    let world = World::new();
+    let dead = Host::new(&world, "b", 0, 4096);
+    world.fault("nic b/0 dead");
+    dead.events.wait(|e| *e == DeviceEvent::Fatal);
+    world.clear();
+    dead.events.wait(|e| *e == DeviceEvent::PortActive(1));
+    let again = Host::with_channel(dead.nics.clone(), 0, 4096, None);
+    let slot = again.nic.slot();
+    assert_eq!(slot, dead.nic.slot());
+    drop(dead);
+    // Without an account all would be granted.
+    let granted = page(&world, "b").credit(slot as u8).reserve(1, u64::MAX, unbroken_fabric::now_us());
+    assert!(granted.is_some_and(|bytes| bytes <= 1 << 20), "{granted:?}");
 }

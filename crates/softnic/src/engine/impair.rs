@@ -250,8 +250,12 @@ impl Engine {
         self.impairments.as_ref().map_or(u64::MAX, |i| i.tx.due_us().min(i.rx.due_us()))
     }
 
-    /// The NIC is being closed: what is on its way out leaves now, as it would without its sender.
+    /// The NIC is being closed: what is on its way out leaves now, as it would without its sender. One that is dead has nothing to close: its
+    /// slot may be another's by now.
     pub(crate) fn close(&mut self, domain: &Domain) {
+        if !self.alive() {
+            return;
+        }
         self.close_credits();
         let Engine { sockets: Some(sockets), tx, impairments: Some(i), accounts, .. } = self else { return };
         let view = domain.view();
