@@ -16,6 +16,8 @@ pub(crate) struct Builder {
     /// Where scratch memory for a purpose begins.
     scratch: HashMap<(usize, u8), Region>,
     copy: u64,
+    /// By step: the last step that waits for it by way of another.
+    implied: Vec<u32>,
 }
 
 /// Copies of scratch memory for one purpose, of so many elements each.
@@ -76,13 +78,12 @@ impl Builder {
         after.sort_unstable();
         after.dedup();
         after.retain(|step| *step != number);
-        // what another step waits for in any case need not be named
-        let implied: Vec<u32> = after
-            .iter()
-            .copied()
-            .filter(|step| after.iter().any(|other| self.program.steps[*other as usize].after.contains(step)))
-            .collect();
-        after.retain(|step| !implied.contains(step));
+        // what another of them waits for in any case need not be named
+        self.implied.resize(number as usize, 0);
+        for before in after.iter().flat_map(|step| &self.program.steps[*step as usize].after) {
+            self.implied[*before as usize] = number;
+        }
+        after.retain(|step| self.implied[*step as usize] != number);
         self.program.steps.push(Step { work, after });
     }
 

@@ -20,6 +20,7 @@ mod generate;
 mod operation;
 pub mod paper;
 mod plan;
+pub mod planner;
 mod rails;
 mod relay;
 pub mod rerank;

@@ -42,6 +42,9 @@ pub enum Folding {
     InOrder,
 }
 
+/// What the parts of a chunk add up to.
+const PARTS: u64 = 1 << 32;
+
 /// How much of the vector each node owns.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Owners {
@@ -93,11 +96,13 @@ impl Choice {
     }
 }
 
-/// A part of the vector with one owner, on one channel.
+/// A part of the vector with one owner, on one channel. Chunks of it need not lie one behind the other ([`Plan::chunk`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// The part of the vector.
-    pub range: Range<u64>,
+    /// The part of the vector that is cut into chunks.
+    span: Range<u64>,
+    /// Which part of each chunk it is, in units of 1 / [`PARTS`].
+    part: Range<u64>,
     /// The channel.
     pub channel: usize,
     /// Counts owners; shards of one row differ in their channel.
@@ -110,6 +115,14 @@ pub struct Shard {
     pub(crate) set: usize,
     /// The rank that alone is to have it (ReduceScatter, Reduce) or has it (AllGather, Broadcast).
     pub rank: Option<usize>,
+}
+
+impl Shard {
+    /// Its elements, but for rounding.
+    fn about(&self) -> u64 {
+        let len = self.span.end - self.span.start;
+        (u128::from(len) * u128::from(self.part.end - self.part.start)).div_ceil(u128::from(PARTS)) as u64
+    }
 }
 
 /// Who owns a part of each channel.
@@ -187,7 +200,7 @@ impl Plan {
             chunks: 1,
         };
         plan.shards = plan.make_shards();
-        let longest = plan.shards.iter().map(|s| s.range.end - s.range.start).max().unwrap_or(0);
+        let longest = plan.shards.iter().map(Shard::about).max().unwrap_or(0);
         plan.chunks = plan.chunks_of(longest);
         plan.check_paths()?;
         Ok(plan)
@@ -260,16 +273,27 @@ impl Plan {
         len.div_ceil(chunk).clamp(1, MAX_CHUNKS)
     }
 
-    /// A chunk of a shard.
-    pub(crate) fn chunk(&self, shard: &Shard, chunk: u64) -> Range<u64> {
-        let len = shard.range.end - shard.range.start;
-        equal(&shard.range, self.chunks, chunk, grain(len, self.chunks, self.collective.data().bytes()))
+    /// How many chunks each shard has.
+    pub fn chunks(&self) -> u64 {
+        self.chunks
     }
 
-    /// No chunk of the shard is longer.
-    pub(crate) fn longest_chunk(&self, shard: &Shard) -> u64 {
-        let len = shard.range.end - shard.range.start;
-        len.min(len.div_ceil(self.chunks) + grain(len, self.chunks, self.collective.data().bytes()))
+    /// A chunk of a shard: its part of the vector.
+    pub fn chunk(&self, shard: &Shard, chunk: u64) -> Range<u64> {
+        let bytes = self.collective.data().bytes();
+        let of_all = equal(&shard.span, self.chunks, chunk, grain(shard.about(), self.chunks, bytes));
+        let len = of_all.end - of_all.start;
+        let grain = grain(len, self.owners.len() as u64, bytes);
+        let at = |part: u64| match part {
+            PARTS => len,
+            part => (u128::from(len) * u128::from(part) / u128::from(PARTS)) as u64 / grain * grain,
+        };
+        of_all.start + at(shard.part.start)..of_all.start + at(shard.part.end)
+    }
+
+    /// Whether shards of a channel lie one behind the other in each chunk.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.shards.iter().any(|s| s.part != (0..PARTS))
     }
 
     fn make_shards(&self) -> Vec<Shard> {
@@ -288,7 +312,7 @@ impl Plan {
             }
             Operation::AllToAll { .. } | Operation::SendRecv { .. } => {}
         }
-        shards.retain(|s| !s.range.is_empty());
+        shards.retain(|s| !s.span.is_empty() && !s.part.is_empty());
         shards
     }
 
@@ -297,38 +321,50 @@ impl Plan {
         if self.choice.shape == Shape::OneShot {
             return self.stripes(0, 0..total, 0, None, shards);
         }
-        let rows = self.owners.len();
         let weights: Vec<u64> = self.owners.iter().map(|o| o.weight).collect();
-        let grain = grain(total, (rows * self.channels) as u64, self.collective.data().bytes());
-        let mut add = |range: Range<u64>, channel: usize, row: usize| {
-            let Owner { node: owner, forest, .. } = self.owners[row];
-            let (set, forest) = (forest.unwrap_or(0), forest.unwrap_or(channel));
-            shards.push(Shard { range, channel, row, owner, forest, set, rank: None });
-        };
+        let bytes = self.collective.data().bytes();
         if self.speaks_for_one_channel() {
-            let bounds = split(total, &weights, grain);
-            (0..rows).for_each(|row| add(bounds[row]..bounds[row + 1], self.home_channel(row), row));
+            let bounds = split(total, &weights, grain(total, weights.len() as u64, bytes));
+            for (row, owner) in self.owners.iter().enumerate() {
+                let (span, channel) = (bounds[row]..bounds[row + 1], self.home_channel(row));
+                shards.push(Shard {
+                    span,
+                    part: 0..PARTS,
+                    channel,
+                    row,
+                    owner: owner.node,
+                    forest: channel,
+                    set: 0,
+                    rank: None,
+                });
+            }
             return;
         }
-        let stripes = split(total, &vec![1; self.channels], grain);
-        for (channel, stripe) in stripes.windows(2).enumerate() {
-            let bounds = split(stripe[1] - stripe[0], &weights, grain);
-            (0..rows).for_each(|row| add(stripe[0] + bounds[row]..stripe[0] + bounds[row + 1], channel, row));
+        let parts = split(PARTS, &weights, 1);
+        let grain = grain(total, (weights.len() * self.channels) as u64, bytes);
+        for channel in 0..self.channels {
+            let span = equal(&(0..total), self.channels as u64, channel as u64, grain);
+            for (row, Owner { node: owner, forest, .. }) in self.owners.iter().copied().enumerate() {
+                let (set, forest) = (forest.unwrap_or(0), forest.unwrap_or(channel));
+                let (span, part) = (span.clone(), parts[row]..parts[row + 1]);
+                shards.push(Shard { span, part, channel, row, owner, forest, set, rank: None });
+            }
         }
         shards.sort_by_key(|s| (s.row, s.channel));
     }
 
     /// Shards of a rank's block.
-    fn block_shards(&self, row: usize, range: Range<u64>, rank: usize, shards: &mut Vec<Shard>) {
+    fn block_shards(&self, row: usize, span: Range<u64>, rank: usize, shards: &mut Vec<Shard>) {
         let owner = self.node_of[rank];
         let many = self.collective.block(rank).is_some();
         let each_has_one =
             self.choice.grouping == Grouping::Hosts && self.nodes.iter().all(|ranks| ranks.len() == self.channels());
         if many && (each_has_one || self.speaks_for_one_channel()) {
             let channel = self.topology.local(rank) % self.channels();
-            shards.push(Shard { range, channel, row, owner, forest: channel, set: 0, rank: Some(rank) });
+            let part = 0..PARTS;
+            shards.push(Shard { span, part, channel, row, owner, forest: channel, set: 0, rank: Some(rank) });
         } else {
-            self.stripes(row, range, owner, Some(rank), shards);
+            self.stripes(row, span, owner, Some(rank), shards);
         }
     }
 
@@ -337,8 +373,8 @@ impl Plan {
         let channels = self.channels() as u64;
         let grain = grain(range.end - range.start, channels, self.collective.data().bytes());
         for channel in 0..self.channels() {
-            let range = equal(&range, channels, channel as u64, grain);
-            shards.push(Shard { range, channel, row, owner, forest: channel, set: 0, rank });
+            let span = equal(&range, channels, channel as u64, grain);
+            shards.push(Shard { span, part: 0..PARTS, channel, row, owner, forest: channel, set: 0, rank });
         }
     }
 

@@ -17,6 +17,9 @@ use crate::builder::Builder;
 use crate::split::{grain, split};
 use crate::{Lane, Operation, Path, Plan, Program, Slice, Stage, Work};
 
+/// Chunks of a shard differ by fewer elements.
+const ROUNDING: u64 = 256;
+
 /// The program of one rank.
 pub(crate) fn program(plan: &Plan, rank: usize) -> Program {
     let host = plan.topology.host_of(rank);
@@ -170,12 +173,17 @@ impl<'p> Emitter<'p> {
 
     /// A relay takes what it is to forward, and says where it has it.
     fn step_forward(&mut self, lane: Lane, len: u64) -> Slice {
-        let builder = self.builder(lane.to);
-        let lane = builder.lane(lane);
-        // chunks of other shards may be longer
-        let into = builder.scratch((lane as usize, Purpose::Forward as u8), len, len);
-        builder.step(Work::Recv { lane, into });
+        let number = self.builder(lane.to).lane(lane);
+        let into = self.scratch(lane.to, (number as usize, Purpose::Forward), len);
+        self.builder(lane.to).step(Work::Recv { lane: number, into });
         into
+    }
+
+    /// Scratch memory of a rank, until it is needed for the same purpose some chunks later.
+    fn scratch(&mut self, rank: usize, (number, purpose): (usize, Purpose), len: u64) -> Slice {
+        // the next chunks may be longer by rounding
+        let room = if self.plan.chunks() > 1 { len + ROUNDING } else { len };
+        self.builder(rank).scratch((number, purpose as u8), room, len)
     }
 }
 

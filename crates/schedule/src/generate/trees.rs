@@ -80,7 +80,11 @@ pub(super) struct Trees<'e, 'p> {
     spread: Vec<Event>,
     /// Where shards of one row begin and end.
     pub(super) rows: Vec<Range<usize>>,
-    /// The present chunk, and its part of each shard.
+    /// What goes through the memory of a host at once, in turns: shards; or all shards of a channel together, where they lie one behind
+    /// the other. Those have numbers behind the shards'.
+    turns: Vec<Range<usize>>,
+    together: Vec<Vec<usize>>,
+    /// The present chunk, and its part of each shard, and of what goes together.
     chunk: u64,
     ranges: Vec<Range<u64>>,
     /// `[rank][shard]`: where the rank (by its position among those that are made) has the chunk, if it has it.
@@ -118,19 +122,41 @@ impl<'e, 'p> Trees<'e, 'p> {
         reduce.sort_unstable();
         spread.sort_unstable();
         let held = vec![vec![None; plan.shards.len()]; emitter.ranks.len()];
-        Trees { emitter, stages, reduce, spread, rows, chunk: 0, ranges: Vec::new(), held }
+        let mut together = Vec::new();
+        let mut turns = rows.clone();
+        if plan.is_contiguous() {
+            together = vec![Vec::new(); plan.channels()];
+            plan.shards.iter().enumerate().for_each(|(number, shard)| together[shard.channel].push(number));
+            together.retain(|shards| !shards.is_empty());
+            let first = plan.shards.len();
+            turns.clear();
+            turns.push(first..first + together.len());
+        }
+        Trees { emitter, stages, reduce, spread, rows, turns, together, chunk: 0, ranges: Vec::new(), held }
     }
 
     fn begin(&mut self, chunk: u64) {
         let plan = self.emitter.plan;
         self.chunk = chunk;
         self.ranges = plan.shards.iter().map(|s| plan.chunk(s, chunk)).collect();
+        for shards in &self.together {
+            self.ranges.push(self.ranges[shards[0]].start..self.ranges[shards[shards.len() - 1]].end);
+        }
         self.held.iter_mut().for_each(|of_rank| of_rank.fill(None));
         self.emitter.begin_chunk(chunk);
     }
 
+    /// A shard; of shards that go together, the first.
     pub(super) fn shard(&self, shard: usize) -> &'p Shard {
-        &self.emitter.plan.shards[shard]
+        let shards = &self.emitter.plan.shards;
+        let first = shard.checked_sub(shards.len()).map_or(shard, |group| self.together[group][0]);
+        &shards[first]
+    }
+
+    /// The shards of something that goes through memory at once.
+    fn shards(&self, item: usize) -> Vec<usize> {
+        let group = item.checked_sub(self.emitter.plan.shards.len());
+        group.map_or_else(|| vec![item], |group| self.together[group].clone())
     }
 
     pub(super) fn flow(&self, shard: usize, from: usize, to: usize, stage: Stage) -> Flow {
@@ -156,8 +182,8 @@ impl<'e, 'p> Trees<'e, 'p> {
 
     pub(super) fn scratch(&mut self, shard: usize, rank: usize, purpose: Purpose) -> Slice {
         let range = &self.ranges[shard];
-        let room = self.emitter.plan.longest_chunk(self.shard(shard));
-        self.emitter.builder(rank).scratch((shard, purpose as u8), room, range.end - range.start)
+        let len = range.end - range.start;
+        self.emitter.scratch(rank, (shard, purpose), len)
     }
 
     /// Calls `each` with every shard of the row that is not empty in this chunk, and every rank that is made, by position and number.
@@ -175,23 +201,28 @@ impl<'e, 'p> Trees<'e, 'p> {
 
     /// Within hosts: the contributions of all ranks to their leaders, who reduce them.
     fn gather(&mut self) {
-        for row in self.rows.clone() {
-            self.each(&row, |s, shard, _, rank| {
-                let leader = s.leader(shard, rank);
+        for turn in self.turns.clone() {
+            self.each(&turn, |s, item, _, rank| {
+                let leader = s.leader(item, rank);
                 if leader != rank {
-                    let data = s.input(shard, rank).expect("all ranks contribute");
-                    s.emitter.send(&s.flow(shard, rank, leader, Stage::Gather), data);
+                    let data = s.input(item, rank).expect("all ranks contribute");
+                    s.emitter.send(&s.flow(item, rank, leader, Stage::Gather), data);
                 }
             });
-            self.each(&row, |s, shard, at, rank| {
-                if s.leader(shard, rank) == rank {
+            self.each(&turn, |s, item, at, rank| {
+                if s.leader(item, rank) == rank {
                     let plan = s.emitter.plan;
-                    let own = s.input(shard, rank).expect("all ranks contribute");
+                    let own = s.input(item, rank).expect("all ranks contribute");
                     let mates = &plan.nodes[plan.node_of[rank]];
                     let parts =
                         mates.iter().map(|m| if *m == rank { Part::Own(own) } else { Part::From(*m) }).collect();
-                    let into = s.place(shard, rank, mates.len() > 1);
-                    s.held[at][shard] = Some(s.fold(shard, rank, Stage::Gather, parts, into));
+                    let into = s.place(item, rank, mates.len() > 1);
+                    let sum = s.fold(item, rank, Stage::Gather, parts, into);
+                    let first = s.ranges[item].start;
+                    for shard in s.shards(item) {
+                        let range = s.ranges[shard].clone();
+                        s.held[at][shard] = Some(sum.part(range.start - first, range.end - range.start));
+                    }
                 }
             });
         }
@@ -238,7 +269,7 @@ impl<'e, 'p> Trees<'e, 'p> {
         self.reduce = events;
         let Some(by) = self.stages.divide_by else { return };
         let one_shot = self.emitter.plan.choice.shape == Shape::OneShot;
-        self.each(&(0..self.ranges.len()), |s, shard, at, rank| {
+        self.each(&(0..self.emitter.plan.shards.len()), |s, shard, at, rank| {
             let node = s.emitter.plan.node_of[rank];
             let outsiders = &s.emitter.plan.outsiders[s.shard(shard).forest];
             let complete = (one_shot || s.shard(shard).owner == node) && outsiders.is_empty();
@@ -341,29 +372,37 @@ impl<'e, 'p> Trees<'e, 'p> {
     /// Within hosts: from leaders to all ranks that are to have it, and on every rank to its place.
     fn scatter(&mut self) {
         let to_all = self.stages.to_all;
-        for row in self.rows.clone() {
-            self.each(&row, |s, shard, at, rank| {
+        for turn in self.turns.clone() {
+            self.each(&turn, |s, item, at, rank| {
                 let plan = s.emitter.plan;
-                let Shard { rank: one, owner, .. } = *s.shard(shard);
+                let Shard { rank: one, owner, .. } = *s.shard(item);
                 let node = plan.node_of[rank];
-                if s.leader(shard, rank) != rank || !(to_all || node == owner) {
+                if s.leader(item, rank) != rank || !(to_all || node == owner) {
                     return;
                 }
-                let data = s.held[at][shard].expect("it has come");
+                let held = s.held[at].get(item).copied().flatten();
+                let data = held.or(s.output(item, rank)).expect("it has come");
                 for mate in &plan.nodes[node] {
                     // the one rank is where it comes from, or the only one that it is for
                     if *mate != rank && (one == Some(*mate)) != to_all {
-                        s.emitter.send(&s.flow(shard, rank, *mate, Stage::Scatter), data);
+                        s.emitter.send(&s.flow(item, rank, *mate, Stage::Scatter), data);
                     }
                 }
             });
-            self.each(&row, |s, shard, at, rank| {
-                let Some(into) = s.output(shard, rank) else { return };
-                let leader = s.leader(shard, rank);
-                match s.held[at][shard] {
-                    Some(data) if data == into => {}
-                    Some(data) => s.emitter.builder(rank).step(Work::Copy { data, into }),
-                    None => s.emitter.recv(&s.flow(shard, leader, rank, Stage::Scatter), Take::Into(into)),
+            self.each(&turn, |s, item, at, rank| {
+                let Some(into) = s.output(item, rank) else { return };
+                let shards = s.shards(item);
+                if s.held[at][shards[0]].is_none() {
+                    let leader = s.leader(item, rank);
+                    return s.emitter.recv(&s.flow(item, leader, rank, Stage::Scatter), Take::Into(into));
+                }
+                for shard in shards {
+                    let (data, into) = (s.held[at][shard], s.output(shard, rank));
+                    if let (Some(data), Some(into)) = (data, into) {
+                        if data != into {
+                            s.emitter.builder(rank).step(Work::Copy { data, into });
+                        }
+                    }
                 }
             });
         }
