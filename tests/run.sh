@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs every suite, goes on after a failure, and prints what each took. `make test` builds first and calls this.
 # usage: run.sh [--long] [SUITE...]
-#   --long   full matrices: the whole survival matrix, 1,000 faults under the verifier, 10^5 simulated schedules, the largest model, 10 minutes of fuzzing and of each churn
+#   --long   full matrices: the whole survival matrix, 1,000 faults under the verifier, 10^5 simulated schedules, the largest models, 10 minutes of fuzzing and of each churn
 #   SUITE    only these (the names of the summary)
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -37,7 +37,7 @@ suite clippy  $cargo clippy -q --workspace --all-targets --release -- -D warning
 suite deps    $cargo run -q --release -p xtask -- deps
 suite abi     $cargo run -q --release -p xtask -- abi
 suite unit    $cargo test -q --release --workspace
-[ -z "$long" ] || suite explore $cargo test -q --release -p unbroken-path -- --ignored
+[ -z "$long" ] || suite explore $cargo test -q --release -p unbroken-path --test model -- --ignored --nocapture
 suite sim     $cargo run -q --release -p unbroken-sim -- --schedules "$([ -n "$long" ] && echo 100000 || echo 10000)"
 suite mutants $cargo run -q --release -p unbroken-sim -- --mutants
 suite wire    python3 tests/wire/check.py

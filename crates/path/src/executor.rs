@@ -31,6 +31,7 @@ use unbroken_roce::{
 };
 use unbroken_types::{QpCaps, QpState, WcStatus};
 
+mod behaviour;
 mod shell;
 #[cfg(test)]
 mod tests;

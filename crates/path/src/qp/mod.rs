@@ -35,9 +35,8 @@
 //! What fails: a device that cannot be stopped, a request that must not be replayed, counts that contradict each other, a peer that is
 //! silent or closed, and deadlines. All end in the application's original error.
 
+mod behaviour;
 mod control;
-#[cfg(test)]
-mod explore;
 mod planned;
 mod switch;
 #[cfg(test)]

@@ -42,6 +42,11 @@ impl Plan {
     pub(super) fn is_met_by(&self, epoch: u64) -> bool {
         self.ours && self.epoch == epoch
     }
+
+    /// How far it is, without its times.
+    pub(super) fn progress(&self) -> (u64, bool, bool) {
+        (self.epoch, self.ours, self.theirs)
+    }
 }
 
 impl LogicalQp {

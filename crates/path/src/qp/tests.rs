@@ -1,5 +1,5 @@
-//! Tests of [`LogicalQp`]: single rules by hand. All of them together are explored in `explore`, and played over real transport state
-//! machines by the simulator (crate `sim`).
+//! Tests of [`LogicalQp`]: single rules by hand. All of them together are explored by `tests/model`, and played over real transport
+//! state machines by the simulator (crate `sim`).
 
 use super::*;
 use crate::action::{Action, FailCause};
