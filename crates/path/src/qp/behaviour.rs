@@ -16,8 +16,10 @@ impl LogicalQp {
         (self.executed, self.exact, self.completed).hash(hasher);
         (self.fresh, self.started, self.peer.connection).hash(hasher);
         let carries = matches!(self.state, State::Active | State::Fencing);
-        // Set anew when the life ends; so is the chain, if a path settles at once.
-        (!carries).then_some(self.outstanding).hash(hasher);
+        // Set when a life has ended, for the Hello that follows.
+        let between = matches!(self.state, State::Parked { .. } | State::Opening | State::Waiting | State::Checking);
+        between.then_some(self.outstanding).hash(hasher);
+        // Begun anew when the path is left, if paths settle at once.
         let chain = self.chain.as_ref().filter(|_| !carries || self.config.settle_us > 0);
         chain.map(|c| (matches!(c.reason, Reason::Wedged(_) | Reason::Connect), c.tries)).hash(hasher);
         self.peer_hello.filter(|h| h.epoch >= self.epoch).hash(hasher);

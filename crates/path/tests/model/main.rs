@@ -200,6 +200,33 @@ fn notices(name: &str, leave_out: impl Fn(Case) -> Case) {
     assert!(found.wrong.is_some(), "{name} does not notice");
 }
 
+/// What the name of a state leaves out makes no difference: each is reached on many ways.
+#[test]
+fn states_of_one_name_behave_alike() {
+    let few = [
+        "exact counts",
+        "a post fails",
+        "crash",
+        "planned, a suspicion",
+        "planned, cannot be stopped",
+        "planned, crash",
+    ];
+    let all = [passive(), failing(), planned()].concat();
+    for (name, case) in all.into_iter().filter(|(name, _)| few.contains(name)) {
+        let compared = walk::check_names(&case);
+        println!("{name}: compared {compared} times");
+        assert!(compared > 1_000, "{name}");
+    }
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn states_of_one_name_behave_alike_in_all_cases() {
+    for (name, case) in [passive(), failing(), planned()].concat() {
+        println!("{name}: compared {} times", walk::check_names(&case));
+    }
+}
+
 #[test]
 fn every_rule_that_is_left_out_is_noticed() {
     for (mutation, case) in [

@@ -2,6 +2,7 @@
 
 use crate::case::Case;
 use crate::world::{Step, World};
+use std::collections::HashMap;
 
 /// Without faults it is settled after so many steps, or never.
 const PATIENCE: usize = 50_000;
@@ -65,4 +66,29 @@ pub fn walk(case: &Case, ways: u64, length: usize) -> Walked {
         walked.steps += taken.len();
     }
     walked
+}
+
+/// States with one name are visited once, so they must behave alike: compares what follows from each way that leads to a name. Gives how often two
+/// were compared.
+pub fn check_names(case: &Case) -> usize {
+    let after = |world: &World| {
+        let mut steps = Vec::new();
+        world.steps(case, &mut steps);
+        steps.into_iter().filter_map(|s| world.after(case, s).map(|w| (s, w))).collect::<Vec<_>>()
+    };
+    let first = World::new(case);
+    let mut follows: HashMap<u64, Vec<(Step, u64)>> = HashMap::new();
+    let (mut todo, mut compared) = (vec![(Vec::new(), first)], 0);
+    while let Some((way, world)) = todo.pop() {
+        let next = after(&world);
+        let names = next.iter().map(|(s, w)| (*s, w.name)).collect();
+        if let Some(before) = follows.get(&world.name) {
+            assert_eq!(*before, names, "by {way:?}");
+            compared += 1;
+            continue;
+        }
+        follows.insert(world.name, names);
+        todo.extend(next.into_iter().map(|(step, world)| ([&way[..], &[step]].concat(), world)));
+    }
+    compared
 }

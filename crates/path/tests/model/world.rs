@@ -312,11 +312,7 @@ impl World {
             Step::Answer(from, life) => next.arrive(case, (from, life, true)),
             Step::Hear(n) => next.hear(case, n),
             Step::Tick(i) => next.with(case, i, TICK_US, |executor, hands| executor.tick(hands)),
-            Step::Impatient(i) => {
-                // What moved before is seen by the first look.
-                next.with(case, i, TICK_US, |executor, hands| executor.tick(hands));
-                next.with(case, i, FENCE_US, |executor, hands| executor.tick(hands));
-            }
+            Step::Impatient(i) => next.wait(case, i, FENCE_US),
             Step::Learn(i) => next.with(case, i, 0, |executor, hands| {
                 hands.device.doubted = 0;
                 executor.beliefs_changed(hands);
@@ -334,7 +330,7 @@ impl World {
                 executor.tick(hands);
             }),
             Step::PeerGone(i) => next.with(case, i, 0, |executor, hands| executor.peer_gone(hands)),
-            Step::Deadline(i) => next.with(case, i, 2 * LONG_US, |executor, hands| executor.tick(hands)),
+            Step::Deadline(i) => next.wait(case, i, 2 * LONG_US),
             Step::Doubt(i, kind) => next.doubt(case, i, kind),
             Step::Cut(from, rail) => {
                 next.common.cuts_left -= 1;
@@ -363,6 +359,13 @@ impl World {
         }
         next.finish(case);
         (next.name != self.name).then_some(next)
+    }
+
+    /// So much time passes at an end; what moved before is seen by a first look.
+    fn wait(&mut self, case: &Case, i: usize, us: u64) {
+        for later_us in [TICK_US, us] {
+            self.with(case, i, later_us, |executor, hands| executor.tick(hands));
+        }
     }
 
     /// Lets an end's executor work, so much later.
