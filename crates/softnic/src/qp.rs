@@ -124,8 +124,8 @@ impl SoftQp {
         if q.death.is_none() || !to_err {
             return Err(error);
         }
-        q.flush_at_us = None;
         q.modify(change)?;
+        q.flush_at_us = None;
         e.tell(self.index());
         Ok(())
     }
