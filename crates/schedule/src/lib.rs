@@ -6,6 +6,8 @@
 //! - [`Topology`]: hosts, NICs, ranks. [`Collective`]: an operation on elements of a type.
 //! - [`Plan`]: channels, shards, owners, chunks; from it each rank generates its own [`Program`], without the others.
 //! - [`binding`]: which NICs carry a channel, dead and slow ones left out.
+//! - [`reshape`]: AllReduce among hosts that carry unequally much, and the bound; [`paper`], [`rerank`]: R²CCL's way.
+//! - [`planner`]: which plan is the fastest, by formulas; [`cost`]: how long a schedule takes, message by message.
 //! - [`verify`]: what must hold for every schedule, and an executor that runs ready steps in random order.
 //!
 //! The crate does no I/O, reads no clock and starts no thread.

@@ -7,7 +7,7 @@
 use crate::cost::Costs;
 use crate::rerank::rerank;
 use crate::{paper, reshape};
-use crate::{Choice, Collective, Error, Fabric, Folding, Grouping, Operation, Owners, Plan, Shape, Topology};
+use crate::{Choice, Collective, Error, Fabric, Folding, Grouping, Matrix, Operation, Owners, Plan, Shape, Topology};
 
 /// Numbers of chunks that are considered.
 const CHUNKS: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
@@ -150,11 +150,15 @@ impl<'t> Estimator<'t> {
     /// The choice with the number of chunks that suits it.
     fn best_chunks(&self, choice: Choice) -> Estimate {
         let demand = self.demand(&choice);
+        if matches!(self.collective.operation(), Operation::AllToAll { counts: Matrix::Each(_) }) {
+            // ranks do not know the same of it, and must cut it alike
+            return Estimate { us: self.time(&demand, 1.0), choice };
+        }
         let longest = self.longest_shard(&choice);
         let mut best = Estimate { choice: choice.clone(), us: f64::INFINITY };
         for chunks in CHUNKS {
             let chunk_bytes = (longest as u64).div_ceil(chunks).max(1);
-            if chunks > 1 && chunk_bytes < LEAST_CHUNK_BYTES {
+            if chunks > 1 && chunk_bytes < self.least_chunk_bytes(&choice) {
                 break;
             }
             if chunk_bytes > MOST_CHUNK_BYTES && chunks < CHUNKS[CHUNKS.len() - 1] {
@@ -169,9 +173,25 @@ impl<'t> Estimator<'t> {
         best
     }
 
+    /// Where messages are divided among NICs, chunks stay long enough for that: shorter ones would take turns, and NICs wait.
+    fn least_chunk_bytes(&self, choice: &Choice) -> u64 {
+        match self.divides() {
+            true => LEAST_CHUNK_BYTES.max(choice.divide_bytes * self.widest() as u64),
+            false => LEAST_CHUNK_BYTES,
+        }
+    }
+
+    /// Whether channels are spread over NICs that are not their own.
+    fn divides(&self) -> bool {
+        let unequal = |h: &crate::Host| h.nics.iter().any(|nic| nic.free_mbps() != h.nics[0].free_mbps());
+        self.topology.hosts().len() > 1 && self.topology.hosts().iter().any(unequal)
+    }
+
     fn time(&self, demand: &Demand, chunks: f64) -> f64 {
         let Costs { nic_alpha_us, memory_alpha_us, message_us, .. } = *self.costs;
-        let nics = demand.nics_us + demand.messages * message_us * chunks;
+        // beside its own channel's messages a NIC then has pieces of another's
+        let messages = demand.messages * if self.divides() { 2.0 } else { 1.0 };
+        let nics = demand.nics_us + messages * message_us * chunks;
         let several = self.topology.hosts().iter().enumerate().any(|(h, _)| self.topology.members(h).len() > 1);
         nics.max(demand.memory_us)
             + nics.min(demand.memory_us) / chunks
@@ -237,7 +257,6 @@ impl<'t> Estimator<'t> {
             Grouping::Hosts => self.topology.hosts().len(),
             Grouping::Ranks => self.topology.ranks(),
         } as f64;
-        let depth = n.log2().ceil().max(0.0);
         let operation = self.collective.operation();
         let all = matches!(operation, Operation::AllReduce { .. } | Operation::Barrier);
         // both ways, or one
@@ -268,23 +287,11 @@ impl<'t> Estimator<'t> {
             }
             (Shape::Direct, Owners::ByCapacity) => {
                 demand.nics_us = reshape::all_reduce_bound_us(self.bytes as u64, &self.hosts_mbps);
-                demand.ragged = if self.is_uneven() { 1.0 } else { 0.0 };
+                demand.ragged = self.raggedness();
             }
             (Shape::Direct, _) if rooted => demand.nics_us = self.slowest_us(n - 1.0, choice),
             (Shape::Direct, _) => {}
-            (Shape::Tree, _) => {
-                demand.levels = ways * depth;
-                // a father has two sons; a chunk crosses one level at a time
-                let father = if n > 2.0 { 2.0 } else { 1.0 };
-                if one_root {
-                    demand.nics_us = self.slowest_us(if all && n > 2.0 { 3.0 } else { father }, choice);
-                    demand.ragged = father * demand.levels * self.slowest_us(1.0, choice) / demand.nics_us.max(1e-9);
-                    demand.messages = 3.0;
-                } else {
-                    demand.levels_per_chunk = demand.levels;
-                    demand.nics_us *= 1.25;
-                }
-            }
+            (Shape::Tree, _) => self.on_trees(&mut demand, choice, (n, ways), one_root),
             (Shape::Ring, Owners::ByCapacity) => {
                 let bound = reshape::all_reduce_bound_us(self.bytes as u64, &self.hosts_mbps);
                 demand.nics_us = bound * worst * self.unevenness();
@@ -308,10 +315,41 @@ impl<'t> Estimator<'t> {
         demand
     }
 
+    /// On a tree a message waits for those of the sons. With one root a father carries what two sons send.
+    fn on_trees(&self, demand: &mut Demand, choice: &Choice, (n, ways): (f64, f64), one_root: bool) {
+        demand.levels = ways * f64::from((n as usize).next_power_of_two().trailing_zeros());
+        let sons = if n > 2.0 { 2.0 } else { 1.0 };
+        if one_root {
+            demand.nics_us = self.slowest_us(if ways > 1.0 && n > 2.0 { 3.0 } else { sons }, choice);
+            // a chunk crosses one level at a time
+            demand.ragged = sons * demand.levels * self.slowest_us(1.0, choice) / demand.nics_us.max(1e-9);
+            demand.messages = 3.0;
+        } else {
+            demand.levels_per_chunk = demand.levels;
+            demand.nics_us *= 1.25;
+        }
+    }
+
     /// On a ring a message waits for the one that came before it at the neighbour.
     fn on_rings(&self, demand: &mut Demand, levels: f64) {
         demand.levels = levels;
         demand.levels_per_chunk = levels;
+    }
+
+    /// What stars that attain the bound take more if all is reduced before anything is spread: each half then waits for
+    /// its busiest host. (A third more of it was measured.)
+    fn raggedness(&self) -> f64 {
+        let bound = reshape::all_reduce_bound_us(self.bytes as u64, &self.hosts_mbps);
+        let owners = reshape::stars(&self.hosts_mbps);
+        let (all, n) = (owners.iter().sum::<u64>() as f64, owners.len() as f64);
+        let half = owners.iter().zip(&self.hosts_mbps).map(|(weight, mbps)| {
+            let owned = *weight as f64 / all;
+            (1.0 - owned).max((n - 1.0) * owned) * self.bytes * 8.0 / *mbps as f64
+        });
+        match bound > 0.0 && bound.is_finite() {
+            true => 4.0 / 3.0 * (2.0 * half.fold(0.0, f64::max) / bound - 1.0),
+            false => 0.0,
+        }
     }
 
     /// What parts of unequal hosts that follow each other on rings take more than what they carry (`tests/time.rs`).
@@ -367,16 +405,26 @@ impl<'t> Estimator<'t> {
 
 /// Elements that the busiest host sends to others or receives from them, of pairwise operations.
 fn busiest_pairs(topology: &Topology, collective: &Collective) -> u64 {
-    let hosts = topology.hosts().len();
-    let (mut sent, mut received) = (vec![0u64; hosts], vec![0u64; hosts]);
-    for from in 0..topology.ranks() {
-        for to in 0..topology.ranks() {
-            let (a, b) = (topology.host_of(from), topology.host_of(to));
-            if a != b {
-                sent[a] += collective.pair(from, to);
-                received[b] += collective.pair(from, to);
-            }
+    let (hosts, ranks) = (topology.hosts().len(), topology.ranks() as u64);
+    match *collective.operation() {
+        Operation::AllToAll { counts: Matrix::Equal(count) } => {
+            let members = (0..hosts).map(|h| topology.members(h).len() as u64);
+            members.map(|m| m * (ranks - m) * count).max().unwrap_or(0)
         }
+        Operation::SendRecv { from, to, count } if topology.host_of(from) != topology.host_of(to) => count,
+        Operation::AllToAll { .. } => {
+            let (mut sent, mut received) = (vec![0u64; hosts], vec![0u64; hosts]);
+            for from in 0..topology.ranks() {
+                for to in 0..topology.ranks() {
+                    let (a, b) = (topology.host_of(from), topology.host_of(to));
+                    if a != b {
+                        sent[a] += collective.pair(from, to);
+                        received[b] += collective.pair(from, to);
+                    }
+                }
+            }
+            sent.into_iter().chain(received).max().unwrap_or(0)
+        }
+        _ => 0,
     }
-    sent.into_iter().chain(received).max().unwrap_or(0)
 }

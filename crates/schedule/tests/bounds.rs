@@ -99,6 +99,11 @@ fn the_failures_of_the_design_cost_what_they_must() {
             let t = topology(hosts, 8, fabric, dead);
             let (bound, least) = (all_reduce_bound_us(BYTES, &hosts_mbps(&t)), least_us(&t));
             assert!((least / bound - 1.0).abs() < 1e-6, "{fabric:?} {hosts} {dead:?}: {least} {bound}");
+            // a mutant of all ranks alike: everyone owns the same, whatever it carries
+            if hosts > 2 {
+                let equal = planned_us(&t, Choice { owners: Owners::Equal, ..by_capacity(Shape::Direct) }).unwrap();
+                assert!(least / equal < 0.97, "{fabric:?} {hosts} {dead:?}: {}", least / equal);
+            }
             for shape in [Shape::Direct, Shape::Ring] {
                 let planned = planned_us(&t, by_capacity(shape)).unwrap();
                 // hosts of a ring have two neighbours, whose rails must fit theirs

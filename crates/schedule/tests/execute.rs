@@ -4,6 +4,8 @@
 mod cases;
 
 use proptest::prelude::*;
+use unbroken_schedule::cost::{time, Costs};
+use unbroken_schedule::planner::plan;
 use unbroken_schedule::verify::{check, expected, Machine, Traffic};
 use unbroken_schedule::{Choice, Collective, Error, Folding, Operation, Plan, Topology};
 
@@ -41,6 +43,32 @@ proptest! {
             machine.compare(&want).map_err(|flaw| TestCaseError::fail(flaw.to_string()))?;
             prop_assert_eq!(machine.traffic(), &Traffic::of(&schedule, &topology));
         }
+    }
+
+    /// Whatever the planner chooses, and with reductions in order also for numbers whose sums depend on it.
+    #[test]
+    fn what_the_planner_chooses_does_what_it_should(
+        (topology, collective) in cases::topology().prop_flat_map(|topology| {
+            let collective = cases::collective(topology.ranks());
+            (Just(topology), collective)
+        }),
+        in_order in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let folding = if in_order { Folding::InOrder } else { Folding::Any };
+        let planned = match plan(&topology, &collective, &Costs::default(), folding) {
+            Ok(planned) => planned,
+            Err(Error::Parted { .. }) => return Ok(()),
+            Err(other) => return Err(TestCaseError::fail(other.to_string())),
+        };
+        let schedule = planned.plan.schedule();
+        check(&schedule, &topology).map_err(|flaw| TestCaseError::fail(flaw.to_string()))?;
+        let inputs = cases::inputs(&collective, seed, !in_order);
+        let mut machine = Machine::new(&schedule, &topology, &inputs, 1, seed);
+        machine.run().map_err(|flaw| TestCaseError::fail(flaw.to_string()))?;
+        let want = expected(&collective, &topology, &inputs);
+        machine.compare(&want).map_err(|flaw| TestCaseError::fail(flaw.to_string()))?;
+        prop_assert!(time(&schedule, &topology, &Costs::default()).is_ok());
     }
 
     #[test]

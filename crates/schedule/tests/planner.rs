@@ -2,16 +2,19 @@
 
 use unbroken_schedule::cost::{time, Costs};
 use unbroken_schedule::planner::{estimates, plan, Planned};
-use unbroken_schedule::verify::check;
+use unbroken_schedule::verify::{check, expected, Machine};
 use unbroken_schedule::{
     Collective, Counts, DataType, Error, Fabric, Folding, Health, Host, Matrix, Nic, Operation, Owners, Plan, ReduceOp,
     Shape, Topology,
 };
 
+#[allow(dead_code)]
+mod cases;
+
 const SUM: ReduceOp = ReduceOp::Sum;
 
 fn topology(hosts: usize, ranks: usize, nics: usize, fabric: Fabric, dead: &[(usize, usize)]) -> Topology {
-    let host = Host { memory_mbps: 1_600_000, ..Host::new(nics, Nic::new(200_000)) };
+    let host = Host { memory_mbps: 7_200_000, ..Host::new(nics, Nic::new(400_000)) };
     let t = Topology::uniform(hosts, ranks, host, fabric).unwrap();
     dead.iter().fold(t, |t, (host, nic)| t.with_health(*host, *nic, Health::Down).unwrap())
 }
@@ -29,11 +32,11 @@ fn all_reduce(bytes: u64) -> Operation {
 #[test]
 fn what_is_chosen_is_nearly_the_best() {
     let costs = Costs::default();
-    let cases: [(usize, usize, usize, &[(usize, usize)]); 4] =
-        [(2, 4, 4, &[]), (4, 2, 4, &[]), (4, 2, 4, &[(1, 2)]), (8, 1, 2, &[(3, 0)])];
-    for (hosts, ranks, nics, dead) in cases {
+    for (hosts, ranks, nics, dead) in
+        [(2, 4, 4, None), (4, 2, 4, None), (4, 2, 4, Some((1, 2))), (8, 1, 2, Some((3, 0)))]
+    {
         for fabric in [Fabric::AnyToAny, Fabric::RailOnly] {
-            let t = topology(hosts, ranks, nics, fabric, dead);
+            let t = topology(hosts, ranks, nics, fabric, dead.as_slice());
             for bytes in [256u64, 64 << 10, 4 << 20, 64 << 20] {
                 let (n, count) = (t.ranks() as u64, bytes / 4);
                 let operations = [
@@ -112,6 +115,45 @@ fn hosts_without_a_common_rail_are_kept_apart() {
     let t = topology(2, 2, 2, Fabric::RailOnly, &[(0, 0), (1, 1)]);
     let error = choose(&t, all_reduce(1 << 20), Folding::Any).unwrap_err();
     assert!(matches!(error, Error::Parted { a: _, b: _, .. }), "{error}");
+}
+
+/// What is chosen changes with the health of NICs; what comes out does not, in any bit.
+#[test]
+fn results_in_order_are_the_same_with_and_without_failures() {
+    let (well, sick) = (&[][..], &[(0, 1), (2, 0)][..]);
+    for op in [SUM, ReduceOp::Product, ReduceOp::Avg] {
+        for count in [5, 40_000] {
+            let mut results = Vec::new();
+            for dead in [well, sick] {
+                let t = topology(3, 2, 2, Fabric::RailOnly, dead);
+                let operation = Operation::AllReduce { op, count };
+                let collective = Collective::new(operation, DataType::Bf16, true, t.ranks()).unwrap();
+                let inputs = cases::inputs(&collective, 11, false);
+                let planned = plan(&t, &collective, &Costs::default(), Folding::InOrder).unwrap();
+                let schedule = planned.plan.schedule();
+                let mut machine = Machine::new(&schedule, &t, &inputs, 2, 3);
+                machine.run().unwrap();
+                machine.compare(&expected(&collective, &t, &inputs)).unwrap();
+                results.push((planned.plan.choice().owners.clone(), machine.output(4)));
+            }
+            assert_eq!(results[0].1, results[1].1);
+            assert!(count == 5 || results[0].0 != results[1].0, "another way was taken");
+        }
+    }
+}
+
+/// A rank of an AllToAll may know no more than what it sends and receives itself.
+#[test]
+fn ranks_need_not_know_what_others_exchange() {
+    let t = topology(2, 2, 4, Fabric::AnyToAny, &[(0, 1)]);
+    let counts: Vec<u64> = (0..16).map(|k| k * k * 10_000).collect();
+    let program = |rank: usize, known: &dyn Fn(usize, usize) -> bool| {
+        let counts = (0..16).map(|k| if known(k / 4, k % 4) { counts[k] } else { 0 }).collect();
+        choose(&t, Operation::AllToAll { counts: Matrix::Each(counts) }, Folding::Any).unwrap().plan.program(rank)
+    };
+    for rank in 0..4 {
+        assert_eq!(program(rank, &|_, _| true), program(rank, &|from, to| from == rank || to == rank));
+    }
 }
 
 /// The design's 1,024 ranks: the work follows the hosts and the chunks, not the bytes. (`examples/planning.rs` has the time.)
