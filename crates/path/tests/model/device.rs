@@ -320,23 +320,24 @@ impl Shell for Hands<'_> {
         Ok(())
     }
 
-    fn modify(&mut self, change: &RcModify, remote: Option<u8>) -> Result<(), StepError> {
+    fn modify(&mut self, changes: &[RcModify], remote: Option<u8>) -> Result<(), StepError> {
         if self.nic_dead() {
             return Err(StepError);
         }
-        let life = &mut self.device.life;
-        match (life.state, change.state) {
-            (QpState::Init, Some(QpState::Rtr)) if remote == Some(life.rail) => {
-                (life.dest, life.rq_psn) = (change.dest_qpn.unwrap_or(0), change.rq_psn.unwrap_or(0));
-                life.state = QpState::Rtr;
-                Ok(())
+        for change in changes {
+            let life = &mut self.device.life;
+            match (life.state, change.state) {
+                (QpState::Init, Some(QpState::Rtr)) if remote == Some(life.rail) => {
+                    (life.dest, life.rq_psn) = (change.dest_qpn.unwrap_or(0), change.rq_psn.unwrap_or(0));
+                    life.state = QpState::Rtr;
+                }
+                (QpState::Rtr, Some(QpState::Rts)) if change.sq_psn == Some(psn_of(life.qpn)) => {
+                    life.state = QpState::Rts
+                }
+                (from, to) => return self.wrong(&format!("{from:?} to {to:?}")),
             }
-            (QpState::Rtr, Some(QpState::Rts)) if change.sq_psn == Some(psn_of(life.qpn)) => {
-                life.state = QpState::Rts;
-                Ok(())
-            }
-            (from, to) => self.wrong(&format!("{from:?} to {to:?}")),
         }
+        Ok(())
     }
 
     fn fail(&mut self, status: WcStatus) {
