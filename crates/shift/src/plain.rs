@@ -82,7 +82,17 @@ mod tests {
         let caps = QpCaps { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let cq = || cq.clone();
         let (send_cq, recv_cq) = (cq(), cq());
-        QpRequest { qp_type: QpType::Rc, caps, pd, send_cq, recv_cq, srq: None, sq_sig_all: true, cookie: 1 }
+        QpRequest {
+            qp_type: QpType::Rc,
+            caps,
+            pd,
+            send_cq,
+            recv_cq,
+            srq: None,
+            sq_sig_all: true,
+            plain: false,
+            cookie: 1,
+        }
     }
 
     #[test]
