@@ -175,11 +175,14 @@ pub fn at(runtime: &Path, addresses: &[IpAddr]) -> Result<Box<dyn NicSet>> {
     over(Config::addresses(runtime_at(runtime)?, addresses))
 }
 
-/// Plain NICs at addresses of the loopback interface.
+/// Plain NICs at addresses of the loopback interface, to which nothing supplies what they lack: as beside NICs of another kind.
 #[cfg(test)]
-pub fn plain_at(runtime: unbroken_telemetry::Runtime, addrs: &[&str]) -> Result<Box<dyn NicSet>> {
+pub fn bare_at(runtime: Runtime, addrs: &[&str]) -> Result<Box<dyn NicSet>> {
     let addrs = addrs.iter().map(|addr| addr.parse().expect("an address")).collect();
-    over(Config::of(runtime, NicSource::Addresses(addrs, unbroken_softnic::DeviceKind::Plain)))
+    let path = runtime.path().to_path_buf();
+    let kind = unbroken_softnic::DeviceKind::Plain;
+    let nics = SoftNics::new(Config::of(runtime, NicSource::Addresses(addrs, kind)))?;
+    Ok(Box::new(Soft { nics, runtime: path, logical: None }))
 }
 
 /// NICs that may be looked at without being used.

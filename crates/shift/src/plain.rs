@@ -96,9 +96,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_context_makes_belongs_to_its_device_and_is_not_protected() {
+    fn what_a_context_of_a_bare_device_makes_is_its_own_and_not_protected() {
         let folder = tempfile::tempdir().unwrap();
-        let nics = devices::plain_at(Runtime::at(folder.path()).unwrap(), &["127.79.1.1", "127.79.1.2"]).unwrap();
+        let nics = devices::bare_at(Runtime::at(folder.path()).unwrap(), &["127.79.1.1", "127.79.1.2"]).unwrap();
         let core = Core::over(nics).unwrap();
         assert!(core.failover, "the environment does not switch it off");
         // A system lasts as long as its process.
