@@ -242,6 +242,7 @@ impl World {
             fresh_qpn,
             psn: numbers.into(),
             mtu: Mtu::B1024,
+            key_set: 0,
             heard,
             waiting,
             executed,
@@ -300,7 +301,7 @@ impl World {
                 }
                 Action::Open { epoch, .. } => {
                     self.next_qpn += 1;
-                    let opened = Opened { qpn: self.next_qpn, psn: self.next_qpn, mtu: Mtu::B1024 };
+                    let opened = Opened { qpn: self.next_qpn, psn: self.next_qpn, mtu: Mtu::B1024, key_set: 0 };
                     // One NIC may refuse; if all did, the QP would go on to look for one.
                     let result = if self.can & 2 != 0 { Ok(opened) } else { Err(OpenError) };
                     self.can |= 2;

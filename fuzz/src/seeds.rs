@@ -92,6 +92,7 @@ fn outside(dir: &Path) -> std::io::Result<()> {
         fresh_qpn: 0x10005,
         psn: 0x77,
         mtu: Mtu::B4096,
+        key_set: 3,
         heard: true,
         waiting: false,
         executed: Messages { all: 7, receives: 2 },

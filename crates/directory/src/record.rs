@@ -1,11 +1,11 @@
 //! The values of the tables, as bytes. Little-endian; the first byte is the version, so that a newer program can tell.
 //!
 //! ```text
-//! QP:       0  version = 2   8  process u64   16  incarnation u64   24  connection u32   28  zero u32              32 bytes
-//! moved:    0  version = 2   8  process u64   16  GID now   32  QPN now u32   36  zero u32   40  GID shown             56 bytes
-//! process:  0  version = 2   1  NICs u8    4  pid u32    8  process u64, then for each NIC:
-//!           0  index u32     4  GID        20  control QPN u32   24  length of the name u8   25  name (UTF-8)
-//! key:      0  version = 2   8  the key    40  FNV-1a of what is before it, u64                                   48 bytes
+//! QP:       0  version = 3   8  process u64   16  incarnation u64   24  connection u32   28  zero u32              32 bytes
+//! moved:    0  version = 3   8  process u64   16  GID now   32  QPN now u32   36  zero u32   40  GID shown             56 bytes
+//! process:  0  version = 3   1  NICs u8    4  pid u32    8  process u64, then for each NIC:
+//!           0  index u32     4  GID        20  control QPN u32   24  set of keys u16   26  length of the name u8   27  name (UTF-8)
+//! key:      0  version = 3   8  the key    40  FNV-1a of what is before it, u64                                   48 bytes
 //! ```
 //!
 //! `process` is the id of the process's presence ([`unbroken_telemetry::Presence`]), by which the living are told from the dead.
@@ -19,7 +19,7 @@ pub const MAX_NICS: usize = 64;
 /// Longest name of a NIC, in bytes.
 pub const MAX_NAME: usize = 63;
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// A NIC of a process: where its control messages are received.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub struct NicRecord {
     pub gid: Gid,
     /// The QPN of the UD control QP; 0: it has none (yet).
     pub control_qpn: u32,
+    /// Which set of keys it has ([`unbroken_types::NicKey`]); 0: keys are good on all NICs of the process.
+    pub key_set: u16,
     /// Its name, `a/0`.
     pub name: String,
 }
@@ -131,6 +133,7 @@ impl ProcessRecord {
             bytes.extend_from_slice(&nic.index.to_le_bytes());
             bytes.extend_from_slice(&nic.gid.0);
             bytes.extend_from_slice(&nic.control_qpn.to_le_bytes());
+            bytes.extend_from_slice(&nic.key_set.to_le_bytes());
             bytes.push(nic.name.len() as u8);
             bytes.extend_from_slice(nic.name.as_bytes());
         }
@@ -153,13 +156,14 @@ impl ProcessRecord {
             let index = u32::from_le_bytes(take(&mut rest)?);
             let gid = Gid(take(&mut rest)?);
             let control_qpn = u32::from_le_bytes(take(&mut rest)?);
+            let key_set = u16::from_le_bytes(take(&mut rest)?);
             let [length] = take(&mut rest)?;
             if usize::from(length) > MAX_NAME {
                 return None;
             }
             let (name, after) = rest.split_at_checked(usize::from(length))?;
             rest = after;
-            nics.push(NicRecord { index, gid, control_qpn, name: std::str::from_utf8(name).ok()?.into() });
+            nics.push(NicRecord { index, gid, control_qpn, key_set, name: std::str::from_utf8(name).ok()?.into() });
         }
         rest.is_empty().then_some((process, ProcessRecord { pid, nics }))
     }
@@ -223,8 +227,9 @@ mod tests {
     use proptest::prelude::*;
 
     fn nic() -> impl Strategy<Value = NicRecord> {
-        (any::<u32>(), any::<[u8; 16]>(), any::<u32>(), "[a-z0-9/.é]{0,20}")
-            .prop_map(|(index, gid, control_qpn, name)| NicRecord { index, gid: Gid(gid), control_qpn, name })
+        (any::<u32>(), any::<[u8; 16]>(), any::<u32>(), any::<u16>(), "[a-z0-9/.é]{0,20}").prop_map(
+            |(index, gid, control_qpn, key_set, name)| NicRecord { index, gid: Gid(gid), control_qpn, key_set, name },
+        )
     }
 
     proptest! {
@@ -280,7 +285,7 @@ mod tests {
 
     #[test]
     fn limits_are_errors() {
-        let nic = NicRecord { index: 0, gid: Gid::default(), control_qpn: 0, name: "x".repeat(64) };
+        let nic = NicRecord { index: 0, gid: Gid::default(), control_qpn: 0, key_set: 1, name: "x".repeat(64) };
         assert!(ProcessRecord { pid: 1, nics: vec![nic.clone()] }.encode(1).unwrap_err().contains("63"));
         let nic = NicRecord { name: "x".into(), ..nic };
         assert!(ProcessRecord { pid: 1, nics: vec![nic; 65] }.encode(1).unwrap_err().contains("64"));

@@ -24,6 +24,7 @@ fn process(pid: u32) -> ProcessRecord {
         index,
         gid: gid(index as u8),
         control_qpn: 0x10000 + index,
+        key_set: 1,
         name: format!("a/{index}"),
     };
     ProcessRecord { pid, nics: (0..4).map(nic).collect() }

@@ -45,14 +45,14 @@ impl Opened {
     }
 
     /// The device's SRQ behind an application's. The caller's QP has joined it.
-    pub(crate) fn srq(self: &Arc<Self>, app: &Arc<Srq>) -> Result<Arc<ProviderSrq>> {
+    pub(crate) fn srq(self: &Arc<Self>, app: &Arc<Srq>, default: usize) -> Result<Arc<ProviderSrq>> {
         let mut srqs = lock(&self.srqs);
         srqs.retain(|srq| srq.strong_count() > 0);
         let found = srqs.iter().filter_map(Weak::upgrade).find(|srq| srq.is_for(app) && srq.in_use());
         let srq = match found {
             Some(srq) => srq,
             None => {
-                let made = ProviderSrq::new(self, app)?;
+                let made = ProviderSrq::new(self, app, default)?;
                 srqs.push(Arc::downgrade(&made));
                 made
             }

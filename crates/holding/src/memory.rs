@@ -19,9 +19,9 @@ use crate::lock;
 use crate::Spawn;
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
-use unbroken_types::Access;
+use unbroken_types::{Access, NicKey};
 use unbroken_verbs::{Error, IndirectEntry, KeyRow, MemoryDomain, MrChange, MrKeys, Result, WindowType};
 
 /// Keys that a device may give in a row which the application has already for another region.
@@ -49,14 +49,31 @@ struct MrState {
     len: u64,
     iova: u64,
     access: Access,
-    on: Vec<Option<MrKeys>>,
+    on: Vec<Option<There>>,
     /// It is being deregistered.
     gone: bool,
 }
 
+/// A region on one NIC.
+#[derive(Clone, Copy)]
+struct There {
+    keys: MrKeys,
+    /// In which opening of the NIC ([`NicKey`]).
+    key_set: u16,
+}
+
+/// What a NIC that is open has.
+#[derive(Clone)]
+struct Open {
+    domain: Arc<dyn MemoryDomain>,
+    key_set: u16,
+}
+
 #[derive(Default)]
 struct Nic {
-    domain: RwLock<Option<Arc<dyn MemoryDomain>>>,
+    open: RwLock<Option<Open>>,
+    /// Of the opening that is, or was the last.
+    key_set: AtomicU16,
     /// The regions whose default NIC this is, by the application's local key.
     space: RwLock<HashMap<u32, Arc<Mr>>>,
     /// Some key of the space is not the NIC's own.
@@ -111,20 +128,21 @@ impl LogicalMemory {
 
     /// A NIC was opened, or opened again after its death: its handles of an earlier life are void. Regions come there in the background.
     pub fn attach(&self, nic: usize, domain: Arc<dyn MemoryDomain>) {
-        *write(&self.nics[nic].domain) = None;
+        *write(&self.nics[nic].open) = None;
+        let key_set = self.nics[nic].key_set.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
         lock(&self.pds).values_mut().for_each(|pd| pd.on[nic] = None);
         for mr in self.all() {
             lock(&mr.state).on[nic] = None;
         }
-        *write(&self.nics[nic].domain) = Some(domain);
+        *write(&self.nics[nic].open) = Some(Open { domain, key_set });
         self.changed();
         self.all().iter().for_each(|mr| self.fill_later(mr));
     }
 
     /// A NIC is closed: what it had is gone. Not so if it has been opened again meanwhile.
     pub fn detach(&self, nic: usize, domain: &Arc<dyn MemoryDomain>) {
-        let mut there = write(&self.nics[nic].domain);
-        if there.as_ref().is_some_and(|there| Arc::ptr_eq(there, domain)) {
+        let mut there = write(&self.nics[nic].open);
+        if there.as_ref().is_some_and(|there| Arc::ptr_eq(&there.domain, domain)) {
             *there = None;
         }
     }
@@ -133,9 +151,13 @@ impl LogicalMemory {
         self.nics.iter().flat_map(|nic| read(&nic.space).values().cloned().collect::<Vec<_>>()).collect()
     }
 
+    fn open(&self, nic: usize) -> Result<Open> {
+        let open = read(&self.nics[nic].open).clone();
+        open.ok_or_else(|| Error::device_gone(format!("NIC {nic} is not open")))
+    }
+
     fn domain(&self, nic: usize) -> Result<Arc<dyn MemoryDomain>> {
-        let domain = read(&self.nics[nic].domain).clone();
-        domain.ok_or_else(|| Error::device_gone(format!("NIC {nic} is not open")))
+        Ok(self.open(nic)?.domain)
     }
 
     fn changed(&self) {
@@ -157,9 +179,9 @@ impl LogicalMemory {
     /// EINVAL: there is no such region.
     pub fn lkey_on(&self, default: usize, lkey: u32, nic: usize) -> Result<u32> {
         let mr = self.find(default, lkey)?;
-        let there = lock(&mr.state).on[nic];
+        let there = self.there(&lock(&mr.state), nic);
         match there {
-            Some(keys) => Ok(keys.lkey),
+            Some(there) => Ok(there.keys.lkey),
             None => self.fill(&mr, nic).map(|keys| keys.lkey),
         }
     }
@@ -184,7 +206,12 @@ impl LogicalMemory {
 
     /// By which remote keys each region is known on each NIC.
     pub fn export(&self) -> Vec<KeyRow> {
-        self.all().iter().map(|mr| mr.row()).collect()
+        self.all().iter().map(|mr| self.row(mr)).collect()
+    }
+
+    /// Which set of keys a NIC has ([`NicKey`]); 0 while it was never open.
+    pub fn key_set(&self, nic: usize) -> u16 {
+        self.nics.get(nic).map_or(0, |nic| nic.key_set.load(Ordering::Acquire))
     }
 
     /// The same of one region, by its default NIC and the key that applications have, for a peer that asks: where it is missing it is registered
@@ -195,7 +222,7 @@ impl LogicalMemory {
         drop(space);
         found.map(|mr| {
             self.fill_everywhere(&mr);
-            mr.row()
+            self.row(&mr)
         })
     }
 
@@ -208,11 +235,25 @@ impl LogicalMemory {
         self.all().iter().map(missing).sum()
     }
 
+    fn row(&self, mr: &Mr) -> KeyRow {
+        let s = lock(&mr.state);
+        let key = |nic: u8| {
+            let there = self.there(&s, nic.into())?;
+            Some(NicKey { nic, key_set: there.key_set, rkey: there.keys.rkey })
+        };
+        KeyRow { default: mr.default as u8, rkey: mr.keys.rkey, on: (0..s.on.len() as u8).filter_map(key).collect() }
+    }
+
     // ---- making and ending ----
 
     fn find(&self, default: usize, lkey: u32) -> Result<Arc<Mr>> {
         let found = read(&self.nics[default].space).get(&lkey).cloned();
         found.ok_or_else(|| Error::invalid(format!("no region has the local key {lkey:#x}")))
+    }
+
+    /// A region on a NIC, unless that was in an earlier opening.
+    fn there(&self, s: &MrState, nic: usize) -> Option<There> {
+        s.on[nic].filter(|there| there.key_set == self.key_set(nic))
     }
 
     fn fill_later(&self, mr: &Arc<Mr>) {
@@ -228,17 +269,18 @@ impl LogicalMemory {
     }
 
     fn fill(&self, mr: &Arc<Mr>, nic: usize) -> Result<MrKeys> {
-        let domain = self.domain(nic)?;
         let mut s = lock(&mr.state);
-        if let Some(keys) = s.on[nic] {
-            return Ok(keys);
+        if let Some(there) = self.there(&s, nic) {
+            return Ok(there.keys);
         }
         if s.gone {
             return Err(Error::invalid("the region is being deregistered"));
         }
+        // Under the region's lock: what belongs to a device that is being replaced must not be noted after it was forgotten.
+        let Open { domain, key_set } = self.open(nic)?;
         let pd = self.pd_on(s.pd, nic)?;
         let keys = domain.reg_mr(pd, s.addr, s.len, s.iova, s.access)?;
-        s.on[nic] = Some(keys);
+        s.on[nic] = Some(There { keys, key_set });
         if nic == mr.default && keys != mr.keys {
             self.nics[nic].foreign.store(true, Ordering::Release);
         }
@@ -273,7 +315,8 @@ impl LogicalMemory {
         (addr, len, iova): (u64, u64, u64),
         access: Access,
     ) -> Result<Arc<Mr>> {
-        let (domain, handle) = (self.domain(nic)?, self.pd_on(pd, nic)?);
+        let Open { domain, key_set } = self.open(nic)?;
+        let handle = self.pd_on(pd, nic)?;
         // Kept until another is found, so that a number is not given out again.
         let mut taken = Vec::new();
         let mut make = || loop {
@@ -287,7 +330,7 @@ impl LogicalMemory {
                 continue;
             }
             let mut on = vec![None; self.nics.len()];
-            on[nic] = Some(keys);
+            on[nic] = Some(There { keys, key_set });
             let state = MrState { pd, addr, len, iova, access, on, gone: false };
             let mr = Arc::new(Mr { keys, default, state: Mutex::new(state) });
             space.insert(keys.lkey, mr.clone());
@@ -332,7 +375,7 @@ impl LogicalMemory {
         let first = there.iter().copied().find(|nic| *nic == mr.default).or(there.first().copied());
         let order = first.into_iter().chain(there.iter().copied().filter(|nic| Some(*nic) != first));
         for nic in order {
-            let Some(keys) = s.on[nic] else { continue };
+            let Some(There { keys, .. }) = s.on[nic] else { continue };
             let done = self.domain(nic).and_then(|domain| {
                 let pd = change.pd.map(|pd| self.pd_on(pd, nic)).transpose()?;
                 domain.rereg_mr(keys.lkey, &MrChange { pd, ..*change })
@@ -362,7 +405,7 @@ impl LogicalMemory {
         let order = (0..self.nics.len()).map(|k| (default + k) % self.nics.len());
         let mut ended = false;
         for nic in order {
-            let (Some(keys), Ok(domain)) = (s.on[nic], self.domain(nic)) else { continue };
+            let (Some(There { keys, .. }), Ok(domain)) = (s.on[nic], self.domain(nic)) else { continue };
             match domain.dereg_mr(keys.lkey) {
                 // Something is bound to it: nothing has changed.
                 Err(e) if !ended && e.errno() == libc::EBUSY => {
@@ -422,13 +465,6 @@ impl LogicalMemory {
 
 fn no_pd(pd: u32) -> Error {
     Error::invalid(format!("there is no protection domain {pd}"))
-}
-
-impl Mr {
-    fn row(&self) -> KeyRow {
-        let on = lock(&self.state).on.iter().zip(0u8..).filter_map(|(keys, nic)| Some((nic, (*keys)?.rkey))).collect();
-        KeyRow { default: self.default as u8, rkey: self.keys.rkey, on }
-    }
 }
 
 /// What the contexts of one NIC see.

@@ -4,7 +4,7 @@
 use crate::cq::{Member, ProviderCq, Seat};
 use crate::device::{Opened, PdUse};
 use crate::lock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use unbroken_roce::Progress;
 use unbroken_types::{QpState, Sge, Wc, WcStatus};
@@ -21,7 +21,7 @@ pub(crate) struct PassedQp {
     /// It is one life of a logical QP, which outlives it: its completions stay.
     one_life: bool,
     /// The NIC whose local keys the application has.
-    default: AtomicUsize,
+    default: usize,
     /// Until it is destroyed: a poller may have the QP in its hands for a moment longer.
     pd: Mutex<Option<PdUse>>,
     sends: Seat,
@@ -55,7 +55,7 @@ impl PassedQp {
             qpn,
             wc_qpn: init.wc_qpn.unwrap_or(qpn),
             one_life: init.wc_qpn.is_some() || init.hold_on_failure,
-            default: AtomicUsize::new(opened.index),
+            default: init.local_keys_of.map_or(opened.index, usize::from),
             pd: Mutex::new(Some(pd)),
             sends,
             recvs,
@@ -70,7 +70,7 @@ impl PassedQp {
     /// The NIC whose keys must be translated, if they must.
     #[inline]
     fn away_from(&self) -> Option<usize> {
-        let default = self.default.load(Ordering::Relaxed);
+        let default = self.default;
         (default != self.opened.index || self.opened.memory.is_foreign(default)).then_some(default)
     }
 
@@ -203,10 +203,6 @@ impl HoldingQp for PassedQp {
         let rc = RcModify { state: Some(QpState::Err), ..RcModify::default() };
         // On a device that does not take it, there is nothing more to end.
         let _ = self.phys.modify(&QpModify { rc, ..QpModify::default() });
-    }
-
-    fn set_local(&self, default: u8) {
-        self.default.store(usize::from(default), Ordering::Relaxed);
     }
 }
 

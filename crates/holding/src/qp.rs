@@ -87,11 +87,12 @@ fn at_least_one(mut caps: QpCaps) -> QpCaps {
 impl JournaledQp {
     pub(crate) fn new(opened: &Arc<Opened>, init: &QpInit) -> Result<Arc<JournaledQp>> {
         let caps = at_least_one(init.caps);
+        let default = init.local_keys_of.map_or(opened.index, usize::from);
         let recvs = if init.srq.is_some() { ProviderSrq::MOST } else { caps.max_recv_wr };
         let sends = opened.seat(&init.send_cq, caps.max_send_wr)?;
         let recvs = opened.seat(&init.recv_cq, recvs)?;
         let pd = PdUse::new(opened, init.pd)?;
-        let srq = init.srq.as_ref().map(|app| SrqUse::new(opened, app)).transpose()?;
+        let srq = init.srq.as_ref().map(|app| SrqUse::new(opened, app, default)).transpose()?;
         let provider = QpInit {
             srq: srq.as_ref().map(|srq| srq.srq.own().clone()),
             caps: QpCaps { max_send_wr: caps.max_send_wr + 1, max_recv_wr: caps.max_recv_wr + 1, ..caps },
@@ -111,8 +112,7 @@ impl JournaledQp {
             shared_receives: srq.is_some(),
             mutation: Mutation::None,
         });
-        let (now, default) = (QpState::Reset, opened.index);
-        let state = State { journal, now, default, remote: None, sges: Vec::new(), last_wqe: false };
+        let state = State { journal, now: QpState::Reset, default, remote: None, sges: Vec::new(), last_wqe: false };
         let qp = Arc::new_cyclic(|own| JournaledQp {
             opened: opened.clone(),
             phys,
@@ -218,7 +218,7 @@ impl JournaledQp {
         post: impl FnOnce(&dyn DeviceQp, u64) -> Result<()>,
     ) -> Result<()> {
         let Posted::Give(number) = posted else { return Ok(()) };
-        if self.translates(st) {
+        if self.translates(st) || st.journal.announces() {
             st.journal.hold_back_sends(count);
             if self.pump_sends(st).is_err() {
                 self.tell(WcStatus::FatalErr); // it is recorded: a switch takes it along
@@ -523,6 +523,10 @@ impl HoldingQp for JournaledQp {
         self.lock().journal.progress()
     }
 
+    fn announce(&self) {
+        self.lock().journal.announce();
+    }
+
     fn quiesce(&self) -> Result<Backlog> {
         self.stop()
     }
@@ -535,13 +539,6 @@ impl HoldingQp for JournaledQp {
 
     fn fail(&self, status: WcStatus) {
         self.lock().journal.fail(status, &mut self.out());
-    }
-
-    fn set_local(&self, default: u8) {
-        self.lock().default = usize::from(default);
-        if let Some(srq) = &self.srq {
-            srq.srq.set_local(default.into());
-        }
     }
 
     fn set_remote(&self, remote: &RemoteNic) {

@@ -10,7 +10,7 @@
 use crate::device::Opened;
 use crate::lock;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use unbroken_journal::{Queue, Slot};
 use unbroken_types::Sge;
@@ -46,7 +46,7 @@ pub(crate) struct ProviderSrq {
     app: Arc<Srq>,
     opened: Arc<Opened>,
     /// The NIC whose local keys the application has.
-    default: AtomicUsize,
+    default: usize,
     slots: Mutex<Slots>,
     feeder: Arc<dyn Feeder>,
     /// QPs that take from it.
@@ -65,7 +65,8 @@ impl Feeder for Link {
 }
 
 impl ProviderSrq {
-    pub(crate) fn new(opened: &Arc<Opened>, app: &Arc<Srq>) -> Result<Arc<ProviderSrq>> {
+    /// `default`: the NIC whose local keys the application has.
+    pub(crate) fn new(opened: &Arc<Opened>, app: &Arc<Srq>, default: usize) -> Result<Arc<ProviderSrq>> {
         let pd = opened.memory.pd_on(app.pd(), opened.index)?;
         let sizes = SrqAttr { max_wr: BATCH, max_sge: app.query().max_sge, limit: 0 };
         let own = opened.device.create_srq(pd, sizes, Box::new(|| {})).map_err(|e| opened.error(e))?;
@@ -75,7 +76,7 @@ impl ProviderSrq {
             own,
             app: app.clone(),
             opened: opened.clone(),
-            default: AtomicUsize::new(opened.index),
+            default,
             slots: Mutex::new(slots),
             feeder: Arc::new(Link(this.clone())),
             users: AtomicU32::new(0),
@@ -123,10 +124,6 @@ impl ProviderSrq {
         Arc::ptr_eq(&self.app, app)
     }
 
-    pub(crate) fn set_local(&self, default: usize) {
-        self.default.store(default, Ordering::Relaxed);
-    }
-
     /// Gives the device what it may have: first what came back from it.
     pub(crate) fn feed(&self) {
         let mut slots = lock(&self.slots);
@@ -156,7 +153,7 @@ impl ProviderSrq {
         let Slots { lent, sges, .. } = slots;
         let Some(entry) = &lent[slot as usize] else { return Ok(()) };
         let (memory, nic) = (&self.opened.memory, self.opened.index);
-        let default = self.default.load(Ordering::Relaxed);
+        let default = self.default;
         sges.clear();
         if default == nic && !memory.is_foreign(default) {
             sges.extend_from_slice(&entry.sges);
@@ -194,8 +191,8 @@ pub(crate) struct SrqUse {
 }
 
 impl SrqUse {
-    pub(crate) fn new(opened: &Arc<Opened>, app: &Arc<Srq>) -> Result<SrqUse> {
-        Ok(SrqUse { srq: opened.srq(app)?, opened: opened.clone(), ended: AtomicBool::new(false) })
+    pub(crate) fn new(opened: &Arc<Opened>, app: &Arc<Srq>, default: usize) -> Result<SrqUse> {
+        Ok(SrqUse { srq: opened.srq(app, default)?, opened: opened.clone(), ended: AtomicBool::new(false) })
     }
 
     /// The device's QP was destroyed.

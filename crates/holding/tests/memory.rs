@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use unbroken_holding::{Holding, LogicalMemory, Tap};
-use unbroken_types::Access;
+use unbroken_types::{Access, NicKey};
 use unbroken_verbs::{Device, KeyRow, MemoryDomain, MrChange, MrKeys, QpInit};
 
 fn reg(view: &Arc<dyn MemoryDomain>, pd: u32, host: &Host) -> MrKeys {
@@ -29,7 +29,8 @@ fn a_region_has_the_keys_of_its_default_nic_and_others_elsewhere() {
     // The same number of another NIC's contexts is another region, or none.
     assert_eq!(host.memory.lkey_on(2, lkey, 2).unwrap_err().errno(), libc::EINVAL);
     let row = |export: Vec<KeyRow>| export.into_iter().find(|r| r.rkey == lkey).unwrap();
-    let known = KeyRow { default: 0, rkey: host.keys.rkey, on: vec![(0, lkey), (1, there)] };
+    let key = |nic, rkey| NicKey { nic, key_set: 1, rkey };
+    let known = KeyRow { default: 0, rkey: host.keys.rkey, on: vec![key(0, lkey), key(1, there)] };
     assert_eq!(row(host.memory.export()), known);
     let answer = host.memory.answer(0, host.keys.rkey).unwrap();
     assert_eq!((answer.on.len(), &answer.on[..2]), (NICS, &known.on[..]), "who is asked registers it everywhere");

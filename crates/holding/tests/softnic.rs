@@ -142,6 +142,7 @@ impl Host {
             hold_on_failure: qp_type == QpType::Rc,
             wc_qpn,
             home: None,
+            local_keys_of: Some(0),
             control: false,
         }
     }
@@ -276,7 +277,6 @@ fn switch(hosts: [&Host; 2], cqs: [&Arc<Cq>; 2], qps: &mut [Arc<dyn HoldingQp>; 
     let mut held = [quiesce(&*qps[0]), quiesce(&*qps[1])];
     for i in [0, 1] {
         let fresh = hosts[i].nics[1].create_holding_qp(&hosts[i].init(cqs[i], QpType::Rc, Some(numbers[i]))).unwrap();
-        fresh.set_local(0);
         qps[i].destroy();
         qps[i] = fresh;
         init_rc(&*qps[i]);

@@ -115,8 +115,10 @@ pub struct Journal {
     takes_recvs: bool,
     /// The provider takes sends.
     takes_sends: bool,
-    /// One past the last send that makes a WC.
+    /// One past the last send that makes a WC of the provider's.
     announced: u64,
+    /// All sends make one from now on.
+    announces: bool,
     /// Recorded, completed, and executed for the peer, in this life.
     recorded: Messages,
     pub(crate) completed: Messages,
@@ -140,6 +142,7 @@ impl Journal {
             spoilt_sends: sends.next(),
             spoilt_recvs: recvs.next(),
             announced: sends.next(),
+            announces: false,
             config,
             sends,
             recvs,
@@ -188,6 +191,7 @@ impl Journal {
     pub fn progress(&self) -> Progress {
         Progress {
             outstanding_sends: self.announced.saturating_sub(self.sends.first()) as u32,
+            unannounced_sends: (self.sends.next() - self.announced.max(self.sends.first())) as u32,
             outstanding_recvs: self.recvs.len(),
             advanced: self.advanced,
             executed: self.consumed,
@@ -196,6 +200,30 @@ impl Journal {
             resting: false,
             keys_changed: self.keys_changed,
             first_moved_us: self.first_moved_us,
+        }
+    }
+
+    /// From now on the provider tells of every send when it is complete, so that it can be seen that nothing is outstanding. Of those before, which
+    /// it has, it tells as before.
+    pub fn announce(&mut self) {
+        self.announces = true;
+        if self.given_sends < self.sends.next() {
+            self.announced = self.sends.next();
+        }
+    }
+
+    /// Whether it does: then sends go by [`Self::next_send`] or [`Self::provider_flags`].
+    #[inline]
+    pub fn announces(&self) -> bool {
+        self.announces
+    }
+
+    /// The flags that a send has for the provider.
+    #[inline]
+    pub fn provider_flags(&self, flags: SendFlags) -> SendFlags {
+        match self.announces {
+            true => flags.with(SendFlags::SIGNALED),
+            false => flags,
         }
     }
 
@@ -214,7 +242,7 @@ impl Journal {
         self.sends.push(wr)?;
         self.recorded.count(wr.opcode);
         self.keys_changed |= wr.opcode.changes_keys();
-        if self.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED) {
+        if self.config.sq_sig_all || self.announces || wr.flags.contains(SendFlags::SIGNALED) {
             self.announced = first + 1;
         }
         Ok(self.posted_sends(first, out))
@@ -227,7 +255,7 @@ impl Journal {
         out: &mut (impl Completions + ?Sized),
     ) -> Result<Posted, PostError> {
         self.may_post()?;
-        let (first, sig_all) = (self.sends.next(), self.config.sq_sig_all);
+        let (first, sig_all) = (self.sends.next(), self.config.sq_sig_all || self.announces);
         let (mut recorded, mut keys_changed, mut announced, mut index) = (Messages::default(), false, 0, first);
         self.sends.push_all(batch, |wr, _| {
             index += 1;
@@ -336,7 +364,7 @@ impl Journal {
         (self.given_recvs, self.spoilt_recvs) = (self.recvs.next(), self.recvs.next());
         (self.takes_sends, self.takes_recvs) = (false, false);
         (self.phase, self.stop) = (Phase::Live, State::default());
-        (self.recorded, self.completed) = (Messages::default(), Messages::default());
+        (self.recorded, self.completed, self.announces) = (Messages::default(), Messages::default(), false);
         (self.consumed, self.advanced, self.first_moved_us) = (0, 0, None);
         (self.sends_broken, self.keys_changed, self.strange) = (false, false, false);
     }
@@ -370,7 +398,7 @@ impl Journal {
         // One behind it that never was on this wire completes when it does: so its end must be told.
         let tells = index + 1 < self.sends.next() && self.sends.at(index + 1).executed;
         let wr = self.sends.wr(index);
-        let flags = if tells { wr.flags.with(SendFlags::SIGNALED) } else { wr.flags };
+        let flags = if tells { wr.flags.with(SendFlags::SIGNALED) } else { self.provider_flags(wr.flags) };
         Some(SendWr { wr_id: Slot::Entry(Queue::Send, index).wr_id(), flags, ..wr })
     }
 
@@ -454,7 +482,7 @@ impl Journal {
         for index in first_send..self.sends.next() {
             let entry = self.sends.at(index);
             self.recorded.count(entry.opcode);
-            if entry.signaled {
+            if entry.signaled || self.announces {
                 self.announced = index + 1;
             }
             if self.config.mutation == Mutation::ExecutedEarly && entry.executed && entry.signaled {

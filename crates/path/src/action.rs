@@ -241,6 +241,8 @@ pub struct Opened {
     pub psn: u32,
     /// The path MTU of its NIC.
     pub mtu: Mtu,
+    /// Which set of keys that NIC has ([`unbroken_types::NicKey`]); 0 where keys are good on all NICs.
+    pub key_set: u16,
 }
 
 /// A fresh physical QP could not be made; what was outstanding stays with the shell.

@@ -209,6 +209,11 @@ impl Executor {
         if now_us < self.pause.0 || app != Some(QpState::Rts) || shell.state() != QpState::Rts {
             return false;
         }
+        if shell.progress().unannounced_sends > 0 {
+            // What nobody will hear of cannot be waited for: the next time it has something behind it.
+            shell.announce();
+            return false;
+        }
         self.learn(shell);
         let begun = self.lqp.plan(now_us, reason, wanted);
         self.run(shell);
@@ -399,6 +404,7 @@ impl Executor {
             let Some(action) = self.lqp.poll_action() else { break };
             match action {
                 Action::Fence { .. } => {
+                    shell.announce();
                     self.held.get_or_insert_with(Held::default);
                     let (progress, now_us) = (shell.progress(), shell.now_us());
                     let (advanced, outstanding) = (progress.advanced, progress.outstanding_sends);
@@ -464,7 +470,7 @@ impl Executor {
         (fence.advanced, fence.outstanding) = now;
         fence.look_at_us = now_us + fence.look_us;
         fence.look_us = (2 * fence.look_us).min(FENCE_LOOK_MAX_US);
-        let drained = progress.outstanding_sends == 0;
+        let drained = progress.outstanding_sends == 0 && progress.unannounced_sends == 0;
         self.lqp.handle_fence(now_us, drained, moved);
         if drained || self.lqp.state() != State::Fencing {
             self.fence = None;

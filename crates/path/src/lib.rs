@@ -16,6 +16,7 @@ mod action;
 mod config;
 pub mod executor;
 pub mod health;
+mod keys;
 pub mod message;
 mod qp;
 pub mod seal;

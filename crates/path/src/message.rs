@@ -6,14 +6,14 @@
 //! ```text
 //! 0  magic "UB"   2  version   3  kind   4  length of the whole message (u16)   6  zero (u16)
 //! 8  from: GID (16), QPN (u32), incarnation (u64), connection (u32)      40  to: the same      72  body
-//! Hello    epoch u64, slot u8, flags u8, mtu u8, local NIC u8, remote NIC u8, zero [3], QPN u32, PSN u32,
+//! Hello    epoch u64, slot u8, flags u8, mtu u8, local NIC u8, remote NIC u8, zero, set of keys u16, QPN u32, PSN u32,
 //!          executed u64, of them receives u64, completed u64, of them receives u64
 //! Probe, ProbeAck    sequence u32, sent_us u64
 //! Refuse   reason u8, zero [7], epoch u64, refused incarnation u64
 //! Bye      nothing
 //! Moved    nothing
 //! AskKey   NIC u8, zero [3], key u32
-//! Keys     NIC u8, count u8, zero [2], key u32, then for each of count: NIC u8, zero [3], key u32
+//! Keys     NIC u8, count u8, zero [2], key u32, then for each of count: NIC u8, zero, set of keys u16, key u32
 //! Planned  what u8 (1 Propose, 2 Drained, 3 Cancel), zero [7], epoch u64
 //! ```
 //! A datagram ends with a code that only those can make who know the key of the directory ([`crate::seal`]).
@@ -21,13 +21,14 @@
 //! A body may be longer than this version knows; the rest is ignored, so fields can be added. Decoding never panics and takes only
 //! what is whole: the checks on single fields are made here, those that need the state of the QP in [`crate::LogicalQp`].
 
+pub use crate::keys::{KeyName, Keys, MAX_KEY_NICS};
 use crate::slots::{slot_of, SlotPath};
 use thiserror::Error;
 use unbroken_roce::Messages;
-use unbroken_types::{Gid, Mtu, MAX_QPN, PSN_MASK};
+use unbroken_types::{Gid, Mtu, NicKey, MAX_QPN, PSN_MASK};
 
 /// The version of the format.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// No message is longer.
 pub const MAX_LEN: usize = 1024;
 /// Bytes before the body.
@@ -94,6 +95,8 @@ pub struct Hello {
     pub psn: u32,
     /// Path MTU of the sender's NIC.
     pub mtu: Mtu,
+    /// Which set of keys the sender's NIC has; those of earlier sets are no longer good there. 0: keys are good on all NICs.
+    pub key_set: u16,
     /// The sender has the receiver's Hello of this epoch, has found it safe to go on, and is ready to receive.
     pub heard: bool,
     /// The sender waits for a Hello with `heard`: it must be answered.
@@ -113,42 +116,6 @@ pub struct Probe {
     pub sequence: u32,
     /// When it was sent, by the sender's clock; comes back in the answer.
     pub sent_us: u64,
-}
-
-/// A region of the owner of the NICs, by the key that applications have of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub struct KeyName {
-    /// The owner's NIC on which the key was made.
-    pub nic: u8,
-    /// The key.
-    pub rkey: u32,
-}
-
-/// NICs that one answer can name.
-pub const MAX_KEY_NICS: usize = 16;
-
-/// By which keys a region is known on its owner's NICs; by none: there is no such region.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub struct Keys {
-    /// Which region.
-    pub of: KeyName,
-    count: u8,
-    on: [(u8, u32); MAX_KEY_NICS],
-}
-
-impl Keys {
-    /// The keys of a region on some NICs; those beyond [`MAX_KEY_NICS`] are left out.
-    pub fn new(of: KeyName, keys: &[(u8, u32)]) -> Keys {
-        let count = keys.len().min(MAX_KEY_NICS);
-        let mut on = [(0, 0); MAX_KEY_NICS];
-        on[..count].copy_from_slice(&keys[..count]);
-        Keys { of, count: count as u8, on }
-    }
-
-    /// NICs, each with the key there.
-    pub fn on(&self) -> &[(u8, u32)] {
-        &self.on[..usize::from(self.count)]
-    }
 }
 
 /// How far the sender is with a planned switch.
@@ -287,11 +254,11 @@ impl Reader<'_> {
         }
         Ok(e)
     }
-    /// A NIC, a small number, a key.
-    fn key(&mut self) -> Result<(u8, u8, u32), DecodeError> {
+    /// A NIC, a small number, the set of the key, the key.
+    fn key(&mut self) -> Result<(u8, u8, u16, u32), DecodeError> {
         self.need(KEY_LEN)?;
-        let [nic, count, _, _] = self.bytes::<4>();
-        Ok((nic, count, self.u32()))
+        let [nic, count, set_high, set_low] = self.bytes::<4>();
+        Ok((nic, count, u16::from_be_bytes([set_high, set_low]), self.u32()))
     }
     fn need(&self, need: usize) -> Result<(), DecodeError> {
         let have = self.0.len();
@@ -309,9 +276,10 @@ fn put_endpoint(e: &Endpoint, out: &mut Vec<u8>) {
     out.extend_from_slice(&e.connection.to_be_bytes());
 }
 
-fn put_key(nic: u8, count: u8, rkey: u32, out: &mut Vec<u8>) {
-    out.extend_from_slice(&[nic, count, 0, 0]);
-    out.extend_from_slice(&rkey.to_be_bytes());
+fn put_key(key: NicKey, count: u8, out: &mut Vec<u8>) {
+    let [set_high, set_low] = key.key_set.to_be_bytes();
+    out.extend_from_slice(&[key.nic, count, set_high, set_low]);
+    out.extend_from_slice(&key.rkey.to_be_bytes());
 }
 
 const HELLO_LEN: usize = 56;
@@ -324,16 +292,8 @@ impl Hello {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.epoch.to_be_bytes());
         let flags = u8::from(self.heard) | u8::from(self.waiting) << 1 | u8::from(self.exact) << 2;
-        out.extend_from_slice(&[
-            slot_of(self.epoch),
-            flags,
-            self.mtu as u8,
-            self.path.local,
-            self.path.remote,
-            0,
-            0,
-            0,
-        ]);
+        out.extend_from_slice(&[slot_of(self.epoch), flags, self.mtu as u8, self.path.local, self.path.remote, 0]);
+        out.extend_from_slice(&self.key_set.to_be_bytes());
         out.extend_from_slice(&self.fresh_qpn.to_be_bytes());
         out.extend_from_slice(&self.psn.to_be_bytes());
         for n in [self.executed.all, self.executed.receives, self.completed.all, self.completed.receives] {
@@ -344,7 +304,7 @@ impl Hello {
     fn decode(r: &mut Reader<'_>) -> Result<Hello, DecodeError> {
         r.need(HELLO_LEN)?;
         let epoch = r.u64();
-        let [slot, flags, mtu, local, remote, _, _, _] = r.bytes::<8>();
+        let [slot, flags, mtu, local, remote, _, set_high, set_low] = r.bytes::<8>();
         let (fresh_qpn, psn) = (r.u32(), r.u32());
         let executed = Messages { all: r.u64(), receives: r.u64() };
         let completed = Messages { all: r.u64(), receives: r.u64() };
@@ -366,7 +326,8 @@ impl Hello {
         }
         let (heard, waiting, exact) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
         let path = SlotPath { local, remote };
-        Ok(Hello { epoch, path, fresh_qpn, psn, mtu, heard, waiting, executed, exact, completed })
+        let key_set = u16::from_be_bytes([set_high, set_low]);
+        Ok(Hello { epoch, path, fresh_qpn, psn, mtu, key_set, heard, waiting, executed, exact, completed })
     }
 }
 
@@ -403,10 +364,11 @@ impl Message {
                 out.extend_from_slice(&[*kind as u8, 0, 0, 0, 0, 0, 0, 0]);
                 out.extend_from_slice(&epoch.to_be_bytes());
             }
-            Body::AskKey(name) => put_key(name.nic, 0, name.rkey, out),
+            Body::AskKey(of) => put_key(NicKey { nic: of.nic, key_set: 0, rkey: of.rkey }, 0, out),
             Body::Keys(keys) => {
-                put_key(keys.of.nic, keys.count, keys.of.rkey, out);
-                keys.on().iter().for_each(|(nic, rkey)| put_key(*nic, 0, *rkey, out));
+                let of = NicKey { nic: keys.of.nic, key_set: 0, rkey: keys.of.rkey };
+                put_key(of, keys.on().len() as u8, out);
+                keys.on().iter().for_each(|key| put_key(*key, 0, out));
             }
             Body::Bye | Body::Moved => {}
         }
@@ -460,20 +422,20 @@ impl Message {
                 Body::Planned(kind, r.u64())
             }
             8 => {
-                let (nic, _, rkey) = r.key()?;
+                let (nic, _, _, rkey) = r.key()?;
                 Body::AskKey(KeyName { nic, rkey })
             }
             9 => {
-                let (nic, count, rkey) = r.key()?;
+                let (nic, count, _, rkey) = r.key()?;
                 if usize::from(count) > MAX_KEY_NICS {
                     return Err(DecodeError::Field { field: "count", value: count.into() });
                 }
-                let mut on = [(0, 0); MAX_KEY_NICS];
+                let mut on = [NicKey::default(); MAX_KEY_NICS];
                 for entry in &mut on[..usize::from(count)] {
-                    let (nic, _, rkey) = r.key()?;
-                    *entry = (nic, rkey);
+                    let (nic, _, key_set, rkey) = r.key()?;
+                    *entry = NicKey { nic, key_set, rkey };
                 }
-                Body::Keys(Keys { of: KeyName { nic, rkey }, count, on })
+                Body::Keys(Keys::new(KeyName { nic, rkey }, &on[..usize::from(count)]))
             }
             kind => return Err(DecodeError::Kind(kind)),
         };
@@ -513,12 +475,24 @@ mod tests {
     }
 
     fn body() -> impl Strategy<Value = Body> {
-        let hello = (any::<(u64, u64, u64, bool, bool, u8, u8)>(), 2..MAX_QPN, 0..=PSN_MASK, 1u32..=5).prop_map(
-            |((epoch, executed, completed, heard, waiting, local, remote), fresh_qpn, psn, mtu)| {
+        let hello = (any::<(u64, u64, u64, bool, bool, u8, u8, u16)>(), 2..MAX_QPN, 0..=PSN_MASK, 1u32..=5).prop_map(
+            |((epoch, executed, completed, heard, waiting, local, remote, key_set), fresh_qpn, psn, mtu)| {
                 let (mtu, path) = (Mtu::from_code(mtu).unwrap(), SlotPath { local, remote });
                 let count = |all: u64| Messages { all, receives: all / 3 };
                 let (executed, completed, exact) = (count(executed), count(completed), heard != waiting);
-                Body::Hello(Hello { epoch, path, fresh_qpn, psn, mtu, heard, waiting, executed, exact, completed })
+                Body::Hello(Hello {
+                    epoch,
+                    path,
+                    fresh_qpn,
+                    psn,
+                    mtu,
+                    key_set,
+                    heard,
+                    waiting,
+                    executed,
+                    exact,
+                    completed,
+                })
             },
         );
         let refuse = (1u8..=7, any::<u64>(), any::<u64>()).prop_map(|(code, epoch, refused)| {
@@ -529,8 +503,12 @@ mod tests {
             Just(Body::Bye),
             Just(Body::Moved),
             any::<(u8, u32)>().prop_map(|(nic, rkey)| Body::AskKey(KeyName { nic, rkey })),
-            (any::<(u8, u32)>(), proptest::collection::vec(any::<(u8, u32)>(), 0..=MAX_KEY_NICS))
-                .prop_map(|((nic, rkey), on)| Body::Keys(Keys::new(KeyName { nic, rkey }, &on))),
+            (any::<(u8, u32)>(), proptest::collection::vec(any::<(u8, u16, u32)>(), 0..=MAX_KEY_NICS)).prop_map(
+                |((nic, rkey), on)| {
+                    let key = |(nic, key_set, rkey)| NicKey { nic, key_set, rkey };
+                    Body::Keys(Keys::new(KeyName { nic, rkey }, &on.into_iter().map(key).collect::<Vec<_>>()))
+                }
+            ),
             (1u8..=3, any::<u64>()).prop_map(|(code, e)| Body::Planned(Planned::from_code(code).unwrap(), e)),
         ];
         prop_oneof![hello, refuse, probe.clone().prop_map(Body::Probe), probe.prop_map(Body::ProbeAck), bare]
@@ -590,6 +568,7 @@ mod tests {
             fresh_qpn: 9,
             psn: 3,
             mtu: Mtu::B1024,
+            key_set: 0,
             heard: false,
             waiting: true,
             executed: Messages::default(),

@@ -178,21 +178,37 @@ impl Backlog {
     /// Whether sending again what the peer has not executed would break a promise: an atomic, or a WR marked NO_REPLAY, may have left
     /// already, or keys were changed ([`crate::RcQp::changed_keys`]).
     pub fn unsafe_to_replay(&self, peer_done: PeerDone) -> bool {
-        let mut peer_done = peer_done;
-        let breaks = |e: &SendEntry| {
-            let done = !e.opcode.awaits_data() && peer_done.takes(e.opcode);
-            let once = e.opcode.is_atomic() || e.flags.contains(SendFlags::NO_REPLAY);
-            !done && !e.executed && (e.opcode.changes_keys() || e.started && once)
+        let (answered, mut peer_done) = (self.answered(peer_done), peer_done);
+        let mut done = |i: usize, opcode: SendOpcode| match opcode.awaits_data() {
+            true => i < answered,
+            false => peer_done.takes(opcode),
         };
-        self.keys_changed || self.sends.iter().any(breaks)
+        let breaks = |(i, e): (usize, &SendEntry)| {
+            let once = e.opcode.is_atomic() || e.flags.contains(SendFlags::NO_REPLAY);
+            !done(i, e.opcode) && !e.executed && (e.opcode.changes_keys() || e.started && once)
+        };
+        self.keys_changed || self.sends.iter().enumerate().any(breaks)
     }
 
-    /// Marks what the peer has executed: it completes in its order, without the wire. What was marked before stays so, though the peer may
-    /// be able to say less by now.
+    /// How many of the sends are before the last with FENCE that the peer has executed: that left when the answers of all before it were here.
+    fn answered(&self, peer_done: PeerDone) -> usize {
+        let mut peer_done = peer_done;
+        let mut executed = |e: &SendEntry| !e.opcode.awaits_data() && peer_done.takes(e.opcode) | e.executed;
+        let marks = self.sends.iter().enumerate().filter(|(_, e)| executed(e) && e.flags.contains(SendFlags::FENCE));
+        marks.fold(0, |_, (i, _)| i)
+    }
+
+    /// Marks what the peer has executed: it completes in its order, without the wire. So does a READ or an atomic before a FENCE that was
+    /// passed: its answer is in its place, also where the device had no time to say so. What was marked before stays so, though the peer may be
+    /// able to say less by now.
     pub fn mark_executed(&mut self, peer_done: PeerDone) -> Replay {
+        let answered = self.answered(peer_done);
         let (mut peer_done, mut replay) = (peer_done, Replay::default());
-        for e in &mut self.sends {
-            e.executed |= !e.opcode.awaits_data() && peer_done.takes(e.opcode);
+        for (i, e) in self.sends.iter_mut().enumerate() {
+            e.executed |= match e.opcode.awaits_data() {
+                true => i < answered,
+                false => peer_done.takes(e.opcode),
+            };
             replay.marked += u64::from(e.executed);
             replay.replayed += u32::from(!e.executed && e.started);
         }
@@ -214,6 +230,8 @@ pub struct Replay {
 pub struct Progress {
     /// Sends posted and not complete.
     pub outstanding_sends: u32,
+    /// Sends behind those, of which nobody will hear that they are complete: they were posted without a sign, and the device tells of nothing else.
+    pub unannounced_sends: u32,
     /// Receives posted and not complete.
     pub outstanding_recvs: u32,
     /// Grows with every packet acknowledged and every READ response taken.
@@ -251,6 +269,27 @@ mod tests {
             ud: None,
         };
         SendEntry { started: true, ..SendEntry::from(&wr) }
+    }
+
+    #[test]
+    fn what_is_before_a_fence_that_was_passed_has_its_answer() {
+        use SendOpcode::{FetchAdd, Read, Send};
+        let mut sends = [Read, FetchAdd, Send, Read, Send, FetchAdd].map(entry).to_vec();
+        sends[2].flags = sends[2].flags.with(SendFlags::FENCE);
+        let backlog = Backlog { sends, ..Backlog::default() };
+        for (done, before) in
+            [(PeerDone::Receives(0), false), (PeerDone::Receives(1), true), (PeerDone::Messages(2), true)]
+        {
+            let mut backlog = backlog.clone();
+            backlog.mark_executed(done);
+            let marks: Vec<bool> = backlog.sends.iter().map(|e| e.executed).collect();
+            let second = done == PeerDone::Messages(2);
+            assert_eq!(marks, [before, before, before, false, second, false], "{done:?}");
+        }
+        let head = Backlog { sends: backlog.sends[..3].to_vec(), ..Backlog::default() };
+        for (receives, unsafe_) in [(0, true), (1, false)] {
+            assert_eq!(head.unsafe_to_replay(PeerDone::Receives(receives)), unsafe_);
+        }
     }
 
     #[test]

@@ -103,6 +103,7 @@ impl RcQp {
     pub fn progress(&self) -> Progress {
         Progress {
             outstanding_sends: self.requester.ring.len(),
+            unannounced_sends: 0,
             outstanding_recvs: self.responder.receiver.queue.len(),
             advanced: self.requester.advanced(),
             executed: self.responder.executed().all,

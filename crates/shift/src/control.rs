@@ -106,6 +106,7 @@ impl Endpoint {
             hold_on_failure: false,
             wc_qpn: None,
             home: None,
+            local_keys_of: None,
             control: true,
         })?;
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {

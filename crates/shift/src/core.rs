@@ -228,6 +228,11 @@ impl Core {
         self.nics.keys(nic, rkey)
     }
 
+    /// Which set of keys NIC `i` has; 0 where keys are good on all NICs.
+    pub(crate) fn key_set(&self, i: usize) -> u16 {
+        self.nics.key_set(i)
+    }
+
     /// Whether UD QPs can be moved.
     pub(crate) fn moves_datagrams(&self) -> bool {
         self.nics.moves_datagrams()
@@ -347,7 +352,6 @@ impl Core {
                 true => device.create_holding_qp(init)?,
                 false => Arc::new(Plain(device.create_qp(init)?)),
             };
-            qp.set_local(default as u8);
             let qpn = qp.qpn();
             if taken.len() >= MAX_TAKEN || (self.qp((at, qpn)).is_none() && self.qp((default, qpn)).is_none()) {
                 return Ok(qp);
@@ -404,6 +408,7 @@ impl Core {
                 index: i as u32,
                 gid: self.gid_of(i),
                 control_qpn: self.endpoint(i).map_or(0, |e| e.addr().qpn),
+                key_set: self.key_set(i),
                 name: self.nic_name(i),
             })
             .collect();

@@ -1,10 +1,13 @@
 //! The NICs that `shift` runs over. The only file of this crate that names a kind of device: all others know [`Device`] alone, and
 //! learn of failures through it.
 
+use crate::core::lock;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use unbroken_holding::{Holding, Host, LogicalMemory, Tap};
+#[cfg(test)]
+use unbroken_softnic::DeviceKind;
 use unbroken_softnic::{Config, NicSource, SoftNics};
 pub use unbroken_softnic::{NicInfo, PortInfo};
 use unbroken_telemetry::{now_us, Runtime};
@@ -41,6 +44,8 @@ pub trait NicSet: Send + Sync {
     fn memory(&self, i: usize) -> Arc<dyn MemoryDomain>;
     /// By which keys a region is known on each NIC whose contexts of NIC `i` know it by this one, where keys are a NIC's own.
     fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow>;
+    /// Which set of keys NIC `i` has ([`unbroken_types::NicKey`]); 0 where keys are good on all NICs.
+    fn key_set(&self, i: usize) -> u16;
     /// Whether UD QPs can be moved.
     fn moves_datagrams(&self) -> bool;
     /// Where UD QPs are that have moved: the table that all these NICs translate by.
@@ -53,7 +58,13 @@ struct Soft {
     nics: Arc<SoftNics>,
     runtime: PathBuf,
     /// Where the NICs have plain verbs only and their QPs are to be protected: what they lack is supplied by `holding`.
-    logical: Option<Arc<LogicalMemory>>,
+    logical: Option<Logical>,
+}
+
+struct Logical {
+    memory: Arc<LogicalMemory>,
+    /// Where the events of each NIC go first, since it was opened last. They outlive its device: a NIC that died is said to be back.
+    taps: Mutex<Vec<Option<Arc<Tap>>>>,
 }
 
 /// What `holding` is given by this process.
@@ -112,21 +123,30 @@ impl NicSet for Soft {
     }
 
     fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>> {
-        let Some(memory) = &self.logical else { return Ok(self.nics.open(i, sink)?) };
+        let Some(logical) = &self.logical else { return Ok(self.nics.open(i, sink)?) };
         let tap = Tap::new(sink);
-        let device = self.nics.open(i, tap.clone())?;
-        Ok(Arc::new(Holding::new(i, device, &tap, memory, HOST)?))
+        let device = self.nics.open(i, tap.clone());
+        // One that is open already keeps its own.
+        let other = matches!(&device, Err(e) if e.errno() == libc::EBUSY);
+        if let Some(slot) = lock(&logical.taps).get_mut(i).filter(|_| !other) {
+            *slot = Some(tap.clone());
+        }
+        Ok(Arc::new(Holding::new(i, device?, &tap, &logical.memory, HOST)?))
     }
 
     fn memory(&self, i: usize) -> Arc<dyn MemoryDomain> {
         match &self.logical {
-            Some(memory) => memory.of(i),
+            Some(logical) => logical.memory.of(i),
             None => self.nics.memory(),
         }
     }
 
     fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow> {
-        self.logical.as_ref()?.answer(i.into(), rkey)
+        self.logical.as_ref()?.memory.answer(i.into(), rkey)
+    }
+
+    fn key_set(&self, i: usize) -> u16 {
+        self.logical.as_ref().map_or(0, |logical| logical.memory.key_set(i))
     }
 
     fn moves_datagrams(&self) -> bool {
@@ -157,7 +177,10 @@ fn over(config: Config) -> Result<Box<dyn NicSet>> {
     let nics = SoftNics::new(config)?;
     // Keys and domains of NICs of different kinds have nothing in common: there, nothing is protected that is on a plain one.
     let plain = nics.count() > 0 && (0..nics.count()).all(|i| !nics.capabilities(i).holds);
-    let logical = (plain && failover_is_on()).then(|| LogicalMemory::new(nics.count(), spawn_boxed));
+    let logical = (plain && failover_is_on()).then(|| Logical {
+        memory: LogicalMemory::new(nics.count(), spawn_boxed),
+        taps: Mutex::new(vec![None; nics.count()]),
+    });
     Ok(Box::new(Soft { nics, runtime, logical }))
 }
 
@@ -180,8 +203,7 @@ pub fn at(runtime: &Path, addresses: &[IpAddr]) -> Result<Box<dyn NicSet>> {
 pub fn bare_at(runtime: Runtime, addrs: &[&str]) -> Result<Box<dyn NicSet>> {
     let addrs = addrs.iter().map(|addr| addr.parse().expect("an address")).collect();
     let path = runtime.path().to_path_buf();
-    let kind = unbroken_softnic::DeviceKind::Plain;
-    let nics = SoftNics::new(Config::of(runtime, NicSource::Addresses(addrs, kind)))?;
+    let nics = SoftNics::new(Config::of(runtime, NicSource::Addresses(addrs, DeviceKind::Plain)))?;
     Ok(Box::new(Soft { nics, runtime: path, logical: None }))
 }
 
@@ -223,4 +245,50 @@ pub fn check_owner() -> Result<()> {
 #[cold]
 fn abandoned() -> Error {
     Error::device_gone("this process was forked from the one that opened the device: only the parent can use it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+    use unbroken_fabric::{Fabric, NicKind, Shape};
+    use unbroken_verbs::DeviceEvent;
+
+    #[derive(Default)]
+    struct Events(Mutex<Vec<DeviceEvent>>);
+
+    impl EventSink for Events {
+        fn event(&self, _: usize, event: DeviceEvent) {
+            lock(&self.0).push(event);
+        }
+    }
+
+    impl Events {
+        fn wait(&self, event: DeviceEvent) {
+            let start = Instant::now();
+            while !lock(&self.0).contains(&event) {
+                assert!(start.elapsed() < Duration::from_secs(20), "{event:?}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_plain_nic_that_died_and_whose_device_was_given_up_is_said_to_be_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let runtime = || Runtime::at(folder.path()).unwrap();
+        let kind = NicKind { device: DeviceKind::Plain, ..NicKind::default() };
+        let fabric = Fabric::create(&runtime(), &Shape { kind, ..Shape::of(0, &["a"], 1) }).unwrap();
+        let nics = over(Config::host(runtime(), "a")).unwrap();
+        assert!(nics.capabilities(0) == Holding::CAPABILITIES);
+        let events = Arc::new(Events::default());
+        let device = nics.open(0, events.clone()).unwrap();
+        assert_eq!(nics.open(0, events.clone()).map(drop).unwrap_err().errno(), libc::EBUSY);
+        fabric.set(&"nic a/0 dead".parse().unwrap(), None).unwrap();
+        events.wait(DeviceEvent::Fatal);
+        drop(device);
+        fabric.clear(None).unwrap();
+        events.wait(DeviceEvent::PortActive(1));
+        assert!(nics.open(0, events).is_ok());
+    }
 }

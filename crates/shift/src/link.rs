@@ -8,6 +8,7 @@ use crate::qp::{Gate, Qp};
 use crate::worker::Job;
 use std::sync::Arc;
 use unbroken_path::health::Verdict;
+use unbroken_path::message::Body;
 use unbroken_path::silence::Look;
 use unbroken_path::{
     Belief, Config, Ended, Endpoint, Executor, FailCause, LogicalQp, Message, OpenError, Opened, QuiesceError, Reason,
@@ -109,6 +110,10 @@ impl Shell for Hands<'_> {
 
     fn progress(&self) -> Progress {
         self.phys.progress()
+    }
+
+    fn announce(&mut self) {
+        self.phys.announce();
     }
 
     fn nic_works(&self) -> bool {
@@ -257,7 +262,8 @@ fn make(hands: &Hands<'_>, path: SlotPath, recvs: &Backlog) -> Result<(usize, Ar
         return Err(e);
     }
     let psn = core.random() & PSN_MASK;
-    let opened = Opened { qpn: fresh.qpn(), psn, mtu: hands.app.rc.mtu.map_or(mtu, |m| m.min(mtu)) };
+    let mtu = hands.app.rc.mtu.map_or(mtu, |m| m.min(mtu));
+    let opened = Opened { qpn: fresh.qpn(), psn, mtu, key_set: core.key_set(nic) };
     Ok((nic, fresh, opened))
 }
 
@@ -286,6 +292,11 @@ pub(crate) fn verdict(qp: &Qp, g: &mut Gate, path: SlotPath, verdict: Verdict) {
 
 /// A control message for the QP has come.
 pub(crate) fn message(qp: &Qp, g: &mut Gate, message: &Message) {
+    if let (Some(link), Body::Hello(hello)) = (&g.link, &message.body) {
+        if link.peer.incarnation == message.from.incarnation {
+            link.peer.keys.opened(hello.path.local, hello.key_set);
+        }
+    }
     with(qp, g, |executor, hands| executor.message(hands, message));
 }
 

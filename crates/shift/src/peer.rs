@@ -93,6 +93,7 @@ impl Peer {
         let Some(record) = found else { return false };
         let mut nics: Vec<_> = record.nics.into_iter().take(255).collect();
         nics.sort_by_key(|n| n.index);
+        nics.iter().for_each(|n| self.keys.opened(n.index as u8, n.key_set));
         *lock(&self.nics) =
             nics.into_iter().map(|n| PeerNic { name: n.name, gid: n.gid, control_qpn: n.control_qpn }).collect();
         true

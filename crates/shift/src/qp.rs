@@ -106,6 +106,7 @@ impl Qp {
             hold_on_failure: protect,
             wc_qpn: None,
             home,
+            local_keys_of: Some(nic as u8),
             control: false,
         };
         let (at, phys) = match context.own() {

@@ -165,6 +165,7 @@ impl World {
             fresh_qpn: self.to.qpn() + 1000,
             psn: 5,
             mtu: Mtu::B1024,
+            key_set: 0,
             heard: false,
             waiting: true,
             executed: Messages::default(),
@@ -383,6 +384,32 @@ fn a_nic_dies_before_its_qps_are_connected() {
         w.post_send(wr_id).unwrap();
         w.arrives();
     }
+    assert_ne!(w.to.gate().nic, 1);
+}
+
+/// The same, and the worker hears of it before the program does anything: the program sees nothing of that.
+#[test]
+fn a_qp_that_is_not_connected_outlives_the_news_that_its_nic_has_died() {
+    let w = World::unconnected(&[]);
+    let rc = RcModify { state: Some(QpState::Init), access: Some(Access::LOCAL_WRITE), ..RcModify::default() };
+    w.to.modify(&QpModify { rc, ..QpModify::default() }).unwrap();
+    w.post_recv(1).unwrap();
+    let all: Vec<usize> = (0..w.core.nic_count()).collect();
+    for dead in [&all[..], &all[1..2]] {
+        all.iter().for_each(|nic| w.plan.dead[*nic].store(dead.contains(nic), SeqCst));
+        let g = w.to.gate();
+        let (nic, qpn) = (g.nic, g.phys.qpn());
+        drop(g);
+        w.core.inbox.put(Job::Device(nic, DeviceEvent::QpFailed { qpn, status: WcStatus::FatalErr }));
+        // The worker takes its jobs in turn.
+        w.core.inbox.put(Job::Device(3, DeviceEvent::Fatal));
+        w.wait("the worker has looked", || w.core.endpoint(3).is_none());
+        assert_eq!(w.to.state(), QpState::Init);
+    }
+    connect(&w.to, &w.from);
+    connect(&w.from, &w.to);
+    w.post_send(3).unwrap();
+    w.arrives();
     assert_ne!(w.to.gate().nic, 1);
 }
 

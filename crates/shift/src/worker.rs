@@ -306,6 +306,8 @@ impl Worker {
         }
         if g.datagram.is_some() {
             datagram::leave(&qp, &mut g, Reason::DeviceFatal);
+        } else if g.link.is_none() && qp.begins_elsewhere(&mut g) {
+            // Nobody has seen anything of it.
         } else if g.link.is_none() {
             g.failed = false;
             g.phys.fail(status);

@@ -82,6 +82,12 @@ impl Shell for Hands<'_> {
         self.world.ends[self.host][self.qp].lives.last().map_or_else(Progress::default, |l| l.qp.progress())
     }
 
+    fn announce(&mut self) {
+        if let Some(life) = self.life() {
+            life.qp.announce();
+        }
+    }
+
     fn nic_works(&self) -> bool {
         let life = self.world.ends[self.host][self.qp].lives.last();
         life.is_some_and(|l| self.world.net.nic_works(self.host, l.nic))
@@ -138,7 +144,7 @@ impl Shell for Hands<'_> {
             failure_told: false,
         };
         end.lives.push(life);
-        Ok(Opened { qpn, psn, mtu: world.plan.mtu[host] })
+        Ok(Opened { qpn, psn, mtu: world.plan.mtu[host], key_set: 0 })
     }
 
     fn adopt(&mut self, sends: &Backlog) -> Result<(), StepError> {

@@ -186,6 +186,13 @@ impl Phys {
         }
     }
 
+    /// See [`Journal::announce`].
+    pub fn announce(&mut self) {
+        if let Phys::Plain(p) = self {
+            p.journal.announce();
+        }
+    }
+
     /// Receives of a shared queue that it has begun to fill, or that nobody has heard of since.
     pub fn begun(&self) -> usize {
         match self {
@@ -227,7 +234,8 @@ impl Phys {
             Phys::Plain(p) => p,
         };
         if let Posted::Give(wr_id) = p.journal.post_send(wr, out)? {
-            p.provider.post_send(&SendWr { wr_id, ..*wr }, &mut p.cqs)?;
+            let flags = p.journal.provider_flags(wr.flags);
+            p.provider.post_send(&SendWr { wr_id, flags, ..*wr }, &mut p.cqs)?;
         }
         p.settle(out);
         Ok(())

@@ -105,6 +105,7 @@ impl End {
             hold_on_failure: false,
             wc_qpn: None,
             home: None,
+            local_keys_of: None,
             control: false,
         })?;
         Ok(End { nic, cq, buf, mr, qp, remote: Remote::default(), _nics: nics })

@@ -163,6 +163,8 @@ pub struct QpInit {
     pub wc_qpn: Option<u32>,
     /// UD: it is a later life of a QP, whose peers know it by this GID and the QPN `wc_qpn`; datagrams to it show this destination.
     pub home: Option<Gid>,
+    /// The NIC, by its index, whose contexts' local keys its work requests have; its own if none. Where keys are good on every NIC it says nothing.
+    pub local_keys_of: Option<u8>,
     /// It carries messages of failover itself, which are not counted as data of the application.
     pub control: bool,
 }
@@ -290,11 +292,10 @@ pub trait HoldingQp: DeviceQp {
     fn modify_all(&self, changes: &[QpModify]) -> Result<()> {
         changes.iter().try_for_each(|change| self.modify(change))
     }
+    /// Sends that are posted from now on are known to be complete when they are ([`Progress::unannounced_sends`]). Nothing to do where all are.
+    fn announce(&self) {}
     /// Completes the first outstanding send with `status` and flushes the rest; the QP is in the error state afterwards.
     fn fail(&self, status: WcStatus);
-    /// Says whose local keys the application has: those of the contexts of this NIC, by its index; the QP's own at first. Nothing to do where
-    /// keys are good on every NIC.
-    fn set_local(&self, _default: u8) {}
     /// Says by which keys the peer's memory is known on the peer's NIC that the QP is, or is about to be, connected to, where that is not the
     /// one whose keys the application has. Nothing to do where keys are good on every NIC.
     fn set_remote(&self, _remote: &RemoteNic) {}

@@ -4,14 +4,20 @@
 //! default one; a QP that is connected to another NIC of the peer must name the key that the region has there. The peer, which owns the
 //! memory, says so ahead of need ([`RemoteKeys::insert`]) and when it is asked ([`RemoteKeys::take_wanted`]).
 //!
+//! A NIC that died and was opened again has a new set of keys ([`NicKey`]): the peer says so whenever it takes a path over that NIC
+//! ([`RemoteKeys::opened`]), and what was known of the older set is forgotten.
+//!
 //! A key is *known*, *asked for*, or *invalid* (the peer knows no such region): only in the second state does a work request wait for it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use unbroken_types::{is_newer_key_set, NicKey};
 
 /// Keys that peers may be asked for at a time; more wait until these are answered.
 const MAX_WANTED: usize = 4096;
+/// The number of a NIC's first set of keys.
+const FIRST_SET: u16 = 1;
 
 /// The keys of one region.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -20,13 +26,13 @@ pub struct KeyRow {
     pub default: u8,
     /// The key that applications have.
     pub rkey: u32,
-    /// The NICs on which the region is known, each with its key there.
-    pub on: Vec<(u8, u32)>,
+    /// Its key on each NIC on which the region is known.
+    pub on: Vec<NicKey>,
 }
 
 impl KeyRow {
     fn on(&self, nic: u8) -> Option<u32> {
-        self.on.iter().find(|(n, _)| *n == nic).map(|(_, rkey)| *rkey)
+        self.on.iter().find(|key| key.nic == nic).map(|key| key.rkey)
     }
 }
 
@@ -55,13 +61,31 @@ struct Table {
     /// The peer has said that there is no such region.
     invalid: HashMap<(u8, u32), ()>,
     waiters: Vec<Weak<dyn KeyWaiter>>,
+    /// The set of keys that each NIC has, where it is not the first or the peer has said so.
+    sets: HashMap<u8, u16>,
+}
+
+impl Table {
+    fn set_of(&self, nic: u8) -> u16 {
+        self.sets.get(&nic).copied().unwrap_or(0)
+    }
+
+    /// A NIC has this set of keys, unless a newer one is known. Gives whether it is new.
+    fn opened(&mut self, nic: u8, key_set: u16) -> bool {
+        if !is_newer_key_set(key_set, self.set_of(nic)) {
+            return false;
+        }
+        self.sets.insert(nic, key_set);
+        self.rows.values_mut().for_each(|row| row.on.retain(|key| key.nic != nic || key.key_set == key_set));
+        true
+    }
 }
 
 /// The keys of one peer process.
 #[derive(Default)]
 pub struct RemoteKeys {
     table: Mutex<Table>,
-    /// Some region is not known by its own key on its default NIC: that NIC was replaced.
+    /// Some region is not known by its own key on its default NIC, or may not be: that NIC was opened again.
     replaced: AtomicBool,
 }
 
@@ -83,7 +107,7 @@ impl RemoteKeys {
         if let Some(there) = t.rows.get(&key).and_then(|row| row.on(nic)) {
             return Translation::Key(there);
         }
-        if nic == default && !t.rows.contains_key(&key) {
+        if nic == default && !t.rows.contains_key(&key) && t.set_of(nic) <= FIRST_SET {
             return Translation::Key(rkey);
         }
         if t.invalid.contains_key(&key) {
@@ -95,11 +119,24 @@ impl RemoteKeys {
         Translation::Wanted
     }
 
-    /// The peer has said by which keys regions are known. What it said of them before is forgotten.
+    /// The peer has opened a NIC for the `key_set`th time: keys that it told of earlier sets are not good there any more.
+    pub fn opened(&self, nic: u8, key_set: u16) {
+        if self.table().opened(nic, key_set) && key_set > FIRST_SET {
+            self.replaced.store(true, Ordering::Release);
+        }
+    }
+
+    /// The peer has said by which keys regions are known. What it said of them before is forgotten; a word that comes late is not taken.
     pub fn insert(&self, rows: impl IntoIterator<Item = KeyRow>) {
         let mut t = self.table();
-        for row in rows {
+        for mut row in rows {
             let key = (row.default, row.rkey);
+            row.on.retain(|key| !is_newer_key_set(t.set_of(key.nic), key.key_set));
+            for there in &row.on {
+                if t.opened(there.nic, there.key_set) && there.key_set > FIRST_SET {
+                    self.replaced.store(true, Ordering::Release);
+                }
+            }
             if row.on(row.default).is_some_and(|rkey| rkey != row.rkey) {
                 self.replaced.store(true, Ordering::Release);
             }
@@ -162,6 +199,33 @@ mod tests {
         }
     }
 
+    fn key(nic: u8, key_set: u16, rkey: u32) -> NicKey {
+        NicKey { nic, key_set, rkey }
+    }
+
+    #[test]
+    fn what_a_nic_gave_before_it_was_opened_again_is_forgotten() {
+        let keys = RemoteKeys::default();
+        let row = |on| [KeyRow { default: 0, rkey: 7, on }];
+        (0..2).for_each(|nic| keys.opened(nic, 1));
+        keys.insert(row(vec![key(0, 1, 7), key(1, 1, 90)]));
+        keys.opened(1, 2);
+        keys.opened(1, 1);
+        assert_eq!((keys.resolve(0, 7, 1), keys.take_wanted()), (Translation::Wanted, vec![(0, 7)]));
+        // An answer of before is of no use.
+        keys.insert(row(vec![key(0, 1, 7), key(1, 1, 90)]));
+        assert_eq!((keys.resolve(0, 7, 1), keys.take_wanted()), (Translation::Wanted, vec![(0, 7)]));
+        keys.insert(row(vec![key(0, 1, 7), key(1, 2, 91)]));
+        assert_eq!((keys.resolve(0, 7, 0), keys.resolve(0, 7, 1)), (Translation::Key(7), Translation::Key(91)));
+        // The default NIC: also of what was never asked for.
+        assert_eq!(keys.resolve(0, 5, 0), Translation::Key(5));
+        keys.opened(0, 2);
+        assert!(keys.matters(0, 0));
+        assert_eq!((keys.resolve(0, 7, 0), keys.resolve(0, 5, 0)), (Translation::Wanted, Translation::Wanted));
+        keys.insert(row(vec![key(0, 3, 8), key(1, 2, 91)]));
+        assert_eq!((keys.resolve(0, 7, 0), keys.resolve(0, 7, 1)), (Translation::Key(8), Translation::Key(91)));
+    }
+
     #[test]
     fn a_key_is_known_asked_for_or_invalid() {
         let keys = RemoteKeys::default();
@@ -175,7 +239,7 @@ mod tests {
         assert_eq!((keys.take_wanted(), keys.take_wanted()), (vec![(0, 7)], vec![]));
         keys.ask_again();
         assert_eq!(keys.take_wanted(), [(0, 7)]);
-        keys.insert([KeyRow { default: 0, rkey: 7, on: vec![(0, 7), (1, 90)] }]);
+        keys.insert([KeyRow { default: 0, rkey: 7, on: vec![key(0, 1, 7), key(1, 1, 90)] }]);
         assert_eq!(keys.resolve(0, 7, 1), Translation::Key(90));
         assert_eq!(keys.resolve(1, 7, 1), Translation::Key(7), "the same number of another NIC is another region");
         keys.remove(0, 8);
@@ -183,7 +247,7 @@ mod tests {
         keys.remove(0, 7);
         assert_eq!(keys.resolve(0, 7, 1), Translation::Invalid);
         // The default NIC was replaced, and the region has another key there.
-        keys.insert([KeyRow { default: 0, rkey: 8, on: vec![(0, 11)] }]);
+        keys.insert([KeyRow { default: 0, rkey: 8, on: vec![key(0, 1, 11)] }]);
         assert!(keys.matters(0, 0));
         assert_eq!((keys.resolve(0, 8, 0), keys.resolve(0, 8, 1)), (Translation::Key(11), Translation::Wanted));
         assert_eq!(told.0.load(Ordering::Relaxed), 4, "once each time, though it asked twice");

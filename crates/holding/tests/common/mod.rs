@@ -149,6 +149,7 @@ impl End {
             hold_on_failure: true,
             wc_qpn: None,
             home: None,
+            local_keys_of: Some(0),
             control: false,
         };
         let qp = host.nics[0].create_holding_qp(&init).unwrap();
@@ -226,7 +227,6 @@ pub fn switch(hosts: &[Host; 2], ends: &mut [End; 2], nic: usize, mut turns: imp
     }
     for (end, (host, backlog)) in ends.iter_mut().zip(hosts.iter().zip(&mut held)) {
         let fresh = host.nics[nic].create_holding_qp(&end.init).unwrap();
-        fresh.set_local(0);
         end.qp.destroy();
         (end.qp, end.nic) = (fresh, nic);
         end.to(init(), None).unwrap();

@@ -32,6 +32,8 @@ pub trait Shell {
     fn state(&self) -> QpState;
     /// How far it is.
     fn progress(&self) -> Progress;
+    /// Of the sends that are posted from now on it is known when they are complete.
+    fn announce(&mut self);
     /// Whether its NIC works.
     fn nic_works(&self) -> bool;
     /// Stops it for ever, and takes its work out. `None`: that is under way; it is asked again.

@@ -81,6 +81,7 @@ impl Shell for Fake {
     fn progress(&self) -> Progress {
         Progress { outstanding_sends: self.sends.len() as u32, ..Progress::default() }
     }
+    fn announce(&mut self) {}
     fn nic_works(&self) -> bool {
         self.works[self.nic]
     }
@@ -101,7 +102,7 @@ impl Shell for Fake {
         assert!(recvs.sends.is_empty() && self.sends.is_empty() && self.recvs.is_empty());
         (self.nic, self.state, self.recvs) = (path.local.into(), QpState::Init, recvs.recvs.clone());
         self.qpn += 1;
-        Ok(Opened { qpn: self.qpn, psn: 7, mtu: Mtu::B1024 })
+        Ok(Opened { qpn: self.qpn, psn: 7, mtu: Mtu::B1024, key_set: 0 })
     }
     fn adopt(&mut self, sends: &Backlog) -> Result<(), StepError> {
         self.take("adopt")?;
@@ -218,6 +219,7 @@ fn answer(executor: &mut Executor, shell: &mut Fake, executed: u64, heard: bool)
         fresh_qpn: 55,
         psn: 9,
         mtu: Mtu::B1024,
+        key_set: 0,
         heard,
         waiting: !heard,
         executed: Messages::writes(executed),
@@ -477,6 +479,7 @@ fn only_the_end_that_left_wants_back() {
             fresh_qpn: 60,
             psn: 9,
             mtu: Mtu::B1024,
+            key_set: 0,
             heard: true,
             waiting: false,
             executed,

@@ -62,7 +62,7 @@ impl LogicalQp {
         }
         let path = self.slots.get(slot_of(hello.epoch)).map(SlotPath::mirrored);
         let contradicts = self.peer_hello.is_some_and(|h| {
-            let told = |h: &Hello| (h.fresh_qpn, h.psn, h.mtu, h.executed, h.exact, h.completed);
+            let told = |h: &Hello| (h.fresh_qpn, h.psn, h.mtu, h.key_set, h.executed, h.exact, h.completed);
             h.epoch == hello.epoch && told(&h) != told(&hello)
         });
         let too_far = hello.epoch > self.epoch + MAX_EPOCH_JUMP;
@@ -186,6 +186,7 @@ impl LogicalQp {
             fresh_qpn: self.fresh.qpn,
             psn: self.fresh.psn,
             mtu: self.fresh.mtu,
+            key_set: self.fresh.key_set,
             heard: matches!(self.state, State::Connected | State::Active | State::Fencing),
             waiting: !matches!(self.state, State::Active | State::Fencing),
             executed: self.executed,

@@ -180,7 +180,7 @@ impl LogicalQp {
             exact: true,
             completed: Messages::default(),
             outstanding: Messages::default(),
-            fresh: Opened { qpn: 0, psn: 0, mtu: Mtu::B256 },
+            fresh: Opened { qpn: 0, psn: 0, mtu: Mtu::B256, key_set: 0 },
             started: true,
             peer_hello: None,
             peer_closed: false,

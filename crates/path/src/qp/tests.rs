@@ -50,7 +50,7 @@ impl Shell {
                     q.handle_opened(
                         now,
                         *epoch,
-                        Ok(Opened { qpn: self.next_qpn, psn: self.next_qpn * 7, mtu: Mtu::B4096 }),
+                        Ok(Opened { qpn: self.next_qpn, psn: self.next_qpn * 7, mtu: Mtu::B4096, key_set: 0 }),
                     );
                 }
                 Action::CheckReplay { epoch, .. } => q.handle_check(now, *epoch, self.safe),

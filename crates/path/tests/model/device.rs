@@ -248,6 +248,7 @@ impl Shell for Hands<'_> {
         }
     }
 
+    fn announce(&mut self) {}
     fn nic_works(&self) -> bool {
         !self.nic_dead()
     }
@@ -291,7 +292,7 @@ impl Shell for Hands<'_> {
         let qpn = qpn_of(self.me, number);
         let ids = recvs.recvs.iter().map(|r| r.wr_id as u8).collect();
         self.device.life = Life { recvs: ids, ..Life::fresh(number, qpn, path.local) };
-        Ok(Opened { qpn, psn: psn_of(qpn), mtu: Mtu::B1024 })
+        Ok(Opened { qpn, psn: psn_of(qpn), mtu: Mtu::B1024, key_set: 0 })
     }
 
     fn adopt(&mut self, sends: &Backlog) -> Result<(), StepError> {

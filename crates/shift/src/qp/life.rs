@@ -26,6 +26,19 @@ impl Qp {
         Ok(true)
     }
 
+    /// The NIC of a QP has died. One that is not connected yet begins anew on another; if there is none, it stays as it is, and finds one with
+    /// the program's next verb, or does not. False: it is further than that.
+    pub(crate) fn begins_elsewhere(&self, g: &mut Gate) -> bool {
+        let early = matches!(g.app.rc.state, None | Some(QpState::Reset | QpState::Init));
+        if !early || !self.init.hold_on_failure {
+            return false;
+        }
+        if let Err(e) = self.leave_dead_nic(g) {
+            self.core.complain("a QP cannot leave its dead NIC", &e);
+        }
+        true
+    }
+
     pub(super) fn replace_physical(&self, g: &mut Gate, nic: usize, fresh: Arc<dyn HoldingQp>) {
         g.phys.destroy();
         self.core.rename_physical(self.id(), (g.nic, g.phys.qpn()), (nic, fresh.qpn()));

@@ -62,6 +62,9 @@ impl NicSet for Nics {
     fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow> {
         self.0.keys(i, rkey)
     }
+    fn key_set(&self, i: usize) -> u16 {
+        self.0.key_set(i)
+    }
     fn moves_datagrams(&self) -> bool {
         self.0.moves_datagrams()
     }

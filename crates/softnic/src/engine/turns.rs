@@ -207,6 +207,7 @@ mod tests {
                 hold_on_failure: false,
                 wc_qpn: None,
                 home: None,
+                local_keys_of: None,
                 control: false,
             };
             let qps = (0..QPS).map(|_| nic.create_qp(&init).unwrap()).collect();

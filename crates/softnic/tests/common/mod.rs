@@ -169,6 +169,7 @@ impl Host {
             hold_on_failure: false,
             wc_qpn: None,
             home: None,
+            local_keys_of: None,
             control: false,
         }
     }
