@@ -9,6 +9,7 @@ import random
 import sys
 import time
 
+from lib import device
 from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.process import Failure, wait_until
@@ -159,6 +160,7 @@ def long_messages(logs, tool):
 
 def beside_windows(logs, fault):
     """A QP with a memory window, a protected one, UC and UD on a NIC that fails: the first ends with its error at both ends."""
+    device.need_windows()
     program = compile_c("windows", "-libverbs")
     with Fabric(logs) as fabric:
         programs = start(fabric, logs, program)
@@ -186,7 +188,10 @@ def beside_windows(logs, fault):
 
 def main() -> int:
     """Runs all of it."""
-    suite = Suite("combined", sys.argv[1:])
+    parser = device.parser(__doc__)
+    parser.add_argument("words", nargs="*", help="only cases whose names have all these words")
+    options = parser.parse_args()
+    suite = Suite(device.use("combined", options.device), options.words)
     rough = [f"{what} rail{rail} 1%" for what in ("loss", "reorder", "duplicate") for rail in range(4)]
     suite.case("NICs of both ends die, shared receives, loss and reordering", lambda l: rounds(l, 5, both_ends, "--srq", weather=rough))
     suite.case("two rails at once", rounds, 5, two_rails)

@@ -5,6 +5,7 @@ the traffic fails again and again, at either end."""
 import json
 import sys
 
+from lib import device
 from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
@@ -71,7 +72,7 @@ def remap(logs, kind):
 
 def main() -> int:
     """Runs all of it."""
-    suite = Suite("remap")
+    suite = Suite(device.use("remap", device.parser(__doc__).parse_args().device))
     suite.case("regions and queues change", remap, None)
     for kind in ("nic {} dead", "nic {} down", "cable {} cut"):
         suite.case(f"regions and queues change, {kind.format('?/?')}", remap, kind)

@@ -50,9 +50,12 @@ suite redis     python3 tests/redis.py
 suite containers python3 tests/containers.py
 suite user      python3 tests/user.py
 suite verify    python3 tests/verify.py ${long:+--faults 1000}
+suite verify-plain python3 tests/verify.py --device plain --faults "$([ -n "$long" ] && echo 200 || echo 40)"
 suite load      python3 tests/load.py
 suite threads   python3 tests/threads.py
 suite combined  python3 tests/combined.py
+suite threads-plain python3 tests/threads.py --device plain
+suite combined-plain python3 tests/combined.py --device plain
 suite turmoil   python3 tests/turmoil.py
 suite planned   python3 tests/planned.py ${long:+--flap-seconds 60}
 suite processes python3 tests/processes.py
@@ -61,6 +64,7 @@ suite strangers python3 tests/strangers.py
 suite lifecycle python3 tests/lifecycle.py
 suite events    python3 tests/events.py
 suite remap     python3 tests/remap.py
+suite remap-plain python3 tests/remap.py --device plain
 suite churn     python3 tests/churn.py ${long:+--seconds 600}
 suite scale     python3 tests/scale.py
 suite pyverbs   python3 tests/pyverbs/run.py
@@ -72,12 +76,12 @@ suite early     python3 tests/early.py ${long:+--all}
 suite readme    python3 tests/readme.py
 suite fuzz      fuzz/run.sh "$([ -n "$long" ] && echo 600 || echo 60)"
 
-printf '\n%-12s %6s  %s\n' suite seconds result
+printf '\n%-14s %6s  %s\n' suite seconds result
 failed=0 untested=
 for i in "${!names[@]}"; do
-    printf '%-12s %6d  %s\n' "${names[$i]}" "${seconds[$i]}" "${results[$i]}"
+    printf '%-14s %6d  %s\n' "${names[$i]}" "${seconds[$i]}" "${results[$i]}"
     case ${results[$i]} in FAILED) failed=1 ;; "NOT TESTED") untested+=" ${names[$i]}" ;; esac
 done
 [ -z "$untested" ] || echo "not tested on this machine:$untested"
-printf '%-12s %6d\n' total "$SECONDS"
+printf '%-14s %6d\n' total "$SECONDS"
 exit $failed

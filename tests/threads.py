@@ -4,6 +4,7 @@
 import json
 import sys
 
+from lib import device
 from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.process import Failure, wait_until
@@ -34,7 +35,7 @@ def threads(logs, fault, failover):
 
 def main() -> int:
     """Runs all of it."""
-    suite = Suite("threads")
+    suite = Suite(device.use("threads", device.parser(__doc__).parse_args().device))
     suite.case("many threads, no failover", threads, None, False)
     suite.case("many threads, failover", threads, None, True)
     for fault in ("nic a/0 dead", "cable a/0 cut"):

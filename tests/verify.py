@@ -7,12 +7,12 @@ then the next failure comes. `--faults N` says how many (200); they take about a
 program take their receives from one shared queue, and a fifth while all switches lose and reorder packets.
 """
 
-import argparse
 import json
 import random
 import sys
 import time
 
+from lib import device
 from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
@@ -36,7 +36,7 @@ def start(fabric, logs, program, *options, hosts="ba", failover=True):
     for host in hosts:
         meet = ["--listen", port] if host == "b" else ["--connect", f"127.0.0.1:{port}"]
         files = ["--status-file", logs / f"{host}.status", "--stop-file", logs / "stop"]
-        status = files if "verifier" in program.name else []
+        status = [*files, *device.verifier_options()] if "verifier" in program.name else []
         programs[host] = fabric.run(host, [program, *meet, *options, *status], f"{host}-{program.name}", failover)
         if host == "b":
             server = programs[host]
@@ -235,11 +235,11 @@ def by_dlopen(logs):
 
 def main() -> int:
     """Runs all of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = device.parser(__doc__)
     parser.add_argument("--faults", type=int, default=200, help="faults in one run (default: 200)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the faults and of the messages")
     options = parser.parse_args()
-    suite = Suite("verify")
+    suite = Suite(device.use("verify", options.device))
     suite.case("storm of faults", storm, options.faults, options.seed)
     # A receive lost or used twice at a move would be found at once, or at the end, when all must be back in the queue.
     suite.case("storm of faults, receives shared by the QPs", storm, (options.faults + 4) // 5, options.seed, "--srq")

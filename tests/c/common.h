@@ -42,6 +42,14 @@ static inline uint64_t now_us(void)
     return (uint64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
 
+/* The index of the GID that leads to peers: 0, unless the suite says another. */
+static inline int test_gid_index(void)
+{
+    const char *index = getenv("TEST_GID_INDEX");
+
+    return index ? atoi(index) : 0;
+}
+
 /* Waits for one connection on a port of all addresses, or connects to HOST:PORT, trying for ten seconds. */
 static inline int tcp_listen(const char *port)
 {

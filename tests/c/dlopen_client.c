@@ -253,7 +253,7 @@ static struct ibv_context *open_named(const char *name)
 int main(int argc, char **argv)
 {
     const char *listen_port = NULL, *where = NULL, *device = "unb0";
-    int i, tcp, seconds = 3, gid_index = 0;
+    int i, tcp, seconds = 3, gid_index = test_gid_index();
     struct meeting us = { 0 }, peer;
     uint64_t messages;
     uint8_t *mem, bye = 0;

@@ -87,12 +87,12 @@ static void connect_qp(int tcp)
     struct { union ibv_gid gid; uint32_t qpn; } mine = { .qpn = qp->qp_num }, peers;
     struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 
-    check(ibv_query_gid(qp->context, 1, 0, &mine.gid), "query_gid");
+    check(ibv_query_gid(qp->context, 1, test_gid_index(), &mine.gid), "query_gid");
     tcp_write(tcp, &mine, sizeof mine);
     tcp_read(tcp, &peers, sizeof peers);
     check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "to INIT");
     a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peers.qpn, .max_dest_rd_atomic = 4, .min_rnr_timer = 12 };
-    a.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = peers.gid, .hop_limit = 64 } };
+    a.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = peers.gid, .sgid_index = test_gid_index(), .hop_limit = 64 } };
     check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
                                     IBV_QP_MIN_RNR_TIMER), "to RTR");
     a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4 };

@@ -116,7 +116,7 @@ static void connect_qp(struct ibv_qp *qp, const struct end *peer)
     struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_4096, .dest_qp_num = peer->qpn, .max_dest_rd_atomic = 1, .min_rnr_timer = 1 };
     int e;
 
-    a.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = peer->gid, .hop_limit = 64 } };
+    a.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = peer->gid, .sgid_index = test_gid_index(), .hop_limit = 64 } };
     e = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
     a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 15, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
     e = e ? e : ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
@@ -267,7 +267,7 @@ static void open_all(void)
     pd = ibv_alloc_pd(context);
     cq = ibv_create_cq(context, 4 * DEPTH + 2 * qps, NULL, NULL, 0);
     memory = calloc(1, (size_t)SLOTS * SIZE + 16 * (qps + 1));
-    if (!pd || !cq || !memory || ibv_query_gid(context, 1, 0, &gid))
+    if (!pd || !cq || !memory || ibv_query_gid(context, 1, test_gid_index(), &gid))
         fail("cannot set up: %s", strerror(errno));
     memset(memory, 1, (size_t)SLOTS * SIZE);
     mr = ibv_reg_mr(pd, memory, (size_t)SLOTS * SIZE + 16 * (qps + 1), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);

@@ -96,7 +96,7 @@ static void open_device(void)
     ibv_free_device_list(list);
     pd = ibv_alloc_pd(context);
     cq = ibv_create_cq(context, 3 * opt.depth * opt.qps, NULL, NULL, 0);
-    if (!pd || !cq || !memory || ibv_query_gid(context, 1, 0, &gid))
+    if (!pd || !cq || !memory || ibv_query_gid(context, 1, test_gid_index(), &gid))
         fail("cannot set up: %s", strerror(errno));
     memset(memory, PAINT, bytes);
     mr = ibv_reg_mr(pd, memory, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
@@ -133,7 +133,7 @@ static void connect_qp(struct qp *q)
                              .min_rnr_timer = 12 };
     int e;
 
-    a.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = q->peer.gid, .hop_limit = 64 } };
+    a.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = q->peer.gid, .sgid_index = test_gid_index(), .hop_limit = 64 } };
     e = ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
     a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 16 };

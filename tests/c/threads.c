@@ -25,7 +25,7 @@ static void to_state(struct ibv_qp *qp, enum ibv_qp_state state, uint32_t peer, 
     struct ibv_qp_attr a = { .qp_state = state, .port_num = 1, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer, .max_rd_atomic = 4,
                              .max_dest_rd_atomic = 4, .min_rnr_timer = 1, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
                              .qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
-                             .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = *gid, .hop_limit = 8 } } };
+                             .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = *gid, .sgid_index = test_gid_index(), .hop_limit = 8 } } };
     static const int MASK[] = { [IBV_QPS_INIT] = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
         [IBV_QPS_RTR] = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
         [IBV_QPS_RTS] = IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC };
@@ -41,7 +41,7 @@ static void connect_pair(struct ibv_qp *a, struct ibv_qp *b)
     union ibv_gid gid;
     int s;
 
-    if (ibv_query_gid(context, 1, 0, &gid))
+    if (ibv_query_gid(context, 1, test_gid_index(), &gid))
         fail("ibv_query_gid");
     for (s = IBV_QPS_INIT; s <= IBV_QPS_RTS; s++) {
         to_state(a, s, b->qp_num, &gid);
@@ -116,11 +116,11 @@ static void churn_others(struct pair *p, uint64_t *rng)
 {
     struct ibv_mr *mr = ibv_reg_mr(pd, p->receives, sizeof *p->receives * (1 + draw(rng) % BUFFERS), IBV_ACCESS_LOCAL_WRITE);
     struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, draw(rng) % 2 ? channel : NULL, 0);
-    struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh.hop_limit = 8 };
+    struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = test_gid_index(), .hop_limit = 8 } };
     struct ibv_pd *other = ibv_alloc_pd(context);
     struct ibv_ah *ah;
 
-    if (!mr || !cq || !other || ibv_query_gid(context, 1, 0, &to.grh.dgid))
+    if (!mr || !cq || !other || ibv_query_gid(context, 1, test_gid_index(), &to.grh.dgid))
         fail("reg_mr, create_cq or alloc_pd: %s", strerror(errno));
     ah = ibv_create_ah(other, &to);
     if (!ah)

@@ -16,12 +16,14 @@
  *
  *   verifier --listen PORT | --connect HOST:PORT [--device unb0] [--gid-index 0] [--qps 1] [--seed 1]
  *            [--seconds N | --messages N] [--max-bytes 131072] [--stall-seconds 20] [--status-file PATH] [--stop-file PATH]
- *            [--corrupt] [--no-replay] [--srq]
+ *            [--corrupt] [--no-replay] [--srq] [--writes-repeat]
  *
  * Ends with 0 and a line of JSON, or with 1 and the first thing that was wrong. --corrupt spoils one message on purpose: the other
  * end must find it. --no-replay marks every work request UNBROKEN_SEND_NO_REPLAY and succeeds if a failure of the network gives the
  * original error at both ends within a second of each other, and everything outstanding is flushed behind it, in order. With --srq all
- * QPs of an end take their receives from one shared queue, and say once that they take no more when they have failed.
+ * QPs of an end take their receives from one shared queue, and say once that they take no more when they have failed. With
+ * --writes-repeat a WRITE behind the last message that consumed a receive may be carried out twice, as on devices with plain verbs: then
+ * a counter may go back for a while.
  * SIGTERM, SIGINT or a file that appears at --stop-file end the run early, with success if all was right.
  *
  * cc -std=gnu11 -O2 -Wall -Wextra -Werror -o verifier verifier.c -libverbs

@@ -35,7 +35,7 @@ static struct {
     const char *listen_port, *where, *device, *status_file, *stop_file;
     uint64_t seconds, messages, seed, stall_us;
     uint32_t max_bytes;
-    int qps, gid_index, corrupt, no_replay, srq;
+    int qps, gid_index, corrupt, no_replay, srq, writes_repeat;
 } opt = { .device = "unb0", .seconds = 0, .messages = 0, .seed = 1, .stall_us = 20000000, .max_bytes = MAX_BYTES, .qps = 1 };
 
 /* A stream: both its sender and its receiver step through it. */
@@ -148,6 +148,7 @@ static void parse(int argc, char **argv)
 {
     int i;
 
+    opt.gid_index = test_gid_index();
     for (i = 1; i < argc; i++) {
         const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
 
@@ -161,6 +162,10 @@ static void parse(int argc, char **argv)
         }
         if (!strcmp(name, "--srq")) {
             opt.srq = 1;
+            continue;
+        }
+        if (!strcmp(name, "--writes-repeat")) {
+            opt.writes_repeat = 1;
             continue;
         }
         i++;

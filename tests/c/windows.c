@@ -55,7 +55,7 @@ static void connect_qp(int i)
     int rc = i <= PLAIN, ud = i == UD;
     struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .path_mtu = IBV_MTU_1024, .dest_qp_num = theirs.qpn[i], .min_rnr_timer = 1, .qkey = QKEY,
         .max_rd_atomic = 1, .max_dest_rd_atomic = 1, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
-        .qp_access_flags = IBV_ACCESS_REMOTE_WRITE, .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = theirs.gid, .hop_limit = 8 } } };
+        .qp_access_flags = IBV_ACCESS_REMOTE_WRITE, .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = theirs.gid, .sgid_index = test_gid_index(), .hop_limit = 8 } } };
 
     CHECK(ibv_modify_qp(qps[i], &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | (ud ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS)));
     a.qp_state = IBV_QPS_RTR;
@@ -192,7 +192,7 @@ static void exchange(const void *a, void *b, size_t n)
 static void set_up(void)
 {
     struct ibv_device **list = ibv_get_device_list(NULL);
-    struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh.hop_limit = 8 };
+    struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = test_gid_index(), .hop_limit = 8 } };
     size_t in_bytes = sizeof *in * QPS, out_bytes = sizeof *out * QPS, all = in_bytes + out_bytes;
     uint8_t *memory = calloc(1, all);
     int i, k;
@@ -206,7 +206,7 @@ static void set_up(void)
     cq = ibv_create_cq(context, 1024, NULL, NULL, 0);
     mr = ibv_reg_mr(pd, memory, all, IBV_ACCESS_LOCAL_WRITE);
     window_mr = ibv_reg_mr(pd, behind, DEPTH * BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
-    if (!pd || !cq || !mr || !window_mr || ibv_query_gid(context, 1, 0, &mine.gid))
+    if (!pd || !cq || !mr || !window_mr || ibv_query_gid(context, 1, test_gid_index(), &mine.gid))
         fail("cannot set up: %s", strerror(errno));
     for (i = 0; i < QPS; i++)
         make(i);

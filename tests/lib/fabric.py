@@ -27,6 +27,10 @@ class Fabric:
 
     root = RUNTIME_ROOT
 
+    # The kind of the NICs, and the GID index that programs take there: see lib/device.py.
+    device: tuple = ()
+    gid_index = 0
+
     def __init__(self, logs: Path, *settings: str):
         if not UNBROKEN.exists():
             raise Failure(f"{UNBROKEN} is missing; 'make all' builds it")
@@ -35,6 +39,10 @@ class Fabric:
         self.processes = []
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("UNBROKEN_", "LD_PRELOAD"))}
         self.env["UNBROKEN_RUNTIME"] = str(self.path)
+        settings = [*self.device, *settings]
+        if "infiniband" in settings:
+            self.gid_index = 0
+        self.env["TEST_GID_INDEX"] = str(self.gid_index)
         if settings:
             self._succeed("fabric", "up", *settings)
 
@@ -80,7 +88,7 @@ class Fabric:
     def pair(self, tool: str, args: list, failover=True, server_args: list | None = None):
         """Starts `tool ARGS` as a server on host b and, when it listens, as a client on host a. Gives both."""
         port = free_port()
-        program = [tool, "-d", "unb0", "-p", port, *args]
+        program = [tool, "-d", "unb0", "-p", port, *(["-x", self.gid_index] if self.gid_index else []), *args]
         server = self.run("b", program + (server_args or []), f"b-{tool}", failover)
         wait_until(lambda: server.ended() or listens(server.pid, port), 20, f"{tool} server listens at port {port}")
         client = self.run("a", program + ["127.0.0.1"], f"a-{tool}", failover)
