@@ -68,6 +68,10 @@ impl Qp {
         Ok(made)
     }
 
+    pub(crate) fn front(&self) -> &front::Qp {
+        &self.qp
+    }
+
     /// What the peer needs to connect.
     pub fn address(&self) -> QpAddress {
         QpAddress { gid: self.qp.gid(), qpn: self.qp.qpn(), psn: self.psn }

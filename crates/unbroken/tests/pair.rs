@@ -85,6 +85,49 @@ fn a_logical_qp_goes_on_when_its_nic_dies() {
 }
 
 #[test]
+fn notices_arrive_with_their_bytes_or_without() {
+    let (_folder, a, b) = pair(&QpOptions { plain: true, ..QpOptions::default() });
+    for wr_id in 0..3 {
+        b.qp.recv_notice(wr_id).unwrap();
+    }
+    let next = |end: &End| loop {
+        if let Some(wc) = end.cq.poll(1).unwrap().first() {
+            break *wc;
+        }
+    };
+    a.region.write(0, b"here").unwrap();
+    a.qp.write_imm(1, &a.region, 0..4, (&b.region.remote(), 100), 0x1234_5678).unwrap();
+    let (sent, came) = (next(&a), next(&b));
+    assert_eq!((sent.wr_id, sent.status), (1, WcStatus::Success as u32));
+    assert_eq!((came.wr_id, came.qp_num, u32::from_be(came.imm_data)), (0, b.qp.qpn(), 0x1234_5678));
+    let mut bytes = [0; 4];
+    b.region.read_into(100, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"here");
+    a.qp.notify(2, 9).unwrap();
+    assert_eq!((next(&a).wr_id, u32::from_be(next(&b).imm_data)), (2, 9));
+    a.qp.probe(3).unwrap();
+    assert_eq!((next(&a).status, b.cq.poll(1).unwrap().len()), (WcStatus::Success as u32, 0));
+    let wrong = a.qp.write_imm(4, &a.region, 0..4, (&b.region.remote(), 8190), 0).unwrap_err();
+    assert!(wrong.to_string().contains("4 bytes at 8190 of a remote region of 8192"), "{wrong}");
+    b.qp.fail().unwrap();
+    assert_eq!(next(&b).status, WcStatus::WrFlushErr as u32);
+}
+
+#[test]
+fn memory_may_be_registered_with_several_nics() {
+    let (folder, a, b) = pair(&QpOptions { plain: true, ..QpOptions::default() });
+    let host = Host::emulated(folder.path(), "b").unwrap();
+    let other = host.open(1).unwrap();
+    let access = unbroken::Access::LOCAL_WRITE.with(unbroken::Access::REMOTE);
+    let twin = b.region.also(&other.alloc_pd().unwrap(), access).unwrap();
+    assert!(other.has_link());
+    a.region.write(0, b"one memory").unwrap();
+    a.qp.write(1, &a.region, 0..10, (&b.region.remote(), 0)).unwrap();
+    assert_eq!(a.next(), WcStatus::Success as u32);
+    assert_eq!(twin.read(0..10).unwrap(), b"one memory");
+}
+
+#[test]
 fn a_plain_qp_fails_with_its_nic() {
     let (folder, a, b) = pair(&QpOptions { plain: true, ..QpOptions::default() });
     assert_eq!(a.qp.protection(), Err("it was made without protection".into()));
