@@ -27,6 +27,7 @@ const SHELLS: &[&str] = &[
     "holding",
     "shift",
     "unbroken",
+    "collective",
     "preload",
     "edged",
     "cli",

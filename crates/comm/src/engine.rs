@@ -4,6 +4,7 @@
 //! lanes carry unequally much, as schedules want it. How much a rail has on its way is bounded ([`Config::window`]), so that turns mean something.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 
 use unbroken_schedule::Program;
 
@@ -143,6 +144,16 @@ impl Engine {
         self.peers.iter().all(|p| p.outgoing.iter().all(|out| out.tx.is_drained() && out.control.is_empty()))
     }
 
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.config.me
+    }
+
+    /// Whether no path waits to be made again.
+    pub fn is_whole(&self) -> bool {
+        self.peers.iter().all(|p| p.paths.iter().all(|path| matches!(path.state, State::Idle | State::Up)))
+    }
+
     /// A counter that grows with everything that goes on.
     pub fn progress(&self) -> u64 {
         self.progress
@@ -165,7 +176,7 @@ impl Engine {
         number: u64,
         description: Description,
         element_bytes: u64,
-        program: Program,
+        program: Arc<Program>,
         hands: &mut impl Hands,
     ) {
         debug_assert!(!self.is_busy());

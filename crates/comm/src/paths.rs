@@ -221,6 +221,11 @@ impl Engine {
         hands.tell(peer, &Message::Closed { rail, life, counts });
     }
 
+    /// A NIC of this rank's host is dead, or its port has no link: all paths over it have failed.
+    pub fn fail_rail(&mut self, rail: u8, hands: &mut impl Hands) {
+        (0..self.peers.len()).for_each(|peer| self.fail_path(peer, rail, hands));
+    }
+
     /// This end of a path has failed.
     pub fn fail_path(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
         self.end_path(peer, rail, false, hands);

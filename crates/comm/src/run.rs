@@ -6,6 +6,7 @@
 //! for what comes behind it.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use unbroken_schedule::{Path, Program, Slice, Work};
 
@@ -90,7 +91,7 @@ pub(crate) enum Ready {
 pub(crate) struct Run {
     pub(crate) number: u64,
     pub(crate) digest: u64,
-    program: Program,
+    program: Arc<Program>,
     element: u64,
     waits: Vec<u32>,
     /// The steps that wait for each, one behind the other; where each begins.
@@ -105,7 +106,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) fn new(number: u64, digest: u64, me: Rank, element: u64, program: Program) -> Run {
+    pub(crate) fn new(number: u64, digest: u64, me: Rank, element: u64, program: Arc<Program>) -> Run {
         let mut numbers: Vec<usize> = (0..program.lanes.len()).collect();
         numbers.sort_by_key(|k| program.lanes[*k]);
         let mut lanes: Vec<Lane> = Vec::new();

@@ -36,7 +36,14 @@ impl End {
 }
 
 fn pair(options: &QpOptions) -> (TempDir, End, End) {
-    let folder = tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" }).unwrap();
+    pair_in(folder(), options)
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" }).unwrap()
+}
+
+fn pair_in(folder: TempDir, options: &QpOptions) -> (TempDir, End, End) {
     let ends = ["a", "b"].map(|name| End::new(&folder, name, options));
     ends[0].qp.connect(&ends[1].qp.address()).unwrap();
     ends[1].qp.connect(&ends[0].qp.address()).unwrap();
@@ -82,6 +89,17 @@ fn a_logical_qp_goes_on_when_its_nic_dies() {
     work(&a, &b, &there, b"and after");
     let (path, moves) = a.qp.path();
     assert!(path.starts_with("a/1") && moves == 1, "{path} {moves}");
+}
+
+#[test]
+fn plain_devices_are_reached_by_the_address_that_leads_to_them() {
+    let folder = folder();
+    let mut shape = unbroken_fabric::Shape::standard(0);
+    shape.kind.device = unbroken_fabric::DeviceKind::Plain;
+    let runtime = unbroken_fabric::Runtime::at(folder.path()).unwrap();
+    unbroken_fabric::Fabric::create(&runtime, &shape).unwrap();
+    let (_folder, a, b) = pair_in(folder, &QpOptions { plain: true, ..QpOptions::default() });
+    work(&a, &b, &b.region.remote(), b"plain");
 }
 
 #[test]

@@ -577,5 +577,5 @@ fn step(
     let number = *begun as u64;
     *begun += 1;
     let description = Description::of(collective);
-    engine.start(number, description, size as u64, program, &mut Arms { world, me: rank });
+    engine.start(number, description, size as u64, program.into(), &mut Arms { world, me: rank });
 }
