@@ -233,8 +233,16 @@ fn say(stream: &mut TcpStream, what: &impl Serialize) -> Result<()> {
 
 fn hear<T: for<'a> Deserialize<'a>>(stream: &TcpStream) -> Result<T> {
     let mut line = Vec::new();
-    BufReader::new(stream.take(MAX_LINE)).read_until(b'\n', &mut line).map_err(io("wait for the other ranks"))?;
-    serde_json::from_slice(&line).map_err(|_| Error::Bootstrap("the bootstrap has ended; start the job anew".into()))
+    let heard = BufReader::new(stream.take(MAX_LINE)).read_until(b'\n', &mut line);
+    serde_json::from_slice(&line).map_err(|_| match heard {
+        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+            Error::Bootstrap("the bootstrap does not answer; is the process that made the id stopped?".into())
+        }
+        // It closes when all are there, and when one has not come in time.
+        _ => Error::Bootstrap(
+            "the bootstrap has ended: all ranks were there, or one did not come; is this one there twice?".into(),
+        ),
+    })
 }
 
 #[cfg(test)]

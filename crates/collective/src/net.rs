@@ -22,6 +22,8 @@ const SENDS: u32 = 256;
 const CQ_ENTRIES: u32 = 1 << 16;
 /// Completions that are taken at one time.
 const BATCH: usize = 32;
+/// What a test of a path writes: keys are tried, too.
+const TEST_BYTES: usize = 64;
 
 /// What a work request was.
 const FRAME: u64 = 1 << 32;
@@ -50,6 +52,8 @@ pub(crate) enum News {
 
 struct Adapter {
     nic: Nic,
+    /// It has been without a link: dead, perhaps, and then all that was made of it is of no use any more.
+    stale: bool,
     pd: Pd,
     cq: Cq,
     /// The peer of each queue pair.
@@ -98,6 +102,11 @@ impl Net {
         self.shape.payload as usize + HEADER_BYTES
     }
 
+    /// Bytes of all slots of a peer. Behind them is what tests of paths write.
+    fn area_bytes(&self) -> usize {
+        usize::from(self.rails) * self.shape.slots as usize * self.slot_bytes()
+    }
+
     /// Where a slot begins, in its area.
     fn at(&self, slot: Slot) -> usize {
         let stream = usize::from(slot.stream) * self.shape.slots as usize;
@@ -139,16 +148,17 @@ impl Net {
             self.ties[peer].memory = Some(memory);
             return Ok(path.into_os_string().into_encoded_bytes());
         }
+        // A NIC that has died is another when it is well again; it is opened anew once nothing is left of the old one.
+        let stale = self.adapters[usize::from(rail)].as_ref().is_none_or(|adapter| adapter.stale);
+        if stale && self.ties.iter().all(|t| !t.links.contains_key(&rail)) {
+            self.adapters[usize::from(rail)] = Some(Adapter::open(&self.host, rail)?);
+            self.ties.iter_mut().for_each(|t| t.renew(rail, self.adapters[usize::from(rail)].as_ref()));
+        }
         let made = self.make(peer, rail);
-        let (qp, into) = match made {
-            // A NIC that has died is another when it is well again; it is opened anew once nothing is left of the old one.
-            Err(_) if self.ties.iter().all(|t| !t.links.contains_key(&rail)) => {
-                self.adapters[usize::from(rail)] = Some(Adapter::open(&self.host, rail)?);
-                self.ties.iter_mut().for_each(|t| t.renew(rail, self.adapters[usize::from(rail)].as_ref()));
-                self.make(peer, rail)?
-            }
-            made => made?,
-        };
+        if let (Err(_), Some(adapter)) = (&made, &mut self.adapters[usize::from(rail)]) {
+            adapter.stale = true;
+        }
+        let (qp, into) = made?;
         let blob = format!("{} {:x} {:x} {:x}", qp.address(), into.addr, into.rkey, into.len);
         if let Some(adapter) = &mut self.adapters[usize::from(rail)] {
             adapter.peers.insert(qp.qpn(), peer);
@@ -160,7 +170,7 @@ impl Net {
     fn make(&mut self, peer: Rank, rail: u8) -> unbroken::Result<(Qp, RemoteRegion)> {
         let gone = || unbroken::Error::device_gone(format!("NIC {rail} is not open"));
         let adapter = self.adapters[usize::from(rail)].as_ref().ok_or_else(gone)?;
-        let bytes = usize::from(self.rails) * self.shape.slots as usize * self.slot_bytes();
+        let bytes = self.area_bytes() + TEST_BYTES;
         let ties = &mut self.ties[peer];
         if !ties.areas.contains_key(&rail) {
             let area = ties.area_for(adapter, bytes)?;
@@ -180,7 +190,7 @@ impl Net {
         for _ in 0..RECEIVES {
             qp.recv_notice(RECEIVE)?;
         }
-        if !adapter.nic.has_link() {
+        if !self.shape.logical && !adapter.nic.has_link() {
             return Err(unbroken::Error::device_gone(format!("NIC {rail} has no link")));
         }
         Ok((qp, ties.areas[&rail].into.remote()))
@@ -236,13 +246,17 @@ impl Net {
         ties.links.get(&rail).is_some_and(|link| link.qp.notify(NOTICE, notice).is_ok())
     }
 
-    /// Sends nothing at all.
+    /// Writes what nobody reads.
     pub(crate) fn test(&mut self, peer: Rank, rail: u8) -> bool {
         if rail == MEMORY {
             self.tested.push(peer);
             return true;
         }
-        self.ties[peer].links.get(&rail).is_some_and(|link| link.qp.probe(TEST).is_ok())
+        let at = self.area_bytes();
+        let (links, areas) = (&self.ties[peer].links, &self.ties[peer].areas);
+        let (Some(link), Some(area)) = (links.get(&rail), areas.get(&rail)) else { return false };
+        let Some(remote) = &link.remote else { return false };
+        link.qp.write(TEST, &area.out, at..at + TEST_BYTES, (remote, at as u64)).is_ok()
     }
 
     /// Ends this end of a path: a queue pair that is destroyed takes nothing in any more.
@@ -256,10 +270,17 @@ impl Net {
         }
     }
 
-    /// The rails with paths whose NIC is dead or has no link, as far as it knows itself.
-    pub(crate) fn linkless(&self) -> Vec<u8> {
+    /// The rails with paths whose NIC is dead or has no link, as far as it knows itself. None where queue pairs go elsewhere by themselves.
+    pub(crate) fn linkless(&mut self) -> Vec<u8> {
+        if self.shape.logical {
+            return Vec::new();
+        }
         let used = |rail: &u8| self.ties.iter().any(|t| t.links.contains_key(rail));
-        (0..self.rails).filter(|rail| used(rail) && !self.has_link(*rail)).collect()
+        let linkless: Vec<u8> = (0..self.rails).filter(|rail| used(rail) && !self.has_link(*rail)).collect();
+        for rail in &linkless {
+            self.adapters[usize::from(*rail)].iter_mut().for_each(|adapter| adapter.stale = true);
+        }
+        linkless
     }
 
     fn has_link(&self, rail: u8) -> bool {
@@ -319,7 +340,7 @@ impl Adapter {
     fn open(host: &Host, rail: u8) -> unbroken::Result<Adapter> {
         let nic = host.open(rail.into())?;
         let (pd, cq) = (nic.alloc_pd()?, nic.create_cq(CQ_ENTRIES)?);
-        Ok(Adapter { nic, pd, cq, peers: HashMap::new() })
+        Ok(Adapter { nic, stale: false, pd, cq, peers: HashMap::new() })
     }
 }
 

@@ -55,7 +55,7 @@ pub trait Hands {
     fn open(&mut self, peer: Rank, rail: u8) -> Option<Vec<u8>>;
     /// Connects this end to the other. `false`: it cannot be.
     fn connect(&mut self, peer: Rank, rail: u8, address: &[u8]) -> bool;
-    /// Sends nothing at all over a connected path, whose completion shows that it carries. `false`: the path has failed.
+    /// Sends over a connected path what changes nothing; its completion shows that the path carries. `false`: the path has failed.
     fn test(&mut self, peer: Rank, rail: u8) -> bool;
     /// Ends this end of a path: when it returns, nothing will come over it into a slot any more. Notices that had come may
     /// still be given to the engine.

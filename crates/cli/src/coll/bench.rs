@@ -179,12 +179,14 @@ fn measure(comm: &Communicator, args: &BenchArgs, bytes: u64) -> std::result::Re
     let mut wrong = 0;
     let mut run = |check: bool| {
         let buffers = Buffers::Apart { input: &input, output: &mut output };
+        let began = Instant::now();
         comm.run(operation.clone(), data, buffers).map_err(failed)?;
+        let took = began.elapsed();
         if check {
             wrong += output.iter().zip(&want).filter(|(a, b)| a != b).count() as u64;
             output.fill(0xa5);
         }
-        Ok::<(), Failure>(())
+        Ok::<Duration, Failure>(took)
     };
     for _ in 0..args.warmup {
         run(true)?;
@@ -193,15 +195,10 @@ fn measure(comm: &Communicator, args: &BenchArgs, bytes: u64) -> std::result::Re
     let (mut spent, mut longest, mut iterations) = (Duration::ZERO, Duration::ZERO, 0u32);
     let begun = Instant::now();
     loop {
-        let began = Instant::now();
         let last = args.seconds.is_none() && iterations + 1 >= args.iterations;
-        // The check is not timed.
-        run(false)?;
-        let took = began.elapsed();
+        // What the check takes is not counted.
+        let took = run(last || args.check_all || args.seconds.is_some())?;
         (spent, longest, iterations) = (spent + took, longest.max(took), iterations + 1);
-        if last || args.check_all || args.seconds.is_some() {
-            run(true)?;
-        }
         let over = match args.seconds {
             Some(seconds) => is_over(comm, begun.elapsed().as_secs_f64() >= seconds)?,
             None => last,
