@@ -8,18 +8,18 @@ use std::sync::Arc;
 
 use unbroken_schedule::Program;
 
-use crate::agree::{first_that_differs, Description};
+use crate::agree::Description;
 use crate::frame::{FrameKind, Header, Notice, HEADER_BYTES, MEMORY};
 use crate::hands::{Bytes, Hands, Slot};
 use crate::message::{Message, News};
 use crate::paths::{Peer, State};
 use crate::run::{Ready, Run, Target};
+use crate::trace::Traces;
+use crate::views::Views;
 use crate::{Failure, Rank};
 
-/// How long ranks are waited for that have not said what they take a disputed operation for.
-const DISPUTE_US: u64 = 1_000_000;
 /// Operations that are remembered, for ranks that are behind and ask.
-const HISTORY: usize = 64;
+pub(crate) const HISTORY: usize = 64;
 /// Notices on their way over a path, beyond a rail's window: credit waits where there are more.
 const MAX_POSTED: u32 = 128;
 /// Sons of a node of the tree that news goes along.
@@ -74,21 +74,24 @@ pub struct Engine {
     ready: VecDeque<u32>,
     /// Lanes that may send, by stream.
     turns: Vec<VecDeque<u32>>,
-    failure: Option<Failure>,
+    pub(crate) failure: Option<Failure>,
     /// Grows with everything that goes on.
     progress: u64,
     /// The progress that was seen last, and since when.
     seen: (u64, u64),
     asked: bool,
     /// What this rank took operations for.
-    history: VecDeque<(u64, Description)>,
+    pub(crate) history: VecDeque<(u64, Description)>,
     /// What ranks have said, by operation.
-    said: BTreeMap<u64, Vec<Option<Description>>>,
+    pub(crate) said: BTreeMap<u64, Vec<Option<Description>>>,
     /// Operations whose description all were told.
-    told: HashMap<u64, u64>,
-    left: Vec<Option<u64>>,
+    pub(crate) told: HashMap<u64, u64>,
+    pub(crate) left: Vec<Option<u64>>,
     /// Operations of all ranks that were done.
-    done: u64,
+    pub(crate) done: u64,
+    pub(crate) begun: u64,
+    pub(crate) views: Views,
+    pub(crate) traces: Traces,
 }
 
 impl Engine {
@@ -111,6 +114,9 @@ impl Engine {
             told: HashMap::new(),
             left: vec![None; ranks],
             done: 0,
+            begun: 0,
+            views: Views::new(1 + config.hosts.iter().max().map_or(0, |h| *h as usize)),
+            traces: Traces::new(rails),
             config,
         }
     }
@@ -180,6 +186,7 @@ impl Engine {
         hands: &mut impl Hands,
     ) {
         debug_assert!(!self.is_busy());
+        self.begun = number + 1;
         let run = Run::new(number, description.digest(), self.config.me, element_bytes, program);
         self.history.push_back((number, description));
         if self.history.len() > HISTORY {
@@ -521,6 +528,7 @@ impl Engine {
             Message::Carries { rail, life } if named(*rail) => self.on_carries(from, *rail, *life, hands),
             Message::Closed { rail, life, counts } if named(*rail) => self.on_closed(from, *rail, *life, counts, hands),
             Message::News(news) => self.on_news(from, news, hands),
+            Message::Probe(probe) => self.on_probe(from, probe, hands),
             _ => self.broke(from, 11, hands),
         }
     }
@@ -555,43 +563,11 @@ impl Engine {
                     self.judge(*number, hands);
                 }
             }
-            _ => {}
-        }
-    }
-
-    fn hear(&mut self, rank: Rank, number: u64, description: Description) {
-        let ranks = self.peers.len();
-        if rank < ranks {
-            self.said.entry(number).or_insert_with(|| vec![None; ranks])[rank] = Some(description);
-            if self.said.len() > HISTORY {
-                self.said.pop_first();
-            }
-        }
-    }
-
-    /// Tells all what this rank takes an operation for, once.
-    fn tell_takes(&mut self, number: u64, hands: &mut impl Hands) {
-        let Some((_, description)) = self.history.iter().find(|(n, _)| *n == number).copied() else { return };
-        if self.told.insert(number, self.now_us).is_some() {
-            return;
-        }
-        let rank = self.config.me;
-        self.hear(rank, number, description);
-        self.spread(None, &News::Takes { rank, number, description }, hands);
-        self.judge(number, hands);
-    }
-
-    /// Finds out who differs, once all have spoken or have had the time to.
-    fn judge(&mut self, number: u64, hands: &mut impl Hands) {
-        let Some(said) = self.said.get(&number) else { return };
-        let waited = self.told.get(&number).is_some_and(|since| self.now_us > since + DISPUTE_US);
-        if !waited && said.iter().any(Option::is_none) {
-            return;
-        }
-        if let Some((first, other)) = first_that_differs(said) {
-            if let (Some(its), Some(others)) = (said[first], said[other]) {
-                self.fail(Failure::Differs { number, first, its, other, others }, hands);
-            }
+            News::Verdict(verdict) => self.on_verdict(verdict, hands),
+            News::Healed { place } => self.on_healed(*place, hands),
+            News::Propose { view, down } => self.on_propose(*view, down, hands),
+            News::Holds { rank, view, begun } => self.on_holds(*rank, *view, *begun, hands),
+            News::Agreed { view, from } => self.on_agreed(*view, *from),
         }
     }
 
@@ -600,6 +576,12 @@ impl Engine {
         if self.left[rank].is_none() {
             self.fail(Failure::Lost { rank }, hands);
         }
+    }
+
+    /// A rank that has left before the operation that is next to be done here.
+    pub(crate) fn who_left(&self) -> Option<(Rank, u64)> {
+        let left = self.left.iter().enumerate().find_map(|(rank, done)| done.map(|done| (rank, done)));
+        left.filter(|(_, done)| *done < self.done + 1)
     }
 
     /// This rank has no more to do.
@@ -628,12 +610,12 @@ impl Engine {
             return;
         }
         self.tend_paths(hands);
+        self.tend_traces(hands);
+        self.tend_views(hands);
         let Some(run) = self.run.as_ref().filter(|run| !run.is_done()) else { return };
         let number = run.number;
-        if let Some((rank, done)) = self.left.iter().enumerate().find_map(|(r, d)| d.map(|d| (r, d))) {
-            if done < self.done + 1 {
-                return self.fail(Failure::Left { rank, done }, hands);
-            }
+        if let Some((rank, done)) = self.who_left() {
+            return self.fail(Failure::Left { rank, done }, hands);
         }
         if self.seen.0 != self.progress {
             self.seen = (self.progress, self.now_us);

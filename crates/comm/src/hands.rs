@@ -3,6 +3,7 @@
 use unbroken_schedule::{Slice, Work};
 
 use crate::frame::{Header, HEADER_BYTES};
+use crate::locate::{Place, Verdict};
 use crate::message::Message;
 use crate::run::Target;
 use crate::Rank;
@@ -60,10 +61,29 @@ pub trait Hands {
     /// Ends this end of a path: when it returns, nothing will come over it into a slot any more. Notices that had come may
     /// still be given to the engine.
     fn close(&mut self, peer: Rank, rail: u8);
+    /// Whether this rank's NIC of a rail is alive and its port has a link, as far as the NIC knows.
+    fn has_link(&mut self, rail: u8) -> bool;
+    /// Makes an end of a probe, a queue pair of its own, and gives what the other end must know. `None`: the NIC cannot.
+    fn open_probe(&mut self, probe: ProbeId, rail: u8) -> Option<Vec<u8>>;
+    /// Connects it. `false`: it cannot be.
+    fn connect_probe(&mut self, probe: ProbeId, address: &[u8]) -> bool;
+    /// Writes no bytes over it; the engine is told what came of it. `false`: the NIC fails it at once.
+    fn send_probe(&mut self, probe: ProbeId) -> bool;
+    /// Ends it.
+    fn close_probe(&mut self, probe: ProbeId);
     /// Sends a message out of band. Where a rank cannot be reached, the engine is told that it is lost.
     fn tell(&mut self, peer: Rank, message: &Message);
     /// Something that people want to know of.
     fn note(&mut self, note: &Note);
+}
+
+/// A probe: its prober's number for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProbeId {
+    /// Who probes.
+    pub prober: Rank,
+    /// The number.
+    pub number: u32,
 }
 
 /// What becomes of paths and streams, for the log and for counting.
@@ -99,5 +119,16 @@ pub enum Note {
         rail: u8,
         /// Frames that are sent again.
         again: u64,
+    },
+    /// A failure was located, by whichever rank.
+    Located(Verdict),
+    /// A NIC is well again.
+    Healed(Place),
+    /// Operations are planned with another health of NICs from this one on.
+    Replanned {
+        /// The first operation.
+        from: u64,
+        /// Of each host, a bit for each NIC that is down.
+        down: Vec<u64>,
     },
 }

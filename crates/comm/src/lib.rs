@@ -9,7 +9,7 @@
 //! - [`frame`]: what is sent. [`stream`]: frames in order between two ranks, over whatever path. [`run`]: a program's steps and lanes.
 //! - [`engine`]: what is in line, who takes turns. [`paths`]: how a path between two ranks is made, fails, and is made again.
 //! - [`agree`]: ranks that ask for different operations. [`locate`]: where a failure is. [`message`]: what is said out of band.
-//! - [`reduce`]: reductions of bytes, fast.
+//! - [`views`]: what all plan with. [`reduce`]: reductions of bytes, fast.
 //!
 //! # A path
 //!
@@ -60,6 +60,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agree;
+mod dispute;
 pub mod engine;
 mod failure;
 pub mod frame;
@@ -70,10 +71,12 @@ pub mod paths;
 pub mod reduce;
 pub mod run;
 pub mod stream;
+mod trace;
+pub mod views;
 
 pub use engine::{Config, Engine, Mutant};
 pub use failure::Failure;
-pub use hands::{Bytes, Hands, Note, Slot};
+pub use hands::{Bytes, Hands, Note, ProbeId, Slot};
 
 /// A rank's number.
 pub type Rank = usize;

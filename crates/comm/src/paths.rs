@@ -200,6 +200,7 @@ impl Engine {
         path.up_since_us = now_us;
         hands.note(&Note::Up { peer, rail, life: path.life });
         self.place_streams(peer, hands);
+        self.say_healed(peer, rail, hands);
     }
 
     fn set_down(&mut self, peer: Rank, rail: u8, heard: bool) {
@@ -236,9 +237,14 @@ impl Engine {
         if matches!(self.peers[peer].paths[at].state, State::Idle | State::Down { .. }) {
             return;
         }
+        let path = &self.peers[peer].paths[at];
+        let news = path.state == State::Up || path.life == 1;
         hands.close(peer, rail);
         self.set_down(peer, rail, told);
         self.say_closed(peer, rail, hands);
+        if news && rail != MEMORY {
+            self.trace(peer, rail, hands);
+        }
         hands.note(&Note::Down { peer, rail, life: self.peers[peer].paths[at].life, told });
         for out in &mut self.peers[peer].outgoing {
             if out.tx.carrier() == Some(rail) {

@@ -11,9 +11,8 @@ use unbroken_comm::frame::Header;
 use unbroken_comm::frame::{HEADER_BYTES, MEMORY};
 use unbroken_comm::message::Message;
 use unbroken_comm::run::Target;
-use unbroken_comm::{reduce, Bytes, Config, Engine, Hands, Mutant, Note, Rank, Slot};
-use unbroken_schedule::cost::Costs;
-use unbroken_schedule::{planner, Buffer, Collective, DataType, Folding, ReduceOp, Slice, Topology, Work};
+use unbroken_comm::{reduce, views, Bytes, Config, Engine, Hands, Mutant, Note, ProbeId, Rank, Slot};
+use unbroken_schedule::{Buffer, Collective, DataType, Folding, ReduceOp, Slice, Topology, Work};
 
 /// A silent path fails a queue pair after this.
 const GIVES_UP_US: u64 = 3_000;
@@ -84,6 +83,7 @@ enum Event {
     Failed { to: Rank, peer: Rank, rail: u8, qp: u64 },
     Told { from: Rank, to: Rank, message: Vec<u8> },
     Gone { rank: Rank, to: Rank },
+    Probed { to: Rank, probe: ProbeId, answered: bool },
     Poll { rank: Rank },
     Heal { fault: Fault },
 }
@@ -114,6 +114,8 @@ struct Local {
     work: Option<(DataType, ReduceOp)>,
     dead: bool,
     notes: Vec<Note>,
+    /// The rail of each probe, and the other end.
+    probes: HashMap<ProbeId, (u8, Option<Rank>)>,
 }
 
 struct World {
@@ -127,6 +129,8 @@ struct World {
     active: Vec<Fault>,
     planned: Vec<Planned>,
     writes: u64,
+    carried: Vec<u64>,
+    held_one_in: u64,
     /// When the last message between two ranks arrives: TCP keeps the order.
     oob: HashMap<(Rank, Rank), u64>,
     next_qp: u64,
@@ -202,6 +206,9 @@ impl World {
             return false;
         }
         self.writes += 1;
+        if let (0, Some(carried)) = (from, self.carried.get_mut(usize::from(rail))) {
+            *carried += bytes.len().saturating_sub(HEADER_BYTES) as u64;
+        }
         let due: Vec<Planned> = self.planned.iter().filter(|p| p.after_writes <= self.writes).copied().collect();
         self.planned.retain(|p| p.after_writes > self.writes);
         for p in due {
@@ -217,7 +224,7 @@ impl World {
             return true;
         }
         // Now and then something is held up for long, and arrives when nobody waits for it any more.
-        let held_us = if self.random.below(50) == 0 { self.random.below(2_000) } else { 0 };
+        let held_us = if self.random.below(self.held_one_in) == 0 { self.random.below(2_000) } else { 0 };
         let latency = if rail == MEMORY { 1 } else { 5 + self.random.below(30) + held_us };
         let arrival = (self.now_us + latency).max(self.last.get(&qp.id).copied().unwrap_or(0));
         self.last.insert(qp.id, arrival);
@@ -349,6 +356,36 @@ impl Hands for Arms<'_> {
         }
     }
 
+    fn has_link(&mut self, rail: u8) -> bool {
+        !self.world.nic_dead(self.me, rail)
+    }
+
+    fn open_probe(&mut self, probe: ProbeId, rail: u8) -> Option<Vec<u8>> {
+        let works = self.has_link(rail);
+        self.world.ranks[self.me].probes.insert(probe, (rail, None));
+        works.then(|| vec![self.me as u8])
+    }
+
+    fn connect_probe(&mut self, probe: ProbeId, address: &[u8]) -> bool {
+        let end = self.world.ranks[self.me].probes.get_mut(&probe).expect("it was made");
+        end.1 = Some(address[0].into());
+        true
+    }
+
+    fn send_probe(&mut self, probe: ProbeId) -> bool {
+        let (rail, peer) = self.world.ranks[self.me].probes[&probe];
+        let peer = peer.expect("it is connected");
+        let there = self.world.ranks[peer].probes.contains_key(&probe);
+        let answered = there && self.world.gets_through(self.me, peer, rail);
+        let in_us = if answered { 10 + self.world.random.below(40) } else { GIVES_UP_US };
+        self.world.at(in_us, Event::Probed { to: self.me, probe, answered });
+        self.has_link(rail)
+    }
+
+    fn close_probe(&mut self, probe: ProbeId) {
+        self.world.ranks[self.me].probes.remove(&probe);
+    }
+
     fn tell(&mut self, peer: Rank, message: &Message) {
         let held_us = if self.world.random.below(8) == 0 { self.world.random.below(3_000) } else { 0 };
         let latency = 20 + self.world.random.below(200) + held_us;
@@ -375,6 +412,8 @@ pub struct Case {
     pub slots: u64,
     pub payload: u32,
     pub mutant: Option<Mutant>,
+    /// One write in so many is held up for long.
+    pub held_one_in: u64,
     pub timeout_us: u64,
 }
 
@@ -385,6 +424,10 @@ pub struct Outcome {
     /// When all was done or had failed.
     pub took_us: Option<u64>,
     pub moved: usize,
+    /// What ranks have noted.
+    pub notes: Vec<Vec<Note>>,
+    /// Payload that rank 0 sent over each rail in the last operation.
+    pub carried: Vec<u64>,
 }
 
 fn bytes_of(elements: &[u64], size: usize) -> Vec<u8> {
@@ -441,6 +484,8 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
         active: Vec::new(),
         planned: case.faults.clone(),
         writes: 0,
+        carried: vec![0; usize::from(rails)],
+        held_one_in: case.held_one_in,
         oob: HashMap::new(),
         next_qp: 0,
         last: HashMap::new(),
@@ -492,6 +537,11 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
                 }
             }
             Event::Gone { rank, to } => engines[to].on_lost(rank, &mut Arms { world: &mut world, me: to }),
+            Event::Probed { to, probe, answered } => {
+                if world.ranks[to].probes.contains_key(&probe) {
+                    engines[to].on_probed(probe, answered, &mut Arms { world: &mut world, me: to });
+                }
+            }
             Event::Heal { fault } => world.active.retain(|f| *f != fault),
             Event::Poll { rank } => {
                 if world.ranks[rank].dead {
@@ -537,8 +587,9 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
         }
     }
     let moved = world.ranks.iter().flat_map(|r| &r.notes).filter(|n| matches!(n, Note::Moved { .. })).count();
+    let notes = world.ranks.iter().map(|r| r.notes.clone()).collect();
     let failures = engines.iter().map(|e| e.failure().cloned()).collect();
-    Outcome { outputs, failures, took_us: ended_us, moved }
+    Outcome { outputs, failures, took_us: ended_us, moved, notes, carried: world.carried }
 }
 
 /// Takes the result of an operation that is done, and begins the next.
@@ -563,10 +614,15 @@ fn step(
     }
     let Some(collective) = case.script[rank].get(*begun) else { return };
     let size = collective.data().bytes() as usize;
-    let plan = planner::plan(&case.topology, collective, &Costs::default(), Folding::Any).expect("a plan").plan;
+    let number = *begun as u64;
+    let Some((_, down)) = engine.view(number) else { return };
+    let plan = views::plan(&case.topology, down, collective, Folding::Any).expect("a plan");
     let program = plan.program(rank);
     let lens =
         [collective.buffer_len(rank, Buffer::Input), collective.buffer_len(rank, Buffer::Output), program.scratch];
+    if rank == 0 {
+        world.carried.fill(0);
+    }
     let local = &mut world.ranks[rank];
     local.buffers = lens.map(|len| vec![0xa5; len as usize * size]);
     local.work = Some((collective.data(), collective.operation().reduce_op().unwrap_or(ReduceOp::Sum)));
@@ -574,7 +630,6 @@ fn step(
         let input = bytes_of(&case.inputs[*begun][rank], size);
         local.buffers[s.buffer as usize][s.start as usize * size..][..input.len()].copy_from_slice(&input);
     }
-    let number = *begun as u64;
     *begun += 1;
     let description = Description::of(collective);
     engine.start(number, description, size as u64, program.into(), &mut Arms { world, me: rank });
