@@ -77,6 +77,44 @@ def carries(fabric, job, rails, host="a"):
     wait_until(so, STARTS, f"traffic on the NICs {rails} of host {host} alone")
 
 
+def communicators(fabric) -> list:
+    """`unbroken coll status --json`."""
+    done = fabric.command("coll", "status", "--json")
+    if done.returncode != 0:
+        raise Failure(f"coll status: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def found(fabric, job, verdict, down):
+    """Waits until all ranks have heard where the failure is, and plan without those NICs."""
+
+    def so():
+        if any(p.ended() for p in job.ranks):
+            raise Failure(f"a rank has ended: {[p.output()[-300:] for p in job.ranks if p.ended()]}")
+        shown = communicators(fabric)
+        heard = [s for s in shown if any(verdict in h["what"] for h in s["happened"]) and s["down"] == down]
+        return len(heard) == len(job.ranks)
+
+    try:
+        wait_until(so, STARTS, "")
+    except Failure as error:
+        happened = {s["rank"]: [h["what"] for h in s["happened"]] + s["down"] for s in communicators(fabric)}
+        raise Failure(f"not all find '{verdict}' and plan without {down}: {happened} {error}") from error
+
+
+def shares(fabric, job, rails, host="a"):
+    """Waits until these NICs of a host carry alike."""
+
+    def so():
+        before = sent(fabric, host)
+        time.sleep(0.5)
+        now = since(fabric, host, before)
+        carried = [now[rail] for rail in rails]
+        return min(carried) > ENOUGH and max(carried) < 1.25 * min(carried)
+
+    wait_until(so, STARTS, f"equal shares of the NICs {rails} of host {host}")
+
+
 def healthy(logs, op, hosts, *options):
     """Results are right, from 8 bytes to 1 MiB, and NICs carry what they must and hardly more."""
     with Fabric(logs) as fabric:
@@ -94,13 +132,17 @@ def healthy(logs, op, hosts, *options):
         return f"{lines[-1]['busbw_gbps']:.1f} Gbit/s"
 
 
-def broken(logs, op, fault, left, settings, *options):
-    """A fault in mid-stream: NICs that are left carry on, results are right; when it is over, all NICs carry again."""
+def broken(logs, op, fault, left, found_as, settings, *options):
+    """A fault in mid-stream: NICs that are left carry on, results are right; it is found where it is, and its share is spread; when it is over, all
+    NICs carry again."""
     with Fabric(logs, *settings) as fabric:
-        job = Job(fabric, ["a", "b", "c"], "--op", op, "--min", "4M", "--max", "4M", "--seconds", 8, "--check-all", *options)
+        job = Job(fabric, ["a", "b", "c"], "--op", op, "--min", "4M", "--max", "4M", "--seconds", 12, "--check-all", *options)
         runs(fabric, job)
         fabric.fault(fault)
         carries(fabric, job, left)
+        if found_as:
+            found(fabric, job, *found_as)
+            shares(fabric, job, left)
         fabric.clear()
         carries(fabric, job, [0, 1, 2, 3])
         line = job.succeed()[-1]
@@ -212,17 +254,17 @@ def main():
     suite.case("all-reduce, two ranks on each of two hosts", healthy, "all-reduce", ["a", "a", "b", "b"])
     suite.case("all-reduce, bf16, over logical queue pairs", healthy, "all-reduce", ["a", "b"], "--logical", "--type", "bf16")
     plain = ["--device", "plain"]
-    for fault, left in (
-        ("nic a/0 dead", [1, 2, 3]),
-        ("nic a/1 down", [0, 2, 3]),
-        ("cable a/2 cut", [0, 1, 3]),
-        ("switch rail3 down", [0, 1, 2]),
+    for fault, left, verdict, down in (
+        ("nic a/0 dead", [1, 2, 3], "host 0 NIC 0 is dead or its port is down", ["0/0"]),
+        ("nic a/1 down", [0, 2, 3], "host 0 NIC 1 is dead or its port is down", ["0/1"]),
+        ("cable a/2 cut", [0, 1, 3], "the cable of host 0 NIC 2 is cut", ["0/2"]),
+        ("switch rail3 down", [0, 1, 2], "the switch of rail 3 is down", ["0/3", "1/3", "2/3"]),
     ):
-        suite.case(f"all-reduce, {fault}", broken, "all-reduce", fault, left, [])
-    suite.case("all-reduce on plain devices, nic a/0 dead", broken, "all-reduce", "nic a/0 dead", [1, 2, 3], plain)
-    suite.case("all-reduce over logical queue pairs, nic a/0 dead", broken, "all-reduce", "nic a/0 dead", [1, 2, 3], [], "--logical")
-    suite.case("all-gather, nic a/3 dead", broken, "all-gather", "nic a/3 dead", [0, 1, 2], [])
-    suite.case("reduce-scatter, cable a/0 cut", broken, "reduce-scatter", "cable a/0 cut", [1, 2, 3], [])
+        suite.case(f"all-reduce, {fault}", broken, "all-reduce", fault, left, (verdict, down), [])
+    suite.case("all-reduce on plain devices, nic a/0 dead", broken, "all-reduce", "nic a/0 dead", [1, 2, 3], None, plain)
+    suite.case("all-reduce over logical queue pairs, nic a/0 dead", broken, "all-reduce", "nic a/0 dead", [1, 2, 3], None, [], "--logical")
+    suite.case("all-gather, nic a/3 dead", broken, "all-gather", "nic a/3 dead", [0, 1, 2], None, [])
+    suite.case("reduce-scatter, cable a/0 cut", broken, "reduce-scatter", "cable a/0 cut", [1, 2, 3], None, [])
     suite.case("a work request fails", queue_pair_error)
     suite.case("NICs die one after the other", one_after_the_other)
     for seed in range(3):

@@ -77,6 +77,7 @@ fn execute(args: Args) -> output::Result {
         },
         Command::Coll { command } => match command {
             coll::CollCommand::Bench(args) => coll::bench(&runtime, &args),
+            coll::CollCommand::Status { json } => coll::status(&runtime, json),
         },
         Command::Status { json } => status::status(&runtime, json),
         Command::Events { json, follow } => events::events(&runtime, json, follow),

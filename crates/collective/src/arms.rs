@@ -2,7 +2,7 @@
 
 use unbroken_comm::frame::{Header, HEADER_BYTES, MEMORY};
 use unbroken_comm::message::Message;
-use unbroken_comm::{Bytes, Hands, Note, Rank, Slot};
+use unbroken_comm::{Bytes, Hands, Note, ProbeId, Rank, Slot};
 use unbroken_schedule::{Slice, Work};
 
 use crate::net::Net;
@@ -77,6 +77,26 @@ impl Hands for Arms<'_, '_> {
         if rail != MEMORY {
             self.net.close(peer, rail);
         }
+    }
+
+    fn has_link(&mut self, rail: u8) -> bool {
+        self.net.has_link(rail)
+    }
+
+    fn open_probe(&mut self, probe: ProbeId, rail: u8) -> Option<Vec<u8>> {
+        self.net.open_probe(probe, rail).ok()
+    }
+
+    fn connect_probe(&mut self, probe: ProbeId, address: &[u8]) -> bool {
+        self.net.connect_probe(probe, address).is_ok()
+    }
+
+    fn send_probe(&mut self, probe: ProbeId) -> bool {
+        self.net.send_probe(probe)
+    }
+
+    fn close_probe(&mut self, probe: ProbeId) {
+        self.net.close_probe(probe);
     }
 
     fn tell(&mut self, peer: Rank, message: &Message) {

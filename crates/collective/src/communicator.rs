@@ -4,17 +4,15 @@
 //! nothing has come. Between operations the thread out of band answers others (a path that has failed, one that is made again).
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use unbroken::Host;
 use unbroken_comm::agree::Description;
 use unbroken_comm::message::{Message, News as Word};
-use unbroken_comm::{Config, Engine, Note, Rank};
-use unbroken_schedule::cost::Costs;
-use unbroken_schedule::{
-    planner, Collective, DataType, Fabric, Folding, Operation, Place, Program, ReduceOp, Topology,
-};
+use unbroken_comm::{views, Config, Engine, Note, Rank};
+use unbroken_schedule::{Collective, DataType, Fabric, Folding, Operation, Place, Program, ReduceOp, Topology};
 use unbroken_schedule::{Counts, Host as HostShape, Nic as NicShape};
 
 use crate::arms::Arms;
@@ -23,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::net::{Net, News, Shape};
 use crate::oob::{self, Event, Oob};
 use crate::operands::{check, Buffers, Operands};
+use crate::status::{Board, Counters, Server, Snapshot};
 
 /// How often the engine is told the time.
 const TICK: Duration = Duration::from_micros(500);
@@ -58,6 +57,8 @@ pub struct Options {
     pub ask: Duration,
     /// How long an operation may stand still, and two ranks be without a path.
     pub timeout: Duration,
+    /// Where the status socket is to lie ([`crate::snapshots`]). None without.
+    pub status_folder: Option<PathBuf>,
     /// How long to wait for all ranks at the beginning, and for what was sent to arrive at the end.
     pub patience: Duration,
 }
@@ -75,6 +76,7 @@ impl Default for Options {
             nic_mbps: 100_000,
             ask: Duration::from_millis(500),
             timeout: Duration::from_secs(20),
+            status_folder: None,
             patience: Duration::from_secs(60),
         }
     }
@@ -109,17 +111,11 @@ impl Options {
     }
 }
 
-/// What has happened to a communicator's paths.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Operations that were done.
-    pub operations: u64,
-    /// Paths that have failed.
-    pub failures: u64,
-    /// Streams that went on elsewhere.
-    pub moves: u64,
-    /// Frames that were sent again.
-    pub again: u64,
+/// A program, and the view that it was planned with.
+struct Kept {
+    view: u32,
+    collective: Collective,
+    program: Arc<Program>,
 }
 
 struct State {
@@ -130,8 +126,8 @@ struct State {
     began: Instant,
     ticked: Instant,
     number: u64,
-    programs: Vec<(Collective, Arc<Program>)>,
-    counters: Counters,
+    programs: Vec<Kept>,
+    board: Board,
     notes: Vec<Note>,
     came: Vec<(Rank, u8, News)>,
 }
@@ -139,6 +135,7 @@ struct State {
 /// A rank's end of a communicator. Ended when it is dropped.
 pub struct Communicator {
     state: Arc<Mutex<State>>,
+    board: Board,
     me: Rank,
     ranks: usize,
     options: Options,
@@ -192,6 +189,8 @@ impl Communicator {
             timeout_us: options.timeout.as_micros() as u64,
             mutant: None,
         };
+        let board = Board::new(rank, &config.hosts, rails);
+        let server = options.status_folder.as_ref().map(|folder| Server::bind(folder, &board)).transpose()?;
         let oob = Oob::new(rank, id.secret, all.iter().map(|h| h.address).collect());
         let state = Arc::new(Mutex::new(State {
             engine: Engine::new(config),
@@ -202,17 +201,17 @@ impl Communicator {
             ticked: Instant::now(),
             number: 0,
             programs: Vec::new(),
-            counters: Counters::default(),
+            board: board.clone(),
             notes: Vec::new(),
             came: Vec::new(),
         }));
         let weak = Arc::downgrade(&state);
-        lock(&state).oob.begin(listener, Box::new(move || attend(&weak)))?;
+        lock(&state).oob.begin(listener, server, Box::new(move || attend(&weak)))?;
         lock(&state).with(&mut Operands::none(), |_, arms| {
             // So that the end of a process is noticed by its neighbours, whatever it does.
             Engine::neighbours(rank, ranks).for_each(|r| arms.oob.tell(r, &Message::Want));
         });
-        Ok(Communicator { state, me: rank, ranks, options })
+        Ok(Communicator { state, board, me: rank, ranks, options })
     }
 
     /// This rank.
@@ -227,7 +226,12 @@ impl Communicator {
 
     /// What has happened so far.
     pub fn counters(&self) -> Counters {
-        lock(&self.state).counters
+        self.board.lock().counters
+    }
+
+    /// All that there is to be known.
+    pub fn snapshot(&self) -> Snapshot {
+        self.board.lock().clone()
     }
 
     /// Does an operation together with all other ranks. Returns when this rank's part is done: its output is there, its input may be changed.
@@ -239,7 +243,7 @@ impl Communicator {
         if let Some(failure) = state.engine.failure() {
             return Err(failure.clone().into());
         }
-        let program = state.program(&collective, self.me, self.options.folding)?;
+        let program = state.program(&collective, self.options.folding)?;
         let mut operands = Operands::new(&collective, self.me, program.scratch, buffers);
         let (description, size) = (Description::of(&collective), collective.data().bytes());
         let number = state.number;
@@ -249,6 +253,7 @@ impl Communicator {
         let mut idle = Idle::default();
         while state.engine.is_busy() {
             if let Some(failure) = state.engine.failure() {
+                state.board.broken(failure);
                 return Err(failure.clone().into());
             }
             idle.next(state.drive(&mut operands));
@@ -256,7 +261,7 @@ impl Communicator {
         // Credit and what others wait to hear leave now, and not when somebody looks next.
         state.with(&mut operands, |engine, arms| engine.pump(arms));
         state.engine.finish(true);
-        state.counters.operations += 1;
+        state.board.done(state.net.sent_bytes());
         Ok(())
     }
 
@@ -387,16 +392,7 @@ impl State {
         let State { engine, net, oob, notes, .. } = self;
         let me = engine.rank();
         let result = f(engine, &mut Arms { me, net, oob, operands, notes });
-        for note in self.notes.drain(..) {
-            match note {
-                Note::Down { .. } => self.counters.failures += 1,
-                Note::Moved { again, .. } => {
-                    self.counters.moves += 1;
-                    self.counters.again += again;
-                }
-                Note::Up { .. } => {}
-            }
-        }
+        self.notes.drain(..).for_each(|note| self.board.note(note));
         result
     }
 
@@ -425,6 +421,7 @@ impl State {
                     News::Sent(stream) => engine.on_sent(peer, rail, stream),
                     News::Tested => engine.on_tested(peer, rail, arms),
                     News::Failed => engine.fail_path(peer, rail, arms),
+                    News::Probed(probe, answered) => engine.on_probed(probe, answered, arms),
                 }
             }
         });
@@ -441,17 +438,28 @@ impl State {
         busy || self.engine.progress() != before
     }
 
-    /// This rank's program of an operation.
-    fn program(&mut self, collective: &Collective, me: Rank, folding: Folding) -> Result<Arc<Program>> {
-        if let Some((_, program)) = self.programs.iter().find(|(c, _)| c == collective) {
-            return Ok(program.clone());
+    /// This rank's program of an operation, and what is held on to until all have agreed on what it is planned with.
+    fn program(&mut self, collective: &Collective, folding: Folding) -> Result<Arc<Program>> {
+        let (mut operands, mut idle) = (Operands::none(), Idle::default());
+        let (view, down) = loop {
+            if let Some(taken_up) = self.engine.take_up(self.number) {
+                break taken_up;
+            }
+            if let Some(failure) = self.engine.failure() {
+                return Err(failure.clone().into());
+            }
+            idle.next(self.drive(&mut operands));
+        };
+        if let Some(kept) = self.programs.iter().find(|kept| kept.view == view && kept.collective == *collective) {
+            return Ok(kept.program.clone());
         }
-        let planned = planner::plan(&self.topology, collective, &Costs::default(), folding)?;
-        let program = Arc::new(planned.plan.program(me));
+        let plan = views::plan(&self.topology, &down, collective, folding)?;
+        let program = Arc::new(plan.program(self.engine.rank()));
+        self.programs.retain(|kept| kept.view == view);
         if self.programs.len() == KEPT {
             self.programs.remove(0);
         }
-        self.programs.push((collective.clone(), program.clone()));
+        self.programs.push(Kept { view, collective: collective.clone(), program: program.clone() });
         Ok(program)
     }
 }

@@ -27,10 +27,12 @@ mod memory;
 mod net;
 mod oob;
 mod operands;
+mod status;
 
 pub use bootstrap::{Bootstrap, Id};
-pub use communicator::{Communicator, Counters, Options};
+pub use communicator::{Communicator, Options};
 pub use error::{Error, Result};
 pub use operands::Buffers;
+pub use status::{snapshots, Away, Counters, Happening, Snapshot};
 pub use unbroken_comm::{Failure, Rank};
 pub use unbroken_schedule::{Counts, DataType, Folding, Matrix, Operation, ReduceOp};

@@ -10,7 +10,7 @@ use unbroken::{
     Access, Cq, Host, Nic, Pd, Qp, QpAddress, QpCaps, QpOptions, Region, RemoteRegion, Wc, WcOpcode, WcStatus,
 };
 use unbroken_comm::frame::{Notice, HEADER_BYTES, MEMORY};
-use unbroken_comm::{Rank, Slot};
+use unbroken_comm::{ProbeId, Rank, Slot};
 
 use crate::memory::MemoryPath;
 
@@ -41,6 +41,20 @@ pub(crate) struct Shape {
     pub(crate) retries: u8,
 }
 
+impl Shape {
+    fn options(&self, sends: u32, receives: u32) -> QpOptions {
+        let (max_send_wr, max_recv_wr) = (sends, receives);
+        QpOptions {
+            caps: QpCaps { max_send_wr, max_recv_wr, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 },
+            plain: true,
+            access: rights(),
+            timeout: self.ack_timeout,
+            retry_cnt: self.retries,
+            ..QpOptions::default()
+        }
+    }
+}
+
 /// What has come over a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
@@ -48,6 +62,7 @@ pub(crate) enum News {
     Sent(Option<u8>),
     Tested,
     Failed,
+    Probed(ProbeId, bool),
 }
 
 struct Adapter {
@@ -56,8 +71,15 @@ struct Adapter {
     stale: bool,
     pd: Pd,
     cq: Cq,
-    /// The peer of each queue pair.
-    peers: HashMap<u32, Rank>,
+    /// What each queue pair is for.
+    uses: HashMap<u32, Use>,
+}
+
+/// What a queue pair is for.
+#[derive(Clone, Copy)]
+enum Use {
+    Path(Rank),
+    Probe(ProbeId),
 }
 
 struct Link {
@@ -89,13 +111,26 @@ pub(crate) struct Net {
     ties: Vec<Ties>,
     /// Paths through memory that were made, and need no test.
     tested: Vec<Rank>,
+    /// Queue pairs of probes, with their rails.
+    probes: HashMap<ProbeId, (u8, Qp)>,
+    /// By rail; memory behind them.
+    sent_bytes: Vec<u64>,
 }
 
 impl Net {
     /// Opens the NICs; one that is dead now is opened when it is needed.
     pub(crate) fn new(host: Host, rails: u8, ranks: usize, shape: Shape) -> Net {
         let adapters = (0..rails).map(|rail| Adapter::open(&host, rail).ok()).collect();
-        Net { host, shape, rails, adapters, ties: (0..ranks).map(|_| Ties::default()).collect(), tested: Vec::new() }
+        Net {
+            host,
+            shape,
+            rails,
+            adapters,
+            ties: (0..ranks).map(|_| Ties::default()).collect(),
+            tested: Vec::new(),
+            probes: HashMap::new(),
+            sent_bytes: vec![0; usize::from(rails) + 1],
+        }
     }
 
     fn slot_bytes(&self) -> usize {
@@ -161,7 +196,7 @@ impl Net {
         let (qp, into) = made?;
         let blob = format!("{} {:x} {:x} {:x}", qp.address(), into.addr, into.rkey, into.len);
         if let Some(adapter) = &mut self.adapters[usize::from(rail)] {
-            adapter.peers.insert(qp.qpn(), peer);
+            adapter.uses.insert(qp.qpn(), Use::Path(peer));
         }
         self.ties[peer].links.insert(rail, Link { qp, remote: None });
         Ok(blob.into_bytes())
@@ -220,8 +255,14 @@ impl Net {
         Ok(())
     }
 
+    /// Bytes that were sent over each rail; the last is memory.
+    pub(crate) fn sent_bytes(&self) -> &[u64] {
+        &self.sent_bytes
+    }
+
     /// Sends a slot.
-    pub(crate) fn post(&self, slot: Slot, rail: u8, bytes: u32) -> bool {
+    pub(crate) fn post(&mut self, slot: Slot, rail: u8, bytes: u32) -> bool {
+        self.sent_bytes[usize::from(rail.min(self.rails))] += u64::from(bytes);
         let ties = &self.ties[slot.peer];
         if rail == MEMORY {
             if let Some(memory) = &ties.memory {
@@ -263,7 +304,7 @@ impl Net {
     pub(crate) fn close(&mut self, peer: Rank, rail: u8) {
         if let Some(link) = self.ties[peer].links.remove(&rail) {
             if let Some(adapter) = &mut self.adapters[usize::from(rail)] {
-                adapter.peers.remove(&link.qp.qpn());
+                adapter.uses.remove(&link.qp.qpn());
             }
             // One that has failed is there already.
             let _ = link.qp.fail();
@@ -283,7 +324,38 @@ impl Net {
         linkless
     }
 
-    fn has_link(&self, rail: u8) -> bool {
+    /// Makes an end of a probe: a queue pair that fails with its path, whatever carries data.
+    pub(crate) fn open_probe(&mut self, probe: ProbeId, rail: u8) -> unbroken::Result<Vec<u8>> {
+        let gone = || unbroken::Error::device_gone(format!("NIC {rail} is not open"));
+        let options = self.shape.options(1, 1);
+        let adapter = self.adapters[usize::from(rail)].as_mut().ok_or_else(gone)?;
+        let qp = adapter.pd.create_qp(&adapter.cq, &options)?;
+        adapter.uses.insert(qp.qpn(), Use::Probe(probe));
+        let address = qp.address().to_string().into_bytes();
+        self.probes.insert(probe, (rail, qp));
+        Ok(address)
+    }
+
+    /// Connects it.
+    pub(crate) fn connect_probe(&mut self, probe: ProbeId, address: &[u8]) -> unbroken::Result<()> {
+        let address: QpAddress = String::from_utf8_lossy(address).parse()?;
+        self.probes.get(&probe).map_or(Ok(()), |(_, qp)| qp.connect(&address))
+    }
+
+    /// Writes no bytes.
+    pub(crate) fn send_probe(&mut self, probe: ProbeId) -> bool {
+        self.probes.get(&probe).is_some_and(|(_, qp)| qp.probe(TEST).is_ok())
+    }
+
+    /// Ends it.
+    pub(crate) fn close_probe(&mut self, probe: ProbeId) {
+        let Some((rail, qp)) = self.probes.remove(&probe) else { return };
+        if let Some(adapter) = &mut self.adapters[usize::from(rail)] {
+            adapter.uses.remove(&qp.qpn());
+        }
+    }
+
+    pub(crate) fn has_link(&self, rail: u8) -> bool {
         self.adapters[usize::from(rail)].as_ref().is_some_and(|adapter| adapter.nic.has_link())
     }
 
@@ -295,9 +367,15 @@ impl Net {
             // A queue that cannot be polled is a dead NIC's; its queue pairs fail where they are posted to.
             let n = adapter.cq.poll_into(&mut wcs).unwrap_or(0);
             for wc in &wcs[..n] {
-                let Some(peer) = adapter.peers.get(&wc.qp_num) else { continue };
-                if let Some(news) = self.news(*peer, rail as u8, wc) {
-                    came.push((*peer, rail as u8, news));
+                match adapter.uses.get(&wc.qp_num) {
+                    Some(Use::Path(peer)) => {
+                        came.extend(self.news(*peer, rail as u8, wc).map(|news| (*peer, rail as u8, news)));
+                    }
+                    Some(Use::Probe(probe)) => {
+                        let answered = wc.status == WcStatus::Success as u32;
+                        came.push((probe.prober, rail as u8, News::Probed(*probe, answered)));
+                    }
+                    None => {}
                 }
             }
         }
@@ -340,7 +418,7 @@ impl Adapter {
     fn open(host: &Host, rail: u8) -> unbroken::Result<Adapter> {
         let nic = host.open(rail.into())?;
         let (pd, cq) = (nic.alloc_pd()?, nic.create_cq(CQ_ENTRIES)?);
-        Ok(Adapter { nic, stale: false, pd, cq, peers: HashMap::new() })
+        Ok(Adapter { nic, stale: false, pd, cq, uses: HashMap::new() })
     }
 }
 

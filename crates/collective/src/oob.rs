@@ -20,6 +20,7 @@ use unbroken_comm::Rank;
 
 use crate::bootstrap::SECRET_BYTES;
 use crate::error::{io, Result};
+use crate::status::Server;
 
 /// How long connecting and sending may take.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -107,9 +108,10 @@ impl Oob {
     }
 
     /// Starts the thread.
-    pub(crate) fn begin(&mut self, listener: TcpListener, attend: Attend) -> Result<()> {
+    pub(crate) fn begin(&mut self, listener: TcpListener, status: Option<Server>, attend: Attend) -> Result<()> {
         let reader = Reader {
             listener,
+            status,
             secret: self.secret,
             ranks: self.addresses.len(),
             inbox: self.inbox.clone(),
@@ -188,6 +190,7 @@ struct Caller {
 
 struct Reader {
     listener: TcpListener,
+    status: Option<Server>,
     secret: [u8; SECRET_BYTES],
     ranks: usize,
     inbox: Arc<Inbox>,
@@ -200,11 +203,12 @@ impl Reader {
         let mut wait = Duration::ZERO;
         while !self.stop.load(Ordering::Acquire) {
             let readable = self.wait(wait);
-            if readable.first() == Some(&true) {
-                self.accept();
+            if let Some(status) = &self.status {
+                status.answer();
             }
             let mut ended = Vec::new();
-            for (k, _) in readable.iter().skip(1).enumerate().filter(|(_, r)| **r) {
+            let callers = readable.iter().skip(1).take(self.callers.len()).copied().collect::<Vec<bool>>();
+            for (k, _) in callers.iter().enumerate().filter(|(_, readable)| **readable) {
                 if !self.read(k) {
                     ended.push(k);
                 }
@@ -213,6 +217,10 @@ impl Reader {
                 if let Some(rank) = self.callers.swap_remove(k).rank {
                     self.inbox.put(Event::Gone(rank, Instant::now()));
                 }
+            }
+            // Behind the callers, whose positions were those of what could be read.
+            if readable.first() == Some(&true) {
+                self.accept();
             }
             if self.stop.load(Ordering::Acquire) {
                 return;
@@ -229,6 +237,7 @@ impl Reader {
     fn wait(&self, most: Duration) -> Vec<bool> {
         let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
         fds.extend(self.callers.iter().map(|c| PollFd::new(&c.stream, PollFlags::IN)));
+        fds.extend(self.status.iter().map(|status| PollFd::new(&status.listener, PollFlags::IN)));
         let timeout = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) => fds.iter().map(|fd| !fd.revents().is_empty()).collect(),

@@ -61,6 +61,8 @@ pub enum Mutant {
     NoCredit,
     /// What the sender takes an operation for does not matter.
     NoDigest,
+    /// An operation counts as begun when it was planned.
+    LateBegin,
 }
 
 /// The engine of one rank.
@@ -186,7 +188,7 @@ impl Engine {
         hands: &mut impl Hands,
     ) {
         debug_assert!(!self.is_busy());
-        self.begun = number + 1;
+        self.begun = self.begun.max(number + 1);
         let run = Run::new(number, description.digest(), self.config.me, element_bytes, program);
         self.history.push_back((number, description));
         if self.history.len() > HISTORY {
@@ -567,7 +569,7 @@ impl Engine {
             News::Healed { place } => self.on_healed(*place, hands),
             News::Propose { view, down } => self.on_propose(*view, down, hands),
             News::Holds { rank, view, begun } => self.on_holds(*rank, *view, *begun, hands),
-            News::Agreed { view, from } => self.on_agreed(*view, *from),
+            News::Agreed { view, from } => self.on_agreed(*view, *from, hands),
         }
     }
 

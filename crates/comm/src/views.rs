@@ -11,12 +11,13 @@
 //! | `Holds` of all | `Agreed` from the largest count on | |
 //! | `Agreed` | go on | go on |
 //!
-//! Invariant: for every operation all ranks have the same view, since none of them had begun it when it was decided.
+//! Invariant: for every operation all ranks have the same view, since none of them had begun it when it was decided. An operation is begun when its view
+//! is asked for, not when it is planned.
 
 use unbroken_schedule::cost::Costs;
 use unbroken_schedule::{planner, Collective, Folding, Health, Plan, Topology};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Mutant};
 use crate::hands::{Hands, Note};
 use crate::locate::{Place, Verdict};
 use crate::message::News;
@@ -40,7 +41,7 @@ struct Proposal {
 pub(crate) struct Views {
     /// What is known to be down, of each host a bit for each NIC.
     known: Vec<u64>,
-    /// The views that hold: their number, the first operation, and what is down. The last but one may hold for operations yet to begin.
+    /// The views that hold for operations yet to begin, in order: their number, the first operation, and what is down.
     agreed: Vec<(u32, u64, Vec<u64>)>,
     proposal: Option<Proposal>,
     changed_us: u64,
@@ -78,13 +79,17 @@ pub fn plan(
 }
 
 impl Engine {
-    /// What is down, of each host a bit for each NIC, where an operation is planned. `None`: wait, it is being agreed on.
-    pub fn view(&self, number: u64) -> Option<(u32, &[u64])> {
+    /// Takes up an operation: gives the view that it is to be planned with, and what is down in it, of each host a bit for each NIC. From now on it
+    /// counts as begun, however long planning takes. `None`: wait, a view is being agreed on.
+    pub fn take_up(&mut self, number: u64) -> Option<(u32, Vec<u64>)> {
         if self.views.proposal.is_some() {
             return None;
         }
+        if self.config.mutant != Some(Mutant::LateBegin) {
+            self.begun = self.begun.max(number + 1);
+        }
         let of = self.views.agreed.iter().rev().find(|(_, from, _)| *from <= number);
-        of.map(|(view, _, down)| (*view, &down[..]))
+        of.map(|(view, _, down)| (*view, down.clone()))
     }
 
     /// Whether a NIC is known to be down.
@@ -159,15 +164,19 @@ impl Engine {
         }
         let from = proposal.begun.iter().flatten().max().copied().unwrap_or(0);
         self.spread(None, &News::Agreed { view, from }, hands);
-        self.on_agreed(view, from);
+        self.on_agreed(view, from, hands);
     }
 
-    pub(crate) fn on_agreed(&mut self, view: u32, from: u64) {
+    pub(crate) fn on_agreed(&mut self, view: u32, from: u64, hands: &mut impl Hands) {
         let Some(proposal) = self.views.proposal.take_if(|p| p.view == view) else { return };
-        self.views.agreed.push((view, from, proposal.down));
-        if self.views.agreed.len() > 2 {
-            self.views.agreed.remove(0);
-        }
+        hands.note(&Note::Replanned { from, down: proposal.down.clone() });
+        let agreed = &mut self.views.agreed;
+        // One that would have held from there on holds for nothing.
+        agreed.retain(|(_, other, _)| *other < from);
+        agreed.push((view, from, proposal.down));
+        // Those before the one that holds for the next operation hold for nothing any more.
+        let next = agreed.iter().rposition(|(_, from, _)| *from <= self.begun).unwrap_or(0);
+        agreed.drain(..next);
         self.views.changed_us = self.now_us;
     }
 

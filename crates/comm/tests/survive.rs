@@ -352,3 +352,35 @@ fn what_is_well_again_is_used_again() {
         assert!(carried.iter().all(|bytes| *bytes > 0), "seed {seed}: {fault:?} {carried:?}");
     }
 }
+
+/// NICs come and go, and operations are short.
+fn fickle(seed: u64, mutant: Option<Mutant>) -> Case {
+    let (mut case, _) = one_fault(4 * seed, (4_000, 400, 16_384));
+    let mut random = Random(seed ^ 0x71e3);
+    let dead = |k| Fault::NicDead { host: random.below(3) as u32, rail: (k % 3) as u8 };
+    let faults: Vec<Fault> = (0..40).map(dead).collect();
+    let planned = |(k, fault): (usize, Fault)| Planned { fault, after_writes: 200 * k as u64, lasts_us: Some(2_000) };
+    case.faults = faults.into_iter().enumerate().map(planned).collect();
+    case.mutant = mutant;
+    case
+}
+
+/// Ranks agree on what to plan with again and again, at every moment of an operation.
+#[test]
+fn all_plan_with_the_same_view_however_often_it_changes() {
+    let mut agreed = 0;
+    for seed in 0..60 {
+        let case = fickle(seed, None);
+        let outcome = run(&case, MOST_US);
+        assert_eq!(wrong(&case, &outcome), None, "seed {seed}");
+        agreed += outcome.notes[0].iter().filter(|n| matches!(n, Note::Replanned { .. })).count();
+    }
+    println!("{agreed} views");
+    assert!(agreed > 100, "{agreed} views");
+    let caught = (0..60).find(|seed| {
+        let case = fickle(*seed, Some(Mutant::LateBegin));
+        wrong(&case, &run(&case, MOST_US)).is_some()
+    });
+    println!("LateBegin: seed {caught:?}");
+    assert!(caught.is_some(), "an operation that is planned and has not begun goes unnoticed");
+}

@@ -9,7 +9,7 @@ use unbroken_collective::{Bootstrap, Buffers, Communicator, DataType, Folding, I
 use unbroken_fabric::Runtime;
 
 use super::numbers::Numbers;
-use super::{BenchArgs, Op};
+use super::{status_folder, BenchArgs, Op};
 use crate::output::{print, print_json, Failure, Result};
 
 /// How long ranks wait for each other at the beginning.
@@ -34,6 +34,8 @@ struct Line {
     failures: u64,
     moves: u64,
     again: u64,
+    /// What has happened so far.
+    happened: Vec<String>,
 }
 
 /// Measures, as one rank or as all.
@@ -123,6 +125,7 @@ fn one(runtime: &Runtime, args: &BenchArgs, rank: usize) -> Result {
         logical: args.logical,
         folding: if args.any_order { Folding::Any } else { Folding::InOrder },
         timeout: Duration::try_from_secs_f64(args.timeout).map_err(|e| Failure::Text(format!("--timeout: {e}")))?,
+        status_folder: Some(status_folder(runtime)),
         patience: PATIENCE,
         ..Options::default()
     };
@@ -223,6 +226,7 @@ fn measure(comm: &Communicator, args: &BenchArgs, bytes: u64) -> std::result::Re
         failures: counters.failures,
         moves: counters.moves,
         again: counters.again,
+        happened: comm.snapshot().happened.into_iter().map(|h| h.what).collect(),
     })
 }
 

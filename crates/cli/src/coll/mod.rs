@@ -2,13 +2,16 @@
 
 mod bench;
 mod numbers;
+mod status;
 
 pub(crate) use bench::bench;
+pub(crate) use status::status;
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use unbroken_collective::{DataType, ReduceOp};
+use unbroken_fabric::Runtime;
 
 /// `unbroken coll …`
 #[derive(Subcommand)]
@@ -24,6 +27,17 @@ pub(crate) enum CollCommand {
 Times are of one operation, sizes those of the larger buffer; bandwidths as nccl-tests has them: size by time, and that times what a NIC carries
 for each byte of it.")]
     Bench(BenchArgs),
+    /// Show communicators: what NICs carry, what was lost, where it was found to be
+    Status {
+        /// One JSON array
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Where communicators of a runtime folder have their status sockets.
+fn status_folder(runtime: &Runtime) -> PathBuf {
+    runtime.path().join("coll")
 }
 
 /// The operation.

@@ -12,7 +12,7 @@ use unbroken_comm::frame::{HEADER_BYTES, MEMORY};
 use unbroken_comm::message::Message;
 use unbroken_comm::run::Target;
 use unbroken_comm::{reduce, views, Bytes, Config, Engine, Hands, Mutant, Note, ProbeId, Rank, Slot};
-use unbroken_schedule::{Buffer, Collective, DataType, Folding, ReduceOp, Slice, Topology, Work};
+use unbroken_schedule::{Buffer, Collective, DataType, Folding, Program, ReduceOp, Slice, Topology, Work};
 
 /// A silent path fails a queue pair after this.
 const GIVES_UP_US: u64 = 3_000;
@@ -116,6 +116,7 @@ struct Local {
     notes: Vec<Note>,
     /// The rail of each probe, and the other end.
     probes: HashMap<ProbeId, (u8, Option<Rank>)>,
+    planned: Option<Program>,
 }
 
 struct World {
@@ -615,9 +616,13 @@ fn step(
     let Some(collective) = case.script[rank].get(*begun) else { return };
     let size = collective.data().bytes() as usize;
     let number = *begun as u64;
-    let Some((_, down)) = engine.view(number) else { return };
-    let plan = views::plan(&case.topology, down, collective, Folding::Any).expect("a plan");
-    let program = plan.program(rank);
+    // Planning takes time, in which much may happen.
+    let Some(program) = world.ranks[rank].planned.take() else {
+        let Some((_, down)) = engine.take_up(number) else { return };
+        let plan = views::plan(&case.topology, &down, collective, Folding::Any).expect("a plan");
+        world.ranks[rank].planned = Some(plan.program(rank));
+        return;
+    };
     let lens =
         [collective.buffer_len(rank, Buffer::Input), collective.buffer_len(rank, Buffer::Output), program.scratch];
     if rank == 0 {
