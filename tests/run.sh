@@ -70,6 +70,7 @@ suite scale     python3 tests/scale.py
 suite pyverbs   python3 tests/pyverbs/run.py
 suite programs  python3 tests/programs.py
 suite plain     python3 tests/plain.py
+suite coll      python3 tests/coll.py
 suite mpi       python3 tests/mpi.py
 suite datagrams python3 tests/datagrams.py
 suite early     python3 tests/early.py ${long:+--all}

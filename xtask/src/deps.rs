@@ -11,7 +11,8 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// Protocol logic.
-const PURE: &[&str] = &["types", "wire", "roce", "journal", "path", "overlay", "schedule", "codes", "model", "chart"];
+const PURE: &[&str] =
+    &["types", "wire", "roce", "journal", "path", "overlay", "schedule", "comm", "codes", "model", "chart"];
 /// What a pure crate may use from outside: small crates without I/O.
 const LEAVES: &[&str] = &["crc32fast", "half", "hmac", "sha2", "thiserror", "zerocopy"];
 /// Crates that do I/O, from the lowest floor to the highest: each may use those before it. Whatever is neither here nor pure nor [`TOOLS`]
@@ -26,6 +27,7 @@ const SHELLS: &[&str] = &[
     "holding",
     "shift",
     "unbroken",
+    "collective",
     "preload",
     "edged",
     "cli",

@@ -62,6 +62,11 @@ UNBROKEN_FAILBACK=0 in a program's environment leaves them where they are.")]
         #[command(subcommand)]
         command: NicCommand,
     },
+    /// Collective operations that go on when NICs fail
+    Coll {
+        #[command(subcommand)]
+        command: crate::coll::CollCommand,
+    },
     /// Show NICs with their counters, and logical QPs with their paths
     Status {
         /// One JSON object

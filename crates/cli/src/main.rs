@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod coll;
 mod demo;
 mod edge;
 mod edge_demo;
@@ -73,6 +74,10 @@ fn execute(args: Args) -> output::Result {
         Command::Nic { command } => match command {
             NicCommand::Drain { nic, wait } => nic::drain(&runtime, &nic, wait),
             NicCommand::Undrain { nic } => nic::undrain(&runtime, &nic),
+        },
+        Command::Coll { command } => match command {
+            coll::CollCommand::Bench(args) => coll::bench(&runtime, &args),
+            coll::CollCommand::Status { json } => coll::status(&runtime, json),
         },
         Command::Status { json } => status::status(&runtime, json),
         Command::Events { json, follow } => events::events(&runtime, json, follow),

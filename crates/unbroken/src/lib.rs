@@ -25,14 +25,16 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod immediate;
 mod qp;
 mod region;
+pub mod words;
 
 pub use address::QpAddress;
 pub use qp::{Qp, QpOptions};
 pub use region::{Region, RemoteRegion};
 pub use unbroken_types::{Access, Gid, QpCaps, QpState, SendFlags, SendOpcode, Sge, Wc, WcOpcode, WcStatus};
-pub use unbroken_verbs::{Error, RecvWr, Result, SendBatch, SendWr};
+pub use unbroken_verbs::{Error, RecvWr, Result, SendBatch, SendWr, SharedWords};
 
 use std::net::IpAddr;
 use std::path::Path;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use unbroken_shift::front;
 use unbroken_types::{Access, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode};
-use unbroken_verbs::{Error, QpModify, RcModify, RecvWr, SendBatch, SendWr};
+use unbroken_verbs::{Error, GidEntry, QpModify, RcModify, RecvWr, SendBatch, SendWr};
 
 /// How to make a QP.
 #[derive(Clone, Debug)]
@@ -68,6 +68,10 @@ impl Qp {
         Ok(made)
     }
 
+    pub(crate) fn front(&self) -> &front::Qp {
+        &self.qp
+    }
+
     /// What the peer needs to connect.
     pub fn address(&self) -> QpAddress {
         QpAddress { gid: self.qp.gid(), qpn: self.qp.qpn(), psn: self.psn }
@@ -75,7 +79,12 @@ impl Qp {
 
     /// Connects it: it takes what the peer sends, and sends. The peer does the same with this one's address.
     pub fn connect(&self, peer: &QpAddress) -> Result<()> {
-        let mtu = self.pd.0.nic.context().port(1).map_or(Mtu::B1024, |port| port.active_mtu);
+        let nic = self.pd.0.nic.context();
+        let port = nic.port(1).ok();
+        let mtu = port.as_ref().map_or(Mtu::B1024, |port| port.active_mtu);
+        // Where a port has its address as RoCE v1 and as v2, the latter comes behind.
+        let own = |entry: &GidEntry| entry.gid == nic.gid();
+        let sgid_index = port.and_then(|port| port.gids.iter().rposition(own)).map(|index| index as u8);
         let o = &self.options;
         let rtr = RcModify {
             state: Some(QpState::Rtr),
@@ -86,7 +95,7 @@ impl Qp {
             min_rnr_timer: Some(1),
             ..RcModify::default()
         };
-        self.qp.modify(&QpModify { rc: rtr, dest_gid: Some(peer.gid), ..QpModify::default() })?;
+        self.qp.modify(&QpModify { rc: rtr, dest_gid: Some(peer.gid), sgid_index, ..QpModify::default() })?;
         let rts = RcModify {
             state: Some(QpState::Rts),
             sq_psn: Some(self.psn),

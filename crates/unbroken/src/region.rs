@@ -1,17 +1,20 @@
 //! Registered memory.
 //!
-//! The network reads and writes it while the program looks on, so its bytes are atomic: what a program copies out while a peer writes is a
+//! The network reads and writes it while the program looks on, so its words are atomic: what a program copies out while a peer writes is a
 //! mixture, never undefined.
 
+use crate::words::{copy_in, copy_out};
 use crate::{Pd, Result};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::AtomicU64;
+use std::sync::Arc;
 use unbroken_types::{Access, Sge};
 use unbroken_verbs::{Error, MrKeys};
 
 /// Memory that the network may work on. Deregistered when it is dropped: afterwards nothing from the network touches it.
 pub struct Region {
-    bytes: Box<[AtomicU8]>,
+    words: Arc<[AtomicU64]>,
+    len: usize,
     keys: MrKeys,
     pd: Pd,
 }
@@ -29,50 +32,70 @@ pub struct RemoteRegion {
 
 impl Region {
     pub(crate) fn new(pd: &Pd, bytes: usize, access: Access) -> Result<Region> {
-        let bytes: Box<[AtomicU8]> = (0..bytes).map(|_| AtomicU8::new(0)).collect();
-        let addr = bytes.as_ptr() as u64;
-        let keys = pd.0.nic.context().reg_mr(pd.0.handle, addr, bytes.len() as u64, addr, access)?;
-        Ok(Region { bytes, keys, pd: pd.clone() })
+        Region::over(pd, (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect(), bytes, access)
+    }
+
+    fn over(pd: &Pd, words: Arc<[AtomicU64]>, len: usize, access: Access) -> Result<Region> {
+        let addr = words.as_ptr() as u64;
+        let keys = pd.0.nic.context().reg_mr(pd.0.handle, addr, len as u64, addr, access)?;
+        Ok(Region { words, len, keys, pd: pd.clone() })
+    }
+
+    /// Registers the same memory in another protection domain, of the same NIC or another.
+    pub fn also(&self, pd: &Pd, access: Access) -> Result<Region> {
+        Region::over(pd, self.words.clone(), self.len, access)
     }
 
     /// How many bytes it has.
     pub fn len(&self) -> usize {
-        self.bytes.len()
+        self.len
     }
 
     /// Whether it has none.
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.len == 0
     }
 
     /// What a peer needs.
     pub fn remote(&self) -> RemoteRegion {
-        RemoteRegion { addr: self.bytes.as_ptr() as u64, rkey: self.keys.rkey, len: self.bytes.len() as u64 }
+        RemoteRegion { addr: self.words.as_ptr() as u64, rkey: self.keys.rkey, len: self.len as u64 }
     }
 
     /// A part of it, for a WR. EINVAL where it ends behind the region.
     pub fn sge(&self, range: Range<usize>) -> Result<Sge> {
         self.check(&range)?;
-        Ok(Sge { addr: self.bytes[range.start..].as_ptr() as u64, length: range.len() as u32, lkey: self.keys.lkey })
+        Ok(Sge {
+            addr: self.words.as_ptr() as u64 + range.start as u64,
+            length: range.len() as u32,
+            lkey: self.keys.lkey,
+        })
     }
 
     /// Copies bytes in. EINVAL where they do not fit.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        let range = offset..offset.saturating_add(bytes.len());
-        self.check(&range)?;
-        self.bytes[range].iter().zip(bytes).for_each(|(to, from)| to.store(*from, Ordering::Relaxed));
+        self.check(&(offset..offset.saturating_add(bytes.len())))?;
+        copy_in(&self.words, offset, bytes);
         Ok(())
     }
 
     /// Copies bytes out. EINVAL where there are not so many.
     pub fn read(&self, range: Range<usize>) -> Result<Vec<u8>> {
         self.check(&range)?;
-        Ok(self.bytes[range].iter().map(|byte| byte.load(Ordering::Relaxed)).collect())
+        let mut out = vec![0; range.len()];
+        copy_out(&self.words, range.start, &mut out);
+        Ok(out)
+    }
+
+    /// The same into a slice: without allocation.
+    pub fn read_into(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.check(&(offset..offset.saturating_add(out.len())))?;
+        copy_out(&self.words, offset, out);
+        Ok(())
     }
 
     fn check(&self, range: &Range<usize>) -> Result<()> {
-        if range.start > range.end || range.end > self.bytes.len() {
-            return Err(Error::invalid(format!("bytes {range:?} of a region of {}", self.bytes.len())));
+        if range.start > range.end || range.end > self.len {
+            return Err(Error::invalid(format!("bytes {range:?} of a region of {}", self.len)));
         }
         Ok(())
     }

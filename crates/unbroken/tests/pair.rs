@@ -36,7 +36,14 @@ impl End {
 }
 
 fn pair(options: &QpOptions) -> (TempDir, End, End) {
-    let folder = tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" }).unwrap();
+    pair_in(folder(), options)
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" }).unwrap()
+}
+
+fn pair_in(folder: TempDir, options: &QpOptions) -> (TempDir, End, End) {
     let ends = ["a", "b"].map(|name| End::new(&folder, name, options));
     ends[0].qp.connect(&ends[1].qp.address()).unwrap();
     ends[1].qp.connect(&ends[0].qp.address()).unwrap();
@@ -82,6 +89,60 @@ fn a_logical_qp_goes_on_when_its_nic_dies() {
     work(&a, &b, &there, b"and after");
     let (path, moves) = a.qp.path();
     assert!(path.starts_with("a/1") && moves == 1, "{path} {moves}");
+}
+
+#[test]
+fn plain_devices_are_reached_by_the_address_that_leads_to_them() {
+    let folder = folder();
+    let mut shape = unbroken_fabric::Shape::standard(0);
+    shape.kind.device = unbroken_fabric::DeviceKind::Plain;
+    let runtime = unbroken_fabric::Runtime::at(folder.path()).unwrap();
+    unbroken_fabric::Fabric::create(&runtime, &shape).unwrap();
+    let (_folder, a, b) = pair_in(folder, &QpOptions { plain: true, ..QpOptions::default() });
+    work(&a, &b, &b.region.remote(), b"plain");
+}
+
+#[test]
+fn notices_arrive_with_their_bytes_or_without() {
+    let (_folder, a, b) = pair(&QpOptions { plain: true, ..QpOptions::default() });
+    for wr_id in 0..3 {
+        b.qp.recv_notice(wr_id).unwrap();
+    }
+    let next = |end: &End| loop {
+        if let Some(wc) = end.cq.poll(1).unwrap().first() {
+            break *wc;
+        }
+    };
+    a.region.write(0, b"here").unwrap();
+    a.qp.write_imm(1, &a.region, 0..4, (&b.region.remote(), 100), 0x1234_5678).unwrap();
+    let (sent, came) = (next(&a), next(&b));
+    assert_eq!((sent.wr_id, sent.status), (1, WcStatus::Success as u32));
+    assert_eq!((came.wr_id, came.qp_num, u32::from_be(came.imm_data)), (0, b.qp.qpn(), 0x1234_5678));
+    let mut bytes = [0; 4];
+    b.region.read_into(100, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"here");
+    a.qp.notify(2, 9).unwrap();
+    assert_eq!((next(&a).wr_id, u32::from_be(next(&b).imm_data)), (2, 9));
+    a.qp.probe(3).unwrap();
+    assert_eq!((next(&a).status, b.cq.poll(1).unwrap().len()), (WcStatus::Success as u32, 0));
+    let wrong = a.qp.write_imm(4, &a.region, 0..4, (&b.region.remote(), 8190), 0).unwrap_err();
+    assert!(wrong.to_string().contains("4 bytes at 8190 of a remote region of 8192"), "{wrong}");
+    b.qp.fail().unwrap();
+    assert_eq!(next(&b).status, WcStatus::WrFlushErr as u32);
+}
+
+#[test]
+fn memory_may_be_registered_with_several_nics() {
+    let (folder, a, b) = pair(&QpOptions { plain: true, ..QpOptions::default() });
+    let host = Host::emulated(folder.path(), "b").unwrap();
+    let other = host.open(1).unwrap();
+    let access = unbroken::Access::LOCAL_WRITE.with(unbroken::Access::REMOTE);
+    let twin = b.region.also(&other.alloc_pd().unwrap(), access).unwrap();
+    assert!(other.has_link());
+    a.region.write(0, b"one memory").unwrap();
+    a.qp.write(1, &a.region, 0..10, (&b.region.remote(), 0)).unwrap();
+    assert_eq!(a.next(), WcStatus::Success as u32);
+    assert_eq!(twin.read(0..10).unwrap(), b"one memory");
 }
 
 #[test]

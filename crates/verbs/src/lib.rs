@@ -20,6 +20,7 @@ mod error;
 mod eventfd;
 pub mod keys;
 mod owner;
+mod shared;
 pub mod srq;
 
 pub use aliases::UdAliases;
@@ -33,6 +34,7 @@ pub use error::Error;
 pub use eventfd::EventFd;
 pub use keys::{KeyRow, KeyWaiter, RemoteKeys, Translation};
 pub use owner::Owner;
+pub use shared::SharedWords;
 pub use srq::{Feeder, LimitHook, Srq, SrqAttr};
 pub use unbroken_roce::{Backlog, MwBind, PostError, RcModify, RecvWr, SendBatch, SendWr, UdDest};
 

@@ -1,0 +1,38 @@
+//! Collective operations over verbs that keep running when NICs, ports, cables and switches fail.
+//!
+//! Ranks meet by an [`Id`], and each has a [`Communicator`]. What is sent follows from a plan that all make alike (`unbroken_schedule`); how it is
+//! sent, and goes on over another NIC, is decided by an engine without I/O (`unbroken_comm`, where the state machine, the invariants and the failure
+//! cases are written down). This crate has its hands: NICs, shared memory within a host, TCP out of band.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use unbroken_collective::{Bootstrap, Communicator, DataType, Options, ReduceOp};
+//! let patience = std::time::Duration::from_secs(60);
+//! let bootstrap = Bootstrap::listen("127.0.0.1:0".parse()?, patience)?; // rank 0's process; all are given its id
+//! let (id, rank, ranks) = (bootstrap.id(), 0, 2);
+//! let host = unbroken::Host::from_env()?;
+//! let comm = Communicator::join(&id, rank, ranks, &host, Options::default())?;
+//! let mut sums: Vec<u8> = [1.0f32, 2.0].iter().flat_map(|x| x.to_ne_bytes()).collect();
+//! comm.all_reduce(DataType::F32, ReduceOp::Sum, &mut sums)?;
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod arms;
+mod bootstrap;
+mod communicator;
+mod error;
+mod memory;
+mod net;
+mod oob;
+mod operands;
+mod status;
+
+pub use bootstrap::{Bootstrap, Id};
+pub use communicator::{Communicator, Options};
+pub use error::{Error, Result};
+pub use operands::Buffers;
+pub use status::{snapshots, Away, Counters, Happening, Snapshot};
+pub use unbroken_comm::{Failure, Rank};
+pub use unbroken_schedule::{Counts, DataType, Folding, Matrix, Operation, ReduceOp};

@@ -1,0 +1,646 @@
+//! The engine of one rank: what is in line, who takes turns, what comes in.
+//!
+//! Lanes stand in line by their rail. The one in front sends its whole message, then the next has its turn: where messages are unequally long,
+//! lanes carry unequally much, as schedules want it. How much a rail has on its way is bounded ([`Config::window`]), so that turns mean something.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use unbroken_schedule::Program;
+
+use crate::agree::Description;
+use crate::frame::{FrameKind, Header, Notice, HEADER_BYTES, MEMORY};
+use crate::hands::{Bytes, Hands, Slot};
+use crate::message::{Message, News};
+use crate::paths::{Peer, State};
+use crate::run::{Ready, Run, Target};
+use crate::trace::Traces;
+use crate::views::Views;
+use crate::{Failure, Rank};
+
+/// Operations that are remembered, for ranks that are behind and ask.
+pub(crate) const HISTORY: usize = 64;
+/// Notices on their way over a path, beyond a rail's window: credit waits where there are more.
+const MAX_POSTED: u32 = 128;
+/// Sons of a node of the tree that news goes along.
+const SONS: usize = 2;
+
+/// What an engine is to be.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its rank.
+    pub me: Rank,
+    /// The host of each rank.
+    pub hosts: Vec<u32>,
+    /// Rails that all hosts have.
+    pub rails: u8,
+    /// Slots of a stream.
+    pub slots: u64,
+    /// Bytes of payload in a slot; a multiple of 8.
+    pub payload: u32,
+    /// Frames that a rail has on its way.
+    pub window: u32,
+    /// After standing still for so long a rank tells the others what it is in.
+    pub ask_us: u64,
+    /// How long an operation may stand still, and two ranks be without a path.
+    pub timeout_us: u64,
+    /// A rule that is left out, in tests that must notice.
+    pub mutant: Option<Mutant>,
+}
+
+/// Rules that can be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutant {
+    /// A stream goes on where its sender believes to be.
+    SendersCount,
+    /// A stream goes on before the receiver has said that nothing more comes over the old path.
+    ImpatientSender,
+    /// A frame that comes twice is used twice.
+    NoDedup,
+    /// Slots are written again before the receiver has done with them.
+    NoCredit,
+    /// What the sender takes an operation for does not matter.
+    NoDigest,
+    /// An operation counts as begun when it was planned.
+    LateBegin,
+}
+
+/// The engine of one rank.
+pub struct Engine {
+    pub(crate) config: Config,
+    pub(crate) peers: Vec<Peer>,
+    pub(crate) now_us: u64,
+    /// Frames on their way, by rail.
+    pub(crate) on_way: Vec<u32>,
+    run: Option<Run>,
+    ready: VecDeque<u32>,
+    /// Lanes that may send, by stream.
+    turns: Vec<VecDeque<u32>>,
+    pub(crate) failure: Option<Failure>,
+    /// Grows with everything that goes on.
+    progress: u64,
+    /// The progress that was seen last, and since when.
+    seen: (u64, u64),
+    asked: bool,
+    /// What this rank took operations for.
+    pub(crate) history: VecDeque<(u64, Description)>,
+    /// What ranks have said, by operation.
+    pub(crate) said: BTreeMap<u64, Vec<Option<Description>>>,
+    /// Operations whose description all were told.
+    pub(crate) told: HashMap<u64, u64>,
+    pub(crate) left: Vec<Option<u64>>,
+    /// Operations of all ranks that were done.
+    pub(crate) done: u64,
+    pub(crate) begun: u64,
+    pub(crate) views: Views,
+    pub(crate) traces: Traces,
+}
+
+impl Engine {
+    /// An engine that has nothing to do.
+    pub fn new(config: Config) -> Engine {
+        let (rails, ranks) = (usize::from(config.rails), config.hosts.len());
+        Engine {
+            peers: (0..ranks).map(|_| Peer::new(rails, config.slots)).collect(),
+            now_us: 0,
+            on_way: vec![0; rails + 1],
+            run: None,
+            ready: VecDeque::new(),
+            turns: vec![VecDeque::new(); rails + 1],
+            failure: None,
+            progress: 0,
+            seen: (0, 0),
+            asked: false,
+            history: VecDeque::new(),
+            said: BTreeMap::new(),
+            told: HashMap::new(),
+            left: vec![None; ranks],
+            done: 0,
+            begun: 0,
+            views: Views::new(1 + config.hosts.iter().max().map_or(0, |h| *h as usize)),
+            traces: Traces::new(rails),
+            config,
+        }
+    }
+
+    /// The position of a stream or path in tables.
+    pub(crate) fn index(&self, rail: u8) -> usize {
+        usize::from(rail.min(self.config.rails))
+    }
+
+    /// The stream or path of a position.
+    pub(crate) fn rail(&self, at: usize) -> u8 {
+        if at == usize::from(self.config.rails) {
+            MEMORY
+        } else {
+            at as u8
+        }
+    }
+
+    /// Why the communicator is broken, if it is.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
+    }
+
+    /// Whether an operation runs and is not done.
+    pub fn is_busy(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| !run.is_done())
+    }
+
+    /// Whether all that was sent has been used by its receivers.
+    pub fn is_drained(&self) -> bool {
+        self.peers.iter().all(|p| p.outgoing.iter().all(|out| out.tx.is_drained() && out.control.is_empty()))
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.config.me
+    }
+
+    /// Whether no path waits to be made again.
+    pub fn is_whole(&self) -> bool {
+        self.peers.iter().all(|p| p.paths.iter().all(|path| matches!(path.state, State::Idle | State::Up)))
+    }
+
+    /// A counter that grows with everything that goes on.
+    pub fn progress(&self) -> u64 {
+        self.progress
+    }
+
+    /// The state of the path to a peer, and its life.
+    pub fn path(&self, peer: Rank, rail: u8) -> (State, u32) {
+        let path = &self.peers[peer].paths[self.index(rail)];
+        (path.state, path.life)
+    }
+
+    /// The rail that carries a stream to a peer.
+    pub fn carrier(&self, peer: Rank, stream: u8) -> Option<u8> {
+        self.peers[peer].outgoing[self.index(stream)].tx.carrier()
+    }
+
+    /// Begins an operation. The one before it must be done.
+    pub fn start(
+        &mut self,
+        number: u64,
+        description: Description,
+        element_bytes: u64,
+        program: Arc<Program>,
+        hands: &mut impl Hands,
+    ) {
+        debug_assert!(!self.is_busy());
+        self.begun = self.begun.max(number + 1);
+        let run = Run::new(number, description.digest(), self.config.me, element_bytes, program);
+        self.history.push_back((number, description));
+        if self.history.len() > HISTORY {
+            self.history.pop_front();
+        }
+        self.turns.iter_mut().for_each(VecDeque::clear);
+        let peers: Vec<Rank> = run.lanes.iter().filter(|l| l.outgoing).map(|l| l.peer).collect();
+        peers.into_iter().for_each(|peer| self.want_paths(peer, hands));
+        self.ready.extend(run.first());
+        self.run = Some(run);
+        self.seen = (self.progress, self.now_us);
+        self.asked = false;
+        if let Some(said) = self.said.get(&number) {
+            // Somebody has asked already.
+            if said.iter().flatten().any(|d| *d != description) {
+                self.tell_takes(number, hands);
+            }
+            self.judge(number, hands);
+        }
+        self.settle(hands);
+        for peer in 0..self.peers.len() {
+            (0..=self.config.rails).for_each(|at| self.consume(peer, usize::from(at), hands));
+        }
+        self.pump(hands);
+    }
+
+    /// The operation is done: forgets it. `collective`: it was one of all ranks.
+    pub fn finish(&mut self, collective: bool) {
+        self.run = None;
+        self.done += u64::from(collective);
+    }
+
+    /// Does the steps that are ready, and what becomes ready by that.
+    fn settle(&mut self, hands: &mut impl Hands) {
+        let Some(mut run) = self.run.take() else { return };
+        while let Some(step) = self.ready.pop_front() {
+            self.progress += 1;
+            match run.on_ready(step) {
+                Ready::Local(step) => {
+                    hands.compute(&run.work(step));
+                    run.finish(step, &mut self.ready);
+                }
+                Ready::Send(lane) => {
+                    let at = self.index(run.lanes[lane as usize].stream);
+                    self.turns[at].push_back(lane);
+                }
+                Ready::Fetch { lane, message, target, bytes, done } => {
+                    let total = run.work(step).len() * run.element();
+                    hands.fetch(&Bytes { target, lane, message, offset: 0, len: bytes, total });
+                    if let Some(step) = done {
+                        self.received(&mut run, step);
+                    }
+                }
+                Ready::Wait => {}
+            }
+        }
+        self.run = Some(run);
+    }
+
+    /// A receive is done.
+    fn received(&mut self, run: &mut Run, step: u32) {
+        if let Some((peer, stream, lane, used)) = run.tells_used(step) {
+            let at = self.index(stream);
+            self.peers[peer].outgoing[at].control.push_back((run.number, run.digest, lane, used));
+        }
+        run.finish(step, &mut self.ready);
+    }
+
+    /// Sends what can be sent.
+    pub fn pump(&mut self, hands: &mut impl Hands) {
+        if self.failure.is_some() {
+            return;
+        }
+        for peer in 0..self.peers.len() {
+            for at in 0..self.peers[peer].outgoing.len() {
+                self.pump_control(peer, at, hands);
+                self.pump_credit(peer, at, hands);
+                self.post(peer, at, hands);
+            }
+        }
+        for at in 0..self.turns.len() {
+            self.take_turns(at, hands);
+        }
+        self.settle(hands);
+    }
+
+    /// Lanes of a rail send, one message after the other. One that cannot go on lets the next have its turn.
+    fn take_turns(&mut self, at: usize, hands: &mut impl Hands) {
+        let mut blocked = 0;
+        while blocked < self.turns[at].len() {
+            let Some(mut run) = self.run.take() else { return };
+            let lane = self.turns[at][0];
+            let (peer, stream) = (run.lanes[lane as usize].peer, run.lanes[lane as usize].stream);
+            let out = &mut self.peers[peer].outgoing[at];
+            let room = out.tx.has_room() || self.config.mutant == Some(Mutant::NoCredit);
+            let by = out.tx.carrier().map(|rail| usize::from(rail.min(self.config.rails)));
+            let may = by.is_some_and(|by| self.on_way[by] < self.config.window) && out.tx.to_post().is_none();
+            if !room || !may {
+                self.turns[at].rotate_left(1);
+                blocked += 1;
+                self.run = Some(run);
+                continue;
+            }
+            blocked = 0;
+            let part = run.part(lane, self.config.payload);
+            let header = Header {
+                kind: FrameKind::Data,
+                seq: out.tx.next(),
+                operation: run.number,
+                digest: run.digest,
+                lane: part.lane,
+                message: part.message,
+                offset: part.offset,
+                total: part.total,
+                len: part.len,
+            };
+            let slot = Slot { peer, stream, seq: header.seq };
+            hands.stage(slot, &header, Some((part.data, part.offset, part.len)));
+            out.tx.stage(part.len + HEADER_BYTES as u32);
+            self.progress += 1;
+            if let Some(step) = run.was_sent(lane, &part) {
+                self.turns[at].pop_front();
+                if run.enqueue(lane) {
+                    self.turns[at].push_back(lane);
+                }
+                run.finish(step, &mut self.ready);
+            }
+            self.run = Some(run);
+            self.post(peer, at, hands);
+            if !self.ready.is_empty() {
+                self.settle(hands);
+            }
+        }
+    }
+
+    /// Puts into slots what the peer wants to hear of messages that were used.
+    fn pump_control(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
+        let stream = self.rail(at);
+        let out = &mut self.peers[peer].outgoing[at];
+        while let Some((operation, digest, lane, used)) = out.control.front().copied() {
+            if !out.tx.has_room() {
+                return;
+            }
+            out.control.pop_front();
+            let seq = out.tx.next();
+            let header = Header {
+                kind: FrameKind::Used,
+                seq,
+                operation,
+                digest,
+                lane,
+                message: used,
+                offset: 0,
+                total: 0,
+                len: 0,
+            };
+            hands.stage(Slot { peer, stream, seq }, &header, None);
+            out.tx.stage(HEADER_BYTES as u32);
+        }
+    }
+
+    /// Posts what is in slots.
+    fn post(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
+        let stream = self.rail(at);
+        loop {
+            let out = &mut self.peers[peer].outgoing[at];
+            let (Some(rail), Some((seq, bytes))) = (out.tx.carrier(), out.tx.to_post()) else { return };
+            let by = usize::from(rail.min(self.config.rails));
+            let path = &mut self.peers[peer].paths[by];
+            if rail != MEMORY && (self.on_way[by] >= self.config.window || path.posted >= MAX_POSTED) {
+                return;
+            }
+            if !hands.post(Slot { peer, stream, seq }, rail, bytes) {
+                return self.fail_path(peer, rail, hands);
+            }
+            self.peers[peer].outgoing[at].tx.was_posted();
+            if rail != MEMORY {
+                self.peers[peer].paths[by].posted += 1;
+                self.on_way[by] += 1;
+            }
+        }
+    }
+
+    /// Tells the peer what was used of a stream, if it should know, over the path that carries the stream or any other.
+    fn pump_credit(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
+        let Some(count) = self.peers[peer].incoming[at].credit_due() else { return };
+        let rails = usize::from(self.config.rails);
+        let ways = (0..=rails).map(|k| (at + k) % (rails + 1));
+        let up = |k: &usize| self.peers[peer].paths[*k].state == State::Up;
+        let Some(by) = ways.clone().find(up) else { return };
+        if self.peers[peer].paths[by].posted >= MAX_POSTED {
+            return;
+        }
+        let (stream, rail) = (self.rail(at), self.rail(by));
+        if !hands.notify(peer, rail, Notice::credit(stream, count).encode()) {
+            return self.fail_path(peer, rail, hands);
+        }
+        if rail != MEMORY {
+            self.peers[peer].paths[by].posted += 1;
+            self.on_way[by] += 1;
+        }
+        self.peers[peer].incoming[at].was_credited(count);
+    }
+
+    /// Something that was posted over a path is complete: a frame of a stream, or a notice alone.
+    pub fn on_sent(&mut self, peer: Rank, rail: u8, stream: Option<u8>) {
+        let at = self.index(rail);
+        if let Some(stream) = stream {
+            let of = self.index(stream);
+            let tx = &mut self.peers[peer].outgoing[of].tx;
+            if tx.carrier() == Some(rail) {
+                tx.was_sent();
+            }
+        }
+        let path = &mut self.peers[peer].paths[at];
+        if path.posted > 0 {
+            path.posted -= 1;
+            self.on_way[at] -= 1;
+        }
+    }
+
+    /// A notice has come from a peer.
+    pub fn on_notice(&mut self, peer: Rank, notice: u32, hands: &mut impl Hands) {
+        self.progress += 1;
+        let (stream, credit) = match Notice::decode(notice) {
+            Notice::Frame { stream, .. } => (stream, false),
+            Notice::Credit { stream, .. } => (stream, true),
+        };
+        if stream != MEMORY && stream >= self.config.rails {
+            return self.broke(peer, 4, hands);
+        }
+        let at = self.index(stream);
+        match Notice::decode(notice) {
+            Notice::Credit { count, .. } => {
+                debug_assert!(credit);
+                if self.peers[peer].outgoing[at].tx.on_credit(count).is_err() {
+                    self.broke(peer, 5, hands);
+                }
+            }
+            Notice::Frame { seq, .. } => match self.peers[peer].incoming[at].on_frame(seq) {
+                Ok(fresh) if fresh => self.consume(peer, at, hands),
+                Ok(_) if self.config.mutant == Some(Mutant::NoDedup) => self.use_twice(peer, at, seq, hands),
+                Ok(_) => {}
+                Err(_) => self.broke(peer, 6, hands),
+            },
+        }
+    }
+
+    /// Left out in all but tests: that a frame is used once.
+    fn use_twice(&mut self, peer: Rank, at: usize, seq: u32, hands: &mut impl Hands) {
+        let stream = self.rail(at);
+        let seq = crate::frame::widen(seq, self.peers[peer].incoming[at].counts().0);
+        let header = Header::decode(&hands.header(Slot { peer, stream, seq }));
+        if header.is_none_or(|h| !self.take(peer, stream, &h, hands)) {
+            self.broke(peer, 7, hands);
+        }
+    }
+
+    /// Uses the frames of a stream that have come, as far as they belong to the operation that runs.
+    fn consume(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
+        let stream = self.rail(at);
+        while let (Some(seq), None) = (self.peers[peer].incoming[at].next(), &self.failure) {
+            let Some(header) = Header::decode(&hands.header(Slot { peer, stream, seq })) else {
+                return self.broke(peer, 8, hands);
+            };
+            if header.seq != seq {
+                return self.broke(peer, 9, hands);
+            }
+            match &self.run {
+                // Its news is old: the operation is done here.
+                Some(run) if header.kind == FrameKind::Used && header.operation != run.number => {}
+                None if header.kind == FrameKind::Used => {}
+                None => return,
+                Some(run) if header.operation != run.number => return,
+                Some(run) if header.digest != run.digest && self.config.mutant != Some(Mutant::NoDigest) => {
+                    return self.tell_takes(header.operation, hands);
+                }
+                Some(_) => {
+                    if !self.take(peer, stream, &header, hands) {
+                        return self.broke(peer, 10, hands);
+                    }
+                }
+            }
+            self.peers[peer].incoming[at].was_used();
+            self.progress += 1;
+        }
+        if !self.ready.is_empty() {
+            self.settle(hands);
+        }
+    }
+
+    /// A frame of the operation that runs. `false`: it does not belong there.
+    fn take(&mut self, peer: Rank, stream: u8, header: &Header, hands: &mut impl Hands) -> bool {
+        let Some(mut run) = self.run.take() else { return false };
+        let fits = match header.kind {
+            FrameKind::Used => match run.on_used(peer, header.lane, header.message) {
+                Some(lane) => {
+                    if let Some(lane) = lane {
+                        let at = self.index(run.lanes[lane as usize].stream);
+                        self.turns[at].push_back(lane);
+                    }
+                    true
+                }
+                None => false,
+            },
+            FrameKind::Data => match run.take(peer, header) {
+                Some(taken) => {
+                    let to = Bytes {
+                        target: taken.target,
+                        lane: taken.lane,
+                        message: taken.message,
+                        offset: header.offset,
+                        len: u64::from(header.len),
+                        total: header.total,
+                    };
+                    hands.take(Slot { peer, stream, seq: header.seq }, &to);
+                    if let Some(step) = taken.done {
+                        self.received(&mut run, step);
+                    }
+                    header.len <= self.config.payload
+                }
+                None => false,
+            },
+        };
+        self.run = Some(run);
+        fits
+    }
+
+    /// A message came out of band.
+    pub fn on_message(&mut self, from: Rank, message: &Message, hands: &mut impl Hands) {
+        let paths = usize::from(self.config.rails);
+        let named = |rail: u8| rail == MEMORY || usize::from(rail) < paths;
+        match message {
+            Message::Want => self.want_paths(from, hands),
+            Message::Offer { rail, life, address } if named(*rail) => self.on_offer(from, *rail, *life, address, hands),
+            Message::Accept { rail, life, address } if named(*rail) => {
+                self.on_accept(from, *rail, *life, address, hands);
+            }
+            Message::Carries { rail, life } if named(*rail) => self.on_carries(from, *rail, *life, hands),
+            Message::Closed { rail, life, counts } if named(*rail) => self.on_closed(from, *rail, *life, counts, hands),
+            Message::News(news) => self.on_news(from, news, hands),
+            Message::Probe(probe) => self.on_probe(from, probe, hands),
+            _ => self.broke(from, 11, hands),
+        }
+    }
+
+    /// The ranks that this one hands news to.
+    pub fn neighbours(me: Rank, ranks: usize) -> impl Iterator<Item = Rank> {
+        let father = me.checked_sub(1).map(|m| m / SONS);
+        father.into_iter().chain((1..=SONS).map(move |k| SONS * me + k).filter(move |son| *son < ranks))
+    }
+
+    pub(crate) fn spread(&mut self, from: Option<Rank>, news: &News, hands: &mut impl Hands) {
+        for rank in Engine::neighbours(self.config.me, self.peers.len()) {
+            if Some(rank) != from {
+                hands.tell(rank, &Message::News(news.clone()));
+            }
+        }
+    }
+
+    fn on_news(&mut self, from: Rank, news: &News, hands: &mut impl Hands) {
+        self.spread(Some(from), news, hands);
+        match news {
+            News::Broken(failure) => self.failure = self.failure.take().or(Some(failure.clone())),
+            News::Left { rank, done } => {
+                if let Some(left) = self.left.get_mut(*rank) {
+                    *left = Some(*done);
+                }
+            }
+            News::Takes { rank, number, description } => {
+                self.hear(*rank, *number, *description);
+                if self.history.iter().any(|(n, _)| n == number) {
+                    self.tell_takes(*number, hands);
+                    self.judge(*number, hands);
+                }
+            }
+            News::Verdict(verdict) => self.on_verdict(verdict, hands),
+            News::Healed { place } => self.on_healed(*place, hands),
+            News::Propose { view, down } => self.on_propose(*view, down, hands),
+            News::Holds { rank, view, begun } => self.on_holds(*rank, *view, *begun, hands),
+            News::Agreed { view, from } => self.on_agreed(*view, *from, hands),
+        }
+    }
+
+    /// The process of a rank is gone.
+    pub fn on_lost(&mut self, rank: Rank, hands: &mut impl Hands) {
+        if self.left[rank].is_none() {
+            self.fail(Failure::Lost { rank }, hands);
+        }
+    }
+
+    /// A rank that has left before the operation that is next to be done here.
+    pub(crate) fn who_left(&self) -> Option<(Rank, u64)> {
+        let left = self.left.iter().enumerate().find_map(|(rank, done)| done.map(|done| (rank, done)));
+        left.filter(|(_, done)| *done < self.done + 1)
+    }
+
+    /// This rank has no more to do.
+    pub fn leave(&mut self, hands: &mut impl Hands) {
+        if self.failure.is_none() {
+            let news = News::Left { rank: self.config.me, done: self.done };
+            self.spread(None, &news, hands);
+        }
+    }
+
+    pub(crate) fn broke(&mut self, rank: Rank, what: u32, hands: &mut impl Hands) {
+        self.fail(Failure::Broke { rank, by: self.config.me, what }, hands);
+    }
+
+    pub(crate) fn fail(&mut self, failure: Failure, hands: &mut impl Hands) {
+        if self.failure.is_none() {
+            self.failure = Some(failure.clone());
+            self.spread(None, &News::Broken(failure), hands);
+        }
+    }
+
+    /// Time goes on. To be called every few milliseconds, at least while an operation runs.
+    pub fn on_time(&mut self, now_us: u64, hands: &mut impl Hands) {
+        self.now_us = self.now_us.max(now_us);
+        if self.failure.is_some() {
+            return;
+        }
+        self.tend_paths(hands);
+        self.tend_traces(hands);
+        self.tend_views(hands);
+        let Some(run) = self.run.as_ref().filter(|run| !run.is_done()) else { return };
+        let number = run.number;
+        if let Some((rank, done)) = self.who_left() {
+            return self.fail(Failure::Left { rank, done }, hands);
+        }
+        if self.seen.0 != self.progress {
+            self.seen = (self.progress, self.now_us);
+            self.asked = false;
+        }
+        let still_us = self.now_us - self.seen.1;
+        if still_us > self.config.ask_us && !self.asked {
+            self.asked = true;
+            self.tell_takes(number, hands);
+        }
+        self.judge(number, hands);
+        if still_us > self.config.timeout_us {
+            let from = self.run.as_ref().and_then(Run::waits_for).unwrap_or(self.config.me);
+            let seconds = (self.config.timeout_us / 1_000_000) as u32;
+            self.fail(Failure::Stalled { by: self.config.me, number, from, seconds }, hands);
+        }
+    }
+}
+
+/// Where bytes of a message that lie aside belong to.
+impl Bytes {
+    /// Whether they are to be laid aside.
+    pub fn is_aside(&self) -> bool {
+        self.target == Target::Aside
+    }
+}

@@ -1,0 +1,118 @@
+//! Why a communicator is broken. All ranks are told, and every operation from then on says so.
+
+use thiserror::Error;
+
+use crate::agree::Description;
+use crate::message::{Reader, Writer};
+use crate::Rank;
+
+/// Why a communicator is broken.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Failure {
+    /// Ranks have asked for different operations.
+    #[error("operation {number} is not the same at all ranks: rank {other} has {others}, rank {first} has {its}")]
+    Differs {
+        /// The operation.
+        number: u64,
+        /// The lowest rank that is known.
+        first: Rank,
+        /// What it has.
+        its: Description,
+        /// The first rank that has something else.
+        other: Rank,
+        /// What it has.
+        others: Description,
+    },
+    /// A process is gone.
+    #[error("the process of rank {rank} is gone")]
+    Lost {
+        /// The rank.
+        rank: Rank,
+    },
+    /// A rank has ended its communicator while others still want it.
+    #[error("rank {rank} has left the communicator after {done} operations")]
+    Left {
+        /// The rank.
+        rank: Rank,
+        /// Operations of all ranks that it had done.
+        done: u64,
+    },
+    /// Nothing has gone on for the longest time that was allowed.
+    #[error("operation {number} stands still at rank {by}: nothing came from rank {from}, or was taken by it, within {seconds} s")]
+    Stalled {
+        /// The rank that has waited.
+        by: Rank,
+        /// The operation.
+        number: u64,
+        /// Whom it waits for.
+        from: Rank,
+        /// For how long.
+        seconds: u32,
+    },
+    /// Two ranks have no path left.
+    #[error("rank {a} and rank {b} have had no NIC in common for {seconds} s")]
+    Parted {
+        /// One.
+        a: Rank,
+        /// The other.
+        b: Rank,
+        /// For how long.
+        seconds: u32,
+    },
+    /// A rank has sent what cannot be.
+    #[error(
+        "rank {rank} breaks the protocol, as rank {by} sees it (number {what}); all ranks must run the same build"
+    )]
+    Broke {
+        /// The rank.
+        rank: Rank,
+        /// Who has noticed.
+        by: Rank,
+        /// What it was, for developers.
+        what: u32,
+    },
+}
+
+impl Failure {
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        match self {
+            Failure::Differs { number, first, its, other, others } => {
+                its.encode(w.u8(0).u64(*number).rank(*first));
+                others.encode(w.rank(*other));
+            }
+            Failure::Lost { rank } => {
+                w.u8(1).rank(*rank);
+            }
+            Failure::Left { rank, done } => {
+                w.u8(2).rank(*rank).u64(*done);
+            }
+            Failure::Stalled { by, number, from, seconds } => {
+                w.u8(3).rank(*by).u64(*number).rank(*from).u32(*seconds);
+            }
+            Failure::Parted { a, b, seconds } => {
+                w.u8(4).rank(*a).rank(*b).u32(*seconds);
+            }
+            Failure::Broke { rank, by, what } => {
+                w.u8(5).rank(*rank).rank(*by).u32(*what);
+            }
+        }
+    }
+
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Option<Failure> {
+        Some(match r.u8()? {
+            0 => Failure::Differs {
+                number: r.u64()?,
+                first: r.rank()?,
+                its: Description::decode(r)?,
+                other: r.rank()?,
+                others: Description::decode(r)?,
+            },
+            1 => Failure::Lost { rank: r.rank()? },
+            2 => Failure::Left { rank: r.rank()?, done: r.u64()? },
+            3 => Failure::Stalled { by: r.rank()?, number: r.u64()?, from: r.rank()?, seconds: r.u32()? },
+            4 => Failure::Parted { a: r.rank()?, b: r.rank()?, seconds: r.u32()? },
+            5 => Failure::Broke { rank: r.rank()?, by: r.rank()?, what: r.u32()? },
+            _ => return None,
+        })
+    }
+}

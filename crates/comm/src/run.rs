@@ -1,0 +1,312 @@
+//! One rank's program, while it runs: which steps are ready, which messages of which lanes are on their way.
+//!
+//! A step is ready when those that it names are done. A ready step that computes is done at once. A ready send waits for its turn: messages
+//! of a lane leave in order, and no more than [`ROOM`] of them before the receiver has used the first. A message that comes before its
+//! receive is ready is laid aside, in memory of its own; with [`ROOM`] that memory is bounded, and nothing on a stream ever waits
+//! for what comes behind it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use unbroken_schedule::{Path, Program, Slice, Work};
+
+use crate::frame::{Header, MEMORY};
+use crate::Rank;
+
+/// Messages of a lane that may be on their way to a receiver that is not ready. The same for all ranks.
+pub const ROOM: u32 = 2;
+
+/// A lane of the program.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) peer: Rank,
+    pub(crate) stream: u8,
+    /// Its position among those from the one rank to the other: how both call it.
+    pub(crate) number: u16,
+    pub(crate) outgoing: bool,
+    /// Its steps, by message.
+    steps: Vec<u32>,
+    /// The message that is sent or received next.
+    message: u32,
+    /// Bytes of it that were sent or received.
+    offset: u64,
+    /// Messages that the receiver has used.
+    used: u32,
+    /// It stands in line for its turn.
+    queued: bool,
+}
+
+/// Where a message's bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Into a slice: `into`.
+    Store(Slice),
+    /// Into a slice, reduced with another: `with ⊕ message`.
+    Reduce {
+        /// The operand.
+        with: Slice,
+        /// Where the result goes.
+        into: Slice,
+    },
+    /// Aside, until the receive is ready.
+    Aside,
+}
+
+/// A part of a message that is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) lane: u16,
+    pub(crate) message: u32,
+    pub(crate) data: Slice,
+    pub(crate) offset: u64,
+    pub(crate) len: u32,
+    pub(crate) total: u64,
+}
+
+/// What is done with a part of a message that came.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) lane: u32,
+    pub(crate) message: u32,
+    pub(crate) target: Target,
+    /// The step that is done with it.
+    pub(crate) done: Option<u32>,
+}
+
+/// What a step that has become ready asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ready {
+    /// To be done at once.
+    Local(u32),
+    /// The lane stands in line to send.
+    Send(u32),
+    /// This much of a message lies aside and is wanted now.
+    Fetch { lane: u32, message: u32, target: Target, bytes: u64, done: Option<u32> },
+    /// Nothing yet.
+    Wait,
+}
+
+/// A program that runs.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) number: u64,
+    pub(crate) digest: u64,
+    program: Arc<Program>,
+    element: u64,
+    waits: Vec<u32>,
+    /// The steps that wait for each, one behind the other; where each begins.
+    dependents: Vec<u32>,
+    begins: Vec<u32>,
+    pub(crate) lanes: Vec<Lane>,
+    /// Each step's message on its lane.
+    messages: Vec<u32>,
+    left: usize,
+    /// By peer, direction and number.
+    names: HashMap<(Rank, bool, u16), u32>,
+}
+
+impl Run {
+    pub(crate) fn new(number: u64, digest: u64, me: Rank, element: u64, program: Arc<Program>) -> Run {
+        let mut numbers: Vec<usize> = (0..program.lanes.len()).collect();
+        numbers.sort_by_key(|k| program.lanes[*k]);
+        let mut lanes: Vec<Lane> = Vec::new();
+        for lane in &program.lanes {
+            let outgoing = lane.from == me;
+            let stream = match lane.path {
+                Path::Memory => MEMORY,
+                Path::Nics { from, .. } => from as u8,
+            };
+            lanes.push(Lane {
+                peer: if outgoing { lane.to } else { lane.from },
+                stream,
+                number: 0,
+                outgoing,
+                steps: Vec::new(),
+                message: 0,
+                offset: 0,
+                used: 0,
+                queued: false,
+            });
+        }
+        let mut last = (usize::MAX, false, 0u16);
+        numbers.sort_by_key(|k| (lanes[*k].peer, lanes[*k].outgoing, program.lanes[*k]));
+        for k in numbers {
+            let lane = &mut lanes[k];
+            let same = (last.0, last.1) == (lane.peer, lane.outgoing);
+            lane.number = if same { last.2 + 1 } else { 0 };
+            last = (lane.peer, lane.outgoing, lane.number);
+        }
+        let names = lanes.iter().enumerate().map(|(k, l)| ((l.peer, l.outgoing, l.number), k as u32)).collect();
+        let count = program.steps.len();
+        let (mut begins, mut messages) = (vec![0u32; count + 1], vec![0; count]);
+        for (k, step) in program.steps.iter().enumerate() {
+            step.after.iter().for_each(|before| begins[*before as usize + 1] += 1);
+            if let Some(lane) = step.work.lane() {
+                let steps = &mut lanes[lane as usize].steps;
+                messages[k] = steps.len() as u32;
+                steps.push(k as u32);
+            }
+        }
+        (0..count).for_each(|k| begins[k + 1] += begins[k]);
+        let mut at = begins.clone();
+        let mut dependents = vec![0; begins[count] as usize];
+        for (k, step) in program.steps.iter().enumerate() {
+            for before in &step.after {
+                dependents[at[*before as usize] as usize] = k as u32;
+                at[*before as usize] += 1;
+            }
+        }
+        let waits = program.steps.iter().map(|s| s.after.len() as u32).collect();
+        Run { number, digest, element, waits, dependents, begins, lanes, messages, left: count, names, program }
+    }
+
+    /// The steps that wait for nothing.
+    pub(crate) fn first(&self) -> Vec<u32> {
+        (0..self.waits.len() as u32).filter(|k| self.waits[*k as usize] == 0).collect()
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Bytes of an element.
+    pub(crate) fn element(&self) -> u64 {
+        self.element
+    }
+
+    /// A rank whose message, or whose word that it has used one, is waited for.
+    pub(crate) fn waits_for(&self) -> Option<Rank> {
+        let open = |lane: &&Lane| (lane.message as usize) < lane.steps.len();
+        let receives = self.lanes.iter().filter(open).find(|lane| !lane.outgoing);
+        receives.or_else(|| self.lanes.iter().find(open)).map(|lane| lane.peer)
+    }
+
+    pub(crate) fn work(&self, step: u32) -> Work {
+        self.program.steps[step as usize].work
+    }
+
+    /// A step is done; adds those that are ready now to `ready`.
+    pub(crate) fn finish(&mut self, step: u32, ready: &mut VecDeque<u32>) {
+        self.left -= 1;
+        let range = self.begins[step as usize] as usize..self.begins[step as usize + 1] as usize;
+        for next in &self.dependents[range] {
+            let waits = &mut self.waits[*next as usize];
+            *waits -= 1;
+            if *waits == 0 {
+                ready.push_back(*next);
+            }
+        }
+    }
+
+    /// What a step that is ready asks for.
+    pub(crate) fn on_ready(&mut self, step: u32) -> Ready {
+        let work = self.work(step);
+        let Some(number) = work.lane() else { return Ready::Local(step) };
+        if let Work::Send { .. } = work {
+            return if self.enqueue(number) { Ready::Send(number) } else { Ready::Wait };
+        }
+        let message = self.messages[step as usize];
+        let lane = &self.lanes[number as usize];
+        let (bytes, done) = match message.cmp(&lane.message) {
+            std::cmp::Ordering::Less => (work.len() * self.element, Some(step)),
+            std::cmp::Ordering::Equal => (lane.offset, None),
+            std::cmp::Ordering::Greater => (0, None),
+        };
+        if bytes == 0 {
+            return Ready::Wait;
+        }
+        Ready::Fetch { lane: number, message, target: target(&work), bytes, done }
+    }
+
+    /// Puts a lane in line if its next message may leave and it does not stand there.
+    pub(crate) fn enqueue(&mut self, number: u32) -> bool {
+        let lane = &self.lanes[number as usize];
+        let ready = lane.steps.get(lane.message as usize).is_some_and(|step| self.waits[*step as usize] == 0);
+        let may = lane.outgoing && !lane.queued && ready && lane.message < lane.used + ROOM;
+        self.lanes[number as usize].queued |= may;
+        may
+    }
+
+    /// The next part of a lane's message, of at most so many bytes. The lane stands in line.
+    pub(crate) fn part(&self, number: u32, room: u32) -> Part {
+        let lane = &self.lanes[number as usize];
+        let work = self.work(lane.steps[lane.message as usize]);
+        let data = work.reads()[0].expect("a send reads");
+        let total = data.len * self.element;
+        let len = (total - lane.offset).min(u64::from(room)) as u32;
+        Part { lane: lane.number, message: lane.message, data, offset: lane.offset, len, total }
+    }
+
+    /// The part was sent. The step that is done with it, whose lane stands in line no more.
+    pub(crate) fn was_sent(&mut self, number: u32, part: &Part) -> Option<u32> {
+        let lane = &mut self.lanes[number as usize];
+        lane.offset += u64::from(part.len);
+        if lane.offset < part.total {
+            return None;
+        }
+        lane.offset = 0;
+        lane.message += 1;
+        lane.queued = false;
+        Some(lane.steps[part.message as usize])
+    }
+
+    /// The lane that a peer calls by a number.
+    fn find(&self, peer: Rank, outgoing: bool, number: u16) -> Option<u32> {
+        self.names.get(&(peer, outgoing, number)).copied()
+    }
+
+    /// A part of a message has come. `None`: it is none that the program expects.
+    pub(crate) fn take(&mut self, peer: Rank, header: &Header) -> Option<Taken> {
+        let number = self.find(peer, false, header.lane)?;
+        let lane = &self.lanes[number as usize];
+        let step = *lane.steps.get(header.message as usize)?;
+        let work = self.work(step);
+        let total = work.len() * self.element;
+        let fits = (header.message, header.offset, header.total) == (lane.message, lane.offset, total);
+        if !fits || header.len == 0 || header.offset + u64::from(header.len) > total {
+            return None;
+        }
+        let ready = self.waits[step as usize] == 0;
+        let lane = &mut self.lanes[number as usize];
+        lane.offset += u64::from(header.len);
+        let complete = lane.offset == total;
+        if complete {
+            lane.offset = 0;
+            lane.message += 1;
+        }
+        let target = if ready { target(&work) } else { Target::Aside };
+        let done = (complete && ready).then_some(step);
+        Some(Taken { lane: number, message: header.message, target, done })
+    }
+
+    /// Whether the sender of a lane's message waits to hear that it was used; then: whom to tell, over which stream, and the lane.
+    pub(crate) fn tells_used(&mut self, step: u32) -> Option<(Rank, u8, u16, u32)> {
+        let number = self.work(step).lane()?;
+        let lane = &mut self.lanes[number as usize];
+        if lane.outgoing {
+            return None;
+        }
+        // Receives may become ready in any order; what counts is how many are done from the first.
+        lane.used += 1;
+        ((lane.used + ROOM) as usize <= lane.steps.len()).then_some((lane.peer, lane.stream, lane.number, lane.used))
+    }
+
+    /// The receiver has used so many messages. The lane, if it stands in line now.
+    pub(crate) fn on_used(&mut self, peer: Rank, number: u16, used: u32) -> Option<Option<u32>> {
+        let number = self.find(peer, true, number)?;
+        let lane = &mut self.lanes[number as usize];
+        if used > lane.message {
+            return None;
+        }
+        lane.used = lane.used.max(used);
+        Some(self.enqueue(number).then_some(number))
+    }
+}
+
+fn target(work: &Work) -> Target {
+    match *work {
+        Work::RecvReduce { with, into, .. } => Target::Reduce { with, into },
+        Work::Recv { into, .. } => Target::Store(into),
+        _ => Target::Aside,
+    }
+}
