@@ -102,7 +102,7 @@ pub enum Control {
         seq: u64,
         /// The last stamp that was heard.
         stamp_us: u64,
-        /// Chunks, data and parity, that had not come when it was done.
+        /// Data chunks that had not come when it was done.
         missing: u32,
     },
     /// The message is given up.

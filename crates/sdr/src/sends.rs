@@ -30,7 +30,7 @@ pub struct Local {
 }
 
 /// A part of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
     /// The chunk of the receive that it begins with.
     pub chunk: u32,
