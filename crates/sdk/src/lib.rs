@@ -1,8 +1,8 @@
-//! The SDR SDK: messages over unreliable queue pairs whose receivers see, chunk by chunk, what has come.
+//! The SDR SDK: messages over unreliable queue pairs whose receivers see, chunk by chunk, what has come; and reliable writes on them.
 //!
 //! A [`Context`] is some NICs of a host and the workers on them; a [`Qp`] is connected to one of a peer. A receive is posted ([`Qp::recv_post`]), the
 //! peer's send of the same number is written into it packet by packet, and [`Recv::bitmap`] shows which chunks are whole. What happens to
-//! the others is the user's business.
+//! the others is the user's business, or that of [`Reliable`].
 //!
 //! ```text
 //!   Qp ── C channels × G generations of UC queue pairs ── channel c on NIC c mod n, generation g under root key g
@@ -27,12 +27,18 @@ mod info;
 mod lanes;
 mod memory;
 mod qp;
+mod reliable;
 mod worker;
 
 pub use context::{Context, ContextOptions};
 pub use handles::{Recv, Send};
 pub use memory::Memory;
 pub use qp::{Counters, Qp, QpOptions};
+pub use reliable::{Reliable, ReliableOptions, Transfer};
+pub use unbroken_codes::Code;
+pub use unbroken_model::choose::Objective;
+pub use unbroken_model::Scheme;
+pub use unbroken_sdr::adapt::Choice;
 pub use unbroken_sdr::attr::Attr;
 pub use unbroken_sdr::imm::Split;
 pub use worker::{CpuWorkers, Running, Turn, Workers};

@@ -1,7 +1,7 @@
 //! Registered memory.
 
 use crate::{Error, Result};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use unbroken::Key;
 
 /// Memory that messages are sent from and received into. The SDK keeps what is in use registered, whoever drops it.
@@ -15,6 +15,8 @@ pub(crate) struct Registered {
     bytes: u64,
     /// What it lies in, where it is the SDK's own.
     owned: Option<Box<[std::cell::UnsafeCell<u8>]>>,
+    /// Held while the bytes are looked at as Rust's, or changed: see [`Memory::with`].
+    access: RwLock<()>,
 }
 
 // SAFETY: the cells are read and written by raw copies alone, as the network does; whoever reads what another writes gets a mixture of
@@ -25,7 +27,7 @@ unsafe impl Sync for Registered {}
 
 impl Registered {
     pub(crate) fn new(keys: Vec<Key>, addr: u64, bytes: u64) -> Registered {
-        Registered { keys, addr, bytes, owned: None }
+        Registered { keys, addr, bytes, owned: None, access: RwLock::new(()) }
     }
 
     pub(crate) fn holding(self, owned: Box<[std::cell::UnsafeCell<u8>]>) -> Registered {
@@ -76,7 +78,8 @@ impl Memory {
     /// Where they do not fit, or the memory is not the SDK's own.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.check(offset, bytes.len())?;
-        // SAFETY: inside of the owned memory, as `check` says; it is never borrowed as Rust data, so that no reference overlaps.
+        let _alone = self.0.access.write().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: inside of the owned memory, as `check` says; nobody borrows it meanwhile.
         unsafe { to.copy_from(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
@@ -88,8 +91,28 @@ impl Memory {
     pub fn read(&self, offset: usize, bytes: usize) -> Result<Vec<u8>> {
         let from = self.check(offset, bytes)?;
         let mut out = vec![0; bytes];
+        let _others_read = self.0.access.read().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: as in `write`.
         unsafe { out.as_mut_ptr().copy_from(from, bytes) };
         Ok(out)
+    }
+
+    /// Has bytes looked at in place.
+    pub(crate) fn with<T>(&self, offset: u64, bytes: u64, look: impl FnOnce(&[u8]) -> T) -> T {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.0.bytes), "inside of the memory");
+        let _others_read = self.0.access.read().unwrap_or_else(PoisonError::into_inner);
+        let begin = (self.0.addr as *const u8).wrapping_add(offset as usize);
+        // SAFETY: registered memory, inside of it; nothing of ours writes there meanwhile. That the network does not is for the caller of
+        // this (a buffer that is sent from, or whose keys are cleared), that a C program does not for whoever registered it.
+        look(unsafe { std::slice::from_raw_parts(begin, bytes as usize) })
+    }
+
+    /// Has bytes changed in place.
+    pub(crate) fn with_mut<T>(&self, offset: u64, bytes: u64, change: impl FnOnce(&mut [u8]) -> T) -> T {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.0.bytes), "inside of the memory");
+        let _alone = self.0.access.write().unwrap_or_else(PoisonError::into_inner);
+        let begin = (self.0.addr as *mut u8).wrapping_add(offset as usize);
+        // SAFETY: as in `with`; nobody of ours reads there, either.
+        change(unsafe { std::slice::from_raw_parts_mut(begin, bytes as usize) })
     }
 }

@@ -137,6 +137,14 @@ impl State {
     }
 }
 
+/// What hears control messages that are not about matching, and has timers.
+pub(crate) trait Upper: Sync + std::marker::Send {
+    /// A message of the peer.
+    fn hear(&self, core: &Core, message: &Control, now_us: u64);
+    /// Does what is due, or what news brings; says when something will be due.
+    fn tick(&self, core: &Core, now_us: u64, news: bool) -> Option<u64>;
+}
+
 /// A queue pair, as its workers see it.
 pub(crate) struct Core {
     pub(crate) shared: Arc<Shared>,
@@ -150,6 +158,8 @@ pub(crate) struct Core {
     /// The peer's token.
     peer: OnceLock<u64>,
     turns: AtomicU64,
+    /// The reliable writes on it.
+    pub(crate) upper: OnceLock<Arc<dyn Upper>>,
 }
 
 /// A queue pair.
@@ -197,6 +207,7 @@ impl Context {
             shared: shared.clone(),
             peer: OnceLock::new(),
             turns: AtomicU64::new(0),
+            upper: OnceLock::new(),
         });
         shared.adopt(&core, attr.channels)?;
         Ok(Qp(core))
@@ -281,12 +292,15 @@ impl Core {
         for message in &messages {
             self.hear(message, token, now_us);
         }
-        let (says, next_us) = {
+        let (says, mut next_us) = {
             let mut state = lock(&self.state);
             let says = state.clearance.poll(now_us);
             (says, state.clearance.deadline_us())
         };
         says.iter().for_each(|message| self.wire.say(message, token));
+        if let Some(upper) = self.upper.get() {
+            next_us = [next_us, upper.tick(self, now_us, !messages.is_empty())].into_iter().flatten().min();
+        }
         (messages.len() + says.len(), next_us)
     }
 
@@ -303,8 +317,19 @@ impl Core {
             Control::Cleared { next, stamp_us } => {
                 lock(&self.state).clearance.on_cleared(*next, *stamp_us, now_us);
             }
-            // Of reliable writes, which this queue pair does not carry.
-            _ => {}
+            // Of reliable writes.
+            message => {
+                if let Some(upper) = self.upper.get() {
+                    upper.hear(self, message, now_us);
+                }
+            }
+        }
+    }
+
+    /// Says something to the peer.
+    pub(crate) fn say(&self, message: &Control) {
+        if let Some(token) = self.peer.get() {
+            self.wire.say(message, *token);
         }
     }
 
