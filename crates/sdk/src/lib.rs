@@ -19,6 +19,7 @@
 //! is refused: nothing else here takes a buffer from under late packets. The network may lose everything: raw messages then stay
 //! incomplete, for ever if nobody completes them; reliable writes end by their deadline.
 
+mod c;
 mod clock;
 mod context;
 mod control;

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! A chunk that the message does not fill, where the receive goes on behind it, is filled up with zero-length packets: so its bit is set.
-//! A message with an immediate that has not packets of every fragment adds zero-length packets behind the receive.
+//! Fragments of an immediate that no packet of the receive can carry go in zero-length packets behind it, with every piece; those of packets that were never sent,
+//! at the end.
 //!
 //! Invariants: no more messages are unfinished than there are slots; packets of a message are sent in its generation only; a message is finished only
 //! when nothing that the sender posted for it is outstanding.
@@ -259,6 +260,13 @@ impl Sends {
         for at in first..first + layout.packets_of(piece.bytes).min(fragments) {
             message.carried |= 1 << (at % fragments);
         }
+        // Fragments that no packet of the receive can carry go with every piece, so that they are sent again with it.
+        let beyond =
+            if imm.is_some() && packets < fragments { ((1u64 << fragments) - (1 << packets)) as u32 } else { 0 };
+        message.carried |= beyond;
+        if beyond > 0 {
+            self.push_fragments(seq, packets, beyond);
+        }
         let channels = self.queues.len() as u32;
         for at in 0..chunks.min(channels) {
             let channel = self.channel(piece.chunk + at + piece.attempt);
@@ -286,16 +294,24 @@ impl Sends {
         let layout = self.layout;
         let fragments = layout.attr().split.fragments();
         let packets = layout.packets_of(receive_bytes);
-        let base = immediate_base(&layout, packets);
         let Some(message) = self.message(seq) else { return };
-        let (Some(imm), false) = (message.imm, message.failed) else { return };
+        let (Some(_), false) = (message.imm, message.failed) else { return };
         let carried = std::mem::replace(&mut message.carried, u32::MAX);
         let missing = !carried & if fragments == 32 { u32::MAX } else { (1 << fragments) - 1 };
+        if missing != 0 {
+            self.push_fragments(seq, packets, missing);
+        }
+    }
+
+    /// Fragments of the user's immediate, in zero-length packets behind a receive of so many packets.
+    fn push_fragments(&mut self, seq: u64, packets: u32, which: u32) {
+        let split = self.layout.attr().split;
+        let base = immediate_base(&self.layout, packets);
+        let imm = self.message(seq).and_then(|message| message.imm);
         // A message as long as the immediate can number has no room behind it; it has packets of every fragment.
-        if missing != 0 && base + fragments <= layout.attr().split.packets() {
-            let piece = Piece { chunk: 0, bytes: 0, local: Local::default(), attempt: 0 };
-            let only = Some((base, missing));
-            let job = Job { seq, piece, imm: Some(imm), packets, at: 0, within: 0, fragments_only: only };
+        if base + split.fragments() <= split.packets() {
+            let piece = Piece::default();
+            let job = Job { seq, piece, imm, packets, at: 0, within: 0, fragments_only: Some((base, which)) };
             self.push(self.channel(seq as u32), job);
         }
     }
@@ -467,10 +483,22 @@ mod tests {
     use crate::attr::Attr;
     use crate::board::Board;
     use crate::control::Control;
+    use crate::imm::Split;
 
     fn sends(channels: u8) -> Sends {
-        let attr =
-            Attr { chunk_log2: 8, in_flight_log2: 14, messages_log2: 2, mtu_bytes: 64, channels, ..Attr::default() };
+        sends_with(channels, Split::default())
+    }
+
+    fn sends_with(channels: u8, split: Split) -> Sends {
+        let attr = Attr {
+            split,
+            chunk_log2: 8,
+            in_flight_log2: 14,
+            messages_log2: 2,
+            mtu_bytes: 64,
+            channels,
+            ..Attr::default()
+        };
         Sends::new(&Layout::new(&attr).unwrap())
     }
 
@@ -500,10 +528,11 @@ mod tests {
     /// Whatever the lengths of message and receive and the channels: what is sent makes every chunk of the message whole, and the immediate.
     #[test]
     fn what_is_sent_makes_every_chunk_whole() {
-        for channels in [1, 3] {
+        let splits = [Split::default(), Split::new(13, 18, 1).unwrap(), Split::new(8, 16, 8).unwrap()];
+        for (channels, split) in [1, 3].into_iter().flat_map(|c| splits.map(|s| (c, s))) {
             for bytes in [0, 1, 64, 65, 256, 257, 700, 1024, 4096] {
                 for receive in [bytes, 4096] {
-                    let mut s = sends(channels);
+                    let mut s = sends_with(channels, split);
                     let board = Board::new(&s.layout);
                     let seq = s.start(Some(0x1234_5678)).unwrap();
                     s.add(seq, piece(0, bytes)).unwrap();
