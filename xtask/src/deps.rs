@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// Protocol logic.
 const PURE: &[&str] =
-    &["types", "wire", "roce", "journal", "path", "overlay", "schedule", "comm", "codes", "model", "chart"];
+    &["types", "wire", "roce", "journal", "path", "overlay", "schedule", "comm", "codes", "model", "chart", "sdr"];
 /// What a pure crate may use from outside: small crates without I/O.
 const LEAVES: &[&str] = &["crc32fast", "half", "hmac", "sha2", "thiserror", "zerocopy"];
 /// Crates that do I/O, from the lowest floor to the highest: each may use those before it. Whatever is neither here nor pure nor [`TOOLS`]
@@ -28,6 +28,7 @@ const SHELLS: &[&str] = &[
     "shift",
     "unbroken",
     "collective",
+    "sdk",
     "preload",
     "edged",
     "cli",
@@ -36,7 +37,7 @@ const SHELLS: &[&str] = &[
 const TOOLS: &[&str] = &["sim", "trial", "bench", "xtask"];
 /// Crates that may use `unsafe` (`directory`: only the call that opens LMDB, since a file is mapped there; `codes`, though pure: only the
 /// vector instructions of its kernels; `isal`: the functions of a library that is loaded at run time).
-const UNSAFE: &[&str] = &["verbs", "softnic", "fabric", "directory", "preload", "codes", "isal"];
+const UNSAFE: &[&str] = &["verbs", "softnic", "fabric", "directory", "preload", "codes", "isal", "sdk"];
 /// What a pure crate's source must not name.
 const IMPURE: &[&str] = &[
     "std::net::Udp",

@@ -92,6 +92,8 @@ UNBROKEN_FAILBACK=0 in a program's environment leaves them where they are.")]
     },
     /// Which reliability scheme for a lossy long link, and what to expect of it
     Model(crate::model::ModelArgs),
+    /// Reliable writes over lossy links, measured; and what a way loses
+    Sdr(crate::sdr::SdrArgs),
     /// Show an RDMA program outliving the death of its NIC, with figures, and the same without failover
     #[command(after_help = "Needs perftest (ib_write_bw) and a C compiler; it has a fabric of its own.")]
     Demo(crate::demo::DemoArgs),
@@ -271,7 +273,7 @@ fn parse_ports(text: &str) -> Result<u8, String> {
 }
 
 /// A time with its unit.
-fn parse_time(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     let wrong = || format!("'{text}' is not a time; a number with us, ms, s or m is right, like 3s or 500ms");
     let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
     let (number, unit) = text.split_at(unit_at);

@@ -17,6 +17,7 @@ mod model;
 mod nic;
 mod output;
 mod run;
+mod sdr;
 mod status;
 
 use std::process::ExitCode;
@@ -84,5 +85,6 @@ fn execute(args: Args) -> output::Result {
         Command::Edge { command } => edge::edge(command),
         Command::Demo(args) => demo::demo(&args),
         Command::Model(args) => model::model(&args),
+        Command::Sdr(args) => sdr::sdr(&runtime, &args),
     }
 }

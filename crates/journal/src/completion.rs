@@ -15,7 +15,9 @@ use unbroken_types::{Wc, WcOpcode, WcStatus};
 /// Whether an error is the network's or the device's. A flush has its reason elsewhere.
 fn is_foreign(wc: &Wc) -> Option<WcStatus> {
     use WcStatus::{FatalErr, LocQpOpErr, RemAbortErr, RespTimeoutErr, RetryExcErr, WrFlushErr};
-    [RetryExcErr, RemAbortErr, FatalErr, RespTimeoutErr, LocQpOpErr, WrFlushErr].into_iter().find(|s| *s as u32 == wc.status)
+    [RetryExcErr, RemAbortErr, FatalErr, RespTimeoutErr, LocQpOpErr, WrFlushErr]
+        .into_iter()
+        .find(|s| *s as u32 == wc.status)
 }
 
 impl Journal {

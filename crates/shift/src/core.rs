@@ -26,8 +26,8 @@ use unbroken_path::Message;
 use unbroken_telemetry::{Event, EventLog, Runtime, What};
 use unbroken_types::Gid;
 use unbroken_verbs::{
-    CompChannel, Cq, Device, DeviceAttr, DeviceEvent, Error, EventSink, HoldingQp, KeyRow, MemoryDomain, PortAttr,
-    QpInit, Result, Srq,
+    Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceEvent, Error, EventSink, HoldingQp, KeyRow, MemoryDomain,
+    PortAttr, QpInit, Result, Srq,
 };
 
 /// Longest transport timeout of a protected QP: the application's own. Whether a path lives is found out by asking it, long before a
@@ -191,6 +191,11 @@ impl Core {
 
     pub(crate) fn host(&self) -> String {
         self.nics.host()
+    }
+
+    /// What NIC `i` can do beyond plain verbs.
+    pub(crate) fn capabilities(&self, i: usize) -> Capabilities {
+        self.nics.capabilities(i)
     }
 
     /// Whether the QPs of NIC `i` hold their work when it fails, so that they can move and others can move there.

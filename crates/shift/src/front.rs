@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use unbroken_types::{Access, Gid};
 use unbroken_verbs::{
-    CompChannel, Cq, Device, DeviceAttr, Error, EventFd, MemoryDomain, MrChange, MrKeys, PortAttr, Result, Srq,
-    SrqAttr, WindowType,
+    Capabilities, CompChannel, Cq, Device, DeviceAttr, Error, EventFd, IndirectEntry, MemoryDomain, MrChange, MrKeys,
+    PortAttr, Result, Srq, SrqAttr, WindowType,
 };
 
 /// `enum ibv_event_type`: the ones that this library raises.
@@ -278,6 +278,23 @@ impl Context {
     pub fn alloc_null_mr(&self, pd: u32) -> Result<u32> {
         check_owner()?;
         self.memory.alloc_null_mr(pd)
+    }
+
+    /// What the device of the NIC can do beyond plain verbs.
+    pub fn capabilities(&self) -> Capabilities {
+        self.core.capabilities(self.nic)
+    }
+
+    /// Makes a key whose bytes, from 0 on, are those of the entries.
+    pub fn create_indirect(&self, pd: u32, entries: &[IndirectEntry], access: Access) -> Result<MrKeys> {
+        check_owner()?;
+        self.memory.create_indirect(pd, 0, entries, access)
+    }
+
+    /// Replaces an entry of such a key.
+    pub fn update_entry(&self, key: u32, index: u32, entry: &IndirectEntry) -> Result<()> {
+        check_owner()?;
+        self.memory.update_entry(key, index, entry)
     }
 
     /// Makes a memory window and gives its key.

@@ -405,13 +405,13 @@ impl MemoryDomain for Domain {
         t.0.check_indirect()?;
         let (r, root) =
             t.0.indirect(key).ok_or_else(|| Error::invalid(format!("there is no indirect key {key:#x}")))?;
-        let old = root.entry(index as usize).ok_or_else(|| {
+        let place = root.place(index as usize).ok_or_else(|| {
             Error::invalid(format!("entry {index}: indirect key {key:#x} has {} (count from 0)", root.ends.len()))
         })?;
-        if old.len != entry.len {
+        if entry.len > place {
             return Err(Error::invalid(format!(
-                "entry {index} of indirect key {key:#x} has {} bytes for ever, not {}",
-                old.len, entry.len
+                "entry {index} of indirect key {key:#x} has room for {place} bytes, not {}",
+                entry.len
             )));
         }
         t.0.check_entry(r.pd, index as usize, entry, r.access)?;

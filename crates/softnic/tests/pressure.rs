@@ -275,3 +275,59 @@ fn the_handle_of_a_dead_nic_leaves_the_next_one_its_account() {
     let granted = page(&world, "b").credit(slot as u8).reserve(1, u64::MAX, unbroken_fabric::now_us());
     assert!(granted.is_some_and(|bytes| bytes <= 1 << 20), "{granted:?}");
 }
+
+/// A UC pair of which both ends have switched back-pressure off, or neither.
+fn connect_uc(qp: &dyn DeviceQp, peer: (u32, unbroken_types::Gid), lossy: bool) {
+    let d = RcModify::default();
+    let mtu = Some(unbroken_types::Mtu::B4096);
+    let rtr = RcModify { state: Some(QpState::Rtr), dest_qpn: Some(peer.0), rq_psn: Some(9), mtu, ..d };
+    for (rc, dest_gid) in [
+        (RcModify { state: Some(QpState::Init), access: Some(ALL), ..d }, None),
+        (rtr, Some(peer.1)),
+        (RcModify { state: Some(QpState::Rts), sq_psn: Some(9), ..d }, None),
+    ] {
+        qp.modify(&QpModify { rc, dest_gid, lossy: Some(lossy), ..QpModify::default() }).unwrap();
+    }
+}
+
+/// Sends to a receiver that has no receives, and gives how many sends were complete at once.
+fn complete_at_once(lossy: bool) -> (usize, usize) {
+    const COUNT: u64 = 1_000;
+    let world = World::new();
+    let (a, b) = (Host::new(&world, "a", 0, 1 << 16), Host::new(&world, "b", 0, 1 << 16));
+    let (qa, qb) = (a.nic.create_qp(&a.init(QpType::Uc)).unwrap(), b.nic.create_qp(&b.init(QpType::Uc)).unwrap());
+    connect_uc(&*qa, (qb.qpn(), b.nic.gid()), lossy);
+    connect_uc(&*qb, (qa.qpn(), a.nic.gid()), lossy);
+    let mut wcs = [unbroken_types::Wc::default(); 64];
+    let (mut sent, mut done) = (0, 0);
+    while sent < COUNT && qa.post_send(&send(sent, &[a.sge(0, BYTES)])).is_ok() {
+        sent += 1;
+        done += a.cq.poll(&mut wcs).unwrap();
+    }
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(20) {
+        done += a.cq.poll(&mut wcs).unwrap();
+    }
+    // What the receiver has taken by now is gone, or waits for it: then it comes with its receive.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(20) {
+        b.cq.poll(&mut wcs).unwrap();
+    }
+    qb.post_recv(&recv(1, &[b.sge(0, BYTES)])).unwrap();
+    let mut came = 0;
+    while start.elapsed() < Duration::from_millis(40) {
+        came += b.cq.poll(&mut wcs).unwrap();
+    }
+    if lossy {
+        let (page, slots) = (page(&world, "b"), 0..=u8::MAX);
+        assert_eq!(slots.map(|slot| page.credit(slot).on_way()).sum::<u64>(), 0, "nothing was reserved or returned");
+    }
+    (done, came)
+}
+
+#[test]
+fn a_lossy_qp_is_never_held_and_what_finds_no_receive_is_lost() {
+    assert_eq!(complete_at_once(true), (1_000, 0));
+    let (done, came) = complete_at_once(false);
+    assert!(done < 1_000 && came == 1, "{done} sends were complete, {came} waited for the receive");
+}

@@ -25,16 +25,22 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod events;
 mod immediate;
+mod keys;
 mod qp;
 mod region;
+mod uc;
 pub mod words;
 
 pub use address::QpAddress;
+pub use events::Events;
+pub use keys::Key;
 pub use qp::{Qp, QpOptions};
 pub use region::{Region, RemoteRegion};
+pub use uc::{UcOptions, UcQp};
 pub use unbroken_types::{Access, Gid, QpCaps, QpState, SendFlags, SendOpcode, Sge, Wc, WcOpcode, WcStatus};
-pub use unbroken_verbs::{Error, RecvWr, Result, SendBatch, SendWr, SharedWords};
+pub use unbroken_verbs::{Capabilities, Error, IndirectEntry, RecvWr, Result, SendBatch, SendWr, SharedWords};
 
 use std::net::IpAddr;
 use std::path::Path;

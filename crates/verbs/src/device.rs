@@ -80,8 +80,9 @@ pub trait MemoryDomain: Send + Sync {
     /// entries' regions must be of the same domain and allow local use. A region that is deregistered takes its entries out of use:
     /// what touches them fails. Ended by [`MemoryDomain::dereg_mr`].
     fn create_indirect(&self, pd: u32, iova: u64, entries: &[IndirectEntry], access: Access) -> Result<MrKeys>;
-    /// Replaces an entry of an indirect key by one of the same length, while packets arrive. When it returns, nothing from the network
-    /// touches what the old entry named by this key any more.
+    /// Replaces an entry of an indirect key, while packets arrive, by one that is not longer than the place that the key was made with; the
+    /// rest of the place is then nobody's: what touches it fails. When it returns, nothing from the network touches what the old entry
+    /// named by this key any more.
     fn update_entry(&self, key: u32, index: u32, entry: &IndirectEntry) -> Result<()>;
     /// Makes a memory window, not bound yet, and gives the key that it has. It is bound by a WR ([`unbroken_roce::MwBind`]).
     fn alloc_window(&self, pd: u32, kind: WindowType) -> Result<u32>;
@@ -184,6 +185,9 @@ pub struct QpModify {
     pub sqd_notify: Option<bool>,
     /// The port that packets leave through, from 1; 1 at first.
     pub port: Option<u8>,
+    /// UC: the network loses what a receiver has no room or no receive for, as a real one does. Both ends say so, or neither. Only an
+    /// emulated network knows anything else.
+    pub lossy: Option<bool>,
 }
 
 /// What `ibv_query_qp` asks.

@@ -7,7 +7,7 @@ mod heatmap;
 mod picture;
 mod predict;
 mod recommend;
-mod units;
+pub(crate) mod units;
 
 use std::path::{Path, PathBuf};
 
@@ -183,7 +183,7 @@ impl Question {
 }
 
 /// A scheme as it is given: `sr-rto`, `sr-nack`, `mds:32,8`, `xor:32,8`.
-fn scheme(text: &str) -> std::result::Result<Scheme, String> {
+pub(crate) fn scheme(text: &str) -> std::result::Result<Scheme, String> {
     const RIGHT: &str = "sr-rto, sr-nack, mds:32,8 and xor:32,8 (data and parity chunks) are right";
     let code = |kind, sizes: &str| {
         let (data, parity) = sizes.split_once(',').ok_or_else(|| format!("'{text}' has no two sizes; {RIGHT}"))?;

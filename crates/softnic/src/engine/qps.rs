@@ -83,6 +83,8 @@ pub(crate) struct QpEntry {
     pub(crate) socket: usize,
     /// The port that its packets leave through, from 1. It may change at any time; [`super::Engine::route`] follows.
     port: u8,
+    /// UC: its packets are not held back for want of room or of a receive; they are lost.
+    pub(crate) lossy: bool,
     /// It is in the ready queue.
     pub(crate) queued: bool,
     /// RC only: of what fits into its destination.
@@ -154,6 +156,7 @@ impl QpEntry {
             dest: None,
             socket: qpn as usize % super::TX_SOCKETS,
             port: 1,
+            lossy: false,
             queued: false,
             share: Share::default(),
             timer_at: u64::MAX,
@@ -306,6 +309,9 @@ impl QpEntry {
         if let Some(port) = change.port {
             self.set_port(port);
         }
+        if let (QpKind::Uc(_), Some(lossy)) = (&self.kind, change.lossy) {
+            self.lossy = lossy;
+        }
         if change.rc.state == Some(QpState::Reset) {
             (self.peer, self.peer_port, self.dest, self.told) = (None, 0, None, false);
             (self.sgid_index, self.routed) = (0, true);
@@ -398,7 +404,10 @@ impl QpEntry {
                 }
             }
             (QpKind::Uc(qp), Some(dest)) => {
-                let mut sink = QpSink::new(out, of, dest, socket, *quota).routed(self.routed).unacknowledged();
+                let mut sink = QpSink::new(out, of, dest, socket, *quota).routed(self.routed);
+                if !self.lossy {
+                    sink = sink.unacknowledged();
+                }
                 let more = qp.poll_transmit(&mut sink, &mut to);
                 *quota -= sink.quota();
                 Turn::unacknowledged(more, sink.awaits_credit())

@@ -50,6 +50,13 @@ fn is_unacknowledged(packet: &[u8]) -> bool {
     packet.first().is_some_and(|b| matches!(b >> 5, t if t == Transport::Uc as u8 || t == Transport::Ud as u8))
 }
 
+/// Whether the QP that a packet is for has told its peer to reserve nothing; not asked of acknowledged packets.
+fn is_lossy(packet: &[u8], qps: &mut QpTable) -> bool {
+    let Some([_, high, low_high, low]) = packet.get(4..8) else { return false };
+    let qpn = u32::from_be_bytes([0, *high, *low_high, *low]);
+    qps.get_mut(qpn as u16).is_some_and(|q| q.qpn == qpn && q.lossy)
+}
+
 impl Engine {
     /// Takes what waits at the ports' sockets, as much as a ring holds; gives how many datagrams of each.
     pub(super) fn receive(&mut self, which: impl Fn(&RxRing) -> bool) -> [usize; MAX_PORTS as usize] {
@@ -103,7 +110,7 @@ impl Engine {
         let rx_count = &mut rx_counts[port];
         let Some(d) = rx_rings[port].datagram(i) else { return };
         // All segments of a run are of one QP.
-        let credited = is_unacknowledged(d.bytes);
+        let credited = is_unacknowledged(d.bytes) && !is_lossy(d.bytes, qps);
         let flow = IcrcFlow {
             src_ip: d.src.ip(),
             dst_ip: id.ips[port],
@@ -224,7 +231,8 @@ impl Receivers<'_> {
         } else {
             let (src, dst) = (flow.src_ip, flow.dst_ip);
             let wait = || Waiting { bytes: bytes.into(), src, dst, since_us: now_us, cost: credit };
-            let verdict = match self.parking.takes(q, &packet, wait) {
+            let parked = if q.lossy { Parked::No } else { self.parking.takes(q, &packet, wait) };
+            let verdict = match parked {
                 Parked::No => Verdict::of(q.receive(&packet, (src, dst), self.aliases, mem), q.control, &packet),
                 Parked::Yes => Verdict::Waits,
                 Parked::Full => Verdict::Dropped,

@@ -39,7 +39,7 @@ pub(super) enum Special {
 
 pub(super) struct Indirect {
     pub(super) key: u32,
-    /// Where each entry ends, in bytes from the beginning. Entries change, their lengths do not.
+    /// Where the place of each entry ends, in bytes from the beginning. Entries change, their places do not.
     pub(super) ends: Box<[u64]>,
     entries: RwLock<Box<[IndirectEntry]>>,
 }
@@ -98,8 +98,10 @@ impl Indirect {
         write(&self.entries)[index] = entry;
     }
 
-    pub(super) fn entry(&self, index: usize) -> Option<IndirectEntry> {
-        read(&self.entries).get(index).copied()
+    /// How many bytes an entry may have.
+    pub(super) fn place(&self, index: usize) -> Option<u64> {
+        let end = self.ends.get(index)?;
+        Some(end - index.checked_sub(1).map_or(0, |before| self.ends[before]))
     }
 
     /// The pieces of `len` bytes at `off`, which lie inside.
@@ -201,6 +203,9 @@ impl Table {
                 let entries = read(&root.entries);
                 let piece = |i: usize, at: u64, n: u64| {
                     let e: &IndirectEntry = &entries[i];
+                    if at + n > e.len {
+                        return Err(MemError::OutOfBounds);
+                    }
                     self.entry_piece(by.pd, e.lkey, e.addr.wrapping_add(at), n, local)
                 };
                 root.walk(off, len, |i, at, n| piece(i, at, n).map(drop))?;

@@ -182,6 +182,21 @@ fn an_indirect_key_joins_pieces() {
     assert_eq!(f.read(key, 0x1000, 1, Access::NONE), Err(MemError::NoSuchKey));
 }
 
+/// A receive that is shorter than its place: what lies behind its buffer is safe, and the next may be long again.
+#[test]
+fn behind_a_short_entry_is_nothing() {
+    let f = Fixture::new();
+    let (key, _, entries) = indirect(&f);
+    f.domain.update_entry(key, 0, &IndirectEntry { len: 10, ..entries[0] }).unwrap();
+    f.write(key, 0x1000, &[7; 10], Access::REMOTE_WRITE).unwrap();
+    for (at, len) in [(0x1000, 11), (0x1009, 2), (0x100a, 1)] {
+        assert_eq!(f.write(key, at, &vec![8; len], Access::REMOTE_WRITE), Err(MemError::OutOfBounds));
+    }
+    f.write(key, 0x1018, &[9; 1], Access::REMOTE_WRITE).unwrap();
+    f.domain.update_entry(key, 0, &entries[0]).unwrap();
+    f.write(key, 0x1000, &[6; 24], Access::REMOTE_WRITE).unwrap();
+}
+
 #[test]
 fn an_entry_is_replaced_by_one_that_fits() {
     let f = Fixture::new();
@@ -194,7 +209,7 @@ fn an_entry_is_replaced_by_one_that_fits() {
     assert_eq!([f.byte(512), f.byte(32)], [64, 6]);
     let unwritable = f.reg(0, 64, Access::NONE);
     let wrong = [
-        (0, IndirectEntry { len: 23, ..entries[0] }),
+        (0, IndirectEntry { len: 25, ..entries[0] }),
         (3, entries[0]),
         (0, IndirectEntry { addr: entries[0].addr + 41, ..entries[0] }),
         (0, IndirectEntry { lkey: key, ..entries[0] }),

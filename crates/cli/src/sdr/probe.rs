@@ -1,0 +1,242 @@
+//! `unbroken sdr probe`: how much of plain UDP is lost on a way, after the paper's Figure 2.
+//!
+//! Datagrams of several payload sizes, by turns, at a bounded rate and for a bounded time; the far end counts by trial and size, and is asked for its counts at the end of each
+//! trial, several times, since what it says may be lost, too. A datagram that is not the probe's is dropped.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::rate;
+use crate::args::parse_time;
+use crate::model::units;
+use crate::output::{print, print_json, Failure, Result};
+
+/// The longest probe, and the fastest.
+const LONGEST: Duration = Duration::from_secs(3600);
+const FASTEST_BPS: u64 = 1_000_000_000;
+const MAGIC: [u8; 4] = *b"ubpr";
+const HEAD: usize = 4 + 8 + 4 + 1;
+/// How often the counts of a trial are asked for, and how long an answer may take.
+const QUESTIONS: u32 = 10;
+const ANSWER: Duration = Duration::from_millis(200);
+
+#[derive(Args)]
+pub(crate) struct ProbeArgs {
+    /// The far end, which listens
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "listen")]
+    to: Option<SocketAddr>,
+    /// Be the far end
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Payloads in bytes, with commas
+    #[arg(long, default_value = "1024,2048,4096,8192", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(64..=65000))]
+    payloads: Vec<u32>,
+    /// Bits a second, at most 1G
+    #[arg(long, default_value = "50M", value_parser = rate)]
+    rate: u64,
+    /// How long a trial takes
+    #[arg(long, default_value = "1s", value_parser = parse_time)]
+    trial: Duration,
+    /// Trials of each payload
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    trials: u32,
+    /// How long the far end listens
+    #[arg(long = "for", default_value = "10m", value_parser = parse_time)]
+    lasts: Duration,
+    /// One JSON object a trial
+    #[arg(long)]
+    json: bool,
+}
+
+/// A trial.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Trial {
+    trial: u32,
+    payload_bytes: u32,
+    sent: u64,
+    lost: u64,
+    loss: f64,
+}
+
+fn io(what: &'static str) -> impl Fn(std::io::Error) -> Failure {
+    move |e| Failure::io(what, e)
+}
+
+/// Runs the probe, or its far end.
+pub(super) fn probe(args: &ProbeArgs) -> Result {
+    let whole = args.trial.saturating_mul(args.trials).saturating_mul(args.payloads.len() as u32);
+    if whole > LONGEST || args.lasts > LONGEST {
+        return Err(Failure::Text(format!("a probe of {whole:?}: an hour at most is right; fewer or shorter trials")));
+    }
+    if args.rate > FASTEST_BPS {
+        return Err(Failure::Text("a probe takes a way from others: at most 1G is right for --rate".into()));
+    }
+    if let Some(address) = args.listen {
+        let socket = UdpSocket::bind(address).map_err(io("cannot listen there"))?;
+        return listen(&socket, Instant::now() + args.lasts);
+    }
+    match args.to {
+        Some(to) => measure(args, to),
+        None => {
+            let socket = UdpSocket::bind("127.0.0.1:0").map_err(io("cannot listen on the loopback"))?;
+            let to = socket.local_addr().map_err(io("cannot listen on the loopback"))?;
+            let until = Instant::now() + whole + Duration::from_secs(60);
+            std::thread::spawn(move || listen(&socket, until));
+            measure(args, to)
+        }
+    }
+}
+
+fn head(nonce: u64, trial: u32, question: bool) -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    head[..4].copy_from_slice(&MAGIC);
+    head[4..12].copy_from_slice(&nonce.to_be_bytes());
+    head[12..16].copy_from_slice(&trial.to_be_bytes());
+    head[16] = u8::from(question);
+    head
+}
+
+/// Counts one probe's datagrams at a time: those of the last nonce that was seen.
+fn listen(socket: &UdpSocket, until: Instant) -> Result {
+    let mut buffer = vec![0; 1 << 16];
+    let mut counting = ([0; 12], 0u64);
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        socket.set_read_timeout(Some(left)).map_err(io("cannot wait"))?;
+        let Ok((bytes, from)) = socket.recv_from(&mut buffer) else { continue };
+        if bytes < HEAD || buffer[..4] != MAGIC {
+            continue;
+        }
+        let mut key = [0; 12];
+        key.copy_from_slice(&buffer[4..16]);
+        if key != counting.0 {
+            counting = (key, 0);
+        }
+        if buffer[16] == 0 {
+            counting.1 += 1;
+        } else {
+            let mut answer = buffer[..HEAD].to_vec();
+            answer.extend(counting.1.to_be_bytes());
+            // A lost answer is asked for again.
+            let _ = socket.send_to(&answer, from);
+        }
+    }
+}
+
+fn measure(args: &ProbeArgs, to: SocketAddr) -> Result {
+    let own = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(own).map_err(io("no socket"))?;
+    socket.connect(to).map_err(io("cannot reach the far end"))?;
+    let nonce = u64::from(std::process::id()) << 32 | u64::from(Instant::now().elapsed().subsec_nanos());
+    let mut trials = Vec::new();
+    let mut number = 0;
+    for trial in 0..args.trials {
+        for payload in &args.payloads {
+            let sent = send(&socket, args, *payload, &head(nonce, number, false))?;
+            let came = ask(&socket, &head(nonce, number, true))?;
+            let lost = sent.saturating_sub(came);
+            let of = Trial { trial, payload_bytes: *payload, sent, lost, loss: lost as f64 / sent.max(1) as f64 };
+            if args.json {
+                print_json(&of)?;
+            } else {
+                print(&format!("trial {trial}, {payload} bytes: {lost} of {sent} lost\n"))?;
+            }
+            trials.push(of);
+            number += 1;
+        }
+    }
+    if args.json {
+        return Ok(());
+    }
+    print(&summary(args, &trials))
+}
+
+/// Sends at the rate for the time of a trial; gives how many datagrams.
+fn send(socket: &UdpSocket, args: &ProbeArgs, payload: u32, head: &[u8]) -> Result<u64> {
+    let mut datagram = head.to_vec();
+    datagram.resize(payload as usize, 0);
+    let every = Duration::from_secs_f64(8.0 * f64::from(payload) / args.rate as f64);
+    let began = Instant::now();
+    let (mut sent, mut refused) = (0u64, 0u32);
+    while began.elapsed() < args.trial {
+        let due = began + every.mul_f64(sent as f64);
+        if let Some(wait) = due.checked_duration_since(Instant::now()) {
+            std::thread::sleep(wait);
+        }
+        match socket.send(&datagram) {
+            Ok(_) => (sent, refused) = (sent + 1, 0),
+            Err(e) if refused > 1000 => return Err(Failure::io("the far end does not take datagrams", e)),
+            Err(_) => {
+                refused += 1;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+    Ok(sent)
+}
+
+/// Asks how many have come.
+fn ask(socket: &UdpSocket, head: &[u8]) -> Result<u64> {
+    socket.set_read_timeout(Some(ANSWER)).map_err(io("cannot wait"))?;
+    let mut buffer = [0; HEAD + 8];
+    for _ in 0..QUESTIONS {
+        // What is on its way comes before the question, or with the next one.
+        let _ = socket.send(head);
+        if let Ok(bytes) = socket.recv(&mut buffer) {
+            if bytes == HEAD + 8 && buffer[..HEAD] == *head {
+                let mut count = [0; 8];
+                count.copy_from_slice(&buffer[HEAD..]);
+                return Ok(u64::from_be_bytes(count));
+            }
+        }
+    }
+    Err(Failure::Text(
+        "the far end does not answer; start it there with: unbroken sdr probe --listen ADDRESS:PORT".into(),
+    ))
+}
+
+fn summary(args: &ProbeArgs, trials: &[Trial]) -> String {
+    let mut text = String::from("\npayload   mean loss   least   most\n");
+    for payload in &args.payloads {
+        let of: Vec<f64> = trials.iter().filter(|t| t.payload_bytes == *payload).map(|t| t.loss).collect();
+        let (least, most) = of.iter().fold((1.0f64, 0.0f64), |(least, most), loss| (least.min(*loss), most.max(*loss)));
+        let mean = of.iter().sum::<f64>() / of.len() as f64;
+        let shown = [mean, least, most].map(units::shown_loss);
+        text += &format!("{payload:7}   {:9}   {:5}   {}\n", shown[0], shown[1], shown[2]);
+    }
+    let (sent, lost) = trials.iter().fold((0, 0), |(sent, lost), t| (sent + t.sent, lost + t.lost));
+    // What has not been seen in so many is taken for half an event.
+    let loss = units::shown_loss((lost as f64).max(0.5) / sent.max(1) as f64);
+    text + &format!(
+        "\nnext: unbroken model --bandwidth {} --rtt … --loss {loss} --size …\n",
+        units::with_prefix(args.rate as f64, 1e3)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_far_end_counts_one_trial_at_a_time_and_ignores_what_is_none() {
+        let far = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let near = UdpSocket::bind("127.0.0.1:0").unwrap();
+        near.connect(far.local_addr().unwrap()).unwrap();
+        std::thread::spawn(move || listen(&far, Instant::now() + Duration::from_secs(10)));
+        for datagram in [&b"who are you, and what do you want?"[..], b"ubpr", &[]] {
+            near.send(datagram).unwrap();
+        }
+        for trial in [1, 2] {
+            for _ in 0..trial * 10 {
+                near.send(&head(7, trial, false)).unwrap();
+            }
+            assert_eq!(ask(&near, &head(7, trial, true)).unwrap(), u64::from(trial) * 10);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""SDR for users: the C API and its examples, and reliable writes between processes over a network that loses and dies."""
+
+import json
+import subprocess
+import sys
+import time
+
+from lib.cc import FLAGS, compile_c
+from lib.fabric import Fabric
+from lib.process import Failure
+from lib.suite import BUILD, ROOT, TARGET, Suite
+
+SDK = ["-I", ROOT / "include", "-L", BUILD, "-lunbroken_sdk", f"-Wl,-rpath,{BUILD}"]
+SECONDS = 90
+
+
+def compile_example(name):
+    """An example in C, compiled as its users do, and as strictly as our own programs."""
+    source, program = ROOT / "crates" / "sdk" / "examples" / f"{name}.c", TARGET / "tests-c" / f"example-{name}"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run([str(a) for a in ["cc", *FLAGS, "-o", program, source, *SDK]], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Failure(f"{source.name} does not compile: {done.stderr[:2000]}")
+    return program
+
+
+def run(fabric, *command):
+    """Runs a program to its end in the fabric's folder, without anything preloaded."""
+    environment = {"UNBROKEN_RUNTIME": str(fabric.path), "PATH": "/usr/bin:/bin"}
+    words = [str(c) for c in command]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, env=environment)
+    if done.returncode != 0:
+        raise Failure(f"{words[0]} failed ({done.returncode}): {done.stderr[-2000:]}")
+    return done.stdout
+
+
+def c_api(logs, faults, messages):
+    """Every function of the header, what it refuses, and messages with their bitmaps, byte by byte."""
+    program = compile_c("sdr", *SDK)
+    with Fabric(logs) as fabric:
+        for fault in faults:
+            fabric.fault(fault)
+        said = run(fabric, program, messages)
+    for words in (f"sent {messages} messages", f"received {messages} messages"):
+        if words not in said:
+            raise Failure(f"'{words}' is not said: {said}")
+    return "; ".join(said.splitlines())
+
+
+def headers(logs):
+    """The headers are C++, too."""
+    source = logs / "header.cc"
+    source.write_text("#include <unbroken/sdr_ext.h>\nint main() { return sdr_last_error()[0]; }\n")
+    command = ["c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-o", logs / "header", source, *SDK]
+    done = subprocess.run([str(a) for a in command], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Failure(done.stderr[:2000])
+    subprocess.run([str(logs / "header")], check=True, timeout=SECONDS)
+
+
+def examples(logs):
+    """The example in C and the one in Rust do what they say, and are short."""
+    long = [f"{e.name}: {n}" for e in (ROOT / "crates" / "sdk" / "examples").iterdir()
+            if (n := len(e.read_text().splitlines())) > 100]
+    if long:
+        raise Failure(f"examples are 100 lines at most: {long}")
+    with Fabric(logs) as fabric:
+        said = run(fabric, compile_example("partial"))
+        if "1048576 bytes are in their place" not in said:
+            raise Failure(f"the example in C does not end well: {said}")
+    rust = subprocess.run(["cargo", "run", "-q", "--release", "-p", "unbroken-sdk", "--example", "reliable"],
+                          capture_output=True, text=True, cwd=ROOT, timeout=600)
+    if rust.returncode != 0 or "16 messages of 1 MiB" not in rust.stdout:
+        raise Failure(f"the example in Rust does not end well: {rust.stdout} {rust.stderr[-1000:]}")
+    return rust.stdout.strip()
+
+
+def bench(fabric, *options, fails=False):
+    """`unbroken sdr bench` between hosts a and b; its object."""
+    command = [BUILD / "unbroken", "sdr", "bench", "--runtime", fabric.path, "--json", *options]
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=SECONDS)
+    if fails:
+        if done.returncode == 0:
+            raise Failure(f"it ends well: {done.stdout}")
+        return done.stderr
+    if done.returncode != 0:
+        raise Failure(f"{done.stderr[-2000:]}")
+    return json.loads(done.stdout)
+
+
+KEYS = {"scheme", "message_bytes", "chunk_bytes", "mtu_bytes", "channels", "in_flight", "messages", "seconds", "gbit_per_s",
+        "messages_per_s", "packets_per_s", "mean_us", "p99_us", "chunks_sent", "chunks_repeated", "chunks_recovered", "packets_late",
+        "packets_duplicate", "under_runs", "rtt_us", "verified"}
+
+
+def writes(logs, scheme, faults, messages):
+    """Reliable writes between two processes, each byte checked."""
+    with Fabric(logs) as fabric:
+        for fault in faults:
+            fabric.fault(fault)
+        got = bench(fabric, "--scheme", scheme, "--size", "256K", "--chunk", "16K", "--messages", messages, "--in-flight", 4, "--rate",
+                    "400M", "--verify")
+    if set(got) != KEYS:
+        raise Failure(f"the keys of the object differ: {set(got) ^ KEYS}")
+    if got["messages"] != messages or not got["verified"]:
+        raise Failure(f"not all was written: {got}")
+    return (f"{got['gbit_per_s']:.2f} Gbit/s, mean {got['mean_us']:.0f} us, {got['chunks_repeated']} again, "
+            f"{got['chunks_recovered']} recovered")
+
+
+def link_dies(logs, scheme):
+    """The only link dies in mid-message: a clear error by the deadline."""
+    with Fabric(logs) as fabric:
+        command = [BUILD / "unbroken", "sdr", "bench", "--runtime", fabric.path, "--scheme", scheme, "--size", "1M", "--rate", "50M",
+                   "--messages", 1000, "--deadline", "2s"]
+        process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            wait_for_traffic(fabric)
+            fabric.fault("cable a/0 cut")
+            cut = time.monotonic()
+            _, error = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+        took = time.monotonic() - cut
+    if process.returncode == 0 or "deadline has passed" not in error:
+        raise Failure(f"no error says that the deadline has passed: {error}")
+    if took > 10:
+        raise Failure(f"it took {took:.1f} s")
+    return f"error after {took:.1f} s"
+
+
+def wait_for_traffic(fabric):
+    """Until data flows."""
+    for _ in range(2000):
+        if fabric.nics().get("b/0", {}).get("rx_payload_bytes", 0) > 1e5:
+            return
+        time.sleep(0.01)
+    raise Failure("no traffic")
+
+
+def two_nics(logs, scheme):
+    """Two channels over two NICs; one dies in mid-message, and every byte comes over the other."""
+    with Fabric(logs) as fabric:
+        command = [BUILD / "unbroken", "sdr", "bench", "--runtime", fabric.path, "--json", "--scheme", scheme, "--size", "256K", "--chunk",
+                   "16K", "--rate", "100M", "--messages", 100, "--in-flight", 2, "--channels", 2, "--nics", "0,1", "--verify"]
+        process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            wait_for_traffic(fabric)
+            fabric.fault("nic a/0 dead")
+            said, error = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    if process.returncode != 0:
+        raise Failure(error[-2000:])
+    got = json.loads(said)
+    if got["messages"] != 100 or not got["verified"]:
+        raise Failure(f"not all was written: {got}")
+    return f"{got['chunks_repeated']} chunks again"
+
+
+def wrong_words(logs):
+    """What a person gets wrong is answered by what would be right."""
+    with Fabric(logs) as fabric:
+        for options, words in [
+            (["--chunk", "5000B"], "power of two"),
+            (["--scheme", "raid"], "sr-rto"),
+            (["--size", "0B"], "1B to"),
+            (["--rate", "50GB/s"], "bits a second"),
+            (["--nics", "9"], "no device unb9"),
+        ]:
+            error = bench(fabric, *options, fails=True)
+            if words not in error:
+                raise Failure(f"{options}: '{words}' is not in: {error}")
+
+
+def main():
+    suite = Suite("sdr", sys.argv[1:])
+    suite.case("C API, quiet", c_api, [], 100)
+    suite.case("C API, 5 % lost", c_api, ["loss a/0 5% tx", "loss b/0 5% tx"], 50)
+    suite.case("headers in C++", headers)
+    suite.case("examples", examples)
+    for scheme in ("sr-rto", "sr-nack", "mds:16,8", "xor:16,8", "adaptive"):
+        suite.case(f"{scheme}, quiet", writes, scheme, [], 200)
+        suite.case(f"{scheme}, 1 % lost", writes, scheme, ["loss a/0 1% tx", "loss b/0 1% tx"], 100)
+        suite.case(f"{scheme}, bursts, reordered, twice", writes, scheme,
+                   ["burst-loss a/0 2% burst=6 tx", "reorder a/0 2% by=1ms tx", "duplicate a/0 2% tx"], 100)
+        suite.case(f"{scheme}, 20 ms, 1 % lost", writes, scheme, ["delay a/0 20ms tx", "loss a/0 1% tx"], 40)
+    for scheme in ("sr-nack", "mds:16,8"):
+        suite.case(f"{scheme}, the link dies", link_dies, scheme)
+        suite.case(f"{scheme}, one of two NICs dies", two_nics, scheme)
+    suite.case("wrong words", wrong_words)
+    return suite.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
