@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Unmodified programs on plain devices: NICs that have plain verbs only, with an RNIC's habits. Without failover they work as on others;
-with it they work unprotected, and it is said why."""
+with it RC queue pairs are protected (more of that: `--device plain` of other suites), and of others it is said why they are not."""
 
 import json
 import sys
