@@ -188,6 +188,16 @@ def flapping(logs, seed, *options):
         return f"{line['iterations']} operations, {line['failures']} paths failed, {line['moves']} streams moved"
 
 
+def troubled(logs, *faults):
+    """Faults that paths outlive, or not: every result is right."""
+    with Fabric(logs) as fabric:
+        for fault in faults:
+            fabric.fault(fault)
+        job = Job(fabric, ["a", "b", "c"], "--min", "1M", "--max", "1M", "--seconds", 6, "--check-all")
+        line = job.succeed()[-1]
+        return f"{line['iterations']} operations, {line['failures']} paths failed"
+
+
 def none_left(logs):
     """No NIC is left: an error at all ranks, in the time that was asked for."""
     with Fabric(logs) as fabric:
@@ -269,6 +279,8 @@ def main():
     suite.case("NICs die one after the other", one_after_the_other)
     for seed in range(3):
         suite.case(f"random faults, seed {seed}", flapping, seed)
+    suite.case("a cable flaps", troubled, "flap cable a/0 down=400ms up=300ms")
+    suite.case("packets are damaged", troubled, "corrupt a/0 1%", "corrupt rail1 1%")
     suite.case("no NIC is left", none_left)
     suite.case("a process of three is killed", dies, ["a", "b", "c"], 1)
     suite.case("a process of five is killed, two of which share a host", dies, ["a", "a", "b", "c", "d"], 4)
