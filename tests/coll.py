@@ -3,6 +3,8 @@
 and what cannot go on is an error that names what is gone, in time."""
 
 import json
+import os
+import signal
 import sys
 import time
 
@@ -229,6 +231,20 @@ def dies(logs, hosts, victim):
         return f"after {time.monotonic() - began:.2f} s"
 
 
+def stopped(logs):
+    """A process stands still: an error at all others that names its rank, in the time that was asked for."""
+    with Fabric(logs) as fabric:
+        job = Job(fabric, ["a", "b", "c"], "--min", "1M", "--max", "1M", "--seconds", 60, "--timeout", 2)
+        runs(fabric, job)
+        os.kill(job.ranks[2].pid, signal.SIGSTOP)
+        began = time.monotonic()
+        for process in job.ranks[:2]:
+            process.expect_error(20)
+            if "nothing came from rank 2, or was taken by it, within 2 s" not in process.output():
+                raise Failure(f"{process.name} says {process.output()[-300:]}")
+        return f"after {time.monotonic() - began:.1f} s"
+
+
 def disagree(logs):
     """One rank asks for something else: all are told who, and what."""
     with Fabric(logs) as fabric:
@@ -284,6 +300,7 @@ def main():
     suite.case("no NIC is left", none_left)
     suite.case("a process of three is killed", dies, ["a", "b", "c"], 1)
     suite.case("a process of five is killed, two of which share a host", dies, ["a", "a", "b", "c", "d"], 4)
+    suite.case("a process of three is stopped", stopped)
     suite.case("ranks disagree", disagree)
     suite.case("a rank is there twice", twice)
     sys.exit(suite.finish())

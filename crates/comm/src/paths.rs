@@ -351,7 +351,7 @@ impl Engine {
     pub(crate) fn tend_paths(&mut self, hands: &mut impl Hands) {
         let now_us = self.now_us;
         for peer in 0..self.peers.len() {
-            if !self.peers[peer].wanted {
+            if !self.peers[peer].wanted || self.left[peer].is_some() {
                 continue;
             }
             self.go_home(peer, hands);
