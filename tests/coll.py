@@ -154,6 +154,20 @@ def broken(logs, op, fault, left, found_as, settings, *options):
         return f"{line['iterations']} operations, {line['moves']} streams moved, the longest operation took {line['longest_us'] / 1000:.0f} ms"
 
 
+def dead_at_first(logs, host):
+    """A NIC that is dead when a job begins is found, planned without, and used when it is well."""
+    with Fabric(logs) as fabric:
+        fabric.fault(f"nic {host}/1 dead")
+        job = Job(fabric, ["a", "b", "c"], "--min", "4M", "--max", "4M", "--seconds", 8, "--check-all")
+        runs(fabric, job)
+        number = "abc".index(host)
+        found(fabric, job, f"host {number} NIC 1 is dead or its port is down", [f"{number}/1"])
+        shares(fabric, job, [0, 2, 3], host)
+        fabric.clear()
+        carries(fabric, job, [0, 1, 2, 3], host)
+        job.succeed()
+
+
 def queue_pair_error(logs):
     """A work request fails; nothing else is wrong, and the stream goes home at once."""
     with Fabric(logs) as fabric:
@@ -291,6 +305,8 @@ def main():
     suite.case("all-reduce over logical queue pairs, nic a/0 dead", broken, "all-reduce", "nic a/0 dead", [1, 2, 3], None, [], "--logical")
     suite.case("all-gather, nic a/3 dead", broken, "all-gather", "nic a/3 dead", [0, 1, 2], None, [])
     suite.case("reduce-scatter, cable a/0 cut", broken, "reduce-scatter", "cable a/0 cut", [1, 2, 3], None, [])
+    for host in "ac":
+        suite.case(f"a NIC of host {host} is dead at first", dead_at_first, host)
     suite.case("a work request fails", queue_pair_error)
     suite.case("NICs die one after the other", one_after_the_other)
     for seed in range(3):

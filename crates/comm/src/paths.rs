@@ -133,6 +133,9 @@ impl Engine {
                 // The other end need not wait for it.
                 self.set_down(peer, rail, true);
                 self.say_closed(peer, rail, hands);
+                if rail != MEMORY {
+                    self.trace(peer, rail, hands);
+                }
             }
         }
     }
