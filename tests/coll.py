@@ -3,6 +3,8 @@
 and what cannot go on is an error that names what is gone, in time."""
 
 import json
+import os
+import signal
 import sys
 import time
 
@@ -152,6 +154,20 @@ def broken(logs, op, fault, left, found_as, settings, *options):
         return f"{line['iterations']} operations, {line['moves']} streams moved, the longest operation took {line['longest_us'] / 1000:.0f} ms"
 
 
+def dead_at_first(logs, host):
+    """A NIC that is dead when a job begins is found, planned without, and used when it is well."""
+    with Fabric(logs) as fabric:
+        fabric.fault(f"nic {host}/1 dead")
+        job = Job(fabric, ["a", "b", "c"], "--min", "4M", "--max", "4M", "--seconds", 8, "--check-all")
+        runs(fabric, job)
+        number = "abc".index(host)
+        found(fabric, job, f"host {number} NIC 1 is dead or its port is down", [f"{number}/1"])
+        shares(fabric, job, [0, 2, 3], host)
+        fabric.clear()
+        carries(fabric, job, [0, 1, 2, 3], host)
+        job.succeed()
+
+
 def queue_pair_error(logs):
     """A work request fails; nothing else is wrong, and the stream goes home at once."""
     with Fabric(logs) as fabric:
@@ -188,6 +204,16 @@ def flapping(logs, seed, *options):
         return f"{line['iterations']} operations, {line['failures']} paths failed, {line['moves']} streams moved"
 
 
+def troubled(logs, *faults):
+    """Faults that paths outlive, or not: every result is right."""
+    with Fabric(logs) as fabric:
+        for fault in faults:
+            fabric.fault(fault)
+        job = Job(fabric, ["a", "b", "c"], "--min", "1M", "--max", "1M", "--seconds", 6, "--check-all")
+        line = job.succeed()[-1]
+        return f"{line['iterations']} operations, {line['failures']} paths failed"
+
+
 def none_left(logs):
     """No NIC is left: an error at all ranks, in the time that was asked for."""
     with Fabric(logs) as fabric:
@@ -217,6 +243,20 @@ def dies(logs, hosts, victim):
                 if f"the process of rank {victim} is gone" not in process.output():
                     raise Failure(f"rank {rank} says {process.output()[-300:]}")
         return f"after {time.monotonic() - began:.2f} s"
+
+
+def stopped(logs):
+    """A process stands still: an error at all others that names its rank, in the time that was asked for."""
+    with Fabric(logs) as fabric:
+        job = Job(fabric, ["a", "b", "c"], "--min", "1M", "--max", "1M", "--seconds", 60, "--timeout", 2)
+        runs(fabric, job)
+        os.kill(job.ranks[2].pid, signal.SIGSTOP)
+        began = time.monotonic()
+        for process in job.ranks[:2]:
+            process.expect_error(20)
+            if "nothing came from rank 2, or was taken by it, within 2 s" not in process.output():
+                raise Failure(f"{process.name} says {process.output()[-300:]}")
+        return f"after {time.monotonic() - began:.1f} s"
 
 
 def disagree(logs):
@@ -265,13 +305,18 @@ def main():
     suite.case("all-reduce over logical queue pairs, nic a/0 dead", broken, "all-reduce", "nic a/0 dead", [1, 2, 3], None, [], "--logical")
     suite.case("all-gather, nic a/3 dead", broken, "all-gather", "nic a/3 dead", [0, 1, 2], None, [])
     suite.case("reduce-scatter, cable a/0 cut", broken, "reduce-scatter", "cable a/0 cut", [1, 2, 3], None, [])
+    for host in "ac":
+        suite.case(f"a NIC of host {host} is dead at first", dead_at_first, host)
     suite.case("a work request fails", queue_pair_error)
     suite.case("NICs die one after the other", one_after_the_other)
     for seed in range(3):
         suite.case(f"random faults, seed {seed}", flapping, seed)
+    suite.case("a cable flaps", troubled, "flap cable a/0 down=400ms up=300ms")
+    suite.case("packets are damaged", troubled, "corrupt a/0 1%", "corrupt rail1 1%")
     suite.case("no NIC is left", none_left)
     suite.case("a process of three is killed", dies, ["a", "b", "c"], 1)
     suite.case("a process of five is killed, two of which share a host", dies, ["a", "a", "b", "c", "d"], 4)
+    suite.case("a process of three is stopped", stopped)
     suite.case("ranks disagree", disagree)
     suite.case("a rank is there twice", twice)
     sys.exit(suite.finish())

@@ -2,6 +2,9 @@
 
 mod ranks;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use proptest::prelude::*;
 use ranks::{check, options, Fabric};
 use unbroken_collective::{Buffers, Counts, DataType, Error, Matrix, Operation, Options, ReduceOp};
@@ -56,6 +59,66 @@ fn a_nic_dies_again_and_again_and_results_are_right() {
             }
         });
     }
+}
+
+/// Hundreds of operations, with a random fault before every few of them that ends a little later, at some frame or other.
+#[test]
+fn random_faults_at_random_frames_change_no_result() {
+    let fabric = Fabric::new(DeviceKind::Plain);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut state = 7u64;
+            let mut draw = |n: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) % n
+            };
+            while !over.load(Ordering::Relaxed) {
+                let (host, rail) = (["a", "b", "c"][draw(3) as usize], draw(3));
+                fabric.breaker.set(&match draw(5) {
+                    0 => format!("nic {host}/{rail} dead"),
+                    1 => format!("nic {host}/{rail} down"),
+                    2 => format!("cable {host}/{rail} cut"),
+                    3 => format!("switch rail{rail} down"),
+                    _ => format!("wqe-error {host}/{rail}"),
+                });
+                std::thread::sleep(Duration::from_millis(draw(40)));
+                fabric.breaker.clear();
+                std::thread::sleep(Duration::from_millis(draw(40)));
+            }
+        });
+        fabric.run(&["a", "b", "c"], &options(), |comm| {
+            for round in 0..300 {
+                let count = 1_000 + 97 * (round % 300);
+                let operation = match round % 4 {
+                    0 => Operation::AllReduce { op: ReduceOp::Sum, count },
+                    1 => Operation::AllGather { counts: Counts::Equal(count) },
+                    2 => Operation::ReduceScatter { op: ReduceOp::Max, counts: Counts::Equal(count) },
+                    _ => Operation::AllToAll { counts: Matrix::Equal(count) },
+                };
+                check(comm, &operation, DataType::I32, false, round);
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+    });
+}
+
+#[test]
+fn several_communicators_work_at_once() {
+    let fabric = Fabric::new(DeviceKind::Full);
+    std::thread::scope(|scope| {
+        for (k, hosts) in [["a", "b"], ["b", "c"], ["a", "a"]].iter().enumerate() {
+            let fabric = &fabric;
+            scope.spawn(move || {
+                fabric.run(hosts, &options(), |comm| {
+                    for round in 0..30 {
+                        let operation = Operation::AllReduce { op: ReduceOp::Sum, count: 5_000 + k as u64 };
+                        check(comm, &operation, DataType::F64, true, round + 100 * k as u64);
+                    }
+                });
+            });
+        }
+    });
 }
 
 #[test]

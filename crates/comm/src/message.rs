@@ -335,3 +335,122 @@ impl Probe {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::locate::{Fault, Outcome};
+    use proptest::prelude::*;
+
+    fn place() -> impl Strategy<Value = Place> {
+        any::<(u32, u8)>().prop_map(|(host, rail)| Place { host, rail })
+    }
+
+    fn description() -> impl Strategy<Value = Description> {
+        any::<(u8, u8, u8, u64, u32, u32)>().prop_map(|(operation, data, reduce, count, root, to)| Description {
+            operation,
+            data,
+            reduce,
+            count,
+            root,
+            to,
+        })
+    }
+
+    fn failure() -> impl Strategy<Value = Failure> {
+        let ranks = || (0usize..1 << 20, 0usize..1 << 20);
+        prop_oneof![
+            (any::<u64>(), ranks(), description(), description()).prop_map(|(number, (first, other), its, others)| {
+                Failure::Differs { number, first, its, other, others }
+            }),
+            ranks().prop_map(|(rank, _)| Failure::Lost { rank }),
+            (ranks(), any::<u64>()).prop_map(|((rank, _), done)| Failure::Left { rank, done }),
+            (ranks(), any::<(u64, u32)>()).prop_map(|((by, from), (number, seconds))| Failure::Stalled {
+                by,
+                number,
+                from,
+                seconds
+            }),
+            (ranks(), any::<u32>()).prop_map(|((a, b), seconds)| Failure::Parted { a, b, seconds }),
+            (ranks(), any::<u32>()).prop_map(|((rank, by), what)| Failure::Broke { rank, by, what }),
+        ]
+    }
+
+    fn fault() -> impl Strategy<Value = Fault> {
+        prop_oneof![
+            (0usize..1 << 20).prop_map(Fault::Process),
+            place().prop_map(Fault::Nic),
+            place().prop_map(Fault::Cable),
+            any::<u8>().prop_map(Fault::Switch),
+            (place(), place()).prop_map(|(a, b)| Fault::Between(a, b)),
+            (place(), place()).prop_map(|(a, b)| Fault::QueuePair(a, b)),
+        ]
+    }
+
+    fn news() -> impl Strategy<Value = News> {
+        let rank = || 0usize..1 << 20;
+        prop_oneof![
+            failure().prop_map(News::Broken),
+            (rank(), any::<u64>()).prop_map(|(rank, done)| News::Left { rank, done }),
+            (rank(), any::<u64>(), description()).prop_map(|(rank, number, description)| News::Takes {
+                rank,
+                number,
+                description
+            }),
+            (rank(), fault()).prop_map(|(by, fault)| News::Verdict(Verdict { by, fault })),
+            (any::<u32>(), prop::collection::vec(any::<u64>(), 0..9))
+                .prop_map(|(view, down)| News::Propose { view, down }),
+            (rank(), any::<(u32, u64)>()).prop_map(|(rank, (view, begun))| News::Holds { rank, view, begun }),
+            any::<(u32, u64)>().prop_map(|(view, from)| News::Agreed { view, from }),
+            place().prop_map(|place| News::Healed { place }),
+        ]
+    }
+
+    fn probe() -> impl Strategy<Value = Probe> {
+        let address = || prop::collection::vec(any::<u8>(), 0..200);
+        let outcomes = vec![Outcome::Unknown, Outcome::Answers, Outcome::Silent, Outcome::OwnNic, Outcome::ItsNic];
+        prop_oneof![
+            (any::<(u32, u8)>(), 0usize..99).prop_map(|((id, rail), target)| Probe::Ask { id, target, rail }),
+            (any::<u32>(), 0usize..99, prop::sample::select(outcomes)).prop_map(|(id, target, outcome)| Probe::Told {
+                id,
+                target,
+                outcome
+            }),
+            (any::<(u32, u8)>(), address()).prop_map(|((id, rail), address)| Probe::Offer { id, rail, address }),
+            (any::<u32>(), address()).prop_map(|(id, address)| Probe::Accept { id, address }),
+            any::<u32>().prop_map(|id| Probe::Over { id }),
+        ]
+    }
+
+    fn message() -> impl Strategy<Value = Message> {
+        let address = || prop::collection::vec(any::<u8>(), 0..200);
+        prop_oneof![
+            Just(Message::Want),
+            (any::<(u8, u32)>(), address()).prop_map(|((rail, life), address)| Message::Offer { rail, life, address }),
+            (any::<(u8, u32)>(), address()).prop_map(|((rail, life), address)| Message::Accept { rail, life, address }),
+            any::<(u8, u32)>().prop_map(|(rail, life)| Message::Carries { rail, life }),
+            (any::<(u8, u32)>(), prop::collection::vec(any::<(u64, u64)>(), 0..9))
+                .prop_map(|((rail, life), counts)| Message::Closed { rail, life, counts }),
+            news().prop_map(Message::News),
+            probe().prop_map(Message::Probe),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_message_is_its_bytes(message in message(), cut in any::<prop::sample::Index>()) {
+            let bytes = message.encode();
+            prop_assert_eq!(Message::decode(&bytes), Some(message));
+            prop_assert_eq!(Message::decode(&bytes[..cut.index(bytes.len())]), None, "a part of it");
+        }
+
+        #[test]
+        fn any_bytes_are_a_message_or_none(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            if let Some(message) = Message::decode(&bytes) {
+                prop_assert_eq!(message.encode(), bytes);
+            }
+        }
+    }
+}

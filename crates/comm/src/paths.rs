@@ -133,6 +133,9 @@ impl Engine {
                 // The other end need not wait for it.
                 self.set_down(peer, rail, true);
                 self.say_closed(peer, rail, hands);
+                if rail != MEMORY {
+                    self.trace(peer, rail, hands);
+                }
             }
         }
     }
@@ -351,7 +354,7 @@ impl Engine {
     pub(crate) fn tend_paths(&mut self, hands: &mut impl Hands) {
         let now_us = self.now_us;
         for peer in 0..self.peers.len() {
-            if !self.peers[peer].wanted {
+            if !self.peers[peer].wanted || self.left[peer].is_some() {
                 continue;
             }
             self.go_home(peer, hands);

@@ -62,7 +62,9 @@ impl Engine {
         let (me, at) = (self.config.me, self.index(rail));
         let (host, its) = (self.config.hosts[me], self.config.hosts[peer]);
         let known = self.is_known(host, rail) || self.is_known(its, rail);
-        if me > peer || known || self.failure.is_some() || self.traces.open[at].is_some() {
+        // One that has left has closed what there was.
+        let gone = self.failure.is_some() || self.left[peer].is_some();
+        if me > peer || known || gone || self.traces.open[at].is_some() {
             return;
         }
         if !hands.has_link(rail) {

@@ -6,8 +6,8 @@
 //!
 //! > T* = max(2(n − 1) / Σ c_h, 1 / min c_h) · D
 //!
-//! and it is attained by any mixture of trees in which host *h* has *c_h T* / D* neighbours on average (collective.md, "AllReduce
-//! reshaped"; R²CCL §5.2 has another way, [`crate::paper`]):
+//! and it is attained by any mixture of trees in which host *h* has *c_h T* / D* neighbours on average
+//! (R²CCL §5.2 has another way, [`crate::paper`]):
 //!
 //! - of *stars*, for three hosts and more: the host in the middle has n − 1 neighbours, the others 1. Host *h* is in the middle for
 //!   the share w_h = (c_h T* / D − 1) / (n − 2) of the vector: it owns it ([`stars`]);

@@ -80,7 +80,7 @@ fn hosts_mbps(topology: &Topology) -> Vec<u64> {
     topology.hosts().iter().map(Host::free_mbps).collect()
 }
 
-/// collective.md's bars: at least 97 % of the bound, on either fabric.
+/// At least 97 % of the bound, on either fabric.
 #[test]
 fn the_failures_of_the_design_cost_what_they_must() {
     let cases: [(usize, &[(usize, usize)]); 8] = [

@@ -52,7 +52,7 @@ fn every_shape_takes_the_bound_on_healthy_hosts() {
     }
 }
 
-/// The topologies of collective.md's bars.
+/// Hosts of eight NICs some of which are lost: one, two of one host, different ones of neighbours.
 fn sick(fabric: Fabric) -> Vec<Topology> {
     let cases: [(usize, &[(usize, usize)]); 6] = [
         (2, &[(0, 3)]),
@@ -72,7 +72,7 @@ fn by_capacity(shape: Shape, chunks: u64, bytes: u64, t: &Topology) -> Choice {
     Choice { owners: Owners::ByCapacity, chunk_bytes, divide_bytes: 1 << 10, ..Choice::new(shape, Grouping::Hosts) }
 }
 
-/// collective.md's bars: 97 % of the bound after losing NICs.
+/// 97 % of the bound after losing NICs.
 #[test]
 fn reshaped_all_reduce_takes_the_bound_in_time_too() {
     let bytes = 64 << 20;

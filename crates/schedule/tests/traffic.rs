@@ -32,7 +32,7 @@ fn is(bytes: u64, share: f64, what: &str) {
     assert!((got - share).abs() < 0.001, "{what}: {got} of the vector, not {share}");
 }
 
-/// collective.md: 2(n − 1)/n of the vector a host, each way, and the same on each of its NICs.
+/// 2(n − 1)/n of the vector a host, each way, and the same on each of its NICs.
 #[test]
 fn hierarchical_all_reduce_moves_two_n_minus_one_nth() {
     for hosts in [2, 3, 4, 7] {
@@ -104,7 +104,7 @@ fn a_root_sends_once_or_receives_once_in_a_ring() {
     assert_eq!(all.host(1), (0, 3 * BYTES));
 }
 
-/// A host that owns the share w sends and receives (1 + (n − 2)w) of the vector (collective.md, "AllReduce reshaped").
+/// A host that owns the share w sends and receives (1 + (n − 2)w) of the vector (`reshape`).
 #[test]
 fn unequal_shards_move_what_their_owners_own() {
     let t = uniform(4, 2, 2, Fabric::RailOnly);
