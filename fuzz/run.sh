@@ -13,11 +13,11 @@ cargo run -q --release --bin seeds -- "$out/seeds"
 host=$(rustc -vV | sed -n 's/^host: //p') # named, so that build scripts are not instrumented
 RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table --cfg fuzzing" \
-CARGO_TARGET_DIR="$out/instrumented" cargo build -q --release --bin packet --bin control --bin outside --target "$host"
+CARGO_TARGET_DIR="$out/instrumented" cargo build -q --release --bin packet --bin control --bin outside --bin sdr --target "$host"
 
 # fuzz TARGET SECONDS
 fuzz() {
-    mkdir -p "$out/corpus/$1" "$out/artifacts"
+    mkdir -p "$out/corpus/$1" "$out/seeds/$1" "$out/artifacts"
     log="$out/$1.log"
     if ! "$out/instrumented/$host/release/$1" "$out/corpus/$1" "$out/seeds/$1" -artifact_prefix="$out/artifacts/$1-" \
         -max_total_time="$2" -max_len=4096 -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 >"$log" 2>&1; then
@@ -33,3 +33,4 @@ fuzz() {
 fuzz packet "$seconds"
 fuzz control "$((seconds / 2))"
 fuzz outside "$((seconds / 4))"
+fuzz sdr "$((seconds / 4))"

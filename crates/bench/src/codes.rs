@@ -70,7 +70,7 @@ impl Message {
 }
 
 /// How long this thread has had a core.
-fn cpu_time() -> Duration {
+pub fn cpu_time() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }

@@ -16,6 +16,7 @@ mod figures;
 mod many;
 mod peers;
 mod report;
+mod sdr;
 mod suite;
 mod switches;
 mod udp_bw;
@@ -81,6 +82,12 @@ enum Command {
         #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=100))]
         rounds: u32,
     },
+    /// SDR alone: bitmaps with a stub device, reliable writes beside RC
+    Sdr {
+        /// Rounds; the median counts
+        #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=100))]
+        rounds: u32,
+    },
     /// Bandwidth of bare GSO/GRO UDP between two processes
     UdpBw {
         /// How long
@@ -139,6 +146,7 @@ fn act(command: Command) -> Result<ExitCode> {
         Command::Switch { unbroken, runs } => return suite::only_switches(&unbroken, runs),
         Command::Figures { out, only } => figures::draw(&out, &only)?,
         Command::Codes { rounds } => println!("\n{}", report::table(&codes::run(rounds)?)),
+        Command::Sdr { rounds } => println!("\n{}", report::table(&sdr::run(rounds)?)),
         Command::UdpBw { seconds, window, touch } => {
             let window = window.map_or_else(|| udp_bw::best_window(touch), Ok)?;
             let figure = udp_bw::measure(Duration::try_from_secs_f64(seconds)?, Some(window), touch)?;

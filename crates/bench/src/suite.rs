@@ -9,6 +9,7 @@ use crate::codes;
 use crate::many;
 use crate::peers::Contender;
 use crate::report::{markdown, median, percentile, table, write, Better, Entry};
+use crate::sdr;
 use crate::switches::{self, Outcome, Switched};
 use crate::udp_bw::{best_window, Touch};
 use crate::udp_lat::Wait;
@@ -42,6 +43,10 @@ pub fn run(unbroken: &Path, scale: &Path, out: &Path, rounds: u32, switches: u32
     match codes::run(rounds) {
         Ok(more) => entries.extend(more),
         Err(e) => failures.push(format!("erasure codes: {e}")),
+    }
+    match sdr::run(rounds) {
+        Ok(more) => entries.extend(more),
+        Err(e) => failures.push(format!("SDR: {e}")),
     }
     entries.extend(switching(&unbroken, switches));
     println!("\n{}\n{}", table(&entries), markdown(&entries));

@@ -213,6 +213,8 @@ pub struct Reliable<B> {
     layout: Layout,
     config: Config,
     rtt_us: Option<u64>,
+    /// How long chunks take, with what waits below before they leave.
+    delay_us: u64,
     /// What is known of the loss.
     pub estimate: Estimate,
     next_id: [u64; 2],
@@ -237,6 +239,7 @@ impl<B: Clone> Reliable<B> {
             layout: *layout,
             config,
             rtt_us: None,
+            delay_us: 0,
             estimate: Estimate::default(),
             next_id: [0; 2],
             wholes: Default::default(),
@@ -306,7 +309,7 @@ impl<B: Clone> Reliable<B> {
 
     fn path(&self) -> Path {
         Path {
-            rtt_us: self.rtt_us.unwrap_or(self.config.first_rtt_us),
+            rtt_us: self.rtt_us.unwrap_or(self.config.first_rtt_us).max(self.delay_us),
             injection_ns: self.config.injection_ns,
             least_rto_us: self.config.least_rto_us,
         }
@@ -340,6 +343,9 @@ impl<B: Clone> Reliable<B> {
                     self.rtt_us = Some(self.rtt_us.map_or(sample_us, |rtt_us| (7 * rtt_us + sample_us) / 8));
                 }
                 w.write.hear(now_us, message, &path);
+                if let Some(sample_us) = w.write.take_delay_us() {
+                    self.delay_us = (7 * self.delay_us + sample_us) / 8;
+                }
             }
             Control::Nack { seq, .. } | Control::Abort { seq, by_sender: false, .. } => {
                 if let Some(w) = self.writes.iter_mut().find(|w| w.seq == *seq) {
@@ -450,7 +456,8 @@ impl<B: Clone> Reliable<B> {
     fn begin_write(&mut self, of: Segment<B>, seq: u64, parity: Option<u64>, sdr: &mut impl Sdr<Buffer = B>) {
         let (path, chunks) = (self.path(), u64::from(self.layout.chunks_of(of.bytes)));
         let room = self.config.parity_chunks.into();
-        let mut scheme = self.estimate.scheme(of.choice, path.rtt_us, path.injection_ns, chunks, room);
+        let rtt_us = self.rtt_us.unwrap_or(path.rtt_us);
+        let mut scheme = self.estimate.scheme(of.choice, rtt_us, path.injection_ns, chunks, room);
         let mut scratch = None;
         if let Scheme::Ec(code) = scheme {
             let parity_chunks = crate::submessages::Submessages::new(code, chunks as u32).parity_chunks();

@@ -88,7 +88,7 @@ pub enum Outcome {
 /// What the path is like, as the writes of a queue pair measure it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Path {
-    /// The round trip.
+    /// From handing a chunk down to hearing that it came: the round trip, and what waits before it.
     pub rtt_us: u64,
     /// Time to inject a chunk, in ns; 0: not paced.
     pub injection_ns: u64,
@@ -119,6 +119,7 @@ pub struct Write {
     timeouts: VecDeque<(u64, u32)>,
     rto_us: u64,
     acked: u32,
+    delay_us: Option<u64>,
     ask_us: u64,
     heard_us: Option<u64>,
     deadline_us: u64,
@@ -153,6 +154,7 @@ impl Write {
             timeouts: VecDeque::new(),
             rto_us: 0,
             acked: 0,
+            delay_us: None,
             ask_us: 0,
             heard_us: None,
             deadline_us,
@@ -322,7 +324,7 @@ impl Write {
         self.heard_us = Some(now_us);
         self.ask_us = self.ask_us.max(now_us + path.rto_us());
         match message {
-            Control::Ack { cumulative, bitmap, .. } => self.acknowledged(*cumulative, bitmap),
+            Control::Ack { cumulative, bitmap, .. } => self.acknowledged(now_us, *cumulative, bitmap),
             Control::Nack { of: Missing::Chunks, ranges, .. } => {
                 for chunk in self.named(ranges, self.chunks.len() as u32) {
                     // Younger than a round trip: the receiver could not know of it.
@@ -365,13 +367,25 @@ impl Write {
         named
     }
 
-    fn acknowledged(&mut self, cumulative: u32, bitmap: &[u8]) {
+    /// How long the latest chunk took that was acknowledged and had been sent once: from the time when it was handed down. Given once.
+    pub fn take_delay_us(&mut self) -> Option<u64> {
+        self.delay_us.take()
+    }
+
+    fn acknowledged(&mut self, now_us: u64, cumulative: u32, bitmap: &[u8]) {
         let all = self.chunks.len() as u32;
         let selective = (0..bitmap.len() as u32 * 8).filter(|i| bitmap[*i as usize / 8] >> (i % 8) & 1 == 1);
         let here = (0..cumulative.min(all)).chain(selective.map(|i| cumulative.saturating_add(i)));
         for chunk in here.take_while(|chunk| *chunk < all) {
             let c = &mut self.chunks[chunk as usize];
-            self.acked += u32::from(!std::mem::replace(&mut c.acked, true));
+            if std::mem::replace(&mut c.acked, true) {
+                continue;
+            }
+            self.acked += 1;
+            if let (1, Some(sent_us)) = (c.tries, c.sent_us) {
+                let delay_us = now_us.saturating_sub(sent_us);
+                self.delay_us = Some(self.delay_us.map_or(delay_us, |least_us| least_us.min(delay_us)));
+            }
         }
     }
 }

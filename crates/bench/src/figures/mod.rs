@@ -1,12 +1,13 @@
 //! The figures of the papers that can be played here, with published values beside ours where a paper's text gives them.
 //!
-//! So far those of SDR-RDMA (SC 2025) that come from its model: 3, 9, 10, 12 and 13; and 11, whose left part is measured on this machine. Its
-//! loss can be read as that of a packet or of a chunk, so all but 11 are drawn both ways. Each figure is an SVG file; what the text gives
+//! Those of SDR-RDMA (SC 2025): from its model 3, 9, 10, 12 and 13; 11, whose left part is measured on this machine, and 14, 15 and 16, which are. Its
+//! loss can be read as that of a packet or of a chunk, so those of the model are drawn both ways. Each figure is an SVG file; what the text gives
 //! is compared in a table and in `sdr.json`.
 
 mod codes;
 mod grids;
 mod lines;
+mod sdk;
 mod setting;
 
 use std::path::Path;
@@ -40,13 +41,16 @@ struct Drawing {
 
 type Draw = fn() -> Result<Drawing>;
 
-const FIGURES: [(u32, Draw); 6] = [
+const FIGURES: [(u32, Draw); 9] = [
     (3, lines::figure_3),
     (9, grids::figure_9),
     (10, lines::figure_10),
     (11, codes::figure_11),
     (12, lines::figure_12),
     (13, grids::figure_13),
+    (14, sdk::figure_14),
+    (15, sdk::figure_15),
+    (16, sdk::figure_16),
 ];
 
 /// Draws all figures, or those of some numbers, into a folder, and prints the table.
@@ -98,6 +102,6 @@ mod tests {
             assert!(svg.contains("loss of packets") && svg.contains("loss of chunks"), "{name}: both readings");
         }
         let error = draw(dir.path(), &[1]).unwrap_err().to_string();
-        assert_eq!(error, "figure 1 is not drawn here; 3, 9, 10, 11, 12, 13 are");
+        assert_eq!(error, "figure 1 is not drawn here; 3, 9, 10, 11, 12, 13, 14, 15, 16 are");
     }
 }
