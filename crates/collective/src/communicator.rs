@@ -71,7 +71,7 @@ impl Default for Options {
             slots: 16,
             payload_bytes: 64 << 10,
             window: 16,
-            ack_timeout: 14,
+            ack_timeout: 13,
             retries: 3,
             nic_mbps: 100_000,
             ask: Duration::from_millis(500),
