@@ -15,7 +15,7 @@ import time
 from lib.roce import FIRST_PORT, datagram, sending_socket
 
 QKEY = 0x554E4252
-VERSION = 2
+VERSION = 4
 HELLO, PROBE, PROBE_ACK, REFUSE, BYE = 1, 2, 3, 4, 5
 SEAL_BYTES = 16
 # The slot of the NIC that it says to have: answers would go to that port of its address.
@@ -47,8 +47,9 @@ class Forger:
     def hello(self, victim):
         """The peer would be in an epoch, on any of the paths that there may be."""
         epoch = self.rng.choice([1, 2, 3, 64])
-        flags, path = self.rng.randrange(4), (self.rng.randrange(4), self.rng.randrange(4))
-        body = struct.pack(">Q5B3xIIQQ", epoch, epoch % 64, flags, 3, *path, 0x12345, self.rng.getrandbits(24), 0, 0)
+        flags, path = self.rng.randrange(8), (self.rng.randrange(4), self.rng.randrange(4))
+        numbers = (self.rng.randrange(3), 0x12345, self.rng.getrandbits(24))
+        body = struct.pack(">Q5BxHII4Q", epoch, epoch % 64, flags, 3, *path, *numbers, 0, 0, 0, 0)
         return message(HELLO, endpoint(victim["peer"]), endpoint(victim["own"]), body)
 
     def refuse(self, victim):

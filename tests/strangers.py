@@ -50,7 +50,7 @@ class Directory:
         gid, qpn = name.rsplit(":", 1)
         gid, qpn = V4_PREFIX + ipaddress.IPv4Address(gid).packed, int(qpn)
         key = re.escape(gid + struct.pack(">I", qpn))
-        found = re.search(key + rb"\x02\0{7}.{8}(.{12})\0{4}", self.bytes, re.DOTALL)
+        found = re.search(key + rb"\x03\0{7}.{8}(.{12})\0{4}", self.bytes, re.DOTALL)
         if not found:
             raise Failure(f"{name} is not in the directory")
         incarnation, connection = struct.unpack("<QI", found[1])
@@ -59,11 +59,11 @@ class Directory:
     def nics(self, incarnation: int) -> list:
         """Where the NICs of a process take control messages: address, port, QPN."""
         best = []
-        for found in re.finditer(re.escape(struct.pack(">Q", incarnation)) + rb"\x02(.)\0\0.{12}", self.bytes, re.DOTALL):
+        for found in re.finditer(re.escape(struct.pack(">Q", incarnation)) + rb"\x03(.)\0\0.{12}", self.bytes, re.DOTALL):
             nics, at = [], found.end()
             for number in range(found[1][0]):
-                index, gid, qpn, length = struct.unpack_from("<I16sIB", self.bytes, at)
-                at += 25 + length
+                index, gid, qpn, _key_set, length = struct.unpack_from("<I16sIHB", self.bytes, at)
+                at += 27 + length
                 if index != number or gid[:12] != V4_PREFIX:
                     nics = []  # the remains of an older version
                     break
