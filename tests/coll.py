@@ -174,7 +174,7 @@ def queue_pair_error(logs):
         job = Job(fabric, ["a", "b"], "--min", "4M", "--max", "4M", "--seconds", 5, "--check-all")
         runs(fabric, job)
         fabric.fault("wqe-error a/1", "--at", "0s")
-        time.sleep(0.5)
+        wait_until(lambda: any(s["happened"] for s in communicators(fabric)), STARTS, "news of the fault")
         fabric.clear()
         carries(fabric, job, [0, 1, 2, 3])
         line = job.succeed()[-1]

@@ -8,7 +8,7 @@ import time
 
 from lib.cc import FLAGS, compile_c
 from lib.fabric import Fabric
-from lib.process import Failure
+from lib.process import Failure, wait_until
 from lib.suite import BUILD, ROOT, TARGET, Suite
 
 SDK = ["-I", ROOT / "include", "-L", BUILD, "-lunbroken_sdk", f"-Wl,-rpath,{BUILD}"]
@@ -132,11 +132,7 @@ def link_dies(logs, scheme):
 
 def wait_for_traffic(fabric):
     """Until data flows."""
-    for _ in range(2000):
-        if fabric.nics().get("b/0", {}).get("rx_payload_bytes", 0) > 1e5:
-            return
-        time.sleep(0.01)
-    raise Failure("no traffic")
+    wait_until(lambda: fabric.nics().get("b/0", {}).get("rx_payload_bytes", 0) > 1e5, 20, "traffic")
 
 
 def two_nics(logs, scheme):
