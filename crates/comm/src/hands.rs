@@ -78,7 +78,7 @@ pub trait Hands {
 }
 
 /// A probe: its prober's number for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProbeId {
     /// Who probes.
     pub prober: Rank,

@@ -2,7 +2,7 @@
 
 mod world;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use unbroken_codes::Code;
 use unbroken_model::choose::Objective;
 use unbroken_model::Scheme;
@@ -56,7 +56,7 @@ fn play(seed: u64, count: u64, choice: Choice, weather: Weather, mutation: Optio
         (0..count).map(|_| if lots.chance(0.3) { MESSAGE } else { lots.below(MESSAGE + 1) }).collect();
     let (mut posted, mut written, mut read, mut sent) = (0u64, 0u64, 0u64, 0u64);
     let mut free: Vec<u64> = (0..BUFFERS).rev().collect();
-    let mut of_read = HashMap::new();
+    let mut of_read = BTreeMap::new();
     w.ends[1].below.memory[..(BUFFERS * MESSAGE) as usize].fill(MARK);
     let forever = u64::MAX / 2;
     while read < count || sent < count {

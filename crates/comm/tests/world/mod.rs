@@ -4,7 +4,7 @@
 //! notice that lies in a completion queue when its queue pair is closed is lost, or is polled later; a path that is cut says nothing to the
 //! receiver, and fails its sender after a while.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use unbroken_comm::agree::Description;
 use unbroken_comm::frame::Header;
@@ -105,17 +105,17 @@ enum News {
 
 #[derive(Default)]
 struct Local {
-    qps: HashMap<(Rank, u8), Qp>,
+    qps: BTreeMap<(Rank, u8), Qp>,
     cq: VecDeque<(u64, News)>,
-    out: HashMap<(Rank, u8, u64), Vec<u8>>,
-    into: HashMap<(Rank, u8, u64), Vec<u8>>,
+    out: BTreeMap<(Rank, u8, u64), Vec<u8>>,
+    into: BTreeMap<(Rank, u8, u64), Vec<u8>>,
     buffers: [Vec<u8>; 3],
-    aside: HashMap<(u32, u32), Vec<u8>>,
+    aside: BTreeMap<(u32, u32), Vec<u8>>,
     work: Option<(DataType, ReduceOp)>,
     dead: bool,
     notes: Vec<Note>,
     /// The rail of each probe, and the other end.
-    probes: HashMap<ProbeId, (u8, Option<Rank>)>,
+    probes: BTreeMap<ProbeId, (u8, Option<Rank>)>,
     planned: Option<Program>,
 }
 
@@ -133,10 +133,10 @@ struct World {
     carried: Vec<u64>,
     held_one_in: u64,
     /// When the last message between two ranks arrives: TCP keeps the order.
-    oob: HashMap<(Rank, Rank), u64>,
+    oob: BTreeMap<(Rank, Rank), u64>,
     next_qp: u64,
     /// The last arrival of a queue pair: writes keep their order.
-    last: HashMap<u64, u64>,
+    last: BTreeMap<u64, u64>,
 }
 
 impl World {
@@ -487,9 +487,9 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
         writes: 0,
         carried: vec![0; usize::from(rails)],
         held_one_in: case.held_one_in,
-        oob: HashMap::new(),
+        oob: BTreeMap::new(),
         next_qp: 0,
-        last: HashMap::new(),
+        last: BTreeMap::new(),
     };
     for rank in 0..ranks {
         let in_us = world.random.below(100);

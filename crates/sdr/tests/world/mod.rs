@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashSet};
+use std::collections::{BTreeSet, BinaryHeap};
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 use unbroken_codes::{ChunkSet, Code, Kernel};
@@ -141,7 +141,7 @@ pub struct Below {
     layout: Layout,
     says: Vec<Control>,
     scratch: Rc<RefCell<Vec<u64>>>,
-    held: HashSet<u64>,
+    held: BTreeSet<u64>,
     link_free_us: u64,
     now_us: u64,
     pub late: u64,
@@ -317,7 +317,7 @@ impl World {
                     layout,
                     says: Vec::new(),
                     scratch: Rc::new(RefCell::new(scratch)),
-                    held: HashSet::new(),
+                    held: BTreeSet::new(),
                     link_free_us: 0,
                     now_us: 0,
                     late: 0,
