@@ -1,7 +1,7 @@
 #!/bin/sh
-# Fuzzes every target from its seed corpus and prints the number of executions: packets for SECONDS (default 60), what peers say
-# about their queue pairs for half of that, what else comes from outside for a quarter. Stable Rust and a C++ compiler are enough. What is found lies in <target dir>/fuzz/artifacts/ and
-# fails the script.
+# Fuzzes every target from its seed corpus and prints the number of executions: packets for SECONDS (default 60) and beside them, one after the other,
+# what peers say about their queue pairs for half of that, and what else comes from outside and what SDR's peers say for a quarter each. Stable Rust
+# and a C++ compiler are enough. What is found lies in <target dir>/fuzz/artifacts/ and fails the script.
 set -eu
 seconds=${1:-60}
 cd "$(dirname "$0")"
@@ -9,7 +9,8 @@ root=$(cd .. && pwd)
 out=${CARGO_TARGET_DIR:-$root/target}/fuzz
 export CARGO_TARGET_DIR="$out/build"
 
-cargo run -q --release --bin seeds -- "$out/seeds"
+# Not optimised: it runs for a moment.
+cargo run -q --bin seeds -- "$out/seeds"
 host=$(rustc -vV | sed -n 's/^host: //p') # named, so that build scripts are not instrumented
 RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table --cfg fuzzing" \
@@ -30,7 +31,13 @@ fuzz() {
     echo "fuzz $1: ok, $executions executions in $2 s, $coverage edges covered"
 }
 
-fuzz packet "$seconds"
-fuzz control "$((seconds / 2))"
-fuzz outside "$((seconds / 4))"
-fuzz sdr "$((seconds / 4))"
+fuzz packet "$seconds" &
+packet=$!
+beside=0
+(
+    fuzz control "$((seconds / 2))"
+    fuzz outside "$((seconds / 4))"
+    fuzz sdr "$((seconds / 4))"
+) || beside=$?
+wait "$packet"
+exit "$beside"

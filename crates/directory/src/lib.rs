@@ -26,6 +26,7 @@ mod check;
 mod error;
 mod lmdb;
 mod record;
+#[cfg(feature = "redis")]
 mod redis;
 mod settings;
 
@@ -34,6 +35,7 @@ pub use lmdb::Lmdb;
 #[doc(hidden)]
 pub use record::check_value;
 pub use record::{MovedQp, NicRecord, ProcessRecord, MAX_NAME, MAX_NICS};
+#[cfg(feature = "redis")]
 pub use redis::Redis;
 pub use settings::{RedisSettings, Settings, DEFAULT_VARIABLE};
 
