@@ -49,9 +49,15 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
 }
 
-/// The cargo that started us.
+/// The cargo that started us, without what it says of xtask: build scripts (ring's) watch these variables and would run again, and everything
+/// above them be built again, each time that cargo is run by xtask and by a user in turns.
 fn cargo() -> Command {
     let mut c = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|n| n.starts_with("CARGO_PKG_") || n.starts_with("CARGO_MANIFEST_")) {
+            c.env_remove(name);
+        }
+    }
     c.current_dir(root());
     c
 }

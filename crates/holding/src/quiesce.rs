@@ -90,17 +90,5 @@ impl JournaledQp {
 
 /// A send that a QP in ERR flushes.
 fn marker(wr_id: u64) -> SendWr<'static> {
-    SendWr {
-        wr_id,
-        opcode: SendOpcode::Send,
-        flags: SendFlags::SIGNALED,
-        imm_data: 0,
-        remote_addr: 0,
-        rkey: 0,
-        compare_add: 0,
-        swap: 0,
-        sges: &[],
-        inline_data: None,
-        ud: None,
-    }
+    SendWr { wr_id, opcode: SendOpcode::Send, flags: SendFlags::SIGNALED, ..SendWr::default() }
 }

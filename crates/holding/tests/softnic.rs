@@ -183,19 +183,7 @@ fn init_rc(qp: &dyn HoldingQp) {
 }
 
 fn wr(wr_id: u64, opcode: SendOpcode, sges: &[Sge]) -> SendWr<'_> {
-    SendWr {
-        wr_id,
-        opcode,
-        flags: SendFlags::SIGNALED,
-        imm_data: 0,
-        remote_addr: 0,
-        rkey: 0,
-        compare_add: 0,
-        swap: 0,
-        sges,
-        inline_data: None,
-        ud: None,
-    }
+    SendWr { wr_id, opcode, flags: SendFlags::SIGNALED, sges, ..SendWr::default() }
 }
 
 fn poll(cq: &Cq) -> Vec<Wc> {

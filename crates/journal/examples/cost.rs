@@ -34,14 +34,10 @@ fn main() {
             wr_id,
             opcode: SendOpcode::Write,
             flags: SendFlags::SIGNALED,
-            imm_data: 0,
             remote_addr: 8,
             rkey: 1,
-            compare_add: 0,
-            swap: 0,
             sges: &sges,
-            inline_data: None,
-            ud: None,
+            ..SendWr::default()
         };
         let posted = journal.post_send(black_box(&wr), &mut last);
         if let (Ok(Posted::Give(number)), false) = (black_box(posted), only_post) {

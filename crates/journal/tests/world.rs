@@ -194,14 +194,10 @@ impl World {
             wr_id: i as u64,
             opcode,
             flags: if signaled { SendFlags::SIGNALED } else { SendFlags::default() },
-            imm_data: 0,
             remote_addr: i as u64 * 8,
             rkey: 5,
-            compare_add: 0,
-            swap: 0,
             sges,
-            inline_data: None,
-            ud: None,
+            ..SendWr::default()
         }
     }
 

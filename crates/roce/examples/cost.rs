@@ -105,14 +105,9 @@ fn main() {
         wr_id: 1,
         opcode: SendOpcode::Write,
         flags: SendFlags::SIGNALED,
-        imm_data: 0,
-        remote_addr: 0,
         rkey: 1,
-        compare_add: 0,
-        swap: 0,
         sges: &sges,
-        inline_data: None,
-        ud: None,
+        ..SendWr::default()
     };
     let (mut send_ns, mut recv_ns, mut ack_ns, mut packets) = (0u128, 0u128, 0u128, 0u128);
     let mut sink = Headers(Vec::with_capacity(512));

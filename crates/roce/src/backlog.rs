@@ -255,19 +255,7 @@ mod tests {
     use super::*;
 
     fn entry(opcode: SendOpcode) -> SendEntry {
-        let wr = SendWr {
-            wr_id: 0,
-            opcode,
-            flags: SendFlags::NO_REPLAY,
-            imm_data: 0,
-            remote_addr: 0,
-            rkey: 0,
-            compare_add: 0,
-            swap: 0,
-            sges: &[],
-            inline_data: None,
-            ud: None,
-        };
+        let wr = SendWr { wr_id: 0, opcode, flags: SendFlags::NO_REPLAY, ..SendWr::default() };
         SendEntry { started: true, ..SendEntry::from(&wr) }
     }
 

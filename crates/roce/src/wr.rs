@@ -30,6 +30,25 @@ pub struct SendWr<'a> {
     pub ud: Option<UdDest>,
 }
 
+/// An unsignalled SEND of nothing.
+impl Default for SendWr<'_> {
+    fn default() -> Self {
+        SendWr {
+            wr_id: 0,
+            opcode: SendOpcode::Send,
+            flags: SendFlags::default(),
+            imm_data: 0,
+            remote_addr: 0,
+            rkey: 0,
+            compare_add: 0,
+            swap: 0,
+            sges: &[],
+            inline_data: None,
+            ud: None,
+        }
+    }
+}
+
 impl SendWr<'_> {
     /// Bytes of the message.
     #[inline]
@@ -90,9 +109,7 @@ impl MwBind {
             rkey: self.new_key,
             compare_add: self.length,
             swap: u64::from(self.lkey) << 32 | u64::from(self.access.0),
-            sges: &[],
-            inline_data: None,
-            ud: None,
+            ..SendWr::default()
         }
     }
 }

@@ -130,14 +130,8 @@ impl Endpoint {
             wr_id: 0,
             opcode: SendOpcode::Send,
             flags: SendFlags::SIGNALED,
-            imm_data: 0,
-            remote_addr: 0,
-            rkey: 0,
-            compare_add: 0,
-            swap: 0,
             sges: &[self.sge(&self.out, sending.1, bytes.len())],
-            inline_data: None,
-            ud: None,
+            ..SendWr::default()
         };
         if self.qp.post_sends(&wr).is_ok() {
             *sending = (sending.0 + 1, (sending.1 + 1) % DEPTH);

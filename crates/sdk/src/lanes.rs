@@ -347,11 +347,8 @@ impl SendBatch for Batch<'_> {
             imm_data: packet.imm.to_be(),
             remote_addr: packet.remote,
             rkey: self.rkey,
-            compare_add: 0,
-            swap: 0,
             sges: if packet.bytes == 0 { &[] } else { &self.sges[index..=index] },
-            inline_data: None,
-            ud: None,
+            ..SendWr::default()
         }
     }
 }

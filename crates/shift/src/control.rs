@@ -153,14 +153,9 @@ impl Endpoint {
             wr_id: SEND_ID + u64::from(slot),
             opcode: SendOpcode::Send,
             flags: SendFlags::SIGNALED,
-            imm_data: 0,
-            remote_addr: 0,
-            rkey: 0,
-            compare_add: 0,
-            swap: 0,
             sges: &[sge],
-            inline_data: None,
             ud: Some(UdDest { gid: to.gid, qpn: to.qpn, qkey: QKEY, grh: true, sgid_index: self.gid_index }),
+            ..SendWr::default()
         });
         if sent.is_err() {
             lock(&self.free).push(slot);

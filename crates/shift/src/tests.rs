@@ -134,14 +134,8 @@ impl World {
             wr_id,
             opcode: SendOpcode::Send,
             flags: SendFlags::default(),
-            imm_data: 0,
-            remote_addr: 0,
-            rkey: 0,
-            compare_add: 0,
-            swap: 0,
             sges: &[sge],
-            inline_data: None,
-            ud: None,
+            ..SendWr::default()
         })
     }
 

@@ -435,19 +435,7 @@ impl Plain {
         let posted = match queue {
             Queue::Recv => self.provider.post_recv(&RecvWr { wr_id, sges: &[] }, &mut self.cqs),
             Queue::Send => {
-                let wr = SendWr {
-                    wr_id,
-                    opcode: SendOpcode::Send,
-                    flags: SendFlags::SIGNALED,
-                    imm_data: 0,
-                    remote_addr: 0,
-                    rkey: 0,
-                    compare_add: 0,
-                    swap: 0,
-                    sges: &[],
-                    inline_data: None,
-                    ud: None,
-                };
+                let wr = SendWr { wr_id, opcode: SendOpcode::Send, flags: SendFlags::SIGNALED, ..SendWr::default() };
                 self.provider.post_send(&wr, &mut self.cqs)
             }
         };

@@ -63,14 +63,10 @@ impl End {
             wr_id: 1,
             opcode: SendOpcode::Write,
             flags: SendFlags::SIGNALED.with(SendFlags::INLINE),
-            imm_data: 0,
             remote_addr: self.remote.addr,
             rkey: self.remote.rkey,
-            compare_add: 0,
-            swap: 0,
-            sges: &[],
             inline_data: Some(&n.to_ne_bytes()),
-            ud: None,
+            ..SendWr::default()
         })?;
         while self.poll()?.0 == 0 {}
         Ok(true)

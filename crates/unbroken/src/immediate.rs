@@ -52,19 +52,7 @@ impl Qp {
 }
 
 fn bare(wr_id: u64, opcode: SendOpcode, imm: u32) -> SendWr<'static> {
-    SendWr {
-        wr_id,
-        opcode,
-        flags: SendFlags::SIGNALED,
-        imm_data: imm.to_be(),
-        remote_addr: 0,
-        rkey: 0,
-        compare_add: 0,
-        swap: 0,
-        sges: &[],
-        inline_data: None,
-        ud: None,
-    }
+    SendWr { wr_id, opcode, flags: SendFlags::SIGNALED, imm_data: imm.to_be(), ..SendWr::default() }
 }
 
 impl Nic {

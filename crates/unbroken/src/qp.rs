@@ -178,14 +178,10 @@ impl Qp {
             wr_id,
             opcode,
             flags: SendFlags::SIGNALED,
-            imm_data: 0,
             remote_addr,
             rkey,
-            compare_add: 0,
-            swap: 0,
             sges: &[region.sge(range)?],
-            inline_data: None,
-            ud: None,
+            ..SendWr::default()
         })
     }
 }

@@ -261,13 +261,7 @@ pub fn send_wr<'a>(wr_id: u64, opcode: SendOpcode, signaled: bool, sges: &'a [Sg
         wr_id,
         opcode,
         flags: if signaled { SendFlags::SIGNALED } else { SendFlags::default() },
-        imm_data: 0,
-        remote_addr: 0,
-        rkey: 0,
-        compare_add: 0,
-        swap: 0,
         sges,
-        inline_data: None,
-        ud: None,
+        ..SendWr::default()
     }
 }

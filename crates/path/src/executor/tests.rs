@@ -194,19 +194,7 @@ fn write(wr_id: u64) -> SendEntry {
 }
 
 fn blank() -> SendWr<'static> {
-    SendWr {
-        wr_id: 0,
-        opcode: SendOpcode::Write,
-        flags: SendFlags::SIGNALED,
-        imm_data: 0,
-        remote_addr: 0,
-        rkey: 0,
-        compare_add: 0,
-        swap: 0,
-        sges: &[],
-        inline_data: None,
-        ud: None,
-    }
+    SendWr { wr_id: 0, opcode: SendOpcode::Write, flags: SendFlags::SIGNALED, ..SendWr::default() }
 }
 
 /// The peer says that it is in the epoch of what this end has said, has executed so many, and has heard it.

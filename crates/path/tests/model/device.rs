@@ -131,19 +131,7 @@ impl Hands<'_> {
     pub fn entry(case: &Case, me: usize, e: Entry) -> SendEntry {
         let op = case.op(me, e.id);
         let sges = [Sge { addr: 0, length: 8, lkey: 0 }];
-        let wr = SendWr {
-            wr_id: e.id.into(),
-            opcode: op.opcode,
-            flags: op.flags,
-            imm_data: 0,
-            remote_addr: 0,
-            rkey: 0,
-            compare_add: 0,
-            swap: 0,
-            sges: &sges,
-            inline_data: None,
-            ud: None,
-        };
+        let wr = SendWr { wr_id: e.id.into(), opcode: op.opcode, flags: op.flags, sges: &sges, ..SendWr::default() };
         SendEntry { started: e.started, executed: e.executed, ..SendEntry::from(&wr) }
     }
 

@@ -448,19 +448,7 @@ impl Pair {
 }
 
 pub fn wr<'a>(wr_id: u64, opcode: SendOpcode, sges: &'a [Sge]) -> SendWr<'a> {
-    SendWr {
-        wr_id,
-        opcode,
-        flags: SendFlags::SIGNALED,
-        imm_data: 0,
-        remote_addr: 0,
-        rkey: 0,
-        compare_add: 0,
-        swap: 0,
-        sges,
-        inline_data: None,
-        ud: None,
-    }
+    SendWr { wr_id, opcode, flags: SendFlags::SIGNALED, sges, ..SendWr::default() }
 }
 
 pub fn sge(key: u32, offset: usize, length: usize) -> Sge {

@@ -108,14 +108,9 @@ impl World {
             wr_id,
             opcode: SendOpcode::Send,
             flags: SendFlags::default(),
-            imm_data: 0,
-            remote_addr: 0,
-            rkey: 0,
-            compare_add: 0,
-            swap: 0,
             sges: &sges,
-            inline_data: None,
             ud: Some(UdDest { gid: self.to.gid(), qpn: self.to.qpn(), qkey: QKEY, grh: true, sgid_index: 0 }),
+            ..SendWr::default()
         })
     }
 

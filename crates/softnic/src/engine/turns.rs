@@ -259,14 +259,10 @@ mod tests {
             wr_id: 0,
             opcode,
             flags: SendFlags::SIGNALED,
-            imm_data: 0,
             remote_addr: to.buf.as_ptr() as u64,
             rkey: to.mr.rkey,
-            compare_add: 0,
-            swap: 0,
             sges: sges.to_vec().leak(),
-            inline_data: None,
-            ud: None,
+            ..SendWr::default()
         }
     }
 

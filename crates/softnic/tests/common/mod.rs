@@ -331,19 +331,7 @@ impl Pair {
 }
 
 pub fn send(wr_id: u64, sges: &[Sge]) -> SendWr<'_> {
-    SendWr {
-        wr_id,
-        opcode: SendOpcode::Send,
-        flags: SendFlags::SIGNALED,
-        imm_data: 0,
-        remote_addr: 0,
-        rkey: 0,
-        compare_add: 0,
-        swap: 0,
-        sges,
-        inline_data: None,
-        ud: None,
-    }
+    SendWr { wr_id, opcode: SendOpcode::Send, flags: SendFlags::SIGNALED, sges, ..SendWr::default() }
 }
 
 pub fn rdma<'a>(wr_id: u64, opcode: SendOpcode, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> SendWr<'a> {
