@@ -4,9 +4,11 @@
 A NIC is software here and waits for a core like everybody else; a failover that takes such a wait for a failure does harm where
 nothing is wrong. So beside endless loops, two for each core, no switch and no other word of a failure may be in the event log, the
 programs must end well, and their bytes must have gone through the NICs. The same holds for many busy QPs on an idle machine
-(tests/c/storm.c).
+(tests/c/storm.c). `--all` has 2,000 QPs that are busy for a minute, and more programs, idle machine and busy.
 """
 
+import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -17,10 +19,14 @@ from lib.fabric import Fabric
 from lib.ports import free_port, listens
 from lib.process import Failure, describe_exit, wait_until
 from lib.suite import Suite
+from programs import QPERF_LATENCIES, QPERF_RATES, qperf
 
 LOOPS = 2 * (os.cpu_count() or 2)
 SECONDS = 5
+MINUTE_SECONDS = 60
 END_SECONDS = 60
+# A thousand QPs with the queues that perftest takes by default would have a million entries.
+SHALLOW = ("-t", 16, "-r", 16)
 # A false suspicion ends atomics for good, whatever it is that they wait for, so they are asked more often.
 ATOMIC_RUNS = 3
 # What a fault-free run has in its event log; everything else is a suspicion, or what came of one.
@@ -66,9 +72,9 @@ def carried(fabric: Fabric) -> str:
     return f"{came / 1e6:.0f} MB, {sum(nics[f'{host}/0']['retransmits'] for host in 'ab')} packets sent again"
 
 
-def judge(fabric: Fabric, *processes) -> str:
+def judge(fabric: Fabric, *processes, seconds: int = SECONDS) -> str:
     """Waits for the programs. What the event log says of an early end is the better reason, so it comes before their statuses."""
-    statuses = [(p.name, p.wait(SECONDS + END_SECONDS)) for p in processes]
+    statuses = [(p.name, p.wait(seconds + END_SECONDS)) for p in processes]
     check_calm(fabric)
     for name, status in statuses:
         if status != 0:
@@ -85,21 +91,51 @@ def perftest(logs, loops: int, tool: str, *args):
 
 def storm(logs, loops: int, qps: int, *args):
     """tests/c/storm.c: many QPs, all busy."""
+    return storm_for(SECONDS, logs, loops, qps, *args)
+
+
+def storm_for(seconds: int, logs, loops: int, qps: int, *args):
+    """The same for another time than all."""
     program = compile_c("storm", "-libverbs")
     with Fabric(logs) as fabric, Loops(loops):
         port = free_port()
-        options = ["-q", qps, "-m", 8, "-s", 512, "-t", SECONDS, *args]
+        options = ["-q", qps, "-m", 8, "-s", 512, "-t", seconds, *args]
         server = fabric.run("b", [program, "--listen", port, *options], "b-storm")
         wait_until(lambda: server.ended() or listens(server.pid, port), 20, "storm listens")
         client = fabric.run("a", [program, "--connect", f"127.0.0.1:{port}", *options], "a-storm")
-        figures = judge(fabric, client, server)
+        figures = judge(fabric, client, server, seconds=seconds)
         result = json.loads(client.output().splitlines()[-1])
         return f"{figures}, no work request took longer than {result['worst_ms']:.0f} ms"
 
 
+def everything(suite: Suite):
+    """What takes long: the largest, with nothing beside it and beside loops."""
+    for where, loops in (("idle", 0), ("busy", LOOPS)):
+        suite.case(f"2,000 busy QPs for a minute, {where} machine", lambda l, n=loops: storm_for(MINUTE_SECONDS, l, n, 2000))
+        suite.case(f"ib_read_bw -q 500 -o 1, {where} machine", perftest, loops, "ib_read_bw", "-q", 500, "-o", 1)
+        suite.case(f"ib_send_bw -q 500, {where} machine", perftest, loops, "ib_send_bw", "-q", 500, *SHALLOW, "-s", 8192)
+        suite.case(f"ib_send_bw -q 1000, {where} machine", perftest, loops, "ib_send_bw", "-q", 1000, *SHALLOW)
+        suite.case(f"ib_atomic_bw -q 64, {where} machine", perftest, loops, "ib_atomic_bw", "-q", 64)
+        for test, poll in itertools.product([*QPERF_LATENCIES, *QPERF_RATES], (0, 1)):
+            name = f"qperf {test}, {'polling' if poll else 'with events'}, {where} machine"
+            suite.case(name, lambda l, t=test, p=poll, n=loops: beside(n, qperf, l, t, p))
+
+
+def beside(loops: int, run, *args):
+    """Runs a case of another suite beside endless loops."""
+    with Loops(loops):
+        return run(*args)
+
+
 def main() -> int:
     """Runs all of it."""
-    suite = Suite("load", sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="also what takes long (12 minutes)")
+    parser.add_argument("words", nargs="*", help="only cases whose names have all these words")
+    options = parser.parse_args()
+    suite = Suite("load", options.words)
+    if options.all:
+        everything(suite)
     suite.case("500 busy QPs, idle machine", storm, 0, 500)
     suite.case("1,000 busy QPs, idle machine", storm, 0, 1000)
     suite.case("ib_send_bw -q 64, busy machine", perftest, LOOPS, "ib_send_bw", "-q", 64)

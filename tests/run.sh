@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs every suite, goes on after a failure, and prints what each took. `make test` builds first and calls this.
 # usage: run.sh [--long] [SUITE...]
-#   --long   full matrices: the whole survival matrix, 1,000 faults under the verifier, 10^5 simulated schedules, the largest models, 10 minutes of fuzzing and of each churn
+#   --long   full matrices: the whole survival matrix, 1,000 faults under the verifier, 500 storms of ten seconds, an hour of load, 10^5 simulated schedules, the largest models, 10 minutes of fuzzing and of each churn
 #   SUITE    only these (the names of the summary)
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -44,19 +44,21 @@ suite wire    python3 tests/wire/check.py
 suite model   python3 tests/model/run.py
 suite capture python3 tests/wire/capture.py
 suite survival  python3 tests/survival.py ${long:+--all}
-suite repeat    python3 tests/survival.py --repeat 20 --only 'ib_write_bw nic-dead at a, 64K, 1 QP, one-way' --only 'ib_send_bw nic-dead at a, 64K, 1 QP, one-way'
+suite repeat    python3 tests/survival.py --repeat "$([ -n "$long" ] && echo 20 || echo 10)" --only 'ib_write_bw nic-dead at a, 64K, 1 QP, one-way' --only 'ib_send_bw nic-dead at a, 64K, 1 QP, one-way'
 suite netns     python3 tests/netns.py
 suite redis     python3 tests/redis.py
 suite containers python3 tests/containers.py
 suite user      python3 tests/user.py
 suite verify    python3 tests/verify.py ${long:+--faults 1000}
 suite verify-plain python3 tests/verify.py --device plain --faults "$([ -n "$long" ] && echo 200 || echo 40)"
-suite load      python3 tests/load.py
+suite load      python3 tests/load.py ${long:+--all}
 suite threads   python3 tests/threads.py
 suite combined  python3 tests/combined.py
 suite threads-plain python3 tests/threads.py --device plain
 suite combined-plain python3 tests/combined.py --device plain
 suite turmoil   python3 tests/turmoil.py
+suite storms    python3 tests/storms.py --runs "$([ -n "$long" ] && echo 250 || echo 5)"
+suite storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$([ -n "$long" ] && echo 250 || echo 5)"
 suite planned   python3 tests/planned.py ${long:+--flap-seconds 60}
 suite processes python3 tests/processes.py
 suite input     python3 tests/bad_input.py

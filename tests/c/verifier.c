@@ -16,7 +16,7 @@
  *
  *   verifier --listen PORT | --connect HOST:PORT [--device unb0] [--gid-index 0] [--qps 1] [--seed 1]
  *            [--seconds N | --messages N] [--max-bytes 131072] [--stall-seconds 20] [--status-file PATH] [--stop-file PATH]
- *            [--corrupt] [--no-replay] [--srq] [--writes-repeat]
+ *            [--corrupt] [--no-replay] [--srq] [--writes-repeat] [--events]
  *
  * Ends with 0 and a line of JSON, or with 1 and the first thing that was wrong. --corrupt spoils one message on purpose: the other
  * end must find it. --no-replay marks every work request UNBROKEN_SEND_NO_REPLAY and succeeds if a failure of the network gives the
@@ -24,11 +24,13 @@
  * QPs of an end take their receives from one shared queue, and say once that they take no more when they have failed. With
  * --writes-repeat a WRITE behind the last message that consumed a receive may be carried out twice, as on devices with plain verbs: then
  * a counter may go back for a while.
+ * With --events an end that has nothing to do sleeps until its completion channel has an event.
  * SIGTERM, SIGINT or a file that appears at --stop-file end the run early, with success if all was right.
  *
  * cc -std=gnu11 -O2 -Wall -Wextra -Werror -o verifier verifier.c -libverbs
  */
 #include "verifier_send.h"
+#include <poll.h>
 #include <sys/stat.h>
 
 static void on_signal(int number)
@@ -168,10 +170,10 @@ static void write_status(int final)
     char text[512], path[4096];
     double seconds = (now_us() - started_us) / 1e6;
     int n = snprintf(text, sizeof text,
-                     "{\"verified_messages\":%llu,\"verified_bytes\":%llu,\"completions\":%llu,\"errors\":0,\"qps\":%d,"
+                     "{\"verified_messages\":%llu,\"verified_bytes\":%llu,\"completions\":%llu,\"events\":%llu,\"errors\":0,\"qps\":%d,"
                      "\"seconds\":%.3f",
                      (unsigned long long)verified_messages, (unsigned long long)verified_bytes,
-                     (unsigned long long)completions, opt.qps, seconds);
+                     (unsigned long long)completions, (unsigned long long)events, opt.qps, seconds);
 
     if (first_error_us)
         n += snprintf(text + n, sizeof text - n, ",\"error_status\":\"%s\"", ibv_wc_status_str(first_error_status));
@@ -244,6 +246,27 @@ static int drain(void)
     return got;
 }
 
+/* Sleeps until a completion raises an event. What the peer has checked it WRITEs into memory, without one: hence the limit. */
+static void sleep_a_while(void)
+{
+    struct pollfd raised = { .fd = channel->fd, .events = POLLIN };
+    struct ibv_cq *cq;
+    void *cookie;
+
+    if (ibv_req_notify_cq(send_cq, 0) || ibv_req_notify_cq(recv_cq, 0))
+        fail("the completion queues cannot be armed: %s", strerror(errno));
+    /* What came before they were armed raises none. */
+    if (drain())
+        return;
+    poll(&raised, 1, SLEEP_MS);
+    while (!ibv_get_cq_event(channel, &cq, &cookie)) {
+        if (cq != send_cq && cq != recv_cq)
+            fail("an event of a completion queue that was never made");
+        ibv_ack_cq_events(cq, 1);
+        events++;
+    }
+}
+
 /* Until every stream has ended, in both directions, and every WR is complete. */
 static void run(void)
 {
@@ -265,6 +288,8 @@ static void run(void)
             busy |= !q->end_done || !q->end_received;
         }
         housekeeping();
+        if (channel && !got)
+            sleep_a_while();
     }
 }
 
@@ -329,7 +354,7 @@ static void close_all(void)
     for (i = 0; i < opt.qps; i++)
         if (ibv_dereg_mr(qps[i].mr))
             fail("the region of QP %d could not be deregistered", i);
-    if (ibv_destroy_cq(send_cq) || ibv_destroy_cq(recv_cq) || ibv_dealloc_pd(pd) || ibv_close_device(context))
+    if (ibv_destroy_cq(send_cq) || ibv_destroy_cq(recv_cq) || (channel && ibv_destroy_comp_channel(channel)) || ibv_dealloc_pd(pd) || ibv_close_device(context))
         fail("a completion queue, the protection domain or the device could not be closed");
 }
 

@@ -67,12 +67,13 @@ struct qp {
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
+static struct ibv_comp_channel *channel;
 static struct ibv_cq *send_cq, *recv_cq;
 static struct ibv_srq *srq;
 static struct qp *qps;
 static int tcp;
 static volatile sig_atomic_t stop_signal;
-static uint64_t verified_messages, verified_bytes, completions, started_us, moved_us, first_error_us;
+static uint64_t verified_messages, verified_bytes, completions, events, started_us, moved_us, first_error_us;
 static int stopping, first_error_status;
 
 /* ---- set-up ---- */
@@ -89,8 +90,13 @@ static void open_device(void)
         fail("no device %s among %d", opt.device, list ? count : 0);
     ibv_free_device_list(list);
     pd = ibv_alloc_pd(context);
-    send_cq = pd ? ibv_create_cq(context, opt.qps * SQ, NULL, NULL, 0) : NULL;
-    recv_cq = send_cq ? ibv_create_cq(context, opt.qps * RECVS, NULL, NULL, 0) : NULL;
+    if (opt.events) {
+        channel = ibv_create_comp_channel(context);
+        if (!channel || fcntl(channel->fd, F_SETFL, O_NONBLOCK))
+            fail("cannot make a completion channel: %s", strerror(errno));
+    }
+    send_cq = pd ? ibv_create_cq(context, opt.qps * SQ, NULL, channel, 0) : NULL;
+    recv_cq = send_cq ? ibv_create_cq(context, opt.qps * RECVS, NULL, channel, 0) : NULL;
     if (!recv_cq)
         fail("cannot make a protection domain and completion queues: %s", strerror(errno));
     if (opt.srq) {

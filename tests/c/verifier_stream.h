@@ -18,6 +18,7 @@ enum {
     SQ = 96,            /* entries of the send queue; data and counters together */
     UNSIGNALLED_RUN = 12,
     STATUS_INTERVAL_US = 50000,
+    SLEEP_MS = 2,
     END_BYTES = 16,
 };
 
@@ -35,7 +36,7 @@ static struct {
     const char *listen_port, *where, *device, *status_file, *stop_file;
     uint64_t seconds, messages, seed, stall_us;
     uint32_t max_bytes;
-    int qps, gid_index, corrupt, no_replay, srq, writes_repeat;
+    int qps, gid_index, corrupt, no_replay, srq, writes_repeat, events;
 } opt = { .device = "unb0", .seconds = 0, .messages = 0, .seed = 1, .stall_us = 20000000, .max_bytes = MAX_BYTES, .qps = 1 };
 
 /* A stream: both its sender and its receiver step through it. */
@@ -158,6 +159,10 @@ static void parse(int argc, char **argv)
         }
         if (!strcmp(name, "--no-replay")) {
             opt.no_replay = 1;
+            continue;
+        }
+        if (!strcmp(name, "--events")) {
+            opt.events = 1;
             continue;
         }
         if (!strcmp(name, "--srq")) {
