@@ -207,22 +207,22 @@ def ucx(logs, transports: str, named: str, test: str, args: list, settings=()):
             raise Failure("the NICs carried nothing")
 
 
-def qperf(logs, test: str, poll: int):
-    """qperf addresses its peer by LID, so the link layer is InfiniBand."""
+def qperf(logs, test: str, poll: int, seconds: int = 1, least: int = 10):
+    """qperf addresses its peer by LID, so the link layer is InfiniBand. `least`: packets that must have come to each end."""
     needs("qperf", "qperf")
     with Fabric(logs, *INFINIBAND) as fabric:
         port = free_port()
         server = fabric.run("b", ["qperf", "-lp", port], "b-qperf")
         wait_until(lambda: server.ended() or listens(server.pid, port), 20, f"qperf listens at port {port}")
-        args = ["qperf", "127.0.0.1", "-lp", port, "-i", "unb0:1", "-t", 1, "-cp", poll, test]
+        args = ["qperf", "127.0.0.1", "-lp", port, "-i", "unb0:1", "-t", seconds, "-cp", poll, test]
         client = fabric.run("a", args, "a-qperf")
         client.expect_success(SECONDS)
         figure = re.search(r"(latency|msg_rate) += +(.+)", client.output())
         if not figure:
             raise Failure(f"no result: {client.output()!r}")
         nics = fabric.nics()
-        if min(nics["a/0"]["rx_packets"], nics["b/0"]["rx_packets"]) < 10:
-            raise Failure("the NICs carried nothing")
+        if min(nics["a/0"]["rx_packets"], nics["b/0"]["rx_packets"]) < least:
+            raise Failure(f"the NICs carried less than {least} packets each way")
         server.kill()
         return figure.group(2)
 

@@ -4,10 +4,12 @@
 TensorPipe opens libibverbs with dlopen, makes RC QPs with a shared receive queue, and moves everything by WRITE with immediate and
 SEND. The losses must be the bits that the same training over TCP gives, and the NICs must have carried the tensors.
 
-usage: run.py PYTHON    where PYTHON is an interpreter that has torch (run.sh makes one)
+usage: run.py PYTHON [--all]    where PYTHON is an interpreter that has torch (run.sh makes one)
+  --all   a NIC that dies at each of seven instants while connections are made, and both kinds of device
 """
 
 import sys
+import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -22,6 +24,10 @@ STEPS = 20
 SECONDS = 150
 # Activations one way and gradients the other: 16 windows of 64 tokens of 128 floats, each step.
 STEP_BYTES = 16 * 64 * 128 * 4
+# After the NIC was opened; connections are made, and then there is traffic.
+INSTANTS_MS = [0, 10, 30, 100, 300, 1000, 3000]
+# TensorPipe takes port 1 and GID index 0, which leads nowhere on a plain RoCE port.
+PLAIN = ("--device", "plain", "--link-layer", "infiniband")
 
 
 def losses(text: str) -> list:
@@ -73,9 +79,55 @@ def over_verbs(logs, python: str, right: list):
         return f"losses equal over {len(right)} steps; a/0 sent {sent / 1e6:.1f} MB, received {received / 1e6:.1f} MB"
 
 
-def nic_dies(logs, python: str, right: list, fault: str, dead: str, alive: str):
-    """A NIC fails in the middle of the training."""
+def nic_dies_early(logs, python: str, right: list, instant_ms: int | None):
+    """A NIC dies so long after a program has opened it; None: before the programs begin."""
+    with Fabric(logs, "--hosts", "a,b") as fabric:
+        if instant_ms is None:
+            fabric.fault("nic a/0 dead")
+        rank0, rank1 = ranks(fabric, python, "ibv", len(right))
+        if instant_ms is not None:
+            wait_until(lambda: rank0.ended() or fabric.nics().get("a/0", {}).get("pids"), SECONDS, "a/0 is opened")
+            time.sleep(instant_ms / 1000)
+            fabric.fault("nic a/0 dead")
+        done = len(losses(rank0.output()))
+        if done >= len(right) - 2:
+            raise Failure(f"the training was over ({done} of {len(right)} steps) when the fault came")
+        expect(rank0, rank1, right)
+        due = (len(right) - done - 2) * STEP_BYTES
+        others = [carried(fabric, f"a/{rail}") for rail in (1, 2, 3)]
+        if sum(map(min, others)) < due:
+            raise Failure(f"the other NICs carried {others}, {due} are due each way")
+        if fabric.events("give-up"):
+            raise Failure(f"given up: {fabric.events('give-up')[0]}")
+        return f"losses equal; fault after {done} steps, {len(fabric.events('switch'))} switches"
+
+
+def drained(logs, python: str, right: list):
+    """A NIC is drained in the middle of the training: nothing is noticed, and from then on it carries nothing."""
     with Fabric(logs) as fabric:
+        rank0, rank1 = ranks(fabric, python, "ibv", len(right))
+        before = len(right) // 4
+        wait_until(lambda: rank0.ended() or len(losses(rank0.output())) >= before, SECONDS, f"{before} steps")
+        done = fabric.command("nic", "drain", "a/0")
+        if done.returncode != 0:
+            raise Failure(f"the drain: {done.stderr}")
+        left = carried(fabric, "a/0")
+        steps = len(losses(rank0.output()))
+        expect(rank0, rank1, right)
+        if carried(fabric, "a/0") != left:
+            raise Failure(f"a/0 carried {left} bytes when it was drained, and {carried(fabric, 'a/0')} in the end")
+        sent, received = carried(fabric, "a/1")
+        if min(sent, received) < (len(right) - steps - 2) * STEP_BYTES:
+            raise Failure(f"a/1 sent {sent} and received {received} bytes after step {steps}")
+        switches = fabric.events("switch")
+        if not switches or any(s["kind"] != "planned" for s in switches):
+            raise Failure(f"planned switches alone are right, not {switches}")
+        return f"losses equal; {done.stdout.strip().splitlines()[0]}"
+
+
+def nic_dies(logs, python: str, right: list, fault: str, dead: str, alive: str, settings: tuple = ()):
+    """A NIC fails in the middle of the training."""
+    with Fabric(logs, *settings) as fabric:
         rank0, rank1 = ranks(fabric, python, "ibv", len(right))
         before = len(right) // 4
         wait_until(lambda: rank0.ended() or len(losses(rank0.output())) >= before, SECONDS, f"{before} steps")
@@ -103,6 +155,11 @@ def main():
     if longer:
         suite.case("training over verbs, nic a/0 dead", nic_dies, python, longer, "nic a/0 dead", "a/0", "a/1")
         suite.case("training over verbs, cable b/0 cut", nic_dies, python, longer, "cable b/0 cut", "b/0", "b/1")
+        suite.case("training over verbs, a/0 is drained", drained, python, longer)
+        suite.case("training over verbs, plain devices, nic a/0 dead", nic_dies, python, longer, "nic a/0 dead", "a/0", "a/1", PLAIN)
+        for instant_ms in [None, *INSTANTS_MS] if "--all" in sys.argv else [None, 30]:
+            when = "dead from the start" if instant_ms is None else f"dead {instant_ms} ms after it was opened"
+            suite.case(f"training over verbs, nic a/0 {when}", nic_dies_early, python, longer, instant_ms)
     sys.exit(suite.finish())
 
 
