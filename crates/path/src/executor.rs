@@ -445,6 +445,8 @@ impl Executor {
                 // A step before it was refused, so that the QP has left the path already.
                 Action::Start { .. } | Action::Report(_) if self.lqp.state() != State::Active => {}
                 Action::Start { .. } => self.start(shell),
+                // It has its error already, which came before whatever says so now.
+                Action::Fail { .. } if self.has_ended(shell) => self.end(shell),
                 Action::Fail { status, cause } => {
                     // The report first: a program that sees its error may be gone before the next line.
                     shell.gives_up(&self.lqp, cause, status);
@@ -493,8 +495,8 @@ impl Executor {
     fn quiesce(&mut self, shell: &mut impl Shell) {
         self.fence = None;
         let progress = shell.progress();
-        if self.stopping.is_none() && shell.state() == QpState::Err {
-            // An error of the program has ended it; its NIC dies later, or its peer moves. It must not come back to life.
+        if self.has_ended(shell) {
+            // Its NIC dies later, or its peer moves. It must not come back to life.
             self.lqp.handle_ended();
             return self.end(shell);
         }
@@ -517,6 +519,11 @@ impl Executor {
             }
             Err((work, Some(e))) => {
                 self.held = (!work.sends.is_empty()).then_some(Held { work, recvs: false });
+                if self.has_ended(shell) {
+                    // The reason of the flushes was told last.
+                    self.lqp.handle_ended();
+                    return self.end(shell);
+                }
                 Err(e)
             }
         };
@@ -612,8 +619,15 @@ impl Executor {
         }
     }
 
+    /// Whether an error of the program has ended the physical QP, and not this executor, which stops a QP to take its work out.
+    fn has_ended(&self, shell: &impl Shell) -> bool {
+        let revives = self.lqp.mutation() == Mutation::EndedRevived;
+        !revives && shell.state() == QpState::Err && !self.held.as_ref().is_some_and(|held| held.recvs)
+    }
+
     /// The physical QP is in ERR by itself: what it did not have yet is flushed, like the rest.
     fn end(&mut self, shell: &mut impl Shell) {
+        (self.fence, self.stopping) = (None, None);
         if let Some(held) = self.held.take() {
             shell.complete(&held.work, WcStatus::WrFlushErr);
         }

@@ -87,7 +87,7 @@ pub const CAPS: QpCaps =
     QpCaps { max_send_wr: SQ_DEPTH as u32, max_recv_wr: 8, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 32 };
 
 /// What the application has set.
-pub fn app(timeout: u8, retry_cnt: u8) -> RcModify {
+pub fn app(timeout: u8, retry_cnt: u8, rnr_retry: u8) -> RcModify {
     RcModify {
         state: Some(QpState::Rts),
         access: Some(Access::LOCAL_WRITE.with(Access::REMOTE)),
@@ -95,7 +95,7 @@ pub fn app(timeout: u8, retry_cnt: u8) -> RcModify {
         max_dest_rd_atomic: Some(4),
         timeout: Some(timeout),
         retry_cnt: Some(retry_cnt),
-        rnr_retry: Some(7),
+        rnr_retry: Some(rnr_retry),
         max_rd_atomic: Some(4),
         ..RcModify::default()
     }

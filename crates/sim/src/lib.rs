@@ -9,7 +9,8 @@
 //! 3. a WR marked NO_REPLAY leaves in one life of its QP only, and an atomic runs once; if either would have to leave in another life,
 //!    both ends get their error;
 //! 4. everything ends: with success where a path lives, or with the original error where the peer was killed;
-//! 5. logical QPs that no fault touches do not switch.
+//! 5. logical QPs that no fault touches do not switch;
+//! 6. an error of an application's own ([`own`]) is delivered as such, in its place, and ends the QP: no switch brings it back to life.
 //!
 //! A *mutant* ([`plan::Mutant`]) leaves one rule of the design out; the checks must notice each.
 #![forbid(unsafe_code)]
@@ -20,6 +21,7 @@ pub mod end;
 mod hands;
 pub mod memory;
 pub mod net;
+pub mod own;
 pub mod phys;
 pub mod plan;
 pub mod rng;

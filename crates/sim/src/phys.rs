@@ -9,6 +9,7 @@ use crate::srq::SharedQueue;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot, Step};
+use unbroken_path::QuiesceError;
 use unbroken_roce::{
     Backlog, Completions, Memory, ModifyError, PacketSink, PostError, Progress, RcConfig, RcEvent, RcModify, RcQp,
     RecvEntry, RecvWr, SendEntry, SendWr, SharedReceives,
@@ -25,6 +26,8 @@ pub struct Kind {
     pub recvs_first: bool,
     /// How often it is asked in vain whether it has stopped.
     pub slow: u32,
+    /// Its events are heard before its completions, and not after.
+    pub events_first: bool,
     /// A rule that the journal leaves out.
     pub mutation: Mutation,
 }
@@ -50,6 +53,8 @@ pub struct Plain {
     /// It was asked for ERR, and its last completions are not told yet.
     silent: u32,
     shared: Option<Arc<Taken>>,
+    /// That the peer's request has ended it is known.
+    event: Option<RcEvent>,
 }
 
 /// Completions that nobody has taken.
@@ -151,7 +156,17 @@ impl Phys {
         });
         journal.open();
         let (state, cqs) = (QpState::Init, Cqs::default());
-        Phys::Plain(Box::new(Plain { provider: qp, journal, kind, state, now_us: 0, cqs, silent: 0, shared }))
+        Phys::Plain(Box::new(Plain {
+            provider: qp,
+            journal,
+            kind,
+            state,
+            now_us: 0,
+            cqs,
+            silent: 0,
+            shared,
+            event: None,
+        }))
     }
 
     fn transport(&self) -> &RcQp {
@@ -209,9 +224,16 @@ impl Phys {
         }
     }
 
-    /// See [`RcQp::take_event`].
-    pub fn take_event(&mut self) -> Option<RcEvent> {
-        self.transport_mut().take_event()
+    /// See [`RcQp::take_event`]; what a plain device tells its journal is told here.
+    pub fn take_event(&mut self, out: &mut Wcs) -> Option<RcEvent> {
+        match self {
+            Phys::Holding(qp) => qp.take_event(),
+            Phys::Plain(p) => {
+                p.hear(out);
+                p.settle(out);
+                p.event.take()
+            }
+        }
     }
 
     /// See [`RcQp::poll_timeout`].
@@ -297,9 +319,9 @@ impl Phys {
     }
 
     /// Stops it for ever; `None`: not yet. `gone`: its NIC is dead, and not only its port down.
-    pub fn quiesce(&mut self, gone: bool, out: &mut Wcs) -> Option<Backlog> {
+    pub fn quiesce(&mut self, gone: bool, out: &mut Wcs) -> Result<Option<Backlog>, QuiesceError> {
         match self {
-            Phys::Holding(qp) => Some(qp.quiesce()),
+            Phys::Holding(qp) => Ok(Some(qp.quiesce())),
             Phys::Plain(p) => p.quiesce(gone, out),
         }
     }
@@ -348,18 +370,43 @@ impl Plain {
             self.provider.post_recv(&wr, &mut self.cqs)?;
             self.journal.gave_recv();
         }
-        while let Some(wr) = self.journal.next_send(out) {
-            self.provider.post_send(&wr, &mut self.cqs)?;
-            self.journal.gave_send();
-        }
+        self.give_sends(out)?;
         self.settle(out);
         Ok(())
     }
 
-    /// Takes what the provider has told.
+    fn give_sends(&mut self, out: &mut Wcs) -> Result<(), PostError> {
+        while let Some(wr) = self.journal.next_send(out) {
+            self.provider.post_send(&wr, &mut self.cqs)?;
+            self.journal.gave_send();
+        }
+        Ok(())
+    }
+
+    /// Takes the provider's event.
+    fn hear(&mut self, out: &mut Wcs) {
+        let Some(event) = self.provider.take_event() else { return };
+        if matches!(event, RcEvent::AccessError | RcEvent::RequestError) {
+            self.journal.handle_own_error(out);
+        }
+        self.event = Some(event);
+    }
+
+    /// Takes what the provider has told; one in ERR is given what waits, for the flushes.
     fn settle(&mut self, out: &mut Wcs) {
-        if self.silent > 0 {
-            return;
+        if self.kind.events_first {
+            self.hear(out);
+        }
+        self.take(out);
+        if self.journal.ended() {
+            self.give_sends(out).expect("what the journal took fits");
+            self.take(out);
+        }
+    }
+
+    fn take(&mut self, out: &mut Wcs) {
+        if self.silent > 0 && !self.journal.ended() {
+            return; // nobody asks any more of one that has ended
         }
         if self.kind.recvs_first {
             self.take_recvs(out);
@@ -396,7 +443,7 @@ impl Plain {
         }
     }
 
-    fn quiesce(&mut self, gone: bool, out: &mut Wcs) -> Option<Backlog> {
+    fn quiesce(&mut self, gone: bool, out: &mut Wcs) -> Result<Option<Backlog>, QuiesceError> {
         self.silent = self.silent.saturating_sub(1);
         self.settle(out);
         loop {
@@ -423,9 +470,10 @@ impl Plain {
                     self.settle(out);
                     self.journal.recvs_polled();
                 }
-                Step::Wait => return None,
-                Step::Done(backlog) => return Some(backlog),
-                Step::Ended | Step::Strange => panic!("a program without errors, a provider that works"),
+                Step::Wait => return Ok(None),
+                Step::Done(backlog) => return Ok(Some(backlog)),
+                Step::Ended => return Err(QuiesceError),
+                Step::Strange => panic!("a provider that works"),
             }
         }
     }

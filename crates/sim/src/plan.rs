@@ -1,5 +1,6 @@
 //! What a seed stands for: the network, the QPs, the work, and the faults with their times.
 
+use crate::own::{self, OwnError};
 use crate::phys::Kind;
 use crate::rng::Rng;
 use unbroken_path::Mutation;
@@ -41,11 +42,15 @@ pub enum Mutant {
     FlushLetThrough,
     /// A peer that counts the receives that it has used is taken for one that counts all.
     CountKindIgnored,
+    /// A plain device's error of the application's own is held like one of the network.
+    OwnErrorHeld,
+    /// A QP that an error of the program has ended is moved like any other.
+    EndedRevived,
 }
 
 impl Mutant {
     /// All that leave something out.
-    pub const ALL: [Mutant; 14] = [
+    pub const ALL: [Mutant; 16] = [
         Mutant::NoQuiesce,
         Mutant::NoCounts,
         Mutant::Early,
@@ -60,6 +65,8 @@ impl Mutant {
         Mutant::FenceNotAwaited,
         Mutant::FlushLetThrough,
         Mutant::CountKindIgnored,
+        Mutant::OwnErrorHeld,
+        Mutant::EndedRevived,
     ];
 
     /// Its name on the command line.
@@ -80,6 +87,8 @@ impl Mutant {
             Mutant::FenceNotAwaited => "fence-not-awaited",
             Mutant::FlushLetThrough => "flush-let-through",
             Mutant::CountKindIgnored => "count-kind-ignored",
+            Mutant::OwnErrorHeld => "own-error-held",
+            Mutant::EndedRevived => "ended-revived",
         }
     }
 
@@ -105,6 +114,7 @@ impl Mutant {
             Mutant::NoFence => Mutation::NoFence,
             Mutant::FenceNotAwaited => Mutation::FenceNotAwaited,
             Mutant::CountKindIgnored => Mutation::NoCountKind,
+            Mutant::EndedRevived => Mutation::EndedRevived,
             _ => Mutation::None,
         }
     }
@@ -252,6 +262,8 @@ pub struct Plan {
     pub crash: bool,
     /// The directory says that it is no more.
     pub crash_is_told: bool,
+    /// What is wrong with the work of a QP.
+    pub own: Option<OwnError>,
 }
 
 impl Plan {
@@ -298,6 +310,7 @@ impl Plan {
             healed_us: 0,
             crash,
             crash_is_told: rng.one_in(2),
+            own: None,
         };
         let no_replay = rng.one_in(8);
         for _ in 0..rng.range(1, 3) {
@@ -311,7 +324,24 @@ impl Plan {
         let wrapping = psn_of(rng.pick(&[0, 0, 1, 2]), rng.below(2) as usize);
         plan.psn_shift = PSN_MASK.wrapping_sub(wrapping + rng.below(30) as u32) & PSN_MASK;
         plan.plain = rng.pick(&[[false; 2], [false; 2], [true; 2], [true; 2], [true, false], [false, true]]);
+        own::draw(&mut plan, rng);
         plan
+    }
+
+    /// All faults, and when each happens is not said.
+    fn all_faults(&self) -> impl Iterator<Item = Fault> + '_ {
+        self.faults.iter().chain(self.own.iter().flat_map(|own| &own.amid)).map(|&(_, fault)| fault)
+    }
+
+    /// What is wrong with the work of this QP.
+    pub fn own_of(&self, qp: usize) -> Option<&OwnError> {
+        self.own.as_ref().filter(|own| own.qp == qp)
+    }
+
+    /// How often an end tries again where the peer has no receive.
+    pub fn rnr_retry(&self, host: usize, qp: usize) -> u8 {
+        let limited = |own: &&OwnError| own.host == host && own.mistake == own::Mistake::NoReceive;
+        self.own_of(qp).filter(limited).map_or(7, |own| own.rnr_retry)
     }
 
     fn draw_qp(&self, rng: &mut Rng, no_replay: bool) -> QpPlan {
@@ -414,11 +444,18 @@ impl Plan {
     pub(crate) fn kind(&self, host: usize, life: u64, mutant: Mutant) -> Kind {
         let mutation = match mutant {
             Mutant::FlushLetThrough => unbroken_journal::Mutation::FlushLetThrough,
+            Mutant::OwnErrorHeld => unbroken_journal::Mutation::OwnErrorHeld,
             _ => unbroken_journal::Mutation::None,
         };
         // As it comes: both orders, and QPs that stop at once and late.
         let chance = psn_of(life + 1, host) ^ self.psn_shift;
-        Kind { plain: self.plain[host], recvs_first: chance & 1 == 0, slow: chance >> 1 & 3, mutation }
+        Kind {
+            plain: self.plain[host],
+            recvs_first: chance & 1 == 0,
+            slow: chance >> 1 & 3,
+            events_first: chance & 8 == 0,
+            mutation,
+        }
     }
 
     /// The first PSN that a host sends in an epoch.
@@ -428,14 +465,16 @@ impl Plan {
 
     /// Whether nothing in the plan touches the logical QP: it must not notice that others fail.
     pub fn spares(&self, qp: usize) -> bool {
-        self.spares_path(qp) && !self.faults.iter().any(|(_, f)| matches!(f, Fault::Stop { .. }))
+        // An end that hears no more of its peer gets a fresh life, in vain.
+        let cut_off = self.own_of(qp).is_some_and(|own| !own.ends_peer());
+        self.spares_path(qp) && !cut_off && !self.all_faults().any(|f| matches!(f, Fault::Stop { .. }))
     }
 
     /// Whether the QP is moved by plan alone, and nothing else in the plan touches any path.
     pub fn only_planned(&self, qp: usize) -> bool {
         let clean = self.loss_ppm == 0 && self.jitter_us == 0 && self.late_ppm == 0 && !self.crash;
         clean
-            && self.faults.iter().all(|&(_, f)| match f {
+            && self.all_faults().all(|f| match f {
                 Fault::Suspect { qp: other, .. } => other != qp,
                 Fault::Heal { .. } | Fault::Plan { .. } => true,
                 _ => false,
@@ -449,7 +488,7 @@ impl Plan {
             self.loss_ppm == 0 && self.jitter_us == 0 && self.ctrl_loss_ppm == 0 && self.late_ppm == 0 && !self.crash;
         let default = self.qps[qp].nic;
         clean
-            && self.faults.iter().all(|&(_, f)| match f {
+            && self.all_faults().all(|f| match f {
                 Fault::Dead { nic, .. } | Fault::Down { nic, .. } | Fault::Cut { nic, .. } => nic != default,
                 Fault::Suspect { qp: other, .. } | Fault::Plan { qp: other, .. } => other != qp,
                 Fault::Heal { .. } | Fault::Stop { .. } => true,

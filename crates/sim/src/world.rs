@@ -158,8 +158,7 @@ impl World {
     fn new(plan: Plan, seed: u64, mutant: Mutant, trace: bool) -> World {
         let count = plan.qps.iter().flat_map(|q| q.msgs.iter().map(Vec::len)).max().unwrap_or(0);
         let memory = [0, 1].map(|_| HostMemory::new(plan.qps.len(), count, plan.max_len));
-        let apps =
-            [0, 1].map(|h| plan.qps.iter().enumerate().map(|(q, p)| App::new(h, q, p, SQ_DEPTH, &memory)).collect());
+        let apps = [0, 1].map(|h| (0..plan.qps.len()).map(|q| App::new(h, q, &plan, SQ_DEPTH, &memory)).collect());
         let ends = [0, 1].map(|h| (0..plan.qps.len()).map(|q| Self::new_end(&plan, h, q, mutant)).collect());
         let net = Net::new(&plan);
         let health = [0, 1].map(|_| {
@@ -219,7 +218,7 @@ impl World {
         life.qp.transport_mut().set_mutation(mutant.in_roce());
         let mtu = plan.mtu[0].min(plan.mtu[1]);
         let none = &mut Wcs::default();
-        let app = app(plan.timeout, plan.retry_cnt);
+        let app = app(plan.timeout, plan.retry_cnt, plan.rnr_retry(host, qp));
         life.qp.modify(&ready_to_receive(&app, qpn, plan.psn_of(0, theirs), mtu), none).expect("INIT to RTR");
         life.qp.modify(&ready_to_send(&app, life.sq_psn), none).expect("RTR to RTS");
         End {
@@ -291,7 +290,10 @@ impl World {
             let other_crashed = self.crashed[1 - h];
             let calm = |e: &End| e.executor().deadline_us().is_none();
             self.ends[h].iter().all(calm)
-                && self.apps[h].iter().all(|a| if other_crashed { a.sends_finished() } else { a.finished() })
+                && self.apps[h].iter().zip(&self.apps[1 - h]).all(|(a, peer)| match other_crashed {
+                    true => a.sends_finished(),
+                    false => a.finished(peer),
+                })
         })
     }
 
@@ -300,7 +302,7 @@ impl World {
         for (host, ends) in self.ends.iter().enumerate() {
             for (qp, end) in ends.iter().enumerate() {
                 let (app, path) = (&self.apps[host][qp], end.lqp());
-                if !app.finished() {
+                if !app.finished(&self.apps[1 - host][qp]) {
                     text += &format!(
                         " host {host} qp {qp} epoch {} {:?} outstanding {};",
                         path.epoch(),
@@ -323,16 +325,19 @@ impl World {
                     return Err(format!("qp {qp} host {host}: {:?} shared receives for {due}", end.unused_shared()));
                 }
                 self.stats.plans_cancelled += end.lqp().counters().plans_cancelled;
+                let hidden = self.plan.own_of(qp).is_some_and(|own| own.host == host);
+                self.stats.hidden_own_errors += u64::from(hidden && !self.apps[host][qp].got_own_error());
                 self.stats.given_back += end.srq.as_ref().map_or(0, |s| s.given_back());
             }
             let failed =
                 [0, 1].map(|h: usize| self.ends[h][qp].lqp().state() == State::Failed || self.apps[h][qp].failed());
             // Planned switches alone fail nothing, atomics and what must not be replayed included.
-            let excused = self.plan.crash || (self.plan.qps[qp].no_replay && !self.plan.only_planned(qp));
+            let own = self.plan.own_of(qp).is_some(); // see `App::check_memory`
+            let excused = own || self.plan.crash || (self.plan.qps[qp].no_replay && !self.plan.only_planned(qp));
             if failed != [false; 2] && !excused {
                 return Err(format!("qp {qp} failed without a cause: {failed:?}"));
             }
-            if failed[0] != failed[1] && !self.plan.crash {
+            if failed[0] != failed[1] && !self.plan.crash && !own {
                 return Err(format!("qp {qp} failed at one end only: {failed:?}"));
             }
             if self.plan.spares_path(qp) {
