@@ -20,6 +20,7 @@
 //! Time is the shell's `now_us`; only [`Executor::look`] takes the observer's clock, by which silence is measured.
 
 use crate::action::{Action, OpenError, QuiesceError, Quiesced, Reason, Switched};
+use crate::choice::may_go_home;
 use crate::config::Mutation;
 use crate::health::Verdict;
 use crate::message::{Body, Message, RefuseReason};
@@ -161,6 +162,12 @@ impl Executor {
         self.lqp.slots().get(0).filter(|home| self.left_home && self.lqp.path() != Some(*home))
     }
 
+    /// The same, if it is time to go: the path home is `steady`, and the QP has been away for long enough.
+    pub fn may_go_home(&self, now_us: u64, steady: bool) -> Option<SlotPath> {
+        let may = may_go_home(self.lqp.policy(), now_us, self.lqp.on_path_since_us(), steady);
+        self.home().filter(|_| may)
+    }
+
     /// What is posted is to be held ([`Self::hold_sends`]), whatever the physical QP would say to it.
     pub fn holds_sends(&self) -> bool {
         self.held.is_some()
@@ -202,7 +209,7 @@ impl Executor {
         self.run(shell);
     }
 
-    /// Prepares a planned switch to the first path that is wanted and believed alive. Gives whether it has begun.
+    /// Prepares a planned switch to the best path that is wanted and believed alive. Gives whether it has begun.
     pub fn plan(&mut self, shell: &mut impl Shell, reason: Reason, wanted: impl Fn(SlotPath) -> bool) -> bool {
         let now_us = shell.now_us();
         let app = shell.app().state;
@@ -365,13 +372,19 @@ impl Executor {
 
     // ---- the rest ----
 
-    /// Sets what is believed of every path from what is known of NICs and pairs.
+    /// Sets what is believed of every path from what is known of NICs and pairs, and what our NICs carry.
     fn learn(&mut self, shell: &impl Shell) {
         let mut paths: Vec<SlotPath> = self.lqp.slots().iter().map(|(_, p)| p).collect();
         paths.sort_unstable();
         paths.dedup();
         self.informed = true;
         let now_us = shell.now_us();
+        // The loads first: a path that comes up may be gone to at once.
+        for (i, path) in paths.iter().enumerate() {
+            if i == 0 || paths[i - 1].local != path.local {
+                self.lqp.set_load(path.local, shell.load(path.local));
+            }
+        }
         for path in paths {
             self.lqp.set_path_belief(now_us, path, shell.belief(path));
         }
