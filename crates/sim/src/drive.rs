@@ -47,6 +47,7 @@ impl World {
             Event::Nic { host, nic, reason } => self.on_nic_event(host, nic, reason),
             Event::Health { host } => self.on_health_timer(host),
             Event::App { host, qp } => self.on_app(host, qp),
+            Event::Home { host } => self.look_home(host),
         }
     }
 
@@ -89,12 +90,11 @@ impl World {
                 self.pump(host, qp)
             }
             Fault::Plan { host, qp, home } => {
-                let reason = if home { Reason::Failback } else { Reason::Drain };
                 let slots = self.ends[host][qp].lqp().slots().clone();
                 let (first, now) = (slots.get(0), self.ends[host][qp].lqp().path());
                 let wanted = |path| if home { Some(path) == first } else { Some(path) != now };
                 let begun = (!home || now != first)
-                    && self.with(host, qp, |executor, hands| executor.plan(hands, reason, wanted));
+                    && self.with(host, qp, |executor, hands| executor.plan(hands, Reason::Drain, wanted));
                 self.stats.plans += u64::from(begun);
                 self.pump(host, qp)
             }
@@ -140,7 +140,7 @@ impl World {
         let Some(life) = lives.iter_mut().rfind(|l| l.qpn == qpn && l.nic == nic) else { return Ok(()) };
         let mut wcs = Wcs::default();
         let over = life.over && self.mutant != Mutant::NoQuiesce;
-        life.qp.handle_packet(self.now_us, &packet, &self.memory[host], &mut wcs);
+        life.qp.handle_packet(self.now_us, &packet, &self.memory[host].on(nic), &mut wcs);
         if over && !wcs.0.is_empty() {
             return Err(format!("host {host} qp {qp}: a WC from a QP that was stopped"));
         }
@@ -333,7 +333,7 @@ impl World {
     }
 
     /// Sends the probes that are due, gives the verdicts that are, and sets the timer.
-    fn pump_health(&mut self, host: usize) -> Result<(), Violation> {
+    pub(crate) fn pump_health(&mut self, host: usize) -> Result<(), Violation> {
         if self.health[host].poll_timeout().is_some_and(|at| at <= self.now_us) {
             self.health[host].handle_timeout(self.now_us);
         }
@@ -370,7 +370,7 @@ impl World {
     }
 
     /// Does all that an end has to do now.
-    fn pump(&mut self, host: usize, qp: usize) -> Result<(), Violation> {
+    pub(crate) fn pump(&mut self, host: usize, qp: usize) -> Result<(), Violation> {
         if self.crashed[host] {
             return Ok(());
         }
@@ -394,7 +394,7 @@ impl World {
                 continue;
             }
             let mut wcs = Wcs::default();
-            let mut sink = Sink { memory: &self.memory[host], packets: Vec::new(), sources: Vec::new() };
+            let mut sink = Sink { memory: self.memory[host].on(life.nic), packets: Vec::new(), sources: Vec::new() };
             let more = life.qp.poll_transmit(self.now_us, &mut sink, &mut wcs);
             let (packets, sources) = (sink.packets, sink.sources);
             let (nic, remote, number) = (life.nic, life.remote, life.number);

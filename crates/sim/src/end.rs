@@ -1,6 +1,6 @@
 //! One end of a logical QP in the simulator: the product's executor over real `roce` QPs.
 
-use crate::memory::{HostMemory, PD};
+use crate::memory::{NicMemory, PD};
 use crate::phys::Phys;
 use crate::srq::SharedQueue;
 use std::sync::Arc;
@@ -143,7 +143,7 @@ impl Completions for Wcs {
 /// Packets that leave now.
 pub struct Sink<'a> {
     /// The memory that payloads are gathered from.
-    pub memory: &'a HostMemory,
+    pub memory: NicMemory<'a>,
     /// The packets, without ICRC.
     pub packets: Vec<Vec<u8>>,
     /// Addresses of the messages that they belong to, where they carry data from memory.

@@ -5,7 +5,7 @@ use crate::phys::Phys;
 use crate::plan::Mutant;
 use crate::world::{logical_qpn, qpn_of, World};
 use unbroken_path::{
-    Belief, Ended, Executor, FailCause, LogicalQp, Message, OpenError, Opened, QuiesceError, Shell, SlotPath,
+    Belief, Ended, Executor, FailCause, LogicalQp, Message, OpenError, Opened, QuiesceError, Reason, Shell, SlotPath,
     StepError, Switch,
 };
 use unbroken_roce::{Backlog, Progress, RcModify};
@@ -126,7 +126,7 @@ impl Shell for Hands<'_> {
         let end = &mut world.ends[host][qp];
         let number = end.lives.len() as u64;
         let qpn = qpn_of(qp, number, world.mutant);
-        let kind = world.plan.kind(host, number, world.mutant);
+        let kind = world.plan.kind((host, qp), number, (nic, remote), world.mutant);
         let mut fresh = Phys::new(qpn, logical_qpn(qp), end.srq.as_ref(), kind);
         fresh.transport_mut().set_selective(world.plan.selective[host]);
         fresh.transport_mut().set_mutation(world.mutant.in_roce());
@@ -248,6 +248,10 @@ impl Shell for Hands<'_> {
     }
 
     fn switched(&mut self, _lqp: &LogicalQp, done: &Switch) {
+        if done.switched.reason == Reason::Failback {
+            let gone = self.world.went_home(self.host, self.qp, &done.switched);
+            self.world.note(gone);
+        }
         let plain = self.world.plan.plain[self.host];
         let stats = &mut self.world.stats;
         stats.switches += 1;

@@ -4,7 +4,7 @@
 //! either order; a QP that is being stopped takes its time to tell the last ones.
 
 use crate::end::{Wcs, CAPS};
-use crate::memory::PD;
+use crate::memory::{KEY, PD};
 use crate::srq::SharedQueue;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use unbroken_roce::{
     Backlog, Completions, Memory, ModifyError, PacketSink, PostError, Progress, RcConfig, RcEvent, RcModify, RcQp,
     RecvEntry, RecvWr, SendEntry, SendWr, SharedReceives,
 };
-use unbroken_types::{Access, QpCaps, QpState, SendFlags, SendOpcode, Wc, WcStatus};
+use unbroken_types::{Access, QpCaps, QpState, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_wire::Packet;
 
 /// How a physical QP is made.
@@ -28,8 +28,32 @@ pub struct Kind {
     pub slow: u32,
     /// Its events are heard before its completions, and not after.
     pub events_first: bool,
+    /// By which keys the QP's memory is known on its NIC, and the peer's on the peer's NIC.
+    pub local_key: u32,
+    /// See `local_key`.
+    pub remote_key: u32,
     /// A rule that the journal leaves out.
     pub mutation: Mutation,
+}
+
+/// The entries with the key of another NIC. What is no key of memory stays none.
+fn translated(sges: &[Sge], key: u32) -> Vec<Sge> {
+    let lkey = |lkey| if lkey == KEY { key } else { lkey };
+    sges.iter().map(|sge| Sge { lkey: lkey(sge.lkey), ..*sge }).collect()
+}
+
+impl Kind {
+    fn local(&self, sges: &[Sge]) -> Vec<Sge> {
+        translated(sges, self.local_key)
+    }
+
+    fn remote(&self, rkey: u32) -> u32 {
+        if rkey == KEY {
+            self.remote_key
+        } else {
+            rkey
+        }
+    }
 }
 
 /// A physical QP.
@@ -76,6 +100,8 @@ impl Completions for Cqs {
 /// Remembers what was taken from a shared queue, as the product remembers what a device was lent.
 struct Taken {
     queue: Arc<SharedQueue>,
+    /// By which key its NIC knows the memory.
+    local_key: u32,
     /// Those whose completions nobody has looked at.
     entries: Mutex<Vec<RecvEntry>>,
 }
@@ -104,7 +130,7 @@ impl SharedReceives for Taken {
         let mut entries = self.entries();
         self.queue.take(&mut |wr| {
             entries.push(RecvEntry { wr_id: wr.wr_id, sges: wr.sges.to_vec() });
-            to(wr);
+            to(&RecvWr { sges: &translated(wr.sges, self.local_key), ..*wr });
         })
     }
     fn give_back(&self, wr: &RecvWr<'_>) {
@@ -134,7 +160,9 @@ impl Phys {
             sq_sig_all: false,
             cwnd_max_packets: 64,
         });
-        let taken = |queue: &Arc<SharedQueue>| Arc::new(Taken { queue: queue.clone(), entries: Mutex::default() });
+        let taken = |queue: &Arc<SharedQueue>| {
+            Arc::new(Taken { queue: queue.clone(), local_key: kind.local_key, entries: Mutex::default() })
+        };
         let shared = srq.filter(|_| kind.plain).map(taken);
         match (&shared, srq) {
             (Some(shared), _) => qp = qp.with_srq(shared.clone()),
@@ -257,7 +285,8 @@ impl Phys {
         };
         if let Posted::Give(wr_id) = p.journal.post_send(wr, out)? {
             let flags = p.journal.provider_flags(wr.flags);
-            p.provider.post_send(&SendWr { wr_id, flags, ..*wr }, &mut p.cqs)?;
+            let (sges, rkey) = (p.kind.local(wr.sges), p.kind.remote(wr.rkey));
+            p.provider.post_send(&SendWr { wr_id, flags, sges: &sges, rkey, ..*wr }, &mut p.cqs)?;
         }
         p.settle(out);
         Ok(())
@@ -275,7 +304,7 @@ impl Phys {
             Phys::Plain(p) => p,
         };
         if let Posted::Give(wr_id) = p.journal.post_recv(wr, out)? {
-            p.provider.post_recv(&RecvWr { wr_id, ..*wr }, &mut p.cqs)?;
+            p.provider.post_recv(&RecvWr { wr_id, sges: &p.kind.local(wr.sges) }, &mut p.cqs)?;
         }
         p.settle(out);
         Ok(())
@@ -367,7 +396,7 @@ impl Plain {
     /// The provider gets what waits.
     fn give(&mut self, out: &mut Wcs) -> Result<(), PostError> {
         while let Some(wr) = self.journal.next_recv() {
-            self.provider.post_recv(&wr, &mut self.cqs)?;
+            self.provider.post_recv(&RecvWr { sges: &self.kind.local(wr.sges), ..wr }, &mut self.cqs)?;
             self.journal.gave_recv();
         }
         self.give_sends(out)?;
@@ -377,7 +406,8 @@ impl Plain {
 
     fn give_sends(&mut self, out: &mut Wcs) -> Result<(), PostError> {
         while let Some(wr) = self.journal.next_send(out) {
-            self.provider.post_send(&wr, &mut self.cqs)?;
+            let (sges, rkey) = (self.kind.local(wr.sges), self.kind.remote(wr.rkey));
+            self.provider.post_send(&SendWr { sges: &sges, rkey, ..wr }, &mut self.cqs)?;
             self.journal.gave_send();
         }
         Ok(())

@@ -1,8 +1,10 @@
 //! What a seed stands for: the network, the QPs, the work, and the faults with their times.
 
+use crate::memory::{key_on, KEY};
 use crate::own::{self, OwnError};
 use crate::phys::Kind;
 use crate::rng::Rng;
+use unbroken_path::health::HealthConfig;
 use unbroken_path::Mutation;
 use unbroken_types::{Mtu, SendFlags, SendOpcode, PSN_MASK};
 
@@ -46,11 +48,15 @@ pub enum Mutant {
     OwnErrorHeld,
     /// A QP that an error of the program has ended is moved like any other.
     EndedRevived,
+    /// A QP goes home as soon as its first path answers.
+    NoHysteresis,
+    /// On plain devices, keys are not translated for other NICs than those they are of.
+    KeysNotTranslated,
 }
 
 impl Mutant {
     /// All that leave something out.
-    pub const ALL: [Mutant; 16] = [
+    pub const ALL: [Mutant; 18] = [
         Mutant::NoQuiesce,
         Mutant::NoCounts,
         Mutant::Early,
@@ -67,6 +73,8 @@ impl Mutant {
         Mutant::CountKindIgnored,
         Mutant::OwnErrorHeld,
         Mutant::EndedRevived,
+        Mutant::NoHysteresis,
+        Mutant::KeysNotTranslated,
     ];
 
     /// Its name on the command line.
@@ -89,6 +97,8 @@ impl Mutant {
             Mutant::CountKindIgnored => "count-kind-ignored",
             Mutant::OwnErrorHeld => "own-error-held",
             Mutant::EndedRevived => "ended-revived",
+            Mutant::NoHysteresis => "no-hysteresis",
+            Mutant::KeysNotTranslated => "keys-not-translated",
         }
     }
 
@@ -97,6 +107,15 @@ impl Mutant {
             Mutant::EarlyTwice => unbroken_roce::Mutation::ExecuteTwice,
             Mutant::PlaceEarly => unbroken_roce::Mutation::PlaceEarly,
             _ => unbroken_roce::Mutation::None,
+        }
+    }
+
+    /// The settings of a host's look at its paths.
+    pub(crate) fn health(self) -> HealthConfig {
+        let config = HealthConfig { no_witness: self == Mutant::NoWitness, ..HealthConfig::default() };
+        match self {
+            Mutant::NoHysteresis => HealthConfig { steady_us: 0, ..config },
+            _ => config,
         }
     }
 
@@ -262,6 +281,8 @@ pub struct Plan {
     pub crash: bool,
     /// The directory says that it is no more.
     pub crash_is_told: bool,
+    /// QPs go home by themselves, when their first paths are steady.
+    pub goes_home: bool,
     /// What is wrong with the work of a QP.
     pub own: Option<OwnError>,
 }
@@ -310,6 +331,7 @@ impl Plan {
             healed_us: 0,
             crash,
             crash_is_told: rng.one_in(2),
+            goes_home: false,
             own: None,
         };
         let no_replay = rng.one_in(8);
@@ -325,7 +347,29 @@ impl Plan {
         plan.psn_shift = PSN_MASK.wrapping_sub(wrapping + rng.below(30) as u32) & PSN_MASK;
         plan.plain = rng.pick(&[[false; 2], [false; 2], [true; 2], [true; 2], [true, false], [false, true]]);
         own::draw(&mut plan, rng);
+        if rng.one_in(8) {
+            plan.draw_flapping(rng);
+        }
         plan
+    }
+
+    /// A port goes down and comes back, once or again and again; then there is time to go home.
+    fn draw_flapping(&mut self, rng: &mut Rng) {
+        self.goes_home = true;
+        let (host, nic) = (rng.below(2) as usize, self.qps[0].nic);
+        let period_us = rng.range(60_000, 300_000);
+        let mut at = rng.below(5_000);
+        for _ in 0..rng.pick(&[1, 1, 2, 6, 12]) {
+            self.faults.push((at, Fault::Down { host, nic }));
+            self.faults.push((at + period_us / 2, Fault::Heal { host, nic }));
+            at += period_us;
+        }
+        self.healed_us = self.healed_us.max(at) + rng.range(1_000_000, 3_000_000);
+    }
+
+    /// Whether the memory of both hosts has other keys on each NIC.
+    pub(crate) fn own_keys(&self) -> bool {
+        self.plain == [true; 2]
     }
 
     /// All faults, and when each happens is not said.
@@ -440,8 +484,16 @@ impl Plan {
         }
     }
 
-    /// How a life of a host's QPs is made.
-    pub(crate) fn kind(&self, host: usize, life: u64, mutant: Mutant) -> Kind {
+    /// How a life of a host's QPs is made, from its NIC to one of the peer's.
+    pub(crate) fn kind(
+        &self,
+        (host, qp): (usize, usize),
+        life: u64,
+        (nic, remote): (usize, usize),
+        mutant: Mutant,
+    ) -> Kind {
+        let translates = self.own_keys() && mutant != Mutant::KeysNotTranslated;
+        let key = |nic| if translates { key_on(self.qps[qp].nic, nic) } else { KEY };
         let mutation = match mutant {
             Mutant::FlushLetThrough => unbroken_journal::Mutation::FlushLetThrough,
             Mutant::OwnErrorHeld => unbroken_journal::Mutation::OwnErrorHeld,
@@ -454,6 +506,8 @@ impl Plan {
             recvs_first: chance & 1 == 0,
             slow: chance >> 1 & 3,
             events_first: chance & 8 == 0,
+            local_key: key(nic),
+            remote_key: key(remote),
             mutation,
         }
     }

@@ -49,6 +49,8 @@ pub struct Stats {
     pub ended_by_peer: u64,
     /// Own errors that a network hid, which failed just then.
     pub hidden_own_errors: u64,
+    /// QPs that went home by themselves.
+    pub homecomings: u64,
     /// Logical QPs that nothing touched, and that noticed nothing.
     pub spared_qps: u64,
     /// Receives of shared queues that were begun when their QP moved.
@@ -71,7 +73,7 @@ pub struct Stats {
 type Row = (&'static str, fn(&Stats) -> u64, u64);
 
 impl Stats {
-    const ROWS: [Row; 30] = [
+    const ROWS: [Row; 31] = [
         ("switches", |s| s.switches, 2_000),
         ("planned", |s| s.planned, 300),
         ("plans", |s| s.plans, 500),
@@ -94,6 +96,7 @@ impl Stats {
         ("own-amid", |s| s.amid_own_errors, 10),
         ("ended-by-peer", |s| s.ended_by_peer, 40),
         ("own-hidden", |s| s.hidden_own_errors, 0),
+        ("homecomings", |s| s.homecomings, 5),
         ("spared-qps", |s| s.spared_qps, 35),
         ("spared-paths", |s| s.spared_paths, 40),
         ("given-back", |s| s.given_back, 3),
@@ -129,6 +132,7 @@ impl Stats {
         self.amid_own_errors += o.amid_own_errors;
         self.ended_by_peer += o.ended_by_peer;
         self.hidden_own_errors += o.hidden_own_errors;
+        self.homecomings += o.homecomings;
         self.spared_qps += o.spared_qps;
         self.spared_paths += o.spared_paths;
         self.given_back += o.given_back;

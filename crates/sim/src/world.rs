@@ -3,6 +3,7 @@
 use crate::app::App;
 use crate::end::{app, ready_to_receive, ready_to_send, End, Life, Wcs, SQ_DEPTH};
 use crate::hands::Hands;
+use crate::home;
 use crate::memory::HostMemory;
 use crate::net::{Net, Weather};
 use crate::phys::Phys;
@@ -12,8 +13,9 @@ use crate::srq::SharedQueue;
 use crate::stats::Stats;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use unbroken_path::health::{HealthConfig, PeerHealth, Verdict};
-use unbroken_path::{Belief, Config, Endpoint, Executor, LogicalQp, Reason, SlotPath, SlotTable, State};
+use std::sync::Arc;
+use unbroken_path::health::{PeerHealth, Verdict};
+use unbroken_path::{Belief, Config, Endpoint, Executor, LogicalQp, Policy, Reason, SlotPath, SlotTable, State};
 use unbroken_types::{Gid, SendFlags};
 
 /// After all faults are healed, everything must come to its end within this time: longer than a silent peer is waited for.
@@ -52,6 +54,10 @@ pub(crate) enum Event {
     Health {
         host: usize,
     },
+    /// A host looks whether QPs can go home.
+    Home {
+        host: usize,
+    },
     App {
         host: usize,
         qp: usize,
@@ -70,7 +76,8 @@ impl Event {
     pub(crate) fn host(&self) -> Option<usize> {
         match *self {
             Event::Packet { host, .. } | Event::Control { host, .. } | Event::Qp { host, .. } => Some(host),
-            Event::Path { host, .. } | Event::Look { host, .. } | Event::Health { host } => Some(host),
+            Event::Path { host, .. } | Event::Look { host, .. } => Some(host),
+            Event::Health { host } | Event::Home { host } => Some(host),
             Event::App { host, .. } | Event::Nic { host, .. } => Some(host),
             Event::Fault(Fault::Suspect { host, .. } | Fault::Plan { host, .. }) => Some(host),
             Event::Fault(_) => None,
@@ -117,6 +124,8 @@ pub(crate) struct World {
     pub crashed: [bool; 2],
     /// Another process answers in the place of the crashed one.
     pub restarted: [bool; 2],
+    /// When each QP went home last, and into which epoch.
+    pub homecomings: Vec<Option<(u64, u64)>>,
     /// Until when a process is stopped.
     pub stopped_us: [u64; 2],
     pub stats: Stats,
@@ -157,13 +166,13 @@ pub(crate) fn endpoint(host: usize, qp: usize) -> Endpoint {
 impl World {
     fn new(plan: Plan, seed: u64, mutant: Mutant, trace: bool) -> World {
         let count = plan.qps.iter().flat_map(|q| q.msgs.iter().map(Vec::len)).max().unwrap_or(0);
-        let memory = [0, 1].map(|_| HostMemory::new(plan.qps.len(), count, plan.max_len));
+        let defaults = || plan.own_keys().then(|| plan.qps.iter().map(|qp| qp.nic).collect());
+        let memory = [0, 1].map(|_| HostMemory::new(plan.qps.len(), count, plan.max_len, defaults()));
         let apps = [0, 1].map(|h| (0..plan.qps.len()).map(|q| App::new(h, q, &plan, SQ_DEPTH, &memory)).collect());
         let ends = [0, 1].map(|h| (0..plan.qps.len()).map(|q| Self::new_end(&plan, h, q, mutant)).collect());
         let net = Net::new(&plan);
         let health = [0, 1].map(|_| {
-            let mut health =
-                PeerHealth::new(HealthConfig { no_witness: mutant == Mutant::NoWitness, ..HealthConfig::default() });
+            let mut health = PeerHealth::new(mutant.health());
             for (local, remote) in (0..plan.rails).flat_map(|l| (0..plan.rails).map(move |r| (l, r))) {
                 if net.connected(local, remote) {
                     health.add(SlotPath { local: local as u8, remote: remote as u8 });
@@ -182,6 +191,7 @@ impl World {
             health_at_us: [u64::MAX; 2],
             crashed: [false; 2],
             restarted: [false; 2],
+            homecomings: vec![None; plan.qps.len()],
             stopped_us: [0; 2],
             stats: Stats::default(),
             trace,
@@ -198,7 +208,10 @@ impl World {
         let default = SlotPath { local: nic as u8, remote: nic as u8 };
         let table = SlotTable::new(default, plan.rails as u8, plan.rails as u8, host == 0);
         let config = Config { mutation: mutant.in_path(), ..Config::default() };
-        let lqp = LogicalQp::new(endpoint(host, qp), endpoint(1 - host, qp), table, config, 0);
+        let mut lqp = LogicalQp::new(endpoint(host, qp), endpoint(1 - host, qp), table, config, 0);
+        if mutant == Mutant::NoHysteresis {
+            lqp.set_policy(Arc::new(Policy { min_away_us: 0, ..Policy::default() }));
+        }
         let (ours, theirs) = (host, 1 - host);
         let qpn = qpn_of(qp, 0, mutant);
         let srq = plan.qps[qp].srq[host].then(|| SharedQueue::new(mutant == Mutant::LostReceive));
@@ -208,7 +221,7 @@ impl World {
             nic,
             remote: nic,
             sq_psn: plan.psn_of(0, ours),
-            qp: Phys::new(qpn, logical_qpn(qp), srq.as_ref(), plan.kind(host, 0, mutant)),
+            qp: Phys::new(qpn, logical_qpn(qp), srq.as_ref(), plan.kind((host, qp), 0, (nic, nic), mutant)),
             armed_us: u64::MAX,
             over: false,
             wrapped: false,
@@ -278,6 +291,9 @@ impl World {
                 self.push(0, Event::App { host, qp });
                 self.with(host, qp, |executor, hands| executor.beliefs_changed(hands));
             }
+        }
+        if self.plan.goes_home {
+            (0..2).for_each(|host| self.push(home::LOOK_US, Event::Home { host }));
         }
         for (at, fault) in self.plan.faults.clone() {
             self.push(at, Event::Fault(fault));
