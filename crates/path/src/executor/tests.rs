@@ -1,12 +1,12 @@
 //! Two executors over shells that only write down what they are asked to do.
 
 use super::*;
-use crate::action::{FailCause, Opened};
+use crate::action::{FailCause, OpenError, Opened, QuiesceError};
 use crate::config::Config;
 use crate::message::{Endpoint, Hello, Planned, Refuse};
 use crate::slots::SlotTable;
-use unbroken_roce::{Messages, SendWr};
-use unbroken_types::{Gid, Mtu, SendFlags, SendOpcode};
+use unbroken_roce::{Backlog, Messages, PostError, RecvEntry, RecvWr, SendEntry, SendWr};
+use unbroken_types::{Gid, Mtu, QpCaps, SendFlags, SendOpcode};
 
 const CAPS: QpCaps = QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
 
