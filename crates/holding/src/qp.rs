@@ -153,6 +153,8 @@ impl JournaledQp {
     fn heed(&self, st: &mut State, notes: u8) {
         if notes & Notes::OWN_ERROR != 0 {
             st.journal.handle_own_error(&mut self.out());
+            // What waits is flushed by the device, behind what it has. One that takes nothing any more flushes nothing.
+            let _ = self.pump_sends(st);
         }
         if notes & Notes::FATAL != 0 {
             st.journal.handle_fatal();
@@ -203,6 +205,8 @@ impl JournaledQp {
 
     fn may_send(st: &State) -> Result<()> {
         match st.now {
+            // It is in ERR, however far it had come.
+            _ if st.journal.ended() => Ok(()),
             QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err => Ok(()),
             state => Err(PostError::WrongState(state).into()),
         }

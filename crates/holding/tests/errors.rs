@@ -74,6 +74,25 @@ fn a_wrong_key_ends_both_ends_as_on_any_device() {
     }
 }
 
+/// Sends that make no WC have succeeded, and nobody has said so when the peer's request ends the QP.
+#[test]
+fn what_is_posted_to_a_qp_that_has_ended_is_flushed() {
+    let p = pair(false);
+    let sges = [p.hosts[1].sge(0, 8)];
+    let mut silent = send_wr(20, SendOpcode::Write, false, &sges);
+    (silent.remote_addr, silent.rkey) = (p.hosts[0].addr(0), p.hosts[0].keys.rkey);
+    p.ends[1].qp.post_send(&silent).unwrap();
+    let there = (p.hosts[1].id(p.ends[1].nic), p.ends[1].qp.qpn());
+    p.net.execute(there.0, there.1);
+    p.net.acknowledge(there.0, there.1);
+    p.write(1, 9);
+    p.work();
+    assert_eq!((p.ends[1].qp.state(), p.wcs(1)), (QpState::Err, vec![]));
+    p.ends[1].qp.post_send(&send_wr(21, SendOpcode::Write, true, &[])).unwrap();
+    p.work();
+    assert_eq!(p.wcs(1), [(21, FLUSH)]);
+}
+
 #[test]
 fn a_network_error_is_told_once_and_kept_from_the_application() {
     let p = pair(false);

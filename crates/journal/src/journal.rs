@@ -275,7 +275,7 @@ impl Journal {
     /// Sends from `first` on were recorded.
     #[inline]
     fn posted_sends(&mut self, first: u64, out: &mut (impl Completions + ?Sized)) -> Posted {
-        if self.phase == Phase::Live && self.takes_sends && self.given_sends == first && !self.stop.begun() {
+        if self.gives_sends() && self.given_sends == first {
             for index in first..self.sends.next() {
                 self.sends.set_started(index, true);
             }
@@ -284,6 +284,18 @@ impl Journal {
         }
         self.flush_absent(out);
         Posted::Kept
+    }
+
+    /// Whether the provider is given sends. One in ERR is, too: it flushes them, which says that all before them are done; of sends that made
+    /// no WC nothing else would say so.
+    #[inline]
+    fn gives_sends(&self) -> bool {
+        self.takes_sends
+            && match self.phase {
+                Phase::Live => !self.stop.begun(),
+                Phase::Ending { .. } => !self.stop.over(),
+                Phase::Held { .. } | Phase::Failed => false,
+            }
     }
 
     /// The provider refused what [`Posted::Give`] named last: `count` sends are not recorded.
@@ -340,7 +352,7 @@ impl Journal {
     }
 
     fn may_post(&self) -> Result<(), PostError> {
-        match self.stop.over() && self.phase != Phase::Failed {
+        match self.stop.over() && !self.ended() {
             true => Err(PostError::WrongState(QpState::Err)),
             false => Ok(()),
         }
@@ -382,15 +394,17 @@ impl Journal {
     }
 
     /// The next send that waits for the provider, under its number; what the peer has executed is passed over, and completes in its turn.
-    /// To be followed by [`Self::gave_send`] if the provider took it.
+    /// To be called when the provider takes sends, and where the QP has ended ([`Self::ended`]), for the flushes. To be followed by [`Self::gave_send`] if the provider took it.
     pub fn next_send(&mut self, out: &mut (impl Completions + ?Sized)) -> Option<SendWr<'_>> {
-        if self.phase != Phase::Live || !self.takes_sends || self.stop.begun() {
+        if !self.gives_sends() {
             return None;
         }
         while self.given_sends < self.sends.next() && self.passes_over(self.given_sends) {
             self.given_sends += 1;
         }
-        self.complete_executed(out);
+        if self.phase == Phase::Live {
+            self.complete_executed(out);
+        }
         let index = self.given_sends;
         if index == self.sends.next() {
             return None;

@@ -121,6 +121,7 @@ impl Journal {
             self.complete_before(self.given_sends, out);
         }
         self.stop.out[queue as usize] = true;
+        self.flush_absent(out);
     }
 
     fn finish(&mut self, out: &mut (impl Completions + ?Sized)) -> Step {

@@ -163,10 +163,11 @@ fn an_error_of_the_applications_own_goes_through_even_where_a_flush_was_seen_fir
     assert_eq!(come(&mut j, &mut out, number, FLUSH), []);
     assert_eq!(come(&mut j, &mut out, numbers[0], ACCESS), [('r', 7, FLUSH), ('s', 1, ACCESS)]);
     assert!(j.ended());
-    // What is posted now waits its turn, and then flushes.
-    assert_eq!(j.post_send(&wr(3, SendOpcode::Write, false), &mut out), Ok(Posted::Kept));
+    // What is posted now flushes in its turn.
+    let third = send(&mut j, &mut out, 3, false);
     assert_eq!(out.take(), []);
-    assert_eq!(come(&mut j, &mut out, numbers[1], FLUSH), [('s', 2, FLUSH), ('s', 3, FLUSH)]);
+    assert_eq!(come(&mut j, &mut out, numbers[1], FLUSH), [('s', 2, FLUSH)]);
+    assert_eq!(come(&mut j, &mut out, third, FLUSH), [('s', 3, FLUSH)]);
     assert_eq!(recv(&mut j, &mut out, 8), None);
     assert_eq!(out.take(), [('r', 8, FLUSH)]);
     assert_eq!(j.poll_failure(true), None);
@@ -300,4 +301,43 @@ fn a_batch_is_taken_whole_or_not_at_all() {
     assert_eq!((j.is_empty(), j.progress().outstanding_sends, j.progress().waiting_rnr), (true, 0, false));
     j.handle_fatal();
     assert_eq!((j.held(), j.poll_failure(true)), (Some(WcStatus::FatalErr), None));
+}
+
+/// A send without a sign has succeeded, and nobody says so: what the peer's wrong request flushes is behind it.
+#[test]
+fn a_qp_that_has_ended_flushes_what_is_behind_a_silent_success() {
+    let (mut j, mut out) = (journal(false), Out::default());
+    send(&mut j, &mut out, 1, false);
+    j.handle_own_error(&mut out);
+    let number = send(&mut j, &mut out, 2, true);
+    assert_eq!(come(&mut j, &mut out, number, FLUSH), [('s', 2, FLUSH)]);
+    // What was kept, too: the network had seemed to fail before the event said why.
+    let (mut j, mut out) = (journal(false), Out::default());
+    send(&mut j, &mut out, 1, false);
+    let number = recv(&mut j, &mut out, 7).unwrap();
+    assert_eq!(come(&mut j, &mut out, number, FLUSH), []);
+    assert_eq!(j.post_send(&wr(2, SendOpcode::Write, true), &mut out), Ok(Posted::Kept));
+    assert!(j.next_send(&mut out).is_none(), "held");
+    j.handle_own_error(&mut out);
+    assert_eq!(out.take(), [('r', 7, FLUSH)]);
+    let number = j.next_send(&mut out).map(|wr| wr.wr_id).expect("the provider flushes it");
+    j.gave_send();
+    assert_eq!(come(&mut j, &mut out, number, FLUSH), [('s', 2, FLUSH)]);
+}
+
+/// The same where the markers are out already, and where nobody asks on.
+#[test]
+fn a_marker_flushes_what_waits_where_the_qp_has_ended() {
+    let (mut j, mut out) = (journal(true), Out::default());
+    send(&mut j, &mut out, 1, false);
+    stop_in_error(&mut j, &mut out);
+    assert_eq!(j.post_send(&wr(2, SendOpcode::Write, true), &mut out), Ok(Posted::Kept));
+    j.handle_own_error(&mut out);
+    assert_eq!(out.take(), []);
+    assert_eq!(come(&mut j, &mut out, Slot::Marker(Queue::Send).wr_id(), FLUSH), [('s', 2, FLUSH)]);
+    j.handle_last_wqe();
+    j.recvs_polled();
+    assert_eq!(j.stop(&mut out), Step::Ended);
+    assert_eq!(j.post_send(&wr(3, SendOpcode::Write, true), &mut out), Ok(Posted::Kept), "as a QP in ERR takes it");
+    assert_eq!(out.take(), [('s', 3, FLUSH)]);
 }

@@ -74,6 +74,8 @@ pub enum Mutation {
     NoCountKind,
     /// What must not run twice is sent again like everything else.
     NoCheck,
+    /// A QP that an error of the program has ended is moved like any other.
+    EndedRevived,
 }
 
 /// What a logical QP has counted since it was made.

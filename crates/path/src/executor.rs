@@ -17,21 +17,28 @@
 //!
 //! So nothing that is posted is refused, order is kept, and what is replayed is decided on a list and not in a device.
 //!
+//! Rooms: here is what happens to a QP and the actions that follow; `life` is how a life of the physical QP begins and ends, `held` what no physical QP
+//! has, `fence` the watch over sends that shall complete before a planned switch.
+//!
 //! Time is the shell's `now_us`; only [`Executor::look`] takes the observer's clock, by which silence is measured.
 
-use crate::action::{Action, OpenError, QuiesceError, Quiesced, Reason, Switched};
+use crate::action::{Action, Reason, Switched};
+use crate::choice::may_go_home;
 use crate::config::Mutation;
 use crate::health::Verdict;
 use crate::message::{Body, Message, RefuseReason};
 use crate::qp::{LogicalQp, State};
 use crate::silence::{Look, Silence};
 use crate::slots::{Belief, SlotPath};
-use unbroken_roce::{
-    check_send, Backlog, PostError, Progress, RcModify, RecvEntry, RecvWr, Replay, SendBatch, SendEntry,
-};
-use unbroken_types::{QpCaps, QpState, WcStatus};
+use fence::{Fence, FENCE_LOOK_US};
+use held::Held;
+use unbroken_roce::{Progress, RcModify, Replay};
+use unbroken_types::{QpState, WcStatus};
 
 mod behaviour;
+mod fence;
+mod held;
+mod life;
 mod shell;
 #[cfg(test)]
 mod tests;
@@ -48,21 +55,6 @@ const REPORT_LOOK_US: u64 = 500;
 /// See `REPORT_LOOK_US`.
 const REPORT_LOOK_MAX_US: u64 = 20_000;
 
-/// How often it is looked whether a fence is drained: first, and at most (it doubles).
-const FENCE_LOOK_US: u64 = 50;
-/// See `FENCE_LOOK_US`.
-const FENCE_LOOK_MAX_US: u64 = 1_000;
-
-/// After a planned switch that was cancelled the next is not tried before this time, which doubles each time.
-const PLAN_PAUSE_US: u64 = 100_000;
-/// See `PLAN_PAUSE_US`: at most.
-const PLAN_PAUSE_MAX_US: u64 = 10_000_000;
-
-/// A physical QP that takes its time to stop is asked so often: first, and at most (it doubles).
-const STOP_LOOK_US: u64 = 50;
-/// See `STOP_LOOK_US`.
-const STOP_LOOK_MAX_US: u64 = 2_000;
-
 /// A switch that is done but not yet reported.
 #[derive(Clone, Debug)]
 struct Pending {
@@ -71,24 +63,6 @@ struct Pending {
     /// When to look next, and how long after the last look.
     look_at_us: u64,
     look_us: u64,
-}
-
-/// The watch over sends that shall complete.
-#[derive(Clone, Copy, Debug)]
-struct Fence {
-    advanced: u64,
-    outstanding: u32,
-    look_at_us: u64,
-    look_us: u64,
-}
-
-/// Work that no physical QP holds.
-#[derive(Clone, Debug, Default)]
-struct Held {
-    /// Its counts say nothing: they were told to the state machine.
-    work: Backlog,
-    /// The receives are here, too; else they are in the physical QP.
-    recvs: bool,
 }
 
 /// One end of a protected QP. See the module's text.
@@ -161,6 +135,12 @@ impl Executor {
         self.lqp.slots().get(0).filter(|home| self.left_home && self.lqp.path() != Some(*home))
     }
 
+    /// The same, if it is time to go: the path home is `steady`, and the QP has been away for long enough.
+    pub fn may_go_home(&self, now_us: u64, steady: bool) -> Option<SlotPath> {
+        let may = may_go_home(self.lqp.policy(), now_us, self.lqp.on_path_since_us(), steady);
+        self.home().filter(|_| may)
+    }
+
     /// What is posted is to be held ([`Self::hold_sends`]), whatever the physical QP would say to it.
     pub fn holds_sends(&self) -> bool {
         self.held.is_some()
@@ -202,7 +182,7 @@ impl Executor {
         self.run(shell);
     }
 
-    /// Prepares a planned switch to the first path that is wanted and believed alive. Gives whether it has begun.
+    /// Prepares a planned switch to the best path that is wanted and believed alive. Gives whether it has begun.
     pub fn plan(&mut self, shell: &mut impl Shell, reason: Reason, wanted: impl Fn(SlotPath) -> bool) -> bool {
         let now_us = shell.now_us();
         let app = shell.app().state;
@@ -319,59 +299,21 @@ impl Executor {
         self.run(shell);
     }
 
-    /// All that was outstanding when the connection was closed, unless the physical QP holds it all.
-    pub fn take_work(&mut self, shell: &mut impl Shell) -> Option<Backlog> {
-        let held = self.held.take()?;
-        Some(Self::with_physical(held, shell).unwrap_or_else(|(held, _)| held))
-    }
-
-    // ---- posting while no physical QP takes the work ----
-
-    /// Keeps sends that are posted while the QP is between two paths, or about to leave one, all or none. `None` if it is not. `in_device`
-    /// says how many the physical QP has.
-    pub fn hold_sends(
-        &mut self,
-        caps: &QpCaps,
-        in_device: impl FnOnce() -> u32,
-        batch: &dyn SendBatch,
-    ) -> Option<Result<(), PostError>> {
-        let work = &mut self.held.as_mut()?.work;
-        let before = if self.lqp.state() == State::Fencing { in_device() } else { 0 } + work.sends.len() as u32;
-        if before as usize + batch.count() > caps.max_send_wr as usize {
-            return Some(Err(PostError::QueueFull(before)));
-        }
-        // The QP that adopts the backlog takes all of it or nothing: one that does not fit would end the rest.
-        if let Err(e) = (0..batch.count()).try_for_each(|i| check_send(caps, &batch.wr(i))) {
-            return Some(Err(e));
-        }
-        work.keys_changed |= (0..batch.count()).any(|i| batch.wr(i).opcode.changes_keys());
-        work.sends.extend((0..batch.count()).map(|i| SendEntry::from(&batch.wr(i))));
-        Some(Ok(()))
-    }
-
-    /// Keeps a receive that is posted while no physical QP takes it. `None` if one does.
-    pub fn hold_recv(&mut self, caps: &QpCaps, wr: &RecvWr<'_>) -> Option<Result<(), PostError>> {
-        let recvs = &mut self.held.as_mut().filter(|h| h.recvs)?.work.recvs;
-        let (have, max) = (wr.sges.len(), caps.max_recv_sge);
-        Some(if recvs.len() >= caps.max_recv_wr as usize {
-            Err(PostError::QueueFull(recvs.len() as u32))
-        } else if have > max as usize {
-            Err(PostError::TooManySges { have, max })
-        } else {
-            recvs.push(RecvEntry { wr_id: wr.wr_id, sges: wr.sges.to_vec() });
-            Ok(())
-        })
-    }
-
     // ---- the rest ----
 
-    /// Sets what is believed of every path from what is known of NICs and pairs.
+    /// Sets what is believed of every path from what is known of NICs and pairs, and what our NICs carry.
     fn learn(&mut self, shell: &impl Shell) {
         let mut paths: Vec<SlotPath> = self.lqp.slots().iter().map(|(_, p)| p).collect();
         paths.sort_unstable();
         paths.dedup();
         self.informed = true;
         let now_us = shell.now_us();
+        // The loads first: a path that comes up may be gone to at once.
+        for (i, path) in paths.iter().enumerate() {
+            if i == 0 || paths[i - 1].local != path.local {
+                self.lqp.set_load(path.local, shell.load(path.local));
+            }
+        }
         for path in paths {
             self.lqp.set_path_belief(now_us, path, shell.belief(path));
         }
@@ -445,6 +387,8 @@ impl Executor {
                 // A step before it was refused, so that the QP has left the path already.
                 Action::Start { .. } | Action::Report(_) if self.lqp.state() != State::Active => {}
                 Action::Start { .. } => self.start(shell),
+                // It has its error already, which came before whatever says so now.
+                Action::Fail { .. } if self.has_ended(shell) => self.end(shell),
                 Action::Fail { status, cause } => {
                     // The report first: a program that sees its error may be gone before the next line.
                     shell.gives_up(&self.lqp, cause, status);
@@ -459,180 +403,5 @@ impl Executor {
                 }
             }
         }
-    }
-
-    /// Looks whether what was posted before the fence is complete.
-    fn look_at_fence(&mut self, shell: &impl Shell) {
-        let Some(fence) = &mut self.fence else { return };
-        let (now_us, progress) = (shell.now_us(), shell.progress());
-        let now = (progress.advanced, progress.outstanding_sends);
-        let moved = now != (fence.advanced, fence.outstanding);
-        (fence.advanced, fence.outstanding) = now;
-        fence.look_at_us = now_us + fence.look_us;
-        fence.look_us = (2 * fence.look_us).min(FENCE_LOOK_MAX_US);
-        let drained = progress.outstanding_sends == 0 && progress.unannounced_sends == 0;
-        self.lqp.handle_fence(now_us, drained, moved);
-        if drained || self.lqp.state() != State::Fencing {
-            self.fence = None;
-        }
-    }
-
-    /// The planned switch is cancelled: what was held goes where the rest is.
-    fn release(&mut self, shell: &mut impl Shell) {
-        self.fence = None;
-        let now_us = shell.now_us();
-        let pause_us = (2 * self.pause.1).clamp(PLAN_PAUSE_US, PLAN_PAUSE_MAX_US);
-        self.pause = (now_us + pause_us, pause_us);
-        let Some(held) = self.held.take() else { return };
-        if shell.post(&held.work).is_err() {
-            self.held = Some(held);
-            self.step(shell, Err(StepError));
-        }
-    }
-
-    fn quiesce(&mut self, shell: &mut impl Shell) {
-        self.fence = None;
-        let progress = shell.progress();
-        if self.stopping.is_none() && shell.state() == QpState::Err {
-            // An error of the program has ended it; its NIC dies later, or its peer moves. It must not come back to life.
-            self.lqp.handle_ended();
-            return self.end(shell);
-        }
-        let held = self.held.take().unwrap_or_default();
-        let stopping = self.stopping.take();
-        let answer = match Self::with_physical(held, shell) {
-            Ok(work) => {
-                let (executed, exact, completed) = (work.executed, work.exact, work.completed);
-                let idle = work.sends.is_empty();
-                let progressed = progress.advanced > 0 || executed.all > 0 || completed.all > 0;
-                let outstanding = work.messages();
-                self.held = Some(Held { work, recvs: true });
-                Ok(Quiesced { executed, exact, completed, outstanding, progressed, idle })
-            }
-            Err((work, None)) => {
-                self.held = (!work.sends.is_empty()).then_some(Held { work, recvs: false });
-                let wait_us = stopping.map_or(STOP_LOOK_US, |(_, us)| (2 * us).min(STOP_LOOK_MAX_US));
-                self.stopping = Some((shell.now_us() + wait_us, wait_us));
-                return;
-            }
-            Err((work, Some(e))) => {
-                self.held = (!work.sends.is_empty()).then_some(Held { work, recvs: false });
-                Err(e)
-            }
-        };
-        self.lqp.handle_quiesced(shell.now_us(), answer);
-    }
-
-    /// What is held and what the physical QP has, which is stopped; its counts are those of the life that ends. If that cannot be, or not yet
-    /// (`None`), what was held.
-    fn with_physical(held: Held, shell: &mut impl Shell) -> Result<Backlog, (Backlog, Option<QuiesceError>)> {
-        let mut work = held.work;
-        if held.recvs {
-            return Ok(work); // it has been stopped
-        }
-        match shell.quiesce() {
-            Ok(Some(physical)) => {
-                // What is held was posted later.
-                let held = std::mem::replace(&mut work.sends, physical.sends);
-                work.sends.extend(held);
-                work.recvs = physical.recvs;
-                (work.executed, work.exact, work.completed) = (physical.executed, physical.exact, physical.completed);
-                work.keys_changed |= physical.keys_changed;
-                Ok(work)
-            }
-            Ok(None) => Err((work, None)),
-            Err(e) => Err((work, Some(e))),
-        }
-    }
-
-    fn open(&mut self, shell: &mut impl Shell, epoch: u64, slot: u8) {
-        let held = self.held.get_or_insert_with(Held::default);
-        let recvs = std::mem::take(&mut held.work.recvs);
-        let recvs = Backlog { recvs, ..Backlog::default() };
-        let opened = match self.lqp.slots().get(slot) {
-            Some(path) => shell.open(path, &recvs),
-            None => Err(OpenError),
-        };
-        match opened {
-            Ok(_) => {
-                held.recvs = false;
-                (self.silence, self.gave_up) = (Silence::default(), None);
-            }
-            Err(_) => held.work.recvs = recvs.recvs,
-        }
-        self.lqp.handle_opened(shell.now_us(), epoch, opened);
-    }
-
-    /// Lets the new path send, unless the application itself has not come that far.
-    fn start(&mut self, shell: &mut impl Shell) {
-        let app = shell.app();
-        if app.state == Some(QpState::Rtr) {
-            self.held = None; // nobody can have posted a send
-            return;
-        }
-        if shell.state() == QpState::Err && shell.nic_works() {
-            // The peer has begun already, with a request that ended the connection as it would have on any path.
-            return self.end(shell);
-        }
-        let sends = self.held.take().map(|h| h.work).unwrap_or_default();
-        if shell.adopt(&sends).is_err() {
-            self.held = Some(Held { work: sends, recvs: false });
-            return self.step(shell, Err(StepError));
-        }
-        let rts = RcModify {
-            state: Some(QpState::Rts),
-            sq_psn: Some(self.sq_psn),
-            timeout: app.timeout,
-            retry_cnt: app.retry_cnt,
-            rnr_retry: app.rnr_retry,
-            max_rd_atomic: app.max_rd_atomic,
-            // The application may have changed these since the path was opened.
-            min_rnr_timer: app.min_rnr_timer,
-            access: app.access,
-            ..RcModify::default()
-        };
-        let sqd = RcModify { state: Some(QpState::Sqd), ..RcModify::default() };
-        self.pause.1 = 0;
-        let done = match app.state {
-            // In one go: what SQD holds back must not leave in between.
-            Some(QpState::Sqd) => shell.modify(&[rts, sqd], None),
-            _ => shell.modify(&[rts], None),
-        };
-        self.step(shell, done);
-    }
-
-    /// A step on the physical QP was done, or was refused since its NIC just died, too: then the next path is tried.
-    fn step(&mut self, shell: &mut impl Shell, done: Result<(), StepError>) {
-        if done.is_err() {
-            let now_us = shell.now_us();
-            if let Some(path) = self.lqp.path() {
-                self.lqp.set_path_belief(now_us, path, Belief::NoNic);
-            }
-            self.lqp.suspect(now_us, self.lqp.epoch(), Reason::PostFailed);
-        }
-    }
-
-    /// The physical QP is in ERR by itself: what it did not have yet is flushed, like the rest.
-    fn end(&mut self, shell: &mut impl Shell) {
-        if let Some(held) = self.held.take() {
-            shell.complete(&held.work, WcStatus::WrFlushErr);
-        }
-        shell.ended(Ended::ByProgram);
-    }
-
-    /// Gives the application the original error.
-    fn fail(&mut self, shell: &mut impl Shell, status: WcStatus) {
-        let held = self.held.take().unwrap_or_default();
-        self.stopping = None;
-        match Self::with_physical(held, shell) {
-            Ok(work) => shell.complete(&work, status),
-            Err((work, _)) => {
-                // What the physical QP has is older than what is held.
-                let had = shell.progress().outstanding_sends > 0;
-                shell.fail(status);
-                shell.complete(&work, if had { WcStatus::WrFlushErr } else { status });
-            }
-        }
-        shell.ended(Ended::GivenUp);
     }
 }

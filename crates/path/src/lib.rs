@@ -9,10 +9,12 @@
 //! - [`message`]: the control messages that the two ends exchange, and their bytes.
 //! - [`seal`]: what keeps strangers' messages out.
 //! - [`slots`]: which path an epoch uses, the same at both ends.
+//! - [`choice`]: which path, and so which epoch, a QP goes to.
 //! - [`silence`] and [`health`]: noticing that a QP makes no progress, and finding out whether its path lives.
 #![forbid(unsafe_code)]
 
 mod action;
+pub mod choice;
 mod config;
 pub mod executor;
 pub mod health;
@@ -24,6 +26,7 @@ pub mod silence;
 pub mod slots;
 
 pub use action::{Action, Attempt, FailCause, OpenError, Opened, QuiesceError, Quiesced, Reason, Switched};
+pub use choice::Policy;
 #[doc(hidden)]
 pub use config::Mutation;
 pub use config::{Config, Counters};

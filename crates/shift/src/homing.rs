@@ -1,7 +1,7 @@
 //! Planned switches: back to the path that a QP was connected on, once that is steady again, and away from NICs that are drained.
 //!
 //! The worker looks at the QPs several times a second while one of them is away from home or a NIC is drained, and else at the folder of
-//! drained NICs only. What a planned switch is, and how it is cancelled, is `path`'s; when a path is steady, `path::health`'s.
+//! drained NICs only. What a planned switch is, how it is cancelled and when a QP may go home is `path`'s; when a path is steady, `path::health`'s.
 
 use crate::core::Core;
 use crate::datagram;
@@ -9,7 +9,7 @@ use crate::link;
 use crate::qp::{Gate, Qp};
 use std::sync::Arc;
 use unbroken_path::{Reason, SlotPath};
-use unbroken_telemetry::Drains;
+use unbroken_telemetry::{now_us, Drains};
 
 /// How often it is looked whether QPs can go home, or are to leave.
 const LOOK_US: u64 = 50_000;
@@ -105,7 +105,7 @@ fn home_or_away(qp: &Qp, g: &mut Gate, clock_us: u64, asks: bool) {
         health.ask(clock_us, home, clock_us);
     }
     drop(health);
-    if steady {
+    if executor.may_go_home(now_us(), steady).is_some() {
         link::plan(qp, g, Reason::Failback, |to| to == home);
     }
 }

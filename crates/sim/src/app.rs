@@ -6,10 +6,14 @@
 //! are checked here, in every schedule:
 //! 1. every signalled send WR completes once, in order; every receive at most once, in order; each two-sided send consumes one;
 //! 2. when a WC is delivered, the memory that it speaks of is right, and nothing changes it afterwards;
-//! 3. WRITEs of the peer become visible in their order: while one is not complete, nothing of those behind it is there.
+//! 3. WRITEs of the peer become visible in their order: while one is not complete, nothing of those behind it is there;
+//! 4. of a request that is wrong, see [`crate::own`], the error comes at its place, flushes behind it, and nothing behind it has run.
+
+mod errors;
 
 use crate::memory::{first_word, Area, HostMemory, KEY};
-use crate::plan::{Msg, QpPlan};
+use crate::own::Mistake;
+use crate::plan::{Msg, Plan};
 use unbroken_roce::SendWr;
 use unbroken_types::{SendFlags, SendOpcode, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 
@@ -28,6 +32,9 @@ fn done_pattern(host: usize, qp: usize, area: Area, index: usize) -> u64 {
     (1 << 63) | ((host as u64) << 60) | ((qp as u64) << 50) | ((area as u64) << 48) | ((index as u64 + 1) << 24)
 }
 
+/// A key that nobody has.
+const NO_KEY: u32 = KEY + 1;
+
 /// What every atomic adds to what it finds, by whatever operation.
 const ADDED: u64 = 0x1_0000_0001;
 
@@ -36,6 +43,8 @@ const ADDED: u64 = 0x1_0000_0001;
 struct Queue {
     posted: usize,
     done: usize,
+    /// Of these, with success: none that is behind an error.
+    good: usize,
     /// The first error, then flushes.
     failed: bool,
 }
@@ -48,6 +57,8 @@ pub struct App {
     msgs: Vec<Msg>,
     /// Which messages of the peer consume a receive.
     consuming: Vec<usize>,
+    /// Their lengths.
+    lens: Vec<u32>,
     /// The lengths of those messages of the peer that are WRITEs.
     writes: Vec<Option<u32>>,
     credit: usize,
@@ -62,13 +73,20 @@ pub struct App {
     final_writes: usize,
     /// All before this one have been there in full.
     placed_writes: usize,
+    /// What is wrong on this QP.
+    own: Option<errors::Own>,
+    /// A process is killed in this schedule.
+    crash: bool,
 }
 
 impl App {
     /// The application at `host` of logical QP `qp`; fills its data.
-    pub fn new(host: usize, qp: usize, plan: &QpPlan, sq_depth: usize, memory: &[HostMemory; 2]) -> App {
+    pub fn new(host: usize, qp: usize, whole: &Plan, sq_depth: usize, memory: &[HostMemory; 2]) -> App {
+        let plan = &whole.qps[qp];
+        let own = whole.own.clone().filter(|own| own.qp == qp);
         let peers = &plan.msgs[1 - host];
-        let consuming = (0..peers.len()).filter(|&k| peers[k].opcode.consumes_receive()).collect();
+        let consuming: Vec<usize> = (0..peers.len()).filter(|&k| peers[k].opcode.consumes_receive()).collect();
+        let lens = consuming.iter().map(|&k| peers[k].len).collect();
         let is_write = |m: &Msg| matches!(m.opcode, SendOpcode::Write | SendOpcode::WriteImm);
         let writes = peers.iter().map(|m| is_write(m).then_some(m.len)).collect();
         let msgs = plan.msgs[host].clone();
@@ -84,6 +102,7 @@ impl App {
             qp,
             msgs,
             consuming,
+            lens,
             writes,
             credit: plan.credit[host] as usize,
             sq_depth,
@@ -93,6 +112,8 @@ impl App {
             stopped: false,
             final_writes: 0,
             placed_writes: 0,
+            own: own.map(|own| errors::Own::new(own, host, whole.spares_path(qp))),
+            crash: whole.crash,
         }
     }
 
@@ -102,10 +123,12 @@ impl App {
     }
 
     /// Whether all is done, with success or not.
-    pub fn finished(&self) -> bool {
-        self.sends_finished()
-            && (self.recvs.done == self.consuming.len()
-                || (self.gave_up() && (self.srq || self.recvs.done == self.recvs.posted)))
+    pub fn finished(&self, peer: &App) -> bool {
+        let flushed = self.srq || self.recvs.done == self.recvs.posted;
+        // Of what has failed at the peer alone nobody tells the receives here.
+        let cut_off = peer.got_own_error() && (flushed || !peer.own.as_ref().is_some_and(|own| own.error.ends_peer()));
+        let over = self.gave_up() || self.failed() || self.ended_by_own();
+        self.sends_finished() && (self.recvs.done == self.consuming.len() || over && flushed || cut_off)
     }
 
     /// Whether all sends are done, with success or not.
@@ -115,8 +138,9 @@ impl App {
         self.sends.done == self.msgs.len() || (self.gave_up() && (self.sends.done..self.sends.posted).all(silent))
     }
 
+    /// Whether it posts no more. What it posts to a QP that has ended by its own mistake must be flushed.
     fn gave_up(&self) -> bool {
-        self.stopped || self.sends.failed
+        self.stopped || (self.sends.failed && !self.ended_by_own())
     }
 
     /// The QP has failed: nothing more is posted.
@@ -150,18 +174,40 @@ impl App {
         let addr = memory.address(self.qp, Area::Local, k);
         let inline = m.flags.contains(SendFlags::INLINE).then(|| memory.copy(addr, m.len));
         let found = first_word(pattern(self.host, self.qp, k));
-        Some(Post { index: k, msg: m, sges: Post::entries(addr, m.len), inline, remote_addr: 0, found })
+        let mut post = Post {
+            index: k,
+            msg: m,
+            sges: Post::entries(addr, m.len),
+            inline,
+            remote_addr: 0,
+            rkey: KEY,
+            displaced: 0,
+            found,
+        };
+        match self.wrong_with_send(k) {
+            Some(Mistake::RemoteKey) => post.rkey = NO_KEY,
+            Some(Mistake::Misaligned) => post.displaced = 4,
+            Some(Mistake::LocalKey) => post.sges.last_mut().expect("an entry").lkey = NO_KEY,
+            _ => {}
+        }
+        Some(post)
     }
 
     /// The next receive to post: its id and where its data goes.
     pub fn next_recv(&mut self, memory: &HostMemory, max_len: u32) -> Option<(u64, Vec<Sge>)> {
         let j = self.recvs.posted;
-        if self.gave_up() || j == self.consuming.len() || j - self.recvs.done >= self.credit {
+        if self.gave_up() || j == self.consuming.len() || j - self.recvs.done >= self.credit || self.withholds(j) {
             return None;
         }
         self.recvs.posted += 1;
         let addr = memory.address(self.qp, Area::Recv, j);
-        Some((j as u64, Post::entries(addr, max_len)))
+        let wrong = self.wrong_with_receive(j);
+        let len = if wrong == Some(Mistake::ShortReceive) { self.lens[j] - 1 } else { max_len };
+        let mut sges = Post::entries(addr, len);
+        if wrong == Some(Mistake::ReceiveKey) {
+            sges[0].lkey = NO_KEY;
+        }
+        Some((j as u64, sges))
     }
 
     /// A WC of the send queue.
@@ -172,7 +218,7 @@ impl App {
             return Err(format!("{at}: {} are done, {} posted", self.sends.done, self.sends.posted));
         }
         if wc.status != WcStatus::Success as u32 {
-            return self.on_send_error(k, wc.status, &at);
+            return self.on_send_error(k, wc.status, memory, peer).map_err(|e| format!("{at}: {e}"));
         }
         if self.sends.failed {
             return Err(format!("{at}: success behind an error"));
@@ -186,20 +232,20 @@ impl App {
         for i in self.sends.done..=k {
             self.complete(i, memory, peer).map_err(|e| format!("{at}: message {i}: {e}"))?;
         }
-        self.sends.done = k + 1;
+        (self.sends.done, self.sends.good) = (k + 1, k + 1);
         Ok(())
     }
 
-    fn on_send_error(&mut self, k: usize, status: u32, at: &str) -> Result<(), String> {
+    fn on_send_error(&mut self, k: usize, status: u32, memory: &[HostMemory; 2], peer: &mut App) -> Result<(), String> {
         let flush = WcStatus::WrFlushErr as u32;
         if self.sends.failed && (status != flush || k != self.sends.done) {
-            return Err(format!("{at}: after an error, a flush of {} is due", self.sends.done));
-        }
-        if !self.sends.failed && status == flush {
-            return Err(format!("{at}: the first error is a flush"));
+            return Err(format!("after an error, a flush of {} is due", self.sends.done));
         }
         if let Some(skipped) = (self.sends.done..k).find(|&i| self.msgs[i].flags.contains(SendFlags::SIGNALED)) {
-            return Err(format!("{at}: {skipped} has not completed"));
+            return Err(format!("{skipped} has not completed"));
+        }
+        if !self.sends.failed {
+            self.first_send_error(k, status, memory, peer)?;
         }
         self.sends.failed = true;
         self.sends.done = k + 1;
@@ -276,12 +322,17 @@ impl App {
         }
         self.recvs.done += 1;
         if wc.status != WcStatus::Success as u32 {
-            self.recvs.failed = true;
-            return if wc.status == WcStatus::WrFlushErr as u32 { Ok(()) } else { Err(format!("{at}: not a flush")) };
+            let first = !std::mem::replace(&mut self.recvs.failed, true);
+            return match first {
+                true => self.first_recv_error(j, wc).map_err(|e| format!("{at}: {e}")),
+                false if wc.status == WcStatus::WrFlushErr as u32 => Ok(()),
+                false => Err(format!("{at}: not a flush")),
+            };
         }
         if self.recvs.failed {
             return Err(format!("{at}: success behind an error"));
         }
+        self.recvs.good += 1;
         self.check_received(j, wc, memory, peer).map_err(|e| format!("{at}: {e}"))
     }
 
@@ -291,6 +342,9 @@ impl App {
         let m = peer.msgs[k];
         if k >= peer.sends.posted {
             return Err(format!("message {k} was never sent"));
+        }
+        if self.is_behind_an_error(k, peer) {
+            return Err(format!("message {k} is wrong, or behind one that is"));
         }
         let opcode = if m.opcode == SendOpcode::WriteImm { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
         if (wc.opcode, wc.byte_len) != (opcode as u32, m.len) {
@@ -318,10 +372,9 @@ impl App {
             }
             Err(format!("qp {qp} host {here}: {area:?} {index} was changed after its WC"))
         };
-        if !self.sends.failed {
-            for k in 0..self.sends.done {
-                left(Area::Local, k, self.msgs[k].len)?;
-            }
+        self.check_own_error(memory, peer)?;
+        for k in 0..self.sends.good {
+            left(Area::Local, k, self.msgs[k].len)?;
         }
         for k in (0..self.sends.posted).filter(|&k| self.msgs[k].opcode.is_atomic()) {
             let runs = self.runs(k, memory);
@@ -334,8 +387,7 @@ impl App {
                 left(Area::Remote, k, len)?;
             }
         }
-        let good = if self.recvs.failed { 0 } else { self.recvs.done };
-        for (j, &k) in self.consuming[..good].iter().enumerate() {
+        for (j, &k) in self.consuming[..self.recvs.good].iter().enumerate() {
             left(Area::Recv, j, peer.msgs[k].len)?;
         }
         Ok(())
@@ -355,6 +407,10 @@ pub struct Post {
     pub inline: Option<Vec<u8>>,
     /// Where the peer keeps the target.
     pub remote_addr: u64,
+    /// By which key.
+    pub rkey: u32,
+    /// So far beside that is what it names.
+    pub displaced: u64,
     /// What an atomic is to find.
     pub found: u64,
 }
@@ -378,8 +434,8 @@ impl Post {
             opcode: self.msg.opcode,
             flags: self.msg.flags,
             imm_data: imm_of(self.index),
-            remote_addr: self.remote_addr,
-            rkey: KEY,
+            remote_addr: self.remote_addr + self.displaced,
+            rkey: self.rkey,
             compare_add: if self.msg.opcode == SendOpcode::FetchAdd { ADDED } else { self.found },
             swap: self.found.wrapping_add(ADDED),
             sges: &self.sges,

@@ -1,13 +1,13 @@
 //! How events are handled: packets, timers, control messages, faults, and the application's turns.
 
-use crate::end::{Sink, Wcs, CAPS};
+use crate::end::{End, Sink, Wcs, CAPS};
 use crate::memory::Area;
 use crate::plan::{Fault, Mutant};
 use crate::world::{endpoint, logical_qpn, Event, Violation, World};
 use unbroken_path::health::{Answer, Verdict};
 use unbroken_path::message::{Body, Probe, RefuseReason};
 use unbroken_path::silence::{judge, ASK_AFTER_US};
-use unbroken_path::{Message, Reason, Shell, SlotPath};
+use unbroken_path::{Message, Reason, Shell, SlotPath, State};
 use unbroken_roce::{RcEvent, RecvWr};
 use unbroken_types::{QpState, WcOpcode, PSN_MASK};
 use unbroken_wire::Packet;
@@ -47,6 +47,7 @@ impl World {
             Event::Nic { host, nic, reason } => self.on_nic_event(host, nic, reason),
             Event::Health { host } => self.on_health_timer(host),
             Event::App { host, qp } => self.on_app(host, qp),
+            Event::Home { host } => self.look_home(host),
         }
     }
 
@@ -89,12 +90,11 @@ impl World {
                 self.pump(host, qp)
             }
             Fault::Plan { host, qp, home } => {
-                let reason = if home { Reason::Failback } else { Reason::Drain };
                 let slots = self.ends[host][qp].lqp().slots().clone();
                 let (first, now) = (slots.get(0), self.ends[host][qp].lqp().path());
                 let wanted = |path| if home { Some(path) == first } else { Some(path) != now };
                 let begun = (!home || now != first)
-                    && self.with(host, qp, |executor, hands| executor.plan(hands, reason, wanted));
+                    && self.with(host, qp, |executor, hands| executor.plan(hands, Reason::Drain, wanted));
                 self.stats.plans += u64::from(begun);
                 self.pump(host, qp)
             }
@@ -140,7 +140,7 @@ impl World {
         let Some(life) = lives.iter_mut().rfind(|l| l.qpn == qpn && l.nic == nic) else { return Ok(()) };
         let mut wcs = Wcs::default();
         let over = life.over && self.mutant != Mutant::NoQuiesce;
-        life.qp.handle_packet(self.now_us, &packet, &self.memory[host], &mut wcs);
+        life.qp.handle_packet(self.now_us, &packet, &self.memory[host].on(nic), &mut wcs);
         if over && !wcs.0.is_empty() {
             return Err(format!("host {host} qp {qp}: a WC from a QP that was stopped"));
         }
@@ -226,7 +226,15 @@ impl World {
 
     /// False if there is nothing to post.
     fn post_send(&mut self, host: usize, qp: usize) -> Result<bool, Violation> {
+        if self.apps[host][qp].waits_for_receive(&self.apps[1 - host][qp]) {
+            return Ok(true); // not yet
+        }
         let Some(mut post) = self.apps[host][qp].next_send(&self.memory[host]) else { return Ok(false) };
+        if let Some(own) = self.plan.own_of(qp).filter(|own| (own.host, own.message) == (host, post.index)) {
+            for (after_us, fault) in own.amid.clone() {
+                self.push(self.now_us + after_us, Event::Fault(fault));
+            }
+        }
         post.remote_addr = self.memory[1 - host].address(qp, Area::Remote, post.index);
         let mut wcs = Wcs::default();
         if let Some(held) = self.with(host, qp, |executor, hands| {
@@ -244,6 +252,19 @@ impl World {
         if !wcs.0.is_empty() {
             self.wake_app(host, qp);
         }
+        let knew = self.apps[host][qp].got_own_error();
+        self.hand_over(host, qp, wcs)?;
+        if !knew && self.apps[host][qp].got_own_error() {
+            let calm = |end: &End| end.executor.as_ref().is_some_and(|e| e.lqp().state() == State::Active);
+            let amid = !self.ends.iter().all(|ends| calm(&ends[qp]));
+            self.stats.own_errors += 1;
+            self.stats.plain_own_errors += u64::from(self.plan.plain[host]);
+            self.stats.amid_own_errors += u64::from(amid);
+        }
+        Ok(())
+    }
+
+    fn hand_over(&mut self, host: usize, qp: usize, wcs: Wcs) -> Result<(), Violation> {
         let [first, second] = &mut self.apps;
         let (ours, theirs) = if host == 0 { (first, second) } else { (second, first) };
         for (is_send, wc) in wcs.0 {
@@ -312,7 +333,7 @@ impl World {
     }
 
     /// Sends the probes that are due, gives the verdicts that are, and sets the timer.
-    fn pump_health(&mut self, host: usize) -> Result<(), Violation> {
+    pub(crate) fn pump_health(&mut self, host: usize) -> Result<(), Violation> {
         if self.health[host].poll_timeout().is_some_and(|at| at <= self.now_us) {
             self.health[host].handle_timeout(self.now_us);
         }
@@ -349,7 +370,7 @@ impl World {
     }
 
     /// Does all that an end has to do now.
-    fn pump(&mut self, host: usize, qp: usize) -> Result<(), Violation> {
+    pub(crate) fn pump(&mut self, host: usize, qp: usize) -> Result<(), Violation> {
         if self.crashed[host] {
             return Ok(());
         }
@@ -373,7 +394,7 @@ impl World {
                 continue;
             }
             let mut wcs = Wcs::default();
-            let mut sink = Sink { memory: &self.memory[host], packets: Vec::new(), sources: Vec::new() };
+            let mut sink = Sink { memory: self.memory[host].on(life.nic), packets: Vec::new(), sources: Vec::new() };
             let more = life.qp.poll_transmit(self.now_us, &mut sink, &mut wcs);
             let (packets, sources) = (sink.packets, sink.sources);
             let (nic, remote, number) = (life.nic, life.remote, life.number);
@@ -412,17 +433,33 @@ impl World {
         Ok(())
     }
 
+    /// The event of the present life, if there is one.
+    fn hear(&mut self, host: usize, qp: usize) -> Result<(), Violation> {
+        let mut wcs = Wcs::default();
+        let event = self.ends[host][qp].live().and_then(|life| life.qp.take_event(&mut wcs));
+        let told = match event {
+            Some(event @ (RcEvent::AccessError | RcEvent::RequestError)) => {
+                let [first, second] = &mut self.apps;
+                let (ours, theirs) = if host == 0 { (first, second) } else { (second, first) };
+                match ours[qp].peer_asked_wrong(&theirs[qp]) {
+                    true => {
+                        self.stats.ended_by_peer += 1;
+                        Ok(())
+                    }
+                    false => Err(format!("host {host} qp {qp}: transport event {event:?}")),
+                }
+            }
+            _ => Ok(()),
+        };
+        told.and_then(|()| self.deliver(host, qp, wcs))
+    }
+
     /// What the device tells of the present life.
     fn watch(&mut self, host: usize, qp: usize) -> Result<(), Violation> {
-        let end = &mut self.ends[host][qp];
-        let failed = end.failed;
-        let Some(life) = end.lives.last_mut().filter(|l| !l.over) else { return Ok(()) };
-        if let Some(event) =
-            life.qp.take_event().filter(|e| !matches!(e, RcEvent::SqDrained | RcEvent::CommEstablished))
-        {
-            return Err(format!("host {host} qp {qp}: transport event {event:?}"));
-        }
-        if life.qp.state() == QpState::Err && !failed {
+        self.hear(host, qp)?;
+        let ended = self.ends[host][qp].failed || self.apps[host][qp].ended_by_own();
+        let Some(life) = self.ends[host][qp].live() else { return Ok(()) };
+        if life.qp.state() == QpState::Err && !ended {
             return Err(format!("host {host} qp {qp}: the physical QP failed by itself"));
         }
         self.stats.retransmits += u64::from(life.qp.transport_mut().take_retransmits());

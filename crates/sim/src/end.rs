@@ -1,6 +1,6 @@
 //! One end of a logical QP in the simulator: the product's executor over real `roce` QPs.
 
-use crate::memory::{HostMemory, PD};
+use crate::memory::{NicMemory, PD};
 use crate::phys::Phys;
 use crate::srq::SharedQueue;
 use std::sync::Arc;
@@ -87,7 +87,7 @@ pub const CAPS: QpCaps =
     QpCaps { max_send_wr: SQ_DEPTH as u32, max_recv_wr: 8, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 32 };
 
 /// What the application has set.
-pub fn app(timeout: u8, retry_cnt: u8) -> RcModify {
+pub fn app(timeout: u8, retry_cnt: u8, rnr_retry: u8) -> RcModify {
     RcModify {
         state: Some(QpState::Rts),
         access: Some(Access::LOCAL_WRITE.with(Access::REMOTE)),
@@ -95,7 +95,7 @@ pub fn app(timeout: u8, retry_cnt: u8) -> RcModify {
         max_dest_rd_atomic: Some(4),
         timeout: Some(timeout),
         retry_cnt: Some(retry_cnt),
-        rnr_retry: Some(7),
+        rnr_retry: Some(rnr_retry),
         max_rd_atomic: Some(4),
         ..RcModify::default()
     }
@@ -143,7 +143,7 @@ impl Completions for Wcs {
 /// Packets that leave now.
 pub struct Sink<'a> {
     /// The memory that payloads are gathered from.
-    pub memory: &'a HostMemory,
+    pub memory: NicMemory<'a>,
     /// The packets, without ICRC.
     pub packets: Vec<Vec<u8>>,
     /// Addresses of the messages that they belong to, where they carry data from memory.

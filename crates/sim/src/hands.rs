@@ -5,7 +5,7 @@ use crate::phys::Phys;
 use crate::plan::Mutant;
 use crate::world::{logical_qpn, qpn_of, World};
 use unbroken_path::{
-    Belief, Ended, Executor, FailCause, LogicalQp, Message, OpenError, Opened, QuiesceError, Shell, SlotPath,
+    Belief, Ended, Executor, FailCause, LogicalQp, Message, OpenError, Opened, QuiesceError, Reason, Shell, SlotPath,
     StepError, Switch,
 };
 use unbroken_roce::{Backlog, Progress, RcModify};
@@ -104,14 +104,18 @@ impl Shell for Hands<'_> {
             true => life.qp.clone().quiesce(true, &mut wcs),
             false => life.qp.quiesce(gone, &mut wcs),
         };
-        life.over = stopped.is_some();
-        self.world.stats.late_stops += u64::from(stopped.is_none());
+        life.over = matches!(stopped, Ok(Some(_)));
+        self.world.stats.late_stops += u64::from(stopped == Ok(None));
         self.deliver(wcs);
-        Ok(stopped)
+        stopped
     }
 
     fn open(&mut self, path: SlotPath, recvs: &Backlog) -> Result<Opened, OpenError> {
         let (host, qp) = (self.host, self.qp);
+        if self.world.apps[host][qp].failed() {
+            self.wrong(format!("host {host} qp {qp}: a fresh life after an error was delivered"));
+            return Err(OpenError);
+        }
         let world = &mut *self.world;
         let (nic, remote) = (usize::from(path.local), usize::from(path.remote));
         // Now and then a device has no room for a fresh QP; that drives a QP away from its path, so not where nothing shall touch that.
@@ -122,7 +126,7 @@ impl Shell for Hands<'_> {
         let end = &mut world.ends[host][qp];
         let number = end.lives.len() as u64;
         let qpn = qpn_of(qp, number, world.mutant);
-        let kind = world.plan.kind(host, number, world.mutant);
+        let kind = world.plan.kind((host, qp), number, (nic, remote), world.mutant);
         let mut fresh = Phys::new(qpn, logical_qpn(qp), end.srq.as_ref(), kind);
         fresh.transport_mut().set_selective(world.plan.selective[host]);
         fresh.transport_mut().set_mutation(world.mutant.in_roce());
@@ -190,7 +194,8 @@ impl Shell for Hands<'_> {
     }
 
     fn app(&self) -> RcModify {
-        crate::end::app(self.world.plan.timeout, self.world.plan.retry_cnt)
+        let plan = &self.world.plan;
+        crate::end::app(plan.timeout, plan.retry_cnt, plan.rnr_retry(self.host, self.qp))
     }
 
     fn complete(&mut self, work: &Backlog, first: WcStatus) {
@@ -205,10 +210,14 @@ impl Shell for Hands<'_> {
     }
 
     fn ended(&mut self, why: Ended) {
-        if why == Ended::ByProgram {
-            self.world.note(Err("a QP of a program without errors ended by one".into()));
-        }
         let (host, qp) = (self.host, self.qp);
+        if why == Ended::ByProgram {
+            // It takes what is posted, and flushes it.
+            if !self.world.apps[host][qp].ended_by_own() {
+                self.wrong("a QP of a program without errors ended by one".into());
+            }
+            return;
+        }
         self.end().failed = true;
         self.world.apps[host][qp].stop();
     }
@@ -231,11 +240,18 @@ impl Shell for Hands<'_> {
 
     fn gives_up(&mut self, _lqp: &LogicalQp, cause: FailCause, status: WcStatus) {
         let (host, qp) = (self.host, self.qp);
+        if self.world.apps[host][qp].ended_by_own() {
+            self.wrong(format!("host {host} qp {qp}: {} where an error of the program was", cause.describe()));
+        }
         self.world.stats.refusals += u64::from(cause == FailCause::UnsafeReplay);
         self.world.say(|| format!("host {host} qp {qp} gives up: {} {status:?}", cause.describe()));
     }
 
     fn switched(&mut self, _lqp: &LogicalQp, done: &Switch) {
+        if done.switched.reason == Reason::Failback {
+            let gone = self.world.went_home(self.host, self.qp, &done.switched);
+            self.world.note(gone);
+        }
         let plain = self.world.plan.plain[self.host];
         let stats = &mut self.world.stats;
         stats.switches += 1;

@@ -9,7 +9,9 @@
 //! 3. a WR marked NO_REPLAY leaves in one life of its QP only, and an atomic runs once; if either would have to leave in another life,
 //!    both ends get their error;
 //! 4. everything ends: with success where a path lives, or with the original error where the peer was killed;
-//! 5. logical QPs that no fault touches do not switch.
+//! 5. logical QPs that no fault touches do not switch;
+//! 6. an error of an application's own ([`own`]) is delivered as such, in its place, and ends the QP: no switch brings it back to life;
+//! 7. however a path flaps, a QP goes home once in a time only; and where keys are each NIC's own, a NIC is never given a key of another.
 //!
 //! A *mutant* ([`plan::Mutant`]) leaves one rule of the design out; the checks must notice each.
 #![forbid(unsafe_code)]
@@ -18,8 +20,10 @@ pub mod app;
 mod drive;
 pub mod end;
 mod hands;
+mod home;
 pub mod memory;
 pub mod net;
+pub mod own;
 pub mod phys;
 pub mod plan;
 pub mod rng;

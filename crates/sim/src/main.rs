@@ -21,8 +21,8 @@ struct Args {
     /// Threads.
     #[arg(long, default_value_t = 2)]
     threads: usize,
-    /// Leave a rule out: no-quiesce, no-counts, early, no-follow, same-qpn, lost-receive, early-twice, place-early, no-check, no-witness, flush-let-through,
-    /// count-kind-ignored.
+    /// Leave a rule out: no-quiesce, no-counts, early, no-follow, same-qpn, lost-receive, early-twice, place-early, no-check, no-witness, no-fence,
+    /// fence-not-awaited, flush-let-through, count-kind-ignored, own-error-held, ended-revived, no-hysteresis, keys-not-translated.
     #[arg(long, value_parser = mutant)]
     mutant: Option<Mutant>,
     /// Run every mutant until it fails; each must.

@@ -18,10 +18,18 @@ pub enum Area {
 
 /// Address of the first byte.
 const BASE: u64 = 0x10_0000;
-/// The only key, and the only protection domain.
+/// The key of all memory, as applications have it.
 pub const KEY: u32 = 0x77;
-/// See [`KEY`].
+/// The only protection domain.
 pub const PD: u32 = 5;
+
+/// The key that a QP's memory has on a NIC, where keys are the NIC's own: applications have that of the NIC where the QP was made.
+pub fn key_on(default: usize, nic: usize) -> u32 {
+    match nic == default {
+        true => KEY,
+        false => KEY + 0x100 * (1 + nic as u32),
+    }
+}
 
 /// The memory of a host.
 #[derive(Debug)]
@@ -29,6 +37,15 @@ pub struct HostMemory {
     bytes: RefCell<Vec<u8>>,
     unit: u64,
     per_area: u64,
+    /// Where each QP was made, if keys are the NICs' own.
+    defaults: Option<Vec<usize>>,
+}
+
+/// The memory of a host as one of its NICs gets at it.
+#[derive(Clone, Copy, Debug)]
+pub struct NicMemory<'a> {
+    host: &'a HostMemory,
+    nic: usize,
 }
 
 /// The first eight bytes of a name's pattern, in the host's order.
@@ -38,11 +55,16 @@ pub const fn first_word(name: u64) -> u64 {
 
 impl HostMemory {
     /// Memory for `qps` logical QPs with `count` messages of up to `unit` bytes in each area.
-    pub fn new(qps: usize, count: usize, unit: u32) -> HostMemory {
+    pub fn new(qps: usize, count: usize, unit: u32, defaults: Option<Vec<usize>>) -> HostMemory {
         let unit = u64::from(unit).next_multiple_of(8) + 8;
         let per_area = count as u64;
         let len = qps as u64 * 3 * per_area * unit;
-        HostMemory { bytes: RefCell::new(vec![0; len as usize]), unit, per_area }
+        HostMemory { bytes: RefCell::new(vec![0; len as usize]), unit, per_area, defaults }
+    }
+
+    /// As a NIC gets at it.
+    pub fn on(&self, nic: usize) -> NicMemory<'_> {
+        NicMemory { host: self, nic }
     }
 
     /// The address of a message's or receive's area.
@@ -94,8 +116,14 @@ impl HostMemory {
         self.bytes.borrow()[self.range(address, len)].to_vec()
     }
 
-    fn find(&self, pd: u32, key: u32, va: u64, len: u64) -> Result<core::ops::Range<usize>, MemError> {
-        if key != KEY {
+    /// The key of an address on a NIC.
+    fn key(&self, at: u64, nic: usize) -> u32 {
+        let qp = (at / (3 * self.per_area * self.unit).max(1)) as usize;
+        self.defaults.as_ref().and_then(|defaults| defaults.get(qp)).map_or(KEY, |&default| key_on(default, nic))
+    }
+
+    fn find(&self, nic: usize, pd: u32, key: u32, va: u64, len: u64) -> Result<core::ops::Range<usize>, MemError> {
+        if key != self.key(va.saturating_sub(BASE), nic) {
             return Err(MemError::NoSuchKey);
         }
         if pd != PD {
@@ -107,26 +135,26 @@ impl HostMemory {
     }
 }
 
-impl Memory for HostMemory {
+impl Memory for NicMemory<'_> {
     fn check(&self, pd: u32, key: u32, va: u64, len: u64, _need: Access) -> Result<(), MemError> {
-        self.find(pd, key, va, len).map(|_| ())
+        self.host.find(self.nic, pd, key, va, len).map(|_| ())
     }
 
     fn write(&self, pd: u32, key: u32, va: u64, data: &[u8], _need: Access) -> Result<(), MemError> {
-        let range = self.find(pd, key, va, data.len() as u64)?;
-        self.bytes.borrow_mut()[range].copy_from_slice(data);
+        let range = self.host.find(self.nic, pd, key, va, data.len() as u64)?;
+        self.host.bytes.borrow_mut()[range].copy_from_slice(data);
         Ok(())
     }
 
     fn read(&self, pd: u32, key: u32, va: u64, out: &mut [u8], _need: Access) -> Result<(), MemError> {
-        let range = self.find(pd, key, va, out.len() as u64)?;
-        out.copy_from_slice(&self.bytes.borrow()[range]);
+        let range = self.host.find(self.nic, pd, key, va, out.len() as u64)?;
+        out.copy_from_slice(&self.host.bytes.borrow()[range]);
         Ok(())
     }
 
     fn atomic(&self, pd: u32, key: u32, va: u64, op: AtomicOp) -> Result<u64, MemError> {
-        let range = self.find(pd, key, va, 8)?;
-        let mut bytes = self.bytes.borrow_mut();
+        let range = self.host.find(self.nic, pd, key, va, 8)?;
+        let mut bytes = self.host.bytes.borrow_mut();
         let word: &mut [u8; 8] = (&mut bytes[range]).try_into().expect("eight bytes");
         let found = u64::from_ne_bytes(*word);
         *word = op.apply(found).to_ne_bytes();

@@ -4,16 +4,17 @@
 //! either order; a QP that is being stopped takes its time to tell the last ones.
 
 use crate::end::{Wcs, CAPS};
-use crate::memory::PD;
+use crate::memory::{KEY, PD};
 use crate::srq::SharedQueue;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot, Step};
+use unbroken_path::QuiesceError;
 use unbroken_roce::{
     Backlog, Completions, Memory, ModifyError, PacketSink, PostError, Progress, RcConfig, RcEvent, RcModify, RcQp,
     RecvEntry, RecvWr, SendEntry, SendWr, SharedReceives,
 };
-use unbroken_types::{Access, QpCaps, QpState, SendFlags, SendOpcode, Wc, WcStatus};
+use unbroken_types::{Access, QpCaps, QpState, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_wire::Packet;
 
 /// How a physical QP is made.
@@ -25,8 +26,34 @@ pub struct Kind {
     pub recvs_first: bool,
     /// How often it is asked in vain whether it has stopped.
     pub slow: u32,
+    /// Its events are heard before its completions, and not after.
+    pub events_first: bool,
+    /// By which keys the QP's memory is known on its NIC, and the peer's on the peer's NIC.
+    pub local_key: u32,
+    /// See `local_key`.
+    pub remote_key: u32,
     /// A rule that the journal leaves out.
     pub mutation: Mutation,
+}
+
+/// The entries with the key of another NIC. What is no key of memory stays none.
+fn translated(sges: &[Sge], key: u32) -> Vec<Sge> {
+    let lkey = |lkey| if lkey == KEY { key } else { lkey };
+    sges.iter().map(|sge| Sge { lkey: lkey(sge.lkey), ..*sge }).collect()
+}
+
+impl Kind {
+    fn local(&self, sges: &[Sge]) -> Vec<Sge> {
+        translated(sges, self.local_key)
+    }
+
+    fn remote(&self, rkey: u32) -> u32 {
+        if rkey == KEY {
+            self.remote_key
+        } else {
+            rkey
+        }
+    }
 }
 
 /// A physical QP.
@@ -50,6 +77,8 @@ pub struct Plain {
     /// It was asked for ERR, and its last completions are not told yet.
     silent: u32,
     shared: Option<Arc<Taken>>,
+    /// That the peer's request has ended it is known.
+    event: Option<RcEvent>,
 }
 
 /// Completions that nobody has taken.
@@ -71,6 +100,8 @@ impl Completions for Cqs {
 /// Remembers what was taken from a shared queue, as the product remembers what a device was lent.
 struct Taken {
     queue: Arc<SharedQueue>,
+    /// By which key its NIC knows the memory.
+    local_key: u32,
     /// Those whose completions nobody has looked at.
     entries: Mutex<Vec<RecvEntry>>,
 }
@@ -99,7 +130,7 @@ impl SharedReceives for Taken {
         let mut entries = self.entries();
         self.queue.take(&mut |wr| {
             entries.push(RecvEntry { wr_id: wr.wr_id, sges: wr.sges.to_vec() });
-            to(wr);
+            to(&RecvWr { sges: &translated(wr.sges, self.local_key), ..*wr });
         })
     }
     fn give_back(&self, wr: &RecvWr<'_>) {
@@ -129,7 +160,9 @@ impl Phys {
             sq_sig_all: false,
             cwnd_max_packets: 64,
         });
-        let taken = |queue: &Arc<SharedQueue>| Arc::new(Taken { queue: queue.clone(), entries: Mutex::default() });
+        let taken = |queue: &Arc<SharedQueue>| {
+            Arc::new(Taken { queue: queue.clone(), local_key: kind.local_key, entries: Mutex::default() })
+        };
         let shared = srq.filter(|_| kind.plain).map(taken);
         match (&shared, srq) {
             (Some(shared), _) => qp = qp.with_srq(shared.clone()),
@@ -151,7 +184,17 @@ impl Phys {
         });
         journal.open();
         let (state, cqs) = (QpState::Init, Cqs::default());
-        Phys::Plain(Box::new(Plain { provider: qp, journal, kind, state, now_us: 0, cqs, silent: 0, shared }))
+        Phys::Plain(Box::new(Plain {
+            provider: qp,
+            journal,
+            kind,
+            state,
+            now_us: 0,
+            cqs,
+            silent: 0,
+            shared,
+            event: None,
+        }))
     }
 
     fn transport(&self) -> &RcQp {
@@ -209,9 +252,16 @@ impl Phys {
         }
     }
 
-    /// See [`RcQp::take_event`].
-    pub fn take_event(&mut self) -> Option<RcEvent> {
-        self.transport_mut().take_event()
+    /// See [`RcQp::take_event`]; what a plain device tells its journal is told here.
+    pub fn take_event(&mut self, out: &mut Wcs) -> Option<RcEvent> {
+        match self {
+            Phys::Holding(qp) => qp.take_event(),
+            Phys::Plain(p) => {
+                p.hear(out);
+                p.settle(out);
+                p.event.take()
+            }
+        }
     }
 
     /// See [`RcQp::poll_timeout`].
@@ -235,7 +285,8 @@ impl Phys {
         };
         if let Posted::Give(wr_id) = p.journal.post_send(wr, out)? {
             let flags = p.journal.provider_flags(wr.flags);
-            p.provider.post_send(&SendWr { wr_id, flags, ..*wr }, &mut p.cqs)?;
+            let (sges, rkey) = (p.kind.local(wr.sges), p.kind.remote(wr.rkey));
+            p.provider.post_send(&SendWr { wr_id, flags, sges: &sges, rkey, ..*wr }, &mut p.cqs)?;
         }
         p.settle(out);
         Ok(())
@@ -253,7 +304,7 @@ impl Phys {
             Phys::Plain(p) => p,
         };
         if let Posted::Give(wr_id) = p.journal.post_recv(wr, out)? {
-            p.provider.post_recv(&RecvWr { wr_id, ..*wr }, &mut p.cqs)?;
+            p.provider.post_recv(&RecvWr { wr_id, sges: &p.kind.local(wr.sges) }, &mut p.cqs)?;
         }
         p.settle(out);
         Ok(())
@@ -297,9 +348,9 @@ impl Phys {
     }
 
     /// Stops it for ever; `None`: not yet. `gone`: its NIC is dead, and not only its port down.
-    pub fn quiesce(&mut self, gone: bool, out: &mut Wcs) -> Option<Backlog> {
+    pub fn quiesce(&mut self, gone: bool, out: &mut Wcs) -> Result<Option<Backlog>, QuiesceError> {
         match self {
-            Phys::Holding(qp) => Some(qp.quiesce()),
+            Phys::Holding(qp) => Ok(Some(qp.quiesce())),
             Phys::Plain(p) => p.quiesce(gone, out),
         }
     }
@@ -345,21 +396,47 @@ impl Plain {
     /// The provider gets what waits.
     fn give(&mut self, out: &mut Wcs) -> Result<(), PostError> {
         while let Some(wr) = self.journal.next_recv() {
-            self.provider.post_recv(&wr, &mut self.cqs)?;
+            self.provider.post_recv(&RecvWr { sges: &self.kind.local(wr.sges), ..wr }, &mut self.cqs)?;
             self.journal.gave_recv();
         }
-        while let Some(wr) = self.journal.next_send(out) {
-            self.provider.post_send(&wr, &mut self.cqs)?;
-            self.journal.gave_send();
-        }
+        self.give_sends(out)?;
         self.settle(out);
         Ok(())
     }
 
-    /// Takes what the provider has told.
+    fn give_sends(&mut self, out: &mut Wcs) -> Result<(), PostError> {
+        while let Some(wr) = self.journal.next_send(out) {
+            let (sges, rkey) = (self.kind.local(wr.sges), self.kind.remote(wr.rkey));
+            self.provider.post_send(&SendWr { sges: &sges, rkey, ..wr }, &mut self.cqs)?;
+            self.journal.gave_send();
+        }
+        Ok(())
+    }
+
+    /// Takes the provider's event.
+    fn hear(&mut self, out: &mut Wcs) {
+        let Some(event) = self.provider.take_event() else { return };
+        if matches!(event, RcEvent::AccessError | RcEvent::RequestError) {
+            self.journal.handle_own_error(out);
+        }
+        self.event = Some(event);
+    }
+
+    /// Takes what the provider has told; one in ERR is given what waits, for the flushes.
     fn settle(&mut self, out: &mut Wcs) {
-        if self.silent > 0 {
-            return;
+        if self.kind.events_first {
+            self.hear(out);
+        }
+        self.take(out);
+        if self.journal.ended() {
+            self.give_sends(out).expect("what the journal took fits");
+            self.take(out);
+        }
+    }
+
+    fn take(&mut self, out: &mut Wcs) {
+        if self.silent > 0 && !self.journal.ended() {
+            return; // nobody asks any more of one that has ended
         }
         if self.kind.recvs_first {
             self.take_recvs(out);
@@ -396,7 +473,7 @@ impl Plain {
         }
     }
 
-    fn quiesce(&mut self, gone: bool, out: &mut Wcs) -> Option<Backlog> {
+    fn quiesce(&mut self, gone: bool, out: &mut Wcs) -> Result<Option<Backlog>, QuiesceError> {
         self.silent = self.silent.saturating_sub(1);
         self.settle(out);
         loop {
@@ -423,9 +500,10 @@ impl Plain {
                     self.settle(out);
                     self.journal.recvs_polled();
                 }
-                Step::Wait => return None,
-                Step::Done(backlog) => return Some(backlog),
-                Step::Ended | Step::Strange => panic!("a program without errors, a provider that works"),
+                Step::Wait => return Ok(None),
+                Step::Done(backlog) => return Ok(Some(backlog)),
+                Step::Ended => return Err(QuiesceError),
+                Step::Strange => panic!("a provider that works"),
             }
         }
     }

@@ -1,7 +1,10 @@
 //! What a seed stands for: the network, the QPs, the work, and the faults with their times.
 
+use crate::memory::{key_on, KEY};
+use crate::own::{self, OwnError};
 use crate::phys::Kind;
 use crate::rng::Rng;
+use unbroken_path::health::HealthConfig;
 use unbroken_path::Mutation;
 use unbroken_types::{Mtu, SendFlags, SendOpcode, PSN_MASK};
 
@@ -41,11 +44,19 @@ pub enum Mutant {
     FlushLetThrough,
     /// A peer that counts the receives that it has used is taken for one that counts all.
     CountKindIgnored,
+    /// A plain device's error of the application's own is held like one of the network.
+    OwnErrorHeld,
+    /// A QP that an error of the program has ended is moved like any other.
+    EndedRevived,
+    /// A QP goes home as soon as its first path answers.
+    NoHysteresis,
+    /// On plain devices, keys are not translated for other NICs than those they are of.
+    KeysNotTranslated,
 }
 
 impl Mutant {
     /// All that leave something out.
-    pub const ALL: [Mutant; 14] = [
+    pub const ALL: [Mutant; 18] = [
         Mutant::NoQuiesce,
         Mutant::NoCounts,
         Mutant::Early,
@@ -60,6 +71,10 @@ impl Mutant {
         Mutant::FenceNotAwaited,
         Mutant::FlushLetThrough,
         Mutant::CountKindIgnored,
+        Mutant::OwnErrorHeld,
+        Mutant::EndedRevived,
+        Mutant::NoHysteresis,
+        Mutant::KeysNotTranslated,
     ];
 
     /// Its name on the command line.
@@ -80,6 +95,10 @@ impl Mutant {
             Mutant::FenceNotAwaited => "fence-not-awaited",
             Mutant::FlushLetThrough => "flush-let-through",
             Mutant::CountKindIgnored => "count-kind-ignored",
+            Mutant::OwnErrorHeld => "own-error-held",
+            Mutant::EndedRevived => "ended-revived",
+            Mutant::NoHysteresis => "no-hysteresis",
+            Mutant::KeysNotTranslated => "keys-not-translated",
         }
     }
 
@@ -88,6 +107,15 @@ impl Mutant {
             Mutant::EarlyTwice => unbroken_roce::Mutation::ExecuteTwice,
             Mutant::PlaceEarly => unbroken_roce::Mutation::PlaceEarly,
             _ => unbroken_roce::Mutation::None,
+        }
+    }
+
+    /// The settings of a host's look at its paths.
+    pub(crate) fn health(self) -> HealthConfig {
+        let config = HealthConfig { no_witness: self == Mutant::NoWitness, ..HealthConfig::default() };
+        match self {
+            Mutant::NoHysteresis => HealthConfig { steady_us: 0, ..config },
+            _ => config,
         }
     }
 
@@ -105,6 +133,7 @@ impl Mutant {
             Mutant::NoFence => Mutation::NoFence,
             Mutant::FenceNotAwaited => Mutation::FenceNotAwaited,
             Mutant::CountKindIgnored => Mutation::NoCountKind,
+            Mutant::EndedRevived => Mutation::EndedRevived,
             _ => Mutation::None,
         }
     }
@@ -252,6 +281,10 @@ pub struct Plan {
     pub crash: bool,
     /// The directory says that it is no more.
     pub crash_is_told: bool,
+    /// QPs go home by themselves, when their first paths are steady.
+    pub goes_home: bool,
+    /// What is wrong with the work of a QP.
+    pub own: Option<OwnError>,
 }
 
 impl Plan {
@@ -298,6 +331,8 @@ impl Plan {
             healed_us: 0,
             crash,
             crash_is_told: rng.one_in(2),
+            goes_home: false,
+            own: None,
         };
         let no_replay = rng.one_in(8);
         for _ in 0..rng.range(1, 3) {
@@ -311,7 +346,46 @@ impl Plan {
         let wrapping = psn_of(rng.pick(&[0, 0, 1, 2]), rng.below(2) as usize);
         plan.psn_shift = PSN_MASK.wrapping_sub(wrapping + rng.below(30) as u32) & PSN_MASK;
         plan.plain = rng.pick(&[[false; 2], [false; 2], [true; 2], [true; 2], [true, false], [false, true]]);
+        own::draw(&mut plan, rng);
+        if rng.one_in(8) {
+            plan.draw_flapping(rng);
+        }
         plan
+    }
+
+    /// A port goes down and comes back, once or again and again; then there is time to go home.
+    fn draw_flapping(&mut self, rng: &mut Rng) {
+        self.goes_home = true;
+        let (host, nic) = (rng.below(2) as usize, self.qps[0].nic);
+        let period_us = rng.range(60_000, 300_000);
+        let mut at = rng.below(5_000);
+        for _ in 0..rng.pick(&[1, 1, 2, 6, 12]) {
+            self.faults.push((at, Fault::Down { host, nic }));
+            self.faults.push((at + period_us / 2, Fault::Heal { host, nic }));
+            at += period_us;
+        }
+        self.healed_us = self.healed_us.max(at) + rng.range(1_000_000, 3_000_000);
+    }
+
+    /// Whether the memory of both hosts has other keys on each NIC.
+    pub(crate) fn own_keys(&self) -> bool {
+        self.plain == [true; 2]
+    }
+
+    /// All faults, and when each happens is not said.
+    fn all_faults(&self) -> impl Iterator<Item = Fault> + '_ {
+        self.faults.iter().chain(self.own.iter().flat_map(|own| &own.amid)).map(|&(_, fault)| fault)
+    }
+
+    /// What is wrong with the work of this QP.
+    pub fn own_of(&self, qp: usize) -> Option<&OwnError> {
+        self.own.as_ref().filter(|own| own.qp == qp)
+    }
+
+    /// How often an end tries again where the peer has no receive.
+    pub fn rnr_retry(&self, host: usize, qp: usize) -> u8 {
+        let limited = |own: &&OwnError| own.host == host && own.mistake == own::Mistake::NoReceive;
+        self.own_of(qp).filter(limited).map_or(7, |own| own.rnr_retry)
     }
 
     fn draw_qp(&self, rng: &mut Rng, no_replay: bool) -> QpPlan {
@@ -410,15 +484,32 @@ impl Plan {
         }
     }
 
-    /// How a life of a host's QPs is made.
-    pub(crate) fn kind(&self, host: usize, life: u64, mutant: Mutant) -> Kind {
+    /// How a life of a host's QPs is made, from its NIC to one of the peer's.
+    pub(crate) fn kind(
+        &self,
+        (host, qp): (usize, usize),
+        life: u64,
+        (nic, remote): (usize, usize),
+        mutant: Mutant,
+    ) -> Kind {
+        let translates = self.own_keys() && mutant != Mutant::KeysNotTranslated;
+        let key = |nic| if translates { key_on(self.qps[qp].nic, nic) } else { KEY };
         let mutation = match mutant {
             Mutant::FlushLetThrough => unbroken_journal::Mutation::FlushLetThrough,
+            Mutant::OwnErrorHeld => unbroken_journal::Mutation::OwnErrorHeld,
             _ => unbroken_journal::Mutation::None,
         };
         // As it comes: both orders, and QPs that stop at once and late.
         let chance = psn_of(life + 1, host) ^ self.psn_shift;
-        Kind { plain: self.plain[host], recvs_first: chance & 1 == 0, slow: chance >> 1 & 3, mutation }
+        Kind {
+            plain: self.plain[host],
+            recvs_first: chance & 1 == 0,
+            slow: chance >> 1 & 3,
+            events_first: chance & 8 == 0,
+            local_key: key(nic),
+            remote_key: key(remote),
+            mutation,
+        }
     }
 
     /// The first PSN that a host sends in an epoch.
@@ -428,14 +519,16 @@ impl Plan {
 
     /// Whether nothing in the plan touches the logical QP: it must not notice that others fail.
     pub fn spares(&self, qp: usize) -> bool {
-        self.spares_path(qp) && !self.faults.iter().any(|(_, f)| matches!(f, Fault::Stop { .. }))
+        // An end that hears no more of its peer gets a fresh life, in vain.
+        let cut_off = self.own_of(qp).is_some_and(|own| !own.ends_peer());
+        self.spares_path(qp) && !cut_off && !self.all_faults().any(|f| matches!(f, Fault::Stop { .. }))
     }
 
     /// Whether the QP is moved by plan alone, and nothing else in the plan touches any path.
     pub fn only_planned(&self, qp: usize) -> bool {
         let clean = self.loss_ppm == 0 && self.jitter_us == 0 && self.late_ppm == 0 && !self.crash;
         clean
-            && self.faults.iter().all(|&(_, f)| match f {
+            && self.all_faults().all(|f| match f {
                 Fault::Suspect { qp: other, .. } => other != qp,
                 Fault::Heal { .. } | Fault::Plan { .. } => true,
                 _ => false,
@@ -449,7 +542,7 @@ impl Plan {
             self.loss_ppm == 0 && self.jitter_us == 0 && self.ctrl_loss_ppm == 0 && self.late_ppm == 0 && !self.crash;
         let default = self.qps[qp].nic;
         clean
-            && self.faults.iter().all(|&(_, f)| match f {
+            && self.all_faults().all(|f| match f {
                 Fault::Dead { nic, .. } | Fault::Down { nic, .. } | Fault::Cut { nic, .. } => nic != default,
                 Fault::Suspect { qp: other, .. } | Fault::Plan { qp: other, .. } => other != qp,
                 Fault::Heal { .. } | Fault::Stop { .. } => true,

@@ -39,6 +39,18 @@ pub struct Stats {
     pub crashes: u64,
     /// Switches that were refused since a request must not be replayed.
     pub refusals: u64,
+    /// Errors of applications' own that were delivered as such.
+    pub own_errors: u64,
+    /// Those of hosts whose devices have plain verbs only.
+    pub plain_own_errors: u64,
+    /// Those that were delivered while an end was between two paths, or about to leave one.
+    pub amid_own_errors: u64,
+    /// Ends whose QP was ended by a request of the peer.
+    pub ended_by_peer: u64,
+    /// Own errors that a network hid, which failed just then.
+    pub hidden_own_errors: u64,
+    /// QPs that went home by themselves.
+    pub homecomings: u64,
     /// Logical QPs that nothing touched, and that noticed nothing.
     pub spared_qps: u64,
     /// Receives of shared queues that were begun when their QP moved.
@@ -61,7 +73,7 @@ pub struct Stats {
 type Row = (&'static str, fn(&Stats) -> u64, u64);
 
 impl Stats {
-    const ROWS: [Row; 25] = [
+    const ROWS: [Row; 31] = [
         ("switches", |s| s.switches, 2_000),
         ("planned", |s| s.planned, 300),
         ("plans", |s| s.plans, 500),
@@ -79,6 +91,12 @@ impl Stats {
         ("stops", |s| s.stops, 60),
         ("crashes", |s| s.crashes, 30),
         ("refusals", |s| s.refusals, 20),
+        ("own-errors", |s| s.own_errors, 80),
+        ("own-plain", |s| s.plain_own_errors, 30),
+        ("own-amid", |s| s.amid_own_errors, 10),
+        ("ended-by-peer", |s| s.ended_by_peer, 40),
+        ("own-hidden", |s| s.hidden_own_errors, 0),
+        ("homecomings", |s| s.homecomings, 5),
         ("spared-qps", |s| s.spared_qps, 35),
         ("spared-paths", |s| s.spared_paths, 40),
         ("given-back", |s| s.given_back, 3),
@@ -109,6 +127,12 @@ impl Stats {
         self.stops += o.stops;
         self.crashes += o.crashes;
         self.refusals += o.refusals;
+        self.own_errors += o.own_errors;
+        self.plain_own_errors += o.plain_own_errors;
+        self.amid_own_errors += o.amid_own_errors;
+        self.ended_by_peer += o.ended_by_peer;
+        self.hidden_own_errors += o.hidden_own_errors;
+        self.homecomings += o.homecomings;
         self.spared_qps += o.spared_qps;
         self.spared_paths += o.spared_paths;
         self.given_back += o.given_back;

@@ -3,6 +3,7 @@
 use crate::app::App;
 use crate::end::{app, ready_to_receive, ready_to_send, End, Life, Wcs, SQ_DEPTH};
 use crate::hands::Hands;
+use crate::home;
 use crate::memory::HostMemory;
 use crate::net::{Net, Weather};
 use crate::phys::Phys;
@@ -12,8 +13,9 @@ use crate::srq::SharedQueue;
 use crate::stats::Stats;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use unbroken_path::health::{HealthConfig, PeerHealth, Verdict};
-use unbroken_path::{Belief, Config, Endpoint, Executor, LogicalQp, Reason, SlotPath, SlotTable, State};
+use std::sync::Arc;
+use unbroken_path::health::{PeerHealth, Verdict};
+use unbroken_path::{Belief, Config, Endpoint, Executor, LogicalQp, Policy, Reason, SlotPath, SlotTable, State};
 use unbroken_types::{Gid, SendFlags};
 
 /// After all faults are healed, everything must come to its end within this time: longer than a silent peer is waited for.
@@ -52,6 +54,10 @@ pub(crate) enum Event {
     Health {
         host: usize,
     },
+    /// A host looks whether QPs can go home.
+    Home {
+        host: usize,
+    },
     App {
         host: usize,
         qp: usize,
@@ -70,7 +76,8 @@ impl Event {
     pub(crate) fn host(&self) -> Option<usize> {
         match *self {
             Event::Packet { host, .. } | Event::Control { host, .. } | Event::Qp { host, .. } => Some(host),
-            Event::Path { host, .. } | Event::Look { host, .. } | Event::Health { host } => Some(host),
+            Event::Path { host, .. } | Event::Look { host, .. } => Some(host),
+            Event::Health { host } | Event::Home { host } => Some(host),
             Event::App { host, .. } | Event::Nic { host, .. } => Some(host),
             Event::Fault(Fault::Suspect { host, .. } | Fault::Plan { host, .. }) => Some(host),
             Event::Fault(_) => None,
@@ -117,6 +124,8 @@ pub(crate) struct World {
     pub crashed: [bool; 2],
     /// Another process answers in the place of the crashed one.
     pub restarted: [bool; 2],
+    /// When each QP went home last, and into which epoch.
+    pub homecomings: Vec<Option<(u64, u64)>>,
     /// Until when a process is stopped.
     pub stopped_us: [u64; 2],
     pub stats: Stats,
@@ -157,14 +166,13 @@ pub(crate) fn endpoint(host: usize, qp: usize) -> Endpoint {
 impl World {
     fn new(plan: Plan, seed: u64, mutant: Mutant, trace: bool) -> World {
         let count = plan.qps.iter().flat_map(|q| q.msgs.iter().map(Vec::len)).max().unwrap_or(0);
-        let memory = [0, 1].map(|_| HostMemory::new(plan.qps.len(), count, plan.max_len));
-        let apps =
-            [0, 1].map(|h| plan.qps.iter().enumerate().map(|(q, p)| App::new(h, q, p, SQ_DEPTH, &memory)).collect());
+        let defaults = || plan.own_keys().then(|| plan.qps.iter().map(|qp| qp.nic).collect());
+        let memory = [0, 1].map(|_| HostMemory::new(plan.qps.len(), count, plan.max_len, defaults()));
+        let apps = [0, 1].map(|h| (0..plan.qps.len()).map(|q| App::new(h, q, &plan, SQ_DEPTH, &memory)).collect());
         let ends = [0, 1].map(|h| (0..plan.qps.len()).map(|q| Self::new_end(&plan, h, q, mutant)).collect());
         let net = Net::new(&plan);
         let health = [0, 1].map(|_| {
-            let mut health =
-                PeerHealth::new(HealthConfig { no_witness: mutant == Mutant::NoWitness, ..HealthConfig::default() });
+            let mut health = PeerHealth::new(mutant.health());
             for (local, remote) in (0..plan.rails).flat_map(|l| (0..plan.rails).map(move |r| (l, r))) {
                 if net.connected(local, remote) {
                     health.add(SlotPath { local: local as u8, remote: remote as u8 });
@@ -183,6 +191,7 @@ impl World {
             health_at_us: [u64::MAX; 2],
             crashed: [false; 2],
             restarted: [false; 2],
+            homecomings: vec![None; plan.qps.len()],
             stopped_us: [0; 2],
             stats: Stats::default(),
             trace,
@@ -199,7 +208,10 @@ impl World {
         let default = SlotPath { local: nic as u8, remote: nic as u8 };
         let table = SlotTable::new(default, plan.rails as u8, plan.rails as u8, host == 0);
         let config = Config { mutation: mutant.in_path(), ..Config::default() };
-        let lqp = LogicalQp::new(endpoint(host, qp), endpoint(1 - host, qp), table, config, 0);
+        let mut lqp = LogicalQp::new(endpoint(host, qp), endpoint(1 - host, qp), table, config, 0);
+        if mutant == Mutant::NoHysteresis {
+            lqp.set_policy(Arc::new(Policy { min_away_us: 0, ..Policy::default() }));
+        }
         let (ours, theirs) = (host, 1 - host);
         let qpn = qpn_of(qp, 0, mutant);
         let srq = plan.qps[qp].srq[host].then(|| SharedQueue::new(mutant == Mutant::LostReceive));
@@ -209,7 +221,7 @@ impl World {
             nic,
             remote: nic,
             sq_psn: plan.psn_of(0, ours),
-            qp: Phys::new(qpn, logical_qpn(qp), srq.as_ref(), plan.kind(host, 0, mutant)),
+            qp: Phys::new(qpn, logical_qpn(qp), srq.as_ref(), plan.kind((host, qp), 0, (nic, nic), mutant)),
             armed_us: u64::MAX,
             over: false,
             wrapped: false,
@@ -219,7 +231,7 @@ impl World {
         life.qp.transport_mut().set_mutation(mutant.in_roce());
         let mtu = plan.mtu[0].min(plan.mtu[1]);
         let none = &mut Wcs::default();
-        let app = app(plan.timeout, plan.retry_cnt);
+        let app = app(plan.timeout, plan.retry_cnt, plan.rnr_retry(host, qp));
         life.qp.modify(&ready_to_receive(&app, qpn, plan.psn_of(0, theirs), mtu), none).expect("INIT to RTR");
         life.qp.modify(&ready_to_send(&app, life.sq_psn), none).expect("RTR to RTS");
         End {
@@ -280,6 +292,9 @@ impl World {
                 self.with(host, qp, |executor, hands| executor.beliefs_changed(hands));
             }
         }
+        if self.plan.goes_home {
+            (0..2).for_each(|host| self.push(home::LOOK_US, Event::Home { host }));
+        }
         for (at, fault) in self.plan.faults.clone() {
             self.push(at, Event::Fault(fault));
         }
@@ -291,7 +306,10 @@ impl World {
             let other_crashed = self.crashed[1 - h];
             let calm = |e: &End| e.executor().deadline_us().is_none();
             self.ends[h].iter().all(calm)
-                && self.apps[h].iter().all(|a| if other_crashed { a.sends_finished() } else { a.finished() })
+                && self.apps[h].iter().zip(&self.apps[1 - h]).all(|(a, peer)| match other_crashed {
+                    true => a.sends_finished(),
+                    false => a.finished(peer),
+                })
         })
     }
 
@@ -300,7 +318,7 @@ impl World {
         for (host, ends) in self.ends.iter().enumerate() {
             for (qp, end) in ends.iter().enumerate() {
                 let (app, path) = (&self.apps[host][qp], end.lqp());
-                if !app.finished() {
+                if !app.finished(&self.apps[1 - host][qp]) {
                     text += &format!(
                         " host {host} qp {qp} epoch {} {:?} outstanding {};",
                         path.epoch(),
@@ -323,16 +341,19 @@ impl World {
                     return Err(format!("qp {qp} host {host}: {:?} shared receives for {due}", end.unused_shared()));
                 }
                 self.stats.plans_cancelled += end.lqp().counters().plans_cancelled;
+                let hidden = self.plan.own_of(qp).is_some_and(|own| own.host == host);
+                self.stats.hidden_own_errors += u64::from(hidden && !self.apps[host][qp].got_own_error());
                 self.stats.given_back += end.srq.as_ref().map_or(0, |s| s.given_back());
             }
             let failed =
                 [0, 1].map(|h: usize| self.ends[h][qp].lqp().state() == State::Failed || self.apps[h][qp].failed());
             // Planned switches alone fail nothing, atomics and what must not be replayed included.
-            let excused = self.plan.crash || (self.plan.qps[qp].no_replay && !self.plan.only_planned(qp));
+            let own = self.plan.own_of(qp).is_some(); // see `App::check_memory`
+            let excused = own || self.plan.crash || (self.plan.qps[qp].no_replay && !self.plan.only_planned(qp));
             if failed != [false; 2] && !excused {
                 return Err(format!("qp {qp} failed without a cause: {failed:?}"));
             }
-            if failed[0] != failed[1] && !self.plan.crash {
+            if failed[0] != failed[1] && !self.plan.crash && !own {
                 return Err(format!("qp {qp} failed at one end only: {failed:?}"));
             }
             if self.plan.spares_path(qp) {

@@ -3,10 +3,11 @@
 //! A process that switches must not look at the faults (on a real network there is nothing to look at), so it logs only when it
 //! noticed. Whoever reads the log joins the two: the cause of a switch is the last fault on its old path that was active when the
 //! failure was noticed. A QP that came onto the path when the fault was there already meets it then, so its time counts from there.
+//! A planned switch answers none: nothing had failed, and what was wrong on its path before was not what it detected.
 
 use std::collections::VecDeque;
 
-use crate::event::{Event, What};
+use crate::event::{Event, Switch, SwitchKind, What};
 
 /// Faults remembered.
 const REMEMBERED: usize = 1024;
@@ -67,11 +68,7 @@ impl Causes {
                 // Cleared before it fell due: it never was.
                 self.faults.retain(|s| s.until_us.is_none_or(|until_us| until_us >= s.from_us));
             }
-            What::Switch(switch) if switch.detect_us.is_none() => {
-                let (at_us, on_path_us) = (switch.detected_at_us, switch.on_path_since_us);
-                switch.detect_us =
-                    self.cause(at_us, &switch.from, on_path_us).map(|from_us| at_us.saturating_sub(from_us));
-            }
+            What::Switch(switch) if switch.detect_us.is_none() => switch.detect_us = self.detect_us(switch),
             _ => {}
         }
     }
@@ -79,9 +76,16 @@ impl Causes {
     /// The same for a switch that was told before its fault: a fault that began later than the one that was found is the cause.
     pub(crate) fn review(&self, event: &mut Event) {
         let What::Switch(switch) = &mut event.what else { return };
-        let (at_us, on_path_us) = (switch.detected_at_us, switch.on_path_since_us);
-        let found_us = self.cause(at_us, &switch.from, on_path_us).map(|from_us| at_us.saturating_sub(from_us));
-        switch.detect_us = switch.detect_us.into_iter().chain(found_us).min();
+        switch.detect_us = switch.detect_us.into_iter().chain(self.detect_us(switch)).min();
+    }
+
+    /// From the fault that a switch answered to its detection.
+    fn detect_us(&self, switch: &Switch) -> Option<u64> {
+        if switch.kind == SwitchKind::Planned {
+            return None;
+        }
+        let at_us = switch.detected_at_us;
+        self.cause(at_us, &switch.from, switch.on_path_since_us).map(|from_us| at_us.saturating_sub(from_us))
     }
 
     /// When a QP that came onto the path `from` at `on_path_us` met the fault that was noticed at `at_us`.
@@ -108,7 +112,6 @@ fn touches(fault: &str, path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Switch, SwitchKind};
 
     fn fault(fault: &str, time_us: u64) -> Event {
         Event::at(What::Fault { fault: fault.into(), lasts_us: None, every_us: None }, time_us)
@@ -123,12 +126,22 @@ mod tests {
     }
 
     fn detect_since_us(log: &[Event], from: &str, on_path_since_us: u64, detected_at_us: u64) -> Option<u64> {
+        detect_of_us(SwitchKind::Passive, log, from, on_path_since_us, detected_at_us)
+    }
+
+    fn detect_of_us(
+        kind: SwitchKind,
+        log: &[Event],
+        from: &str,
+        on_path_since_us: u64,
+        detected_at_us: u64,
+    ) -> Option<u64> {
         let mut causes = Causes::default();
         for event in log {
             causes.apply(&mut event.clone());
         }
         let mut switch = Event::now(What::Switch(Switch {
-            kind: SwitchKind::Passive,
+            kind,
             host: "a".into(),
             qp: 2,
             from: from.into(),
@@ -142,6 +155,9 @@ mod tests {
             replayed: 0,
         }));
         causes.apply(&mut switch);
+        let applied = switch.clone();
+        causes.review(&mut switch);
+        assert_eq!(switch, applied, "the same log says the same");
         match switch.what {
             What::Switch(s) => s.detect_us,
             _ => unreachable!(),
@@ -154,6 +170,13 @@ mod tests {
         assert_eq!(detect_us(&log, "a/0-b/0", 200), Some(50));
         assert_eq!(detect_us(&log, "a/0-b/0", 120), Some(20));
         assert_eq!(detect_us(&log, "a/1-b/1", 200), None);
+    }
+
+    #[test]
+    fn a_planned_switch_detects_nothing() {
+        let log = [fault("loss cable a/0 1%", 100)];
+        let detect = |kind| detect_of_us(kind, &log, "a/0-b/0", 0, 200);
+        assert_eq!([SwitchKind::Passive, SwitchKind::Planned].map(detect), [Some(100), None]);
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! Two executors over shells that only write down what they are asked to do.
 
 use super::*;
-use crate::action::{FailCause, Opened};
+use crate::action::{FailCause, OpenError, Opened, QuiesceError};
 use crate::config::Config;
-use crate::message::{Endpoint, Hello, Planned};
+use crate::message::{Endpoint, Hello, Planned, Refuse};
 use crate::slots::SlotTable;
-use unbroken_roce::{Messages, SendWr};
-use unbroken_types::{Gid, Mtu, SendFlags, SendOpcode};
+use unbroken_roce::{Backlog, Messages, PostError, RecvEntry, RecvWr, SendEntry, SendWr};
+use unbroken_types::{Gid, Mtu, QpCaps, SendFlags, SendOpcode};
 
 const CAPS: QpCaps = QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
 
@@ -23,6 +23,8 @@ struct Fake {
     can_quiesce: bool,
     /// It takes until then to stop.
     stops_at_us: u64,
+    /// It has then ended by an error of the program.
+    ends_by_program: bool,
     refuses: Option<&'static str>,
     qpn: u32,
     sent: Vec<Message>,
@@ -47,6 +49,7 @@ impl Fake {
             nic: 0,
             can_quiesce: true,
             stops_at_us: 0,
+            ends_by_program: false,
             refuses: None,
             qpn: 100,
             sent: Vec::new(),
@@ -91,6 +94,10 @@ impl Shell for Fake {
         }
         if self.stops_at_us > self.now_us {
             return Ok(None);
+        }
+        if self.ends_by_program {
+            self.state = QpState::Err;
+            return Err(QuiesceError);
         }
         self.log.push("quiesce");
         self.state = QpState::Err;
@@ -273,6 +280,39 @@ fn what_an_error_of_the_program_has_ended_stays_so() {
     s.state = QpState::Err;
     answer(&mut e, &mut s, 0, true);
     assert_eq!((s.ended, s.wcs), (Some(Ended::ByProgram), vec![(1, WcStatus::WrFlushErr)]));
+}
+
+/// The peer learns of it when it switches, and refuses: the application has its error already, and gets no other.
+#[test]
+fn a_refusal_says_nothing_new_to_a_qp_that_has_ended() {
+    let (mut e, mut s) = (end(1), Fake::new());
+    s.state = QpState::Err;
+    let refuse = Refuse { reason: RefuseReason::Failed, epoch: 1, refused: 2 };
+    e.message(&mut s, &Message { from: endpoint(2), to: endpoint(1), body: Body::Refuse(refuse) });
+    assert_eq!((s.ended, e.lqp().state()), (Some(Ended::ByProgram), State::Failed));
+    assert!(s.log.is_empty() && s.wcs.is_empty(), "{:?} {:?}", s.log, s.wcs);
+}
+
+/// That an error of the program had ended it shows while it is being stopped.
+#[test]
+fn what_is_found_to_have_ended_while_it_stops_stays_so() {
+    for at_once in [true, false] {
+        let (mut e, mut s) = (end(1), Fake::new());
+        (s.stops_at_us, s.ends_by_program) = (if at_once { 0 } else { 10_000 }, true);
+        // Something is held: a planned switch was being prepared.
+        s.sends = vec![write(1)];
+        assert!(e.plan(&mut s, Reason::Drain, ahead) || e.plan(&mut s, Reason::Drain, ahead));
+        assert_eq!(e.hold_sends(&CAPS, || 1, &SendWr { wr_id: 3, ..blank() }), Some(Ok(())));
+        e.suspect(&mut s, Reason::Stall);
+        if !at_once {
+            assert_eq!((e.lqp().state(), s.ended), (State::Quiescing, None));
+            (s.now_us, s.state) = (11_000, QpState::Err);
+            e.tick(&mut s);
+        }
+        assert_eq!((s.ended, e.lqp().state()), (Some(Ended::ByProgram), State::Failed));
+        assert_eq!((s.wcs, e.deadline_us()), (vec![(3, WcStatus::WrFlushErr)], None));
+        assert!(!s.log.contains(&"gives up"), "{:?}", s.log);
+    }
 }
 
 #[test]

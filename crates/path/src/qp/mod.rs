@@ -4,7 +4,7 @@
 //! |--------------|------------------------------------|-------------|----------------------------------------|
 //! | `Active`     | `suspect` of this epoch            | `Quiescing` | Quiesce (Fail: no backup, peer closed) |
 //! | `Active`     | Hello of a higher epoch            | `Quiescing` | Quiesce                                |
-//! | `Quiescing`  | `handle_quiesced`                  | `Opening`   | Open: the lowest higher epoch that is alive, or the one heard of |
+//! | `Quiescing`  | `handle_quiesced`                  | `Opening`   | Open: the one heard of, or a higher epoch by choice     |
 //! | `Quiescing`  | `handle_ended`: the program's error | `Failed`   | Send Refuse                            |
 //! | `Quiescing`  | the same, but no path / too fast   | `Parked`    |                                        |
 //! | `Parked`     | a path comes up, a Hello, the time | `Opening`   | Open                                   |
@@ -43,10 +43,12 @@ mod switch;
 mod tests;
 
 use crate::action::{Action, Attempt, OpenError, Opened, QuiesceError, Quiesced, Reason};
+use crate::choice::{choose, Health, Policy};
 use crate::config::{Config, Counters};
 use crate::message::{Endpoint, Hello, RefuseReason};
 use crate::slots::{Belief, SlotPath, SlotTable, SLOTS};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use unbroken_roce::Messages;
 use unbroken_types::{Mtu, WcStatus};
 
@@ -115,6 +117,9 @@ pub struct LogicalQp {
     beliefs: [Belief; SLOTS],
     /// One slot for each distinct path, as bits.
     distinct: u64,
+    policy: Arc<Policy>,
+    /// QPs that each of our NICs carries, as far as told.
+    load: Vec<u32>,
     state: State,
     epoch: u64,
     /// Totals over the lives that ended.
@@ -174,6 +179,8 @@ impl LogicalQp {
             slots,
             beliefs,
             distinct,
+            policy: Arc::default(),
+            load: Vec::new(),
             state: State::Active,
             epoch: 0,
             executed: Messages::default(),
@@ -249,6 +256,19 @@ impl LogicalQp {
     /// Our own messages that completed in the lives that ended.
     pub fn completed(&self) -> Messages {
         self.completed
+    }
+    /// What this end wishes of paths.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+    /// When the QP came onto its present path.
+    pub(crate) fn on_path_since_us(&self) -> u64 {
+        self.active_since_us
+    }
+    /// The best epoch from `from` on whose path is alive and `wanted`.
+    fn choose(&self, from: u64, wanted: impl Fn(SlotPath) -> bool) -> Option<u64> {
+        let Self { slots, beliefs, load, .. } = self;
+        choose(&Health { slots, beliefs, load, now: self.path() }, &self.policy, from, wanted)
     }
     /// The switch that is under way, or that has failed.
     pub fn attempt(&self) -> Option<Attempt> {
@@ -331,6 +351,20 @@ impl LogicalQp {
         let ok = self.slots.fill(slot, path);
         self.distinct = self.slots.distinct();
         ok
+    }
+
+    /// What this end wishes of paths; to be said before the QP moves.
+    pub fn set_policy(&mut self, policy: Arc<Policy>) {
+        self.policy = policy;
+    }
+
+    /// So many QPs are carried by one of our NICs.
+    pub fn set_load(&mut self, local: u8, qps: u32) {
+        let at = usize::from(local);
+        if self.load.len() <= at {
+            self.load.resize(at + 1, 0);
+        }
+        self.load[at] = qps;
     }
 
     /// What the shell believes of a slot's path now. It suspects nothing by itself: call [`Self::suspect`] for that.

@@ -21,7 +21,7 @@ use super::{Chain, LogicalQp, State};
 use crate::action::{Action, Reason};
 use crate::config::Mutation;
 use crate::message::{Body, Planned};
-use crate::slots::{slot_of, Belief, SlotPath, SLOTS};
+use crate::slots::{slot_of, Belief, SlotPath};
 
 /// A planned switch that both ends prepare.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -55,17 +55,13 @@ impl LogicalQp {
         self.plan.map(|p| p.epoch).filter(|_| self.state == State::Fencing)
     }
 
-    /// Prepares a switch to the first path that is `wanted`. Gives whether there is one that is believed alive, and nothing else goes on.
+    /// Prepares a switch to the best path that is `wanted`. Gives whether there is one that is believed alive, and nothing else goes on.
     pub fn plan(&mut self, now_us: u64, reason: Reason, wanted: impl Fn(SlotPath) -> bool) -> bool {
         if self.state != State::Active || self.peer_closed {
             return false;
         }
         let from = self.epoch.max(self.cancelled) + 1;
-        let fits = |epoch: &u64| {
-            let slot = slot_of(*epoch);
-            self.belief(slot) == Belief::Alive && self.slots.get(slot).is_some_and(&wanted)
-        };
-        let Some(epoch) = (from..from + SLOTS as u64).find(fits) else { return false };
+        let Some(epoch) = self.choose(from, wanted) else { return false };
         self.begin_plan(now_us, epoch, reason);
         true
     }

@@ -4,7 +4,7 @@ use super::{Chain, LogicalQp, State};
 use crate::action::{Action, FailCause, OpenError, Opened, QuiesceError, Quiesced, Reason, Switched};
 use crate::config::Mutation;
 use crate::message::{Hello, RefuseReason};
-use crate::slots::{slot_of, Belief, SLOTS};
+use crate::slots::{slot_of, Belief};
 use unbroken_roce::{Messages, PeerDone};
 use unbroken_types::WcStatus;
 
@@ -106,18 +106,15 @@ impl LogicalQp {
         self.actions.push_back(Action::Open { epoch, slot: slot_of(epoch) });
     }
 
-    /// The epoch that the peer is in, if it is higher and our NIC for it works; else the lowest higher one believed alive.
+    /// The epoch that the peer is in, if it is higher and our NIC for it works; else a higher one whose path is believed alive, by choice.
     fn next_epoch(&self) -> Option<u64> {
         let heard = self.heard_epoch();
         if heard > self.epoch && self.usable(heard) {
             return Some(heard);
         }
-        let from = heard.max(self.epoch) + 1;
-        let alive = |e: &u64| self.belief(slot_of(*e)) == Belief::Alive;
-        let mut epochs = from..from + SLOTS as u64;
-        let same = |e: &u64| self.slots.get(slot_of(*e)) == self.path();
-        let stay = self.stays().then(|| epochs.clone().find(|e| same(e) && alive(e))).flatten();
-        stay.or_else(|| epochs.find(alive))
+        let (from, now) = (heard.max(self.epoch) + 1, self.path());
+        let stay = self.stays().then(|| self.choose(from, |path| Some(path) == now)).flatten();
+        stay.or_else(|| self.choose(from, |_| true))
     }
 
     /// Whether the QP alone is in trouble and not its path, so that it gets a fresh life there. If that is in vain it moves all the same.
