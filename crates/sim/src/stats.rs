@@ -95,7 +95,7 @@ impl Stats {
         ("own-plain", |s| s.plain_own_errors, 30),
         ("own-amid", |s| s.amid_own_errors, 10),
         ("ended-by-peer", |s| s.ended_by_peer, 40),
-        ("own-hidden", |s| s.hidden_own_errors, 0),
+        ("own-hidden", |s| s.hidden_own_errors, 4),
         ("homecomings", |s| s.homecomings, 5),
         ("spared-qps", |s| s.spared_qps, 35),
         ("spared-paths", |s| s.spared_paths, 40),
