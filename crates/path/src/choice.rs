@@ -2,7 +2,7 @@
 //! plan, and home; and one rule, [`may_go_home`], for when it is time to go home.
 //!
 //! What is chosen is an epoch, since an epoch names its path (slot *e mod 64*) for both ends. The table of slots is the same at both ends; what
-//! an end knows besides, how far its NICs are and what they carry, is its own. So the ends may choose differently; then the higher epoch counts,
+//! an end knows besides, how far its NICs are, is its own. So the ends may choose differently; then the higher epoch counts,
 //! as always, and that they do is rare: mostly one end begins and the other follows.
 //!
 //! Among the paths that are believed alive, in this order:
@@ -10,8 +10,7 @@
 //! 2. any other path than the present one: who moves has a reason;
 //! 3. the default path and those rail to rail, before those across;
 //! 4. our NIC that is nearest to the program's memory (PCIe, NUMA);
-//! 5. our NIC that carries the fewest QPs: so those of a dead NIC spread over the others;
-//! 6. the lowest epoch: the order of the table.
+//! 5. the lowest epoch: the order of the table.
 
 use crate::slots::{slot_of, Belief, SlotPath, SlotTable, SLOTS};
 
@@ -40,8 +39,6 @@ pub struct Health<'a> {
     pub slots: &'a SlotTable,
     /// What is believed of each slot's path.
     pub beliefs: &'a [Belief; SLOTS],
-    /// QPs that each of our NICs carries; those beyond the list carry none.
-    pub load: &'a [u32],
     /// The path that the QP is on, or comes from.
     pub now: Option<SlotPath>,
 }
@@ -61,9 +58,9 @@ pub fn choose(health: &Health<'_>, policy: &Policy, from: u64, wanted: impl Fn(S
         }
         let across = path.local != path.remote && Some(path) != default;
         let of = usize::from(path.local);
-        let (distance, load) = (policy.distance.get(of).copied(), health.load.get(of).copied());
+        let distance = policy.distance.get(of).copied();
         let present = Some(path) == health.now;
-        Some((place, present, across, distance.unwrap_or(0), load.unwrap_or(0), epoch))
+        Some((place, present, across, distance.unwrap_or(0), epoch))
     };
     (from..from + SLOTS as u64).filter_map(rank).min().map(|(.., epoch)| epoch)
 }
@@ -84,7 +81,6 @@ mod tests {
     struct Case {
         slots: SlotTable,
         beliefs: [Belief; SLOTS],
-        load: Vec<u32>,
         now: SlotPath,
         policy: Policy,
     }
@@ -93,7 +89,7 @@ mod tests {
         fn new(nics: u8) -> Case {
             let slots = SlotTable::new(path(0, 0), nics, nics, true);
             let policy = Policy::default();
-            Case { slots, beliefs: [Belief::Alive; SLOTS], load: Vec::new(), now: path(0, 0), policy }
+            Case { slots, beliefs: [Belief::Alive; SLOTS], now: path(0, 0), policy }
         }
 
         fn kill(&mut self, dead: impl Fn(SlotPath) -> bool) {
@@ -105,8 +101,8 @@ mod tests {
         }
 
         fn epoch(&self, from: u64) -> Option<u64> {
-            let Case { slots, beliefs, load, now, policy } = self;
-            choose(&Health { slots, beliefs, load, now: Some(*now) }, policy, from, |_| true)
+            let Case { slots, beliefs, now, policy } = self;
+            choose(&Health { slots, beliefs, now: Some(*now) }, policy, from, |_| true)
         }
 
         fn path(&self) -> Option<SlotPath> {
@@ -147,18 +143,6 @@ mod tests {
     }
 
     #[test]
-    fn the_qps_of_a_dead_nic_spread_over_the_others() {
-        let mut c = Case::new(4);
-        c.kill(|p| p.local == 0 || p.remote == 0);
-        c.load = vec![0, 0, 6, 0];
-        for _ in 0..12 {
-            let to = c.path().expect("three rails live");
-            c.load[usize::from(to.local)] += 1;
-        }
-        assert_eq!(c.load, [0, 6, 6, 6]);
-    }
-
-    #[test]
     fn an_explicit_map_overrides_everything_but_death() {
         let mut c = Case::new(4);
         c.policy = Policy { map: vec![path(2, 1), path(3, 3)], distance: vec![0, 0, 9, 9], ..Policy::default() };
@@ -194,12 +178,11 @@ mod tests {
             c.kill(|p| dead.contains(&p));
             let shunned = draw(u64::from(nics) + 1) as u8;
             if draw(2) == 0 {
-                c.load = (0..nics).map(|_| draw(4) as u32).collect();
                 c.policy.distance = (0..nics).map(|_| draw(3) as u16).collect();
                 c.policy.map = (0..draw(3)).map(|_| any(&mut draw)).collect();
             }
-            let (from, Case { slots, beliefs, load, policy, .. }) = (draw(1_000), &c);
-            let health = Health { slots, beliefs, load, now: Some(now) };
+            let (from, Case { slots, beliefs, policy, .. }) = (draw(1_000), &c);
+            let health = Health { slots, beliefs, now: Some(now) };
             let wanted = |p: SlotPath| p.local != shunned;
             let may =
                 |p: SlotPath| !dead.contains(&p) && wanted(p) && (policy.map.is_empty() || policy.map.contains(&p));
@@ -212,14 +195,9 @@ mod tests {
             if chosen == now {
                 assert!(policy.map.len() > 1 || slots.iter().all(|(_, p)| p == now || !may(p)), "others live");
             }
-            let mut near = slots.iter().filter(|&(_, p)| may(p) && p != now && p.local == p.remote);
-            let better = |local: u8| load.get(usize::from(local)) < load.get(usize::from(chosen.local));
-            if policy.map.is_empty() && policy.distance.is_empty() && chosen.local == chosen.remote && chosen != now {
-                assert!(!near.any(|(_, p)| better(p.local)), "a rail that carries less");
-            }
             let mirrored = SlotTable::new(default.mirrored(), nics, nics, false);
             let blind = |slots: &SlotTable, now| {
-                choose(&Health { slots, beliefs, load: &[], now: Some(now) }, &Policy::default(), from, |_| true)
+                choose(&Health { slots, beliefs, now: Some(now) }, &Policy::default(), from, |_| true)
             };
             assert_eq!(blind(slots, now), blind(&mirrored, now.mirrored()), "both ends choose the same");
         }

@@ -301,19 +301,13 @@ impl Executor {
 
     // ---- the rest ----
 
-    /// Sets what is believed of every path from what is known of NICs and pairs, and what our NICs carry.
+    /// Sets what is believed of every path from what is known of NICs and pairs.
     fn learn(&mut self, shell: &impl Shell) {
         let mut paths: Vec<SlotPath> = self.lqp.slots().iter().map(|(_, p)| p).collect();
         paths.sort_unstable();
         paths.dedup();
         self.informed = true;
         let now_us = shell.now_us();
-        // The loads first: a path that comes up may be gone to at once.
-        for (i, path) in paths.iter().enumerate() {
-            if i == 0 || paths[i - 1].local != path.local {
-                self.lqp.set_load(path.local, shell.load(path.local));
-            }
-        }
         for path in paths {
             self.lqp.set_path_belief(now_us, path, shell.belief(path));
         }

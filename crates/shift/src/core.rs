@@ -59,21 +59,6 @@ struct QpTable {
     logical: HashMap<LogicalId, Arc<Qp>>,
     /// (NIC, physical QPN) → logical QP.
     physical: HashMap<(usize, u32), LogicalId>,
-    /// How many of them each NIC has.
-    carried: HashMap<usize, u32>,
-}
-
-impl QpTable {
-    fn name(&mut self, name: (usize, u32), id: LogicalId) {
-        let fresh = self.physical.insert(name, id).is_none();
-        *self.carried.entry(name.0).or_default() += u32::from(fresh);
-    }
-
-    fn forget(&mut self, name: (usize, u32)) {
-        if self.physical.remove(&name).is_some() {
-            *self.carried.entry(name.0).or_default() -= 1;
-        }
-    }
 }
 
 /// The process-wide state.
@@ -423,26 +408,20 @@ impl Core {
     pub(crate) fn add_qp(&self, qp: &Arc<Qp>, nic: usize, physical_qpn: u32) {
         let mut t = lock(&self.qps);
         t.logical.insert(qp.id(), qp.clone());
-        t.name((nic, physical_qpn), qp.id());
+        t.physical.insert((nic, physical_qpn), qp.id());
     }
 
     pub(crate) fn remove_qp(&self, id: LogicalId) {
         let mut t = lock(&self.qps);
         t.logical.remove(&id);
-        let names: Vec<_> = t.physical.iter().filter(|(_, l)| **l == id).map(|(name, _)| *name).collect();
-        names.into_iter().for_each(|name| t.forget(name));
-    }
-
-    /// How many QPs a NIC carries.
-    pub(crate) fn carried(&self, nic: usize) -> u32 {
-        lock(&self.qps).carried.get(&nic).copied().unwrap_or(0)
+        t.physical.retain(|_, l| *l != id);
     }
 
     /// A logical QP has a new physical one; the old name is forgotten.
     pub(crate) fn rename_physical(&self, id: LogicalId, old: (usize, u32), new: (usize, u32)) {
         let mut t = lock(&self.qps);
-        t.forget(old);
-        t.name(new, id);
+        t.physical.remove(&old);
+        t.physical.insert(new, id);
     }
 
     pub(crate) fn qp(&self, id: LogicalId) -> Option<Arc<Qp>> {

@@ -202,10 +202,6 @@ impl Shell for Hands<'_> {
         self.peer.belief(&self.qp.core, path)
     }
 
-    fn load(&self, local: u8) -> u32 {
-        self.qp.core.carried(local.into())
-    }
-
     fn send(&mut self, message: &Message, path: SlotPath) {
         if let Some(to) = self.peer.control(path.remote) {
             self.qp.core.send_control(path.local.into(), to, message);

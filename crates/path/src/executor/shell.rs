@@ -63,10 +63,6 @@ pub trait Shell {
 
     /// What is known of a path.
     fn belief(&self, path: SlotPath) -> Belief;
-    /// How many QPs one of our NICs carries, for the choice among those that work.
-    fn load(&self, _local: u8) -> u32 {
-        0
-    }
     /// Sends a control message over a path. It may be lost.
     fn send(&mut self, message: &Message, path: SlotPath);
     /// Reads again where the peer's process can be reached. False: it is no longer there. (Not to know is to say true.)

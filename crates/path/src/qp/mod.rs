@@ -118,8 +118,6 @@ pub struct LogicalQp {
     /// One slot for each distinct path, as bits.
     distinct: u64,
     policy: Arc<Policy>,
-    /// QPs that each of our NICs carries, as far as told.
-    load: Vec<u32>,
     state: State,
     epoch: u64,
     /// Totals over the lives that ended.
@@ -180,7 +178,6 @@ impl LogicalQp {
             beliefs,
             distinct,
             policy: Arc::default(),
-            load: Vec::new(),
             state: State::Active,
             epoch: 0,
             executed: Messages::default(),
@@ -267,8 +264,8 @@ impl LogicalQp {
     }
     /// The best epoch from `from` on whose path is alive and `wanted`.
     fn choose(&self, from: u64, wanted: impl Fn(SlotPath) -> bool) -> Option<u64> {
-        let Self { slots, beliefs, load, .. } = self;
-        choose(&Health { slots, beliefs, load, now: self.path() }, &self.policy, from, wanted)
+        let Self { slots, beliefs, .. } = self;
+        choose(&Health { slots, beliefs, now: self.path() }, &self.policy, from, wanted)
     }
     /// The switch that is under way, or that has failed.
     pub fn attempt(&self) -> Option<Attempt> {
@@ -356,15 +353,6 @@ impl LogicalQp {
     /// What this end wishes of paths; to be said before the QP moves.
     pub fn set_policy(&mut self, policy: Arc<Policy>) {
         self.policy = policy;
-    }
-
-    /// So many QPs are carried by one of our NICs.
-    pub fn set_load(&mut self, local: u8, qps: u32) {
-        let at = usize::from(local);
-        if self.load.len() <= at {
-            self.load.resize(at + 1, 0);
-        }
-        self.load[at] = qps;
     }
 
     /// What the shell believes of a slot's path now. It suspects nothing by itself: call [`Self::suspect`] for that.
