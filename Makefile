@@ -46,7 +46,7 @@ lint:
 apt-demo:
 	@tests/apt.sh perftest ibverbs-utils libibverbs-dev make
 apt-test:
-	@tests/apt.sh perftest ibverbs-utils make libibverbs-dev tshark iperf3 nftables iproute2 redis-server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin hpcc qperf util-linux mount libisal2 python3-numpy
+	@tests/apt.sh perftest ibverbs-utils make libibverbs-dev tshark iperf3 nftables iproute2 redis-server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin hpcc qperf util-linux mount libisal2 python3-numpy valgrind
 
 apt-figures:
 	@tests/apt.sh libisal2

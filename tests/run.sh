@@ -57,6 +57,7 @@ suite combined  python3 tests/combined.py
 suite threads-plain python3 tests/threads.py --device plain
 suite combined-plain python3 tests/combined.py --device plain
 suite turmoil   python3 tests/turmoil.py
+suite cost      python3 tests/cost.py
 suite planned   python3 tests/planned.py ${long:+--flap-seconds 60}
 suite processes python3 tests/processes.py
 suite input     python3 tests/bad_input.py
