@@ -21,9 +21,9 @@ SECONDS = 120
 # The most instructions that failover may add to a call.
 BARS = {
     # A physical QP that holds its own work: a branch.
-    "full": {"post_send": 40, "post_recv": 40, "empty_poll": 40},
+    "full": {"post_send": 40, "post_recv": 40, "empty_poll": 25},
     # A journal, and a CQ of the device's behind the application's.
-    "plain": {"post_send": 315, "post_recv": 205, "empty_poll": 285},
+    "plain": {"post_send": 170, "post_recv": 205, "empty_poll": 85},
 }
 
 
