@@ -33,9 +33,9 @@ test-vm: all
 bench: apt-test all
 	benches/run.sh
 
-# The papers' figures from our models, into docs/figures; published values beside ours.
-figures: apt-figures
-	$(CARGO) run -q --release -p unbroken-bench -- figures --out docs/figures
+# The papers' figures, from our models and measured here, into docs/figures; published values beside ours. One only: make figures ONLY=shift-7
+figures: apt-figures all
+	benches/figures.sh $(if $(ONLY),--only $(ONLY))
 
 lint:
 	$(CARGO) fmt --all --check
@@ -46,10 +46,10 @@ lint:
 apt-demo:
 	@tests/apt.sh perftest ibverbs-utils libibverbs-dev make
 apt-test:
-	@tests/apt.sh perftest ibverbs-utils make libibverbs-dev tshark iperf3 nftables iproute2 redis-server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin hpcc qperf util-linux mount libisal2 python3-numpy
+	@tests/apt.sh perftest ibverbs-utils make libibverbs-dev tshark iperf3 nftables iproute2 redis-server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin hpcc qperf util-linux mount libisal2 python3-numpy valgrind
 
 apt-figures:
-	@tests/apt.sh libisal2
+	@tests/apt.sh libisal2 perftest libibverbs-dev
 
 apt-edge:
 	@tests/apt.sh frr iproute2 nftables perftest iputils-ping procps util-linux

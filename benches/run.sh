@@ -4,8 +4,7 @@ set -eu
 cd "$(dirname "$0")/.."
 cargo build --release -q -p unbroken-bench
 target=${CARGO_TARGET_DIR:-target}/release
-scale=${CARGO_TARGET_DIR:-target}/tests-c/scale
-mkdir -p "${scale%/*}"
-cc -std=gnu11 -O2 -Wall -o "$scale" tests/c/scale.c -libverbs
+programs=${CARGO_TARGET_DIR:-target}/tests-c
+benches/programs.sh
 echo "$(nproc) cores, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), Linux $(uname -r), $(date -u +%Y-%m-%dT%H:%MZ)"
-exec "$target/unbroken-bench" run --unbroken "$target/unbroken" --scale "$scale" "$@"
+exec "$target/unbroken-bench" run --unbroken "$target/unbroken" --programs "$programs" "$@"

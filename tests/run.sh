@@ -59,6 +59,7 @@ suite combined-plain python3 tests/combined.py --device plain
 suite turmoil   python3 tests/turmoil.py
 suite storms    python3 tests/storms.py --runs "$([ -n "$long" ] && echo 250 || echo 5)"
 suite storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$([ -n "$long" ] && echo 250 || echo 5)"
+suite cost      python3 tests/cost.py
 suite planned   python3 tests/planned.py ${long:+--flap-seconds 60}
 suite processes python3 tests/processes.py
 suite input     python3 tests/bad_input.py

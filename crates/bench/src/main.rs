@@ -11,6 +11,7 @@
 //! 1. A bar that is missed is only shown, as is a run of a switch that breaks off.
 #![forbid(unsafe_code)]
 
+mod calls;
 mod codes;
 mod figures;
 mod many;
@@ -45,9 +46,9 @@ enum Command {
         /// The `unbroken` command (its library lies beside it)
         #[arg(long, default_value = "target/release/unbroken")]
         unbroken: PathBuf,
-        /// The program of tests/c/scale.c, compiled
-        #[arg(long, default_value = "target/tests-c/scale")]
-        scale: PathBuf,
+        /// Where the programs of tests/c are, compiled
+        #[arg(long, default_value = "target/tests-c")]
+        programs: PathBuf,
         /// Where the results go
         #[arg(long, default_value = "benches/results/latest.json")]
         out: PathBuf,
@@ -72,9 +73,18 @@ enum Command {
         /// Where they go
         #[arg(long, default_value = "docs/figures")]
         out: PathBuf,
-        /// Only these, by their numbers, with commas
+        /// Only these, by their names (sdr-3, shift-7 …) or those of their papers (sdr, shift), with commas
         #[arg(long, value_delimiter = ',')]
-        only: Vec<u32>,
+        only: Vec<String>,
+        /// The `unbroken` command
+        #[arg(long, default_value = "target/release/unbroken")]
+        unbroken: PathBuf,
+        /// Where the programs of tests/c are, compiled
+        #[arg(long, default_value = "target/tests-c")]
+        programs: PathBuf,
+        /// A Python that has torch, for SHIFT's Figure 10
+        #[arg(long)]
+        python: Option<PathBuf>,
     },
     /// Erasure codes on one core, alone
     Codes {
@@ -140,11 +150,14 @@ fn main() -> ExitCode {
 
 fn act(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Run { unbroken, scale, out, rounds, switches } => {
-            return suite::run(&unbroken, &scale, &out, rounds, switches)
+        Command::Run { unbroken, programs, out, rounds, switches } => {
+            return suite::run(&unbroken, &programs, &out, rounds, switches)
         }
         Command::Switch { unbroken, runs } => return suite::only_switches(&unbroken, runs),
-        Command::Figures { out, only } => figures::draw(&out, &only)?,
+        Command::Figures { out, only, unbroken, programs, python } => {
+            let training = python.map(|python| (python, PathBuf::from("tests/torch/gpt.py")));
+            figures::draw(&out, &only, &figures::Tools { unbroken, programs, training })?;
+        }
         Command::Codes { rounds } => println!("\n{}", report::table(&codes::run(rounds)?)),
         Command::Sdr { rounds } => println!("\n{}", report::table(&sdr::run(rounds)?)),
         Command::UdpBw { seconds, window, touch } => {

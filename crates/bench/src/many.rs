@@ -32,15 +32,36 @@ struct Figures {
     bytes_per_qp: f64,
 }
 
-/// Runs the program once and gives its entries.
-pub fn run(unbroken: &Path, scale: &Path) -> Result<Vec<Entry>> {
-    let spec = Spec::new(&scale.display().to_string(), &format!("--rounds {ROUNDS} --mrs {REGIONS}"));
+/// The latency of one QP, in µs.
+#[derive(Clone, Copy, Debug)]
+pub struct Latencies {
+    /// Alone.
+    pub alone_us: f64,
+    /// Among idle ones of its process.
+    pub among_us: f64,
+}
+
+/// The latency of one QP alone and among others, `qps` in all.
+pub fn latencies_us(unbroken: &Path, scale: &str, qps: u32) -> Result<Latencies> {
+    let f = figures(unbroken, &Spec::new(scale, &format!("--rounds 4 --mrs 1 --ms 50 --qps {qps}")))?;
+    let middle = |figures: &[f64]| median(figures).ok_or("no figures");
+    Ok(Latencies { alone_us: middle(&f.lat_one_us)?, among_us: middle(&f.lat_many_us)? })
+}
+
+/// Runs the program once.
+fn figures(unbroken: &Path, spec: &Spec) -> Result<Figures> {
     let lab = Lab::new(unbroken)?;
     let connect =
         |port: u16| (vec!["--listen".into(), port.to_string()], vec!["--connect".into(), format!("127.0.0.1:{port}")]);
-    let output = Pair::start_as(&lab, &spec, connect)?.succeed(LIMIT)?;
+    let output = Pair::start_as(&lab, spec, connect)?.succeed(LIMIT)?;
     let line = output.lines().rev().find(|l| l.starts_with('{')).ok_or_else(|| format!("no figures in: {output}"))?;
-    let f: Figures = serde_json::from_str(line)?;
+    Ok(serde_json::from_str(line)?)
+}
+
+/// Runs the program once and gives its entries.
+pub fn run(unbroken: &Path, scale: &Path) -> Result<Vec<Entry>> {
+    let spec = Spec::new(&scale.display().to_string(), &format!("--rounds {ROUNDS} --mrs {REGIONS}"));
+    let f = figures(unbroken, &spec)?;
     let bench = format!("one QP among {}", f.qps);
     let args = spec.args.join(" ");
     let command = format!(

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use unbroken_fabric::DeviceKind;
 use unbroken_trial::{bandwidth_gbps, free_port, latency_us, Lab, Pair, Running, Spec};
 
-use crate::{udp_bw, udp_lat, Result};
+use crate::{calls, udp_bw, udp_lat, Result};
 
 /// Seconds of a bandwidth run.
 const SECONDS: u64 = 1;
@@ -40,6 +41,19 @@ pub enum Contender {
         spec: Spec,
         /// Message size in bytes.
         size: u64,
+        /// On such NICs.
+        device: DeviceKind,
+    },
+    /// A call of verbs, in µs (tests/c/verbs.c).
+    Call {
+        /// That program, compiled.
+        program: String,
+        /// On such NICs.
+        device: DeviceKind,
+        /// Whether NIC failures are survived.
+        failover: bool,
+        /// Which call.
+        call: &'static str,
     },
     /// A latency program of perftest, in µs.
     Latency {
@@ -54,7 +68,15 @@ impl Contender {
     /// perftest's `program` with messages of `size` bytes over `qps` QPs.
     pub fn bandwidth(program: &str, size: u64, qps: u32, failover: bool) -> Contender {
         let args = format!("-d unb0 -F -s {size} -q {qps} -D {SECONDS} --report_gbits");
-        Contender::Bandwidth { spec: Spec { failover, ..Spec::new(program, &args) }, size }
+        Contender::Bandwidth { spec: Spec { failover, ..Spec::new(program, &args) }, size, device: DeviceKind::Full }
+    }
+
+    /// The same with one QP, on NICs that have plain verbs only.
+    pub fn plain_bandwidth(program: &str, size: u64, failover: bool) -> Contender {
+        let device = DeviceKind::Plain;
+        let gid_index = calls::gid_index(device);
+        let args = format!("-d unb0 -x {gid_index} -F -s {size} -D {SECONDS} --report_gbits");
+        Contender::Bandwidth { spec: Spec { failover, ..Spec::new(program, &args) }, size, device }
     }
 
     /// perftest's `program` with messages of `size` bytes.
@@ -74,6 +96,9 @@ impl Contender {
             }
             Contender::Iperf => format!("iperf3 -c 127.0.0.1 -t {SECONDS}"),
             Contender::Bandwidth { spec, .. } | Contender::Latency { spec, .. } => spec.shown(),
+            Contender::Call { program, failover, .. } => {
+                format!("unbroken run {}-- {program}", if *failover { "" } else { "--no-failover " })
+            }
         }
     }
 
@@ -86,20 +111,24 @@ impl Contender {
             }
             Contender::UdpLat { wait, plain } => Ok(udp_lat::measure(MESSAGES, *wait, *plain)?.typical_us),
             Contender::Iperf => iperf(),
-            Contender::Bandwidth { spec, size } => {
-                let output = pair(unbroken, spec)?;
+            Contender::Call { program, device, failover, call } => {
+                let times = calls::run(unbroken, program, *device, *failover)?;
+                Ok(times.get(*call).ok_or_else(|| format!("{program} says nothing of {call}"))? / 1e3)
+            }
+            Contender::Bandwidth { spec, size, device } => {
+                let output = pair(unbroken, *device, spec)?;
                 Ok(bandwidth_gbps(&output, *size).ok_or_else(|| no_figure(&output))?)
             }
             Contender::Latency { spec, size } => {
-                let output = pair(unbroken, spec)?;
+                let output = pair(unbroken, DeviceKind::Full, spec)?;
                 Ok(latency_us(&output, *size).ok_or_else(|| no_figure(&output))?.typical_us)
             }
         }
     }
 }
 
-fn pair(unbroken: &Path, spec: &Spec) -> Result<String> {
-    let lab = Lab::new(unbroken)?;
+fn pair(unbroken: &Path, device: DeviceKind, spec: &Spec) -> Result<String> {
+    let lab = Lab::with_device(unbroken, device)?;
     Ok(Pair::start(&lab, spec)?.succeed(LIMIT)?)
 }
 

@@ -5,6 +5,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use unbroken_fabric::DeviceKind;
+
 use crate::codes;
 use crate::many;
 use crate::peers::Contender;
@@ -31,12 +33,13 @@ struct Group {
 
 /// Runs everything, prints the table, writes the file. The exit status is 1 where something could not run; a bar that is missed is only
 /// shown.
-pub fn run(unbroken: &Path, scale: &Path, out: &Path, rounds: u32, switches: u32) -> Result<ExitCode> {
+pub fn run(unbroken: &Path, programs: &Path, out: &Path, rounds: u32, switches: u32) -> Result<ExitCode> {
     let unbroken = found(unbroken)?;
     let mut failures = Vec::new();
-    let groups = groups(best_window(Touch::None)?, best_window(Touch::Both)?);
+    let mut groups = groups(best_window(Touch::None)?, best_window(Touch::Both)?);
+    groups.extend(failover_groups(&programs.join("verbs").display().to_string()));
     let mut entries = play(&groups, &unbroken, rounds, &mut failures);
-    match many::run(&unbroken, scale) {
+    match many::run(&unbroken, &programs.join("scale")) {
         Ok(more) => entries.extend(more),
         Err(e) => failures.push(format!("one QP among many: {e}")),
     }
@@ -152,6 +155,36 @@ fn groups(window: u32, window_of_copies: u32) -> Vec<Group> {
     ]
 }
 
+/// What failover costs while nothing fails, on both kinds of devices. Posts on softnic do the NIC's work, too.
+fn failover_groups(verbs: &str) -> Vec<Group> {
+    const PEER: &str = "the same, --no-failover";
+    const CALLS: [(&str, DeviceKind, &[Comparison]); 6] = [
+        ("post_send", DeviceKind::Full, &[("on", "ibv_post_send, full devices", "WRITE, 8 B", &[("off", PEER, None)])]),
+        (
+            "post_send",
+            DeviceKind::Plain,
+            &[("on", "ibv_post_send, plain devices", "WRITE, 8 B", &[("off", PEER, None)])],
+        ),
+        ("post_recv", DeviceKind::Full, &[("on", "ibv_post_recv, full devices", "8 B", &[("off", PEER, None)])]),
+        ("post_recv", DeviceKind::Plain, &[("on", "ibv_post_recv, plain devices", "8 B", &[("off", PEER, None)])]),
+        ("poll_cq", DeviceKind::Full, &[("on", "ibv_poll_cq, full devices", "empty", &[("off", PEER, None)])]),
+        ("poll_cq", DeviceKind::Plain, &[("on", "ibv_poll_cq, plain devices", "empty", &[("off", PEER, None)])]),
+    ];
+    let contender = |call, device, failover| Contender::Call { program: verbs.into(), device, failover, call };
+    let calls = CALLS.into_iter().map(|(call, device, comparisons)| Group {
+        contenders: vec![("on", contender(call, device, true)), ("off", contender(call, device, false))],
+        better: Better::Lower,
+        comparisons,
+    });
+    let plain = |failover| Contender::plain_bandwidth("ib_write_bw", 1 << 20, failover);
+    let bandwidth = Group {
+        contenders: vec![("on", plain(true)), ("off", plain(false))],
+        better: Better::Higher,
+        comparisons: &[("on", "ib_write_bw, plain devices", "1 MiB", &[("off", PEER, Some(0.99))])],
+    };
+    calls.chain([bandwidth]).collect()
+}
+
 /// Runs all groups in turn, `rounds` times, and compares.
 fn play(groups: &[Group], unbroken: &Path, rounds: u32, failures: &mut Vec<String>) -> Vec<Entry> {
     let mut figures: Vec<Figures> = groups.iter().map(|_| Figures::new()).collect();
@@ -232,7 +265,7 @@ fn switching(unbroken: &Path, runs: u32) -> Vec<Entry> {
     for run in 0..runs {
         print!("switch {}: {}, nic a/0 dead … ", run + 1, switches::spec().shown());
         let _ = std::io::stdout().flush();
-        match switches::run(unbroken) {
+        match switches::run(unbroken, switches::NIC_DEAD) {
             Ok(Outcome::Switched(switched)) => {
                 let gap = switched.gap_ms.map_or("none recorded".into(), |ms| format!("{ms:.1} ms"));
                 println!("{:.0} us, gap {gap}, {} switches", switched.switch_us, switched.switches);

@@ -1,4 +1,4 @@
-//! How long a switch takes: runs of `ib_write_bw` in each of which the NIC dies.
+//! How long a switch takes: runs of `ib_write_bw` in each of which the NIC dies, or something else fails.
 //!
 //! The NIC dies only when the QP is protected at both ends, since one that is not ends with its NIC, and only under traffic. Traffic
 //! may then go on over any other NIC: which one is for the program to choose, and a second switch may have followed.
@@ -49,14 +49,17 @@ pub fn spec() -> Spec {
     Spec::new("ib_write_bw", "-d unb0 -F -s 65536 -D 20")
 }
 
-/// One run: traffic flows, NIC a/0 dies, traffic flows again; then it is ended.
-pub fn run(unbroken: &Path) -> Result<Outcome> {
+/// What fails.
+pub const NIC_DEAD: &str = "nic a/0 dead";
+
+/// One run: traffic flows, NIC a/0 dies (or whatever `fault` says of its path), traffic flows again; then it is ended.
+pub fn run(unbroken: &Path, fault: &str) -> Result<Outcome> {
     let lab = Lab::new(unbroken)?;
     let mut pair = Pair::start(&lab, &spec())?;
-    play(&lab, &mut pair).map_err(|e| format!("{e}; {}", state(&lab, &pair)).into())
+    play(&lab, &mut pair, fault).map_err(|e| format!("{e}; {}", state(&lab, &pair)).into())
 }
 
-fn play(lab: &Lab, pair: &mut Pair) -> Result<Outcome> {
+fn play(lab: &Lab, pair: &mut Pair, fault: &str) -> Result<Outcome> {
     let mut watch = Watch::new(lab, "b", NICS)?;
     let pids = [pair.client.pid(), pair.server.pid()];
     let carried = |watch: &mut Watch| watch.sample().rx_payload_bytes.iter().sum::<u64>();
@@ -66,7 +69,7 @@ fn play(lab: &Lab, pair: &mut Pair) -> Result<Outcome> {
     if let Some(switch) = switches_of(lab, "a").first() {
         return Ok(Outcome::LeftBefore(format!("{switch:?}")));
     }
-    let fault = lab.fabric().set(&"nic a/0 dead".parse()?, None)?;
+    let fault = lab.fabric().set(&fault.parse()?, None)?;
     let elsewhere = |watch: &mut Watch| watch.sample().rx_payload_bytes[1..].iter().sum::<u64>();
     let before = elsewhere(&mut watch);
     pair.client.wait_until("it sends over another NIC", LIMIT, || elsewhere(&mut watch) > before + GOES_ON_BYTES)?;

@@ -1,16 +1,18 @@
-//! Pictures of figures as SVG: panels of lines and heat maps, which read on light and dark ground.
+//! Pictures of figures as SVG: panels of lines, bars and heat maps, which read on light and dark ground.
 //!
 //! A [`Figure`] has panels side by side, a legend of all that its lines are called, and notes below. What lies outside of a panel's axes is cut
 //! off; what is no number is left out. The crate makes a text and does no I/O.
 #![forbid(unsafe_code)]
 
 mod axis;
+mod bars;
 mod heat;
 mod lines;
 
 use std::fmt::Write;
 
 pub use axis::{bytes, loss, plain, Axis};
+pub use bars::{Bars, Series};
 pub use heat::Heat;
 pub use lines::{Line, Lines, Look, Marker};
 
@@ -56,6 +58,8 @@ pub const COLOURS: usize = 8;
 pub enum Panel {
     /// Lines over two axes.
     Lines(Lines),
+    /// Bars.
+    Bars(Bars),
     /// A table in colours.
     Heat(Heat),
 }
@@ -110,11 +114,11 @@ impl Figure {
         );
         for (row, keys) in legend.iter().enumerate() {
             let mut x = MARGIN;
-            for (key, name) in keys {
+            for key in keys {
                 let y = TITLE_HEIGHT + (row as f64 + 0.5) * ROW_HEIGHT;
                 svg += &key.sample(x, y);
-                text(&mut svg, "", x + 32.0, y + 4.0, "start", name);
-                x += key_width(name);
+                text(&mut svg, "", x + 32.0, y + 4.0, "start", key.name());
+                x += key_width(key.name());
             }
         }
         for (n, panel) in self.panels.iter().enumerate() {
@@ -126,6 +130,7 @@ impl Figure {
             };
             match panel {
                 Panel::Lines(lines) => lines.draw(&mut svg, frame, n),
+                Panel::Bars(bars) => bars.draw(&mut svg, frame),
                 Panel::Heat(heat) => heat.draw(&mut svg, frame),
             }
         }
@@ -135,28 +140,54 @@ impl Figure {
         svg + "</svg>\n"
     }
 
-    /// What the lines of all panels are called, each once, in rows that fit.
-    fn legend(&self, width: f64) -> Vec<Vec<(&Line, &str)>> {
-        let mut rows: Vec<Vec<(&Line, &str)>> = Vec::new();
+    /// What the lines and bars of all panels are called, each once, in rows that fit.
+    fn legend(&self, width: f64) -> Vec<Vec<Key<'_>>> {
+        let mut rows: Vec<Vec<Key<'_>>> = Vec::new();
         let mut room = 0.0;
-        let lines = self.panels.iter().flat_map(|panel| match panel {
-            Panel::Lines(lines) => &lines.lines[..],
-            Panel::Heat(_) => &[],
+        let keys = self.panels.iter().flat_map(|panel| -> Vec<Key<'_>> {
+            match panel {
+                Panel::Lines(lines) => lines.lines.iter().map(Key::Line).collect(),
+                Panel::Bars(bars) => bars.series.iter().map(Key::Bar).collect(),
+                Panel::Heat(_) => Vec::new(),
+            }
         });
-        for line in lines.filter(|line| !line.name.is_empty()) {
-            if rows.iter().flatten().any(|(_, name)| *name == line.name) {
+        for key in keys.filter(|key| !key.name().is_empty()) {
+            if rows.iter().flatten().any(|other| other.name() == key.name()) {
                 continue;
             }
-            if rows.is_empty() || room < key_width(&line.name) {
+            let width_of_key = key_width(key.name());
+            if rows.is_empty() || room < width_of_key {
                 rows.push(Vec::new());
                 room = width - 2.0 * MARGIN;
             }
-            room -= key_width(&line.name);
+            room -= width_of_key;
             if let Some(row) = rows.last_mut() {
-                row.push((line, &line.name));
+                row.push(key);
             }
         }
         rows
+    }
+}
+
+/// An entry of the legend.
+enum Key<'a> {
+    Line(&'a Line),
+    Bar(&'a Series),
+}
+
+impl Key<'_> {
+    fn name(&self) -> &str {
+        match self {
+            Key::Line(line) => &line.name,
+            Key::Bar(series) => &series.name,
+        }
+    }
+
+    fn sample(&self, x: f64, y: f64) -> String {
+        match self {
+            Key::Line(line) => line.sample(x, y),
+            Key::Bar(series) => series.sample(x, y),
+        }
     }
 }
 
@@ -226,9 +257,19 @@ mod tests {
             rows: vec!["a".into()],
             values: vec![vec![0.5, f64::NAN]],
         };
+        let bars = Bars {
+            title: "bars".into(),
+            x: Axis::linear("time", 0.0, 4.0, plain),
+            rows: vec!["a < b".into()],
+            series: vec![
+                Series { name: "three".into(), colour: 2, values: vec![1.0] },
+                Series { name: "four".into(), colour: 3, values: vec![f64::NAN] },
+            ],
+            write: plain,
+        };
         Figure {
             title: "all \"of\" it".into(),
-            panels: vec![Panel::Lines(lines.clone()), Panel::Heat(heat), Panel::Lines(lines)],
+            panels: vec![Panel::Lines(lines.clone()), Panel::Heat(heat), Panel::Lines(lines), Panel::Bars(bars)],
             columns: 2,
             notes: vec!["word ".repeat(200)],
         }
@@ -240,6 +281,7 @@ mod tests {
         assert_well_formed(&svg);
         assert!(svg.contains("a &lt; b") && svg.contains("one &amp; two") && svg.contains("all &quot;of&quot; it"));
         assert_eq!(svg.matches(">three</text>").count(), 1, "each name is in the legend once");
+        assert_eq!(svg.matches(">four</text>").count(), 1, "bars are in the legend, too");
         assert!(svg.matches(">word word").count() > 1, "long notes are wrapped");
         assert_well_formed(&Figure::default().svg());
     }

@@ -45,6 +45,8 @@ pub(crate) struct ProviderCq {
     /// Entries that its QPs may need.
     needed: AtomicU32,
     waker: Arc<Waker>,
+    /// Some member is to look at its other CQ yet. Written with the turn held.
+    is_unsettled: AtomicBool,
     /// The application is about to wait.
     waits: AtomicBool,
     /// It was armed for solicited completions only: which one raised the event is not told.
@@ -63,6 +65,7 @@ impl ProviderCq {
             members: RwLock::default(),
             needed: AtomicU32::new(0),
             waker: waker.clone(),
+            is_unsettled: AtomicBool::new(false),
             waits: AtomicBool::new(false),
             solicited: AtomicBool::new(false),
         });
@@ -140,6 +143,7 @@ impl ProviderCq {
         if empty && !unsettled.is_empty() {
             unsettled.retain(|member| !member.settle(self));
         }
+        self.is_unsettled.store(!unsettled.is_empty(), Ordering::Relaxed);
         empty
     }
 
@@ -164,7 +168,11 @@ impl ProviderCq {
 
 impl Driver for ProviderCq {
     fn drive(&self) {
-        self.try_bring();
+        // Almost every poll of an application that waits finds nothing, and needs no turn for that.
+        self.cq.drive();
+        if !self.cq.looks_empty() || self.is_unsettled.load(Ordering::Relaxed) {
+            self.try_bring();
+        }
     }
 
     fn about_to_wait(&self) {

@@ -238,6 +238,21 @@ impl JournaledQp {
         }
     }
 
+    /// A send of any kind, in any state.
+    #[cold]
+    #[inline(never)]
+    fn post_other_send(&self, st: &mut State, wr: &SendWr<'_>) -> Result<()> {
+        Self::may_send(st)?;
+        let posted = st.journal.post_send(wr, &mut self.out())?;
+        self.give(st, posted, 1, |phys, number| phys.post_send(&SendWr { wr_id: number, ..*wr }))
+    }
+
+    #[cold]
+    fn refused_send(&self, st: &mut State, e: Error) -> Error {
+        st.journal.refused_sends(1);
+        self.refused(st, e)
+    }
+
     /// The device has refused a work request that the journal found good. One that is dying may say anything; one that works has opcodes that it
     /// does not know.
     #[cold]
@@ -437,9 +452,15 @@ impl DeviceQp for JournaledQp {
 
     fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
         let mut st = self.lock();
-        Self::may_send(&st)?;
-        let posted = st.journal.post_send(wr, &mut self.out())?;
-        self.give(&mut st, posted, 1, |phys, number| phys.post_send(&SendWr { wr_id: number, ..*wr }))
+        if st.now == QpState::Rts && !self.translates(&st) {
+            if let Some(number) = st.journal.post_usual_send(wr) {
+                return match self.phys.post_send(&SendWr { wr_id: number, ..*wr }) {
+                    Ok(()) => Ok(()),
+                    Err(e) => Err(self.refused_send(&mut st, e)),
+                };
+            }
+        }
+        self.post_other_send(&mut st, wr)
     }
 
     fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {

@@ -18,11 +18,10 @@
 //! Where an entry is (`first ≤ given ≤ next`, in each queue): `first..given` is with the provider or executed, `given..next` waits until the
 //! provider may have it (sends need RTS there) or for the QP to be stopped.
 
+use crate::sends::Sends;
 use crate::slot::{Queue, Slot};
 use crate::stop::State;
-use unbroken_roce::{
-    Backlog, Completions, Messages, PostError, Progress, RecvRing, RecvWr, SendBatch, SendRing, SendWr,
-};
+use unbroken_roce::{Backlog, Completions, Messages, PostError, Progress, RecvRing, RecvWr, SendBatch, SendWr};
 use unbroken_types::{QpCaps, QpState, SendFlags, Wc, WcStatus};
 
 /// A rule to leave out: for tests of the tests alone.
@@ -100,7 +99,7 @@ pub(crate) enum Phase {
 #[derive(Clone)]
 pub struct Journal {
     pub(crate) config: Config,
-    pub(crate) sends: SendRing,
+    pub(crate) sends: Sends,
     pub(crate) recvs: RecvRing,
     pub(crate) given_sends: u64,
     pub(crate) given_recvs: u64,
@@ -119,8 +118,9 @@ pub struct Journal {
     announced: u64,
     /// All sends make one from now on.
     announces: bool,
-    /// Recorded, completed, and executed for the peer, in this life.
-    recorded: Messages,
+    /// Of those recorded in this life, the ones that consume a receive.
+    consumers: u64,
+    /// Completed, and executed for the peer, in this life.
     pub(crate) completed: Messages,
     pub(crate) consumed: u64,
     pub(crate) advanced: u64,
@@ -135,7 +135,7 @@ impl Journal {
     pub fn new(config: Config) -> Journal {
         let Config { caps, wc_qpn, sq_sig_all, .. } = config;
         let (sends, recvs) =
-            (SendRing::new(&caps, wc_qpn, sq_sig_all), RecvRing::new(caps.max_recv_wr, caps.max_recv_sge));
+            (Sends::new(&caps, wc_qpn, sq_sig_all), RecvRing::new(caps.max_recv_wr, caps.max_recv_sge));
         Journal {
             given_sends: sends.next(),
             given_recvs: recvs.next(),
@@ -151,7 +151,7 @@ impl Journal {
             stop: State::default(),
             takes_recvs: false,
             takes_sends: false,
-            recorded: Messages::default(),
+            consumers: 0,
             completed: Messages::default(),
             consumed: 0,
             advanced: 0,
@@ -196,7 +196,7 @@ impl Journal {
             advanced: self.advanced,
             executed: self.consumed,
             completed: self.completed.all,
-            waiting_rnr: self.recorded.receives > self.completed.receives,
+            waiting_rnr: self.consumers > self.completed.receives,
             resting: false,
             keys_changed: self.keys_changed,
             first_moved_us: self.first_moved_us,
@@ -237,15 +237,33 @@ impl Journal {
     /// Records a send. The caller has seen that the state of the QP allows it.
     #[inline]
     pub fn post_send(&mut self, wr: &SendWr<'_>, out: &mut (impl Completions + ?Sized)) -> Result<Posted, PostError> {
-        self.may_post()?;
-        let first = self.sends.next();
-        self.sends.push(wr)?;
-        self.recorded.count(wr.opcode);
+        let (index, gives) = (self.sends.next(), self.gives_next());
+        if !gives {
+            self.may_post()?;
+        }
+        self.sends.push(wr, gives)?;
+        self.consumers += u64::from(wr.opcode.consumes_receive());
         self.keys_changed |= wr.opcode.changes_keys();
         if self.config.sq_sig_all || self.announces || wr.flags.contains(SendFlags::SIGNALED) {
-            self.announced = first + 1;
+            self.announced = index + 1;
         }
-        Ok(self.posted_sends(first, out))
+        Ok(self.posted_sends(index, gives, out))
+    }
+
+    /// The same for a send that is as almost all are, while everything is as it almost always is: gives its number, under which the provider is
+    /// to have it at once. `None`: it is for [`Self::post_send`], and nothing has changed.
+    #[inline(always)]
+    pub fn post_usual_send(&mut self, wr: &SendWr<'_>) -> Option<u64> {
+        let index = self.sends.next();
+        if self.phase != Phase::Live || self.announces || !self.gives_next() || !self.sends.push_usual(wr) {
+            return None;
+        }
+        self.consumers += u64::from(wr.opcode.consumes_receive());
+        if self.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED) {
+            self.announced = index + 1;
+        }
+        self.given_sends = index + 1;
+        Some(Slot::Entry(Queue::Send, index).wr_id())
     }
 
     /// Records several sends: all or none.
@@ -254,31 +272,36 @@ impl Journal {
         batch: &dyn SendBatch,
         out: &mut (impl Completions + ?Sized),
     ) -> Result<Posted, PostError> {
-        self.may_post()?;
-        let (first, sig_all) = (self.sends.next(), self.config.sq_sig_all || self.announces);
-        let (mut recorded, mut keys_changed, mut announced, mut index) = (Messages::default(), false, 0, first);
-        self.sends.push_all(batch, |wr, _| {
+        let (first, gives) = (self.sends.next(), self.gives_next());
+        if !gives {
+            self.may_post()?;
+        }
+        let sig_all = self.config.sq_sig_all || self.announces;
+        let (mut consumers, mut keys_changed, mut announced, mut index) = (0, false, 0, first);
+        self.sends.push_all(batch, gives, |wr| {
             index += 1;
-            recorded.count(wr.opcode);
+            consumers += u64::from(wr.opcode.consumes_receive());
             keys_changed |= wr.opcode.changes_keys();
             if sig_all || wr.flags.contains(SendFlags::SIGNALED) {
                 announced = index;
             }
-            Ok(())
         })?;
-        self.recorded += recorded;
+        self.consumers += consumers;
         self.keys_changed |= keys_changed;
         self.announced = self.announced.max(announced);
-        Ok(self.posted_sends(first, out))
+        Ok(self.posted_sends(first, gives, out))
+    }
+
+    /// Whether the provider may have what is posted now: nothing waits before it.
+    #[inline(always)]
+    fn gives_next(&self) -> bool {
+        self.given_sends == self.sends.next() && self.gives_sends()
     }
 
     /// Sends from `first` on were recorded.
     #[inline]
-    fn posted_sends(&mut self, first: u64, out: &mut (impl Completions + ?Sized)) -> Posted {
-        if self.gives_sends() && self.given_sends == first {
-            for index in first..self.sends.next() {
-                self.sends.set_started(index, true);
-            }
+    fn posted_sends(&mut self, first: u64, gives: bool, out: &mut (impl Completions + ?Sized)) -> Posted {
+        if gives {
             self.given_sends = self.sends.next();
             return Posted::Give(Slot::Entry(Queue::Send, first).wr_id());
         }
@@ -302,12 +325,8 @@ impl Journal {
     #[cold]
     pub fn refused_sends(&mut self, count: usize) {
         let next = self.sends.next() - count as u64;
-        for index in next..self.sends.next() {
-            let mut taken_back = Messages::default();
-            taken_back.count(self.sends.at(index).opcode);
-            self.recorded.all -= taken_back.all;
-            self.recorded.receives -= taken_back.receives;
-        }
+        let consumers = (next..self.sends.next()).filter(|index| self.sends.at(*index).opcode.consumes_receive());
+        self.consumers -= consumers.count() as u64;
         self.sends.truncate(next);
         self.given_sends = self.given_sends.min(next);
         self.announced = self.announced.min(next);
@@ -376,7 +395,7 @@ impl Journal {
         (self.given_recvs, self.spoilt_recvs) = (self.recvs.next(), self.recvs.next());
         (self.takes_sends, self.takes_recvs) = (false, false);
         (self.phase, self.stop) = (Phase::Live, State::default());
-        (self.recorded, self.completed, self.announces) = (Messages::default(), Messages::default(), false);
+        (self.consumers, self.completed, self.announces) = (0, Messages::default(), false);
         (self.consumed, self.advanced, self.first_moved_us) = (0, 0, None);
         (self.sends_broken, self.keys_changed, self.strange) = (false, false, false);
     }
@@ -495,7 +514,7 @@ impl Journal {
         self.keys_changed |= backlog.keys_changed;
         for index in first_send..self.sends.next() {
             let entry = self.sends.at(index);
-            self.recorded.count(entry.opcode);
+            self.consumers += u64::from(entry.opcode.consumes_receive());
             if entry.signaled || self.announces {
                 self.announced = index + 1;
             }

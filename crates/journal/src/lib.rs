@@ -8,11 +8,12 @@
 //!
 //! It is a state machine without I/O: the owner posts, polls, and tells it what came of that.
 //!
-//! Rooms: `journal` is posting and its states, `completion` what a WC does, `stop` how a QP is stopped, `slot` the numbers.
+//! Rooms: `journal` is posting and its states, `sends` what is recorded of a send, `completion` what a WC does, `stop` how a QP is stopped, `slot` the numbers.
 #![forbid(unsafe_code)]
 
 mod completion;
 mod journal;
+mod sends;
 mod slot;
 mod stop;
 

@@ -10,24 +10,22 @@ use crate::core::{lock, Core};
 use crate::devices::check_owner;
 use crate::link;
 use crate::worker::Job;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, MutexGuard};
 use unbroken_path::message::{Body, Keys, RefuseReason};
 use unbroken_path::Message;
 use unbroken_verbs::{Driver, KeyRow};
 
-/// An idle poller drives the NICs that it does not poll anyway once in so many polls: 50 to 200 µs.
-const POLLS: u32 = 256;
-
 /// What a poll that found nothing does besides.
 pub(crate) struct IdlePoll {
     core: Arc<Core>,
-    polls: AtomicU32,
+    /// An idle poller drives the NICs that it does not poll anyway each time this overflows: 50 to 200 µs.
+    polls: AtomicU8,
 }
 
 impl IdlePoll {
     pub(crate) fn new(core: Arc<Core>) -> IdlePoll {
-        IdlePoll { core, polls: AtomicU32::new(0) }
+        IdlePoll { core, polls: AtomicU8::new(0) }
     }
 
     #[cold]
@@ -48,7 +46,7 @@ impl Driver for IdlePoll {
         // A count that two threads change at once may lose one: that is harmless, and cheaper.
         let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
         self.polls.store(polls, Ordering::Relaxed);
-        if polls.is_multiple_of(POLLS) || self.core.channel().has_events() {
+        if polls == 0 || self.core.channel().has_events() {
             self.look();
         }
     }

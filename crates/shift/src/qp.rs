@@ -154,7 +154,7 @@ impl Qp {
         });
         if protect {
             for cq in [&r.send_cq, &r.recv_cq] {
-                cq.set_idle_hook(Arc::new(IdlePoll::new(core.clone())));
+                cq.set_idle_hook(Box::new(IdlePoll::new(core.clone())));
             }
             if r.qp_type == QpType::Rc {
                 qp.publish(connection);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use unbroken_fabric::{Fabric, Runtime};
+use unbroken_fabric::{DeviceKind, Fabric, NicKind, Runtime, Shape};
 use unbroken_telemetry::DEFAULT_VARIABLE;
 
 use crate::error::{Result, TrialError};
@@ -22,10 +22,16 @@ pub struct Lab {
 impl Lab {
     /// Makes a lab that starts programs by the command `unbroken`.
     pub fn new(unbroken: &Path) -> Result<Lab> {
+        Lab::with_device(unbroken, DeviceKind::Full)
+    }
+
+    /// The same with NICs of a kind.
+    pub fn with_device(unbroken: &Path, device: DeviceKind) -> Result<Lab> {
         let dir = tempfile::Builder::new().prefix("unbroken-trial-").tempdir_in(Runtime::temporary_root());
         let dir = dir.map_err(TrialError::io("make a temporary folder"))?;
         let runtime = Runtime::at(&dir.path().join("runtime"))?;
-        let fabric = Fabric::open(&runtime)?;
+        let shape = Shape { kind: NicKind { device, ..NicKind::default() }, ..Shape::standard(0) };
+        let fabric = Fabric::create(&runtime, &shape)?;
         Ok(Lab { dir, runtime, fabric, unbroken: unbroken.into(), started: AtomicU32::new(0) })
     }
 

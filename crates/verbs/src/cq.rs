@@ -67,7 +67,7 @@ pub struct Cq {
     on_overrun: Option<OverrunHook>,
     drivers: RwLock<Vec<(Arc<dyn Driver>, u32)>>,
     /// What a poll that found nothing does besides: see [`Cq::set_idle_hook`].
-    idle: OnceLock<Arc<dyn Driver>>,
+    idle: OnceLock<Box<dyn Driver>>,
     channel: Option<Arc<CompChannel>>,
     owner: Owner,
     /// Whatever the C layer wants back with an event: the address of its `ibv_cq`.
@@ -210,9 +210,15 @@ impl Cq {
         fits
     }
 
+    /// Whether [`Self::take`] would find nothing, as far as can be seen without a lock.
+    #[inline]
+    pub fn looks_empty(&self) -> bool {
+        self.len.load(Ordering::Acquire) == 0
+    }
+
     /// Takes up to `out.len()` completions that are there; drives nothing.
     pub fn take(&self, out: &mut [Wc]) -> Result<usize> {
-        if self.len.load(Ordering::Acquire) == 0 {
+        if self.looks_empty() {
             return Ok(0);
         }
         let mut r = self.ring();
@@ -245,7 +251,7 @@ impl Cq {
 
     /// Has every poll that finds nothing drive `hook`, too, after the devices and with no lock held: it may do what a driver must
     /// not, such as making QPs. The first hook stays.
-    pub fn set_idle_hook(&self, hook: Arc<dyn Driver>) {
+    pub fn set_idle_hook(&self, hook: Box<dyn Driver>) {
         let _ = self.idle.set(hook);
     }
 
@@ -355,6 +361,7 @@ impl CompChannel {
     }
 
     /// Whether events wait, as far as can be seen without a lock.
+    #[inline]
     pub fn has_events(&self) -> bool {
         self.waiting.load(Ordering::Acquire) > 0
     }

@@ -2,14 +2,16 @@
 //!
 //! Those of SDR-RDMA (SC 2025): from its model 3, 9, 10, 12 and 13; 11, whose left part is measured on this machine, and 14, 15 and 16, which are. Its
 //! loss can be read as that of a packet or of a chunk, so those of the model are drawn both ways. Each figure is an SVG file; what the text gives
-//! is compared in a table and in `sdr.json`.
+//! is compared in a table and in `sdr.json`. Those of SHIFT: see [`shift`].
 
 mod codes;
 mod grids;
 mod lines;
 mod sdk;
 mod setting;
+mod shift;
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::time::Instant;
 
@@ -17,6 +19,7 @@ use serde::Serialize;
 use unbroken_chart::Figure;
 
 use crate::Result;
+pub use shift::Tools;
 
 /// A value that the paper's text gives, and ours.
 #[derive(Clone, Debug, Serialize)]
@@ -53,30 +56,82 @@ const FIGURES: [(u32, Draw); 9] = [
     (16, sdk::figure_16),
 ];
 
-/// Draws all figures, or those of some numbers, into a folder, and prints the table.
-pub fn draw(out: &Path, only: &[u32]) -> Result<()> {
-    if let Some(wrong) = only.iter().find(|number| !FIGURES.iter().any(|(n, _)| n == *number)) {
-        let known: Vec<String> = FIGURES.iter().map(|(n, _)| n.to_string()).collect();
-        return Err(format!("figure {wrong} is not drawn here; {} are", known.join(", ")).into());
+/// The names of all figures, which `--only` takes besides those of their papers.
+fn names() -> Vec<String> {
+    let sdr = FIGURES.iter().map(|(number, _)| format!("sdr-{number}"));
+    sdr.chain(shift::FIGURES.iter().map(|(number, _)| format!("shift-{number}"))).collect()
+}
+
+/// The names that are asked for.
+fn wanted(only: &[String]) -> Result<HashSet<String>> {
+    let (all, mut found) = (names(), HashSet::new());
+    for asked in only {
+        let of_paper = format!("{asked}-");
+        let meant: Vec<&String> = all.iter().filter(|name| *name == asked || name.starts_with(&of_paper)).collect();
+        if meant.is_empty() {
+            let known = all.join(", ");
+            return Err(format!(
+                "figure '{asked}' is not drawn here; {known} are, and sdr and shift are all of a paper"
+            )
+            .into());
+        }
+        found.extend(meant.into_iter().cloned());
     }
+    Ok(if only.is_empty() { all.into_iter().collect() } else { found })
+}
+
+/// Where figures go.
+struct Folder<'a>(&'a Path);
+
+impl Folder<'_> {
+    fn write(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.0.join(name);
+        std::fs::write(&path, text).map_err(|e| format!("cannot write {}: {e}", path.display()).into())
+    }
+
+    fn draw(&self, name: &str, figure: &Figure, began: Instant) -> Result<()> {
+        self.write(name, &figure.svg())?;
+        println!("{}  {:.1} s", self.0.join(name).display(), began.elapsed().as_secs_f64());
+        Ok(())
+    }
+}
+
+/// Draws all figures, or those of some names, into a folder, and prints the tables.
+pub fn draw(out: &Path, only: &[String], tools: &Tools) -> Result<()> {
+    let wanted = wanted(only)?;
     std::fs::create_dir_all(out).map_err(|e| format!("cannot make {}: {e}", out.display()))?;
-    let write = |name: &str, text: &str| {
-        let path = out.join(name);
-        std::fs::write(&path, text).map_err(|e| format!("cannot write {}: {e}", path.display()))
-    };
+    let folder = Folder(out);
     let mut published = Vec::new();
-    for (number, draw) in FIGURES.iter().filter(|(n, _)| only.is_empty() || only.contains(n)) {
+    for (number, draw) in FIGURES.iter().filter(|(n, _)| wanted.contains(&format!("sdr-{n}"))) {
         let began = Instant::now();
         let drawing = draw()?;
-        let name = format!("sdr-{number:02}.svg");
-        write(&name, &drawing.figure.svg())?;
-        println!("{}  {:.1} s", out.join(name).display(), began.elapsed().as_secs_f64());
+        folder.draw(&format!("sdr-{number:02}.svg"), &drawing.figure, began)?;
         published.extend(drawing.published);
     }
-    if only.is_empty() {
-        write("sdr.json", &(serde_json::to_string_pretty(&published)? + "\n"))?;
+    let mut rows = Vec::new();
+    for (number, draw) in shift::FIGURES.iter().filter(|(n, _)| wanted.contains(&format!("shift-{n}"))) {
+        if only.is_empty() && *number == shift::TRAINING && tools.training.is_none() {
+            println!("SHIFT's figure {number} is left out: {}", shift::NO_TORCH);
+            continue;
+        }
+        let began = Instant::now();
+        let drawing = draw(tools).map_err(|e| format!("SHIFT's figure {number}: {e}"))?;
+        folder.draw(&shift::file_name(number), &drawing.figure, began)?;
+        rows.extend(drawing.rows);
     }
-    println!("\n{}", table(&published));
+    if !published.is_empty() {
+        println!("\n{}", table(&published));
+    }
+    if !rows.is_empty() {
+        println!("\n{}", shift::table(&rows));
+    }
+    // The files have all of a paper, or stay as they are.
+    if names().iter().filter(|name| name.starts_with("sdr-")).all(|name| wanted.contains(name)) {
+        folder.write("sdr.json", &(serde_json::to_string_pretty(&published)? + "\n"))?;
+    }
+    if names().iter().filter(|name| name.starts_with("shift-")).all(|name| wanted.contains(name)) {
+        folder.write("shift.json", &(serde_json::to_string_pretty(&rows)? + "\n"))?;
+    }
     Ok(())
 }
 
@@ -92,16 +147,40 @@ fn table(published: &[Published]) -> String {
 mod tests {
     use super::*;
 
+    fn no_tools() -> Tools {
+        Tools { unbroken: "unbroken".into(), programs: "programs".into(), training: None }
+    }
+
+    fn only(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| name.to_string()).collect()
+    }
+
     #[test]
     fn figures_are_files() {
         let dir = tempfile::tempdir().unwrap();
-        draw(dir.path(), &[3, 9, 10, 12]).unwrap();
+        draw(dir.path(), &only(&["sdr-3", "sdr-9", "sdr-10", "sdr-12"]), &no_tools()).unwrap();
         for name in ["sdr-03.svg", "sdr-09.svg", "sdr-10.svg", "sdr-12.svg"] {
             let svg = std::fs::read_to_string(dir.path().join(name)).unwrap();
             assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && !svg.contains("NaN"), "{name}");
             assert!(svg.contains("loss of packets") && svg.contains("loss of chunks"), "{name}: both readings");
         }
-        let error = draw(dir.path(), &[1]).unwrap_err().to_string();
-        assert_eq!(error, "figure 1 is not drawn here; 3, 9, 10, 11, 12, 13, 14, 15, 16 are");
+    }
+
+    #[test]
+    fn figures_are_asked_for_by_name_or_by_paper() {
+        assert_eq!(wanted(&only(&["shift-7"])).unwrap(), HashSet::from(["shift-7".to_string()]));
+        assert_eq!(wanted(&only(&["shift", "shift-9"])).unwrap().len(), 5);
+        assert_eq!(wanted(&[]).unwrap().len(), FIGURES.len() + shift::FIGURES.len());
+        let error = wanted(&only(&["shift-1"])).unwrap_err().to_string();
+        assert!(error.starts_with("figure 'shift-1' is not drawn here; sdr-3, "), "{error}");
+        assert_eq!([shift::file_name("7"), shift::file_name("table2")], ["shift-07.svg", "shift-table2.svg"]);
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = |name| draw(dir.path(), &only(&[name]), &no_tools()).unwrap_err().to_string();
+        assert!(error("shift-9").contains("programs/verbs is missing"));
+        assert!(error("shift-10").contains("make test-torch"));
     }
 }

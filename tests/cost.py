@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""What failover adds to a post and to an empty poll, in instructions.
+
+A program (tests/c/cost.c) posts and polls through the ABI under valgrind's callgrind, which counts the instructions of one call at a time, and
+nothing else; it does so with failover and without. Seconds on a shared machine are noise; these counts are the same on every machine, and in every
+run but for a few instructions. (A call may find a timer due, or a lock taken; so it is the median of some batches of calls that counts.)
+"""
+
+import re
+import statistics
+import sys
+
+from lib import device
+from lib.cc import compile_c
+from lib.fabric import Fabric
+from lib.process import Failure, wait_until
+from lib.suite import Suite
+
+# Under valgrind everything takes fifty times as long, on a machine that may be busy.
+SECONDS = 120
+# The most instructions that failover may add to a call.
+BARS = {
+    # A physical QP that holds its own work: a branch.
+    "full": {"post_send": 40, "post_recv": 40, "empty_poll": 25},
+    # A journal, and a CQ of the device's behind the application's.
+    "plain": {"post_send": 170, "post_recv": 205, "empty_poll": 85},
+}
+
+
+def counts(logs, failover: bool) -> dict:
+    """Instructions of one call of each kind."""
+    program, name = compile_c("cost", "-libverbs"), "failover" if failover else "bare"
+    out = logs / f"{name}.callgrind"
+    with Fabric(logs) as fabric:
+        valgrind = ["valgrind", "--tool=callgrind", "--collect-atstart=no", f"--callgrind-out-file={out}"]
+        process = fabric.run("a", [*valgrind, program], name, failover)
+        wait_until(lambda: process.ended() or "done" in process.output(), SECONDS, "the end of the calls")
+        if process.ended():
+            process.expect_success(0)
+        protected = [qp["protected"] for qp in fabric.status()["qps"]]
+        if protected != [failover, failover]:
+            raise Failure(f"two QPs, protected: {failover}, are right; here they are {protected}")
+        batches = re.findall(r"^(\w+) (\d+)$", process.output(), re.MULTILINE)
+    figures = {}
+    for number, (kind, calls) in enumerate(batches, 1):
+        figures.setdefault(kind, []).append(counted(f"{out}.{number}", kind) / int(calls))
+    return {kind: statistics.median(of_batches) for kind, of_batches in figures.items()}
+
+
+def counted(path: str, kind: str) -> int:
+    """The instructions of a dump of callgrind's."""
+    with open(path, encoding="utf-8") as dump:
+        text = dump.read()
+    if f"Client Request: {kind}\n" not in text:
+        raise Failure(f"{path} is not the dump of {kind}")
+    return int(re.search(r"^totals: (\d+)$", text, re.MULTILINE)[1])
+
+
+def added(logs, bars: dict) -> str:
+    """Compares the two; fails where failover adds more than a bar."""
+    bare, with_failover = counts(logs, False), counts(logs, True)
+    if bare.keys() != bars.keys() or min(bare.values()) < 100:
+        raise Failure(f"not every kind of call was counted: {bare}")
+    figures = {kind: with_failover[kind] - bare[kind] for kind in bars}
+    note = ", ".join(f"{kind} {bare[kind]:.0f} {figures[kind]:+.0f} (at most {bars[kind]})" for kind in bars)
+    if any(figures[kind] > bars[kind] for kind in bars):
+        raise Failure(note)
+    return note
+
+
+def main() -> int:
+    """Both kinds of device."""
+    suite = Suite("cost")
+    for kind, bars in BARS.items():
+        device.use("cost", kind)
+        suite.case(f"instructions that failover adds, {kind} devices", added, bars)
+    return suite.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
