@@ -58,6 +58,7 @@ suite threads-plain python3 tests/threads.py --device plain
 suite combined-plain python3 tests/combined.py --device plain
 suite turmoil   python3 tests/turmoil.py
 suite planned   python3 tests/planned.py ${long:+--flap-seconds 60}
+suite apm       python3 tests/apm.py
 suite processes python3 tests/processes.py
 suite input     python3 tests/bad_input.py
 suite strangers python3 tests/strangers.py
