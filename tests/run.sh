@@ -61,6 +61,7 @@ suite storms    python3 tests/storms.py --runs "$([ -n "$long" ] && echo 250 || 
 suite storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$([ -n "$long" ] && echo 250 || echo 5)"
 suite cost      python3 tests/cost.py
 suite planned   python3 tests/planned.py ${long:+--flap-seconds 60}
+suite apm       python3 tests/apm.py
 suite processes python3 tests/processes.py
 suite input     python3 tests/bad_input.py
 suite strangers python3 tests/strangers.py

@@ -45,6 +45,10 @@ fn line(event: &Event) -> String {
         What::Unprotected { host, qp, why } => {
             format!("unprotected     host {host} qp {qp:#x}: {why}")
         }
+        What::PathMigrated { host, qp, to } => format!("migrated        host {host} qp {qp:#x} to {to}"),
+        What::PathMigrationFailed { host, qp, from, to } => {
+            format!("not migrated    host {host} qp {qp:#x} from {from} to {to}")
+        }
         What::DirectoryLost { host, why } => format!("directory lost  host {host}: {why}"),
         What::DirectoryBack { host } => format!("directory back  host {host}"),
     };

@@ -43,7 +43,7 @@ pub(crate) fn show(runtime: &Runtime, json: bool) -> Result {
             .iter()
             .map(|h| serde_json::json!({ "name": h.name, "number": h.number, "nics": h.nics }))
             .collect();
-        let rails: Vec<String> = (0..fabric.rails()).map(|n| format!("rail{n}")).collect();
+        let rails: Vec<String> = fabric.switches().iter().map(ToString::to_string).collect();
         let nics: Vec<_> = nics
             .iter()
             .map(|n| {

@@ -233,7 +233,12 @@ fn qp_table<'a>(qps: impl Iterator<Item = &'a QpStatus>) -> String {
     let mut rows = vec![["  qp", "state", "path", "peer", "epoch", "protected"].map(String::from).to_vec()];
     rows.extend(qps.map(|q| {
         let protected = if q.protected { "yes".into() } else { format!("no: {}", q.why) };
-        vec![format!("  {:#x}", q.qp), q.state.clone(), q.path.clone(), q.peer.clone(), q.epoch.to_string(), protected]
+        let path = match (&*q.path, &*q.alternate) {
+            ("", "") => q.primary.clone(),
+            ("", alternate) => format!("{}, alternate {alternate}, {}", q.primary, q.migration),
+            (path, _) => path.to_owned(),
+        };
+        vec![format!("  {:#x}", q.qp), q.state.clone(), path, q.peer.clone(), q.epoch.to_string(), protected]
     }));
     if rows.len() > 1 {
         table(&rows)

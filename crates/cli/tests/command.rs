@@ -206,6 +206,7 @@ fn status_joins_pages_faults_and_processes() {
         protected: false,
         why: "no backup".into(),
         state: "active".into(),
+        ..QpStatus::default()
     };
     // The other end does not know of it.
     let (own, peer) = (qp.peer.clone(), qp.own.clone());

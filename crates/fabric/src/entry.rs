@@ -4,7 +4,7 @@
 //! again every `every_us`. A flap is down for the first part of each of its rounds.
 
 use crate::config::NicName;
-use crate::fault::{Fault, Impairment, Place, Way};
+use crate::fault::{Fault, Impairment, Place, Rail, Way};
 use crate::kind::Kind;
 
 /// Where a fault is, as numbers.
@@ -15,7 +15,7 @@ pub(crate) struct Spot {
     pub(crate) host: u8,
     /// NIC or rail.
     pub(crate) index: u8,
-    /// Port of the NIC, from 1; 0 for all.
+    /// Port of the NIC, or of the NICs of the rail, from 1; 0 for all.
     pub(crate) port: u8,
 }
 
@@ -86,7 +86,7 @@ impl Entry {
     /// The fault, given the name of its host ("" for a switch).
     pub(crate) fn fault(&self, host: &str) -> Fault {
         let nic = NicName::new(host, self.spot.index).at_port(self.spot.port);
-        let rail = self.spot.index;
+        let rail = Rail { nic: self.spot.index, port: self.spot.port };
         let place = match self.spot.kind {
             SpotKind::Nic => Place::Nic(nic.clone()),
             SpotKind::Cable => Place::Cable(nic.clone()),

@@ -16,7 +16,7 @@ use unbroken_types::LinkLayer;
 use crate::config::{Host, NicKind, NicName, Shape};
 use crate::entry::{Entry, Spot, SpotKind};
 use crate::error::{FabricError, Result};
-use crate::fault::{Fault, Place, Selector};
+use crate::fault::{Fault, Place, Rail, Selector};
 use crate::faultpage::{FaultPage, ENTRIES, PATIENT_TRIES};
 use crate::map::Mapped;
 use crate::nicpage::NicPage;
@@ -116,6 +116,13 @@ impl Fabric {
     /// Rails: NIC n of every host is on rail n.
     pub fn rails(&self) -> u8 {
         self.shape.rails()
+    }
+
+    /// The switches: one for the first ports of the NICs of a number, and one for the second ports where there are any.
+    pub fn switches(&self) -> Vec<Rail> {
+        let has_second = |nic| self.nics().any(|n| n.index == nic && self.nic_kind(&n.host, n.index).ports > 1);
+        let of = |nic| (1..=1 + u8::from(has_second(nic))).map(move |port| Rail { nic, port });
+        (0..self.rails()).flat_map(of).collect()
     }
 
     /// The second octet of all addresses.
@@ -407,11 +414,11 @@ impl Fabric {
             self.check_port(nic)?;
             Ok(Spot { kind, host, index: nic.index, port: nic.port })
         };
-        let switch = |rail| match rail < self.rails() {
-            true => Ok(Spot { kind: SpotKind::Switch, host: 0, index: rail, port: 0 }),
+        let switch = |rail: Rail| match self.switches().contains(&rail) {
+            true => Ok(Spot { kind: SpotKind::Switch, host: 0, index: rail.nic, port: rail.port }),
             false => {
-                let names: Vec<String> = (0..self.rails()).map(|n| format!("rail{n}")).collect();
-                Err(FabricError::Name(format!("there is no switch 'rail{rail}'; switches are {}", names.join(", "))))
+                let names: Vec<String> = self.switches().iter().map(Rail::to_string).collect();
+                Err(FabricError::Name(format!("there is no switch '{rail}'; switches are {}", names.join(", "))))
             }
         };
         let spot = match fault {

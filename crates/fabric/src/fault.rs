@@ -22,6 +22,22 @@ pub enum Way {
     Rx,
 }
 
+/// A rail: the ports of that number of the NICs of that number, of all hosts, and the switch that joins them. `rail0` has port 1 of the NICs
+/// 0, `rail0b` port 2 of those that have two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rail {
+    /// The NICs' number, from 0.
+    pub nic: u8,
+    /// The port, from 1.
+    pub port: u8,
+}
+
+impl fmt::Display for Rail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rail{}{}", self.nic, if self.port > 1 { "b" } else { "" })
+    }
+}
+
 /// Where an impairment or a flap is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -31,8 +47,8 @@ pub enum Place {
     Cable(NicName),
     /// The switch of a rail, `rail0`: every NIC of the rail. A rate is that of each of its ports.
     Switch {
-        /// The rail, from 0.
-        rail: u8,
+        /// The rail.
+        rail: Rail,
     },
 }
 
@@ -116,8 +132,8 @@ pub enum Fault {
     CableCut(NicName),
     /// The switch of a rail is off: silence on the whole rail.
     SwitchDown {
-        /// The rail, from 0.
-        rail: u8,
+        /// The rail.
+        rail: Rail,
     },
     /// Packets suffer.
     Impaired {
@@ -159,7 +175,7 @@ impl fmt::Display for Place {
         match self {
             Place::Nic(nic) => write!(f, "{nic}"),
             Place::Cable(nic) => write!(f, "cable {nic}"),
-            Place::Switch { rail } => write!(f, "rail{rail}"),
+            Place::Switch { rail } => write!(f, "{rail}"),
         }
     }
 }
@@ -185,7 +201,7 @@ impl fmt::Display for Fault {
             Fault::NicDead(nic) => write!(f, "nic {nic} dead"),
             Fault::NicDown(nic) => write!(f, "nic {nic} down"),
             Fault::CableCut(nic) => write!(f, "cable {nic} cut"),
-            Fault::SwitchDown { rail } => write!(f, "switch rail{rail} down"),
+            Fault::SwitchDown { rail } => write!(f, "switch {rail} down"),
             Fault::Impaired { place, way, what } => {
                 let way = match way {
                     Way::Both => "",

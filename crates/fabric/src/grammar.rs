@@ -5,7 +5,7 @@
 
 use crate::config::NicName;
 use crate::error::{FabricError, Result};
-use crate::fault::{Fault, Impairment, Place, Way};
+use crate::fault::{Fault, Impairment, Place, Rail, Way};
 use crate::kind::{Kind, FAULT_FORMS};
 use crate::units::{parse_rate, parse_share, parse_time_us, Share, FULL_PPM};
 
@@ -62,11 +62,15 @@ pub(crate) fn parse_selector(text: &str) -> Result<(String, Fault)> {
     Ok((format!("{word} {}", words.rest[0]), example))
 }
 
-/// The number of a rail.
-fn rail_of(text: &str) -> Result<u8> {
-    let rail = text.strip_prefix("rail").filter(|n| n.bytes().all(|b| b.is_ascii_digit())).and_then(|n| n.parse().ok());
-    rail.ok_or_else(|| {
-        FabricError::Name(format!("'{text}' is not the name of a switch; a switch is named like 'rail0'"))
+/// The rail that is named.
+fn rail_of(text: &str) -> Result<Rail> {
+    let number = text.strip_prefix("rail").unwrap_or("");
+    let (number, port) = number.strip_suffix('b').map_or((number, 1), |number| (number, 2));
+    let nic = Some(number).filter(|n| n.bytes().all(|b| b.is_ascii_digit())).and_then(|n| n.parse().ok());
+    nic.map(|nic| Rail { nic, port }).ok_or_else(|| {
+        FabricError::Name(format!(
+            "'{text}' is not the name of a switch; a switch is named like 'rail0', that of second ports 'rail0b'"
+        ))
     })
 }
 
@@ -142,6 +146,10 @@ impl<'a> Words<'a> {
         let place = self.place()?;
         if let Place::Nic(nic) | Place::Cable(nic) = &place {
             self.whole(nic.clone())?;
+        }
+        if let Place::Switch { rail: rail @ Rail { port: 2, .. } } = place {
+            let first = Rail { port: 1, ..rail };
+            return Err(self.wrong(format!("packets of both ports suffer together, '{first}'")));
         }
         let way = self.way()?;
         let what = self.impairment()?;
@@ -274,6 +282,7 @@ mod tests {
             "nic b/3 down",
             "cable a/0 cut",
             "switch rail0 down",
+            "switch rail3b down",
             "loss a/0 1%",
             "loss a/0 rx 100%",
             "loss cable a/0 tx 0.5%",
@@ -289,6 +298,7 @@ mod tests {
             "flap a/0 down=200ms up=1s",
             "flap cable a/0 down=1ms up=1.5s",
             "flap rail0 down=200ms up=1s",
+            "flap rail0b down=200ms up=1s",
             "wqe-error a/0",
         ] {
             assert_eq!(text.parse::<Fault>().unwrap().to_string(), text);
@@ -316,6 +326,8 @@ mod tests {
             ("cable a/0 down", "can be 'cut'"),
             ("switch 0 down", "named like 'rail0'"),
             ("switch rail+1 down", "named like 'rail0'"),
+            ("switch rail0c down", "'rail0b'"),
+            ("loss rail0b 1%", "both ports suffer together, 'rail0'"),
             ("loss a/0 1", "like '1%'"),
             ("loss a/0 101%", "0.0001% to 100%"),
             ("loss a/0 1% up", "'tx' or 'rx'"),

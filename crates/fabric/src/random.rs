@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::config::NicName;
 use crate::fabric::Schedule;
-use crate::fault::{Fault, Impairment, Place, Way};
+use crate::fault::{Fault, Impairment, Place, Rail, Way};
 use crate::kind::{Kind, Sort};
 
 /// Faults of a schedule.
@@ -75,7 +75,7 @@ fn fault(dice: &mut Dice, kind: Kind, nic: NicName) -> Fault {
             return match dice.below(5) {
                 0 | 1 => Fault::NicDown(nic),
                 2 | 3 => Fault::CableCut(nic),
-                _ => Fault::SwitchDown { rail: nic.index },
+                _ => Fault::SwitchDown { rail: Rail { nic: nic.index, port: 1 } },
             }
         }
         Kind::Flap => {
@@ -101,7 +101,7 @@ fn place(dice: &mut Dice, nic: NicName) -> Place {
     match dice.below(3) {
         0 => Place::Nic(nic),
         1 => Place::Cable(nic),
-        _ => Place::Switch { rail: nic.index },
+        _ => Place::Switch { rail: Rail { nic: nic.index, port: 1 } },
     }
 }
 

@@ -57,14 +57,18 @@ fn faults_reach_the_nics_they_concern() {
     let good = LinkState::GOOD;
     assert_eq!(states(), [good; 3]);
     let silent = LinkState { silent: ALL_PORTS, ..good };
+    // The second ports, if there were any, hang on another switch.
+    let first_silent = LinkState { silent: 1, ..good };
+    let second = shell.set(&"switch rail0b down".parse().unwrap(), None).unwrap_err().to_string();
+    assert!(second.contains("no switch 'rail0b'; switches are rail0, rail1, "), "{second}");
     for (fault, expected) in [
         ("nic a/0 dead", [LinkState { alive: false, ..good }, good, good]),
         ("nic a/0 down", [LinkState { down: ALL_PORTS, ..good }, good, good]),
         ("cable b/0 cut", [good, silent, good]),
-        ("switch rail0 down", [silent, silent, good]),
+        ("switch rail0 down", [first_silent, first_silent, good]),
         ("flap a/1 down=1m up=1s", [good, good, LinkState { down: ALL_PORTS, ..good }]),
         ("flap cable a/0 down=1m up=1s", [silent, good, good]),
-        ("flap rail0 down=1m up=1s", [silent, silent, good]),
+        ("flap rail0 down=1m up=1s", [first_silent, first_silent, good]),
     ] {
         shell.set(&fault.parse().unwrap(), None).unwrap();
         assert_eq!(states(), expected, "{fault}");

@@ -6,6 +6,7 @@
 
 use crate::dm::DeviceMemory;
 use crate::ffi::deref;
+use crate::qp_attr::Vectors;
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -16,8 +17,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use unbroken_shift::front;
 use unbroken_types::{Gid, QpType};
 use unbroken_verbs::abi::{
-    ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_dm, ibv_mr, ibv_mw, ibv_pd,
-    ibv_qp, ibv_qp_ex, ibv_srq, ibv_td, verbs_context,
+    ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_qp,
+    ibv_qp_ex, ibv_srq, ibv_td, verbs_context,
 };
 use unbroken_verbs::{CompChannel, Cq, Result, Srq};
 
@@ -136,7 +137,7 @@ pub struct QpObj {
     pub builder: UnsafeCell<crate::builder::Builder>,
     pub init: InitAttr,
     /// The address vector as the program gave it, for `ibv_query_qp`; none before RTR.
-    pub av: Mutex<Option<ibv_ah_attr>>,
+    pub vectors: Mutex<Vectors>,
 }
 
 /// What `ibv_query_qp` repeats of the creation.

@@ -10,7 +10,7 @@ use std::mem::zeroed;
 use std::ptr::{addr_of_mut, null_mut};
 use std::sync::Mutex;
 use unbroken_shift::front::QpRequest;
-use unbroken_types::{QpCaps, QpState, QpType};
+use unbroken_types::{QpCaps, QpType};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{Error, Result};
 
@@ -155,7 +155,7 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
         async_events: Acks::default(),
         init: InitAttr { kind, sq_sig_all: r.sq_sig_all },
         front: pd.front.clone(),
-        av: Mutex::default(),
+        vectors: Mutex::default(),
     }));
     QPS.insert(cookie, object);
     Ok(object.cast())
@@ -176,14 +176,13 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask
         // SAFETY: a QP of ours and the caller's structure.
         let (object, attr) = unsafe { (QpObj::of(qp)?, deref(attr, "attr")?) };
         let ports = &*object.front;
-        object.qp.modify(&change(object.init.kind, object.qp.state(), attr, mask, ports)?)?;
-        if mask & IBV_QP_AV != 0 {
-            *lock(&object.av) = Some(attr.ah_attr);
+        let mut vectors = lock(&object.vectors);
+        if vectors.alternate.is_some() {
+            vectors.follow(&object.qp.query());
         }
+        object.qp.modify(&change(object.init.kind, object.qp.state(), attr, mask, ports)?)?;
+        vectors.take(attr, mask);
         if mask & IBV_QP_STATE != 0 {
-            if attr.qp_state == QpState::Reset as c_int {
-                *lock(&object.av) = None;
-            }
             // SAFETY: a field that is ours to write.
             unsafe { (*object.c.get()).qp_base.state = attr.qp_state };
         }
@@ -201,10 +200,12 @@ unsafe extern "C" fn ibv_query_qp(
     code("ibv_query_qp", || {
         // SAFETY: a QP of ours.
         let object = unsafe { QpObj::of(qp) }?;
+        let mut vectors = lock(&object.vectors);
         let seen = object.qp.query();
+        vectors.follow(&seen);
         // One look: another thread may change the QP meanwhile.
         let state = seen.attrs.rc.state.unwrap_or_else(|| object.qp.state());
-        let now = snapshot(&seen, state, *lock(&object.av));
+        let now = snapshot(&seen, state, *vectors);
         // SAFETY: the C part is ours; the caller's two structures.
         unsafe {
             let c = &raw mut (*object.c.get()).qp_base;

@@ -5,9 +5,9 @@
 
 use crate::ah::{destination, source, Ports};
 use std::ffi::c_int;
-use unbroken_types::{Access, Mtu, QpState, QpType, PSN_MASK};
+use unbroken_types::{Access, Mtu, PathMigState, QpState, QpType, PSN_MASK};
 use unbroken_verbs::abi::*;
-use unbroken_verbs::{Error, QpModify, QpSnapshot, Result};
+use unbroken_verbs::{AlternatePath, Error, QpModify, QpSnapshot, Result};
 
 use QpState::{Err as Error_, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use QpType::{Rc, Uc, Ud};
@@ -121,7 +121,7 @@ pub fn change(kind: QpType, now: QpState, attr: &ibv_qp_attr, mask: c_int, ports
     if surplus != 0 {
         return Err(Error::invalid(format!("{now:?} to {to:?} must not set {}", names(surplus))));
     }
-    check_values(attr, mask, ports)?;
+    check_values(kind, attr, mask, ports)?;
     let mut m = QpModify::default();
     m.rc.state = has(IBV_QP_STATE).then_some(to);
     m.rc.dest_qpn = has(IBV_QP_DEST_QPN).then_some(attr.dest_qp_num);
@@ -148,17 +148,42 @@ pub fn change(kind: QpType, now: QpState, attr: &ibv_qp_attr, mask: c_int, ports
         m.dest_gid = Some(destination(&attr.ah_attr, ports)?);
         m.sgid_index = source(&attr.ah_attr);
     }
+    if has(IBV_QP_ALT_PATH) {
+        m.alternate = Some(AlternatePath {
+            port: attr.alt_port_num,
+            sgid_index: source(&attr.alt_ah_attr).unwrap_or(0),
+            dest_gid: destination(&attr.alt_ah_attr, ports)?,
+        });
+        m.rc.alternate = Some(attr.alt_timeout);
+    }
+    if has(IBV_QP_PATH_MIG_STATE) && kind == Rc {
+        m.rc.migration = Some(path_mig_state(attr)?);
+    }
     Ok(m)
 }
 
+fn path_mig_state(attr: &ibv_qp_attr) -> Result<PathMigState> {
+    let code = attr.path_mig_state;
+    PathMigState::from_code(code as u32).ok_or_else(|| {
+        Error::invalid(format!("path_mig_state {code}: IBV_MIG_MIGRATED (0) to IBV_MIG_ARMED (2) exist"))
+    })
+}
+
 /// Ports, indices and features that do not exist. The ranges of the transport's attributes are the transport's to check.
-fn check_values(attr: &ibv_qp_attr, mask: c_int, ports: &impl Ports) -> Result<()> {
+fn check_values(kind: QpType, attr: &ibv_qp_attr, mask: c_int, ports: &impl Ports) -> Result<()> {
     let has = |bit| mask & bit != 0;
-    if has(IBV_QP_ALT_PATH) {
-        return Err(Error::unsupported("IBV_QP_ALT_PATH: alternate paths are chosen by Unbroken itself"));
+    if kind != Rc && (has(IBV_QP_ALT_PATH) || has(IBV_QP_PATH_MIG_STATE) && attr.path_mig_state != 0) {
+        return Err(Error::unsupported(format!("path migration of a {kind:?} QP: only RC QPs migrate here")));
     }
-    if has(IBV_QP_PATH_MIG_STATE) && attr.path_mig_state != 0 {
-        return Err(Error::unsupported("path_mig_state: only IBV_MIG_MIGRATED is possible without an alternate path"));
+    if has(IBV_QP_ALT_PATH) {
+        ports.link_layer(attr.alt_port_num)?;
+        let (port, of_address) = (attr.alt_port_num, attr.alt_ah_attr.port_num);
+        if port != of_address {
+            return Err(Error::invalid(format!("alt_port_num is {port}, but alt_ah_attr.port_num {of_address}")));
+        }
+        if attr.alt_pkey_index != 0 {
+            return Err(Error::invalid(format!("alt_pkey_index {}: ports have index 0 only", attr.alt_pkey_index)));
+        }
     }
     if has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0 {
         return Err(Error::invalid(format!("pkey_index {}: this port has index 0 only", attr.pkey_index)));
@@ -169,8 +194,39 @@ fn check_values(attr: &ibv_qp_attr, mask: c_int, ports: &impl Ports) -> Result<(
     Ok(())
 }
 
+/// The address vectors of a QP's paths, as the program gave them.
+#[derive(Clone, Copy, Default)]
+pub struct Vectors {
+    /// Of the path in use.
+    pub primary: Option<ibv_ah_attr>,
+    /// Of the alternate path.
+    pub alternate: Option<ibv_ah_attr>,
+}
+
+impl Vectors {
+    /// Follows a QP that has migrated since: it has no alternate path any more, and goes on over what that was.
+    pub fn follow(&mut self, s: &QpSnapshot) {
+        if s.attrs.alternate.is_none() {
+            self.primary = self.alternate.take().or(self.primary);
+        }
+    }
+
+    /// Takes over what a change has given.
+    pub fn take(&mut self, attr: &ibv_qp_attr, mask: c_int) {
+        if mask & IBV_QP_AV != 0 {
+            self.primary = Some(attr.ah_attr);
+        }
+        if mask & IBV_QP_ALT_PATH != 0 {
+            self.alternate = Some(attr.alt_ah_attr);
+        }
+        if mask & IBV_QP_STATE != 0 && attr.qp_state == Reset as c_int {
+            *self = Vectors::default();
+        }
+    }
+}
+
 /// What `ibv_query_qp` answers. Attributes that were never set are 0.
-pub fn snapshot(s: &QpSnapshot, state: QpState, av: Option<ibv_ah_attr>) -> ibv_qp_attr {
+pub fn snapshot(s: &QpSnapshot, state: QpState, vectors: Vectors) -> ibv_qp_attr {
     // SAFETY: plain integers throughout.
     let mut a: ibv_qp_attr = unsafe { std::mem::zeroed() };
     let rc = &s.attrs.rc;
@@ -192,7 +248,13 @@ pub fn snapshot(s: &QpSnapshot, state: QpState, av: Option<ibv_ah_attr>) -> ibv_
     a.en_sqd_async_notify = s.attrs.sqd_notify.unwrap_or(false).into();
     a.sq_draining = s.sq_draining.into();
     a.port_num = s.attrs.port.unwrap_or(1);
-    a.ah_attr = av.unwrap_or(a.ah_attr);
+    a.ah_attr = vectors.primary.unwrap_or(a.ah_attr);
+    a.path_mig_state = rc.migration.unwrap_or_default() as c_int;
+    if let Some(path) = s.attrs.alternate {
+        a.alt_ah_attr = vectors.alternate.unwrap_or(a.alt_ah_attr);
+        a.alt_port_num = path.port;
+        a.alt_timeout = rc.alternate.unwrap_or(0);
+    }
     a
 }
 
@@ -237,6 +299,25 @@ mod tests {
 
     fn refusal(kind: QpType, now: QpState, a: &ibv_qp_attr, mask: c_int) -> String {
         change(kind, now, a, mask, &PORT).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn alternate_paths_are_of_rc_and_name_ports_twice() {
+        let mask = IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
+        let mut a = attr(Rts);
+        (a.alt_port_num, a.alt_ah_attr.port_num, a.alt_ah_attr.is_global) = (1, 1, 1);
+        (a.path_mig_state, a.alt_timeout) = (PathMigState::Rearm as c_int, 14);
+        let m = change(Rc, Rts, &a, mask, &PORT).unwrap();
+        assert_eq!((m.rc.alternate, m.rc.migration), (Some(14), Some(PathMigState::Rearm)));
+        assert_eq!(m.alternate.map(|p| p.port), Some(1));
+        assert_eq!(change(Uc, Rts, &a, mask, &PORT).unwrap_err().errno(), libc::EOPNOTSUPP);
+        assert!(refusal(Rc, Init, &a, mask).contains("must not set IBV_QP_ALT_PATH, IBV_QP_PATH_MIG_STATE"));
+        a.path_mig_state = 3;
+        assert!(refusal(Rc, Rts, &a, mask).contains("path_mig_state 3"));
+        a.alt_ah_attr.port_num = 2;
+        assert!(refusal(Rc, Rts, &a, mask).contains("alt_ah_attr.port_num 2"));
+        a.alt_port_num = 2;
+        assert!(refusal(Rc, Rts, &a, mask).contains("port 2"));
     }
 
     #[test]

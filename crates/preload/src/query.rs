@@ -62,6 +62,9 @@ fn device_attr(front: &front::Context) -> ibv_device_attr {
         | IBV_DEVICE_MEM_WINDOW
         | IBV_DEVICE_MEM_WINDOW_TYPE_2B
         | IBV_DEVICE_MEM_MGT_EXTENSIONS;
+    if attr.phys_port_cnt > 1 {
+        a.device_cap_flags |= IBV_DEVICE_AUTO_PATH_MIG;
+    }
     a.max_sge = attr.max_sge as c_int;
     a.max_sge_rd = attr.max_sge as c_int;
     a.max_cq = attr.max_cq as c_int;

@@ -6,10 +6,11 @@
 //! ```
 //!
 //! A UC QP has SQE, too, and leaves it for RTS. Each transition needs some attributes and allows some others, as `ibv_modify_qp` has
-//! it; anything else is refused and changes nothing. The address, the port and the P_Key belong to the shell.
+//! it; anything else is refused and changes nothing. The address, the port and the P_Key belong to the shell,
+//! those of the alternate path, too: see [`crate::Via`].
 
 use thiserror::Error;
-use unbroken_types::{Access, Mtu, QpCaps, QpState, QpType, MAX_QPN, PSN_MASK};
+use unbroken_types::{Access, Mtu, PathMigState, QpCaps, QpState, QpType, MAX_QPN, PSN_MASK};
 
 /// READs and atomics that a QP may have outstanding in either direction, at most.
 pub const MAX_RD_ATOMIC: u8 = 128;
@@ -60,6 +61,10 @@ pub struct RcModify {
     pub max_dest_rd_atomic: Option<u8>,
     /// What the peer may do.
     pub access: Option<Access>,
+    /// RC: there is an alternate path, with this local ACK timeout.
+    pub alternate: Option<u8>,
+    /// RC: how far path migration is to be: REARM loads the alternate path, MIGRATED goes there.
+    pub migration: Option<PathMigState>,
 }
 
 /// Why a QP was not changed.
@@ -103,6 +108,14 @@ pub enum ModifyError {
         /// What is possible.
         max: u32,
     },
+    /// Path migration is not where that could follow.
+    #[error("path_mig_state {from:?}: {why}")]
+    Migration {
+        /// Where it is.
+        from: PathMigState,
+        /// What is wrong, and what would be right.
+        why: &'static str,
+    },
 }
 
 /// What a transition does with an attribute.
@@ -113,7 +126,7 @@ enum Rule {
 }
 
 /// The attributes in the order of [`RcModify::given`].
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 13] = [
     "dest_qp_num",
     "rq_psn",
     "sq_psn",
@@ -125,10 +138,12 @@ const NAMES: [&str; 11] = [
     "max_rd_atomic",
     "max_dest_rd_atomic",
     "qp_access_flags",
+    "alt_ah_attr",
+    "path_mig_state",
 ];
 
 /// The rule of each attribute in a transition; `None` where there is no such transition.
-fn rules(kind: QpType, from: QpState, to: QpState) -> Option<[Option<Rule>; 11]> {
+fn rules(kind: QpType, from: QpState, to: QpState) -> Option<[Option<Rule>; 13]> {
     use QpState::*;
     if kind == QpType::Uc {
         // What belongs to acknowledgements and READs is not there.
@@ -138,26 +153,27 @@ fn rules(kind: QpType, from: QpState, to: QpState) -> Option<[Option<Rule>; 11]>
         }?;
         if !matches!(to, Reset | Err) {
             rules[4..10].fill(None);
+            rules[11..].fill(None);
         }
         return Some(rules);
     }
     let (n, t) = (Some(Rule::Needs), Some(Rule::Takes));
     let o = None;
     Some(match (from, to) {
-        (_, Reset) | (_, Err) => [t; 11],
-        (Reset, Init) => [o, o, o, o, o, o, o, o, o, o, n],
-        (Init, Init) => [o, o, o, o, o, o, o, o, o, o, t],
-        (Init, Rtr) => [n, n, o, n, o, o, o, n, o, n, t],
-        (Rtr, Rts) => [o, o, n, o, n, n, n, t, n, o, t],
-        (Rts, Rts) | (Sqd, Rts) => [o, o, o, o, o, o, o, t, o, o, t],
-        (Rts, Sqd) => [o; 11],
-        (Sqd, Sqd) => [o, o, o, o, t, t, t, t, t, o, t],
+        (_, Reset) | (_, Err) => [t; 13],
+        (Reset, Init) => [o, o, o, o, o, o, o, o, o, o, n, o, o],
+        (Init, Init) => [o, o, o, o, o, o, o, o, o, o, t, o, o],
+        (Init, Rtr) => [n, n, o, n, o, o, o, n, o, n, t, t, t],
+        (Rtr, Rts) => [o, o, n, o, n, n, n, t, n, o, t, t, t],
+        (Rts, Rts) | (Sqd, Rts) => [o, o, o, o, o, o, o, t, o, o, t, t, t],
+        (Rts, Sqd) => [o; 13],
+        (Sqd, Sqd) => [o, o, o, o, t, t, t, t, t, o, t, t, t],
         _ => return None,
     })
 }
 
 impl RcModify {
-    fn given(&self) -> [bool; 11] {
+    fn given(&self) -> [bool; 13] {
         [
             self.dest_qpn.is_some(),
             self.rq_psn.is_some(),
@@ -170,6 +186,8 @@ impl RcModify {
             self.max_rd_atomic.is_some(),
             self.max_dest_rd_atomic.is_some(),
             self.access.is_some(),
+            self.alternate.is_some(),
+            self.migration.is_some(),
         ]
     }
 
@@ -191,6 +209,7 @@ impl RcModify {
             (NAMES[6], self.rnr_retry.map(u32::from), 7),
             (NAMES[7], self.min_rnr_timer.map(u32::from), 31),
             (NAMES[8], self.max_rd_atomic.map(u32::from), MAX_RD_ATOMIC as u32),
+            ("alt_timeout", self.alternate.map(u32::from), 31),
             (NAMES[9], self.max_dest_rd_atomic.map(u32::from), MAX_RD_ATOMIC as u32),
         ];
         for (name, value, max) in ranges {
@@ -201,7 +220,7 @@ impl RcModify {
         Ok(to)
     }
 
-    /// Takes over what `change` gives.
+    /// Takes over what `change` gives, but for what is of migration.
     pub(crate) fn merge(&mut self, change: &RcModify) {
         fn set<T: Copy>(field: &mut Option<T>, new: Option<T>) {
             if new.is_some() {

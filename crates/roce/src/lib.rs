@@ -12,7 +12,7 @@
 //! - a QP that fails completes everything it holds, unless it was made to hold it ([`RcConfig::hold_on_failure`], [`UdConfig::hold_on_failure`]).
 //!
 //! Rooms: `requester` and `responder` are the two halves of RC; `sq`, `rq` and `reads` their queues; `inbound` how RC and UC receive; `segment` how messages become
-//! packets; `early` what came before its turn; `window` the congestion window; `room` what packets take up at their receiver; `encoding` the specification's numbers; `attr` attributes and states; `backlog` what moves from QP to QP.
+//! packets; `early` what came before its turn; `window` the congestion window; `room` what packets take up at their receiver; `encoding` the specification's numbers; `attr` attributes and states; `migration` alternate paths; `backlog` what moves from QP to QP.
 #![forbid(unsafe_code)]
 
 mod attr;
@@ -22,6 +22,7 @@ mod encoding;
 mod inbound;
 mod io;
 mod link;
+mod migration;
 mod rc;
 mod reads;
 mod requester;
@@ -38,6 +39,7 @@ mod wr;
 pub use attr::{ModifyError, RcConfig, RcModify, MAX_RD_ATOMIC};
 pub use backlog::{Backlog, Messages, PeerDone, Progress, RecvEntry, Replay, SendEntry, Sends};
 pub use io::{AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SharedReceives, SinkError, UdSink};
+pub use migration::Via;
 pub use rc::RcQp;
 pub use requester::RoundTrip;
 pub use responder::{Mutation, RcEvent};

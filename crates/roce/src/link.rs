@@ -17,13 +17,15 @@ pub(crate) struct Link {
     pub(crate) selective: bool,
     /// State RTS: new WRs may be started.
     pub(crate) may_start: bool,
+    /// The bit of the BTH that says "I have migrated": in all states of migration but REARM and ARMED.
+    pub(crate) mig_req: bool,
 }
 
 impl Link {
     /// That of a QP that is not connected.
     pub(crate) fn new(transport: Transport, pd: u32) -> Link {
         let (dest_qpn, mtu) = (0, Mtu::B256.bytes() as u32);
-        Link { dest_qpn, pd, mtu, transport, access: Access::NONE, selective: false, may_start: false }
+        Link { dest_qpn, pd, mtu, transport, access: Access::NONE, selective: false, may_start: false, mig_req: true }
     }
 
     /// Takes over what is said of the peer.
@@ -39,7 +41,7 @@ impl Link {
         let bth = Bth {
             opcode: Opcode { transport: self.transport, op },
             solicited: flags.solicited,
-            mig_req: false,
+            mig_req: self.mig_req,
             pad: pad_of(payload_len as usize),
             pkey: DEFAULT_PKEY,
             dest_qpn: self.dest_qpn,

@@ -5,11 +5,14 @@
 //!   [`RcQp::quiesce`] or [`RcQp::fail`];
 //! - *quiesced*: its WRs are taken out; nothing happens on it any more, unless it is reset.
 
+mod paths;
+
 use crate::attr::{ModifyError, RcConfig, RcModify};
 use crate::backlog::{Backlog, Progress};
 use crate::encoding::ack_timeout_us;
 use crate::io::{Completions, Memory, PacketSink, SharedReceives};
 use crate::link::Link;
+use crate::migration::{Migration, NOTHING};
 use crate::requester::Requester;
 use crate::responder::{Mutation, RcEvent, Responder};
 use crate::room::{News, Room};
@@ -48,6 +51,9 @@ pub struct RcQp {
     established: bool,
     /// That the send queue is drained has been told since it began to.
     drain_told: bool,
+    migration: Migration,
+    /// Which MigReq bits would be news; [`NOTHING`] while none would.
+    watched: u8,
 }
 
 impl RcQp {
@@ -68,6 +74,8 @@ impl RcQp {
             keys_changed: false,
             established: false,
             drain_told: false,
+            migration: Migration::default(),
+            watched: NOTHING,
         }
     }
 
@@ -91,7 +99,8 @@ impl RcQp {
 
     /// All attributes that have been set.
     pub fn attrs(&self) -> RcModify {
-        RcModify { state: Some(self.state), ..self.attrs }
+        let (alternate, migration) = (self.migration.alternate(), Some(self.migration.state()));
+        RcModify { state: Some(self.state), alternate, migration, ..self.attrs }
     }
 
     /// The peer's QPN.
@@ -206,8 +215,12 @@ impl RcQp {
         if self.quiesced && to != QpState::Reset {
             return Err(ModifyError::Transition { from, to });
         }
+        self.migration.check(change)?;
         self.attrs.merge(change);
         self.state = to;
+        if self.migration.change(change) {
+            self.take_path(None, false);
+        }
         self.apply_attrs();
         match (from, to) {
             (_, QpState::Reset) => {
@@ -219,6 +232,8 @@ impl RcQp {
                 self.first_moved_us = None;
                 self.keys_changed = false;
                 self.established = false;
+                self.migration = Migration::default();
+                self.watch();
             }
             (_, QpState::Err) => self.enter_error(WcStatus::WrFlushErr, None, out),
             (QpState::Init, QpState::Rtr) => {
@@ -237,6 +252,8 @@ impl RcQp {
     fn apply_attrs(&mut self) {
         let a = &self.attrs;
         self.link.set(a);
+        self.link.mig_req = self.migration.mig_req();
+        self.watched = self.migration.watched();
         self.link.may_start = self.state == QpState::Rts;
         self.responder.min_rnr_timer = a.min_rnr_timer.unwrap_or(0);
         let limits = &mut self.requester.limits;
@@ -342,6 +359,10 @@ impl RcQp {
         let psn = packet.bth.psn;
         let done = match (packet.bth.opcode.op, packet.ext) {
             (Acknowledge, Ext::Aeth(aeth)) => {
+                if packet.bth.ack_req {
+                    // The specification has no use for the bit here: it asks in what state our migration is.
+                    self.responder.announce(false);
+                }
                 self.requester.on_ack(now_us, psn, aeth.syndrome, packet.payload, &self.link, out)
             }
             (Acknowledge, _) => Ok(()),
@@ -371,8 +392,13 @@ impl RcQp {
         if self.stopped() {
             return;
         }
-        if let Err(status) = self.requester.on_timeout(now_us) {
-            self.requester_failed(status, out);
+        if let Some(asks) = self.migration.announcement_due(now_us) {
+            self.responder.announce(asks);
+        }
+        match self.requester.on_timeout(now_us) {
+            Ok(()) => {}
+            Err(WcStatus::RetryExcErr) if self.migration.fail() => self.take_path(Some(now_us), true),
+            Err(status) => self.requester_failed(status, out),
         }
     }
 
@@ -408,6 +434,10 @@ impl RcQp {
             return false;
         }
         let mut more = false;
+        if self.migration.has_news() && self.is_connected() {
+            let asks = self.migration.announce(now_us);
+            self.responder.announce(asks);
+        }
         if matches!(self.state, QpState::Rts | QpState::Sqd) {
             match self.requester.transmit(now_us, &self.link, sink, out) {
                 Ok(m) => more |= m,
@@ -440,12 +470,17 @@ impl RcQp {
 
     /// When [`Self::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<u64> {
-        self.requester.poll_timeout()
+        let requester = self.requester.poll_timeout();
+        match self.migration.announce_at_us() {
+            _ if self.stopped() => requester,
+            None => requester,
+            Some(at_us) => Some(requester.map_or(at_us, |t| t.min(at_us))),
+        }
     }
 
     /// Takes the asynchronous event that has come up, if any.
     pub fn take_event(&mut self) -> Option<RcEvent> {
-        self.event.take()
+        self.event.take().or_else(|| self.migration.take_event())
     }
 
     /// Whether the QP, which has an SRQ, has ended and will take no receive any more; said once. Not said where it was reset or quiesced.
@@ -492,6 +527,7 @@ impl RcQp {
     ) {
         self.state = QpState::Err;
         self.link.may_start = false;
+        self.migration.silence();
         self.failure = None;
         self.responder.end();
         self.requester.flush(send_status, out);

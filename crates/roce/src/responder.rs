@@ -69,6 +69,10 @@ pub enum RcEvent {
     SqDrained,
     /// In state RTR, the peer's first request has come (IBV_EVENT_COMM_EST).
     CommEstablished,
+    /// It goes on over its alternate path (IBV_EVENT_PATH_MIG).
+    PathMigrated,
+    /// It could not go there (IBV_EVENT_PATH_MIG_ERR).
+    MigrationFailed,
 }
 
 /// A rule that a QP leaves out, to show that tests notice.
@@ -95,6 +99,8 @@ pub(crate) struct Responder {
     expected: u32,
     msn: u32,
     owed: Owed,
+    /// The next acknowledgement asks the peer for one.
+    asks: bool,
     /// A NAK for the expected PSN has been given (selective: the RNR NAK); later packets make no other, until they begin anew:
     /// then the requester has gone back and the expected packet was lost again.
     nak_given: bool,
@@ -119,6 +125,7 @@ impl Responder {
             expected: 0,
             msn: 0,
             owed: Owed::Nothing,
+            asks: false,
             nak_given: false,
             early: Early::default(),
             early_news: 0,
@@ -153,6 +160,7 @@ impl Responder {
     pub(crate) fn stop(&mut self) {
         self.receiver.interrupt();
         self.owed = Owed::Nothing;
+        self.asks = false;
         self.nak_given = false;
         self.early.clear();
         self.early_news = 0;
@@ -163,6 +171,14 @@ impl Responder {
     pub(crate) fn end(&mut self) {
         if self.fatal.is_none() {
             self.stop();
+        }
+    }
+
+    /// Owes an acknowledgement of what has been executed, though nobody waits for it. `asks`: the peer is to send one, too.
+    pub(crate) fn announce(&mut self, asks: bool) {
+        self.asks |= asks;
+        if self.owed == Owed::Nothing {
+            self.owed = Owed::Ack;
         }
     }
 
@@ -454,12 +470,18 @@ impl Responder {
             }
             _ => ([0; MAP_BYTES], 0),
         };
-        let header = link.header(Op::Acknowledge, psn, &self.aeth(syndrome), len as u32, Flags::default());
+        let header = link.header(
+            Op::Acknowledge,
+            psn,
+            &self.aeth(syndrome),
+            len as u32,
+            Flags { ack_req: self.asks, ..Flags::default() },
+        );
         let payload = if len > 0 { Payload::Bytes(&map[..len]) } else { Payload::None };
         // An acknowledgement has no payload that could fail: an error means that there is no room.
         let sent = sink.push(header.as_slice(), payload).is_ok();
         if sent {
-            self.owed = Owed::Nothing;
+            (self.owed, self.asks) = (Owed::Nothing, false);
         }
         !sent
     }

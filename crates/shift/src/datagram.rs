@@ -245,6 +245,7 @@ pub(crate) fn status(qp: &Qp, g: &Gate) -> Option<QpStatus> {
         protected: why.is_empty(),
         why: why.into(),
         state,
+        ..QpStatus::default()
     })
 }
 

@@ -20,7 +20,7 @@ use crate::worker::Job;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use unbroken_telemetry::What;
-use unbroken_types::{Gid, QpCaps, QpState, QpType, Wc, WcStatus, PSN_MASK};
+use unbroken_types::{Gid, PathMigState, QpCaps, QpState, QpType, Wc, WcStatus, PSN_MASK};
 use unbroken_verbs::{
     Backlog, Cq, Error, HoldingQp, PostError, QpEvent, QpInit, QpModify, QpSnapshot, RecvWr, Result, SendBatch, SendWr,
     Srq,
@@ -355,6 +355,10 @@ impl Qp {
     pub fn modify(&self, change: &QpModify) -> Result<()> {
         check_owner()?;
         let state = change.rc.state;
+        let migrates = change.alternate.is_some() || change.rc.migration.is_some_and(|m| m != PathMigState::Migrated);
+        if migrates && self.init.hold_on_failure {
+            return Err(Error::unsupported("an alternate path: failover moves this QP (without: run --no-failover)"));
+        }
         if let (Some(QpState::Rtr), true) = (state, self.init.hold_on_failure) {
             let destination = self.destination(&self.gate(), change);
             if let (Some(gid), Some(qpn)) = destination {
@@ -459,7 +463,12 @@ impl Qp {
         let g = self.gate();
         let mut s = g.phys.query();
         s.caps = self.init.caps;
+        let path = (s.attrs.dest_gid, s.attrs.sgid_index, s.attrs.port, s.attrs.rc.timeout);
         merge(&mut s.attrs, &g.app);
+        if !self.init.hold_on_failure && path.0.is_some() {
+            // It may have migrated to its alternate path.
+            (s.attrs.dest_gid, s.attrs.sgid_index, s.attrs.port, s.attrs.rc.timeout) = path;
+        }
         s.attrs.rc.state = Some(self.state_of(&g));
         s
     }
@@ -489,6 +498,7 @@ impl Qp {
             QpEvent::CommEstablished if g.link.as_ref().is_some_and(|l| l.executor().lqp().epoch() > 0) => return,
             // Later lives come to SQD, too.
             QpEvent::SqDrained => g.app.sqd_notify = None,
+            QpEvent::PathMigrated | QpEvent::PathMigrationFailed => self.log_migration(&g, event),
             _ => {}
         }
         drop(g);

@@ -141,7 +141,7 @@ fn ask_for(core: &Core, peer: &Peer, path: SlotPath, wanted: &[(u8, u32)]) {
 }
 
 /// The name of a port, which is its NIC's for port 1.
-fn port_name(core: &Core, nic: usize, port: u8) -> String {
+pub(crate) fn port_name(core: &Core, nic: usize, port: u8) -> String {
     match port {
         0 | 1 => core.nic_name(nic),
         port => format!("{}/{port}", core.nic_name(nic)),

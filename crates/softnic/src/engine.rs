@@ -65,7 +65,7 @@ mod turns;
 mod tx;
 
 pub(crate) use alias::Aliases;
-pub(crate) use qps::{wipe, QpEntry, QpKind, MAX_QPS};
+pub(crate) use qps::{wipe, Alternate, QpEntry, QpKind, MAX_QPS};
 
 use crate::faults::{Link, Status};
 use crate::memory::Domain;
@@ -196,6 +196,8 @@ pub(crate) struct Engine {
     owing: Vec<u16>,
     answers: Answers,
     timers: BinaryHeap<Reverse<(u64, u16)>>,
+    /// QPs whose paths have changed, for which the way is to be found anew before they send.
+    moved: Vec<u16>,
     /// QPs whose timers are due, while answers may wait in a socket; and the drives since then.
     late: Vec<u16>,
     late_drives: u32,
@@ -257,6 +259,7 @@ impl Engine {
             owing: Vec::new(),
             answers: Answers::default(),
             timers: BinaryHeap::new(),
+            moved: Vec::new(),
             late: Vec::new(),
             late_drives: 0,
             link,
@@ -387,6 +390,34 @@ impl Engine {
             self.sink
                 .event(self.id.index, if up { DeviceEvent::PortActive(port) } else { DeviceEvent::PortDown(port) });
         }
+        if was.down != state.down {
+            self.look_at_paths(now_us);
+        }
+    }
+
+    /// Ports have lost or found their link: QPs that are armed leave those that have none.
+    fn look_at_paths(&mut self, now_us: u64) {
+        let state = self.state;
+        for q in self.qps.iter_mut() {
+            if q.follow_ports(|port| state.port_up(port), now_us) {
+                self.moved.push(q.qpn as u16);
+            }
+        }
+        self.route_moved();
+    }
+
+    /// Finds the way of QPs whose paths have changed, and gives them turns, in which they say so.
+    #[inline]
+    fn route_moved(&mut self) {
+        while let Some(index) = self.moved.pop() {
+            self.route(index);
+            self.queue(index);
+        }
+    }
+
+    /// Whether a port, from 1, has a link.
+    pub(crate) fn port_up(&self, port: u8) -> bool {
+        self.state.port_up(port)
     }
 
     /// Does what can be done now. With `acks` false, an ACK that is owed and nothing else waits: the application's answer may take
@@ -422,6 +453,7 @@ impl Engine {
             self.handle_received(&arrived, now_us, &view);
             self.receive_more(now_us, &view);
         }
+        self.route_moved();
         if due {
             // Only a socket that was found empty tells that an answer has not come.
             let empty = !self.rx_rings.iter().any(RxRing::may_have_more);
@@ -440,7 +472,7 @@ impl Engine {
     }
 
     /// Whether QPs could have their turns now, but for a line that is taken.
-    fn turns_wait(&self) -> bool {
+    pub(crate) fn turns_wait(&self) -> bool {
         !self.ready.is_empty() || self.flights.calls()
     }
 

@@ -162,9 +162,10 @@ impl Shared {
     pub(crate) fn look(&self, now_us: u64) -> bool {
         let mut e = self.lock();
         e.look(now_us);
+        let turns = e.turns_wait();
         drop(e);
-        if !self.alive() {
-            // The background thread has nothing to do any more.
+        if turns || !self.alive() {
+            // QPs that have left a port say so to their peers; or the background thread has nothing to do any more.
             self.bell.signal();
         }
         self.alive()

@@ -1,6 +1,6 @@
 //! A physical QP, as a handle: every verb takes the engine's lock, calls the transport, and sends what is to be sent.
 
-use crate::engine::{wipe, Engine, QpEntry, QpKind};
+use crate::engine::{wipe, Alternate, Engine, QpEntry, QpKind};
 use crate::fork;
 use crate::nic::Inner;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -99,6 +99,7 @@ impl SoftQp {
         if let Some(port) = change.port {
             self.nic.shared.port_ip(port)?;
         }
+        let alternate = self.alternate(e, change)?;
         let q = self.entry(e)?;
         let way = q.way_after(change);
         let routed =
@@ -108,11 +109,26 @@ impl SoftQp {
             // What comes from the peer is looked at anew.
             (q.sgid_index, q.routed, q.peer_port) = (index, routed, 0);
         }
+        if let Some((alternate, usable)) = alternate {
+            q.set_alternate(alternate, usable);
+        }
+        q.take_path();
         e.route(self.index());
         if change.rc.state == Some(QpState::Reset) {
             e.drain(now_us, &self.nic.shared.domain);
         }
         Ok(())
+    }
+
+    /// The alternate path that a change gives, and whether its port has a link.
+    fn alternate(&self, e: &Engine, change: &QpModify) -> Result<Option<(Alternate, bool)>> {
+        if change.alternate.is_some() != change.rc.alternate.is_some() {
+            return Err(Error::invalid("an alternate path needs its address and its timeout"));
+        }
+        let Some(path) = change.alternate else { return Ok(None) };
+        self.nic.shared.port_ip(path.port)?;
+        let routed = self.nic.shared.leads(path.port, path.sgid_index, path.dest_gid)?;
+        Ok(Some((Alternate { path, ip: path.dest_gid.to_ip(), routed }, e.port_up(path.port))))
     }
 
     /// A change of a QP on a dead NIC. A plain one goes to ERR and flushes, as it will do in any case.

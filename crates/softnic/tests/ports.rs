@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use unbroken_fabric::{Fabric, NicKind, NicPage, Runtime, Shape};
-use unbroken_types::{LinkLayer, SendOpcode, WcStatus};
+use unbroken_types::{LinkLayer, Mtu, SendOpcode, WcStatus};
 use unbroken_verbs::{Device, DeviceEvent, PortState, QpModify};
 
 fn world(link_layer: LinkLayer) -> World {
@@ -69,6 +69,21 @@ fn each_port_has_its_own_link() {
     world.clear();
     a.events.wait(|e| *e == DeviceEvent::PortActive(2));
     assert_eq!(state(2), PortState::Active);
+    // Each hangs on a switch of its own, and a NIC does not know of that.
+    for (port, switch, passes) in [(1, "rail0", false), (1, "rail0b", true), (2, "rail0b", false), (2, "rail0", true)] {
+        world.fault(&format!("switch {switch} down"));
+        let (qa, qb) = (a.qp(|_| {}), b.qp(|_| {}));
+        for (qp, peer, to) in [(&qa, &qb, &b), (&qb, &qa, &a)] {
+            let gid = to.nic.port(port).unwrap().gids[0].gid;
+            connect_slowly(&**qp, peer.qpn(), gid, 0x100, Mtu::B4096, 8).unwrap();
+            qp.modify(&QpModify { port: Some(port), ..QpModify::default() }).unwrap();
+        }
+        qa.post_send(&rdma(1, SendOpcode::Write, &[a.sge(0, 8)], b.addr(0), b.mr.rkey)).unwrap();
+        let expected = if passes { WcStatus::Success } else { WcStatus::RetryExcErr };
+        assert_eq!(a.poll(1)[0].status, expected as u32, "port {port}, {switch} down");
+        assert_eq!((state(1), state(2)), (PortState::Active, PortState::Active));
+        world.clear();
+    }
     world.fault("nic a/0 down");
     a.events.wait(|e| *e == DeviceEvent::PortDown(1));
     a.events.wait_count(2, |e| *e == DeviceEvent::PortDown(2));

@@ -86,6 +86,26 @@ pub enum What {
         /// Why.
         why: String,
     },
+    /// A QP went over to its alternate path (automatic path migration).
+    PathMigrated {
+        /// The host, `a`.
+        host: String,
+        /// The QPN.
+        qp: u32,
+        /// The path, by the own port and the peer's address, `a/0/2-127.77.2.64`.
+        to: String,
+    },
+    /// A QP should have gone over to its alternate path, and could not.
+    PathMigrationFailed {
+        /// The host, `a`.
+        host: String,
+        /// The QPN.
+        qp: u32,
+        /// The path where it stays.
+        from: String,
+        /// The alternate path; empty where there is none.
+        to: String,
+    },
     /// The server that keeps the directory cannot be asked: what is connected from now on is not protected.
     DirectoryLost {
         /// The host, `a`.

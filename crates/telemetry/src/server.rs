@@ -141,6 +141,7 @@ mod tests {
                 protected: false,
                 why: "not connected".into(),
                 state: "init".into(),
+                ..QpStatus::default()
             }],
         };
         assert!(!server.accept_one(|| unreachable!()));

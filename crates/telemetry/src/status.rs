@@ -50,7 +50,7 @@ pub struct NicStatus {
 }
 
 /// A logical QP.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct QpStatus {
     /// The logical QPN.
     pub qp: u32,
@@ -70,6 +70,15 @@ pub struct QpStatus {
     pub why: String,
     /// `init`, `active`, `switching`, `failed`, …
     pub state: String,
+    /// Of a QP that is not protected: the path in use, by the own port and the peer's address, `a/0-127.77.2.0`; empty elsewhere.
+    #[serde(default)]
+    pub primary: String,
+    /// The same of its alternate path (automatic path migration); empty without one.
+    #[serde(default)]
+    pub alternate: String,
+    /// How far its path migration is: `migrated`, `rearm`, `armed`; empty where it cannot migrate.
+    #[serde(default)]
+    pub migration: String,
 }
 
 /// What a process answers on its status socket.

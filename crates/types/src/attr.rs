@@ -32,6 +32,31 @@ pub enum QpState {
     Err = 6,
 }
 
+/// How far automatic path migration of a connected QP is (`enum ibv_mig_state`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+#[repr(u32)]
+pub enum PathMigState {
+    /// It stays on the path that it has.
+    #[default]
+    Migrated = 0,
+    /// It is ready for its alternate path, and waits until its peer is, too.
+    Rearm = 1,
+    /// Both ends are ready: the path may change at any time.
+    Armed = 2,
+}
+
+impl PathMigState {
+    /// The state of a number of the C API.
+    pub const fn from_code(code: u32) -> Option<PathMigState> {
+        Some(match code {
+            0 => PathMigState::Migrated,
+            1 => PathMigState::Rearm,
+            2 => PathMigState::Armed,
+            _ => return None,
+        })
+    }
+}
+
 /// Access rights of a memory region or a QP (`enum ibv_access_flags`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct Access(pub u32);

@@ -13,7 +13,7 @@ mod wc;
 mod wr;
 
 pub use addr::{port_guid, Gid, GidType, MAX_QPN, PSN_MASK};
-pub use attr::{Access, LinkLayer, Mtu, QpCaps, QpState, QpType};
+pub use attr::{Access, LinkLayer, Mtu, PathMigState, QpCaps, QpState, QpType};
 pub use keys::{is_newer_key_set, NicKey};
 pub use wc::{Wc, WcFlags, WcOpcode, WcStatus};
 pub use wr::{SendFlags, SendOpcode, Sge};

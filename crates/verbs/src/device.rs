@@ -131,6 +131,10 @@ pub enum QpEvent {
     CommEstablished = 4,
     /// IBV_EVENT_SQ_DRAINED.
     SqDrained = 5,
+    /// IBV_EVENT_PATH_MIG.
+    PathMigrated = 6,
+    /// IBV_EVENT_PATH_MIG_ERR.
+    PathMigrationFailed = 7,
     /// IBV_EVENT_QP_LAST_WQE_REACHED.
     LastWqeReached = 16,
 }
@@ -170,6 +174,17 @@ pub struct QpInit {
     pub control: bool,
 }
 
+/// A path to the peer beside the one in use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AlternatePath {
+    /// The port of this device that it begins at, from 1.
+    pub port: u8,
+    /// The GID that packets are sent from, by its index in the port's table.
+    pub sgid_index: u8,
+    /// The peer's address there.
+    pub dest_gid: Gid,
+}
+
 /// A change of a QP; `None` leaves a field as it is.
 #[derive(Clone, Debug, Default)]
 pub struct QpModify {
@@ -185,6 +200,8 @@ pub struct QpModify {
     pub sqd_notify: Option<bool>,
     /// The port that packets leave through, from 1; 1 at first.
     pub port: Option<u8>,
+    /// RC: the alternate path; its local ACK timeout is [`RcModify::alternate`]. Both are given, or neither.
+    pub alternate: Option<AlternatePath>,
     /// UC: the network loses what a receiver has no room or no receive for, as a real one does. Both ends say so, or neither. Only an
     /// emulated network knows anything else.
     pub lossy: Option<bool>,

@@ -3,6 +3,7 @@
 use super::Requester;
 use crate::backlog::Backlog;
 use crate::io::Completions;
+use crate::window::Window;
 use unbroken_types::WcStatus;
 
 impl Requester {
@@ -10,6 +11,22 @@ impl Requester {
     pub(crate) fn flush(&mut self, status: WcStatus, out: &mut (impl Completions + ?Sized)) {
         self.ring.flush(status, out);
         self.clear();
+    }
+
+    /// The path has changed, at `now_us` if that is known. What was on its way may have been lost with the old one: all of it is sent again
+    /// if it is known to be `lost`, else the peer is asked soon.
+    pub(crate) fn path_changed(&mut self, now_us: Option<u64>, lost: bool) {
+        self.restart_retries();
+        (self.probes, self.gap) = (0, None);
+        if lost {
+            self.ack_deadline = None;
+            self.window = Window::new(self.cwnd_max);
+            self.go_back();
+        } else if let Some(now_us) = now_us.filter(|_| self.una != self.frontier && self.rnr_until.is_none()) {
+            self.rtt_from = None;
+            self.probe_at_us = self.next_probe(now_us);
+            self.ack_deadline = self.timeout_us().map(|t| now_us + t);
+        }
     }
 
     /// Stops the timers; nothing more is sent or taken.

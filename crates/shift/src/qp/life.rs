@@ -1,6 +1,7 @@
 //! How a QP comes to its physical one: it is connected, begins elsewhere where its NIC is dead, is reset; and what is shown of it.
 
 use super::*;
+use crate::worker::port_name;
 use unbroken_path::Endpoint;
 use unbroken_telemetry::QpStatus;
 use unbroken_verbs::RcModify;
@@ -119,6 +120,21 @@ impl Qp {
         self.core.emit(What::Unprotected { host: self.core.host(), qp: self.qpn, why });
     }
 
+    /// Writes down where the physical QP has migrated, or could not.
+    pub(super) fn log_migration(&self, g: &Gate, event: QpEvent) {
+        let attrs = g.phys.query().attrs;
+        let (host, qp) = (self.core.host(), self.qpn);
+        let path = |port, dest| format!("{}-{}", port_name(&self.core, g.nic, port), dest);
+        let primary = path(attrs.port.unwrap_or(1), attrs.dest_gid.unwrap_or_default());
+        self.core.emit(match (event, attrs.alternate) {
+            (QpEvent::PathMigrated, _) => What::PathMigrated { host, qp, to: primary },
+            (_, to) => {
+                let to = to.map_or_else(String::new, |p| path(p.port, p.dest_gid));
+                What::PathMigrationFailed { host, qp, from: primary, to }
+            }
+        });
+    }
+
     /// What `unbroken status` shows.
     pub fn status(&self) -> QpStatus {
         let g = self.gate();
@@ -149,7 +165,16 @@ impl Qp {
         } else {
             g.why_not
         };
+        let attrs = if g.link.is_none() { g.phys.query().attrs } else { QpModify::default() };
+        let alternate = attrs.alternate.map(|p| format!("{}-{}", port_name(&self.core, g.nic, p.port), p.dest_gid));
+        let primary = match attrs.dest_gid {
+            Some(gid) => format!("{}-{gid}", port_name(&self.core, g.nic, attrs.port.unwrap_or(1))),
+            None => String::new(),
+        };
         QpStatus {
+            primary,
+            alternate: alternate.unwrap_or_default(),
+            migration: attrs.rc.migration.map_or_else(String::new, |m| format!("{m:?}").to_lowercase()),
             qp: self.qpn,
             host: self.core.host(),
             own: format!("{}:{}", self.gid(), self.qpn),

@@ -1,5 +1,9 @@
 //! The queue pairs of a NIC: their table, and what the engine keeps beside the transport's own state.
 
+mod paths;
+
+pub(crate) use paths::Alternate;
+
 use super::alias::Aliases;
 use super::flight::Share;
 use super::tx::{Dest, Out, QpSink, UdQpSink};
@@ -83,6 +87,10 @@ pub(crate) struct QpEntry {
     pub(crate) socket: usize,
     /// The port that its packets leave through, from 1. It may change at any time; [`super::Engine::route`] follows.
     port: u8,
+    /// RC: where it may go on.
+    pub(crate) alternate: Option<Alternate>,
+    /// The peer's address on the path that was left last: what is on its way there may still come.
+    former: Option<IpAddr>,
     /// UC: its packets are not held back for want of room or of a receive; they are lost.
     pub(crate) lossy: bool,
     /// It is in the ready queue.
@@ -156,6 +164,8 @@ impl QpEntry {
             dest: None,
             socket: qpn as usize % super::TX_SOCKETS,
             port: 1,
+            alternate: None,
+            former: None,
             lossy: false,
             queued: false,
             share: Share::default(),
@@ -285,6 +295,9 @@ impl QpEntry {
         let rtr = change.rc.state == Some(QpState::Rtr);
         let no_peer = rtr && change.dest_gid.is_none() && self.peer.is_none();
         let wrong = |e: ModifyError| Error::invalid(e.to_string());
+        if change.alternate.is_some() && !matches!(self.kind, QpKind::Rc(_)) {
+            return Err(Error::unsupported("an alternate path: only RC QPs migrate here"));
+        }
         match self.parts() {
             (QpKind::Rc(_) | QpKind::Uc(_), _) if no_peer => {
                 Err(Error::invalid("Init to Rtr needs the address of the peer (ah_attr with a GRH)"))
@@ -315,6 +328,7 @@ impl QpEntry {
         if change.rc.state == Some(QpState::Reset) {
             (self.peer, self.peer_port, self.dest, self.told) = (None, 0, None, false);
             (self.sgid_index, self.routed) = (0, true);
+            (self.alternate, self.former) = (None, None);
         }
         Ok(())
     }
@@ -343,7 +357,8 @@ impl QpEntry {
         };
         let (dest_gid, port) = (self.peer.map(|(gid, _)| gid), Some(self.port));
         let sgid_index = dest_gid.map(|_| self.sgid_index);
-        let attrs = QpModify { rc, dest_gid, sgid_index, qkey, port, ..QpModify::default() };
+        let alternate = self.alternate.map(|a| a.path);
+        let attrs = QpModify { rc, dest_gid, sgid_index, qkey, port, alternate, ..QpModify::default() };
         QpSnapshot { attrs, caps: self.caps, sq_draining }
     }
 
@@ -465,15 +480,17 @@ impl QpEntry {
             sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::SqDrained });
         }
         let QpKind::Rc(qp) = &mut self.kind else { return self.tell_failure(device, sink) };
-        match qp.take_event() {
-            Some(RcEvent::AccessError) => sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::AccessError }),
-            Some(RcEvent::RequestError) => sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::RequestError }),
-            Some(RcEvent::SqDrained) if !self.sqd_notify => {}
-            Some(RcEvent::SqDrained) => sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::SqDrained }),
-            Some(RcEvent::CommEstablished) => {
-                sink.event(device, DeviceEvent::Qp { qpn, event: QpEvent::CommEstablished })
-            }
-            None => {}
+        while let Some(event) = qp.take_event() {
+            let event = match event {
+                RcEvent::AccessError => QpEvent::AccessError,
+                RcEvent::RequestError => QpEvent::RequestError,
+                RcEvent::SqDrained if !self.sqd_notify => continue,
+                RcEvent::SqDrained => QpEvent::SqDrained,
+                RcEvent::CommEstablished => QpEvent::CommEstablished,
+                RcEvent::PathMigrated => QpEvent::PathMigrated,
+                RcEvent::MigrationFailed => QpEvent::PathMigrationFailed,
+            };
+            sink.event(device, DeviceEvent::Qp { qpn, event });
         }
         self.tell_failure(device, sink);
     }

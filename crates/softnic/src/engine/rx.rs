@@ -5,7 +5,7 @@ use super::credit::Accounts;
 use super::impair::{flip_bit, RxTag};
 use super::parking::{Parked, Parking, Waiting};
 use super::qps::QpTable;
-use super::{Engine, QpEntry, QpKind, RxCount, BULK_BYTES, DRIVE_RECEIVES};
+use super::{Engine, Identity, QpEntry, QpKind, RxCount, BULK_BYTES, DRIVE_RECEIVES};
 use crate::memory::View;
 use crate::socket::RxRing;
 use std::collections::VecDeque;
@@ -105,7 +105,19 @@ impl Engine {
     /// Handles a run of segments. The kernel numbered them from 0 when it cut them, which their ICRCs cover.
     fn handle_datagram(&mut self, port: usize, i: usize, now_us: u64, view: &View<'_>) {
         let Engine {
-            rx_rings, rx_counts, state, id, qps, ready, impairments, pages, parking, accounts, aliases, ..
+            rx_rings,
+            rx_counts,
+            state,
+            id,
+            qps,
+            ready,
+            impairments,
+            pages,
+            parking,
+            accounts,
+            aliases,
+            moved,
+            ..
         } = self;
         let rx_count = &mut rx_counts[port];
         let Some(d) = rx_rings[port].datagram(i) else { return };
@@ -118,7 +130,7 @@ impl Engine {
             dst_port: ROCE_PORT + id.slot,
         };
         let mut icrc = IcrcChecker::new(&flow, d.segment);
-        let mut qps = Receivers { qps, ready, parking, accounts, aliases, any_ip_id: id.any_ip_id };
+        let mut qps = Receivers { qps, ready, parking, accounts, aliases, moved, id };
         for (place, segment) in d.bytes.chunks(d.segment).enumerate() {
             let credit = if credited { packet_cost(1, segment.len() as u64) } else { 0 };
             rx_count.credit += credit;
@@ -170,10 +182,11 @@ impl Engine {
     /// Handles packets that were held on their way in and are due.
     #[cold]
     fn handle_held(&mut self, now_us: u64, view: &View<'_>) {
-        let Engine { rx_counts, id, qps, ready, impairments: Some(i), parking, accounts, aliases, .. } = self else {
+        let Engine { rx_counts, id, qps, ready, impairments: Some(i), parking, accounts, aliases, moved, .. } = self
+        else {
             return;
         };
-        let mut qps = Receivers { qps, ready, parking, accounts, aliases, any_ip_id: id.any_ip_id };
+        let mut qps = Receivers { qps, ready, parking, accounts, aliases, moved, id };
         while let Some(mut held) = i.rx.pop(now_us) {
             if let Some(choice) = held.damage {
                 flip_bit(&mut held.bytes, choice);
@@ -193,7 +206,9 @@ struct Receivers<'a> {
     aliases: &'a Aliases,
     parking: &'a mut Parking,
     accounts: &'a mut Accounts,
-    any_ip_id: bool,
+    /// QPs whose paths have changed.
+    moved: &'a mut Vec<u16>,
+    id: &'a Identity,
 }
 
 impl Receivers<'_> {
@@ -208,7 +223,7 @@ impl Receivers<'_> {
         now_us: u64,
         view: &View<'_>,
     ) -> Verdict {
-        let Some(bytes) = icrc.strip(segment, place, self.any_ip_id) else { return Verdict::BadIcrc };
+        let Some(bytes) = icrc.strip(segment, place, self.id.any_ip_id) else { return Verdict::BadIcrc };
         let flow = icrc.flow();
         let Ok(packet) = Packet::parse(bytes) else { return Verdict::Dropped };
         let qpn = packet.bth.dest_qpn;
@@ -221,6 +236,11 @@ impl Receivers<'_> {
         };
         if !admitted {
             return Verdict::Stranger;
+        }
+        if matches!(&q.kind, QpKind::Rc(qp) if qp.is_news(packet.bth.mig_req))
+            && q.hear(&packet, flow, &self.id.ips, now_us)
+        {
+            self.moved.push(index);
         }
         if let (QpKind::Rc(qp), mut to) = q.parts() {
             qp.handle_packet(now_us, &packet, mem, &mut to);
@@ -254,8 +274,9 @@ impl Receivers<'_> {
 #[cold]
 fn admits_other_port(q: &mut QpEntry, flow: &IcrcFlow, accounts: &mut Accounts) -> bool {
     let slot = (q.dest_qpn().unwrap_or(0) >> 16) as u8;
-    let admitted =
-        q.is_peer(flow.src_ip) && q.routed && accounts.sends_from(flow.src_ip, slot, flow.src_port).unwrap_or(true);
+    let admitted = q.is_peer_of_any_path(flow.src_ip)
+        && q.routed
+        && accounts.sends_from(flow.src_ip, slot, flow.src_port).unwrap_or(true);
     if admitted {
         q.peer_port = flow.src_port;
     }

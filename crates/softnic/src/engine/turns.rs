@@ -61,6 +61,9 @@ impl Engine {
         if let QpKind::Rc(qp) = &q.kind {
             self.flights.give_up(&mut q.share, qp.flight());
         }
+        if q.take_path() {
+            self.route(index);
+        }
         self.queue(index);
     }
 

@@ -19,6 +19,7 @@ pub const IBV_GID_TYPE_SYSFS_ROCE_V2: c_uint = 1;
 /// `ibv_port_attr::flags`: packets carry a GRH always.
 pub const IBV_QPF_GRH_REQUIRED: u8 = 1;
 /// `enum ibv_device_cap_flags`.
+pub const IBV_DEVICE_AUTO_PATH_MIG: c_uint = 1 << 4;
 pub const IBV_DEVICE_SYS_IMAGE_GUID: c_uint = 1 << 11;
 pub const IBV_DEVICE_RC_RNR_NAK_GEN: c_uint = 1 << 12;
 pub const IBV_DEVICE_SRQ_RESIZE: c_uint = 1 << 13;
