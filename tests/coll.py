@@ -5,12 +5,14 @@ and what cannot go on is an error that names what is gone, in time."""
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 
+from lib.cc import FLAGS, compile_c
 from lib.fabric import UNBROKEN, Fabric
 from lib.process import Failure, wait_until
-from lib.suite import Suite
+from lib.suite import BUILD, ROOT, TARGET, Suite
 
 SECONDS = 60
 # Until all ranks run, and until what was set has had its effect on a loaded machine.
@@ -18,6 +20,10 @@ STARTS = 30
 # More than an operation of 4 MiB sends over one of four NICs, twice.
 ENOUGH = 4 << 20
 FACTOR = {"all-reduce": lambda n: 2 * (n - 1) / n, "all-gather": lambda n: (n - 1) / n, "reduce-scatter": lambda n: (n - 1) / n}
+
+
+LIBRARY = ["-I", ROOT / "include", "-L", BUILD, "-lunbroken_collective", f"-Wl,-rpath,{BUILD}"]
+EXAMPLES = ROOT / "crates" / "collective" / "examples"
 
 
 class Job:
@@ -287,8 +293,60 @@ def twice(logs):
             raise Failure(f"{len(ended)} were refused: {said}")
 
 
+def compiled(*words):
+    """Runs a compiler as users do."""
+    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=120)
+    if done.returncode != 0:
+        raise Failure(f"{words[0]} fails: {done.stderr[:2000]}")
+
+
+def c_api(logs):
+    """Every function of the header, and what it refuses, between three processes."""
+    with Fabric(logs) as fabric:
+        process = fabric.start("coll", [compile_c("coll", *LIBRARY)])
+        process.expect_success(SECONDS)
+        if process.output().count("all is as the header says") != 3:
+            raise Failure(f"not all ranks say so: {process.output()}")
+
+
+def headers(logs):
+    """The header is C++, too."""
+    source = logs / "header.cc"
+    source.write_text("#include <unbroken/coll.h>\nint main() { return ubcollGetLastError()[0]; }\n")
+    compiled("c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-o", logs / "header", source, *LIBRARY)
+    subprocess.run([str(logs / "header")], check=True, timeout=SECONDS)
+
+
+def examples(logs):
+    """The example in C, through the death of a NIC, and the one in Rust, which has its own; both are short."""
+    long = [f"{e.name}: {n}" for e in EXAMPLES.iterdir() if (n := len(e.read_text().splitlines())) > 100]
+    if long:
+        raise Failure(f"examples are 100 lines at most: {long}")
+    program = TARGET / "tests-c" / "example-ring"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    compiled("cc", *FLAGS, "-o", program, EXAMPLES / "ring.c", *LIBRARY)
+    with Fabric(logs) as fabric:
+        ranks = [fabric.start(f"ring{rank}", [program, rank, 3, "abc", 5]) for rank in range(3)]
+        before = sent(fabric, "a")
+        wait_until(lambda: ranks[0].ended() or sum(since(fabric, "a", before)) > ENOUGH, STARTS, "traffic")
+        fabric.fault("nic a/0 dead")
+        for process in ranks:
+            process.expect_success(SECONDS)
+            if "sums are right" not in process.output() or "; 0 paths failed" in process.output():
+                raise Failure(f"{process.name} says {process.output()}")
+        said = ranks[0].output().strip()
+    rust = subprocess.run(["cargo", "run", "-q", "--release", "-p", "unbroken-collective", "--example", "overlap"],
+                          capture_output=True, text=True, cwd=ROOT, timeout=600)
+    if rust.returncode != 0 or "40 sums of 3 ranks are right" not in rust.stdout:
+        raise Failure(f"the example in Rust does not end well: {rust.stdout} {rust.stderr[-1000:]}")
+    return f"{said}; {rust.stdout.strip()}"
+
+
 def main():
-    suite = Suite("coll")
+    suite = Suite("coll", sys.argv[1:])
+    suite.case("C API", c_api)
+    suite.case("the header in C++", headers)
+    suite.case("examples", examples)
     for op in ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "all-to-all", "send-recv", "barrier"):
         suite.case(f"{op}, three hosts", healthy, op, ["a", "b", "c"])
     suite.case("all-reduce, two ranks on each of two hosts", healthy, "all-reduce", ["a", "a", "b", "b"])

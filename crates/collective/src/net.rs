@@ -1,4 +1,5 @@
-//! NICs, queue pairs and slots: what an engine's paths and streams are made of.
+//! NICs, queue pairs and slots: what the paths and streams of engines are made of. *Peers* are numbered through all engines: a peer here is one rank in one
+//! of them.
 //!
 //! Each NIC has a protection domain and a completion queue. A path over it is a plain (or logical) queue pair with receives that have no memory:
 //! every one is used by a notice, and posted again when that is polled. Slots of a peer are one memory for all rails, registered with each
@@ -119,18 +120,25 @@ pub(crate) struct Net {
 
 impl Net {
     /// Opens the NICs; one that is dead now is opened when it is needed.
-    pub(crate) fn new(host: Host, rails: u8, ranks: usize, shape: Shape) -> Net {
+    pub(crate) fn new(host: Host, rails: u8, shape: Shape) -> Net {
         let adapters = (0..rails).map(|rail| Adapter::open(&host, rail).ok()).collect();
         Net {
             host,
             shape,
             rails,
             adapters,
-            ties: (0..ranks).map(|_| Ties::default()).collect(),
+            ties: Vec::new(),
             tested: Vec::new(),
             probes: HashMap::new(),
             sent_bytes: vec![0; usize::from(rails) + 1],
         }
+    }
+
+    /// Makes room for so many peers more, and gives the first one's number here.
+    pub(crate) fn more(&mut self, peers: usize) -> usize {
+        let first = self.ties.len();
+        self.ties.resize_with(first + peers, Ties::default);
+        first
     }
 
     fn slot_bytes(&self) -> usize {
