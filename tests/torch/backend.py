@@ -44,18 +44,24 @@ def trained(process, ranks: int, steps: int, backend: str) -> list:
 
 
 def quiet(logs, python: str, mode: str, ranks: int, steps: int) -> list:
-    """Without a fault, beside gloo: it learns, the losses are close to gloo's, and nothing was lost."""
+    """Without a fault, beside gloo: it learns, and the losses are close to gloo's."""
     with Fabric(logs) as fabric:
         theirs = trained(start(fabric, python, "gloo", mode, ranks, steps), ranks, steps, "gloo")
-        process = start(fabric, python, "unbroken", mode, ranks, steps)
-        ours = trained(process, ranks, steps, "unbroken")
+        ours = trained(start(fabric, python, "unbroken", mode, ranks, steps), ranks, steps, "unbroken")
         numbers = [[float.fromhex(loss) for loss in all] for all in (theirs, ours)]
         far = max(abs(a - b) / abs(a) for a, b in zip(*numbers))
-        if far > 1e-3 or numbers[1][-1] > 0.7 * numbers[1][0]:
+        # Whatever is no number is neither.
+        if not (far <= 1e-3 and numbers[1][-1] <= 0.7 * numbers[1][0]):
             raise Failure(f"the losses differ from gloo's by {far}, or do not fall: {numbers}")
-        if any(c["paths_failed"] for c in counters(process.output())):
-            raise Failure(f"paths have failed without a fault: {counters(process.output())}")
-        return ours
+        return Losses(ours, f"losses within {far:.1e} of gloo's")
+
+
+class Losses(list):
+    """Of a training, with a note for its line of result."""
+
+    def __init__(self, losses, note):
+        super().__init__(losses)
+        self.note = note
 
 
 def flapping(logs, python: str, mode: str, ranks: int, right: list):
@@ -82,7 +88,7 @@ def flapping(logs, python: str, mode: str, ranks: int, right: list):
 
 
 def cases(suite, python: str):
-    for mode, ranks, steps in (("ddp", 2, 60), ("ddp", 3, 60), ("fsdp", 2, 40)):
+    for mode, ranks, steps in (("ddp", 2, 60), ("ddp", 3, 60), ("fsdp", 2, 200)):
         right = suite.case(f"{mode}, {ranks} ranks, unbroken beside gloo", quiet, python, mode, ranks, steps)
         if right:
             suite.case(f"{mode}, {ranks} ranks, NICs flap", flapping, python, mode, ranks, right)

@@ -41,7 +41,7 @@ def main():
     rank = dist.get_rank()
     # Small buckets: many operations are under way while the backward pass goes on.
     net = nn.parallel.DistributedDataParallel(model(), bucket_cap_mb=0.5) if mode == "ddp" else sharded(model())
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.005)
     for step in range(steps):
         generator = torch.Generator().manual_seed(1000 * step + rank)
         inputs = torch.randn(BATCH, WIDTH, generator=generator)
