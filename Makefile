@@ -17,7 +17,7 @@ test: apt-test all
 test-long: apt-test all
 	tests/run.sh --long
 
-# PyTorch over verbs; its virtual environment (5 GB, made once) is kept in ~/.cache/unbroken.
+# PyTorch over verbs, and over the backend of torch.distributed; its virtual environment (5 GB, made once) is kept in ~/.cache/unbroken.
 test-torch: apt-test all
 	tests/torch/run.sh
 

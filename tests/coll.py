@@ -17,6 +17,8 @@ from lib.suite import BUILD, ROOT, TARGET, Suite
 SECONDS = 60
 # Until all ranks run, and until what was set has had its effect on a loaded machine.
 STARTS = 30
+# Longer than what is waited for takes on a loaded machine.
+LONG = ["--seconds", 4 * STARTS, "--check-all"]
 # More than an operation of 4 MiB sends over one of four NICs, twice.
 ENOUGH = 4 << 20
 FACTOR = {"all-reduce": lambda n: 2 * (n - 1) / n, "all-gather": lambda n: (n - 1) / n, "reduce-scatter": lambda n: (n - 1) / n}
@@ -30,14 +32,21 @@ class Job:
     """Ranks of `unbroken coll bench`, one process each."""
 
     def __init__(self, fabric: Fabric, hosts: list, *options):
-        self.id_file = fabric.path / "bench.id"
+        self.id_file, self.goes = fabric.path / "bench.id", fabric.path / "goes"
+        self.goes.touch()
         self.ranks = []
         for rank, host in enumerate(hosts):
             self.ranks.append(self.start(fabric, rank, host, len(hosts), f"rank{rank}", *options))
 
     def start(self, fabric, rank, host, ranks, name, *options):
         line = [UNBROKEN, "coll", "bench", "--rank", rank, "--ranks", ranks, "--host", host, "--id-file", self.id_file]
-        return fabric.start(name, [*line, "--json", *options])
+        goes = ["--while", self.goes] if "--seconds" in options else []
+        return fabric.start(name, [*line, "--json", *options, *goes])
+
+    def end(self) -> list:
+        """All has been seen that was waited for: those that run `LONG` end before their time."""
+        self.goes.unlink()
+        return self.succeed()
 
     def succeed(self) -> list:
         """The lines of rank 0, when all have ended well."""
@@ -144,7 +153,7 @@ def broken(logs, op, fault, left, found_as, settings, *options):
     """A fault in mid-stream: NICs that are left carry on, results are right; it is found where it is, and its share is spread; when it is over, all
     NICs carry again."""
     with Fabric(logs, *settings) as fabric:
-        job = Job(fabric, ["a", "b", "c"], "--op", op, "--min", "4M", "--max", "4M", "--seconds", 12, "--check-all", *options)
+        job = Job(fabric, ["a", "b", "c"], "--op", op, "--min", "4M", "--max", "4M", *LONG, *options)
         runs(fabric, job)
         fabric.fault(fault)
         carries(fabric, job, left)
@@ -153,7 +162,7 @@ def broken(logs, op, fault, left, found_as, settings, *options):
             shares(fabric, job, left)
         fabric.clear()
         carries(fabric, job, [0, 1, 2, 3])
-        line = job.succeed()[-1]
+        line = job.end()[-1]
         # Beneath us SHIFT moves queue pairs, and we see nothing.
         if (line["moves"] == 0 or line["failures"] == 0) != ("--logical" in options):
             raise Failure(f"rank 0 has survived nothing, or what it should not have seen: {line}")
@@ -164,26 +173,26 @@ def dead_at_first(logs, host):
     """A NIC that is dead when a job begins is found, planned without, and used when it is well."""
     with Fabric(logs) as fabric:
         fabric.fault(f"nic {host}/1 dead")
-        job = Job(fabric, ["a", "b", "c"], "--min", "4M", "--max", "4M", "--seconds", 8, "--check-all")
+        job = Job(fabric, ["a", "b", "c"], "--min", "4M", "--max", "4M", *LONG)
         runs(fabric, job)
         number = "abc".index(host)
         found(fabric, job, f"host {number} NIC 1 is dead or its port is down", [f"{number}/1"])
         shares(fabric, job, [0, 2, 3], host)
         fabric.clear()
         carries(fabric, job, [0, 1, 2, 3], host)
-        job.succeed()
+        job.end()
 
 
 def queue_pair_error(logs):
     """A work request fails; nothing else is wrong, and the stream goes home at once."""
     with Fabric(logs) as fabric:
-        job = Job(fabric, ["a", "b"], "--min", "4M", "--max", "4M", "--seconds", 5, "--check-all")
+        job = Job(fabric, ["a", "b"], "--min", "4M", "--max", "4M", *LONG)
         runs(fabric, job)
         fabric.fault("wqe-error a/1", "--at", "0s")
         wait_until(lambda: any(s["happened"] for s in communicators(fabric)), STARTS, "news of the fault")
         fabric.clear()
         carries(fabric, job, [0, 1, 2, 3])
-        line = job.succeed()[-1]
+        line = job.end()[-1]
         if line["failures"] == 0:
             raise Failure(f"the fault had no effect: {line}")
 
@@ -191,14 +200,14 @@ def queue_pair_error(logs):
 def one_after_the_other(logs, *options):
     """NICs die down the chain of backups until one is left."""
     with Fabric(logs) as fabric:
-        job = Job(fabric, ["a", "b", "c"], "--min", "2M", "--max", "2M", "--seconds", 10, "--check-all", *options)
+        job = Job(fabric, ["a", "b", "c"], "--min", "2M", "--max", "2M", *LONG, *options)
         runs(fabric, job)
         for rail in range(3):
             fabric.fault(f"nic a/{rail} dead")
             carries(fabric, job, list(range(rail + 1, 4)))
         fabric.clear()
         carries(fabric, job, [0, 1, 2, 3])
-        return f"{job.succeed()[-1]['iterations']} operations"
+        return f"{job.end()[-1]['iterations']} operations"
 
 
 def flapping(logs, seed, *options):
