@@ -282,9 +282,11 @@ static void disagree(ubcollComm_t comm)
 
 static void aborts(ubcollComm_t comm)
 {
-	ubcollRequest_t request;
+	ubcollRequest_t request, all;
 
+	/* Nobody aborts before all have begun the barrier. */
 	if (me == 1) {
+		OK(ubcollBarrier(comm, NULL));
 		OK(ubcollBarrier(comm, &request));
 		OK(ubcollCommAbort(comm));
 		REFUSED(ubcollRequestWait(request), ubcollRemoteError, "rank 1 has aborted the communicator");
@@ -292,6 +294,10 @@ static void aborts(ubcollComm_t comm)
 		return;
 	}
 	OK(ubcollRecv(out, 1, ubcollInt32, 1, comm, &request));
+	OK(ubcollBarrier(comm, &all));
+	/* Done, or ended by the abort, whichever was first. */
+	ubcollResult_t ended = ubcollRequestWait(all);
+	MUST(ended == ubcollSuccess || ended == ubcollRemoteError);
 	REFUSED(ubcollRequestWait(request), ubcollRemoteError, "rank 1 has aborted the communicator");
 	REFUSED(ubcollBarrier(comm, NULL), ubcollRemoteError, "rank 1 has aborted the communicator");
 	OK(ubcollCommDestroy(comm));
