@@ -118,7 +118,8 @@ static void strangers(void)
 	config.queue = 1 << 20;
 	WRONG(ubcollCommInitRankConfig(&comm, 1, other, 0, &config), "1 to 65536");
 	/* Another secret at the same address. */
-	other.internal[strlen(other.internal) - 1] ^= 1;
+	char *last = &other.internal[strlen(other.internal) - 1];
+	*last = *last == '0' ? '1' : '0';
 	REFUSED(ubcollCommInitRank(&comm, RANKS, other, 2), ubcollInvalidUsage, "the id is that of another job");
 	REFUSED(ubcollCommInitRank(&comm, RANKS, shared->ids[0], 3), ubcollInvalidUsage, "rank 3 of 3");
 }
