@@ -5,7 +5,7 @@ BUILD  = target/release
 .PHONY: all demo test test-long test-torch test-edge test-vm lint bench figures clean
 
 all:
-	$(CARGO) build --release -p unbroken-cli -p unbroken-sdk
+	$(CARGO) build --release -p unbroken-cli -p unbroken-sdk -p unbroken-collective
 	$(CARGO) run -q --release -p xtask -- so
 
 demo: apt-demo all
@@ -17,7 +17,7 @@ test: apt-test all
 test-long: apt-test all
 	tests/run.sh --long
 
-# PyTorch over verbs; its virtual environment (5 GB, made once) is kept in ~/.cache/unbroken.
+# PyTorch over verbs, and over the backend of torch.distributed; its virtual environment (5 GB, made once) is kept in ~/.cache/unbroken.
 test-torch: apt-test all
 	tests/torch/run.sh
 

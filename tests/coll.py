@@ -5,33 +5,48 @@ and what cannot go on is an error that names what is gone, in time."""
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 
+from lib.cc import FLAGS, compile_c
 from lib.fabric import UNBROKEN, Fabric
 from lib.process import Failure, wait_until
-from lib.suite import Suite
+from lib.suite import BUILD, ROOT, TARGET, Suite
 
 SECONDS = 60
 # Until all ranks run, and until what was set has had its effect on a loaded machine.
 STARTS = 30
+# Longer than what is waited for takes on a loaded machine.
+LONG = ["--seconds", 4 * STARTS, "--check-all"]
 # More than an operation of 4 MiB sends over one of four NICs, twice.
 ENOUGH = 4 << 20
 FACTOR = {"all-reduce": lambda n: 2 * (n - 1) / n, "all-gather": lambda n: (n - 1) / n, "reduce-scatter": lambda n: (n - 1) / n}
+
+
+LIBRARY = ["-I", ROOT / "include", "-L", BUILD, "-lunbroken_collective", f"-Wl,-rpath,{BUILD}"]
+EXAMPLES = ROOT / "crates" / "collective" / "examples"
 
 
 class Job:
     """Ranks of `unbroken coll bench`, one process each."""
 
     def __init__(self, fabric: Fabric, hosts: list, *options):
-        self.id_file = fabric.path / "bench.id"
+        self.id_file, self.goes = fabric.path / "bench.id", fabric.path / "goes"
+        self.goes.touch()
         self.ranks = []
         for rank, host in enumerate(hosts):
             self.ranks.append(self.start(fabric, rank, host, len(hosts), f"rank{rank}", *options))
 
     def start(self, fabric, rank, host, ranks, name, *options):
         line = [UNBROKEN, "coll", "bench", "--rank", rank, "--ranks", ranks, "--host", host, "--id-file", self.id_file]
-        return fabric.start(name, [*line, "--json", *options])
+        goes = ["--while", self.goes] if "--seconds" in options else []
+        return fabric.start(name, [*line, "--json", *options, *goes])
+
+    def end(self) -> list:
+        """All has been seen that was waited for: those that run `LONG` end before their time."""
+        self.goes.unlink()
+        return self.succeed()
 
     def succeed(self) -> list:
         """The lines of rank 0, when all have ended well."""
@@ -138,7 +153,7 @@ def broken(logs, op, fault, left, found_as, settings, *options):
     """A fault in mid-stream: NICs that are left carry on, results are right; it is found where it is, and its share is spread; when it is over, all
     NICs carry again."""
     with Fabric(logs, *settings) as fabric:
-        job = Job(fabric, ["a", "b", "c"], "--op", op, "--min", "4M", "--max", "4M", "--seconds", 12, "--check-all", *options)
+        job = Job(fabric, ["a", "b", "c"], "--op", op, "--min", "4M", "--max", "4M", *LONG, *options)
         runs(fabric, job)
         fabric.fault(fault)
         carries(fabric, job, left)
@@ -147,7 +162,7 @@ def broken(logs, op, fault, left, found_as, settings, *options):
             shares(fabric, job, left)
         fabric.clear()
         carries(fabric, job, [0, 1, 2, 3])
-        line = job.succeed()[-1]
+        line = job.end()[-1]
         # Beneath us SHIFT moves queue pairs, and we see nothing.
         if (line["moves"] == 0 or line["failures"] == 0) != ("--logical" in options):
             raise Failure(f"rank 0 has survived nothing, or what it should not have seen: {line}")
@@ -158,26 +173,26 @@ def dead_at_first(logs, host):
     """A NIC that is dead when a job begins is found, planned without, and used when it is well."""
     with Fabric(logs) as fabric:
         fabric.fault(f"nic {host}/1 dead")
-        job = Job(fabric, ["a", "b", "c"], "--min", "4M", "--max", "4M", "--seconds", 8, "--check-all")
+        job = Job(fabric, ["a", "b", "c"], "--min", "4M", "--max", "4M", *LONG)
         runs(fabric, job)
         number = "abc".index(host)
         found(fabric, job, f"host {number} NIC 1 is dead or its port is down", [f"{number}/1"])
         shares(fabric, job, [0, 2, 3], host)
         fabric.clear()
         carries(fabric, job, [0, 1, 2, 3], host)
-        job.succeed()
+        job.end()
 
 
 def queue_pair_error(logs):
     """A work request fails; nothing else is wrong, and the stream goes home at once."""
     with Fabric(logs) as fabric:
-        job = Job(fabric, ["a", "b"], "--min", "4M", "--max", "4M", "--seconds", 5, "--check-all")
+        job = Job(fabric, ["a", "b"], "--min", "4M", "--max", "4M", *LONG)
         runs(fabric, job)
         fabric.fault("wqe-error a/1", "--at", "0s")
         wait_until(lambda: any(s["happened"] for s in communicators(fabric)), STARTS, "news of the fault")
         fabric.clear()
         carries(fabric, job, [0, 1, 2, 3])
-        line = job.succeed()[-1]
+        line = job.end()[-1]
         if line["failures"] == 0:
             raise Failure(f"the fault had no effect: {line}")
 
@@ -185,14 +200,14 @@ def queue_pair_error(logs):
 def one_after_the_other(logs, *options):
     """NICs die down the chain of backups until one is left."""
     with Fabric(logs) as fabric:
-        job = Job(fabric, ["a", "b", "c"], "--min", "2M", "--max", "2M", "--seconds", 10, "--check-all", *options)
+        job = Job(fabric, ["a", "b", "c"], "--min", "2M", "--max", "2M", *LONG, *options)
         runs(fabric, job)
         for rail in range(3):
             fabric.fault(f"nic a/{rail} dead")
             carries(fabric, job, list(range(rail + 1, 4)))
         fabric.clear()
         carries(fabric, job, [0, 1, 2, 3])
-        return f"{job.succeed()[-1]['iterations']} operations"
+        return f"{job.end()[-1]['iterations']} operations"
 
 
 def flapping(logs, seed, *options):
@@ -287,8 +302,60 @@ def twice(logs):
             raise Failure(f"{len(ended)} were refused: {said}")
 
 
+def compiled(*words):
+    """Runs a compiler as users do."""
+    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=120)
+    if done.returncode != 0:
+        raise Failure(f"{words[0]} fails: {done.stderr[:2000]}")
+
+
+def c_api(logs):
+    """Every function of the header, and what it refuses, between three processes."""
+    with Fabric(logs) as fabric:
+        process = fabric.start("coll", [compile_c("coll", *LIBRARY)])
+        process.expect_success(SECONDS)
+        if process.output().count("all is as the header says") != 3:
+            raise Failure(f"not all ranks say so: {process.output()}")
+
+
+def headers(logs):
+    """The header is C++, too."""
+    source = logs / "header.cc"
+    source.write_text("#include <unbroken/coll.h>\nint main() { return ubcollGetLastError()[0]; }\n")
+    compiled("c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-o", logs / "header", source, *LIBRARY)
+    subprocess.run([str(logs / "header")], check=True, timeout=SECONDS)
+
+
+def examples(logs):
+    """The example in C, through the death of a NIC, and the one in Rust, which has its own; both are short."""
+    long = [f"{e.name}: {n}" for e in EXAMPLES.iterdir() if (n := len(e.read_text().splitlines())) > 100]
+    if long:
+        raise Failure(f"examples are 100 lines at most: {long}")
+    program = TARGET / "tests-c" / "example-ring"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    compiled("cc", *FLAGS, "-o", program, EXAMPLES / "ring.c", *LIBRARY)
+    with Fabric(logs) as fabric:
+        ranks = [fabric.start(f"ring{rank}", [program, rank, 3, "abc", 5]) for rank in range(3)]
+        before = sent(fabric, "a")
+        wait_until(lambda: ranks[0].ended() or sum(since(fabric, "a", before)) > ENOUGH, STARTS, "traffic")
+        fabric.fault("nic a/0 dead")
+        for process in ranks:
+            process.expect_success(SECONDS)
+            if "sums are right" not in process.output() or "; 0 paths failed" in process.output():
+                raise Failure(f"{process.name} says {process.output()}")
+        said = ranks[0].output().strip()
+    rust = subprocess.run(["cargo", "run", "-q", "--release", "-p", "unbroken-collective", "--example", "overlap"],
+                          capture_output=True, text=True, cwd=ROOT, timeout=600)
+    if rust.returncode != 0 or "40 sums of 3 ranks are right" not in rust.stdout:
+        raise Failure(f"the example in Rust does not end well: {rust.stdout} {rust.stderr[-1000:]}")
+    return f"{said}; {rust.stdout.strip()}"
+
+
 def main():
-    suite = Suite("coll")
+    suite = Suite("coll", sys.argv[1:])
+    suite.case("C API", c_api)
+    suite.case("the header in C++", headers)
+    suite.case("examples", examples)
     for op in ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "all-to-all", "send-recv", "barrier"):
         suite.case(f"{op}, three hosts", healthy, op, ["a", "b", "c"])
     suite.case("all-reduce, two ranks on each of two hosts", healthy, "all-reduce", ["a", "a", "b", "b"])

@@ -4,8 +4,10 @@
 TensorPipe opens libibverbs with dlopen, makes RC QPs with a shared receive queue, and moves everything by WRITE with immediate and
 SEND. The losses must be the bits that the same training over TCP gives, and the NICs must have carried the tensors.
 
-usage: run.py PYTHON [--all]    where PYTHON is an interpreter that has torch (run.sh makes one)
-  --all   a NIC that dies at each of seven instants while connections are made, and both kinds of device
+The backend of torch.distributed is tried in backend.py.
+
+usage: run.py PYTHON [--all] [WORD...]    where PYTHON is an interpreter that has torch (run.sh makes one); cases with these words alone
+  --all   a NIC that dies at each of seven instants while connections are made
 """
 
 import sys
@@ -19,6 +21,8 @@ from lib.fabric import Fabric  # noqa: E402
 from lib.ports import free_port  # noqa: E402
 from lib.process import Failure, wait_until  # noqa: E402
 from lib.suite import Suite  # noqa: E402
+
+import backend  # noqa: E402
 
 STEPS = 20
 SECONDS = 150
@@ -147,7 +151,8 @@ def nic_dies(logs, python: str, right: list, fault: str, dead: str, alive: str, 
 
 def main():
     python = sys.argv[1]
-    suite = Suite("torch")
+    suite = Suite("torch", [word for word in sys.argv[2:] if word != "--all"])
+    backend.cases(suite, python)
     right = suite.case("training over TCP", over_tcp, python, STEPS)
     longer = suite.case("longer training over TCP", over_tcp, python, 6 * STEPS)
     if right:

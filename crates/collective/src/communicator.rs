@@ -1,38 +1,28 @@
 //! Communicators: ranks that do operations together.
 //!
-//! An operation is driven by the thread that asks for it: it polls the NICs, which for softnics is what moves packets, and yields its core when
-//! nothing has come. Between operations the thread out of band answers others (a path that has failed, one that is made again).
+//! Operations are queued, and done one after the other. They are driven by the thread that waits for one of them: it polls the NICs, which for softnics is what
+//! moves packets, and yields its core when nothing has come. While nobody waits, the thread out of band drives, which sleeps between looks; between
+//! operations it answers others (a path that has failed, one that is made again).
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use unbroken::Host;
-use unbroken_comm::agree::Description;
-use unbroken_comm::message::{Message, News as Word};
-use unbroken_comm::{views, Config, Engine, Note, Rank};
-use unbroken_schedule::{Collective, DataType, Fabric, Folding, Operation, Place, Program, ReduceOp, Topology};
+use unbroken_comm::{Config, Failure, Rank};
+use unbroken_schedule::{Collective, DataType, Fabric, Folding, Operation, Place, ReduceOp, Topology};
 use unbroken_schedule::{Counts, Host as HostShape, Nic as NicShape};
 
-use crate::arms::Arms;
 use crate::bootstrap::{meet, Hello, Id};
+use crate::channel::{self, ALL};
 use crate::error::{Error, Result};
-use crate::net::{Net, News, Shape};
-use crate::oob::{self, Event, Oob};
-use crate::operands::{check, Buffers, Operands};
+use crate::net::{Net, Shape};
+use crate::oob::{self, Oob};
+use crate::operands::{check, Buffers, Spans};
+use crate::request::{Memory, Request};
+use crate::state::{attend, Idle, Shared, State};
 use crate::status::{Board, Counters, Server, Snapshot};
-
-/// How often the engine is told the time.
-const TICK: Duration = Duration::from_micros(500);
-/// How long a thread that finds nothing to do yields only; afterwards it sleeps between looks.
-const YIELDS: Duration = Duration::from_millis(5);
-const NAP: Duration = Duration::from_micros(50);
-/// How often the thread out of band looks after an idle communicator that has something to look after, and one that has not.
-const TENDS: Duration = Duration::from_millis(5);
-const RESTS: Duration = Duration::from_millis(100);
-/// Programs that are kept.
-const KEPT: usize = 32;
 
 /// How a communicator is to be. All ranks must have the same.
 #[derive(Clone, Debug)]
@@ -59,6 +49,8 @@ pub struct Options {
     pub timeout: Duration,
     /// Where the status socket is to lie ([`crate::snapshots`]). None without.
     pub status_folder: Option<PathBuf>,
+    /// Operations that may wait or run at one time, of all ranks and of each pair that sends.
+    pub queue: usize,
     /// How long to wait for all ranks at the beginning, and for what was sent to arrive at the end.
     pub patience: Duration,
 }
@@ -77,6 +69,7 @@ impl Default for Options {
             ask: Duration::from_millis(500),
             timeout: Duration::from_secs(20),
             status_folder: None,
+            queue: 256,
             patience: Duration::from_secs(60),
         }
     }
@@ -104,6 +97,9 @@ impl Options {
         if self.payload_bytes == 0 || self.payload_bytes > 1 << 24 || !self.payload_bytes.is_multiple_of(64) {
             return refuse(format!("slots of {} bytes; a multiple of 64 up to 16 MiB is right", self.payload_bytes));
         }
+        if !(1..=65536).contains(&self.queue) {
+            return refuse(format!("room for {} operations; 1 to 65536 are possible", self.queue));
+        }
         if !(1..=64).contains(&self.window) {
             return refuse(format!("a window of {} frames; 1 to 64 are possible", self.window));
         }
@@ -111,38 +107,13 @@ impl Options {
     }
 }
 
-/// A program, and the view that it was planned with.
-struct Kept {
-    view: u32,
-    collective: Collective,
-    program: Arc<Program>,
-}
-
-struct State {
-    engine: Engine,
-    net: Net,
-    oob: Oob,
-    topology: Topology,
-    began: Instant,
-    ticked: Instant,
-    number: u64,
-    programs: Vec<Kept>,
-    board: Board,
-    notes: Vec<Note>,
-    came: Vec<(Rank, u8, News)>,
-}
-
-/// A rank's end of a communicator. Ended when it is dropped.
+/// A rank's end of a communicator. Ended when it is dropped, which waits for what is under way.
 pub struct Communicator {
-    state: Arc<Mutex<State>>,
+    shared: Arc<Shared>,
     board: Board,
     me: Rank,
     ranks: usize,
     options: Options,
-}
-
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Communicator {
@@ -191,27 +162,17 @@ impl Communicator {
         };
         let board = Board::new(rank, &config.hosts, rails);
         let server = options.status_folder.as_ref().map(|folder| Server::bind(folder, &board)).transpose()?;
-        let oob = Oob::new(rank, id.secret, all.iter().map(|h| h.address).collect());
-        let state = Arc::new(Mutex::new(State {
-            engine: Engine::new(config),
-            net: Net::new(host.clone(), rails, ranks, shape),
-            oob,
-            topology,
-            began: Instant::now(),
-            ticked: Instant::now(),
-            number: 0,
-            programs: Vec::new(),
-            board: board.clone(),
-            notes: Vec::new(),
-            came: Vec::new(),
-        }));
-        let weak = Arc::downgrade(&state);
-        lock(&state).oob.begin(listener, server, Box::new(move || attend(&weak)))?;
-        lock(&state).with(&mut Operands::none(), |_, arms| {
-            // So that the end of a process is noticed by its neighbours, whatever it does.
-            Engine::neighbours(rank, ranks).for_each(|r| arms.oob.tell(r, &Message::Want));
-        });
-        Ok(Communicator { state, board, me: rank, ranks, options })
+        let oob = Oob::new(rank, id.secret, all.iter().map(|h| h.address).collect())?;
+        let net = Net::new(host.clone(), rails, shape);
+        let hosts = topology.hosts().to_vec();
+        let state = State::new(config, hosts, topology, net, oob, board.clone(), options.folding);
+        let shared = Shared::new(state);
+        let weak = Arc::downgrade(&shared);
+        let mut state = shared.lock();
+        state.oob.begin(listener, server, Box::new(move || attend(&weak)))?;
+        state.greet();
+        drop(state);
+        Ok(Communicator { shared, board, me: rank, ranks, options })
     }
 
     /// This rank.
@@ -236,33 +197,129 @@ impl Communicator {
 
     /// Does an operation together with all other ranks. Returns when this rank's part is done: its output is there, its input may be changed.
     pub fn run(&self, operation: Operation, data: DataType, buffers: Buffers<'_>) -> Result<()> {
-        let collective = Collective::new(operation, data, buffers.in_place(), self.ranks)?;
-        check(&collective, self.me, &buffers).map_err(Error::Refused)?;
-        let mut state = lock(&self.state);
-        let state = &mut *state;
-        if let Some(failure) = state.engine.failure() {
+        self.enqueue(ALL, operation, data, Spans::of(buffers), None)?.finish_lent()
+    }
+
+    /// Begins an operation of all ranks: it is done behind those that were begun before it. Its memory comes back from [`Request::wait`].
+    pub fn begin(&self, operation: Operation, data: DataType, memory: Memory) -> Result<Request> {
+        self.roused(self.enqueue_owned(ALL, operation, data, memory))
+    }
+
+    /// Sends elements to a rank, which receives as many; other ranks have no part in it. What one rank sends another arrives in its order. Returns
+    /// when the bytes may be changed, which may be before the other has asked for them.
+    pub fn send(&self, data: DataType, to: Rank, bytes: &[u8]) -> Result<()> {
+        let (name, operation) = self.transfer(self.me, to, data, bytes.len())?;
+        let buffers = Buffers::Apart { input: bytes, output: &mut [] };
+        self.enqueue(name, operation, data, Spans::of(buffers), None)?.finish_lent()
+    }
+
+    /// Receives what a rank sends.
+    pub fn recv(&self, data: DataType, from: Rank, bytes: &mut [u8]) -> Result<()> {
+        let (name, operation) = self.transfer(from, self.me, data, bytes.len())?;
+        let buffers = Buffers::Apart { input: &[], output: bytes };
+        self.enqueue(name, operation, data, Spans::of(buffers), None)?.finish_lent()
+    }
+
+    /// Begins [`Communicator::send`].
+    pub fn begin_send(&self, data: DataType, to: Rank, bytes: Vec<u8>) -> Result<Request> {
+        let (name, operation) = self.transfer(self.me, to, data, bytes.len())?;
+        let memory = Memory::Apart { input: bytes, output: Vec::new() };
+        self.roused(self.enqueue_owned(name, operation, data, memory))
+    }
+
+    /// Begins [`Communicator::recv`], of as many bytes as are given.
+    pub fn begin_recv(&self, data: DataType, from: Rank, bytes: Vec<u8>) -> Result<Request> {
+        let (name, operation) = self.transfer(from, self.me, data, bytes.len())?;
+        let memory = Memory::Apart { input: Vec::new(), output: bytes };
+        self.roused(self.enqueue_owned(name, operation, data, memory))
+    }
+
+    /// Breaks the communicator: all that is under way here and at all other ranks ends with an error that names this rank.
+    pub fn abort(&self) {
+        let mut state = self.shared.lock();
+        state.break_off(Failure::Aborted { rank: self.me });
+        self.shared.publish(&state);
+    }
+
+    /// Why the communicator is broken, if it is.
+    pub fn failure(&self) -> Option<Failure> {
+        self.shared.lock().failure().cloned()
+    }
+
+    /// The channel and the operation by which one rank sends to another.
+    pub(crate) fn transfer(&self, from: Rank, to: Rank, data: DataType, bytes: usize) -> Result<(u32, Operation)> {
+        let count = elements(data, bytes)?;
+        let (other, last) = (if from == self.me { to } else { from }, self.ranks - 1);
+        if other > last {
+            return Err(Error::Refused(format!("rank {other} does not exist; the numbers are 0 to {last}")));
+        }
+        if from == to {
+            return Err(Error::Refused(format!("rank {to} sends to itself; another rank is right, or a copy")));
+        }
+        Ok((channel::name(from, to, self.ranks), channel::transfer(usize::from(from > to), count)))
+    }
+
+    fn enqueue_owned(&self, name: u32, operation: Operation, data: DataType, mut memory: Memory) -> Result<Request> {
+        let spans = Spans::of(match &mut memory {
+            Memory::Apart { input, output } => Buffers::Apart { input, output },
+            Memory::InPlace(all) => Buffers::InPlace(all),
+        });
+        self.enqueue(name, operation, data, spans, Some(memory))
+    }
+
+    /// Queues an operation, and begins it if it is the first. The spans stay good until it is over.
+    pub(crate) fn enqueue(
+        &self,
+        name: u32,
+        operation: Operation,
+        data: DataType,
+        spans: Spans,
+        memory: Option<Memory>,
+    ) -> Result<Request> {
+        let collective = self.admit(name, &operation, data, &spans)?;
+        let mut state = self.shared.lock();
+        if let Some(failure) = state.failure() {
             return Err(failure.clone().into());
         }
-        let program = state.program(&collective, self.options.folding)?;
-        let mut operands = Operands::new(&collective, self.me, program.scratch, buffers);
-        let (description, size) = (Description::of(&collective), collective.data().bytes());
-        let number = state.number;
-        state.number += 1;
-        state.tick(&mut operands, true);
-        state.with(&mut operands, |engine, arms| engine.start(number, description, size, program, arms));
-        let mut idle = Idle::default();
-        while state.engine.is_busy() {
-            if let Some(failure) = state.engine.failure() {
-                state.board.broken(failure);
-                return Err(failure.clone().into());
-            }
-            idle.next(state.drive(&mut operands));
+        let at = state.channel(name).ok_or_else(|| Error::Refused(format!("there is no channel {name}")))?;
+        let channel = &mut state.channels[at];
+        if channel.waiting() >= self.options.queue {
+            return Err(Error::Full(channel.waiting()));
         }
-        // Credit and what others wait to hear leave now, and not when somebody looks next.
-        state.with(&mut operands, |engine, arms| engine.pump(arms));
-        state.engine.finish(true);
-        state.board.done(state.net.sent_bytes());
+        let ticket = channel.push(collective, spans);
+        state.advance(at);
+        self.shared.publish(&state);
+        Ok(Request::new(self.shared.clone(), at, ticket, memory))
+    }
+
+    /// Whether an operation makes sense here, and its memory fits.
+    pub(crate) fn admit(&self, name: u32, operation: &Operation, data: DataType, spans: &Spans) -> Result<Collective> {
+        let (me, ranks) = match channel::ends(name, self.ranks) {
+            Some((from, to)) => (usize::from(self.me == from.max(to)), 2),
+            None => (self.me, self.ranks),
+        };
+        let collective = Collective::new(operation.clone(), data, spans.in_place, ranks)?;
+        check(&collective, me, spans).map_err(Error::Refused)?;
+        Ok(collective)
+    }
+
+    /// Whether so many operations more find room.
+    pub(crate) fn room(&self, name: u32, more: usize) -> Result<()> {
+        let mut state = self.shared.lock();
+        if let Some(failure) = state.failure() {
+            return Err(failure.clone().into());
+        }
+        let waiting = state.channel(name).map_or(0, |at| state.channels[at].waiting());
+        if waiting + more > self.options.queue {
+            return Err(Error::Full(waiting + more - 1));
+        }
         Ok(())
+    }
+
+    /// Nobody need wait for what was begun: the thread goes on with it.
+    pub(crate) fn roused(&self, begun: Result<Request>) -> Result<Request> {
+        self.shared.rouse();
+        begun
     }
 
     /// AllReduce in place, of bytes of elements.
@@ -297,26 +354,26 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let mut guard = lock(&self.state);
-        let state = &mut *guard;
-        let (mut operands, began, mut idle) = (Operands::none(), Instant::now(), Idle::default());
-        // What others need yet of what this rank has sent.
-        while !state.engine.is_drained() && state.engine.failure().is_none() && began.elapsed() < self.options.patience
-        {
-            idle.next(state.drive(&mut operands));
-        }
-        let left = Word::Left { rank: self.me, done: state.number };
-        let neighbours: Vec<Rank> = Engine::neighbours(self.me, self.ranks).collect();
-        state.with(&mut operands, |engine, arms| {
-            engine.leave(arms);
-            for rank in arms.oob.connected() {
-                if !neighbours.contains(&rank) {
-                    arms.oob.tell(rank, &Message::News(left.clone()));
-                }
+        let mut idle = Idle::default();
+        let mut began = None;
+        let (mut state, _) = self.shared.drive();
+        // What is under way is finished; then what others need yet of what this rank has sent.
+        while state.failure().is_none() && !state.is_drained() {
+            let waited = began.get_or_insert_with(Instant::now).elapsed();
+            if state.is_under_way() {
+                // An operation that stands still ends by itself.
+                began = None;
+            } else if waited > self.options.patience {
+                break;
             }
-        });
+            drop(state);
+            let busy;
+            (state, busy) = self.shared.drive();
+            idle.next(busy);
+        }
+        state.leave();
         let thread = state.oob.stop();
-        drop(guard);
+        drop(state);
         thread.end();
     }
 }
@@ -352,114 +409,4 @@ fn picture(all: &[Hello]) -> Result<(Topology, Vec<u32>, u8)> {
     let places = hosts.iter().map(|host| Place { host: *host as usize, numa: 0 }).collect();
     let topology = Topology::new((0..names.len()).map(shape).collect(), places, Fabric::RailOnly)?;
     Ok((topology, hosts, rails as u8))
-}
-
-/// What the thread out of band does when it may: takes what has come, if nobody else drives.
-fn attend(state: &Weak<Mutex<State>>) -> Duration {
-    let Some(state) = state.upgrade() else { return RESTS };
-    let Ok(mut state) = state.try_lock() else { return RESTS };
-    let state = &mut *state;
-    let mut operands = Operands::none();
-    state.drive(&mut operands);
-    match state.engine.is_drained() && state.engine.is_whole() {
-        true => RESTS,
-        false => TENDS,
-    }
-}
-
-/// A thread that finds nothing to do.
-#[derive(Default)]
-struct Idle {
-    since: Option<Instant>,
-}
-
-impl Idle {
-    /// Something was done, or not.
-    fn next(&mut self, busy: bool) {
-        if busy {
-            self.since = None;
-            return;
-        }
-        match self.since.get_or_insert_with(Instant::now).elapsed() < YIELDS {
-            true => std::thread::yield_now(),
-            false => std::thread::sleep(NAP),
-        }
-    }
-}
-
-impl State {
-    fn with<R>(&mut self, operands: &mut Operands<'_>, f: impl FnOnce(&mut Engine, &mut Arms<'_, '_>) -> R) -> R {
-        let State { engine, net, oob, notes, .. } = self;
-        let me = engine.rank();
-        let result = f(engine, &mut Arms { me, net, oob, operands, notes });
-        self.notes.drain(..).for_each(|note| self.board.note(note));
-        result
-    }
-
-    fn tick(&mut self, operands: &mut Operands<'_>, now: bool) {
-        if now || self.ticked.elapsed() >= TICK {
-            self.ticked = Instant::now();
-            let us = self.began.elapsed().as_micros() as u64;
-            let linkless = self.net.linkless();
-            self.with(operands, |engine, arms| {
-                linkless.iter().for_each(|rail| engine.fail_rail(*rail, arms));
-                engine.on_time(us, arms);
-            });
-        }
-    }
-
-    /// Takes what has come and sends what can be sent. Whether there was anything.
-    fn drive(&mut self, operands: &mut Operands<'_>) -> bool {
-        let before = self.engine.progress();
-        let mut came = std::mem::take(&mut self.came);
-        self.net.poll(&mut came);
-        let mut busy = !came.is_empty();
-        self.with(operands, |engine, arms| {
-            for (peer, rail, news) in came.drain(..) {
-                match news {
-                    News::Notice(notice) => engine.on_notice(peer, notice, arms),
-                    News::Sent(stream) => engine.on_sent(peer, rail, stream),
-                    News::Tested => engine.on_tested(peer, rail, arms),
-                    News::Failed => engine.fail_path(peer, rail, arms),
-                    News::Probed(probe, answered) => engine.on_probed(probe, answered, arms),
-                }
-            }
-        });
-        self.came = came;
-        while let Some(event) = self.oob.inbox.take() {
-            busy = true;
-            self.with(operands, |engine, arms| match event {
-                Event::Told(rank, message) => engine.on_message(rank, &message, arms),
-                Event::Gone(rank, _) => engine.on_lost(rank, arms),
-            });
-        }
-        self.tick(operands, false);
-        self.with(operands, |engine, arms| engine.pump(arms));
-        busy || self.engine.progress() != before
-    }
-
-    /// This rank's program of an operation, and what is held on to until all have agreed on what it is planned with.
-    fn program(&mut self, collective: &Collective, folding: Folding) -> Result<Arc<Program>> {
-        let (mut operands, mut idle) = (Operands::none(), Idle::default());
-        let (view, down) = loop {
-            if let Some(taken_up) = self.engine.take_up(self.number) {
-                break taken_up;
-            }
-            if let Some(failure) = self.engine.failure() {
-                return Err(failure.clone().into());
-            }
-            idle.next(self.drive(&mut operands));
-        };
-        if let Some(kept) = self.programs.iter().find(|kept| kept.view == view && kept.collective == *collective) {
-            return Ok(kept.program.clone());
-        }
-        let plan = views::plan(&self.topology, &down, collective, folding)?;
-        let program = Arc::new(plan.program(self.engine.rank()));
-        self.programs.retain(|kept| kept.view == view);
-        if self.programs.len() == KEPT {
-            self.programs.remove(0);
-        }
-        self.programs.push(Kept { view, collective: collective.clone(), program: program.clone() });
-        Ok(program)
-    }
 }

@@ -17,22 +17,33 @@
 //! # Ok(())
 //! # }
 //! ```
-#![forbid(unsafe_code)]
+//!
+//! Operations are queued and done in order. [`Communicator::run`] waits; [`Communicator::begin`] gives a [`Request`], and the communicator's thread goes on
+//! with it while the program computes. A [`Group`] begins several at once. From C the same is `include/unbroken/coll.h`.
+#![deny(unsafe_code)]
 
 mod arms;
 mod bootstrap;
+mod c;
+mod channel;
 mod communicator;
 mod error;
+mod group;
 mod memory;
 mod net;
 mod oob;
 mod operands;
+mod request;
+mod span;
+mod state;
 mod status;
 
 pub use bootstrap::{Bootstrap, Id};
 pub use communicator::{Communicator, Options};
 pub use error::{Error, Result};
+pub use group::Group;
 pub use operands::Buffers;
+pub use request::{Memory, Request};
 pub use status::{snapshots, Away, Counters, Happening, Snapshot};
 pub use unbroken_comm::{Failure, Rank};
 pub use unbroken_schedule::{Counts, DataType, Folding, Matrix, Operation, ReduceOp};

@@ -1,4 +1,5 @@
-//! NICs, queue pairs and slots: what an engine's paths and streams are made of.
+//! NICs, queue pairs and slots: what the paths and streams of engines are made of. *Peers* are numbered through all engines: a peer here is one rank in one
+//! of them.
 //!
 //! Each NIC has a protection domain and a completion queue. A path over it is a plain (or logical) queue pair with receives that have no memory:
 //! every one is used by a notice, and posted again when that is polled. Slots of a peer are one memory for all rails, registered with each
@@ -67,6 +68,8 @@ pub(crate) enum News {
 
 struct Adapter {
     nic: Nic,
+    /// Which opening of the NIC it is.
+    opening: u64,
     /// It has been without a link: dead, perhaps, and then all that was made of it is of no use any more.
     stale: bool,
     pd: Pd,
@@ -90,6 +93,8 @@ struct Link {
 
 /// Slots to send from and slots to receive into, as one NIC knows them.
 struct Area {
+    /// The opening of the NIC that they are registered with.
+    opening: u64,
     out: Region,
     into: Region,
 }
@@ -113,24 +118,34 @@ pub(crate) struct Net {
     tested: Vec<Rank>,
     /// Queue pairs of probes, with their rails.
     probes: HashMap<ProbeId, (u8, Qp)>,
+    /// How often NICs were opened anew.
+    openings: u64,
     /// By rail; memory behind them.
     sent_bytes: Vec<u64>,
 }
 
 impl Net {
     /// Opens the NICs; one that is dead now is opened when it is needed.
-    pub(crate) fn new(host: Host, rails: u8, ranks: usize, shape: Shape) -> Net {
-        let adapters = (0..rails).map(|rail| Adapter::open(&host, rail).ok()).collect();
+    pub(crate) fn new(host: Host, rails: u8, shape: Shape) -> Net {
+        let adapters = (0..rails).map(|rail| Adapter::open(&host, rail, 0).ok()).collect();
         Net {
             host,
             shape,
             rails,
             adapters,
-            ties: (0..ranks).map(|_| Ties::default()).collect(),
+            ties: Vec::new(),
             tested: Vec::new(),
             probes: HashMap::new(),
+            openings: 0,
             sent_bytes: vec![0; usize::from(rails) + 1],
         }
+    }
+
+    /// Makes room for so many peers more, and gives the first one's number here.
+    pub(crate) fn more(&mut self, peers: usize) -> usize {
+        let first = self.ties.len();
+        self.ties.resize_with(first + peers, Ties::default);
+        first
     }
 
     fn slot_bytes(&self) -> usize {
@@ -186,8 +201,7 @@ impl Net {
         // A NIC that has died is another when it is well again; it is opened anew once nothing is left of the old one.
         let stale = self.adapters[usize::from(rail)].as_ref().is_none_or(|adapter| adapter.stale);
         if stale && self.ties.iter().all(|t| !t.links.contains_key(&rail)) {
-            self.adapters[usize::from(rail)] = Some(Adapter::open(&self.host, rail)?);
-            self.ties.iter_mut().for_each(|t| t.renew(rail, self.adapters[usize::from(rail)].as_ref()));
+            self.reopen(rail)?;
         }
         let made = self.make(peer, rail);
         if let (Err(_), Some(adapter)) = (&made, &mut self.adapters[usize::from(rail)]) {
@@ -202,15 +216,15 @@ impl Net {
         Ok(blob.into_bytes())
     }
 
+    fn reopen(&mut self, rail: u8) -> unbroken::Result<()> {
+        self.openings += 1;
+        self.adapters[usize::from(rail)] = Some(Adapter::open(&self.host, rail, self.openings)?);
+        Ok(())
+    }
+
     fn make(&mut self, peer: Rank, rail: u8) -> unbroken::Result<(Qp, RemoteRegion)> {
         let gone = || unbroken::Error::device_gone(format!("NIC {rail} is not open"));
         let adapter = self.adapters[usize::from(rail)].as_ref().ok_or_else(gone)?;
-        let bytes = self.area_bytes() + TEST_BYTES;
-        let ties = &mut self.ties[peer];
-        if !ties.areas.contains_key(&rail) {
-            let area = ties.area_for(adapter, bytes)?;
-            ties.areas.insert(rail, area);
-        }
         let caps =
             QpCaps { max_send_wr: SENDS, max_recv_wr: RECEIVES, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let options = QpOptions {
@@ -222,6 +236,13 @@ impl Net {
             ..QpOptions::default()
         };
         let qp = adapter.pd.create_qp(&adapter.cq, &options)?;
+        // Behind the queue pair, which a dead NIC does not make: what is registered with one that is dead has keys that are good nowhere when it is well.
+        let bytes = self.area_bytes() + TEST_BYTES;
+        let ties = &mut self.ties[peer];
+        if ties.areas.get(&rail).is_none_or(|area| area.opening != adapter.opening) {
+            let area = ties.area_for(adapter, bytes)?;
+            ties.areas.insert(rail, area);
+        }
         for _ in 0..RECEIVES {
             qp.recv_notice(RECEIVE)?;
         }
@@ -415,30 +436,85 @@ fn rights() -> Access {
 }
 
 impl Adapter {
-    fn open(host: &Host, rail: u8) -> unbroken::Result<Adapter> {
+    fn open(host: &Host, rail: u8, opening: u64) -> unbroken::Result<Adapter> {
         let nic = host.open(rail.into())?;
         let (pd, cq) = (nic.alloc_pd()?, nic.create_cq(CQ_ENTRIES)?);
-        Ok(Adapter { nic, stale: false, pd, cq, uses: HashMap::new() })
+        Ok(Adapter { nic, opening, stale: false, pd, cq, uses: HashMap::new() })
     }
 }
 
 impl Ties {
     /// The slots, registered with a NIC.
     fn area_for(&self, adapter: &Adapter, bytes: usize) -> unbroken::Result<Area> {
-        match self.areas.values().next() {
-            Some(area) => {
-                Ok(Area { out: area.out.also(&adapter.pd, rights())?, into: area.into.also(&adapter.pd, rights())? })
+        let opening = adapter.opening;
+        let (out, into) = match self.areas.values().next() {
+            Some(area) => (area.out.also(&adapter.pd, rights())?, area.into.also(&adapter.pd, rights())?),
+            None => (adapter.pd.register(bytes)?, adapter.pd.register(bytes)?),
+        };
+        Ok(Area { opening, out, into })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+    use unbroken_fabric::{DeviceKind, Fabric, Runtime, Shape as Network};
+
+    /// What comes at either end until something does that counts.
+    fn until(nets: &mut [Net; 2], found: impl Fn(usize, News) -> bool) -> bool {
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(20) {
+            for (k, net) in nets.iter_mut().enumerate() {
+                let mut came = Vec::new();
+                net.poll(&mut came);
+                if came.iter().any(|(_, _, news)| *news == News::Failed) {
+                    return false;
+                }
+                if came.iter().any(|(_, _, news)| found(k, *news)) {
+                    return true;
+                }
             }
-            None => Ok(Area { out: adapter.pd.register(bytes)?, into: adapter.pd.register(bytes)? }),
         }
+        false
     }
 
-    /// A NIC was opened anew: slots are registered with the new one.
-    fn renew(&mut self, rail: u8, adapter: Option<&Adapter>) {
-        let (Some(adapter), true) = (adapter, self.areas.contains_key(&rail)) else { return };
-        // Where it fails, making a queue pair fails, too.
-        if let Ok(area) = self.area_for(adapter, 0) {
-            self.areas.insert(rail, area);
+    /// Makes a path, of which peer 0 is the other end at both, and sends a frame each way.
+    fn carries(nets: &mut [Net; 2]) -> bool {
+        let slot = Slot { peer: 0, stream: 0, seq: 0 };
+        let addresses = [nets[0].open(0, 0).unwrap(), nets[1].open(0, 0).unwrap()];
+        nets[0].connect(0, 0, &addresses[1]).unwrap();
+        nets[1].connect(0, 0, &addresses[0]).unwrap();
+        (0..2).all(|k| nets[k].post(slot, 0, 64) && until(nets, |at, news| at != k && matches!(news, News::Notice(_))))
+    }
+
+    /// A NIC may be well again at any point of making a path anew: what was done before that is worth nothing.
+    #[test]
+    fn a_nic_that_was_opened_while_it_was_dead_is_good_when_it_is_well() {
+        let folder = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(folder.path()).unwrap();
+        let mut network = Network::standard(0);
+        network.kind.device = DeviceKind::Plain;
+        let fabric = Fabric::create(&runtime, &network).unwrap();
+        let shape = Shape { logical: false, slots: 4, payload: 4096, ack_timeout: 13, retries: 3 };
+        let mut nets = ["a", "b"].map(|host| {
+            let mut net = Net::new(Host::emulated(folder.path(), host).unwrap(), 2, shape);
+            net.more(1);
+            net
+        });
+        assert!(carries(&mut nets));
+        fabric.set(&"nic a/0 dead".parse().unwrap(), None).unwrap();
+        let began = Instant::now();
+        while nets[0].linkless().is_empty() {
+            assert!(began.elapsed() < Duration::from_secs(20), "nobody notices");
         }
+        nets.iter_mut().for_each(|net| net.close(0, 0));
+        assert!(nets[0].open(0, 0).is_err(), "a dead NIC makes no queue pair");
+        nets[0].reopen(0).unwrap();
+        fabric.clear(None).unwrap();
+        while nets[0].make(0, 0).is_err() {
+            assert!(began.elapsed() < Duration::from_secs(20), "it is not well again");
+        }
+        assert!(carries(&mut nets), "what the other end writes is refused");
     }
 }

@@ -1,20 +1,22 @@
 //! Connections out of band: TCP to other ranks, made when first needed.
 //!
 //! A rank sends over connections that it opened and reads from those that it accepted. Each begins with the job's secret and the sender's rank; then come
-//! messages behind their lengths. One thread of the communicator accepts and reads, and calls [`Attend`] when something has come or
-//! time has passed; whoever drives the engine takes what has come from the [`Inbox`].
+//! messages behind their lengths, each with the channel that it is for. One thread of the communicator accepts and reads, and calls [`Attend`] when
+//! something has come, when it is woken, or when time has passed; whoever drives takes what has come from the [`Inbox`]. That holds
+//! [`MAX_EVENTS`]; what does not find room waits in its connection, and so, in the end, does its sender.
 //!
 //! The end of a connection without a word of leaving is the death of its process.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use unbroken_comm::message::Message;
 use unbroken_comm::Rank;
 
@@ -28,13 +30,17 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_millis(500);
 /// The longest message.
 const MAX_MESSAGE: usize = 1 << 20;
+/// Before a message: its length and its channel.
+const HEAD_BYTES: usize = 8;
+/// What an inbox holds.
+const MAX_EVENTS: usize = 4096;
 /// Connections that wait to say who they are.
 const MAX_STRANGERS: usize = 256;
 
 /// What has come.
 pub(crate) enum Event {
-    /// A message.
-    Told(Rank, Message),
+    /// A message, for a channel.
+    Told(Rank, u32, Message),
     /// A process is gone, or has sent what is no message; not before a time.
     Gone(Rank, Instant),
 }
@@ -47,9 +53,23 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn put(&self, event: Event) {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).push_back(event);
+        let mut events = self.lock();
+        // That a rank is gone is said once; so there are never more of these than ranks.
+        let said = |rank: Rank| events.iter().any(|e| matches!(e, Event::Gone(other, _) if *other == rank));
+        if !matches!(event, Event::Gone(rank, _) if said(rank)) {
+            events.push_back(event);
+        }
         self.some.store(true, Ordering::Release);
+    }
+
+    /// Whether a message finds room. One thread alone puts messages there.
+    fn has_room(&self) -> bool {
+        self.lock().len() < MAX_EVENTS
     }
 
     /// The next, if it is due.
@@ -57,7 +77,7 @@ impl Inbox {
         if !self.some.load(Ordering::Acquire) {
             return None;
         }
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = self.lock();
         let now = Instant::now();
         let due = events.iter().position(|e| !matches!(e, Event::Gone(_, at) if *at > now))?;
         let event = events.remove(due);
@@ -73,6 +93,26 @@ impl Inbox {
 /// Called by the thread: something may have come, time has passed. Gives how long it may wait for more.
 pub(crate) type Attend = Box<dyn Fn() -> Duration + Send>;
 
+/// Wakes the thread.
+pub(crate) struct Waker(OwnedFd);
+
+impl Waker {
+    fn new() -> Result<Waker> {
+        let made = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+        made.map(Waker).map_err(|e| io("an event for the thread out of band")(e.into()))
+    }
+
+    pub(crate) fn wake(&self) {
+        // It is full: the thread is being woken.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    fn clear(&self) {
+        // Empty: nobody has woken it.
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}
+
 /// The sending side.
 pub(crate) struct Oob {
     me: Rank,
@@ -81,7 +121,7 @@ pub(crate) struct Oob {
     out: Vec<Option<TcpStream>>,
     pub(crate) inbox: Arc<Inbox>,
     stop: Arc<AtomicBool>,
-    address: SocketAddr,
+    pub(crate) waker: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -94,17 +134,17 @@ pub(crate) fn listen(at: IpAddr) -> Result<TcpListener> {
 
 impl Oob {
     /// Knows where all ranks are; connects to none. Its thread begins with [`Oob::begin`].
-    pub(crate) fn new(me: Rank, secret: [u8; SECRET_BYTES], addresses: Vec<SocketAddr>) -> Oob {
-        Oob {
+    pub(crate) fn new(me: Rank, secret: [u8; SECRET_BYTES], addresses: Vec<SocketAddr>) -> Result<Oob> {
+        Ok(Oob {
             me,
             secret,
             out: addresses.iter().map(|_| None).collect(),
-            address: addresses[me],
             addresses,
             inbox: Arc::default(),
             stop: Arc::default(),
+            waker: Arc::new(Waker::new()?),
             thread: None,
-        }
+        })
     }
 
     /// Starts the thread.
@@ -116,6 +156,7 @@ impl Oob {
             ranks: self.addresses.len(),
             inbox: self.inbox.clone(),
             stop: self.stop.clone(),
+            waker: self.waker.clone(),
             callers: Vec::new(),
         };
         let thread = std::thread::Builder::new().name("coll-oob".into()).spawn(move || reader.run(&attend));
@@ -123,17 +164,18 @@ impl Oob {
         Ok(())
     }
 
-    /// Sends a message. What cannot be sent makes its receiver lost.
-    pub(crate) fn tell(&mut self, rank: Rank, message: &Message) {
-        if self.try_tell(rank, message).is_err() {
+    /// Sends a message for a channel. What cannot be sent makes its receiver lost.
+    pub(crate) fn tell(&mut self, rank: Rank, channel: u32, message: &Message) {
+        if self.try_tell(rank, channel, message).is_err() {
             self.out[rank] = None;
             self.inbox.put(Event::Gone(rank, Instant::now() + GRACE));
         }
     }
 
-    fn try_tell(&mut self, rank: Rank, message: &Message) -> std::io::Result<()> {
+    fn try_tell(&mut self, rank: Rank, channel: u32, message: &Message) -> std::io::Result<()> {
         let bytes = message.encode();
         let mut framed = (bytes.len() as u32).to_le_bytes().to_vec();
+        framed.extend(channel.to_le_bytes());
         framed.extend(bytes);
         if self.out[rank].is_none() {
             let stream = TcpStream::connect_timeout(&self.addresses[rank], PATIENCE)?;
@@ -159,21 +201,20 @@ impl Oob {
     /// Tells the thread to end.
     pub(crate) fn stop(&mut self) -> Ending {
         self.stop.store(true, Ordering::Release);
-        Ending { address: self.address, thread: self.thread.take() }
+        Ending { waker: self.waker.clone(), thread: self.thread.take() }
     }
 }
 
 /// A thread that is to end.
 pub(crate) struct Ending {
-    address: SocketAddr,
+    waker: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Ending {
     /// Waits for it. The communicator must not be locked.
     pub(crate) fn end(self) {
-        // It wakes by a connection; where none can be made, when it looks next.
-        let _ = TcpStream::connect_timeout(&self.address, PATIENCE);
+        self.waker.wake();
         if let Some(thread) = self.thread {
             // It has nothing to say.
             let _ = thread.join();
@@ -186,6 +227,8 @@ struct Caller {
     stream: TcpStream,
     rank: Option<Rank>,
     bytes: Vec<u8>,
+    /// Whole messages may be among the bytes, for which there was no room.
+    waits: bool,
 }
 
 struct Reader {
@@ -195,6 +238,7 @@ struct Reader {
     ranks: usize,
     inbox: Arc<Inbox>,
     stop: Arc<AtomicBool>,
+    waker: Arc<Waker>,
     callers: Vec<Caller>,
 }
 
@@ -202,24 +246,21 @@ impl Reader {
     fn run(mut self, attend: &Attend) {
         let mut wait = Duration::ZERO;
         while !self.stop.load(Ordering::Acquire) {
-            let readable = self.wait(wait);
+            let (knocks, readable) = self.wait(wait);
+            self.waker.clear();
             if let Some(status) = &self.status {
                 status.answer();
             }
-            let mut ended = Vec::new();
-            let callers = readable.iter().skip(1).take(self.callers.len()).copied().collect::<Vec<bool>>();
-            for (k, _) in callers.iter().enumerate().filter(|(_, readable)| **readable) {
-                if !self.read(k) {
-                    ended.push(k);
-                }
-            }
-            for k in ended.into_iter().rev() {
-                if let Some(rank) = self.callers.swap_remove(k).rank {
-                    self.inbox.put(Event::Gone(rank, Instant::now()));
+            for k in (0..self.callers.len()).rev() {
+                let due = readable.get(k) == Some(&true) || self.callers[k].waits;
+                if due && !self.read(k) {
+                    if let Some(rank) = self.callers.swap_remove(k).rank {
+                        self.inbox.put(Event::Gone(rank, Instant::now()));
+                    }
                 }
             }
             // Behind the callers, whose positions were those of what could be read.
-            if readable.first() == Some(&true) {
+            if knocks {
                 self.accept();
             }
             if self.stop.load(Ordering::Acquire) {
@@ -233,54 +274,60 @@ impl Reader {
         }
     }
 
-    /// Waits until something can be read; the listener, then the callers.
-    fn wait(&self, most: Duration) -> Vec<bool> {
+    /// Waits until something can be read or it is woken. Whether somebody wants to connect, and which callers can be read; none while there is no room.
+    fn wait(&self, most: Duration) -> (bool, Vec<bool>) {
+        let callers = if self.inbox.has_room() { &self.callers[..] } else { &[] };
         let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
-        fds.extend(self.callers.iter().map(|c| PollFd::new(&c.stream, PollFlags::IN)));
+        fds.extend(callers.iter().map(|c| PollFd::new(&c.stream, PollFlags::IN)));
+        fds.push(PollFd::new(&self.waker.0, PollFlags::IN));
         fds.extend(self.status.iter().map(|status| PollFd::new(&status.listener, PollFlags::IN)));
         let timeout = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(_) => fds.iter().map(|fd| !fd.revents().is_empty()).collect(),
+        if poll(&mut fds, Some(&timeout)).is_err() {
             // interrupted
-            Err(_) => Vec::new(),
+            return (false, Vec::new());
         }
+        let some = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        (some(&fds[0]), fds[1..=callers.len()].iter().map(some).collect())
     }
 
     fn accept(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
             let strangers = self.callers.iter().filter(|c| c.rank.is_none()).count();
             if strangers < MAX_STRANGERS && stream.set_nonblocking(true).is_ok() {
-                self.callers.push(Caller { stream, rank: None, bytes: Vec::new() });
+                self.callers.push(Caller { stream, rank: None, bytes: Vec::new(), waits: false });
             }
         }
     }
 
-    /// Reads what is there. `false`: it has ended, or is no rank's.
+    /// Reads what is there, as far as there is room for it. `false`: it has ended, or is no rank's.
     fn read(&mut self, k: usize) -> bool {
         let mut buffer = [0; 16384];
         loop {
+            if !self.digest(k) {
+                return false;
+            }
             let caller = &mut self.callers[k];
+            if caller.waits {
+                return true;
+            }
             match caller.stream.read(&mut buffer) {
                 Ok(0) => return false,
                 Ok(n) => caller.bytes.extend(&buffer[..n]),
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return true,
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(_) => return false,
-            }
-            if !self.digest(k) {
-                return false;
             }
         }
     }
 
-    /// Takes whole messages from what a caller has sent.
+    /// Takes whole messages from what a caller has sent. `false`: it is no rank, or what it sends is no message.
     fn digest(&mut self, k: usize) -> bool {
         let caller = &mut self.callers[k];
         let mut at = 0;
         if caller.rank.is_none() {
             let Some((hello, _)) = caller.bytes.split_at_checked(SECRET_BYTES + 4) else { return true };
             let (secret, rank) = hello.split_at(SECRET_BYTES);
-            let rank = u32::from_le_bytes(rank.try_into().unwrap_or_default()) as usize;
+            let rank = number(rank) as usize;
             if secret != self.secret || rank >= self.ranks {
                 return false;
             }
@@ -288,17 +335,81 @@ impl Reader {
             at = SECRET_BYTES + 4;
         }
         let rank = caller.rank.unwrap_or_default();
-        while let Some(len) = caller.bytes.get(at..at + 4) {
-            let len = u32::from_le_bytes(len.try_into().unwrap_or_default()) as usize;
+        caller.waits = false;
+        while let Some(head) = caller.bytes.get(at..at + HEAD_BYTES) {
+            let (len, channel) = (number(&head[..4]) as usize, number(&head[4..]));
             if len > MAX_MESSAGE {
                 return false;
             }
-            let Some(message) = caller.bytes.get(at + 4..at + 4 + len) else { break };
+            let Some(message) = caller.bytes.get(at + HEAD_BYTES..at + HEAD_BYTES + len) else { break };
+            caller.waits = !self.inbox.has_room();
+            if caller.waits {
+                break;
+            }
             let Some(message) = Message::decode(message) else { return false };
-            self.inbox.put(Event::Told(rank, message));
-            at += 4 + len;
+            self.inbox.put(Event::Told(rank, channel, message));
+            at += HEAD_BYTES + len;
         }
         caller.bytes.drain(..at);
         true
+    }
+}
+
+/// A number of four bytes.
+fn number(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes(bytes.try_into().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rank that hears, and one that tells.
+    fn pair() -> (Oob, Oob, TcpListener) {
+        let listener = listen(IpAddr::from([127, 0, 0, 1])).unwrap();
+        let addresses = vec![listener.local_addr().unwrap(); 2];
+        let oob = |me| Oob::new(me, [7; SECRET_BYTES], addresses.clone()).unwrap();
+        (oob(0), oob(1), listener)
+    }
+
+    fn news(done: u64) -> Message {
+        Message::News(unbroken_comm::message::News::Left { rank: 1, done })
+    }
+
+    #[test]
+    fn an_inbox_that_nobody_empties_has_a_bound_and_nothing_is_lost() {
+        let (mut hears, mut tells, listener) = pair();
+        hears.begin(listener, None, Box::new(|| Duration::from_millis(1))).unwrap();
+        let all = 3 * MAX_EVENTS as u64;
+        for k in 0..all {
+            tells.tell(0, k as u32, &news(k));
+        }
+        let began = Instant::now();
+        while hears.inbox.has_room() && began.elapsed() < Duration::from_secs(20) {
+            std::thread::yield_now();
+        }
+        // Time for more to come, if more would.
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(hears.inbox.lock().len(), MAX_EVENTS);
+        let mut next = 0;
+        while next < all && began.elapsed() < Duration::from_secs(40) {
+            match hears.inbox.take() {
+                Some(Event::Told(1, channel, message)) => {
+                    assert_eq!((u64::from(channel), message), (next, news(next)));
+                    next += 1;
+                }
+                Some(_) => panic!("no other rank tells anything, and none is gone"),
+                None => std::thread::yield_now(),
+            }
+        }
+        assert_eq!(next, all);
+        hears.stop().end();
+    }
+
+    #[test]
+    fn that_a_rank_is_gone_waits_once() {
+        let inbox = Inbox::default();
+        (0..9).for_each(|k| inbox.put(Event::Gone(k % 3, Instant::now())));
+        assert_eq!(inbox.lock().len(), 3);
     }
 }

@@ -8,6 +8,8 @@ use unbroken_comm::run::Target;
 use unbroken_comm::Bytes;
 use unbroken_schedule::{Buffer, Collective, DataType, Operation, ReduceOp, Slice, Work};
 
+use crate::span::Span;
+
 /// What is copied at one time from words to bytes on the way to a reduction: it stays in the nearest cache.
 const PIECE: usize = 8192;
 
@@ -24,16 +26,30 @@ pub enum Buffers<'a> {
     InPlace(&'a mut [u8]),
 }
 
-impl Buffers<'_> {
-    pub(crate) fn in_place(&self) -> bool {
-        matches!(self, Buffers::InPlace(_))
+/// The same without borrows, for as long as the operation takes.
+pub(crate) struct Spans {
+    pub(crate) input: Span,
+    /// In place, the one buffer.
+    pub(crate) output: Span,
+    pub(crate) in_place: bool,
+}
+
+impl Spans {
+    /// Of a caller's buffers.
+    pub(crate) fn of(buffers: Buffers<'_>) -> Spans {
+        match buffers {
+            Buffers::Apart { input, output } => {
+                Spans { input: Span::of(input), output: Span::of_mut(output), in_place: false }
+            }
+            Buffers::InPlace(all) => Spans { input: Span::EMPTY, output: Span::of_mut(all), in_place: true },
+        }
     }
 }
 
 /// The memory of an operation.
-pub(crate) struct Operands<'a> {
-    input: &'a [u8],
-    output: &'a mut [u8],
+pub(crate) struct Operands {
+    input: Span,
+    output: Span,
     scratch: Vec<u8>,
     /// The one buffer is the input (ReduceScatter in place).
     is_input: bool,
@@ -43,30 +59,33 @@ pub(crate) struct Operands<'a> {
 }
 
 /// What an operation lacks.
-pub(crate) fn check(collective: &Collective, rank: usize, buffers: &Buffers<'_>) -> Result<(), String> {
+pub(crate) fn check(collective: &Collective, rank: usize, spans: &Spans) -> Result<(), String> {
     let size = collective.data().bytes();
     let wants = |buffer| collective.buffer_len(rank, buffer) * size;
     let name = collective.operation().name();
-    let short = |what: &str, wanted: u64, given: usize| match given as u64 == wanted {
+    let short = |what: &str, wanted: u64, given: &Span| match given.len() as u64 == wanted {
         true => Ok(()),
-        false => Err(format!("{name}: the {what} has {given} bytes; rank {rank} needs {wanted}")),
+        false => Err(format!("{name}: the {what} has {} bytes; rank {rank} needs {wanted}", given.len())),
     };
-    match buffers {
-        Buffers::Apart { input, output } => {
-            short("input", wants(Buffer::Input), input.len())?;
-            short("output", wants(Buffer::Output), output.len())
-        }
+    if spans.in_place {
         // Where a rank of a rooted operation has a part of it only, its buffer is whichever there is.
-        Buffers::InPlace(all) => short("buffer", wants(Buffer::Input).max(wants(Buffer::Output)), all.len()),
+        return short("buffer", wants(Buffer::Input).max(wants(Buffer::Output)), &spans.output);
     }
+    short("input", wants(Buffer::Input), &spans.input)?;
+    short("output", wants(Buffer::Output), &spans.output)?;
+    let (input, output) = (spans.input.range(), spans.output.range());
+    if !input.is_empty() && !output.is_empty() && input.start < output.end && output.start < input.end {
+        return Err(format!("{name}: input and output overlap; they are apart, or it is done in place"));
+    }
+    Ok(())
 }
 
-impl<'a> Operands<'a> {
+impl Operands {
     /// Of no operation.
-    pub(crate) fn none() -> Operands<'a> {
+    pub(crate) fn none() -> Operands {
         Operands {
-            input: &[],
-            output: &mut [],
+            input: Span::EMPTY,
+            output: Span::EMPTY,
             scratch: Vec::new(),
             is_input: false,
             data: DataType::U8,
@@ -76,19 +95,14 @@ impl<'a> Operands<'a> {
     }
 
     /// Of an operation whose buffers fit.
-    pub(crate) fn new(collective: &Collective, rank: usize, scratch: u64, buffers: Buffers<'a>) -> Operands<'a> {
+    pub(crate) fn new(collective: &Collective, rank: usize, scratch: u64, spans: Spans) -> Operands {
         let (data, op) = (collective.data(), collective.operation().reduce_op().unwrap_or(ReduceOp::Sum));
         let scratch = vec![0; (scratch * data.bytes()) as usize];
-        let aside = HashMap::new();
-        match buffers {
-            Buffers::Apart { input, output } => Operands { input, output, scratch, is_input: false, data, op, aside },
-            Buffers::InPlace(output) => {
-                // A rank that is not the root of a Reduce has input alone, whatever is in place elsewhere.
-                let scatters = matches!(collective.operation(), Operation::ReduceScatter { .. });
-                let is_input = scatters || collective.buffer_len(rank, Buffer::Input) > 0;
-                Operands { input: &[], output, scratch, is_input, data, op, aside }
-            }
-        }
+        // A rank that is not the root of a Reduce has input alone, whatever is in place elsewhere.
+        let scatters = matches!(collective.operation(), Operation::ReduceScatter { .. });
+        let is_input = spans.in_place && (scatters || collective.buffer_len(rank, Buffer::Input) > 0);
+        let Spans { input, output, .. } = spans;
+        Operands { input, output, scratch, is_input, data, op, aside: HashMap::new() }
     }
 
     fn range(&self, slice: &Slice, offset: u64, len: u64) -> Range<usize> {
@@ -141,7 +155,7 @@ impl<'a> Operands<'a> {
         };
         match (a_scratch, a_output, b_scratch) {
             (true, _, true) => apart(&mut self.scratch, &mut once),
-            (_, true, false) => apart(self.output, &mut once),
+            (_, true, false) => apart(&mut self.output, &mut once),
             (true, _, false) => once(&self.scratch[a], &mut self.output[b]),
             (_, true, true) => once(&self.output[a], &mut self.scratch[b]),
             (_, false, true) => once(&self.input[a], &mut self.scratch[b]),

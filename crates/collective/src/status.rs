@@ -115,8 +115,8 @@ impl Board {
         self.lock().broken.get_or_insert_with(|| failure.to_string());
     }
 
-    /// Takes down what an engine notes.
-    pub(crate) fn note(&self, note: Note) {
+    /// Takes down what an engine notes; of all ranks, or of two.
+    pub(crate) fn note(&self, note: Note, of_all: bool) {
         let mut shown = self.lock();
         let what = match note {
             Note::Up { .. } => return,
@@ -127,14 +127,16 @@ impl Board {
             Note::Moved { peer, stream, rail, again } => {
                 shown.counters.moves += 1;
                 shown.counters.again += again;
-                shown.away.retain(|away| (away.to, away.stream) != (peer, stream));
-                if stream != rail {
+                shown.away.retain(|away| !of_all || (away.to, away.stream) != (peer, stream));
+                if stream != rail && of_all {
                     shown.away.push(Away { to: peer, stream, over: rail });
                 }
                 return;
             }
             Note::Located(verdict) => format!("rank {} finds: {}", verdict.by, verdict.fault),
             Note::Healed(place) => format!("{place} is well again"),
+            // The two count hosts in their own way; what all plan with is what is shown.
+            Note::Replanned { .. } if !of_all => return,
             Note::Replanned { from, down } => {
                 shown.down = places(&down);
                 let down = if shown.down.is_empty() { "none".into() } else { shown.down.join(", ") };

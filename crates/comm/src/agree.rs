@@ -65,6 +65,16 @@ impl Description {
         }
     }
 
+    /// The same, where ranks are counted otherwise.
+    pub(crate) fn renumbered(self, of: &[Rank]) -> Description {
+        let n = |rank: u32| of.get(rank as usize).map_or(rank, |rank| *rank as u32);
+        match NAMES.get(usize::from(self.operation)) {
+            Some(&"SendRecv") => Description { root: n(self.root), to: n(self.to), ..self },
+            Some(&"Broadcast" | &"Reduce") => Description { root: n(self.root), ..self },
+            _ => self,
+        }
+    }
+
     /// What frames carry of it.
     pub fn digest(&self) -> u64 {
         let small = u64::from(self.operation) | u64::from(self.data) << 8 | u64::from(self.reduce) << 16;

@@ -26,6 +26,9 @@ impl Engine {
         if self.told.insert(number, self.now_us).is_some() {
             return;
         }
+        if self.told.len() > HISTORY {
+            self.told.pop_first();
+        }
         let rank = self.config.me;
         self.hear(rank, number, description);
         self.spread(None, &News::Takes { rank, number, description }, hands);

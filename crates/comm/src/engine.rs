@@ -1,16 +1,17 @@
-//! The engine of one rank: what is in line, who takes turns, what comes in.
+//! The engine of one rank: the operation that runs, its steps, what is said out of band, the time.
 //!
-//! Lanes stand in line by their rail. The one in front sends its whole message, then the next has its turn: where messages are unequally long,
-//! lanes carry unequally much, as schedules want it. How much a rail has on its way is bounded ([`Config::window`]), so that turns mean something.
+//! What leaves is in `leaving`, what comes in `arriving`. Lanes stand in line by their rail. The one in front sends its whole message, then the next has
+//! its turn: where messages are unequally long, lanes carry unequally much, as schedules want it. How much a rail has on its way is bounded
+//! ([`Config::window`]), so that turns mean something.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use unbroken_schedule::Program;
 
 use crate::agree::Description;
-use crate::frame::{FrameKind, Header, Notice, HEADER_BYTES, MEMORY};
-use crate::hands::{Bytes, Hands, Slot};
+use crate::frame::MEMORY;
+use crate::hands::{Bytes, Hands};
 use crate::message::{Message, News};
 use crate::paths::{Peer, State};
 use crate::run::{Ready, Run, Target};
@@ -20,8 +21,6 @@ use crate::{Failure, Rank};
 
 /// Operations that are remembered, for ranks that are behind and ask.
 pub(crate) const HISTORY: usize = 64;
-/// Notices on their way over a path, beyond a rail's window: credit waits where there are more.
-const MAX_POSTED: u32 = 128;
 /// Sons of a node of the tree that news goes along.
 const SONS: usize = 2;
 
@@ -72,13 +71,13 @@ pub struct Engine {
     pub(crate) now_us: u64,
     /// Frames on their way, by rail.
     pub(crate) on_way: Vec<u32>,
-    run: Option<Run>,
-    ready: VecDeque<u32>,
+    pub(crate) run: Option<Run>,
+    pub(crate) ready: VecDeque<u32>,
     /// Lanes that may send, by stream.
-    turns: Vec<VecDeque<u32>>,
+    pub(crate) turns: Vec<VecDeque<u32>>,
     pub(crate) failure: Option<Failure>,
     /// Grows with everything that goes on.
-    progress: u64,
+    pub(crate) progress: u64,
     /// The progress that was seen last, and since when.
     seen: (u64, u64),
     asked: bool,
@@ -87,7 +86,7 @@ pub struct Engine {
     /// What ranks have said, by operation.
     pub(crate) said: BTreeMap<u64, Vec<Option<Description>>>,
     /// Operations whose description all were told.
-    pub(crate) told: HashMap<u64, u64>,
+    pub(crate) told: BTreeMap<u64, u64>,
     pub(crate) left: Vec<Option<u64>>,
     /// Operations of all ranks that were done.
     pub(crate) done: u64,
@@ -113,7 +112,7 @@ impl Engine {
             asked: false,
             history: VecDeque::new(),
             said: BTreeMap::new(),
-            told: HashMap::new(),
+            told: BTreeMap::new(),
             left: vec![None; ranks],
             done: 0,
             begun: 0,
@@ -222,7 +221,7 @@ impl Engine {
     }
 
     /// Does the steps that are ready, and what becomes ready by that.
-    fn settle(&mut self, hands: &mut impl Hands) {
+    pub(crate) fn settle(&mut self, hands: &mut impl Hands) {
         let Some(mut run) = self.run.take() else { return };
         while let Some(step) = self.ready.pop_front() {
             self.progress += 1;
@@ -249,272 +248,12 @@ impl Engine {
     }
 
     /// A receive is done.
-    fn received(&mut self, run: &mut Run, step: u32) {
+    pub(crate) fn received(&mut self, run: &mut Run, step: u32) {
         if let Some((peer, stream, lane, used)) = run.tells_used(step) {
             let at = self.index(stream);
             self.peers[peer].outgoing[at].control.push_back((run.number, run.digest, lane, used));
         }
         run.finish(step, &mut self.ready);
-    }
-
-    /// Sends what can be sent.
-    pub fn pump(&mut self, hands: &mut impl Hands) {
-        if self.failure.is_some() {
-            return;
-        }
-        for peer in 0..self.peers.len() {
-            for at in 0..self.peers[peer].outgoing.len() {
-                self.pump_control(peer, at, hands);
-                self.pump_credit(peer, at, hands);
-                self.post(peer, at, hands);
-            }
-        }
-        for at in 0..self.turns.len() {
-            self.take_turns(at, hands);
-        }
-        self.settle(hands);
-    }
-
-    /// Lanes of a rail send, one message after the other. One that cannot go on lets the next have its turn.
-    fn take_turns(&mut self, at: usize, hands: &mut impl Hands) {
-        let mut blocked = 0;
-        while blocked < self.turns[at].len() {
-            let Some(mut run) = self.run.take() else { return };
-            let lane = self.turns[at][0];
-            let (peer, stream) = (run.lanes[lane as usize].peer, run.lanes[lane as usize].stream);
-            let out = &mut self.peers[peer].outgoing[at];
-            let room = out.tx.has_room() || self.config.mutant == Some(Mutant::NoCredit);
-            let by = out.tx.carrier().map(|rail| usize::from(rail.min(self.config.rails)));
-            let may = by.is_some_and(|by| self.on_way[by] < self.config.window) && out.tx.to_post().is_none();
-            if !room || !may {
-                self.turns[at].rotate_left(1);
-                blocked += 1;
-                self.run = Some(run);
-                continue;
-            }
-            blocked = 0;
-            let part = run.part(lane, self.config.payload);
-            let header = Header {
-                kind: FrameKind::Data,
-                seq: out.tx.next(),
-                operation: run.number,
-                digest: run.digest,
-                lane: part.lane,
-                message: part.message,
-                offset: part.offset,
-                total: part.total,
-                len: part.len,
-            };
-            let slot = Slot { peer, stream, seq: header.seq };
-            hands.stage(slot, &header, Some((part.data, part.offset, part.len)));
-            out.tx.stage(part.len + HEADER_BYTES as u32);
-            self.progress += 1;
-            if let Some(step) = run.was_sent(lane, &part) {
-                self.turns[at].pop_front();
-                if run.enqueue(lane) {
-                    self.turns[at].push_back(lane);
-                }
-                run.finish(step, &mut self.ready);
-            }
-            self.run = Some(run);
-            self.post(peer, at, hands);
-            if !self.ready.is_empty() {
-                self.settle(hands);
-            }
-        }
-    }
-
-    /// Puts into slots what the peer wants to hear of messages that were used.
-    fn pump_control(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
-        let stream = self.rail(at);
-        let out = &mut self.peers[peer].outgoing[at];
-        while let Some((operation, digest, lane, used)) = out.control.front().copied() {
-            if !out.tx.has_room() {
-                return;
-            }
-            out.control.pop_front();
-            let seq = out.tx.next();
-            let header = Header {
-                kind: FrameKind::Used,
-                seq,
-                operation,
-                digest,
-                lane,
-                message: used,
-                offset: 0,
-                total: 0,
-                len: 0,
-            };
-            hands.stage(Slot { peer, stream, seq }, &header, None);
-            out.tx.stage(HEADER_BYTES as u32);
-        }
-    }
-
-    /// Posts what is in slots.
-    fn post(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
-        let stream = self.rail(at);
-        loop {
-            let out = &mut self.peers[peer].outgoing[at];
-            let (Some(rail), Some((seq, bytes))) = (out.tx.carrier(), out.tx.to_post()) else { return };
-            let by = usize::from(rail.min(self.config.rails));
-            let path = &mut self.peers[peer].paths[by];
-            if rail != MEMORY && (self.on_way[by] >= self.config.window || path.posted >= MAX_POSTED) {
-                return;
-            }
-            if !hands.post(Slot { peer, stream, seq }, rail, bytes) {
-                return self.fail_path(peer, rail, hands);
-            }
-            self.peers[peer].outgoing[at].tx.was_posted();
-            if rail != MEMORY {
-                self.peers[peer].paths[by].posted += 1;
-                self.on_way[by] += 1;
-            }
-        }
-    }
-
-    /// Tells the peer what was used of a stream, if it should know, over the path that carries the stream or any other.
-    fn pump_credit(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
-        let Some(count) = self.peers[peer].incoming[at].credit_due() else { return };
-        let rails = usize::from(self.config.rails);
-        let ways = (0..=rails).map(|k| (at + k) % (rails + 1));
-        let up = |k: &usize| self.peers[peer].paths[*k].state == State::Up;
-        let Some(by) = ways.clone().find(up) else { return };
-        if self.peers[peer].paths[by].posted >= MAX_POSTED {
-            return;
-        }
-        let (stream, rail) = (self.rail(at), self.rail(by));
-        if !hands.notify(peer, rail, Notice::credit(stream, count).encode()) {
-            return self.fail_path(peer, rail, hands);
-        }
-        if rail != MEMORY {
-            self.peers[peer].paths[by].posted += 1;
-            self.on_way[by] += 1;
-        }
-        self.peers[peer].incoming[at].was_credited(count);
-    }
-
-    /// Something that was posted over a path is complete: a frame of a stream, or a notice alone.
-    pub fn on_sent(&mut self, peer: Rank, rail: u8, stream: Option<u8>) {
-        let at = self.index(rail);
-        if let Some(stream) = stream {
-            let of = self.index(stream);
-            let tx = &mut self.peers[peer].outgoing[of].tx;
-            if tx.carrier() == Some(rail) {
-                tx.was_sent();
-            }
-        }
-        let path = &mut self.peers[peer].paths[at];
-        if path.posted > 0 {
-            path.posted -= 1;
-            self.on_way[at] -= 1;
-        }
-    }
-
-    /// A notice has come from a peer.
-    pub fn on_notice(&mut self, peer: Rank, notice: u32, hands: &mut impl Hands) {
-        self.progress += 1;
-        let (stream, credit) = match Notice::decode(notice) {
-            Notice::Frame { stream, .. } => (stream, false),
-            Notice::Credit { stream, .. } => (stream, true),
-        };
-        if stream != MEMORY && stream >= self.config.rails {
-            return self.broke(peer, 4, hands);
-        }
-        let at = self.index(stream);
-        match Notice::decode(notice) {
-            Notice::Credit { count, .. } => {
-                debug_assert!(credit);
-                if self.peers[peer].outgoing[at].tx.on_credit(count).is_err() {
-                    self.broke(peer, 5, hands);
-                }
-            }
-            Notice::Frame { seq, .. } => match self.peers[peer].incoming[at].on_frame(seq) {
-                Ok(fresh) if fresh => self.consume(peer, at, hands),
-                Ok(_) if self.config.mutant == Some(Mutant::NoDedup) => self.use_twice(peer, at, seq, hands),
-                Ok(_) => {}
-                Err(_) => self.broke(peer, 6, hands),
-            },
-        }
-    }
-
-    /// Left out in all but tests: that a frame is used once.
-    fn use_twice(&mut self, peer: Rank, at: usize, seq: u32, hands: &mut impl Hands) {
-        let stream = self.rail(at);
-        let seq = crate::frame::widen(seq, self.peers[peer].incoming[at].counts().0);
-        let header = Header::decode(&hands.header(Slot { peer, stream, seq }));
-        if header.is_none_or(|h| !self.take(peer, stream, &h, hands)) {
-            self.broke(peer, 7, hands);
-        }
-    }
-
-    /// Uses the frames of a stream that have come, as far as they belong to the operation that runs.
-    fn consume(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
-        let stream = self.rail(at);
-        while let (Some(seq), None) = (self.peers[peer].incoming[at].next(), &self.failure) {
-            let Some(header) = Header::decode(&hands.header(Slot { peer, stream, seq })) else {
-                return self.broke(peer, 8, hands);
-            };
-            if header.seq != seq {
-                return self.broke(peer, 9, hands);
-            }
-            match &self.run {
-                // Its news is old: the operation is done here.
-                Some(run) if header.kind == FrameKind::Used && header.operation != run.number => {}
-                None if header.kind == FrameKind::Used => {}
-                None => return,
-                Some(run) if header.operation != run.number => return,
-                Some(run) if header.digest != run.digest && self.config.mutant != Some(Mutant::NoDigest) => {
-                    return self.tell_takes(header.operation, hands);
-                }
-                Some(_) => {
-                    if !self.take(peer, stream, &header, hands) {
-                        return self.broke(peer, 10, hands);
-                    }
-                }
-            }
-            self.peers[peer].incoming[at].was_used();
-            self.progress += 1;
-        }
-        if !self.ready.is_empty() {
-            self.settle(hands);
-        }
-    }
-
-    /// A frame of the operation that runs. `false`: it does not belong there.
-    fn take(&mut self, peer: Rank, stream: u8, header: &Header, hands: &mut impl Hands) -> bool {
-        let Some(mut run) = self.run.take() else { return false };
-        let fits = match header.kind {
-            FrameKind::Used => match run.on_used(peer, header.lane, header.message) {
-                Some(lane) => {
-                    if let Some(lane) = lane {
-                        let at = self.index(run.lanes[lane as usize].stream);
-                        self.turns[at].push_back(lane);
-                    }
-                    true
-                }
-                None => false,
-            },
-            FrameKind::Data => match run.take(peer, header) {
-                Some(taken) => {
-                    let to = Bytes {
-                        target: taken.target,
-                        lane: taken.lane,
-                        message: taken.message,
-                        offset: header.offset,
-                        len: u64::from(header.len),
-                        total: header.total,
-                    };
-                    hands.take(Slot { peer, stream, seq: header.seq }, &to);
-                    if let Some(step) = taken.done {
-                        self.received(&mut run, step);
-                    }
-                    header.len <= self.config.payload
-                }
-                None => false,
-            },
-        };
-        self.run = Some(run);
-        fits
     }
 
     /// A message came out of band.
@@ -603,6 +342,16 @@ impl Engine {
             self.failure = Some(failure.clone());
             self.spread(None, &News::Broken(failure), hands);
         }
+    }
+
+    /// Breaks the communicator, for a reason from outside; all ranks are told.
+    pub fn break_off(&mut self, failure: Failure, hands: &mut impl Hands) {
+        self.fail(failure, hands);
+    }
+
+    /// Does nothing more, and tells nobody: what has failed is said elsewhere.
+    pub fn halt(&mut self, failure: Failure) {
+        self.failure.get_or_insert(failure);
     }
 
     /// Time goes on. To be called every few milliseconds, at least while an operation runs.

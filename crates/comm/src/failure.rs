@@ -37,6 +37,12 @@ pub enum Failure {
         /// Operations of all ranks that it had done.
         done: u64,
     },
+    /// A rank has given up, without an error of ours.
+    #[error("rank {rank} has aborted the communicator")]
+    Aborted {
+        /// The rank.
+        rank: Rank,
+    },
     /// Nothing has gone on for the longest time that was allowed.
     #[error("operation {number} stands still at rank {by}: nothing came from rank {from}, or was taken by it, within {seconds} s")]
     Stalled {
@@ -74,6 +80,29 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// The same, where ranks are counted otherwise: `of[k]` is the number of what was rank *k*.
+    #[must_use]
+    pub fn renumbered(self, of: &[Rank]) -> Failure {
+        let n = |rank: Rank| of.get(rank).copied().unwrap_or(rank);
+        match self {
+            Failure::Differs { number, first, its, other, others } => Failure::Differs {
+                number,
+                first: n(first),
+                its: its.renumbered(of),
+                other: n(other),
+                others: others.renumbered(of),
+            },
+            Failure::Lost { rank } => Failure::Lost { rank: n(rank) },
+            Failure::Left { rank, done } => Failure::Left { rank: n(rank), done },
+            Failure::Aborted { rank } => Failure::Aborted { rank: n(rank) },
+            Failure::Stalled { by, number, from, seconds } => {
+                Failure::Stalled { by: n(by), number, from: n(from), seconds }
+            }
+            Failure::Parted { a, b, seconds } => Failure::Parted { a: n(a), b: n(b), seconds },
+            Failure::Broke { rank, by, what } => Failure::Broke { rank: n(rank), by: n(by), what },
+        }
+    }
+
     pub(crate) fn encode(&self, w: &mut Writer) {
         match self {
             Failure::Differs { number, first, its, other, others } => {
@@ -95,6 +124,9 @@ impl Failure {
             Failure::Broke { rank, by, what } => {
                 w.u8(5).rank(*rank).rank(*by).u32(*what);
             }
+            Failure::Aborted { rank } => {
+                w.u8(6).rank(*rank);
+            }
         }
     }
 
@@ -112,7 +144,27 @@ impl Failure {
             3 => Failure::Stalled { by: r.rank()?, number: r.u64()?, from: r.rank()?, seconds: r.u32()? },
             4 => Failure::Parted { a: r.rank()?, b: r.rank()?, seconds: r.u32()? },
             5 => Failure::Broke { rank: r.rank()?, by: r.rank()?, what: r.u32()? },
+            6 => Failure::Aborted { rank: r.rank()? },
             _ => return None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use unbroken_schedule::{Collective, DataType, Operation};
+
+    #[test]
+    fn a_failure_of_two_is_told_with_the_numbers_of_all() {
+        let takes = |count| {
+            let operation = Operation::SendRecv { from: 0, to: 1, count };
+            Description::of(&Collective::new(operation, DataType::U8, false, 2).unwrap())
+        };
+        let of_two = Failure::Differs { number: 3, first: 0, its: takes(5), other: 1, others: takes(6) };
+        let said = of_two.renumbered(&[7, 4]).to_string();
+        assert!(said.contains("rank 4 has SendRecv of 6 U8, from 7 to 4, rank 7 has SendRecv of 5 U8"), "{said}");
+        let stalled = Failure::Stalled { by: 0, number: 1, from: 1, seconds: 2 };
+        assert_eq!(stalled.renumbered(&[7, 4]), Failure::Stalled { by: 7, number: 1, from: 4, seconds: 2 });
     }
 }

@@ -7,7 +7,7 @@
 //! # Parts
 //!
 //! - [`frame`]: what is sent. [`stream`]: frames in order between two ranks, over whatever path. [`run`]: a program's steps and lanes.
-//! - [`engine`]: what is in line, who takes turns. [`paths`]: how a path between two ranks is made, fails, and is made again.
+//! - [`engine`]: an operation and its steps; `leaving`: what is in line, who takes turns; `arriving`: what has come. [`paths`]: how a path between two ranks is made, fails, and is made again.
 //! - [`agree`]: ranks that ask for different operations. [`locate`]: where a failure is. [`message`]: what is said out of band.
 //! - [`views`]: what all plan with. [`reduce`]: reductions of bytes, fast.
 //!
@@ -60,11 +60,13 @@
 #![forbid(unsafe_code)]
 
 pub mod agree;
+mod arriving;
 mod dispute;
 pub mod engine;
 mod failure;
 pub mod frame;
 mod hands;
+mod leaving;
 pub mod locate;
 pub mod message;
 pub mod paths;

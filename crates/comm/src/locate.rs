@@ -51,6 +51,12 @@ pub struct Place {
 }
 
 impl Place {
+    /// The same, where hosts are counted otherwise.
+    #[must_use]
+    pub fn renumbered(self, hosts: &[u32]) -> Place {
+        Place { host: hosts.get(self.host as usize).copied().unwrap_or(self.host), ..self }
+    }
+
     pub(crate) fn encode(&self, w: &mut Writer) {
         w.u32(self.host).u8(self.rail);
     }
@@ -126,6 +132,24 @@ pub fn locate(evidence: &Evidence, near: Place, far: Place, peer: Rank) -> Fault
         (Answers, Silent) => Fault::Cable(far),
         (Silent, Silent) => Fault::Switch(near.rail),
         _ => Fault::Between(near, far),
+    }
+}
+
+impl Verdict {
+    /// The same, where ranks and hosts are counted otherwise: `ranks[k]` is the number of what was rank *k*, and so with hosts.
+    #[must_use]
+    pub fn renumbered(self, ranks: &[Rank], hosts: &[u32]) -> Verdict {
+        let n = |rank: Rank| ranks.get(rank).copied().unwrap_or(rank);
+        let at = |place: Place| place.renumbered(hosts);
+        let fault = match self.fault {
+            Fault::Process(rank) => Fault::Process(n(rank)),
+            Fault::Nic(place) => Fault::Nic(at(place)),
+            Fault::Cable(place) => Fault::Cable(at(place)),
+            Fault::Switch(rail) => Fault::Switch(rail),
+            Fault::Between(a, b) => Fault::Between(at(a), at(b)),
+            Fault::QueuePair(a, b) => Fault::QueuePair(at(a), at(b)),
+        };
+        Verdict { by: n(self.by), fault }
     }
 }
 

@@ -364,6 +364,7 @@ mod tests {
                 Failure::Differs { number, first, its, other, others }
             }),
             ranks().prop_map(|(rank, _)| Failure::Lost { rank }),
+            ranks().prop_map(|(rank, _)| Failure::Aborted { rank }),
             (ranks(), any::<u64>()).prop_map(|((rank, _), done)| Failure::Left { rank, done }),
             (ranks(), any::<(u64, u32)>()).prop_map(|((by, from), (number, seconds))| Failure::Stalled {
                 by,

@@ -203,7 +203,10 @@ fn measure(comm: &Communicator, args: &BenchArgs, bytes: u64) -> std::result::Re
         let took = run(last || args.check_all || args.seconds.is_some())?;
         (spent, longest, iterations) = (spent + took, longest.max(took), iterations + 1);
         let over = match args.seconds {
-            Some(seconds) => is_over(comm, begun.elapsed().as_secs_f64() >= seconds)?,
+            Some(seconds) => {
+                let gone = args.while_file.as_ref().is_some_and(|file| !file.exists());
+                is_over(comm, gone || begun.elapsed().as_secs_f64() >= seconds)?
+            }
             None => last,
         };
         if over {

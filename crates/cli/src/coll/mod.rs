@@ -144,6 +144,9 @@ pub(crate) struct BenchArgs {
     /// Go on with each size for this long instead
     #[arg(long, value_name = "SECONDS")]
     pub(crate) seconds: Option<f64>,
+    /// Only for as long as this file exists, --seconds at most
+    #[arg(long = "while", value_name = "FILE", requires = "seconds")]
+    pub(crate) while_file: Option<PathBuf>,
     /// Operations that are not counted, of each size
     #[arg(long, default_value_t = 3)]
     pub(crate) warmup: u32,

@@ -1,0 +1,158 @@
+//! Operations that are begun and waited for later, in groups and between two ranks, while NICs fail.
+
+mod ranks;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ranks::{options, Fabric};
+use unbroken_collective::{Communicator, DataType, Error, Group, Memory, Operation, Options, ReduceOp, Request};
+use unbroken_fabric::DeviceKind;
+
+const SUM: ReduceOp = ReduceOp::Sum;
+
+/// What a rank gives in a round.
+fn bytes(rank: usize, round: usize, count: usize) -> Vec<u8> {
+    (0..count).map(|k| (k * 3 + rank * 5 + round) as u8).collect()
+}
+
+fn begin(comm: &Communicator, round: usize, count: usize) -> Request {
+    let operation = Operation::AllReduce { op: SUM, count: count as u64 };
+    comm.begin(operation, DataType::U8, Memory::InPlace(bytes(comm.rank(), round, count))).unwrap()
+}
+
+fn check(comm: &Communicator, round: usize, got: &[u8]) {
+    let all = |k: usize| (0..comm.ranks()).fold(0u8, |sum, rank| sum.wrapping_add((k * 3 + rank * 5 + round) as u8));
+    let wrong = got.iter().enumerate().position(|(k, byte)| *byte != all(k));
+    assert_eq!(wrong, None, "rank {} round {round}", comm.rank());
+}
+
+#[test]
+fn many_are_under_way_while_nics_fail() {
+    for device in [DeviceKind::Full, DeviceKind::Plain] {
+        let fabric = Fabric::new(device);
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for k in 0.. {
+                    if over.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    fabric.breaker.set(["nic a/1 dead", "cable b/0 cut", "nic c/2 down", "wqe-error a/3"][k % 4]);
+                    std::thread::sleep(Duration::from_millis(30));
+                    fabric.breaker.clear();
+                    std::thread::sleep(Duration::from_millis(30));
+                }
+            });
+            fabric.run(&["a", "b", "c", "c"], &options(), |comm| {
+                let (next, last) = ((comm.rank() + 1) % 4, (comm.rank() + 3) % 4);
+                let mut waiting = VecDeque::new();
+                for round in 0..150 {
+                    let count = 20_000 + round;
+                    let sent = comm.begin_send(DataType::U8, next, bytes(comm.rank(), round, count)).unwrap();
+                    let came = comm.begin_recv(DataType::U8, last, vec![0; count]).unwrap();
+                    waiting.push_back((round, begin(comm, round, count), sent, came));
+                    if waiting.len() > 5 || round == 149 {
+                        let (round, sum, sent, came) = waiting.pop_front().unwrap();
+                        check(comm, round, &sum.wait().unwrap().into_output());
+                        let came = Request::wait_all(vec![sent, came]).unwrap().pop().unwrap().into_output();
+                        assert!(came == bytes(last, round, 20_000 + round), "rank {} round {round}", comm.rank());
+                    }
+                }
+                for (round, sum, sent, came) in waiting {
+                    check(comm, round, &sum.wait().unwrap().into_output());
+                    assert!(Request::wait_all(vec![sent, came]).is_ok());
+                }
+                over.store(true, Ordering::Relaxed);
+            });
+        });
+    }
+}
+
+/// Who computes does not drive; the communicator's thread does, and sleeps between looks.
+#[test]
+fn nobody_need_wait_for_what_was_begun() {
+    let fabric = Fabric::new(DeviceKind::Full);
+    fabric.run(&["a", "b"], &options(), |comm| {
+        let began = Instant::now();
+        let mut request = begin(comm, 1, 500_000);
+        while comm.counters().operations < 1 {
+            assert!(began.elapsed() < Duration::from_secs(20), "nothing goes on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(request.sleep(Duration::ZERO).unwrap(), "it is over");
+        check(comm, 1, &request.wait().unwrap().into_output());
+        // What is asked for while that thread sleeps wakes it: many in a row take less than its naps.
+        for round in 0..20 {
+            let mut request = begin(comm, round, 100);
+            assert!(request.sleep(Duration::from_secs(20)).unwrap());
+            check(comm, round, &request.wait().unwrap().into_output());
+        }
+    });
+}
+
+#[test]
+fn a_request_that_is_given_up_is_done_all_the_same() {
+    let fabric = Fabric::new(DeviceKind::Full);
+    fabric.run(&["a", "b", "c"], &options(), |comm| {
+        (0..10).for_each(|round| drop(begin(comm, round, 50_000)));
+        check(comm, 10, &begin(comm, 10, 50_000).wait().unwrap().into_output());
+        assert_eq!(comm.counters().operations, 11);
+    });
+}
+
+#[test]
+fn what_finds_no_room_is_refused_and_nothing_of_its_group_is_begun() {
+    let fabric = Fabric::new(DeviceKind::Full);
+    fabric.run(&["a", "b"], &Options { queue: 3, ..options() }, |comm| {
+        if comm.rank() == 0 {
+            let waits: Vec<Request> = (0..3).map(|_| comm.begin_recv(DataType::U8, 1, vec![0; 9]).unwrap()).collect();
+            let full = comm.begin_recv(DataType::U8, 1, vec![0; 9]).err().unwrap();
+            assert!(matches!(full, Error::Full(3)), "{full}");
+            let mut group = Group::new();
+            group.add(comm, Operation::Barrier, DataType::U8, Memory::InPlace(Vec::new())).unwrap();
+            group.recv(comm, DataType::U8, 1, vec![0; 9]).unwrap();
+            assert!(group.begin().is_err());
+            comm.barrier().unwrap();
+            for (k, memory) in Request::wait_all(waits).unwrap().into_iter().enumerate() {
+                assert_eq!(memory.into_output(), bytes(1, k, 9));
+            }
+        } else {
+            comm.barrier().unwrap();
+            (0..3).for_each(|k| comm.send(DataType::U8, 0, &bytes(1, k, 9)).unwrap());
+        }
+        assert_eq!(comm.counters().operations, 4);
+    });
+}
+
+/// What two ranks exchange needs no third, and no operation of all waits for it.
+#[test]
+fn two_ranks_wait_for_nobody_else() {
+    let fabric = Fabric::new(DeviceKind::Full);
+    fabric.run(&["a", "b", "c"], &options(), |comm| {
+        let early = (comm.rank() == 1).then(|| comm.begin_recv(DataType::U8, 0, vec![0; 70_000]).unwrap());
+        comm.barrier().unwrap();
+        if comm.rank() == 0 {
+            comm.send(DataType::U8, 1, &bytes(0, 0, 70_000)).unwrap();
+        }
+        if let Some(early) = early {
+            assert!(early.wait().unwrap().into_output() == bytes(0, 0, 70_000));
+        }
+        ranks::check(comm, &Operation::AllReduce { op: SUM, count: 1000 }, DataType::F32, true, 1);
+    });
+}
+
+#[test]
+fn who_aborts_is_named_to_all_and_what_is_under_way_ends() {
+    let fabric = Fabric::new(DeviceKind::Full);
+    fabric.run(&["a", "b", "c"], &options(), |comm| {
+        let request = comm.begin_recv(DataType::U8, (comm.rank() + 1) % 3, vec![0; 100]).unwrap();
+        if comm.rank() == 2 {
+            comm.abort();
+        }
+        let error = request.wait().unwrap_err().to_string();
+        assert!(error.contains("rank 2 has aborted the communicator"), "{error}");
+        assert!(comm.failure().is_some() && comm.barrier().is_err(), "it stays broken");
+    });
+}

@@ -1,0 +1,1 @@
+"""Collective operations that outlive NICs: see `unbroken.coll`, and `unbroken.torch` for torch.distributed."""

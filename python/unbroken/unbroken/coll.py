@@ -1,0 +1,161 @@
+"""`unbroken/coll.h` over ctypes: communicators, operations on addresses, requests.
+
+Nothing here keeps memory alive: whoever gives an address keeps what lies there until the request is over. Calls release the interpreter's lock."""
+
+import ctypes
+import enum
+import os
+from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+
+NAME = "libunbroken_collective.so"
+VARIABLE = "UNBROKEN_COLLECTIVE_LIBRARY"
+QUEUE_FULL = 100
+
+
+class Type(enum.IntEnum):
+    """`ubcollDataType_t`"""
+
+    INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16 = range(10)
+
+
+class Op(enum.IntEnum):
+    """`ubcollRedOp_t`"""
+
+    SUM, PROD, MAX, MIN, AVG = range(5)
+
+
+class Error(RuntimeError):
+    """What a call was refused for, or why the communicator is broken."""
+
+    def __init__(self, code: int, text: str):
+        super().__init__(text)
+        self.code = code
+
+
+class _Id(ctypes.Structure):
+    _fields_ = [("internal", c_char * 128)]
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("host", c_char_p),
+        ("address", c_char_p),
+        ("timeout_ms", c_uint32),
+        ("patience_ms", c_uint32),
+        ("queue", c_uint32),
+        ("any_order", c_int),
+        ("logical", c_int),
+    ]
+
+
+class Counters(ctypes.Structure):
+    """`ubcollCounters_t`"""
+
+    _fields_ = [(name, c_uint64) for name in ("operations", "paths_failed", "streams_moved", "frames_again")]
+
+
+_HANDLE, _PLACE = c_void_p, POINTER(c_void_p)
+_ARGUMENTS = {
+    "ubcollGetUniqueId": [POINTER(_Id)],
+    "ubcollCommInitRankConfig": [_PLACE, c_int, _Id, c_int, POINTER(_Config)],
+    "ubcollCommDestroy": [_HANDLE],
+    "ubcollCommAbort": [_HANDLE],
+    "ubcollCommGetCounters": [_HANDLE, POINTER(Counters)],
+    "ubcollAllReduce": [c_void_p, c_void_p, c_size_t, c_int, c_int, _HANDLE, _PLACE],
+    "ubcollReduce": [c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, _HANDLE, _PLACE],
+    "ubcollBroadcast": [c_void_p, c_void_p, c_size_t, c_int, c_int, _HANDLE, _PLACE],
+    "ubcollAllGather": [c_void_p, c_void_p, c_size_t, c_int, _HANDLE, _PLACE],
+    "ubcollReduceScatter": [c_void_p, c_void_p, c_size_t, c_int, c_int, _HANDLE, _PLACE],
+    "ubcollAllToAll": [c_void_p, c_void_p, c_size_t, c_int, _HANDLE, _PLACE],
+    "ubcollAllToAllv": [c_void_p, POINTER(c_size_t), c_void_p, POINTER(c_size_t), c_int, _HANDLE, _PLACE],
+    "ubcollBarrier": [_HANDLE, _PLACE],
+    "ubcollSend": [c_void_p, c_size_t, c_int, c_int, _HANDLE, _PLACE],
+    "ubcollRecv": [c_void_p, c_size_t, c_int, c_int, _HANDLE, _PLACE],
+    "ubcollRequestTest": [_HANDLE, POINTER(c_int)],
+    "ubcollRequestWait": [_HANDLE],
+    "ubcollRequestSleep": [_HANDLE, c_uint32, POINTER(c_int)],
+}
+
+
+def _load() -> ctypes.CDLL:
+    named, beside = os.environ.get(VARIABLE), Path(__file__).with_name(NAME)
+    path = named or (str(beside) if beside.exists() else NAME)
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(f"{path} cannot be loaded ({error}): `make all` builds it; name it in {VARIABLE}") from error
+    for name, arguments in _ARGUMENTS.items():
+        getattr(library, name).argtypes = arguments
+    library.ubcollGetLastError.restype = c_char_p
+    return library
+
+
+_library = _load()
+
+
+def _call(name: str, *arguments):
+    code = getattr(_library, name)(*arguments)
+    if code:
+        raise Error(code, _library.ubcollGetLastError().decode(errors="replace"))
+
+
+def unique_id() -> str:
+    """An id for all ranks of one communicator, who meet at this process."""
+    made = _Id()
+    _call("ubcollGetUniqueId", byref(made))
+    return made.internal.decode()
+
+
+class Request:
+    """An operation under way; over once `test`, `sleep` or `wait` says so."""
+
+    def __init__(self, handle: c_void_p):
+        self._handle = handle
+
+    def test(self) -> bool:
+        """Whether it is over; does some of its work."""
+        done = c_int()
+        _call("ubcollRequestTest", self._handle, byref(done))
+        return bool(done.value)
+
+    def sleep(self, timeout_ms: int) -> bool:
+        """Whether it is over within that time; the communicator's own thread does the work."""
+        done = c_int()
+        _call("ubcollRequestSleep", self._handle, timeout_ms, byref(done))
+        return bool(done.value)
+
+    def wait(self):
+        """Until it is over; does its work."""
+        _call("ubcollRequestWait", self._handle)
+
+
+class Communicator:
+    """A rank's end. Its operations have the names and the arguments of the header, less communicator and request."""
+
+    def __init__(self, ranks, rank, unique_id, *, host=None, address=None, timeout_ms=0, queue=0, any_order=False):
+        self._handle = c_void_p()
+        text = [None if value is None else value.encode() for value in (host, address)]
+        config = _Config(ctypes.sizeof(_Config), *text, timeout_ms, 0, queue, any_order, False)
+        _call("ubcollCommInitRankConfig", byref(self._handle), ranks, _Id(unique_id.encode()), rank, byref(config))
+
+    def begin(self, name: str, *arguments) -> Request:
+        """Queues an operation, `AllReduce` say."""
+        request = c_void_p()
+        _call("ubcoll" + name, *arguments, self._handle, byref(request))
+        return Request(request)
+
+    def counters(self) -> Counters:
+        """What has happened so far."""
+        counters = Counters()
+        _call("ubcollCommGetCounters", self._handle, byref(counters))
+        return counters
+
+    def destroy(self):
+        """Waits for what is under way and leaves."""
+        _call("ubcollCommDestroy", self._handle)
+
+    def abort(self):
+        """Ends what is under way with an error, at all ranks."""
+        _call("ubcollCommAbort", self._handle)

@@ -1,0 +1,94 @@
+"""The backend `unbroken` of torch.distributed: unmodified DDP and FSDP through torchrun, on hosts of the emulated network whose NICs flap throughout."""
+
+import ast
+from pathlib import Path
+
+from lib.fabric import Fabric
+from lib.ports import free_port
+from lib.process import Failure, wait_until
+from lib.suite import BUILD, ROOT
+
+HERE = Path(__file__).resolve().parent
+SECONDS = 240
+HOSTS = "a,b,c"
+
+
+def losses(text: str) -> list:
+    return [line.split()[2] for line in text.splitlines() if line.startswith("loss ")]
+
+
+def counters(text: str) -> list:
+    return [ast.literal_eval(line.split(maxsplit=2)[2]) for line in text.splitlines() if line.startswith("counters ")]
+
+
+def start(fabric: Fabric, python: str, backend: str, mode: str, ranks: int, steps: int):
+    line = [python, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", free_port()]
+    env = {
+        "PYTHONPATH": str(ROOT / "python" / "unbroken"),
+        "UNBROKEN_COLLECTIVE_LIBRARY": str(BUILD / "libunbroken_collective.so"),
+        "UNBROKEN_HOSTS": HOSTS,
+        "OMP_NUM_THREADS": "1",
+    }
+    return fabric.start(f"{backend}-{mode}", [*line, HERE / "train.py", backend, mode, steps], env=env)
+
+
+def trained(process, ranks: int, steps: int, backend: str) -> list:
+    """The losses of a training that has ended well."""
+    process.expect_success(SECONDS)
+    got = losses(process.output())
+    if len(got) != steps:
+        raise Failure(f"{len(got)} losses of {steps}")
+    if backend == "unbroken" and len(counters(process.output())) != ranks:
+        raise Failure("not all ranks say what was lost")
+    return got
+
+
+def quiet(logs, python: str, mode: str, ranks: int, steps: int) -> list:
+    """Without a fault, beside gloo: it learns, and the losses are close to gloo's."""
+    with Fabric(logs) as fabric:
+        theirs = trained(start(fabric, python, "gloo", mode, ranks, steps), ranks, steps, "gloo")
+        ours = trained(start(fabric, python, "unbroken", mode, ranks, steps), ranks, steps, "unbroken")
+        numbers = [[float.fromhex(loss) for loss in all] for all in (theirs, ours)]
+        far = max(abs(a - b) / abs(a) for a, b in zip(*numbers))
+        # Whatever is no number is neither.
+        if not (far <= 1e-3 and numbers[1][-1] <= 0.7 * numbers[1][0]):
+            raise Failure(f"the losses differ from gloo's by {far}, or do not fall: {numbers}")
+        return Losses(ours, f"losses within {far:.1e} of gloo's")
+
+
+class Losses(list):
+    """Of a training, with a note for its line of result."""
+
+    def __init__(self, losses, note):
+        super().__init__(losses)
+        self.note = note
+
+
+def flapping(logs, python: str, mode: str, ranks: int, right: list):
+    """NICs of all hosts die, lose their ports and come back all the time: the losses are the same bits."""
+    with Fabric(logs) as fabric:
+        process = start(fabric, python, "unbroken", mode, ranks, len(right))
+        hosts = HOSTS.split(",")[:ranks]
+        wait_until(lambda: process.ended() or losses(process.output()), SECONDS, "the first step")
+        flaps, at = 0, len(losses(process.output()))
+        while not process.ended():
+            fabric.fault(f"nic {hosts[flaps % ranks]}/{flaps % 4} {'dead' if flaps % 2 else 'down'}")
+            # Until steps were done with it: then it comes back, and the next one goes.
+            wait_until(lambda: process.ended() or len(losses(process.output())) > at + 1, SECONDS, "another step")
+            fabric.clear()
+            at, flaps = len(losses(process.output())), flaps + 1
+        got = trained(process, ranks, len(right), "unbroken")
+        lost = [c["paths_failed"] for c in counters(process.output())]
+        if got != right:
+            first = next(k for k, (a, b) in enumerate(zip(got, right)) if a != b)
+            raise Failure(f"the losses differ from step {first} on: {got[first]} instead of {right[first]}")
+        if flaps < 5 or not any(lost):
+            raise Failure(f"{flaps} faults, and {lost} paths have failed: nothing was survived")
+        return f"losses equal over {len(right)} steps; {flaps} faults, paths failed at each rank: {lost}"
+
+
+def cases(suite, python: str):
+    for mode, ranks, steps in (("ddp", 2, 60), ("ddp", 3, 60), ("fsdp", 2, 200)):
+        right = suite.case(f"{mode}, {ranks} ranks, unbroken beside gloo", quiet, python, mode, ranks, steps)
+        if right:
+            suite.case(f"{mode}, {ranks} ranks, NICs flap", flapping, python, mode, ranks, right)
