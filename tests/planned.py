@@ -78,13 +78,13 @@ def stall(fabric: Fabric, pid: int, switches: list) -> float:
     return max(lengths, default=0) / 1000
 
 
-def goes_back(logs, tool: str, source: str):
-    """Its NIC dies and is healed: the stream is on it again, by a planned switch, and the other NIC is quiet."""
+def goes_back(logs, tool: str, source: str, host: str = "a"):
+    """A NIC dies and is healed: the stream is on it again, by a planned switch, and the other NIC is quiet."""
     with Fabric(logs) as fabric:
         server, client = fabric.pair(tool, ["-D", SECONDS])
         receiver = client if source == "b" else server
         flows(fabric, f"{source}/0", client)
-        fabric.fault("nic a/0 dead")
+        fabric.fault(f"nic {host}/0 dead")
         flows(fabric, f"{source}/1", client)
         fabric.clear()
         wait_until(lambda: client.ended() or len(planned(fabric)) == 2, PATIENCE, "both ends go back")
@@ -104,6 +104,22 @@ def goes_back(logs, tool: str, source: str):
         if took > STALL_MS:
             raise Failure(f"the stream stood still for {took:.1f} ms")
         return f"stall {took:.1f} ms"
+
+
+def passive_end_drained(logs):
+    """perftest's server of WRITEs never sends, and its QPs stay in RTR: they leave a drained NIC of theirs all the same."""
+    with Fabric(logs) as fabric:
+        server, client = fabric.pair("ib_write_bw", ["-D", SECONDS, "-q", 4])
+        flows(fabric, "a/0", client)
+        said = drain(fabric, "b/0")
+        there = sent(fabric, "a/0")
+        flows(fabric, "a/1", client)
+        if sent(fabric, "a/0") > there + 1_000_000:
+            raise Failure("the drained NIC is still sent to")
+        client.expect_success(SECONDS + PATIENCE)
+        server.expect_success(PATIENCE)
+        check_quiet(fabric)
+        return said
 
 
 def atomics(logs):
@@ -228,6 +244,8 @@ def main():
     suite = Suite("planned", args.only)
     for tool, source in TOOLS:
         suite.case(f"{tool} goes back to its NIC", goes_back, tool, source)
+    suite.case("ib_write_bw goes back to its server's NIC", goes_back, "ib_write_bw", "a", "b")
+    suite.case("a NIC of an end that never sends is drained", passive_end_drained)
     suite.case("atomics", atomics)
     suite.case("drains under the verifier", verified_drains)
     suite.case("drains under the verifier, shared receives", verified_drains, "--srq")

@@ -186,7 +186,9 @@ impl Executor {
     pub fn plan(&mut self, shell: &mut impl Shell, reason: Reason, wanted: impl Fn(SlotPath) -> bool) -> bool {
         let now_us = shell.now_us();
         let app = shell.app().state;
-        if now_us < self.pause.0 || app != Some(QpState::Rts) || shell.state() != QpState::Rts {
+        // An end that only receives may stay in RTR, as perftest's servers do.
+        let ready = matches!(app, Some(QpState::Rtr | QpState::Rts)) && app == Some(shell.state());
+        if now_us < self.pause.0 || !ready {
             return false;
         }
         if shell.progress().unannounced_sends > 0 {

@@ -430,6 +430,19 @@ fn ahead(path: SlotPath) -> bool {
     path.local == 1
 }
 
+/// An end that never sends stays in RTR. It, too, leaves a NIC that is drained, and goes home.
+#[test]
+fn an_end_that_only_receives_can_plan() {
+    let (mut e, mut s) = (end(1), Fake::new());
+    (s.app.state, s.state, s.recvs) = (Some(QpState::Rtr), QpState::Rtr, vec![RecvEntry { wr_id: 5, sges: vec![] }]);
+    assert!(e.plan(&mut s, Reason::Drain, ahead));
+    planned(&mut e, &mut s, Planned::Drained, 1);
+    answer(&mut e, &mut s, 0, true);
+    assert_eq!((s.state, e.lqp().state(), s.nic, s.recvs.len()), (QpState::Rtr, State::Active, 1, 1));
+    (s.app.state, s.state) = (Some(QpState::Init), QpState::Init);
+    assert!(!e.plan(&mut s, Reason::Failback, |_| true), "it has no peer yet");
+}
+
 #[test]
 fn a_planned_switch_waits_for_both_fences_and_replays_nothing() {
     let (mut e, mut s) = (end(1), Fake::new());
