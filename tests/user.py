@@ -2,7 +2,7 @@
 """An ordinary user, without root: run, fault, status and events, a stream that outlives its NIC; and what other users have.
 
 As root the suite takes the part of two users who have nothing (`setpriv`), with folders of their own that are removed at the
-end and a copy of the build that they may read. As an ordinary user it is that user, and leaves out what takes two.
+end and a copy of the build that they may read. As an ordinary user, or where there are no others, it is that user, and leaves out what takes two.
 """
 
 import json
@@ -18,9 +18,8 @@ from lib.fabric import Fabric
 from lib.process import Failure, Skip
 from lib.suite import BUILD, Suite
 from lib.traffic import survive
+from lib.users import USERS, can_be_others
 
-# Users that need no entry anywhere. 65534 is "nobody".
-USERS = (65534, 65533)
 STREAM = ["-F", "-s", 65536, "-q", 2]
 
 
@@ -55,7 +54,7 @@ class Users:
     def __enter__(self):
         self.base = Path(tempfile.mkdtemp(prefix="unbroken-test-user-"))
         self.base.chmod(0o755)
-        self.root = os.geteuid() == 0
+        self.root = can_be_others()
         if self.root and shutil.which("setpriv") is None:
             self.__exit__()
             raise Skip("'setpriv' is missing (Debian package util-linux)")
@@ -160,8 +159,10 @@ def folder_of_another(logs):
     """The runtime folder of another user: refused, in both directions, and nothing in it is touched."""
     with Users() as all_users:
         user = all_users.users[0]
-        # /usr is root's.
-        theirs = [("/usr", 0)] if not all_users.root else [(all_users.users[1].run, USERS[1]), ("/usr", 0)]
+        # /usr is root's, which has another number in a container.
+        theirs = [("/usr", os.stat("/usr").st_uid)]
+        if all_users.root:
+            theirs.append((all_users.users[1].run, USERS[1]))
         for folder, owner in theirs:
             for command in (["status"], ["run", "--", "ibv_devinfo"], ["fault", "set", "nic a/0 dead"]):
                 refused = user.command(*command, UNBROKEN_RUNTIME=str(folder))
