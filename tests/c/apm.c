@@ -13,6 +13,7 @@
 #include "common.h"
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <poll.h>
 
 enum { MAX_QPS = 1024, RECVS = 64, PORTS = 2, SQ = 256, WAIT_MS = 20000 };
 
@@ -325,6 +326,13 @@ static int work(int tcp)
             fail("%llu messages are not complete", (unsigned long long)pending);
     }
     take_events();
+    /* Why the path failed is told by an event, which may come a moment after the completion. */
+    for (last = now_us(); error && migrated + not_migrated == 0 && now_us() < last + WAIT_MS * 1000ull;) {
+        struct pollfd asynchronous = { .fd = context->async_fd, .events = POLLIN };
+
+        poll(&asynchronous, 1, 100);
+        take_events();
+    }
     tcp_write(tcp, "e", 1);
     tcp_read(tcp, server, sizeof server);
     printf("{\"messages\": %llu, \"error\": %u, \"migrated\": %u, \"not_migrated\": %u, \"peer_migrated\": %u, \"peer_not_migrated\": %u, "
