@@ -40,7 +40,6 @@ pub use redis::Redis;
 pub use settings::{RedisSettings, Settings, DEFAULT_VARIABLE};
 
 use error::Result;
-use unbroken_telemetry::Runtime;
 use unbroken_types::Gid;
 
 /// Length of the directory's key.
@@ -125,7 +124,12 @@ pub struct Surroundings {
 }
 
 /// Opens the directory that the settings name. A server that cannot be reached is not an error: it may answer later.
-pub fn open(settings: &Settings, runtime: &Runtime, surroundings: Surroundings) -> Result<Box<dyn Directory>> {
+#[cfg(feature = "redis")]
+pub fn open(
+    settings: &Settings,
+    runtime: &unbroken_telemetry::Runtime,
+    surroundings: Surroundings,
+) -> Result<Box<dyn Directory>> {
     match settings {
         Settings::Lmdb => Ok(Box::new(Lmdb::open(runtime)?)),
         Settings::Redis(settings) => Ok(Box::new(Redis::open(settings, surroundings)?)),

@@ -26,9 +26,18 @@ pub struct Policy {
     pub min_away_us: u64,
 }
 
+static DEFAULT: Policy = Policy { map: Vec::new(), distance: Vec::new(), min_away_us: 1_000_000 };
+
+impl Policy {
+    /// No map, all NICs equally near, a second away at least.
+    pub fn usual() -> &'static Policy {
+        &DEFAULT
+    }
+}
+
 impl Default for Policy {
     fn default() -> Policy {
-        Policy { map: Vec::new(), distance: Vec::new(), min_away_us: 1_000_000 }
+        DEFAULT.clone()
     }
 }
 

@@ -22,9 +22,9 @@ impl LogicalQp {
         // Begun anew when the path is left, if paths settle at once.
         let chain = self.chain.as_ref().filter(|_| !carries || self.config.settle_us > 0);
         chain.map(|c| (matches!(c.reason, Reason::Wedged(_) | Reason::Connect), c.tries)).hash(hasher);
-        self.peer_hello.filter(|h| h.epoch >= self.epoch).hash(hasher);
+        self.hello().filter(|h| h.epoch >= self.epoch).hash(hasher);
         self.plan.map(|p| p.progress()).hash(hasher);
-        self.policy.hash(hasher);
+        self.policy().hash(hasher);
         let with = |b| (0..SLOTS as u8).fold(0u64, |bits, s| bits | u64::from(self.belief(s) == b) << s);
         (with(Belief::Alive), with(Belief::NoNic)).hash(hasher);
         route.then_some(self.last_via).hash(hasher);

@@ -61,7 +61,7 @@ impl LogicalQp {
             _ => {}
         }
         let path = self.slots.get(slot_of(hello.epoch)).map(SlotPath::mirrored);
-        let contradicts = self.peer_hello.is_some_and(|h| {
+        let contradicts = self.hello().is_some_and(|h| {
             let told = |h: &Hello| (h.fresh_qpn, h.psn, h.mtu, h.key_set, h.executed, h.exact, h.completed);
             h.epoch == hello.epoch && told(&h) != told(&hello)
         });
@@ -89,8 +89,8 @@ impl LogicalQp {
     }
 
     fn handle_current_hello(&mut self, now_us: u64, hello: Hello) {
-        let heard = hello.heard || self.peer_hello.is_some_and(|h| h.heard);
-        self.peer_hello = Some(Hello { heard, ..hello });
+        let heard = hello.heard || self.hello().is_some_and(|h| h.heard);
+        self.peer_hello = Some(Box::new(Hello { heard, ..hello }));
         match self.state {
             State::Waiting => self.weigh_hello(now_us),
             State::Connected | State::Active | State::Fencing => {
@@ -110,10 +110,10 @@ impl LogicalQp {
         if self.config.mutation == Mutation::NoFollow {
             return;
         }
-        if self.peer_hello.is_some_and(|h| h.epoch > hello.epoch) {
+        if self.hello().is_some_and(|h| h.epoch > hello.epoch) {
             return; // an old one; the newer is remembered already
         }
-        self.peer_hello = Some(hello);
+        self.peer_hello = Some(Box::new(hello));
         match self.state {
             State::Active | State::Fencing | State::Waiting | State::Checking | State::Connected => {
                 self.leave(now_us, Reason::Peer)

@@ -117,7 +117,8 @@ pub struct LogicalQp {
     beliefs: [Belief; SLOTS],
     /// One slot for each distinct path, as bits.
     distinct: u64,
-    policy: Arc<Policy>,
+    /// `None`: the usual one, which most have.
+    policy: Option<Arc<Policy>>,
     state: State,
     epoch: u64,
     /// Totals over the lives that ended.
@@ -130,8 +131,8 @@ pub struct LogicalQp {
     fresh: Opened,
     /// The present life has been started: both ends had agreed on its path.
     started: bool,
-    /// The newest Hello of the peer, if its epoch is ours or higher.
-    peer_hello: Option<Hello>,
+    /// The newest Hello of the peer, if its epoch is ours or higher. Boxed, as most QPs never switch.
+    peer_hello: Option<Box<Hello>>,
     peer_closed: bool,
     chain: Option<Chain>,
     /// A planned switch that is being prepared.
@@ -177,7 +178,7 @@ impl LogicalQp {
             slots,
             beliefs,
             distinct,
-            policy: Arc::default(),
+            policy: None,
             state: State::Active,
             epoch: 0,
             executed: Messages::default(),
@@ -256,16 +257,19 @@ impl LogicalQp {
     }
     /// What this end wishes of paths.
     pub fn policy(&self) -> &Policy {
-        &self.policy
+        self.policy.as_deref().unwrap_or_else(|| Policy::usual())
     }
     /// When the QP came onto its present path.
     pub(crate) fn on_path_since_us(&self) -> u64 {
         self.active_since_us
     }
+    fn hello(&self) -> Option<Hello> {
+        self.peer_hello.as_deref().copied()
+    }
     /// The best epoch from `from` on whose path is alive and `wanted`.
     fn choose(&self, from: u64, wanted: impl Fn(SlotPath) -> bool) -> Option<u64> {
         let Self { slots, beliefs, .. } = self;
-        choose(&Health { slots, beliefs, now: self.path() }, &self.policy, from, wanted)
+        choose(&Health { slots, beliefs, now: self.path() }, self.policy(), from, wanted)
     }
     /// The switch that is under way, or that has failed.
     pub fn attempt(&self) -> Option<Attempt> {
@@ -352,7 +356,7 @@ impl LogicalQp {
 
     /// What this end wishes of paths; to be said before the QP moves.
     pub fn set_policy(&mut self, policy: Arc<Policy>) {
-        self.policy = policy;
+        self.policy = Some(policy);
     }
 
     /// What the shell believes of a slot's path now. It suspects nothing by itself: call [`Self::suspect`] for that.

@@ -96,7 +96,7 @@ impl LogicalQp {
             return;
         };
         self.epoch = epoch;
-        self.peer_hello = self.peer_hello.filter(|h| h.epoch >= epoch);
+        self.peer_hello = self.hello().filter(|h| h.epoch >= epoch).map(Box::new);
         self.counters.epochs_entered += 1;
         if let Some(chain) = self.chain.as_mut() {
             chain.epochs += 1;
@@ -125,7 +125,7 @@ impl LogicalQp {
 
     /// The highest epoch that the peer is known to be in, or to be about to enter.
     fn heard_epoch(&self) -> u64 {
-        self.peer_hello.map_or(0, |h| h.epoch).max(self.target)
+        self.hello().map_or(0, |h| h.epoch).max(self.target)
     }
 
     /// Whether an epoch could be followed: the slot is filled and our NIC works.
@@ -162,7 +162,7 @@ impl LogicalQp {
             });
             return self.start(now_us);
         }
-        match self.peer_hello {
+        match self.hello() {
             Some(_) => self.weigh_hello(now_us), // what follows from it sends our Hello
             None => self.send_hello(now_us, self.slot()),
         }
@@ -170,7 +170,7 @@ impl LogicalQp {
 
     /// The peer's Hello of this epoch is here: compare the counts, then ask whether the replay is safe.
     pub(super) fn weigh_hello(&mut self, now_us: u64) {
-        let Some(hello) = self.peer_hello.filter(|h| h.epoch == self.epoch) else { return };
+        let Some(hello) = self.hello().filter(|h| h.epoch == self.epoch) else { return };
         let counted = self.config.mutation != Mutation::NoCounts;
         // Each end's executed against the other's completed, by what the one that executed can count.
         let lost = |executed: Messages, exact: bool, completed: Messages| match exact {
@@ -204,7 +204,7 @@ impl LogicalQp {
 
     /// What the peer has executed of our outstanding sends.
     fn peer_done(&self) -> PeerDone {
-        match self.peer_hello.filter(|_| self.config.mutation != Mutation::NoCounts) {
+        match self.hello().filter(|_| self.config.mutation != Mutation::NoCounts) {
             Some(h) if self.counts_exactly(&h) => PeerDone::Messages(h.executed.all.saturating_sub(self.completed.all)),
             Some(h) => PeerDone::Receives(h.executed.receives.saturating_sub(self.completed.receives)),
             None => PeerDone::Messages(0),
@@ -215,7 +215,7 @@ impl LogicalQp {
         if !safe {
             return self.fail(now_us, FailCause::UnsafeReplay);
         }
-        let Some(hello) = self.peer_hello else { return };
+        let Some(hello) = self.hello() else { return };
         self.connect(hello, self.peer_done());
         self.state = State::Connected;
         self.resend_interval_us = self.config.hello_min_us;

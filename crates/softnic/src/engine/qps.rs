@@ -88,9 +88,9 @@ pub(crate) struct QpEntry {
     /// The port that its packets leave through, from 1. It may change at any time; [`super::Engine::route`] follows.
     port: u8,
     /// RC: where it may go on.
-    pub(crate) alternate: Option<Alternate>,
+    pub(crate) alternate: Option<Box<Alternate>>,
     /// The peer's address on the path that was left last: what is on its way there may still come.
-    former: Option<IpAddr>,
+    former: Option<Box<IpAddr>>,
     /// UC: its packets are not held back for want of room or of a receive; they are lost.
     pub(crate) lossy: bool,
     /// It is in the ready queue.
@@ -357,7 +357,7 @@ impl QpEntry {
         };
         let (dest_gid, port) = (self.peer.map(|(gid, _)| gid), Some(self.port));
         let sgid_index = dest_gid.map(|_| self.sgid_index);
-        let alternate = self.alternate.map(|a| a.path);
+        let alternate = self.alternate.as_ref().map(|a| a.path);
         let attrs = QpModify { rc, dest_gid, sgid_index, qkey, port, alternate, ..QpModify::default() };
         QpSnapshot { attrs, caps: self.caps, sq_draining }
     }

@@ -20,13 +20,13 @@ pub(crate) struct Alternate {
 impl QpEntry {
     /// Whether this is the peer's address on any path that its packets may come from.
     pub(crate) fn is_peer_of_any_path(&self, ip: IpAddr) -> bool {
-        self.is_peer(ip) || self.alternate.is_some_and(|a| a.ip == ip) || self.former == Some(ip)
+        self.is_peer(ip) || self.alternate.as_ref().is_some_and(|a| a.ip == ip) || self.former.as_deref() == Some(&ip)
     }
 
     /// RC: may go on over this path, whose port has a link or has none.
     pub(crate) fn set_alternate(&mut self, alternate: Alternate, usable: bool) {
         if let QpKind::Rc(qp) = &mut self.kind {
-            self.alternate = Some(alternate);
+            self.alternate = Some(Box::new(alternate));
             qp.set_alternate_usable(usable);
         }
     }
@@ -59,8 +59,9 @@ impl QpEntry {
     /// Makes the alternate path the one in use, if the transport has gone there; gives whether it has. [`super::Engine::route`] follows.
     pub(crate) fn take_path(&mut self) -> bool {
         let moved = if let QpKind::Rc(qp) = &mut self.kind { qp.take_path_change() } else { false };
-        if let Some(Alternate { path, ip, routed }) = self.alternate.take_if(|_| moved) {
-            self.former = self.peer.map(|(_, ip)| ip);
+        if let Some(alternate) = self.alternate.take_if(|_| moved) {
+            let Alternate { path, ip, routed } = *alternate;
+            self.former = self.peer.map(|(_, ip)| Box::new(ip));
             (self.peer, self.peer_port) = (Some((path.dest_gid, ip)), 0);
             (self.sgid_index, self.routed) = (path.sgid_index, routed);
             self.set_port(path.port);
