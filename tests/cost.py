@@ -32,7 +32,7 @@ def counts(logs, failover: bool) -> dict:
     program, name = compile_c("cost", "-libverbs"), "failover" if failover else "bare"
     out = logs / f"{name}.callgrind"
     with Fabric(logs) as fabric:
-        valgrind = ["valgrind", "--tool=callgrind", "--collect-atstart=no", f"--callgrind-out-file={out}"]
+        valgrind = ["valgrind", "--tool=callgrind", "--fair-sched=yes", "--collect-atstart=no", f"--callgrind-out-file={out}"]
         process = fabric.run("a", [*valgrind, program], name, failover)
         wait_until(lambda: process.ended() or "done" in process.output(), SECONDS, "the end of the calls")
         if process.ended():
