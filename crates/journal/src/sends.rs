@@ -5,7 +5,7 @@
 //! needs it.
 
 use unbroken_roce::{check_send, Completions, Outstanding, PostError, SendBatch, SendEntry, SendWr, MAX_MESSAGE_BYTES};
-use unbroken_types::{QpCaps, SendFlags, SendOpcode, Sge, Wc, WcOpcode, WcStatus};
+use unbroken_types::{QpCaps, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 
 /// A send.
 #[derive(Clone, Copy)]
@@ -297,7 +297,7 @@ impl Sends {
             WcStatus::Success => length_of(&wr),
             _ => 0,
         };
-        let opcode = wc_opcode(wr.opcode) as u32;
+        let opcode = wr.opcode.wc_opcode() as u32;
         Wc { wr_id: wr.wr_id, status: status as u32, opcode, byte_len, qp_num: self.wc_qpn, ..Wc::default() }
     }
 
@@ -324,19 +324,6 @@ fn room_for<T: Clone + Default>(all: &mut Box<[T]>, rows: usize, each: u32) -> &
         *all = vec![T::default(); rows * each as usize].into();
     }
     all
-}
-
-/// The opcode of a send's WC.
-fn wc_opcode(opcode: SendOpcode) -> WcOpcode {
-    match opcode {
-        SendOpcode::Write | SendOpcode::WriteImm => WcOpcode::RdmaWrite,
-        SendOpcode::Send | SendOpcode::SendImm | SendOpcode::SendInv => WcOpcode::Send,
-        SendOpcode::LocalInv => WcOpcode::LocalInv,
-        SendOpcode::BindMw => WcOpcode::BindMw,
-        SendOpcode::Read => WcOpcode::RdmaRead,
-        SendOpcode::CmpSwap => WcOpcode::CompSwap,
-        SendOpcode::FetchAdd => WcOpcode::FetchAdd,
-    }
 }
 
 /// Bytes of a message; of an atomic, those of the answer.

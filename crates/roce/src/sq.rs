@@ -4,7 +4,7 @@ use crate::backlog::SendEntry;
 use crate::io::Completions;
 use crate::link::send_wc;
 use crate::wr::{KeyChange, MwBind, PostError, SendBatch, SendWr, MAX_MESSAGE_BYTES};
-use unbroken_types::{Access, QpCaps, QpState, SendFlags, SendOpcode, Sge, WcOpcode, WcStatus};
+use unbroken_types::{Access, QpCaps, QpState, SendFlags, SendOpcode, Sge, WcStatus};
 
 /// Bytes that an atomic works on, and brings back.
 pub(crate) const ATOMIC_BYTES: u32 = 8;
@@ -337,7 +337,7 @@ impl SendRing {
     pub fn complete(&mut self, out: &mut (impl Completions + ?Sized)) {
         let wqe = self.get(self.head);
         if self.sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
-            out.send(send_wc(self.wc_qpn, wqe.wr_id, WcStatus::Success, wc_opcode(wqe.opcode), wqe.len));
+            out.send(send_wc(self.wc_qpn, wqe.wr_id, WcStatus::Success, wqe.opcode.wc_opcode(), wqe.len));
         }
         self.head += 1;
     }
@@ -347,7 +347,7 @@ impl SendRing {
         let mut status = first;
         for index in self.head..self.tail {
             let wqe = self.get(index);
-            out.send(send_wc(self.wc_qpn, wqe.wr_id, status, wc_opcode(wqe.opcode), 0));
+            out.send(send_wc(self.wc_qpn, wqe.wr_id, status, wqe.opcode.wc_opcode(), 0));
             status = WcStatus::WrFlushErr;
         }
         self.clear();
@@ -406,18 +406,5 @@ impl SendRing {
         let wqe = self.get_mut(self.tail - 1);
         (wqe.started, wqe.executed) = (e.started, e.executed);
         Ok(())
-    }
-}
-
-/// The opcode of a send's WC.
-fn wc_opcode(opcode: SendOpcode) -> WcOpcode {
-    match opcode {
-        SendOpcode::Write | SendOpcode::WriteImm => WcOpcode::RdmaWrite,
-        SendOpcode::Send | SendOpcode::SendImm | SendOpcode::SendInv => WcOpcode::Send,
-        SendOpcode::LocalInv => WcOpcode::LocalInv,
-        SendOpcode::BindMw => WcOpcode::BindMw,
-        SendOpcode::Read => WcOpcode::RdmaRead,
-        SendOpcode::CmpSwap => WcOpcode::CompSwap,
-        SendOpcode::FetchAdd => WcOpcode::FetchAdd,
     }
 }

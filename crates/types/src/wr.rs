@@ -1,5 +1,7 @@
 //! Parts of work requests.
 
+use crate::WcOpcode;
+
 /// One entry of a scatter/gather list; the layout of `struct ibv_sge`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
@@ -54,6 +56,19 @@ impl SendOpcode {
             9 => SendOpcode::SendInv,
             _ => return None,
         })
+    }
+
+    /// The opcode of its WC.
+    pub const fn wc_opcode(self) -> WcOpcode {
+        match self {
+            SendOpcode::Write | SendOpcode::WriteImm => WcOpcode::RdmaWrite,
+            SendOpcode::Send | SendOpcode::SendImm | SendOpcode::SendInv => WcOpcode::Send,
+            SendOpcode::LocalInv => WcOpcode::LocalInv,
+            SendOpcode::BindMw => WcOpcode::BindMw,
+            SendOpcode::Read => WcOpcode::RdmaRead,
+            SendOpcode::CmpSwap => WcOpcode::CompSwap,
+            SendOpcode::FetchAdd => WcOpcode::FetchAdd,
+        }
     }
 
     /// Whether it is not among the messages that a peer executes and counts: the peer answers with data (READ, atomics), so that
