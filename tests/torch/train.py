@@ -32,6 +32,12 @@ def sharded(module: nn.Module) -> nn.Module:
     return fully_shard(module, mesh=mesh)
 
 
+def say(line: str):
+    """Prints a line at once and whole: torchrun has all ranks write to one stream, unbuffered, where `print` writes the end of a line by itself."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def main():
     backend, mode, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
     if backend == "unbroken":
@@ -52,7 +58,7 @@ def main():
         total = loss.detach().clone()
         dist.all_reduce(total)
         if rank == 0:
-            print(f"loss {step} {total.item().hex()} {total.item():.6f}", flush=True)
+            say(f"loss {step} {total.item().hex()} {total.item():.6f}")
     # Objects, and what ranks send each other.
     told = [None] * dist.get_world_size()
     dist.all_gather_object(told, {"rank": rank})
@@ -65,7 +71,7 @@ def main():
     if came.tolist() != [float((rank - 1) % len(told))] * 3:
         raise SystemExit(f"the neighbour has sent {came}")
     if backend == "unbroken":
-        print(f"counters {rank} {dist.group.WORLD.counters()}", flush=True)
+        say(f"counters {rank} {dist.group.WORLD.counters()}")
     dist.destroy_process_group()
 
 

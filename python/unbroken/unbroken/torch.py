@@ -29,6 +29,8 @@ NAME = "unbroken"
 # Operations that may be under way; who asks for more waits for the oldest.
 QUEUE = 1024
 _LOOK_MS = 1000
+# For a callback of a future that does not end; what the program does not wait for does not hold its end up for ever.
+_JOIN_S = 10
 
 _TYPES = {
     torch.int8: Type.INT8,
@@ -235,9 +237,22 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _completer(self, lane) -> SimpleQueue:
         if lane not in self._completers:
-            works = self._completers[lane] = SimpleQueue()
-            threading.Thread(target=_complete_all, args=(works,), name=f"unbroken-{lane}", daemon=True).start()
-        return self._completers[lane]
+            works = SimpleQueue()
+            thread = threading.Thread(target=_complete_all, args=(works,), name=f"unbroken-{lane}", daemon=True)
+            self._completers[lane] = works, thread
+            thread.start()
+        return self._completers[lane][0]
+
+    def _end_completers(self):
+        """Ends the threads once they have completed what they wait for. An interpreter that ends while one of them is in PyTorch's code aborts."""
+        threads = []
+        for works, thread in self._completers.values():
+            works.put(None)
+            threads.append(thread)
+        self._completers = {}
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(_JOIN_S)
 
     def _begin(self, name: str, *arguments) -> coll.Request:
         while True:
@@ -265,8 +280,7 @@ class ProcessGroup(dist.ProcessGroup):
             comm.destroy()
             while self._open:
                 self._open.popleft()._finish(lambda request: request.wait())
-            for works in self._completers.values():
-                works.put(None)
+            self._end_completers()
 
     def abort(self):
         """Ends what is under way with an error, at all ranks."""
@@ -274,6 +288,7 @@ class ProcessGroup(dist.ProcessGroup):
         comm, self._comm = self._comm, None
         if comm is not None:
             comm.abort()
+            self._end_completers()
 
     # Reductions
 
