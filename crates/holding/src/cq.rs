@@ -4,9 +4,10 @@
 //! included, since flushes all complete. Whoever polls the ring in vain brings over what is there: one thread at a time, so that order is
 //! kept. A thread that finds another at it has nothing to do.
 //!
-//! Events: when the ring is armed, this CQ is armed first and then polled, so what was there before is in the ring when the application
-//! looks, as it must after arming. What comes later raises an event of the device's channel; the device's thread ([`crate::waker`]) brings it
-//! over, and the ring raises the application's.
+//! Events: what is here is brought over before the ring is armed. Then this CQ is armed and polled once more: what came meanwhile raises the
+//! application's event, since whoever brings it finds the ring armed. What comes later raises an event of the device's channel; the
+//! device's thread ([`crate::waker`]) brings it over, and the ring raises the application's. The order matters: were this CQ armed first, a
+//! completion in between would use up its event and not the ring's, and no later one would wake anybody.
 
 use crate::lock;
 use crate::waker::Waker;
@@ -110,7 +111,7 @@ impl ProviderCq {
     }
 
     /// Brings over what is there, waiting for whoever is at it.
-    pub(crate) fn bring(&self) {
+    pub(crate) fn bring_all(&self) {
         self.bring_in_turn(&mut lock(&self.turn));
     }
 
@@ -157,7 +158,7 @@ impl ProviderCq {
 
     /// An event says that there is something.
     pub(crate) fn wake(&self) {
-        self.bring();
+        self.bring_all();
         if self.solicited.swap(false, Ordering::AcqRel) {
             if let Some(app) = self.app.upgrade() {
                 app.fire();
@@ -179,6 +180,12 @@ impl Driver for ProviderCq {
         self.waits.store(true, Ordering::Relaxed);
     }
 
+    fn bring(&self) {
+        if !self.cq.looks_empty() || self.is_unsettled.load(Ordering::Relaxed) {
+            self.bring_all();
+        }
+    }
+
     fn arm(&self, solicited_only: bool) {
         if self.cq.channel().is_none() {
             return;
@@ -192,7 +199,7 @@ impl Driver for ProviderCq {
             false => self.cq.arm(solicited_only),
         }
         // Waiting for whoever is at it: what that thread has taken already would raise no event that is for solicited completions.
-        self.bring();
+        self.bring_all();
     }
 }
 

@@ -180,7 +180,7 @@ impl Device for Holding {
     fn drain(&self) {
         self.opened.device.drain();
         let cqs: Vec<_> = lock(&self.opened.cqs).iter().filter_map(Weak::upgrade).collect();
-        cqs.iter().for_each(|cq| cq.bring());
+        cqs.iter().for_each(|cq| cq.bring_all());
     }
 
     fn memory(&self) -> Arc<dyn MemoryDomain> {

@@ -375,12 +375,12 @@ impl JournaledQp {
     }
 
     /// Brings over what both CQs have.
-    pub(crate) fn bring(&self) {
-        self.sends.cq().bring();
+    pub(crate) fn bring_all(&self) {
+        self.sends.cq().bring_all();
         if !self.sends.is_at(self.recvs.cq()) {
-            self.recvs.cq().bring();
+            self.recvs.cq().bring_all();
             // The reason of a flush in the second may have come to the first meanwhile.
-            self.sends.cq().bring();
+            self.sends.cq().bring_all();
         }
         self.handle(&[], true);
     }
@@ -544,7 +544,7 @@ impl DeviceQp for JournaledQp {
 
 impl HoldingQp for JournaledQp {
     fn progress(&self) -> Progress {
-        self.bring();
+        self.bring_all();
         self.lock().journal.progress()
     }
 

@@ -52,7 +52,7 @@ impl JournaledQp {
     fn look(&self) {
         let gone = self.is_gone();
         let wanted = self.lock().journal.wants_recvs_polled();
-        self.bring();
+        self.bring_all();
         let mut st = self.lock();
         if wanted {
             st.journal.recvs_polled();

@@ -72,6 +72,47 @@ fn every_event_that_was_asked_for_comes() {
     }
 }
 
+/// The device's CQ and the application's are armed one after the other. What comes in between is what was asked for: were its event used up
+/// before the application's CQ is armed, nobody would be woken any more.
+#[test]
+fn a_completion_that_comes_while_the_queues_are_armed_raises_the_event() {
+    let net = Net::default();
+    let hosts = [Host::new(&net, 0, 64, true), Host::new(&net, 1, 64, true)];
+    let channel = CompChannel::new().unwrap();
+    let ends = [End::new(&hosts[0], true, None), End::new(&hosts[1], true, Some(channel.clone()))];
+    connect(&hosts, &ends);
+    let told = watch(&channel);
+    let (data, sges) = ([hosts[0].sge(0, 8)], [hosts[1].sge(0, 8)]);
+    for wr_id in 0..3 {
+        ends[1].qp.post_recv(&RecvWr { wr_id, sges: &sges }).unwrap();
+        ends[0].qp.post_send(&send_wr(wr_id, SendOpcode::Send, true, &data)).unwrap();
+        net.execute(hosts[0].id(0), ends[0].qp.qpn());
+        net.acknowledge(hosts[0].id(0), ends[0].qp.qpn());
+        net.tell_when_polled(hosts[1].id(0));
+        ends[1].cq.req_notify(false);
+        assert_eq!(told.recv_timeout(PATIENCE), Ok(0), "message {wr_id}");
+        assert_eq!(ends[1].poll(&ends[1].cq).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [wr_id]);
+    }
+}
+
+/// Programs ask for an event as soon as a CQ is there, and make QPs then.
+#[test]
+fn an_event_that_was_asked_for_before_there_were_qps_comes() {
+    let net = Net::default();
+    let hosts = [Host::new(&net, 0, 64, true), Host::new(&net, 1, 64, true)];
+    let channel = CompChannel::new().unwrap();
+    let cq = Cq::new(256, Some(channel.clone()));
+    cq.req_notify(false);
+    let ends = [End::new(&hosts[0], true, None), End::over(&hosts[1], cq.clone(), cq, None)];
+    connect(&hosts, &ends);
+    let told = watch(&channel);
+    let (data, sges) = ([hosts[0].sge(0, 8)], [hosts[1].sge(0, 8)]);
+    ends[1].qp.post_recv(&RecvWr { wr_id: 1, sges: &sges }).unwrap();
+    ends[0].qp.post_send(&send_wr(1, SendOpcode::Send, true, &data)).unwrap();
+    deliver(&net, &hosts, &ends);
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(0));
+}
+
 /// Two threads poll one CQ while a third lets the network work: nothing is lost or repeated.
 #[test]
 fn threads_that_poll_one_cq_see_each_completion_once() {

@@ -24,8 +24,12 @@ pub trait Driver: Send + Sync {
     /// The application has asked for an event: it will probably wait for it instead of polling. Must not block.
     fn about_to_wait(&self) {}
 
-    /// The queue is about to be armed. A driver that brings completions from a queue of its own arms that one first, and brings what is
-    /// there by then: from now on it is told of the next.
+    /// A driver that brings completions from a queue of its own brings those that are known to be there: the queue is about to be armed,
+    /// and they are not what is asked for.
+    fn bring(&self) {}
+
+    /// The queue has been armed. A driver that brings completions from a queue of its own arms that one, too, and brings what has come
+    /// meanwhile: so while the queue is armed, its own one is, or the next completion is on its way.
     fn arm(&self, _solicited_only: bool) {}
 }
 
@@ -272,12 +276,14 @@ impl Cq {
 
     /// The same by a thread that never polls for the devices, so that it takes nothing from one that does.
     pub fn arm(&self, solicited_only: bool) {
-        for (d, _) in self.drivers.read().unwrap_or_else(PoisonError::into_inner).iter() {
-            d.arm(solicited_only);
-        }
+        let drivers = self.drivers.read().unwrap_or_else(PoisonError::into_inner);
+        drivers.iter().for_each(|(d, _)| d.bring());
         let mut r = self.ring();
         // A request for any completion is not weakened by a later one for solicited ones.
         r.armed = if solicited_only && r.armed != Armed::Any { Armed::Solicited } else { Armed::Any };
+        let solicited_only = r.armed == Armed::Solicited;
+        drop(r);
+        drivers.iter().for_each(|(d, _)| d.arm(solicited_only));
     }
 
     /// Raises the event that was asked for, if one was: a driver has been told that there is one, and not for which completion.
@@ -291,9 +297,16 @@ impl Cq {
     /// A QP of `driver` completes here from now on. Counted: one call of [`Cq::detach`] for each.
     pub fn attach(&self, driver: &Arc<dyn Driver>) {
         let mut ds = self.drivers.write().unwrap_or_else(PoisonError::into_inner);
-        match ds.iter_mut().find(|(d, _)| Arc::ptr_eq(d, driver)) {
-            Some((_, n)) => *n += 1,
-            None => ds.push((driver.clone(), 1)),
+        if let Some((_, n)) = ds.iter_mut().find(|(d, _)| Arc::ptr_eq(d, driver)) {
+            *n += 1;
+            return;
+        }
+        ds.push((driver.clone(), 1));
+        drop(ds);
+        // An event that was asked for before comes for its completions, too.
+        let armed = self.ring().armed;
+        if armed != Armed::No {
+            driver.arm(armed == Armed::Solicited);
         }
     }
 
@@ -456,18 +469,22 @@ mod tests {
         assert!(cq.overrun());
     }
 
+    /// A driver with a queue of its own, in which something is when it is armed.
     struct Arms(Mutex<Vec<bool>>, Arc<Cq>);
 
     impl Driver for Arms {
         fn drive(&self) {}
+        fn bring(&self) {
+            self.1.push(Wc::default(), true);
+        }
         fn arm(&self, solicited_only: bool) {
             self.0.lock().unwrap().push(solicited_only);
-            self.1.push(Wc::default(), false); // what was there before it was armed
+            self.1.push(Wc::default(), false);
         }
     }
 
     #[test]
-    fn drivers_are_armed_before_the_queue_and_may_fire_it() {
+    fn what_comes_while_drivers_are_armed_raises_the_event_and_what_was_there_does_not() {
         let channel = CompChannel::new().unwrap();
         let cq = Cq::new(4, Some(channel.clone()));
         let arms = Arc::new(Arms(Mutex::default(), cq.clone()));
@@ -475,13 +492,30 @@ mod tests {
         cq.attach(&driver);
         cq.fire();
         cq.req_notify(true);
-        assert_eq!((&*arms.0.lock().unwrap(), channel.has_events()), (&vec![true], false), "it is in the queue");
-        assert_eq!(cq.take(&mut [Wc::default(); 4]).unwrap(), 1);
-        cq.push(Wc::default(), false);
-        assert!(!channel.has_events(), "not solicited, as far as is known here");
+        assert_eq!((&*arms.0.lock().unwrap(), channel.has_events()), (&vec![true], false), "none is solicited since");
+        assert_eq!(cq.take(&mut [Wc::default(); 4]).unwrap(), 2);
         cq.fire();
         cq.fire();
         assert_eq!((channel.get_event().unwrap(), channel.has_events()), (0, false));
+        cq.req_notify(false);
+        assert_eq!((channel.get_event().unwrap(), channel.has_events()), (0, false), "the one that came since");
+    }
+
+    #[test]
+    fn a_driver_that_is_attached_to_an_armed_queue_is_armed() {
+        let cq = Cq::new(8, Some(CompChannel::new().unwrap()));
+        let arms = [(); 3].map(|()| Arc::new(Arms(Mutex::default(), cq.clone())));
+        let attach = |n: usize| {
+            let driver: Arc<dyn Driver> = arms[n].clone();
+            cq.attach(&driver);
+            cq.attach(&driver);
+            arms[n].0.lock().unwrap().clone()
+        };
+        assert_eq!(attach(0), []);
+        cq.req_notify(true);
+        assert_eq!(attach(1), [true]);
+        cq.req_notify(false);
+        assert_eq!(attach(2), [], "it has fired");
     }
 
     #[test]

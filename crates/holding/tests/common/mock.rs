@@ -11,7 +11,7 @@ use unbroken_types::{
     Access, Gid, GidType, LinkLayer, Mtu, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcFlags, WcOpcode, WcStatus,
 };
 use unbroken_verbs::{
-    Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent, DeviceQp, Error, EventSink,
+    Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent, DeviceQp, Driver, Error, EventSink,
     GidEntry, HoldingQp, IndirectEntry, LimitHook, MemoryDomain, MrChange, MrKeys, OverrunHook, PortAttr, PortState,
     QpEvent, QpInit, QpModify, QpSnapshot, RecvWr, Result, SendBatch, SendWr, Srq, SrqAttr, WindowType,
 };
@@ -69,6 +69,7 @@ struct Nic {
     next_key: u32,
     next_pd: u32,
     pds: Vec<u32>,
+    tells_when_polled: bool,
 }
 
 #[derive(Default)]
@@ -193,6 +194,7 @@ impl Net {
             next_key: 0x5000 + id.1 as u32,
             next_pd: 1 + id.1 as u32,
             pds: Vec::new(),
+            tells_when_polled: false,
         };
         self.state().nics.insert(id, nic);
         Arc::new(MockNic { net: self.clone(), id, name: format!("{}/{}", id.0, id.1) })
@@ -230,6 +232,11 @@ impl Net {
                 qp.tell();
             }
         }
+    }
+
+    /// It tells so when one of its CQs is polled next.
+    pub fn tell_when_polled(&self, id: NicId) {
+        self.state().nics.get_mut(&id).unwrap().tells_when_polled = true;
     }
 
     /// The transport of a QP gives up.
@@ -385,6 +392,14 @@ impl MockNic {
     }
 }
 
+impl Driver for MockNic {
+    fn drive(&self) {
+        if self.with(|nic| std::mem::take(&mut nic.tells_when_polled)) {
+            self.net.tell(self.id, false);
+        }
+    }
+}
+
 impl Device for MockNic {
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
@@ -427,7 +442,10 @@ impl Device for MockNic {
         CompChannel::new()
     }
     fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>, _: OverrunHook) -> Result<Arc<Cq>> {
-        Ok(Cq::new(entries, channel))
+        let cq = Cq::new(entries, channel);
+        let port: Arc<dyn Driver> = Arc::new(MockNic { net: self.net.clone(), id: self.id, name: String::new() });
+        cq.attach(&port);
+        Ok(cq)
     }
     fn create_srq(&self, pd: u32, sizes: SrqAttr, _: LimitHook) -> Result<Arc<Srq>> {
         self.with(|nic| assert!(nic.pds.contains(&pd), "a domain of another NIC"));

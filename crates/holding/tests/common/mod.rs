@@ -138,6 +138,10 @@ impl End {
     pub fn with_srq(host: &Host, one_cq: bool, channel: Option<Arc<CompChannel>>, srq: Option<Arc<Srq>>) -> End {
         let cq = Cq::new(256, channel);
         let recv_cq = if one_cq { cq.clone() } else { Cq::new(256, None) };
+        End::over(host, cq, recv_cq, srq)
+    }
+
+    pub fn over(host: &Host, cq: Arc<Cq>, recv_cq: Arc<Cq>, srq: Option<Arc<Srq>>) -> End {
         let init = QpInit {
             qp_type: QpType::Rc,
             caps: CAPS,
