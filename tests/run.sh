@@ -76,7 +76,7 @@ suite pyverbs   python3 tests/pyverbs/run.py
 suite programs  python3 tests/programs.py
 suite plain     python3 tests/plain.py
 suite coll      python3 tests/coll.py
-suite mpi       python3 tests/mpi.py ${long:+--all}
+suite mpi       python3 tests/mpi.py
 suite datagrams python3 tests/datagrams.py
 suite sdr       python3 tests/sdr.py
 suite early     python3 tests/early.py ${long:+--all}
