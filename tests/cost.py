@@ -23,7 +23,7 @@ BARS = {
     # A physical QP that holds its own work: a branch.
     "full": {"post_send": 40, "post_recv": 40, "empty_poll": 25},
     # A journal, and a CQ of the device's behind the application's.
-    "plain": {"post_send": 170, "post_recv": 205, "empty_poll": 85},
+    "plain": {"post_send": 160, "post_recv": 130, "empty_poll": 50},
 }
 
 

@@ -13,7 +13,7 @@ use crate::lock;
 use crate::waker::Waker;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use unbroken_types::Wc;
 use unbroken_verbs::{Cq, Device, Driver, Error, Result};
 
@@ -40,6 +40,8 @@ struct Turn {
 /// A device's CQ.
 pub(crate) struct ProviderCq {
     cq: Arc<Cq>,
+    /// What drives it: the device, known with the first QP.
+    driver: OnceLock<Arc<dyn Driver>>,
     app: Weak<Cq>,
     turn: Mutex<Turn>,
     members: RwLock<HashMap<u32, Weak<dyn Member>>>,
@@ -61,6 +63,7 @@ impl ProviderCq {
         let cq = device.create_cq(1, channel, Box::new(|_| {}))?;
         let this = Arc::new(ProviderCq {
             cq,
+            driver: OnceLock::new(),
             app: Arc::downgrade(app),
             turn: Mutex::new(Turn { wcs: [Wc::default(); BATCH], unsettled: Vec::new() }),
             members: RwLock::default(),
@@ -98,6 +101,10 @@ impl ProviderCq {
     }
 
     fn add(&self, qpn: u32, member: &Arc<dyn Member>) {
+        if let (None, Some(driver)) = (self.driver.get(), self.cq.sole_driver()) {
+            // Another thread has set the same.
+            let _ = self.driver.set(driver);
+        }
         let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
         members.insert(qpn, Arc::downgrade(member));
     }
@@ -170,7 +177,10 @@ impl ProviderCq {
 impl Driver for ProviderCq {
     fn drive(&self) {
         // Almost every poll of an application that waits finds nothing, and needs no turn for that.
-        self.cq.drive();
+        match self.driver.get() {
+            Some(driver) => driver.drive(),
+            None => self.cq.drive(),
+        }
         if !self.cq.looks_empty() || self.is_unsettled.load(Ordering::Relaxed) {
             self.try_bring();
         }

@@ -253,6 +253,30 @@ impl JournaledQp {
         self.refused(st, e)
     }
 
+    /// A receive of any kind, in any state.
+    #[cold]
+    #[inline(never)]
+    fn post_other_recv(&self, st: &mut State, wr: &RecvWr<'_>) -> Result<()> {
+        if st.now == QpState::Reset {
+            return Err(PostError::WrongState(st.now).into());
+        }
+        let Posted::Give(number) = st.journal.post_recv(wr, &mut self.out())? else { return Ok(()) };
+        if self.translates_local(st) {
+            st.journal.hold_back_recv();
+            if self.pump_recvs(st).is_err() {
+                self.tell(WcStatus::FatalErr);
+            }
+            return Ok(());
+        }
+        self.phys.post_recv(&RecvWr { wr_id: number, ..*wr }).map_err(|e| self.refused_recv(st, e))
+    }
+
+    #[cold]
+    fn refused_recv(&self, st: &mut State, e: Error) -> Error {
+        st.journal.refused_recv();
+        self.refused(st, e)
+    }
+
     /// The device has refused a work request that the journal found good. One that is dying may say anything; one that works has opcodes that it
     /// does not know.
     #[cold]
@@ -472,21 +496,15 @@ impl DeviceQp for JournaledQp {
 
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
         let mut st = self.lock();
-        if st.now == QpState::Reset {
-            return Err(PostError::WrongState(st.now).into());
-        }
-        let Posted::Give(number) = st.journal.post_recv(wr, &mut self.out())? else { return Ok(()) };
-        if self.translates_local(&st) {
-            st.journal.hold_back_recv();
-            if self.pump_recvs(&mut st).is_err() {
-                self.tell(WcStatus::FatalErr);
+        if st.now != QpState::Reset && !self.translates_local(&st) {
+            if let Some(number) = st.journal.post_usual_recv(wr) {
+                return match self.phys.post_recv(&RecvWr { wr_id: number, ..*wr }) {
+                    Ok(()) => Ok(()),
+                    Err(e) => Err(self.refused_recv(&mut st, e)),
+                };
             }
-            return Ok(());
         }
-        self.phys.post_recv(&RecvWr { wr_id: number, ..*wr }).map_err(|e| {
-            st.journal.refused_recv();
-            self.refused(&mut st, e)
-        })
+        self.post_other_recv(&mut st, wr)
     }
 
     fn modify(&self, change: &QpModify) -> Result<()> {

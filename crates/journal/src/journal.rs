@@ -357,6 +357,19 @@ impl Journal {
         Ok(Posted::Kept)
     }
 
+    /// The same for a receive that is as almost all are, while everything is as it almost always is: gives its number, under which the provider
+    /// is to have it at once. `None`: it is for [`Self::post_recv`], and nothing has changed.
+    #[inline(always)]
+    pub fn post_usual_recv(&mut self, wr: &RecvWr<'_>) -> Option<u64> {
+        let index = self.recvs.next();
+        let gives = self.phase == Phase::Live && self.takes_recvs && self.given_recvs == index && !self.stop.begun();
+        if !gives || self.config.shared_receives || !self.recvs.push_usual(wr) {
+            return None;
+        }
+        self.given_recvs = index + 1;
+        Some(Slot::Entry(Queue::Recv, index).wr_id())
+    }
+
     /// The provider refused the receive that [`Posted::Give`] named last: it is not recorded.
     #[cold]
     pub fn refused_recv(&mut self) {

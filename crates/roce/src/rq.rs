@@ -86,8 +86,28 @@ impl RecvRing {
         self.head = self.tail;
     }
 
+    /// Puts a receive of one entry, as almost all have, at the end; false if it is another one, or there is no room.
+    #[inline(always)]
+    pub fn push_usual(&mut self, wr: &RecvWr<'_>) -> bool {
+        let [sge] = wr.sges else { return false };
+        let slot = self.slot(self.tail);
+        let fits = self.len() < self.max_wr;
+        let Some(to) = self.sges.get_mut(slot * self.max_sge as usize).filter(|_| fits) else { return false };
+        *to = *sge;
+        self.slots[slot] = Rqe { wr_id: wr.wr_id, len: sge.length, sges: 1 };
+        self.tail += 1;
+        true
+    }
+
     /// Puts a receive at the end.
     pub fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        if self.push_usual(wr) {
+            return Ok(());
+        }
+        self.push_any(wr)
+    }
+
+    fn push_any(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         if wr.sges.len() > self.max_sge as usize {
             return Err(PostError::TooManySges { have: wr.sges.len(), max: self.max_sge });
         }
@@ -340,6 +360,29 @@ mod tests {
             ring.remove_oldest();
         }
         ids
+    }
+
+    #[test]
+    fn usual_receives_and_others_come_out_as_they_were_posted() {
+        let sge = |length| Sge { addr: 0x1000, length, lkey: 5 };
+        let lists: [&[Sge]; 4] = [&[sge(8)], &[], &[sge(1), sge(2), sge(3)], &[sge(u32::MAX)]];
+        let mut ring = RecvRing::new(4, 3);
+        for wr_id in 0..40 {
+            let wr = RecvWr { wr_id, sges: lists[wr_id as usize % 4] };
+            assert_eq!(ring.push_usual(&wr), wr.sges.len() == 1);
+            if wr.sges.len() != 1 {
+                ring.push(&wr).unwrap();
+            }
+            let last = ring.wr(ring.next() - 1);
+            assert_eq!((last.wr_id, last.sges, ring.front().unwrap().0.len > 0), (wr_id, wr.sges, wr_id % 4 != 1));
+            ring.remove_oldest();
+        }
+        (0..4).for_each(|wr_id| assert!(ring.push_usual(&RecvWr { wr_id, sges: lists[0] })));
+        let more = RecvWr { wr_id: 4, sges: lists[0] };
+        assert_eq!((ring.push_usual(&more), ring.push(&more)), (false, Err(PostError::QueueFull(4))));
+        let mut none = RecvRing::new(4, 0);
+        let refused = Err(PostError::TooManySges { have: 1, max: 0 });
+        assert_eq!((none.push_usual(&more), none.push(&more), none.len()), (false, refused, 0));
     }
 
     #[test]

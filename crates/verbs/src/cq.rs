@@ -294,6 +294,14 @@ impl Cq {
         }
     }
 
+    /// The driver, where there is exactly one.
+    pub fn sole_driver(&self) -> Option<Arc<dyn Driver>> {
+        match &self.drivers.read().unwrap_or_else(PoisonError::into_inner)[..] {
+            [(driver, _)] => Some(driver.clone()),
+            _ => None,
+        }
+    }
+
     /// A QP of `driver` completes here from now on. Counted: one call of [`Cq::detach`] for each.
     pub fn attach(&self, driver: &Arc<dyn Driver>) {
         let mut ds = self.drivers.write().unwrap_or_else(PoisonError::into_inner);
