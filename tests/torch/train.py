@@ -38,6 +38,17 @@ def say(line: str):
     sys.stdout.flush()
 
 
+def several(rank: int, ranks: int):
+    """Several gathers as one operation: the first may be over before the last begins."""
+    for turn in range(20):
+        parts = [torch.full((size,), float(turn + size + rank)) for size in (1, 2, 3, 4)]
+        gathered = [torch.empty(ranks * len(part)) for part in parts]
+        dist.group.WORLD.allgather_into_tensor_coalesced(gathered, parts).wait()
+        for part, got in zip(parts, gathered):
+            if got.tolist() != [float(turn + len(part) + r) for r in range(ranks) for _ in part]:
+                raise SystemExit(f"turn {turn}: {part} was gathered as {got}")
+
+
 def main():
     backend, mode, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
     if backend == "unbroken":
@@ -71,6 +82,7 @@ def main():
     if came.tolist() != [float((rank - 1) % len(told))] * 3:
         raise SystemExit(f"the neighbour has sent {came}")
     if backend == "unbroken":
+        several(rank, len(told))
         say(f"counters {rank} {dist.group.WORLD.counters()}")
     dist.destroy_process_group()
 

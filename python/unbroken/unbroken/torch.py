@@ -406,14 +406,17 @@ class ProcessGroup(dist.ProcessGroup):
         return self._work([self._begin("Barrier")], [], [])
 
     def _together(self, works: list) -> Work:
-        """One Work for several, whose requests are the last one's."""
+        """One Work for several, whose requests and error are the last ones'. Some may be over already, and out of the queue."""
         requests = [request for work in works for request in work._requests]
         results = [result for work in works for result in work._results]
         copies = [copy for work in works for copy in work._copies]
         keeps = [work._keeps for work in works]
         for work in works:
-            self._open.remove(work)
-        return self._work(requests, keeps, results, copies)
+            if work in self._open:
+                self._open.remove(work)
+        together = self._work(requests, keeps, results, copies)
+        together._error = next((work._error for work in works if work._error), together._error)
+        return together
 
     # Between two ranks
 
