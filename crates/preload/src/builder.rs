@@ -213,7 +213,8 @@ pub fn install(ex: &mut ibv_qp_ex) {
 /// `qp` is an extended QP of ours, whose lock the calling thread holds.
 unsafe fn batch<'a>(qp: *mut ibv_qp_ex) -> (&'a QpObj, &'a mut Builder) {
     // SAFETY: promised by the caller; the lock makes the batch this thread's own.
-    unsafe { (&*qp.cast::<QpObj>(), &mut *(*qp.cast::<QpObj>()).builder.get()) }
+    let (object, builder) = unsafe { (&*qp.cast::<QpObj>(), &mut *(*qp.cast::<QpObj>()).builder.get()) };
+    (object, builder.get_or_insert_with(|| Box::new(Builder::new(object.qp.caps()))))
 }
 
 /// Opens a request with the program's `wr_id` and `wr_flags`.

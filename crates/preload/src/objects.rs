@@ -134,7 +134,8 @@ pub struct QpObj {
     /// Made with `send_ops_flags`: the builders may be used.
     pub extended: bool,
     pub async_events: Acks,
-    pub builder: UnsafeCell<crate::builder::Builder>,
+    /// Made when it is first used.
+    pub builder: UnsafeCell<Option<Box<crate::builder::Builder>>>,
     pub init: InitAttr,
     /// The address vector as the program gave it, for `ibv_query_qp`; none before RTR.
     pub vectors: Mutex<Vectors>,

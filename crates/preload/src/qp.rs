@@ -1,6 +1,6 @@
 //! QPs: create, modify, query, destroy.
 
-use crate::builder::{self, Builder};
+use crate::builder;
 use crate::ffi::{code, deref, pointer};
 use crate::objects::{free, fresh_cookie, lock, Acks, CqObj, InitAttr, PdObj, QpObj, SrqObj, QPS};
 use crate::qp_attr::{caps_to_c, change, snapshot};
@@ -147,7 +147,7 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
     }
     let object = Box::into_raw(Box::new(QpObj {
         c: UnsafeCell::new(ex),
-        builder: UnsafeCell::new(Builder::new(qp.caps())),
+        builder: UnsafeCell::default(),
         qp,
         cookie,
         is_ud: kind == QpType::Ud,
@@ -205,7 +205,7 @@ unsafe extern "C" fn ibv_query_qp(
         vectors.follow(&seen);
         // One look: another thread may change the QP meanwhile.
         let state = seen.attrs.rc.state.unwrap_or_else(|| object.qp.state());
-        let now = snapshot(&seen, state, *vectors);
+        let now = snapshot(&seen, state, &vectors);
         // SAFETY: the C part is ours; the caller's two structures.
         unsafe {
             let c = &raw mut (*object.c.get()).qp_base;

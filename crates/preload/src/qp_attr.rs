@@ -195,19 +195,19 @@ fn check_values(kind: QpType, attr: &ibv_qp_attr, mask: c_int, ports: &impl Port
 }
 
 /// The address vectors of a QP's paths, as the program gave them.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 pub struct Vectors {
     /// Of the path in use.
     pub primary: Option<ibv_ah_attr>,
     /// Of the alternate path.
-    pub alternate: Option<ibv_ah_attr>,
+    pub alternate: Option<Box<ibv_ah_attr>>,
 }
 
 impl Vectors {
     /// Follows a QP that has migrated since: it has no alternate path any more, and goes on over what that was.
     pub fn follow(&mut self, s: &QpSnapshot) {
         if s.attrs.alternate.is_none() {
-            self.primary = self.alternate.take().or(self.primary);
+            self.primary = self.alternate.take().map(|alternate| *alternate).or(self.primary);
         }
     }
 
@@ -217,7 +217,7 @@ impl Vectors {
             self.primary = Some(attr.ah_attr);
         }
         if mask & IBV_QP_ALT_PATH != 0 {
-            self.alternate = Some(attr.alt_ah_attr);
+            self.alternate = Some(Box::new(attr.alt_ah_attr));
         }
         if mask & IBV_QP_STATE != 0 && attr.qp_state == Reset as c_int {
             *self = Vectors::default();
@@ -226,7 +226,7 @@ impl Vectors {
 }
 
 /// What `ibv_query_qp` answers. Attributes that were never set are 0.
-pub fn snapshot(s: &QpSnapshot, state: QpState, vectors: Vectors) -> ibv_qp_attr {
+pub fn snapshot(s: &QpSnapshot, state: QpState, vectors: &Vectors) -> ibv_qp_attr {
     // SAFETY: plain integers throughout.
     let mut a: ibv_qp_attr = unsafe { std::mem::zeroed() };
     let rc = &s.attrs.rc;
@@ -251,7 +251,7 @@ pub fn snapshot(s: &QpSnapshot, state: QpState, vectors: Vectors) -> ibv_qp_attr
     a.ah_attr = vectors.primary.unwrap_or(a.ah_attr);
     a.path_mig_state = rc.migration.unwrap_or_default() as c_int;
     if let Some(path) = s.attrs.alternate {
-        a.alt_ah_attr = vectors.alternate.unwrap_or(a.alt_ah_attr);
+        a.alt_ah_attr = vectors.alternate.as_deref().copied().unwrap_or(a.alt_ah_attr);
         a.alt_port_num = path.port;
         a.alt_timeout = rc.alternate.unwrap_or(0);
     }
