@@ -109,7 +109,7 @@ int unbapm_add(unbapm_t apm, struct ibv_qp *const *qps, int count);
 /* After it no callback is about these, but one that calls this. */
 int unbapm_remove(unbapm_t apm, struct ibv_qp *const *qps, int count);
 
-/* Alternate path specification. At most 16 paths of a queue pair, the best first; the one in use is one of them by itself. */
+/* Alternate path specification. At most 16 paths of a queue pair, the best first. The one in use is the best, where it is not among them. */
 int unbapm_specify(unbapm_t apm, struct ibv_qp *const *qps, int count, const struct unbapm_path *paths, int path_count);
 /*
  * The same, chosen from this device's ports and the peer's addresses, which must have that of the path in use: other ports at both ends first, then at one,
@@ -134,7 +134,7 @@ enum unbapm_until {
 };
 enum unbapm_how {
 	UNBAPM_BY_EVENT = 0, /* asleep, until the library's thread has noticed */
-	UNBAPM_BY_QUERY = 1  /* asking the device, in this thread */
+	UNBAPM_BY_QUERY = 1  /* asking the device in this thread, at least once: so what the peer has done is noticed, too */
 };
 /* ETIMEDOUT; EIO: a queue pair has failed. */
 int unbapm_wait(unbapm_t apm, struct ibv_qp *const *qps, int count, enum unbapm_until until, enum unbapm_how how, uint32_t timeout_ms);

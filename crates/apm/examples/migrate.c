@@ -27,7 +27,6 @@ static int meet(int port, const char *peer)
 {
 	struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = peer ? inet_addr(peer) : INADDR_ANY };
 	int s = socket(AF_INET, SOCK_STREAM, 0);
-
 	NEED(peer ? !connect(s, (struct sockaddr *)&a, sizeof a) : !bind(s, (struct sockaddr *)&a, sizeof a) && !listen(s, 1));
 	return peer ? s : accept(s, NULL, NULL);
 }
@@ -52,7 +51,6 @@ static long exchange(long number)
 	struct ibv_send_wr send = { .sg_list = &out, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad_send;
 	struct ibv_recv_wr receive = { .sg_list = &in, .num_sge = 1 }, *bad_receive;
 	struct ibv_wc wc = { 0 };
-
 	numbers[0] = number;
 	NEED(!ibv_post_recv(qp, &receive, &bad_receive) && !ibv_post_send(qp, &send, &bad_send));
 	for (int done = 0; done < 2; done += ibv_poll_cq(cq, 1, &wc))
@@ -71,7 +69,7 @@ int main(int argc, char **argv)
 	struct unbapm_options options = UNBAPM_OPTIONS_INITIALIZER;
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct end own = { .ports = 8 }, peer;
-	long n = 0, theirs = 0;
+	long n = 0, theirs = 0, seconds = argc > 3 ? atoi(argv[3]) : 0;
 	unbapm_t apm;
 
 	struct ibv_context *context = list && list[0] ? ibv_open_device(list[0]) : NULL;
@@ -79,7 +77,7 @@ int main(int argc, char **argv)
 	NEED(argc > 1 && pd && (cq = ibv_create_cq(context, 16, NULL, NULL, 0)));
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq, .cap = { 4, 4, 1, 1, 0 } };
 	NEED((mr = ibv_reg_mr(pd, numbers, sizeof numbers, IBV_ACCESS_LOCAL_WRITE)) && (qp = ibv_create_qp(pd, &attr)));
-	options.on_event = on_event, options.arg = stdout;
+	options.on_event = on_event, options.arg = stderr;
 	CHECK(unbapm_open(context, &options, &apm));
 	CHECK(unbapm_addresses(apm, own.addresses, &own.ports));
 	own.qpn = qp->qp_num;
@@ -91,9 +89,8 @@ int main(int argc, char **argv)
 	CHECK(unbapm_load(apm, &qp, 1));                               /* path loading */
 	CHECK(unbapm_wait(apm, &qp, 1, UNBAPM_UNTIL_ARMED, UNBAPM_BY_EVENT, 10000));
 	/* The client ends it, by a number below 0. */
-	for (time_t ends = time(NULL) + (argc > 3 ? atoi(argv[3]) : 0); theirs >= 0 && n >= 0; n = argc > 3 && time(NULL) >= ends ? -1 : n + 1) {
-		if (argc > 3 && n == 100)
-			CHECK(unbapm_migrate(apm, &qp, 1));            /* path migration */
+	for (time_t ends = time(NULL) + seconds; theirs >= 0 && numbers[0] >= 0; n = seconds && time(NULL) >= ends ? -1 : n + 1) {
+		if (seconds && n == 100) CHECK(unbapm_migrate(apm, &qp, 1)); /* path migration */
 		theirs = exchange(n);
 		NEED(theirs == n || theirs < 0 || n < 0);
 	}

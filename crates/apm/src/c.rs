@@ -292,7 +292,8 @@ unsafe fn fill<T>(to: *mut T, count: *mut c_int, items: impl Iterator<Item = T>)
 unsafe fn room<T>(to: *mut T, count: *mut c_int, name: &str) -> Result<usize> {
     // SAFETY: as the caller says.
     let room = unsafe { count.as_ref() }.copied();
-    let room = room.ok_or_else(|| Error::invalid("count is NULL: it is the room in the list, and how many there are"))?;
+    let room =
+        room.ok_or_else(|| Error::invalid("count is NULL: it is the room in the list, and how many there are"))?;
     match usize::try_from(room) {
         Ok(room) if room == 0 || !to.is_null() => Ok(room),
         Ok(_) => Err(Error::invalid(format!("{name} is NULL: it is where the results go"))),
@@ -307,7 +308,10 @@ extern "C" fn unbapm_addresses(apm: *mut c_void, to: *mut CAddress, count: *mut 
         let room = unsafe { room(to, count, "list") }?;
         let found = it.addresses()?;
         if found.len() > room {
-            return Err(Error::new(libc::ENOSPC, format!("the device has {} ports, and the list room for {room}", found.len())));
+            return Err(Error::new(
+                libc::ENOSPC,
+                format!("the device has {} ports, and the list room for {room}", found.len()),
+            ));
         }
         // SAFETY: as above.
         unsafe { fill(to, count, found.iter().map(CAddress::of)) }
@@ -339,7 +343,9 @@ extern "C" fn unbapm_wait(
         let until = match until {
             0 => Until::Armed,
             1 => Until::Migrated,
-            _ => return Err(Error::invalid(format!("until is {until}: UNBAPM_UNTIL_ARMED (0) and _MIGRATED (1) exist"))),
+            _ => {
+                return Err(Error::invalid(format!("until is {until}: UNBAPM_UNTIL_ARMED (0) and _MIGRATED (1) exist")))
+            }
         };
         if !(0..=1).contains(&how) {
             return Err(Error::invalid(format!("how is {how}: UNBAPM_BY_EVENT (0) and UNBAPM_BY_QUERY (1) exist")));
@@ -377,7 +383,10 @@ extern "C" fn unbapm_poll_events(apm: *mut c_void, to: *mut CEvent, count: *mut 
         // SAFETY: as above.
         unsafe { fill(to, count, taken.iter().map(CEvent::of)) }?;
         if lost {
-            return Err(Error::new(libc::ENOBUFS, format!("more than {MAX_EVENTS} events waited, and the oldest are lost")));
+            return Err(Error::new(
+                libc::ENOBUFS,
+                format!("more than {MAX_EVENTS} events waited, and the oldest are lost"),
+            ));
         }
         Ok(())
     })
@@ -387,7 +396,9 @@ extern "C" fn unbapm_poll_events(apm: *mut c_void, to: *mut CEvent, count: *mut 
 extern "C" fn unbapm_handle_event(apm: *mut c_void, event: *const ibv_async_event, taken: *mut c_int) -> c_int {
     with(apm, |it| {
         if !it.options.no_thread {
-            return Err(Error::invalid("the library's thread reads the events: set no_thread in the options of unbapm_open"));
+            return Err(Error::invalid(
+                "the library's thread reads the events: set no_thread in the options of unbapm_open",
+            ));
         }
         // SAFETY: the program gives NULL, or an event that it has not acknowledged.
         let event = unsafe { event.as_ref() }.ok_or_else(|| Error::invalid("event is NULL"))?;

@@ -70,13 +70,15 @@ impl From<NoChoice> for Error {
     fn from(why: NoChoice) -> Error {
         let (errno, text) = match why {
             NoChoice::OwnPort => (libc::EINVAL, "its port has no address"),
-            NoChoice::PeerAddress => {
-                (libc::EINVAL, "the peer's address in use is not among those given: the peer's own unbapm_addresses are right, \
-                 with the gid_index that the queue pair is connected by")
-            }
-            NoChoice::NoOther => {
-                (libc::EHOSTUNREACH, "there is no path to the peer but the one in use: another port of the same kind at one end is needed")
-            }
+            NoChoice::PeerAddress => (
+                libc::EINVAL,
+                "the peer's address in use is not among those given: the peer's own unbapm_addresses are right, \
+                 with the gid_index that the queue pair is connected by",
+            ),
+            NoChoice::NoOther => (
+                libc::EHOSTUNREACH,
+                "there is no path to the peer but the one in use: another port of the same kind at one end is needed",
+            ),
         };
         Error::new(errno, text)
     }

@@ -308,6 +308,9 @@ impl Handle {
         let ends = Instant::now() + limit;
         let (mut pause, mut left) = (FIRST_PAUSE, ids);
         loop {
+            if asks {
+                self.ask(left);
+            }
             let inner = self.lock();
             left = self.still(&inner, left, until)?;
             if left.is_empty() {
@@ -320,26 +323,28 @@ impl Handle {
                 let text = format!("{} of {} after {limit:?}; the first is {name}", left.len(), ids.len());
                 return Err(Error::new(libc::ETIMEDOUT, text).of(&self.name(left[0])));
             }
-            if !asks {
-                drop(self.changed.wait_timeout(inner, rest));
-                continue;
-            }
-            drop(inner);
-            for id in left {
-                let inner = &mut *self.lock();
-                if inner.machine.has(*id) {
-                    self.query(inner, *id);
-                }
-            }
-            self.after(&mut self.lock());
-            if self.options.no_thread {
-                self.progress();
-                self.deliver();
-            }
-            if !self.still(&self.lock(), left, until)?.is_empty() {
+            if asks {
+                drop(inner);
                 std::thread::sleep(pause.min(rest));
                 pause = (pause * 2).min(LONGEST_PAUSE);
+            } else {
+                drop(self.changed.wait_timeout(inner, rest));
             }
+        }
+    }
+
+    /// Asks the device about each.
+    fn ask(&self, ids: &[Id]) {
+        for id in ids {
+            let inner = &mut *self.lock();
+            if inner.machine.has(*id) {
+                self.query(inner, *id);
+            }
+        }
+        self.after(&mut self.lock());
+        if self.options.no_thread {
+            self.progress();
+            self.deliver();
         }
     }
 
@@ -435,7 +440,8 @@ impl Handle {
             self.ready.signal();
         }
         let sooner = inner.machine.next_us().is_some_and(|at_us| at_us < inner.sleeps_until_us);
-        if !self.options.no_thread && (sooner || has_events && self.options.on_event.is_some()) && !self.is_own_thread() {
+        if !self.options.no_thread && (sooner || has_events && self.options.on_event.is_some()) && !self.is_own_thread()
+        {
             inner.sleeps_until_us = 0;
             self.wake.signal();
         }

@@ -17,10 +17,13 @@
 //! | REARM, ARMED | a better path's port has come up and stayed so | LOADING | event if it is another path than was loaded |
 //! | any | a query says that the queue pair is in error | FAILED | event |
 //!
-//! A path that was left without having been asked to may be broken though its port is up: for [`SUSPECT_US`] it is the last choice.
+//! The path that was in use when the others were specified is the best of all, unless the owner has placed it elsewhere: so one that has migrated goes
+//! back there next. Which paths have failed one end may know alone; so nothing is concluded from a migration, and what is loaded stays the same way at both
+//! ends. A path that the device could not go to is the last choice for [`SUSPECT_US`].
 //!
 //! A migration is told by an event of the device, and by a query that comes before that. The event is then stale; it may arrive when the next path is
-//! loaded already, so an event that could be such a one is answered by a query.
+//! loaded already, so an event that could be such a one is answered by a query. Of two migrations between which the owner has loaded a path without having
+//! heard of the first, one is counted.
 //!
 //! Bounds: [`MAX_QPS`] queue pairs with [`MAX_PATHS`] paths each, [`MAX_EVENTS`] events that nobody took, [`MAX_ACTIONS`] things to do at a time, and in
 //! the long run [`QUERIES_PER_SECOND`].
@@ -43,7 +46,7 @@ pub const MAX_EVENTS: usize = 65_536;
 pub const MAX_ACTIONS: usize = 256;
 /// The device is queried this often at most, once the short first pauses are over.
 pub const QUERIES_PER_SECOND: u64 = 5_000;
-/// For so long a path that was left without having been asked to is the last choice.
+/// For so long a path that could not be migrated to is the last choice.
 pub const SUSPECT_US: u64 = 1_000_000;
 /// Until a path is loaded after a migration: a port's death is often told just after it, and the peer is to hear of it first.
 pub const SETTLE_US: u64 = 10_000;
@@ -174,7 +177,7 @@ struct Link {
     asked: bool,
     /// The loaded path's port is down, which the owner has been told.
     unhealthy: bool,
-    /// The path that was left last without having been asked to, and until when that counts.
+    /// The path that could not be migrated to, and until when that counts.
     suspect: Option<(Path, u64)>,
     /// Queries have shown migrations whose events have not come.
     unclaimed: u32,
@@ -280,12 +283,12 @@ impl Machine {
         })
     }
 
-    /// Its paths, the best first; the one in use need not be among them. What is loaded stays until the next load.
+    /// Its paths, the best first; the one in use is the best, where it is not among them. What is loaded stays until the next load.
     pub fn specify(&mut self, id: Id, paths: &[Path]) -> Result<(), Refusal> {
         let link = self.links.get_mut(&id).ok_or(Refusal::Unknown)?;
         let mut all = paths.to_vec();
         if !all.iter().any(|p| p.is_way_of(&link.primary)) {
-            all.push(link.primary);
+            all.insert(0, link.primary);
         }
         if paths.is_empty() || all.len() > MAX_PATHS {
             return Err(Refusal::Paths(paths.len()));
@@ -354,7 +357,8 @@ impl Machine {
 
     /// The device has refused the path.
     pub fn refused(&mut self, id: Id, errno: i32, now_us: u64) {
-        if let Some(path) = self.links.get_mut(&id).filter(|l| l.state == State::Loading).and_then(|l| l.loaded.take()) {
+        if let Some(path) = self.links.get_mut(&id).filter(|l| l.state == State::Loading).and_then(|l| l.loaded.take())
+        {
             self.enter(id, State::Failed);
             self.tell(id, Kind::LoadFailed { errno }, path, now_us);
         }
@@ -404,6 +408,10 @@ impl Machine {
         let Some(link) = self.links.get_mut(&id) else { return };
         link.query_us = None;
         let state = link.state;
+        if matches!((state, it.state), (State::Unloaded, _) | (_, Rearm | Armed)) && !it.broken {
+            // What was known is the less certain: a path may have been loaded while the device was migrating.
+            link.primary = it.primary;
+        }
         match (state, it.state) {
             (State::Failed, _) if it.broken => self.set_timer(id),
             _ if it.broken => {
@@ -493,7 +501,8 @@ impl Machine {
             return None;
         }
         if link.query_us.take_if(|at_us| *at_us <= now_us).is_some() {
-            // The answer sets the next one; should there be none, this does.
+            // What is loaded next depends on the answer; that sets the next query, too. Should there be none, this does.
+            link.revise_us = link.revise_us.map(|at_us| at_us.max(now_us + 1));
             self.query_later(id, now_us);
             return Some(Action::Query(id));
         }
@@ -564,12 +573,15 @@ impl Machine {
             link.paths.push(link.primary);
         }
         let (asked, path) = (link.asked, link.primary);
-        link.suspect = (!asked).then_some((left, now_us + SUSPECT_US));
         link.revise_us = Some(now_us + SETTLE_US);
         link.unhealthy = false;
         link.migrations += 1;
         self.enter(id, State::Unloaded);
         self.tell(id, Kind::Migrated { asked }, path, now_us);
+        if primary.is_none() {
+            // Where it went is what was loaded, unless it was being loaded just then: that is asked before the next path is.
+            self.query_at(id, now_us + SETTLE_US);
+        }
     }
 
     fn query_at(&mut self, id: Id, at_us: u64) {

@@ -151,7 +151,8 @@ mod tests {
 
     fn ports(host: u8, count: u8, ethernet: bool, lmc: u8) -> Vec<Address> {
         let lid = |port: u8| if ethernet { 0 } else { u16::from(host) * 256 + u16::from(port) * 16 };
-        let address = |port| Address { gid: gid(host, port), lid: lid(port), port, lmc, ethernet, active: true, sgid_index: 3 };
+        let address =
+            |port| Address { gid: gid(host, port), lid: lid(port), port, lmc, ethernet, active: true, sgid_index: 3 };
         (1..=count).map(address).collect()
     }
 

@@ -14,7 +14,8 @@ const BATCH: usize = 256;
 
 /// Sets or clears O_NONBLOCK; gives whether it was set before.
 fn set_nonblocking(fd: RawFd, on: bool) -> Result<bool> {
-    let last = || Error::call("fcntl of async_fd", std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EBADF));
+    let last =
+        || Error::call("fcntl of async_fd", std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EBADF));
     // SAFETY: takes no pointers.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     if flags < 0 {

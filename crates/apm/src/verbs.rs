@@ -92,8 +92,9 @@ impl Verbs {
                 ack_async_event: function(c"ibv_ack_async_event")?,
             })
         };
-        (*FOUND.get_or_init(find))
-            .ok_or_else(|| Error::new(libc::ENOSYS, "there is no libibverbs in this process: link the program with -libverbs"))
+        (*FOUND.get_or_init(find)).ok_or_else(|| {
+            Error::new(libc::ENOSYS, "there is no libibverbs in this process: link the program with -libverbs")
+        })
     }
 
     /// The number of ports, and whether the device migrates paths.
@@ -261,7 +262,16 @@ mod tests {
     #[test]
     fn a_path_survives_its_way_through_verbs() {
         let route = Route { dgid: [7; 16], sgid_index: 3, flow_label: 9, hop_limit: 64, traffic_class: 5 };
-        let path = Path { port: 2, dlid: 17, src_path_bits: 1, sl: 4, static_rate: 2, route: Some(route), timeout: 14, pkey_index: 6 };
+        let path = Path {
+            port: 2,
+            dlid: 17,
+            src_path_bits: 1,
+            sl: 4,
+            static_rate: 2,
+            route: Some(route),
+            timeout: 14,
+            pkey_index: 6,
+        };
         assert_eq!(path_of(&vector_of(&path), 14, 6), path);
         let local = Path { route: None, ..path };
         assert_eq!(path_of(&vector_of(&local), 14, 6), local);
