@@ -58,7 +58,7 @@ enum unbapm_event_type {
 	UNBAPM_EVENT_MIGRATION_FAILED = 2, /* it stays where it was; path: that it could not go to */
 	UNBAPM_EVENT_UNHEALTHY = 3,        /* the port of the loaded path went down; path: that one */
 	UNBAPM_EVENT_HEALTHY = 4,          /* and is up again, with the same path still loaded */
-	UNBAPM_EVENT_RESPECIFIED = 5,      /* path: another one that is loaded in place of the one before. Tell the peer, which loads the same way */
+	UNBAPM_EVENT_RESPECIFIED = 5,      /* path: another one, loaded in place of the one before. Tell the peer, which specifies and loads the same way */
 	UNBAPM_EVENT_LOAD_LATE = 6,        /* not armed within load_timeout_ms; it is still waited for */
 	UNBAPM_EVENT_LOAD_FAILED = 7,      /* the device has refused the path, by the number in error */
 	UNBAPM_EVENT_QP_FAILED = 8         /* the queue pair is in error or reset */
@@ -78,6 +78,7 @@ struct unbapm_options {
 	size_t size;
 	int no_thread;                /* 1: the program reads the asynchronous events itself, see unbapm_handle_event */
 	int manual;                   /* 1: nothing is loaded but what unbapm_load asks for */
+	int respecify;                /* 1: for a path whose port is down the next best is loaded. The program tells the peer, see UNBAPM_EVENT_RESPECIFIED */
 	int gid_index;                /* of unbapm_addresses, on all ports */
 	int armed_event;              /* the event_type by which the device says that a queue pair is ARMED; libibverbs knows none */
 	uint32_t load_timeout_ms;     /* 10,000 */
@@ -89,7 +90,7 @@ struct unbapm_options {
 	void *arg;
 };
 
-#define UNBAPM_OPTIONS_INITIALIZER { sizeof(struct unbapm_options), 0, 0, 0, 0, 0, 0, NULL, NULL, NULL }
+#define UNBAPM_OPTIONS_INITIALIZER { sizeof(struct unbapm_options), 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL }
 
 /* Of this thread's last call that failed; "" before the first. Valid until the next one. */
 const char *unbapm_last_error(void);
@@ -120,8 +121,9 @@ int unbapm_choose(unbapm_t apm, struct ibv_qp *const *qps, int count, const stru
 int unbapm_addresses(unbapm_t apm, struct unbapm_address *list, int *count);
 
 /*
- * Path loading. The best healthy path, one whose port is up, is given to the device with IBV_MIG_REARM. From then on, but with `manual`, the library
- * keeps one loaded: after a migration, and when the loaded one's port goes down. ENETDOWN: none is healthy now.
+ * Path loading. The best path but the one in use is given to the device with IBV_MIG_REARM, if it is healthy: its port is up. From then on, but with
+ * `manual`, the library keeps it loaded after each migration, as soon as it is healthy. Other paths than the best are taken with `respecify` alone: two ends
+ * that load different ways cannot follow each other, and one does not know of the other's ports. ENETDOWN: it is not healthy now.
  */
 int unbapm_load(unbapm_t apm, struct ibv_qp *const *qps, int count);
 

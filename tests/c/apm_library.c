@@ -21,7 +21,7 @@ _Static_assert(sizeof(struct unbapm_path) == 40 && offsetof(struct unbapm_path, 
 _Static_assert(sizeof(struct unbapm_address) == 24 && offsetof(struct unbapm_address, sgid_index) == 22, "unbapm_address");
 _Static_assert(sizeof(struct unbapm_event) == 72 && offsetof(struct unbapm_event, path) == 24 && offsetof(struct unbapm_event, asked) == 64, "unbapm_event");
 _Static_assert(sizeof(struct unbapm_info) == 104 && offsetof(struct unbapm_info, alternate) == 64, "unbapm_info");
-_Static_assert(sizeof(struct unbapm_options) == 56 && offsetof(struct unbapm_options, on_event) == 32, "unbapm_options");
+_Static_assert(sizeof(struct unbapm_options) == 64 && offsetof(struct unbapm_options, on_event) == 40, "unbapm_options");
 
 struct job {
     uint32_t qps, rounds;
@@ -143,6 +143,7 @@ static void set_up(void)
     if (!mode("refuse"))
         options.on_event = on_event, options.on_other = on_other, options.arg = &job;
     options.manual = job.rounds > 0;
+    options.respecify = mode("unhealthy");
     options.gid_index = test_gid_index();
     options.armed_event = mode("own") ? 99 : 0;
     OK(unbapm_open(context, &options, &apm));

@@ -163,6 +163,7 @@ fn options(given: Option<&COptions>) -> Result<Options> {
     Ok(Options {
         settings: Settings {
             manual: o.manual != 0,
+            respecify: o.respecify != 0,
             load_timeout_us: us(o.load_timeout_ms, LOAD_TIMEOUT_MS),
             migrate_timeout_us: us(o.migrate_timeout_ms, MIGRATE_TIMEOUT_MS),
         },

@@ -55,7 +55,7 @@ impl From<Refusal> for Error {
                 "it has no path but the one in use: unbapm_specify or unbapm_choose comes first".to_string(),
             ),
             Refusal::Unhealthy(ports) => {
-                (libc::ENETDOWN, format!("none of its other paths is healthy: the link of port {ports:?} is down"))
+                (libc::ENETDOWN, format!("no path that could be loaded is healthy; those that are not in use have ports {ports:?}, and a link is down"))
             }
             Refusal::Paths(count) => (
                 libc::EINVAL,

@@ -1,6 +1,6 @@
 //! What is known of each queue pair, and what is to be done: no verb is called here, and time is handed in.
 //!
-//! The states are those of one end as its owner sees it. `pick` stands for the best healthy path but the one in use ([`Machine::port`] says which ports
+//! The states are those of one end as its owner sees it. `pick` stands for the best path but the one in use, if it is healthy ([`Machine::port`] says which ports
 //! are up); *revised* is what happens after a pause: if the best path is not loaded, it is.
 //!
 //! | state | what happens | next state | what else |
@@ -18,8 +18,9 @@
 //! | any | a query says that the queue pair is in error | FAILED | event |
 //!
 //! The path that was in use when the others were specified is the best of all, unless the owner has placed it elsewhere: so one that has migrated goes
-//! back there next. Which paths have failed one end may know alone; so nothing is concluded from a migration, and what is loaded stays the same way at both
-//! ends. A path that the device could not go to is the last choice for [`SUSPECT_US`].
+//! back there next. Two ends that load different ways cannot follow each other, and what has failed one of them may know alone. So it is the best path that
+//! is loaded or none, unless the owner says that it tells its peer of others ([`Settings::respecify`]); then a path that the device could not go to is the
+//! last choice for [`SUSPECT_US`].
 //!
 //! A migration is told by an event of the device, and by a query that comes before that. The event is then stale; it may arrive when the next path is
 //! loaded already, so an event that could be such a one is answered by a query. Of two migrations between which the owner has loaded a path without having
@@ -158,6 +159,8 @@ pub struct Info {
 pub struct Settings {
     /// Nothing is loaded but what the owner asks for.
     pub manual: bool,
+    /// In place of a path that is not healthy the next best is loaded. The owner sees to it that the peer does the same.
+    pub respecify: bool,
     /// Until [`Kind::LoadLate`].
     pub load_timeout_us: u64,
     /// Until [`Kind::MigrationFailed`].
@@ -529,13 +532,16 @@ impl Machine {
         Some(Action::Load(id, best))
     }
 
-    /// The best healthy path but the one in use; one that is suspect last.
+    /// The best path but the one in use, if it is healthy. With `respecify`, the best that is healthy; one that is suspect last.
     fn pick(&self, id: Id, now_us: u64) -> Option<Path> {
         let link = self.links.get(&id)?;
-        let healthy = |p: &&Path| self.ports[usize::from(p.port)] && !p.is_way_of(&link.primary);
+        let others = || link.paths.iter().filter(|p| !p.is_way_of(&link.primary));
+        let healthy = |p: &&Path| self.ports[usize::from(p.port)];
         let suspect = |p: &&Path| link.suspect.is_some_and(|(s, until_us)| now_us < until_us && s.is_way_of(p));
-        let others = || link.paths.iter().filter(healthy);
-        others().find(|p| !suspect(p)).or_else(|| others().next()).copied()
+        if !self.settings.respecify {
+            return others().next().filter(healthy).copied();
+        }
+        others().filter(healthy).find(|p| !suspect(p)).or_else(|| others().find(healthy)).copied()
     }
 
     // Changes

@@ -115,6 +115,7 @@ pub(super) struct COptions {
     pub(super) size: usize,
     pub(super) no_thread: c_int,
     pub(super) manual: c_int,
+    pub(super) respecify: c_int,
     pub(super) gid_index: c_int,
     pub(super) armed_event: c_int,
     pub(super) load_timeout_ms: u32,
@@ -130,6 +131,7 @@ impl Default for COptions {
             size: size_of::<COptions>(),
             no_thread: 0,
             manual: 0,
+            respecify: 0,
             gid_index: 0,
             armed_event: 0,
             load_timeout_ms: 0,
@@ -153,6 +155,6 @@ mod tests {
         assert_eq!((size_of::<CAddress>(), offset_of!(CAddress, lid), offset_of!(CAddress, sgid_index)), (24, 16, 22));
         assert_eq!((size_of::<CEvent>(), offset_of!(CEvent, path), offset_of!(CEvent, asked)), (72, 24, 64));
         assert_eq!((size_of::<CInfo>(), offset_of!(CInfo, migrations), offset_of!(CInfo, alternate)), (104, 16, 64));
-        assert_eq!((size_of::<COptions>(), offset_of!(COptions, on_event), offset_of!(COptions, arg)), (56, 32, 48));
+        assert_eq!((size_of::<COptions>(), offset_of!(COptions, on_event), offset_of!(COptions, arg)), (64, 40, 56));
     }
 }

@@ -1,7 +1,8 @@
 use super::*;
 use proptest::prelude::*;
 
-const SETTINGS: Settings = Settings { manual: false, load_timeout_us: 1_000_000, migrate_timeout_us: 500_000 };
+const SETTINGS: Settings =
+    Settings { manual: false, respecify: true, load_timeout_us: 1_000_000, migrate_timeout_us: 500_000 };
 const QP: Id = 7;
 
 fn path(port: u8, to: u16) -> Path {
@@ -236,6 +237,23 @@ fn a_queue_pair_in_error_is_told_once_and_left_alone() {
     m.port(2, true, 40);
     assert_eq!((kinds(&mut m), state(&m)), (vec![Kind::QpFailed], State::Failed));
     assert_eq!(m.due(u64::MAX / 2), []);
+}
+
+#[test]
+fn unless_the_owner_tells_its_peer_it_is_the_best_path_or_none() {
+    let mut m = machine(Settings { respecify: false, ..SETTINGS });
+    arm(&mut m, 0);
+    m.port(2, false, 10);
+    assert_eq!((m.due(1_000_000), kinds(&mut m)), (vec![], vec![Kind::Unhealthy]));
+    m.port(2, true, 2_000_000);
+    assert_eq!((m.due(9_000_000), kinds(&mut m)), (vec![], vec![Kind::Healthy]));
+    m.migrated(QP, 9_000_000);
+    m.port(1, false, 9_000_000);
+    m.observed(QP, told(PathMigState::Migrated, path(2, 2), None), 9_000_001);
+    assert_eq!(m.due(20_000_000), [], "its peer, whose ports are up, would load the way back");
+    assert_eq!(m.begin_load(QP, 20_000_000), Err(Refusal::Unhealthy(vec![1, 1])));
+    m.port(1, true, 20_000_000);
+    assert_eq!(m.due(21_000_000), [Action::Load(QP, path(1, 1))]);
 }
 
 #[test]
