@@ -180,7 +180,8 @@ def times(logs, qps: int, mode: str, rounds: int):
     """How long paths take to load and to migrate."""
     with Fabric(logs, "--ports", "2") as fabric:
         found = json.loads(Library(fabric, qps, mode, rounds).succeed().splitlines()[0])
-        return f"armed within {found['armed_us']} us, migrated within {found['migrated_us']} us (medians of {rounds})"
+        span = lambda what: f"{found[what + '_us']} us ({found[what + '_least_us']} to {found[what + '_most_us']})"
+        return f"armed within {span('armed')}, event of the migration after {span('noticed')}, wait over after {span('migrated')}: medians of {rounds}, least and most"
 
 
 def library_port(logs, qps: int, text: str):
@@ -263,7 +264,14 @@ def example(logs):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", help="only cases whose names contain this")
-    suite = Suite("apm", parser.parse_args().only)
+    parser.add_argument("--times", action="store_true", help="only how long paths take to load and to migrate, for 1 to 1,024 QPs")
+    args = parser.parse_args()
+    suite = Suite("apm", args.only)
+    if args.times:
+        for qps in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
+            for mode in ("event", "query"):
+                suite.case(f"times, {qps} QPs, by {mode}", times, qps, mode, 30)
+        return suite.finish()
     for name, shape in SHAPES.items():
         suite.case(f"by request, {name}", request, shape)
         suite.case(f"port down, {name}", fault, shape, FAULTS[0])

@@ -39,7 +39,8 @@ const TOOLS: &[&str] = &["sim", "trial", "bench", "xtask"];
 /// Crates that may use `unsafe` (`directory`: only the call that opens LMDB, since a file is mapped there; `codes`, though pure: only the
 /// vector instructions of its kernels; `isal`: the functions of a library that is loaded at run time; `collective`: memory of operations under
 /// way, and its C API; `apm`: the process's libibverbs, and its C API).
-const UNSAFE: &[&str] = &["verbs", "softnic", "fabric", "directory", "preload", "codes", "isal", "sdk", "collective", "apm"];
+const UNSAFE: &[&str] =
+    &["verbs", "softnic", "fabric", "directory", "preload", "codes", "isal", "sdk", "collective", "apm"];
 /// What a pure crate's source must not name.
 const IMPURE: &[&str] = &[
     "std::net::Udp",

@@ -215,7 +215,7 @@ impl Verbs {
 
 /// A path as verbs have it.
 pub(crate) fn path_of(ah: &ibv_ah_attr, timeout: u8, pkey_index: u16) -> Path {
-    let route = (ah.is_global != 0).then(|| Route {
+    let route = (ah.is_global != 0).then_some(Route {
         // SAFETY: all bytes are there, whichever part was written.
         dgid: unsafe { ah.grh.dgid.raw },
         sgid_index: ah.grh.sgid_index,
