@@ -59,7 +59,7 @@ enum unbapm_event_type {
 	UNBAPM_EVENT_UNHEALTHY = 3,        /* the port of the loaded path went down; path: that one */
 	UNBAPM_EVENT_HEALTHY = 4,          /* and is up again, with the same path still loaded */
 	UNBAPM_EVENT_RESPECIFIED = 5,      /* path: another one, loaded in place of the one before. Tell the peer, which specifies and loads the same way */
-	UNBAPM_EVENT_LOAD_LATE = 6,        /* not armed within load_timeout_ms: it is loaded again, and so on; told once */
+	UNBAPM_EVENT_LOAD_LATE = 6,        /* not armed within load_timeout_ms; it is still waited for */
 	UNBAPM_EVENT_LOAD_FAILED = 7,      /* the device has refused the path, by the number in error */
 	UNBAPM_EVENT_QP_FAILED = 8         /* the queue pair is in error or reset */
 };

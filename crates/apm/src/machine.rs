@@ -9,7 +9,7 @@
 //! | LOADING | the device has it | REARM | queried after pauses that grow |
 //! | LOADING | the device refuses it | FAILED | event |
 //! | REARM | a query says ARMED | ARMED | event |
-//! | REARM | not within the time for it | LOADING | event, the first time; the device is given the same path again |
+//! | REARM | not within the time for it | REARM | event, once |
 //! | ARMED | the owner asks to migrate | MIGRATING | the device is asked |
 //! | REARM, ARMED, MIGRATING | the device's event, or a query, says MIGRATED | UNLOADED | event; revised |
 //! | MIGRATING | not within the time for it, or the device's event of failure | ARMED | event |
@@ -352,7 +352,7 @@ impl Machine {
         if self.state(id) == Some(State::Loading) {
             self.enter(id, State::Rearm);
             if let Some(link) = self.links.get_mut(&id) {
-                link.deadline_us = Some(deadline_us);
+                (link.late, link.deadline_us) = (false, Some(deadline_us));
                 (link.query_us, link.pause_us) = (Some(now_us + FIRST_QUERY_US), FIRST_QUERY_US);
             }
             self.set_timer(id);

@@ -26,14 +26,8 @@ impl Machine {
         if link.deadline_us.take_if(|at_us| *at_us <= now_us).is_some() {
             let path = link.loaded.unwrap_or_default();
             match link.state {
-                State::Rearm => {
-                    let was_told = std::mem::replace(&mut link.late, true);
-                    // What the two ends tell each other of it may have been lost: they do so anew.
-                    self.enter(id, State::Loading);
-                    if !was_told {
-                        self.tell(id, Kind::LoadLate, path, now_us);
-                    }
-                    return Some(Action::Load(id, path));
+                State::Rearm if !std::mem::replace(&mut link.late, true) => {
+                    self.tell(id, Kind::LoadLate, path, now_us);
                 }
                 State::Migrating => self.migration_failed(id, now_us),
                 _ => {}
