@@ -5,7 +5,7 @@ BUILD  = target/release
 .PHONY: all demo test test-long test-torch test-edge test-vm lint bench figures clean
 
 all:
-	$(CARGO) build --release -p unbroken-cli -p unbroken-sdk -p unbroken-collective
+	$(CARGO) build --release -p unbroken-cli -p unbroken-sdk -p unbroken-collective -p unbroken-apm
 	$(CARGO) run -q --release -p xtask -- so
 
 demo: apt-demo all

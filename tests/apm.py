@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 """Automatic path migration: a C program over verbs (tests/c/apm.c) loads alternate paths between NICs with two ports, and goes on over them
 by request, and when ports, cables and switches fail under it; every message is verified, and the counters say which port carried it.
+Then the library of path migration (include/unbroken/apm.h), by tests/c/apm_library.c, and its example.
 """
 
 import argparse
 import json
+import subprocess
 import sys
 
-from lib.cc import compile_c
+from lib.cc import FLAGS, compile_c
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
 from lib.process import Failure, wait_until
-from lib.suite import Suite
+from lib.suite import BUILD, ROOT, TARGET, Suite
 
 SECONDS = 60
 RUN_MS = 3000
@@ -21,6 +23,7 @@ PINGPONG, STREAM = ("1", "1", "4096"), ("1", "16", "65536")
 SHAPES = {"ping-pong": PINGPONG, "streaming": STREAM, "8 QPs": ("8", "8", "8192"), "64 QPs": ("64", "2", "4096")}
 # Each takes away the path of port 1.
 FAULTS = ["nic a/0/1 down", "nic b/0/1 down", "cable a/0/1 cut", "cable b/0/1 cut", "switch rail0 down"]
+LIBRARY = ["-I", ROOT / "include", "-L", BUILD, "-lunbroken_apm", "-libverbs", f"-Wl,-rpath,{BUILD}"]
 # What control messages and the last packets before the fault take on a port that is left.
 SILENCE_BYTES = 1_000_000
 
@@ -139,10 +142,136 @@ def failover(logs):
                 raise Failure(f"not refused: {end.output()[-500:]}")
 
 
+class Library:
+    """Both ends of tests/c/apm_library.c."""
+
+    def __init__(self, fabric: Fabric, qps: int, mode: str, *more, failover=False):
+        program, port = compile_c("apm_library", *LIBRARY), free_port()
+        self.server = fabric.run("b", [program, port], "b-library", failover)
+        wait_until(lambda: self.server.ended() or listens(self.server.pid, port), 20, "the server listens")
+        self.client = fabric.run("a", [program, f"127.0.0.1:{port}", qps, mode, *more], "a-library", failover)
+
+    def reach(self, stage: str):
+        """Waits until the client says that it is there."""
+        there = lambda: f"stage {stage}\n" in self.client.output()
+        wait_until(lambda: there() or self.client.ended() or self.server.ended(), SECONDS, f"stage {stage}")
+        if not there():
+            raise Failure(f"an end has ended before stage {stage}: {self.client.output()[-300:]} {self.server.output()[-300:]}")
+
+    def succeed(self) -> str:
+        for end in (self.client, self.server):
+            end.expect_success(SECONDS)
+            if not end.output().endswith("all is well\n"):
+                raise Failure(f"{end.name} says {end.output()[-500:]}")
+        return self.client.output()
+
+
+def library(logs, qps: int, mode: str):
+    """Paths are chosen, loaded, migrated to by request, loaded again by themselves, and migrated back to."""
+    with Fabric(logs, "--ports", "2") as fabric:
+        Library(fabric, qps, mode).succeed()
+        migrations = len(fabric.events("path-migrated"))
+        right = 2 * qps if mode == "own" else 0 if mode == "refuse" else 4 * qps
+        if migrations != right:
+            raise Failure(f"{migrations} migrations in the event log, where {right} are right")
+
+
+def times(logs, qps: int, mode: str, rounds: int):
+    """How long paths take to load and to migrate."""
+    with Fabric(logs, "--ports", "2") as fabric:
+        found = json.loads(Library(fabric, qps, mode, rounds).succeed().splitlines()[0])
+        span = lambda what: f"{found[what + '_us']} us ({found[what + '_least_us']} to {found[what + '_most_us']})"
+        return f"armed within {span('armed')}, event of the migration after {span('noticed')}, wait over after {span('migrated')}: medians of {rounds}, least and most"
+
+
+def library_port(logs, qps: int, text: str):
+    """The NIC migrates; the thread loads the path that was left when its port is back."""
+    with Fabric(logs, "--ports", "2") as fabric:
+        ends = Library(fabric, qps, "port")
+        ends.reach("armed")
+        fabric.fault(text)
+        ends.reach("migrated")
+        states = {qp["migration"] for qp in fabric.status()["qps"] if qp["host"] == text.split()[1][0]}
+        if states != {"migrated"}:
+            raise Failure(f"a path is loaded whose port is down: {states}")
+        fabric.clear()
+        ends.reach("rearmed")
+        ends.succeed()
+
+
+def library_unhealthy(logs, qps: int):
+    """An alternate path whose port is down is respecified, at both ends, and holds when the first path fails."""
+    with Fabric(logs, "--ports", "2") as fabric:
+        ends = Library(fabric, qps, "unhealthy")
+        ends.reach("armed")
+        fabric.fault("nic a/0/2 down")
+        ends.reach("respecified")
+        fabric.fault("nic b/0/1 down")
+        ends.reach("migrated")
+        ends.succeed()
+
+
+def library_refused(logs, settings: tuple, failover: bool, words: str):
+    """Where a device does not migrate, the library says so."""
+    with Fabric(logs, *settings) as fabric:
+        ends = Library(fabric, 1, "event", failover=failover)
+        wait_until(lambda: ends.client.ended() and ends.server.ended(), SECONDS, "both ends are refused")
+        if words not in ends.client.output() + ends.server.output():
+            raise Failure(f"not refused: {ends.client.output()[-500:]} {ends.server.output()[-500:]}")
+
+
+def header(logs):
+    """The header is C++, too."""
+    source = logs / "header.cc"
+    source.write_text("#include <unbroken/apm.h>\nint main() { return unbapm_last_error()[0]; }\n")
+    compiled("c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-o", logs / "header", source, *LIBRARY)
+    subprocess.run([str(logs / "header")], check=True, timeout=SECONDS)
+
+
+def compiled(*words):
+    """Runs a compiler as users do."""
+    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=120)
+    if done.returncode != 0:
+        raise Failure(f"{words[0]} fails: {done.stderr[:2000]}")
+
+
+def example(logs):
+    """The example in C is short, migrates by request, and goes on when the port that it has gone to dies."""
+    source, program = ROOT / "crates" / "apm" / "examples" / "migrate.c", TARGET / "tests-c" / "example-migrate"
+    if len(source.read_text().splitlines()) > 100:
+        raise Failure("examples are 100 lines at most")
+    program.parent.mkdir(parents=True, exist_ok=True)
+    compiled("cc", *FLAGS, "-o", program, source, *LIBRARY)
+    with Fabric(logs, "--ports", "2") as fabric:
+        port = free_port()
+        server = fabric.run("b", [program, port], "b-example", failover=False)
+        wait_until(lambda: server.ended() or listens(server.pid, port), 20, "the server listens")
+        client = fabric.run("a", [program, port, "127.0.0.1", 8], "a-example", failover=False)
+
+        def says(*lines):
+            wait_until(lambda: client.ended() or client.output().startswith("\n".join(lines)), SECONDS, f"the client says {lines}")
+
+        before = ["armed: port 2", "migrated: port 2, by request", "armed: port 1"]
+        says(*before)
+        fabric.fault("nic a/0/2 down")
+        says(*before, "migrated: port 1\n")
+        for end in (client, server):
+            end.expect_success(SECONDS)
+            if not end.output().endswith("all is well\n"):
+                raise Failure(f"{end.name} says {end.output()}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", help="only cases whose names contain this")
-    suite = Suite("apm", parser.parse_args().only)
+    parser.add_argument("--times", action="store_true", help="only how long paths take to load and to migrate, for 1 to 1,024 QPs")
+    args = parser.parse_args()
+    suite = Suite("apm", args.only)
+    if args.times:
+        for qps in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
+            for mode in ("event", "query"):
+                suite.case(f"times, {qps} QPs, by {mode}", times, qps, mode, 30)
+        return suite.finish()
     for name, shape in SHAPES.items():
         suite.case(f"by request, {name}", request, shape)
         suite.case(f"port down, {name}", fault, shape, FAULTS[0])
@@ -152,6 +281,18 @@ def main() -> int:
     suite.case("the alternate path is silent, too", dead_too, "cable a/0 cut", False)
     suite.case("the alternate port is down, too", dead_too, "nic a/0 down", True)
     suite.case("refused with failover", failover)
+    for mode in ("event", "query"):
+        suite.case(f"library: there and back, 64 QPs, by {mode}", library, 64, mode)
+        suite.case(f"library: times, 64 QPs, by {mode}", times, 64, mode, 10)
+    suite.case("library: the program reads its events", library, 4, "own")
+    suite.case("library: bad input", library, 1, "refuse")
+    for text in ("nic a/0/1 down", "nic b/0/1 down"):
+        suite.case(f"library: {text}, loaded again when it is back, 8 QPs", library_port, 8, text)
+    suite.case("library: an unhealthy alternate is respecified, 8 QPs", library_unhealthy, 8)
+    suite.case("library: one port is refused", library_refused, ("--ports", "1"), False, "IBV_DEVICE_AUTO_PATH_MIG")
+    suite.case("library: refused with failover", library_refused, ("--ports", "2"), True, "Operation not supported")
+    suite.case("library: the header is C++", header)
+    suite.case("library: the example", example)
     return suite.finish()
 
 

@@ -21,6 +21,7 @@ const SHELLS: &[&str] = &[
     "telemetry",
     "isal",
     "verbs",
+    "apm",
     "fabric",
     "directory",
     "softnic",
@@ -37,8 +38,9 @@ const SHELLS: &[&str] = &[
 const TOOLS: &[&str] = &["sim", "trial", "bench", "xtask"];
 /// Crates that may use `unsafe` (`directory`: only the call that opens LMDB, since a file is mapped there; `codes`, though pure: only the
 /// vector instructions of its kernels; `isal`: the functions of a library that is loaded at run time; `collective`: memory of operations under
-/// way, and its C API).
-const UNSAFE: &[&str] = &["verbs", "softnic", "fabric", "directory", "preload", "codes", "isal", "sdk", "collective"];
+/// way, and its C API; `apm`: the process's libibverbs, and its C API).
+const UNSAFE: &[&str] =
+    &["verbs", "softnic", "fabric", "directory", "preload", "codes", "isal", "sdk", "collective", "apm"];
 /// What a pure crate's source must not name.
 const IMPURE: &[&str] = &[
     "std::net::Udp",

@@ -22,8 +22,8 @@
 //! ARMED; REARM without an alternate path; MIGRATED in REARM; another alternate path in REARM or ARMED, unless with REARM.
 //!
 //! *Announced*: QPs without traffic would never hear of each other, so an acknowledgement is sent that nobody waits for, which repeats what is
-//! known. A change is announced at once; entering REARM and migrating again after 2, 4, … ms, [`REPEATS`] times, in case packets are lost. In
-//! REARM it also *asks*, by the AckReq bit, for which the specification has no use in an acknowledgement: the peer, whatever its state, answers by one of its own,
+//! known. A change is announced at once; migrating again after 2, 4, … ms, [`REPEATS`] times, in case packets are lost; entering REARM [`ASKS`] times,
+//! since a peer may have no core for seconds, and nobody else would ever bring the two together. In REARM it also *asks*, by the AckReq bit, for which the specification has no use in an acknowledgement: the peer, whatever its state, answers by one of its own,
 //! since an end that is armed already would not know that it is waited for. A peer that is no softnic does neither; it says its bit with the next traffic.
 
 use crate::attr::{ModifyError, RcModify};
@@ -32,8 +32,10 @@ use unbroken_types::PathMigState;
 
 /// No MigReq bit would be news; else bit 0 stands for one that is clear, bit 1 for one that is set.
 pub(crate) const NOTHING: u8 = 0;
-/// How often an announcement is repeated.
+/// How often an announcement is repeated: within 0.13 s.
 const REPEATS: u8 = 6;
+/// How often in REARM: within 16 s.
+const ASKS: u8 = 13;
 /// The time before the first repetition.
 const FIRST_PAUSE_US: u64 = 2_000;
 
@@ -192,7 +194,11 @@ impl Migration {
         self.state = state;
         self.news = true;
         // Whoever is in REARM asks again, so that the one who is armed need not repeat itself.
-        self.repeats = if state == PathMigState::Armed { 0 } else { REPEATS };
+        self.repeats = match state {
+            PathMigState::Armed => 0,
+            PathMigState::Rearm => ASKS,
+            PathMigState::Migrated => REPEATS,
+        };
         (self.pause_us, self.announce_at_us) = (FIRST_PAUSE_US, None);
     }
 

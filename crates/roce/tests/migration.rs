@@ -239,6 +239,20 @@ fn announcements_may_be_lost() {
     }
 }
 
+/// An end that has no core for seconds, whose socket overflows meanwhile, is asked again.
+#[test]
+fn an_end_that_arms_is_heard_after_seconds_of_silence() {
+    let mut net = Net::new(pair(false));
+    (0..2).for_each(|end| net.rearm(end).unwrap());
+    net.up = [false; 2];
+    while net.pair.now_us < 5_000_000 {
+        assert!(net.step(), "both have given up after {} us", net.pair.now_us);
+    }
+    net.up = [true; 2];
+    net.run();
+    assert_eq!((net.states(), net.pair.now_us < 20_000_000), ([Armed; 2], true));
+}
+
 #[test]
 fn without_an_alternate_path_every_packet_says_so_and_nothing_is_announced() {
     let mut net = Net::new(pair(false));
