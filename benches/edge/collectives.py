@@ -70,9 +70,9 @@ def rates(said: dict) -> str:
     return f"{percentile(all_gbps, 0.2):.2f}, {percentile(all_gbps, 0.5):.2f}, {percentile(all_gbps, 0.8):.2f} ({len(all_gbps)})"
 
 
-def measure(logs, _python) -> dict:
+def measure(logs, _python, bfd_ms: int) -> dict:
     left_out = ["2G: the command takes 1 GiB at most"]
-    with Lab(logs, RANKS, "--bfd-ms", 10, "--fast-failover") as lab:
+    with Lab(logs, RANKS, "--bfd-ms", bfd_ms, "--fast-failover") as lab:
         wait_until(lab.both_ways_back, 60, "both ways are there")
         found = {(op, "100M"): both(lab, op, "100M") for op in OPS}
         for size in SIZES:
@@ -99,7 +99,7 @@ def measure(logs, _python) -> dict:
         here = f"{rates(f['without'])} without; {rates(f['under'])} under {f['faults']} faults, {f['hits']} of them on links in use; longest {f['without']['longest_us'] / 1e3:.0f} and {f['under']['longest_us'] / 1e3:.0f} ms"
         rows.append(row("Figure 11", f"{op}, {size}iB, Gbit/s: 20th, 50th, 80th percentile (operations)", "at the 80th percentile 0.129 Gbit/s apart at most, of up to 48", here))
     notes = [
-        f"{RANKS} hosts, one rank on each, unbroken coll bench, no result wrong. Faults: 20 s down, 5 s up, at the switch, one link after the other (the paper's Figure 11: one fault that stays). BFD 10 ms × 3, fast_failover.",
+        f"{RANKS} hosts, one rank on each, unbroken coll bench, no result wrong. Faults: 20 s down, 5 s up, at the switch, one link after the other (the paper's Figure 11: one fault that stays). BFD {bfd_ms} ms × 3, fast_failover.",
         "Left out: " + "; ".join(left_out) + ".",
     ]
     return {"figures": [["11", figure("THORN-ML, Figure 11: collective operations with faults and without", panels, 2, notes)]], "rows": rows}

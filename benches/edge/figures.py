@@ -7,6 +7,7 @@ what is published go to FILE. Facts are checked (no error, the faults were on li
 
 import argparse
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -42,6 +43,8 @@ def main() -> int:
     parser.add_argument("name", choices=MEASURE)
     parser.add_argument("--out", type=Path, required=True, help="where it is written")
     parser.add_argument("--python", help="a Python that has torch")
+    # 10 ms need cores that are free: where others keep them busy, sessions are lost without a fault.
+    parser.add_argument("--bfd-ms", type=int, default=int(os.environ.get("UNBROKEN_EDGE_BFD_MS", 10)), help="milliseconds between two BFD packets")
     parser.add_argument("--quick", action="store_true", help="only to see that it works")
     parser.add_argument("--logs", type=Path, help="where logs of programs go, and stay")
     args = parser.parse_args()
@@ -55,7 +58,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             logs = args.logs or Path(folder)
             logs.mkdir(parents=True, exist_ok=True)
-            measured = MEASURE[args.name](logs, args.python)
+            measured = MEASURE[args.name](logs, args.python, args.bfd_ms)
     except Skip as skip:
         print(f"THORN-ML's figures of '{args.name}' are left out: {skip}")
         return SKIPPED

@@ -35,8 +35,8 @@ def run(lab, name: str, faulty: bool) -> list:
     return times
 
 
-def measure(logs, _python) -> dict:
-    with Lab(logs, 2, "--bfd-ms", 10, "--fast-failover") as lab:
+def measure(logs, _python, bfd_ms: int) -> dict:
+    with Lab(logs, 2, "--bfd-ms", bfd_ms, "--fast-failover") as lab:
         wait_until(lab.both_ways_back, 60, "both ways are there")
         without = run(lab, "without", False)
         with_fault = run(lab, "with", True)
@@ -55,6 +55,6 @@ def measure(logs, _python) -> dict:
         row("Figure 12", "the same with a fault in mid-run", "differs beyond the 99.9th percentile only", told(with_fault)),
         row("Figure 12", f"messages of {MESSAGES} that took longer than the 99.9th percentile without a fault", "", f"{late(without)} without, {late(with_fault)} with"),
     ]
-    notes = [f"{MESSAGES} messages of 8 MiB each way between two hosts; BFD 10 ms × 3, fast_failover; the link from switch to host drops everything from the middle on. No error, and the other uplink carried the rest."]
+    notes = [f"{MESSAGES} messages of 8 MiB each way between two hosts; BFD {bfd_ms} ms × 3, fast_failover; the link from switch to host drops everything from the middle on. No error, and the other uplink carried the rest."]
     title = "THORN-ML, Figure 12: latency of ib_send_lat, 8 MiB, with a fault and without"
     return {"figures": [["12", figure(title, panels, 2, notes)]], "rows": rows}

@@ -105,11 +105,11 @@ def spread(values: list) -> str:
     return f"{min(values):.1f} to {max(values):.1f}"
 
 
-def measure(logs, _python) -> dict:
+def measure(logs, _python, bfd_ms: int) -> dict:
     found = {}
     for fast in (False, True):
         tag = "fast_failover" if fast else "FRR alone"
-        with Lab(logs, 2, "--bfd-ms", 10, *(["--fast-failover"] if fast else [])) as lab:
+        with Lab(logs, 2, "--bfd-ms", bfd_ms, *(["--fast-failover"] if fast else [])) as lab:
             wait_until(lab.both_ways_back, 60, "both ways are there")
             for kind in KINDS:
                 found[kind, tag] = measured(lab, kind, tag.replace(" ", "-"))
@@ -128,7 +128,7 @@ def measure(logs, _python) -> dict:
             here = f"{ms(f['bfd'])}; {ms(f['routed'])}; {spread(f['outages'])}; {spread(f['streams'])}"
             rows.append(row("outage", f"{kind}, {tag}: BFD's word after; routes changed after; outage of the probe; of ib_write_bw, ms", "milliseconds (no figure)", here))
     notes = [
-        f"BFD 10 ms × 3. {PROBES} faults under a probe of one datagram a millisecond, {STREAMS} under ib_write_bw (64 KiB, all it can), whose transport waits before it sends again and loads the cores that BFD needs. Reconciliation: none, since no rule depends on an uplink. A carrier's loss is not detected by BFD; the kernel leaves the link out at once. The paper's text has no such figures.",
+        f"BFD {bfd_ms} ms × 3. {PROBES} faults under a probe of one datagram a millisecond, {STREAMS} under ib_write_bw (64 KiB, all it can), whose transport waits before it sends again and loads the cores that BFD needs. Reconciliation: none, since no rule depends on an uplink. A carrier's loss is not detected by BFD; the kernel leaves the link out at once. The paper's text has no such figures.",
     ]
     title = "The host edge: where the time of an outage goes"
     return {"figures": [["outage", figure(title, panels, 1, notes)]], "rows": rows}

@@ -61,10 +61,10 @@ def train(lab, python: str, name: str, *args) -> Training:
     return Training(ranks[0].output())
 
 
-def measure(logs, python) -> dict:
+def measure(logs, python, bfd_ms: int) -> dict:
     if not python:
         raise Skip("there is no Python with torch; `make test-torch` makes one")
-    with Lab(logs, RANKS, "--bfd-ms", 10, "--fast-failover") as lab:
+    with Lab(logs, RANKS, "--bfd-ms", bfd_ms, "--fast-failover") as lab:
         wait_until(lab.both_ways_back, 60, "both ways are there")
         without = train(lab, python, "without", "--seconds", SECONDS)
         with FaultCycle(lab, [("t1", "h1"), ("t2", "h1")], CYCLE_S, CYCLE_S) as cycle:
