@@ -81,6 +81,16 @@ class Pages:
         self.path = path
 
 
+def split(probe: dict) -> tuple:
+    """Detection, routing and the rest of an outage, in ms: no part is longer than what is left of it."""
+    whole, detected, routed = probe["outage"], probe["detection"], probe["routed"]
+    # Routes that change before BFD's word did not wait for it: the carrier, or BGP itself, told.
+    waited = detected is not None and (routed is None or detected <= routed)
+    detection = min(detected, whole) if waited else 0
+    routing = min(max(0, (routed or 0) - detection), whole - detection)
+    return detection, routing, whole - detection - routing
+
+
 def measured(lab, kind: str, tag: str) -> dict:
     make, undo = faults(lab)[kind]
     probes = [with_probe(lab, make, undo) for _ in range(PROBES)]
@@ -88,12 +98,7 @@ def measured(lab, kind: str, tag: str) -> dict:
     streams = [with_stream(lab, f"{name}-{n}", make, undo) for n in range(STREAMS)]
     print(f"  {kind}, {tag}: {probes} streams {streams}", flush=True)
     middle = lambda key: median([p[key] for p in probes if p[key] is not None])
-    # A route that changes without BFD's word: the carrier, or BGP itself, told.
-    parts = []
-    for p in probes:
-        detection = min(p["detection"] or 0, p["outage"])
-        routing = min(max(0, (p["routed"] or 0) - detection), p["outage"] - detection)
-        parts.append((detection, routing, p["outage"] - detection - routing))
+    parts = [split(p) for p in probes]
     part = lambda n: median([p[n] for p in parts])
     return {
         "outages": [p["outage"] for p in probes], "outage": middle("outage"), "detection": part(0), "routing": part(1), "rest": part(2),

@@ -292,11 +292,14 @@ def faults(lab):
 
 
 class FaultCycle:
-    """A context: links between switches and hosts fall silent in turn at the switch, each for `down_s`, `up_s` apart, until it is left."""
+    """A context: links between switches and hosts fall silent in turn at the switch, each for `down_s`, `up_s` apart, until it is left.
 
-    def __init__(self, lab: Lab, links: list, down_s: float = 20, up_s: float = 20):
+    The first comes after `first_s`, or after `up_s`."""
+
+    def __init__(self, lab: Lab, links: list, down_s: float = 20, up_s: float = 20, first_s: float | None = None):
         self.lab, self.links, self.down_s, self.up_s = lab, links, down_s, up_s
-        # Of each fault: when it began and ended, which link, and the bytes that its host sent over it in the 0.2 s before.
+        self.first_s = up_s if first_s is None else first_s
+        # Of each fault: when it began and ended, which link, and the bytes that its host sent over it since the fault before.
         self.faults, self.error = [], None
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -314,12 +317,11 @@ class FaultCycle:
     def _run(self):
         try:
             for n in range(1000):
-                if self.over.wait(self.up_s):
-                    return
                 tor, host = self.links[n % len(self.links)]
                 uplink = "p" + tor[1]
                 before = self.lab.bytes(host, uplink)[0]
-                time.sleep(0.2)
+                if self.over.wait(self.up_s if n else self.first_s):
+                    return
                 carried = self.lab.bytes(host, uplink)[0] - before
                 fault = {"from_us": now_us(), "link": f"{tor}-{host}", "carried": carried}
                 self.lab.silence(tor, host)
