@@ -248,7 +248,7 @@ def other_uplink(uplink: str) -> str:
 
 def latencies_us(output: str) -> list:
     """The time of each message, as perftest's `-U` lists them."""
-    return [float(row.group(1)) for row in re.finditer(r"^\d+, ([0-9.]+)$", output, re.MULTILINE)]
+    return [float(row.group(1)) for row in re.finditer(r"^\d+, ([0-9.e+]+)$", output, re.MULTILINE)]
 
 
 def faults(lab):

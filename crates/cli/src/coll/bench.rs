@@ -266,3 +266,18 @@ fn is_over(comm: &Communicator, mine: bool) -> std::result::Result<bool, Failure
     comm.all_reduce(DataType::U8, ReduceOp::Max, &mut flag).map_err(failed)?;
     Ok(flag[0] > 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_bad_ones_named() {
+        assert_eq!(address_from_env(None).ok(), Some(Ipv4Addr::LOCALHOST.into()));
+        assert_eq!(address_from_env(Some("10.0.0.1".into())).ok(), Some([10, 0, 0, 1].into()));
+        let Err(Failure::Text(said)) = address_from_env(Some("host7".into())) else {
+            panic!("a name is no address");
+        };
+        assert!(said.contains("UNBROKEN_COLL_ADDRESS is 'host7'"), "{said}");
+    }
+}

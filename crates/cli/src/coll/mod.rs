@@ -28,7 +28,7 @@ pub(crate) enum CollCommand {
 
 Times are of one operation, sizes those of the larger buffer; bandwidths as nccl-tests has them: size by time, and that times what a NIC carries
 for each byte of it.")]
-    Bench(BenchArgs),
+    Bench(Box<BenchArgs>),
     /// Show communicators: what NICs carry, what was lost, where it was found to be
     Status {
         /// One JSON array
