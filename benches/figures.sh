@@ -1,6 +1,7 @@
 #!/bin/sh
 # The papers' figures, into docs/figures. Called by `make figures`; arguments go to `unbroken-bench figures`.
 # Those that are measured run unmodified programs on this machine for some minutes: `--only sdr` or `--only shift-7` draws less.
+# Those of the host edge (`--only edge`) need root and FRR; benches/edge/figures.py measures them.
 set -eu
 cd "$(dirname "$0")/.."
 cargo build --release -q -p unbroken-bench

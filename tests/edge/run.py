@@ -8,9 +8,7 @@ printed, and not asserted. Needs root, iproute2, nftables and FRR; says so and s
 
 import argparse
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -18,41 +16,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from lib.edge import Lab, Probe, need_root_and_tools, outage, run
+from lib.edge import STREAM_BYTES, Lab, Probe, faults, latencies_us, need_root_and_tools, other_uplink, outage, perftest, run, used
 from lib.fabric import UNBROKEN, now_us
 from lib.ports import free_port
 from lib.process import Failure, Skip, wait_until
 from lib.suite import Suite
 
-# A moment of traffic between a fault and what comes next.
-STREAM_BYTES = 2_000_000
-
-
-def perftest(lab, tool, source, to, name, *args):
-    """A perftest program from one host's virtual function to another's; gives server and client."""
-    port = free_port()
-    programs = []
-    for host in (to, source):
-        command = [UNBROKEN, "run", "--nics", f"192.168.9.{host}", "--", tool, "-d", "unb0", "-F", "-p", port, *args]
-        command += [f"192.168.9.{to}"] if host == source else []
-        env = {"UNBROKEN_RUNTIME": str(lab.logs / "runtime")}
-        program = lab.start(f"h{host}", f"{name}-h{host}", command, env)
-        programs.append(program)
-        if host == to:
-            listening = lambda p=program: p.ended() or f":{port} " in run(*lab.within(f"h{to}"), "ss", "-Hltn")
-            wait_until(listening, 20, f"{tool} listens")
-    return programs
-
-
-def used(lab, host, way):
-    """The uplink that carries most of what a host sends (0) or receives (1) now."""
-    before = {d: lab.bytes(host, d)[way] for d in ("p1", "p2")}
-
-    def busy():
-        moved = {d: lab.bytes(host, d)[way] - before[d] for d in before}
-        return max(moved, key=moved.get) if max(moved.values()) > STREAM_BYTES else None
-
-    return wait_until(busy, 20, f"traffic at {host}")
+# `ib_send_lat` of 8 MiB; its transport asks again for 7 s at least, since a busy machine makes outages longer.
+LARGE_BYTES = 8 << 20
+MESSAGES = 1000
+PATIENCE = 18
 
 
 def one_fault(lab, name, make, undo):
@@ -60,7 +33,7 @@ def one_fault(lab, name, make, undo):
     server, client = perftest(lab, "ib_write_bw", 1, 4, name, "-s", 65536, "-D", 6)
     uplink = used(lab, "h1", 0)
     probe = Probe(lab, 1, 4, 4, free_port())
-    other = {"p1": "p2", "p2": "p1"}[uplink]
+    other = other_uplink(uplink)
     time.sleep(0.3)
     fault_us = now_us()
     make(uplink)
@@ -76,44 +49,29 @@ def one_fault(lab, name, make, undo):
     return f"outage of the probe {gap / 1000:.1f} ms, {rows[-1][0] - len(rows)} of {rows[-1][0]} lost"
 
 
-def faults(lab):
-    """Name, what breaks, what heals."""
-    def tor(uplink):
-        return "t" + uplink[1]
-
-    def carrier(state):
-        return lambda uplink: lab.carrier(tor(uplink), "h1", state)
-
-    def death(uplink):
-        """The switch forwards nothing more, and its daemons say nothing more."""
-        for device in [f"h{h}" for h in range(1, 5)] + ["isl"]:
-            lab.silence(tor(uplink), device)
-
-    def rebirth(uplink):
-        for device in [f"h{h}" for h in range(1, 5)] + ["isl"]:
-            lab.heal(tor(uplink), device)
-
-    def kill_bgp(uplink):
-        os.kill(lab.daemon(tor(uplink), "bgpd"), signal.SIGKILL)
-
-    def start_bgp(uplink):
-        lab.edge(tor(uplink), "up", "--config", Path("/tmp") / f"unbroken-{lab.prefix}lab" / f"{lab.node(tor(uplink))}.toml")
-
-    def flap(uplink):
-        for _ in range(3):
-            lab.carrier(tor(uplink), "h1", "down")
-            time.sleep(0.2)
-            lab.carrier(tor(uplink), "h1", "up")
-            time.sleep(0.2)
-        lab.carrier(tor(uplink), "h1", "down")
-
-    return {
-        "carrier loss": (carrier("down"), carrier("up")),
-        "silent loss": (lambda u: lab.silence(tor(u), "h1"), lambda u: lab.heal(tor(u), "h1")),
-        "ToR death": (death, rebirth),
-        "ToR BGP daemon killed": (kill_bgp, start_bgp),
-        "uplink flaps": (flap, carrier("up")),
-    }
+def latency_through_fault(lab):
+    """`ib_send_lat` with 8 MiB, an uplink falls silent in mid-run: no message fails, and the other uplink carries those that follow."""
+    server, client = perftest(lab, "ib_send_lat", 1, 4, "lat", "-s", LARGE_BYTES, "-n", MESSAGES, "-U", "-u", PATIENCE)
+    uplink = used(lab, "h1", 0)
+    tor, other = "t" + uplink[1], other_uplink(uplink)
+    lab.silence(tor, "h1")
+    carried = lab.bytes("h1", other)[0]
+    moved = lambda: lab.bytes("h1", other)[0] - carried
+    wait_until(lambda: client.ended() or moved() > 2 * LARGE_BYTES, 60, "the other uplink carries messages")
+    after = moved()
+    for process in (client, server):
+        process.expect_success(120)
+    lab.heal(tor, "h1")
+    wait_until(lab.both_ways_back, 60, "both ways are back")
+    wait_until(lab.sessions_up, 60, "all BFD sessions are up again")
+    if after <= 2 * LARGE_BYTES:
+        raise Failure(f"the run ended with {after} bytes over {other}: nothing was survived")
+    times = latencies_us(client.output())
+    # The program reports the time between messages, of which there is one less.
+    if len(times) != MESSAGES - 1:
+        raise Failure(f"{len(times)} times of {MESSAGES} messages")
+    times.sort()
+    return f"median {times[len(times) // 2] / 1000:.1f} ms, longest {times[-1] / 1000:.1f} ms"
 
 
 def both_and_back(lab):
@@ -207,7 +165,7 @@ def snapshot(lab, name):
 
 def there_and_back(lab):
     """`down` leaves what was before `up`; a second `up` does nothing; what fails leaves nothing."""
-    config = Path("/tmp") / f"unbroken-{lab.prefix}lab" / f"{lab.node('h2')}.toml"
+    config = lab.configuration("h2")
     lab.edge("h2", "down")
     before = snapshot(lab, "h2")
     good = config.read_text()
@@ -261,6 +219,7 @@ def main() -> int:
         suite.case("up, up again, down", lambda _: there_and_back(lab))
         for name, (make, undo) in faults(lab).items():
             suite.case(f"ib_write_bw through {name}", lambda _, n=name, m=make, u=undo: one_fault(lab, n.replace(" ", "-"), m, u))
+        suite.case("ib_send_lat of 8 MiB through silent loss", lambda _: latency_through_fault(lab))
         suite.case("ib_write_bw with both uplinks gone and back", lambda _: both_and_back(lab))
     suite.case("an uplink is drained and put back", drained)
     suite.case("two tenants with equal MAC addresses", isolation)

@@ -2,16 +2,23 @@
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 from .fabric import UNBROKEN, now_us
+from .ports import free_port
 from .process import Failure, Process, Skip, wait_until
 
 PROBE = Path(__file__).resolve().parents[1] / "edge" / "probe.py"
 PERIOD_US = 1000
+# A moment of traffic between a fault and what comes next.
+STREAM_BYTES = 2_000_000
 _DROP = """table inet {table} {{
     chain out {{ type filter hook output priority 0; oifname {nic} drop; }}
     chain forward {{ type filter hook forward priority 0; oifname {nic} drop; iifname {nic} drop; }}
@@ -151,6 +158,14 @@ class Lab:
         link = json.loads(run("ip", "-n", self.node(name), "-s", "-j", "link", "show", "dev", device))[0]
         return link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]
 
+    def address(self, host: int) -> str:
+        """The address of a host's virtual function."""
+        return f"192.168.9.{host}"
+
+    def configuration(self, name: str) -> Path:
+        """The edge.toml of a node."""
+        return Path("/tmp") / f"unbroken-{self.prefix}lab" / f"{self.node(name)}.toml"
+
     # Faults
 
     def carrier(self, tor: str, device: str, state: str):
@@ -173,7 +188,7 @@ class Probe:
         self.path = lab.logs / f"probe-{source}-{to}-{port}.txt"
         self.path.unlink(missing_ok=True)
         name = f"probe-{source}-{to}-{port}"
-        address = {h: f"192.168.9.{h}" for h in (source, to)}
+        address = {h: lab.address(h) for h in (source, to)}
         self.receiver = lab.start(f"h{to}", name + "-to", [sys.executable, PROBE, "receive", address[to], port, self.path])
         wait_until(lambda: "listening" in self.receiver.output() or self.receiver.ended(), 10, "the probe listens")
         self.seconds = seconds
@@ -197,3 +212,122 @@ def outage(rows: list, fault_us: int, within_us: int = 3_000_000) -> tuple:
             if gap > worst:
                 worst, ended = gap, after[2]
     return worst, ended
+
+
+def perftest(lab, tool, source, to, name, *args):
+    """A perftest program from one host's virtual function to another's; gives server and client."""
+    port = free_port()
+    programs = []
+    for host in (to, source):
+        command = [UNBROKEN, "run", "--nics", lab.address(host), "--", tool, "-d", "unb0", "-F", "-p", port, *args]
+        command += [lab.address(to)] if host == source else []
+        env = {"UNBROKEN_RUNTIME": str(lab.logs / "runtime")}
+        program = lab.start(f"h{host}", f"{name}-h{host}", command, env)
+        programs.append(program)
+        if host == to:
+            listening = lambda p=program: p.ended() or f":{port} " in run(*lab.within(f"h{to}"), "ss", "-Hltn")
+            wait_until(listening, 20, f"{tool} listens")
+    return programs
+
+
+def used(lab, host, way):
+    """The uplink that carries most of what a host sends (0) or receives (1) now."""
+    before = {d: lab.bytes(host, d)[way] for d in ("p1", "p2")}
+
+    def busy():
+        moved = {d: lab.bytes(host, d)[way] - before[d] for d in before}
+        return max(moved, key=moved.get) if max(moved.values()) > STREAM_BYTES else None
+
+    return wait_until(busy, 60, f"traffic at {host}")
+
+
+def other_uplink(uplink: str) -> str:
+    """The uplink that is left."""
+    return {"p1": "p2", "p2": "p1"}[uplink]
+
+
+def latencies_us(output: str) -> list:
+    """The time of each message, as perftest's `-U` lists them."""
+    return [float(row.group(1)) for row in re.finditer(r"^\d+, ([0-9.e+]+)$", output, re.MULTILINE)]
+
+
+def faults(lab):
+    """Name, what breaks, what heals."""
+    def tor(uplink):
+        return "t" + uplink[1]
+
+    def carrier(state):
+        return lambda uplink: lab.carrier(tor(uplink), "h1", state)
+
+    def death(uplink):
+        """The switch forwards nothing more, and its daemons say nothing more."""
+        for device in [f"h{h}" for h in range(1, lab.hosts + 1)] + ["isl"]:
+            lab.silence(tor(uplink), device)
+
+    def rebirth(uplink):
+        for device in [f"h{h}" for h in range(1, lab.hosts + 1)] + ["isl"]:
+            lab.heal(tor(uplink), device)
+
+    def kill_bgp(uplink):
+        os.kill(lab.daemon(tor(uplink), "bgpd"), signal.SIGKILL)
+
+    def start_bgp(uplink):
+        lab.edge(tor(uplink), "up", "--config", lab.configuration(tor(uplink)))
+
+    def flap(uplink):
+        for _ in range(3):
+            lab.carrier(tor(uplink), "h1", "down")
+            time.sleep(0.2)
+            lab.carrier(tor(uplink), "h1", "up")
+            time.sleep(0.2)
+        lab.carrier(tor(uplink), "h1", "down")
+
+    return {
+        "carrier loss": (carrier("down"), carrier("up")),
+        "silent loss": (lambda u: lab.silence(tor(u), "h1"), lambda u: lab.heal(tor(u), "h1")),
+        "ToR death": (death, rebirth),
+        "ToR BGP daemon killed": (kill_bgp, start_bgp),
+        "uplink flaps": (flap, carrier("up")),
+    }
+
+
+class FaultCycle:
+    """A context: links between switches and hosts fall silent in turn at the switch, each for `down_s`, `up_s` apart, until it is left.
+
+    The first comes after `first_s`, or after `up_s`."""
+
+    def __init__(self, lab: Lab, links: list, down_s: float = 20, up_s: float = 20, first_s: float | None = None):
+        self.lab, self.links, self.down_s, self.up_s = lab, links, down_s, up_s
+        self.first_s = up_s if first_s is None else first_s
+        # Of each fault: when it began and ended, which link, and the bytes that its host sent over it since the fault before.
+        self.faults, self.error = [], None
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
+        if self.error:
+            raise self.error
+
+    def _run(self):
+        try:
+            for n in range(1000):
+                tor, host = self.links[n % len(self.links)]
+                uplink = "p" + tor[1]
+                before = self.lab.bytes(host, uplink)[0]
+                if self.over.wait(self.up_s if n else self.first_s):
+                    return
+                carried = self.lab.bytes(host, uplink)[0] - before
+                fault = {"from_us": now_us(), "link": f"{tor}-{host}", "carried": carried}
+                self.lab.silence(tor, host)
+                self.faults.append(fault)
+                self.over.wait(self.down_s)
+                self.lab.heal(tor, host)
+                fault["until_us"] = now_us()
+        except Exception as error:  # whoever leaves the context gets it
+            self.error = error

@@ -73,7 +73,7 @@ enum Command {
         /// Where they go
         #[arg(long, default_value = "docs/figures")]
         out: PathBuf,
-        /// Only these, by their names (sdr-3, shift-7 …) or those of their papers (sdr, shift), with commas
+        /// Only these, by their names (sdr-3, shift-7, edge-latency …) or those of their papers (sdr, shift, edge), with commas
         #[arg(long, value_delimiter = ',')]
         only: Vec<String>,
         /// The `unbroken` command
@@ -82,7 +82,7 @@ enum Command {
         /// Where the programs of tests/c are, compiled
         #[arg(long, default_value = "target/tests-c")]
         programs: PathBuf,
-        /// A Python that has torch, for SHIFT's Figure 10
+        /// A Python that has torch, for SHIFT's Figure 10 and THORN-ML's 9 and 10
         #[arg(long)]
         python: Option<PathBuf>,
     },

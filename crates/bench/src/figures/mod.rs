@@ -2,9 +2,10 @@
 //!
 //! Those of SDR-RDMA (SC 2025): from its model 3, 9, 10, 12 and 13; 11, whose left part is measured on this machine, and 14, 15 and 16, which are. Its
 //! loss can be read as that of a packet or of a chunk, so those of the model are drawn both ways. Each figure is an SVG file; what the text gives
-//! is compared in a table and in `sdr.json`. Those of SHIFT: see [`shift`].
+//! is compared in a table and in `sdr.json`. Those of SHIFT: see [`shift`]; of THORN-ML: [`edge`].
 
 mod codes;
+mod edge;
 mod grids;
 mod lines;
 mod sdk;
@@ -59,7 +60,8 @@ const FIGURES: [(u32, Draw); 9] = [
 /// The names of all figures, which `--only` takes besides those of their papers.
 fn names() -> Vec<String> {
     let sdr = FIGURES.iter().map(|(number, _)| format!("sdr-{number}"));
-    sdr.chain(shift::FIGURES.iter().map(|(number, _)| format!("shift-{number}"))).collect()
+    let shift = shift::FIGURES.iter().map(|(number, _)| format!("shift-{number}"));
+    sdr.chain(shift).chain(edge::FIGURES.iter().map(|name| format!("edge-{name}"))).collect()
 }
 
 /// The names that are asked for.
@@ -71,7 +73,7 @@ fn wanted(only: &[String]) -> Result<HashSet<String>> {
         if meant.is_empty() {
             let known = all.join(", ");
             return Err(format!(
-                "figure '{asked}' is not drawn here; {known} are, and sdr and shift are all of a paper"
+                "figure '{asked}' is not drawn here; {known} are, and sdr, shift and edge are all of a paper"
             )
             .into());
         }
@@ -119,6 +121,9 @@ pub fn draw(out: &Path, only: &[String], tools: &Tools) -> Result<()> {
         folder.draw(&shift::file_name(number), &drawing.figure, began)?;
         rows.extend(drawing.rows);
     }
+    for name in edge::FIGURES.iter().filter(|name| wanted.contains(&format!("edge-{name}"))) {
+        edge_figures(&folder, name, tools)?;
+    }
     if !published.is_empty() {
         println!("\n{}", table(&published));
     }
@@ -132,6 +137,19 @@ pub fn draw(out: &Path, only: &[String], tools: &Tools) -> Result<()> {
     if names().iter().filter(|name| name.starts_with("shift-")).all(|name| wanted.contains(name)) {
         folder.write("shift.json", &(serde_json::to_string_pretty(&rows)? + "\n"))?;
     }
+    Ok(())
+}
+
+/// Measures and draws what belongs together of the host edge, and prints its table.
+fn edge_figures(folder: &Folder, name: &str, tools: &Tools) -> Result<()> {
+    let began = Instant::now();
+    let Some(drawings) = edge::measure(name, &folder.0.join(format!("edge-{name}.json")), tools)? else {
+        return Ok(());
+    };
+    for (file, picture) in drawings.figures {
+        folder.draw(&format!("edge-{file}.svg"), &picture.figure(), began)?;
+    }
+    println!("\n{}", shift::table(&drawings.rows));
     Ok(())
 }
 
@@ -170,7 +188,8 @@ mod tests {
     fn figures_are_asked_for_by_name_or_by_paper() {
         assert_eq!(wanted(&only(&["shift-7"])).unwrap(), HashSet::from(["shift-7".to_string()]));
         assert_eq!(wanted(&only(&["shift", "shift-9"])).unwrap().len(), 5);
-        assert_eq!(wanted(&[]).unwrap().len(), FIGURES.len() + shift::FIGURES.len());
+        assert_eq!(wanted(&only(&["edge"])).unwrap().len(), edge::FIGURES.len());
+        assert_eq!(wanted(&[]).unwrap().len(), FIGURES.len() + shift::FIGURES.len() + edge::FIGURES.len());
         let error = wanted(&only(&["shift-1"])).unwrap_err().to_string();
         assert!(error.starts_with("figure 'shift-1' is not drawn here; sdr-3, "), "{error}");
         assert_eq!([shift::file_name("7"), shift::file_name("table2")], ["shift-07.svg", "shift-table2.svg"]);

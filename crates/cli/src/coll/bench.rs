@@ -1,5 +1,6 @@
 //! `unbroken coll bench`: sizes, times, bandwidths, checked results.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,6 +15,8 @@ use crate::output::{print, print_json, Failure, Result};
 
 /// How long ranks wait for each other at the beginning.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The most operations whose times are kept.
+const MOST_TIMES: usize = 100_000;
 /// How often the id's file is looked for.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -27,6 +30,9 @@ struct Line {
     iterations: u32,
     time_us: f64,
     longest_us: f64,
+    /// What each took, if that is asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    times_us: Vec<f64>,
     algbw_gbps: f64,
     busbw_gbps: f64,
     /// Bytes that were wrong, at this rank.
@@ -103,6 +109,18 @@ fn failed(error: unbroken_collective::Error) -> Failure {
     Failure::Text(error.to_string())
 }
 
+/// Where others reach this process, if `--address` does not say.
+fn address_from_env(text: Option<String>) -> std::result::Result<IpAddr, Failure> {
+    let Some(text) = text else {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    };
+    text.parse().map_err(|_| {
+        Failure::Text(format!(
+            "UNBROKEN_COLL_ADDRESS is '{text}': an IP address of this machine is right, 10.0.0.1 say"
+        ))
+    })
+}
+
 fn one(runtime: &Runtime, args: &BenchArgs, rank: usize) -> Result {
     let (Some(ranks), Some(id_file)) = (args.ranks, &args.id_file) else {
         return Err(Failure::Text("--rank needs --ranks and --id-file".into()));
@@ -112,10 +130,14 @@ fn one(runtime: &Runtime, args: &BenchArgs, rank: usize) -> Result {
         None => unbroken::Host::from_env(),
     };
     let host = host.map_err(|e| Failure::Text(e.to_string()))?;
+    let address = match args.address {
+        Some(address) => address,
+        None => address_from_env(std::env::var("UNBROKEN_COLL_ADDRESS").ok())?,
+    };
     // It lasts until all have met, which is when `join` returns.
     let bootstrap;
     let id = if rank == 0 {
-        bootstrap = Bootstrap::listen(([127, 0, 0, 1], 0).into(), PATIENCE).map_err(failed)?;
+        bootstrap = Bootstrap::listen(SocketAddr::new(address, 0), PATIENCE).map_err(failed)?;
         publish(&bootstrap.id(), id_file)?;
         bootstrap.id()
     } else {
@@ -129,7 +151,7 @@ fn one(runtime: &Runtime, args: &BenchArgs, rank: usize) -> Result {
         patience: PATIENCE,
         ..Options::default()
     };
-    let comm = Communicator::join(&id, rank, ranks, &host, options).map_err(failed)?;
+    let comm = Communicator::join_at(&id, rank, ranks, &host, address, options).map_err(failed)?;
     if rank == 0 {
         // The others have it.
         let _ = std::fs::remove_file(id_file);
@@ -196,12 +218,16 @@ fn measure(comm: &Communicator, args: &BenchArgs, bytes: u64) -> std::result::Re
     }
     comm.barrier().map_err(failed)?;
     let (mut spent, mut longest, mut iterations) = (Duration::ZERO, Duration::ZERO, 0u32);
+    let mut times_us = Vec::new();
     let begun = Instant::now();
     loop {
         let last = args.seconds.is_none() && iterations + 1 >= args.iterations;
         // What the check takes is not counted.
         let took = run(last || args.check_all || args.seconds.is_some())?;
         (spent, longest, iterations) = (spent + took, longest.max(took), iterations + 1);
+        if args.each && times_us.len() < MOST_TIMES {
+            times_us.push(took.as_secs_f64() * 1e6);
+        }
         let over = match args.seconds {
             Some(seconds) => {
                 let gone = args.while_file.as_ref().is_some_and(|file| !file.exists());
@@ -223,6 +249,7 @@ fn measure(comm: &Communicator, args: &BenchArgs, bytes: u64) -> std::result::Re
         iterations,
         time_us,
         longest_us: longest.as_secs_f64() * 1e6,
+        times_us,
         algbw_gbps,
         busbw_gbps: algbw_gbps * numbers.bus_factor(),
         wrong,
@@ -238,4 +265,19 @@ fn is_over(comm: &Communicator, mine: bool) -> std::result::Result<bool, Failure
     let mut flag = [u8::from(mine)];
     comm.all_reduce(DataType::U8, ReduceOp::Max, &mut flag).map_err(failed)?;
     Ok(flag[0] > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_bad_ones_named() {
+        assert_eq!(address_from_env(None).ok(), Some(Ipv4Addr::LOCALHOST.into()));
+        assert_eq!(address_from_env(Some("10.0.0.1".into())).ok(), Some([10, 0, 0, 1].into()));
+        let Err(Failure::Text(said)) = address_from_env(Some("host7".into())) else {
+            panic!("a name is no address");
+        };
+        assert!(said.contains("UNBROKEN_COLL_ADDRESS is 'host7'"), "{said}");
+    }
 }

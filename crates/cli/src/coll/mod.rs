@@ -7,6 +7,7 @@ mod status;
 pub(crate) use bench::bench;
 pub(crate) use status::status;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -23,10 +24,11 @@ pub(crate) enum CollCommand {
   unbroken coll bench --hosts a,b --max 16M --min 16M --seconds 10 & sleep 3; unbroken fault set 'nic a/0 dead'
   unbroken coll bench --rank 0 --ranks 2 --host a --id-file /tmp/id &     # each rank by itself
   unbroken coll bench --rank 1 --ranks 2 --host b --id-file /tmp/id
+  UNBROKEN_NICS=10.0.0.1 unbroken coll bench --rank 0 --ranks 2 --address 10.0.0.1 --id-file /shared/id    # between real interfaces
 
 Times are of one operation, sizes those of the larger buffer; bandwidths as nccl-tests has them: size by time, and that times what a NIC carries
 for each byte of it.")]
-    Bench(BenchArgs),
+    Bench(Box<BenchArgs>),
     /// Show communicators: what NICs carry, what was lost, where it was found to be
     Status {
         /// One JSON array
@@ -117,6 +119,9 @@ pub(crate) struct BenchArgs {
     /// The file that rank 0 writes the communicator's id to, and the others read it from
     #[arg(long, value_name = "FILE")]
     pub(crate) id_file: Option<PathBuf>,
+    /// The address of this machine at which other ranks reach this one [default: UNBROKEN_COLL_ADDRESS, else 127.0.0.1]
+    #[arg(long, value_name = "IP", conflicts_with = "hosts")]
+    pub(crate) address: Option<IpAddr>,
     /// The operation
     #[arg(long, value_enum, default_value = "all-reduce")]
     pub(crate) op: Op,
@@ -165,6 +170,9 @@ pub(crate) struct BenchArgs {
     /// One JSON object a line
     #[arg(long)]
     pub(crate) json: bool,
+    /// With --json: what each operation took, of the first 100,000
+    #[arg(long, requires = "json")]
+    pub(crate) each: bool,
 }
 
 /// `8`, `64K`, `1M`, `1G`.

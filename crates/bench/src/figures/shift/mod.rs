@@ -11,13 +11,13 @@ mod verbs;
 
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use unbroken_chart::Figure;
 
 use crate::Result;
 
 /// A value that the paper's text gives, and ours.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Row {
     /// What it belongs to: `Figure 7`.
     of: String,
