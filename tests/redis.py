@@ -71,7 +71,10 @@ class Machines:
         for host in "ba":
             nics = ",".join(str(self.net.addr(host, rail)) for rail in range(self.net.rails))
             line = [*self.net.within(host), UNBROKEN, "run", "--nics", nics, *self.options, "--", *args_of(host, port)]
-            env = self.redis.env(self.password, host=host, **self.settings) if self.directory else {}
+            # Where traffic is when a fault comes is the case's to say: nothing goes home by itself.
+            env = {"UNBROKEN_FAILBACK": "0"}
+            if self.directory:
+                env |= self.redis.env(self.password, host=host, **self.settings)
             program = self.fabrics[host].start(f"{host}-program", line, env)
             self.programs[host] = program
             if host == "b":
@@ -127,6 +130,8 @@ class Machines:
         """A fault on the rail that carries everything: everything goes on over the other one. Then the rail is healed."""
         moves = moves or (lambda: None)
         other = 1 - rail
+        began = self.carried(rail)
+        wait_until(lambda: self.ended() or self.carried(rail) - began > STREAM_BYTES, PATIENCE_SECONDS, f"traffic on rail {rail} before its fault")
         before = self.carried(other)
         self.fault(rail, kind)
         meanwhile()
