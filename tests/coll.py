@@ -4,6 +4,7 @@ and what cannot go on is an error that names what is gone, in time."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,8 +39,8 @@ class Job:
         for rank, host in enumerate(hosts):
             self.ranks.append(self.start(fabric, rank, host, len(hosts), f"rank{rank}", *options))
 
-    def start(self, fabric, rank, host, ranks, name, *options):
-        line = [UNBROKEN, "coll", "bench", "--rank", rank, "--ranks", ranks, "--host", host, "--id-file", self.id_file]
+    def start(self, fabric, rank, host, ranks, name, *options, id_file=None):
+        line = [UNBROKEN, "coll", "bench", "--rank", rank, "--ranks", ranks, "--host", host, "--id-file", id_file or self.id_file]
         goes = ["--while", self.goes] if "--seconds" in options else []
         return fabric.start(name, [*line, "--json", *options, *goes])
 
@@ -291,14 +292,16 @@ def twice(logs):
     with Fabric(logs) as fabric:
         job = Job(fabric, [])
         args = ["--min", "1K", "--max", "1K"]
-        first = job.start(fabric, 1, "b", 2, "first", *args)
-        second = job.start(fabric, 1, "b", 2, "second", *args)
-        # The third waits for both, so that they do meet.
         zero = job.start(fabric, 0, "a", 2, "zero", *args)
+        wait_until(lambda: zero.ended() or job.id_file.exists(), STARTS, "the id")
+        # The file goes when two have met, and both are to have the id.
+        copy = shutil.copy(job.id_file, fabric.path / "again.id")
+        first = job.start(fabric, 1, "b", 2, "first", *args)
+        second = job.start(fabric, 1, "b", 2, "second", *args, id_file=copy)
         ended = [process for process in (first, second) if process.wait(SECONDS) != 0]
         zero.expect_success(SECONDS)
         said = [process.output() for process in ended]
-        if len(ended) != 1 or not any(what in said[0] for what in ("rank 1 has come already", "is this one there twice", "is the process that made the id there")):
+        if len(ended) != 1 or not any(what in said[0] for what in ("rank 1 has come already", "is this one there twice", "is the process that made the id there?")):
             raise Failure(f"{len(ended)} were refused: {said}")
 
 
