@@ -11,12 +11,12 @@ def restarted(baseline: list, faults_s: list, every_s: float, length_s: float) -
     times = [time for time, _ in baseline]
     faults, points = sorted(faults_s), []
     every, done, reached = max(1, round(every_s / STEP_S)), 0, 0
-    for now in range(round(length_s / STEP_S) + 1):
-        while faults and faults[0] <= now * STEP_S:
+    for step in range(round(length_s / STEP_S) + 1):
+        while faults and faults[0] <= step * STEP_S:
             faults.pop(0)
             done = done // every * every
         reached = max(reached, done)
         last = bisect.bisect_right(times, reached * STEP_S) - 1
-        points.append((now * STEP_S, baseline[max(0, last)][1]))
+        points.append((step * STEP_S, baseline[max(0, last)][1]))
         done += 1
     return points

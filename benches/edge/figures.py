@@ -28,8 +28,6 @@ from picture import setting
 MEASURE = {"outage": outage.measure, "latency": latency.measure, "collectives": collectives.measure, "training": training.measure}
 
 
-
-
 def hurry():
     """Everything once and short: shows that it works, and no more."""
     outage.PROBES = outage.STREAMS = 1

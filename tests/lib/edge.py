@@ -19,6 +19,8 @@ PROBE = Path(__file__).resolve().parents[1] / "edge" / "probe.py"
 PERIOD_US = 1000
 # A moment of traffic between a fault and what comes next.
 STREAM_BYTES = 2_000_000
+# How long a link that flaps is down, and up: what the fault is, and no wait for anything.
+FLAP_S = 0.2
 _DROP = """table inet {table} {{
     chain out {{ type filter hook output priority 0; oifname {nic} drop; }}
     chain forward {{ type filter hook forward priority 0; oifname {nic} drop; iifname {nic} drop; }}
@@ -277,9 +279,9 @@ def faults(lab):
     def flap(uplink):
         for _ in range(3):
             lab.carrier(tor(uplink), "h1", "down")
-            time.sleep(0.2)
+            time.sleep(FLAP_S)
             lab.carrier(tor(uplink), "h1", "up")
-            time.sleep(0.2)
+            time.sleep(FLAP_S)
         lab.carrier(tor(uplink), "h1", "down")
 
     return {

@@ -21,6 +21,17 @@ fn watch(channel: &Arc<CompChannel>) -> Receiver<u64> {
     told
 }
 
+/// Two ends, of which the second has a channel that is watched.
+fn watched() -> (Net, [Host; 2], [End; 2], Receiver<u64>) {
+    let net = Net::default();
+    let hosts = [Host::new(&net, 0, 64, true), Host::new(&net, 1, 64, true)];
+    let channel = CompChannel::new().unwrap();
+    let ends = [End::new(&hosts[0], true, None), End::new(&hosts[1], true, Some(channel.clone()))];
+    connect(&hosts, &ends);
+    let told = watch(&channel);
+    (net, hosts, ends, told)
+}
+
 fn deliver(net: &Net, hosts: &[Host; 2], ends: &[End; 2]) {
     net.execute(hosts[0].id(0), ends[0].qp.qpn());
     net.acknowledge(hosts[0].id(0), ends[0].qp.qpn());
@@ -29,12 +40,7 @@ fn deliver(net: &Net, hosts: &[Host; 2], ends: &[End; 2]) {
 
 #[test]
 fn every_event_that_was_asked_for_comes() {
-    let net = Net::default();
-    let hosts = [Host::new(&net, 0, 64, true), Host::new(&net, 1, 64, true)];
-    let channel = CompChannel::new().unwrap();
-    let ends = [End::new(&hosts[0], true, None), End::new(&hosts[1], true, Some(channel.clone()))];
-    connect(&hosts, &ends);
-    let told = watch(&channel);
+    let (net, hosts, ends, told) = watched();
     ends[1].cq.set_cookie(77);
     let sges = [hosts[1].sge(0, 8)];
     for round in 0..300u64 {
@@ -76,12 +82,7 @@ fn every_event_that_was_asked_for_comes() {
 /// before the application's CQ is armed, nobody would be woken any more.
 #[test]
 fn a_completion_that_comes_while_the_queues_are_armed_raises_the_event() {
-    let net = Net::default();
-    let hosts = [Host::new(&net, 0, 64, true), Host::new(&net, 1, 64, true)];
-    let channel = CompChannel::new().unwrap();
-    let ends = [End::new(&hosts[0], true, None), End::new(&hosts[1], true, Some(channel.clone()))];
-    connect(&hosts, &ends);
-    let told = watch(&channel);
+    let (net, hosts, ends, told) = watched();
     let (data, sges) = ([hosts[0].sge(0, 8)], [hosts[1].sge(0, 8)]);
     for wr_id in 0..3 {
         ends[1].qp.post_recv(&RecvWr { wr_id, sges: &sges }).unwrap();
