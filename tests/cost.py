@@ -21,9 +21,9 @@ SECONDS = 120
 # The most instructions that failover may add to a call.
 BARS = {
     # A physical QP that holds its own work: a branch.
-    "full": {"post_send": 40, "post_recv": 40, "empty_poll": 25},
+    "full": {"post_send": 40, "post_recv": 40, "empty_poll": 20},
     # A journal, and a CQ of the device's behind the application's.
-    "plain": {"post_send": 160, "post_recv": 130, "empty_poll": 50},
+    "plain": {"post_send": 100, "post_recv": 100, "empty_poll": 45},
 }
 
 

@@ -198,6 +198,15 @@ def alone(logs, name, args=()):
         return process.output().splitlines()[-1]
 
 
+def speechless(logs):
+    """Reasons that are asked for and cannot be written: the program gets the same errors, without them."""
+    program, shell = compile_c("newer", "-libverbs"), ["sh", "-c", 'exec "$0" "$@" 2> /dev/full']
+    with Fabric(logs) as fabric:
+        process = fabric.run("a", [*shell, program, *newer_functions()], "newer", env={"UNBROKEN_LOG": "1"})
+        process.expect_success(60)
+        return process.output().splitlines()[-1]
+
+
 def pingpong(logs, program, extra):
     """The examples of rdma-core between two hosts."""
     with Fabric(logs) as fabric:
@@ -220,6 +229,7 @@ def main() -> int:
     suite.case("a forked child", alone, "forked")
     suite.case("a completion queue that overruns", alone, "overrun")
     suite.case("functions of a newer libibverbs", alone, "newer", newer_functions())
+    suite.case("standard error is full", speechless)
     suite.case("ibv_rc_pingpong", pingpong, "ibv_rc_pingpong", [])
     suite.case("ibv_rc_pingpong with events", pingpong, "ibv_rc_pingpong", ["-e"])
     suite.case("ibv_ud_pingpong", pingpong, "ibv_ud_pingpong", [])

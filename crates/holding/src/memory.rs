@@ -77,7 +77,7 @@ struct Nic {
     /// The regions whose default NIC this is, by the application's local key.
     space: RwLock<HashMap<u32, Arc<Mr>>>,
     /// Some key of the space is not the NIC's own.
-    foreign: AtomicBool,
+    foreign: Arc<AtomicBool>,
 }
 
 type Hook = Box<dyn Fn() + Send + Sync>;
@@ -173,6 +173,11 @@ impl LogicalMemory {
     #[inline]
     pub fn is_foreign(&self, default: usize) -> bool {
         self.nics[default].foreign.load(Ordering::Acquire)
+    }
+
+    /// The same for who asks with every post.
+    pub(crate) fn foreign(&self, default: usize) -> Arc<AtomicBool> {
+        self.nics[default].foreign.clone()
     }
 
     /// The local key on NIC `nic` of the region that the contexts of NIC `default` know by `lkey`. It is registered there now if it is not yet.

@@ -30,8 +30,6 @@ pub(crate) struct State {
     pub(crate) journal: Journal,
     /// The state that was last set.
     pub(crate) now: QpState,
-    /// The NIC whose local keys the application has.
-    default: usize,
     remote: Option<RemoteNic>,
     /// Room for translated entries.
     sges: Vec<Sge>,
@@ -65,6 +63,12 @@ pub(crate) struct JournaledQp {
     pub(crate) phys: Arc<dyn DeviceQp>,
     qpn: u32,
     caps: QpCaps,
+    /// The NIC whose local keys the application has.
+    default: usize,
+    /// That is another one than the device.
+    away: bool,
+    /// That NIC has not all of those keys itself any more.
+    foreign: Arc<AtomicBool>,
     /// Until it is destroyed: a poller may have the QP in its hands for a moment longer.
     pd: Mutex<Option<PdUse>>,
     srq: Option<SrqUse>,
@@ -112,12 +116,15 @@ impl JournaledQp {
             shared_receives: srq.is_some(),
             mutation: Mutation::None,
         });
-        let state = State { journal, now: QpState::Reset, default, remote: None, sges: Vec::new(), last_wqe: false };
+        let state = State { journal, now: QpState::Reset, remote: None, sges: Vec::new(), last_wqe: false };
         let qp = Arc::new_cyclic(|own| JournaledQp {
             opened: opened.clone(),
             phys,
             qpn,
             caps,
+            default,
+            away: default != opened.index,
+            foreign: opened.memory.foreign(default),
             pd: Mutex::new(Some(pd)),
             srq,
             sends,
@@ -194,13 +201,13 @@ impl JournaledQp {
     // ---- posting ----
 
     #[inline]
-    fn translates_local(&self, st: &State) -> bool {
-        st.default != self.opened.index || self.opened.memory.is_foreign(st.default)
+    fn translates_local(&self) -> bool {
+        self.away || self.foreign.load(Ordering::Acquire)
     }
 
     #[inline]
     fn translates(&self, st: &State) -> bool {
-        self.translates_local(st) || st.remote.as_ref().is_some_and(|r| r.keys.matters(r.default, r.nic))
+        self.translates_local() || st.remote.as_ref().is_some_and(|r| r.keys.matters(r.default, r.nic))
     }
 
     fn may_send(st: &State) -> Result<()> {
@@ -244,7 +251,7 @@ impl JournaledQp {
     fn post_other_send(&self, st: &mut State, wr: &SendWr<'_>) -> Result<()> {
         Self::may_send(st)?;
         let posted = st.journal.post_send(wr, &mut self.out())?;
-        self.give(st, posted, 1, |phys, number| phys.post_send(&SendWr { wr_id: number, ..*wr }))
+        self.give(st, posted, 1, |phys, number| phys.post_send_as(number, wr))
     }
 
     #[cold]
@@ -261,7 +268,7 @@ impl JournaledQp {
             return Err(PostError::WrongState(st.now).into());
         }
         let Posted::Give(number) = st.journal.post_recv(wr, &mut self.out())? else { return Ok(()) };
-        if self.translates_local(st) {
+        if self.translates_local() {
             st.journal.hold_back_recv();
             if self.pump_recvs(st).is_err() {
                 self.tell(WcStatus::FatalErr);
@@ -293,10 +300,10 @@ impl JournaledQp {
     fn pump_sends(&self, st: &mut State) -> Result<()> {
         let mut out = self.out();
         let error = loop {
-            let State { journal, sges, remote, default, .. } = &mut *st;
+            let State { journal, sges, remote, .. } = &mut *st;
             let Some(mut wr) = journal.next_send(&mut out) else { return Ok(()) };
             if wr.inline_data.is_none() {
-                self.translate_local(*default, wr.sges, sges);
+                self.translate_local(wr.sges, sges);
                 wr.sges = sges;
             }
             match translate_remote(remote.as_ref(), &wr) {
@@ -315,9 +322,9 @@ impl JournaledQp {
     /// Gives the device the receives that wait. EIO: it has failed.
     fn pump_recvs(&self, st: &mut State) -> Result<()> {
         let error = loop {
-            let State { journal, sges, default, .. } = &mut *st;
+            let State { journal, sges, .. } = &mut *st;
             let Some(mut wr) = journal.next_recv() else { return Ok(()) };
-            self.translate_local(*default, wr.sges, sges);
+            self.translate_local(wr.sges, sges);
             wr.sges = sges;
             match self.phys.post_recv(&wr) {
                 Ok(()) => journal.gave_recv(),
@@ -329,9 +336,9 @@ impl JournaledQp {
     }
 
     /// The entries with the keys of this NIC.
-    fn translate_local(&self, default: usize, from: &[Sge], to: &mut Vec<Sge>) {
+    fn translate_local(&self, from: &[Sge], to: &mut Vec<Sge>) {
         to.clear();
-        let (memory, nic) = (&self.opened.memory, self.opened.index);
+        let (memory, nic, default) = (&self.opened.memory, self.opened.index, self.default);
         let key = |lkey| memory.lkey_on(default, lkey, nic).unwrap_or(NO_REGION);
         to.extend(from.iter().map(|sge| Sge { lkey: key(sge.lkey), ..*sge }));
     }
@@ -476,9 +483,9 @@ impl DeviceQp for JournaledQp {
 
     fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
         let mut st = self.lock();
-        if st.now == QpState::Rts && !self.translates(&st) {
+        if !self.translates(&st) {
             if let Some(number) = st.journal.post_usual_send(wr) {
-                return match self.phys.post_send(&SendWr { wr_id: number, ..*wr }) {
+                return match self.phys.post_send_as(number, wr) {
                     Ok(()) => Ok(()),
                     Err(e) => Err(self.refused_send(&mut st, e)),
                 };
@@ -496,7 +503,7 @@ impl DeviceQp for JournaledQp {
 
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
         let mut st = self.lock();
-        if st.now != QpState::Reset && !self.translates_local(&st) {
+        if !self.translates_local() {
             if let Some(number) = st.journal.post_usual_recv(wr) {
                 return match self.phys.post_recv(&RecvWr { wr_id: number, ..*wr }) {
                     Ok(()) => Ok(()),

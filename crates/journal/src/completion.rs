@@ -7,7 +7,8 @@
 //! A QP in error flushes both its queues, and its two CQs are polled one after the other: a flush may be seen before the error that is its
 //! reason. So every flush is only noted; it is made up again from the rings if it turns out to be the application's.
 
-use crate::journal::{Journal, Mutation, Phase};
+use crate::journal::{Journal, Mutation};
+use crate::phase::Phase;
 use crate::slot::{distance, Queue, Slot};
 use unbroken_roce::Completions;
 use unbroken_types::{Wc, WcOpcode, WcStatus};
@@ -24,7 +25,7 @@ impl Journal {
     /// Takes a WC of the provider; `now_us` is when. Those of each CQ are given in order.
     #[inline]
     pub fn handle_wc(&mut self, now_us: u64, wc: &Wc, out: &mut (impl Completions + ?Sized)) {
-        if self.stop.over() || self.phase == Phase::Failed {
+        if self.stop.over() || self.phase() == Phase::Failed {
             return;
         }
         match Slot::parse(wc.wr_id) {
@@ -42,7 +43,7 @@ impl Journal {
         if index >= self.given_sends {
             return self.is_strange();
         }
-        let late = self.stop.begun() && self.config.mutation == Mutation::LateSuccessLost;
+        let late = self.stopping() && self.config.mutation == Mutation::LateSuccessLost;
         if wc.status != WcStatus::Success as u32 || late {
             return self.handle_send_error(index, wc, out);
         }
@@ -116,7 +117,7 @@ impl Journal {
     /// A receive of the SRQ has completed, with success.
     #[inline]
     pub fn handle_shared_recv(&mut self, now_us: u64) {
-        if !self.stop.over() && self.phase != Phase::Failed {
+        if !self.stop.over() && self.phase() != Phase::Failed {
             self.consume(now_us);
         }
     }
@@ -124,11 +125,11 @@ impl Journal {
     /// A receive of the SRQ that the QP had taken has failed with this WC. True: that is for the application to see. False: the receive
     /// goes back.
     pub fn handle_shared_recv_error(&mut self, wc: &Wc, out: &mut (impl Completions + ?Sized)) -> bool {
-        !self.stop.over() && self.phase != Phase::Failed && self.goes_through(wc, out)
+        !self.stop.over() && self.phase() != Phase::Failed && self.goes_through(wc, out)
     }
 
     fn consume(&mut self, now_us: u64) {
-        if !(self.stop.begun() && self.config.mutation == Mutation::LateReceiveUncounted) {
+        if !(self.stopping() && self.config.mutation == Mutation::LateReceiveUncounted) {
             self.consumed += 1;
         }
         self.first_moved_us.get_or_insert(now_us);
@@ -137,16 +138,16 @@ impl Journal {
     /// Whether an error is for the application to see. The first one decides what becomes of the QP.
     fn goes_through(&mut self, wc: &Wc, out: &mut (impl Completions + ?Sized)) -> bool {
         let mutation = self.config.mutation;
-        match (self.phase, is_foreign(wc)) {
+        match (self.phase(), is_foreign(wc)) {
             (Phase::Ending { .. }, _) => true,
-            (Phase::Live, Some(_)) if self.stop.begun() => false,
+            (Phase::Live, Some(_)) if self.stopping() => false,
             (Phase::Live, Some(WcStatus::WrFlushErr)) if mutation == Mutation::FlushLetThrough => true,
             (Phase::Live, Some(status)) => {
-                self.phase = Phase::Held { status, told: false };
+                self.set_phase(Phase::Held { status, told: false });
                 false
             }
             (Phase::Held { status: WcStatus::WrFlushErr, told: false }, Some(status)) => {
-                self.phase = Phase::Held { status, told: false };
+                self.set_phase(Phase::Held { status, told: false });
                 false
             }
             (_, Some(_)) => false,
@@ -163,7 +164,7 @@ impl Journal {
         if self.ended() || self.stop.over() {
             return;
         }
-        self.phase = Phase::Ending { by_error };
+        self.set_phase(Phase::Ending { by_error });
         while self.sends.first() < self.spoilt_sends {
             self.flush_oldest_send(out);
         }
@@ -225,7 +226,7 @@ impl Journal {
     /// In ERR, what the provider does not have is flushed when its turn has come.
     #[inline]
     pub(crate) fn flush_absent(&mut self, out: &mut (impl Completions + ?Sized)) {
-        match self.phase {
+        match self.phase() {
             Phase::Live | Phase::Held { .. } => {}
             Phase::Ending { .. } => self.flush_what_waits(out),
             Phase::Failed => self.flush_all(WcStatus::WrFlushErr, out),
@@ -261,8 +262,8 @@ impl Journal {
     #[cold]
     fn is_strange(&mut self) {
         self.strange = true;
-        if self.phase == Phase::Live {
-            self.phase = Phase::Held { status: WcStatus::FatalErr, told: false };
+        if self.phase() == Phase::Live {
+            self.set_phase(Phase::Held { status: WcStatus::FatalErr, told: false });
         }
     }
 }

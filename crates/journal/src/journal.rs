@@ -18,6 +18,7 @@
 //! Where an entry is (`first ≤ given ≤ next`, in each queue): `first..given` is with the provider or executed, `given..next` waits until the
 //! provider may have it (sends need RTS there) or for the QP to be stopped.
 
+use crate::phase::{Hindrances, Phase};
 use crate::sends::Sends;
 use crate::slot::{Queue, Slot};
 use crate::stop::State;
@@ -75,20 +76,6 @@ pub enum Posted {
     Kept,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Phase {
-    Live,
-    Held {
-        status: WcStatus,
-        told: bool,
-    },
-    Ending {
-        /// An error of the program did it, and not its own wish.
-        by_error: bool,
-    },
-    Failed,
-}
-
 /// The journal of one physical QP. See the module's text.
 ///
 /// - application: [`post_sends`](Self::post_sends), [`post_recv`](Self::post_recv), [`end`](Self::end), [`reset`](Self::reset);
@@ -108,16 +95,11 @@ pub struct Journal {
     pub(crate) spoilt_recvs: u64,
     /// An error WC has been seen of the sends: what comes behind it is in error, too.
     pub(crate) sends_broken: bool,
-    pub(crate) phase: Phase,
+    phase: Phase,
+    pub(crate) hindrances: Hindrances,
     pub(crate) stop: State,
-    /// The provider takes receives.
-    takes_recvs: bool,
-    /// The provider takes sends.
-    takes_sends: bool,
     /// One past the last send that makes a WC of the provider's.
     announced: u64,
-    /// All sends make one from now on.
-    announces: bool,
     /// Of those recorded in this life, the ones that consume a receive.
     consumers: u64,
     /// Completed, and executed for the peer, in this life.
@@ -142,15 +124,13 @@ impl Journal {
             spoilt_sends: sends.next(),
             spoilt_recvs: recvs.next(),
             announced: sends.next(),
-            announces: false,
+            hindrances: Hindrances::of(&config),
             config,
             sends,
             recvs,
             sends_broken: false,
             phase: Phase::Live,
             stop: State::default(),
-            takes_recvs: false,
-            takes_sends: false,
             consumers: 0,
             completed: Messages::default(),
             consumed: 0,
@@ -162,6 +142,22 @@ impl Journal {
     }
 
     // ---- getters ----
+
+    #[inline]
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    pub(crate) fn set_phase(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.hindrances.set(Hindrances::PHASE, phase != Phase::Live);
+    }
+
+    /// It is being stopped, or was.
+    #[inline]
+    pub(crate) fn stopping(&self) -> bool {
+        self.hindrances.any(Hindrances::STOPPING)
+    }
 
     /// The QP is in ERR for the application: by an error of its own, by its own wish, or because it was given up.
     pub fn ended(&self) -> bool {
@@ -206,7 +202,7 @@ impl Journal {
     /// From now on the provider tells of every send when it is complete, so that it can be seen that nothing is outstanding. Of those before, which
     /// it has, it tells as before.
     pub fn announce(&mut self) {
-        self.announces = true;
+        self.hindrances.set(Hindrances::ANNOUNCES, true);
         if self.given_sends < self.sends.next() {
             self.announced = self.sends.next();
         }
@@ -215,13 +211,13 @@ impl Journal {
     /// Whether it does: then sends go by [`Self::next_send`] or [`Self::provider_flags`].
     #[inline]
     pub fn announces(&self) -> bool {
-        self.announces
+        self.hindrances.any(Hindrances::ANNOUNCES)
     }
 
     /// The flags that a send has for the provider.
     #[inline]
     pub fn provider_flags(&self, flags: SendFlags) -> SendFlags {
-        match self.announces {
+        match self.announces() {
             true => flags.with(SendFlags::SIGNALED),
             false => flags,
         }
@@ -244,7 +240,7 @@ impl Journal {
         self.sends.push(wr, gives)?;
         self.consumers += u64::from(wr.opcode.consumes_receive());
         self.keys_changed |= wr.opcode.changes_keys();
-        if self.config.sq_sig_all || self.announces || wr.flags.contains(SendFlags::SIGNALED) {
+        if self.config.sq_sig_all || self.announces() || wr.flags.contains(SendFlags::SIGNALED) {
             self.announced = index + 1;
         }
         Ok(self.posted_sends(index, gives, out))
@@ -255,7 +251,8 @@ impl Journal {
     #[inline(always)]
     pub fn post_usual_send(&mut self, wr: &SendWr<'_>) -> Option<u64> {
         let index = self.sends.next();
-        if self.phase != Phase::Live || self.announces || !self.gives_next() || !self.sends.push_usual(wr) {
+        let gives = self.given_sends == index && !self.hindrances.any(Hindrances::OF_SENDS);
+        if !gives || !self.sends.push_usual(wr) {
             return None;
         }
         self.consumers += u64::from(wr.opcode.consumes_receive());
@@ -276,7 +273,7 @@ impl Journal {
         if !gives {
             self.may_post()?;
         }
-        let sig_all = self.config.sq_sig_all || self.announces;
+        let sig_all = self.config.sq_sig_all || self.announces();
         let (mut consumers, mut keys_changed, mut announced, mut index) = (0, false, 0, first);
         self.sends.push_all(batch, gives, |wr| {
             index += 1;
@@ -293,7 +290,6 @@ impl Journal {
     }
 
     /// Whether the provider may have what is posted now: nothing waits before it.
-    #[inline(always)]
     fn gives_next(&self) -> bool {
         self.given_sends == self.sends.next() && self.gives_sends()
     }
@@ -311,11 +307,10 @@ impl Journal {
 
     /// Whether the provider is given sends. One in ERR is, too: it flushes them, which says that all before them are done; of sends that made
     /// no WC nothing else would say so.
-    #[inline]
     fn gives_sends(&self) -> bool {
-        self.takes_sends
+        !self.hindrances.any(Hindrances::NO_SENDS)
             && match self.phase {
-                Phase::Live => !self.stop.begun(),
+                Phase::Live => !self.stopping(),
                 Phase::Ending { .. } => !self.stop.over(),
                 Phase::Held { .. } | Phase::Failed => false,
             }
@@ -349,7 +344,7 @@ impl Journal {
         }
         let index = self.recvs.next();
         self.recvs.push(wr)?;
-        if self.phase == Phase::Live && self.takes_recvs && self.given_recvs == index && !self.stop.begun() {
+        if self.given_recvs == index && !self.hindrances.any(Hindrances::OF_RECVS) {
             self.given_recvs = index + 1;
             return Ok(Posted::Give(Slot::Entry(Queue::Recv, index).wr_id()));
         }
@@ -362,8 +357,8 @@ impl Journal {
     #[inline(always)]
     pub fn post_usual_recv(&mut self, wr: &RecvWr<'_>) -> Option<u64> {
         let index = self.recvs.next();
-        let gives = self.phase == Phase::Live && self.takes_recvs && self.given_recvs == index && !self.stop.begun();
-        if !gives || self.config.shared_receives || !self.recvs.push_usual(wr) {
+        let gives = self.given_recvs == index && !self.hindrances.any(Hindrances::OF_RECVS);
+        if !gives || !self.recvs.push_usual(wr) {
             return None;
         }
         self.given_recvs = index + 1;
@@ -406,9 +401,8 @@ impl Journal {
         (self.given_sends, self.spoilt_sends, self.announced) =
             (self.sends.next(), self.sends.next(), self.sends.next());
         (self.given_recvs, self.spoilt_recvs) = (self.recvs.next(), self.recvs.next());
-        (self.takes_sends, self.takes_recvs) = (false, false);
-        (self.phase, self.stop) = (Phase::Live, State::default());
-        (self.consumers, self.completed, self.announces) = (0, Messages::default(), false);
+        (self.phase, self.stop, self.hindrances) = (Phase::Live, State::default(), Hindrances::of(&self.config));
+        (self.consumers, self.completed) = (0, Messages::default());
         (self.consumed, self.advanced, self.first_moved_us) = (0, 0, None);
         (self.sends_broken, self.keys_changed, self.strange) = (false, false, false);
     }
@@ -417,12 +411,12 @@ impl Journal {
 
     /// The provider's QP takes receives from now on (INIT): give it those of [`Self::next_recv`].
     pub fn open(&mut self) {
-        self.takes_recvs = true;
+        self.hindrances.set(Hindrances::NO_RECVS, false);
     }
 
     /// The provider's QP takes sends from now on (RTS): give it those of [`Self::next_send`].
     pub fn start(&mut self) {
-        self.takes_sends = true;
+        self.hindrances.set(Hindrances::NO_SENDS, false);
     }
 
     /// The next send that waits for the provider, under its number; what the peer has executed is passed over, and completes in its turn.
@@ -460,7 +454,7 @@ impl Journal {
 
     /// The next receive that waits for the provider, under its number. To be followed by [`Self::gave_recv`] if the provider took it.
     pub fn next_recv(&self) -> Option<RecvWr<'_>> {
-        let waits = self.phase == Phase::Live && self.takes_recvs && !self.stop.begun();
+        let waits = !self.hindrances.any(Hindrances::OF_RECVS);
         (waits && self.given_recvs < self.recvs.next()).then(|| RecvWr {
             wr_id: Slot::Entry(Queue::Recv, self.given_recvs).wr_id(),
             ..self.recvs.wr(self.given_recvs)
@@ -475,7 +469,7 @@ impl Journal {
     /// The provider has failed, or says so of the QP (a post that was refused, IBV_EVENT_QP_FATAL): no more posts go there. The owner knows.
     pub fn handle_fatal(&mut self) {
         if self.phase == Phase::Live {
-            self.phase = Phase::Held { status: WcStatus::FatalErr, told: true };
+            self.set_phase(Phase::Held { status: WcStatus::FatalErr, told: true });
         }
     }
 
@@ -508,7 +502,7 @@ impl Journal {
     /// Takes over the work of another QP. Of a fresh one only: nothing is in the queues that get something. On an error nothing is taken.
     pub fn adopt(&mut self, backlog: &Backlog, out: &mut (impl Completions + ?Sized)) -> Result<(), PostError> {
         let taken = |there: bool, come: bool| !there && come;
-        let fresh = self.phase == Phase::Live && !self.stop.begun();
+        let fresh = self.phase == Phase::Live && !self.stopping();
         if !fresh
             || taken(self.sends.is_empty(), !backlog.sends.is_empty())
             || taken(self.recvs.is_empty(), !backlog.recvs.is_empty())
@@ -528,7 +522,7 @@ impl Journal {
         for index in first_send..self.sends.next() {
             let entry = self.sends.at(index);
             self.consumers += u64::from(entry.opcode.consumes_receive());
-            if entry.signaled || self.announces {
+            if entry.signaled || self.announces() {
                 self.announced = index + 1;
             }
             if self.config.mutation == Mutation::ExecutedEarly && entry.executed && entry.signaled {
@@ -541,7 +535,7 @@ impl Journal {
     /// Completes the first send with `status` and flushes the rest, at once.
     pub fn fail(&mut self, status: WcStatus, out: &mut (impl Completions + ?Sized)) {
         if !self.stop.over() && self.phase != Phase::Failed {
-            self.phase = Phase::Failed;
+            self.set_phase(Phase::Failed);
             self.flush_all(status, out);
         }
     }

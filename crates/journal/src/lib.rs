@@ -13,6 +13,7 @@
 
 mod completion;
 mod journal;
+mod phase;
 mod sends;
 mod slot;
 mod stop;

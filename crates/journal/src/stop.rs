@@ -7,7 +7,8 @@
 //! A QP with an SRQ has no marker for its receives: it waits for IBV_EVENT_QP_LAST_WQE_REACHED, and until its CQ was found empty after that.
 //! What succeeds meanwhile counts and completes. When both queues are through, nothing later changes memory or completes a WR.
 
-use crate::journal::{Journal, Mutation, Phase};
+use crate::journal::{Journal, Mutation};
+use crate::phase::{Hindrances, Phase};
 use crate::slot::Queue;
 use unbroken_roce::{Backlog, Completions, Messages};
 use unbroken_types::WcStatus;
@@ -32,7 +33,6 @@ pub enum Step {
 /// How far that is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct State {
-    begun: bool,
     in_error: bool,
     marked: [bool; 2],
     /// The queue is through.
@@ -43,11 +43,6 @@ pub(crate) struct State {
 
 impl State {
     #[inline]
-    pub(crate) fn begun(&self) -> bool {
-        self.begun
-    }
-
-    #[inline]
     pub(crate) fn over(&self) -> bool {
         self.over
     }
@@ -56,11 +51,11 @@ impl State {
 impl Journal {
     /// Stops the QP for ever: says what is to be done next. To be called again after each step.
     pub fn stop(&mut self, out: &mut (impl Completions + ?Sized)) -> Step {
-        if self.stop.over || self.phase == Phase::Failed {
+        if self.stop.over || self.phase() == Phase::Failed {
             self.stop.over = true;
             return Step::Done(Backlog::default());
         }
-        self.stop.begun = true;
+        self.hindrances.set(Hindrances::STOPPING, true);
         if self.config.mutation == Mutation::NoMarker && self.stop.in_error {
             self.stop.out = [true; 2];
         }
@@ -125,7 +120,7 @@ impl Journal {
     }
 
     fn finish(&mut self, out: &mut (impl Completions + ?Sized)) -> Step {
-        if let Phase::Ending { by_error } = self.phase {
+        if let Phase::Ending { by_error } = self.phase() {
             self.flush_all(WcStatus::WrFlushErr, out);
             self.stop.over = true;
             return if by_error { Step::Ended } else { Step::Done(self.counts()) };

@@ -1,6 +1,6 @@
 //! Devices and contexts: list, open, close, asynchronous events.
 
-use crate::ffi::{code, failed, guard, minus_one, pointer};
+use crate::ffi::{code, failed, guard, minus_one, pointer, say};
 use crate::objects::{free, ContextObj, CqObj, DeviceObj, QpObj, SrqObj, CQS, QPS, SRQS};
 use crate::{cq, cq_ex, dm, domain, memory, post, qp, query, srq, unsupported, window};
 use std::cell::UnsafeCell;
@@ -67,7 +67,7 @@ unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut i
         Err(e) => {
             // The program will only say that it found no device. Said once, the reason is worth a line.
             static TOLD: Once = Once::new();
-            TOLD.call_once(|| eprintln!("unbroken: no RDMA devices: {e}"));
+            TOLD.call_once(|| say(format_args!("no RDMA devices: {e}")));
             failed("ibv_get_device_list", &e);
             None
         }

@@ -2,6 +2,7 @@
 //! the fork found it, and is never touched there.
 
 use std::ffi::c_int;
+use std::io::Write;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::OnceLock;
 use unbroken_shift::front::check_owner;
@@ -65,10 +66,16 @@ pub fn local_pointer<T>(verb: &str, f: impl FnOnce() -> Result<*mut T>) -> *mut 
 #[cold]
 pub fn failed(verb: &str, e: &Error) -> c_int {
     if !matches!(e.errno(), libc::EAGAIN | libc::EINTR) && wants_reasons() {
-        eprintln!("unbroken: {verb}: {e}");
+        say(format_args!("{verb}: {e}"));
     }
     set_errno(e.errno());
     e.errno()
+}
+
+/// Tells the user. A standard error that is full or closed is no reason to fail at anything.
+#[cold]
+pub fn say(what: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "unbroken: {what}");
 }
 
 fn wants_reasons() -> bool {

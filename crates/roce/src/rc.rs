@@ -265,9 +265,20 @@ impl RcQp {
     }
 
     /// Posts a send. In state ERR it completes at once as flushed; while the QP is held it waits.
+    #[inline]
     pub fn post_send(&mut self, wr: &SendWr<'_>, out: &mut (impl Completions + ?Sized)) -> Result<(), PostError> {
+        self.post_send_as(wr.wr_id, wr, out)
+    }
+
+    /// The same under another number than its own.
+    pub fn post_send_as(
+        &mut self,
+        wr_id: u64,
+        wr: &SendWr<'_>,
+        out: &mut (impl Completions + ?Sized),
+    ) -> Result<(), PostError> {
         self.may_post_send()?;
-        self.requester.ring.push(wr)?;
+        self.requester.ring.push_as(wr_id, wr)?;
         self.posted(wr.opcode.changes_keys(), out);
         Ok(())
     }

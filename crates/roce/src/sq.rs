@@ -252,6 +252,12 @@ impl SendRing {
     /// Checks a WR against the QP's sizes and puts it at the tail.
     #[inline]
     pub fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.push_as(wr.wr_id, wr)
+    }
+
+    /// The same under another number than its own.
+    #[inline]
+    pub fn push_as(&mut self, wr_id: u64, wr: &SendWr<'_>) -> Result<(), PostError> {
         let len = length_of(&self.caps, wr)?;
         if self.len() >= self.caps.max_send_wr {
             return Err(PostError::QueueFull(self.len()));
@@ -279,7 +285,7 @@ impl SendRing {
             self.operands[slot] = Operands { compare_add: wr.compare_add, swap: wr.swap };
         }
         self.slots[slot] = Wqe {
-            wr_id: wr.wr_id,
+            wr_id,
             remote_addr: wr.remote_addr,
             rkey: wr.rkey,
             len: if wr.opcode.is_atomic() { ATOMIC_BYTES } else { len as u32 },

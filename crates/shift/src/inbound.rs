@@ -10,45 +10,25 @@ use crate::core::{lock, Core};
 use crate::devices::check_owner;
 use crate::link;
 use crate::worker::Job;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, MutexGuard};
 use unbroken_path::message::{Body, Keys, RefuseReason};
 use unbroken_path::Message;
-use unbroken_verbs::{Driver, KeyRow};
+use unbroken_verbs::{IdleHook, KeyRow};
 
-/// What a poll that found nothing does besides.
-pub(crate) struct IdlePoll {
-    core: Arc<Core>,
-    /// An idle poller drives the NICs that it does not poll anyway each time this overflows: 50 to 200 µs.
-    polls: AtomicU8,
+/// What polls that find nothing do besides: an idle poller drives the NICs that it does not poll anyway, and takes messages.
+pub(crate) fn idle_hook(core: &Arc<Core>) -> IdleHook {
+    let own = core.clone();
+    IdleHook::new(core.channel(), move || look(&own))
 }
 
-impl IdlePoll {
-    pub(crate) fn new(core: Arc<Core>) -> IdlePoll {
-        IdlePoll { core, polls: AtomicU8::new(0) }
+#[cold]
+fn look(core: &Arc<Core>) {
+    if check_owner().is_err() {
+        return;
     }
-
-    #[cold]
-    fn look(&self) {
-        if check_owner().is_err() {
-            return;
-        }
-        self.core.drive_endpoints();
-        if self.core.channel().has_events() {
-            try_receive(&self.core);
-        }
-    }
-}
-
-impl Driver for IdlePoll {
-    #[inline]
-    fn drive(&self) {
-        // A count that two threads change at once may lose one: that is harmless, and cheaper.
-        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
-        self.polls.store(polls, Ordering::Relaxed);
-        if polls == 0 || self.core.channel().has_events() {
-            self.look();
-        }
+    core.drive_endpoints();
+    if core.channel().has_events() {
+        try_receive(core);
     }
 }
 

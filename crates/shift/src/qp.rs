@@ -13,7 +13,7 @@ use crate::core::{Core, LogicalId};
 use crate::datagram::{self, Datagram};
 use crate::devices::check_owner;
 use crate::front::{AsyncElement, Context};
-use crate::inbound::IdlePoll;
+use crate::inbound;
 use crate::link::{self, Link};
 use crate::plain;
 use crate::worker::Job;
@@ -154,7 +154,7 @@ impl Qp {
         });
         if protect {
             for cq in [&r.send_cq, &r.recv_cq] {
-                cq.set_idle_hook(Box::new(IdlePoll::new(core.clone())));
+                cq.set_idle_hook(inbound::idle_hook(core));
             }
             if r.qp_type == QpType::Rc {
                 qp.publish(connection);

@@ -70,6 +70,22 @@ impl SoftQp {
         death.map_or_else(|| self.nic.shared.dead(), |d| Error::new(d.errno, self.nic.shared.dead().to_string()))
     }
 
+    /// Posts sends, and sees to it that they leave.
+    #[inline(always)]
+    fn send(&self, post: impl FnOnce(&mut QpEntry) -> Result<()>) -> Result<()> {
+        let now_us = now_us();
+        let mut e = self.lock()?;
+        if !e.look(now_us) {
+            return self.post_to_dead(e, now_us, post);
+        }
+        post(self.entry(&mut e)?)?;
+        if e.wqe_error_due() {
+            e.spoil(self.index(), now_us);
+        }
+        self.posted(e, now_us);
+        Ok(())
+    }
+
     /// A post to a dead NIC, which a plain one may take still.
     #[cold]
     fn post_to_dead(
@@ -158,6 +174,7 @@ impl SoftQp {
     }
 
     /// The same after a post. Where the thread polls all the time it may as well be the next poll that sends.
+    #[inline(always)]
     fn posted(&self, mut e: MutexGuard<'_, Engine>, now_us: u64) {
         let shared = &self.nic.shared;
         if shared.poller.relied_on() && e.may_wait(self.index()) {
@@ -175,31 +192,15 @@ impl DeviceQp for SoftQp {
     }
 
     fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
-        let now_us = now_us();
-        let mut e = self.lock()?;
-        if !e.look(now_us) {
-            return self.post_to_dead(e, now_us, |q| q.post_send(wr));
-        }
-        self.entry(&mut e)?.post_send(wr)?;
-        if e.wqe_error_due() {
-            e.spoil(self.index(), now_us);
-        }
-        self.posted(e, now_us);
-        Ok(())
+        self.send(|q| q.post_send(wr))
+    }
+
+    fn post_send_as(&self, wr_id: u64, wr: &SendWr<'_>) -> Result<()> {
+        self.send(|q| q.post_send_as(wr_id, wr))
     }
 
     fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
-        let now_us = now_us();
-        let mut e = self.lock()?;
-        if !e.look(now_us) {
-            return self.post_to_dead(e, now_us, |q| q.post_sends(batch));
-        }
-        self.entry(&mut e)?.post_sends(batch)?;
-        if e.wqe_error_due() {
-            e.spoil(self.index(), now_us);
-        }
-        self.posted(e, now_us);
-        Ok(())
+        self.send(|q| q.post_sends(batch))
     }
 
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {

@@ -5,9 +5,11 @@ mod common;
 use common::*;
 use std::net::UdpSocket;
 use std::sync::Arc;
+use std::time::Instant;
 use unbroken_roce::{PeerDone, SendEntry};
 use unbroken_types::{QpState, SendOpcode, WcStatus};
 use unbroken_verbs::{Device, DeviceEvent, DeviceQp, QpModify, RcModify};
+use unbroken_wire::ROCE_PORT;
 
 #[test]
 fn a_dead_nic_says_so_and_flushes() {
@@ -47,6 +49,15 @@ fn a_qp_that_holds_keeps_everything_when_its_nic_dies() {
     assert_eq!(p.a.events.count(|e| *e == failed), 1);
 }
 
+/// Waits until the slot of a dead NIC can be had again: a thread that sleeps until something arrives at its socket holds that for a moment longer.
+fn wait_until_free(nic: &dyn Device) {
+    let deadline = Instant::now() + PATIENCE;
+    while UdpSocket::bind((nic.gid().to_ip(), ROCE_PORT)).is_err() {
+        assert!(Instant::now() < deadline, "the slot of the dead NIC is not free");
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn a_dead_nic_can_be_opened_again_when_it_is_well() {
     let p = Pair::new();
@@ -57,6 +68,7 @@ fn a_dead_nic_can_be_opened_again_when_it_is_well() {
     p.a.events.wait(|e| *e == DeviceEvent::PortActive(1));
     // The old handle stays dead.
     assert!(!p.a.nic.alive());
+    wait_until_free(&*p.a.nic);
     let nic = p.a.nics.open(0, p.a.events.clone()).unwrap();
     assert_eq!(nic.slot(), 0, "the slot of the dead NIC is free");
     let qa = nic.create_qp(&p.a.init(unbroken_types::QpType::Rc)).unwrap();

@@ -12,7 +12,7 @@
 use crate::{Error, EventFd, Owner, Result};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use unbroken_types::{Wc, WcStatus};
 
@@ -62,6 +62,32 @@ impl Ring {
 /// Told the cookie of a queue when it overruns, once. Called with a device's lock held: it may queue and wake, nothing else.
 pub type OverrunHook = Box<dyn Fn(u64) + Send + Sync>;
 
+/// What polls that find nothing do besides ([`Cq::set_idle_hook`]): they look at a channel of somebody else's, and do what he has for them when
+/// there are events, and each time that a byte of counted polls has run over: every 50 to 200 µs of a thread that polls all the time.
+pub struct IdleHook {
+    polls: AtomicU8,
+    channel: Arc<CompChannel>,
+    /// It may do what a driver must not, such as making QPs.
+    look: Box<dyn Fn() + Send + Sync>,
+}
+
+impl IdleHook {
+    /// Looks at that channel, and calls `look`.
+    pub fn new(channel: &Arc<CompChannel>, look: impl Fn() + Send + Sync + 'static) -> IdleHook {
+        IdleHook { polls: AtomicU8::new(0), channel: channel.clone(), look: Box::new(look) }
+    }
+
+    #[inline(always)]
+    fn polled(&self) {
+        // A count that two threads change at once may lose one: that is harmless, and cheaper.
+        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.polls.store(polls, Ordering::Relaxed);
+        if polls == 0 || self.channel.has_events() {
+            (self.look)();
+        }
+    }
+}
+
 /// A completion queue.
 pub struct Cq {
     ring: Mutex<Ring>,
@@ -70,8 +96,7 @@ pub struct Cq {
     /// Told the cookie when the queue overruns.
     on_overrun: Option<OverrunHook>,
     drivers: RwLock<Vec<(Arc<dyn Driver>, u32)>>,
-    /// What a poll that found nothing does besides: see [`Cq::set_idle_hook`].
-    idle: OnceLock<Box<dyn Driver>>,
+    idle: OnceLock<IdleHook>,
     channel: Option<Arc<CompChannel>>,
     owner: Owner,
     /// Whatever the C layer wants back with an event: the address of its `ibv_cq`.
@@ -248,14 +273,13 @@ impl Cq {
         }
         self.drive();
         if let Some(hook) = self.idle.get() {
-            hook.drive();
+            hook.polled();
         }
         self.take(out)
     }
 
-    /// Has every poll that finds nothing drive `hook`, too, after the devices and with no lock held: it may do what a driver must
-    /// not, such as making QPs. The first hook stays.
-    pub fn set_idle_hook(&self, hook: Box<dyn Driver>) {
+    /// Has every poll that finds nothing tell `hook`, too, after the devices were driven and with no lock held. The first hook stays.
+    pub fn set_idle_hook(&self, hook: IdleHook) {
         let _ = self.idle.set(hook);
     }
 

@@ -284,6 +284,10 @@ pub trait DeviceQp: Send + Sync {
     fn qpn(&self) -> u32;
     /// Posts a send.
     fn post_send(&self, wr: &SendWr<'_>) -> Result<()>;
+    /// The same under another number than its own: whoever keeps what was posted need not copy it for that.
+    fn post_send_as(&self, wr_id: u64, wr: &SendWr<'_>) -> Result<()> {
+        self.post_send(&SendWr { wr_id, ..*wr })
+    }
     /// Posts several sends: all or none.
     fn post_sends(&self, batch: &dyn SendBatch) -> Result<()>;
     /// Posts a receive.

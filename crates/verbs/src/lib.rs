@@ -25,7 +25,7 @@ pub mod srq;
 
 pub use aliases::UdAliases;
 pub use attr::{DeviceAttr, GidEntry, PortAttr, PortState};
-pub use cq::{CompChannel, Cq, Driver, OverrunHook};
+pub use cq::{CompChannel, Cq, Driver, IdleHook, OverrunHook};
 pub use device::{
     AlternatePath, Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, HoldingQp, IndirectEntry,
     MemoryDomain, MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot, RemoteNic, WindowType,

@@ -273,6 +273,15 @@ impl QpEntry {
         }
     }
 
+    /// The same under another number than its own.
+    #[inline]
+    pub(crate) fn post_send_as(&mut self, wr_id: u64, wr: &SendWr<'_>) -> Result<()> {
+        match self.parts() {
+            (QpKind::Rc(qp), mut to) => Ok(qp.post_send_as(wr_id, wr, &mut to)?),
+            _ => self.post_send(&SendWr { wr_id, ..*wr }),
+        }
+    }
+
     pub(crate) fn post_sends(&mut self, batch: &dyn SendBatch) -> Result<()> {
         match self.parts() {
             (QpKind::Rc(qp), mut to) => Ok(qp.post_sends(batch, &mut to)?),
