@@ -59,8 +59,7 @@ suite combined-plain python3 tests/combined.py --device plain
 suite turmoil   python3 tests/turmoil.py
 suite storms    python3 tests/storms.py --runs "$([ -n "$long" ] && echo 250 || echo 5)"
 suite storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$([ -n "$long" ] && echo 250 || echo 5)"
-# What threads do meanwhile is not always left out of the counts: by hand, and here.
-[ -z "$long" ] || suite cost python3 tests/cost.py
+suite cost      python3 tests/cost.py
 suite planned   python3 tests/planned.py ${long:+--flap-seconds 60}
 suite apm       python3 tests/apm.py
 suite processes python3 tests/processes.py
