@@ -4,7 +4,7 @@
 A program (tests/c/cost.c) posts and polls through the ABI under valgrind's callgrind, which counts the instructions of one call at a time, and
 nothing else; it does so with failover and without. Seconds on a shared machine are noise; these counts are the same on every machine, and in every
 run but for a few instructions. A call may find a timer due, or the NIC in the hands of a thread that valgrind has interrupted there, so that it has
-less to do, for batches of calls: what counts is the median of those batches that had about the most to do.
+less to do, or has to wait: what counts is the most that some batches of calls agree in.
 """
 
 import re
@@ -20,14 +20,14 @@ from lib.suite import Suite
 # Under valgrind everything takes fifty times as long, on a machine that may be busy.
 SECONDS = 120
 # By how much batches of the same calls differ at most, and how many must be alike.
-ALIKE = 0.1
+ALIKE = 0.02
 LEAST_BATCHES = 3
-# The most instructions that failover may add to a call.
+# The most instructions that failover may add to a call. (20 are wanted of an empty poll: the two counts whose difference is taken vary by four.)
 BARS = {
     # A physical QP that holds its own work: a branch.
-    "full": {"post_send": 40, "post_recv": 40, "empty_poll": 20},
+    "full": {"post_send": 40, "post_recv": 40, "empty_poll": 24},
     # A journal, and a CQ of the device's behind the application's.
-    "plain": {"post_send": 100, "post_recv": 100, "empty_poll": 45},
+    "plain": {"post_send": 100, "post_recv": 100, "empty_poll": 24},
 }
 
 
@@ -52,11 +52,12 @@ def counts(logs, failover: bool) -> dict:
 
 
 def usual(kind: str, batches: list) -> float:
-    """Instructions of a call that did all that there is to do."""
-    whole = [batch for batch in batches if batch > (1 - ALIKE) * max(batches)]
-    if len(whole) < LEAST_BATCHES:
-        raise Failure(f"{len(whole)} of {len(batches)} batches of {kind} are alike: {batches}")
-    return statistics.median(whole)
+    """Instructions of a call that did all that there is to do: the most that some batches agree in."""
+    for most in sorted(batches, reverse=True):
+        alike = [batch for batch in batches if (1 - ALIKE) * most <= batch <= most]
+        if len(alike) >= LEAST_BATCHES:
+            return statistics.median(alike)
+    raise Failure(f"no {LEAST_BATCHES} batches of {kind} are alike: {batches}")
 
 
 def counted(path: str, kind: str) -> int:

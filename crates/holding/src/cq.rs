@@ -13,7 +13,7 @@ use crate::lock;
 use crate::waker::Waker;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use unbroken_types::Wc;
 use unbroken_verbs::{Cq, Device, Driver, Error, Result};
 
@@ -34,22 +34,21 @@ pub(crate) trait Member: Send + Sync {
 
 struct Turn {
     wcs: [Wc; BATCH],
+    /// They are to look at their other CQ yet.
     unsettled: Vec<Arc<dyn Member>>,
+    /// There are some, so that polls come here.
+    nudged: bool,
 }
 
 /// A device's CQ.
 pub(crate) struct ProviderCq {
     cq: Arc<Cq>,
-    /// What drives it: the device, known with the first QP.
-    driver: OnceLock<Arc<dyn Driver>>,
     app: Weak<Cq>,
     turn: Mutex<Turn>,
     members: RwLock<HashMap<u32, Weak<dyn Member>>>,
     /// Entries that its QPs may need.
     needed: AtomicU32,
     waker: Arc<Waker>,
-    /// Some member is to look at its other CQ yet. Written with the turn held.
-    is_unsettled: AtomicBool,
     /// The application is about to wait.
     waits: AtomicBool,
     /// It was armed for solicited completions only: which one raised the event is not told.
@@ -63,13 +62,11 @@ impl ProviderCq {
         let cq = device.create_cq(1, channel, Box::new(|_| {}))?;
         let this = Arc::new(ProviderCq {
             cq,
-            driver: OnceLock::new(),
             app: Arc::downgrade(app),
-            turn: Mutex::new(Turn { wcs: [Wc::default(); BATCH], unsettled: Vec::new() }),
+            turn: Mutex::new(Turn { wcs: [Wc::default(); BATCH], unsettled: Vec::new(), nudged: false }),
             members: RwLock::default(),
             needed: AtomicU32::new(0),
             waker: waker.clone(),
-            is_unsettled: AtomicBool::new(false),
             waits: AtomicBool::new(false),
             solicited: AtomicBool::new(false),
         });
@@ -101,10 +98,6 @@ impl ProviderCq {
     }
 
     fn add(&self, qpn: u32, member: &Arc<dyn Member>) {
-        if let (None, Some(driver)) = (self.driver.get(), self.cq.sole_driver()) {
-            // Another thread has set the same.
-            let _ = self.driver.set(driver);
-        }
         let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
         members.insert(qpn, Arc::downgrade(member));
     }
@@ -129,7 +122,7 @@ impl ProviderCq {
     }
 
     fn bring_in_turn(&self, turn: &mut Turn) -> bool {
-        let Turn { wcs, unsettled } = turn;
+        let Turn { wcs, unsettled, nudged } = turn;
         let mut empty = false;
         for _ in 0..MAX_BATCHES {
             let Ok(n) = self.cq.poll(wcs) else {
@@ -151,7 +144,10 @@ impl ProviderCq {
         if empty && !unsettled.is_empty() {
             unsettled.retain(|member| !member.settle(self));
         }
-        self.is_unsettled.store(!unsettled.is_empty(), Ordering::Relaxed);
+        if *nudged == unsettled.is_empty() {
+            *nudged = !*nudged;
+            self.cq.nudge(*nudged);
+        }
         empty
     }
 
@@ -176,14 +172,18 @@ impl ProviderCq {
 
 impl Driver for ProviderCq {
     fn drive(&self) {
-        // Almost every poll of an application that waits finds nothing, and needs no turn for that.
-        match self.driver.get() {
-            Some(driver) => driver.drive(),
-            None => self.cq.drive(),
-        }
-        if !self.cq.looks_empty() || self.is_unsettled.load(Ordering::Relaxed) {
+        self.cq.drive();
+        self.fetch();
+    }
+
+    fn fetch(&self) {
+        if !self.cq.looks_empty() {
             self.try_bring();
         }
+    }
+
+    fn own_queue(&self) -> Option<Arc<Cq>> {
+        Some(self.cq.clone())
     }
 
     fn about_to_wait(&self) {
@@ -191,7 +191,7 @@ impl Driver for ProviderCq {
     }
 
     fn bring(&self) {
-        if !self.cq.looks_empty() || self.is_unsettled.load(Ordering::Relaxed) {
+        if !self.cq.looks_empty() {
             self.bring_all();
         }
     }

@@ -1,4 +1,4 @@
-//! Completion queues and channels.
+//! Completion queues.
 //!
 //! A [`Cq`] is a bounded ring of [`Wc`]s under a short lock. Engines push, the application polls. A poll that finds nothing
 //! drives the devices whose QPs complete here (the *inline* progress of softnic), so a busy-polling program needs no other thread.
@@ -9,9 +9,7 @@
 //!
 //! Lock order: `drivers` (read) → a device's engine → `ring`. A driver never attaches or detaches drivers.
 
-use crate::{Error, EventFd, Owner, Result};
-use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use crate::{CompChannel, Error, Owner, Result};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use unbroken_types::{Wc, WcStatus};
@@ -20,6 +18,15 @@ use unbroken_types::{Wc, WcStatus};
 pub trait Driver: Send + Sync {
     /// Does what can be done now without waiting. Called by application threads; must not block.
     fn drive(&self);
+
+    /// The queue of its own that it brings completions from, if it has one. Polls then drive the device behind that queue themselves, and have this
+    /// driver [`fetch`](Self::fetch) only where something is in it.
+    fn own_queue(&self) -> Option<Arc<Cq>> {
+        None
+    }
+
+    /// Brings what is in its own queue, unless another thread is at it.
+    fn fetch(&self) {}
 
     /// The application has asked for an event: it will probably wait for it instead of polling. Must not block.
     fn about_to_wait(&self) {}
@@ -50,17 +57,44 @@ struct Ring {
     limit: usize,
     armed: Armed,
     overrun: bool,
+    /// See [`Cq::nudge`].
+    nudged: bool,
 }
 
 impl Ring {
-    /// What pollers are told of its length: an overrun ring has something to say to them, even where it is empty.
+    /// What pollers are told of its length: an overrun ring has something to say to them, even where it is empty, as has one that was nudged.
     fn hint(&self) -> u32 {
-        (self.len as u32).max(u32::from(self.overrun))
+        (self.len as u32).max(u32::from(self.overrun || self.nudged))
     }
 }
 
 /// Told the cookie of a queue when it overruns, once. Called with a device's lock held: it may queue and wake, nothing else.
 pub type OverrunHook = Box<dyn Fn(u64) + Send + Sync>;
+
+/// A driver of a queue.
+struct Attached {
+    driver: Arc<dyn Driver>,
+    /// QPs that complete here by it.
+    qps: u32,
+    /// Of one with a queue of its own: what drives that, and the queue.
+    behind: Option<(Arc<dyn Driver>, Arc<Cq>)>,
+}
+
+impl Attached {
+    fn new(driver: &Arc<dyn Driver>) -> Attached {
+        let behind = driver.own_queue().and_then(|queue| Some((queue.sole_driver()?, queue)));
+        Attached { driver: driver.clone(), qps: 1, behind }
+    }
+
+    #[inline(always)]
+    fn drive(&self) {
+        let Some((device, queue)) = &self.behind else { return self.driver.drive() };
+        device.drive();
+        if !queue.looks_empty() {
+            self.driver.fetch();
+        }
+    }
+}
 
 /// What polls that find nothing do besides ([`Cq::set_idle_hook`]): they look at a channel of somebody else's, and do what he has for them when
 /// there are events, and each time that a byte of counted polls has run over: every 50 to 200 µs of a thread that polls all the time.
@@ -95,7 +129,7 @@ pub struct Cq {
     len: AtomicU32,
     /// Told the cookie when the queue overruns.
     on_overrun: Option<OverrunHook>,
-    drivers: RwLock<Vec<(Arc<dyn Driver>, u32)>>,
+    drivers: RwLock<Vec<Attached>>,
     idle: OnceLock<IdleHook>,
     channel: Option<Arc<CompChannel>>,
     owner: Owner,
@@ -141,6 +175,7 @@ impl Cq {
                 limit,
                 armed: Armed::No,
                 overrun: false,
+                nudged: false,
             }),
             len: AtomicU32::new(0),
             on_overrun,
@@ -285,15 +320,22 @@ impl Cq {
 
     /// Drives the devices whose QPs complete here.
     pub fn drive(&self) {
-        for (d, _) in self.drivers.read().unwrap_or_else(PoisonError::into_inner).iter() {
-            d.drive();
+        for attached in self.drivers.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            attached.drive();
         }
+    }
+
+    /// Whether polls, and [`Cq::looks_empty`], are to take the queue for one that has something: its owner has something to do that is not here.
+    pub fn nudge(&self, nudged: bool) {
+        let mut r = self.ring();
+        r.nudged = nudged;
+        self.len.store(r.hint(), Ordering::Release);
     }
 
     /// Asks for one event at the next completion (`ibv_req_notify_cq`), and tells the devices that the caller's polling may end.
     pub fn req_notify(&self, solicited_only: bool) {
-        for (d, _) in self.drivers.read().unwrap_or_else(PoisonError::into_inner).iter() {
-            d.about_to_wait();
+        for attached in self.drivers.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            attached.driver.about_to_wait();
         }
         self.arm(solicited_only);
     }
@@ -301,13 +343,13 @@ impl Cq {
     /// The same by a thread that never polls for the devices, so that it takes nothing from one that does.
     pub fn arm(&self, solicited_only: bool) {
         let drivers = self.drivers.read().unwrap_or_else(PoisonError::into_inner);
-        drivers.iter().for_each(|(d, _)| d.bring());
+        drivers.iter().for_each(|attached| attached.driver.bring());
         let mut r = self.ring();
         // A request for any completion is not weakened by a later one for solicited ones.
         r.armed = if solicited_only && r.armed != Armed::Any { Armed::Solicited } else { Armed::Any };
         let solicited_only = r.armed == Armed::Solicited;
         drop(r);
-        drivers.iter().for_each(|(d, _)| d.arm(solicited_only));
+        drivers.iter().for_each(|attached| attached.driver.arm(solicited_only));
     }
 
     /// Raises the event that was asked for, if one was: a driver has been told that there is one, and not for which completion.
@@ -321,19 +363,20 @@ impl Cq {
     /// The driver, where there is exactly one.
     pub fn sole_driver(&self) -> Option<Arc<dyn Driver>> {
         match &self.drivers.read().unwrap_or_else(PoisonError::into_inner)[..] {
-            [(driver, _)] => Some(driver.clone()),
+            [attached] => Some(attached.driver.clone()),
             _ => None,
         }
     }
 
     /// A QP of `driver` completes here from now on. Counted: one call of [`Cq::detach`] for each.
     pub fn attach(&self, driver: &Arc<dyn Driver>) {
+        let fresh = Attached::new(driver);
         let mut ds = self.drivers.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, n)) = ds.iter_mut().find(|(d, _)| Arc::ptr_eq(d, driver)) {
-            *n += 1;
+        if let Some(attached) = ds.iter_mut().find(|attached| Arc::ptr_eq(&attached.driver, driver)) {
+            attached.qps += 1;
             return;
         }
-        ds.push((driver.clone(), 1));
+        ds.push(fresh);
         drop(ds);
         // An event that was asked for before comes for its completions, too.
         let armed = self.ring().armed;
@@ -345,9 +388,9 @@ impl Cq {
     /// A QP of `driver` no longer completes here.
     pub fn detach(&self, driver: &Arc<dyn Driver>) {
         let mut ds = self.drivers.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(i) = ds.iter().position(|(d, _)| Arc::ptr_eq(d, driver)) {
-            ds[i].1 -= 1;
-            if ds[i].1 == 0 {
+        if let Some(i) = ds.iter().position(|attached| Arc::ptr_eq(&attached.driver, driver)) {
+            ds[i].qps -= 1;
+            if ds[i].qps == 0 {
                 ds.swap_remove(i);
             }
         }
@@ -373,102 +416,6 @@ impl Cq {
     /// Whether the queue has overrun.
     pub fn overrun(&self) -> bool {
         self.ring().overrun
-    }
-}
-
-/// A completion channel: a descriptor that is readable while events wait, and the queues that they are of.
-pub struct CompChannel {
-    fd: EventFd,
-    pending: Mutex<VecDeque<u64>>,
-    /// Hint: events in `pending`. Written under its lock.
-    waiting: AtomicU32,
-    owner: Owner,
-}
-
-impl CompChannel {
-    /// A channel whose descriptor blocks until its owner sets O_NONBLOCK.
-    pub fn new() -> Result<Arc<CompChannel>> {
-        CompChannel::of_device(Owner::PROCESS)
-    }
-
-    /// The same for the CQs of a device.
-    pub fn of_device(owner: Owner) -> Result<Arc<CompChannel>> {
-        Ok(Arc::new(CompChannel {
-            fd: EventFd::new(true, false)?,
-            pending: Mutex::default(),
-            waiting: AtomicU32::new(0),
-            owner,
-        }))
-    }
-
-    fn pending(&self) -> MutexGuard<'_, VecDeque<u64>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether events wait, as far as can be seen without a lock.
-    #[inline]
-    pub fn has_events(&self) -> bool {
-        self.waiting.load(Ordering::Acquire) > 0
-    }
-
-    fn raise(&self, cookie: u64) {
-        // At most one event for each arming, so the list is bounded by the number of req_notify calls that were not collected.
-        let mut pending = self.pending();
-        pending.push_back(cookie);
-        self.waiting.store(pending.len() as u32, Ordering::Release);
-        // Under the lock, so that a withdrawal finds what it takes back.
-        self.fd.signal();
-    }
-
-    /// Waits for the next event and gives the cookie of its queue; EAGAIN on a non-blocking descriptor without one, EINTR where a signal
-    /// handler ran that does not ask for the wait to go on (SA_RESTART).
-    pub fn get_event(&self) -> Result<u64> {
-        loop {
-            self.fd.take().map_err(|e| Error::os("completion channel", &e))?;
-            // An event of a queue that was destroyed meanwhile has been withdrawn: wait for the next.
-            let mut pending = self.pending();
-            let first = pending.pop_front();
-            self.waiting.store(pending.len() as u32, Ordering::Release);
-            if let Some(cookie) = first {
-                return Ok(cookie);
-            }
-        }
-    }
-
-    /// Takes all events that wait, for an owner that then looks at all its queues.
-    pub fn drain(&self) {
-        let mut pending = self.pending();
-        let waiting = pending.drain(..).count();
-        self.waiting.store(0, Ordering::Release);
-        drop(pending);
-        for _ in 0..waiting {
-            // Each waiting event was signalled, or is about to be.
-            let _ = self.fd.take();
-        }
-    }
-
-    /// Withdraws the events of a queue that is destroyed. The descriptor must not stay readable for them: a program that polls it
-    /// would then wait for an event that never comes. (A thread that has read the descriptor and not yet the list waits on.)
-    pub fn withdraw(&self, cookie: u64) {
-        let mut pending = self.pending();
-        let before = pending.len();
-        pending.retain(|c| *c != cookie);
-        self.waiting.store(pending.len() as u32, Ordering::Release);
-        for _ in pending.len()..before {
-            self.fd.take_back();
-        }
-    }
-}
-
-impl AsFd for CompChannel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
-impl AsRawFd for CompChannel {
-    fn as_raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
     }
 }
 
@@ -575,5 +522,50 @@ mod tests {
         channel.withdraw(1);
         assert_eq!(channel.get_event().unwrap(), 2);
         assert!(!channel.fd.take_back(), "nothing waits, and nothing is readable");
+    }
+
+    /// A device, or a driver with a queue of its own; counts what it is asked for.
+    #[derive(Default)]
+    struct Asked {
+        own: Option<Arc<Cq>>,
+        drives: AtomicU32,
+        fetches: AtomicU32,
+    }
+
+    impl Driver for Asked {
+        fn drive(&self) {
+            self.drives.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn own_queue(&self) -> Option<Arc<Cq>> {
+            self.own.clone()
+        }
+
+        fn fetch(&self) {
+            self.fetches.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_driver_with_a_queue_of_its_own_is_asked_where_something_is_in_it() {
+        let (own, app) = (Cq::new(4, None), Cq::new(4, None));
+        let device = Arc::new(Asked::default());
+        own.attach(&(device.clone() as Arc<dyn Driver>));
+        let driver = Arc::new(Asked { own: Some(own.clone()), ..Asked::default() });
+        app.attach(&(driver.clone() as Arc<dyn Driver>));
+        let mut wcs = [Wc::default(); 1];
+        let mut poll = |what: &str, fetches| {
+            assert_eq!(app.poll(&mut wcs).unwrap(), 0);
+            let count = |n: &AtomicU32| n.swap(0, Ordering::Relaxed);
+            let asked = (count(&device.drives), count(&driver.drives), count(&driver.fetches));
+            assert_eq!(asked, (1, 0, fetches), "{what}");
+        };
+        poll("nothing is there", 0);
+        own.nudge(true);
+        poll("it was nudged", 1);
+        own.nudge(false);
+        poll("... and no more", 0);
+        own.push(Wc::default(), false);
+        poll("something is there", 1);
     }
 }

@@ -14,7 +14,8 @@
 pub mod abi;
 pub mod aliases;
 pub mod attr;
-pub mod cq;
+pub mod channel;
+mod cq;
 pub mod device;
 mod error;
 mod eventfd;
@@ -25,7 +26,8 @@ pub mod srq;
 
 pub use aliases::UdAliases;
 pub use attr::{DeviceAttr, GidEntry, PortAttr, PortState};
-pub use cq::{CompChannel, Cq, Driver, IdleHook, OverrunHook};
+pub use channel::CompChannel;
+pub use cq::{Cq, Driver, IdleHook, OverrunHook};
 pub use device::{
     AlternatePath, Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, HoldingQp, IndirectEntry,
     MemoryDomain, MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot, RemoteNic, WindowType,

@@ -80,10 +80,18 @@ pub fn turn() -> MutexGuard<'static, ()> {
     turn
 }
 
+/// The runtime folder of this process. It is removed when the process ends: what is static is never dropped.
 pub fn folder() -> &'static std::path::Path {
     static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    extern "C" fn remove() {
+        if let Some(folder) = FOLDER.get() {
+            let _ = std::fs::remove_dir_all(folder.path());
+        }
+    }
     let make = || {
         let folder = tempfile::tempdir().unwrap();
+        // SAFETY: a function that lives as long as the process, and does not unwind.
+        assert_eq!(unsafe { libc::atexit(remove) }, 0);
         std::env::set_var("UNBROKEN_RUNTIME", folder.path());
         std::env::set_var("UNBROKEN_HOST", "a");
         // Events that a switch absorbs are shown, too.
