@@ -10,7 +10,7 @@ use unbroken_sdr::attr::{Attr, Layout};
 use unbroken_sdr::clearing::{Clearance, Cleared};
 use unbroken_sdr::control::{Control, Heard};
 use unbroken_sdr::reliable::{Area, Config, Refused, Reliable, Sdr};
-use unbroken_sdr::sends::Piece;
+use unbroken_sdr::packets::Piece;
 
 const TOKEN: u64 = 7;
 

@@ -14,7 +14,7 @@ use unbroken::{
     SendWr, Sge, UcOptions, UcQp, Wc, WcStatus,
 };
 use unbroken_sdr::board::{Arrival, Board};
-use unbroken_sdr::sends::Packet;
+use unbroken_sdr::packets::Packet;
 
 /// Sends of a channel that may be outstanding, over all generations.
 pub(crate) const SEND_DEPTH: usize = 256;

@@ -17,8 +17,9 @@ use unbroken_sdr::attr::{Attr, Layout};
 use unbroken_sdr::board::Board;
 use unbroken_sdr::clearing::Clearance;
 use unbroken_sdr::control::Control;
+use unbroken_sdr::packets::{Packet, Piece};
 use unbroken_sdr::receives::{Keys, PostError, Receives};
-use unbroken_sdr::sends::{Packet, Piece, SendError, Sends, Status};
+use unbroken_sdr::sends::{SendError, Sends, Status};
 
 /// How to make a queue pair.
 #[derive(Clone, Copy, Debug)]

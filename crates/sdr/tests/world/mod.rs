@@ -13,9 +13,10 @@ use unbroken_sdr::attr::{Attr, Layout};
 use unbroken_sdr::board::{Arrival, Board, Mutation};
 use unbroken_sdr::clearing::Clearance;
 use unbroken_sdr::control::{Control, Heard};
+use unbroken_sdr::packets::{Local, Packet, Piece};
 use unbroken_sdr::receives::{Keys, PostError, Receives};
 use unbroken_sdr::reliable::{Area, Config, Refused, Reliable, Sdr};
-use unbroken_sdr::sends::{Local, Packet, Piece, SendError, Sends, Status};
+use unbroken_sdr::sends::{SendError, Sends, Status};
 
 /// A seeded generator (splitmix64).
 pub struct Lots(pub u64);
