@@ -39,10 +39,12 @@ pub struct Piece {
 pub struct Packet {
     /// Its message.
     pub seq: u64,
-    /// The generation's queue pair carries it, and its root key names the place.
+    /// The generation's queue pair carries it, and its root key names the place unless `rkey` does.
     pub generation: u8,
-    /// Where in the root key.
+    /// Where in the root key; where the message has keys of its own, where in the message.
     pub remote: u64,
+    /// The message's key for the channel, where it has some.
+    pub rkey: Option<u32>,
     /// Where its bytes lie.
     pub local: Local,
     /// How many.
@@ -77,8 +79,8 @@ impl Job {
         Job { seq, piece: Piece::default(), imm, packets: 0, at: 0, within: 0, fragments_only: Some((base, which)) }
     }
 
-    /// Its next packet; `stride` is the number of channels.
-    pub(crate) fn packet(&mut self, layout: &Layout, stride: u32) -> Option<Packet> {
+    /// Its next packet; `stride` is the number of channels, `rkey` the message's own for the one that carries it.
+    pub(crate) fn packet(&mut self, layout: &Layout, stride: u32, rkey: Option<u32>) -> Option<Packet> {
         let split = layout.attr().split;
         let (slot, mtu) = (layout.slot(self.seq), u64::from(layout.attr().mtu_bytes));
         let (offset, begin) = match self.fragments_only {
@@ -94,10 +96,12 @@ impl Job {
         };
         let bytes = self.piece.bytes.saturating_sub(begin).min(mtu);
         let user = self.imm.map_or(0, |imm| split.fragment(imm, offset));
+        let base = if rkey.is_some() { 0 } else { u64::from(slot) * layout.message_bytes };
         Some(Packet {
             seq: self.seq,
             generation: layout.generation(self.seq),
-            remote: u64::from(slot) * layout.message_bytes + u64::from(offset) * mtu,
+            remote: base + u64::from(offset) * mtu,
+            rkey,
             local: Local { addr: self.piece.local.addr.wrapping_add(begin.min(self.piece.bytes)), ..self.piece.local },
             bytes: bytes as u32,
             imm: split.pack(Fields { slot, offset, user }),

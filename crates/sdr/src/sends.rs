@@ -266,7 +266,7 @@ impl Sends {
         while left > 0 {
             let Some(job) = self.queues[channel].front_mut() else { return };
             let seq = job.seq;
-            let taken = job.packet(&layout, stride);
+            let taken = job.packet(&layout, stride, self.cleared.rkey(seq, channel));
             let index = seq.wrapping_sub(self.first) as usize;
             let Some(message) = self.messages.get_mut(index) else {
                 self.queues[channel].pop_front();
@@ -403,11 +403,11 @@ mod tests {
     }
 
     fn clear(s: &mut Sends, bytes: &[u64]) {
-        let next = match s.cleared.on_clear(0, 0, &[], 4) {
+        let next = match s.cleared.on_clear(0, 0, &[], &[], 4) {
             Control::Cleared { next, .. } => next,
             other => panic!("{other:?}"),
         };
-        s.cleared.on_clear(next, 0, bytes, 4);
+        s.cleared.on_clear(next, 0, bytes, &[], 4);
         s.release();
     }
 
