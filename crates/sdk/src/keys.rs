@@ -172,6 +172,11 @@ type Windows = [Vec<Option<Held>>];
 
 /// Binds a window of each channel that lives to a buffer; gives their keys.
 fn bind(core: &Core, windows: &mut Windows, generation: u8, slot: usize, b: &Buffer<'_>) -> Result<Vec<u32>> {
+    if !core.is_connected() {
+        return Err(Error::wrong(
+            "the queue pair is not connected: its NICs have no indirect keys, and memory windows are bound by queue pairs that are",
+        ));
+    }
     let mut granted = vec![0; windows.len()];
     if b.bytes == 0 {
         return Ok(granted); // a window has a byte at least, and packets without bytes need no key
