@@ -56,6 +56,23 @@ def c_api(logs, faults, messages, settings=()):
     return "; ".join(said.splitlines())
 
 
+def c_reliable(logs, faults, messages, settings=()):
+    """Reliable writes by the C API: every scheme, what is refused, deadlines, each byte checked."""
+    program = compile_c("sdr_reliable", *SDK)
+    with Fabric(logs, *settings) as fabric:
+        for fault in faults:
+            fabric.fault(fault)
+        said = run(fabric, program, messages)
+    for scheme in range(5):
+        for words in (f"wrote by scheme {scheme}: {messages} messages", f"read by scheme {scheme}: {messages} messages"):
+            if words not in said:
+                raise Failure(f"'{words}' is not said: {said}")
+    again, recovered = (sum(map(int, re.findall(rf"(\d+) {what}", said))) for what in ("chunks again", "recovered"))
+    if faults and not (again and recovered):
+        raise Failure(f"nothing was sent again, or recovered: {said}")
+    return f"{again} chunks again, {recovered} recovered"
+
+
 def headers(logs):
     """The headers are C++, too."""
     source = logs / "header.cc"
@@ -286,6 +303,9 @@ def main():
     suite.case("C API, quiet", c_api, [], 100)
     suite.case("C API, 5 % lost", c_api, ["loss a/0 5% tx", "loss b/0 5% tx"], 50)
     suite.case("C API, plain devices, 5 % lost", c_api, ["loss a/0 5% tx", "loss b/0 5% tx"], 50, PLAIN)
+    suite.case("C API, reliable writes, quiet", c_reliable, [], 20)
+    suite.case("C API, reliable writes, 5 % lost", c_reliable, ["loss a/0 5% tx", "loss b/0 5% tx"], 40)
+    suite.case("C API, reliable writes, plain devices, 5 % lost", c_reliable, ["loss a/0 5% tx", "loss b/0 5% tx"], 40, PLAIN)
     suite.case("headers in C++", headers)
     suite.case("examples", examples)
     for scheme in ("sr-rto", "sr-nack", "mds:16,8", "xor:16,8", "adaptive"):

@@ -1,7 +1,7 @@
 //! The functions of `sdr.h`.
 
 use super::ext::ExtAttr;
-use super::table::{CContext, CQp, CRecv, CSend, CONTEXTS, QPS, RECVS, SENDS};
+use super::table::{CContext, CQp, CRecv, CSend, CONTEXTS, QPS, RECVS, RELIABLES, SENDS, TRANSFERS};
 use super::{code, given, guarded, put};
 use crate::info::Info;
 use crate::{lock, Attr, Context, ContextOptions, Error, QpOptions, Result, Split};
@@ -148,6 +148,8 @@ extern "C" fn sdr_qp_destroy(qp: *mut c_void) -> c_int {
     code(|| {
         let it = QPS.take(qp, |_| Ok(()))?;
         let core = &it.qp.0;
+        TRANSFERS.take_all(|t| Arc::ptr_eq(&t.qp, &it));
+        RELIABLES.take_all(|r| Arc::ptr_eq(&r.qp, &it));
         SENDS.take_all(|s| Arc::ptr_eq(&s.send.core, core));
         RECVS.take_all(|r| lock(&r.recv).as_ref().is_some_and(|recv| Arc::ptr_eq(&recv.core, core)));
         Ok(())
