@@ -16,9 +16,9 @@
 //!    └── freed by the driver ── its channel has failed ──┘
 //! ```
 //!
-//! Whoever posts or completes a receive waits for these completions, one of each channel at a time, and for no longer than [`LONGEST_WAIT`]. A channel that takes longer is given
-//! up, as one whose NIC has died. The windows of such a channel are freed, which any NIC does without its queue pairs; a window that is gone is as good
-//! as one that is invalidated.
+//! Whoever posts or completes a receive waits for these completions, one of each channel at a time, and for no longer than [`LONGEST_WAIT`]. A channel that takes
+//! longer is given up, as one whose NIC has died: its queue pairs end. The windows of such a channel are freed, which any NIC does without its queue pairs; a
+//! window that is gone is as good as one that is invalidated.
 
 use crate::context::{Rail, Shared};
 use crate::lanes::Channel;

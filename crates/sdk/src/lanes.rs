@@ -360,9 +360,13 @@ impl Channel {
         }
     }
 
-    /// It carries nothing any more.
+    /// It carries nothing any more, in neither direction: its queue pairs end, and what they had to send is flushed.
     pub(crate) fn give_up(&self) {
         self.dead.store(true, Relaxed);
+        for lane in &self.lanes {
+            // One that cannot be ended has ended with its NIC.
+            let _ = lane.qp.fail();
+        }
     }
 
     /// Whether its NIC has failed it.

@@ -185,6 +185,40 @@ fn a_slot_rests_for_a_packet_lifetime() {
     }
 }
 
+/// Each end is written to as its own NICs have it.
+#[test]
+fn ends_whose_nics_differ_write_to_each_other() {
+    let w = World::between([Nics::Full, Nics::Masked], 2, &[0]);
+    let (a, b) = w.pair(&QpOptions { attr: Attr { channels: 2, ..Attr::default() }, ..QpOptions::default() });
+    let data = pattern(300_000, 9);
+    assert!(one(&w, &(a.clone(), b.clone()), &data, 300_000)[..300_000] == data);
+    let back = World { a: w.b, b: w.a, fabric: w.fabric, folder: w.folder };
+    assert!(one(&back, &(b, a), &data, 300_000)[..300_000] == data);
+}
+
+/// A queue pair that cannot get rid of what it has to send changes no key in time: its channel is given up, its windows are freed, and the receive ends.
+#[test]
+fn a_nic_that_changes_no_key_is_given_up() {
+    let w = World::of(Nics::Masked, 1, &[0]);
+    let (a, b) = w.pair(&QpOptions::default());
+    let (mine, theirs) = (w.a.register(1 << 20).unwrap(), w.b.register(4096).unwrap());
+    let _read = a.recv_post(&mine, 0, 1 << 20).unwrap();
+    let recv = b.recv_post(&theirs, 0, 4096).unwrap();
+    until("clear", || a.counters().control > 0 && b.counters().control > 0);
+    w.fault("rate b/0 100kbit tx");
+    let from = w.b.register(1 << 20).unwrap();
+    let send = b.send_post(&from, 0, 1 << 20, None).unwrap();
+    until("it is sending", || b.counters().sent > 100);
+    let began = Instant::now();
+    recv.complete().unwrap();
+    // 1 MiB takes 80 s.
+    assert!((4..30).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    until("the channel has failed", || send.poll().is_err());
+    // Its memory is bound to nothing, and receives that nobody can write to are taken as ever.
+    drop(theirs);
+    b.recv_post(&w.b.register(4096).unwrap(), 0, 4096).unwrap().complete().unwrap();
+}
+
 /// A window has 256 keys, which come again: each slot is used 300 times.
 #[test]
 fn keys_of_windows_come_again() {

@@ -72,6 +72,12 @@ impl UcQp {
         self.qp.modify(&QpModify { rc: rts, ..QpModify::default() })
     }
 
+    /// Ends it: what is outstanding is flushed, and nothing is taken from the peer any more.
+    pub fn fail(&self) -> Result<()> {
+        let rc = RcModify { state: Some(QpState::Err), ..RcModify::default() };
+        self.qp.modify(&QpModify { rc, ..QpModify::default() })
+    }
+
     /// Its state. It does not come back from ERR.
     pub fn state(&self) -> QpState {
         self.qp.state()

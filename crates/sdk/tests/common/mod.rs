@@ -37,20 +37,26 @@ impl World {
     }
 
     pub fn of(kind: Nics, channels: u8, nics: &[usize]) -> World {
+        World::between([kind; 2], channels, nics)
+    }
+
+    /// Hosts a and b; plain ones on both sides, or on none.
+    pub fn between(kinds: [Nics; 2], channels: u8, nics: &[usize]) -> World {
         let folder = tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" }).unwrap();
-        if kind == Nics::Plain {
+        if kinds.contains(&Nics::Plain) {
             let kind = NicKind { device: DeviceKind::Plain, ..NicKind::default() };
             let shape = Shape { kind, ..Shape::of(0, &["a", "b"], 2) };
             Fabric::create(&Runtime::at(folder.path()).unwrap(), &shape).unwrap();
         }
         let all = ContextOptions::default().mask;
-        let mask = Capabilities { indirect_keys: kind == Nics::Full, ..all };
-        let [a, b] = ["a", "b"].map(|name| {
+        let [a, b] = [("a", kinds[0]), ("b", kinds[1])].map(|(name, kind)| {
+            let mask = Capabilities { indirect_keys: kind == Nics::Full, ..all };
             let options = ContextOptions { channels, nics: nics.to_vec(), mask, ..ContextOptions::default() };
-            Context::open(&Host::bare(folder.path(), name).unwrap(), &options).unwrap()
+            let context = Context::open(&Host::bare(folder.path(), name).unwrap(), &options).unwrap();
+            let right = if kind == Nics::Full { Protection::IndirectKeys } else { Protection::Windows };
+            assert_eq!(context.protection(), right);
+            context
         });
-        let right = if kind == Nics::Full { Protection::IndirectKeys } else { Protection::Windows };
-        assert_eq!((a.protection(), b.protection()), (right, right));
         let fabric = Fabric::open(&Runtime::at(folder.path()).unwrap()).unwrap();
         World { a, b, fabric, folder }
     }
