@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
-"""SDR for users: the C API and its examples, and reliable writes between processes over a network that loses and dies."""
+"""SDR for users: the C API and its examples, reliable writes between processes over a network that loses and dies, and the probe."""
 
+import contextlib
 import json
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from lib.cc import FLAGS, compile_c
 from lib.fabric import Fabric
+from lib.lossy import LossyWay
+from lib.ports import free_port
 from lib.process import Failure, wait_until
 from lib.suite import BUILD, ROOT, TARGET, Suite
 
@@ -35,10 +40,13 @@ def run(fabric, *command):
     return done.stdout
 
 
-def c_api(logs, faults, messages):
+PLAIN = ["--device", "plain"]
+
+
+def c_api(logs, faults, messages, settings=()):
     """Every function of the header, what it refuses, and messages with their bitmaps, byte by byte."""
     program = compile_c("sdr", *SDK)
-    with Fabric(logs) as fabric:
+    with Fabric(logs, *settings) as fabric:
         for fault in faults:
             fabric.fault(fault)
         said = run(fabric, program, messages)
@@ -46,6 +54,23 @@ def c_api(logs, faults, messages):
         if words not in said:
             raise Failure(f"'{words}' is not said: {said}")
     return "; ".join(said.splitlines())
+
+
+def c_reliable(logs, faults, messages, settings=()):
+    """Reliable writes by the C API: every scheme, what is refused, deadlines, each byte checked."""
+    program = compile_c("sdr_reliable", *SDK)
+    with Fabric(logs, *settings) as fabric:
+        for fault in faults:
+            fabric.fault(fault)
+        said = run(fabric, program, messages)
+    for scheme in range(5):
+        for words in (f"wrote by scheme {scheme}: {messages} messages", f"read by scheme {scheme}: {messages} messages"):
+            if words not in said:
+                raise Failure(f"'{words}' is not said: {said}")
+    again, recovered = (sum(map(int, re.findall(rf"(\d+) {what}", said))) for what in ("chunks again", "recovered"))
+    if faults and not (again and recovered):
+        raise Failure(f"nothing was sent again, or recovered: {said}")
+    return f"{again} chunks again, {recovered} recovered"
 
 
 def headers(logs):
@@ -94,9 +119,9 @@ KEYS = {"scheme", "message_bytes", "chunk_bytes", "mtu_bytes", "channels", "in_f
         "packets_duplicate", "under_runs", "rtt_us", "verified"}
 
 
-def writes(logs, scheme, faults, messages):
+def writes(logs, scheme, faults, messages, settings=()):
     """Reliable writes between two processes, each byte checked."""
-    with Fabric(logs) as fabric:
+    with Fabric(logs, *settings) as fabric:
         for fault in faults:
             fabric.fault(fault)
         got = bench(fabric, "--scheme", scheme, "--size", "256K", "--chunk", "16K", "--messages", messages, "--in-flight", 4, "--rate",
@@ -170,10 +195,117 @@ def wrong_words(logs):
                 raise Failure(f"{options}: '{words}' is not in: {error}")
 
 
+def probe(*options, fails=False):
+    """`unbroken sdr probe`: what it says, and how long it took; with `fails`, its error."""
+    began = time.monotonic()
+    done = subprocess.run([str(w) for w in [BUILD / "unbroken", "sdr", "probe", *options]], capture_output=True, text=True,
+                          timeout=SECONDS)
+    if (done.returncode != 0) != fails:
+        raise Failure(f"exit status {done.returncode}: {done.stdout[-500:]} {done.stderr[-1000:]}")
+    return done.stderr if fails else done.stdout, time.monotonic() - began
+
+
+@contextlib.contextmanager
+def far_end():
+    """The far end of a probe, on a port of the loopback."""
+    port = free_port()
+    words = [BUILD / "unbroken", "sdr", "probe", "--listen", f"127.0.0.1:{port}", "--for", "60s"]
+    process = subprocess.Popen([str(w) for w in words])
+    bound = f"0100007F:{port:04X} "
+    try:
+        wait_until(lambda: bound in Path("/proc/net/udp").read_text(), 20, "the far end listens")
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def overflowed(*ports):
+    """Datagrams that the UDP sockets at these ports of the loopback had no room for."""
+    lines = [line.split() for line in Path("/proc/net/udp").read_text().splitlines()[1:]]
+    return sum(int(line[-1]) for line in lines if int(line[1].rsplit(":", 1)[1], 16) in ports)
+
+
+# Of a probe: bits a second, seconds of a trial, trials, and payloads.
+RATE, TRIAL, TRIALS, PAYLOADS = 8_000_000, 0.5, 2, (1024, 4096)
+
+
+def probe_measures(logs, loss):
+    """What the probe says is lost is what the way has lost, at no more than its rate, in no more than its time."""
+    options = ["--rate", f"{RATE // 1_000_000}M", "--trial", f"{TRIAL}s", "--trials", TRIALS, "--payloads", ",".join(map(str, PAYLOADS))]
+    with far_end() as port, LossyWay(port, loss) as way:
+        said, took = probe("--to", f"127.0.0.1:{way.port}", "--json", *options)
+        came, lost, more = dict(way.came), dict(way.lost), overflowed(port, way.port)
+        if took > TRIAL * TRIALS * len(PAYLOADS) + 15:
+            raise Failure(f"it took {took:.1f} s")
+        text, _ = probe("--to", f"127.0.0.1:{way.port}", *options)
+    trials = [json.loads(line) for line in said.splitlines()]
+    if [(t["trial"], t["payload_bytes"]) for t in trials] != [(t, p) for t in range(TRIALS) for p in PAYLOADS]:
+        raise Failure(f"not these trials: {said}")
+    for payload in PAYLOADS:
+        of = [t for t in trials if t["payload_bytes"] == payload]
+        sent, missed = sum(t["sent"] for t in of), sum(t["lost"] for t in of)
+        if any(8 * payload * (t["sent"] - 1) > 1.05 * RATE * TRIAL for t in of) or sent < 20:
+            raise Failure(f"not at its rate: {of}")
+        if any(abs(t["loss"] - t["lost"] / t["sent"]) > 1e-9 for t in of):
+            raise Failure(f"loss is not lost over sent: {of}")
+        # On a busy machine sockets lose some, too.
+        if sent < came.get(payload, 0) or not 0 <= missed - lost.get(payload, 0) <= more:
+            raise Failure(f"{missed} of {sent} lost, it says; the way lost {lost.get(payload, 0)} of {came.get(payload, 0)}, sockets {more}")
+    sent, missed = sum(t["sent"] for t in trials), sum(t["lost"] for t in trials)
+    if abs(missed / sent - loss) > 0.03 + more / sent:
+        raise Failure(f"{missed} of {sent} lost, of a way that loses {loss:.0%}")
+    # What it says to a person leads to `unbroken model`.
+    advice = re.search(r"next: unbroken model --bandwidth (\S+) --rtt … --loss (\S+) ", text)
+    if not advice:
+        raise Failure(f"no advice: {text}")
+    model = ["model", "--bandwidth", advice[1], "--rtt", "25ms", "--loss", advice[2], "--size", "1M", "--json"]
+    done = subprocess.run([str(w) for w in [BUILD / "unbroken", *model]], capture_output=True, text=True, timeout=SECONDS, cwd=logs)
+    if done.returncode != 0:
+        raise Failure(f"the advice is not taken: {done.stderr}")
+    return f"{missed} of {sent} lost, {sum(lost.values())} by the way, {more} by sockets; advice: {advice[2]}"
+
+
+def probe_ends(logs):
+    """A slow probe ends in its time, too; and where nobody answers, that is said."""
+    slow = ["--rate", "1K", "--payloads", "4096", "--trial", "300ms", "--trials", "1"]
+    said, took = probe("--json", *slow)
+    if json.loads(said)["sent"] != 1 or took > 10:
+        raise Failure(f"{said} after {took:.1f} s: a datagram of 4096 bytes takes 33 s at that rate, the trial 0.3 s")
+    said, took = probe("--to", f"127.0.0.1:{free_port()}", *slow, fails=True)
+    if "sdr probe --listen" not in said or took > 10:
+        raise Failure(f"after {took:.1f} s: {said}")
+
+
+def probe_refuses(logs):
+    """Bad input is answered by what would be right."""
+    for options, words in [
+        (["--rate", "2G"], "at most 1G"),
+        (["--rate", "50MB/s"], "bits a second"),
+        (["--rate", "0"], "0"),
+        (["--payloads", "63"], "64..=65000"),
+        (["--payloads", "1024,65001"], "64..=65000"),
+        (["--trials", "0"], "1..=10000"),
+        (["--trial", "2h"], "2h"),
+        (["--trial", "20m"], "an hour at most"),
+        (["--for", "61m"], "an hour at most"),
+        (["--to", "nowhere"], "socket address"),
+        (["--to", "127.0.0.1:1", "--listen", "127.0.0.1:1"], "cannot be used with"),
+        (["--listen", "192.0.2.1:7600"], "cannot listen there"),
+    ]:
+        said, _ = probe(*options, fails=True)
+        if words not in said:
+            raise Failure(f"{options}: '{words}' is not in: {said}")
+
+
 def main():
     suite = Suite("sdr", sys.argv[1:])
     suite.case("C API, quiet", c_api, [], 100)
     suite.case("C API, 5 % lost", c_api, ["loss a/0 5% tx", "loss b/0 5% tx"], 50)
+    suite.case("C API, plain devices, 5 % lost", c_api, ["loss a/0 5% tx", "loss b/0 5% tx"], 50, PLAIN)
+    suite.case("C API, reliable writes, quiet", c_reliable, [], 20)
+    suite.case("C API, reliable writes, 5 % lost", c_reliable, ["loss a/0 5% tx", "loss b/0 5% tx"], 40)
+    suite.case("C API, reliable writes, plain devices, 5 % lost", c_reliable, ["loss a/0 5% tx", "loss b/0 5% tx"], 40, PLAIN)
     suite.case("headers in C++", headers)
     suite.case("examples", examples)
     for scheme in ("sr-rto", "sr-nack", "mds:16,8", "xor:16,8", "adaptive"):
@@ -185,6 +317,11 @@ def main():
     for scheme in ("sr-nack", "mds:16,8"):
         suite.case(f"{scheme}, the link dies", link_dies, scheme)
         suite.case(f"{scheme}, one of two NICs dies", two_nics, scheme)
+        suite.case(f"{scheme}, plain devices, 1 % lost", writes, scheme, ["loss a/0 1% tx", "loss b/0 1% tx"], 100, PLAIN)
+    for loss in (0.0, 0.02, 0.1):
+        suite.case(f"probe, {loss:.0%} lost", probe_measures, loss)
+    suite.case("probe, slow, and alone", probe_ends)
+    suite.case("probe, wrong words", probe_refuses)
     suite.case("wrong words", wrong_words)
     return suite.finish()
 

@@ -10,7 +10,7 @@ use unbroken_sdr::attr::{Attr, Layout};
 use unbroken_sdr::clearing::{Clearance, Cleared};
 use unbroken_sdr::control::{Control, Heard};
 use unbroken_sdr::reliable::{Area, Config, Refused, Reliable, Sdr};
-use unbroken_sdr::sends::Piece;
+use unbroken_sdr::packets::Piece;
 
 const TOKEN: u64 = 7;
 
@@ -67,8 +67,9 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let layout = Layout::new(&Attr::default()).unwrap();
     let config = Config { parity_chunks: 16, injection_ns: 1000, ..Config::default() };
     let (mut reliable, mut below) = (Reliable::new(&layout, config), Nothing { bitmap: [AtomicU64::new(0x5555)], next: [0; 2], said: 0 });
-    let (mut clearance, mut cleared) = (Clearance::default(), Cleared::default());
-    (0..3).for_each(|bytes| clearance.posted(bytes));
+    let (mut clearance, mut cleared, mut with_keys) = (Clearance::default(), Cleared::default(), Cleared::default());
+    with_keys.with_keys(2);
+    (0..3).for_each(|bytes| clearance.posted(bytes, &[]));
     for (i, scheme) in [Scheme::SrRto, Scheme::SrNack, Scheme::Ec(Code::mds(4, 2).unwrap())].into_iter().enumerate() {
         reliable.write(&(), 0, 300_000 * i as u64, Choice::Fixed(scheme), 1 << 40);
         reliable.read(&(), 0, 1 << 20, 1 << 40);
@@ -89,8 +90,9 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
             if let Heard::Message(message) = Control::decode(bytes, TOKEN) {
                 assert_eq!(message.encode(TOKEN), bytes);
                 match &message {
-                    Control::Clear { first, stamp_us, bytes } => {
-                        let _ = cleared.on_clear(*first, *stamp_us, bytes, 16);
+                    Control::Clear { first, stamp_us, bytes, rkeys } => {
+                        let _ = cleared.on_clear(*first, *stamp_us, bytes, rkeys, 16);
+                        let _ = with_keys.on_clear(*first, *stamp_us, bytes, rkeys, 16);
                         clearance.poll(now_us);
                     }
                     Control::Cleared { next, stamp_us } => clearance.on_cleared(*next, *stamp_us, now_us),

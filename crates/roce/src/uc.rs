@@ -5,6 +5,9 @@
 //! (of a WRITE, what came before the gap has been placed). The receive of an interrupted SEND waits for the next. What the peer may
 //! not do (a bad key, a message too long for the receive, no receive) drops the message, too; nobody is told.
 //!
+//! A WR that binds a memory window or invalidates a key is done when its turn comes, and nothing of it goes on the wire. One that cannot be
+//! done takes the QP to SQE, as a send does whose memory cannot be read.
+//!
 //! A send whose memory cannot be read takes the QP to SQE, a receive whose memory cannot be written takes it to ERR.
 
 use crate::attr::{ModifyError, RcModify};
@@ -137,6 +140,7 @@ impl UcQp {
         out: &mut (impl Completions + ?Sized),
     ) -> Result<(), PostError> {
         self.sends.post(self.state, batch, out, |wr, _| match wr.opcode {
+            op if op.is_local() => Ok(()),
             op if op.awaits_data() || op.changes_keys() => Err(PostError::Unsupported(op)),
             _ => Ok(()),
         })
@@ -214,6 +218,16 @@ impl UcQp {
         while !self.sends.is_empty() && (self.state == QpState::Rts || self.state == QpState::Sqd && self.packet > 0) {
             let index = self.sends.head;
             let wqe = self.sends.get_mut(index);
+            if wqe.opcode.is_local() {
+                let wqe = *wqe;
+                if sink.change_key(&self.sends.key_change(&wqe)).is_err() {
+                    self.state = QpState::Sqe;
+                    self.flush_sends(WcStatus::MwBindErr, out);
+                    return false;
+                }
+                self.sends.complete(out);
+                continue;
+            }
             wqe.packets = wqe.len.div_ceil(self.link.mtu).max(1);
             let wqe = *wqe;
             let s = Segment::of(&wqe, self.packet, self.link.mtu);

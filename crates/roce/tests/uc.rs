@@ -136,6 +136,36 @@ fn what_may_not_be_is_dropped_in_silence() {
     assert_eq!(e[0].qp.post_send(&read, &mut e[0].wcs), Err(PostError::Unsupported(SendOpcode::Read)));
 }
 
+/// Windows are bound, and keys invalidated, in the order of the queue; what cannot be done stops the sends and not the receives.
+#[test]
+fn keys_change_in_the_order_of_the_queue() {
+    const WINDOW: u32 = 0x700;
+    let bind = MwBind { window: 0x901, new_key: 0x902, lkey: SRC, addr: 5, length: 1 << 33, access: Access(0x2e) };
+    let data = [sge(SRC, 0, 10)];
+    let write = |wr_id| SendWr { remote_addr: va(WRITABLE, 0), rkey: WRITABLE, ..wr(wr_id, SendOpcode::Write, &data) };
+    let invalidate = |wr_id, key| SendWr { rkey: key, ..wr(wr_id, SendOpcode::LocalInv, &[]) };
+    let statuses = |e: &[UcEnd; 2]| e[0].wcs.sends.iter().map(|w| (w.wr_id, w.status)).collect::<Vec<_>>();
+    let mut e = pair();
+    e[0].mem.add(WINDOW, Access::REMOTE_WRITE, vec![0; 64]);
+    for wr in [write(1), bind.wr(2, SendFlags::SIGNALED), invalidate(3, WINDOW), write(4)] {
+        post(&mut e, &wr);
+    }
+    assert_eq!(run(&mut e, |_| true), 2, "nothing of it goes on the wire");
+    assert_eq!(statuses(&e), [(1, OK), (2, OK), (3, OK), (4, OK)]);
+    let opcodes = [WcOpcode::RdmaWrite, WcOpcode::BindMw, WcOpcode::LocalInv, WcOpcode::RdmaWrite];
+    assert!(e[0].wcs.sends.iter().map(|w| w.opcode).eq(opcodes.map(|o| o as u32)));
+    assert_eq!(*e[0].mem.changes.borrow(), [KeyChange::Bind(bind), KeyChange::Invalidate(WINDOW)]);
+    for wr in [invalidate(5, WINDOW), write(6)] {
+        post(&mut e, &wr);
+    }
+    assert_eq!(run(&mut e, |_| true), 0);
+    assert_eq!(statuses(&e)[4..], [(5, WcStatus::MwBindErr as u32), (6, FLUSH)]);
+    assert_eq!(e[0].qp.state(), QpState::Sqe);
+    let with_invalidate = SendWr { rkey: WINDOW, ..wr(7, SendOpcode::SendInv, &data) };
+    let refused = Err(PostError::Unsupported(SendOpcode::SendInv));
+    assert_eq!(e[1].qp.post_send(&with_invalidate, &mut Wcs::default()), refused);
+}
+
 #[test]
 fn memory_of_ones_own_that_is_not_there_ends_the_queue() {
     let mut e = pair();

@@ -21,7 +21,7 @@ struct End {
 
 impl End {
     fn new(folder: &std::path::Path, name: &str) -> Result<End> {
-        let context = Context::open(&Host::emulated(folder, name)?, &ContextOptions::default())?;
+        let context = Context::open(&Host::bare(folder, name)?, &ContextOptions::default())?;
         let qp = context.create_qp(&QpOptions::default())?;
         Ok(End { context, qp })
     }

@@ -1,6 +1,7 @@
 //! Some NICs of a host, what is registered on them, and the workers that serve the queue pairs.
 
 use crate::clock::now_us;
+use crate::keys::Protection;
 use crate::memory::{Memory, Registered};
 use crate::qp::Core;
 use crate::worker::{Kick, Running, Turn, Workers};
@@ -8,7 +9,7 @@ use crate::{lock, CpuWorkers, Error, Result};
 use std::cell::UnsafeCell;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, Weak};
-use unbroken::{Access, Events, Host, Key, Nic, Pd};
+use unbroken::{Capabilities, Events, Host, Key, Nic, Pd};
 
 /// How to make a context.
 pub struct ContextOptions {
@@ -20,12 +21,16 @@ pub struct ContextOptions {
     pub max_qps: usize,
     /// Where the work is done.
     pub workers: Box<dyn Workers>,
+    /// What the NICs are taken to have, of what they have: for tests of what is done without.
+    #[doc(hidden)]
+    pub mask: Capabilities,
 }
 
 impl Default for ContextOptions {
     /// The first NIC, one channel, 64 queue pairs, a thread for each channel.
     fn default() -> ContextOptions {
-        ContextOptions { nics: vec![0], channels: 1, max_qps: 64, workers: Box::new(CpuWorkers) }
+        let mask = Capabilities { holds: true, shared_objects: true, indirect_keys: true, windows: true };
+        ContextOptions { nics: vec![0], channels: 1, max_qps: 64, workers: Box::new(CpuWorkers), mask }
     }
 }
 
@@ -33,13 +38,15 @@ impl Default for ContextOptions {
 pub(crate) struct Rail {
     pub(crate) nic: Nic,
     pub(crate) pd: Pd,
-    pub(crate) null: Key,
+    /// What root keys have in place of a buffer, where there are root keys.
+    pub(crate) null: Option<Key>,
 }
 
 /// What queue pairs, memory and workers of a context share.
 pub(crate) struct Shared {
     pub(crate) rails: Vec<Rail>,
     pub(crate) works: Vec<Arc<ChannelWork>>,
+    pub(crate) protection: Protection,
     max_qps: usize,
 }
 
@@ -62,7 +69,7 @@ impl Context {
     /// Opens NICs of a host and starts the workers.
     ///
     /// # Errors
-    /// A NIC that there is not; one that has no indirect keys.
+    /// A NIC that there is not; NICs that have not what takes buffers from under late packets ([`Protection`]).
     pub fn open(host: &Host, options: &ContextOptions) -> Result<Context> {
         let o = options;
         if o.nics.is_empty() || !(1..=unbroken_sdr::attr::MAX_CHANNELS).contains(&o.channels) || o.max_qps == 0 {
@@ -71,7 +78,14 @@ impl Context {
                 "a context needs a NIC, 1 to {most} channels, and a queue pair at least"
             )));
         }
-        let rails = o.nics.iter().map(|nic| rail(host, *nic)).collect::<Result<Vec<Rail>>>()?;
+        let nics = o.nics.iter().map(|nic| Ok((*nic, host.open(*nic)?))).collect::<Result<Vec<(usize, Nic)>>>()?;
+        let can = |(number, nic): &(usize, Nic)| {
+            let has = nic.capabilities();
+            let [indirect_keys, windows] = [has.indirect_keys && o.mask.indirect_keys, has.windows && o.mask.windows];
+            (*number, Capabilities { indirect_keys, windows, ..has })
+        };
+        let protection = Protection::of(&nics.iter().map(can).collect::<Vec<_>>())?;
+        let rails = nics.into_iter().map(|(_, nic)| rail(nic, protection)).collect::<Result<Vec<Rail>>>()?;
         let work = |number: u8| {
             let events = rails[usize::from(number) % rails.len()].nic.create_events()?;
             Ok(Arc::new(ChannelWork { number, events, kick: Kick::new()?, qps: Mutex::default() }))
@@ -79,13 +93,18 @@ impl Context {
         let works = (0..o.channels).map(work).collect::<Result<Vec<_>>>()?;
         let running =
             works.iter().map(|work| o.workers.start(work.number, work.clone())).collect::<Result<Vec<_>>>()?;
-        let shared = Shared { rails, works, max_qps: o.max_qps };
+        let shared = Shared { rails, works, protection, max_qps: o.max_qps };
         Ok(Context { shared: Arc::new(shared), _running: running })
     }
 
     /// How many channels it has.
     pub fn channels(&self) -> u8 {
         self.shared.works.len() as u8
+    }
+
+    /// How late packets are kept from buffers on its NICs.
+    pub fn protection(&self) -> Protection {
+        self.shared.protection
     }
 
     /// Registers fresh memory.
@@ -109,17 +128,12 @@ impl Context {
     }
 }
 
-fn rail(host: &Host, index: usize) -> Result<Rail> {
-    let nic = host.open(index)?;
-    let can = nic.capabilities();
-    if !can.indirect_keys {
-        return Err(Error::wrong(format!(
-            "NIC {index} has no indirect keys: nothing else can take a receive's buffer from under packets that are late. \
-             A softnic that is not plain has them"
-        )));
-    }
+fn rail(nic: Nic, protection: Protection) -> Result<Rail> {
     let pd = nic.alloc_pd()?;
-    let null = pd.null_key()?;
+    let null = match protection {
+        Protection::IndirectKeys => Some(pd.null_key()?),
+        Protection::Windows => None,
+    };
     Ok(Rail { nic, pd, null })
 }
 
@@ -135,9 +149,17 @@ impl Shared {
     }
 
     fn keys(&self, addr: u64, bytes: u64) -> Result<Registered> {
-        let access = Access::LOCAL_WRITE.with(Access::REMOTE_WRITE);
-        let key = |rail: &Rail| rail.pd.register_at(addr, bytes, access);
-        Ok(Registered::new(self.rails.iter().map(key).collect::<unbroken::Result<_>>()?, addr, bytes))
+        let access = self.protection.access();
+        let key = |rail: &Rail| match rail.pd.register_at(addr, bytes, access) {
+            // Its channels are dead, too; the others carry on.
+            Err(e) if e.errno() == libc::EIO && self.rails.len() > 1 => Ok(None),
+            key => key.map(Some),
+        };
+        let keys: Vec<Option<Key>> = self.rails.iter().map(key).collect::<unbroken::Result<_>>()?;
+        match keys.iter().any(Option::is_some) {
+            true => Ok(Registered::new(keys, addr, bytes)),
+            false => Err(Error::wrong("every NIC of the context is dead")),
+        }
     }
 
     /// Has the workers of its channels serve a queue pair.

@@ -13,6 +13,8 @@ use unbroken_sdr::control::{Control, Heard, MAX_BYTES};
 
 /// Messages that may wait to be taken, and to be sent.
 const DEPTH: usize = 256;
+/// NICs that cannot wake the worker are looked at so often.
+const LOOK_US: u64 = 10_000;
 
 /// One NIC's.
 struct Endpoint {
@@ -23,6 +25,8 @@ struct Endpoint {
     into: Memory,
     /// The NIC, as its memory counts.
     rail: usize,
+    /// It cannot wake the worker: its NIC has channels of events of its own.
+    silent: bool,
     /// Sends that are outstanding, and the next slot.
     sending: Mutex<(usize, usize)>,
 }
@@ -50,10 +54,12 @@ impl Wire {
             QpCaps { max_send_wr: depth, max_recv_wr: depth, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let options = UcOptions { caps, access: Access::LOCAL_WRITE, signal_all: true, lossy: true };
         let endpoint = |(rail, (nic, pd)): (usize, &(Nic, Pd))| {
-            let (send_cq, recv_cq) = (nic.create_cq(depth)?, nic.create_cq_on(depth, events)?);
+            let silent = rail > 0 && !nic.capabilities().shared_objects;
+            let send_cq = nic.create_cq(depth)?;
+            let recv_cq = if silent { nic.create_cq(depth) } else { nic.create_cq_on(depth, events) }?;
             let qp = pd.create_uc_qp(&send_cq, &recv_cq, &options)?;
             let (out, into) = (memory(DEPTH * MAX_BYTES)?, memory(DEPTH * MAX_BYTES)?);
-            Ok(Endpoint { qp, send_cq, recv_cq, out, into, rail, sending: Mutex::default() })
+            Ok(Endpoint { qp, send_cq, recv_cq, out, into, rail, silent, sending: Mutex::default() })
         };
         Ok(Wire {
             endpoints: rails.iter().enumerate().map(endpoint).collect::<Result<_>>()?,
@@ -90,7 +96,7 @@ impl Wire {
     pub(crate) fn hear(&self, drive: bool) -> Vec<Control> {
         let mut messages = Vec::new();
         for (i, endpoint) in self.endpoints.iter().enumerate() {
-            endpoint.hear(drive && i > 0, |bytes| match Control::decode(bytes, self.token) {
+            endpoint.hear(drive && i > 0 || endpoint.silent, |bytes| match Control::decode(bytes, self.token) {
                 Heard::Message(message) => messages.push(message),
                 Heard::Stranger => drop(self.strangers.fetch_add(1, Relaxed)),
                 Heard::Garbage => drop(self.garbage.fetch_add(1, Relaxed)),
@@ -100,8 +106,13 @@ impl Wire {
         messages
     }
 
+    /// By when it is to be looked at again, where a NIC cannot wake the worker. What is said comes over every NIC, so this counts only when the first is dead.
+    pub(crate) fn look_us(&self, now_us: u64) -> Option<u64> {
+        self.endpoints.iter().any(|endpoint| endpoint.silent).then_some(now_us + LOOK_US)
+    }
+
     pub(crate) fn arm(&self) {
-        for endpoint in &self.endpoints {
+        for endpoint in self.endpoints.iter().filter(|endpoint| !endpoint.silent) {
             endpoint.recv_cq.notify();
         }
     }
@@ -110,7 +121,7 @@ impl Wire {
 impl Endpoint {
     fn sge(&self, of: &Memory, slot: usize, bytes: usize) -> Sge {
         let addr = of.addr() + (slot * MAX_BYTES) as u64;
-        Sge { addr, length: bytes as u32, lkey: of.0.keys[self.rail].lkey() }
+        Sge { addr, length: bytes as u32, lkey: of.lkey_on(self.rail).unwrap_or(0) }
     }
 
     fn post_recv(&self, slot: usize) -> Result<()> {

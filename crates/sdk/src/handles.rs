@@ -5,7 +5,8 @@ use crate::qp::Core;
 use crate::{Error, Result};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
-use unbroken_sdr::sends::{Local, Piece, Status};
+use unbroken_sdr::packets::{Local, Piece};
+use unbroken_sdr::sends::Status;
 
 /// A receive that is posted. Dropping it completes it.
 pub struct Recv {

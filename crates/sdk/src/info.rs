@@ -15,11 +15,15 @@ pub(crate) struct Info {
     pub(crate) token: u64,
     /// Where control messages go, on each of its NICs.
     pub(crate) control: Vec<QpAddress>,
+    /// Whether each receive has keys of its own, which come with its clear-to-send.
+    pub(crate) keyed: bool,
     /// Where packets go, by channel and generation.
     pub(crate) lanes: Vec<Vec<LaneInfo>>,
 }
 
 const MAGIC: [u8; 8] = *b"unbrsdr1";
+/// Of an end whose receives have keys of their own. Who does not know them does not know this, either.
+const MAGIC_KEYED: [u8; 8] = *b"unbrsdr2";
 const ADDRESS_BYTES: usize = 24;
 /// Magic number, length, attributes, switches, token, number of control addresses.
 const HEAD_BYTES: usize = 8 + 4 + 9 * 8 + 2 + 8 + 1;
@@ -34,7 +38,7 @@ impl Info {
         let generations = self.lanes.first().map_or(0, Vec::len);
         let bytes = Info::bytes(self.control.len(), self.lanes.len(), generations);
         let mut out = Vec::with_capacity(bytes);
-        out.extend(MAGIC);
+        out.extend(if self.keyed { MAGIC_KEYED } else { MAGIC });
         out.extend((bytes as u32).to_be_bytes());
         self.agreed.iter().for_each(|value| out.extend(value.to_be_bytes()));
         out.extend(self.enabled.map(u8::from));
@@ -50,7 +54,8 @@ impl Info {
 
     /// How long an info is, by its beginning; what it must begin with is [`Info::PREFIX_BYTES`] long.
     pub(crate) fn length(prefix: &[u8]) -> Result<usize> {
-        let length = prefix.strip_prefix(&MAGIC).and_then(|rest| rest.first_chunk::<4>());
+        let rest = [MAGIC, MAGIC_KEYED].iter().find_map(|magic| prefix.strip_prefix(magic));
+        let length = rest.and_then(|rest| rest.first_chunk::<4>());
         let length = length.map(|bytes| u32::from_be_bytes(*bytes) as usize);
         length.filter(|bytes| (HEAD_BYTES..=1 << 20).contains(bytes)).ok_or_else(|| {
             Error::wrong("this is no information of a queue pair: give what sdr_qp_info_get wrote at the peer")
@@ -88,7 +93,7 @@ impl Info {
         let mut lane = || Some(LaneInfo { address: address(take(ADDRESS_BYTES)?), rkey: number(take(4)?) as u32 });
         let mut of_channel = || (0..generations).map(|_| lane()).collect::<Option<Vec<_>>>();
         let lanes = (0..channels).map(|_| of_channel()).collect::<Option<_>>().ok_or_else(wrong)?;
-        Ok(Info { agreed, enabled, token, control, lanes })
+        Ok(Info { agreed, enabled, token, control, keyed: bytes.starts_with(&MAGIC_KEYED), lanes })
     }
 }
 
@@ -117,13 +122,18 @@ mod tests {
     fn an_info_is_its_bytes_and_what_is_cut_is_refused() {
         let address = QpAddress { gid: Gid([7; 16]), qpn: 0x123456, psn: 9 };
         let lane = LaneInfo { address, rkey: 0xdead_beef };
-        let info = Info {
+        let info = |keyed| Info {
             agreed: [1, 2, 3, 4, 5, 6, 7, 8, 9],
             enabled: [true, false],
             token: 77,
             control: vec![address; 2],
+            keyed,
             lanes: vec![vec![lane; 4]; 3],
         };
+        let keyed = info(true).encode();
+        assert_eq!(Info::decode(&keyed, |_| Ok((3, 4))).unwrap(), info(true));
+        assert!(keyed.starts_with(b"unbrsdr2"), "older ends refuse it");
+        let info = info(false);
         let bytes = info.encode();
         assert_eq!(bytes.len(), Info::bytes(2, 3, 4));
         assert_eq!(Info::decode(&bytes, |_| Ok((3, 4))).unwrap(), info);

@@ -3,18 +3,19 @@
 //! Each packet is a write with immediate, so each uses up a receive, which names no memory. They are posted again batch by batch. A queue
 //! that is found empty may have lost packets: that is an *under-run*, and counted.
 //!
-//! Of the sends of a batch only the last one makes a completion; completions come in order, so it stands for all before it.
+//! Of the sends of a batch only the last one makes a completion; completions come in order, so it stands for all before it. Between batches a queue pair may be
+//! asked to change a key ([`crate::keys`]); that makes a completion of its own.
 
 use crate::{lock, Result};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::Mutex;
 use unbroken::{
-    Access, Cq, Events, IndirectEntry, Key, Nic, Pd, QpAddress, QpCaps, RecvWr, SendBatch, SendFlags, SendOpcode,
-    SendWr, Sge, UcOptions, UcQp, Wc, WcStatus,
+    Access, Cq, Events, Nic, Pd, QpAddress, QpCaps, RecvWr, SendBatch, SendFlags, SendOpcode, SendWr, Sge, UcOptions,
+    UcQp, Wc, WcStatus,
 };
 use unbroken_sdr::board::{Arrival, Board};
-use unbroken_sdr::sends::Packet;
+use unbroken_sdr::packets::Packet;
 
 /// Sends of a channel that may be outstanding, over all generations.
 pub(crate) const SEND_DEPTH: usize = 256;
@@ -25,7 +26,7 @@ const BATCH: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LaneInfo {
     pub(crate) address: QpAddress,
-    /// The root key of the generation, on the NIC of the channel.
+    /// The root key of the generation, on the NIC of the channel; 0 where each receive has keys of its own.
     pub(crate) rkey: u32,
 }
 
@@ -40,11 +41,23 @@ struct Lane {
 struct Outbound {
     /// The peer's keys, by generation.
     rkeys: Vec<u32>,
-    /// Sends that are outstanding, by generation: message, packets, and whether a completion comes with the last of them.
-    posted: Vec<VecDeque<(u64, u64, bool)>>,
+    /// What is outstanding, by generation.
+    posted: Vec<VecDeque<Posted>>,
+    /// Packets of it.
     outstanding: usize,
+    /// A key is to be changed; there is one such request at a time.
+    key_waits: bool,
     packets: Vec<Packet>,
     pace: Pace,
+}
+
+/// Requests that complete together.
+#[derive(Clone, Copy)]
+enum Posted {
+    /// So many packets of a message, and whether a completion comes with the last of them.
+    Packets { seq: u64, packets: u64, last: bool },
+    /// A change of a key.
+    Key,
 }
 
 /// A token bucket. The channel of a rate that is shared has its part of it.
@@ -109,7 +122,7 @@ pub(crate) struct ChannelOptions<'a> {
 impl Channel {
     pub(crate) fn new(o: &ChannelOptions<'_>) -> Result<Channel> {
         let caps = QpCaps {
-            max_send_wr: SEND_DEPTH as u32,
+            max_send_wr: SEND_DEPTH as u32 + 1, // and a change of a key
             max_recv_wr: o.recv_depth,
             max_send_sge: 1,
             max_recv_sge: 0,
@@ -118,7 +131,7 @@ impl Channel {
         let access = Access::LOCAL_WRITE.with(Access::REMOTE_WRITE);
         let options = UcOptions { caps, access, signal_all: false, lossy: true };
         let lane = |_| {
-            let send_cq = o.nic.create_cq_on(SEND_DEPTH as u32, o.events)?;
+            let send_cq = o.nic.create_cq_on(SEND_DEPTH as u32 + 1, o.events)?;
             let recv_cq = o.nic.create_cq_on(o.recv_depth, o.events)?;
             Ok(Lane { qp: o.pd.create_uc_qp(&send_cq, &recv_cq, &options)?, send_cq, recv_cq })
         };
@@ -133,6 +146,7 @@ impl Channel {
                 rkeys: Vec::new(),
                 posted: vec![VecDeque::new(); generations],
                 outstanding: 0,
+                key_waits: false,
                 packets: Vec::with_capacity(BATCH),
                 pace: Pace { bytes_per_us: o.rate_bytes_per_us, tokens: 0.0, at_us: 0 },
             }),
@@ -141,10 +155,10 @@ impl Channel {
         })
     }
 
-    /// What the peer needs of it; `roots` are the generations' root keys.
-    pub(crate) fn info(&self, roots: &[Key]) -> Vec<LaneInfo> {
-        let of = |(lane, root): (&Lane, &Key)| LaneInfo { address: lane.qp.address(), rkey: root.rkey() };
-        self.lanes.iter().zip(roots).map(of).collect()
+    /// What the peer needs of it; `rkey` gives the key of a generation.
+    pub(crate) fn info(&self, rkey: impl Fn(usize) -> u32) -> Vec<LaneInfo> {
+        let of = |(generation, lane): (usize, &Lane)| LaneInfo { address: lane.qp.address(), rkey: rkey(generation) };
+        self.lanes.iter().enumerate().map(of).collect()
     }
 
     /// Connects to the peer's channel.
@@ -229,7 +243,7 @@ impl Channel {
         mut completed: impl FnMut(u64, u64),
     ) -> (usize, Option<u64>) {
         let mut out = lock(&self.out);
-        let mut done = self.reap(&mut out, &mut completed);
+        let mut done = self.reap(&mut out, false, &mut completed);
         if out.rkeys.is_empty() || self.is_dead() {
             return (done, None);
         }
@@ -274,7 +288,8 @@ impl Channel {
         while let Some(of_one) = messages.next() {
             let (seq, n) = (of_one[0].seq, of_one.len() as u64);
             if posted {
-                out.posted[generation].push_back((seq, n, messages.peek().is_none()));
+                let last = messages.peek().is_none();
+                out.posted[generation].push_back(Posted::Packets { seq, packets: n, last });
                 out.outstanding += of_one.len();
             } else {
                 completed(seq, n);
@@ -284,20 +299,33 @@ impl Channel {
     }
 
     /// Takes completions of sends.
-    fn reap(&self, out: &mut Outbound, completed: &mut impl FnMut(u64, u64)) -> usize {
+    fn reap(&self, out: &mut Outbound, drive: bool, completed: &mut impl FnMut(u64, u64)) -> usize {
         let mut wcs = [Wc::default(); BATCH];
         let mut all = 0;
         for (generation, lane) in self.lanes.iter().enumerate() {
-            let n = lane.send_cq.take_into(&mut wcs).unwrap_or(0);
+            let n = match drive && generation == 0 {
+                true => lane.send_cq.poll_into(&mut wcs),
+                false => lane.send_cq.take_into(&mut wcs),
+            };
+            let n = n.unwrap_or(0);
             all += n;
             for wc in &wcs[..n] {
                 let failed = wc.status != WcStatus::Success as u32;
                 if failed {
                     self.dead.store(true, Relaxed);
                 }
-                while let Some((seq, packets, last)) = out.posted[generation].pop_front() {
-                    out.outstanding -= packets as usize;
-                    completed(seq, packets);
+                while let Some(posted) = out.posted[generation].pop_front() {
+                    let last = match posted {
+                        Posted::Packets { seq, packets, last } => {
+                            out.outstanding -= packets as usize;
+                            completed(seq, packets);
+                            last
+                        }
+                        Posted::Key => {
+                            out.key_waits = false;
+                            true
+                        }
+                    };
                     // Of a queue pair that has ended, every send makes a completion: the first stands for all.
                     if last && !failed {
                         break;
@@ -306,6 +334,39 @@ impl Channel {
             }
         }
         all
+    }
+
+    /// Has the queue pair of a generation change a key; [`Channel::key_changed`] says when it has, and until then no other is asked. False: the channel has
+    /// failed.
+    pub(crate) fn change_key(&self, generation: u8, wr: &SendWr<'_>) -> bool {
+        let mut out = lock(&self.out);
+        let generation = usize::from(generation);
+        if self.lanes[generation].qp.post_sends(wr).is_err() {
+            self.give_up();
+            return false;
+        }
+        out.posted[generation].push_back(Posted::Key);
+        out.key_waits = true;
+        true
+    }
+
+    /// Whether the key has been changed; false: it never will, since the channel has failed. The NIC is driven, and packets that are complete are told.
+    pub(crate) fn key_changed(&self, mut completed: impl FnMut(u64, u64)) -> Option<bool> {
+        let mut out = lock(&self.out);
+        self.reap(&mut out, true, &mut completed);
+        match self.is_dead() {
+            true => Some(false),
+            false => (!out.key_waits).then_some(true),
+        }
+    }
+
+    /// It carries nothing any more, in neither direction: its queue pairs end, and what they had to send is flushed.
+    pub(crate) fn give_up(&self) {
+        self.dead.store(true, Relaxed);
+        for lane in &self.lanes {
+            // One that cannot be ended has ended with its NIC.
+            let _ = lane.qp.fail();
+        }
     }
 
     /// Whether its NIC has failed it.
@@ -325,7 +386,7 @@ fn sge(packet: &Packet) -> Sge {
     Sge { addr: packet.local.addr, length: packet.bytes, lkey: packet.local.lkey }
 }
 
-/// Packets of one generation.
+/// Packets of one generation, and its root key.
 struct Batch<'a> {
     packets: &'a [Packet],
     sges: Vec<Sge>,
@@ -346,14 +407,9 @@ impl SendBatch for Batch<'_> {
             flags: if last { SendFlags::SIGNALED } else { SendFlags(0) },
             imm_data: packet.imm.to_be(),
             remote_addr: packet.remote,
-            rkey: self.rkey,
+            rkey: packet.rkey.unwrap_or(self.rkey),
             sges: if packet.bytes == 0 { &[] } else { &self.sges[index..=index] },
             ..SendWr::default()
         }
     }
-}
-
-/// The entries of a root key whose slots all name nothing.
-pub(crate) fn empty_root(null: &Key, slots: u32, message_bytes: u64) -> Vec<IndirectEntry> {
-    (0..slots).map(|_| IndirectEntry { lkey: null.lkey(), addr: 0, len: message_bytes }).collect()
 }

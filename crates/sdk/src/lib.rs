@@ -5,7 +5,7 @@
 //! the others is the user's business, or that of [`Reliable`].
 //!
 //! ```text
-//!   Qp ── C channels × G generations of UC queue pairs ── channel c on NIC c mod n, generation g under root key g
+//!   Qp ── C channels × G generations of UC queue pairs ── channel c on NIC c mod n, generation g under root key g, or a window for each message
 //!    │         ▲ one worker for each channel: completions → bitmap, packets → queue pairs
 //!    └── one UC queue pair on each NIC for control messages (clear to send, ACKs); what one says goes over all of them
 //! ```
@@ -13,10 +13,10 @@
 //! What is decided is decided in `unbroken-sdr`, which does no I/O; here are queue pairs, keys, threads and the clock. Where work is done is a
 //! trait ([`Workers`]); the one here has a thread for each channel. A processor on the NIC would be another.
 //!
-//! Lock order: a channel's sending half → the queue pair's core → the board's gates. A worker inside a gate takes no lock.
+//! Lock order: the queue pair's receives → a channel's sending half → the queue pair's state → the board's gates. A worker inside a gate takes no lock.
 //!
-//! Failure cases: a NIC that dies takes its channels along, and the others carry on; with the last one sends fail. A NIC without indirect keys
-//! is refused: nothing else here takes a buffer from under late packets. The network may lose everything: raw messages then stay
+//! Failure cases: a NIC that dies takes its channels along, and the others carry on; with the last one sends fail. A NIC with neither indirect
+//! keys nor memory windows is refused: nothing else here takes a buffer from under late packets (`keys`). The network may lose everything: raw messages then stay
 //! incomplete, for ever if nobody completes them; reliable writes end by their deadline.
 
 mod c;
@@ -25,6 +25,7 @@ mod context;
 mod control;
 mod handles;
 mod info;
+mod keys;
 mod lanes;
 mod memory;
 mod qp;
@@ -33,6 +34,7 @@ mod worker;
 
 pub use context::{Context, ContextOptions};
 pub use handles::{Recv, Send};
+pub use keys::Protection;
 pub use memory::Memory;
 pub use qp::{Counters, Qp, QpOptions};
 pub use reliable::{Reliable, ReliableOptions, Transfer};

@@ -9,8 +9,8 @@ use unbroken::Key;
 pub struct Memory(pub(crate) Arc<Registered>);
 
 pub(crate) struct Registered {
-    /// Its keys, one for each NIC of the context.
-    pub(crate) keys: Vec<Key>,
+    /// Its keys, one for each NIC of the context that lived when it was registered.
+    keys: Vec<Option<Key>>,
     addr: u64,
     bytes: u64,
     /// What it lies in, where it is the SDK's own.
@@ -26,7 +26,7 @@ unsafe impl Send for Registered {}
 unsafe impl Sync for Registered {}
 
 impl Registered {
-    pub(crate) fn new(keys: Vec<Key>, addr: u64, bytes: u64) -> Registered {
+    pub(crate) fn new(keys: Vec<Option<Key>>, addr: u64, bytes: u64) -> Registered {
         Registered { keys, addr, bytes, owned: None, access: RwLock::new(()) }
     }
 
@@ -36,9 +36,14 @@ impl Registered {
 }
 
 impl Memory {
-    /// The key by which C programs name it: that of the context's first NIC.
+    /// The key by which C programs name it: that of the context's first NIC that lived.
     pub fn lkey(&self) -> u32 {
-        self.0.keys[0].lkey()
+        self.0.keys.iter().flatten().next().map_or(0, Key::lkey)
+    }
+
+    /// Its key on a NIC of the context, if that lived.
+    pub(crate) fn lkey_on(&self, rail: usize) -> Option<u32> {
+        self.0.keys[rail].as_ref().map(Key::lkey)
     }
 
     /// Where it begins.

@@ -5,20 +5,21 @@ use crate::context::{Context, Shared};
 use crate::control::Wire;
 use crate::handles::{Recv, Send};
 use crate::info::Info;
-use crate::lanes::{empty_root, Channel, ChannelOptions};
+use crate::keys::{Buffer, Hands, Keys, Protection};
+use crate::lanes::{Channel, ChannelOptions};
 use crate::memory::Memory;
 use crate::{lock, Error, Result};
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
-use unbroken::{Access, IndirectEntry, Key};
 use unbroken_sdr::attr::{Attr, Layout};
-use unbroken_sdr::board::Board;
+use unbroken_sdr::board::{Board, Mutation};
 use unbroken_sdr::clearing::Clearance;
 use unbroken_sdr::control::Control;
-use unbroken_sdr::receives::{Keys, PostError, Receives};
-use unbroken_sdr::sends::{Packet, Piece, SendError, Sends, Status};
+use unbroken_sdr::packets::{Packet, Piece};
+use unbroken_sdr::receives::{PostError, Receives};
+use unbroken_sdr::sends::{SendError, Sends, Status};
 
 /// How to make a queue pair.
 #[derive(Clone, Copy, Debug)]
@@ -31,11 +32,14 @@ pub struct QpOptions {
     pub recv: bool,
     /// It sends at most so many bits a second; 0: as many as the NICs take.
     pub rate_bps: u64,
+    /// A rule that is left out, for tests which must notice.
+    #[doc(hidden)]
+    pub mutation: Option<Mutation>,
 }
 
 impl Default for QpOptions {
     fn default() -> QpOptions {
-        QpOptions { attr: Attr::default(), send: true, recv: true, rate_bps: 0 }
+        QpOptions { attr: Attr::default(), send: true, recv: true, rate_bps: 0, mutation: None }
     }
 }
 
@@ -48,7 +52,7 @@ pub struct Counters {
     pub packets: u64,
     /// Those that had come before.
     pub duplicates: u64,
-    /// Those that came too late for their message: nothing was changed by them.
+    /// Those that came too late for their message: nothing was changed by them. Memory windows drop such as carry bytes before anybody counts them.
     pub late: u64,
     /// Those beyond their message.
     pub outside: u64,
@@ -60,69 +64,20 @@ pub struct Counters {
     pub control: u64,
 }
 
-/// The root keys: of each NIC, one for each generation.
-pub(crate) struct Roots(Vec<Vec<Key>>);
-
-/// Where a receive's bytes go.
-pub(crate) struct Buffer<'a> {
-    memory: &'a Memory,
-    addr: u64,
-    bytes: u64,
-}
-
-/// The keys, and what a slot that names nothing has in its place.
-struct RootKeys<'a> {
-    roots: &'a Roots,
-    shared: &'a Shared,
-    message_bytes: u64,
-}
-
-impl RootKeys<'_> {
-    fn set(&self, generation: u8, slot: u32, entry: impl Fn(usize) -> IndirectEntry) -> Result<()> {
-        for (rail, roots) in self.roots.0.iter().enumerate() {
-            roots[usize::from(generation)].update(slot, &entry(rail))?;
-        }
-        Ok(())
-    }
-}
-
-impl Keys<Buffer<'_>> for RootKeys<'_> {
-    type Error = Error;
-
-    fn point(&mut self, generation: u8, slot: u32, b: &Buffer<'_>) -> Result<()> {
-        if b.bytes == 0 {
-            return self.clear_slot(generation, slot);
-        }
-        self.set(generation, slot, |rail| IndirectEntry {
-            lkey: b.memory.0.keys[rail].lkey(),
-            addr: b.addr,
-            len: b.bytes,
-        })
-    }
-
-    fn clear(&mut self, generation: u8, slot: u32) -> Result<()> {
-        self.clear_slot(generation, slot)
-    }
-}
-
-impl RootKeys<'_> {
-    fn clear_slot(&self, generation: u8, slot: u32) -> Result<()> {
-        let nulls = &self.shared.rails;
-        self.set(generation, slot, |rail| IndirectEntry {
-            lkey: nulls[rail].null.lkey(),
-            addr: 0,
-            len: self.message_bytes,
-        })
-    }
+/// Receives, and what they lie in. Locked before everything else of a queue pair.
+struct Posted {
+    /// Windows end before the memory that they are bound to.
+    keys: Keys,
+    receives: Receives,
+    /// Memory of receives that are not finished: it stays registered.
+    memory: HashMap<u64, Memory>,
 }
 
 /// What changes by posting and by control messages.
 pub(crate) struct State {
-    pub(crate) receives: Receives,
     clearance: Clearance,
     pub(crate) sends: Sends,
-    /// Memory of receives and sends that are not finished: it stays registered.
-    recv_memory: HashMap<u64, Memory>,
+    /// Memory of sends that are not finished: it stays registered.
     send_memory: HashMap<u64, Vec<Memory>>,
     /// Sends whose handles are held: their status must be known.
     held: HashSet<u64>,
@@ -151,10 +106,10 @@ pub(crate) struct Core {
     pub(crate) layout: Layout,
     pub(crate) options: QpOptions,
     pub(crate) board: Arc<Board>,
+    posted: Mutex<Posted>,
     pub(crate) state: Mutex<State>,
-    channels: Vec<Channel>,
+    pub(crate) channels: Vec<Channel>,
     wire: Wire,
-    roots: Roots,
     /// The peer's token.
     peer: OnceLock<u64>,
     turns: AtomicU64,
@@ -185,23 +140,24 @@ impl Context {
         if attr.mtu_bytes as usize > largest {
             return Err(Error::wrong(format!("an MTU of {} bytes, the NICs carry {largest}", attr.mtu_bytes)));
         }
-        let roots = roots(shared, &layout)?;
+        let keys = Keys::new(shared, &layout)?;
         let channels = (0..attr.channels).map(|number| channel(shared, options, &layout, number));
         let pairs: Vec<_> = shared.rails.iter().map(|rail| (rail.nic.clone(), rail.pd.clone())).collect();
         let wire = Wire::new(&pairs, &shared.works[0].events, draw(), |bytes| shared.register(bytes))?;
         let core = Arc::new(Core {
-            board: Arc::new(Board::new(&layout)),
+            board: Arc::new(match options.mutation {
+                Some(mutation) => Board::new(&layout).mutated(mutation),
+                None => Board::new(&layout),
+            }),
+            posted: Mutex::new(Posted { keys, receives: Receives::new(&layout), memory: HashMap::new() }),
             state: Mutex::new(State {
-                receives: Receives::new(&layout),
                 clearance: Clearance::default(),
                 sends: Sends::new(&layout),
-                recv_memory: HashMap::new(),
                 send_memory: HashMap::new(),
                 held: HashSet::new(),
             }),
             channels: channels.collect::<Result<_>>()?,
             wire,
-            roots,
             layout,
             options: *options,
             shared: shared.clone(),
@@ -217,15 +173,6 @@ impl Context {
 /// A number that strangers cannot guess.
 fn draw() -> u64 {
     RandomState::new().build_hasher().finish()
-}
-
-fn roots(shared: &Shared, layout: &Layout) -> Result<Roots> {
-    let of_rail = |rail: &crate::context::Rail| {
-        let entries = empty_root(&rail.null, layout.slots, layout.message_bytes);
-        let access = Access::LOCAL_WRITE.with(Access::REMOTE_WRITE);
-        (0..layout.attr().generations).map(|_| Ok(rail.pd.indirect_key(&entries, access)?)).collect()
-    };
-    Ok(Roots(shared.rails.iter().map(of_rail).collect::<Result<_>>()?))
 }
 
 fn channel(shared: &Shared, options: &QpOptions, layout: &Layout, number: u8) -> Result<Channel> {
@@ -278,8 +225,11 @@ impl Core {
         if rail > 0 {
             for packet in packets.iter_mut().filter(|packet| packet.bytes > 0) {
                 let memories = send_memory.get(&packet.seq).into_iter().flatten();
-                if let Some(memory) = memories.into_iter().find(|m| m.lkey() == packet.local.lkey) {
-                    packet.local.lkey = memory.0.keys[rail].lkey();
+                let local = &mut packet.local;
+                // Of memories with the same name any that has the bytes will do.
+                let named = |m: &&Memory| m.lkey() == local.lkey && m.has(local.addr, packet.bytes.into());
+                if let Some(lkey) = memories.into_iter().find(named).and_then(|m| m.lkey_on(rail)) {
+                    local.lkey = lkey;
                 }
             }
         }
@@ -301,14 +251,15 @@ impl Core {
         if let Some(upper) = self.upper.get() {
             next_us = [next_us, upper.tick(self, now_us, !messages.is_empty())].into_iter().flatten().min();
         }
+        next_us = [next_us, self.wire.look_us(now_us)].into_iter().flatten().min();
         (messages.len() + says.len(), next_us)
     }
 
     fn hear(&self, message: &Control, token: u64, now_us: u64) {
         match message {
-            Control::Clear { first, stamp_us, bytes } => {
+            Control::Clear { first, stamp_us, bytes, rkeys } => {
                 let mut state = lock(&self.state);
-                let answer = state.sends.cleared.on_clear(*first, *stamp_us, bytes, self.layout.slots);
+                let answer = state.sends.cleared.on_clear(*first, *stamp_us, bytes, rkeys, self.layout.slots);
                 state.sends.release();
                 drop(state);
                 self.wire.say(&answer, token);
@@ -333,6 +284,10 @@ impl Core {
         }
     }
 
+    pub(crate) fn is_connected(&self) -> bool {
+        self.peer.get().is_some()
+    }
+
     pub(crate) fn kick_all(&self) {
         (0..self.channels.len()).for_each(|channel| self.shared.kick(channel));
     }
@@ -344,10 +299,6 @@ impl Core {
         }
     }
 
-    fn keys(&self) -> RootKeys<'_> {
-        RootKeys { roots: &self.roots, shared: &self.shared, message_bytes: self.layout.message_bytes }
-    }
-
     /// Posts a receive, and gives its message.
     pub(crate) fn recv_post(&self, memory: &Memory, addr: u64, bytes: u64) -> Result<u64> {
         if !self.options.recv {
@@ -356,10 +307,11 @@ impl Core {
         if !memory.has(addr, bytes) {
             return Err(not_inside(memory, addr, bytes));
         }
-        let mut state = lock(&self.state);
-        let State { receives, clearance, recv_memory, .. } = &mut *state;
+        let mut posted = lock(&self.posted);
+        let Posted { keys, receives, memory: held } = &mut *posted;
         let buffer = Buffer { memory, addr, bytes };
-        let seq = receives.post(now_us(), bytes, &buffer, &self.board, &mut self.keys()).map_err(|e| match e {
+        let mut hands = Hands { keys, core: self, granted: Vec::new() };
+        let seq = receives.post(now_us(), bytes, &buffer, &self.board, &mut hands).map_err(|e| match e {
             PostError::Full => Error::retry("as many receives are posted as there are message slots"),
             PostError::Young { retry_us } => Error::retry(format!(
                 "the slot was used less than a packet lifetime ago; in {} ms it can be used again",
@@ -368,18 +320,20 @@ impl Core {
             PostError::TooLong { most } => Error::wrong(format!("a receive of {bytes} bytes; {most} is the most")),
             PostError::Key(e) => e,
         })?;
-        clearance.posted(bytes);
-        recv_memory.insert(seq, memory.clone());
-        drop(state);
+        held.insert(seq, memory.clone());
+        lock(&self.state).clearance.posted(bytes, &hands.granted);
+        drop(posted);
         self.shared.kick(0);
         Ok(seq)
     }
 
     /// Ends a receive. Its buffer is the user's from now on.
     pub(crate) fn recv_complete(&self, seq: u64) -> Result<()> {
-        let mut state = lock(&self.state);
-        state.receives.complete(now_us(), seq, &self.board, &mut self.keys())?;
-        state.recv_memory.remove(&seq);
+        let mut posted = lock(&self.posted);
+        let Posted { keys, receives, memory } = &mut *posted;
+        let mut hands = Hands { keys, core: self, granted: Vec::new() };
+        receives.complete(now_us(), seq, &self.board, &mut hands)?;
+        memory.remove(&seq);
         Ok(())
     }
 
@@ -455,12 +409,15 @@ impl Qp {
     pub fn info(&self) -> Vec<u8> {
         let core = &self.0;
         let rails = core.shared.rails.len();
-        let lanes = core.channels.iter().enumerate().map(|(c, channel)| channel.info(&core.roots.0[c % rails]));
+        let posted = lock(&core.posted);
+        let lanes = core.channels.iter().enumerate();
+        let lanes = lanes.map(|(c, channel)| channel.info(|generation| posted.keys.rkey(c % rails, generation)));
         let info = Info {
             agreed: core.layout.agreed().map(|(_, value)| value),
             enabled: [core.options.send, core.options.recv],
             token: core.wire.token,
             control: core.wire.addresses(),
+            keyed: core.shared.protection == Protection::Windows,
             lanes: lanes.collect(),
         };
         info.encode()
@@ -496,6 +453,7 @@ impl Qp {
             channel.connect(lanes)?;
         }
         core.wire.connect(&info.control)?;
+        lock(&core.state).sends.cleared.with_keys(if info.keyed { core.channels.len() } else { 0 });
         // Workers serve it from now on.
         core.peer.set(info.token).map_err(|_| Error::wrong("the queue pair is connected already"))?;
         core.kick_all();

@@ -14,8 +14,9 @@ use unbroken_codes::{Backend, ChunkSet, Code, Kernel};
 use unbroken_model::Scheme;
 use unbroken_sdr::adapt::Choice;
 use unbroken_sdr::control::Control;
+use unbroken_sdr::packets::{Local, Piece};
 use unbroken_sdr::reliable::{Area, Config, Counts, Event, Failure, Refused, Sdr};
-use unbroken_sdr::sends::{Local, Piece, Status};
+use unbroken_sdr::sends::Status;
 
 /// How writes are made reliable.
 #[derive(Clone, Copy, Debug)]

@@ -7,10 +7,19 @@
 //!
 //! Every list is bounded by what a message of [`MAX_BYTES`] holds; what is longer, shorter or out of range is no message.
 
+use crate::attr::MAX_CHANNELS;
+
 /// The longest message.
 pub const MAX_BYTES: usize = 1024;
-/// The most receives that one message clears.
+/// The most receives that one message clears, where they have no keys of their own.
 pub const MAX_CLEARED: usize = 64;
+/// The most receives that one message clears which have a key for each of so many channels.
+pub fn max_cleared(channels: usize) -> usize {
+    match channels {
+        0 => MAX_CLEARED,
+        _ => (MAX_BYTES - HEAD - CLEAR_HEAD) / (8 + 4 * channels),
+    }
+}
 /// The most bytes of a bitmap in one message.
 pub const MAX_BITMAP: usize = 960;
 /// The most ranges in one message.
@@ -18,6 +27,8 @@ pub const MAX_RANGES: usize = 100;
 const MAGIC: u16 = 0x5344;
 const VERSION: u8 = 1;
 const HEAD: usize = 12;
+/// What stands in a message that clears receives with keys before the first of them.
+const CLEAR_HEAD: usize = 8 + 8 + 2 + 2;
 
 /// What a list of missing things is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +64,8 @@ pub enum Control {
         stamp_us: u64,
         /// Bytes of each.
         bytes: Vec<u64>,
+        /// Of each, one behind the other, the key for each channel; none where the root keys of the generations name them.
+        rkeys: Vec<u32>,
     },
     /// All before `next` is known to be clear.
     Cleared {
@@ -177,7 +190,8 @@ impl Control {
 
     fn kind(&self) -> u8 {
         match self {
-            Control::Clear { .. } => 1,
+            Control::Clear { rkeys, .. } if rkeys.is_empty() => 1,
+            Control::Clear { .. } => 8,
             Control::Cleared { .. } => 2,
             Control::Begin { .. } => 3,
             Control::Ack { .. } => 4,
@@ -192,7 +206,16 @@ impl Control {
         let word = |out: &mut Vec<u8>, values: &[u32]| values.iter().for_each(|v| out.extend(v.to_be_bytes()));
         let count = |out: &mut Vec<u8>, n: usize| out.extend((n as u16).to_be_bytes());
         match self {
-            Control::Clear { first, stamp_us, bytes } => {
+            Control::Clear { first, stamp_us, bytes, rkeys } if !rkeys.is_empty() => {
+                let channels = rkeys.len() / bytes.len().max(1);
+                let bytes = &bytes[..bytes.len().min(max_cleared(channels))];
+                long(out, &[*first, *stamp_us]);
+                count(out, channels);
+                count(out, bytes.len());
+                long(out, bytes);
+                word(out, &rkeys[..bytes.len() * channels]);
+            }
+            Control::Clear { first, stamp_us, bytes, .. } => {
                 let bytes = &bytes[..bytes.len().min(MAX_CLEARED)];
                 long(out, &[*first, *stamp_us]);
                 count(out, bytes.len());
@@ -247,7 +270,12 @@ impl Control {
 
     fn decode_body(kind: u8, r: &mut Reader<'_>) -> Option<Control> {
         Some(match kind {
-            1 => Control::Clear { first: r.u64()?, stamp_us: r.u64()?, bytes: r.list(MAX_CLEARED, Reader::u64)? },
+            1 => Control::Clear {
+                first: r.u64()?,
+                stamp_us: r.u64()?,
+                bytes: r.list(MAX_CLEARED, Reader::u64)?,
+                rkeys: Vec::new(),
+            },
             2 => Control::Cleared { next: r.u64()?, stamp_us: r.u64()? },
             3 => Control::Begin {
                 seq: r.u64()?,
@@ -288,6 +316,18 @@ impl Control {
                     _ => return None,
                 },
             },
+            8 => {
+                let (first, stamp_us, channels) = (r.u64()?, r.u64()?, usize::from(r.u16()?));
+                if !(1..=usize::from(MAX_CHANNELS)).contains(&channels) {
+                    return None;
+                }
+                let bytes = r.list(max_cleared(channels), Reader::u64)?;
+                if bytes.is_empty() {
+                    return None;
+                }
+                let rkeys = (0..bytes.len() * channels).map(|_| r.u32()).collect::<Option<_>>()?;
+                Control::Clear { first, stamp_us, bytes, rkeys }
+            }
             _ => return None,
         })
     }
@@ -300,7 +340,14 @@ mod tests {
     fn samples() -> Vec<Control> {
         let seq = 0x0102_0304_0506_0708;
         vec![
-            Control::Clear { first: seq, stamp_us: 9, bytes: (0..MAX_CLEARED as u64).collect() },
+            Control::Clear { first: seq, stamp_us: 9, bytes: (0..MAX_CLEARED as u64).collect(), rkeys: vec![] },
+            Control::Clear { first: seq, stamp_us: 9, bytes: vec![7; max_cleared(1)], rkeys: vec![8; max_cleared(1)] },
+            Control::Clear {
+                first: seq,
+                stamp_us: 9,
+                bytes: vec![7; max_cleared(64)],
+                rkeys: vec![8; 64 * max_cleared(64)],
+            },
             Control::Cleared { next: seq, stamp_us: 9 },
             Control::Begin { seq, bytes: 1 << 40, scheme: 0x0120_0800, injection_ns: 7, rtt_us: 8, stamp_us: 9 },
             Control::Ack { seq, stamp_us: 9, cumulative: 77, bitmap: vec![0xa5; MAX_BITMAP] },
@@ -337,7 +384,7 @@ mod tests {
     proptest::proptest! {
         /// Whatever comes: no panic, and what is a message says the same bytes again.
         #[test]
-        fn anything_may_come(bytes: Vec<u8>, kind in 0u8..9) {
+        fn anything_may_come(bytes: Vec<u8>, kind in 0u8..10) {
             let mut datagram = vec![0x53, 0x44, VERSION, kind];
             datagram.extend([0; 8]);
             datagram.extend(&bytes);

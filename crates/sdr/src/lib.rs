@@ -11,7 +11,7 @@
 //!
 //! - [`imm`]: the 32 bits that say which packet of which message came; [`attr`]: what both ends agree on.
 //! - [`board`]: packet bitmaps, coalesced into the chunk bitmap; [`receives`]: slots, and the two stages of protection against late packets.
-//! - [`clearing`]: order-based matching by clear-to-send; [`sends`]: messages cut into packets for channels.
+//! - [`clearing`]: order-based matching by clear-to-send; [`sends`]: messages, as their sender sees them; [`packets`]: their pieces, cut into packets.
 //! - [`write`], [`read`]: one reliable write, as its two ends see it; [`reliable`]: many of them over a queue pair; [`adapt`]: the choice of their scheme.
 //! - [`control`]: the codec of what the two ends tell each other.
 //!
@@ -25,6 +25,7 @@ pub mod board;
 pub mod clearing;
 pub mod control;
 pub mod imm;
+pub mod packets;
 pub mod read;
 pub mod receives;
 pub mod reliable;

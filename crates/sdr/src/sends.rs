@@ -1,14 +1,13 @@
-//! From pieces of messages to packets: one write with immediate for each packet, so that reordering on the way drops nothing.
+//! The sends of a queue pair: messages from their beginning to the moment when the sender's buffer is the user's again.
 //!
-//! A send is a message whose packets go into the receive of the same number, once that is clear ([`crate::clearing`]). Its pieces are cut into *jobs*, one
-//! for each channel that has a chunk of it; a channel's worker takes packets from its queue as its queue pair has room.
+//! A send is a message whose packets go into the receive of the same number, once that is clear ([`crate::clearing`]). Its pieces are cut into *jobs*
+//! ([`crate::packets`]), one for each channel that has a chunk of it; a channel's worker takes packets from its queue as its queue pair has room.
 //!
 //! ```text
 //!   started ── piece ──► pieces wait ── clear ──► jobs in the channels' queues ── all taken, and their work requests complete ──► idle
 //!      └───────────────────────────────────────────── ended, and idle ──► finished: the buffer is the user's again
 //! ```
 //!
-//! A chunk that the message does not fill, where the receive goes on behind it, is filled up with zero-length packets: so its bit is set.
 //! Fragments of an immediate that no packet of the receive can carry go in zero-length packets behind it, with every piece; those of packets that were never sent,
 //! at the end.
 //!
@@ -18,47 +17,8 @@
 use crate::attr::Layout;
 use crate::board::immediate_base;
 use crate::clearing::Cleared;
-use crate::imm::Fields;
+use crate::packets::{Job, Packet, Piece};
 use std::collections::VecDeque;
-
-/// Where the bytes of a piece lie, as the shell counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Local {
-    /// Address.
-    pub addr: u64,
-    /// The region's key.
-    pub lkey: u32,
-}
-
-/// A part of a message.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Piece {
-    /// The chunk of the receive that it begins with.
-    pub chunk: u32,
-    /// Its bytes.
-    pub bytes: u64,
-    /// Where they lie.
-    pub local: Local,
-    /// How often it was sent before: it goes over another channel then.
-    pub attempt: u32,
-}
-
-/// A packet to be written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Packet {
-    /// Its message.
-    pub seq: u64,
-    /// The generation's queue pair carries it, and its root key names the place.
-    pub generation: u8,
-    /// Where in the root key.
-    pub remote: u64,
-    /// Where its bytes lie.
-    pub local: Local,
-    /// How many.
-    pub bytes: u32,
-    /// The immediate.
-    pub imm: u32,
-}
 
 /// Why something was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -95,21 +55,6 @@ pub enum SendError {
 
 /// Pieces of one message that may wait for its receive.
 const MAX_WAITING: usize = 1 << 12;
-
-/// The packets of a piece that one channel carries.
-#[derive(Clone, Copy, Debug)]
-struct Job {
-    seq: u64,
-    piece: Piece,
-    imm: Option<u32>,
-    /// Packets and chunks of the receive.
-    packets: u32,
-    /// The chunk of the piece that is next, and the packet in it.
-    at: u32,
-    within: u32,
-    /// These packets only, behind the receive.
-    fragments_only: Option<(u32, u32)>,
-}
 
 /// A message that is not finished.
 #[derive(Debug)]
@@ -270,8 +215,7 @@ impl Sends {
         let channels = self.queues.len() as u32;
         for at in 0..chunks.min(channels) {
             let channel = self.channel(piece.chunk + at + piece.attempt);
-            let job = Job { seq, piece, imm, packets, at, within: 0, fragments_only: None };
-            self.push(channel, job);
+            self.push(channel, Job::of_piece(seq, piece, imm, packets, at));
         }
     }
 
@@ -310,9 +254,7 @@ impl Sends {
         let imm = self.message(seq).and_then(|message| message.imm);
         // A message as long as the immediate can number has no room behind it; it has packets of every fragment.
         if base + split.fragments() <= split.packets() {
-            let piece = Piece::default();
-            let job = Job { seq, piece, imm, packets, at: 0, within: 0, fragments_only: Some((base, which)) };
-            self.push(self.channel(seq as u32), job);
+            self.push(self.channel(seq as u32), Job::of_fragments(seq, imm, base, which));
         }
     }
 
@@ -324,7 +266,7 @@ impl Sends {
         while left > 0 {
             let Some(job) = self.queues[channel].front_mut() else { return };
             let seq = job.seq;
-            let taken = job.packet(&layout, stride);
+            let taken = job.packet(&layout, stride, self.cleared.rkey(seq, channel));
             let index = seq.wrapping_sub(self.first) as usize;
             let Some(message) = self.messages.get_mut(index) else {
                 self.queues[channel].pop_front();
@@ -430,53 +372,6 @@ impl Sends {
     }
 }
 
-impl Job {
-    /// Its next packet.
-    fn packet(&mut self, layout: &Layout, stride: u32) -> Option<Packet> {
-        let split = layout.attr().split;
-        let (slot, mtu) = (layout.slot(self.seq), u64::from(layout.attr().mtu_bytes));
-        let (offset, begin) = match self.fragments_only {
-            Some((base, missing)) => {
-                let fragment = missing.trailing_zeros();
-                if missing == 0 {
-                    return None;
-                }
-                self.fragments_only = Some((base, missing & (missing - 1)));
-                (base + fragment, u64::MAX)
-            }
-            None => self.next_of_chunks(layout, stride)?,
-        };
-        let bytes = self.piece.bytes.saturating_sub(begin).min(mtu);
-        let user = self.imm.map_or(0, |imm| split.fragment(imm, offset));
-        Some(Packet {
-            seq: self.seq,
-            generation: layout.generation(self.seq),
-            remote: u64::from(slot) * layout.message_bytes + u64::from(offset) * mtu,
-            local: Local { addr: self.piece.local.addr.wrapping_add(begin.min(self.piece.bytes)), ..self.piece.local },
-            bytes: bytes as u32,
-            imm: split.pack(Fields { slot, offset, user }),
-        })
-    }
-
-    /// The next packet's offset in the message, and in the piece.
-    fn next_of_chunks(&mut self, layout: &Layout, stride: u32) -> Option<(u32, u64)> {
-        let mtu = u64::from(layout.attr().mtu_bytes);
-        loop {
-            if self.at >= layout.chunks_of(self.piece.bytes) {
-                return None;
-            }
-            let offset = (self.piece.chunk + self.at) * layout.chunk_packets + self.within;
-            let begin = u64::from(self.at) * u64::from(layout.chunk_bytes) + u64::from(self.within) * mtu;
-            if self.within < layout.chunk_packets && offset < self.packets {
-                self.within += 1;
-                return Some((offset, begin));
-            }
-            self.at += stride;
-            self.within = 0;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -484,6 +379,7 @@ mod tests {
     use crate::board::Board;
     use crate::control::Control;
     use crate::imm::Split;
+    use crate::packets::Local;
 
     fn sends(channels: u8) -> Sends {
         sends_with(channels, Split::default())
@@ -507,11 +403,11 @@ mod tests {
     }
 
     fn clear(s: &mut Sends, bytes: &[u64]) {
-        let next = match s.cleared.on_clear(0, 0, &[], 4) {
+        let next = match s.cleared.on_clear(0, 0, &[], &[], 4) {
             Control::Cleared { next, .. } => next,
             other => panic!("{other:?}"),
         };
-        s.cleared.on_clear(next, 0, bytes, 4);
+        s.cleared.on_clear(next, 0, bytes, &[], 4);
         s.release();
     }
 

@@ -20,7 +20,7 @@
 //! nothing of it is outstanding; it is over by its deadline, and what was outstanding then.
 
 use crate::control::{Control, Missing, Reason};
-use crate::sends::Piece;
+use crate::packets::Piece;
 use crate::submessages::Submessages;
 use std::collections::VecDeque;
 use unbroken_model::Scheme;

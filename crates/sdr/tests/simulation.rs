@@ -49,8 +49,16 @@ type Checked = Result<World, String>;
 /// Writes `count` messages from end 0 to end 1. A buffer whose message is complete is the program's: it is marked, and the mark must be there when it is
 /// posted again.
 fn play(seed: u64, count: u64, choice: Choice, weather: Weather, mutation: Option<Mutation>) -> Checked {
-    let injection_ns = 128 * weather.byte_ns + 2 * 64 * weather.byte_ns;
-    let mut w = World::new(seed, attr(), config(injection_ns), weather, mutation);
+    let w = World::new(seed, attr(), injecting(weather), weather, mutation);
+    play_in(w, seed, count, choice)
+}
+
+/// At the rate of the link.
+fn injecting(weather: Weather) -> Config {
+    config(128 * weather.byte_ns + 2 * 64 * weather.byte_ns)
+}
+
+fn play_in(mut w: World, seed: u64, count: u64, choice: Choice) -> Checked {
     let mut lots = Lots(seed + 1);
     let sizes: Vec<u64> =
         (0..count).map(|_| if lots.chance(0.3) { MESSAGE } else { lots.below(MESSAGE + 1) }).collect();
@@ -164,6 +172,27 @@ fn late_packets_never_change_a_reposted_buffer_and_each_rule_is_needed() {
         println!("{mutation:?}: {caught:?}");
         assert!(!caught.is_empty(), "nobody notices {mutation:?}");
     }
+}
+
+/// Devices without indirect keys: a window for each message and channel, under a key of its own each time.
+#[test]
+fn with_windows_late_packets_change_nothing_either() {
+    let run = |seed, scheme, weather, mutation| {
+        let w = World::new(seed, attr(), injecting(weather), weather, mutation).with_windows();
+        play_in(w, seed, 300, Choice::Fixed(scheme)).map(|w| w.ends[1].below.late)
+    };
+    for (seed, scheme) in schemes().into_iter().enumerate() {
+        let late = run(seed as u64, scheme, STORM, None).unwrap_or_else(|e| panic!("{scheme}: {e}"));
+        assert!(late > 100, "packets were late");
+        for loss in LOSSES {
+            let weather = Weather { loss, burst: 6.0, late: 0.05, late_us: 5_000, ..STORM };
+            run(seed as u64, scheme, weather, None).unwrap_or_else(|e| panic!("{scheme} {loss}: {e}"));
+        }
+    }
+    let ec = Scheme::Ec(Code::mds(8, 4).unwrap());
+    let caught: Vec<String> = (0..4).filter_map(|seed| run(seed, ec, STORM, Some(Mutation::KeyStays)).err()).collect();
+    println!("{caught:?}");
+    assert!(!caught.is_empty(), "nobody notices a window that stays bound");
 }
 
 /// The way dies in mid-message: both ends say so by their deadline, and not long after it.

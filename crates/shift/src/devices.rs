@@ -172,12 +172,21 @@ pub fn from_env() -> Result<Box<dyn NicSet>> {
     over(Config::from_env()?)
 }
 
+/// The same, to which nothing supplies what they lack: as beside NICs of another kind.
+pub fn bare_from_env() -> Result<Box<dyn NicSet>> {
+    with(Config::from_env()?, false)
+}
+
 fn over(config: Config) -> Result<Box<dyn NicSet>> {
+    with(config, failover_is_on())
+}
+
+fn with(config: Config, supplied: bool) -> Result<Box<dyn NicSet>> {
     let runtime = config.runtime.path().to_path_buf();
     let nics = SoftNics::new(config)?;
     // Keys and domains of NICs of different kinds have nothing in common: there, nothing is protected that is on a plain one.
     let plain = nics.count() > 0 && (0..nics.count()).all(|i| !nics.capabilities(i).holds);
-    let logical = (plain && failover_is_on()).then(|| Logical {
+    let logical = (plain && supplied).then(|| Logical {
         memory: LogicalMemory::new(nics.count(), spawn_boxed),
         taps: Mutex::new(vec![None; nics.count()]),
     });
@@ -193,6 +202,11 @@ pub fn of_host(runtime: &Path, host: &str) -> Result<Box<dyn NicSet>> {
     over(Config::host(runtime_at(runtime)?, host))
 }
 
+/// The same, to which nothing supplies what they lack.
+pub fn bare(runtime: &Path, host: &str) -> Result<Box<dyn NicSet>> {
+    with(Config::host(runtime_at(runtime)?, host), false)
+}
+
 /// NICs at addresses of interfaces.
 pub fn at(runtime: &Path, addresses: &[IpAddr]) -> Result<Box<dyn NicSet>> {
     over(Config::addresses(runtime_at(runtime)?, addresses))
@@ -202,9 +216,7 @@ pub fn at(runtime: &Path, addresses: &[IpAddr]) -> Result<Box<dyn NicSet>> {
 #[cfg(test)]
 pub fn bare_at(runtime: Runtime, addrs: &[&str]) -> Result<Box<dyn NicSet>> {
     let addrs = addrs.iter().map(|addr| addr.parse().expect("an address")).collect();
-    let path = runtime.path().to_path_buf();
-    let nics = SoftNics::new(Config::of(runtime, NicSource::Addresses(addrs, DeviceKind::Plain)))?;
-    Ok(Box::new(Soft { nics, runtime: path, logical: None }))
+    with(Config::of(runtime, NicSource::Addresses(addrs, DeviceKind::Plain)), false)
 }
 
 /// NICs that may be looked at without being used.

@@ -65,6 +65,16 @@ impl System {
         Ok(System::over(Core::over(devices::of_host(runtime, host)?)?))
     }
 
+    /// The NICs that the environment names, with nothing supplied that they lack.
+    pub fn bare_from_env() -> Result<System> {
+        Ok(System::over(Core::over(devices::bare_from_env()?)?))
+    }
+
+    /// The same of a host of the emulated network of a runtime folder.
+    pub fn bare(runtime: &Path, host: &str) -> Result<System> {
+        Ok(System::over(Core::over(devices::bare(runtime, host)?)?))
+    }
+
     /// NICs at addresses of this machine's interfaces.
     pub fn at(runtime: &Path, addresses: &[IpAddr]) -> Result<System> {
         Ok(System::over(Core::over(devices::at(runtime, addresses)?)?))

@@ -35,7 +35,7 @@ pub mod words;
 
 pub use address::QpAddress;
 pub use events::Events;
-pub use keys::Key;
+pub use keys::{Key, Window};
 pub use qp::{Qp, QpOptions};
 pub use region::{Region, RemoteRegion};
 pub use uc::{UcOptions, UcQp};
@@ -60,6 +60,17 @@ impl Host {
     /// A host of the emulated network of a runtime folder.
     pub fn emulated(runtime: &Path, name: &str) -> Result<Host> {
         Ok(Host(Arc::new(front::System::emulated(runtime, name)?)))
+    }
+
+    /// The host that the environment names, with its NICs as they are: failover supplies nothing that they lack, and hides nothing that they have, such as
+    /// the memory windows of plain ones. For programs whose QPs are plain.
+    pub fn bare_from_env() -> Result<Host> {
+        Ok(Host(Arc::new(front::System::bare_from_env()?)))
+    }
+
+    /// The same of a host of the emulated network of a runtime folder.
+    pub fn bare(runtime: &Path, name: &str) -> Result<Host> {
+        Ok(Host(Arc::new(front::System::bare(runtime, name)?)))
     }
 
     /// NICs at addresses of this machine's interfaces; processes that share the runtime folder find each other.

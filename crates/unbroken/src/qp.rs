@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use unbroken_shift::front;
 use unbroken_types::{Access, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode};
-use unbroken_verbs::{Error, GidEntry, QpModify, RcModify, RecvWr, SendBatch, SendWr};
+use unbroken_verbs::{Error, QpModify, RcModify, RecvWr, SendBatch, SendWr};
 
 /// How to make a QP.
 #[derive(Clone, Debug)]
@@ -80,11 +80,8 @@ impl Qp {
     /// Connects it: it takes what the peer sends, and sends. The peer does the same with this one's address.
     pub fn connect(&self, peer: &QpAddress) -> Result<()> {
         let nic = self.pd.0.nic.context();
-        let port = nic.port(1).ok();
-        let mtu = port.as_ref().map_or(Mtu::B1024, |port| port.active_mtu);
-        // Where a port has its address as RoCE v1 and as v2, the latter comes behind.
-        let own = |entry: &GidEntry| entry.gid == nic.gid();
-        let sgid_index = port.and_then(|port| port.gids.iter().rposition(own)).map(|index| index as u8);
+        let mtu = nic.port(1).map_or(Mtu::B1024, |port| port.active_mtu);
+        let sgid_index = self.pd.0.nic.own_gid_index();
         let o = &self.options;
         let rtr = RcModify {
             state: Some(QpState::Rtr),
@@ -190,5 +187,15 @@ impl Drop for Qp {
     fn drop(&mut self) {
         // It fails only in a forked child, which has no QP.
         let _ = self.qp.destroy();
+    }
+}
+
+impl crate::Nic {
+    /// Where its port 1 has the address that QPs send from.
+    pub(crate) fn own_gid_index(&self) -> Option<u8> {
+        let own = self.gid();
+        // Where a port has its address as RoCE v1 and as v2, the latter comes behind.
+        let index = self.context().port(1).ok()?.gids.iter().rposition(|entry| entry.gid == own);
+        index.map(|index| index as u8)
     }
 }

@@ -66,10 +66,16 @@ impl UcQp {
             mtu: Some(self.pd.0.nic.mtu()),
             ..RcModify::default()
         };
-        let lossy = Some(self.lossy);
-        self.qp.modify(&QpModify { rc: rtr, dest_gid: Some(peer.gid), lossy, ..QpModify::default() })?;
+        let (lossy, sgid_index) = (Some(self.lossy), self.pd.0.nic.own_gid_index());
+        self.qp.modify(&QpModify { rc: rtr, dest_gid: Some(peer.gid), sgid_index, lossy, ..QpModify::default() })?;
         let rts = RcModify { state: Some(QpState::Rts), sq_psn: Some(self.psn), ..RcModify::default() };
         self.qp.modify(&QpModify { rc: rts, ..QpModify::default() })
+    }
+
+    /// Ends it: what is outstanding is flushed, and nothing is taken from the peer any more.
+    pub fn fail(&self) -> Result<()> {
+        let rc = RcModify { state: Some(QpState::Err), ..RcModify::default() };
+        self.qp.modify(&QpModify { rc, ..QpModify::default() })
     }
 
     /// Its state. It does not come back from ERR.

@@ -37,7 +37,7 @@ fn attr(args: &BenchArgs) -> Attr {
 
 impl End {
     pub(super) fn new(runtime: &Runtime, host: &str, args: &BenchArgs) -> Result<End> {
-        let host = Host::emulated(runtime.path(), host).map_err(|e| Failure::Text(e.to_string()))?;
+        let host = Host::bare(runtime.path(), host).map_err(|e| Failure::Text(e.to_string()))?;
         let options = ContextOptions { nics: args.nics.clone(), channels: args.channels, ..ContextOptions::default() };
         let context = Context::open(&host, &options).map_err(failed)?;
         let qp = context.create_qp(&QpOptions { attr: attr(args), ..QpOptions::default() }).map_err(failed)?;

@@ -1,12 +1,14 @@
 //! `unbroken sdr probe`: how much of plain UDP is lost on a way, after the paper's Figure 2.
 //!
 //! Datagrams of several payload sizes, by turns, at a bounded rate and for a bounded time; the far end counts by trial and size, and is asked for its counts at the end of each
-//! trial, several times, since what it says may be lost, too. A datagram that is not the probe's is dropped.
+//! trial, several times, since what it says may be lost, too. A datagram that is not the probe's is dropped. The far end's socket has as large a buffer as it may
+//! have: what finds no room there, since the far end has no core just then, would be taken for lost on the way.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_size_force};
 use serde::Serialize;
 
 use super::rate;
@@ -22,6 +24,8 @@ const HEAD: usize = 4 + 8 + 4 + 1;
 /// How often the counts of a trial are asked for, and how long an answer may take.
 const QUESTIONS: u32 = 10;
 const ANSWER: Duration = Duration::from_millis(200);
+/// Room for what comes while the far end has no core: 30 ms of the fastest probe.
+const BUFFER_BYTES: usize = 4 << 20;
 
 #[derive(Args)]
 pub(crate) struct ProbeArgs {
@@ -101,6 +105,11 @@ fn head(nonce: u64, trial: u32, question: bool) -> [u8; HEAD] {
 
 /// Counts one probe's datagrams at a time: those of the last nonce that was seen.
 fn listen(socket: &UdpSocket, until: Instant) -> Result {
+    if set_socket_recv_buffer_size_force(socket, BUFFER_BYTES).is_err() {
+        // As much of it as the system lets anybody have.
+        set_socket_recv_buffer_size(socket, BUFFER_BYTES)
+            .map_err(|e| Failure::io("no room for datagrams", e.into()))?;
+    }
     let mut buffer = vec![0; 1 << 16];
     let mut counting = ([0; 12], 0u64);
     loop {
@@ -167,7 +176,12 @@ fn send(socket: &UdpSocket, args: &ProbeArgs, payload: u32, head: &[u8]) -> Resu
     while began.elapsed() < args.trial {
         let due = began + every.mul_f64(sent as f64);
         if let Some(wait) = due.checked_duration_since(Instant::now()) {
-            std::thread::sleep(wait);
+            let left = args.trial.saturating_sub(began.elapsed());
+            std::thread::sleep(wait.min(left));
+            // The next one is due after the trial.
+            if wait > left {
+                break;
+            }
         }
         match socket.send(&datagram) {
             Ok(_) => (sent, refused) = (sent + 1, 0),
@@ -183,16 +197,26 @@ fn send(socket: &UdpSocket, args: &ProbeArgs, payload: u32, head: &[u8]) -> Resu
 
 /// Asks how many have come.
 fn ask(socket: &UdpSocket, head: &[u8]) -> Result<u64> {
-    socket.set_read_timeout(Some(ANSWER)).map_err(io("cannot wait"))?;
     let mut buffer = [0; HEAD + 8];
     for _ in 0..QUESTIONS {
         // What is on its way comes before the question, or with the next one.
         let _ = socket.send(head);
-        if let Ok(bytes) = socket.recv(&mut buffer) {
-            if bytes == HEAD + 8 && buffer[..HEAD] == *head {
-                let mut count = [0; 8];
-                count.copy_from_slice(&buffer[HEAD..]);
-                return Ok(u64::from_be_bytes(count));
+        let until = Instant::now() + ANSWER;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            socket.set_read_timeout(Some(left)).map_err(io("cannot wait"))?;
+            match socket.recv(&mut buffer) {
+                Ok(bytes) if bytes == HEAD + 8 && buffer[..HEAD] == *head => {
+                    let mut count = [0; 8];
+                    count.copy_from_slice(&buffer[HEAD..]);
+                    return Ok(u64::from_be_bytes(count));
+                }
+                // An answer to a question of an earlier trial, which came late, takes none of this one's time.
+                Ok(_) => {}
+                Err(_) => break,
             }
         }
     }
@@ -222,6 +246,24 @@ fn summary(args: &ProbeArgs, trials: &[Trial]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Answers to questions of before that wait to be read are no answers, and do not take the place of one.
+    #[test]
+    fn late_answers_of_an_earlier_trial_are_passed_over() {
+        let (far, near) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        near.connect(far.local_addr().unwrap()).unwrap();
+        let answer = |trial, count: u64| [&head(7, trial, true)[..], &count.to_be_bytes()].concat();
+        for _ in 0..3 * QUESTIONS {
+            far.send_to(&answer(1, 10), near.local_addr().unwrap()).unwrap();
+        }
+        let answers = std::thread::spawn(move || {
+            let (bytes, from) = far.recv_from(&mut [0; 64]).unwrap();
+            far.send_to(&answer(2, 20), from).unwrap();
+            bytes
+        });
+        assert_eq!(ask(&near, &head(7, 2, true)).unwrap(), 20);
+        assert_eq!(answers.join().unwrap(), HEAD);
+    }
 
     #[test]
     fn the_far_end_counts_one_trial_at_a_time_and_ignores_what_is_none() {

@@ -1,7 +1,7 @@
 //! The functions of `sdr.h`.
 
 use super::ext::ExtAttr;
-use super::table::{CContext, CQp, CRecv, CSend, CONTEXTS, QPS, RECVS, SENDS};
+use super::table::{CContext, CQp, CRecv, CSend, CONTEXTS, QPS, RECVS, RELIABLES, SENDS, TRANSFERS};
 use super::{code, given, guarded, put};
 use crate::info::Info;
 use crate::{lock, Attr, Context, ContextOptions, Error, QpOptions, Result, Split};
@@ -87,7 +87,7 @@ extern "C" fn sdr_context_create(name: *const c_char, attr: *const DevAttr) -> *
         if attr.log_max_qps > 16 {
             return Err(Error::wrong(format!("2^{} queue pairs; at most 2^16 is right", attr.log_max_qps)));
         }
-        let host = Host::from_env()?;
+        let host = Host::bare_from_env()?;
         let max_qps = 1 << attr.log_max_qps;
         let options = ContextOptions { nics: nics(&name)?, channels, max_qps, ..ContextOptions::default() };
         let context = Context::open(&host, &options)?;
@@ -130,6 +130,7 @@ pub(super) fn create_qp(ctx: *mut c_void, attr: &QpAttr, ext: &ExtAttr) -> Resul
         send: attr.send_enable != 0,
         recv: attr.recv_enable != 0,
         rate_bps: u64::from(attr.rate_limit) * 1_000_000,
+        ..QpOptions::default()
     };
     let qp = context.context.create_qp(&options)?;
     Ok(QPS.add(CQp { qp, context }))
@@ -147,6 +148,8 @@ extern "C" fn sdr_qp_destroy(qp: *mut c_void) -> c_int {
     code(|| {
         let it = QPS.take(qp, |_| Ok(()))?;
         let core = &it.qp.0;
+        TRANSFERS.take_all(|t| Arc::ptr_eq(&t.qp, &it));
+        RELIABLES.take_all(|r| Arc::ptr_eq(&r.qp, &it));
         SENDS.take_all(|s| Arc::ptr_eq(&s.send.core, core));
         RECVS.take_all(|r| lock(&r.recv).as_ref().is_some_and(|recv| Arc::ptr_eq(&recv.core, core)));
         Ok(())

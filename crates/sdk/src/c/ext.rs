@@ -63,6 +63,9 @@ extern "C" fn sdr_mr_reg(ctx: *mut c_void, address: *mut c_void, length: usize) 
         // SAFETY: the program keeps the memory as sdr_ext.h says.
         let memory = unsafe { context.context.register_at(address.addr() as u64, length as u64) }?;
         let lkey = memory.lkey();
+        if lock(&context.memories).contains_key(&lkey) {
+            return Err(Error::retry("a key that is in use on another NIC already"));
+        }
         let mr = Box::into_raw(Box::new(Mr { address: memory.addr(), length: memory.len(), lkey }));
         lock(&context.memories).insert(lkey, memory);
         lock(&MRS).insert(mr.addr(), (lkey, context));

@@ -7,6 +7,7 @@
 
 mod api;
 mod ext;
+mod reliable;
 mod table;
 
 use crate::{Error, Result};

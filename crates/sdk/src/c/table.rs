@@ -3,7 +3,7 @@
 use crate::handles::{Recv, Send};
 use crate::memory::Memory;
 use crate::qp::Qp;
-use crate::{lock, Context, Error, Result};
+use crate::{lock, Context, Error, Reliable, Result, Transfer};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -105,7 +105,22 @@ pub(super) struct CRecv {
     pub(super) recv: Mutex<Option<Recv>>,
 }
 
+/// Reliable writes, and the queue pair that carries them.
+pub(super) struct CReliable {
+    pub(super) reliable: Reliable,
+    pub(super) qp: Arc<CQp>,
+}
+
+/// A write or a read.
+pub(super) struct CTransfer {
+    pub(super) transfer: Transfer,
+    pub(super) qp: Arc<CQp>,
+}
+
 pub(super) static CONTEXTS: Table<CContext> = Table::new("context", "sdr_context_create");
 pub(super) static QPS: Table<CQp> = Table::new("queue pair", "sdr_qp_create");
 pub(super) static SENDS: Table<CSend> = Table::new("send", "sdr_send_post or sdr_streaming_send_start");
 pub(super) static RECVS: Table<CRecv> = Table::new("receive", "sdr_recv_post");
+pub(super) static RELIABLES: Table<CReliable> = Table::new("end of reliable writes", "sdr_reliable_create");
+pub(super) static TRANSFERS: Table<CTransfer> =
+    Table::new("transfer", "sdr_reliable_write_post or sdr_reliable_read_post");

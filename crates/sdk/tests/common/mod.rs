@@ -4,9 +4,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use unbroken::Host;
-use unbroken_fabric::{Fabric, Runtime};
-use unbroken_sdk::{Context, ContextOptions, Qp, QpOptions};
+use unbroken::{Capabilities, Host};
+use unbroken_fabric::{DeviceKind, Fabric, NicKind, Runtime, Shape};
+use unbroken_sdk::{Context, ContextOptions, Protection, Qp, QpOptions};
 
 /// How long anything may take before a test calls it lost.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -18,12 +18,44 @@ pub struct World {
     pub folder: TempDir,
 }
 
+/// What NICs have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nics {
+    /// All that softnics have.
+    Full,
+    /// The same without indirect keys.
+    Masked,
+    /// Plain ones: windows, and objects of their own.
+    Plain,
+}
+
+pub const ALL_NICS: [Nics; 3] = [Nics::Full, Nics::Masked, Nics::Plain];
+
 impl World {
     pub fn new(channels: u8, nics: &[usize]) -> World {
+        World::of(Nics::Full, channels, nics)
+    }
+
+    pub fn of(kind: Nics, channels: u8, nics: &[usize]) -> World {
+        World::between([kind; 2], channels, nics)
+    }
+
+    /// Hosts a and b; plain ones on both sides, or on none.
+    pub fn between(kinds: [Nics; 2], channels: u8, nics: &[usize]) -> World {
         let folder = tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" }).unwrap();
-        let [a, b] = ["a", "b"].map(|name| {
-            let options = ContextOptions { channels, nics: nics.to_vec(), ..ContextOptions::default() };
-            Context::open(&Host::emulated(folder.path(), name).unwrap(), &options).unwrap()
+        if kinds.contains(&Nics::Plain) {
+            let kind = NicKind { device: DeviceKind::Plain, ..NicKind::default() };
+            let shape = Shape { kind, ..Shape::of(0, &["a", "b"], 2) };
+            Fabric::create(&Runtime::at(folder.path()).unwrap(), &shape).unwrap();
+        }
+        let all = ContextOptions::default().mask;
+        let [a, b] = [("a", kinds[0]), ("b", kinds[1])].map(|(name, kind)| {
+            let mask = Capabilities { indirect_keys: kind == Nics::Full, ..all };
+            let options = ContextOptions { channels, nics: nics.to_vec(), mask, ..ContextOptions::default() };
+            let context = Context::open(&Host::bare(folder.path(), name).unwrap(), &options).unwrap();
+            let right = if kind == Nics::Full { Protection::IndirectKeys } else { Protection::Windows };
+            assert_eq!(context.protection(), right);
+            context
         });
         let fabric = Fabric::open(&Runtime::at(folder.path()).unwrap()).unwrap();
         World { a, b, fabric, folder }

@@ -1,7 +1,7 @@
 //! What is asked of a queue pair by the writes and reads over it.
 
 use crate::control::Control;
-use crate::sends::Piece;
+use crate::packets::Piece;
 use std::sync::atomic::AtomicU64;
 use unbroken_codes::{ChunkSet, Code};
 

@@ -13,9 +13,10 @@ use unbroken_sdr::attr::{Attr, Layout};
 use unbroken_sdr::board::{Arrival, Board, Mutation};
 use unbroken_sdr::clearing::Clearance;
 use unbroken_sdr::control::{Control, Heard};
+use unbroken_sdr::packets::{Local, Packet, Piece};
 use unbroken_sdr::receives::{Keys, PostError, Receives};
 use unbroken_sdr::reliable::{Area, Config, Refused, Reliable, Sdr};
-use unbroken_sdr::sends::{Local, Packet, Piece, SendError, Sends, Status};
+use unbroken_sdr::sends::{SendError, Sends, Status};
 
 /// A seeded generator (splitmix64).
 pub struct Lots(pub u64);
@@ -130,6 +131,53 @@ impl Keys<(u64, u64)> for RootKeys<'_> {
     }
 }
 
+/// Of a device without indirect keys: a window for each slot and channel, which the queue pair of a generation binds.
+struct Windows {
+    of: Vec<Vec<Window>>,
+    /// Keys of the receive that was posted last.
+    granted: Vec<u32>,
+}
+
+struct Window {
+    /// The upper bits are the window's own.
+    key: u32,
+    generation: u8,
+    buffer: Option<(u64, u64)>,
+}
+
+impl Windows {
+    fn new(layout: &Layout) -> Windows {
+        let (channels, slots) = (u32::from(layout.attr().channels), layout.slots);
+        let window = |number| Window { key: number << 8, generation: 0, buffer: None };
+        let of = (0..channels).map(|channel| (0..slots).map(|slot| window(channel * slots + slot)).collect());
+        Windows { of: of.collect(), granted: Vec::new() }
+    }
+
+    /// Where a key leads that comes over the queue pair of a generation.
+    fn find(&self, key: u32, generation: u8) -> Option<(u64, u64)> {
+        let window = self.of.iter().flatten().find(|window| window.key == key)?;
+        window.buffer.filter(|_| window.generation == generation)
+    }
+}
+
+impl Keys<(u64, u64)> for &mut Windows {
+    type Error = ();
+    fn point(&mut self, generation: u8, slot: u32, buffer: &(u64, u64)) -> Result<(), ()> {
+        self.granted.clear();
+        for windows in &mut self.of {
+            let window = &mut windows[slot as usize];
+            let key = window.key & !0xff | window.key.wrapping_add(1) & 0xff;
+            *window = Window { key, generation, buffer: Some(*buffer) };
+            self.granted.push(key);
+        }
+        Ok(())
+    }
+    fn clear(&mut self, _: u8, slot: u32) -> Result<(), ()> {
+        self.of.iter_mut().for_each(|windows| windows[slot as usize].buffer = None);
+        Ok(())
+    }
+}
+
 /// What lies below the reliable writes of an end.
 pub struct Below {
     pub memory: Vec<u8>,
@@ -138,6 +186,8 @@ pub struct Below {
     clearance: Clearance,
     sends: Sends,
     root: Root,
+    /// In place of root keys.
+    windows: Option<Windows>,
     layout: Layout,
     says: Vec<Control>,
     scratch: Rc<RefCell<Vec<u64>>>,
@@ -153,9 +203,14 @@ impl Sdr for Below {
 
     fn recv_post(&mut self, now_us: u64, area: Area<'_, Rc<Buf>>) -> Result<u64, Refused> {
         let buffer = (area.buffer.addr + area.offset, area.bytes);
-        match self.receives.post(now_us, area.bytes, &buffer, &self.board, &mut RootKeys(&mut self.root)) {
+        let posted = match &mut self.windows {
+            Some(windows) => self.receives.post(now_us, area.bytes, &buffer, &self.board, &mut &mut *windows),
+            None => self.receives.post(now_us, area.bytes, &buffer, &self.board, &mut RootKeys(&mut self.root)),
+        };
+        match posted {
             Ok(seq) => {
-                self.clearance.posted(area.bytes);
+                let granted = self.windows.as_ref().map_or(&[][..], |windows| &windows.granted);
+                self.clearance.posted(area.bytes, granted);
                 Ok(seq)
             }
             Err(PostError::Full | PostError::Young { .. }) => Err(Refused::Later),
@@ -164,7 +219,10 @@ impl Sdr for Below {
     }
 
     fn recv_complete(&mut self, now_us: u64, seq: u64) -> Result<(), Refused> {
-        let done = self.receives.complete(now_us, seq, &self.board, &mut RootKeys(&mut self.root));
+        let done = match &mut self.windows {
+            Some(windows) => self.receives.complete(now_us, seq, &self.board, &mut &mut *windows),
+            None => self.receives.complete(now_us, seq, &self.board, &mut RootKeys(&mut self.root)),
+        };
         assert_eq!(done, Ok(true));
         Ok(())
     }
@@ -253,9 +311,17 @@ impl Below {
     fn take(&mut self, packet: &Packet, payload: &[u8]) {
         let slot = packet.remote / self.layout.message_bytes;
         let at = packet.remote % self.layout.message_bytes;
-        if let (Some((addr, bytes)), false) =
-            (self.root[usize::from(packet.generation)][slot as usize], payload.is_empty())
-        {
+        let place = match (packet.rkey, &self.windows) {
+            (Some(key), Some(windows)) => windows.find(key, packet.generation),
+            (None, None) => self.root[usize::from(packet.generation)][slot as usize],
+            _ => panic!("keys of both kinds"),
+        };
+        if place.is_none() && packet.rkey.is_some() && !payload.is_empty() {
+            // The device drops it, and completes nothing.
+            self.late += 1;
+            return;
+        }
+        if let (Some((addr, bytes)), false) = (place, payload.is_empty()) {
             if at + payload.len() as u64 > bytes {
                 self.outside += 1;
                 return;
@@ -314,6 +380,7 @@ impl World {
                     clearance: Clearance::default(),
                     sends: Sends::new(&layout),
                     root,
+                    windows: None,
                     layout,
                     says: Vec::new(),
                     scratch: Rc::new(RefCell::new(scratch)),
@@ -338,6 +405,16 @@ impl World {
             free: Vec::new(),
             count: 0,
         }
+    }
+
+    /// The same, of devices without indirect keys.
+    pub fn with_windows(mut self) -> World {
+        for end in &mut self.ends {
+            let layout = end.below.layout;
+            end.below.windows = Some(Windows::new(&layout));
+            end.below.sends.cleared.with_keys(layout.attr().channels.into());
+        }
+        self
     }
 
     pub fn set_weather(&mut self, weather: Weather) {
@@ -429,9 +506,9 @@ impl World {
                 return true;
             }
             What::Control(bytes) => match Control::decode(&bytes, e.token) {
-                Heard::Message(Control::Clear { first, stamp_us, bytes }) => {
+                Heard::Message(Control::Clear { first, stamp_us, bytes, rkeys }) => {
                     let slots = e.below.layout.slots;
-                    let answer = e.below.sends.cleared.on_clear(first, stamp_us, &bytes, slots);
+                    let answer = e.below.sends.cleared.on_clear(first, stamp_us, &bytes, &rkeys, slots);
                     e.below.sends.release();
                     e.below.says.push(answer);
                 }
