@@ -10,6 +10,7 @@ import sys
 
 from lib.cc import compile_c
 from lib import perftests
+from lib.device import PLAIN_GID_INDEX
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
 from lib.process import Failure, Skip, wait_until
@@ -115,6 +116,21 @@ def addresses(logs, name: str, settings: list):
         fabric.run("a", [program]).expect_success(SECONDS)
         if fabric.events("unprotected"):
             raise Failure(f"a QP is not protected: {fabric.events('unprotected')[0]}")
+
+
+def wanted(logs, settings: list, gid_index: int):
+    """A C program that sets a path with unusual values and is told them, before its NIC dies and after."""
+    program = compile_c("wanted", "-libverbs")
+    with Fabric(logs, *settings) as fabric:
+        moved_file = logs / "moved"
+        moved_file.unlink(missing_ok=True)
+        process = fabric.run("a", [program, moved_file], env={"TEST_GID_INDEX": str(gid_index)})
+        wait_until(lambda: process.ended() or "connected" in process.output(), SECONDS, "the program is that far")
+        wait_until(lambda: process.ended() or all(qp["protected"] for qp in fabric.status()["qps"]), SECONDS, "its QPs are protected")
+        fabric.fault("nic a/0 dead")
+        wait_until(lambda: process.ended() or len(fabric.events("switch")) == 2, SECONDS, "both have moved")
+        moved_file.touch()
+        process.expect_success(SECONDS)
 
 
 def devinfo(logs, settings, texts):
@@ -295,6 +311,8 @@ def main():
     suite.case("paths, InfiniBand", infiniband_paths)
     suite.case("addresses, InfiniBand", addresses, "infiniband", INFINIBAND)
     suite.case("ports, GIDs, completion vectors", addresses, "indexes", ["--ports", "2"])
+    suite.case("what is wanted of paths, nic a/0 dead", wanted, [], 0)
+    suite.case("what is wanted of paths, nic a/0 dead, plain devices", wanted, ["--device", "plain"], PLAIN_GID_INDEX)
     for tool, args in PINGPONGS:
         suite.case(" ".join([tool, *args]), pingpong, tool, ["-g", "0", *args])
     for program in ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong"]:

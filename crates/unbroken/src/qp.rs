@@ -4,7 +4,7 @@ use crate::{Cq, Pd, QpAddress, Region, RemoteRegion, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use unbroken_shift::front;
-use unbroken_types::{Access, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode};
+use unbroken_types::{Access, Mtu, PathAttr, QpCaps, QpState, QpType, SendFlags, SendOpcode};
 use unbroken_verbs::{Error, GidEntry, QpModify, RcModify, RecvWr, SendBatch, SendWr};
 
 /// How to make a QP.
@@ -84,7 +84,8 @@ impl Qp {
         let mtu = port.as_ref().map_or(Mtu::B1024, |port| port.active_mtu);
         // Where a port has its address as RoCE v1 and as v2, the latter comes behind.
         let own = |entry: &GidEntry| entry.gid == nic.gid();
-        let sgid_index = port.and_then(|port| port.gids.iter().rposition(own)).map(|index| index as u8);
+        let index = port.and_then(|port| port.gids.iter().rposition(own)).unwrap_or(0);
+        let path = PathAttr { sgid_index: index as u8, ..PathAttr::new(peer.gid) };
         let o = &self.options;
         let rtr = RcModify {
             state: Some(QpState::Rtr),
@@ -95,7 +96,7 @@ impl Qp {
             min_rnr_timer: Some(1),
             ..RcModify::default()
         };
-        self.qp.modify(&QpModify { rc: rtr, dest_gid: Some(peer.gid), sgid_index, ..QpModify::default() })?;
+        self.qp.modify(&QpModify { rc: rtr, path: Some(path), ..QpModify::default() })?;
         let rts = RcModify {
             state: Some(QpState::Rts),
             sq_psn: Some(self.psn),

@@ -4,7 +4,7 @@
 use crate::{Cq, Pd, QpAddress, Result};
 use std::sync::Arc;
 use unbroken_shift::front;
-use unbroken_types::{Access, Mtu, QpCaps, QpState, QpType};
+use unbroken_types::{Access, Mtu, PathAttr, QpCaps, QpState, QpType};
 use unbroken_verbs::{QpModify, RcModify, RecvWr, SendBatch};
 
 /// How to make a UC QP.
@@ -67,7 +67,7 @@ impl UcQp {
             ..RcModify::default()
         };
         let lossy = Some(self.lossy);
-        self.qp.modify(&QpModify { rc: rtr, dest_gid: Some(peer.gid), lossy, ..QpModify::default() })?;
+        self.qp.modify(&QpModify { rc: rtr, path: Some(PathAttr::new(peer.gid)), lossy, ..QpModify::default() })?;
         let rts = RcModify { state: Some(QpState::Rts), sq_psn: Some(self.psn), ..RcModify::default() };
         self.qp.modify(&QpModify { rc: rts, ..QpModify::default() })
     }

@@ -27,8 +27,8 @@ pub use aliases::UdAliases;
 pub use attr::{DeviceAttr, GidEntry, PortAttr, PortState};
 pub use cq::{CompChannel, Cq, Driver, OverrunHook};
 pub use device::{
-    AlternatePath, Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, HoldingQp, IndirectEntry,
-    MemoryDomain, MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot, RemoteNic, WindowType,
+    Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, HoldingQp, IndirectEntry, MemoryDomain,
+    MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot, RemoteNic, WindowType,
 };
 pub use error::Error;
 pub use eventfd::EventFd;
