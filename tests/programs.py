@@ -131,6 +131,19 @@ def wanted(logs, settings: list, gid_index: int):
         wait_until(lambda: process.ended() or len(fabric.events("switch")) == 2, SECONDS, "both have moved")
         moved_file.touch()
         process.expect_success(SECONDS)
+        switches = fabric.events("switch")
+        if len(switches) != 2:
+            raise Failure(f"it was led astray by its new path: {switches}")
+
+
+def unprotected_elsewhere(logs, settings: list, gid_index: int):
+    """A QP whose NIC is dead from the beginning, and whose peer nobody knows, uses the GID of the NIC that it is on."""
+    program = compile_c("wanted", "-libverbs")
+    with Fabric(logs, *settings) as fabric:
+        fabric.fault("nic a/0 dead")
+        fabric.run("a", [program], env={"TEST_GID_INDEX": str(gid_index)}).expect_success(SECONDS)
+        if not fabric.events("unprotected"):
+            raise Failure("it is protected, with a peer that nobody knows")
 
 
 def devinfo(logs, settings, texts):
@@ -311,8 +324,9 @@ def main():
     suite.case("paths, InfiniBand", infiniband_paths)
     suite.case("addresses, InfiniBand", addresses, "infiniband", INFINIBAND)
     suite.case("ports, GIDs, completion vectors", addresses, "indexes", ["--ports", "2"])
-    suite.case("what is wanted of paths, nic a/0 dead", wanted, [], 0)
-    suite.case("what is wanted of paths, nic a/0 dead, plain devices", wanted, ["--device", "plain"], PLAIN_GID_INDEX)
+    for settings, gid_index, devices in [([], 0, ""), (["--device", "plain"], PLAIN_GID_INDEX, ", plain devices")]:
+        suite.case(f"what is wanted of paths, nic a/0 dead{devices}", wanted, settings, gid_index)
+        suite.case(f"the same, dead at first and without protection{devices}", unprotected_elsewhere, settings, gid_index)
     for tool, args in PINGPONGS:
         suite.case(" ".join([tool, *args]), pingpong, tool, ["-g", "0", *args])
     for program in ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong"]:
