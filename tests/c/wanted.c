@@ -15,10 +15,11 @@ enum { LIMIT_US = 20 * 1000000, LOOK_US = 1000, SL = 5 };
 static struct pair p;
 static struct ibv_cq *cq;
 
+/* Of the flow label 20 bits count; UCX sets the others, too. */
 static struct ibv_ah_attr wanted(int sl)
 {
     return (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .sl = sl, .static_rate = IBV_RATE_10_GBPS,
-                                 .grh = { .dgid = p.gid, .sgid_index = p.sgid_index, .flow_label = 0xabcde,
+                                 .grh = { .dgid = p.gid, .sgid_index = p.sgid_index, .flow_label = 0xfffabcde,
                                           .hop_limit = 9, .traffic_class = 0x68 } };
 }
 
@@ -63,19 +64,14 @@ static void set(struct ibv_ah_attr ah, int error)
     int got = ibv_modify_qp(p.from, &attr, IBV_QP_AV);
 
     if (got != error)
-        fail("SL %d, flow label %#x: %s, not %s", ah.sl, ah.grh.flow_label, strerror(got), strerror(error));
+        fail("SL %d: %s, not %s", ah.sl, strerror(got), strerror(error));
 }
 
 static void change(int sl)
 {
-    struct ibv_ah_attr wrong;
-
     change_state(IBV_QPS_SQD);
     set(wanted(sl), 0);
     set(wanted(16), EINVAL);
-    wrong = wanted(sl + 1);
-    wrong.grh.flow_label = 1 << 20;
-    set(wrong, EINVAL);
     change_state(IBV_QPS_RTS);
     is(sl);
 }

@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use std::mem::zeroed;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use unbroken_shift::front;
-use unbroken_types::{Gid, GidType, LinkLayer, PathAttr, WcFlags};
+use unbroken_types::{Gid, GidType, LinkLayer, PathAttr, WcFlags, MAX_FLOW_LABEL};
 use unbroken_verbs::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_grh, ibv_pd, ibv_wc};
 use unbroken_verbs::{Error, GidEntry, Result};
 
@@ -36,7 +36,9 @@ impl Ports for front::Context {
 
 /// The path that an address vector describes.
 pub fn path(attr: &ibv_ah_attr, ports: &impl Ports) -> Result<PathAttr> {
-    let path = PathAttr { dest_gid: destination(attr, ports)?, ..PathAttr::from(attr) };
+    let mut path = PathAttr { dest_gid: destination(attr, ports)?, ..PathAttr::from(attr) };
+    // No device looks at bits beyond the field, and UCX sets all that there are where it wants no label.
+    path.flow_label &= MAX_FLOW_LABEL;
     path.check()?;
     Ok(path)
 }
