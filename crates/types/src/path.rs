@@ -36,7 +36,7 @@ pub struct PathAttr {
     pub hop_limit: u8,
     /// The class of service that routers see: DSCP (6 bits) and ECN (2 bits).
     pub traffic_class: u8,
-    /// The peer's LID, where the link layer is InfiniBand; 0 for none.
+    /// The peer's LID, where the link layer is InfiniBand; 0 for none. (On Ethernet UCX has the UDP port here that packets are to leave by.)
     pub dlid: u16,
     /// Which of the port's LIDs packets are sent from, 0 to [`MAX_SRC_PATH_BITS`].
     pub src_path_bits: u8,
