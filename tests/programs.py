@@ -10,6 +10,7 @@ import sys
 
 from lib.cc import compile_c
 from lib import perftests
+from lib.device import PLAIN_GID_INDEX
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
 from lib.process import Failure, Skip, wait_until
@@ -115,6 +116,34 @@ def addresses(logs, name: str, settings: list):
         fabric.run("a", [program]).expect_success(SECONDS)
         if fabric.events("unprotected"):
             raise Failure(f"a QP is not protected: {fabric.events('unprotected')[0]}")
+
+
+def wanted(logs, settings: list, gid_index: int):
+    """A C program that sets a path with unusual values and is told them, before its NIC dies and after."""
+    program = compile_c("wanted", "-libverbs")
+    with Fabric(logs, *settings) as fabric:
+        moved_file = logs / "moved"
+        moved_file.unlink(missing_ok=True)
+        process = fabric.run("a", [program, moved_file], env={"TEST_GID_INDEX": str(gid_index)})
+        wait_until(lambda: process.ended() or "connected" in process.output(), SECONDS, "the program is that far")
+        wait_until(lambda: process.ended() or all(qp["protected"] for qp in fabric.status()["qps"]), SECONDS, "its QPs are protected")
+        fabric.fault("nic a/0 dead")
+        wait_until(lambda: process.ended() or len(fabric.events("switch")) == 2, SECONDS, "both have moved")
+        moved_file.touch()
+        process.expect_success(SECONDS)
+        switches = fabric.events("switch")
+        if len(switches) != 2:
+            raise Failure(f"it was led astray by its new path: {switches}")
+
+
+def unprotected_elsewhere(logs, settings: list, gid_index: int):
+    """A QP whose NIC is dead from the beginning, and whose peer nobody knows, uses the GID of the NIC that it is on."""
+    program = compile_c("wanted", "-libverbs")
+    with Fabric(logs, *settings) as fabric:
+        fabric.fault("nic a/0 dead")
+        fabric.run("a", [program], env={"TEST_GID_INDEX": str(gid_index)}).expect_success(SECONDS)
+        if not fabric.events("unprotected"):
+            raise Failure("it is protected, with a peer that nobody knows")
 
 
 def devinfo(logs, settings, texts):
@@ -295,6 +324,9 @@ def main():
     suite.case("paths, InfiniBand", infiniband_paths)
     suite.case("addresses, InfiniBand", addresses, "infiniband", INFINIBAND)
     suite.case("ports, GIDs, completion vectors", addresses, "indexes", ["--ports", "2"])
+    for settings, gid_index, devices in [([], 0, ""), (["--device", "plain"], PLAIN_GID_INDEX, ", plain devices")]:
+        suite.case(f"what is wanted of paths, nic a/0 dead{devices}", wanted, settings, gid_index)
+        suite.case(f"the same, dead at first and without protection{devices}", unprotected_elsewhere, settings, gid_index)
     for tool, args in PINGPONGS:
         suite.case(" ".join([tool, *args]), pingpong, tool, ["-g", "0", *args])
     for program in ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong"]:

@@ -211,18 +211,17 @@ impl Handle {
     }
 
     /// What there is not, which the device would refuse when it is loaded.
-    fn check(&self, path: &Path) -> Result<()> {
+    fn check(&self, Path { attr: path, timeout }: &Path) -> Result<()> {
         let ports = self.ports;
         if path.port == 0 || path.port > ports {
             return Err(Error::invalid(format!("ah.port_num is {}: the device has ports 1 to {ports}", path.port)));
         }
-        if path.timeout > 31 {
-            return Err(Error::invalid(format!("timeout is {}: codes are 0 to 31", path.timeout)));
+        if *timeout > 31 {
+            return Err(Error::invalid(format!("timeout is {timeout}: codes are 0 to 31")));
         }
-        let sgid_index = path.route.map_or(0, |r| r.sgid_index);
         // SAFETY: the context is open.
-        let own = unsafe { self.verbs.address(self.context, path.port, sgid_index) }?;
-        if own.ethernet && path.route.is_none() {
+        let own = unsafe { self.verbs.address(self.context, path.port, path.sgid_index) }?;
+        if own.ethernet && !path.grh {
             return Err(Error::invalid(format!("port {} is RoCE: ah.is_global with grh.dgid is needed", path.port)));
         }
         if !own.ethernet && path.dlid == 0 {

@@ -281,7 +281,7 @@ impl Machine {
             state: l.state,
             primary: l.primary,
             loaded: l.loaded,
-            healthy: l.loaded.is_some_and(|p| self.ports[usize::from(p.port)]),
+            healthy: l.loaded.is_some_and(|p| self.ports[usize::from(p.attr.port)]),
             paths: l.paths.len(),
             migrations: l.migrations,
         })
@@ -318,7 +318,7 @@ impl Machine {
         let Some(path) = self.pick(id, now_us) else {
             let link = &self.links[&id];
             let others = link.paths.iter().filter(|p| !p.is_way_of(&link.primary));
-            return Err(Refusal::Unhealthy(others.map(|p| p.port).collect()));
+            return Err(Refusal::Unhealthy(others.map(|p| p.attr.port).collect()));
         };
         self.start_load(id, path);
         Ok(path)
@@ -457,10 +457,11 @@ impl Machine {
         }
         for id in self.ids() {
             let Some(link) = self.links.get_mut(&id) else { continue };
-            if !link.paths.iter().chain(&link.loaded).any(|p| p.port == port) {
+            if !link.paths.iter().chain(&link.loaded).any(|p| p.attr.port == port) {
                 continue;
             }
-            let loaded = link.loaded.filter(|p| p.port == port && matches!(link.state, State::Rearm | State::Armed));
+            let loaded =
+                link.loaded.filter(|p| p.attr.port == port && matches!(link.state, State::Rearm | State::Armed));
             let pause_us = match (loaded, up) {
                 (Some(_), false) => 0,
                 (None, true) if link.loaded.is_some() => STEADY_US,

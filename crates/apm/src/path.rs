@@ -5,53 +5,35 @@
 //! Health is looked at later, by the [`crate::machine`].
 
 use std::cmp::Reverse;
+use unbroken_types::{Gid, PathAttr};
 
 /// Most paths of a queue pair.
 pub const MAX_PATHS: usize = 16;
 /// Most path bits that are tried on the same ports.
 const MAX_PATH_BITS: u8 = 7;
 
-/// What a packet's global header says.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Route {
-    /// The peer's.
-    pub dgid: [u8; 16],
-    /// The index of the own GID in its port's table.
-    pub sgid_index: u8,
-    /// As verbs have it.
-    pub flow_label: u32,
-    /// As verbs have it.
-    pub hop_limit: u8,
-    /// As verbs have it.
-    pub traffic_class: u8,
-}
-
 /// A path from one of our ports to one of the peer's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Path {
-    /// Our port, from 1.
-    pub port: u8,
-    /// The peer's LID; 0 on Ethernet.
-    pub dlid: u16,
-    /// Which of our port's LIDs packets come from.
-    pub src_path_bits: u8,
-    /// Service level.
-    pub sl: u8,
-    /// As verbs have it.
-    pub static_rate: u8,
-    /// With a global header; always on Ethernet.
-    pub route: Option<Route>,
+    /// The address vector. Where it has no global header, its GIDs and what goes with them are 0.
+    pub attr: PathAttr,
     /// Local ACK timeout, coded; 0: that of the path in use.
     pub timeout: u8,
-    /// In our port's table.
-    pub pkey_index: u16,
 }
 
 impl Path {
     /// Whether both are the same way: ports and addresses, not what is wanted on it.
     pub fn is_way_of(&self, other: &Path) -> bool {
-        let way = |p: &Path| (p.port, p.dlid, p.src_path_bits, p.route.map(|r| (r.dgid, r.sgid_index)));
+        let way = |Path { attr: p, .. }: &Path| (p.port, p.dlid, p.src_path_bits, p.grh, p.dest_gid, p.sgid_index);
         way(self) == way(other)
+    }
+}
+
+impl Default for Path {
+    /// None: all is 0, as C has it.
+    fn default() -> Path {
+        let attr = PathAttr { port: 0, grh: false, hop_limit: 0, ..PathAttr::default() };
+        Path { attr, timeout: 0 }
     }
 }
 
@@ -59,7 +41,7 @@ impl Path {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Address {
     /// One of the port's GIDs.
-    pub gid: [u8; 16],
+    pub gid: Gid,
     /// Its index in the owner's table.
     pub sgid_index: u8,
     /// The port's first LID.
@@ -77,16 +59,17 @@ pub struct Address {
 impl Address {
     /// Whether packets can go from one to the other: the same kind of link, and on InfiniBand the same subnet.
     fn reaches(&self, other: &Address) -> bool {
-        self.ethernet == other.ethernet && (self.ethernet || self.gid[..8] == other.gid[..8])
+        self.ethernet == other.ethernet && (self.ethernet || self.gid.0[..8] == other.gid.0[..8])
     }
 
     /// Whether that path ends here.
     fn is_end_of(&self, path: &Path) -> bool {
+        let PathAttr { grh, dest_gid, dlid, .. } = path.attr;
         if self.ethernet {
-            return path.route.is_some_and(|r| r.dgid == self.gid);
+            return grh && dest_gid == self.gid;
         }
-        let bits = path.dlid.wrapping_sub(self.lid);
-        path.dlid >= self.lid && bits < 1 << self.lmc.min(MAX_PATH_BITS)
+        let bits = dlid.wrapping_sub(self.lid);
+        dlid >= self.lid && bits < 1 << self.lmc.min(MAX_PATH_BITS)
     }
 }
 
@@ -103,7 +86,7 @@ pub enum NoChoice {
 
 /// All paths but the one in use, the best first; at most [`MAX_PATHS`] less one.
 pub fn choose(primary: &Path, own: &[Address], peer: &[Address]) -> Result<Vec<Path>, NoChoice> {
-    let here = own.iter().find(|a| a.port == primary.port).ok_or(NoChoice::OwnPort)?;
+    let here = own.iter().find(|a| a.port == primary.attr.port).ok_or(NoChoice::OwnPort)?;
     let there = peer.iter().find(|a| a.is_end_of(primary)).ok_or(NoChoice::PeerAddress)?;
     // The same at both ends, with the parts changed.
     let first = (here.gid, here.lid) <= (there.gid, there.lid);
@@ -130,23 +113,22 @@ pub fn choose(primary: &Path, own: &[Address], peer: &[Address]) -> Result<Vec<P
 
 /// The path between two ports; what is wanted of it is what is wanted of the one in use.
 fn between(primary: &Path, own: &Address, peer: &Address, bits: u8) -> Path {
-    let global = own.ethernet || primary.route.is_some();
-    let as_now = primary.route.unwrap_or(Route { hop_limit: 64, ..Route::default() });
-    Path {
-        port: own.port,
-        dlid: if own.ethernet { 0 } else { peer.lid + u16::from(bits) },
-        src_path_bits: bits,
-        route: global.then_some(Route { dgid: peer.gid, sgid_index: own.sgid_index, ..as_now }),
-        ..*primary
+    let now = primary.attr;
+    let dlid = if own.ethernet { 0 } else { peer.lid + u16::from(bits) };
+    let mut attr = PathAttr { port: own.port, dlid, src_path_bits: bits, ..now };
+    if own.ethernet || now.grh {
+        let hop_limit = if now.grh { now.hop_limit } else { PathAttr::default().hop_limit };
+        attr = PathAttr { grh: true, dest_gid: peer.gid, sgid_index: own.sgid_index, hop_limit, ..attr };
     }
+    Path { attr, timeout: primary.timeout }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn gid(host: u8, port: u8) -> [u8; 16] {
-        [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, host, port]
+    fn gid(host: u8, port: u8) -> Gid {
+        Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, host, port])
     }
 
     fn ports(host: u8, count: u8, ethernet: bool, lmc: u8) -> Vec<Address> {
@@ -157,24 +139,29 @@ mod tests {
     }
 
     fn primary(own: &[Address], peer: &[Address], from: usize, to: usize) -> Path {
-        let as_wanted = Path { sl: 2, timeout: 14, route: own[from].ethernet.then(Route::default), ..Path::default() };
-        between(&as_wanted, &own[from], &peer[to], 0)
+        let attr = PathAttr { sl: 2, grh: own[from].ethernet, ..Path::default().attr };
+        between(&Path { attr, timeout: 14 }, &own[from], &peer[to], 0)
+    }
+
+    /// Our port and the peer's.
+    fn ends(path: &Path) -> (u8, u8) {
+        (path.attr.port, path.attr.dest_gid.0[15])
     }
 
     /// The same way, seen from the other end.
     fn turned(path: &Path, own: &[Address], peer: &[Address]) -> (u8, u8, u8) {
-        let (from, to) = (path.port, peer.iter().find(|a| a.is_end_of(path)).unwrap().port);
+        let (from, to) = (path.attr.port, peer.iter().find(|a| a.is_end_of(path)).unwrap().port);
         let (first, second) = if own[0].gid < peer[0].gid { (from, to) } else { (to, from) };
-        (first, second, path.src_path_bits)
+        (first, second, path.attr.src_path_bits)
     }
 
     #[test]
     fn other_ports_at_both_ends_come_first() {
         let (a, b) = (ports(1, 2, true, 0), ports(2, 2, true, 0));
         let paths = choose(&primary(&a, &b, 0, 0), &a, &b).unwrap();
-        let ways: Vec<_> = paths.iter().map(|p| (p.port, p.route.unwrap().dgid[15])).collect();
-        assert_eq!(ways, [(2, 2), (1, 2), (2, 1)]);
-        assert!(paths.iter().all(|p| p.sl == 2 && p.timeout == 14 && p.dlid == 0 && p.route.unwrap().sgid_index == 3));
+        assert_eq!(paths.iter().map(ends).collect::<Vec<_>>(), [(2, 2), (1, 2), (2, 1)]);
+        assert!(paths.iter().all(|p| p.timeout == 14 && p.attr.grh));
+        assert!(paths.iter().all(|Path { attr, .. }| (attr.sl, attr.dlid, attr.sgid_index) == (2, 0, 3)));
     }
 
     #[test]
@@ -196,7 +183,8 @@ mod tests {
         let (a, b) = (ports(1, 1, false, 1), ports(2, 1, false, 1));
         let paths = choose(&primary(&a, &b, 0, 0), &a, &b).unwrap();
         assert_eq!(paths.len(), 1);
-        assert_eq!((paths[0].port, paths[0].dlid, paths[0].src_path_bits, paths[0].route), (1, b[0].lid + 1, 1, None));
+        let attr = paths[0].attr;
+        assert_eq!((attr.port, attr.dlid, attr.src_path_bits, attr.grh), (1, b[0].lid + 1, 1, false));
     }
 
     #[test]
@@ -209,8 +197,8 @@ mod tests {
         let mut elsewhere = ports(2, 2, false, 0);
         let own = ports(1, 2, false, 0);
         let now = primary(&own, &elsewhere, 0, 0);
-        elsewhere[1].gid[1] = 0x81;
-        let ways: Vec<_> = choose(&now, &own, &elsewhere).unwrap().iter().map(|p| (p.port, p.dlid)).collect();
+        elsewhere[1].gid.0[1] = 0x81;
+        let ways: Vec<_> = choose(&now, &own, &elsewhere).unwrap().iter().map(|p| (p.attr.port, p.attr.dlid)).collect();
         assert_eq!(ways, [(2, elsewhere[0].lid)], "another subnet is not reached");
     }
 
@@ -219,8 +207,8 @@ mod tests {
         let (a, mut b) = (ports(1, 2, true, 0), ports(2, 2, true, 0));
         b[1].active = false;
         let paths = choose(&primary(&a, &b, 0, 0), &a, &b).unwrap();
-        assert_eq!((paths[0].port, paths[0].route.unwrap().dgid[15]), (2, 1));
+        assert_eq!(ends(&paths[0]), (2, 1));
         let paths = choose(&primary(&b, &a, 0, 0), &b, &a).unwrap();
-        assert_eq!((paths[0].port, paths[0].route.unwrap().dgid[15]), (1, 2));
+        assert_eq!(ends(&paths[0]), (1, 2));
     }
 }

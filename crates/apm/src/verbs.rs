@@ -3,11 +3,11 @@
 
 use crate::error::{Error, Result};
 use crate::machine::Observed;
-use crate::path::{Address, Path, Route};
+use crate::path::{Address, Path};
 use std::ffi::{c_int, c_void, CStr};
 use std::mem::{transmute_copy, zeroed};
 use std::sync::OnceLock;
-use unbroken_types::PathMigState;
+use unbroken_types::{Gid, PathAttr, PathMigState};
 use unbroken_verbs::abi::*;
 
 type QueryDevice = unsafe extern "C" fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
@@ -123,7 +123,7 @@ impl Verbs {
         result("ibv_query_gid", unsafe { (self.query_gid)(context, port, sgid_index.into(), &mut gid) })
             .map_err(|e| e.of(&format!("port {port}, gid_index {sgid_index}")))?;
         // SAFETY: all bytes are there, whichever part was written.
-        let gid = unsafe { gid.raw };
+        let gid = Gid(unsafe { gid.raw });
         let (active, ethernet) = (attr.state == PORT_ACTIVE, attr.link_layer == ETHERNET);
         Ok(Address { gid, sgid_index, lid: attr.lid, port, lmc: attr.lmc, ethernet, active })
     }
@@ -158,8 +158,8 @@ impl Verbs {
         Ok(Observed {
             broken: !matches!(attr.qp_state, RTR | RTS | SQD),
             state,
-            primary: path_of(&attr.ah_attr, attr.timeout, attr.pkey_index),
-            alternate: has_alternate.then(|| path_of(&attr.alt_ah_attr, attr.alt_timeout, attr.alt_pkey_index)),
+            primary: Path::of(&attr.ah_attr, attr.timeout, attr.pkey_index),
+            alternate: has_alternate.then(|| Path::of(&attr.alt_ah_attr, attr.alt_timeout, attr.alt_pkey_index)),
         })
     }
 
@@ -170,9 +170,9 @@ impl Verbs {
     pub(crate) unsafe fn load(&self, qp: *mut ibv_qp, path: &Path, timeout: u8) -> Result<()> {
         // SAFETY: a structure of numbers.
         let mut attr: ibv_qp_attr = unsafe { zeroed() };
-        attr.alt_ah_attr = vector_of(path);
-        attr.alt_port_num = path.port;
-        attr.alt_pkey_index = path.pkey_index;
+        attr.alt_ah_attr = (&path.attr).into();
+        attr.alt_port_num = path.attr.port;
+        attr.alt_pkey_index = path.attr.pkey_index;
         attr.alt_timeout = timeout;
         attr.path_mig_state = PathMigState::Rearm as c_int;
         // SAFETY: as the caller says.
@@ -213,67 +213,9 @@ impl Verbs {
     }
 }
 
-/// A path as verbs have it.
-pub(crate) fn path_of(ah: &ibv_ah_attr, timeout: u8, pkey_index: u16) -> Path {
-    let route = (ah.is_global != 0).then_some(Route {
-        // SAFETY: all bytes are there, whichever part was written.
-        dgid: unsafe { ah.grh.dgid.raw },
-        sgid_index: ah.grh.sgid_index,
-        flow_label: ah.grh.flow_label,
-        hop_limit: ah.grh.hop_limit,
-        traffic_class: ah.grh.traffic_class,
-    });
-    Path {
-        port: ah.port_num,
-        dlid: ah.dlid,
-        src_path_bits: ah.src_path_bits,
-        sl: ah.sl,
-        static_rate: ah.static_rate,
-        route,
-        timeout,
-        pkey_index,
-    }
-}
-
-/// The address vector of a path.
-pub(crate) fn vector_of(path: &Path) -> ibv_ah_attr {
-    let route = path.route.unwrap_or_default();
-    ibv_ah_attr {
-        grh: ibv_global_route {
-            dgid: ibv_gid { raw: route.dgid },
-            flow_label: route.flow_label,
-            sgid_index: route.sgid_index,
-            hop_limit: route.hop_limit,
-            traffic_class: route.traffic_class,
-        },
-        dlid: path.dlid,
-        sl: path.sl,
-        src_path_bits: path.src_path_bits,
-        static_rate: path.static_rate,
-        is_global: path.route.is_some().into(),
-        port_num: path.port,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_path_survives_its_way_through_verbs() {
-        let route = Route { dgid: [7; 16], sgid_index: 3, flow_label: 9, hop_limit: 64, traffic_class: 5 };
-        let path = Path {
-            port: 2,
-            dlid: 17,
-            src_path_bits: 1,
-            sl: 4,
-            static_rate: 2,
-            route: Some(route),
-            timeout: 14,
-            pkey_index: 6,
-        };
-        assert_eq!(path_of(&vector_of(&path), 14, 6), path);
-        let local = Path { route: None, ..path };
-        assert_eq!(path_of(&vector_of(&local), 14, 6), local);
+impl Path {
+    /// As verbs have it.
+    pub(crate) fn of(ah: &ibv_ah_attr, timeout: u8, pkey_index: u16) -> Path {
+        Path { attr: PathAttr { pkey_index, ..PathAttr::from(ah) }, timeout }
     }
 }

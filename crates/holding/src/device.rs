@@ -9,7 +9,7 @@ use crate::tap::Tap;
 use crate::waker::Waker;
 use crate::{lock, Host};
 use std::sync::{Arc, Mutex, Weak};
-use unbroken_types::{Gid, QpType};
+use unbroken_types::{Gid, PathAttr, QpType};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceQp, Error, HoldingQp, LimitHook,
     MemoryDomain, OverrunHook, PortAttr, QpInit, Result, Srq, SrqAttr,
@@ -191,8 +191,8 @@ impl Device for Holding {
         self.opened.device.gid_index()
     }
 
-    fn check_address(&self, port: u8, sgid_index: u8, dest: Gid) -> Result<()> {
-        self.opened.device.check_address(port, sgid_index, dest)
+    fn check_path(&self, path: &PathAttr) -> Result<()> {
+        self.opened.device.check_path(path)
     }
 
     fn create_channel(&self) -> Result<Arc<CompChannel>> {

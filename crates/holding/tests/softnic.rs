@@ -7,7 +7,7 @@ use unbroken_fabric::{now_us, Fabric, Fault, Runtime};
 use unbroken_holding::{Holding, LogicalMemory, Tap};
 use unbroken_roce::{Messages, PeerDone};
 use unbroken_softnic::{Config, Nic, SoftNics};
-use unbroken_types::{Access, Gid, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_types::{Access, Gid, Mtu, PathAttr, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceEvent, DeviceQp, Error, EventSink, HoldingQp,
     LimitHook, MemoryDomain, OverrunHook, PortAttr, QpInit, QpModify, RcModify, RecvWr, RemoteKeys, RemoteNic, Result,
@@ -49,8 +49,8 @@ impl Device for Hidden {
     fn gid_index(&self) -> u8 {
         self.0.gid_index()
     }
-    fn check_address(&self, port: u8, sgid_index: u8, dest: Gid) -> Result<()> {
-        self.0.check_address(port, sgid_index, dest)
+    fn check_path(&self, path: &PathAttr) -> Result<()> {
+        self.0.check_path(path)
     }
     fn create_channel(&self) -> Result<Arc<CompChannel>> {
         self.0.create_channel()
@@ -148,8 +148,8 @@ impl Host {
     }
 }
 
-fn to(qp: &dyn HoldingQp, rc: RcModify, dest_gid: Option<Gid>, qkey: Option<u32>) {
-    qp.modify(&QpModify { rc, dest_gid, qkey, ..QpModify::default() }).unwrap();
+fn to(qp: &dyn HoldingQp, rc: RcModify, dest: Option<Gid>, qkey: Option<u32>) {
+    qp.modify(&QpModify { rc, path: dest.map(PathAttr::new), qkey, ..QpModify::default() }).unwrap();
 }
 
 fn ready_to_receive(qp: &dyn HoldingQp, dest_qpn: u32, gid: Gid) {

@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use std::mem::zeroed;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use unbroken_shift::front;
-use unbroken_types::{Gid, GidType, LinkLayer, WcFlags};
+use unbroken_types::{Gid, GidType, LinkLayer, PathAttr, WcFlags, MAX_FLOW_LABEL};
 use unbroken_verbs::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_grh, ibv_pd, ibv_wc};
 use unbroken_verbs::{Error, GidEntry, Result};
 
@@ -34,10 +34,19 @@ impl Ports for front::Context {
     }
 }
 
+/// The path that an address vector describes.
+pub fn path(attr: &ibv_ah_attr, ports: &impl Ports) -> Result<PathAttr> {
+    let mut path = PathAttr { dest_gid: destination(attr, ports)?, ..PathAttr::from(attr) };
+    // No device looks at bits beyond the field, and UCX sets all that there are where it wants no label.
+    path.flow_label &= MAX_FLOW_LABEL;
+    path.check()?;
+    Ok(path)
+}
+
 /// The peer that an address vector names. RoCE needs a global route; whether it leads from the GID that is named to the peer is the device's
 /// to say. In an InfiniBand subnet the LID leads to the
 /// peer; a global route may be there too, and stands for the LID where that is 0.
-pub fn destination(attr: &ibv_ah_attr, ports: &impl Ports) -> Result<Gid> {
+fn destination(attr: &ibv_ah_attr, ports: &impl Ports) -> Result<Gid> {
     let infiniband = ports.link_layer(attr.port_num)? == LinkLayer::Infiniband;
     let (index, count) = (attr.grh.sgid_index, ports.gid_count(attr.port_num)?);
     if attr.is_global != 0 && usize::from(index) >= count {
@@ -57,12 +66,9 @@ unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *
         // SAFETY: an object of ours and the caller's structure.
         let (owner, attr) = unsafe { (PdObj::of(pd)?, crate::ffi::deref(attr, "attr")?) };
         let c = ibv_ah { context: owner.c.context, pd, handle: 0 };
-        let (gid, grh) = (destination(attr, &*owner.front)?, attr.is_global != 0);
-        let sgid_index = source(attr).unwrap_or(0);
-        if grh {
-            owner.front.check_address(attr.port_num, sgid_index, gid)?;
-        }
-        Ok(Box::into_raw(Box::new(AhObj { c, gid, grh, sgid_index })).cast())
+        let path = path(attr, &*owner.front)?;
+        owner.front.check_path(&path)?;
+        Ok(Box::into_raw(Box::new(AhObj { c, path })).cast())
     })
 }
 
@@ -73,11 +79,6 @@ unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
         unsafe { free(AhObj::of(ah)?) };
         Ok(())
     })
-}
-
-/// The GID that an address vector sends from, by its index; none where it has no global route.
-pub fn source(attr: &ibv_ah_attr) -> Option<u8> {
-    (attr.is_global != 0).then_some(attr.grh.sgid_index)
 }
 
 /// The 40 bytes before a received datagram, as RoCEv2 has them: an IPv6 header, or an IPv4 header in the last 20 bytes.

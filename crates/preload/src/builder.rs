@@ -329,13 +329,7 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_
             Err(e) => batch.wrong(e),
             Ok(ah) => {
                 if let Some(b) = batch.last() {
-                    b.ud = Some(UdDest {
-                        gid: ah.gid,
-                        grh: ah.grh,
-                        sgid_index: ah.sgid_index,
-                        qpn: remote_qpn,
-                        qkey: remote_qkey,
-                    });
+                    b.ud = Some(UdDest::over(&ah.path, remote_qpn, remote_qkey));
                 }
             }
         }

@@ -6,7 +6,6 @@
 
 use crate::dm::DeviceMemory;
 use crate::ffi::deref;
-use crate::qp_attr::Vectors;
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -15,7 +14,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use unbroken_shift::front;
-use unbroken_types::{Gid, QpType};
+use unbroken_types::{PathAttr, QpType};
 use unbroken_verbs::abi::{
     ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_qp,
     ibv_qp_ex, ibv_srq, ibv_td, verbs_context,
@@ -137,8 +136,8 @@ pub struct QpObj {
     /// Made when it is first used.
     pub builder: UnsafeCell<Option<Box<crate::builder::Builder>>>,
     pub init: InitAttr,
-    /// The address vector as the program gave it, for `ibv_query_qp`; none before RTR.
-    pub vectors: Mutex<Vectors>,
+    /// Held while it is changed or asked, so that the state in the C part follows.
+    pub changing: Mutex<()>,
 }
 
 /// What `ibv_query_qp` repeats of the creation.
@@ -152,12 +151,8 @@ pub struct InitAttr {
 #[repr(C)]
 pub struct AhObj {
     pub c: ibv_ah,
-    /// The peer.
-    pub gid: Gid,
-    /// The packets have a GRH.
-    pub grh: bool,
-    /// The GID that they are sent from, by its index.
-    pub sgid_index: u8,
+    /// Where it leads.
+    pub path: PathAttr,
 }
 
 // SAFETY: the C part is shared with the program by contract; ours is made of thread-safe parts. `current` and `builder` are used

@@ -96,13 +96,7 @@ unsafe fn post_one(object: &QpObj, wr: &ibv_send_wr) -> Result<()> {
             SendOpcode::Send | SendOpcode::SendImm if object.is_ud => {
                 let ud = wr.wr.ud;
                 let ah = AhObj::of(ud.ah)?;
-                out.ud = Some(UdDest {
-                    gid: ah.gid,
-                    grh: ah.grh,
-                    sgid_index: ah.sgid_index,
-                    qpn: ud.remote_qpn,
-                    qkey: ud.remote_qkey,
-                });
+                out.ud = Some(UdDest::over(&ah.path, ud.remote_qpn, ud.remote_qkey));
             }
             SendOpcode::Send | SendOpcode::SendImm => {}
             // The key lies where an immediate does.

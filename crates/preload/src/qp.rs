@@ -154,8 +154,8 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
         extended: r.send_ops != 0,
         async_events: Acks::default(),
         init: InitAttr { kind, sq_sig_all: r.sq_sig_all },
+        changing: Mutex::default(),
         front: pd.front.clone(),
-        vectors: Mutex::default(),
     }));
     QPS.insert(cookie, object);
     Ok(object.cast())
@@ -176,12 +176,8 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask
         // SAFETY: a QP of ours and the caller's structure.
         let (object, attr) = unsafe { (QpObj::of(qp)?, deref(attr, "attr")?) };
         let ports = &*object.front;
-        let mut vectors = lock(&object.vectors);
-        if vectors.alternate.is_some() {
-            vectors.follow(&object.qp.query());
-        }
+        let _changing = lock(&object.changing);
         object.qp.modify(&change(object.init.kind, object.qp.state(), attr, mask, ports)?)?;
-        vectors.take(attr, mask);
         if mask & IBV_QP_STATE != 0 {
             // SAFETY: a field that is ours to write.
             unsafe { (*object.c.get()).qp_base.state = attr.qp_state };
@@ -200,12 +196,11 @@ unsafe extern "C" fn ibv_query_qp(
     code("ibv_query_qp", || {
         // SAFETY: a QP of ours.
         let object = unsafe { QpObj::of(qp) }?;
-        let mut vectors = lock(&object.vectors);
+        let _changing = lock(&object.changing);
         let seen = object.qp.query();
-        vectors.follow(&seen);
         // One look: another thread may change the QP meanwhile.
         let state = seen.attrs.rc.state.unwrap_or_else(|| object.qp.state());
-        let now = snapshot(&seen, state, &vectors);
+        let now = snapshot(&seen, state);
         // SAFETY: the C part is ours; the caller's two structures.
         unsafe {
             let c = &raw mut (*object.c.get()).qp_base;

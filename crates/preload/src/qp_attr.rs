@@ -3,11 +3,11 @@
 //! The table is the specification's (and the kernel's `ib_modify_qp_is_ok`): a change that lacks an attribute it needs, or carries
 //! one that it must not, changes nothing.
 
-use crate::ah::{destination, source, Ports};
+use crate::ah::{path, Ports};
 use std::ffi::c_int;
 use unbroken_types::{Access, Mtu, PathMigState, QpState, QpType, PSN_MASK};
 use unbroken_verbs::abi::*;
-use unbroken_verbs::{AlternatePath, Error, QpModify, QpSnapshot, Result};
+use unbroken_verbs::{Error, QpModify, QpSnapshot, Result};
 
 use QpState::{Err as Error_, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use QpType::{Rc, Uc, Ud};
@@ -145,15 +145,10 @@ pub fn change(kind: QpType, now: QpState, attr: &ibv_qp_attr, mask: c_int, ports
         })?);
     }
     if has(IBV_QP_AV) {
-        m.dest_gid = Some(destination(&attr.ah_attr, ports)?);
-        m.sgid_index = source(&attr.ah_attr);
+        m.path = Some(path(&attr.ah_attr, ports)?);
     }
     if has(IBV_QP_ALT_PATH) {
-        m.alternate = Some(AlternatePath {
-            port: attr.alt_port_num,
-            sgid_index: source(&attr.alt_ah_attr).unwrap_or(0),
-            dest_gid: destination(&attr.alt_ah_attr, ports)?,
-        });
+        m.alternate = Some(path(&attr.alt_ah_attr, ports)?);
         m.rc.alternate = Some(attr.alt_timeout);
     }
     if has(IBV_QP_PATH_MIG_STATE) && kind == Rc {
@@ -194,39 +189,8 @@ fn check_values(kind: QpType, attr: &ibv_qp_attr, mask: c_int, ports: &impl Port
     Ok(())
 }
 
-/// The address vectors of a QP's paths, as the program gave them.
-#[derive(Default)]
-pub struct Vectors {
-    /// Of the path in use.
-    pub primary: Option<ibv_ah_attr>,
-    /// Of the alternate path.
-    pub alternate: Option<Box<ibv_ah_attr>>,
-}
-
-impl Vectors {
-    /// Follows a QP that has migrated since: it has no alternate path any more, and goes on over what that was.
-    pub fn follow(&mut self, s: &QpSnapshot) {
-        if s.attrs.alternate.is_none() {
-            self.primary = self.alternate.take().map(|alternate| *alternate).or(self.primary);
-        }
-    }
-
-    /// Takes over what a change has given.
-    pub fn take(&mut self, attr: &ibv_qp_attr, mask: c_int) {
-        if mask & IBV_QP_AV != 0 {
-            self.primary = Some(attr.ah_attr);
-        }
-        if mask & IBV_QP_ALT_PATH != 0 {
-            self.alternate = Some(Box::new(attr.alt_ah_attr));
-        }
-        if mask & IBV_QP_STATE != 0 && attr.qp_state == Reset as c_int {
-            *self = Vectors::default();
-        }
-    }
-}
-
 /// What `ibv_query_qp` answers. Attributes that were never set are 0.
-pub fn snapshot(s: &QpSnapshot, state: QpState, vectors: &Vectors) -> ibv_qp_attr {
+pub fn snapshot(s: &QpSnapshot, state: QpState) -> ibv_qp_attr {
     // SAFETY: plain integers throughout.
     let mut a: ibv_qp_attr = unsafe { std::mem::zeroed() };
     let rc = &s.attrs.rc;
@@ -248,10 +212,12 @@ pub fn snapshot(s: &QpSnapshot, state: QpState, vectors: &Vectors) -> ibv_qp_att
     a.en_sqd_async_notify = s.attrs.sqd_notify.unwrap_or(false).into();
     a.sq_draining = s.sq_draining.into();
     a.port_num = s.attrs.port.unwrap_or(1);
-    a.ah_attr = vectors.primary.unwrap_or(a.ah_attr);
     a.path_mig_state = rc.migration.unwrap_or_default() as c_int;
-    if let Some(path) = s.attrs.alternate {
-        a.alt_ah_attr = vectors.alternate.as_deref().copied().unwrap_or(a.alt_ah_attr);
+    if let Some(path) = &s.attrs.path {
+        (a.ah_attr, a.pkey_index) = (path.into(), path.pkey_index);
+    }
+    if let Some(path) = &s.attrs.alternate {
+        (a.alt_ah_attr, a.alt_pkey_index) = (path.into(), path.pkey_index);
         a.alt_port_num = path.port;
         a.alt_timeout = rc.alternate.unwrap_or(0);
     }
@@ -273,7 +239,7 @@ pub fn caps_to_c(c: unbroken_types::QpCaps) -> ibv_qp_cap {
 mod tests {
     use super::*;
     use crate::ah::tests::OnePort;
-    use unbroken_types::LinkLayer;
+    use unbroken_types::{LinkLayer, PathAttr};
 
     const TO_INIT: c_int = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
     const TO_RTR: c_int = IBV_QP_STATE
@@ -321,11 +287,28 @@ mod tests {
     }
 
     #[test]
+    fn paths_are_told_as_they_were_given() {
+        let mut a = attr(Rtr);
+        a.ah_attr = ibv_ah_attr { sl: 5, static_rate: 3, ..a.ah_attr };
+        (a.ah_attr.grh.flow_label, a.ah_attr.grh.hop_limit, a.ah_attr.grh.traffic_class) = (0xabcde, 9, 0x68);
+        let attrs = change(Rc, Init, &a, TO_RTR, &PORT).unwrap();
+        let path = attrs.path.unwrap();
+        assert_eq!((path.sl, path.flow_label, path.hop_limit, path.traffic_class), (5, 0xabcde, 9, 0x68));
+        let told = snapshot(&QpSnapshot { attrs, ..QpSnapshot::default() }, Rtr);
+        assert_eq!(PathAttr::from(&told.ah_attr), PathAttr::from(&a.ah_attr));
+        assert_eq!((told.pkey_index, told.alt_port_num, told.alt_ah_attr.port_num), (0, 0, 0));
+        a.ah_attr.grh.flow_label |= 0xfff << 20;
+        assert_eq!(change(Rc, Init, &a, TO_RTR, &PORT).unwrap().path, Some(path), "as devices take it");
+        a.ah_attr.sl = 16;
+        assert!(refusal(Rc, Init, &a, TO_RTR).contains("sl 16"));
+    }
+
+    #[test]
     fn the_usual_way_up_passes() {
         assert!(change(Rc, Reset, &attr(Init), TO_INIT, &PORT).is_ok());
         let m = change(Rc, Init, &attr(Rtr), TO_RTR, &PORT).unwrap();
         assert_eq!(m.rc.mtu, Some(Mtu::B1024));
-        assert!(m.dest_gid.is_some());
+        assert!(m.path.is_some());
         let to_rts = IBV_QP_STATE
             | IBV_QP_TIMEOUT
             | IBV_QP_RETRY_CNT

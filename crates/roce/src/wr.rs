@@ -1,7 +1,7 @@
 //! Work requests as a caller gives them.
 
 use thiserror::Error;
-use unbroken_types::{Access, Gid, QpState, SendFlags, SendOpcode, Sge};
+use unbroken_types::{Access, Gid, PathAttr, QpState, SendFlags, SendOpcode, Sge};
 
 /// A send WR. Nothing of it is kept by reference: posting copies what is needed.
 #[derive(Clone, Copy, Debug)]
@@ -145,6 +145,14 @@ pub struct UdDest {
     pub grh: bool,
     /// The GID that the datagram is sent from, by its index in the port's table.
     pub sgid_index: u8,
+}
+
+impl UdDest {
+    /// To a QP at the end of that path.
+    #[inline]
+    pub fn over(path: &PathAttr, qpn: u32, qkey: u32) -> UdDest {
+        UdDest { gid: path.dest_gid, qpn, qkey, grh: path.grh, sgid_index: path.sgid_index }
+    }
 }
 
 /// The largest message in bytes.

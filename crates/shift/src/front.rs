@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use unbroken_types::{Access, Gid};
+use unbroken_types::{Access, Gid, PathAttr};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, Error, EventFd, IndirectEntry, MemoryDomain, MrChange, MrKeys,
     PortAttr, Result, Srq, SrqAttr, WindowType,
@@ -255,9 +255,9 @@ impl Context {
         self.core.gid_of_lid(self.nic, lid)
     }
 
-    /// EINVAL where a peer of this GID cannot be named as one to send to from the GID at that index of a port's table.
-    pub fn check_address(&self, port: u8, sgid_index: u8, dest: Gid) -> Result<()> {
-        self.own.as_ref().map_or(Ok(()), |device| device.check_address(port, sgid_index, dest))
+    /// EINVAL where a peer cannot be named as one to send to over that path.
+    pub fn check_path(&self, path: &PathAttr) -> Result<()> {
+        self.own.as_ref().map_or(Ok(()), |device| device.check_path(path))
     }
 
     /// Makes a protection domain.

@@ -157,16 +157,17 @@ impl Shell for Hands<'_> {
     }
 
     fn modify(&mut self, changes: &[RcModify], remote: Option<u8>) -> std::result::Result<(), StepError> {
-        let dest_gid = remote.and_then(|i| self.peer.nic(i)).map(|nic| nic.gid);
-        let device = dest_gid.and_then(|_| self.qp.core.device(*self.nic));
-        let sgid_index = device.map(|device| device.gid_index());
+        let path = remote.and_then(|i| self.peer.nic(i)).map(|to| {
+            let sgid_index = self.qp.core.device(*self.nic).map_or(0, |device| device.gid_index());
+            self.app.path.unwrap_or_default().elsewhere(1, sgid_index, to.gid)
+        });
         if let Some(nic) = remote {
-            let default = self.app.dest_gid.and_then(|gid| self.peer.index_of(self.qp.core.first_port(gid)));
+            let default = self.app.path.and_then(|path| self.peer.index_of(self.qp.core.first_port(path.dest_gid)));
             self.phys.set_remote(&RemoteNic { keys: self.peer.keys.clone(), default: default.unwrap_or(nic), nic });
         }
         let step = |rc: &RcModify| {
             let sqd_notify = self.app.sqd_notify.filter(|_| rc.state == Some(QpState::Sqd));
-            QpModify { rc: *rc, dest_gid, sgid_index, sqd_notify, ..QpModify::default() }
+            QpModify { rc: *rc, path, sqd_notify, ..QpModify::default() }
         };
         self.phys.modify_all(&changes.iter().map(step).collect::<Vec<_>>()).map_err(|e| {
             self.qp.core.complain("the backup QP cannot be connected", &e);
@@ -214,7 +215,7 @@ impl Shell for Hands<'_> {
 
     fn peer_connection(&mut self) -> Option<u32> {
         let lookup = |d: &dyn unbroken_directory::Directory| {
-            let (gid, qpn) = (self.app.dest_gid?, self.app.rc.dest_qpn?);
+            let (gid, qpn) = (self.app.path?.dest_gid, self.app.rc.dest_qpn?);
             d.lookup_qp(self.qp.core.first_port(gid), qpn).ok().flatten()
         };
         self.qp.core.directory.as_deref().and_then(lookup).map(|(_, connection)| connection)

@@ -20,7 +20,7 @@ use crate::worker::Job;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use unbroken_telemetry::What;
-use unbroken_types::{Gid, PathMigState, QpCaps, QpState, QpType, Wc, WcStatus, PSN_MASK};
+use unbroken_types::{Gid, PathAttr, PathMigState, QpCaps, QpState, QpType, Wc, WcStatus, PSN_MASK};
 use unbroken_verbs::{
     Backlog, Cq, Error, HoldingQp, PostError, QpEvent, QpInit, QpModify, QpSnapshot, RecvWr, Result, SendBatch, SendWr,
     Srq,
@@ -398,9 +398,8 @@ impl Qp {
         if let (Some(own), Some(link)) = (&mut physical.rc.sq_psn, &g.link) {
             *own = link.executor().moved_sq_psn().unwrap_or(*own);
         }
-        if g.nic != self.nic {
-            (physical.port, physical.sgid_index) = (None, None);
-        }
+        physical.path = change.path.map(|path| self.path_from_here(&g, path));
+        physical.port = change.port.filter(|_| g.nic == self.nic);
         match g.phys.modify(&physical) {
             Ok(()) => {
                 g.port = physical.port.unwrap_or(g.port);
@@ -463,11 +462,11 @@ impl Qp {
         let g = self.gate();
         let mut s = g.phys.query();
         s.caps = self.init.caps;
-        let path = (s.attrs.dest_gid, s.attrs.sgid_index, s.attrs.port, s.attrs.rc.timeout);
+        let way = (s.attrs.path, s.attrs.port, s.attrs.rc.timeout);
         merge(&mut s.attrs, &g.app);
-        if !self.init.hold_on_failure && path.0.is_some() {
+        if !self.init.hold_on_failure && way.0.is_some() {
             // It may have migrated to its alternate path.
-            (s.attrs.dest_gid, s.attrs.sgid_index, s.attrs.port, s.attrs.rc.timeout) = path;
+            (s.attrs.path, s.attrs.port, s.attrs.rc.timeout) = way;
         }
         s.attrs.rc.state = Some(self.state_of(&g));
         s
@@ -568,8 +567,7 @@ pub(crate) fn merge(all: &mut QpModify, change: &QpModify) {
     take!(rc.max_rd_atomic);
     take!(rc.max_dest_rd_atomic);
     take!(rc.access);
-    take!(dest_gid);
-    take!(sgid_index);
+    take!(path);
     take!(qkey);
     if change.rc.state == Some(QpState::Sqd) {
         all.sqd_notify = change.sqd_notify;

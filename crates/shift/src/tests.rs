@@ -16,7 +16,7 @@ use unbroken_path::message::{Body, Hello, Probe, Refuse, RefuseReason};
 use unbroken_path::seal::Key;
 use unbroken_path::{Endpoint, Message, SlotPath, SlotTable};
 use unbroken_roce::{Messages, Progress};
-use unbroken_types::{Access, Gid, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_types::{Access, Gid, Mtu, PathAttr, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent, DeviceQp, Error,
     EventSink, HoldingQp, KeyRow, LimitHook, MemoryDomain, MrKeys, OverrunHook, PortAttr, QpEvent, QpInit, QpModify,
@@ -24,6 +24,7 @@ use unbroken_verbs::{
 };
 
 mod breakable;
+mod paths;
 mod waits;
 
 pub(crate) use breakable::{Nics, Plan};
@@ -198,13 +199,17 @@ impl Drop for World {
 }
 
 fn connect(qp: &Qp, peer: &Qp) {
+    connect_over(qp, peer.qpn(), PathAttr::new(peer.gid()));
+}
+
+fn connect_over(qp: &Qp, dest_qpn: u32, path: PathAttr) {
     let access = Some(Access::LOCAL_WRITE);
     let states = [
         RcModify { state: Some(QpState::Init), access, ..RcModify::default() },
         RcModify {
             state: Some(QpState::Rtr),
             mtu: Some(Mtu::B1024),
-            dest_qpn: Some(peer.qpn()),
+            dest_qpn: Some(dest_qpn),
             rq_psn: Some(7),
             max_dest_rd_atomic: Some(1),
             min_rnr_timer: Some(1),
@@ -221,8 +226,8 @@ fn connect(qp: &Qp, peer: &Qp) {
         },
     ];
     for rc in states {
-        let dest_gid = (rc.state == Some(QpState::Rtr)).then(|| peer.gid());
-        qp.modify(&QpModify { rc, dest_gid, ..QpModify::default() }).unwrap();
+        let path = Some(path).filter(|_| rc.state == Some(QpState::Rtr));
+        qp.modify(&QpModify { rc, path, ..QpModify::default() }).unwrap();
     }
 }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use unbroken_fabric::Runtime;
 use unbroken_softnic::{Config, Nic, SoftNics};
-use unbroken_types::{Access, Gid, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc};
+use unbroken_types::{Access, Gid, Mtu, PathAttr, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc};
 use unbroken_verbs::{
     Cq, Device, DeviceEvent, DeviceQp, EventSink, MrKeys, QpInit, QpModify, RcModify, RecvWr, SendWr,
 };
@@ -137,8 +137,8 @@ impl End {
             },
         ];
         for rc in steps {
-            let dest_gid = (rc.state == Some(QpState::Rtr)).then_some(Gid::from_ip(ip.parse()?));
-            self.qp.modify(&QpModify { rc, dest_gid, ..QpModify::default() })?;
+            let path = (rc.state == Some(QpState::Rtr)).then_some(PathAttr::new(Gid::from_ip(ip.parse()?)));
+            self.qp.modify(&QpModify { rc, path, ..QpModify::default() })?;
         }
         Ok(())
     }

@@ -303,7 +303,7 @@ impl Engine {
     /// Finds the way to a QP's peer after a change of its attributes.
     pub(crate) fn route(&mut self, index: u16) {
         let (Some(sockets), Some(q)) = (&self.sockets, self.qps.get_mut(index)) else { return };
-        if let (Some(dest_qpn), Some((_, ip))) = (q.dest_qpn(), q.peer) {
+        if let (Some(dest_qpn), Some(ip)) = (q.dest_qpn(), q.peer) {
             let dest = Dest::to_qp(sockets.tx[q.socket].addr(), ip, dest_qpn);
             if let QpKind::Rc(_) = q.kind {
                 self.flights.join(SocketAddr::new(ip, dest.flow.dst_port), index, &mut q.share);

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use unbroken_fabric::{now_us, DeviceKind, Fabric, NicPage};
 use unbroken_roce::{RcConfig, RcQp, UcConfig, UcQp, UdConfig, UdQp};
-use unbroken_types::{Gid, LinkLayer, Mtu, QpCaps, QpType};
+use unbroken_types::{Gid, LinkLayer, Mtu, PathAttr, QpCaps, QpType};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceQp, Driver, Error, EventFd, EventSink, HoldingQp,
     LimitHook, MemoryDomain, OverrunHook, Owner, PortAttr, QpInit, Result, Srq, SrqAttr,
@@ -101,13 +101,14 @@ impl Shared {
         })
     }
 
-    /// Whether packets that a port sends from the GID at that index reach a peer of the GID `dest`; EINVAL where there is no such way.
-    pub(crate) fn leads(&self, port: u8, sgid_index: u8, dest: Gid) -> Result<bool> {
-        let table = gids::table(self.port_ip(port)?, self.link_layer, self.device);
+    /// Whether packets reach the peer over that path; EINVAL where there is no such path.
+    pub(crate) fn leads(&self, path: &PathAttr) -> Result<bool> {
+        let table = gids::table(self.port_ip(path.port)?, self.link_layer, self.device);
+        path.check()?;
         match self.device {
             // All of them lead through the same address.
-            DeviceKind::Full if usize::from(sgid_index) < table.len() => Ok(true),
-            _ => gids::leads(&table, sgid_index, dest),
+            DeviceKind::Full if usize::from(path.sgid_index) < table.len() => Ok(true),
+            _ => gids::leads(&table, path.sgid_index, path.dest_gid),
         }
     }
 
@@ -364,8 +365,8 @@ impl Device for Nic {
         gids::index_of(self.shared().link_layer, self.shared().device)
     }
 
-    fn check_address(&self, port: u8, sgid_index: u8, dest: Gid) -> Result<()> {
-        self.shared().leads(port, sgid_index, dest).map(drop)
+    fn check_path(&self, path: &PathAttr) -> Result<()> {
+        self.shared().leads(path).map(drop)
     }
 
     fn port(&self, port: u8) -> Result<PortAttr> {

@@ -117,14 +117,9 @@ impl SoftQp {
         }
         let alternate = self.alternate(e, change)?;
         let q = self.entry(e)?;
-        let way = q.way_after(change);
-        let routed =
-            way.map(|(dest, index)| self.nic.shared.leads(change.port.unwrap_or(1), index, dest)).transpose()?;
+        let routed = change.path.map(|path| self.nic.shared.leads(&path)).transpose()?;
         q.modify(change)?;
-        if let (Some((_, index)), Some(routed)) = (way, routed) {
-            // What comes from the peer is looked at anew.
-            (q.sgid_index, q.routed, q.peer_port) = (index, routed, 0);
-        }
+        q.routed = routed.unwrap_or(q.routed);
         if let Some((alternate, usable)) = alternate {
             q.set_alternate(alternate, usable);
         }
@@ -142,8 +137,7 @@ impl SoftQp {
             return Err(Error::invalid("an alternate path needs its address and its timeout"));
         }
         let Some(path) = change.alternate else { return Ok(None) };
-        self.nic.shared.port_ip(path.port)?;
-        let routed = self.nic.shared.leads(path.port, path.sgid_index, path.dest_gid)?;
+        let routed = self.nic.shared.leads(&path)?;
         Ok(Some((Alternate { path, ip: path.dest_gid.to_ip(), routed }, e.port_up(path.port))))
     }
 

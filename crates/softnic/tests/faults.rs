@@ -7,7 +7,7 @@ use std::net::UdpSocket;
 use std::sync::Arc;
 use std::time::Instant;
 use unbroken_roce::{PeerDone, SendEntry};
-use unbroken_types::{QpState, SendOpcode, WcStatus};
+use unbroken_types::{PathAttr, QpState, SendOpcode, WcStatus};
 use unbroken_verbs::{Device, DeviceEvent, DeviceQp, QpModify, RcModify};
 use unbroken_wire::ROCE_PORT;
 
@@ -224,8 +224,8 @@ fn go_on(qp: &dyn DeviceQp, peer: u32, peer_nic: &unbroken_softnic::Nic) {
         },
     ];
     for rc in steps {
-        let dest_gid = (rc.state == Some(QpState::Rtr)).then(|| peer_nic.gid());
-        qp.modify(&QpModify { rc, dest_gid, ..QpModify::default() }).unwrap();
+        let path = (rc.state == Some(QpState::Rtr)).then(|| PathAttr::new(peer_nic.gid()));
+        qp.modify(&QpModify { rc, path, ..QpModify::default() }).unwrap();
     }
 }
 

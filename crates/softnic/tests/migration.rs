@@ -5,8 +5,8 @@ mod common;
 use common::*;
 use std::sync::Arc;
 use unbroken_fabric::{Fabric, NicKind, NicPage, Runtime, Shape};
-use unbroken_types::{LinkLayer, PathMigState, QpType, SendOpcode, WcStatus};
-use unbroken_verbs::{AlternatePath, Device, DeviceEvent, DeviceQp, QpEvent, QpModify, RcModify, Result};
+use unbroken_types::{LinkLayer, PathAttr, PathMigState, QpType, SendOpcode, WcStatus};
+use unbroken_verbs::{Device, DeviceEvent, DeviceQp, QpEvent, QpModify, RcModify, Result};
 
 struct Ends {
     world: World,
@@ -36,7 +36,7 @@ impl Ends {
 
     fn rearm(&self, end: usize, port: u8) -> Result<()> {
         let dest_gid = self.hosts[1 - end].nic.port(port)?.gids[0].gid;
-        let alternate = Some(AlternatePath { port, sgid_index: 0, dest_gid });
+        let alternate = Some(PathAttr { port, sl: 7, ..PathAttr::new(dest_gid) });
         let rc = RcModify { alternate: Some(12), migration: Some(PathMigState::Rearm), ..RcModify::default() };
         self.qps[end].modify(&QpModify { rc, alternate, ..QpModify::default() })
     }
@@ -89,7 +89,8 @@ fn idle_qps_arm_and_migrate_by_request() {
         for end in 0..2 {
             let attrs = ends.qps[end].query().attrs;
             assert_eq!((attrs.port, attrs.alternate, attrs.rc.alternate), (Some(2), None, None));
-            assert_eq!(attrs.dest_gid, Some(ends.hosts[1 - end].nic.port(2).unwrap().gids[0].gid));
+            let dest_gid = ends.hosts[1 - end].nic.port(2).unwrap().gids[0].gid;
+            assert_eq!(attrs.path, Some(PathAttr { port: 2, sl: 7, ..PathAttr::new(dest_gid) }));
             assert_eq!(ends.write(end, 10_000), 0);
             assert_eq!((ends.sent(end, 1), ends.sent(end, 2)), (0, 10_000));
         }
@@ -139,10 +140,10 @@ fn where_the_alternate_path_is_dead_too_the_qp_fails() {
 fn what_cannot_be_is_refused_and_changes_nothing() {
     let ends = Ends::new(LinkLayer::Ethernet);
     assert_eq!(errno(ends.rearm(0, 3)), libc::EINVAL, "no such port");
-    let only_address = AlternatePath { port: 2, sgid_index: 0, dest_gid: ends.hosts[1].nic.gid() };
+    let only_address = PathAttr { port: 2, ..PathAttr::new(ends.hosts[1].nic.gid()) };
     let change = QpModify { alternate: Some(only_address), ..QpModify::default() };
     assert_eq!(errno(ends.qps[0].modify(&change)), libc::EINVAL, "no timeout");
-    let index = AlternatePath { sgid_index: 9, ..only_address };
+    let index = PathAttr { sgid_index: 9, ..only_address };
     let rc = RcModify { alternate: Some(12), ..RcModify::default() };
     let change = QpModify { rc, alternate: Some(index), ..QpModify::default() };
     assert_eq!(errno(ends.qps[0].modify(&change)), libc::EINVAL, "no such GID");

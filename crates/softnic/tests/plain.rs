@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::Arc;
 use unbroken_fabric::NicName;
-use unbroken_types::{Access, Gid, GidType, Mtu, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_types::{Access, Gid, GidType, Mtu, PathAttr, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceEvent, DeviceQp, IndirectEntry, MwBind, QpInit, QpModify, RcModify,
     SendWr, SrqAttr, UdDest, WindowType,
@@ -177,8 +177,8 @@ fn a_plain_nic_and_another_share_nothing() {
     // On the wire they are the same.
     let (qp, qf) = (plain_qp(&plain), plain_qp(&full));
     let connect = |q: &dyn DeviceQp, peer: &dyn DeviceQp, own: &Host, host: &Host| {
-        let way = (host.nic.gid(), Some(own.nic.gid_index()));
-        connect_by(q, peer.qpn(), way, 7, Mtu::B4096, TIMEOUT).unwrap();
+        let path = PathAttr { sgid_index: own.nic.gid_index(), ..PathAttr::new(host.nic.gid()) };
+        connect_by(q, peer.qpn(), path, 7, Mtu::B4096, TIMEOUT).unwrap();
     };
     connect(&*qp, &*qf, &plain, &full);
     connect(&*qf, &*qp, &full, &plain);
@@ -293,11 +293,12 @@ fn one_gid_leads_to_peers() {
     let gids: HashSet<Gid> = port.gids.iter().map(|entry| entry.gid).collect();
     assert_eq!(gids.len(), 2);
     assert_eq!((a.nic.gid_index(), port.gids[usize::from(GID_INDEX)].gid), (GID_INDEX, a.nic.gid()));
-    let to_rts = |sgid_index, dest| {
+    let path = |sgid_index, dest| PathAttr { sgid_index, ..PathAttr::new(dest) };
+    let to_rts = |path| {
         let (qa, qb) = (plain_qp(&a), plain_qp(&b));
         connect(&*qb, &*qa, &a.nic).unwrap();
         // A short timeout: it is to be waited for.
-        let connected = connect_by(&*qa, qb.qpn(), (dest, sgid_index), 0x100, Mtu::B4096, 5);
+        let connected = connect_by(&*qa, qb.qpn(), path, 0x100, Mtu::B4096, 5);
         connected.map(|()| (qa, qb))
     };
     let write = |qa: &Arc<dyn DeviceQp>, from| {
@@ -307,22 +308,22 @@ fn one_gid_leads_to_peers() {
     };
     let (dest, link_local) = (b.nic.gid(), b.nic.port(1).unwrap().gids[1].gid);
     assert_ne!(dest, link_local);
-    // No way from IPv6 to IPv4, as Linux says; nothing named is index 0.
-    for (index, dest) in [(None, dest), (Some(0), dest), (Some(1), dest), (Some(4), dest), (Some(3), link_local)] {
-        assert_eq!(errno(to_rts(index, dest)), libc::EINVAL, "{index:?}");
-        assert_eq!(errno(a.nic.check_address(1, index.unwrap_or(0), dest)), libc::EINVAL);
+    // No way from IPv6 to IPv4, as Linux says.
+    for (index, dest) in [(0, dest), (1, dest), (4, dest), (3, link_local)] {
+        assert_eq!(errno(to_rts(path(index, dest))), libc::EINVAL, "{index}");
+        assert_eq!(errno(a.nic.check_path(&path(index, dest))), libc::EINVAL);
     }
     // A way that no packet gets through.
     for (index, dest) in [(2, dest), (0, link_local), (1, link_local), (2, link_local)] {
-        a.nic.check_address(1, index, dest).unwrap();
-        let (qa, _qb) = to_rts(Some(index), dest).unwrap();
-        assert_eq!(qa.query().attrs.sgid_index, Some(index));
+        a.nic.check_path(&path(index, dest)).unwrap();
+        let (qa, _qb) = to_rts(path(index, dest)).unwrap();
+        assert_eq!(qa.query().attrs.path, Some(path(index, dest)));
         assert_eq!(write(&qa, 0), WcStatus::RetryExcErr as u32, "{index}");
     }
-    let (qa, qb) = to_rts(Some(GID_INDEX), dest).unwrap();
+    let (qa, qb) = to_rts(path(GID_INDEX, dest)).unwrap();
     assert_eq!(write(&qa, 0), WcStatus::Success as u32);
     // Nor does a QP hear its peer that sends from the wrong one itself.
-    qb.modify(&QpModify { sgid_index: Some(2), ..QpModify::default() }).unwrap();
+    qb.modify(&QpModify { path: Some(path(2, a.nic.gid())), ..QpModify::default() }).unwrap();
     assert_eq!(write(&qa, 8), WcStatus::RetryExcErr as u32);
     assert_eq!(b.bytes(0, 8), [0; 8]);
 }
@@ -360,9 +361,9 @@ fn sends_are_taken_in_rts() {
     let world = World::plain(&[]);
     let (a, b) = (Host::new(&world, "a", 0, 4096), Host::new(&world, "b", 0, 4096));
     let (qa, qb) = (plain_qp(&a), plain_qp(&b));
-    let modify = |rc: RcModify, dest_gid: Option<Gid>| {
-        let sgid_index = dest_gid.map(|_| GID_INDEX);
-        qa.modify(&QpModify { rc, dest_gid, sgid_index, ..QpModify::default() }).unwrap();
+    let modify = |rc: RcModify, dest: Option<Gid>| {
+        let path = dest.map(|dest| PathAttr { sgid_index: GID_INDEX, ..PathAttr::new(dest) });
+        qa.modify(&QpModify { rc, path, ..QpModify::default() }).unwrap();
     };
     let to = |state| RcModify { state: Some(state), ..RcModify::default() };
     let post = |wr_id| qa.post_send(&send(wr_id, &[])).map_err(|e| e.errno());

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use unbroken_fabric::{Fabric, NicKind, NicPage, Runtime, Shape};
-use unbroken_types::{LinkLayer, Mtu, SendOpcode, WcStatus};
+use unbroken_types::{LinkLayer, Mtu, PathAttr, SendOpcode, WcStatus};
 use unbroken_verbs::{Device, DeviceEvent, PortState, QpModify};
 
 fn world(link_layer: LinkLayer) -> World {
@@ -40,8 +40,8 @@ fn a_qp_changes_its_port_at_run_time() {
         assert_eq!(write(1), WcStatus::Success as u32);
         assert_eq!((sent(&world, 1), sent(&world, 2)), (1000, 0));
         for (qp, peer) in [(&qa, &b), (&qb, &a)] {
-            let dest_gid = Some(peer.nic.port(2).unwrap().gids[0].gid);
-            qp.modify(&QpModify { port: Some(2), dest_gid, ..QpModify::default() }).unwrap();
+            let path = PathAttr { port: 2, ..PathAttr::new(peer.nic.port(2).unwrap().gids[0].gid) };
+            qp.modify(&QpModify { port: Some(2), path: Some(path), ..QpModify::default() }).unwrap();
             assert_eq!(qp.query().attrs.port, Some(2));
             assert!(qp.modify(&QpModify { port: Some(3), ..QpModify::default() }).is_err());
         }

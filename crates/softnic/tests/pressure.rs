@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use std::time::{Duration, Instant};
 use unbroken_fabric::{NicPage, PATIENCE_US};
-use unbroken_types::{QpState, QpType};
+use unbroken_types::{PathAttr, QpState, QpType};
 use unbroken_verbs::{Device, DeviceEvent, DeviceQp, QpModify, RcModify, SendWr, UdDest};
 
 const BYTES: usize = 4096;
@@ -222,8 +222,8 @@ fn qps_end_while_packets_wait() {
                 (rtr, Some(host.nic.gid())),
                 (RcModify { state: Some(QpState::Rts), sq_psn: Some(9), ..d }, None),
             ];
-            for (rc, dest_gid) in steps {
-                qp.modify(&QpModify { rc, dest_gid, ..QpModify::default() }).unwrap();
+            for (rc, dest) in steps {
+                qp.modify(&QpModify { rc, path: dest.map(PathAttr::new), ..QpModify::default() }).unwrap();
             }
         }
         // 4 MiB for which there is no receive.
@@ -281,12 +281,12 @@ fn connect_uc(qp: &dyn DeviceQp, peer: (u32, unbroken_types::Gid), lossy: bool) 
     let d = RcModify::default();
     let mtu = Some(unbroken_types::Mtu::B4096);
     let rtr = RcModify { state: Some(QpState::Rtr), dest_qpn: Some(peer.0), rq_psn: Some(9), mtu, ..d };
-    for (rc, dest_gid) in [
+    for (rc, dest) in [
         (RcModify { state: Some(QpState::Init), access: Some(ALL), ..d }, None),
         (rtr, Some(peer.1)),
         (RcModify { state: Some(QpState::Rts), sq_psn: Some(9), ..d }, None),
     ] {
-        qp.modify(&QpModify { rc, dest_gid, lossy: Some(lossy), ..QpModify::default() }).unwrap();
+        qp.modify(&QpModify { rc, path: dest.map(PathAttr::new), lossy: Some(lossy), ..QpModify::default() }).unwrap();
     }
 }
 

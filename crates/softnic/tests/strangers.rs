@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 use unbroken_fabric::{NicPage, Runtime, TX_PORTS};
-use unbroken_types::{QpState, QpType, SendOpcode};
+use unbroken_types::{PathAttr, QpState, QpType, SendOpcode};
 use unbroken_verbs::{Device, DeviceQp, QpModify, RcModify};
 use unbroken_wire::*;
 
@@ -146,7 +146,7 @@ fn connect_uc(qp: &dyn DeviceQp, peer: &dyn DeviceQp, host: &Host) {
     let d = RcModify::default();
     let (mtu, access) = (Some(unbroken_types::Mtu::B1024), Some(ALL));
     let rtr = RcModify { state: Some(QpState::Rtr), dest_qpn: Some(peer.qpn()), rq_psn: Some(PSN), mtu, ..d };
-    for (rc, dest_gid) in [(RcModify { state: Some(QpState::Init), access, ..d }, None), (rtr, Some(host.nic.gid()))] {
-        qp.modify(&QpModify { rc, dest_gid, ..QpModify::default() }).unwrap();
+    for (rc, dest) in [(RcModify { state: Some(QpState::Init), access, ..d }, None), (rtr, Some(host.nic.gid()))] {
+        qp.modify(&QpModify { rc, path: dest.map(PathAttr::new), ..QpModify::default() }).unwrap();
     }
 }

@@ -3,19 +3,19 @@
 mod common;
 
 use common::*;
-use unbroken_types::{Access, Mtu, QpState, QpType, SendOpcode};
+use unbroken_types::{Access, Mtu, PathAttr, QpState, QpType, SendOpcode};
 use unbroken_verbs::{Cq, Device, DeviceEvent, DeviceQp, QpEvent, QpInit, QpModify, RcModify};
 
 fn ready(qp: &dyn DeviceQp, peer: &dyn DeviceQp, host: &Host) {
     let d = RcModify::default();
     let rtr =
         RcModify { state: Some(QpState::Rtr), dest_qpn: Some(peer.qpn()), rq_psn: Some(9), mtu: Some(Mtu::B1024), ..d };
-    for (rc, dest_gid) in [
+    for (rc, dest) in [
         (RcModify { state: Some(QpState::Init), access: Some(Access(15)), ..d }, None),
         (rtr, Some(host.nic.gid())),
         (RcModify { state: Some(QpState::Rts), sq_psn: Some(9), ..d }, None),
     ] {
-        qp.modify(&QpModify { rc, dest_gid, ..QpModify::default() }).unwrap();
+        qp.modify(&QpModify { rc, path: dest.map(PathAttr::new), ..QpModify::default() }).unwrap();
     }
 }
 

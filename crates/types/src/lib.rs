@@ -9,11 +9,13 @@
 mod addr;
 mod attr;
 mod keys;
+mod path;
 mod wc;
 mod wr;
 
 pub use addr::{port_guid, Gid, GidType, MAX_QPN, PSN_MASK};
 pub use attr::{Access, LinkLayer, Mtu, PathMigState, QpCaps, QpState, QpType};
 pub use keys::{is_newer_key_set, NicKey};
+pub use path::{PathAttr, PathError, MAX_FLOW_LABEL, MAX_SL, MAX_SRC_PATH_BITS};
 pub use wc::{Wc, WcFlags, WcOpcode, WcStatus};
 pub use wr::{SendFlags, SendOpcode, Sge};

@@ -4,7 +4,7 @@ use crate::{Cq, Pd, QpAddress, Region, RemoteRegion, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use unbroken_shift::front;
-use unbroken_types::{Access, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode};
+use unbroken_types::{Access, Gid, Mtu, PathAttr, QpCaps, QpState, QpType, SendFlags, SendOpcode};
 use unbroken_verbs::{Error, QpModify, RcModify, RecvWr, SendBatch, SendWr};
 
 /// How to make a QP.
@@ -81,7 +81,7 @@ impl Qp {
     pub fn connect(&self, peer: &QpAddress) -> Result<()> {
         let nic = self.pd.0.nic.context();
         let mtu = nic.port(1).map_or(Mtu::B1024, |port| port.active_mtu);
-        let sgid_index = self.pd.0.nic.own_gid_index();
+        let path = self.pd.0.nic.path_to(peer.gid);
         let o = &self.options;
         let rtr = RcModify {
             state: Some(QpState::Rtr),
@@ -92,7 +92,7 @@ impl Qp {
             min_rnr_timer: Some(1),
             ..RcModify::default()
         };
-        self.qp.modify(&QpModify { rc: rtr, dest_gid: Some(peer.gid), sgid_index, ..QpModify::default() })?;
+        self.qp.modify(&QpModify { rc: rtr, path: Some(path), ..QpModify::default() })?;
         let rts = RcModify {
             state: Some(QpState::Rts),
             sq_psn: Some(self.psn),
@@ -191,11 +191,11 @@ impl Drop for Qp {
 }
 
 impl crate::Nic {
-    /// Where its port 1 has the address that QPs send from.
-    pub(crate) fn own_gid_index(&self) -> Option<u8> {
+    /// The path to a peer from the address of port 1 that QPs send from.
+    pub(crate) fn path_to(&self, peer: Gid) -> PathAttr {
         let own = self.gid();
         // Where a port has its address as RoCE v1 and as v2, the latter comes behind.
-        let index = self.context().port(1).ok()?.gids.iter().rposition(|entry| entry.gid == own);
-        index.map(|index| index as u8)
+        let index = self.context().port(1).ok().and_then(|port| port.gids.iter().rposition(|entry| entry.gid == own));
+        PathAttr { sgid_index: index.unwrap_or(0) as u8, ..PathAttr::new(peer) }
     }
 }

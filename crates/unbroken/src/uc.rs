@@ -66,8 +66,8 @@ impl UcQp {
             mtu: Some(self.pd.0.nic.mtu()),
             ..RcModify::default()
         };
-        let (lossy, sgid_index) = (Some(self.lossy), self.pd.0.nic.own_gid_index());
-        self.qp.modify(&QpModify { rc: rtr, dest_gid: Some(peer.gid), sgid_index, lossy, ..QpModify::default() })?;
+        let (lossy, path) = (Some(self.lossy), Some(self.pd.0.nic.path_to(peer.gid)));
+        self.qp.modify(&QpModify { rc: rtr, path, lossy, ..QpModify::default() })?;
         let rts = RcModify { state: Some(QpState::Rts), sq_psn: Some(self.psn), ..RcModify::default() };
         self.qp.modify(&QpModify { rc: rts, ..QpModify::default() })
     }

@@ -18,6 +18,7 @@
 
 mod context;
 mod device;
+mod path;
 mod queue;
 mod work;
 

@@ -15,7 +15,7 @@ use crate::{
 };
 use std::sync::Arc;
 use unbroken_roce::Progress;
-use unbroken_types::{Access, Gid, QpCaps, QpState, QpType, WcStatus};
+use unbroken_types::{Access, Gid, PathAttr, QpCaps, QpState, QpType, WcStatus};
 
 /// Keys of a registered region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -174,34 +174,21 @@ pub struct QpInit {
     pub control: bool,
 }
 
-/// A path to the peer beside the one in use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct AlternatePath {
-    /// The port of this device that it begins at, from 1.
-    pub port: u8,
-    /// The GID that packets are sent from, by its index in the port's table.
-    pub sgid_index: u8,
-    /// The peer's address there.
-    pub dest_gid: Gid,
-}
-
 /// A change of a QP; `None` leaves a field as it is.
 #[derive(Clone, Debug, Default)]
 pub struct QpModify {
     /// The transport's attributes.
     pub rc: RcModify,
-    /// The peer's address (RC: at RTR).
-    pub dest_gid: Option<Gid>,
-    /// The GID that packets are sent from, by its index in the port's table; 0 at first.
-    pub sgid_index: Option<u8>,
     /// UD: the key that datagrams must carry.
     pub qkey: Option<u32>,
     /// To SQD: whether there is to be an event when the send queue is drained.
     pub sqd_notify: Option<bool>,
-    /// The port that packets leave through, from 1; 1 at first.
+    /// The port that packets leave through, from 1; 1 at first. As in verbs it is a value of its own, set before there is a path.
     pub port: Option<u8>,
+    /// RC and UC: the path to the peer (at RTR), which replaces all of the one before. Packets leave through `port`, whatever this says.
+    pub path: Option<PathAttr>,
     /// RC: the alternate path; its local ACK timeout is [`RcModify::alternate`]. Both are given, or neither.
-    pub alternate: Option<AlternatePath>,
+    pub alternate: Option<PathAttr>,
     /// UC: the network loses what a receiver has no room or no receive for, as a real one does. Both ends say so, or neither. Only an
     /// emulated network knows anything else.
     pub lossy: Option<bool>,
@@ -250,9 +237,8 @@ pub trait Device: Send + Sync {
     fn gid(&self) -> Gid;
     /// Its index in the port's table.
     fn gid_index(&self) -> u8;
-    /// Whether a peer of this GID can be named as one to send to from the GID at that index of a port's table; EINVAL where it cannot.
-    /// That packets get there is not said by this.
-    fn check_address(&self, port: u8, sgid_index: u8, dest: Gid) -> Result<()>;
+    /// Whether a peer can be named as one to send to over that path; EINVAL where it cannot. That packets get there is not said by this.
+    fn check_path(&self, path: &PathAttr) -> Result<()>;
     /// State and addresses of a port, counted from 1.
     fn port(&self, port: u8) -> Result<PortAttr>;
     /// Whether the device still works at all (not fatal).

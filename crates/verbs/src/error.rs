@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use unbroken_roce::PostError;
+use unbroken_types::PathError;
 
 /// A verb failed. `errno` is what the C caller gets; the text names what was wrong and what would be right.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -45,6 +46,13 @@ impl Error {
     /// The errno for C callers; never 0.
     pub fn errno(&self) -> i32 {
         self.errno
+    }
+}
+
+impl From<PathError> for Error {
+    #[cold]
+    fn from(e: PathError) -> Error {
+        Error::invalid(e.to_string())
     }
 }
 

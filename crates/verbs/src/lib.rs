@@ -29,8 +29,8 @@ pub use attr::{DeviceAttr, GidEntry, PortAttr, PortState};
 pub use channel::CompChannel;
 pub use cq::{Cq, Driver, IdleHook, OverrunHook};
 pub use device::{
-    AlternatePath, Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, HoldingQp, IndirectEntry,
-    MemoryDomain, MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot, RemoteNic, WindowType,
+    Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, HoldingQp, IndirectEntry, MemoryDomain,
+    MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot, RemoteNic, WindowType,
 };
 pub use error::Error;
 pub use eventfd::EventFd;

@@ -2,8 +2,8 @@
 
 use crate::machine::{Event, Info, Kind, State};
 use crate::path::{Address, Path};
-use crate::verbs::{path_of, vector_of};
 use std::ffi::{c_int, c_void};
+use unbroken_types::Gid;
 use unbroken_verbs::abi::{ibv_ah_attr, ibv_async_event, ibv_gid, ibv_qp};
 
 /// `struct unbapm_path`
@@ -17,11 +17,11 @@ pub(super) struct CPath {
 
 impl CPath {
     pub(super) fn get(&self) -> Path {
-        path_of(&self.ah, self.timeout, self.pkey_index)
+        Path::of(&self.ah, self.timeout, self.pkey_index)
     }
 
     fn of(path: &Path) -> CPath {
-        CPath { ah: vector_of(path), timeout: path.timeout, pkey_index: path.pkey_index }
+        CPath { ah: (&path.attr).into(), timeout: path.timeout, pkey_index: path.attr.pkey_index }
     }
 }
 
@@ -42,13 +42,13 @@ pub(super) struct CAddress {
 impl CAddress {
     pub(super) fn get(&self) -> Address {
         // SAFETY: all bytes are there, whichever part was written.
-        let gid = unsafe { self.gid.raw };
+        let gid = Gid(unsafe { self.gid.raw });
         let CAddress { lid, port, lmc, sgid_index, .. } = *self;
         Address { gid, sgid_index, lid, port, lmc, ethernet: self.ethernet != 0, active: self.active != 0 }
     }
 
     pub(super) fn of(a: &Address) -> CAddress {
-        let gid = ibv_gid { raw: a.gid };
+        let gid = ibv_gid { raw: a.gid.0 };
         let (ethernet, active) = (a.ethernet.into(), a.active.into());
         CAddress { gid, lid: a.lid, port: a.port, lmc: a.lmc, ethernet, active, sgid_index: a.sgid_index, reserved: 0 }
     }
@@ -147,6 +147,15 @@ impl Default for COptions {
 mod tests {
     use super::*;
     use std::mem::offset_of;
+    use unbroken_types::PathAttr;
+
+    #[test]
+    fn a_path_survives_its_way_through_c() {
+        let attr = PathAttr { port: 2, pkey_index: 6, sl: 4, dlid: 17, static_rate: 2, ..PathAttr::new(Gid([7; 16])) };
+        let path = Path { attr, timeout: 14 };
+        assert_eq!(CPath::of(&path).get(), path);
+        assert_eq!(CPath::of(&Path::default()).get(), Path::default());
+    }
 
     /// The same numbers are asserted of the header in `tests/c/apm_library.c`.
     #[test]

@@ -67,7 +67,7 @@ impl Machine {
     pub(super) fn pick(&self, id: Id, now_us: u64) -> Option<Path> {
         let link = self.links.get(&id)?;
         let others = || link.paths.iter().filter(|p| !p.is_way_of(&link.primary));
-        let healthy = |p: &&Path| self.ports[usize::from(p.port)];
+        let healthy = |p: &&Path| self.ports[usize::from(p.attr.port)];
         let suspect = |p: &&Path| link.suspect.is_some_and(|(s, until_us)| now_us < until_us && s.is_way_of(p));
         if !self.settings.respecify {
             return others().next().filter(healthy).copied();

@@ -1,12 +1,13 @@
 use super::*;
 use proptest::prelude::*;
+use unbroken_types::PathAttr;
 
 const SETTINGS: Settings =
     Settings { manual: false, respecify: true, load_timeout_us: 1_000_000, migrate_timeout_us: 500_000 };
 const QP: Id = 7;
 
 fn path(port: u8, to: u16) -> Path {
-    Path { port, dlid: to, timeout: 14, ..Path::default() }
+    Path { attr: PathAttr { port, dlid: to, ..PathAttr::default() }, timeout: 14 }
 }
 
 fn told(state: PathMigState, primary: Path, alternate: Option<Path>) -> Observed {

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use unbroken_roce::SharedReceives;
 use unbroken_types::{
-    Access, Gid, GidType, LinkLayer, Mtu, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcFlags, WcOpcode, WcStatus,
+    Access, Gid, GidType, LinkLayer, Mtu, PathAttr, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcFlags, WcOpcode,
+    WcStatus,
 };
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent, DeviceQp, Driver, Error, EventSink,

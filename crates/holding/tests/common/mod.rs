@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Arc;
 use unbroken_holding::{Holding, LogicalMemory, Tap};
 use unbroken_roce::{Messages, PeerDone};
-use unbroken_types::{Access, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc};
+use unbroken_types::{Access, Mtu, PathAttr, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc};
 use unbroken_verbs::{
     Backlog, CompChannel, Cq, Device, HoldingQp, MemoryDomain, MrKeys, QpInit, QpModify, RcModify, RemoteKeys,
     RemoteNic, Result, SendWr, Srq, SrqAttr,
@@ -164,7 +164,7 @@ impl End {
     }
 
     fn to(&self, rc: RcModify, dest: Option<NicId>) -> Result<()> {
-        self.qp.modify(&QpModify { rc, dest_gid: dest.map(gid), ..QpModify::default() })
+        self.qp.modify(&QpModify { rc, path: dest.map(|nic| PathAttr::new(gid(nic))), ..QpModify::default() })
     }
 
     pub fn poll(&self, cq: &Cq) -> Vec<Wc> {

@@ -88,7 +88,7 @@ impl Qp {
 
     /// The peer that the application names, now or earlier: its NIC and QPN.
     pub(super) fn destination(&self, g: &Gate, change: &QpModify) -> (Option<Gid>, Option<u32>) {
-        let gid = change.dest_gid.or(g.app.dest_gid).map(|gid| self.core.first_port(gid));
+        let gid = change.path.or(g.app.path).map(|path| self.core.first_port(path.dest_gid));
         (gid, change.rc.dest_qpn.or(g.app.rc.dest_qpn))
     }
 
@@ -120,12 +120,25 @@ impl Qp {
         self.core.emit(What::Unprotected { host: self.core.host(), qp: self.qpn, why });
     }
 
+    /// The path of the physical QP where the program has set this one: from the NIC that it is on to the one that its peer is on.
+    pub(super) fn path_from_here(&self, g: &Gate, path: PathAttr) -> PathAttr {
+        let moved = g.link.as_ref().is_some_and(|l| l.executor().lqp().epoch() > 0);
+        match moved.then(|| g.phys.query().attrs.path).flatten() {
+            Some(now) => path.elsewhere(now.port, now.sgid_index, now.dest_gid),
+            None if g.nic == self.nic => path,
+            None => {
+                let sgid_index = self.core.device(g.nic).map_or(0, |device| device.gid_index());
+                path.elsewhere(1, sgid_index, path.dest_gid)
+            }
+        }
+    }
+
     /// Writes down where the physical QP has migrated, or could not.
     pub(super) fn log_migration(&self, g: &Gate, event: QpEvent) {
         let attrs = g.phys.query().attrs;
         let (host, qp) = (self.core.host(), self.qpn);
         let path = |port, dest| format!("{}-{}", port_name(&self.core, g.nic, port), dest);
-        let primary = path(attrs.port.unwrap_or(1), attrs.dest_gid.unwrap_or_default());
+        let primary = path(attrs.port.unwrap_or(1), attrs.path.unwrap_or_default().dest_gid);
         self.core.emit(match (event, attrs.alternate) {
             (QpEvent::PathMigrated, _) => What::PathMigrated { host, qp, to: primary },
             (_, to) => {
@@ -149,8 +162,8 @@ impl Qp {
             }
             None => (String::new(), 0),
         };
-        let peer = match (g.app.dest_gid, g.app.rc.dest_qpn) {
-            (Some(gid), Some(qpn)) => format!("{gid}:{qpn}"),
+        let peer = match (g.app.path, g.app.rc.dest_qpn) {
+            (Some(path), Some(qpn)) => format!("{}:{qpn}", path.dest_gid),
             _ => String::new(),
         };
         let changed_keys = g.link.is_some() && g.phys.progress().keys_changed;
@@ -167,8 +180,8 @@ impl Qp {
         };
         let attrs = if g.link.is_none() { g.phys.query().attrs } else { QpModify::default() };
         let alternate = attrs.alternate.map(|p| format!("{}-{}", port_name(&self.core, g.nic, p.port), p.dest_gid));
-        let primary = match attrs.dest_gid {
-            Some(gid) => format!("{}-{gid}", port_name(&self.core, g.nic, attrs.port.unwrap_or(1))),
+        let primary = match attrs.path {
+            Some(p) => format!("{}-{}", port_name(&self.core, g.nic, attrs.port.unwrap_or(1)), p.dest_gid),
             None => String::new(),
         };
         QpStatus {

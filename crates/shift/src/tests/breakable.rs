@@ -110,8 +110,8 @@ impl Device for Breakable {
     fn gid_index(&self) -> u8 {
         self.inner.gid_index()
     }
-    fn check_address(&self, port: u8, sgid_index: u8, dest: Gid) -> Result<()> {
-        self.inner.check_address(port, sgid_index, dest)
+    fn check_path(&self, path: &PathAttr) -> Result<()> {
+        self.inner.check_path(path)
     }
     fn create_channel(&self) -> Result<Arc<CompChannel>> {
         self.inner.create_channel()

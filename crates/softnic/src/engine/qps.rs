@@ -17,7 +17,7 @@ use std::sync::Arc;
 use unbroken_roce::{
     Completions, ModifyError, RcEvent, RcModify, RcQp, RecvWr, SendBatch, SendWr, UcQp, UdModify, UdQp, UdRoute,
 };
-use unbroken_types::{Gid, QpCaps, QpState, Wc, WcStatus};
+use unbroken_types::{Gid, PathAttr, QpCaps, QpState, Wc, WcStatus};
 use unbroken_verbs::{Cq, DeviceEvent, Error, EventSink, QpEvent, QpModify, QpSnapshot, Result, Srq};
 use unbroken_wire::Packet;
 
@@ -73,11 +73,11 @@ pub(crate) struct QpEntry {
     pub(crate) caps: QpCaps,
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
-    /// The peer's address, RC and UC only.
-    pub(crate) peer: Option<(Gid, IpAddr)>,
-    /// The GID that it sends from, by its index.
-    pub(crate) sgid_index: u8,
-    /// That GID leads to the peer. Else all packets are lost, either way.
+    /// The path in use as it was given, RC and UC only.
+    path: Option<PathAttr>,
+    /// The peer's address there.
+    pub(crate) peer: Option<IpAddr>,
+    /// The path leads to the peer. Else all packets are lost, either way.
     pub(crate) routed: bool,
     /// The UDP port that the peer's packets come from, as far as is known; 0 before the first.
     pub(crate) peer_port: u16,
@@ -157,8 +157,8 @@ impl QpEntry {
             caps,
             send_cq: cqs.0,
             recv_cq: cqs.1,
+            path: None,
             peer: None,
-            sgid_index: 0,
             routed: true,
             peer_port: 0,
             dest: None,
@@ -232,7 +232,7 @@ impl QpEntry {
     /// Whether this is the peer's address, RC and UC only.
     #[inline]
     pub(crate) fn is_peer(&self, ip: IpAddr) -> bool {
-        self.peer.is_some_and(|(_, peer)| peer == ip)
+        self.peer == Some(ip)
     }
 
     /// The QPN of the peer, RC and UC only.
@@ -244,13 +244,9 @@ impl QpEntry {
         }
     }
 
-    /// What a change makes of the way to the peer: the peer and the GID that it is sent to from, where either changes.
-    pub(crate) fn way_after(&self, change: &QpModify) -> Option<(Gid, u8)> {
-        if let (None, None) = (change.dest_gid, change.sgid_index) {
-            return None;
-        }
-        let dest = change.dest_gid.or(self.peer.map(|(gid, _)| gid))?;
-        Some((dest, change.sgid_index.unwrap_or(self.sgid_index)))
+    /// The path that it uses from now on. What comes from the peer is looked at anew.
+    fn set_path(&mut self, path: PathAttr) {
+        (self.path, self.peer, self.peer_port) = (Some(path), Some(path.dest_gid.to_ip()), 0);
     }
 
     /// Sends through another port from now on, counted from 1.
@@ -302,7 +298,7 @@ impl QpEntry {
     /// Changes state and attributes. RC and UC need the peer's address for RTR.
     pub(crate) fn modify(&mut self, change: &QpModify) -> Result<()> {
         let rtr = change.rc.state == Some(QpState::Rtr);
-        let no_peer = rtr && change.dest_gid.is_none() && self.peer.is_none();
+        let no_peer = rtr && change.path.is_none() && self.path.is_none();
         let wrong = |e: ModifyError| Error::invalid(e.to_string());
         if change.alternate.is_some() && !matches!(self.kind, QpKind::Rc(_)) {
             return Err(Error::unsupported("an alternate path: only RC QPs migrate here"));
@@ -318,8 +314,8 @@ impl QpEntry {
                 qp.modify(&change, &mut to).map_err(wrong)
             }
         }?;
-        if let (QpKind::Rc(_) | QpKind::Uc(_), Some(gid)) = (&self.kind, change.dest_gid) {
-            (self.peer, self.peer_port) = (Some((gid, gid.to_ip())), 0);
+        if let (QpKind::Rc(_) | QpKind::Uc(_), Some(path)) = (&self.kind, change.path) {
+            self.set_path(path);
             if let QpKind::Rc(qp) = &mut self.kind {
                 // Every peer is a softnic: no others are reached yet. They would be told by their address.
                 qp.set_selective(true);
@@ -335,8 +331,8 @@ impl QpEntry {
             self.lossy = lossy;
         }
         if change.rc.state == Some(QpState::Reset) {
-            (self.peer, self.peer_port, self.dest, self.told) = (None, 0, None, false);
-            (self.sgid_index, self.routed) = (0, true);
+            (self.path, self.peer, self.peer_port, self.routed) = (None, None, 0, true);
+            (self.dest, self.told) = (None, false);
             (self.alternate, self.former) = (None, None);
         }
         Ok(())
@@ -364,10 +360,9 @@ impl QpEntry {
             QpKind::Uc(qp) => qp.draining(),
             QpKind::Ud(_) => false, // a message is a packet
         };
-        let (dest_gid, port) = (self.peer.map(|(gid, _)| gid), Some(self.port));
-        let sgid_index = dest_gid.map(|_| self.sgid_index);
         let alternate = self.alternate.as_ref().map(|a| a.path);
-        let attrs = QpModify { rc, dest_gid, sgid_index, qkey, port, alternate, ..QpModify::default() };
+        let (port, path) = (Some(self.port), self.path);
+        let attrs = QpModify { rc, qkey, port, path, alternate, ..QpModify::default() };
         QpSnapshot { attrs, caps: self.caps, sq_draining }
     }
 

@@ -168,7 +168,7 @@ mod tests {
     use std::time::{Duration, Instant};
     use unbroken_fabric::{now_us, Fabric, Runtime};
     use unbroken_roce::{RcModify, RecvWr, SendWr};
-    use unbroken_types::{Access, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc};
+    use unbroken_types::{Access, Gid, Mtu, PathAttr, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc};
     use unbroken_verbs::{Cq, Device, DeviceEvent, DeviceQp, EventSink, MrKeys, QpInit, QpModify};
 
     /// More than a drive takes.
@@ -218,8 +218,8 @@ mod tests {
         }
 
         fn connect(&self, peer: &Host, timeout: u8) {
-            let modify = |qp: &dyn DeviceQp, rc, dest_gid| {
-                qp.modify(&QpModify { rc, dest_gid, ..QpModify::default() }).unwrap();
+            let modify = |qp: &dyn DeviceQp, rc, dest: Option<Gid>| {
+                qp.modify(&QpModify { rc, path: dest.map(PathAttr::new), ..QpModify::default() }).unwrap();
             };
             for (qp, to) in self.qps.iter().zip(&peer.qps) {
                 let d = RcModify::default();

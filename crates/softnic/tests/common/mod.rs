@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use unbroken_fabric::{DeviceKind, Fabric, Fault, NicKind, NicName, Runtime, Shape};
 use unbroken_softnic::{Config, Nic, SoftNics};
-use unbroken_types::{Access, Gid, Mtu, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_types::{Access, Gid, Mtu, PathAttr, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     CompChannel, Cq, Device, DeviceEvent, DeviceQp, EventSink, HoldingQp, MrKeys, QpInit, QpModify, RcModify, RecvWr,
     Result, SendWr,
@@ -241,8 +241,8 @@ pub fn connect(qp: &dyn DeviceQp, peer: &dyn DeviceQp, peer_nic: &Nic) -> Result
 
 pub fn connect_with(qp: &dyn DeviceQp, peer_qpn: u32, peer_nic: &Nic, psn: u32) -> Result<()> {
     // The NICs of a fabric are of one kind.
-    let way = (peer_nic.gid(), Some(peer_nic.gid_index()));
-    connect_by(qp, peer_qpn, way, psn, Mtu::B4096, TIMEOUT)
+    let path = PathAttr { sgid_index: peer_nic.gid_index(), ..PathAttr::new(peer_nic.gid()) };
+    connect_by(qp, peer_qpn, path, psn, Mtu::B4096, TIMEOUT)
 }
 
 pub fn connect_to(qp: &dyn DeviceQp, peer_qpn: u32, peer: Gid, psn: u32, mtu: Mtu) -> Result<()> {
@@ -251,18 +251,11 @@ pub fn connect_to(qp: &dyn DeviceQp, peer_qpn: u32, peer: Gid, psn: u32, mtu: Mt
 
 /// Connects with a timeout that may be longer.
 pub fn connect_slowly(qp: &dyn DeviceQp, peer_qpn: u32, peer: Gid, psn: u32, mtu: Mtu, timeout: u8) -> Result<()> {
-    connect_by(qp, peer_qpn, (peer, None), psn, mtu, timeout)
+    connect_by(qp, peer_qpn, PathAttr::new(peer), psn, mtu, timeout)
 }
 
-/// Connects to a peer's GID, from the GID at that index of the own port.
-pub fn connect_by(
-    qp: &dyn DeviceQp,
-    peer_qpn: u32,
-    (peer, sgid_index): (Gid, Option<u8>),
-    psn: u32,
-    mtu: Mtu,
-    timeout: u8,
-) -> Result<()> {
+/// Connects over that path.
+pub fn connect_by(qp: &dyn DeviceQp, peer_qpn: u32, path: PathAttr, psn: u32, mtu: Mtu, timeout: u8) -> Result<()> {
     let init = RcModify { state: Some(QpState::Init), access: Some(ALL), ..RcModify::default() };
     qp.modify(&QpModify { rc: init, ..QpModify::default() })?;
     let rtr = RcModify {
@@ -274,7 +267,7 @@ pub fn connect_by(
         min_rnr_timer: Some(1),
         ..RcModify::default()
     };
-    qp.modify(&QpModify { rc: rtr, dest_gid: Some(peer), sgid_index, ..QpModify::default() })?;
+    qp.modify(&QpModify { rc: rtr, path: Some(path), ..QpModify::default() })?;
     let rts = RcModify {
         state: Some(QpState::Rts),
         sq_psn: Some(psn),

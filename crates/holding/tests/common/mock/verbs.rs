@@ -57,7 +57,7 @@ impl Device for MockNic {
     fn gid_index(&self) -> u8 {
         3
     }
-    fn check_address(&self, _port: u8, _sgid_index: u8, _dest: Gid) -> Result<()> {
+    fn check_path(&self, _: &PathAttr) -> Result<()> {
         Ok(())
     }
     fn create_channel(&self) -> Result<Arc<CompChannel>> {
@@ -242,8 +242,8 @@ impl DeviceQp for MockQp {
         let qpn = self.qpn;
         self.with(|qp| {
             let to = change.rc.validate(QpType::Rc, qp.state).map_err(|e| Error::invalid(e.to_string()))?;
-            if let (Some(gid), Some(dest)) = (change.dest_gid, change.rc.dest_qpn) {
-                qp.peer = Some((gid, dest));
+            if let (Some(path), Some(dest)) = (change.path, change.rc.dest_qpn) {
+                qp.peer = Some((path.dest_gid, dest));
             }
             match to {
                 QpState::Err => qp.fail(qpn, WcStatus::WrFlushErr, WcStatus::WrFlushErr),

@@ -4,13 +4,13 @@
 use super::{QpEntry, QpKind};
 use std::net::IpAddr;
 use unbroken_roce::Via;
-use unbroken_verbs::AlternatePath;
+use unbroken_types::PathAttr;
 use unbroken_wire::{IcrcFlow, Packet};
 
 /// The alternate path of a QP.
 #[derive(Clone, Copy)]
 pub(crate) struct Alternate {
-    pub(crate) path: AlternatePath,
+    pub(crate) path: PathAttr,
     /// The peer's address.
     pub(crate) ip: IpAddr,
     /// As [`QpEntry::routed`].
@@ -36,7 +36,7 @@ impl QpEntry {
     pub(crate) fn hear(&mut self, packet: &Packet<'_>, flow: &IcrcFlow, own: &[IpAddr], now_us: u64) -> bool {
         let came = |peer: IpAddr, port: u8| peer == flow.src_ip && own[usize::from(port - 1)] == flow.dst_ip;
         let via = match (&self.peer, &self.alternate) {
-            (Some((_, ip)), _) if came(*ip, self.port) => Via::Primary,
+            (Some(ip), _) if came(*ip, self.port) => Via::Primary,
             (_, Some(a)) if came(a.ip, a.path.port) => Via::Alternate,
             _ => Via::Other,
         };
@@ -60,10 +60,10 @@ impl QpEntry {
     pub(crate) fn take_path(&mut self) -> bool {
         let moved = if let QpKind::Rc(qp) = &mut self.kind { qp.take_path_change() } else { false };
         if let Some(alternate) = self.alternate.take_if(|_| moved) {
-            let Alternate { path, ip, routed } = *alternate;
-            self.former = self.peer.map(|(_, ip)| Box::new(ip));
-            (self.peer, self.peer_port) = (Some((path.dest_gid, ip)), 0);
-            (self.sgid_index, self.routed) = (path.sgid_index, routed);
+            let Alternate { path, routed, .. } = *alternate;
+            self.former = self.peer.map(Box::new);
+            self.set_path(path);
+            self.routed = routed;
             self.set_port(path.port);
         }
         moved
