@@ -146,9 +146,11 @@ impl Engine {
         self.run.as_ref().is_some_and(|run| !run.is_done())
     }
 
-    /// Whether all that was sent has been used by its receivers.
+    /// Whether all that was sent has been used by its receivers. One that has left uses nothing any more: it has done its operations, or they
+    /// are errors, and its last words may be lost with a path that nobody makes again.
     pub fn is_drained(&self) -> bool {
-        self.peers.iter().all(|p| p.outgoing.iter().all(|out| out.tx.is_drained() && out.control.is_empty()))
+        let drained = |p: &Peer| p.outgoing.iter().all(|out| out.tx.is_drained() && out.control.is_empty());
+        self.peers.iter().zip(&self.left).all(|(peer, left)| left.is_some() || drained(peer))
     }
 
     /// This rank.
