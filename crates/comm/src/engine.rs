@@ -202,11 +202,9 @@ impl Engine {
         self.run = Some(run);
         self.seen = (self.progress, self.now_us);
         self.asked = false;
-        if let Some(said) = self.said.get(&number) {
-            // Somebody has asked already.
-            if said.iter().flatten().any(|d| *d != description) {
-                self.tell_takes(number, hands);
-            }
+        if self.said.contains_key(&number) {
+            // Somebody has asked already: who does not answer is taken for one who has not begun.
+            self.tell_takes(number, hands);
             self.judge(number, hands);
         }
         self.settle(hands);
@@ -383,7 +381,8 @@ impl Engine {
         if still_us > self.config.timeout_us {
             let from = self.run.as_ref().and_then(Run::waits_for).unwrap_or(self.config.me);
             let seconds = (self.config.timeout_us / 1_000_000) as u32;
-            self.fail(Failure::Stalled { by: self.config.me, number, from, seconds }, hands);
+            let (by, missing) = (self.config.me, self.silent(number));
+            self.fail(Failure::Stalled { by, number, from, missing, seconds }, hands);
         }
     }
 }
