@@ -73,7 +73,8 @@ impl RcQp {
         }
         let more = self.transmit_requests(now_us, &mut sink, out);
         let before = sink.taken;
-        let late = self.transmit_answers(&mut sink, out, acks);
+        // One that the shell leaves out of this turn finds no room in it either.
+        let late = self.transmit_answers(&mut sink, out, acks) || more && self.ack_owed();
         self.answers_first = late && before > 0;
         more | late
     }
