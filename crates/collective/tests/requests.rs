@@ -4,6 +4,7 @@ mod ranks;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use ranks::{options, Fabric};
@@ -171,8 +172,11 @@ fn nobody_waits_for_a_word_of_one_who_has_left() {
 #[test]
 fn who_aborts_is_named_to_all_and_what_is_under_way_ends() {
     let fabric = Fabric::new(DeviceKind::Full);
+    let begun = Barrier::new(3);
     fabric.run(&["a", "b", "c"], &options(), |comm| {
         let request = comm.begin_recv(DataType::U8, (comm.rank() + 1) % 3, vec![0; 100]).unwrap();
+        // Nobody aborts before all have begun: who comes later is refused.
+        begun.wait();
         if comm.rank() == 2 {
             comm.abort();
         }
