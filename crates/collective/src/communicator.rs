@@ -36,7 +36,7 @@ pub struct Options {
     pub slots: u32,
     /// See `slots`.
     pub payload_bytes: u32,
-    /// Frames that a NIC has on its way.
+    /// Frames that a NIC has on its way; to one rank half of them, while others wait for their turn.
     pub window: u32,
     /// Local ACK timeout (4.096 µs · 2^n) and retries of plain queue pairs: after how long a silent path fails.
     pub ack_timeout: u8,

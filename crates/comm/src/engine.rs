@@ -37,7 +37,7 @@ pub struct Config {
     pub slots: u64,
     /// Bytes of payload in a slot; a multiple of 8.
     pub payload: u32,
-    /// Frames that a rail has on its way.
+    /// Frames that a rail has on its way; to one rank half of them, while others wait for their turn.
     pub window: u32,
     /// After standing still for so long a rank tells the others what it is in.
     pub ask_us: u64,
