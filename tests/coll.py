@@ -305,6 +305,56 @@ def twice(logs):
             raise Failure(f"{len(ended)} were refused: {said}")
 
 
+def splitting(fabric, hosts, timeout_ms) -> list:
+    """Ranks that split their communicator again and again, until a file is gone."""
+    program = compile_c("split", *LIBRARY)
+    (fabric.path / "goes").touch()
+    line = [fabric.path / "split.id", fabric.path / "goes", timeout_ms]
+    return [fabric.start(f"split{rank}", [program, rank, hosts, *line]) for rank in range(len(hosts))]
+
+
+def rounds(ranks, count):
+    """Waits until all have done so many."""
+    wait_until(lambda: any(p.ended() for p in ranks) or all(p.output().count("round ") >= count for p in ranks), SECONDS, f"{count} rounds")
+
+
+def split(logs, seed):
+    """Communicators are split while NICs of all hosts die, flap and come back: ranks and sums are right."""
+    with Fabric(logs) as fabric:
+        ranks = splitting(fabric, "abcda", 20_000)
+        rounds(ranks, 1)
+        fabric.random_faults(seed, SECONDS, "a", "b", "c", "d")
+        # Of whom some paths of new communicators have failed.
+        hit = lambda: [p for p in ranks if not p.output().rstrip().endswith(" 0 paths of new communicators failed")]
+        wait_until(lambda: any(p.ended() for p in ranks) or hit(), SECONDS, "an effect of the faults")
+        rounds(ranks, max(p.output().count("round ") for p in ranks) + 10)
+        (fabric.path / "goes").unlink()
+        for process in ranks:
+            process.expect_success(SECONDS)
+            if "splits are right" not in process.output():
+                raise Failure(f"{process.name} says {process.output()[-300:]}")
+        # "23 splits are right, 4 paths failed"
+        said = [process.output().strip().splitlines()[-1] for process in ranks]
+        return f"{said[0].split(',')[0]}; paths failed at each rank: {[int(line.split()[-3]) for line in said]}"
+
+
+def split_loses(logs, sig, words):
+    """A rank is killed or stopped while communicators are split: an error at all others, of the old communicator or of a new one. Who has its error
+    ends, so that to others it may be that one who is gone."""
+    with Fabric(logs) as fabric:
+        ranks = splitting(fabric, "abcd", 2000)
+        rounds(ranks, 2)
+        os.kill(ranks[2].pid, sig)
+        began = time.monotonic()
+        for rank, process in enumerate(ranks):
+            if rank == 2:
+                continue
+            process.expect_error(20)
+            if not any(word in process.output() for word in words):
+                raise Failure(f"{process.name} says {process.output()[-300:]}")
+        return f"after {time.monotonic() - began:.2f} s"
+
+
 def compiled(*words):
     """Runs a compiler as users do."""
     done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=120)
@@ -387,6 +437,10 @@ def main():
     suite.case("a process of three is killed", dies, ["a", "b", "c"], 1)
     suite.case("a process of five is killed, two of which share a host", dies, ["a", "a", "b", "c", "d"], 4)
     suite.case("a process of three is stopped", stopped)
+    for seed in range(2):
+        suite.case(f"communicators are split under random faults, seed {seed}", split, seed)
+    suite.case("a process is killed while communicators are split", split_loses, signal.SIGKILL, ["is gone"])
+    suite.case("a process is stopped while communicators are split", split_loses, signal.SIGSTOP, ["stands still", "is gone"])
     suite.case("ranks disagree", disagree)
     suite.case("a rank is there twice", twice)
     sys.exit(suite.finish())

@@ -79,6 +79,14 @@ ubcollResult_t ubcollGetUniqueId(ubcollUniqueId *uniqueId);
 /* Returns when all ranks have come. */
 ubcollResult_t ubcollCommInitRank(ubcollComm_t *comm, int nranks, ubcollUniqueId commId, int rank);
 ubcollResult_t ubcollCommInitRankConfig(ubcollComm_t *comm, int nranks, ubcollUniqueId commId, int rank, const ubcollConfig_t *config);
+#define UBCOLL_SPLIT_NOCOLOR (-1)
+/*
+ * Makes communicators of the ranks of comm: those that give the same color are together, in the order of their keys, and of their ranks in comm where keys are
+ * equal. With a negative color a rank takes part in none, and *newcomm is NULL. All ranks of comm call it, and it has its turn among the other operations of
+ * all ranks; it is not for groups. comm stays as it is, and need not outlive the new ones. config: NULL for what comm has; what is zero or NULL in it is
+ * as comm has it, but anyOrder and logical are as given, and host is NULL: a rank stays where it is.
+ */
+ubcollResult_t ubcollCommSplit(ubcollComm_t comm, int color, int key, ubcollComm_t *newcomm, const ubcollConfig_t *config);
 /* Waits for what is under way. */
 ubcollResult_t ubcollCommDestroy(ubcollComm_t comm);
 /* Does not: all that is under way, here and at all other ranks, ends with an error that names this rank. */

@@ -16,7 +16,7 @@ static int me;
 
 /* What the processes share: ids, and a count of those who have come to a place. */
 static struct shared {
-	ubcollUniqueId ids[4];
+	ubcollUniqueId ids[5];
 	volatile int ready;
 } *shared;
 
@@ -281,6 +281,61 @@ static void disagree(ubcollComm_t comm)
 	MUST(result == ubcollRemoteError && strstr(ubcollGetLastError(), "SendRecv of 30000"));
 }
 
+/* Two of three, in the other order; all, with what a configuration changes; and what is refused without anything being said. */
+static void splits(ubcollComm_t comm)
+{
+	ubcollConfig_t config = UBCOLL_CONFIG_INITIALIZER;
+	ubcollComm_t some, all, none = comm;
+	ubcollRequest_t waiting[2];
+	int number;
+
+	WRONG(ubcollCommSplit(comm, 0, 0, NULL, NULL), "newcomm is NULL");
+	WRONG(ubcollCommSplit((ubcollComm_t)&number, 0, 0, &none, NULL), "is no communicator");
+	MUST(!none);
+	config.size = 1;
+	WRONG(ubcollCommSplit(comm, 0, 0, &none, &config), "UBCOLL_CONFIG_INITIALIZER");
+	config.size = sizeof config;
+	config.host = "a";
+	WRONG(ubcollCommSplit(comm, 0, 0, &none, &config), "it stays where it is: NULL");
+	config.host = NULL;
+	config.address = "nowhere";
+	WRONG(ubcollCommSplit(comm, 0, 0, &none, &config), "`nowhere` is no address");
+	config.address = NULL;
+	OK(ubcollGroupStart());
+	WRONG(ubcollCommSplit(comm, 0, 0, &none, NULL), "outside of groups");
+	OK(ubcollGroupEnd());
+
+	OK(ubcollCommSplit(comm, me == 1 ? UBCOLL_SPLIT_NOCOLOR : 5, -me, &some, NULL));
+	MUST((me == 1) == !some);
+	if (some) {
+		OK(ubcollCommCount(some, &number));
+		MUST(number == 2);
+		OK(ubcollCommUserRank(some, &number));
+		MUST(number == (me == 0));
+		fill(1);
+		OK(ubcollAllGather(in, out, COUNT, ubcollInt32, some, NULL));
+		for (int i = 0; i < 2 * COUNT; i++)
+			MUST(out[i] == value(i % COUNT, i < COUNT ? 2 : 0, 1));
+	}
+	config.queue = 1;
+	OK(ubcollCommSplit(comm, 0, 0, &all, &config));
+	OK(ubcollBarrier(comm, NULL));
+	OK(ubcollRecv(out, 1, ubcollInt32, (me + 2) % RANKS, all, &waiting[0]));
+	REFUSED(ubcollRecv(out, 1, ubcollInt32, (me + 2) % RANKS, all, &waiting[1]), ubcollQueueFull, "1 operations wait already");
+	OK(ubcollSend(in, 1, ubcollInt32, (me + 1) % RANKS, all, NULL));
+	OK(ubcollRequestWait(waiting[0]));
+	/* Ranks that want something else of it are refused by name, and it stays as it is. */
+	config.anyOrder = me == 2;
+	REFUSED(ubcollCommSplit(comm, 0, 0, &none, &config), ubcollInvalidUsage, "rank 2 cannot take part in the split: its settings");
+	MUST(!none);
+	/* What is left of the old one does not matter to the new ones. */
+	OK(ubcollCommDestroy(comm));
+	OK(ubcollBarrier(all, NULL));
+	OK(ubcollCommDestroy(all));
+	if (some)
+		OK(ubcollCommDestroy(some));
+}
+
 static void aborts(ubcollComm_t comm)
 {
 	ubcollRequest_t request, all;
@@ -327,7 +382,7 @@ int main(void)
 			break;
 	MUST(strcmp(ubcollGetLastError(), "") == 0);
 	if (me == 0) {
-		for (int k = 0; k < 4; k++)
+		for (int k = 0; k < 5; k++)
 			OK(ubcollGetUniqueId(&shared->ids[k]));
 		strangers();
 		__sync_synchronize();
@@ -337,7 +392,7 @@ int main(void)
 		MUST(looks < 6000);
 		usleep(10000);
 	}
-	ubcollComm_t comm = join(0, 0), other = join(1, 0), small = join(2, 4), last = join(3, 0);
+	ubcollComm_t comm = join(0, 0), other = join(1, 0), small = join(2, 4), last = join(3, 0), splitting = join(4, 0);
 	refusals(comm);
 	operations(comm);
 	requests(comm);
@@ -345,6 +400,7 @@ int main(void)
 	full(small);
 	disagree(other);
 	aborts(last);
+	splits(splitting);
 	OK(ubcollBarrier(comm, NULL));
 	OK(ubcollCommDestroy(comm));
 	WRONG(ubcollCommDestroy(comm), "has been given back");

@@ -88,7 +88,7 @@ def flapping(logs, python: str, mode: str, ranks: int, right: list):
 
 
 def cases(suite, python: str):
-    for mode, ranks, steps in (("ddp", 2, 60), ("ddp", 3, 60), ("fsdp", 2, 200)):
+    for mode, ranks, steps in (("ddp", 2, 60), ("ddp", 3, 60), ("fsdp1", 2, 100), ("fsdp1", 3, 60), ("fsdp", 2, 200)):
         right = suite.case(f"{mode}, {ranks} ranks, unbroken beside gloo", quiet, python, mode, ranks, steps)
         if right:
             suite.case(f"{mode}, {ranks} ranks, NICs flap", flapping, python, mode, ranks, right)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One rank of a training with torch.distributed, as torchrun starts it: `train.py BACKEND MODE STEPS`, where MODE is `ddp` or `fsdp`.
+"""One rank of a training with torch.distributed, as torchrun starts it: `train.py BACKEND MODE STEPS`, where MODE is `ddp`, `fsdp1` or `fsdp` (2).
 
 Nothing here knows of Unbroken but the import that registers its backend. Everything is seeded and runs in one thread, so that the losses are the same bits
 whenever sums are. Rank 0 prints `loss STEP VALUE` with all digits of the value; all print what was lost."""
@@ -32,6 +32,22 @@ def sharded(module: nn.Module) -> nn.Module:
     return fully_shard(module, mesh=mesh)
 
 
+def wrapped(module: nn.Module) -> nn.Module:
+    """FSDP 1: each of the larger layers by itself, then the rest."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    return FullyShardedDataParallel(module, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=torch.device("cpu"))
+
+
+def replicated(module: nn.Module) -> nn.Module:
+    """DDP, with small buckets: many operations are under way while the backward pass goes on."""
+    return nn.parallel.DistributedDataParallel(module, bucket_cap_mb=0.5)
+
+
+PARALLEL = {"ddp": replicated, "fsdp1": wrapped, "fsdp": sharded}
+
+
 def say(line: str):
     """Prints a line at once and whole: torchrun has all ranks write to one stream, unbuffered, where `print` writes the end of a line by itself."""
     sys.stdout.write(line + "\n")
@@ -56,8 +72,7 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group(backend)
     rank = dist.get_rank()
-    # Small buckets: many operations are under way while the backward pass goes on.
-    net = nn.parallel.DistributedDataParallel(model(), bucket_cap_mb=0.5) if mode == "ddp" else sharded(model())
+    net = PARALLEL[mode](model())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.005)
     for step in range(steps):
         generator = torch.Generator().manual_seed(1000 * step + rank)

@@ -86,6 +86,14 @@ enum Answer {
     All(Vec<Hello>),
 }
 
+/// A new secret.
+pub(crate) fn draw() -> Result<[u8; SECRET_BYTES]> {
+    let mut secret = [0; SECRET_BYTES];
+    rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| io("draw a secret")(e.into()))?;
+    Ok(secret)
+}
+
 /// Where the ranks of one communicator meet.
 pub struct Bootstrap {
     id: Id,
@@ -97,9 +105,7 @@ impl Bootstrap {
         let listener = TcpListener::bind(address).map_err(io(format!("listen at {address}")))?;
         listener.set_nonblocking(true).map_err(io("bootstrap socket"))?;
         let address = listener.local_addr().map_err(io("bootstrap socket"))?;
-        let mut secret = [0; SECRET_BYTES];
-        rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())
-            .map_err(|e| io("draw a secret")(e.into()))?;
+        let secret = draw()?;
         let id = Id { address, secret };
         let meeting = Meeting { secret, waiting: Vec::new(), expected: None };
         std::thread::Builder::new()

@@ -47,6 +47,8 @@ struct Kept {
 /// An operation that waits for its turn, or has it.
 struct Queued {
     collective: Collective,
+    /// What the other ranks must take it for, too.
+    description: Description,
     /// Taken when it begins.
     spans: Option<Spans>,
     /// Memory of a request that was given up, for as long as the operation needs it.
@@ -114,8 +116,8 @@ impl Channel {
     }
 
     /// Queues an operation whose memory fits; its ticket.
-    pub(crate) fn push(&mut self, collective: Collective, spans: Spans) -> u64 {
-        self.queue.push_back(Queued { collective, spans: Some(spans), memory: None });
+    pub(crate) fn push(&mut self, collective: Collective, description: Description, spans: Spans) -> u64 {
+        self.queue.push_back(Queued { collective, description, spans: Some(spans), memory: None });
         self.over + self.queue.len() as u64 - 1
     }
 
@@ -180,7 +182,8 @@ impl Channel {
         }
         while !self.queue.is_empty() {
             let (view, down) = self.engine.take_up(self.number)?;
-            let collective = self.queue.front()?.collective.clone();
+            let Queued { collective, description, .. } = self.queue.front()?;
+            let (collective, description) = (collective.clone(), *description);
             match self.program(view, &down, &collective, folding) {
                 Ok(program) => {
                     let spans = self.queue.front_mut()?.spans.take()?;
@@ -189,7 +192,7 @@ impl Channel {
                     self.runs = true;
                     let number = self.number;
                     self.number += 1;
-                    return Some((number, Description::of(&collective), collective.data().bytes(), program));
+                    return Some((number, description, collective.data().bytes(), program));
                 }
                 Err(error) => {
                     self.refused.push((self.over, error.to_string()));

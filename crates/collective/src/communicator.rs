@@ -4,17 +4,18 @@
 //! moves packets, and yields its core when nothing has come. While nobody waits, the thread out of band drives, which sleeps between looks; between
 //! operations it answers others (a path that has failed, one that is made again).
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use unbroken::Host;
+use unbroken_comm::agree::Description;
 use unbroken_comm::{Config, Failure, Rank};
 use unbroken_schedule::{Collective, DataType, Fabric, Folding, Operation, Place, ReduceOp, Topology};
 use unbroken_schedule::{Counts, Host as HostShape, Nic as NicShape};
 
-use crate::bootstrap::{meet, Hello, Id};
+use crate::bootstrap::{meet, Hello, Id, SECRET_BYTES};
 use crate::channel::{self, ALL};
 use crate::error::{Error, Result};
 use crate::net::{Net, Shape};
@@ -35,7 +36,7 @@ pub struct Options {
     pub slots: u32,
     /// See `slots`.
     pub payload_bytes: u32,
-    /// Frames that a NIC has on its way.
+    /// Frames that a NIC has on its way; to one rank half of them, while others wait for their turn.
     pub window: u32,
     /// Local ACK timeout (4.096 µs · 2^n) and retries of plain queue pairs: after how long a silent path fails.
     pub ack_timeout: u8,
@@ -77,7 +78,7 @@ impl Default for Options {
 
 impl Options {
     /// What all ranks must have alike, as a text.
-    fn settings(&self) -> String {
+    pub(crate) fn settings(&self) -> String {
         format!(
             "logical {}, {:?}, {} slots of {} bytes, {} Mbit/s, timeout {} ms",
             self.logical,
@@ -89,7 +90,7 @@ impl Options {
         )
     }
 
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let refuse = |what: String| Err(Error::Refused(what));
         if !(2..=1024).contains(&self.slots) {
             return refuse(format!("{} slots; 2 to 1024 are possible", self.slots));
@@ -113,7 +114,18 @@ pub struct Communicator {
     board: Board,
     me: Rank,
     ranks: usize,
-    options: Options,
+    pub(crate) options: Options,
+    /// What this rank and the others have said of themselves, for those who split it.
+    pub(crate) site: Site,
+}
+
+/// Where a rank is, and where all are.
+pub(crate) struct Site {
+    pub(crate) host: Host,
+    /// The address of this machine at which others reach this process.
+    pub(crate) at: IpAddr,
+    /// What ranks have said, in their order.
+    pub(crate) all: Vec<Hello>,
 }
 
 impl Communicator {
@@ -141,7 +153,19 @@ impl Communicator {
         let nics = vec![options.nic_mbps; host.nic_count()];
         let hello = Hello::new(rank, ranks, name, nics, address, options.settings());
         let all = meet(id, hello, options.patience)?;
-        let (topology, hosts, rails) = picture(&all)?;
+        Communicator::among(Site { host: host.clone(), at, all }, id.secret, rank, listener, options)
+    }
+
+    /// One of ranks that know each other, who reach it at a socket.
+    pub(crate) fn among(
+        site: Site,
+        secret: [u8; SECRET_BYTES],
+        rank: Rank,
+        listener: TcpListener,
+        options: Options,
+    ) -> Result<Communicator> {
+        let ranks = site.all.len();
+        let (topology, hosts, rails) = picture(&site.all)?;
         let shape = Shape {
             logical: options.logical,
             slots: options.slots.into(),
@@ -162,8 +186,8 @@ impl Communicator {
         };
         let board = Board::new(rank, &config.hosts, rails);
         let server = options.status_folder.as_ref().map(|folder| Server::bind(folder, &board)).transpose()?;
-        let oob = Oob::new(rank, id.secret, all.iter().map(|h| h.address).collect())?;
-        let net = Net::new(host.clone(), rails, shape);
+        let oob = Oob::new(rank, secret, site.all.iter().map(|hello| hello.address).collect())?;
+        let net = Net::new(site.host.clone(), rails, shape);
         let hosts = topology.hosts().to_vec();
         let state = State::new(config, hosts, topology, net, oob, board.clone(), options.folding);
         let shared = Shared::new(state);
@@ -172,7 +196,7 @@ impl Communicator {
         state.oob.begin(listener, server, Box::new(move || attend(&weak)))?;
         state.greet();
         drop(state);
-        Ok(Communicator { shared, board, me: rank, ranks, options })
+        Ok(Communicator { shared, board, me: rank, ranks, options, site })
     }
 
     /// This rank.
@@ -277,6 +301,19 @@ impl Communicator {
         memory: Option<Memory>,
     ) -> Result<Request> {
         let collective = self.admit(name, &operation, data, &spans)?;
+        let description = Description::of(&collective);
+        self.enqueue_as(description, name, collective, spans, memory)
+    }
+
+    /// The same of an operation that makes sense, which ranks may take for something else than it looks.
+    pub(crate) fn enqueue_as(
+        &self,
+        description: Description,
+        name: u32,
+        collective: Collective,
+        spans: Spans,
+        memory: Option<Memory>,
+    ) -> Result<Request> {
         let mut state = self.shared.lock();
         if let Some(failure) = state.failure() {
             return Err(failure.clone().into());
@@ -286,7 +323,7 @@ impl Communicator {
         if channel.waiting() >= self.options.queue {
             return Err(Error::Full(channel.waiting()));
         }
-        let ticket = channel.push(collective, spans);
+        let ticket = channel.push(collective, description, spans);
         state.advance(at);
         self.shared.publish(&state);
         Ok(Request::new(self.shared.clone(), at, ticket, memory))

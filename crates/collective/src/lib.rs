@@ -35,6 +35,7 @@ mod oob;
 mod operands;
 mod request;
 mod span;
+mod split;
 mod state;
 mod status;
 

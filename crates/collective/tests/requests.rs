@@ -4,6 +4,7 @@ mod ranks;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use ranks::{options, Fabric};
@@ -143,11 +144,39 @@ fn two_ranks_wait_for_nobody_else() {
     });
 }
 
+/// It has used all that was sent to it, but that it has was lost with its paths: nobody is there to say it again.
+#[test]
+fn nobody_waits_for_a_word_of_one_who_has_left() {
+    let fabric = Fabric::new(DeviceKind::Full);
+    let patience = Duration::from_secs(30);
+    let began = Instant::now();
+    fabric.run(&["a", "b"], &Options { patience, ..options() }, |comm| {
+        let exchange = |round| match comm.rank() {
+            0 => comm.send(DataType::U8, 1, &bytes(0, round, 100)).unwrap(),
+            _ => {
+                let mut got = [0; 100];
+                comm.recv(DataType::U8, 0, &mut got).unwrap();
+                assert_eq!(got.to_vec(), bytes(0, round, 100));
+            }
+        };
+        exchange(0);
+        comm.barrier().unwrap();
+        if comm.rank() == 1 {
+            (0..4).for_each(|rail| fabric.breaker.set(&format!("loss b/{rail} tx 100%")));
+        }
+        exchange(1);
+    });
+    assert!(began.elapsed() < patience / 2, "rank 0 has waited for {:?}", began.elapsed());
+}
+
 #[test]
 fn who_aborts_is_named_to_all_and_what_is_under_way_ends() {
     let fabric = Fabric::new(DeviceKind::Full);
+    let begun = Barrier::new(3);
     fabric.run(&["a", "b", "c"], &options(), |comm| {
         let request = comm.begin_recv(DataType::U8, (comm.rank() + 1) % 3, vec![0; 100]).unwrap();
+        // Nobody aborts before all have begun: who comes later is refused.
+        begun.wait();
         if comm.rank() == 2 {
             comm.abort();
         }

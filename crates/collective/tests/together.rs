@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use ranks::{check, options, Fabric};
-use unbroken_collective::{Buffers, Counts, DataType, Error, Matrix, Operation, Options, ReduceOp};
+use unbroken_collective::{Buffers, Counts, DataType, Error, Folding, Matrix, Operation, Options, ReduceOp};
 use unbroken_fabric::DeviceKind;
 
 #[test]
@@ -33,6 +33,46 @@ fn every_operation_on_two_hosts() {
             }
         }
     });
+}
+
+/// As many ranks as share two cores in a test of seconds: four on each of four hosts, side by side or mixed; every operation, with a NIC that is dead for some of them.
+#[test]
+fn every_operation_on_sixteen_ranks() {
+    let block = ["a", "a", "a", "a", "b", "b", "b", "b", "c", "c", "c", "c", "d", "d", "d", "d"];
+    let mixed = ["a", "b", "c", "d", "d", "c", "b", "a", "a", "b", "c", "d", "a", "b", "c", "d"];
+    let each: Vec<u64> = (0..16).map(|rank| [700, 0, 1, 33][rank % 4]).collect();
+    let op = ReduceOp::Sum;
+    let operations = [
+        Operation::AllReduce { op, count: 5_000 },
+        Operation::ReduceScatter { op, counts: Counts::Equal(333) },
+        Operation::ReduceScatter { op: ReduceOp::Max, counts: Counts::Each(each.clone().into()) },
+        Operation::AllGather { counts: Counts::Equal(333) },
+        Operation::AllGather { counts: Counts::Each(each.into()) },
+        Operation::Broadcast { root: 9, count: 5_001 },
+        Operation::Reduce { op, root: 6, count: 4_999 },
+        Operation::AllToAll { counts: Matrix::Equal(100) },
+        Operation::SendRecv { from: 1, to: 14, count: 7_000 },
+        Operation::Barrier,
+        Operation::AllReduce { op: ReduceOp::Avg, count: 1 },
+    ];
+    for (hosts, folding) in [(block, Folding::InOrder), (mixed, Folding::Any)] {
+        let fabric = Fabric::new(DeviceKind::Full);
+        fabric.run(&hosts, &Options { folding, ..options() }, |comm| {
+            for (round, operation) in operations.iter().enumerate() {
+                if comm.rank() == 0 {
+                    match round {
+                        3 => fabric.breaker.set("nic b/2 dead"),
+                        8 => fabric.breaker.clear(),
+                        _ => {}
+                    }
+                }
+                check(comm, operation, DataType::F32, false, round as u64);
+                if !operation.is_pairwise() {
+                    check(comm, operation, DataType::I64, true, round as u64);
+                }
+            }
+        });
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::Rank;
 /// What all ranks must agree on. Numbers that an operation does not have are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// Which operation, as [`Operation::name`] has them in alphabetical order.
+    /// Which operation, as [`Operation::name`] has them in alphabetical order; or the split of the communicator.
     pub operation: u8,
     /// Its type, as a position in [`DataType::ALL`].
     pub data: u8,
@@ -27,8 +27,11 @@ pub struct Description {
     pub to: u32,
 }
 
-const NAMES: [&str; 8] =
-    ["AllGather", "AllReduce", "AllToAll", "Barrier", "Broadcast", "Reduce", "ReduceScatter", "SendRecv"];
+/// What is no operation of a program, but done as one, stands behind those that are.
+const NAMES: [&str; 9] =
+    ["AllGather", "AllReduce", "AllToAll", "Barrier", "Broadcast", "Reduce", "ReduceScatter", "SendRecv", SPLIT];
+/// A split gathers what ranks say of themselves, and is not to be mistaken for an AllGather of the program's.
+const SPLIT: &str = "CommSplit";
 
 /// FNV-1a.
 fn digest(words: impl Iterator<Item = u64>) -> u64 {
@@ -63,6 +66,12 @@ impl Description {
             root: root as u32,
             to: to as u32,
         }
+    }
+
+    /// Of the split of the communicator, whatever each rank says in it.
+    pub fn split() -> Description {
+        let operation = NAMES.iter().position(|n| *n == SPLIT).map_or(u8::MAX, |k| k as u8);
+        Description { operation, data: 0, reduce: 0, count: 0, root: 0, to: 0 }
     }
 
     /// The same, where ranks are counted otherwise.
@@ -101,7 +110,7 @@ impl std::fmt::Display for Description {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let name = NAMES.get(usize::from(self.operation)).unwrap_or(&"an unknown operation");
         write!(f, "{name}")?;
-        if *name == "Barrier" {
+        if [SPLIT, "Barrier"].contains(name) {
             return Ok(());
         }
         match DataType::ALL.get(usize::from(self.data)) {
@@ -150,6 +159,9 @@ mod tests {
         }
         assert_eq!(a.to_string(), "AllReduce of 5 F32, Sum");
         assert_eq!(first_that_differs(&[Some(a), None, Some(a)]), None);
+        let split = Description::split();
+        assert_ne!(split.digest(), a.digest());
+        assert_eq!(split.to_string(), "CommSplit");
     }
 
     #[test]

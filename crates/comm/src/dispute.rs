@@ -35,6 +35,12 @@ impl Engine {
         self.judge(number, hands);
     }
 
+    /// Ranks that have not said what they take an operation for; none if they were not asked.
+    pub(crate) fn silent(&self, number: u64) -> Vec<Rank> {
+        let Some(said) = self.said.get(&number).filter(|_| self.told.contains_key(&number)) else { return Vec::new() };
+        (0..said.len()).filter(|rank| said[*rank].is_none()).collect()
+    }
+
     /// Finds out who differs, once all have spoken or have had the time to.
     pub(crate) fn judge(&mut self, number: u64, hands: &mut impl Hands) {
         let Some(said) = self.said.get(&number) else { return };

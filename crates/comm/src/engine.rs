@@ -37,7 +37,7 @@ pub struct Config {
     pub slots: u64,
     /// Bytes of payload in a slot; a multiple of 8.
     pub payload: u32,
-    /// Frames that a rail has on its way.
+    /// Frames that a rail has on its way; to one rank half of them, while others wait for their turn.
     pub window: u32,
     /// After standing still for so long a rank tells the others what it is in.
     pub ask_us: u64,
@@ -146,9 +146,11 @@ impl Engine {
         self.run.as_ref().is_some_and(|run| !run.is_done())
     }
 
-    /// Whether all that was sent has been used by its receivers.
+    /// Whether all that was sent has been used by its receivers. One that has left uses nothing any more: it has done its operations, or they
+    /// are errors, and its last words may be lost with a path that nobody makes again.
     pub fn is_drained(&self) -> bool {
-        self.peers.iter().all(|p| p.outgoing.iter().all(|out| out.tx.is_drained() && out.control.is_empty()))
+        let drained = |p: &Peer| p.outgoing.iter().all(|out| out.tx.is_drained() && out.control.is_empty());
+        self.peers.iter().zip(&self.left).all(|(peer, left)| left.is_some() || drained(peer))
     }
 
     /// This rank.
@@ -200,11 +202,9 @@ impl Engine {
         self.run = Some(run);
         self.seen = (self.progress, self.now_us);
         self.asked = false;
-        if let Some(said) = self.said.get(&number) {
-            // Somebody has asked already.
-            if said.iter().flatten().any(|d| *d != description) {
-                self.tell_takes(number, hands);
-            }
+        if self.said.contains_key(&number) {
+            // Somebody has asked already: who does not answer is taken for one who has not begun.
+            self.tell_takes(number, hands);
             self.judge(number, hands);
         }
         self.settle(hands);
@@ -381,7 +381,8 @@ impl Engine {
         if still_us > self.config.timeout_us {
             let from = self.run.as_ref().and_then(Run::waits_for).unwrap_or(self.config.me);
             let seconds = (self.config.timeout_us / 1_000_000) as u32;
-            self.fail(Failure::Stalled { by: self.config.me, number, from, seconds }, hands);
+            let (by, missing) = (self.config.me, self.silent(number));
+            self.fail(Failure::Stalled { by, number, from, missing, seconds }, hands);
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::engine::{Engine, Mutant};
 use crate::frame::{FrameKind, Header, Notice, HEADER_BYTES, MEMORY};
 use crate::hands::{Hands, Slot};
-use crate::paths::State;
+use crate::paths::{Peer, State};
 use crate::Rank;
 
 /// Notices on their way over a path, beyond a rail's window: credit waits where there are more.
@@ -35,10 +35,15 @@ impl Engine {
             let Some(mut run) = self.run.take() else { return };
             let lane = self.turns[at][0];
             let (peer, stream) = (run.lanes[lane as usize].peer, run.lanes[lane as usize].stream);
-            let out = &mut self.peers[peer].outgoing[at];
+            let Peer { outgoing, paths, .. } = &mut self.peers[peer];
+            let out = &mut outgoing[at];
             let room = out.tx.has_room() || self.config.mutant == Some(Mutant::NoCredit);
             let by = out.tx.carrier().map(|rail| usize::from(rail.min(self.config.rails)));
             let may = by.is_some_and(|by| self.on_way[by] < self.config.window) && out.tx.to_post().is_none();
+            // A peer that takes frames slowly, since others send to it, too, does not hold up what goes elsewhere.
+            let others = self.turns[at].iter().any(|lane| run.lanes[*lane as usize].peer != peer);
+            let full = by.is_some_and(|by| paths[by].posted >= self.config.window.div_ceil(2));
+            let may = may && !(others && full);
             if !room || !may {
                 self.turns[at].rotate_left(1);
                 blocked += 1;

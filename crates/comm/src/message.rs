@@ -217,7 +217,7 @@ impl Reader<'_> {
         (len <= MAX_BYTES).then(|| self.take(len).map(<[u8]>::to_vec))?
     }
 
-    fn list<T>(&mut self, each: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+    pub(crate) fn list<T>(&mut self, each: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let len = self.u32()? as usize;
         // An element has a byte at least.
         (len <= MAX_LIST.min(self.0.len())).then(|| (0..len).map(|_| each(self)).collect())?
@@ -366,12 +366,9 @@ mod tests {
             ranks().prop_map(|(rank, _)| Failure::Lost { rank }),
             ranks().prop_map(|(rank, _)| Failure::Aborted { rank }),
             (ranks(), any::<u64>()).prop_map(|((rank, _), done)| Failure::Left { rank, done }),
-            (ranks(), any::<(u64, u32)>()).prop_map(|((by, from), (number, seconds))| Failure::Stalled {
-                by,
-                number,
-                from,
-                seconds
-            }),
+            (ranks(), any::<(u64, u32)>(), prop::collection::vec(0usize..1 << 20, 0..9)).prop_map(
+                |((by, from), (number, seconds), missing)| Failure::Stalled { by, number, from, missing, seconds }
+            ),
             (ranks(), any::<u32>()).prop_map(|((a, b), seconds)| Failure::Parted { a, b, seconds }),
             (ranks(), any::<u32>()).prop_map(|((rank, by), what)| Failure::Broke { rank, by, what }),
         ]

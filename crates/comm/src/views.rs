@@ -193,7 +193,7 @@ impl Engine {
             let seconds = (self.config.timeout_us / 1_000_000) as u32;
             let (by, number) = (self.config.me, self.begun);
             let from = if by == 0 { missing } else { 0 };
-            self.fail(Failure::Stalled { by, number, from, seconds }, hands);
+            self.fail(Failure::Stalled { by, number, from, missing: Vec::new(), seconds }, hands);
         }
     }
 }

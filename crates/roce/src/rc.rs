@@ -6,11 +6,12 @@
 //! - *quiesced*: its WRs are taken out; nothing happens on it any more, unless it is reset.
 
 mod paths;
+mod turns;
 
 use crate::attr::{ModifyError, RcConfig, RcModify};
 use crate::backlog::{Backlog, Progress};
 use crate::encoding::ack_timeout_us;
-use crate::io::{Completions, Memory, PacketSink, SharedReceives};
+use crate::io::{Completions, Memory, SharedReceives};
 use crate::link::Link;
 use crate::migration::{Migration, NOTHING};
 use crate::requester::Requester;
@@ -54,6 +55,8 @@ pub struct RcQp {
     migration: Migration,
     /// Which MigReq bits would be news; [`NOTHING`] while none would.
     watched: u8,
+    /// What the responder has to send found no room behind requests.
+    answers_first: bool,
 }
 
 impl RcQp {
@@ -76,6 +79,7 @@ impl RcQp {
             drain_told: false,
             migration: Migration::default(),
             watched: NOTHING,
+            answers_first: false,
         }
     }
 
@@ -422,62 +426,6 @@ impl RcQp {
     }
 
     // Polls
-
-    /// Sends requests, READ responses and the acknowledgement that is owed. True: the sink was full, there is more to send now.
-    pub fn poll_transmit(
-        &mut self,
-        now_us: u64,
-        sink: &mut (impl PacketSink + ?Sized),
-        out: &mut (impl Completions + ?Sized),
-    ) -> bool {
-        let more = self.poll_transmit_data(now_us, sink, out);
-        more | self.poll_transmit_ack(sink)
-    }
-
-    /// Sends requests and READ responses only.
-    pub fn poll_transmit_data(
-        &mut self,
-        now_us: u64,
-        sink: &mut (impl PacketSink + ?Sized),
-        out: &mut (impl Completions + ?Sized),
-    ) -> bool {
-        if self.stopped() {
-            return false;
-        }
-        let mut more = false;
-        if self.migration.has_news() && self.is_connected() {
-            let asks = self.migration.announce(now_us);
-            self.responder.announce(asks);
-        }
-        if matches!(self.state, QpState::Rts | QpState::Sqd) {
-            match self.requester.transmit(now_us, &self.link, sink, out) {
-                Ok(m) => more |= m,
-                Err(status) => self.requester_failed(status, out),
-            }
-            if self.state == QpState::Sqd {
-                // What an earlier life had done completes here, without a packet of the peer.
-                self.note_drained();
-            }
-        }
-        match self.responder.transmit_responses(&self.link, sink) {
-            Ok(m) => more |= m,
-            Err(event) => {
-                self.event = Some(event);
-                self.enter_error(WcStatus::WrFlushErr, None, out);
-            }
-        }
-        more
-    }
-
-    /// Whether an acknowledgement is owed and can leave now.
-    pub fn ack_owed(&self) -> bool {
-        !self.stopped() && self.responder.ack_owed()
-    }
-
-    /// Sends the acknowledgement that is owed. True: the sink was full.
-    pub fn poll_transmit_ack(&mut self, sink: &mut (impl PacketSink + ?Sized)) -> bool {
-        !self.stopped() && self.responder.transmit_ack(&self.link, sink)
-    }
 
     /// When [`Self::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<u64> {

@@ -219,6 +219,47 @@ fn an_acknowledgement_never_overtakes_an_answer() {
     assert!(qp.ack_owed());
 }
 
+/// What an end sends in turns of two packets each, while it has more to send than fits.
+fn turns_of_two(p: &mut Pair, requests: &[Vec<u8>], turns: usize, acks: impl Fn(usize) -> bool) -> Vec<Vec<WireOp>> {
+    (0..8).for_each(|k| p.post(1, &write(k, 3000)));
+    let End { qp, mem, wcs, .. } = &mut p.ends[1];
+    for bytes in requests {
+        qp.handle_packet(0, &Packet::parse(bytes).unwrap(), mem, wcs);
+    }
+    let turn = |k| {
+        let mut sink = VecSink { mem, room: 2, packets: vec![] };
+        let more = if acks(k) { qp.poll_transmit(0, &mut sink, wcs) } else { qp.poll_transmit_data(0, &mut sink, wcs) };
+        assert!(more, "there is more to send");
+        sink.packets.iter().map(|(_, b)| Packet::parse(b).unwrap().bth.opcode.op).collect()
+    };
+    (0..turns).map(turn).collect()
+}
+
+/// Else the peer hears nothing before this end's window is full, and stands still meanwhile.
+#[test]
+fn an_acknowledgement_that_found_no_room_goes_first_the_next_time() {
+    let reth = Ext::Reth(Reth { va: va(WRITABLE, 0), rkey: WRITABLE, len: 1 });
+    // The shell may leave acknowledgements out of a turn.
+    for left_out in [None, Some(0), Some(1)] {
+        let mut p = pair(false);
+        let asks = [request(&p, WireOp::WriteOnly, 0, reth, &[1])];
+        let sent = turns_of_two(&mut p, &asks, 3, |turn| Some(turn) != left_out);
+        assert_eq!(sent[0], [WireOp::WriteFirst, WireOp::WriteMiddle]);
+        assert_eq!(sent[1], [WireOp::Acknowledge, WireOp::WriteLast], "left out in turn {left_out:?}");
+        assert_eq!(sent[2], [WireOp::WriteFirst, WireOp::WriteMiddle]);
+    }
+}
+
+#[test]
+fn requests_and_read_responses_take_turns() {
+    let mut p = pair(false);
+    let reth = Ext::Reth(Reth { va: va(READABLE, 0), rkey: READABLE, len: 4096 });
+    let asks = [request(&p, WireOp::ReadRequest, 0, reth, &[])];
+    let sent = turns_of_two(&mut p, &asks, 5, |_| true);
+    let answers: Vec<usize> = sent.iter().map(|t| t.iter().filter(|op| op.is_response()).count()).collect();
+    assert_eq!(answers, [0, 2, 0, 2, 0], "{sent:?}");
+}
+
 #[test]
 fn a_repeated_read_may_not_reach_beyond_what_was_executed() {
     let mut p = pair(false);

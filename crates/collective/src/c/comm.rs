@@ -40,6 +40,33 @@ struct Config {
     logical: i32,
 }
 
+impl Config {
+    /// Changes options as it says. Gives the host, and the address of this machine, if they are named.
+    fn apply(&self, options: &mut Options) -> Result<(Option<String>, Option<String>)> {
+        if self.size != size_of::<Config>() {
+            return refuse(format!(
+                "a configuration of {} bytes; UBCOLL_CONFIG_INITIALIZER of this version's header makes one of {}",
+                self.size,
+                size_of::<Config>()
+            ));
+        }
+        let set = |field: &mut Duration, ms: u32| {
+            if ms > 0 {
+                *field = Duration::from_millis(ms.into());
+            }
+        };
+        set(&mut options.timeout, self.timeout_ms);
+        set(&mut options.patience, self.patience_ms);
+        if self.queue > 0 {
+            options.queue = self.queue as usize;
+        }
+        options.logical = self.logical != 0;
+        options.folding = if self.any_order != 0 { Folding::Any } else { Folding::InOrder };
+        // SAFETY: the program gives NULL or strings.
+        Ok(unsafe { (text(self.host), text(self.address)) })
+    }
+}
+
 /// `ubcollCounters_t`
 #[repr(C)]
 struct CounterValues {
@@ -81,30 +108,7 @@ fn join(ranks: i32, id: UniqueId, rank: i32, config: Option<&Config>) -> Result<
         return refuse(format!("rank {rank} of {ranks}: ranks are counted from 0, and there is one at least"));
     };
     let mut options = Options::default();
-    let (mut host, mut at) = (None, None);
-    if let Some(config) = config {
-        if config.size != size_of::<Config>() {
-            return refuse(format!(
-                "a configuration of {} bytes; UBCOLL_CONFIG_INITIALIZER of this version's header makes one of {}",
-                config.size,
-                size_of::<Config>()
-            ));
-        }
-        // SAFETY: the program gives NULL or strings.
-        (host, at) = unsafe { (text(config.host), text(config.address)) };
-        let set = |field: &mut Duration, ms: u32| {
-            if ms > 0 {
-                *field = Duration::from_millis(ms.into());
-            }
-        };
-        set(&mut options.timeout, config.timeout_ms);
-        set(&mut options.patience, config.patience_ms);
-        if config.queue > 0 {
-            options.queue = config.queue as usize;
-        }
-        options.logical = config.logical != 0;
-        options.folding = if config.any_order != 0 { Folding::Any } else { Folding::InOrder };
-    }
+    let (host, at) = config.map_or(Ok((None, None)), |config| config.apply(&mut options))?;
     let runtime = Runtime::open().map_err(|e| Error::Refused(e.to_string()))?;
     options.status_folder = Some(runtime.path().join("coll"));
     let host = match host {
@@ -138,6 +142,39 @@ extern "C" fn ubcollCommInitRankConfig(
 #[no_mangle]
 extern "C" fn ubcollCommInitRank(comm: *mut *mut c_void, ranks: i32, id: UniqueId, rank: i32) -> Code {
     ubcollCommInitRankConfig(comm, ranks, id, rank, std::ptr::null())
+}
+
+#[no_mangle]
+extern "C" fn ubcollCommSplit(
+    comm: *mut c_void,
+    colour: i32,
+    key: i32,
+    new: *mut *mut c_void,
+    config: *const Config,
+) -> Code {
+    code(|| {
+        // SAFETY: the program gives NULL, or what coll.h says. Checked before anything is said.
+        unsafe { put(new, "newcomm", null_mut()) }?;
+        if group::is_open() {
+            return refuse("a communicator is split outside of groups");
+        }
+        let it = COMMS.get(comm)?;
+        let mut options = it.options.clone();
+        // SAFETY: the program gives NULL, or what coll.h says.
+        let named = unsafe { config.as_ref() }.map(|config| config.apply(&mut options)).transpose()?;
+        let (host, at) = named.unwrap_or_default();
+        if let Some(host) = host {
+            return refuse(format!(
+                "host `{host}` for a rank of a communicator that is split; it stays where it is: NULL"
+            ));
+        }
+        let at = at.map_or(Ok(it.site.at), |text| address(Some(text)))?;
+        match it.split_at(u32::try_from(colour).ok(), key, at, options)? {
+            // SAFETY: as above.
+            Some(split) => unsafe { put(new, "newcomm", COMMS.add(split)) },
+            None => Ok(()),
+        }
+    })
 }
 
 #[no_mangle]
