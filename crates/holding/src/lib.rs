@@ -31,6 +31,7 @@ mod cq;
 mod device;
 mod filler;
 mod memory;
+mod numbered;
 mod pass;
 mod qp;
 mod quiesce;

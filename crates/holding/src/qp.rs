@@ -10,6 +10,7 @@
 use crate::cq::{Member, ProviderCq, Seat};
 use crate::device::{Opened, PdUse};
 use crate::lock;
+use crate::numbered::Numbered;
 use crate::srq::{ProviderSrq, SrqUse};
 use crate::tap::Notes;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -457,22 +458,6 @@ impl Member for JournaledQp {
 impl KeyWaiter for JournaledQp {
     fn keys_came(&self) {
         self.pump(&mut self.lock());
-    }
-}
-
-/// A batch under the journal's numbers.
-struct Numbered<'a> {
-    batch: &'a dyn SendBatch,
-    first: u64,
-}
-
-impl SendBatch for Numbered<'_> {
-    fn count(&self) -> usize {
-        self.batch.count()
-    }
-
-    fn wr(&self, index: usize) -> SendWr<'_> {
-        SendWr { wr_id: self.first + index as u64, ..self.batch.wr(index) }
     }
 }
 

@@ -74,6 +74,18 @@ pub(crate) struct Gate {
     connection: u32,
 }
 
+impl Gate {
+    /// The QP is in ERR, and stays there until the program resets it: it has failed for good, or the program has moved it there.
+    fn ended(&self) -> bool {
+        self.failed || self.app.rc.state == Some(QpState::Err)
+    }
+
+    /// The program has not connected it yet.
+    fn is_early(&self) -> bool {
+        matches!(self.app.rc.state, None | Some(QpState::Reset | QpState::Init))
+    }
+}
+
 /// A logical QP.
 pub struct Qp {
     pub(crate) core: Arc<Core>,
@@ -303,7 +315,7 @@ impl Qp {
         let mut error = error;
         // The NIC that the switch chose may be dead by now, too; each try leaves one of them.
         let mut tries = self.core.nic_count() + 1;
-        while !g.failed {
+        while !g.ended() {
             if let Some(result) = hold(g) {
                 return result;
             }
@@ -374,7 +386,7 @@ impl Qp {
         }
         match state {
             Some(QpState::Reset) => return self.reset(&mut g),
-            Some(QpState::Err) if g.failed || g.link.is_some() => return self.end(&mut g, change),
+            Some(QpState::Err) if g.ended() || g.link.is_some() => return self.end(&mut g, change),
             _ => {}
         }
         if g.link.as_ref().is_some_and(|l| l.executor().switching()) {
@@ -439,10 +451,10 @@ impl Qp {
     /// The application moves a connected QP to ERR. Between two paths no physical QP has the work, and that of a dead NIC changes no
     /// more: it is flushed here. One that has failed for good is where it shall be.
     fn end(&self, g: &mut Gate, change: &QpModify) -> Result<()> {
-        merge(&mut g.app, change);
-        if g.failed {
+        if g.ended() {
             return Ok(());
         }
+        merge(&mut g.app, change);
         let backlog = match link::close_with_work(self, g) {
             Some(backlog) => backlog,
             None => match g.phys.modify(change) {

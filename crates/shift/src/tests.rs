@@ -525,6 +525,28 @@ fn an_ended_qp_does_not_come_back_to_life() {
     }
 }
 
+/// So does one that the program has moved to ERR: it is there whenever it is asked to be, and flushes what is posted.
+#[test]
+fn what_the_program_has_ended_stays_so_without_any_nic() {
+    for nobody_noticed in [false, true] {
+        let w = World::new();
+        let end = || {
+            let rc = RcModify { state: Some(QpState::Err), ..RcModify::default() };
+            w.from.modify(&QpModify { rc, ..QpModify::default() })
+        };
+        end().unwrap();
+        w.plan.dead.iter().for_each(|dead| dead.store(true, SeqCst));
+        if !nobody_noticed {
+            (0..w.plan.dead.len()).for_each(|nic| w.core.inbox.put(Job::Device(nic, DeviceEvent::Fatal)));
+            w.wait("the deaths are noticed", || (0..w.plan.dead.len()).all(|nic| w.core.device(nic).is_none()));
+        }
+        w.post_send(2).unwrap();
+        assert_eq!(w.completions(1)[0].status, WcStatus::WrFlushErr as u32);
+        end().unwrap();
+        assert_eq!(w.from.state(), QpState::Err);
+    }
+}
+
 /// A QP that is connected to itself, as NCCL's flush QP is, moves as others do.
 #[test]
 fn a_qp_connected_to_itself_moves() {

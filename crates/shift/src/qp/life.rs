@@ -14,7 +14,7 @@ impl Qp {
 
     /// A QP that is not connected and whose NIC has died is made anew on another, with its receives. Gives whether that was so.
     pub(super) fn leave_dead_nic(&self, g: &mut Gate) -> Result<bool> {
-        if !self.init.hold_on_failure || g.failed || self.core.device(g.nic).is_some() {
+        if !self.init.hold_on_failure || !g.is_early() || g.failed || self.core.device(g.nic).is_some() {
             return Ok(false);
         }
         let (nic, fresh) = self.core.make_qp(self.nic, &self.init, true)?;
@@ -30,8 +30,7 @@ impl Qp {
     /// The NIC of a QP has died. One that is not connected yet begins anew on another; if there is none, it stays as it is, and finds one with
     /// the program's next verb, or does not. False: it is further than that.
     pub(crate) fn begins_elsewhere(&self, g: &mut Gate) -> bool {
-        let early = matches!(g.app.rc.state, None | Some(QpState::Reset | QpState::Init));
-        if !early || !self.init.hold_on_failure {
+        if !g.is_early() || !self.init.hold_on_failure {
             return false;
         }
         if let Err(e) = self.leave_dead_nic(g) {
