@@ -535,6 +535,8 @@ impl Journal {
     /// Completes the first send with `status` and flushes the rest, at once.
     pub fn fail(&mut self, status: WcStatus, out: &mut (impl Completions + ?Sized)) {
         if !self.stop.over() && self.phase != Phase::Failed {
+            // One that has ended has had its error, or wanted none: what is left is flushed, whoever comes first to do it.
+            let status = if self.ended() { WcStatus::WrFlushErr } else { status };
             self.set_phase(Phase::Failed);
             self.flush_all(status, out);
         }

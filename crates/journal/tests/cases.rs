@@ -202,6 +202,24 @@ fn a_qp_that_is_given_up_completes_at_once_with_the_original_error() {
     assert!(matches!(j.stop(&mut out), Step::Done(b) if b == Backlog::default()));
 }
 
+/// ... unless it has ended before: then the application has its error, or wanted none.
+#[test]
+fn a_qp_that_has_ended_is_flushed_when_it_is_given_up() {
+    for by_error in [true, false] {
+        let (mut j, mut out) = (journal(false), Out::default());
+        let number = send(&mut j, &mut out, 1, true);
+        send(&mut j, &mut out, 2, true);
+        if by_error {
+            assert_eq!(come(&mut j, &mut out, number, ACCESS), [('s', 1, ACCESS)]);
+        } else {
+            j.end(&mut out);
+            assert_eq!(come(&mut j, &mut out, number, FLUSH), [('s', 1, FLUSH)]);
+        }
+        j.fail(WcStatus::RetryExcErr, &mut out);
+        assert_eq!(out.take(), [('s', 2, FLUSH)]);
+    }
+}
+
 #[test]
 fn with_a_shared_queue_the_device_says_when_the_last_receive_was_taken() {
     let (mut j, mut out) = (journal(true), Out::default());

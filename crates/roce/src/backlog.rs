@@ -250,6 +250,13 @@ pub struct Progress {
     pub first_moved_us: Option<u64>,
 }
 
+impl Progress {
+    /// Entries of the send queue that are in use.
+    pub fn sends(&self) -> u32 {
+        self.outstanding_sends + self.unannounced_sends
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

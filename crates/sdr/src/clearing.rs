@@ -225,9 +225,9 @@ mod tests {
             let Some(at_us) = r.deadline_us() else { break };
             now_us = at_us;
             assert!(round < 10);
-            // What is finished is forgotten with its keys.
-            s.forget(20);
         }
+        // What is finished is forgotten with its keys.
+        s.forget(20);
         assert_eq!((s.rkey(19, 0), s.of(19)), (None, None));
         for seq in 20..100 {
             assert_eq!(s.of(seq), Some(seq + 7));

@@ -347,7 +347,7 @@ pub(crate) fn look(g: &mut Gate, clock_us: u64, progress: &Progress) -> Option<(
 /// Keeps sends that are posted while the QP is between two paths, all or none. `None` if it is not.
 pub(crate) fn hold_sends(qp: &Qp, g: &mut Gate, batch: &dyn SendBatch) -> Option<Result<()>> {
     let Gate { phys, link, .. } = g;
-    let held = link.as_mut()?.executor.hold_sends(&qp.init.caps, || phys.progress().outstanding_sends, batch)?;
+    let held = link.as_mut()?.executor.hold_sends(&qp.init.caps, || phys.progress().sends(), batch)?;
     Some(held.map_err(Error::from))
 }
 

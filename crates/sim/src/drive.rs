@@ -237,9 +237,9 @@ impl World {
         }
         post.remote_addr = self.memory[1 - host].address(qp, Area::Remote, post.index);
         let mut wcs = Wcs::default();
-        if let Some(held) = self.with(host, qp, |executor, hands| {
-            executor.hold_sends(&CAPS, || hands.progress().outstanding_sends, &post.wr())
-        }) {
+        if let Some(held) =
+            self.with(host, qp, |executor, hands| executor.hold_sends(&CAPS, || hands.progress().sends(), &post.wr()))
+        {
             held.map_err(|e| format!("post_send between two paths: {e}"))?;
         } else if let Some(life) = self.ends[host][qp].live() {
             life.qp.post_send(&post.wr(), &mut wcs).map_err(|e| format!("post_send: {e}"))?;

@@ -31,7 +31,7 @@ impl Executor {
         (fence.advanced, fence.outstanding) = now;
         fence.look_at_us = now_us + fence.look_us;
         fence.look_us = (2 * fence.look_us).min(FENCE_LOOK_MAX_US);
-        let drained = progress.outstanding_sends == 0 && progress.unannounced_sends == 0;
+        let drained = progress.sends() == 0;
         self.lqp.handle_fence(now_us, drained, moved);
         if drained || self.lqp.state() != State::Fencing {
             self.fence = None;

@@ -168,7 +168,7 @@ impl Executor {
             Ok(work) => shell.complete(&work, status),
             Err((work, _)) => {
                 // What the physical QP has is older than what is held.
-                let had = shell.progress().outstanding_sends > 0;
+                let had = shell.progress().sends() > 0;
                 shell.fail(status);
                 shell.complete(&work, if had { WcStatus::WrFlushErr } else { status });
             }

@@ -21,6 +21,8 @@ struct Fake {
     works: Vec<bool>,
     nic: usize,
     can_quiesce: bool,
+    /// Its device does not tell when sends are complete.
+    mute: bool,
     /// It takes until then to stop.
     stops_at_us: u64,
     /// It has then ended by an error of the program.
@@ -48,6 +50,7 @@ impl Fake {
             works: vec![true; 2],
             nic: 0,
             can_quiesce: true,
+            mute: false,
             stops_at_us: 0,
             ends_by_program: false,
             refuses: None,
@@ -82,7 +85,9 @@ impl Shell for Fake {
         self.state
     }
     fn progress(&self) -> Progress {
-        Progress { outstanding_sends: self.sends.len() as u32, ..Progress::default() }
+        let (all, none) = (self.sends.len() as u32, 0);
+        let (outstanding_sends, unannounced_sends) = if self.mute { (none, all) } else { (all, none) };
+        Progress { outstanding_sends, unannounced_sends, ..Progress::default() }
     }
     fn announce(&mut self) {}
     fn nic_works(&self) -> bool {
@@ -323,6 +328,21 @@ fn a_qp_that_cannot_be_stopped_fails_and_what_waits_is_flushed_behind() {
     e.suspect(&mut s, Reason::QpFailed(WcStatus::RetryExcErr));
     assert_eq!(s.wcs, [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
     assert_eq!((s.ended, s.log), (Some(Ended::GivenUp), vec!["gives up"]));
+}
+
+/// Also where the device has sends of which nobody hears that they are complete, and the error is theirs.
+#[test]
+fn what_is_held_is_flushed_behind_sends_of_which_nobody_tells() {
+    let (mut e, mut s) = (end(1), Fake::new());
+    s.sends = vec![write(1)];
+    assert!(e.plan(&mut s, Reason::Drain, ahead) || e.plan(&mut s, Reason::Drain, ahead));
+    assert_eq!(e.hold_sends(&CAPS, || 1, &SendWr { wr_id: 3, ..blank() }), Some(Ok(())));
+    // As one has it that follows its peer's plan; to stop it takes longer than there is time.
+    (s.mute, s.can_quiesce) = (true, false);
+    let refuse = Refuse { reason: RefuseReason::Failed, epoch: 0, refused: 2 };
+    e.message(&mut s, &Message { from: endpoint(2), to: endpoint(1), body: Body::Refuse(refuse) });
+    assert_eq!(s.wcs, [(1, WcStatus::RetryExcErr), (3, WcStatus::WrFlushErr)]);
+    assert_eq!(s.ended, Some(Ended::GivenUp));
 }
 
 #[test]
