@@ -54,6 +54,11 @@ impl Syndrome {
         }
     }
 
+    /// The responder has ended, by a request that it must not do.
+    pub(crate) const fn ends_peer(self) -> bool {
+        matches!(self, Syndrome::Nak(NakCode::InvalidRequest | NakCode::RemoteAccess | NakCode::RemoteOperation))
+    }
+
     pub(crate) const fn byte(self) -> u8 {
         match self {
             Syndrome::Ack | Syndrome::Unknown => ACK_UNLIMITED,

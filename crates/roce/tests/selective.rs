@@ -233,6 +233,28 @@ fn only_missing_answers_are_asked_for_again() {
     assert_eq!(p.ends[1].qp.take_retransmits(), 3);
 }
 
+/// Its answers cannot be asked for again: the peer has ended, and says only that. Each time it is asked counts as a try.
+#[test]
+fn what_is_missing_of_a_peer_that_has_ended_is_asked_for_in_vain_so_many_times() {
+    let mut p = selective_pair();
+    p.post(0, &read(1, 2000));
+    (2..8).for_each(|k| p.post(0, &write(k, 100)));
+    p.post(0, &SendWr { rkey: 0x999, ..write(8, 100) });
+    p.tracing = true;
+    p.room = 100;
+    while p.ends[0].inbox.len() < 2 {
+        assert!(p.step());
+    }
+    p.ends[0].inbox.remove(1); // the last answer
+    let begin = p.now_us;
+    p.run();
+    let mut want = vec![(1, WcStatus::RetryExcErr as u32)];
+    want.extend((2..=8).map(|k| (k, WcStatus::WrFlushErr as u32)));
+    assert_eq!(p.statuses(0), want);
+    let asked = requests(&p.trace).len();
+    assert!(asked < 40 && p.now_us - begin < 40 * 1048, "asked {asked} times in {} us", p.now_us - begin);
+}
+
 #[test]
 fn a_rule_that_is_left_out_is_noticed() {
     use Mutation::{ExecuteTwice, PlaceEarly, ShiftMap};

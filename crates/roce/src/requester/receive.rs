@@ -39,7 +39,10 @@ impl Requester {
             self.requests_known(now_us, psn, map);
         }
         if self.una != done_before {
-            self.answers_missing(now_us, psn, done_before, link);
+            // A peer that has ended answers nothing any more but this: to ask for what is missing is left to the timeout, whose tries are counted.
+            if !syndrome.ends_peer() {
+                self.answers_missing(now_us, psn, done_before, link);
+            }
             return Ok(());
         }
         match syndrome {
