@@ -295,6 +295,7 @@ impl Engine {
             News::Left { rank, done } => {
                 if let Some(left) = self.left.get_mut(*rank) {
                     *left = Some(*done);
+                    self.views.void();
                 }
             }
             News::Takes { rank, number, description } => {
@@ -321,8 +322,8 @@ impl Engine {
 
     /// A rank that has left before the operation that is next to be done here.
     pub(crate) fn who_left(&self) -> Option<(Rank, u64)> {
-        let left = self.left.iter().enumerate().find_map(|(rank, done)| done.map(|done| (rank, done)));
-        left.filter(|(_, done)| *done < self.done + 1)
+        let mut left = self.left.iter().enumerate().filter_map(|(rank, done)| done.map(|done| (rank, done)));
+        left.find(|(_, done)| *done < self.done + 1)
     }
 
     /// This rank has no more to do.

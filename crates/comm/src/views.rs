@@ -10,6 +10,11 @@
 //! | `Propose` | hold | hold; `Holds` |
 //! | `Holds` of all | `Agreed` from the largest count on | |
 //! | `Agreed` | go on | go on |
+//! | a rank has left | go on, propose no more | go on, hold no more |
+//!
+//! A view holds only for operations that no rank had begun. Those, all ranks cannot do any more once one has left, which has done all that it had begun: what
+//! is being agreed on then is void, and ranks go on with what held before. So a rank that has not heard of it and one that has may take up different
+//! views only for operations that fail with [`Failure::Left`].
 //!
 //! Invariant: for every operation all ranks have the same view, since none of them had begun it when it was decided. An operation is begun when its view
 //! is asked for, not when it is planned.
@@ -50,6 +55,11 @@ pub(crate) struct Views {
 impl Views {
     pub(crate) fn new(hosts: usize) -> Views {
         Views { known: vec![0; hosts], agreed: vec![(0, 0, vec![0; hosts])], proposal: None, changed_us: 0 }
+    }
+
+    /// A rank has left: nothing is agreed on any more.
+    pub(crate) fn void(&mut self) {
+        self.proposal = None;
     }
 
     fn knows(&self, place: Place) -> bool {
@@ -126,12 +136,16 @@ impl Engine {
         self.propose(hands);
     }
 
+    fn has_anyone_left(&self) -> bool {
+        self.left.iter().any(Option::is_some)
+    }
+
     /// Rank 0 proposes what it knows, if it is not what holds.
     fn propose(&mut self, hands: &mut impl Hands) {
         let views = &self.views;
         let holds = views.agreed.last().is_some_and(|(_, _, down)| *down == views.known);
         let early = self.now_us < views.changed_us + LASTS_US;
-        if self.config.me != 0 || holds || early || views.proposal.is_some() || self.left.iter().any(Option::is_some) {
+        if self.config.me != 0 || holds || early || views.proposal.is_some() || self.has_anyone_left() {
             return;
         }
         let view = views.agreed.last().map_or(0, |(view, ..)| *view) + 1;
@@ -141,6 +155,9 @@ impl Engine {
     }
 
     pub(crate) fn on_propose(&mut self, view: u32, down: &[u64], hands: &mut impl Hands) {
+        if self.has_anyone_left() {
+            return;
+        }
         let (rank, begun) = (self.config.me, self.begun);
         let ranks = self.peers.len();
         self.views.proposal =
@@ -185,9 +202,6 @@ impl Engine {
         self.propose(hands);
         let Some(proposal) = &self.views.proposal else { return };
         let since_us = proposal.since_us;
-        if let Some((rank, done)) = self.who_left() {
-            return self.fail(Failure::Left { rank, done }, hands);
-        }
         if self.now_us > since_us + self.config.timeout_us {
             let missing = proposal.begun.iter().position(Option::is_none).unwrap_or(0);
             let seconds = (self.config.timeout_us / 1_000_000) as u32;

@@ -92,6 +92,7 @@ fn case(seed: u64) -> Case {
         mutant: None,
         held_one_in: 50,
         timeout_us: 2_000_000,
+        leave: true,
         topology,
     }
 }
@@ -120,6 +121,7 @@ fn restless(seed: u64, mutant: Mutant) -> Case {
         mutant,
         held_one_in: 8,
         timeout_us: 2_000_000,
+        leave: true,
     }
 }
 
@@ -174,6 +176,8 @@ fn every_rule_that_is_left_out_is_noticed() {
 fn a_process_that_dies_is_named_to_all() {
     for seed in 0..500 {
         let mut case = case(seed);
+        // Who has left hears nothing and hands nothing on; who is left without a way to hear waits for the timeout.
+        case.leave = false;
         let mut random = Random(seed ^ 0xdead);
         let rank = random.below(case.topology.ranks() as u64) as usize;
         case.faults =
@@ -227,6 +231,7 @@ fn disagreement(seed: u64, mutant: Option<Mutant>) -> (Case, usize) {
     case.script = (0..ranks).map(|r| vec![if r == rank { other.clone() } else { collective.clone() }]).collect();
     case.inputs = vec![inputs];
     case.faults.clear();
+    case.leave = false;
     case.mutant = mutant;
     (case, rank)
 }
@@ -288,6 +293,7 @@ fn one_fault(seed: u64, (count, operations, payload): (u64, usize, u32)) -> (Cas
             mutant: None,
             held_one_in: 50,
             timeout_us: 2_000_000,
+            leave: false,
         },
         fault,
     )
@@ -393,4 +399,45 @@ fn all_plan_with_the_same_view_however_often_it_changes() {
     });
     println!("LateBegin: seed {caught:?}");
     assert!(caught.is_some(), "an operation that is planned and has not begun goes unnoticed");
+}
+
+/// NICs come and go until the last operation and beyond; each rank leaves when it has done its own.
+fn farewell(seed: u64, mutant: Option<Mutant>) -> Case {
+    let mut case = fickle(seed, mutant);
+    let mut random = Random(seed ^ 0xfa7e);
+    let hosts = 4 + random.below(8) as usize;
+    let operations = 3 + random.below(60) as usize;
+    case.topology = Topology::uniform(hosts, 1, Host::new(4, Nic::new(100_000)), Fabric::RailOnly).unwrap();
+    let operation = |_| collective(&mut random, hosts);
+    let ops: Vec<Collective> = (0..operations).map(operation).collect();
+    case.inputs = ops.iter().map(|c| inputs(&mut random, c)).collect();
+    case.script = vec![ops; hosts];
+    case.leave = true;
+    case
+}
+
+/// Whoever dies or differs while others leave, each rank has its results or an error in the end.
+#[test]
+fn nobody_waits_for_ever_for_one_who_has_left() {
+    for seed in 0..300 {
+        let (mut differs, _) = disagreement(seed, None);
+        let mut dies = case(seed);
+        let rank = (seed % dies.topology.ranks() as u64) as usize;
+        dies.faults = vec![Planned { fault: Fault::Death { rank }, after_writes: 1 + seed % 30, lasts_us: None }];
+        differs.leave = true;
+        for case in [differs, dies] {
+            let outcome = run(&case, MOST_US);
+            assert!(outcome.took_us.is_some(), "seed {seed}: {:?}", outcome.failures);
+        }
+    }
+}
+
+/// Who leaves does not spoil what others do yet, whatever is just being agreed on.
+#[test]
+fn ranks_leave_when_they_have_done_all() {
+    for seed in 0..300 {
+        let case = farewell(seed, None);
+        let outcome = run(&case, MOST_US);
+        assert_eq!(wrong(&case, &outcome), None, "seed {seed}");
+    }
 }

@@ -12,7 +12,7 @@ use arms::Arms;
 use unbroken_comm::agree::Description;
 use unbroken_comm::frame::Header;
 use unbroken_comm::frame::{HEADER_BYTES, MEMORY};
-use unbroken_comm::message::Message;
+use unbroken_comm::message::{Message, News as Word};
 use unbroken_comm::run::Target;
 use unbroken_comm::{reduce, views, Bytes, Config, Engine, Hands, Mutant, Note, ProbeId, Rank, Slot};
 use unbroken_schedule::{Buffer, Collective, DataType, Folding, Program, ReduceOp, Slice, Topology, Work};
@@ -116,6 +116,9 @@ struct Local {
     aside: BTreeMap<(u32, u32), Vec<u8>>,
     work: Option<(DataType, ReduceOp)>,
     dead: bool,
+    /// It has done all it had to do, and has left.
+    gone: bool,
+    done_us: Option<u64>,
     notes: Vec<Note>,
     /// The rail of each probe, and the other end.
     probes: BTreeMap<ProbeId, (u8, Option<Rank>)>,
@@ -256,6 +259,8 @@ pub struct Case {
     /// One write in so many is held up for long.
     pub held_one_in: u64,
     pub timeout_us: u64,
+    /// Each rank leaves as soon as it has done all, as a program does that ends; else all stay until all have.
+    pub leave: bool,
 }
 
 pub struct Outcome {
@@ -372,11 +377,12 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
                 }
             }
             Event::Told { from, to, message } => {
-                if !world.ranks[to].dead && !world.ranks[from].dead {
+                if !world.ranks[to].dead && !world.ranks[to].gone && !world.ranks[from].dead {
                     let message = Message::decode(&message).expect("a message");
                     engines[to].on_message(from, &message, &mut Arms { world: &mut world, me: to });
                 }
             }
+            Event::Gone { to, .. } if world.ranks[to].gone => {}
             Event::Gone { rank, to } => engines[to].on_lost(rank, &mut Arms { world: &mut world, me: to }),
             Event::Probed { to, probe, answered } => {
                 if world.ranks[to].probes.contains_key(&probe) {
@@ -385,7 +391,7 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
             }
             Event::Heal { fault } => world.active.retain(|f| *f != fault),
             Event::Poll { rank } => {
-                if world.ranks[rank].dead {
+                if world.ranks[rank].dead || world.ranks[rank].gone {
                     continue;
                 }
                 let polled = world.random.below(6);
@@ -413,7 +419,13 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
                 if engines[rank].failure().is_none() && !engines[rank].is_busy() {
                     step(case, rank, &mut engines[rank], &mut begun[rank], &mut outputs[rank], &mut world);
                 }
-                let lost = |r: usize| engines[r].failure().is_some() || world.ranks[r].dead;
+                let done = outputs[rank].len() == case.script[rank].len() && engines[rank].failure().is_none();
+                // What it has sent is used first, but for that nobody waits for ever.
+                let done_us = if done { *world.ranks[rank].done_us.get_or_insert(now_us) } else { now_us };
+                if case.leave && done && (engines[rank].is_drained() || now_us > done_us + case.timeout_us) {
+                    leave(rank, case.script[rank].len() as u64, &mut engines[rank], &mut world);
+                }
+                let lost = |r: usize| engines[r].failure().is_some() || world.ranks[r].dead || world.ranks[r].gone;
                 let over = |r: usize| lost(r) || outputs[r].len() == case.script[r].len() && engines[r].is_drained();
                 if (0..ranks).all(over) {
                     // What is being said is heard yet.
@@ -431,6 +443,26 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
     let notes = world.ranks.iter().map(|r| r.notes.clone()).collect();
     let failures = engines.iter().map(|e| e.failure().cloned()).collect();
     Outcome { outputs, failures, took_us: ended_us, moved, notes, carried: world.carried }
+}
+
+/// What a communicator does when the program has no more use for it.
+fn leave(rank: Rank, done: u64, engine: &mut Engine, world: &mut World) {
+    let ranks = world.ranks.len();
+    engine.leave(&mut Arms { world, me: rank });
+    // Those to whom it has a connection out of band hear it, too.
+    let neighbours: Vec<Rank> = Engine::neighbours(rank, ranks).collect();
+    let connected = |to: &Rank| world.oob.contains_key(&(rank, *to));
+    let told: Vec<Rank> = (0..ranks).filter(|to| !neighbours.contains(to) && connected(to)).collect();
+    let left = Message::News(Word::Left { rank, done });
+    told.iter().for_each(|to| Arms { world, me: rank }.tell(*to, &left));
+    for to in neighbours.into_iter().chain(told) {
+        let in_us = world.oob[&(rank, to)] - world.now_us;
+        world.at(in_us, Event::Gone { rank, to });
+    }
+    let local = &mut world.ranks[rank];
+    local.gone = true;
+    local.qps.values_mut().for_each(|qp| qp.open = false);
+    local.probes.clear();
 }
 
 /// Takes the result of an operation that is done, and begins the next.
