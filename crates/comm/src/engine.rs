@@ -62,6 +62,8 @@ pub enum Mutant {
     NoDigest,
     /// An operation counts as begun when it was planned.
     LateBegin,
+    /// A stream that is about to go home waits for that, also when the path home has failed again.
+    Homesick,
 }
 
 /// The engine of one rank.

@@ -249,6 +249,10 @@ impl Engine {
             self.trace(peer, rail, hands);
         }
         hands.note(&Note::Down { peer, rail, life: self.peers[peer].paths[at].life, told });
+        if self.config.mutant != Some(Mutant::Homesick) {
+            // The stream that was on its way home here.
+            self.peers[peer].outgoing[at].tx.stay();
+        }
         for out in &mut self.peers[peer].outgoing {
             if out.tx.carrier() == Some(rail) {
                 out.tx.halt();

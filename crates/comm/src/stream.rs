@@ -144,6 +144,11 @@ impl Tx {
         self.leaves = true;
     }
 
+    /// It stays on its carrier after all: what it would have gone to has failed.
+    pub fn stay(&mut self) {
+        self.leaves = false;
+    }
+
     /// Whether it has left: nothing that was posted is on its way, not even for the second time, to overwrite what comes by another way.
     pub fn has_left(&self) -> bool {
         self.leaves && self.posted == self.freed && self.on_way == 0
@@ -260,6 +265,9 @@ mod tests {
         assert!(tx.to_post().is_none() && !tx.has_left());
         tx.on_used(1).unwrap();
         assert!(!tx.has_left(), "it may come a second time yet");
+        tx.stay();
+        assert_eq!(tx.to_post(), Some((1, 1)), "nowhere to go: it goes on where it is");
+        tx.leave();
         tx.was_sent();
         assert!(tx.has_left());
         tx.resume(0, None).unwrap();

@@ -371,6 +371,35 @@ fn fickle(seed: u64, mutant: Option<Mutant>) -> Case {
     case
 }
 
+/// A rail's NIC comes back, and dies for good just then, while streams are about to go home to it.
+fn relapse(seed: u64, mutant: Option<Mutant>) -> Option<Case> {
+    let (mut case, _) = one_fault(4 * seed, (4_000, 100, 16_384));
+    let mut random = Random(seed ^ 0x4e1a);
+    let fault = Fault::NicDead { host: random.below(3) as u32, rail: random.below(4) as u8 };
+    let once = Planned { fault, after_writes: 20, lasts_us: Some(1_000) };
+    (case.faults, case.held_one_in, case.mutant) = (vec![once], 4, mutant);
+    // Until then, all goes as in a run without the second death.
+    let returned = run(&case, MOST_US).returned?;
+    case.faults.push(Planned { fault, after_writes: returned + 1 + random.below(30), lasts_us: None });
+    Some(case)
+}
+
+/// A stream whose way home fails before it has gone goes on where it is.
+#[test]
+fn nobody_waits_for_a_home_that_is_lost_again() {
+    let wrong = |seed: u64, mutant| relapse(seed, mutant).map(|case| wrong(&case, &run(&case, MOST_US)));
+    let mut relapses = 0;
+    for seed in 0..40 {
+        let outcome = wrong(seed, None);
+        relapses += usize::from(outcome.is_some());
+        assert_eq!(outcome.flatten(), None, "seed {seed}");
+    }
+    assert!(relapses > 20, "{relapses} of 40 came back in time");
+    let caught = (0..40).filter(|seed| wrong(*seed, Some(Mutant::Homesick)).flatten().is_some()).count();
+    println!("Homesick: {caught} of {relapses}");
+    assert!(caught > 0, "a stream that waits for a home that is lost goes unnoticed");
+}
+
 /// What fails can be looked at again: nothing but the seed says what happens.
 #[test]
 fn a_seed_says_all_that_happens() {

@@ -161,6 +161,9 @@ impl Hands for Arms<'_> {
     }
 
     fn note(&mut self, note: &Note) {
+        if matches!(note, Note::Up { life, .. } if *life > 1) {
+            self.world.returned.get_or_insert(self.world.writes);
+        }
         self.world.ranks[self.me].notes.push(note.clone());
     }
 }

@@ -136,6 +136,7 @@ struct World {
     active: Vec<Fault>,
     planned: Vec<Planned>,
     writes: u64,
+    returned: Option<u64>,
     carried: Vec<u64>,
     held_one_in: u64,
     /// When the last message between two ranks arrives: TCP keeps the order.
@@ -270,6 +271,8 @@ pub struct Outcome {
     /// When all was done or had failed.
     pub took_us: Option<u64>,
     pub moved: usize,
+    /// How much had been written when the first path that had failed was Up again.
+    pub returned: Option<u64>,
     /// What ranks have noted.
     pub notes: Vec<Vec<Note>>,
     /// Payload that rank 0 sent over each rail in the last operation.
@@ -330,6 +333,7 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
         active: Vec::new(),
         planned: case.faults.clone(),
         writes: 0,
+        returned: None,
         carried: vec![0; usize::from(rails)],
         held_one_in: case.held_one_in,
         oob: BTreeMap::new(),
@@ -442,7 +446,7 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
     let moved = world.ranks.iter().flat_map(|r| &r.notes).filter(|n| matches!(n, Note::Moved { .. })).count();
     let notes = world.ranks.iter().map(|r| r.notes.clone()).collect();
     let failures = engines.iter().map(|e| e.failure().cloned()).collect();
-    Outcome { outputs, failures, took_us: ended_us, moved, notes, carried: world.carried }
+    Outcome { outputs, failures, took_us: ended_us, moved, returned: world.returned, notes, carried: world.carried }
 }
 
 /// What a communicator does when the program has no more use for it.
