@@ -18,7 +18,10 @@ _RULES = """table inet {table} {{
 
 
 def _run(*args, stdin=None) -> str:
-    done = subprocess.run([str(a) for a in args], input=stdin, capture_output=True, text=True, timeout=20)
+    try:
+        done = subprocess.run([str(a) for a in args], input=stdin, capture_output=True, text=True, timeout=20)
+    except subprocess.TimeoutExpired as late:
+        raise Failure(f"{' '.join(map(str, args))}: not done after 20 s") from late
     if done.returncode != 0:
         raise Failure(f"{' '.join(map(str, args))}: {done.stderr.strip()}")
     return done.stdout
