@@ -509,7 +509,7 @@ int main(int argc, char **argv)
     OK(unbapm_close(apm));
     for (uint32_t i = 0; i < job.qps; i++)
         OK(ibv_destroy_qp(qps[i]));
-    REFUSED(unbapm_close(apm), EINVAL, "was closed");
+    REFUSED(unbapm_close(apm), EINVAL, "has been given back");
     printf("all is well\n");
     return 0;
 }

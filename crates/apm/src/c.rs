@@ -10,14 +10,13 @@ use crate::handle::{now_us, Handle, OnEvent, OnOther, Options, Until};
 use crate::machine::{Id, Settings, MAX_EVENTS, MAX_QPS};
 use crate::thread;
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use structs::{CAddress, CEvent, CInfo, COptions, CPath};
 use unbroken_verbs::abi::{ibv_async_event, ibv_context, ibv_qp};
+use unbroken_verbs::handles::{Table, Wrong};
 
 const LOAD_TIMEOUT_MS: u32 = 10_000;
 const MIGRATE_TIMEOUT_MS: u32 = 2_000;
@@ -26,20 +25,12 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Handles; aligned as pointers are, and none is the address of anything.
-static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
-static HANDLES: LazyLock<Mutex<HashMap<usize, Arc<Handle>>>> = LazyLock::new(Mutex::default);
+static HANDLES: Table<Handle> = Table::new("handle", "unbapm_open");
 
-fn handles() -> std::sync::MutexGuard<'static, HashMap<usize, Arc<Handle>>> {
-    HANDLES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn wrong(apm: *mut c_void) -> Error {
-    Error::invalid(format!("{apm:?} is no handle, or was closed: unbapm_open gives one"))
-}
-
-fn handle(apm: *mut c_void) -> Result<Arc<Handle>> {
-    handles().get(&apm.addr()).cloned().ok_or_else(|| wrong(apm))
+impl From<Wrong> for Error {
+    fn from(wrong: Wrong) -> Error {
+        Error::invalid(wrong.to_string())
+    }
 }
 
 /// Runs a function of the API: 0 or a number of `errno.h`, and the remembered error.
@@ -54,7 +45,7 @@ fn code(run: impl FnOnce() -> Result<()>) -> c_int {
 /// The same with a handle; then the program is told what has happened, if no thread does that.
 fn with(apm: *mut c_void, run: impl FnOnce(&Handle) -> Result<()>) -> c_int {
     code(|| {
-        let it = handle(apm)?;
+        let it = HANDLES.get(apm)?;
         let done = run(&it);
         if it.options.no_thread {
             it.deliver();
@@ -206,21 +197,19 @@ extern "C" fn unbapm_open(context: *mut ibv_context, given: *const COptions, apm
         if !no_thread {
             thread::start(&it)?;
         }
-        let number = NEXT.fetch_add(16, Relaxed);
-        handles().insert(number, it);
         // SAFETY: as above.
-        unsafe { put(apm, "apm", std::ptr::without_provenance_mut(number)) }
+        unsafe { put(apm, "apm", HANDLES.insert(it)) }
     })
 }
 
 #[no_mangle]
 extern "C" fn unbapm_close(apm: *mut c_void) -> c_int {
     code(|| {
-        let it = handle(apm)?;
+        let it = HANDLES.get(apm)?;
         if it.is_own_thread() {
             return Err(Error::new(libc::EDEADLK, "unbapm_close in a callback would wait for itself"));
         }
-        let it = handles().remove(&apm.addr()).ok_or_else(|| wrong(apm))?;
+        let it = HANDLES.take(apm)?;
         thread::stop(&it);
         it.remove(&it.all(None))
     })

@@ -40,6 +40,8 @@ pub use qp::{Qp, QpOptions};
 pub use region::{Region, RemoteRegion};
 pub use uc::{UcOptions, UcQp};
 pub use unbroken_types::{Access, Gid, QpCaps, QpState, SendFlags, SendOpcode, Sge, Wc, WcOpcode, WcStatus};
+#[doc(hidden)]
+pub use unbroken_verbs::handles;
 pub use unbroken_verbs::{Capabilities, Error, IndirectEntry, RecvWr, Result, SendBatch, SendWr, SharedWords};
 
 use std::net::IpAddr;

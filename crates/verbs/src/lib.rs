@@ -19,6 +19,7 @@ mod cq;
 pub mod device;
 mod error;
 mod eventfd;
+pub mod handles;
 pub mod keys;
 mod owner;
 mod shared;

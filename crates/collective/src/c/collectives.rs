@@ -95,7 +95,7 @@ fn all(
     make: impl FnOnce(&Communicator) -> Result<(Operation, DataType, Spans)>,
 ) -> Code {
     code(|| {
-        let entry = COMMS.get(comm).and_then(|comm: Arc<Communicator>| {
+        let entry = COMMS.get(comm).map_err(Error::from).and_then(|comm: Arc<Communicator>| {
             let (operation, data, spans) = make(&comm)?;
             comm.admit(ALL, &operation, data, &spans)?;
             Ok(Entry { comm, channel: ALL, operation, data, spans, memory: None })
@@ -268,7 +268,7 @@ fn transfer(
     request: *mut *mut c_void,
 ) -> Code {
     code(|| {
-        let entry = COMMS.get(comm).and_then(|comm: Arc<Communicator>| {
+        let entry = COMMS.get(comm).map_err(Error::from).and_then(|comm: Arc<Communicator>| {
             let (data, peer) = (data(data_type)?, rank_of(peer, "peer")?);
             let bytes = bytes(count as u64, data)?;
             let buffer = span(at, bytes, if sends { "sendbuff" } else { "recvbuff" })?;

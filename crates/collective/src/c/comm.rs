@@ -183,7 +183,8 @@ extern "C" fn ubcollCommDestroy(comm: *mut c_void) -> Code {
         if group::is_open() {
             return refuse("a group is open: ubcollGroupEnd comes first");
         }
-        COMMS.take(comm).map(drop)
+        COMMS.take(comm)?;
+        Ok(())
     })
 }
 

@@ -103,7 +103,8 @@ extern "C" fn sdr_context_destroy(context: *mut c_void) -> c_int {
         if QPS.any(|qp| Arc::ptr_eq(&qp.context, &it)) {
             return Err(Error::wrong("the context has queue pairs: destroy them first"));
         }
-        CONTEXTS.take(context, |_| Ok(())).map(drop)
+        CONTEXTS.take(context)?;
+        Ok(())
     })
 }
 
@@ -146,7 +147,7 @@ extern "C" fn sdr_qp_create(ctx: *mut c_void, attr: *const QpAttr) -> *mut c_voi
 #[no_mangle]
 extern "C" fn sdr_qp_destroy(qp: *mut c_void) -> c_int {
     code(|| {
-        let it = QPS.take(qp, |_| Ok(()))?;
+        let it = QPS.take(qp)?;
         let core = &it.qp.0;
         TRANSFERS.take_all(|t| Arc::ptr_eq(&t.qp, &it));
         RELIABLES.take_all(|r| Arc::ptr_eq(&r.qp, &it));
@@ -261,7 +262,7 @@ extern "C" fn sdr_recv_complete(handle: *mut c_void) -> c_int {
     code(|| {
         let it = RECVS.get(handle)?;
         let recv = lock(&it.recv).take().ok_or_else(|| Error::wrong("the receive has been completed"))?;
-        RECVS.take(handle, |_| Ok(()))?;
+        RECVS.take(handle)?;
         recv.complete()
     })
 }
@@ -355,7 +356,7 @@ extern "C" fn sdr_send_poll(handle: *mut c_void, completed: *mut c_int, status: 
         match done {
             Ok(false) => Err(Error::retry("the send is not complete yet")),
             ended => {
-                SENDS.take(handle, |_| Ok(()))?;
+                SENDS.take(handle)?;
                 ended.map(drop)
             }
         }

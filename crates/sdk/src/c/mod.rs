@@ -1,6 +1,6 @@
 //! The C API: `include/unbroken/sdr.h` and `sdr_ext.h`.
 //!
-//! What a program holds are numbers that look like pointers ([`table`]): a handle that is wrong, old or of another kind is not found, and that is an
+//! What a program holds are numbers that look like pointers ([`unbroken_verbs::handles`]): a handle that is wrong, old or of another kind is not found, and that is an
 //! error, never an access. Pointers to what a program fills or reads are checked for NULL and otherwise believed, as in any C API.
 //!
 //! No panic crosses the boundary: it becomes an error.

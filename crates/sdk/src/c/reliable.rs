@@ -142,7 +142,7 @@ extern "C" fn sdr_reliable_create(qp: *mut c_void, attr: *const ReliableAttr) ->
 #[no_mangle]
 extern "C" fn sdr_reliable_destroy(reliable: *mut c_void) -> c_int {
     code(|| {
-        let it = RELIABLES.take(reliable, |_| Ok(()))?;
+        let it = RELIABLES.take(reliable)?;
         TRANSFERS.take_all(|transfer| Arc::ptr_eq(&transfer.qp, &it.qp));
         Ok(())
     })
@@ -187,7 +187,7 @@ extern "C" fn sdr_transfer_poll(transfer: *mut c_void, timeout_ms: u32, bytes: *
         match it.transfer.wait(Duration::from_millis(timeout_ms.into())) {
             Err(Error::Retry(why)) => Err(Error::Retry(why)),
             ended => {
-                TRANSFERS.take(transfer, |_| Ok(()))?;
+                TRANSFERS.take(transfer)?;
                 let length = ended?;
                 if !bytes.is_null() {
                     // SAFETY: not NULL, so the program gives room for the number.

@@ -1,67 +1,16 @@
-//! The objects of C programs, by handles which are never given twice.
+//! The objects of C programs.
 
 use crate::handles::{Recv, Send};
 use crate::memory::Memory;
 use crate::qp::Qp;
 use crate::{lock, Context, Error, Reliable, Result, Transfer};
 use std::collections::HashMap;
-use std::ffi::c_void;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, Mutex};
+use unbroken_verbs::handles::{Table, Wrong};
 
-/// Objects of one kind.
-pub(super) struct Table<T> {
-    name: &'static str,
-    made_by: &'static str,
-    items: LazyLock<Mutex<HashMap<usize, Arc<T>>>>,
-}
-
-/// Handles of all kinds; aligned as pointers are, and none is the address of anything.
-static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
-
-impl<T> Table<T> {
-    const fn new(name: &'static str, made_by: &'static str) -> Table<T> {
-        Table { name, made_by, items: LazyLock::new(Mutex::default) }
-    }
-
-    /// Keeps an object, and gives its handle.
-    pub(super) fn add(&self, item: T) -> *mut c_void {
-        let handle = NEXT.fetch_add(16, Relaxed);
-        lock(&self.items).insert(handle, Arc::new(item));
-        std::ptr::without_provenance_mut(handle)
-    }
-
-    fn wrong(&self, handle: *mut c_void) -> Error {
-        let (name, made_by) = (self.name, self.made_by);
-        Error::wrong(format!("{handle:?} is no {name}, or has been given back: {made_by} gives one"))
-    }
-
-    /// The object of a handle.
-    pub(super) fn get(&self, handle: *mut c_void) -> Result<Arc<T>> {
-        lock(&self.items).get(&handle.addr()).cloned().ok_or_else(|| self.wrong(handle))
-    }
-
-    /// Takes an object out, which a condition may forbid.
-    pub(super) fn take(&self, handle: *mut c_void, may: impl FnOnce(&T) -> Result<()>) -> Result<Arc<T>> {
-        let mut items = lock(&self.items);
-        let item = items.get(&handle.addr()).ok_or_else(|| self.wrong(handle))?;
-        may(item)?;
-        items.remove(&handle.addr()).ok_or_else(|| self.wrong(handle))
-    }
-
-    /// Takes out all of which that is true.
-    pub(super) fn take_all(&self, mut which: impl FnMut(&T) -> bool) {
-        let taken: Vec<Arc<T>> = {
-            let mut items = lock(&self.items);
-            let handles: Vec<usize> = items.iter().filter(|(_, item)| which(item)).map(|(handle, _)| *handle).collect();
-            handles.iter().filter_map(|handle| items.remove(handle)).collect()
-        };
-        // Not under the lock: ending them takes others.
-        drop(taken);
-    }
-
-    pub(super) fn any(&self, mut which: impl FnMut(&T) -> bool) -> bool {
-        lock(&self.items).values().any(|item| which(item))
+impl From<Wrong> for Error {
+    fn from(wrong: Wrong) -> Error {
+        Error::wrong(wrong)
     }
 }
 
