@@ -17,7 +17,7 @@ from itertools import product
 
 from lib.fabric import Fabric
 from lib.pairs import covering
-from lib.process import Died, Failure, Late
+from lib.process import Died, Failure
 from lib.suite import Suite
 from lib.traffic import TYPICAL_SHARE, survive
 
@@ -63,7 +63,7 @@ class Case:
         result.kind = self.kind
         SEEN.append(result)
         if result.gap_ms > GAP_MS[self.kind]:
-            raise Late(f"the gap is longer than {GAP_MS[self.kind]} ms: {result.note}")
+            raise Failure(f"the gap is longer than {GAP_MS[self.kind]} ms: {result.note}")
         return result
 
 

@@ -15,10 +15,6 @@ class Failure(Exception):
     """A test failed; the text says why."""
 
 
-class Late(Failure):
-    """A bound of time was missed. That says something only where the machine had its processors: see `Suite.case`."""
-
-
 class Died(Failure):
     """A stream did not outlive its fault."""
 

@@ -7,15 +7,13 @@ import time
 import traceback
 from pathlib import Path
 
-from .process import Failure, Late, Skip
+from .process import Failure, Skip
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
 BUILD = TARGET / "release"
 LOGS = TARGET / "test-logs"
 TAIL_LINES = 12
-# Of the processors' time, what a virtual machine may lose to others before bounds of time mean nothing.
-MAX_STOLEN = 0.1
 # The exit status of a suite that could test nothing here, as Automake has it.
 SKIPPED = 77
 
@@ -38,23 +36,12 @@ class Suite:
             return None
         logs = self.logs / re.sub(r"[^A-Za-z0-9_.+-]+", "_", name)
         logs.mkdir(parents=True, exist_ok=True)
-        started, had = time.monotonic(), processors()
+        started = time.monotonic()
         try:
             value = run(logs, *args)
         except Skip as skip:
             self.skipped.append(name)
             print(f"skip  {name}: {skip}", flush=True)
-            return None
-        except Late as late:
-            total, stolen = (now - then for now, then in zip(processors(), had))
-            share = stolen / max(total, 1)
-            if share < MAX_STOLEN:
-                self.failed.append(name)
-                print(f"FAIL  {name}: {late}", flush=True)
-                show_logs(logs)
-            else:
-                self.skipped.append(name)
-                print(f"skip  {name}: the host of this virtual machine took {share:.0%} of its processors meanwhile; {late}", flush=True)
             return None
         except (Failure, OSError, ValueError, KeyError) as error:
             self.failed.append(name)
@@ -79,13 +66,6 @@ class Suite:
             print(f"{self.name}: nothing was tested", flush=True)
             return SKIPPED
         return 1 if self.failed or not self.ok else 0
-
-
-def processors() -> tuple:
-    """Time of all processors, and what of it was taken by the host of this virtual machine, in ticks."""
-    with open("/proc/stat") as stat:
-        ticks = [int(n) for n in stat.readline().split()[1:9]]
-    return sum(ticks), ticks[7]
 
 
 def show_logs(logs: Path):

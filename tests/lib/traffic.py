@@ -4,7 +4,7 @@ import statistics
 import time
 
 from .fabric import Fabric, now_us
-from .process import Died, Failure, Late, describe_exit, wait_until
+from .process import Died, Failure, describe_exit, wait_until
 
 # From the fault to the first instant at which the backup must carry its share.
 SETTLE_US = 200_000
@@ -76,7 +76,7 @@ def survive(fabric: Fabric, tool: str, args: list, seconds: float, fault: str, b
     fault_us = fabric.events("fault")[-1]["time_us"]
     last_us = start.time_us + seconds * 1e6 - TAIL_US
     if fault_us > last_us:
-        raise Late(f"the fault came {(fault_us - start.time_us) / 1e6:.1f} s after the stream's begin, which lasts {seconds:g} s")
+        raise Failure(f"the fault came {(fault_us - start.time_us) / 1e6:.1f} s after the stream's begin, which lasts {seconds:g} s")
     time.sleep(max(0, (fault_us + SETTLE_US - now_us()) / 1e6))
     settled = end = meter.sample()
     while not (client.ended() and server.ended()):
