@@ -24,6 +24,7 @@ pub mod attr;
 pub mod board;
 pub mod clearing;
 pub mod control;
+mod copies;
 pub mod imm;
 pub mod packets;
 pub mod read;

@@ -16,6 +16,7 @@
 //! Invariants: *Done* is said only when all bytes are in their place; a question about a message that is over is answered by what became of it.
 
 use crate::control::{Control, Missing, Reason, MAX_BITMAP, MAX_RANGES};
+use crate::copies::{self, COPIES, LEAST_US, MOST_US};
 use crate::submessages::Submessages;
 use crate::write::{scheme_of, Outcome};
 use std::sync::atomic::{AtomicU64, Ordering::Acquire};
@@ -24,10 +25,6 @@ use unbroken_model::Scheme;
 
 /// Chunks that may overtake another one before it counts as lost.
 const REORDERED: u32 = 8;
-/// Between two acknowledgements lies at least this.
-const LEAST_ACK_US: u64 = 200;
-/// And at most this.
-const MOST_ACK_US: u64 = 10_000;
 
 /// The bitmaps of a write's two messages.
 #[derive(Clone, Copy)]
@@ -73,7 +70,10 @@ pub struct Read {
     chunk_bytes: u32,
     deadline_us: u64,
     begun: Option<Begun>,
+    /// Of the sender's latest question; 0: it has been answered. A later answer would not tell the round trip.
     stamp_us: u64,
+    /// Of its first.
+    first_stamp_us: u64,
     /// All data chunks before this one are here.
     cumulative: u32,
     /// How many were when it last looked, and when that changed.
@@ -85,6 +85,8 @@ pub struct Read {
     owes: bool,
     ack_us: u64,
     nack_us: u64,
+    /// How often submessages were named.
+    nacks: u32,
     /// All submessages before this one can be recovered.
     recoverable: u32,
     outcome: Option<Outcome>,
@@ -102,6 +104,7 @@ impl Read {
             deadline_us,
             begun: None,
             stamp_us: 0,
+            first_stamp_us: 0,
             cumulative: 0,
             seen: 0,
             changed_us: 0,
@@ -110,6 +113,7 @@ impl Read {
             owes: false,
             ack_us: 0,
             nack_us: 0,
+            nacks: 0,
             recoverable: 0,
             outcome: None,
             missing: 0,
@@ -138,11 +142,13 @@ impl Read {
                 self.owes = true;
                 self.ack_us = 0;
                 if let Some(begun) = &mut self.begun {
-                    // All that was sent before the first answer may have been lost: then it counts from the second question.
-                    self.asked_again = true;
+                    // All that was sent before the first answer may have been lost: then it counts from the second question, which is no copy of
+                    // the first.
+                    self.asked_again |= *stamp_us >= self.first_stamp_us.saturating_add((*rtt_us).into());
                     (begun.rtt_us, begun.injection_ns) = ((*rtt_us).into(), (*injection_ns).into());
                     return None;
                 }
+                self.first_stamp_us = *stamp_us;
                 self.begin(*bytes, *scheme, (*injection_ns).into(), (*rtt_us).into())
             }
             Control::Abort { by_sender: true, reason, .. } if self.outcome.is_none() => {
@@ -176,11 +182,16 @@ impl Read {
     }
 
     /// What became of the message.
-    pub fn verdict(&self) -> Control {
+    pub fn verdict(&mut self) -> Control {
         match self.outcome {
             Some(Outcome::Failed { reason, .. }) => Control::Abort { seq: self.seq, by_sender: false, reason },
-            _ => Control::Done { seq: self.seq, stamp_us: self.stamp_us, missing: self.missing },
+            _ => Control::Done { seq: self.seq, stamp_us: std::mem::take(&mut self.stamp_us), missing: self.missing },
         }
+    }
+
+    /// After what time the verdict is to be said again; `None`: once is enough.
+    pub fn copies_us(&self) -> Option<u64> {
+        copies::interval_us(self.begun?.rtt_us)
     }
 
     /// Looks at the bitmaps. After [`Action::Finish`] and [`Action::Fail`] there is nothing more.
@@ -238,7 +249,7 @@ impl Read {
     }
 
     fn ack_interval_us(begun: &Begun) -> u64 {
-        (begun.rtt_us / 8).clamp(LEAST_ACK_US, MOST_ACK_US)
+        (begun.rtt_us / 8).clamp(LEAST_US, MOST_US)
     }
 
     fn acknowledge(&mut self, now_us: u64, begun: &Begun, bitmaps: Bitmaps<'_>, out: &mut Vec<Action>) {
@@ -252,7 +263,7 @@ impl Read {
             .map(|byte| (0..8).fold(0, |b, i| b | u8::from(has(bitmaps.data, self.cumulative + 8 * byte + i)) << i))
             .collect();
         bitmap.truncate(bitmap.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
-        let (seq, stamp_us, cumulative) = (self.seq, self.stamp_us, self.cumulative);
+        let (seq, stamp_us, cumulative) = (self.seq, std::mem::take(&mut self.stamp_us), self.cumulative);
         out.push(Action::Say(Control::Ack { seq, stamp_us, cumulative, bitmap }));
     }
 
@@ -281,10 +292,10 @@ impl Read {
             return;
         };
         let injected = u64::from(begun.chunks + subs.parity_chunks()) * begun.injection_ns / 1000;
-        let due_us = first_us + injected + begun.rtt_us.max(LEAST_ACK_US);
+        let due_us = first_us + injected + begun.rtt_us.max(LEAST_US);
         // Without a rate nobody knows how long it takes: as long as chunks come, it is waited.
         let due_us =
-            if begun.injection_ns == 0 { due_us.max(self.changed_us + begun.rtt_us.max(LEAST_ACK_US)) } else { due_us };
+            if begun.injection_ns == 0 { due_us.max(self.changed_us + begun.rtt_us.max(LEAST_US)) } else { due_us };
         if now_us < due_us {
             // A question is answered, so that the sender knows how far it is.
             if self.stamp_us > 0 && self.owes && self.ack_us == 0 {
@@ -295,7 +306,9 @@ impl Read {
         self.acknowledge(now_us, begun, bitmaps, out);
         if now_us >= self.nack_us {
             let ranges = ranges((self.recoverable..subs.count()).filter(|sub| !recovers(subs, *sub, bitmaps)));
-            self.nack_us = now_us + (3 * begun.rtt_us).max(MOST_ACK_US);
+            self.nacks += 1;
+            let copy_us = copies::interval_us(begun.rtt_us).filter(|_| self.nacks < COPIES);
+            self.nack_us = now_us + copy_us.unwrap_or((3 * begun.rtt_us).max(MOST_US));
             out.push(Action::Say(Control::Nack { seq: self.seq, of: Missing::Submessages, ranges }));
         }
     }

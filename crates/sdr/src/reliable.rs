@@ -113,6 +113,14 @@ struct Whole {
     failure: Option<Failure>,
 }
 
+/// A verdict that is to be said again.
+struct Echo {
+    verdict: Control,
+    at_us: u64,
+    interval_us: u64,
+    left: u32,
+}
+
 /// What has been counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -147,6 +155,7 @@ pub struct Reliable<B> {
     writes: VecDeque<Writing<B>>,
     reads: VecDeque<Reading<B>>,
     over: VecDeque<(u64, Control)>,
+    echoes: VecDeque<Echo>,
     events: VecDeque<Event>,
     inject_at_ns: u64,
     counts: Counts,
@@ -170,6 +179,7 @@ impl<B: Clone> Reliable<B> {
             writes: VecDeque::new(),
             reads: VecDeque::new(),
             over: VecDeque::new(),
+            echoes: VecDeque::new(),
             events: VecDeque::new(),
             inject_at_ns: 0,
             counts: Counts::default(),
@@ -297,8 +307,9 @@ impl<B: Clone> Reliable<B> {
         self.start_writes(now_us, sdr);
         let write_us = self.run_writes(now_us, sdr);
         let read_us = self.run_reads(now_us, sdr);
+        let echo_us = self.run_echoes(now_us, sdr);
         // What waits is tried again when something has ended, and when its lifetime is over, which only time tells.
         let waits = !self.read_queue.is_empty() || !self.write_queue.is_empty();
-        [write_us, read_us, waits.then_some(now_us + 1000)].into_iter().flatten().min()
+        [write_us, read_us, echo_us, waits.then_some(now_us + 1000)].into_iter().flatten().min()
     }
 }

@@ -20,6 +20,7 @@
 //! nothing of it is outstanding; it is over by its deadline, and what was outstanding then.
 
 use crate::control::{Control, Missing, Reason};
+use crate::copies::{self, COPIES};
 use crate::packets::Piece;
 use crate::submessages::Submessages;
 use std::collections::VecDeque;
@@ -121,6 +122,7 @@ pub struct Write {
     acked: u32,
     delay_us: Option<u64>,
     ask_us: u64,
+    asked: u32,
     heard_us: Option<u64>,
     deadline_us: u64,
     outcome: Option<Outcome>,
@@ -156,6 +158,7 @@ impl Write {
             acked: 0,
             delay_us: None,
             ask_us: 0,
+            asked: 0,
             heard_us: None,
             deadline_us,
             outcome: None,
@@ -212,7 +215,9 @@ impl Write {
         if now_us < self.ask_us || self.sent == 0 {
             return None;
         }
-        self.ask_us = now_us + path.rto_us();
+        self.asked += 1;
+        let copy_us = copies::interval_us(path.rtt_us).filter(|_| self.heard_us.is_none() && self.asked < COPIES);
+        self.ask_us = now_us + copy_us.unwrap_or(path.rto_us());
         Some(Control::Begin {
             seq: self.seq,
             bytes: self.bytes,

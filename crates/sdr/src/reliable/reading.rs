@@ -1,6 +1,7 @@
 //! The reads of a queue pair: their start, what they say, their end.
 
-use super::{Area, Failure, Refused, Reliable, Sdr, Segment, REMEMBERED};
+use super::{Area, Echo, Failure, Refused, Reliable, Sdr, Segment, REMEMBERED};
+use crate::copies::COPIES;
 use crate::read::{Action, Bitmaps, Read};
 use crate::write::Outcome;
 
@@ -81,6 +82,12 @@ impl<B: Clone> Reliable<B> {
                     Some(_) => r.read.verdict(),
                 };
                 sdr.say(&verdict);
+                // It was asked then; who asks again learns no round trip.
+                let verdict = r.read.verdict();
+                if let Some(interval_us) = r.read.copies_us() {
+                    let at_us = now_us + interval_us;
+                    self.echoes.push_back(Echo { verdict: verdict.clone(), at_us, interval_us, left: COPIES - 1 });
+                }
                 self.over.push_back((r.seq, verdict));
                 if self.over.len() > REMEMBERED {
                     self.over.pop_front();
@@ -89,6 +96,18 @@ impl<B: Clone> Reliable<B> {
                 self.ended(false, r.of.id, failure.map_or(Ok(bytes), Err));
             }
         }
+    }
+
+    /// Says verdicts again that are due, and when the next is.
+    pub(super) fn run_echoes(&mut self, now_us: u64, sdr: &mut impl Sdr<Buffer = B>) -> Option<u64> {
+        for echo in self.echoes.iter_mut().filter(|echo| echo.at_us <= now_us) {
+            sdr.say(&echo.verdict);
+            echo.at_us = now_us + echo.interval_us;
+            echo.left -= 1;
+        }
+        self.echoes.retain(|echo| echo.left > 0);
+        self.echoes.truncate(REMEMBERED);
+        self.echoes.iter().map(|echo| echo.at_us).min()
     }
 
     /// Clears the keys, and recovers what is missing; gives the failure, if there is one.
