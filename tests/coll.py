@@ -170,6 +170,28 @@ def broken(logs, op, fault, left, found_as, settings, *options):
         return f"{line['iterations']} operations, {line['moves']} streams moved, the longest operation took {line['longest_us'] / 1000:.0f} ms"
 
 
+def unbalanced(logs):
+    """With the plan kept, one other NIC carries what the lost one did, and nobody plans anew."""
+    with Fabric(logs) as fabric:
+        job = Job(fabric, ["a", "b", "c"], "--min", "4M", "--max", "4M", *LONG, "--no-balance")
+        runs(fabric, job)
+        fabric.fault("nic a/0 dead")
+        carries(fabric, job, [1, 2, 3])
+
+        def twice_as_much():
+            before = sent(fabric, "a")
+            time.sleep(0.5)
+            *others, most = sorted(since(fabric, "a", before)[1:])
+            return min(others) > ENOUGH and 1.7 < most / max(others) and most / min(others) < 2.3
+
+        wait_until(twice_as_much, STARTS, "one NIC that carries twice as much as the others")
+        if any(s["down"] for s in communicators(fabric)):
+            raise Failure(f"planned anew: {communicators(fabric)}")
+        fabric.clear()
+        shares(fabric, job, [0, 1, 2, 3])
+        job.end()
+
+
 def dead_at_first(logs, host):
     """A NIC that is dead when a job begins is found, planned without, and used when it is well."""
     with Fabric(logs) as fabric:
@@ -427,6 +449,7 @@ def main():
     suite.case("reduce-scatter, cable a/0 cut", broken, "reduce-scatter", "cable a/0 cut", [1, 2, 3], None, [])
     for host in "ac":
         suite.case(f"a NIC of host {host} is dead at first", dead_at_first, host)
+    suite.case("the plan is kept, nic a/0 dead", unbalanced)
     suite.case("a work request fails", queue_pair_error)
     suite.case("NICs die one after the other", one_after_the_other)
     for seed in range(3):

@@ -4,13 +4,15 @@
 A NIC is software here and waits for a core like everybody else; a failover that takes such a wait for a failure does harm where
 nothing is wrong. So beside endless loops, two for each core, no switch and no other word of a failure may be in the event log, the
 programs must end well, and their bytes must have gone through the NICs. The same holds for many busy QPs on an idle machine
-(tests/c/storm.c). `--all` has 2,000 QPs that are busy for a minute, and more programs, idle machine and busy.
+(tests/c/storm.c). `--all` has 2,000 QPs that are busy for a minute, more programs, idle machine and busy, and the bandwidth with failover
+beside that without.
 """
 
 import argparse
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 
@@ -37,6 +39,9 @@ PEER_ENDED = "the peer closed its QP, its process has ended"
 LEAST_BYTES = 1_000_000
 # qperf's ends may spin on memory, and are given a core in turns with the loops: a round can take a second.
 LEAST_PACKETS = 2
+# Of four runs each, with, without, without, with; the median of the ratios.
+TURNS = 3
+LEAST_RATIO = 0.97
 
 
 class Loops:
@@ -112,8 +117,35 @@ def storm_for(seconds: int, logs, loops: int, qps: int, *args):
         return f"{figures}, no work request took longer than {result['worst_ms']:.0f} ms"
 
 
+def bandwidth(fabric: Fabric, failover: bool, tool: str, *args) -> float:
+    """What perftest says it carried, in MiB/s."""
+    server, client = fabric.pair(tool, ["-F", "-D", SECONDS, *args], failover)
+    judge(fabric, client, server)
+    # The figures stand in one line: bytes, iterations, peak, average, messages.
+    figures = [words for words in map(str.split, client.output().splitlines()) if len(words) == 5 and words[0].isdigit()]
+    return float(figures[-1][3])
+
+
+def in_turns(logs, tool: str, *args):
+    """With and without failover in turns: what it takes of the bandwidth."""
+    ratios = []
+    for turn in range(TURNS):
+        order = (True, False, False, True) if turn % 2 == 0 else (False, True, True, False)
+        rates = {True: [], False: []}
+        for failover in order:
+            with Fabric(logs) as fabric:
+                rates[failover].append(bandwidth(fabric, failover, tool, *args))
+        ratios.append(sum(rates[True]) / sum(rates[False]))
+    note = f"with failover {statistics.median(ratios):.2f} of the bandwidth without: {', '.join(f'{r:.2f}' for r in ratios)}"
+    if statistics.median(ratios) < LEAST_RATIO:
+        raise Failure(note)
+    return note
+
+
 def everything(suite: Suite):
     """What takes long: the largest, with nothing beside it and beside loops."""
+    for tool, *args in [("ib_read_bw", "-q", 500, "-o", 1), ("ib_send_bw", "-q", 500, *SHALLOW, "-s", 8192), ("ib_send_bw", "-q", 1000, *SHALLOW)]:
+        suite.case(f"{tool} {' '.join(map(str, args))}, with and without failover in turns", in_turns, tool, *args)
     for where, loops in (("idle", 0), ("busy", LOOPS)):
         suite.case(f"2,000 busy QPs for a minute, {where} machine", lambda l, n=loops: storm_for(MINUTE_SECONDS, l, n, 2000))
         suite.case(f"ib_read_bw -q 500 -o 1, {where} machine", perftest, loops, "ib_read_bw", "-q", 500, "-o", 1)
@@ -134,7 +166,7 @@ def beside(loops: int, run, *args):
 def main() -> int:
     """Runs all of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="also what takes long (12 minutes)")
+    parser.add_argument("--all", action="store_true", help="also what takes long (17 minutes)")
     parser.add_argument("words", nargs="*", help="only cases whose names have all these words")
     options = parser.parse_args()
     suite = Suite("load", options.words)

@@ -77,7 +77,7 @@ suite plain     python3 tests/plain.py
 suite coll      python3 tests/coll.py
 suite mpi       python3 tests/mpi.py
 suite datagrams python3 tests/datagrams.py
-suite sdr       python3 tests/sdr.py
+suite sdr       python3 tests/sdr.py ${long:+--all}
 suite early     python3 tests/early.py ${long:+--all}
 suite readme    python3 tests/readme.py
 suite fuzz      fuzz/run.sh "$([ -n "$long" ] && echo 600 || echo 60)"

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""SDR for users: the C API and its examples, reliable writes between processes over a network that loses and dies, and the probe."""
+"""SDR for users: the C API and its examples, reliable writes between processes over a network that loses and dies, what they take on a long link beside
+the model, and the probe. `--all`: more schemes and losses on the long link (10 minutes).
+"""
 
 import contextlib
 import json
@@ -132,6 +134,32 @@ def writes(logs, scheme, faults, messages, settings=()):
         raise Failure(f"not all was written: {got}")
     return (f"{got['gbit_per_s']:.2f} Gbit/s, mean {got['mean_us']:.0f} us, {got['chunks_repeated']} again, "
             f"{got['chunks_recovered']} recovered")
+
+
+# The paper's regime, scaled: a round trip of 19,000 chunks, 8 MiB for its 128 MiB.
+LONG = ["--bandwidth", "4G", "--rtt", "156ms", "--mtu", "4K", "--chunk", "4K", "--size", "8M"]
+# How far the mean may be from the model's.
+NEAR = 0.15
+# More of them, for `--all`.
+ALL_LONG = [(scheme, loss, 100) for scheme in ("sr-rto", "sr-nack", "mds:32,8", "xor:32,8") for loss in (0, 1e-4, 1e-3, 1e-2)]
+
+
+def long_link(logs, scheme, loss, messages):
+    """Writes of 8 MiB at 4 Gbit/s over 156 ms, one at a time, take what the model says."""
+    ask = [BUILD / "unbroken", "model", "predict", scheme, *LONG, "--loss", loss, "--json", "--no-picture"]
+    said = subprocess.run([str(w) for w in ask], capture_output=True, text=True, timeout=SECONDS, check=True, cwd=logs)
+    model_us = 1e6 * json.loads(said.stdout)["write"]["mean_s"]
+    with Fabric(logs) as fabric:
+        fabric.fault("delay a/0 78ms")
+        fabric.fault(f"loss a/0 {loss * 100:g}% tx")
+        got = bench(fabric, "--scheme", scheme, "--size", "8M", "--chunk", "4K", "--mtu", "4K", "--rate", "4G", "--messages", messages, "--in-flight", 1)
+    if loss and not got["chunks_repeated"] + got["chunks_recovered"]:
+        raise Failure(f"nothing was lost: {got}")
+    note = (f"mean of {messages}: {got['mean_us'] / 1e3:.0f} ms, by the model {model_us / 1e3:.0f} ms: {got['mean_us'] / model_us:.2f}; "
+            f"{got['chunks_repeated']} again, {got['chunks_recovered']} recovered")
+    if abs(got["mean_us"] / model_us - 1) > NEAR:
+        raise Failure(note)
+    return note
 
 
 def link_dies(logs, scheme):
@@ -299,7 +327,8 @@ def probe_refuses(logs):
 
 
 def main():
-    suite = Suite("sdr", sys.argv[1:])
+    words = [word for word in sys.argv[1:] if word != "--all"]
+    suite = Suite("sdr", words)
     suite.case("C API, quiet", c_api, [], 100)
     suite.case("C API, 5 % lost", c_api, ["loss a/0 5% tx", "loss b/0 5% tx"], 50)
     suite.case("C API, plain devices, 5 % lost", c_api, ["loss a/0 5% tx", "loss b/0 5% tx"], 50, PLAIN)
@@ -318,6 +347,8 @@ def main():
         suite.case(f"{scheme}, the link dies", link_dies, scheme)
         suite.case(f"{scheme}, one of two NICs dies", two_nics, scheme)
         suite.case(f"{scheme}, plain devices, 1 % lost", writes, scheme, ["loss a/0 1% tx", "loss b/0 1% tx"], 100, PLAIN)
+    for scheme, loss, messages in [("sr-nack", 1e-3, 40), ("mds:32,8", 1e-3, 40)] + ALL_LONG * ("--all" in sys.argv[1:]):
+        suite.case(f"{scheme}, long link, {loss:g} lost", long_link, scheme, loss, messages)
     for loss in (0.0, 0.02, 0.1):
         suite.case(f"probe, {loss:.0%} lost", probe_measures, loss)
     suite.case("probe, slow, and alone", probe_ends)

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1] / "tests"), str(HERE)]
+sys.path[:0] = [str(HERE.parents[1] / "tests"), str(HERE.parent), str(HERE)]
 
 import collectives
 import latency

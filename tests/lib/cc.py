@@ -10,9 +10,9 @@ FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
 
 
 def compile_c(name: str, *libraries: str) -> Path:
-    """The program tests/c/<name>.c, compiled anew if it, or a header beside it, is newer."""
+    """The program tests/c/<name>.c, compiled anew if it, or a header beside it or of ours, is newer."""
     source, program = ROOT / "tests" / "c" / f"{name}.c", TARGET / "tests-c" / name
-    newest = max(file.stat().st_mtime for file in (source, *source.parent.glob("*.h")))
+    newest = max(file.stat().st_mtime for file in (source, *source.parent.glob("*.h"), *(ROOT / "include").rglob("*.h")))
     if program.exists() and program.stat().st_mtime >= newest:
         return program
     program.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -22,8 +23,13 @@ class Suite:
     """Runs cases, goes on after a failure, and gives the exit status: 0, 1 after a failure, SKIPPED where all cases were skipped."""
 
     def __init__(self, name: str, only: list | None = None):
-        """With `only`, cases whose names lack one of these words are not run."""
+        """With `only`, cases whose names lack one of these words are not run. What looks like an option is none: how to call it is said, and that is all."""
         self.name, self.only = name, only or []
+        options = [word for word in self.only if word.startswith("-")]
+        if options:
+            script = Path(sys.argv[0]).name
+            print(f"usage: {script} [WORD...]\n\n  WORD  only cases whose names have all these words\n{sys.modules['__main__'].__doc__ or ''}")
+            sys.exit(0 if set(options) <= {"-h", "--help"} else f"{script}: no option {options[0]}")
         self.logs = LOGS / name
         shutil.rmtree(self.logs, ignore_errors=True)
         self.logs.mkdir(parents=True)

@@ -13,6 +13,7 @@
 
 mod calls;
 mod codes;
+mod collectives;
 mod figures;
 mod many;
 mod peers;
@@ -58,6 +59,21 @@ enum Command {
         /// Runs in which a NIC dies
         #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
         switches: u32,
+        /// A Python that has torch, for collectives beside gloo
+        #[arg(long)]
+        python: Option<PathBuf>,
+    },
+    /// Collectives alone: beside gloo, and where NICs limit them and one is lost
+    Collectives {
+        /// The `unbroken` command
+        #[arg(long, default_value = "target/release/unbroken")]
+        unbroken: PathBuf,
+        /// A Python that has torch, for gloo
+        #[arg(long)]
+        python: Option<PathBuf>,
+        /// Interleaved rounds, three at most
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3))]
+        rounds: u32,
     },
     /// Switches of one QP whose NIC dies, alone
     Switch {
@@ -73,7 +89,7 @@ enum Command {
         /// Where they go
         #[arg(long, default_value = "docs/figures")]
         out: PathBuf,
-        /// Only these, by their names (sdr-3, shift-7, edge-latency …) or those of their papers (sdr, shift, edge), with commas
+        /// Only these, by their names (sdr-3, shift-7, edge-latency …) or those of their papers (sdr, shift, edge, coll), with commas
         #[arg(long, value_delimiter = ',')]
         only: Vec<String>,
         /// The `unbroken` command
@@ -150,8 +166,11 @@ fn main() -> ExitCode {
 
 fn act(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Run { unbroken, programs, out, rounds, switches } => {
-            return suite::run(&unbroken, &programs, &out, rounds, switches)
+        Command::Run { unbroken, programs, out, rounds, switches, python } => {
+            return suite::run(&unbroken, &programs, &out, (rounds, switches), python.as_deref())
+        }
+        Command::Collectives { unbroken, python, rounds } => {
+            println!("\n{}", report::table(&collectives::run(&suite::found(&unbroken)?, python.as_deref(), rounds)?))
         }
         Command::Switch { unbroken, runs } => return suite::only_switches(&unbroken, runs),
         Command::Figures { out, only, unbroken, programs, python } => {

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use unbroken_fabric::DeviceKind;
 
 use crate::codes;
+use crate::collectives;
 use crate::many;
 use crate::peers::Contender;
 use crate::report::{markdown, median, percentile, table, write, Better, Entry};
@@ -33,7 +34,13 @@ struct Group {
 
 /// Runs everything, prints the table, writes the file. The exit status is 1 where something could not run; a bar that is missed is only
 /// shown.
-pub fn run(unbroken: &Path, programs: &Path, out: &Path, rounds: u32, switches: u32) -> Result<ExitCode> {
+pub fn run(
+    unbroken: &Path,
+    programs: &Path,
+    out: &Path,
+    (rounds, switches): (u32, u32),
+    python: Option<&Path>,
+) -> Result<ExitCode> {
     let unbroken = found(unbroken)?;
     let mut failures = Vec::new();
     let mut groups = groups(best_window(Touch::None)?, best_window(Touch::Both)?);
@@ -51,6 +58,10 @@ pub fn run(unbroken: &Path, programs: &Path, out: &Path, rounds: u32, switches: 
         Ok(more) => entries.extend(more),
         Err(e) => failures.push(format!("SDR: {e}")),
     }
+    match collectives::run(&unbroken, python, rounds) {
+        Ok(more) => entries.extend(more),
+        Err(e) => failures.push(format!("collectives: {e}")),
+    }
     entries.extend(switching(&unbroken, switches));
     println!("\n{}\n{}", table(&entries), markdown(&entries));
     write(&entries, out)?;
@@ -64,7 +75,8 @@ pub fn only_switches(unbroken: &Path, runs: u32) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn found(unbroken: &Path) -> Result<PathBuf> {
+/// The command, as a path that holds wherever it is called.
+pub fn found(unbroken: &Path) -> Result<PathBuf> {
     std::fs::canonicalize(unbroken)
         .map_err(|e| format!("cannot find {} ({e}); build it with: make all", unbroken.display()).into())
 }

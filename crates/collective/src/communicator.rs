@@ -48,6 +48,8 @@ pub struct Options {
     pub ask: Duration,
     /// How long an operation may stand still, and two ranks be without a path.
     pub timeout: Duration,
+    /// Plan anew when NICs are lost or come back, so that all that are left share the work. Without, what a lost NIC carried goes over one other.
+    pub balance: bool,
     /// Where the status socket is to lie ([`crate::snapshots`]). None without.
     pub status_folder: Option<PathBuf>,
     /// Operations that may wait or run at one time, of all ranks and of each pair that sends.
@@ -69,6 +71,7 @@ impl Default for Options {
             nic_mbps: 100_000,
             ask: Duration::from_millis(500),
             timeout: Duration::from_secs(20),
+            balance: true,
             status_folder: None,
             queue: 256,
             patience: Duration::from_secs(60),
@@ -80,13 +83,14 @@ impl Options {
     /// What all ranks must have alike, as a text.
     pub(crate) fn settings(&self) -> String {
         format!(
-            "logical {}, {:?}, {} slots of {} bytes, {} Mbit/s, timeout {} ms",
+            "logical {}, {:?}, {} slots of {} bytes, {} Mbit/s, timeout {} ms, balance {}",
             self.logical,
             self.folding,
             self.slots,
             self.payload_bytes,
             self.nic_mbps,
-            self.timeout.as_millis()
+            self.timeout.as_millis(),
+            self.balance
         )
     }
 
@@ -182,6 +186,7 @@ impl Communicator {
             window: options.window,
             ask_us: options.ask.as_micros() as u64,
             timeout_us: options.timeout.as_micros() as u64,
+            balance: options.balance,
             mutant: None,
         };
         let board = Board::new(rank, &config.hosts, rails);

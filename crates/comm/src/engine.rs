@@ -43,6 +43,8 @@ pub struct Config {
     pub ask_us: u64,
     /// How long an operation may stand still, and two ranks be without a path.
     pub timeout_us: u64,
+    /// Plan anew for the NICs that are left; else what a lost one carried goes over one other.
+    pub balance: bool,
     /// A rule that is left out, in tests that must notice.
     pub mutant: Option<Mutant>,
 }

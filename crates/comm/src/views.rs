@@ -145,7 +145,13 @@ impl Engine {
         let views = &self.views;
         let holds = views.agreed.last().is_some_and(|(_, _, down)| *down == views.known);
         let early = self.now_us < views.changed_us + LASTS_US;
-        if self.config.me != 0 || holds || early || views.proposal.is_some() || self.has_anyone_left() {
+        if self.config.me != 0
+            || !self.config.balance
+            || holds
+            || early
+            || views.proposal.is_some()
+            || self.has_anyone_left()
+        {
             return;
         }
         let view = views.agreed.last().map_or(0, |(view, ..)| *view) + 1;

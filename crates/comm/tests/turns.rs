@@ -92,6 +92,7 @@ fn on_way(hosts: usize) -> [u32; 3] {
         window: WINDOW,
         ask_us: 1_000_000,
         timeout_us: 10_000_000,
+        balance: true,
         mutant: None,
     });
     let mut hands = Slow::default();

@@ -27,11 +27,15 @@ impl Lab {
 
     /// The same with NICs of a kind.
     pub fn with_device(unbroken: &Path, device: DeviceKind) -> Result<Lab> {
+        Lab::with_shape(unbroken, &Shape { kind: NicKind { device, ..NicKind::default() }, ..Shape::standard(0) })
+    }
+
+    /// The same with hosts and NICs of another shape.
+    pub fn with_shape(unbroken: &Path, shape: &Shape) -> Result<Lab> {
         let dir = tempfile::Builder::new().prefix("unbroken-trial-").tempdir_in(Runtime::temporary_root());
         let dir = dir.map_err(TrialError::io("make a temporary folder"))?;
         let runtime = Runtime::at(&dir.path().join("runtime"))?;
-        let shape = Shape { kind: NicKind { device, ..NicKind::default() }, ..Shape::standard(0) };
-        let fabric = Fabric::create(&runtime, &shape)?;
+        let fabric = Fabric::create(&runtime, shape)?;
         Ok(Lab { dir, runtime, fabric, unbroken: unbroken.into(), started: AtomicU32::new(0) })
     }
 

@@ -2,12 +2,12 @@
 //!
 //! Those of SDR-RDMA (SC 2025): from its model 3, 9, 10, 12 and 13; 11, whose left part is measured on this machine, and 14, 15 and 16, which are. Its
 //! loss can be read as that of a packet or of a chunk, so those of the model are drawn both ways. Each figure is an SVG file; what the text gives
-//! is compared in a table and in `sdr.json`. Those of SHIFT: see [`shift`]; of THORN-ML: [`edge`].
+//! is compared in a table and in `sdr.json`. Those of SHIFT: see [`shift`]; of THORN-ML and R²CCL: [`measured`].
 
 mod codes;
-mod edge;
 mod grids;
 mod lines;
+mod measured;
 mod sdk;
 mod setting;
 mod shift;
@@ -20,6 +20,7 @@ use serde::Serialize;
 use unbroken_chart::Figure;
 
 use crate::Result;
+use measured::Paper;
 pub use shift::Tools;
 
 /// A value that the paper's text gives, and ours.
@@ -61,7 +62,7 @@ const FIGURES: [(u32, Draw); 9] = [
 fn names() -> Vec<String> {
     let sdr = FIGURES.iter().map(|(number, _)| format!("sdr-{number}"));
     let shift = shift::FIGURES.iter().map(|(number, _)| format!("shift-{number}"));
-    sdr.chain(shift).chain(edge::FIGURES.iter().map(|name| format!("edge-{name}"))).collect()
+    sdr.chain(shift).chain(measured::PAPERS.iter().flat_map(measured::Paper::figures)).collect()
 }
 
 /// The names that are asked for.
@@ -73,7 +74,7 @@ fn wanted(only: &[String]) -> Result<HashSet<String>> {
         if meant.is_empty() {
             let known = all.join(", ");
             return Err(format!(
-                "figure '{asked}' is not drawn here; {known} are, and sdr, shift and edge are all of a paper"
+                "figure '{asked}' is not drawn here; {known} are, and sdr, shift, edge and coll are all of a paper"
             )
             .into());
         }
@@ -121,8 +122,10 @@ pub fn draw(out: &Path, only: &[String], tools: &Tools) -> Result<()> {
         folder.draw(&shift::file_name(number), &drawing.figure, began)?;
         rows.extend(drawing.rows);
     }
-    for name in edge::FIGURES.iter().filter(|name| wanted.contains(&format!("edge-{name}"))) {
-        edge_figures(&folder, name, tools)?;
+    for paper in &measured::PAPERS {
+        for (name, figure) in paper.names.iter().zip(paper.figures()).filter(|(_, figure)| wanted.contains(figure)) {
+            measured_figures(&folder, paper, name, &figure, tools)?;
+        }
     }
     if !published.is_empty() {
         println!("\n{}", table(&published));
@@ -140,14 +143,14 @@ pub fn draw(out: &Path, only: &[String], tools: &Tools) -> Result<()> {
     Ok(())
 }
 
-/// Measures and draws what belongs together of the host edge, and prints its table.
-fn edge_figures(folder: &Folder, name: &str, tools: &Tools) -> Result<()> {
+/// Measures and draws what belongs together, and prints its table.
+fn measured_figures(folder: &Folder, paper: &Paper, name: &str, figure: &str, tools: &Tools) -> Result<()> {
     let began = Instant::now();
-    let Some(drawings) = edge::measure(name, &folder.0.join(format!("edge-{name}.json")), tools)? else {
+    let Some(drawings) = measured::measure(paper, name, &folder.0.join(format!("{figure}.json")), tools)? else {
         return Ok(());
     };
     for (file, picture) in drawings.figures {
-        folder.draw(&format!("edge-{file}.svg"), &picture.figure(), began)?;
+        folder.draw(&format!("{}-{file}.svg", paper.prefix), &picture.figure(), began)?;
     }
     println!("\n{}", shift::table(&drawings.rows));
     Ok(())
@@ -188,8 +191,9 @@ mod tests {
     fn figures_are_asked_for_by_name_or_by_paper() {
         assert_eq!(wanted(&only(&["shift-7"])).unwrap(), HashSet::from(["shift-7".to_string()]));
         assert_eq!(wanted(&only(&["shift", "shift-9"])).unwrap().len(), 5);
-        assert_eq!(wanted(&only(&["edge"])).unwrap().len(), edge::FIGURES.len());
-        assert_eq!(wanted(&[]).unwrap().len(), FIGURES.len() + shift::FIGURES.len() + edge::FIGURES.len());
+        assert_eq!(wanted(&only(&["edge"])).unwrap().len(), 4);
+        assert_eq!(wanted(&only(&["coll"])).unwrap(), HashSet::from(["coll-15", "coll-16"].map(String::from)));
+        assert_eq!(wanted(&[]).unwrap().len(), FIGURES.len() + shift::FIGURES.len() + 6);
         let error = wanted(&only(&["shift-1"])).unwrap_err().to_string();
         assert!(error.starts_with("figure 'shift-1' is not drawn here; sdr-3, "), "{error}");
         assert_eq!([shift::file_name("7"), shift::file_name("table2")], ["shift-07.svg", "shift-table2.svg"]);

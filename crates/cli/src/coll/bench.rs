@@ -145,6 +145,8 @@ fn one(runtime: &Runtime, args: &BenchArgs, rank: usize) -> Result {
     };
     let options = Options {
         logical: args.logical,
+        balance: !args.no_balance,
+        nic_mbps: args.nic_mbps,
         folding: if args.any_order { Folding::Any } else { Folding::InOrder },
         timeout: Duration::try_from_secs_f64(args.timeout).map_err(|e| Failure::Text(format!("--timeout: {e}")))?,
         status_folder: Some(status_folder(runtime)),

@@ -164,6 +164,12 @@ pub(crate) struct BenchArgs {
     /// Reduce as suits the plan: results may differ by rounding when NICs are lost
     #[arg(long)]
     pub(crate) any_order: bool,
+    /// Keep the plan when NICs are lost: what one carried goes over one other, and not over all (R²CCL's hot repair alone)
+    #[arg(long)]
+    pub(crate) no_balance: bool,
+    /// What each NIC carries, in Mbit/s, for the choice of a plan
+    #[arg(long, value_name = "MBPS", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) nic_mbps: u32,
     /// How long an operation may stand still before it is an error
     #[arg(long, value_name = "SECONDS", default_value_t = 20.0)]
     pub(crate) timeout: f64,

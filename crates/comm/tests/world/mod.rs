@@ -319,6 +319,7 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
         window: 8,
         ask_us: 20_000,
         timeout_us: case.timeout_us,
+        balance: true,
         mutant: case.mutant,
     };
     let mut engines: Vec<Engine> = (0..ranks).map(|me| Engine::new(config(me))).collect();

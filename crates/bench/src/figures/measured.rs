@@ -1,9 +1,10 @@
-//! The figures of the host edge (THORN-ML): 9 to 12, Table 1, and where the time of an outage goes.
+//! Figures that scripts measure: those of the host edge (THORN-ML: 9 to 12, Table 1, and where the time of an outage goes) and of collectives (R²CCL: 15 and 16).
 //!
-//! They are measured by `benches/edge/figures.py` between network namespaces with FRR, which is what the tests of the edge use, too; it says in JSON what is to
-//! be drawn. That file is kept beside the pictures. Where it cannot measure (no root, no FRR, no PyTorch) it says why, and the figure is left out.
+//! `benches/edge/figures.py` measures between network namespaces with FRR, which is what the tests of the edge use, too; `benches/coll/figures.py` on the
+//! emulated network. They say in JSON what is to be drawn (`benches/picture.py`). That file is kept beside the pictures. Where they cannot measure (no root, no FRR, no PyTorch) they
+//! say why, and the figure is left out.
 //!
-//! Failure cases: a program that fails or a fault that is not survived fails the figure. All waits of the script have limits.
+//! Failure cases: a program that fails or a fault that is not survived fails the figure. All waits of the scripts have limits.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,12 +15,34 @@ use unbroken_chart::{plain, Axis, Bars, Figure, Line, Lines, Look, Marker, Panel
 use super::shift::{Row, Tools};
 use crate::Result;
 
-const SCRIPT: &str = "benches/edge/figures.py";
 /// The script's exit status where it cannot measure.
 const CANNOT: i32 = 77;
 
-/// What is measured together.
-pub const FIGURES: [&str; 4] = ["outage", "latency", "collectives", "training"];
+/// A paper whose figures a script measures.
+pub struct Paper {
+    /// What names of its figures begin with.
+    pub prefix: &'static str,
+    script: &'static str,
+    /// What is measured together.
+    pub names: &'static [&'static str],
+}
+
+impl Paper {
+    /// The names of its figures, as they are asked for.
+    pub fn figures(&self) -> impl Iterator<Item = String> + use<'_> {
+        self.names.iter().map(|name| format!("{}-{name}", self.prefix))
+    }
+}
+
+/// All of them.
+pub const PAPERS: [Paper; 2] = [
+    Paper {
+        prefix: "edge",
+        script: "benches/edge/figures.py",
+        names: &["outage", "latency", "collectives", "training"],
+    },
+    Paper { prefix: "coll", script: "benches/coll/figures.py", names: &["15", "16"] },
+];
 
 /// What one measurement gives.
 #[derive(Deserialize)]
@@ -79,6 +102,7 @@ enum Manner {
 enum Unit {
     Ms,
     Gbps,
+    Percent,
 }
 
 impl Scale {
@@ -117,6 +141,7 @@ impl Part {
                 let write = match unit {
                     Unit::Ms => |ms: f64| format!("{ms:.1} ms"),
                     Unit::Gbps => |rate: f64| format!("{rate:.2} Gbit/s"),
+                    Unit::Percent => |share: f64| format!("{share:.1} %"),
                 };
                 Panel::Bars(Bars { title, x: x.axis(), rows, series: series.collect(), write })
             }
@@ -141,9 +166,10 @@ fn read(text: &str) -> Result<Drawings> {
 }
 
 /// Measures; none where it cannot be done here, which the script has explained. What was measured is left in `out`.
-pub fn measure(name: &str, out: &Path, tools: &Tools) -> Result<Option<Drawings>> {
+pub fn measure(paper: &Paper, name: &str, out: &Path, tools: &Tools) -> Result<Option<Drawings>> {
+    let script = paper.script;
     let mut command = Command::new("python3");
-    command.args([SCRIPT, name, "--out"]).arg(out);
+    command.args([script, name, "--out"]).arg(out);
     if let Some((python, _)) = &tools.training {
         command.arg("--python").arg(python);
     }
@@ -152,7 +178,7 @@ pub fn measure(name: &str, out: &Path, tools: &Tools) -> Result<Option<Drawings>
         return Ok(None);
     }
     if !status.success() {
-        return Err(format!("{SCRIPT} {name} failed, {status}; what it said is above").into());
+        return Err(format!("{script} {name} failed, {status}; what it said is above").into());
     }
     let text = std::fs::read_to_string(out).map_err(|e| format!("cannot read {}: {e}", out.display()))?;
     read(&text).map(Some).map_err(|e| format!("{}: {e}", out.display()).into())
