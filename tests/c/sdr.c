@@ -133,6 +133,21 @@ static void refusals(struct sdr_context *ctx)
 	REFUSED(sdr_mr_dereg(mr), "no registered memory");
 }
 
+/* For a message that does not become whole: what has come, and what the queue pair has counted. */
+static void say_what_came(struct sdr_qp *qp, unsigned m, const uint8_t *have, uint32_t chunks)
+{
+	struct sdr_qp_counters c = { 0 };
+
+	sdr_qp_counters_get(qp, &c);
+	fprintf(stderr, "message %u, chunks missing:", m);
+	for (uint32_t chunk = 0; chunk < chunks; chunk++)
+		if (!(have[chunk / 8] >> chunk % 8 & 1))
+			fprintf(stderr, " %u", chunk);
+	fprintf(stderr, " of %u; packets %llu, late %llu, duplicates %llu, outside %llu, under-runs %llu\n", chunks,
+		(unsigned long long)c.packets_received, (unsigned long long)c.late, (unsigned long long)c.duplicates,
+		(unsigned long long)c.outside, (unsigned long long)c.under_runs);
+}
+
 static void receive(struct sdr_qp *qp, struct sdr_mr *mr, int fd, unsigned messages)
 {
 	struct sdr_qp_counters counters;
@@ -142,27 +157,40 @@ static void receive(struct sdr_qp *qp, struct sdr_mr *mr, int fd, unsigned messa
 		struct sdr_recv_wr wr = { .max_length = length, .lkey = mr->lkey, .address = mr->address + place };
 		struct sdr_recv_handle *recv;
 		uint8_t *bitmap, have[LONGEST / CHUNK / 8] = { 0 };
-		uint32_t imm = 0, chunks = (length + CHUNK - 1) / CHUNK, whole;
+		uint32_t imm = 0, chunks = (length + CHUNK - 1) / CHUNK, whole, before = 0;
 		uint64_t packets;
-		int posted;
-		double began = now();
+		int posted, complete = 0;
+		double began = now(), changed, wait = 0.02;
 
 		while ((posted = sdr_recv_post(qp, &wr, &recv)) == SDR_RETRY)
 			MUST(now() - began < 20);
 		MUST(posted == SDR_SUCCESS);
 		MUST(sdr_recv_bitmap_get(recv, &bitmap, &bytes) == SDR_SUCCESS && bytes == (chunks + 7) / 8);
 		REFUSED(sdr_recv_bitmap_chunk_expand(recv, chunks, &packets), "of a receive that has");
-		do {
+		/* What is missing is asked for when nothing has come for a while, and for longer and longer: where the sender has no core, repetitions
+		 * would be all that it sends when it has one. */
+		for (changed = now(); !complete;) {
+			if (now() - began >= 20)
+				say_what_came(qp, m, have, chunks);
 			MUST(now() - began < 20);
 			usleep(20000);
 			whole = 0;
 			for (unsigned c = 0; c < chunks; c++)
 				whole += (((volatile uint8_t *)bitmap)[c / 8] >> c % 8 & 1);
 			memcpy(have, bitmap, bytes);
-			if (sdr_recv_imm_get(recv, &imm) != SDR_SUCCESS && whole == chunks)
+			complete = whole == chunks;
+			if (sdr_recv_imm_get(recv, &imm) != SDR_SUCCESS && complete) {
 				have[0] &= 0xfe; /* a fragment is missing: it is sent again with its packets */
-			all(fd, have, sizeof have, 1);
-		} while (whole < chunks || sdr_recv_imm_get(recv, &imm) != SDR_SUCCESS);
+				complete = 0;
+			}
+			if (whole > before)
+				before = whole, changed = now(), wait = 0.02;
+			if (complete || now() - changed >= wait) {
+				all(fd, have, sizeof have, 1);
+				changed = now();
+				wait = wait < 1 ? 2 * wait : wait;
+			}
+		}
 		MUST(sdr_recv_bitmap_chunk_expand(recv, 0, &packets) == SDR_SUCCESS && packets == 15);
 		MUST(imm == m * 0x01010101u);
 		MUST(sdr_recv_complete(recv) == SDR_SUCCESS);
