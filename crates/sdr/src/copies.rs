@@ -13,7 +13,12 @@ pub(crate) const MOST_US: u64 = 10_000;
 /// A round trip from which on copies are sent.
 const FAR_US: u64 = 1_000;
 
+/// Between two messages about the same: an eighth of a round trip.
+pub(crate) fn part_us(rtt_us: u64) -> u64 {
+    (rtt_us / 8).clamp(LEAST_US, MOST_US)
+}
+
 /// Between two copies; `None`: there are none.
 pub(crate) fn interval_us(rtt_us: u64) -> Option<u64> {
-    (rtt_us >= FAR_US).then(|| (rtt_us / 8).clamp(LEAST_US, MOST_US))
+    (rtt_us >= FAR_US).then(|| part_us(rtt_us))
 }

@@ -248,16 +248,12 @@ impl Read {
         self.recoverable == subs.count()
     }
 
-    fn ack_interval_us(begun: &Begun) -> u64 {
-        (begun.rtt_us / 8).clamp(LEAST_US, MOST_US)
-    }
-
     fn acknowledge(&mut self, now_us: u64, begun: &Begun, bitmaps: Bitmaps<'_>, out: &mut Vec<Action>) {
         if !self.owes || now_us < self.ack_us {
             return;
         }
         self.owes = false;
-        self.ack_us = now_us + Read::ack_interval_us(begun);
+        self.ack_us = now_us + copies::part_us(begun.rtt_us);
         let left = begun.chunks.saturating_sub(self.cumulative).div_ceil(8) as usize;
         let mut bitmap: Vec<u8> = (0..left.min(MAX_BITMAP) as u32)
             .map(|byte| (0..8).fold(0, |b, i| b | u8::from(has(bitmaps.data, self.cumulative + 8 * byte + i)) << i))
@@ -269,7 +265,7 @@ impl Read {
 
     /// Names chunks that are probably lost.
     fn complain(&mut self, now_us: u64, begun: &Begun, bitmaps: Bitmaps<'_>, out: &mut Vec<Action>) {
-        let interval_us = Read::ack_interval_us(begun);
+        let interval_us = copies::part_us(begun.rtt_us);
         if self.first_us.is_none() || now_us < self.nack_us {
             return;
         }
@@ -316,7 +312,7 @@ impl Read {
     /// When it has something to do that no chunk brings.
     pub fn deadline_us(&self, now_us: u64) -> u64 {
         match &self.begun {
-            Some(begun) => self.deadline_us.min(now_us + Read::ack_interval_us(begun)),
+            Some(begun) => self.deadline_us.min(now_us + copies::part_us(begun.rtt_us)),
             None => self.deadline_us,
         }
     }
