@@ -45,13 +45,13 @@ def run(fabric, *command):
 PLAIN = ["--device", "plain"]
 
 
-def c_api(logs, faults, messages, settings=()):
-    """Every function of the header, what it refuses, and messages with their bitmaps, byte by byte."""
+def c_api(logs, faults, messages, settings=(), length=()):
+    """Every function of the header, what it refuses, and messages with their bitmaps, byte by byte; all of one length, if one is given."""
     program = compile_c("sdr", *SDK)
     with Fabric(logs, *settings) as fabric:
         for fault in faults:
             fabric.fault(fault)
-        said = run(fabric, program, messages)
+        said = run(fabric, program, messages, *length)
     for words in (f"sent {messages} messages", f"received {messages} messages"):
         if words not in said:
             raise Failure(f"'{words}' is not said: {said}")
@@ -332,6 +332,8 @@ def main():
     suite.case("C API, quiet", c_api, [], 100)
     suite.case("C API, 5 % lost", c_api, ["loss a/0 5% tx", "loss b/0 5% tx"], 50)
     suite.case("C API, plain devices, 5 % lost", c_api, ["loss a/0 5% tx", "loss b/0 5% tx"], 50, PLAIN)
+    # Fewer packets than the immediate has fragments: the others come without data.
+    suite.case("C API, plain devices, short messages, 5 % lost", c_api, ["loss a/0 5% tx", "loss b/0 5% tx"], 100, PLAIN, [4156])
     suite.case("C API, reliable writes, quiet", c_reliable, [], 20)
     suite.case("C API, reliable writes, 5 % lost", c_reliable, ["loss a/0 5% tx", "loss b/0 5% tx"], 40)
     suite.case("C API, reliable writes, plain devices, 5 % lost", c_reliable, ["loss a/0 5% tx", "loss b/0 5% tx"], 40, PLAIN)

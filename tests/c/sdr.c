@@ -1,6 +1,6 @@
 /* The C API of SDR: every function, what it refuses and with which words, RETRY, and messages with their bitmaps, between two processes.
  *
- * Usage: sdr [MESSAGES]; two hosts of the emulated network that UNBROKEN_RUNTIME names. Each process prints what it has done. */
+ * Usage: sdr [MESSAGES [BYTES]]; messages of that length, or of each another; two hosts of the emulated network that UNBROKEN_RUNTIME names. Each process prints what it has done. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -133,6 +133,14 @@ static void refusals(struct sdr_context *ctx)
 	REFUSED(sdr_mr_dereg(mr), "no registered memory");
 }
 
+/* Bytes of a message: of all the same, or of each another. */
+static size_t fixed;
+
+static size_t length_of(unsigned message)
+{
+	return fixed ? fixed : 1 + (message * 7919u + 100000) % LONGEST;
+}
+
 /* For a message that does not become whole: what has come, and what the queue pair has counted. */
 static void say_what_came(struct sdr_qp *qp, unsigned m, const uint8_t *have, uint32_t chunks)
 {
@@ -153,7 +161,7 @@ static void receive(struct sdr_qp *qp, struct sdr_mr *mr, int fd, unsigned messa
 	struct sdr_qp_counters counters;
 
 	for (unsigned m = 0; m < messages; m++) {
-		size_t length = 1 + (m * 7919u + 100000) % LONGEST, bytes, place = m % SLOTS * LONGEST;
+		size_t length = length_of(m), bytes, place = m % SLOTS * LONGEST;
 		struct sdr_recv_wr wr = { .max_length = length, .lkey = mr->lkey, .address = mr->address + place };
 		struct sdr_recv_handle *recv;
 		uint8_t *bitmap, have[LONGEST / CHUNK / 8] = { 0 };
@@ -218,7 +226,7 @@ static void send_all(struct sdr_qp *qp, struct sdr_mr *mr, int fd, unsigned mess
 	unsigned long sent = 0, repeated = 0;
 
 	for (unsigned m = 0; m < messages; m++) {
-		size_t length = 1 + (m * 7919u + 100000) % LONGEST;
+		size_t length = length_of(m);
 		uint32_t chunks = (length + CHUNK - 1) / CHUNK, whole;
 		struct sdr_send_start_wr start = { .opcode = SDR_WR_WRITE_WITH_IMM, .imm_value = m * 0x01010101u };
 		struct sdr_send_continue_wr part = { .length = length, .local_addr = mr->address, .lkey = mr->lkey };
@@ -267,6 +275,7 @@ int main(int argc, char **argv)
 	struct sdr_qp_attr attr = ATTR;
 	struct sdr_qp_attr_ext ext;
 	unsigned messages = argc > 1 ? atoi(argv[1]) : 20;
+	fixed = argc > 2 ? atoi(argv[2]) : 0;
 	static char mine[65536], theirs[65536];
 	int fds[2], status = 0;
 	size_t size;
