@@ -20,13 +20,13 @@ from lib.ports import free_port, listens
 from lib.process import Failure, Skip, wait_until
 from lib.suite import Suite
 
-SECONDS = 90
+# The longest take 75 s where the machine has its slow days, and 10 where not.
+SECONDS = 240
 FAULT = "nic a/0 dead"
 INSTANTS_MS = [0, 10, 30, 100, 300, 1000, 3000]
 RAILS = {"one rail": "unb0:1", "two rails": "unb0:1,unb1:1"}
 UCX_TLS = ["rc_v", "ud_v"]
-# How many messages of 64 KiB each test sends before a fault that comes early; far more for a later one. Over UD, which is slower, half as many; a get over UD
-# is slow.
+# How many messages of 64 KiB each test sends before a fault that comes early; far more for a later one. (A get over UD is slow.)
 UCX_TESTS = {"tag_bw": 100_000, "ucp_put_bw": 100_000, "ucp_get": 60_000, "ucp_am_bw": 60_000, "stream_bw": 60_000}
 UCX_SLOW = {("ucp_get", "ud_v"): 3_000}
 # Payload beyond what connecting takes.
@@ -76,7 +76,7 @@ def ucx(logs, transport: str, rails: str, test: str, instant_ms: int):
     with Fabric(logs, "--hosts", "a,b") as fabric:
         port = free_port()
         env = {"UCX_NET_DEVICES": RAILS[rails], "UCX_TLS": transport}
-        count = UCX_SLOW.get((test, transport), UCX_TESTS[test] // (2 if transport == "ud_v" else 1)) * (1 + instant_ms // 500)
+        count = UCX_SLOW.get((test, transport), UCX_TESTS[test]) * (1 + instant_ms // 500)
         program = ["ucx_perftest", "-p", port, "-t", test, "-w", "10", "-s", "65536", "-n", count]
         server = fabric.run("b", program, "b-ucx_perftest", env=env)
         wait_until(lambda: server.ended() or listens(server.pid, port), 20, f"the server listens at port {port}")
