@@ -120,13 +120,18 @@ def found(fabric, job, verdict, down):
         raise Failure(f"not all find '{verdict}' and plan without {down}: {happened} {error}") from error
 
 
+def portion(fabric, host) -> list:
+    """What each NIC of a host carries of the next so many bytes: each of those that carry, more than `ENOUGH`."""
+    before = sent(fabric, host)
+    wait_until(lambda: sum(since(fabric, host, before)) > 8 * ENOUGH, STARTS, f"traffic of host {host}")
+    return since(fabric, host, before)
+
+
 def shares(fabric, job, rails, host="a"):
     """Waits until these NICs of a host carry alike."""
 
     def so():
-        before = sent(fabric, host)
-        time.sleep(0.5)
-        now = since(fabric, host, before)
+        now = portion(fabric, host)
         carried = [now[rail] for rail in rails]
         return min(carried) > ENOUGH and max(carried) < 1.25 * min(carried)
 
@@ -179,9 +184,7 @@ def unbalanced(logs):
         carries(fabric, job, [1, 2, 3])
 
         def twice_as_much():
-            before = sent(fabric, "a")
-            time.sleep(0.5)
-            *others, most = sorted(since(fabric, "a", before)[1:])
+            *others, most = sorted(portion(fabric, "a")[1:])
             return min(others) > ENOUGH and 1.7 < most / max(others) and most / min(others) < 2.3
 
         wait_until(twice_as_much, STARTS, "one NIC that carries twice as much as the others")
