@@ -158,7 +158,7 @@ static void work(struct round *r, uint32_t mask, int may_strike)
         for (i = 0; i < r->plan.qps; i++)
             if (mask >> i & 1)
                 moved += post_sends(r, r->conns + i);
-        if (may_strike && (r->peer_dead || r->conns[0].failed))
+        if (may_strike && (r->peer_dead || r->conns[0].failed || r->conns[0].refused)) /* it posts no more, so it never comes to that */
             may_strike = 0;
         if (may_strike && r->conns[0].posted >= r->plan.abrupt_after) {
             strike(r);
