@@ -46,7 +46,7 @@ pub struct Options {
     pub nic_mbps: u32,
     /// After standing still for so long, a rank asks the others what they are doing.
     pub ask: Duration,
-    /// How long an operation may stand still, and two ranks be without a path.
+    /// How long an operation may stand still, and two ranks be without a path; at the end, how long one may take nothing of what was sent to it.
     pub timeout: Duration,
     /// Plan anew when NICs are lost or come back, so that all that are left share the work. Without, what a lost NIC carried goes over one other.
     pub balance: bool,
@@ -405,7 +405,8 @@ impl Drop for Communicator {
             if state.is_under_way() {
                 // An operation that stands still ends by itself.
                 began = None;
-            } else if waited > self.options.patience {
+            } else if waited > self.options.patience || waited.min(state.still()) > self.options.timeout {
+                // Some other has stood still for as long as an operation may: its process is stopped, or it has not come to what it was sent.
                 break;
             }
             drop(state);

@@ -248,6 +248,11 @@ impl State {
         self.channels.iter().all(|c| c.waiting() == 0 && c.engine.is_drained())
     }
 
+    /// For how long there was nothing to do.
+    pub(crate) fn still(&self) -> Duration {
+        self.moved.elapsed()
+    }
+
     /// How long the thread out of band may wait for something to come.
     fn rest(&self, busy: bool) -> Duration {
         if self.under_way() > 0 {

@@ -169,6 +169,31 @@ fn nobody_waits_for_a_word_of_one_who_has_left() {
     assert!(began.elapsed() < patience / 2, "rank 0 has waited for {:?}", began.elapsed());
 }
 
+/// One that was stopped, say, is waited for as long as an operation may stand still, and not for as long as one would wait for all to come. What has
+/// reached it is there.
+#[test]
+fn nobody_waits_long_for_one_who_takes_nothing() {
+    let fabric = Fabric::new(DeviceKind::Full);
+    let (timeout, patience) = (Duration::from_secs(1), Duration::from_secs(60));
+    let gone = Barrier::new(2);
+    fabric.give(&["a", "b"], &Options { timeout, patience, ..options() }, |comm| {
+        comm.barrier().unwrap();
+        if comm.rank() == 0 {
+            comm.send(DataType::U8, 1, &bytes(0, 1, 100)).unwrap();
+            let began = Instant::now();
+            drop(comm);
+            let waited = began.elapsed();
+            gone.wait();
+            assert!((timeout..patience / 2).contains(&waited), "it has waited for {waited:?}");
+        } else {
+            gone.wait();
+            let mut got = [0; 100];
+            comm.recv(DataType::U8, 0, &mut got).unwrap();
+            assert_eq!(got.to_vec(), bytes(0, 1, 100));
+        }
+    });
+}
+
 #[test]
 fn who_aborts_is_named_to_all_and_what_is_under_way_ends() {
     let fabric = Fabric::new(DeviceKind::Full);

@@ -46,6 +46,11 @@ impl Fabric {
 
     /// A communicator with a rank on each of these hosts; what each does.
     pub fn run(&self, hosts: &[&str], options: &Options, work: impl Fn(&Communicator) + Sync) {
+        self.give(hosts, options, |comm| work(&comm));
+    }
+
+    /// The same, to those who end their ends themselves.
+    pub fn give(&self, hosts: &[&str], options: &Options, work: impl Fn(Communicator) + Sync) {
         let bootstrap = Bootstrap::listen("127.0.0.1:0".parse().unwrap(), PATIENCE).unwrap();
         let id = bootstrap.id();
         std::thread::scope(|scope| {
@@ -54,7 +59,7 @@ impl Fabric {
                 scope.spawn(move || {
                     let host = Host::emulated(self.folder.path(), host).unwrap();
                     let comm = Communicator::join(&id, rank, hosts.len(), &host, options).unwrap();
-                    work(&comm);
+                    work(comm);
                 });
             }
         });
