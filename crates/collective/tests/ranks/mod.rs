@@ -92,7 +92,7 @@ fn inputs(collective: &Collective, seed: u64) -> Vec<Vec<u64>> {
 }
 
 fn bytes(elements: &[u64], size: usize) -> Vec<u8> {
-    elements.iter().flat_map(|e| e.to_le_bytes()[..size].to_vec()).collect()
+    elements.iter().flat_map(|e| e.to_le_bytes().into_iter().take(size)).collect()
 }
 
 /// Does an operation on known numbers and compares the result.

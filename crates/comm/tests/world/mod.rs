@@ -280,7 +280,7 @@ pub struct Outcome {
 }
 
 fn bytes_of(elements: &[u64], size: usize) -> Vec<u8> {
-    elements.iter().flat_map(|e| e.to_le_bytes()[..size].to_vec()).collect()
+    elements.iter().flat_map(|e| e.to_le_bytes().into_iter().take(size)).collect()
 }
 
 fn elements_of(bytes: &[u8], size: usize) -> Vec<u64> {
