@@ -24,6 +24,8 @@ SHAPES = {"ping-pong": PINGPONG, "streaming": STREAM, "8 QPs": ("8", "8", "8192"
 # Each takes away the path of port 1.
 FAULTS = ["nic a/0/1 down", "nic b/0/1 down", "cable a/0/1 cut", "cable b/0/1 cut", "switch rail0 down"]
 LIBRARY = ["-I", ROOT / "include", "-L", BUILD, "-lunbroken_apm", "-libverbs", f"-Wl,-rpath,{BUILD}"]
+# How many queue pairs, and rounds, times are measured with.
+TIMES_QPS, TIMES_ROUNDS = tuple(1 << n for n in range(11)), 30
 # What control messages and the last packets before the fault take on a port that is left.
 SILENCE_BYTES = 1_000_000
 
@@ -143,13 +145,13 @@ def failover(logs):
 
 
 class Library:
-    """Both ends of tests/c/apm_library.c."""
+    """Both ends of tests/c/apm_library.c, or of another program of the same kind."""
 
-    def __init__(self, fabric: Fabric, qps: int, mode: str, *more, failover=False):
-        program, port = compile_c("apm_library", *LIBRARY), free_port()
+    def __init__(self, fabric: Fabric, *words, name="apm_library", failover=False):
+        program, port = compile_c(name, *LIBRARY), free_port()
         self.server = fabric.run("b", [program, port], "b-library", failover)
         wait_until(lambda: self.server.ended() or listens(self.server.pid, port), 20, "the server listens")
-        self.client = fabric.run("a", [program, f"127.0.0.1:{port}", qps, mode, *more], "a-library", failover)
+        self.client = fabric.run("a", [program, f"127.0.0.1:{port}", *words], "a-library", failover)
 
     def reach(self, stage: str):
         """Waits until the client says that it is there."""
@@ -176,12 +178,17 @@ def library(logs, qps: int, mode: str):
             raise Failure(f"{migrations} migrations in the event log, where {right} are right")
 
 
-def times(logs, qps: int, mode: str, rounds: int):
-    """How long paths take to load and to migrate."""
+def measured(logs, qps: int, mode: str, rounds: int) -> dict:
+    """How long paths take to load and to migrate, as tests/c/apm_library.c tells it."""
     with Fabric(logs, "--ports", "2") as fabric:
-        found = json.loads(Library(fabric, qps, mode, rounds).succeed().splitlines()[0])
-        span = lambda what: f"{found[what + '_us']} us ({found[what + '_least_us']} to {found[what + '_most_us']})"
-        return f"armed within {span('armed')}, event of the migration after {span('noticed')}, wait over after {span('migrated')}: medians of {rounds}, least and most"
+        return json.loads(Library(fabric, qps, mode, rounds).succeed().splitlines()[0])
+
+
+def times(logs, qps: int, mode: str, rounds: int):
+    """The same in words."""
+    found = measured(logs, qps, mode, rounds)
+    span = lambda what: f"{found[what + '_us']} us ({found[what + '_least_us']} to {found[what + '_most_us']})"
+    return f"armed within {span('armed')}, event of the migration after {span('noticed')}, wait over after {span('migrated')}: medians of {rounds}, least and most"
 
 
 def library_port(logs, qps: int, text: str):
@@ -268,9 +275,9 @@ def main() -> int:
     args = parser.parse_args()
     suite = Suite("apm", args.only)
     if args.times:
-        for qps in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
+        for qps in TIMES_QPS:
             for mode in ("event", "query"):
-                suite.case(f"times, {qps} QPs, by {mode}", times, qps, mode, 30)
+                suite.case(f"times, {qps} QPs, by {mode}", times, qps, mode, TIMES_ROUNDS)
         return suite.finish()
     for name, shape in SHAPES.items():
         suite.case(f"by request, {name}", request, shape)

@@ -11,11 +11,9 @@
  *   own             the program reads the asynchronous events itself
  *   refuse          what is wrong gets an error that says so
  */
-#include "common.h"
-#include <infiniband/verbs.h>
-#include <unbroken/apm.h>
+#include "apm_ends.h"
 
-enum { MAX_QPS = 1024, PORTS = 2, WAIT_MS = 30000, MAX_ROUNDS = 1000 };
+enum { MAX_ROUNDS = 1000 };
 
 _Static_assert(sizeof(struct unbapm_path) == 40 && offsetof(struct unbapm_path, pkey_index) == 34, "unbapm_path");
 _Static_assert(sizeof(struct unbapm_address) == 24 && offsetof(struct unbapm_address, sgid_index) == 22, "unbapm_address");
@@ -28,28 +26,11 @@ struct job {
     char mode[16];
 };
 
-struct end {
-    int ports;
-    uint64_t addr;
-    uint32_t rkey, qpn[MAX_QPS];
-    struct unbapm_address addresses[PORTS];
-};
-
 static struct job job;
-static struct end own, peer;
-static struct ibv_context *context;
-static struct ibv_mr *mr;
-static struct ibv_cq *cq;
-static struct ibv_qp *qps[MAX_QPS];
-static uint64_t memory[2 * MAX_QPS]; /* counters, and what was found */
-static unbapm_t apm;
-static int tcp, client;
 /* By type, and those of ports that were passed on. */
 static unsigned events[16], port_events;
 static struct unbapm_event last[16];
 
-#define OK(call) do { int e_ = (call); if (e_) fail("line %d: %s: %s: %s", __LINE__, #call, strerror(e_), unbapm_last_error()); } while (0)
-#define MUST(what) do { if (!(what)) fail("line %d: %s", __LINE__, #what); } while (0)
 #define REFUSED(call, number, words)                                                                                         \
     do {                                                                                                                     \
         int e_ = (call);                                                                                                     \
@@ -84,79 +65,17 @@ static void await(const unsigned *count, unsigned least, const char *what)
     }
 }
 
-/* Both are here. */
-static void meet(void)
-{
-    char c = 'm';
-
-    tcp_write(tcp, &c, 1);
-    tcp_read(tcp, &c, 1);
-}
-
-static void stage(const char *name)
-{
-    if (client)
-        printf("stage %s\n", name);
-    fflush(stdout);
-}
-
-static struct ibv_ah_attr vector(int port, const struct unbapm_address *to)
-{
-    return (struct ibv_ah_attr){ .is_global = 1, .port_num = port, .dlid = to->lid,
-                                 .grh = { .dgid = to->gid, .sgid_index = test_gid_index(), .hop_limit = 64 } };
-}
-
-static void connect_qp(uint32_t i)
-{
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_ATOMIC };
-
-    OK(ibv_modify_qp(qps[i], &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer.qpn[i], .max_dest_rd_atomic = 1,
-                              .min_rnr_timer = 1, .ah_attr = vector(1, &peer.addresses[0]) };
-    OK(ibv_modify_qp(qps[i], &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                                     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
-    OK(ibv_modify_qp(qps[i], &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                                     IBV_QP_MAX_QP_RD_ATOMIC));
-}
-
 static void set_up(void)
 {
-    struct ibv_device **list = ibv_get_device_list(NULL);
     struct unbapm_options options = UNBAPM_OPTIONS_INITIALIZER;
-    struct ibv_pd *pd;
-    uint32_t i;
 
-    context = list && list[0] ? ibv_open_device(list[0]) : NULL;
-    pd = context ? ibv_alloc_pd(context) : NULL;
-    mr = pd ? ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC) : NULL;
-    cq = mr ? ibv_create_cq(context, 2 * MAX_QPS, NULL, NULL, 0) : NULL;
-    MUST(cq);
-    for (i = 0; i < job.qps; i++) {
-        struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq, .cap = { 4, 4, 1, 1, 0 } };
-
-        MUST((qps[i] = ibv_create_qp(pd, &init)));
-        own.qpn[i] = qps[i]->qp_num;
-    }
-    if (mode("query") || mode("own"))
-        options.no_thread = 1;
+    options.no_thread = mode("query") || mode("own");
     if (!mode("refuse"))
         options.on_event = on_event, options.on_other = on_other, options.arg = &job;
     options.manual = job.rounds > 0;
     options.respecify = mode("unhealthy");
-    options.gid_index = test_gid_index();
     options.armed_event = mode("own") ? 99 : 0;
-    OK(unbapm_open(context, &options, &apm));
-    own.ports = PORTS;
-    OK(unbapm_addresses(apm, own.addresses, &own.ports));
-    MUST(own.ports == PORTS && own.addresses[1].port == 2 && own.addresses[1].active);
-    own.addr = (uintptr_t)memory;
-    own.rkey = mr->rkey;
-    tcp_write(tcp, &own, sizeof own);
-    tcp_read(tcp, &peer, sizeof peer);
-    for (i = 0; i < job.qps; i++)
-        connect_qp(i);
-    OK(unbapm_add(apm, qps, job.qps));
+    connect_ends(job.qps, &options);
 }
 
 /* One FETCH_ADD on each QP, by the client; both call it. */
@@ -193,29 +112,6 @@ static void carry(void)
     meet();
 }
 
-static struct unbapm_info info(uint32_t i)
-{
-    struct unbapm_info it;
-
-    OK(unbapm_query(apm, qps[i], &it));
-    return it;
-}
-
-/* All QPs use this port and reach that of the peer, and have migrated so often. */
-static void check_paths(int port, int to, unsigned migrations)
-{
-    for (uint32_t i = 0; i < job.qps; i++) {
-        struct unbapm_info it = info(i);
-        struct ibv_qp_init_attr init;
-        struct ibv_qp_attr a;
-
-        OK(ibv_query_qp(qps[i], &a, IBV_QP_PORT | IBV_QP_AV, &init));
-        if (it.primary.ah.port_num != port || a.port_num != port || it.migrations != migrations ||
-            memcmp(&it.primary.ah.grh.dgid, &peer.addresses[to - 1].gid, 16) || memcmp(&a.ah_attr.grh.dgid, &peer.addresses[to - 1].gid, 16))
-            fail("QP %u: port %d, told %d, where %d is right; %d migrations where %u are", i, a.port_num, it.primary.ah.port_num, port, (int)it.migrations, migrations);
-    }
-}
-
 static enum unbapm_how how(void) { return mode("query") ? UNBAPM_BY_QUERY : UNBAPM_BY_EVENT; }
 
 static uint64_t load(void)
@@ -238,10 +134,9 @@ static void follow(unsigned migrations)
 
     for (uint32_t i = 0; i < job.qps; i++)
         while (info(i).migrations < migrations) {
+            usleep(100);
             if (how() == UNBAPM_BY_QUERY)
-                unbapm_wait(apm, &qps[i], 1, UNBAPM_UNTIL_ARMED, UNBAPM_BY_QUERY, 1);
-            else
-                usleep(100);
+                OK(unbapm_wait(apm, &qps[i], 1, UNBAPM_UNTIL_MIGRATED, UNBAPM_BY_QUERY, WAIT_MS));
             if (now_us() > until)
                 fail("QP %u has not followed its peer", i);
         }
