@@ -89,7 +89,7 @@ enum Command {
         /// Where they go
         #[arg(long, default_value = "docs/figures")]
         out: PathBuf,
-        /// Only these, by their names (sdr-3, shift-7, edge-latency …) or those of their papers (sdr, shift, edge, coll), with commas
+        /// Only these, by their names (sdr-3, shift-7, edge-latency …) or those of their papers (sdr, shift, edge, coll, apm), with commas
         #[arg(long, value_delimiter = ',')]
         only: Vec<String>,
         /// The `unbroken` command

@@ -1,8 +1,9 @@
-//! Figures that scripts measure: those of the host edge (THORN-ML: 9 to 12, Table 1, and where the time of an outage goes) and of collectives (R²CCL: 15 and 16).
+//! Figures that scripts measure: those of the host edge (THORN-ML: 9 to 12, Table 1, and where the time of an outage goes), of collectives
+//! (R²CCL: 15 and 16) and of automatic path migration (Vishnu et al.: 5 to 8, and the computation test).
 //!
-//! `benches/edge/figures.py` measures between network namespaces with FRR, which is what the tests of the edge use, too; `benches/coll/figures.py` on the
-//! emulated network. They say in JSON what is to be drawn (`benches/picture.py`). That file is kept beside the pictures. Where they cannot measure (no root, no FRR, no PyTorch) they
-//! say why, and the figure is left out.
+//! `benches/edge/figures.py` measures between network namespaces with FRR, which is what the tests of the edge use, too;
+//! `benches/coll/figures.py` and `benches/apm/figures.py` on the emulated network. They say in JSON what is to be drawn (`benches/picture.py`).
+//! That file is kept beside the pictures. Where they cannot measure (no root, no FRR, no PyTorch) they say why, and the figure is left out.
 //!
 //! Failure cases: a program that fails or a fault that is not survived fails the figure. All waits of the scripts have limits.
 
@@ -35,13 +36,14 @@ impl Paper {
 }
 
 /// All of them.
-pub const PAPERS: [Paper; 2] = [
+pub const PAPERS: [Paper; 3] = [
     Paper {
         prefix: "edge",
         script: "benches/edge/figures.py",
         names: &["outage", "latency", "collectives", "training"],
     },
     Paper { prefix: "coll", script: "benches/coll/figures.py", names: &["15", "16"] },
+    Paper { prefix: "apm", script: "benches/apm/figures.py", names: &["5-6", "7", "8", "computation"] },
 ];
 
 /// What one measurement gives.

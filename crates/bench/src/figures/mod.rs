@@ -2,7 +2,7 @@
 //!
 //! Those of SDR-RDMA (SC 2025): from its model 3, 9, 10, 12 and 13; 11, whose left part is measured on this machine, and 14, 15 and 16, which are. Its
 //! loss can be read as that of a packet or of a chunk, so those of the model are drawn both ways. Each figure is an SVG file; what the text gives
-//! is compared in a table and in `sdr.json`. Those of SHIFT: see [`shift`]; of THORN-ML and R²CCL: [`measured`].
+//! is compared in a table and in `sdr.json`. Those of SHIFT: see [`shift`]; of THORN-ML, R²CCL and APM: [`measured`].
 
 mod codes;
 mod grids;
@@ -74,7 +74,7 @@ fn wanted(only: &[String]) -> Result<HashSet<String>> {
         if meant.is_empty() {
             let known = all.join(", ");
             return Err(format!(
-                "figure '{asked}' is not drawn here; {known} are, and sdr, shift, edge and coll are all of a paper"
+                "figure '{asked}' is not drawn here; {known} are, and sdr, shift, edge, coll and apm are all of a paper"
             )
             .into());
         }
@@ -193,7 +193,8 @@ mod tests {
         assert_eq!(wanted(&only(&["shift", "shift-9"])).unwrap().len(), 5);
         assert_eq!(wanted(&only(&["edge"])).unwrap().len(), 4);
         assert_eq!(wanted(&only(&["coll"])).unwrap(), HashSet::from(["coll-15", "coll-16"].map(String::from)));
-        assert_eq!(wanted(&[]).unwrap().len(), FIGURES.len() + shift::FIGURES.len() + 6);
+        assert_eq!(wanted(&only(&["apm"])).unwrap().len(), 4);
+        assert_eq!(wanted(&[]).unwrap().len(), FIGURES.len() + shift::FIGURES.len() + 10);
         let error = wanted(&only(&["shift-1"])).unwrap_err().to_string();
         assert!(error.starts_with("figure 'shift-1' is not drawn here; sdr-3, "), "{error}");
         assert_eq!([shift::file_name("7"), shift::file_name("table2")], ["shift-07.svg", "shift-table2.svg"]);
