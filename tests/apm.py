@@ -23,6 +23,11 @@ PINGPONG, STREAM = ("1", "1", "4096"), ("1", "16", "65536")
 SHAPES = {"ping-pong": PINGPONG, "streaming": STREAM, "8 QPs": ("8", "8", "8192"), "64 QPs": ("64", "2", "4096")}
 # Each takes away the path of port 1.
 FAULTS = ["nic a/0/1 down", "nic b/0/1 down", "cable a/0/1 cut", "cable b/0/1 cut", "switch rail0 down"]
+# The same, of packets: lost, or later than the retries.
+LOSSES = ["loss a/0/1 100%", "loss cable b/0/1 rx 100%", "loss rail0 100%"]
+TOO_LATE = "delay rail0 1s"
+# The time that a round trip takes longer than on a path that is well, where each way is late by half of it.
+LATE_US = 20_000
 LIBRARY = ["-I", ROOT / "include", "-L", BUILD, "-lunbroken_apm", "-libverbs", f"-Wl,-rpath,{BUILD}"]
 # How many queue pairs, and rounds, times are measured with.
 TIMES_QPS, TIMES_ROUNDS = tuple(1 << n for n in range(11)), 30
@@ -109,6 +114,20 @@ def request(logs, shape, settings=()):
         check(found, int(shape[0]))
         note = carried(fabric, sent(fabric, "a/0"))
         return f"{found['messages']} messages, {note}, {found['event_us']} us to the last event, longest pause {found['longest_us'] / 1000:.1f} ms"
+
+
+def delayed(logs):
+    """Packets are late at port 1 alone: after the migration round trips are short again, in the same process and while the fault lasts."""
+    with Fabric(logs, "--ports", "2") as fabric:
+        fabric.fault(f"delay rail0 {LATE_US // 2}us")
+        server, client = running(fabric, PINGPONG, "request")
+        found = result(server, client)
+        check(found, 1)
+        before_us, after_us = found["least_us"]
+        if before_us < LATE_US or not 0 < after_us < LATE_US // 2:
+            raise Failure(f"the shortest round trip takes {before_us} us over port 1, {after_us} us over port 2: {found}")
+        note = carried(fabric, sent(fabric, "a/0"))
+        return f"{note}, shortest round trips {before_us} and {after_us} us"
 
 
 def to_and_fro(logs, shape):
@@ -284,6 +303,10 @@ def main() -> int:
         suite.case(f"port down, {name}", fault, shape, FAULTS[0])
     for text in FAULTS[1:]:
         suite.case(f"{text}, streaming", fault, STREAM, text)
+    for text in LOSSES:
+        suite.case(f"{text}, streaming", fault, STREAM, text)
+    suite.case(f"{TOO_LATE}, ping-pong", fault, PINGPONG, TOO_LATE)
+    suite.case("delay at one port, ping-pong", delayed)
     suite.case("to and fro, 4 QPs", to_and_fro, ("4", "8", "4096"))
     suite.case("the alternate path is silent, too", dead_too, "cable a/0 cut", False)
     suite.case("the alternate port is down, too", dead_too, "nic a/0 down", True)

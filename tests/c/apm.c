@@ -8,7 +8,8 @@
  * apm HOST:PORT QPS DEPTH BYTES MILLISECONDS [request|rearm]      the client: DEPTH messages at a time on each QP
  *   request   half-way, the client asks for the migration of all QPs
  *   rearm     the same, and whoever has migrated loads the path that it left, time and again
- * The client writes a line of JSON; an `error` in it is the status of the first completion that failed.
+ * The client writes a line of JSON; an `error` in it is the status of the first completion that failed, and `least_us` the shortest times between two
+ * completions, before and after the first migration.
  */
 #include "common.h"
 #include <fcntl.h>
@@ -271,7 +272,7 @@ static void ask(void)
 static int work(int tcp)
 {
     static uint64_t posted[MAX_QPS], done[MAX_QPS];
-    uint64_t began = now_us(), ends, next_ask, total = 0, pending = 0, beat = 0, longest = 0, last;
+    uint64_t began = now_us(), ends, next_ask, total = 0, pending = 0, beat = 0, longest = 0, least[2] = { UINT64_MAX, UINT64_MAX }, last;
     uint32_t server[2] = { 0, 0 }, i, turns = 0, error = 0, asks = 0;
     struct ibv_wc wc[16];
     int k;
@@ -308,6 +309,7 @@ static int work(int tcp)
             uint64_t now = now_us();
 
             longest = now - last > longest ? now - last : longest;
+            least[migrated > 0] = now - last < least[migrated > 0] ? now - last : least[migrated > 0];
             last = now;
         }
         if (++turns % 64 == 0)
@@ -336,8 +338,9 @@ static int work(int tcp)
     tcp_write(tcp, "e", 1);
     tcp_read(tcp, server, sizeof server);
     printf("{\"messages\": %llu, \"error\": %u, \"migrated\": %u, \"not_migrated\": %u, \"peer_migrated\": %u, \"peer_not_migrated\": %u, "
-           "\"asks\": %u, \"event_us\": %lld, \"longest_us\": %llu}\n", (unsigned long long)total, error, migrated, not_migrated,
-           server[0], server[1], asks, asked_us && last_event_us > asked_us ? (long long)(last_event_us - asked_us) : -1, (unsigned long long)longest);
+           "\"asks\": %u, \"event_us\": %lld, \"longest_us\": %llu, \"least_us\": [%lld, %lld]}\n", (unsigned long long)total, error, migrated, not_migrated,
+           server[0], server[1], asks, asked_us && last_event_us > asked_us ? (long long)(last_event_us - asked_us) : -1, (unsigned long long)longest,
+           (long long)least[0], (long long)least[1]);
     return 0;
 }
 

@@ -128,10 +128,10 @@ pub(crate) fn nic_statuses(runtime: &Runtime, fabric: Option<&Fabric>) -> Result
     let opened = NicPage::addresses(runtime)?;
     if let Some(fabric) = fabric {
         for nic in fabric.nics() {
-            let (state, faults) = fabric.nic_state(&nic)?;
             let kind = fabric.nic_kind(&nic.host, nic.index);
             for port in 1..=kind.ports {
                 let addr = IpAddr::from(fabric.port_addr(&nic.host, nic.index, port)?);
+                let (state, faults) = fabric.nic_state(&nic.at_port(port))?;
                 let text = match (state.alive, state.port_up(port)) {
                     (false, _) => "dead",
                     (true, false) => "down",

@@ -19,6 +19,13 @@ pub(crate) struct Spot {
     pub(crate) port: u8,
 }
 
+impl Spot {
+    /// Whether it is at a port, from 1, or at one of all (0).
+    pub(crate) fn strikes(&self, port: u8) -> bool {
+        self.port == 0 || port == 0 || self.port == port
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum SpotKind {

@@ -22,7 +22,6 @@ use crate::map::Mapped;
 use crate::nicpage::NicPage;
 use crate::octet::Registry;
 use crate::view::{LinkState, NicView, Outlook};
-use crate::Conditions;
 
 /// The shortest time between two beginnings of a fault.
 const MIN_EVERY_US: u64 = 2_000;
@@ -215,17 +214,18 @@ impl Fabric {
         Ok(NicView::new(Arc::clone(&self.page), number, index))
     }
 
-    /// The state of a NIC now, and the faults that concern it; for people.
+    /// The state of a NIC now, and the faults that concern it, or those that concern the port which is named; for people.
     pub fn nic_state(&self, nic: &NicName) -> Result<(LinkState, Vec<Fault>)> {
         let number = self.number(&nic.host, nic.index)?;
         let now_us = now_us();
         let (mut outlook, mut faults) = (Outlook::GOOD, Vec::new());
         for entry in self.entries() {
-            if crate::view::concerns(&entry, number, nic.index) && outlook.add(&entry, now_us) {
+            let there = crate::view::concerns(&entry, number, nic.index) && entry.spot.strikes(nic.port);
+            if there && outlook.add(&entry, now_us) {
                 faults.extend(self.fault_of(&entry));
             }
         }
-        outlook.state.impaired = u32::from((outlook.tx, outlook.rx) != (Conditions::GOOD, Conditions::GOOD));
+        outlook.state.impaired = u32::from(outlook.impaired());
         Ok((outlook.state, faults))
     }
 

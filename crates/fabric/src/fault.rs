@@ -41,11 +41,11 @@ impl fmt::Display for Rail {
 /// Where an impairment or a flap is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A NIC, `a/0`.
+    /// A NIC, `a/0`, or one of its ports, `a/0/2`.
     Nic(NicName),
-    /// The cable between a NIC and its switch, `cable a/0`.
+    /// The cable between a NIC and its switch, `cable a/0`; without a port, those of all.
     Cable(NicName),
-    /// The switch of a rail, `rail0`: every NIC of the rail. A rate is that of each of its ports.
+    /// The switch of a rail, `rail0` or `rail0b`: every NIC of the rail, at that port. A rate is that of each of the switch's ports.
     Switch {
         /// The rail.
         rail: Rail,
@@ -84,7 +84,7 @@ pub enum Impairment {
         /// For how long they are held back.
         by_us: u64,
     },
-    /// They leave, or arrive, at no more than this rate, all processes that use the NIC taken together.
+    /// They leave, or arrive, at no more than this rate at each port, all processes that use the NIC taken together.
     Rate {
         /// In bit/s of RoCE packets (UDP payload).
         bits_per_s: u64,

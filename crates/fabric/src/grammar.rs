@@ -144,13 +144,6 @@ impl<'a> Words<'a> {
 
     fn impaired(mut self) -> Result<Fault> {
         let place = self.place()?;
-        if let Place::Nic(nic) | Place::Cable(nic) = &place {
-            self.whole(nic.clone())?;
-        }
-        if let Place::Switch { rail: rail @ Rail { port: 2, .. } } = place {
-            let first = Rail { port: 1, ..rail };
-            return Err(self.wrong(format!("packets of both ports suffer together, '{first}'")));
-        }
         let way = self.way()?;
         let what = self.impairment()?;
         self.nothing_more(" (a direction is 'tx' or 'rx')")?;
@@ -287,6 +280,9 @@ mod tests {
             "loss a/0 rx 100%",
             "loss cable a/0 tx 0.5%",
             "loss rail3 0.0001%",
+            "loss a/0/2 rx 1%",
+            "rate cable a/0/1 1Gbit",
+            "delay rail0b 5ms",
             "burst-loss a/0 1% burst=8",
             "corrupt a/0 tx 2%",
             "duplicate rail0 rx 2%",
@@ -327,7 +323,6 @@ mod tests {
             ("switch 0 down", "named like 'rail0'"),
             ("switch rail+1 down", "named like 'rail0'"),
             ("switch rail0c down", "'rail0b'"),
-            ("loss rail0b 1%", "both ports suffer together, 'rail0'"),
             ("loss a/0 1", "like '1%'"),
             ("loss a/0 101%", "0.0001% to 100%"),
             ("loss a/0 1% up", "'tx' or 'rx'"),
@@ -370,6 +365,8 @@ mod tests {
         assert!(names("loss a/0", "loss a/0 2% rx") && names("loss a/0 2.0%", "loss a/0 2%"));
         assert!(names("loss a/0 rx", "loss a/0 2% rx") && !names("loss a/0 tx", "loss a/0 2% rx"));
         assert!(names("loss cable a/0", "loss cable a/0 2%") && !names("loss a/0", "loss cable a/0 2%"));
+        assert!(names("delay a/0/2", "delay a/0/2 5ms") && !names("delay a/0", "delay a/0/2 5ms"));
+        assert!(names("delay rail0b", "delay rail0b 5ms") && !names("delay rail0", "delay rail0b 5ms"));
         assert!(names("switch rail0", "switch rail0 down") && names("rate rail0", "rate rail0 1Gbit"));
         assert!(names("flap a/0", "flap a/0 down=1s up=1s") && names("wqe-error a/0", "wqe-error a/0"));
         for wrong in ["", "a/0", "nic", "nic a", "rail0", "switch a/0", "loss", "loss a/0 b/0", "nic a/0 b/0"] {

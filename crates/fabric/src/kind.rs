@@ -68,9 +68,10 @@ kinds! {
     Reorder = 7:
         "reorder", "reorder a/0 1% by=200us", "packets are held back, so that later ones overtake them";
     Rate = 8:
-        "rate", "rate a/0 1Gbit", "all processes of the NIC together send, and receive, no more than that";
+        "rate", "rate a/0 1Gbit", "all processes of the NIC together send, and receive, no more than that at each port";
     Delay = 9:
         "delay", "delay a/0 5ms", "packets are late by this, each way";
+        "delay", "delay a/0/2 5ms", "the same for port 2 alone, as 'delay rail0b 5ms' for all second ports; so can all that packets suffer";
     Jitter = 10:
         "jitter", "jitter a/0 1ms", "packets are late by a random time up to this, in order";
 }

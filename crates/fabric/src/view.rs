@@ -31,7 +31,7 @@ pub struct LinkState {
     pub down: u8,
     /// Ports whose cable is cut or whose switch is off, so that nothing goes out or comes in; the NIC does not know.
     pub silent: u8,
-    /// 0: packets pass unharmed. Else another number each time that the [`Conditions`] change.
+    /// 0: packets pass unharmed. Else another number each time that the [`Conditions`] of a port change.
     pub impaired: u32,
     /// When a `wqe-error` fell due for the last time; 0 for never.
     pub wqe_error_us: u64,
@@ -64,19 +64,26 @@ impl LinkState {
     }
 }
 
+/// Packets pass unharmed at all ports.
+const UNHARMED: [[Conditions; 2]; MAX_PORTS as usize] = [[Conditions::GOOD; 2]; MAX_PORTS as usize];
+
 /// What all faults that concern a NIC come to at one time.
 #[derive(Clone, Copy)]
 pub(crate) struct Outlook {
     pub(crate) state: LinkState,
-    pub(crate) tx: Conditions,
-    pub(crate) rx: Conditions,
+    /// Of each port: what leaves, what arrives.
+    pub(crate) ports: [[Conditions; 2]; MAX_PORTS as usize],
     /// When that changes next.
     pub(crate) next_us: u64,
 }
 
 impl Outlook {
-    pub(crate) const GOOD: Outlook =
-        Outlook { state: LinkState::GOOD, tx: Conditions::GOOD, rx: Conditions::GOOD, next_us: u64::MAX };
+    pub(crate) const GOOD: Outlook = Outlook { state: LinkState::GOOD, ports: UNHARMED, next_us: u64::MAX };
+
+    /// Whether packets suffer at some port.
+    pub(crate) fn impaired(&self) -> bool {
+        self.ports != UNHARMED
+    }
 
     /// Takes a fault in that concerns the NIC; gives whether it holds.
     pub(crate) fn add(&mut self, entry: &Entry, now_us: u64) -> bool {
@@ -96,11 +103,13 @@ impl Outlook {
             | (Kind::Reorder | Kind::Rate | Kind::Delay | Kind::Jitter, _) => {
                 // A packet that crosses a switch is struck once, as it enters; both ends of a cable have their own direction.
                 let switch = entry.spot.kind == SpotKind::Switch && entry.kind != Kind::Rate;
-                if entry.way != Way::Rx {
-                    self.tx.add(entry);
-                }
-                if entry.way == Way::Rx || entry.way == Way::Both && !switch {
-                    self.rx.add(entry);
+                for (_, [tx, rx]) in (1..).zip(&mut self.ports).filter(|(port, _)| entry.spot.strikes(*port)) {
+                    if entry.way != Way::Rx {
+                        tx.add(entry);
+                    }
+                    if entry.way == Way::Rx || entry.way == Way::Both && !switch {
+                        rx.add(entry);
+                    }
                 }
             }
         }
@@ -139,9 +148,9 @@ impl NicView {
         self.outlook.state
     }
 
-    /// What packets suffer that leave (first) and that arrive, as of the last [`NicView::state`].
-    pub fn conditions(&self) -> [Conditions; 2] {
-        [self.outlook.tx, self.outlook.rx]
+    /// What packets suffer at each port, port 1 first: those that leave, those that arrive. As of the last [`NicView::state`].
+    pub fn conditions(&self) -> &[[Conditions; 2]; MAX_PORTS as usize] {
+        &self.outlook.ports
     }
 
     #[cold]
@@ -165,8 +174,8 @@ impl NicView {
         self.seen = seen;
         self.outlook = found.get();
         let new = &mut self.outlook;
-        if (new.tx, new.rx) != (Conditions::GOOD, Conditions::GOOD) {
-            if (new.tx, new.rx) != (old.tx, old.rx) {
+        if new.impaired() {
+            if new.ports != old.ports {
                 self.changes = self.changes.wrapping_add(1).max(1);
             }
             new.state.impaired = self.changes;

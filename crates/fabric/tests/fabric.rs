@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use unbroken_fabric::{now_us, Fabric, LinkState, Runtime, Schedule, Shape, ALL_PORTS};
+use unbroken_fabric::{now_us, Conditions, Fabric, LinkState, NicKind, NicName, Runtime, Schedule, Shape, ALL_PORTS};
 use unbroken_telemetry::{read_events, What};
 
 fn runtime() -> (tempfile::TempDir, Runtime) {
@@ -97,8 +97,9 @@ fn impairments_strike_the_way_and_the_place_they_name() {
         fabric.set(&fault.parse().unwrap(), None).unwrap();
         let both = [&mut a0, &mut b0].map(|v| {
             let state = v.state(now_us());
-            let losses = v.conditions().map(|c| c.loss_ppm / 10_000 + (c.rate_bits_per_s / 1_000_000) as u32);
+            let [losses, second] = v.conditions().map(|port| port.map(share_and_rate));
             assert_eq!(state.impaired != 0, losses != [0, 0], "{fault}");
+            assert!(second == losses || fault.contains("rail"), "of all ports, but a switch has one of them: {fault}");
             losses
         });
         fabric.clear(Some(&fault.parse().unwrap())).unwrap();
@@ -120,6 +121,37 @@ fn impairments_strike_the_way_and_the_place_they_name() {
     }
     fabric.set(&"nic b/0 dead".parse().unwrap(), None).unwrap();
     assert!(!states.insert(view.state(now_us()).impaired), "of another NIC");
+}
+
+/// Percent and Mbit/s, whichever there is.
+fn share_and_rate(c: Conditions) -> u32 {
+    c.loss_ppm / 10_000 + (c.rate_bits_per_s / 1_000_000) as u32
+}
+
+#[test]
+fn impairments_strike_the_port_they_name() {
+    let (_dir, runtime) = runtime();
+    let kind = NicKind { ports: 2, ..NicKind::default() };
+    let shape = Shape { kind, ..Shape::standard(0) };
+    let fabric = Fabric::create(&runtime, &shape).unwrap();
+    let mut view = fabric.nic_view("a", 0).unwrap();
+    let mut ports = |faults: &[&str]| {
+        faults.iter().for_each(|fault| drop(fabric.set(&fault.parse().unwrap(), None).unwrap()));
+        view.state(now_us());
+        let found = view.conditions().map(|port| port.map(share_and_rate));
+        let told = [1, 2].map(|port| fabric.nic_state(&NicName::new("a", 0).at_port(port)).unwrap());
+        for ((state, told), found) in told.iter().zip(&found) {
+            assert_eq!((state.impaired != 0, told.is_empty()), (*found != [0, 0], *found == [0, 0]), "{faults:?}");
+        }
+        fabric.clear(None).unwrap();
+        found
+    };
+    assert_eq!(ports(&["loss a/0/2 1%"]), [[0, 0], [1, 1]]);
+    assert_eq!(ports(&["loss cable a/0/1 rx 1%"]), [[0, 1], [0, 0]]);
+    assert_eq!(ports(&["rate rail0b 7Mbit"]), [[0, 0], [7, 7]]);
+    assert_eq!(ports(&["loss rail0 1%", "loss rail0b rx 2%"]), [[1, 0], [0, 2]]);
+    assert_eq!(ports(&["loss a/0 50%", "loss a/0/2 50%"]), [[50, 50], [75, 75]], "they add up");
+    assert_eq!(ports(&["loss a/1/2 1%", "loss rail1b 1%"]), [[0, 0], [0, 0]]);
 }
 
 #[test]
@@ -256,8 +288,8 @@ fn readers_see_whole_tables_while_writers_write() {
         let mut view = fabric.nic_view("a", 0).unwrap();
         while !done.load(Ordering::Relaxed) {
             let state = view.state(now_us());
-            let [tx, rx] = view.conditions();
-            assert!(state.passes(1) && tx == rx && tx.loss_ppm % 10_000 == 0);
+            let [[tx, rx], second] = *view.conditions();
+            assert!(state.passes(1) && tx == rx && second == [tx, rx] && tx.loss_ppm % 10_000 == 0);
         }
     });
     assert_eq!(fabric.list().len(), 2);

@@ -14,7 +14,7 @@
 //! | what waits | where | until | which counts in |
 //! | --- | --- | --- | --- |
 //! | datagrams | the sockets | the next drive | [`Engine::rx_fds`]: readable; [`Work::more`]: a ring was full |
-//! | a QP that may send | `ready` | its turn; while the line is taken (`rate`), `blocked_until_us` | `deadline_of_others_us` |
+//! | a QP that may send | `ready` | its turn; while the lines of all that wait are taken (`rate`), `blocked_until_us` | `deadline_of_others_us` |
 //! | an RC QP without room at its destination | a line in `flights` | room, in `transmit` | the same, while one is called |
 //! | a UC or UD QP without room at its receiver | `awaiting_credit` | `ask_credit_us`, then it is `ready` | [`Engine::waiting_until_us`] |
 //! | a UC or UD packet without a receive | `parking` | each drive looks | [`Engine::waiting_until_us`] |
@@ -204,9 +204,9 @@ pub(crate) struct Engine {
     link: Link,
     state: LinkState,
     status: Arc<Status>,
-    /// There are some while packets suffer.
+    /// There are some while packets suffer, at one port or more.
     impairments: Option<Box<Impairments>>,
-    /// The line out is taken until then: QPs have no turns. 0: it is not.
+    /// The lines out of all QPs that wait for a turn are taken until then: they have none. 0: one of them could send.
     blocked_until_us: u64,
     /// When the `wqe-error` fell due that this engine has seen to.
     wqe_error_us: u64,
@@ -285,11 +285,6 @@ impl Engine {
             *fd = socket.as_raw_fd();
         }
         Some(fds)
-    }
-
-    /// The bits of the ports that it has.
-    fn ports(&self) -> u8 {
-        (1 << self.id.ips.len()) - 1
     }
 
     pub(crate) fn alive(&self) -> bool {
@@ -436,6 +431,7 @@ impl Engine {
         if !self.awaiting_credit.is_empty() && self.ask_credit_us <= now_us {
             // They count as queued all the time.
             self.ready.extend(self.awaiting_credit.drain(..));
+            self.blocked_until_us = 0;
         }
         let arrived = self.receive(|_| true);
         let received: usize = arrived.iter().sum();
@@ -504,6 +500,8 @@ impl Engine {
         if let Some(q) = self.qps.get_mut(index) {
             if !q.queued {
                 q.queued = true;
+                // Its line may be free.
+                self.blocked_until_us = 0;
                 match q.control {
                     // What is said about paths must not wait behind data: it would look as if the path were slow.
                     true => self.ready.push_front(index),

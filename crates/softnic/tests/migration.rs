@@ -125,6 +125,19 @@ fn a_silent_path_is_left_when_retries_are_used_up() {
 }
 
 #[test]
+fn a_path_that_loses_or_delays_too_much_is_left_for_one_that_is_well() {
+    for fault in ["loss a/0/1 100%", "loss cable b/0/1 rx 100%", "loss rail0 100%", "delay rail0 2s"] {
+        let ends = Ends::armed(LinkLayer::Ethernet);
+        ends.world.fault(fault);
+        assert_eq!(ends.write(0, 100_000), 0, "{fault}");
+        (0..2).for_each(|end| ends.wait_event(end, QpEvent::PathMigrated));
+        assert_eq!(ends.write(1, 100_000), 0, "{fault}");
+        let (to, fro) = (ends.sent(0, 2), ends.sent(1, 2));
+        assert!(to >= 100_000 && fro >= 100_000, "{fault}: {to} and {fro} bytes over port 2");
+    }
+}
+
+#[test]
 fn where_the_alternate_path_is_dead_too_the_qp_fails() {
     let ends = Ends::armed(LinkLayer::Ethernet);
     ends.world.fault("cable a/0 cut");

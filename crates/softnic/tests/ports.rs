@@ -3,9 +3,11 @@
 mod common;
 
 use common::*;
-use unbroken_fabric::{Fabric, NicKind, NicPage, Runtime, Shape};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use unbroken_fabric::{Fabric, NicCounters, NicKind, NicPage, Runtime, Shape};
 use unbroken_types::{LinkLayer, Mtu, PathAttr, SendOpcode, WcStatus};
-use unbroken_verbs::{Device, DeviceEvent, PortState, QpModify};
+use unbroken_verbs::{Device, DeviceEvent, HoldingQp, PortState, QpModify, SendWr};
 
 fn world(link_layer: LinkLayer) -> World {
     let dir = tempfile::tempdir().unwrap();
@@ -15,10 +17,15 @@ fn world(link_layer: LinkLayer) -> World {
     World { dir, fabric }
 }
 
+/// What a port of NIC 0 of host a has counted.
+fn counters(world: &World, port: usize) -> NicCounters {
+    let addr = world.fabric.port_addr("a", 0, port as u8).unwrap();
+    NicPage::open(&Runtime::at(world.dir.path()).unwrap(), addr.into()).unwrap().counters()
+}
+
 /// Payload that NIC 0 of host a has sent through a port.
-fn sent(world: &World, port: u8) -> u64 {
-    let addr = world.fabric.port_addr("a", 0, port).unwrap();
-    NicPage::open(&Runtime::at(world.dir.path()).unwrap(), addr.into()).unwrap().counters().tx_payload_bytes
+fn sent(world: &World, port: usize) -> u64 {
+    counters(world, port).tx_payload_bytes
 }
 
 #[test]
@@ -90,4 +97,66 @@ fn each_port_has_its_own_link() {
     world.fault("nic a/0 dead");
     a.events.wait(|e| *e == DeviceEvent::Fatal);
     assert_eq!((state(1), state(2)), (PortState::Down, PortState::Down));
+}
+
+/// A pair of QPs at each port, which wait for a second and longer for answers.
+fn pair_at_each_port(a: &Host, b: &Host) -> [[Arc<dyn HoldingQp>; 2]; 2] {
+    [1, 2].map(|port| {
+        let qps = [a.qp(|_| {}), b.qp(|_| {})];
+        for (qp, peer, to) in [(&qps[0], &qps[1], b), (&qps[1], &qps[0], a)] {
+            let gid = to.nic.port(port).unwrap().gids[0].gid;
+            connect_slowly(&**qp, peer.qpn(), gid, 0x100, Mtu::B4096, 18).unwrap();
+            qp.modify(&QpModify { port: Some(port), ..QpModify::default() }).unwrap();
+        }
+        qps
+    })
+}
+
+/// A packet that is lost or late at one port changes nothing for those of the other, in the same engine.
+#[test]
+fn each_port_has_its_own_faults() {
+    const ROUNDS: usize = 20;
+    let world = world(LinkLayer::Ethernet);
+    let (a, b) = (Host::new(&world, "a", 0, 1 << 20), Host::new(&world, "b", 0, 1 << 20));
+    let ports = pair_at_each_port(&a, &b);
+    let write = |port: usize, wr_id, len| {
+        let wr = rdma(wr_id, SendOpcode::Write, &[], b.addr(0), b.mr.rkey);
+        ports[port - 1][0].post_send(&SendWr { sges: &[a.sge(0, len)], ..wr }).unwrap();
+    };
+    // Of a rate: QPs wait for the line that is taken; of the others: packets are held, on their way out or in, or lost and sent again.
+    // Each makes 64 KiB take longer than a second, or as long as it lasts.
+    let faults = |port, rail| {
+        [
+            format!("rate a/0/{port} tx 400kbit"),
+            format!("delay {rail} 700ms"),
+            format!("delay cable b/0/{port} rx 1500ms"),
+            format!("loss a/0/{port} rx 100%"),
+        ]
+    };
+    for (bad, good, rail) in [(1, 2, "rail0"), (2, 1, "rail0b")] {
+        for fault in faults(bad, rail) {
+            world.fault(&fault);
+            let drops = [bad, good].map(|port| counters(&world, port).drops);
+            let start = Instant::now();
+            write(bad, 1, 64 << 10);
+            let mut slowest = Duration::ZERO;
+            for _ in 0..ROUNDS {
+                let posted = Instant::now();
+                write(good, 2, 1000);
+                assert_ok(&a.poll(1)[0], 2);
+                slowest = slowest.max(posted.elapsed());
+            }
+            assert!(slowest < Duration::from_millis(500), "{fault}: {slowest:?} at the port that is well");
+            let loss = fault.starts_with("loss");
+            if loss {
+                world.clear();
+            }
+            assert_ok(&a.poll(1)[0], 1);
+            let took = start.elapsed();
+            assert!(loss || took > Duration::from_secs(1), "{fault}: only {took:?} at its port");
+            let lost = [counters(&world, bad).drops > drops[0], counters(&world, good).drops > drops[1]];
+            assert_eq!(lost, [loss, false], "{fault}");
+            world.clear();
+        }
+    }
 }

@@ -1,15 +1,16 @@
 //! What an impaired link does to packets: it loses, delays, damages, repeats and reorders them, and keeps to a rate.
 //!
-//! There is one [`Impair`] for what leaves and one for what arrives, only while something is wrong ([`Engine::impair`]): a link that
-//! is well costs the packet path one compare. Packets that are only lost at random are never copied. All others are copied and held
-//! until they are due, in the order of their times; the engine's timers count these.
+//! Each port has one [`Impair`] for what leaves and one for what arrives, only while something is wrong there ([`Engine::impair`]): a NIC
+//! whose links are well costs the packet path one compare. Packets that are only lost at random are never copied. All others are
+//! copied and held until they are due, in the order of their times; the engine's timers count these.
 //!
 //! In order: a packet is lost, or takes its place on the line (where a rate is set), is late by delay and jitter, and perhaps comes
-//! twice, damaged or out of turn. The line is shared by all processes of the NIC. What leaves is held back at its source: the QPs
-//! wait while the line is taken for [`AHEAD_US`]. What arrives cannot wait: the queue is as long as rate and delay need, with
+//! twice, damaged or out of turn. The line of a port is shared by all processes of the NIC. What leaves is held back at its source: the QPs
+//! of the port wait while the line is taken for [`AHEAD_US`]. What arrives cannot wait: the queue is as long as rate and delay need, with
 //! [`SLACK_BYTES`] more, and what does not fit is lost.
 //!
-//! Invariants: packets without jitter and reordering keep their order; no more than the limit's bytes are held. When the link is well
+//! Invariants: one port's faults change nothing for the packets of another; packets without jitter and reordering keep their order; no more
+//! than the limit's bytes are held. When the link is well
 //! again, what is held is due at once; when nothing passes any more, it is lost; when the NIC is closed, it leaves.
 
 use super::tx::Out;
@@ -18,7 +19,7 @@ use crate::faults::Dice;
 use crate::memory::Domain;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
-use unbroken_fabric::{Conditions, Line};
+use unbroken_fabric::{Conditions, Line, MAX_PORTS};
 use unbroken_types::{QpState, WcStatus};
 use unbroken_wire::IcrcFlow;
 
@@ -72,7 +73,7 @@ pub(super) fn flip_bit(packet: &mut [u8], choice: u64) {
     tail[(bit / 8) as usize] ^= 1 << (bit % 8);
 }
 
-/// One direction of an impaired link.
+/// One direction of a port's impaired link.
 pub(crate) struct Impair<T> {
     conditions: Conditions,
     dice: Dice,
@@ -101,6 +102,9 @@ impl<T: Copy> Impair<T> {
     }
 
     fn set(&mut self, conditions: Conditions) {
+        if conditions == self.conditions {
+            return;
+        }
         let c = &conditions;
         let time_us = c.delay_us.saturating_add(c.jitter_us).saturating_add(c.reorder_by_us);
         let needed = u128::from(c.rate_bits_per_s / 8) * u128::from(time_us) / 1_000_000 + u128::from(SLACK_BYTES);
@@ -209,37 +213,86 @@ pub(super) struct RxTag {
     pub(super) place: u16,
 }
 
-/// Both directions of an impaired link.
-pub(super) struct Impairments {
-    pub(super) tx: Impair<TxTag>,
-    pub(super) rx: Impair<RxTag>,
+/// Both directions of a port's impaired link.
+struct ImpairedPort {
+    tx: Impair<TxTag>,
+    rx: Impair<RxTag>,
+}
+
+impl ImpairedPort {
+    fn new(seed: u64, port: usize) -> ImpairedPort {
+        let seed = seed.rotate_left(34 * port as u32);
+        ImpairedPort { tx: Impair::new(seed), rx: Impair::new(seed.rotate_left(17)) }
+    }
+
+    /// The link is well again, and nothing is held.
+    fn is_over(&self) -> bool {
+        let idle = self.tx.held.is_empty() && self.rx.held.is_empty();
+        idle && [self.tx.conditions, self.rx.conditions] == WELL
+    }
+}
+
+/// What packets of both directions suffer at a port that is well.
+const WELL: [Conditions; 2] = [Conditions::GOOD; 2];
+
+/// The impaired links of a NIC, port by port; a port that is well has none.
+#[derive(Default)]
+pub(crate) struct Impairments([Option<ImpairedPort>; MAX_PORTS as usize]);
+
+impl Impairments {
+    /// What leaves through a port, from 0, if packets suffer there.
+    #[inline]
+    pub(super) fn tx(&mut self, port: usize) -> Option<&mut Impair<TxTag>> {
+        self.0[port].as_mut().map(|i| &mut i.tx)
+    }
+
+    /// What arrives at a port, from 0, if packets suffer there.
+    #[inline]
+    pub(super) fn rx(&mut self, port: usize) -> Option<&mut Impair<RxTag>> {
+        self.0[port].as_mut().map(|i| &mut i.rx)
+    }
+
+    /// When the next packet is due.
+    fn due_us(&self) -> u64 {
+        self.0.iter().flatten().map(|i| i.tx.due_us().min(i.rx.due_us())).min().unwrap_or(u64::MAX)
+    }
+
+    /// Forgets what is over; gives whether all is.
+    fn end(&mut self) -> bool {
+        for port in &mut self.0 {
+            port.take_if(|i| i.is_over());
+        }
+        self.0.iter().all(Option::is_none)
+    }
 }
 
 impl Engine {
     /// Follows a change of the link's state.
     pub(super) fn impair(&mut self) {
-        let ports = self.ports();
-        if let Some(i) = self.impairments.as_deref_mut().filter(|_| self.state.shut() & ports == ports) {
-            self.tx.counts[0].drops += i.tx.lose_all();
-            self.rx_counts[0].drops += i.rx.lose_all();
-        }
         if self.state.impaired == 0 && self.impairments.is_none() {
             return;
         }
-        let seed = self.seed;
-        let i = self.impairments.get_or_insert_with(|| {
-            Box::new(Impairments { tx: Impair::new(seed), rx: Impair::new(seed.rotate_left(17)) })
-        });
-        let [tx, rx] = self.link.conditions();
-        i.tx.set(tx);
-        i.rx.set(rx);
+        let (seed, conditions) = (self.seed, self.link.conditions());
+        let impairments = self.impairments.get_or_insert_default();
+        for port in 0..self.id.ips.len() {
+            if impairments.0[port].is_none() && conditions[port] == WELL {
+                continue;
+            }
+            let i = impairments.0[port].get_or_insert_with(|| ImpairedPort::new(seed, port));
+            if !self.state.passes(port as u8 + 1) {
+                self.tx.counts[port].drops += i.tx.lose_all();
+                self.rx_counts[port].drops += i.rx.lose_all();
+            }
+            let [tx, rx] = conditions[port];
+            i.tx.set(tx);
+            i.rx.set(rx);
+        }
         self.end_impairments();
     }
 
-    /// Forgets the impairments of a link that is well again, once nothing is held.
+    /// Forgets the impairments of links that are well again, once nothing is held.
     pub(super) fn end_impairments(&mut self) {
-        let idle = self.impairments.as_ref().is_some_and(|i| i.tx.held.is_empty() && i.rx.held.is_empty());
-        if idle && self.state.impaired == 0 {
+        if self.impairments.as_deref_mut().is_some_and(Impairments::end) {
             self.impairments = None;
         }
     }
@@ -247,7 +300,7 @@ impl Engine {
     /// When a packet that is held is due; `u64::MAX` for none.
     #[inline]
     pub(super) fn held_due_us(&self) -> u64 {
-        self.impairments.as_ref().map_or(u64::MAX, |i| i.tx.due_us().min(i.rx.due_us()))
+        self.impairments.as_ref().map_or(u64::MAX, |i| i.due_us())
     }
 
     /// The NIC is being closed: what is on its way out leaves now, as it would without its sender. One that is dead has nothing to close: its
@@ -260,7 +313,7 @@ impl Engine {
         let Engine { sockets: Some(sockets), tx, impairments: Some(i), accounts, .. } = self else { return };
         let view = domain.view();
         let mut out = Out::open(tx, &sockets.tx, &view, accounts, u64::MAX);
-        out.release(&mut i.tx, u64::MAX);
+        out.release(i, u64::MAX);
         out.flush();
         self.count();
     }

@@ -139,12 +139,11 @@ impl Engine {
                 continue;
             }
             let place = place as u16;
-            if let Some(i) = impairments {
-                let lost = i.rx.loses();
-                if lost || i.rx.holds() {
-                    let mut hold = || {
-                        i.rx.hold(now_us, &pages[0].lines()[1], segment.len(), segment.into(), RxTag { flow, place })
-                    };
+            if let Some(i) = impairments.as_mut().and_then(|i| i.rx(port)) {
+                let lost = i.loses();
+                if lost || i.holds() {
+                    let line = &pages[port].lines()[1];
+                    let mut hold = || i.hold(now_us, line, segment.len(), segment.into(), RxTag { flow, place });
                     rx_count.drops += u64::from(lost || !hold());
                     continue;
                 }
@@ -187,14 +186,16 @@ impl Engine {
             return;
         };
         let mut qps = Receivers { qps, ready, parking, accounts, aliases, moved, id };
-        while let Some(mut held) = i.rx.pop(now_us) {
-            if let Some(choice) = held.damage {
-                flip_bit(&mut held.bytes, choice);
+        for (port, rx_count) in rx_counts.iter_mut().enumerate() {
+            while let Some(mut held) = i.rx(port).and_then(|i| i.pop(now_us)) {
+                if let Some(choice) = held.damage {
+                    flip_bit(&mut held.bytes, choice);
+                }
+                // Its sender got its credit back when it left the socket.
+                let mut icrc = IcrcChecker::new(&held.tag.flow, held.bytes.len());
+                let verdict = qps.take(&mut icrc, held.tag.place, &held.bytes, 0, now_us, view);
+                rx_count.add(&verdict, held.bytes.len());
             }
-            // Its sender got its credit back when it left the socket.
-            let mut icrc = IcrcChecker::new(&held.tag.flow, held.bytes.len());
-            let verdict = qps.take(&mut icrc, held.tag.place, &held.bytes, 0, now_us, view);
-            rx_counts[id.port_of(held.tag.flow.dst_ip)].add(&verdict, held.bytes.len());
         }
     }
 }

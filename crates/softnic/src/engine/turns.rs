@@ -3,7 +3,7 @@
 use super::credit::ASK_AGAIN_US;
 use super::flight::Flights;
 use super::qps::{QpEntry, Turn};
-use super::tx::{Out, TxLink, Way};
+use super::tx::{Out, TxLinks, Way};
 use super::{port_of, Engine, QpKind};
 use crate::memory::View;
 use std::cmp::Reverse;
@@ -93,7 +93,7 @@ impl Engine {
         out.aliases = aliases.map();
         out.plain = self.id.plain.as_ref();
         if let Some(i) = impairments {
-            out.way = Way::Impaired(TxLink { impair: &mut i.tx, line: &pages[0].lines()[0], now_us });
+            out.way = Way::Impaired(TxLinks { impairments: i, pages, now_us });
         }
         let mut budget = DRIVE_PACKETS;
         // Each QP has one turn at least, so that its events and timers are seen to.
@@ -137,7 +137,10 @@ impl Engine {
                 self.timers.push(Reverse((turn.timer_us, index)));
             }
         }
-        self.blocked_until_us = out.finish(!ready.is_empty() || flights.calls());
+        // Those that are called may be of any port.
+        let called = if flights.calls() { 0..pages.len() } else { 0..0 };
+        let waiting = ready.iter().filter_map(|index| Some(port_of(qps.get(*index)?.socket))).chain(called);
+        self.blocked_until_us = out.finish(waiting);
         if self.timers.len() > 64 + 4 * qps.len() {
             self.timers.retain(|Reverse((at_us, index))| qps.get(*index).is_some_and(|q| q.timer_at == *at_us));
         }

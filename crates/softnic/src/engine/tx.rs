@@ -11,13 +11,14 @@
 
 use super::credit::{Accounts, Gate};
 use super::gather::gather;
-use super::impair::{flip_bit, Impair, TxTag};
+use super::impair::{flip_bit, Impair, Impairments, TxTag};
 use super::port_of;
 use crate::memory::{QpMemory, View};
 use crate::plain::Plain;
 use crate::socket::{self, Message, RawAddr, TxSocket, TX_MESSAGES};
 use std::net::{IpAddr, SocketAddr};
-use unbroken_fabric::{Line, MAX_PORTS};
+use std::sync::Arc;
+use unbroken_fabric::{NicPage, MAX_PORTS};
 use unbroken_roce::{KeyChange, MemError, PacketSink, Payload, SinkError, UdDest, UdSink};
 use unbroken_verbs::aliases::AliasMap;
 use unbroken_wire::{pad_of, Icrc, IcrcFlow, IcrcSeed, Op, BTH_BYTES, ICRC_BYTES, ROCE_PORT};
@@ -206,31 +207,57 @@ impl TxBatch {
     }
 }
 
-/// What suffers on the way out.
-pub(crate) struct TxLink<'a> {
-    pub(crate) impair: &'a mut Impair<TxTag>,
-    pub(crate) line: &'a Line,
+/// What suffers on the way out, port by port from 0.
+pub(crate) struct TxLinks<'a> {
+    pub(crate) impairments: &'a mut Impairments,
+    /// Of the ports; they have the lines.
+    pub(crate) pages: &'a [Arc<NicPage>],
     pub(crate) now_us: u64,
 }
 
-impl TxLink<'_> {
-    /// Until when QPs must wait; 0 if they need not.
-    fn blocked_until_us(&self) -> u64 {
-        let until_us = self.impair.blocked_until_us(self.now_us, self.line);
+impl TxLinks<'_> {
+    /// Until when QPs of a port must wait; 0 if they need not.
+    fn blocked_until_us(&mut self, port: usize) -> u64 {
+        let (now_us, line) = (self.now_us, &self.pages[port].lines()[0]);
+        let until_us = self.impairments.tx(port).map_or(0, |i| i.blocked_until_us(now_us, line));
         if until_us > self.now_us {
             until_us
         } else {
             0
         }
     }
+
+    /// Until when all QPs must wait, if they are of these ports; 0 if one need not.
+    fn all_blocked_until_us(&mut self, ports: impl Iterator<Item = usize>) -> u64 {
+        let mut first_us = None;
+        for port in ports {
+            match self.blocked_until_us(port) {
+                0 => return 0,
+                until_us => first_us = Some(first_us.map_or(until_us, |first_us: u64| first_us.min(until_us))),
+            }
+        }
+        first_us.unwrap_or(0)
+    }
+
+    /// Whether the next packet is lost, if it need not wait for the line.
+    fn loses(&mut self, port: usize) -> Result<bool, SinkError> {
+        if self.blocked_until_us(port) > 0 {
+            return Err(SinkError::Full);
+        }
+        Ok(self.impairments.tx(port).is_some_and(Impair::loses))
+    }
+
+    fn holds(&mut self, port: usize) -> bool {
+        self.impairments.tx(port).is_some_and(|i| i.holds())
+    }
 }
 
-/// How the link treats packets that leave.
+/// How the links treat packets that leave.
 pub(crate) enum Way<'a> {
-    /// It takes them.
+    /// They take them.
     Open,
-    /// They suffer.
-    Impaired(TxLink<'a>),
+    /// They suffer, at one port or more.
+    Impaired(TxLinks<'a>),
 }
 
 /// The way out of the NIC during a batch.
@@ -268,21 +295,22 @@ impl<'a> Out<'a> {
         }
     }
 
-    /// Ends the batch. Gives until when QPs that have more must wait; 0 if they need not.
-    pub(crate) fn finish(mut self, more: bool) -> u64 {
+    /// Ends the batch. Gives until when all QPs that have more must wait, which are of the ports `waiting`; 0 if one need not.
+    pub(crate) fn finish(mut self, waiting: impl Iterator<Item = usize>) -> u64 {
         let mut blocked_until_us = 0;
-        if let Way::Impaired(link) = std::mem::replace(&mut self.way, Way::Open) {
-            blocked_until_us = if more { link.blocked_until_us() } else { 0 };
-            self.release(link.impair, link.now_us);
+        if let Way::Impaired(mut links) = std::mem::replace(&mut self.way, Way::Open) {
+            blocked_until_us = links.all_blocked_until_us(waiting);
+            self.release(links.impairments, links.now_us);
         }
         self.flush();
         blocked_until_us
     }
 
     /// Sends packets that were held and are due.
-    pub(crate) fn release(&mut self, impair: &mut Impair<TxTag>, now_us: u64) {
+    pub(crate) fn release(&mut self, impairments: &mut Impairments, now_us: u64) {
         let mut last: Option<IcrcFlow> = None;
-        while let Some(held) = impair.pop(now_us) {
+        let mut next = || (0..usize::from(MAX_PORTS)).find_map(|port| impairments.tx(port)?.pop(now_us));
+        while let Some(held) = next() {
             let TxTag { dest, socket, header_bytes, control } = held.tag;
             if self.is_shut(socket) {
                 self.batch.counts[port_of(socket)].drops += 1;
@@ -308,15 +336,17 @@ impl<'a> Out<'a> {
     /// Holds a packet until it is due. Its payload is copied: its memory may change meanwhile.
     #[cold]
     fn hold(&mut self, from: &Sender, header: &[u8], payload: &Payload<'_>) -> Result<(), SinkError> {
-        let Way::Impaired(link) = &mut self.way else { return Ok(()) };
+        let port = port_of(from.socket);
+        let Way::Impaired(TxLinks { impairments, pages, now_us }) = &mut self.way else { return Ok(()) };
+        let Some(impair) = impairments.tx(port) else { return Ok(()) };
         let mut bytes = vec![0; header.len() + payload.len()];
         bytes[..header.len()].copy_from_slice(header);
         // Its ICRC is computed when it leaves.
         gather(self.view.of_qp(from.qpn), from.pd, payload, &mut bytes[header.len()..], &mut Icrc::resume(0))?;
         let wire_bytes = packet_bytes(header, payload);
         let tag = TxTag { dest: from.dest, socket: from.socket, header_bytes: header.len(), control: from.control };
-        let taken = link.impair.hold(link.now_us, link.line, wire_bytes, bytes, tag);
-        self.batch.counts[port_of(from.socket)].drops += u64::from(!taken);
+        let taken = impair.hold(*now_us, &pages[port].lines()[0], wire_bytes, bytes, tag);
+        self.batch.counts[port].drops += u64::from(!taken);
         Ok(())
     }
 
@@ -443,8 +473,7 @@ impl PacketSink for QpSink<'_, '_> {
         let lost = match &mut self.out.way {
             _ if self.lost => true,
             Way::Open => false,
-            Way::Impaired(link) if link.blocked_until_us() > 0 => return Err(SinkError::Full),
-            Way::Impaired(link) => link.impair.loses(),
+            Way::Impaired(links) => links.loses(port_of(self.from.socket))?,
         };
         if lost {
             self.quota -= 1;
@@ -457,7 +486,11 @@ impl PacketSink for QpSink<'_, '_> {
             return Err(SinkError::Full);
         }
         self.quota -= 1;
-        let taken = if matches!(&self.out.way, Way::Impaired(link) if link.impair.holds()) {
+        let held = match &mut self.out.way {
+            Way::Open => false,
+            Way::Impaired(links) => links.holds(port_of(self.from.socket)),
+        };
+        let taken = if held {
             self.out.hold(&self.from, header, &payload)
         } else {
             self.out.put(&self.from, header, &payload, None)
