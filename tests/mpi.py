@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Debian's Open MPI over verbs, unmodified: hpcc on two ranks, one on each of two hosts of the emulated network, by UCX and by the openib
 BTL. hpcc checks its own results (HPL, PTRANS, RandomAccess, FFT); the counters of the NICs say that the messages went through
-them. Then the same through a fault: the ranks use one NIC each, and Unbroken moves them to another.
+them. Then the same through a fault: the ranks use one NIC each, and Unbroken moves them to another. At last without failover: openib's own path
+migration, over the second ports of the NICs.
 """
 
 import re
@@ -35,11 +36,17 @@ TRANSPORTS = {
     "ucx ud": ([*UCX, "UCX_TLS=ud_v,self"], []),
     "openib, plain devices": (OPENIB, ["--link-layer", "infiniband", "--device", "plain"]),
     "ucx rc, plain devices": ([*UCX, "UCX_TLS=rc_v,self"], ["--device", "plain"]),
+    # Silence is noticed after 27 timeouts: of 17 ms each, where openib's own choice is 4 s.
+    "openib, APM": ([*OPENIB, "--mca", "btl_openib_enable_apm_over_ports", "1", "--mca", "btl_openib_ib_timeout", "12"],
+                    ["--link-layer", "infiniband", "--ports", "2"]),
 }
+APM = "openib, APM"
 # Payload of an undisturbed run that no other path than the NICs' could have carried: far more than what connecting takes.
 LEAST_BYTES = 50_000_000
 # The fault comes after so much.
 FAULT_BYTES = 100_000_000
+# What the last packets before a migration take on the port that is left.
+SILENCE_BYTES = 5_000_000
 
 # What hpcc reads, with comments as it wants them; N and the problem's shape for two ranks.
 INPUT = """HPLinpack benchmark input file
@@ -88,7 +95,7 @@ def payload(fabric: Fabric, rails) -> int:
 
 
 @contextmanager
-def hpcc_running(fabric: Fabric, transport: str, n: int):
+def hpcc_running(fabric: Fabric, transport: str, n: int, failover=True):
     """A context: hpcc with matrices of n by n, on two ranks. On leaving it, its result is checked."""
     for tool, package in (("mpirun", "openmpi-bin"), ("hpcc", "hpcc")):
         if shutil.which(tool) is None:
@@ -96,7 +103,8 @@ def hpcc_running(fabric: Fabric, transport: str, n: int):
     folder = Path(tempfile.mkdtemp(prefix="unbroken-hpcc-"))
     try:
         (folder / "hpccinf.txt").write_text(INPUT.format(n=n))
-        ranks = [["-np", "1", "-wdir", folder, UNBROKEN, "run", "--host", host, "--", "hpcc"] for host in "ab"]
+        run = [UNBROKEN, "run", *([] if failover else ["--no-failover"]), "--host"]
+        ranks = [["-np", "1", "-wdir", folder, *run, host, "--", "hpcc"] for host in "ab"]
         yield fabric.start("mpirun", ["mpirun", *COMMON, *TRANSPORTS[transport][0], *ranks[0], ":", *ranks[1]])
         check_result(folder / "hpccoutf.txt")
     finally:
@@ -122,6 +130,28 @@ def hpcc(logs, transport: str, n: int, fault: str | None = None):
         return f"{first / 1e6:.0f} MB on rail 0, {others / 1e6:.0f} MB on others"
 
 
+def migrated(logs, n: int, fault: str | None = None):
+    """Runs hpcc with openib's own path migration; with a fault, takes port 1 away from it in mid-stream."""
+    with Fabric(logs, *TRANSPORTS[APM][1]) as fabric, hpcc_running(fabric, APM, n, failover=False) as mpirun:
+        first = 0
+        if fault:
+            wait_until(lambda: mpirun.ended() or payload(fabric, [0]) > FAULT_BYTES, 60, "traffic on port 1")
+            states = [qp["migration"] for qp in fabric.status()["qps"] if qp["migration"]]
+            early = payload(fabric, ["0/2"])
+            if mpirun.ended() or early or not states or set(states) != {"armed"}:
+                raise Failure(f"before the fault: ended {mpirun.ended()}, {early} bytes on port 2, QPs {states}")
+            fabric.fault(fault)
+            first = payload(fabric, [0])
+        mpirun.expect_success(SECONDS)
+        one, two = payload(fabric, [0]), payload(fabric, ["0/2"])
+        migrations = len(fabric.events("path-migrated"))
+        if not fault and (one < LEAST_BYTES or two or migrations):
+            raise Failure(f"without a fault {one} bytes on port 1, {two} on port 2, {migrations} migrations")
+        if fault and (two < LEAST_BYTES or one > first + SILENCE_BYTES or not migrations):
+            raise Failure(f"{one} bytes on port 1 ({first} before the fault), {two} on port 2, {migrations} migrations")
+        return f"{one / 1e6:.0f} MB on port 1, {two / 1e6:.0f} MB on port 2, {migrations} migrations"
+
+
 def check_result(file: Path):
     """hpcc says that all is right, and none of its checks failed."""
     if not file.exists():
@@ -135,13 +165,16 @@ def check_result(file: Path):
 
 def main():
     suite = Suite("mpi", sys.argv[1:])
-    for transport in TRANSPORTS:
+    for transport in (name for name in TRANSPORTS if name != APM):
         suite.case(f"hpcc, {transport}", hpcc, transport, 512)
     faults = [("openib", "nic a/0 dead"), ("openib", "cable a/0 cut"), ("ucx rc", "nic b/0 down"), ("ucx rc", "nic a/0 dead")]
     # UCX finds its peers over UD, which stays on its NIC where NICs are plain.
     faults += [("openib, plain devices", "nic a/0 dead"), ("openib, plain devices", "cable b/0 cut")]
     for transport, fault in [*faults, ("ucx ud", "nic a/0 dead")]:
         suite.case(f"hpcc, {transport}, {fault}", hpcc, transport, 1024, fault)
+    suite.case(f"hpcc, {APM}", migrated, 512)
+    for fault in ("nic a/0/1 down", "cable b/0/1 cut", "loss rail0 100%"):
+        suite.case(f"hpcc, {APM}, {fault}", migrated, 1024, fault)
     sys.exit(suite.finish())
 
 

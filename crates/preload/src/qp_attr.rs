@@ -148,7 +148,7 @@ pub fn change(kind: QpType, now: QpState, attr: &ibv_qp_attr, mask: c_int, ports
         m.path = Some(path(&attr.ah_attr, ports)?);
     }
     if has(IBV_QP_ALT_PATH) {
-        m.alternate = Some(path(&attr.alt_ah_attr, ports)?);
+        m.alternate = Some(path(&ibv_ah_attr { port_num: attr.alt_port_num, ..attr.alt_ah_attr }, ports)?);
         m.rc.alternate = Some(attr.alt_timeout);
     }
     if has(IBV_QP_PATH_MIG_STATE) && kind == Rc {
@@ -173,7 +173,8 @@ fn check_values(kind: QpType, attr: &ibv_qp_attr, mask: c_int, ports: &impl Port
     if has(IBV_QP_ALT_PATH) {
         ports.link_layer(attr.alt_port_num)?;
         let (port, of_address) = (attr.alt_port_num, attr.alt_ah_attr.port_num);
-        if port != of_address {
+        // Open MPI's openib leaves the second as `ibv_query_qp` told it while there was none.
+        if of_address != port && of_address != 0 {
             return Err(Error::invalid(format!("alt_port_num is {port}, but alt_ah_attr.port_num {of_address}")));
         }
         if attr.alt_pkey_index != 0 {
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn alternate_paths_are_of_rc_and_name_ports_twice() {
+    fn alternate_paths_are_of_rc_and_name_one_port() {
         let mask = IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
         let mut a = attr(Rts);
         (a.alt_port_num, a.alt_ah_attr.port_num, a.alt_ah_attr.is_global) = (1, 1, 1);
@@ -276,6 +277,8 @@ mod tests {
         let m = change(Rc, Rts, &a, mask, &PORT).unwrap();
         assert_eq!((m.rc.alternate, m.rc.migration), (Some(14), Some(PathMigState::Rearm)));
         assert_eq!(m.alternate.map(|p| p.port), Some(1));
+        let once = ibv_qp_attr { alt_ah_attr: ibv_ah_attr { port_num: 0, ..a.alt_ah_attr }, ..a };
+        assert_eq!(change(Rc, Rts, &once, mask, &PORT).unwrap().alternate, m.alternate);
         assert_eq!(change(Uc, Rts, &a, mask, &PORT).unwrap_err().errno(), libc::EOPNOTSUPP);
         assert!(refusal(Rc, Init, &a, mask).contains("must not set IBV_QP_ALT_PATH, IBV_QP_PATH_MIG_STATE"));
         a.path_mig_state = 3;
