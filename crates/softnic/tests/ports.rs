@@ -6,8 +6,8 @@ use common::*;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use unbroken_fabric::{Fabric, NicCounters, NicKind, NicPage, Runtime, Shape};
-use unbroken_types::{LinkLayer, Mtu, PathAttr, SendOpcode, WcStatus};
-use unbroken_verbs::{Device, DeviceEvent, HoldingQp, PortState, QpModify, SendWr};
+use unbroken_types::{LinkLayer, Mtu, PathAttr, QpState, QpType, SendOpcode, WcStatus};
+use unbroken_verbs::{Device, DeviceEvent, DeviceQp, HoldingQp, PortState, QpModify, RcModify, SendWr};
 
 fn world(link_layer: LinkLayer) -> World {
     let dir = tempfile::tempdir().unwrap();
@@ -159,4 +159,56 @@ fn each_port_has_its_own_faults() {
             world.clear();
         }
     }
+}
+
+/// While a port's line is taken, those of the other go on which have more to send than one drive takes, and nothing comes to them that would drive the
+/// engine; and those which owe an ACK that waits for company.
+#[test]
+fn a_port_whose_line_is_free_does_not_wait_for_the_other() {
+    // 512 packets.
+    const BYTES: usize = 128 << 10;
+    let world = world(LinkLayer::Ethernet);
+    let (a, b) = (Host::new(&world, "a", 0, 1 << 20), Host::new(&world, "b", 0, 1 << 20));
+    let [slow, good] = pair_at_each_port(&a, &b);
+    let (qa, qb) = (a.nic.create_qp(&a.init(QpType::Uc)).unwrap(), b.nic.create_qp(&b.init(QpType::Uc)).unwrap());
+    for (qp, peer, to) in [(&qa, &qb, &b), (&qb, &qa, &a)] {
+        let d = RcModify::default();
+        let path = PathAttr { port: 2, ..PathAttr::new(to.nic.port(2).unwrap().gids[0].gid) };
+        let rtr = RcModify { state: Some(QpState::Rtr), dest_qpn: Some(peer.qpn()), mtu: Some(Mtu::B256), ..d };
+        for (rc, port, path) in [
+            (RcModify { state: Some(QpState::Init), access: Some(ALL), ..d }, Some(2), None),
+            (RcModify { rq_psn: Some(9), ..rtr }, None, Some(path)),
+            (RcModify { state: Some(QpState::Rts), sq_psn: Some(9), ..d }, None, None),
+        ] {
+            qp.modify(&QpModify { rc, port, path, ..QpModify::default() }).unwrap();
+        }
+    }
+    let write = |qp: &dyn DeviceQp, from: &Host, to: &Host, wr_id, len| {
+        let wr = rdma(wr_id, SendOpcode::Write, &[], to.addr(1 << 19), to.mr.rkey);
+        qp.post_send(&SendWr { sges: &[from.sge(0, len)], ..wr }).unwrap();
+    };
+    // Half a second for each packet.
+    for (end, from, to) in [(0, &a, &b), (1, &b, &a)] {
+        world.fault(&format!("rate {}/0/1 tx 64kbit", ["a", "b"][end]));
+        write(&*slow[end], from, to, 1, 16 << 10);
+    }
+    let quick = |what: &str, act: &dyn Fn()| {
+        let start = Instant::now();
+        act();
+        let took = start.elapsed();
+        assert!(took < Duration::from_millis(300), "{what}: {took:?} over the port that is well");
+    };
+    for _ in 0..20 {
+        good[1].post_recv(&recv(2, &[])).unwrap();
+        quick("a message and its ACK", &|| {
+            good[0].post_send(&send(3, &[])).unwrap();
+            assert_ok(&b.poll(1)[0], 2);
+            assert_ok(&a.poll(1)[0], 3);
+        });
+    }
+    quick("512 packets", &|| {
+        write(&*qa, &a, &b, 4, BYTES);
+        assert_ok(&a.poll(1)[0], 4);
+    });
+    assert_eq!(sent(&world, 2), BYTES as u64);
 }
