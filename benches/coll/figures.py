@@ -19,15 +19,16 @@ from lib.fabric import UNBROKEN, Fabric
 from lib.process import Failure
 from picture import axis, bars, figure, line, lines, row, setting
 
-NICS, RATE_MBPS = 8, 200
+# Slow enough that a machine with two cores carries the packets of 32 NICs.
+NICS, RATE_MBPS = 8, 40
 SIZES = {"15": ["256K", "1M", "4M", "16M", "64M", "256M"], "16": ["1M", "16M", "128M"]}
 OPS = {"15": ["all-reduce"], "16": ["all-gather", "reduce-scatter", "send-recv"]}
 MODES = [("no failure", 5, []), ("HotRepair", 2, ["--no-balance"]), ("Balance", 1, [])]
 # Of so many hosts the share that is kept by Balance, beside what is possible (collective.md's T*).
 HOSTS = {2: 7 / 8, 3: 0.958, 4: 0.969}
 DIES_MS = 2000
-SECONDS = {"256M": 20, "128M": 14}
-LEAST_SECONDS = 6
+SECONDS = {"256M": 42, "128M": 24, "64M": 16}
+LEAST_SECONDS = 7
 LIMIT_S = 120
 
 

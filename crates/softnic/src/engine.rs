@@ -431,7 +431,7 @@ impl Engine {
         if !self.awaiting_credit.is_empty() && self.ask_credit_us <= now_us {
             // They count as queued all the time.
             self.ready.extend(self.awaiting_credit.drain(..));
-            self.blocked_until_us = 0;
+            self.line_may_be_free();
         }
         let arrived = self.receive(|_| true);
         let received: usize = arrived.iter().sum();
@@ -500,14 +500,20 @@ impl Engine {
         if let Some(q) = self.qps.get_mut(index) {
             if !q.queued {
                 q.queued = true;
-                // Its line may be free.
-                self.blocked_until_us = 0;
                 match q.control {
                     // What is said about paths must not wait behind data: it would look as if the path were slow.
                     true => self.ready.push_front(index),
                     false => self.ready.push_back(index),
                 }
+                self.line_may_be_free();
             }
+        }
+    }
+
+    /// A QP is ready that may be of another port than those which wait for their line.
+    fn line_may_be_free(&mut self) {
+        if self.pages.len() > 1 {
+            self.blocked_until_us = 0;
         }
     }
 

@@ -204,6 +204,37 @@ fn a_rate_is_shared_by_the_processes_of_a_nic() {
     assert!(share.is_some());
 }
 
+/// A drive sends a packet or two over a slow line; it must not be the same QP's each time.
+#[test]
+fn queue_pairs_share_a_slow_line_evenly() {
+    const MESSAGES: u64 = 64;
+    const BYTES: usize = 16 << 10;
+    for count in 2..=5 {
+        let p = patient();
+        let more: Vec<_> = (1..count).map(|_| (p.a.qp(|_| {}), p.b.qp(|_| {}))).collect();
+        more.iter().for_each(|(qa, qb)| join((&p.a, &**qa), (&p.b, &**qb)));
+        let mut qps: Vec<&dyn DeviceQp> = vec![&*p.qa];
+        more.iter().for_each(|(qa, _)| qps.push(&**qa));
+        p.world.fault("rate a/0 tx 20Mbit");
+        let post = |which: u64| {
+            let wr = rdma(which, SendOpcode::Write, &[], p.b.addr(0), p.b.mr.rkey);
+            let sges = [p.a.sge(0, BYTES)];
+            qps[which as usize].post_send(&unbroken_verbs::SendWr { sges: &sges, ..wr }).unwrap();
+        };
+        (0..4).for_each(|_| (0..count).for_each(post));
+        let mut done = vec![0; count as usize];
+        while done.iter().sum::<u64>() < MESSAGES {
+            for wc in p.a.poll_some(1) {
+                assert_ok(&wc, wc.wr_id);
+                done[wc.wr_id as usize] += 1;
+                post(wc.wr_id);
+            }
+        }
+        let fair = MESSAGES / count;
+        assert!(done.iter().all(|n| *n >= fair / 2), "{count} queue pairs: {done:?}");
+    }
+}
+
 #[test]
 fn a_flapping_port_tells_each_time_and_carries_in_between() {
     let mut p = patient();

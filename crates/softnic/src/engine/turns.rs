@@ -12,6 +12,8 @@ use std::cmp::Reverse;
 const TURN_PACKETS: u32 = 64;
 /// Packets that one drive may send.
 const DRIVE_PACKETS: u32 = 256;
+/// Second turns in one drive.
+const SECOND_TURNS: usize = (DRIVE_PACKETS / TURN_PACKETS) as usize;
 /// Timers run in one drive.
 const DRIVE_TIMERS: usize = 64;
 /// Drives that a timer waits for a socket to be found empty: as many as it takes to read what a large buffer holds.
@@ -97,8 +99,10 @@ impl Engine {
         }
         let mut budget = DRIVE_PACKETS;
         // Each QP has one turn at least, so that its events and timers are seen to.
-        let mut turns = ready.len() + (DRIVE_PACKETS / TURN_PACKETS) as usize;
+        let mut turns = ready.len() + SECOND_TURNS;
         let mut calls = DRIVE_PACKETS;
+        // The first that found its line taken.
+        let mut refused = None;
         while budget > 0 {
             let of_ready = if turns > 0 { ready.pop_front() } else { None };
             let called = of_ready.is_none();
@@ -121,6 +125,10 @@ impl Engine {
                     q.queued = true;
                     ready.push_back(index);
                 }
+                if sent == 0 && refused.is_none() && out.is_taken(q.socket) {
+                    refused = Some(index);
+                    turns = turns.saturating_sub(SECOND_TURNS);
+                }
             } else if turn.awaits_credit {
                 q.queued = true;
                 self.awaiting_credit.push(index);
@@ -136,6 +144,10 @@ impl Engine {
                 q.timer_at = turn.timer_us;
                 self.timers.push(Reverse((turn.timer_us, index)));
             }
+        }
+        // It is in front in the next drive. Where a drive sends a packet or two, the same one could else have the line each time.
+        if let Some(at) = refused.and_then(|index| ready.iter().position(|i| *i == index)) {
+            ready.rotate_left(at);
         }
         // Those that are called may be of any port.
         let called = if flights.calls() { 0..pages.len() } else { 0..0 };

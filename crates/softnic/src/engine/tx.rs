@@ -288,6 +288,14 @@ impl<'a> Out<'a> {
         Out { batch, sockets, view, way: Way::Open, accounts, now_us, shut: 0, aliases: None, plain: None }
     }
 
+    /// Whether the line of a socket's port has a rate and is taken: QPs must wait.
+    pub(super) fn is_taken(&mut self, socket: usize) -> bool {
+        match &mut self.way {
+            Way::Open => false,
+            Way::Impaired(links) => links.blocked_until_us(port_of(socket)) > 0,
+        }
+    }
+
     /// Sends what has been pushed.
     pub(crate) fn flush(&mut self) {
         if !self.batch.runs.is_empty() {
