@@ -17,7 +17,7 @@ pub struct Burst {
 ///
 /// Chances of several faults are those of independent ones, delays add up, the lowest rate counts, and of bursts the one that loses
 /// most.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conditions {
     /// Lost at random, in parts per million.
     pub loss_ppm: u32,

@@ -26,7 +26,7 @@ impl Link {
     pub(crate) fn conditions(&self) -> [[Conditions; 2]; MAX_PORTS as usize] {
         match self {
             Link::Fabric(view) => *view.conditions(),
-            Link::Interface(_) => Default::default(),
+            Link::Interface(_) => [[Conditions::GOOD; 2]; MAX_PORTS as usize],
         }
     }
 }
