@@ -52,4 +52,4 @@ pub use nicpage::{NicPage, SlotCounters, SLOTS, TX_PORTS};
 pub use random::random_schedule;
 pub use unbroken_telemetry::{now_us, NicCounters, Presence, ProcessName, Runtime, RuntimeError};
 pub use units::TimeUs;
-pub use view::{LinkState, NicView, ALL_PORTS};
+pub use view::{LinkState, NicView, PortConditions, ALL_PORTS};

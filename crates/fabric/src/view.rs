@@ -64,15 +64,17 @@ impl LinkState {
     }
 }
 
+/// What packets suffer at each port of a NIC, port 1 first: those that leave, those that arrive.
+pub type PortConditions = [[Conditions; 2]; MAX_PORTS as usize];
+
 /// Packets pass unharmed at all ports.
-const UNHARMED: [[Conditions; 2]; MAX_PORTS as usize] = [[Conditions::GOOD; 2]; MAX_PORTS as usize];
+const UNHARMED: PortConditions = [[Conditions::GOOD; 2]; MAX_PORTS as usize];
 
 /// What all faults that concern a NIC come to at one time.
 #[derive(Clone, Copy)]
 pub(crate) struct Outlook {
     pub(crate) state: LinkState,
-    /// Of each port: what leaves, what arrives.
-    pub(crate) ports: [[Conditions; 2]; MAX_PORTS as usize],
+    pub(crate) ports: PortConditions,
     /// When that changes next.
     pub(crate) next_us: u64,
 }
@@ -128,7 +130,10 @@ pub struct NicView {
     host: u8,
     index: u8,
     seen: u32,
-    outlook: Outlook,
+    state: LinkState,
+    next_us: u64,
+    /// Apart from what is asked for all the time.
+    ports: Box<PortConditions>,
     /// Counts changes of the conditions.
     changes: u32,
 }
@@ -136,21 +141,22 @@ pub struct NicView {
 impl NicView {
     pub(crate) fn new(page: Arc<Mapped<FaultPage>>, host: u8, index: u8) -> NicView {
         // An odd generation is never taken for seen, so the first question looks.
-        NicView { page, host, index, seen: 1, outlook: Outlook::GOOD, changes: 0 }
+        let Outlook { state, ports, next_us } = Outlook::GOOD;
+        NicView { page, host, index, seen: 1, state, next_us, ports: Box::new(ports), changes: 0 }
     }
 
     /// The state at `now_us`. Times must not go back by more than it takes a fault to fall due.
     #[inline]
     pub fn state(&mut self, now_us: u64) -> LinkState {
-        if self.page.generation.load(Ordering::Relaxed) != self.seen || now_us >= self.outlook.next_us {
+        if self.page.generation.load(Ordering::Relaxed) != self.seen || now_us >= self.next_us {
             self.look(now_us);
         }
-        self.outlook.state
+        self.state
     }
 
-    /// What packets suffer at each port, port 1 first: those that leave, those that arrive. As of the last [`NicView::state`].
-    pub fn conditions(&self) -> &[[Conditions; 2]; MAX_PORTS as usize] {
-        &self.outlook.ports
+    /// What packets suffer, as of the last [`NicView::state`].
+    pub fn conditions(&self) -> &PortConditions {
+        &self.ports
     }
 
     #[cold]
@@ -170,15 +176,13 @@ impl NicView {
         );
         // Writers all the time: stay with what was known, and look again when asked again.
         let Some(seen) = seen else { return };
-        let old = self.outlook;
-        self.seen = seen;
-        self.outlook = found.get();
-        let new = &mut self.outlook;
+        let mut new = found.get();
         if new.impaired() {
-            if new.ports != old.ports {
+            if new.ports != *self.ports {
                 self.changes = self.changes.wrapping_add(1).max(1);
             }
             new.state.impaired = self.changes;
         }
+        (self.seen, self.state, self.next_us, *self.ports) = (seen, new.state, new.next_us, new.ports);
     }
 }

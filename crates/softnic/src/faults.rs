@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::Arc;
-use unbroken_fabric::{Conditions, LinkState, NicView, ALL_PORTS, MAX_PORTS};
+use unbroken_fabric::{Conditions, LinkState, NicView, PortConditions, ALL_PORTS, MAX_PORTS};
 
 /// Where a NIC's engine learns of its link. Asking costs a few nanoseconds while nothing changes.
 pub(crate) enum Link {
@@ -22,8 +22,8 @@ impl Link {
         }
     }
 
-    /// What packets suffer at each port, port 1 first: those that leave, those that arrive. As of the last [`Link::state`].
-    pub(crate) fn conditions(&self) -> [[Conditions; 2]; MAX_PORTS as usize] {
+    /// What packets suffer, as of the last [`Link::state`].
+    pub(crate) fn conditions(&self) -> PortConditions {
         match self {
             Link::Fabric(view) => *view.conditions(),
             Link::Interface(_) => [[Conditions::GOOD; 2]; MAX_PORTS as usize],

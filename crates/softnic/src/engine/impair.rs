@@ -274,16 +274,16 @@ impl Engine {
         }
         let (seed, conditions) = (self.seed, self.link.conditions());
         let impairments = self.impairments.get_or_insert_default();
-        for port in 0..self.id.ips.len() {
-            if impairments.0[port].is_none() && conditions[port] == WELL {
+        let ports = impairments.0.iter_mut().zip(conditions).enumerate().take(self.id.ips.len());
+        for (port, (impaired, [tx, rx])) in ports {
+            if impaired.is_none() && [tx, rx] == WELL {
                 continue;
             }
-            let i = impairments.0[port].get_or_insert_with(|| ImpairedPort::new(seed, port));
+            let i = impaired.get_or_insert_with(|| ImpairedPort::new(seed, port));
             if !self.state.passes(port as u8 + 1) {
                 self.tx.counts[port].drops += i.tx.lose_all();
                 self.rx_counts[port].drops += i.rx.lose_all();
             }
-            let [tx, rx] = conditions[port];
             i.tx.set(tx);
             i.rx.set(rx);
         }
