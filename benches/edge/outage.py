@@ -3,7 +3,7 @@
 import json
 import time
 
-from lib.edge import Lab, Probe, faults, outage, perftest, run, used
+from lib.edge import Lab, Probe, faults, first, outage, perftest, run, used
 from lib.fabric import Fabric, now_us
 from lib.ports import free_port
 from lib.process import Failure, wait_until
@@ -24,14 +24,6 @@ def busiest(lab, host: str) -> str:
     before = {d: count(d) for d in ("p1", "p2")}
     time.sleep(LOOK_S)
     return max(before, key=lambda d: count(d) - before[d])
-
-
-def first(lab, node: str, event: str, since_us: int):
-    """When a node's daemon first wrote an event after a fault, in µs since it."""
-    for e in lab.events(node):
-        if e["event"] == event and e["time_us"] >= since_us and (event != "bfd" or e["state"] == "down"):
-            return e["time_us"] - since_us
-    return None
 
 
 def recover(lab, undo, uplink):
