@@ -26,9 +26,10 @@ test-edge: apt-edge all
 	$(CARGO) run -q --release -p unbroken-overlay --example scale
 	tests/edge/run.py
 
-# tc rules in a VM with Debian's own kernel (root; QEMU from Debian; what it needs is made once in ~/.cache/unbroken/vm).
+# In a VM with Debian's own kernel: tc rules, and the host edge's suite over them (root; QEMU from Debian; what it needs is made once in ~/.cache/unbroken/vm).
 test-vm: all
 	tests/vm/run.sh "bash $(CURDIR)/tests/vm/rules.sh $(CURDIR)/$(BUILD)/unbroken"
+	UNBROKEN_VM_SECONDS=3600 tests/vm/run.sh "bash $(CURDIR)/tests/vm/edge.sh"
 
 bench: apt-test all
 	benches/run.sh

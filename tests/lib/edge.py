@@ -168,9 +168,9 @@ class Lab:
         link = json.loads(run("ip", "-n", self.node(name), "-s", "-j", "link", "show", "dev", device))[0]
         return link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]
 
-    def rule_bytes(self, host: int, to: int) -> int:
-        """The bytes that the flower rule for the virtual function of another host has sent there."""
-        shown = json.loads(run("tc", "-n", self.node(f"h{host}"), "-s", "-j", "filter", "show", "dev", "rep0", "ingress"))
+    def rule_bytes(self, host: int, to: int, port="rep0") -> int:
+        """The bytes that the flower rule of a port for the virtual function of another host has sent there."""
+        shown = json.loads(run("tc", "-n", self.node(f"h{host}"), "-s", "-j", "filter", "show", "dev", port, "ingress"))
         ours = [f["options"] for f in shown if f.get("options", {}).get("keys", {}).get("dst_mac") == mac(to)]
         return sum(f["actions"][0]["stats"]["bytes"] for f in ours)
 
