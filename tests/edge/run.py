@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -73,10 +74,24 @@ def settled(lab):
     wait_until(lab.sessions_up, 60, "all BFD sessions are up again")
 
 
-def parts(lab, fault_us) -> str:
-    """When host 1's daemon heard of a fault, in words."""
-    said = {what: first(lab, "h1", event, fault_us) for what, event in (("BFD's word", "bfd"), ("routes changed", "routes"))}
-    return ", ".join(f"{what} after {us / 1000:.1f} ms" for what, us in said.items() if us is not None and us < 5e6)
+def parts(lab, fault_us, began_us, ended_us) -> str:
+    """When in an outage host 1's daemon heard of the fault, in words; nothing where it was not waited for."""
+    heard = {what: first(lab, "h1", event, fault_us) for what, event in (("BFD's word", "bfd"), ("routes changed", "routes"))}
+    at_us = {what: fault_us + us for what, us in heard.items() if us is not None}
+    return "".join(f", {what} at {(us - began_us) / 1000:.1f} ms" for what, us in at_us.items() if began_us <= us <= ended_us)
+
+
+@contextmanager
+def broken(make, undo, uplink):
+    """A fault while the body runs. Of what goes wrong the body's error is told, which came first."""
+    make(uplink)
+    try:
+        yield
+    except BaseException:
+        with suppress(Failure):
+            undo(uplink)
+        raise
+    undo(uplink)
 
 
 def one_fault(lab, name, make, undo):
@@ -86,38 +101,33 @@ def one_fault(lab, name, make, undo):
     probe = Probe(lab, 1, 4, 4, free_port())
     time.sleep(0.3)
     fault_us = now_us()
-    make(uplink)
-    try:
+    with broken(make, undo, uplink):
         carrying = Carrying(lab, uplink)
         carrying.wait(client, 10)
         rows = probe.rows()
-        said = parts(lab, fault_us) + carrying.note()
-    finally:
-        undo(uplink)
+        gap_us, ended_us = outage(rows, fault_us)
+        said = parts(lab, fault_us, ended_us - gap_us, ended_us) + carrying.note()
     for process in (client, server):
         process.expect_success(40)
     settled(lab)
-    gap, _ = outage(rows, fault_us)
-    return f"outage of the probe {gap / 1000:.1f} ms, {rows[-1][0] - len(rows)} of {rows[-1][0]} lost; {said}"
+    return f"outage of the probe {gap_us / 1000:.1f} ms, {rows[-1][0] - len(rows)} of {rows[-1][0]} lost{said}"
 
 
 def one_fault_of_rxe(lab, rxe, name, make, undo):
     """The kernel's own RDMA through one fault and its end; the outage is that of its packets at the receiver."""
     server, client = rxe.perftest("ib_write_bw", 1, 4, "rxe-" + name, "-s", 65536, "-D", 8)
     uplink = used(lab, "h1", 0)
-    fault_us = now_us()
-    try:
-        with rxe.arrivals(4) as arrivals:
-            make(uplink)
+    with rxe.arrivals(4) as arrivals:
+        fault_us = now_us()
+        with broken(make, undo, uplink):
             carrying = Carrying(lab, uplink)
             carrying.wait(client, 12)
-        said = parts(lab, fault_us) + carrying.note()
-    finally:
-        undo(uplink)
+            since_us, until_us = arrivals.longest(fault_us)
+            said = parts(lab, fault_us, since_us, until_us) + carrying.note()
     for process in (client, server):
         process.expect_success(40)
     settled(lab)
-    return f"{arrivals.longest_us(fault_us) / 1000:.1f} ms without a packet of rxe; {said}"
+    return f"{(until_us - since_us) / 1000:.1f} ms without a packet of rxe{said}"
 
 
 def latency_through_fault(lab):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -299,7 +300,14 @@ def faults(lab):
             lab.heal(tor(uplink), device)
 
     def kill_bgp(uplink):
-        os.kill(lab.daemon(tor(uplink), "bgpd"), signal.SIGKILL)
+        pid = lab.daemon(tor(uplink), "bgpd")
+        process = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        # It holds its files until it has ended.
+        ended, _, _ = select.select([process], [], [], 10)
+        os.close(process)
+        if not ended:
+            raise Failure("bgpd was killed and has not ended after 10 s")
 
     def start_bgp(uplink):
         lab.edge(tor(uplink), "up", "--config", lab.configuration(tor(uplink)))

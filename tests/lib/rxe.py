@@ -116,6 +116,9 @@ class Arrivals:
                 self.gaps.append((since_us, at_us))
                 count, since_us = now, at_us
 
-    def longest_us(self, fault_us: int) -> int:
-        """The longest time without a packet that ended after a fault."""
-        return max((until - since for since, until in self.gaps if until >= fault_us), default=0)
+    def longest(self, fault_us: int) -> tuple:
+        """From when to when the longest time without a packet was that ended after a fault."""
+        after = [gap for gap in self.gaps if gap[1] >= fault_us]
+        if not after:
+            raise Failure("no packet of rxe came after the fault")
+        return max(after, key=lambda gap: gap[1] - gap[0])
