@@ -115,13 +115,13 @@ def one_fault(lab, name, make, undo):
 
 def one_fault_of_rxe(lab, rxe, name, make, undo):
     """The kernel's own RDMA through one fault and its end; the outage is that of its packets at the receiver."""
-    server, client = rxe.perftest("ib_write_bw", 1, 4, "rxe-" + name, "-s", 65536, "-D", 8)
+    server, client = rxe.perftest("ib_write_bw", 1, 4, "rxe-" + name, "-s", 65536, "-D", 20)
     uplink = used(lab, "h1", 0)
     with rxe.arrivals(4) as arrivals:
         fault_us = now_us()
         with broken(make, undo, uplink):
             carrying = Carrying(lab, uplink)
-            carrying.wait(client, 12)
+            carrying.wait(client, 20)
             since_us, until_us = arrivals.longest(fault_us)
             said = parts(lab, fault_us, since_us, until_us) + carrying.note()
     for process in (client, server):

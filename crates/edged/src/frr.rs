@@ -4,9 +4,12 @@
 //! bgpd can listen at port 179 in a network namespace.
 
 use std::fmt::Write as _;
+use std::fs::File;
 use std::os::unix::fs::{chown, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use rustix::fs::{flock, FlockOperation};
 
 use crate::command;
 use crate::config::{Config, Role};
@@ -16,6 +19,8 @@ pub const DAEMONS: &str = "/usr/lib/frr";
 /// In the order in which they are started.
 pub const NAMES: [&str; 3] = ["zebra", "bfdd", "bgpd"];
 const START: Duration = Duration::from_secs(10);
+/// Longer than all daemons need to start.
+const TURN: Duration = Duration::from_secs(40);
 /// bfdd sends every few milliseconds: other work must not delay it, or a link is taken for dead.
 const BFDD_PRIORITY: &str = "20";
 
@@ -69,8 +74,24 @@ impl Frr {
         Ok(changed)
     }
 
+    /// Waits until nobody else starts or ends daemons; nobody does while the file is open. Our daemon and `unbroken edge up` may both
+    /// find one dead, and a second that is started fails.
+    fn turn(&self) -> Result<File, String> {
+        let path = self.folder.join("lock");
+        let file = File::create(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let deadline = Instant::now() + TURN;
+        while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            if Instant::now() > deadline {
+                return Err(format!("{}: held by another for {} s ({error})", path.display(), TURN.as_secs()));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(file)
+    }
+
     /// Starts the daemons that do not run; gives their names.
     pub fn start(&self) -> Result<Vec<&'static str>, String> {
+        let _turn = self.turn()?;
         let mut started = Vec::new();
         for name in NAMES {
             if self.pid(name).is_some() {
@@ -120,6 +141,10 @@ impl Frr {
 
     /// Ends the daemons, bgpd first, so that neighbours are told; zebra takes its routes with it.
     pub fn stop(&self) -> Result<(), String> {
+        if !self.folder.exists() {
+            return Ok(());
+        }
+        let _turn = self.turn()?;
         for name in NAMES.iter().rev() {
             let Some(pid) = self.pid(name) else { continue };
             let _ = command::run(&["kill", "-TERM", &pid.to_string()]);
@@ -228,4 +253,21 @@ fn bgp(config: &Config) -> String {
         line(" exit-address-family".into());
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_starts_daemons() {
+        let folder = tempfile::tempdir().unwrap();
+        let frr = Frr { folder: folder.path().to_owned() };
+        let first = frr.turn().unwrap();
+        let other = std::thread::spawn(move || frr.turn().map(|_| Instant::now()));
+        std::thread::sleep(Duration::from_millis(50));
+        let released = Instant::now();
+        drop(first);
+        assert!(other.join().unwrap().unwrap() >= released);
+    }
 }
