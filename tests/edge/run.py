@@ -114,8 +114,9 @@ def one_fault(lab, name, make, undo):
 
 
 def one_fault_of_rxe(lab, rxe, name, make, undo):
-    """The kernel's own RDMA through one fault and its end; the outage is that of its packets at the receiver."""
-    server, client = rxe.perftest("ib_write_bw", 1, 4, "rxe-" + name, "-s", 65536, "-D", 20)
+    """The kernel's own RDMA through one fault and its end; the outage is that of its packets at the receiver. It is asked for patience: BFD
+    takes longer than the half second after which it would give up."""
+    server, client = rxe.perftest("ib_write_bw", 1, 4, "rxe-" + name, "-s", 65536, "-D", 15, "-u", 17)
     uplink = used(lab, "h1", 0)
     with rxe.arrivals(4) as arrivals:
         fault_us = now_us()
