@@ -151,13 +151,16 @@ def long_link(logs, scheme, loss, messages):
     model_us = 1e6 * json.loads(said.stdout)["write"]["mean_s"]
     with Fabric(logs) as fabric:
         fabric.fault("delay a/0 78ms")
-        fabric.fault(f"loss a/0 {loss * 100:g}% tx")
+        if loss:
+            fabric.fault(f"loss a/0 {loss * 100:g}% tx")
         got = bench(fabric, "--scheme", scheme, "--size", "8M", "--chunk", "4K", "--mtu", "4K", "--rate", "4G", "--messages", messages, "--in-flight", 1)
     if loss and not got["chunks_repeated"] + got["chunks_recovered"]:
         raise Failure(f"nothing was lost: {got}")
     note = (f"mean of {messages}: {got['mean_us'] / 1e3:.0f} ms, by the model {model_us / 1e3:.0f} ms: {got['mean_us'] / model_us:.2f}; "
             f"{got['chunks_repeated']} again, {got['chunks_recovered']} recovered")
-    if abs(got["mean_us"] / model_us - 1) > NEAR:
+    # The model has a code send all of a submessage again that it could not recover; ours sends what is lost of it.
+    may_be_less = scheme.partition(":")[1] and got["chunks_repeated"]
+    if got["mean_us"] > (1 + NEAR) * model_us or not may_be_less and got["mean_us"] < (1 - NEAR) * model_us:
         raise Failure(note)
     return note
 
