@@ -112,6 +112,8 @@ pub(crate) struct Requester {
     probe_at_us: Option<u64>,
     /// How often that was in vain.
     probes: u32,
+    /// Answers in a row that came when something had been sent again: what was measured may be too short.
+    doubt: u32,
     retransmits: u32,
     /// Packets that were taken for lost.
     lost: u32,
@@ -159,6 +161,7 @@ impl Requester {
             rtt_from: None,
             probe_at_us: None,
             probes: 0,
+            doubt: 0,
             retransmits: 0,
             lost: 0,
             retries_left: 0,
@@ -179,7 +182,7 @@ impl Requester {
         self.completed = Messages::default();
         self.window = Window::new(self.cwnd_max);
         self.rtt = RoundTrip::default();
-        (self.last_rtt_us, self.others_wait_us) = (0, 0);
+        (self.last_rtt_us, self.others_wait_us, self.doubt) = (0, 0, 0);
     }
 
     /// Sets the first PSN and starts the retry counts, for state RTS.
@@ -455,27 +458,27 @@ impl Requester {
             self.cur += 1;
             self.cur_packet = 0;
         }
-        if psn_diff(self.next_psn, self.frontier) > 0 {
+        let new = psn_diff(self.next_psn, self.frontier) > 0;
+        if new {
             self.frontier = self.next_psn;
         } else {
             self.retransmits += 1;
         }
         if !self.armed {
-            self.arm(now_us, psn, link);
+            self.arm(now_us, psn, new, link);
         }
     }
 
-    /// Starts the timers that are not running, with the packet of `psn` that has just left.
+    /// Starts the timers that are not running, with the packet of `psn` that has just left, a `new` one or one that is sent again.
     #[inline(never)]
-    fn arm(&mut self, now_us: u64, psn: u32, link: &Link) {
+    fn arm(&mut self, now_us: u64, psn: u32, new: bool, link: &Link) {
         self.armed = true;
         // Silence is counted from the oldest packet on; that it had to wait before it left does not count.
         if self.ack_deadline.is_none() || psn == self.una {
             self.ack_deadline = self.timeout_us().map(|t| now_us + t);
         }
         self.probing = link.selective;
-        let last = psn_diff(self.frontier, self.next_psn) == 0;
-        if last && self.rtt_from.is_none() {
+        if new && self.rtt_from.is_none() {
             self.rtt_from = Some((psn, now_us));
         }
         if self.probe_at_us.is_none() {

@@ -209,6 +209,25 @@ fn a_silent_peer_is_given_up_after_the_retries() {
     assert_eq!(p.now_us - begin, 27 * 1048, "probes do not count, and put nothing off");
 }
 
+/// A round trip that has become longer than the timers is measured all the same, though what is sent is sent again before it is answered.
+#[test]
+fn a_round_trip_that_grows_beyond_the_timers_is_learnt() {
+    let mut p = selective_pair();
+    warm(&mut p);
+    p.latency_us = 10_000;
+    p.ends[0].qp.take_retransmits();
+    let each: Vec<u32> = (0..30)
+        .map(|i| {
+            p.post(0, &write(i, 1));
+            p.run();
+            p.ends[0].qp.take_retransmits()
+        })
+        .collect();
+    assert!(p.statuses(0).iter().all(|s| s.1 == OK));
+    assert!(each[0] > 0, "the timers were shorter: {each:?}");
+    assert_eq!(each[20..].iter().sum::<u32>(), 0, "nothing is sent again any more: {each:?}");
+}
+
 #[test]
 fn only_missing_answers_are_asked_for_again() {
     let mut p = selective_pair();

@@ -14,8 +14,9 @@ impl Requester {
     }
 
     /// The path has changed, at `now_us` if that is known. What was on its way may have been lost with the old one: all of it is sent again
-    /// if it is known to be `lost`, else the peer is asked soon.
+    /// if it is known to be `lost`, or if the peer has been asked for it in vain; else the peer is asked soon.
     pub(crate) fn path_changed(&mut self, now_us: Option<u64>, lost: bool) {
+        let lost = lost || self.asks_in_vain();
         self.restart_retries();
         (self.probes, self.gap) = (0, None);
         if lost {

@@ -391,7 +391,8 @@ impl Requester {
     /// When a probe is due if nothing comes. Without a measured round trip there is none.
     pub(super) fn next_probe(&self, now_us: u64) -> Option<u64> {
         let probes = self.probing && self.rtt.srtt_us() > 0 && self.probes < MAX_PROBES;
-        probes.then(|| now_us + (self.wait_us().max(MIN_PROBE_US) << self.probes))
+        let doublings = self.probes.max(self.doubt);
+        probes.then(|| now_us + self.wait_us(doublings).max(MIN_PROBE_US << self.probes))
     }
 
     pub(super) fn settle_at_us(&self) -> Option<u64> {

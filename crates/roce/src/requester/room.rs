@@ -8,7 +8,8 @@
 //!
 //! The local ACK timeout that the program has coded is the least: it is doubled with each retry in a row, up to four times, which the
 //! specification allows, and no timer is shorter than the measured round trip and four times its variation. The round trip is measured
-//! from the hand-over to the socket to the acknowledgement, with packets that were sent once (Karn's rule).
+//! from the hand-over to the socket to the acknowledgement, with packets that were sent once (Karn's rule). After an answer to what was sent again
+//! the next is waited for twice as long, until one can be measured (RFC 6298, 5.7).
 
 use super::Requester;
 use crate::room::{cost, Room};
@@ -16,6 +17,8 @@ use crate::sq::Wqe;
 
 /// Doublings of the local ACK timeout.
 const MAX_DOUBLINGS: u8 = 2;
+/// Doublings of what was measured, while it cannot be measured anew: more than lead from the shortest to [`MAX_WAIT_US`].
+const MAX_DOUBT: u32 = 20;
 /// No timer waits longer for what was measured: a peer that was stopped for a while must not make us blind for as long.
 const MAX_WAIT_US: u32 = 2_000_000;
 
@@ -98,15 +101,29 @@ impl Requester {
         (self.flight, self.asked) = (0, true);
     }
 
-    /// What it takes to be sure that no answer comes.
-    pub(super) fn wait_us(&self) -> u64 {
-        u64::from(self.rtt.wait_us().max(self.others_wait_us))
+    /// What it takes to be sure that no answer comes, by what was measured and doubled so often.
+    pub(super) fn wait_us(&self, doublings: u32) -> u64 {
+        let own_us = u64::from(self.rtt.wait_us()) << doublings;
+        own_us.min(MAX_WAIT_US.into()).max(self.others_wait_us.into())
+    }
+
+    /// An answer has come. If there was a probe or a retry meanwhile, its round trip cannot be told, and had perhaps become longer than was
+    /// waited for: it would never be told, and everything sent again, if the next were not waited for longer.
+    pub(super) fn doubt_or_trust(&mut self) {
+        if self.asks_in_vain() {
+            self.doubt = (self.doubt + self.probes.max(1)).min(MAX_DOUBT);
+        }
+    }
+
+    /// Something has been sent again since the last answer, for want of one.
+    pub(super) fn asks_in_vain(&self) -> bool {
+        self.retries_left < self.limits.retry_cnt || self.probes > 0
     }
 
     /// How long to wait for an acknowledgement, with as many retries as there have been; `None`: for ever.
     pub(super) fn timeout_us(&self) -> Option<u64> {
         let retries = self.limits.retry_cnt.saturating_sub(self.retries_left).min(MAX_DOUBLINGS);
-        self.limits.timeout_us.map(|t| (t << retries).max(self.wait_us()))
+        self.limits.timeout_us.map(|t| (t << retries).max(self.wait_us(self.doubt)))
     }
 
     /// It was refused room, while its destination has last answered others at `heard_us`: if nothing is on its way, it is not the
@@ -122,7 +139,7 @@ impl Requester {
     pub(super) fn measured(&mut self, rtt_us: u64) {
         let rtt_us = rtt_us.clamp(1, 10_000_000) as u32;
         self.rtt.measured(rtt_us);
-        self.last_rtt_us = rtt_us;
+        (self.last_rtt_us, self.doubt) = (rtt_us, 0);
     }
 
     pub(crate) fn take_rtt_us(&mut self) -> Option<u32> {
