@@ -62,6 +62,8 @@ suite storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$(
 suite cost      python3 tests/cost.py
 suite planned   python3 tests/planned.py ${long:+--flap-seconds 60}
 suite apm       python3 tests/apm.py
+suite lanes     python3 tests/lanes.py
+suite lanes-plain python3 tests/lanes.py --device plain
 suite processes python3 tests/processes.py
 suite input     python3 tests/bad_input.py
 suite strangers python3 tests/strangers.py

@@ -4,7 +4,7 @@ mod control;
 mod world;
 
 use std::path::Path;
-use unbroken_directory::{NicRecord, ProcessRecord};
+use unbroken_directory::{NicRecord, PortRecord, ProcessRecord};
 use unbroken_fabric::Shape;
 use unbroken_types::{Gid, Mtu};
 use world::kind;
@@ -113,7 +113,9 @@ fn outside(dir: &Path) -> std::io::Result<()> {
         Message { from: end(5), to: end(6), body }.encode(&mut bytes);
         inputs.push(bytes);
     }
-    let nics = vec![NicRecord { index: 0, gid: Gid([7; 16]), control_qpn: 9, key_set: 1, name: "a/0".into() }; 2];
+    let further_ports = vec![PortRecord { gid: Gid([8; 16]), control_qpn: 3 }];
+    let nic = NicRecord { index: 0, gid: Gid([7; 16]), control_qpn: 9, key_set: 1, name: "a/0".into(), further_ports };
+    let nics = vec![nic; 2];
     let record = ProcessRecord { pid: 77, nics }.encode(5).expect("within the limits");
     inputs.push([&[1], &record[..]].concat());
     inputs.push([&[2], Shape::standard(77).to_toml().as_bytes()].concat());

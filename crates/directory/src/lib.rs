@@ -34,7 +34,7 @@ pub use error::DirectoryError;
 pub use lmdb::Lmdb;
 #[doc(hidden)]
 pub use record::check_value;
-pub use record::{MovedQp, NicRecord, ProcessRecord, MAX_NAME, MAX_NICS};
+pub use record::{MovedQp, NicRecord, PortRecord, ProcessRecord, MAX_NAME, MAX_NICS, MAX_PORTS};
 #[cfg(feature = "redis")]
 pub use redis::Redis;
 pub use settings::{RedisSettings, Settings, DEFAULT_VARIABLE};

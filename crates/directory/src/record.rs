@@ -1,11 +1,12 @@
 //! The values of the tables, as bytes. Little-endian; the first byte is the version, so that a newer program can tell.
 //!
 //! ```text
-//! QP:       0  version = 3   8  process u64   16  incarnation u64   24  connection u32   28  zero u32              32 bytes
-//! moved:    0  version = 3   8  process u64   16  GID now   32  QPN now u32   36  zero u32   40  GID shown             56 bytes
-//! process:  0  version = 3   1  NICs u8    4  pid u32    8  process u64, then for each NIC:
-//!           0  index u32     4  GID        20  control QPN u32   24  set of keys u16   26  length of the name u8   27  name (UTF-8)
-//! key:      0  version = 3   8  the key    40  FNV-1a of what is before it, u64                                   48 bytes
+//! QP:       0  version = 4   8  process u64   16  incarnation u64   24  connection u32   28  zero u32              32 bytes
+//! moved:    0  version = 4   8  process u64   16  GID now   32  QPN now u32   36  zero u32   40  GID shown             56 bytes
+//! process:  0  version = 4   1  NICs u8    4  pid u32    8  process u64, then for each NIC:
+//!           0  index u32     4  GID        20  control QPN u32   24  set of keys u16   26  length of the name u8   27  name (UTF-8),
+//!           then  number of further ports u8, and for each:  GID, control QPN u32
+//! key:      0  version = 4   8  the key    40  FNV-1a of what is before it, u64                                   48 bytes
 //! ```
 //!
 //! `process` is the id of the process's presence ([`unbroken_telemetry::Presence`]), by which the living are told from the dead.
@@ -16,10 +17,12 @@ use crate::KEY_BYTES;
 
 /// Most NICs of a process record.
 pub const MAX_NICS: usize = 64;
+/// Most ports of a NIC.
+pub const MAX_PORTS: usize = 8;
 /// Longest name of a NIC, in bytes.
 pub const MAX_NAME: usize = 63;
 
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 
 /// A NIC of a process: where its control messages are received.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +37,17 @@ pub struct NicRecord {
     pub key_set: u16,
     /// Its name, `a/0`.
     pub name: String,
+    /// The ports behind the first one, in their order.
+    pub further_ports: Vec<PortRecord>,
+}
+
+/// A port of a NIC, behind the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortRecord {
+    /// Its GID.
+    pub gid: Gid,
+    /// The QPN of the UD control QP on it; 0: it has none (yet).
+    pub control_qpn: u32,
 }
 
 /// Where a process can be reached.
@@ -136,6 +150,18 @@ impl ProcessRecord {
             bytes.extend_from_slice(&nic.key_set.to_le_bytes());
             bytes.push(nic.name.len() as u8);
             bytes.extend_from_slice(nic.name.as_bytes());
+            if nic.further_ports.len() >= MAX_PORTS {
+                return Err(format!(
+                    "NIC '{}' has {} ports; at most {MAX_PORTS} are right",
+                    nic.name,
+                    nic.further_ports.len() + 1
+                ));
+            }
+            bytes.push(nic.further_ports.len() as u8);
+            for port in &nic.further_ports {
+                bytes.extend_from_slice(&port.gid.0);
+                bytes.extend_from_slice(&port.control_qpn.to_le_bytes());
+            }
         }
         Ok(bytes)
     }
@@ -163,7 +189,15 @@ impl ProcessRecord {
             }
             let (name, after) = rest.split_at_checked(usize::from(length))?;
             rest = after;
-            nics.push(NicRecord { index, gid, control_qpn, key_set, name: std::str::from_utf8(name).ok()?.into() });
+            let name = std::str::from_utf8(name).ok()?.into();
+            let [ports] = take(&mut rest)?;
+            if usize::from(ports) >= MAX_PORTS {
+                return None;
+            }
+            let mut port =
+                || Some(PortRecord { gid: Gid(take(&mut rest)?), control_qpn: u32::from_le_bytes(take(&mut rest)?) });
+            let further_ports = (0..ports).map(|_| port()).collect::<Option<_>>()?;
+            nics.push(NicRecord { index, gid, control_qpn, key_set, name, further_ports });
         }
         rest.is_empty().then_some((process, ProcessRecord { pid, nics }))
     }
@@ -227,8 +261,18 @@ mod tests {
     use proptest::prelude::*;
 
     fn nic() -> impl Strategy<Value = NicRecord> {
-        (any::<u32>(), any::<[u8; 16]>(), any::<u32>(), any::<u16>(), "[a-z0-9/.é]{0,20}").prop_map(
-            |(index, gid, control_qpn, key_set, name)| NicRecord { index, gid: Gid(gid), control_qpn, key_set, name },
+        let port =
+            (any::<[u8; 16]>(), any::<u32>()).prop_map(|(gid, control_qpn)| PortRecord { gid: Gid(gid), control_qpn });
+        let further = prop::collection::vec(port, 0..MAX_PORTS);
+        (any::<u32>(), any::<[u8; 16]>(), any::<u32>(), any::<u16>(), "[a-z0-9/.é]{0,20}", further).prop_map(
+            |(index, gid, control_qpn, key_set, name, further_ports)| NicRecord {
+                index,
+                gid: Gid(gid),
+                control_qpn,
+                key_set,
+                name,
+                further_ports,
+            },
         )
     }
 
@@ -285,9 +329,19 @@ mod tests {
 
     #[test]
     fn limits_are_errors() {
-        let nic = NicRecord { index: 0, gid: Gid::default(), control_qpn: 0, key_set: 1, name: "x".repeat(64) };
+        let nic = NicRecord {
+            index: 0,
+            gid: Gid::default(),
+            control_qpn: 0,
+            key_set: 1,
+            name: "x".repeat(64),
+            further_ports: vec![],
+        };
         assert!(ProcessRecord { pid: 1, nics: vec![nic.clone()] }.encode(1).unwrap_err().contains("63"));
         let nic = NicRecord { name: "x".into(), ..nic };
-        assert!(ProcessRecord { pid: 1, nics: vec![nic; 65] }.encode(1).unwrap_err().contains("64"));
+        assert!(ProcessRecord { pid: 1, nics: vec![nic.clone(); 65] }.encode(1).unwrap_err().contains("64"));
+        let further_ports = vec![PortRecord { gid: Gid::default(), control_qpn: 0 }; MAX_PORTS];
+        let nic = NicRecord { further_ports, ..nic };
+        assert!(ProcessRecord { pid: 1, nics: vec![nic] }.encode(1).unwrap_err().contains("at most 8"));
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use std::io::{BufRead, BufReader, Write};
 
-use unbroken_directory::{Directory, DirectoryError, Lmdb, MovedQp, NicRecord, ProcessRecord};
+use unbroken_directory::{Directory, DirectoryError, Lmdb, MovedQp, NicRecord, PortRecord, ProcessRecord};
 use unbroken_telemetry::{Mark, Presence, Runtime};
 use unbroken_types::Gid;
 
@@ -26,6 +26,7 @@ fn process(pid: u32) -> ProcessRecord {
         control_qpn: 0x10000 + index,
         key_set: 1,
         name: format!("a/{index}"),
+        further_ports: vec![PortRecord { gid: gid(100 + index as u8), control_qpn: 7 }],
     };
     ProcessRecord { pid, nics: (0..4).map(nic).collect() }
 }

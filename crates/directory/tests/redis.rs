@@ -26,8 +26,14 @@ fn gid(n: u8) -> Gid {
 }
 
 fn process(pid: u32) -> ProcessRecord {
-    let nic =
-        |index: u32| NicRecord { index, gid: gid(index as u8), control_qpn: 9, key_set: 1, name: format!("a/{index}") };
+    let nic = |index: u32| NicRecord {
+        index,
+        gid: gid(index as u8),
+        control_qpn: 9,
+        key_set: 1,
+        name: format!("a/{index}"),
+        further_ports: vec![],
+    };
     ProcessRecord { pid, nics: (0..2).map(nic).collect() }
 }
 

@@ -1,5 +1,5 @@
-//! Whether the paths to one peer process live. That is known of pairs of NICs, never of QPs: a QP that is silent asks its path, and
-//! only the path's answer moves QPs, then all of them together.
+//! Whether the ways to one peer process live. That is known of pairs of NICs and of their ports ([`Way`]), never of QPs: a QP that is silent asks its
+//! way, and only that one's answer moves QPs, then all of them together. Where NICs have one port each, a way is a path, as it is called below.
 //!
 //! | state   | event                                                   | next                                     |
 //! |---------|---------------------------------------------------------|------------------------------------------|
@@ -28,7 +28,7 @@ mod pair;
 #[cfg(test)]
 mod tests;
 
-use crate::slots::SlotPath;
+use crate::slots::Way;
 use pair::{Pair, Question, State, REMEMBERED};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -75,8 +75,8 @@ pub enum Answer {
 #[derive(Clone, Debug)]
 pub struct PeerHealth {
     config: HealthConfig,
-    pairs: BTreeMap<SlotPath, Pair>,
-    verdicts: VecDeque<(SlotPath, Verdict)>,
+    pairs: BTreeMap<Way, Pair>,
+    verdicts: VecDeque<(Way, Verdict)>,
     /// While something is asked: when probes are due next, and how often they are.
     round_due_us: Option<u64>,
     interval_us: u64,
@@ -101,24 +101,34 @@ impl PeerHealth {
     }
 
     /// There is such a path: it can be a witness for others.
-    pub fn add(&mut self, path: SlotPath) {
-        self.pairs.entry(path).or_insert_with(Pair::new);
+    pub fn add(&mut self, way: impl Into<Way>) {
+        self.pairs.entry(way.into()).or_insert_with(Pair::new);
     }
 
     /// Whether the path is known to be dead.
-    pub fn is_dead(&self, path: SlotPath) -> bool {
-        self.pairs.get(&path).is_some_and(|p| matches!(p.state, State::Dead { .. }))
+    pub fn is_dead(&self, way: impl Into<Way>) -> bool {
+        self.pairs.get(&way.into()).is_some_and(|p| matches!(p.state, State::Dead { .. }))
+    }
+
+    /// Whether there is such a path, our port for it works, and it is not known to be dead.
+    pub fn may_carry(&self, way: impl Into<Way>) -> bool {
+        self.pairs.get(&way.into()).is_some_and(|p| p.works && !matches!(p.state, State::Dead { .. }))
     }
 
     /// Whether the path works, and has long enough since it failed last that one may go back to it. A path that flaps has to prove itself
     /// ever longer.
-    pub fn is_steady(&self, now_us: u64, path: SlotPath) -> bool {
-        let Some(pair) = self.pairs.get(&path) else { return false };
+    pub fn is_steady(&self, now_us: u64, way: impl Into<Way>) -> bool {
+        let Some(pair) = self.pairs.get(&way.into()) else { return false };
         let needed_us = match pair.failures {
             0 => 0,
             n => (self.config.steady_us << (n - 1).min(20)).min(self.config.steady_max_us),
         };
         pair.works && matches!(pair.state, State::Calm) && now_us >= pair.since_us + needed_us
+    }
+
+    /// Whether the path is known to have failed, so that this end knows how long it has been well since.
+    pub fn has_failed(&self, way: impl Into<Way>) -> bool {
+        self.pairs.get(&way.into()).is_some_and(|p| p.failures > 0)
     }
 
     /// Whether a question to some path is open.
@@ -129,9 +139,9 @@ impl PeerHealth {
     // ---- handlers ----
 
     /// A QP on the path has been silent since then (or its transport has given up just now): does the path live?
-    pub fn ask(&mut self, now_us: u64, path: SlotPath, since_us: u64) -> Answer {
+    pub fn ask(&mut self, now_us: u64, way: impl Into<Way>, since_us: u64) -> Answer {
         let recent_us = now_us.saturating_sub(self.config.round_us);
-        let pair = self.pairs.entry(path).or_insert_with(Pair::new);
+        let pair = self.pairs.entry(way.into()).or_insert_with(Pair::new);
         match pair.state {
             State::Dead { .. } => Answer::Dead,
             // It cannot be asked, and carries nothing.
@@ -156,7 +166,8 @@ impl PeerHealth {
     }
 
     /// A round trip was completed on the path lately: an acknowledgement or an answer has come for what we sent.
-    pub fn carried(&mut self, now_us: u64, path: SlotPath) {
+    pub fn carried(&mut self, now_us: u64, way: impl Into<Way>) {
+        let path = way.into();
         if let Some(pair) = self.pairs.get_mut(&path) {
             pair.alive_us = Some(now_us);
             if !matches!(pair.state, State::Calm) {
@@ -166,7 +177,8 @@ impl PeerHealth {
     }
 
     /// A probe was answered. Numbers that were not sent lately are ignored.
-    pub fn handle_answer(&mut self, now_us: u64, path: SlotPath, sequence: u32) {
+    pub fn handle_answer(&mut self, now_us: u64, way: impl Into<Way>, sequence: u32) {
+        let path = way.into();
         let Some(pair) = self.pairs.get_mut(&path) else { return };
         if !(1..=REMEMBERED).contains(&pair.sequence.wrapping_sub(sequence)) {
             return;
@@ -199,8 +211,17 @@ impl PeerHealth {
 
     /// Our NIC works again, or no longer does. Its paths are asked when it comes back; while it does not work nothing is asked of them.
     pub fn set_nic(&mut self, now_us: u64, local: u8, works: bool) {
+        self.set_works(now_us, works, |way| way.path.local == local);
+    }
+
+    /// The same of one of its ports, by the lane through it.
+    pub fn set_port(&mut self, now_us: u64, local: u8, lane: u8, works: bool) {
+        self.set_works(now_us, works, |way| (way.path.local, way.lane) == (local, lane));
+    }
+
+    fn set_works(&mut self, now_us: u64, works: bool, of: impl Fn(&Way) -> bool) {
         let mut back = Vec::new();
-        for (path, pair) in self.pairs.iter_mut().filter(|(path, _)| path.local == local) {
+        for (path, pair) in self.pairs.iter_mut().filter(|(way, _)| of(way)) {
             if std::mem::replace(&mut pair.works, works) == works {
                 continue;
             }
@@ -226,7 +247,7 @@ impl PeerHealth {
 
     /// A time of [`Self::poll_timeout`] has come. Call [`Self::poll_probe`] and [`Self::poll_verdict`] afterwards.
     pub fn handle_timeout(&mut self, now_us: u64) {
-        let dead: Vec<SlotPath> = self
+        let dead: Vec<Way> = self
             .pairs
             .iter()
             .filter(|(_, p)| self.ends_us(p).is_some_and(|at| at <= now_us))
@@ -258,7 +279,7 @@ impl PeerHealth {
     // ---- polls ----
 
     /// The next probe to send: over that path, with that number. Paths that are asked come before their witnesses.
-    pub fn poll_probe(&mut self, now_us: u64) -> Option<(SlotPath, u32)> {
+    pub fn poll_probe(&mut self, now_us: u64) -> Option<(Way, u32)> {
         let due = |asked: bool| {
             let mut pairs = self.pairs.iter().filter(|(_, p)| p.due && p.works);
             pairs.find(|(_, p)| matches!(p.state, State::Asked(_)) == asked).map(|(path, _)| *path)
@@ -278,7 +299,7 @@ impl PeerHealth {
     }
 
     /// The next path of which something new is known.
-    pub fn poll_verdict(&mut self) -> Option<(SlotPath, Verdict)> {
+    pub fn poll_verdict(&mut self) -> Option<(Way, Verdict)> {
         self.verdicts.pop_front()
     }
 
@@ -293,7 +314,7 @@ impl PeerHealth {
 
     // ---- inside ----
 
-    fn lives(&mut self, now_us: u64, path: SlotPath) {
+    fn lives(&mut self, now_us: u64, path: Way) {
         if let Some(pair) = self.pairs.get_mut(&path) {
             if matches!(pair.state, State::Dead { .. }) {
                 pair.since_us = now_us;

@@ -10,6 +10,7 @@
 //! - [`seal`]: what keeps strangers' messages out.
 //! - [`slots`]: which path an epoch uses, the same at both ends.
 //! - [`choice`]: which path, and so which epoch, a QP goes to.
+//! - [`lanes`]: when a QP stays on its path and goes over other ports.
 //! - [`silence`] and [`health`]: noticing that a QP makes no progress, and finding out whether its path lives.
 #![forbid(unsafe_code)]
 
@@ -19,6 +20,7 @@ mod config;
 pub mod executor;
 pub mod health;
 mod keys;
+pub mod lanes;
 pub mod message;
 mod qp;
 pub mod seal;
@@ -33,4 +35,4 @@ pub use config::{Config, Counters};
 pub use executor::{Ended, Executor, Shell, StepError, Switch};
 pub use message::{Endpoint, Message};
 pub use qp::{LogicalQp, State};
-pub use slots::{slot_of, Belief, SlotPath, SlotTable, SLOTS};
+pub use slots::{slot_of, Belief, SlotPath, SlotTable, Way, SLOTS};

@@ -32,6 +32,22 @@ impl SlotPath {
     }
 }
 
+/// A way between the NICs of a path: through which of their ports. *Lane* 0 is from the first port of one to the first port of the other, lane 1 from
+/// the second to the second, and so on: what one switch joins. A QP goes to another lane of its path by automatic path migration.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub struct Way {
+    /// The NICs.
+    pub path: SlotPath,
+    /// The ports, from 0.
+    pub lane: u8,
+}
+
+impl From<SlotPath> for Way {
+    fn from(path: SlotPath) -> Way {
+        Way { path, lane: 0 }
+    }
+}
+
 /// What an end believes of a slot's path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
 pub enum Belief {

@@ -1,6 +1,6 @@
 //! Control endpoints: how processes talk to each other about their logical QPs.
 //!
-//! One UD QP for each NIC and process, with its own CQ and receives, apart from the application's QPs: a control message needs no
+//! One UD QP for each port of each NIC and process, with its own CQ and receives, apart from the application's QPs: a control message needs no
 //! receive of the application, no remote-write right, and one endpoint speaks for any number of logical QPs. Messages are datagrams:
 //! they may be lost, repeated or reordered; `path` deals with that.
 //!
@@ -45,7 +45,7 @@ pub struct ControlAddr {
     pub qpn: u32,
 }
 
-/// The control endpoint of one NIC.
+/// The control endpoint of one port of a NIC.
 pub struct Endpoint {
     qp: Arc<dyn DeviceQp>,
     cq: Arc<Cq>,
@@ -62,21 +62,24 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Makes the endpoint of a device; its arrivals raise events on `channel`.
-    pub fn open(device: &Arc<dyn Device>, pd: u32, channel: &Arc<CompChannel>) -> Result<Endpoint> {
+    /// Makes the endpoint of a device's port; its arrivals raise events on `channel`.
+    pub fn open(device: &Arc<dyn Device>, port: u8, pd: u32, channel: &Arc<CompChannel>) -> Result<Endpoint> {
         let memory = device.memory();
-        let mtu = device.port(1)?.active_mtu.bytes();
+        let attr = device.port(port)?;
+        let mtu = attr.active_mtu.bytes();
         let len = SENDS_AT + SEND_SLOTS * MAX_DATAGRAM_BYTES;
         let ring: Box<[AtomicU64]> = (0..len / 8).map(|_| AtomicU64::new(0)).collect();
         let (base, len) = (ring.as_ptr() as u64, len as u64);
         let keys = memory.reg_mr(pd, base, len, base, Access::LOCAL_WRITE)?;
         let cq = Cq::new(2 * (RECV_SLOTS + SEND_SLOTS) as u32, Some(channel.clone()));
         let gid_index = device.gid_index();
-        let qp = Self::make_qp(device, pd, &cq).inspect_err(|_| {
+        let gid = attr.gids.get(usize::from(gid_index)).map(|entry| entry.gid);
+        let gid = gid.ok_or_else(|| Error::invalid(format!("port {port} has no GID {gid_index}")))?;
+        let qp = Self::make_qp(device, port, pd, &cq).inspect_err(|_| {
             // The region was made for this QP alone; without it nothing can use the region.
             let _ = memory.dereg_mr(keys.lkey);
         })?;
-        let addr = ControlAddr { gid: device.gid(), qpn: qp.qpn() };
+        let addr = ControlAddr { gid, qpn: qp.qpn() };
         let free = Mutex::new((0..SEND_SLOTS as u16).collect());
         let room = mtu.min(MAX_DATAGRAM_BYTES) - SEAL_BYTES;
         let endpoint = Endpoint { qp, cq, addr, gid_index, ring, free, lkey: keys.lkey, room, memory };
@@ -87,7 +90,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    fn make_qp(device: &Arc<dyn Device>, pd: u32, cq: &Arc<Cq>) -> Result<Arc<dyn DeviceQp>> {
+    fn make_qp(device: &Arc<dyn Device>, port: u8, pd: u32, cq: &Arc<Cq>) -> Result<Arc<dyn DeviceQp>> {
         let caps = QpCaps {
             max_send_wr: SEND_SLOTS as u32,
             max_recv_wr: RECV_SLOTS as u32,
@@ -112,8 +115,9 @@ impl Endpoint {
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
             let sq_psn = (state == QpState::Rts).then_some(0);
             let rc = RcModify { state: Some(state), sq_psn, ..RcModify::default() };
-            let qkey = (state == QpState::Init).then_some(QKEY);
-            qp.modify(&QpModify { rc, qkey, ..QpModify::default() }).inspect_err(|_| qp.destroy())?;
+            let init = state == QpState::Init;
+            let (qkey, port) = (init.then_some(QKEY), init.then_some(port));
+            qp.modify(&QpModify { rc, qkey, port, ..QpModify::default() }).inspect_err(|_| qp.destroy())?;
         }
         Ok(qp)
     }

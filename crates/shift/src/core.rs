@@ -21,7 +21,7 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use unbroken_directory::{Directory, NicRecord, ProcessRecord};
+use unbroken_directory::{Directory, NicRecord, PortRecord, ProcessRecord, MAX_PORTS};
 use unbroken_path::seal::Key;
 use unbroken_path::Message;
 use unbroken_telemetry::{Event, EventLog, Runtime, What};
@@ -45,7 +45,8 @@ pub(crate) fn lock<T: ?Sized>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 struct NicSlot {
     /// The open device; `None` before the first use and while the NIC is dead.
     device: Option<Arc<dyn Device>>,
-    endpoint: Option<Arc<Endpoint>>,
+    /// One for each port, or none.
+    endpoints: Vec<Arc<Endpoint>>,
     /// It is to be left (`unbroken nic drain`).
     drained: bool,
 }
@@ -71,6 +72,8 @@ pub struct Core {
     pub(crate) show_events: bool,
     /// Whether QPs go back to the path that they were connected on (`UNBROKEN_FAILBACK`, on unless it is 0).
     pub(crate) goes_home: bool,
+    /// How many ports of each NIC QPs may use: all, where they go from one to another by themselves ([`crate::lanes`]; `UNBROKEN_APM=0`: they do not).
+    ports: Vec<u8>,
     /// A QP may be away from that path.
     away: AtomicBool,
     /// Whether troubles are told on stderr (`UNBROKEN_LOG`).
@@ -133,6 +136,7 @@ impl Core {
             rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty())
                 .map_err(|e| Error::os("getrandom", &e.into()))?;
         }
+        let migrates = failover && std::env::var("UNBROKEN_APM").map_or(true, |v| v != "0");
         let control_pd = nics.memory(0).alloc_pd()?;
         let inbox = Arc::new(Inbox::new()?);
         let directory = match failover {
@@ -144,6 +148,7 @@ impl Core {
             failover,
             show_events: std::env::var("UNBROKEN_SHOW_EVENTS").is_ok_and(|v| v == "1"),
             goes_home: std::env::var("UNBROKEN_FAILBACK").map_or(true, |v| v != "0"),
+            ports: (0..nics.count()).map(|i| if migrates { port_count(&nics.attr(i)) } else { 1 }).collect(),
             away: AtomicBool::new(false),
             talks: std::env::var_os("UNBROKEN_LOG").is_some_and(|v| !v.is_empty() && v != "0"),
             incarnation: u64::from_ne_bytes(seed) | 1,
@@ -211,6 +216,23 @@ impl Core {
 
     pub(crate) fn attr_of(&self, i: usize) -> DeviceAttr {
         self.nics.attr(i)
+    }
+
+    /// How many ports of NIC `i` QPs may use.
+    pub(crate) fn port_count(&self, i: usize) -> u8 {
+        self.ports.get(i).copied().unwrap_or(1)
+    }
+
+    /// Whether there is a NIC with several.
+    pub(crate) fn several_ports(&self) -> bool {
+        self.ports.iter().any(|count| *count > 1)
+    }
+
+    /// The GID by which peers reach NIC `i` on that lane.
+    fn gid_on(&self, i: usize, lane: u8) -> Gid {
+        let gids = self.port_of(i, lane + 1, false).map(|port| port.gids).unwrap_or_default();
+        let index = self.device(i).map_or(0, |device| device.gid_index());
+        gids.get(usize::from(index)).map(|entry| entry.gid).unwrap_or_default()
     }
 
     pub(crate) fn port_of(&self, i: usize, port: u8, usable: bool) -> Result<PortAttr> {
@@ -283,6 +305,7 @@ impl Core {
                 control_qpn: self.endpoint(i).map_or(0, |e| e.addr().qpn),
                 key_set: self.key_set(i),
                 name: self.nic_name(i),
+                further_ports: (1..self.port_count(i)).map(|lane| self.port_record(i, lane)).collect(),
             })
             .collect();
         let record = ProcessRecord { pid: std::process::id(), nics };
@@ -358,9 +381,19 @@ impl Core {
         }
     }
 
-    /// Sends a control message from NIC `local` to the peer's endpoint, at once or, during a [`Batch`], with others; whether it could leave.
+    fn port_record(&self, i: usize, lane: u8) -> PortRecord {
+        let gid = self.endpoint_on(i, lane).map_or_else(|| self.gid_on(i, lane), |e| e.addr().gid);
+        PortRecord { gid, control_qpn: self.endpoint_on(i, lane).map_or(0, |e| e.addr().qpn) }
+    }
+
+    /// Sends a control message from port 1 of NIC `local` to the peer's endpoint, at once or, during a [`Batch`], with others; whether it could leave.
     pub(crate) fn send_control(&self, local: usize, to: ControlAddr, message: &Message) -> bool {
-        self.endpoint(local).is_some_and(|e| self.outbox.send(e, to, message, self.key()))
+        self.send_control_on(local, 0, to, message)
+    }
+
+    /// The same on that lane.
+    pub(crate) fn send_control_on(&self, local: usize, lane: u8, to: ControlAddr, message: &Message) -> bool {
+        self.endpoint_on(local, lane).is_some_and(|e| self.outbox.send(e, to, message, self.key()))
     }
 
     /// What is sent until this is dropped may leave together.
@@ -479,6 +512,10 @@ impl Core {
             c.raise(event_type, element);
         }
     }
+}
+
+fn port_count(attr: &DeviceAttr) -> u8 {
+    attr.phys_port_cnt.clamp(1, MAX_PORTS as u8)
 }
 
 fn timeout_from_env() -> Result<u8> {

@@ -1,10 +1,12 @@
-//! Planned switches: back to the path that a QP was connected on, once that is steady again, and away from NICs that are drained.
+//! Planned switches: back to the path that a QP was connected on, once that is steady again, and away from NICs that are drained. (Back to another
+//! port of its NICs a QP migrates, if it can: `lanes`.)
 //!
 //! The worker looks at the QPs several times a second while one of them is away from home or a NIC is drained, and else at the folder of
 //! drained NICs only. What a planned switch is, how it is cancelled and when a QP may go home is `path`'s; when a path is steady, `path::health`'s.
 
 use crate::core::Core;
 use crate::datagram;
+use crate::lanes;
 use crate::link;
 use crate::qp::{Gate, Qp};
 use std::sync::Arc;
@@ -94,7 +96,15 @@ fn home_or_away(qp: &Qp, g: &mut Gate, clock_us: u64, asks: bool) {
         link::plan(qp, g, Reason::Drain, |to| !drained(to));
         return;
     }
-    let Some(home) = executor.home().filter(|_| core.goes_home) else { return };
+    let Some(home) = executor.home().filter(|_| core.goes_home) else {
+        if lanes::is_away(g) && core.goes_home {
+            core.note_away();
+            if lanes::is_stranded(qp, g, clock_us) {
+                link::plan(qp, g, Reason::Failback, |to| to == path);
+            }
+        }
+        return;
+    };
     core.note_away();
     if drained(home) {
         return;

@@ -15,6 +15,14 @@ use unbroken_path::message::{Body, Keys, RefuseReason};
 use unbroken_path::Message;
 use unbroken_verbs::{IdleHook, KeyRow};
 
+/// The port that a message came in by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct At {
+    pub(crate) nic: usize,
+    /// The port, from 0.
+    pub(crate) lane: u8,
+}
+
 /// What polls that find nothing do besides: an idle poller drives the NICs that it does not poll anyway, and takes messages.
 pub(crate) fn idle_hook(core: &Arc<Core>) -> IdleHook {
     let own = core.clone();
@@ -57,18 +65,19 @@ fn receive_in_turn(core: &Arc<Core>, _turn: MutexGuard<'_, ()>) {
         fetch(core, &mut messages);
     }
     let _batch = (messages.len() > 1).then(|| core.batch());
-    for (nic, from, message) in messages {
-        handle(core, nic, from, &message);
+    for (at, from, message) in messages {
+        handle(core, at, from, &message);
     }
 }
 
-fn fetch(core: &Core, messages: &mut Vec<(usize, ControlAddr, Message)>) {
-    for nic in 0..core.nic_count() {
-        let Some(endpoint) = core.endpoint(nic) else { continue };
+fn fetch(core: &Core, messages: &mut Vec<(At, ControlAddr, Message)>) {
+    let lanes = |nic| (0..core.port_count(nic)).map(move |lane| At { nic, lane });
+    for at in (0..core.nic_count()).flat_map(lanes) {
+        let Some(endpoint) = core.endpoint_on(at.nic, at.lane) else { continue };
         let forged = endpoint.receive(core.key(), |from, bytes| {
             let mut rest = bytes;
             while let Ok((message, tail)) = Message::decode(rest) {
-                messages.push((nic, from, message));
+                messages.push((at, from, message));
                 rest = tail;
             }
         });
@@ -76,13 +85,12 @@ fn fetch(core: &Core, messages: &mut Vec<(usize, ControlAddr, Message)>) {
     }
 }
 
-fn handle(core: &Arc<Core>, nic: usize, from: ControlAddr, message: &Message) {
+fn handle(core: &Arc<Core>, at: At, from: ControlAddr, message: &Message) {
+    let answer = |answer: &Message| core.send_control_on(at.nic, at.lane, from, answer);
     match message.body {
         Body::Probe(_) => {
             if message.to.incarnation == core.incarnation {
-                if let Some(answer) = message.answer_probe() {
-                    core.send_control(nic, from, &answer);
-                }
+                message.answer_probe().map(|ack| answer(&ack));
             }
         }
         Body::Moved => {
@@ -94,19 +102,17 @@ fn handle(core: &Arc<Core>, nic: usize, from: ControlAddr, message: &Message) {
             if message.to.incarnation == core.incarnation {
                 let on = core.keys(name.nic, name.rkey).map_or_else(Vec::new, |row| row.on);
                 let body = Body::Keys(Keys::new(name, &on));
-                core.send_control(nic, from, &Message { from: message.to, to: message.from, body });
+                answer(&Message { from: message.to, to: message.from, body });
             }
         }
         Body::Keys(keys) => keys_came(core, message, &keys),
-        Body::ProbeAck(_) => core.inbox.put(Job::ProbeAck(nic, *message)),
+        Body::ProbeAck(_) => core.inbox.put(Job::ProbeAck(at, *message)),
         _ => {
             let qp = core.qp_by_gid(message.to.gid, message.to.qpn);
             match qp.filter(|q| q.gate().link.is_some()) {
                 Some(qp) => link::message(&qp, &mut qp.gate(), message),
                 None => {
-                    if let Some(refusal) = message.refusal(core.incarnation, RefuseReason::UnknownQp) {
-                        core.send_control(nic, from, &refusal);
-                    }
+                    message.refusal(core.incarnation, RefuseReason::UnknownQp).map(|refusal| answer(&refusal));
                 }
             }
         }

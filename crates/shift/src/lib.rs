@@ -5,6 +5,7 @@
 //! - `datagram`: logical UD QPs, which move by themselves.
 //! - `aliases`: where UD QPs are that have moved.
 //! - `homing`: planned switches: when a QP goes back, and away from NICs that are drained.
+//! - `lanes`: automatic path migration: a QP stays on its NICs and goes over other ports of theirs.
 //! - `worker`: one thread for each process: device events, control messages, stalls, deadlines.
 //! - `inbound`: control messages that arrive, handled by the worker or by whoever polls.
 //! - `explain`: why a QP was given up, in words.
@@ -24,6 +25,7 @@ mod explain;
 pub mod front;
 mod homing;
 mod inbound;
+mod lanes;
 mod link;
 mod lookout;
 mod outbox;

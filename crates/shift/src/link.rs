@@ -3,6 +3,7 @@
 //! All functions run under the QP's gate. What is decided, and in which order it is done, is `path`'s; here is how it is done.
 
 use crate::explain;
+use crate::lanes::{self, Place};
 use crate::peer::Peer;
 use crate::qp::{Gate, Qp};
 use crate::worker::Job;
@@ -12,7 +13,7 @@ use unbroken_path::message::Body;
 use unbroken_path::silence::Look;
 use unbroken_path::{
     Belief, Config, Ended, Endpoint, Executor, FailCause, LogicalQp, Message, OpenError, Opened, QuiesceError, Reason,
-    Shell, SlotPath, SlotTable, StepError,
+    Shell, SlotPath, SlotTable, StepError, Way,
 };
 use unbroken_roce::{Progress, Sends};
 use unbroken_telemetry::{now_us, Switch, SwitchKind, What};
@@ -54,6 +55,7 @@ impl Link {
             let unusable = (0..nics).filter(|nic| !core.usable(usize::from(*nic)));
             unusable.for_each(|nic| health.set_nic(now_us(), nic, false));
         }
+        lanes::know(core, &peer, &table, now_us());
         let mut config = Config::default();
         if foreign {
             config.unknown_grace_us = config.peer_silence_us;
@@ -159,17 +161,25 @@ impl Shell for Hands<'_> {
     fn modify(&mut self, changes: &[RcModify], remote: Option<u8>) -> std::result::Result<(), StepError> {
         let path = remote.and_then(|i| self.peer.nic(i)).map(|to| {
             let sgid_index = self.qp.core.device(*self.nic).map_or(0, |device| device.gid_index());
-            self.app.path.unwrap_or_default().elsewhere(1, sgid_index, to.gid)
+            self.app.path.unwrap_or_default().elsewhere(1, sgid_index, to.gid())
         });
         if let Some(nic) = remote {
-            let default = self.app.path.and_then(|path| self.peer.index_of(self.qp.core.first_port(path.dest_gid)));
-            self.phys.set_remote(&RemoteNic { keys: self.peer.keys.clone(), default: default.unwrap_or(nic), nic });
+            let default = self.default_remote().unwrap_or(nic);
+            self.phys.set_remote(&RemoteNic { keys: self.peer.keys.clone(), default, nic });
         }
         let step = |rc: &RcModify| {
             let sqd_notify = self.app.sqd_notify.filter(|_| rc.state == Some(QpState::Sqd));
             QpModify { rc: *rc, path, sqd_notify, ..QpModify::default() }
         };
-        self.phys.modify_all(&changes.iter().map(step).collect::<Vec<_>>()).map_err(|e| {
+        let mut changes: Vec<QpModify> = changes.iter().map(step).collect();
+        if let (Some(remote), [connect]) = (remote, &mut changes[..]) {
+            if self.load_lane(remote, connect) && self.phys.modify(connect).is_ok() {
+                return Ok(());
+            }
+            // The life is worth more than another lane.
+            (connect.alternate, connect.rc.alternate, connect.rc.migration) = (None, None, None);
+        }
+        self.phys.modify_all(&changes).map_err(|e| {
             self.qp.core.complain("the backup QP cannot be connected", &e);
             StepError
         })
@@ -249,6 +259,28 @@ impl Shell for Hands<'_> {
     }
 }
 
+impl Hands<'_> {
+    /// The peer's NIC that the program has connected.
+    fn default_remote(&self) -> Option<u8> {
+        self.app.path.and_then(|path| self.peer.index_of(self.qp.core.first_port(path.dest_gid)))
+    }
+
+    /// Adds another lane to the change that connects a fresh physical QP with that NIC of the peer. Gives whether there is one.
+    fn load_lane(&self, remote: u8, connect: &mut QpModify) -> bool {
+        let place = Place {
+            core: &self.qp.core,
+            peer: self.peer,
+            path: SlotPath { local: *self.nic as u8, remote },
+            default: SlotPath { local: self.qp.id().0 as u8, remote: self.default_remote().unwrap_or(remote) },
+            port: *self.port,
+            since_us: 0,
+            app: self.app,
+        };
+        place.connect(now_us(), &QpModify::default(), connect);
+        connect.alternate.is_some()
+    }
+}
+
 /// Makes a fresh physical QP with these receives on the local NIC of a path.
 fn make(hands: &Hands<'_>, path: SlotPath, recvs: &Backlog) -> Result<(usize, Arc<dyn HoldingQp>, Opened)> {
     let (qp, core) = (hands.qp, &hands.qp.core);
@@ -286,9 +318,20 @@ pub(crate) fn gave_up(qp: &Qp, g: &mut Gate, status: WcStatus) -> Option<(Arc<Pe
     Some((g.link.as_ref()?.peer.clone(), path))
 }
 
-/// It has been found out whether a path to the peer lives.
-pub(crate) fn verdict(qp: &Qp, g: &mut Gate, path: SlotPath, verdict: Verdict) {
-    with(qp, g, |executor, hands| executor.verdict(hands, path, verdict));
+/// It has been found out whether a way to the peer lives. A lane that is not in use is nothing to the QP; and it leaves a dead one for another of its path,
+/// if it can.
+pub(crate) fn verdict(qp: &Qp, g: &mut Gate, clock_us: u64, way: Way, verdict: Verdict) {
+    let now = lanes::way(g);
+    let elsewhere =
+        now.is_some_and(|now| now.path == way.path && now.lane != way.lane) || now.is_none() && way.lane > 0;
+    let fails = g.link.as_ref().is_some_and(|link| link.executor.gave_up_with().is_some());
+    let leaves = verdict == Verdict::Dead && now == Some(way) && !fails && lanes::leave(qp, g, clock_us, way.lane);
+    match elsewhere || leaves || now.is_some_and(|now| now.path != way.path && way.lane > 0) {
+        true => beliefs_changed(qp, g),
+        false => {
+            with(qp, g, |executor, hands| executor.verdict(hands, way.path, verdict));
+        }
+    }
 }
 
 /// A control message for the QP has come.

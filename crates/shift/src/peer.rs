@@ -7,6 +7,7 @@ use crate::control::ControlAddr;
 use crate::core::{lock, Core};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use unbroken_directory::NicRecord;
 use unbroken_path::health::{HealthConfig, PeerHealth};
 use unbroken_path::{Belief, SlotPath};
 use unbroken_types::Gid;
@@ -17,10 +18,15 @@ use unbroken_verbs::RemoteKeys;
 pub(crate) struct PeerNic {
     /// Its name, for people.
     pub(crate) name: String,
-    /// Its address.
-    pub(crate) gid: Gid,
-    /// QPN of its control endpoint; 0 while there is none.
-    pub(crate) control_qpn: u32,
+    /// Its ports, and where they take control messages: QPN 0 while they do not. Port 1 is always there.
+    pub(crate) ports: Vec<ControlAddr>,
+}
+
+impl PeerNic {
+    /// Its address: that of port 1.
+    pub(crate) fn gid(&self) -> Gid {
+        self.ports[0].gid
+    }
 }
 
 /// A peer process.
@@ -46,14 +52,22 @@ impl Peer {
 
     /// The index of the NIC with that address.
     pub(crate) fn index_of(&self, gid: Gid) -> Option<u8> {
-        lock(&self.nics).iter().take(255).position(|n| n.gid == gid).map(|i| i as u8)
+        lock(&self.nics).iter().take(255).position(|n| n.gid() == gid).map(|i| i as u8)
     }
 
     /// Where NIC `i` takes control messages, if it does.
     pub(crate) fn control(&self, i: u8) -> Option<ControlAddr> {
-        let nics = lock(&self.nics);
-        let nic = nics.get(usize::from(i)).filter(|n| n.control_qpn != 0)?;
-        Some(ControlAddr { gid: nic.gid, qpn: nic.control_qpn })
+        self.port(i, 0).filter(|port| port.qpn != 0)
+    }
+
+    /// The port of NIC `i` on that lane.
+    pub(crate) fn port(&self, i: u8, lane: u8) -> Option<ControlAddr> {
+        lock(&self.nics).get(usize::from(i))?.ports.get(usize::from(lane)).copied()
+    }
+
+    /// How many ports NIC `i` has.
+    pub(crate) fn port_count(&self, i: u8) -> u8 {
+        lock(&self.nics).get(usize::from(i)).map_or(0, |nic| nic.ports.len() as u8)
     }
 
     /// What people call a path to it, `a/0-b/0`.
@@ -84,7 +98,7 @@ impl Peer {
     /// What is known of all endpoints is wrong from now on, until it is read again.
     #[cfg(test)]
     pub(crate) fn mistake_endpoints(&self, qpn: u32) {
-        lock(&self.nics).iter_mut().for_each(|n| n.control_qpn = qpn);
+        lock(&self.nics).iter_mut().for_each(|n| n.ports[0].qpn = qpn);
     }
 
     /// Reads the directory again. False where the process is no longer there: it has ended. (An unreadable directory says nothing.)
@@ -94,8 +108,12 @@ impl Peer {
         let mut nics: Vec<_> = record.nics.into_iter().take(255).collect();
         nics.sort_by_key(|n| n.index);
         nics.iter().for_each(|n| self.keys.opened(n.index as u8, n.key_set));
-        *lock(&self.nics) =
-            nics.into_iter().map(|n| PeerNic { name: n.name, gid: n.gid, control_qpn: n.control_qpn }).collect();
+        let ports = |n: &NicRecord| {
+            let first = ControlAddr { gid: n.gid, qpn: n.control_qpn };
+            let further = n.further_ports.iter().map(|p| ControlAddr { gid: p.gid, qpn: p.control_qpn });
+            std::iter::once(first).chain(further).collect()
+        };
+        *lock(&self.nics) = nics.iter().map(|n| PeerNic { name: n.name.clone(), ports: ports(n) }).collect();
         true
     }
 }

@@ -19,7 +19,8 @@ use crate::plain;
 use crate::worker::Job;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use unbroken_telemetry::What;
+use unbroken_path::Way;
+use unbroken_telemetry::{now_us, What};
 use unbroken_types::{Gid, PathAttr, PathMigState, QpCaps, QpState, QpType, Wc, WcStatus, PSN_MASK};
 use unbroken_verbs::{
     Backlog, Cq, Error, HoldingQp, PostError, QpEvent, QpInit, QpModify, QpSnapshot, RecvWr, Result, SendBatch, SendWr,
@@ -55,8 +56,12 @@ pub(crate) struct Gate {
     pub(crate) phys: Arc<dyn HoldingQp>,
     /// Index of its NIC.
     pub(crate) nic: usize,
-    /// The port of that NIC, from 1. A QP that has moved uses port 1.
+    /// The port of that NIC, from 1. A QP that has moved begins on port 1.
     pub(crate) port: u8,
+    /// Since when it uses that port, if it has migrated there.
+    pub(crate) on_lane_since_us: u64,
+    /// Where it was when its progress was looked at last.
+    pub(crate) looked_at: Option<Way>,
     /// All attributes that the application set, the latest of each.
     pub(crate) app: QpModify,
     /// Who the peer is and how to move; `None` while not connected or not protected.
@@ -75,6 +80,13 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
+    /// The physical QP uses that port now.
+    pub(crate) fn use_port(&mut self, port: Option<u8>) {
+        if let Some(port) = port.filter(|port| *port != self.port) {
+            (self.port, self.on_lane_since_us) = (port, now_us());
+        }
+    }
+
     /// The QP is in ERR, and stays there until the program resets it: it has failed for good, or the program has moved it there.
     fn ended(&self) -> bool {
         self.failed || self.app.rc.state == Some(QpState::Err)
@@ -103,7 +115,9 @@ impl Qp {
     pub(crate) fn create(core: &Arc<Core>, context: &Arc<Context>, r: &QpRequest) -> Result<Arc<Qp>> {
         check_owner()?;
         let nic = context.nic();
-        let protect = core.failover && core.nic_count() > 1 && r.qp_type != QpType::Uc && !r.plain && core.holds(nic);
+        // One NIC with several ports is enough for a QP that can go from one to another.
+        let elsewhere = core.nic_count() > 1 || r.qp_type == QpType::Rc && core.port_count(nic) > 1;
+        let protect = core.failover && elsewhere && r.qp_type != QpType::Uc && !r.plain && core.holds(nic);
         let protect = protect && (r.qp_type == QpType::Rc || core.watched() && core.moves_datagrams());
         // A UD QP that begins elsewhere shows the addresses of its default NIC from the first.
         let home = (protect && r.qp_type == QpType::Ud && core.device(nic).is_none()).then(|| core.gid_of(nic));
@@ -135,7 +149,7 @@ impl Qp {
             _ if r.plain => "it was made without protection",
             QpType::Uc => "UC QPs are not protected",
             _ if !core.holds(nic) => plain::NO_JOURNAL,
-            _ if core.nic_count() < 2 => "the host has one NIC only",
+            _ if !elsewhere => "the host has one NIC only",
             QpType::Rc => "not connected",
             QpType::Ud if datagram.is_some() => "",
             QpType::Ud if !core.moves_datagrams() => "UD QPs of devices with plain verbs are not protected",
@@ -153,6 +167,8 @@ impl Qp {
                 phys,
                 nic: at,
                 port: 1,
+                on_lane_since_us: 0,
+                looked_at: None,
                 app: QpModify::default(),
                 link: None,
                 datagram,
@@ -412,7 +428,7 @@ impl Qp {
         }
         physical.path = change.path.map(|path| self.path_from_here(&g, path));
         physical.port = change.port.filter(|_| g.nic == self.nic);
-        match g.phys.modify(&physical) {
+        match self.modify_physical(&g, change, physical.clone()) {
             Ok(()) => {
                 g.port = physical.port.unwrap_or(g.port);
                 merge(&mut g.app, change);
@@ -469,38 +485,6 @@ impl Qp {
         Ok(())
     }
 
-    /// Present attributes, as the application set them; the state is true, and RTS during a switch.
-    pub fn query(&self) -> QpSnapshot {
-        let g = self.gate();
-        let mut s = g.phys.query();
-        s.caps = self.init.caps;
-        let way = (s.attrs.path, s.attrs.port, s.attrs.rc.timeout);
-        merge(&mut s.attrs, &g.app);
-        if !self.init.hold_on_failure && way.0.is_some() {
-            // It may have migrated to its alternate path.
-            (s.attrs.path, s.attrs.port, s.attrs.rc.timeout) = way;
-        }
-        s.attrs.rc.state = Some(self.state_of(&g));
-        s
-    }
-
-    /// The present state.
-    pub fn state(&self) -> QpState {
-        self.state_of(&self.gate())
-    }
-
-    fn state_of(&self, g: &Gate) -> QpState {
-        if g.failed {
-            QpState::Err
-        } else if g.link.as_ref().is_some_and(|l| l.executor().switching()) {
-            g.app.rc.state.unwrap_or(QpState::Rts)
-        } else if g.datagram.as_ref().is_some_and(|d| d.parked()) {
-            datagram::state(g)
-        } else {
-            g.phys.state()
-        }
-    }
-
     /// An asynchronous event of the physical QP, which is one of the logical one if it is news.
     pub(crate) fn tell(&self, event: QpEvent) {
         let mut g = self.gate();
@@ -509,7 +493,12 @@ impl Qp {
             QpEvent::CommEstablished if g.link.as_ref().is_some_and(|l| l.executor().lqp().epoch() > 0) => return,
             // Later lives come to SQD, too.
             QpEvent::SqDrained => g.app.sqd_notify = None,
-            QpEvent::PathMigrated | QpEvent::PathMigrationFailed => self.log_migration(&g, event),
+            QpEvent::PathMigrated | QpEvent::PathMigrationFailed => {
+                self.log_migration(&g, event);
+                if self.init.hold_on_failure {
+                    return self.has_migrated(&mut g); // the program has not asked for it
+                }
+            }
             _ => {}
         }
         drop(g);

@@ -3,12 +3,15 @@
 //! It sleeps in one poll over the inbox, the control channel and the status socket, until the next deadline. Nothing that it does is
 //! needed while all paths work; it wakes some times a second then, to see that what is outstanding moves.
 
+mod paths;
+
 use crate::aliases::{self, Clerk};
 use crate::core::{Core, LogicalId};
 use crate::datagram;
 use crate::front::{event_type, AsyncElement};
 use crate::homing::Homing;
-use crate::inbound;
+use crate::inbound::{self, At};
+use crate::lanes;
 use crate::link;
 use crate::peer::Peer;
 use crate::qp::{Gate, Qp};
@@ -19,7 +22,7 @@ use std::sync::{Arc, Mutex};
 use unbroken_path::health::{Answer, Verdict};
 use unbroken_path::message::{Body, KeyName, Probe};
 use unbroken_path::silence::{judge, ASK_AFTER_US};
-use unbroken_path::{Belief, Endpoint, Message, Reason, SlotPath};
+use unbroken_path::{Belief, Endpoint, Message, Reason, SlotPath, Way};
 use unbroken_telemetry::{now_us, ProcessStatus, StatusServer, What};
 use unbroken_types::WcStatus;
 use unbroken_verbs::{DeviceEvent, EventFd, Result};
@@ -53,8 +56,10 @@ pub(crate) enum Job {
     Connect(LogicalId),
     /// A QP is to be looked at by that time.
     Watch(LogicalId, u64),
-    /// A probe was answered; the answer came in by that NIC.
-    ProbeAck(usize, Message),
+    /// A probe was answered; the answer came in by that port.
+    ProbeAck(At, Message),
+    /// A QP has migrated, or may be given another lane.
+    Lanes,
     /// A UD QP has moved: tell the others.
     Moved(LogicalId),
     /// UD QPs of others have moved.
@@ -125,6 +130,9 @@ struct Worker {
     status: Option<StatusServer>,
     clerk: Clerk,
     homing: Homing,
+    /// When QPs are looked at for their lanes, and the lanes that are not in use are asked, on the worker's own clock.
+    tend_at_us: u64,
+    ask_lanes_at_us: u64,
     /// When peers are asked again for keys that they have not told, on the worker's own clock.
     keys_at_us: u64,
 }
@@ -133,7 +141,7 @@ struct Worker {
 fn ask_for(core: &Core, peer: &Peer, path: SlotPath, wanted: &[(u8, u32)]) {
     let (Some(there), Some(to)) = (peer.nic(path.remote), peer.control(path.remote)) else { return };
     let of = |gid, incarnation| Endpoint { gid, qpn: 0, incarnation, connection: 0 };
-    let (from, at) = (of(core.gid_of(path.local.into()), core.incarnation), of(there.gid, peer.incarnation));
+    let (from, at) = (of(core.gid_of(path.local.into()), core.incarnation), of(there.gid(), peer.incarnation));
     for (nic, rkey) in wanted {
         let body = Body::AskKey(KeyName { nic: *nic, rkey: *rkey });
         core.send_control(path.local.into(), to, &Message { from, to: at, body });
@@ -167,6 +175,8 @@ pub(crate) fn spawn(core: &Arc<Core>) -> std::io::Result<()> {
         status,
         clerk: Clerk::default(),
         homing: Homing::new(core),
+        tend_at_us: 0,
+        ask_lanes_at_us: 0,
         keys_at_us: 0,
     };
     let core = core.clone();
@@ -221,7 +231,8 @@ impl Worker {
         let lost_us = self.lost_us;
         let health = self.core.peers.all().iter().filter_map(|p| p.health().poll_timeout()).min();
         let homing = self.homing.deadline_us(&self.core);
-        let own = health.into_iter().chain([self.look_at_us, homing]).map(|at| at.saturating_add(lost_us));
+        let tend = if self.core.several_ports() { self.tend_at_us } else { u64::MAX };
+        let own = health.into_iter().chain([self.look_at_us, homing, tend]).map(|at| at.saturating_add(lost_us));
         let connecting = self.connecting.iter().map(|c| c.at_us);
         let watched = self.watched.values().copied();
         let clerk = [self.clerk.deadline_us(&self.core)];
@@ -244,6 +255,7 @@ impl Worker {
         }
         self.ask_keys(clock_us);
         self.homing.work(&self.core, clock_us);
+        self.tend_lanes(clock_us);
         self.ask_paths();
         self.retry_connecting(now_us());
         self.serve_status();
@@ -252,13 +264,17 @@ impl Worker {
     fn job(&mut self, job: Job) {
         match job {
             Job::Device(nic, event) => self.device_event(nic, event),
-            Job::Connect(id) => self.connecting.push(Connecting { id, at_us: 0, tries: 0 }),
+            Job::Connect(id) => {
+                self.connecting.push(Connecting { id, at_us: 0, tries: 0 });
+                self.tend_at_us = 0;
+            }
             Job::Watch(id, at_us) => {
                 if self.watched.insert(id, at_us).is_none() {
                     self.young_until_us = now_us() + YOUNG_US;
                 }
             }
-            Job::ProbeAck(nic, message) => self.probe_answered(nic, &message),
+            Job::ProbeAck(at, message) => self.probe_answered(at, &message),
+            Job::Lanes => self.tend_at_us = 0,
             Job::Moved(id) => self.clerk.moved(id),
             Job::ReadAliases => self.clerk.want(),
             Job::TellMoved => aliases::tell_all(&self.core),
@@ -280,9 +296,7 @@ impl Worker {
             }
             DeviceEvent::PortDown(port) => {
                 core.emit(What::PortDown { nic: port_name(&core, nic, port) });
-                if port == 1 {
-                    self.set_nic(nic, false);
-                }
+                self.set_port(nic, port, false);
                 self.suspect_all(nic, Some(port), Reason::PortDown);
                 self.tell_application(nic, event_type::PORT_ERR, AsyncElement::Port(port));
             }
@@ -314,10 +328,10 @@ impl Worker {
         } else if status == WcStatus::FatalErr {
             link::suspect(&qp, &mut g, Reason::DeviceFatal);
         } else if let Some((peer, path)) = link::gave_up(&qp, &mut g, status) {
-            let clock_us = self.clock_us();
-            let answer = peer.health().ask(clock_us, path, clock_us);
+            let (clock_us, way) = (self.clock_us(), Way { path, lane: lanes::lane_of(g.port) });
+            let answer = peer.health().ask(clock_us, way, clock_us);
             if answer == Answer::Dead {
-                link::verdict(&qp, &mut g, path, Verdict::Dead);
+                link::verdict(&qp, &mut g, clock_us, way, Verdict::Dead);
             }
         }
     }
@@ -330,15 +344,26 @@ impl Worker {
         }
     }
 
+    /// One of its ports does, or does not.
+    fn set_port(&mut self, nic: usize, port: u8, works: bool) {
+        let clock_us = self.clock_us();
+        for peer in self.core.peers.all() {
+            peer.health().set_port(clock_us, nic as u8, lanes::lane_of(port), works);
+        }
+        self.tend_at_us = 0;
+    }
+
     /// Every QP on that NIC, or on one port of it, must leave it; the others must not choose it.
     fn suspect_all(&mut self, nic: usize, port: Option<u8>, reason: Reason) {
-        let core = self.core.clone();
+        let (core, clock_us) = (self.core.clone(), self.clock_us());
         let _batch = core.batch();
         for qp in self.core.all_qps() {
             let mut g = qp.gate();
             if g.link.is_some() {
                 link::beliefs_changed(&qp, &mut g);
-                if g.nic == nic && port.is_none_or(|port| port == g.port) {
+                let on_it = g.nic == nic && port.is_none_or(|port| port == g.port);
+                let leaves = |port| lanes::leave(&qp, &mut g, clock_us, lanes::lane_of(port));
+                if on_it && !port.is_some_and(leaves) {
                     link::suspect(&qp, &mut g, reason);
                 }
             } else if g.nic == nic && port.is_none_or(|port| port == g.port) {
@@ -374,8 +399,10 @@ impl Worker {
         }
         if core.failover {
             core.publish_process();
-            if port == 1 {
-                self.set_nic(nic, true);
+            self.set_port(nic, port, true);
+            // A NIC that was dead is back with all its ports that have a link.
+            for lane in (0..core.port_count(nic)).filter(|lane| lanes::port_works(&core, nic, *lane)) {
+                self.set_port(nic, lane + 1, true);
             }
             for qp in core.all_qps() {
                 let mut g = qp.gate();
@@ -402,105 +429,7 @@ impl Worker {
         }
     }
 
-    // --- whether paths live --------------------------------------------------------------------------------------------------
-
-    fn probe_answered(&mut self, nic: usize, message: &Message) {
-        let Body::ProbeAck(probe) = message.body else { return };
-        if message.to.incarnation != self.core.incarnation {
-            return;
-        }
-        let Some(peer) = self.core.peers.known(message.from.incarnation) else { return };
-        let Some(remote) = peer.index_of(message.from.gid) else { return };
-        let path = SlotPath { local: nic as u8, remote };
-        peer.health().handle_answer(self.clock_us(), path, probe.sequence);
-        self.spread_verdicts(&peer);
-    }
-
-    /// Looks at the progress of all QPs with sends outstanding: what moves shows that its path lives, and what does not asks its path.
-    fn look(&mut self, clock_us: u64) {
-        let core = self.core.clone();
-        let mut silent = Vec::new();
-        let mut carried: HashMap<(u64, SlotPath), Arc<Peer>> = HashMap::new();
-        for id in core.take_busy() {
-            let Some(qp) = core.qp(id) else { continue };
-            let mut g = qp.gate();
-            let progress = g.phys.progress();
-            // Between two paths it is not the physical QP that has what is outstanding.
-            let switching = g.link.as_ref().is_some_and(|l| l.executor().switching());
-            match progress.outstanding_sends == 0 && !switching {
-                true => qp.set_idle(&g),
-                false => core.add_busy(id),
-            }
-            let Some((peer, path, look)) = link::look(&mut g, clock_us, &progress) else { continue };
-            drop(g);
-            if look.moved {
-                carried.entry((peer.incarnation, path)).or_insert(peer);
-            } else if let Some(since_us) = look.silent_since_us.filter(|at| at + ASK_AFTER_US <= clock_us) {
-                silent.push((qp, peer, path, since_us, progress.waiting_rnr));
-            }
-        }
-        for ((_, path), peer) in &carried {
-            peer.health().carried(clock_us, *path);
-        }
-        carried.into_values().for_each(|peer| self.spread_verdicts(&peer));
-        for (qp, peer, path, since_us, waits_for_receive) in silent {
-            let answer = peer.health().ask(clock_us, path, since_us);
-            let Some(reason) = judge(clock_us, since_us, answer, waits_for_receive) else { continue };
-            let mut g = qp.gate();
-            if g.link.as_ref().and_then(|l| l.executor().active_path()) == Some(path) {
-                link::suspect(&qp, &mut g, reason);
-            }
-        }
-    }
-
-    /// Sends the probes that are due, and gives the verdicts that are.
-    fn ask_paths(&mut self) {
-        let core = self.core.clone();
-        for peer in core.peers.all() {
-            let due = peer.health().poll_timeout().is_some_and(|at| at <= self.clock_us());
-            if due {
-                // An answer may be there that nobody has had the time to fetch, or that waits behind others; or something has moved.
-                core.drain_nics();
-                self.receive();
-                let clock_us = self.clock_us();
-                self.look(clock_us);
-                peer.health().handle_timeout(clock_us);
-            }
-            self.send_probes(&peer);
-            self.spread_verdicts(&peer);
-        }
-    }
-
-    fn send_probes(&mut self, peer: &Arc<Peer>) {
-        let (core, mut refreshed) = (self.core.clone(), false);
-        loop {
-            let clock_us = self.clock_us();
-            let Some((path, sequence)) = peer.health().poll_probe(clock_us) else { return };
-            // A NIC that died and was healed has a new endpoint; a process that was killed has none any more.
-            if !std::mem::replace(&mut refreshed, true) && !peer.refresh(&core) {
-                return self.peer_gone(peer);
-            }
-            let (Some(nic), Some(to)) = (peer.nic(path.remote), peer.control(path.remote)) else { continue };
-            let local = usize::from(path.local);
-            let of = |gid, incarnation| Endpoint { gid, qpn: 0, incarnation, connection: 0 };
-            let message = Message {
-                from: of(core.gid_of(local), core.incarnation),
-                to: of(nic.gid, peer.incarnation),
-                body: Body::Probe(Probe { sequence, sent_us: clock_us }),
-            };
-            core.send_control(local, to, &message);
-        }
-    }
-
-    /// Tells the QPs what has been found out of their paths.
-    fn spread_verdicts(&mut self, peer: &Arc<Peer>) {
-        let core = self.core.clone();
-        let _batch = core.batch();
-        loop {
-            let Some((path, verdict)) = peer.health().poll_verdict() else { return };
-            self.qps_of(peer, |qp, g| link::verdict(qp, g, path, verdict));
-        }
-    }
+    // --- keys of peers -----------------------------------------------------------------------------------------------------
 
     /// Asks peers by which keys their memory is known on other NICs, where QPs wait for that; again while an answer is missing.
     fn ask_keys(&mut self, clock_us: u64) {
@@ -572,6 +501,9 @@ impl Worker {
             let mut g = qp.gate();
             let Some(peer) = g.link.as_ref().map(|l| l.peer().clone()) else { return false };
             peer.refresh(&core);
+            if let Some(link) = &g.link {
+                lanes::know(&core, &peer, link.executor().lqp().slots(), now);
+            }
             link::beliefs_changed(&qp, &mut g);
             c.tries += 1;
             c.at_us = now + CONNECT_RETRY_US * u64::from(c.tries.min(20));

@@ -337,7 +337,7 @@ impl World {
         if self.health[host].poll_timeout().is_some_and(|at| at <= self.now_us) {
             self.health[host].handle_timeout(self.now_us);
         }
-        while let Some((path, sequence)) = self.health[host].poll_probe(self.now_us) {
+        while let Some((way, sequence)) = self.health[host].poll_probe(self.now_us) {
             if self.knows_peer_ended(host) {
                 for qp in 0..self.ends[host].len() {
                     self.with(host, qp, |executor, hands| executor.peer_gone(hands));
@@ -345,7 +345,7 @@ impl World {
             }
             let body = Body::Probe(Probe { sequence, sent_us: self.now_us });
             let message = Message { from: endpoint(host, 0), to: endpoint(1 - host, 0), body };
-            self.send_control(host, path, &message);
+            self.send_control(host, way.path, &message);
         }
         let at = self.health[host].poll_timeout().unwrap_or(u64::MAX);
         if at < self.health_at_us[host] {
@@ -353,8 +353,8 @@ impl World {
             self.push(at.max(self.now_us + 1), Event::Health { host });
         }
         let mut said = false;
-        while let Some((path, verdict)) = self.health[host].poll_verdict() {
-            self.verdict(host, path, verdict);
+        while let Some((way, verdict)) = self.health[host].poll_verdict() {
+            self.verdict(host, way.path, verdict);
             said = true;
         }
         if said {

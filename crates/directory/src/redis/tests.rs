@@ -22,8 +22,14 @@ fn gid(n: u8) -> Gid {
 }
 
 fn record(control_qpn: u32) -> ProcessRecord {
-    let nic =
-        |index: u32| NicRecord { index, gid: gid(index as u8), control_qpn, key_set: 1, name: format!("a/{index}") };
+    let nic = |index: u32| NicRecord {
+        index,
+        gid: gid(index as u8),
+        control_qpn,
+        key_set: 1,
+        name: format!("a/{index}"),
+        further_ports: vec![],
+    };
     ProcessRecord { pid: 7, nics: (0..2).map(nic).collect() }
 }
 

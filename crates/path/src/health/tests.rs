@@ -1,6 +1,7 @@
 //! Paths that answer, late, now and then or never, in steps of a millisecond.
 
 use super::*;
+use crate::slots::SlotPath;
 
 const fn path(local: u8, remote: u8) -> SlotPath {
     SlotPath { local, remote }
@@ -28,10 +29,10 @@ fn run(
         if h.poll_timeout().is_some_and(|at| at <= now_us) {
             h.handle_timeout(now_us);
         }
-        while let Some((path, sequence)) = h.poll_probe(now_us) {
+        while let Some((Way { path, .. }, sequence)) = h.poll_probe(now_us) {
             flying.extend(answers(ms, path).map(|takes| (ms + takes, path, sequence)));
         }
-        said.extend(std::iter::from_fn(|| h.poll_verdict()).map(|(path, verdict)| (ms, path, verdict)));
+        said.extend(std::iter::from_fn(|| h.poll_verdict()).map(|(way, verdict)| (ms, way.path, verdict)));
     }
     said
 }
@@ -97,7 +98,7 @@ fn a_round_trip_of_any_qp_answers_the_question() {
     let mut h = two_paths();
     h.ask(0, A, 0);
     h.carried(30_000, A);
-    assert_eq!(h.poll_verdict(), Some((A, Verdict::Alive)));
+    assert_eq!(h.poll_verdict(), Some((A.into(), Verdict::Alive)));
     assert_eq!(h.ask(31_000, A, 5_000), Answer::Alive, "a sign of life that is younger than the silence");
     assert_eq!(h.ask(31_000, A, 30_500), Answer::Asked);
 }
@@ -139,11 +140,11 @@ fn a_path_that_is_slower_than_its_witness_lives() {
 fn a_witness_that_was_probed_first_is_none() {
     let mut h = two_paths();
     h.ask(0, B, 0);
-    let (path, early) = h.poll_probe(0).unwrap();
-    assert_eq!(path, B);
+    let (way, early) = h.poll_probe(0).unwrap();
+    assert_eq!(way, B.into());
     h.ask(0, A, 0);
     h.handle_answer(1_000, B, early);
-    assert_eq!(h.poll_verdict(), Some((B, Verdict::Alive)));
+    assert_eq!(h.poll_verdict(), Some((B.into(), Verdict::Alive)));
     let said = run(&mut h, 1, 400, |ms, p| Some(if p == A { 340 - ms.min(330) } else { 339 - ms.min(330) }));
     assert!(matches!(said[..], [(_, A, Verdict::Alive)]), "{said:?}");
 }
@@ -198,7 +199,7 @@ fn witnesses_take_turns_and_are_few() {
         if h.poll_timeout().is_some_and(|at| at <= now_us) {
             h.handle_timeout(now_us);
         }
-        let sent: Vec<_> = std::iter::from_fn(|| h.poll_probe(now_us)).map(|(p, _)| p).collect();
+        let sent: Vec<_> = std::iter::from_fn(|| h.poll_probe(now_us)).map(|(way, _)| way.path).collect();
         assert!(sent.len() <= MAX_WITNESSES + 1);
         probed.extend(sent);
     }
@@ -209,11 +210,48 @@ fn witnesses_take_turns_and_are_few() {
 fn old_answers_and_strange_numbers_say_nothing() {
     let mut h = two_paths();
     h.ask(0, A, 0);
-    let (_, first) = std::iter::from_fn(|| h.poll_probe(0)).find(|(p, _)| *p == A).unwrap();
+    let (_, first) = std::iter::from_fn(|| h.poll_probe(0)).find(|(way, _)| way.path == A).unwrap();
     h.handle_answer(1_000, A, first);
-    assert_eq!(h.poll_verdict(), Some((A, Verdict::Alive)));
+    assert_eq!(h.poll_verdict(), Some((A.into(), Verdict::Alive)));
     h.ask(200_000, A, 199_000);
     h.handle_answer(201_000, A, first);
     h.handle_answer(201_000, A, first.wrapping_add(7));
     assert_eq!(h.poll_verdict(), None, "a late answer to an older question");
+}
+
+/// The lanes of a pair of NICs live and die by themselves, and each is a witness for the other.
+#[test]
+fn a_lane_that_is_dead_says_nothing_of_the_others() {
+    let mut h = PeerHealth::new(HealthConfig::default());
+    let lane = |lane| Way { path: A, lane };
+    (0..2).for_each(|i| h.add(lane(i)));
+    h.ask(0, lane(0), 0);
+    let mut now_us = 0;
+    while !h.is_dead(lane(0)) {
+        now_us += 1_000;
+        assert!(now_us < 200_000, "the dead lane is found");
+        h.handle_timeout(now_us);
+        while let Some((way, sequence)) = h.poll_probe(now_us) {
+            if way.lane == 1 {
+                h.handle_answer(now_us, way, sequence);
+            }
+        }
+    }
+    assert_eq!(h.poll_verdict(), Some((lane(0), Verdict::Dead)));
+    assert!(h.may_carry(lane(1)) && !h.may_carry(lane(0)));
+    assert!(h.has_failed(lane(0)) && !h.has_failed(lane(1)));
+}
+
+#[test]
+fn a_port_that_is_down_takes_its_lane_along_and_no_other() {
+    let mut h = PeerHealth::new(HealthConfig::default());
+    let way = |path, lane| Way { path, lane };
+    [way(A, 0), way(A, 1), way(B, 0), way(B, 1)].into_iter().for_each(|way| h.add(way));
+    h.set_port(0, A.local, 1, false);
+    assert!(h.may_carry(A) && !h.may_carry(way(A, 1)) && h.may_carry(way(B, 1)));
+    h.set_nic(1, A.local, false);
+    assert!(!h.may_carry(A) && h.may_carry(B));
+    h.set_port(2, A.local, 0, true);
+    assert!(h.may_carry(A) && !h.may_carry(way(A, 1)), "the other port is still down");
+    assert!(!h.may_carry(way(path(5, 5), 0)), "nobody knows of it");
 }

@@ -294,6 +294,10 @@ impl LogicalQp {
             self.counters.stale_suspicions += 1;
             return;
         }
+        if self.distinct.count_ones() < 2 && matches!(reason, Reason::PortDown | Reason::Stall) {
+            // There is nowhere to go: its transport waits longer than we would, and the path may come back in time.
+            return;
+        }
         match self.state {
             State::Active | State::Fencing | State::Waiting | State::Checking | State::Connected => {
                 self.leave(now_us, reason)

@@ -113,31 +113,45 @@ impl Core {
 
     /// Forgets a dead device.
     pub(crate) fn drop_device(&self, i: usize) {
-        let endpoint = {
+        let endpoints = {
             let mut slot = lock(&self.slots[i]);
             if slot.device.as_ref().is_some_and(|d| d.alive()) {
                 return; // healed and opened again already
             }
             slot.device = None;
-            slot.endpoint.take()
+            std::mem::take(&mut slot.endpoints)
         };
-        if let Some(e) = endpoint {
-            e.close();
-        }
+        endpoints.iter().for_each(|endpoint| endpoint.close());
     }
 
     /// The control endpoint of NIC `i`, if it is open.
     pub(crate) fn endpoint(&self, i: usize) -> Option<Arc<Endpoint>> {
-        lock(self.slots.get(i)?).endpoint.clone()
+        self.endpoint_on(i, 0)
     }
 
-    /// Opens NIC `i` with its control endpoint, unless that is done. One whose QPs cannot be moved has no use for it.
+    /// The control endpoint on that lane.
+    pub(crate) fn endpoint_on(&self, i: usize, lane: u8) -> Option<Arc<Endpoint>> {
+        lock(self.slots.get(i)?).endpoints.get(usize::from(lane)).cloned()
+    }
+
+    /// Opens NIC `i` with its control endpoints, unless that is done. One whose QPs cannot be moved has no use for it.
     pub(crate) fn open_endpoint(&self, i: usize) -> Result<()> {
         let device = self.device_or_open(i)?;
         let mut slot = lock(&self.slots[i]);
-        if slot.endpoint.is_none() && self.holds(i) {
-            slot.endpoint = Some(Arc::new(Endpoint::open(&device, self.control_pd, &self.channel)?));
+        if !slot.endpoints.is_empty() || !self.holds(i) {
+            return Ok(());
         }
+        let mut endpoints = Vec::new();
+        for port in 1..=self.port_count(i) {
+            match Endpoint::open(&device, port, self.control_pd, &self.channel) {
+                Ok(endpoint) => endpoints.push(Arc::new(endpoint)),
+                Err(e) => {
+                    endpoints.iter().for_each(|endpoint| endpoint.close());
+                    return Err(e);
+                }
+            }
+        }
+        slot.endpoints = endpoints;
         Ok(())
     }
 }

@@ -1,9 +1,10 @@
 //! How a QP comes to its physical one: it is connected, begins elsewhere where its NIC is dead, is reset; and what is shown of it.
 
 use super::*;
-use crate::worker::port_name;
+use crate::lanes::Place;
+use crate::worker::{port_name, Job};
 use unbroken_path::Endpoint;
-use unbroken_telemetry::QpStatus;
+use unbroken_telemetry::{now_us, QpStatus};
 use unbroken_verbs::RcModify;
 
 impl Qp {
@@ -132,6 +133,48 @@ impl Qp {
         }
     }
 
+    /// Changes the physical QP. Where that connects it, it is given another lane with it, if there is one that it takes.
+    pub(super) fn modify_physical(&self, g: &Gate, change: &QpModify, physical: QpModify) -> Result<()> {
+        if self.init.hold_on_failure && self.init.qp_type == QpType::Rc {
+            let mut with_lane = physical.clone();
+            // The program's word is of a path that it has loaded itself.
+            with_lane.rc.migration = None;
+            self.load_lane(g, change, &mut with_lane);
+            if with_lane.alternate.is_some() && g.phys.modify(&with_lane).is_ok() {
+                return Ok(());
+            }
+            return g.phys.modify(&QpModify { rc: RcModify { migration: None, ..physical.rc }, ..physical });
+        }
+        g.phys.modify(&physical)
+    }
+
+    /// Adds another lane to a change that connects the physical QP, if there is one.
+    pub(super) fn load_lane(&self, g: &Gate, change: &QpModify, physical: &mut QpModify) {
+        let Some(link) = g.link.as_ref().filter(|_| self.core.port_count(g.nic) > 1) else { return };
+        let connects = match change.rc.state {
+            Some(QpState::Rtr) => true,
+            Some(QpState::Rts) => g.phys.state() == QpState::Rtr,
+            _ => false,
+        };
+        let (Some(path), Some(default), true) =
+            (link.executor().active_path(), link.executor().lqp().slots().get(0), connects)
+        else {
+            return;
+        };
+        let mut app = g.app.clone();
+        merge(&mut app, change);
+        let port = physical.port.unwrap_or(g.port);
+        let place = Place { core: &self.core, peer: link.peer(), path, default, port, since_us: 0, app: &app };
+        place.connect(now_us(), &g.phys.query().attrs, physical);
+    }
+
+    /// The physical QP has migrated, or could not.
+    pub(super) fn has_migrated(&self, g: &mut Gate) {
+        g.use_port(g.phys.query().attrs.port);
+        self.core.note_away();
+        self.core.inbox.put(Job::Lanes);
+    }
+
     /// Writes down where the physical QP has migrated, or could not.
     pub(super) fn log_migration(&self, g: &Gate, event: QpEvent) {
         let attrs = g.phys.query().attrs;
@@ -145,6 +188,42 @@ impl Qp {
                 What::PathMigrationFailed { host, qp, from: primary, to }
             }
         });
+    }
+
+    /// Present attributes, as the application set them; the state is true, and RTS during a switch.
+    pub fn query(&self) -> QpSnapshot {
+        let g = self.gate();
+        let mut s = g.phys.query();
+        s.caps = self.init.caps;
+        let way = (s.attrs.path, s.attrs.port, s.attrs.rc.timeout);
+        merge(&mut s.attrs, &g.app);
+        if self.init.hold_on_failure {
+            // What failover does with it is not the program's.
+            (s.attrs.alternate, s.attrs.rc.alternate, s.attrs.rc.migration) =
+                (None, None, Some(PathMigState::Migrated));
+        } else if way.0.is_some() {
+            // It may have migrated to its alternate path.
+            (s.attrs.path, s.attrs.port, s.attrs.rc.timeout) = way;
+        }
+        s.attrs.rc.state = Some(self.state_of(&g));
+        s
+    }
+
+    /// The present state.
+    pub fn state(&self) -> QpState {
+        self.state_of(&self.gate())
+    }
+
+    pub(super) fn state_of(&self, g: &Gate) -> QpState {
+        if g.failed {
+            QpState::Err
+        } else if g.link.as_ref().is_some_and(|l| l.executor().switching()) {
+            g.app.rc.state.unwrap_or(QpState::Rts)
+        } else if g.datagram.as_ref().is_some_and(|d| d.parked()) {
+            datagram::state(g)
+        } else {
+            g.phys.state()
+        }
     }
 
     /// What `unbroken status` shows.
@@ -167,17 +246,19 @@ impl Qp {
         };
         let changed_keys = g.link.is_some() && g.phys.progress().keys_changed;
         let bound = changed_keys.then_some("it uses memory windows, which a switch would lose");
-        let protected = g.link.as_ref().is_some_and(|l| l.executor().ready()) && !g.failed && bound.is_none();
+        let lanes = g.link.is_none() || self.core.port_count(g.nic) > 1;
+        let attrs = if lanes { g.phys.query().attrs } else { QpModify::default() };
+        let armed = attrs.rc.migration == Some(PathMigState::Armed);
+        let protected = g.link.as_ref().is_some_and(|l| l.executor().ready() || armed) && !g.failed && bound.is_none();
         let why = if protected {
             ""
         } else if let Some(why) = bound {
             why
         } else if g.link.is_some() {
-            "the peer's other NICs are not known yet"
+            "no other NIC or port of the peer is known yet"
         } else {
             g.why_not
         };
-        let attrs = if g.link.is_none() { g.phys.query().attrs } else { QpModify::default() };
         let alternate = attrs.alternate.map(|p| format!("{}-{}", port_name(&self.core, g.nic, p.port), p.dest_gid));
         let primary = match attrs.path {
             Some(p) => format!("{}-{}", port_name(&self.core, g.nic, attrs.port.unwrap_or(1)), p.dest_gid),
