@@ -22,6 +22,8 @@ SECONDS = 5
 STREAM_BYTES, SILENCE_BYTES = 20_000_000, 1_000_000
 WATCH_S = 0.5
 GAP_STEP_S = 0.02
+# Of a port, slow enough for both to be filled.
+RATE_MBIT = 400
 # By event; by silence it is what it takes to find a path dead.
 TOLD_MS, SILENT_MS = 50, 400
 # Faults of one lane, at both ends, and how soon they are noticed.
@@ -168,6 +170,34 @@ def off(logs):
             end.expect_success(30)
 
 
+def spread(logs):
+    """UNBROKEN_APM=spread: queue pairs take turns over both ports, by migration, and have the rate of both; with one port dark all are on the other, and come back."""
+    with Fabric(logs, *PORTS) as fabric:
+        fabric.env["UNBROKEN_APM"] = "spread"
+        for port in (1, 2):
+            fabric.fault(f"rate a/0/{port} {RATE_MBIT}Mbit")
+        server, client = fabric.pair("ib_write_bw", ["-F", "-s", 16384, "-q", 8, "-D", 8])
+        wait_until(lambda: len(fabric.events("path-migrated")) >= 8, 10, "half of the queue pairs migrate")
+
+        def shares(seconds=1.0):
+            sent = moved(fabric, seconds)
+            return [sent[port] * 8e-6 / seconds / RATE_MBIT for port in ("a/0", "a/0/2")]
+
+        both = shares()
+        if min(both) < 0.7:
+            raise Failure(f"the ports carry {both} of their rates")
+        fabric.fault("nic a/0/1 down")
+        wait_until(lambda: shares(0.2)[0] < 0.05, 5, "port 1 carries nothing")
+        one = shares(0.5)
+        fabric.clear("nic a/0/1 down")
+        wait_until(lambda: min(shares(0.3)) > 0.7, 5, "both carry again")
+        for end in (client, server):
+            end.expect_success(30)
+        if any(s["kind"] != "planned" for s in fabric.events("switch")):
+            raise Failure(f"a switch, where migrations are enough: {fabric.events('switch')[0]}")
+        return f"{both[0]:.0%} and {both[1]:.0%} of {RATE_MBIT} Mbit/s a port; with port 1 dark {one[1]:.0%} of one"
+
+
 def storm(logs, seed: int, rounds: int):
     """Ports, cables, switches and NICs fail at random, up to three at once, and every message is verified."""
     rng = random.Random(seed)
@@ -241,6 +271,7 @@ def main() -> int:
     suite.case("one NIC", one_nic, "ib_send_bw" if plain else "ib_write_bw")
     suite.case("one NIC, both ports dark for a second", one_nic_dark)
     suite.case("switched off", off)
+    suite.case("spread over both ports", spread)
     for fault in ("flap a/0/1 down=50ms up=50ms", "flap cable b/0/1 down=200ms up=200ms"):
         suite.case(fault, flapping, fault)
     for seed in range(options.storms):

@@ -74,6 +74,8 @@ pub struct Core {
     pub(crate) goes_home: bool,
     /// How many ports of each NIC QPs may use: all, where they go from one to another by themselves ([`crate::lanes`]; `UNBROKEN_APM=0`: they do not).
     ports: Vec<u8>,
+    /// Whether QPs are spread over the lanes of their paths (`UNBROKEN_APM=spread`).
+    pub(crate) spreads: bool,
     /// A QP may be away from that path.
     away: AtomicBool,
     /// Whether troubles are told on stderr (`UNBROKEN_LOG`).
@@ -136,7 +138,8 @@ impl Core {
             rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty())
                 .map_err(|e| Error::os("getrandom", &e.into()))?;
         }
-        let migrates = failover && std::env::var("UNBROKEN_APM").map_or(true, |v| v != "0");
+        let (migrates, spreads) = apm_from_env()?;
+        let migrates = migrates && failover;
         let control_pd = nics.memory(0).alloc_pd()?;
         let inbox = Arc::new(Inbox::new()?);
         let directory = match failover {
@@ -149,6 +152,7 @@ impl Core {
             show_events: std::env::var("UNBROKEN_SHOW_EVENTS").is_ok_and(|v| v == "1"),
             goes_home: std::env::var("UNBROKEN_FAILBACK").map_or(true, |v| v != "0"),
             ports: (0..nics.count()).map(|i| if migrates { port_count(&nics.attr(i)) } else { 1 }).collect(),
+            spreads,
             away: AtomicBool::new(false),
             talks: std::env::var_os("UNBROKEN_LOG").is_some_and(|v| !v.is_empty() && v != "0"),
             incarnation: u64::from_ne_bytes(seed) | 1,
@@ -516,6 +520,18 @@ impl Core {
 
 fn port_count(attr: &DeviceAttr) -> u8 {
     attr.phys_port_cnt.clamp(1, MAX_PORTS as u8)
+}
+
+/// Whether QPs go to other ports, and whether they are spread over them.
+fn apm_from_env() -> Result<(bool, bool)> {
+    match std::env::var("UNBROKEN_APM").as_deref() {
+        Err(_) | Ok("" | "1") => Ok((true, false)),
+        Ok("0") => Ok((false, false)),
+        Ok("spread") => Ok((true, true)),
+        Ok(text) => {
+            Err(Error::invalid(format!("UNBROKEN_APM={text}: give 0 (off), 1 (on) or spread (over all ports)")))
+        }
+    }
 }
 
 fn timeout_from_env() -> Result<u8> {

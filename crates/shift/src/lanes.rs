@@ -5,6 +5,9 @@
 //! lanes that are not in use whether they live. Where the lane in use is dead, by an event of its port or by what probes say, the QP is
 //! asked to migrate; if it cannot, it leaves the path, as where there is one lane.
 //!
+//! Where a QP belongs, its *home*, is the lane that the program has connected; or, where QPs are to be spread, one by the number of the end with the lower
+//! address, so that both ends know it, and QPs that are made one after the other take turns.
+//!
 //! The program sees nothing of it: it has not asked for an alternate path.
 //!
 //! An end that the program leaves in RTR is loaded when it is connected, and after a migration not again: verbs allow that in RTS only. Such a QP goes back by a
@@ -30,6 +33,8 @@ const IGNORANT_US: u64 = 60_000_000;
 /// Where a QP is, and what its program wants.
 pub(crate) struct Place<'a> {
     pub(crate) core: &'a Core,
+    /// Its number, as the program knows it.
+    pub(crate) qpn: u32,
     pub(crate) peer: &'a Peer,
     /// The path that it is on.
     pub(crate) path: SlotPath,
@@ -52,7 +57,7 @@ impl Place<'_> {
     fn count(&self) -> u8 {
         let count = self.core.port_count(self.path.local.into()).min(self.peer.port_count(self.path.remote));
         let dest = self.app.path.map(|path| path.dest_gid);
-        let straight = self.peer.port(self.path.remote, self.home()).map(|port| port.gid) == dest;
+        let straight = self.peer.port(self.path.remote, self.connected()).map(|port| port.gid) == dest;
         if self.path == self.default && !straight {
             1
         } else {
@@ -61,11 +66,21 @@ impl Place<'_> {
     }
 
     /// The lane that the program has connected; on other paths the first.
-    fn home(&self) -> u8 {
+    fn connected(&self) -> u8 {
         match self.app.port {
             Some(port) if self.path == self.default => lane_of(port),
             _ => 0,
         }
+    }
+
+    /// The lane where the QP belongs.
+    fn home(&self) -> u8 {
+        let (Some(there), Some(dest_qpn), true) = (self.app.path, self.app.rc.dest_qpn, self.core.spreads) else {
+            return self.connected();
+        };
+        let own = (self.core.gid_of(self.default.local.into()), self.qpn);
+        let lower = own.min((self.core.first_port(there.dest_gid), dest_qpn));
+        (lower.1 % u32::from(self.count().max(1))) as u8
     }
 
     fn timeout(&self) -> u8 {
@@ -138,18 +153,14 @@ pub(crate) fn port_works(core: &Core, nic: usize, lane: u8) -> bool {
     state(lane + 1) == Some(PortState::Active)
 }
 
-/// Whether a QP is on another lane than the program's, so that it may want to go back.
-pub(crate) fn is_away(g: &Gate) -> bool {
-    let at_home = way(g).zip(g.link.as_ref().and_then(|l| l.executor().lqp().slots().get(0)));
-    at_home.is_some_and(|(now, default)| {
-        let home = if now.path == default { lane_of(g.app.port.unwrap_or(1)) } else { 0 };
-        now.lane != home
-    })
+/// Whether a QP is on another lane than its own, so that it may want to go back.
+pub(crate) fn is_away(qp: &Qp, g: &mut Gate) -> bool {
+    with(qp, g, |place, _| place.home() != lane_of(place.port)) == Some(true)
 }
 
 /// Whether a QP could go back to the program's lane, but cannot be ARMED, or its peer cannot: so a migration will not take it there.
 pub(crate) fn is_stranded(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
-    if !is_away(g) {
+    if !is_away(qp, g) {
         return false;
     }
     let may = with(qp, g, |place, attrs| {
@@ -180,6 +191,7 @@ fn with<R>(qp: &Qp, g: &mut Gate, f: impl FnOnce(&Place<'_>, &QpModify) -> R) ->
     Some(f(
         &Place {
             core: &qp.core,
+            qpn: qp.qpn(),
             peer: link.peer(),
             path,
             default,

@@ -269,6 +269,7 @@ impl Hands<'_> {
     fn load_lane(&self, remote: u8, connect: &mut QpModify) -> bool {
         let place = Place {
             core: &self.qp.core,
+            qpn: self.qp.qpn(),
             peer: self.peer,
             path: SlotPath { local: *self.nic as u8, remote },
             default: SlotPath { local: self.qp.id().0 as u8, remote: self.default_remote().unwrap_or(remote) },

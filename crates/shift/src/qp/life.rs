@@ -164,7 +164,8 @@ impl Qp {
         let mut app = g.app.clone();
         merge(&mut app, change);
         let port = physical.port.unwrap_or(g.port);
-        let place = Place { core: &self.core, peer: link.peer(), path, default, port, since_us: 0, app: &app };
+        let place =
+            Place { core: &self.core, qpn: self.qpn, peer: link.peer(), path, default, port, since_us: 0, app: &app };
         place.connect(now_us(), &g.phys.query().attrs, physical);
     }
 
