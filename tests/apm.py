@@ -237,6 +237,22 @@ def library_unhealthy(logs, qps: int):
         ends.succeed()
 
 
+def library_processes(logs, qps: int):
+    with Fabric(logs, "--ports", "2") as fabric:
+        both = Library(fabric, qps, "processes")
+        both.succeed()
+        if len(fabric.events("path-migrated")) != qps:
+            raise Failure(f"{len(fabric.events('path-migrated'))} migrations of {qps // 2} queue pairs at two ends")
+
+
+def figures(logs, name: str):
+    """What `make figures` measures, in its shortest form: that it works."""
+    out = logs / f"{name}.json"
+    done = subprocess.run([sys.executable, ROOT / "benches" / "apm" / "figures.py", name, "--quick", "--out", out], capture_output=True, text=True, timeout=SECONDS)
+    if done.returncode != 0 or not json.loads(out.read_text())["rows"]:
+        raise Failure(f"{done.stdout[-500:]} {done.stderr[-1000:]}")
+
+
 def library_refused(logs, settings: tuple, failover: bool, words: str):
     """Where a device does not migrate, the library says so."""
     with Fabric(logs, *settings) as fabric:
@@ -319,6 +335,9 @@ def main() -> int:
     for text in ("nic a/0/1 down", "nic b/0/1 down"):
         suite.case(f"library: {text}, loaded again when it is back, 8 QPs", library_port, 8, text)
     suite.case("library: an unhealthy alternate is respecified, 8 QPs", library_unhealthy, 8)
+    suite.case("library: lists of processes, 16 QPs", library_processes, 16)
+    for name in ("5-6", "7", "8", "computation"):
+        suite.case(f"figures: {name}, in short", figures, name)
     suite.case("library: one port is refused", library_refused, ("--ports", "1"), False, "IBV_DEVICE_AUTO_PATH_MIG")
     suite.case("library: refused with failover", library_refused, ("--ports", "2"), True, "Operation not supported")
     suite.case("library: the header is C++", header)

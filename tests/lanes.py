@@ -25,7 +25,7 @@ GAP_STEP_S = 0.02
 # Of a port, slow enough for both to be filled.
 RATE_MBIT = 400
 # By event; by silence it is what it takes to find a path dead.
-TOLD_MS, SILENT_MS = 50, 400
+TOLD_MS, SILENT_MS = 100, 400
 # Faults of one lane, at both ends, and how soon they are noticed.
 FAULTS = {"nic a/0/1 down": TOLD_MS, "nic b/0/1 down": TOLD_MS, "cable a/0/1 cut": SILENT_MS, "cable b/0/1 cut": SILENT_MS, "switch rail0 down": SILENT_MS}
 TOOLS = {"ib_write_bw": [], "ib_send_bw": ["-q", 8], "ib_read_bw": [], "ib_atomic_bw": [], "ib_write_bw, both ways": ["-b"], "ib_send_bw, both ways": ["-b", "-q", 8]}

@@ -110,6 +110,14 @@ int unbapm_add(unbapm_t apm, struct ibv_qp *const *qps, int count);
 /* After it no callback is about these, but one that calls this. */
 int unbapm_remove(unbapm_t apm, struct ibv_qp *const *qps, int count);
 
+/*
+ * Processes: to which one (an MPI rank, say; the number is the program's own) queue pairs lead; 0 until that is said. Lists of queue pairs are then had for
+ * lists of processes. *count: room in the list, and then how many there are, in no order; ENOSPC: there are more. NULL and 0: only how many. No process
+ * listed has a queue pair: ENOENT.
+ */
+int unbapm_set_process(unbapm_t apm, struct ibv_qp *const *qps, int count, uint64_t process);
+int unbapm_of_processes(unbapm_t apm, const uint64_t *processes, int process_count, struct ibv_qp **qps, int *count);
+
 /* Alternate path specification. At most 16 paths of a queue pair, the best first. The one in use is the best, where it is not among them. */
 int unbapm_specify(unbapm_t apm, struct ibv_qp *const *qps, int count, const struct unbapm_path *paths, int path_count);
 /*

@@ -306,6 +306,44 @@ static void own_events(void)
     stage("back");
 }
 
+/* Queue pairs lead to four processes in turns; those of two of them are loaded and migrated, and no others. */
+static void by_processes(void)
+{
+    enum { PROCESSES = 4 };
+    static const uint64_t chosen[] = { 1, 3, 99 };
+    struct ibv_qp *found[MAX_QPS];
+    int count = 0;
+
+    for (uint32_t i = 0; i < job.qps; i++)
+        if (i % PROCESSES)
+            OK(unbapm_set_process(apm, &qps[i], 1, i % PROCESSES));
+    OK(unbapm_of_processes(apm, chosen, 3, NULL, &count));
+    MUST(count == (int)job.qps / 2);
+    count--;
+    REFUSED(unbapm_of_processes(apm, chosen, 3, found, &count), ENOSPC, "queue pairs lead there");
+    REFUSED(unbapm_of_processes(apm, &chosen[2], 1, NULL, &count), ENOENT, "unbapm_set_process says");
+    count = MAX_QPS;
+    OK(unbapm_of_processes(apm, chosen, 2, found, &count));
+    MUST(count == (int)job.qps / 2);
+    meet();
+    OK(unbapm_load(apm, found, count));
+    OK(unbapm_wait(apm, found, count, UNBAPM_UNTIL_ARMED, UNBAPM_BY_QUERY, WAIT_MS));
+    meet();
+    if (client) {
+        OK(unbapm_migrate(apm, found, count));
+        OK(unbapm_wait(apm, found, count, UNBAPM_UNTIL_MIGRATED, UNBAPM_BY_QUERY, WAIT_MS));
+    }
+    carry();
+    OK(unbapm_wait(apm, found, count, UNBAPM_UNTIL_MIGRATED, UNBAPM_BY_QUERY, WAIT_MS));
+    for (uint32_t i = 0; i < job.qps; i++) {
+        int moves = i % PROCESSES == 1 || i % PROCESSES == 3;
+
+        if (info(i).migrations != (uint64_t)moves || info(i).primary.ah.port_num != (moves ? 2 : 1))
+            fail("QP %u of process %u: %llu migrations, port %d", i, i % PROCESSES, (unsigned long long)info(i).migrations, info(i).primary.ah.port_num);
+    }
+    stage("processes");
+}
+
 static void refuse(void)
 {
     struct unbapm_options options = UNBAPM_OPTIONS_INITIALIZER;
@@ -329,6 +367,8 @@ static void refuse(void)
     REFUSED(unbapm_add(apm, qps, -1), EINVAL, "number of qps");
     REFUSED(unbapm_add(apm, qps, 1), EEXIST, "added already");
     REFUSED(unbapm_load(apm, &unknown, 1), ENOENT, "unbapm_add comes first");
+    REFUSED(unbapm_set_process(apm, &unknown, 1, 5), ENOENT, "unbapm_add comes first");
+    REFUSED(unbapm_of_processes(apm, NULL, 1, NULL, &count), EINVAL, "processes is NULL");
     REFUSED(unbapm_load(apm, qps, 1), EINVAL, "unbapm_specify or unbapm_choose comes first");
     REFUSED(unbapm_migrate(apm, qps, 1), EBUSY, "UNLOADED");
     path.ah.port_num = 3;
@@ -396,6 +436,8 @@ int main(int argc, char **argv)
         unhealthy();
     else if (mode("own"))
         own_events();
+    else if (mode("processes"))
+        by_processes();
     else if (mode("refuse"))
         refuse();
     else

@@ -6,7 +6,7 @@
 mod structs;
 
 use crate::error::{Error, Result};
-use crate::handle::{now_us, Handle, OnEvent, OnOther, Options, Until};
+use crate::handle::{self, now_us, Handle, OnEvent, OnOther, Options, Until};
 use crate::machine::{Id, Settings, MAX_EVENTS, MAX_QPS};
 use crate::thread;
 use std::cell::RefCell;
@@ -305,6 +305,38 @@ extern "C" fn unbapm_addresses(apm: *mut c_void, to: *mut CAddress, count: *mut 
         }
         // SAFETY: as above.
         unsafe { fill(to, count, found.iter().map(CAddress::of)) }
+    })
+}
+
+#[no_mangle]
+extern "C" fn unbapm_set_process(apm: *mut c_void, list: *const *mut ibv_qp, count: c_int, process: u64) -> c_int {
+    // SAFETY: the program gives what apm.h says.
+    with(apm, |it| it.set_process(&it.all(unsafe { qps(list, count) }?), process))
+}
+
+#[no_mangle]
+extern "C" fn unbapm_of_processes(
+    apm: *mut c_void,
+    processes: *const u64,
+    process_count: c_int,
+    to: *mut *mut ibv_qp,
+    count: *mut c_int,
+) -> c_int {
+    with(apm, |it| {
+        // SAFETY: the program gives what apm.h says.
+        let found = it.of_processes(unsafe { list(processes, process_count, MAX_QPS, "processes") }?)?;
+        if to.is_null() {
+            // SAFETY: as above.
+            return unsafe { put(count, "count", found.len() as c_int) };
+        }
+        // SAFETY: as above.
+        let room = unsafe { room(to, count, "qps") }?;
+        if found.len() > room {
+            let text = format!("{} queue pairs lead there, and the list has room for {room}", found.len());
+            return Err(Error::new(libc::ENOSPC, text));
+        }
+        // SAFETY: as above.
+        unsafe { fill(to, count, found.into_iter().map(handle::qp)) }
     })
 }
 

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::machine::{Action, Event, Id, Info, Machine, Refusal, Settings, State};
 use crate::path::{choose, Address, Path};
 use crate::verbs::Verbs;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -60,6 +60,8 @@ pub(crate) enum Until {
 
 pub(crate) struct Inner {
     pub(crate) machine: Machine,
+    /// To which process queue pairs lead, where the program has said it.
+    processes: HashMap<Id, u64>,
     /// As they were when the program asked for them: the peer has these.
     own: Option<Vec<Address>>,
     /// The queue pair and the thread of the callback that runs.
@@ -108,6 +110,7 @@ impl Handle {
         let eventfd = || EventFd::new(false, true).map_err(|e| Error::new(libc::EMFILE, e.to_string()));
         let inner = Inner {
             machine: Machine::new(options.settings),
+            processes: HashMap::new(),
             own: None,
             delivering: None,
             look_at_ports: false,
@@ -194,13 +197,42 @@ impl Handle {
 
     /// Returns when no callback is about them but the caller's own.
     pub(crate) fn remove(&self, ids: &[Id]) -> Result<()> {
-        let done = self.each(ids, |inner, id| Ok(inner.machine.remove(id)?));
+        let done = self.each(ids, |inner, id| {
+            inner.processes.remove(&id);
+            Ok(inner.machine.remove(id)?)
+        });
         let gone: HashSet<Id> = ids.iter().copied().collect();
         let mut inner = self.lock();
         while inner.delivering.is_some_and(|(id, who)| gone.contains(&id) && who != std::thread::current().id()) {
             inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
         done
+    }
+
+    /// They lead to this process.
+    pub(crate) fn set_process(&self, ids: &[Id], process: u64) -> Result<()> {
+        self.each(ids, |inner, id| {
+            if !inner.machine.has(id) {
+                return Err(Refusal::Unknown.into());
+            }
+            inner.processes.insert(id, process);
+            Ok(())
+        })
+    }
+
+    /// The queue pairs that lead to these processes.
+    pub(crate) fn of_processes(&self, processes: &[u64]) -> Result<Vec<Id>> {
+        let inner = self.lock();
+        let wanted: HashSet<u64> = processes.iter().copied().collect();
+        let leads = |id: &Id| wanted.contains(inner.processes.get(id).unwrap_or(&0));
+        let found: Vec<Id> = inner.machine.ids().into_iter().filter(leads).collect();
+        match found.is_empty() {
+            true => Err(Error::new(
+                libc::ENOENT,
+                "no queue pair leads to one of these processes: unbapm_set_process says which do",
+            )),
+            false => Ok(found),
+        }
     }
 
     pub(crate) fn specify(&self, ids: &[Id], paths: &[Path]) -> Result<()> {
