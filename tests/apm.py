@@ -4,11 +4,11 @@ by request, and when ports, cables and switches fail under it; every message is 
 Then the library of path migration (include/unbroken/apm.h), by tests/c/apm_library.c, and its example.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 
+from lib import device
 from lib.cc import FLAGS, compile_c
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
@@ -18,6 +18,7 @@ from lib.suite import BUILD, ROOT, TARGET, Suite
 SECONDS = 60
 RUN_MS = 3000
 RETRY_EXC = 12
+INFINIBAND = ("--link-layer", "infiniband")
 # QPs, messages at a time on each, bytes.
 PINGPONG, STREAM = ("1", "1", "4096"), ("1", "16", "65536")
 SHAPES = {"ping-pong": PINGPONG, "streaming": STREAM, "8 QPs": ("8", "8", "8192"), "64 QPs": ("64", "2", "4096")}
@@ -285,10 +286,10 @@ def example(logs):
     program.parent.mkdir(parents=True, exist_ok=True)
     compiled("cc", *FLAGS, "-o", program, source, *LIBRARY)
     with Fabric(logs, "--ports", "2") as fabric:
-        port = free_port()
-        server = fabric.run("b", [program, port], "b-example", failover=False)
+        port, index = free_port(), {"GID_INDEX": str(fabric.gid_index or 0)}
+        server = fabric.run("b", [program, port], "b-example", failover=False, env=index)
         wait_until(lambda: server.ended() or listens(server.pid, port), 20, "the server listens")
-        client = fabric.run("a", [program, port, "127.0.0.1", 8], "a-example", failover=False)
+        client = fabric.run("a", [program, port, "127.0.0.1", 8], "a-example", failover=False, env=index)
 
         def says(*lines):
             wait_until(lambda: client.ended() or client.output().startswith("\n".join(lines)), SECONDS, f"the client says {lines}")
@@ -304,11 +305,11 @@ def example(logs):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = device.parser(__doc__)
     parser.add_argument("--only", action="append", help="only cases whose names contain this")
     parser.add_argument("--times", action="store_true", help="only how long paths take to load and to migrate, for 1 to 1,024 QPs")
     args = parser.parse_args()
-    suite = Suite("apm", args.only)
+    suite = Suite(device.use("apm", args.device), args.only)
     if args.times:
         for qps in TIMES_QPS:
             for mode in ("event", "query"):
@@ -317,6 +318,10 @@ def main() -> int:
     for name, shape in SHAPES.items():
         suite.case(f"by request, {name}", request, shape)
         suite.case(f"port down, {name}", fault, shape, FAULTS[0])
+    for shape in ("ping-pong", "8 QPs"):
+        suite.case(f"link layer InfiniBand, by request, {shape}", request, SHAPES[shape], INFINIBAND)
+    for text in FAULTS[0], FAULTS[2]:
+        suite.case(f"link layer InfiniBand, {text}, streaming", fault, STREAM, text, INFINIBAND)
     for text in FAULTS[1:]:
         suite.case(f"{text}, streaming", fault, STREAM, text)
     for text in LOSSES:

@@ -4,6 +4,7 @@
  *   unbroken fabric up --ports 2
  *   unbroken run --no-failover --host b -- ./migrate 5000 & sleep 1
  *   unbroken run --no-failover --host a -- ./migrate 5000 127.0.0.1 6 & sleep 3; unbroken fault set 'nic a/0/2 down'; wait
+ * GID_INDEX=3 in both environments where the first GID is not the one that leads to peers (many RoCE NICs; --device plain).
  */
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -21,7 +22,7 @@ struct end { uint32_t qpn; int ports; struct unbapm_address addresses[8]; };
 static struct ibv_mr *mr;
 static struct ibv_cq *cq;
 static struct ibv_qp *qp;
-static long numbers[2]; /* sent, received */
+static long numbers[2] /* sent, received */, gid_index;
 
 static int meet(int port, const char *peer)
 {
@@ -35,7 +36,7 @@ static void connect_qp(const struct end *peer)
 {
 	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qpn, .min_rnr_timer = 1, .ah_attr = {
-		.is_global = 1, .port_num = 1, .dlid = peer->addresses[0].lid, .grh = { .dgid = peer->addresses[0].gid, .hop_limit = 64 } } };
+		.is_global = 1, .port_num = 1, .dlid = peer->addresses[0].lid, .grh = { .dgid = peer->addresses[0].gid, .sgid_index = gid_index, .hop_limit = 64 } } };
 	struct ibv_qp_attr rts = { .qp_state = IBV_QPS_RTS, .timeout = 12, .retry_cnt = 7, .rnr_retry = 7 };
 
 	NEED(!ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
@@ -71,13 +72,12 @@ int main(int argc, char **argv)
 	struct end own = { .ports = 8 }, peer;
 	long n = 0, theirs = 0, seconds = argc > 3 ? atoi(argv[3]) : 0;
 	unbapm_t apm;
-
 	struct ibv_context *context = list && list[0] ? ibv_open_device(list[0]) : NULL;
 	struct ibv_pd *pd = context ? ibv_alloc_pd(context) : NULL;
 	NEED(argc > 1 && pd && (cq = ibv_create_cq(context, 16, NULL, NULL, 0)));
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq, .cap = { 4, 4, 1, 1, 0 } };
 	NEED((mr = ibv_reg_mr(pd, numbers, sizeof numbers, IBV_ACCESS_LOCAL_WRITE)) && (qp = ibv_create_qp(pd, &attr)));
-	options.on_event = on_event, options.arg = stderr;
+	options.on_event = on_event, options.arg = stderr, options.gid_index = gid_index = atoi(getenv("GID_INDEX") ? getenv("GID_INDEX") : "0");
 	CHECK(unbapm_open(context, &options, &apm));
 	CHECK(unbapm_addresses(apm, own.addresses, &own.ports));
 	own.qpn = qp->qp_num;
