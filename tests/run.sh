@@ -62,7 +62,7 @@ suite storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$(
 suite cost      python3 tests/cost.py
 suite planned   python3 tests/planned.py ${long:+--flap-seconds 60}
 suite apm       python3 tests/apm.py
-suite apm-plain python3 tests/apm.py --device plain
+suite apm-plain python3 tests/apm.py --device plain --only streaming
 suite lanes     python3 tests/lanes.py
 suite lanes-plain python3 tests/lanes.py --device plain
 suite processes python3 tests/processes.py
