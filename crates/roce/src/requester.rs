@@ -112,8 +112,9 @@ pub(crate) struct Requester {
     probe_at_us: Option<u64>,
     /// How often that was in vain.
     probes: u32,
-    /// Answers in a row that came when something had been sent again: what was measured may be too short.
+    /// Answers that came so late after something had been sent again that what was measured may be too short; and when that was sent last.
     doubt: u32,
+    again_us: u64,
     retransmits: u32,
     /// Packets that were taken for lost.
     lost: u32,
@@ -162,6 +163,7 @@ impl Requester {
             probe_at_us: None,
             probes: 0,
             doubt: 0,
+            again_us: 0,
             retransmits: 0,
             lost: 0,
             retries_left: 0,
@@ -533,6 +535,7 @@ impl Requester {
                 return Err(WcStatus::RetryExcErr);
             }
             self.retries_left -= 1;
+            self.again_us = now_us;
             self.gap = None;
             if self.next_psn != self.una {
                 self.lost += psn_ahead(self.next_psn, self.una);

@@ -228,6 +228,28 @@ fn a_round_trip_that_grows_beyond_the_timers_is_learnt() {
     assert_eq!(each[20..].iter().sum::<u32>(), 0, "nothing is sent again any more: {each:?}");
 }
 
+/// What is lost, and answered when it has been sent again, says nothing of the round trip: one outage after another, and none lasts longer for it.
+#[test]
+fn outages_do_not_make_each_other_longer() {
+    let mut p = selective_pair();
+    warm(&mut p);
+    let each_us: Vec<u64> = (0..20)
+        .map(|i| {
+            let began_us = p.now_us;
+            p.faults.loss = 1000;
+            p.post(0, &write(i, 1));
+            while p.now_us < began_us + 3_000 {
+                assert!(p.step());
+            }
+            p.faults.loss = 0;
+            p.run();
+            p.now_us - began_us
+        })
+        .collect();
+    assert!(p.statuses(0).iter().all(|s| s.1 == OK));
+    assert!(each_us.iter().all(|us| *us <= 2 * each_us[0]), "{each_us:?}");
+}
+
 #[test]
 fn only_missing_answers_are_asked_for_again() {
     let mut p = selective_pair();

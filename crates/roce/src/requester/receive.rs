@@ -164,7 +164,7 @@ impl Requester {
     fn progressed(&mut self, now_us: u64, packets: u32) {
         self.advanced += packets as u64;
         self.window.acknowledged(packets, self.una);
-        self.doubt_or_trust();
+        self.doubt_or_trust(now_us);
         self.restart_retries();
         self.faster();
         self.gap = None;

@@ -411,6 +411,7 @@ impl Requester {
             return;
         }
         self.probes += 1;
+        self.again_us = now_us;
         self.probe_at_us = self.next_probe(now_us);
         // What was sent again is not on its way any more. If nothing is missing, the map of what is was lost, or all is.
         let una = self.una;

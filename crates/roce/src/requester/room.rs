@@ -8,8 +8,8 @@
 //!
 //! The local ACK timeout that the program has coded is the least: it is doubled with each retry in a row, up to four times, which the
 //! specification allows, and no timer is shorter than the measured round trip and four times its variation. The round trip is measured
-//! from the hand-over to the socket to the acknowledgement, with packets that were sent once (Karn's rule). After an answer to what was sent again
-//! the next is waited for twice as long, until one can be measured (RFC 6298, 5.7).
+//! from the hand-over to the socket to the acknowledgement, with packets that were sent once (Karn's rule). After an answer that
+//! comes later than the repetition's could, the next is waited for twice as long, until one can be measured (RFC 6298, 5.7).
 
 use super::Requester;
 use crate::room::{cost, Room};
@@ -107,11 +107,12 @@ impl Requester {
         own_us.min(MAX_WAIT_US.into()).max(self.others_wait_us.into())
     }
 
-    /// An answer has come. If there was a probe or a retry meanwhile, its round trip cannot be told, and had perhaps become longer than was
-    /// waited for: it would never be told, and everything sent again, if the next were not waited for longer.
-    pub(super) fn doubt_or_trust(&mut self) {
-        if self.asks_in_vain() {
-            self.doubt = (self.doubt + self.probes.max(1)).min(MAX_DOUBT);
+    /// An answer has come. If something had been sent again before, its round trip cannot be told. One that comes soon after that answers it, as
+    /// where the first was lost. One that comes later than what was measured allows may answer the first, whose way has become longer than was waited for:
+    /// that would never be told, and everything sent again, if the next were not waited for longer.
+    pub(super) fn doubt_or_trust(&mut self, now_us: u64) {
+        if self.asks_in_vain() && now_us > self.again_us + u64::from(self.rtt.wait_us()) {
+            self.doubt = (self.doubt + 1).min(MAX_DOUBT);
         }
     }
 
