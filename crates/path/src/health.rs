@@ -44,6 +44,8 @@ const TESTIMONIES: u32 = 3;
 /// From the last of these answers on, a path that is asked has so many times as long as the witness took, and at least this: both are asked at once,
 /// but answers may come in any order.
 const WITNESS_FACTOR: u64 = 8;
+/// What is told of a failure within so long is told of the same one.
+const SAME_FAILURE_US: u64 = 20_000;
 /// See [`WITNESS_FACTOR`].
 const MIN_GRACE_US: u64 = 20_000;
 
@@ -126,11 +128,6 @@ impl PeerHealth {
         pair.works && matches!(pair.state, State::Calm) && now_us >= pair.since_us + needed_us
     }
 
-    /// Whether the path is known to have failed, so that this end knows how long it has been well since.
-    pub fn has_failed(&self, way: impl Into<Way>) -> bool {
-        self.pairs.get(&way.into()).is_some_and(|p| p.failures > 0)
-    }
-
     /// Whether a question to some path is open.
     pub fn is_asked(&self) -> bool {
         self.pairs.values().any(|p| matches!(p.state, State::Asked(_)))
@@ -206,6 +203,17 @@ impl PeerHealth {
                     q.doomed_us.get_or_insert(at_us);
                 }
             }
+        }
+    }
+
+    /// The peer has found the path dead, or our NIC has: so it has failed for us, too, and has to be steady before anybody goes back. Many QPs say the
+    /// same of one failure.
+    pub fn fails(&mut self, now_us: u64, way: impl Into<Way>) {
+        if let Some(pair) = self.pairs.get_mut(&way.into()) {
+            if pair.failed_us.is_none_or(|at| at + SAME_FAILURE_US < now_us) {
+                pair.fails(now_us, &self.config);
+            }
+            pair.since_us = pair.since_us.max(now_us);
         }
     }
 

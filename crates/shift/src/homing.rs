@@ -97,7 +97,7 @@ fn home_or_away(qp: &Qp, g: &mut Gate, clock_us: u64, asks: bool) {
         return;
     }
     let Some(home) = executor.home().filter(|_| core.goes_home) else {
-        if core.goes_home && lanes::is_away(qp, g) {
+        if core.goes_home && lanes::is_away(qp, g, clock_us) {
             core.note_away();
             if lanes::is_stranded(qp, g, clock_us) {
                 link::plan(qp, g, Reason::Failback, |to| to == path);

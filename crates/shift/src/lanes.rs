@@ -27,9 +27,6 @@ use unbroken_verbs::{PortState, QpModify, RcModify};
 /// Local ACK timeout of a lane that is loaded before the program has said its own, by its code: 67 ms.
 const TIMEOUT_CODE: u8 = 14;
 
-/// The end that knows of a failure takes the QP back. One that does not, as the failure was the other's, leaves it where it is for so long.
-const IGNORANT_US: u64 = 60_000_000;
-
 /// Where a QP is, and what its program wants.
 pub(crate) struct Place<'a> {
     pub(crate) core: &'a Core,
@@ -104,9 +101,7 @@ impl Place<'_> {
             migration: attrs.rc.migration.unwrap_or(PathMigState::Migrated),
             loaded: loaded.map(|path| lane_of(path.port)),
             alive: alive & reached,
-            home_is_steady: self.core.goes_home
-                && health.is_steady(clock_us, way(home))
-                && (health.has_failed(way(home)) || now_us() >= self.since_us + IGNORANT_US),
+            home_is_steady: self.core.goes_home && health.is_steady(clock_us, way(home)),
         }
     }
 
@@ -154,16 +149,16 @@ pub(crate) fn port_works(core: &Core, nic: usize, lane: u8) -> bool {
 }
 
 /// Whether a QP is on another lane than its own, so that it may want to go back.
-pub(crate) fn is_away(qp: &Qp, g: &mut Gate) -> bool {
-    with(qp, g, |place, _| place.home() != lane_of(place.port)) == Some(true)
+pub(crate) fn is_away(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
+    with(qp, g, clock_us, |place, _| place.home() != lane_of(place.port)) == Some(true)
 }
 
 /// Whether a QP could go back to the program's lane, but cannot be ARMED, or its peer cannot: so a migration will not take it there.
 pub(crate) fn is_stranded(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
-    if !is_away(qp, g) {
+    if !is_away(qp, g, clock_us) {
         return false;
     }
-    let may = with(qp, g, |place, attrs| {
+    let may = with(qp, g, clock_us, |place, attrs| {
         let lanes = place.lanes(clock_us, attrs);
         let may_go = may_go_home(Policy::usual(), now_us(), place.since_us, lanes.home_is_steady);
         lanes.migration != PathMigState::Armed && may_go
@@ -177,8 +172,9 @@ pub(crate) fn way(g: &Gate) -> Option<Way> {
     Some(Way { path, lane: lane_of(g.port) })
 }
 
-/// Where a connected QP is, if it is on a path, with its physical QP's attributes; what the device has done by itself is seen by that.
-fn with<R>(qp: &Qp, g: &mut Gate, f: impl FnOnce(&Place<'_>, &QpModify) -> R) -> Option<R> {
+/// Where a connected QP is, if it is on a path, with its physical QP's attributes; what the device has done by itself is seen by that. That it has left
+/// its home is a failure of that lane, whichever end has found it: it must be steady before either goes back.
+fn with<R>(qp: &Qp, g: &mut Gate, clock_us: u64, f: impl FnOnce(&Place<'_>, &QpModify) -> R) -> Option<R> {
     if qp.core.port_count(g.nic) < 2 {
         return None;
     }
@@ -187,29 +183,31 @@ fn with<R>(qp: &Qp, g: &mut Gate, f: impl FnOnce(&Place<'_>, &QpModify) -> R) ->
     let default = link.executor().lqp().slots().get(0)?;
     let attrs = g.phys.query().attrs;
     g.use_port(attrs.port);
-    let link = g.link.as_ref()?;
-    Some(f(
-        &Place {
-            core: &qp.core,
-            qpn: qp.qpn(),
-            peer: link.peer(),
-            path,
-            default,
-            port: g.port,
-            since_us: g.on_lane_since_us,
-            app: &g.app,
-        },
-        &attrs,
-    ))
+    let left = g.left_port.take().map(lane_of);
+    let place = Place {
+        core: &qp.core,
+        qpn: qp.qpn(),
+        peer: g.link.as_ref()?.peer(),
+        path,
+        default,
+        port: g.port,
+        since_us: g.on_lane_since_us,
+        app: &g.app,
+    };
+    if let Some(lane) = left.filter(|lane| *lane == place.home() && *lane != lane_of(place.port)) {
+        place.peer.health().fails(clock_us, Way { path, lane });
+    }
+    Some(f(&place, &attrs))
 }
 
 /// Does what is to be done of a QP whose lane works. Gives whether something was.
 pub(crate) fn tend(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
-    if g.phys.state() != QpState::Rts {
-        return false;
-    }
-    let change = with(qp, g, |place, attrs| {
+    let rts = g.phys.state() == QpState::Rts;
+    let change = with(qp, g, clock_us, |place, attrs| {
         let mut change = QpModify::default();
+        if !rts {
+            return None;
+        }
         match place.lanes(clock_us, attrs).step() {
             Step::Stay => return None,
             Step::Load(lane) => place.load(lane, &mut change),
@@ -222,7 +220,7 @@ pub(crate) fn tend(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
 
 /// The lane in use is dead. True: the QP is on another one, and need not leave its path.
 pub(crate) fn leave(qp: &Qp, g: &mut Gate, clock_us: u64, dead: u8) -> bool {
-    let may = with(qp, g, |place, attrs| {
+    let may = with(qp, g, clock_us, |place, attrs| {
         let lanes = place.lanes(clock_us, attrs);
         (lanes.now != dead && lanes.may_carry(lanes.now), lanes.may_leave())
     });
@@ -248,7 +246,7 @@ fn ask(qp: &Qp, g: &mut Gate, change: &QpModify) -> bool {
 
 /// Asks the lanes of a QP's path that it does not use whether they live.
 pub(crate) fn ask_others(qp: &Qp, g: &mut Gate, clock_us: u64) {
-    let asked = with(qp, g, |place, _| {
+    let asked = with(qp, g, clock_us, |place, _| {
         (0..place.count())
             .filter(|lane| *lane != lane_of(place.port))
             .map(|lane| Way { path: place.path, lane })

@@ -60,6 +60,8 @@ pub(crate) struct Gate {
     pub(crate) port: u8,
     /// Since when it uses that port, if it has migrated there.
     pub(crate) on_lane_since_us: u64,
+    /// The port that it has migrated from, which nobody has looked at yet.
+    pub(crate) left_port: Option<u8>,
     /// Where it was when its progress was looked at last.
     pub(crate) looked_at: Option<Way>,
     /// All attributes that the application set, the latest of each.
@@ -83,6 +85,7 @@ impl Gate {
     /// The physical QP uses that port now.
     pub(crate) fn use_port(&mut self, port: Option<u8>) {
         if let Some(port) = port.filter(|port| *port != self.port) {
+            self.left_port = Some(self.port);
             (self.port, self.on_lane_since_us) = (port, now_us());
         }
     }
@@ -168,6 +171,7 @@ impl Qp {
                 nic: at,
                 port: 1,
                 on_lane_since_us: 0,
+                left_port: None,
                 looked_at: None,
                 app: QpModify::default(),
                 link: None,

@@ -239,7 +239,6 @@ fn a_lane_that_is_dead_says_nothing_of_the_others() {
     }
     assert_eq!(h.poll_verdict(), Some((lane(0), Verdict::Dead)));
     assert!(h.may_carry(lane(1)) && !h.may_carry(lane(0)));
-    assert!(h.has_failed(lane(0)) && !h.has_failed(lane(1)));
 }
 
 #[test]
@@ -254,4 +253,16 @@ fn a_port_that_is_down_takes_its_lane_along_and_no_other() {
     h.set_port(2, A.local, 0, true);
     assert!(h.may_carry(A) && !h.may_carry(way(A, 1)), "the other port is still down");
     assert!(!h.may_carry(way(path(5, 5), 0)), "nobody knows of it");
+}
+
+/// A failure that the peer has found counts here, once however many QPs tell of it, and the path has to be steady for ever longer.
+#[test]
+fn a_failure_that_is_heard_of_counts_once() {
+    let mut h = two_paths();
+    let steady_us = HealthConfig::default().steady_us;
+    (0..8).for_each(|i| h.fails(1_000 * i, A));
+    assert!(!h.is_steady(7_000 + steady_us - 1, A) && h.is_steady(7_000 + steady_us, A));
+    assert!(h.may_carry(A) && h.is_steady(0, B));
+    h.fails(2_000_000, A);
+    assert!(!h.is_steady(2_000_000 + steady_us, A) && h.is_steady(2_000_000 + 2 * steady_us, A));
 }

@@ -131,7 +131,7 @@ impl Worker {
                 continue;
             }
             changed |= lanes::tend(&qp, &mut g, clock_us);
-            away |= lanes::is_away(&qp, &mut g);
+            away |= lanes::is_away(&qp, &mut g, clock_us);
             if asks {
                 lanes::ask_others(&qp, &mut g, clock_us);
             }
