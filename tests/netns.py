@@ -17,6 +17,8 @@ from lib.suite import Suite
 from lib.traffic import BASELINE_SECONDS, SETTLE_US, SHARE, STEP_SECONDS, TAIL_US
 
 SECONDS = 3
+# Longer than a way that is lost takes to be replaced, and than a connection may take that nobody waits for.
+SILENCE_SECONDS = 4
 # Set-up exchanges a few KiB over TCP; this much on an interface is a stream.
 STREAM_BYTES = 2_000_000
 
@@ -118,8 +120,43 @@ def must_not_survive(logs):
     raise Failure("the run without failover passed")
 
 
+def ranks_meet_in_silence(logs):
+    """Rank 0 has never spoken to rank 1 and cannot reach it when they begin: they wait, and go on. Their data goes over rail 1, which is well."""
+    with Namespaces() as net, Fabric(logs) as fabric:
+        id_file = logs / "id"
+        # Rank 1 meets rank 0 over rail 1, and is to be reached over rail 0.
+        net.drop("b", 0)
+
+        def begin(rank, host, rail):
+            args = ["--rank", rank, "--ranks", 2, "--address", net.addr(host, rail), "--id-file", id_file]
+            args += ["--op", "all-reduce", "--min", "8M", "--max", "8M", "--iterations", 3]
+            env = {"UNBROKEN_NICS": str(net.addr(host, 1))}
+            return fabric.start(f"rank-{rank}", [*net.within(host), UNBROKEN, "coll", "bench", *args], env)
+
+        ranks = [begin(0, "a", 1)]
+        wait_until(lambda: id_file.exists() or ranks[0].ended(), 20, "rank 0 waits for rank 1")
+        ranks.append(begin(1, "b", 0))
+        wait_until(lambda: not id_file.exists(), 20, "the ranks have met")
+        before = now_us()
+        while now_us() < before + SILENCE_SECONDS * 1e6:
+            for process in ranks:
+                if process.ended():
+                    raise Died(f"{process.name} {describe_exit(process.popen.returncode)} in the silence: {process.output().strip()}")
+            time.sleep(STEP_SECONDS)
+        carried = net.bytes("a", 1)[0]
+        if carried > STREAM_BYTES:
+            raise Failure(f"{carried} bytes went over rail 1 though rank 0 cannot speak to rank 1")
+        net.undrop("b", 0)
+        for process in ranks:
+            process.expect_success(30)
+        carried = net.bytes("a", 1)[0]
+        if carried < 3 * 8 << 20:
+            raise Failure(f"rail 1 carried {carried} bytes, less than three operations have")
+        return f"{SILENCE_SECONDS} s of silence, then {carried >> 20} MiB"
+
+
 def main() -> int:
-    """Runs both programs through both faults."""
+    """Runs both programs through both faults, and ranks that meet in silence."""
     suite = Suite("netns")
     faults = {
         "ip link set down at a": lambda net: net.link("a", 0, "down"),
@@ -129,6 +166,7 @@ def main() -> int:
         for name, fault in faults.items():
             suite.case(f"{tool}, {name}", run, tool, fault)
     suite.case("no failover, no survival", must_not_survive)
+    suite.case("ranks that cannot be reached at first", ranks_meet_in_silence)
     return suite.finish()
 
 

@@ -80,7 +80,8 @@ class Process:
         """Fails if it does not end in time with status 0."""
         code = self.wait(seconds)
         if code != 0:
-            raise Failure(f"{self.name} {describe_exit(code)}")
+            said = self.output().strip().splitlines()[-1:]
+            raise Failure(": ".join([f"{self.name} {describe_exit(code)}", *said]))
 
     def expect_error(self, seconds: float):
         """Fails if it does not end in time, by itself, with an error."""

@@ -203,7 +203,8 @@ impl Communicator {
         };
         let board = Board::new(rank, &config.hosts, rails);
         let server = options.status_folder.as_ref().map(|folder| Server::bind(folder, &board)).transpose()?;
-        let oob = Oob::new(rank, secret, site.all.iter().map(|hello| hello.address).collect())?;
+        let addresses: Vec<_> = site.all.iter().map(|hello| hello.address).collect();
+        let oob = Oob::new(rank, secret, &addresses, options.timeout)?;
         let net = Net::new(site.host.clone(), rails, shape);
         let hosts = topology.hosts().to_vec();
         let state = State::new(config, hosts, topology, net, oob, board.clone(), options.folding);
@@ -427,6 +428,7 @@ impl Drop for Communicator {
             idle.next(busy);
         }
         state.leave();
+        state.oob.flush();
         let thread = state.oob.stop();
         drop(state);
         thread.end();

@@ -29,6 +29,7 @@ mod channel;
 mod communicator;
 mod error;
 mod group;
+mod line;
 mod memory;
 mod net;
 mod oob;

@@ -5,10 +5,11 @@
 //! something has come, when it is woken, or when time has passed; whoever drives takes what has come from the [`Inbox`]. That holds
 //! [`MAX_EVENTS`]; what does not find room waits in its connection, and so, in the end, does its sender.
 //!
-//! The end of a connection without a word of leaving is the death of its process.
+//! The end of a connection without a word of leaving is the death of its process, and so is one that is refused; a network that is silent is not, unless it
+//! is for as long as operations may stand still ([`Line`]).
 
 use std::collections::VecDeque;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,10 +23,13 @@ use unbroken_comm::Rank;
 
 use crate::bootstrap::SECRET_BYTES;
 use crate::error::{io, Result};
+use crate::line::Line;
 use crate::status::Server;
 
-/// How long connecting and sending may take.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long who leaves waits for connections that are being made.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(1);
 /// What could not be sent may be for one who has left, whose word to that effect is under way.
 const GRACE: Duration = Duration::from_millis(500);
 /// The longest message.
@@ -117,8 +121,9 @@ impl Waker {
 pub(crate) struct Oob {
     me: Rank,
     secret: [u8; SECRET_BYTES],
-    addresses: Vec<SocketAddr>,
-    out: Vec<Option<TcpStream>>,
+    out: Vec<Line>,
+    /// How long others may be silent.
+    patience: Duration,
     pub(crate) inbox: Arc<Inbox>,
     stop: Arc<AtomicBool>,
     pub(crate) waker: Arc<Waker>,
@@ -134,12 +139,17 @@ pub(crate) fn listen(at: IpAddr) -> Result<TcpListener> {
 
 impl Oob {
     /// Knows where all ranks are; connects to none. Its thread begins with [`Oob::begin`].
-    pub(crate) fn new(me: Rank, secret: [u8; SECRET_BYTES], addresses: Vec<SocketAddr>) -> Result<Oob> {
+    pub(crate) fn new(
+        me: Rank,
+        secret: [u8; SECRET_BYTES],
+        addresses: &[SocketAddr],
+        patience: Duration,
+    ) -> Result<Oob> {
         Ok(Oob {
             me,
             secret,
-            out: addresses.iter().map(|_| None).collect(),
-            addresses,
+            out: addresses.iter().map(|to| Line::new(*to)).collect(),
+            patience,
             inbox: Arc::default(),
             stop: Arc::default(),
             waker: Arc::new(Waker::new()?),
@@ -153,7 +163,7 @@ impl Oob {
             listener,
             status,
             secret: self.secret,
-            ranks: self.addresses.len(),
+            ranks: self.out.len(),
             inbox: self.inbox.clone(),
             stop: self.stop.clone(),
             waker: self.waker.clone(),
@@ -164,38 +174,50 @@ impl Oob {
         Ok(())
     }
 
-    /// Sends a message for a channel. What cannot be sent makes its receiver lost.
+    /// Sends a message for a channel, now or when its receiver can be reached. What cannot be sent makes its receiver lost.
     pub(crate) fn tell(&mut self, rank: Rank, channel: u32, message: &Message) {
-        if self.try_tell(rank, channel, message).is_err() {
-            self.out[rank] = None;
-            self.inbox.put(Event::Gone(rank, Instant::now() + GRACE));
-        }
-    }
-
-    fn try_tell(&mut self, rank: Rank, channel: u32, message: &Message) -> std::io::Result<()> {
         let bytes = message.encode();
         let mut framed = (bytes.len() as u32).to_le_bytes().to_vec();
         framed.extend(channel.to_le_bytes());
         framed.extend(bytes);
-        if self.out[rank].is_none() {
-            let stream = TcpStream::connect_timeout(&self.addresses[rank], PATIENCE)?;
-            stream.set_nodelay(true)?;
-            stream.set_write_timeout(Some(PATIENCE))?;
-            let mut hello = self.secret.to_vec();
-            hello.extend((self.me as u32).to_le_bytes());
-            hello.extend(framed);
-            framed = hello;
-            self.out[rank] = Some(stream);
-        }
-        match &mut self.out[rank] {
-            Some(stream) => stream.write_all(&framed),
-            None => Ok(()),
+        let hello = || [&self.secret[..], &(self.me as u32).to_le_bytes()].concat();
+        let said = self.out[rank].say(hello, &framed, self.patience);
+        self.lose_if_failed(rank, &said);
+    }
+
+    fn lose_if_failed(&mut self, rank: Rank, said: &std::io::Result<()>) {
+        if said.is_err() {
+            self.out[rank].close();
+            self.inbox.put(Event::Gone(rank, Instant::now() + GRACE));
         }
     }
 
-    /// Ranks that this one has a connection to.
+    /// Goes on with connections that are being made.
+    pub(crate) fn tend(&mut self) {
+        for rank in 0..self.out.len() {
+            let said = self.out[rank].tend(self.patience);
+            self.lose_if_failed(rank, &said);
+        }
+    }
+
+    /// Whether connections are being made.
+    pub(crate) fn is_connecting(&self) -> bool {
+        self.out.iter().any(Line::is_connecting)
+    }
+
+    /// Ranks that this one speaks to.
     pub(crate) fn connected(&self) -> Vec<Rank> {
-        (0..self.out.len()).filter(|rank| self.out[*rank].is_some()).collect()
+        (0..self.out.len()).filter(|rank| self.out[*rank].is_used()).collect()
+    }
+
+    /// What was said leaves before this rank does, if it can.
+    pub(crate) fn flush(&mut self) {
+        let began = Instant::now();
+        self.tend();
+        while self.is_connecting() && began.elapsed() < LAST_WORDS {
+            std::thread::sleep(LOOK);
+            self.tend();
+        }
     }
 
     /// Tells the thread to end.
@@ -368,7 +390,7 @@ mod tests {
     fn pair() -> (Oob, Oob, TcpListener) {
         let listener = listen(IpAddr::from([127, 0, 0, 1])).unwrap();
         let addresses = vec![listener.local_addr().unwrap(); 2];
-        let oob = |me| Oob::new(me, [7; SECRET_BYTES], addresses.clone()).unwrap();
+        let oob = |me| Oob::new(me, [7; SECRET_BYTES], &addresses, Duration::from_secs(20)).unwrap();
         (oob(0), oob(1), listener)
     }
 
@@ -384,6 +406,7 @@ mod tests {
         for k in 0..all {
             tells.tell(0, k as u32, &news(k));
         }
+        tells.flush();
         let began = Instant::now();
         while hears.inbox.has_room() && began.elapsed() < Duration::from_secs(20) {
             std::thread::yield_now();

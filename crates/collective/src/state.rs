@@ -258,7 +258,7 @@ impl State {
         if self.under_way() > 0 {
             return if busy { Duration::ZERO } else { (self.moved.elapsed() / 16).clamp(SHORTEST, LONGEST) };
         }
-        match self.is_drained() && self.channels.iter().all(|c| c.engine.is_whole()) {
+        match self.is_drained() && !self.oob.is_connecting() && self.channels.iter().all(|c| c.engine.is_whole()) {
             true => RESTS,
             false => TENDS,
         }
@@ -302,6 +302,7 @@ impl State {
             return;
         }
         self.ticked = Instant::now();
+        self.oob.tend();
         let us = self.began.elapsed().as_micros() as u64;
         let linkless = self.net.linkless();
         for at in 0..self.channels.len() {
