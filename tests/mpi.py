@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Debian's Open MPI over verbs, unmodified: hpcc on two ranks, one on each of two hosts of the emulated network, by UCX and by the openib
 BTL. hpcc checks its own results (HPL, PTRANS, RandomAccess, FFT); the counters of the NICs say that the messages went through
-them. Then the same through a fault: the ranks use one NIC each, and Unbroken moves them to another. At last without failover: openib's own path
-migration, over the second ports of the NICs.
+them. Then the same through a fault: the ranks use one NIC each, and Unbroken moves them to another. Then without failover: openib's own path
+migration, over the second ports of the NICs. At last the kernels of tests/c/mpi_kernels.c on eight processes, which Unbroken migrates to second ports.
 """
 
 import re
@@ -13,32 +13,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lib.fabric import Fabric, UNBROKEN
+from lib.mpi import COMMON, INFINIBAND, Kernel, OPENIB, OWN_APM, PORT_1, TWO_PORTS
 from lib.process import Failure, Skip, wait_until
 from lib.suite import Suite
 
 SECONDS = 120
-# Two ranks may share a core, and wait for each other: they give it up when idle. All is on this machine: no ssh is needed.
-COMMON = [
-    "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
-    "--mca", "plm", "isolated",
-    "--mca", "mpi_yield_when_idle", "1",
-    "--mca", "btl_openib_warn_no_device_params_found", "0",
-    "--mca", "btl_openib_warn_default_gid_prefix", "0",
-]  # fmt: skip
-# The openib BTL takes no other port than InfiniBand's.
-OPENIB = ["--mca", "pml", "ob1", "--mca", "btl", "openib,self", "--mca", "btl_openib_allow_ib", "1",
-          "--mca", "btl_openib_if_include", "unb0"]  # fmt: skip
+UNB0 = [*OPENIB, "unb0"]
 UCX = ["--mca", "pml", "ucx", "-x", "UCX_NET_DEVICES=unb0:1", "-x"]
 TRANSPORTS = {
-    "openib": (OPENIB, ["--link-layer", "infiniband"]),
+    "openib": (UNB0, INFINIBAND),
     "ucx rc": ([*UCX, "UCX_TLS=rc_v,self"], []),
-    "ucx rc, InfiniBand": ([*UCX, "UCX_TLS=rc_v,self"], ["--link-layer", "infiniband"]),
+    "ucx rc, InfiniBand": ([*UCX, "UCX_TLS=rc_v,self"], INFINIBAND),
     "ucx ud": ([*UCX, "UCX_TLS=ud_v,self"], []),
-    "openib, plain devices": (OPENIB, ["--link-layer", "infiniband", "--device", "plain"]),
+    "openib, plain devices": (UNB0, [*INFINIBAND, "--device", "plain"]),
     "ucx rc, plain devices": ([*UCX, "UCX_TLS=rc_v,self"], ["--device", "plain"]),
-    # Silence is noticed after 27 timeouts: of 17 ms each, where openib's own choice is 4 s.
-    "openib, APM": ([*OPENIB, "--mca", "btl_openib_enable_apm_over_ports", "1", "--mca", "btl_openib_ib_timeout", "12"],
-                    ["--link-layer", "infiniband", "--ports", "2"]),
+    "openib, APM": (OWN_APM, TWO_PORTS),
 }
 APM = "openib, APM"
 # Payload of an undisturbed run that no other path than the NICs' could have carried: far more than what connecting takes.
@@ -47,6 +36,9 @@ LEAST_BYTES = 50_000_000
 FAULT_BYTES = 100_000_000
 # What the last packets before a migration take on the port that is left.
 SILENCE_BYTES = 5_000_000
+# The kernels of tests/c/mpi_kernels.c: size, iterations; and what a host sends before the fault, and on port 2 with it.
+KERNELS = {"is": ("W", 60), "ft": ("W", 40), "lu": ("W", 40)}
+KERNEL_BYTES = 4_000_000
 
 # What hpcc reads, with comments as it wants them; N and the problem's shape for two ranks.
 INPUT = """HPLinpack benchmark input file
@@ -152,6 +144,32 @@ def migrated(logs, n: int, fault: str | None = None):
         return f"{one / 1e6:.0f} MB on port 1, {two / 1e6:.0f} MB on port 2, {migrations} migrations"
 
 
+def kernel(logs, name: str, size: str, iterations: int):
+    """A kernel on two processes of each of four hosts; in mid-run port 1 of a host goes down, and is back a moment later. Unbroken migrates its queue pairs."""
+    with Fabric(logs, *TWO_PORTS) as fabric:
+        run = Kernel(fabric, PORT_1, name, size, iterations)
+        run.began()
+        qps = run.armed()
+        # openib's UD queue pairs, by which it connects, have no other path, and go to another NIC.
+        datagrams = {(qp["pid"], qp["qp"]) for qp in fabric.status()["qps"] if not qp["migration"]}
+        begun = payload(fabric, [0])
+        wait_until(lambda: run.process.ended() or payload(fabric, [0]) > begun + KERNEL_BYTES, 60, "traffic on port 1")
+        early = payload(fabric, ["0/2"])
+        if run.process.ended() or early or fabric.events("path-migrated"):
+            raise Failure(f"before the fault: ended {run.process.ended()}, {early} bytes on port 2")
+        fabric.fault("nic a/0/1 down")
+        wait_until(lambda: run.process.ended() or payload(fabric, ["0/2"]) > KERNEL_BYTES, 60, "traffic on port 2")
+        fabric.clear()
+        seconds = run.done(SECONDS)
+        two, migrations = payload(fabric, ["0/2"]), fabric.events("path-migrated")
+        if two < KERNEL_BYTES or not migrations:
+            raise Failure(f"{two} bytes on port 2, {len(migrations)} migrations")
+        switches = [switch for switch in fabric.events("switch") if (switch["pid"], switch["qp"]) not in datagrams]
+        if any(switch["kind"] != "planned" or switch["replayed"] for switch in switches):
+            raise Failure(f"a switch, where a migration is enough: {switches}")
+        return f"{seconds:.1f} s, {payload(fabric, [0]) / 1e6:.0f} MB on port 1, {two / 1e6:.0f} MB on port 2, {len(migrations)} migrations of {qps} queue pairs"
+
+
 def check_result(file: Path):
     """hpcc says that all is right, and none of its checks failed."""
     if not file.exists():
@@ -175,6 +193,8 @@ def main():
     suite.case(f"hpcc, {APM}", migrated, 512)
     for fault in ("nic a/0/1 down", "cable b/0/1 cut", "loss rail0 100%"):
         suite.case(f"hpcc, {APM}, {fault}", migrated, 1024, fault)
+    for name, (size, iterations) in KERNELS.items():
+        suite.case(f"{name}, nic a/0/1 down", kernel, name, size, iterations)
     sys.exit(suite.finish())
 
 

@@ -1,4 +1,4 @@
-"""Compiles the C programs of tests/c against the installed libibverbs."""
+"""Compiles the C programs of tests/c against the installed libibverbs, or Open MPI."""
 
 import subprocess
 from pathlib import Path
@@ -9,14 +9,14 @@ from .suite import ROOT, TARGET
 FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
 
 
-def compile_c(name: str, *libraries: str) -> Path:
+def compile_c(name: str, *libraries: str, compiler="cc") -> Path:
     """The program tests/c/<name>.c, compiled anew if it, or a header beside it or of ours, is newer."""
     source, program = ROOT / "tests" / "c" / f"{name}.c", TARGET / "tests-c" / name
     newest = max(file.stat().st_mtime for file in (source, *source.parent.glob("*.h"), *(ROOT / "include").rglob("*.h")))
     if program.exists() and program.stat().st_mtime >= newest:
         return program
     program.parent.mkdir(parents=True, exist_ok=True)
-    command = ["cc", *FLAGS, "-o", program, source, *libraries]
+    command = [compiler, *FLAGS, "-o", program, source, *libraries]
     done = subprocess.run([str(a) for a in command], capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         raise Failure(f"{source.name} does not compile (needs a C compiler and libibverbs-dev): {done.stderr[:2000]}")

@@ -1,0 +1,87 @@
+"""Debian's Open MPI over verbs, unmodified, on hosts of an emulated network; and the kernels of tests/c/mpi_kernels.c on it."""
+
+import collections
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+from .cc import compile_c
+from .fabric import Fabric, UNBROKEN
+from .process import Failure, Process, Skip, wait_until
+
+# Two ranks may share a core, and wait for each other: they give it up when idle. All is on this machine: no ssh is needed.
+COMMON = [
+    "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
+    "--mca", "plm", "isolated",
+    "--mca", "mpi_yield_when_idle", "1",
+    "--mca", "btl_openib_warn_no_device_params_found", "0",
+    "--mca", "btl_openib_warn_default_gid_prefix", "0",
+]  # fmt: skip
+# The openib BTL takes no other port than InfiniBand's.
+INFINIBAND = ["--link-layer", "infiniband"]
+TWO_PORTS = [*INFINIBAND, "--ports", "2"]
+OPENIB = ["--mca", "pml", "ob1", "--mca", "btl", "openib,self", "--mca", "btl_openib_allow_ib", "1", "--mca", "btl_openib_if_include"]
+# Of a NIC with two ports, openib's own path migration needs both, and would else use both.
+PORT_1 = [*OPENIB, "unb0:1"]
+# Silence is noticed after 27 timeouts: of 17 ms each, where openib's own choice is 4 s.
+OWN_APM = [*OPENIB, "unb0", "--mca", "btl_openib_enable_apm_over_ports", "1", "--mca", "btl_openib_ib_timeout", "12"]
+HOSTS = "abcd"
+_BEGIN_SECONDS, _ARMED_SECONDS = 60, 20
+
+
+def kernels() -> Path:
+    """The program, compiled."""
+    for tool, package in (("mpirun", "openmpi-bin"), ("mpicc", "libopenmpi-dev")):
+        if shutil.which(tool) is None:
+            raise Skip(f"{tool} is missing: install Debian's {package}")
+    flags = subprocess.run(["mpicc", "--showme:incdirs"], capture_output=True, text=True, timeout=20).stdout.split()
+    if not any((Path(folder) / "mpi.h").exists() for folder in flags):
+        raise Skip("mpi.h is missing: install Debian's libopenmpi-dev")
+    return compile_c("mpi_kernels", "-lm", compiler="mpicc")
+
+
+class Kernel:
+    """A kernel on some processes of each host, from `began` to `done`."""
+
+    def __init__(self, fabric: Fabric, options: list, kernel: str, size: str, iterations: int, hosts=HOSTS, each=2, failover=True):
+        program = kernels()
+        run = [UNBROKEN, "run", *([] if failover else ["--no-failover"]), "--host"]
+        command = ["mpirun", *COMMON, *options]
+        for n, host in enumerate(hosts):
+            command += [*([":"] if n else []), "-np", each, *run, host, "--", program, kernel, size, iterations]
+        self.fabric, self.processes = fabric, len(hosts) * each
+        self.process: Process = fabric.start("mpirun", command)
+
+    def _told(self) -> list:
+        lines = [line for line in self.process.output().splitlines() if line.startswith("{") and line.endswith("}")]
+        return [json.loads(line) for line in lines]
+
+    def began(self):
+        """Waits until the iterations begin."""
+        wait_until(lambda: self._told() or self.process.ended(), _BEGIN_SECONDS, "the kernel begins")
+        if not self._told():
+            raise Failure("mpirun ended before the kernel began")
+
+    def armed(self) -> int:
+        """Waits until the queue pairs to all processes can migrate; gives their number."""
+        found = []
+
+        def all_armed():
+            found[:] = [qp for qp in self.fabric.status()["qps"] if qp["migration"]]
+            ready = found and all(qp["migration"] == "armed" for qp in found)
+            # Each process has one to every process, itself included, or a multiple of that.
+            return self.process.ended() or (ready and len(found) % self.processes**2 == 0)
+
+        wait_until(all_armed, _ARMED_SECONDS, "all queue pairs are ARMED")
+        if self.process.ended():
+            raise Failure(f"mpirun ended before all its queue pairs were ARMED: {collections.Counter(qp['migration'] for qp in found)}")
+        return len(found)
+
+    def done(self, seconds: float) -> float:
+        """Waits until it has ended, and checks what it says; gives the seconds that its iterations took."""
+        self.process.expect_success(seconds)
+        last = self._told()[-1]
+        if last.get("verified") is not True or last["processes"] != self.processes:
+            raise Failure(f"the kernel says {last}")
+        return last["seconds"]
