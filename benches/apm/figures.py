@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Measures automatic path migration for its paper's Figures 5 to 8 and computation test: `figures.py 5-6|7|8|computation --out FILE.json`; see docs/apm.md.
+"""Measures automatic path migration for its paper's Figures 5 to 12 and computation test: `figures.py 5-6|7|8|computation|9|10|11|12 --out FILE.json`; see docs/apm.md.
 
 Two processes with softnics of two ports, and the library of include/unbroken/apm.h in both: tests/c/apm_library.c takes the times of transitions,
-tests/c/apm_cost.c what they cost a ping-pong, or a computation, that goes on meanwhile. Facts are checked (answers, paths, migrations, ports that carried
+tests/c/apm_cost.c what they cost a ping-pong, or a computation, that goes on meanwhile. 9 to 12 are of MPI programs: mpi_kernels.py. Facts are checked (answers, paths, migrations, ports that carried
 traffic), times are only told."""
 
 import argparse
@@ -10,17 +10,21 @@ import json
 import statistics
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "tests"), str(HERE.parent)]
 
 import apm
+import mpi_kernels
 from lib.fabric import Fabric
-from lib.process import Failure, wait_until
+from lib.process import Failure, Skip, wait_until
 from picture import axis, figure, line, lines, row, setting
 
 PORT_BYTES_S = 10
+# The exit status where it cannot be measured here.
+CANNOT = 77
 # What is requested or befalls, as the program tells it: name in the pictures, colour.
 KINDS = {"migrated": ("ARMED→MIGRATED, requested", 2), "armed": ("MIGRATED→ARMED, requested", 3), "fault": ("the port in use goes down", 0)}
 BYTES, QPS_OF_SIZES = 128, 512
@@ -44,6 +48,7 @@ def hurry():
     Extent.qps, Extent.times_rounds, Extent.sizes, Extent.qps_of_sizes = (1, 16), 3, (1, 1024), 16
     Extent.rounds, Extent.faults = 2, 2
     Extent.computation_qps, Extent.computation_rounds, Extent.computation_ms = (1, 16), 2, 20
+    mpi_kernels.hurry()
 
 
 def told(ends: apm.Library) -> list:
@@ -235,6 +240,7 @@ def computation(logs) -> dict:
 
 
 MEASURE = {"5-6": transitions, "7": over_queue_pairs, "8": over_sizes, "computation": computation}
+MEASURE |= {number: partial(mpi_kernels.measure, number=number) for number in mpi_kernels.PROGRAMS}
 
 
 def main() -> int:
@@ -250,6 +256,9 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory() as folder:
             measured = MEASURE[args.name](Path(folder))
+    except Skip as skip:
+        print(f"APM's figure {args.name} is left out: {skip}", file=sys.stderr)
+        return CANNOT
     except Failure as failure:
         print(f"figures.py {args.name}: {failure}", file=sys.stderr)
         return 1

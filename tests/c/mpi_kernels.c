@@ -1,13 +1,14 @@
 /* Three kernels over MPI, as small relatives of the NAS parallel benchmarks, each of which checks its result in every iteration:
  *
  *   mpicc -O2 -o mpi_kernels mpi_kernels.c -lm
- *   mpirun -np 8 mpi_kernels is|ft|lu S|W|A|B ITERATIONS
+ *   mpirun -np 8 mpi_kernels is|ft|lu S|W|A|B ITERATIONS [FILE]
  *
  *   is  keys are sorted by buckets (MPI_Allreduce, MPI_Alltoall, MPI_Alltoallv): in order within and between processes, none lost or changed
  *   ft  a transform in three dimensions, slab by slab (MPI_Alltoall), and back: the input again, and one coefficient as its definition gives it
  *   lu  a matrix is factorised by panels that go around a ring (MPI_Send, MPI_Recv): L(Ux) is Ax
  *
- * Process 0 prints a line of JSON when iterations begin, and one with the seconds that they took. The exit status is 1 where a check failed. */
+ * Process 0 prints lines of JSON: when all are connected to each other (with FILE, they wait until there is one of that name), when iterations
+ * begin (CLOCK_MONOTONIC), and what these took. The exit status is 1 where a check failed. */
 #include <complex.h>
 #include <math.h>
 #include <mpi.h>
@@ -15,6 +16,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 static int rank, processes;
 
@@ -352,6 +355,20 @@ static void connect_all(void) {
     }
 }
 
+static long long now_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
+}
+
+static void wait_for(const char *file) {
+    for (long long until = now_us() + 60000000; access(file, F_OK) != 0; usleep(2000))
+        if (now_us() > until) {
+            fprintf(stderr, "mpi_kernels: no file %s within 60 s\n", file);
+            MPI_Abort(MPI_COMM_WORLD, 2);
+        }
+}
+
 int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -359,18 +376,21 @@ int main(int argc, char **argv) {
     const struct size *size = NULL;
     int (*iterate)(const struct size *, int) = NULL;
     char *end = NULL;
-    long iterations = argc == 4 ? strtol(argv[3], &end, 10) : 0;
-    if (argc == 4)
-        for (size_t i = 0; i < sizeof KERNELS / sizeof *KERNELS; i++)
-            if (strcmp(argv[1], KERNELS[i].name) == 0) iterate = KERNELS[i].iterate;
-    for (size_t i = 0; argc == 4 && strlen(argv[2]) == 1 && i < sizeof SIZES / sizeof *SIZES; i++)
+    long iterations = argc > 3 ? strtol(argv[3], &end, 10) : 0;
+    int right = (argc == 4 || argc == 5) && strlen(argv[2]) == 1 && !*end && iterations >= 1 && iterations <= 1000000;
+    for (size_t i = 0; right && i < sizeof KERNELS / sizeof *KERNELS; i++)
+        if (strcmp(argv[1], KERNELS[i].name) == 0) iterate = KERNELS[i].iterate;
+    for (size_t i = 0; right && i < sizeof SIZES / sizeof *SIZES; i++)
         if (SIZES[i].name == *argv[2]) size = &SIZES[i];
-    if (!size || !iterate || *end || iterations < 1 || iterations > 1000000) fail("usage: mpi_kernels is|ft|lu S|W|A|B ITERATIONS (1 to 1000000)");
+    if (!size || !iterate) fail("usage: mpi_kernels is|ft|lu S|W|A|B ITERATIONS [FILE], 1 to 1000000 iterations");
     if (size->points % processes || size->rows % (processes * PANEL)) fail("the number of processes must be 1, 2, 4 or 8");
     connect_all();
     int verified = iterate(size, 0);
     MPI_Barrier(MPI_COMM_WORLD);
-    if (rank == 0) printf("{\"began\": true}\n"), fflush(stdout);
+    if (rank == 0) puts("{\"connected\": true}"), fflush(stdout);
+    if (argc == 5) wait_for(argv[4]);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 0) printf("{\"began_us\": %lld}\n", now_us()), fflush(stdout);
     double began = MPI_Wtime();
     for (int i = 1; i <= iterations; i++) verified &= iterate(size, i);
     double seconds = MPI_Wtime() - began;

@@ -1,6 +1,5 @@
 """Debian's Open MPI over verbs, unmodified, on hosts of an emulated network; and the kernels of tests/c/mpi_kernels.c on it."""
 
-import collections
 import json
 import shutil
 import subprocess
@@ -42,41 +41,46 @@ def kernels() -> Path:
 
 
 class Kernel:
-    """A kernel on some processes of each host, from `began` to `done`."""
+    """A kernel on some processes of each host, from `begin` to `done`."""
 
     def __init__(self, fabric: Fabric, options: list, kernel: str, size: str, iterations: int, hosts=HOSTS, each=2, failover=True):
         program = kernels()
+        self.fabric, self.processes, self.go, self.qps = fabric, len(hosts) * each, fabric.path / "mpi-kernels-go", []
         run = [UNBROKEN, "run", *([] if failover else ["--no-failover"]), "--host"]
         command = ["mpirun", *COMMON, *options]
         for n, host in enumerate(hosts):
-            command += [*([":"] if n else []), "-np", each, *run, host, "--", program, kernel, size, iterations]
-        self.fabric, self.processes = fabric, len(hosts) * each
+            command += [*([":"] if n else []), "-np", each, *run, host, "--", program, kernel, size, iterations, self.go]
         self.process: Process = fabric.start("mpirun", command)
 
     def _told(self) -> list:
         lines = [line for line in self.process.output().splitlines() if line.startswith("{") and line.endswith("}")]
         return [json.loads(line) for line in lines]
 
-    def began(self):
-        """Waits until the iterations begin."""
-        wait_until(lambda: self._told() or self.process.ended(), _BEGIN_SECONDS, "the kernel begins")
-        if not self._told():
-            raise Failure("mpirun ended before the kernel began")
+    def _tells(self, key: str):
+        """Waits until the program tells this, and gives it."""
+        found = lambda: [line[key] for line in self._told() if key in line]
+        wait_until(lambda: found() or self.process.ended(), _BEGIN_SECONDS, f"the kernel tells '{key}'")
+        if not found():
+            raise Failure(f"mpirun ended before the kernel told '{key}'")
+        return found()[0]
 
-    def armed(self) -> int:
-        """Waits until the queue pairs to all processes can migrate; gives their number."""
-        found = []
+    def begin(self) -> int:
+        """Waits until the queue pairs to all processes can migrate, has the iterations begin, and gives when they did (`now_us`)."""
+        self._tells("connected")
 
         def all_armed():
-            found[:] = [qp for qp in self.fabric.status()["qps"] if qp["migration"]]
-            ready = found and all(qp["migration"] == "armed" for qp in found)
+            self.qps = self.fabric.status()["qps"]
+            states = [qp["migration"] for qp in self.qps if qp["migration"]]
             # Each process has one to every process, itself included, or a multiple of that.
-            return self.process.ended() or (ready and len(found) % self.processes**2 == 0)
+            return states and set(states) == {"armed"} and len(states) % self.processes**2 == 0
 
         wait_until(all_armed, _ARMED_SECONDS, "all queue pairs are ARMED")
-        if self.process.ended():
-            raise Failure(f"mpirun ended before all its queue pairs were ARMED: {collections.Counter(qp['migration'] for qp in found)}")
-        return len(found)
+        self.go.touch()
+        return self._tells("began_us")
+
+    def connections(self) -> list:
+        """The queue pairs that can migrate; openib's others, by which it connects, are UD."""
+        return [qp for qp in self.qps if qp["migration"]]
 
     def done(self, seconds: float) -> float:
         """Waits until it has ended, and checks what it says; gives the seconds that its iterations took."""

@@ -1,5 +1,5 @@
 //! Figures that scripts measure: those of the host edge (THORN-ML: 9 to 12, Table 1, and where the time of an outage goes), of collectives
-//! (R²CCL: 15 and 16) and of automatic path migration (Vishnu et al.: 5 to 8, and the computation test).
+//! (R²CCL: 15 and 16) and of automatic path migration (Vishnu et al.: 5 to 12, and the computation test).
 //!
 //! `benches/edge/figures.py` measures between network namespaces with FRR, which is what the tests of the edge use, too;
 //! `benches/coll/figures.py` and `benches/apm/figures.py` on the emulated network. They say in JSON what is to be drawn (`benches/picture.py`).
@@ -43,7 +43,7 @@ pub const PAPERS: [Paper; 3] = [
         names: &["outage", "latency", "collectives", "training"],
     },
     Paper { prefix: "coll", script: "benches/coll/figures.py", names: &["15", "16"] },
-    Paper { prefix: "apm", script: "benches/apm/figures.py", names: &["5-6", "7", "8", "computation"] },
+    Paper { prefix: "apm", script: "benches/apm/figures.py", names: &["5-6", "7", "8", "computation", "9", "10", "11", "12"] },
 ];
 
 /// What one measurement gives.

@@ -193,8 +193,8 @@ mod tests {
         assert_eq!(wanted(&only(&["shift", "shift-9"])).unwrap().len(), 5);
         assert_eq!(wanted(&only(&["edge"])).unwrap().len(), 4);
         assert_eq!(wanted(&only(&["coll"])).unwrap(), HashSet::from(["coll-15", "coll-16"].map(String::from)));
-        assert_eq!(wanted(&only(&["apm"])).unwrap().len(), 4);
-        assert_eq!(wanted(&[]).unwrap().len(), FIGURES.len() + shift::FIGURES.len() + 10);
+        assert_eq!(wanted(&only(&["apm"])).unwrap().len(), 8);
+        assert_eq!(wanted(&[]).unwrap().len(), FIGURES.len() + shift::FIGURES.len() + 14);
         let error = wanted(&only(&["shift-1"])).unwrap_err().to_string();
         assert!(error.starts_with("figure 'shift-1' is not drawn here; sdr-3, "), "{error}");
         assert_eq!([shift::file_name("7"), shift::file_name("table2")], ["shift-07.svg", "shift-table2.svg"]);
