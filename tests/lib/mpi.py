@@ -1,5 +1,6 @@
 """Debian's Open MPI over verbs, unmodified, on hosts of an emulated network; and the kernels of tests/c/mpi_kernels.c on it."""
 
+import collections
 import json
 import shutil
 import subprocess
@@ -74,7 +75,10 @@ class Kernel:
             # Each process has one to every process, itself included, or a multiple of that.
             return states and set(states) == {"armed"} and len(states) % self.processes**2 == 0
 
-        wait_until(all_armed, _ARMED_SECONDS, "all queue pairs are ARMED")
+        try:
+            wait_until(all_armed, _ARMED_SECONDS, "all queue pairs are ARMED")
+        except Failure as failure:
+            raise Failure(f"{failure}, but {dict(collections.Counter(qp['migration'] or 'UD' for qp in self.qps))}") from None
         self.go.touch()
         return self._tells("began_us")
 
