@@ -2,8 +2,8 @@
 """Measures automatic path migration for its paper's Figures 5 to 12 and computation test: `figures.py 5-6|7|8|computation|9|10|11|12 --out FILE.json`; see docs/apm.md.
 
 Two processes with softnics of two ports, and the library of include/unbroken/apm.h in both: tests/c/apm_library.c takes the times of transitions,
-tests/c/apm_cost.c what they cost a ping-pong, or a computation, that goes on meanwhile. 9 to 12 are of MPI programs: mpi_kernels.py. Facts are checked (answers, paths, migrations, ports that carried
-traffic), times are only told."""
+tests/c/apm_cost.c what they cost a ping-pong, or a computation, that goes on meanwhile. Facts are checked (answers, paths, migrations, ports that carried
+traffic), times are only told. 9 to 12 are of MPI programs: mpi_kernels.py."""
 
 import argparse
 import json

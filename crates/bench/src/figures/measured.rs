@@ -43,7 +43,11 @@ pub const PAPERS: [Paper; 3] = [
         names: &["outage", "latency", "collectives", "training"],
     },
     Paper { prefix: "coll", script: "benches/coll/figures.py", names: &["15", "16"] },
-    Paper { prefix: "apm", script: "benches/apm/figures.py", names: &["5-6", "7", "8", "computation", "9", "10", "11", "12"] },
+    Paper {
+        prefix: "apm",
+        script: "benches/apm/figures.py",
+        names: &["5-6", "7", "8", "computation", "9", "10", "11", "12"],
+    },
 ];
 
 /// What one measurement gives.
