@@ -130,6 +130,8 @@ def writes(logs, scheme, faults, messages, settings=()):
                     "400M", "--verify")
     if set(got) != KEYS:
         raise Failure(f"the keys of the object differ: {set(got) ^ KEYS}")
+    if got["scheme"] != scheme:
+        raise Failure(f"the scheme is told as {got['scheme']}, and was asked for as {scheme}")
     if got["messages"] != messages or not got["verified"]:
         raise Failure(f"not all was written: {got}")
     return (f"{got['gbit_per_s']:.2f} Gbit/s, mean {got['mean_us']:.0f} us, {got['chunks_repeated']} again, "

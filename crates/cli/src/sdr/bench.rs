@@ -250,7 +250,7 @@ pub(super) fn bench(runtime: &Runtime, args: &BenchArgs) -> Result {
     times.sort_by(f64::total_cmp);
     let (counts, bits) = (end.reliable.counts(), 8.0 * args.size as f64 * f64::from(args.messages));
     let report = Report {
-        scheme: format!("{:?}", args.scheme.0),
+        scheme: args.scheme.word(),
         message_bytes: args.size,
         chunk_bytes: 1 << args.chunk,
         mtu_bytes: 1 << args.mtu,

@@ -6,6 +6,7 @@ mod probe;
 
 use clap::{Args, Subcommand};
 use unbroken_fabric::Runtime;
+use unbroken_model::Scheme;
 
 use crate::model::{scheme, units};
 use crate::output::Result;
@@ -52,6 +53,19 @@ pub(crate) fn sdr(runtime: &Runtime, args: &SdrArgs) -> Result {
 /// A scheme of `unbroken model`, or the adaptive choice.
 #[derive(Clone, Copy, Debug)]
 struct Wanted(Choice);
+
+impl Wanted {
+    /// As it is asked for: `sr-nack`, `mds:16,8`, `adaptive`.
+    fn word(self) -> String {
+        match self.0 {
+            Choice::Adaptive(_) => "adaptive".into(),
+            Choice::Fixed(Scheme::Ec(code)) => {
+                code.to_string().to_lowercase().replace('(', ":").replace([')', ' '], "")
+            }
+            Choice::Fixed(scheme) => scheme.to_string().to_lowercase(),
+        }
+    }
+}
 
 fn wanted(text: &str) -> std::result::Result<Wanted, String> {
     match text {
