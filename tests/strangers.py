@@ -32,6 +32,8 @@ SECONDS = 4
 LEAST = 1000
 NOBODY = USERS[0]
 QPS = 2
+# The first byte of the directory's values, and what each further port of a NIC takes there.
+VERSION, PORT_BYTES = b"\x04", 20
 # An IPv4 address as a GID.
 V4_PREFIX = bytes(10) + b"\xff\xff"
 ETH_P_IP = 0x0800
@@ -51,7 +53,7 @@ class Directory:
         gid, qpn = name.rsplit(":", 1)
         gid, qpn = V4_PREFIX + ipaddress.IPv4Address(gid).packed, int(qpn)
         key = re.escape(gid + struct.pack(">I", qpn))
-        found = re.search(key + rb"\x03\0{7}.{8}(.{12})\0{4}", self.bytes, re.DOTALL)
+        found = re.search(key + VERSION + rb"\0{7}.{8}(.{12})\0{4}", self.bytes, re.DOTALL)
         if not found:
             raise Failure(f"{name} is not in the directory")
         incarnation, connection = struct.unpack("<QI", found[1])
@@ -60,11 +62,12 @@ class Directory:
     def nics(self, incarnation: int) -> list:
         """Where the NICs of a process take control messages: address, port, QPN."""
         best = []
-        for found in re.finditer(re.escape(struct.pack(">Q", incarnation)) + rb"\x03(.)\0\0.{12}", self.bytes, re.DOTALL):
+        for found in re.finditer(re.escape(struct.pack(">Q", incarnation)) + VERSION + rb"(.)\0\0.{12}", self.bytes, re.DOTALL):
             nics, at = [], found.end()
             for number in range(found[1][0]):
                 index, gid, qpn, _key_set, length = struct.unpack_from("<I16sIHB", self.bytes, at)
                 at += 27 + length
+                at += 1 + PORT_BYTES * self.bytes[at]
                 if index != number or gid[:12] != V4_PREFIX:
                     nics = []  # the remains of an older version
                     break

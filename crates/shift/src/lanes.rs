@@ -27,6 +27,10 @@ use unbroken_verbs::{PortState, QpModify, RcModify};
 /// Local ACK timeout of a lane that is loaded before the program has said its own, by its code: 67 ms.
 const TIMEOUT_CODE: u8 = 14;
 
+/// Until a lane is loaded after a migration. Who is in REARM no longer says that it has migrated: the peer must have heard of it before, and that is said
+/// again and again for 0.13 s. And the death of a port may be told just after it.
+const SETTLE_US: u64 = 150_000;
+
 /// Where a QP is, and what its program wants.
 pub(crate) struct Place<'a> {
     pub(crate) core: &'a Core,
@@ -77,7 +81,8 @@ impl Place<'_> {
         };
         let own = (self.core.gid_of(self.default.local.into()), self.qpn);
         let lower = own.min((self.core.first_port(there.dest_gid), dest_qpn));
-        (lower.1 % u32::from(self.count().max(1))) as u8
+        // Devices count QPs by one, or by the number of their NICs.
+        ((lower.1 ^ lower.1 >> 2) % u32::from(self.count().max(1))) as u8
     }
 
     fn timeout(&self) -> u8 {
@@ -210,6 +215,7 @@ pub(crate) fn tend(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
         }
         match place.lanes(clock_us, attrs).step() {
             Step::Stay => return None,
+            Step::Load(_) if now_us() < place.since_us + SETTLE_US => return None,
             Step::Load(lane) => place.load(lane, &mut change),
             Step::Migrate => change.rc.migration = Some(PathMigState::Migrated),
         }
