@@ -350,6 +350,8 @@ def main():
         suite.case(f"{scheme}, bursts, reordered, twice", writes, scheme,
                    ["burst-loss a/0 2% burst=6 tx", "reorder a/0 2% by=1ms tx", "duplicate a/0 2% tx"], 100)
         suite.case(f"{scheme}, 20 ms, 1 % lost", writes, scheme, ["delay a/0 20ms tx", "loss a/0 1% tx"], 40)
+        if "--all" in sys.argv:
+            suite.case(f"{scheme}, 100 ms, 10 % lost", writes, scheme, ["delay a/0 50ms", "loss a/0 10%"], 60)
     for scheme in ("sr-nack", "mds:16,8"):
         suite.case(f"{scheme}, the link dies", link_dies, scheme)
         suite.case(f"{scheme}, one of two NICs dies", two_nics, scheme)
