@@ -64,14 +64,17 @@ def armed(fabric, count: int, lane=1):
     wait_until(all_armed, 20, f"{count} queue pairs are armed on lane {lane}")
 
 
-def longest_gap_ms(fabric, pids: list, fault_us: int) -> float:
-    """The longest time without data around the fault at any of these receivers; to be asked at once, as few are kept."""
+def longest_gap_ms(fabric, pids: list, fault_us: int, told: bool) -> float:
+    """The longest time without data around the fault at any of these receivers; to be asked at once, as few are kept. Where the NIC has told of the
+    fault it may be too short to be among them, which is 0 here if data flows over port 2 by then."""
     seen = {pid: {} for pid in pids}
     while now_us() < fault_us + GAP_WINDOW_US:
         for pid, gaps in seen.items():
             gaps.update(fabric.gaps(pid))
         time.sleep(GAP_STEP_S)
     around = [length for gaps in seen.values() for start, length in gaps.items() if start + length >= fault_us]
+    if not around and told and any(sent > SILENCE_BYTES // 100 for port, sent in moved(fabric, GAP_STEP_S).items() if port.count("/") == 2):
+        return 0.0
     if not around:
         raise Failure("no receiver has recorded a gap around the fault")
     return max(around) / 1000
@@ -92,7 +95,7 @@ def perftest(logs, tool: str, fault: str):
         fabric.fault(fault)
         fault_us = fabric.events("fault")[-1]["time_us"]
         # What atomics carry is not counted as data.
-        gap_ms = 0 if "atomic" in name else longest_gap_ms(fabric, receivers, fault_us)
+        gap_ms = 0 if "atomic" in name else longest_gap_ms(fabric, receivers, fault_us, FAULTS[fault] == TOLD_MS)
         wait_until(lambda: len(fabric.events("path-migrated")) >= qps, 5, "all queue pairs migrate")
         carries(fabric, ["a/0/2", "b/0/2"], "with the fault", least)
         for end in ends:
