@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{io, Error, Result};
+use crate::line::reach;
 
 /// The most bytes of what is said.
 const MAX_LINE: u64 = 1 << 20;
@@ -204,7 +205,7 @@ impl Meeting {
 /// Meets the others.
 pub(crate) fn meet(id: &Id, mut hello: Hello, patience: Duration) -> Result<Vec<Hello>> {
     (hello.version, hello.secret) = (VERSION, id.secret);
-    let mut stream = TcpStream::connect_timeout(&id.address, patience)
+    let mut stream = reach(id.address, patience)
         .map_err(io(format!("reach the bootstrap at {}; is the process that made the id there?", id.address)))?;
     stream.set_read_timeout(Some(patience + SPEAKS)).map_err(io("bootstrap socket"))?;
     say(&mut stream, &hello)?;

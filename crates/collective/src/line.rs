@@ -15,6 +15,8 @@ use rustix::net::{connect, socket_with, sockopt, AddressFamily, SocketFlags, Soc
 const ATTEMPT: Duration = Duration::from_millis(500);
 /// How long sending may take, where the connection is there and full.
 const SENDING: Duration = Duration::from_secs(2);
+/// How long to wait after an attempt that failed at once.
+const PAUSE: Duration = Duration::from_millis(50);
 /// What is kept until the connection is there.
 const MAX_UNSAID: usize = 1 << 20;
 
@@ -94,6 +96,18 @@ impl Line {
     }
 }
 
+/// Connects, and waits for that; a network that is silent is tried again until `patience` is over.
+pub(crate) fn reach(to: SocketAddr, patience: Duration) -> Result<TcpStream> {
+    let began = Instant::now();
+    loop {
+        let left = patience.saturating_sub(began.elapsed());
+        match TcpStream::connect_timeout(&to, left.clamp(PAUSE, ATTEMPT)) {
+            Err(error) if is_silence(&error) && left > PAUSE => std::thread::sleep(PAUSE),
+            answer => return answer,
+        }
+    }
+}
+
 /// Begins to connect. `None`: there is no way there now.
 fn begin(to: SocketAddr) -> Result<Option<TcpStream>> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -159,9 +173,31 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_for_a_connection_outlives_attempts_without_an_answer() {
+        let (listener, at, full) = silent();
+        let began = Instant::now();
+        let answers = std::thread::spawn(move || {
+            std::thread::sleep(3 * ATTEMPT / 2);
+            drop(full);
+            [listener.accept().unwrap(), listener.accept().unwrap()]
+        });
+        let stream = reach(at, PATIENCE).unwrap();
+        assert!(began.elapsed() > ATTEMPT && stream.peer_addr().unwrap() == at);
+        let [_, (heard, _)] = answers.join().unwrap();
+        assert_eq!(heard.peer_addr().unwrap(), stream.local_addr().unwrap());
+        let (_listener, at, _full) = silent();
+        assert_eq!(reach(at, Duration::from_millis(100)).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!(reach(gone(), PATIENCE).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    }
+
+    /// An address at which nobody listens.
+    fn gone() -> SocketAddr {
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
+    }
+
+    #[test]
     fn who_is_not_there_is_an_error_at_once_and_who_is_silent_after_a_time() {
-        let gone = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
-        let mut line = Line::new(gone);
+        let mut line = Line::new(gone());
         assert_eq!(line.say(Vec::new, b"a", PATIENCE).unwrap_err().kind(), ErrorKind::ConnectionRefused);
         let (_listener, at, _full) = silent();
         let (mut line, began, patience) = (Line::new(at), Instant::now(), Duration::from_millis(700));

@@ -7,6 +7,10 @@
 //! nothing silently: it marks the CQ as overrun, every later poll says so, the owner is told once ([`Cq::with_overrun_hook`]), and the
 //! QP whose completion found no room learns it by the answer of [`Cq::offer`].
 //!
+//! Events are those of the NICs that programs are written for, which the specification allows and does not ask for: a queue that is armed while something
+//! waits in it that has come since its last event, and so raised none, raises one at once. A program that polls, then arms, and does not poll again (Open MPI's
+//! udcm, which connects by it) would else wait for ever for what came in between. What has raised an event raises no other.
+//!
 //! Lock order: `drivers` (read) → a device's engine → `ring`. A driver never attaches or detaches drivers.
 
 use crate::{CompChannel, Error, Owner, Result};
@@ -56,6 +60,11 @@ struct Ring {
     /// What the application asked for; at most `slots.len()`.
     limit: usize,
     armed: Armed,
+    /// WCs pushed so far, those without room included; the WC pushed last has this number.
+    pushed: u64,
+    /// The numbers of the last WC, and of the last that a request for solicited ones is for, that came since the last event. 0: none.
+    silent: u64,
+    silent_solicited: u64,
     overrun: bool,
     /// See [`Cq::nudge`].
     nudged: bool,
@@ -65,6 +74,36 @@ impl Ring {
     /// What pollers are told of its length: an overrun ring has something to say to them, even where it is empty, as has one that was nudged.
     fn hint(&self) -> u32 {
         (self.len as u32).max(u32::from(self.overrun || self.nudged))
+    }
+
+    /// Takes note of a WC that has been pushed; whether it raises the event that was asked for.
+    #[inline]
+    fn came(&mut self, solicited: bool) -> bool {
+        self.pushed += 1;
+        let fire = match self.armed {
+            Armed::No => false,
+            Armed::Any => true,
+            Armed::Solicited => solicited,
+        };
+        if fire {
+            self.said();
+            return true;
+        }
+        self.silent = self.pushed;
+        if solicited {
+            self.silent_solicited = self.pushed;
+        }
+        false
+    }
+
+    /// An event is raised, for all that is there.
+    fn said(&mut self) {
+        (self.armed, self.silent, self.silent_solicited) = (Armed::No, 0, 0);
+    }
+
+    /// Whether the WC of that number waits. Those that wait are the last `len`, see [`Cq::purge`].
+    fn waits(&self, number: u64) -> bool {
+        number > self.pushed - self.len as u64
     }
 }
 
@@ -174,6 +213,9 @@ impl Cq {
                 len: 0,
                 limit,
                 armed: Armed::No,
+                pushed: 0,
+                silent: 0,
+                silent_solicited: 0,
                 overrun: false,
                 nudged: false,
             }),
@@ -256,17 +298,10 @@ impl Cq {
         } else {
             news = !std::mem::replace(&mut r.overrun, true);
         }
-        let fire = match r.armed {
-            Armed::No => false,
-            Armed::Any => true,
-            Armed::Solicited => solicited || wc.status != WcStatus::Success as u32,
-        };
-        if fire {
-            r.armed = Armed::No;
-        }
+        let fire = r.came(solicited || wc.status != WcStatus::Success as u32);
         drop(r);
-        if let (true, Some(channel)) = (fire, &self.channel) {
-            channel.raise(self.cookie());
+        if fire {
+            self.raise();
         }
         if let (true, Some(tell)) = (news, &self.on_overrun) {
             tell(self.cookie());
@@ -332,7 +367,8 @@ impl Cq {
         self.len.store(r.hint(), Ordering::Release);
     }
 
-    /// Asks for one event at the next completion (`ibv_req_notify_cq`), and tells the devices that the caller's polling may end.
+    /// Asks for one event at the next completion (`ibv_req_notify_cq`), or at once where one waits that has come since the last event; and tells the devices
+    /// that the caller's polling may end.
     pub fn req_notify(&self, solicited_only: bool) {
         for attached in self.drivers.read().unwrap_or_else(PoisonError::into_inner).iter() {
             attached.driver.about_to_wait();
@@ -348,14 +384,27 @@ impl Cq {
         // A request for any completion is not weakened by a later one for solicited ones.
         r.armed = if solicited_only && r.armed != Armed::Any { Armed::Solicited } else { Armed::Any };
         let solicited_only = r.armed == Armed::Solicited;
+        if r.waits(if solicited_only { r.silent_solicited } else { r.silent }) {
+            r.said();
+            drop(r);
+            return self.raise();
+        }
         drop(r);
         drivers.iter().for_each(|attached| attached.driver.arm(solicited_only));
     }
 
     /// Raises the event that was asked for, if one was: a driver has been told that there is one, and not for which completion.
     pub fn fire(&self) {
-        let armed = std::mem::replace(&mut self.ring().armed, Armed::No) != Armed::No;
-        if let (true, Some(channel)) = (armed, &self.channel) {
+        let mut r = self.ring();
+        if r.armed != Armed::No {
+            r.said();
+            drop(r);
+            self.raise();
+        }
+    }
+
+    fn raise(&self) {
+        if let Some(channel) = &self.channel {
             channel.raise(self.cookie());
         }
     }
@@ -400,6 +449,7 @@ impl Cq {
     pub fn purge(&self, qp_num: u32) {
         let mut r = self.ring();
         let mask = r.slots.len() - 1;
+        let (silent, silent_solicited) = (r.waits(r.silent), r.waits(r.silent_solicited));
         let mut kept = 0;
         for i in 0..r.len {
             let wc = r.slots[(r.head + i) & mask];
@@ -410,6 +460,9 @@ impl Cq {
             }
         }
         r.len = kept;
+        // Those that wait have new numbers, the last ones: which of them was silent is forgotten, and an event too many harms nobody.
+        r.silent = if silent { r.pushed } else { 0 };
+        r.silent_solicited = if silent_solicited { r.pushed } else { 0 };
         self.len.store(r.hint(), Ordering::Release);
     }
 
@@ -448,13 +501,54 @@ mod tests {
         assert!(cq.overrun());
     }
 
-    /// A driver with a queue of its own, in which something is when it is armed.
-    struct Arms(Mutex<Vec<bool>>, Arc<Cq>);
+    #[test]
+    fn what_has_come_since_the_last_event_raises_one_when_the_queue_is_armed() {
+        let channel = CompChannel::new().unwrap();
+        let cq = Cq::new(8, Some(channel.clone()));
+        let push = |qp_num, solicited| cq.push(Wc { qp_num, ..Wc::default() }, solicited);
+        let take = |n: usize| cq.take(&mut vec![Wc::default(); n]).unwrap();
+        let armed = |solicited| {
+            cq.req_notify(solicited);
+            let raised = channel.has_events();
+            if raised {
+                channel.get_event().unwrap();
+            }
+            assert!(!channel.has_events());
+            raised
+        };
+        assert!(!armed(false), "nothing is there");
+        push(1, false);
+        channel.get_event().unwrap();
+        assert!(!armed(false), "it has raised its event, polled or not");
+        push(1, false);
+        channel.get_event().unwrap();
+        push(1, false);
+        assert_eq!(take(2), 2);
+        assert!(armed(false), "the third came after the event");
+        push(1, false);
+        assert!(!channel.has_events(), "the event disarmed it");
+        assert_eq!(take(8), 2);
+        assert!(!armed(true), "all are polled");
+        push(1, false);
+        assert!(!channel.has_events() && !armed(true), "it is not solicited");
+        assert!(armed(false), "... but is one of any");
+        push(1, true);
+        push(2, false);
+        cq.purge(1);
+        assert!(armed(false), "one waits that came after the event, whatever its number");
+        cq.purge(2);
+        assert!(!armed(false), "nothing waits");
+    }
+
+    /// A driver with a queue of its own, in which something comes when it is armed, and was before if so said.
+    struct Arms(Mutex<Vec<bool>>, Arc<Cq>, bool);
 
     impl Driver for Arms {
         fn drive(&self) {}
         fn bring(&self) {
-            self.1.push(Wc::default(), true);
+            if self.2 {
+                self.1.push(Wc::default(), true);
+            }
         }
         fn arm(&self, solicited_only: bool) {
             self.0.lock().unwrap().push(solicited_only);
@@ -463,27 +557,34 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_while_drivers_are_armed_raises_the_event_and_what_was_there_does_not() {
-        let channel = CompChannel::new().unwrap();
-        let cq = Cq::new(4, Some(channel.clone()));
-        let arms = Arc::new(Arms(Mutex::default(), cq.clone()));
-        let driver: Arc<dyn Driver> = arms.clone();
-        cq.attach(&driver);
-        cq.fire();
-        cq.req_notify(true);
-        assert_eq!((&*arms.0.lock().unwrap(), channel.has_events()), (&vec![true], false), "none is solicited since");
-        assert_eq!(cq.take(&mut [Wc::default(); 4]).unwrap(), 2);
-        cq.fire();
-        cq.fire();
-        assert_eq!((channel.get_event().unwrap(), channel.has_events()), (0, false));
-        cq.req_notify(false);
-        assert_eq!((channel.get_event().unwrap(), channel.has_events()), (0, false), "the one that came since");
+    fn what_drivers_have_and_what_comes_while_they_are_armed_raises_the_event() {
+        for was_there in [false, true] {
+            let channel = CompChannel::new().unwrap();
+            let cq = Cq::new(4, Some(channel.clone()));
+            let arms = Arc::new(Arms(Mutex::default(), cq.clone(), was_there));
+            let driver: Arc<dyn Driver> = arms.clone();
+            cq.attach(&driver);
+            cq.fire();
+            cq.req_notify(true);
+            let asked = arms.0.lock().unwrap().clone();
+            assert_eq!(
+                (channel.has_events(), asked.len()),
+                (was_there, usize::from(!was_there)),
+                "the other is not solicited"
+            );
+            assert_eq!(cq.take(&mut [Wc::default(); 4]).unwrap(), 1);
+            cq.fire();
+            cq.fire();
+            assert_eq!((channel.get_event().unwrap(), channel.has_events()), (0, false));
+            cq.req_notify(false);
+            assert_eq!((channel.get_event().unwrap(), channel.has_events()), (0, false), "the one that came since");
+        }
     }
 
     #[test]
     fn a_driver_that_is_attached_to_an_armed_queue_is_armed() {
         let cq = Cq::new(8, Some(CompChannel::new().unwrap()));
-        let arms = [(); 3].map(|()| Arc::new(Arms(Mutex::default(), cq.clone())));
+        let arms = [(); 3].map(|()| Arc::new(Arms(Mutex::default(), cq.clone(), false)));
         let attach = |n: usize| {
             let driver: Arc<dyn Driver> = arms[n].clone();
             cq.attach(&driver);
