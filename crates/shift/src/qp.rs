@@ -498,10 +498,13 @@ impl Qp {
             // Later lives come to SQD, too.
             QpEvent::SqDrained => g.app.sqd_notify = None,
             QpEvent::PathMigrated | QpEvent::PathMigrationFailed => {
-                self.log_migration(&g, event);
-                if self.init.hold_on_failure {
-                    return self.has_migrated(&mut g); // the program has not asked for it
+                let what = self.migration(&g, event);
+                match self.init.hold_on_failure {
+                    true => self.has_migrated(&mut g), // the program has not asked for it
+                    false => self.raise(event),        // it may wait for it: the log can
                 }
+                drop(g);
+                return self.core.emit(what);
             }
             _ => {}
         }

@@ -176,19 +176,19 @@ impl Qp {
         self.core.inbox.put(Job::Lanes);
     }
 
-    /// Writes down where the physical QP has migrated, or could not.
-    pub(super) fn log_migration(&self, g: &Gate, event: QpEvent) {
+    /// Where the physical QP has migrated, or could not, for the log.
+    pub(super) fn migration(&self, g: &Gate, event: QpEvent) -> What {
         let attrs = g.phys.query().attrs;
         let (host, qp) = (self.core.host(), self.qpn);
         let path = |port, dest| format!("{}-{}", port_name(&self.core, g.nic, port), dest);
         let primary = path(attrs.port.unwrap_or(1), attrs.path.unwrap_or_default().dest_gid);
-        self.core.emit(match (event, attrs.alternate) {
+        match (event, attrs.alternate) {
             (QpEvent::PathMigrated, _) => What::PathMigrated { host, qp, to: primary },
             (_, to) => {
                 let to = to.map_or_else(String::new, |p| path(p.port, p.dest_gid));
                 What::PathMigrationFailed { host, qp, from: primary, to }
             }
-        });
+        }
     }
 
     /// Present attributes, as the application set them; the state is true, and RTS during a switch.
