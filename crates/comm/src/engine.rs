@@ -21,6 +21,8 @@ use crate::{Failure, Rank};
 
 /// Operations that are remembered, for ranks that are behind and ask.
 pub(crate) const HISTORY: usize = 64;
+/// A rank that stands still while others are in an earlier operation leaves it to them for this part of the timeout more to say why.
+const GRACE: u64 = 4;
 /// Sons of a node of the tree that news goes along.
 const SONS: usize = 2;
 
@@ -66,6 +68,8 @@ pub enum Mutant {
     LateBegin,
     /// A stream that is about to go home waits for that, also when the path home has failed again.
     Homesick,
+    /// Who stands still names whom it waits for, whatever others have said.
+    Hasty,
 }
 
 /// The engine of one rank.
@@ -383,12 +387,26 @@ impl Engine {
             self.tell_takes(number, hands);
         }
         self.judge(number, hands);
-        if still_us > self.config.timeout_us {
-            let from = self.run.as_ref().and_then(Run::waits_for).unwrap_or(self.config.me);
-            let seconds = (self.config.timeout_us / 1_000_000) as u32;
-            let (by, missing) = (self.config.me, self.silent(number));
-            self.fail(Failure::Stalled { by, number, from, missing, seconds }, hands);
+        let grace_us = if self.others_are_behind(number) { self.config.timeout_us / GRACE } else { 0 };
+        if still_us > self.config.timeout_us + grace_us {
+            self.fail(self.stalled(number), hands);
         }
+    }
+
+    /// Whether some other has asked about an earlier operation since this rank stands still: that is where it hangs, and who is in it knows whom it
+    /// waits for.
+    fn others_are_behind(&self, number: u64) -> bool {
+        self.config.mutant != Some(Mutant::Hasty) && self.told.range(..number).any(|(_, at_us)| *at_us >= self.seen.1)
+    }
+
+    /// What there is to say of an operation that stands still. Who has answered lives, and waits as this rank does: one that has not is named first.
+    fn stalled(&self, number: u64) -> Failure {
+        let (by, missing) = (self.config.me, self.silent(number));
+        let waits_for = self.run.as_ref().and_then(Run::waits_for).unwrap_or(by);
+        let silent = missing.iter().copied().find(|_| !missing.contains(&waits_for));
+        let from = silent.filter(|_| self.config.mutant != Some(Mutant::Hasty)).unwrap_or(waits_for);
+        let seconds = (self.config.timeout_us / 1_000_000) as u32;
+        Failure::Stalled { by, number, from, missing, seconds }
     }
 }
 

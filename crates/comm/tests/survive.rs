@@ -4,7 +4,7 @@
 mod world;
 
 use unbroken_comm::locate::{Fault as At, Place};
-use unbroken_comm::{Failure, Mutant, Note};
+use unbroken_comm::{Engine, Failure, Mutant, Note};
 use unbroken_schedule::verify::expected;
 use unbroken_schedule::{Collective, Counts, DataType, Fabric, Host, Matrix, Nic, Operation, ReduceOp, Topology};
 use world::{run, Case, Fault, Outcome, Planned, Random};
@@ -194,6 +194,41 @@ fn a_process_that_dies_is_named_to_all() {
     }
 }
 
+/// A case in which a process of those that hand no news on stands still, and who it is.
+fn standstill(seed: u64, mutant: Option<Mutant>) -> (Case, usize) {
+    let mut case = case(seed);
+    let mut random = Random(seed ^ 0x5709);
+    let ranks = case.topology.ranks();
+    let leaves: Vec<usize> = (1..ranks).filter(|r| Engine::neighbours(*r, ranks).count() == 1).collect();
+    let rank = leaves[random.below(leaves.len() as u64) as usize];
+    case.faults = vec![Planned { fault: Fault::Stop { rank }, after_writes: 1 + random.below(60), lasts_us: None }];
+    // Polling costs time, and nothing else happens while all wait.
+    (case.leave, case.mutant, case.timeout_us) = (false, mutant, 100_000);
+    (case, rank)
+}
+
+/// What is wrong with what ranks say of one that stands still.
+fn misnamed(seed: u64, mutant: Option<Mutant>) -> Option<String> {
+    let (case, stopped) = standstill(seed, mutant);
+    let outcome = run(&case, MOST_US);
+    let living = (0..case.topology.ranks()).filter(|r| *r != stopped);
+    let wrong = |r: usize| match &outcome.failures[r] {
+        None => outcome.outputs[r].len() < case.script[r].len(),
+        Some(Failure::Stalled { from, .. }) => *from != stopped,
+        Some(_) => true,
+    };
+    let found = living.clone().find(|r| wrong(*r))?;
+    Some(format!("seed {seed}: rank {stopped} stands still, rank {found} says {:?}", outcome.failures[found]))
+}
+
+#[test]
+fn a_process_that_stands_still_is_named_to_all() {
+    (0..150).for_each(|seed| assert_eq!(misnamed(seed, None), None));
+    let caught = (0..150).find(|seed| misnamed(*seed, Some(Mutant::Hasty)).is_some());
+    println!("{:?}: seed {caught:?}", Mutant::Hasty);
+    assert!(caught.is_some());
+}
+
 /// What one rank takes for something else.
 fn altered(random: &mut Random, collective: &Collective) -> Collective {
     let other = match (collective.operation().clone(), random.below(4)) {
@@ -312,7 +347,7 @@ fn the_verdict_is_right() {
             Fault::CableCut { host, rail } => At::Cable(place(host, rail)),
             Fault::SwitchDown { rail } => At::Switch(rail),
             Fault::QpError { a, b, rail } => At::QueuePair(place(a.min(b) as u32, rail), place(a.max(b) as u32, rail)),
-            Fault::Death { rank } => At::Process(rank),
+            Fault::Death { rank } | Fault::Stop { rank } => At::Process(rank),
         };
         let located =
             |notes: &Vec<Note>| notes.iter().find_map(|n| if let Note::Located(v) = n { Some(v.fault) } else { None });

@@ -62,6 +62,10 @@ pub enum Fault {
     Death {
         rank: Rank,
     },
+    /// A process stands still; its NICs do not.
+    Stop {
+        rank: Rank,
+    },
 }
 
 /// A fault that begins after so many writes, and ends after a time.
@@ -116,6 +120,7 @@ struct Local {
     aside: BTreeMap<(u32, u32), Vec<u8>>,
     work: Option<(DataType, ReduceOp)>,
     dead: bool,
+    stopped: bool,
     /// It has done all it had to do, and has left.
     gone: bool,
     done_us: Option<u64>,
@@ -123,6 +128,13 @@ struct Local {
     /// The rail of each probe, and the other end.
     probes: BTreeMap<ProbeId, (u8, Option<Rank>)>,
     planned: Option<Program>,
+}
+
+impl Local {
+    /// Neither hears nor does anything.
+    fn is_silent(&self) -> bool {
+        self.dead || self.stopped || self.gone
+    }
 }
 
 struct World {
@@ -185,6 +197,10 @@ impl World {
                 for to in Engine::neighbours(rank, ranks).collect::<Vec<_>>() {
                     self.at(50, Event::Gone { rank, to });
                 }
+                return;
+            }
+            Fault::Stop { rank } => {
+                self.ranks[rank].stopped = true;
                 return;
             }
             Fault::NicDead { host, rail } => {
@@ -382,7 +398,7 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
                 }
             }
             Event::Told { from, to, message } => {
-                if !world.ranks[to].dead && !world.ranks[to].gone && !world.ranks[from].dead {
+                if !world.ranks[to].is_silent() && !world.ranks[from].dead {
                     let message = Message::decode(&message).expect("a message");
                     engines[to].on_message(from, &message, &mut Arms { world: &mut world, me: to });
                 }
@@ -396,7 +412,7 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
             }
             Event::Heal { fault } => world.active.retain(|f| *f != fault),
             Event::Poll { rank } => {
-                if world.ranks[rank].dead || world.ranks[rank].gone {
+                if world.ranks[rank].is_silent() {
                     continue;
                 }
                 let polled = world.random.below(6);
@@ -430,7 +446,7 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
                 if case.leave && done && (engines[rank].is_drained() || now_us > done_us + case.timeout_us) {
                     leave(rank, case.script[rank].len() as u64, &mut engines[rank], &mut world);
                 }
-                let lost = |r: usize| engines[r].failure().is_some() || world.ranks[r].dead || world.ranks[r].gone;
+                let lost = |r: usize| engines[r].failure().is_some() || world.ranks[r].is_silent();
                 let over = |r: usize| lost(r) || outputs[r].len() == case.script[r].len() && engines[r].is_drained();
                 if (0..ranks).all(over) {
                     // What is being said is heard yet.
