@@ -7,7 +7,7 @@ from picture import axis, cdf, figure, line, lines, percentile, row
 BYTES = 1 << 23
 # Many thousands, so that what one fault delays lies beyond the 99.9th percentile.
 MESSAGES = 30000
-LIMIT_S = 300
+LIMIT_S = 900
 SHARES = (0.5, 0.9, 0.99, 0.999)
 
 

@@ -105,7 +105,7 @@ def steps(without: Training, under: Training) -> dict:
     drawn = [line("without faults", 5, cdf(pair[0])), line("under faults", 2, cdf(pair[1]), "dashed")]
     panel = lines("data parallel", axis("time of a step (ms)", low, high, log=True), axis("share of steps", 0, 1.02), drawn)
     notes = [f"Each point is the mean of {AVERAGED} steps, as in the paper, which has pipeline and tensor parallelism, too; here it is data parallelism only. The same runs as Figure 9."]
-    return figure("THORN-ML, Figure 10: time of a training's step, with faults and without", [panel], 1, notes)
+    return figure("THORN-ML, Figure 10: step times in a training", [panel], 1, notes)
 
 
 def table(without: Training, under: Training, faults: int, hits: int) -> list:

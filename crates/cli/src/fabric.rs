@@ -61,7 +61,7 @@ pub(crate) fn show(runtime: &Runtime, json: bool) -> Result {
     let mut rows =
         vec![["nic", "address", "link layer", "LID", "MTU", "device", "state", "faults"].map(String::from).to_vec()];
     rows.extend(nics.into_iter().map(|n| {
-        let Link { name, lid, mtu } = link(&fabric, &n);
+        let LinkRow { name, lid, mtu } = link(&fabric, &n);
         let lid = if lid == 0 { "-".into() } else { lid.to_string() };
         vec![n.nic, n.addr, name.into(), lid, mtu.to_string(), n.device, n.state, n.faults.join(", ")]
     }));
@@ -69,7 +69,7 @@ pub(crate) fn show(runtime: &Runtime, json: bool) -> Result {
 }
 
 /// What `fabric show` says of the link of a NIC.
-struct Link {
+struct LinkRow {
     name: &'static str,
     /// 0 with link layer Ethernet.
     lid: u16,
@@ -77,13 +77,13 @@ struct Link {
     mtu: usize,
 }
 
-fn link(fabric: &Fabric, nic: &NicStatus) -> Link {
+fn link(fabric: &Fabric, nic: &NicStatus) -> LinkRow {
     let kind = nic.nic.parse::<NicName>().map(|n| fabric.nic_kind(&n.host, n.index)).unwrap_or_default();
     let lid = match (kind.link_layer, nic.addr.parse()) {
         (LinkLayer::Infiniband, Ok(addr)) => lid_of(addr),
         _ => 0,
     };
-    Link { name: link_layer_name(kind.link_layer), lid, mtu: kind.mtu.bytes() }
+    LinkRow { name: link_layer_name(kind.link_layer), lid, mtu: kind.mtu.bytes() }
 }
 
 pub(crate) fn down(runtime: &Runtime, force: bool) -> Result {

@@ -26,12 +26,12 @@ pub(crate) struct FaultPage {
     /// Hash of the machine's boot: times of an earlier one mean nothing.
     pub(crate) boot: AtomicU64,
     _line: [AtomicU64; 6],
-    entries: [Slot; ENTRIES],
+    entries: [RawEntry; ENTRIES],
 }
 
 /// `what` is 0 where the slot is free.
 #[repr(C)]
-struct Slot {
+struct RawEntry {
     what: AtomicU64,
     value: AtomicU64,
     more: AtomicU64,
@@ -47,7 +47,7 @@ unsafe impl Layout for FaultPage {
     const VERSION: u32 = 2;
 }
 
-impl Slot {
+impl RawEntry {
     fn read(&self) -> Option<Entry> {
         let entry = Entry::from_what(self.what.load(Ordering::Relaxed))?;
         Some(Entry {
@@ -78,7 +78,7 @@ impl FaultPage {
             let generation = self.generation.load(Ordering::Acquire);
             if generation.is_multiple_of(2) {
                 begin();
-                self.entries.iter().filter_map(Slot::read).for_each(&mut f);
+                self.entries.iter().filter_map(RawEntry::read).for_each(&mut f);
                 fence(Ordering::Acquire);
                 if self.generation.load(Ordering::Relaxed) == generation {
                     return Some(generation);
@@ -105,7 +105,7 @@ impl FaultPage {
 pub(crate) struct Full;
 
 /// The table, for the one writer.
-pub(crate) struct Table<'a>(&'a [Slot; ENTRIES]);
+pub(crate) struct Table<'a>(&'a [RawEntry; ENTRIES]);
 
 impl Table<'_> {
     /// Enters a fault, in place of one that is the same but for values and times.

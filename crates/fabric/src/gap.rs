@@ -27,11 +27,11 @@ struct Page {
     first_us: AtomicU64,
     count: AtomicU64,
     _line: [AtomicU64; 5],
-    ring: [Slot; GAP_RING],
+    ring: [RawGap; GAP_RING],
 }
 
 #[repr(C)]
-struct Slot {
+struct RawGap {
     start_us: AtomicU64,
     /// 0 while the slot is written.
     len_us: AtomicU64,
@@ -135,7 +135,7 @@ impl GapRecorder {
     }
 }
 
-fn read_slot(slot: &Slot) -> Option<Gap> {
+fn read_slot(slot: &RawGap) -> Option<Gap> {
     let len_us = slot.len_us.load(Ordering::Acquire);
     let start_us = slot.start_us.load(Ordering::Acquire);
     (len_us != 0 && slot.len_us.load(Ordering::Acquire) == len_us).then_some(Gap { start_us, len_us })

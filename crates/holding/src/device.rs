@@ -9,7 +9,7 @@ use crate::tap::Tap;
 use crate::waker::Waker;
 use crate::{lock, Host};
 use std::sync::{Arc, Mutex, Weak};
-use unbroken_types::{Gid, PathAttr, QpType};
+use unbroken_types::{Gid, PathAttr, PdHandle, QpType};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceQp, Error, HoldingQp, LimitHook,
     MemoryDomain, OverrunHook, PortAttr, QpInit, Result, Srq, SrqAttr,
@@ -79,13 +79,13 @@ impl Opened {
 /// A QP's use of a protection domain.
 pub(crate) struct PdUse {
     opened: Arc<Opened>,
-    pd: u32,
+    pd: PdHandle,
     /// The domain's handle on the device.
-    pub(crate) handle: u32,
+    pub(crate) handle: PdHandle,
 }
 
 impl PdUse {
-    pub(crate) fn new(opened: &Arc<Opened>, pd: u32) -> Result<PdUse> {
+    pub(crate) fn new(opened: &Arc<Opened>, pd: PdHandle) -> Result<PdUse> {
         let handle = opened.memory.pd_on(pd, opened.index)?;
         opened.memory.use_pd(pd)?;
         Ok(PdUse { opened: opened.clone(), pd, handle })
@@ -203,7 +203,7 @@ impl Device for Holding {
         Ok(Cq::with_overrun_hook(entries, channel, on_overrun))
     }
 
-    fn create_srq(&self, _pd: u32, _sizes: SrqAttr, _on_limit: LimitHook) -> Result<Arc<Srq>> {
+    fn create_srq(&self, _pd: PdHandle, _sizes: SrqAttr, _on_limit: LimitHook) -> Result<Arc<Srq>> {
         Err(Error::unsupported("an SRQ of the process is made without a device"))
     }
 

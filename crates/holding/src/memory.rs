@@ -21,7 +21,7 @@ use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
-use unbroken_types::{Access, NicKey};
+use unbroken_types::{Access, NicKey, PdHandle};
 use unbroken_verbs::{Error, IndirectEntry, KeyRow, MemoryDomain, MrChange, MrKeys, Result, WindowType};
 
 /// Keys that a device may give in a row which the application has already for another region.
@@ -31,7 +31,7 @@ const MAX_TAKEN: usize = 64;
 struct Pd {
     users: u32,
     /// Its handle on each NIC that has needed it.
-    on: Vec<Option<u32>>,
+    on: Vec<Option<PdHandle>>,
 }
 
 /// A region.
@@ -44,7 +44,7 @@ pub(crate) struct Mr {
 }
 
 struct MrState {
-    pd: u32,
+    pd: PdHandle,
     addr: u64,
     len: u64,
     iova: u64,
@@ -85,7 +85,7 @@ type Hook = Box<dyn Fn() + Send + Sync>;
 /// The protection domains and regions of a process, over all its NICs.
 pub struct LogicalMemory {
     nics: Vec<Nic>,
-    pds: Mutex<HashMap<u32, Pd>>,
+    pds: Mutex<HashMap<PdHandle, Pd>>,
     next_pd: AtomicU32,
     /// Grows with every change of what [`LogicalMemory::export`] gives.
     generation: AtomicU64,
@@ -192,7 +192,7 @@ impl LogicalMemory {
     }
 
     /// The handle of a protection domain on a NIC, made now if it has none.
-    pub fn pd_on(&self, pd: u32, nic: usize) -> Result<u32> {
+    pub fn pd_on(&self, pd: PdHandle, nic: usize) -> Result<PdHandle> {
         let domain = self.domain(nic)?;
         let mut pds = lock(&self.pds);
         let entry = pds.get_mut(&pd).ok_or_else(|| no_pd(pd))?;
@@ -294,7 +294,7 @@ impl LogicalMemory {
         Ok(keys)
     }
 
-    fn reg(&self, default: usize, pd: u32, range: (u64, u64, u64), access: Access) -> Result<MrKeys> {
+    fn reg(&self, default: usize, pd: PdHandle, range: (u64, u64, u64), access: Access) -> Result<MrKeys> {
         self.use_pd(pd)?;
         // Where the default NIC is dead, another lends its keys.
         let count = self.nics.len();
@@ -316,7 +316,7 @@ impl LogicalMemory {
         &self,
         nic: usize,
         default: usize,
-        pd: u32,
+        pd: PdHandle,
         (addr, len, iova): (u64, u64, u64),
         access: Access,
     ) -> Result<Arc<Mr>> {
@@ -429,10 +429,10 @@ impl LogicalMemory {
         Ok(())
     }
 
-    fn alloc_pd(&self) -> u32 {
+    fn alloc_pd(&self) -> PdHandle {
         let mut pds = lock(&self.pds);
         loop {
-            let pd = self.next_pd.fetch_add(1, Ordering::Relaxed);
+            let pd = PdHandle(self.next_pd.fetch_add(1, Ordering::Relaxed));
             if let Entry::Vacant(free) = pds.entry(pd) {
                 free.insert(Pd { users: 0, on: vec![None; self.nics.len()] });
                 return pd;
@@ -440,7 +440,7 @@ impl LogicalMemory {
         }
     }
 
-    fn dealloc_pd(&self, pd: u32) -> Result<()> {
+    fn dealloc_pd(&self, pd: PdHandle) -> Result<()> {
         let mut pds = lock(&self.pds);
         let users = pds.get(&pd).ok_or_else(|| no_pd(pd))?.users;
         if users > 0 {
@@ -456,19 +456,19 @@ impl LogicalMemory {
         Ok(())
     }
 
-    pub(crate) fn use_pd(&self, pd: u32) -> Result<()> {
+    pub(crate) fn use_pd(&self, pd: PdHandle) -> Result<()> {
         lock(&self.pds).get_mut(&pd).ok_or_else(|| no_pd(pd))?.users += 1;
         Ok(())
     }
 
-    pub(crate) fn unuse_pd(&self, pd: u32) {
+    pub(crate) fn unuse_pd(&self, pd: PdHandle) {
         if let Some(entry) = lock(&self.pds).get_mut(&pd) {
             entry.users = entry.users.saturating_sub(1);
         }
     }
 }
 
-fn no_pd(pd: u32) -> Error {
+fn no_pd(pd: PdHandle) -> Error {
     Error::invalid(format!("there is no protection domain {pd}"))
 }
 
@@ -479,23 +479,23 @@ struct View {
 }
 
 impl MemoryDomain for View {
-    fn alloc_pd(&self) -> Result<u32> {
+    fn alloc_pd(&self) -> Result<PdHandle> {
         Ok(self.all.alloc_pd())
     }
 
-    fn dealloc_pd(&self, pd: u32) -> Result<()> {
+    fn dealloc_pd(&self, pd: PdHandle) -> Result<()> {
         self.all.dealloc_pd(pd)
     }
 
-    fn use_pd(&self, pd: u32) -> Result<()> {
+    fn use_pd(&self, pd: PdHandle) -> Result<()> {
         self.all.use_pd(pd)
     }
 
-    fn unuse_pd(&self, pd: u32) {
+    fn unuse_pd(&self, pd: PdHandle) {
         self.all.unuse_pd(pd);
     }
 
-    fn reg_mr(&self, pd: u32, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys> {
+    fn reg_mr(&self, pd: PdHandle, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys> {
         self.all.reg(self.nic, pd, (addr, len, iova), access)
     }
 
@@ -507,11 +507,11 @@ impl MemoryDomain for View {
         self.all.dereg(self.nic, lkey)
     }
 
-    fn alloc_null_mr(&self, _pd: u32) -> Result<u32> {
+    fn alloc_null_mr(&self, _pd: PdHandle) -> Result<u32> {
         Err(unsupported("null regions"))
     }
 
-    fn create_indirect(&self, _: u32, _: u64, _: &[IndirectEntry], _: Access) -> Result<MrKeys> {
+    fn create_indirect(&self, _: PdHandle, _: u64, _: &[IndirectEntry], _: Access) -> Result<MrKeys> {
         Err(unsupported("indirect keys"))
     }
 
@@ -519,7 +519,7 @@ impl MemoryDomain for View {
         Err(unsupported("indirect keys"))
     }
 
-    fn alloc_window(&self, _pd: u32, _kind: WindowType) -> Result<u32> {
+    fn alloc_window(&self, _pd: PdHandle, _kind: WindowType) -> Result<u32> {
         Err(unsupported("memory windows"))
     }
 

@@ -28,7 +28,7 @@ struct Lent {
 }
 
 #[derive(Default)]
-struct Slots {
+struct Lending {
     lent: Vec<Option<Lent>>,
     free: Vec<u32>,
     /// Those that a QP had taken as it failed.
@@ -47,16 +47,16 @@ pub(crate) struct ProviderSrq {
     opened: Arc<Opened>,
     /// The NIC whose local keys the application has.
     default: usize,
-    slots: Mutex<Slots>,
+    slots: Mutex<Lending>,
     feeder: Arc<dyn Feeder>,
     /// QPs that take from it.
     users: AtomicU32,
 }
 
 /// Tells the device's SRQ of posts, without keeping it alive.
-struct Link(Weak<ProviderSrq>);
+struct Refill(Weak<ProviderSrq>);
 
-impl Feeder for Link {
+impl Feeder for Refill {
     fn feed(&self) {
         if let Some(srq) = self.0.upgrade() {
             srq.feed();
@@ -71,14 +71,14 @@ impl ProviderSrq {
         let sizes = SrqAttr { max_wr: BATCH, max_sge: app.query().max_sge, limit: 0 };
         let own = opened.device.create_srq(pd, sizes, Box::new(|| {})).map_err(|e| opened.error(e))?;
         let free = (0..BATCH).rev().collect();
-        let slots = Slots { lent: (0..BATCH).map(|_| None).collect(), free, ..Slots::default() };
+        let slots = Lending { lent: (0..BATCH).map(|_| None).collect(), free, ..Lending::default() };
         let srq = Arc::new_cyclic(|this: &Weak<ProviderSrq>| ProviderSrq {
             own,
             app: app.clone(),
             opened: opened.clone(),
             default,
             slots: Mutex::new(slots),
-            feeder: Arc::new(Link(this.clone())),
+            feeder: Arc::new(Refill(this.clone())),
             users: AtomicU32::new(0),
         });
         srq.app.attach(srq.feeder.clone());
@@ -136,7 +136,7 @@ impl ProviderSrq {
         }
     }
 
-    fn lend(&self, slots: &mut Slots) -> Option<u32> {
+    fn lend(&self, slots: &mut Lending) -> Option<u32> {
         let slot = slots.free.pop()?;
         let have = BATCH - 1 - slots.free.len() as u32;
         let (entry, order) = (&mut slots.lent[slot as usize], slots.next_order);
@@ -149,8 +149,8 @@ impl ProviderSrq {
         Some(slot)
     }
 
-    fn give(&self, slots: &mut Slots, slot: u32) -> Result<()> {
-        let Slots { lent, sges, .. } = slots;
+    fn give(&self, slots: &mut Lending, slot: u32) -> Result<()> {
+        let Lending { lent, sges, .. } = slots;
         let Some(entry) = &lent[slot as usize] else { return Ok(()) };
         let (memory, nic) = (&self.opened.memory, self.opened.index);
         let default = self.default;

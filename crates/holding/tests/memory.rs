@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use unbroken_holding::{Holding, LogicalMemory, Tap};
-use unbroken_types::{Access, NicKey};
+use unbroken_types::{Access, NicKey, PdHandle};
 use unbroken_verbs::{Device, KeyRow, MemoryDomain, MrChange, MrKeys, QpInit};
 
-fn reg(view: &Arc<dyn MemoryDomain>, pd: u32, host: &Host) -> MrKeys {
+fn reg(view: &Arc<dyn MemoryDomain>, pd: PdHandle, host: &Host) -> MrKeys {
     let addr = host.addr(0);
     view.reg_mr(pd, addr, 8, addr, Access(15)).unwrap()
 }
@@ -142,7 +142,7 @@ fn a_changed_region_is_changed_everywhere_and_domains_are_counted() {
     host.view.rereg_mr(host.keys.lkey, &change).unwrap();
     assert_eq!(host.view.dealloc_pd(pd).unwrap_err().errno(), libc::EBUSY);
     assert_eq!(
-        host.view.rereg_mr(host.keys.lkey, &MrChange { pd: Some(999), ..change }).unwrap_err().errno(),
+        host.view.rereg_mr(host.keys.lkey, &MrChange { pd: Some(PdHandle(999)), ..change }).unwrap_err().errno(),
         libc::EINVAL
     );
     for nic in 0..NICS {

@@ -7,7 +7,9 @@ use unbroken_fabric::{now_us, Fabric, Fault, Runtime};
 use unbroken_holding::{Holding, LogicalMemory, Tap};
 use unbroken_roce::{Messages, PeerDone};
 use unbroken_softnic::{Config, Nic, SoftNics};
-use unbroken_types::{Access, Gid, Mtu, PathAttr, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_types::{
+    Access, Gid, Mtu, PathAttr, PdHandle, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus,
+};
 use unbroken_verbs::{
     Backlog, Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceEvent, DeviceQp, Error, EventSink, HoldingQp,
     LimitHook, MemoryDomain, OverrunHook, PortAttr, QpInit, QpModify, RcModify, RecvWr, RemoteKeys, RemoteNic, Result,
@@ -58,7 +60,7 @@ impl Device for Hidden {
     fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>, on_overrun: OverrunHook) -> Result<Arc<Cq>> {
         self.0.create_cq(entries, channel, on_overrun)
     }
-    fn create_srq(&self, pd: u32, sizes: SrqAttr, on_limit: LimitHook) -> Result<Arc<Srq>> {
+    fn create_srq(&self, pd: PdHandle, sizes: SrqAttr, on_limit: LimitHook) -> Result<Arc<Srq>> {
         self.0.create_srq(pd, sizes, on_limit)
     }
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
@@ -89,7 +91,7 @@ fn spawn(name: &str, body: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
 struct Host {
     nics: Vec<Holding>,
     memory: Arc<LogicalMemory>,
-    pd: u32,
+    pd: PdHandle,
     buffer: &'static [AtomicU64],
     lkey: u32,
     rkey: u32,

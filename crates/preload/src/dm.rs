@@ -152,7 +152,7 @@ pub unsafe extern "C" fn reg_dm_mr(
             )));
         }
         let addr = dm.memory.within(offset, length)? as u64;
-        let keys = owner.front.reg_mr(owner.c.handle, addr, length as u64, 0, Access(access & RIGHTS))?;
+        let keys = owner.front.reg_mr(owner.handle(), addr, length as u64, 0, Access(access & RIGHTS))?;
         let c = ibv_mr {
             context: owner.c.context,
             pd,

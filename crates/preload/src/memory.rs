@@ -26,7 +26,7 @@ unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
         let front = unsafe { ContextObj::of(context) }?.front.clone();
         let handle = front.alloc_pd()?;
         Ok(Box::into_raw(Box::new(PdObj {
-            c: ibv_pd { context, handle },
+            c: ibv_pd { context, handle: handle.0 },
             front,
             of: None,
             parents: AtomicU32::new(0),
@@ -41,7 +41,7 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         // SAFETY: a protection domain of ours that the program gives up.
         let pd = unsafe { PdObj::of(pd) }?;
         if domain::release_parent(pd)? {
-            pd.front.dealloc_pd(pd.c.handle)?;
+            pd.front.dealloc_pd(pd.handle())?;
         }
         // SAFETY: made by Box in ibv_alloc_pd or alloc_parent_domain.
         unsafe { free(pd) };
@@ -71,7 +71,7 @@ pub unsafe fn register(
 ) -> Result<*mut ibv_mr> {
     // SAFETY: promised by the caller.
     let owner = unsafe { PdObj::of(pd) }?;
-    let keys = owner.front.reg_mr(owner.c.handle, addr as u64, length as u64, iova, rights(access)?)?;
+    let keys = owner.front.reg_mr(owner.handle(), addr as u64, length as u64, iova, rights(access)?)?;
     let c = ibv_mr { context: owner.c.context, pd, addr, length, handle: keys.lkey, lkey: keys.lkey, rkey: keys.rkey };
     Ok(Box::into_raw(Box::new(MrObj { c, front: owner.front.clone(), kind: MrKind::Plain })).cast())
 }
@@ -133,7 +133,7 @@ unsafe extern "C" fn ibv_rereg_mr(
             return Err(Error::invalid("access is given without IBV_REREG_MR_CHANGE_ACCESS"));
         }
         // SAFETY: a protection domain of ours, or NULL, where it counts.
-        let domain = if has(CHANGE_PD) { Some(unsafe { PdObj::of(pd) }?.c.handle) } else { None };
+        let domain = if has(CHANGE_PD) { Some(unsafe { PdObj::of(pd) }?.handle()) } else { None };
         let change = MrChange {
             range: has(CHANGE_TRANSLATION).then_some((addr as u64, length as u64)),
             pd: domain,
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     pointer("ibv_alloc_null_mr", || {
         // SAFETY: a protection domain of ours.
         let owner = unsafe { PdObj::of(pd) }?;
-        let lkey = owner.front.alloc_null_mr(owner.c.handle)?;
+        let lkey = owner.front.alloc_null_mr(owner.handle())?;
         // As long as memory can be; only the local key is good for anything.
         let c =
             ibv_mr { context: owner.c.context, pd, addr: null_mut(), length: usize::MAX, handle: lkey, lkey, rkey: 0 };

@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use unbroken_shift::front;
-use unbroken_types::{PathAttr, QpType};
+use unbroken_types::{PathAttr, PdHandle, QpType};
 use unbroken_verbs::abi::{
     ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_qp,
     ibv_qp_ex, ibv_srq, ibv_td, verbs_context,
@@ -49,6 +49,13 @@ pub struct PdObj {
     pub of: Option<NonNull<ibv_pd>>,
     /// Parent domains that stand for this one.
     pub parents: AtomicU32,
+}
+
+impl PdObj {
+    /// Its name below the C boundary.
+    pub fn handle(&self) -> PdHandle {
+        PdHandle(self.c.handle)
+    }
 }
 
 /// A memory region.

@@ -120,7 +120,7 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
             max_recv_sge: c.max_recv_sge,
             max_inline_data: c.max_inline_data,
         },
-        pd: pd.c.handle,
+        pd: pd.handle(),
         send_cq: send_cq.cq.clone(),
         recv_cq: recv_cq.cq.clone(),
         srq: srq.map(|s| s.srq.clone()),

@@ -43,7 +43,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> Result<*mut i
     let (owner, init) = unsafe { (PdObj::of(pd)?, deref(attr, "srq_init_attr")?) };
     let sizes = SrqAttr { max_wr: init.attr.max_wr, max_sge: init.attr.max_sge, limit: 0 };
     let cookie = fresh_cookie();
-    let srq = owner.front.create_srq(owner.c.handle, sizes, cookie)?;
+    let srq = owner.front.create_srq(owner.handle(), sizes, cookie)?;
     // SAFETY: an ibv_srq of zeros is valid: integers, null pointers, fresh locks.
     let mut c: ibv_srq = unsafe { zeroed() };
     c.context = owner.c.context;

@@ -25,7 +25,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
             2 => WindowType::Two,
             _ => return Err(Error::invalid(format!("memory window of type {kind}: types 1 and 2 exist"))),
         };
-        let rkey = owner.front.alloc_window(owner.c.handle, window)?;
+        let rkey = owner.front.alloc_window(owner.handle(), window)?;
         let c = UnsafeCell::new(ibv_mw { context: owner.c.context, pd, rkey, handle: rkey >> 8, r#type: kind });
         Ok(Box::into_raw(Box::new(MwObj { c, front: owner.front.clone() })).cast())
     })

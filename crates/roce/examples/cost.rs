@@ -3,23 +3,24 @@
 use std::hint::black_box;
 use std::time::Instant;
 use unbroken_roce::*;
+use unbroken_types::PdHandle;
 use unbroken_types::*;
 use unbroken_wire::{Packet, MAX_HEADER};
 
 struct Nothing;
 
 impl Memory for Nothing {
-    fn check(&self, _: u32, _: u32, _: u64, _: u64, _: Access) -> Result<(), MemError> {
+    fn check(&self, _: PdHandle, _: u32, _: u64, _: u64, _: Access) -> Result<(), MemError> {
         Ok(())
     }
-    fn write(&self, _: u32, _: u32, _: u64, data: &[u8], _: Access) -> Result<(), MemError> {
+    fn write(&self, _: PdHandle, _: u32, _: u64, data: &[u8], _: Access) -> Result<(), MemError> {
         black_box(data);
         Ok(())
     }
-    fn read(&self, _: u32, _: u32, _: u64, _: &mut [u8], _: Access) -> Result<(), MemError> {
+    fn read(&self, _: PdHandle, _: u32, _: u64, _: &mut [u8], _: Access) -> Result<(), MemError> {
         Ok(())
     }
-    fn atomic(&self, _: u32, _: u32, _: u64, _: AtomicOp) -> Result<u64, MemError> {
+    fn atomic(&self, _: PdHandle, _: u32, _: u64, _: AtomicOp) -> Result<u64, MemError> {
         Ok(0)
     }
 }
@@ -64,7 +65,7 @@ fn qp(qpn: u32) -> RcQp {
         qpn,
         wc_qpn: qpn,
         caps,
-        pd: 1,
+        pd: PdHandle(1),
         hold_on_failure: true,
         sq_sig_all: true,
         cwnd_max_packets: 256,

@@ -10,7 +10,7 @@
 //! those of the alternate path, too: see [`crate::Via`].
 
 use thiserror::Error;
-use unbroken_types::{Access, Mtu, PathMigState, QpCaps, QpState, QpType, MAX_QPN, PSN_MASK};
+use unbroken_types::{Access, Mtu, PathMigState, PdHandle, QpCaps, QpState, QpType, MAX_QPN, PSN_MASK};
 
 /// READs and atomics that a QP may have outstanding in either direction, at most.
 pub const MAX_RD_ATOMIC: u8 = 128;
@@ -25,7 +25,7 @@ pub struct RcConfig {
     /// Queue sizes.
     pub caps: QpCaps,
     /// Protection domain.
-    pub pd: u32,
+    pub pd: PdHandle,
     /// On a failure of the network, stop and keep the work requests instead of flushing them.
     pub hold_on_failure: bool,
     /// Every send makes a WC.

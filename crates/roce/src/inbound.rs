@@ -4,8 +4,8 @@
 //! A message is executed packet by packet; that a packet is the one whose turn it is, the owner knows. Between packets only what
 //! message it is in is remembered ([`Inbound`]). A packet that is refused has changed nothing but the bytes of its own message.
 
+use crate::connection::Connection;
 use crate::io::{Completions, Memory};
-use crate::link::Link;
 use crate::rq::RecvQueue;
 use crate::wr::MAX_MESSAGE_BYTES;
 use unbroken_types::{Access, WcFlags, WcOpcode};
@@ -76,35 +76,40 @@ impl Receiver {
     pub(crate) fn execute(
         &mut self,
         packet: &Packet<'_>,
-        link: &Link,
+        connection: &Connection,
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
     ) -> Result<bool, Refusal> {
         use Op::*;
         match packet.bth.opcode.op {
-            WriteMiddle => self.write_on(packet, false, link, mem, out),
-            WriteLast | WriteLastImm => self.write_on(packet, true, link, mem, out),
+            WriteMiddle => self.write_on(packet, false, connection, mem, out),
+            WriteLast | WriteLastImm => self.write_on(packet, true, connection, mem, out),
             op @ (WriteFirst | WriteOnly | WriteOnlyImm) => {
-                self.begin_write(&packet.ext.reth().ok_or(Refusal::Invalid)?, link, mem)?;
-                let done = self.write_on(packet, op != WriteFirst, link, mem, out);
+                self.begin_write(&packet.ext.reth().ok_or(Refusal::Invalid)?, connection, mem)?;
+                let done = self.write_on(packet, op != WriteFirst, connection, mem, out);
                 if done.is_err() {
                     self.interrupt(); // a repeat of the packet begins the message again
                 }
                 done
             }
-            SendFirst => self.send_on(packet, true, false, link, mem, out),
-            SendMiddle => self.send_on(packet, false, false, link, mem, out),
-            SendLast | SendLastImm | SendLastInvalidate => self.send_on(packet, false, true, link, mem, out),
-            SendOnly | SendOnlyImm | SendOnlyInvalidate => self.send_on(packet, true, true, link, mem, out),
+            SendFirst => self.send_on(packet, true, false, connection, mem, out),
+            SendMiddle => self.send_on(packet, false, false, connection, mem, out),
+            SendLast | SendLastImm | SendLastInvalidate => self.send_on(packet, false, true, connection, mem, out),
+            SendOnly | SendOnlyImm | SendOnlyInvalidate => self.send_on(packet, true, true, connection, mem, out),
             _ => Err(Refusal::Invalid),
         }
     }
 
-    fn begin_write(&mut self, reth: &Reth, link: &Link, mem: &(impl Memory + ?Sized)) -> Result<(), Refusal> {
+    fn begin_write(
+        &mut self,
+        reth: &Reth,
+        connection: &Connection,
+        mem: &(impl Memory + ?Sized),
+    ) -> Result<(), Refusal> {
         if self.in_message() || u64::from(reth.len) > MAX_MESSAGE_BYTES {
             return Err(Refusal::Invalid);
         }
-        check_remote(reth, Access::REMOTE_WRITE, link, mem)?;
+        check_remote(reth, Access::REMOTE_WRITE, connection, mem)?;
         self.inbound = Inbound::Write { va: reth.va, rkey: reth.rkey, left: reth.len, total: reth.len };
         Ok(())
     }
@@ -115,13 +120,13 @@ impl Receiver {
         &mut self,
         packet: &Packet<'_>,
         last: bool,
-        link: &Link,
+        connection: &Connection,
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
     ) -> Result<bool, Refusal> {
         let Inbound::Write { va, rkey, left, total } = self.inbound else { return Err(Refusal::Invalid) };
         let len = packet.payload.len() as u32;
-        let right_size = if last { len == left && len <= link.mtu } else { len == link.mtu && len < left };
+        let right_size = if last { len == left && len <= connection.mtu } else { len == connection.mtu && len < left };
         if !right_size {
             return Err(Refusal::Invalid);
         }
@@ -130,7 +135,7 @@ impl Receiver {
             return Err(Refusal::NotReady);
         }
         if len > 0 {
-            mem.write(link.pd, rkey, va, packet.payload, Access::REMOTE_WRITE).map_err(|_| Refusal::Access)?;
+            mem.write(connection.pd, rkey, va, packet.payload, Access::REMOTE_WRITE).map_err(|_| Refusal::Access)?;
         }
         if !last {
             self.inbound = Inbound::Write { va: va.wrapping_add(len.into()), rkey, left: left - len, total };
@@ -151,7 +156,7 @@ impl Receiver {
         packet: &Packet<'_>,
         first: bool,
         last: bool,
-        link: &Link,
+        connection: &Connection,
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
     ) -> Result<bool, Refusal> {
@@ -161,7 +166,10 @@ impl Receiver {
             _ => return Err(Refusal::Invalid),
         };
         let len = packet.payload.len() as u32;
-        if len > link.mtu || !last && len != link.mtu || u64::from(written) + u64::from(len) > MAX_MESSAGE_BYTES {
+        if len > connection.mtu
+            || !last && len != connection.mtu
+            || u64::from(written) + u64::from(len) > MAX_MESSAGE_BYTES
+        {
             return Err(Refusal::Invalid);
         }
         self.queue.fill(mem, written, packet.payload)?;
@@ -171,7 +179,7 @@ impl Receiver {
         }
         let mut inv = None;
         if let Ext::Ieth(key) = packet.ext {
-            mem.invalidate(link.pd, key).map_err(|_| Refusal::NotInvalidated)?;
+            mem.invalidate(connection.pd, key).map_err(|_| Refusal::NotInvalidated)?;
             self.invalidated = true;
             inv = Some(key);
         }
@@ -190,14 +198,14 @@ impl Receiver {
 pub(crate) fn check_remote(
     reth: &Reth,
     need: Access,
-    link: &Link,
+    connection: &Connection,
     mem: &(impl Memory + ?Sized),
 ) -> Result<(), Refusal> {
-    if !link.access.contains(need) {
+    if !connection.access.contains(need) {
         return Err(Refusal::Access);
     }
     if reth.len > 0 {
-        mem.check(link.pd, reth.rkey, reth.va, reth.len.into(), need).map_err(|_| Refusal::Access)?;
+        mem.check(connection.pd, reth.rkey, reth.va, reth.len.into(), need).map_err(|_| Refusal::Access)?;
     }
     Ok(())
 }

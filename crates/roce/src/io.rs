@@ -2,7 +2,7 @@
 
 use crate::wr::{KeyChange, RecvWr, UdDest};
 use thiserror::Error;
-use unbroken_types::{Access, Sge, Wc};
+use unbroken_types::{Access, PdHandle, Sge, Wc};
 
 /// Why memory was not touched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -63,16 +63,16 @@ impl AtomicOp {
 /// An access that fails must change nothing. `need` is [`Access::NONE`] for reading what a local scatter/gather entry names.
 pub trait Memory {
     /// Checks without touching.
-    fn check(&self, pd: u32, key: u32, va: u64, len: u64, need: Access) -> Result<(), MemError>;
+    fn check(&self, pd: PdHandle, key: u32, va: u64, len: u64, need: Access) -> Result<(), MemError>;
     /// Writes `data` at `va`.
-    fn write(&self, pd: u32, key: u32, va: u64, data: &[u8], need: Access) -> Result<(), MemError>;
+    fn write(&self, pd: PdHandle, key: u32, va: u64, data: &[u8], need: Access) -> Result<(), MemError>;
     /// Reads from `va` into `out`.
-    fn read(&self, pd: u32, key: u32, va: u64, out: &mut [u8], need: Access) -> Result<(), MemError>;
+    fn read(&self, pd: PdHandle, key: u32, va: u64, out: &mut [u8], need: Access) -> Result<(), MemError>;
     /// Runs an atomic of the peer ([`Access::REMOTE_ATOMIC`]) at `va` and gives the value that was there before. Nothing else sees
     /// the memory between the reading and the writing: no other QP, and no instruction of this host that is atomic itself.
-    fn atomic(&self, pd: u32, key: u32, va: u64, op: AtomicOp) -> Result<u64, MemError>;
+    fn atomic(&self, pd: PdHandle, key: u32, va: u64, op: AtomicOp) -> Result<u64, MemError>;
     /// The peer invalidates the memory window that has `key` (SEND with invalidate). Nothing is reached through the key afterwards.
-    fn invalidate(&self, _pd: u32, _key: u32) -> Result<(), MemError> {
+    fn invalidate(&self, _pd: PdHandle, _key: u32) -> Result<(), MemError> {
         Err(MemError::NoSuchKey)
     }
 }
@@ -86,7 +86,7 @@ pub trait SharedReceives: Send + Sync {
     /// Scatter/gather entries of a receive, at most.
     fn max_sge(&self) -> u32;
     /// The protection domain that the receives' keys are of.
-    fn pd(&self) -> u32;
+    fn pd(&self) -> PdHandle;
 }
 
 /// Where completions go.
@@ -178,7 +178,7 @@ pub trait UdSink {
 /// Scatters `data` over the entries, from `offset` of the message on.
 pub(crate) fn scatter(
     mem: &(impl Memory + ?Sized),
-    pd: u32,
+    pd: PdHandle,
     sges: &[Sge],
     mut offset: u64,
     mut data: &[u8],

@@ -17,11 +17,11 @@
 
 mod attr;
 mod backlog;
+mod connection;
 mod early;
 mod encoding;
 mod inbound;
 mod io;
-mod link;
 mod migration;
 mod rc;
 mod reads;

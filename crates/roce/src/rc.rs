@@ -10,9 +10,9 @@ mod turns;
 
 use crate::attr::{ModifyError, RcConfig, RcModify};
 use crate::backlog::{Backlog, Progress};
+use crate::connection::Connection;
 use crate::encoding::ack_timeout_us;
 use crate::io::{Completions, Memory, SharedReceives};
-use crate::link::Link;
 use crate::migration::{Migration, NOTHING};
 use crate::requester::Requester;
 use crate::responder::{Mutation, RcEvent, Responder};
@@ -37,7 +37,7 @@ use unbroken_wire::{Packet, Transport};
 #[derive(Clone)]
 pub struct RcQp {
     config: RcConfig,
-    link: Link,
+    connection: Connection,
     attrs: RcModify,
     state: QpState,
     requester: Requester,
@@ -65,7 +65,7 @@ impl RcQp {
         let RcConfig { wc_qpn, caps, pd, sq_sig_all, .. } = config;
         RcQp {
             config,
-            link: Link::new(Transport::Rc, pd),
+            connection: Connection::new(Transport::Rc, pd),
             attrs: RcModify::default(),
             state: QpState::Reset,
             requester: Requester::new(SendRing::new(&caps, wc_qpn, sq_sig_all), config.cwnd_max_packets),
@@ -109,7 +109,7 @@ impl RcQp {
 
     /// The peer's QPN.
     pub fn dest_qpn(&self) -> u32 {
-        self.link.dest_qpn
+        self.connection.dest_qpn
     }
 
     /// How far both halves are.
@@ -187,7 +187,7 @@ impl RcQp {
     /// what it has. Any other peer is sent everything from the lost packet on. If the two ends differ nothing breaks: a map that is
     /// not understood is not looked at, and what is kept and comes again is a repeat. To be said before state RTR.
     pub fn set_selective(&mut self, selective: bool) {
-        self.link.selective = selective;
+        self.connection.selective = selective;
     }
 
     /// Leaves a rule out.
@@ -255,17 +255,17 @@ impl RcQp {
 
     fn apply_attrs(&mut self) {
         let a = &self.attrs;
-        self.link.set(a);
-        self.link.mig_req = self.migration.mig_req();
+        self.connection.set(a);
+        self.connection.mig_req = self.migration.mig_req();
         self.watched = self.migration.watched();
-        self.link.may_start = self.state == QpState::Rts;
+        self.connection.may_start = self.state == QpState::Rts;
         self.responder.min_rnr_timer = a.min_rnr_timer.unwrap_or(0);
         let limits = &mut self.requester.limits;
         limits.timeout_us = a.timeout.and_then(ack_timeout_us);
         limits.retry_cnt = a.retry_cnt.unwrap_or(0);
         limits.rnr_retry = a.rnr_retry.unwrap_or(0);
         limits.max_rd_atomic = a.max_rd_atomic.unwrap_or(0) as u32;
-        limits.mtu = self.link.mtu;
+        limits.mtu = self.connection.mtu;
     }
 
     /// Posts a send. In state ERR it completes at once as flushed; while the QP is held it waits.
@@ -349,7 +349,7 @@ impl RcQp {
                         self.event.get_or_insert(RcEvent::CommEstablished);
                     }
                 }
-                if let Err((event, status)) = self.responder.on_request(packet, &self.link, mem, out) {
+                if let Err((event, status)) = self.responder.on_request(packet, &self.connection, mem, out) {
                     self.event = Some(event);
                     self.enter_error(WcStatus::WrFlushErr, status, out);
                 }
@@ -378,10 +378,10 @@ impl RcQp {
                     // The specification has no use for the bit here: it asks in what state our migration is.
                     self.responder.announce(false);
                 }
-                self.requester.on_ack(now_us, psn, aeth.syndrome, packet.payload, &self.link, out)
+                self.requester.on_ack(now_us, psn, aeth.syndrome, packet.payload, &self.connection, out)
             }
             (Acknowledge, _) => Ok(()),
-            _ => self.requester.on_answer(now_us, packet, &self.link, mem, out),
+            _ => self.requester.on_answer(now_us, packet, &self.connection, mem, out),
         };
         if let Err(status) = done {
             self.requester_failed(status, out);
@@ -485,7 +485,7 @@ impl RcQp {
         out: &mut (impl Completions + ?Sized),
     ) {
         self.state = QpState::Err;
-        self.link.may_start = false;
+        self.connection.may_start = false;
         self.migration.silence();
         self.failure = None;
         self.responder.end();

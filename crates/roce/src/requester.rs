@@ -31,10 +31,10 @@ mod room;
 pub use room::RoundTrip;
 
 use crate::backlog::Messages;
+use crate::connection::{Connection, Flags};
 use crate::early::EARLY_PACKETS;
 use crate::encoding::{psn_add, psn_ahead, psn_diff};
 use crate::io::{Completions, PacketSink, Payload, SinkError};
-use crate::link::{Flags, Link};
 use crate::segment::Segment;
 use crate::sq::{Operands, SendRing, Wqe};
 use crate::window::Window;
@@ -244,18 +244,18 @@ impl Requester {
     pub(crate) fn transmit(
         &mut self,
         now_us: u64,
-        link: &Link,
+        connection: &Connection,
         sink: &mut (impl PacketSink + ?Sized),
         out: &mut (impl Completions + ?Sized),
     ) -> Result<bool, WcStatus> {
         if self.rnr_until.is_some() {
             return Ok(false);
         }
-        if self.mending && self.mend(link, sink) {
+        if self.mending && self.mend(connection, sink) {
             return Ok(true);
         }
         while self.cur < self.ring.tail && self.cur - self.ring.head < self.few {
-            if self.unsendable.is_some_and(|(index, _)| index == self.cur) || !self.prepare(link) {
+            if self.unsendable.is_some_and(|(index, _)| index == self.cur) || !self.prepare(connection) {
                 break;
             }
             let wqe = *self.ring.get(self.cur);
@@ -269,13 +269,13 @@ impl Requester {
             }
             let cost = self.cost_of(&wqe);
             let pushed = match wqe.opcode {
-                SendOpcode::Read => self.push_read(&wqe, cost, link, sink),
-                SendOpcode::CmpSwap | SendOpcode::FetchAdd => self.push_atomic(&wqe, cost, link, sink),
-                _ => self.push_packet(&wqe, cost, link, sink),
+                SendOpcode::Read => self.push_read(&wqe, cost, connection, sink),
+                SendOpcode::CmpSwap | SendOpcode::FetchAdd => self.push_atomic(&wqe, cost, connection, sink),
+                _ => self.push_packet(&wqe, cost, connection, sink),
             };
             match pushed {
                 Ok(0) => break,
-                Ok(psns) => self.sent(now_us, &wqe, (psns, cost), link),
+                Ok(psns) => self.sent(now_us, &wqe, (psns, cost), connection),
                 Err(SinkError::Full) => return Ok(true),
                 Err(SinkError::Memory(_)) => self.unsendable = Some((self.cur, WcStatus::LocProtErr)),
             }
@@ -290,17 +290,17 @@ impl Requester {
     }
 
     /// Gives the entry at `cur` its PSNs, if it may start. Entries that have PSNs may always go on.
-    fn prepare(&mut self, link: &Link) -> bool {
+    fn prepare(&mut self, connection: &Connection) -> bool {
         if self.cur < self.assigned {
             return true;
         }
         let wqe = *self.ring.get(self.cur);
         let fenced = wqe.flags.contains(SendFlags::FENCE) && self.last_read > self.ring.head;
-        if !(link.may_start || wqe.begun()) || fenced && !wqe.executed {
+        if !(connection.may_start || wqe.begun()) || fenced && !wqe.executed {
             return false;
         }
         let first_psn = self.next_psn;
-        let packets = if wqe.executed || wqe.opcode.is_local() { 0 } else { wqe.len.div_ceil(link.mtu).max(1) };
+        let packets = if wqe.executed || wqe.opcode.is_local() { 0 } else { wqe.len.div_ceil(connection.mtu).max(1) };
         let wqe = self.ring.get_mut(self.cur);
         (wqe.first_psn, wqe.packets) = (first_psn, packets);
         self.assigned = self.cur + 1;
@@ -337,7 +337,7 @@ impl Requester {
         &mut self,
         wqe: &Wqe,
         cost: u32,
-        link: &Link,
+        connection: &Connection,
         sink: &mut (impl PacketSink + ?Sized),
     ) -> Result<u32, SinkError> {
         let in_flight = self.in_flight();
@@ -347,7 +347,7 @@ impl Requester {
         let ack_req = self.next_psn % ACK_EVERY_PACKETS == ACK_EVERY_PACKETS - 1
             || in_flight + 1 == self.window.packets()
             || self.room_left() < 2 * cost;
-        self.push_segment(self.cur, wqe, self.cur_packet, ack_req, link, sink)?;
+        self.push_segment(self.cur, wqe, self.cur_packet, ack_req, connection, sink)?;
         self.asked = ack_req || self.cur_packet + 1 == wqe.packets;
         Ok(1)
     }
@@ -360,12 +360,12 @@ impl Requester {
         wqe: &Wqe,
         k: u32,
         ack_req: bool,
-        link: &Link,
+        connection: &Connection,
         sink: &mut (impl PacketSink + ?Sized),
     ) -> Result<(), SinkError> {
-        let s = Segment::of(wqe, k, link.mtu);
+        let s = Segment::of(wqe, k, connection.mtu);
         let flags = Flags { solicited: s.last && wqe.flags.contains(SendFlags::SOLICITED), ack_req: ack_req || s.last };
-        let header = link.header(s.op, psn_add(wqe.first_psn, k), &s.ext, s.len, flags);
+        let header = connection.header(s.op, psn_add(wqe.first_psn, k), &s.ext, s.len, flags);
         sink.push(header.as_slice(), s.payload(&self.ring, index))
     }
 
@@ -374,10 +374,10 @@ impl Requester {
         &mut self,
         wqe: &Wqe,
         cost: u32,
-        link: &Link,
+        connection: &Connection,
         sink: &mut (impl PacketSink + ?Sized),
     ) -> Result<u32, SinkError> {
-        let block = block_packets(link.mtu);
+        let block = block_packets(connection.mtu);
         let end = wqe.packets.min((self.cur_packet / block + 1) * block);
         let packets = end - self.cur_packet;
         let in_flight = self.in_flight();
@@ -387,7 +387,7 @@ impl Requester {
         if !may || !self.has_room(packets * cost) {
             return Ok(0);
         }
-        self.push_read_request(wqe, self.cur_packet, packets, link, sink)?;
+        self.push_read_request(wqe, self.cur_packet, packets, connection, sink)?;
         self.reads_in_flight += 1;
         self.asked = true;
         Ok(packets)
@@ -399,14 +399,14 @@ impl Requester {
         wqe: &Wqe,
         k: u32,
         packets: u32,
-        link: &Link,
+        connection: &Connection,
         sink: &mut (impl PacketSink + ?Sized),
     ) -> Result<(), SinkError> {
-        let offset = k * link.mtu;
-        let len = (wqe.len - offset).min(packets.saturating_mul(link.mtu));
+        let offset = k * connection.mtu;
+        let len = (wqe.len - offset).min(packets.saturating_mul(connection.mtu));
         let reth = Reth { va: wqe.remote_addr.wrapping_add(offset as u64), rkey: wqe.rkey, len };
         let flags = Flags { solicited: false, ack_req: true };
-        let header = link.header(Op::ReadRequest, psn_add(wqe.first_psn, k), &Ext::Reth(reth), 0, flags);
+        let header = connection.header(Op::ReadRequest, psn_add(wqe.first_psn, k), &Ext::Reth(reth), 0, flags);
         sink.push(header.as_slice(), Payload::None)
     }
 
@@ -415,14 +415,14 @@ impl Requester {
         &mut self,
         wqe: &Wqe,
         cost: u32,
-        link: &Link,
+        connection: &Connection,
         sink: &mut (impl PacketSink + ?Sized),
     ) -> Result<u32, SinkError> {
         let may = self.in_flight() < self.window.packets() && self.reads_in_flight < self.limits.max_rd_atomic.max(1);
         if !may || !self.has_room(cost) {
             return Ok(0);
         }
-        self.push_atomic_request(wqe, link, sink)?;
+        self.push_atomic_request(wqe, connection, sink)?;
         self.reads_in_flight += 1;
         self.asked = true;
         Ok(1)
@@ -431,7 +431,7 @@ impl Requester {
     fn push_atomic_request(
         &self,
         wqe: &Wqe,
-        link: &Link,
+        connection: &Connection,
         sink: &mut (impl PacketSink + ?Sized),
     ) -> Result<(), SinkError> {
         let Operands { compare_add, swap } = self.ring.operands(wqe);
@@ -441,13 +441,13 @@ impl Requester {
         };
         let ext = Ext::Atomic(AtomicEth { va: wqe.remote_addr, rkey: wqe.rkey, swap_or_add, compare });
         let flags = Flags { solicited: false, ack_req: true };
-        let header = link.header(op, wqe.first_psn, &ext, 0, flags);
+        let header = connection.header(op, wqe.first_psn, &ext, 0, flags);
         sink.push(header.as_slice(), Payload::None)
     }
 
     /// Accounts for `psns` just pushed of the entry at `cur`, and what each costs.
     #[inline]
-    fn sent(&mut self, now_us: u64, wqe: &Wqe, (psns, cost): (u32, u32), link: &Link) {
+    fn sent(&mut self, now_us: u64, wqe: &Wqe, (psns, cost): (u32, u32), connection: &Connection) {
         if !wqe.started {
             // Once: the next packet copies the entry, which would wait for the store.
             self.ring.get_mut(self.cur).started = true;
@@ -467,19 +467,19 @@ impl Requester {
             self.retransmits += 1;
         }
         if !self.armed {
-            self.arm(now_us, psn, new, link);
+            self.arm(now_us, psn, new, connection);
         }
     }
 
     /// Starts the timers that are not running, with the packet of `psn` that has just left, a `new` one or one that is sent again.
     #[inline(never)]
-    fn arm(&mut self, now_us: u64, psn: u32, new: bool, link: &Link) {
+    fn arm(&mut self, now_us: u64, psn: u32, new: bool, connection: &Connection) {
         self.armed = true;
         // Silence is counted from the oldest packet on; that it had to wait before it left does not count.
         if self.ack_deadline.is_none() || psn == self.una {
             self.ack_deadline = self.timeout_us().map(|t| now_us + t);
         }
-        self.probing = link.selective;
+        self.probing = connection.selective;
         if new && self.rtt_from.is_none() {
             self.rtt_from = Some((psn, now_us));
         }

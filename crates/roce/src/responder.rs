@@ -20,11 +20,11 @@
 //! the NAK is given again for every later request, since the first may be lost.
 
 use crate::backlog::Messages;
+use crate::connection::{Connection, Flags};
 use crate::early::{in_reach, Early, MAP_BYTES};
 use crate::encoding::{psn_add, psn_ahead, psn_diff, NakCode, Syndrome};
 use crate::inbound::{check_remote, Receiver, Refusal};
 use crate::io::{AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SinkError};
-use crate::link::{Flags, Link};
 use crate::reads::{ReadJob, ReadQueue};
 use crate::rq::RecvQueue;
 use crate::wr::MAX_MESSAGE_BYTES;
@@ -217,20 +217,20 @@ impl Responder {
     pub(crate) fn on_request(
         &mut self,
         packet: &Packet<'_>,
-        link: &Link,
+        connection: &Connection,
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
     ) -> Result<(), (RcEvent, Option<WcStatus>)> {
         let ahead = psn_diff(packet.bth.psn, self.expected);
         if ahead != 0 {
-            self.out_of_order(packet, ahead, link, mem);
+            self.out_of_order(packet, ahead, connection, mem);
             return Ok(());
         }
-        self.in_order(packet, link, mem, out)?;
+        self.in_order(packet, connection, mem, out)?;
         if self.early.is_empty() {
             return Ok(());
         }
-        self.catch_up(packet.bth.psn, link, mem, out)
+        self.catch_up(packet.bth.psn, connection, mem, out)
     }
 
     /// Takes the packet whose turn it is.
@@ -238,12 +238,12 @@ impl Responder {
     fn in_order(
         &mut self,
         packet: &Packet<'_>,
-        link: &Link,
+        connection: &Connection,
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
     ) -> Result<(), (RcEvent, Option<WcStatus>)> {
         self.nak_given = false;
-        match self.execute(packet, link, mem, out) {
+        match self.execute(packet, connection, mem, out) {
             Ok(psns) => {
                 self.expected = psn_add(self.expected, psns);
                 if matches!(packet.bth.opcode.op, Op::ReadRequest | Op::CompareSwap | Op::FetchAdd) {
@@ -277,7 +277,7 @@ impl Responder {
     fn catch_up(
         &mut self,
         mut psn: u32,
-        link: &Link,
+        connection: &Connection,
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
     ) -> Result<(), (RcEvent, Option<WcStatus>)> {
@@ -287,9 +287,9 @@ impl Responder {
             self.early.skip(psn, psn_ahead(self.expected, psn) - 1);
             let Some(held) = self.early.take(self.expected) else { break };
             psn = self.expected;
-            self.in_order(&held.packet(), link, mem, out)?;
+            self.in_order(&held.packet(), connection, mem, out)?;
             if self.mutation == Mutation::ExecuteTwice {
-                self.in_order(&held.packet(), link, mem, out)?;
+                self.in_order(&held.packet(), connection, mem, out)?;
             }
         }
         if !self.nak_given && !self.early.is_empty() {
@@ -304,9 +304,9 @@ impl Responder {
     }
 
     /// Keeps a packet that is ahead of the expected one.
-    fn keep(&mut self, packet: &Packet<'_>, link: &Link) {
+    fn keep(&mut self, packet: &Packet<'_>, connection: &Connection) {
         let psn = packet.bth.psn;
-        let fits = in_reach(psn, self.expected) && packet.payload.len() <= link.mtu as usize;
+        let fits = in_reach(psn, self.expected) && packet.payload.len() <= connection.mtu as usize;
         let known = fits && !self.early.put(packet);
         self.early_news += 1;
         if self.nak_given {
@@ -327,12 +327,12 @@ impl Responder {
     }
 
     #[cold]
-    fn out_of_order(&mut self, packet: &Packet<'_>, ahead: i32, link: &Link, mem: &(impl Memory + ?Sized)) {
-        if ahead > 0 && link.selective {
+    fn out_of_order(&mut self, packet: &Packet<'_>, ahead: i32, connection: &Connection, mem: &(impl Memory + ?Sized)) {
+        if ahead > 0 && connection.selective {
             if let (Mutation::PlaceEarly, Some(reth)) = (self.mutation, packet.ext.reth()) {
-                let _ = mem.write(link.pd, reth.rkey, reth.va, packet.payload, Access::REMOTE_WRITE);
+                let _ = mem.write(connection.pd, reth.rkey, reth.va, packet.payload, Access::REMOTE_WRITE);
             }
-            return self.keep(packet, link);
+            return self.keep(packet, connection);
         }
         if ahead > 0 {
             if !self.nak_given || psn_diff(packet.bth.psn, self.early_psn) < 0 {
@@ -348,7 +348,7 @@ impl Responder {
             }
         } else if packet.bth.opcode.op == Op::ReadRequest {
             // What may not be read any more is not refused but dropped: the answer may have arrived long ago.
-            if let Ok(job) = read_job(packet, link, mem) {
+            if let Ok(job) = read_job(packet, connection, mem) {
                 if job.packets as i64 <= -(ahead as i64) {
                     self.reads.repeat(job);
                 }
@@ -365,15 +365,15 @@ impl Responder {
     fn execute(
         &mut self,
         packet: &Packet<'_>,
-        link: &Link,
+        connection: &Connection,
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
     ) -> Result<u32, Refusal> {
         match packet.bth.opcode.op {
-            Op::ReadRequest => return self.read(packet, link, mem),
-            Op::CompareSwap | Op::FetchAdd => self.atomic(packet, link, mem)?,
+            Op::ReadRequest => return self.read(packet, connection, mem),
+            Op::CompareSwap | Op::FetchAdd => self.atomic(packet, connection, mem)?,
             op => {
-                if self.receiver.execute(packet, link, mem, out)? {
+                if self.receiver.execute(packet, connection, mem, out)? {
                     self.msn = psn_add(self.msn, 1);
                     let receives = u64::from(!matches!(op, Op::WriteLast | Op::WriteOnly));
                     self.executed += Messages { all: 1, receives };
@@ -383,11 +383,16 @@ impl Responder {
         Ok(1)
     }
 
-    fn read(&mut self, packet: &Packet<'_>, link: &Link, mem: &(impl Memory + ?Sized)) -> Result<u32, Refusal> {
+    fn read(
+        &mut self,
+        packet: &Packet<'_>,
+        connection: &Connection,
+        mem: &(impl Memory + ?Sized),
+    ) -> Result<u32, Refusal> {
         if self.receiver.in_message() {
             return Err(Refusal::Invalid);
         }
-        let job = read_job(packet, link, mem)?;
+        let job = read_job(packet, connection, mem)?;
         if !self.reads.push(job) {
             return Err(Refusal::Invalid); // more than max_dest_rd_atomic
         }
@@ -396,21 +401,26 @@ impl Responder {
     }
 
     /// Runs an atomic. It does not count as executed: whether its answer arrived is all that matters, see [`crate::Backlog`].
-    fn atomic(&mut self, packet: &Packet<'_>, link: &Link, mem: &(impl Memory + ?Sized)) -> Result<(), Refusal> {
+    fn atomic(
+        &mut self,
+        packet: &Packet<'_>,
+        connection: &Connection,
+        mem: &(impl Memory + ?Sized),
+    ) -> Result<(), Refusal> {
         let Ext::Atomic(AtomicEth { va, rkey, swap_or_add, compare }) = packet.ext else {
             return Err(Refusal::Invalid);
         };
         if self.receiver.in_message() || va % 8 != 0 || !self.reads.make_room() {
             return Err(Refusal::Invalid);
         }
-        if !link.access.contains(Access::REMOTE_ATOMIC) {
+        if !connection.access.contains(Access::REMOTE_ATOMIC) {
             return Err(Refusal::Access);
         }
         let op = match packet.bth.opcode.op {
             Op::CompareSwap => AtomicOp::CompareSwap { compare, swap: swap_or_add },
             _ => AtomicOp::FetchAdd(swap_or_add),
         };
-        let found = mem.atomic(link.pd, rkey, va, op).map_err(|e| match e {
+        let found = mem.atomic(connection.pd, rkey, va, op).map_err(|e| match e {
             MemError::Misaligned => Refusal::Invalid,
             _ => Refusal::Access,
         })?;
@@ -424,11 +434,11 @@ impl Responder {
     /// Sends READ responses and answers of atomics. `Ok(true)`: the sink was full, there is more to send. An error ends the QP.
     pub(crate) fn transmit_responses(
         &mut self,
-        link: &Link,
+        connection: &Connection,
         sink: &mut (impl PacketSink + ?Sized),
     ) -> Result<bool, RcEvent> {
         while let Some(job) = self.reads.front() {
-            let len = job.len.min(link.mtu);
+            let len = job.len.min(connection.mtu);
             let (op, ext) = match (job.first, job.packets == 1) {
                 _ if job.atomic.is_some() => (Op::AtomicAcknowledge, self.atomic_ack(job.atomic)),
                 (true, true) => (Op::ReadResponseOnly, self.aeth(Syndrome::Ack)),
@@ -436,7 +446,7 @@ impl Responder {
                 (false, true) => (Op::ReadResponseLast, self.aeth(Syndrome::Ack)),
                 (false, false) => (Op::ReadResponseMiddle, Ext::None),
             };
-            let header = link.header(op, job.psn, &ext, len, Flags::default());
+            let header = connection.header(op, job.psn, &ext, len, Flags::default());
             let payload = match len {
                 0 => Payload::None,
                 len => Payload::Region { key: job.rkey, va: job.va, len },
@@ -456,7 +466,7 @@ impl Responder {
     }
 
     /// Sends what acknowledgement is owed. True: the sink was full.
-    pub(crate) fn transmit_ack(&mut self, link: &Link, sink: &mut (impl PacketSink + ?Sized)) -> bool {
+    pub(crate) fn transmit_ack(&mut self, connection: &Connection, sink: &mut (impl PacketSink + ?Sized)) -> bool {
         if !self.ack_owed() {
             return false;
         }
@@ -470,7 +480,7 @@ impl Responder {
             }
             _ => ([0; MAP_BYTES], 0),
         };
-        let header = link.header(
+        let header = connection.header(
             Op::Acknowledge,
             psn,
             &self.aeth(syndrome),
@@ -495,13 +505,13 @@ impl Responder {
     }
 }
 
-fn read_job(packet: &Packet<'_>, link: &Link, mem: &(impl Memory + ?Sized)) -> Result<ReadJob, Refusal> {
+fn read_job(packet: &Packet<'_>, connection: &Connection, mem: &(impl Memory + ?Sized)) -> Result<ReadJob, Refusal> {
     let reth = packet.ext.reth().ok_or(Refusal::Invalid)?;
-    let packets = reth.len.div_ceil(link.mtu).max(1);
+    let packets = reth.len.div_ceil(connection.mtu).max(1);
     // Half of the PSN space is as much as a request can take and still be told from a repeat.
     if reth.len as u64 > MAX_MESSAGE_BYTES || packets > PSN_MASK / 2 {
         return Err(Refusal::Invalid);
     }
-    check_remote(&reth, Access::REMOTE_READ, link, mem)?;
+    check_remote(&reth, Access::REMOTE_READ, connection, mem)?;
     Ok(ReadJob { psn: packet.bth.psn, packets, va: reth.va, rkey: reth.rkey, len: reth.len, first: true, atomic: None })
 }

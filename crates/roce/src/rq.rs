@@ -5,12 +5,12 @@
 //! goes back to the front of the SRQ.
 
 use crate::backlog::RecvEntry;
+use crate::connection::recv_wc;
 use crate::inbound::Refusal;
 use crate::io::{scatter, Completions, Memory, SharedReceives};
-use crate::link::recv_wc;
 use crate::wr::{PostError, RecvWr};
 use std::sync::Arc;
-use unbroken_types::{QpCaps, QpState, Sge, Wc, WcOpcode, WcStatus};
+use unbroken_types::{PdHandle, QpCaps, QpState, Sge, Wc, WcOpcode, WcStatus};
 
 /// A receive in a ring.
 #[derive(Clone, Copy, Default)]
@@ -213,14 +213,14 @@ pub(crate) struct RecvQueue {
     /// ... which is still to be told.
     last_wqe: bool,
     /// The protection domain that the receives' keys are of.
-    pd: u32,
+    pd: PdHandle,
     /// The QPN that WCs carry.
     wc_qpn: u32,
 }
 
 impl RecvQueue {
     /// The QP's own queue.
-    pub(crate) fn new(caps: &QpCaps, pd: u32, wc_qpn: u32) -> RecvQueue {
+    pub(crate) fn new(caps: &QpCaps, pd: PdHandle, wc_qpn: u32) -> RecvQueue {
         RecvQueue {
             ring: RecvRing::new(caps.max_recv_wr, caps.max_recv_sge),
             shared: None,

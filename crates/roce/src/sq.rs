@@ -1,8 +1,8 @@
 //! The send queue: a ring of fixed entries, made once. Scatter/gather lists and inline data lie beside it, indexed by slot.
 
 use crate::backlog::SendEntry;
+use crate::connection::send_wc;
 use crate::io::Completions;
-use crate::link::send_wc;
 use crate::wr::{KeyChange, MwBind, PostError, SendBatch, SendWr, MAX_MESSAGE_BYTES};
 use unbroken_types::{Access, QpCaps, QpState, SendFlags, SendOpcode, Sge, WcStatus};
 

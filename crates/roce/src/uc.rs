@@ -11,15 +11,15 @@
 //! A send whose memory cannot be read takes the QP to SQE, a receive whose memory cannot be written takes it to ERR.
 
 use crate::attr::{ModifyError, RcModify};
+use crate::connection::{Connection, Flags};
 use crate::inbound::{Receiver, Refusal};
 use crate::io::{Completions, Memory, PacketSink, SharedReceives, SinkError};
-use crate::link::{Flags, Link};
 use crate::rq::RecvQueue;
 use crate::segment::Segment;
 use crate::sq::SendRing;
 use crate::wr::{PostError, RecvWr, SendBatch, SendWr};
 use std::sync::Arc;
-use unbroken_types::{QpCaps, QpState, QpType, SendFlags, WcStatus, PSN_MASK};
+use unbroken_types::{PdHandle, QpCaps, QpState, QpType, SendFlags, WcStatus, PSN_MASK};
 use unbroken_wire::{Op, Packet, Transport};
 
 /// How a UC QP is made.
@@ -30,14 +30,14 @@ pub struct UcConfig {
     /// Queue sizes.
     pub caps: QpCaps,
     /// Protection domain.
-    pub pd: u32,
+    pub pd: PdHandle,
     /// Every send makes a WC.
     pub sq_sig_all: bool,
 }
 
 /// The transport of one UC QP.
 pub struct UcQp {
-    link: Link,
+    connection: Connection,
     attrs: RcModify,
     state: QpState,
     sends: SendRing,
@@ -54,7 +54,7 @@ impl UcQp {
     pub fn new(config: UcConfig) -> UcQp {
         let UcConfig { wc_qpn, caps, pd, sq_sig_all } = config;
         UcQp {
-            link: Link::new(Transport::Uc, pd),
+            connection: Connection::new(Transport::Uc, pd),
             attrs: RcModify::default(),
             state: QpState::Reset,
             sends: SendRing::new(&caps, wc_qpn, sq_sig_all),
@@ -84,7 +84,7 @@ impl UcQp {
 
     /// The peer's QPN.
     pub fn dest_qpn(&self) -> u32 {
-        self.link.dest_qpn
+        self.connection.dest_qpn
     }
 
     /// Messages that came and were dropped, or missed some packet.
@@ -113,7 +113,7 @@ impl UcQp {
         let to = change.validate(QpType::Uc, from)?;
         self.attrs.merge(change);
         self.state = to;
-        self.link.set(&self.attrs);
+        self.connection.set(&self.attrs);
         match (from, to) {
             (_, QpState::Reset) => {
                 self.sends.clear();
@@ -189,7 +189,7 @@ impl UcQp {
             self.dropped += 1;
         }
         let belongs = first || self.receiver.in_message();
-        match self.receiver.execute(packet, &self.link, mem, out) {
+        match self.receiver.execute(packet, &self.connection, mem, out) {
             Ok(_) => return true,
             Err(Refusal::Local) => {
                 self.state = QpState::Err;
@@ -228,11 +228,11 @@ impl UcQp {
                 self.sends.complete(out);
                 continue;
             }
-            wqe.packets = wqe.len.div_ceil(self.link.mtu).max(1);
+            wqe.packets = wqe.len.div_ceil(self.connection.mtu).max(1);
             let wqe = *wqe;
-            let s = Segment::of(&wqe, self.packet, self.link.mtu);
+            let s = Segment::of(&wqe, self.packet, self.connection.mtu);
             let flags = Flags { solicited: s.last && wqe.flags.contains(SendFlags::SOLICITED), ack_req: false };
-            let header = self.link.header(s.op, self.psn, &s.ext, s.len, flags);
+            let header = self.connection.header(s.op, self.psn, &s.ext, s.len, flags);
             match sink.push(header.as_slice(), s.payload(&self.sends, index)) {
                 Ok(()) => {}
                 Err(SinkError::Full) => return true,

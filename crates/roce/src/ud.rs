@@ -17,7 +17,7 @@ use crate::sq::{Data, SendRing};
 use crate::wr::{PostError, RecvWr, SendBatch, SendWr, UdDest};
 use std::sync::Arc;
 use unbroken_types::{
-    Gid, Mtu, QpCaps, QpState, SendFlags, SendOpcode, WcFlags, WcOpcode, WcStatus, MAX_QPN, PSN_MASK,
+    Gid, Mtu, PdHandle, QpCaps, QpState, SendFlags, SendOpcode, WcFlags, WcOpcode, WcStatus, MAX_QPN, PSN_MASK,
 };
 use unbroken_wire::{pad_of, Bth, Deth, Ext, HeaderBuf, Op, Opcode, Packet, Transport, DEFAULT_PKEY};
 
@@ -40,7 +40,7 @@ pub struct UdConfig {
     /// Queue sizes.
     pub caps: QpCaps,
     /// Protection domain.
-    pub pd: u32,
+    pub pd: PdHandle,
     /// Every send makes a WC.
     pub sq_sig_all: bool,
     /// The MTU of the port: the largest message.

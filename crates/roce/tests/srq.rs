@@ -6,6 +6,7 @@ use common::*;
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
 use unbroken_roce::*;
+use unbroken_types::PdHandle;
 use unbroken_types::*;
 use unbroken_wire::Packet;
 
@@ -57,7 +58,7 @@ impl SharedReceives for Queue {
     fn max_sge(&self) -> u32 {
         2
     }
-    fn pd(&self) -> u32 {
+    fn pd(&self) -> PdHandle {
         PD
     }
 }

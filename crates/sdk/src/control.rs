@@ -17,7 +17,7 @@ const DEPTH: usize = 256;
 const LOOK_US: u64 = 10_000;
 
 /// One NIC's.
-struct Endpoint {
+struct ControlQp {
     qp: UcQp,
     send_cq: Cq,
     recv_cq: Cq,
@@ -33,7 +33,7 @@ struct Endpoint {
 
 /// Control messages to and from one peer.
 pub(crate) struct Wire {
-    endpoints: Vec<Endpoint>,
+    endpoints: Vec<ControlQp>,
     /// What the peer's messages must carry, and what it wants of ours.
     pub(crate) token: u64,
     pub(crate) strangers: AtomicU64,
@@ -59,7 +59,7 @@ impl Wire {
             let recv_cq = if silent { nic.create_cq(depth) } else { nic.create_cq_on(depth, events) }?;
             let qp = pd.create_uc_qp(&send_cq, &recv_cq, &options)?;
             let (out, into) = (memory(DEPTH * MAX_BYTES)?, memory(DEPTH * MAX_BYTES)?);
-            Ok(Endpoint { qp, send_cq, recv_cq, out, into, rail, silent, sending: Mutex::default() })
+            Ok(ControlQp { qp, send_cq, recv_cq, out, into, rail, silent, sending: Mutex::default() })
         };
         Ok(Wire {
             endpoints: rails.iter().enumerate().map(endpoint).collect::<Result<_>>()?,
@@ -118,7 +118,7 @@ impl Wire {
     }
 }
 
-impl Endpoint {
+impl ControlQp {
     fn sge(&self, of: &Memory, slot: usize, bytes: usize) -> Sge {
         let addr = of.addr() + (slot * MAX_BYTES) as u64;
         Sge { addr, length: bytes as u32, lkey: of.lkey_on(self.rail).unwrap_or(0) }

@@ -14,7 +14,7 @@ use crate::core::lock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use unbroken_path::seal::{Key, SEAL_BYTES};
-use unbroken_types::{Access, Gid, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_types::{Access, Gid, PdHandle, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     CompChannel, Cq, Device, DeviceQp, Error, MemoryDomain, QpInit, QpModify, RcModify, RecvWr, Result, SendWr, UdDest,
 };
@@ -46,7 +46,7 @@ pub struct ControlAddr {
 }
 
 /// The control endpoint of one port of a NIC.
-pub struct Endpoint {
+pub struct ControlEndpoint {
     qp: Arc<dyn DeviceQp>,
     cq: Arc<Cq>,
     addr: ControlAddr,
@@ -61,9 +61,14 @@ pub struct Endpoint {
     memory: Arc<dyn MemoryDomain>,
 }
 
-impl Endpoint {
+impl ControlEndpoint {
     /// Makes the endpoint of a device's port; its arrivals raise events on `channel`.
-    pub fn open(device: &Arc<dyn Device>, port: u8, pd: u32, channel: &Arc<CompChannel>) -> Result<Endpoint> {
+    pub fn open(
+        device: &Arc<dyn Device>,
+        port: u8,
+        pd: PdHandle,
+        channel: &Arc<CompChannel>,
+    ) -> Result<ControlEndpoint> {
         let memory = device.memory();
         let attr = device.port(port)?;
         let mtu = attr.active_mtu.bytes();
@@ -82,7 +87,7 @@ impl Endpoint {
         let addr = ControlAddr { gid, qpn: qp.qpn() };
         let free = Mutex::new((0..SEND_SLOTS as u16).collect());
         let room = mtu.min(MAX_DATAGRAM_BYTES) - SEAL_BYTES;
-        let endpoint = Endpoint { qp, cq, addr, gid_index, ring, free, lkey: keys.lkey, room, memory };
+        let endpoint = ControlEndpoint { qp, cq, addr, gid_index, ring, free, lkey: keys.lkey, room, memory };
         for slot in 0..RECV_SLOTS {
             endpoint.post(slot)?;
         }
@@ -90,7 +95,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    fn make_qp(device: &Arc<dyn Device>, port: u8, pd: u32, cq: &Arc<Cq>) -> Result<Arc<dyn DeviceQp>> {
+    fn make_qp(device: &Arc<dyn Device>, port: u8, pd: PdHandle, cq: &Arc<Cq>) -> Result<Arc<dyn DeviceQp>> {
         let caps = QpCaps {
             max_send_wr: SEND_SLOTS as u32,
             max_recv_wr: RECV_SLOTS as u32,

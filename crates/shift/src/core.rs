@@ -9,7 +9,7 @@
 mod opening;
 
 use crate::aliases::Aliases;
-use crate::control::{ControlAddr, Endpoint};
+use crate::control::{ControlAddr, ControlEndpoint};
 use crate::devices::{failover_is_on, NicSet};
 use crate::front::{AsyncElement, Context};
 use crate::lookout;
@@ -25,7 +25,7 @@ use unbroken_directory::{Directory, NicRecord, PortRecord, ProcessRecord, MAX_PO
 use unbroken_path::seal::Key;
 use unbroken_path::Message;
 use unbroken_telemetry::{Event, EventLog, Runtime, What};
-use unbroken_types::Gid;
+use unbroken_types::{Gid, PdHandle};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceEvent, Error, EventSink, KeyRow, MemoryDomain, PortAttr,
     Result, Srq,
@@ -46,7 +46,7 @@ struct NicSlot {
     /// The open device; `None` before the first use and while the NIC is dead.
     device: Option<Arc<dyn Device>>,
     /// One for each port, or none.
-    endpoints: Vec<Arc<Endpoint>>,
+    endpoints: Vec<Arc<ControlEndpoint>>,
     /// It is to be left (`unbroken nic drain`).
     drained: bool,
 }
@@ -89,7 +89,7 @@ pub struct Core {
     pub(crate) inbox: Arc<Inbox>,
     /// Devices hold it weakly.
     sink: Arc<dyn EventSink>,
-    control_pd: u32,
+    control_pd: PdHandle,
     /// Longest transport timeout of a protected QP; 0 leaves the application's (`UNBROKEN_TIMEOUT`).
     timeout_code: u8,
     qps: Mutex<QpTable>,

@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use unbroken_types::{Access, Gid, PathAttr};
+use unbroken_types::{Access, Gid, PathAttr, PdHandle};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, Error, EventFd, IndirectEntry, MemoryDomain, MrChange, MrKeys,
     PortAttr, Result, Srq, SrqAttr, WindowType,
@@ -261,19 +261,19 @@ impl Context {
     }
 
     /// Makes a protection domain.
-    pub fn alloc_pd(&self) -> Result<u32> {
+    pub fn alloc_pd(&self) -> Result<PdHandle> {
         check_owner()?;
         self.memory.alloc_pd()
     }
 
     /// Ends a protection domain.
-    pub fn dealloc_pd(&self, pd: u32) -> Result<()> {
+    pub fn dealloc_pd(&self, pd: PdHandle) -> Result<()> {
         check_owner()?;
         self.memory.dealloc_pd(pd)
     }
 
     /// Registers memory; the keys hold on every NIC of the process that shares its objects.
-    pub fn reg_mr(&self, pd: u32, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys> {
+    pub fn reg_mr(&self, pd: PdHandle, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys> {
         check_owner()?;
         self.memory.reg_mr(pd, addr, len, iova, access)
     }
@@ -285,7 +285,7 @@ impl Context {
     }
 
     /// Makes a null region and gives its local key.
-    pub fn alloc_null_mr(&self, pd: u32) -> Result<u32> {
+    pub fn alloc_null_mr(&self, pd: PdHandle) -> Result<u32> {
         check_owner()?;
         self.memory.alloc_null_mr(pd)
     }
@@ -296,7 +296,7 @@ impl Context {
     }
 
     /// Makes a key whose bytes, from 0 on, are those of the entries.
-    pub fn create_indirect(&self, pd: u32, entries: &[IndirectEntry], access: Access) -> Result<MrKeys> {
+    pub fn create_indirect(&self, pd: PdHandle, entries: &[IndirectEntry], access: Access) -> Result<MrKeys> {
         check_owner()?;
         self.memory.create_indirect(pd, 0, entries, access)
     }
@@ -308,7 +308,7 @@ impl Context {
     }
 
     /// Makes a memory window and gives its key.
-    pub fn alloc_window(&self, pd: u32, kind: WindowType) -> Result<u32> {
+    pub fn alloc_window(&self, pd: PdHandle, kind: WindowType) -> Result<u32> {
         check_owner()?;
         self.memory.alloc_window(pd, kind)
     }
@@ -370,7 +370,7 @@ impl Context {
     }
 
     /// Makes a shared receive queue. `cookie` is what its events carry.
-    pub fn create_srq(&self, pd: u32, sizes: SrqAttr, cookie: u64) -> Result<Arc<Srq>> {
+    pub fn create_srq(&self, pd: PdHandle, sizes: SrqAttr, cookie: u64) -> Result<Arc<Srq>> {
         check_owner()?;
         let events = self.events.clone();
         let reached = AsyncEvent { event_type: event_type::SRQ_LIMIT_REACHED, element: AsyncElement::Srq(cookie) };

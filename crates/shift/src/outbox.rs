@@ -4,7 +4,7 @@
 //! seal for each, and overrun the peer's receives. So while somebody holds a [`Batch`], messages wait until a datagram is full, or the
 //! last batch ends. Messages of other threads wait with them: a batch is short.
 
-use crate::control::{ControlAddr, Endpoint};
+use crate::control::{ControlAddr, ControlEndpoint};
 use crate::core::lock;
 use std::sync::{Arc, Mutex};
 use unbroken_path::seal::Key;
@@ -16,7 +16,7 @@ const MAX_OPEN: usize = 64;
 #[derive(Default)]
 struct Waiting {
     batches: u32,
-    open: Vec<(Arc<Endpoint>, ControlAddr, Vec<u8>)>,
+    open: Vec<(Arc<ControlEndpoint>, ControlAddr, Vec<u8>)>,
 }
 
 /// The messages of a process that wait to leave.
@@ -36,7 +36,7 @@ impl Outbox {
     }
 
     /// Sends a message, or keeps it for a datagram. False: its NIC does not take it.
-    pub(crate) fn send(&self, from: Arc<Endpoint>, to: ControlAddr, message: &Message, key: &Key) -> bool {
+    pub(crate) fn send(&self, from: Arc<ControlEndpoint>, to: ControlAddr, message: &Message, key: &Key) -> bool {
         let mut waiting = lock(&self.0);
         if waiting.batches == 0 {
             drop(waiting);

@@ -75,10 +75,10 @@ mod tests {
     use crate::devices;
     use crate::front::{Context, QpRequest, System};
     use unbroken_telemetry::Runtime;
-    use unbroken_types::{Access, QpCaps, QpType};
+    use unbroken_types::{Access, PdHandle, QpCaps, QpType};
     use unbroken_verbs::{Cq, SrqAttr};
 
-    fn request(pd: u32, cq: &Arc<Cq>) -> QpRequest {
+    fn request(pd: PdHandle, cq: &Arc<Cq>) -> QpRequest {
         let caps = QpCaps { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let cq = || cq.clone();
         let (send_cq, recv_cq) = (cq(), cq());

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use unbroken_path::Way;
 use unbroken_telemetry::{now_us, What};
-use unbroken_types::{Gid, PathAttr, PathMigState, QpCaps, QpState, QpType, Wc, WcStatus, PSN_MASK};
+use unbroken_types::{Gid, PathAttr, PathMigState, PdHandle, QpCaps, QpState, QpType, Wc, WcStatus, PSN_MASK};
 use unbroken_verbs::{
     Backlog, Cq, Error, HoldingQp, PostError, QpEvent, QpInit, QpModify, QpSnapshot, RecvWr, Result, SendBatch, SendWr,
     Srq,
@@ -35,7 +35,7 @@ pub struct QpRequest {
     /// Queue sizes.
     pub caps: QpCaps,
     /// Protection domain.
-    pub pd: u32,
+    pub pd: PdHandle,
     /// Completions of sends.
     pub send_cq: Arc<Cq>,
     /// Completions of receives.

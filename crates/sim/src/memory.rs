@@ -3,7 +3,7 @@
 use crate::rng::mix;
 use std::cell::RefCell;
 use unbroken_roce::{AtomicOp, MemError, Memory};
-use unbroken_types::Access;
+use unbroken_types::{Access, PdHandle};
 
 /// What an area of memory is for. Each message and each receive has its own, used once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,7 +21,7 @@ const BASE: u64 = 0x10_0000;
 /// The key of all memory, as applications have it.
 pub const KEY: u32 = 0x77;
 /// The only protection domain.
-pub const PD: u32 = 5;
+pub const PD: PdHandle = PdHandle(5);
 
 /// The key that a QP's memory has on a NIC, where keys are the NIC's own: applications have that of the NIC where the QP was made.
 pub fn key_on(default: usize, nic: usize) -> u32 {
@@ -122,7 +122,7 @@ impl HostMemory {
         self.defaults.as_ref().and_then(|defaults| defaults.get(qp)).map_or(KEY, |&default| key_on(default, nic))
     }
 
-    fn find(&self, nic: usize, pd: u32, key: u32, va: u64, len: u64) -> Result<core::ops::Range<usize>, MemError> {
+    fn find(&self, nic: usize, pd: PdHandle, key: u32, va: u64, len: u64) -> Result<core::ops::Range<usize>, MemError> {
         if key != self.key(va.saturating_sub(BASE), nic) {
             return Err(MemError::NoSuchKey);
         }
@@ -136,23 +136,23 @@ impl HostMemory {
 }
 
 impl Memory for NicMemory<'_> {
-    fn check(&self, pd: u32, key: u32, va: u64, len: u64, _need: Access) -> Result<(), MemError> {
+    fn check(&self, pd: PdHandle, key: u32, va: u64, len: u64, _need: Access) -> Result<(), MemError> {
         self.host.find(self.nic, pd, key, va, len).map(|_| ())
     }
 
-    fn write(&self, pd: u32, key: u32, va: u64, data: &[u8], _need: Access) -> Result<(), MemError> {
+    fn write(&self, pd: PdHandle, key: u32, va: u64, data: &[u8], _need: Access) -> Result<(), MemError> {
         let range = self.host.find(self.nic, pd, key, va, data.len() as u64)?;
         self.host.bytes.borrow_mut()[range].copy_from_slice(data);
         Ok(())
     }
 
-    fn read(&self, pd: u32, key: u32, va: u64, out: &mut [u8], _need: Access) -> Result<(), MemError> {
+    fn read(&self, pd: PdHandle, key: u32, va: u64, out: &mut [u8], _need: Access) -> Result<(), MemError> {
         let range = self.host.find(self.nic, pd, key, va, out.len() as u64)?;
         out.copy_from_slice(&self.host.bytes.borrow()[range]);
         Ok(())
     }
 
-    fn atomic(&self, pd: u32, key: u32, va: u64, op: AtomicOp) -> Result<u64, MemError> {
+    fn atomic(&self, pd: PdHandle, key: u32, va: u64, op: AtomicOp) -> Result<u64, MemError> {
         let range = self.host.find(self.nic, pd, key, va, 8)?;
         let mut bytes = self.host.bytes.borrow_mut();
         let word: &mut [u8; 8] = (&mut bytes[range]).try_into().expect("eight bytes");

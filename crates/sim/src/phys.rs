@@ -14,7 +14,7 @@ use unbroken_roce::{
     Backlog, Completions, Memory, ModifyError, PacketSink, PostError, Progress, RcConfig, RcEvent, RcModify, RcQp,
     RecvEntry, RecvWr, SendEntry, SendWr, SharedReceives,
 };
-use unbroken_types::{Access, QpCaps, QpState, SendFlags, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_types::{Access, PdHandle, QpCaps, QpState, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_wire::Packet;
 
 /// How a physical QP is made.
@@ -139,7 +139,7 @@ impl SharedReceives for Taken {
     fn max_sge(&self) -> u32 {
         self.queue.max_sge()
     }
-    fn pd(&self) -> u32 {
+    fn pd(&self) -> PdHandle {
         self.queue.pd()
     }
 }

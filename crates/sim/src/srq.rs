@@ -4,6 +4,7 @@
 use crate::memory::PD;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use unbroken_roce::{RecvRing, RecvWr, SharedReceives};
+use unbroken_types::PdHandle;
 
 struct State {
     ring: RecvRing,
@@ -64,7 +65,7 @@ impl SharedReceives for SharedQueue {
         2
     }
 
-    fn pd(&self) -> u32 {
+    fn pd(&self) -> PdHandle {
         PD
     }
 }

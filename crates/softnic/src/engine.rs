@@ -67,7 +67,7 @@ mod tx;
 pub(crate) use alias::Aliases;
 pub(crate) use qps::{wipe, Alternate, QpEntry, QpKind, MAX_QPS};
 
-use crate::faults::{Link, Status};
+use crate::faults::{LinkSource, Status};
 use crate::memory::Domain;
 use crate::plain::Plain;
 use crate::socket::{RxRing, RxSocket, TxSocket};
@@ -201,7 +201,7 @@ pub(crate) struct Engine {
     /// QPs whose timers are due, while answers may wait in a socket; and the drives since then.
     late: Vec<u16>,
     late_drives: u32,
-    link: Link,
+    link: LinkSource,
     state: LinkState,
     status: Arc<Status>,
     /// There are some while packets suffer, at one port or more.
@@ -227,7 +227,7 @@ impl Engine {
     pub(crate) fn new(
         id: Identity,
         sockets: Sockets,
-        link: Link,
+        link: LinkSource,
         status: Arc<Status>,
         pages: Vec<Arc<NicPage>>,
         gaps: Arc<GapRecorder>,

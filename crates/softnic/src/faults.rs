@@ -5,28 +5,28 @@ use std::sync::Arc;
 use unbroken_fabric::{Conditions, LinkState, NicView, PortConditions, ALL_PORTS, MAX_PORTS};
 
 /// Where a NIC's engine learns of its link. Asking costs a few nanoseconds while nothing changes.
-pub(crate) enum Link {
+pub(crate) enum LinkSource {
     /// A NIC of the emulated network.
     Fabric(NicView),
     /// A NIC that is the address of a real interface.
     Interface(Arc<InterfaceState>),
 }
 
-impl Link {
+impl LinkSource {
     /// The state now.
     #[inline]
     pub(crate) fn state(&mut self, now_us: u64) -> LinkState {
         match self {
-            Link::Fabric(view) => view.state(now_us),
-            Link::Interface(i) => i.get(),
+            LinkSource::Fabric(view) => view.state(now_us),
+            LinkSource::Interface(i) => i.get(),
         }
     }
 
-    /// What packets suffer, as of the last [`Link::state`].
+    /// What packets suffer, as of the last [`LinkSource::state`].
     pub(crate) fn conditions(&self) -> PortConditions {
         match self {
-            Link::Fabric(view) => *view.conditions(),
-            Link::Interface(_) => [[Conditions::GOOD; 2]; MAX_PORTS as usize],
+            LinkSource::Fabric(view) => *view.conditions(),
+            LinkSource::Interface(_) => [[Conditions::GOOD; 2]; MAX_PORTS as usize],
         }
     }
 }

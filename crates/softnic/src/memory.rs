@@ -31,7 +31,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 use unbroken_roce::MemError;
-use unbroken_types::Access;
+use unbroken_types::{Access, PdHandle};
 use unbroken_verbs::{Error, IndirectEntry, MemoryDomain, MrChange, MrKeys, Result, WindowType};
 pub(crate) use view::{QpMemory, View};
 
@@ -50,7 +50,7 @@ const REMOTE_BIT: u32 = 1 << 31;
 struct Region {
     key: u32,
     /// 0 while the slot is free.
-    pd: u32,
+    pd: PdHandle,
     start: u64,
     len: u64,
     iova: u64,
@@ -110,8 +110,8 @@ impl Domain {
 }
 
 impl Table {
-    fn pd(&mut self, pd: u32) -> Result<&mut u32> {
-        match self.pds.get_mut(pd.wrapping_sub(self.first_pd) as usize) {
+    fn pd(&mut self, pd: PdHandle) -> Result<&mut u32> {
+        match self.pds.get_mut(pd.0.wrapping_sub(self.first_pd) as usize) {
             Some(Some(users)) => Ok(users),
             _ => Err(Error::invalid(format!("there is no protection domain {pd}"))),
         }
@@ -158,7 +158,7 @@ impl Table {
     }
 
     /// Puts something new into a free slot and gives its local key, which has only bits of `bits`.
-    fn insert(&mut self, pd: u32, bits: u32, make: impl FnOnce(u32) -> Region) -> Result<u32> {
+    fn insert(&mut self, pd: PdHandle, bits: u32, make: impl FnOnce(u32) -> Region) -> Result<u32> {
         self.check_alive()?;
         self.pd(pd)?;
         let key = self.slots.draw(if self.is_plain() { bits & !REMOTE_BIT } else { bits })?;
@@ -197,7 +197,7 @@ impl Table {
     }
 
     /// Checks an entry of an indirect key: it must name memory of the domain that may be used as the root's rights say, or null.
-    fn check_entry(&self, pd: u32, index: usize, e: &IndirectEntry, access: Access) -> Result<()> {
+    fn check_entry(&self, pd: PdHandle, index: usize, e: &IndirectEntry, access: Access) -> Result<()> {
         let need = if access.contains(Access::LOCAL_WRITE) { Access::LOCAL_WRITE } else { Access::NONE };
         match self.entry_piece(pd, e.lkey, e.addr, e.len, need) {
             Ok(_) => Ok(()),
@@ -215,7 +215,7 @@ impl Region {
     const fn free() -> Region {
         Region {
             key: 0,
-            pd: 0,
+            pd: PdHandle::NONE,
             start: 0,
             len: 0,
             iova: 0,
@@ -228,7 +228,7 @@ impl Region {
 
     /// How far in it `len` bytes at `va` begin.
     #[inline]
-    fn offset(&self, pd: u32, va: u64, len: u64, need: Access) -> std::result::Result<u64, MemError> {
+    fn offset(&self, pd: PdHandle, va: u64, len: u64, need: Access) -> std::result::Result<u64, MemError> {
         if self.pd != pd {
             return Err(MemError::WrongPd);
         }
@@ -274,7 +274,7 @@ fn check_range(addr: u64, len: u64, iova: u64) -> Result<()> {
 }
 
 impl MemoryDomain for Domain {
-    fn alloc_pd(&self) -> Result<u32> {
+    fn alloc_pd(&self) -> Result<PdHandle> {
         let mut t = self.write();
         t.check_alive()?;
         if t.pds.is_empty() {
@@ -290,10 +290,10 @@ impl MemoryDomain for Domain {
             None => return Err(Error::no_room(format!("{MAX_PDS} protection domains exist, which is the limit"))),
         };
         t.pds[pd] = Some(0);
-        Ok(t.first_pd + pd as u32)
+        Ok(PdHandle(t.first_pd + pd as u32))
     }
 
-    fn dealloc_pd(&self, pd: u32) -> Result<()> {
+    fn dealloc_pd(&self, pd: PdHandle) -> Result<()> {
         let mut t = self.write();
         let users = *t.pd(pd)?;
         if users > 0 {
@@ -302,23 +302,23 @@ impl MemoryDomain for Domain {
                 format!("protection domain {pd} has {users} regions, windows, QPs or SRQs: end them first"),
             ));
         }
-        let place = (pd - t.first_pd) as usize;
+        let place = (pd.0 - t.first_pd) as usize;
         t.pds[place] = None;
         Ok(())
     }
 
-    fn use_pd(&self, pd: u32) -> Result<()> {
+    fn use_pd(&self, pd: PdHandle) -> Result<()> {
         *self.write().pd(pd)? += 1;
         Ok(())
     }
 
-    fn unuse_pd(&self, pd: u32) {
+    fn unuse_pd(&self, pd: PdHandle) {
         if let Ok(users) = self.write().pd(pd) {
             *users = users.saturating_sub(1);
         }
     }
 
-    fn reg_mr(&self, pd: u32, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys> {
+    fn reg_mr(&self, pd: PdHandle, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys> {
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         check_access(access)?;
         check_range(addr, len, iova)?;
@@ -373,12 +373,12 @@ impl MemoryDomain for Domain {
         Ok(())
     }
 
-    fn alloc_null_mr(&self, pd: u32) -> Result<u32> {
+    fn alloc_null_mr(&self, pd: PdHandle) -> Result<u32> {
         let null = |key| Some(Box::new(Special::Null { key }));
         self.write().insert(pd, ANY_BITS, |key| Region { special: null(key), ..Region::free() })
     }
 
-    fn create_indirect(&self, pd: u32, iova: u64, entries: &[IndirectEntry], access: Access) -> Result<MrKeys> {
+    fn create_indirect(&self, pd: PdHandle, iova: u64, entries: &[IndirectEntry], access: Access) -> Result<MrKeys> {
         check_access(access)?;
         if entries.is_empty() || entries.len() > MAX_INDIRECT_ENTRIES {
             return Err(Error::invalid(format!(
@@ -419,7 +419,7 @@ impl MemoryDomain for Domain {
         Ok(())
     }
 
-    fn alloc_window(&self, pd: u32, kind: WindowType) -> Result<u32> {
+    fn alloc_window(&self, pd: PdHandle, kind: WindowType) -> Result<u32> {
         let mut t = self.write();
         let key = t.insert(pd, PREFIX_BITS, |key| Region {
             special: Some(Box::new(Special::Window(Window::new(kind, key)))),

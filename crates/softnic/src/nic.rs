@@ -3,7 +3,7 @@
 use crate::background::Background;
 use crate::describe;
 use crate::engine::{Engine, Identity, QpEntry, QpKind, Sockets, MAX_QPS};
-use crate::faults::{Link, Status};
+use crate::faults::{LinkSource, Status};
 use crate::fork;
 use crate::gids::{self, gid_of};
 use crate::memory::Domain;
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use unbroken_fabric::{now_us, DeviceKind, Fabric, NicPage};
 use unbroken_roce::{RcConfig, RcQp, UcConfig, UcQp, UdConfig, UdQp};
-use unbroken_types::{Gid, LinkLayer, Mtu, PathAttr, QpCaps, QpType};
+use unbroken_types::{Gid, LinkLayer, Mtu, PathAttr, PdHandle, QpCaps, QpType};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceQp, Driver, Error, EventFd, EventSink, HoldingQp,
     LimitHook, MemoryDomain, OverrunHook, Owner, PortAttr, QpInit, Result, Srq, SrqAttr,
@@ -257,7 +257,7 @@ impl Nic {
     pub(crate) fn open(
         index: usize,
         spec: &Spec,
-        link: Link,
+        link: LinkSource,
         fabric: Option<Arc<Fabric>>,
         common: Common,
         sink: Arc<dyn EventSink>,
@@ -269,7 +269,7 @@ impl Nic {
             _ => Error::os(&format!("opening NIC {}", spec.name), &e),
         })?;
         let (slot, rcvbuf) = (sockets.rx[0].slot(), sockets.rx[0].rcvbuf());
-        let any_ip_id = matches!(link, Link::Interface(_));
+        let any_ip_id = matches!(link, LinkSource::Interface(_));
         let (ips, link_layer) = (spec.ips.clone(), spec.link_layer);
         let (owner, plain) = match spec.device {
             DeviceKind::Full => (Owner::PROCESS, None),
@@ -403,7 +403,7 @@ impl Device for Nic {
         Cq::of_device(self.shared().owner, entries, channel, on_overrun)
     }
 
-    fn create_srq(&self, pd: u32, sizes: SrqAttr, on_limit: LimitHook) -> Result<Arc<Srq>> {
+    fn create_srq(&self, pd: PdHandle, sizes: SrqAttr, on_limit: LimitHook) -> Result<Arc<Srq>> {
         let shared = self.shared();
         shared.check_new()?;
         Srq::of_device(shared.owner, &describe::device(&shared.ips, shared.device), pd, sizes, on_limit)

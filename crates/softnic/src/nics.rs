@@ -2,7 +2,7 @@
 
 use crate::config::{Config, NicSource, MAX_NICS};
 use crate::describe;
-use crate::faults::{InterfaceState, Link};
+use crate::faults::{InterfaceState, LinkSource};
 use crate::gids::{gid_of, guid_of};
 use crate::memory::Domain;
 use crate::netlink::{self, LinkChange, LinkWatch};
@@ -42,7 +42,7 @@ struct Opened {
     /// It has died. Its handle may be dropped at once, long before the watcher has time to look at it.
     died: Arc<AtomicBool>,
     /// The link of a dead NIC, asked until it works again.
-    grave: Option<Link>,
+    grave: Option<LinkSource>,
 }
 
 /// Passes events on and notes the death of its NIC.
@@ -243,10 +243,10 @@ impl SoftNics {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn link(&self, i: usize) -> Result<Link> {
+    fn link(&self, i: usize) -> Result<LinkSource> {
         match (&self.fabric, &self.specs[i].interface) {
-            (Some(fabric), _) => fabric.nic_view(&self.host, i as u8).map(Link::Fabric).map_err(invalid),
-            (None, Some(interface)) => Ok(Link::Interface(interface.clone())),
+            (Some(fabric), _) => fabric.nic_view(&self.host, i as u8).map(LinkSource::Fabric).map_err(invalid),
+            (None, Some(interface)) => Ok(LinkSource::Interface(interface.clone())),
             (None, None) => Err(Error::invalid("a NIC without a link")),
         }
     }

@@ -7,7 +7,9 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::Arc;
 use unbroken_fabric::NicName;
-use unbroken_types::{Access, Gid, GidType, Mtu, PathAttr, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_types::{
+    Access, Gid, GidType, Mtu, PathAttr, PdHandle, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus,
+};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceEvent, DeviceQp, IndirectEntry, MwBind, QpInit, QpModify, RcModify,
     SendWr, SrqAttr, UdDest, WindowType,
@@ -277,7 +279,7 @@ fn numbers_differ_from_nic_to_nic() {
     let hosts: Vec<Host> = (0..4).map(|i| Host::with_channel(nics.clone(), i, 4096, None)).collect();
     let qps: Vec<_> = (0..100).flat_map(|_| hosts.iter().map(plain_qp).collect::<Vec<_>>()).collect();
     assert_eq!(qps.iter().map(|qp| qp.qpn() as u16).collect::<HashSet<_>>().len(), 400);
-    let pds: HashSet<u32> = hosts.iter().map(|host| host.pd).collect();
+    let pds: HashSet<PdHandle> = hosts.iter().map(|host| host.pd).collect();
     assert_eq!(pds.len(), 4);
 }
 

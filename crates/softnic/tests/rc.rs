@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use unbroken_types::{Access, SendFlags, SendOpcode, WcFlags, WcOpcode, WcStatus};
+use unbroken_types::{Access, PdHandle, SendFlags, SendOpcode, WcFlags, WcOpcode, WcStatus};
 use unbroken_verbs::{CompChannel, Device};
 
 #[test]
@@ -153,7 +153,7 @@ fn rights_and_deregistration() {
     assert_eq!(memory.dealloc_pd(p.b.pd).unwrap_err().errno(), libc::EBUSY);
     assert_eq!(memory.reg_mr(p.b.pd, addr, 64, addr, Access::REMOTE_WRITE).unwrap_err().errno(), libc::EINVAL);
     assert_eq!(memory.reg_mr(p.b.pd, 0x1000, 64, 0x1000, ALL).unwrap_err().errno(), libc::EFAULT);
-    assert_eq!(memory.reg_mr(999, addr, 64, addr, ALL).unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(memory.reg_mr(PdHandle(999), addr, 64, addr, ALL).unwrap_err().errno(), libc::EINVAL);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use common::*;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::Arc;
 use std::time::Instant;
-use unbroken_types::{QpState, QpType, WcStatus};
+use unbroken_types::{PdHandle, QpState, QpType, WcStatus};
 use unbroken_verbs::{Device, DeviceEvent, DeviceQp, QpEvent, QpInit, QpModify, RcModify, Srq, SrqAttr};
 
 const LONG: usize = 1 << 20;
@@ -89,7 +89,7 @@ fn qps_of_two_nics_take_from_one_queue() {
     // The domain of the receives is not that of the second QP, and stays while the queue needs it: its owner counts it.
     hosts[0].nics.memory().use_pd(srq.pd()).unwrap();
     hosts[0].nics.memory().unuse_pd(srq.pd());
-    assert!(hosts[0].nics.memory().use_pd(9999).is_err());
+    assert!(hosts[0].nics.memory().use_pd(PdHandle(9999)).is_err());
 }
 
 /// A pair in the middle of a long message into a shared receive.

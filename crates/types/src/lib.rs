@@ -10,6 +10,7 @@ mod addr;
 mod attr;
 mod keys;
 mod path;
+mod pd;
 mod wc;
 mod wr;
 
@@ -17,5 +18,6 @@ pub use addr::{port_guid, Gid, GidType, MAX_QPN, PSN_MASK};
 pub use attr::{Access, LinkLayer, Mtu, PathMigState, QpCaps, QpState, QpType};
 pub use keys::{is_newer_key_set, NicKey};
 pub use path::{PathAttr, PathError, MAX_FLOW_LABEL, MAX_SL, MAX_SRC_PATH_BITS};
+pub use pd::PdHandle;
 pub use wc::{Wc, WcFlags, WcOpcode, WcStatus};
 pub use wr::{SendFlags, SendOpcode, Sge};

@@ -48,6 +48,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use unbroken_shift::front;
+use unbroken_types::PdHandle;
 
 /// The NICs of a host, and what looks after the QPs on them.
 #[derive(Clone)]
@@ -129,7 +130,7 @@ impl Nic {
 }
 
 struct Domain {
-    handle: u32,
+    handle: PdHandle,
     nic: Nic,
 }
 

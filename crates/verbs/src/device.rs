@@ -15,7 +15,7 @@ use crate::{
 };
 use std::sync::Arc;
 use unbroken_roce::Progress;
-use unbroken_types::{Access, Gid, PathAttr, QpCaps, QpState, QpType, WcStatus};
+use unbroken_types::{Access, Gid, PathAttr, PdHandle, QpCaps, QpState, QpType, WcStatus};
 
 /// Keys of a registered region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,7 +32,7 @@ pub struct MrChange {
     /// Address and length. The network then knows the region by this address, or from 0 on if it is zero-based.
     pub range: Option<(u64, u64)>,
     /// Protection domain.
-    pub pd: Option<u32>,
+    pub pd: Option<PdHandle>,
     /// Rights.
     pub access: Option<Access>,
 }
@@ -60,32 +60,32 @@ pub enum WindowType {
 /// Protection domains and memory regions. Devices that share one (all softnics of a process do) accept each other's keys.
 pub trait MemoryDomain: Send + Sync {
     /// Makes a protection domain.
-    fn alloc_pd(&self) -> Result<u32>;
+    fn alloc_pd(&self) -> Result<PdHandle>;
     /// Ends a protection domain; EBUSY while something uses it.
-    fn dealloc_pd(&self, pd: u32) -> Result<()>;
+    fn dealloc_pd(&self, pd: PdHandle) -> Result<()>;
     /// Counts a user of a protection domain (a QP, an SRQ; regions count themselves); EINVAL where there is no such domain.
-    fn use_pd(&self, pd: u32) -> Result<()>;
+    fn use_pd(&self, pd: PdHandle) -> Result<()>;
     /// Takes back one [`MemoryDomain::use_pd`].
-    fn unuse_pd(&self, pd: u32);
+    fn unuse_pd(&self, pd: PdHandle);
     /// Registers `len` bytes at `addr`, which the network knows as `iova`, or from 0 on with [`Access::ZERO_BASED`].
-    fn reg_mr(&self, pd: u32, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys>;
+    fn reg_mr(&self, pd: PdHandle, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys>;
     /// Changes a region; its keys stay. When it returns, nothing from the network touches what it was before. An error changes nothing.
     fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()>;
     /// Ends a region, a null region or an indirect key; EBUSY while windows are bound to it. When it returns, nothing from the network
     /// touches the memory any more, on any device of the domain.
     fn dereg_mr(&self, lkey: u32) -> Result<()>;
     /// Makes a null region and gives its local key: at any address, what is written is dropped and what is read is zero.
-    fn alloc_null_mr(&self, pd: u32) -> Result<u32>;
+    fn alloc_null_mr(&self, pd: PdHandle) -> Result<u32>;
     /// Makes a key whose bytes, from `iova` on, are those of the entries one behind the other. A peer needs the rights in `access`; the
     /// entries' regions must be of the same domain and allow local use. A region that is deregistered takes its entries out of use:
     /// what touches them fails. Ended by [`MemoryDomain::dereg_mr`].
-    fn create_indirect(&self, pd: u32, iova: u64, entries: &[IndirectEntry], access: Access) -> Result<MrKeys>;
+    fn create_indirect(&self, pd: PdHandle, iova: u64, entries: &[IndirectEntry], access: Access) -> Result<MrKeys>;
     /// Replaces an entry of an indirect key, while packets arrive, by one that is not longer than the place that the key was made with; the
     /// rest of the place is then nobody's: what touches it fails. When it returns, nothing from the network touches what the old entry
     /// named by this key any more.
     fn update_entry(&self, key: u32, index: u32, entry: &IndirectEntry) -> Result<()>;
     /// Makes a memory window, not bound yet, and gives the key that it has. It is bound by a WR ([`unbroken_roce::MwBind`]).
-    fn alloc_window(&self, pd: u32, kind: WindowType) -> Result<u32>;
+    fn alloc_window(&self, pd: PdHandle, kind: WindowType) -> Result<u32>;
     /// Ends a window, bound or not, whatever its key is by now.
     fn dealloc_window(&self, rkey: u32) -> Result<()>;
 }
@@ -153,7 +153,7 @@ pub struct QpInit {
     /// Queue sizes.
     pub caps: QpCaps,
     /// Protection domain.
-    pub pd: u32,
+    pub pd: PdHandle,
     /// Completions of sends.
     pub send_cq: Arc<Cq>,
     /// Completions of receives.
@@ -255,7 +255,7 @@ pub trait Device: Send + Sync {
     /// Makes a completion queue, with a channel or without. Only QPs of this device complete there, unless its objects are shared.
     fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>, on_overrun: OverrunHook) -> Result<Arc<Cq>>;
     /// Makes a shared receive queue. Only QPs of this device take from it, unless its objects are shared.
-    fn create_srq(&self, pd: u32, sizes: SrqAttr, on_limit: LimitHook) -> Result<Arc<Srq>>;
+    fn create_srq(&self, pd: PdHandle, sizes: SrqAttr, on_limit: LimitHook) -> Result<Arc<Srq>>;
     /// Makes a QP. One that is to hold its work comes from [`Device::create_holding_qp`].
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>>;
     /// Makes a QP that can be stopped and moved, where the device can ([`Capabilities::holds`]); EOPNOTSUPP elsewhere.

@@ -19,6 +19,7 @@ use crate::{DeviceAttr, Error, Owner, Result};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use unbroken_roce::{PostError, RecvRing, RecvWr, SharedReceives};
+use unbroken_types::PdHandle;
 
 /// Sizes of a shared receive queue, and its limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -61,7 +62,7 @@ pub type LimitHook = Box<dyn Fn() + Send + Sync>;
 /// A shared receive queue.
 pub struct Srq {
     state: Mutex<State>,
-    pd: u32,
+    pd: PdHandle,
     max_sge: u32,
     /// The device's `max_srq_wr`.
     most_wr: u32,
@@ -77,7 +78,7 @@ impl Srq {
     /// `sizes` does not count: it is armed by [`Srq::modify`]. EINVAL where `device` cannot have such a queue.
     pub fn new(
         device: &DeviceAttr,
-        pd: u32,
+        pd: PdHandle,
         sizes: SrqAttr,
         on_limit: impl Fn() + Send + Sync + 'static,
     ) -> Result<Arc<Srq>> {
@@ -88,7 +89,7 @@ impl Srq {
     pub fn of_device(
         owner: Owner,
         device: &DeviceAttr,
-        pd: u32,
+        pd: PdHandle,
         sizes: SrqAttr,
         on_limit: LimitHook,
     ) -> Result<Arc<Srq>> {
@@ -122,7 +123,7 @@ impl Srq {
     }
 
     /// The protection domain.
-    pub fn pd(&self) -> u32 {
+    pub fn pd(&self) -> PdHandle {
         self.pd
     }
 
@@ -268,7 +269,7 @@ impl SharedReceives for Srq {
         self.max_sge
     }
 
-    fn pd(&self) -> u32 {
+    fn pd(&self) -> PdHandle {
         self.pd
     }
 }
@@ -284,7 +285,7 @@ mod tests {
         let count = told.clone();
         let sizes = SrqAttr { max_wr, max_sge: 2, limit: 9 };
         let device = DeviceAttr { max_srq_wr: 64, max_srq_sge: 4, ..DeviceAttr::default() };
-        let srq = Srq::new(&device, 7, sizes, move || {
+        let srq = Srq::new(&device, PdHandle(7), sizes, move || {
             count.fetch_add(1, Relaxed);
         });
         (srq.unwrap(), told)
@@ -344,7 +345,7 @@ mod tests {
         assert_eq!((0..9).map_while(|_| take(&srq)).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
         let device = DeviceAttr { max_srq_wr: 64, max_srq_sge: 4, ..DeviceAttr::default() };
         for (max_wr, max_sge) in [(0, 1), (65, 1), (1, 5)] {
-            assert!(Srq::new(&device, 7, SrqAttr { max_wr, max_sge, limit: 0 }, || {}).is_err());
+            assert!(Srq::new(&device, PdHandle(7), SrqAttr { max_wr, max_sge, limit: 0 }, || {}).is_err());
         }
     }
 

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use unbroken_roce::SharedReceives;
 use unbroken_types::{
-    Access, Gid, GidType, LinkLayer, Mtu, PathAttr, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcFlags, WcOpcode,
-    WcStatus,
+    Access, Gid, GidType, LinkLayer, Mtu, PathAttr, PdHandle, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcFlags,
+    WcOpcode, WcStatus,
 };
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent, DeviceQp, Driver, Error, EventSink,
@@ -69,11 +69,11 @@ struct Nic {
     refuses: Option<i32>,
     sink: Arc<dyn EventSink>,
     qps: HashMap<u32, Qp>,
-    regions: HashMap<u32, (u32, u64, u64)>,
+    regions: HashMap<u32, (PdHandle, u64, u64)>,
     next_qpn: u32,
     next_key: u32,
     next_pd: u32,
-    pds: Vec<u32>,
+    pds: Vec<PdHandle>,
     tells_when_polled: bool,
 }
 
@@ -108,11 +108,11 @@ fn store(addr: u64, data: &[u8]) {
 }
 
 impl Nic {
-    fn holds(&self, pd: u32, key: u32, addr: u64, len: u64) -> bool {
+    fn holds(&self, pd: PdHandle, key: u32, addr: u64, len: u64) -> bool {
         self.regions.get(&key).is_some_and(|(p, a, l)| *p == pd && *a <= addr && addr + len <= a + l)
     }
 
-    fn local(&self, pd: u32, sges: &[Sge]) -> bool {
+    fn local(&self, pd: PdHandle, sges: &[Sge]) -> bool {
         sges.iter().all(|s| self.holds(pd, s.lkey, s.addr, s.length.into()))
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Arc;
 use unbroken_holding::{Holding, LogicalMemory, Tap};
 use unbroken_roce::{Messages, PeerDone};
-use unbroken_types::{Access, Mtu, PathAttr, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc};
+use unbroken_types::{Access, Mtu, PathAttr, PdHandle, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc};
 use unbroken_verbs::{
     Backlog, CompChannel, Cq, Device, HoldingQp, MemoryDomain, MrKeys, QpInit, QpModify, RcModify, RemoteKeys,
     RemoteNic, Result, SendWr, Srq, SrqAttr,
@@ -57,7 +57,7 @@ pub struct Host {
     pub view: Arc<dyn MemoryDomain>,
     pub nics: Vec<Holding>,
     pub events: Arc<Events>,
-    pub pd: u32,
+    pub pd: PdHandle,
     pub buffer: &'static [AtomicU8],
     pub keys: MrKeys,
     /// Regions that nobody uses, so that the numbers of the NICs drift apart.

@@ -53,7 +53,7 @@ impl RcQp {
     }
 
     pub(super) fn watch(&mut self) {
-        self.link.mig_req = self.migration.mig_req();
+        self.connection.mig_req = self.migration.mig_req();
         self.watched = self.migration.watched();
     }
 }

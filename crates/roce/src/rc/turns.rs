@@ -90,7 +90,7 @@ impl RcQp {
         if !matches!(self.state, QpState::Rts | QpState::Sqd) {
             return false;
         }
-        let more = match self.requester.transmit(now_us, &self.link, sink, out) {
+        let more = match self.requester.transmit(now_us, &self.connection, sink, out) {
             Ok(more) => more,
             Err(status) => {
                 self.requester_failed(status, out);
@@ -112,7 +112,7 @@ impl RcQp {
         out: &mut (impl Completions + ?Sized),
         acks: bool,
     ) -> bool {
-        let more = match self.responder.transmit_responses(&self.link, sink) {
+        let more = match self.responder.transmit_responses(&self.connection, sink) {
             Ok(more) => more,
             Err(event) => {
                 self.event = Some(event);
@@ -130,6 +130,6 @@ impl RcQp {
 
     /// Sends the acknowledgement that is owed. True: the sink was full.
     pub fn poll_transmit_ack(&mut self, sink: &mut (impl PacketSink + ?Sized)) -> bool {
-        !self.stopped() && self.responder.transmit_ack(&self.link, sink)
+        !self.stopped() && self.responder.transmit_ack(&self.connection, sink)
     }
 }

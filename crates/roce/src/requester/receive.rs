@@ -1,9 +1,9 @@
 //! What comes back to a requester: acknowledgements, READ responses, answers of atomics.
 
 use super::{block_packets, Requester, RNR_FOR_EVER};
+use crate::connection::Connection;
 use crate::encoding::{psn_add, psn_ahead, psn_diff, rnr_timer_us, NakCode, Syndrome};
 use crate::io::{scatter, Completions, Memory};
-use crate::link::Link;
 use crate::sq::{Data, Wqe};
 use unbroken_types::{SendOpcode, WcStatus};
 use unbroken_wire::{Ext, Packet};
@@ -19,7 +19,7 @@ impl Requester {
         psn: u32,
         syndrome: u8,
         map: &[u8],
-        link: &Link,
+        connection: &Connection,
         out: &mut (impl Completions + ?Sized),
     ) -> Result<(), WcStatus> {
         // Of an older flight, or of nothing that was sent.
@@ -34,14 +34,14 @@ impl Requester {
         };
         self.acknowledge(now_us, done_before, out)?;
         // A peer that says what it has need not be sent it again.
-        let map = if link.selective && syndrome == Syndrome::Nak(NakCode::Sequence) { map } else { &[] };
+        let map = if connection.selective && syndrome == Syndrome::Nak(NakCode::Sequence) { map } else { &[] };
         if !map.is_empty() {
             self.requests_known(now_us, psn, map);
         }
         if self.una != done_before {
             // A peer that has ended answers nothing any more but this: to ask for what is missing is left to the timeout, whose tries are counted.
             if !syndrome.ends_peer() {
-                self.answers_missing(now_us, psn, done_before, link);
+                self.answers_missing(now_us, psn, done_before, connection);
             }
             return Ok(());
         }
@@ -86,13 +86,13 @@ impl Requester {
         &mut self,
         now_us: u64,
         packet: &Packet<'_>,
-        link: &Link,
+        connection: &Connection,
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
     ) -> Result<(), WcStatus> {
-        self.take_answer(now_us, packet, link, mem, out)?;
+        self.take_answer(now_us, packet, connection, mem, out)?;
         if self.repair.is_some() {
-            self.take_kept_answers(now_us, link, mem, out)?;
+            self.take_kept_answers(now_us, connection, mem, out)?;
         }
         Ok(())
     }
@@ -101,7 +101,7 @@ impl Requester {
         &mut self,
         now_us: u64,
         packet: &Packet<'_>,
-        link: &Link,
+        connection: &Connection,
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
     ) -> Result<(), WcStatus> {
@@ -117,9 +117,9 @@ impl Requester {
         // The responder answers in order: everything before is executed.
         self.acknowledge(now_us, psn, out)?;
         if self.una != psn {
-            self.answers_missing(now_us, psn, psn, link);
-            if link.selective {
-                self.keep_answer(now_us, packet, link);
+            self.answers_missing(now_us, psn, psn, connection);
+            if connection.selective {
+                self.keep_answer(now_us, packet, connection);
             }
             return Ok(());
         }
@@ -129,14 +129,14 @@ impl Requester {
             return Ok(()); // an answer to something else: a stray
         }
         let index = psn_ahead(psn, head.first_psn);
-        let offset = index * link.mtu;
-        if payload.len() as u32 != link.mtu.min(head.len - offset) {
+        let offset = index * connection.mtu;
+        if payload.len() as u32 != connection.mtu.min(head.len - offset) {
             return Err(WcStatus::BadRespErr);
         }
         if let Data::Sges(sges) = self.ring.data(self.ring.head) {
-            scatter(mem, link.pd, sges, offset as u64, payload).map_err(|_| WcStatus::LocProtErr)?;
+            scatter(mem, connection.pd, sges, offset as u64, payload).map_err(|_| WcStatus::LocProtErr)?;
         }
-        let block_ends = (index + 1).is_multiple_of(block_packets(link.mtu)) || index + 1 == head.packets;
+        let block_ends = (index + 1).is_multiple_of(block_packets(connection.mtu)) || index + 1 == head.packets;
         self.una = psn_add(psn, 1);
         self.landed(&head, 1);
         if block_ends && psn_diff(self.next_psn, self.una) >= 0 {
@@ -230,8 +230,8 @@ impl Requester {
 
     /// Something for `psn` has come, but not the answers for the READ in front, which were sent before it, as were all before `end`:
     /// they are lost.
-    fn answers_missing(&mut self, now_us: u64, psn: u32, end: u32, link: &Link) {
-        if link.selective {
+    fn answers_missing(&mut self, now_us: u64, psn: u32, end: u32, connection: &Connection) {
+        if connection.selective {
             return self.answers_known(now_us, end);
         }
         let known = self.gap.is_some_and(|(una, last)| una == self.una && psn_diff(psn, last) >= 0);

@@ -16,10 +16,10 @@
 //! within what the responder can keep: no new packet is sent further than that ahead of the oldest one (`in_flight`).
 
 use super::{block_packets, Requester};
+use crate::connection::Connection;
 use crate::early::{in_reach, psns_of, Early, EARLY_PACKETS};
 use crate::encoding::{psn_add, psn_ahead, psn_diff};
 use crate::io::{Completions, Memory, PacketSink, SinkError};
-use crate::link::Link;
 use unbroken_types::WcStatus;
 use unbroken_wire::Packet;
 
@@ -193,9 +193,9 @@ impl Requester {
     }
 
     /// Keeps an answer that came before its turn.
-    pub(super) fn keep_answer(&mut self, now_us: u64, packet: &Packet<'_>, link: &Link) {
+    pub(super) fn keep_answer(&mut self, now_us: u64, packet: &Packet<'_>, connection: &Connection) {
         let (una, psn) = (self.una, packet.bth.psn);
-        if !in_reach(psn, una) || packet.payload.len() > link.mtu as usize {
+        if !in_reach(psn, una) || packet.payload.len() > connection.mtu as usize {
             return;
         }
         let repair = self.repair.get_or_insert_with(|| Box::new(Repair::new(una)));
@@ -244,13 +244,13 @@ impl Requester {
     pub(super) fn take_kept_answers(
         &mut self,
         now_us: u64,
-        link: &Link,
+        connection: &Connection,
         mem: &(impl Memory + ?Sized),
         out: &mut (impl Completions + ?Sized),
     ) -> Result<(), WcStatus> {
         while let Some(held) = self.repair.as_mut().and_then(|r| r.answers.take(self.una)) {
             let una = self.una;
-            self.take_answer(now_us, &held.packet(), link, mem, out)?;
+            self.take_answer(now_us, &held.packet(), connection, mem, out)?;
             if self.una == una {
                 break; // an answer to something else
             }
@@ -263,14 +263,14 @@ impl Requester {
     /// Sends what is lost. True: the sink was full, there is more to send.
     #[cold]
     #[inline(never)]
-    pub(super) fn mend(&mut self, link: &Link, sink: &mut (impl PacketSink + ?Sized)) -> bool {
+    pub(super) fn mend(&mut self, connection: &Connection, sink: &mut (impl PacketSink + ?Sized)) -> bool {
         let sent = match self.repair.take() {
             Some(mut repair) => {
-                let sent = self.push_lost(&mut repair, link, sink);
+                let sent = self.push_lost(&mut repair, connection, sink);
                 self.repair = Some(repair);
                 sent
             }
-            None if self.resend_last => self.push_last(link, sink),
+            None if self.resend_last => self.push_last(connection, sink),
             None => Ok(()),
         };
         match sent {
@@ -285,7 +285,7 @@ impl Requester {
     fn push_lost(
         &mut self,
         repair: &mut Repair,
-        link: &Link,
+        connection: &Connection,
         sink: &mut (impl PacketSink + ?Sized),
     ) -> Result<(), (u64, SinkError)> {
         // Having gone back, what is ahead will be sent again anyway.
@@ -298,10 +298,10 @@ impl Requester {
                 if psn_diff(psn, end) >= 0 || !in_reach(psn, self.una) {
                     return Ok(());
                 }
-                match self.hole(repair, &wqe, k, link.mtu) {
+                match self.hole(repair, &wqe, k, connection.mtu) {
                     Hole::None(packets) => k += packets,
                     Hole::Lost(packets, lost) => {
-                        self.push_again(index, k, packets, link, sink).map_err(|e| (index, e))?;
+                        self.push_again(index, k, packets, connection, sink).map_err(|e| (index, e))?;
                         let resent = Resent { next_psn: self.next_psn, order: repair.resent };
                         repair.resent += 1;
                         for i in 0..packets {
@@ -339,7 +339,11 @@ impl Requester {
     }
 
     /// Sends the last packet of the flight, or asks again for what is missing of its last READ.
-    fn push_last(&mut self, link: &Link, sink: &mut (impl PacketSink + ?Sized)) -> Result<(), (u64, SinkError)> {
+    fn push_last(
+        &mut self,
+        connection: &Connection,
+        sink: &mut (impl PacketSink + ?Sized),
+    ) -> Result<(), (u64, SinkError)> {
         if self.next_psn == self.una {
             return Ok(());
         }
@@ -353,13 +357,13 @@ impl Requester {
             }
             let mut k = end - 1;
             if wqe.opcode.awaits_data() {
-                let block = block_packets(link.mtu);
+                let block = block_packets(connection.mtu);
                 k = k / block * block;
                 if index == self.ring.head {
                     k = k.max(psn_ahead(self.una, wqe.first_psn));
                 }
             }
-            return self.push_again(index, k, end - k, link, sink).map_err(|e| (index, e));
+            return self.push_again(index, k, end - k, connection, sink).map_err(|e| (index, e));
         }
         Ok(())
     }
@@ -370,16 +374,16 @@ impl Requester {
         index: u64,
         k: u32,
         packets: u32,
-        link: &Link,
+        connection: &Connection,
         sink: &mut (impl PacketSink + ?Sized),
     ) -> Result<(), SinkError> {
         let wqe = *self.ring.get(index);
         if wqe.opcode == unbroken_types::SendOpcode::Read {
-            self.push_read_request(&wqe, k, packets, link, sink)?;
+            self.push_read_request(&wqe, k, packets, connection, sink)?;
         } else if wqe.opcode.is_atomic() {
-            self.push_atomic_request(&wqe, link, sink)?;
+            self.push_atomic_request(&wqe, connection, sink)?;
         } else {
-            self.push_segment(index, &wqe, k, true, link, sink)?;
+            self.push_segment(index, &wqe, k, true, connection, sink)?;
         }
         self.retransmits += 1;
         self.rtt_from = None; // whose answer comes could not be told

@@ -7,10 +7,11 @@ pub mod script;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use unbroken_roce::*;
+use unbroken_types::PdHandle;
 use unbroken_types::*;
 use unbroken_wire::Packet;
 
-pub const PD: u32 = 7;
+pub const PD: PdHandle = PdHandle(7);
 /// Regions of each end: sources of sends, what the peer may write, what it may read, where receives and READs go.
 pub const SRC: u32 = 0x100;
 pub const WRITABLE: u32 = 0x200;
@@ -77,7 +78,7 @@ impl VecMemory {
 
     fn with<T>(
         &self,
-        pd: u32,
+        pd: PdHandle,
         key: u32,
         va: u64,
         len: u64,
@@ -103,23 +104,23 @@ pub fn va(key: u32, offset: usize) -> u64 {
 }
 
 impl Memory for VecMemory {
-    fn check(&self, pd: u32, key: u32, va: u64, len: u64, need: Access) -> Result<(), MemError> {
+    fn check(&self, pd: PdHandle, key: u32, va: u64, len: u64, need: Access) -> Result<(), MemError> {
         self.with(pd, key, va, len, need, |_| ())
     }
-    fn write(&self, pd: u32, key: u32, va: u64, data: &[u8], need: Access) -> Result<(), MemError> {
+    fn write(&self, pd: PdHandle, key: u32, va: u64, data: &[u8], need: Access) -> Result<(), MemError> {
         self.with(pd, key, va, data.len() as u64, need, |m| m.copy_from_slice(data))
     }
-    fn read(&self, pd: u32, key: u32, va: u64, out: &mut [u8], need: Access) -> Result<(), MemError> {
+    fn read(&self, pd: PdHandle, key: u32, va: u64, out: &mut [u8], need: Access) -> Result<(), MemError> {
         self.with(pd, key, va, out.len() as u64, need, |m| out.copy_from_slice(m))
     }
-    fn atomic(&self, pd: u32, key: u32, va: u64, op: AtomicOp) -> Result<u64, MemError> {
+    fn atomic(&self, pd: PdHandle, key: u32, va: u64, op: AtomicOp) -> Result<u64, MemError> {
         self.with(pd, key, va, 8, Access::REMOTE_ATOMIC, |m| {
             let found = u64::from_ne_bytes((&*m).try_into().unwrap());
             m.copy_from_slice(&op.apply(found).to_ne_bytes());
             found
         })
     }
-    fn invalidate(&self, _pd: u32, key: u32) -> Result<(), MemError> {
+    fn invalidate(&self, _pd: PdHandle, key: u32) -> Result<(), MemError> {
         self.change(&KeyChange::Invalidate(key))
     }
 }

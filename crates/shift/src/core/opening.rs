@@ -1,7 +1,7 @@
 //! The NICs of a process, as they are opened, die and are opened again; and the physical QPs that are made on them.
 
 use super::{lock, Core};
-use crate::control::Endpoint;
+use crate::control::ControlEndpoint;
 use crate::plain::Plain;
 use crate::worker;
 use std::sync::Arc;
@@ -125,12 +125,12 @@ impl Core {
     }
 
     /// The control endpoint of NIC `i`, if it is open.
-    pub(crate) fn endpoint(&self, i: usize) -> Option<Arc<Endpoint>> {
+    pub(crate) fn endpoint(&self, i: usize) -> Option<Arc<ControlEndpoint>> {
         self.endpoint_on(i, 0)
     }
 
     /// The control endpoint on that lane.
-    pub(crate) fn endpoint_on(&self, i: usize, lane: u8) -> Option<Arc<Endpoint>> {
+    pub(crate) fn endpoint_on(&self, i: usize, lane: u8) -> Option<Arc<ControlEndpoint>> {
         lock(self.slots.get(i)?).endpoints.get(usize::from(lane)).cloned()
     }
 
@@ -143,7 +143,7 @@ impl Core {
         }
         let mut endpoints = Vec::new();
         for port in 1..=self.port_count(i) {
-            match Endpoint::open(&device, port, self.control_pd, &self.channel) {
+            match ControlEndpoint::open(&device, port, self.control_pd, &self.channel) {
                 Ok(endpoint) => endpoints.push(Arc::new(endpoint)),
                 Err(e) => {
                     endpoints.iter().for_each(|endpoint| endpoint.close());

@@ -1,6 +1,7 @@
 //! Devices of softnic that die when a test wants it.
 
 use super::*;
+use unbroken_types::PdHandle;
 
 /// What is to happen to the NICs.
 #[derive(Default)]
@@ -119,7 +120,7 @@ impl Device for Breakable {
     fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>, on_overrun: OverrunHook) -> Result<Arc<Cq>> {
         self.inner.create_cq(entries, channel, on_overrun)
     }
-    fn create_srq(&self, pd: u32, sizes: SrqAttr, on_limit: LimitHook) -> Result<Arc<Srq>> {
+    fn create_srq(&self, pd: PdHandle, sizes: SrqAttr, on_limit: LimitHook) -> Result<Arc<Srq>> {
         self.inner.create_srq(pd, sizes, on_limit)
     }
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {

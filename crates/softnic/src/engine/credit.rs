@@ -27,8 +27,8 @@ impl Accounts {
     }
 
     /// The way through which packets go to a slot of a peer.
-    pub(super) fn gate(&mut self, peer: IpAddr, slot: u8) -> Gate {
-        Gate { account: self.page(peer).map(|page| (page, slot)), reserved: 0 }
+    pub(super) fn toll(&mut self, peer: IpAddr, slot: u8) -> Toll {
+        Toll { account: self.page(peer).map(|page| (page, slot)), reserved: 0 }
     }
 
     /// Whether packets of this slot of a NIC come from this UDP port. `None`: it is no NIC of the fabric, if there is one at all.
@@ -60,14 +60,14 @@ impl Accounts {
 }
 
 /// Lets packets pass while there is credit. What it reserved and did not use goes back when it is dropped.
-pub(super) struct Gate {
+pub(super) struct Toll {
     account: Option<(Arc<NicPage>, u8)>,
     reserved: u64,
 }
 
-impl Gate {
+impl Toll {
     /// One that lets all pass.
-    pub(super) const OPEN: Gate = Gate { account: None, reserved: 0 };
+    pub(super) const OPEN: Toll = Toll { account: None, reserved: 0 };
 
     /// Pays for a packet of `bytes`, and reserves for as many more like it as are likely to follow. False: it has to wait.
     #[inline]
@@ -93,7 +93,7 @@ impl Gate {
     }
 }
 
-impl Drop for Gate {
+impl Drop for Toll {
     fn drop(&mut self) {
         if let Some((page, slot)) = self.account.as_ref().filter(|_| self.reserved > 0) {
             page.credit(*slot).give_back(self.reserved);

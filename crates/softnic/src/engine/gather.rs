@@ -2,14 +2,14 @@
 
 use crate::memory::QpMemory;
 use unbroken_roce::{MemError, Payload, SinkError};
-use unbroken_types::{Access, Sge};
+use unbroken_types::{Access, PdHandle, Sge};
 use unbroken_wire::Icrc;
 
 /// Copies a payload to `to`, which is as long, and adds it to `icrc`.
 #[inline]
 pub(super) fn gather(
     mem: QpMemory<'_>,
-    pd: u32,
+    pd: PdHandle,
     payload: &Payload<'_>,
     to: &mut [u8],
     icrc: &mut Icrc,

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use unbroken_roce::{
     Completions, ModifyError, RcEvent, RcModify, RcQp, RecvWr, SendBatch, SendWr, UcQp, UdModify, UdQp, UdRoute,
 };
-use unbroken_types::{Gid, PathAttr, QpCaps, QpState, Wc, WcStatus};
+use unbroken_types::{Gid, PathAttr, PdHandle, QpCaps, QpState, Wc, WcStatus};
 use unbroken_verbs::{Cq, DeviceEvent, Error, EventSink, QpEvent, QpModify, QpSnapshot, Result, Srq};
 use unbroken_wire::Packet;
 
@@ -65,7 +65,7 @@ impl Completions for Completer<'_> {
 pub(crate) struct QpEntry {
     pub(crate) kind: QpKind,
     pub(crate) qpn: u32,
-    pub(crate) pd: u32,
+    pub(crate) pd: PdHandle,
     /// Its messages are those of failover itself, and not counted as data.
     pub(crate) control: bool,
     /// UD: the GID that peers know it by, where that is not this NIC's.
@@ -144,7 +144,7 @@ impl Turn {
 impl QpEntry {
     pub(crate) fn new(
         kind: QpKind,
-        (qpn, pd, control): (u32, u32, bool),
+        (qpn, pd, control): (u32, PdHandle, bool),
         caps: QpCaps,
         cqs: (Arc<Cq>, Arc<Cq>),
     ) -> QpEntry {

@@ -9,7 +9,7 @@
 //! whose bytes the ICRC has to read anyway. It also means that the ICRC matches what leaves, whatever the application does to its
 //! memory meanwhile ([`crate::copy`]).
 
-use super::credit::{Accounts, Gate};
+use super::credit::{Accounts, Toll};
 use super::gather::gather;
 use super::impair::{flip_bit, Impair, Impairments, TxTag};
 use super::port_of;
@@ -20,6 +20,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use unbroken_fabric::{NicPage, MAX_PORTS};
 use unbroken_roce::{KeyChange, MemError, PacketSink, Payload, SinkError, UdDest, UdSink};
+use unbroken_types::PdHandle;
 use unbroken_verbs::aliases::AliasMap;
 use unbroken_wire::{pad_of, Icrc, IcrcFlow, IcrcSeed, Op, BTH_BYTES, ICRC_BYTES, ROCE_PORT};
 
@@ -330,7 +331,7 @@ impl<'a> Out<'a> {
             }
             let (header, payload) = held.bytes.split_at(header_bytes);
             // Nothing is read from registered memory here, which alone could fail.
-            let from = Sender { pd: 0, qpn: 0, dest, socket, control };
+            let from = Sender { pd: PdHandle::NONE, qpn: 0, dest, socket, control };
             let _ = self.put(&from, header, &Payload::Bytes(payload), held.damage);
         }
         self.batch.close_run();
@@ -404,7 +405,7 @@ fn packet_bytes(header: &[u8], payload: &Payload<'_>) -> usize {
 
 /// From where a packet leaves, and to whom.
 struct Sender {
-    pd: u32,
+    pd: PdHandle,
     qpn: u32,
     dest: Dest,
     socket: usize,
@@ -419,7 +420,7 @@ pub(crate) struct QpSink<'a, 'b> {
     /// Packets that the QP may still push.
     quota: u32,
     /// The credit of the receiver.
-    gate: Gate,
+    toll: Toll,
     /// The receiver has no room.
     awaits_credit: bool,
     /// What is pushed gets nowhere.
@@ -430,14 +431,14 @@ impl<'a, 'b> QpSink<'a, 'b> {
     /// For the QP `qpn` of the domain `pd`.
     pub(crate) fn new(
         out: &'a mut Out<'b>,
-        (pd, qpn): (u32, u32),
+        (pd, qpn): (PdHandle, u32),
         dest: Dest,
         socket: usize,
         quota: u32,
     ) -> QpSink<'a, 'b> {
         let from = Sender { pd, qpn, dest, socket, control: false };
         let lost = out.is_shut(socket);
-        QpSink { out, from, quota, gate: Gate::OPEN, awaits_credit: false, lost }
+        QpSink { out, from, quota, toll: Toll::OPEN, awaits_credit: false, lost }
     }
 
     /// For a QP that sends from a GID which leads to its peer, or does not.
@@ -454,7 +455,7 @@ impl<'a, 'b> QpSink<'a, 'b> {
 
     fn ask_receiver(&mut self) {
         let flow = &self.from.dest.flow;
-        self.gate = self.out.accounts.gate(flow.dst_ip, (flow.dst_port - ROCE_PORT) as u8);
+        self.toll = self.out.accounts.toll(flow.dst_ip, (flow.dst_port - ROCE_PORT) as u8);
     }
 
     /// Whether a packet was refused for want of room at the receiver.
@@ -489,7 +490,7 @@ impl PacketSink for QpSink<'_, '_> {
             return Ok(());
         }
         let bytes = packet_bytes(header, &payload);
-        if !self.gate.admit(bytes, self.quota - 1, self.out.now_us) {
+        if !self.toll.admit(bytes, self.quota - 1, self.out.now_us) {
             self.awaits_credit = true;
             return Err(SinkError::Full);
         }
@@ -504,7 +505,7 @@ impl PacketSink for QpSink<'_, '_> {
             self.out.put(&self.from, header, &payload, None)
         };
         if taken.is_err() {
-            self.gate.refund(bytes);
+            self.toll.refund(bytes);
         }
         taken
     }
@@ -525,7 +526,7 @@ pub(crate) struct UdQpSink<'a, 'b> {
 impl<'a, 'b> UdQpSink<'a, 'b> {
     pub(crate) fn new(
         out: &'a mut Out<'b>,
-        of: (u32, u32),
+        of: (PdHandle, u32),
         socket: usize,
         quota: u32,
         control: bool,

@@ -8,6 +8,7 @@
 
 use super::{Region, MAX_MRS};
 use rustix::rand::{getrandom, GetRandomFlags};
+use unbroken_types::PdHandle;
 use unbroken_verbs::{Error, Result};
 
 /// A key of any bits.
@@ -42,7 +43,7 @@ impl Slots {
 
     /// What is there under a key of these upper 24 bits.
     pub(super) fn named(&self, key: u32) -> Option<&Region> {
-        self.home(key).filter(|r| r.pd != 0 && r.prefix == key >> 8)
+        self.home(key).filter(|r| r.pd != PdHandle::NONE && r.prefix == key >> 8)
     }
 
     /// The slot of a key that is there.
@@ -59,7 +60,7 @@ impl Slots {
         self.make_room();
         for _ in 0..MAX_DRAWS {
             let key = self.chance.draw()? & bits;
-            let free = |r: &Region| r.pd == 0 && r.prefix != key >> 8;
+            let free = |r: &Region| r.pd == PdHandle::NONE && r.prefix != key >> 8;
             // Key 0 is never given out, nor is any that could become 0.
             if key >> 8 != 0 && self.home(key).is_some_and(free) {
                 return Ok(key);
@@ -129,7 +130,7 @@ mod tests {
         let mut slots = Slots::default();
         let mut put = || {
             let key = slots.draw(ANY_BITS).unwrap();
-            slots.put(key, Region { key, pd: 1, prefix: key >> 8, ..Region::free() });
+            slots.put(key, Region { key, pd: PdHandle(1), prefix: key >> 8, ..Region::free() });
             key
         };
         let keys = (0..count).map(|_| put()).collect();
@@ -168,7 +169,7 @@ mod tests {
         for _ in 0..2000 {
             let key = slots.draw(PREFIX_BITS).unwrap();
             assert_ne!(slots.home(key).unwrap().prefix, key >> 8);
-            slots.put(key, Region { key, pd: 1, prefix: key >> 8, ..Region::free() });
+            slots.put(key, Region { key, pd: PdHandle(1), prefix: key >> 8, ..Region::free() });
             assert_eq!(slots.take(key).key, key);
             seen.insert(key);
         }

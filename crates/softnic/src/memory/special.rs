@@ -15,7 +15,7 @@ use super::{Region, Table};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use unbroken_roce::{MemError, MwBind};
-use unbroken_types::Access;
+use unbroken_types::{Access, PdHandle};
 use unbroken_verbs::{IndirectEntry, WindowType};
 
 type Result<T> = std::result::Result<T, MemError>;
@@ -23,7 +23,7 @@ type Result<T> = std::result::Result<T, MemError>;
 /// Who touches memory: the domain and the QP that the packet is for.
 #[derive(Clone, Copy)]
 pub(crate) struct Accessor {
-    pub(crate) pd: u32,
+    pub(crate) pd: PdHandle,
     pub(crate) qpn: u32,
 }
 
@@ -236,7 +236,7 @@ impl Table {
     }
 
     /// Where an entry's bytes are: in a plain region, or nowhere (null).
-    pub(super) fn entry_piece(&self, pd: u32, lkey: u32, addr: u64, len: u64, need: Access) -> Result<Piece> {
+    pub(super) fn entry_piece(&self, pd: PdHandle, lkey: u32, addr: u64, len: u64, need: Access) -> Result<Piece> {
         if let Some(r) = self.region(lkey) {
             let off = r.offset(pd, addr, len, need)?;
             return Ok((Some((r.start + off) as *mut u8), len as usize));

@@ -2,13 +2,14 @@
 
 use super::*;
 use unbroken_roce::{AtomicOp, KeyChange, Memory, MwBind};
+use unbroken_types::PdHandle;
 
 const ALL: Access = Access(0b1_1111);
 const QP: u32 = 0x10;
 
 struct Fixture {
     domain: Domain,
-    pd: u32,
+    pd: PdHandle,
     bytes: Box<[u64]>,
 }
 
@@ -105,7 +106,7 @@ fn a_wrong_change_of_a_region_changes_nothing() {
     let wrong = [
         MrChange { range: Some((u64::MAX - 8, 64)), ..MrChange::default() },
         MrChange { range: Some((4096, 64)), ..MrChange::default() },
-        MrChange { pd: Some(77), range: Some((at + 64, 64)), access: Some(Access::NONE) },
+        MrChange { pd: Some(PdHandle(77)), range: Some((at + 64, 64)), access: Some(Access::NONE) },
         MrChange { access: Some(Access::REMOTE_WRITE), ..MrChange::default() },
     ];
     for change in wrong {

@@ -9,7 +9,7 @@ use crate::copy::copy;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::RwLockReadGuard;
 use unbroken_roce::{AtomicOp, KeyChange, MemError, Memory};
-use unbroken_types::Access;
+use unbroken_types::{Access, PdHandle};
 use unbroken_wire::Icrc;
 
 type Result<T> = std::result::Result<T, MemError>;
@@ -20,7 +20,7 @@ pub(crate) struct View<'a>(pub(super) RwLockReadGuard<'a, Table>);
 impl View<'_> {
     /// Where `len` bytes at `va` of the region `key` are, if they lie in one piece. A length of 0 needs no region at all.
     #[inline]
-    pub(crate) fn locate(&self, pd: u32, key: u32, va: u64, len: u64, need: Access) -> Result<*mut u8> {
+    pub(crate) fn locate(&self, pd: PdHandle, key: u32, va: u64, len: u64, need: Access) -> Result<*mut u8> {
         if len == 0 {
             return Ok(std::ptr::dangling_mut());
         }
@@ -46,7 +46,7 @@ pub(crate) struct QpMemory<'a> {
 impl QpMemory<'_> {
     /// See [`View::locate`].
     #[inline]
-    pub(crate) fn locate(&self, pd: u32, key: u32, va: u64, len: u64, need: Access) -> Result<*mut u8> {
+    pub(crate) fn locate(&self, pd: PdHandle, key: u32, va: u64, len: u64, need: Access) -> Result<*mut u8> {
         self.view.locate(pd, key, va, len, need)
     }
 
@@ -54,7 +54,7 @@ impl QpMemory<'_> {
     #[inline]
     pub(crate) fn copy_out(
         &self,
-        pd: u32,
+        pd: PdHandle,
         key: u32,
         va: u64,
         out: &mut [u8],
@@ -74,12 +74,20 @@ impl QpMemory<'_> {
 
     /// Calls `each` with the pieces of what lies in more than one, or is not simply memory.
     #[cold]
-    fn pieces(&self, pd: u32, key: u32, va: u64, len: u64, need: Access, each: &mut dyn FnMut(Piece)) -> Result<()> {
+    fn pieces(
+        &self,
+        pd: PdHandle,
+        key: u32,
+        va: u64,
+        len: u64,
+        need: Access,
+        each: &mut dyn FnMut(Piece),
+    ) -> Result<()> {
         self.view.0.pieces(Accessor { pd, qpn: self.qpn }, key, va, len, need, each)
     }
 
     /// Does what a WR that changes keys asks for.
-    pub(crate) fn change_key(&self, pd: u32, change: &KeyChange) -> Result<()> {
+    pub(crate) fn change_key(&self, pd: PdHandle, change: &KeyChange) -> Result<()> {
         let by = Accessor { pd, qpn: self.qpn };
         match change {
             KeyChange::Bind(bind) => self.view.0.bind(by, bind),
@@ -90,7 +98,7 @@ impl QpMemory<'_> {
 
 impl Memory for QpMemory<'_> {
     #[inline]
-    fn check(&self, pd: u32, key: u32, va: u64, len: u64, need: Access) -> Result<()> {
+    fn check(&self, pd: PdHandle, key: u32, va: u64, len: u64, need: Access) -> Result<()> {
         match self.locate(pd, key, va, len, need) {
             Err(MemError::NotInOnePiece) => self.pieces(pd, key, va, len, need, &mut |_| {}),
             found => found.map(drop),
@@ -98,7 +106,7 @@ impl Memory for QpMemory<'_> {
     }
 
     #[inline]
-    fn write(&self, pd: u32, key: u32, va: u64, data: &[u8], need: Access) -> Result<()> {
+    fn write(&self, pd: PdHandle, key: u32, va: u64, data: &[u8], need: Access) -> Result<()> {
         let to = match self.view.locate(pd, key, va, data.len() as u64, need) {
             Err(MemError::NotInOnePiece) => {
                 let mut rest = data;
@@ -121,7 +129,7 @@ impl Memory for QpMemory<'_> {
     }
 
     #[inline]
-    fn read(&self, pd: u32, key: u32, va: u64, out: &mut [u8], need: Access) -> Result<()> {
+    fn read(&self, pd: PdHandle, key: u32, va: u64, out: &mut [u8], need: Access) -> Result<()> {
         let from = match self.view.locate(pd, key, va, out.len() as u64, need) {
             Err(MemError::NotInOnePiece) => {
                 let mut at = 0;
@@ -142,7 +150,7 @@ impl Memory for QpMemory<'_> {
         Ok(())
     }
 
-    fn atomic(&self, pd: u32, key: u32, va: u64, op: AtomicOp) -> Result<u64> {
+    fn atomic(&self, pd: PdHandle, key: u32, va: u64, op: AtomicOp) -> Result<u64> {
         match self.view.locate(pd, key, va, 8, Access::REMOTE_ATOMIC) {
             Err(MemError::NotInOnePiece) => {
                 let mut done = Err(MemError::Misaligned);
@@ -160,7 +168,7 @@ impl Memory for QpMemory<'_> {
         }
     }
 
-    fn invalidate(&self, pd: u32, key: u32) -> Result<()> {
+    fn invalidate(&self, pd: PdHandle, key: u32) -> Result<()> {
         self.change_key(pd, &KeyChange::Invalidate(key))
     }
 }

@@ -5,7 +5,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use unbroken_fabric::{DeviceKind, Fabric, Fault, NicKind, NicName, Runtime, Shape};
 use unbroken_softnic::{Config, Nic, SoftNics};
-use unbroken_types::{Access, Gid, Mtu, PathAttr, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_types::{
+    Access, Gid, Mtu, PathAttr, PdHandle, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus,
+};
 use unbroken_verbs::{
     CompChannel, Cq, Device, DeviceEvent, DeviceQp, EventSink, HoldingQp, MrKeys, QpInit, QpModify, RcModify, RecvWr,
     Result, SendWr,
@@ -100,7 +102,7 @@ pub struct Host {
     pub nics: Arc<SoftNics>,
     pub events: Arc<Events>,
     pub nic: Arc<Nic>,
-    pub pd: u32,
+    pub pd: PdHandle,
     pub cq: Arc<Cq>,
     pub channel: Option<Arc<CompChannel>>,
     pub buf: Box<[u8]>,

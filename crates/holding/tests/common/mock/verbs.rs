@@ -1,6 +1,7 @@
 //! NICs of the mocked network and their QPs, as verbs have them.
 
 use super::*;
+use unbroken_types::PdHandle;
 
 pub(super) struct MockNic {
     pub(super) net: Net,
@@ -69,7 +70,7 @@ impl Device for MockNic {
         cq.attach(&port);
         Ok(cq)
     }
-    fn create_srq(&self, pd: u32, sizes: SrqAttr, _: LimitHook) -> Result<Arc<Srq>> {
+    fn create_srq(&self, pd: PdHandle, sizes: SrqAttr, _: LimitHook) -> Result<Arc<Srq>> {
         self.with(|nic| assert!(nic.pds.contains(&pd), "a domain of another NIC"));
         Srq::new(&srq_limits(), pd, sizes, || {})
     }
@@ -112,23 +113,23 @@ impl Device for MockNic {
 }
 
 impl MemoryDomain for MockNic {
-    fn alloc_pd(&self) -> Result<u32> {
+    fn alloc_pd(&self) -> Result<PdHandle> {
         self.with(|nic| {
-            let pd = nic.next_pd;
+            let pd = PdHandle(nic.next_pd);
             nic.next_pd += 1;
             nic.pds.push(pd);
             Ok(pd)
         })
     }
-    fn dealloc_pd(&self, pd: u32) -> Result<()> {
+    fn dealloc_pd(&self, pd: PdHandle) -> Result<()> {
         self.with(|nic| nic.pds.retain(|p| *p != pd));
         Ok(())
     }
-    fn use_pd(&self, _pd: u32) -> Result<()> {
+    fn use_pd(&self, _pd: PdHandle) -> Result<()> {
         Ok(())
     }
-    fn unuse_pd(&self, _pd: u32) {}
-    fn reg_mr(&self, pd: u32, addr: u64, len: u64, _iova: u64, _access: Access) -> Result<MrKeys> {
+    fn unuse_pd(&self, _pd: PdHandle) {}
+    fn reg_mr(&self, pd: PdHandle, addr: u64, len: u64, _iova: u64, _access: Access) -> Result<MrKeys> {
         self.with(|nic| {
             if !nic.alive {
                 return Err(Error::device_gone("the NIC is dead"));
@@ -154,16 +155,16 @@ impl MemoryDomain for MockNic {
         let gone = self.with(|nic| nic.regions.remove(&lkey));
         gone.map(|_| ()).ok_or_else(|| Error::invalid("no such region"))
     }
-    fn alloc_null_mr(&self, _pd: u32) -> Result<u32> {
+    fn alloc_null_mr(&self, _pd: PdHandle) -> Result<u32> {
         Err(Error::unsupported("a plain device"))
     }
-    fn create_indirect(&self, _: u32, _: u64, _: &[IndirectEntry], _: Access) -> Result<MrKeys> {
+    fn create_indirect(&self, _: PdHandle, _: u64, _: &[IndirectEntry], _: Access) -> Result<MrKeys> {
         Err(Error::unsupported("a plain device"))
     }
     fn update_entry(&self, _key: u32, _index: u32, _entry: &IndirectEntry) -> Result<()> {
         Err(Error::unsupported("a plain device"))
     }
-    fn alloc_window(&self, _pd: u32, _kind: WindowType) -> Result<u32> {
+    fn alloc_window(&self, _pd: PdHandle, _kind: WindowType) -> Result<u32> {
         Err(Error::unsupported("a plain device"))
     }
     fn dealloc_window(&self, _rkey: u32) -> Result<()> {

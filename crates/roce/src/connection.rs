@@ -1,14 +1,14 @@
 //! What both halves of a QP share: attributes, headers, and how WCs are made.
 
 use crate::attr::RcModify;
-use unbroken_types::{Access, Mtu, Wc, WcFlags, WcOpcode, WcStatus};
+use unbroken_types::{Access, Mtu, PdHandle, Wc, WcFlags, WcOpcode, WcStatus};
 use unbroken_wire::{pad_of, Bth, Ext, HeaderBuf, Op, Opcode, Transport, DEFAULT_PKEY};
 
 /// What the sending and the receiving half of an RC or UC QP both look at.
 #[derive(Clone, Copy)]
-pub(crate) struct Link {
+pub(crate) struct Connection {
     pub(crate) dest_qpn: u32,
-    pub(crate) pd: u32,
+    pub(crate) pd: PdHandle,
     /// Payload bytes of a full packet.
     pub(crate) mtu: u32,
     pub(crate) transport: Transport,
@@ -21,11 +21,20 @@ pub(crate) struct Link {
     pub(crate) mig_req: bool,
 }
 
-impl Link {
+impl Connection {
     /// That of a QP that is not connected.
-    pub(crate) fn new(transport: Transport, pd: u32) -> Link {
+    pub(crate) fn new(transport: Transport, pd: PdHandle) -> Connection {
         let (dest_qpn, mtu) = (0, Mtu::B256.bytes() as u32);
-        Link { dest_qpn, pd, mtu, transport, access: Access::NONE, selective: false, may_start: false, mig_req: true }
+        Connection {
+            dest_qpn,
+            pd,
+            mtu,
+            transport,
+            access: Access::NONE,
+            selective: false,
+            may_start: false,
+            mig_req: true,
+        }
     }
 
     /// Takes over what is said of the peer.
