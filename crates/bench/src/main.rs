@@ -84,6 +84,18 @@ enum Command {
         #[arg(long, default_value_t = 20)]
         runs: u32,
     },
+    /// What failover costs while nothing fails, alone: calls and bandwidth with and without it, on both kinds of devices
+    Failover {
+        /// The `unbroken` command
+        #[arg(long, default_value = "target/release/unbroken")]
+        unbroken: PathBuf,
+        /// Where the programs of tests/c are, compiled
+        #[arg(long, default_value = "target/tests-c")]
+        programs: PathBuf,
+        /// Interleaved rounds; the median of the rounds' ratios counts
+        #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=100))]
+        rounds: u32,
+    },
     /// The figures of the papers, as far as this machine can play them
     Figures {
         /// Where they go
@@ -173,6 +185,7 @@ fn act(command: Command) -> Result<ExitCode> {
             println!("\n{}", report::table(&collectives::run(&suite::found(&unbroken)?, python.as_deref(), rounds)?))
         }
         Command::Switch { unbroken, runs } => return suite::only_switches(&unbroken, runs),
+        Command::Failover { unbroken, programs, rounds } => return suite::only_failover(&unbroken, &programs, rounds),
         Command::Figures { out, only, unbroken, programs, python } => {
             let training = python.map(|python| (python, PathBuf::from("tests/torch/gpt.py")));
             figures::draw(&out, &only, &figures::Tools { unbroken, programs, training })?;

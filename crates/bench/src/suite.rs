@@ -75,6 +75,14 @@ pub fn only_switches(unbroken: &Path, runs: u32) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Only what failover costs while nothing fails: runs it, and prints its table.
+pub fn only_failover(unbroken: &Path, programs: &Path, rounds: u32) -> Result<ExitCode> {
+    let groups = failover_groups(&programs.join("verbs").display().to_string());
+    let mut failures = Vec::new();
+    println!("\n{}", table(&play(&groups, &found(unbroken)?, rounds, &mut failures)));
+    Ok(told(&failures))
+}
+
 /// The command, as a path that holds wherever it is called.
 pub fn found(unbroken: &Path) -> Result<PathBuf> {
     std::fs::canonicalize(unbroken)
@@ -103,10 +111,6 @@ fn groups(window: u32, window_of_copies: u32) -> Vec<Group> {
     let shorter = |contenders, comparisons| Group { contenders, better: Better::Lower, comparisons };
     vec![
         faster(vec![udp(), write()], &[("write", "ib_write_bw", "1 MiB", &[("udp", UDP, Some(0.6))])]),
-        faster(
-            vec![write(), ("write-bare", Contender::bandwidth("ib_write_bw", 1 << 20, 1, false))],
-            &[("write", "ib_write_bw", "1 MiB", &[("write-bare", "the same, --no-failover", Some(0.99))])],
-        ),
         faster(
             vec![
                 ("udp-copies", Contender::UdpBw { touch: Touch::Both, window: window_of_copies }),
@@ -188,13 +192,21 @@ fn failover_groups(verbs: &str) -> Vec<Group> {
         better: Better::Lower,
         comparisons,
     });
+    let full = |failover| Contender::bandwidth("ib_write_bw", 1 << 20, 1, failover);
     let plain = |failover| Contender::plain_bandwidth("ib_write_bw", 1 << 20, failover);
-    let bandwidth = Group {
-        contenders: vec![("on", plain(true)), ("off", plain(false))],
-        better: Better::Higher,
-        comparisons: &[("on", "ib_write_bw, plain devices", "1 MiB", &[("off", PEER, Some(0.99))])],
-    };
-    calls.chain([bandwidth]).collect()
+    let bandwidths = [
+        Group {
+            contenders: vec![("on", full(true)), ("off", full(false))],
+            better: Better::Higher,
+            comparisons: &[("on", "ib_write_bw", "1 MiB", &[("off", PEER, Some(0.99))])],
+        },
+        Group {
+            contenders: vec![("on", plain(true)), ("off", plain(false))],
+            better: Better::Higher,
+            comparisons: &[("on", "ib_write_bw, plain devices", "1 MiB", &[("off", PEER, Some(0.99))])],
+        },
+    ];
+    calls.chain(bandwidths).collect()
 }
 
 /// Runs all groups in turn, `rounds` times, and compares.

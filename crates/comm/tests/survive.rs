@@ -7,7 +7,7 @@ use unbroken_comm::locate::{Fault as At, Place};
 use unbroken_comm::{Engine, Failure, Mutant, Note};
 use unbroken_schedule::verify::expected;
 use unbroken_schedule::{Collective, Counts, DataType, Fabric, Host, Matrix, Nic, Operation, ReduceOp, Topology};
-use world::{run, Case, Fault, Outcome, Planned, Random};
+use world::{run, Case, Fault, Outcome, Planned, Random, GIVES_UP_US};
 
 /// Virtual time within which everything is over.
 const MOST_US: u64 = 20_000_000;
@@ -361,6 +361,33 @@ fn the_verdict_is_right() {
     println!("{right} right, {} wrong, {unknown} not traced", wrong.len());
     assert!(right * 100 >= 99 * (right + wrong.len()), "{wrong:?}");
     assert!(unknown <= 20, "{unknown} faults were not traced");
+}
+
+/// How much longer the longest operation takes with one fault of a kind than without it, in virtual µs, sorted.
+fn stalls_us(kind: u64) -> Vec<u64> {
+    let stall = |seed: u64| {
+        let (mut case, fault) = one_fault(4 * seed + kind, (4_000, 40, 1024));
+        let mut longest_us = || {
+            let outcome = run(&case, MOST_US);
+            assert_eq!(wrong(&case, &outcome), None, "seed {seed}, {fault:?}");
+            case.faults.clear();
+            outcome.longest_us
+        };
+        let (with, without) = (longest_us(), longest_us());
+        with.saturating_sub(without)
+    };
+    let mut stalls: Vec<u64> = (0..100).map(stall).collect();
+    stalls.sort_unstable();
+    println!("median {} us, most {} us", stalls[50], stalls[99]);
+    stalls
+}
+
+#[test]
+fn a_fault_stalls_operations_for_as_long_as_nobody_notices_it_and_a_moment_more() {
+    let dead_us = stalls_us(0)[99];
+    assert!(dead_us <= 5_000, "a dead NIC, which is told at once: {dead_us}");
+    let cut_us = stalls_us(1)[99];
+    assert!(cut_us <= GIVES_UP_US + 5_000, "a cut cable, on which transports give up: {cut_us}");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use unbroken_comm::{reduce, views, Bytes, Config, Engine, Hands, Mutant, Note, P
 use unbroken_schedule::{Buffer, Collective, DataType, Folding, Program, ReduceOp, Slice, Topology, Work};
 
 /// A silent path fails a queue pair after this.
-const GIVES_UP_US: u64 = 3_000;
+pub const GIVES_UP_US: u64 = 3_000;
 /// How long ranks go on when all is over.
 const LINGER_US: u64 = 20_000;
 
@@ -293,6 +293,8 @@ pub struct Outcome {
     pub notes: Vec<Vec<Note>>,
     /// Payload that rank 0 sent over each rail in the last operation.
     pub carried: Vec<u64>,
+    /// The longest time from one result of a rank to its next, or from the beginning to its first.
+    pub longest_us: u64,
 }
 
 fn bytes_of(elements: &[u64], size: usize) -> Vec<u8> {
@@ -364,6 +366,7 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
     let mut outputs: Vec<Vec<Vec<u64>>> = vec![Vec::new(); ranks];
     let mut begun = vec![0usize; ranks];
     let mut ended_us = None;
+    let (mut resulted_us, mut longest_us) = (vec![0; ranks], 0);
     while let Some(((at, _), event)) = world.events.pop_first() {
         world.now_us = at;
         if at > most_us {
@@ -438,7 +441,12 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
                 engines[rank].on_time(now_us, &mut arms);
                 engines[rank].pump(&mut arms);
                 if engines[rank].failure().is_none() && !engines[rank].is_busy() {
+                    let before = outputs[rank].len();
                     step(case, rank, &mut engines[rank], &mut begun[rank], &mut outputs[rank], &mut world);
+                    if outputs[rank].len() > before {
+                        longest_us = longest_us.max(now_us - resulted_us[rank]);
+                        resulted_us[rank] = now_us;
+                    }
                 }
                 let done = outputs[rank].len() == case.script[rank].len() && engines[rank].failure().is_none();
                 // What it has sent is used first, but for that nobody waits for ever.
@@ -463,7 +471,8 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
     let moved = world.ranks.iter().flat_map(|r| &r.notes).filter(|n| matches!(n, Note::Moved { .. })).count();
     let notes = world.ranks.iter().map(|r| r.notes.clone()).collect();
     let failures = engines.iter().map(|e| e.failure().cloned()).collect();
-    Outcome { outputs, failures, took_us: ended_us, moved, returned: world.returned, notes, carried: world.carried }
+    let World { returned, carried, .. } = world;
+    Outcome { outputs, failures, took_us: ended_us, moved, returned, notes, carried, longest_us }
 }
 
 /// What a communicator does when the program has no more use for it.
