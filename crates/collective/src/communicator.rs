@@ -36,13 +36,13 @@ pub struct Options {
     pub slots: u32,
     /// See `slots`.
     pub payload_bytes: u32,
-    /// Frames that a NIC has on its way at most, and no more than it sends in 20 ms; to one rank half of them, while others wait for their turn.
+    /// Frames that a NIC has on its way at most; to one rank half of them, while others wait for their turn.
     pub window: u32,
     /// Local ACK timeout (4.096 µs · 2^n) and retries of plain queue pairs: after how long a silent path fails.
     pub ack_timeout: u8,
     /// See `ack_timeout`.
     pub retries: u8,
-    /// What each NIC carries, in Mbit/s: for the choice of a plan, and for how much it has on its way.
+    /// What each NIC carries, in Mbit/s, for the choice of a plan.
     pub nic_mbps: u32,
     /// After standing still for so long, a rank asks the others what they are doing.
     pub ask: Duration,
@@ -79,19 +79,7 @@ impl Default for Options {
     }
 }
 
-/// What a NIC has on its way is sent in so many µs: what waits for a slow one must not look as if the path were silent.
-const ON_WAY_US: u64 = 20_000;
-/// As few frames as let two ranks be sent to without a pause.
-const LEAST_ON_WAY: u64 = 4;
-
 impl Options {
-    /// The window, in frames, where NICs may be slow.
-    fn frames_on_way(&self) -> u32 {
-        let bits = u64::from(self.payload_bytes) * 8;
-        let sent = ON_WAY_US * u64::from(self.nic_mbps) / bits;
-        self.window.min(sent.clamp(LEAST_ON_WAY, u64::from(u32::MAX)) as u32)
-    }
-
     /// What all ranks must have alike, as a text.
     pub(crate) fn settings(&self) -> String {
         format!(
@@ -195,7 +183,7 @@ impl Communicator {
             rails,
             slots: options.slots.into(),
             payload: options.payload_bytes,
-            window: options.frames_on_way(),
+            window: options.window,
             ask_us: options.ask.as_micros() as u64,
             timeout_us: options.timeout.as_micros() as u64,
             balance: options.balance,
@@ -466,16 +454,4 @@ fn picture(all: &[Hello]) -> Result<(Topology, Vec<u32>, u8)> {
     let places = hosts.iter().map(|host| Place { host: *host as usize, numa: 0 }).collect();
     let topology = Topology::new((0..names.len()).map(shape).collect(), places, Fabric::RailOnly)?;
     Ok((topology, hosts, rails as u8))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slow_nics_have_less_on_their_way() {
-        let frames = |nic_mbps, window| Options { nic_mbps, window, ..Options::default() }.frames_on_way();
-        assert_eq!([40, 100, 200, 400, 1000, u32::MAX].map(|mbps| frames(mbps, 16)), [4, 4, 7, 15, 16, 16]);
-        assert_eq!((frames(40, 2), frames(0, 64)), (2, 4));
-    }
 }
