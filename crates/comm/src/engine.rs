@@ -43,7 +43,7 @@ pub struct Config {
     pub window: u32,
     /// After standing still for so long a rank tells the others what it is in.
     pub ask_us: u64,
-    /// How long an operation may stand still, and two ranks be without a path.
+    /// How long an operation may stand still (a quarter longer while others stand still in an earlier one), and two ranks be without a path.
     pub timeout_us: u64,
     /// Plan anew for the NICs that are left; else what a lost one carried goes over one other.
     pub balance: bool,
@@ -396,17 +396,23 @@ impl Engine {
     /// Whether some other has asked about an earlier operation since this rank stands still: that is where it hangs, and who is in it knows whom it
     /// waits for.
     fn others_are_behind(&self, number: u64) -> bool {
-        self.config.mutant != Some(Mutant::Hasty) && self.told.range(..number).any(|(_, at_us)| *at_us >= self.seen.1)
+        !self.is_hasty() && self.told.range(..number).any(|(_, at_us)| *at_us >= self.seen.1)
     }
 
     /// What there is to say of an operation that stands still. Who has answered lives, and waits as this rank does: one that has not is named first.
     fn stalled(&self, number: u64) -> Failure {
         let (by, missing) = (self.config.me, self.silent(number));
         let waits_for = self.run.as_ref().and_then(Run::waits_for).unwrap_or(by);
-        let silent = missing.iter().copied().find(|_| !missing.contains(&waits_for));
-        let from = silent.filter(|_| self.config.mutant != Some(Mutant::Hasty)).unwrap_or(waits_for);
+        let from = match missing.first() {
+            Some(silent) if !missing.contains(&waits_for) && !self.is_hasty() => *silent,
+            _ => waits_for,
+        };
         let seconds = (self.config.timeout_us / 1_000_000) as u32;
         Failure::Stalled { by, number, from, missing, seconds }
+    }
+
+    fn is_hasty(&self) -> bool {
+        self.config.mutant == Some(Mutant::Hasty)
     }
 }
 

@@ -211,13 +211,13 @@ fn standstill(seed: u64, mutant: Option<Mutant>) -> (Case, usize) {
 fn misnamed(seed: u64, mutant: Option<Mutant>) -> Option<String> {
     let (case, stopped) = standstill(seed, mutant);
     let outcome = run(&case, MOST_US);
-    let living = (0..case.topology.ranks()).filter(|r| *r != stopped);
+    let mut living = (0..case.topology.ranks()).filter(|r| *r != stopped);
     let wrong = |r: usize| match &outcome.failures[r] {
         None => outcome.outputs[r].len() < case.script[r].len(),
         Some(Failure::Stalled { from, .. }) => *from != stopped,
         Some(_) => true,
     };
-    let found = living.clone().find(|r| wrong(*r))?;
+    let found = living.find(|r| wrong(*r))?;
     Some(format!("seed {seed}: rank {stopped} stands still, rank {found} says {:?}", outcome.failures[found]))
 }
 
