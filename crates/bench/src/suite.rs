@@ -77,7 +77,11 @@ pub fn only_switches(unbroken: &Path, runs: u32) -> Result<ExitCode> {
 
 /// Only what failover costs while nothing fails: runs it, and prints its table.
 pub fn only_failover(unbroken: &Path, programs: &Path, rounds: u32) -> Result<ExitCode> {
-    let groups = failover_groups(&programs.join("verbs").display().to_string());
+    let verbs = programs.join("verbs");
+    if !verbs.is_file() {
+        return Err(format!("cannot find {}; build it with: benches/programs.sh", verbs.display()).into());
+    }
+    let groups = failover_groups(&verbs.display().to_string());
     let mut failures = Vec::new();
     println!("\n{}", table(&play(&groups, &found(unbroken)?, rounds, &mut failures)));
     Ok(told(&failures))
