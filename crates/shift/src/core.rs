@@ -14,6 +14,7 @@ use crate::devices::{failover_is_on, NicSet};
 use crate::front::{AsyncElement, Context};
 use crate::lookout;
 use crate::outbox::{Batch, Outbox};
+use crate::own_events;
 use crate::peer::Peers;
 use crate::qp::Qp;
 use crate::worker::{Inbox, Job};
@@ -116,7 +117,11 @@ struct Sink(Arc<Inbox>);
 
 impl EventSink for Sink {
     fn event(&self, device: usize, event: DeviceEvent) {
-        self.0.put(Job::Device(device, event));
+        let own =
+            matches!(event, DeviceEvent::Qp { qpn, event } if own_events::keep((self.0.name(), device, qpn), event));
+        if !own {
+            self.0.put(Job::Device(device, event));
+        }
     }
 }
 
