@@ -226,7 +226,7 @@ def wrongly_dead(lab, fault, uplinks, broken=None):
 
 
 def cases_of_wrong_bfd(suite, lab, bfd_ms, kind):
-    """The last uplink is not given up for BFD alone."""
+    """The last uplink is not given up for BFD alone. It is routing alone, and tested without a VM."""
     cases = {
         "BFD fails wrongly on the last uplink": (lambda: bfd_muted(lab, "h1", "p2"), ["p2"], "p1"),
         "BFD fails wrongly on both uplinks at once": (lambda: bfd_muted(lab, "h1", "p1", "p2"), ["p1", "p2"], None),
@@ -406,13 +406,15 @@ def main() -> int:
         for name, (make, undo) in faults(lab).items():
             suite.case(f"ib_write_bw through {name}", lambda _, n=name, m=make, u=undo: one_fault(lab, n.replace(" ", "-"), m, u))
         suite.case("ib_write_bw with both uplinks gone and back", lambda _: both_and_back(lab, args.bfd_ms, partial(perftest, lab)))
-        cases_of_wrong_bfd(suite, lab, args.bfd_ms, "FRR alone")
         if args.vm:
             cases_of_rxe(suite, lab, args.bfd_ms)
+        else:
+            cases_of_wrong_bfd(suite, lab, args.bfd_ms, "FRR alone")
         latency = "ib_send_lat of 8 MiB through silent loss"
         suite.case(latency, left_out("8 GiB are too many for a VM's software") if args.vm else lambda _: latency_through_fault(lab))
-    with Lab(logs, 2, "--bfd-ms", args.bfd_ms, "--fast-failover", rules=args.rules) as lab:
-        cases_of_wrong_bfd(suite, lab, args.bfd_ms, "fast_failover")
+    if not args.vm:
+        with Lab(logs, 2, "--bfd-ms", args.bfd_ms, "--fast-failover", rules=args.rules) as lab:
+            cases_of_wrong_bfd(suite, lab, args.bfd_ms, "fast_failover")
     suite.case("an uplink is drained and put back", left_out("it is routing alone, and tested without a VM") if args.vm else drained)
     suite.case("two tenants with equal MAC addresses", isolation, args.rules)
     return suite.finish()
