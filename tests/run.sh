@@ -93,6 +93,8 @@ beside fuzz   fuzz/run.sh "$([ -n "$long" ] && echo 600 || echo 60)"
 beside unit   $cargo test -q --release --workspace
 [ -z "$long" ] || beside explore $cargo test -q --release -p unbroken-path --test model -- --ignored --nocapture
 beside lifecycle python3 tests/lifecycle.py
+beside storms    python3 tests/storms.py --runs "$([ -n "$long" ] && echo 250 || echo 5)"
+beside storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$([ -n "$long" ] && echo 250 || echo 5)"
 beside coll      python3 tests/coll.py
 beside programs  python3 tests/programs.py
 beside readme    python3 tests/readme.py
@@ -130,8 +132,6 @@ suite combined  python3 tests/combined.py
 suite threads-plain python3 tests/threads.py --device plain
 suite combined-plain python3 tests/combined.py --device plain
 suite turmoil   python3 tests/turmoil.py
-suite storms    python3 tests/storms.py --runs "$([ -n "$long" ] && echo 250 || echo 5)"
-suite storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$([ -n "$long" ] && echo 250 || echo 5)"
 suite cost      python3 tests/cost.py
 suite planned   python3 tests/planned.py ${long:+--flap-seconds 60}
 suite apm       python3 tests/apm.py
