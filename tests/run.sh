@@ -98,8 +98,6 @@ beside storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$
 beside coll      python3 tests/coll.py
 beside programs  python3 tests/programs.py
 beside readme    python3 tests/readme.py
-beside churn     python3 tests/churn.py ${long:+--seconds 600}
-beside input     python3 tests/bad_input.py
 beside plain     python3 tests/plain.py
 beside pyverbs   python3 tests/pyverbs/run.py
 beside processes python3 tests/processes.py
@@ -119,6 +117,7 @@ beside abi     $cargo run -q --release --bin xtask -- abi
 # What asserts times or rates, or takes all cores: MPI's ranks poll, and stand still where others compute beside them.
 suite mpi       python3 tests/mpi.py
 suite early     python3 tests/early.py ${long:+--all}
+suite input     python3 tests/bad_input.py
 suite survival  python3 tests/survival.py ${long:+--all}
 suite repeat    python3 tests/survival.py --repeat "$([ -n "$long" ] && echo 20 || echo 10)" --only 'ib_write_bw nic-dead at a, 64K, 1 QP, one-way' --only 'ib_send_bw nic-dead at a, 64K, 1 QP, one-way'
 suite netns     python3 tests/netns.py
@@ -138,6 +137,7 @@ suite apm       python3 tests/apm.py
 suite apm-plain python3 tests/apm.py --device plain --only streaming
 suite lanes     python3 tests/lanes.py
 suite lanes-plain python3 tests/lanes.py --device plain
+suite churn     python3 tests/churn.py ${long:+--seconds 600}
 suite scale     python3 tests/scale.py
 suite sdr       python3 tests/sdr.py ${long:+--all}
 
