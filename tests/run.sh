@@ -13,8 +13,8 @@ only=" $* "
 cargo=${CARGO:-cargo}
 logs=${CARGO_TARGET_DIR:-target}/test-logs
 mkdir -p "$logs"
-# How many run beside one another. One that is asked for alone has the screen for itself.
-lanes=3
+# How many run beside one another: where a third waits for a core, so do those that wait for it. One that is asked for alone has the screen for itself.
+lanes=2
 [ $# != 1 ] || lanes=1
 names=() results=()
 declare -A running=()

@@ -57,7 +57,8 @@ The NICs are the devices unb0, unb1, … of the program.")]
   unbroken nic undrain a/0
 
 Queue pairs come back to the NIC that they were connected on, once it is steady: a second after it is back, longer if it failed often.
-UNBROKEN_FAILBACK=0 in a program's environment leaves them where they are.")]
+UNBROKEN_FAILBACK=0 in a program's environment leaves them where they are. UNBROKEN_MAP=0:1,2 sends those of NIC 0 to NIC 1, else to NIC 2,
+and nowhere else; without it they are spread over all others.")]
     Nic {
         #[command(subcommand)]
         command: NicCommand,
