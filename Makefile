@@ -5,8 +5,8 @@ BUILD  = target/release
 .PHONY: all demo test test-long test-torch test-edge test-vm lint bench figures clean
 
 all:
-	$(CARGO) build --release -p unbroken-cli -p unbroken-sdk -p unbroken-collective -p unbroken-apm
-	$(CARGO) run -q --release -p xtask -- so
+	$(CARGO) build --release -p unbroken-cli -p unbroken-sdk -p unbroken-collective -p unbroken-apm -p unbroken-preload -p xtask
+	$(CARGO) run -q --release --bin xtask -- so
 
 demo: apt-demo all
 	$(BUILD)/unbroken demo --out target/demo
@@ -23,7 +23,7 @@ test-torch: apt-test all
 
 # The host edge in network namespaces with real FRR (root).
 test-edge: apt-edge all
-	$(CARGO) run -q --release -p unbroken-overlay --example scale
+	$(CARGO) run -q --release --example scale
 	tests/edge/run.py
 
 # In a VM with Debian's own kernel: tc rules, and the host edge's suite over them (root; QEMU from Debian; what it needs is made once in ~/.cache/unbroken/vm).

@@ -5,7 +5,7 @@
 # those of path migration (`--only apm`) benches/apm/figures.py.
 set -eu
 cd "$(dirname "$0")/.."
-cargo build --release -q -p unbroken-bench
+cargo build --release -q --bin unbroken-bench
 benches/programs.sh
 target=${CARGO_TARGET_DIR:-target}
 python=$(benches/python.sh)

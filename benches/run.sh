@@ -2,7 +2,7 @@
 # All benches: a table, and benches/results/latest.json. Called by `make bench`; arguments go to `unbroken-bench run`.
 set -eu
 cd "$(dirname "$0")/.."
-cargo build --release -q -p unbroken-bench
+cargo build --release -q --bin unbroken-bench
 target=${CARGO_TARGET_DIR:-target}/release
 programs=${CARGO_TARGET_DIR:-target}/tests-c
 benches/programs.sh

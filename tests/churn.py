@@ -83,7 +83,11 @@ def sample(pid: int) -> dict:
     status = (proc / "status").read_text()
 
     def field(name):
-        return int(re.search(rf"{name}:\s+(\d+)", status)[1])
+        found = re.search(rf"{name}:\s+(\d+)", status)
+        # One that has ended, and is not waited for yet, has no memory.
+        if found is None:
+            raise Failure(f"the process {pid} has ended")
+        return int(found[1])
 
     mappings = len((proc / "maps").read_text().splitlines())
     return {

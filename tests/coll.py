@@ -422,7 +422,7 @@ def examples(logs):
             if "sums are right" not in process.output() or "; 0 paths failed" in process.output():
                 raise Failure(f"{process.name} says {process.output()}")
         said = ranks[0].output().strip()
-    rust = subprocess.run(["cargo", "run", "-q", "--release", "-p", "unbroken-collective", "--example", "overlap"],
+    rust = subprocess.run(["cargo", "run", "-q", "--release", "--example", "overlap"],
                           capture_output=True, text=True, cwd=ROOT, timeout=600)
     if rust.returncode != 0 or "40 sums of 3 ranks are right" not in rust.stdout:
         raise Failure(f"the example in Rust does not end well: {rust.stdout} {rust.stderr[-1000:]}")

@@ -152,10 +152,10 @@ def long_messages(logs, tool):
         fabric.fault("cable a/0 cut")
         for process in (client, server):
             process.expect_success(40)
-        carried = fabric.nics()[f"{data}/1"]["rx_payload_bytes"]
+        carried = fabric.elsewhere(f"{data}/0", "rx_payload_bytes")
         if carried < 1e7:
-            raise Failure(f"only {carried} bytes on rail 1")
-        return f"{carried / 1e6:.0f} MB on rail 1"
+            raise Failure(f"only {carried} bytes on other rails")
+        return f"{carried / 1e6:.0f} MB on other rails"
 
 
 def beside_windows(logs, fault):

@@ -113,10 +113,10 @@ def event_driven(logs, fault):
         fabric.fault(fault)
         client.expect_success(60)
         server.expect_success(10)
-        carried = fabric.nics()["b/1"]["rx_payload_bytes"]
+        carried = fabric.elsewhere("b/0", "rx_payload_bytes")
         if carried < 1e6:
-            raise Failure(f"only {carried} bytes on rail 1")
-        return f"{carried / 1e9:.2f} GB on rail 1"
+            raise Failure(f"only {carried} bytes on other rails")
+        return f"{carried / 1e9:.2f} GB on other rails"
 
 
 def latency(logs, tool):

@@ -49,6 +49,13 @@ def planned(fabric: Fabric) -> list:
     return [e for e in fabric.events("switch") if e["kind"] == "planned"]
 
 
+def refuge(fabric: Fabric, host: str) -> str:
+    """The NIC that the first queue pair of a host has gone to."""
+    moves = lambda: [e for e in fabric.events("switch") if e["host"] == host]
+    wait_until(moves, PATIENCE, f"a queue pair of {host} moves")
+    return moves()[0]["to"].split("-")[0]
+
+
 def check_quiet(fabric: Fabric) -> None:
     """Fails where a QP was given up."""
     gave_up = fabric.events("give-up")
@@ -85,14 +92,15 @@ def goes_back(logs, tool: str, source: str, host: str = "a"):
         receiver = client if source == "b" else server
         flows(fabric, f"{source}/0", client)
         fabric.fault(f"nic {host}/0 dead")
-        flows(fabric, f"{source}/1", client)
+        other = refuge(fabric, source)
+        flows(fabric, other, client)
         fabric.clear()
         wait_until(lambda: client.ended() or len(planned(fabric)) == 2, PATIENCE, "both ends go back")
-        there = sent(fabric, f"{source}/1")
+        there = sent(fabric, other)
         flows(fabric, f"{source}/0", client)
         if client.ended():
             raise Failure("the program ended before it was back")
-        if sent(fabric, f"{source}/1") > there + 1_000_000:
+        if sent(fabric, other) > there + 1_000_000:
             raise Failure("the other NIC still carries payload")
         took = stall(fabric, receiver.pid, planned(fabric))
         client.expect_success(SECONDS + PATIENCE)
@@ -113,7 +121,7 @@ def passive_end_drained(logs):
         flows(fabric, "a/0", client)
         said = drain(fabric, "b/0")
         there = sent(fabric, "a/0")
-        flows(fabric, "a/1", client)
+        flows(fabric, refuge(fabric, "a"), client)
         if sent(fabric, "a/0") > there + 1_000_000:
             raise Failure("the drained NIC is still sent to")
         client.expect_success(SECONDS + PATIENCE)
@@ -212,9 +220,47 @@ def under_hpcc(logs):
         mpirun.expect_success(120)
         after = sent(fabric, "a/0")
         check_quiet(fabric)
-        if after > still + 100_000 or sent(fabric, "a/1") < 10_000_000:
-            raise Failure(f"{after - still} bytes left the drained NIC, {sent(fabric, 'a/1')} the other")
+        others = fabric.elsewhere("a/0", "tx_payload_bytes")
+        if after > still + 100_000 or others < 10_000_000:
+            raise Failure(f"{after - still} bytes left the drained NIC, {others} the others")
         return said
+
+
+def load_is_spread(logs, fault: bool):
+    """Queue pairs that leave a NIC together take turns over the others, which carry a share each."""
+    with Fabric(logs) as fabric:
+        server, client = fabric.pair("ib_write_bw", ["-D", SECONDS, "-q", 12])
+        flows(fabric, "a/0", client)
+        if fault:
+            fabric.fault("nic a/0 dead")
+        else:
+            drain(fabric, "a/0")
+        wait_until(lambda: len(fabric.events("switch")) >= 24, PATIENCE, "all queue pairs have moved")
+        paths = [e["to"] for e in fabric.events("switch") if e["host"] == "a"]
+        shares = {path: paths.count(path) for path in sorted(set(paths))}
+        if shares != {f"a/{n}-b/{n}": 4 for n in (1, 2, 3)}:
+            raise Failure(f"queue pairs went to {shares}")
+        for nic in ("a/1", "a/2", "a/3"):
+            flows(fabric, nic, client)
+        client.expect_success(SECONDS + PATIENCE)
+        server.expect_success(PATIENCE)
+        check_quiet(fabric)
+
+
+def mapped(logs, text: str, to: str):
+    """UNBROKEN_MAP says where queue pairs go."""
+    with Fabric(logs) as fabric:
+        fabric.env["UNBROKEN_MAP"] = text
+        server, client = fabric.pair("ib_write_bw", ["-D", SECONDS, "-q", 4])
+        flows(fabric, "a/0", client)
+        fabric.fault("nic a/0 dead")
+        flows(fabric, to, client)
+        client.expect_success(SECONDS + PATIENCE)
+        server.expect_success(PATIENCE)
+        check_quiet(fabric)
+        away = {e["to"].split("-")[0] for e in fabric.events("switch") if e["host"] == "a"}
+        if away != {to}:
+            raise Failure(f"queue pairs went to {away}")
 
 
 def wrong_names(logs):
@@ -250,6 +296,10 @@ def main():
     suite.case("drains under the verifier", verified_drains)
     suite.case("drains under the verifier, shared receives", verified_drains, "--srq")
     suite.case(f"{BUSY_QPS} busy queue pairs", busy)
+    suite.case("queue pairs of a drained NIC are spread over the others", load_is_spread, False)
+    suite.case("queue pairs of a dead NIC are spread over the others", load_is_spread, True)
+    suite.case("a map of NICs", mapped, "0:2", "a/2")
+    suite.case("a map with a path across rails", mapped, "0:3-2", "a/3")
     suite.case("a NIC that flaps", flaps, args.flap_seconds)
     suite.case("a drain under hpcc", under_hpcc)
     suite.case("names", wrong_names)

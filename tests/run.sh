@@ -1,5 +1,6 @@
 #!/bin/bash
 # Runs every suite, goes on after a failure, and prints what each took. `make test` builds first and calls this.
+# Suites that assert times, or take all cores, run alone. Those that mostly wait and assert none run beside one another; each is shown when it has ended.
 # usage: run.sh [--long] [SUITE...]
 #   --long   full matrices: the whole survival matrix, 1,000 faults under the verifier, 500 storms of ten seconds, an hour of load, 10^5 simulated schedules, the largest models, 10 minutes of fuzzing and of each churn
 #   SUITE    only these (the names of the summary)
@@ -12,41 +13,114 @@ only=" $* "
 cargo=${CARGO:-cargo}
 logs=${CARGO_TARGET_DIR:-target}/test-logs
 mkdir -p "$logs"
-names=() seconds=() results=()
+# How many run beside one another. One that is asked for alone has the screen for itself.
+lanes=3
+[ $# != 1 ] || lanes=1
+names=() results=()
+declare -A running=()
+TIMEFORMAT='%R %U %S'
 
-# suite NAME COMMAND...: runs it with its output on the screen and in target/test-logs/NAME.log.
-suite() {
-    local name=$1; shift
-    if [ "$only" != "  " ] && [[ "$only" != *" $name "* ]]; then return; fi
-    local began=$SECONDS
-    printf '\n==> %s: %s\n' "$name" "$*"
-    "$@" 2>&1 | tee "$logs/$name.log"
-    local status=${PIPESTATUS[0]} skipped
+wanted() { [ "$only" = "  " ] || [[ "$only" == *" $1 "* ]]; }
+
+# note NAME STATUS: remembers what became of it.
+note() {
+    local skipped
     # Cases that could not run here; a suite with nothing else has tested nothing, and says so by its status.
-    skipped=$(grep -c '^skip  ' "$logs/$name.log")
-    case $status in
+    skipped=$(grep -c '^skip  ' "$logs/$1.log")
+    case $2 in
         0) [ "$skipped" = 0 ] && results+=(ok) || results+=("ok, but $skipped skipped") ;;
         77) results+=("NOT TESTED") ;;
         *) results+=(FAILED) ;;
     esac
-    names+=("$name"); seconds+=($((SECONDS - began)))
+    names+=("$1")
 }
 
+# suite NAME COMMAND...: runs it alone, with its output on the screen and in target/test-logs/NAME.log.
+suite() {
+    wanted "$1" || return 0
+    until_fewer_than 1
+    local name=$1 status; shift
+    printf '\n==> %s: %s\n' "$name" "$*"
+    { time "$@" 2>&1 | tee "$logs/$name.log"; status=${PIPESTATUS[0]}; } 2>"$logs/$name.took"
+    note "$name" "$status"
+}
+
+# beside NAME COMMAND...: begins it when a lane is free; its output is in the log, and comes to the screen when it has ended.
+beside() {
+    if [ "$lanes" = 1 ]; then suite "$@"; return; fi
+    wanted "$1" || return 0
+    until_fewer_than "$lanes"
+    local name=$1; shift
+    printf '\n==> %s begins: %s\n' "$name" "$*"
+    # In a process group of its own, which `stop` ends; so it does not read from the terminal.
+    set -m
+    { time "$@" >"$logs/$name.log" 2>&1; } 2>"$logs/$name.took" </dev/null &
+    set +m
+    running[$!]=$name
+}
+
+# until_fewer_than N: waits until fewer than N run beside one another, and shows those that have ended.
+until_fewer_than() {
+    local ended status
+    while [ ${#running[@]} -ge "$1" ]; do
+        wait -n -p ended "${!running[@]}"; status=$?
+        printf '\n==> %s:\n' "${running[$ended]}"
+        cat "$logs/${running[$ended]}.log"
+        note "${running[$ended]}" "$status"
+        unset "running[$ended]"
+    done
+}
+
+# Interrupted: so are those that run, and what they made they take away; those that do not hear it are killed.
+stop() {
+    local groups=("${!running[@]}")
+    trap - INT TERM HUP
+    [ ${#groups[@]} = 0 ] || kill -INT -- "${groups[@]/#/-}"
+    for _ in {1..100}; do kill -0 -- "${groups[@]/#/-}" 2>/dev/null || break; sleep 0.1; done
+    kill -KILL -- "${groups[@]/#/-}" 2>/dev/null
+    exit 130
+}
+trap stop INT TERM HUP
+
 suite format  $cargo fmt --all --check
-suite clippy  $cargo clippy -q --workspace --all-targets --release -- -D warnings
-suite deps    $cargo run -q --release -p xtask -- deps
-suite abi     $cargo run -q --release -p xtask -- abi
-suite unit    $cargo test -q --release --workspace
-[ -z "$long" ] || suite explore $cargo test -q --release -p unbroken-path --test model -- --ignored --nocapture
-suite sim     $cargo run -q --release -p unbroken-sim -- --schedules "$([ -n "$long" ] && echo 100000 || echo 10000)"
-suite mutants $cargo run -q --release -p unbroken-sim -- --mutants
-suite wire    python3 tests/wire/check.py
-suite model   python3 tests/model/run.py
-suite capture python3 tests/wire/capture.py
+# All that tests are built of, before anybody waits for cargo's lock, or reads a program that is built anew.
+suite build   $cargo test -q --release --workspace --no-run
+
+# What mostly waits, or computes by itself, and asserts no times; the longest first.
+beside clippy $cargo clippy -q --workspace --all-targets --release -- -D warnings
+beside redis  python3 tests/redis.py
+beside fuzz   fuzz/run.sh "$([ -n "$long" ] && echo 600 || echo 60)"
+beside unit   $cargo test -q --release --workspace
+[ -z "$long" ] || beside explore $cargo test -q --release -p unbroken-path --test model -- --ignored --nocapture
+beside lifecycle python3 tests/lifecycle.py
+beside storms    python3 tests/storms.py --runs "$([ -n "$long" ] && echo 250 || echo 5)"
+beside storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$([ -n "$long" ] && echo 250 || echo 5)"
+beside coll      python3 tests/coll.py
+beside programs  python3 tests/programs.py
+beside readme    python3 tests/readme.py
+beside plain     python3 tests/plain.py
+beside pyverbs   python3 tests/pyverbs/run.py
+beside processes python3 tests/processes.py
+beside strangers python3 tests/strangers.py
+beside events    python3 tests/events.py
+beside remap     python3 tests/remap.py
+beside remap-plain python3 tests/remap.py --device plain
+beside datagrams python3 tests/datagrams.py
+beside sim     $cargo run -q --release --bin sim -- --schedules "$([ -n "$long" ] && echo 100000 || echo 10000)"
+beside mutants $cargo run -q --release --bin sim -- --mutants
+beside wire    python3 tests/wire/check.py
+beside model   python3 tests/model/run.py
+beside capture python3 tests/wire/capture.py
+beside deps    $cargo run -q --release --bin xtask -- deps
+beside abi     $cargo run -q --release --bin xtask -- abi
+
+# What asserts times or rates, or takes all cores: MPI's ranks poll, and stand still where others compute beside them.
+suite mpi       python3 tests/mpi.py
+suite early     python3 tests/early.py ${long:+--all}
+suite input     python3 tests/bad_input.py
 suite survival  python3 tests/survival.py ${long:+--all}
 suite repeat    python3 tests/survival.py --repeat "$([ -n "$long" ] && echo 20 || echo 10)" --only 'ib_write_bw nic-dead at a, 64K, 1 QP, one-way' --only 'ib_send_bw nic-dead at a, 64K, 1 QP, one-way'
 suite netns     python3 tests/netns.py
-suite redis     python3 tests/redis.py
 suite containers python3 tests/containers.py
 suite user      python3 tests/user.py
 suite verify    python3 tests/verify.py ${long:+--faults 1000}
@@ -57,40 +131,23 @@ suite combined  python3 tests/combined.py
 suite threads-plain python3 tests/threads.py --device plain
 suite combined-plain python3 tests/combined.py --device plain
 suite turmoil   python3 tests/turmoil.py
-suite storms    python3 tests/storms.py --runs "$([ -n "$long" ] && echo 250 || echo 5)"
-suite storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$([ -n "$long" ] && echo 250 || echo 5)"
 suite cost      python3 tests/cost.py
 suite planned   python3 tests/planned.py ${long:+--flap-seconds 60}
 suite apm       python3 tests/apm.py
 suite apm-plain python3 tests/apm.py --device plain --only streaming
 suite lanes     python3 tests/lanes.py
 suite lanes-plain python3 tests/lanes.py --device plain
-suite processes python3 tests/processes.py
-suite input     python3 tests/bad_input.py
-suite strangers python3 tests/strangers.py
-suite lifecycle python3 tests/lifecycle.py
-suite events    python3 tests/events.py
-suite remap     python3 tests/remap.py
-suite remap-plain python3 tests/remap.py --device plain
 suite churn     python3 tests/churn.py ${long:+--seconds 600}
 suite scale     python3 tests/scale.py
-suite pyverbs   python3 tests/pyverbs/run.py
-suite programs  python3 tests/programs.py
-suite plain     python3 tests/plain.py
-suite coll      python3 tests/coll.py
-suite mpi       python3 tests/mpi.py
-suite datagrams python3 tests/datagrams.py
 suite sdr       python3 tests/sdr.py ${long:+--all}
-suite early     python3 tests/early.py ${long:+--all}
-suite readme    python3 tests/readme.py
-suite fuzz      fuzz/run.sh "$([ -n "$long" ] && echo 600 || echo 60)"
 
-printf '\n%-14s %6s  %s\n' suite seconds result
+until_fewer_than 1
+printf '\n%-14s %7s %7s  %s\n' suite seconds cpu result
 failed=0 untested=
 for i in "${!names[@]}"; do
-    printf '%-14s %6d  %s\n' "${names[$i]}" "${seconds[$i]}" "${results[$i]}"
+    awk -v name="${names[$i]}" -v result="${results[$i]}" '{ printf "%-14s %7.0f %7.0f  %s\n", name, $1, $2 + $3, result }' "$logs/${names[$i]}.took"
     case ${results[$i]} in FAILED) failed=1 ;; "NOT TESTED") untested+=" ${names[$i]}" ;; esac
 done
 [ -z "$untested" ] || echo "not tested on this machine:$untested"
-printf '%-14s %6d\n' total "$SECONDS"
+printf '%-14s %7d\n' total "$SECONDS"
 exit $failed

@@ -96,7 +96,7 @@ def examples(logs):
         said = run(fabric, compile_example("partial"))
         if "1048576 bytes are in their place" not in said:
             raise Failure(f"the example in C does not end well: {said}")
-    rust = subprocess.run(["cargo", "run", "-q", "--release", "-p", "unbroken-sdk", "--example", "reliable"],
+    rust = subprocess.run(["cargo", "run", "-q", "--release", "--example", "reliable"],
                           capture_output=True, text=True, cwd=ROOT, timeout=600)
     if rust.returncode != 0 or "16 messages of 1 MiB" not in rust.stdout:
         raise Failure(f"the example in Rust does not end well: {rust.stdout} {rust.stderr[-1000:]}")

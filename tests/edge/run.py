@@ -8,7 +8,9 @@ printed, and not asserted. Needs root, iproute2, nftables and FRR; says so and s
 
 import argparse
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from lib.edge import STREAM_BYTES, Lab, Probe, faults, first, latencies_us, need_root_and_tools, other_uplink, outage, perftest, run, used
+from lib.edge import STREAM_BYTES, Lab, Probe, faults, first, latencies_us, most_lost, need_root_and_tools, other_uplink, outage, perftest, run, used
 from lib.fabric import UNBROKEN, now_us
 from lib.ports import free_port
 from lib.process import Failure, Skip, wait_until
@@ -29,6 +31,9 @@ from lib.suite import Suite
 LARGE_BYTES = 8 << 20
 MESSAGES = 1000
 PATIENCE = 18
+# While BFD fails wrongly: how long probes run, and how many of their datagrams in a row may be lost, one a millisecond.
+WRONG_S = 5
+WRONG_LOST = 100
 
 
 class Carrying:
@@ -174,29 +179,97 @@ def both_and_back(lab, bfd_ms, start):
     return f"{1000 * gone_s:.0f} ms without any uplink, then {again} carries it"
 
 
+@contextmanager
+def bfdd_stopped(lab, name, seconds):
+    """A node's bfdd gets no core for a while."""
+    pid = lab.daemon(name, "bfdd")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        # What the fault is, and no wait for anything.
+        time.sleep(seconds)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    yield
+
+
+@contextmanager
+def bfd_muted(lab, name, *uplinks):
+    """BFD's packets, and only they, are lost."""
+    lab.mute_bfd(name, *uplinks)
+    try:
+        yield
+    finally:
+        lab.unmute_bfd(name, *uplinks)
+
+
+def wrongly_dead(lab, fault, uplinks, broken=None):
+    """BFD takes uplinks of host 1 for dead that carry everything, while none or `broken`, which is dead indeed, is left: what there is
+    carries on. `fault` is a context in which BFD fails."""
+    if broken:
+        lab.silence("t" + broken[1], "h1")
+        left = {other_uplink(broken)}
+        wait_until(lambda: lab.routes_over("h1", "10.255.0.2") == left and lab.routes_over("h2", "10.255.0.1") == left, 30, f"routes avoid {broken}")
+    probes = [Probe(lab, 1, 2, WRONG_S, free_port()), Probe(lab, 2, 1, WRONG_S, free_port())]
+    wait_until(lambda: lab.bytes("h1", "vf0")[1] > 0, 10, "probes")
+    since_us = now_us()
+    with fault:
+        peers = {f"10.{uplink[1]}.1.0" for uplink in uplinks}
+        noticed = lambda: peers <= {e["peer"] for e in lab.events("h1") if e["event"] == "bfd" and e["state"] == "down" and e["time_us"] >= since_us}
+        wait_until(noticed, 20, "BFD fails")
+        lost = [most_lost(probe.rows()) for probe in probes]
+    if broken:
+        lab.heal("t" + broken[1], "h1")
+    settled(lab)
+    if max(lost) > WRONG_LOST:
+        raise Failure(f"{lost} datagrams in a row were lost in the two directions, one a millisecond")
+    return f"at most {lost} datagrams in a row lost in the two directions, one a millisecond"
+
+
+def cases_of_wrong_bfd(suite, lab, bfd_ms, kind):
+    """The last uplink is not given up for BFD alone. It is routing alone, and tested without a VM."""
+    cases = {
+        "BFD fails wrongly on the last uplink": (lambda: bfd_muted(lab, "h1", "p2"), ["p2"], "p1"),
+        "BFD fails wrongly on both uplinks at once": (lambda: bfd_muted(lab, "h1", "p1", "p2"), ["p1", "p2"], None),
+        "BFD fails wrongly, a host's daemon stands still": (lambda: bfdd_stopped(lab, "h1", 8 * bfd_ms / 1000), ["p1", "p2"], None),
+        "BFD fails wrongly, the last switch's daemon stands still": (lambda: bfdd_stopped(lab, "t2", 8 * bfd_ms / 1000), ["p2"], "p1"),
+    }
+    for name, (fault, uplinks, broken) in cases.items():
+        suite.case(f"{name}, {kind}", lambda _, f=fault, u=uplinks, b=broken: wrongly_dead(lab, f(), u, b))
+
+
 def drained(logs):
-    """An uplink is taken out of service while a probe runs each way: nothing is lost. BFD is slow here, so that a busy machine is not a fault."""
+    """An uplink is taken out of service, and put back, while a probe runs each way: nothing is lost. BFD is slow here, so that a busy machine is not a fault."""
     with Lab(logs, 2, "--bfd-ms", 1000) as lab:
         wait_until(lab.both_ways_back, 60, "both ways are there")
         return drain_and_back(lab)
 
 
 def drain_and_back(lab):
-    """Drains p1 of host 1 under two probes, then puts it back."""
-    probes = [Probe(lab, 1, 2, 5, free_port()), Probe(lab, 2, 1, 5, free_port())]
+    """Drains p1 of host 1 under two probes, then puts it back under two more."""
+    def unharmed(probes, what):
+        for probe in probes:
+            rows = probe.rows()
+            if rows[-1][0] != len(rows):
+                raise Failure(f"{rows[-1][0] - len(rows)} of {rows[-1][0]} datagrams were lost when {what}")
+
+    both_ways = lambda seconds: [Probe(lab, 1, 2, seconds, free_port()), Probe(lab, 2, 1, seconds, free_port())]
+    probes = both_ways(5)
     lab.edge("h1", "drain", "p1")
     if lab.routes_over("h1", "10.255.0.2") != {"p2"}:
         raise Failure("routes still lead over the drained uplink")
     refused = subprocess.run([*lab.within("h1"), str(UNBROKEN), "edge", "drain", "p2"], capture_output=True, text=True)
     if refused.returncode == 0 or "only uplink" not in refused.stderr:
         raise Failure("the last uplink could be drained")
-    for probe in probes:
-        rows = probe.rows()
-        if rows[-1][0] != len(rows):
-            raise Failure(f"{rows[-1][0] - len(rows)} of {rows[-1][0]} datagrams were lost")
+    unharmed(probes, "p1 was drained")
+    # BGP takes some seconds to meet its neighbour again.
+    probes = both_ways(12)
     lab.edge("h1", "drain", "--undo", "p1")
     wait_until(lab.both_ways_back, 60, "both ways are back")
-    return "nothing lost in either direction"
+    back_us = now_us()
+    unharmed(probes, "p1 was put back")
+    if back_us > min(probe.began_us + 1_000_000 * probe.seconds for probe in probes):
+        raise Failure("the probes ended before p1 was back")
+    return "nothing lost in either direction, nor when it is put back"
 
 
 def isolation(logs, rules):
@@ -335,8 +408,13 @@ def main() -> int:
         suite.case("ib_write_bw with both uplinks gone and back", lambda _: both_and_back(lab, args.bfd_ms, partial(perftest, lab)))
         if args.vm:
             cases_of_rxe(suite, lab, args.bfd_ms)
+        else:
+            cases_of_wrong_bfd(suite, lab, args.bfd_ms, "FRR alone")
         latency = "ib_send_lat of 8 MiB through silent loss"
         suite.case(latency, left_out("8 GiB are too many for a VM's software") if args.vm else lambda _: latency_through_fault(lab))
+    if not args.vm:
+        with Lab(logs, 2, "--bfd-ms", args.bfd_ms, "--fast-failover", rules=args.rules) as lab:
+            cases_of_wrong_bfd(suite, lab, args.bfd_ms, "fast_failover")
     suite.case("an uplink is drained and put back", left_out("it is routing alone, and tested without a VM") if args.vm else drained)
     suite.case("two tenants with equal MAC addresses", isolation, args.rules)
     return suite.finish()

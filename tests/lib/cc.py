@@ -1,5 +1,6 @@
 """Compiles the C programs of tests/c against the installed libibverbs, or Open MPI."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -16,8 +17,11 @@ def compile_c(name: str, *libraries: str, compiler="cc") -> Path:
     if program.exists() and program.stat().st_mtime >= newest:
         return program
     program.parent.mkdir(parents=True, exist_ok=True)
-    command = [compiler, *FLAGS, "-o", program, source, *libraries]
+    # Another suite may compile, or run, the same now: the program comes to its place whole.
+    made = program.with_name(f"{name}-{os.getpid()}")
+    command = [compiler, *FLAGS, "-o", made, source, *libraries]
     done = subprocess.run([str(a) for a in command], capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         raise Failure(f"{source.name} does not compile (needs a C compiler and libibverbs-dev): {done.stderr[:2000]}")
+    made.replace(program)
     return program

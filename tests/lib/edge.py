@@ -28,6 +28,12 @@ _DROP = """table inet {table} {{
     chain in {{ type filter hook input priority 0; iifname {nic} drop; }}
 }}
 """
+# RFC 5881's port for single hops.
+_MUTE = """table inet {table} {{
+    chain out {{ type filter hook output priority 0; oifname {nic} udp dport 3784 drop; }}
+    chain in {{ type filter hook input priority 0; iifname {nic} udp dport 3784 drop; }}
+}}
+"""
 
 
 def run(*args, stdin=None, seconds=60) -> str:
@@ -150,9 +156,14 @@ class Lab:
                 return False
         return True
 
+    def bfd_down(self, name: str, device: str) -> bool:
+        """Whether a host's BFD session over an uplink is down."""
+        peer = f"10.{device[1]}.{name[1:]}.0"
+        return any(p["peer"] == peer and p["status"] == "down" for p in self.vtysh(name, "show bfd peers"))
+
     def routes_over(self, name: str, to: str) -> set:
-        """The devices that the route to an address leads over."""
-        found = json.loads(run("ip", "-n", self.node(name), "-j", "route", "show", to))
+        """The devices that FRR's route to an address leads over."""
+        found = json.loads(run("ip", "-n", self.node(name), "-j", "route", "show", to, "proto", "bgp"))
         hops = [hop for route in found for hop in route.get("nexthops", [route])]
         return {hop["dev"] for hop in hops if "linkdown" not in hop.get("flags", [])}
 
@@ -201,6 +212,14 @@ class Lab:
         """Undoes `silence`."""
         run(*self.within(name), "nft", "delete", "table", "inet", f"cut_{device}")
 
+    def mute_bfd(self, name: str, *devices: str):
+        """Drops BFD's packets of devices, of all at once, and no others: both ends take a link for dead that carries everything."""
+        run(*self.within(name), "nft", "-f", "-", stdin="".join(_MUTE.format(table=f"bfd_{d}", nic=d) for d in devices))
+
+    def unmute_bfd(self, name: str, *devices: str):
+        """Undoes `mute_bfd`."""
+        run(*self.within(name), "nft", "-f", "-", stdin="".join(f"delete table inet bfd_{d}\n" for d in devices))
+
 
 class Probe:
     """Datagrams from one host to another for some seconds, one each millisecond."""
@@ -235,6 +254,12 @@ def outage(rows: list, fault_us: int, within_us: int = 3_000_000) -> tuple:
             if gap > worst:
                 worst, ended = gap, after[2]
     return worst, ended
+
+
+def most_lost(rows: list) -> int:
+    """The most datagrams in a row that were lost: a receiver that has to wait for a core gets them later, and loses none."""
+    numbers = [0, *sorted(row[0] for row in rows)]
+    return max(after - before - 1 for before, after in zip(numbers, numbers[1:]))
 
 
 def first(lab, node: str, event: str, since_us: int):

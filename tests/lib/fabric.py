@@ -134,6 +134,11 @@ class Fabric:
         """The NICs with their counters, by name."""
         return {n["nic"]: n for n in self.status()["nics"]}
 
+    def elsewhere(self, nic: str, counter: str) -> int:
+        """What the other NICs of that one's host have counted: its queue pairs take turns over them."""
+        host = nic.split("/")[0]
+        return sum(n[counter] for name, n in self.nics().items() if name.split("/")[0] == host and name != nic)
+
     def gaps(self, pid: int) -> dict:
         """The gaps that the page of a process has now: start to length, in µs; see `GapRecorder` in crates/fabric/src/gap.rs."""
         try:

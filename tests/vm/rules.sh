@@ -23,6 +23,7 @@ device = "p1"
 address = "10.1.0.$(($2 - 1))/31"
 peer = "10.1.0.$(($3 - 1))"
 peer_asn = 65002
+peer_loopback = "10.255.0.$3"
 [[tenant]]
 vni = 100
 [[tenant.port]]

@@ -36,7 +36,7 @@ def in_venv():
 
 def emitted(count, seed):
     """The lines of the example `emit_random`."""
-    command = ["cargo", "run", "-q", "--release", "-p", "unbroken-wire", "--example", "emit_random", "--"]
+    command = ["cargo", "run", "-q", "--release", "--example", "emit_random", "--"]
     command += [str(seed), str(count)]
     out = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     for line in out.splitlines():

@@ -7,7 +7,8 @@ use std::process::Command;
 /// Builds the static library of `unbroken-preload` and links it; gives the path of the shared library.
 pub fn link(release: bool) -> Result<PathBuf> {
     let mut build = cargo();
-    build.args(["build", "-q", "-p", "unbroken-preload", "--lib"]);
+    // Cargo chooses features for the packages that are named: for this one alone others than for the command, and would compile what both stand on twice.
+    build.args(["build", "-q", "-p", "unbroken-preload", "-p", "unbroken-cli", "--lib"]);
     if release {
         build.arg("--release");
     }

@@ -6,6 +6,7 @@
 use crate::error::{Error, Result};
 use crate::machine::{Action, Event, Id, Info, Machine, Refusal, Settings, State};
 use crate::path::{choose, Address, Path};
+use crate::thread::Reading;
 use crate::verbs::Verbs;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsRawFd, RawFd};
@@ -84,6 +85,7 @@ pub(crate) struct Handle {
     ready: EventFd,
     /// Wakes the thread.
     pub(crate) wake: EventFd,
+    pub(crate) reading: Reading,
     pub(crate) stop: AtomicBool,
     pub(crate) thread: Mutex<Option<JoinHandle<()>>>,
     pub(crate) thread_id: OnceLock<ThreadId>,
@@ -126,6 +128,7 @@ impl Handle {
             changed: Condvar::new(),
             ready: eventfd()?,
             wake: eventfd()?,
+            reading: Reading::default(),
             stop: AtomicBool::new(false),
             thread: Mutex::new(None),
             thread_id: OnceLock::new(),
@@ -306,7 +309,7 @@ impl Handle {
     }
 
     pub(crate) fn migrate(&self, ids: &[Id]) -> Result<()> {
-        self.each(ids, |inner, id| {
+        let ask = |inner: &mut Inner, id| {
             inner.machine.begin_migrate(id, now_us())?;
             // SAFETY: as in `give`.
             let asked = unsafe { self.verbs.migrate(qp(id)) };
@@ -314,7 +317,8 @@ impl Handle {
                 inner.machine.migration_refused(id);
             }
             asked
-        })
+        };
+        self.reads_while(ids.len(), || self.each(ids, ask))
     }
 
     pub(crate) fn info(&self, id: Id) -> Result<Info> {
@@ -464,7 +468,7 @@ impl Handle {
     }
 
     /// Tells whoever waits that something may have changed.
-    fn after(&self, inner: &mut Inner) {
+    pub(crate) fn after(&self, inner: &mut Inner) {
         self.changed.notify_all();
         let has_events = inner.machine.has_events();
         if has_events && self.options.on_event.is_none() && !std::mem::replace(&mut inner.ready, true) {

@@ -2,15 +2,61 @@
 //!
 //! It owns the context's events. Its descriptor is made O_NONBLOCK for as long: an event may vanish between poll(2) and the read, with the queue pair
 //! that it is of.
+//!
+//! One thread reads at a time ([`Reading`]). A thread of the program that asks queue pairs to migrate is the reader meanwhile ([`Handle::reads_while`]): the
+//! device raises their events within the call, so whoever waits for them is not kept until another thread has been woken, which takes longer than the
+//! migration; nor do two threads take the lock from each other for each queue pair of a long list. What is not for the library, and all calls of the program,
+//! are left to the library's thread.
+//!
+//! | the library's thread finds | and then |
+//! | --- | --- |
+//! | nobody reads | reads what is there, then sleeps until there is more |
+//! | another reads | says that it wants to, sleeps without looking at the events; the other wakes it when it is done |
 
 use crate::error::{Error, Result};
 use crate::handle::{now_us, Handle};
+use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use unbroken_verbs::abi::ibv_async_event;
 
 /// Events that are read before something else is done.
 const BATCH: usize = 256;
+/// Events for the program that wait for the library's thread; while there are as many, only that reads.
+const OTHERS: usize = 256;
+
+/// Who reads the context's events.
+#[derive(Default)]
+pub(crate) struct Reading {
+    /// Held by the reader. Behind it: what another than the library's thread has read and is not for the library.
+    others: Mutex<VecDeque<ibv_async_event>>,
+    /// The library's thread has found another reading.
+    wanted: AtomicBool,
+}
+
+impl Reading {
+    /// None: another thread reads, or this one does, further out.
+    fn try_begin(&self) -> Option<MutexGuard<'_, VecDeque<ibv_async_event>>> {
+        match self.others.try_lock() {
+            Ok(others) => Some(others),
+            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+/// What became of reading events.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Read {
+    /// There were no more, or a batch of them.
+    Done,
+    /// Another thread is at it, and wakes this one.
+    Elsewhere,
+    /// There will never be any more.
+    Over,
+}
 
 /// Sets or clears O_NONBLOCK; gives whether it was set before.
 fn set_nonblocking(fd: RawFd, on: bool) -> Result<bool> {
@@ -62,10 +108,10 @@ pub(crate) fn stop(handle: &Handle) {
 
 impl Handle {
     fn run(&self, async_fd: RawFd) {
-        let mut reads = true;
+        let mut read = Read::Done;
         while !self.stop.load(Relaxed) {
-            if reads {
-                reads = self.read_events();
+            if read != Read::Over {
+                read = self.read_events();
             }
             self.progress();
             self.deliver();
@@ -74,7 +120,11 @@ impl Handle {
                 inner.sleeps_until_us = inner.machine.next_us().unwrap_or(u64::MAX);
                 inner.sleeps_until_us
             };
-            self.sleep(if reads { async_fd } else { -1 }, next_us);
+            self.sleep(if read == Read::Done { async_fd } else { -1 }, next_us);
+        }
+        // A queue pair cannot be destroyed while an event of it is not acknowledged.
+        if let Some(mut others) = self.reading.try_begin() {
+            others.drain(..).for_each(|event| self.pass_on(event));
         }
     }
 
@@ -91,22 +141,65 @@ impl Handle {
         drop(self.wake.take());
     }
 
-    /// Reads what is there; false: there will never be any more.
-    fn read_events(&self) -> bool {
+    /// Reads what is there.
+    fn read_events(&self) -> Read {
+        // Before the look, so that a reader that ends after it wakes this thread.
+        self.reading.wanted.store(true, SeqCst);
+        let Some(mut others) = self.reading.try_begin() else { return Read::Elsewhere };
+        self.reading.wanted.store(false, SeqCst);
+        others.drain(..).for_each(|event| self.pass_on(event));
         for _ in 0..BATCH {
             // SAFETY: the context is open until the thread has ended.
             let event = match unsafe { self.verbs.next_event(self.context()) } {
                 Ok(event) => event,
-                Err(error) => return matches!(error.errno, libc::EAGAIN | libc::EINTR),
+                Err(error) if matches!(error.errno, libc::EAGAIN | libc::EINTR) => return Read::Done,
+                Err(_) => return Read::Over,
             };
             // SAFETY: just read.
-            let taken = unsafe { self.take_in(&event) };
-            if let (Some(on_other), false) = (&self.options.on_other, taken) {
-                on_other(&event);
+            match unsafe { self.take_in(&event) } {
+                // SAFETY: read above, and acknowledged once.
+                true => unsafe { self.verbs.acknowledge(event) },
+                false => self.pass_on(event),
             }
-            // SAFETY: read above, and acknowledged once.
-            unsafe { self.verbs.acknowledge(event) };
         }
-        true
+        Read::Done
+    }
+
+    /// Gives the program an event that is not for the library.
+    fn pass_on(&self, event: ibv_async_event) {
+        if let Some(on_other) = &self.options.on_other {
+            on_other(&event);
+        }
+        // SAFETY: read by a reader, and acknowledged once, by whoever has taken it in or by this.
+        unsafe { self.verbs.acknowledge(event) };
+    }
+
+    /// Does something that raises up to so many events, as their reader, and takes them in.
+    pub(crate) fn reads_while<T>(&self, events: usize, run: impl FnOnce() -> T) -> T {
+        // Where the program reads by itself, or another thread reads, they come that way.
+        let others = if self.options.no_thread { None } else { self.reading.try_begin() };
+        let done = run();
+        let Some(mut others) = others else { return done };
+        for _ in 0..events {
+            if others.len() >= OTHERS {
+                break;
+            }
+            // SAFETY: the context is open as long as the handle. The descriptor is O_NONBLOCK while there is a thread.
+            let Ok(event) = (unsafe { self.verbs.next_event(self.context()) }) else { break };
+            // SAFETY: just read.
+            match unsafe { self.take_in(&event) } {
+                // SAFETY: read above, and acknowledged once.
+                true => unsafe { self.verbs.acknowledge(event) },
+                false => others.push_back(event),
+            }
+        }
+        let is_due = !others.is_empty();
+        drop(others);
+        if self.reading.wanted.swap(false, SeqCst) || is_due {
+            self.wake.signal();
+        }
+        // Who waits looks again.
+        self.after(&mut self.lock());
+        done
     }
 }

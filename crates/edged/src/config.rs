@@ -1,6 +1,6 @@
 //! `edge.toml`: what one host, or one switch, is to be. An error names the line.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::ops::Range;
 use std::path::Path;
@@ -99,7 +99,10 @@ pub struct Uplink {
     pub peer: Ipv4Addr,
     /// The neighbour's autonomous system.
     pub peer_asn: u32,
-    /// With `fast_failover`: what is left over when the only link to somewhere dies goes this way.
+    /// The neighbour's loopback.
+    pub peer_loopback: Ipv4Addr,
+    /// Leads to a switch that has links to the same hosts. With `fast_failover` what has no other way goes this way at once, and at any time
+    /// what came this way for a host of one's own goes to it and not back.
     pub backup: bool,
     /// The line in the file.
     pub line: usize,
@@ -183,6 +186,7 @@ struct RawUplink {
     address: Spanned<String>,
     peer: Spanned<String>,
     peer_asn: u32,
+    peer_loopback: Spanned<String>,
     #[serde(default)]
     backup: bool,
 }
@@ -352,7 +356,15 @@ impl Check<'_> {
             let why = format!("the peer {peer} must be another address in the network of {address}");
             return Err(self.at(raw.peer.span(), why));
         }
-        Ok(Uplink { device: self.name(raw.device)?, address, peer, peer_asn: raw.peer_asn, backup: raw.backup, line })
+        Ok(Uplink {
+            device: self.name(raw.device)?,
+            address,
+            peer,
+            peer_asn: raw.peer_asn,
+            peer_loopback: self.value(&raw.peer_loopback, "an IPv4 address")?,
+            backup: raw.backup,
+            line,
+        })
     }
 
     fn tenant(&self, raw: RawTenant) -> Result<Tenant, String> {
@@ -394,11 +406,19 @@ impl Check<'_> {
         if links.is_empty() || links.len() > MOST_UPLINKS || tenants.len() > MOST_TENANTS {
             return Err(format!("line 1: there may be 1 to {MOST_UPLINKS} uplinks and 0 to {MOST_TENANTS} tenants"));
         }
-        let mut peers = BTreeSet::new();
+        let (mut peers, mut switches) = (BTreeSet::new(), BTreeMap::new());
         for uplink in links {
             device(&uplink.device, uplink.line)?;
             if !peers.insert(uplink.peer) {
                 return Err(format!("line {}: two uplinks have the peer {}", uplink.line, uplink.peer));
+            }
+            let loopback = uplink.peer_loopback;
+            if loopback == config.loopback {
+                return Err(format!("line {}: the peer's loopback {loopback} is our own", uplink.line));
+            }
+            // Over several uplinks to it there is one session of EVPN.
+            if *switches.entry(loopback).or_insert(uplink.peer_asn) != uplink.peer_asn {
+                return Err(format!("line {}: two uplinks to {loopback} have different peer_asn", uplink.line));
             }
         }
         let mut vnis = BTreeSet::new();
@@ -435,6 +455,7 @@ device = "p1"
 address = "10.1.1.1/31"
 peer = "10.1.1.0"
 peer_asn = 65101
+peer_loopback = "10.255.1.1"
 
 [[tenant]]
 vni = 100
@@ -446,6 +467,14 @@ mac = "02:00:00:00:00:01"
 address = "192.168.9.1/24"
 "#;
 
+    const SECOND: &str = r#"[[uplink]]
+device = "p2"
+address = "10.2.1.1/31"
+peer = "10.2.1.0"
+peer_asn = 65102
+peer_loopback = "10.255.1.1"
+[[tenant]]"#;
+
     #[test]
     fn a_good_file_is_read() {
         let config = Config::parse(GOOD).unwrap();
@@ -453,7 +482,7 @@ address = "192.168.9.1/24"
         assert_eq!((config.tenants[0].anchor(), config.tenants[0].bridge()), ("vni100".into(), "unb100".into()));
         assert_eq!(config.overlay(), None);
         let settings =
-            Config::parse(&GOOD.replace("loopback", "rules = \"skip_hw\"\nloopback")).unwrap().overlay().unwrap();
+            Config::parse(&GOOD.replace("\nloopback", "\nrules = \"skip_hw\"\nloopback")).unwrap().overlay().unwrap();
         assert_eq!(settings.tenants[0].ports, ["rep0"]);
     }
 
@@ -466,13 +495,15 @@ address = "192.168.9.1/24"
             ("10.1.1.1/31", "10.1.1.1", "line 7: '10.1.1.1' is not an address with a length"),
             ("peer = \"10.1.1.0\"", "peer = \"10.1.2.0\"", "line 8: the peer 10.1.2.0 must be another address in"),
             ("\"p1\"", "\"a name that is too long\"", "line 6: 'a name that is too long' is not a name"),
-            ("vni = 100", "vni = 16777216", "line 12: vni is 16777216; it may be 1 to 16777215"),
-            ("veth = \"vf0\"", "veth = \"p1\"", "line 15: the device name 'p1' is taken"),
-            ("02:00:00:00:00:01", "02:00:00", "line 17: '02:00:00' is not a MAC address"),
-            ("02:00:00:00:00:01", "01:00:5e:00:00:01", "line 15: the mac of a port must be that of one station"),
-            ("veth = \"vf0\"\n", "", "line 15: netns and address are for a port that has veth"),
+            ("10.255.1.1", "10.255.0.1", "line 6: the peer's loopback 10.255.0.1 is our own"),
+            ("[[tenant]]", SECOND, "line 13: two uplinks to 10.255.1.1 have different peer_asn"),
+            ("vni = 100", "vni = 16777216", "line 13: vni is 16777216; it may be 1 to 16777215"),
+            ("veth = \"vf0\"", "veth = \"p1\"", "line 16: the device name 'p1' is taken"),
+            ("02:00:00:00:00:01", "02:00:00", "line 18: '02:00:00' is not a MAC address"),
+            ("02:00:00:00:00:01", "01:00:5e:00:00:01", "line 16: the mac of a port must be that of one station"),
+            ("veth = \"vf0\"\n", "", "line 16: netns and address are for a port that has veth"),
             ("[[tenant]]", "[bfd]\ninterval_ms = 5\nmultiplier = 3\n[[tenant]]", "bfd: interval_ms may be 10 to 60000"),
-            ("name =", "role = \"switch\"\nname =", "line 13: a switch has no tenants"),
+            ("name =", "role = \"switch\"\nname =", "line 14: a switch has no tenants"),
             ("name =", "name", "line 1:"),
         ];
         for (from, to, why) in cases {

@@ -18,6 +18,7 @@ use crate::command::run;
 use crate::config::Config;
 use crate::events::{now_us, Events};
 use crate::failover::{self, Failover};
+use crate::last::{self, LastWays};
 use crate::netlink::{wait, Dump, Kernel, Notifications};
 use crate::state::{replace, State};
 
@@ -61,6 +62,9 @@ struct Daemon {
     notifications: Notifications,
     bfd: Option<Bfd>,
     failover: Option<Failover>,
+    last: Option<LastWays>,
+    /// Destinations that have their last way only.
+    on_last_way: usize,
     events: Events,
     next_tick_us: u64,
     written: Value,
@@ -77,7 +81,8 @@ impl Daemon {
         let settings = config.overlay();
         let timing = Timing { resync_us: u64::from(config.resync_s) * 1_000_000, ..Timing::default() };
         let reconciler = settings.clone().map(|s| Reconciler::new(s, timing, now_us()));
-        let failover = config.fast_failover.then(|| Failover::open(&config)).transpose()?;
+        let failover = config.fast_failover.then(|| Failover::open(&config, state.frr())).transpose()?;
+        let last = config.frr.then(|| LastWays::open(&config, now_us())).transpose()?;
         Ok(Daemon {
             reconciler,
             settings,
@@ -85,6 +90,8 @@ impl Daemon {
             notifications: Notifications::open().map_err(netlink)?,
             bfd: None,
             failover,
+            last,
+            on_last_way: 0,
             events: Events::open(state.folder()).map_err(|e| format!("events: {e}"))?,
             state: state.clone(),
             with_frr: config.frr,
@@ -110,6 +117,7 @@ impl Daemon {
                     self.events.write("error", json!({ "what": error }));
                 }
             }
+            self.look_at_last_ways();
             self.wait(signals)?;
             if signals.read_signal().map_err(|e| format!("signals: {e}"))?.is_some() {
                 return Ok(());
@@ -123,6 +131,21 @@ impl Daemon {
                 reconciler.event(now_us(), event);
             }
             self.read_bfd();
+            if let (true, Some(last)) = (heard.routes || heard.tables, &mut self.last) {
+                last.changed(now_us());
+            }
+        }
+    }
+
+    fn look_at_last_ways(&mut self) {
+        let Some(last) = &mut self.last else { return };
+        match last.look(now_us()) {
+            Ok(Some(count)) if count != self.on_last_way => {
+                self.on_last_way = count;
+                self.events.write("last_way", json!({ "destinations": count }));
+            }
+            Ok(_) => {}
+            Err(error) => self.events.write("error", json!({ "what": error })),
         }
     }
 
@@ -131,6 +154,7 @@ impl Daemon {
             Some(self.next_tick_us),
             self.reconciler.as_ref().map(Reconciler::deadline_us),
             self.failover.as_ref().map(Failover::deadline_us),
+            self.last.as_ref().map(LastWays::deadline_us),
         ];
         let next = deadlines.into_iter().flatten().min().unwrap_or(self.next_tick_us);
         let longest = Duration::from_micros(next.saturating_sub(now_us()));
@@ -187,6 +211,9 @@ impl Daemon {
                 for (peer, state) in changes {
                     let began = now_us();
                     self.events.write("bfd", json!({ "peer": peer, "state": state }));
+                    if let Some(last) = &mut self.last {
+                        last.bfd(began, peer, &state);
+                    }
                     let Some(failover) = &mut self.failover else { continue };
                     match failover.bfd(began, peer, &state) {
                         Ok(0) => {}
@@ -202,6 +229,9 @@ impl Daemon {
             Err(error) => {
                 self.events.write("bfdd", json!({ "lost": error.to_string() }));
                 self.bfd = None;
+                if let Some(last) = &mut self.last {
+                    last.bfd_is_lost();
+                }
             }
         }
     }
@@ -241,6 +271,9 @@ impl Daemon {
     fn close(&mut self) {
         if self.failover.is_some() {
             failover::close();
+        }
+        if self.last.is_some() {
+            last::close();
         }
         if let Some(settings) = self.settings.clone() {
             if let Err(error) = self.remove_rules(&settings) {

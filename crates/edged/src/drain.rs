@@ -11,6 +11,8 @@ use crate::command::run;
 use crate::config::Config;
 use crate::state::State;
 
+/// What the sessions of links are for.
+const FAMILY: &str = "address-family ipv4 unicast";
 const LONGEST: Duration = Duration::from_secs(30);
 /// What was sent before the last route changed is on its way no longer than this.
 const IN_FLIGHT: Duration = Duration::from_millis(200);
@@ -35,16 +37,13 @@ pub fn drain(state: &State, device: &str) -> Result<(), String> {
     }
     let frr = state.frr();
     let (router, peer) = (format!("router bgp {}", config.asn), uplink.peer.to_string());
-    let both = |no: &str, map: &str, way: &str| {
-        let line = format!("{no}neighbor {peer} route-map {map} {way}");
-        ["address-family ipv4 unicast", "address-family l2vpn evpn"]
-            .map(|family| frr.vtysh(&["configure terminal", &router, family, &line]).map(drop))
-            .into_iter()
-            .collect::<Result<(), String>>()
+    let map = |map: &str, way: &str| {
+        let line = format!("neighbor {peer} route-map {map} {way}");
+        frr.vtysh(&["configure terminal", &router, FAMILY, &line]).map(drop)
     };
     // Out: what we tell this neighbour is marked and lengthened, so that it and all behind it prefer another way. In: so do we.
-    both("", "drain-out", "out")?;
-    both("", "drain-in", "in")?;
+    map("drain-out", "out")?;
+    map("drain-in", "in")?;
     frr.vtysh(&[&format!("clear bgp {peer} soft")])?;
     let deadline = Instant::now() + LONGEST;
     while uses(device)? {
@@ -78,12 +77,10 @@ pub fn undrain(state: &State, device: &str) -> Result<(), String> {
     let frr = state.frr();
     let (router, peer) = (format!("router bgp {}", config.asn), uplink.peer.to_string());
     run(&["ip", "link", "set", device, "up"])?;
-    for family in ["address-family ipv4 unicast", "address-family l2vpn evpn"] {
-        for way in ["drain-out out", "drain-in in"] {
-            let line = format!("no neighbor {peer} route-map {way}");
-            // One that was not drained has none to remove.
-            let _ = frr.vtysh(&["configure terminal", &router, family, &line]);
-        }
+    for way in ["drain-out out", "drain-in in"] {
+        let line = format!("no neighbor {peer} route-map {way}");
+        // One that was not drained has none to remove.
+        let _ = frr.vtysh(&["configure terminal", &router, FAMILY, &line]);
     }
     frr.vtysh(&["configure terminal", &router, &format!("no neighbor {peer} shutdown")]).map(drop)
 }

@@ -1,39 +1,42 @@
 //! Fast failover: when BFD says that a neighbour is gone, routes over it are overruled at once, before BGP has worked it out.
 //!
 //! FRR's routes are not touched. A table of ours ([`TABLE`]), which a rule lets the kernel look at first, gets a route for each of FRR's
-//! that leads over the dead link: over the links that are left, or over those marked `backup`. BGP confirms it a little later: when none of
-//! FRR's routes leads over the link any more, when BFD says that the neighbour is back, or after [`LONGEST_US`], the table is emptied.
+//! that leads over the dead link: over the links that are left, or over those marked `backup` whose neighbour has told bgpd of a way of its
+//! own. Where there is neither, the route stays as it is. BGP confirms it a little later: when none of FRR's routes leads over the link any
+//! more, when BFD says that the neighbour is back, or after [`LONGEST_US`], the table is emptied.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::net::Ipv4Addr;
-use std::process::{Command, Stdio};
-
-use serde_json::Value;
+use std::time::Duration;
 
 use crate::command::run;
 use crate::config::{Config, Uplink};
+use crate::frr::Frr;
+use crate::routes::{self, apply, Hop, Hops, Routes, Ways};
 
 /// The number of our table, and the priority of the rule.
 pub const TABLE: u32 = 4100;
 /// BGP's own timers would have noticed a dead neighbour by then.
 const LONGEST_US: u64 = 15_000_000;
 const CONFIRM_US: u64 = 100_000;
+/// How long bgpd may think about what a neighbour has told it. After that it has worked out the routes itself.
+const ANSWER: Duration = Duration::from_millis(30);
 
 /// The dead links, and since when.
 pub struct Failover {
     uplinks: Vec<Uplink>,
+    frr: Frr,
     dead: BTreeMap<String, u64>,
     next_look_us: u64,
 }
 
 impl Failover {
     /// Makes the rule.
-    pub fn open(config: &Config) -> Result<Failover, String> {
+    pub fn open(config: &Config, frr: Frr) -> Result<Failover, String> {
         close();
         run(&["ip", "rule", "add", "pref", &TABLE.to_string(), "lookup", &TABLE.to_string()])?;
-        Ok(Failover { uplinks: config.uplinks.clone(), dead: BTreeMap::new(), next_look_us: u64::MAX })
+        Ok(Failover { uplinks: config.uplinks.clone(), frr, dead: BTreeMap::new(), next_look_us: u64::MAX })
     }
 
     /// The next time that [`Failover::look`] has something to do.
@@ -64,8 +67,8 @@ impl Failover {
         if now_us < self.next_look_us {
             return Ok(());
         }
-        let routes = frr_routes()?;
-        let used: BTreeSet<&str> = routes.iter().flat_map(|r| hops(r)).filter_map(|h| h["dev"].as_str()).collect();
+        let routes = routes::of_frr()?;
+        let used: BTreeSet<&str> = routes.values().flatten().map(|h| h.device.as_str()).collect();
         let before = self.dead.len();
         self.dead.retain(|device, since| used.contains(device.as_str()) && now_us < *since + LONGEST_US);
         if self.dead.len() != before {
@@ -81,20 +84,25 @@ impl Failover {
             let _ = run(&["ip", "route", "flush", "table", &TABLE.to_string()]);
             return Ok(0);
         }
-        let (batch, count) = batch(&frr_routes()?, &self.dead.keys().map(String::as_str).collect(), &self.uplinks);
-        let mut child = Command::new("ip")
-            .args(["-force", "-batch", "-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(|e| format!("ip: {e}"))?;
-        if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(batch.as_bytes()).map_err(|e| format!("ip: {e}"))?;
+        let dead = self.dead.keys().map(String::as_str).collect();
+        let mut left = left(&routes::of_frr()?, &dead);
+        if left.values().any(Hops::is_empty) {
+            let backups = self.uplinks.iter().filter(|u| u.backup && !dead.contains(u.device.as_str()));
+            for backup in backups {
+                // Without an answer nothing is overruled, and bgpd's own work is waited for.
+                let told = self.frr.told_by(backup.peer, ANSWER).unwrap_or_default();
+                let hop = Hop { gateway: backup.peer, device: backup.device.clone() };
+                offer(&mut left, &hop, &told);
+            }
         }
-        // A route that has just gone needs no overruling: what fails is looked at again in a moment.
-        child.wait().map_err(|e| format!("ip: {e}"))?;
-        Ok(count)
+        left.retain(|_, hops| !hops.is_empty());
+        let mut batch = String::new();
+        for (to, hops) in &left {
+            // writing to a String cannot fail
+            let _ = writeln!(batch, "route replace {to} table {TABLE}{}", Ways(hops));
+        }
+        apply(&batch)?;
+        Ok(left.len())
     }
 }
 
@@ -104,52 +112,25 @@ pub fn close() {
     let _ = run(&["ip", "route", "flush", "table", &TABLE.to_string()]);
 }
 
-fn frr_routes() -> Result<Vec<Value>, String> {
-    serde_json::from_str(&run(&["ip", "-j", "route", "show", "proto", "bgp"])?).map_err(|e| format!("ip route: {e}"))
+/// Of the routes that lead over dead links, the ways that do not.
+fn left(routes: &Routes, dead: &BTreeSet<&str>) -> Routes {
+    let alive = |hops: &Hops| hops.iter().filter(|h| !dead.contains(h.device.as_str())).cloned().collect::<Hops>();
+    let all = routes.iter().map(|(to, hops)| (to, hops, alive(hops)));
+    all.filter(|(_, hops, left)| left.len() < hops.len()).map(|(to, _, left)| (to.clone(), left)).collect()
 }
 
-fn hops(route: &Value) -> Vec<&Value> {
-    route["nexthops"].as_array().map_or_else(|| vec![route], |all| all.iter().collect())
-}
-
-/// Commands for `ip -batch`, and how many routes they make.
-fn batch(routes: &[Value], dead: &BTreeSet<&str>, uplinks: &[Uplink]) -> (String, usize) {
-    let (mut text, mut count) = (String::new(), 0);
-    for route in routes {
-        let Some(dst) = route["dst"].as_str() else { continue };
-        let way = |h: &&Value| Some((h["gateway"].as_str()?.to_owned(), h["dev"].as_str()?.to_owned()));
-        let all: Vec<(String, String)> = hops(route).iter().filter_map(way).collect();
-        let mut left: Vec<_> = all.iter().filter(|(_, dev)| !dead.contains(dev.as_str())).cloned().collect();
-        if left.len() == all.len() {
-            continue;
-        }
-        if left.is_empty() {
-            let backups = uplinks.iter().filter(|u| u.backup && !dead.contains(u.device.as_str()));
-            left = backups.map(|u| (u.peer.to_string(), u.device.clone())).collect();
-        }
-        if left.is_empty() {
-            continue;
-        }
-        // writing to a String cannot fail
-        let _ = write!(text, "route replace {dst} table {TABLE}");
-        for (gateway, device) in left {
-            let _ = write!(text, " nexthop via {gateway} dev {device}");
-        }
-        text.push('\n');
-        count += 1;
+/// A backup link is a way to where its neighbour has one, if there is no other. A neighbour that has lost its own would send it back.
+fn offer(left: &mut Routes, backup: &Hop, told: &BTreeSet<String>) {
+    for (_, hops) in left.iter_mut().filter(|(to, hops)| hops.is_empty() && told.contains(*to)) {
+        hops.insert(backup.clone());
     }
-    (text, count)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::config::Net;
+    use serde_json::Value;
 
-    fn uplink(device: &str, peer: [u8; 4], backup: bool) -> Uplink {
-        let address = Net { address: [10, 9, 9, 9].into(), length: 8 };
-        Uplink { device: device.into(), address, peer: peer.into(), peer_asn: 1, backup, line: 1 }
-    }
+    use super::*;
 
     #[test]
     fn routes_over_a_dead_link_go_over_what_is_left() {
@@ -159,14 +140,18 @@ mod tests {
                 {"dst":"10.255.1.2","gateway":"10.2.1.0","dev":"p2"}]"#,
         )
         .unwrap();
-        let uplinks = [uplink("p1", [10, 1, 1, 0], false), uplink("p2", [10, 2, 1, 0], true)];
-        let (text, count) = batch(&routes, &["p1"].into(), &uplinks);
-        assert_eq!(count, 2);
-        assert_eq!(
-            text,
-            "route replace 10.255.0.2 table 4100 nexthop via 10.2.1.0 dev p2\n\
-             route replace 10.255.1.1 table 4100 nexthop via 10.2.1.0 dev p2\n"
-        );
-        assert_eq!(batch(&routes, &["p1", "p2"].into(), &uplinks).1, 0);
+        let routes = routes::parse(&routes);
+        let p2 = Hop { gateway: [10, 2, 1, 0].into(), device: "p2".into() };
+        let mut left = left(&routes, &["p1"].into());
+        let expected: Routes =
+            [("10.255.0.2".to_owned(), [p2.clone()].into()), ("10.255.1.1".to_owned(), Hops::new())].into();
+        assert_eq!(left, expected);
+        offer(&mut left, &p2, &["10.255.1.2".to_owned()].into());
+        assert_eq!(left, expected);
+        let backup = Hop { gateway: [10, 3, 0, 1].into(), device: "isl".into() };
+        offer(&mut left, &backup, &["10.255.0.2".to_owned(), "10.255.1.1".to_owned()].into());
+        assert_eq!(left["10.255.0.2"], [p2].into());
+        assert_eq!(left["10.255.1.1"], [backup].into());
+        assert!(super::left(&routes, &["p1", "p2"].into()).values().all(Hops::is_empty));
     }
 }

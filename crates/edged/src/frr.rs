@@ -3,13 +3,18 @@
 //! The instance has its own files and sockets under the host's folder, so a FRR that the system runs is not touched; but only one
 //! bgpd can listen at port 179 in a network namespace.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::net::Ipv4Addr;
 use std::os::unix::fs::{chown, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{flock, FlockOperation};
+use serde_json::Value;
 
 use crate::command;
 use crate::config::{Config, Role};
@@ -159,6 +164,15 @@ impl Frr {
         Ok(())
     }
 
+    /// The destinations that a neighbour has told bgpd of. Asked without a program in between, since it is urgent.
+    pub fn told_by(&self, peer: Ipv4Addr, within: Duration) -> Result<BTreeSet<String>, String> {
+        let deadline = Instant::now() + within;
+        let mut stream = UnixStream::connect(self.folder.join("bgpd.vty")).map_err(|e| format!("bgpd: {e}"))?;
+        let question = format!("show bgp ipv4 unicast neighbors {peer} routes json\0");
+        stream.write_all(question.as_bytes()).map_err(|e| format!("bgpd: {e}"))?;
+        prefixes(&read_answer(&mut stream, deadline).map_err(|e| format!("bgpd: {e}"))?)
+    }
+
     /// Asks or tells the daemons something, as at FRR's own prompt.
     pub fn vtysh(&self, commands: &[&str]) -> Result<String, String> {
         let folder = self.folder.display().to_string();
@@ -166,6 +180,32 @@ impl Frr {
         commands.iter().for_each(|c| args.extend(["-c", c]));
         command::run(&args)
     }
+}
+
+/// What a daemon's prompt answers: text, then three zeros and how it went.
+fn read_answer(stream: &mut UnixStream, deadline: Instant) -> Result<String, String> {
+    let (mut text, mut buffer) = (Vec::new(), [0; 16 << 10]);
+    loop {
+        let left =
+            deadline.checked_duration_since(Instant::now()).filter(|d| !d.is_zero()).ok_or("no answer in time")?;
+        stream.set_read_timeout(Some(left)).map_err(|e| e.to_string())?;
+        match stream.read(&mut buffer).map_err(|e| e.to_string())? {
+            0 => return Err("the daemon has ended".into()),
+            n => text.extend(&buffer[..n]),
+        }
+        if let [.., 0, 0, 0, status] = text[..] {
+            text.truncate(text.len() - 4);
+            let text = String::from_utf8_lossy(&text).into_owned();
+            return if status == 0 { Ok(text) } else { Err(text) };
+        }
+    }
+}
+
+/// Addresses as `ip` writes them, from bgpd's list of what a neighbour has told.
+fn prefixes(answer: &str) -> Result<BTreeSet<String>, String> {
+    let answer: Value = serde_json::from_str(answer).map_err(|e| format!("bgpd: {e}"))?;
+    let routes = answer["routes"].as_object().ok_or("bgpd: no routes")?;
+    Ok(routes.keys().map(|to| to.strip_suffix("/32").unwrap_or(to).to_owned()).collect())
 }
 
 /// Numbers of the user and the group that FRR's daemons run as.
@@ -199,7 +239,9 @@ pub fn text(config: &Config, daemon: &str) -> String {
     }
 }
 
-/// Each uplink is a session of its own (eBGP). A host tells of itself only, so that nobody sends through it.
+/// Each uplink is a session of its own (eBGP), with BFD, for routes between loopbacks. EVPN's sessions lead from loopback to loopback
+/// over whatever way there is, without BFD: that a link is dead is no news about addresses. A host tells of itself only, so that nobody
+/// sends through it.
 fn bgp(config: &Config) -> String {
     let Config { asn, loopback, .. } = config;
     let own = if config.role == Role::Host { "match as-path own\n " } else { "" };
@@ -223,27 +265,36 @@ fn bgp(config: &Config) -> String {
           no bgp network import-check\n \
           bgp bestpath as-path multipath-relax\n \
           timers bgp 3 9\n \
-          neighbor edge peer-group\n \
-          neighbor edge bfd profile edge\n \
-          neighbor edge timers connect 1\n \
-          neighbor edge advertisement-interval 0\n"
+          neighbor link peer-group\n \
+          neighbor link bfd profile edge\n \
+          neighbor link timers connect 1\n \
+          neighbor link advertisement-interval 0\n \
+          neighbor overlay peer-group\n \
+          neighbor overlay ebgp-multihop\n \
+          neighbor overlay update-source {loopback}\n \
+          neighbor overlay timers 10 30\n \
+          neighbor overlay timers connect 1\n \
+          neighbor overlay advertisement-interval 0\n"
     );
     let mut line = |l: String| {
         text.push_str(&l);
         text.push('\n');
     };
-    for uplink in &config.uplinks {
-        line(format!(" neighbor {} remote-as {}", uplink.peer, uplink.peer_asn));
-        line(format!(" neighbor {} peer-group edge", uplink.peer));
+    // Two uplinks may lead to one neighbour.
+    let switches: BTreeMap<Ipv4Addr, u32> = config.uplinks.iter().map(|u| (u.peer_loopback, u.peer_asn)).collect();
+    let links = config.uplinks.iter().map(|u| (u.peer, u.peer_asn, "link"));
+    for (peer, asn, group) in links.chain(switches.into_iter().map(|(peer, asn)| (peer, asn, "overlay"))) {
+        line(format!(" neighbor {peer} remote-as {asn}"));
+        line(format!(" neighbor {peer} peer-group {group}"));
     }
-    for family in ["ipv4 unicast", "l2vpn evpn"] {
+    for (family, group) in [("ipv4 unicast", "link"), ("l2vpn evpn", "overlay")] {
         line(format!(" address-family {family}"));
-        line("  neighbor edge activate".into());
+        line(format!("  neighbor {group} activate"));
         if config.role == Role::Host {
-            line("  neighbor edge route-map own out".into());
+            line(format!("  neighbor {group} route-map own out"));
         }
-        match family {
-            "ipv4 unicast" => {
+        match group {
+            "link" => {
                 line(format!("  network {loopback}/32"));
                 line(format!("  maximum-paths {}", config.uplinks.len().min(64)));
             }
@@ -258,6 +309,21 @@ fn bgp(config: &Config) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_neighbour_told_is_read() {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let soon = || Instant::now() + Duration::from_secs(5);
+        theirs.write_all(br#"{"routes":{"10.255.0.1/32":[{"valid":true}],"10.7.0.0/16":[{}]}}"#).unwrap();
+        theirs.write_all(&[0, 0, 0, 0]).unwrap();
+        let told = prefixes(&read_answer(&mut ours, soon()).unwrap()).unwrap();
+        assert_eq!(told, ["10.255.0.1".to_owned(), "10.7.0.0/16".to_owned()].into());
+        theirs.write_all(b"% No such neighbor\0\0\0\x01").unwrap();
+        assert_eq!(read_answer(&mut ours, soon()), Err("% No such neighbor".into()));
+        assert!(read_answer(&mut ours, Instant::now()).is_err());
+        drop(theirs);
+        assert!(read_answer(&mut ours, soon()).is_err());
+    }
 
     #[test]
     fn one_at_a_time_starts_daemons() {

@@ -144,6 +144,7 @@ impl Lab {
                 &format!("10.{tor}.{host}.1/31"),
                 &format!("10.{tor}.{host}.0"),
                 65_100 + tor,
+                &format!("10.255.1.{tor}"),
             ));
         }
         let port = |vni: u32, rep: &str, netns: &str| {
@@ -165,7 +166,7 @@ impl Lab {
         let mut text = head + "role = \"switch\"\n" + &self.bfd();
         for host in 1..=self.hosts {
             let (ours, theirs) = (format!("10.{tor}.{host}.0/31"), format!("10.{tor}.{host}.1"));
-            text += &uplink(&format!("h{host}"), &ours, &theirs, 65_000 + u32::from(host));
+            text += &uplink(&format!("h{host}"), &ours, &theirs, 65_000 + u32::from(host), &format!("10.255.0.{host}"));
         }
         let other = 3 - tor;
         text += &uplink(
@@ -173,17 +174,19 @@ impl Lab {
             &format!("10.3.0.{}/31", tor - 1),
             &format!("10.3.0.{}", other - 1),
             65_100 + u32::from(other),
+            &format!("10.255.1.{other}"),
         );
         text + "backup = true\n"
     }
 }
 
-fn uplink(device: &str, address: &str, peer: &str, asn: u32) -> String {
+fn uplink(device: &str, address: &str, peer: &str, asn: u32, loopback: &str) -> String {
     let mut text = String::new();
     // writing to a String cannot fail
     let _ = write!(
         text,
-        "\n[[uplink]]\ndevice = \"{device}\"\naddress = \"{address}\"\npeer = \"{peer}\"\npeer_asn = {asn}\n"
+        "\n[[uplink]]\ndevice = \"{device}\"\naddress = \"{address}\"\npeer = \"{peer}\"\npeer_asn = {asn}\n\
+         peer_loopback = \"{loopback}\"\n"
     );
     text
 }
@@ -216,6 +219,7 @@ mod tests {
             for (uplink, tor) in host.uplinks.iter().zip(&tors) {
                 let other = tor.uplinks.iter().find(|u| u.peer == uplink.address.address).unwrap();
                 assert_eq!((uplink.peer_asn, other.peer_asn, other.address.address), (tor.asn, host.asn, uplink.peer));
+                assert_eq!((uplink.peer_loopback, other.peer_loopback), (tor.loopback, host.loopback));
             }
         }
         assert_eq!(tors[0].uplinks[3].peer, tors[1].uplinks[3].address.address);

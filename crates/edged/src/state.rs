@@ -15,6 +15,7 @@ use crate::command::{self, run};
 use crate::config::Config;
 use crate::frr::Frr;
 use crate::plan::{plan, Present, Step};
+use crate::{failover, last};
 
 /// The folder of all hosts' folders, unless `UNBROKEN_EDGE` names another.
 const FOLDER: &str = "/run/unbroken-edge";
@@ -159,6 +160,9 @@ impl State {
     /// Ends the daemon and FRR, and takes back all steps, last first.
     pub fn down(&self) -> Result<Vec<String>, String> {
         self.stop_daemon()?;
+        // A daemon that died has left its routes.
+        failover::close();
+        last::close();
         self.frr().stop()?;
         let left = undo(&self.made()?);
         fs::remove_dir_all(&self.folder).map_err(|e| format!("{}: {e}", self.folder.display()))?;

@@ -1,7 +1,7 @@
 //! What the reconciler takes with many destinations: 100,000 from nothing, and 1,000 of them that move. Memory is that of the whole
 //! process, with the rules that a kernel would hold.
 //!
-//! usage: `cargo run --release -p unbroken-overlay --example scale [DESTINATIONS [HOSTS]]`
+//! usage: `cargo run --release --example scale [DESTINATIONS [HOSTS]]`
 
 use std::net::Ipv4Addr;
 use std::time::Instant;

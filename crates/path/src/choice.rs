@@ -9,8 +9,10 @@
 //! 1. the explicit map, if there is one: its order, and no path that is not in it;
 //! 2. any other path than the present one: who moves has a reason;
 //! 3. the default path and those rail to rail, before those across;
-//! 4. our NIC that is nearest to the program's memory (PCIe, NUMA);
-//! 5. the lowest epoch: the order of the table.
+//! 4. our NIC that is nearest to the one that the QP was made on (PCIe, NUMA), and with it to the program's memory;
+//! 5. of several that are equal so far, the QP's *turn*: QPs that were made one after the other go to different ones, so that the load of a dead NIC is
+//!    spread over those that live. Both ends count the same turn. Where a path of this switch was tried in vain there are no turns, but
+//! 6. the lowest epoch: the order of the table, by which all come up.
 
 use crate::slots::{slot_of, Belief, SlotPath, SlotTable, SLOTS};
 
@@ -50,6 +52,8 @@ pub struct Health<'a> {
     pub beliefs: &'a [Belief; SLOTS],
     /// The path that the QP is on, or comes from.
     pub now: Option<SlotPath>,
+    /// The QP's turn among paths that are equally good; 0: the first.
+    pub turn: u32,
 }
 
 /// The best epoch of the 64 from `from` on whose path is alive and `wanted`; `None`: there is none.
@@ -69,9 +73,24 @@ pub fn choose(health: &Health<'_>, policy: &Policy, from: u64, wanted: impl Fn(S
         let of = usize::from(path.local);
         let distance = policy.distance.get(of).copied();
         let present = Some(path) == health.now;
-        Some((place, present, across, distance.unwrap_or(0), epoch))
+        Some((place, present, across, distance.unwrap_or(0)))
     };
-    (from..from + SLOTS as u64).filter_map(rank).min().map(|(.., epoch)| epoch)
+    let ranked: Vec<_> = (from..from + SLOTS as u64).filter_map(|epoch| Some((rank(epoch)?, epoch))).collect();
+    let &(best, first) = ranked.iter().min()?;
+    if health.turn == 0 {
+        return Some(first);
+    }
+    let path = |epoch| health.slots.get(slot_of(epoch));
+    let equal = || ranked.iter().filter(|(rank, _)| *rank == best).map(|(_, epoch)| *epoch);
+    // In the order of the table, which is the same at both ends wherever their epochs are; each path is there several times.
+    let mut paths: Vec<SlotPath> = Vec::new();
+    for (_, candidate) in health.slots.iter() {
+        if !paths.contains(&candidate) && equal().any(|epoch| path(epoch) == Some(candidate)) {
+            paths.push(candidate);
+        }
+    }
+    let chosen = paths[health.turn as usize % paths.len()];
+    equal().find(|epoch| path(*epoch) == Some(chosen))
 }
 
 /// Whether a QP that came where it is at `since_us` may go home, where the path home has been `steady`.
@@ -91,6 +110,7 @@ mod tests {
         slots: SlotTable,
         beliefs: [Belief; SLOTS],
         now: SlotPath,
+        turn: u32,
         policy: Policy,
     }
 
@@ -98,7 +118,7 @@ mod tests {
         fn new(nics: u8) -> Case {
             let slots = SlotTable::new(path(0, 0), nics, nics, true);
             let policy = Policy::default();
-            Case { slots, beliefs: [Belief::Alive; SLOTS], now: path(0, 0), policy }
+            Case { slots, beliefs: [Belief::Alive; SLOTS], now: path(0, 0), turn: 0, policy }
         }
 
         fn kill(&mut self, dead: impl Fn(SlotPath) -> bool) {
@@ -110,8 +130,8 @@ mod tests {
         }
 
         fn epoch(&self, from: u64) -> Option<u64> {
-            let Case { slots, beliefs, now, policy } = self;
-            choose(&Health { slots, beliefs, now: Some(*now) }, policy, from, |_| true)
+            let Case { slots, beliefs, now, turn, policy } = self;
+            choose(&Health { slots, beliefs, now: Some(*now), turn: *turn }, policy, from, |_| true)
         }
 
         fn path(&self) -> Option<SlotPath> {
@@ -163,6 +183,43 @@ mod tests {
     }
 
     #[test]
+    fn qps_of_a_dead_nic_take_turns_over_those_that_are_equally_good() {
+        let mut c = Case::new(4);
+        c.kill(|p| p.local == 0);
+        let mut chosen = |turn| {
+            c.turn = turn;
+            c.path().unwrap()
+        };
+        assert_eq!([0, 1, 2, 3].map(&mut chosen), [path(1, 1), path(2, 2), path(3, 3), path(1, 1)]);
+        c.kill(|p| p == path(2, 2));
+        assert_eq!(
+            [0, 1, 2].map(|turn| {
+                c.turn = turn;
+                c.path().unwrap()
+            }),
+            [path(1, 1), path(3, 3), path(1, 1)]
+        );
+        c.policy.distance = vec![0, 9, 0, 1];
+        assert_eq!(
+            [0, 1, 2].map(|turn| {
+                c.turn = turn;
+                c.path().unwrap()
+            }),
+            [path(3, 3); 3],
+            "the nearest comes first"
+        );
+        c.policy.map = vec![path(1, 1), path(3, 3)];
+        assert_eq!(
+            [0, 1, 2].map(|turn| {
+                c.turn = turn;
+                c.path().unwrap()
+            }),
+            [path(1, 1); 3],
+            "and the map before"
+        );
+    }
+
+    #[test]
     fn home_is_gone_to_when_it_is_steady_and_the_qp_has_been_away() {
         let policy = Policy { min_away_us: 1_000, ..Policy::default() };
         assert!(!may_go_home(&policy, 10_999, 10_000, true) && !may_go_home(&policy, 20_000, 10_000, false));
@@ -191,7 +248,8 @@ mod tests {
                 c.policy.map = (0..draw(3)).map(|_| any(&mut draw)).collect();
             }
             let (from, Case { slots, beliefs, policy, .. }) = (draw(1_000), &c);
-            let health = Health { slots, beliefs, now: Some(now) };
+            let turn = draw(7) as u32;
+            let health = Health { slots, beliefs, now: Some(now), turn };
             let wanted = |p: SlotPath| p.local != shunned;
             let may =
                 |p: SlotPath| !dead.contains(&p) && wanted(p) && (policy.map.is_empty() || policy.map.contains(&p));
@@ -206,7 +264,7 @@ mod tests {
             }
             let mirrored = SlotTable::new(default.mirrored(), nics, nics, false);
             let blind = |slots: &SlotTable, now| {
-                choose(&Health { slots, beliefs, now: Some(now) }, &Policy::default(), from, |_| true)
+                choose(&Health { slots, beliefs, now: Some(now), turn }, &Policy::default(), from, |_| true)
             };
             assert_eq!(blind(slots, now), blind(&mirrored, now.mirrored()), "both ends choose the same");
         }

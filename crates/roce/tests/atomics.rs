@@ -1,8 +1,6 @@
 //! Atomics of an RC QP, one behaviour each. That each runs once over a bad network is `exchange`'s to show.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use unbroken_roce::*;
 use unbroken_types::*;
 use unbroken_wire::{Op as WireOp, Packet};

@@ -1,8 +1,6 @@
 //! Sends that are posted together.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use unbroken_roce::*;
 use unbroken_types::*;
 

@@ -1,9 +1,7 @@
 //! Random exchanges over a bad network, and over QPs that die in mid-stream.
 
-mod common;
-
-use common::script::*;
-use common::*;
+use crate::common::script::*;
+use crate::common::*;
 use proptest::prelude::*;
 use unbroken_roce::*;
 use unbroken_types::*;

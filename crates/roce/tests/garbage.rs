@@ -1,8 +1,6 @@
 //! Packets that nobody sane sends, to live QPs: no panic, no byte outside what the peer may write.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use proptest::prelude::*;
 use unbroken_roce::*;
 use unbroken_types::*;

@@ -1,8 +1,6 @@
 //! WRs that bind memory windows and invalidate keys, at this end or the peer's.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use unbroken_roce::*;
 use unbroken_types::*;
 

@@ -1,10 +1,8 @@
 //! Automatic path migration: two ends, two paths between them, and what their owners may ask for.
 
-mod common;
-
-use common::rc::{pair, write};
-use common::script::Script;
-use common::*;
+use crate::common::rc::{pair, write};
+use crate::common::script::Script;
+use crate::common::*;
 use proptest::prelude::*;
 use unbroken_roce::*;
 use unbroken_types::*;

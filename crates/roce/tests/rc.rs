@@ -1,9 +1,7 @@
 //! Single behaviours of an RC QP, one test each.
 
-mod common;
-
-use common::rc::*;
-use common::*;
+use crate::common::rc::*;
+use crate::common::*;
 use unbroken_roce::*;
 use unbroken_types::*;
 use unbroken_wire::{Op as WireOp, Packet};

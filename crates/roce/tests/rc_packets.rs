@@ -1,9 +1,7 @@
 //! What an RC QP does with single packets, and which it sends.
 
-mod common;
-
-use common::rc::*;
-use common::*;
+use crate::common::rc::*;
+use crate::common::*;
 use unbroken_roce::*;
 use unbroken_types::*;
 use unbroken_wire::{Aeth, Bth, Ext, HeaderBuf, Op as WireOp, Opcode, Packet, Reth};

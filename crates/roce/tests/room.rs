@@ -1,9 +1,7 @@
 //! What a QP has on its way, how much it may, and how long it waits for answers.
 
-mod common;
-
-use common::rc::*;
-use common::*;
+use crate::common::rc::*;
+use crate::common::*;
 use unbroken_roce::*;
 use unbroken_types::*;
 use unbroken_wire::{Op as WireOp, Packet};

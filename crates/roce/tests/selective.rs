@@ -1,9 +1,7 @@
 //! Selective retransmission: what it sends, what it costs, and what it brings.
 
-mod common;
-
-use common::rc::*;
-use common::*;
+use crate::common::rc::*;
+use crate::common::*;
 use unbroken_roce::*;
 use unbroken_types::*;
 use unbroken_wire::{Bth, Ext, Op as WireOp, Packet, Reth};
@@ -344,7 +342,7 @@ fn goodput_mbit(loss_per_mille: u64, selective: bool, opcode: SendOpcode) -> u64
     MESSAGES * (1 << 16) * 8 / (p.now_us - begin)
 }
 
-/// Prints the table of docs/softnic.md: `cargo test --release -p unbroken-roce --test selective -- --nocapture goodput`.
+/// Prints the table of docs/softnic.md: `cargo test --release -p unbroken-roce --test all -- --nocapture goodput`.
 #[test]
 fn goodput_under_loss_is_many_times_that_of_go_back_n() {
     for opcode in [SendOpcode::Write, SendOpcode::Read] {

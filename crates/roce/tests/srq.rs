@@ -1,8 +1,6 @@
 //! Receives that QPs share: what a QP has taken is used once or goes back, however the QP ends.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
 use unbroken_roce::*;

@@ -1,8 +1,6 @@
 //! UC: messages arrive whole or not at all, in order, and nobody is told.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use proptest::prelude::*;
 use unbroken_roce::*;
 use unbroken_types::*;

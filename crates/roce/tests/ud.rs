@@ -1,8 +1,6 @@
 //! UD QPs.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use unbroken_roce::*;
 use unbroken_types::*;
 use unbroken_wire::Packet;

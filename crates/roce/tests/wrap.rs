@@ -1,9 +1,7 @@
 //! PSNs that go past 2^24 in the middle of flights that lose, reorder and repeat packets, in both directions.
 
-mod common;
-
-use common::script::Script;
-use common::*;
+use crate::common::script::Script;
+use crate::common::*;
 use unbroken_types::*;
 use unbroken_wire::{Ext, Op as WireOp, Packet};
 

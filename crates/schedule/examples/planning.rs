@@ -1,7 +1,7 @@
 //! How long planning takes: an AllReduce of 1 GiB, rails apart, NICs dead on some hosts. For all ranks alike the choice among all ways;
 //! for one rank its program, healthy and beside a dead NIC. The least of several runs.
 //!
-//! usage: `cargo run --release -p unbroken-schedule --example planning [HOSTS [DEAD]]`
+//! usage: `cargo run --release --example planning [HOSTS [DEAD]]`
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,7 +1,7 @@
 //! A reliable write over a lossy network, by erasure coding, between two hosts of the emulated network in one process.
 //!
 //! ```text
-//! cargo run --release -p unbroken-sdk --example reliable
+//! cargo run --release --example reliable
 //! ```
 
 use std::time::{Duration, Instant};

@@ -14,7 +14,9 @@ use crate::devices::{failover_is_on, NicSet};
 use crate::front::{AsyncElement, Context};
 use crate::lookout;
 use crate::outbox::{Batch, Outbox};
+use crate::own_events;
 use crate::peer::Peers;
+use crate::preference::Preference;
 use crate::qp::Qp;
 use crate::worker::{Inbox, Job};
 use std::collections::HashMap;
@@ -76,6 +78,8 @@ pub struct Core {
     ports: Vec<u8>,
     /// Whether QPs are spread over the lanes of their paths (`UNBROKEN_APM=spread`).
     pub(crate) spreads: bool,
+    /// Which NICs QPs go to first.
+    pub(crate) preference: Preference,
     /// A QP may be away from that path.
     away: AtomicBool,
     /// Whether troubles are told on stderr (`UNBROKEN_LOG`).
@@ -116,7 +120,11 @@ struct Sink(Arc<Inbox>);
 
 impl EventSink for Sink {
     fn event(&self, device: usize, event: DeviceEvent) {
-        self.0.put(Job::Device(device, event));
+        let own =
+            matches!(event, DeviceEvent::Qp { qpn, event } if own_events::keep((self.0.name(), device, qpn), event));
+        if !own {
+            self.0.put(Job::Device(device, event));
+        }
     }
 }
 
@@ -140,6 +148,8 @@ impl Core {
         }
         let (migrates, spreads) = apm_from_env()?;
         let migrates = migrates && failover;
+        let places = (0..nics.count()).map(|i| nics.place(i)).collect();
+        let preference = Preference::from_env(nics.count(), places)?;
         let control_pd = nics.memory(0).alloc_pd()?;
         let inbox = Arc::new(Inbox::new()?);
         let directory = match failover {
@@ -153,6 +163,7 @@ impl Core {
             goes_home: std::env::var("UNBROKEN_FAILBACK").map_or(true, |v| v != "0"),
             ports: (0..nics.count()).map(|i| if migrates { port_count(&nics.attr(i)) } else { 1 }).collect(),
             spreads,
+            preference,
             away: AtomicBool::new(false),
             talks: std::env::var_os("UNBROKEN_LOG").is_some_and(|v| !v.is_empty() && v != "0"),
             incarnation: u64::from_ne_bytes(seed) | 1,

@@ -123,8 +123,11 @@ fn next_nics(qp: &Qp, g: &Gate) -> Vec<usize> {
     let carries = |nic: &usize| {
         core.device(*nic).is_some_and(|d| core.usable(*nic) && d.port(1).is_ok_and(|port| port.active_mtu >= mtu))
     };
-    let ring = (1..=core.nic_count()).map(|step| (g.nic + step) % core.nic_count());
-    ring.filter(carries).collect()
+    let mapped = core.preference.nics(qp.id().0);
+    match mapped.is_empty() {
+        true => (1..=core.nic_count()).map(|step| (g.nic + step) % core.nic_count()).filter(carries).collect(),
+        false => mapped.into_iter().filter(carries).collect(),
+    }
 }
 
 /// Gives a parked QP to the next NIC that takes it. Where none does, the worker goes on looking.

@@ -2,6 +2,7 @@
 //! learn of failures through it.
 
 use crate::core::lock;
+use crate::preference::Place;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -52,11 +53,15 @@ pub trait NicSet: Send + Sync {
     fn aliases(&self) -> Arc<UdAliases>;
     /// The runtime folder.
     fn runtime(&self) -> PathBuf;
+    /// Where NIC `i` is in the machine, if it is a device of the machine.
+    fn place(&self, i: usize) -> Option<Place>;
 }
 
 struct Soft {
     nics: Arc<SoftNics>,
     runtime: PathBuf,
+    /// The names of the machine's interfaces that they are; none in the emulated network.
+    interfaces: Vec<String>,
     /// Where the NICs have plain verbs only and their QPs are to be protected: what they lack is supplied by `holding`.
     logical: Option<Logical>,
 }
@@ -160,6 +165,10 @@ impl NicSet for Soft {
     fn runtime(&self) -> PathBuf {
         self.runtime.clone()
     }
+
+    fn place(&self, i: usize) -> Option<Place> {
+        Place::of(Path::new("/sys"), self.interfaces.get(i)?)
+    }
 }
 
 /// Whether failover is on (`UNBROKEN_FAILOVER`, on unless it is 0).
@@ -183,6 +192,12 @@ fn over(config: Config) -> Result<Box<dyn NicSet>> {
 
 fn with(config: Config, supplied: bool) -> Result<Box<dyn NicSet>> {
     let runtime = config.runtime.path().to_path_buf();
+    let interfaces = match &config.nics {
+        NicSource::Addresses(..) => {
+            unbroken_softnic::inventory(&config)?.into_iter().map(|nic| nic.interface).collect()
+        }
+        NicSource::Host(_) => Vec::new(),
+    };
     let nics = SoftNics::new(config)?;
     // Keys and domains of NICs of different kinds have nothing in common: there, nothing is protected that is on a plain one.
     let plain = nics.count() > 0 && (0..nics.count()).all(|i| !nics.capabilities(i).holds);
@@ -190,7 +205,7 @@ fn with(config: Config, supplied: bool) -> Result<Box<dyn NicSet>> {
         memory: LogicalMemory::new(nics.count(), spawn_boxed),
         taps: Mutex::new(vec![None; nics.count()]),
     });
-    Ok(Box::new(Soft { nics, runtime, logical }))
+    Ok(Box::new(Soft { nics, runtime, interfaces, logical }))
 }
 
 fn runtime_at(path: &Path) -> Result<Runtime> {

@@ -8,6 +8,8 @@
 //! - `lanes`: automatic path migration: a QP stays on its NICs and goes over other ports of theirs.
 //! - `worker`: one thread for each process: device events, control messages, stalls, deadlines.
 //! - `inbound`: control messages that arrive, handled by the worker or by whoever polls.
+//! - `own_events`: what a verb of the program's own raises.
+//! - `preference`: which NICs QPs go to first: a map, and how near NICs are.
 //! - `explain`: why a QP was given up, in words.
 //! - `control`, `outbox`, `peer`: how processes talk to each other and what they know of each other.
 //! - `plain`: QPs of devices that have plain verbs only, which are not protected.
@@ -29,8 +31,10 @@ mod lanes;
 mod link;
 mod lookout;
 mod outbox;
+mod own_events;
 mod peer;
 mod plain;
+mod preference;
 mod qp;
 #[cfg(test)]
 mod tests;

@@ -60,7 +60,10 @@ impl Link {
         if foreign {
             config.unknown_grace_us = config.peer_silence_us;
         }
-        let lqp = LogicalQp::new(me, them, table, config, now_us());
+        let mut lqp = LogicalQp::new(me, them, table, config, now_us());
+        if let Some(policy) = core.preference.policy(default) {
+            lqp.set_policy(policy);
+        }
         core.inbox.put(Job::Connect(qp.id()));
         Ok(Link { executor: Executor::new(lqp), peer, told_us: None })
     }

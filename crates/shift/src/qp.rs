@@ -15,6 +15,7 @@ use crate::devices::check_owner;
 use crate::front::{AsyncElement, Context};
 use crate::inbound;
 use crate::link::{self, Link};
+use crate::own_events;
 use crate::plain;
 use crate::worker::Job;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -383,9 +384,21 @@ impl Qp {
         }
     }
 
-    /// Changes state and attributes.
+    /// Changes state and attributes. What the change raises is there when it returns, where the device tells of it by then.
     pub fn modify(&self, change: &QpModify) -> Result<()> {
         check_owner()?;
+        let physical = {
+            let g = self.gate();
+            (self.core.inbox.name(), g.nic, g.phys.qpn())
+        };
+        let (done, told) = own_events::collect(physical, || self.change(change));
+        for what in told.into_iter().filter_map(|event| self.tell(event)) {
+            self.core.inbox.put(Job::Log(what, now_us()));
+        }
+        done
+    }
+
+    fn change(&self, change: &QpModify) -> Result<()> {
         let state = change.rc.state;
         let migrates = change.alternate.is_some() || change.rc.migration.is_some_and(|m| m != PathMigState::Migrated);
         if migrates && self.init.hold_on_failure {
@@ -489,12 +502,12 @@ impl Qp {
         Ok(())
     }
 
-    /// An asynchronous event of the physical QP, which is one of the logical one if it is news.
-    pub(crate) fn tell(&self, event: QpEvent) {
+    /// An asynchronous event of the physical QP, which is one of the logical one if it is news. Gives what the log is to have of it.
+    pub(crate) fn tell(&self, event: QpEvent) -> Option<What> {
         let mut g = self.gate();
         match event {
             // That a later life is connected is none.
-            QpEvent::CommEstablished if g.link.as_ref().is_some_and(|l| l.executor().lqp().epoch() > 0) => return,
+            QpEvent::CommEstablished if g.link.as_ref().is_some_and(|l| l.executor().lqp().epoch() > 0) => return None,
             // Later lives come to SQD, too.
             QpEvent::SqDrained => g.app.sqd_notify = None,
             QpEvent::PathMigrated | QpEvent::PathMigrationFailed => {
@@ -503,13 +516,13 @@ impl Qp {
                     true => self.has_migrated(&mut g), // the program has not asked for it
                     false => self.raise(event),        // it may wait for it: the log can
                 }
-                drop(g);
-                return self.core.emit(what);
+                return Some(what);
             }
             _ => {}
         }
         drop(g);
         self.raise(event);
+        None
     }
 
     /// Raises an asynchronous event.

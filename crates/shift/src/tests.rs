@@ -462,19 +462,20 @@ fn what_sqd_holds_back_waits_on_the_next_nic() {
         let rc = RcModify { state: Some(state), ..RcModify::default() };
         w.from.modify(&QpModify { rc, sqd_notify, ..QpModify::default() }).unwrap();
     };
-    let moves_to = |epoch| w.wait("it moves", || w.from.status().epoch == epoch && w.from.status().state == "sqd");
+    let leaves = |nic| w.wait("it moves", || w.from.gate().nic != nic && w.from.status().state == "sqd");
     w.post_send(1).unwrap(); // there is no receive
     step(QpState::Sqd, Some(true));
     w.plan.dead[0].store(true, SeqCst);
     w.post_send(2).unwrap();
-    moves_to(1);
+    leaves(0);
     assert_eq!(told(), 0, "the first has begun");
     [3, 4].into_iter().for_each(|wr_id| w.post_recv(wr_id).unwrap());
     w.arrives();
     w.wait("the send queue is drained", || told() == 1);
-    w.plan.dead[w.from.gate().nic].store(true, SeqCst);
+    let second = w.from.gate().nic;
+    w.plan.dead[second].store(true, SeqCst);
     w.post_send(5).unwrap();
-    moves_to(2);
+    leaves(second);
     assert_eq!(w.cq.poll(&mut [Wc::default()]).unwrap(), 0, "nothing has left");
     step(QpState::Rts, None);
     w.arrives();

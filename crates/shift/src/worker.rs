@@ -48,7 +48,7 @@ const CONNECT_RETRY_US: u64 = 5_000;
 const CONNECT_RETRIES: u32 = 400;
 
 /// Something for the worker to do.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) enum Job {
     /// A device says something.
     Device(usize, DeviceEvent),
@@ -66,6 +66,8 @@ pub(crate) enum Job {
     ReadAliases,
     /// The directory has those of ours that have moved: tell the others.
     TellMoved,
+    /// For the log, from a thread that is not to wait for it.
+    Log(What, u64),
 }
 
 /// Jobs for the worker, and what wakes it.
@@ -94,6 +96,11 @@ impl Inbox {
         if !self.awake.swap(true, Ordering::AcqRel) {
             self.wake.signal();
         }
+    }
+
+    /// Tells it from those of other hosts in the process.
+    pub(crate) fn name(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     /// Has the worker end.
@@ -278,6 +285,7 @@ impl Worker {
             Job::Moved(id) => self.clerk.moved(id),
             Job::ReadAliases => self.clerk.want(),
             Job::TellMoved => aliases::tell_all(&self.core),
+            Job::Log(what, time_us) => self.core.emit_at(what, time_us),
         }
     }
 
@@ -304,8 +312,8 @@ impl Worker {
             DeviceEvent::UnknownSender => self.clerk.want(),
             DeviceEvent::QpFailed { qpn, status } => self.qp_failed(nic, qpn, status),
             DeviceEvent::Qp { qpn, event } => {
-                if let Some(qp) = core.qp_by_physical(nic, qpn) {
-                    qp.tell(event);
+                if let Some(what) = core.qp_by_physical(nic, qpn).and_then(|qp| qp.tell(event)) {
+                    core.emit(what);
                 }
             }
         }

@@ -78,7 +78,7 @@ fn batch(args: &Args, mutant: Mutant) -> Outcome {
 
 fn command(seed: u64, mutant: Mutant) -> String {
     let with = if mutant == Mutant::None { String::new() } else { format!(" --mutant {}", mutant.name()) };
-    format!("cargo run -p unbroken-sim -- --seed {seed} --schedules 1 --threads 1 --trace{with}")
+    format!("cargo run --bin sim -- --seed {seed} --schedules 1 --threads 1 --trace{with}")
 }
 
 fn main() -> ExitCode {

@@ -1,7 +1,7 @@
 //! Speed of softnic between two processes, beside bare UDP sockets that carry the same datagrams.
 //!
 //! ```text
-//!   cargo run -p unbroken-softnic --example pair -- [write|send|read|latency|write-latency|bare|bare-latency|all] [SECONDS]
+//!   cargo run --example pair -- [write|send|read|latency|write-latency|bare|bare-latency|all] [SECONDS]
 //! ```
 //!
 //! `write`: 1 MiB WRITEs to a passive process. `send`, `read`: the same with SEND (both poll) and READ. `latency`: 8-byte SENDs, both

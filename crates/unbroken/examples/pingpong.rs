@@ -1,7 +1,7 @@
 //! Ping-pong between two hosts of the emulated network, which goes on when its NIC dies and comes back when the NIC is well.
 //!
 //! ```text
-//! cargo run --release -p unbroken --example pingpong              # both ends in one process, with a fault of its own
+//! cargo run --release --example pingpong              # both ends in one process, with a fault of its own
 //! unbroken run --host b -- target/release/examples/pingpong --serve
 //! unbroken run --host a -- target/release/examples/pingpong --peer ADDRESS
 //! ```

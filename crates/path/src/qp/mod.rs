@@ -269,7 +269,15 @@ impl LogicalQp {
     /// The best epoch from `from` on whose path is alive and `wanted`.
     fn choose(&self, from: u64, wanted: impl Fn(SlotPath) -> bool) -> Option<u64> {
         let Self { slots, beliefs, .. } = self;
-        choose(&Health { slots, beliefs, now: self.path() }, self.policy(), from, wanted)
+        let in_vain = self.chain.as_ref().is_some_and(|chain| chain.epochs > 0);
+        let turn = if in_vain { 0 } else { self.turn() };
+        choose(&Health { slots, beliefs, now: self.path(), turn }, self.policy(), from, wanted)
+    }
+    /// The same at both ends. Devices count QPs by one, or by the number of their NICs.
+    fn turn(&self) -> u32 {
+        let of = |end: &Endpoint| (end.gid, end.qpn);
+        let (_, qpn) = of(&self.me).min(of(&self.peer));
+        qpn.wrapping_add(qpn >> 2)
     }
     /// The switch that is under way, or that has failed.
     pub fn attempt(&self) -> Option<Attempt> {

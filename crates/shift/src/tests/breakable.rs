@@ -1,6 +1,7 @@
 //! Devices of softnic that die when a test wants it.
 
 use super::*;
+use crate::preference::Place;
 use unbroken_types::PdHandle;
 
 /// What is to happen to the NICs.
@@ -74,6 +75,9 @@ impl NicSet for Nics {
     }
     fn runtime(&self) -> PathBuf {
         self.0.runtime()
+    }
+    fn place(&self, i: usize) -> Option<Place> {
+        self.0.place(i)
     }
 }
 
