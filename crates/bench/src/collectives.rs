@@ -175,7 +175,7 @@ fn beside_gloo(
         let text = String::from_utf8_lossy(&done.stdout).trim().to_string();
         text.parse().map_err(|_| format!("{GLOO}: {text} {}", String::from_utf8_lossy(&done.stderr)).into())
     };
-    let [ours_us, theirs_us] = forth_and_back(rounds, &our_us, &their_us)?;
+    let [ours_us, theirs_us] = forth_and_back(&format!("{what}, us, beside gloo"), rounds, &our_us, &their_us)?;
     // Of two ranks, the bus carries as much as the buffer has.
     let large = bytes == LARGE;
     let shown = |us: Vec<f64>| if large { us.iter().map(|us| bytes as f64 * 8e-3 / us).collect() } else { us };
@@ -186,14 +186,19 @@ fn beside_gloo(
     Ok(entry.beside_rounds("gloo over the loopback", &ours_all, &theirs_all).map(|entry| entry.bar(1.0)))
 }
 
-/// Two measurements in turns, A B B A, and their means of each round.
-fn forth_and_back(rounds: u32, a: &dyn Fn() -> Result<f64>, b: &dyn Fn() -> Result<f64>) -> Result<[Vec<f64>; 2]> {
+/// Two measurements in turns, A B B A, and their means of each round. `what` says what is measured, in which unit.
+fn forth_and_back(
+    what: &str,
+    rounds: u32,
+    a: &dyn Fn() -> Result<f64>,
+    b: &dyn Fn() -> Result<f64>,
+) -> Result<[Vec<f64>; 2]> {
     let mut all = [Vec::new(), Vec::new()];
     for _ in 0..rounds {
         let (a1, b1, b2, a2) = (a()?, b()?, b()?, a()?);
         all[0].push((a1 + a2) / 2.0);
         all[1].push((b1 + b2) / 2.0);
-        println!("collectives: {:.2} beside {:.2}", (a1 + a2) / 2.0, (b1 + b2) / 2.0);
+        println!("collectives, {what}: {:.2} beside {:.2}", (a1 + a2) / 2.0, (b1 + b2) / 2.0);
     }
     Ok(all)
 }
@@ -205,7 +210,8 @@ fn kept(unbroken: &Path, rounds: u32, op: &'static str, title: &str) -> Result<O
         let said = of(dies).run(unbroken)?;
         Ok(said.gbps(LIMITED, said.settled_us()?))
     };
-    let [lost, whole] = forth_and_back(rounds, &|| gbps(true), &|| gbps(false))?;
+    let [lost, whole] =
+        forth_and_back(&format!("{title}, Gbit/s, one lost beside none"), rounds, &|| gbps(true), &|| gbps(false))?;
     let Some(value) = median(&lost) else { return Ok(None) };
     let bench = format!("{title}, 2 hosts, 8 NICs of {RATE_MBPS} Mbit/s, one lost");
     let entry = Entry::new(&bench, "32 MiB", value, "Gbit/s", Better::Higher, &of(true).command());
@@ -216,7 +222,7 @@ fn kept(unbroken: &Path, rounds: u32, op: &'static str, title: &str) -> Result<O
 fn small(unbroken: &Path, rounds: u32) -> Result<Option<Entry>> {
     let of = |dies| Run { op: "all-reduce", bytes: 1024, iterations: None, rate_mbps: None, dies };
     let us = |dies| of(dies).run(unbroken)?.settled_us();
-    let [lost, whole] = forth_and_back(rounds, &|| us(true), &|| us(false))?;
+    let [lost, whole] = forth_and_back("1 KiB, us, one lost beside none", rounds, &|| us(true), &|| us(false))?;
     let Some(value) = median(&lost) else { return Ok(None) };
     let entry =
         Entry::new("AllReduce, 2 hosts, 8 NICs, one lost", "1 KiB", value, "us", Better::Lower, &of(true).command());

@@ -43,7 +43,7 @@
 //! 1. A byte of a message is put into its place once. Frames are used in the order of their numbers, each once; duplicates are dropped.
 //! 2. A slot is written again only when its receiver has done with the frame in it, and nothing of an earlier life can still write there.
 //! 3. Frames of an operation that has not begun here stay in their slots; so does their sender. Nothing behind them belongs to an earlier one.
-//! 4. A receiver always takes what belongs to the operation that runs: at most [`run::ROOM`] messages a lane lie aside. So streams that several
+//! 4. A receiver always takes what belongs to the operation that runs: at most a lane's room of messages ([`run`]) lies aside. So streams that several
 //!    lanes share never block each other.
 //! 5. What ranks disagree about is not summed: a frame whose digest differs is not taken.
 //!

@@ -1,8 +1,8 @@
 //! One rank's program, while it runs: which steps are ready, which messages of which lanes are on their way.
 //!
 //! A step is ready when those that it names are done. A ready step that computes is done at once. A ready send waits for its turn: messages
-//! of a lane leave in order, and no more than [`ROOM`] of them before the receiver has used the first. A message that comes before its
-//! receive is ready is laid aside, in memory of its own; with [`ROOM`] that memory is bounded, and nothing on a stream ever waits
+//! of a lane leave in order, and no more than its room of them ([`room`]) before the receiver has used the first. A message that comes before its
+//! receive is ready is laid aside, in memory of its own; with its room that memory is bounded, and nothing on a stream ever waits
 //! for what comes behind it.
 
 use std::collections::{HashMap, VecDeque};
@@ -13,8 +13,16 @@ use unbroken_schedule::{Path, Program, Slice, Work};
 use crate::frame::{Header, MEMORY};
 use crate::Rank;
 
-/// Messages of a lane that may be on their way to a receiver that is not ready. The same for all ranks.
-pub const ROOM: u32 = 2;
+/// Messages of a lane that may be on their way to a receiver that is not ready, at least and at most; between, as many as these bytes hold. What
+/// is on its way must last until the first is used and that is known, also where messages are short.
+const ROOM: std::ops::RangeInclusive<u32> = 2..=16;
+const ROOM_BYTES: u64 = 256 << 10;
+
+/// How many messages of a lane may be on their way, if the longest has so many bytes.
+pub(crate) fn room(longest_bytes: u64) -> u32 {
+    let fit = ROOM_BYTES / longest_bytes.max(1);
+    fit.clamp((*ROOM.start()).into(), (*ROOM.end()).into()) as u32
+}
 
 /// A lane of the program.
 #[derive(Debug)]
@@ -30,8 +38,9 @@ pub(crate) struct Lane {
     message: u32,
     /// Bytes of it that were sent or received.
     offset: u64,
-    /// Messages that the receiver has used.
+    /// Messages that the receiver has used, and how many more may be on their way.
     used: u32,
+    room: u32,
     /// It stands in line for its turn.
     queued: bool,
 }
@@ -125,6 +134,7 @@ impl Run {
                 message: 0,
                 offset: 0,
                 used: 0,
+                room: 0,
                 queued: false,
             });
         }
@@ -146,6 +156,10 @@ impl Run {
                 messages[k] = steps.len() as u32;
                 steps.push(k as u32);
             }
+        }
+        for lane in &mut lanes {
+            let longest = lane.steps.iter().map(|step| program.steps[*step as usize].work.len() * element).max();
+            lane.room = room(longest.unwrap_or(0));
         }
         (0..count).for_each(|k| begins[k + 1] += begins[k]);
         let mut at = begins.clone();
@@ -222,7 +236,7 @@ impl Run {
     pub(crate) fn enqueue(&mut self, number: u32) -> bool {
         let lane = &self.lanes[number as usize];
         let ready = lane.steps.get(lane.message as usize).is_some_and(|step| self.waits[*step as usize] == 0);
-        let may = lane.outgoing && !lane.queued && ready && lane.message < lane.used + ROOM;
+        let may = lane.outgoing && !lane.queued && ready && lane.message < lane.used + lane.room;
         self.lanes[number as usize].queued |= may;
         may
     }
@@ -288,7 +302,10 @@ impl Run {
         }
         // Receives may become ready in any order; what counts is how many are done from the first.
         lane.used += 1;
-        ((lane.used + ROOM) as usize <= lane.steps.len()).then_some((lane.peer, lane.stream, lane.number, lane.used))
+        // Half of the room is told at once; what was told before it may be all that the sender needs.
+        let every = lane.room / 2;
+        let needs = ((lane.used + lane.room) as usize) < lane.steps.len() + every as usize;
+        (lane.used % every == 0 && needs).then_some((lane.peer, lane.stream, lane.number, lane.used))
     }
 
     /// The receiver has used so many messages. The lane, if it stands in line now.
@@ -308,5 +325,64 @@ fn target(work: &Work) -> Target {
         Work::RecvReduce { with, into, .. } => Target::Reduce { with, into },
         Work::Recv { into, .. } => Target::Store(into),
         _ => Target::Aside,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use unbroken_schedule::{Buffer, Lane as Way, Stage, Step};
+
+    const ELEMENTS: u64 = 4;
+
+    /// A program of one lane to rank 1, or from it, of so many messages that wait for nothing.
+    fn one_lane(outgoing: bool, messages: u32) -> Run {
+        let (from, to) = if outgoing { (0, 1) } else { (1, 0) };
+        let slice = |k: u32| Slice { buffer: Buffer::Output, start: u64::from(k) * ELEMENTS, len: ELEMENTS };
+        let work = |k| match outgoing {
+            true => Work::Send { lane: 0, data: slice(k) },
+            false => Work::Recv { lane: 0, into: slice(k) },
+        };
+        let steps = (0..messages).map(|k| Step { work: work(k), after: Vec::new() }).collect();
+        let lanes = vec![Way {
+            from,
+            to,
+            path: Path::Memory,
+            stage: Stage::Spread,
+            channel: 0,
+            set: 0,
+            flow: (from, to),
+            route: 0,
+        }];
+        Run::new(0, 0, 0, 1, Arc::new(Program { steps, lanes, scratch: 0 }))
+    }
+
+    /// Where messages are short, two of them do not bridge the time until their use is known.
+    #[test]
+    fn many_short_messages_are_on_their_way() {
+        assert_eq!([1, 16 << 10, 64 << 10, 4 << 20].map(room), [16, 16, 4, 2]);
+    }
+
+    /// However many messages there are, what the receiver tells lets the sender send all, and never more than its room ahead.
+    #[test]
+    fn what_is_told_lets_all_messages_go() {
+        for messages in 1..100 {
+            let (mut sender, mut receiver) = (one_lane(true, messages), one_lane(false, messages));
+            let (mut sent, mut told) = (0, 0);
+            for used in 0..messages {
+                while sender.enqueue(0) {
+                    let part = sender.part(0, 1024);
+                    assert!(sender.was_sent(0, &part).is_some());
+                    sent += 1;
+                }
+                assert!(sent > used && sent <= used + room(ELEMENTS), "{sent} of {messages} are sent, {used} used");
+                if let Some((.., used)) = receiver.tells_used(used) {
+                    told += 1;
+                    sender.on_used(1, 0, used).unwrap();
+                    sender.lanes[0].queued = false;
+                }
+            }
+            assert_eq!((sent, told), (messages, messages.saturating_sub(room(ELEMENTS)).div_ceil(8)));
+        }
     }
 }

@@ -16,6 +16,11 @@ const LEAST_CHUNK_BYTES: u64 = 4 << 10;
 /// Nor longer than this, if that many chunks are allowed: a chunk is what is sent again after a failure.
 const MOST_CHUNK_BYTES: u64 = 4 << 20;
 
+/// Pieces of a message that is divided among NICs are about as long as this at least, in bytes; those of hosts that own less than others are
+/// shorter, down to a packet. A message that is not divided has one NIC to itself while others wait.
+const PIECE_BYTES: u64 = 16 << 10;
+const LEAST_PIECE_BYTES: u64 = 4 << 10;
+
 /// Where all is reduced before anything is spread, several hosts do not come to the middle together: NICs of some wait for so long, in parts of what
 /// they carry. (Without chunks, three hosts reach half of what their NICs carry, with eight or more five sixths and up.)
 const SKEW: f64 = 0.5;
@@ -67,6 +72,7 @@ fn ways(topology: &Topology, collective: &Collective, folding: Folding) -> Vec<C
     let hosts = topology.hosts().len();
     let way = |shape, owners, channels| Choice { owners, channels, folding, ..Choice::new(shape, Grouping::Hosts) };
     let equal = |shape, channels| way(shape, Owners::Equal, channels);
+    let by_capacity = |way| Choice { divide_bytes: LEAST_PIECE_BYTES, ..way };
     let free = folding == Folding::Any || collective.operation().reduce_op().is_none();
     let mut ways = Vec::new();
     for channels in [Some(1), None] {
@@ -84,7 +90,7 @@ fn ways(topology: &Topology, collective: &Collective, folding: Folding) -> Vec<C
             let mut first = vec![0; hosts];
             first[0] = 1;
             ways.extend([Some(1), None].map(|channels| equal(Shape::OneShot, channels)));
-            ways.push(way(Shape::Direct, Owners::ByCapacity, None));
+            ways.extend([Some(1), None].map(|channels| by_capacity(way(Shape::Direct, Owners::ByCapacity, channels))));
             if free {
                 ways.push(way(Shape::Tree, Owners::Weights(first), Some(1)));
                 ways.push(way(Shape::Ring, Owners::ByCapacity, None));
@@ -179,8 +185,8 @@ impl<'t> Estimator<'t> {
 
     /// Where messages are divided among NICs, chunks stay long enough for that: shorter ones would take turns, and NICs wait.
     fn least_chunk_bytes(&self, choice: &Choice) -> u64 {
-        match self.divides() {
-            true => LEAST_CHUNK_BYTES.max(choice.divide_bytes * self.widest() as u64),
+        match self.divides() || choice.channels == Some(1) {
+            true => PIECE_BYTES * self.widest() as u64,
             false => LEAST_CHUNK_BYTES,
         }
     }
