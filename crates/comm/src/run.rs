@@ -305,7 +305,7 @@ impl Run {
         // Half of the room is told at once; what was told before it may be all that the sender needs.
         let every = lane.room / 2;
         let needs = ((lane.used + lane.room) as usize) < lane.steps.len() + every as usize;
-        (lane.used % every == 0 && needs).then_some((lane.peer, lane.stream, lane.number, lane.used))
+        (lane.used.is_multiple_of(every) && needs).then_some((lane.peer, lane.stream, lane.number, lane.used))
     }
 
     /// The receiver has used so many messages. The lane, if it stands in line now.
