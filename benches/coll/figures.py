@@ -25,7 +25,7 @@ NICS, RATE_MBPS = 8, 40
 OPS = {"15": {"all-reduce": ["256K", "1M", "4M", "16M", "64M", "256M"]},
        "16": {"all-gather": ["1M", "16M", "128M"], "reduce-scatter": ["1M", "16M", "128M"], "send-recv": ["32M", "128M"]}}
 MODES = [("no failure", 5, []), ("HotRepair", 2, ["--no-balance"]), ("Balance", 1, [])]
-# Of so many hosts the share that is kept by Balance, beside what is possible (collective.md's T*).
+# Of so many hosts the share that is kept by Balance, beside what is possible (T* of docs/collectives.md).
 HOSTS = {2: 7 / 8, 3: 0.958, 4: 0.969}
 DIES_MS = 2000
 SECONDS = {"256M": 42, "128M": 24, "64M": 16}
