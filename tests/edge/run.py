@@ -202,9 +202,9 @@ def bfd_muted(lab, name, *uplinks):
         lab.unmute_bfd(name, *uplinks)
 
 
-def wrongly_dead(lab, fault, uplinks, broken=None):
+def wrongly_dead(lab, fault, uplinks, broken=None, lasting=False):
     """BFD takes uplinks of host 1 for dead that carry everything, while none or `broken`, which is dead indeed, is left: what there is
-    carries on. `fault` is a context in which BFD fails."""
+    carries on. `fault` is a context in which BFD fails; `lasting`: until it ends, so that `edge status` can be asked."""
     if broken:
         lab.silence("t" + broken[1], "h1")
         left = {other_uplink(broken)}
@@ -216,6 +216,8 @@ def wrongly_dead(lab, fault, uplinks, broken=None):
         peers = {f"10.{uplink[1]}.1.0" for uplink in uplinks}
         noticed = lambda: peers <= {e["peer"] for e in lab.events("h1") if e["event"] == "bfd" and e["state"] == "down" and e["time_us"] >= since_us}
         wait_until(noticed, 20, "BFD fails")
+        if lasting:
+            wait_until(lambda: "10.255.0.2" in json.loads(lab.edge("h1", "status", "--json"))["last_ways"], 20, "status tells of the last way")
         lost = [most_lost(probe.rows()) for probe in probes]
     if broken:
         lab.heal("t" + broken[1], "h1")
@@ -234,7 +236,8 @@ def cases_of_wrong_bfd(suite, lab, bfd_ms, kind):
         "BFD fails wrongly, the last switch's daemon stands still": (lambda: bfdd_stopped(lab, "t2", 8 * bfd_ms / 1000), ["p2"], "p1"),
     }
     for name, (fault, uplinks, broken) in cases.items():
-        suite.case(f"{name}, {kind}", lambda _, f=fault, u=uplinks, b=broken: wrongly_dead(lab, f(), u, b))
+        lasting = "daemon" not in name
+        suite.case(f"{name}, {kind}", lambda _, f=fault, u=uplinks, b=broken, lasting=lasting: wrongly_dead(lab, f(), u, b, lasting))
 
 
 def drained(logs):

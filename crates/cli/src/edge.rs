@@ -199,7 +199,11 @@ fn status(name: Option<&str>, json: bool) -> output::Result {
             r["last_failure"].as_str().map(|f| format!(" (the last: {f})")).unwrap_or_default(),
         ),
         };
-    let destinations = format!("destinations from EVPN: {}\n", status.destinations);
+    let last_ways = match status.last_ways.as_slice() {
+        [] => String::new(),
+        kept => format!("; on their last way, BGP has none: {}", kept.join(", ")),
+    };
+    let destinations = format!("destinations from EVPN: {}{last_ways}\n", status.destinations);
     print(&format!("{}: daemon {daemon}\n{}{destinations}{rules}", status.name, output::table(&rows)))
 }
 

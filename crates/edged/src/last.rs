@@ -22,7 +22,7 @@ use crate::config::{Config, Uplink};
 use crate::routes::{self, apply, Hops, Routes, Ways};
 
 /// Whose routes they are, in the kernel; no number of FRR's.
-const PROTOCOL: &str = "85";
+pub(crate) const PROTOCOL: &str = "85";
 /// zebra takes the first byte for a distance: 253 of at most 255, behind all of its own.
 const METRIC: u32 = 253 << 24;
 /// What came over a backup link looks here first, before the table of [`crate::failover`].

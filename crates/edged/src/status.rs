@@ -6,6 +6,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::command::run;
+use crate::last::PROTOCOL;
+use crate::routes;
 use crate::state::State;
 
 /// One uplink.
@@ -34,6 +36,8 @@ pub struct Status {
     pub uplinks: Vec<Uplink>,
     /// Addresses on other hosts, of all tenants.
     pub destinations: usize,
+    /// Destinations that FRR has no route to, and that keep their last way.
+    pub last_ways: Vec<String>,
     /// What the daemon says about its rules.
     pub rules: Option<Value>,
 }
@@ -72,8 +76,10 @@ impl Status {
             let learned = |e: &&Value| e["flags"].as_array().is_some_and(|f| f.iter().any(|f| f == "extern_learn"));
             destinations += table.iter().filter(learned).filter(|e| e["dst"].is_string()).count();
         }
+        let (kept, frr_has) = (routes::show(&["table", "main", "proto", PROTOCOL])?, routes::of_frr()?);
         Ok(Status {
             destinations,
+            last_ways: kept.into_keys().filter(|to| !frr_has.contains_key(to)).collect(),
             name: config.name,
             daemon: state.daemon(),
             uplinks: uplinks.collect(),
