@@ -1,0 +1,195 @@
+use super::*;
+
+#[test]
+fn a_queue_that_is_resized_keeps_what_waits_in_order() {
+    let cq = Cq::new(4, None);
+    let push = |wr_id| cq.push(Wc { wr_id, ..Wc::default() }, false);
+    let take = |n: usize| {
+        let mut out = vec![Wc::default(); n];
+        let got = cq.take(&mut out).unwrap();
+        out[..got].iter().map(|wc| wc.wr_id).collect::<Vec<_>>()
+    };
+    (0..3).for_each(push);
+    assert_eq!(take(2), [0, 1]);
+    (3..6).for_each(push); // around the ring's end
+    assert_eq!(cq.resize(3).unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(cq.capacity(), 4);
+    cq.resize(5).unwrap();
+    assert_eq!(cq.capacity(), 8);
+    (6..10).for_each(push);
+    assert_eq!(take(20), [2, 3, 4, 5, 6, 7, 8, 9]);
+    cq.resize(1).unwrap();
+    (10..11).for_each(push);
+    assert_eq!((cq.capacity(), take(9)), (1, vec![10]));
+    (11..13).for_each(push);
+    assert!(cq.overrun());
+}
+
+#[test]
+fn what_has_come_since_the_last_event_raises_one_when_the_queue_is_armed() {
+    let channel = CompChannel::new().unwrap();
+    let cq = Cq::new(8, Some(channel.clone()));
+    let push = |qp_num, solicited| cq.push(Wc { qp_num, ..Wc::default() }, solicited);
+    let take = |n: usize| cq.take(&mut vec![Wc::default(); n]).unwrap();
+    let armed = |solicited| {
+        cq.req_notify(solicited);
+        let raised = channel.has_events();
+        if raised {
+            channel.get_event().unwrap();
+        }
+        assert!(!channel.has_events());
+        raised
+    };
+    assert!(!armed(false), "nothing is there");
+    push(1, false);
+    channel.get_event().unwrap();
+    assert!(!armed(false), "it has raised its event, polled or not");
+    push(1, false);
+    channel.get_event().unwrap();
+    push(1, false);
+    assert_eq!(take(2), 2);
+    assert!(armed(false), "the third came after the event");
+    push(1, false);
+    assert!(!channel.has_events(), "the event disarmed it");
+    assert_eq!(take(8), 2);
+    assert!(!armed(true), "all are polled");
+    push(1, false);
+    assert!(!channel.has_events() && !armed(true), "it is not solicited");
+    assert!(armed(false), "... but is one of any");
+    push(1, true);
+    push(2, false);
+    cq.purge(1);
+    assert!(armed(false), "one waits that came after the event, whatever its number");
+    cq.purge(2);
+    assert!(!armed(false), "nothing waits");
+}
+
+/// A driver with a queue of its own, in which something comes when it is armed, and was before if so said.
+struct Arms(Mutex<Vec<bool>>, Arc<Cq>, bool);
+
+impl Driver for Arms {
+    fn drive(&self) {}
+    fn bring(&self) {
+        if self.2 {
+            self.1.push(Wc::default(), true);
+        }
+    }
+    fn arm(&self, solicited_only: bool) {
+        self.0.lock().unwrap().push(solicited_only);
+        self.1.push(Wc::default(), false);
+    }
+}
+
+#[test]
+fn what_drivers_have_and_what_comes_while_they_are_armed_raises_the_event() {
+    for was_there in [false, true] {
+        let channel = CompChannel::new().unwrap();
+        let cq = Cq::new(4, Some(channel.clone()));
+        let arms = Arc::new(Arms(Mutex::default(), cq.clone(), was_there));
+        let driver: Arc<dyn Driver> = arms.clone();
+        cq.attach(&driver);
+        cq.fire();
+        cq.req_notify(true);
+        let asked = arms.0.lock().unwrap().clone();
+        assert_eq!(
+            (channel.has_events(), asked.len()),
+            (was_there, usize::from(!was_there)),
+            "the other is not solicited"
+        );
+        assert_eq!(cq.take(&mut [Wc::default(); 4]).unwrap(), 1);
+        cq.fire();
+        cq.fire();
+        assert_eq!((channel.get_event().unwrap(), channel.has_events()), (0, false));
+        cq.req_notify(false);
+        assert_eq!((channel.get_event().unwrap(), channel.has_events()), (0, false), "the one that came since");
+    }
+}
+
+#[test]
+fn a_driver_that_is_attached_to_an_armed_queue_is_armed() {
+    let cq = Cq::new(8, Some(CompChannel::new().unwrap()));
+    let arms = [(); 3].map(|()| Arc::new(Arms(Mutex::default(), cq.clone(), false)));
+    let attach = |n: usize| {
+        let driver: Arc<dyn Driver> = arms[n].clone();
+        cq.attach(&driver);
+        cq.attach(&driver);
+        arms[n].0.lock().unwrap().clone()
+    };
+    assert_eq!(attach(0), []);
+    cq.req_notify(true);
+    assert_eq!(attach(1), [true]);
+    cq.req_notify(false);
+    assert_eq!(attach(2), [], "it has fired");
+}
+
+#[test]
+fn an_overrun_is_told_once_and_said_by_every_poll() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let hook = told.clone();
+    let cq = Cq::with_overrun_hook(1, None, move |cookie| hook.lock().unwrap().push(cookie));
+    cq.set_cookie(9);
+    let push = || cq.offer(Wc { qp_num: 5, ..Wc::default() }, false);
+    assert!(push() && told.lock().unwrap().is_empty());
+    assert!(!push() && !push());
+    assert_eq!(*told.lock().unwrap(), [9]);
+    let poll = || cq.poll(&mut [Wc::default()]).unwrap_err().errno();
+    assert_eq!(poll(), libc::EIO);
+    cq.purge(5);
+    assert_eq!((poll(), poll()), (libc::EIO, libc::EIO), "also where nothing is left in it");
+}
+
+#[test]
+fn a_withdrawn_event_leaves_the_descriptor_quiet() {
+    let channel = CompChannel::new().unwrap();
+    for cookie in [1, 2, 1] {
+        channel.raise(cookie);
+    }
+    channel.withdraw(1);
+    assert_eq!(channel.get_event().unwrap(), 2);
+    assert!(!channel.fd.take_back(), "nothing waits, and nothing is readable");
+}
+
+/// A device, or a driver with a queue of its own; counts what it is asked for.
+#[derive(Default)]
+struct Asked {
+    own: Option<Arc<Cq>>,
+    drives: AtomicU32,
+    fetches: AtomicU32,
+}
+
+impl Driver for Asked {
+    fn drive(&self) {
+        self.drives.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn own_queue(&self) -> Option<Arc<Cq>> {
+        self.own.clone()
+    }
+
+    fn fetch(&self) {
+        self.fetches.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_driver_with_a_queue_of_its_own_is_asked_where_something_is_in_it() {
+    let (own, app) = (Cq::new(4, None), Cq::new(4, None));
+    let device = Arc::new(Asked::default());
+    own.attach(&(device.clone() as Arc<dyn Driver>));
+    let driver = Arc::new(Asked { own: Some(own.clone()), ..Asked::default() });
+    app.attach(&(driver.clone() as Arc<dyn Driver>));
+    let mut wcs = [Wc::default(); 1];
+    let mut poll = |what: &str, fetches| {
+        assert_eq!(app.poll(&mut wcs).unwrap(), 0);
+        let count = |n: &AtomicU32| n.swap(0, Ordering::Relaxed);
+        let asked = (count(&device.drives), count(&driver.drives), count(&driver.fetches));
+        assert_eq!(asked, (1, 0, fetches), "{what}");
+    };
+    poll("nothing is there", 0);
+    own.nudge(true);
+    poll("it was nudged", 1);
+    own.nudge(false);
+    poll("... and no more", 0);
+    own.push(Wc::default(), false);
+    poll("something is there", 1);
+}
