@@ -107,11 +107,14 @@ def _read_switches(fabric, result, hosts):
     missing = hosts - {s["host"] for s in switches}
     if missing:
         raise Failure(f"no switch event at {', '.join(sorted(missing))}")
+    moved = set()
     for switch in switches:
         if switch["kind"] != "passive" or "/0" in switch["to"]:
             raise Failure(f"an unexpected switch: {switch}")
-        if switch["epoch"] > 1:
+        # The first epochs after the one that was connected are those of the other rails, one of which is the queue pair's turn.
+        if (switch["host"], switch["qp"]) in moved or switch["epoch"] >= RAILS:
             raise Failure(f"a second switch, but there was one fault: a good path was suspected: {switch}")
+        moved.add((switch["host"], switch["qp"]))
     result.switches = len(switches)
     result.replayed = sum(s["replayed"] for s in switches)
     detect = [s["detect_us"] for s in switches if s["detect_us"] is not None]
