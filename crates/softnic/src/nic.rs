@@ -216,7 +216,7 @@ impl Driver for Shared {
         self.poller.empty();
         drop(e);
         if let Some(since) = timed {
-            self.poller.timed(since);
+            self.poller.timed(since.elapsed());
         }
         let idle = self.idle_polls.load(Ordering::Relaxed) + 1;
         self.idle_polls.store(idle % IDLE_POLLS, Ordering::Relaxed);
