@@ -119,7 +119,7 @@ impl Qp {
         }
     }
 
-    /// The path that carries it, `a/0-b/0`, and how often it has moved.
+    /// The path that carries it, `a/0-b/0`, and its epoch: 0 at first, and higher with each move.
     pub fn path(&self) -> (String, u32) {
         let status = self.qp.status();
         (status.path, status.epoch)
