@@ -156,9 +156,8 @@ class Lab:
                 return False
         return True
 
-    def bfd_down(self, name: str, device: str) -> bool:
-        """Whether a host's BFD session over an uplink is down."""
-        peer = f"10.{device[1]}.{name[1:]}.0"
+    def bfd_down(self, name: str, peer: str) -> bool:
+        """Whether a node's BFD session with a peer is down."""
         return any(p["peer"] == peer and p["status"] == "down" for p in self.vtysh(name, "show bfd peers"))
 
     def routes_over(self, name: str, to: str) -> set:
