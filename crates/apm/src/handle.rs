@@ -15,7 +15,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 use unbroken_verbs::abi::{ibv_async_event, ibv_context, ibv_qp};
-use unbroken_verbs::EventFd;
+use unbroken_verbs::{Alarm, EventFd};
 
 /// `enum ibv_event_type`
 const QP_FATAL: i32 = 1;
@@ -69,7 +69,9 @@ pub(crate) struct Inner {
     delivering: Option<(Id, ThreadId)>,
     /// A port may have gone down.
     look_at_ports: bool,
-    /// Until when the thread sleeps.
+    /// So many threads wait for a change: else nobody need be told, which is a system call.
+    waiting: u32,
+    /// Until when the thread sleeps; 0: it does not, and sets its alarm before it does.
     pub(crate) sleeps_until_us: u64,
     ready: bool,
 }
@@ -85,6 +87,8 @@ pub(crate) struct Handle {
     ready: EventFd,
     /// Wakes the thread.
     pub(crate) wake: EventFd,
+    /// Wakes it when something falls due; set under the lock.
+    pub(crate) alarm: Alarm,
     pub(crate) reading: Reading,
     pub(crate) stop: AtomicBool,
     pub(crate) thread: Mutex<Option<JoinHandle<()>>>,
@@ -116,6 +120,7 @@ impl Handle {
             own: None,
             delivering: None,
             look_at_ports: false,
+            waiting: 0,
             sleeps_until_us: 0,
             ready: false,
         };
@@ -128,7 +133,9 @@ impl Handle {
             changed: Condvar::new(),
             ready: eventfd()?,
             wake: eventfd()?,
-            reading: Reading::default(),
+            alarm: Alarm::new().map_err(|e| Error::new(libc::EMFILE, e.to_string()))?,
+            // SAFETY: the context is open, as the caller says.
+            reading: Reading::new(unsafe { (*context).async_fd })?,
             stop: AtomicBool::new(false),
             thread: Mutex::new(None),
             thread_id: OnceLock::new(),
@@ -207,7 +214,9 @@ impl Handle {
         let gone: HashSet<Id> = ids.iter().copied().collect();
         let mut inner = self.lock();
         while inner.delivering.is_some_and(|(id, who)| gone.contains(&id) && who != std::thread::current().id()) {
+            inner.waiting += 1;
             inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            inner.waiting -= 1;
         }
         done
     }
@@ -346,7 +355,7 @@ impl Handle {
             if asks {
                 self.ask(left);
             }
-            let inner = self.lock();
+            let mut inner = self.lock();
             left = self.still(&inner, left, until)?;
             if left.is_empty() {
                 return Ok(());
@@ -363,7 +372,9 @@ impl Handle {
                 std::thread::sleep(pause.min(rest));
                 pause = (pause * 2).min(LONGEST_PAUSE);
             } else {
-                drop(self.changed.wait_timeout(inner, rest));
+                inner.waiting += 1;
+                let (mut inner, _) = self.changed.wait_timeout(inner, rest).unwrap_or_else(PoisonError::into_inner);
+                inner.waiting -= 1;
             }
         }
     }
@@ -467,18 +478,27 @@ impl Handle {
         }
     }
 
+    fn notify(&self, inner: &Inner) {
+        if inner.waiting > 0 {
+            self.changed.notify_all();
+        }
+    }
+
     /// Tells whoever waits that something may have changed.
     pub(crate) fn after(&self, inner: &mut Inner) {
-        self.changed.notify_all();
+        self.notify(inner);
         let has_events = inner.machine.has_events();
         if has_events && self.options.on_event.is_none() && !std::mem::replace(&mut inner.ready, true) {
             self.ready.signal();
         }
-        let sooner = inner.machine.next_us().is_some_and(|at_us| at_us < inner.sleeps_until_us);
-        if !self.options.no_thread && (sooner || has_events && self.options.on_event.is_some()) && !self.is_own_thread()
-        {
+        if self.options.no_thread || self.is_own_thread() {
+            return;
+        }
+        if has_events && self.options.on_event.is_some() {
             inner.sleeps_until_us = 0;
             self.wake.signal();
+        } else if inner.machine.next_us().is_some_and(|at_us| at_us < inner.sleeps_until_us) {
+            self.set_alarm(inner);
         }
     }
 
@@ -496,8 +516,9 @@ impl Handle {
             inner.delivering = Some((event.id, std::thread::current().id()));
             drop(inner);
             on_event(&event);
-            self.lock().delivering = None;
-            self.changed.notify_all();
+            let mut inner = self.lock();
+            inner.delivering = None;
+            self.notify(&inner);
         }
     }
 

@@ -8,17 +8,14 @@
 //! migration; nor do two threads take the lock from each other for each queue pair of a long list. What is not for the library, and all calls of the program,
 //! are left to the library's thread.
 //!
-//! | the library's thread finds | and then |
-//! | --- | --- |
-//! | nobody reads | reads what is there, then sleeps until there is more |
-//! | another reads | says that it wants to, sleeps without looking at the events; the other wakes it when it is done |
+//! No more is that thread woken for nothing: it sleeps over an epoll set with the context's descriptor in it, in which a reader has the interest off, and over an
+//! [`Alarm`](unbroken_verbs::Alarm), which others set to what falls due earlier.
 
 use crate::error::{Error, Result};
-use crate::handle::{now_us, Handle};
+use crate::handle::{Handle, Inner};
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use unbroken_verbs::abi::ibv_async_event;
 
@@ -28,15 +25,44 @@ const BATCH: usize = 256;
 const OTHERS: usize = 256;
 
 /// Who reads the context's events.
-#[derive(Default)]
 pub(crate) struct Reading {
     /// Held by the reader. Behind it: what another than the library's thread has read and is not for the library.
     others: Mutex<VecDeque<ibv_async_event>>,
-    /// The library's thread has found another reading.
-    wanted: AtomicBool,
+    /// The context's descriptor.
+    async_fd: RawFd,
+    /// An epoll set of that descriptor.
+    interest: OwnedFd,
 }
 
 impl Reading {
+    pub(crate) fn new(async_fd: RawFd) -> Result<Reading> {
+        let errno = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EBADF);
+        // SAFETY: takes no pointers; a non-negative result is a fresh descriptor that nobody else owns.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if fd < 0 {
+            return Err(Error::call("epoll_create1", errno()));
+        }
+        // SAFETY: just made, and owned by nobody else.
+        let interest = unsafe { OwnedFd::from_raw_fd(fd) };
+        let reading = Reading { others: Mutex::default(), async_fd, interest };
+        if reading.control(libc::EPOLL_CTL_ADD, true) < 0 {
+            return Err(Error::call("epoll_ctl with async_fd", errno()));
+        }
+        Ok(reading)
+    }
+
+    fn control(&self, operation: i32, looks: bool) -> i32 {
+        let events = if looks { libc::EPOLLIN as u32 } else { 0 };
+        let mut event = libc::epoll_event { events, u64: 0 };
+        // SAFETY: a live structure.
+        unsafe { libc::epoll_ctl(self.interest.as_raw_fd(), operation, self.async_fd, &raw mut event) }
+    }
+
+    /// Whether the library's thread is to wake for events. To be changed by the reader alone; it cannot fail for what is in the set.
+    fn set_interest(&self, looks: bool) {
+        self.control(libc::EPOLL_CTL_MOD, looks);
+    }
+
     /// None: another thread reads, or this one does, further out.
     fn try_begin(&self) -> Option<MutexGuard<'_, VecDeque<ibv_async_event>>> {
         match self.others.try_lock() {
@@ -50,10 +76,8 @@ impl Reading {
 /// What became of reading events.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Read {
-    /// There were no more, or a batch of them.
+    /// There were no more, or a batch of them, or another thread is at it.
     Done,
-    /// Another thread is at it, and wakes this one.
-    Elsewhere,
     /// There will never be any more.
     Over,
 }
@@ -84,7 +108,7 @@ pub(crate) fn start(handle: &Arc<Handle>) -> Result<()> {
     let run = move || {
         // Set once: there is one thread.
         its.thread_id.get_or_init(|| std::thread::current().id());
-        its.run(fd);
+        its.run();
         if !was_nonblocking {
             drop(set_nonblocking(fd, false));
         }
@@ -107,7 +131,7 @@ pub(crate) fn stop(handle: &Handle) {
 }
 
 impl Handle {
-    fn run(&self, async_fd: RawFd) {
+    fn run(&self) {
         let mut read = Read::Done;
         while !self.stop.load(Relaxed) {
             if read != Read::Over {
@@ -115,12 +139,8 @@ impl Handle {
             }
             self.progress();
             self.deliver();
-            let next_us = {
-                let mut inner = self.lock();
-                inner.sleeps_until_us = inner.machine.next_us().unwrap_or(u64::MAX);
-                inner.sleeps_until_us
-            };
-            self.sleep(if read == Read::Done { async_fd } else { -1 }, next_us);
+            self.set_alarm(&mut self.lock());
+            self.sleep(read != Read::Over);
         }
         // A queue pair cannot be destroyed while an event of it is not acknowledged.
         if let Some(mut others) = self.reading.try_begin() {
@@ -128,25 +148,27 @@ impl Handle {
         }
     }
 
-    /// Until something happens, or that time. A descriptor below 0 is not looked at.
-    fn sleep(&self, async_fd: RawFd, until_us: u64) {
+    /// Sets when the thread wakes to what the machine is to be asked for next.
+    pub(crate) fn set_alarm(&self, inner: &mut Inner) {
+        inner.sleeps_until_us = inner.machine.next_us().unwrap_or(u64::MAX);
+        self.alarm.set(inner.sleeps_until_us);
+    }
+
+    /// Until something happens, or the alarm rings.
+    fn sleep(&self, looks_at_events: bool) {
         let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let mut fds = [poll(async_fd), poll(self.wake.as_raw_fd())];
-        let rest_us = until_us.saturating_sub(now_us());
-        let rest = libc::timespec { tv_sec: (rest_us / 1_000_000) as _, tv_nsec: (rest_us % 1_000_000 * 1_000) as _ };
-        let timeout = if until_us == u64::MAX { std::ptr::null() } else { &raw const rest };
+        let events = if looks_at_events { self.reading.interest.as_raw_fd() } else { -1 };
+        let mut fds = [poll(events), poll(self.wake.as_raw_fd()), poll(self.alarm.as_raw_fd())];
         // SAFETY: live structures. A failure is a wake-up like any other.
-        unsafe { libc::ppoll(fds.as_mut_ptr(), 2, timeout, std::ptr::null()) };
+        unsafe { libc::poll(fds.as_mut_ptr(), 3, -1) };
         // Nothing there is as good.
         drop(self.wake.take());
     }
 
     /// Reads what is there.
     fn read_events(&self) -> Read {
-        // Before the look, so that a reader that ends after it wakes this thread.
-        self.reading.wanted.store(true, SeqCst);
-        let Some(mut others) = self.reading.try_begin() else { return Read::Elsewhere };
-        self.reading.wanted.store(false, SeqCst);
+        // Another that reads has the interest back when it ends.
+        let Some(mut others) = self.reading.try_begin() else { return Read::Done };
         others.drain(..).for_each(|event| self.pass_on(event));
         for _ in 0..BATCH {
             // SAFETY: the context is open until the thread has ended.
@@ -178,8 +200,9 @@ impl Handle {
     pub(crate) fn reads_while<T>(&self, events: usize, run: impl FnOnce() -> T) -> T {
         // Where the program reads by itself, or another thread reads, they come that way.
         let others = if self.options.no_thread { None } else { self.reading.try_begin() };
+        let Some(mut others) = others else { return run() };
+        self.reading.set_interest(false);
         let done = run();
-        let Some(mut others) = others else { return done };
         for _ in 0..events {
             if others.len() >= OTHERS {
                 break;
@@ -194,8 +217,10 @@ impl Handle {
             }
         }
         let is_due = !others.is_empty();
+        // Before another can begin: that one's is its own.
+        self.reading.set_interest(true);
         drop(others);
-        if self.reading.wanted.swap(false, SeqCst) || is_due {
+        if is_due {
             self.wake.signal();
         }
         // Who waits looks again.

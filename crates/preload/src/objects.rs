@@ -232,27 +232,37 @@ pub fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Counts events that the program got and has to acknowledge.
 #[derive(Default)]
 pub struct Acks {
-    unacknowledged: Mutex<u32>,
+    unacknowledged: Mutex<Unacknowledged>,
     changed: Condvar,
+}
+
+#[derive(Default)]
+struct Unacknowledged {
+    events: u32,
+    /// Somebody waits: else nobody need be told, which is a system call for each event.
+    awaited: bool,
 }
 
 impl Acks {
     fn deliver(&self) {
-        *lock(&self.unacknowledged) += 1;
+        lock(&self.unacknowledged).events += 1;
     }
 
     /// The program acknowledges `n` events. More than it got counts as all.
     pub fn acknowledge(&self, n: u32) {
         let mut left = lock(&self.unacknowledged);
-        *left = left.saturating_sub(n);
-        // Under the lock: whoever waits frees this object next.
-        self.changed.notify_all();
+        left.events = left.events.saturating_sub(n);
+        if left.awaited {
+            // Under the lock: whoever waits frees this object next.
+            self.changed.notify_all();
+        }
     }
 
     /// Waits until all are acknowledged.
     pub fn wait(&self) {
         let mut left = lock(&self.unacknowledged);
-        while *left > 0 {
+        while left.events > 0 {
+            left.awaited = true;
             left = self.changed.wait(left).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -330,6 +340,6 @@ mod tests {
             assert!(!waiter.is_finished());
             acks.acknowledge(1);
         });
-        assert_eq!(*lock(&acks.unacknowledged), 0);
+        assert_eq!(lock(&acks.unacknowledged).events, 0);
     }
 }

@@ -16,13 +16,15 @@
 //! | ARMED | retries used up, or the port of the primary path down, and the port of the alternate path up | MIGRATED | the same, and all on its way is sent again |
 //! | ARMED | the same, and the port of the alternate path down | ARMED | event (failed); the QP fails as it would without an alternate path |
 //! | ARMED, REARM | a packet over the alternate path, MigReq set: the peer has migrated | MIGRATED | migrates |
+//! | MIGRATED | a packet over the path in use, MigReq set: the peer has followed | the same | no longer announced |
 //! | ARMED | a packet over neither path, MigReq set: the peer went where we cannot follow | ARMED | event (failed), once until armed anew |
 //!
 //! Everything else changes nothing; in particular a packet that comes late over a path that is no longer in use. What the owner may not ask for:
 //! ARMED; REARM without an alternate path; MIGRATED in REARM; another alternate path in REARM or ARMED, unless with REARM.
 //!
 //! *Announced*: QPs without traffic would never hear of each other, so an acknowledgement is sent that nobody waits for, which repeats what is
-//! known. A change is announced at once; migrating again after 2, 4, … ms, [`REPEATS`] times, in case packets are lost; entering REARM [`ASKS`] times,
+//! known. A change is announced at once; migrating, by the end that began, again after 2, 4, … ms, until the peer is seen to have followed, [`REPEATS`] times at
+//! most, in case packets are lost; entering REARM [`ASKS`] times,
 //! since a peer may have no core for seconds, and nobody else would ever bring the two together. In REARM it also *asks*, by the AckReq bit, for which the specification has no use in an acknowledgement: the peer, whatever its state, answers by one of its own,
 //! since an end that is armed already would not know that it is waited for. A peer that is no softnic does neither; it says its bit with the next traffic.
 
@@ -95,6 +97,7 @@ impl Migration {
     /// Which MigReq bits of the peer's packets may be news, as [`NOTHING`] says.
     pub(crate) fn watched(&self) -> u8 {
         match self.state {
+            PathMigState::Migrated if self.announce_at_us.is_some() || self.news => 0b10,
             PathMigState::Migrated => NOTHING,
             PathMigState::Rearm => 0b11,
             PathMigState::Armed => 0b10,
@@ -148,8 +151,11 @@ impl Migration {
             (PathMigState::Rearm, false, Via::Primary) => self.enter(PathMigState::Armed),
             (PathMigState::Rearm | PathMigState::Armed, true, Via::Alternate) => {
                 self.migrate();
+                // The peer knows.
+                self.repeats = 0;
                 return true;
             }
+            (PathMigState::Migrated, true, Via::Primary) => (self.repeats, self.announce_at_us) = (0, None),
             (PathMigState::Armed, true, Via::Other) if !self.refused => {
                 self.refused = true;
                 self.event = Some(RcEvent::MigrationFailed);

@@ -17,7 +17,7 @@ fn selective_pair() -> Pair {
 /// A WRITE of one byte at `n`, with the PSN of the same number.
 fn byte(p: &Pair, n: u32) -> Vec<u8> {
     let reth = Ext::Reth(Reth { va: va(WRITABLE, n as usize), rkey: WRITABLE, len: 1 });
-    request(p, WireOp::WriteOnly, n, reth, &[0xa0 + n as u8])
+    request(p, WireOp::WriteOnly, n, reth, &[(0xa0 + n) as u8])
 }
 
 /// Hands a packet to end 1 and gives the acknowledgements that it answers: syndrome, PSN from the first on, map.

@@ -12,6 +12,7 @@ use crate::aliases::Aliases;
 use crate::control::{ControlAddr, ControlEndpoint};
 use crate::devices::{failover_is_on, NicSet};
 use crate::front::{AsyncElement, Context};
+use crate::later::Later;
 use crate::lookout;
 use crate::outbox::{Batch, Outbox};
 use crate::own_events;
@@ -89,6 +90,7 @@ pub struct Core {
     pub(crate) runtime: Runtime,
     pub(crate) directory: Option<Arc<dyn Directory>>,
     log: EventLog,
+    pub(crate) later: Later,
     channel: Arc<CompChannel>,
     pub(crate) inbox: Arc<Inbox>,
     /// Devices hold it weakly.
@@ -168,6 +170,7 @@ impl Core {
             talks: std::env::var_os("UNBROKEN_LOG").is_some_and(|v| !v.is_empty() && v != "0"),
             incarnation: u64::from_ne_bytes(seed) | 1,
             log: EventLog::open(&runtime),
+            later: Later::new()?,
             runtime,
             directory,
             channel: CompChannel::new()?,
@@ -299,6 +302,23 @@ impl Core {
     pub(crate) fn emit_at(&self, what: What, time_us: u64) {
         // The log is a report: that it cannot be written must not stop traffic.
         let _ = self.log.emit(&Event::at(what, time_us));
+    }
+
+    /// For the log, from a thread that is not to wait for it, or that has many.
+    pub(crate) fn emit_later(&self, what: What) {
+        self.write(&self.later.put(what));
+    }
+
+    /// Writes what waits.
+    pub(crate) fn write_later(&self) {
+        self.write(&self.later.take());
+    }
+
+    fn write(&self, events: &[Event]) {
+        if !events.is_empty() {
+            // As above.
+            let _ = self.log.emit_all(events);
+        }
     }
 
     /// The key of the control messages.

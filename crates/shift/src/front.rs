@@ -87,9 +87,10 @@ impl System {
         System { core, devices }
     }
 
-    /// The process ends by itself: peers shall not find it any more. Takes a fraction of a second at most.
+    /// The process ends by itself: peers shall not find it any more, and the log has all. Takes a fraction of a second at most.
     pub fn at_exit() {
         if let (Ok(()), Some(Ok(system))) = (check_owner(), SYSTEM.get()) {
+            system.core.write_later();
             system.core.close_directory();
         }
     }
@@ -128,6 +129,7 @@ impl System {
 
 impl Drop for System {
     fn drop(&mut self) {
+        self.core.write_later();
         self.core.stop();
     }
 }

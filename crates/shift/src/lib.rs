@@ -28,6 +28,7 @@ pub mod front;
 mod homing;
 mod inbound;
 mod lanes;
+mod later;
 mod link;
 mod lookout;
 mod outbox;

@@ -66,8 +66,6 @@ pub(crate) enum Job {
     ReadAliases,
     /// The directory has those of ours that have moved: tell the others.
     TellMoved,
-    /// For the log, from a thread that is not to wait for it.
-    Log(What, u64),
 }
 
 /// Jobs for the worker, and what wakes it.
@@ -216,8 +214,9 @@ impl Worker {
         let wait_us = next.saturating_sub(now).min(longest_us);
         let timeout = Timespec { tv_sec: (wait_us / 1_000_000) as i64, tv_nsec: (wait_us % 1_000_000 * 1_000) as i64 };
         let channel = core.channel();
-        let mut fds = Vec::with_capacity(3);
+        let mut fds = Vec::with_capacity(4);
         fds.push(PollFd::new(&core.inbox.wake, PollFlags::IN));
+        fds.push(PollFd::new(&core.later.alarm, PollFlags::IN));
         fds.push(PollFd::new(&**channel, PollFlags::IN));
         if let Some(s) = &self.status {
             fds.push(PollFd::new(s, PollFlags::IN));
@@ -285,7 +284,6 @@ impl Worker {
             Job::Moved(id) => self.clerk.moved(id),
             Job::ReadAliases => self.clerk.want(),
             Job::TellMoved => aliases::tell_all(&self.core),
-            Job::Log(what, time_us) => self.core.emit_at(what, time_us),
         }
     }
 
@@ -313,7 +311,7 @@ impl Worker {
             DeviceEvent::QpFailed { qpn, status } => self.qp_failed(nic, qpn, status),
             DeviceEvent::Qp { qpn, event } => {
                 if let Some(what) = core.qp_by_physical(nic, qpn).and_then(|qp| qp.tell(event)) {
-                    core.emit(what);
+                    core.emit_later(what);
                 }
             }
         }
@@ -435,6 +433,7 @@ impl Worker {
         for job in self.core.inbox.take() {
             self.job(job);
         }
+        self.core.write_later();
     }
 
     // --- keys of peers -----------------------------------------------------------------------------------------------------

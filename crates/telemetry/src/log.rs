@@ -1,8 +1,8 @@
 //! The event log: `events.jsonl`, one JSON object a line.
 //!
-//! Each event is one write to a file opened for appending, which the kernel keeps whole, so writers need no lock. Only rotation
+//! Events are written by one call, to a file opened for appending, which the kernel keeps whole, so writers need no lock. Only rotation
 //! (at [`LOG_LIMIT_BYTES`]; one old part is kept) takes one. A write that ended early (no space) leaves half a line, which whoever writes
-//! next ends, so that it costs one event only. The file is opened for each event: events are rare, and a process
+//! next ends, so that it costs one event only. The file is opened each time: events are rare, and a process
 //! that closes descriptors which it does not know, or a forked child, cannot then write into the wrong file.
 
 use std::fs::{self, File, OpenOptions};
@@ -38,20 +38,31 @@ impl EventLog {
 
     /// Appends an event. An error (no space, folder gone) means that it is not in the log; nothing else depends on it.
     pub fn emit(&self, event: &Event) -> io::Result<()> {
-        let mut line = serde_json::to_vec(event)?;
-        line.push(b'\n');
+        self.emit_all(std::slice::from_ref(event))
+    }
+
+    /// Appends several at once: a thousand queue pairs that migrate are one write.
+    pub fn emit_all(&self, events: &[Event]) -> io::Result<()> {
+        let mut lines = Vec::new();
+        for event in events {
+            serde_json::to_writer(&mut lines, event)?;
+            lines.push(b'\n');
+        }
+        if lines.is_empty() {
+            return Ok(());
+        }
         let mut file = self.append()?;
         let mut bytes = file.metadata()?.len();
-        if bytes + line.len() as u64 > self.limit_bytes {
+        if bytes + lines.len() as u64 > self.limit_bytes {
             self.rotate()?;
             file = self.append()?;
             bytes = file.metadata()?.len();
         }
         let mut last = [b'\n'];
         if bytes > 0 && file.read_at(&mut last, bytes - 1)? == 1 && last != [b'\n'] {
-            line.insert(0, b'\n');
+            lines.insert(0, b'\n');
         }
-        file.write_all(&line)
+        file.write_all(&lines)
     }
 
     fn append(&self) -> io::Result<File> {
@@ -258,6 +269,19 @@ mod tests {
         assert!(fs::metadata(runtime.events()).unwrap().len() <= 1000);
         assert!(fs::metadata(runtime.old_events()).unwrap().len() <= 1000);
         assert!(read_events(&runtime).unwrap().len() >= 10);
+    }
+
+    #[test]
+    fn several_at_once_are_as_many() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        let log = EventLog::open(&runtime);
+        log.emit_all(&[]).unwrap();
+        assert!(!runtime.events().exists());
+        log.append().unwrap().write_all(b"half a line").unwrap();
+        log.emit_all(&[0, 1, 2].map(nic)).unwrap();
+        let events = read_events(&runtime).unwrap();
+        assert_eq!(events.iter().map(|e| e.what.clone()).collect::<Vec<_>>(), [0, 1, 2].map(|n| nic(n).what));
     }
 
     #[test]

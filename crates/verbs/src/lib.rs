@@ -12,6 +12,7 @@
 //! - [`abi`]: the layouts of libibverbs' C structures, checked against the installed header by `cargo xtask abi`.
 
 pub mod abi;
+mod alarm;
 pub mod aliases;
 pub mod attr;
 pub mod channel;
@@ -25,6 +26,7 @@ mod owner;
 mod shared;
 pub mod srq;
 
+pub use alarm::Alarm;
 pub use aliases::UdAliases;
 pub use attr::{DeviceAttr, GidEntry, PortAttr, PortState};
 pub use channel::CompChannel;
