@@ -6,17 +6,18 @@
 //! more, when BFD says that the neighbour is back, or after [`LONGEST_US`], the table is emptied.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use crate::command::run;
 use crate::config::{Config, Uplink};
 use crate::frr::Frr;
-use crate::routes::{self, apply, Hop, Hops, Routes, Ways};
+use crate::netlink::Kernel;
+use crate::routes::{Hop, Hops, RouteSet, Routes, FRR, OURS};
 
 /// The number of our table, and the priority of the rule.
 pub const TABLE: u32 = 4100;
+const ROUTES: RouteSet = RouteSet { table: TABLE, protocol: OURS, metric: None };
 /// BGP's own timers would have noticed a dead neighbour by then.
 const LONGEST_US: u64 = 15_000_000;
 const CONFIRM_US: u64 = 100_000;
@@ -27,6 +28,7 @@ const ANSWER: Duration = Duration::from_millis(30);
 pub struct Failover {
     uplinks: Vec<Uplink>,
     frr: Frr,
+    kernel: Kernel,
     dead: BTreeMap<String, u64>,
     next_look_us: u64,
 }
@@ -36,7 +38,8 @@ impl Failover {
     pub fn open(config: &Config, frr: Frr) -> Result<Failover, String> {
         close();
         run(&["ip", "rule", "add", "pref", &TABLE.to_string(), "lookup", &TABLE.to_string()])?;
-        Ok(Failover { uplinks: config.uplinks.clone(), frr, dead: BTreeMap::new(), next_look_us: u64::MAX })
+        let kernel = Kernel::open().map_err(error)?;
+        Ok(Failover { uplinks: config.uplinks.clone(), frr, kernel, dead: BTreeMap::new(), next_look_us: u64::MAX })
     }
 
     /// The next time that [`Failover::look`] has something to do.
@@ -67,7 +70,7 @@ impl Failover {
         if now_us < self.next_look_us {
             return Ok(());
         }
-        let routes = routes::of_frr()?;
+        let routes = self.kernel.routes(&FRR).map_err(error)?;
         let used: BTreeSet<&str> = routes.values().flatten().map(|h| h.device.as_str()).collect();
         let before = self.dead.len();
         self.dead.retain(|device, since| used.contains(device.as_str()) && now_us < *since + LONGEST_US);
@@ -79,13 +82,12 @@ impl Failover {
     }
 
     /// Makes the table what the dead links want it to be.
-    fn overrule(&self) -> Result<usize, String> {
-        if self.dead.is_empty() {
-            let _ = run(&["ip", "route", "flush", "table", &TABLE.to_string()]);
-            return Ok(0);
-        }
-        let dead = self.dead.keys().map(String::as_str).collect();
-        let mut left = left(&routes::of_frr()?, &dead);
+    fn overrule(&mut self) -> Result<usize, String> {
+        let dead: BTreeSet<&str> = self.dead.keys().map(String::as_str).collect();
+        let mut left = match dead.is_empty() {
+            true => Routes::new(),
+            false => left(&self.kernel.routes(&FRR).map_err(error)?, &dead),
+        };
         if left.values().any(Hops::is_empty) {
             let backups = self.uplinks.iter().filter(|u| u.backup && !dead.contains(u.device.as_str()));
             for backup in backups {
@@ -96,14 +98,13 @@ impl Failover {
             }
         }
         left.retain(|_, hops| !hops.is_empty());
-        let mut batch = String::new();
-        for (to, hops) in &left {
-            // writing to a String cannot fail
-            let _ = writeln!(batch, "route replace {to} table {TABLE}{}", Ways(hops));
-        }
-        apply(&batch)?;
+        self.kernel.make_routes(&ROUTES, &left).map_err(error)?;
         Ok(left.len())
     }
+}
+
+fn error(error: std::io::Error) -> String {
+    format!("routes: {error}")
 }
 
 /// Takes the rule and the table away.
@@ -128,20 +129,18 @@ fn offer(left: &mut Routes, backup: &Hop, told: &BTreeSet<String>) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
 
     #[test]
     fn routes_over_a_dead_link_go_over_what_is_left() {
-        let routes: Vec<Value> = serde_json::from_str(
-            r#"[{"dst":"10.255.0.2","nexthops":[{"gateway":"10.1.1.0","dev":"p1"},{"gateway":"10.2.1.0","dev":"p2"}]},
-                {"dst":"10.255.1.1","gateway":"10.1.1.0","dev":"p1"},
-                {"dst":"10.255.1.2","gateway":"10.2.1.0","dev":"p2"}]"#,
-        )
-        .unwrap();
-        let routes = routes::parse(&routes);
+        let p1 = Hop { gateway: [10, 1, 1, 0].into(), device: "p1".into() };
         let p2 = Hop { gateway: [10, 2, 1, 0].into(), device: "p2".into() };
+        let routes: Routes = [
+            ("10.255.0.2".to_owned(), [p1.clone(), p2.clone()].into()),
+            ("10.255.1.1".to_owned(), [p1].into()),
+            ("10.255.1.2".to_owned(), [p2.clone()].into()),
+        ]
+        .into();
         let mut left = left(&routes, &["p1"].into());
         let expected: Routes =
             [("10.255.0.2".to_owned(), [p2.clone()].into()), ("10.255.1.1".to_owned(), Hops::new())].into();

@@ -4,7 +4,7 @@
 //! While there is another way nothing is lost by believing it; where there is none, nothing is gained: packets are no more
 //! lost on a dead link than for want of a route, and if the link was alive they arrive. So:
 //!
-//! - Each destination of FRR's has a second route in the main table, behind FRR's ([`METRIC`]). It follows FRR's while there is one, and stays
+//! - Each destination of FRR's has a second route in the main table, behind FRR's ([`BEHIND`]). It follows FRR's while there is one, and stays
 //!   when FRR has withdrawn it. Of several ways it has those that live, or else the one that died last: the others were dead while that one
 //!   still carried everything. zebra sees it too (as the worst route of all), so EVPN's forwarding entries stay valid.
 //! - Two switches may each have taken their own link to a host for dead, and send its packets to each other. What a switch gets over
@@ -14,17 +14,17 @@
 //! When the daemon dies the routes stay; the next one takes them over.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
 use crate::command::run;
 use crate::config::{Config, Uplink};
-use crate::routes::{self, apply, Hops, Routes, Ways};
+use crate::netlink::Kernel;
+use crate::routes::{Hops, RouteSet, Routes, FRR, MAIN, OURS};
 
-/// Whose routes they are, in the kernel; no number of FRR's.
-pub(crate) const PROTOCOL: &str = "85";
-/// zebra takes the first byte for a distance: 253 of at most 255, behind all of its own.
-const METRIC: u32 = 253 << 24;
+/// Those behind FRR's. zebra takes the first byte of a metric for a distance: 253 of at most 255, behind all of its own.
+pub(crate) const BEHIND: RouteSet = RouteSet { table: MAIN, protocol: OURS, metric: Some(253 << 24) };
+/// Those of hosts of a switch's own.
+const OWN: RouteSet = RouteSet { table: TABLE, protocol: OURS, metric: None };
 /// What came over a backup link looks here first, before the table of [`crate::failover`].
 pub const TABLE: u32 = 4101;
 const PRIORITY: &str = "4099";
@@ -36,6 +36,7 @@ const SETTLE_US: u64 = 20_000;
 /// Which ways destinations had last.
 pub struct LastWays {
     uplinks: Vec<Uplink>,
+    kernel: Kernel,
     ranks: Ranks,
     /// Over any link.
     all: Memory,
@@ -55,13 +56,14 @@ impl LastWays {
         }
         let mut last = LastWays {
             uplinks,
+            kernel: Kernel::open().map_err(error)?,
             ranks: Ranks::default(),
             all: Memory::default(),
             own: Memory::default(),
             next_look_us: now_us,
         };
-        last.all.learn(now_us, &present_in_main()?);
-        last.own.learn(now_us, &present_in_table()?);
+        last.all.learn(now_us, &last.kernel.routes(&BEHIND).map_err(error)?);
+        last.own.learn(now_us, &last.kernel.routes(&OWN).map_err(error)?);
         Ok(last)
     }
 
@@ -97,15 +99,12 @@ impl LastWays {
             return Ok(None);
         }
         self.next_look_us = u64::MAX;
-        let frr = routes::of_frr()?;
+        let frr = self.kernel.routes(&FRR).map_err(error)?;
         self.all.learn(now_us, &frr);
         self.own.learn(now_us, &not_over(&frr, &self.backups()));
-        let mut batch = String::new();
-        let main = format!("table main proto {PROTOCOL} metric {METRIC}");
-        difference(&mut batch, &main, &self.all.wanted(&self.ranks), &present_in_main()?);
+        self.kernel.make_routes(&BEHIND, &self.all.wanted(&self.ranks)).map_err(error)?;
         let own = if self.backups().is_empty() { Routes::new() } else { self.own.wanted(&self.ranks) };
-        difference(&mut batch, &format!("table {TABLE}"), &own, &present_in_table()?);
-        apply(&batch)?;
+        self.kernel.make_routes(&OWN, &own).map_err(error)?;
         let forget = [self.all.forgets_us(), self.own.forgets_us()].into_iter().flatten().min();
         self.next_look_us = self.next_look_us.min(forget.unwrap_or(u64::MAX));
         Ok(Some(self.all.missing()))
@@ -119,7 +118,7 @@ impl LastWays {
 /// Takes routes and rules away.
 pub fn close() {
     remove_rules();
-    let _ = run(&["ip", "route", "flush", "table", "main", "proto", PROTOCOL]);
+    let _ = run(&["ip", "route", "flush", "table", "main", "proto", &OURS.to_string()]);
     let _ = run(&["ip", "route", "flush", "table", &TABLE.to_string()]);
 }
 
@@ -128,29 +127,14 @@ fn remove_rules() {
     while run(&["ip", "rule", "del", "pref", PRIORITY, "lookup", &TABLE.to_string()]).is_ok() {}
 }
 
-fn present_in_main() -> Result<Routes, String> {
-    routes::show(&["table", "main", "proto", PROTOCOL])
-}
-
-fn present_in_table() -> Result<Routes, String> {
-    routes::show(&["table", &TABLE.to_string()])
+fn error(error: std::io::Error) -> String {
+    format!("routes: {error}")
 }
 
 /// The ways that do not lead over some links.
 fn not_over(routes: &Routes, links: &BTreeSet<&str>) -> Routes {
     let left = |hops: &Hops| hops.iter().filter(|h| !links.contains(h.device.as_str())).cloned().collect::<Hops>();
     routes.iter().map(|(to, hops)| (to.clone(), left(hops))).filter(|(_, hops)| !hops.is_empty()).collect()
-}
-
-/// Commands that make the routes that are there those that are wanted; `what` says which they are.
-fn difference(batch: &mut String, what: &str, wanted: &Routes, present: &Routes) {
-    // writing to a String cannot fail
-    for (to, hops) in wanted.iter().filter(|(to, hops)| present.get(*to) != Some(*hops)) {
-        let _ = writeln!(batch, "route replace {to} {what}{}", Ways(hops));
-    }
-    for to in present.keys().filter(|to| !wanted.contains_key(*to)) {
-        let _ = writeln!(batch, "route del {to} {what}");
-    }
 }
 
 /// Which links have died, in which order.
@@ -257,17 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_differs_is_written() {
-        let (mut batch, wanted) = (String::new(), route(&["p1", "p2"]));
-        difference(&mut batch, "table 7", &wanted, &wanted);
-        assert_eq!(batch, "");
-        let present: Routes = [("10.255.0.2".into(), hops(&["p1"])), ("10.255.0.3".into(), hops(&["p1"]))].into();
-        difference(&mut batch, "table 7", &wanted, &present);
-        assert_eq!(
-            batch,
-            "route replace 10.255.0.2 table 7 nexthop via 10.0.0.1 dev p1 nexthop via 10.0.0.1 dev p2\n\
-             route del 10.255.0.3 table 7\n"
-        );
+    fn ways_over_some_links_are_left_out() {
         assert_eq!(not_over(&route(&["h1", "isl"]), &["isl"].into()), route(&["h1"]));
         assert_eq!(not_over(&route(&["isl"]), &["isl"].into()), Routes::new());
     }

@@ -1,14 +1,7 @@
-//! The kernel's routes, as `ip` tells and takes them.
+//! Routes, as the ways to destinations. The kernel's are read and made by [`crate::netlink::Kernel`].
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::{self, Display, Formatter};
-use std::io::Write as _;
 use std::net::Ipv4Addr;
-use std::process::{Command, Stdio};
-
-use serde_json::Value;
-
-use crate::command::run;
 
 /// One way out: a neighbour at a link.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,62 +15,54 @@ pub struct Hop {
 /// The ways of one route.
 pub type Hops = BTreeSet<Hop>;
 
-/// Routes by destination, as `ip` writes it.
+/// Routes by destination, as `ip` writes it: an address, or `address/length`, or `default`.
 pub type Routes = BTreeMap<String, Hops>;
 
-/// As `ip route` takes them.
-pub struct Ways<'a>(pub &'a Hops);
+/// Which routes of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteSet {
+    /// The number of their table.
+    pub table: u32,
+    /// Who has made them.
+    pub protocol: u8,
+    /// Of those that are made; none is the best.
+    pub metric: Option<u32>,
+}
 
-impl Display for Ways<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|hop| write!(f, " nexthop via {} dev {}", hop.gateway, hop.device))
+/// The table that all look at.
+pub const MAIN: u32 = 254;
+
+/// What bgpd has made of it. zebra gives its routes a metric of its own.
+pub const FRR: RouteSet = RouteSet { table: MAIN, protocol: 186, metric: None };
+
+/// Whose our own are, in the kernel; no number of FRR's.
+pub const OURS: u8 = 85;
+
+/// What makes the routes that are there those that are wanted: for each destination its ways, or none, and then it goes.
+pub fn difference(wanted: &Routes, present: &Routes) -> Vec<(String, Option<Hops>)> {
+    let changed = wanted.iter().filter(|(to, hops)| present.get(*to) != Some(*hops));
+    let made = changed.map(|(to, hops)| (to.clone(), Some(hops.clone())));
+    made.chain(present.keys().filter(|to| !wanted.contains_key(*to)).map(|to| (to.clone(), None))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_differs_is_made() {
+        let hops = |devices: &[&str]| -> Hops {
+            devices.iter().map(|d| Hop { gateway: [10, 0, 0, 1].into(), device: (*d).to_owned() }).collect()
+        };
+        let wanted: Routes = [("10.255.0.2".into(), hops(&["p1", "p2"])), ("10.255.0.4".into(), hops(&["p1"]))].into();
+        assert!(difference(&wanted, &wanted).is_empty());
+        let present: Routes = [
+            ("10.255.0.2".into(), hops(&["p1"])),
+            ("10.255.0.3".into(), hops(&["p1"])),
+            ("10.255.0.4".into(), hops(&["p1"])),
+        ]
+        .into();
+        let expected = [("10.255.0.2".to_owned(), Some(hops(&["p1", "p2"]))), ("10.255.0.3".to_owned(), None)];
+        assert_eq!(difference(&wanted, &present), expected);
     }
-}
-
-/// The routes that a selection (`ip route show …`) has; of a table that does not exist, none.
-pub fn show(selection: &[&str]) -> Result<Routes, String> {
-    let text = match run(&[&["ip", "-j", "route", "show"], selection].concat()) {
-        Err(error) if error.contains("table does not exist") => return Ok(Routes::new()),
-        shown => shown?,
-    };
-    let routes: Vec<Value> = serde_json::from_str(&text).map_err(|e| format!("ip route: {e}"))?;
-    Ok(parse(&routes))
-}
-
-/// What bgpd has made of the table that all look at.
-pub fn of_frr() -> Result<Routes, String> {
-    show(&["table", "main", "proto", "bgp"])
-}
-
-/// Routes from `ip -j route`; those without a gateway are left out.
-pub fn parse(routes: &[Value]) -> Routes {
-    let hop = |h: &Value| {
-        let gateway = h["gateway"].as_str()?.parse().ok()?;
-        Some(Hop { gateway, device: h["dev"].as_str()?.to_owned() })
-    };
-    let ways = |r: &Value| match r["nexthops"].as_array() {
-        Some(all) => all.iter().filter_map(hop).collect(),
-        None => hop(r).into_iter().collect::<Hops>(),
-    };
-    let all = routes.iter().filter_map(|r| Some((r["dst"].as_str()?.to_owned(), ways(r))));
-    all.filter(|(_, hops)| !hops.is_empty()).collect()
-}
-
-/// Gives `ip` many commands. One that fails (a device has just gone) does not stop the others.
-pub fn apply(batch: &str) -> Result<(), String> {
-    if batch.is_empty() {
-        return Ok(());
-    }
-    let error = |e: std::io::Error| format!("ip: {e}");
-    let mut child = Command::new("ip")
-        .args(["-force", "-batch", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(error)?;
-    if let Some(mut stdin) = child.stdin.take() {
-        stdin.write_all(batch.as_bytes()).map_err(error)?;
-    }
-    child.wait().map(drop).map_err(error)
 }

@@ -1,12 +1,14 @@
-//! The kernel over rtnetlink: notifications, whole tables, and operations on tc rules.
+//! The kernel over rtnetlink: notifications, whole tables, operations on tc rules, and routes.
 //!
 //! One socket is subscribed to notifications and only says that something has changed, or that notifications were lost. The other
 //! asks and is answered. Both are plain blocking sockets with deadlines: what the reconciler has to know (a torn dump, a
 //! message for each failed operation) is what asynchronous wrappers hide.
 
+mod routes;
 mod rules;
 mod tables;
 
+use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -17,8 +19,11 @@ use netlink_packet_core::{
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{protocols::NETLINK_ROUTE, Socket, SocketAddr};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::net::netdevice::{index_to_name, name_to_index};
 pub use unbroken_overlay::Dump;
 use unbroken_overlay::{Op, Settings, Table};
+
+use crate::routes::{difference, RouteSet, Routes};
 
 /// RTNLGRP_LINK, _NEIGH, _TC, _IPV4_ROUTE, _TUNNEL. The last is missing in old kernels.
 const GROUPS: [u32; 5] = [1, 3, 4, 7, 35];
@@ -28,6 +33,8 @@ const WINDOW: usize = 64;
 const ANSWER: Duration = Duration::from_secs(5);
 const LARGEST: usize = 1 << 16;
 const NLMSG_ALIGN: usize = 4;
+/// How often routes are read that change meanwhile; then what was read must do, and their notifications ask for another look.
+const TRIES: usize = 3;
 
 /// What was heard since the last look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -162,13 +169,42 @@ impl Kernel {
 
     /// Carries out all operations in order, also behind one that fails; gives the failures with their places.
     pub fn apply(&mut self, ops: &[Op], settings: &Settings) -> Result<Vec<(usize, String)>, Error> {
+        self.carry_out(ops.iter().map(|op| rules::operation(op, settings)).collect())
+    }
+
+    /// The routes of a set that lead over gateways.
+    pub fn routes(&mut self, set: &RouteSet) -> Result<Routes, Error> {
+        let mut all = Vec::new();
+        for _ in 0..TRIES {
+            let (read, torn) = self.ask(routes::request())?;
+            all = read;
+            if !torn {
+                break;
+            }
+        }
+        let mut names = BTreeMap::new();
+        let mut name = |index: u32| -> Option<String> {
+            names.entry(index).or_insert_with(|| index_to_name(&self.socket, index).ok()).clone()
+        };
+        Ok(all.iter().filter_map(|message| routes::route(message, set, &mut name)).collect())
+    }
+
+    /// Makes the routes of a set these. One that fails (a device has just gone) does not stop the others.
+    pub fn make_routes(&mut self, set: &RouteSet, wanted: &Routes) -> Result<(), Error> {
+        let changes = difference(wanted, &self.routes(set)?);
+        let mut index = |name: &str| name_to_index(&self.socket, name).ok();
+        let messages = changes.iter().filter_map(|(to, hops)| routes::change(set, to, hops.as_ref(), &mut index));
+        let messages = messages.collect();
+        self.carry_out(messages).map(drop)
+    }
+
+    fn carry_out(&mut self, all: Vec<(RouteNetlinkMessage, u16)>) -> Result<Vec<(usize, String)>, Error> {
         let mut failures = Vec::new();
-        for (window, some) in ops.chunks(WINDOW).enumerate() {
+        for (window, some) in all.chunks(WINDOW).enumerate() {
             let first = self.sequence.wrapping_add(1);
             let mut buffer = Vec::new();
-            for op in some {
-                let (message, flags) = rules::operation(op, settings);
-                self.push(&mut buffer, message, flags | NLM_F_ACK);
+            for (message, flags) in some {
+                self.push(&mut buffer, message.clone(), flags | NLM_F_ACK);
             }
             self.socket.send(&buffer, 0)?;
             let mut answered = 0;
