@@ -13,7 +13,7 @@ use crate::command::run;
 use crate::config::{Config, Uplink};
 use crate::frr::Frr;
 use crate::netlink::Kernel;
-use crate::routes::{Hop, Hops, RouteSet, Routes, FRR, OURS};
+use crate::routes::{error, Hop, Hops, RouteSet, Routes, FRR, OURS};
 
 /// The number of our table, and the priority of the rule.
 pub const TABLE: u32 = 4100;
@@ -101,10 +101,6 @@ impl Failover {
         self.kernel.make_routes(&ROUTES, &left).map_err(error)?;
         Ok(left.len())
     }
-}
-
-fn error(error: std::io::Error) -> String {
-    format!("routes: {error}")
 }
 
 /// Takes the rule and the table away.

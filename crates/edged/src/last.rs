@@ -19,7 +19,7 @@ use std::net::Ipv4Addr;
 use crate::command::run;
 use crate::config::{Config, Uplink};
 use crate::netlink::Kernel;
-use crate::routes::{Hops, RouteSet, Routes, FRR, MAIN, OURS};
+use crate::routes::{error, Hops, RouteSet, Routes, FRR, MAIN, OURS};
 
 /// Those behind FRR's. zebra takes the first byte of a metric for a distance: 253 of at most 255, behind all of its own.
 pub(crate) const BEHIND: RouteSet = RouteSet { table: MAIN, protocol: OURS, metric: Some(253 << 24) };
@@ -125,10 +125,6 @@ pub fn close() {
 fn remove_rules() {
     // One for each backup link.
     while run(&["ip", "rule", "del", "pref", PRIORITY, "lookup", &TABLE.to_string()]).is_ok() {}
-}
-
-fn error(error: std::io::Error) -> String {
-    format!("routes: {error}")
 }
 
 /// The ways that do not lead over some links.

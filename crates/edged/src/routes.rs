@@ -45,6 +45,11 @@ pub fn difference(wanted: &Routes, present: &Routes) -> Vec<(String, Option<Hops
     made.chain(present.keys().filter(|to| !wanted.contains_key(*to)).map(|to| (to.clone(), None))).collect()
 }
 
+/// Says what an error was about.
+pub fn error(error: std::io::Error) -> String {
+    format!("routes: {error}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

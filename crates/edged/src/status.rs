@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::command::run;
 use crate::last::BEHIND;
 use crate::netlink::Kernel;
-use crate::routes::FRR;
+use crate::routes::{error, FRR};
 use crate::state::State;
 
 /// One uplink.
@@ -77,7 +77,6 @@ impl Status {
             let learned = |e: &&Value| e["flags"].as_array().is_some_and(|f| f.iter().any(|f| f == "extern_learn"));
             destinations += table.iter().filter(learned).filter(|e| e["dst"].is_string()).count();
         }
-        let error = |e: std::io::Error| format!("routes: {e}");
         let mut kernel = Kernel::open().map_err(error)?;
         let (kept, frr_has) = (kernel.routes(&BEHIND).map_err(error)?, kernel.routes(&FRR).map_err(error)?);
         Ok(Status {

@@ -255,7 +255,6 @@ fn a_migration_that_was_followed_is_announced_no_more() {
     net.run();
     net.migrate(0).unwrap();
     assert!(net.transmit());
-    net.lose = 0;
     while net.states() != [Migrated; 2] {
         assert!(net.step());
     }

@@ -1,8 +1,10 @@
 //! A time at which a sleeping thread is to wake, set by another thread without waking it.
 
 use crate::{Error, Result};
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::time::{
+    timerfd_create, timerfd_settime, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec,
+};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// A timerfd of CLOCK_MONOTONIC: readable from its time on until it is set anew.
 ///
@@ -14,31 +16,22 @@ pub struct Alarm(OwnedFd);
 impl Alarm {
     /// One that is not set. Close-on-exec.
     pub fn new() -> Result<Alarm> {
-        // SAFETY: takes no pointers; a non-negative result is a fresh descriptor that nobody else owns.
-        let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(Error::os("timerfd_create", &io::Error::last_os_error()));
-        }
-        // SAFETY: `fd` was just made and is owned by nobody else.
-        Ok(Alarm(unsafe { OwnedFd::from_raw_fd(fd) }))
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let made = timerfd_create(TimerfdClockId::Monotonic, flags);
+        made.map(Alarm).map_err(|e| Error::os("timerfd_create", &e.into()))
     }
 
     /// Sets it, in place of what it was set to; at once for a time that has passed, never for `u64::MAX`.
     pub fn set(&self, at_us: u64) {
-        let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        let value = match at_us {
+        let never = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let it_value = match at_us {
             u64::MAX => never,
             // Zero would be never.
-            0 => libc::timespec { tv_sec: 0, tv_nsec: 1 },
-            at_us => libc::timespec {
-                // The kernel takes no later one than its own end of time, which is centuries away.
-                tv_sec: (at_us / 1_000_000) as _,
-                tv_nsec: (at_us % 1_000_000 * 1_000) as _,
-            },
+            0 => Timespec { tv_sec: 0, tv_nsec: 1 },
+            at_us => Timespec { tv_sec: (at_us / 1_000_000) as _, tv_nsec: (at_us % 1_000_000 * 1_000) as _ },
         };
-        let spec = libc::itimerspec { it_interval: never, it_value: value };
-        // SAFETY: a live structure; no old value is asked for. It cannot fail: the descriptor is a timer's and the time is a valid one.
-        unsafe { libc::timerfd_settime(self.0.as_raw_fd(), libc::TFD_TIMER_ABSTIME, &spec, std::ptr::null_mut()) };
+        // It cannot fail: the descriptor is a timer's, and the time is a valid one.
+        let _ = timerfd_settime(&self.0, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval: never, it_value });
     }
 }
 

@@ -169,7 +169,7 @@ impl Kernel {
 
     /// Carries out all operations in order, also behind one that fails; gives the failures with their places.
     pub fn apply(&mut self, ops: &[Op], settings: &Settings) -> Result<Vec<(usize, String)>, Error> {
-        self.carry_out(ops.iter().map(|op| rules::operation(op, settings)).collect())
+        self.carry_out(ops.iter().map(|op| rules::operation(op, settings)))
     }
 
     /// The routes of a set that lead over gateways.
@@ -194,32 +194,39 @@ impl Kernel {
         let changes = difference(wanted, &self.routes(set)?);
         let mut index = |name: &str| name_to_index(&self.socket, name).ok();
         let messages = changes.iter().filter_map(|(to, hops)| routes::change(set, to, hops.as_ref(), &mut index));
-        let messages = messages.collect();
+        let messages: Vec<_> = messages.collect();
         self.carry_out(messages).map(drop)
     }
 
-    fn carry_out(&mut self, all: Vec<(RouteNetlinkMessage, u16)>) -> Result<Vec<(usize, String)>, Error> {
-        let mut failures = Vec::new();
-        for (window, some) in all.chunks(WINDOW).enumerate() {
+    /// Sends messages with their flags, some at a time; gives the failures with their places.
+    fn carry_out(
+        &mut self,
+        all: impl IntoIterator<Item = (RouteNetlinkMessage, u16)>,
+    ) -> Result<Vec<(usize, String)>, Error> {
+        let (mut failures, mut before) = (Vec::new(), 0);
+        let mut all = all.into_iter().peekable();
+        while all.peek().is_some() {
             let first = self.sequence.wrapping_add(1);
-            let mut buffer = Vec::new();
-            for (message, flags) in some {
-                self.push(&mut buffer, message.clone(), flags | NLM_F_ACK);
+            let (mut buffer, mut sent) = (Vec::new(), 0);
+            for (message, flags) in all.by_ref().take(WINDOW) {
+                self.push(&mut buffer, message, flags | NLM_F_ACK);
+                sent += 1;
             }
             self.socket.send(&buffer, 0)?;
             let mut answered = 0;
-            while answered < some.len() {
+            while answered < sent {
                 for message in self.receive()? {
                     let NetlinkPayload::Error(error) = message.payload else { continue };
                     let place = message.header.sequence_number.wrapping_sub(first) as usize;
-                    if place < some.len() {
+                    if place < sent {
                         answered += 1;
                         if error.code.is_some() {
-                            failures.push((window * WINDOW + place, error.to_io().to_string()));
+                            failures.push((before + place, error.to_io().to_string()));
                         }
                     }
                 }
             }
+            before += sent;
         }
         Ok(failures)
     }
