@@ -17,6 +17,8 @@ use crate::frr::Frr;
 use crate::plan::{plan, Present, Step};
 use crate::{failover, last};
 
+const NONE: &str = "no edge is up here: `unbroken edge up` makes one, `unbroken edge demo` shows one (both as root)";
+
 /// The folder of all hosts' folders, unless `UNBROKEN_EDGE` names another.
 const FOLDER: &str = "/run/unbroken-edge";
 
@@ -46,14 +48,14 @@ impl State {
             let state = State::of(name);
             return if up(&state) { Ok(state) } else { Err(format!("no edge with the name '{name}' is up here")) };
         }
-        let entries = fs::read_dir(root()).map_err(|_| "no edge is up here".to_owned())?;
+        let entries = fs::read_dir(root()).map_err(|_| NONE.to_owned())?;
         let mut all: Vec<State> = entries
             .flatten()
             .map(|e| State { folder: e.path() })
             .filter(|s| up(s) && s.is_of_this_namespace())
             .collect();
         match all.len() {
-            0 => Err("no edge is up here".into()),
+            0 => Err(NONE.into()),
             1 => Ok(all.remove(0)),
             _ => Err("several edges are up here; name one with --name".into()),
         }
