@@ -23,8 +23,8 @@ class Skip(Exception):
     """A test cannot run here; the text says why."""
 
 
-def wait_until(condition, seconds: float, what: str):
-    """Polls until `condition()` is true and gives its value; fails after `seconds`, saying what did not come."""
+def wait_until(condition, seconds: float, what: str, longest_pause_s=0.03):
+    """Polls until `condition()` is true and gives its value; fails after `seconds`, saying what did not come. What is measured meanwhile is disturbed less by longer pauses."""
     deadline = time.monotonic() + seconds
     pause = 0.002
     while True:
@@ -34,7 +34,7 @@ def wait_until(condition, seconds: float, what: str):
         if time.monotonic() > deadline:
             raise Failure(f"{what}: not within {seconds:g} s")
         time.sleep(pause)
-        pause = min(pause * 1.5, 0.03)
+        pause = min(pause * 1.5, longest_pause_s)
 
 
 def describe_exit(code: int) -> str:
