@@ -82,10 +82,11 @@ pub fn choose(health: &Health<'_>, policy: &Policy, from: u64, wanted: impl Fn(S
     }
     let path = |epoch| health.slots.get(slot_of(epoch));
     let equal = || ranked.iter().filter(|(rank, _)| *rank == best).map(|(_, epoch)| *epoch);
+    let is_equal = equal().fold(0u64, |bits, epoch| bits | 1 << slot_of(epoch));
     // In the order of the table, which is the same at both ends wherever their epochs are; each path is there several times.
-    let mut paths: Vec<SlotPath> = Vec::new();
-    for (_, candidate) in health.slots.iter() {
-        if !paths.contains(&candidate) && equal().any(|epoch| path(epoch) == Some(candidate)) {
+    let mut paths: Vec<SlotPath> = Vec::with_capacity(SLOTS);
+    for (_, candidate) in health.slots.iter().filter(|(slot, _)| is_equal & 1 << slot != 0) {
+        if !paths.contains(&candidate) {
             paths.push(candidate);
         }
     }

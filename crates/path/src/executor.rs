@@ -305,14 +305,8 @@ impl Executor {
 
     /// Sets what is believed of every path from what is known of NICs and pairs.
     fn learn(&mut self, shell: &impl Shell) {
-        let mut paths: Vec<SlotPath> = self.lqp.slots().iter().map(|(_, p)| p).collect();
-        paths.sort_unstable();
-        paths.dedup();
         self.informed = true;
-        let now_us = shell.now_us();
-        for path in paths {
-            self.lqp.set_path_belief(now_us, path, shell.belief(path));
-        }
+        self.lqp.set_beliefs(shell.now_us(), |path| shell.belief(path));
     }
 
     fn say_bye_for_peer(&mut self, shell: &impl Shell) {

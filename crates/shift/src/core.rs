@@ -295,18 +295,13 @@ impl Core {
     }
 
     pub(crate) fn emit(&self, what: What) {
-        self.emit_at(what, unbroken_telemetry::now_us());
-    }
-
-    /// Logs what happened at that time.
-    pub(crate) fn emit_at(&self, what: What, time_us: u64) {
         // The log is a report: that it cannot be written must not stop traffic.
-        let _ = self.log.emit(&Event::at(what, time_us));
+        let _ = self.log.emit(&Event::at(what, unbroken_telemetry::now_us()));
     }
 
-    /// For the log, from a thread that is not to wait for it, or that has many.
-    pub(crate) fn emit_later(&self, what: What) {
-        self.write(&self.later.put(what));
+    /// For the log: what happened at that time, from a thread that is not to wait for it, or that has many.
+    pub(crate) fn emit_later(&self, what: What, time_us: u64) {
+        self.write(&self.later.put(what, time_us));
     }
 
     /// Writes what waits.

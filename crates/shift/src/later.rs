@@ -1,7 +1,7 @@
 //! Events for the log that may wait for a moment.
 //!
-//! A migration takes some microseconds, and a thousand queue pairs may migrate at once: none of them is to pay for a write, nor for the worker's waking. So
-//! their events are kept here; the worker writes them together when its alarm rings, or earlier where it is awake, and the process's end writes what is left. A
+//! A migration takes some microseconds, a switch some tens, and a thousand queue pairs may move at once: none of them is to pay for a write, nor for the
+//! worker's waking. So their events are kept here; the worker writes them together when its alarm rings, or earlier where it is awake, and the process's end writes what is left. A
 //! process that is killed loses those of its last millisecond.
 
 use crate::core::lock;
@@ -27,14 +27,13 @@ impl Later {
         Ok(Later { events: Mutex::default(), alarm: Alarm::new()? })
     }
 
-    /// Keeps an event of now; gives all where they are too many.
+    /// Keeps an event of that time; gives all where they are too many.
     #[must_use]
-    pub(crate) fn put(&self, what: What) -> Vec<Event> {
+    pub(crate) fn put(&self, what: What, time_us: u64) -> Vec<Event> {
         let mut events = lock(&self.events);
-        let now_us = now_us();
-        events.push(Event::at(what, now_us));
+        events.push(Event::at(what, time_us));
         match events.len() {
-            1 => self.alarm.set(now_us + LATER_US),
+            1 => self.alarm.set(now_us() + LATER_US),
             MOST.. => return self.empty(&mut events),
             _ => {}
         }
@@ -70,11 +69,11 @@ mod tests {
         let later = Later::new().unwrap();
         let what = |n: usize| What::PortDown { nic: format!("a/{n}") };
         assert!(later.take().is_empty() && !rings(&later, 0));
-        assert!(later.put(what(0)).is_empty() && later.put(what(1)).is_empty());
+        assert!(later.put(what(0), 1).is_empty() && later.put(what(1), 2).is_empty());
         assert!(rings(&later, 10));
         assert_eq!(later.take().iter().map(|e| e.what.clone()).collect::<Vec<_>>(), [what(0), what(1)]);
         assert!(!rings(&later, 0));
-        let given: Vec<_> = (0..MOST).map(|n| later.put(what(n)).len()).collect();
+        let given: Vec<_> = (0..MOST).map(|n| later.put(what(n), 3).len()).collect();
         assert_eq!((given[..MOST - 1].iter().sum::<usize>(), given[MOST - 1]), (0, MOST));
         assert!(later.take().is_empty() && !rings(&later, 0));
     }

@@ -258,7 +258,7 @@ impl Shell for Hands<'_> {
             switch_us: done.moved_us.saturating_sub(s.detected_us),
             replayed: done.replay.replayed.into(),
         };
-        core.emit_at(What::Switch(switch), done.moved_us);
+        core.emit_later(What::Switch(switch), done.moved_us);
     }
 }
 

@@ -393,7 +393,7 @@ impl Qp {
         };
         let (done, told) = own_events::collect(physical, || self.change(change));
         for what in told.into_iter().filter_map(|event| self.tell(event)) {
-            self.core.emit_later(what);
+            self.core.emit_later(what, now_us());
         }
         done
     }

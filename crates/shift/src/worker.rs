@@ -311,7 +311,7 @@ impl Worker {
             DeviceEvent::QpFailed { qpn, status } => self.qp_failed(nic, qpn, status),
             DeviceEvent::Qp { qpn, event } => {
                 if let Some(what) = core.qp_by_physical(nic, qpn).and_then(|qp| qp.tell(event)) {
-                    core.emit_later(what);
+                    core.emit_later(what, now_us());
                 }
             }
         }

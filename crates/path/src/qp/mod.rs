@@ -379,6 +379,26 @@ impl LogicalQp {
         }
     }
 
+    /// The same for all paths, each of which is asked about once.
+    pub fn set_beliefs(&mut self, now_us: u64, of: impl Fn(SlotPath) -> Belief) {
+        let mut known: Vec<(SlotPath, Belief)> = Vec::with_capacity(self.distinct.count_ones() as usize);
+        for (slot, path) in self.slots.iter() {
+            let belief = match known.iter().find(|(other, _)| *other == path) {
+                Some((_, belief)) => *belief,
+                None => {
+                    let belief = of(path);
+                    known.push((path, belief));
+                    belief
+                }
+            };
+            self.beliefs[usize::from(slot)] = belief;
+        }
+        let alive = known.iter().any(|(_, belief)| *belief == Belief::Alive);
+        if alive && self.state == (State::Parked { until_us: None }) {
+            self.advance(now_us);
+        }
+    }
+
     /// The same for every slot of a path.
     pub fn set_path_belief(&mut self, now_us: u64, path: SlotPath, belief: Belief) {
         for slot in 0..SLOTS as u8 {
