@@ -198,7 +198,8 @@ impl Engine {
     ) {
         debug_assert!(!self.is_busy());
         self.begun = self.begun.max(number + 1);
-        let run = Run::new(number, description.digest(), self.config.me, element_bytes, program);
+        let paths = (self.config.hosts.len() * usize::from(self.config.rails)) as u64;
+        let run = Run::new(number, description.digest(), self.config.me, element_bytes, paths, program);
         self.history.push_back((number, description));
         if self.history.len() > HISTORY {
             self.history.pop_front();

@@ -13,14 +13,18 @@ use unbroken_schedule::{Path, Program, Slice, Work};
 use crate::frame::{Header, MEMORY};
 use crate::Rank;
 
-/// Messages of a lane that may be on their way to a receiver that is not ready, at least and at most; between, as many as these bytes hold. What
-/// is on its way must last until the first is used and that is known, also where messages are short.
-const ROOM: std::ops::RangeInclusive<u32> = 2..=16;
-const ROOM_BYTES: u64 = 256 << 10;
+/// Messages of a lane that may be on their way to a receiver that is not ready, at least and at most; between, as many as its bytes hold. What
+/// is on its way must last until the first is used and that is known, also where messages are short, and where one sender is ahead of others
+/// whose messages are reduced with its own.
+const ROOM: std::ops::RangeInclusive<u32> = 2..=64;
+/// Bytes of a lane, at least and at most; between, its share of what may lie aside at a rank.
+const ROOM_BYTES: std::ops::RangeInclusive<u64> = 256 << 10..=2 << 20;
+const ASIDE_BYTES: u64 = 64 << 20;
 
-/// How many messages of a lane may be on their way, if the longest has so many bytes.
-pub(crate) fn room(longest_bytes: u64) -> u32 {
-    let fit = ROOM_BYTES / longest_bytes.max(1);
+/// How many messages of a lane may be on their way, if the longest has so many bytes and a rank has so many paths to others.
+pub(crate) fn room(longest_bytes: u64, paths: u64) -> u32 {
+    let share = (ASIDE_BYTES / paths.max(1)).clamp(*ROOM_BYTES.start(), *ROOM_BYTES.end());
+    let fit = share / longest_bytes.max(1);
     fit.clamp((*ROOM.start()).into(), (*ROOM.end()).into()) as u32
 }
 
@@ -115,7 +119,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) fn new(number: u64, digest: u64, me: Rank, element: u64, program: Arc<Program>) -> Run {
+    pub(crate) fn new(number: u64, digest: u64, me: Rank, element: u64, paths: u64, program: Arc<Program>) -> Run {
         let mut numbers: Vec<usize> = (0..program.lanes.len()).collect();
         numbers.sort_by_key(|k| program.lanes[*k]);
         let mut lanes: Vec<Lane> = Vec::new();
@@ -159,7 +163,7 @@ impl Run {
         }
         for lane in &mut lanes {
             let longest = lane.steps.iter().map(|step| program.steps[*step as usize].work.len() * element).max();
-            lane.room = room(longest.unwrap_or(0));
+            lane.room = room(longest.unwrap_or(0), paths);
         }
         (0..count).for_each(|k| begins[k + 1] += begins[k]);
         let mut at = begins.clone();
@@ -334,6 +338,7 @@ mod tests {
     use unbroken_schedule::{Buffer, Lane as Way, Stage, Step};
 
     const ELEMENTS: u64 = 4;
+    const PATHS: u64 = 16;
 
     /// A program of one lane to rank 1, or from it, of so many messages that wait for nothing.
     fn one_lane(outgoing: bool, messages: u32) -> Run {
@@ -354,19 +359,23 @@ mod tests {
             flow: (from, to),
             route: 0,
         }];
-        Run::new(0, 0, 0, 1, Arc::new(Program { steps, lanes, scratch: 0 }))
+        Run::new(0, 0, 0, 1, PATHS, Arc::new(Program { steps, lanes, scratch: 0 }))
     }
 
     /// Where messages are short, two of them do not bridge the time until their use is known.
     #[test]
     fn many_short_messages_are_on_their_way() {
-        assert_eq!([1, 16 << 10, 64 << 10, 4 << 20].map(room), [16, 16, 4, 2]);
+        let of = |paths| [1, 16 << 10, 64 << 10, 4 << 20].map(|longest| room(longest, paths));
+        assert_eq!(of(PATHS), [64, 64, 32, 2]);
+        assert_eq!(of(100), [64, 40, 10, 2], "the more there are, the less lies aside of each");
+        assert_eq!(of(10_000), [64, 16, 4, 2]);
     }
 
     /// However many messages there are, what the receiver tells lets the sender send all, and never more than its room ahead.
     #[test]
     fn what_is_told_lets_all_messages_go() {
-        for messages in 1..100 {
+        let room = room(ELEMENTS, PATHS);
+        for messages in 1..400 {
             let (mut sender, mut receiver) = (one_lane(true, messages), one_lane(false, messages));
             let (mut sent, mut told) = (0, 0);
             for used in 0..messages {
@@ -375,14 +384,14 @@ mod tests {
                     assert!(sender.was_sent(0, &part).is_some());
                     sent += 1;
                 }
-                assert!(sent > used && sent <= used + room(ELEMENTS), "{sent} of {messages} are sent, {used} used");
+                assert!(sent > used && sent <= used + room, "{sent} of {messages} are sent, {used} used");
                 if let Some((.., used)) = receiver.tells_used(used) {
                     told += 1;
                     sender.on_used(1, 0, used).unwrap();
                     sender.lanes[0].queued = false;
                 }
             }
-            assert_eq!((sent, told), (messages, messages.saturating_sub(room(ELEMENTS)).div_ceil(8)));
+            assert_eq!((sent, told), (messages, messages.saturating_sub(room).div_ceil(room / 2)));
         }
     }
 }

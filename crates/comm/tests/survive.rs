@@ -6,7 +6,9 @@ mod world;
 use unbroken_comm::locate::{Fault as At, Place};
 use unbroken_comm::{Engine, Failure, Mutant, Note};
 use unbroken_schedule::verify::expected;
-use unbroken_schedule::{Collective, Counts, DataType, Fabric, Host, Matrix, Nic, Operation, ReduceOp, Topology};
+use unbroken_schedule::{
+    Collective, Counts, DataType, Fabric, Folding, Host, Matrix, Nic, Operation, ReduceOp, Topology,
+};
 use world::{run, Case, Fault, Outcome, Planned, Random, GIVES_UP_US};
 
 /// Virtual time within which everything is over.
@@ -93,6 +95,9 @@ fn case(seed: u64) -> Case {
         held_one_in: 50,
         timeout_us: 2_000_000,
         leave: true,
+        folding: Folding::Any,
+        window: 8,
+        nic_mbps: None,
         topology,
     }
 }
@@ -122,6 +127,9 @@ fn restless(seed: u64, mutant: Mutant) -> Case {
         held_one_in: 8,
         timeout_us: 2_000_000,
         leave: true,
+        folding: Folding::Any,
+        window: 8,
+        nic_mbps: None,
     }
 }
 
@@ -329,6 +337,9 @@ fn one_fault(seed: u64, (count, operations, payload): (u64, usize, u32)) -> (Cas
             held_one_in: 50,
             timeout_us: 2_000_000,
             leave: false,
+            folding: Folding::Any,
+            window: 8,
+            nic_mbps: None,
         },
         fault,
     )
@@ -371,7 +382,7 @@ fn stalls_us(kind: u64) -> Vec<u64> {
             let outcome = run(&case, MOST_US);
             assert_eq!(wrong(&case, &outcome), None, "seed {seed}, {fault:?}");
             case.faults.clear();
-            outcome.longest_us
+            outcome.longest_us()
         };
         let (with, without) = (longest_us(), longest_us());
         with.saturating_sub(without)

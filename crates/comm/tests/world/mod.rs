@@ -19,6 +19,10 @@ use unbroken_schedule::{Buffer, Collective, DataType, Folding, Program, ReduceOp
 
 /// A silent path fails a queue pair after this.
 pub const GIVES_UP_US: u64 = 3_000;
+/// How long an acknowledgement takes, where NICs have a rate.
+const ANSWER_US: u64 = 10;
+/// Headers of a write, where NICs have a rate.
+const WIRE_BYTES: usize = 64;
 /// How long ranks go on when all is over.
 const LINGER_US: u64 = 20_000;
 
@@ -84,7 +88,19 @@ enum What {
     Test,
 }
 
+/// A write that comes to the NIC of its receiver, whose line may be busy.
+struct Flight {
+    from: Rank,
+    slot: Slot,
+    rail: u8,
+    qp: Qp,
+    bytes: Vec<u8>,
+    notice: u32,
+    what: What,
+}
+
 enum Event {
+    Reaches(Flight),
     Write { from: Rank, slot: Slot, rail: u8, qp: u64, bytes: Vec<u8>, notice: u32 },
     Sent { to: Rank, peer: Rank, rail: u8, qp: u64, what: What },
     Failed { to: Rank, peer: Rank, rail: u8, qp: u64 },
@@ -156,9 +172,19 @@ struct World {
     next_qp: u64,
     /// The last arrival of a queue pair: writes keep their order.
     last: BTreeMap<u64, u64>,
+    /// What a NIC carries in each direction, where that is bounded, and until when (ns) its lines are busy: out, in.
+    nic_mbps: Option<u64>,
+    busy_ns: BTreeMap<(u32, u8), [u64; 2]>,
 }
 
 impl World {
+    /// When the line of a NIC, out or in, has carried so many bytes more.
+    fn carried_us(&mut self, rank: Rank, rail: u8, way: usize, bytes: usize, mbps: u64) -> u64 {
+        let line_ns = &mut self.busy_ns.entry((self.hosts[rank], rail)).or_default()[way];
+        *line_ns = (*line_ns).max(1_000 * self.now_us) + (bytes + WIRE_BYTES) as u64 * 8_000 / mbps;
+        *line_ns / 1_000 - self.now_us
+    }
+
     fn at(&mut self, in_us: u64, event: Event) {
         self.order += 1;
         self.events.insert((self.now_us + in_us, self.order), event);
@@ -250,9 +276,15 @@ impl World {
         // Now and then something is held up for long, and arrives when nobody waits for it any more.
         let held_us = if self.random.below(self.held_one_in) == 0 { self.random.below(2_000) } else { 0 };
         let latency = if rail == MEMORY { 1 } else { 5 + self.random.below(30) + held_us };
-        let arrival = (self.now_us + latency).max(self.last.get(&qp.id).copied().unwrap_or(0));
+        let mbps = self.nic_mbps.filter(|_| rail != MEMORY);
+        let leaves_us = mbps.map_or(0, |mbps| self.carried_us(from, rail, 0, bytes.len(), mbps));
+        let arrival = (self.now_us + leaves_us + latency).max(self.last.get(&qp.id).copied().unwrap_or(0));
         self.last.insert(qp.id, arrival);
         let in_us = arrival - self.now_us;
+        if mbps.is_some() {
+            self.at(in_us, Event::Reaches(Flight { from, slot, rail, qp, bytes, notice, what }));
+            return true;
+        }
         if !matches!(what, What::Test) {
             self.at(in_us, Event::Write { from, slot, rail, qp: qp.peer_id, bytes, notice });
         }
@@ -278,6 +310,10 @@ pub struct Case {
     pub timeout_us: u64,
     /// Each rank leaves as soon as it has done all, as a program does that ends; else all stay until all have.
     pub leave: bool,
+    pub folding: Folding,
+    /// Frames that a NIC has on its way at most, and what it carries, in Mbit/s, where that is bounded.
+    pub window: u32,
+    pub nic_mbps: Option<u64>,
 }
 
 pub struct Outcome {
@@ -293,8 +329,16 @@ pub struct Outcome {
     pub notes: Vec<Vec<Note>>,
     /// Payload that rank 0 sent over each rail in the last operation.
     pub carried: Vec<u64>,
+    /// When each rank had each result.
+    pub results_us: Vec<Vec<u64>>,
+}
+
+impl Outcome {
     /// The longest time from one result of a rank to its next, or from the beginning to its first.
-    pub longest_us: u64,
+    pub fn longest_us(&self) -> u64 {
+        let of_rank = |at: &Vec<u64>| at.iter().scan(0, |before, at| Some(at - std::mem::replace(before, *at))).max();
+        self.results_us.iter().filter_map(of_rank).max().unwrap_or(0)
+    }
 }
 
 fn bytes_of(elements: &[u64], size: usize) -> Vec<u8> {
@@ -334,7 +378,7 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
         rails,
         slots: case.slots,
         payload: case.payload,
-        window: 8,
+        window: case.window,
         ask_us: 20_000,
         timeout_us: case.timeout_us,
         balance: true,
@@ -358,6 +402,8 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
         oob: BTreeMap::new(),
         next_qp: 0,
         last: BTreeMap::new(),
+        nic_mbps: case.nic_mbps,
+        busy_ns: BTreeMap::new(),
     };
     for rank in 0..ranks {
         let in_us = world.random.below(100);
@@ -366,13 +412,21 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
     let mut outputs: Vec<Vec<Vec<u64>>> = vec![Vec::new(); ranks];
     let mut begun = vec![0usize; ranks];
     let mut ended_us = None;
-    let (mut resulted_us, mut longest_us) = (vec![0; ranks], 0);
+    let mut results_us = vec![Vec::new(); ranks];
     while let Some(((at, _), event)) = world.events.pop_first() {
         world.now_us = at;
         if at > most_us {
             break;
         }
         match event {
+            Event::Reaches(Flight { from, slot, rail, qp, bytes, notice, what }) => {
+                let mbps = case.nic_mbps.expect("a rate");
+                let in_us = world.carried_us(slot.peer, rail, 1, bytes.len(), mbps);
+                if !matches!(what, What::Test) {
+                    world.at(in_us, Event::Write { from, slot, rail, qp: qp.peer_id, bytes, notice });
+                }
+                world.at(in_us + ANSWER_US, Event::Sent { to: from, peer: slot.peer, rail, qp: qp.id, what });
+            }
             Event::Write { from, slot, rail, qp, bytes, notice } => {
                 let to = slot.peer;
                 let mine = world.ranks[to].qps.get(&(from, rail)).copied();
@@ -444,8 +498,7 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
                     let before = outputs[rank].len();
                     step(case, rank, &mut engines[rank], &mut begun[rank], &mut outputs[rank], &mut world);
                     if outputs[rank].len() > before {
-                        longest_us = longest_us.max(now_us - resulted_us[rank]);
-                        resulted_us[rank] = now_us;
+                        results_us[rank].push(now_us);
                     }
                 }
                 let done = outputs[rank].len() == case.script[rank].len() && engines[rank].failure().is_none();
@@ -472,7 +525,7 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
     let notes = world.ranks.iter().map(|r| r.notes.clone()).collect();
     let failures = engines.iter().map(|e| e.failure().cloned()).collect();
     let World { returned, carried, .. } = world;
-    Outcome { outputs, failures, took_us: ended_us, moved, returned, notes, carried, longest_us }
+    Outcome { outputs, failures, took_us: ended_us, moved, returned, notes, carried, results_us }
 }
 
 /// What a communicator does when the program has no more use for it.
@@ -521,7 +574,7 @@ fn step(
     // Planning takes time, in which much may happen.
     let Some(program) = world.ranks[rank].planned.take() else {
         let Some((_, down)) = engine.take_up(number) else { return };
-        let plan = views::plan(&case.topology, &down, collective, Folding::Any).expect("a plan");
+        let plan = views::plan(&case.topology, &down, collective, case.folding).expect("a plan");
         world.ranks[rank].planned = Some(plan.program(rank));
         return;
     };
