@@ -105,7 +105,7 @@ struct Chain {
 
 /// One end of one logical QP.
 ///
-/// *Handlers* (`suspect`, `handle_*`, `set_belief`, `close`) take what happened; *polls* (`poll_action`, `poll_timeout`) give what is to be
+/// *Handlers* (`suspect`, `handle_*`, `set_belief` and its kind, `close`) take what happened; *polls* (`poll_action`, `poll_timeout`) give what is to be
 /// done; the others are getters. After each handler, fetch actions until there is none. Actions may be answered (and handlers
 /// called) between two polls.
 #[derive(Clone, PartialEq, Eq, Debug, Hash)]
@@ -374,9 +374,7 @@ impl LogicalQp {
     /// What the shell believes of a slot's path now. It suspects nothing by itself: call [`Self::suspect`] for that.
     pub fn set_belief(&mut self, now_us: u64, slot: u8, belief: Belief) {
         self.beliefs[usize::from(slot) % SLOTS] = belief;
-        if belief == Belief::Alive && self.state == (State::Parked { until_us: None }) {
-            self.advance(now_us);
-        }
+        self.leave_parked(now_us, belief == Belief::Alive);
     }
 
     /// The same for all paths, each of which is asked about once.
@@ -393,7 +391,11 @@ impl LogicalQp {
             };
             self.beliefs[usize::from(slot)] = belief;
         }
-        let alive = known.iter().any(|(_, belief)| *belief == Belief::Alive);
+        self.leave_parked(now_us, known.iter().any(|(_, belief)| *belief == Belief::Alive));
+    }
+
+    /// A QP that waits for any path goes on where one is alive.
+    fn leave_parked(&mut self, now_us: u64, alive: bool) {
         if alive && self.state == (State::Parked { until_us: None }) {
             self.advance(now_us);
         }
@@ -406,9 +408,7 @@ impl LogicalQp {
                 self.beliefs[usize::from(slot)] = belief;
             }
         }
-        if belief == Belief::Alive && self.state == (State::Parked { until_us: None }) {
-            self.advance(now_us);
-        }
+        self.leave_parked(now_us, belief == Belief::Alive);
     }
 
     /// The application destroys the QP: the peer is told once.
