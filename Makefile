@@ -2,7 +2,7 @@
 CARGO ?= cargo
 BUILD  = target/release
 
-.PHONY: all demo test test-long test-torch test-edge test-vm lint bench figures clean
+.PHONY: all demo test test-long test-mpi test-torch test-edge test-vm lint bench figures clean
 
 all:
 	$(CARGO) build --release -p unbroken-cli -p unbroken-sdk -p unbroken-collective -p unbroken-apm -p unbroken-preload -p xtask
@@ -16,6 +16,10 @@ test: apt-test all
 
 test-long: apt-test all
 	tests/run.sh --long
+
+# What `make test` leaves out of MPI: the other transports, and more faults of each.
+test-mpi: apt-test all
+	python3 tests/mpi.py --rest
 
 # PyTorch over verbs, and over the backend of torch.distributed; its virtual environment (5 GB, made once) is kept in ~/.cache/unbroken.
 test-torch: apt-test all

@@ -3,6 +3,8 @@
 BTL. hpcc checks its own results (HPL, PTRANS, RandomAccess, FFT); the counters of the NICs say that the messages went through
 them. Then the same through a fault: the ranks use one NIC each, and Unbroken moves them to another. Then without failover: openib's own path
 migration, over the second ports of the NICs. At last the kernels of tests/c/mpi_kernels.c on eight processes, which Unbroken migrates to second ports.
+
+`make test` runs some of it; `--rest` runs the other transports and faults, and no kernels (`make test-mpi`).
 """
 
 import re
@@ -180,19 +182,24 @@ def check_result(file: Path):
         raise Failure(f"hpcc: {passed} checks passed, {wrong or 'no Success=1'}")
 
 
+# What `make test` runs of hpcc: a transport with QPs of each kind, undisturbed and through one fault each. The others are `--rest`, `make test-mpi`.
+FIRST = ["hpcc, openib", "hpcc, ucx rc", "hpcc, openib, nic a/0 dead", "hpcc, ucx rc, nic b/0 down", f"hpcc, {APM}, nic a/0/1 down"]
+
+
 def main():
-    suite = Suite("mpi", sys.argv[1:])
-    for transport in (name for name in TRANSPORTS if name != APM):
-        suite.case(f"hpcc, {transport}", hpcc, transport, 512)
+    rest = "--rest" in sys.argv
+    suite = Suite("mpi-rest" if rest else "mpi", [word for word in sys.argv[1:] if word != "--rest"])
+    cases = [(f"hpcc, {transport}", hpcc, transport, 512) for transport in TRANSPORTS if transport != APM]
     faults = [("openib", "nic a/0 dead"), ("openib", "cable a/0 cut"), ("ucx rc", "nic b/0 down"), ("ucx rc", "nic a/0 dead")]
     # UCX finds its peers over UD, which stays on its NIC where NICs are plain.
     faults += [("openib, plain devices", "nic a/0 dead"), ("openib, plain devices", "cable b/0 cut")]
-    for transport, fault in [*faults, ("ucx ud", "nic a/0 dead")]:
-        suite.case(f"hpcc, {transport}, {fault}", hpcc, transport, 1024, fault)
-    suite.case(f"hpcc, {APM}", migrated, 512)
-    for fault in ("nic a/0/1 down", "cable b/0/1 cut", "loss rail0 100%"):
-        suite.case(f"hpcc, {APM}, {fault}", migrated, 1024, fault)
-    for name, (size, iterations) in KERNELS.items():
+    cases += [(f"hpcc, {transport}, {fault}", hpcc, transport, 1024, fault) for transport, fault in [*faults, ("ucx ud", "nic a/0 dead")]]
+    cases.append((f"hpcc, {APM}", migrated, 512))
+    cases += [(f"hpcc, {APM}, {fault}", migrated, 1024, fault) for fault in ("nic a/0/1 down", "cable b/0/1 cut", "loss rail0 100%")]
+    for case in cases:
+        if (case[0] in FIRST) != rest:
+            suite.case(*case)
+    for name, (size, iterations) in KERNELS.items() if not rest else ():
         suite.case(f"{name}, nic a/0/1 down", kernel, name, size, iterations)
     sys.exit(suite.finish())
 

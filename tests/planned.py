@@ -17,7 +17,7 @@ from verify import report, start, verified
 
 # The tool, and which host's NICs the payload leaves.
 TOOLS = [("ib_write_bw", "a"), ("ib_send_bw", "a"), ("ib_read_bw", "b")]
-SECONDS = 8
+SECONDS = 6
 PATIENCE = 15
 DRAINS = 10
 # Messages verified between two drains.

@@ -24,6 +24,7 @@ BLOCK_SECONDS = 240
 NOT_RUN = {
     "make test ": "runs this",
     "make bench": "takes ten minutes; its programs are checked by their own tests",
+    "make test-mpi": "takes some minutes; CI runs it",
     "make test-torch": "needs 12 GB for PyTorch",
     "tests/torch/gpt.py": "needs PyTorch; make test-torch runs it",
     "events --follow": "goes on until it is interrupted",

@@ -96,6 +96,7 @@ beside lifecycle python3 tests/lifecycle.py
 beside storms    python3 tests/storms.py --runs "$([ -n "$long" ] && echo 250 || echo 5)"
 beside storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$([ -n "$long" ] && echo 250 || echo 5)"
 beside coll      python3 tests/coll.py
+beside coll-storms python3 tests/coll_storms.py --runs "$([ -n "$long" ] && echo 300 || echo 10)"
 beside programs  python3 tests/programs.py
 beside readme    python3 tests/readme.py
 beside plain     python3 tests/plain.py
@@ -105,6 +106,10 @@ beside strangers python3 tests/strangers.py
 beside events    python3 tests/events.py
 beside remap     python3 tests/remap.py
 beside remap-plain python3 tests/remap.py --device plain
+beside churn     python3 tests/churn.py ${long:+--seconds 600}
+beside containers python3 tests/containers.py
+beside user      python3 tests/user.py
+beside input     python3 tests/bad_input.py
 beside datagrams python3 tests/datagrams.py
 beside sim     $cargo run -q --release --bin sim -- --schedules "$([ -n "$long" ] && echo 100000 || echo 10000)"
 beside mutants $cargo run -q --release --bin sim -- --mutants
@@ -116,13 +121,11 @@ beside abi     $cargo run -q --release --bin xtask -- abi
 
 # What asserts times or rates, or takes all cores: MPI's ranks poll, and stand still where others compute beside them.
 suite mpi       python3 tests/mpi.py
+[ -z "$long" ] || suite mpi-rest python3 tests/mpi.py --rest
 suite early     python3 tests/early.py ${long:+--all}
-suite input     python3 tests/bad_input.py
 suite survival  python3 tests/survival.py ${long:+--all}
-suite repeat    python3 tests/survival.py --repeat "$([ -n "$long" ] && echo 20 || echo 10)" --only 'ib_write_bw nic-dead at a, 64K, 1 QP, one-way' --only 'ib_send_bw nic-dead at a, 64K, 1 QP, one-way'
+suite repeat    python3 tests/survival.py --repeat "$([ -n "$long" ] && echo 20 || echo 6)" --only 'ib_write_bw nic-dead at a, 64K, 1 QP, one-way' --only 'ib_send_bw nic-dead at a, 64K, 1 QP, one-way'
 suite netns     python3 tests/netns.py
-suite containers python3 tests/containers.py
-suite user      python3 tests/user.py
 suite verify    python3 tests/verify.py ${long:+--faults 1000}
 suite verify-plain python3 tests/verify.py --device plain --faults "$([ -n "$long" ] && echo 200 || echo 40)"
 suite load      python3 tests/load.py ${long:+--all}
@@ -137,7 +140,6 @@ suite apm       python3 tests/apm.py
 suite apm-plain python3 tests/apm.py --device plain --only streaming
 suite lanes     python3 tests/lanes.py
 suite lanes-plain python3 tests/lanes.py --device plain
-suite churn     python3 tests/churn.py ${long:+--seconds 600}
 suite scale     python3 tests/scale.py
 suite sdr       python3 tests/sdr.py ${long:+--all}
 

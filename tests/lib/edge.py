@@ -132,9 +132,10 @@ class Lab:
         return int((self.state(self.node(name)) / "frr" / f"{daemon}.pid").read_text())
 
     def events(self, name: str) -> list:
-        """What the node's daemon has written down."""
+        """What the node's daemon has written down. It may be writing: a line counts once it has its end."""
         path = self.state(self.node(name)) / "events.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     # State
 

@@ -15,6 +15,7 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
 BUILD = TARGET / "release"
 LOGS = TARGET / "test-logs"
 TAIL_LINES = 12
+CAUSE = re.compile(r"^terminate called|what\(\):|panicked at|^\w*(?:Error|Exception|Failure)\b")
 # The exit status of a suite that could test nothing here, as Automake has it.
 SKIPPED = 77
 
@@ -79,5 +80,7 @@ def show_logs(logs: Path):
     for log in sorted(logs.rglob("*.log")):
         lines = log.read_text(errors="replace").splitlines()
         print(f"  -- {log.name}, last lines:")
-        for line in lines[:1] * (len(lines) > TAIL_LINES) + lines[-TAIL_LINES:]:
+        # What a process died of may stand far above what those who started it say of its end.
+        causes = [line for line in lines[1:-TAIL_LINES] if CAUSE.search(line)]
+        for line in lines[:1] * (len(lines) > TAIL_LINES) + causes[:TAIL_LINES] + lines[-TAIL_LINES:]:
             print(f"     {line[:200]}")

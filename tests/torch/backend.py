@@ -1,11 +1,12 @@
 """The backend `unbroken` of torch.distributed: unmodified DDP and FSDP through torchrun, on hosts of the emulated network whose NICs flap throughout."""
 
 import ast
+import re
 from pathlib import Path
 
 from lib.fabric import Fabric
 from lib.ports import free_port
-from lib.process import Failure, wait_until
+from lib.process import Failure, Skip, wait_until
 from lib.suite import BUILD, ROOT
 
 HERE = Path(__file__).resolve().parent
@@ -32,28 +33,48 @@ def start(fabric: Fabric, python: str, backend: str, mode: str, ranks: int, step
     return fabric.start(f"{backend}-{mode}", [*line, HERE / "train.py", backend, mode, steps], env=env)
 
 
-def trained(process, ranks: int, steps: int, backend: str) -> list:
-    """The losses of a training that has ended well."""
+def trained(process, ranks: int, steps: int) -> list:
+    """The losses of a training over Unbroken that has ended well."""
     process.expect_success(SECONDS)
     got = losses(process.output())
     if len(got) != steps:
         raise Failure(f"{len(got)} losses of {steps}")
-    if backend == "unbroken" and len(counters(process.output())) != ranks:
+    if len(counters(process.output())) != ranks:
         raise Failure("not all ranks say what was lost")
     return got
+
+
+def by_gloo(process, steps: int) -> tuple:
+    """The losses of the same training over gloo, and what is to be said of it.
+
+    Gloo, with nothing of Unbroken in its processes, has been seen to end in an abort of both (SIGABRT, once in hundreds of runs; why is not known). That is no verdict on
+    Unbroken, and it is not run again: the losses that it gave are compared, where they are half of all or more; the note says how it ended."""
+    status = process.wait(SECONDS)
+    text = process.output()
+    got = losses(text)
+    if status == 0 and len(got) == steps:
+        return got, ""
+    aborted = re.search(r"^terminate called.*(?:\n.*what\(\):.*)?", text, re.MULTILINE)
+    if not aborted and "(SIGABRT)" not in text:
+        process.expect_success(SECONDS)
+        raise Failure(f"gloo gave {len(got)} losses of {steps}")
+    said = f"gloo itself aborted after {len(got)} of {steps} steps: {' '.join(aborted[0].split()) if aborted else 'SIGABRT, and it does not say why'}"
+    if len(got) < steps / 2:
+        raise Skip(f"{said}; so there is nothing to compare with, and the training with NICs that flap is left out, too")
+    return got, f"; {said}"
 
 
 def quiet(logs, python: str, mode: str, ranks: int, steps: int) -> list:
     """Without a fault, beside gloo: it learns, and the losses are close to gloo's."""
     with Fabric(logs) as fabric:
-        theirs = trained(start(fabric, python, "gloo", mode, ranks, steps), ranks, steps, "gloo")
-        ours = trained(start(fabric, python, "unbroken", mode, ranks, steps), ranks, steps, "unbroken")
+        theirs, aborted = by_gloo(start(fabric, python, "gloo", mode, ranks, steps), steps)
+        ours = trained(start(fabric, python, "unbroken", mode, ranks, steps), ranks, steps)
         numbers = [[float.fromhex(loss) for loss in all] for all in (theirs, ours)]
         far = max(abs(a - b) / abs(a) for a, b in zip(*numbers))
         # Whatever is no number is neither.
         if not (far <= 1e-3 and numbers[1][-1] <= 0.7 * numbers[1][0]):
             raise Failure(f"the losses differ from gloo's by {far}, or do not fall: {numbers}")
-        return Losses(ours, f"losses within {far:.1e} of gloo's")
+        return Losses(ours, f"losses within {far:.1e} of gloo's{aborted}")
 
 
 class Losses(list):
@@ -77,7 +98,7 @@ def flapping(logs, python: str, mode: str, ranks: int, right: list):
             wait_until(lambda: process.ended() or len(losses(process.output())) > at + 1, SECONDS, "another step")
             fabric.clear()
             at, flaps = len(losses(process.output())), flaps + 1
-        got = trained(process, ranks, len(right), "unbroken")
+        got = trained(process, ranks, len(right))
         lost = [c["paths_failed"] for c in counters(process.output())]
         if got != right:
             first = next(k for k, (a, b) in enumerate(zip(got, right)) if a != b)

@@ -1,9 +1,11 @@
-//! Collective operations of two ranks: beside gloo over the loopback, and what is kept of their speed where NICs limit them and one is lost.
+//! Collective operations of two ranks: beside gloo, over the loopback and where NICs limit both, and what is kept of their speed where NICs limit them and one is lost.
 //!
-//! The second is R²CCL's evaluation, scaled (its Figures 15 and 16 are `make figures ONLY=coll`): two hosts with eight NICs each, whose rates together
+//! Where NICs limit, gloo has two network namespaces whose link carries as much as all NICs of a host together, with packets as large.
+//! The last is R²CCL's evaluation, scaled (its Figures 15 and 16 are `make figures ONLY=coll`): two hosts with eight NICs each, whose rates together
 //! are a part of what this machine carries, so that NICs are what limits; one NIC dies in mid-stream, and the settled speed is compared with that of the same run where none does.
 //!
-//! Failure cases: a wrong result or a program that fails is an error. Without a Python that has torch, gloo is left out, and that is said.
+//! Failure cases: a wrong result or a program that fails is an error. Without a Python that has torch, gloo is left out, and that is said;
+//! without root it has no link of its own, and that is said too.
 
 use std::path::Path;
 use std::process::Command;
@@ -140,8 +142,16 @@ pub fn run(unbroken: &Path, python: Option<&Path>, rounds: u32) -> Result<Vec<En
     let mut entries = Vec::new();
     match python {
         Some(python) => {
+            let rounds = rounds.min(MOST_ROUNDS);
             for (bytes, iterations, what) in [(LARGE, 10, "64 MiB"), (8, 2000, "8 B")] {
-                entries.extend(beside_gloo(unbroken, python, rounds.min(MOST_ROUNDS), bytes, iterations, what)?);
+                entries.extend(beside_gloo(unbroken, python, rounds, &Beside { bytes, iterations, what, mbps: None })?);
+            }
+            match rustix::process::geteuid().is_root() {
+                true => {
+                    let limited = Beside { bytes: LARGE, iterations: 3, what: "64 MiB", mbps: Some(RATE_MBPS) };
+                    entries.extend(beside_gloo(unbroken, python, rounds, &limited)?);
+                }
+                false => println!("AllReduce beside gloo where NICs limit is left out: gloo's link takes root"),
             }
         }
         None => println!("AllReduce beside gloo is left out: there is no Python with torch; `make test-torch` makes one, --python names one"),
@@ -159,31 +169,40 @@ pub fn run(unbroken: &Path, python: Option<&Path>, rounds: u32) -> Result<Vec<En
     Ok(entries)
 }
 
-fn beside_gloo(
-    unbroken: &Path,
-    python: &Path,
-    rounds: u32,
+/// What is measured beside gloo.
+struct Beside {
     bytes: u64,
     iterations: u32,
-    what: &str,
-) -> Result<Option<Entry>> {
-    let ours = Run { op: "all-reduce", bytes, iterations: Some(iterations), rate_mbps: None, dies: false };
+    what: &'static str,
+    /// What each NIC carries, where they limit.
+    mbps: Option<u32>,
+}
+
+fn beside_gloo(unbroken: &Path, python: &Path, rounds: u32, of: &Beside) -> Result<Option<Entry>> {
+    let Beside { bytes, iterations, what, mbps } = *of;
+    let ours = Run { op: "all-reduce", bytes, iterations: Some(iterations), rate_mbps: mbps, dies: false };
     let our_us = || -> Result<f64> { Ok(ours.run(unbroken)?.time_us) };
+    let mut words =
+        [GLOO, "--bytes", &bytes.to_string(), "--iterations", &iterations.to_string()].map(String::from).to_vec();
+    let link_mbps = mbps.map(|mbps| mbps * u32::from(NICS));
+    words.extend(link_mbps.into_iter().flat_map(|mbps| ["--mbps".to_string(), mbps.to_string()]));
     let their_us = || -> Result<f64> {
-        let words = [GLOO, "--bytes", &bytes.to_string(), "--iterations", &iterations.to_string()];
-        let done = Command::new(python).args(words).output()?;
+        let done = Command::new(python).args(&words).output()?;
         let text = String::from_utf8_lossy(&done.stdout).trim().to_string();
         text.parse().map_err(|_| format!("{GLOO}: {text} {}", String::from_utf8_lossy(&done.stderr)).into())
     };
-    let [ours_us, theirs_us] = forth_and_back(&format!("{what}, us, beside gloo"), rounds, &our_us, &their_us)?;
+    let peer = link_mbps.map_or("gloo over the loopback".into(), |mbps| format!("gloo over a link of {mbps} Mbit/s"));
+    let [ours_us, theirs_us] = forth_and_back(&format!("{what}, us, beside {peer}"), rounds, &our_us, &their_us)?;
     // Of two ranks, the bus carries as much as the buffer has.
     let large = bytes == LARGE;
     let shown = |us: Vec<f64>| if large { us.iter().map(|us| bytes as f64 * 8e-3 / us).collect() } else { us };
     let (ours_all, theirs_all): (Vec<f64>, Vec<f64>) = (shown(ours_us), shown(theirs_us));
     let (unit, better) = if large { ("Gbit/s", Better::Higher) } else { ("us", Better::Lower) };
     let Some(value) = median(&ours_all) else { return Ok(None) };
-    let entry = Entry::new("AllReduce, 2 ranks", what, value, unit, better, &ours.command());
-    Ok(entry.beside_rounds("gloo over the loopback", &ours_all, &theirs_all).map(|entry| entry.bar(1.0)))
+    let bench =
+        mbps.map_or("AllReduce, 2 ranks".into(), |mbps| format!("AllReduce, 2 ranks, {NICS} NICs of {mbps} Mbit/s"));
+    let entry = Entry::new(&bench, what, value, unit, better, &ours.command());
+    Ok(entry.beside_rounds(&peer, &ours_all, &theirs_all).map(|entry| entry.bar(1.0)))
 }
 
 /// Two measurements in turns, A B B A, and their means of each round. `what` says what is measured, in which unit.

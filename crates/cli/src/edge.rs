@@ -161,16 +161,17 @@ fn up(path: &std::path::Path, dry_run: bool, no_daemon: bool) -> output::Result 
     let text = std::fs::read_to_string(path).map_err(|e| Failure::io(&shown, e))?;
     let config = unbroken_edged::config::Config::parse(&text).map_err(|e| format!("{shown}: {e}"))?;
     let state = State::of(&config.name);
-    let steps = match dry_run {
-        true => unbroken_edged::state::missing(&config),
-        false => state.up(&text),
+    let done = match dry_run {
+        true => unbroken_edged::state::missing(&config).map(|missing| (missing.steps, missing.more)),
+        false => state.up(&text).map(|steps| (steps, false)),
     };
-    let steps = steps.map_err(|e| format!("{shown}: {e}"))?;
+    let (steps, more) = done.map_err(|e| format!("{shown}: {e}"))?;
     if !dry_run && !no_daemon {
         state.start_daemon(&std::env::current_exe().map_err(|e| Failure::io("this program", e))?)?;
     }
     let lines = steps.iter().flat_map(|s| &s.make).map(|c| c.join(" ") + "\n");
-    print(&lines.collect::<String>())
+    let note = if more { "# and then what the devices of these NICs need, when they are there\n" } else { "" };
+    print(&(lines.collect::<String>() + note))
 }
 
 fn down(name: Option<&str>) -> output::Result {

@@ -8,8 +8,10 @@ use unbroken_telemetry::{Drains, QpStatus};
 use crate::output::{print, Failure, Result};
 use crate::status;
 
-/// How often it is looked whether all have left.
+/// When it is looked first whether all have left; then after twice the time each time, since a look costs the threads that move them.
 const LOOK: Duration = Duration::from_millis(20);
+/// See `LOOK`: at most.
+const MOST_LOOK: Duration = Duration::from_millis(320);
 /// QPs that are named where some have not left.
 const MAX_NAMED: usize = 5;
 
@@ -19,7 +21,10 @@ pub(crate) fn drain(runtime: &Runtime, nic: &str, patience: Duration) -> Result 
     let began = Instant::now();
     let before = on_nic(runtime, nic)?.len();
     set(runtime, nic, true)?;
+    let mut look = if before == 0 { Duration::ZERO } else { LOOK };
     loop {
+        std::thread::sleep(look.min(patience.saturating_sub(began.elapsed())));
+        look = (2 * look).clamp(LOOK, MOST_LOOK);
         let left = on_nic(runtime, nic)?;
         let seconds = began.elapsed().as_secs_f64();
         if left.is_empty() {
@@ -33,7 +38,6 @@ pub(crate) fn drain(runtime: &Runtime, nic: &str, patience: Duration) -> Result 
         if began.elapsed() >= patience {
             return Err(Failure::Text(still_there(nic, &left, seconds)));
         }
-        std::thread::sleep(LOOK);
     }
 }
 

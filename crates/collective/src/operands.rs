@@ -171,10 +171,17 @@ impl Operands {
                 let aside = self.aside.entry((to.lane, to.message)).or_insert_with(|| vec![0; to.total as usize]);
                 get(0, &mut aside[to.offset as usize..][..to.len as usize]);
             }
-            Target::Reduce { with, into } => {
-                if with != into {
-                    self.both(&with, &into, to.offset, to.len, |from, into| into.copy_from_slice(from));
-                }
+            Target::Reduce { with, into } if with != into => {
+                let (data, op) = (self.data, self.op);
+                // It commutes bit for bit: what comes goes into its place, and the operand is added while that is near.
+                self.both(&with, &into, to.offset, to.len, |with, into| {
+                    for (k, (into, with)) in into.chunks_mut(PIECE).zip(with.chunks(PIECE)).enumerate() {
+                        get(k * PIECE, into);
+                        reduce::reduce(data, op, into, with);
+                    }
+                });
+            }
+            Target::Reduce { into, .. } => {
                 let (data, op) = (self.data, self.op);
                 let mut piece = [0; PIECE];
                 for (k, into) in self.write(&into, to.offset, to.len).chunks_mut(PIECE).enumerate() {

@@ -282,16 +282,25 @@ impl State {
         Engine::neighbours(me, ranks).for_each(|rank| self.oob.tell(rank, ALL, &Message::Want));
     }
 
+    /// What others are to know of this rank that has no more to do: why, where operations of all ranks cannot go on. That it has left would be taken
+    /// for the cause where it comes first.
+    fn last_word(&self) -> Word {
+        match self.channels[0].engine.failure() {
+            Some(failure) => Word::Broken(failure.clone()),
+            None => Word::Left { rank: self.me, done: self.channels[0].begun() },
+        }
+    }
+
     /// This rank has no more to do.
     pub(crate) fn leave(&mut self) {
-        let left = Word::Left { rank: self.me, done: self.channels[0].begun() };
+        let last = self.last_word();
         for at in 0..self.channels.len() {
             self.with(at, |engine, arms| engine.leave(arms));
         }
         let neighbours: Vec<Rank> = Engine::neighbours(self.me, self.ranks()).collect();
         for rank in self.oob.connected() {
             if !neighbours.contains(&rank) {
-                self.oob.tell(rank, ALL, &Message::News(left.clone()));
+                self.oob.tell(rank, ALL, &Message::News(last.clone()));
             }
         }
     }

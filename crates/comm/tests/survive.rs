@@ -420,7 +420,7 @@ fn the_share_of_what_is_lost_is_spread() {
 
 #[test]
 fn what_is_well_again_is_used_again() {
-    for seed in 0..100 {
+    for seed in 0..50 {
         let (mut case, fault) = one_fault(4 * seed + seed % 3, (4_000, 40, 1024));
         case.faults[0].lasts_us = Some(5_000);
         case.script.iter_mut().for_each(|ops| *ops = vec![ops[0].clone(); 300]);
@@ -487,7 +487,7 @@ fn a_seed_says_all_that_happens() {
 #[test]
 fn all_plan_with_the_same_view_however_often_it_changes() {
     let mut agreed = 0;
-    for seed in 0..60 {
+    for seed in 0..40 {
         let case = fickle(seed, None);
         let outcome = run(&case, MOST_US);
         assert_eq!(wrong(&case, &outcome), None, "seed {seed}");
@@ -537,7 +537,7 @@ fn nobody_waits_for_ever_for_one_who_has_left() {
 /// Who leaves does not spoil what others do yet, whatever is just being agreed on.
 #[test]
 fn ranks_leave_when_they_have_done_all() {
-    for seed in 0..300 {
+    for seed in 0..150 {
         let case = farewell(seed, None);
         let outcome = run(&case, MOST_US);
         assert_eq!(wrong(&case, &outcome), None, "seed {seed}");

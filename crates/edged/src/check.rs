@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::command::{exists, run};
-use crate::config::Config;
+use crate::config::{Config, Rules};
 use crate::frr::{DAEMONS, NAMES};
 use crate::state::missing;
 
@@ -24,7 +24,7 @@ const FEATURES: [(&str, &str, bool, &str); 9] = [
     ("veth", "ip link add t0 type veth peer name t1", true, "load the kernel module veth (CONFIG_VETH)"),
     ("bridge", "ip link add t0 type bridge", true, "load the kernel module bridge (CONFIG_BRIDGE)"),
     ("vxlan", "ip link add t0 type vxlan id 5 dstport 4789 nolearning", true, "load the kernel module vxlan (CONFIG_VXLAN)"),
-    ("several routing tables", "ip rule add pref 9 lookup 9", false, "CONFIG_IP_MULTIPLE_TABLES; fast_failover needs it"),
+    (TABLES, "ip rule add pref 9 lookup 9", false, "CONFIG_IP_MULTIPLE_TABLES; fast_failover needs it"),
     (
         "clsact",
         "ip link add t0 type veth peer name t1 && tc qdisc add dev t0 clsact",
@@ -51,6 +51,30 @@ const FEATURES: [(&str, &str, bool, &str); 9] = [
     ),
 ];
 
+/// What `fast_failover` needs, and what rules do.
+const TABLES: &str = "several routing tables";
+const OF_RULES: [&str; 4] = ["clsact", "flower", "tunnel_key", "mirred"];
+
+/// Whether a command works in a network namespace of its own.
+fn tried(command: &str) -> Result<String, String> {
+    run(&["unshare", "--net", "sh", "-c", &format!("ip link set lo up && {command}")])
+}
+
+/// What the kernel lacks of what a configuration needs beyond devices, where that can be tried.
+pub(crate) fn lacking(config: &Config) -> Option<String> {
+    let needs = |what: &str| match what {
+        TABLES => config.fast_failover,
+        _ => config.rules != Rules::None && OF_RULES.contains(&what),
+    };
+    let needed: Vec<_> = FEATURES.iter().filter(|(what, ..)| needs(what)).collect();
+    if needed.is_empty() || tried("true").is_err() {
+        return None;
+    }
+    let lacked = needed.iter().filter(|(_, command, ..)| tried(command).is_err());
+    let named: Vec<String> = lacked.map(|(what, .., how)| format!("{what} ({how})")).collect();
+    (!named.is_empty()).then(|| format!("this kernel lacks what the configuration needs: {}", named.join("; ")))
+}
+
 /// Looks for everything.
 pub fn check(config: Option<&Path>) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -69,9 +93,8 @@ pub fn check(config: Option<&Path>) -> Vec<Finding> {
         add(&format!("FRR's {name}"), (!Path::new(DAEMONS).join(name).is_file()).then(how), true);
     }
     for (what, command, needed, how) in FEATURES {
-        let tried = run(&["unshare", "--net", "sh", "-c", &format!("ip link set lo up && {command}")]);
         let why = |e: String| format!("{how} ({})", e.rsplit(": ").next().unwrap_or_default().trim());
-        add(what, tried.err().map(why), needed);
+        add(what, tried(command).err().map(why), needed);
     }
     let hardware = run(&["devlink", "dev", "show"]).is_ok_and(|t| !t.trim().is_empty());
     let how =

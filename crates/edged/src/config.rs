@@ -17,6 +17,8 @@ pub const VTEP: &str = "vtep";
 const NAME_BYTES: usize = 15;
 const MOST_TENANTS: usize = 256;
 const MOST_UPLINKS: usize = 512;
+const MOST_NICS: usize = 16;
+const MOST_FUNCTIONS: u32 = 1024;
 
 /// What a machine does in the fabric.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -108,6 +110,17 @@ pub struct Uplink {
     pub line: usize,
 }
 
+/// A NIC that is to have virtual functions, each with a representor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nic {
+    /// Its address on the PCI bus, as `0000:03:00.0`.
+    pub pci: String,
+    /// How many virtual functions.
+    pub functions: u32,
+    /// The line in the file.
+    pub line: usize,
+}
+
 /// A virtual function: a representor in the tenant's bridge, and the device that applications use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
@@ -173,6 +186,8 @@ pub struct Config {
     pub frr: bool,
     /// When a neighbour is taken for dead.
     pub bfd: Bfd,
+    /// NICs whose mode and virtual functions are set here.
+    pub nics: Vec<Nic>,
     /// Links.
     pub uplinks: Vec<Uplink>,
     /// Tenants.
@@ -189,6 +204,13 @@ struct RawUplink {
     peer_loopback: Spanned<String>,
     #[serde(default)]
     backup: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawNic {
+    pci: Spanned<String>,
+    virtual_functions: Spanned<u32>,
 }
 
 #[derive(Deserialize)]
@@ -227,6 +249,8 @@ struct Raw {
     #[serde(default = "yes")]
     frr: bool,
     bfd: Option<Spanned<Bfd>>,
+    #[serde(default)]
+    nic: Vec<RawNic>,
     uplink: Vec<RawUplink>,
     #[serde(default)]
     tenant: Vec<RawTenant>,
@@ -341,6 +365,7 @@ impl Check<'_> {
             fast_failover: raw.fast_failover,
             frr: raw.frr,
             bfd,
+            nics: raw.nic.into_iter().map(|n| self.nic(n)).collect::<Result<_, _>>()?,
             uplinks: raw.uplink.into_iter().map(|u| self.uplink(u)).collect::<Result<_, _>>()?,
             tenants: raw.tenant.into_iter().map(|t| self.tenant(t)).collect::<Result<_, _>>()?,
         };
@@ -365,6 +390,19 @@ impl Check<'_> {
             backup: raw.backup,
             line,
         })
+    }
+
+    fn nic(&self, raw: RawNic) -> Result<Nic, String> {
+        let (pci, span) = (raw.pci.get_ref(), raw.pci.span());
+        // domain:bus:device.function, in hexadecimal digits: it becomes part of a path and of a command.
+        let parts: Vec<&str> = pci.split([':', '.']).collect();
+        let lens: Vec<usize> = parts.iter().map(|part| part.len()).collect();
+        let digits = parts.iter().all(|part| part.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f')));
+        if lens != [4, 2, 2, 1] || !digits || pci.as_bytes()[10] != b'.' {
+            return Err(self.at(span, format!("'{pci}' is not an address of a PCI device, as in 0000:03:00.0")));
+        }
+        let functions = self.ranged(Some(raw.virtual_functions), 0, 1..=MOST_FUNCTIONS, "virtual_functions")?;
+        Ok(Nic { line: line_of(self.text, span.start), pci: raw.pci.into_inner(), functions })
     }
 
     fn tenant(&self, raw: RawTenant) -> Result<Tenant, String> {
@@ -405,6 +443,13 @@ impl Check<'_> {
         let (links, tenants) = (&config.uplinks, &config.tenants);
         if links.is_empty() || links.len() > MOST_UPLINKS || tenants.len() > MOST_TENANTS {
             return Err(format!("line 1: there may be 1 to {MOST_UPLINKS} uplinks and 0 to {MOST_TENANTS} tenants"));
+        }
+        if config.nics.len() > MOST_NICS {
+            return Err(format!("line {}: there may be {MOST_NICS} NICs", config.nics[MOST_NICS].line));
+        }
+        let mut nics = BTreeSet::new();
+        if let Some(twice) = config.nics.iter().find(|nic| !nics.insert(&nic.pci)) {
+            return Err(format!("line {}: the NIC {} is named twice", twice.line, twice.pci));
         }
         let (mut peers, mut switches) = (BTreeSet::new(), BTreeMap::new());
         for uplink in links {
@@ -484,6 +529,24 @@ peer_loopback = "10.255.1.1"
         let settings =
             Config::parse(&GOOD.replace("\nloopback", "\nrules = \"skip_hw\"\nloopback")).unwrap().overlay().unwrap();
         assert_eq!(settings.tenants[0].ports, ["rep0"]);
+    }
+
+    const NIC: &str = "[[nic]]\npci = \"0000:03:00.0\"\nvirtual_functions = 2\n";
+
+    #[test]
+    fn a_nic_is_read() {
+        let text = GOOD.replacen("[[uplink]]", &format!("{NIC}[[uplink]]"), 1);
+        assert_eq!(Config::parse(&text).unwrap().nics, [Nic { pci: "0000:03:00.0".into(), functions: 2, line: 6 }]);
+        let cases = [
+            ("0000:03:00.0", "0000:03:00:0", "line 6: '0000:03:00:0' is not an address of a PCI device"),
+            ("0000:03:00.0", "../../:03:.0", "is not an address of a PCI device"),
+            ("= 2", "= 0", "line 7: virtual_functions is 0; it may be 1 to"),
+            (NIC, &NIC.repeat(2), "line 9: the NIC 0000:03:00.0 is named twice"),
+        ];
+        for (from, to, why) in cases {
+            let error = Config::parse(&text.replacen(from, to, 1)).unwrap_err();
+            assert!(error.contains(why), "{to}: {error}");
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub mod frr;
 pub mod lab;
 mod last;
 pub mod netlink;
+mod nic;
 pub mod plan;
 mod routes;
 pub mod state;

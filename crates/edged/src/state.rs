@@ -15,7 +15,7 @@ use crate::command::{self, run};
 use crate::config::Config;
 use crate::frr::Frr;
 use crate::plan::{plan, Present, Step};
-use crate::{failover, last};
+use crate::{check, failover, last, nic};
 
 const NONE: &str = "no edge is up here: `unbroken edge up` makes one, `unbroken edge demo` shows one (both as root)";
 
@@ -110,12 +110,19 @@ impl State {
     /// Makes what is missing. After an error nothing is left of what this call has made.
     pub fn up(&self, text: &str) -> Result<Vec<Step>, String> {
         let config = Config::parse(text)?;
-        let steps = missing(&config)?;
+        let Missing { mut steps, more } = missing(&config)?;
         let before = self.made()?;
         let fresh = !self.config_path().exists();
         fs::create_dir_all(&self.folder).map_err(|e| format!("{}: {e}", self.folder.display()))?;
         let mut made = before.clone();
-        let done = self.take(&config, text, &steps, &mut made);
+        let done = self.make(&steps, &mut made).and_then(|()| {
+            if more {
+                let rest = when_devices_are_there(&config)?;
+                self.make(&rest, &mut made)?;
+                steps.extend(rest);
+            }
+            self.run(&config, text)
+        });
         if let Err(error) = done {
             let new: Vec<Step> = made[before.len()..].to_vec();
             if fresh {
@@ -132,7 +139,7 @@ impl State {
         Ok(steps)
     }
 
-    fn take(&self, config: &Config, text: &str, steps: &[Step], made: &mut Vec<Step>) -> Result<(), String> {
+    fn make(&self, steps: &[Step], made: &mut Vec<Step>) -> Result<(), String> {
         for step in steps {
             made.retain(|m| m.key != step.key);
             made.push(step.clone());
@@ -147,6 +154,11 @@ impl State {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Starts FRR with its configuration, and keeps ours.
+    fn run(&self, config: &Config, text: &str) -> Result<(), String> {
         if config.frr {
             let frr = self.frr();
             // Daemons that run with another configuration are started anew.
@@ -216,14 +228,51 @@ impl State {
     }
 }
 
+/// What a configuration still needs here.
+#[derive(Clone, Debug)]
+pub struct Missing {
+    /// The steps, in order.
+    pub steps: Vec<Step>,
+    /// These make a NIC's devices; others follow, which can be planned only when those are there.
+    pub more: bool,
+}
+
 /// The steps that a configuration still needs here.
-pub fn missing(config: &Config) -> Result<Vec<Step>, String> {
-    let links: Value = serde_json::from_str(&run(&["ip", "-j", "-d", "addr", "show"])?).map_err(|e| e.to_string())?;
+pub fn missing(config: &Config) -> Result<Missing, String> {
+    if let Some(lacked) = check::lacking(config) {
+        return Err(lacked);
+    }
+    let nics = nic::missing(config)?;
+    if nics.is_empty() {
+        return Ok(Missing { steps: of_devices(config, &links()?)?, more: false });
+    }
+    Ok(Missing { steps: nics, more: true })
+}
+
+/// The steps that follow those of NICs, as soon as their drivers have made all devices.
+fn when_devices_are_there(config: &Config) -> Result<Vec<Step>, String> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let links = links()?;
+        let there = |name: &str| links.as_array().is_some_and(|all| all.iter().any(|link| link["ifname"] == name));
+        // Who is still missing then is named by the plan.
+        if nic::awaited(config, &there).is_none() || Instant::now() > deadline {
+            return of_devices(config, &links);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn links() -> Result<Value, String> {
+    serde_json::from_str(&run(&["ip", "-j", "-d", "addr", "show"])?).map_err(|e| e.to_string())
+}
+
+fn of_devices(config: &Config, links: &Value) -> Result<Vec<Step>, String> {
     let setting = |key: &str| {
         let path = format!("/proc/sys/{}", key.replace('.', "\u{0}").replace('/', ".").replace('\u{0}', "/"));
         Some(fs::read_to_string(path).ok()?.trim().to_owned())
     };
-    plan(config, &Present { links: &links, setting: &setting })
+    plan(config, &Present { links, setting: &setting })
 }
 
 /// Takes steps back, last first; gives what could not be.

@@ -41,10 +41,8 @@ fn carried_out(ops: &[Op], settings: &Settings) -> Rules {
     rules
 }
 
-fn main() {
-    let mut args = std::env::args().skip(1).map(|a| a.parse().expect("a number"));
-    let destinations: u32 = args.next().unwrap_or(100_000);
-    let hosts: u32 = args.next().unwrap_or(destinations).max(1);
+/// Builds rules for so many destinations, looks at them again, and moves [`MOVES`] of them to other hosts; prints what each takes.
+fn measure(destinations: u32, hosts: u32) {
     let settings = Settings {
         loopback: Ipv4Addr::new(10, 255, 255, 254),
         port: 4789,
@@ -59,35 +57,33 @@ fn main() {
         links: vec![link(1, "vtep"), link(2, "vni1"), link(3, "rep0")],
         fdb: (0..destinations).map(|n| entry(n, n % hosts)).collect(),
     };
-    let none = Rules { clsact: [2, 3].into(), ..Rules::default() };
-    let began = Instant::now();
-    let plan = diff(&settings, &wanted(&settings, &tables), &none);
-    println!(
-        "{destinations} destinations on {hosts} hosts, from nothing: {} operations, {:?}",
-        plan.ops.len(),
-        began.elapsed()
-    );
-
-    let rules = carried_out(&plan.ops, &settings);
-    let began = Instant::now();
-    let again = diff(&settings, &wanted(&settings, &tables), &rules);
-    println!("the same, all right: {} operations, {:?}", again.ops.len(), began.elapsed());
-    let right = again.ops.is_empty();
-
-    for n in 0..MOVES.min(destinations) {
+    let round = |what: &str, tables: &Tables, rules: &Rules| {
+        let began = Instant::now();
+        let plan = diff(&settings, &wanted(&settings, tables), rules);
+        println!(
+            "{destinations} destinations on {hosts} hosts, {what}: {} operations, {:?}",
+            plan.ops.len(),
+            began.elapsed()
+        );
+        plan.ops
+    };
+    let ops = round("from nothing", &tables, &Rules { clsact: [2, 3].into(), ..Rules::default() });
+    let rules = carried_out(&ops, &settings);
+    assert!(round("all of them right", &tables, &rules).is_empty(), "rules that are right are changed");
+    let moves = MOVES.min(destinations);
+    for n in 0..moves {
         tables.fdb[n as usize] = entry(n, (n + 1) % hosts);
     }
-    let began = Instant::now();
-    let moved = diff(&settings, &wanted(&settings, &tables), &rules);
-    println!("{MOVES} moves among them: {} operations, {:?}", moved.ops.len(), began.elapsed());
+    round(&format!("{moves} of them moved"), &tables, &rules);
+}
 
-    let few = Tables { links: tables.links.clone(), fdb: tables.fdb[..MOVES.min(destinations) as usize].to_vec() };
-    let rules = Rules { filters: rules.filters[..few.fdb.len()].to_vec(), ..rules };
-    let began = Instant::now();
-    let moved = diff(&settings, &wanted(&settings, &few), &rules);
-    println!("{MOVES} moves of {MOVES}: {} operations, {:?}", moved.ops.len(), began.elapsed());
+fn main() {
+    let mut args = std::env::args().skip(1).map(|a| a.parse().expect("a number"));
+    let destinations: u32 = args.next().unwrap_or(100_000);
+    let hosts: u32 = args.next().unwrap_or(destinations).max(1);
+    measure(MOVES, MOVES);
+    measure(destinations, hosts);
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let peak = status.lines().find(|l| l.starts_with("VmHWM")).unwrap_or("VmHWM: unknown");
     println!("{peak}");
-    assert!(right, "rules that are right are changed");
 }

@@ -5,6 +5,8 @@
 pub struct Config {
     /// First interval between repetitions of a Hello that was not heard; doubles each time.
     pub hello_min_us: u64,
+    /// The same for a planned switch, of Propose and Drained too.
+    pub plan_min_us: u64,
     /// Longest interval between repetitions of a Hello.
     pub hello_max_us: u64,
     /// The shell must answer Quiesce, Open and CheckReplay within this time.
@@ -37,6 +39,8 @@ impl Default for Config {
         Config {
             // Short: a Hello that waits on its path for a thread without a core is overtaken by the next, over another path.
             hello_min_us: 300,
+            // Longer: the old path works, so a message is seldom lost, and hundreds of QPs that say everything again keep the peer from answering.
+            plan_min_us: 5_000,
             hello_max_us: 50_000,
             step_us: 5_000_000,
             peer_silence_us: 20_000_000,

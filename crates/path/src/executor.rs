@@ -43,7 +43,7 @@ mod shell;
 #[cfg(test)]
 mod tests;
 
-pub use shell::{Ended, Shell, StepError, Switch};
+pub use shell::{Asks, Ended, PeerWord, Shell, StepError, Switch};
 
 /// Actions that one call may carry out; a switch over every slot needs fewer.
 const MAX_ACTIONS: usize = 1024;
@@ -224,22 +224,22 @@ impl Executor {
         self.suspect(shell, reason);
     }
 
-    /// A control message for the QP has come.
+    /// A control message for the QP has come. What follows only from what the directory says now waits for that ([`Shell::peer_word`]).
     pub fn message(&mut self, shell: &mut impl Shell, message: &Message) {
         let refused = matches!(&message.body, Body::Refuse(r) if r.reason == RefuseReason::WrongConnection);
         let (peer, from) = (self.lqp.peer(), message.from);
-        if (refused || from.connection != peer.connection) && from.incarnation == peer.incarnation {
-            // It was reset after we had looked it up, and before it connected to us; or it belongs to an earlier connection.
-            if let Some(connection) = shell.peer_connection() {
-                self.lqp.set_peer_connection(connection);
-            }
-        }
+        // It was reset after we had looked it up, and before it connected to us; or it belongs to an earlier connection.
+        let misnamed = (refused || from.connection != peer.connection) && from.incarnation == peer.incarnation;
         let unheard = matches!(&message.body, Body::Hello(h) if h.waiting) && self.lqp.state() == State::Connected;
         let invited = matches!(message.body, Body::Planned(..)) && self.lqp.state() == State::Active;
-        if unheard || invited {
+        if misnamed || unheard || invited {
             // We have answered already; or the peer wants to go to a NIC that it knows to be well. A NIC of the peer that died and was
             // healed has a new endpoint, and what we know is the old one, or that it has none.
-            shell.refresh_peer();
+            let asks = if misnamed { Asks::Connection } else { Asks::Endpoints };
+            let Some(word) = shell.peer_word(message, asks) else { return };
+            if let (true, Some(connection)) = (misnamed, word.connection) {
+                self.lqp.set_peer_connection(connection);
+            }
         }
         if invited {
             self.learn(shell);
@@ -274,10 +274,10 @@ impl Executor {
             self.quiesce(shell);
         }
         if self.fence.is_some_and(|f| f.look_at_us <= now_us) {
-            self.look_at_fence(shell);
+            self.look_at_fence(shell.now_us(), &progress);
         }
-        if self.lqp.poll_timeout().is_some_and(|at_us| at_us <= now_us) {
-            if !shell.refresh_peer() {
+        if self.times_out(now_us) {
+            if shell.peer_has_ended() {
                 self.say_bye_for_peer(shell);
             }
             // A post that failed may have had another reason than a dead NIC: both ends would refuse the other's path for ever.
@@ -285,6 +285,11 @@ impl Executor {
             self.lqp.handle_timeout(now_us);
         }
         self.run(shell);
+    }
+
+    /// Whether the next [`Self::tick`] will find that what is awaited of the peer has not come: what is known of it is to be read anew before.
+    pub fn times_out(&self, now_us: u64) -> bool {
+        self.lqp.poll_timeout().is_some_and(|at_us| at_us <= now_us)
     }
 
     /// Looks at the progress of a QP that nothing is being switched of, by the observer's clock. Gives its path, too.
@@ -341,7 +346,7 @@ impl Executor {
                     let (progress, now_us) = (shell.progress(), shell.now_us());
                     let (advanced, outstanding) = (progress.advanced, progress.outstanding_sends);
                     self.fence = Some(Fence { advanced, outstanding, look_at_us: now_us, look_us: FENCE_LOOK_US });
-                    self.look_at_fence(shell);
+                    self.look_at_fence(now_us, &progress);
                 }
                 Action::Release { .. } => self.release(shell),
                 Action::Quiesce { .. } => self.quiesce(shell),

@@ -32,7 +32,7 @@ pub use choice::Policy;
 #[doc(hidden)]
 pub use config::Mutation;
 pub use config::{Config, Counters};
-pub use executor::{Ended, Executor, Shell, StepError, Switch};
+pub use executor::{Asks, Ended, Executor, PeerWord, Shell, StepError, Switch};
 pub use message::{Endpoint, Message};
 pub use qp::{LogicalQp, State};
 pub use slots::{slot_of, Belief, SlotPath, SlotTable, Way, SLOTS};

@@ -12,7 +12,7 @@ const MAX_NAMED: usize = 8;
 /// The cause, then what led to it, the error that the application gets, and what is known of every path.
 pub(crate) fn give_up(core: &Core, lqp: &LogicalQp, peer: &Peer, cause: FailCause, status: WcStatus) -> String {
     let mut text = cause.describe().to_owned();
-    if cause == FailCause::PeerClosed && !peer.refresh(core) {
+    if cause == FailCause::PeerClosed && peer.has_ended() {
         text += ", its process has ended";
     }
     match lqp.attempt() {

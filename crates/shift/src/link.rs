@@ -12,12 +12,12 @@ use unbroken_path::health::Verdict;
 use unbroken_path::message::Body;
 use unbroken_path::silence::Look;
 use unbroken_path::{
-    Belief, Config, Ended, Endpoint, Executor, FailCause, LogicalQp, Message, OpenError, Opened, QuiesceError, Reason,
-    Shell, SlotPath, SlotTable, StepError, Way,
+    Asks, Belief, Config, Ended, Endpoint, Executor, FailCause, LogicalQp, Message, OpenError, Opened, PeerWord,
+    QuiesceError, Reason, Shell, SlotPath, SlotTable, StepError, Way,
 };
 use unbroken_roce::{Progress, Sends};
 use unbroken_telemetry::{now_us, Switch, SwitchKind, What};
-use unbroken_types::{QpState, WcStatus, PSN_MASK};
+use unbroken_types::{Gid, QpState, WcStatus, PSN_MASK};
 use unbroken_verbs::{Backlog, Error, HoldingQp, QpModify, RcModify, RecvWr, RemoteNic, Result, SendBatch};
 
 /// One end's link.
@@ -26,6 +26,8 @@ pub(crate) struct Link {
     peer: Arc<Peer>,
     /// When the worker will look at this QP, as far as it has been told.
     told_us: Option<u64>,
+    /// The last message that waits until the worker has read the directory. One at most: who is not answered says it again.
+    unread: Option<(Message, Asks)>,
 }
 
 impl Link {
@@ -65,7 +67,7 @@ impl Link {
             lqp.set_policy(policy);
         }
         core.inbox.put(Job::Connect(qp.id()));
-        Ok(Link { executor: Executor::new(lqp), peer, told_us: None })
+        Ok(Link { executor: Executor::new(lqp), peer, told_us: None, unread: None })
     }
 
     pub(crate) fn executor(&self) -> &Executor {
@@ -87,13 +89,16 @@ struct Hands<'a> {
     app: &'a QpModify,
     failed: &'a mut bool,
     why_not: &'a mut &'static str,
+    unread: &'a mut Option<(Message, Asks)>,
+    /// What the directory says, where it has just been read.
+    word: Option<PeerWord>,
 }
 
 /// Lets the executor of a connected QP work, and tells the worker when to look at it.
 fn with<R>(qp: &Qp, g: &mut Gate, f: impl FnOnce(&mut Executor, &mut Hands<'_>) -> R) -> Option<R> {
     let Gate { phys, nic, port, app, failed, why_not, link, holds, .. } = g;
-    let Link { executor, peer, told_us } = &mut **link.as_mut()?;
-    let result = f(executor, &mut Hands { qp, peer, phys, nic, port, app, failed, why_not });
+    let Link { executor, peer, told_us, unread } = &mut **link.as_mut()?;
+    let result = f(executor, &mut Hands { qp, peer, phys, nic, port, app, failed, why_not, unread, word: None });
     *holds = executor.holds_sends();
     if let Some(at_us) = executor.deadline_us() {
         if told_us.is_none_or(|told_us| at_us < told_us) {
@@ -222,16 +227,16 @@ impl Shell for Hands<'_> {
         }
     }
 
-    fn refresh_peer(&mut self) -> bool {
-        self.peer.refresh(&self.qp.core)
+    fn peer_word(&mut self, message: &Message, asks: Asks) -> Option<PeerWord> {
+        let word = self.word.take();
+        if word.is_none() && self.unread.replace((*message, asks)).is_none() {
+            self.qp.core.inbox.put(Job::Read(self.qp.id()));
+        }
+        word
     }
 
-    fn peer_connection(&mut self) -> Option<u32> {
-        let lookup = |d: &dyn unbroken_directory::Directory| {
-            let (gid, qpn) = (self.app.path?.dest_gid, self.app.rc.dest_qpn?);
-            d.lookup_qp(self.qp.core.first_port(gid), qpn).ok().flatten()
-        };
-        self.qp.core.directory.as_deref().and_then(lookup).map(|(_, connection)| connection)
+    fn peer_has_ended(&self) -> bool {
+        self.peer.has_ended()
     }
 
     fn gives_up(&mut self, lqp: &LogicalQp, cause: FailCause, status: WcStatus) {
@@ -348,6 +353,31 @@ pub(crate) fn message(qp: &Qp, g: &mut Gate, message: &Message) {
     with(qp, g, |executor, hands| executor.message(hands, message));
 }
 
+/// What the worker is to read for a message that waits.
+pub(crate) struct Unread {
+    /// Whose process.
+    pub(crate) peer: Arc<Peer>,
+    /// Its QP, where the connection is asked for.
+    pub(crate) named: Option<(Gid, u32)>,
+}
+
+/// What is to be read for the message that waits, if one does.
+pub(crate) fn unread(qp: &Qp, g: &Gate) -> Option<Unread> {
+    let link = g.link.as_ref()?;
+    let (_, asks) = link.unread.as_ref()?;
+    let named = || Some((qp.core.first_port(g.app.path?.dest_gid), g.app.rc.dest_qpn?));
+    Some(Unread { peer: link.peer.clone(), named: if *asks == Asks::Connection { named() } else { None } })
+}
+
+/// The directory has been read for the message that waits.
+pub(crate) fn informed(qp: &Qp, g: &mut Gate, word: PeerWord) {
+    let Some((message, _)) = g.link.as_mut().and_then(|link| link.unread.take()) else { return };
+    with(qp, g, |executor, hands| {
+        hands.word = Some(word);
+        executor.message(hands, &message);
+    });
+}
+
 /// The peer's process has ended.
 pub(crate) fn peer_gone(qp: &Qp, g: &mut Gate) {
     with(qp, g, |executor, hands| executor.peer_gone(hands));
@@ -382,6 +412,11 @@ pub(crate) fn tick(qp: &Qp, g: &mut Gate) -> Option<u64> {
     let link = g.link.as_mut()?;
     link.told_us = link.executor.deadline_us();
     link.told_us
+}
+
+/// The peer of a QP that has waited for it long enough: what is known of it is to be read anew before [`tick`].
+pub(crate) fn waits_too_long(g: &Gate, now_us: u64) -> Option<Arc<Peer>> {
+    g.link.as_ref().filter(|link| link.executor.times_out(now_us)).map(|link| link.peer.clone())
 }
 
 /// Looks at the progress of a QP that nothing is being switched of. Gives its peer and path, too.

@@ -1,11 +1,13 @@
 //! The processes at the other end, and what is believed of the paths to them.
 //!
-//! A peer process is known by its incarnation. Its NICs and control endpoints come from the directory; they are read when a QP is
-//! connected, and again when a path is probed, since a NIC that was healed has a new endpoint.
+//! A peer process is known by its incarnation. Its NICs and control endpoints come from the directory. They are read when a QP is connected, and by the
+//! worker again when a path is probed, or a QP has waited for the peer or hears what only the directory can explain: a NIC that was healed has a new
+//! endpoint.
 
 use crate::control::ControlAddr;
 use crate::core::{lock, Core};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use unbroken_directory::NicRecord;
 use unbroken_path::health::{HealthConfig, PeerHealth};
@@ -33,6 +35,8 @@ impl PeerNic {
 pub(crate) struct Peer {
     pub(crate) incarnation: u64,
     nics: Mutex<Vec<PeerNic>>,
+    /// It was no longer in the directory when that was read last.
+    ended: AtomicBool,
     /// Whether the paths to it live. Innermost lock.
     health: Mutex<PeerHealth>,
     /// By which keys its memory is known on its NICs, where that matters.
@@ -101,10 +105,17 @@ impl Peer {
         lock(&self.nics).iter_mut().for_each(|n| n.ports[0].qpn = qpn);
     }
 
-    /// Reads the directory again. False where the process is no longer there: it has ended. (An unreadable directory says nothing.)
-    pub(crate) fn refresh(&self, core: &Core) -> bool {
-        let Some(Ok(found)) = core.directory.as_ref().map(|d| d.lookup_process(self.incarnation)) else { return true };
-        let Some(record) = found else { return false };
+    /// Whether it was no longer in the directory when that was read last.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Reads the directory again. (An unreadable directory says nothing.) It may wait for other processes: never under a gate, or a lock that a
+    /// thread takes that polls or posts.
+    pub(crate) fn refresh(&self, core: &Core) {
+        let Some(Ok(found)) = core.directory.as_ref().map(|d| d.lookup_process(self.incarnation)) else { return };
+        self.ended.store(found.is_none(), Ordering::Release);
+        let Some(record) = found else { return };
         let mut nics: Vec<_> = record.nics.into_iter().take(255).collect();
         nics.sort_by_key(|n| n.index);
         nics.iter().for_each(|n| self.keys.opened(n.index as u8, n.key_set));
@@ -114,7 +125,6 @@ impl Peer {
             std::iter::once(first).chain(further).collect()
         };
         *lock(&self.nics) = nics.iter().map(|n| PeerNic { name: n.name.clone(), ports: ports(n) }).collect();
-        true
     }
 }
 
@@ -125,19 +135,21 @@ pub(crate) struct Peers(Mutex<HashMap<u64, Arc<Peer>>>);
 impl Peers {
     /// The peer of that incarnation; read from the directory when it is new.
     pub(crate) fn get(&self, core: &Core, incarnation: u64) -> Option<Arc<Peer>> {
-        let mut map = lock(&self.0);
-        // Peers that no QP uses any more are forgotten, so the table is bounded by the QPs.
-        map.retain(|i, p| *i == incarnation || Arc::strong_count(p) > 1);
-        if let Some(p) = map.get(&incarnation) {
-            return Some(p.clone());
+        if let Some(known) = self.known(incarnation) {
+            return Some(known);
         }
         let health = Mutex::new(PeerHealth::new(HealthConfig::default()));
-        let peer = Arc::new(Peer { incarnation, nics: Mutex::default(), health, keys: Arc::default() });
-        if !peer.refresh(core) || peer.nic_count() == 0 {
+        let (nics, ended) = (Mutex::default(), AtomicBool::new(false));
+        let peer = Arc::new(Peer { incarnation, nics, ended, health, keys: Arc::default() });
+        peer.refresh(core);
+        if peer.nic_count() == 0 {
             return None;
         }
-        map.insert(incarnation, peer.clone());
-        Some(peer)
+        let mut map = lock(&self.0);
+        // Peers that no QP uses any more are forgotten, so the table is bounded by the QPs.
+        map.retain(|_, p| Arc::strong_count(p) > 1);
+        // Another thread may have read it meanwhile.
+        Some(map.entry(incarnation).or_insert(peer).clone())
     }
 
     /// The peer of that incarnation, if QPs are connected to it.

@@ -270,7 +270,11 @@ fn a_peer_that_goes_on_asking_is_looked_up_again() {
     peer.mistake_endpoints(right.qpn + 500);
     assert_ne!(peer.control(1), Some(right));
     link::message(&w.from, &mut g, &message);
-    assert_eq!(peer.control(1), Some(right));
+    assert_ne!(peer.control(1), Some(right), "the directory is not read under a gate");
+    assert!(link::unread(&w.from, &g).is_some(), "the message waits until it was read");
+    link::message(&w.from, &mut g, &message);
+    drop(g);
+    w.wait("it was read", || peer.control(1) == Some(right) && link::unread(&w.from, &w.from.gate()).is_none());
 }
 
 /// One datagram can say that the peer moves or goes no further, which decides over a QP. From whoever does not know the key it decides

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 use unbroken_path::health::{Answer, Verdict};
 use unbroken_path::message::{Body, KeyName, Probe};
 use unbroken_path::silence::{judge, ASK_AFTER_US};
-use unbroken_path::{Belief, Endpoint, Message, Reason, SlotPath, Way};
+use unbroken_path::{Belief, Endpoint, Message, PeerWord, Reason, SlotPath, Way};
 use unbroken_telemetry::{now_us, ProcessStatus, StatusServer, What};
 use unbroken_types::WcStatus;
 use unbroken_verbs::{DeviceEvent, EventFd, Result};
@@ -56,6 +56,8 @@ pub(crate) enum Job {
     Connect(LogicalId),
     /// A QP is to be looked at by that time.
     Watch(LogicalId, u64),
+    /// A message for a QP waits until the directory has been read.
+    Read(LogicalId),
     /// A probe was answered; the answer came in by that port.
     ProbeAck(At, Message),
     /// A QP has migrated, or may be given another lane.
@@ -125,6 +127,8 @@ struct Worker {
     /// QPs under a switch, and when to look at them.
     watched: HashMap<LogicalId, u64>,
     connecting: Vec<Connecting>,
+    /// QPs whose messages wait until the directory has been read.
+    unread: Vec<LogicalId>,
     /// A switch that began lately is young until then.
     young_until_us: u64,
     /// On the worker's own clock.
@@ -174,6 +178,7 @@ pub(crate) fn spawn(core: &Arc<Core>) -> std::io::Result<()> {
         core: core.clone(),
         watched: HashMap::new(),
         connecting: Vec::new(),
+        unread: Vec::new(),
         young_until_us: 0,
         look_at_us: 0,
         lost_us: 0,
@@ -279,6 +284,7 @@ impl Worker {
                     self.young_until_us = now_us() + YOUNG_US;
                 }
             }
+            Job::Read(id) => self.unread.push(id),
             Job::ProbeAck(at, message) => self.probe_answered(at, &message),
             Job::Lanes => self.tend_at_us = 0,
             Job::Moved(id) => self.clerk.moved(id),
@@ -433,7 +439,25 @@ impl Worker {
         for job in self.core.inbox.take() {
             self.job(job);
         }
+        self.read_directory();
         self.core.write_later();
+    }
+
+    /// Reads the directory for messages that wait for that, once for each peer, and hands them in.
+    fn read_directory(&mut self) {
+        if self.unread.is_empty() {
+            return;
+        }
+        let (core, mut read) = (self.core.clone(), Vec::new());
+        let _batch = core.batch();
+        for id in std::mem::take(&mut self.unread) {
+            let Some(qp) = core.qp(id) else { continue };
+            let Some(link::Unread { peer, named }) = link::unread(&qp, &qp.gate()) else { continue };
+            self.refresh_once(&peer, &mut read);
+            let found = core.directory.as_ref().zip(named).and_then(|(d, (gid, qpn))| d.lookup_qp(gid, qpn).ok());
+            let connection = found.flatten().map(|(_, connection)| connection);
+            link::informed(&qp, &mut qp.gate(), PeerWord { connection });
+        }
     }
 
     // --- keys of peers -----------------------------------------------------------------------------------------------------
@@ -481,8 +505,9 @@ impl Worker {
 
     fn watch(&mut self, now: u64) {
         let core = self.core.clone();
-        let _batch = core.batch();
         let due: Vec<LogicalId> = self.watched.iter().filter(|(_, at)| **at <= now).map(|(id, _)| *id).collect();
+        self.refresh_late(&due, now);
+        let _batch = core.batch();
         for id in due {
             let next = self.core.qp(id).and_then(|qp| {
                 let mut g = qp.gate();
@@ -498,6 +523,23 @@ impl Worker {
         }
     }
 
+    /// Reads anew what is known of peers that QPs have waited for long enough.
+    fn refresh_late(&self, due: &[LogicalId], now: u64) {
+        let mut read = Vec::new();
+        for qp in due.iter().filter_map(|id| self.core.qp(*id)) {
+            let late = link::waits_too_long(&qp.gate(), now);
+            late.iter().for_each(|peer| self.refresh_once(peer, &mut read));
+        }
+    }
+
+    /// Reads what is known of a peer anew, unless that was done in this round. No gate may be held.
+    fn refresh_once(&self, peer: &Peer, read: &mut Vec<u64>) {
+        if !read.contains(&peer.incarnation) {
+            read.push(peer.incarnation);
+            peer.refresh(&self.core);
+        }
+    }
+
     fn retry_connecting(&mut self, now: u64) {
         let core = self.core.clone();
         self.connecting.retain_mut(|c| {
@@ -505,9 +547,9 @@ impl Worker {
                 return true;
             }
             let Some(qp) = core.qp(c.id) else { return false };
-            let mut g = qp.gate();
-            let Some(peer) = g.link.as_ref().map(|l| l.peer().clone()) else { return false };
+            let Some(peer) = qp.gate().link.as_ref().map(|l| l.peer().clone()) else { return false };
             peer.refresh(&core);
+            let mut g = qp.gate();
             if let Some(link) = &g.link {
                 lanes::know(&core, &peer, link.executor().lqp().slots(), now);
             }

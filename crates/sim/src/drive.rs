@@ -44,6 +44,10 @@ impl World {
                 self.pump(host, qp)
             }
             Event::Look { host, qp } => self.look(host, qp),
+            Event::Read { host, qp, message } => {
+                self.informed(host, qp, |executor, hands| executor.message(hands, &message));
+                self.pump(host, qp)
+            }
             Event::Nic { host, nic, reason } => self.on_nic_event(host, nic, reason),
             Event::Health { host } => self.on_health_timer(host),
             Event::App { host, qp } => self.on_app(host, qp),

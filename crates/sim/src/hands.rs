@@ -3,10 +3,10 @@
 use crate::end::{Life, Wcs};
 use crate::phys::Phys;
 use crate::plan::Mutant;
-use crate::world::{logical_qpn, qpn_of, World};
+use crate::world::{logical_qpn, qpn_of, Event, World};
 use unbroken_path::{
-    Belief, Ended, Executor, FailCause, LogicalQp, Message, OpenError, Opened, QuiesceError, Reason, Shell, SlotPath,
-    StepError, Switch,
+    Asks, Belief, Ended, Executor, FailCause, LogicalQp, Message, OpenError, Opened, PeerWord, QuiesceError, Reason,
+    Shell, SlotPath, StepError, Switch,
 };
 use unbroken_roce::{Backlog, Progress, RcModify};
 use unbroken_types::{QpState, Wc, WcStatus};
@@ -16,13 +16,33 @@ pub(crate) struct Hands<'a> {
     world: &'a mut World,
     host: usize,
     qp: usize,
+    /// The directory has just been read.
+    informed: bool,
 }
+
+/// How long reading the directory takes at most.
+const READ_US: u64 = 2_000;
 
 impl World {
     /// Lets the executor of an end work.
     pub(crate) fn with<R>(&mut self, host: usize, qp: usize, f: impl FnOnce(&mut Executor, &mut Hands<'_>) -> R) -> R {
+        self.with_hands(host, qp, false, f)
+    }
+
+    /// The same, with the directory just read.
+    pub(crate) fn informed(&mut self, host: usize, qp: usize, f: impl FnOnce(&mut Executor, &mut Hands<'_>)) {
+        self.with_hands(host, qp, true, f);
+    }
+
+    fn with_hands<R>(
+        &mut self,
+        host: usize,
+        qp: usize,
+        informed: bool,
+        f: impl FnOnce(&mut Executor, &mut Hands<'_>) -> R,
+    ) -> R {
         let mut executor = self.ends[host][qp].executor.take().expect("it does not call itself");
-        let result = f(&mut executor, &mut Hands { world: self, host, qp });
+        let result = f(&mut executor, &mut Hands { world: self, host, qp, informed });
         self.ends[host][qp].executor = Some(executor);
         result
     }
@@ -230,12 +250,18 @@ impl Shell for Hands<'_> {
         self.world.send_control(self.host, path, message);
     }
 
-    fn refresh_peer(&mut self) -> bool {
-        !self.world.knows_peer_ended(self.host)
+    fn peer_word(&mut self, message: &Message, _asks: Asks) -> Option<PeerWord> {
+        // Reading takes time, in which anything may happen; now and then it is as good as none.
+        if !self.informed && self.world.rng.range(0, 4) > 0 {
+            let at_us = self.world.now_us + self.world.rng.range(1, READ_US);
+            self.world.push(at_us, Event::Read { host: self.host, qp: self.qp, message: *message });
+            return None;
+        }
+        Some(PeerWord::default())
     }
 
-    fn peer_connection(&mut self) -> Option<u32> {
-        None
+    fn peer_has_ended(&self) -> bool {
+        self.world.knows_peer_ended(self.host)
     }
 
     fn gives_up(&mut self, _lqp: &LogicalQp, cause: FailCause, status: WcStatus) {

@@ -15,7 +15,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 use unbroken_path::health::{PeerHealth, Verdict};
-use unbroken_path::{Belief, Config, Endpoint, Executor, LogicalQp, Policy, Reason, SlotPath, SlotTable, State};
+use unbroken_path::{
+    Belief, Config, Endpoint, Executor, LogicalQp, Message, Policy, Reason, SlotPath, SlotTable, State,
+};
 use unbroken_types::{Gid, SendFlags};
 
 /// After all faults are healed, everything must come to its end within this time: longer than a silent peer is waited for.
@@ -51,6 +53,12 @@ pub(crate) enum Event {
         host: usize,
         qp: usize,
     },
+    /// The directory was read for a message.
+    Read {
+        host: usize,
+        qp: usize,
+        message: Message,
+    },
     Health {
         host: usize,
     },
@@ -76,7 +84,7 @@ impl Event {
     pub(crate) fn host(&self) -> Option<usize> {
         match *self {
             Event::Packet { host, .. } | Event::Control { host, .. } | Event::Qp { host, .. } => Some(host),
-            Event::Path { host, .. } | Event::Look { host, .. } => Some(host),
+            Event::Path { host, .. } | Event::Look { host, .. } | Event::Read { host, .. } => Some(host),
             Event::Health { host } | Event::Home { host } => Some(host),
             Event::App { host, .. } | Event::Nic { host, .. } => Some(host),
             Event::Fault(Fault::Suspect { host, .. } | Fault::Plan { host, .. }) => Some(host),

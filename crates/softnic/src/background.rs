@@ -27,8 +27,6 @@ const LINGER_US: u64 = 40;
 pub(crate) const SLEEP_US: u64 = 1_000_000;
 /// Time slice asked for, in nanoseconds: the least that kernels grant.
 const SLICE_NS: u64 = 100_000;
-/// Rounds of waiting for a verb that wants the engine.
-const GIVE_WAY_ROUNDS: u32 = 1024;
 
 /// The background thread of a NIC; dropping it ends the thread.
 pub(crate) struct Background {
@@ -179,13 +177,13 @@ fn run(shared: &Shared) {
         }
         if work.more || time_us < linger_until_us {
             drop(e);
-            give_way(shared);
+            shared.give_way();
             continue;
         }
         let wake_at_us = e.patient_deadline_us(time_us).min(time_us + shared.longest_sleep_us);
         shared.wake_at_us.store(wake_at_us, Ordering::Relaxed);
         drop(e);
-        give_way(shared);
+        shared.give_way();
         sleep(shared, &sockets, wake_at_us.saturating_sub(now_us()));
     }
 }
@@ -196,19 +194,5 @@ fn bury(shared: &Shared) {
         let now_us = now_us();
         let Some(next_us) = shared.lock().flush_late(now_us) else { return };
         sleep(shared, &[], next_us - now_us);
-    }
-}
-
-/// Lets a verb that waits for the engine have it: a thread that takes a lock again at once would starve it.
-fn give_way(shared: &Shared) {
-    for round in 1..=GIVE_WAY_ROUNDS {
-        if !shared.wanted() {
-            return;
-        }
-        if round % 64 == 0 {
-            // It may be on this core.
-            std::thread::yield_now();
-        }
-        std::hint::spin_loop();
     }
 }

@@ -38,6 +38,8 @@ const MAX_CWND_PACKETS: usize = 256;
 const IDLE_POLLS: u32 = 32;
 /// Drives that take in what a socket holds.
 const DRAIN_DRIVES: u32 = 1024;
+/// Rounds of waiting for a verb that wants the engine.
+const GIVE_WAY_ROUNDS: u32 = 1024;
 /// An ACK may wait for the application's answer if the background thread looks again within this time.
 const ACK_PATIENCE_US: u64 = 500;
 
@@ -150,8 +152,31 @@ impl Shared {
         }
     }
 
+    /// Lets a verb that waits for the engine have it: a thread that takes a lock again at once would starve it. What it costs where
+    /// nobody waits is a load.
+    #[inline]
+    pub(crate) fn give_way(&self) {
+        if self.wanted() {
+            self.wait_for_verb();
+        }
+    }
+
+    #[cold]
+    fn wait_for_verb(&self) {
+        for round in 1..=GIVE_WAY_ROUNDS {
+            if !self.wanted() {
+                return;
+            }
+            if round % 64 == 0 {
+                // It may be on this core.
+                std::thread::yield_now();
+            }
+            std::hint::spin_loop();
+        }
+    }
+
     /// Whether a verb waits for the engine.
-    pub(crate) fn wanted(&self) -> bool {
+    fn wanted(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
@@ -203,6 +228,7 @@ impl Driver for Shared {
         let timed = self.poller.time();
         let now_us = now_us();
         self.poller.enter(now_us);
+        self.give_way();
         let Some(mut e) = self.try_lock() else { return self.poller.empty() };
         self.poller.set_inside(true);
         // A thread that is relied on will poll again soon, or the background thread will notice.

@@ -227,7 +227,8 @@ fn measure(comm: &Communicator, args: &BenchArgs, bytes: u64) -> std::result::Re
         // What the check takes is not counted.
         let took = run(last || args.check_all || args.seconds.is_some())?;
         (spent, longest, iterations) = (spent + took, longest.max(took), iterations + 1);
-        if args.each && times_us.len() < MOST_TIMES {
+        // Also where nobody will print them: ranks that are started apart need not all say --each.
+        if times_us.len() < MOST_TIMES {
             times_us.push(took.as_secs_f64() * 1e6);
         }
         let over = match args.seconds {
@@ -241,7 +242,7 @@ fn measure(comm: &Communicator, args: &BenchArgs, bytes: u64) -> std::result::Re
             break;
         }
     }
-    let time_us = spent.as_secs_f64() * 1e6 / f64::from(iterations.max(1));
+    let (time_us, longest_us) = last_of_all(comm, spent, longest, iterations, &mut times_us)?;
     let algbw_gbps = numbers.bytes() as f64 * 8.0 / time_us / 1e3;
     let counters = comm.counters();
     Ok(Line {
@@ -250,8 +251,8 @@ fn measure(comm: &Communicator, args: &BenchArgs, bytes: u64) -> std::result::Re
         bytes: numbers.bytes(),
         iterations,
         time_us,
-        longest_us: longest.as_secs_f64() * 1e6,
-        times_us,
+        longest_us,
+        times_us: if args.each { times_us } else { Vec::new() },
         algbw_gbps,
         busbw_gbps: algbw_gbps * numbers.bus_factor(),
         wrong,
@@ -260,6 +261,25 @@ fn measure(comm: &Communicator, args: &BenchArgs, bytes: u64) -> std::result::Re
         again: counters.again,
         happened: comm.snapshot().happened.into_iter().map(|h| h.what).collect(),
     })
+}
+
+/// The mean and the longest time of an operation, µs, each at the rank where it took longest, and so `times_us`: a sender is done
+/// before what it has sent has arrived.
+fn last_of_all(
+    comm: &Communicator,
+    spent: Duration,
+    longest: Duration,
+    iterations: u32,
+    times_us: &mut [f64],
+) -> std::result::Result<(f64, f64), Failure> {
+    let mean_us = spent.as_secs_f64() * 1e6 / f64::from(iterations.max(1));
+    let of_all = [&[mean_us, longest.as_secs_f64() * 1e6], &*times_us].concat();
+    let mut bytes: Vec<u8> = of_all.iter().flat_map(|us| us.to_ne_bytes()).collect();
+    comm.all_reduce(DataType::F64, ReduceOp::Max, &mut bytes).map_err(failed)?;
+    let mut last = bytes.chunks_exact(8).map(|us| f64::from_ne_bytes(us.try_into().unwrap_or_default()));
+    let (mean_us, longest_us) = (last.next().unwrap_or(mean_us), last.next().unwrap_or_default());
+    times_us.iter_mut().zip(last).for_each(|(mine, last)| *mine = last);
+    Ok((mean_us, longest_us))
 }
 
 /// Whether any rank finds that the time is over: all must stop together.

@@ -26,8 +26,8 @@ pub(crate) enum CollCommand {
   unbroken coll bench --rank 1 --ranks 2 --host b --id-file /tmp/id
   UNBROKEN_NICS=10.0.0.1 unbroken coll bench --rank 0 --ranks 2 --address 10.0.0.1 --id-file /shared/id    # between real interfaces
 
-Times are of one operation, sizes those of the larger buffer; bandwidths as nccl-tests has them: size by time, and that times what a NIC carries
-for each byte of it.")]
+Times are of one operation, until the last rank has it done; sizes are those of the larger buffer; bandwidths as nccl-tests has them:
+size by time, and that times what a NIC carries for each byte of it.")]
     Bench(Box<BenchArgs>),
     /// Show communicators: what NICs carry, what was lost, where it was found to be
     Status {

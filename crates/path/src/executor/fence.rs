@@ -2,6 +2,7 @@
 
 use super::{Executor, Shell, StepError};
 use crate::qp::State;
+use unbroken_roce::Progress;
 
 /// How often it is looked whether a fence is drained: first, and at most (it doubles).
 pub(super) const FENCE_LOOK_US: u64 = 50;
@@ -22,10 +23,9 @@ pub(super) struct Fence {
 }
 
 impl Executor {
-    /// Looks whether what was posted before the fence is complete.
-    pub(super) fn look_at_fence(&mut self, shell: &impl Shell) {
+    /// Looks whether what was posted before the fence is complete, as the QP's progress tells, which was asked for after the fence was put up.
+    pub(super) fn look_at_fence(&mut self, now_us: u64, progress: &Progress) {
         let Some(fence) = &mut self.fence else { return };
-        let (now_us, progress) = (shell.now_us(), shell.progress());
         let now = (progress.advanced, progress.outstanding_sends);
         let moved = now != (fence.advanced, fence.outstanding);
         (fence.advanced, fence.outstanding) = now;

@@ -21,6 +21,22 @@ pub enum Ended {
     ByProgram,
 }
 
+/// What a message asks of the directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Asks {
+    /// Where the peer's process can be reached now.
+    Endpoints,
+    /// That, and which connection the peer's QP has now.
+    Connection,
+}
+
+/// What the directory says of the peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PeerWord {
+    /// The connection that its QP has now; `None` where it does not say, or was not asked.
+    pub connection: Option<u32>,
+}
+
 /// What is done for an executor. All of it is about one logical QP; nothing of it may call the executor.
 pub trait Shell {
     /// Microseconds of a monotonic clock.
@@ -65,10 +81,11 @@ pub trait Shell {
     fn belief(&self, path: SlotPath) -> Belief;
     /// Sends a control message over a path. It may be lost.
     fn send(&mut self, message: &Message, path: SlotPath);
-    /// Reads again where the peer's process can be reached. False: it is no longer there. (Not to know is to say true.)
-    fn refresh_peer(&mut self) -> bool;
-    /// The connection that the peer's QP has now, if the directory says so.
-    fn peer_connection(&mut self) -> Option<u32>;
+    /// What the directory says of the peer, where it has just been read for this message: where its process can be reached is known anew, too.
+    /// `None`: it will be read, in a thread that may wait for it, and then the message is handed in again.
+    fn peer_word(&mut self, message: &Message, asks: Asks) -> Option<PeerWord>;
+    /// Whether the peer's process was no longer there when it was read last. (Not to know is to say no.)
+    fn peer_has_ended(&self) -> bool;
 
     // ---- reports ----
 

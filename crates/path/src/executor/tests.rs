@@ -36,6 +36,9 @@ struct Fake {
     ended: Option<Ended>,
     /// NIC 1 works, as whoever looks again will find.
     healed: bool,
+    /// Reading the directory takes time; what is to be handed in again then.
+    slow: bool,
+    again: Option<(Message, Asks)>,
     log: Vec<&'static str>,
 }
 
@@ -60,6 +63,8 @@ impl Fake {
             wcs: Vec::new(),
             ended: None,
             healed: false,
+            slow: false,
+            again: None,
             log: Vec::new(),
         }
     }
@@ -173,13 +178,17 @@ impl Shell for Fake {
     fn send(&mut self, message: &Message, _path: SlotPath) {
         self.sent.push(*message);
     }
-    fn refresh_peer(&mut self) -> bool {
-        self.log.push("refresh");
+    fn peer_word(&mut self, message: &Message, asks: Asks) -> Option<PeerWord> {
+        self.log.push("read");
+        if self.slow {
+            self.again = Some((*message, asks));
+            return None;
+        }
         self.works[1] |= std::mem::take(&mut self.healed);
-        true
+        Some(PeerWord::default())
     }
-    fn peer_connection(&mut self) -> Option<u32> {
-        None
+    fn peer_has_ended(&self) -> bool {
+        false
     }
     fn gives_up(&mut self, _lqp: &LogicalQp, _cause: FailCause, _status: WcStatus) {
         self.log.push("gives up");
@@ -571,5 +580,21 @@ fn an_invitation_is_not_declined_by_old_news() {
     e.beliefs_changed(&mut s);
     s.healed = true;
     planned(&mut e, &mut s, Planned::Propose, 1);
+    assert!(e.holds_sends(), "it follows: {:?}", s.sent);
+}
+
+/// The same where reading the directory takes time: nothing is said before it was read, and the invitation is followed then.
+#[test]
+fn an_invitation_waits_for_the_directory() {
+    let (mut e, mut s) = (end(1), Fake::new());
+    s.works[1] = false;
+    e.beliefs_changed(&mut s);
+    (s.healed, s.slow) = (true, true);
+    planned(&mut e, &mut s, Planned::Propose, 1);
+    assert!(!e.holds_sends() && s.sent.is_empty(), "{:?}", s.sent);
+    s.slow = false;
+    let (message, asks) = s.again.take().expect("it is to be read");
+    assert_eq!(asks, Asks::Endpoints);
+    e.message(&mut s, &message);
     assert!(e.holds_sends(), "it follows: {:?}", s.sent);
 }

@@ -71,7 +71,7 @@ impl LogicalQp {
         self.state = State::Fencing;
         self.peer_heard_us = now_us;
         self.silence_us = self.config.peer_silence_us;
-        self.resend_interval_us = self.config.hello_min_us;
+        self.resend_interval_us = self.config.plan_min_us;
         self.last_via = self.slot();
         self.actions.push_back(Action::Fence { epoch: self.epoch });
         self.tell_plan(now_us);
@@ -113,7 +113,7 @@ impl LogicalQp {
         let Some(plan) = &mut self.plan else { return };
         plan.ours = true;
         plan.theirs |= self.config.mutation == Mutation::FenceNotAwaited;
-        self.resend_interval_us = self.config.hello_min_us;
+        self.resend_interval_us = self.config.plan_min_us;
         self.tell_plan(now_us);
         self.go_if_ready(now_us);
     }

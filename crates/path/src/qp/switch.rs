@@ -147,7 +147,7 @@ impl LogicalQp {
             return;
         }
         self.state = State::Waiting;
-        self.resend_interval_us = self.config.hello_min_us;
+        self.resend_interval_us = self.first_resend_us();
         self.last_via = self.slot();
         if self.config.mutation == Mutation::Early {
             self.send_hello(now_us, self.slot());
@@ -218,7 +218,7 @@ impl LogicalQp {
         let Some(hello) = self.hello() else { return };
         self.connect(hello, self.peer_done());
         self.state = State::Connected;
-        self.resend_interval_us = self.config.hello_min_us;
+        self.resend_interval_us = self.first_resend_us();
         if hello.heard {
             self.start(now_us);
         }
@@ -291,6 +291,14 @@ impl LogicalQp {
             at = at.min(chain.since_us + self.config.total_us);
         }
         Some(at)
+    }
+
+    /// After how long a Hello is repeated first: a planned switch's first epoch has nothing that hurries.
+    fn first_resend_us(&self) -> u64 {
+        match self.chain.as_ref().is_some_and(|chain| chain.planned && chain.epochs <= 1) {
+            true => self.config.plan_min_us,
+            false => self.config.hello_min_us,
+        }
     }
 
     pub(super) fn silence_deadline_us(&self) -> u64 {

@@ -197,6 +197,31 @@ fn hello_is_repeated_over_all_living_paths_with_back_off_until_heard() {
     assert_eq!((a.0.state(), a.0.poll_timeout()), (State::Active, None));
 }
 
+/// While hundreds of QPs leave a NIC that works, a peer that is asked again every 300 µs answers nothing else.
+#[test]
+fn a_planned_switch_repeats_what_it_says_without_haste() {
+    let (mut a, mut b) = pair(2);
+    assert!(a.0.plan(0, Reason::Drain, |to| to.local == 1));
+    a.1.drive(0, &mut a.0);
+    assert_eq!((core::mem::take(&mut a.1.sent).len(), a.0.poll_timeout()), (1, Some(5_000)));
+    a.0.handle_timeout(5_000);
+    settle(5_000, &mut a, &mut b);
+    for end in [&mut a, &mut b] {
+        end.0.handle_fence(6_000, true, true);
+        end.1.drive(6_000, &mut end.0);
+        assert_eq!(end.0.poll_timeout(), Some(11_000), "Drained is lost, and said again");
+    }
+    let said = core::mem::take(&mut a.1.sent);
+    said.iter().for_each(|m| b.0.handle_message(7_000, m));
+    b.1.drive(7_000, &mut b.0);
+    assert_eq!((b.0.state(), b.0.poll_timeout()), (State::Waiting, Some(12_000)), "so is the Hello");
+    b.0.suspect(8_000, b.0.epoch(), Reason::Stall);
+    b.1.drive(8_000, &mut b.0);
+    assert_eq!(b.0.poll_timeout(), Some(8_300), "a path that fails meanwhile is left as ever");
+    settle(8_000, &mut a, &mut b);
+    assert_eq!((a.0.state(), b.0.state()), (State::Active, State::Active));
+}
+
 #[test]
 fn a_lost_heard_is_repaired_by_repetition_or_by_data() {
     for by_data in [false, true] {

@@ -4,7 +4,8 @@
 use crate::case::{Case, Op, WorldMutation};
 use crate::common::Common;
 use unbroken_path::{
-    Belief, Ended, FailCause, LogicalQp, Message, OpenError, Opened, QuiesceError, Shell, SlotPath, StepError, Switch,
+    Asks, Belief, Ended, FailCause, LogicalQp, Message, OpenError, Opened, PeerWord, QuiesceError, Shell, SlotPath,
+    StepError, Switch,
 };
 use unbroken_roce::{Backlog, Messages, Progress, RcModify, RecvEntry, SendEntry, SendWr};
 use unbroken_types::{Mtu, QpState, SendFlags, Sge, WcStatus};
@@ -384,12 +385,12 @@ impl Shell for Hands<'_> {
         }
     }
 
-    fn refresh_peer(&mut self) -> bool {
-        true // it does not know whether the peer has crashed
+    fn peer_word(&mut self, _message: &Message, _asks: Asks) -> Option<PeerWord> {
+        Some(PeerWord::default()) // a message that waits for it is one that comes later
     }
 
-    fn peer_connection(&mut self) -> Option<u32> {
-        None
+    fn peer_has_ended(&self) -> bool {
+        false // it does not know whether the peer has crashed
     }
 
     fn gives_up(&mut self, _lqp: &LogicalQp, cause: FailCause, _status: WcStatus) {

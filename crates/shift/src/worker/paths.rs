@@ -88,8 +88,11 @@ impl Worker {
             let clock_us = self.clock_us();
             let Some((Way { path, lane }, sequence)) = peer.health().poll_probe(clock_us) else { return };
             // A NIC that died and was healed has a new endpoint; a process that was killed has none any more.
-            if !std::mem::replace(&mut refreshed, true) && !peer.refresh(&core) {
-                return self.peer_gone(peer);
+            if !std::mem::replace(&mut refreshed, true) {
+                peer.refresh(&core);
+                if peer.has_ended() {
+                    return self.peer_gone(peer);
+                }
             }
             let to = peer.port(path.remote, lane).filter(|to| to.qpn != 0);
             let (Some(nic), Some(to)) = (peer.nic(path.remote), to) else { continue };
