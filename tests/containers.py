@@ -3,7 +3,8 @@
 
 So both programs have pid 1, neither sees the other in /proc, and neither could use the other's shared memory if it lay anywhere but in
 the runtime folder. The cases: a dead NIC, a peer that is stopped while its QPs switch, a killed peer. And what a runtime
-folder does that has no room left: in a small tmpfs in a mount namespace of its own.
+folder does that has no room left: in a small tmpfs in a mount namespace of its own. And that a container which does not see a fabric's
+folder leaves it its addresses.
 Needs user namespaces (as root or not) and util-linux; says so and skips where they are not allowed.
 """
 
@@ -14,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from lib.fabric import Fabric
+from lib.fabric import RUNTIME_ROOT, Fabric
 from lib.process import Failure, Process, Skip, wait_until
 from lib.suite import Suite
 from lib.traffic import survive
@@ -22,6 +23,8 @@ from lib.traffic import survive
 NAMESPACES = ["--user", "--map-root-user", "--pid", "--mount", "--fork"]
 QPS = 2
 STREAM = ["-F", "-s", 65536, "-q", QPS]
+# The registry of octets, which all users and containers of a machine share: crates/fabric/src/octet.rs.
+OCTETS = Path("/tmp/unbroken-octets")
 # A stream, as opposed to what set-up exchanges.
 STREAM_BYTES = 2_000_000
 STOPPED_SECONDS = 3
@@ -153,6 +156,22 @@ def killed_peer(logs):
         return f"error after {client.ended_at - killed:.1f} s"
 
 
+def unseen_octet(logs):
+    """A fabric is made in a container that does not see another's runtime folder: that one's octet stays its own."""
+    check_possible()
+    if RUNTIME_ROOT is None:
+        raise Skip("there is no /dev/shm to hide")
+    with Fabric(logs, "--nics", "2") as seen, Containers(logs) as fabric:
+        entries = [f for f in OCTETS.iterdir() if f.is_file() and f.read_bytes().split(b"\0")[0] == str(seen.path).encode()]
+        if len(entries) != 1:
+            raise Failure(f"{seen.path} has the entries {entries}")
+        made = fabric.run("a", ["ibv_devinfo", "-d", "unb0"])
+        made.expect_success(20)
+        if not entries[0].exists():
+            raise Failure(f"{entries[0]} was taken for stale where its folder is not seen")
+        return f"{entries[0].name} is there"
+
+
 class Tiny(Fabric):
     """A fabric whose runtime folder is a small tmpfs, in a mount namespace that its programs and commands enter."""
 
@@ -232,6 +251,7 @@ def main() -> int:
         suite.case(f"{tool}, nic dead", dead_nic, tool)
     suite.case("peer stopped during a switch", stopped_peer)
     suite.case("peer killed", killed_peer)
+    suite.case("an octet out of sight", unseen_octet)
     suite.case("no room left in mid-stream", fills_up)
     suite.case("no room from the start", full_before)
     return suite.finish()

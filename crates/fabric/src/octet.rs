@@ -1,9 +1,15 @@
 //! The second octet of a runtime's addresses: one for each living runtime folder of a machine, whoever's it is.
 //!
-//! The registry is a folder that all users share, with a file for each runtime folder, `<octet>-<hash of its path>`, which holds the path.
-//! Whose an entry is says the file's owner, as this process sees him (in a user namespace users have other numbers, so these are
-//! not part of a name). One's own entry is stale when its folder is gone or its `fabric.toml` has another octet. What others wrote is
-//! believed as far as it costs little: their octet is avoided while the folder is there or cannot be looked at.
+//! The registry is a folder that all users share, with a file for each runtime folder, `<octet>-<hash of its path>`, which holds the path
+//! and, behind a zero byte, the mount namespace in which it is one. Whose an entry is says the file's owner, as this process sees him
+//! (in a user namespace users have other numbers, so these are not part of a name). One's own entry is stale when its folder is gone or
+//! its `fabric.toml` has another octet. What others wrote is believed as far as it costs little: their octet is avoided while the folder
+//! is there or cannot be looked at.
+//!
+//! Whether a folder is there can be seen in its own mount namespace alone: containers that share this registry and the network may each
+//! have a `/dev/shm` of their own. An entry of another namespace whose folder is not seen is therefore neither living nor stale, but
+//! out of sight: its octet is given out only when no other is free, the longest unused first, which also clears away what ended
+//! containers left behind.
 //!
 //! Processes of one user take turns under a lock of his, so that a folder which has its entry but not yet its `fabric.toml` is never
 //! taken for stale. Users cannot take turns (one could keep the others waiting): each makes his entry and then looks whether another has
@@ -15,8 +21,9 @@ use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
-use rustix::fs::{renameat_with, OFlags, RenameFlags, CWD};
+use rustix::fs::{renameat_with, utimensat, AtFlags, OFlags, RenameFlags, Timespec, Timestamps, CWD, UTIME_NOW};
 use unbroken_telemetry::{fill_random, open_own, user_id, FileLock, Runtime};
 
 use crate::config::Shape;
@@ -30,6 +37,11 @@ const OCTETS: u64 = 254;
 const PATH_BYTES: u64 = 4096;
 /// Files of the registry that are looked at.
 const MAX_FILES: usize = 4096;
+/// What makes a file's times those of now.
+const NOW: Timestamps = {
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW as _ };
+    Timestamps { last_access: now, last_modification: now }
+};
 /// Names that a user's lock may have, since others may have taken some.
 const LOCK_NAMES: u32 = 16;
 
@@ -46,6 +58,21 @@ struct Entry {
     hash: u64,
     owner: u32,
     path: PathBuf,
+    /// As `mount_namespace` has it.
+    namespace: Vec<u8>,
+    /// When a process last used it: the file's modification time.
+    used: SystemTime,
+}
+
+/// What can be said of an entry's runtime folder from here.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// It is there with this octet, or cannot be looked at.
+    Lives,
+    /// It is not, and this is the mount namespace in which it would be.
+    Gone,
+    /// It is not seen, but is one of another mount namespace.
+    OutOfSight,
 }
 
 impl Entry {
@@ -57,9 +84,13 @@ impl Entry {
         let open = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(&file).ok()?;
         let meta = open.metadata().ok().filter(Metadata::is_file)?;
         let mut path = Vec::new();
-        open.take(PATH_BYTES).read_to_end(&mut path).ok()?;
+        open.take(PATH_BYTES + 64).read_to_end(&mut path).ok()?;
+        let namespace = match path.iter().position(|b| *b == 0) {
+            Some(end) => path.drain(end..).skip(1).collect(),
+            None => Vec::new(),
+        };
         let path = PathBuf::from(OsString::from_vec(path));
-        Some(Entry { file, octet, hash, owner: meta.uid(), path })
+        Some(Entry { file, octet, hash, owner: meta.uid(), path, namespace, used: meta.modified().ok()? })
     }
 
     fn is_own(&self) -> bool {
@@ -70,8 +101,18 @@ impl Entry {
         self.is_own() && self.path == runtime.path()
     }
 
+    fn standing(&self) -> Standing {
+        if self.is_seen() {
+            return Standing::Lives;
+        }
+        match mount_namespace() {
+            Some(here) if here == self.namespace => Standing::Gone,
+            _ => Standing::OutOfSight,
+        }
+    }
+
     /// Whether its runtime folder is there, with this octet as far as one can look.
-    fn lives(&self) -> bool {
+    fn is_seen(&self) -> bool {
         if !self.is_own() {
             return !matches!(fs::symlink_metadata(&self.path), Err(e) if e.kind() == io::ErrorKind::NotFound);
         }
@@ -104,18 +145,31 @@ impl Registry {
 
     /// An octet for a runtime that has none yet, entered in the registry. Its `fabric.toml` must be written before the lock goes.
     pub(crate) fn choose(&self, runtime: &Runtime) -> Result<u8> {
-        // Starting at a place of the path's own keeps fabrics apart also where the registry is not shared (containers), mostly.
         let hash = hash(runtime.path());
+        // Others' entries, by what is known of each; what is this runtime's own stands in nobody's way.
+        let mut taken = [false; OCTETS as usize + 1];
+        taken[0] = true;
+        let mut unseen: Vec<Entry> = Vec::new();
+        for e in self.entries().into_iter().filter(|e| !e.is_of(runtime)) {
+            match e.standing() {
+                Standing::Gone if e.is_own() => drop(fs::remove_file(&e.file)),
+                Standing::Gone => {}
+                Standing::Lives => taken.get_mut(usize::from(e.octet)).into_iter().for_each(|t| *t = true),
+                Standing::OutOfSight => unseen.push(e),
+            }
+        }
+        unseen.sort_by_key(|e| e.used);
+        // Starting at a place of the path's own keeps fabrics apart also where the registry is not shared (containers), mostly.
         let start = hash % OCTETS;
-        let (living, stale): (Vec<Entry>, _) = self.entries().into_iter().partition(Entry::lives);
-        stale.iter().filter(|e| e.is_own()).for_each(|e| drop(fs::remove_file(&e.file)));
-        for step in 0..OCTETS {
-            let octet = ((start + step) % OCTETS + 1) as u8;
-            if living.iter().any(|e| e.octet == octet && !e.is_of(runtime)) || self.enter(octet, runtime).is_err() {
+        let by_path = (0..OCTETS).map(|step| ((start + step) % OCTETS + 1) as u8);
+        let free = by_path.filter(|octet| unseen.iter().all(|e| e.octet != *octet));
+        for octet in free.chain(unseen.iter().map(|e| e.octet)) {
+            if taken.get(usize::from(octet)).is_none_or(|taken| *taken) || self.enter(octet, runtime).is_err() {
                 continue;
             }
-            let late = |e: &Entry| e.octet == octet && e.hash < hash && !e.is_own() && e.lives();
+            let late = |e: &Entry| e.octet == octet && e.hash < hash && !e.is_own() && e.standing() == Standing::Lives;
             if !self.entries().iter().any(late) {
+                unseen.iter().filter(|e| e.octet == octet && e.is_own()).for_each(|e| drop(fs::remove_file(&e.file)));
                 return Ok(octet);
             }
             self.release(octet, runtime);
@@ -133,7 +187,7 @@ impl Registry {
         if entries.iter().any(|e| e.octet == octet && e.is_of(runtime)) {
             return Ok(());
         }
-        match entries.iter().find(|e| e.octet == octet && e.lives()) {
+        match entries.iter().find(|e| e.octet == octet && e.standing() == Standing::Lives) {
             Some(e) => Err(FabricError::Octet(format!(
                 "{}: octet {octet} is that of the runtime folder {} of user {}; remove fabric.toml to get a free one",
                 runtime.fabric_toml().display(),
@@ -152,9 +206,15 @@ impl Registry {
         }
     }
 
-    /// Whether the registry says that this runtime has this octet: the usual case, found out without the lock.
+    /// Whether the registry says that this runtime has this octet: the usual case, found out without the lock. The entry has been used then.
     pub(crate) fn knows(octet: u8, runtime: &Runtime) -> bool {
-        Entry::read(entry(Path::new(FOLDER), octet, runtime)).is_some_and(|e| e.is_of(runtime))
+        let file = entry(Path::new(FOLDER), octet, runtime);
+        let known = Entry::read(file.clone()).is_some_and(|e| e.is_of(runtime));
+        if known {
+            // It matters to nobody but those for whom all octets are taken.
+            let _ = utimensat(CWD, &file, &NOW, AtFlags::SYMLINK_NOFOLLOW);
+        }
+        known
     }
 
     fn entries(&self) -> Vec<Entry> {
@@ -167,7 +227,8 @@ impl Registry {
         let write = || -> io::Result<()> {
             // Not renamed into its place, which another user's file may have.
             let mut made = open_own(&file, OpenOptions::new().write(true).create(true))?;
-            made.write_all(runtime.path().as_os_str().as_encoded_bytes())?;
+            made.set_len(0)?;
+            made.write_all(&entry_text(runtime, &mount_namespace().unwrap_or_default()))?;
             // Others read it.
             made.set_permissions(Permissions::from_mode(0o644))
         };
@@ -200,6 +261,15 @@ fn make_shared(folder: &Path) -> Result<()> {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(io("make it")(e)),
         _ => Ok(()),
     }
+}
+
+fn entry_text(runtime: &Runtime, namespace: &[u8]) -> Vec<u8> {
+    [runtime.path().as_os_str().as_encoded_bytes(), namespace].join(&0)
+}
+
+/// The mount namespace of this process, as the kernel names it; `None` where there is no `/proc` to say it.
+fn mount_namespace() -> Option<Vec<u8>> {
+    Some(fs::read_link("/proc/self/ns/mnt").ok()?.into_os_string().into_vec())
 }
 
 fn entry(folder: &Path, octet: u8, runtime: &Runtime) -> PathBuf {
@@ -258,7 +328,7 @@ mod tests {
         // Another user, whose default folder came to the same octet.
         let (uid, his) = (user_id() + 1, runtime(dir.path(), "his"));
         let file = entry(&registry.folder, first, &his);
-        fs::write(&file, his.path().as_os_str().as_encoded_bytes()).unwrap();
+        fs::write(&file, entry_text(&his, &mount_namespace().unwrap())).unwrap();
         if chown(&file, Some(uid), None).is_err() {
             eprintln!("skipped: only root can give files away");
             return;
@@ -271,6 +341,53 @@ mod tests {
         // His entry has the very name that ours would have.
         chown(entry(&registry.folder, first, &mine), Some(uid), None).unwrap();
         assert_ne!(registry.choose(&mine).unwrap(), first);
+    }
+
+    /// Rewrites the entry of a runtime as that of a container, and its folder goes out of sight.
+    fn put_out_of_sight(registry: &Registry, octet: u8, runtime: &Runtime) {
+        fs::write(entry(&registry.folder, octet, runtime), entry_text(runtime, b"mnt:[1]")).unwrap();
+        let _ = fs::remove_dir_all(runtime.path());
+    }
+
+    #[test]
+    fn what_another_mount_namespace_hides_keeps_its_octet_while_others_are_free() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::lock_at(dir.path().join("octets")).unwrap();
+        let mine = runtime(dir.path(), "mine");
+        let first = registry.choose(&mine).unwrap();
+        registry.release(first, &mine);
+        let hidden = runtime(dir.path(), "hidden");
+        let file = registry.enter(first, &hidden).map(|()| entry(&registry.folder, first, &hidden)).unwrap();
+        put_out_of_sight(&registry, first, &hidden);
+        let second = registry.choose(&mine).unwrap();
+        assert_ne!(second, first);
+        assert!(file.exists(), "its folder may be there for those who see it");
+        registry.claim(first, &runtime(dir.path(), "other")).unwrap();
+        // Without a word of where it is one, it is believed too.
+        fs::write(&file, hidden.path().as_os_str().as_encoded_bytes()).unwrap();
+        registry.release(second, &mine);
+        assert_eq!(registry.choose(&mine).unwrap(), second);
+    }
+
+    #[test]
+    fn when_all_octets_are_taken_the_longest_unused_out_of_sight_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::lock_at(dir.path().join("octets")).unwrap();
+        let long_ago = SystemTime::now() - std::time::Duration::from_secs(1000);
+        for octet in 1..=OCTETS as u8 {
+            let hidden = runtime(dir.path(), &format!("r{octet}"));
+            registry.enter(octet, &hidden).unwrap();
+            put_out_of_sight(&registry, octet, &hidden);
+            let age = std::time::Duration::from_secs(u64::from(octet ^ 77));
+            let file = OpenOptions::new().write(true).open(entry(&registry.folder, octet, &hidden)).unwrap();
+            file.set_modified(long_ago + age).unwrap();
+        }
+        for octet in [77, 76] {
+            let late = runtime(dir.path(), &format!("late{octet}"));
+            assert_eq!(registry.choose(&late).unwrap(), octet);
+            record(&late, octet);
+        }
+        assert_eq!(registry.entries().len(), OCTETS as usize, "the entries of those two are gone");
     }
 
     #[test]
