@@ -80,6 +80,8 @@ pub enum Mutation {
     NoCheck,
     /// A QP that an error of the program has ended is moved like any other.
     EndedRevived,
+    /// Paths that were tried in vain are chosen like others.
+    Forgetful,
 }
 
 /// What a logical QP has counted since it was made.

@@ -13,6 +13,8 @@ impl LogicalQp {
         core::mem::discriminant(&self.state).hash(hasher);
         matches!(self.state, State::Parked { until_us: Some(_) }).hash(hasher);
         (self.epoch, self.target, self.cancelled, self.refusal, self.peer_closed).hash(hasher);
+        // What ends a switch clears what was tried in vain.
+        (self.vain, self.vain != 0 && self.chain.is_some()).hash(hasher);
         (self.executed, self.exact, self.completed).hash(hasher);
         (self.fresh, self.started, self.peer.connection).hash(hasher);
         let carries = matches!(self.state, State::Active | State::Fencing);

@@ -26,6 +26,9 @@
 //! Invariants:
 //! - The epoch only grows. A physical QP is never used in two epochs, and is stopped before its epoch is left.
 //! - A QP that is wedged by itself, on a path that lives, enters the next epoch of the same path.
+//! - Each end chooses among the paths that it has not yet tried in vain, while there are any. What the ends know differs (of a NIC that is down its own host
+//!   is told; that a cable is cut finds out who has sent something), so the best path by what one end knows may be none for the other, and the best of
+//!   that one none for the first: without a memory they would go to and fro between these for ever, beside a path that works for both.
 //! - Nothing is sent in an epoch before both ends have found the replay safe: `Start` needs the peer's `heard`, which the peer says
 //!   only after its own check. It is also ready to receive then, so that no packet is lost to a QP that is not up yet.
 //! - `executed` and `completed` are totals over all lives that ended; in one epoch they never change, so it does not matter which
@@ -44,7 +47,7 @@ mod tests;
 
 use crate::action::{Action, Attempt, OpenError, Opened, QuiesceError, Quiesced, Reason};
 use crate::choice::{choose, Health, Policy};
-use crate::config::{Config, Counters};
+use crate::config::{Config, Counters, Mutation};
 use crate::message::{Endpoint, Hello, RefuseReason};
 use crate::slots::{Belief, SlotPath, SlotTable, SLOTS};
 use std::collections::VecDeque;
@@ -141,6 +144,8 @@ pub struct LogicalQp {
     target: u64,
     /// No epoch up to this one is entered by plan.
     cancelled: u64,
+    /// The slots of the paths that were left in this switch, or that the peer has declined since the last: each is tried again when all have been.
+    vain: u64,
     /// When `Active` began.
     active_since_us: u64,
     /// When the switch began or the peer was last heard, and how long it may be silent from there.
@@ -193,6 +198,7 @@ impl LogicalQp {
             plan: None,
             target: 0,
             cancelled: 0,
+            vain: 0,
             active_since_us: now_us,
             peer_heard_us: now_us,
             silence_us: config.peer_silence_us,
@@ -267,11 +273,31 @@ impl LogicalQp {
         self.peer_hello.as_deref().copied()
     }
     /// The best epoch from `from` on whose path is alive and `wanted`.
-    fn choose(&self, from: u64, wanted: impl Fn(SlotPath) -> bool) -> Option<u64> {
-        let Self { slots, beliefs, .. } = self;
+    fn choose(&self, from: u64, beliefs: &[Belief; SLOTS], wanted: impl Fn(SlotPath) -> bool) -> Option<u64> {
         let in_vain = self.chain.as_ref().is_some_and(|chain| chain.epochs > 0);
         let turn = if in_vain { 0 } else { self.turn() };
-        choose(&Health { slots, beliefs, now: self.path(), turn }, self.policy(), from, wanted)
+        choose(&Health { slots: &self.slots, beliefs, now: self.path(), turn }, self.policy(), from, wanted)
+    }
+    /// The same among those that were not tried in vain; if there are none, all are worth another try.
+    fn choose_untried(&mut self, from: u64, wanted: impl Fn(SlotPath) -> bool) -> Option<u64> {
+        let mut untried = self.beliefs;
+        for (slot, belief) in untried.iter_mut().enumerate() {
+            if self.vain & 1 << slot != 0 {
+                *belief = Belief::Silent;
+            }
+        }
+        self.choose(from, &untried, &wanted).or_else(|| {
+            self.vain = 0;
+            self.choose(from, &self.beliefs, &wanted)
+        })
+    }
+    /// The path of an epoch has been tried in vain.
+    fn was_in_vain(&mut self, epoch: u64) {
+        let path = self.slots.get(crate::slots::slot_of(epoch));
+        if self.config.mutation != Mutation::Forgetful {
+            self.vain |=
+                self.slots.iter().filter(|(_, p)| Some(*p) == path).fold(0, |bits, (slot, _)| bits | 1 << slot);
+        }
     }
     /// The same at both ends. Devices count QPs by one, or by the number of their NICs.
     fn turn(&self) -> u32 {
@@ -354,9 +380,21 @@ impl LogicalQp {
         }
         match self.state {
             State::Connected => self.start(now_us),
-            State::Active | State::Fencing => self.chain = None,
+            State::Active | State::Fencing => self.forget_chain(),
             _ => {}
         }
+    }
+
+    /// The switch is over: where it led is a good path.
+    fn forget_chain(&mut self) {
+        if self.chain.take().is_some() {
+            self.vain = 0;
+        }
+    }
+
+    /// Whether the path has carried the QP for long enough to count as good.
+    fn has_settled(&self, now_us: u64) -> bool {
+        now_us.saturating_sub(self.active_since_us) >= self.config.settle_us
     }
 
     /// Fills an empty slot of the table. False, and nothing changes, where it holds another path already.

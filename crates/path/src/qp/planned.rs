@@ -60,8 +60,11 @@ impl LogicalQp {
         if self.state != State::Active || self.peer_closed {
             return false;
         }
+        if self.has_settled(now_us) {
+            self.forget_chain();
+        }
         let from = self.epoch.max(self.cancelled) + 1;
-        let Some(epoch) = self.choose(from, wanted) else { return false };
+        let Some(epoch) = self.choose_untried(from, wanted) else { return false };
         self.begin_plan(now_us, epoch, reason);
         true
     }
@@ -121,7 +124,7 @@ impl LogicalQp {
     /// Both ends have nothing outstanding: leaves the old path.
     fn go_if_ready(&mut self, now_us: u64) {
         let Some(plan) = self.plan.take_if(|p| p.ours && p.theirs) else { return };
-        self.target = plan.epoch;
+        (self.target, self.vain) = (plan.epoch, 0);
         let (from_slot, on_path_since_us) = (self.slot(), self.active_since_us);
         self.chain = Some(Chain {
             since_us: now_us,
@@ -178,6 +181,7 @@ impl LogicalQp {
         }
         match (kind, self.state) {
             (Planned::Cancel, State::Fencing) if self.plan.is_some_and(|p| p.epoch == epoch) => {
+                self.was_in_vain(epoch);
                 self.cancel(now_us, epoch)
             }
             (Planned::Cancel, _) => {}

@@ -15,10 +15,12 @@ impl LogicalQp {
     /// Leaves the epoch: first the physical QP is stopped.
     pub(super) fn leave(&mut self, now_us: u64, reason: Reason) {
         if matches!(self.state, State::Active | State::Fencing) {
-            let settled = now_us.saturating_sub(self.active_since_us) >= self.config.settle_us;
             let (since_us, tries) = match &self.chain {
-                Some(chain) if !settled => (chain.since_us, chain.tries),
-                _ => (now_us, 0),
+                Some(chain) if !self.has_settled(now_us) => (chain.since_us, chain.tries),
+                _ => {
+                    self.vain = 0;
+                    (now_us, 0)
+                }
             };
             let from_slot = self.slot();
             let status = reason.status();
@@ -91,6 +93,7 @@ impl LogicalQp {
             self.state = State::Parked { until_us: Some(now_us + pause_us) };
             return;
         }
+        self.was_in_vain(self.epoch);
         let Some(epoch) = self.next_epoch() else {
             self.state = State::Parked { until_us: None };
             return;
@@ -107,14 +110,14 @@ impl LogicalQp {
     }
 
     /// The epoch that the peer is in, if it is higher and our NIC for it works; else a higher one whose path is believed alive, by choice.
-    fn next_epoch(&self) -> Option<u64> {
+    fn next_epoch(&mut self) -> Option<u64> {
         let heard = self.heard_epoch();
         if heard > self.epoch && self.usable(heard) {
             return Some(heard);
         }
         let (from, now) = (heard.max(self.epoch) + 1, self.path());
-        let stay = self.stays().then(|| self.choose(from, |path| Some(path) == now)).flatten();
-        stay.or_else(|| self.choose(from, |_| true))
+        let stay = self.stays().then(|| self.choose(from, &self.beliefs, |path| Some(path) == now)).flatten();
+        stay.or_else(|| self.choose_untried(from, |_| true))
     }
 
     /// Whether the QP alone is in trouble and not its path, so that it gets a fresh life there. If that is in vain it moves all the same.

@@ -1,6 +1,8 @@
 //! Tests of [`LogicalQp`]: single rules by hand. All of them together are explored by `tests/model`, and played over real transport
 //! state machines by the simulator (crate `sim`).
 
+mod knowledge;
+
 use super::*;
 use crate::action::{Action, FailCause};
 use crate::message::{Body, Message};
