@@ -247,6 +247,26 @@ def load_is_spread(logs, fault: bool):
         check_quiet(fabric)
 
 
+def declined(logs):
+    """Queue pairs leave a drained NIC although the peer declines the first paths that they are to take: its NICs there are down, which nobody has told them."""
+    with Fabric(logs) as fabric:
+        server, client = fabric.pair("ib_write_bw", ["-D", SECONDS, "-q", 6])
+        flows(fabric, "a/0", client)
+        for nic in (1, 2):
+            fabric.fault(f"nic b/{nic} down")
+        said = drain(fabric, "a/0")
+        if client.ended():
+            raise Failure(f"the program ended before its queue pairs had left: {said}")
+        moves = [(e["qp"], e["to"]) for e in fabric.events("switch") if e["host"] == "a"]
+        if len(set(moves)) != 6 or {to for _, to in moves} != {"a/3-b/3"}:
+            raise Failure(f"queue pairs went to {moves}")
+        flows(fabric, "a/3", client)
+        client.expect_success(SECONDS + PATIENCE)
+        server.expect_success(PATIENCE)
+        check_quiet(fabric)
+        return said
+
+
 def mapped(logs, text: str, to: str):
     """UNBROKEN_MAP says where queue pairs go."""
     with Fabric(logs) as fabric:
@@ -298,6 +318,7 @@ def main():
     suite.case(f"{BUSY_QPS} busy queue pairs", busy)
     suite.case("queue pairs of a drained NIC are spread over the others", load_is_spread, False)
     suite.case("queue pairs of a dead NIC are spread over the others", load_is_spread, True)
+    suite.case("a drain whose first paths the peer declines", declined)
     suite.case("a map of NICs", mapped, "0:2", "a/2")
     suite.case("a map with a path across rails", mapped, "0:3-2", "a/3")
     suite.case("a NIC that flaps", flaps, args.flap_seconds)
