@@ -93,7 +93,10 @@ impl LogicalQp {
             self.state = State::Parked { until_us: Some(now_us + pause_us) };
             return;
         }
-        self.was_in_vain(self.epoch);
+        // What is left by choice is well.
+        if !self.chain.as_ref().is_some_and(|chain| chain.planned && chain.epochs == 0) {
+            self.was_in_vain(self.epoch);
+        }
         let Some(epoch) = self.next_epoch() else {
             self.state = State::Parked { until_us: None };
             return;

@@ -77,3 +77,25 @@ fn second_plan_goes_to(mutation: Mutation) -> Option<SlotPath> {
     }
     a.0.path()
 }
+
+/// The path that a planned switch leaves is well: it is gone back to where the switch fails on the way.
+#[test]
+fn what_is_left_by_choice_was_not_tried_in_vain() {
+    let (mut a, mut b) = pair(3);
+    a.0.suspect(0, 0, Reason::Stall);
+    settle(0, &mut a, &mut b);
+    for q in [&mut a.0, &mut b.0] {
+        q.handle_progress(1, 1);
+    }
+    let home = SlotPath { local: 0, remote: 0 };
+    assert!(a.0.plan(2_000_000, Reason::Failback, |path| path == home));
+    settle(2_000_000, &mut a, &mut b);
+    a.0.handle_fence(2_000_000, true, false);
+    b.0.handle_fence(2_000_000, true, false);
+    settle(2_000_000, &mut a, &mut b);
+    assert_eq!((a.0.path(), a.0.state()), (Some(home), State::Active));
+    a.0.set_path_belief(2_000_000, home, Belief::NoNic);
+    a.0.suspect(2_000_000, a.0.epoch(), Reason::DeviceFatal);
+    settle(2_000_000, &mut a, &mut b);
+    assert_eq!((a.0.path(), a.0.state()), (Some(SlotPath { local: 1, remote: 1 }), State::Active));
+}
