@@ -4,6 +4,9 @@
 # What it needs is made once in ~/.cache/unbroken/vm (UNBROKEN_VM names another folder).
 set -u
 here=$(dirname "$(readlink -f "$0")"); folder=${UNBROKEN_VM:-$HOME/.cache/unbroken/vm}
+case $here/ in /tmp/* | /run/*)
+    echo "test-vm: the guest has a /tmp and a /run of its own, so it does not see $here: clone the repository into another folder" >&2; exit 1 ;;
+esac
 "$here/setup.sh" "$folder"; made=$?
 [ $made = 3 ] && exit 0
 [ $made = 0 ] || exit 1
