@@ -66,13 +66,13 @@ fn second_plan_goes_to(mutation: Mutation) -> Option<SlotPath> {
     (a.0.config.mutation, b.0.config.mutation) = (mutation, mutation);
     b.0.set_beliefs(0, |path| if path.local == 1 { Belief::NoNic } else { Belief::Alive });
     let rail = |path: SlotPath| path.local == path.remote && path.local > 0;
-    for now in [100_000, 200_000] {
-        assert!(a.0.plan(now, Reason::Drain, rail), "{:?}", a.0.state());
-        settle(now, &mut a, &mut b);
+    for at_us in [100_000, 200_000] {
+        assert!(a.0.plan(at_us, Reason::Drain, rail), "{:?}", a.0.state());
+        settle(at_us, &mut a, &mut b);
         for q in [&mut a.0, &mut b.0] {
-            q.handle_fence(now, true, false);
+            q.handle_fence(at_us, true, false);
         }
-        settle(now, &mut a, &mut b);
+        settle(at_us, &mut a, &mut b);
         assert_eq!((a.0.state(), b.0.state()), (State::Active, State::Active));
     }
     a.0.path()
