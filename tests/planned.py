@@ -174,7 +174,7 @@ def verified_drains(logs, *options):
 
 
 def busy(logs):
-    """Hundreds of busy QPs leave a NIC together."""
+    """Hundreds of busy QPs leave a NIC together, and go back together when it is no longer drained: each knows that it left by its own wish."""
     program = compile_c("storm", "-libverbs")
     with Fabric(logs) as fabric:
         port = free_port()
@@ -183,15 +183,29 @@ def busy(logs):
         client = fabric.run("a", [program, "--connect", f"127.0.0.1:{port}", *options], "a-storm")
         flows(fabric, "a/0", client)
         drain(fabric, "a/0")
-        wait_until(lambda: len(fabric.events("switch")) >= 2 * BUSY_QPS, PATIENCE, "all QPs have moved")
-        moves = fabric.events("switch")
-        took = (max(e["time_us"] for e in moves) - min(e["detected_at_us"] for e in moves)) / 1000
+        left = together(fabric, BUSY_QPS, [])
+        undrain(fabric, "a/0")
+        back = together(fabric, BUSY_QPS, left)
         client.expect_success(60)
         server.expect_success(PATIENCE)
         check_quiet(fabric)
-        if took > BUSY_MS:
-            raise Failure(f"all had moved after {took:.0f} ms")
-        return f"{len(moves)} switches in {took:.0f} ms"
+        if any(e["to"].split("-")[0] != f"{e['host']}/0" for e in back):
+            raise Failure(f"not all went home: {[e for e in back if not e['to'].startswith(e['host'] + '/0')][:2]}")
+        took, took_back = duration_ms(left), duration_ms(back)
+        if max(took, took_back) > BUSY_MS:
+            raise Failure(f"all had moved after {took:.0f} ms, and were back after {took_back:.0f} ms")
+        return f"{len(left)} switches in {took:.0f} ms, {len(back)} back in {took_back:.0f} ms"
+
+
+def together(fabric: Fabric, qps: int, before: list) -> list:
+    """The switches of all queue pairs, both ends, that come after those."""
+    wait_until(lambda: len(fabric.events("switch")) >= len(before) + 2 * qps, PATIENCE, f"all {qps} queue pairs move")
+    return fabric.events("switch")[len(before):]
+
+
+def duration_ms(switches: list) -> float:
+    """From the first that began to the last that ended."""
+    return (max(e["time_us"] for e in switches) - min(e["detected_at_us"] for e in switches)) / 1000
 
 
 def flaps(logs, seconds: int):

@@ -8,6 +8,8 @@ use crate::slots::SlotTable;
 use unbroken_roce::{Backlog, Messages, PostError, RecvEntry, RecvWr, SendEntry, SendWr};
 use unbroken_types::{Gid, Mtu, QpCaps, SendFlags, SendOpcode};
 
+mod home;
+
 const CAPS: QpCaps = QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
 
 /// A physical QP and its surroundings, as lists.
@@ -529,47 +531,6 @@ fn one_that_has_said_drained_goes_on_only_with_the_peers_word() {
     e.suspect(&mut s, Reason::DeviceFatal);
     answer(&mut e, &mut s, 0, true);
     assert_eq!((s.state, s.ids()), (QpState::Rts, vec![7]));
-}
-
-#[test]
-fn only_the_end_that_left_wants_back() {
-    let (mut e, mut s) = (end(1), Fake::new());
-    assert_eq!(e.home(), None);
-    e.suspect(&mut s, Reason::Stall);
-    answer(&mut e, &mut s, 0, true);
-    assert_eq!(e.home(), Some(SlotPath { local: 0, remote: 0 }));
-    // The peer has it leave the next path; it is still this end that wants back.
-    let epoch = e.lqp().epoch() + 3;
-    let hello = |epoch: u64, e: &Executor| {
-        let path = e.lqp().slots().get((epoch % 64) as u8).unwrap().mirrored();
-        let (executed, completed) = (Messages::default(), Messages::default());
-        Hello {
-            epoch,
-            path,
-            fresh_qpn: 60,
-            psn: 9,
-            mtu: Mtu::B1024,
-            key_set: 0,
-            heard: true,
-            waiting: false,
-            executed,
-            exact: true,
-            completed,
-        }
-    };
-    let hello =
-        |epoch, e: &Executor| Message { from: endpoint(2), to: endpoint(1), body: Body::Hello(hello(epoch, e)) };
-    let message = hello(epoch, &e);
-    e.message(&mut s, &message);
-    assert_eq!(
-        (e.lqp().state(), e.lqp().path() == e.lqp().slots().get(0)),
-        (State::Active, true),
-        "slot 4 is the first path again"
-    );
-    assert_eq!(e.home(), None);
-    let message = hello(epoch + 1, &e);
-    e.message(&mut s, &message);
-    assert_eq!((e.lqp().state(), e.home()), (State::Active, None), "the peer had it leave");
 }
 
 /// The peer's NIC died and was healed, and this end has not looked since: it looks before it declines.

@@ -3,7 +3,7 @@
 use super::{LogicalQp, State, MAX_SENDS_QUEUED};
 use crate::action::{Action, FailCause, Reason};
 use crate::config::Mutation;
-use crate::message::{Body, Hello, Message, Refuse, RefuseReason};
+use crate::message::{Body, Hello, Message, Planned, Refuse, RefuseReason};
 use crate::slots::{slot_of, Belief, SlotPath, SLOTS};
 use core::cmp::Ordering;
 
@@ -115,6 +115,7 @@ impl LogicalQp {
         }
         self.peer_hello = Some(Box::new(hello));
         match self.state {
+            State::Fencing if self.peer_has_gone(hello.epoch) => self.hear_plan(now_us, Planned::Drained),
             State::Active | State::Fencing | State::Waiting | State::Checking | State::Connected => {
                 self.leave(now_us, Reason::Peer)
             }

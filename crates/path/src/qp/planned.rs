@@ -10,7 +10,8 @@
 //! | not drained, and nothing moves        | `Active`    | Send Cancel(e), Release          |
 //! | Cancel(e) of the peer                 | `Active`    | Release                          |
 //! | Propose or Drained of a higher epoch  | `Fencing` of that one |                        |
-//! | Hello of *e* or higher, `suspect`     | `Quiescing` | Quiesce: a passive switch        |
+//! | drained, and Hello of *e*             | `Quiescing` | Quiesce: it has overtaken Drained |
+//! | another Hello of *e* or higher, `suspect` | `Quiescing` | Quiesce: a passive switch    |
 //!
 //! An end that has said Drained does not cancel by itself, for the peer may have left the old path on its word, and what it would send there
 //! now could be executed unseen. It waits for the peer's Drained, Hello or Cancel; the peer answers every Drained of an epoch that it has
@@ -38,11 +39,6 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Whether the peer has done its part: it is in that epoch, and our sends are complete.
-    pub(super) fn is_met_by(&self, epoch: u64) -> bool {
-        self.ours && self.epoch == epoch
-    }
-
     /// How far it is, without its times.
     pub(super) fn progress(&self) -> (u64, bool, bool) {
         (self.epoch, self.ours, self.theirs)
@@ -221,7 +217,13 @@ impl LogicalQp {
         self.hear_plan(now_us, kind);
     }
 
-    fn hear_plan(&mut self, now_us: u64, kind: Planned) {
+    /// The peer is in that epoch, as its Hello says, which has overtaken its Drained: it has gone on ours, so that this is the switch that was
+    /// planned, for its reason.
+    pub(super) fn peer_has_gone(&self, epoch: u64) -> bool {
+        self.plan.is_some_and(|plan| plan.ours && plan.epoch == epoch)
+    }
+
+    pub(super) fn hear_plan(&mut self, now_us: u64, kind: Planned) {
         self.peer_heard_us = now_us;
         let Some(plan) = &mut self.plan else { return };
         match kind {

@@ -25,8 +25,6 @@ impl LogicalQp {
             let from_slot = self.slot();
             let status = reason.status();
             let on_path_since_us = self.active_since_us;
-            // The peer was ready before we heard of it: its Hello says so.
-            let planned = self.plan.is_some_and(|p| p.is_met_by(self.heard_epoch())) && reason == Reason::Peer;
             self.chain = Some(Chain {
                 since_us,
                 detected_us: now_us,
@@ -36,7 +34,7 @@ impl LogicalQp {
                 status,
                 tries,
                 epochs: 0,
-                planned,
+                planned: false,
             });
             self.peer_heard_us = now_us;
             self.silence_us = self.config.peer_silence_us;
