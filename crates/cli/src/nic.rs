@@ -9,7 +9,7 @@ use crate::output::{print, Failure, Result};
 use crate::status;
 
 /// When it is looked first whether all have left; then after twice the time each time, since a look costs the threads that move them.
-const LOOK: Duration = Duration::from_millis(20);
+const LOOK: Duration = Duration::from_millis(40);
 /// See `LOOK`: at most.
 const MOST_LOOK: Duration = Duration::from_millis(320);
 /// QPs that are named where some have not left.

@@ -187,7 +187,7 @@ impl DeviceQp for PassedQp {
 
 impl HoldingQp for PassedQp {
     fn progress(&self) -> Progress {
-        Progress::default()
+        Progress { state: self.state(), ..Progress::default() }
     }
 
     fn quiesce(&self) -> Result<Backlog> {

@@ -555,7 +555,8 @@ impl DeviceQp for JournaledQp {
 impl HoldingQp for JournaledQp {
     fn progress(&self) -> Progress {
         self.bring_all();
-        self.lock().journal.progress()
+        let st = self.lock();
+        st.journal.progress(st.now)
     }
 
     fn announce(&self) {

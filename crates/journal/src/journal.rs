@@ -182,10 +182,11 @@ impl Journal {
         }
     }
 
-    /// How far the QP is. Sends that make no WC, and have none behind them that does, are not among the outstanding ones: when they are done
+    /// How far the QP is; its state is `now`, unless it has ended. Sends that make no WC, and have none behind them that does, are not among the outstanding ones: when they are done
     /// is not told. Whether the peer has no receive is not told either, so a QP with a send that needs one may always be waiting.
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self, now: QpState) -> Progress {
         Progress {
+            state: if self.ended() { QpState::Err } else { now },
             outstanding_sends: self.announced.saturating_sub(self.sends.first()) as u32,
             unannounced_sends: (self.sends.next() - self.announced.max(self.sends.first())) as u32,
             outstanding_recvs: self.recvs.len(),

@@ -2,7 +2,7 @@
 
 use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot, Step};
 use unbroken_roce::{Backlog, Completions, Messages, PostError, RecvEntry, RecvWr, SendBatch, SendEntry, SendWr};
-use unbroken_types::{QpCaps, SendFlags, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_types::{QpCaps, QpState, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 
 const CAPS: QpCaps = QpCaps { max_send_wr: 4, max_recv_wr: 2, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 8 };
 
@@ -118,7 +118,7 @@ fn what_the_peer_has_executed_completes_between_reads_that_are_read_again() {
     assert!(j.next_send(&mut out).is_none());
     assert_eq!(come(&mut j, &mut out, read, 0), [('s', 3, 0)]);
     assert_eq!(come(&mut j, &mut out, write, 0), [('s', 4, 0)]);
-    assert_eq!(j.progress().completed, 3);
+    assert_eq!(j.progress(QpState::Rts).completed, 3);
     send(&mut j, &mut out, 6, true);
 }
 
@@ -237,7 +237,7 @@ fn with_a_shared_queue_the_device_says_when_the_last_receive_was_taken() {
     j.recvs_polled();
     let Step::Done(backlog) = j.stop(&mut out) else { panic!("both queues are through") };
     assert_eq!(backlog.executed.receives, 2);
-    assert_eq!(j.progress().first_moved_us, None, "a new life would begin here");
+    assert_eq!(j.progress(QpState::Rts).first_moved_us, None, "a new life would begin here");
 }
 
 #[test]
@@ -283,10 +283,10 @@ fn a_reset_forgets_all_and_late_completions_belong_to_nothing() {
 fn a_tail_without_wcs_is_not_waited_for_and_a_send_that_needs_a_receive_may_wait() {
     let (mut j, mut out) = (journal(false), Out::default());
     let first = send(&mut j, &mut out, 1, true);
-    assert_eq!((j.progress().outstanding_sends, j.progress().waiting_rnr), (1, true));
+    assert_eq!((j.progress(QpState::Rts).outstanding_sends, j.progress(QpState::Rts).waiting_rnr), (1, true));
     j.post_send(&wr(2, SendOpcode::Write, false), &mut out).unwrap();
     assert_eq!(come(&mut j, &mut out, first, 0), [('s', 1, 0)]);
-    let progress = j.progress();
+    let progress = j.progress(QpState::Rts);
     assert_eq!((progress.outstanding_sends, progress.waiting_rnr), (0, false));
     assert_eq!((progress.advanced, progress.completed, progress.first_moved_us), (1, 1, Some(5)));
     j.refused_sends(1);
@@ -312,11 +312,14 @@ fn a_batch_is_taken_whole_or_not_at_all() {
     assert_eq!(j.post_sends(&batch(4), &mut out), Err(PostError::QueueFull(1)));
     assert_eq!(j.post_sends(&batch(3), &mut out), Ok(Posted::Give(first + 1)));
     assert_eq!(come(&mut j, &mut out, first + 3, 0), [('s', 1, 0), ('s', 4, 0)]);
-    assert_eq!(j.progress().completed, 4);
+    assert_eq!(j.progress(QpState::Rts).completed, 4);
     let mut bad = batch(2);
     bad.0[1].inline_data = Some(b"no flag");
     assert!(j.post_sends(&bad, &mut out).is_err());
-    assert_eq!((j.is_empty(), j.progress().outstanding_sends, j.progress().waiting_rnr), (true, 0, false));
+    assert_eq!(
+        (j.is_empty(), j.progress(QpState::Rts).outstanding_sends, j.progress(QpState::Rts).waiting_rnr),
+        (true, 0, false)
+    );
     j.handle_fatal();
     assert_eq!((j.held(), j.poll_failure(true)), (Some(WcStatus::FatalErr), None));
 }

@@ -7,6 +7,8 @@ pub struct Config {
     pub hello_min_us: u64,
     /// The same for a planned switch, of Propose and Drained too.
     pub plan_min_us: u64,
+    /// So much longer for each QP of the process that is on its way, too: the peer has as many to see to.
+    pub plan_crowd_us: u64,
     /// Longest interval between repetitions of a Hello.
     pub hello_max_us: u64,
     /// The shell must answer Quiesce, Open and CheckReplay within this time.
@@ -41,6 +43,7 @@ impl Default for Config {
             hello_min_us: 300,
             // Longer: the old path works, so a message is seldom lost, and hundreds of QPs that say everything again keep the peer from answering.
             plan_min_us: 5_000,
+            plan_crowd_us: 100,
             hello_max_us: 50_000,
             step_us: 5_000_000,
             peer_silence_us: 20_000_000,

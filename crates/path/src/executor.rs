@@ -29,7 +29,7 @@ use crate::health::Verdict;
 use crate::message::{Body, Message, RefuseReason};
 use crate::qp::{LogicalQp, State};
 use crate::silence::{Look, Silence};
-use crate::slots::{Belief, SlotPath};
+use crate::slots::{slot_of, Belief, SlotPath};
 use fence::{Fence, FENCE_LOOK_US};
 use held::Held;
 use unbroken_roce::{Progress, RcModify, Replay};
@@ -120,6 +120,11 @@ impl Executor {
         self.informed && self.lqp.has_backup()
     }
 
+    /// It is between two paths, or prepares to leave one.
+    pub fn on_its_way(&self) -> bool {
+        self.switching() || self.lqp.state() == State::Fencing
+    }
+
     /// It is between two paths.
     pub fn switching(&self) -> bool {
         !matches!(self.lqp.state(), State::Active | State::Fencing | State::Failed | State::Closed)
@@ -156,6 +161,11 @@ impl Executor {
         self.gave_up
     }
 
+    /// How far it had advanced at the last look.
+    pub fn advanced(&self) -> u64 {
+        self.silence.advanced()
+    }
+
     /// Since when the QP is silent, as of the last look.
     pub fn silent_since_us(&self) -> Option<u64> {
         self.silence.since_us()
@@ -187,18 +197,22 @@ impl Executor {
         let now_us = shell.now_us();
         let app = shell.app().state;
         // An end that only receives may stay in RTR, as perftest's servers do.
-        let ready = matches!(app, Some(QpState::Rtr | QpState::Rts)) && app == Some(shell.state());
-        if now_us < self.pause.0 || !ready {
+        if now_us < self.pause.0 || !matches!(app, Some(QpState::Rtr | QpState::Rts)) {
             return false;
         }
-        if shell.progress().unannounced_sends > 0 {
+        let progress = shell.progress();
+        if app != Some(progress.state) {
+            return false;
+        }
+        if progress.unannounced_sends > 0 {
             // What nobody will hear of cannot be waited for: the next time it has something behind it.
             shell.announce();
             return false;
         }
         self.learn(shell);
+        self.lqp.set_crowd(shell.crowd());
         let begun = self.lqp.plan(now_us, reason, wanted);
-        self.run(shell);
+        self.run_from(shell, Some(progress));
         begun
     }
 
@@ -230,18 +244,25 @@ impl Executor {
         let (peer, from) = (self.lqp.peer(), message.from);
         // It was reset after we had looked it up, and before it connected to us; or it belongs to an earlier connection.
         let misnamed = (refused || from.connection != peer.connection) && from.incarnation == peer.incarnation;
-        let unheard = matches!(&message.body, Body::Hello(h) if h.waiting) && self.lqp.state() == State::Connected;
+        // We have answered already.
+        let unheard =
+            matches!(&message.body, Body::Hello(h) if h.waiting && !h.heard) && self.lqp.state() == State::Connected;
         let invited = matches!(message.body, Body::Planned(..)) && self.lqp.state() == State::Active;
-        if misnamed || unheard || invited {
-            // We have answered already; or the peer wants to go to a NIC that it knows to be well. A NIC of the peer that died and was
-            // healed has a new endpoint, and what we know is the old one, or that it has none.
+        if invited {
+            self.learn(shell);
+            self.lqp.set_crowd(shell.crowd());
+        }
+        // The peer wants to go to a NIC that it knows to be well.
+        let wonders = matches!(message.body, Body::Planned(_, epoch) if invited && self.lqp.belief(slot_of(epoch)) != Belief::Alive);
+        if misnamed || unheard || wonders {
+            // A NIC of the peer that died and was healed has a new endpoint, and what we know is the old one, or that it has none.
             let asks = if misnamed { Asks::Connection } else { Asks::Endpoints };
             let Some(word) = shell.peer_word(message, asks) else { return };
             if let (true, Some(connection)) = (misnamed, word.connection) {
                 self.lqp.set_peer_connection(connection);
             }
         }
-        if invited {
+        if wonders {
             self.learn(shell);
         }
         self.lqp.handle_message(shell.now_us(), message);
@@ -337,13 +358,19 @@ impl Executor {
 
     /// Does what the state machine asks until it asks nothing.
     fn run(&mut self, shell: &mut impl Shell) {
+        self.run_from(shell, None);
+    }
+
+    /// The same where it is known how far the physical QP is, of which all sends are announced.
+    fn run_from(&mut self, shell: &mut impl Shell, mut known: Option<Progress>) {
         for _ in 0..MAX_ACTIONS {
             let Some(action) = self.lqp.poll_action() else { break };
             match action {
                 Action::Fence { .. } => {
                     shell.announce();
                     self.held.get_or_insert_with(Held::default);
-                    let (progress, now_us) = (shell.progress(), shell.now_us());
+                    let progress = known.take().unwrap_or_else(|| shell.progress());
+                    let now_us = shell.now_us();
                     let (advanced, outstanding) = (progress.advanced, progress.outstanding_sends);
                     self.fence = Some(Fence { advanced, outstanding, look_at_us: now_us, look_us: FENCE_LOOK_US });
                     self.look_at_fence(now_us, &progress);
@@ -383,7 +410,7 @@ impl Executor {
                 Action::Start { .. } | Action::Report(_) if self.lqp.state() != State::Active => {}
                 Action::Start { .. } => self.start(shell),
                 // It has its error already, which came before whatever says so now.
-                Action::Fail { .. } if self.has_ended(shell) => self.end(shell),
+                Action::Fail { .. } if self.has_ended(shell.progress().state) => self.end(shell),
                 Action::Fail { status, cause } => {
                     // The report first: a program that sees its error may be gone before the next line.
                     shell.gives_up(&self.lqp, cause, status);

@@ -39,6 +39,11 @@ pub struct Silence {
 }
 
 impl Silence {
+    /// How far it had advanced at the last look.
+    pub fn advanced(&self) -> u64 {
+        self.advanced
+    }
+
     /// Since when it is silent, as of the last look.
     pub fn since_us(&self) -> Option<u64> {
         self.since_us

@@ -1,7 +1,7 @@
 //! What is outstanding on a QP, in a form that another QP can take over.
 
 use crate::wr::{SendBatch, SendWr, UdDest};
-use unbroken_types::{SendFlags, SendOpcode, Sge};
+use unbroken_types::{QpState, SendFlags, SendOpcode, Sge};
 
 /// An outstanding send.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -228,6 +228,8 @@ pub struct Replay {
 /// How far a QP is. All counts are of this life of the QP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Progress {
+    /// Its state.
+    pub state: QpState,
     /// Sends posted and not complete.
     pub outstanding_sends: u32,
     /// Sends behind those, of which nobody will hear that they are complete: they were posted without a sign, and the device tells of nothing else.

@@ -115,6 +115,7 @@ impl RcQp {
     /// How far both halves are.
     pub fn progress(&self) -> Progress {
         Progress {
+            state: self.state(),
             outstanding_sends: self.requester.ring.len(),
             unannounced_sends: 0,
             outstanding_recvs: self.responder.receiver.queue.len(),

@@ -22,7 +22,7 @@ use crate::qp::Qp;
 use crate::worker::{Inbox, Job};
 use std::collections::HashMap;
 use std::io::Write;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use unbroken_directory::{Directory, NicRecord, PortRecord, ProcessRecord, MAX_PORTS};
 use unbroken_path::seal::Key;
@@ -112,6 +112,8 @@ pub struct Core {
     /// Control datagrams that came without the seal of the directory's key.
     forged: AtomicU64,
     outbox: Outbox,
+    /// QPs that are between two paths, or prepare to leave one.
+    on_their_way: AtomicU32,
     /// Held while control messages are received and handled. Before any gate.
     pub(crate) receiving: Mutex<()>,
     /// Whether the thread that looks after QPs runs; not set before the first device is opened.
@@ -187,6 +189,7 @@ impl Core {
             own_key: Key::new(&own_key),
             forged: AtomicU64::new(0),
             outbox: Outbox::default(),
+            on_their_way: AtomicU32::new(0),
             receiving: Mutex::default(),
             worker: OnceLock::new(),
             nics,
@@ -363,6 +366,20 @@ impl Core {
     /// Whether a NIC other than `i` works and is not to be left.
     pub(crate) fn undrained_elsewhere(&self, i: usize) -> bool {
         self.ring(i).skip(1).any(|j| !self.drained(j) && self.usable(j))
+    }
+
+    /// How many QPs are between two paths, or prepare to leave one.
+    pub(crate) fn crowd(&self) -> u32 {
+        self.on_their_way.load(Ordering::Relaxed)
+    }
+
+    /// A QP was one of those, and is.
+    pub(crate) fn count_on_their_way(&self, was: bool, is: bool) {
+        match (was, is) {
+            (false, true) => self.on_their_way.fetch_add(1, Ordering::Relaxed),
+            (true, false) => self.on_their_way.fetch_sub(1, Ordering::Relaxed),
+            _ => return,
+        };
     }
 
     /// A QP has left its path: it may want to go back.

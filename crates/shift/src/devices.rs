@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use unbroken_holding::{Holding, Host, LogicalMemory, Tap};
+pub(crate) use unbroken_softnic::ask_for_precedence;
 #[cfg(test)]
 use unbroken_softnic::DeviceKind;
 use unbroken_softnic::{Config, NicSource, SoftNics};

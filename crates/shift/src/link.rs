@@ -10,7 +10,7 @@ use crate::worker::Job;
 use std::sync::Arc;
 use unbroken_path::health::Verdict;
 use unbroken_path::message::Body;
-use unbroken_path::silence::Look;
+use unbroken_path::silence::{Look, ASK_AFTER_US};
 use unbroken_path::{
     Asks, Belief, Config, Ended, Endpoint, Executor, FailCause, LogicalQp, Message, OpenError, Opened, PeerWord,
     QuiesceError, Reason, Shell, SlotPath, SlotTable, StepError, Way,
@@ -19,6 +19,9 @@ use unbroken_roce::{Progress, Sends};
 use unbroken_telemetry::{now_us, Switch, SwitchKind, What};
 use unbroken_types::{Gid, QpState, WcStatus, PSN_MASK};
 use unbroken_verbs::{Backlog, Error, HoldingQp, QpModify, RcModify, RecvWr, RemoteNic, Result, SendBatch};
+
+/// A QP that is silent on a path that lives is asked how far it is after this time: long before it counts as wedged.
+const LIVING_PATH_US: u64 = 250_000;
 
 /// One end's link.
 pub(crate) struct Link {
@@ -98,8 +101,10 @@ struct Hands<'a> {
 fn with<R>(qp: &Qp, g: &mut Gate, f: impl FnOnce(&mut Executor, &mut Hands<'_>) -> R) -> Option<R> {
     let Gate { phys, nic, port, app, failed, why_not, link, holds, .. } = g;
     let Link { executor, peer, told_us, unread } = &mut **link.as_mut()?;
+    let was = executor.on_its_way();
     let result = f(executor, &mut Hands { qp, peer, phys, nic, port, app, failed, why_not, unread, word: None });
     *holds = executor.holds_sends();
+    qp.core.count_on_their_way(was, executor.on_its_way());
     if let Some(at_us) = executor.deadline_us() {
         if told_us.is_none_or(|told_us| at_us < told_us) {
             *told_us = Some(at_us);
@@ -112,10 +117,6 @@ fn with<R>(qp: &Qp, g: &mut Gate, f: impl FnOnce(&mut Executor, &mut Hands<'_>) 
 impl Shell for Hands<'_> {
     fn now_us(&self) -> u64 {
         now_us()
-    }
-
-    fn state(&self) -> QpState {
-        self.phys.state()
     }
 
     fn progress(&self) -> Progress {
@@ -215,6 +216,10 @@ impl Shell for Hands<'_> {
         if why == Ended::GivenUp {
             self.qp.take_no_more();
         }
+    }
+
+    fn crowd(&self) -> u32 {
+        self.qp.core.crowd()
     }
 
     fn belief(&self, path: SlotPath) -> Belief {
@@ -417,6 +422,25 @@ pub(crate) fn tick(qp: &Qp, g: &mut Gate) -> Option<u64> {
 /// The peer of a QP that has waited for it long enough: what is known of it is to be read anew before [`tick`].
 pub(crate) fn waits_too_long(g: &Gate, now_us: u64) -> Option<Arc<Peer>> {
     g.link.as_ref().filter(|link| link.executor.times_out(now_us)).map(|link| link.peer.clone())
+}
+
+/// Whether something has come of it since the last look, as far as that is known without asking its device.
+pub(crate) fn has_moved(g: &Gate) -> bool {
+    g.link.as_ref().zip(g.phys.pulse()).is_some_and(|(link, pulse)| pulse > link.executor.advanced())
+}
+
+/// How far a QP is, for [`look`], where it is known whether its path lives. To ask the device takes it from whoever works there, and thousands of times a
+/// second where hundreds of QPs are busy. So one that has moved, or may well move before it matters, counts as one with sends outstanding, whatever
+/// it has.
+pub(crate) fn progress(g: &Gate, clock_us: u64, path_lives: bool) -> Progress {
+    let patience_us = if path_lives { LIVING_PATH_US } else { ASK_AFTER_US };
+    let busy = |link: &Link| {
+        let (pulse, seen) = (g.phys.pulse()?, link.executor.advanced());
+        let early = link.executor.silent_since_us().is_some_and(|since_us| clock_us < since_us + patience_us);
+        let advanced = pulse.max(seen);
+        (pulse > seen || early).then(|| Progress { outstanding_sends: 1, advanced, ..Progress::default() })
+    };
+    g.link.as_deref().and_then(busy).unwrap_or_else(|| g.phys.progress())
 }
 
 /// Looks at the progress of a QP that nothing is being switched of. Gives its peer and path, too.

@@ -48,9 +48,9 @@ impl DeviceQp for Plain {
 }
 
 impl HoldingQp for Plain {
-    /// Nothing is known of it.
+    /// Nothing else is known of it.
     fn progress(&self) -> Progress {
-        Progress::default()
+        Progress { state: self.state(), ..Progress::default() }
     }
 
     fn quiesce(&self) -> Result<Backlog> {

@@ -137,6 +137,9 @@ struct Worker {
     /// ([`Worker::clock_us`]): a starved observer must not take its own sleep for the silence of a path.
     lost_us: u64,
     status: Option<StatusServer>,
+    /// Somebody asks for the status; events of the log have waited for long enough. As of the last sleep.
+    asked: bool,
+    rang: bool,
     clerk: Clerk,
     homing: Homing,
     /// When QPs are looked at for their lanes, and the lanes that are not in use are asked, on the worker's own clock.
@@ -183,6 +186,8 @@ pub(crate) fn spawn(core: &Arc<Core>) -> std::io::Result<()> {
         look_at_us: 0,
         lost_us: 0,
         status,
+        asked: false,
+        rang: false,
         clerk: Clerk::default(),
         homing: Homing::new(core),
         tend_at_us: 0,
@@ -191,6 +196,8 @@ pub(crate) fn spawn(core: &Arc<Core>) -> std::io::Result<()> {
     };
     let core = core.clone();
     crate::devices::spawn("unb-shift", move || {
+        // Queue pairs between two paths wait for this thread, while the programs' threads poll for what they do not get.
+        crate::devices::ask_for_precedence();
         while !core.inbox.stopped.load(Ordering::Acquire) {
             // A defect in one round must not leave all QPs without anybody who looks after them.
             let round = std::panic::AssertUnwindSafe(|| {
@@ -220,14 +227,16 @@ impl Worker {
         let timeout = Timespec { tv_sec: (wait_us / 1_000_000) as i64, tv_nsec: (wait_us % 1_000_000 * 1_000) as i64 };
         let channel = core.channel();
         let mut fds = Vec::with_capacity(4);
-        fds.push(PollFd::new(&core.inbox.wake, PollFlags::IN));
         fds.push(PollFd::new(&core.later.alarm, PollFlags::IN));
+        fds.push(PollFd::new(&core.inbox.wake, PollFlags::IN));
         fds.push(PollFd::new(&**channel, PollFlags::IN));
         if let Some(s) = &self.status {
             fds.push(PollFd::new(s, PollFlags::IN));
         }
         // An interrupted wait is a short wait.
         let _ = poll(&mut fds, Some(&timeout));
+        let ready = |fd: Option<&PollFd<'_>>| fd.is_some_and(|fd| !fd.revents().is_empty());
+        (self.rang, self.asked) = (ready(fds.first()), ready(fds.get(3)));
         let late_us = now_us().saturating_sub(next.max(now));
         if late_us > LATE_US {
             self.lost_us += late_us;
@@ -269,7 +278,12 @@ impl Worker {
         self.tend_lanes(clock_us);
         self.ask_paths();
         self.retry_connecting(now_us());
-        self.serve_status();
+        if self.rang {
+            self.core.write_later();
+        }
+        if self.asked {
+            self.serve_status();
+        }
     }
 
     fn job(&mut self, job: Job) {
@@ -440,7 +454,6 @@ impl Worker {
             self.job(job);
         }
         self.read_directory();
-        self.core.write_later();
     }
 
     /// Reads the directory for messages that wait for that, once for each peer, and hands them in.

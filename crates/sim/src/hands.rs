@@ -94,10 +94,6 @@ impl Shell for Hands<'_> {
         self.world.now_us
     }
 
-    fn state(&self) -> QpState {
-        self.world.ends[self.host][self.qp].lives.last().map_or(QpState::Reset, |l| l.qp.state())
-    }
-
     fn progress(&self) -> Progress {
         self.world.ends[self.host][self.qp].lives.last().map_or_else(Progress::default, |l| l.qp.progress())
     }
@@ -240,6 +236,11 @@ impl Shell for Hands<'_> {
         }
         self.end().failed = true;
         self.world.apps[host][qp].stop();
+    }
+
+    fn crowd(&self) -> u32 {
+        let ends = self.world.ends[self.host].iter();
+        ends.filter(|end| end.executor.as_ref().is_some_and(|e| e.on_its_way())).count() as u32
     }
 
     fn belief(&self, path: SlotPath) -> Belief {

@@ -225,7 +225,7 @@ impl Phys {
     pub fn progress(&self) -> Progress {
         match self {
             Phys::Holding(qp) => qp.progress(),
-            Phys::Plain(p) => p.journal.progress(),
+            Phys::Plain(p) => p.journal.progress(p.state),
         }
     }
 

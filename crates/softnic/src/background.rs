@@ -27,6 +27,8 @@ const LINGER_US: u64 = 40;
 pub(crate) const SLEEP_US: u64 = 1_000_000;
 /// Time slice asked for, in nanoseconds: the least that kernels grant.
 const SLICE_NS: u64 = 100_000;
+/// Nine tenths of a core beside one thread of a program.
+const PRECEDENCE_NICE: i32 = -10;
 
 /// The background thread of a NIC; dropping it ends the thread.
 pub(crate) struct Background {
@@ -119,6 +121,13 @@ fn ask_for_promptness() {
     (attr.size, attr.runtime) = (size, SLICE_NS);
     // SAFETY: a live struct that says its own size.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+}
+
+/// Asks that the calling thread be given a core before threads that never sleep; refused where the process may not ask (it needs `CAP_SYS_NICE`, or
+/// a limit of niceness that allows it), and nothing is lost then. For a thread that seldom runs, and for whose work everybody waits.
+pub fn ask_for_precedence() {
+    // SAFETY: no pointers; process 0 is the calling thread, as Linux has it.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, PRECEDENCE_NICE) };
 }
 
 /// Sleeps until the bell rings, something arrives at one of `sockets`, or `timeout_us` is over.

@@ -36,6 +36,7 @@ mod poller;
 mod qp;
 mod socket;
 
+pub use background::ask_for_precedence;
 pub use config::{Config, NicSource};
 pub use fork::abandoned;
 pub use inventory::{inventory, NicInfo, PortInfo};

@@ -513,8 +513,9 @@ impl Nic {
         let mut entry = QpEntry::new(kind, (qpn, init.pd, init.control), caps, cqs);
         entry.home = init.home;
         entry.death = e.id.plain.as_mut().map(Plain::next_death);
+        let pulse = entry.pulse.clone();
         e.qps.insert(qpn as u16, entry);
         drop(e);
-        Ok(Arc::new(SoftQp::new(self.inner.clone(), qpn, init)))
+        Ok(Arc::new(SoftQp::new(self.inner.clone(), qpn, init, pulse)))
     }
 }

@@ -13,10 +13,11 @@ pub enum QpType {
 }
 
 /// The state of a QP (`enum ibv_qp_state`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
 #[repr(u32)]
 pub enum QpState {
     /// Just made.
+    #[default]
     Reset = 0,
     /// Receives may be posted.
     Init = 1,

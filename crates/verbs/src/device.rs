@@ -292,6 +292,10 @@ pub trait DeviceQp: Send + Sync {
 pub trait HoldingQp: DeviceQp {
     /// How far both halves are.
     fn progress(&self) -> Progress;
+    /// [`Progress::advanced`] as of some microseconds ago, without waiting for whoever is at work on the device; `None` where it cannot be had so.
+    fn pulse(&self) -> Option<u64> {
+        None
+    }
     /// Stops the QP for ever and takes out what is outstanding. No later packet changes memory or completes a WR of it. EAGAIN: that is
     /// under way, and takes time; ask again.
     fn quiesce(&self) -> Result<Backlog>;

@@ -18,7 +18,7 @@ impl Executor {
     pub(super) fn quiesce(&mut self, shell: &mut impl Shell) {
         self.fence = None;
         let progress = shell.progress();
-        if self.has_ended(shell) {
+        if self.has_ended(progress.state) {
             // Its NIC dies later, or its peer moves. It must not come back to life.
             self.lqp.handle_ended();
             return self.end(shell);
@@ -42,7 +42,7 @@ impl Executor {
             }
             Err((work, Some(e))) => {
                 self.held = (!work.sends.is_empty()).then_some(Held { work, recvs: false });
-                if self.has_ended(shell) {
+                if self.has_ended(shell.progress().state) {
                     // The reason of the flushes was told last.
                     self.lqp.handle_ended();
                     return self.end(shell);
@@ -103,7 +103,7 @@ impl Executor {
             self.held = None; // nobody can have posted a send
             return;
         }
-        if shell.state() == QpState::Err && shell.nic_works() {
+        if shell.progress().state == QpState::Err && shell.nic_works() {
             // The peer has begun already, with a request that ended the connection as it would have on any path.
             return self.end(shell);
         }
@@ -145,10 +145,10 @@ impl Executor {
         }
     }
 
-    /// Whether an error of the program has ended the physical QP, and not this executor, which stops a QP to take its work out.
-    pub(super) fn has_ended(&self, shell: &impl Shell) -> bool {
+    /// Whether an error of the program has ended the physical QP, which is in that state, and not this executor, which stops a QP to take its work out.
+    pub(super) fn has_ended(&self, state: QpState) -> bool {
         let revives = self.lqp.mutation() == Mutation::EndedRevived;
-        !revives && shell.state() == QpState::Err && !self.held.as_ref().is_some_and(|held| held.recvs)
+        !revives && state == QpState::Err && !self.held.as_ref().is_some_and(|held| held.recvs)
     }
 
     /// The physical QP is in ERR by itself: what it did not have yet is flushed, like the rest.

@@ -5,7 +5,7 @@ use crate::message::Message;
 use crate::qp::LogicalQp;
 use crate::slots::{Belief, SlotPath};
 use unbroken_roce::{Backlog, Progress, RcModify, Replay};
-use unbroken_types::{QpState, WcStatus};
+use unbroken_types::WcStatus;
 
 /// A step on a physical QP was refused: its NIC has just died, too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -44,9 +44,7 @@ pub trait Shell {
 
     // ---- the physical QP ----
 
-    /// Its state.
-    fn state(&self) -> QpState;
-    /// How far it is.
+    /// Its state, and how far it is.
     fn progress(&self) -> Progress;
     /// Of the sends that are posted from now on it is known when they are complete.
     fn announce(&mut self);
@@ -74,6 +72,9 @@ pub trait Shell {
     fn complete(&mut self, work: &Backlog, first: WcStatus);
     /// The QP has ended; whatever is posted from now on flushes.
     fn ended(&mut self, why: Ended);
+
+    /// How many QPs of the process are on their way from one path to another.
+    fn crowd(&self) -> u32;
 
     // ---- the network and the peer ----
 

@@ -88,13 +88,10 @@ impl Shell for Fake {
     fn now_us(&self) -> u64 {
         self.now_us
     }
-    fn state(&self) -> QpState {
-        self.state
-    }
     fn progress(&self) -> Progress {
         let (all, none) = (self.sends.len() as u32, 0);
         let (outstanding_sends, unannounced_sends) = if self.mute { (none, all) } else { (all, none) };
-        Progress { outstanding_sends, unannounced_sends, ..Progress::default() }
+        Progress { state: self.state, outstanding_sends, unannounced_sends, ..Progress::default() }
     }
     fn announce(&mut self) {}
     fn nic_works(&self) -> bool {
@@ -169,6 +166,9 @@ impl Shell for Fake {
     }
     fn ended(&mut self, why: Ended) {
         self.ended = Some(why);
+    }
+    fn crowd(&self) -> u32 {
+        0
     }
     fn belief(&self, path: SlotPath) -> Belief {
         if self.works[usize::from(path.local)] {

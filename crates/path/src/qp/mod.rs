@@ -122,6 +122,8 @@ pub struct LogicalQp {
     distinct: u64,
     /// `None`: the usual one, which most have.
     policy: Option<Arc<Policy>>,
+    /// QPs of the process that are on their way, when this one began to prepare.
+    crowd: u32,
     state: State,
     epoch: u64,
     /// Totals over the lives that ended.
@@ -184,6 +186,7 @@ impl LogicalQp {
             beliefs,
             distinct,
             policy: None,
+            crowd: 0,
             state: State::Active,
             epoch: 0,
             executed: Messages::default(),

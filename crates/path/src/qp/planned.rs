@@ -70,13 +70,23 @@ impl LogicalQp {
         self.state = State::Fencing;
         self.peer_heard_us = now_us;
         self.silence_us = self.config.peer_silence_us;
-        self.resend_interval_us = self.config.plan_min_us;
+        self.resend_interval_us = self.plan_resend_us();
         self.last_via = self.slot();
         self.actions.push_back(Action::Fence { epoch: self.epoch });
         self.tell_plan(now_us);
         if self.config.mutation == Mutation::NoFence {
             self.drained(now_us);
         }
+    }
+
+    /// Sets how many QPs of the process are on their way.
+    pub fn set_crowd(&mut self, qps: u32) {
+        self.crowd = qps;
+    }
+
+    /// After how long what is said of a planned switch is repeated first.
+    pub(super) fn plan_resend_us(&self) -> u64 {
+        (self.config.plan_min_us + self.config.plan_crowd_us * u64::from(self.crowd)).min(self.config.hello_max_us)
     }
 
     /// Says where we are. Repeated while nothing comes of it.
@@ -112,7 +122,7 @@ impl LogicalQp {
         let Some(plan) = &mut self.plan else { return };
         plan.ours = true;
         plan.theirs |= self.config.mutation == Mutation::FenceNotAwaited;
-        self.resend_interval_us = self.config.plan_min_us;
+        self.resend_interval_us = self.plan_resend_us();
         self.tell_plan(now_us);
         self.go_if_ready(now_us);
     }

@@ -300,7 +300,7 @@ impl LogicalQp {
     /// After how long a Hello is repeated first: a planned switch's first epoch has nothing that hurries.
     fn first_resend_us(&self) -> u64 {
         match self.chain.as_ref().is_some_and(|chain| chain.planned && chain.epochs <= 1) {
-            true => self.config.plan_min_us,
+            true => self.plan_resend_us(),
             false => self.config.hello_min_us,
         }
     }

@@ -217,17 +217,10 @@ impl Shell for Hands<'_> {
         self.now_us
     }
 
-    fn state(&self) -> QpState {
-        if self.device.life.over {
-            QpState::Err
-        } else {
-            self.device.life.state
-        }
-    }
-
     fn progress(&self) -> Progress {
         let life = &self.device.life;
         Progress {
+            state: if life.over { QpState::Err } else { life.state },
             outstanding_sends: life.sends.len() as u32,
             outstanding_recvs: life.recvs.len() as u32,
             advanced: life.answers.into(),
@@ -362,6 +355,10 @@ impl Shell for Hands<'_> {
             let _ = self.wrong::<()>("a program without errors has ended its QP");
         }
         self.common.ended(self.me);
+    }
+
+    fn crowd(&self) -> u32 {
+        0
     }
 
     fn belief(&self, path: SlotPath) -> Belief {

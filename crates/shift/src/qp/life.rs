@@ -245,7 +245,8 @@ impl Qp {
             (Some(path), Some(qpn)) => format!("{}:{qpn}", path.dest_gid),
             _ => String::new(),
         };
-        let changed_keys = g.link.is_some() && g.phys.progress().keys_changed;
+        let progress = g.phys.progress();
+        let changed_keys = g.link.is_some() && progress.keys_changed;
         let bound = changed_keys.then_some("it uses memory windows, which a switch would lose");
         let lanes = g.link.is_none() || self.core.port_count(g.nic) > 1;
         let attrs = if lanes { g.phys.query().attrs } else { QpModify::default() };
@@ -282,7 +283,7 @@ impl Qp {
             } else if g.link.as_ref().is_some_and(|l| l.executor().switching()) {
                 "switching".into()
             } else {
-                format!("{:?}", g.phys.state()).to_lowercase()
+                format!("{:?}", progress.state).to_lowercase()
             },
         }
     }

@@ -127,12 +127,13 @@ fn the_directory_is_waited_for_while_qps_are_set_up_and_never_otherwise() {
     w.plan.dead[0].store(false, SeqCst);
     w.core.inbox.put(Job::Device(0, DeviceEvent::PortActive(1)));
     w.wait("the NIC is back", || w.core.endpoint(0).is_some());
-    // What asks for the directory: an invitation, and a word of another connection.
+    // What asks for the directory: an invitation to where the peer is not known to be, and a word of another connection.
     let invites = w.of_peer(Body::Planned(Planned::Propose, 100));
     let mut misnamed = w.of_peer(Body::Refuse(Refuse { reason: RefuseReason::WrongConnection, epoch: 0, refused: 0 }));
     misnamed.from.connection += 1;
     for message in [invites, misnamed] {
         let before = seen.reads.load(SeqCst);
+        w.from.gate().link.as_ref().unwrap().peer().mistake_endpoints(0);
         link::message(&w.from, &mut w.from.gate(), &message);
         w.wait("it is read for a message", || seen.reads.load(SeqCst) > before);
     }

@@ -26,15 +26,19 @@ impl Worker {
         let core = self.core.clone();
         let mut silent = Vec::new();
         let mut carried: HashMap<(u64, Way), Arc<Peer>> = HashMap::new();
-        for id in core.take_busy() {
-            let Some(qp) = core.qp(id) else { continue };
+        let busy = core.take_busy().into_iter().filter_map(|id| core.qp(id));
+        // Those first that show that their path lives.
+        let (moved, others): (Vec<_>, Vec<_>) = busy.partition(|qp| link::has_moved(&qp.gate()));
+        for qp in moved.into_iter().chain(others) {
             let mut g = qp.gate();
-            let progress = g.phys.progress();
+            let path = g.link.as_ref().map(|l| l.peer().incarnation).zip(lanes::way(&g));
+            let lives = path.is_some_and(|path| carried.contains_key(&path));
+            let progress = link::progress(&g, clock_us, lives);
             // Between two paths it is not the physical QP that has what is outstanding.
             let switching = g.link.as_ref().is_some_and(|l| l.executor().switching());
             match progress.outstanding_sends == 0 && !switching {
                 true => qp.set_idle(&g),
-                false => core.add_busy(id),
+                false => core.add_busy(qp.id()),
             }
             let Some((peer, path, look)) = link::look(&mut g, clock_us, &progress) else { continue };
             let way = Way { path, lane: lanes::lane_of(g.port) };

@@ -7,6 +7,7 @@ use super::tx::{Out, TxLinks, Way};
 use super::{port_of, Engine, QpKind};
 use crate::memory::View;
 use std::cmp::Reverse;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Packets that a QP may send before the next one has its turn.
 const TURN_PACKETS: u32 = 64;
@@ -165,7 +166,9 @@ fn turn(q: &mut QpEntry, flights: &mut Flights, called: bool, out: &mut Out<'_>,
     let now_us = out.now_us;
     if let QpKind::Rc(qp) = &mut q.kind {
         flights.settle(&mut q.share, qp.flight());
-        flights.learn(&mut q.share, &qp.take_news(), now_us);
+        let news = qp.take_news();
+        q.pulse.store(news.acked, Relaxed);
+        flights.learn(&mut q.share, &news, now_us);
         qp.give_room(flights.room(&q.share, called));
     }
     let turn = q.transmit(now_us, out, quota, acks);
