@@ -24,6 +24,7 @@ use unbroken_verbs::{
 };
 
 mod breakable;
+mod looks;
 mod paths;
 mod waits;
 

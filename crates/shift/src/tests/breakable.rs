@@ -180,6 +180,9 @@ impl HoldingQp for BreakableQp {
     fn progress(&self) -> Progress {
         self.inner.progress()
     }
+    fn pulse(&self) -> Option<u64> {
+        self.inner.pulse()
+    }
     fn quiesce(&self) -> Result<Backlog> {
         self.inner.quiesce()
     }

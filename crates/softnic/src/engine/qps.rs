@@ -13,7 +13,7 @@ use crate::plain::Death;
 use std::hint::black_box;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::Arc;
 use unbroken_roce::{
     Completions, ModifyError, RcEvent, RcModify, RcQp, RecvWr, SendBatch, SendWr, UcQp, UdModify, UdQp, UdRoute,
@@ -338,6 +338,7 @@ impl QpEntry {
             (self.path, self.peer, self.peer_port, self.routed) = (None, None, 0, true);
             (self.dest, self.told) = (None, false);
             (self.alternate, self.former) = (None, None);
+            self.pulse.store(0, Relaxed);
         }
         Ok(())
     }
