@@ -542,6 +542,11 @@ fn an_invitation_is_not_declined_by_old_news() {
     s.healed = true;
     planned(&mut e, &mut s, Planned::Propose, 1);
     assert!(e.holds_sends(), "it follows: {:?}", s.sent);
+    assert_eq!(s.log, ["read"]);
+    // To a path that is believed alive nothing need be read.
+    let (mut e, mut s) = (end(1), Fake::new());
+    planned(&mut e, &mut s, Planned::Propose, 1);
+    assert_eq!((e.holds_sends(), s.log.len()), (true, 0), "{:?}", s.log);
 }
 
 /// The same where reading the directory takes time: nothing is said before it was read, and the invitation is followed then.

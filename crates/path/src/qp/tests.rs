@@ -222,6 +222,13 @@ fn a_planned_switch_repeats_what_it_says_without_haste() {
     assert_eq!(b.0.poll_timeout(), Some(8_300), "a path that fails meanwhile is left as ever");
     settle(8_000, &mut a, &mut b);
     assert_eq!((a.0.state(), b.0.state()), (State::Active, State::Active));
+    // The more there are, the longer the peer takes.
+    for (qps, repeated_us) in [(100, 15_000), (5_000, 50_000)] {
+        let (mut a, _) = pair(2);
+        a.0.set_crowd(qps);
+        assert!(a.0.plan(0, Reason::Drain, |to| to.local == 1));
+        assert_eq!(a.0.poll_timeout(), Some(repeated_us));
+    }
 }
 
 #[test]
