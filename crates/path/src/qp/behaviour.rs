@@ -13,8 +13,8 @@ impl LogicalQp {
         core::mem::discriminant(&self.state).hash(hasher);
         matches!(self.state, State::Parked { until_us: Some(_) }).hash(hasher);
         (self.epoch, self.target, self.cancelled, self.refusal, self.peer_closed).hash(hasher);
-        // What ends a switch clears what was tried in vain.
-        (self.vain, self.vain != 0 && self.chain.is_some()).hash(hasher);
+        // What ends a switch clears what was tried in vain, also what will have been until then.
+        (self.vain, self.chain.is_some()).hash(hasher);
         (self.executed, self.exact, self.completed).hash(hasher);
         (self.fresh, self.started, self.peer.connection).hash(hasher);
         let carries = matches!(self.state, State::Active | State::Fencing);
@@ -23,7 +23,8 @@ impl LogicalQp {
         between.then_some(self.outstanding).hash(hasher);
         // Begun anew when the path is left, if paths settle at once.
         let chain = self.chain.as_ref().filter(|_| !carries || self.config.settle_us > 0);
-        chain.map(|c| (matches!(c.reason, Reason::Wedged(_) | Reason::Connect), c.tries)).hash(hasher);
+        let stays = |reason| matches!(reason, Reason::Wedged(_) | Reason::Connect);
+        chain.map(|c| (stays(c.reason), c.tries, c.planned && c.epochs == 0)).hash(hasher);
         self.hello().filter(|h| h.epoch >= self.epoch).hash(hasher);
         self.plan.map(|p| p.progress()).hash(hasher);
         self.policy().hash(hasher);

@@ -94,10 +94,10 @@ impl LogicalQp {
         match self.state {
             State::Waiting => self.weigh_hello(now_us),
             State::Connected | State::Active | State::Fencing => {
+                // It waits for our word, which is on its way since we are connected. If that is lost, it asks again.
                 if hello.heard && self.state == State::Connected {
                     self.start(now_us);
-                }
-                if hello.waiting {
+                } else if hello.waiting {
                     let via = self.next_via();
                     self.send_hello(now_us, via);
                 }

@@ -13,6 +13,9 @@
 //! | drained, and Hello of *e*             | `Quiescing` | Quiesce: it has overtaken Drained |
 //! | another Hello of *e* or higher, `suspect` | `Quiescing` | Quiesce: a passive switch    |
 //!
+//! The shell answers `Fence` at once with how the fence is. Who plans says Propose if sends are on their way, and else Drained alone; who is invited says nothing
+//! before it is drained, unless that takes long: where hundreds of QPs move, each message that need not be is one that another waits behind.
+//!
 //! An end that has said Drained does not cancel by itself, for the peer may have left the old path on its word, and what it would send there
 //! now could be executed unseen. It waits for the peer's Drained, Hello or Cancel; the peer answers every Drained of an epoch that it has
 //! cancelled with Cancel. A cancelled epoch is never entered by plan again, so late copies of its messages do nothing: the next try has
@@ -36,12 +39,14 @@ pub(super) struct Plan {
     ours: bool,
     /// The peer's are.
     theirs: bool,
+    /// The peer has been told something of it, or need not be told before our sends are complete.
+    told: bool,
 }
 
 impl Plan {
     /// How far it is, without its times.
-    pub(super) fn progress(&self) -> (u64, bool, bool) {
-        (self.epoch, self.ours, self.theirs)
+    pub(super) fn progress(&self) -> (u64, bool, bool, bool) {
+        (self.epoch, self.ours, self.theirs, self.told)
     }
 }
 
@@ -66,14 +71,16 @@ impl LogicalQp {
     }
 
     fn begin_plan(&mut self, now_us: u64, epoch: u64, reason: Reason) {
-        self.plan = Some(Plan { epoch, reason, since_us: now_us, moved_us: now_us, ours: false, theirs: false });
+        // Who is invited knows that the other is there.
+        let told = reason == Reason::Peer;
+        self.plan = Some(Plan { epoch, reason, since_us: now_us, moved_us: now_us, ours: false, theirs: false, told });
         self.state = State::Fencing;
         self.peer_heard_us = now_us;
         self.silence_us = self.config.peer_silence_us;
         self.resend_interval_us = self.plan_resend_us();
         self.last_via = self.slot();
+        self.resend_at_us = now_us + self.resend_interval_us;
         self.actions.push_back(Action::Fence { epoch: self.epoch });
-        self.tell_plan(now_us);
         if self.config.mutation == Mutation::NoFence {
             self.drained(now_us);
         }
@@ -91,10 +98,11 @@ impl LogicalQp {
 
     /// Says where we are. Repeated while nothing comes of it.
     fn tell_plan(&mut self, now_us: u64) {
-        let Some(plan) = self.plan else { return };
-        let kind = if plan.ours { Planned::Drained } else { Planned::Propose };
+        let Some(plan) = &mut self.plan else { return };
+        plan.told = true;
+        let (kind, epoch) = if plan.ours { (Planned::Drained, plan.epoch) } else { (Planned::Propose, plan.epoch) };
         let via = self.next_via();
-        self.send_body(Body::Planned(kind, plan.epoch), via);
+        self.send_body(Body::Planned(kind, epoch), via);
         self.resend_at_us = now_us + self.resend_interval_us;
     }
 
@@ -115,6 +123,8 @@ impl LogicalQp {
             let epoch = plan.epoch;
             self.cancel(now_us, epoch);
             self.tell_cancel(epoch);
+        } else if !plan.told {
+            self.tell_plan(now_us);
         }
     }
 

@@ -56,6 +56,7 @@ impl Shell {
                     );
                 }
                 Action::CheckReplay { epoch, .. } => q.handle_check(now, *epoch, self.safe),
+                Action::Fence { .. } => q.handle_fence(now, false, false),
                 Action::Send { message, .. } => self.sent.push(*message),
                 _ => {}
             }
