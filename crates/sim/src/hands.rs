@@ -274,8 +274,10 @@ impl Shell for Hands<'_> {
         self.world.say(|| format!("host {host} qp {qp} gives up: {} {status:?}", cause.describe()));
     }
 
-    fn switched(&mut self, _lqp: &LogicalQp, done: &Switch) {
-        if done.switched.reason == Reason::Failback {
+    fn switched(&mut self, lqp: &LogicalQp, done: &Switch) {
+        // One that fails on the way is still a switch that began as that.
+        let home = lqp.slots().get(done.switched.to_slot) == lqp.slots().get(0);
+        if done.switched.reason == Reason::Failback && home {
             let gone = self.world.went_home(self.host, self.qp, &done.switched);
             self.world.note(gone);
         }
