@@ -70,6 +70,7 @@ pub(crate) use qps::{wipe, Alternate, QpEntry, QpKind, MAX_QPS};
 use crate::faults::{LinkSource, Status};
 use crate::memory::Domain;
 use crate::plain::Plain;
+use crate::pulses::Pulses;
 use crate::socket::{RxRing, RxSocket, TxSocket};
 use answers::Answers;
 use credit::Accounts;
@@ -182,6 +183,8 @@ pub(crate) struct Engine {
     rx_rings: Vec<RxRing>,
     tx: TxBatch,
     pub(crate) qps: QpTable,
+    /// Of those, for who does not wait for the engine.
+    pub(crate) pulses: Arc<Pulses>,
     ready: VecDeque<u16>,
     /// QPs whose receivers have no room; they ask again at `ask_credit_us`.
     awaiting_credit: Vec<u16>,
@@ -246,6 +249,7 @@ impl Engine {
         Engine {
             aliases: Aliases::new(id.aliases.clone(), id.link_layer, id.index, sink.clone()),
             accounts: Accounts::new(id.fabric.clone()),
+            pulses: Arc::new(Pulses::new()),
             flights: Flights::new(sockets.rx[0].rcvbuf()),
             id,
             sockets: Some(sockets),

@@ -33,6 +33,7 @@ mod nic;
 mod nics;
 mod plain;
 mod poller;
+mod pulses;
 mod qp;
 mod socket;
 

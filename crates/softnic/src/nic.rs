@@ -10,6 +10,7 @@ use crate::memory::Domain;
 use crate::nics::{Common, Spec};
 use crate::plain::{self, Plain};
 use crate::poller::Poller;
+use crate::pulses::Pulses;
 use crate::qp::SoftQp;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -46,6 +47,7 @@ const ACK_PATIENCE_US: u64 = 500;
 /// What verbs, the background thread and the watcher share of a NIC.
 pub(crate) struct Shared {
     engine: Mutex<Engine>,
+    pub(crate) pulses: Arc<Pulses>,
     /// Threads that wait for the engine: the background thread gives way to them.
     waiting: AtomicU32,
     pub(crate) domain: Arc<Domain>,
@@ -308,6 +310,7 @@ impl Nic {
         let status = Arc::new(Status::new());
         let engine = Engine::new(id, sockets, link, status.clone(), spec.pages.clone(), gaps, sink);
         let shared = Arc::new(Shared {
+            pulses: engine.pulses.clone(),
             engine: Mutex::new(engine),
             waiting: AtomicU32::new(0),
             domain,
@@ -513,9 +516,9 @@ impl Nic {
         let mut entry = QpEntry::new(kind, (qpn, init.pd, init.control), caps, cqs);
         entry.home = init.home;
         entry.death = e.id.plain.as_mut().map(Plain::next_death);
-        let pulse = entry.pulse.clone();
+        e.pulses.begin(qpn as u16);
         e.qps.insert(qpn as u16, entry);
         drop(e);
-        Ok(Arc::new(SoftQp::new(self.inner.clone(), qpn, init, pulse)))
+        Ok(Arc::new(SoftQp::new(self.inner.clone(), qpn, init)))
     }
 }

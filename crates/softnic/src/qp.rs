@@ -3,7 +3,7 @@
 use crate::engine::{wipe, Alternate, Engine, QpEntry, QpKind};
 use crate::fork;
 use crate::nic::Inner;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 use unbroken_fabric::now_us;
 use unbroken_roce::Progress;
@@ -22,13 +22,12 @@ pub(crate) struct SoftQp {
     one_life: bool,
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
-    pulse: Arc<AtomicU64>,
     destroyed: AtomicBool,
 }
 
 impl SoftQp {
     /// The handle of a QP that is in the engine's table.
-    pub(crate) fn new(nic: Arc<Inner>, qpn: u32, init: &QpInit, pulse: Arc<AtomicU64>) -> SoftQp {
+    pub(crate) fn new(nic: Arc<Inner>, qpn: u32, init: &QpInit) -> SoftQp {
         let driver: Arc<dyn Driver> = nic.shared.clone();
         init.send_cq.attach(&driver);
         init.recv_cq.attach(&driver);
@@ -39,7 +38,6 @@ impl SoftQp {
             one_life: init.wc_qpn.is_some() || init.hold_on_failure,
             send_cq: init.send_cq.clone(),
             recv_cq: init.recv_cq.clone(),
-            pulse,
             destroyed: AtomicBool::new(false),
         }
     }
@@ -129,6 +127,7 @@ impl SoftQp {
         e.route(self.index());
         if change.rc.state == Some(QpState::Reset) {
             e.drain(now_us, &self.nic.shared.domain);
+            self.nic.shared.pulses.begin(self.index());
         }
         Ok(())
     }
@@ -260,7 +259,7 @@ impl HoldingQp for SoftQp {
     }
 
     fn pulse(&self) -> Option<u64> {
-        Some(self.pulse.load(Ordering::Relaxed))
+        Some(self.nic.shared.pulses.get(self.index()))
     }
 
     fn quiesce(&self) -> Result<Backlog> {

@@ -13,7 +13,6 @@ use crate::plain::Death;
 use std::hint::black_box;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::Arc;
 use unbroken_roce::{
     Completions, ModifyError, RcEvent, RcModify, RcQp, RecvWr, SendBatch, SendWr, UcQp, UdModify, UdQp, UdRoute,
@@ -100,8 +99,6 @@ pub(crate) struct QpEntry {
     pub(super) share: Share,
     /// The time of its valid timer entry; `u64::MAX` without one.
     pub(crate) timer_at: u64,
-    /// RC: [`unbroken_roce::Progress::advanced`] as of its last turn, for those who do not wait for the engine.
-    pub(crate) pulse: Arc<AtomicU64>,
     /// Packets of it wait for a receive.
     pub(crate) parked: bool,
     /// They have waited too long: what finds no receive is dropped at once, until one is posted.
@@ -173,7 +170,6 @@ impl QpEntry {
             queued: false,
             share: Share::default(),
             timer_at: u64::MAX,
-            pulse: Arc::default(),
             parked: false,
             deaf: false,
             spilled: false,
@@ -338,7 +334,6 @@ impl QpEntry {
             (self.path, self.peer, self.peer_port, self.routed) = (None, None, 0, true);
             (self.dest, self.told) = (None, false);
             (self.alternate, self.former) = (None, None);
-            self.pulse.store(0, Relaxed);
         }
         Ok(())
     }

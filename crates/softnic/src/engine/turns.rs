@@ -6,8 +6,8 @@ use super::qps::{QpEntry, Turn};
 use super::tx::{Out, TxLinks, Way};
 use super::{port_of, Engine, QpKind};
 use crate::memory::View;
+use crate::pulses::Pulses;
 use std::cmp::Reverse;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Packets that a QP may send before the next one has its turn.
 const TURN_PACKETS: u32 = 64;
@@ -86,6 +86,7 @@ impl Engine {
             accounts,
             aliases,
             flights,
+            pulses,
             ..
         } = self
         else {
@@ -117,7 +118,7 @@ impl Engine {
                 q.queued = false;
             }
             let mut sent = TURN_PACKETS.min(budget);
-            let turn = turn(q, flights, called, &mut out, &mut sent, acks);
+            let turn = turn(q, (&mut *flights, pulses), called, &mut out, &mut sent, acks);
             out.batch.counts[port_of(q.socket)].retransmits += u64::from(turn.retransmits);
             budget -= sent;
             q.tell(self.id.index, &**sink);
@@ -162,12 +163,19 @@ impl Engine {
 
 /// Gives a QP its turn, within its share of the room at its destination.
 #[inline]
-fn turn(q: &mut QpEntry, flights: &mut Flights, called: bool, out: &mut Out<'_>, quota: &mut u32, acks: bool) -> Turn {
+fn turn(
+    q: &mut QpEntry,
+    (flights, pulses): (&mut Flights, &Pulses),
+    called: bool,
+    out: &mut Out<'_>,
+    quota: &mut u32,
+    acks: bool,
+) -> Turn {
     let now_us = out.now_us;
     if let QpKind::Rc(qp) = &mut q.kind {
         flights.settle(&mut q.share, qp.flight());
         let news = qp.take_news();
-        q.pulse.store(news.acked, Relaxed);
+        pulses.set(q.qpn as u16, news.acked);
         flights.learn(&mut q.share, &news, now_us);
         qp.give_room(flights.room(&q.share, called));
     }
