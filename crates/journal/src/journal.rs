@@ -182,8 +182,8 @@ impl Journal {
         }
     }
 
-    /// How far the QP is; its state is `now`, unless it has ended. Sends that make no WC, and have none behind them that does, are not among the outstanding ones: when they are done
-    /// is not told. Whether the peer has no receive is not told either, so a QP with a send that needs one may always be waiting.
+    /// How far the QP is; its state is `now`, unless it has ended. Sends that make no WC, and have none behind them that does, are not among
+    /// the outstanding ones: when they are done is not told. Whether the peer has no receive is not told either, so a QP with a send that needs one may always be waiting.
     pub fn progress(&self, now: QpState) -> Progress {
         Progress {
             state: if self.ended() { QpState::Err } else { now },

@@ -1,8 +1,8 @@
 //! Events for the log that may wait for a moment.
 //!
 //! A migration takes some microseconds, a switch some tens, and a thousand queue pairs may move at once: none of them is to pay for a write, nor for the
-//! worker's waking. So their events are kept here; the worker writes them together when its alarm rings, and the process's
-//! end writes what is left. A process that is killed loses those of its last millisecond.
+//! worker's waking. So their events are kept here; the worker writes them together when its alarm rings, and the process's end writes
+//! what is left. A process that is killed loses those of its last millisecond.
 
 use crate::core::lock;
 use std::sync::Mutex;

@@ -47,6 +47,7 @@ const ACK_PATIENCE_US: u64 = 500;
 /// What verbs, the background thread and the watcher share of a NIC.
 pub(crate) struct Shared {
     engine: Mutex<Engine>,
+    /// The engine's.
     pub(crate) pulses: Arc<Pulses>,
     /// Threads that wait for the engine: the background thread gives way to them.
     waiting: AtomicU32,

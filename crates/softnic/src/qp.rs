@@ -251,10 +251,12 @@ impl DeviceQp for SoftQp {
 
 impl HoldingQp for SoftQp {
     fn progress(&self) -> Progress {
-        let Ok(mut e) = self.lock() else { return Progress::default() };
-        match self.entry(&mut e).map(|q| &q.kind) {
-            Ok(QpKind::Rc(qp)) => qp.progress(),
-            _ => Progress::default(),
+        let of_state = |state| Progress { state, ..Progress::default() };
+        let Ok(mut e) = self.lock() else { return of_state(QpState::Err) };
+        match self.entry(&mut e) {
+            Ok(QpEntry { kind: QpKind::Rc(qp), .. }) => qp.progress(),
+            Ok(q) => of_state(q.state()),
+            Err(_) => of_state(QpState::Err),
         }
     }
 

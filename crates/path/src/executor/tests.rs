@@ -220,10 +220,9 @@ fn blank() -> SendWr<'static> {
     SendWr { wr_id: 0, opcode: SendOpcode::Write, flags: SendFlags::SIGNALED, ..SendWr::default() }
 }
 
-/// The peer says that it is in the epoch of what this end has said, has executed so many, and has heard it.
-fn answer(executor: &mut Executor, shell: &mut Fake, executed: u64, heard: bool) {
-    let epoch = executor.lqp().epoch();
-    let path = executor.lqp().path().expect("a path").mirrored();
+/// The peer's Hello of that epoch.
+fn hello(executor: &Executor, epoch: u64, executed: Messages, heard: bool) -> Message {
+    let path = executor.lqp().slots().get((epoch % 64) as u8).expect("a path").mirrored();
     let hello = Hello {
         epoch,
         path,
@@ -233,11 +232,16 @@ fn answer(executor: &mut Executor, shell: &mut Fake, executed: u64, heard: bool)
         key_set: 0,
         heard,
         waiting: !heard,
-        executed: Messages::writes(executed),
+        executed,
         exact: true,
         completed: Messages::default(),
     };
-    let message = Message { from: endpoint(2), to: endpoint(1), body: Body::Hello(hello) };
+    Message { from: endpoint(2), to: endpoint(1), body: Body::Hello(hello) }
+}
+
+/// The peer says that it is in the epoch of what this end has said, has executed so many, and has heard it.
+fn answer(executor: &mut Executor, shell: &mut Fake, executed: u64, heard: bool) {
+    let message = hello(executor, executor.lqp().epoch(), Messages::writes(executed), heard);
     executor.message(shell, &message);
 }
 

@@ -36,3 +36,24 @@ fn a_device_is_asked_only_where_a_qp_has_been_silent_for_long_enough() {
 fn advanced_of(g: &crate::qp::Gate) -> u64 {
     g.phys.progress().advanced
 }
+
+/// What is told of a QP has the state of one that is no RC QP, too, and of one that is gone.
+#[test]
+fn every_kind_of_qp_has_a_state_in_its_progress() {
+    let w = World::unconnected(&[]);
+    let pd = w.contexts[0].alloc_pd().unwrap();
+    let caps = QpCaps { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    for qp_type in [QpType::Rc, QpType::Uc] {
+        let (send_cq, recv_cq) = (w.cq.clone(), w.cq.clone());
+        let request =
+            QpRequest { qp_type, caps, pd, send_cq, recv_cq, srq: None, sq_sig_all: true, cookie: 0, plain: false };
+        let qp = w.contexts[0].create_qp(&request).unwrap();
+        assert_eq!(qp.status().state, "reset", "{qp_type:?}");
+        let rc = RcModify { state: Some(QpState::Init), access: Some(Access::LOCAL_WRITE), ..RcModify::default() };
+        qp.modify(&QpModify { rc, ..QpModify::default() }).unwrap();
+        assert_eq!(qp.status().state, "init", "{qp_type:?}");
+        qp.destroy().unwrap();
+        let g = qp.gate();
+        assert_eq!((g.phys.progress().state, g.phys.state()), (QpState::Err, QpState::Err), "{qp_type:?}");
+    }
+}

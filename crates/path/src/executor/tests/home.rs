@@ -3,23 +3,8 @@
 use super::*;
 
 /// The peer is in that epoch, and has heard of this end.
-fn hello(epoch: u64, e: &Executor) -> Message {
-    let path = e.lqp().slots().get((epoch % 64) as u8).unwrap().mirrored();
-    let (executed, completed) = (Messages::default(), Messages::default());
-    let hello = Hello {
-        epoch,
-        path,
-        fresh_qpn: 60,
-        psn: 9,
-        mtu: Mtu::B1024,
-        key_set: 0,
-        heard: true,
-        waiting: false,
-        executed,
-        exact: true,
-        completed,
-    };
-    Message { from: endpoint(2), to: endpoint(1), body: Body::Hello(hello) }
+fn is_in(e: &Executor, epoch: u64) -> Message {
+    hello(e, epoch, Messages::default(), true)
 }
 
 const HOME: SlotPath = SlotPath { local: 0, remote: 0 };
@@ -32,12 +17,12 @@ fn only_the_end_that_left_wants_back() {
     answer(&mut e, &mut s, 0, true);
     assert_eq!(e.home(), Some(HOME));
     // The peer has it leave the next path; it is still this end that wants back.
-    let message = hello(e.lqp().epoch() + 3, &e);
+    let message = is_in(&e, e.lqp().epoch() + 3);
     e.message(&mut s, &message);
     let at_home = e.lqp().path() == Some(HOME);
     assert_eq!((e.lqp().state(), at_home), (State::Active, true), "slot 4 is the first path again");
     assert_eq!(e.home(), None);
-    let message = hello(e.lqp().epoch() + 1, &e);
+    let message = is_in(&e, e.lqp().epoch() + 1);
     e.message(&mut s, &message);
     assert_eq!((e.lqp().state(), e.home()), (State::Active, None), "the peer had it leave");
 }
@@ -51,7 +36,7 @@ fn a_hello_that_overtakes_drained_does_not_make_a_plan_the_peers() {
         assert!(e.plan(&mut s, Reason::Drain, ahead));
         let epoch = e.lqp().planned_epoch().expect("it is prepared");
         s.now_us += 300;
-        let message = hello(epoch, &e);
+        let message = is_in(&e, epoch);
         e.message(&mut s, &message);
         let done = e.pending.as_ref().expect("it is there").switched;
         let expected = if planned { (true, Reason::Drain, 1_000) } else { (false, Reason::Peer, 1_300) };
