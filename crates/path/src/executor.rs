@@ -48,7 +48,8 @@ pub use shell::{Asks, Ended, PeerWord, Shell, StepError, Switch};
 /// Actions that one call may carry out; a switch over every slot needs fewer.
 const MAX_ACTIONS: usize = 1024;
 
-/// A switch is reported when something moved on the new path, or, on an idle QP, after this time.
+/// A switch is reported when something moved on the new path, or, on an idle QP, after this time. A planned one for which no send waited is reported
+/// when the QP takes sends again: when the next comes is up to the application.
 const REPORT_WAIT_US: u64 = 1_000_000;
 /// How often that is looked at: first, and at most.
 const REPORT_LOOK_US: u64 = 500;
@@ -83,6 +84,8 @@ pub struct Executor {
     /// First PSN of our requests in this epoch.
     sq_psn: u32,
     replay: Replay,
+    /// The last life began with sends that had waited for it.
+    had_waited: bool,
     /// The beliefs have been set from what is known.
     informed: bool,
     /// This end had the QP leave its first path, and not its peer.
@@ -103,6 +106,7 @@ impl Executor {
             stopping: None,
             sq_psn: 0,
             replay: Replay::default(),
+            had_waited: false,
             informed: false,
             left_home: false,
         }
@@ -346,14 +350,17 @@ impl Executor {
         let moved = progress.first_moved_us.filter(|_| p.switched.epoch == epoch);
         if moved.is_some() || now_us > p.switched.started_us + REPORT_WAIT_US || p.switched.epoch != epoch {
             // Of an idle QP it is known a second later that nothing has moved.
-            let moved_us = moved.unwrap_or(p.switched.started_us);
-            let done = Switch { switched: p.switched, replay: p.replay, moved_us };
-            self.pending = None;
-            shell.switched(&self.lqp, &done);
+            let Pending { switched, replay, .. } = *p;
+            self.report(shell, switched, replay, moved.unwrap_or(switched.started_us));
         } else if p.look_at_us <= now_us {
             p.look_us = (2 * p.look_us).min(REPORT_LOOK_MAX_US);
             p.look_at_us = now_us + p.look_us;
         }
+    }
+
+    fn report(&mut self, shell: &mut impl Shell, switched: Switched, replay: Replay, moved_us: u64) {
+        self.pending = None;
+        shell.switched(&self.lqp, &Switch { switched, replay, moved_us });
     }
 
     /// Does what the state machine asks until it asks nothing.
@@ -420,6 +427,11 @@ impl Executor {
                     let (from, to) = (self.lqp.slots().get(switched.from_slot), self.lqp.slots().get(switched.to_slot));
                     let home = self.lqp.slots().get(0);
                     self.left_home = to != home && (self.left_home || from == home && switched.reason != Reason::Peer);
+                    if switched.planned && switched.epochs == 1 && !self.had_waited {
+                        self.lqp.switch_is_over();
+                        self.report(shell, switched, self.replay, switched.started_us);
+                        continue;
+                    }
                     let (look_at_us, look_us) = (shell.now_us() + REPORT_LOOK_US, REPORT_LOOK_US);
                     self.pending = Some(Pending { switched, replay: self.replay, look_at_us, look_us });
                 }

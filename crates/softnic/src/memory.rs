@@ -67,8 +67,9 @@ struct Table {
     slots: Slots,
     /// What the keys that peers use differ in from the local ones, which have their places in `slots`; 0: in nothing.
     remote: u32,
-    /// Users (regions, QPs, SRQs) of each PD, from `first_pd` on; `None` while the number is free. PD 0 is never given out.
-    pds: Vec<Option<u32>>,
+    /// Users (regions, QPs, SRQs) of each PD, from `first_pd` on; `None` while the number is free. PD 0 is never given out. Users are counted under the
+    /// read lock, so that making a QP waits for no engine, and read under the write lock.
+    pds: Vec<Option<AtomicU32>>,
     first_pd: u32,
     /// It is a plain NIC's, which has died: nothing new is made.
     dead: bool,
@@ -110,8 +111,8 @@ impl Domain {
 }
 
 impl Table {
-    fn pd(&mut self, pd: PdHandle) -> Result<&mut u32> {
-        match self.pds.get_mut(pd.0.wrapping_sub(self.first_pd) as usize) {
+    fn pd(&self, pd: PdHandle) -> Result<&AtomicU32> {
+        match self.pds.get(pd.0.wrapping_sub(self.first_pd) as usize) {
             Some(Some(users)) => Ok(users),
             _ => Err(Error::invalid(format!("there is no protection domain {pd}"))),
         }
@@ -162,7 +163,7 @@ impl Table {
         self.check_alive()?;
         self.pd(pd)?;
         let key = self.slots.draw(if self.is_plain() { bits & !REMOTE_BIT } else { bits })?;
-        *self.pd(pd)? += 1;
+        self.pd(pd)?.fetch_add(1, Relaxed);
         self.slots.put(key, Region { pd, prefix: key >> 8, ..make(key) });
         Ok(key)
     }
@@ -171,7 +172,7 @@ impl Table {
     fn remove(&mut self, key: u32) {
         let pd = self.slots.take(key).pd;
         if let Ok(users) = self.pd(pd) {
-            *users -= 1;
+            users.fetch_sub(1, Relaxed);
         }
     }
 
@@ -289,13 +290,13 @@ impl MemoryDomain for Domain {
             }
             None => return Err(Error::no_room(format!("{MAX_PDS} protection domains exist, which is the limit"))),
         };
-        t.pds[pd] = Some(0);
+        t.pds[pd] = Some(AtomicU32::new(0));
         Ok(PdHandle(t.first_pd + pd as u32))
     }
 
     fn dealloc_pd(&self, pd: PdHandle) -> Result<()> {
         let mut t = self.write();
-        let users = *t.pd(pd)?;
+        let users = t.pd(pd)?.load(Relaxed);
         if users > 0 {
             return Err(Error::new(
                 libc::EBUSY,
@@ -308,13 +309,13 @@ impl MemoryDomain for Domain {
     }
 
     fn use_pd(&self, pd: PdHandle) -> Result<()> {
-        *self.write().pd(pd)? += 1;
+        self.view().0.pd(pd)?.fetch_add(1, Relaxed);
         Ok(())
     }
 
     fn unuse_pd(&self, pd: PdHandle) {
-        if let Ok(users) = self.write().pd(pd) {
-            *users = users.saturating_sub(1);
+        if let Ok(users) = self.view().0.pd(pd) {
+            let _ = users.fetch_update(Relaxed, Relaxed, |users| users.checked_sub(1));
         }
     }
 
@@ -349,9 +350,9 @@ impl MemoryDomain for Domain {
         old.no_windows()?;
         let old_pd = old.pd;
         let pd = change.pd.unwrap_or(old_pd);
-        *t.pd(pd)? += 1;
+        t.pd(pd)?.fetch_add(1, Relaxed);
         if let Ok(users) = t.pd(old_pd) {
-            *users -= 1;
+            users.fetch_sub(1, Relaxed);
         }
         let r = t.slots.home_mut(lkey);
         (r.pd, r.access) = (pd, access);

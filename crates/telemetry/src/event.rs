@@ -145,7 +145,7 @@ pub struct Switch {
     /// From the fault to `detected_at_us`; of a fault that was older than the QP on that path, from `on_path_since_us`. Nothing that
     /// switches knows the fault: it is filled in when the log is read, and is `null` where the log has no fault that fits.
     pub detect_us: Option<u64>,
-    /// From `detected_at_us` to the first good WC on the new path.
+    /// From `detected_at_us` to the first good WC on the new path; of a planned switch that no send waited for, until the QP takes sends again.
     pub switch_us: u64,
     /// WRs that were sent again on the new path.
     pub replayed: u64,

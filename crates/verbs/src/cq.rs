@@ -113,8 +113,8 @@ pub type OverrunHook = Box<dyn Fn(u64) + Send + Sync>;
 /// A driver of a queue.
 struct Attached {
     driver: Arc<dyn Driver>,
-    /// QPs that complete here by it.
-    qps: u32,
+    /// QPs that complete here by it. Above 0 it is counted under the read lock, so that neither a QP that is made nor one that ends waits for whoever polls.
+    qps: AtomicU32,
     /// Of one with a queue of its own: what drives that, and the queue.
     behind: Option<(Arc<dyn Driver>, Arc<Cq>)>,
 }
@@ -122,7 +122,13 @@ struct Attached {
 impl Attached {
     fn new(driver: &Arc<dyn Driver>) -> Attached {
         let behind = driver.own_queue().and_then(|queue| Some((queue.sole_driver()?, queue)));
-        Attached { driver: driver.clone(), qps: 1, behind }
+        Attached { driver: driver.clone(), qps: AtomicU32::new(1), behind }
+    }
+
+    /// Changes the count of a driver's QPs. False where there is no such driver, or `step` will not.
+    fn count(ds: &[Attached], driver: &Arc<dyn Driver>, step: impl Fn(u32) -> Option<u32>) -> bool {
+        let found = ds.iter().find(|attached| Arc::ptr_eq(&attached.driver, driver));
+        found.is_some_and(|attached| attached.qps.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).is_ok())
     }
 
     #[inline(always)]
@@ -419,10 +425,13 @@ impl Cq {
 
     /// A QP of `driver` completes here from now on. Counted: one call of [`Cq::detach`] for each.
     pub fn attach(&self, driver: &Arc<dyn Driver>) {
+        let another = |ds: &[Attached]| Attached::count(ds, driver, |qps| qps.checked_add(1));
+        if another(&self.drivers.read().unwrap_or_else(PoisonError::into_inner)) {
+            return;
+        }
         let fresh = Attached::new(driver);
         let mut ds = self.drivers.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(attached) = ds.iter_mut().find(|attached| Arc::ptr_eq(&attached.driver, driver)) {
-            attached.qps += 1;
+        if another(&ds) {
             return;
         }
         ds.push(fresh);
@@ -436,12 +445,13 @@ impl Cq {
 
     /// A QP of `driver` no longer completes here.
     pub fn detach(&self, driver: &Arc<dyn Driver>) {
+        let one_less = |ds: &[Attached]| Attached::count(ds, driver, |qps| (qps > 1).then(|| qps - 1));
+        if one_less(&self.drivers.read().unwrap_or_else(PoisonError::into_inner)) {
+            return;
+        }
         let mut ds = self.drivers.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(i) = ds.iter().position(|attached| Arc::ptr_eq(&attached.driver, driver)) {
-            ds[i].qps -= 1;
-            if ds[i].qps == 0 {
-                ds.swap_remove(i);
-            }
+        if !one_less(&ds) {
+            ds.retain(|attached| !Arc::ptr_eq(&attached.driver, driver));
         }
     }
 

@@ -99,6 +99,7 @@ impl Executor {
     /// Lets the new path send, unless the application itself has not come that far.
     pub(super) fn start(&mut self, shell: &mut impl Shell) {
         let app = shell.app();
+        self.had_waited = self.held.as_ref().is_some_and(|held| !held.work.sends.is_empty());
         if app.state == Some(QpState::Rtr) {
             self.held = None; // nobody can have posted a send
             return;

@@ -103,6 +103,6 @@ pub struct Switch {
     pub switched: Switched,
     /// What was sent again, and what was not.
     pub replay: Replay,
-    /// When something moved on the new path.
+    /// When something moved on the new path, or, where nothing waited, when it took sends again.
     pub moved_us: u64,
 }

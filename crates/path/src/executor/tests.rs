@@ -9,6 +9,7 @@ use unbroken_roce::{Backlog, Messages, PostError, RecvEntry, RecvWr, SendEntry, 
 use unbroken_types::{Gid, Mtu, QpCaps, SendFlags, SendOpcode};
 
 mod home;
+mod report;
 
 const CAPS: QpCaps = QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
 
@@ -41,6 +42,9 @@ struct Fake {
     /// Reading the directory takes time; what is to be handed in again then.
     slow: bool,
     again: Option<(Message, Asks)>,
+    /// When something moved in the present life, and the switch that was reported last.
+    moved_us: Option<u64>,
+    done: Option<Switch>,
     log: Vec<&'static str>,
 }
 
@@ -67,6 +71,8 @@ impl Fake {
             healed: false,
             slow: false,
             again: None,
+            moved_us: None,
+            done: None,
             log: Vec::new(),
         }
     }
@@ -91,7 +97,8 @@ impl Shell for Fake {
     fn progress(&self) -> Progress {
         let (all, none) = (self.sends.len() as u32, 0);
         let (outstanding_sends, unannounced_sends) = if self.mute { (none, all) } else { (all, none) };
-        Progress { state: self.state, outstanding_sends, unannounced_sends, ..Progress::default() }
+        let (state, first_moved_us) = (self.state, self.moved_us);
+        Progress { state, outstanding_sends, unannounced_sends, first_moved_us, ..Progress::default() }
     }
     fn announce(&mut self) {}
     fn nic_works(&self) -> bool {
@@ -195,8 +202,9 @@ impl Shell for Fake {
     fn gives_up(&mut self, _lqp: &LogicalQp, _cause: FailCause, _status: WcStatus) {
         self.log.push("gives up");
     }
-    fn switched(&mut self, _lqp: &LogicalQp, _done: &Switch) {
+    fn switched(&mut self, _lqp: &LogicalQp, done: &Switch) {
         self.log.push("switched");
+        self.done = Some(*done);
     }
 }
 

@@ -388,6 +388,11 @@ impl LogicalQp {
         }
     }
 
+    /// A planned switch that nothing waited for went as planned: what comes next is no part of it.
+    pub fn switch_is_over(&mut self) {
+        self.forget_chain();
+    }
+
     /// The switch is over: where it led is a good path.
     fn forget_chain(&mut self) {
         if self.chain.take().is_some() {

@@ -122,6 +122,40 @@ fn a_driver_that_is_attached_to_an_armed_queue_is_armed() {
     assert_eq!(attach(2), [], "it has fired");
 }
 
+/// Also where the QPs come and go in several threads, and while another one polls: only the last takes its driver away.
+#[test]
+fn a_driver_stays_while_a_qp_completes_by_it() {
+    let cq = Cq::new(4, None);
+    let drivers: Vec<Arc<dyn Driver>> =
+        (0..2).map(|_| Arc::new(Arms(Mutex::default(), cq.clone(), false)) as Arc<dyn Driver>).collect();
+    drivers.iter().for_each(|driver| cq.attach(driver));
+    let both = || cq.sole_driver().is_none();
+    let ends = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                cq.drive();
+                assert!(both());
+            }
+        });
+        let come_and_go = || {
+            for _ in 0..1_000 {
+                cq.attach(&drivers[0]);
+                cq.detach(&drivers[0]);
+            }
+        };
+        let threads = [(); 2].map(|()| scope.spawn(come_and_go));
+        let ended = threads.map(|thread| thread.join());
+        ends.store(true, Ordering::Relaxed);
+        ended.into_iter().for_each(|end| end.unwrap());
+    });
+    assert!(both());
+    cq.detach(&drivers[0]);
+    assert!(cq.sole_driver().is_some_and(|sole| Arc::ptr_eq(&sole, &drivers[1])));
+    cq.detach(&drivers[0]);
+    assert!(cq.sole_driver().is_some(), "it was not there any more");
+}
+
 #[test]
 fn an_overrun_is_told_once_and_said_by_every_poll() {
     let told = Arc::new(Mutex::new(Vec::new()));
