@@ -4,6 +4,8 @@
 """
 
 import argparse
+import os
+import signal
 import statistics
 import sys
 
@@ -223,6 +225,28 @@ def flaps(logs, seconds: int):
         return f"{len(switches)} switches, {sum(r['verified_messages'] for r in results)} messages verified"
 
 
+def stopped(logs):
+    """A program that is stopped does not say what it has on a NIC, which is not called left before it does."""
+    with Fabric(logs) as fabric:
+        server, client = fabric.pair("ib_write_bw", ["-D", SECONDS])
+        flows(fabric, "a/0", client)
+        os.kill(client.pid, signal.SIGSTOP)
+        try:
+            done = fabric.command("nic", "drain", "a/0", "--wait", "500ms")
+        finally:
+            os.kill(client.pid, signal.SIGCONT)
+        if done.returncode == 0 or f"pid {client.pid} does not answer" not in done.stderr:
+            raise Failure(f"while its program is stopped: {done.stdout.strip()} {done.stderr.strip()}")
+        said = drain(fabric, "a/0")
+        still = sent(fabric, "a/0")
+        client.expect_success(PATIENCE)
+        server.expect_success(PATIENCE)
+        check_quiet(fabric)
+        if sent(fabric, "a/0") > still + 100_000 or fabric.elsewhere("a/0", "tx_payload_bytes") < 10_000_000:
+            raise Failure("what left the drained NIC goes on there")
+        return said
+
+
 def under_hpcc(logs):
     """An MPI job goes on while its NIC is drained; afterwards the NIC carries nothing of it."""
     with Fabric(logs, "--link-layer", "infiniband") as fabric, hpcc_running(fabric, "openib", 1500) as mpirun:
@@ -336,6 +360,7 @@ def main():
     suite.case("a map of NICs", mapped, "0:2", "a/2")
     suite.case("a map with a path across rails", mapped, "0:3-2", "a/3")
     suite.case("a NIC that flaps", flaps, args.flap_seconds)
+    suite.case("a drain while a program is stopped", stopped)
     suite.case("a drain under hpcc", under_hpcc)
     suite.case("names", wrong_names)
     sys.exit(suite.finish())

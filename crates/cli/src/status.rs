@@ -70,9 +70,22 @@ pub(crate) fn status(runtime: &Runtime, json: bool) -> Result {
     print(&text)
 }
 
-/// The logical QPs of all processes that answer, with their pids.
-pub(crate) fn all_qps(runtime: &Runtime) -> Result<Vec<(u32, QpStatus)>> {
-    Ok(collect(runtime)?.qps.into_iter().map(|q| (q.pid, q.qp)).collect())
+/// What the processes say, with their pids.
+pub(crate) struct Answers {
+    /// The logical QPs of all that answer.
+    pub(crate) qps: Vec<(u32, QpStatus)>,
+    /// The others, and why.
+    pub(crate) silent: Vec<(u32, String)>,
+}
+
+/// Asks all processes for their logical QPs.
+pub(crate) fn ask_all(runtime: &Runtime) -> Result<Answers> {
+    let status = collect(runtime)?;
+    let silent = status.processes.into_iter().filter(|p| !p.error.is_empty());
+    Ok(Answers {
+        qps: status.qps.into_iter().map(|q| (q.pid, q.qp)).collect(),
+        silent: silent.map(|p| (p.pid, p.error)).collect(),
+    })
 }
 
 fn collect(runtime: &Runtime) -> Result<Status> {
