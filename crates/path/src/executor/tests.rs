@@ -247,6 +247,11 @@ fn hello(executor: &Executor, epoch: u64, executed: Messages, heard: bool) -> Me
     Message { from: endpoint(2), to: endpoint(1), body: Body::Hello(hello) }
 }
 
+/// The peer is in that epoch, and has heard of this end.
+fn is_in(e: &Executor, epoch: u64) -> Message {
+    hello(e, epoch, Messages::default(), true)
+}
+
 /// The peer says that it is in the epoch of what this end has said, has executed so many, and has heard it.
 fn answer(executor: &mut Executor, shell: &mut Fake, executed: u64, heard: bool) {
     let message = hello(executor, executor.lqp().epoch(), Messages::writes(executed), heard);

@@ -383,18 +383,13 @@ impl LogicalQp {
         }
         match self.state {
             State::Connected => self.start(now_us),
-            State::Active | State::Fencing => self.forget_chain(),
+            State::Active | State::Fencing => self.switch_is_over(),
             _ => {}
         }
     }
 
-    /// A planned switch that nothing waited for went as planned: what comes next is no part of it.
+    /// The switch is over: where it led is a good path, and what comes next is no part of it.
     pub fn switch_is_over(&mut self) {
-        self.forget_chain();
-    }
-
-    /// The switch is over: where it led is a good path.
-    fn forget_chain(&mut self) {
         if self.chain.take().is_some() {
             self.vain = 0;
         }

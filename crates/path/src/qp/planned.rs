@@ -62,7 +62,7 @@ impl LogicalQp {
             return false;
         }
         if self.has_settled(now_us) {
-            self.forget_chain();
+            self.switch_is_over();
         }
         let from = self.epoch.max(self.cancelled) + 1;
         let Some(epoch) = self.choose_untried(from, wanted) else { return false };

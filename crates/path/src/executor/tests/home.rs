@@ -2,11 +2,6 @@
 
 use super::*;
 
-/// The peer is in that epoch, and has heard of this end.
-pub(super) fn is_in(e: &Executor, epoch: u64) -> Message {
-    hello(e, epoch, Messages::default(), true)
-}
-
 const HOME: SlotPath = SlotPath { local: 0, remote: 0 };
 
 #[test]

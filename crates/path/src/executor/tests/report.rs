@@ -1,6 +1,5 @@
 //! When a switch is done, and is said to be.
 
-use super::home::is_in;
 use super::*;
 
 /// A planned switch without sends that wait for it is done when the QP takes sends again; with such, and where a path has failed, when something moves.
