@@ -50,10 +50,22 @@ typedef enum {
 	ubcollFloat16 = 6,
 	ubcollFloat32 = 7,
 	ubcollFloat64 = 8,
-	ubcollBfloat16 = 9
+	ubcollBfloat16 = 9,
+	ubcollInt16 = 10,
+	ubcollUint16 = 11
 } ubcollDataType_t;
 
-typedef enum { ubcollSum = 0, ubcollProd = 1, ubcollMax = 2, ubcollMin = 3, ubcollAvg = 4 } ubcollRedOp_t;
+/* The bitwise ones take integers alone. */
+typedef enum {
+	ubcollSum = 0,
+	ubcollProd = 1,
+	ubcollMax = 2,
+	ubcollMin = 3,
+	ubcollAvg = 4,
+	ubcollBitAnd = 5,
+	ubcollBitOr = 6,
+	ubcollBitXor = 7
+} ubcollRedOp_t;
 
 /* Zeros and NULLs stand for what is usual. All ranks give the same timeoutMs, anyOrder and logical. */
 typedef struct {

@@ -64,7 +64,7 @@ static void refusals(ubcollComm_t comm)
 	ubcollResult_t result;
 	int number;
 
-	WRONG(ubcollAllReduce(in, out, 4, 10, ubcollSum, comm, NULL), "type 10; ubcollInt8 (0)");
+	WRONG(ubcollAllReduce(in, out, 4, 12, ubcollSum, comm, NULL), "type 12; ubcollInt8 (0)");
 	WRONG(ubcollAllReduce(in, out, 4, ubcollInt32, 5, comm, NULL), "reduction 5; ubcollSum (0)");
 	WRONG(ubcollAllReduce(NULL, out, 4, ubcollInt32, ubcollSum, comm, NULL), "sendbuff is NULL; an address of 16 bytes");
 	WRONG(ubcollAllReduce(in, NULL, 4, ubcollInt32, ubcollSum, comm, &request), "recvbuff is NULL");
