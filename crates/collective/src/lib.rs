@@ -27,6 +27,7 @@ mod bootstrap;
 mod c;
 mod channel;
 mod communicator;
+mod completions;
 mod error;
 mod group;
 mod line;
@@ -42,6 +43,7 @@ mod status;
 
 pub use bootstrap::{Bootstrap, Id};
 pub use communicator::{Communicator, Options};
+pub use completions::Completions;
 pub use error::{Error, Result};
 pub use group::Group;
 pub use operands::Buffers;
