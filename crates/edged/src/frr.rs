@@ -140,11 +140,12 @@ impl Frr {
         Ok(started)
     }
 
+    /// Our daemon blocks the signals that end it, and what it starts must not.
     fn start_command(&self, name: &str) -> Result<Vec<String>, String> {
         let (folder, sockets) = (self.folder.display(), self.sockets());
         let sockets = sockets.display();
         let mut args = format!(
-            "setpriv --reuid frr --regid frr --init-groups --reset-env --inh-caps {CAPABILITIES} \
+            "env --default-signal=TERM,INT setpriv --reuid frr --regid frr --init-groups --reset-env --inh-caps {CAPABILITIES} \
              --ambient-caps {CAPABILITIES} {DAEMONS}/{name} -d -f {folder}/{name}.conf -i {folder}/{name}.pid -z {sockets}/zserv.api \
              --vty_socket {sockets} -P 0 --log file:{folder}/{name}.log --log-level notifications"
         );
