@@ -70,7 +70,7 @@ impl Lab {
         }
         let there = namespaces()?;
         if let Some(taken) = self.nodes().iter().find(|n| there.contains(n)) {
-            return Err(format!("there is a namespace '{taken}' already; take that lab down, or use another prefix"));
+            return Err(format!("there is a namespace '{taken}' already; use another prefix, or take that lab down"));
         }
         let done = self.make().and_then(|()| {
             self.nodes().iter().try_for_each(|node| {

@@ -242,7 +242,7 @@ fn make_shared(folder: &Path) -> Result<()> {
     match fs::symlink_metadata(folder) {
         Ok(meta) if meta.is_dir() => return Ok(()),
         Ok(meta) => {
-            let what = format!("is not a folder; remove it (it belongs to user {})", meta.uid());
+            let what = format!("is not a folder; its owner (user {}) or root has to move it away", meta.uid());
             return Err(FabricError::Octet(format!("{}: {what}", folder.display())));
         }
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io("look at it")(e)),
@@ -429,6 +429,6 @@ mod tests {
         drop(registry);
         fs::write(dir.path().join("file"), "").unwrap();
         let text = Registry::lock_at(dir.path().join("file")).err().unwrap().to_string();
-        assert!(text.contains("is not a folder; remove it"), "{text}");
+        assert!(text.contains("is not a folder; its owner"), "{text}");
     }
 }
