@@ -184,21 +184,16 @@ def names_in_tmp(logs):
         finally:
             unlinked(user, folder, home)
         # The demo is a process whose number is known before it begins.
-        reader, writer = os.pipe()
-        os.set_inheritable(reader, True)
-        wait = f"read go <&{reader}; exec {UNBROKEN} edge demo --json"
-        demo = subprocess.Popen(["sh", "-c", wait], pass_fds=[reader], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        wait = f"read go; exec {UNBROKEN} edge demo --json"
+        demo = subprocess.Popen(["sh", "-c", wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         nodes = [f"demo{demo.pid}{n}.toml" for n in ("h1", "h2", "t1", "t2")] + ["cut.nft", "runtime"]
         folder = f"/tmp/unbroken-edge-demo-{demo.pid}"
         home = as_user(user, user, lambda: linked(folder, nodes, root.file))
         try:
-            os.write(writer, b"go\n")
-            out, error = demo.communicate(timeout=180)
+            out, error = demo.communicate("go\n", timeout=180)
         finally:
             demo.kill()
             unlinked(user, folder, home)
-            os.close(reader)
-            os.close(writer)
         root.check("demo")
         if demo.returncode != 0 or "outage_us" not in out:
             raise Failure(f"the demo failed: {error}")

@@ -175,8 +175,8 @@ impl Registry {
             self.release(octet, runtime);
         }
         Err(FabricError::Octet(format!(
-            "no second octet is free, or can be entered in {}: all {OCTETS} may be those of runtime folders; remove one that is no \
-             longer needed",
+            "no second octet is free, or can be entered in {}: all {OCTETS} may be those of runtime folders; \
+             `unbroken fabric down` gives back that of a folder of yours",
             self.folder.display()
         )))
     }
@@ -189,7 +189,7 @@ impl Registry {
         }
         match entries.iter().find(|e| e.octet == octet && e.standing() == Standing::Lives) {
             Some(e) => Err(FabricError::Octet(format!(
-                "{}: octet {octet} is that of the runtime folder {} of user {}; remove fabric.toml to get a free one",
+                "{}: octet {octet} is that of the runtime folder {} of user {}; name another octet there, or another folder in UNBROKEN_RUNTIME",
                 runtime.fabric_toml().display(),
                 e.path.display(),
                 e.owner
