@@ -6,18 +6,20 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::{fchmod, Mode};
 use rustix::net::sockopt::{set_socket_timeout, Timeout};
-use rustix::net::{socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{bind, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::{Presence, ProcessName, ProcessStatus, Runtime};
 
 /// A client that does not read within this is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(100);
+/// How many clients may wait.
+const BACKLOG: i32 = 128;
 /// Longest answer that is read.
 const ANSWER_LIMIT_BYTES: u64 = 16 << 20;
 
@@ -36,8 +38,7 @@ impl StatusServer {
         let name = presence.name();
         let path = runtime.sockets().join(format!("{name}.sock"));
         let (_folder, short) = short_path(runtime, name)?;
-        let listener = UnixListener::bind(short)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+        let listener = listen_own(&short)?;
         listener.set_nonblocking(true)?;
         Ok(StatusServer { listener, path, presence })
     }
@@ -70,6 +71,16 @@ impl Drop for StatusServer {
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+/// Listens at a path that is for this user alone from the beginning, whatever the umask.
+pub fn listen_own(path: &Path) -> io::Result<UnixListener> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // The kernel gives the file the mode that the socket has.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
 
 /// A name for the socket that fits `sockaddr_un` (108 bytes) however long the runtime folder's path is. Valid while the file lives.
@@ -119,6 +130,7 @@ fn connect(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
 mod tests {
     use super::*;
     use crate::QpStatus;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_process_answers() {
@@ -145,6 +157,7 @@ mod tests {
             }],
         };
         assert!(!server.accept_one(|| unreachable!()));
+        assert_eq!(fs::metadata(&server.path).unwrap().permissions().mode() & 0o777, 0o600);
         let name = server.presence.name();
         assert_eq!(answering_processes(&runtime).unwrap(), [name]);
         let answer = std::thread::scope(|scope| {

@@ -1,6 +1,9 @@
 //! `unbroken coll bench`: sizes, times, bandwidths, checked results.
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -89,7 +92,9 @@ fn all(runtime: &Runtime, args: &BenchArgs) -> Result {
 /// Writes the id where the others look for it: whole, or not at all.
 fn publish(id: &Id, path: &Path) -> Result {
     let fresh = PathBuf::from(format!("{}.new", path.display()));
-    std::fs::write(&fresh, id.to_string())
+    let mut options = OpenOptions::new();
+    let made = options.write(true).create(true).truncate(true).mode(0o600).open(&fresh);
+    made.and_then(|mut file| file.write_all(id.to_string().as_bytes()))
         .and_then(|()| std::fs::rename(&fresh, path))
         .map_err(|e| Failure::io(format!("write {}", path.display()), e))
 }
