@@ -5,6 +5,7 @@ make sense; only then is anything begun.
 """
 
 import atexit
+import hashlib
 import itertools
 import os
 import socket
@@ -79,7 +80,7 @@ class Backend(_Backend):
         self._numbers, self._barriers = 0, itertools.count()
         self._coalescing = threading.local()
         start_completers()
-        self._comm = _join(store, rank, size, timeout, self._global_rank)
+        self._comm, self._id = _join(store, rank, size, timeout, self._global_rank)
         _backends.add(self)
 
     def getBackendName(self):
@@ -364,7 +365,9 @@ class Backend(_Backend):
 
     def monitored_barrier(self, opts, wait_all_ranks: bool = False):
         """Rank 0 waits for the others by the store, and names those that do not come in time; so the group is as it was."""
-        timeout, prefix = _timeout_of(opts) or self._timeout, f"monitored/{next(self._barriers)}"
+        timeout = _timeout_of(opts) or self._timeout
+        # By the group's id: the store may have been an earlier group's.
+        prefix = f"monitored/{self._id}/{next(self._barriers)}"
         ends = time.monotonic() + timeout.total_seconds()
         if self._rank != 0:
             self._store.set(f"{prefix}/{self._rank}", "here")
@@ -488,8 +491,8 @@ def _wait_for(store, key: str, ends: float) -> bool:
     return True
 
 
-def _join(store, rank: int, size: int, timeout: timedelta, global_rank: int) -> coll.Communicator:
-    """Meets the other ranks under the id that rank 0 puts into the store. One that is left from an earlier group leads nowhere: the store is asked again."""
+def _join(store, rank: int, size: int, timeout: timedelta, global_rank: int) -> tuple:
+    """Meets the other ranks under the id that rank 0 puts into the store; the communicator, and what of the id is no secret. One that is left from an earlier group leads nowhere: the store is asked again."""
     address = os.environ.setdefault("UNBROKEN_COLL_ADDRESS", _own_address())
     hosts = os.environ.get("UNBROKEN_HOSTS", "").split(",")
     ends = time.monotonic() + timeout.total_seconds()
@@ -499,7 +502,7 @@ def _join(store, rank: int, size: int, timeout: timedelta, global_rank: int) -> 
         at = store.get("id").decode()
         left_ms = max(1, int(1000 * (ends - time.monotonic())))
         try:
-            return coll.Communicator(
+            comm = coll.Communicator(
                 size,
                 rank,
                 at,
@@ -509,6 +512,7 @@ def _join(store, rank: int, size: int, timeout: timedelta, global_rank: int) -> 
                 patience_ms=min(left_ms, 2**32 - 2),
                 queue=_QUEUE,
             )
+            return comm, hashlib.sha256(at.encode()).hexdigest()[:16]
         except coll.Error as error:
             stale = rank != 0 and error.code in (coll.SYSTEM_ERROR, coll.INVALID_USAGE)
             if not stale or time.monotonic() + _ASK_AGAIN_S > ends:
