@@ -35,6 +35,7 @@ mod plain;
 mod poller;
 mod pulses;
 mod qp;
+mod reminders;
 mod socket;
 
 pub use background::ask_for_precedence;

@@ -12,6 +12,7 @@ use crate::plain::{self, Plain};
 use crate::poller::Poller;
 use crate::pulses::Pulses;
 use crate::qp::SoftQp;
+use crate::reminders::Reminders;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
@@ -70,6 +71,7 @@ pub(crate) struct Shared {
     pub(crate) wake_at_us: AtomicU64,
     /// It sleeps no longer than this.
     pub(crate) longest_sleep_us: u64,
+    pub(crate) reminders: Reminders,
     pub(crate) stop: AtomicBool,
     status: Arc<Status>,
     pub(crate) poller: Poller,
@@ -259,6 +261,10 @@ impl Driver for Shared {
             self.bell.signal();
         }
     }
+
+    fn remind_later(&self, cq: &Weak<Cq>, owed_for: u64) -> bool {
+        !fork::abandoned() && self.reminders.add(now_us(), cq, owed_for)
+    }
 }
 
 /// An opened software NIC.
@@ -328,6 +334,7 @@ impl Nic {
             bell: EventFd::new(false, true)?,
             wake_at_us: AtomicU64::new(0),
             longest_sleep_us,
+            reminders: Reminders::new()?,
             stop: AtomicBool::new(false),
             status,
             poller: Poller::default(),
