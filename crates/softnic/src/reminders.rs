@@ -60,14 +60,14 @@ impl Reminders {
             let Some(list) = &mut *guard else { return };
             // Nearly always there is none.
             let Some(alarm_at_us) = list.alarm_at_us else { return };
-            let due = list.reminders.pop_front_if(|first| first.at_us <= now_us);
-            if due.is_none() {
+            if list.reminders.front().is_none_or(|first| first.at_us > now_us) {
                 if alarm_at_us <= now_us {
                     list.alarm_at_us = list.reminders.front().map(|first| first.at_us);
                     self.alarm.set(list.alarm_at_us.unwrap_or(u64::MAX));
                 }
                 return;
             }
+            let due = list.reminders.pop_front();
             // The queue may be the last handle of something that takes locks of its own.
             drop(guard);
             if let Some((cq, owed_for)) = due.and_then(|due| Some((due.cq.upgrade()?, due.owed_for))) {
