@@ -9,6 +9,7 @@
 //! that was entered by `chdir`.
 #![cfg(target_arch = "x86_64")]
 
+use crate::cm;
 use crate::ffi::guard;
 use crate::loader::{real, Behind, Loaded, REAL};
 use crate::sysfs;
@@ -111,6 +112,8 @@ unsafe extern "C" fn lead(path: *const c_char) -> *const c_char {
         return path;
     }
     // SAFETY: as above, and not NULL.
+    guard((), || unsafe { cm::looked_at(path) });
+    // SAFETY: as above.
     guard(path, || sysfs::root().map_or(path, |root| LED.with(|led| unsafe { join(led.get(), root, path) })))
 }
 
