@@ -10,6 +10,7 @@ import sys
 import time
 
 from lib.cc import compile_c
+from lib.device import PLAIN_GID_INDEX
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
 from lib.process import Failure, Skip, wait_until
@@ -45,6 +46,17 @@ def bad_access(logs):
         if fabric.events("switch"):
             raise Failure("a mistake of the application made a QP switch")
         return requester.output().splitlines()[-1]
+
+
+def mistake(logs, what: str, settings: list, gid_index: int):
+    """What the program did wrong it is told, in the time of its transport, and no switch comes of it."""
+    program = compile_c("mistakes", "-libverbs")
+    with Fabric(logs, *settings) as fabric:
+        process = fabric.run("a", [program, what], "a-mistakes", env={"TEST_GID_INDEX": str(gid_index)})
+        process.expect_success(60)
+        if fabric.events("switch"):
+            raise Failure(f"a mistake of the application made a QP switch: {fabric.events('switch')[0]}")
+        return process.output().splitlines()[-2 if "psn" in what or what == "qpn" else -1]
 
 
 RDMA_CM_PROGRAMS = [["rping", "-s"], ["ib_write_bw", "-R", "-d", "unb0"]]
@@ -274,6 +286,9 @@ def main() -> int:
     """Runs all of it."""
     suite = Suite("bad_input", sys.argv[1:])
     suite.case("wrong rkeys, bounds and rights", bad_access)
+    for what in ["psn-ahead", "psn-behind", "qpn", "gid", "length"]:
+        suite.case(f"mistake of the program: {what}", mistake, what, [], 0)
+        suite.case(f"mistake of the program: {what}, plain devices", mistake, what, ["--device", "plain"], PLAIN_GID_INDEX)
     suite.case("garbage at the UDP ports", garbage)
     suite.case("damaged directory", damaged_directory)
     suite.case("truncated directory", truncated_directory)

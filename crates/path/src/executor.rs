@@ -187,6 +187,14 @@ impl Executor {
 
     /// The physical QP of the present path fails, or its path is dead.
     pub fn suspect(&mut self, shell: &mut impl Shell, reason: Reason) {
+        if matches!(reason, Reason::Wedged(_)) && self.never_worked(shell) {
+            // A fresh life would hide a mistake of the program, such as a wrong PSN. Its own transport says when it is enough.
+            if let Some(status) = self.gave_up {
+                self.lqp.fail_unproven(status);
+                self.run(shell);
+            }
+            return;
+        }
         self.learn(shell);
         let now_us = shell.now_us();
         if let (Some(path), Reason::PostFailed) = (self.lqp.path(), reason) {
@@ -194,6 +202,15 @@ impl Executor {
         }
         self.lqp.suspect(now_us, self.lqp.epoch(), reason);
         self.run(shell);
+    }
+
+    /// Nothing was acknowledged and nothing received since the QP was connected, as far as its device can tell.
+    fn never_worked(&self, shell: &mut impl Shell) -> bool {
+        if self.lqp.epoch() > 0 || self.lqp.mutation() == Mutation::UnprovenRevived {
+            return false;
+        }
+        let p = shell.progress();
+        (p.advanced, p.executed, p.completed, p.first_moved_us, p.unannounced_sends) == (0, 0, 0, None, 0)
     }
 
     /// Prepares a planned switch to the best path that is wanted and believed alive. Gives whether it has begun.

@@ -262,7 +262,8 @@ impl Context {
 
     /// EINVAL where a peer cannot be named as one to send to over that path.
     pub fn check_path(&self, path: &PathAttr) -> Result<()> {
-        self.own.as_ref().map_or(Ok(()), |device| device.check_path(path))
+        let device = self.own.clone().or_else(|| self.core.device(self.nic));
+        device.map_or(Ok(()), |device| device.check_path(path))
     }
 
     /// Makes a protection domain.
