@@ -73,6 +73,8 @@ pub struct Executor {
     silence: Silence,
     /// The transport of the present life has given up with this status, and the path has been asked whether it lives.
     gave_up: Option<WcStatus>,
+    /// The path of the present life was found alive before its transport gave up.
+    was_alive: bool,
     held: Option<Held>,
     pending: Option<Pending>,
     /// A planned switch waits until the sends are complete.
@@ -99,6 +101,7 @@ impl Executor {
             lqp,
             silence: Silence::default(),
             gave_up: None,
+            was_alive: false,
             held: None,
             pending: None,
             fence: None,
@@ -206,6 +209,10 @@ impl Executor {
 
     /// Nothing was acknowledged and nothing received since the QP was connected, as far as its device can tell.
     fn never_worked(&self, shell: &mut impl Shell) -> bool {
+        // A path that has come back only now has had no chance to carry anything.
+        if self.gave_up.is_some() && !self.was_alive {
+            return false;
+        }
         if self.lqp.epoch() > 0 || self.lqp.mutation() == Mutation::UnprovenRevived {
             return false;
         }
@@ -250,6 +257,9 @@ impl Executor {
     /// It has been found out whether a path to the peer lives.
     pub fn verdict(&mut self, shell: &mut impl Shell, path: SlotPath, verdict: Verdict) {
         let on_it = self.lqp.path() == Some(path);
+        if on_it && self.gave_up.is_none() {
+            self.was_alive = verdict == Verdict::Alive;
+        }
         let reason = match (verdict, self.gave_up) {
             (Verdict::Alive, Some(status)) if on_it => Reason::Wedged(status),
             (Verdict::Dead, Some(status)) if on_it => Reason::QpFailed(status),
