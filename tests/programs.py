@@ -222,7 +222,7 @@ bus_id = link.split("/")[-1]
 bus = "/sys/class/pci_bus/" + bus_id[:7]
 print(link)
 print(os.path.realpath(link + "/subsystem"), read("class"), os.path.exists("/sys/bus/pci/devices/" + bus_id))
-print(os.path.isdir(link + "/net/lo"), os.listdir(link + "/infiniband"), os.listdir(link + "/infiniband_verbs"))
+print(os.path.exists(link + "/net"), os.listdir(link + "/infiniband"), os.listdir(link + "/infiniband_verbs"))
 print(all(read(name) for name in ("vendor", "device", "local_cpus", "local_cpulist", "max_link_speed", "max_link_width")), int(read("numa_node")) >= -1)
 print("PCI_SLOT_NAME=" + bus_id in read("uevent"), bus_id in os.listdir("/sys/bus/pci/devices"))
 """
@@ -231,11 +231,10 @@ print("PCI_SLOT_NAME=" + bus_id in read("uevent"), bus_id in os.listdir("/sys/bu
     with Fabric(logs, *settings) as fabric:
         program = fabric.run("a", [sys.executable, script], "a-python")
         program.expect_success(SECONDS)
-        ethernet = not settings
         told = [
             "/sys/devices/pcifab0:00/fab0:00:02.0",
             f"/sys/bus/pci {pci_class} True",
-            f"{ethernet} ['unb1'] ['uverbs1']",
+            "False ['unb1'] ['uverbs1']",
             "True True",
             "True False",
         ]

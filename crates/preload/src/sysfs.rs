@@ -7,7 +7,7 @@
 //! written anew at each look into the tree, as it changes.
 //!
 //! ```text
-//! /sys/devices/pcifab0:00/fab0:00:01.0/                  vendor, class, numa_node, local_cpulist, …, subsystem -> /sys/bus/pci, net/lo
+//! /sys/devices/pcifab0:00/fab0:00:01.0/                  vendor, class, numa_node, local_cpulist, …, subsystem -> /sys/bus/pci, net/eth0 of a real one
 //!                                      infiniband/unb0/             device -> ../../../fab0:00:01.0
 //!                                      infiniband_verbs/uverbs0/    the same
 //! /sys/class/infiniband/unb0            -> the first

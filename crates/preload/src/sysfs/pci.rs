@@ -60,14 +60,15 @@ pub(super) fn device(root: &Path, i: usize, nic: &NicInfo) -> io::Result<()> {
     for (file, text) in files {
         put(&folder.join(file), &format!("{text}\n"))?;
     }
-    let net = folder.join("net");
+    let (net, interface) = (folder.join("net"), Path::new("/sys/class/net").join(&nic.interface));
+    // The loopback interface is no device: programs that found it here would connect by its address, with librdmacm.
     match nic.link_layer {
-        LinkLayer::Ethernet => {
+        LinkLayer::Ethernet if interface.join("device").exists() => {
             fs::create_dir_all(&net)?;
-            link(&net.join(&nic.interface), &format!("/sys/class/net/{}", nic.interface))
+            link(&net.join(&nic.interface), &interface.to_string_lossy())
         }
-        LinkLayer::Infiniband if net.exists() => fs::remove_dir_all(&net),
-        LinkLayer::Infiniband => Ok(()),
+        _ if net.exists() => fs::remove_dir_all(&net),
+        _ => Ok(()),
     }
 }
 
