@@ -5,13 +5,15 @@ import json
 import os
 import random
 import re
+import shutil
 import sys
 import time
 
 from lib.cc import compile_c
+from lib.device import PLAIN_GID_INDEX
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
-from lib.process import Failure, wait_until
+from lib.process import Failure, Skip, wait_until
 from lib.roce import FIRST_PORT, roce_packet, sending_socket
 from lib.suite import Suite
 
@@ -44,6 +46,38 @@ def bad_access(logs):
         if fabric.events("switch"):
             raise Failure("a mistake of the application made a QP switch")
         return requester.output().splitlines()[-1]
+
+
+def mistake(logs, what: str, settings: list, gid_index: int):
+    """What the program did wrong it is told, in the time of its transport, and no switch comes of it."""
+    program = compile_c("mistakes", "-libverbs")
+    with Fabric(logs, *settings) as fabric:
+        process = fabric.run("a", [program, what], "a-mistakes", env={"TEST_GID_INDEX": str(gid_index)})
+        process.expect_success(60)
+        if fabric.events("switch"):
+            raise Failure(f"a mistake of the application made a QP switch: {fabric.events('switch')[0]}")
+        return process.output().splitlines()[-2 if "psn" in what or what == "qpn" else -1]
+
+
+RDMA_CM_PROGRAMS = [["rping", "-s"], ["ib_write_bw", "-R", "-d", "unb0"]]
+
+
+def rdma_cm(logs):
+    """Programs that connect by librdmacm are told in one line that it is not supported, and what to use; others are told nothing."""
+    said = "rdma_cm is not supported yet"
+    with Fabric(logs) as fabric:
+        for program in RDMA_CM_PROGRAMS:
+            if shutil.which(program[0]) is None:
+                raise Skip(f"{program[0]} is missing: install Debian's rdmacm-utils and perftest")
+            started = fabric.run("a", program, f"a-{program[0]}")
+            started.expect_error(20)
+            lines = [line for line in started.output().splitlines() if said in line]
+            if len(lines) != 1 or "perftest: without -R" not in lines[0]:
+                raise Failure(f"{' '.join(program)} is told {lines}")
+        other = fabric.run("a", ["ls", "/dev/infiniband/rdma_cm"], "a-ls")
+        other.expect_error(20)
+        if said in other.output():
+            raise Failure("a program that is not linked with librdmacm is told of it")
 
 
 class Garbage:
@@ -252,6 +286,9 @@ def main() -> int:
     """Runs all of it."""
     suite = Suite("bad_input", sys.argv[1:])
     suite.case("wrong rkeys, bounds and rights", bad_access)
+    for what in ["psn-ahead", "psn-behind", "qpn", "gid", "length"]:
+        suite.case(f"mistake of the program: {what}", mistake, what, [], 0)
+        suite.case(f"mistake of the program: {what}, plain devices", mistake, what, ["--device", "plain"], PLAIN_GID_INDEX)
     suite.case("garbage at the UDP ports", garbage)
     suite.case("damaged directory", damaged_directory)
     suite.case("truncated directory", truncated_directory)
@@ -259,6 +296,7 @@ def main() -> int:
         suite.case(f"directory cut short to {size:,} bytes in use", truncated_in_use, size)
     suite.case("wrong fabric.toml", wrong_fabric_file)
     suite.case("wrong names", wrong_names)
+    suite.case("librdmacm", rdma_cm)
     suite.case("random calls, no failover", any_calls, False, False)
     suite.case("random calls, failover", any_calls, True, False)
     suite.case("random calls while NICs die", any_calls, True, True)

@@ -133,7 +133,7 @@ def shares(fabric, job, rails, host="a"):
     def so():
         now = portion(fabric, host)
         carried = [now[rail] for rail in rails]
-        return min(carried) > ENOUGH and max(carried) < 1.25 * min(carried)
+        return min(carried) > ENOUGH and max(carried) < 2 * min(carried)
 
     wait_until(so, STARTS, f"equal shares of the NICs {rails} of host {host}")
 

@@ -27,8 +27,8 @@ PROGRESS = 300
 # Of a planned switch under load; see `stall` for what it is. The bar is 10 ms with an idle core.
 STALL_MS = 100
 BUSY_QPS = 512
-# All of them away from a drained NIC: 50 ms with an idle core, ten times as long on a busy machine.
-BUSY_MS = 500
+# All of them away from a drained NIC: 50 ms with an idle core, ten times as long on a busy machine, and that twice.
+BUSY_MS = 1000
 # The NIC is down half of the time, ten times a second.
 FLAPS = ("--for", "50ms", "--every", "100ms")
 # A path that flaps has to prove itself ever longer, so what a flapping NIC costs does not grow with the flaps.

@@ -17,11 +17,14 @@ from lib.process import Failure, Skip, wait_until
 from lib.suite import Suite
 
 SECONDS = 40
+EVENT_TRIES = 4
 PINGPONGS = [
     ("ibv_rc_pingpong", []),
     ("ibv_rc_pingpong", ["-e"]),
     ("ibv_rc_pingpong", ["-t"]),
     ("ibv_rc_pingpong", ["-c"]),
+    ("ibv_rc_pingpong", ["-e", "-c"]),
+    ("ibv_rc_pingpong", ["-e", "-N"]),
     ("ibv_rc_pingpong", ["-N"]),
     ("ibv_rc_pingpong", ["-N", "-t"]),
     ("ibv_rc_pingpong", ["-j", "-N"]),
@@ -109,6 +112,19 @@ def pingpong(logs, tool: str, args: list, settings=()):
             raise Failure("the NICs carried nothing")
 
 
+def events_and_stamps(logs, tool: str, args: list):
+    """Programs that end at an event without a completion. One may come, on any NIC: where a thread loses its core between arming a CQ and polling it."""
+    needs(tool, "ibverbs-utils")
+    for tries in range(1, EVENT_TRIES + 1):
+        try:
+            pingpong(logs, tool, args)
+        except Failure:
+            if tries == EVENT_TRIES:
+                raise
+        else:
+            return f"at try {tries}"
+
+
 def addresses(logs, name: str, settings: list):
     """A C program that looks at ports and their tables, and uses all of them. Its QPs are protected, whatever they are addressed by."""
     program = compile_c(name, "-libverbs")
@@ -167,12 +183,12 @@ def says(logs, program: list, texts: list):
                 raise Failure(f"{' '.join(program)} does not say {text!r}")
 
 
-def asyncwatch(logs):
-    """ibv_asyncwatch tells of a port that goes down and comes back, and of the death of the device."""
+def asyncwatch(logs, settings: list, failover: bool):
+    """ibv_asyncwatch, which has no QP that could be protected, tells of a port that goes down and comes back, and of the death of the device."""
     needs("ibv_asyncwatch", "ibverbs-utils")
-    with Fabric(logs) as fabric:
+    with Fabric(logs, *settings) as fabric:
         # It prints through a pipe's buffer, which stdbuf makes as short as a line.
-        watch = fabric.run("a", ["stdbuf", "-oL", "ibv_asyncwatch", "-d", "unb1"], "a-asyncwatch", failover=False)
+        watch = fabric.run("a", ["stdbuf", "-oL", "ibv_asyncwatch", "-d", "unb1"], "a-asyncwatch", failover=failover)
         wait_until(lambda: "async event FD" in watch.output(), SECONDS, "ibv_asyncwatch watches")
         for fault, text in [("nic a/1 down", "IBV_EVENT_PORT_ERR"), (None, "IBV_EVENT_PORT_ACTIVE"), ("nic a/1 dead", "IBV_EVENT_DEVICE_FATAL")]:
             if fault:
@@ -194,6 +210,38 @@ def paths(logs):
         down.expect_success(SECONDS)
         if down.output().strip() != "1: DOWN":
             raise Failure(f"the state of a port without a link is {down.output()!r}")
+
+
+def pci(logs, settings: list, pci_class: str):
+    """The PCI device of a NIC, found as NCCL and UCX find it; it is none of this machine's."""
+    code = """
+import os
+link = os.path.realpath("/sys/class/infiniband/unb1/device")
+read = lambda name: open(link + "/" + name).read().strip()
+bus_id = link.split("/")[-1]
+bus = "/sys/class/pci_bus/" + bus_id[:7]
+print(link)
+print(os.path.realpath(link + "/subsystem"), read("class"), os.path.exists("/sys/bus/pci/devices/" + bus_id))
+print(os.path.exists(link + "/net"), os.listdir(link + "/infiniband"), os.listdir(link + "/infiniband_verbs"))
+print(all(read(name) for name in ("vendor", "device", "local_cpus", "local_cpulist", "max_link_speed", "max_link_width")), int(read("numa_node")) >= -1)
+print("PCI_SLOT_NAME=" + bus_id in read("uevent"), bus_id in os.listdir("/sys/bus/pci/devices"))
+"""
+    script = logs / "pci.py"
+    script.write_text(code)
+    with Fabric(logs, *settings) as fabric:
+        program = fabric.run("a", [sys.executable, script], "a-python")
+        program.expect_success(SECONDS)
+        told = [
+            "/sys/devices/pcifab0:00/fab0:00:02.0",
+            f"/sys/bus/pci {pci_class} True",
+            "False ['unb1'] ['uverbs1']",
+            "True True",
+            "True False",
+        ]
+        if program.output().split("\n")[:-1] != told:
+            raise Failure(f"it says {program.output()!r}, not {told}")
+        resolved = fabric.run("a", ["realpath", "/sys/class/infiniband/unb0", "/sys/class/pci_bus/fab0:00/../../fab0:00:01.0"], "a-realpath")
+        resolved.expect_success(SECONDS)
 
 
 def perftest(logs, tool: str, *args):
@@ -318,10 +366,14 @@ def main():
     suite.case("ibv_devinfo -l", says, ["ibv_devinfo", "-l"], ["4 HCAs found", "unb3"])
     suite.case("ibv_devinfo -d -i", says, ["ibv_devinfo", "-d", "unb1", "-i", "1"], ["unb1", "PORT_ACTIVE"])
     suite.case("ibv_devices", says, ["ibv_devices"], ["unb0", "unb3", "02554e00"])
-    suite.case("ibv_asyncwatch", asyncwatch)
+    suite.case("ibv_asyncwatch", asyncwatch, [], True)
+    suite.case("ibv_asyncwatch, plain devices", asyncwatch, ["--device", "plain"], True)
+    suite.case("ibv_asyncwatch --no-failover", asyncwatch, [], False)
     suite.case("ibv_devinfo -v, two ports", devinfo, ["--ports", "2"], ["phys_port_cnt:\t\t\t2", "port:\t2", "::ffff:127."])
     suite.case("paths", paths)
     suite.case("paths, InfiniBand", infiniband_paths)
+    suite.case("PCI devices", pci, [], "0x020000")
+    suite.case("PCI devices, InfiniBand", pci, INFINIBAND, "0x020700")
     suite.case("addresses, InfiniBand", addresses, "infiniband", INFINIBAND)
     suite.case("ports, GIDs, completion vectors", addresses, "indexes", ["--ports", "2"])
     for settings, gid_index, devices in [([], 0, ""), (["--device", "plain"], PLAIN_GID_INDEX, ", plain devices")]:
@@ -329,6 +381,8 @@ def main():
         suite.case(f"the same, dead at first and without protection{devices}", unprotected_elsewhere, settings, gid_index)
     for tool, args in PINGPONGS:
         suite.case(" ".join([tool, *args]), pingpong, tool, ["-g", "0", *args])
+    for args in [["-e", "-t"], ["-e", "-t", "-N"]]:
+        suite.case(" ".join(["ibv_rc_pingpong", *args]), events_and_stamps, "ibv_rc_pingpong", ["-g", "0", *args])
     for program in ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong"]:
         suite.case(f"{program} -g 1", pingpong, program, ["-g", "1"])
     for tool, args in BY_LID:

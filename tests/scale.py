@@ -16,7 +16,8 @@ from lib.process import Failure, Skip, wait_until
 from lib.suite import Suite
 
 QPS, REGIONS = 1000, 10000
-QP_BYTES = 16384
+# Twice what one takes (docs/softnic.md): allocators and pages differ by machine. `make bench` has the figure.
+MOST_QP_BYTES = 2 * 16384
 LEAK_ROUNDS = 300
 DESCRIPTORS = [*range(6, 60, 4), 256]
 
@@ -33,8 +34,8 @@ def scale(logs, failover):
         client.expect_success(120)
         server.expect_success(20)
         figures = json.loads(client.output().splitlines()[-1])
-        if figures["bytes_per_qp"] > QP_BYTES:
-            raise Failure(f"an idle QP takes {figures['bytes_per_qp']} bytes, {QP_BYTES} are allowed")
+        if figures["bytes_per_qp"] > MOST_QP_BYTES:
+            raise Failure(f"an idle QP takes {figures['bytes_per_qp']} bytes, {MOST_QP_BYTES} are allowed")
         return f"{QPS} QPs, {REGIONS} regions, {figures['bytes_per_qp']} bytes for each QP"
 
 

@@ -6,6 +6,7 @@
  *   indexes
  */
 #include "pair.h"
+#include <net/if.h>
 
 enum { LIMIT_US = 20 * 1000000 };
 
@@ -57,7 +58,8 @@ static void one_gid(int port, int index, int *count)
     ++*count;
     check(ibv_query_gid_ex(p.context, port, index, &entry, 0), "ibv_query_gid_ex");
     if (memcmp(&entry.gid, &gid, sizeof gid) || entry.gid_index != (uint32_t)index || entry.port_num != (uint32_t)port ||
-        entry.gid_type != IBV_GID_TYPE_ROCE_V2)
+        entry.gid_type != IBV_GID_TYPE_ROCE_V2 || !sysfs(port, "gid_attrs/ndevs", index, line) ||
+        entry.ndev_ifindex != if_nametoindex(line) || entry.ndev_ifindex == 0)
         fail("port %d, GID %d: ibv_query_gid_ex tells something else", port, index);
     if (!sysfs(port, "gid_attrs/types", index, line) || strcmp(line, "RoCE v2"))
         fail("port %d, GID %d: its type is %s", port, index, line);

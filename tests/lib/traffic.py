@@ -19,7 +19,7 @@ GAP_WINDOW_US = 300_000
 # A stream that lives carries this share of its former rate: the typical one of many, and each single one. (What else a machine
 # does can halve the rate of a stream at any time, fault or none.)
 TYPICAL_SHARE = 0.5
-SHARE = 0.2
+SHARE = 0.05
 
 
 class Result:

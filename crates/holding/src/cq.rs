@@ -211,6 +211,10 @@ impl Driver for ProviderCq {
         // Waiting for whoever is at it: what that thread has taken already would raise no event that is for solicited completions.
         self.bring_all();
     }
+
+    fn remind_later(&self, cq: &Weak<Cq>, owed_for: u64) -> bool {
+        self.cq.remind_later(cq, owed_for)
+    }
 }
 
 impl Drop for ProviderCq {

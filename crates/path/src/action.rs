@@ -151,6 +151,8 @@ pub enum FailCause {
     TooManyEpochs,
     /// The shell did not answer.
     ShellSilent,
+    /// The transport gave up on a path that lives, and nothing had ever come through: the two ends were never connected to each other.
+    NeverWorked,
 }
 
 impl FailCause {
@@ -167,6 +169,9 @@ impl FailCause {
             FailCause::Deadline => "no path carried the QP within the deadline",
             FailCause::TooManyEpochs => "too many paths were tried in vain",
             FailCause::ShellSilent => "the device did not answer",
+            FailCause::NeverWorked => {
+                "nothing ever came through although the path lives: the ends do not fit (QPNs, PSNs)"
+            }
         }
     }
 }

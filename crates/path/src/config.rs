@@ -83,6 +83,8 @@ pub enum Mutation {
     NoCheck,
     /// A QP that an error of the program has ended is moved like any other.
     EndedRevived,
+    /// A QP through which nothing ever came gets a fresh life, too.
+    UnprovenRevived,
     /// Paths that were tried in vain are chosen like others.
     Forgetful,
 }

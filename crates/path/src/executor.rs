@@ -73,6 +73,8 @@ pub struct Executor {
     silence: Silence,
     /// The transport of the present life has given up with this status, and the path has been asked whether it lives.
     gave_up: Option<WcStatus>,
+    /// The path of the present life was found alive before its transport gave up.
+    was_alive: bool,
     held: Option<Held>,
     pending: Option<Pending>,
     /// A planned switch waits until the sends are complete.
@@ -99,6 +101,7 @@ impl Executor {
             lqp,
             silence: Silence::default(),
             gave_up: None,
+            was_alive: false,
             held: None,
             pending: None,
             fence: None,
@@ -187,6 +190,14 @@ impl Executor {
 
     /// The physical QP of the present path fails, or its path is dead.
     pub fn suspect(&mut self, shell: &mut impl Shell, reason: Reason) {
+        if matches!(reason, Reason::Wedged(_)) && self.never_worked(shell) {
+            // A fresh life would hide a mistake of the program, such as a wrong PSN. Its own transport says when it is enough.
+            if let Some(status) = self.gave_up {
+                self.lqp.fail_unproven(status);
+                self.run(shell);
+            }
+            return;
+        }
         self.learn(shell);
         let now_us = shell.now_us();
         if let (Some(path), Reason::PostFailed) = (self.lqp.path(), reason) {
@@ -194,6 +205,19 @@ impl Executor {
         }
         self.lqp.suspect(now_us, self.lqp.epoch(), reason);
         self.run(shell);
+    }
+
+    /// Nothing was acknowledged and nothing received since the QP was connected, as far as its device can tell.
+    fn never_worked(&self, shell: &mut impl Shell) -> bool {
+        // A path that has come back only now has had no chance to carry anything.
+        if self.gave_up.is_some() && !self.was_alive {
+            return false;
+        }
+        if self.lqp.epoch() > 0 || self.lqp.mutation() == Mutation::UnprovenRevived {
+            return false;
+        }
+        let p = shell.progress();
+        (p.advanced, p.executed, p.completed, p.first_moved_us, p.unannounced_sends) == (0, 0, 0, None, 0)
     }
 
     /// Prepares a planned switch to the best path that is wanted and believed alive. Gives whether it has begun.
@@ -233,6 +257,9 @@ impl Executor {
     /// It has been found out whether a path to the peer lives.
     pub fn verdict(&mut self, shell: &mut impl Shell, path: SlotPath, verdict: Verdict) {
         let on_it = self.lqp.path() == Some(path);
+        if on_it && self.gave_up.is_none() {
+            self.was_alive = verdict == Verdict::Alive;
+        }
         let reason = match (verdict, self.gave_up) {
             (Verdict::Alive, Some(status)) if on_it => Reason::Wedged(status),
             (Verdict::Dead, Some(status)) if on_it => Reason::QpFailed(status),

@@ -14,12 +14,14 @@ use std::ptr::addr_of_mut;
 use unbroken_shift::front::check_owner;
 use unbroken_types::Wc;
 use unbroken_verbs::abi::*;
-use unbroken_verbs::Error;
+use unbroken_verbs::{Error, Result};
 
 /// The completion at hand and when it was taken.
 #[derive(Clone, Copy, Default)]
 pub struct Current {
     wc: Wc,
+    /// What waited behind the first when `start_poll` was called: as much `next_poll` takes.
+    left: u32,
     monotonic_ns: u64,
     wallclock_ns: u64,
     /// Which of the two clocks the program asked for: reading them costs more than the rest of a poll.
@@ -98,7 +100,10 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     // SAFETY: a queue of ours, which this thread does not poll yet.
     unsafe {
         lock(cq);
-        let code = next_poll(cq);
+        // Before the first is taken: what comes meanwhile is not there yet.
+        let left = (*cq.cast::<CqObj>()).cq.waiting().saturating_sub(1);
+        (*(*cq.cast::<CqObj>()).current.get()).left = left;
+        let code = bring_to_hand(cq, |object, out| object.cq.poll(out));
         if code != 0 {
             unlock(cq);
         }
@@ -133,10 +138,28 @@ unsafe fn unlock(cq: *mut ibv_cq_ex) {
     }
 }
 
+/// It takes what was there when `start_poll` was called. What has come since raised an event, if the queue was armed, and a program that took it
+/// here would find the queue empty at that event (`ibv_rc_pingpong -e -t` ends then): a NIC gives it a microsecond for that, and we as long as it takes to post.
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: a queue of ours, whose lock this thread holds since start_poll.
+    unsafe {
+        let left = &mut (*(*cq.cast::<CqObj>()).current.get()).left;
+        if *left == 0 {
+            return libc::ENOENT;
+        }
+        *left -= 1;
+        bring_to_hand(cq, |object, out| object.cq.take(out))
+    }
+}
+
+/// Makes the completion that `take` takes, if any, the one at hand.
+///
+/// # Safety
+/// `cq` is a queue of ours, whose lock this thread holds.
+unsafe fn bring_to_hand(cq: *mut ibv_cq_ex, take: impl FnOnce(&CqObj, &mut [Wc]) -> Result<usize>) -> c_int {
+    // SAFETY: promised by the caller.
     let (object, current) = unsafe { (&*cq.cast::<CqObj>(), &mut *(*cq.cast::<CqObj>()).current.get()) };
-    guard(libc::EIO, || match check_owner().and_then(|()| object.cq.poll(std::slice::from_mut(&mut current.wc))) {
+    guard(libc::EIO, || match check_owner().and_then(|()| take(object, std::slice::from_mut(&mut current.wc))) {
         Ok(0) => libc::ENOENT,
         Ok(_) => {
             if current.wants_monotonic {

@@ -18,6 +18,8 @@
 mod ah;
 mod builder;
 mod channel;
+#[cfg(target_arch = "x86_64")]
+mod cm;
 mod cq;
 mod cq_ex;
 mod device;

@@ -9,6 +9,7 @@
 //! that was entered by `chdir`.
 #![cfg(target_arch = "x86_64")]
 
+use crate::cm;
 use crate::ffi::guard;
 use crate::loader::{real, Behind, Loaded, REAL};
 use crate::sysfs;
@@ -18,13 +19,9 @@ use std::ffi::{c_char, CStr};
 use std::ptr::null_mut;
 
 /// What begins so is answered from the tree, if a slash or nothing follows.
-const PREFIXES: [&[u8]; 5] = [
-    b"/sys/class/infiniband",
-    b"/sys/class/infiniband_verbs",
-    b"/sys/devices/virtual/infiniband",
-    b"/sys/devices/virtual/infiniband_verbs",
-    b"/dev/infiniband",
-];
+const PREFIXES: [&[u8]; 3] = [b"/sys/class/infiniband", b"/sys/class/infiniband_verbs", b"/dev/infiniband"];
+/// The same, whatever follows: PCI devices of a domain that no machine has, see [`crate::sysfs`].
+const PCI_PREFIXES: [&[u8]; 3] = [b"/sys/devices/pcifab0:", b"/sys/bus/pci/devices/fab0:", b"/sys/class/pci_bus/fab0:"];
 const PATH_MAX: usize = libc::PATH_MAX as usize;
 
 thread_local! {
@@ -115,6 +112,8 @@ unsafe extern "C" fn lead(path: *const c_char) -> *const c_char {
         return path;
     }
     // SAFETY: as above, and not NULL.
+    guard((), || unsafe { cm::looked_at(path) });
+    // SAFETY: as above.
     guard(path, || sysfs::root().map_or(path, |root| LED.with(|led| unsafe { join(led.get(), root, path) })))
 }
 
@@ -128,12 +127,12 @@ unsafe fn is_ours(path: *const c_char) -> bool {
     if path.is_null() || unsafe { *path } != b'/' as c_char {
         return false;
     }
-    PREFIXES.iter().any(|prefix| {
-        let path: *const u8 = path.cast();
-        // SAFETY: a byte is read only if those before it were as in the prefix, thus not the end.
-        prefix.iter().enumerate().all(|(i, b)| unsafe { *path.add(i) } == *b)
-            && matches!(unsafe { *path.add(prefix.len()) }, 0 | b'/')
-    })
+    let path: *const u8 = path.cast();
+    // SAFETY: a byte is read only if those before it were as in the prefix, thus not the end.
+    let begins = |prefix: &[u8]| prefix.iter().enumerate().all(|(i, b)| unsafe { *path.add(i) } == *b);
+    // SAFETY: as above.
+    let whole = |prefix: &[u8]| begins(prefix) && matches!(unsafe { *path.add(prefix.len()) }, 0 | b'/');
+    PREFIXES.iter().any(|prefix| whole(prefix)) || PCI_PREFIXES.iter().any(|prefix| begins(prefix))
 }
 
 /// Writes `root` and `path` behind each other. A path that does not fit stays as it is: libc says that it does not exist.
@@ -218,7 +217,12 @@ mod tests {
 
     #[test]
     fn only_whole_names_lead_into_the_tree() {
-        for ours in [c"/sys/class/infiniband", c"/sys/class/infiniband/unb0/ports", c"/dev/infiniband/uverbs0"] {
+        for ours in [
+            c"/sys/class/infiniband",
+            c"/sys/class/infiniband/unb0/ports",
+            c"/dev/infiniband/uverbs0",
+            c"/sys/devices/pcifab0:00/x",
+        ] {
             // SAFETY: a C string.
             assert!(unsafe { is_ours(ours.as_ptr()) });
         }

@@ -131,13 +131,21 @@ pub fn table_len(gids: &[GidEntry]) -> usize {
     (gids.len() + 1).next_power_of_two().max(GID_TABLE_LEN)
 }
 
-fn gid_entry(entry: GidEntry, index: u32, port: u32) -> ibv_gid_entry {
+/// The index of the port's network interface; an InfiniBand port has none.
+fn ndev_ifindex(attr: &PortAttr) -> u32 {
+    match attr.link_layer {
+        LinkLayer::Infiniband => 0,
+        LinkLayer::Ethernet => front::interface_index(&attr.gids),
+    }
+}
+
+fn gid_entry((entry, ndev_ifindex): (GidEntry, u32), index: u32, port: u32) -> ibv_gid_entry {
     let gid_type = match entry.kind {
         GidType::Infiniband => IBV_GID_TYPE_IB,
         GidType::RoceV1 => IBV_GID_TYPE_ROCE_V1,
         GidType::RoceV2 => IBV_GID_TYPE_ROCE_V2,
     };
-    ibv_gid_entry { gid: ibv_gid { raw: entry.gid.0 }, gid_index: index, port_num: port, gid_type, ndev_ifindex: 0 }
+    ibv_gid_entry { gid: ibv_gid { raw: entry.gid.0 }, gid_index: index, port_num: port, gid_type, ndev_ifindex }
 }
 
 #[no_mangle]
@@ -274,9 +282,11 @@ unsafe extern "C" fn _ibv_query_gid_ex(
         }
         // SAFETY: a context of ours; the caller says how many bytes it has.
         unsafe {
-            let found = gid_at(&ContextObj::of(context)?.front, port, index as usize)?;
+            let front = &ContextObj::of(context)?.front;
+            let found = gid_at(front, port, index as usize)?;
             let empty = || Error::new(libc::ENODATA, format!("GID index {index} of port {port} is empty"));
-            write_sized(entry, size, &gid_entry(found.ok_or_else(empty)?, index, port));
+            let ndev_ifindex = ndev_ifindex(&front.port(port as u8)?);
+            write_sized(entry, size, &gid_entry((found.ok_or_else(empty)?, ndev_ifindex), index, port));
         }
         Ok(())
     })
@@ -298,15 +308,16 @@ unsafe extern "C" fn _ibv_query_gid_table(
         // SAFETY: a context of ours.
         let front = &unsafe { ContextObj::of(context) }?.front;
         for port in 1..=u32::from(front.attr().phys_port_cnt) {
-            let PortAttr { gids, .. } = front.port(port as u8)?;
-            for (index, entry) in gids.into_iter().enumerate() {
+            let attr = front.port(port as u8)?;
+            let ndev_ifindex = ndev_ifindex(&attr);
+            for (index, entry) in attr.gids.into_iter().enumerate() {
                 if count == max_entries {
                     return Err(Error::invalid(format!("{max_entries} entries are too few for all GIDs")));
                 }
                 // SAFETY: the caller's array has `max_entries` of `size` bytes each.
                 unsafe {
                     let to = entries.cast::<u8>().add(count * size).cast();
-                    write_sized(to, size, &gid_entry(entry, index as u32, port));
+                    write_sized(to, size, &gid_entry((entry, ndev_ifindex), index as u32, port));
                 }
                 count += 1;
             }

@@ -2,8 +2,21 @@
 //!
 //! It lies in the runtime folder, one for each set of NICs, and is made (or brought up to date) when a program first asks for one of
 //! its paths. Processes of one host share it and write the same into it; each file is replaced as a whole, so nobody reads half.
-//! Devices are shown as those of the kernel's software RoCE are: virtual ones, without a PCI device behind them. The state of a port is
+//! Each device hangs on a PCI device of its own, as an RNIC's does: programs look at its path to know what is near to it (NCCL, UCX), and some end where there
+//! is none. The PCI domain is one that no firmware gives (0xfab0), so no path of the tree is that of a device of this machine. The state of a port is
 //! written anew at each look into the tree, as it changes.
+//!
+//! ```text
+//! /sys/devices/pcifab0:00/fab0:00:01.0/                  vendor, class, numa_node, local_cpulist, …, subsystem -> /sys/bus/pci, net/eth0 of a real one
+//!                                      infiniband/unb0/             device -> ../../../fab0:00:01.0
+//!                                      infiniband_verbs/uverbs0/    the same
+//! /sys/class/infiniband/unb0            -> the first
+//! /sys/class/infiniband_verbs/uverbs0   -> the second
+//! /sys/bus/pci/devices/fab0:00:01.0     -> the PCI device
+//! /sys/class/pci_bus/fab0:00            -> /sys/devices/pcifab0:00/pci_bus/fab0:00
+//! ```
+
+mod pci;
 
 use crate::query::table_len;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -72,8 +85,24 @@ fn link(at: &Path, to: &str) -> io::Result<()> {
     }
 }
 
+/// NICs of a PCI bus, whose devices are numbered from 1 to 31.
+const NICS_PER_BUS: usize = 16;
+
+/// The bus of a NIC, and its PCI device there.
+fn pci_names(i: usize) -> (String, String) {
+    let bus = format!("fab0:{:02x}", i / NICS_PER_BUS * NICS_PER_BUS);
+    let device = format!("{bus}:{:02x}.0", i % NICS_PER_BUS + 1);
+    (bus, device)
+}
+
+/// The folder of a NIC's PCI device below `/sys`.
+fn pci_folder(i: usize) -> String {
+    let (bus, device) = pci_names(i);
+    format!("devices/pci{bus}/{device}")
+}
+
 fn device_folder(root: &Path, i: usize) -> PathBuf {
-    root.join(format!("sys/devices/virtual/infiniband/unb{i}"))
+    root.join(format!("sys/{}/infiniband/unb{i}", pci_folder(i)))
 }
 
 fn make(root: &Path, inventory: &Inventory) -> io::Result<()> {
@@ -85,13 +114,18 @@ fn make(root: &Path, inventory: &Inventory) -> io::Result<()> {
     put(&classes[1].join("abi_version"), ABI)?;
     for (i, nic) in inventory.nics.iter().enumerate() {
         device(&device_folder(root, i), nic)?;
-        link(&classes[0].join(format!("unb{i}")), &format!("../../devices/virtual/infiniband/unb{i}"))?;
-        let uverbs = root.join(format!("sys/devices/virtual/infiniband_verbs/uverbs{i}"));
+        let (pci, (_, pci_device)) = (pci_folder(i), pci_names(i));
+        pci::device(root, i, nic)?;
+        let to_pci = format!("../../../{pci_device}");
+        link(&device_folder(root, i).join("device"), &to_pci)?;
+        link(&classes[0].join(format!("unb{i}")), &format!("../../{pci}/infiniband/unb{i}"))?;
+        let uverbs = root.join(format!("sys/{pci}/infiniband_verbs/uverbs{i}"));
         make_folder(&uverbs)?;
+        link(&uverbs.join("device"), &to_pci)?;
         put(&uverbs.join("ibdev"), &format!("unb{i}\n"))?;
         put(&uverbs.join("abi_version"), "1\n")?;
         put(&uverbs.join("dev"), &format!("231:{}\n", 192 + i))?;
-        link(&classes[1].join(format!("uverbs{i}")), &format!("../../devices/virtual/infiniband_verbs/uverbs{i}"))?;
+        link(&classes[1].join(format!("uverbs{i}")), &format!("../../{pci}/infiniband_verbs/uverbs{i}"))?;
         // Programs want a character device that may be opened; what they do with it goes through us.
         link(&dev.join(format!("uverbs{i}")), "/dev/null")?;
     }
@@ -102,7 +136,8 @@ fn make(root: &Path, inventory: &Inventory) -> io::Result<()> {
         }
         let _ = fs::remove_file(classes[1].join(format!("uverbs{i}")));
         let _ = fs::remove_file(dev.join(format!("uverbs{i}")));
-        let _ = fs::remove_dir_all(device_folder(root, i));
+        let _ = fs::remove_file(root.join("sys/bus/pci/devices").join(pci_names(i).1));
+        let _ = fs::remove_dir_all(root.join("sys").join(pci_folder(i)));
     }
     Ok(())
 }
@@ -216,6 +251,13 @@ fn write_states(root: &Path, inventory: &Inventory) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn each_nic_has_a_pci_device_of_its_own() {
+        let names: std::collections::HashSet<_> = (0..64).map(|i| pci_names(i).1).collect();
+        assert_eq!(names.len(), 64);
+        assert_eq!(pci_names(17), ("fab0:10".to_owned(), "fab0:10:02.0".to_owned()));
+    }
+
     use super::*;
     use unbroken_shift::front::NicInfo;
     use unbroken_types::Gid;
@@ -227,6 +269,7 @@ mod tests {
             link_layer: LinkLayer::Ethernet,
             node_guid: 0x0255_4e00_7f4d_0100,
             interface: "lo".to_owned(),
+            numa_node: None,
             ports: vec![
                 PortInfo {
                     active: true,
@@ -259,7 +302,16 @@ mod tests {
             let entries = |part: &str| fs::read_dir(class.join("unb0/ports/1").join(part)).unwrap().count();
             assert_eq!((entries("gids"), entries("gid_attrs/types"), entries("gid_attrs/ndevs")), (4, 2, 2));
             assert_eq!(fs::read_dir(root.join("dev/infiniband")).unwrap().count(), nics);
-            assert!(class.join("unb0/../../infiniband/unb0/ports").exists(), "as a link into /sys/devices/virtual");
+            assert!(class.join("unb0/../../infiniband/unb0/ports").exists(), "as a link into /sys/devices");
+            let device = class.join("unb0/device").canonicalize().unwrap();
+            assert!(device.ends_with("sys/devices/pcifab0:00/fab0:00:01.0"), "{device:?}");
+            assert_eq!(fs::read_to_string(device.join("class")).unwrap(), "0x020000\n");
+            // As NCCL finds the PCI device of a bus id, and the bus of a device.
+            let by_bus = root.join("sys/class/pci_bus/fab0:00/../../fab0:00:01.0").canonicalize().unwrap();
+            let in_bus = root.join("sys/bus/pci/devices/fab0:00:01.0").canonicalize().unwrap();
+            assert_eq!((&by_bus, &in_bus), (&device, &device));
+            assert!(device.join("subsystem").canonicalize().unwrap().ends_with("sys/bus/pci"));
+            assert_eq!(fs::read_dir(root.join("sys/bus/pci/devices")).unwrap().count(), nics);
         }
     }
 }

@@ -266,7 +266,9 @@ impl UdQp {
             return false;
         };
         let with_grh = route.slid == 0 || deth.grh;
-        let header = grh(route, packet.payload.len());
+        // The immediate lies between the DETH and the payload.
+        let imm_len = if packet.ext.imm().is_some() { 4 } else { 0 };
+        let header = grh(route, imm_len, packet.payload.len());
         let header: &[u8] = if with_grh { &header } else { &[] };
         // The payload first: so a receive that is too short for both is not touched.
         let filled =
@@ -402,10 +404,10 @@ impl UdQp {
 }
 
 /// What stands before a datagram in the receive buffer: a GRH, an IPv6 header, or 20 bytes of nothing and an IPv4 header.
-fn grh(route: &UdRoute, payload_len: usize) -> [u8; GRH_BYTES] {
+fn grh(route: &UdRoute, imm_len: usize, payload_len: usize) -> [u8; GRH_BYTES] {
     let UdRoute { src, dst, slid, .. } = *route;
-    // BTH, DETH, ICRC and UDP header; what softnic does not see of the packet (TOS, TTL, checksums) is a plausible constant.
-    let udp_len = (8 + 12 + 8 + payload_len + pad_of(payload_len) as usize + 4) as u16;
+    // UDP header, BTH, DETH, immediate, ICRC; what softnic does not see of the packet (TOS, TTL, checksums) is a plausible constant.
+    let udp_len = (8 + 12 + 8 + imm_len + payload_len + pad_of(payload_len) as usize + 4) as u16;
     let mut g = [0u8; GRH_BYTES];
     match (src.to_ipv4(), dst.to_ipv4()) {
         (Some(src), Some(dst)) => {

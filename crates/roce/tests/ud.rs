@@ -105,6 +105,8 @@ fn a_datagram_lands_behind_its_grh() {
     assert_eq!((wc.wr_id, wc.byte_len, wc.src_qp, wc.imm_data, solicited), (9, 49, 3, 0x0a0b0c0d, true));
     assert_eq!(wc.wc_flags, WcFlags::GRH | WcFlags::WITH_IMM);
     let got = mem.bytes(DST);
+    let udp_len = 8 + 12 + 8 + 4 + 9 + 3 + 4; // UDP, BTH, DETH, immediate, payload, pad, ICRC
+    assert_eq!((&got[22..24], usize::from(got[25])), (&[0, 20 + udp_len][..], 0), "the length counts the immediate");
     assert_eq!((&got[20..22], &got[32..40]), (&[0x45, 0][..], &[10, 0, 0, 1, 10, 0, 0, 2][..]));
     assert_eq!((got[40], &got[60..68]), (10, &[11, 12, 13, 14, 100, 101, 102, 103][..]));
 }

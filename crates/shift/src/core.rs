@@ -554,8 +554,19 @@ impl Core {
 
     /// Raises a device or port event on every context of NIC `i`.
     pub(crate) fn raise(&self, i: usize, event_type: u32, element: AsyncElement) {
+        self.raise_where(i, event_type, element, |_| true);
+    }
+
+    /// The same in some of them.
+    pub(crate) fn raise_where(
+        &self,
+        i: usize,
+        event_type: u32,
+        element: AsyncElement,
+        wanted: impl Fn(&Context) -> bool,
+    ) {
         let contexts: Vec<_> = lock(&self.contexts).iter().filter_map(Weak::upgrade).collect();
-        for c in contexts.iter().filter(|c| c.nic() == i) {
+        for c in contexts.iter().filter(|c| c.nic() == i && wanted(c)) {
             c.raise(event_type, element);
         }
     }

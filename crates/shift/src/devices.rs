@@ -10,8 +10,8 @@ use unbroken_holding::{Holding, Host, LogicalMemory, Tap};
 pub(crate) use unbroken_softnic::ask_for_precedence;
 #[cfg(test)]
 use unbroken_softnic::DeviceKind;
+pub use unbroken_softnic::{interface_index, NicInfo, PortInfo};
 use unbroken_softnic::{Config, NicSource, SoftNics};
-pub use unbroken_softnic::{NicInfo, PortInfo};
 use unbroken_telemetry::{now_us, Runtime};
 use unbroken_types::Gid;
 use unbroken_verbs::{

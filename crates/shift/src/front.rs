@@ -2,13 +2,13 @@
 
 use crate::core::Core;
 use crate::devices;
-pub use crate::devices::{check_owner, inventory, Inventory, NicInfo, PortInfo};
+pub use crate::devices::{check_owner, interface_index, inventory, Inventory, NicInfo, PortInfo};
 pub use crate::qp::{Qp, QpRequest};
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use unbroken_types::{Access, Gid, PathAttr, PdHandle};
 use unbroken_verbs::{
@@ -120,6 +120,7 @@ impl System {
             memory: own.as_ref().map_or_else(|| self.core.memory(index), |device| device.memory()),
             own,
             dead_at_first: self.core.device(index).is_none(),
+            pds: AtomicU32::new(0),
             fault_told: AtomicBool::new(false),
         });
         self.core.add_context(&context);
@@ -218,6 +219,8 @@ pub struct Context {
     own: Option<Arc<dyn Device>>,
     /// Its NIC was dead when it was opened.
     dead_at_first: bool,
+    /// Its protection domains.
+    pds: AtomicU32,
     /// A device-fatal or port-down event was delivered, so its end is news, too.
     fault_told: AtomicBool,
 }
@@ -259,19 +262,29 @@ impl Context {
 
     /// EINVAL where a peer cannot be named as one to send to over that path.
     pub fn check_path(&self, path: &PathAttr) -> Result<()> {
-        self.own.as_ref().map_or(Ok(()), |device| device.check_path(path))
+        let device = self.own.clone().or_else(|| self.core.device(self.nic));
+        device.map_or(Ok(()), |device| device.check_path(path))
     }
 
     /// Makes a protection domain.
     pub fn alloc_pd(&self) -> Result<PdHandle> {
         check_owner()?;
-        self.memory.alloc_pd()
+        let pd = self.memory.alloc_pd()?;
+        self.pds.fetch_add(1, Ordering::Relaxed);
+        Ok(pd)
+    }
+
+    /// Nothing is made of it, not even a protection domain.
+    pub(crate) fn only_watches(&self) -> bool {
+        self.pds.load(Ordering::Relaxed) == 0
     }
 
     /// Ends a protection domain.
     pub fn dealloc_pd(&self, pd: PdHandle) -> Result<()> {
         check_owner()?;
-        self.memory.dealloc_pd(pd)
+        self.memory.dealloc_pd(pd)?;
+        self.pds.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Registers memory; the keys hold on every NIC of the process that shares its objects.

@@ -398,7 +398,8 @@ impl Worker {
         }
     }
 
-    /// The application hears of a fault that no switch absorbs for it.
+    /// The application hears of a fault that no switch absorbs for it. One that has made a protection domain and no QP yet is about to use what stands in for the NIC;
+    /// one that has made nothing only watches, and is told all.
     fn tell_application(&self, nic: usize, event: u32, element: AsyncElement) {
         let core = &self.core;
         let absorbed = core.failover
@@ -408,9 +409,7 @@ impl Worker {
                 let g = q.gate();
                 (g.link.is_some() || g.datagram.is_some()) && !g.failed
             });
-        if !absorbed {
-            core.raise(nic, event, element);
-        }
+        core.raise_where(nic, event, element, |context| !absorbed || context.only_watches());
     }
 
     fn port_active(&mut self, nic: usize, port: u8) {

@@ -18,7 +18,7 @@ use std::sync::mpsc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use unbroken_fabric::now_us;
-use unbroken_verbs::{Error, Result};
+use unbroken_verbs::{Error, HeldEvents, Result};
 
 /// After bulk data more is likely to come at once: for so long the thread looks for it before it sleeps. Not after small messages,
 /// since an application that waits for one may want this core.
@@ -130,11 +130,11 @@ pub fn ask_for_precedence() {
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, PRECEDENCE_NICE) };
 }
 
-/// Sleeps until the bell rings, something arrives at one of `sockets`, or `timeout_us` is over.
+/// Sleeps until the bell rings, a queue is to be reminded, something arrives at one of `sockets`, or `timeout_us` is over.
 fn sleep(shared: &Shared, sockets: &[RawFd], timeout_us: u64) {
     let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    let mut fds = [entry(shared.bell.as_raw_fd()), entry(-1), entry(-1)];
-    for (to, fd) in fds[1..].iter_mut().zip(sockets) {
+    let mut fds = [entry(shared.bell.as_raw_fd()), entry(shared.reminders.as_raw_fd()), entry(-1), entry(-1)];
+    for (to, fd) in fds[2..].iter_mut().zip(sockets) {
         to.fd = *fd;
     }
     let timeout =
@@ -156,6 +156,7 @@ fn run(shared: &Shared) {
         }
         shared.wake_at_us.store(0, Ordering::Relaxed);
         let mut time_us = now_us();
+        shared.reminders.run(time_us);
         let relied = opinion.polling;
         let polling = opinion.polling(&shared.poller, time_us);
         let (mut gone, mut starved) = (relied && !polling, false);
@@ -176,7 +177,9 @@ fn run(shared: &Shared) {
         }
         let mut e = shared.lock();
         let acks = starved || !e.answer_is_likely();
+        let held = HeldEvents::new();
         let work = e.drive(time_us, &shared.domain, acks);
+        drop(held);
         if gone {
             opinion.left_alone(time_us, work.received);
         }
@@ -195,10 +198,12 @@ fn run(shared: &Shared) {
         shared.give_way();
         sleep(shared, &sockets, wake_at_us.saturating_sub(now_us()));
     }
+    shared.reminders.close();
 }
 
 /// The NIC is dead: flushes the QPs that a plain one flushes late. No other work comes any more.
 fn bury(shared: &Shared) {
+    shared.reminders.close();
     while !shared.stop.load(Ordering::Acquire) {
         let now_us = now_us();
         let Some(next_us) = shared.lock().flush_late(now_us) else { return };

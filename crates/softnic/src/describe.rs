@@ -7,7 +7,7 @@ use crate::nic::{MAX_INLINE, MAX_QP_WR, MAX_SGE, MAX_SRQS, MAX_SRQ_WR};
 use crate::plain;
 use std::net::IpAddr;
 use unbroken_fabric::{DeviceKind, SM_LID};
-use unbroken_roce::MAX_RD_ATOMIC;
+use unbroken_roce::{MAX_MESSAGE_BYTES, MAX_RD_ATOMIC};
 use unbroken_types::{LinkLayer, Mtu};
 use unbroken_verbs::{Capabilities, DeviceAttr, PortAttr, PortState};
 
@@ -60,7 +60,7 @@ pub(crate) fn port(ip: IpAddr, mtu: Mtu, link_layer: LinkLayer, device: DeviceKi
         max_mtu: Mtu::B4096,
         active_mtu: mtu,
         gids: gids::table(ip, link_layer, device),
-        max_msg_sz: 1 << 30,
+        max_msg_sz: MAX_MESSAGE_BYTES as u32,
         link_layer,
         lid: lid_of(ip, link_layer),
         sm_lid: if link_layer == LinkLayer::Infiniband { SM_LID } else { 0 },

@@ -17,6 +17,8 @@ pub struct NicInfo {
     pub node_guid: u64,
     /// The network interface that carries its packets.
     pub interface: String,
+    /// The NUMA node of that interface's device; `None` where it has none, or the machine does not say.
+    pub numa_node: Option<u32>,
     /// Its ports, in order.
     pub ports: Vec<PortInfo>,
 }
@@ -74,6 +76,15 @@ fn interface(ip: IpAddr) -> Result<netlink::Interface> {
     netlink::interface_of(ip).map_err(|e| Error::os("finding the NIC's interface", &e))
 }
 
+/// The index of the network interface that carries the packets of a port with these GIDs; 0 where none does.
+pub fn interface_index(gids: &[GidEntry]) -> u32 {
+    let ip = gids.iter().map(|entry| entry.gid.to_ip()).find(|ip| match ip {
+        IpAddr::V4(_) => true,
+        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+    });
+    ip.and_then(|ip| interface(ip).ok()).map_or(0, |interface| interface.index)
+}
+
 /// A NIC whose ports have these addresses and work or not.
 fn info(runtime: &Runtime, ports: &[(IpAddr, bool)], link_layer: LinkLayer, device: DeviceKind) -> Result<NicInfo> {
     let first = ports[0].0;
@@ -86,5 +97,8 @@ fn info(runtime: &Runtime, ports: &[(IpAddr, bool)], link_layer: LinkLayer, devi
             Ok(PortInfo { gids: gids::table(ip, link_layer, device), lid, sm_lid, active, counters })
         })
         .collect::<Result<Vec<_>>>()?;
-    Ok(NicInfo { link_layer, node_guid: guid_of(first), interface: interface(first)?.name, ports })
+    let interface = interface(first)?.name;
+    let numa_node = std::fs::read_to_string(format!("/sys/class/net/{interface}/device/numa_node"));
+    let numa_node = numa_node.ok().and_then(|text| text.trim().parse().ok());
+    Ok(NicInfo { link_layer, node_guid: guid_of(first), interface, numa_node, ports })
 }

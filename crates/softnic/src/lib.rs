@@ -35,12 +35,13 @@ mod plain;
 mod poller;
 mod pulses;
 mod qp;
+mod reminders;
 mod socket;
 
 pub use background::ask_for_precedence;
 pub use config::{Config, NicSource};
 pub use fork::abandoned;
-pub use inventory::{inventory, NicInfo, PortInfo};
+pub use inventory::{interface_index, inventory, NicInfo, PortInfo};
 pub use nic::Nic;
 pub use nics::SoftNics;
 pub use unbroken_fabric::DeviceKind;

@@ -12,6 +12,7 @@ use crate::plain::{self, Plain};
 use crate::poller::Poller;
 use crate::pulses::Pulses;
 use crate::qp::SoftQp;
+use crate::reminders::Reminders;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
@@ -61,6 +62,8 @@ pub(crate) struct Shared {
     pub(crate) mtu: Mtu,
     link_layer: LinkLayer,
     device: DeviceKind,
+    /// The emulated network, where it is a part of one.
+    fabric: Option<Arc<Fabric>>,
     /// Of the CQs, SRQs and channels that its QPs may use.
     owner: Owner,
     cwnd_max_packets: u32,
@@ -70,6 +73,7 @@ pub(crate) struct Shared {
     pub(crate) wake_at_us: AtomicU64,
     /// It sleeps no longer than this.
     pub(crate) longest_sleep_us: u64,
+    pub(crate) reminders: Reminders,
     pub(crate) stop: AtomicBool,
     status: Arc<Status>,
     pub(crate) poller: Poller,
@@ -110,10 +114,21 @@ impl Shared {
     pub(crate) fn leads(&self, path: &PathAttr) -> Result<bool> {
         let table = gids::table(self.port_ip(path.port)?, self.link_layer, self.device);
         path.check()?;
+        self.resolve(path.dest_gid)?;
         match self.device {
             // All of them lead through the same address.
             DeviceKind::Full if usize::from(path.sgid_index) < table.len() => Ok(true),
             _ => gids::leads(&table, path.sgid_index, path.dest_gid),
+        }
+    }
+
+    /// ETIMEDOUT, as Linux has it where nobody answers for an address, if that GID is the address of no NIC in the emulated network. (A real one is not asked.)
+    fn resolve(&self, gid: Gid) -> Result<()> {
+        match (&self.fabric, gid.to_ipv4()) {
+            (Some(fabric), Some(ip)) if fabric.locate(ip).is_none() => {
+                Err(Error::new(libc::ETIMEDOUT, format!("no NIC of the emulated network has the GID ::ffff:{ip}")))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -259,6 +274,10 @@ impl Driver for Shared {
             self.bell.signal();
         }
     }
+
+    fn remind_later(&self, cq: &Weak<Cq>, owed_for: u64) -> bool {
+        !fork::abandoned() && self.reminders.add(now_us(), cq, owed_for)
+    }
 }
 
 /// An opened software NIC.
@@ -307,6 +326,7 @@ impl Nic {
                 (Owner::device(), Some(Plain::new(index, seed, gids, domain.clone())))
             }
         };
+        let known = fabric.clone();
         let id = Identity { index, ips, link_layer, slot, any_ip_id, fabric, aliases, plain };
         let status = Arc::new(Status::new());
         let engine = Engine::new(id, sockets, link, status.clone(), spec.pages.clone(), gaps, sink);
@@ -322,12 +342,14 @@ impl Nic {
             mtu: spec.mtu,
             link_layer: spec.link_layer,
             device: spec.device,
+            fabric: known,
             owner,
             // The kernel counts about twice the payload for a packet in the buffer; the peer's buffer is taken to be like ours.
             cwnd_max_packets: (rcvbuf / 2 / 4096).clamp(2, MAX_CWND_PACKETS) as u32,
             bell: EventFd::new(false, true)?,
             wake_at_us: AtomicU64::new(0),
             longest_sleep_us,
+            reminders: Reminders::new()?,
             stop: AtomicBool::new(false),
             status,
             poller: Poller::default(),

@@ -1,10 +1,12 @@
 //! Completion channels: where a program waits for the events of its completion queues.
 
-use crate::{Error, EventFd, Owner, Result};
+use crate::{Cq, Error, EventFd, Owner, Result};
+use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A completion channel: a descriptor that is readable while events wait, and the queues that they are of.
 pub struct CompChannel {
@@ -12,6 +14,8 @@ pub struct CompChannel {
     pending: Mutex<VecDeque<u64>>,
     /// Hint: events in `pending`. Written under its lock.
     waiting: AtomicU32,
+    /// Queues that may owe an event, see [`Cq::remind`]: each once.
+    owing: Mutex<Vec<Weak<Cq>>>,
     pub(crate) owner: Owner,
 }
 
@@ -27,6 +31,7 @@ impl CompChannel {
             fd: EventFd::new(true, false)?,
             pending: Mutex::default(),
             waiting: AtomicU32::new(0),
+            owing: Mutex::default(),
             owner,
         }))
     }
@@ -41,7 +46,20 @@ impl CompChannel {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
-    pub(crate) fn raise(&self, cookie: u64) {
+    /// Raises an event of a queue of this channel: at once, or at the end of what the thread is about ([`HeldEvents`]).
+    pub(crate) fn raise(self: &Arc<Self>, cookie: u64) {
+        let held = HELD.with_borrow_mut(|held| {
+            if held.holds {
+                held.events.push((self.clone(), cookie));
+            }
+            held.holds
+        });
+        if !held {
+            self.raise_now(cookie);
+        }
+    }
+
+    fn raise_now(&self, cookie: u64) {
         // At most one event for each arming, so the list is bounded by the number of req_notify calls that were not collected.
         let mut pending = self.pending();
         pending.push_back(cookie);
@@ -50,10 +68,25 @@ impl CompChannel {
         self.fd.signal();
     }
 
+    fn owing(&self) -> MutexGuard<'_, Vec<Weak<Cq>>> {
+        self.owing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A queue owes an event: it raises it when somebody waits for one here.
+    pub(crate) fn owe(&self, cq: &Weak<Cq>) {
+        let mut owing = self.owing();
+        if !owing.iter().any(|other| other.ptr_eq(cq)) {
+            owing.retain(|other| other.strong_count() > 0);
+            owing.push(cq.clone());
+        }
+    }
+
     /// Waits for the next event and gives the cookie of its queue; EAGAIN on a non-blocking descriptor without one, EINTR where a signal
     /// handler ran that does not ask for the wait to go on (SA_RESTART).
     pub fn get_event(&self) -> Result<u64> {
         loop {
+            let owing = std::mem::take(&mut *self.owing());
+            owing.iter().filter_map(Weak::upgrade).for_each(|cq| cq.remind(None));
             self.fd.take().map_err(|e| Error::os("completion channel", &e))?;
             // An event of a queue that was destroyed meanwhile has been withdrawn: wait for the next.
             let mut pending = self.pending();
@@ -87,6 +120,41 @@ impl CompChannel {
         for _ in pending.len()..before {
             self.fd.take_back();
         }
+    }
+}
+
+struct Held {
+    holds: bool,
+    /// At most one for each queue that is armed.
+    events: Vec<(Arc<CompChannel>, u64)>,
+}
+
+thread_local! {
+    static HELD: RefCell<Held> = const { RefCell::new(Held { holds: false, events: Vec::new() }) };
+}
+
+/// While it lives, events that this thread raises are held; they are raised when it is dropped. So whoever waits for one finds all that a device has brought at
+/// once. It must be dropped while nobody can destroy the queues: with the device's lock held.
+pub struct HeldEvents {
+    /// Its list is that of the thread that made it.
+    _same_thread: PhantomData<*const ()>,
+}
+
+impl HeldEvents {
+    /// Holds events from now on. (A second one in the same thread changes nothing.)
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> HeldEvents {
+        HELD.with_borrow_mut(|held| held.holds = true);
+        HeldEvents { _same_thread: PhantomData }
+    }
+}
+
+impl Drop for HeldEvents {
+    fn drop(&mut self) {
+        HELD.with_borrow_mut(|held| {
+            held.holds = false;
+            held.events.drain(..).for_each(|(channel, cookie)| channel.raise_now(cookie));
+        });
     }
 }
 

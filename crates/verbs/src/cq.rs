@@ -7,15 +7,17 @@
 //! nothing silently: it marks the CQ as overrun, every later poll says so, the owner is told once ([`Cq::with_overrun_hook`]), and the
 //! QP whose completion found no room learns it by the answer of [`Cq::offer`].
 //!
-//! Events are those of the NICs that programs are written for, which the specification allows and does not ask for: a queue that is armed while something
-//! waits in it that has come since its last event, and so raised none, raises one at once. A program that polls, then arms, and does not poll again (Open MPI's
-//! udcm, which connects by it) would else wait for ever for what came in between. What has raised an event raises no other.
+//! Events are those of the specification: a completion that comes while the queue is armed raises one; what is there already when it is armed raises none, so
+//! programs poll after arming. One that does not (Open MPI's udcm, which connects by it, polls, arms and sleeps) would wait for ever for what came in between. So a
+//! queue that is armed while something waits in it that has come since its last event *owes* an event, which is raised when the program waits for one
+//! ([`CompChannel::get_event`]), or after a moment ([`Driver::remind_later`]), where that is not polled until then. A program that does poll gets no event without a
+//! completion (`ibv_rc_pingpong -e -t` ends at one). An event that was raised is never taken back: the program may have seen its descriptor readable.
 //!
 //! Lock order: `drivers` (read) → a device's engine → `ring`. A driver never attaches or detaches drivers.
 
 use crate::{CompChannel, Error, Owner, Result};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use unbroken_types::{Wc, WcStatus};
 
 /// Something that makes progress when it is driven: the engine of a software NIC, or the poller of a real one.
@@ -42,6 +44,12 @@ pub trait Driver: Send + Sync {
     /// The queue has been armed. A driver that brings completions from a queue of its own arms that one, too, and brings what has come
     /// meanwhile: so while the queue is armed, its own one is, or the next completion is on its way.
     fn arm(&self, _solicited_only: bool) {}
+
+    /// Has [`Cq::remind`] called with that number by a thread of its own after a moment, long enough for a program that polls once it has armed. False where there is
+    /// no such thread: whoever asks does it himself. Must not block.
+    fn remind_later(&self, _cq: &Weak<Cq>, _owed_for: u64) -> bool {
+        false
+    }
 }
 
 /// When the next pushed WC raises an event on the channel.
@@ -65,6 +73,8 @@ struct Ring {
     /// The numbers of the last WC, and of the last that a request for solicited ones is for, that came since the last event. 0: none.
     silent: u64,
     silent_solicited: u64,
+    /// The program armed the queue while this WC waited, one of those, and has got no event yet. 0: none.
+    owed_for: u64,
     overrun: bool,
     /// See [`Cq::nudge`].
     nudged: bool,
@@ -98,7 +108,21 @@ impl Ring {
 
     /// An event is raised, for all that is there.
     fn said(&mut self) {
-        (self.armed, self.silent, self.silent_solicited) = (Armed::No, 0, 0);
+        (self.armed, self.silent, self.silent_solicited, self.owed_for) = (Armed::No, 0, 0, 0);
+    }
+
+    /// The last WC that waits, that the queue is armed for, and that came since the last event. 0: none.
+    fn waits_in_silence(&self) -> u64 {
+        let last = match self.armed {
+            Armed::No => 0,
+            Armed::Solicited => self.silent_solicited,
+            Armed::Any => self.silent,
+        };
+        if self.waits(last) {
+            last
+        } else {
+            0
+        }
     }
 
     /// Whether the WC of that number waits. Those that wait are the last `len`, see [`Cq::purge`].
@@ -169,6 +193,7 @@ impl IdleHook {
 
 /// A completion queue.
 pub struct Cq {
+    me: Weak<Cq>,
     ring: Mutex<Ring>,
     /// Hint for pollers: entries in the ring, see [`Ring::hint`]. Written under the ring's lock.
     len: AtomicU32,
@@ -212,7 +237,8 @@ impl Cq {
 
     fn make(owner: Owner, entries: u32, channel: Option<Arc<CompChannel>>, on_overrun: Option<OverrunHook>) -> Arc<Cq> {
         let limit = (entries.max(1) as usize).next_power_of_two();
-        Arc::new(Cq {
+        Arc::new_cyclic(|me| Cq {
+            me: me.clone(),
             ring: Mutex::new(Ring {
                 slots: vec![Wc::default(); limit].into_boxed_slice(),
                 head: 0,
@@ -222,6 +248,7 @@ impl Cq {
                 pushed: 0,
                 silent: 0,
                 silent_solicited: 0,
+                owed_for: 0,
                 overrun: false,
                 nudged: false,
             }),
@@ -321,6 +348,12 @@ impl Cq {
         self.len.load(Ordering::Acquire) == 0
     }
 
+    /// How many wait, as far as can be seen without a lock; 1 also where polls are to say that it overran.
+    #[inline]
+    pub fn waiting(&self) -> u32 {
+        self.len.load(Ordering::Acquire)
+    }
+
     /// Takes up to `out.len()` completions that are there; drives nothing.
     pub fn take(&self, out: &mut [Wc]) -> Result<usize> {
         if self.looks_empty() {
@@ -373,16 +406,31 @@ impl Cq {
         self.len.store(r.hint(), Ordering::Release);
     }
 
-    /// Asks for one event at the next completion (`ibv_req_notify_cq`), or at once where one waits that has come since the last event; and tells the devices
-    /// that the caller's polling may end.
+    /// Asks for one event at the next completion (`ibv_req_notify_cq`), or soon where one waits that has come since the last event and is not polled now; and
+    /// tells the devices that the caller's polling may end.
     pub fn req_notify(&self, solicited_only: bool) {
         for attached in self.drivers.read().unwrap_or_else(PoisonError::into_inner).iter() {
             attached.driver.about_to_wait();
         }
         self.arm(solicited_only);
+        let mut r = self.ring();
+        // What is owed for one that waits since an earlier call comes in its time: each call would else put it off.
+        let known = r.waits(r.owed_for);
+        if !known {
+            r.owed_for = r.waits_in_silence();
+        }
+        let owed_for = if known { 0 } else { r.owed_for };
+        drop(r);
+        if let (true, Some(channel)) = (owed_for != 0, &self.channel) {
+            channel.owe(&self.me);
+            if !self.remind_later(&self.me, owed_for) {
+                self.remind(None);
+            }
+        }
     }
 
-    /// The same by a thread that never polls for the devices, so that it takes nothing from one that does.
+    /// Asks for one event at the next completion, by a thread that polls after this call, and never for the devices, so that it takes nothing from one
+    /// that does.
     pub fn arm(&self, solicited_only: bool) {
         let drivers = self.drivers.read().unwrap_or_else(PoisonError::into_inner);
         drivers.iter().for_each(|attached| attached.driver.bring());
@@ -390,13 +438,27 @@ impl Cq {
         // A request for any completion is not weakened by a later one for solicited ones.
         r.armed = if solicited_only && r.armed != Armed::Any { Armed::Solicited } else { Armed::Any };
         let solicited_only = r.armed == Armed::Solicited;
-        if r.waits(if solicited_only { r.silent_solicited } else { r.silent }) {
-            r.said();
-            drop(r);
-            return self.raise();
-        }
         drop(r);
         drivers.iter().for_each(|attached| attached.driver.arm(solicited_only));
+    }
+
+    /// Has [`Self::remind`] called for `cq`, whose completions come from here, by the thread of a device behind this queue. False where none will.
+    pub fn remind_later(&self, cq: &Weak<Cq>, owed_for: u64) -> bool {
+        let drivers = self.drivers.read().unwrap_or_else(PoisonError::into_inner);
+        drivers.iter().any(|attached| attached.driver.remind_later(cq, owed_for))
+    }
+
+    /// Raises the event that the queue owes, if what it owes it for has not been polled; with a number only if it is that which the queue owes it for now.
+    pub fn remind(&self, owed_for: Option<u64>) {
+        let mut r = self.ring();
+        if owed_for.is_some_and(|number| number != r.owed_for) {
+            return;
+        }
+        if std::mem::take(&mut r.owed_for) != 0 && r.waits_in_silence() != 0 {
+            r.said();
+            drop(r);
+            self.raise();
+        }
     }
 
     /// Raises the event that was asked for, if one was: a driver has been told that there is one, and not for which completion.
@@ -473,6 +535,7 @@ impl Cq {
         // Those that wait have new numbers, the last ones: which of them was silent is forgotten, and an event too many harms nobody.
         r.silent = if silent { r.pushed } else { 0 };
         r.silent_solicited = if silent_solicited { r.pushed } else { 0 };
+        r.owed_for = if r.owed_for != 0 { r.waits_in_silence() } else { 0 };
         self.len.store(r.hint(), Ordering::Release);
     }
 

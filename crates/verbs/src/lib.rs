@@ -29,7 +29,7 @@ pub mod srq;
 pub use alarm::Alarm;
 pub use aliases::UdAliases;
 pub use attr::{DeviceAttr, GidEntry, PortAttr, PortState};
-pub use channel::CompChannel;
+pub use channel::{CompChannel, HeldEvents};
 pub use cq::{Cq, Driver, IdleHook, OverrunHook};
 pub use device::{
     Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, HoldingQp, IndirectEntry, MemoryDomain,

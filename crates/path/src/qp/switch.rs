@@ -280,6 +280,16 @@ impl LogicalQp {
         self.actions.push_back(Action::Fail { status, cause });
     }
 
+    /// The application gets its error in the first life, in which nothing ever came through. The peer is told when it asks: it may be somebody else's.
+    pub(crate) fn fail_unproven(&mut self, status: WcStatus) {
+        if matches!(self.state, State::Active | State::Fencing) {
+            self.chain = None;
+            self.refusal = RefuseReason::Failed;
+            self.state = State::Failed;
+            self.actions.push_back(Action::Fail { status, cause: FailCause::NeverWorked });
+        }
+    }
+
     // ---- time ----
 
     /// When [`Self::handle_timeout`] is to be called.

@@ -25,43 +25,123 @@ fn a_queue_that_is_resized_keeps_what_waits_in_order() {
     assert!(cq.overrun());
 }
 
-#[test]
-fn what_has_come_since_the_last_event_raises_one_when_the_queue_is_armed() {
+/// A queue with a driver that notes whom it is to remind, if it says that it does.
+fn reminded(by_driver: bool) -> (Arc<Cq>, Arc<CompChannel>, Arc<Reminds>) {
     let channel = CompChannel::new().unwrap();
     let cq = Cq::new(8, Some(channel.clone()));
-    let push = |qp_num, solicited| cq.push(Wc { qp_num, ..Wc::default() }, solicited);
-    let take = |n: usize| cq.take(&mut vec![Wc::default(); n]).unwrap();
-    let armed = |solicited| {
-        cq.req_notify(solicited);
-        let raised = channel.has_events();
-        if raised {
-            channel.get_event().unwrap();
+    let reminds = Arc::new(Reminds(by_driver, Mutex::default()));
+    cq.attach(&(reminds.clone() as Arc<dyn Driver>));
+    (cq, channel, reminds)
+}
+
+struct Reminds(bool, Mutex<Vec<(Weak<Cq>, u64)>>);
+
+impl Reminds {
+    fn remind(&self) {
+        let list = std::mem::take(&mut *self.1.lock().unwrap());
+        list.iter().for_each(|(cq, owed_for)| cq.upgrade().unwrap().remind(Some(*owed_for)));
+    }
+}
+
+impl Driver for Reminds {
+    fn drive(&self) {}
+    fn remind_later(&self, cq: &Weak<Cq>, owed_for: u64) -> bool {
+        if self.0 {
+            self.1.lock().unwrap().push((cq.clone(), owed_for));
         }
-        assert!(!channel.has_events());
-        raised
-    };
-    assert!(!armed(false), "nothing is there");
-    push(1, false);
+        self.0
+    }
+}
+
+#[test]
+fn what_has_come_since_the_last_event_raises_one_when_the_queue_is_armed_and_not_polled() {
+    for by_driver in [true, false] {
+        let (cq, channel, driver) = reminded(by_driver);
+        let push = |qp_num, solicited| cq.push(Wc { qp_num, ..Wc::default() }, solicited);
+        let take = |n: usize| cq.take(&mut vec![Wc::default(); n]).unwrap();
+        let armed = |solicited| {
+            cq.req_notify(solicited);
+            driver.remind();
+            let raised = channel.has_events();
+            if raised {
+                channel.get_event().unwrap();
+            }
+            assert!(!channel.has_events());
+            raised
+        };
+        assert!(!armed(false), "nothing is there");
+        push(1, false);
+        channel.get_event().unwrap();
+        assert!(!armed(false), "it has raised its event, polled or not");
+        push(1, false);
+        channel.get_event().unwrap();
+        push(1, false);
+        assert_eq!(take(2), 2);
+        assert!(armed(false), "the third came after the event");
+        push(1, false);
+        assert!(!channel.has_events(), "the event disarmed it");
+        assert_eq!(take(8), 2);
+        assert!(!armed(true), "all are polled");
+        push(1, false);
+        assert!(!channel.has_events() && !armed(true), "it is not solicited");
+        assert!(armed(false), "... but is one of any");
+        push(1, true);
+        push(2, false);
+        cq.purge(1);
+        assert!(armed(false), "one waits that came after the event, whatever its number");
+        cq.purge(2);
+        assert!(!armed(false), "nothing waits");
+    }
+}
+
+/// As in `ibv_rc_pingpong -e -t`, which ends at an event without a completion: the second of two comes after the first's event was raised, and is polled after arming.
+#[test]
+fn what_was_there_before_the_arming_and_is_polled_after_it_raises_no_event() {
+    let (cq, channel, driver) = reminded(true);
+    let push = || cq.push(Wc::default(), false);
+    let take = |n: usize| cq.take(&mut vec![Wc::default(); n]).unwrap();
+    cq.req_notify(false);
+    push();
     channel.get_event().unwrap();
-    assert!(!armed(false), "it has raised its event, polled or not");
-    push(1, false);
+    push();
+    cq.req_notify(false);
+    assert_eq!((take(1), take(8)), (1, 1));
+    driver.remind();
+    assert!(!channel.has_events());
+    push();
+    assert!(channel.has_events(), "it stayed armed");
     channel.get_event().unwrap();
-    push(1, false);
-    assert_eq!(take(2), 2);
-    assert!(armed(false), "the third came after the event");
-    push(1, false);
-    assert!(!channel.has_events(), "the event disarmed it");
-    assert_eq!(take(8), 2);
-    assert!(!armed(true), "all are polled");
-    push(1, false);
-    assert!(!channel.has_events() && !armed(true), "it is not solicited");
-    assert!(armed(false), "... but is one of any");
-    push(1, true);
-    push(2, false);
-    cq.purge(1);
-    assert!(armed(false), "one waits that came after the event, whatever its number");
-    cq.purge(2);
-    assert!(!armed(false), "nothing waits");
+    assert_eq!(take(8), 1);
+    // Who takes some only, and then waits, has the event for the others: when it waits, and by its descriptor.
+    for waits in [true, false] {
+        push();
+        push();
+        cq.req_notify(false);
+        assert_eq!((take(1), channel.has_events()), (1, false));
+        if !waits {
+            driver.remind();
+            assert!(channel.has_events());
+        }
+        channel.get_event().unwrap();
+        driver.remind();
+        assert!(!channel.has_events(), "one event for one arming");
+        assert_eq!(take(8), 1);
+    }
+    // A reminder of an earlier arming comes before the program polls after a later one.
+    push();
+    cq.req_notify(false);
+    let earlier = std::mem::take(&mut *driver.1.lock().unwrap());
+    assert_eq!((take(1), earlier.len()), (1, 1));
+    push();
+    channel.get_event().unwrap();
+    push();
+    cq.req_notify(false);
+    earlier.iter().for_each(|(cq, owed_for)| cq.upgrade().unwrap().remind(Some(*owed_for)));
+    assert!(!channel.has_events());
+    cq.req_notify(false);
+    assert_eq!(driver.1.lock().unwrap().len(), 1, "armed twice, it owes what it owed");
+    driver.remind();
+    assert!(channel.has_events());
 }
 
 /// A driver with a queue of its own, in which something comes when it is armed, and was before if so said.
@@ -91,12 +171,8 @@ fn what_drivers_have_and_what_comes_while_they_are_armed_raises_the_event() {
         cq.fire();
         cq.req_notify(true);
         let asked = arms.0.lock().unwrap().clone();
-        assert_eq!(
-            (channel.has_events(), asked.len()),
-            (was_there, usize::from(!was_there)),
-            "the other is not solicited"
-        );
-        assert_eq!(cq.take(&mut [Wc::default(); 4]).unwrap(), 1);
+        assert_eq!((channel.has_events(), asked.len()), (was_there, 1), "the other is not solicited");
+        assert_eq!(cq.take(&mut [Wc::default(); 4]).unwrap(), 1 + usize::from(was_there));
         cq.fire();
         cq.fire();
         assert_eq!((channel.get_event().unwrap(), channel.has_events()), (0, false));
@@ -181,6 +257,25 @@ fn a_withdrawn_event_leaves_the_descriptor_quiet() {
     channel.withdraw(1);
     assert_eq!(channel.get_event().unwrap(), 2);
     assert!(!channel.fd.take_back(), "nothing waits, and nothing is readable");
+}
+
+#[test]
+fn events_are_held_while_a_device_brings_completions_and_no_longer() {
+    let channel = CompChannel::new().unwrap();
+    let cq = Cq::new(4, Some(channel.clone()));
+    for held in [true, false] {
+        cq.req_notify(false);
+        let holds = held.then(crate::HeldEvents::new);
+        cq.push(Wc::default(), false);
+        assert_eq!(channel.has_events(), !held);
+        let elsewhere = channel.clone();
+        std::thread::spawn(move || elsewhere.raise(7)).join().unwrap();
+        assert!(channel.has_events(), "another thread holds nothing");
+        drop(holds);
+        let events = [(); 2].map(|()| channel.get_event().unwrap());
+        assert_eq!((events, channel.has_events()), (if held { [7, 0] } else { [0, 7] }, false));
+        assert_eq!(cq.take(&mut [Wc::default(); 4]).unwrap(), 1);
+    }
 }
 
 /// A device, or a driver with a queue of its own; counts what it is asked for.
