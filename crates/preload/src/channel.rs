@@ -56,6 +56,7 @@ unsafe extern "C" fn ibv_get_cq_event(
                 break found;
             }
         };
+        crate::races::after();
         // SAFETY: the caller's variables; the queue lives at least until this event is acknowledged.
         unsafe {
             cq.write(found.cast_mut().cast());

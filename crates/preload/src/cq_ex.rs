@@ -6,9 +6,10 @@
 //! Time stamps are those of the poll, not of the arrival: a software NIC without a clock of its own has no better.
 
 use crate::cq::new_cq;
-use crate::ffi::{failed, guard, pointer};
+use crate::ffi::{failed, guard, pointer, stay};
 use crate::objects::CqObj;
 use crate::query::{monotonic_ns, wallclock_ns};
+use crate::races;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::addr_of_mut;
 use unbroken_shift::front::check_owner;
@@ -85,9 +86,10 @@ pub fn install(c: &mut ibv_cq_ex) {
     c.read_cvlan = Some(read_cvlan);
     c.read_flow_tag = Some(read_flow_tag);
     c.read_tm_info = Some(read_tm_info);
+    races::wrap_cq(c);
 }
 
-unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+pub unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: NULL or the caller's structure.
     if unsafe { attr.as_ref() }.is_some_and(|a| a.comp_mask != 0) {
         return libc::EINVAL;
@@ -133,7 +135,7 @@ unsafe fn unlock(cq: *mut ibv_cq_ex) {
     }
 }
 
-unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+pub unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: a queue of ours, whose lock this thread holds since start_poll.
     let (object, current) = unsafe { (&*cq.cast::<CqObj>(), &mut *(*cq.cast::<CqObj>()).current.get()) };
     guard(libc::EIO, || match check_owner().and_then(|()| object.cq.poll(std::slice::from_mut(&mut current.wc))) {
@@ -156,9 +158,10 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     })
 }
 
-unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+pub unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: locked by this thread in start_poll.
     unsafe { unlock(cq) };
+    stay();
 }
 
 /// The completion at hand.

@@ -83,6 +83,13 @@ fn wants_reasons() -> bool {
     *WANTS.get_or_init(|| std::env::var_os("UNBROKEN_LOG").is_some_and(|v| !v.is_empty() && v != "0"))
 }
 
+/// Keeps the call before it from being the caller's last jump: whoever is called then sees that it is this library that calls, which
+/// sanitizers go by (a lock that this library took, and the program gave back, would be an error to them).
+#[inline(always)]
+pub fn stay() {
+    std::hint::black_box(());
+}
+
 /// The object behind a pointer that C passed; NULL is an error that names the argument.
 ///
 /// # Safety
