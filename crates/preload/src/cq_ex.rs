@@ -12,7 +12,6 @@ use crate::query::{monotonic_ns, wallclock_ns};
 use crate::races;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::addr_of_mut;
-use unbroken_shift::front::check_owner;
 use unbroken_types::Wc;
 use unbroken_verbs::abi::*;
 use unbroken_verbs::Error;
@@ -94,7 +93,8 @@ pub unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_a
     if unsafe { attr.as_ref() }.is_some_and(|a| a.comp_mask != 0) {
         return libc::EINVAL;
     }
-    if let Err(e) = check_owner() {
+    // SAFETY: a queue of ours.
+    if let Err(e) = unsafe { &*cq.cast::<CqObj>() }.born.check() {
         return failed("ibv_start_poll", &e);
     }
     // SAFETY: a queue of ours, which this thread does not poll yet.
@@ -138,23 +138,25 @@ unsafe fn unlock(cq: *mut ibv_cq_ex) {
 pub unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: a queue of ours, whose lock this thread holds since start_poll.
     let (object, current) = unsafe { (&*cq.cast::<CqObj>(), &mut *(*cq.cast::<CqObj>()).current.get()) };
-    guard(libc::EIO, || match check_owner().and_then(|()| object.cq.poll(std::slice::from_mut(&mut current.wc))) {
-        Ok(0) => libc::ENOENT,
-        Ok(_) => {
-            if current.wants_monotonic {
-                current.monotonic_ns = monotonic_ns();
+    guard(libc::EIO, || {
+        match object.born.check().and_then(|()| object.cq.poll(std::slice::from_mut(&mut current.wc))) {
+            Ok(0) => libc::ENOENT,
+            Ok(_) => {
+                if current.wants_monotonic {
+                    current.monotonic_ns = monotonic_ns();
+                }
+                if current.wants_wallclock {
+                    current.wallclock_ns = wallclock_ns();
+                }
+                // SAFETY: fields that are ours to write.
+                unsafe {
+                    (*object.c.get()).status = current.wc.status as c_int;
+                    (*object.c.get()).wr_id = current.wc.wr_id;
+                }
+                0
             }
-            if current.wants_wallclock {
-                current.wallclock_ns = wallclock_ns();
-            }
-            // SAFETY: fields that are ours to write.
-            unsafe {
-                (*object.c.get()).status = current.wc.status as c_int;
-                (*object.c.get()).wr_id = current.wc.wr_id;
-            }
-            0
+            Err(e) => failed("ibv_start_poll", &e),
         }
-        Err(e) => failed("ibv_start_poll", &e),
     })
 }
 

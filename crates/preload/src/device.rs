@@ -197,12 +197,15 @@ unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut 
                 AsyncElement::Device => Some(ibv_async_element { port_num: 0 }),
                 AsyncElement::Port(port) => Some(ibv_async_element { port_num: port.into() }),
                 AsyncElement::Qp(cookie) => QPS
+                    .get()
                     .deliver(cookie, |q: &QpObj| &q.async_events)
                     .map(|qp| ibv_async_element { qp: qp.cast_mut().cast() }),
                 AsyncElement::Cq(cookie) => CQS
+                    .get()
                     .deliver(cookie, |q: &CqObj| &q.async_events)
                     .map(|cq| ibv_async_element { cq: cq.cast_mut().cast() }),
                 AsyncElement::Srq(cookie) => SRQS
+                    .get()
                     .deliver(cookie, |s: &SrqObj| &s.async_events)
                     .map(|srq| ibv_async_element { srq: srq.cast_mut().cast() }),
             };

@@ -47,7 +47,7 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        if crate::fork::abandoned() {
+        if self.shared.born.elsewhere() {
             // The thread is the parent's.
             std::mem::forget(self.thread.take());
             return;

@@ -39,7 +39,7 @@ mod socket;
 
 pub use background::ask_for_precedence;
 pub use config::{Config, NicSource};
-pub use fork::abandoned;
+pub use fork::{undisturbed, Born, PerProcess};
 pub use inventory::{inventory, NicInfo, PortInfo};
 pub use nic::Nic;
 pub use nics::SoftNics;
