@@ -38,6 +38,7 @@ mod qp_attr;
 mod query;
 mod races;
 mod rates;
+mod signals;
 mod srq;
 mod strings;
 mod sysfs;

@@ -61,6 +61,12 @@ behind! {
     Lgetxattr = c"lgetxattr";
     Listxattr = c"listxattr";
     Llistxattr = c"llistxattr";
+    Sigaction = c"sigaction";
+    Signal = c"signal";
+    BsdSignal = c"bsd_signal";
+    Ssignal = c"ssignal";
+    SysvSignal = c"sysv_signal";
+    SysvSignal2 = c"__sysv_signal";
     Realpath = c"realpath";
     RealpathChk = c"__realpath_chk";
 }

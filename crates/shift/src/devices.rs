@@ -256,7 +256,7 @@ pub fn inventory() -> Result<Inventory> {
     Ok(Inventory { runtime: config.runtime.path().to_path_buf(), key, nics })
 }
 
-pub use unbroken_softnic::{undisturbed, Born, PerProcess};
+pub use unbroken_softnic::{program_action, undisturbed, Born, PerProcess};
 
 /// Starts a thread as the devices start theirs.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {

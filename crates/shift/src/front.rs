@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::devices;
-pub use crate::devices::{inventory, Born, Inventory, NicInfo, PerProcess, PortInfo};
+pub use crate::devices::{inventory, program_action, Born, Inventory, NicInfo, PerProcess, PortInfo};
 pub use crate::qp::{Qp, QpRequest};
 use std::collections::VecDeque;
 use std::net::IpAddr;
