@@ -227,6 +227,7 @@ def main() -> int:
     suite.case("the C library's functions overwritten", patched)
     suite.case("a signal ends a wait", alone, "signals")
     suite.case("a forked child", alone, "forked")
+    suite.case("memory that is not there", alone, "unmapped")
     suite.case("a completion queue that overruns", alone, "overrun")
     suite.case("functions of a newer libibverbs", alone, "newer", newer_functions())
     suite.case("standard error is full", speechless)

@@ -104,6 +104,8 @@ beside pyverbs   python3 tests/pyverbs/run.py
 beside processes python3 tests/processes.py
 beside strangers python3 tests/strangers.py
 beside events    python3 tests/events.py
+beside forks     python3 tests/forks.py
+beside debuggers python3 tests/debuggers.py
 beside remap     python3 tests/remap.py
 beside remap-plain python3 tests/remap.py --device plain
 beside churn     python3 tests/churn.py ${long:+--seconds 600}

@@ -10,16 +10,17 @@ from .suite import ROOT, TARGET
 FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
 
 
-def compile_c(name: str, *libraries: str, compiler="cc") -> Path:
-    """The program tests/c/<name>.c, compiled anew if it, or a header beside it or of ours, is newer."""
-    source, program = ROOT / "tests" / "c" / f"{name}.c", TARGET / "tests-c" / name
+def compile_c(name: str, *libraries: str, compiler="cc", options=()) -> Path:
+    """The program tests/c/<name>.c, compiled anew if it, or a header beside it or of ours, is newer. With other options it is another program."""
+    variant = "-".join([name, *([compiler, *options] if options else [])])
+    source, program = ROOT / "tests" / "c" / f"{name}.c", TARGET / "tests-c" / variant.replace("/", "_")
     newest = max(file.stat().st_mtime for file in (source, *source.parent.glob("*.h"), *(ROOT / "include").rglob("*.h")))
     if program.exists() and program.stat().st_mtime >= newest:
         return program
     program.parent.mkdir(parents=True, exist_ok=True)
     # Another suite may compile, or run, the same now: the program comes to its place whole.
     made = program.with_name(f"{name}-{os.getpid()}")
-    command = [compiler, *FLAGS, "-o", made, source, *libraries]
+    command = [compiler, *FLAGS, *options, "-o", made, source, *libraries]
     done = subprocess.run([str(a) for a in command], capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         raise Failure(f"{source.name} does not compile (needs a C compiler and libibverbs-dev): {done.stderr[:2000]}")

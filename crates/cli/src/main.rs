@@ -17,6 +17,7 @@ mod model;
 mod nic;
 mod output;
 mod run;
+mod sanitizer;
 mod sdr;
 mod status;
 

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,6 +13,7 @@ use unbroken_fabric::{device_kind_name, Fabric, Runtime};
 
 use crate::args::RunArgs;
 use crate::output::{Failure, Result};
+use crate::sanitizer::Sanitizers;
 
 const LIBRARY: &str = "libunbroken.so";
 
@@ -52,7 +53,12 @@ pub(crate) fn run(runtime: &Runtime, args: &RunArgs) -> Result {
     } else if std::env::var_os("UNBROKEN_FAILOVER").is_none() {
         command.env("UNBROKEN_FAILOVER", "1");
     }
-    command.env("LD_PRELOAD", preload(&library, std::env::var_os("LD_PRELOAD")));
+    let sanitizers = Sanitizers::of(program);
+    command.env("LD_PRELOAD", preload(&sanitizers.runtimes, &library, std::env::var_os("LD_PRELOAD")));
+    let options = sanitizers.tsan_options(runtime.path(), std::env::var_os("TSAN_OPTIONS"));
+    if let Some(options) = options.map_err(|e| Failure::io("writing tsan.supp into the runtime folder", e))? {
+        command.env("TSAN_OPTIONS", options);
+    }
     let error = command.exec();
     let status = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
     Err(Failure::Program { status, text: format!("cannot run {}: {error}", program.to_string_lossy()) })
@@ -84,16 +90,17 @@ fn library(named: Option<&Path>) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The library, then what was preloaded before; not twice.
-fn preload(library: &Path, before: Option<OsString>) -> OsString {
-    let mut value = library.as_os_str().to_owned();
+/// The runtimes of the program's sanitizers, the library, then what was preloaded before; nothing twice.
+fn preload(runtimes: &[String], library: &Path, before: Option<OsString>) -> OsString {
     let before = before.unwrap_or_default();
-    let others = before.as_bytes().split(|b| *b == b':' || b.is_ascii_whitespace());
-    for other in others.filter(|o| !o.is_empty() && *o != library.as_os_str().as_bytes()) {
-        value.push(":");
-        value.push(std::ffi::OsStr::from_bytes(other));
+    let others = before.as_bytes().split(|b| *b == b':' || b.is_ascii_whitespace()).filter(|o| !o.is_empty());
+    let mut all: Vec<&[u8]> = runtimes.iter().map(String::as_bytes).collect();
+    for one in std::iter::once(library.as_os_str().as_bytes()).chain(others) {
+        if !all.contains(&one) {
+            all.push(one);
+        }
     }
-    value
+    OsString::from_vec(all.join(&b':'))
 }
 
 /// A wrong setting is better told here than by a program that finds no device. A server that does not answer may do so later: it is told, and
@@ -129,7 +136,9 @@ mod tests {
     #[test]
     fn our_library_comes_first_and_once() {
         let ours = Path::new("/x/libunbroken.so");
-        assert_eq!(preload(ours, None), "/x/libunbroken.so");
-        assert_eq!(preload(ours, Some("a.so b.so:/x/libunbroken.so".into())), "/x/libunbroken.so:a.so:b.so");
+        assert_eq!(preload(&[], ours, None), "/x/libunbroken.so");
+        assert_eq!(preload(&[], ours, Some("a.so b.so:/x/libunbroken.so".into())), "/x/libunbroken.so:a.so:b.so");
+        let with = preload(&["libasan.so.8".into()], ours, Some("a.so:libasan.so.8".into()));
+        assert_eq!(with, "libasan.so.8:/x/libunbroken.so:a.so");
     }
 }

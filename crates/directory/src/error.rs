@@ -56,7 +56,7 @@ pub enum DirectoryError {
     #[error("directory: {0}")]
     Record(String),
     /// This is a forked child of the process that opened it.
-    #[error("directory: opened by the parent of this forked process; a child has no verbs")]
+    #[error("directory: opened by the parent of this forked process: a child opens its own")]
     Forked,
 }
 

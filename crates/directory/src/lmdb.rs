@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, RwTxn, WithoutTls};
-use unbroken_telemetry::{fill_random, open_own, FileLock, Mark, Marked, Presence, Runtime, Turn};
+use unbroken_telemetry::{fill_random, open_own, FileLock, Mark, Marked, Presence, ProcessName, Runtime, Turn};
 use unbroken_types::Gid;
 
 use crate::check::check;
@@ -68,6 +68,7 @@ impl Lmdb {
         let file = path.join("data.mdb");
         let turn = presence.turn().map_err(io("wait for it"))?;
         if alone {
+            remove_names(&path);
             match fs::remove_file(&file) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io("make it anew")(e)),
                 _ => {}
@@ -75,7 +76,7 @@ impl Lmdb {
         } else {
             check(&path, &file, LIMIT_BYTES)?;
         }
-        let env = open_env(&path)?;
+        let env = open_env(&path, &file, presence.name())?;
         let [qps, processes, moved] = open_tables(&path, &env)?;
         let key = if alone { make_key(&path, &env)? } else { read_key(&path, &env)? };
         drop(turn);
@@ -279,16 +280,43 @@ impl Drop for Lmdb {
     }
 }
 
+/// Removes the names that processes left which were killed while they opened it (see [`open_env`]).
+fn remove_names(path: &Path) {
+    let Ok(entries) = fs::read_dir(path) else { return };
+    for entry in entries.flatten().filter(|e| e.file_name().to_string_lossy().starts_with("open-")) {
+        let _ = fs::remove_file(entry.path());
+    }
+}
+
+/// Opens the file under a name of this process's own, which is gone again when it returns. heed refuses a file that it has open by that name, and
+/// in a forked child it still has its parent's, which must be neither used nor closed there.
+fn open_env(path: &Path, file: &Path, process: ProcessName) -> Result<Env<WithoutTls>> {
+    let io = |action| DirectoryError::io(path, action);
+    open_own(file, OpenOptions::new().read(true).append(true).create(true)).map_err(io("make its file"))?;
+    let own = path.join(format!("open-{process}.mdb"));
+    match fs::remove_file(&own) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io("open it")(e)),
+        _ => {}
+    }
+    // Where a file can have no second name, only a process that was not forked gets any further.
+    let named = fs::hard_link(file, &own).is_ok();
+    let env = open_at(path, if named { &own } else { file });
+    if named {
+        fs::remove_file(&own).map_err(io("open it"))?;
+    }
+    env
+}
+
 #[allow(unsafe_code)]
-fn open_env(path: &Path) -> Result<Env<WithoutTls>> {
+fn open_at(path: &Path, file: &Path) -> Result<Env<WithoutTls>> {
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
     options.map_size(LIMIT_BYTES).max_dbs(4);
     // SAFETY: NO_LOCK leaves to us that no transaction runs beside another, which turns see to; NO_SYNC gives up only what a crash of the
     // machine leaves, and a file of an earlier boot is never used. The file was checked (see `check`) or is new, and the folder
     // is this user's alone.
     let env = unsafe {
-        options.flags(EnvFlags::NO_LOCK | EnvFlags::NO_SYNC | EnvFlags::NO_META_SYNC);
-        options.open(path)
+        options.flags(EnvFlags::NO_SUB_DIR | EnvFlags::NO_LOCK | EnvFlags::NO_SYNC | EnvFlags::NO_META_SYNC);
+        options.open(file)
     };
     env.map_err(|e| DirectoryError::store(path, "open it", &e))
 }

@@ -7,7 +7,7 @@
 //! A mistake (a setter without a request, too much data) is remembered and makes `wr_complete` fail. Whatever makes it fail, a full
 //! queue, too: nothing of the batch is posted then.
 
-use crate::ffi::{deref, failed, guard};
+use crate::ffi::{deref, failed, guard, stay};
 use crate::objects::{AhObj, QpObj};
 use crate::post::{KNOWN_FLAGS, MAX_INLINE};
 use crate::window::binding_of_wr;
@@ -205,6 +205,7 @@ pub fn install(ex: &mut ibv_qp_ex) {
     ex.wr_set_sge_list = Some(wr_set_sge_list);
     ex.wr_set_inline_data = Some(wr_set_inline_data);
     ex.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    crate::races::wrap_qp(ex);
 }
 
 /// The QP and its batch.
@@ -229,14 +230,14 @@ unsafe fn open(qp: *mut ibv_qp_ex, opcode: SendOpcode, fill: impl FnOnce(&mut Bu
     });
 }
 
-unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
+pub unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: a QP of ours, whose mutex was initialised with zeros as PTHREAD_MUTEX_INITIALIZER is.
     unsafe { libc::pthread_mutex_lock(addr_of_mut!((*qp).qp_base.mutex)) };
     // SAFETY: the lock was just taken.
     unsafe { batch(qp) }.1.clear();
 }
 
-unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+pub unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the program holds the lock since wr_start.
     let (object, batch) = unsafe { batch(qp) };
     let code = guard(libc::EIO, || {
@@ -247,9 +248,10 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     code
 }
 
-unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
+pub unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     // SAFETY: taken in wr_start by this thread.
     unsafe { libc::pthread_mutex_unlock(addr_of_mut!((*qp).qp_base.mutex)) };
+    stay();
 }
 
 unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {

@@ -22,9 +22,10 @@ impl ChannelObj {
 unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     pointer("ibv_create_comp_channel", || {
         // SAFETY: a context of ours.
-        let channel = unsafe { ContextObj::of(context) }?.front.create_channel()?;
+        let front = &unsafe { ContextObj::of(context) }?.front;
+        let (channel, born) = (front.create_channel()?, front.born());
         let c = UnsafeCell::new(ibv_comp_channel { context, fd: channel.as_raw_fd(), refcnt: 0 });
-        Ok(Box::into_raw(Box::new(ChannelObj { c, channel })).cast())
+        Ok(Box::into_raw(Box::new(ChannelObj { c, channel, born })).cast())
     })
 }
 
@@ -52,10 +53,11 @@ unsafe extern "C" fn ibv_get_cq_event(
         // SAFETY: a channel of ours. Its inner part is kept over the wait.
         let channel = unsafe { ChannelObj::of(channel) }?.channel.clone();
         let found = loop {
-            if let Some(found) = CQS.deliver(channel.get_event()?, |q: &CqObj| &q.comp_events) {
+            if let Some(found) = CQS.get().deliver(channel.get_event()?, |q: &CqObj| &q.comp_events) {
                 break found;
             }
         };
+        crate::races::after();
         // SAFETY: the caller's variables; the queue lives at least until this event is acknowledged.
         unsafe {
             cq.write(found.cast_mut().cast());

@@ -7,7 +7,6 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::mem::zeroed;
 use std::sync::atomic::Ordering;
-use unbroken_shift::front::check_owner;
 use unbroken_verbs::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
 use unbroken_verbs::{Error, Result};
 
@@ -64,6 +63,7 @@ pub unsafe fn new_cq(
     c.cqe = cq.capacity() as c_int;
     cq_ex::install(&mut c);
     let object = Box::into_raw(Box::new(CqObj {
+        born: front.born(),
         c: UnsafeCell::new(c),
         front,
         comp_events: Acks::default(),
@@ -72,7 +72,7 @@ pub unsafe fn new_cq(
         cq,
     }));
     // SAFETY: just made.
-    CQS.insert(unsafe { &*object }.cq.cookie(), object);
+    CQS.get().insert(unsafe { &*object }.cq.cookie(), object);
     Ok(object)
 }
 
@@ -96,7 +96,7 @@ unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         let object = unsafe { CqObj::of(cq) }?;
         object.front.destroy_cq(&object.cq)?;
         // First nobody finds it any more, then what was found is acknowledged.
-        CQS.remove(object.cq.cookie());
+        CQS.get().remove(object.cq.cookie());
         if let Some(channel) = object.cq.channel() {
             channel.withdraw(object.cq.cookie());
         }
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
     }
     // SAFETY: a queue of ours. The caller's array has `num_entries` of them, integers throughout; they are written, never read.
     let (object, out) = unsafe { (&*cq.cast::<CqObj>(), std::slice::from_raw_parts_mut(wc, num_entries as usize)) };
-    guard(-libc::EIO, || match check_owner().and_then(|()| object.cq.poll(out)) {
+    guard(-libc::EIO, || match object.born.check().and_then(|()| object.cq.poll(out)) {
         Ok(n) => n as c_int,
         Err(e) => -failed("ibv_poll_cq", &e),
     })
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -
     // SAFETY: a queue of ours.
     let object = unsafe { &*cq.cast::<CqObj>() };
     guard(libc::EIO, || {
-        if let Err(e) = check_owner() {
+        if let Err(e) = object.born.check() {
             return failed("ibv_req_notify_cq", &e);
         }
         object.cq.req_notify(solicited_only != 0);

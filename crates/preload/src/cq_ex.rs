@@ -6,12 +6,12 @@
 //! Time stamps are those of the poll, not of the arrival: a software NIC without a clock of its own has no better.
 
 use crate::cq::new_cq;
-use crate::ffi::{failed, guard, pointer};
+use crate::ffi::{failed, guard, pointer, stay};
 use crate::objects::CqObj;
 use crate::query::{monotonic_ns, wallclock_ns};
+use crate::races;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::addr_of_mut;
-use unbroken_shift::front::check_owner;
 use unbroken_types::Wc;
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{Error, Result};
@@ -87,14 +87,16 @@ pub fn install(c: &mut ibv_cq_ex) {
     c.read_cvlan = Some(read_cvlan);
     c.read_flow_tag = Some(read_flow_tag);
     c.read_tm_info = Some(read_tm_info);
+    races::wrap_cq(c);
 }
 
-unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+pub unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: NULL or the caller's structure.
     if unsafe { attr.as_ref() }.is_some_and(|a| a.comp_mask != 0) {
         return libc::EINVAL;
     }
-    if let Err(e) = check_owner() {
+    // SAFETY: a queue of ours.
+    if let Err(e) = unsafe { &*cq.cast::<CqObj>() }.born.check() {
         return failed("ibv_start_poll", &e);
     }
     // SAFETY: a queue of ours, which this thread does not poll yet.
@@ -140,7 +142,7 @@ unsafe fn unlock(cq: *mut ibv_cq_ex) {
 
 /// It takes what was there when `start_poll` was called. What has come since raised an event, if the queue was armed, and a program that took it
 /// here would find the queue empty at that event (`ibv_rc_pingpong -e -t` ends then): a NIC gives it a microsecond for that, and we as long as it takes to post.
-unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+pub unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: a queue of ours, whose lock this thread holds since start_poll.
     unsafe {
         let left = &mut (*(*cq.cast::<CqObj>()).current.get()).left;
@@ -159,29 +161,32 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 unsafe fn bring_to_hand(cq: *mut ibv_cq_ex, take: impl FnOnce(&CqObj, &mut [Wc]) -> Result<usize>) -> c_int {
     // SAFETY: promised by the caller.
     let (object, current) = unsafe { (&*cq.cast::<CqObj>(), &mut *(*cq.cast::<CqObj>()).current.get()) };
-    guard(libc::EIO, || match check_owner().and_then(|()| take(object, std::slice::from_mut(&mut current.wc))) {
-        Ok(0) => libc::ENOENT,
-        Ok(_) => {
-            if current.wants_monotonic {
-                current.monotonic_ns = monotonic_ns();
+    guard(libc::EIO, || {
+        match object.born.check().and_then(|()| take(object, std::slice::from_mut(&mut current.wc))) {
+            Ok(0) => libc::ENOENT,
+            Ok(_) => {
+                if current.wants_monotonic {
+                    current.monotonic_ns = monotonic_ns();
+                }
+                if current.wants_wallclock {
+                    current.wallclock_ns = wallclock_ns();
+                }
+                // SAFETY: fields that are ours to write.
+                unsafe {
+                    (*object.c.get()).status = current.wc.status as c_int;
+                    (*object.c.get()).wr_id = current.wc.wr_id;
+                }
+                0
             }
-            if current.wants_wallclock {
-                current.wallclock_ns = wallclock_ns();
-            }
-            // SAFETY: fields that are ours to write.
-            unsafe {
-                (*object.c.get()).status = current.wc.status as c_int;
-                (*object.c.get()).wr_id = current.wc.wr_id;
-            }
-            0
+            Err(e) => failed("ibv_start_poll", &e),
         }
-        Err(e) => failed("ibv_start_poll", &e),
     })
 }
 
-unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+pub unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: locked by this thread in start_poll.
     unsafe { unlock(cq) };
+    stay();
 }
 
 /// The completion at hand.

@@ -2,7 +2,7 @@
 
 use crate::ffi::{code, failed, guard, minus_one, pointer, say};
 use crate::objects::{free, ContextObj, CqObj, DeviceObj, QpObj, SrqObj, CQS, QPS, SRQS};
-use crate::{cq, cq_ex, dm, domain, memory, post, qp, query, srq, unsupported, window};
+use crate::{cq, cq_ex, dm, domain, memory, post, qp, query, races, srq, unsupported, window};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of, zeroed};
@@ -152,6 +152,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
         c.context.ops.alloc_mw = Some(window::alloc_mw);
         c.context.ops.bind_mw = Some(window::bind_mw);
         c.context.ops.dealloc_mw = Some(window::dealloc_mw);
+        races::wrap_context(&mut c.context.ops);
         let command = command_fd()?;
         c.context.cmd_fd = command.as_raw_fd();
         c.context.async_fd = front.async_fd();
@@ -196,12 +197,15 @@ unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut 
                 AsyncElement::Device => Some(ibv_async_element { port_num: 0 }),
                 AsyncElement::Port(port) => Some(ibv_async_element { port_num: port.into() }),
                 AsyncElement::Qp(cookie) => QPS
+                    .get()
                     .deliver(cookie, |q: &QpObj| &q.async_events)
                     .map(|qp| ibv_async_element { qp: qp.cast_mut().cast() }),
                 AsyncElement::Cq(cookie) => CQS
+                    .get()
                     .deliver(cookie, |q: &CqObj| &q.async_events)
                     .map(|cq| ibv_async_element { cq: cq.cast_mut().cast() }),
                 AsyncElement::Srq(cookie) => SRQS
+                    .get()
                     .deliver(cookie, |s: &SrqObj| &s.async_events)
                     .map(|srq| ibv_async_element { srq: srq.cast_mut().cast() }),
             };

@@ -3,7 +3,7 @@
 //! Invariants: what is allocated at any time is bounded by [`MAX_DM_BYTES`]; memory that a region lies in cannot be freed; copies
 //! stay within the memory and are aligned as hardware asks, so that a program that runs here runs there.
 
-use crate::ffi::{deref, local_code, local_pointer, pointer};
+use crate::ffi::{code, deref, pointer};
 use crate::memory::RIGHTS;
 use crate::objects::{free, ContextObj, DmObj, MrKind, MrObj, PdObj};
 use std::alloc::{alloc_zeroed, dealloc, Layout};
@@ -86,9 +86,9 @@ impl Drop for DeviceMemory {
 }
 
 pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
-    local_pointer("ibv_alloc_dm", || {
+    pointer("ibv_alloc_dm", || {
         // SAFETY: a context of ours and the caller's structure.
-        let (_, attr) = unsafe { (ContextObj::of(context)?, deref(attr, "attr")?) };
+        let (_, attr) = unsafe { (ContextObj::of_any(context)?, deref(attr, "attr")?) };
         if attr.comp_mask != 0 {
             return Err(Error::unsupported(format!("comp_mask {:#x}: nothing is known", attr.comp_mask)));
         }
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_allo
 }
 
 pub unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
-    local_code("ibv_free_dm", || {
+    code("ibv_free_dm", || {
         // SAFETY: device memory of ours that the program gives up.
         let dm = unsafe { DmObj::of(dm) }?;
         if Arc::strong_count(&dm.memory) > 1 {
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
 }
 
 unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, len: usize) -> c_int {
-    local_code("ibv_memcpy_to_dm", || {
+    code("ibv_memcpy_to_dm", || {
         // SAFETY: device memory of ours; `at` says that `len` bytes are there, and the caller that it has as many.
         unsafe { DmObj::of(dm)?.memory.at(offset, len)?.copy_from(from.cast(), len) };
         Ok(())
@@ -129,7 +129,7 @@ unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_v
 }
 
 unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, len: usize) -> c_int {
-    local_code("ibv_memcpy_from_dm", || {
+    code("ibv_memcpy_from_dm", || {
         // SAFETY: as in memcpy_to_dm.
         unsafe { DmObj::of(dm)?.memory.at(offset, len)?.copy_to(to.cast(), len) };
         Ok(())

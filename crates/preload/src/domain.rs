@@ -20,7 +20,7 @@ pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_i
         if attr.comp_mask != 0 {
             return Err(Error::unsupported(format!("comp_mask {:#x}: nothing is known", attr.comp_mask)));
         }
-        Ok(Box::into_raw(Box::new(TdObj { c: ibv_td { context }, _front: owner.front.clone() })).cast())
+        Ok(Box::into_raw(Box::new(TdObj { c: ibv_td { context }, front: owner.front.clone() })).cast())
     })
 }
 

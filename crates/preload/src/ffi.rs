@@ -1,11 +1,9 @@
-//! The border to C: errors become errno, panics end here, and so does a forked child's way: what lies behind, locks above all, is as
-//! the fork found it, and is never touched there.
+//! The border to C: errors become errno, and panics end here.
 
 use std::ffi::c_int;
 use std::io::Write;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::OnceLock;
-use unbroken_shift::front::check_owner;
 use unbroken_verbs::{Error, Result};
 
 /// Sets errno.
@@ -25,11 +23,6 @@ pub fn guard<T>(on_panic: T, f: impl FnOnce() -> T) -> T {
 
 /// For verbs that return 0 or an errno. Sets errno, too, as libibverbs does for most.
 pub fn code(verb: &str, f: impl FnOnce() -> Result<()>) -> c_int {
-    local_code(verb, || check_owner().and_then(|()| f()))
-}
-
-/// The same for what needs neither a NIC nor a lock, so that a forked child has it, too: device memory, and what a device is.
-pub fn local_code(verb: &str, f: impl FnOnce() -> Result<()>) -> c_int {
     guard(libc::EIO, || match f() {
         Ok(()) => 0,
         Err(e) => failed(verb, &e),
@@ -38,7 +31,7 @@ pub fn local_code(verb: &str, f: impl FnOnce() -> Result<()>) -> c_int {
 
 /// For verbs that return 0 or -1 with errno.
 pub fn minus_one(verb: &str, f: impl FnOnce() -> Result<()>) -> c_int {
-    guard(-1, || match check_owner().and_then(|()| f()) {
+    guard(-1, || match f() {
         Ok(()) => 0,
         Err(e) => {
             failed(verb, &e);
@@ -49,11 +42,6 @@ pub fn minus_one(verb: &str, f: impl FnOnce() -> Result<()>) -> c_int {
 
 /// For verbs that return an object or NULL with errno.
 pub fn pointer<T>(verb: &str, f: impl FnOnce() -> Result<*mut T>) -> *mut T {
-    local_pointer(verb, || check_owner().and_then(|()| f()))
-}
-
-/// The same for what needs neither a NIC nor a lock, as [`local_code`].
-pub fn local_pointer<T>(verb: &str, f: impl FnOnce() -> Result<*mut T>) -> *mut T {
     guard(std::ptr::null_mut(), || {
         f().unwrap_or_else(|e| {
             failed(verb, &e);
@@ -81,6 +69,13 @@ pub fn say(what: std::fmt::Arguments<'_>) {
 fn wants_reasons() -> bool {
     static WANTS: OnceLock<bool> = OnceLock::new();
     *WANTS.get_or_init(|| std::env::var_os("UNBROKEN_LOG").is_some_and(|v| !v.is_empty() && v != "0"))
+}
+
+/// Keeps the call before it from being the caller's last jump: whoever is called then sees that it is this library that calls, which
+/// sanitizers go by (a lock that this library took, and the program gave back, would be an error to them).
+#[inline(always)]
+pub fn stay() {
+    std::hint::black_box(());
 }
 
 /// The object behind a pointer that C passed; NULL is an error that names the argument.

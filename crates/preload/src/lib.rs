@@ -6,7 +6,8 @@
 //! object at all and stay with libibverbs (listed in `tests/exports.rs`).
 //!
 //! The way of a verb: the C function here checks pointers and masks and turns C structures into plain data; `unbroken_shift::front`
-//! does the work. Nothing happens before the first `ibv_get_device_list`, so a program that uses no verbs is not touched.
+//! does the work. Before the first `ibv_get_device_list` only the functions behind ours are looked up, so a program that uses no verbs is not
+//! touched.
 //!
 //! Invariants:
 //! - No panic crosses into C: every function runs under [`ffi::guard`] or does nothing that can panic.
@@ -37,7 +38,9 @@ mod post;
 mod qp;
 mod qp_attr;
 mod query;
+mod races;
 mod rates;
+mod signals;
 mod srq;
 mod strings;
 mod sysfs;

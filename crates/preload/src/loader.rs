@@ -3,6 +3,10 @@
 //! Some functions of ours stand before others of the same name (`dlsym`, `open`) and jump to them. `dlsym` cannot be asked for them,
 //! as it is one of them. So they are read from the symbol tables of the libraries behind ours in the loader's order, as the loader
 //! itself would find them. Nothing here allocates: the first call may come from a memory allocator that opens a file.
+//!
+//! The libraries are read from the loader's own list (`_r_debug`), and not asked for by `dl_iterate_phdr`: ThreadSanitizer's runtime
+//! stands before that one, and calls `dlsym`, thus us, before it can answer. The list changes only while a library is loaded or
+//! unloaded; it is read when this library is initialised, at the latest, and no other thread is there yet.
 
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::ptr::null_mut;
@@ -57,6 +61,12 @@ behind! {
     Lgetxattr = c"lgetxattr";
     Listxattr = c"listxattr";
     Llistxattr = c"llistxattr";
+    Sigaction = c"sigaction";
+    Signal = c"signal";
+    BsdSignal = c"bsd_signal";
+    Ssignal = c"ssignal";
+    SysvSignal = c"sysv_signal";
+    SysvSignal2 = c"__sysv_signal";
     Realpath = c"realpath";
     RealpathChk = c"__realpath_chk";
 }
@@ -95,9 +105,7 @@ impl Loaded {
     pub fn get() -> &'static Loaded {
         static LOADED: OnceLock<Loaded> = OnceLock::new();
         LOADED.get_or_init(|| {
-            let mut search = Search { own: None, own_path: c"".as_ptr(), real: [None; COUNT] };
-            // SAFETY: the callback gets this very structure, during the call alone.
-            unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+            let search = Search::run();
             for (to, real) in REAL.iter().zip(search.real) {
                 to.store(real.map_or(nowhere as *const () as usize, |p| p as usize), Ordering::Relaxed);
             }
@@ -117,45 +125,63 @@ struct Search {
     real: [Option<*mut c_void>; COUNT],
 }
 
-/// Called for each loaded library in the loader's order.
-unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _size: usize, search: *mut c_void) -> c_int {
-    // SAFETY: the loader's record and our own structure, both valid during the call.
-    let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
-    // SAFETY: a loaded library, held by the loader during the call.
-    let Some(object) = (unsafe { Object::of(info) }) else { return 0 };
-    if search.own.is_none() {
+/// The loader's record of a loaded library (`struct link_map`).
+#[repr(C)]
+struct LinkMap {
+    base: usize,
+    name: *const c_char,
+    dynamic: *const [i64; 2],
+    next: *const LinkMap,
+    previous: *const LinkMap,
+}
+
+/// Where a debugger finds the loader's records (`struct r_debug`).
+#[repr(C)]
+struct LoaderDebug {
+    version: c_int,
+    map: *const LinkMap,
+}
+
+extern "C" {
+    static _r_debug: LoaderDebug;
+    /// The dynamic section of this very library.
+    static _DYNAMIC: [i64; 2];
+}
+
+/// Run by the loader when this library is initialised, before the program has threads.
+#[used]
+#[link_section = ".init_array"]
+static AT_START: extern "C" fn() = at_start;
+
+extern "C" fn at_start() {
+    Loaded::get();
+}
+
+impl Search {
+    /// Looks through the loaded libraries in the loader's order.
+    fn run() -> Search {
+        let mut search = Search { own: None, own_path: c"".as_ptr(), real: [None; COUNT] };
+        // SAFETY: the loader's records, which do not change now: see the head of this file.
+        let mut next = unsafe { _r_debug.map };
         // SAFETY: as above.
-        if unsafe { contains(info, visit as *const () as usize) } {
-            search.own = Some(object);
-            search.own_path = info.dlpi_name;
+        while let Some(library) = unsafe { next.as_ref() } {
+            next = library.next;
+            // SAFETY: a loaded library.
+            let Some(object) = (unsafe { Object::of(library) }) else { continue };
+            if search.own.is_none() {
+                if library.dynamic == &raw const _DYNAMIC {
+                    (search.own, search.own_path) = (Some(object), library.name);
+                }
+                continue;
+            }
+            for (found, name) in search.real.iter_mut().zip(NAMES) {
+                if found.is_none() {
+                    *found = object.find(name);
+                }
+            }
         }
-        return 0;
+        search
     }
-    for (found, name) in search.real.iter_mut().zip(NAMES) {
-        if found.is_none() {
-            *found = object.find(name);
-        }
-    }
-    c_int::from(search.real.iter().all(Option::is_some))
-}
-
-/// # Safety
-/// `info` is the loader's record of a loaded library.
-unsafe fn headers(info: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
-    // SAFETY: the loader's array.
-    unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) }
-}
-
-/// Whether an address lies in the library.
-///
-/// # Safety
-/// As [`headers`].
-unsafe fn contains(info: &libc::dl_phdr_info, address: usize) -> bool {
-    // SAFETY: promised by the caller.
-    unsafe { headers(info) }.iter().filter(|h| h.p_type == libc::PT_LOAD).any(|h| {
-        let start = (info.dlpi_addr + h.p_vaddr) as usize;
-        (start..start + h.p_memsz as usize).contains(&address)
-    })
 }
 
 /// The dynamic symbol table of a loaded library.
@@ -181,12 +207,12 @@ const HIDDEN: u16 = 0x8000;
 
 impl Object {
     /// # Safety
-    /// As [`headers`].
-    unsafe fn of(info: &libc::dl_phdr_info) -> Option<Object> {
-        let base = info.dlpi_addr as usize;
-        // SAFETY: promised by the caller.
-        let dynamic = unsafe { headers(info) }.iter().find(|h| h.p_type == libc::PT_DYNAMIC)?;
-        let mut entry = (base + dynamic.p_vaddr as usize) as *const [i64; 2];
+    /// `library` is the loader's record of a loaded library.
+    unsafe fn of(library: &LinkMap) -> Option<Object> {
+        let (base, mut entry) = (library.base, library.dynamic);
+        if entry.is_null() {
+            return None;
+        }
         let (mut symbols, mut strings, mut gnu_hash, mut versions) = (0, 0, 0, 0);
         loop {
             // SAFETY: the dynamic section ends with DT_NULL.

@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use unbroken_shift::front;
+use unbroken_shift::front::{self, Born, PerProcess};
 use unbroken_types::{PathAttr, PdHandle, QpType};
 use unbroken_verbs::abi::{
     ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_qp,
@@ -87,7 +87,7 @@ pub struct MwObj {
 #[repr(C)]
 pub struct TdObj {
     pub c: ibv_td,
-    pub _front: Arc<front::Context>,
+    pub front: Arc<front::Context>,
 }
 
 /// Device memory.
@@ -102,6 +102,7 @@ pub struct DmObj {
 pub struct ChannelObj {
     pub c: UnsafeCell<ibv_comp_channel>,
     pub channel: Arc<CompChannel>,
+    pub born: Born,
 }
 
 /// A completion queue, plain or extended.
@@ -109,6 +110,8 @@ pub struct ChannelObj {
 pub struct CqObj {
     pub c: UnsafeCell<ibv_cq_ex>,
     pub cq: Arc<Cq>,
+    /// The front's, at hand for a poll.
+    pub born: Born,
     pub front: Arc<front::Context>,
     /// Completion events that the program got and acknowledged.
     pub comp_events: Acks,
@@ -171,11 +174,22 @@ unsafe impl Sync for QpObj {}
 unsafe impl Sync for SrqObj {}
 
 impl ContextObj {
-    /// The object of a context.
+    /// The object of a context; an error in a forked child of the process that opened it.
     ///
     /// # Safety
     /// See [`deref`].
     pub unsafe fn of<'a>(p: *mut ibv_context) -> Result<&'a ContextObj> {
+        // SAFETY: promised by the caller.
+        let object = unsafe { ContextObj::of_any(p) }?;
+        object.front.born().check()?;
+        Ok(object)
+    }
+
+    /// The object of a context, also in a forked child: for what needs neither a NIC nor a lock.
+    ///
+    /// # Safety
+    /// See [`deref`].
+    pub unsafe fn of_any<'a>(p: *mut ibv_context) -> Result<&'a ContextObj> {
         let whole: *mut ContextObj = match p.is_null() {
             true => std::ptr::null_mut(),
             false => p.cast::<u8>().wrapping_sub(offset_of!(verbs_context, context)).cast(),
@@ -185,9 +199,10 @@ impl ContextObj {
     }
 }
 
-/// Objects whose pointer in C is the object's own address.
+/// Objects whose pointer in C is the object's own address. With the process that an object belongs to: in a forked child of that, it
+/// is none. What lies behind, locks above all, is as the fork found it, and is never touched there.
 macro_rules! object {
-    ($($obj:ty, $c:ty, $what:literal;)*) => { $(
+    ($($obj:ty, $c:ty, $what:literal $(, $born:expr)?;)*) => { $(
         impl $obj {
             /// The object behind the C pointer.
             ///
@@ -195,7 +210,12 @@ macro_rules! object {
             /// See [`deref`].
             pub unsafe fn of<'a>(p: *mut $c) -> Result<&'a Self> {
                 // SAFETY: the object begins with its C structure.
-                unsafe { deref(p.cast::<Self>(), $what) }
+                let object = unsafe { deref(p.cast::<Self>(), $what) }?;
+                $({
+                    let born: fn(&Self) -> Born = $born;
+                    born(object).check()?;
+                })?
+                Ok(object)
             }
         }
     )* };
@@ -203,15 +223,15 @@ macro_rules! object {
 
 object! {
     DeviceObj, ibv_device, "the device";
-    PdObj, ibv_pd, "the protection domain";
-    MrObj, ibv_mr, "the memory region";
-    MwObj, ibv_mw, "the memory window";
-    TdObj, ibv_td, "the thread domain";
+    PdObj, ibv_pd, "the protection domain", |o| o.front.born();
+    MrObj, ibv_mr, "the memory region", |o| o.front.born();
+    MwObj, ibv_mw, "the memory window", |o| o.front.born();
+    TdObj, ibv_td, "the thread domain", |o| o.front.born();
     DmObj, ibv_dm, "the device memory";
-    ChannelObj, ibv_comp_channel, "the completion channel";
-    CqObj, ibv_cq, "the completion queue";
-    SrqObj, ibv_srq, "the shared receive queue";
-    QpObj, ibv_qp, "the QP";
+    ChannelObj, ibv_comp_channel, "the completion channel", |o| o.born;
+    CqObj, ibv_cq, "the completion queue", |o| o.born;
+    SrqObj, ibv_srq, "the shared receive queue", |o| o.front.born();
+    QpObj, ibv_qp, "the QP", |o| o.front.born();
     AhObj, ibv_ah, "the address handle";
 }
 
@@ -276,11 +296,11 @@ pub struct Registry<T> {
 }
 
 /// Objects by cookie.
-pub static CQS: Registry<CqObj> = Registry::new();
+pub static CQS: PerProcess<Registry<CqObj>> = PerProcess::new();
 /// Objects by cookie.
-pub static QPS: Registry<QpObj> = Registry::new();
+pub static QPS: PerProcess<Registry<QpObj>> = PerProcess::new();
 /// Objects by cookie.
-pub static SRQS: Registry<SrqObj> = Registry::new();
+pub static SRQS: PerProcess<Registry<SrqObj>> = PerProcess::new();
 
 /// A number that no object has had.
 pub fn fresh_cookie() -> u64 {
@@ -288,11 +308,13 @@ pub fn fresh_cookie() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-impl<T> Registry<T> {
-    const fn new() -> Registry<T> {
-        Registry { objects: Mutex::new(BTreeMap::new()), kind: std::marker::PhantomData }
+impl<T> Default for Registry<T> {
+    fn default() -> Registry<T> {
+        Registry { objects: Mutex::default(), kind: std::marker::PhantomData }
     }
+}
 
+impl<T> Registry<T> {
     /// Events of `cookie` are of `object` from now on.
     pub fn insert(&self, cookie: u64, object: *const T) {
         lock(&self.objects).insert(cookie, object as usize);
@@ -319,7 +341,7 @@ mod tests {
 
     #[test]
     fn an_event_of_a_destroyed_object_finds_nothing() {
-        let registry: Registry<Acks> = Registry::new();
+        let registry: Registry<Acks> = Registry::default();
         let acks = Acks::default();
         registry.insert(7, &acks);
         assert_eq!(registry.deliver(7, |a| a), Some(&raw const acks));

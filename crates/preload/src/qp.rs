@@ -157,7 +157,7 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
         changing: Mutex::default(),
         front: pd.front.clone(),
     }));
-    QPS.insert(cookie, object);
+    QPS.get().insert(cookie, object);
     Ok(object.cast())
 }
 
@@ -234,7 +234,7 @@ unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         // SAFETY: a QP of ours that the program gives up.
         let object = unsafe { QpObj::of(qp) }?;
         object.qp.destroy()?;
-        QPS.remove(object.cookie);
+        QPS.get().remove(object.cookie);
         object.async_events.wait();
         // SAFETY: made by Box in `create`.
         unsafe { free(object) };

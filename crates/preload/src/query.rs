@@ -1,7 +1,7 @@
 //! What a device, its port and its tables are.
 
 use crate::device::copy_text;
-use crate::ffi::{code, guard, local_code, minus_one};
+use crate::ffi::{code, guard, minus_one};
 use crate::objects::ContextObj;
 use std::ffi::{c_int, c_uint};
 use std::mem::{offset_of, size_of, zeroed};
@@ -150,9 +150,9 @@ fn gid_entry((entry, ndev_ifindex): (GidEntry, u32), index: u32, port: u32) -> i
 
 #[no_mangle]
 unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-    local_code("ibv_query_device", || {
+    code("ibv_query_device", || {
         // SAFETY: a context of ours and the caller's structure, whose size never changed.
-        unsafe { attr.write(device_attr(&ContextObj::of(context)?.front)) };
+        unsafe { attr.write(device_attr(&ContextObj::of_any(context)?.front)) };
         Ok(())
     })
 }
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn query_device_ex(
     attr: *mut ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
-    local_code("ibv_query_device_ex", || {
+    code("ibv_query_device_ex", || {
         // SAFETY: NULL or the caller's structure.
         if unsafe { input.as_ref() }.is_some_and(|i| i.comp_mask != 0) {
             return Err(Error::invalid("comp_mask of the input must be 0"));
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn query_device_ex(
         // SAFETY: plain integers.
         let mut a: ibv_device_attr_ex = unsafe { zeroed() };
         // SAFETY: a context of ours.
-        a.orig_attr = device_attr(&unsafe { ContextObj::of(context) }?.front);
+        a.orig_attr = device_attr(&unsafe { ContextObj::of_any(context) }?.front);
         // Completions are stamped in nanoseconds: a clock of 10^6 kHz.
         a.completion_timestamp_mask = u64::MAX;
         a.hca_core_clock = 1_000_000;

@@ -7,7 +7,6 @@ use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::mem::zeroed;
 use std::ptr::addr_of_mut;
-use unbroken_shift::front::check_owner;
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{Error, RecvWr, Result, SrqAttr};
 
@@ -55,7 +54,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> Result<*mut i
     let front = owner.front.clone();
     let object = SrqObj { c: UnsafeCell::new(c), srq, front, cookie, async_events: Acks::default() };
     let object = Box::into_raw(Box::new(object));
-    SRQS.insert(cookie, object);
+    SRQS.get().insert(cookie, object);
     Ok(object.cast())
 }
 
@@ -91,7 +90,7 @@ unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
         // SAFETY: an SRQ of ours that the program gives up.
         let object = unsafe { SrqObj::of(srq) }?;
         object.front.destroy_srq(&object.srq, object.cookie)?;
-        SRQS.remove(object.cookie);
+        SRQS.get().remove(object.cookie);
         object.async_events.wait();
         // SAFETY: made by Box in `create`.
         unsafe { free(object) };
@@ -111,7 +110,7 @@ pub unsafe extern "C" fn post_srq_recv(
         let mut next = wr;
         // SAFETY: the caller's list, which it leaves alone during the call. One that runs in a circle ends when the queue is full.
         while let Some(wr) = unsafe { next.as_ref() } {
-            let posted = check_owner().and_then(|()| {
+            let posted = object.front.born().check().and_then(|()| {
                 // SAFETY: as above.
                 let sges = unsafe { sges(wr.sg_list, wr.num_sge) }?;
                 object.srq.post(&RecvWr { wr_id: wr.wr_id, sges })

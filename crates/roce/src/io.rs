@@ -31,6 +31,9 @@ pub enum MemError {
     /// An atomic whose memory does not begin at a multiple of eight.
     #[error("the memory of an atomic is not aligned to 8 bytes")]
     Misaligned,
+    /// The program has unmapped or protected the memory of the region.
+    #[error("the memory of the region is not mapped, or not so that this access is possible")]
+    NotMapped,
 }
 
 /// What an atomic does to eight bytes in the host's order.

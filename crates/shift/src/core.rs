@@ -10,7 +10,7 @@ mod opening;
 
 use crate::aliases::Aliases;
 use crate::control::{ControlAddr, ControlEndpoint};
-use crate::devices::{failover_is_on, NicSet};
+use crate::devices::{failover_is_on, Born, NicSet};
 use crate::front::{AsyncElement, Context};
 use crate::later::Later;
 use crate::lookout;
@@ -67,6 +67,8 @@ struct QpTable {
 
 /// The process-wide state.
 pub struct Core {
+    /// The process that made it: in a forked child of that, every verb answers EIO.
+    pub(crate) born: Born,
     nics: Box<dyn NicSet>,
     slots: Vec<Mutex<NicSlot>>,
     /// Whether failover is on (`UNBROKEN_FAILOVER`, on unless it is 0).
@@ -161,6 +163,7 @@ impl Core {
             false => None,
         };
         Ok(Arc::new(Core {
+            born: Born::now(),
             slots: (0..nics.count()).map(|_| Mutex::default()).collect(),
             failover,
             show_events: std::env::var("UNBROKEN_SHOW_EVENTS").is_ok_and(|v| v == "1"),

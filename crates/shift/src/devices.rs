@@ -256,23 +256,11 @@ pub fn inventory() -> Result<Inventory> {
     Ok(Inventory { runtime: config.runtime.path().to_path_buf(), key, nics })
 }
 
+pub use unbroken_softnic::{program_action, undisturbed, Born, PerProcess};
+
 /// Starts a thread as the devices start theirs.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     unbroken_softnic::spawn_service(name, body)
-}
-
-/// In a forked child: the devices are the parent's, and so are all locks, as they were at the fork. Every verb answers EIO.
-#[inline]
-pub fn check_owner() -> Result<()> {
-    if unbroken_softnic::abandoned() {
-        return Err(abandoned());
-    }
-    Ok(())
-}
-
-#[cold]
-fn abandoned() -> Error {
-    Error::device_gone("this process was forked from the one that opened the device: only the parent can use it")
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::devices;
-pub use crate::devices::{check_owner, interface_index, inventory, Inventory, NicInfo, PortInfo};
+pub use crate::devices::{interface_index, inventory, program_action, Born, Inventory, NicInfo, PerProcess, PortInfo};
 pub use crate::qp::{Qp, QpRequest};
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -47,12 +47,13 @@ pub struct System {
     devices: Vec<DeviceInfo>,
 }
 
-static SYSTEM: OnceLock<Result<System>> = OnceLock::new();
+static SYSTEM: PerProcess<OnceLock<Result<System>>> = PerProcess::new();
 
 impl System {
-    /// The process's system, made at the first call. A wrong environment (unknown host, damaged fabric file) is an error each time.
+    /// The process's system, made at the first call; a forked child has one of its own. A wrong environment (unknown host, damaged fabric
+    /// file) is an error each time.
     pub fn get() -> Result<&'static System> {
-        SYSTEM.get_or_init(System::from_env).as_ref().map_err(Clone::clone)
+        SYSTEM.get().get_or_init(|| devices::undisturbed(System::from_env)).as_ref().map_err(Clone::clone)
     }
 
     /// The NICs that the environment names. One process may have several systems; each QP is one system's.
@@ -89,7 +90,7 @@ impl System {
 
     /// The process ends by itself: peers shall not find it any more, and the log has all. Takes a fraction of a second at most.
     pub fn at_exit() {
-        if let (Ok(()), Some(Ok(system))) = (check_owner(), SYSTEM.get()) {
+        if let Some(Ok(system)) = SYSTEM.get().get() {
             system.core.write_later();
             system.core.close_directory();
         }
@@ -102,7 +103,7 @@ impl System {
 
     /// Opens a device.
     pub fn open(&self, index: usize) -> Result<Arc<Context>> {
-        check_owner()?;
+        self.core.born.check()?;
         if index >= self.devices.len() {
             return Err(Error::invalid(format!("no device unb{index}: this host has {}", self.devices.len())));
         }
@@ -130,6 +131,9 @@ impl System {
 
 impl Drop for System {
     fn drop(&mut self) {
+        if self.core.born.elsewhere() {
+            return;
+        }
         self.core.write_later();
         self.core.stop();
     }
@@ -226,6 +230,11 @@ pub struct Context {
 }
 
 impl Context {
+    /// The process that opened it: a forked child of that can do nothing with it.
+    pub fn born(&self) -> Born {
+        self.core.born
+    }
+
     /// Index of the default NIC.
     pub fn nic(&self) -> usize {
         self.nic
@@ -268,7 +277,7 @@ impl Context {
 
     /// Makes a protection domain.
     pub fn alloc_pd(&self) -> Result<PdHandle> {
-        check_owner()?;
+        self.core.born.check()?;
         let pd = self.memory.alloc_pd()?;
         self.pds.fetch_add(1, Ordering::Relaxed);
         Ok(pd)
@@ -281,7 +290,7 @@ impl Context {
 
     /// Ends a protection domain.
     pub fn dealloc_pd(&self, pd: PdHandle) -> Result<()> {
-        check_owner()?;
+        self.core.born.check()?;
         self.memory.dealloc_pd(pd)?;
         self.pds.fetch_sub(1, Ordering::Relaxed);
         Ok(())
@@ -289,19 +298,19 @@ impl Context {
 
     /// Registers memory; the keys hold on every NIC of the process that shares its objects.
     pub fn reg_mr(&self, pd: PdHandle, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys> {
-        check_owner()?;
+        self.core.born.check()?;
         self.memory.reg_mr(pd, addr, len, iova, access)
     }
 
     /// Changes a registration on every NIC; its keys stay.
     pub fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()> {
-        check_owner()?;
+        self.core.born.check()?;
         self.memory.rereg_mr(lkey, change)
     }
 
     /// Makes a null region and gives its local key.
     pub fn alloc_null_mr(&self, pd: PdHandle) -> Result<u32> {
-        check_owner()?;
+        self.core.born.check()?;
         self.memory.alloc_null_mr(pd)
     }
 
@@ -312,43 +321,43 @@ impl Context {
 
     /// Makes a key whose bytes, from 0 on, are those of the entries.
     pub fn create_indirect(&self, pd: PdHandle, entries: &[IndirectEntry], access: Access) -> Result<MrKeys> {
-        check_owner()?;
+        self.core.born.check()?;
         self.memory.create_indirect(pd, 0, entries, access)
     }
 
     /// Replaces an entry of such a key.
     pub fn update_entry(&self, key: u32, index: u32, entry: &IndirectEntry) -> Result<()> {
-        check_owner()?;
+        self.core.born.check()?;
         self.memory.update_entry(key, index, entry)
     }
 
     /// Makes a memory window and gives its key.
     pub fn alloc_window(&self, pd: PdHandle, kind: WindowType) -> Result<u32> {
-        check_owner()?;
+        self.core.born.check()?;
         self.memory.alloc_window(pd, kind)
     }
 
     /// Ends the memory window of a key.
     pub fn dealloc_window(&self, rkey: u32) -> Result<()> {
-        check_owner()?;
+        self.core.born.check()?;
         self.memory.dealloc_window(rkey)
     }
 
     /// Ends a registration on every NIC.
     pub fn dereg_mr(&self, lkey: u32) -> Result<()> {
-        check_owner()?;
+        self.core.born.check()?;
         self.memory.dereg_mr(lkey)
     }
 
     /// Makes a completion channel.
     pub fn create_channel(&self) -> Result<Arc<CompChannel>> {
-        check_owner()?;
+        self.core.born.check()?;
         self.own.as_ref().map_or_else(CompChannel::new, |device| device.create_channel())
     }
 
     /// Makes a completion queue.
     pub fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>> {
-        check_owner()?;
+        self.core.born.check()?;
         self.check_cq_size(entries)?;
         let events = self.events.clone();
         let on_overrun = move |cookie| {
@@ -362,7 +371,7 @@ impl Context {
 
     /// Changes how many completions fit into a queue.
     pub fn resize_cq(&self, cq: &Cq, entries: u32) -> Result<()> {
-        check_owner()?;
+        self.core.born.check()?;
         self.check_cq_size(entries)?;
         cq.resize(entries)
     }
@@ -376,7 +385,7 @@ impl Context {
 
     /// Ends a completion queue; EBUSY while a QP completes there.
     pub fn destroy_cq(&self, cq: &Arc<Cq>) -> Result<()> {
-        check_owner()?;
+        self.core.born.check()?;
         if self.core.cq_in_use(cq) {
             return Err(Error::new(libc::EBUSY, "the completion queue is in use by a QP: destroy that first"));
         }
@@ -386,7 +395,7 @@ impl Context {
 
     /// Makes a shared receive queue. `cookie` is what its events carry.
     pub fn create_srq(&self, pd: PdHandle, sizes: SrqAttr, cookie: u64) -> Result<Arc<Srq>> {
-        check_owner()?;
+        self.core.born.check()?;
         let events = self.events.clone();
         let reached = AsyncEvent { event_type: event_type::SRQ_LIMIT_REACHED, element: AsyncElement::Srq(cookie) };
         let on_limit = move || events.push(reached);
@@ -400,7 +409,7 @@ impl Context {
 
     /// Ends a shared receive queue; EBUSY while a QP takes from it.
     pub fn destroy_srq(&self, srq: &Arc<Srq>, cookie: u64) -> Result<()> {
-        check_owner()?;
+        self.core.born.check()?;
         if self.core.srq_in_use(srq) {
             return Err(Error::new(libc::EBUSY, "the shared receive queue is in use by a QP: destroy that first"));
         }
@@ -421,7 +430,7 @@ impl Context {
 
     /// Waits for the next asynchronous event; EAGAIN where the descriptor is non-blocking, EINTR where a signal handler ran.
     pub fn next_async_event(&self) -> Result<AsyncEvent> {
-        check_owner()?;
+        self.core.born.check()?;
         self.events.next()
     }
 
@@ -451,7 +460,7 @@ impl Context {
 
     /// Closes the context. The NIC stays open for the process, as a backup of the others.
     pub fn close(&self) -> Result<()> {
-        check_owner()?;
+        self.core.born.check()?;
         self.core.remove_context(self);
         Ok(())
     }

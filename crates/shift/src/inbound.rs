@@ -7,7 +7,6 @@
 
 use crate::control::ControlAddr;
 use crate::core::{lock, Core};
-use crate::devices::check_owner;
 use crate::link;
 use crate::worker::Job;
 use std::sync::{Arc, MutexGuard};
@@ -31,7 +30,7 @@ pub(crate) fn idle_hook(core: &Arc<Core>) -> IdleHook {
 
 #[cold]
 fn look(core: &Arc<Core>) {
-    if check_owner().is_err() {
+    if core.born.elsewhere() {
         return;
     }
     core.drive_endpoints();

@@ -4,7 +4,7 @@
 //! that are connected lose nothing meanwhile, and those that are to be connected are not protected.
 
 use crate::core::lock;
-use crate::devices;
+use crate::devices::{self, PerProcess};
 use crate::worker::{Inbox, Job};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
@@ -13,7 +13,8 @@ use unbroken_telemetry::{Event, EventLog, Runtime, What};
 use unbroken_verbs::{Error, Result};
 
 /// Embedded directories that are open: one serves all hosts of this process, as it can be opened only once.
-static EMBEDDED: Mutex<Vec<(PathBuf, Weak<dyn Directory>)>> = Mutex::new(Vec::new());
+static EMBEDDED: PerProcess<Mutex<Vec<OpenDirectory>>> = PerProcess::new();
+type OpenDirectory = (PathBuf, Weak<dyn Directory>);
 
 /// Opens the directory. A wrong setting is an error; a server that does not answer is none.
 pub(crate) fn open(runtime: &Runtime, host: String, inbox: Arc<Inbox>) -> Result<Arc<dyn Directory>> {
@@ -21,7 +22,7 @@ pub(crate) fn open(runtime: &Runtime, host: String, inbox: Arc<Inbox>) -> Result
     if !matches!(settings, Settings::Lmdb) {
         return connect(&settings, runtime, host, inbox);
     }
-    let mut open = lock(&EMBEDDED);
+    let mut open = lock(EMBEDDED.get());
     open.retain(|(_, directory)| directory.strong_count() > 0);
     let known = open.iter().find(|(path, _)| path == runtime.path()).and_then(|(_, directory)| directory.upgrade());
     if let Some(directory) = known {

@@ -11,7 +11,6 @@ mod life;
 
 use crate::core::{Core, LogicalId};
 use crate::datagram::{self, Datagram};
-use crate::devices::check_owner;
 use crate::front::{AsyncElement, Context};
 use crate::inbound;
 use crate::link::{self, Link};
@@ -117,7 +116,7 @@ pub struct Qp {
 
 impl Qp {
     pub(crate) fn create(core: &Arc<Core>, context: &Arc<Context>, r: &QpRequest) -> Result<Arc<Qp>> {
-        check_owner()?;
+        core.born.check()?;
         let nic = context.nic();
         // One NIC with several ports is enough for a QP that can go from one to another.
         let elsewhere = core.nic_count() > 1 || r.qp_type == QpType::Rc && core.port_count(nic) > 1;
@@ -266,7 +265,7 @@ impl Qp {
 
     /// Posts a send.
     pub fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
-        check_owner()?;
+        self.core.born.check()?;
         let mut g = self.gate();
         self.set_busy(&g);
         if g.holds {
@@ -280,7 +279,7 @@ impl Qp {
 
     /// Posts several sends: all or none.
     pub fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
-        check_owner()?;
+        self.core.born.check()?;
         let mut g = self.gate();
         self.set_busy(&g);
         if g.holds {
@@ -306,7 +305,7 @@ impl Qp {
 
     /// Posts a receive.
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
-        check_owner()?;
+        self.core.born.check()?;
         if self.init.srq.is_some() {
             return Err(PostError::HasSrq.into());
         }
@@ -386,7 +385,7 @@ impl Qp {
 
     /// Changes state and attributes. What the change raises is there when it returns, where the device tells of it by then.
     pub fn modify(&self, change: &QpModify) -> Result<()> {
-        check_owner()?;
+        self.core.born.check()?;
         let physical = {
             let g = self.gate();
             (self.core.inbox.name(), g.nic, g.phys.qpn())
@@ -534,7 +533,7 @@ impl Qp {
 
     /// Ends the QP: tells the peer, stops the physical QP, forgets what nobody polled.
     pub fn destroy(&self) -> Result<()> {
-        check_owner()?;
+        self.core.born.check()?;
         let mut g = self.gate();
         if std::mem::replace(&mut g.destroyed, true) {
             return Ok(());

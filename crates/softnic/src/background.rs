@@ -47,7 +47,7 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        if crate::fork::abandoned() {
+        if self.shared.born.elsewhere() {
             // The thread is the parent's.
             std::mem::forget(self.thread.take());
             return;
@@ -76,6 +76,9 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Res
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut old: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
+        // But for those that its own accesses to registered memory raise (see `crate::traps`): blocked, they would end the process.
+        libc::sigdelset(&raw mut all, libc::SIGSEGV);
+        libc::sigdelset(&raw mut all, libc::SIGBUS);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
         old
     };

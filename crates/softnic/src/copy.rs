@@ -8,6 +8,7 @@
 //! has been read is a polynomial, of which only the remainder matters, so 64 bytes are moved on over the next 256 by a
 //! multiplication with `x^2048 mod P`, in halves.
 
+use crate::traps::{self, Fault};
 use unbroken_wire::Icrc;
 
 /// Bytes of a round: four registers.
@@ -16,14 +17,14 @@ const ROUND: usize = 256;
 /// Copies `to.len()` bytes from `from` to `to`, and adds them to `icrc`: those that were copied, whoever writes to them meanwhile.
 ///
 /// # Safety
-/// `from` must be readable for `to.len()` bytes and not overlap with `to`.
+/// `from` must lie in memory that is registered, whether it is mapped or not, for `to.len()` bytes and not overlap with `to`.
 #[inline]
-pub(crate) unsafe fn copy(from: *const u8, to: &mut [u8], icrc: &mut Icrc) {
+pub(crate) unsafe fn copy(from: *const u8, to: &mut [u8], icrc: &mut Icrc) -> Result<(), Fault> {
     let whole = to.len() / ROUND * ROUND;
     #[cfg(target_arch = "x86_64")]
     if whole > 0 && wide::supported() {
         // SAFETY: the processor has what is needed, and there are `whole` bytes at both places.
-        let register = unsafe { wide::copy(icrc.register(), from, to.as_mut_ptr(), whole) };
+        let register = unsafe { wide::copy(icrc.register(), from, to.as_mut_ptr(), whole) }?;
         *icrc = Icrc::resume(register);
         // SAFETY: the caller's promise.
         return unsafe { copy_plainly(from.add(whole), &mut to[whole..], icrc) };
@@ -36,15 +37,18 @@ pub(crate) unsafe fn copy(from: *const u8, to: &mut [u8], icrc: &mut Icrc) {
 ///
 /// # Safety
 /// As [`copy`].
-unsafe fn copy_plainly(from: *const u8, to: &mut [u8], icrc: &mut Icrc) {
+unsafe fn copy_plainly(from: *const u8, to: &mut [u8], icrc: &mut Icrc) -> Result<(), Fault> {
     // SAFETY: the caller's promise.
-    unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+    unsafe { traps::copy(from, to.as_mut_ptr(), to.len()) }?;
     icrc.update(to);
+    Ok(())
 }
 
 #[cfg(target_arch = "x86_64")]
 mod wide {
     use super::ROUND;
+    use crate::traps::Fault;
+    use std::arch::asm;
     use std::arch::x86_64::*;
     use unbroken_wire::POLYNOMIAL;
 
@@ -75,26 +79,53 @@ mod wide {
             && is_x86_feature_detected!("pclmulqdq")
     }
 
+    /// Copies a round's bytes at `$at` from `$from` to `$to`; leaves the function where they are not there. They are read back from the place where
+    /// they were written, which a processor does without waiting.
+    macro_rules! take {
+        ($from:expr, $to:expr, $at:expr) => {
+            // SAFETY: a round's bytes can be written at `$to`; a fault at `$from` goes on at the label (see `crate::traps`).
+            unsafe {
+                asm!(
+                    "2: vmovdqu64 zmm28, [{from}]",
+                    "vmovdqu64 zmm29, [{from} + 64]",
+                    "vmovdqu64 zmm30, [{from} + 128]",
+                    "vmovdqu64 zmm31, [{from} + 192]",
+                    "3: vmovdqu64 [{to}], zmm28",
+                    "vmovdqu64 [{to} + 64], zmm29",
+                    "vmovdqu64 [{to} + 128], zmm30",
+                    "vmovdqu64 [{to} + 192], zmm31",
+                    ".pushsection unbroken_traps,\"aR\",@progbits",
+                    ".balign 8",
+                    ".quad 2b - .",
+                    ".quad 3b - .",
+                    ".quad {fault} - .",
+                    ".popsection",
+                    from = in(reg) $from.add($at),
+                    to = in(reg) $to.add($at),
+                    fault = label { return Err(Fault) },
+                    out("zmm28") _, out("zmm29") _, out("zmm30") _, out("zmm31") _,
+                    options(nostack, preserves_flags),
+                )
+            }
+        };
+    }
+
     /// Copies `len` bytes, a multiple of [`ROUND`] and not 0; gives the register of the CRC behind them.
     ///
     /// # Safety
-    /// [`supported`], and `len` bytes can be read at `from` and written at `to`.
+    /// [`supported`], and `len` bytes can be written at `to`; those at `from` are registered, whether they are mapped or not.
     #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.1")]
-    pub(super) unsafe fn copy(register: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
-        let take = |at: usize| {
-            // SAFETY: `at + 64 <= len`, which the caller vouches for.
-            unsafe {
-                let bytes = _mm512_loadu_si512(from.add(at).cast());
-                _mm512_storeu_si512(to.add(at).cast(), bytes);
-                bytes
-            }
-        };
-        let mut x = [take(0), take(64), take(128), take(192)];
+    pub(super) unsafe fn copy(register: u32, from: *const u8, to: *mut u8, len: usize) -> Result<u32, Fault> {
+        // SAFETY: `at + 64 <= len`, which the caller vouches for; it was written just before.
+        let taken = |at: usize| unsafe { _mm512_loadu_si512(to.add(at).cast()) };
+        take!(from, to, 0);
+        let mut x = [taken(0), taken(64), taken(128), taken(192)];
         x[0] = _mm512_xor_si512(x[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(register as i32)));
         let moved = four(const { over(8 * ROUND as u32) });
         for at in (ROUND..len).step_by(ROUND) {
+            take!(from, to, at);
             for (i, x) in x.iter_mut().enumerate() {
-                *x = fold_64(*x, moved, take(at + 64 * i));
+                *x = fold_64(*x, moved, taken(at + 64 * i));
             }
         }
         let moved = four(const { over(512) });
@@ -108,7 +139,7 @@ mod wide {
             _mm512_extracti32x4_epi32::<3>(x),
         ];
         let x = fold_16(fold_16(fold_16(quarters[0], moved, quarters[1]), moved, quarters[2]), moved, quarters[3]);
-        remainder(x)
+        Ok(remainder(x))
     }
 
     #[target_feature(enable = "avx512f")]
@@ -160,8 +191,8 @@ mod tests {
                 (Icrc::resume(0x1234_5678 ^ case as u32), Icrc::resume(0x1234_5678 ^ case as u32));
             // SAFETY: the source has 6,000 bytes, and `from + len` is less than that.
             unsafe {
-                copy(source[from..].as_ptr(), &mut wide[at..at + len], &mut icrc);
-                copy_plainly(source[from..].as_ptr(), &mut plain[at..at + len], &mut expected);
+                copy(source[from..].as_ptr(), &mut wide[at..at + len], &mut icrc).unwrap();
+                copy_plainly(source[from..].as_ptr(), &mut plain[at..at + len], &mut expected).unwrap();
             }
             assert_eq!(wide, plain, "{len} bytes");
             assert_eq!(icrc.finish(), expected.finish(), "{len} bytes");

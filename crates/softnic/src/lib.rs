@@ -37,13 +37,19 @@ mod pulses;
 mod qp;
 mod reminders;
 mod socket;
+#[cfg(target_arch = "x86_64")]
+mod traps;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "no_traps.rs"]
+mod traps;
 
 pub use background::ask_for_precedence;
 pub use config::{Config, NicSource};
-pub use fork::abandoned;
+pub use fork::{undisturbed, Born, PerProcess};
 pub use inventory::{interface_index, inventory, NicInfo, PortInfo};
 pub use nic::Nic;
 pub use nics::SoftNics;
+pub use traps::program_action;
 pub use unbroken_fabric::DeviceKind;
 
 /// Starts a thread that serves the layer above as the NICs' own threads serve them: it takes no signals and asks for a short slice,

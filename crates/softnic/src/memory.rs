@@ -22,6 +22,7 @@ mod special;
 mod tests;
 mod view;
 
+use crate::traps;
 use rustix::io::Errno;
 use rustix::mm::{madvise, Advice};
 use rustix::rand::{getrandom, GetRandomFlags};
@@ -453,17 +454,20 @@ fn populate(addr: u64, len: u64, writable: bool) -> Result<()> {
         return Ok(());
     }
     let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+    let refused = |why: &dyn std::fmt::Display| {
+        let not = if writable { "not mapped, or not writable" } else { "not mapped, or not readable" };
+        Error::new(libc::EFAULT, format!("memory region of {len} bytes at {addr:#x}: {not}: {why}"))
+    };
     // SAFETY: populating changes no content; a range that is not mapped gives an error and nothing else.
     match unsafe { madvise(start as *mut std::ffi::c_void, bytes as usize, advice) } {
-        Ok(()) => Ok(()),
-        // Kernels before 5.14 and special mappings cannot populate; the region works all the same.
-        Err(Errno::INVAL | Errno::INTR | Errno::AGAIN) => Ok(()),
-        Err(err) => Err(Error::new(
-            libc::EFAULT,
-            format!(
-                "memory region of {len} bytes at {addr:#x}: not mapped{}: {err}",
-                if writable { " or not writable" } else { "" }
-            ),
-        )),
+        Ok(()) => {
+            traps::install();
+            Ok(())
+        }
+        // Kernels before 5.14 cannot populate, and none can special mappings, nor what must not be read or written so: each page is tried.
+        Err(Errno::INVAL | Errno::INTR | Errno::AGAIN) => {
+            traps::touch(start, bytes, page, writable).map_err(|_| refused(&"a page cannot be accessed so"))
+        }
+        Err(err) => Err(refused(&err)),
     }
 }

@@ -4,7 +4,7 @@ use crate::background::Background;
 use crate::describe;
 use crate::engine::{Engine, Identity, QpEntry, QpKind, Sockets, MAX_QPS};
 use crate::faults::{LinkSource, Status};
-use crate::fork;
+use crate::fork::Born;
 use crate::gids::{self, gid_of};
 use crate::memory::Domain;
 use crate::nics::{Common, Spec};
@@ -47,6 +47,8 @@ const ACK_PATIENCE_US: u64 = 500;
 
 /// What verbs, the background thread and the watcher share of a NIC.
 pub(crate) struct Shared {
+    /// The process that opened it.
+    pub(crate) born: Born,
     engine: Mutex<Engine>,
     /// The engine's.
     pub(crate) pulses: Arc<Pulses>,
@@ -240,7 +242,7 @@ impl Shared {
 
 impl Driver for Shared {
     fn drive(&self) {
-        if fork::abandoned() {
+        if self.born.elsewhere() {
             return;
         }
         let timed = self.poller.time();
@@ -270,13 +272,13 @@ impl Driver for Shared {
     }
 
     fn about_to_wait(&self) {
-        if !fork::abandoned() && self.poller.wait() {
+        if !self.born.elsewhere() && self.poller.wait() {
             self.bell.signal();
         }
     }
 
     fn remind_later(&self, cq: &Weak<Cq>, owed_for: u64) -> bool {
-        !fork::abandoned() && self.reminders.add(now_us(), cq, owed_for)
+        !self.born.elsewhere() && self.reminders.add(now_us(), cq, owed_for)
     }
 }
 
@@ -295,7 +297,7 @@ pub(crate) struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !fork::abandoned() {
+        if !self.shared.born.elsewhere() {
             self.shared.lock().close(&self.shared.domain);
         }
     }
@@ -331,6 +333,7 @@ impl Nic {
         let status = Arc::new(Status::new());
         let engine = Engine::new(id, sockets, link, status.clone(), spec.pages.clone(), gaps, sink);
         let shared = Arc::new(Shared {
+            born: Born::now(),
             pulses: engine.pulses.clone(),
             engine: Mutex::new(engine),
             waiting: AtomicU32::new(0),
@@ -424,20 +427,20 @@ impl Device for Nic {
     fn port(&self, port: u8) -> Result<PortAttr> {
         let shared = self.shared();
         let ip = shared.port_ip(port)?;
-        let usable = !fork::abandoned() && shared.status.usable(port);
+        let usable = !shared.born.elsewhere() && shared.status.usable(port);
         Ok(describe::port(ip, shared.mtu, shared.link_layer, shared.device, usable))
     }
 
     fn alive(&self) -> bool {
-        !fork::abandoned() && self.shared().alive()
+        !self.shared().born.elsewhere() && self.shared().alive()
     }
 
     fn usable(&self) -> bool {
-        !fork::abandoned() && self.shared().status.usable(1)
+        !self.shared().born.elsewhere() && self.shared().status.usable(1)
     }
 
     fn drain(&self) {
-        if !fork::abandoned() {
+        if !self.shared().born.elsewhere() {
             self.shared().drain();
         }
     }
@@ -476,7 +479,7 @@ impl Device for Nic {
     }
 
     fn counters(&self) -> DeviceCounters {
-        if fork::abandoned() {
+        if self.shared().born.elsewhere() {
             return DeviceCounters::default();
         }
         self.shared().lock().totals()
@@ -485,10 +488,8 @@ impl Device for Nic {
 
 impl Nic {
     fn make_qp(&self, init: &QpInit) -> Result<Arc<SoftQp>> {
-        if fork::abandoned() {
-            return Err(fork::error());
-        }
         let shared = &self.inner.shared;
+        shared.born.check()?;
         let caps = check_caps(init.caps, init.srq.is_some())?;
         shared.check_owners(init)?;
         let mut e = shared.lock();

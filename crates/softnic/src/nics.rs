@@ -3,6 +3,7 @@
 use crate::config::{Config, NicSource, MAX_NICS};
 use crate::describe;
 use crate::faults::{InterfaceState, LinkSource};
+use crate::fork::Born;
 use crate::gids::{gid_of, guid_of};
 use crate::memory::Domain;
 use crate::netlink::{self, LinkChange, LinkWatch};
@@ -87,6 +88,7 @@ impl Common {
 
 /// The NICs of a process.
 pub struct SoftNics {
+    born: Born,
     host: String,
     specs: Vec<Spec>,
     common: Common,
@@ -112,12 +114,11 @@ impl SoftNics {
                 (host_name(), interface_specs(runtime, addrs, *device)?, None, Some(watch))
             }
         };
-        crate::fork::install();
         let gaps = Arc::new(GapRecorder::create(runtime).map_err(invalid)?);
         let opened = Mutex::new(specs.iter().map(|_| None).collect());
         let (seed, longest_sleep_us) = (config.seed, config.longest_sleep_us);
         let common = Common { domain: Arc::default(), gaps, aliases: Arc::default(), seed, longest_sleep_us };
-        let nics = Arc::new(SoftNics { host, specs, common, fabric: fabric.clone(), opened });
+        let nics = Arc::new(SoftNics { born: Born::now(), host, specs, common, fabric: fabric.clone(), opened });
         let weak = Arc::downgrade(&nics);
         let watcher = move || match (fabric, watch) {
             (Some(fabric), _) => watch_fabric(&weak, &fabric),
@@ -207,9 +208,7 @@ impl SoftNics {
 
     /// Opens a NIC. It has one handle at a time: a second call while the first handle lives is EBUSY, one after its death is right.
     pub fn open(self: &Arc<Self>, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<Nic>> {
-        if crate::fork::abandoned() {
-            return Err(crate::fork::error());
-        }
+        self.born.check()?;
         let Some(spec) = self.specs.get(i) else {
             return Err(Error::invalid(format!(
                 "there is no NIC {i} on host {}: it has {}",

@@ -4,6 +4,8 @@
 //! forms its [`Opinion`]. It asks the scheduler, too: on a busy machine a polling thread may be kept from its core for milliseconds, which
 //! looks as if it had turned to something else.
 
+use crate::fork::Born;
+use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
@@ -54,8 +56,24 @@ pub(crate) struct Poller {
 }
 
 thread_local! {
+    /// The thread's, and the process that it was asked in: a forked child has another.
+    static TID: Cell<Option<(Born, libc::pid_t)>> = const { Cell::new(None) };
+}
+
+#[inline]
+fn tid() -> libc::pid_t {
+    match TID.get() {
+        Some((born, tid)) if !born.elsewhere() => tid,
+        _ => ask_for_tid(),
+    }
+}
+
+#[cold]
+fn ask_for_tid() -> libc::pid_t {
     // SAFETY: gettid has no preconditions.
-    static TID: libc::pid_t = unsafe { libc::gettid() };
+    let tid = unsafe { libc::gettid() };
+    TID.set(Some((Born::now(), tid)));
+    tid
 }
 
 impl Default for Poller {
@@ -77,7 +95,7 @@ impl Poller {
     #[inline]
     pub(crate) fn enter(&self, now_us: u64) {
         self.last_us.store(now_us, Relaxed);
-        self.last_tid.store(TID.with(|tid| *tid), Relaxed);
+        self.last_tid.store(tid(), Relaxed);
     }
 
     /// A poll found nothing to do, or another thread at work.

@@ -1,7 +1,6 @@
 //! A physical QP, as a handle: every verb takes the engine's lock, calls the transport, and sends what is to be sent.
 
 use crate::engine::{wipe, Alternate, Engine, QpEntry, QpKind};
-use crate::fork;
 use crate::nic::Inner;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
@@ -47,9 +46,7 @@ impl SoftQp {
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, Engine>> {
-        if fork::abandoned() {
-            return Err(fork::error());
-        }
+        self.nic.shared.born.check()?;
         Ok(self.nic.shared.lock())
     }
 
@@ -229,7 +226,7 @@ impl DeviceQp for SoftQp {
     }
 
     fn destroy(&self) {
-        if fork::abandoned() || self.destroyed.swap(true, Ordering::AcqRel) {
+        if self.nic.shared.born.elsewhere() || self.destroyed.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut e = self.nic.shared.lock();

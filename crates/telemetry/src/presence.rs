@@ -195,7 +195,9 @@ impl Drop for Presence {
         let mut table = lock(&TABLE);
         drop(shared);
         // A clone is made under the table's lock, or of one that is counted, and dropped under the lock: so the count says who is the last.
-        table.retain(|s| Arc::strong_count(s) > 1);
+        // Those of the parent of a forked child stay: to close their descriptor would cost this process its own locks.
+        let pid = std::process::id();
+        table.retain(|s| Arc::strong_count(s) > 1 || s.name.pid != pid);
     }
 }
 

@@ -6,7 +6,7 @@
 use super::special::{Accessor, Piece};
 use super::Table;
 use crate::copy::copy;
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::traps::{self, Fault};
 use std::sync::RwLockReadGuard;
 use unbroken_roce::{AtomicOp, KeyChange, MemError, Memory};
 use unbroken_types::{Access, PdHandle};
@@ -67,7 +67,7 @@ impl QpMemory<'_> {
                 icrc.update(out);
             }
             // SAFETY: as in `write`, with the direction turned round.
-            found => unsafe { copy(found?, out, icrc) },
+            found => unsafe { copy(found?, out, icrc) }.map_err(not_mapped)?,
         }
         Ok(())
     }
@@ -109,45 +109,45 @@ impl Memory for QpMemory<'_> {
     fn write(&self, pd: PdHandle, key: u32, va: u64, data: &[u8], need: Access) -> Result<()> {
         let to = match self.view.locate(pd, key, va, data.len() as u64, need) {
             Err(MemError::NotInOnePiece) => {
-                let mut rest = data;
-                return self.pieces(pd, key, va, data.len() as u64, need, &mut |(to, n)| {
+                let (mut rest, mut done) = (data, Ok(()));
+                self.pieces(pd, key, va, data.len() as u64, need, &mut |(to, n)| {
                     let (here, behind) = rest.split_at(n);
                     rest = behind;
                     if let Some(to) = to {
                         // SAFETY: as below; the pieces stay what they are until `pieces` returns.
-                        unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), to, n) };
+                        done = done.and(unsafe { traps::copy(here.as_ptr(), to, n) });
                     }
-                });
+                })?;
+                return done.map_err(not_mapped);
             }
             found => found?,
         };
-        // SAFETY: `locate` gave an address with `data.len()` bytes inside a region that the application registered and promised to
-        // keep mapped until it is deregistered, which waits for this view. `data` is a packet buffer, never registered memory.
+        // SAFETY: `locate` gave an address with `data.len()` bytes inside a region that the application registered, and until it deregisters that,
+        // which waits for this view, the memory is either that or not there. `data` is a packet buffer, never registered memory.
         // The application may race with the copy, as it may with a NIC's DMA.
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
-        Ok(())
+        unsafe { traps::copy(data.as_ptr(), to, data.len()) }.map_err(not_mapped)
     }
 
     #[inline]
     fn read(&self, pd: PdHandle, key: u32, va: u64, out: &mut [u8], need: Access) -> Result<()> {
         let from = match self.view.locate(pd, key, va, out.len() as u64, need) {
             Err(MemError::NotInOnePiece) => {
-                let mut at = 0;
-                return self.pieces(pd, key, va, out.len() as u64, need, &mut |(from, n)| {
+                let (mut at, mut done) = (0, Ok(()));
+                self.pieces(pd, key, va, out.len() as u64, need, &mut |(from, n)| {
                     let here = &mut out[at..at + n];
                     at += n;
                     match from {
                         // SAFETY: as below; the pieces stay what they are until `pieces` returns.
-                        Some(from) => unsafe { std::ptr::copy_nonoverlapping(from, here.as_mut_ptr(), n) },
+                        Some(from) => done = done.and(unsafe { traps::copy(from, here.as_mut_ptr(), n) }),
                         None => here.fill(0),
                     }
-                });
+                })?;
+                return done.map_err(not_mapped);
             }
             found => found?,
         };
         // SAFETY: as in `write`, with the direction turned round.
-        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
-        Ok(())
+        unsafe { traps::copy(from, out.as_mut_ptr(), out.len()) }.map_err(not_mapped)
     }
 
     fn atomic(&self, pd: PdHandle, key: u32, va: u64, op: AtomicOp) -> Result<u64> {
@@ -180,13 +180,16 @@ fn run_atomic(at: *mut u8, op: AtomicOp) -> Result<u64> {
     }
     // SAFETY: eight bytes of a region as in `write`, and they are aligned. What else is done to them at the same time by atomic
     // instructions, here or in the application, is ordered by the processor.
-    let word = unsafe { AtomicU64::from_ptr(at.cast()) };
-    Ok(match op {
-        AtomicOp::FetchAdd(add) => word.fetch_add(add, Ordering::AcqRel),
-        AtomicOp::CompareSwap { compare, swap } => {
-            match word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(found) | Err(found) => found,
-            }
+    let done = unsafe {
+        match op {
+            AtomicOp::FetchAdd(add) => traps::fetch_add(at.cast(), add),
+            AtomicOp::CompareSwap { compare, swap } => traps::compare_swap(at.cast(), compare, swap),
         }
-    })
+    };
+    done.map_err(not_mapped)
+}
+
+#[cold]
+fn not_mapped(_: Fault) -> MemError {
+    MemError::NotMapped
 }
