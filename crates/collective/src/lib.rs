@@ -23,12 +23,16 @@
 #![deny(unsafe_code)]
 
 mod arms;
+mod auth;
 mod bootstrap;
 mod c;
 mod channel;
 mod communicator;
+mod conn;
+mod door;
 mod error;
 mod group;
+mod limits;
 mod line;
 mod memory;
 mod net;
@@ -44,6 +48,7 @@ pub use bootstrap::{Bootstrap, Id};
 pub use communicator::{Communicator, Options};
 pub use error::{Error, Result};
 pub use group::Group;
+pub use limits::raise_descriptor_limit;
 pub use operands::Buffers;
 pub use request::{Memory, Request};
 pub use status::{snapshots, Away, Counters, Happening, Snapshot};

@@ -10,8 +10,9 @@ use unbroken_schedule::{Fabric, Folding, Host as HostShape, Place, Topology};
 
 use crate::arms::Arms;
 use crate::channel::{ends, Channel, ALL};
+use crate::conn::Waker;
 use crate::net::{Net, News};
-use crate::oob::{Event, Oob, Waker};
+use crate::oob::{Event, Oob};
 use crate::status::Board;
 
 /// How often engines are told the time.

@@ -143,6 +143,13 @@ impl Board {
                 format!("planned anew from operation {from} on; NICs down: {down}")
             }
         };
+        drop(shown);
+        self.happened(what);
+    }
+
+    /// Takes down what has happened; the same again is not news.
+    pub(crate) fn happened(&self, what: String) {
+        let mut shown = self.lock();
         if shown.happened.len() == EVENTS {
             shown.happened.pop_front();
         }

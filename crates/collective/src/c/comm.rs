@@ -19,6 +19,8 @@ use crate::error::{Error, Result};
 const ID_BYTES: usize = 128;
 /// Where this process is reached, if its programs do not say.
 const ADDRESS_VARIABLE: &str = "UNBROKEN_COLL_ADDRESS";
+/// How long an id that nobody has come by stays good; ranks that have come wait for as long as they say.
+const ID_LASTS: Duration = Duration::from_secs(24 * 3600);
 
 /// `ubcollUniqueId`: the id's text, and zeros.
 #[repr(C)]
@@ -92,7 +94,7 @@ fn address(given: Option<String>) -> Result<IpAddr> {
 extern "C" fn ubcollGetUniqueId(id: *mut UniqueId) -> Code {
     code(|| {
         let at = SocketAddr::new(address(None)?, 0);
-        let text = Bootstrap::listen(at, Options::default().patience)?.id().to_string();
+        let text = Bootstrap::listen(at, ID_LASTS)?.id().to_string();
         let mut internal = [0; ID_BYTES];
         // An address and 32 digits are shorter by far.
         internal[..text.len()].copy_from_slice(text.as_bytes());
