@@ -5,7 +5,10 @@ the model, and the probe. `--all`: more schemes and losses on the long link (10 
 
 import contextlib
 import json
+import os
 import re
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -15,7 +18,7 @@ from lib.cc import FLAGS, compile_c
 from lib.fabric import Fabric
 from lib.lossy import LossyWay
 from lib.ports import free_port
-from lib.process import Failure, wait_until
+from lib.process import Failure, Skip, wait_until
 from lib.suite import BUILD, ROOT, TARGET, Suite
 
 SDK = ["-I", ROOT / "include", "-L", BUILD, "-lunbroken_sdk", f"-Wl,-rpath,{BUILD}"]
@@ -310,6 +313,52 @@ def probe_ends(logs):
         raise Failure(f"after {took:.1f} s: {said}")
 
 
+def probe_forged(logs):
+    """A datagram that seems to come from the far end itself makes it talk to itself no more than once, and nothing that it says is longer than what it was
+    asked; a stranger does not spoil a count."""
+    with far_end() as port:
+        before = udp_datagrams()
+        with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as raw:
+            for kind in range(4):
+                for pad in (0, 8, 100):
+                    raw.sendto(udp(port, port, b"ubp2" + bytes(12) + bytes([kind]) + bytes(pad)), ("127.0.0.1", 0))
+                    raw.sendto(udp(port, port, b"ubpr" + bytes(12) + bytes([kind]) + bytes(pad)), ("127.0.0.1", 0))
+        time.sleep(1)
+        said = udp_datagrams() - before
+        if said > 200:
+            raise Failure(f"{said} datagrams came of 24 forged ones")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+            stranger.connect(("127.0.0.1", port))
+            stranger.settimeout(0.2)
+            for magic in (b"ubp2", b"ubpr"):
+                for pad in range(12):
+                    asked = magic + bytes(12) + b"\1" + bytes(pad)
+                    stranger.send(asked)
+                    with contextlib.suppress(TimeoutError):
+                        if len(answer := stranger.recv(4096)) > len(asked):
+                            raise Failure(f"{len(answer)} bytes for {len(asked)}")
+    return f"{said} datagrams"
+
+
+def udp(source, to, content):
+    """A UDP packet of the loopback, from whoever it is said to come from."""
+    head = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 28 + len(content), 0, 0, 64, 17, 0, bytes([127, 0, 0, 1]), bytes([127, 0, 0, 1]))
+    return head + struct.pack("!HHHH", source, to, 8 + len(content), 0) + content
+
+
+def udp_datagrams():
+    """How many the machine has sent."""
+    names, values = (line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Udp:"))
+    return int(values[names.index("OutDatagrams")])
+
+
+def forged_if_root(logs):
+    """As root, who alone can forge."""
+    if os.geteuid() != 0:
+        raise Skip("only root forges addresses")
+    return probe_forged(logs)
+
+
 def probe_refuses(logs):
     """Bad input is answered by what would be right."""
     for options, words in [
@@ -362,6 +411,7 @@ def main():
         suite.case(f"probe, {loss:.0%} lost", probe_measures, loss)
     suite.case("probe, slow, and alone", probe_ends)
     suite.case("probe, wrong words", probe_refuses)
+    suite.case("probe, forged datagrams", forged_if_root)
     suite.case("wrong words", wrong_words)
     return suite.finish()
 

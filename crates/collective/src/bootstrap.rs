@@ -309,8 +309,8 @@ fn explain(denied: &Denied, id: &Id) -> String {
     match denied {
         Denied::Stranger => format!("what answers at {} is no bootstrap of this build: use one build", id.address),
         Denied::Refused => format!(
-            "nobody meets at {} by this id: it is that of another job, or all ranks have come already and this one is \
-             there twice, or one did not come in time; give all ranks the id of this job",
+            "nobody meets at {} by this id: the id is that of another job, or all ranks have come already (is this one \
+             there twice?), or one did not come in time; give all ranks the id of this job",
             id.address
         ),
         Denied::Impostor => format!("what answers at {} does not know the secret of the id", id.address),

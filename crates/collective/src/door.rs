@@ -331,7 +331,9 @@ impl Keeper {
     /// Nobody can be accepted now.
     fn starve(&mut self, error: &std::io::Error) {
         self.pause.begin();
-        self.drop_oldest_stranger();
+        // They may be what takes the descriptors: half of them go.
+        let strangers = self.strangers();
+        (0..strangers.div_ceil(2)).for_each(|_| self.drop_oldest_stranger());
         let what = format!("connections of other ranks could not be accepted: {error}{}", descriptors(error));
         for seat in locked(&self.door.seats).all.values_mut() {
             match seat {
@@ -348,6 +350,10 @@ impl Keeper {
         self.guests.iter().position(|g| g.number == number)
     }
 
+    fn strangers(&self) -> usize {
+        self.guests.iter().filter(|g| matches!(g.stage, Stage::Knocks(_))).count()
+    }
+
     fn drop_oldest_stranger(&mut self) {
         if let Some(oldest) = self.guests.iter().position(|g| matches!(g.stage, Stage::Knocks(_))) {
             // In the order in which they came.
@@ -356,7 +362,7 @@ impl Keeper {
     }
 
     fn welcome(&mut self, stream: TcpStream) {
-        if self.guests.iter().filter(|g| matches!(g.stage, Stage::Knocks(_))).count() >= MAX_STRANGERS {
+        if self.strangers() >= MAX_STRANGERS {
             self.drop_oldest_stranger();
         }
         let (Ok(called), Ok(mut conn)) = (Called::new(), Conn::new(stream)) else { return };

@@ -222,7 +222,7 @@ impl Reader {
         while !self.stop.load(Ordering::Acquire) {
             let readable = self.wait(wait);
             self.lobby.waker.clear();
-            if let Some(status) = &self.status {
+            if let Some(status) = &mut self.status {
                 status.answer();
             }
             for k in (0..self.callers.len()).rev() {
@@ -250,7 +250,8 @@ impl Reader {
         let callers = if self.inbox.has_room() { &self.callers[..] } else { &[] };
         let mut fds: Vec<_> = callers.iter().map(|c| PollFd::new(&c.stream, PollFlags::IN)).collect();
         fds.push(PollFd::new(&self.lobby.waker.0, PollFlags::IN));
-        fds.extend(self.status.iter().map(|status| PollFd::new(&status.listener, PollFlags::IN)));
+        let asks = self.status.as_ref().and_then(Server::listens);
+        fds.extend(asks.iter().map(|listener| PollFd::new(*listener, PollFlags::IN)));
         let timeout = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
         if poll(&mut fds, Some(&timeout)).is_err() {
             // interrupted

@@ -7,7 +7,6 @@
 
 use crate::query::table_len;
 use std::fs;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
@@ -43,7 +42,9 @@ fn put(path: &Path, text: &str) -> io::Result<()> {
         return Ok(());
     }
     // A name of one's own: a pid may be another's, too, in another PID namespace.
-    let fresh = path.with_extension(format!("{:016x}.tmp", RandomState::new().build_hasher().finish()));
+    let mut name = [0; 8];
+    rustix::rand::getrandom(&mut name, rustix::rand::GetRandomFlags::empty())?;
+    let fresh = path.with_extension(format!("{:016x}.tmp", u64::from_ne_bytes(name)));
     fs::write(&fresh, text)?;
     fs::rename(&fresh, path)
 }

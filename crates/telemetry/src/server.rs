@@ -35,10 +35,7 @@ impl StatusServer {
         let presence = Presence::join(runtime)?;
         let name = presence.name();
         let path = runtime.sockets().join(format!("{name}.sock"));
-        let (_folder, short) = short_path(runtime, name)?;
-        let listener = UnixListener::bind(short)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-        listener.set_nonblocking(true)?;
+        let listener = bind_in(&runtime.sockets(), &format!("{name}.sock"))?;
         Ok(StatusServer { listener, path, presence })
     }
 
@@ -72,11 +69,29 @@ impl Drop for StatusServer {
     }
 }
 
-/// A name for the socket that fits `sockaddr_un` (108 bytes) however long the runtime folder's path is. Valid while the file lives.
-fn short_path(runtime: &Runtime, name: ProcessName) -> io::Result<(File, PathBuf)> {
-    let folder = File::open(runtime.sockets())?;
-    let path = PathBuf::from(format!("/proc/self/fd/{}/{name}.sock", folder.as_raw_fd()));
+/// A name for a socket of a folder that fits `sockaddr_un` (108 bytes) however long the folder's path is. Valid while the file lives.
+fn short_path(folder: &Path, name: &str) -> io::Result<(File, PathBuf)> {
+    let folder = File::open(folder)?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()));
     Ok((folder, path))
+}
+
+/// Makes a socket in a folder, only for this user, that waits for nobody. The folder's path may have any length.
+pub fn bind_in(folder: &Path, name: &str) -> io::Result<UnixListener> {
+    let (_folder, short) = short_path(folder, name)?;
+    let listener = UnixListener::bind(short)?;
+    fs::set_permissions(folder.join(name), fs::Permissions::from_mode(0o600))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Connects to a socket in a folder, waiting no longer than `timeout` where a stopped process lets others queue. The folder's path may have any length.
+pub fn connect_in(folder: &Path, name: &str, timeout: Duration) -> io::Result<UnixStream> {
+    let (_folder, short) = short_path(folder, name)?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(&short)?)?;
+    Ok(UnixStream::from(socket))
 }
 
 /// The processes that have a status socket; sockets of dead processes are removed.
@@ -99,20 +114,11 @@ pub fn answering_processes(runtime: &Runtime) -> io::Result<Vec<ProcessName>> {
 
 /// Asks a process. Errors: it does not listen, it does not answer within `timeout`, or the answer is not a status.
 pub fn query_status(runtime: &Runtime, process: ProcessName, timeout: Duration) -> io::Result<ProcessStatus> {
-    let (_folder, short) = short_path(runtime, process)?;
-    let stream = connect(&short, timeout)?;
+    let stream = connect_in(&runtime.sockets(), &format!("{process}.sock"), timeout)?;
     stream.set_read_timeout(Some(timeout))?;
     let mut answer = Vec::new();
     stream.take(ANSWER_LIMIT_BYTES).read_to_end(&mut answer)?;
     Ok(serde_json::from_slice(&answer)?)
-}
-
-/// Connects, waiting no longer than `timeout` where a stopped process lets others queue.
-fn connect(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(UnixStream::from(socket))
 }
 
 #[cfg(test)]
