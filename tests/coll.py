@@ -506,6 +506,20 @@ def long_path(logs):
         bench.expect_success(SECONDS)
 
 
+def further(logs, hosts, *settings):
+    """Communicators of a process share its NICs, with the threads that drive them, and its door: another costs a fraction of the first."""
+    with Fabric(logs, *settings) as fabric:
+        ranks = fabric.start("comms", [compile_c("comms", *LIBRARY), hosts, 6])
+        ranks.expect_success(SECONDS)
+        lines = [list(map(int, line.split())) for line in ranks.output().splitlines()]
+    costs = [[now - then for now, then in zip(line[1:], before[1:])] for before, line in zip(lines, lines[1:7])]
+    first, last = costs[0], [max(column) for column in zip(*costs[2:])]
+    for what, one, more, most in zip(("descriptors", "threads", "KiB"), first, last, (8 + 2 * len(hosts), 1, 16_384 * len(hosts) // 2)):
+        if more > most or more >= one:
+            raise Failure(f"another communicator costs {more} {what}, the first {one}: {lines}")
+    return f"the first costs {first[0]} descriptors, {first[1]} threads, {first[2] / 1024:.1f} MiB, another {last[0]}, {last[1]}, {last[2] / 1024:.1f}"
+
+
 def splitting(fabric, hosts, timeout_ms) -> list:
     """Ranks that split their communicator again and again, until a file is gone."""
     program = compile_c("split", *LIBRARY)
@@ -656,6 +670,9 @@ def main():
     for op in ("all-reduce", "all-to-all"):
         suite.case(f"{op}, ranks of one host without common memory", memory_apart, op)
     suite.case("a runtime folder with a long path", long_path)
+    suite.case("further communicators of two ranks", further, "ab")
+    suite.case("further communicators of four ranks", further, "abcd")
+    suite.case("further communicators on plain devices", further, "ab", *plain)
     sys.exit(suite.finish())
 
 

@@ -210,7 +210,7 @@ impl Communicator {
         let server = options.status_folder.as_ref().map(|folder| Server::bind(folder, &board)).transpose()?;
         let ends = |hello: &Hello| Ends { to: hello.address, seat: hello.seat, me: rank, secret };
         let oob = Oob::new(chair, site.all.iter().map(ends).collect(), options.timeout);
-        let net = Net::new(site.host.clone(), rails, shape);
+        let net = Net::new(site.host.clone(), rails, ranks, shape);
         let hosts = topology.hosts().to_vec();
         let state = State::new(config, hosts, topology, net, oob, board.clone(), options.folding);
         let shared = Shared::new(state);

@@ -43,7 +43,7 @@ const RESTS: Duration = Duration::from_secs(60);
 pub(crate) struct Arrival {
     pub(crate) stream: TcpStream,
     pub(crate) rank: usize,
-    pub(crate) seals: Seals,
+    pub(crate) seals: Box<Seals>,
 }
 
 /// Where those who have come for a rank wait until it takes them.
@@ -225,9 +225,9 @@ impl Pause {
 enum Stage {
     Knocks(Called),
     /// It is one of those who meet, and says who it is.
-    Says(SeatName, usize, Seals),
+    Says(SeatName, usize, Box<Seals>),
     /// It waits for the others.
-    Waits(SeatName, Seals),
+    Waits(SeatName, Box<Seals>),
     /// It is being told.
     Told,
 }
@@ -244,7 +244,7 @@ enum Fate {
     Stays,
     Goes,
     /// It is the rank's now.
-    Handed(Arc<Lobby>, usize, Seals),
+    Handed(Arc<Lobby>, usize, Box<Seals>),
 }
 
 /// The thread.
@@ -439,10 +439,10 @@ impl Keeper {
             return Fate::Goes;
         }
         match seat {
-            Seat::Rank(_, lobby) => Fate::Handed(lobby.clone(), knock.rank, seals),
+            Seat::Rank(_, lobby) => Fate::Handed(lobby.clone(), knock.rank, Box::new(seals)),
             Seat::Meeting(_) => {
                 guest.until = Instant::now() + GREETS;
-                guest.stage = Stage::Says(knock.seat, knock.rank, seals);
+                guest.stage = Stage::Says(knock.seat, knock.rank, Box::new(seals));
                 Fate::Stays
             }
         }
