@@ -520,6 +520,18 @@ def further(logs, hosts, *settings):
     return f"the first costs {first[0]} descriptors, {first[1]} threads, {first[2] / 1024:.1f} MiB, another {last[0]}, {last[1]}, {last[2] / 1024:.1f}"
 
 
+def descriptors(logs):
+    """A soft limit of descriptors that is in the way is raised; a hard one is named, with what raises it."""
+    with Fabric(logs) as fabric:
+        program = compile_c("comms", *LIBRARY)
+        fabric.start("soft", ["prlimit", "--nofile=64:4096", program, "ab", 8]).expect_success(SECONDS)
+        for limit in (20, 30, 40, 52):
+            process = fabric.start(f"hard{limit}", ["prlimit", f"--nofile={limit}", program, "ab", 8])
+            process.expect_error(SECONDS)
+            if f"this process may have {limit} descriptors: `ulimit -n` raises that" not in process.output():
+                raise Failure(f"with {limit} it says {process.output()[-500:]}")
+
+
 def splitting(fabric, hosts, timeout_ms) -> list:
     """Ranks that split their communicator again and again, until a file is gone."""
     program = compile_c("split", *LIBRARY)
@@ -670,6 +682,7 @@ def main():
     for op in ("all-reduce", "all-to-all"):
         suite.case(f"{op}, ranks of one host without common memory", memory_apart, op)
     suite.case("a runtime folder with a long path", long_path)
+    suite.case("too few descriptors", descriptors)
     suite.case("further communicators of two ranks", further, "ab")
     suite.case("further communicators of four ranks", further, "abcd")
     suite.case("further communicators on plain devices", further, "ab", *plain)

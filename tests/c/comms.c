@@ -2,6 +2,7 @@
  *
  * Usage: comms HOSTS COUNT; a letter of HOSTS for each rank, a process each. Rank 0 prints a line "N DESCRIPTORS THREADS KIB" for none and for each. */
 #include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,17 +92,23 @@ static int run(int rank, int ranks, char host, int count)
 
 int main(int argc, char **argv)
 {
+	pid_t pids[MOST];
 	int ranks = argc == 3 ? (int)strlen(argv[1]) : 0, count = argc == 3 ? atoi(argv[2]) : 0, bad = 0, status;
 
-	if (ranks < 1 || count < 1 || count > MOST)
+	if (ranks < 1 || ranks > MOST || count < 1 || count > MOST)
 		return 2;
 	shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (shared == MAP_FAILED)
 		return 2;
 	for (int rank = 0; rank < ranks; rank++)
-		if (fork() == 0)
+		if ((pids[rank] = fork()) == 0)
 			exit(run(rank, ranks, argv[1][rank], count));
 	for (int rank = 0; rank < ranks; rank++)
-		bad |= wait(&status) < 0 || status != 0;
+		if (wait(&status) < 0 || status != 0) {
+			/* The others would wait for it. */
+			for (int other = 0; other < ranks && !bad; other++)
+				kill(pids[other], SIGKILL);
+			bad = 1;
+		}
 	return bad;
 }

@@ -26,6 +26,8 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 const MARGIN: Duration = Duration::from_secs(2);
 /// How long to wait before another attempt at the bootstrap, where it had no room.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How often one that waits looks whether its own process can be called at all.
+const LOOKS: Duration = Duration::from_secs(1);
 /// The longest that a rank may wait for others: a century.
 const MOST_PATIENCE: Duration = Duration::from_secs(100 * 365 * 86_400);
 
@@ -342,7 +344,10 @@ fn step(conn: &mut Conn, most: usize, until: Instant, ended: impl Fn() -> Ended)
     if left.is_zero() {
         return Err(failed("the bootstrap does not answer; is the process that made the id stopped?"));
     }
-    let mut fds = [PollFd::new(&conn.stream, conn.interest())];
+    if let Some(why) = door::starving() {
+        return Err(failed(why));
+    }
+    let (mut fds, left) = ([PollFd::new(&conn.stream, conn.interest())], left.min(LOOKS));
     let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
     // Interrupted: it is looked at again.
     let _ = poll(&mut fds, Some(&timeout));
@@ -457,7 +462,10 @@ mod tests {
         let mut heard = Vec::new();
         let mut newest = strangers.last().unwrap();
         newest.set_read_timeout(Some(PATIENCE)).unwrap();
-        newest.read_to_end(&mut heard).unwrap_or_default();
+        // After the time that a caller has for its greeting.
+        let ended =
+            newest.read_to_end(&mut heard).map_or_else(|e| e.kind() != std::io::ErrorKind::WouldBlock, |_| true);
+        assert!(ended, "strangers do not expire");
         assert!(heard.len() <= GREETING_BYTES, "a stranger is told {heard:?}");
     }
 

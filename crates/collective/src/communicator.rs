@@ -158,7 +158,7 @@ impl Communicator {
         if host.nic_count() == 0 {
             return Err(Error::Refused("the host has no NIC; a communicator needs one at least".into()));
         }
-        want_descriptors(descriptors(ranks, host.nic_count()));
+        want_descriptors(ranks, host.nic_count())?;
         let chair = door::sit(at, id.secret)?;
         // Until all have met: then each has seen whether it is there.
         let anchor = Anchor::find(&id.secret)?;
@@ -210,7 +210,7 @@ impl Communicator {
         let server = options.status_folder.as_ref().map(|folder| Server::bind(folder, &board)).transpose()?;
         let ends = |hello: &Hello| Ends { to: hello.address, seat: hello.seat, me: rank, secret };
         let oob = Oob::new(chair, site.all.iter().map(ends).collect(), options.timeout);
-        let net = Net::new(site.host.clone(), rails, ranks, shape);
+        let net = Net::new(site.host.clone(), rails, ranks, shape)?;
         let hosts = topology.hosts().to_vec();
         let state = State::new(config, hosts, topology, net, oob, board.clone(), options.folding);
         let shared = Shared::new(state);
@@ -438,11 +438,6 @@ impl Drop for Communicator {
         drop(state);
         thread.end();
     }
-}
-
-/// Descriptors that a communicator may come to have: a connection from each rank and one to each, what NICs take, and its own.
-fn descriptors(ranks: usize, nics: usize) -> u64 {
-    2 * ranks as u64 + 8 * nics as u64 + 16
 }
 
 /// Elements in so many bytes.

@@ -36,6 +36,8 @@ const MAX_ARRIVALS: usize = 4096;
 /// How long nobody is accepted where there is no descriptor for it.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// After so long it is no passing thing.
+const STARVES: Duration = Duration::from_secs(3);
 /// How long the thread sleeps without any deadline.
 const RESTS: Duration = Duration::from_secs(60);
 
@@ -188,6 +190,22 @@ impl Drop for Chair {
     }
 }
 
+/// This process has had no descriptor for any caller, though no stranger has taken one.
+struct Starved {
+    since: Instant,
+    last: Instant,
+    what: String,
+}
+
+static STARVED: Mutex<Option<Starved>> = Mutex::new(None);
+
+/// Why nobody can call this process, if that has been so for a while.
+pub(crate) fn starving() -> Option<String> {
+    let starved = locked(&STARVED);
+    let goes_on = |s: &&Starved| s.since.elapsed() > STARVES && s.last.elapsed() < 3 * LONGEST_PAUSE;
+    starved.as_ref().filter(goes_on).map(|s| s.what.clone())
+}
+
 /// Takes a seat at an address of this machine.
 pub(crate) fn sit(at: IpAddr, secret: Secret) -> Result<Chair> {
     let waker = Arc::new(Waker::new()?);
@@ -335,6 +353,12 @@ impl Keeper {
         let strangers = self.strangers();
         (0..strangers.div_ceil(2)).for_each(|_| self.drop_oldest_stranger());
         let what = format!("connections of other ranks could not be accepted: {error}{}", descriptors(error));
+        if strangers == 0 {
+            let (mut starved, now) = (locked(&STARVED), Instant::now());
+            let goes_on = starved.as_ref().filter(|s| now.duration_since(s.last) < 3 * LONGEST_PAUSE);
+            let since = goes_on.map_or(now, |s| s.since);
+            *starved = Some(Starved { since, last: now, what: what.clone() });
+        }
         for seat in locked(&self.door.seats).all.values_mut() {
             match seat {
                 Seat::Rank(_, lobby) => {

@@ -1,5 +1,6 @@
 //! Descriptors of this process: whether there are enough of them, and what to say where there are not.
 
+use crate::error::{io, Result};
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 
 /// What is left for others.
@@ -34,11 +35,23 @@ pub fn raise_descriptor_limit(most: u64) {
     }
 }
 
-/// Sees to it that so many more descriptors can be had, if the hard limit allows that: the soft one is raised only where it would be in the way.
-pub(crate) fn want_descriptors(more: u64) {
+/// Sees to it that as many descriptors as a communicator may come to have can be had, if the hard limit allows that: the soft one is raised only where it
+/// would be in the way. That not even those can be had that it has in any case is an error.
+pub(crate) fn want_descriptors(ranks: usize, nics: usize) -> Result<()> {
     // Without /proc the limit stays, and who finds none left says so.
-    let Ok(open) = std::fs::read_dir("/proc/self/fd").map(|all| all.count() as u64) else { return };
-    raise_descriptor_limit(open + more + SPARE);
+    let Ok(open) = std::fs::read_dir("/proc/self/fd").map(|all| all.count() as u64) else { return Ok(()) };
+    // A connection from each rank and one to each, what NICs take that are not open yet, and its own.
+    raise_descriptor_limit((2 * ranks as u64).saturating_add(open + 8 * nics as u64 + 16 + SPARE));
+    // Those with its neighbours, one of each NIC, and its own.
+    let least = 2 * ranks.saturating_sub(1).min(2) as u64 + nics as u64 + 2;
+    match getrlimit(Resource::Nofile).current {
+        // The one that looks is among those that are open.
+        Some(limit) if limit + 1 < open + least => {
+            let what = format!("a communicator of {ranks} ranks takes {least} descriptors, and {} are open", open - 1);
+            Err(io(what)(rustix::io::Errno::MFILE.into()))
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 
+use rustix::io::Errno;
 use unbroken::{
     Access, Cq, Host, Nic, Pd, Qp, QpAddress, QpCaps, QpOptions, Region, RemoteRegion, Wc, WcOpcode, WcStatus,
 };
@@ -129,11 +130,15 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    /// Opens the NICs; one that is dead now is opened when it is needed.
-    pub(crate) fn new(host: Host, rails: u8, ranks: usize, shape: Shape) -> Net {
+    /// Opens the NICs; one that is dead now is opened when it is needed. That this process has too little for them is an error.
+    pub(crate) fn new(host: Host, rails: u8, ranks: usize, shape: Shape) -> unbroken::Result<Net> {
         let cq_entries = cq_entries(ranks);
-        let adapters = (0..rails).map(|rail| Adapter::open(&host, rail, 0, cq_entries).ok()).collect();
-        Net {
+        let adapters = (0..rails).map(|rail| match Adapter::open(&host, rail, 0, cq_entries) {
+            Err(e) if is_want(e.errno()) => Err(e),
+            opened => Ok(opened.ok()),
+        });
+        let adapters = adapters.collect::<unbroken::Result<_>>()?;
+        Ok(Net {
             host,
             shape,
             rails,
@@ -144,7 +149,7 @@ impl Net {
             probes: HashMap::new(),
             openings: 0,
             sent_bytes: vec![0; usize::from(rails) + 1],
-        }
+        })
     }
 
     /// Makes room for so many peers more, and gives the first one's number here.
@@ -437,6 +442,11 @@ impl Net {
     }
 }
 
+/// Whether an error is one of this process, and not of a NIC.
+fn is_want(errno: i32) -> bool {
+    [Errno::MFILE, Errno::NFILE, Errno::NOMEM].iter().any(|want| want.raw_os_error() == errno)
+}
+
 /// Each rank has a path to each other of all ranks' channel, and one of their own two; one more may be made before the completions of the last were polled.
 fn cq_entries(ranks: usize) -> u32 {
     let of_rank = 4 * (SENDS + RECEIVES) as usize;
@@ -510,7 +520,7 @@ mod tests {
         let fabric = Fabric::create(&runtime, &network).unwrap();
         let shape = Shape { logical: false, slots: 4, payload: 4096, ack_timeout: 13, retries: 3 };
         let mut nets = ["a", "b"].map(|host| {
-            let mut net = Net::new(Host::emulated(folder.path(), host).unwrap(), 2, 2, shape);
+            let mut net = Net::new(Host::emulated(folder.path(), host).unwrap(), 2, 2, shape).unwrap();
             net.more(1);
             net
         });

@@ -102,23 +102,24 @@ pub(crate) struct Oob {
     pub(crate) inbox: Arc<Inbox>,
     stop: Arc<AtomicBool>,
     pub(crate) waker: Arc<Waker>,
-    /// Where others call this rank.
-    chair: Chair,
+    /// Where others call this rank, until it leaves: whoever calls later shall not take it for living.
+    chair: Option<Chair>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Oob {
     /// Knows where all ranks are; connects to none. Its thread begins with [`Oob::begin`].
     pub(crate) fn new(chair: Chair, all: Vec<Ends>, patience: Duration) -> Oob {
-        let waker = chair.lobby.waker.clone();
+        let (waker, chair) = (chair.lobby.waker.clone(), Some(chair));
         let out = all.into_iter().map(Line::new).collect();
         Oob { out, patience, inbox: Arc::default(), stop: Arc::default(), waker, chair, thread: None }
     }
 
     /// Starts the thread.
     pub(crate) fn begin(&mut self, status: Option<Server>, board: Board, attend: Attend) -> Result<()> {
+        let Some(chair) = &self.chair else { return Ok(()) };
         let reader = Reader {
-            lobby: self.chair.lobby.clone(),
+            lobby: chair.lobby.clone(),
             status,
             board,
             ranks: self.out.len(),
@@ -175,7 +176,7 @@ impl Oob {
     /// Tells the thread to end.
     pub(crate) fn stop(&mut self) -> Ending {
         self.stop.store(true, Ordering::Release);
-        Ending { waker: self.waker.clone(), thread: self.thread.take() }
+        Ending { waker: self.waker.clone(), thread: self.thread.take(), _chair: self.chair.take() }
     }
 }
 
@@ -183,6 +184,7 @@ impl Oob {
 pub(crate) struct Ending {
     waker: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
+    _chair: Option<Chair>,
 }
 
 impl Ending {
@@ -375,5 +377,20 @@ mod tests {
         let inbox = Inbox::default();
         (0..9).for_each(|k| inbox.put(Event::Gone(k % 3, Instant::now())));
         assert_eq!(inbox.lock().len(), 3);
+    }
+
+    /// Operations may be kept that outlive their communicator, and with them what it consists of.
+    #[test]
+    fn who_has_ended_is_not_reached() {
+        let (mut hears, mut tells) = pair();
+        hears.begin(None, Board::new(0, &[0, 1], 1), Box::new(|| Duration::from_millis(1))).unwrap();
+        hears.stop().end();
+        tells.tell(0, 0, &news(1));
+        let began = Instant::now();
+        let gone = |tells: &Oob| matches!(tells.inbox.take(), Some(Event::Gone(0, _)));
+        while !gone(&tells) && began.elapsed() < Duration::from_secs(10) {
+            tells.tend();
+        }
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     }
 }

@@ -20,6 +20,7 @@ use crate::channel::ALL;
 use crate::communicator::{Communicator, Options, Site};
 use crate::door::{self, Chair};
 use crate::error::{Error, Result};
+use crate::limits::want_descriptors;
 use crate::operands::{Buffers, Spans};
 
 /// What each rank says has so many bytes, spaces behind it: a gather of equal parts.
@@ -68,7 +69,11 @@ impl Communicator {
         options: Options,
     ) -> Result<Option<Communicator>> {
         options.check()?;
-        let taken = colour.map(|_| door::sit(at, self.secret)).transpose();
+        let seat = |_| {
+            want_descriptors(self.ranks(), self.site.host.nic_count())?;
+            door::sit(at, self.secret)
+        };
+        let taken = colour.map(seat).transpose();
         let (offer, chair) = match taken {
             Ok(Some(chair)) => (Ok(offer(&chair, &options)), Some(chair)),
             Ok(None) => (Err(String::new()), None),
