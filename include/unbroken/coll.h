@@ -50,10 +50,22 @@ typedef enum {
 	ubcollFloat16 = 6,
 	ubcollFloat32 = 7,
 	ubcollFloat64 = 8,
-	ubcollBfloat16 = 9
+	ubcollBfloat16 = 9,
+	ubcollInt16 = 10,
+	ubcollUint16 = 11
 } ubcollDataType_t;
 
-typedef enum { ubcollSum = 0, ubcollProd = 1, ubcollMax = 2, ubcollMin = 3, ubcollAvg = 4 } ubcollRedOp_t;
+/* The bitwise ones take integers alone. */
+typedef enum {
+	ubcollSum = 0,
+	ubcollProd = 1,
+	ubcollMax = 2,
+	ubcollMin = 3,
+	ubcollAvg = 4,
+	ubcollBitAnd = 5,
+	ubcollBitOr = 6,
+	ubcollBitXor = 7
+} ubcollRedOp_t;
 
 /* Zeros and NULLs stand for what is usual. All ranks give the same timeoutMs, anyOrder and logical. */
 typedef struct {
@@ -91,6 +103,8 @@ ubcollResult_t ubcollCommSplit(ubcollComm_t comm, int color, int key, ubcollComm
 ubcollResult_t ubcollCommDestroy(ubcollComm_t comm);
 /* Does not: all that is under way, here and at all other ranks, ends with an error that names this rank. */
 ubcollResult_t ubcollCommAbort(ubcollComm_t comm);
+/* Instead of the configuration's timeoutMs, from now on and at this rank alone; what is under way is meant, too. */
+ubcollResult_t ubcollCommSetTimeout(ubcollComm_t comm, uint32_t timeoutMs);
 /* ubcollSuccess, or why the communicator is broken; ubcollGetLastError() has the words. */
 ubcollResult_t ubcollCommGetAsyncError(ubcollComm_t comm, ubcollResult_t *asyncError);
 ubcollResult_t ubcollCommCount(ubcollComm_t comm, int *count);
@@ -151,6 +165,23 @@ ubcollResult_t ubcollRequestWait(ubcollRequest_t request);
 ubcollResult_t ubcollRequestWaitAll(const ubcollRequest_t *requests, size_t count);
 /* Asleep: the core is free for others. */
 ubcollResult_t ubcollRequestSleep(ubcollRequest_t request, uint32_t timeoutMs, int *done);
+
+/*
+ * For several threads that wait for one request: does its work until it is over, or for timeoutMs (UINT32_MAX: no limit). The request stays; one of the
+ * functions above says what came of it and ends it.
+ */
+ubcollResult_t ubcollRequestDrive(ubcollRequest_t request, uint32_t timeoutMs, int *done);
+
+/*
+ * A queue tells of requests that are over: each request puts its tag in once, whatever came of it. Any number of threads may wait on a queue, asleep;
+ * destroying it wakes them. A request can be told of in one queue, and stays until one of the functions above ends it.
+ */
+typedef struct ubcollQueue *ubcollQueue_t;
+ubcollResult_t ubcollQueueCreate(ubcollQueue_t *queue);
+ubcollResult_t ubcollRequestNotify(ubcollRequest_t request, ubcollQueue_t queue, uint64_t tag);
+/* *got is 1 and *tag one that was put in, or *got is 0: the time is over, or the queue was destroyed. UINT32_MAX: no limit. */
+ubcollResult_t ubcollQueueWait(ubcollQueue_t queue, uint32_t timeoutMs, uint64_t *tag, int *got);
+ubcollResult_t ubcollQueueDestroy(ubcollQueue_t queue);
 
 #ifdef __cplusplus
 }

@@ -64,8 +64,9 @@ static void refusals(ubcollComm_t comm)
 	ubcollResult_t result;
 	int number;
 
-	WRONG(ubcollAllReduce(in, out, 4, 10, ubcollSum, comm, NULL), "type 10; ubcollInt8 (0)");
-	WRONG(ubcollAllReduce(in, out, 4, ubcollInt32, 5, comm, NULL), "reduction 5; ubcollSum (0)");
+	WRONG(ubcollAllReduce(in, out, 4, 12, ubcollSum, comm, NULL), "type 12; ubcollInt8 (0)");
+	WRONG(ubcollAllReduce(in, out, 4, ubcollInt32, 8, comm, NULL), "reduction 8; ubcollSum (0)");
+	WRONG(ubcollAllReduce(in, out, 4, ubcollFloat32, ubcollBitXor, comm, NULL), "bitwise AND, OR and XOR take integers");
 	WRONG(ubcollAllReduce(NULL, out, 4, ubcollInt32, ubcollSum, comm, NULL), "sendbuff is NULL; an address of 16 bytes");
 	WRONG(ubcollAllReduce(in, NULL, 4, ubcollInt32, ubcollSum, comm, &request), "recvbuff is NULL");
 	WRONG(ubcollAllReduce(in, in + 1, 4, ubcollInt32, ubcollSum, comm, NULL), "overlap");
@@ -207,6 +208,50 @@ static void requests(ubcollComm_t comm)
 	for (int looks = 0; !done || looks == 0; looks++) {
 		MUST(looks < 200);
 		OK(ubcollRequestSleep(last, 100, &done));
+	}
+}
+
+/* Told of in a queue, by threads that sleep; driven without being ended. */
+static void queues(ubcollComm_t comm)
+{
+	ubcollRequest_t waiting[10];
+	ubcollQueue_t queue;
+	uint64_t tag, sum = 0;
+	int done, got;
+
+	OK(ubcollQueueCreate(&queue));
+	WRONG(ubcollQueueCreate(NULL), "queue is NULL");
+	WRONG(ubcollQueueWait((ubcollQueue_t)comm, 0, &tag, &got), "is no completion queue");
+	OK(ubcollQueueWait(queue, 0, &tag, &got));
+	MUST(!got);
+	for (int k = 0; k < 10; k++) {
+		OK(ubcollBarrier(comm, &waiting[k]));
+		OK(ubcollRequestNotify(waiting[k], queue, (uint64_t)k + 1));
+	}
+	for (int k = 0; k < 10; k++) {
+		OK(ubcollQueueWait(queue, 20000, &tag, &got));
+		MUST(got);
+		sum += tag;
+	}
+	MUST(sum == 55);
+	for (int k = 0; k < 10; k++) {
+		OK(ubcollRequestDrive(waiting[k], UINT32_MAX, &done));
+		MUST(done);
+		OK(ubcollRequestWait(waiting[k]));
+		WRONG(ubcollRequestDrive(waiting[k], 0, &done), "is no request");
+	}
+	OK(ubcollQueueDestroy(queue));
+	WRONG(ubcollQueueDestroy(queue), "is no completion queue");
+	WRONG(ubcollCommSetTimeout(comm, 0), "1 ms or more is right");
+	OK(ubcollCommSetTimeout(comm, 20000));
+	/* Bits, and 16 bits. */
+	{
+		uint16_t bits[3] = { (uint16_t)(1 << me), 0xffff, (uint16_t)(0xf0f0 + me) };
+
+		OK(ubcollAllReduce(bits, bits, 1, ubcollUint16, ubcollBitOr, comm, NULL));
+		OK(ubcollAllReduce(bits + 1, bits + 1, 1, ubcollInt16, ubcollSum, comm, NULL));
+		OK(ubcollAllReduce(bits + 2, bits + 2, 1, ubcollUint16, ubcollBitAnd, comm, NULL));
+		MUST(bits[0] == 7 && bits[1] == (uint16_t)-3 && bits[2] == 0xf0f0);
 	}
 }
 
@@ -396,6 +441,7 @@ int main(void)
 	refusals(comm);
 	operations(comm);
 	requests(comm);
+	queues(comm);
 	groups(comm, other);
 	full(small);
 	disagree(other);

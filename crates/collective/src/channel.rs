@@ -15,6 +15,7 @@ use unbroken_comm::agree::Description;
 use unbroken_comm::{views, Config, Engine, Note, Rank};
 use unbroken_schedule::{Collective, Folding, Operation, Program, Topology};
 
+use crate::completions::Watch;
 use crate::error::Result;
 use crate::operands::{Operands, Spans};
 use crate::request::Memory;
@@ -53,6 +54,8 @@ struct Queued {
     spans: Option<Spans>,
     /// Memory of a request that was given up, for as long as the operation needs it.
     memory: Option<Memory>,
+    /// Who is told when it is over.
+    watch: Option<Watch>,
 }
 
 /// One end of a channel.
@@ -117,7 +120,7 @@ impl Channel {
 
     /// Queues an operation whose memory fits; its ticket.
     pub(crate) fn push(&mut self, collective: Collective, description: Description, spans: Spans) -> u64 {
-        self.queue.push_back(Queued { collective, description, spans: Some(spans), memory: None });
+        self.queue.push_back(Queued { collective, description, spans: Some(spans), memory: None, watch: None });
         self.over + self.queue.len() as u64 - 1
     }
 
@@ -141,11 +144,19 @@ impl Channel {
         }
     }
 
+    /// Tells when a ticket that is not over is over. One that is told already is not told again.
+    pub(crate) fn watch(&mut self, ticket: u64, watch: Watch) {
+        let at = ticket.checked_sub(self.over).and_then(|at| self.queue.get_mut(at as usize));
+        if let Some(queued) = at {
+            queued.watch.get_or_insert(watch);
+        }
+    }
+
     /// Gives up all that waits or runs: nothing of it is touched from now on.
     pub(crate) fn clear(&mut self) {
         self.engine.finish(false);
         self.operands = Operands::none();
-        self.queue.clear();
+        self.queue.drain(..).filter_map(|queued| queued.watch).for_each(Watch::tell);
         self.runs = false;
     }
 
@@ -171,8 +182,11 @@ impl Channel {
     fn next(&mut self) {
         self.operands = Operands::none();
         self.runs = false;
-        self.queue.pop_front();
+        let queued = self.queue.pop_front();
         self.over += 1;
+        if let Some(watch) = queued.and_then(|queued| queued.watch) {
+            watch.tell();
+        }
     }
 
     /// The next operation's turn has come: its number, what it is, and its program. `None`: there is none, or a view is being agreed on.

@@ -288,6 +288,11 @@ impl Communicator {
         self.shared.publish(&state);
     }
 
+    /// Sets how long an operation may stand still from now on, instead of [`Options::timeout`]; at this rank alone.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.shared.lock().set_timeout(timeout);
+    }
+
     /// Why the communicator is broken, if it is.
     pub fn failure(&self) -> Option<Failure> {
         self.shared.lock().failure().cloned()
@@ -423,7 +428,7 @@ impl Drop for Communicator {
             if state.is_under_way() {
                 // An operation that stands still ends by itself.
                 began = None;
-            } else if waited > self.options.patience || waited.min(state.still()) > self.options.timeout {
+            } else if waited > self.options.patience || waited.min(state.still()) > state.timeout() {
                 // Some other has stood still for as long as an operation may: its process is stopped, or it has not come to what it was sent.
                 break;
             }

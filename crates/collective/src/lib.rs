@@ -28,6 +28,7 @@ mod bootstrap;
 mod c;
 mod channel;
 mod communicator;
+mod completions;
 mod conn;
 mod door;
 mod error;
@@ -46,6 +47,7 @@ mod status;
 
 pub use bootstrap::{Bootstrap, Id};
 pub use communicator::{Communicator, Options};
+pub use completions::Completions;
 pub use error::{Error, Result};
 pub use group::Group;
 pub use limits::raise_descriptor_limit;

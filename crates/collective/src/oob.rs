@@ -98,7 +98,7 @@ pub(crate) type Attend = Box<dyn Fn() -> Duration + Send>;
 pub(crate) struct Oob {
     out: Vec<Line>,
     /// How long others may be silent.
-    patience: Duration,
+    pub(crate) patience: Duration,
     pub(crate) inbox: Arc<Inbox>,
     stop: Arc<AtomicBool>,
     pub(crate) waker: Arc<Waker>,

@@ -1,10 +1,11 @@
 //! Operations that were begun and are waited for later.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use unbroken_comm::Failure;
 
+use crate::completions::{Completions, Watch};
 use crate::error::{Error, Result};
 use crate::state::{Idle, Shared, State};
 
@@ -34,46 +35,66 @@ impl Memory {
     }
 }
 
+/// What came of an operation.
+#[derive(Clone)]
+enum Outcome {
+    Done,
+    /// It was not even begun.
+    Refused(String),
+    /// The communicator broke before it was done.
+    Broken(Failure),
+}
+
+impl Outcome {
+    fn result(&self) -> Result<()> {
+        match self {
+            Outcome::Done => Ok(()),
+            Outcome::Refused(why) => Err(Error::Refused(why.clone())),
+            Outcome::Broken(failure) => Err(failure.clone().into()),
+        }
+    }
+}
+
 /// An operation under way. It goes on whether or not anybody waits, driven by who waits on its communicator, or else by the communicator's thread.
 ///
-/// Dropped, it goes on, too: its memory is kept for as long as that takes.
+/// Any number of threads may look at one, and wait for it: who waits holds nothing that others need in order to begin, look or wait.
+/// Dropped, the operation goes on, too: its memory is kept for as long as that takes.
 #[must_use = "what came of it is known from `wait` alone"]
 pub struct Request {
     shared: Arc<Shared>,
     channel: usize,
     ticket: u64,
     memory: Option<Memory>,
-    /// It is over, as far as this one has looked.
-    over: bool,
-    /// Why it was not even begun.
-    refused: Option<String>,
+    /// Set once, by the first who finds that it is over.
+    outcome: OnceLock<Outcome>,
 }
 
 impl Request {
     pub(crate) fn new(shared: Arc<Shared>, channel: usize, ticket: u64, memory: Option<Memory>) -> Request {
-        Request { shared, channel, ticket, memory, over: false, refused: None }
+        Request { shared, channel, ticket, memory, outcome: OnceLock::new() }
     }
 
     /// What came of it; `None`: it is under way. An operation that was done before the communicator broke is well.
-    fn look(&mut self, state: &mut State) -> Option<Result<()>> {
-        if let Some(why) = &self.refused {
-            return Some(Err(Error::Refused(why.clone())));
+    fn look(&self, state: &mut State) -> Option<Result<()>> {
+        if self.outcome.get().is_none() {
+            let channel = &mut state.channels[self.channel];
+            let outcome = if channel.is_over(self.ticket) {
+                channel.refusal(self.ticket).map_or(Outcome::Done, Outcome::Refused)
+            } else {
+                Outcome::Broken(state.failure()?.clone())
+            };
+            // The state is locked: nobody else is here.
+            let _ = self.outcome.set(outcome);
         }
-        let channel = &mut state.channels[self.channel];
-        if !channel.is_over(self.ticket) {
-            let failure = state.failure()?.clone();
-            self.over = true;
-            return Some(Err(failure.into()));
-        }
-        self.over = true;
-        self.refused = channel.refusal(self.ticket);
-        Some(self.refused.clone().map_or(Ok(()), |why| Err(Error::Refused(why))))
+        self.outcome.get().map(Outcome::result)
     }
 
     /// Drives the communicator once and looks. Gives what came of it if it is over, and whether there was anything to do.
-    fn poll(&mut self) -> (Option<Result<()>>, bool) {
-        let shared = self.shared.clone();
-        let (mut state, busy) = shared.drive();
+    fn poll(&self) -> (Option<Result<()>>, bool) {
+        if let Some(outcome) = self.outcome.get() {
+            return (Some(outcome.result()), true);
+        }
+        let (mut state, busy) = self.shared.drive();
         (self.look(&mut state), busy)
     }
 
@@ -82,41 +103,65 @@ impl Request {
     }
 
     /// Whether it is over; drives the communicator once.
-    pub fn test(&mut self) -> Result<bool> {
+    pub fn test(&self) -> Result<bool> {
         self.poll().0.map_or(Ok(false), |outcome| outcome.map(|()| true))
     }
 
     /// Waits until it is over, driving the communicator. Gives the memory back that was given to it.
-    pub fn wait(mut self) -> Result<Memory> {
-        Request::finish(vec![&mut self])?;
+    pub fn wait(self) -> Result<Memory> {
+        Request::finish(vec![&self])?;
         Ok(self.memory())
     }
 
     /// Waits until all are over, driving their communicators in turn. Of several errors the first is given.
-    pub fn wait_all(mut requests: Vec<Request>) -> Result<Vec<Memory>> {
-        Request::finish(requests.iter_mut().collect())?;
+    pub fn wait_all(requests: Vec<Request>) -> Result<Vec<Memory>> {
+        Request::finish(requests.iter().collect())?;
         Ok(requests.into_iter().map(Request::memory).collect())
     }
 
-    /// Sleeps until it is over, or for a time; the communicator's thread does the work meanwhile. Whether it is over.
-    pub fn sleep(&mut self, most: Duration) -> Result<bool> {
-        let (shared, began) = (self.shared.clone(), Instant::now());
+    /// Drives the communicator until it is over, or for `most`. Whether it is over; what came of it is for [`Request::wait`] or
+    /// [`Request::test`] to say.
+    pub fn drive(&self, most: Duration) -> bool {
+        let (began, mut idle) = (Instant::now(), Idle::default());
         loop {
-            let mut state = shared.lock();
+            let (outcome, busy) = self.poll();
+            if outcome.is_some() || began.elapsed() >= most {
+                // Who has driven goes; what is left is the thread's to do.
+                self.shared.rouse();
+                return outcome.is_some();
+            }
+            idle.next(busy);
+        }
+    }
+
+    /// Sleeps until it is over, or for a time; the communicator's thread does the work meanwhile. Whether it is over.
+    pub fn sleep(&self, most: Duration) -> Result<bool> {
+        let began = Instant::now();
+        loop {
+            let mut state = self.shared.lock();
             if let Some(outcome) = self.look(&mut state) {
                 return outcome.map(|()| true);
             }
             let Some(left) = most.checked_sub(began.elapsed()).filter(|left| !left.is_zero()) else { return Ok(false) };
-            shared.sleep(state, left.min(LOOKS));
+            self.shared.sleep(state, left.min(LOOKS));
+        }
+    }
+
+    /// Puts `tag` into a queue once it is over, whatever comes of it: now, if it is over already. To be asked for once.
+    pub fn notify(&self, queue: &Arc<Completions>, tag: u64) {
+        let mut state = self.shared.lock();
+        match self.look(&mut state) {
+            Some(_) => queue.push(tag),
+            None => state.channels[self.channel].watch(self.ticket, Watch::new(queue.clone(), tag)),
         }
     }
 
     /// Drives until all are over.
-    pub(crate) fn finish(mut open: Vec<&mut Request>) -> Result<()> {
+    pub(crate) fn finish(mut open: Vec<&Request>) -> Result<()> {
         let (mut first, mut idle) = (Ok(()), Idle::default());
         while !open.is_empty() {
             let mut any = false;
-            open.retain_mut(|request| {
+            open.retain(|request| {
                 let (outcome, busy) = request.poll();
                 any |= busy;
                 let Some(outcome) = outcome else { return true };
@@ -134,8 +179,8 @@ impl Request {
 
     /// Drives until it is over, with memory that is only lent: whatever happens, nothing touches it afterwards.
     pub(crate) fn finish_lent(self) -> Result<()> {
-        let mut lent = Lent(self);
-        Request::finish(vec![&mut lent.0])
+        let lent = Lent(self);
+        Request::finish(vec![&lent.0])
     }
 }
 
@@ -145,7 +190,7 @@ struct Lent(Request);
 impl Drop for Lent {
     fn drop(&mut self) {
         // It is not over: a panic is under way. All that waits or runs is given up with the communicator.
-        if !self.0.over {
+        if self.0.outcome.get().is_none() {
             let mut state = self.0.shared.lock();
             let rank = state.me;
             state.break_off(Failure::Aborted { rank });
@@ -155,7 +200,7 @@ impl Drop for Lent {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        if !self.over {
+        if self.outcome.get().is_none() {
             self.shared.lock().channels[self.channel].forget(self.ticket, self.memory.take());
         }
     }

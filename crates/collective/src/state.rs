@@ -224,6 +224,19 @@ impl State {
         Some(self.open(name, ranks, hosts, config, topology))
     }
 
+    /// Sets how long operations may stand still from now on, those that are under way among them.
+    pub(crate) fn set_timeout(&mut self, timeout: Duration) {
+        let timeout_us = u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX);
+        self.config.timeout_us = timeout_us;
+        self.oob.patience = timeout;
+        self.channels.iter_mut().for_each(|channel| channel.engine.set_timeout(timeout_us));
+    }
+
+    /// How long operations may stand still.
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_micros(self.config.timeout_us)
+    }
+
     /// Why the communicator is broken, if it is.
     pub(crate) fn failure(&self) -> Option<&Failure> {
         self.channels[0].engine.failure()

@@ -8,7 +8,9 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use ranks::{options, Fabric};
-use unbroken_collective::{Communicator, DataType, Error, Group, Memory, Operation, Options, ReduceOp, Request};
+use unbroken_collective::{
+    Communicator, Completions, DataType, Error, Group, Memory, Operation, Options, ReduceOp, Request,
+};
 use unbroken_fabric::DeviceKind;
 
 const SUM: ReduceOp = ReduceOp::Sum;
@@ -77,7 +79,7 @@ fn nobody_need_wait_for_what_was_begun() {
     let fabric = Fabric::new(DeviceKind::Full);
     fabric.run(&["a", "b"], &options(), |comm| {
         let began = Instant::now();
-        let mut request = begin(comm, 1, 500_000);
+        let request = begin(comm, 1, 500_000);
         while comm.counters().operations < 1 {
             assert!(began.elapsed() < Duration::from_secs(20), "nothing goes on");
             std::thread::sleep(Duration::from_millis(1));
@@ -86,9 +88,87 @@ fn nobody_need_wait_for_what_was_begun() {
         check(comm, 1, &request.wait().unwrap().into_output());
         // What is asked for while that thread sleeps wakes it: many in a row take less than its naps.
         for round in 0..20 {
-            let mut request = begin(comm, round, 100);
+            let request = begin(comm, round, 100);
             assert!(request.sleep(Duration::from_secs(20)).unwrap());
             check(comm, round, &request.wait().unwrap().into_output());
+        }
+    });
+}
+
+/// Waiting holds nothing that others need: an operation is begun, looked at and ended while other threads wait for one that cannot end yet.
+#[test]
+fn several_threads_wait_for_one_request_and_hold_up_nobody() {
+    let fabric = Fabric::new(DeviceKind::Full);
+    fabric.run(&["a", "b"], &options(), |comm| {
+        let early = comm.begin_recv(DataType::U8, 1 - comm.rank(), vec![0; 1000]).unwrap();
+        std::thread::scope(|scope| {
+            let waits: Vec<_> = (0..3)
+                .map(|k| match k {
+                    0 => scope.spawn(|| early.drive(Duration::from_secs(20))),
+                    1 => scope.spawn(|| early.sleep(Duration::from_secs(20)).unwrap()),
+                    _ => scope.spawn(|| early.drive(Duration::MAX)),
+                })
+                .collect();
+            for round in 0..10 {
+                assert!(!early.test().unwrap() && !early.drive(Duration::from_millis(1)));
+                check(comm, round, &begin(comm, round, 5_000).wait().unwrap().into_output());
+            }
+            // Only now may they end.
+            comm.barrier().unwrap();
+            comm.send(DataType::U8, 1 - comm.rank(), &bytes(comm.rank(), 7, 1000)).unwrap();
+            assert!(waits.into_iter().all(|wait| wait.join().unwrap()));
+        });
+        assert_eq!(early.wait().unwrap().into_output(), bytes(1 - comm.rank(), 7, 1000));
+    });
+}
+
+#[test]
+fn a_queue_tells_once_of_each_that_is_over_whatever_came_of_it() {
+    let fabric = Fabric::new(DeviceKind::Full);
+    fabric.run(&["a", "b"], &options(), |comm| {
+        let queue = Completions::new();
+        let sums: Vec<Request> = (0..20).map(|round| begin(comm, round, 3_000)).collect();
+        sums.iter().zip(0..).for_each(|(request, tag)| request.notify(&queue, tag));
+        // Nobody drives: the communicator's thread does. One channel's operations end in their order.
+        assert_eq!(
+            (0..20).map(|_| queue.take(Duration::from_secs(20)).unwrap()).collect::<Vec<_>>(),
+            Vec::from_iter(0..20)
+        );
+        sums[3].notify(&queue, 99);
+        assert_eq!(queue.take(Duration::ZERO), Some(99), "it is over already");
+        for (round, sum) in sums.into_iter().enumerate() {
+            check(comm, round, &sum.wait().unwrap().into_output());
+        }
+        comm.barrier().unwrap();
+        // Of those that the end of the communicator ends, too.
+        let never = comm.begin_recv(DataType::U8, 1 - comm.rank(), vec![0; 8]).unwrap();
+        never.notify(&queue, 7);
+        assert_eq!(queue.take(Duration::ZERO), None);
+        if comm.rank() == 0 {
+            comm.abort();
+        }
+        assert_eq!(queue.take(Duration::from_secs(20)), Some(7));
+        assert!(matches!(never.wait(), Err(Error::Broken(_))));
+        assert_eq!(queue.take(Duration::ZERO), None);
+    });
+}
+
+#[test]
+fn a_timeout_that_was_changed_is_the_one_that_counts() {
+    let fabric = Fabric::new(DeviceKind::Full);
+    fabric.run(&["a", "b"], &Options { timeout: Duration::from_secs(600), ..options() }, |comm| {
+        comm.barrier().unwrap();
+        if comm.rank() == 0 {
+            let never = comm.begin_recv(DataType::U8, 1, vec![0; 8]).unwrap();
+            comm.set_timeout(Duration::from_secs(1));
+            let error = never.wait().unwrap_err();
+            assert!(error.to_string().contains("1 s"), "{error}");
+        } else {
+            let began = Instant::now();
+            while comm.failure().is_none() {
+                assert!(began.elapsed() < Duration::from_secs(60));
+                std::thread::sleep(Duration::from_millis(5));
+            }
         }
     });
 }

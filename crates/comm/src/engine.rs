@@ -149,6 +149,11 @@ impl Engine {
         self.failure.as_ref()
     }
 
+    /// Sets how long an operation may stand still from now on, and two ranks be without a path.
+    pub fn set_timeout(&mut self, timeout_us: u64) {
+        self.config.timeout_us = timeout_us;
+    }
+
     /// Whether an operation runs and is not done.
     pub fn is_busy(&self) -> bool {
         self.run.as_ref().is_some_and(|run| !run.is_done())

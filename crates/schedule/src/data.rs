@@ -13,6 +13,9 @@ macro_rules! integer {
             ReduceOp::Product => a.wrapping_mul(b),
             ReduceOp::Min => a.min(b),
             ReduceOp::Max => a.max(b),
+            ReduceOp::BitAnd => a & b,
+            ReduceOp::BitOr => a | b,
+            ReduceOp::BitXor => a ^ b,
         };
         out as $bits as u64
     }};
@@ -29,6 +32,8 @@ macro_rules! float {
             ReduceOp::Min if a.total_cmp(&b).is_le() => a,
             ReduceOp::Max if a.total_cmp(&b).is_ge() => a,
             ReduceOp::Min | ReduceOp::Max => b,
+            // `Collective::new` refuses these for floating point.
+            ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => <$t>::NAN,
         };
         // ∞ − ∞ and 0 · ∞ make a NaN whose sign depends on the processor
         let out = if out.is_nan() { <$t>::NAN } else { out };
@@ -42,6 +47,8 @@ macro_rules! float {
 pub enum DataType {
     I8,
     U8,
+    I16,
+    U16,
     I32,
     U32,
     I64,
@@ -54,9 +61,11 @@ pub enum DataType {
 
 impl DataType {
     /// All of them.
-    pub const ALL: [DataType; 10] = [
+    pub const ALL: [DataType; 12] = [
         DataType::I8,
         DataType::U8,
+        DataType::I16,
+        DataType::U16,
         DataType::I32,
         DataType::U32,
         DataType::I64,
@@ -71,7 +80,7 @@ impl DataType {
     pub const fn bytes(self) -> u64 {
         match self {
             DataType::I8 | DataType::U8 => 1,
-            DataType::F16 | DataType::Bf16 => 2,
+            DataType::I16 | DataType::U16 | DataType::F16 | DataType::Bf16 => 2,
             DataType::I32 | DataType::U32 | DataType::F32 => 4,
             DataType::I64 | DataType::U64 | DataType::F64 => 8,
         }
@@ -96,11 +105,31 @@ pub enum ReduceOp {
     Max,
     /// Their sum, divided by the number of ranks once at the end. Integers are rounded towards zero.
     Avg,
+    /// Bitwise AND, of integers alone.
+    BitAnd,
+    /// Bitwise OR, of integers alone.
+    BitOr,
+    /// Bitwise exclusive OR, of integers alone.
+    BitXor,
 }
 
 impl ReduceOp {
     /// All of them.
-    pub const ALL: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];
+    pub const ALL: [ReduceOp; 8] = [
+        ReduceOp::Sum,
+        ReduceOp::Product,
+        ReduceOp::Min,
+        ReduceOp::Max,
+        ReduceOp::Avg,
+        ReduceOp::BitAnd,
+        ReduceOp::BitOr,
+        ReduceOp::BitXor,
+    ];
+
+    /// Whether elements of that type can be reduced so: bitwise operators take integers alone.
+    pub const fn takes(self, data: DataType) -> bool {
+        !data.is_float() || !matches!(self, ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor)
+    }
 
     /// `a ⊕ b`, in the arithmetic of `data`: each step is rounded to that type. It commutes bit for bit (a NaN is always the
     /// same NaN) and, for floating point, is not associative.
@@ -108,6 +137,8 @@ impl ReduceOp {
         match data {
             DataType::I8 => integer!(self, i8, u8, a, b),
             DataType::U8 => integer!(self, u8, u8, a, b),
+            DataType::I16 => integer!(self, i16, u16, a, b),
+            DataType::U16 => integer!(self, u16, u16, a, b),
             DataType::I32 => integer!(self, i32, u32, a, b),
             DataType::U32 => integer!(self, u32, u32, a, b),
             DataType::I64 => integer!(self, i64, u64, a, b),
@@ -125,6 +156,8 @@ pub fn divide(data: DataType, a: u64, by: u32) -> u64 {
     match data {
         DataType::I8 => (i64::from(a as i8) / i64::from(by)) as u8 as u64,
         DataType::U8 => u64::from(a as u8) / u64::from(by),
+        DataType::I16 => (i64::from(a as i16) / i64::from(by)) as u16 as u64,
+        DataType::U16 => u64::from(a as u16) / u64::from(by),
         DataType::I32 => (i64::from(a as i32) / i64::from(by)) as u32 as u64,
         DataType::U32 => u64::from(a as u32) / u64::from(by),
         DataType::I64 => (a as i64 / i64::from(by)) as u64,
@@ -152,6 +185,12 @@ mod tests {
         assert_eq!(ReduceOp::Max.combine(DataType::U32, 0xffff_ffff, 1), 0xffff_ffff);
         assert_eq!(ReduceOp::Product.combine(DataType::I64, u64::MAX, 7), (-7i64) as u64);
         assert_eq!(divide(DataType::I8, 0xf9, 2), 0xfd, "-7 / 2 is -3");
+        assert_eq!(ReduceOp::Sum.combine(DataType::U16, 0xffff, 2), 1);
+        assert_eq!(ReduceOp::Min.combine(DataType::I16, 0xffff, 1), 0xffff, "-1 is less than 1");
+        assert_eq!(divide(DataType::I16, 0xfff9, 2), 0xfffd, "-7 / 2 is -3");
+        assert_eq!(ReduceOp::BitAnd.combine(DataType::I64, u64::MAX, 6), 6);
+        assert_eq!(ReduceOp::BitOr.combine(DataType::U16, 0x8000, 1), 0x8001);
+        assert_eq!(ReduceOp::BitXor.combine(DataType::U8, 0xff, 0x0f), 0xf0);
     }
 
     #[test]
@@ -175,7 +214,7 @@ mod tests {
                 DataType::F64 => f64::from(x).to_bits(),
                 _ => bits32(x) & (u64::MAX >> (64 - 8 * data.bytes())),
             };
-            for op in ReduceOp::ALL {
+            for op in ReduceOp::ALL.into_iter().filter(|op| op.takes(data)) {
                 for a in odd.map(bits) {
                     for b in odd.map(bits) {
                         let (ab, ba) = (op.combine(data, a, b), op.combine(data, b, a));

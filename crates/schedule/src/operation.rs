@@ -173,6 +173,12 @@ impl Collective {
         if total.checked_mul(data.bytes()).is_none_or(|b| b > MAX_BYTES) {
             return Err(Error::TooLarge { what });
         }
+        if operation.reduce_op().is_some_and(|op| !op.takes(data)) {
+            return Err(Error::Form {
+                what: "a bitwise reduction of floating-point elements",
+                instead: "bitwise AND, OR and XOR take integers",
+            });
+        }
         if in_place && operation.is_pairwise() {
             return Err(Error::InPlace { what });
         }

@@ -10,19 +10,22 @@ from pathlib import Path
 
 NAME = "libunbroken_collective.so"
 VARIABLE = "UNBROKEN_COLLECTIVE_LIBRARY"
-QUEUE_FULL = 100
+# `ubcollResult_t`
+SYSTEM_ERROR, INVALID_USAGE, QUEUE_FULL = 2, 5, 100
+# A number of milliseconds that stands for no limit.
+FOREVER = 2**32 - 1
 
 
 class Type(enum.IntEnum):
     """`ubcollDataType_t`"""
 
-    INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16 = range(10)
+    INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, INT16, UINT16 = range(12)
 
 
 class Op(enum.IntEnum):
     """`ubcollRedOp_t`"""
 
-    SUM, PROD, MAX, MIN, AVG = range(5)
+    SUM, PROD, MAX, MIN, AVG, BIT_AND, BIT_OR, BIT_XOR = range(8)
 
 
 class Error(RuntimeError):
@@ -76,6 +79,12 @@ _ARGUMENTS = {
     "ubcollRequestTest": [_HANDLE, POINTER(c_int)],
     "ubcollRequestWait": [_HANDLE],
     "ubcollRequestSleep": [_HANDLE, c_uint32, POINTER(c_int)],
+    "ubcollRequestDrive": [_HANDLE, c_uint32, POINTER(c_int)],
+    "ubcollRequestNotify": [_HANDLE, _HANDLE, c_uint64],
+    "ubcollQueueCreate": [_PLACE],
+    "ubcollQueueWait": [_HANDLE, c_uint32, POINTER(c_uint64), POINTER(c_int)],
+    "ubcollQueueDestroy": [_HANDLE],
+    "ubcollCommSetTimeout": [_HANDLE, c_uint32],
 }
 
 
@@ -108,36 +117,62 @@ def unique_id() -> str:
     return made.internal.decode()
 
 
+class Queue:
+    """Tells of requests that are over, to any number of threads."""
+
+    def __init__(self):
+        self._handle = c_void_p()
+        _call("ubcollQueueCreate", byref(self._handle))
+
+    def wait(self) -> int | None:
+        """The next tag, asleep; None: the queue was destroyed."""
+        tag, got = c_uint64(), c_int()
+        try:
+            _call("ubcollQueueWait", self._handle, FOREVER, byref(tag), byref(got))
+        except Error:
+            return None
+        return tag.value if got.value else None
+
+    def destroy(self):
+        """Wakes all who wait."""
+        _call("ubcollQueueDestroy", self._handle)
+
+
 class Request:
-    """An operation under way; over once `test`, `sleep` or `wait` says so."""
+    """An operation under way. Any number of threads may drive it; one of them ends it once it is over."""
 
     def __init__(self, handle: c_void_p):
         self._handle = handle
+        self._ended = False
 
-    def test(self) -> bool:
-        """Whether it is over; does some of its work."""
+    def drive(self, timeout_ms: int) -> bool:
+        """Does its work until it is over, or for a time. Whether it is over."""
         done = c_int()
-        _call("ubcollRequestTest", self._handle, byref(done))
+        try:
+            _call("ubcollRequestDrive", self._handle, timeout_ms, byref(done))
+        except Error:
+            if self._ended:
+                return True
+            raise
         return bool(done.value)
 
-    def sleep(self, timeout_ms: int) -> bool:
-        """Whether it is over within that time; the communicator's own thread does the work."""
-        done = c_int()
-        _call("ubcollRequestSleep", self._handle, timeout_ms, byref(done))
-        return bool(done.value)
+    def notify(self, queue: Queue, tag: int):
+        """Puts the tag into the queue once it is over; an error if it was ended."""
+        _call("ubcollRequestNotify", self._handle, queue._handle, tag)
 
-    def wait(self):
-        """Until it is over; does its work."""
+    def end(self):
+        """Waits until it is over, and says what came of it by an error. To be called once."""
+        self._ended = True
         _call("ubcollRequestWait", self._handle)
 
 
 class Communicator:
     """A rank's end. Its operations have the names and the arguments of the header, less communicator and request."""
 
-    def __init__(self, ranks, rank, unique_id, *, host=None, address=None, timeout_ms=0, queue=0, any_order=False):
+    def __init__(self, ranks, rank, unique_id, *, host=None, address=None, timeout_ms=0, patience_ms=0, queue=0, any_order=False):
         self._handle = c_void_p()
         text = [None if value is None else value.encode() for value in (host, address)]
-        config = _Config(ctypes.sizeof(_Config), *text, timeout_ms, 0, queue, any_order, False)
+        config = _Config(ctypes.sizeof(_Config), *text, timeout_ms, patience_ms, queue, any_order, False)
         _call("ubcollCommInitRankConfig", byref(self._handle), ranks, _Id(unique_id.encode()), rank, byref(config))
 
     def begin(self, name: str, *arguments) -> Request:
@@ -151,6 +186,10 @@ class Communicator:
         counters = Counters()
         _call("ubcollCommGetCounters", self._handle, byref(counters))
         return counters
+
+    def set_timeout(self, timeout_ms: int):
+        """How long an operation may stand still from now on, at this rank."""
+        _call("ubcollCommSetTimeout", self._handle, timeout_ms)
 
     def destroy(self):
         """Waits for what is under way and leaves."""

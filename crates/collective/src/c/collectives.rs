@@ -17,7 +17,7 @@ use crate::operands::Spans;
 use crate::span::Span;
 
 /// `ubcollDataType_t`, by number.
-const TYPES: [DataType; 10] = [
+const TYPES: [DataType; 12] = [
     DataType::I8,
     DataType::U8,
     DataType::I32,
@@ -28,19 +28,30 @@ const TYPES: [DataType; 10] = [
     DataType::F32,
     DataType::F64,
     DataType::Bf16,
+    DataType::I16,
+    DataType::U16,
 ];
 
 /// `ubcollRedOp_t`, by number.
-const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg];
+const OPS: [ReduceOp; 8] = [
+    ReduceOp::Sum,
+    ReduceOp::Product,
+    ReduceOp::Max,
+    ReduceOp::Min,
+    ReduceOp::Avg,
+    ReduceOp::BitAnd,
+    ReduceOp::BitOr,
+    ReduceOp::BitXor,
+];
 
 fn data(number: i32) -> Result<DataType> {
     let found = usize::try_from(number).ok().and_then(|k| TYPES.get(k)).copied();
-    found.ok_or_else(|| Error::Refused(format!("type {number}; ubcollInt8 (0) to ubcollBfloat16 (9) is right")))
+    found.ok_or_else(|| Error::Refused(format!("type {number}; ubcollInt8 (0) to ubcollUint16 (11) is right")))
 }
 
 fn reduction(number: i32) -> Result<ReduceOp> {
     let found = usize::try_from(number).ok().and_then(|k| OPS.get(k)).copied();
-    found.ok_or_else(|| Error::Refused(format!("reduction {number}; ubcollSum (0) to ubcollAvg (4) is right")))
+    found.ok_or_else(|| Error::Refused(format!("reduction {number}; ubcollSum (0) to ubcollBitXor (7) is right")))
 }
 
 /// So many elements in bytes.

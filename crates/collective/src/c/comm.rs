@@ -198,6 +198,17 @@ extern "C" fn ubcollCommAbort(comm: *mut c_void) -> Code {
 }
 
 #[no_mangle]
+extern "C" fn ubcollCommSetTimeout(comm: *mut c_void, timeout_ms: u32) -> Code {
+    code(|| {
+        if timeout_ms == 0 {
+            return refuse("a timeout of 0 ms; 1 ms or more is right");
+        }
+        COMMS.get(comm)?.set_timeout(Duration::from_millis(timeout_ms.into()));
+        Ok(())
+    })
+}
+
+#[no_mangle]
 extern "C" fn ubcollCommGetAsyncError(comm: *mut c_void, result: *mut Code) -> Code {
     code(|| {
         let failure = COMMS.get(comm)?.failure();

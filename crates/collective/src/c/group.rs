@@ -1,16 +1,17 @@
-//! Groups and requests.
+//! Groups, requests, and queues of those that are over.
 //!
 //! Outside of a group an operation is begun at once; without a request its caller waits. Inside, it is put aside until the group ends.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::table::REQUESTS;
+use super::table::{QUEUES, REQUESTS};
 use super::{code, put, refuse, Code};
 use crate::communicator::Communicator;
+use crate::completions::Completions;
 use crate::error::Result;
 use crate::group::{begin, Entry};
 use crate::request::Request;
@@ -87,7 +88,7 @@ unsafe fn hand_out(begun: Vec<Request>, places: &[*mut *mut c_void]) -> Result<(
             waited.push(request);
         } else {
             // SAFETY: as the caller says.
-            unsafe { put(*place, "request", REQUESTS.add(Mutex::new(request))) }?;
+            unsafe { put(*place, "request", REQUESTS.add(request)) }?;
         }
     }
     Request::wait_all(waited).map(drop)
@@ -130,9 +131,9 @@ extern "C" fn ubcollGroupEnd() -> Code {
 }
 
 /// Looks at a request; one that is over is given back.
-fn look(request: *mut c_void, look: impl FnOnce(&mut Request) -> Result<bool>) -> Result<bool> {
+fn look(request: *mut c_void, look: impl FnOnce(&Request) -> Result<bool>) -> Result<bool> {
     let it = REQUESTS.get(request)?;
-    let over = look(&mut it.lock().unwrap_or_else(PoisonError::into_inner));
+    let over = look(&it);
     if !matches!(over, Ok(false)) {
         // Another thread may have been faster.
         let _ = REQUESTS.take(request);
@@ -185,5 +186,60 @@ extern "C" fn ubcollRequestWaitAll(requests: *const *mut c_void, count: usize) -
             first = first.and(outcome);
         }
         first
+    })
+}
+
+/// Milliseconds of the API: the largest number stands for no limit.
+fn most(timeout_ms: u32) -> Duration {
+    match timeout_ms {
+        u32::MAX => Duration::MAX,
+        ms => Duration::from_millis(ms.into()),
+    }
+}
+
+#[no_mangle]
+extern "C" fn ubcollRequestDrive(request: *mut c_void, timeout_ms: u32, done: *mut i32) -> Code {
+    code(|| {
+        let over = REQUESTS.get(request)?.drive(most(timeout_ms));
+        // SAFETY: the program gives NULL, or what coll.h says.
+        unsafe { put(done, "done", i32::from(over)) }
+    })
+}
+
+#[no_mangle]
+extern "C" fn ubcollRequestNotify(request: *mut c_void, queue: *mut c_void, tag: u64) -> Code {
+    code(|| {
+        let queue = QUEUES.get(queue)?;
+        REQUESTS.get(request)?.notify(&queue, tag);
+        Ok(())
+    })
+}
+
+#[no_mangle]
+extern "C" fn ubcollQueueCreate(queue: *mut *mut c_void) -> Code {
+    code(|| {
+        // SAFETY: the program gives NULL, or what coll.h says. Checked before one is made.
+        unsafe { put(queue, "queue", null_mut()) }?;
+        // SAFETY: as above.
+        unsafe { put(queue, "queue", QUEUES.insert(Completions::new())) }
+    })
+}
+
+#[no_mangle]
+extern "C" fn ubcollQueueWait(queue: *mut c_void, timeout_ms: u32, tag: *mut u64, got: *mut i32) -> Code {
+    code(|| {
+        // SAFETY: the program gives NULL, or what coll.h says. Checked before a tag is taken.
+        unsafe { put(tag, "tag", 0).and_then(|()| put(got, "got", 0)) }?;
+        let Some(next) = QUEUES.get(queue)?.take(most(timeout_ms)) else { return Ok(()) };
+        // SAFETY: as above.
+        unsafe { put(tag, "tag", next).and_then(|()| put(got, "got", 1)) }
+    })
+}
+
+#[no_mangle]
+extern "C" fn ubcollQueueDestroy(queue: *mut c_void) -> Code {
+    code(|| {
+        QUEUES.take(queue)?.close();
+        Ok(())
     })
 }

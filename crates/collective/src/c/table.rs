@@ -1,10 +1,9 @@
 //! The objects of C programs.
 
-use std::sync::Mutex;
-
 use unbroken::handles::{Table, Wrong};
 
 use crate::communicator::Communicator;
+use crate::completions::Completions;
 use crate::error::Error;
 use crate::request::Request;
 
@@ -15,4 +14,5 @@ impl From<Wrong> for Error {
 }
 
 pub(super) static COMMS: Table<Communicator> = Table::new("communicator", "ubcollCommInitRank");
-pub(super) static REQUESTS: Table<Mutex<Request>> = Table::new("request", "an operation whose request is not NULL");
+pub(super) static REQUESTS: Table<Request> = Table::new("request", "an operation whose request is not NULL");
+pub(super) static QUEUES: Table<Completions> = Table::new("completion queue", "ubcollQueueCreate");

@@ -77,6 +77,9 @@ pub fn collective(ranks: usize) -> impl Strategy<Value = Collective> {
     let data = prop::sample::select(DataType::ALL.to_vec());
     (operation(ranks), data, any::<bool>()).prop_map(move |(operation, data, in_place)| {
         let in_place = in_place && !operation.is_pairwise();
+        // Bitwise operators take integers alone.
+        let takes = operation.reduce_op().is_none_or(|op| op.takes(data));
+        let data = if takes { data } else { DataType::U16 };
         Collective::new(operation, data, in_place, ranks).unwrap()
     })
 }

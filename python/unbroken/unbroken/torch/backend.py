@@ -1,0 +1,524 @@
+"""The operations of a group.
+
+Each operation is planned first: calls of the library, the memory that they need, and what is copied when they are over. Planning refuses whatever does not
+make sense; only then is anything begun.
+"""
+
+import atexit
+import itertools
+import os
+import socket
+import threading
+import time
+import weakref
+from ctypes import c_size_t
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as _Backend
+
+from .. import coll
+from ..coll import Type
+from .tensors import (
+    bytes_of,
+    changeable,
+    check_equal,
+    check_readable,
+    check_writable,
+    is_plain,
+    overlap,
+    readable,
+    reduction,
+    writable,
+)
+from .work import Operation, Work, end_completers, start_completers
+
+NAME = "unbroken"
+# Operations that may be under way, of all ranks and with each one; who asks for more waits for the oldest.
+_QUEUE = 8192
+# How often the store is asked again for an id under which nobody is met any more.
+_ASK_AGAIN_S = 0.1
+_SUM = dist.ReduceOp.SUM
+
+
+@dataclass
+class _Plan:
+    """What is to be done: calls, each with its memory and copies, and what `Work.result` gives."""
+
+    results: list
+    calls: list = field(default_factory=list)
+
+    def call(self, name: str, *arguments, keeps=(), copies=()):
+        self.calls.append((name, arguments, list(keeps), list(copies)))
+        return self
+
+    def with_all(self, plans: list):
+        for plan in plans:
+            self.calls += plan.calls
+        return self
+
+
+def _timeout_of(opts) -> timedelta | None:
+    timeout = getattr(opts, "timeout", None)
+    return timeout if timeout is not None and timeout > timedelta(0) else None
+
+
+class Backend(_Backend):
+    """The backend of a group, for tensors on the CPU."""
+
+    def __init__(self, store, rank: int, size: int, timeout: timedelta, global_rank: int | None = None):
+        super().__init__(rank, size)
+        self._rank, self._size, self._store, self._timeout = rank, size, store, timeout
+        self._global_rank = rank if global_rank is None else global_rank
+        # Operations that are not over, in the order in which they were begun.
+        self._open: dict[int, Operation] = {}
+        self._numbers, self._barriers = 0, itertools.count()
+        self._coalescing = threading.local()
+        start_completers()
+        self._comm = _join(store, rank, size, timeout, self._global_rank)
+        _backends.add(self)
+
+    def getBackendName(self):
+        return NAME
+
+    def __repr__(self):
+        return f"Backend({NAME}, rank {self._rank} of {self._size})"
+
+    @property
+    def options(self):
+        return _Backend.Options(NAME, self._timeout)
+
+    @property
+    def supports_splitting(self) -> bool:
+        return True
+
+    @property
+    def supports_coalescing(self) -> bool:
+        # As gloo: batch_isend_irecv gives a Work for each.
+        return False
+
+    def eager_connect_single_device(self, device):
+        """Connections are made with the group."""
+
+    def set_timeout(self, timeout: timedelta):
+        """How long operations may stand still from now on; at this rank."""
+        self._timeout = timeout
+        self._living().set_timeout(_milliseconds(timeout))
+
+    def counters(self) -> dict:
+        """Operations that were done, paths that failed, streams that moved, frames that were sent again."""
+        values = self._living().counters()
+        return {name: getattr(values, name) for name, _ in values._fields_}
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._numbers
+
+    # Beginning and ending
+
+    def _living(self) -> coll.Communicator:
+        comm = self._comm
+        if comm is None:
+            raise dist.DistBackendError("the group was destroyed or aborted: make another")
+        return comm
+
+    def hold(self, operation: Operation):
+        """Keeps an operation, and so its memory, until it is over."""
+        self._open[id(operation)] = operation
+
+    def release(self, operation: Operation):
+        self._open.pop(id(operation), None)
+
+    def _begin(self, name: str, arguments) -> coll.Request:
+        while True:
+            try:
+                return self._living().begin(name, *arguments)
+            except coll.Error as error:
+                oldest = next(iter(self._open.copy().values()), None)
+                if error.code != coll.QUEUE_FULL or oldest is None:
+                    raise dist.DistBackendError(str(error)) from error
+                oldest.drive(None)
+
+    def _do(self, plan: _Plan, opts=None) -> Work:
+        """Begins what was planned. If a call is refused, those before it go on, and their memory stays until they are over; nothing is copied."""
+        operations = []
+        try:
+            for name, arguments, keeps, copies in plan.calls:
+                operations.append(Operation(self, self._begin(name, arguments), keeps, copies))
+        except BaseException:
+            for operation in operations:
+                operation.forget_results()
+                operation.watch()
+            raise
+        self._numbers += 1
+        together = getattr(self._coalescing, "operations", None)
+        if together is not None:
+            together += operations
+        return Work(operations, plan.results, _timeout_of(opts))
+
+    def start_coalescing(self):
+        """What this thread asks for from now on is waited for together."""
+        self._coalescing.operations = []
+
+    def end_coalescing(self) -> Work:
+        operations, self._coalescing.operations = getattr(self._coalescing, "operations", None), None
+        if operations is None:
+            raise RuntimeError("nothing is coalesced: start_coalescing comes first")
+        return Work(operations, [])
+
+    def shutdown(self):
+        """Waits for what is under way and leaves."""
+        _backends.discard(self)
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.destroy()
+            self._end_all()
+
+    def abort(self):
+        """Ends what is under way with an error, at all ranks."""
+        _backends.discard(self)
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.abort()
+            self._end_all()
+
+    def _end_all(self):
+        for operation in self._open.copy().values():
+            operation.drive(None)
+
+    def is_idle(self) -> bool:
+        """Whether all that was begun is over."""
+        return all(operation.drive(0) for operation in self._open.copy().values())
+
+    def split(self, store, ranks, opts) -> "Backend | None":
+        """A backend of some of the ranks, in that order; they alone call it. None for a rank that is not among them."""
+        if self._rank not in ranks:
+            return None
+        timeout = opts._timeout if opts is not None else self._timeout
+        return Backend(store, ranks.index(self._rank), len(ranks), timeout, self._global_rank)
+
+    # Reductions
+
+    def _plan_allreduce(self, tensor: torch.Tensor, op) -> _Plan:
+        check_writable(tensor)
+        kind, by, factor = reduction(tensor, op)
+        if factor is None:
+            flat, copies = changeable(tensor)
+        else:
+            flat = readable(tensor) * factor
+            copies = [(tensor, flat)]
+        at = flat.data_ptr()
+        return _Plan([tensor]).call("AllReduce", at, at, flat.numel(), kind, by, keeps=[flat], copies=copies)
+
+    def allreduce(self, tensors, opts=None):
+        op = opts.reduceOp if opts is not None else _SUM
+        return self._do(_Plan(tensors).with_all([self._plan_allreduce(tensor, op) for tensor in tensors]), opts)
+
+    def allreduce_coalesced(self, tensors, opts=None):
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors, opts):
+        (tensor,), root = tensors, opts.rootRank
+        is_root = self._rank == root
+        check_writable(tensor) if is_root else check_readable(tensor)
+        kind, by, factor = reduction(tensor, opts.reduceOp)
+        flat = readable(tensor) if factor is None else readable(tensor) * factor
+        into, copies = flat, []
+        if is_root and (factor is not None or not is_plain(tensor)):
+            copies = [(tensor, flat)]
+        to = into.data_ptr() if is_root else None
+        plan = _Plan(tensors).call("Reduce", flat.data_ptr(), to, flat.numel(), kind, by, root, keeps=[flat], copies=copies)
+        return self._do(plan, opts)
+
+    def _plan_reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op) -> _Plan:
+        check_writable(output)
+        check_readable(tensor)
+        if tensor.numel() != output.numel() * self._size or tensor.dtype != output.dtype:
+            right = f"an input of {output.numel() * self._size} {output.dtype} is right"
+            raise ValueError(f"reduce_scatter: {right}, not of {tensor.numel()} {tensor.dtype}")
+        kind, by, factor = reduction(output, op)
+        flat = readable(tensor) if factor is None else readable(tensor) * factor
+        into, copies = writable(output)
+        # In place is the rank's own part alone.
+        if overlap(flat, into) and into.data_ptr() != flat.data_ptr() + self._rank * bytes_of(into):
+            flat = flat.clone()
+        arguments = flat.data_ptr(), into.data_ptr(), into.numel(), kind, by
+        return _Plan([output]).call("ReduceScatter", *arguments, keeps=[flat, into], copies=copies)
+
+    def reduce_scatter_single(self, output, tensor, opts=None):
+        op = opts.reduceOp if opts is not None else _SUM
+        return self._do(self._plan_reduce_scatter(output, tensor, op), opts)
+
+    def reduce_scatter(self, outputs, inputs, opts=None):
+        (output,), (tensors,) = outputs, inputs
+        check_equal(tensors, output, self._size, "reduce_scatter")
+        check_readable(*tensors)
+        return self.reduce_scatter_single(output, _flat(tensors), opts)
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+        op = opts.reduceOp if opts is not None else _SUM
+        plans = [self._plan_reduce_scatter(o, i, op) for o, i in zip(outputs, inputs, strict=True)]
+        return self._do(_Plan(outputs).with_all(plans), opts)
+
+    # What moves data alone takes it for bytes.
+
+    def broadcast(self, tensors, opts):
+        plans = [self._plan_broadcast(tensor, opts.rootRank) for tensor in tensors]
+        return self._do(_Plan(tensors).with_all(plans), opts)
+
+    def _plan_broadcast(self, tensor: torch.Tensor, root: int) -> _Plan:
+        if self._rank == root:
+            check_readable(tensor)
+            flat, copies = readable(tensor), []
+        else:
+            check_writable(tensor)
+            flat, copies = writable(tensor)
+        at = flat.data_ptr()
+        return _Plan([tensor]).call("Broadcast", at, at, bytes_of(flat), Type.UINT8, root, keeps=[flat], copies=copies)
+
+    def _plan_all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> _Plan:
+        check_writable(output)
+        check_readable(tensor)
+        if output.numel() != tensor.numel() * self._size or output.dtype != tensor.dtype:
+            right = f"an output of {tensor.numel() * self._size} {tensor.dtype} is right"
+            raise ValueError(f"all_gather: {right}, not of {output.numel()} {output.dtype}")
+        flat = readable(tensor)
+        into, copies = writable(output)
+        if overlap(flat, into) and flat.data_ptr() != into.data_ptr() + self._rank * bytes_of(flat):
+            flat = flat.clone()
+        arguments = flat.data_ptr(), into.data_ptr(), bytes_of(flat), Type.UINT8
+        return _Plan([output]).call("AllGather", *arguments, keeps=[flat, into], copies=copies)
+
+    def all_gather_single(self, output, tensor, opts=None):
+        return self._do(self._plan_all_gather(output, tensor), opts)
+
+    def _plan_all_gather_list(self, tensors: list, tensor: torch.Tensor) -> _Plan:
+        check_readable(tensor)
+        check_writable(*tensors)
+        check_equal(tensors, tensor, self._size, "all_gather")
+        flat = readable(tensor)
+        into = torch.empty((self._size, flat.numel()), dtype=flat.dtype)
+        copies = [(t, part.view(t.shape)) for t, part in zip(tensors, into, strict=True)]
+        arguments = flat.data_ptr(), into.data_ptr(), bytes_of(flat), Type.UINT8
+        return _Plan([tensors]).call("AllGather", *arguments, keeps=[flat, into], copies=copies)
+
+    def allgather(self, outputs, inputs, opts=None):
+        (tensors,), (tensor,) = outputs, inputs
+        plan = self._plan_all_gather_list(tensors, tensor)
+        return self._do(plan, opts)
+
+    def allgather_coalesced(self, outputs, inputs, opts=None):
+        # outputs[r][k] is what rank r has as inputs[k].
+        if len(outputs) != self._size or any(len(of_rank) != len(inputs) for of_rank in outputs):
+            raise ValueError(f"all_gather_coalesced: {self._size} lists of {len(inputs)} tensors are right")
+        by_input = [list(tensors) for tensors in zip(*outputs, strict=True)]
+        plans = [self._plan_all_gather_list(o, i) for o, i in zip(by_input, inputs, strict=True)]
+        return self._do(_Plan(outputs).with_all(plans), opts)
+
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+        plans = [self._plan_all_gather(o, i) for o, i in zip(outputs, inputs, strict=True)]
+        return self._do(_Plan(outputs).with_all(plans), opts)
+
+    def all_to_all_single(self, output, tensor, output_splits, input_splits, opts=None):
+        check_writable(output)
+        check_readable(tensor)
+        if output.dtype != tensor.dtype:
+            raise ValueError(f"all_to_all: {tensor.dtype} is sent and {output.dtype} received; one type is right")
+        counts = [self._counts(tensor, input_splits), self._counts(output, output_splits)]
+        flat = readable(tensor)
+        into, copies = writable(output)
+        if overlap(flat, into):
+            flat = flat.clone()
+        arguments = flat.data_ptr(), counts[0], into.data_ptr(), counts[1], Type.UINT8
+        return self._do(_Plan([output]).call("AllToAllv", *arguments, keeps=[flat, into], copies=copies), opts)
+
+    def _counts(self, of: torch.Tensor, splits: list):
+        """Bytes to or from each rank."""
+        rows = of.shape[0] if of.dim() else 0
+        if not splits and rows % self._size:
+            raise ValueError(f"all_to_all: {rows} rows are not divided by {self._size} ranks; name split sizes")
+        splits = splits or [rows // self._size] * self._size
+        if len(splits) != self._size or sum(splits) != rows or min(splits) < 0:
+            raise ValueError(f"all_to_all: split sizes {list(splits)} do not make {rows} rows among {self._size} ranks")
+        row = bytes_of(of) // rows if rows else 0
+        return (c_size_t * self._size)(*[split * row for split in splits])
+
+    def alltoall(self, outputs, inputs, opts=None):
+        check_writable(*outputs)
+        check_readable(*inputs)
+        if len(outputs) != self._size or len(inputs) != self._size:
+            raise ValueError(f"all_to_all: {self._size} tensors to send and {self._size} to receive are right")
+        counts = [(c_size_t * self._size)(*map(bytes_of, tensors)) for tensors in (inputs, outputs)]
+        flat = torch.cat([_as_bytes(t) for t in inputs])
+        into = torch.empty(sum(counts[1]), dtype=torch.uint8)
+        parts = into.split(list(counts[1]))
+        copies = [(t, p.view(t.dtype).view(t.shape)) for t, p in zip(outputs, parts, strict=True)]
+        arguments = flat.data_ptr(), counts[0], into.data_ptr(), counts[1], Type.UINT8
+        return self._do(_Plan(outputs).call("AllToAllv", *arguments, keeps=[flat, into], copies=copies), opts)
+
+    def barrier(self, opts=None):
+        return self._do(_Plan([]).call("Barrier"), opts)
+
+    def monitored_barrier(self, opts, wait_all_ranks: bool = False):
+        """Rank 0 waits for the others by the store, and names those that do not come in time; so the group is as it was."""
+        timeout, prefix = _timeout_of(opts) or self._timeout, f"monitored/{next(self._barriers)}"
+        ends = time.monotonic() + timeout.total_seconds()
+        if self._rank != 0:
+            self._store.set(f"{prefix}/{self._rank}", "here")
+            if not _wait_for(self._store, f"{prefix}/all", ends):
+                raise dist.DistBackendError(f"monitored_barrier: rank 0 has not let rank {self._rank} go within {timeout}")
+            said = self._store.get(f"{prefix}/all").decode()
+            if said != "all":
+                raise dist.DistBackendError(said)
+            return
+        missing = []
+        for rank in range(1, self._size):
+            if not _wait_for(self._store, f"{prefix}/{rank}", ends):
+                missing.append(rank)
+                if not wait_all_ranks:
+                    break
+        text = f"monitored_barrier: rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not come within {timeout}"
+        self._store.set(f"{prefix}/all", text if missing else "all")
+        if missing:
+            raise dist.DistBackendError(text)
+
+    # Between two ranks
+
+    def _plan_send(self, tensor: torch.Tensor, to: int, tag: int) -> _Plan:
+        check_readable(tensor)
+        flat = readable(tensor)
+        return _Plan([tensor]).call("Send", flat.data_ptr(), bytes_of(flat), Type.UINT8, to, keeps=[flat])
+
+    def send(self, tensors, to: int, tag: int = 0):
+        (tensor,) = tensors
+        return self._do(self._plan_send(tensor, to, tag))
+
+    def _plan_recv(self, tensor: torch.Tensor, source: int, tag: int) -> _Plan:
+        check_writable(tensor)
+        into, copies = writable(tensor)
+        return _Plan([tensor]).call("Recv", into.data_ptr(), bytes_of(into), Type.UINT8, source, keeps=[into], copies=copies)
+
+    def recv(self, tensors, source: int, tag: int = 0):
+        (tensor,) = tensors
+        return self._do(self._plan_recv(tensor, source, tag))
+
+    def recv_anysource(self, tensors, tag: int = 0):
+        raise NotImplementedError(f"'{NAME}' receives from a rank that is named; give recv its src")
+
+    def gather(self, outputs, inputs, opts):
+        (tensor,) = inputs
+        if self._rank != opts.rootRank:
+            check_readable(tensor)
+            return self._do(self._plan_send(tensor, opts.rootRank, 0), opts)
+        (tensors,) = outputs
+        return self._gather_to(tensors, tensor, outputs, opts)
+
+    def _gather_to(self, tensors: list, tensor: torch.Tensor, results: list, opts) -> Work:
+        """At the root: its own part is copied at once, the others come."""
+        check_readable(tensor)
+        check_writable(*tensors)
+        check_equal(tensors, tensor, self._size, "gather")
+        plans = [self._plan_recv(t, rank, 0) for rank, t in enumerate(tensors) if rank != self._rank]
+        tensors[self._rank].data.copy_(readable(tensor).view(tensors[self._rank].shape))
+        return self._do(_Plan(results).with_all(plans), opts)
+
+    def gather_single(self, output, tensor, opts):
+        if self._rank != opts.rootRank:
+            return self._do(self._plan_send(tensor, opts.rootRank, 0), opts)
+        check_writable(output)
+        if output.numel() != tensor.numel() * self._size or output.dtype != tensor.dtype:
+            right = f"an output of {tensor.numel() * self._size} {tensor.dtype} is right"
+            raise ValueError(f"gather: {right}, not of {output.numel()} {output.dtype}")
+        if output.is_contiguous():
+            return self._gather_to(list(output.view(self._size, -1)), tensor, [output], opts)
+        if output.dim() and output.shape[0] % self._size == 0:
+            return self._gather_to(list(output.chunk(self._size)), tensor, [output], opts)
+        raise ValueError(f"gather: an output whose rows are divided by {self._size} ranks, or a contiguous one, is right")
+
+    gather_into_tensor = gather_single
+
+    def scatter(self, outputs, inputs, opts):
+        (tensor,) = outputs
+        if self._rank != opts.rootRank:
+            return self._do(self._plan_recv(tensor, opts.rootRank, 0), opts)
+        (tensors,) = inputs
+        check_writable(tensor)
+        check_readable(*tensors)
+        check_equal(tensors, tensor, self._size, "scatter")
+        plans = [self._plan_send(t, rank, 0) for rank, t in enumerate(tensors) if rank != self._rank]
+        tensor.data.copy_(readable(tensors[self._rank]).view(tensor.shape))
+        return self._do(_Plan(outputs).with_all(plans), opts)
+
+
+def _flat(tensors: list) -> torch.Tensor:
+    return torch.cat([readable(t).reshape(-1) for t in tensors])
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return readable(tensor).reshape(-1).view(torch.uint8)
+
+
+def _milliseconds(timeout: timedelta) -> int:
+    return max(1, min(int(timeout.total_seconds() * 1000), 2**32 - 2))
+
+
+def _wait_for(store, key: str, ends: float) -> bool:
+    """Waits for a key until a time; whether it is there."""
+    try:
+        store.wait([key], timedelta(seconds=max(0.001, ends - time.monotonic())))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _join(store, rank: int, size: int, timeout: timedelta, global_rank: int) -> coll.Communicator:
+    """Meets the other ranks under the id that rank 0 puts into the store. One that is left from an earlier group leads nowhere: the store is asked again."""
+    address = os.environ.setdefault("UNBROKEN_COLL_ADDRESS", _own_address())
+    hosts = os.environ.get("UNBROKEN_HOSTS", "").split(",")
+    ends = time.monotonic() + timeout.total_seconds()
+    if rank == 0:
+        store.set("id", coll.unique_id())
+    while True:
+        at = store.get("id").decode()
+        left_ms = max(1, int(1000 * (ends - time.monotonic())))
+        try:
+            return coll.Communicator(
+                size,
+                rank,
+                at,
+                host=hosts[global_rank % len(hosts)] or None,
+                address=address,
+                timeout_ms=_milliseconds(timeout),
+                patience_ms=min(left_ms, 2**32 - 2),
+                queue=_QUEUE,
+            )
+        except coll.Error as error:
+            stale = rank != 0 and error.code in (coll.SYSTEM_ERROR, coll.INVALID_USAGE)
+            if not stale or time.monotonic() + _ASK_AGAIN_S > ends:
+                raise dist.DistBackendError(str(error)) from error
+        time.sleep(_ASK_AGAIN_S)
+
+
+def _own_address() -> str:
+    """The address of this machine that leads to the job's master."""
+    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    family, kind, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(where)  # sends nothing
+        return probe.getsockname()[0]
+
+
+# Those whose programs end without destroying them leave all the same: others would take the end of the process for its death. What is under way then
+# nobody will wait for.
+_backends = weakref.WeakSet()
+
+
+@atexit.register
+def _leave():
+    for backend in list(_backends):
+        try:
+            backend.shutdown() if backend.is_idle() else backend.abort()
+        except coll.Error:
+            pass  # it is broken, and whoever waited has heard
+    end_completers()
