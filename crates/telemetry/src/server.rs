@@ -9,21 +9,26 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::net::sockopt::{set_socket_timeout, Timeout};
 use rustix::net::{socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::{Presence, ProcessName, ProcessStatus, Runtime};
+use crate::{now_us, Presence, ProcessName, ProcessStatus, Runtime};
 
 /// A client that does not read within this is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long nobody is answered where there is no descriptor for it: whoever polls would else be told again and again that somebody waits.
+const REST: Duration = Duration::from_millis(500);
 /// Longest answer that is read.
 const ANSWER_LIMIT_BYTES: u64 = 16 << 20;
 
 /// The answering end, one for each process.
 pub struct StatusServer {
     listener: UnixListener,
+    /// When it may be looked at again, µs ([`now_us`]).
+    rests_until_us: AtomicU64,
     path: PathBuf,
     /// The socket is that of a living process while this is held.
     presence: Presence,
@@ -36,12 +41,25 @@ impl StatusServer {
         let name = presence.name();
         let path = runtime.sockets().join(format!("{name}.sock"));
         let listener = bind_in(&runtime.sockets(), &format!("{name}.sock"))?;
-        Ok(StatusServer { listener, path, presence })
+        Ok(StatusServer { listener, rests_until_us: AtomicU64::new(0), path, presence })
+    }
+
+    /// Whether nobody can be answered for a while: its descriptor is then not worth polling.
+    pub fn rests(&self) -> bool {
+        now_us() < self.rests_until_us.load(Ordering::Relaxed)
     }
 
     /// Answers one client if one waits, with what `status` gives; never blocks for long. True if a client was answered.
     pub fn accept_one(&self, status: impl FnOnce() -> ProcessStatus) -> bool {
-        let Ok((mut client, _)) = self.listener.accept() else { return false };
+        let mut client = match self.listener.accept() {
+            Ok((client, _)) => client,
+            Err(e) => {
+                if e.kind() != io::ErrorKind::WouldBlock {
+                    self.rests_until_us.store(now_us() + REST.as_micros() as u64, Ordering::Relaxed);
+                }
+                return false;
+            }
+        };
         let answer = || -> io::Result<()> {
             client.set_nonblocking(false)?;
             client.set_write_timeout(Some(WRITE_TIMEOUT))?;
