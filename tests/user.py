@@ -8,14 +8,16 @@ end and a copy of the build that they may read. As an ordinary user, or where th
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 from lib import fabric as lab
 from lib.fabric import Fabric
-from lib.process import Failure, Skip
+from lib.process import Failure, Skip, wait_until
 from lib.suite import BUILD, Suite
 from lib.traffic import survive
 from lib.users import USERS, can_be_others
@@ -149,6 +151,62 @@ def own_networks(logs):
         return f"octets {octets}"
 
 
+def for_others(folder: Path, within=False) -> list:
+    """What of a runtime folder others than its user may use."""
+    paths = [*folder.rglob("*"), *([] if within else [folder])]
+    modes = [(path, path.lstat().st_mode) for path in paths]
+    return [f"{path} {stat.filemode(mode)}" for path, mode in modes if mode & 0o077 and not stat.S_ISLNK(mode)]
+
+
+@contextmanager
+def modes_left_open():
+    """Whoever makes a file and sets no mode makes it for all."""
+    before = os.umask(0)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def modes(logs):
+    """Under a umask of 0, with a runtime folder that others may look into: nothing that is made in it is for others, and another user drains nothing."""
+    with Users() as all_users, modes_left_open():
+        user = all_users.users[0]
+        for args in (["fabric", "show"], ["nic", "drain", "a/0"], ["run", "--", "ibv_devinfo", "-d", "unb0"]):
+            done = user.command(*args)
+            if done.returncode != 0:
+                raise Failure(f"unbroken {' '.join(args)}: {done.stderr}")
+        made = for_others(user.run / "unbroken")
+        if made:
+            raise Failure("for others: " + ", ".join(made))
+        with Owned(logs, user) as fabric:
+            fabric.path.chmod(0o755)
+            server, client = fabric.pair("ib_write_bw", ["-F", "-s", 65536, "-D", 6])
+            bench = fabric.start("bench", fabric.command_line([lab.UNBROKEN, "coll", "bench", "--hosts", "a,b", "--min", "1M", "--max", "1M", "--seconds", 3]))
+            wait_until(lambda: client.ended() or any((fabric.path / "proc").iterdir()), 20, "status sockets")
+            fabric.fault("nic b/0 down")
+            fabric.clear()
+            fabric.command("nic", "drain", "a/0")
+            wait_until(lambda: bench.ended() or any((fabric.path / "coll").glob("*.sock")), 20, "status sockets of ranks")
+            fabric.status()
+            made = for_others(fabric.path, within=True)
+            if made:
+                raise Failure("for others: " + ", ".join(made))
+            if all_users.root:
+                # The name of a file is all that it takes to drain a NIC.
+                touch = ["touch", str(fabric.path / "drained/b+0")]
+                if subprocess.run(all_users.users[1].line(touch), capture_output=True).returncode == 0:
+                    raise Failure("another user has drained a NIC")
+            fabric.command("nic", "undrain", "a/0")
+            for process in (bench, client, server):
+                process.expect_success(60)
+            kept = sum(1 for _ in fabric.path.rglob("*"))
+            made = for_others(fabric.path, within=True)
+            if made:
+                raise Failure("for others: " + ", ".join(made))
+        return f"{kept} files and folders"
+
+
 def refusal(done, *words):
     """Fails unless a command ended by itself with an error that has these words."""
     if done.returncode <= 0 or any(word not in done.stderr for word in words):
@@ -210,6 +268,7 @@ def main() -> int:
     suite.case("run, fault, status, events", commands)
     for tool in ("ib_write_bw", "ib_send_bw"):
         suite.case(f"{tool}, nic dead", dead_nic, tool)
+    suite.case("a umask of 0", modes)
     suite.case("two users, two networks", own_networks)
     suite.case("the folder of another user", folder_of_another)
     suite.case("what others put in the way", in_the_way)

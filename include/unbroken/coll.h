@@ -149,6 +149,20 @@ ubcollResult_t ubcollSend(const void *sendbuff, size_t count, ubcollDataType_t d
 ubcollResult_t ubcollRecv(void *recvbuff, size_t count, ubcollDataType_t datatype, int peer, ubcollComm_t comm, ubcollRequest_t *request);
 
 /*
+ * The same with a tag: a receive takes what was sent with its tag. Of several that wait for one rank, the first begins whose tag has come; what comes before
+ * its receive is asked for holds up what the same rank sends behind it. Without a tag is with tag 0.
+ */
+ubcollResult_t ubcollSendTag(const void *sendbuff, size_t count, ubcollDataType_t datatype, int peer, uint64_t tag, ubcollComm_t comm,
+			     ubcollRequest_t *request);
+/*
+ * From whichever rank sends first with that tag, unless a receive from that rank takes it; not in groups, and always with a request. It is an error if nothing
+ * comes for as long as an operation may stand still. ubcollRequestSource says from whom it was, once the request is over and before it is ended.
+ */
+#define UBCOLL_ANY_SOURCE (-1)
+ubcollResult_t ubcollRecvTag(void *recvbuff, size_t count, ubcollDataType_t datatype, int peer, uint64_t tag, ubcollComm_t comm,
+			     ubcollRequest_t *request);
+
+/*
  * What this thread asks for in between, on whatever communicators, is begun when the (outermost) group ends: all of it, or, if anything was refused, nothing.
  * Then those without a request are waited for.
  */
@@ -171,6 +185,9 @@ ubcollResult_t ubcollRequestSleep(ubcollRequest_t request, uint32_t timeoutMs, i
  * functions above says what came of it and ends it.
  */
 ubcollResult_t ubcollRequestDrive(ubcollRequest_t request, uint32_t timeoutMs, int *done);
+
+/* Of a receive from any rank that is over, and was not ended: from whom it was. -1 of any other. */
+ubcollResult_t ubcollRequestSource(ubcollRequest_t request, int *rank);
 
 /*
  * A queue tells of requests that are over: each request puts its tag in once, whatever came of it. Any number of threads may wait on a queue, asleep;

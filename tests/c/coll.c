@@ -310,6 +310,49 @@ static void groups(ubcollComm_t comm, ubcollComm_t other)
 	}
 }
 
+/* Rank 0 receives by tags, in another order than was sent, and what any rank sends. */
+static void tags(ubcollComm_t comm)
+{
+	ubcollRequest_t waiting[4], any[2];
+	int32_t got[4], from_any[2];
+	int seen = 0, rank, done;
+
+	OK(ubcollGroupStart());
+	WRONG(ubcollRecvTag(got, 1, ubcollInt32, UBCOLL_ANY_SOURCE, 7, comm, &any[0]), "not for groups");
+	OK(ubcollGroupEnd());
+	WRONG(ubcollRecvTag(got, 1, ubcollInt32, UBCOLL_ANY_SOURCE, 7, comm, NULL), "request is NULL");
+	WRONG(ubcollRecvTag(got, 0, ubcollInt32, UBCOLL_ANY_SOURCE, 7, comm, &any[0]), "one element or more");
+	if (me != 0) {
+		for (int32_t k = 3; k >= 0; k--) {
+			int32_t number = 10 * me + k;
+
+			OK(ubcollSendTag(&number, 1, ubcollInt32, 0, (uint64_t)k, comm, NULL));
+		}
+		OK(ubcollSendTag(&me, 1, ubcollInt32, 0, 7, comm, NULL));
+		OK(ubcollBarrier(comm, NULL));
+		return;
+	}
+	for (int k = 0; k < 2; k++)
+		OK(ubcollRecvTag(&from_any[k], 1, ubcollInt32, UBCOLL_ANY_SOURCE, 7, comm, &any[k]));
+	for (int from = 1; from < RANKS; from++) {
+		for (int k = 0; k < 4; k++)
+			OK(ubcollRecvTag(&got[k], 1, ubcollInt32, from, (uint64_t)k, comm, &waiting[k]));
+		OK(ubcollRequestWaitAll(waiting, 4));
+		for (int k = 0; k < 4; k++)
+			MUST(got[k] == 10 * from + k);
+	}
+	for (int k = 0; k < 2; k++) {
+		OK(ubcollRequestDrive(any[k], UINT32_MAX, &done));
+		OK(ubcollRequestSource(any[k], &rank));
+		MUST(done && rank == from_any[k] && rank > 0);
+		seen += rank;
+		OK(ubcollRequestWait(any[k]));
+		WRONG(ubcollRequestSource(any[k], &rank), "is no request");
+	}
+	MUST(seen == 3);
+	OK(ubcollBarrier(comm, NULL));
+}
+
 /* Two ranks disagree about what they exchange: all ranks hear it. */
 static void disagree(ubcollComm_t comm)
 {
@@ -442,6 +485,7 @@ int main(void)
 	operations(comm);
 	requests(comm);
 	queues(comm);
+	tags(comm);
 	groups(comm, other);
 	full(small);
 	disagree(other);

@@ -27,6 +27,7 @@ from lib.process import Failure, Skip, wait_until
 from lib.rxe import Rxe
 from lib.suite import Suite
 from nic import sriov
+from others import cases as cases_of_others
 
 # `ib_send_lat` of 8 MiB; its transport asks again for 7 s at least, since a busy machine makes outages longer.
 LARGE_BYTES = 8 << 20
@@ -430,6 +431,8 @@ def main() -> int:
     suite.case("a NIC gets its mode and virtual functions", left_out("it needs no kernel of its own") if args.vm else lambda _: sriov(logs))
     suite.case("an uplink is drained and put back", left_out("it is routing alone, and tested without a VM") if args.vm else drained)
     suite.case("two tenants with equal MAC addresses", isolation, args.rules)
+    if not args.vm:
+        cases_of_others(suite, logs, args.bfd_ms)
     return suite.finish()
 
 

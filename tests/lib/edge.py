@@ -117,7 +117,7 @@ class Lab:
 
     def vtysh(self, name: str, command: str):
         """What FRR says, as JSON."""
-        folder = self.state(self.node(name)) / "frr"
+        folder = self.state(self.node(name)) / "frr/run"
         return json.loads(run(*self.within(name), "vtysh", "--vty_socket", folder, "-c", command + " json"))
 
     def start(self, host: str | None, name: str, args: list, env=None) -> Process:
@@ -196,7 +196,7 @@ class Lab:
 
     def configuration(self, name: str) -> Path:
         """The edge.toml of a node."""
-        return Path("/tmp") / f"unbroken-{self.prefix}lab" / f"{self.node(name)}.toml"
+        return Path("/run/unbroken-edge") / f".lab-{self.prefix}" / f"{self.node(name)}.toml"
 
     # Faults
 

@@ -22,7 +22,8 @@ def counters(text: str) -> list:
     return [ast.literal_eval(line.split(maxsplit=2)[2]) for line in text.splitlines() if line.startswith("counters ")]
 
 
-def start(fabric: Fabric, python: str, backend: str, mode: str, ranks: int, steps: int):
+def torchrun(fabric: Fabric, python: str, name: str, ranks: int, script: list):
+    """Starts a script at so many ranks, each on a host of its own, by torchrun."""
     line = [python, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", free_port()]
     env = {
         "PYTHONPATH": str(ROOT / "python" / "unbroken"),
@@ -30,7 +31,11 @@ def start(fabric: Fabric, python: str, backend: str, mode: str, ranks: int, step
         "UNBROKEN_HOSTS": HOSTS,
         "OMP_NUM_THREADS": "1",
     }
-    return fabric.start(f"{backend}-{mode}", [*line, HERE / "train.py", backend, mode, steps], env=env)
+    return fabric.start(name, [*line, *script], env=env)
+
+
+def start(fabric: Fabric, python: str, backend: str, mode: str, ranks: int, steps: int):
+    return torchrun(fabric, python, f"{backend}-{mode}", ranks, [HERE / "train.py", backend, mode, steps])
 
 
 def trained(process, ranks: int, steps: int) -> list:

@@ -4,7 +4,7 @@
 TensorPipe opens libibverbs with dlopen, makes RC QPs with a shared receive queue, and moves everything by WRITE with immediate and
 SEND. The losses must be the bits that the same training over TCP gives, and the NICs must have carried the tensors.
 
-The backend of torch.distributed is tried in backend.py.
+The backend of torch.distributed is tried in backend.py (trainings) and behaviour.py (operations, waits, groups).
 
 usage: run.py PYTHON [--all] [WORD...]    where PYTHON is an interpreter that has torch (run.sh makes one); cases with these words alone
   --all   a NIC that dies at each of seven instants while connections are made
@@ -23,6 +23,7 @@ from lib.process import Failure, wait_until  # noqa: E402
 from lib.suite import Suite  # noqa: E402
 
 import backend  # noqa: E402
+import behaviour  # noqa: E402
 
 STEPS = 20
 SECONDS = 150
@@ -157,6 +158,7 @@ def nic_dies(logs, python: str, right: list, fault: str, dead: str, settings: tu
 def main():
     python = sys.argv[1]
     suite = Suite("torch", [word for word in sys.argv[2:] if word != "--all"])
+    behaviour.cases(suite, python)
     backend.cases(suite, python)
     right = suite.case("training over TCP", over_tcp, python, STEPS)
     longer = suite.case("longer training over TCP", over_tcp, python, 6 * STEPS)

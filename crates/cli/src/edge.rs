@@ -1,5 +1,6 @@
 //! `unbroken edge`: sets the host edge up and takes it down, shows it, and builds a network to try it in.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use clap::Subcommand;
@@ -112,10 +113,10 @@ pub(crate) struct LabArgs {
 }
 
 impl LabArgs {
-    fn lab(self) -> Lab {
-        let folder = std::env::temp_dir().join(format!("unbroken-{}lab", self.prefix));
+    fn lab(self) -> Result<Lab, String> {
+        let folder = Lab::folder_of(&self.prefix)?;
         let LabArgs { prefix, hosts, bfd_ms, rules, fast_failover, second_tenant } = self;
-        Lab { prefix, hosts, bfd_ms, rules, fast_failover, second_tenant, folder }
+        Ok(Lab { prefix, hosts, bfd_ms, rules, fast_failover, second_tenant, folder })
     }
 }
 
@@ -132,6 +133,12 @@ pub(crate) fn edge(command: EdgeCommand) -> output::Result {
         EdgeCommand::Daemon { name } => Ok(unbroken_edged::daemon::run_daemon(&State::find(name.as_deref())?)?),
         EdgeCommand::Down { name } => down(name.as_deref()),
         EdgeCommand::Demo { no_fast_failover, bfd_ms, json } => {
+            let root = unbroken_edged::state::make_root()?;
+            let folder = tempfile::Builder::new()
+                .prefix(".demo-")
+                .permissions(std::fs::Permissions::from_mode(0o700))
+                .tempdir_in(&root)
+                .map_err(|e| Failure::io(root.display(), e))?;
             let lab = Lab {
                 prefix: format!("demo{}", std::process::id()),
                 hosts: 2,
@@ -139,18 +146,16 @@ pub(crate) fn edge(command: EdgeCommand) -> output::Result {
                 rules: "none".into(),
                 fast_failover: !no_fast_failover,
                 second_tenant: false,
-                folder: std::env::temp_dir().join(format!("unbroken-edge-demo-{}", std::process::id())),
+                folder: folder.path().join("lab"),
             };
             let program = std::env::current_exe().map_err(|e| Failure::io("this program", e))?;
-            let done = crate::edge_demo::demo(&lab, &program, json);
-            let _ = std::fs::remove_dir_all(&lab.folder);
-            done
+            crate::edge_demo::demo(&lab, &program, json)
         }
         EdgeCommand::Lab { command } => {
             let program = std::env::current_exe().map_err(|e| Failure::io("this program", e))?;
             match command {
-                LabCommand::Up(args) => Ok(args.lab().up(&program)?),
-                LabCommand::Down(args) => Ok(args.lab().down(&program)?),
+                LabCommand::Up(args) => Ok(args.lab()?.up(&program)?),
+                LabCommand::Down(args) => Ok(args.lab()?.down(&program)?),
             }
         }
     }

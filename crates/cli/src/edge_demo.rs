@@ -45,7 +45,6 @@ pub(crate) fn demo(lab: &Lab, program: &Path, json: bool) -> output::Result {
     lab.up(program)?;
     until(60, "EVPN has told each host of the other and both ways are there", || ready(lab))?;
     let folder = lab.folder.join("runtime");
-    std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     let runtime = Runtime::at(&folder)?;
     let server = start(lab, program, &folder, 2, &[])?;
     until(20, "ib_write_bw listens", || {
@@ -158,7 +157,7 @@ fn cut(lab: &Lab, runtime: &Runtime, uplink: &str, receiver: u32, bytes: &dyn Fn
         .ok()
         .and_then(|g| g.longest(fault_us.saturating_sub(20_000), fault_us + 400_000));
     let first = |node: &str, event: &str| -> Option<u64> {
-        let text = std::fs::read_to_string(State::of(node).folder().join("events.jsonl")).ok()?;
+        let text = State::of(node).text("events.jsonl");
         let all = text.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
         all.filter(|e| e["event"] == event && (event != "bfd" || e["state"] == "down"))
             .filter_map(|e| e["time_us"].as_u64())

@@ -6,7 +6,8 @@
 //! 1 + *f* *n* + *t*, and is made at each end when it is first used or heard of. So what two ranks send each other needs no other rank, and waits for no
 //! operation of all.
 //!
-//! An operation in the queue is a *ticket*, counted from 0. Tickets are over in their order, so that whether one is over is one comparison.
+//! An operation in the queue is a *ticket*, counted from 0. Tickets are over in their order, but for receives with tags: of several that wait, the one
+//! begins whose tag has come.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -47,6 +48,7 @@ struct Kept {
 
 /// An operation that waits for its turn, or has it.
 struct Queued {
+    ticket: u64,
     collective: Collective,
     /// What the other ranks must take it for, too.
     description: Description,
@@ -72,12 +74,16 @@ pub(crate) struct Channel {
     topology: Topology,
     programs: Vec<Kept>,
     queue: VecDeque<Queued>,
+    /// The queue is not in the order of its tickets.
+    reordered: bool,
     /// The first in the queue has begun.
     runs: bool,
     /// Operations that this rank has begun.
     number: u64,
-    /// Tickets that were over.
-    over: u64,
+    /// Tickets that were given out.
+    tickets: u64,
+    /// Those that were given up: they are never over.
+    given_up: Vec<u64>,
     /// Tickets that could not be planned, and why; until somebody asks.
     refused: Vec<(u64, String)>,
 }
@@ -101,9 +107,11 @@ impl Channel {
             topology,
             programs: Vec::new(),
             queue: VecDeque::new(),
+            reordered: false,
             runs: false,
             number: 0,
-            over: 0,
+            tickets: 0,
+            given_up: Vec::new(),
             refused: Vec::new(),
         }
     }
@@ -120,13 +128,19 @@ impl Channel {
 
     /// Queues an operation whose memory fits; its ticket.
     pub(crate) fn push(&mut self, collective: Collective, description: Description, spans: Spans) -> u64 {
-        self.queue.push_back(Queued { collective, description, spans: Some(spans), memory: None, watch: None });
-        self.over + self.queue.len() as u64 - 1
+        let ticket = self.tickets;
+        self.tickets += 1;
+        self.queue.push_back(Queued { ticket, collective, description, spans: Some(spans), memory: None, watch: None });
+        ticket
     }
 
     /// Whether a ticket is over.
     pub(crate) fn is_over(&self, ticket: u64) -> bool {
-        ticket < self.over
+        let waits = match self.queue.front() {
+            Some(first) if !self.reordered => ticket >= first.ticket,
+            _ => self.queue.iter().any(|queued| queued.ticket == ticket),
+        };
+        !waits && !self.given_up.contains(&ticket)
     }
 
     /// Why a ticket that is over was not begun, if it was not; to be asked once.
@@ -135,19 +149,21 @@ impl Channel {
         Some(self.refused.swap_remove(at).1)
     }
 
+    fn queued(&mut self, ticket: u64) -> Option<&mut Queued> {
+        self.queue.iter_mut().find(|queued| queued.ticket == ticket)
+    }
+
     /// Nobody waits for a ticket any more: its memory stays as long as the operation needs it.
     pub(crate) fn forget(&mut self, ticket: u64, memory: Option<Memory>) {
         self.refused.retain(|(of, _)| *of != ticket);
-        let at = ticket.checked_sub(self.over).and_then(|at| self.queue.get_mut(at as usize));
-        if let Some(queued) = at {
+        if let Some(queued) = self.queued(ticket) {
             queued.memory = memory;
         }
     }
 
     /// Tells when a ticket that is not over is over. One that is told already is not told again.
     pub(crate) fn watch(&mut self, ticket: u64, watch: Watch) {
-        let at = ticket.checked_sub(self.over).and_then(|at| self.queue.get_mut(at as usize));
-        if let Some(queued) = at {
+        if let Some(queued) = self.queued(ticket) {
             queued.watch.get_or_insert(watch);
         }
     }
@@ -156,6 +172,7 @@ impl Channel {
     pub(crate) fn clear(&mut self) {
         self.engine.finish(false);
         self.operands = Operands::none();
+        self.given_up.extend(self.queue.iter().map(|queued| queued.ticket));
         self.queue.drain(..).filter_map(|queued| queued.watch).for_each(Watch::tell);
         self.runs = false;
     }
@@ -183,10 +200,51 @@ impl Channel {
         self.operands = Operands::none();
         self.runs = false;
         let queued = self.queue.pop_front();
-        self.over += 1;
+        self.reordered &= !self.queue.is_empty();
         if let Some(watch) = queued.and_then(|queued| queued.watch) {
             watch.tell();
         }
+    }
+
+    /// Whether several operations wait that differ in their tags, so that what comes says which of them begins.
+    pub(crate) fn has_choice(&self) -> bool {
+        let first = self.queue.front().map(|queued| queued.description.tag);
+        !self.runs && self.queue.iter().any(|queued| Some(queued.description.tag) != first)
+    }
+
+    /// Whether an operation has begun that is not over.
+    pub(crate) fn runs(&self) -> bool {
+        self.runs
+    }
+
+    /// Whether an operation with that tag waits, or runs.
+    pub(crate) fn waits_for(&self, tag: u64) -> bool {
+        self.queue.iter().any(|queued| queued.description.tag == tag)
+    }
+
+    /// The number of the operation that is next to begin, or runs.
+    pub(crate) fn current(&self) -> u64 {
+        self.number - u64::from(self.runs)
+    }
+
+    /// Something with a tag has come for which no operation has begun: the first that has this tag is next, instead of one that runs and has received
+    /// nothing. Whether there is one.
+    pub(crate) fn prefer(&mut self, tag: u64) -> bool {
+        let Some(at) = self.queue.iter().position(|queued| queued.description.tag == tag) else { return false };
+        if self.runs {
+            self.engine.retract();
+            self.number -= 1;
+            self.runs = false;
+            let spans = std::mem::replace(&mut self.operands, Operands::none()).into_spans();
+            if let Some(first) = self.queue.front_mut() {
+                first.spans = Some(spans);
+            }
+        }
+        if let Some(queued) = self.queue.remove(at) {
+            self.queue.push_front(queued);
+            self.reordered |= at > 0;
+        }
+        true
     }
 
     /// The next operation's turn has come: its number, what it is, and its program. `None`: there is none, or a view is being agreed on.
@@ -209,7 +267,8 @@ impl Channel {
                     return Some((number, description, collective.data().bytes(), program));
                 }
                 Err(error) => {
-                    self.refused.push((self.over, error.to_string()));
+                    let ticket = self.queue.front()?.ticket;
+                    self.refused.push((ticket, error.to_string()));
                     self.next();
                 }
             }

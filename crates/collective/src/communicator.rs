@@ -27,6 +27,7 @@ use crate::net::{Net, Shape};
 use crate::oob::Oob;
 use crate::operands::{check, Buffers, Spans};
 use crate::request::{Memory, Request};
+use crate::span::Span;
 use crate::state::{attend, Idle, Shared, State};
 use crate::status::{Board, Counters, Server, Snapshot};
 
@@ -244,12 +245,12 @@ impl Communicator {
 
     /// Does an operation together with all other ranks. Returns when this rank's part is done: its output is there, its input may be changed.
     pub fn run(&self, operation: Operation, data: DataType, buffers: Buffers<'_>) -> Result<()> {
-        self.enqueue(ALL, operation, data, Spans::of(buffers), None)?.finish_lent()
+        self.enqueue(ALL, 0, operation, data, Spans::of(buffers), None)?.finish_lent()
     }
 
     /// Begins an operation of all ranks: it is done behind those that were begun before it. Its memory comes back from [`Request::wait`].
     pub fn begin(&self, operation: Operation, data: DataType, memory: Memory) -> Result<Request> {
-        self.roused(self.enqueue_owned(ALL, operation, data, memory))
+        self.roused(self.enqueue_owned(ALL, 0, operation, data, memory))
     }
 
     /// Sends elements to a rank, which receives as many; other ranks have no part in it. What one rank sends another arrives in its order. Returns
@@ -257,28 +258,62 @@ impl Communicator {
     pub fn send(&self, data: DataType, to: Rank, bytes: &[u8]) -> Result<()> {
         let (name, operation) = self.transfer(self.me, to, data, bytes.len())?;
         let buffers = Buffers::Apart { input: bytes, output: &mut [] };
-        self.enqueue(name, operation, data, Spans::of(buffers), None)?.finish_lent()
+        self.enqueue(name, 0, operation, data, Spans::of(buffers), None)?.finish_lent()
     }
 
     /// Receives what a rank sends.
     pub fn recv(&self, data: DataType, from: Rank, bytes: &mut [u8]) -> Result<()> {
         let (name, operation) = self.transfer(from, self.me, data, bytes.len())?;
         let buffers = Buffers::Apart { input: &[], output: bytes };
-        self.enqueue(name, operation, data, Spans::of(buffers), None)?.finish_lent()
+        self.enqueue(name, 0, operation, data, Spans::of(buffers), None)?.finish_lent()
     }
 
     /// Begins [`Communicator::send`].
     pub fn begin_send(&self, data: DataType, to: Rank, bytes: Vec<u8>) -> Result<Request> {
+        self.begin_send_tagged(data, to, 0, bytes)
+    }
+
+    /// The same with a tag: the receiver takes it by a receive with that tag, in whatever order it asks.
+    pub fn begin_send_tagged(&self, data: DataType, to: Rank, tag: u64, bytes: Vec<u8>) -> Result<Request> {
         let (name, operation) = self.transfer(self.me, to, data, bytes.len())?;
         let memory = Memory::Apart { input: bytes, output: Vec::new() };
-        self.roused(self.enqueue_owned(name, operation, data, memory))
+        self.roused(self.enqueue_owned(name, tag, operation, data, memory))
     }
 
     /// Begins [`Communicator::recv`], of as many bytes as are given.
     pub fn begin_recv(&self, data: DataType, from: Rank, bytes: Vec<u8>) -> Result<Request> {
+        self.begin_recv_tagged(data, from, 0, bytes)
+    }
+
+    /// The same of what is sent with a tag. Of several receives that wait, the first begins whose tag has come; what comes before its receive is
+    /// asked for holds up what the same rank sends behind it.
+    pub fn begin_recv_tagged(&self, data: DataType, from: Rank, tag: u64, bytes: Vec<u8>) -> Result<Request> {
         let (name, operation) = self.transfer(from, self.me, data, bytes.len())?;
         let memory = Memory::Apart { input: Vec::new(), output: bytes };
-        self.roused(self.enqueue_owned(name, operation, data, memory))
+        self.roused(self.enqueue_owned(name, tag, operation, data, memory))
+    }
+
+    /// Begins to receive what any rank sends with a tag, unless a receive from that rank takes it. [`Request::source`] says whose it was. What has another
+    /// type, or more elements or fewer than are given, is an error at all ranks.
+    pub fn begin_recv_any(&self, data: DataType, tag: u64, mut bytes: Vec<u8>) -> Result<Request> {
+        elements(data, bytes.len())?;
+        let into = Span::of_mut(&mut bytes);
+        let memory = Memory::Apart { input: Vec::new(), output: bytes };
+        self.roused(self.enqueue_any(data, tag, into, Some(memory)))
+    }
+
+    pub(crate) fn enqueue_any(&self, data: DataType, tag: u64, into: Span, memory: Option<Memory>) -> Result<Request> {
+        let mut state = self.shared.lock();
+        if let Some(failure) = state.failure() {
+            return Err(failure.clone().into());
+        }
+        if state.any.waiting() >= self.options.queue {
+            return Err(Error::Full(state.any.waiting()));
+        }
+        let number = state.any.push(tag, data, into);
+        state.match_any();
+        self.shared.publish(&state);
+        Ok(Request::of_any(self.shared.clone(), number, memory))
     }
 
     /// Breaks the communicator: all that is under way here and at all other ranks ends with an error that names this rank.
@@ -311,25 +346,33 @@ impl Communicator {
         Ok((channel::name(from, to, self.ranks), channel::transfer(usize::from(from > to), count)))
     }
 
-    fn enqueue_owned(&self, name: u32, operation: Operation, data: DataType, mut memory: Memory) -> Result<Request> {
+    fn enqueue_owned(
+        &self,
+        name: u32,
+        tag: u64,
+        operation: Operation,
+        data: DataType,
+        mut memory: Memory,
+    ) -> Result<Request> {
         let spans = Spans::of(match &mut memory {
             Memory::Apart { input, output } => Buffers::Apart { input, output },
             Memory::InPlace(all) => Buffers::InPlace(all),
         });
-        self.enqueue(name, operation, data, spans, Some(memory))
+        self.enqueue(name, tag, operation, data, spans, Some(memory))
     }
 
     /// Queues an operation, and begins it if it is the first. The spans stay good until it is over.
     pub(crate) fn enqueue(
         &self,
         name: u32,
+        tag: u64,
         operation: Operation,
         data: DataType,
         spans: Spans,
         memory: Option<Memory>,
     ) -> Result<Request> {
         let collective = self.admit(name, &operation, data, &spans)?;
-        let description = Description::of(&collective);
+        let description = Description { tag, ..Description::of(&collective) };
         self.enqueue_as(description, name, collective, spans, memory)
     }
 

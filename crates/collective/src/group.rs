@@ -18,6 +18,8 @@ use crate::request::{Memory, Request};
 pub(crate) struct Entry<C> {
     pub(crate) comm: C,
     pub(crate) channel: u32,
+    /// Of operations between two ranks, what sends and receives are matched by.
+    pub(crate) tag: u64,
     pub(crate) operation: Operation,
     pub(crate) data: DataType,
     pub(crate) spans: Spans,
@@ -34,7 +36,7 @@ pub(crate) fn begin<C: Borrow<Communicator>>(entries: Vec<Entry<C>>) -> Result<V
     }
     let of = |e: Entry<C>| {
         let comm = e.comm.borrow();
-        comm.roused(comm.enqueue(e.channel, e.operation, e.data, e.spans, e.memory))
+        comm.roused(comm.enqueue(e.channel, e.tag, e.operation, e.data, e.spans, e.memory))
     };
     entries.into_iter().map(of).collect()
 }
@@ -55,6 +57,7 @@ impl<'a> Group<'a> {
         &mut self,
         comm: &'a Communicator,
         channel: u32,
+        tag: u64,
         operation: Operation,
         data: DataType,
         mut memory: Memory,
@@ -64,25 +67,25 @@ impl<'a> Group<'a> {
             Memory::InPlace(all) => Buffers::InPlace(all),
         });
         comm.admit(channel, &operation, data, &spans)?;
-        self.entries.push(Entry { comm, channel, operation, data, spans, memory: Some(memory) });
+        self.entries.push(Entry { comm, channel, tag, operation, data, spans, memory: Some(memory) });
         Ok(())
     }
 
     /// An operation of all ranks, as [`Communicator::begin`].
     pub fn add(&mut self, comm: &'a Communicator, operation: Operation, data: DataType, memory: Memory) -> Result<()> {
-        self.push(comm, ALL, operation, data, memory)
+        self.push(comm, ALL, 0, operation, data, memory)
     }
 
     /// As [`Communicator::begin_send`].
     pub fn send(&mut self, comm: &'a Communicator, data: DataType, to: Rank, bytes: Vec<u8>) -> Result<()> {
         let (channel, operation) = comm.transfer(comm.rank(), to, data, bytes.len())?;
-        self.push(comm, channel, operation, data, Memory::Apart { input: bytes, output: Vec::new() })
+        self.push(comm, channel, 0, operation, data, Memory::Apart { input: bytes, output: Vec::new() })
     }
 
     /// As [`Communicator::begin_recv`].
     pub fn recv(&mut self, comm: &'a Communicator, data: DataType, from: Rank, bytes: Vec<u8>) -> Result<()> {
         let (channel, operation) = comm.transfer(from, comm.rank(), data, bytes.len())?;
-        self.push(comm, channel, operation, data, Memory::Apart { input: Vec::new(), output: bytes })
+        self.push(comm, channel, 0, operation, data, Memory::Apart { input: Vec::new(), output: bytes })
     }
 
     /// Begins all, in the order in which they were added.

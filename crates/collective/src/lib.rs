@@ -22,6 +22,7 @@
 //! with it while the program computes. A [`Group`] begins several at once. From C the same is `include/unbroken/coll.h`.
 #![deny(unsafe_code)]
 
+mod anysource;
 mod arms;
 mod auth;
 mod bootstrap;

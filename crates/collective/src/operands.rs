@@ -105,6 +105,11 @@ impl Operands {
         Operands { input, output, scratch, is_input, data, op, aside: HashMap::new() }
     }
 
+    /// The caller's memory, of an operation between two ranks of which nothing was done.
+    pub(crate) fn into_spans(self) -> Spans {
+        Spans { input: self.input, output: self.output, in_place: false }
+    }
+
     fn range(&self, slice: &Slice, offset: u64, len: u64) -> Range<usize> {
         let at = (slice.start * self.data.bytes() + offset) as usize;
         at..at + len as usize

@@ -3,8 +3,9 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use unbroken_comm::Failure;
+use unbroken_comm::{Failure, Rank};
 
+use crate::anysource::Found;
 use crate::completions::{Completions, Watch};
 use crate::error::{Error, Result};
 use crate::state::{Idle, Shared, State};
@@ -55,6 +56,17 @@ impl Outcome {
     }
 }
 
+/// Where an operation waits.
+#[derive(Clone, Copy)]
+enum Place {
+    Channel {
+        channel: usize,
+        ticket: u64,
+    },
+    /// A receive from any rank, by its number.
+    Any(u64),
+}
+
 /// An operation under way. It goes on whether or not anybody waits, driven by who waits on its communicator, or else by the communicator's thread.
 ///
 /// Any number of threads may look at one, and wait for it: who waits holds nothing that others need in order to begin, look or wait.
@@ -62,31 +74,65 @@ impl Outcome {
 #[must_use = "what came of it is known from `wait` alone"]
 pub struct Request {
     shared: Arc<Shared>,
-    channel: usize,
-    ticket: u64,
+    place: Place,
     memory: Option<Memory>,
+    /// Whose it was, of a receive from any rank that is over.
+    source: OnceLock<Rank>,
     /// Set once, by the first who finds that it is over.
     outcome: OnceLock<Outcome>,
 }
 
 impl Request {
     pub(crate) fn new(shared: Arc<Shared>, channel: usize, ticket: u64, memory: Option<Memory>) -> Request {
-        Request { shared, channel, ticket, memory, outcome: OnceLock::new() }
+        Request::at(shared, Place::Channel { channel, ticket }, memory)
+    }
+
+    /// A receive from any rank.
+    pub(crate) fn of_any(shared: Arc<Shared>, number: u64, memory: Option<Memory>) -> Request {
+        Request::at(shared, Place::Any(number), memory)
+    }
+
+    fn at(shared: Arc<Shared>, place: Place, memory: Option<Memory>) -> Request {
+        Request { shared, place, memory, source: OnceLock::new(), outcome: OnceLock::new() }
     }
 
     /// What came of it; `None`: it is under way. An operation that was done before the communicator broke is well.
     fn look(&self, state: &mut State) -> Option<Result<()>> {
         if self.outcome.get().is_none() {
-            let channel = &mut state.channels[self.channel];
-            let outcome = if channel.is_over(self.ticket) {
-                channel.refusal(self.ticket).map_or(Outcome::Done, Outcome::Refused)
-            } else {
-                Outcome::Broken(state.failure()?.clone())
-            };
+            let outcome = self.outcome(state)?;
+            if let Place::Any(number) = self.place {
+                state.any.forget(number);
+            }
             // The state is locked: nobody else is here.
             let _ = self.outcome.set(outcome);
         }
         self.outcome.get().map(Outcome::result)
+    }
+
+    fn outcome(&self, state: &mut State) -> Option<Outcome> {
+        let place = match self.place {
+            Place::Channel { channel, ticket } => Some((channel, ticket)),
+            Place::Any(number) => match state.any.find(number) {
+                Found::Waits => None,
+                Found::Expired(why) => return Some(Outcome::Refused(why)),
+                Found::Bound { channel, ticket, from } => {
+                    let _ = self.source.set(from);
+                    Some((channel, ticket))
+                }
+            },
+        };
+        match place {
+            Some((channel, ticket)) if state.channels[channel].is_over(ticket) => {
+                let refusal = state.channels[channel].refusal(ticket);
+                Some(refusal.map_or(Outcome::Done, Outcome::Refused))
+            }
+            _ => Some(Outcome::Broken(state.failure()?.clone())),
+        }
+    }
+
+    /// The rank that has sent what a receive from any rank got ([`crate::Communicator::begin_recv_any`]), once it is over.
+    pub fn source(&self) -> Option<Rank> {
+        self.outcome.get().and(self.source.get()).copied()
     }
 
     /// Drives the communicator once and looks. Gives what came of it if it is over, and whether there was anything to do.
@@ -152,7 +198,25 @@ impl Request {
         let mut state = self.shared.lock();
         match self.look(&mut state) {
             Some(_) => queue.push(tag),
-            None => state.channels[self.channel].watch(self.ticket, Watch::new(queue.clone(), tag)),
+            None => {
+                let watch = Watch::new(queue.clone(), tag);
+                match (self.place, self.bound(&state)) {
+                    (_, Some((channel, ticket))) => state.channels[channel].watch(ticket, watch),
+                    (Place::Any(number), None) => state.any.watch(number, watch),
+                    (Place::Channel { .. }, None) => {}
+                }
+            }
+        }
+    }
+
+    /// The channel and the ticket, if it has them.
+    fn bound(&self, state: &State) -> Option<(usize, u64)> {
+        match self.place {
+            Place::Channel { channel, ticket } => Some((channel, ticket)),
+            Place::Any(number) => match state.any.find(number) {
+                Found::Bound { channel, ticket, .. } => Some((channel, ticket)),
+                Found::Waits | Found::Expired(_) => None,
+            },
         }
     }
 
@@ -201,7 +265,15 @@ impl Drop for Lent {
 impl Drop for Request {
     fn drop(&mut self) {
         if self.outcome.get().is_none() {
-            self.shared.lock().channels[self.channel].forget(self.ticket, self.memory.take());
+            let mut state = self.shared.lock();
+            let memory = self.memory.take();
+            if let Some((channel, ticket)) = self.bound(&state) {
+                state.channels[channel].forget(ticket, memory);
+            }
+            // One that waits for any rank has begun nothing: nothing comes into its memory any more.
+            if let Place::Any(number) = self.place {
+                state.any.forget(number);
+            }
         }
     }
 }

@@ -4,15 +4,19 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use unbroken_comm::agree::Description;
 use unbroken_comm::message::{Message, News as Word};
 use unbroken_comm::{Config, Engine, Failure, Note, ProbeId, Rank};
-use unbroken_schedule::{Fabric, Folding, Host as HostShape, Place, Topology};
+use unbroken_schedule::{Collective, Fabric, Folding, Host as HostShape, Place, Topology};
 
+use crate::anysource::AnySource;
 use crate::arms::Arms;
-use crate::channel::{ends, Channel, ALL};
+use crate::channel::{ends, transfer, Channel, ALL};
 use crate::conn::Waker;
 use crate::net::{Net, News};
 use crate::oob::{Event, Oob};
+use crate::operands::Spans;
+use crate::span::Span;
 use crate::status::Board;
 
 /// How often engines are told the time.
@@ -142,6 +146,8 @@ pub(crate) struct State {
     pub(crate) channels: Vec<Channel>,
     pub(crate) board: Board,
     pub(crate) folding: Folding,
+    /// Receives from whichever rank sends first.
+    pub(crate) any: AnySource,
     /// Of the channel of all.
     config: Config,
     hosts: Vec<HostShape>,
@@ -173,6 +179,7 @@ impl State {
             channels: Vec::new(),
             board,
             folding,
+            any: AnySource::default(),
             hosts,
             ties: Vec::new(),
             began: now,
@@ -254,12 +261,12 @@ impl State {
     }
 
     fn under_way(&self) -> u32 {
-        self.channels.iter().map(|c| c.waiting() as u32).sum()
+        self.any.waiting() as u32 + self.channels.iter().map(|c| c.waiting() as u32).sum::<u32>()
     }
 
     /// Whether what this rank has sent was used, and all it was asked for is done.
     pub(crate) fn is_drained(&self) -> bool {
-        self.channels.iter().all(|c| c.waiting() == 0 && c.engine.is_drained())
+        self.any.waiting() == 0 && self.channels.iter().all(|c| c.waiting() == 0 && c.engine.is_drained())
     }
 
     /// For how long there was nothing to do.
@@ -326,6 +333,7 @@ impl State {
         }
         self.ticked = Instant::now();
         self.oob.tend();
+        self.any.expire(self.timeout());
         let us = self.began.elapsed().as_micros() as u64;
         let linkless = self.net.linkless();
         for at in 0..self.channels.len() {
@@ -354,6 +362,7 @@ impl State {
             self.with(at, |engine, arms| engine.pump(arms));
             self.advance(at);
         }
+        self.match_any();
         self.end_if_broken();
         busy |= progress(self) != before;
         if busy {
@@ -387,13 +396,58 @@ impl State {
         }
     }
 
+    /// The tag of what has come over a channel for an operation that has not begun, or for another than has.
+    fn unmatched(&mut self, at: usize) -> Option<u64> {
+        let channel = &self.channels[at];
+        let current = channel.current();
+        match channel.runs() {
+            true => channel.engine.misfit(),
+            false => self.with(at, |engine, arms| engine.arrived_tag(current, arms)),
+        }
+    }
+
+    /// Gives what has come, and nobody asks for by its rank, to those who take it from any.
+    pub(crate) fn match_any(&mut self) {
+        for at in 1..self.channels.len() {
+            if self.any.waiting() == 0 {
+                return;
+            }
+            let receives = ends(self.channels[at].name, self.ranks()).filter(|(_, to)| *to == self.me);
+            let Some((from, to)) = receives else { continue };
+            let Some(tag) = self.unmatched(at).filter(|tag| !self.channels[at].waits_for(*tag)) else { continue };
+            let Some((number, waiting)) = self.any.take(tag) else { continue };
+            let count = waiting.into.len() as u64 / waiting.data.bytes();
+            let operation = transfer(usize::from(from > to), count);
+            let Ok(collective) = Collective::new(operation, waiting.data, false, 2) else { continue };
+            let description = Description { tag, ..Description::of(&collective) };
+            let spans = Spans { input: Span::EMPTY, output: waiting.into, in_place: false };
+            let ticket = self.channels[at].push(collective, description, spans);
+            if let Some(watch) = waiting.watch {
+                self.channels[at].watch(ticket, watch);
+            }
+            self.any.bind(number, at, ticket, from);
+            self.advance(at);
+        }
+    }
+
     /// Ends the operation of a channel that is done, and begins the next.
     pub(crate) fn advance(&mut self, at: usize) {
+        // Of receives with different tags the one begins whose tag has come.
+        if self.channels[at].engine.misfit().is_some() || self.channels[at].has_choice() {
+            if let Some(tag) = self.unmatched(at) {
+                self.channels[at].prefer(tag);
+            }
+        }
         while self.channels[at].is_due() {
             if self.channels[at].end() {
                 self.board.done(self.net.sent_bytes());
                 // Credit and what others wait to hear leave now, and not when somebody looks next.
                 self.with(at, |engine, arms| engine.pump(arms));
+            }
+            if self.channels[at].has_choice() {
+                if let Some(tag) = self.unmatched(at) {
+                    self.channels[at].prefer(tag);
+                }
             }
             let folding = self.folding;
             let Some((number, description, size, program)) = self.channels[at].begin(folding) else { return };
@@ -418,5 +472,6 @@ impl State {
             channel.engine.halt(failure.clone());
             channel.clear();
         }
+        self.any.clear();
     }
 }

@@ -187,6 +187,7 @@ impl Server {
     pub(crate) fn bind(folder: &Path, board: &Board) -> Result<Server> {
         let at = || format!("make the status socket in {}", folder.display());
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io(at()))?;
+        unbroken_telemetry::make_folder(folder).map_err(|e| io(at())(std::io::Error::other(e)))?;
         let mut name = [0; 8];
         rustix::rand::getrandom(&mut name, rustix::rand::GetRandomFlags::empty()).map_err(|e| io(at())(e.into()))?;
         let name = format!("{}-{:016x}.sock", std::process::id(), u64::from_ne_bytes(name));

@@ -118,13 +118,13 @@ fn several_threads_wait_for_one_request_and_hold_up_nobody() {
             comm.send(DataType::U8, 1 - comm.rank(), &bytes(comm.rank(), 7, 1000)).unwrap();
             assert!(waits.into_iter().all(|wait| wait.join().unwrap()));
         });
-        assert_eq!(early.wait().unwrap().into_output(), bytes(1 - comm.rank(), 7, 1000));
+        assert!(early.wait().unwrap().into_output() == bytes(1 - comm.rank(), 7, 1000));
     });
 }
 
 #[test]
 fn a_queue_tells_once_of_each_that_is_over_whatever_came_of_it() {
-    let fabric = Fabric::new(DeviceKind::Full);
+    let (fabric, asked) = (Fabric::new(DeviceKind::Full), Barrier::new(2));
     fabric.run(&["a", "b"], &options(), |comm| {
         let queue = Completions::new();
         let sums: Vec<Request> = (0..20).map(|round| begin(comm, round, 3_000)).collect();
@@ -144,6 +144,7 @@ fn a_queue_tells_once_of_each_that_is_over_whatever_came_of_it() {
         let never = comm.begin_recv(DataType::U8, 1 - comm.rank(), vec![0; 8]).unwrap();
         never.notify(&queue, 7);
         assert_eq!(queue.take(Duration::ZERO), None);
+        asked.wait();
         if comm.rank() == 0 {
             comm.abort();
         }
@@ -170,6 +171,112 @@ fn a_timeout_that_was_changed_is_the_one_that_counts() {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
+    });
+}
+
+/// Receives are asked for in another order than sends, before and after what is meant has come, with other tags and sizes; some while NICs fail.
+#[test]
+fn what_is_sent_with_a_tag_is_received_by_it() {
+    let fabric = Fabric::new(DeviceKind::Full);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for k in 0.. {
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
+                fabric.breaker.set(["nic a/1 dead", "cable b/0 cut", "nic b/2 down"][k % 3]);
+                std::thread::sleep(Duration::from_millis(30));
+                fabric.breaker.clear();
+                std::thread::sleep(Duration::from_millis(30));
+            }
+        });
+        fabric.run(&["a", "b"], &options(), |comm| {
+            let size = |tag: u64| 1 + 9_000 * tag as usize;
+            for round in 0..40 {
+                if comm.rank() == 0 {
+                    let send = |tag| comm.begin_send_tagged(DataType::U8, 1, tag, bytes(0, tag as usize, size(tag)));
+                    let sends: Vec<Request> = [3, 1, 2, 1, 0].map(|tag| send(tag).unwrap()).into();
+                    Request::wait_all(sends).unwrap();
+                    comm.barrier().unwrap();
+                } else {
+                    if round % 2 == 0 {
+                        // It has come, or is on its way, before anybody asks.
+                        std::thread::yield_now();
+                    }
+                    let recv = |tag| (tag, comm.begin_recv_tagged(DataType::U8, 0, tag, vec![0; size(tag)]).unwrap());
+                    for (tag, request) in [0, 1, 2, 3, 1].map(recv) {
+                        let got = request.wait().unwrap().into_output();
+                        assert!(got == bytes(0, tag as usize, size(tag)), "round {round}, tag {tag}");
+                    }
+                    comm.barrier().unwrap();
+                }
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+    });
+}
+
+#[test]
+fn a_tag_that_nobody_asks_for_is_an_error_that_names_both() {
+    let fabric = Fabric::new(DeviceKind::Full);
+    fabric.run(&["a", "b"], &Options { timeout: Duration::from_secs(2), ..options() }, |comm| {
+        let error = if comm.rank() == 0 {
+            comm.begin_send_tagged(DataType::U8, 1, 5, vec![0; 10]).unwrap().wait().unwrap();
+            comm.barrier().unwrap_err().to_string()
+        } else {
+            comm.begin_recv_tagged(DataType::U8, 0, 6, vec![0; 10]).unwrap().wait().unwrap_err().to_string()
+        };
+        assert!(error.contains("from 0 to 1, tag 6") || error.contains("stands still"), "{error}");
+    });
+}
+
+#[test]
+fn who_sends_first_is_received_from() {
+    let fabric = Fabric::new(DeviceKind::Full);
+    fabric.run(&["a", "b", "c"], &Options { timeout: Duration::from_secs(5), ..options() }, |comm| {
+        const ROUNDS: usize = 20;
+        if comm.rank() > 0 {
+            for round in 0..ROUNDS {
+                let tagged =
+                    |tag, count| comm.begin_send_tagged(DataType::U8, 0, tag, bytes(comm.rank(), round, count));
+                // What is received by its rank is not taken by those who ask for any.
+                let sends = vec![tagged(9, 3_000).unwrap(), tagged(1, 70_000).unwrap()];
+                Request::wait_all(sends).unwrap();
+            }
+            comm.barrier().unwrap();
+            return;
+        }
+        let mut next = [0; 3];
+        for round in 0..ROUNDS {
+            let named: Vec<Request> =
+                (1..3).map(|from| comm.begin_recv_tagged(DataType::U8, from, 9, vec![0; 3_000]).unwrap()).collect();
+            let any: Vec<Request> =
+                (0..2).map(|_| comm.begin_recv_any(DataType::U8, 1, vec![0; 70_000]).unwrap()).collect();
+            let queue = Completions::new();
+            any.iter().zip(0..).for_each(|(request, tag)| request.notify(&queue, tag));
+            assert!((0..2).all(|_| queue.take(Duration::from_secs(20)).is_some()));
+            for request in any {
+                assert!(request.test().unwrap());
+                let from = request.source().unwrap();
+                assert!(request.wait().unwrap().into_output() == bytes(from, next[from], 70_000));
+                next[from] += 1;
+            }
+            for (k, request) in named.into_iter().enumerate() {
+                assert_eq!(request.source(), None);
+                assert!(request.wait().unwrap().into_output() == bytes(k + 1, round, 3_000));
+            }
+        }
+        comm.barrier().unwrap();
+        // Nothing more comes: an error of this operation alone.
+        let began = Instant::now();
+        let never = comm.begin_recv_any(DataType::U8, 1, vec![0; 8]).unwrap();
+        comm.set_timeout(Duration::from_millis(300));
+        let error = never.wait().unwrap_err().to_string();
+        assert!(error.contains("no rank has sent anything with tag 1"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(20) && comm.failure().is_none());
+        // One that is given up takes nothing, and holds up nobody's end.
+        drop(comm.begin_recv_any(DataType::U8, 1, vec![0; 8]).unwrap());
     });
 }
 

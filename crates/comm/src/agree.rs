@@ -25,6 +25,8 @@ pub struct Description {
     pub root: u32,
     /// Of SendRecv the receiver.
     pub to: u32,
+    /// Of SendRecv what a receive is matched with a send by. Ranks that differ in it alone do not disagree: the one that is meant may be asked for yet.
+    pub tag: u64,
 }
 
 /// What is no operation of a program, but done as one, stands behind those that are.
@@ -65,13 +67,14 @@ impl Description {
             count,
             root: root as u32,
             to: to as u32,
+            tag: 0,
         }
     }
 
     /// Of the split of the communicator, whatever each rank says in it.
     pub fn split() -> Description {
         let operation = NAMES.iter().position(|n| *n == SPLIT).map_or(u8::MAX, |k| k as u8);
-        Description { operation, data: 0, reduce: 0, count: 0, root: 0, to: 0 }
+        Description { operation, data: 0, reduce: 0, count: 0, root: 0, to: 0, tag: 0 }
     }
 
     /// The same, where ranks are counted otherwise.
@@ -87,11 +90,11 @@ impl Description {
     /// What frames carry of it.
     pub fn digest(&self) -> u64 {
         let small = u64::from(self.operation) | u64::from(self.data) << 8 | u64::from(self.reduce) << 16;
-        digest([small, self.count, u64::from(self.root) << 32 | u64::from(self.to)].into_iter())
+        digest([small, self.count, u64::from(self.root) << 32 | u64::from(self.to), self.tag].into_iter())
     }
 
     pub(crate) fn encode(&self, w: &mut Writer) {
-        w.u8(self.operation).u8(self.data).u8(self.reduce).u64(self.count).u32(self.root).u32(self.to);
+        w.u8(self.operation).u8(self.data).u8(self.reduce).u64(self.count).u32(self.root).u32(self.to).u64(self.tag);
     }
 
     pub(crate) fn decode(r: &mut Reader<'_>) -> Option<Description> {
@@ -102,6 +105,7 @@ impl Description {
             count: r.u64()?,
             root: r.u32()?,
             to: r.u32()?,
+            tag: r.u64()?,
         })
     }
 }
@@ -122,6 +126,7 @@ impl std::fmt::Display for Description {
         }
         match *name {
             "Broadcast" | "Reduce" => write!(f, ", root {}", self.root),
+            "SendRecv" if self.tag != 0 => write!(f, ", from {} to {}, tag {}", self.root, self.to, self.tag),
             "SendRecv" => write!(f, ", from {} to {}", self.root, self.to),
             _ => Ok(()),
         }
@@ -152,6 +157,7 @@ mod tests {
             all_reduce(ReduceOp::Sum, 5, DataType::I32),
             Description { root: 1, ..a },
             Description { operation: 0, ..a },
+            Description { tag: 1, ..a },
         ];
         for b in others {
             assert_ne!(a.digest(), b.digest(), "{b}");

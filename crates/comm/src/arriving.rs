@@ -33,6 +33,18 @@ impl Engine {
         }
     }
 
+    /// The tag of an operation that has not begun here and of which something has come; of operations between two ranks.
+    pub fn arrived_tag(&self, number: u64, hands: &mut impl Hands) -> Option<u64> {
+        let streams =
+            (0..self.peers.len()).flat_map(|peer| (0..self.peers[peer].incoming.len()).map(move |at| (peer, at)));
+        streams.into_iter().find_map(|(peer, at)| {
+            let seq = self.peers[peer].incoming[at].next()?;
+            let header = Header::decode(&hands.header(Slot { peer, stream: self.rail(at), seq }))?;
+            let meant = header.seq == seq && header.operation == number && header.kind == FrameKind::Data;
+            meant.then_some(header.tag)
+        })
+    }
+
     /// Left out in all but tests: that a frame is used once.
     fn use_twice(&mut self, peer: Rank, at: usize, seq: u32, hands: &mut impl Hands) {
         let stream = self.rail(at);
@@ -59,6 +71,11 @@ impl Engine {
                 None if header.kind == FrameKind::Used => {}
                 None => return,
                 Some(run) if header.operation != run.number => return,
+                // Another receive is meant, which may be asked for yet: its caller chooses again, or it is an error when time is over.
+                Some(run) if header.kind == FrameKind::Data && header.tag != run.tag => {
+                    self.misfit = Some(header.tag);
+                    return;
+                }
                 Some(run) if header.digest != run.digest && self.config.mutant != Some(Mutant::NoDigest) => {
                     return self.tell_takes(header.operation, hands);
                 }

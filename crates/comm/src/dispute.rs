@@ -48,10 +48,17 @@ impl Engine {
         if !waited && said.iter().any(Option::is_none) {
             return;
         }
-        if let Some((first, other)) = first_that_differs(said) {
-            if let (Some(its), Some(others)) = (said[first], said[other]) {
-                self.fail(Failure::Differs { number, first, its, other, others }, hands);
-            }
+        match differs(number, said) {
+            // The receive that is meant may be asked for yet, until time is over.
+            Some(Failure::Differs { its, others, .. }) if its.tag != others.tag => {}
+            Some(failure) => self.fail(failure, hands),
+            None => {}
         }
     }
+}
+
+/// Who differs, of what was said of an operation.
+pub(crate) fn differs(number: u64, said: &[Option<Description>]) -> Option<Failure> {
+    let (first, other) = first_that_differs(said)?;
+    Some(Failure::Differs { number, first, its: said[first]?, other, others: said[other]? })
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use unbroken_schedule::Program;
 
 use crate::agree::Description;
+use crate::dispute::differs;
 use crate::frame::MEMORY;
 use crate::hands::{Bytes, Hands};
 use crate::message::{Message, News};
@@ -80,6 +81,8 @@ pub struct Engine {
     /// Frames on their way, by rail.
     pub(crate) on_way: Vec<u32>,
     pub(crate) run: Option<Run>,
+    /// The tag of what has come instead of what the operation that runs is to receive.
+    pub(crate) misfit: Option<u64>,
     pub(crate) ready: VecDeque<u32>,
     /// Lanes that may send, by stream.
     pub(crate) turns: Vec<VecDeque<u32>>,
@@ -112,6 +115,7 @@ impl Engine {
             now_us: 0,
             on_way: vec![0; rails + 1],
             run: None,
+            misfit: None,
             ready: VecDeque::new(),
             turns: vec![VecDeque::new(); rails + 1],
             failure: None,
@@ -204,7 +208,9 @@ impl Engine {
         debug_assert!(!self.is_busy());
         self.begun = self.begun.max(number + 1);
         let paths = (self.config.hosts.len() * usize::from(self.config.rails)) as u64;
-        let run = Run::new(number, description.digest(), self.config.me, element_bytes, paths, program);
+        let mut run = Run::new(number, description.digest(), self.config.me, element_bytes, paths, program);
+        run.tag = description.tag;
+        self.misfit = None;
         self.history.push_back((number, description));
         if self.history.len() > HISTORY {
             self.history.pop_front();
@@ -226,6 +232,22 @@ impl Engine {
             (0..=self.config.rails).for_each(|at| self.consume(peer, usize::from(at), hands));
         }
         self.pump(hands);
+    }
+
+    /// The tag of what has come for the operation that runs, where that is to receive something with another tag. Nothing of it was received then.
+    pub fn misfit(&self) -> Option<u64> {
+        self.misfit
+    }
+
+    /// Takes an operation back of which nothing was received ([`Engine::misfit`]): another one begins under its number.
+    pub fn retract(&mut self) {
+        let Some(run) = self.run.take() else { return };
+        self.misfit = None;
+        self.ready.clear();
+        self.turns.iter_mut().for_each(VecDeque::clear);
+        self.history.retain(|(number, _)| *number != run.number);
+        self.told.remove(&run.number);
+        self.said.remove(&run.number);
     }
 
     /// The operation is done: forgets it. `collective`: it was one of all ranks.
@@ -407,6 +429,9 @@ impl Engine {
 
     /// What there is to say of an operation that stands still. Who has answered lives, and waits as this rank does: one that has not is named first.
     fn stalled(&self, number: u64) -> Failure {
+        if let Some(differs) = self.said.get(&number).and_then(|said| differs(number, said)) {
+            return differs;
+        }
         let (by, missing) = (self.config.me, self.silent(number));
         let waits_for = self.run.as_ref().and_then(Run::waits_for).unwrap_or(by);
         let from = match missing.first() {

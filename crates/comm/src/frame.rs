@@ -40,6 +40,8 @@ pub struct Header {
     pub total: u64,
     /// Bytes of the payload.
     pub len: u32,
+    /// Of data, the tag that the operation was sent with; 0 of operations that have none.
+    pub tag: u64,
 }
 
 impl Header {
@@ -56,6 +58,7 @@ impl Header {
         out[40..48].copy_from_slice(&self.total.to_le_bytes());
         out[48..52].copy_from_slice(&self.len.to_le_bytes());
         out[52..56].copy_from_slice(&self.message.to_le_bytes());
+        out[56..64].copy_from_slice(&self.tag.to_le_bytes());
         out
     }
 
@@ -78,6 +81,7 @@ impl Header {
             offset: eight(32),
             total: eight(40),
             len: four(48),
+            tag: eight(56),
         })
     }
 }
@@ -159,6 +163,7 @@ mod tests {
             offset: 1 << 33,
             total: 1 << 34,
             len: 65536,
+            tag: u64::MAX - 1,
         };
         assert_eq!(Header::decode(&header.encode()), Some(header));
         assert_eq!(Header::decode(&[0; HEADER_BYTES]), None);

@@ -62,6 +62,7 @@ impl Engine {
                 offset: part.offset,
                 total: part.total,
                 len: part.len,
+                tag: run.tag,
             };
             let slot = Slot { peer, stream, seq: header.seq };
             hands.stage(slot, &header, Some((part.data, part.offset, part.len)));
@@ -102,6 +103,7 @@ impl Engine {
                 offset: 0,
                 total: 0,
                 len: 0,
+                tag: 0,
             };
             hands.stage(Slot { peer, stream, seq }, &header, None);
             out.tx.stage(HEADER_BYTES as u32);

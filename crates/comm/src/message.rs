@@ -347,13 +347,8 @@ mod tests {
     }
 
     fn description() -> impl Strategy<Value = Description> {
-        any::<(u8, u8, u8, u64, u32, u32)>().prop_map(|(operation, data, reduce, count, root, to)| Description {
-            operation,
-            data,
-            reduce,
-            count,
-            root,
-            to,
+        any::<(u8, u8, u8, u64, u32, u32, u64)>().prop_map(|(operation, data, reduce, count, root, to, tag)| {
+            Description { operation, data, reduce, count, root, to, tag }
         })
     }
 

@@ -104,6 +104,8 @@ pub(crate) enum Ready {
 pub(crate) struct Run {
     pub(crate) number: u64,
     pub(crate) digest: u64,
+    /// Of operations between two ranks, which of them is meant.
+    pub(crate) tag: u64,
     program: Arc<Program>,
     element: u64,
     waits: Vec<u32>,
@@ -175,7 +177,7 @@ impl Run {
             }
         }
         let waits = program.steps.iter().map(|s| s.after.len() as u32).collect();
-        Run { number, digest, element, waits, dependents, begins, lanes, messages, left: count, names, program }
+        Run { number, digest, tag: 0, element, waits, dependents, begins, lanes, messages, left: count, names, program }
     }
 
     /// The steps that wait for nothing.

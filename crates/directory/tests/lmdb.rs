@@ -281,7 +281,10 @@ fn a_damaged_key_is_an_error() {
     fs::write(&file, &bytes).unwrap();
     let text = Lmdb::open(&runtime).err().unwrap().to_string();
     let folder = runtime.directory().display().to_string();
-    assert!(text.contains("its key is missing or damaged") && text.contains(&format!("rm -r {folder}")), "{text}");
+    assert!(
+        text.contains("its key is missing or damaged") && text.contains(&folder) && !text.contains("rm -r"),
+        "{text}"
+    );
     other.kill().unwrap();
     other.wait().unwrap();
 }
@@ -298,7 +301,7 @@ fn damage_under_the_eyes_of_a_process_is_an_error() {
         fs::write(&file, bad).unwrap();
         let text = Lmdb::open(&runtime).err().unwrap().to_string();
         let folder = runtime.directory().display().to_string();
-        assert!(text.contains(hint) && text.contains(&format!("rm -r {folder}")), "{text}");
+        assert!(text.contains(hint) && text.contains(&folder) && !text.contains("rm -r"), "{text}");
     }
     fs::write(&file, &good).unwrap();
     let directory = Lmdb::open(&runtime).unwrap();

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 
 use serde_json::Value;
 
@@ -16,6 +15,10 @@ const VERSION: u8 = 1;
 /// Changes of the state of any neighbour.
 const PEER_STATE: u64 = 1;
 const LARGEST: usize = 1 << 16;
+/// In one turn.
+const READS: usize = 64;
+/// More neighbours than a switch has links.
+const MOST_PEERS: usize = 1 << 12;
 
 /// A subscription.
 pub struct Bfd {
@@ -26,14 +29,12 @@ pub struct Bfd {
 }
 
 impl Bfd {
-    /// Subscribes.
-    pub fn open(path: &Path) -> Result<Bfd, std::io::Error> {
-        let mut stream = UnixStream::connect(path)?;
+    /// Subscribes, over a connection that does not block.
+    pub fn open(mut stream: UnixStream) -> Result<Bfd, std::io::Error> {
         let mut message = Vec::from(8u32.to_be_bytes());
         message.extend([0, 1, NOTIFY, VERSION]);
         message.extend(PEER_STATE.to_ne_bytes());
         stream.write_all(&message)?;
-        stream.set_nonblocking(true)?;
         Ok(Bfd { stream, unread: Vec::new(), states: BTreeMap::new() })
     }
 
@@ -45,7 +46,8 @@ impl Bfd {
     /// Reads what there is; gives the neighbours whose state has changed.
     pub fn read(&mut self) -> Result<Vec<(Ipv4Addr, String)>, std::io::Error> {
         let mut buffer = [0; 4096];
-        loop {
+        // What is left is read at the next turn: other work comes in between, whatever is sent.
+        for _ in 0..READS {
             match self.stream.read(&mut buffer) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(n) => self.unread.extend(&buffer[..n]),
@@ -60,6 +62,9 @@ impl Bfd {
                 continue;
             }
             if let Some((peer, state)) = status(&text) {
+                if self.states.len() >= MOST_PEERS && !self.states.contains_key(&peer) {
+                    continue;
+                }
                 if self.states.insert(peer, state.clone()).as_ref() != Some(&state) {
                     changes.push((peer, state));
                 }

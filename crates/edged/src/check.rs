@@ -82,8 +82,14 @@ pub fn check(config: Option<&Path>) -> Vec<Finding> {
         findings.push(Finding { what: what.to_owned(), missing, needed });
     };
     add("root", (!rustix::process::geteuid().is_root()).then(|| "run as root".into()), true);
-    let tools =
-        [("ip", "iproute2"), ("bridge", "iproute2"), ("tc", "iproute2"), ("sysctl", "procps"), ("chrt", "util-linux")];
+    let tools = [
+        ("ip", "iproute2"),
+        ("bridge", "iproute2"),
+        ("tc", "iproute2"),
+        ("sysctl", "procps"),
+        ("chrt", "util-linux"),
+        ("setpriv", "util-linux"),
+    ];
     for (tool, package) in tools.into_iter().chain([("vtysh", "frr")]) {
         let how = || format!("install the Debian package {package}");
         add(tool, (!exists(tool)).then(how), tool != "chrt");

@@ -1,16 +1,32 @@
 //! Running the system's tools (iproute2, FRR): with a deadline, and errors that name the command.
 
 use std::io::Read;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::folder::Ids;
+
 const LONGEST: Duration = Duration::from_secs(30);
+/// A program that writes more finds nobody who reads it.
+const LONGEST_OUTPUT_BYTES: u64 = 256 << 20;
 
 /// Runs a command to its end and gives what it wrote; the error has the command and what it wrote to stderr.
 pub fn run<S: AsRef<str>>(args: &[S]) -> Result<String, String> {
+    run_as(None, args)
+}
+
+/// As [`run`], as somebody else where one is given, with no groups but that one and nothing
+/// of root's environment but the path.
+pub(crate) fn run_as<S: AsRef<str>>(user: Option<Ids>, args: &[S]) -> Result<String, String> {
     let shown = || args.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(" ");
     let (program, rest) = args.split_first().ok_or("an empty command")?;
-    let mut child = Command::new(program.as_ref())
+    let mut command = Command::new(program.as_ref());
+    if let Some(Ids { user, group }) = user {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        command.uid(user).gid(group).env_clear().env("PATH", path).current_dir("/");
+    }
+    let mut child = command
         .args(rest.iter().map(AsRef::as_ref))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -44,7 +60,7 @@ fn read(from: &mut Option<impl Read>) -> String {
     let mut bytes = Vec::new();
     if let Some(from) = from {
         // What could be read is worth showing, whatever came then.
-        let _ = from.read_to_end(&mut bytes);
+        let _ = from.take(LONGEST_OUTPUT_BYTES).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }

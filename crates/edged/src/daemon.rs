@@ -18,9 +18,10 @@ use crate::command::run;
 use crate::config::Config;
 use crate::events::{now_us, Events};
 use crate::failover::{self, Failover};
+use crate::folder::Folder;
 use crate::last::{self, LastWays};
 use crate::netlink::{wait, Dump, Kernel, Notifications};
-use crate::state::{replace, State};
+use crate::state::State;
 
 /// FRR's daemons are looked after this often, and status is written at most this much later.
 const TICK_US: u64 = 1_000_000;
@@ -39,10 +40,7 @@ pub fn run_daemon(state: &State) -> Result<(), String> {
     signals.thread_block().map_err(|e| format!("signals: {e}"))?;
     let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
         .map_err(|e| format!("signals: {e}"))?;
-    if state.daemon().is_some_and(|pid| pid != std::process::id()) {
-        return Err("a daemon runs here already".into());
-    }
-    replace(&state.folder().join("edged.pid"), &std::process::id().to_string())?;
+    let _lock = state.become_daemon()?;
     if state.config()?.fast_failover {
         // A few milliseconds are what it is for. Where it is not allowed it is merely later.
         let _ = run(&["chrt", "-a", "-f", "-p", PRIORITY, &std::process::id().to_string()]);
@@ -55,6 +53,7 @@ pub fn run_daemon(state: &State) -> Result<(), String> {
 
 struct Daemon {
     state: State,
+    folder: Folder,
     with_frr: bool,
     settings: Option<Settings>,
     reconciler: Option<Reconciler>,
@@ -92,7 +91,8 @@ impl Daemon {
             failover,
             last,
             on_last_way: 0,
-            events: Events::open(state.folder()).map_err(|e| format!("events: {e}"))?,
+            events: Events::open(state.folder()?).map_err(|e| format!("events: {e}"))?,
+            folder: state.folder()?,
             state: state.clone(),
             with_frr: config.frr,
             next_tick_us: 0,
@@ -114,7 +114,7 @@ impl Daemon {
             self.reconcile()?;
             if let Some(failover) = &mut self.failover {
                 if let Err(error) = failover.look(now_us()) {
-                    self.events.write("error", json!({ "what": error }));
+                    self.events.error(&error);
                 }
             }
             self.look_at_last_ways();
@@ -145,7 +145,7 @@ impl Daemon {
                 self.events.write("last_way", json!({ "destinations": count }));
             }
             Ok(_) => {}
-            Err(error) => self.events.write("error", json!({ "what": error })),
+            Err(error) => self.events.error(&error),
         }
     }
 
@@ -222,7 +222,7 @@ impl Daemon {
                             self.events
                                 .write("failover", json!({ "peer": peer, "routes": routes, "took_us": took_us }));
                         }
-                        Err(error) => self.events.write("error", json!({ "what": error })),
+                        Err(error) => self.events.error(&error),
                     }
                 }
             }
@@ -243,10 +243,10 @@ impl Daemon {
             match frr.start() {
                 Ok(started) if !started.is_empty() => self.events.write("frr", json!({ "started": started })),
                 Ok(_) => {}
-                Err(error) => self.events.write("error", json!({ "what": error })),
+                Err(error) => self.events.error(&error),
             }
             if self.bfd.is_none() {
-                self.bfd = Bfd::open(&frr.bfd_socket()).ok();
+                self.bfd = frr.bfdd().and_then(Bfd::open).ok();
             }
         }
         let bfd = self.bfd.as_ref().map(|b| json!(b.states)).unwrap_or_default();
@@ -261,7 +261,7 @@ impl Daemon {
         let status = json!({ "bfd": bfd, "rules": rules });
         if status != self.written {
             // Without a status the daemon is as useful; the next tick tries again.
-            if replace(&self.state.folder().join("status.json"), &status.to_string()).is_ok() {
+            if self.folder.replace("status.json", &status.to_string()).is_ok() {
                 self.written = status;
             }
         }
@@ -277,11 +277,10 @@ impl Daemon {
         }
         if let Some(settings) = self.settings.clone() {
             if let Err(error) = self.remove_rules(&settings) {
-                self.events.write("error", json!({ "what": error }));
+                self.events.error(&error);
             }
         }
         self.events.write("end", json!({}));
-        let _ = std::fs::remove_file(self.state.folder().join("edged.pid"));
     }
 
     fn remove_rules(&mut self, settings: &Settings) -> Result<(), String> {

@@ -1,13 +1,22 @@
 //! What happened, one JSON object a line, with the time (CLOCK_MONOTONIC, µs). One older file is kept when it grows.
 
-use std::fs::{rename, File, OpenOptions};
+use std::collections::VecDeque;
+use std::fs::File;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
 use rustix::time::{clock_gettime, ClockId};
 use serde_json::{json, Value};
 
+use crate::folder::Folder;
+
 const LARGEST_BYTES: u64 = 4 << 20;
+const NAME: &str = "events.jsonl";
+const APPEND: OFlags = OFlags::WRONLY.union(OFlags::APPEND).union(OFlags::CREATE);
+/// An error that comes again and again is written down once in so long.
+const AGAIN_US: u64 = 10_000_000;
+/// How many errors are told apart.
+const ERRORS: usize = 16;
 
 /// The clock of all events.
 pub fn now_us() -> u64 {
@@ -17,16 +26,31 @@ pub fn now_us() -> u64 {
 
 /// The log of one host.
 pub struct Events {
-    path: PathBuf,
+    folder: Folder,
     file: File,
+    /// The last errors that were written down, and when.
+    errors: VecDeque<(String, u64)>,
 }
 
 impl Events {
     /// Opens it, to write behind what is there.
-    pub fn open(folder: &Path) -> Result<Events, std::io::Error> {
-        let path = folder.join("events.jsonl");
-        let file = OpenOptions::new().create(true).append(true).open(&path)?;
-        Ok(Events { path, file })
+    pub(crate) fn open(folder: Folder) -> Result<Events, std::io::Error> {
+        let file = folder.file(NAME, APPEND)?;
+        Ok(Events { folder, file, errors: VecDeque::new() })
+    }
+
+    /// Writes down an error, but not one that was written a moment ago: it may come at every turn.
+    pub(crate) fn error(&mut self, what: &str) {
+        let now_us = now_us();
+        self.errors.retain(|(_, at_us)| now_us < at_us + AGAIN_US);
+        if self.errors.iter().any(|(known, _)| known == what) {
+            return;
+        }
+        if self.errors.len() == ERRORS {
+            self.errors.pop_front();
+        }
+        self.errors.push_back((what.to_owned(), now_us));
+        self.write("error", json!({ "what": what }));
     }
 
     /// Writes one down, by one call, so that no reader finds a part of a line but where a page of the file ends. A full disk must not
@@ -36,8 +60,8 @@ impl Events {
         what["event"] = json!(event);
         let _ = self.file.write_all(format!("{what}\n").as_bytes());
         if self.file.metadata().is_ok_and(|m| m.len() > LARGEST_BYTES) {
-            let _ = rename(&self.path, self.path.with_extension("jsonl.old"));
-            if let Ok(file) = OpenOptions::new().create(true).append(true).open(&self.path) {
+            let _ = self.folder.rename(NAME, "events.jsonl.old");
+            if let Ok(file) = self.folder.file(NAME, APPEND) {
                 self.file = file;
             }
         }
@@ -56,7 +80,7 @@ mod tests {
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
                 for _ in 0..500 {
-                    let mut events = Events::open(folder.path()).unwrap();
+                    let mut events = Events::open(Folder::open(folder.path()).unwrap()).unwrap();
                     for n in 0..20 {
                         events.write("bfd", json!({"peer": "10.1.1.0", "state": "down", "n": n}));
                     }
@@ -71,5 +95,17 @@ mod tests {
             }
             assert!(found > 0);
         });
+    }
+
+    #[test]
+    fn an_error_that_comes_at_every_turn_is_written_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut events = Events::open(Folder::open(folder.path()).unwrap()).unwrap();
+        for _ in 0..1000 {
+            events.error("one");
+            events.error("another");
+        }
+        let text = std::fs::read_to_string(folder.path().join(NAME)).unwrap();
+        assert_eq!(text.lines().count(), 2);
     }
 }

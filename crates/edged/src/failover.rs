@@ -13,7 +13,7 @@ use crate::command::run;
 use crate::config::{Config, Uplink};
 use crate::frr::Frr;
 use crate::netlink::Kernel;
-use crate::routes::{error, Hop, Hops, RouteSet, Routes, FRR, OURS};
+use crate::routes::{error, Hop, Hops, RouteSet, Routes, Tables, FRR, OURS};
 
 /// The number of our table, and the priority of the rule.
 pub const TABLE: u32 = 4100;
@@ -21,15 +21,19 @@ const ROUTES: RouteSet = RouteSet { table: TABLE, protocol: OURS, metric: None }
 /// BGP's own timers would have noticed a dead neighbour by then.
 const LONGEST_US: u64 = 15_000_000;
 const CONFIRM_US: u64 = 100_000;
+/// After an error, which may last.
+const RETRY_US: u64 = 250_000;
 /// How long bgpd may think about what a neighbour has told it. After that it has worked out the routes itself.
 const ANSWER: Duration = Duration::from_millis(30);
 
 /// The dead links, and since when.
-pub struct Failover {
+pub struct Failover<K = Kernel> {
     uplinks: Vec<Uplink>,
     frr: Frr,
-    kernel: Kernel,
+    kernel: K,
     dead: BTreeMap<String, u64>,
+    /// The table is not what the dead links want it to be: making it so has failed.
+    stale: bool,
     next_look_us: u64,
 }
 
@@ -39,9 +43,18 @@ impl Failover {
         close();
         run(&["ip", "rule", "add", "pref", &TABLE.to_string(), "lookup", &TABLE.to_string()])?;
         let kernel = Kernel::open().map_err(error)?;
-        Ok(Failover { uplinks: config.uplinks.clone(), frr, kernel, dead: BTreeMap::new(), next_look_us: u64::MAX })
+        Ok(Failover {
+            uplinks: config.uplinks.clone(),
+            frr,
+            kernel,
+            dead: BTreeMap::new(),
+            stale: false,
+            next_look_us: u64::MAX,
+        })
     }
+}
 
+impl<K: Tables> Failover<K> {
     /// The next time that [`Failover::look`] has something to do.
     pub fn deadline_us(&self) -> u64 {
         self.next_look_us
@@ -53,7 +66,7 @@ impl Failover {
         let device = uplink.device.clone();
         if state == "up" {
             if self.dead.remove(&device).is_some() {
-                return self.overrule();
+                return self.overrule(now_us);
             }
             return Ok(0);
         }
@@ -62,27 +75,37 @@ impl Failover {
         }
         self.dead.insert(device, now_us);
         self.next_look_us = now_us + CONFIRM_US;
-        self.overrule()
+        self.overrule(now_us)
     }
 
-    /// Looks whether BGP has confirmed.
+    /// Looks whether BGP has confirmed. After an error it looks again a little later.
     pub fn look(&mut self, now_us: u64) -> Result<(), String> {
         if now_us < self.next_look_us {
             return Ok(());
         }
+        self.next_look_us = now_us + RETRY_US;
         let routes = self.kernel.routes(&FRR).map_err(error)?;
         let used: BTreeSet<&str> = routes.values().flatten().map(|h| h.device.as_str()).collect();
         let before = self.dead.len();
         self.dead.retain(|device, since| used.contains(device.as_str()) && now_us < *since + LONGEST_US);
-        if self.dead.len() != before {
-            self.overrule()?;
+        if self.stale || self.dead.len() != before {
+            self.overrule(now_us)?;
         }
         self.next_look_us = if self.dead.is_empty() { u64::MAX } else { now_us + CONFIRM_US };
         Ok(())
     }
 
-    /// Makes the table what the dead links want it to be.
-    fn overrule(&mut self) -> Result<usize, String> {
+    /// Makes the table what the dead links want it to be, or has [`Failover::look`] try again.
+    fn overrule(&mut self, now_us: u64) -> Result<usize, String> {
+        let done = self.make_table();
+        self.stale = done.is_err();
+        if self.stale {
+            self.next_look_us = now_us + RETRY_US;
+        }
+        done
+    }
+
+    fn make_table(&mut self) -> Result<usize, String> {
         let dead: BTreeSet<&str> = self.dead.keys().map(String::as_str).collect();
         let mut left = match dead.is_empty() {
             true => Routes::new(),
@@ -126,6 +149,68 @@ fn offer(left: &mut Routes, backup: &Hop, told: &BTreeSet<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::routes::Played;
+
+    fn uplink(device: &str, n: u8) -> Uplink {
+        Uplink {
+            device: device.into(),
+            address: format!("10.{n}.1.1/31").parse().unwrap(),
+            peer: [10, n, 1, 0].into(),
+            peer_asn: 65_100,
+            peer_loopback: [10, 255, 1, n].into(),
+            backup: false,
+            line: 0,
+        }
+    }
+
+    fn hop(device: &str, n: u8) -> Hop {
+        Hop { gateway: [10, n, 1, 0].into(), device: device.into() }
+    }
+
+    fn failover() -> Failover<Played> {
+        let both: Hops = [hop("p1", 1), hop("p2", 2)].into();
+        Failover {
+            uplinks: vec![uplink("p1", 1), uplink("p2", 2)],
+            frr: Frr::new(std::path::Path::new("/nonexistent")),
+            kernel: Played { frr: [("10.255.0.2".to_owned(), both)].into(), ..Played::default() },
+            dead: BTreeMap::new(),
+            stale: false,
+            next_look_us: u64::MAX,
+        }
+    }
+
+    /// What the daemon does until `until_us`; gives how often it looked.
+    fn turns(failover: &mut Failover<Played>, until_us: u64) -> usize {
+        let mut looks = 0;
+        while failover.deadline_us() < until_us && looks < 1000 {
+            let now_us = failover.deadline_us();
+            // The daemon writes an error down, and goes on.
+            let _ = failover.look(now_us);
+            looks += 1;
+        }
+        looks
+    }
+
+    #[test]
+    fn an_error_is_no_reason_to_look_at_every_turn() {
+        let mut failover = failover();
+        failover.bfd(0, [10, 1, 1, 0].into(), "down").unwrap();
+        failover.kernel.failures = u32::MAX;
+        assert!((3..20).contains(&turns(&mut failover, 2_000_000)));
+    }
+
+    #[test]
+    fn what_could_not_be_overruled_is_tried_again_and_what_no_longer_is_taken_back() {
+        let mut failover = failover();
+        failover.kernel.failures = 1;
+        assert!(failover.bfd(0, [10, 1, 1, 0].into(), "down").is_err());
+        turns(&mut failover, 1_000_000);
+        assert_eq!(failover.kernel.made["10.255.0.2"], [hop("p2", 2)].into());
+        failover.kernel.failures = 1;
+        assert!(failover.bfd(1_000_000, [10, 1, 1, 0].into(), "up").is_err());
+        turns(&mut failover, 2_000_000);
+        assert_eq!((failover.kernel.made, failover.next_look_us), (Routes::new(), u64::MAX));
+    }
 
     #[test]
     fn routes_over_a_dead_link_go_over_what_is_left() {

@@ -2,22 +2,37 @@
 //!
 //! The instance has its own files and sockets under the host's folder, so a FRR that the system runs is not touched; but only one
 //! bgpd can listen at port 179 in a network namespace.
+//!
+//! | in the folder `frr` | whose | for |
+//! | --- | --- | --- |
+//! | the folder itself | root's; the group frr may pass through | nobody but root makes, renames or removes files here |
+//! | `lock` | root's | one at a time starts and ends daemons |
+//! | `<daemon>.conf` | root's, readable for the group frr | |
+//! | `<daemon>.pid`, `<daemon>.log` | frr's files | root reads neither: the lock on a pid file, as the kernel tells it, says which process is the daemon |
+//! | `run/` | frr's folder, 0700 | sockets; what root connects to there is opened without following a link and looked at |
+//!
+//! The daemons are started as the user frr with the capabilities that they need. FRR started as root gives folders to frr by names
+//! that frr can make links of (`/var/tmp/frr`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::net::Ipv4Addr;
-use std::os::unix::fs::{chown, PermissionsExt};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{flock, FlockOperation};
+use rustix::fs::{chmod, flock, fstat, FileType, FlockOperation, Mode, OFlags};
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::Value;
 
 use crate::command;
 use crate::config::{Config, Role};
+use crate::folder::{own_user, Folder, Ids, OWN};
+use crate::process::Running;
 
 /// Where Debian has FRR's daemons.
 pub const DAEMONS: &str = "/usr/lib/frr";
@@ -28,6 +43,10 @@ const START: Duration = Duration::from_secs(10);
 const TURN: Duration = Duration::from_secs(40);
 /// bfdd sends every few milliseconds: other work must not delay it, or a link is taken for dead.
 const BFDD_PRIORITY: &str = "20";
+/// What the daemons need of root: each keeps its part of it and drops the rest when it has set its groups.
+const CAPABILITIES: &str = "-all,+net_bind_service,+net_admin,+net_raw,+sys_admin,+setgid";
+/// An answer that is longer is none.
+const LONGEST_ANSWER_BYTES: usize = 16 << 20;
 
 /// An instance of FRR under a folder.
 #[derive(Clone, Debug)]
@@ -41,39 +60,36 @@ impl Frr {
         Frr { folder: state.join("frr") }
     }
 
-    /// Where bfdd tells of its sessions.
-    pub fn bfd_socket(&self) -> PathBuf {
-        self.folder.join("bfdd.sock")
-    }
-
-    fn pid_file(&self, name: &str) -> PathBuf {
-        self.folder.join(format!("{name}.pid"))
+    fn sockets(&self) -> PathBuf {
+        self.folder.join("run")
     }
 
     /// The process of a daemon, if it runs.
-    pub fn pid(&self, name: &str) -> Option<u32> {
-        let pid: u32 = std::fs::read_to_string(self.pid_file(name)).ok()?.trim().parse().ok()?;
-        let command = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        // The number may have gone to another process.
-        let folder = self.folder.to_str()?.as_bytes();
-        command.windows(folder.len()).any(|w| w == folder).then_some(pid)
+    fn running(folder: &Folder, name: &str) -> Option<Running> {
+        let file = folder.file(&format!("{name}.pid"), OFlags::RDONLY).ok()?;
+        let running = Running::holder(&file)?;
+        let program = Path::new(DAEMONS).join(name);
+        (running.program()? == program.canonicalize().unwrap_or(program)).then_some(running)
     }
 
     /// Writes the configuration. Gives whether it is another one than before.
     pub fn configure(&self, config: &Config) -> Result<bool, String> {
-        let io = |e: std::io::Error| format!("{}: {e}", self.folder.display());
-        std::fs::create_dir_all(&self.folder).map_err(io)?;
-        std::fs::set_permissions(&self.folder, std::fs::Permissions::from_mode(0o755)).map_err(io)?;
-        let (user, group) = frr_user()?;
-        chown(&self.folder, Some(user), Some(group)).map_err(io)?;
+        let ids = frr_user()?;
+        let readers = Ids { user: own_user(), group: ids.group };
+        let state = self.folder.parent().unwrap_or(Path::new("/"));
+        let folder = Folder::open(state)?.within("frr", 0o710)?;
+        folder.give(Some(readers), 0o710)?;
+        folder.for_other("run", ids)?;
         let mut changed = false;
         for name in NAMES {
-            let path = self.folder.join(format!("{name}.conf"));
+            let file = format!("{name}.conf");
             let text = text(config, name);
-            if std::fs::read_to_string(&path).ok().as_deref() != Some(&text) {
+            if folder.read(&file).ok().flatten().as_deref() != Some(&text) {
                 changed = true;
-                std::fs::write(&path, &text).map_err(|e| format!("{}: {e}", path.display()))?;
-                chown(&path, Some(user), Some(group)).map_err(io)?;
+                folder.replace_for(&file, &text, Some(readers), 0o640)?;
+            }
+            for kind in ["pid", "log"] {
+                folder.file_for_other(&format!("{name}.{kind}"), ids)?;
             }
         }
         Ok(changed)
@@ -81,13 +97,13 @@ impl Frr {
 
     /// Waits until nobody else starts or ends daemons; nobody does while the file is open. Our daemon and `unbroken edge up` may both
     /// find one dead, and a second that is started fails.
-    fn turn(&self) -> Result<File, String> {
-        let path = self.folder.join("lock");
-        let file = File::create(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    fn turn(folder: &Folder) -> Result<File, String> {
+        let path = folder.path().join("lock").display().to_string();
+        let file = folder.file("lock", OFlags::WRONLY | OFlags::CREATE).map_err(|e| format!("{path}: {e}"))?;
         let deadline = Instant::now() + TURN;
         while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
             if Instant::now() > deadline {
-                return Err(format!("{}: held by another for {} s ({error})", path.display(), TURN.as_secs()));
+                return Err(format!("{path}: held by another for {} s ({error})", TURN.as_secs()));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -96,69 +112,112 @@ impl Frr {
 
     /// Starts the daemons that do not run; gives their names.
     pub fn start(&self) -> Result<Vec<&'static str>, String> {
-        let _turn = self.turn()?;
+        let folder = Folder::open(&self.folder)?;
+        let _turn = Frr::turn(&folder)?;
         let mut started = Vec::new();
         for name in NAMES {
-            if self.pid(name).is_some() {
+            if Frr::running(&folder, name).is_some() {
                 continue;
             }
-            let folder = self.folder.display();
-            let mut args = format!(
-                "{DAEMONS}/{name} -d -f {folder}/{name}.conf -i {folder}/{name}.pid -z {folder}/zserv.api \
-                 --vty_socket {folder} -P 0 --log file:{folder}/{name}.log --log-level notifications"
-            );
-            match name {
-                "zebra" => args += " -s 90000000",
-                "bfdd" => write!(args, " --bfdctl {}", self.bfd_socket().display()).map_err(|e| e.to_string())?,
-                _ => {}
-            }
-            command::run(&command::words(&args))?;
+            command::run(&self.start_command(name)?)?;
             let deadline = Instant::now() + START;
-            while self.pid(name).is_none() {
+            while Frr::running(&folder, name).is_none() {
                 if Instant::now() > deadline {
                     return Err(format!(
-                        "{name} does not run {} s after its start; see {folder}/{name}.log",
-                        START.as_secs()
+                        "{name} does not run {} s after its start; see {}/{name}.log",
+                        START.as_secs(),
+                        self.folder.display()
                     ));
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
+            self.close_sockets(name)?;
             if name == "bfdd" {
-                self.prefer_bfdd();
+                Frr::prefer_bfdd(&folder);
             }
             started.push(name);
         }
         Ok(started)
     }
 
-    /// Gives bfdd a real-time priority. Where that is not allowed, short intervals are less reliable, and that is all.
-    fn prefer_bfdd(&self) {
-        if let Some(pid) = self.pid("bfdd") {
-            let _ = command::run(&["chrt", "-a", "-f", "-p", BFDD_PRIORITY, &pid.to_string()]);
+    /// Our daemon blocks the signals that end it, and what it starts must not.
+    fn start_command(&self, name: &str) -> Result<Vec<String>, String> {
+        let (folder, sockets) = (self.folder.display(), self.sockets());
+        let sockets = sockets.display();
+        let mut args = format!(
+            "env --default-signal=TERM,INT setpriv --reuid frr --regid frr --init-groups --reset-env --inh-caps {CAPABILITIES} \
+             --ambient-caps {CAPABILITIES} {DAEMONS}/{name} -d -f {folder}/{name}.conf -i {folder}/{name}.pid -z {sockets}/zserv.api \
+             --vty_socket {sockets} -P 0 --log file:{folder}/{name}.log --log-level notifications"
+        );
+        match name {
+            "zebra" => args += " -s 90000000",
+            "bfdd" => write!(args, " --bfdctl {sockets}/bfdd.sock").map_err(|e| e.to_string())?,
+            _ => {}
+        }
+        Ok(command::words(&args))
+    }
+
+    /// FRR makes some of its sockets for everybody.
+    fn close_sockets(&self, daemon: &str) -> Result<(), String> {
+        let mut names = vec![format!("{daemon}.vty")];
+        names.extend(match daemon {
+            "zebra" => Some("zserv.api".to_owned()),
+            "bfdd" => Some("bfdd.sock".to_owned()),
+            _ => None,
+        });
+        for name in names {
+            let error = |e: io::Error| format!("{}: {e}", self.sockets().join(&name).display());
+            let (socket, _) = self.socket(&name).map_err(error)?;
+            chmod(by_descriptor(&socket), Mode::from_raw_mode(OWN)).map_err(|e| error(e.into()))?;
+        }
+        Ok(())
+    }
+
+    /// A socket of frr's and nothing else, and its owner.
+    fn socket(&self, name: &str) -> io::Result<(OwnedFd, u32)> {
+        let folder = Folder::foreign(&self.sockets()).map_err(io::Error::other)?;
+        let folder = folder.ok_or(io::ErrorKind::NotFound)?;
+        let user = folder.owner().map_err(io::Error::other)?;
+        let socket = folder.look(name)?;
+        let stat = fstat(&socket)?;
+        match FileType::from_raw_mode(stat.st_mode) == FileType::Socket && stat.st_uid == user {
+            true => Ok((socket, user)),
+            false => Err(io::Error::other("it is no socket of FRR's")),
         }
     }
 
-    /// Whether bfdd has a real-time priority.
-    pub fn bfdd_is_preferred(&self) -> bool {
-        let shown = self.pid("bfdd").and_then(|pid| command::run(&["chrt", "-p", &pid.to_string()]).ok());
-        shown.is_some_and(|text| text.contains("SCHED_FIFO"))
+    /// A connection to a daemon, which does not block. One that lets others queue is not waited for.
+    fn connect(&self, name: &str) -> io::Result<UnixStream> {
+        let (socket, user) = self.socket(name)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&stream, &SocketAddrUnix::new(by_descriptor(&socket))?)?;
+        match socket_peercred(&stream)?.uid.as_raw() == user {
+            true => Ok(stream.into()),
+            false => Err(io::Error::other("another user than FRR's listens there")),
+        }
+    }
+
+    /// A connection to bfdd, which tells of its sessions; it does not block.
+    pub fn bfdd(&self) -> io::Result<UnixStream> {
+        self.connect("bfdd.sock")
+    }
+
+    /// Gives bfdd a real-time priority. Where that is not allowed, short intervals are less reliable, and that is all.
+    fn prefer_bfdd(folder: &Folder) {
+        if let Some(bfdd) = Frr::running(folder, "bfdd") {
+            let _ = command::run(&["chrt", "-a", "-f", "-p", BFDD_PRIORITY, &bfdd.pid().to_string()]);
+        }
     }
 
     /// Ends the daemons, bgpd first, so that neighbours are told; zebra takes its routes with it.
     pub fn stop(&self) -> Result<(), String> {
-        if !self.folder.exists() {
-            return Ok(());
-        }
-        let _turn = self.turn()?;
+        // That of an older version was frr's, and is stopped all the same.
+        let Some(folder) = Folder::foreign(&self.folder)? else { return Ok(()) };
+        let _turn = (folder.owner()? == own_user()).then(|| Frr::turn(&folder)).transpose()?;
         for name in NAMES.iter().rev() {
-            let Some(pid) = self.pid(name) else { continue };
-            let _ = command::run(&["kill", "-TERM", &pid.to_string()]);
-            let deadline = Instant::now() + START;
-            while self.pid(name).is_some() {
-                if Instant::now() > deadline {
-                    command::run(&["kill", "-KILL", &pid.to_string()])?;
-                }
-                std::thread::sleep(Duration::from_millis(5));
+            if let Some(daemon) = Frr::running(&folder, name) {
+                daemon.end(START).map_err(|e| format!("{name}: {e}"))?;
             }
         }
         Ok(())
@@ -167,19 +226,27 @@ impl Frr {
     /// The destinations that a neighbour has told bgpd of. Asked without a program in between, since it is urgent.
     pub fn told_by(&self, peer: Ipv4Addr, within: Duration) -> Result<BTreeSet<String>, String> {
         let deadline = Instant::now() + within;
-        let mut stream = UnixStream::connect(self.folder.join("bgpd.vty")).map_err(|e| format!("bgpd: {e}"))?;
+        let error = |e: io::Error| format!("bgpd: {e}");
+        let mut stream = self.connect("bgpd.vty").map_err(error)?;
+        stream.set_nonblocking(false).map_err(error)?;
+        stream.set_write_timeout(Some(within)).map_err(error)?;
         let question = format!("show bgp ipv4 unicast neighbors {peer} routes json\0");
-        stream.write_all(question.as_bytes()).map_err(|e| format!("bgpd: {e}"))?;
+        stream.write_all(question.as_bytes()).map_err(error)?;
         prefixes(&read_answer(&mut stream, deadline).map_err(|e| format!("bgpd: {e}"))?)
     }
 
-    /// Asks or tells the daemons something, as at FRR's own prompt.
+    /// Asks or tells the daemons something, as at FRR's own prompt, and as FRR's user: the sockets lie in a folder of that user's.
     pub fn vtysh(&self, commands: &[&str]) -> Result<String, String> {
-        let folder = self.folder.display().to_string();
-        let mut args = vec!["vtysh", "--vty_socket", &folder];
+        let sockets = self.sockets().display().to_string();
+        let mut args = vec!["vtysh", "--vty_socket", &sockets];
         commands.iter().for_each(|c| args.extend(["-c", c]));
-        command::run(&args)
+        command::run_as(Some(frr_user()?), &args)
     }
+}
+
+/// A path that leads to what a descriptor is of, and nowhere else.
+fn by_descriptor(file: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
 /// What a daemon's prompt answers: text, then three zeros and how it went.
@@ -192,6 +259,9 @@ fn read_answer(stream: &mut UnixStream, deadline: Instant) -> Result<String, Str
         match stream.read(&mut buffer).map_err(|e| e.to_string())? {
             0 => return Err("the daemon has ended".into()),
             n => text.extend(&buffer[..n]),
+        }
+        if text.len() > LONGEST_ANSWER_BYTES {
+            return Err("the answer is too long".into());
         }
         if let [.., 0, 0, 0, status] = text[..] {
             text.truncate(text.len() - 4);
@@ -208,14 +278,14 @@ fn prefixes(answer: &str) -> Result<BTreeSet<String>, String> {
     Ok(routes.keys().map(|to| to.strip_suffix("/32").unwrap_or(to).to_owned()).collect())
 }
 
-/// Numbers of the user and the group that FRR's daemons run as.
-fn frr_user() -> Result<(u32, u32), String> {
+/// The user and the group that FRR's daemons run as.
+pub(crate) fn frr_user() -> Result<Ids, String> {
     let text = std::fs::read_to_string("/etc/passwd").map_err(|e| format!("/etc/passwd: {e}"))?;
     let missing = || "there is no user 'frr': install FRR (Debian package frr)".to_owned();
     let line = text.lines().find(|l| l.starts_with("frr:")).ok_or_else(missing)?;
     let mut fields = line.split(':').skip(2).map(str::parse);
     match (fields.next(), fields.next()) {
-        (Some(Ok(user)), Some(Ok(group))) => Ok((user, group)),
+        (Some(Ok(user)), Some(Ok(group))) => Ok(Ids { user, group }),
         _ => Err(missing()),
     }
 }
@@ -327,10 +397,10 @@ mod tests {
 
     #[test]
     fn one_at_a_time_starts_daemons() {
-        let folder = tempfile::tempdir().unwrap();
-        let frr = Frr { folder: folder.path().to_owned() };
-        let first = frr.turn().unwrap();
-        let other = std::thread::spawn(move || frr.turn().map(|_| Instant::now()));
+        let home = tempfile::tempdir().unwrap();
+        let folder = Folder::open(home.path()).unwrap();
+        let first = Frr::turn(&folder).unwrap();
+        let other = std::thread::spawn(move || Frr::turn(&folder).map(|_| Instant::now()));
         std::thread::sleep(Duration::from_millis(50));
         let released = Instant::now();
         drop(first);

@@ -5,10 +5,11 @@
 //! link to the other. All are set up by `unbroken edge up` from an `edge.toml` as any host would be.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::command::run;
+use crate::folder::Folder;
+use crate::state;
 
 /// The most hosts: their names and addresses have one number.
 pub const MOST_HOSTS: u8 = 64;
@@ -29,11 +30,20 @@ pub struct Lab {
     pub fast_failover: bool,
     /// A second tenant (200), whose virtual functions have the MAC addresses of the first, in namespaces `<prefix>h<n>b`.
     pub second_tenant: bool,
-    /// Folder of the configurations.
+    /// Folder of the configurations. Nobody but root may write into it, nor into the one above it.
     pub folder: PathBuf,
 }
 
 impl Lab {
+    /// The folder of the lab with a prefix: below that of all edges, where only root can make one. No edge has its name.
+    pub fn folder_of(prefix: &str) -> Result<PathBuf, String> {
+        let good = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        match prefix.chars().all(good) && !prefix.starts_with(['.', '-']) {
+            true => Ok(state::root().join(format!(".lab-{prefix}"))),
+            false => Err(format!("'{prefix}' is no prefix of names: letters, digits, '_', '-' or '.'")),
+        }
+    }
+
     /// The namespace of a host.
     pub fn host(&self, number: u8) -> String {
         format!("{}h{number}", self.prefix)
@@ -58,6 +68,10 @@ impl Lab {
         if !(2..=MOST_HOSTS).contains(&self.hosts) {
             return Err(format!("a lab has 2 to {MOST_HOSTS} hosts, not {}", self.hosts));
         }
+        let there = namespaces()?;
+        if let Some(taken) = self.nodes().iter().find(|n| there.contains(n)) {
+            return Err(format!("there is a namespace '{taken}' already; use another prefix, or take that lab down"));
+        }
         let done = self.make().and_then(|()| {
             self.nodes().iter().try_for_each(|node| {
                 let (config, command) = (self.config_path(node), command.display().to_string());
@@ -79,7 +93,10 @@ impl Lab {
         for node in ours.filter(|n| there.contains(n)) {
             run(&["ip", "netns", "del", &node])?;
         }
-        Ok(())
+        match self.folder.exists() {
+            true => Folder::open(&self.folder)?.remove(),
+            false => Ok(()),
+        }
     }
 
     fn config_path(&self, node: &str) -> PathBuf {
@@ -87,10 +104,6 @@ impl Lab {
     }
 
     fn make(&self) -> Result<(), String> {
-        let there = namespaces()?;
-        if let Some(taken) = self.nodes().iter().find(|n| there.contains(n)) {
-            return Err(format!("there is a namespace '{taken}' already; take that lab down, or use another prefix"));
-        }
         let second = (1..=self.hosts).filter(|_| self.second_tenant).map(|h| self.second(h));
         for node in self.nodes().into_iter().chain(second) {
             run(&["ip", "netns", "add", &node])?;
@@ -102,11 +115,11 @@ impl Lab {
             }
         }
         self.link((&self.tor(1), "isl"), (&self.tor(2), "isl"))?;
-        fs::create_dir_all(&self.folder).map_err(|e| format!("{}: {e}", self.folder.display()))?;
+        state::make_root()?;
+        let folder = Folder::make(&self.folder, 0o700)?;
         let hosts = (1..=self.hosts).map(|h| (self.host(h), self.host_config(h)));
         for (node, text) in hosts.chain((1..=2).map(|t| (self.tor(t), self.tor_config(t)))) {
-            let path = self.config_path(&node);
-            fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))?;
+            folder.replace(&format!("{node}.toml"), &text)?;
         }
         Ok(())
     }
@@ -224,5 +237,13 @@ mod tests {
         }
         assert_eq!(tors[0].uplinks[3].peer, tors[1].uplinks[3].address.address);
         assert!(tors.iter().all(|t| t.uplinks.iter().filter(|u| u.backup).count() == 1));
+    }
+
+    #[test]
+    fn a_lab_lies_in_the_folder_of_edges_or_nowhere() {
+        assert_eq!(Lab::folder_of("edge-").unwrap().parent(), Some(state::root().as_path()));
+        for prefix in ["../../etc", "/etc", ".", "a/b"] {
+            assert!(Lab::folder_of(prefix).is_err(), "{prefix}");
+        }
     }
 }

@@ -19,7 +19,7 @@ use std::net::Ipv4Addr;
 use crate::command::run;
 use crate::config::{Config, Uplink};
 use crate::netlink::Kernel;
-use crate::routes::{error, Hops, RouteSet, Routes, FRR, MAIN, OURS};
+use crate::routes::{error, Hops, RouteSet, Routes, Tables, FRR, MAIN, OURS};
 
 /// Those behind FRR's. zebra takes the first byte of a metric for a distance: 253 of at most 255, behind all of its own.
 pub(crate) const BEHIND: RouteSet = RouteSet { table: MAIN, protocol: OURS, metric: Some(253 << 24) };
@@ -32,11 +32,13 @@ const PRIORITY: &str = "4099";
 const FORGET_US: u64 = 300_000_000;
 /// Changes come in bursts.
 const SETTLE_US: u64 = 20_000;
+/// After an error, which may last.
+const RETRY_US: u64 = 250_000;
 
 /// Which ways destinations had last.
-pub struct LastWays {
+pub struct LastWays<K = Kernel> {
     uplinks: Vec<Uplink>,
-    kernel: Kernel,
+    kernel: K,
     ranks: Ranks,
     /// Over any link.
     all: Memory,
@@ -66,7 +68,9 @@ impl LastWays {
         last.own.learn(now_us, &last.kernel.routes(&OWN).map_err(error)?);
         Ok(last)
     }
+}
 
+impl<K: Tables> LastWays<K> {
     /// The next time that [`LastWays::look`] has something to do.
     pub fn deadline_us(&self) -> u64 {
         self.next_look_us
@@ -93,12 +97,12 @@ impl LastWays {
         self.next_look_us = self.next_look_us.min(now_us + SETTLE_US);
     }
 
-    /// Follows FRR. Gives how many destinations have their last way only.
+    /// Follows FRR. Gives how many destinations have their last way only. After an error it looks again a little later.
     pub fn look(&mut self, now_us: u64) -> Result<Option<usize>, String> {
         if now_us < self.next_look_us {
             return Ok(None);
         }
-        self.next_look_us = u64::MAX;
+        self.next_look_us = now_us + RETRY_US;
         let frr = self.kernel.routes(&FRR).map_err(error)?;
         self.all.learn(now_us, &frr);
         self.own.learn(now_us, &not_over(&frr, &self.backups()));
@@ -106,7 +110,7 @@ impl LastWays {
         let own = if self.backups().is_empty() { Routes::new() } else { self.own.wanted(&self.ranks) };
         self.kernel.make_routes(&OWN, &own).map_err(error)?;
         let forget = [self.all.forgets_us(), self.own.forgets_us()].into_iter().flatten().min();
-        self.next_look_us = self.next_look_us.min(forget.unwrap_or(u64::MAX));
+        self.next_look_us = forget.unwrap_or(u64::MAX);
         Ok(Some(self.all.missing()))
     }
 
@@ -188,7 +192,25 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::routes::Hop;
+    use crate::routes::{Hop, Played};
+
+    #[test]
+    fn after_an_error_it_looks_again() {
+        let kernel = Played { frr: route(&["p1", "p2"]), failures: 1, ..Played::default() };
+        let mut last = LastWays {
+            uplinks: Vec::new(),
+            kernel,
+            ranks: Ranks::default(),
+            all: Memory::default(),
+            own: Memory::default(),
+            next_look_us: 0,
+        };
+        assert!(last.look(0).is_err());
+        let again_us = last.deadline_us();
+        assert!(again_us > 0 && again_us < 1_000_000, "{again_us}");
+        assert_eq!(last.look(again_us), Ok(Some(0)));
+        assert_eq!(last.deadline_us(), u64::MAX);
+    }
 
     fn hops(devices: &[&str]) -> Hops {
         devices.iter().map(|d| Hop { gateway: [10, 0, 0, 1].into(), device: (*d).to_owned() }).collect()

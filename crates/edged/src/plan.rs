@@ -141,7 +141,8 @@ impl Planner<'_> {
                 return Ok(());
             }
             return Err(format!(
-                "there is a device '{VTEP}' that is not an external VXLAN device at port {VTEP_PORT}; rename it"
+                "there is a device '{VTEP}' that is not an external VXLAN device at port {VTEP_PORT}; \
+                 rules need that name: give yours another, or leave rules = \"none\""
             ));
         }
         let mtu = self.config.mtu;
@@ -159,7 +160,7 @@ impl Planner<'_> {
         if let Some(link) = self.present.link(&bridge) {
             if link["linkinfo"]["info_kind"] != "bridge" {
                 return Err(format!(
-                    "line {}: there is a device '{bridge}' that is not a bridge; rename it",
+                    "line {}: there is a device '{bridge}' that is not a bridge; choose another vni",
                     tenant.line
                 ));
             }
@@ -186,7 +187,7 @@ impl Planner<'_> {
                 && link["master"] == bridge;
             if !right {
                 let why = format!("that is not vni {} from {loopback} at port {VXLAN_PORT} in {bridge}", tenant.vni);
-                return Err(format!("line {}: there is a device '{anchor}' {why}; rename it", tenant.line));
+                return Err(format!("line {}: there is a device '{anchor}' {why}; choose another vni", tenant.line));
             }
         } else {
             let make = [
@@ -231,7 +232,10 @@ impl Planner<'_> {
                 announce(self);
                 Ok(())
             }
-            (Some(_), Some(_)) => Err(format!("line {}: there is a device '{rep}' already; rename it", port.line)),
+            (Some(_), Some(_)) => Err(format!(
+                "line {}: there is a device '{rep}' already; choose another name for the representor",
+                port.line
+            )),
             (None, None) => Err(format!(
                 "line {}: there is no representor '{rep}'; 'devlink port' shows them (give veth for a pair instead)",
                 port.line

@@ -50,6 +50,60 @@ pub fn error(error: std::io::Error) -> String {
     format!("routes: {error}")
 }
 
+/// Where routes are, for those who keep some: the kernel, or a test's stand-in.
+pub(crate) trait Tables {
+    /// Those of a set.
+    fn routes(&mut self, set: &RouteSet) -> std::io::Result<Routes>;
+    /// Makes a set what is wanted.
+    fn make_routes(&mut self, set: &RouteSet, wanted: &Routes) -> std::io::Result<()>;
+}
+
+impl Tables for crate::netlink::Kernel {
+    fn routes(&mut self, set: &RouteSet) -> std::io::Result<Routes> {
+        crate::netlink::Kernel::routes(self, set)
+    }
+
+    fn make_routes(&mut self, set: &RouteSet, wanted: &Routes) -> std::io::Result<()> {
+        crate::netlink::Kernel::make_routes(self, set, wanted)
+    }
+}
+
+/// FRR's routes, what was made of them, and how many calls fail from now on.
+#[cfg(test)]
+#[derive(Default)]
+pub(crate) struct Played {
+    pub(crate) frr: Routes,
+    pub(crate) made: Routes,
+    pub(crate) failures: u32,
+}
+
+#[cfg(test)]
+impl Played {
+    fn fail(&mut self) -> std::io::Result<()> {
+        match self.failures.checked_sub(1) {
+            Some(left) => {
+                self.failures = left;
+                Err(std::io::Error::other("no memory"))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Tables for Played {
+    fn routes(&mut self, _: &RouteSet) -> std::io::Result<Routes> {
+        self.fail()?;
+        Ok(self.frr.clone())
+    }
+
+    fn make_routes(&mut self, _: &RouteSet, wanted: &Routes) -> std::io::Result<()> {
+        self.fail()?;
+        self.made = wanted.clone();
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,20 +1,24 @@
 //! The folder of a host, and making and taking away what is in its configuration.
 //!
 //! `/run/unbroken-edge/<name>` has a copy of the configuration, the steps that were taken (`made.json`, written before each), FRR's
-//! files, the daemon's status and events. A set-up that fails takes back what it has done.
+//! files, the daemon's status and events. A set-up that fails takes back what it has done. Only root writes there ([`crate::folder`]),
+//! and only root looks there; the group frr may pass through to FRR's files.
 
-use std::fs;
-use std::io::Write as _;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use serde_json::Value;
 
 use crate::command::{self, run};
 use crate::config::Config;
-use crate::frr::Frr;
+use crate::folder::{own_user, Folder, Ids};
+use crate::frr::{frr_user, Frr};
 use crate::plan::{plan, Present, Step};
+use crate::process::{hold, Running};
 use crate::{check, failover, last, nic};
 
 const NONE: &str = "no edge is up here: `unbroken edge up` makes one, `unbroken edge demo` shows one (both as root)";
@@ -22,37 +26,63 @@ const NONE: &str = "no edge is up here: `unbroken edge up` makes one, `unbroken 
 /// The folder of all hosts' folders, unless `UNBROKEN_EDGE` names another.
 const FOLDER: &str = "/run/unbroken-edge";
 
+/// All users may pass through it, and none but root may list it.
+const MODE: u32 = 0o711;
+
+/// The files of a host's folder.
+const CONFIG: &str = "edge.toml";
+const MADE: &str = "made.json";
+const NAMESPACE: &str = "netns";
+const LOG: &str = "edged.log";
+/// Locked by the daemon while it lives.
+const DAEMON: &str = "edged.pid";
+
+/// The daemon has so long to take its rules away.
+const END: Duration = Duration::from_secs(10);
+
 /// How long a patient step is tried.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The folder of one host.
 #[derive(Clone, Debug)]
 pub struct State {
-    folder: PathBuf,
+    path: PathBuf,
 }
 
-fn root() -> PathBuf {
+/// The folder of all hosts' folders: that which `UNBROKEN_EDGE` names, or the usual one.
+pub fn root() -> PathBuf {
     std::env::var_os("UNBROKEN_EDGE").map_or_else(|| PathBuf::from(FOLDER), PathBuf::from)
 }
 
+/// As [`root`]; made if it is missing.
+pub fn make_root() -> Result<PathBuf, String> {
+    Ok(Folder::make(&root(), MODE)?.path().to_owned())
+}
+
 impl State {
-    /// That of the host with this name.
+    /// That of the host with this name, as it is in a good configuration.
     pub fn of(name: &str) -> State {
-        State { folder: root().join(name) }
+        State { path: root().join(name) }
     }
 
     /// The only one in this network namespace that is up, or the one with the name.
     pub fn find(name: Option<&str>) -> Result<State, String> {
-        let up = |s: &State| s.config_path().exists();
         if let Some(name) = name {
             let state = State::of(name);
-            return if up(&state) { Ok(state) } else { Err(format!("no edge with the name '{name}' is up here")) };
+            let none = || format!("no edge with the name '{name}' is up here");
+            if name.contains('/') || name.starts_with('.') || !state.path.exists() {
+                return Err(none());
+            }
+            return if state.is_up()? { Ok(state) } else { Err(none()) };
         }
-        let entries = fs::read_dir(root()).map_err(|_| NONE.to_owned())?;
+        let entries = fs::read_dir(root()).map_err(|e| match e.kind() {
+            ErrorKind::PermissionDenied => format!("{}: only root may look; run this as root", root().display()),
+            _ => NONE.to_owned(),
+        })?;
         let mut all: Vec<State> = entries
             .flatten()
-            .map(|e| State { folder: e.path() })
-            .filter(|s| up(s) && s.is_of_this_namespace())
+            .map(|e| State { path: e.path() })
+            .filter(|s| s.is_up().unwrap_or_default() && s.is_of_this_namespace())
             .collect();
         match all.len() {
             0 => Err(NONE.into()),
@@ -61,67 +91,90 @@ impl State {
         }
     }
 
-    /// The folder.
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    pub(crate) fn folder(&self) -> Result<Folder, String> {
+        Folder::open(&self.path)
+    }
+
+    /// The text of a file of its folder; nothing where it cannot be read.
+    pub fn text(&self, file: &str) -> String {
+        self.folder().and_then(|f| f.read(file)).ok().flatten().unwrap_or_default()
+    }
+
+    fn is_up(&self) -> Result<bool, String> {
+        Ok(self.folder()?.read(CONFIG)?.is_some())
     }
 
     /// Its FRR.
     pub fn frr(&self) -> Frr {
-        Frr::new(&self.folder)
-    }
-
-    fn config_path(&self) -> PathBuf {
-        self.folder.join("edge.toml")
+        Frr::new(&self.path)
     }
 
     /// The configuration that is up.
     pub fn config(&self) -> Result<Config, String> {
-        Config::read(&self.config_path())
+        let path = self.path.join(CONFIG);
+        let text = self.folder()?.read(CONFIG)?.ok_or_else(|| format!("{}: it is gone", path.display()))?;
+        Config::parse(&text).map_err(|e| format!("{}: {e}", path.display()))
     }
 
     fn is_of_this_namespace(&self) -> bool {
-        let kept = fs::read_to_string(self.folder.join("netns")).ok();
-        kept.is_some() && kept == network_namespace()
+        network_namespace().is_some_and(|own| own == self.text(NAMESPACE))
     }
 
-    /// The process of the daemon, if it runs.
+    /// The process of the daemon, if it runs. The daemon itself must not ask: it would lose its lock.
     pub fn daemon(&self) -> Option<u32> {
-        let pid: u32 = fs::read_to_string(self.folder.join("edged.pid")).ok()?.trim().parse().ok()?;
-        let command = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        let is_ours = command.split(|b| *b == 0).any(|a| a == b"daemon");
-        is_ours.then_some(pid)
+        self.running().map(|daemon| daemon.pid())
     }
 
-    fn made(&self) -> Result<Vec<Step>, String> {
-        let path = self.folder.join("made.json");
-        match fs::read_to_string(&path) {
-            Ok(text) => serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display())),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-            Err(e) => Err(format!("{}: {e}", path.display())),
+    fn running(&self) -> Option<Running> {
+        Running::holder(&self.folder().ok()?.file(DAEMON, OFlags::RDONLY).ok()?)
+    }
+
+    /// Makes this process the daemon, for as long as the file that it gives is open.
+    pub(crate) fn become_daemon(&self) -> Result<File, String> {
+        let error = |e: std::io::Error| format!("{}: {e}", self.path.join(DAEMON).display());
+        let mut file = self.folder()?.file(DAEMON, OFlags::RDWR | OFlags::CREATE).map_err(error)?;
+        if !hold(&file).map_err(error)? {
+            return Err("a daemon runs here already".into());
+        }
+        // For people: who asks for the daemon asks who holds the lock.
+        file.set_len(0).map_err(error)?;
+        file.write_all(std::process::id().to_string().as_bytes()).map_err(error)?;
+        Ok(file)
+    }
+
+    fn made(&self, folder: &Folder) -> Result<Vec<Step>, String> {
+        match folder.read(MADE)? {
+            Some(text) => serde_json::from_str(&text).map_err(|e| format!("{}: {e}", self.path.join(MADE).display())),
+            None => Ok(Vec::new()),
         }
     }
 
-    fn remember(&self, made: &[Step]) -> Result<(), String> {
-        let text = serde_json::to_string_pretty(made).map_err(|e| e.to_string())?;
-        replace(&self.folder.join("made.json"), &text)
+    /// Makes the folder, in which only root may write. FRR's daemons may pass through.
+    fn make_folder(&self, config: &Config) -> Result<Folder, String> {
+        make_root()?;
+        let folder = Folder::make(&self.path, 0o700)?;
+        if config.frr {
+            let ids = Ids { user: own_user(), group: frr_user()?.group };
+            folder.give(Some(ids), 0o710)?;
+        }
+        Ok(folder)
     }
 
     /// Makes what is missing. After an error nothing is left of what this call has made.
     pub fn up(&self, text: &str) -> Result<Vec<Step>, String> {
         let config = Config::parse(text)?;
         let Missing { mut steps, more } = missing(&config)?;
-        let before = self.made()?;
-        let fresh = !self.config_path().exists();
-        fs::create_dir_all(&self.folder).map_err(|e| format!("{}: {e}", self.folder.display()))?;
+        let folder = self.make_folder(&config)?;
+        let before = self.made(&folder)?;
+        let fresh = folder.read(CONFIG)?.is_none();
         let mut made = before.clone();
-        let done = self.make(&steps, &mut made).and_then(|()| {
+        let done = make(&folder, &steps, &mut made).and_then(|()| {
             if more {
                 let rest = when_devices_are_there(&config)?;
-                self.make(&rest, &mut made)?;
+                make(&folder, &rest, &mut made)?;
                 steps.extend(rest);
             }
-            self.run(&config, text)
+            self.run(&folder, &config, text)
         });
         if let Err(error) = done {
             let new: Vec<Step> = made[before.len()..].to_vec();
@@ -130,35 +183,17 @@ impl State {
             }
             undo(&new);
             if fresh {
-                let _ = fs::remove_dir_all(&self.folder);
+                let _ = folder.remove();
             } else {
-                self.remember(&before)?;
+                remember(&folder, &before)?;
             }
             return Err(error);
         }
         Ok(steps)
     }
 
-    fn make(&self, steps: &[Step], made: &mut Vec<Step>) -> Result<(), String> {
-        for step in steps {
-            made.retain(|m| m.key != step.key);
-            made.push(step.clone());
-            self.remember(made)?;
-            let deadline = Instant::now() + if step.patient { PATIENCE } else { Duration::ZERO };
-            for command in &step.make {
-                while let Err(error) = run(command) {
-                    if Instant::now() > deadline {
-                        return Err(error);
-                    }
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Starts FRR with its configuration, and keeps ours.
-    fn run(&self, config: &Config, text: &str) -> Result<(), String> {
+    fn run(&self, folder: &Folder, config: &Config, text: &str) -> Result<(), String> {
         if config.frr {
             let frr = self.frr();
             // Daemons that run with another configuration are started anew.
@@ -167,8 +202,8 @@ impl State {
             }
             frr.start()?;
         }
-        replace(&self.folder.join("netns"), &network_namespace().unwrap_or_default())?;
-        replace(&self.config_path(), text)
+        folder.replace(NAMESPACE, &network_namespace().unwrap_or_default())?;
+        folder.replace(CONFIG, text)
     }
 
     /// Ends the daemon and FRR, and takes back all steps, last first.
@@ -178,8 +213,9 @@ impl State {
         failover::close();
         last::close();
         self.frr().stop()?;
-        let left = undo(&self.made()?);
-        fs::remove_dir_all(&self.folder).map_err(|e| format!("{}: {e}", self.folder.display()))?;
+        let folder = self.folder()?;
+        let left = undo(&self.made(&folder)?);
+        folder.remove()?;
         Ok(left)
     }
 
@@ -188,11 +224,12 @@ impl State {
         if self.daemon().is_some() {
             return Ok(());
         }
-        let log = self.folder.join("edged.log");
+        let folder = self.folder()?;
         let file = || {
-            fs::OpenOptions::new().create(true).append(true).open(&log).map_err(|e| format!("{}: {e}", log.display()))
+            let file = folder.file(LOG, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE);
+            file.map_err(|e| format!("{}: {e}", self.path.join(LOG).display()))
         };
-        let name = self.folder.file_name().unwrap_or_default();
+        let name = self.path.file_name().unwrap_or_default();
         let mut child = std::process::Command::new(program)
             .args(["edge".as_ref(), "daemon".as_ref(), "--name".as_ref(), name])
             .stdin(std::process::Stdio::null())
@@ -205,7 +242,7 @@ impl State {
         while self.daemon().is_none() {
             let ended = child.try_wait().map_err(|e| e.to_string())?.is_some();
             if ended || Instant::now() > deadline {
-                let why = fs::read_to_string(&log).unwrap_or_default();
+                let why = self.text(LOG);
                 return Err(format!("the daemon did not start: {}", why.trim()));
             }
             std::thread::sleep(Duration::from_millis(2));
@@ -215,17 +252,31 @@ impl State {
 
     /// Ends the daemon, which then takes its rules away.
     pub fn stop_daemon(&self) -> Result<(), String> {
-        let Some(pid) = self.daemon() else { return Ok(()) };
-        run(&["kill", "-TERM", &pid.to_string()])?;
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while self.daemon().is_some() {
-            if Instant::now() > deadline {
-                run(&["kill", "-KILL", &pid.to_string()])?;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
+        self.running().map_or(Ok(()), |daemon| daemon.end(END))
     }
+}
+
+/// Takes steps. Each is remembered before it is taken.
+fn make(folder: &Folder, steps: &[Step], made: &mut Vec<Step>) -> Result<(), String> {
+    for step in steps {
+        made.retain(|m| m.key != step.key);
+        made.push(step.clone());
+        remember(folder, made)?;
+        let deadline = Instant::now() + if step.patient { PATIENCE } else { Duration::ZERO };
+        for command in &step.make {
+            while let Err(error) = run(command) {
+                if Instant::now() > deadline {
+                    return Err(error);
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn remember(folder: &Folder, made: &[Step]) -> Result<(), String> {
+    folder.replace(MADE, &serde_json::to_string_pretty(made).map_err(|e| e.to_string())?)
 }
 
 /// What a configuration still needs here.
@@ -283,13 +334,4 @@ fn undo(steps: &[Step]) -> Vec<String> {
 
 fn network_namespace() -> Option<String> {
     Some(fs::read_link("/proc/self/ns/net").ok()?.to_str()?.to_owned())
-}
-
-/// Writes a file so that a reader sees the old or the new one.
-pub fn replace(path: &Path, text: &str) -> Result<(), String> {
-    let error = |e: std::io::Error| format!("{}: {e}", path.display());
-    let next = path.with_extension("next");
-    let mut file = fs::File::create(&next).map_err(error)?;
-    file.write_all(text.as_bytes()).map_err(error)?;
-    fs::rename(&next, path).map_err(error)
 }

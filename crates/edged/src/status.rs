@@ -68,7 +68,7 @@ impl Status {
                 bgp: bgp.map_or_else(unknown, str::to_owned),
             }
         });
-        let text = std::fs::read_to_string(state.folder().join("status.json")).unwrap_or_default();
+        let text = state.text("status.json");
         let written: Value = serde_json::from_str(&text).unwrap_or_default();
         let mut destinations = 0;
         for tenant in &config.tenants {

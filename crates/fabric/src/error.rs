@@ -32,7 +32,7 @@ pub enum FabricError {
         what: String,
     },
     /// A shared page is not one, or is of another version.
-    #[error("{path}: {what}; remove the file while no program uses the fabric")]
+    #[error("{path}: {what}; name another folder in UNBROKEN_RUNTIME, or, while no program uses this fabric, move the file away")]
     Page {
         /// The file.
         path: String,

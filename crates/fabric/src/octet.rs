@@ -175,8 +175,8 @@ impl Registry {
             self.release(octet, runtime);
         }
         Err(FabricError::Octet(format!(
-            "no second octet is free, or can be entered in {}: all {OCTETS} may be those of runtime folders; remove one that is no \
-             longer needed",
+            "no second octet is free, or can be entered in {}: all {OCTETS} may be those of runtime folders; \
+             `unbroken fabric down` gives back that of a folder of yours",
             self.folder.display()
         )))
     }
@@ -189,7 +189,7 @@ impl Registry {
         }
         match entries.iter().find(|e| e.octet == octet && e.standing() == Standing::Lives) {
             Some(e) => Err(FabricError::Octet(format!(
-                "{}: octet {octet} is that of the runtime folder {} of user {}; remove fabric.toml to get a free one",
+                "{}: octet {octet} is that of the runtime folder {} of user {}; name another octet there, or another folder in UNBROKEN_RUNTIME",
                 runtime.fabric_toml().display(),
                 e.path.display(),
                 e.owner
@@ -242,7 +242,7 @@ fn make_shared(folder: &Path) -> Result<()> {
     match fs::symlink_metadata(folder) {
         Ok(meta) if meta.is_dir() => return Ok(()),
         Ok(meta) => {
-            let what = format!("is not a folder; remove it (it belongs to user {})", meta.uid());
+            let what = format!("is not a folder; its owner (user {}) or root has to move it away", meta.uid());
             return Err(FabricError::Octet(format!("{}: {what}", folder.display())));
         }
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io("look at it")(e)),
@@ -429,6 +429,6 @@ mod tests {
         drop(registry);
         fs::write(dir.path().join("file"), "").unwrap();
         let text = Registry::lock_at(dir.path().join("file")).err().unwrap().to_string();
-        assert!(text.contains("is not a folder; remove it"), "{text}");
+        assert!(text.contains("is not a folder; its owner"), "{text}");
     }
 }

@@ -318,7 +318,7 @@ fn a_damaged_file_is_an_error_that_names_it() {
     Fabric::open(&runtime).unwrap();
     fs::write(runtime.fabric_page(), "garbage").unwrap();
     let text = Fabric::open(&runtime).err().unwrap().to_string();
-    assert!(text.contains("fabric.page") && text.contains("remove the file"), "{text}");
+    assert!(text.contains("fabric.page") && text.contains("UNBROKEN_RUNTIME"), "{text}");
 }
 
 #[test]

@@ -6,10 +6,10 @@
 //! written anew at each look into the tree, as it changes.
 
 use crate::query::table_len;
-use std::fs;
-use std::io;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{symlink, DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use unbroken_shift::front::{inventory, Inventory, NicInfo, PortInfo};
@@ -27,9 +27,11 @@ pub fn root() -> Option<&'static [u8]> {
     static ROOT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let inventory = inventory().ok()?;
     let root = ROOT.get_or_init(|| {
-        let root = inventory.runtime.join("sysfs").join(&inventory.key);
+        let tree = inventory.runtime.join("sysfs");
+        let root = tree.join(&inventory.key);
+        let made = make_folder(&tree).and_then(|()| check(&tree)).and_then(|()| make(&root, &inventory));
         // The names that programs get back by realpath begin where this ends.
-        make(&root, &inventory).ok().and_then(|()| root.canonicalize().ok())
+        made.ok().and_then(|()| root.canonicalize().ok())
     });
     let root = root.as_ref()?;
     let _ = write_states(root, &inventory);
@@ -45,8 +47,22 @@ fn put(path: &Path, text: &str) -> io::Result<()> {
     let mut name = [0; 8];
     rustix::rand::getrandom(&mut name, rustix::rand::GetRandomFlags::empty())?;
     let fresh = path.with_extension(format!("{:016x}.tmp", u64::from_ne_bytes(name)));
-    fs::write(&fresh, text)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+    file.write_all(text.as_bytes())?;
     fs::rename(&fresh, path)
+}
+
+/// Makes a folder and those that lead to it, for this user alone whatever the umask.
+fn make_folder(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// An error where others may write into the tree: it is read by all programs of this user.
+fn check(tree: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(tree)?.mode() & 0o022 {
+        0 => Ok(()),
+        _ => Err(io::Error::other("others may write into it")),
+    }
 }
 
 /// Makes a link, if it is not already there.
@@ -65,14 +81,14 @@ fn make(root: &Path, inventory: &Inventory) -> io::Result<()> {
     let classes = ["infiniband", "infiniband_verbs"].map(|c| root.join("sys/class").join(c));
     let dev = root.join("dev/infiniband");
     for folder in classes.iter().chain([&dev]) {
-        fs::create_dir_all(folder)?;
+        make_folder(folder)?;
     }
     put(&classes[1].join("abi_version"), ABI)?;
     for (i, nic) in inventory.nics.iter().enumerate() {
         device(&device_folder(root, i), nic)?;
         link(&classes[0].join(format!("unb{i}")), &format!("../../devices/virtual/infiniband/unb{i}"))?;
         let uverbs = root.join(format!("sys/devices/virtual/infiniband_verbs/uverbs{i}"));
-        fs::create_dir_all(&uverbs)?;
+        make_folder(&uverbs)?;
         put(&uverbs.join("ibdev"), &format!("unb{i}\n"))?;
         put(&uverbs.join("abi_version"), "1\n")?;
         put(&uverbs.join("dev"), &format!("231:{}\n", 192 + i))?;
@@ -99,7 +115,7 @@ fn guid(guid: u64) -> String {
 }
 
 fn device(folder: &Path, nic: &NicInfo) -> io::Result<()> {
-    fs::create_dir_all(folder.join("ports"))?;
+    make_folder(&folder.join("ports"))?;
     let node_guid = guid(nic.node_guid);
     let files = [
         ("node_type", "1: CA"),
@@ -125,7 +141,7 @@ fn device(folder: &Path, nic: &NicInfo) -> io::Result<()> {
 
 fn make_port(folder: &Path, nic: &NicInfo, port: &PortInfo) -> io::Result<()> {
     for part in ["gids", "gid_attrs/types", "gid_attrs/ndevs", "pkeys", "counters"] {
-        fs::create_dir_all(folder.join(part))?;
+        make_folder(&folder.join(part))?;
     }
     let link_layer = match nic.link_layer {
         LinkLayer::Infiniband => "InfiniBand",

@@ -3,7 +3,8 @@
 //! Each is a file in the folder `drained` of the runtime folder, so that setting one and taking it back need no lock. Processes look at
 //! the folder's time of change ([`Drains::changed`]), which costs a system call.
 
-use crate::{wall_us, Runtime};
+use crate::runtime::check_folder;
+use crate::{make_folder, open_own, wall_us, Runtime};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -42,6 +43,7 @@ impl Drains {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
             entries => entries?,
         };
+        check_folder(&self.folder).map_err(io::Error::other)?;
         entries.map(|e| Ok(e?.file_name().to_string_lossy().replace('+', "/"))).collect()
     }
 
@@ -50,8 +52,8 @@ impl Drains {
         let path = self.folder.join(file_name(nic)?);
         let done = match drained {
             true => {
-                fs::create_dir_all(&self.folder)?;
-                fs::OpenOptions::new().write(true).create_new(true).open(path).map(drop)
+                make_folder(&self.folder).map_err(io::Error::other)?;
+                open_own(&path, fs::OpenOptions::new().write(true).create_new(true)).map(drop)
             }
             false => fs::remove_file(path),
         };
@@ -74,6 +76,7 @@ impl Drains {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_nic_is_drained_and_no_longer() {
@@ -89,5 +92,16 @@ mod tests {
         for bad in ["", "../x", "a b", ".."] {
             assert!(drains.set(bad, true).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_others_may_write_to_drains_nothing() {
+        let root = tempfile::tempdir_in(Runtime::temporary_root()).unwrap();
+        let drains = Drains::of(&Runtime::at(root.path()).unwrap());
+        drains.set("a/0", true).unwrap();
+        assert_eq!(fs::metadata(&drains.folder).unwrap().mode() & 0o777, 0o700);
+        fs::set_permissions(&drains.folder, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(drains.all().unwrap_err().to_string().contains("others may write"));
+        assert!(drains.set("a/1", true).is_err());
     }
 }

@@ -18,6 +18,8 @@ use crate::user_id;
 
 /// For so long a lock is waited for. All are held for milliseconds at most.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
+/// What lies in the way may be of use to somebody, and the folder may have been named by mistake.
+const ELSEWHERE: &str = "name another folder in UNBROKEN_RUNTIME";
 /// The longest pause between two tries.
 const LOCK_PAUSE_MAX: Duration = Duration::from_millis(2);
 
@@ -26,7 +28,7 @@ pub fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = options.mode(0o600).custom_flags(flags.bits() as i32).open(path).map_err(|e| {
         match Errno::from_io_error(&e) {
-            Some(Errno::LOOP) => io::Error::other("it is a symbolic link; remove it"),
+            Some(Errno::LOOP) => io::Error::other(format!("it is a symbolic link; {ELSEWHERE}")),
             // What a FIFO or a socket answers.
             Some(Errno::NXIO) => not_regular(),
             _ => e,
@@ -39,14 +41,14 @@ pub fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     if meta.uid() != user_id() {
         let (owner, user) = (meta.uid(), user_id());
         return Err(io::Error::other(format!(
-            "it belongs to user {owner}, this process runs as user {user}; remove it"
+            "it belongs to user {owner}, this process runs as user {user}; {ELSEWHERE}"
         )));
     }
     Ok(file)
 }
 
 fn not_regular() -> io::Error {
-    io::Error::other("it is not a regular file; remove it")
+    io::Error::other(format!("it is not a regular file; {ELSEWHERE}"))
 }
 
 /// A lock on a file, among processes. Given back on drop, also where a forked child holds a copy of the descriptor.

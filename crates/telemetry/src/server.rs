@@ -6,14 +6,14 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use rustix::fs::{fchmod, Mode};
 use rustix::net::sockopt::{set_socket_timeout, Timeout};
-use rustix::net::{socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{bind, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::{now_us, Presence, ProcessName, ProcessStatus, Runtime};
 
@@ -21,6 +21,8 @@ use crate::{now_us, Presence, ProcessName, ProcessStatus, Runtime};
 const WRITE_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long nobody is answered where there is no descriptor for it: whoever polls would else be told again and again that somebody waits.
 const REST: Duration = Duration::from_millis(500);
+/// How many clients may wait.
+const BACKLOG: i32 = 128;
 /// Longest answer that is read.
 const ANSWER_LIMIT_BYTES: u64 = 16 << 20;
 
@@ -87,6 +89,16 @@ impl Drop for StatusServer {
     }
 }
 
+/// Listens at a path that is for this user alone from the beginning, whatever the umask.
+pub fn listen_own(path: &Path) -> io::Result<UnixListener> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // The kernel gives the file the mode that the socket has.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
 /// A name for a socket of a folder that fits `sockaddr_un` (108 bytes) however long the folder's path is. Valid while the file lives.
 fn short_path(folder: &Path, name: &str) -> io::Result<(File, PathBuf)> {
     let folder = File::open(folder)?;
@@ -97,8 +109,7 @@ fn short_path(folder: &Path, name: &str) -> io::Result<(File, PathBuf)> {
 /// Makes a socket in a folder, only for this user, that waits for nobody. The folder's path may have any length.
 pub fn bind_in(folder: &Path, name: &str) -> io::Result<UnixListener> {
     let (_folder, short) = short_path(folder, name)?;
-    let listener = UnixListener::bind(short)?;
-    fs::set_permissions(folder.join(name), fs::Permissions::from_mode(0o600))?;
+    let listener = listen_own(&short)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
@@ -143,6 +154,7 @@ pub fn query_status(runtime: &Runtime, process: ProcessName, timeout: Duration) 
 mod tests {
     use super::*;
     use crate::QpStatus;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_process_answers() {
@@ -169,6 +181,7 @@ mod tests {
             }],
         };
         assert!(!server.accept_one(|| unreachable!()));
+        assert_eq!(fs::metadata(&server.path).unwrap().permissions().mode() & 0o777, 0o600);
         let name = server.presence.name();
         assert_eq!(answering_processes(&runtime).unwrap(), [name]);
         let answer = std::thread::scope(|scope| {

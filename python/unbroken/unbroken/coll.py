@@ -12,6 +12,8 @@ NAME = "libunbroken_collective.so"
 VARIABLE = "UNBROKEN_COLLECTIVE_LIBRARY"
 # `ubcollResult_t`
 SYSTEM_ERROR, INVALID_USAGE, QUEUE_FULL = 2, 5, 100
+# Instead of a rank, to receive from whichever sends first.
+ANY_SOURCE = -1
 # A number of milliseconds that stands for no limit.
 FOREVER = 2**32 - 1
 
@@ -76,6 +78,9 @@ _ARGUMENTS = {
     "ubcollBarrier": [_HANDLE, _PLACE],
     "ubcollSend": [c_void_p, c_size_t, c_int, c_int, _HANDLE, _PLACE],
     "ubcollRecv": [c_void_p, c_size_t, c_int, c_int, _HANDLE, _PLACE],
+    "ubcollSendTag": [c_void_p, c_size_t, c_int, c_int, c_uint64, _HANDLE, _PLACE],
+    "ubcollRecvTag": [c_void_p, c_size_t, c_int, c_int, c_uint64, _HANDLE, _PLACE],
+    "ubcollRequestSource": [_HANDLE, POINTER(c_int)],
     "ubcollRequestTest": [_HANDLE, POINTER(c_int)],
     "ubcollRequestWait": [_HANDLE],
     "ubcollRequestSleep": [_HANDLE, c_uint32, POINTER(c_int)],
@@ -160,10 +165,14 @@ class Request:
         """Puts the tag into the queue once it is over; an error if it was ended."""
         _call("ubcollRequestNotify", self._handle, queue._handle, tag)
 
-    def end(self):
-        """Waits until it is over, and says what came of it by an error. To be called once."""
+    def end(self) -> int | None:
+        """Waits until it is over, and says what came of it by an error. To be called once. Of a receive from any rank, the rank that has sent."""
         self._ended = True
+        self.drive(FOREVER)
+        source = c_int()
+        _call("ubcollRequestSource", self._handle, byref(source))
         _call("ubcollRequestWait", self._handle)
+        return None if source.value < 0 else source.value
 
 
 class Communicator:

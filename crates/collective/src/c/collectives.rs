@@ -1,20 +1,24 @@
 //! The operations.
 
 use std::ffi::c_void;
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 use unbroken_schedule::{Counts, DataType, Matrix, Operation, ReduceOp};
 
 use super::comm::{counts, rank_of};
-use super::group::ask;
-use super::table::COMMS;
-use super::{code, refuse, Code};
+use super::group::{ask, is_open};
+use super::table::{COMMS, REQUESTS};
+use super::{code, put, refuse, Code};
 use crate::channel::ALL;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::group::Entry;
 use crate::operands::Spans;
 use crate::span::Span;
+
+/// `UBCOLL_ANY_SOURCE`
+const ANY_SOURCE: i32 = -1;
 
 /// `ubcollDataType_t`, by number.
 const TYPES: [DataType; 12] = [
@@ -109,7 +113,7 @@ fn all(
         let entry = COMMS.get(comm).map_err(Error::from).and_then(|comm: Arc<Communicator>| {
             let (operation, data, spans) = make(&comm)?;
             comm.admit(ALL, &operation, data, &spans)?;
-            Ok(Entry { comm, channel: ALL, operation, data, spans, memory: None })
+            Ok(Entry { comm, channel: ALL, tag: 0, operation, data, spans, memory: None })
         });
         // SAFETY: the program gives NULL, or what coll.h says; it keeps the memory as coll.h says.
         unsafe { ask(entry, request) }
@@ -268,27 +272,34 @@ extern "C" fn ubcollBarrier(comm: *mut c_void, request: *mut *mut c_void) -> Cod
     })
 }
 
-/// Sends or receives.
-fn transfer(
+/// Elements of a program's memory.
+struct Elements {
     at: *const c_void,
     count: usize,
     data_type: i32,
-    peer: i32,
-    sends: bool,
-    comm: *mut c_void,
-    request: *mut *mut c_void,
-) -> Code {
+}
+
+/// The other end of what two ranks do.
+struct Peer {
+    rank: i32,
+    tag: u64,
+    /// It is sent to.
+    receives: bool,
+}
+
+/// Sends or receives.
+fn transfer(of: Elements, peer: Peer, comm: *mut c_void, request: *mut *mut c_void) -> Code {
     code(|| {
         let entry = COMMS.get(comm).map_err(Error::from).and_then(|comm: Arc<Communicator>| {
-            let (data, peer) = (data(data_type)?, rank_of(peer, "peer")?);
-            let bytes = bytes(count as u64, data)?;
-            let buffer = span(at, bytes, if sends { "sendbuff" } else { "recvbuff" })?;
-            let (from, to) = if sends { (comm.rank(), peer) } else { (peer, comm.rank()) };
+            let (data, rank) = (data(of.data_type)?, rank_of(peer.rank, "peer")?);
+            let bytes = bytes(of.count as u64, data)?;
+            let buffer = span(of.at, bytes, if peer.receives { "sendbuff" } else { "recvbuff" })?;
+            let (from, to) = if peer.receives { (comm.rank(), rank) } else { (rank, comm.rank()) };
             let (channel, operation) = comm.transfer(from, to, data, bytes)?;
-            let (input, output) = if sends { (buffer, Span::EMPTY) } else { (Span::EMPTY, buffer) };
+            let (input, output) = if peer.receives { (buffer, Span::EMPTY) } else { (Span::EMPTY, buffer) };
             let spans = Spans { input, output, in_place: false };
             comm.admit(channel, &operation, data, &spans)?;
-            Ok(Entry { comm, channel, operation, data, spans, memory: None })
+            Ok(Entry { comm, channel, tag: peer.tag, operation, data, spans, memory: None })
         });
         // SAFETY: the program gives NULL, or what coll.h says; it keeps the memory as coll.h says.
         unsafe { ask(entry, request) }
@@ -304,7 +315,7 @@ extern "C" fn ubcollSend(
     comm: *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    transfer(send, count, data_type, peer, true, comm, request)
+    ubcollSendTag(send, count, data_type, peer, 0, comm, request)
 }
 
 #[no_mangle]
@@ -316,5 +327,62 @@ extern "C" fn ubcollRecv(
     comm: *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    transfer(recv, count, data_type, peer, false, comm, request)
+    transfer(Elements { at: recv, count, data_type }, Peer { rank: peer, tag: 0, receives: false }, comm, request)
+}
+
+#[no_mangle]
+extern "C" fn ubcollSendTag(
+    send: *const c_void,
+    count: usize,
+    data_type: i32,
+    peer: i32,
+    tag: u64,
+    comm: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    transfer(Elements { at: send, count, data_type }, Peer { rank: peer, tag, receives: true }, comm, request)
+}
+
+#[no_mangle]
+extern "C" fn ubcollRecvTag(
+    recv: *mut c_void,
+    count: usize,
+    data_type: i32,
+    peer: i32,
+    tag: u64,
+    comm: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    if peer == ANY_SOURCE {
+        return recv_any(recv, count, data_type, tag, comm, request);
+    }
+    transfer(Elements { at: recv, count, data_type }, Peer { rank: peer, tag, receives: false }, comm, request)
+}
+
+/// Receives from whichever rank sends first; always with a request, since only that says whose it was.
+fn recv_any(
+    at: *mut c_void,
+    count: usize,
+    data_type: i32,
+    tag: u64,
+    comm: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    code(|| {
+        let comm = COMMS.get(comm)?;
+        let data = data(data_type)?;
+        let bytes = bytes(count as u64, data)?;
+        let into = span(at, bytes, "recvbuff")?;
+        if is_open() {
+            return refuse("a receive from any rank is not for groups: ask for it before or after");
+        }
+        if bytes == 0 {
+            return refuse("a receive of nothing from any rank: one element or more is right");
+        }
+        // SAFETY: the program gives NULL, or what coll.h says. Checked before anything is begun.
+        unsafe { put(request, "request", null_mut()) }?;
+        let begun = comm.roused(comm.enqueue_any(data, tag, into, None))?;
+        // SAFETY: as above.
+        unsafe { put(request, "request", REQUESTS.add(begun)) }
+    })
 }

@@ -207,6 +207,15 @@ extern "C" fn ubcollRequestDrive(request: *mut c_void, timeout_ms: u32, done: *m
 }
 
 #[no_mangle]
+extern "C" fn ubcollRequestSource(request: *mut c_void, rank: *mut i32) -> Code {
+    code(|| {
+        let source = REQUESTS.get(request)?.source();
+        // SAFETY: the program gives NULL, or what coll.h says. Ranks are fewer than i32 has numbers.
+        unsafe { put(rank, "rank", source.map_or(-1, |rank| rank as i32)) }
+    })
+}
+
+#[no_mangle]
 extern "C" fn ubcollRequestNotify(request: *mut c_void, queue: *mut c_void, tag: u64) -> Code {
     code(|| {
         let queue = QUEUES.get(queue)?;

@@ -5,6 +5,7 @@ make sense; only then is anything begun.
 """
 
 import atexit
+import hashlib
 import itertools
 import os
 import socket
@@ -41,6 +42,8 @@ _QUEUE = 8192
 # How often the store is asked again for an id under which nobody is met any more.
 _ASK_AGAIN_S = 0.1
 _SUM = dist.ReduceOp.SUM
+# What goes from and to a root is not mistaken for what the program sends: its tags are smaller.
+_GATHER, _SCATTER = 2**63, 2**63 + 1
 
 
 @dataclass
@@ -77,7 +80,7 @@ class Backend(_Backend):
         self._numbers, self._barriers = 0, itertools.count()
         self._coalescing = threading.local()
         start_completers()
-        self._comm = _join(store, rank, size, timeout, self._global_rank)
+        self._comm, self._id = _join(store, rank, size, timeout, self._global_rank)
         _backends.add(self)
 
     def getBackendName(self):
@@ -362,7 +365,9 @@ class Backend(_Backend):
 
     def monitored_barrier(self, opts, wait_all_ranks: bool = False):
         """Rank 0 waits for the others by the store, and names those that do not come in time; so the group is as it was."""
-        timeout, prefix = _timeout_of(opts) or self._timeout, f"monitored/{next(self._barriers)}"
+        timeout = _timeout_of(opts) or self._timeout
+        # By the group's id: the store may have been an earlier group's.
+        prefix = f"monitored/{self._id}/{next(self._barriers)}"
         ends = time.monotonic() + timeout.total_seconds()
         if self._rank != 0:
             self._store.set(f"{prefix}/{self._rank}", "here")
@@ -387,30 +392,33 @@ class Backend(_Backend):
 
     def _plan_send(self, tensor: torch.Tensor, to: int, tag: int) -> _Plan:
         check_readable(tensor)
-        flat = readable(tensor)
-        return _Plan([tensor]).call("Send", flat.data_ptr(), bytes_of(flat), Type.UINT8, to, keeps=[flat])
+        flat = _not_empty(readable(tensor))
+        return _Plan([tensor]).call("SendTag", flat.data_ptr(), bytes_of(flat), Type.UINT8, to, tag, keeps=[flat])
 
     def send(self, tensors, to: int, tag: int = 0):
         (tensor,) = tensors
-        return self._do(self._plan_send(tensor, to, tag))
+        return self._do(self._plan_send(tensor, to, _checked(tag)))
 
     def _plan_recv(self, tensor: torch.Tensor, source: int, tag: int) -> _Plan:
         check_writable(tensor)
         into, copies = writable(tensor)
-        return _Plan([tensor]).call("Recv", into.data_ptr(), bytes_of(into), Type.UINT8, source, keeps=[into], copies=copies)
+        into = _not_empty(into)
+        arguments = into.data_ptr(), bytes_of(into), Type.UINT8, source, tag
+        return _Plan([tensor]).call("RecvTag", *arguments, keeps=[into], copies=copies)
 
     def recv(self, tensors, source: int, tag: int = 0):
         (tensor,) = tensors
-        return self._do(self._plan_recv(tensor, source, tag))
+        return self._do(self._plan_recv(tensor, source, _checked(tag)))
 
     def recv_anysource(self, tensors, tag: int = 0):
-        raise NotImplementedError(f"'{NAME}' receives from a rank that is named; give recv its src")
+        (tensor,) = tensors
+        return self._do(self._plan_recv(tensor, coll.ANY_SOURCE, _checked(tag)))
 
     def gather(self, outputs, inputs, opts):
         (tensor,) = inputs
         if self._rank != opts.rootRank:
             check_readable(tensor)
-            return self._do(self._plan_send(tensor, opts.rootRank, 0), opts)
+            return self._do(self._plan_send(tensor, opts.rootRank, _GATHER), opts)
         (tensors,) = outputs
         return self._gather_to(tensors, tensor, outputs, opts)
 
@@ -419,13 +427,13 @@ class Backend(_Backend):
         check_readable(tensor)
         check_writable(*tensors)
         check_equal(tensors, tensor, self._size, "gather")
-        plans = [self._plan_recv(t, rank, 0) for rank, t in enumerate(tensors) if rank != self._rank]
+        plans = [self._plan_recv(t, rank, _GATHER) for rank, t in enumerate(tensors) if rank != self._rank]
         tensors[self._rank].data.copy_(readable(tensor).view(tensors[self._rank].shape))
         return self._do(_Plan(results).with_all(plans), opts)
 
     def gather_single(self, output, tensor, opts):
         if self._rank != opts.rootRank:
-            return self._do(self._plan_send(tensor, opts.rootRank, 0), opts)
+            return self._do(self._plan_send(tensor, opts.rootRank, _GATHER), opts)
         check_writable(output)
         if output.numel() != tensor.numel() * self._size or output.dtype != tensor.dtype:
             right = f"an output of {tensor.numel() * self._size} {tensor.dtype} is right"
@@ -441,14 +449,25 @@ class Backend(_Backend):
     def scatter(self, outputs, inputs, opts):
         (tensor,) = outputs
         if self._rank != opts.rootRank:
-            return self._do(self._plan_recv(tensor, opts.rootRank, 0), opts)
+            return self._do(self._plan_recv(tensor, opts.rootRank, _SCATTER), opts)
         (tensors,) = inputs
         check_writable(tensor)
         check_readable(*tensors)
         check_equal(tensors, tensor, self._size, "scatter")
-        plans = [self._plan_send(t, rank, 0) for rank, t in enumerate(tensors) if rank != self._rank]
+        plans = [self._plan_send(t, rank, _SCATTER) for rank, t in enumerate(tensors) if rank != self._rank]
         tensor.data.copy_(readable(tensors[self._rank]).view(tensor.shape))
         return self._do(_Plan(outputs).with_all(plans), opts)
+
+
+def _checked(tag: int) -> int:
+    if not 0 <= tag < 2**63:
+        raise ValueError(f"tag {tag}; 0 to {2**63 - 1} is right")
+    return tag
+
+
+def _not_empty(tensor: torch.Tensor) -> torch.Tensor:
+    """Of an empty tensor one byte is sent: what is not there does not come."""
+    return tensor if tensor.numel() else torch.empty(1, dtype=torch.uint8)
 
 
 def _flat(tensors: list) -> torch.Tensor:
@@ -472,8 +491,8 @@ def _wait_for(store, key: str, ends: float) -> bool:
     return True
 
 
-def _join(store, rank: int, size: int, timeout: timedelta, global_rank: int) -> coll.Communicator:
-    """Meets the other ranks under the id that rank 0 puts into the store. One that is left from an earlier group leads nowhere: the store is asked again."""
+def _join(store, rank: int, size: int, timeout: timedelta, global_rank: int) -> tuple:
+    """Meets the other ranks under the id that rank 0 puts into the store; the communicator, and what of the id is no secret. One that is left from an earlier group leads nowhere: the store is asked again."""
     address = os.environ.setdefault("UNBROKEN_COLL_ADDRESS", _own_address())
     hosts = os.environ.get("UNBROKEN_HOSTS", "").split(",")
     ends = time.monotonic() + timeout.total_seconds()
@@ -483,7 +502,7 @@ def _join(store, rank: int, size: int, timeout: timedelta, global_rank: int) -> 
         at = store.get("id").decode()
         left_ms = max(1, int(1000 * (ends - time.monotonic())))
         try:
-            return coll.Communicator(
+            comm = coll.Communicator(
                 size,
                 rank,
                 at,
@@ -493,6 +512,7 @@ def _join(store, rank: int, size: int, timeout: timedelta, global_rank: int) -> 
                 patience_ms=min(left_ms, 2**32 - 2),
                 queue=_QUEUE,
             )
+            return comm, hashlib.sha256(at.encode()).hexdigest()[:16]
         except coll.Error as error:
             stale = rank != 0 and error.code in (coll.SYSTEM_ERROR, coll.INVALID_USAGE)
             if not stale or time.monotonic() + _ASK_AGAIN_S > ends:
