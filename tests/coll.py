@@ -326,7 +326,7 @@ def twice(logs):
         ended = [process for process in (first, second) if process.wait(SECONDS) != 0]
         zero.expect_success(SECONDS)
         said = [process.output() for process in ended]
-        if len(ended) != 1 or not any(what in said[0] for what in ("rank 1 has come already", "is this one there twice", "is the process that made the id there?")):
+        if len(ended) != 1 or not any(what in said[0] for what in ("rank 1 has come already", "is this one there twice?", "is the process that made the id there?")):
             raise Failure(f"{len(ended)} were refused: {said}")
 
 

@@ -96,6 +96,7 @@ beside lifecycle python3 tests/lifecycle.py
 beside storms    python3 tests/storms.py --runs "$([ -n "$long" ] && echo 250 || echo 5)"
 beside storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$([ -n "$long" ] && echo 250 || echo 5)"
 beside coll      python3 tests/coll.py
+beside coll-meet python3 tests/coll_meet.py $([ -n "$long" ] && echo --slow)
 beside coll-storms python3 tests/coll_storms.py --runs "$([ -n "$long" ] && echo 300 || echo 10)"
 beside programs  python3 tests/programs.py
 beside readme    python3 tests/readme.py

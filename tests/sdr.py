@@ -5,7 +5,10 @@ the model, and the probe. `--all`: more schemes and losses on the long link (10 
 
 import contextlib
 import json
+import os
 import re
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -15,7 +18,7 @@ from lib.cc import FLAGS, compile_c
 from lib.fabric import Fabric
 from lib.lossy import LossyWay
 from lib.ports import free_port
-from lib.process import Failure, wait_until
+from lib.process import Failure, Skip, wait_until
 from lib.suite import BUILD, ROOT, TARGET, Suite
 
 SDK = ["-I", ROOT / "include", "-L", BUILD, "-lunbroken_sdk", f"-Wl,-rpath,{BUILD}"]
@@ -240,14 +243,21 @@ def probe(*options, fails=False):
 
 @contextlib.contextmanager
 def far_end():
-    """The far end of a probe, on a port of the loopback."""
+    """The far end of a probe: its port of the loopback."""
+    with far_process() as (port, _):
+        yield port
+
+
+@contextlib.contextmanager
+def far_process():
+    """The same, and its process."""
     port = free_port()
     words = [BUILD / "unbroken", "sdr", "probe", "--listen", f"127.0.0.1:{port}", "--for", "60s"]
     process = subprocess.Popen([str(w) for w in words])
     bound = f"0100007F:{port:04X} "
     try:
         wait_until(lambda: bound in Path("/proc/net/udp").read_text(), 20, "the far end listens")
-        yield port
+        yield port, process
     finally:
         process.kill()
         process.wait()
@@ -310,6 +320,52 @@ def probe_ends(logs):
         raise Failure(f"after {took:.1f} s: {said}")
 
 
+def probe_forged(logs):
+    """A datagram that seems to come from the far end itself makes it talk to itself no more than once, and nothing that it says is longer than what it was
+    asked; a stranger does not spoil a count."""
+    with far_process() as (port, process):
+        before = ticks(process.pid)
+        with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as raw:
+            for kind in range(4):
+                for pad in (0, 8, 100):
+                    raw.sendto(udp(port, port, b"ubp2" + bytes(12) + bytes([kind]) + bytes(pad)), ("127.0.0.1", 0))
+                    raw.sendto(udp(port, port, b"ubpr" + bytes(12) + bytes([kind]) + bytes(pad)), ("127.0.0.1", 0))
+        time.sleep(2)
+        spent = ticks(process.pid) - before
+        # One that answers itself takes all of a core that it can get.
+        if spent > 10:
+            raise Failure(f"it has worked for {spent} ticks, in 2 s, on 24 forged datagrams")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+            stranger.connect(("127.0.0.1", port))
+            stranger.settimeout(0.2)
+            for magic in (b"ubp2", b"ubpr"):
+                for pad in range(12):
+                    asked = magic + bytes(12) + b"\1" + bytes(pad)
+                    stranger.send(asked)
+                    with contextlib.suppress(TimeoutError):
+                        if len(answer := stranger.recv(4096)) > len(asked):
+                            raise Failure(f"{len(answer)} bytes for {len(asked)}")
+    return f"{spent} ticks in 2 s"
+
+
+def udp(source, to, content):
+    """A UDP packet of the loopback, from whoever it is said to come from."""
+    head = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 28 + len(content), 0, 0, 64, 17, 0, bytes([127, 0, 0, 1]), bytes([127, 0, 0, 1]))
+    return head + struct.pack("!HHHH", source, to, 8 + len(content), 0) + content
+
+
+def ticks(pid):
+    """The processor's time that a process has had."""
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
+
+
+def forged_if_root(logs):
+    """As root, who alone can forge."""
+    if os.geteuid() != 0:
+        raise Skip("only root forges addresses")
+    return probe_forged(logs)
+
+
 def probe_refuses(logs):
     """Bad input is answered by what would be right."""
     for options, words in [
@@ -362,6 +418,7 @@ def main():
         suite.case(f"probe, {loss:.0%} lost", probe_measures, loss)
     suite.case("probe, slow, and alone", probe_ends)
     suite.case("probe, wrong words", probe_refuses)
+    suite.case("probe, forged datagrams", forged_if_root)
     suite.case("wrong words", wrong_words)
     return suite.finish()
 

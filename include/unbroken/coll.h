@@ -73,7 +73,7 @@ typedef struct {
 	const char *host;    /* of the emulated network; NULL: as `unbroken run` has set it (UNBROKEN_HOST) */
 	const char *address; /* of this machine, at which others reach this process; NULL: UNBROKEN_COLL_ADDRESS, else 127.0.0.1 */
 	uint32_t timeoutMs;  /* how long an operation may stand still, and ubcollCommDestroy wait for one who takes nothing: 20,000 */
-	uint32_t patienceMs; /* how long to wait for all ranks at the beginning: 60,000 */
+	uint32_t patienceMs; /* how long to wait for all ranks at the beginning: 60,000, or timeoutMs if that is more */
 	uint32_t queue;      /* operations that may be under way, of all ranks and to or from each one: 256 */
 	int anyOrder;        /* results may differ by rounding when NICs are lost; without, they are the same bits */
 	int logical;         /* queue pairs that fail over by themselves beneath */

@@ -4,7 +4,7 @@
 //! moves packets, and yields its core when nothing has come. While nobody waits, the thread out of band drives, which sleeps between looks; between
 //! operations it answers others (a path that has failed, one that is made again).
 
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,11 +15,16 @@ use unbroken_comm::{Config, Failure, Rank};
 use unbroken_schedule::{Collective, DataType, Fabric, Folding, Operation, Place, ReduceOp, Topology};
 use unbroken_schedule::{Counts, Host as HostShape, Nic as NicShape};
 
-use crate::bootstrap::{meet, Hello, Id, SECRET_BYTES};
+use crate::auth::Secret;
+use crate::bootstrap::{meet, Hello, Id};
 use crate::channel::{self, ALL};
+use crate::door::{self, Chair};
 use crate::error::{Error, Result};
+use crate::limits::want_descriptors;
+use crate::line::Ends;
+use crate::memory::Anchor;
 use crate::net::{Net, Shape};
-use crate::oob::{self, Oob};
+use crate::oob::Oob;
 use crate::operands::{check, Buffers, Spans};
 use crate::request::{Memory, Request};
 use crate::span::Span;
@@ -122,6 +127,8 @@ pub struct Communicator {
     pub(crate) options: Options,
     /// What this rank and the others have said of themselves, for those who split it.
     pub(crate) site: Site,
+    /// What ranks know each other by, here and in communicators that are split off.
+    pub(crate) secret: Secret,
 }
 
 /// Where a rank is, and where all are.
@@ -152,21 +159,31 @@ impl Communicator {
         if host.nic_count() == 0 {
             return Err(Error::Refused("the host has no NIC; a communicator needs one at least".into()));
         }
-        let listener = oob::listen(at)?;
-        let address = listener.local_addr().map_err(crate::error::io("a socket out of band"))?;
-        let name = host.open(0)?.gid().0.iter().map(|byte| format!("{byte:02x}")).collect();
-        let nics = vec![options.nic_mbps; host.nic_count()];
-        let hello = Hello::new(rank, ranks, name, nics, address, options.settings());
+        want_descriptors(ranks, host.nic_count())?;
+        let chair = door::sit(at, id.secret)?;
+        // Until all have met: then each has seen whether it is there.
+        let anchor = Anchor::find(&id.secret)?;
+        let gid: String = host.open(0)?.gid().0.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hello = Hello {
+            rank,
+            ranks,
+            host: format!("{gid}-{}", anchor.nonce()),
+            nics_mbps: vec![options.nic_mbps; host.nic_count()],
+            address: chair.address(),
+            seat: chair.name,
+            settings: options.settings(),
+            patience_ms: 0,
+        };
         let all = meet(id, hello, options.patience)?;
-        Communicator::among(Site { host: host.clone(), at, all }, id.secret, rank, listener, options)
+        Communicator::among(Site { host: host.clone(), at, all }, id.secret, rank, chair, options)
     }
 
     /// One of ranks that know each other, who reach it at a socket.
     pub(crate) fn among(
         site: Site,
-        secret: [u8; SECRET_BYTES],
+        secret: Secret,
         rank: Rank,
-        listener: TcpListener,
+        chair: Chair,
         options: Options,
     ) -> Result<Communicator> {
         let ranks = site.all.len();
@@ -192,18 +209,18 @@ impl Communicator {
         };
         let board = Board::new(rank, &config.hosts, rails);
         let server = options.status_folder.as_ref().map(|folder| Server::bind(folder, &board)).transpose()?;
-        let addresses: Vec<_> = site.all.iter().map(|hello| hello.address).collect();
-        let oob = Oob::new(rank, secret, &addresses, options.timeout)?;
-        let net = Net::new(site.host.clone(), rails, shape);
+        let ends = |hello: &Hello| Ends { to: hello.address, seat: hello.seat, me: rank, secret };
+        let oob = Oob::new(chair, site.all.iter().map(ends).collect(), options.timeout);
+        let net = Net::new(site.host.clone(), rails, ranks, shape)?;
         let hosts = topology.hosts().to_vec();
         let state = State::new(config, hosts, topology, net, oob, board.clone(), options.folding);
         let shared = Shared::new(state);
         let weak = Arc::downgrade(&shared);
         let mut state = shared.lock();
-        state.oob.begin(listener, server, Box::new(move || attend(&weak)))?;
+        state.oob.begin(server, board.clone(), Box::new(move || attend(&weak)))?;
         state.greet();
         drop(state);
-        Ok(Communicator { shared, board, me: rank, ranks, options, site })
+        Ok(Communicator { shared, board, me: rank, ranks, options, site, secret })
     }
 
     /// This rank.

@@ -18,10 +18,10 @@ pub enum Error {
     #[error("{0}")]
     Bootstrap(String),
     /// A NIC or its memory.
-    #[error("{0}")]
+    #[error("{0}{hint}", hint = crate::limits::hint(Some(.0.errno())))]
     Verbs(#[from] unbroken::Error),
     /// Sockets and threads.
-    #[error("{what}: {error}")]
+    #[error("{what}: {error}{hint}", hint = crate::limits::descriptors(error))]
     Io {
         /// What was tried.
         what: String,

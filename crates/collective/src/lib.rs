@@ -24,13 +24,17 @@
 
 mod anysource;
 mod arms;
+mod auth;
 mod bootstrap;
 mod c;
 mod channel;
 mod communicator;
 mod completions;
+mod conn;
+mod door;
 mod error;
 mod group;
+mod limits;
 mod line;
 mod memory;
 mod net;
@@ -47,6 +51,7 @@ pub use communicator::{Communicator, Options};
 pub use completions::Completions;
 pub use error::{Error, Result};
 pub use group::Group;
+pub use limits::raise_descriptor_limit;
 pub use operands::Buffers;
 pub use request::{Memory, Request};
 pub use status::{snapshots, Away, Counters, Happening, Snapshot};

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 
+use rustix::io::Errno;
 use unbroken::{
     Access, Cq, Host, Nic, Pd, Qp, QpAddress, QpCaps, QpOptions, Region, RemoteRegion, Wc, WcOpcode, WcStatus,
 };
@@ -19,8 +20,10 @@ use crate::memory::MemoryPath;
 const RECEIVES: u32 = 256;
 /// Sends of a queue pair.
 const SENDS: u32 = 256;
-/// Completions that a NIC's queue holds: of queue pairs so many.
-const CQ_ENTRIES: u32 = 1 << 16;
+/// Completions that a NIC's queue holds at most; as many as its queue pairs can have, if they are fewer.
+const MAX_CQ_ENTRIES: usize = 1 << 16;
+/// Of probes, and of queue pairs that were ended.
+const MORE_CQ_ENTRIES: usize = 1 << 10;
 /// Completions that are taken at one time.
 const BATCH: usize = 32;
 /// What a test of a path writes: keys are tried, too.
@@ -112,6 +115,8 @@ pub(crate) struct Net {
     host: Host,
     shape: Shape,
     rails: u8,
+    /// Of each NIC's queue.
+    cq_entries: u32,
     adapters: Vec<Option<Adapter>>,
     ties: Vec<Ties>,
     /// Paths through memory that were made, and need no test.
@@ -125,20 +130,26 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    /// Opens the NICs; one that is dead now is opened when it is needed.
-    pub(crate) fn new(host: Host, rails: u8, shape: Shape) -> Net {
-        let adapters = (0..rails).map(|rail| Adapter::open(&host, rail, 0).ok()).collect();
-        Net {
+    /// Opens the NICs; one that is dead now is opened when it is needed. That this process has too little for them is an error.
+    pub(crate) fn new(host: Host, rails: u8, ranks: usize, shape: Shape) -> unbroken::Result<Net> {
+        let cq_entries = cq_entries(ranks);
+        let adapters = (0..rails).map(|rail| match Adapter::open(&host, rail, 0, cq_entries) {
+            Err(e) if is_want(e.errno()) => Err(e),
+            opened => Ok(opened.ok()),
+        });
+        let adapters = adapters.collect::<unbroken::Result<_>>()?;
+        Ok(Net {
             host,
             shape,
             rails,
+            cq_entries,
             adapters,
             ties: Vec::new(),
             tested: Vec::new(),
             probes: HashMap::new(),
             openings: 0,
             sent_bytes: vec![0; usize::from(rails) + 1],
-        }
+        })
     }
 
     /// Makes room for so many peers more, and gives the first one's number here.
@@ -218,7 +229,7 @@ impl Net {
 
     fn reopen(&mut self, rail: u8) -> unbroken::Result<()> {
         self.openings += 1;
-        self.adapters[usize::from(rail)] = Some(Adapter::open(&self.host, rail, self.openings)?);
+        self.adapters[usize::from(rail)] = Some(Adapter::open(&self.host, rail, self.openings, self.cq_entries)?);
         Ok(())
     }
 
@@ -431,14 +442,25 @@ impl Net {
     }
 }
 
+/// Whether an error is one of this process, and not of a NIC.
+fn is_want(errno: i32) -> bool {
+    [Errno::MFILE, Errno::NFILE, Errno::NOMEM].iter().any(|want| want.raw_os_error() == errno)
+}
+
+/// Each rank has a path to each other of all ranks' channel, and one of their own two; one more may be made before the completions of the last were polled.
+fn cq_entries(ranks: usize) -> u32 {
+    let of_rank = 4 * (SENDS + RECEIVES) as usize;
+    ranks.saturating_mul(of_rank).saturating_add(MORE_CQ_ENTRIES).min(MAX_CQ_ENTRIES) as u32
+}
+
 fn rights() -> Access {
     Access::LOCAL_WRITE.with(Access::REMOTE)
 }
 
 impl Adapter {
-    fn open(host: &Host, rail: u8, opening: u64) -> unbroken::Result<Adapter> {
+    fn open(host: &Host, rail: u8, opening: u64, cq_entries: u32) -> unbroken::Result<Adapter> {
         let nic = host.open(rail.into())?;
-        let (pd, cq) = (nic.alloc_pd()?, nic.create_cq(CQ_ENTRIES)?);
+        let (pd, cq) = (nic.alloc_pd()?, nic.create_cq(cq_entries)?);
         Ok(Adapter { nic, opening, stale: false, pd, cq, uses: HashMap::new() })
     }
 }
@@ -498,7 +520,7 @@ mod tests {
         let fabric = Fabric::create(&runtime, &network).unwrap();
         let shape = Shape { logical: false, slots: 4, payload: 4096, ack_timeout: 13, retries: 3 };
         let mut nets = ["a", "b"].map(|host| {
-            let mut net = Net::new(Host::emulated(folder.path(), host).unwrap(), 2, shape);
+            let mut net = Net::new(Host::emulated(folder.path(), host).unwrap(), 2, 2, shape).unwrap();
             net.more(1);
             net
         });

@@ -1,32 +1,33 @@
 //! Connections out of band: TCP to other ranks, made when first needed.
 //!
-//! A rank sends over connections that it opened and reads from those that it accepted. Each begins with the job's secret and the sender's rank; then come
-//! messages behind their lengths, each with the channel that it is for. One thread of the communicator accepts and reads, and calls [`Attend`] when
-//! something has come, when it is woken, or when time has passed; whoever drives takes what has come from the [`Inbox`]. That holds
-//! [`MAX_EVENTS`]; what does not find room waits in its connection, and so, in the end, does its sender.
+//! A rank sends over connections that it opened ([`Line`]) and reads from those that others opened, which the door hands it when they have proved to be of
+//! the job ([`crate::door`]). Over them come messages behind their lengths, each with the channel that it is for, and with a MAC. One thread of the
+//! communicator reads, and calls [`Attend`] when something has come, when it is woken, or when time has passed; whoever drives takes what has come from
+//! the [`Inbox`]. That holds [`MAX_EVENTS`]; what does not find room waits in its connection, and so, in the end, does its sender.
 //!
 //! The end of a connection without a word of leaving is the death of its process, and so is one that is refused; a network that is silent is not, unless it
 //! is for as long as operations may stand still ([`Line`]).
 
 use std::collections::VecDeque;
 use std::io::Read;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use unbroken_comm::message::Message;
 use unbroken_comm::Rank;
 
-use crate::bootstrap::SECRET_BYTES;
+use crate::auth::{frame, Seal};
+use crate::conn::Waker;
+use crate::door::{Chair, Lobby};
 use crate::error::{io, Result};
-use crate::line::Line;
-use crate::status::Server;
+use crate::line::{Ends, Line};
+use crate::status::{Board, Server};
 
-/// How long who leaves waits for connections that are being made.
+/// How long who leaves waits for what was said to leave.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How often it looks.
 const LOOK: Duration = Duration::from_millis(1);
@@ -34,12 +35,8 @@ const LOOK: Duration = Duration::from_millis(1);
 const GRACE: Duration = Duration::from_millis(500);
 /// The longest message.
 const MAX_MESSAGE: usize = 1 << 20;
-/// Before a message: its length and its channel.
-const HEAD_BYTES: usize = 8;
 /// What an inbox holds.
 const MAX_EVENTS: usize = 4096;
-/// Connections that wait to say who they are.
-const MAX_STRANGERS: usize = 256;
 
 /// What has come.
 pub(crate) enum Event {
@@ -97,76 +94,37 @@ impl Inbox {
 /// Called by the thread: something may have come, time has passed. Gives how long it may wait for more.
 pub(crate) type Attend = Box<dyn Fn() -> Duration + Send>;
 
-/// Wakes the thread.
-pub(crate) struct Waker(OwnedFd);
-
-impl Waker {
-    fn new() -> Result<Waker> {
-        let made = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
-        made.map(Waker).map_err(|e| io("an event for the thread out of band")(e.into()))
-    }
-
-    pub(crate) fn wake(&self) {
-        // It is full: the thread is being woken.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
-    }
-
-    fn clear(&self) {
-        // Empty: nobody has woken it.
-        let _ = rustix::io::read(&self.0, &mut [0; 8]);
-    }
-}
-
 /// The sending side.
 pub(crate) struct Oob {
-    me: Rank,
-    secret: [u8; SECRET_BYTES],
     out: Vec<Line>,
     /// How long others may be silent.
-    patience: Duration,
+    pub(crate) patience: Duration,
     pub(crate) inbox: Arc<Inbox>,
     stop: Arc<AtomicBool>,
     pub(crate) waker: Arc<Waker>,
+    /// Where others call this rank, until it leaves: whoever calls later shall not take it for living.
+    chair: Option<Chair>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// A socket on which others will connect.
-pub(crate) fn listen(at: IpAddr) -> Result<TcpListener> {
-    let listener = TcpListener::bind((at, 0)).map_err(io(format!("listen at {at}")))?;
-    listener.set_nonblocking(true).map_err(io("a socket out of band"))?;
-    Ok(listener)
 }
 
 impl Oob {
     /// Knows where all ranks are; connects to none. Its thread begins with [`Oob::begin`].
-    pub(crate) fn new(
-        me: Rank,
-        secret: [u8; SECRET_BYTES],
-        addresses: &[SocketAddr],
-        patience: Duration,
-    ) -> Result<Oob> {
-        Ok(Oob {
-            me,
-            secret,
-            out: addresses.iter().map(|to| Line::new(*to)).collect(),
-            patience,
-            inbox: Arc::default(),
-            stop: Arc::default(),
-            waker: Arc::new(Waker::new()?),
-            thread: None,
-        })
+    pub(crate) fn new(chair: Chair, all: Vec<Ends>, patience: Duration) -> Oob {
+        let (waker, chair) = (chair.lobby.waker.clone(), Some(chair));
+        let out = all.into_iter().map(Line::new).collect();
+        Oob { out, patience, inbox: Arc::default(), stop: Arc::default(), waker, chair, thread: None }
     }
 
     /// Starts the thread.
-    pub(crate) fn begin(&mut self, listener: TcpListener, status: Option<Server>, attend: Attend) -> Result<()> {
+    pub(crate) fn begin(&mut self, status: Option<Server>, board: Board, attend: Attend) -> Result<()> {
+        let Some(chair) = &self.chair else { return Ok(()) };
         let reader = Reader {
-            listener,
+            lobby: chair.lobby.clone(),
             status,
-            secret: self.secret,
+            board,
             ranks: self.out.len(),
             inbox: self.inbox.clone(),
             stop: self.stop.clone(),
-            waker: self.waker.clone(),
             callers: Vec::new(),
         };
         let thread = std::thread::Builder::new().name("coll-oob".into()).spawn(move || reader.run(&attend));
@@ -176,12 +134,7 @@ impl Oob {
 
     /// Sends a message for a channel, now or when its receiver can be reached. What cannot be sent makes its receiver lost.
     pub(crate) fn tell(&mut self, rank: Rank, channel: u32, message: &Message) {
-        let bytes = message.encode();
-        let mut framed = (bytes.len() as u32).to_le_bytes().to_vec();
-        framed.extend(channel.to_le_bytes());
-        framed.extend(bytes);
-        let hello = || [&self.secret[..], &(self.me as u32).to_le_bytes()].concat();
-        let said = self.out[rank].say(hello, &framed, self.patience);
+        let said = self.out[rank].say(frame(channel, &message.encode()), self.patience);
         self.lose_if_failed(rank, &said);
     }
 
@@ -223,7 +176,7 @@ impl Oob {
     /// Tells the thread to end.
     pub(crate) fn stop(&mut self) -> Ending {
         self.stop.store(true, Ordering::Release);
-        Ending { waker: self.waker.clone(), thread: self.thread.take() }
+        Ending { waker: self.waker.clone(), thread: self.thread.take(), _chair: self.chair.take() }
     }
 }
 
@@ -231,6 +184,7 @@ impl Oob {
 pub(crate) struct Ending {
     waker: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
+    _chair: Option<Chair>,
 }
 
 impl Ending {
@@ -247,20 +201,20 @@ impl Ending {
 /// A connection that others send over.
 struct Caller {
     stream: TcpStream,
-    rank: Option<Rank>,
+    rank: Rank,
+    seal: Seal,
     bytes: Vec<u8>,
     /// Whole messages may be among the bytes, for which there was no room.
     waits: bool,
 }
 
 struct Reader {
-    listener: TcpListener,
+    lobby: Arc<Lobby>,
     status: Option<Server>,
-    secret: [u8; SECRET_BYTES],
+    board: Board,
     ranks: usize,
     inbox: Arc<Inbox>,
     stop: Arc<AtomicBool>,
-    waker: Arc<Waker>,
     callers: Vec<Caller>,
 }
 
@@ -268,23 +222,20 @@ impl Reader {
     fn run(mut self, attend: &Attend) {
         let mut wait = Duration::ZERO;
         while !self.stop.load(Ordering::Acquire) {
-            let (knocks, readable) = self.wait(wait);
-            self.waker.clear();
-            if let Some(status) = &self.status {
+            let readable = self.wait(wait);
+            self.lobby.waker.clear();
+            if let Some(status) = &mut self.status {
                 status.answer();
             }
             for k in (0..self.callers.len()).rev() {
                 let due = readable.get(k) == Some(&true) || self.callers[k].waits;
                 if due && !self.read(k) {
-                    if let Some(rank) = self.callers.swap_remove(k).rank {
-                        self.inbox.put(Event::Gone(rank, Instant::now()));
-                    }
+                    let rank = self.callers.swap_remove(k).rank;
+                    self.inbox.put(Event::Gone(rank, Instant::now()));
                 }
             }
             // Behind the callers, whose positions were those of what could be read.
-            if knocks {
-                self.accept();
-            }
+            self.welcome();
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
@@ -296,28 +247,30 @@ impl Reader {
         }
     }
 
-    /// Waits until something can be read or it is woken. Whether somebody wants to connect, and which callers can be read; none while there is no room.
-    fn wait(&self, most: Duration) -> (bool, Vec<bool>) {
+    /// Waits until something can be read or it is woken. Which callers can be read; none while there is no room.
+    fn wait(&self, most: Duration) -> Vec<bool> {
         let callers = if self.inbox.has_room() { &self.callers[..] } else { &[] };
-        let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
-        fds.extend(callers.iter().map(|c| PollFd::new(&c.stream, PollFlags::IN)));
-        fds.push(PollFd::new(&self.waker.0, PollFlags::IN));
-        fds.extend(self.status.iter().map(|status| PollFd::new(&status.listener, PollFlags::IN)));
+        let mut fds: Vec<_> = callers.iter().map(|c| PollFd::new(&c.stream, PollFlags::IN)).collect();
+        fds.push(PollFd::new(&self.lobby.waker.0, PollFlags::IN));
+        let asks = self.status.as_ref().and_then(Server::listens);
+        fds.extend(asks.iter().map(|listener| PollFd::new(*listener, PollFlags::IN)));
         let timeout = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
         if poll(&mut fds, Some(&timeout)).is_err() {
             // interrupted
-            return (false, Vec::new());
+            return Vec::new();
         }
-        let some = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        (some(&fds[0]), fds[1..=callers.len()].iter().map(some).collect())
+        fds[..callers.len()].iter().map(|fd| !fd.revents().is_empty()).collect()
     }
 
-    fn accept(&mut self) {
-        while let Ok((stream, _)) = self.listener.accept() {
-            let strangers = self.callers.iter().filter(|c| c.rank.is_none()).count();
-            if strangers < MAX_STRANGERS && stream.set_nonblocking(true).is_ok() {
-                self.callers.push(Caller { stream, rank: None, bytes: Vec::new(), waits: false });
-            }
+    /// Takes those who have come.
+    fn welcome(&mut self) {
+        for arrival in self.lobby.take().into_iter().filter(|arrival| arrival.rank < self.ranks) {
+            let (stream, rank, seal) = (arrival.stream, arrival.rank, arrival.seals.other);
+            // It may have said something already.
+            self.callers.push(Caller { stream, rank, seal, bytes: Vec::new(), waits: false });
+        }
+        if let Some(what) = self.lobby.trouble() {
+            self.board.happened(what);
         }
     }
 
@@ -342,56 +295,44 @@ impl Reader {
         }
     }
 
-    /// Takes whole messages from what a caller has sent. `false`: it is no rank, or what it sends is no message.
+    /// Takes whole messages from what a caller has sent. `false`: what it sends is no message, or another's.
     fn digest(&mut self, k: usize) -> bool {
-        let caller = &mut self.callers[k];
+        let Caller { rank, seal, bytes, waits, .. } = &mut self.callers[k];
         let mut at = 0;
-        if caller.rank.is_none() {
-            let Some((hello, _)) = caller.bytes.split_at_checked(SECRET_BYTES + 4) else { return true };
-            let (secret, rank) = hello.split_at(SECRET_BYTES);
-            let rank = number(rank) as usize;
-            if secret != self.secret || rank >= self.ranks {
-                return false;
-            }
-            caller.rank = Some(rank);
-            at = SECRET_BYTES + 4;
-        }
-        let rank = caller.rank.unwrap_or_default();
-        caller.waits = false;
-        while let Some(head) = caller.bytes.get(at..at + HEAD_BYTES) {
-            let (len, channel) = (number(&head[..4]) as usize, number(&head[4..]));
-            if len > MAX_MESSAGE {
-                return false;
-            }
-            let Some(message) = caller.bytes.get(at + HEAD_BYTES..at + HEAD_BYTES + len) else { break };
-            caller.waits = !self.inbox.has_room();
-            if caller.waits {
+        *waits = false;
+        loop {
+            *waits = !self.inbox.has_room();
+            if *waits {
                 break;
             }
-            let Some(message) = Message::decode(message) else { return false };
-            self.inbox.put(Event::Told(rank, channel, message));
-            at += HEAD_BYTES + len;
+            let (channel, content, len) = match seal.open(&bytes[at..], MAX_MESSAGE) {
+                Ok(Some(heard)) => heard,
+                Ok(None) => break,
+                Err(_) => return false,
+            };
+            let Some(message) = Message::decode(content) else { return false };
+            self.inbox.put(Event::Told(*rank, channel, message));
+            at += len;
         }
-        caller.bytes.drain(..at);
+        bytes.drain(..at);
         true
     }
-}
-
-/// A number of four bytes.
-fn number(bytes: &[u8]) -> u32 {
-    u32::from_le_bytes(bytes.try_into().unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::door::sit;
 
     /// A rank that hears, and one that tells.
-    fn pair() -> (Oob, Oob, TcpListener) {
-        let listener = listen(IpAddr::from([127, 0, 0, 1])).unwrap();
-        let addresses = vec![listener.local_addr().unwrap(); 2];
-        let oob = |me| Oob::new(me, [7; SECRET_BYTES], &addresses, Duration::from_secs(20)).unwrap();
-        (oob(0), oob(1), listener)
+    fn pair() -> (Oob, Oob) {
+        let secret = [7; 16];
+        let chairs = [0, 1].map(|_| sit([127, 0, 0, 1].into(), secret).unwrap());
+        let known = [0, 1].map(|k: usize| (chairs[k].address(), chairs[k].name));
+        let ends = |me| known.map(|(to, seat)| Ends { to, seat, me, secret }).to_vec();
+        let [zero, one] = chairs;
+        let patience = Duration::from_secs(20);
+        (Oob::new(zero, ends(0), patience), Oob::new(one, ends(1), patience))
     }
 
     fn news(done: u64) -> Message {
@@ -400,14 +341,16 @@ mod tests {
 
     #[test]
     fn an_inbox_that_nobody_empties_has_a_bound_and_nothing_is_lost() {
-        let (mut hears, mut tells, listener) = pair();
-        hears.begin(listener, None, Box::new(|| Duration::from_millis(1))).unwrap();
+        let (mut hears, mut tells) = pair();
+        hears.begin(None, Board::new(0, &[0, 1], 1), Box::new(|| Duration::from_millis(1))).unwrap();
         let all = 3 * MAX_EVENTS as u64;
         for k in 0..all {
             tells.tell(0, k as u32, &news(k));
         }
-        tells.flush();
         let began = Instant::now();
+        while tells.is_connecting() && began.elapsed() < Duration::from_secs(20) {
+            tells.tend();
+        }
         while hears.inbox.has_room() && began.elapsed() < Duration::from_secs(20) {
             std::thread::yield_now();
         }
@@ -434,5 +377,20 @@ mod tests {
         let inbox = Inbox::default();
         (0..9).for_each(|k| inbox.put(Event::Gone(k % 3, Instant::now())));
         assert_eq!(inbox.lock().len(), 3);
+    }
+
+    /// Operations may be kept that outlive their communicator, and with them what it consists of.
+    #[test]
+    fn who_has_ended_is_not_reached() {
+        let (mut hears, mut tells) = pair();
+        hears.begin(None, Board::new(0, &[0, 1], 1), Box::new(|| Duration::from_millis(1))).unwrap();
+        hears.stop().end();
+        tells.tell(0, 0, &news(1));
+        let began = Instant::now();
+        let gone = |tells: &Oob| matches!(tells.inbox.take(), Some(Event::Gone(0, _)));
+        while !gone(&tells) && began.elapsed() < Duration::from_secs(10) {
+            tells.tend();
+        }
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     }
 }

@@ -2,23 +2,25 @@
 //!
 //! A split is an operation of all ranks of the old communicator, and has its turn, its deadline and its errors: each rank says its colour, its key, and
 //! where others will reach it, and hears what all say. So all compute who is in which new communicator, as which rank, and nobody need meet
-//! anybody: sockets were there before anything was said, and the secret is that of the new rank 0. What fails on the way is survived, or breaks the old
-//! communicator, as it would in any other operation.
+//! anybody: seats were taken before anything was said. The secret is that of the old communicator, and is not said again; a seat's name, which nobody can
+//! foresee, is what keeps communicators apart. What fails on the way is survived, or breaks the old communicator, as it would in any other operation.
 //!
 //! A rank that cannot take part, for want of sockets say, tells that instead, and its colour gets an error at all of its ranks; the old communicator is well.
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 use unbroken_comm::agree::Description;
 use unbroken_comm::Rank;
 use unbroken_schedule::{Counts, DataType, Operation};
 
-use crate::bootstrap::{draw, Hello, SECRET_BYTES};
+use crate::auth::SeatName;
+use crate::bootstrap::Hello;
 use crate::channel::ALL;
 use crate::communicator::{Communicator, Options, Site};
-use crate::error::{io, Error, Result};
-use crate::oob;
+use crate::door::{self, Chair};
+use crate::error::{Error, Result};
+use crate::limits::want_descriptors;
 use crate::operands::{Buffers, Spans};
 
 /// What each rank says has so many bytes, spaces behind it: a gather of equal parts.
@@ -40,8 +42,7 @@ struct Said {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 struct Offer {
     address: SocketAddr,
-    /// The job's, if this one will be rank 0.
-    secret: [u8; SECRET_BYTES],
+    seat: SeatName,
     /// What all must have alike.
     settings: String,
 }
@@ -68,8 +69,13 @@ impl Communicator {
         options: Options,
     ) -> Result<Option<Communicator>> {
         options.check()?;
-        let (offer, listener) = match colour.map(|_| offer(at, &options)).transpose() {
-            Ok(Some((offer, listener))) => (Ok(offer), Some(listener)),
+        let seat = |_| {
+            want_descriptors(self.ranks(), self.site.host.nic_count())?;
+            door::sit(at, self.secret)
+        };
+        let taken = colour.map(seat).transpose();
+        let (offer, chair) = match taken {
+            Ok(Some(chair)) => (Ok(offer(&chair, &options)), Some(chair)),
             Ok(None) => (Err(String::new()), None),
             Err(error) => (Err(short(&error.to_string())), None),
         };
@@ -79,12 +85,11 @@ impl Communicator {
         let hellos = greetings(&all, &members, &self.site.all)?;
         let me = members.iter().position(|rank| *rank == self.rank());
         // What this rank has said is among what all have.
-        let (Some(me), Some(listener), Some(Ok(first))) = (me, listener, members.first().map(|rank| &all[*rank].offer))
-        else {
+        let (Some(me), Some(chair)) = (me, chair) else {
             return Err(Error::Bootstrap("what this rank has said of itself came back as something else".into()));
         };
         let site = Site { host: self.site.host.clone(), at, all: hellos };
-        Communicator::among(site, first.secret, me, listener, options).map(Some)
+        Communicator::among(site, self.secret, me, chair, options).map(Some)
     }
 
     /// Tells all ranks, and hears all, by rank.
@@ -103,11 +108,9 @@ impl Communicator {
     }
 }
 
-/// A socket, and what others must know of it.
-fn offer(at: IpAddr, options: &Options) -> Result<(Offer, TcpListener)> {
-    let listener = oob::listen(at)?;
-    let address = listener.local_addr().map_err(io("a socket out of band"))?;
-    Ok((Offer { address, secret: draw()?, settings: options.settings() }, listener))
+/// What others must know of a seat.
+fn offer(chair: &Chair, options: &Options) -> Offer {
+    Offer { address: chair.address(), seat: chair.name, settings: options.settings() }
 }
 
 /// As much of a reason as finds room.
@@ -150,9 +153,14 @@ fn greetings(all: &[Said], members: &[Rank], before: &[Hello]) -> Result<Vec<Hel
             );
             return refuse(*rank, why);
         }
-        let Hello { host, nics_mbps, .. } = before[*rank].clone();
-        let (number, ranks) = (hellos.len(), members.len());
-        hellos.push(Hello::new(number, ranks, host, nics_mbps, offer.address, offer.settings.clone()));
+        hellos.push(Hello {
+            rank: hellos.len(),
+            ranks: members.len(),
+            address: offer.address,
+            seat: offer.seat,
+            settings: offer.settings.clone(),
+            ..before[*rank].clone()
+        });
     }
     Ok(hellos)
 }
@@ -163,14 +171,15 @@ mod tests {
 
     fn said(colour: Option<u32>, key: i32) -> Said {
         let settings = Options::default().settings();
-        let offer = Offer { address: "10.0.0.1:5".parse().unwrap(), secret: [7; SECRET_BYTES], settings };
+        let offer = Offer { address: "10.0.0.1:5".parse().unwrap(), seat: [7; 16], settings };
         Said { colour, key, offer: Ok(offer) }
     }
 
     fn hellos(ranks: usize) -> Vec<Hello> {
         let hello = |rank| {
-            let address = "10.0.0.1:4".parse().unwrap();
-            Hello::new(rank, ranks, format!("host{}", rank % 2), vec![100], address, String::new())
+            let (host, address) = (format!("host{}", rank % 2), "10.0.0.1:4".parse().unwrap());
+            let (nics_mbps, seat, settings) = (vec![100], [0; 16], String::new());
+            Hello { rank, ranks, host, nics_mbps, address, seat, settings, patience_ms: 0 }
         };
         (0..ranks).map(hello).collect()
     }
@@ -207,7 +216,7 @@ mod tests {
         let mut longest = said(Some(u32::MAX), i32::MIN);
         if let Ok(offer) = &mut longest.offer {
             offer.address = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff%4294967295]:65535".parse().unwrap();
-            offer.secret = [255; SECRET_BYTES];
+            offer.seat = [255; 16];
             let most = std::time::Duration::MAX;
             offer.settings = Options {
                 slots: u32::MAX,

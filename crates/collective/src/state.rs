@@ -12,8 +12,9 @@ use unbroken_schedule::{Collective, Fabric, Folding, Host as HostShape, Place, T
 use crate::anysource::AnySource;
 use crate::arms::Arms;
 use crate::channel::{ends, transfer, Channel, ALL};
+use crate::conn::Waker;
 use crate::net::{Net, News};
-use crate::oob::{Event, Oob, Waker};
+use crate::oob::{Event, Oob};
 use crate::operands::Spans;
 use crate::span::Span;
 use crate::status::Board;
@@ -234,6 +235,7 @@ impl State {
     pub(crate) fn set_timeout(&mut self, timeout: Duration) {
         let timeout_us = u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX);
         self.config.timeout_us = timeout_us;
+        self.oob.patience = timeout;
         self.channels.iter_mut().for_each(|channel| channel.engine.set_timeout(timeout_us));
     }
 

@@ -4,8 +4,8 @@
 //! out of band, which waits for no operation: what has changed is written down where it happens.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::io::{Read, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use unbroken_comm::{Failure, Note, Rank};
+use unbroken_telemetry::{bind_in, connect_in};
 
 use crate::error::{io, Result};
 
@@ -20,6 +21,12 @@ use crate::error::{io, Result};
 const EVENTS: usize = 256;
 /// A client that does not read within this is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// How long nobody is answered where there is no descriptor for it.
+const RESTS: Duration = Duration::from_millis(500);
+/// How long one that is asked may take to answer, and how much it may say.
+const ASKS: Duration = Duration::from_secs(2);
+const MAX_ANSWER_BYTES: u64 = 16 << 20;
 
 /// Something that has happened to a communicator.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -143,6 +150,13 @@ impl Board {
                 format!("planned anew from operation {from} on; NICs down: {down}")
             }
         };
+        drop(shown);
+        self.happened(what);
+    }
+
+    /// Takes down what has happened; the same again is not news.
+    pub(crate) fn happened(&self, what: String) {
+        let mut shown = self.lock();
         if shown.happened.len() == EVENTS {
             shown.happened.pop_front();
         }
@@ -161,7 +175,9 @@ fn places(down: &[u64]) -> Vec<String> {
 
 /// The socket.
 pub(crate) struct Server {
-    pub(crate) listener: UnixListener,
+    listener: UnixListener,
+    /// Nobody is answered until then, since there was no descriptor for it.
+    rests_until: Option<Instant>,
     path: PathBuf,
     board: Board,
 }
@@ -174,16 +190,30 @@ impl Server {
         unbroken_telemetry::make_folder(folder).map_err(|e| io(at())(std::io::Error::other(e)))?;
         let mut name = [0; 8];
         rustix::rand::getrandom(&mut name, rustix::rand::GetRandomFlags::empty()).map_err(|e| io(at())(e.into()))?;
-        let path = folder.join(format!("{}-{:016x}.sock", std::process::id(), u64::from_ne_bytes(name)));
-        let listener = UnixListener::bind(&path).map_err(io(at()))?;
-        listener.set_nonblocking(true).map_err(io(at()))?;
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(io(at()))?;
-        Ok(Server { listener, path, board: board.clone() })
+        let name = format!("{}-{:016x}.sock", std::process::id(), u64::from_ne_bytes(name));
+        let listener = bind_in(folder, &name).map_err(io(at()))?;
+        Ok(Server { listener, rests_until: None, path: folder.join(name), board: board.clone() })
+    }
+
+    /// What is readable when somebody waits who can be answered.
+    pub(crate) fn listens(&self) -> Option<&UnixListener> {
+        self.rests_until.is_none_or(|until| until <= Instant::now()).then_some(&self.listener)
     }
 
     /// Answers whoever waits.
-    pub(crate) fn answer(&self) {
-        while let Ok((mut client, _)) = self.listener.accept() {
+    pub(crate) fn answer(&mut self) {
+        if self.listens().is_none() {
+            return;
+        }
+        loop {
+            let mut client = match self.listener.accept() {
+                Ok((client, _)) => client,
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    self.rests_until = Some(Instant::now() + RESTS);
+                    return;
+                }
+            };
             let snapshot = self.board.lock().clone();
             let mut answer = || -> std::io::Result<()> {
                 client.set_nonblocking(false)?;
@@ -212,12 +242,12 @@ pub fn snapshots(folder: &Path) -> Result<Vec<Snapshot>> {
     let mut found = BTreeMap::new();
     for entry in entries {
         let path = entry.map_err(io(format!("read {}", folder.display())))?.path();
-        match std::os::unix::net::UnixStream::connect(&path) {
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+        match connect_in(folder, name, ASKS) {
             Ok(stream) => {
-                let limit = Duration::from_secs(2);
-                stream.set_read_timeout(Some(limit)).map_err(io("status socket"))?;
+                stream.set_read_timeout(Some(ASKS)).map_err(io("status socket"))?;
                 // One that ends while it is asked has nothing to show any more.
-                if let Ok(snapshot) = serde_json::from_reader::<_, Snapshot>(stream) {
+                if let Ok(snapshot) = serde_json::from_reader::<_, Snapshot>(stream.take(MAX_ANSWER_BYTES)) {
                     found.insert((snapshot.pid, snapshot.rank, path), snapshot);
                 }
             }
@@ -229,4 +259,23 @@ pub fn snapshots(folder: &Path) -> Result<Vec<Snapshot>> {
         }
     }
     Ok(found.into_values().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_may_have_a_long_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let long = folder.path().join("a-long-name-of-a-folder/".repeat(6));
+        let mut server = Server::bind(&long, &Board::new(1, &[0, 1], 2)).unwrap();
+        let shown = std::thread::spawn(move || snapshots(&long).unwrap());
+        while !shown.is_finished() {
+            server.answer();
+            std::thread::yield_now();
+        }
+        let shown = shown.join().unwrap();
+        assert_eq!((shown.len(), shown[0].rank, shown[0].ranks), (1, 1, 2));
+    }
 }

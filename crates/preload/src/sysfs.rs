@@ -20,7 +20,6 @@ mod pci;
 
 use crate::query::table_len;
 use std::fs::{self, DirBuilder, OpenOptions};
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{symlink, DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -58,7 +57,9 @@ fn put(path: &Path, text: &str) -> io::Result<()> {
         return Ok(());
     }
     // A name of one's own: a pid may be another's, too, in another PID namespace.
-    let fresh = path.with_extension(format!("{:016x}.tmp", RandomState::new().build_hasher().finish()));
+    let mut name = [0; 8];
+    rustix::rand::getrandom(&mut name, rustix::rand::GetRandomFlags::empty())?;
+    let fresh = path.with_extension(format!("{:016x}.tmp", u64::from_ne_bytes(name)));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
     file.write_all(text.as_bytes())?;
     fs::rename(&fresh, path)

@@ -10,7 +10,6 @@ use crate::lanes::{Channel, ChannelOptions};
 use crate::memory::Memory;
 use crate::{lock, Error, Result};
 use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 use unbroken_sdr::attr::{Attr, Layout};
@@ -143,7 +142,7 @@ impl Context {
         let keys = Keys::new(shared, &layout)?;
         let channels = (0..attr.channels).map(|number| channel(shared, options, &layout, number));
         let pairs: Vec<_> = shared.rails.iter().map(|rail| (rail.nic.clone(), rail.pd.clone())).collect();
-        let wire = Wire::new(&pairs, &shared.works[0].events, draw(), |bytes| shared.register(bytes))?;
+        let wire = Wire::new(&pairs, &shared.works[0].events, draw()?, |bytes| shared.register(bytes))?;
         let core = Arc::new(Core {
             board: Arc::new(match options.mutation {
                 Some(mutation) => Board::new(&layout).mutated(mutation),
@@ -171,8 +170,11 @@ impl Context {
 }
 
 /// A number that strangers cannot guess.
-fn draw() -> u64 {
-    RandomState::new().build_hasher().finish()
+fn draw() -> Result<u64> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| unbroken::Error::os("getrandom", &e.into()))?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 fn channel(shared: &Shared, options: &QpOptions, layout: &Layout, number: u8) -> Result<Channel> {

@@ -230,7 +230,7 @@ impl Worker {
         fds.push(PollFd::new(&core.later.alarm, PollFlags::IN));
         fds.push(PollFd::new(&core.inbox.wake, PollFlags::IN));
         fds.push(PollFd::new(&**channel, PollFlags::IN));
-        if let Some(s) = &self.status {
+        if let Some(s) = self.status.as_ref().filter(|s| !s.rests()) {
             fds.push(PollFd::new(s, PollFlags::IN));
         }
         // An interrupted wait is a short wait.

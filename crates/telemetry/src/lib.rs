@@ -32,5 +32,5 @@ pub use files::{fill_random, open_own, FileLock};
 pub use log::{read_events, EventLog, EventTail, LOG_LIMIT_BYTES};
 pub use presence::{Mark, Marked, Presence, ProcessName, Turn};
 pub use runtime::{make_folder, user_id, Runtime, RuntimeError, DEFAULT_VARIABLE};
-pub use server::{answering_processes, listen_own, query_status, StatusServer};
+pub use server::{answering_processes, bind_in, connect_in, listen_own, query_status, StatusServer};
 pub use status::{NicCounters, NicStatus, ProcessStatus, QpStatus};

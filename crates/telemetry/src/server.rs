@@ -8,16 +8,19 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{fchmod, Mode};
 use rustix::net::sockopt::{set_socket_timeout, Timeout};
 use rustix::net::{bind, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::{Presence, ProcessName, ProcessStatus, Runtime};
+use crate::{now_us, Presence, ProcessName, ProcessStatus, Runtime};
 
 /// A client that does not read within this is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long nobody is answered where there is no descriptor for it: whoever polls would else be told again and again that somebody waits.
+const REST: Duration = Duration::from_millis(500);
 /// How many clients may wait.
 const BACKLOG: i32 = 128;
 /// Longest answer that is read.
@@ -26,6 +29,8 @@ const ANSWER_LIMIT_BYTES: u64 = 16 << 20;
 /// The answering end, one for each process.
 pub struct StatusServer {
     listener: UnixListener,
+    /// When it may be looked at again, µs ([`now_us`]).
+    rests_until_us: AtomicU64,
     path: PathBuf,
     /// The socket is that of a living process while this is held.
     presence: Presence,
@@ -37,15 +42,26 @@ impl StatusServer {
         let presence = Presence::join(runtime)?;
         let name = presence.name();
         let path = runtime.sockets().join(format!("{name}.sock"));
-        let (_folder, short) = short_path(runtime, name)?;
-        let listener = listen_own(&short)?;
-        listener.set_nonblocking(true)?;
-        Ok(StatusServer { listener, path, presence })
+        let listener = bind_in(&runtime.sockets(), &format!("{name}.sock"))?;
+        Ok(StatusServer { listener, rests_until_us: AtomicU64::new(0), path, presence })
+    }
+
+    /// Whether nobody can be answered for a while: its descriptor is then not worth polling.
+    pub fn rests(&self) -> bool {
+        now_us() < self.rests_until_us.load(Ordering::Relaxed)
     }
 
     /// Answers one client if one waits, with what `status` gives; never blocks for long. True if a client was answered.
     pub fn accept_one(&self, status: impl FnOnce() -> ProcessStatus) -> bool {
-        let Ok((mut client, _)) = self.listener.accept() else { return false };
+        let mut client = match self.listener.accept() {
+            Ok((client, _)) => client,
+            Err(e) => {
+                if e.kind() != io::ErrorKind::WouldBlock {
+                    self.rests_until_us.store(now_us() + REST.as_micros() as u64, Ordering::Relaxed);
+                }
+                return false;
+            }
+        };
         let answer = || -> io::Result<()> {
             client.set_nonblocking(false)?;
             client.set_write_timeout(Some(WRITE_TIMEOUT))?;
@@ -83,11 +99,28 @@ pub fn listen_own(path: &Path) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-/// A name for the socket that fits `sockaddr_un` (108 bytes) however long the runtime folder's path is. Valid while the file lives.
-fn short_path(runtime: &Runtime, name: ProcessName) -> io::Result<(File, PathBuf)> {
-    let folder = File::open(runtime.sockets())?;
-    let path = PathBuf::from(format!("/proc/self/fd/{}/{name}.sock", folder.as_raw_fd()));
+/// A name for a socket of a folder that fits `sockaddr_un` (108 bytes) however long the folder's path is. Valid while the file lives.
+fn short_path(folder: &Path, name: &str) -> io::Result<(File, PathBuf)> {
+    let folder = File::open(folder)?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()));
     Ok((folder, path))
+}
+
+/// Makes a socket in a folder, only for this user, that waits for nobody. The folder's path may have any length.
+pub fn bind_in(folder: &Path, name: &str) -> io::Result<UnixListener> {
+    let (_folder, short) = short_path(folder, name)?;
+    let listener = listen_own(&short)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Connects to a socket in a folder, waiting no longer than `timeout` where a stopped process lets others queue. The folder's path may have any length.
+pub fn connect_in(folder: &Path, name: &str, timeout: Duration) -> io::Result<UnixStream> {
+    let (_folder, short) = short_path(folder, name)?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(&short)?)?;
+    Ok(UnixStream::from(socket))
 }
 
 /// The processes that have a status socket; sockets of dead processes are removed.
@@ -110,20 +143,11 @@ pub fn answering_processes(runtime: &Runtime) -> io::Result<Vec<ProcessName>> {
 
 /// Asks a process. Errors: it does not listen, it does not answer within `timeout`, or the answer is not a status.
 pub fn query_status(runtime: &Runtime, process: ProcessName, timeout: Duration) -> io::Result<ProcessStatus> {
-    let (_folder, short) = short_path(runtime, process)?;
-    let stream = connect(&short, timeout)?;
+    let stream = connect_in(&runtime.sockets(), &format!("{process}.sock"), timeout)?;
     stream.set_read_timeout(Some(timeout))?;
     let mut answer = Vec::new();
     stream.take(ANSWER_LIMIT_BYTES).read_to_end(&mut answer)?;
     Ok(serde_json::from_slice(&answer)?)
-}
-
-/// Connects, waiting no longer than `timeout` where a stopped process lets others queue.
-fn connect(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(UnixStream::from(socket))
 }
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ pub use unbroken_verbs::{Capabilities, Error, IndirectEntry, RecvWr, Result, Sen
 
 use std::net::IpAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use unbroken_shift::front;
 use unbroken_types::PdHandle;
 
@@ -81,6 +81,11 @@ impl Host {
         Ok(Host(Arc::new(front::System::at(runtime, addresses)?)))
     }
 
+    /// The same host, without holding it open.
+    pub fn downgrade(&self) -> WeakHost {
+        WeakHost(Arc::downgrade(&self.0))
+    }
+
     /// How many NICs it has.
     pub fn nic_count(&self) -> usize {
         self.0.devices().len()
@@ -89,6 +94,17 @@ impl Host {
     /// Opens a NIC, counted from 0.
     pub fn open(&self, nic: usize) -> Result<Nic> {
         Ok(Nic(Arc::new(Opened { context: self.0.open(nic)?, _host: self.clone() })))
+    }
+}
+
+/// A [`Host`] that is there as long as others hold it, or a NIC of it.
+#[derive(Clone)]
+pub struct WeakHost(Weak<front::System>);
+
+impl WeakHost {
+    /// The host, if anybody holds it.
+    pub fn upgrade(&self) -> Option<Host> {
+        self.0.upgrade().map(Host)
     }
 }
 

@@ -1,27 +1,21 @@
 //! `unbroken coll bench`: sizes, times, bandwidths, checked results.
 
-use std::fs::OpenOptions;
-use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use unbroken_collective::{Bootstrap, Buffers, Communicator, DataType, Folding, Id, Options, ReduceOp};
+use unbroken_collective::{Bootstrap, Buffers, Communicator, DataType, Folding, Options, ReduceOp};
 use unbroken_fabric::Runtime;
 
 use super::numbers::Numbers;
-use super::{status_folder, BenchArgs, Op};
+use super::{id_file, status_folder, BenchArgs, Op};
 use crate::output::{print, print_json, Failure, Result};
 
-/// How long ranks wait for each other at the beginning.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Descriptors that are as many as a rank can use.
+const MOST_DESCRIPTORS: u64 = 1 << 16;
 /// The most operations whose times are kept.
 const MOST_TIMES: usize = 100_000;
-/// How often the id's file is looked for.
-const LOOK: Duration = Duration::from_millis(10);
 
 /// A line of the result.
 #[derive(Serialize)]
@@ -89,27 +83,6 @@ fn all(runtime: &Runtime, args: &BenchArgs) -> Result {
     failed.map_or(Ok(()), |rank| Err(Failure::Text(format!("rank {rank} has failed; what it said is above"))))
 }
 
-/// Writes the id where the others look for it: whole, or not at all.
-fn publish(id: &Id, path: &Path) -> Result {
-    let fresh = PathBuf::from(format!("{}.new", path.display()));
-    let mut options = OpenOptions::new();
-    let made = options.write(true).create(true).truncate(true).mode(0o600).open(&fresh);
-    made.and_then(|mut file| file.write_all(id.to_string().as_bytes()))
-        .and_then(|()| std::fs::rename(&fresh, path))
-        .map_err(|e| Failure::io(format!("write {}", path.display()), e))
-}
-
-fn wait_for_id(path: &Path) -> std::result::Result<Id, Failure> {
-    let began = Instant::now();
-    loop {
-        match std::fs::read_to_string(path) {
-            Ok(text) => return text.parse().map_err(failed),
-            Err(_) if began.elapsed() < PATIENCE => std::thread::sleep(LOOK),
-            Err(e) => return Err(Failure::io(format!("wait for the id in {}", path.display()), e)),
-        }
-    }
-}
-
 fn failed(error: unbroken_collective::Error) -> Failure {
     Failure::Text(error.to_string())
 }
@@ -126,8 +99,13 @@ fn address_from_env(text: Option<String>) -> std::result::Result<IpAddr, Failure
     })
 }
 
+fn seconds(option: &str, seconds: f64) -> std::result::Result<Duration, Failure> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|e| Failure::Text(format!("{option} {seconds}: {e}; seconds are right")))
+}
+
 fn one(runtime: &Runtime, args: &BenchArgs, rank: usize) -> Result {
-    let (Some(ranks), Some(id_file)) = (args.ranks, &args.id_file) else {
+    let (Some(ranks), Some(path)) = (args.ranks, &args.id_file) else {
         return Err(Failure::Text("--rank needs --ranks and --id-file".into()));
     };
     let host = match &args.host {
@@ -139,29 +117,29 @@ fn one(runtime: &Runtime, args: &BenchArgs, rank: usize) -> Result {
         Some(address) => address,
         None => address_from_env(std::env::var("UNBROKEN_COLL_ADDRESS").ok())?,
     };
-    // It lasts until all have met, which is when `join` returns.
-    let bootstrap;
+    let patience = seconds("--patience", args.patience)?;
+    unbroken_collective::raise_descriptor_limit(MOST_DESCRIPTORS);
     let id = if rank == 0 {
-        bootstrap = Bootstrap::listen(SocketAddr::new(address, 0), PATIENCE).map_err(failed)?;
-        publish(&bootstrap.id(), id_file)?;
-        bootstrap.id()
+        let id = Bootstrap::listen(SocketAddr::new(address, 0), patience).map_err(failed)?.id();
+        id_file::publish(&id, path)?;
+        id
     } else {
-        wait_for_id(id_file)?
+        id_file::wait_for(path, patience)?
     };
     let options = Options {
         logical: args.logical,
         balance: !args.no_balance,
         nic_mbps: args.nic_mbps,
         folding: if args.any_order { Folding::Any } else { Folding::InOrder },
-        timeout: Duration::try_from_secs_f64(args.timeout).map_err(|e| Failure::Text(format!("--timeout: {e}")))?,
+        timeout: seconds("--timeout", args.timeout)?,
         status_folder: Some(status_folder(runtime)),
-        patience: PATIENCE,
+        patience,
         ..Options::default()
     };
     let comm = Communicator::join_at(&id, rank, ranks, &host, address, options).map_err(failed)?;
     if rank == 0 {
         // The others have it.
-        let _ = std::fs::remove_file(id_file);
+        let _ = std::fs::remove_file(path);
         if !args.json {
             print("       bytes   iterations     time (us)  longest (us)  algbw (Gbit/s)  busbw (Gbit/s)  wrong\n")?;
         }

@@ -1,6 +1,7 @@
 //! `unbroken coll`: collective operations that outlive NICs.
 
 mod bench;
+mod id_file;
 mod numbers;
 mod status;
 
@@ -22,8 +23,8 @@ pub(crate) enum CollCommand {
   unbroken coll bench --hosts a,b                         # both ranks, one process each
   unbroken coll bench --hosts a,b,c --op all-gather --min 1M --max 64M
   unbroken coll bench --hosts a,b --max 16M --min 16M --seconds 10 & sleep 3; unbroken fault set 'nic a/0 dead'
-  unbroken coll bench --rank 0 --ranks 2 --host a --id-file /tmp/id &     # each rank by itself
-  unbroken coll bench --rank 1 --ranks 2 --host b --id-file /tmp/id
+  unbroken coll bench --rank 0 --ranks 2 --host a --id-file ~/id &     # each rank by itself
+  unbroken coll bench --rank 1 --ranks 2 --host b --id-file ~/id
   UNBROKEN_NICS=10.0.0.1 unbroken coll bench --rank 0 --ranks 2 --address 10.0.0.1 --id-file /shared/id    # between real interfaces
 
 Times are of one operation, until the last rank has it done; sizes are those of the larger buffer; bandwidths as nccl-tests has them:
@@ -116,7 +117,7 @@ pub(crate) struct BenchArgs {
     /// The host of the emulated network [default: as `unbroken run` has set it]
     #[arg(long)]
     pub(crate) host: Option<String>,
-    /// The file that rank 0 writes the communicator's id to, and the others read it from
+    /// The file that rank 0 writes the communicator's id to, and the others read it from; it holds the job's secret, and has mode 600
     #[arg(long, value_name = "FILE")]
     pub(crate) id_file: Option<PathBuf>,
     /// The address of this machine at which other ranks reach this one [default: UNBROKEN_COLL_ADDRESS, else 127.0.0.1]
@@ -173,6 +174,9 @@ pub(crate) struct BenchArgs {
     /// How long an operation may stand still before it is an error
     #[arg(long, value_name = "SECONDS", default_value_t = 20.0)]
     pub(crate) timeout: f64,
+    /// How long ranks wait for each other at the beginning
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
+    pub(crate) patience: f64,
     /// One JSON object a line
     #[arg(long)]
     pub(crate) json: bool,

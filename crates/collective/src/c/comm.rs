@@ -5,12 +5,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ptr::null_mut;
 use std::time::Duration;
 
-use unbroken::Host;
 use unbroken_schedule::Folding;
 use unbroken_telemetry::Runtime;
 
 use super::table::COMMS;
-use super::{code, given, group, of, put, refuse, text, Code, SUCCESS};
+use super::{code, given, group, hosts, of, put, refuse, text, Code, SUCCESS};
 use crate::bootstrap::{Bootstrap, Id};
 use crate::communicator::{Communicator, Options};
 use crate::error::{Error, Result};
@@ -19,6 +18,8 @@ use crate::error::{Error, Result};
 const ID_BYTES: usize = 128;
 /// Where this process is reached, if its programs do not say.
 const ADDRESS_VARIABLE: &str = "UNBROKEN_COLL_ADDRESS";
+/// How long an id that nobody has come by stays good; ranks that have come wait for as long as they say.
+const ID_LASTS: Duration = Duration::from_secs(24 * 3600);
 
 /// `ubcollUniqueId`: the id's text, and zeros.
 #[repr(C)]
@@ -56,6 +57,8 @@ impl Config {
             }
         };
         set(&mut options.timeout, self.timeout_ms);
+        // Who lets operations wait for long lets ranks be as late.
+        options.patience = options.patience.max(options.timeout);
         set(&mut options.patience, self.patience_ms);
         if self.queue > 0 {
             options.queue = self.queue as usize;
@@ -92,7 +95,7 @@ fn address(given: Option<String>) -> Result<IpAddr> {
 extern "C" fn ubcollGetUniqueId(id: *mut UniqueId) -> Code {
     code(|| {
         let at = SocketAddr::new(address(None)?, 0);
-        let text = Bootstrap::listen(at, Options::default().patience)?.id().to_string();
+        let text = Bootstrap::listen(at, ID_LASTS)?.id().to_string();
         let mut internal = [0; ID_BYTES];
         // An address and 32 digits are shorter by far.
         internal[..text.len()].copy_from_slice(text.as_bytes());
@@ -111,10 +114,7 @@ fn join(ranks: i32, id: UniqueId, rank: i32, config: Option<&Config>) -> Result<
     let (host, at) = config.map_or(Ok((None, None)), |config| config.apply(&mut options))?;
     let runtime = Runtime::open().map_err(|e| Error::Refused(e.to_string()))?;
     options.status_folder = Some(runtime.path().join("coll"));
-    let host = match host {
-        Some(name) => Host::emulated(runtime.path(), &name)?,
-        None => Host::from_env()?,
-    };
+    let host = hosts::open(runtime.path(), host)?;
     Communicator::join_at(&id, number, count, &host, address(at)?, options)
 }
 

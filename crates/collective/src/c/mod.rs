@@ -9,6 +9,7 @@
 mod collectives;
 mod comm;
 mod group;
+mod hosts;
 mod table;
 
 use std::cell::RefCell;
