@@ -17,7 +17,7 @@ from lib.process import Failure, Skip, wait_until
 from lib.suite import Suite
 
 SECONDS = 40
-EVENT_TRIES = 4
+EVENT_RUNS = 5
 PINGPONGS = [
     ("ibv_rc_pingpong", []),
     ("ibv_rc_pingpong", ["-e"]),
@@ -113,16 +113,21 @@ def pingpong(logs, tool: str, args: list, settings=()):
 
 
 def events_and_stamps(logs, tool: str, args: list):
-    """Programs that end at an event without a completion. One may come, on any NIC: where a thread loses its core between arming a CQ and polling it."""
+    """A program that ends at an event without a completion. One may come, on any NIC: where a thread loses its core between arming a CQ and polling it, which
+    is seen in one run of twenty. So of several runs most must end well, and the others by that alone."""
     needs(tool, "ibverbs-utils")
-    for tries in range(1, EVENT_TRIES + 1):
+    well = 0
+    for _ in range(EVENT_RUNS):
         try:
             pingpong(logs, tool, args)
+            well += 1
         except Failure:
-            if tries == EVENT_TRIES:
+            # Each run writes its logs anew.
+            if not any("poll CQ failed" in log.read_text(errors="replace") for log in logs.rglob("*.log")):
                 raise
-        else:
-            return f"at try {tries}"
+    if 2 * well <= EVENT_RUNS:
+        raise Failure(f"{well} of {EVENT_RUNS} runs end well")
+    return f"{well} of {EVENT_RUNS} runs end well"
 
 
 def addresses(logs, name: str, settings: list):

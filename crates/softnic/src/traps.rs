@@ -13,7 +13,7 @@
 
 use libc::{c_int, c_void, siginfo_t, ucontext_t};
 use std::arch::global_asm;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// The list: first and last address of instructions, and where to go on, each as its distance from the entry's own word.
 #[repr(C)]
@@ -262,10 +262,69 @@ const MASK_BYTES: usize = 8;
 const DEFAULT: Action = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
 
 static INSTALLED: AtomicBool = AtomicBool::new(false);
-/// The program's own actions; never freed, as a handler may be reading one.
-static THEIRS: [AtomicPtr<Action>; 2] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 2];
+static THEIRS: [Theirs; 2] = [const { Theirs::new() }; 2];
 
-fn theirs(signal: c_int) -> Option<&'static AtomicPtr<Action>> {
+/// Actions that a handler which reads one may be behind of.
+const KEPT: usize = 64;
+
+/// The program's own action for a signal.
+///
+/// It is set and read in signal handlers, so neither takes a lock or memory: a new action is written beside the one that counts, in one of [`KEPT`] places
+/// that are used in turn, and counts from then on.
+struct Theirs {
+    kept: [Kept; KEPT],
+    /// Actions that were set.
+    set: AtomicU32,
+    /// One more than the place of the one that counts. 0: the default one.
+    current: AtomicUsize,
+}
+
+struct Kept {
+    handler: AtomicUsize,
+    flags: AtomicU64,
+    mask: AtomicU64,
+}
+
+impl Theirs {
+    const fn new() -> Theirs {
+        const NONE: Kept =
+            Kept { handler: AtomicUsize::new(libc::SIG_DFL), flags: AtomicU64::new(0), mask: AtomicU64::new(0) };
+        Theirs { kept: [NONE; KEPT], set: AtomicU32::new(0), current: AtomicUsize::new(0) }
+    }
+
+    fn get(&self) -> Action {
+        let Some(kept) = self.current.load(Ordering::Acquire).checked_sub(1).and_then(|at| self.kept.get(at)) else {
+            return DEFAULT;
+        };
+        Action {
+            handler: kept.handler.load(Ordering::Relaxed),
+            flags: kept.flags.load(Ordering::Relaxed),
+            restorer: 0,
+            mask: kept.mask.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Writes an action beside the one that counts; what `current` is when it does.
+    fn write(&self, action: &Action) -> usize {
+        let at = self.set.fetch_add(1, Ordering::Relaxed) as usize % KEPT;
+        let kept = &self.kept[at];
+        kept.handler.store(action.handler, Ordering::Relaxed);
+        kept.flags.store(action.flags, Ordering::Relaxed);
+        kept.mask.store(action.mask, Ordering::Relaxed);
+        at + 1
+    }
+
+    fn set(&self, action: &Action) {
+        self.current.store(self.write(action), Ordering::Release);
+    }
+
+    /// Sets the first one; one that was set meanwhile is later, and stays.
+    fn set_first(&self, action: &Action) {
+        let _ = self.current.compare_exchange(0, self.write(action), Ordering::AcqRel, Ordering::Acquire);
+    }
+}
+
+fn theirs(signal: c_int) -> Option<&'static Theirs> {
     SIGNALS.iter().position(|s| *s == signal).map(|i| &THEIRS[i])
 }
 
@@ -290,9 +349,7 @@ pub(crate) fn install() {
             mask: 0,
         };
         let old = set_action(*signal, &ours);
-        // One that the program has set meanwhile by way of `program_action` is the later one.
-        let known = Box::into_raw(Box::new(old));
-        let _ = theirs.compare_exchange(std::ptr::null_mut(), known, Ordering::AcqRel, Ordering::Acquire);
+        theirs.set_first(&old);
     }
 }
 
@@ -305,14 +362,13 @@ pub unsafe fn program_action(signal: c_int, new: *const libc::sigaction, old: *m
         return None;
     }
     let theirs = theirs(signal)?;
-    // SAFETY: NULL, or leaked by us.
-    let before = unsafe { theirs.load(Ordering::Acquire).as_ref() }.copied().unwrap_or(DEFAULT);
+    let before = theirs.get();
     // SAFETY: promised by the caller.
     if let Some(new) = unsafe { new.as_ref() } {
         // SAFETY: the first signals of a set are its first word.
         let mask = unsafe { *(&raw const new.sa_mask).cast::<u64>() };
         let action = Action { handler: new.sa_sigaction, flags: new.sa_flags as u32 as u64, restorer: 0, mask };
-        theirs.store(Box::into_raw(Box::new(action)), Ordering::Release);
+        theirs.set(&action);
     }
     if !old.is_null() {
         // SAFETY: the caller's structure, which is plain data.
@@ -346,8 +402,7 @@ unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mu
 /// Called by the handler, with its arguments.
 unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void, code: c_int) {
     let Some(theirs) = theirs(signal) else { return };
-    // SAFETY: NULL, or leaked by us.
-    let action = unsafe { theirs.load(Ordering::Acquire).as_ref() }.copied().unwrap_or(DEFAULT);
+    let action = theirs.get();
     match action.handler {
         // Faults cannot be ignored.
         libc::SIG_IGN if code <= 0 => {}
@@ -361,8 +416,7 @@ unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void, cod
         }
         handler => {
             if action.flags & libc::SA_RESETHAND as u32 as u64 != 0 {
-                // No action is the default one.
-                theirs.store(std::ptr::null_mut(), Ordering::Release);
+                theirs.set(&DEFAULT);
             }
             let own = 1u64 << (signal - 1);
             let change = |how: c_int, mask: u64| {
@@ -400,6 +454,21 @@ mod tests {
                 assert_eq!(to[16..16 + len], source[from..from + len], "{len} bytes");
                 assert!(to[..16].iter().chain(&to[16 + len..]).all(|b| *b == 0xee), "{len} bytes");
             }
+        }
+    }
+
+    #[test]
+    fn an_action_is_what_was_set_last_however_often() {
+        let theirs = Theirs::new();
+        assert_eq!(theirs.get().handler, libc::SIG_DFL);
+        let action = |k: usize| Action { handler: 2 * k, flags: k as u64, restorer: 0, mask: !(k as u64) };
+        theirs.set_first(&action(7));
+        theirs.set_first(&action(8));
+        assert_eq!(theirs.get().handler, 14);
+        for k in 1..1000 {
+            theirs.set(&action(k));
+            let got = theirs.get();
+            assert_eq!((got.handler, got.flags, got.mask), (2 * k, k as u64, !(k as u64)));
         }
     }
 
