@@ -22,14 +22,15 @@ def counters(text: str) -> list:
     return [ast.literal_eval(line.split(maxsplit=2)[2]) for line in text.splitlines() if line.startswith("counters ")]
 
 
-def torchrun(fabric: Fabric, python: str, name: str, ranks: int, script: list):
-    """Starts a script at so many ranks, each on a host of its own, by torchrun."""
+def torchrun(fabric: Fabric, python: str, name: str, ranks: int, script: list, more: dict | None = None):
+    """Starts a script at so many ranks, each on a host of its own, by torchrun; with more in its environment."""
     line = [python, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", free_port()]
     env = {
         "PYTHONPATH": str(ROOT / "python" / "unbroken"),
         "UNBROKEN_COLLECTIVE_LIBRARY": str(BUILD / "libunbroken_collective.so"),
         "UNBROKEN_HOSTS": HOSTS,
         "OMP_NUM_THREADS": "1",
+        **(more or {}),
     }
     return fabric.start(name, [*line, *script], env=env)
 

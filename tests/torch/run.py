@@ -7,7 +7,7 @@ SEND. The losses must be the bits that the same training over TCP gives, and the
 The backend of torch.distributed is tried in backend.py (trainings) and behaviour.py (operations, waits, groups).
 
 usage: run.py PYTHON [--all] [WORD...]    where PYTHON is an interpreter that has torch (run.sh makes one); cases with these words alone
-  --all   a NIC that dies at each of seven instants while connections are made
+  --all   a NIC that dies at each of seven instants while connections are made; the backend under AddressSanitizer
 """
 
 import sys
@@ -24,6 +24,7 @@ from lib.suite import Suite  # noqa: E402
 
 import backend  # noqa: E402
 import behaviour  # noqa: E402
+import sanitized  # noqa: E402
 
 STEPS = 20
 SECONDS = 150
@@ -160,6 +161,8 @@ def main():
     suite = Suite("torch", [word for word in sys.argv[2:] if word != "--all"])
     behaviour.cases(suite, python)
     backend.cases(suite, python)
+    if "--all" in sys.argv:
+        sanitized.cases(suite, python)
     right = suite.case("training over TCP", over_tcp, python, STEPS)
     longer = suite.case("longer training over TCP", over_tcp, python, 6 * STEPS)
     if right:
