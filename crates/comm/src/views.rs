@@ -197,8 +197,9 @@ impl Engine {
         // One that would have held from there on holds for nothing.
         agreed.retain(|(_, other, _)| *other < from);
         agreed.push((view, from, proposal.down));
-        // Those before the one that holds for the next operation hold for nothing any more.
-        let next = agreed.iter().rposition(|(_, from, _)| *from <= self.begun).unwrap_or(0);
+        // The last one that was begun may be taken back and begun anew ([`Engine::retract`]); those before its view hold for nothing any more.
+        let last = self.begun.saturating_sub(1);
+        let next = agreed.iter().rposition(|(_, from, _)| *from <= last).unwrap_or(0);
         agreed.drain(..next);
         self.views.changed_us = self.now_us;
     }
