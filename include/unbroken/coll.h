@@ -186,6 +186,8 @@ ubcollResult_t ubcollRequestSleep(ubcollRequest_t request, uint32_t timeoutMs, i
  */
 ubcollResult_t ubcollRequestDrive(ubcollRequest_t request, uint32_t timeoutMs, int *done);
 
+/* Of a request that is over: what the functions above would give, which it is still there for. */
+ubcollResult_t ubcollRequestResult(ubcollRequest_t request);
 /* Of a receive from any rank that is over, and was not ended: from whom it was. -1 of any other. */
 ubcollResult_t ubcollRequestSource(ubcollRequest_t request, int *rank);
 

@@ -237,6 +237,7 @@ static void queues(ubcollComm_t comm)
 	for (int k = 0; k < 10; k++) {
 		OK(ubcollRequestDrive(waiting[k], UINT32_MAX, &done));
 		MUST(done);
+		OK(ubcollRequestResult(waiting[k]));
 		OK(ubcollRequestWait(waiting[k]));
 		WRONG(ubcollRequestDrive(waiting[k], 0, &done), "is no request");
 	}

@@ -21,6 +21,8 @@ CHECKS = (
     "what_needs_a_backend",
     "again",
     "over_the_same_store",
+    "interrupted",
+    "forked_children",
     "functional",
 )
 

@@ -1,6 +1,7 @@
 """One rank of checks of the backend's behaviour, as torchrun starts it: `checks.py NAME...`. Each prints `ok NAME` at each rank, or fails."""
 
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -258,7 +259,9 @@ def what_needs_a_backend():
             raise AssertionError("a rank that did not come was not missed")
         except RuntimeError as error:
             assert f"rank {size() - 1} did not come" in str(error) or rank() != 0, error
+    # The one that did not come is not out of step.
     dist.barrier()
+    dist.monitored_barrier(timeout=timedelta(seconds=30))
     objects = [None] * size()
     dist.all_gather_object(objects, {"rank": rank()})
     expect("objects", objects, [{"rank": r} for r in range(size())])
@@ -303,6 +306,74 @@ def over_the_same_store():
         group.monitored_barrier(opts)
         group.abort() if turn == 1 else group.shutdown()
     dist.init_process_group("unbroken", timeout=SECONDS)
+
+
+class Interrupt(BaseException):
+    """What a signal's handler raises here."""
+
+
+def interrupted():
+    """A signal whose handler raises comes at any time of a wait: the next wait goes on, and the result is whole."""
+    def handler(*_):
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    interrupts = 0
+    try:
+        for turn in range(60):
+            tensor = torch.ones(400_000)[::2]
+            work = dist.all_reduce(tensor, async_op=True)
+            signal.setitimer(signal.ITIMER_REAL, 0.0002 * (turn % 30 + 1))
+            while True:
+                try:
+                    work.wait()
+                    break
+                except Interrupt:
+                    interrupts += 1
+            try:
+                while signal.getitimer(signal.ITIMER_REAL)[0]:
+                    time.sleep(0.001)
+            except Interrupt:
+                pass
+            expect("a sum", tensor, torch.full_like(tensor, float(size())))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupts > 0, "no wait was interrupted"
+
+
+def forked_children():
+    """A child that ends, or asks for something, leaves the parent's group as it is; one of its own works, with futures."""
+    for how in ("exit", "ask", "own"):
+        dist.barrier()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                if how == "ask":
+                    try:
+                        dist.all_reduce(torch.ones(3), async_op=True)
+                    except RuntimeError as error:
+                        code = 0 if "forked" in str(error) else 2
+                elif how == "own":
+                    own = unbroken.torch.Backend(dist.HashStore(), 0, 1, SECONDS)
+                    own.allreduce([torch.ones(3)]).get_future().wait()
+                    own.shutdown()
+                    code = 0
+                else:
+                    code = 0
+            finally:
+                if how == "exit":
+                    sys.exit(code)
+                os._exit(code)
+        ends = time.monotonic() + 60
+        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
+            assert time.monotonic() < ends or os.kill(child, signal.SIGKILL), f"the child that is to {how} does not end"
+            time.sleep(0.01)
+        expect(f"the end of the child that is to {how}", os.waitstatus_to_exitcode(ended[1]), 0)
+        tensor = torch.ones(1000)
+        dist.all_reduce(tensor)
+        expect("a sum after a fork", tensor, torch.full((1000,), float(size())))
 
 
 def functional():
@@ -371,6 +442,8 @@ CHECKS = {
         what_needs_a_backend,
         again,
         over_the_same_store,
+        interrupted,
+        forked_children,
         functional,
         late_to_the_group,
     )

@@ -201,6 +201,18 @@ fn ranks_that_disagree_are_told_by_name() {
     });
 }
 
+/// Each is done with its part before it hears of the other's: the next operation names the one that they disagree about.
+#[test]
+fn roots_that_differ_are_named_though_each_has_done_its_part() {
+    let fabric = Fabric::new(DeviceKind::Full);
+    fabric.run(&["a", "b"], &options(), |comm| {
+        let _ = comm.broadcast(DataType::U8, comm.rank(), &mut [1; 64]);
+        let error = comm.all_reduce(DataType::U8, ReduceOp::Sum, &mut [1; 64]).unwrap_err().to_string();
+        assert!(error.contains("operation 0 is not the same at all ranks"), "{error}");
+        assert!(error.contains("root 0") && error.contains("root 1"), "{error}");
+    });
+}
+
 #[test]
 fn a_rank_that_has_left_is_named() {
     let fabric = Fabric::new(DeviceKind::Full);

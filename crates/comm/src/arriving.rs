@@ -70,6 +70,8 @@ impl Engine {
                 Some(run) if header.kind == FrameKind::Used && header.operation != run.number => {}
                 None if header.kind == FrameKind::Used => {}
                 None => return,
+                // Of an operation that is done here: its sender took that for something else, and has done its part (two roots, say).
+                Some(run) if header.operation < run.number => return self.tell_takes(header.operation, hands),
                 Some(run) if header.operation != run.number => return,
                 // Another receive is meant, which may be asked for yet: its caller chooses again, or it is an error when time is over.
                 Some(run) if header.kind == FrameKind::Data && header.tag != run.tag => {

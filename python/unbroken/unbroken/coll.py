@@ -80,6 +80,7 @@ _ARGUMENTS = {
     "ubcollRecv": [c_void_p, c_size_t, c_int, c_int, _HANDLE, _PLACE],
     "ubcollSendTag": [c_void_p, c_size_t, c_int, c_int, c_uint64, _HANDLE, _PLACE],
     "ubcollRecvTag": [c_void_p, c_size_t, c_int, c_int, c_uint64, _HANDLE, _PLACE],
+    "ubcollRequestResult": [_HANDLE],
     "ubcollRequestSource": [_HANDLE, POINTER(c_int)],
     "ubcollRequestTest": [_HANDLE, POINTER(c_int)],
     "ubcollRequestWait": [_HANDLE],
@@ -148,7 +149,7 @@ class Request:
 
     def __init__(self, handle: c_void_p):
         self._handle = handle
-        self._ended = False
+        self._ended, self._outcome = False, None
 
     def drive(self, timeout_ms: int) -> bool:
         """Does its work until it is over, or for a time. Whether it is over."""
@@ -166,13 +167,24 @@ class Request:
         _call("ubcollRequestNotify", self._handle, queue._handle, tag)
 
     def end(self) -> int | None:
-        """Waits until it is over, and says what came of it by an error. To be called once. Of a receive from any rank, the rank that has sent."""
-        self._ended = True
-        self.drive(FOREVER)
-        source = c_int()
-        _call("ubcollRequestSource", self._handle, byref(source))
-        _call("ubcollRequestWait", self._handle)
-        return None if source.value < 0 else source.value
+        """Waits until it is over, and says what came of it by an error. Of a receive from any rank, the rank that has sent. By one thread at a time; one that was
+        interrupted by a signal may call it again."""
+        if self._outcome is None:
+            self._ended = True
+            self.drive(FOREVER)
+            source, error = c_int(-1), None
+            try:
+                _call("ubcollRequestSource", self._handle, byref(source))
+                _call("ubcollRequestResult", self._handle)
+            except Error as what:
+                error = what
+            self._outcome = (None if source.value < 0 else source.value, error)
+        # Only now may it go: a signal's handler may have raised before what came of it was kept.
+        _library.ubcollRequestWait(self._handle)
+        source, error = self._outcome
+        if error is not None:
+            raise error
+        return source
 
 
 class Communicator:

@@ -207,6 +207,14 @@ extern "C" fn ubcollRequestDrive(request: *mut c_void, timeout_ms: u32, done: *m
 }
 
 #[no_mangle]
+extern "C" fn ubcollRequestResult(request: *mut c_void) -> Code {
+    code(|| match REQUESTS.get(request)?.test()? {
+        true => Ok(()),
+        false => refuse("the request is under way: ubcollRequestDrive says when it is over"),
+    })
+}
+
+#[no_mangle]
 extern "C" fn ubcollRequestSource(request: *mut c_void, rank: *mut i32) -> Code {
     code(|| {
         let source = REQUESTS.get(request)?.source();

@@ -34,13 +34,15 @@ from .tensors import (
     reduction,
     writable,
 )
-from .work import Operation, Work, end_completers, start_completers
+from .work import Operation, Work, end_completers, forget_completers, start_completers
 
 NAME = "unbroken"
 # Operations that may be under way, of all ranks and with each one; who asks for more waits for the oldest.
 _QUEUE = 8192
 # How often the store is asked again for an id under which nobody is met any more.
 _ASK_AGAIN_S = 0.1
+# How much longer than the timeout of a monitored barrier ranks wait for rank 0 to say who is missing.
+_GRACE_S = 2
 _SUM = dist.ReduceOp.SUM
 # What goes from and to a root is not mistaken for what the program sends: its tags are smaller.
 _GATHER, _SCATTER = 2**63, 2**63 + 1
@@ -123,7 +125,7 @@ class Backend(_Backend):
     def _living(self) -> coll.Communicator:
         comm = self._comm
         if comm is None:
-            raise dist.DistBackendError("the group was destroyed or aborted: make another")
+            raise dist.DistBackendError("the group was destroyed or aborted, or made before this process was forked: make another")
         return comm
 
     def hold(self, operation: Operation):
@@ -171,12 +173,16 @@ class Backend(_Backend):
         return Work(operations, [])
 
     def shutdown(self):
-        """Waits for what is under way and leaves."""
+        """Waits for what is under way and leaves. If that is interrupted, the group is aborted."""
         _backends.discard(self)
         comm, self._comm = self._comm, None
         if comm is not None:
+            try:
+                self._end_all()
+            except BaseException:
+                comm.abort()
+                raise
             comm.destroy()
-            self._end_all()
 
     def abort(self):
         """Ends what is under way with an error, at all ranks."""
@@ -366,12 +372,15 @@ class Backend(_Backend):
     def monitored_barrier(self, opts, wait_all_ranks: bool = False):
         """Rank 0 waits for the others by the store, and names those that do not come in time; so the group is as it was."""
         timeout = _timeout_of(opts) or self._timeout
-        # By the group's id: the store may have been an earlier group's.
-        prefix = f"monitored/{self._id}/{next(self._barriers)}"
         ends = time.monotonic() + timeout.total_seconds()
+        # By the group's id: the store may have been an earlier group's. What has ended without this rank is not its barrier.
+        prefix = f"monitored/{self._id}/{next(self._barriers)}"
+        while self._rank != 0 and self._store.check([f"{prefix}/all"]):
+            prefix = f"monitored/{self._id}/{next(self._barriers)}"
         if self._rank != 0:
             self._store.set(f"{prefix}/{self._rank}", "here")
-            if not _wait_for(self._store, f"{prefix}/all", ends):
+            # Rank 0 says who is missing when the time is over.
+            if not _wait_for(self._store, f"{prefix}/all", ends + _GRACE_S):
                 raise dist.DistBackendError(f"monitored_barrier: rank 0 has not let rank {self._rank} go within {timeout}")
             said = self._store.get(f"{prefix}/all").decode()
             if said != "all":
@@ -532,6 +541,17 @@ def _own_address() -> str:
 # Those whose programs end without destroying them leave all the same: others would take the end of the process for its death. What is under way then
 # nobody will wait for.
 _backends = weakref.WeakSet()
+
+
+def _after_fork():
+    """In a forked child groups are its parent's, which goes on with them: nothing is left, ended or said."""
+    for backend in list(_backends):
+        backend._comm, backend._open = None, {}
+    _backends.clear()
+    forget_completers()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @atexit.register

@@ -6,7 +6,7 @@ An `Operation` is one request of the library with the memory that it works on. I
 | state | event | by whom |
 | --- | --- | --- |
 | begun | the library has done with it | any thread that drives: who waits, or the library's own thread |
-| → claimed | a thread ends the request and copies results | the first that finds it done: who waits or looks, or a completer |
+| → claimed | a thread ends the request and copies results; if a signal's handler raises meanwhile it is begun again, and goes on | the first that finds it done: who waits or looks, or a completer |
 | → over | memory is let go of, waiters wake; then callbacks run | callbacks: by completers alone |
 
 Who waits drives the library and holds nothing: operations are begun, looked at and waited for by any number of threads meanwhile. Completers are threads of
@@ -27,6 +27,8 @@ from .tensors import copy_back
 
 # How long a wait stays in the library at one time: signals (Ctrl-C) are seen in between.
 _SLICE_S = 0.5
+# How often who waits for another thread to copy results looks whether that was interrupted.
+_LOOK_S = 0.1
 # Completers that are kept asleep, and that there can be: callbacks that wait for operations whose callbacks wait, and so on.
 _KEPT, _MOST = 2, 64
 # How long completers are waited for when the process ends.
@@ -44,8 +46,9 @@ class Operation:
 
     def __init__(self, backend, request: coll.Request, memory: list, copies: list):
         self._backend, self._request, self._memory, self._copies = backend, request, memory, copies
-        # Taken by the thread that ends it, and not given back.
-        self._claim = threading.Lock()
+        # The claim of the thread that ends it: that thread's number, in a list that is its own. One that is interrupted gives it back, and the next goes on.
+        # Not a lock: a signal's handler may raise between taking one and knowing that it was taken.
+        self._claims = {}
         self._over = threading.Event()
         # Reentrant: garbage is collected anywhere, and the end of a Work asks for its operations to be watched.
         self._lock, self._callbacks, self._watched = threading.RLock(), [], False
@@ -71,19 +74,31 @@ class Operation:
         return True
 
     def _finish(self):
-        """The library has done with it."""
-        if not self._claim.acquire(blocking=False):
-            # Whoever has claimed it ends and copies, and waits for nothing.
-            self._over.wait()
-            return
-        try:
-            self.source = self._request.end()
-            copy_back(self._copies)
-        except coll.Error as error:
-            self.error = dist.DistBackendError(str(error))
-        except Exception as error:
-            # Checked before it was begun; should it happen all the same, whoever waits is told.
-            self.error = error
+        """The library has done with it. An exception that comes in between (of a signal's handler) is its caller's alone."""
+        mine = [threading.get_ident()]
+        while not self._over.is_set():
+            try:
+                claim = self._claims.setdefault(0, mine)
+                if claim is mine:
+                    self._end()
+            finally:
+                if self._claims.get(0) is mine:
+                    del self._claims[0]
+            if claim is mine or claim == mine:
+                # Done; or the collector of garbage came while this thread ends it, which goes on then.
+                return
+            self._over.wait(_LOOK_S)
+
+    def _end(self):
+        """Says what came of it, and copies results. What was done is not done again."""
+        if self.error is None:
+            try:
+                self.source = self._request.end()
+            except coll.Error as error:
+                self.error = dist.DistBackendError(str(error))
+        while self._copies and self.error is None:
+            copy_back(self._copies[-1:])
+            self._copies.pop()
         self._memory = self._copies = ()
         self._backend.release(self)
         with self._lock:
@@ -112,7 +127,12 @@ class Operation:
 
     def complete(self):
         """By a completer: ends it, and runs its callbacks."""
-        self._finish()
+        try:
+            self._finish()
+        except Exception as error:
+            # Copies were checked before it was begun; should one fail all the same, whoever waits is told.
+            self.error = error
+            self._finish()
         with self._lock:
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
@@ -190,6 +210,11 @@ class _Completers:
 _completers = _Completers()
 
 
+def forget_completers():
+    """In a forked child: its parent's threads are not there."""
+    _completers.__init__()
+
+
 def start_completers():
     """Lets operations of this process be watched."""
     _completers.start()
@@ -224,7 +249,8 @@ class Work(dist._Work):
             if not operation.drive(None if ends is None else max(0, ends - time.monotonic())):
                 raise TimeoutError(f"the operation is under way after {seconds} s")
         if (error := self.exception()) is not None:
-            raise error
+            # Each who waits has one of his own: the traceback of one does not grow, and holds nobody else's tensors.
+            raise dist.DistBackendError(str(error)) from (None if type(error) is dist.DistBackendError else error)
         return True
 
     def is_completed(self) -> bool:
