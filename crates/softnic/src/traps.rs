@@ -285,11 +285,15 @@ struct Kept {
     mask: AtomicU64,
 }
 
+impl Kept {
+    const fn none() -> Kept {
+        Kept { handler: AtomicUsize::new(libc::SIG_DFL), flags: AtomicU64::new(0), mask: AtomicU64::new(0) }
+    }
+}
+
 impl Theirs {
     const fn new() -> Theirs {
-        const NONE: Kept =
-            Kept { handler: AtomicUsize::new(libc::SIG_DFL), flags: AtomicU64::new(0), mask: AtomicU64::new(0) };
-        Theirs { kept: [NONE; KEPT], set: AtomicU32::new(0), current: AtomicUsize::new(0) }
+        Theirs { kept: [const { Kept::none() }; KEPT], set: AtomicU32::new(0), current: AtomicUsize::new(0) }
     }
 
     fn get(&self) -> Action {
