@@ -430,25 +430,25 @@ impl State {
         }
     }
 
-    /// Ends the operation of a channel that is done, and begins the next.
-    pub(crate) fn advance(&mut self, at: usize) {
-        // Of receives with different tags the one begins whose tag has come.
+    /// Of receives with different tags the one is next whose tag has come.
+    fn choose(&mut self, at: usize) {
         if self.channels[at].engine.misfit().is_some() || self.channels[at].has_choice() {
             if let Some(tag) = self.unmatched(at) {
                 self.channels[at].prefer(tag);
             }
         }
+    }
+
+    /// Ends the operation of a channel that is done, and begins the next.
+    pub(crate) fn advance(&mut self, at: usize) {
+        self.choose(at);
         while self.channels[at].is_due() {
             if self.channels[at].end() {
                 self.board.done(self.net.sent_bytes());
                 // Credit and what others wait to hear leave now, and not when somebody looks next.
                 self.with(at, |engine, arms| engine.pump(arms));
             }
-            if self.channels[at].has_choice() {
-                if let Some(tag) = self.unmatched(at) {
-                    self.channels[at].prefer(tag);
-                }
-            }
+            self.choose(at);
             let folding = self.folding;
             let Some((number, description, size, program)) = self.channels[at].begin(folding) else { return };
             let us = self.began.elapsed().as_micros() as u64;
