@@ -5,7 +5,7 @@ BUILD  = target/release
 .PHONY: all demo test test-long test-mpi test-torch test-edge test-vm lint bench figures clean
 
 all:
-	$(CARGO) build --release -p unbroken-cli -p unbroken-sdk -p unbroken-collective -p unbroken-apm -p unbroken-preload -p xtask
+	$(CARGO) build --release -p unbroken-cli -p unbroken-sdr -p unbroken-collective -p unbroken-apm -p unbroken-preload -p xtask
 	$(CARGO) run -q --release --bin xtask -- so
 
 demo: apt-demo all

@@ -1,4 +1,4 @@
-"""What a figure is to show, in the words that `unbroken-bench figures` draws from (crates/bench/src/figures/measured.rs)."""
+"""What a figure is to show, in the words that `unbroken-bench figures` draws from (crates/tools/bench/src/figures/measured.rs)."""
 
 import os
 import platform

@@ -23,7 +23,7 @@ from lib.traffic import survive
 NAMESPACES = ["--user", "--map-root-user", "--pid", "--mount", "--fork"]
 QPS = 2
 STREAM = ["-F", "-s", 65536, "-q", QPS]
-# The registry of octets, which all users and containers of a machine share: crates/fabric/src/octet.rs.
+# The registry of octets, which all users and containers of a machine share: crates/nic/fabric/src/octet.rs.
 OCTETS = Path("/tmp/unbroken-octets")
 # A stream, as opposed to what set-up exchanges.
 STREAM_BYTES = 2_000_000

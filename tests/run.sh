@@ -91,7 +91,7 @@ beside clippy $cargo clippy -q --workspace --all-targets --release -- -D warning
 beside redis  python3 tests/redis.py
 beside fuzz   fuzz/run.sh "$([ -n "$long" ] && echo 600 || echo 60)"
 beside unit   $cargo test -q --release --workspace
-[ -z "$long" ] || beside explore $cargo test -q --release -p unbroken-path --test model -- --ignored --nocapture
+[ -z "$long" ] || beside explore $cargo test -q --release -p unbroken-failover-protocol --test model -- --ignored --nocapture
 beside lifecycle python3 tests/lifecycle.py
 beside storms    python3 tests/storms.py --runs "$([ -n "$long" ] && echo 250 || echo 5)"
 beside storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$([ -n "$long" ] && echo 250 || echo 5)"

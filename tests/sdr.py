@@ -21,7 +21,7 @@ from lib.ports import free_port
 from lib.process import Failure, Skip, wait_until
 from lib.suite import BUILD, ROOT, TARGET, Suite
 
-SDK = ["-I", ROOT / "include", "-L", BUILD, "-lunbroken_sdk", f"-Wl,-rpath,{BUILD}"]
+SDK = ["-I", ROOT / "include", "-L", BUILD, "-lunbroken_sdr", f"-Wl,-rpath,{BUILD}"]
 SECONDS = 90
 
 

@@ -31,7 +31,7 @@ def endpoint(end, qpn=None) -> bytes:
 
 
 def message(kind, sender, receiver, body=b"") -> bytes:
-    """A control message; see crates/path/src/message.rs."""
+    """A control message; see crates/failover/protocol/src/message.rs."""
     return struct.pack(">2sBBHH", b"UB", VERSION, kind, 72 + len(body), 0) + sender + receiver + body
 
 

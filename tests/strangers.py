@@ -3,7 +3,7 @@
 
 tests/stranger.py sends them, as another user where the suite runs as root. In the emulated network the NICs take no datagram from a port
 that is none of a NIC's, so what is sent there ends as `strangers`. On interfaces (`--nics`) it reaches the control endpoint, whose seal
-is all that keeps it out: it ends as `forged`. That the same messages do harm under the right seal is shown in crates/shift/src/tests.rs.
+is all that keeps it out: it ends as `forged`. That the same messages do harm under the right seal is shown in crates/failover/shift/src/tests.rs.
 """
 
 import ipaddress

@@ -1,11 +1,13 @@
-//! What else comes from outside: control messages of peers, values of the directory and its URL, the fabric's file and the faults of a command.
+//! What else comes from outside: control messages of peers, values of the directory and its URL,
+//! the fabric's file and the faults of a command.
 //!
-//! The first byte says which. Whatever is accepted must be written back to something that reads the same, and nothing may panic.
+//! The first byte says which. Whatever is accepted must be written back to something that reads the
+//! same, and nothing may panic.
 #![no_main]
 
 use std::path::Path;
 use unbroken_fabric::{Fault, Shape};
-use unbroken_path::Message;
+use unbroken_failover_protocol::Message;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let Some((&kind, input)) = input.split_first() else { return };

@@ -1,16 +1,16 @@
-//! Control messages of SDR, from peers and from strangers, to a whole end: nothing panics, nothing grows without bound, and what is a message says
-//! the same bytes again.
+//! Control messages of SDR, from peers and from strangers, to a whole end: nothing panics, nothing
+//! grows without bound, and what is a message says the same bytes again.
 #![no_main]
 
 use std::sync::atomic::AtomicU64;
-use unbroken_codes::{ChunkSet, Code};
-use unbroken_model::Scheme;
-use unbroken_sdr::adapt::Choice;
-use unbroken_sdr::attr::{Attr, Layout};
-use unbroken_sdr::clearing::{Clearance, Cleared};
-use unbroken_sdr::control::{Control, Heard};
-use unbroken_sdr::reliable::{Area, Config, Refused, Reliable, Sdr};
-use unbroken_sdr::packets::Piece;
+use unbroken_erasure::{ChunkSet, Code};
+use unbroken_sdr_model::Scheme;
+use unbroken_sdr_protocol::adapt::Choice;
+use unbroken_sdr_protocol::attr::{Attr, Layout};
+use unbroken_sdr_protocol::clearing::{Clearance, Cleared};
+use unbroken_sdr_protocol::control::{Control, Heard};
+use unbroken_sdr_protocol::reliable::{Area, Config, Refused, Reliable, Sdr};
+use unbroken_sdr_protocol::packets::Piece;
 
 const TOKEN: u64 = 7;
 

@@ -1,7 +1,9 @@
-//! One end of a logical QP, and a peer that says anything at all, under the right seal: of this crate's version, of another, gone mad.
+//! One end of a logical QP, and a peer that says anything at all, under the right seal: of this
+//! crate's version, of another, gone mad.
 //!
-//! The input is a list of steps, each an opcode with its operands; where the bytes end, the rest are zeros. After each step the shell answers
-//! what the QP asks. Whatever was said, there is no panic and:
+//! The input is a list of steps, each an opcode with its operands; where the bytes end, the rest
+//! are zeros. After each step the shell answers what the QP asks. Whatever was said, there is no
+//! panic and:
 //! - the epoch only grows, and by no more than what is believed at once;
 //! - a life is connected and started once, in that order, and in the epoch of the QP;
 //! - what is fenced is released or moved, once;
@@ -10,9 +12,9 @@
 //! - a QP that waits has a deadline;
 //! - a datagram with one bit changed does not open.
 
-use unbroken_path::message::{Body, Hello, Message, Planned, Probe, Refuse, RefuseReason};
-use unbroken_path::seal::Key;
-use unbroken_path::{
+use unbroken_failover_protocol::message::{Body, Hello, Message, Planned, Probe, Refuse, RefuseReason};
+use unbroken_failover_protocol::seal::Key;
+use unbroken_failover_protocol::{
     slot_of, Action, Belief, Config, Endpoint, LogicalQp, OpenError, Opened, QuiesceError, Quiesced, Reason, SlotPath,
     SlotTable, State,
 };
@@ -251,7 +253,8 @@ impl World {
         }
     }
 
-    /// A message of the peer, or, by `wrong`, of or to somebody who is nearly one of the ends. It goes through its bytes and the seal.
+    /// A message of the peer, or, by `wrong`, of or to somebody who is nearly one of the ends. It
+    /// goes through its bytes and the seal.
     fn hear(&mut self, wrong: u8, body: Body) {
         let (mut from, mut to) = (self.qp.peer(), self.qp.me());
         match wrong {

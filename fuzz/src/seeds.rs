@@ -1,4 +1,5 @@
-//! Writes the seed corpora: `seeds DIRECTORY` makes `DIRECTORY/packet`, `DIRECTORY/control` and `DIRECTORY/outside`. The same at every run.
+//! Writes the seed corpora: `seeds DIRECTORY` makes `DIRECTORY/packet`, `DIRECTORY/control` and
+//! `DIRECTORY/outside`. The same at every run.
 
 mod control;
 mod world;
@@ -81,8 +82,8 @@ fn switches(dir: &Path) -> std::io::Result<()> {
 
 /// One of each kind of message, value and text.
 fn outside(dir: &Path) -> std::io::Result<()> {
-    use unbroken_path::message::{Body, Hello, Probe, Refuse, RefuseReason};
-    use unbroken_path::{Endpoint, Message, SlotPath};
+    use unbroken_failover_protocol::message::{Body, Hello, Probe, Refuse, RefuseReason};
+    use unbroken_failover_protocol::{Endpoint, Message, SlotPath};
     use unbroken_roce::Messages;
     std::fs::create_dir_all(dir)?;
     let end = |n: u32| Endpoint { gid: Gid([n as u8; 16]), qpn: n, incarnation: n.into(), connection: 3 };

@@ -1,9 +1,11 @@
-//! What a fuzzed input does: packets from outside, steps of time and posts, on two live RC QPs and a UD QP.
+//! What a fuzzed input does: packets from outside, steps of time and posts, on two live RC QPs and
+//! a UD QP.
 //!
-//! An input is a list of commands: a byte of kind, a byte that means what the kind says, and for packets two bytes of length and
-//! the bytes. After each input the memory that nobody may write must be what it was, and every WR must complete exactly once.
+//! An input is a list of commands: a byte of kind, a byte that means what the kind says, and for
+//! packets two bytes of length and the bytes. After each input the memory that nobody may write
+//! must be what it was, and every WR must complete exactly once.
 
-#[path = "../../crates/roce/tests/common/mod.rs"]
+#[path = "../../crates/nic/roce/tests/common/mod.rs"]
 mod common;
 
 use common::*;

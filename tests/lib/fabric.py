@@ -15,7 +15,7 @@ from .suite import BUILD
 
 UNBROKEN = BUILD / "unbroken"
 _COMMAND_SECONDS = 20
-# Pages of a folder on a disk would be written back in mid-stream; see crates/telemetry/src/runtime.rs.
+# Pages of a folder on a disk would be written back in mid-stream; see crates/base/runtime/src/runtime.rs.
 RUNTIME_ROOT = "/dev/shm" if os.path.ismount("/dev/shm") and os.access("/dev/shm", os.W_OK) else None
 
 
@@ -140,7 +140,7 @@ class Fabric:
         return sum(n[counter] for name, n in self.nics().items() if name.split("/")[0] == host and name != nic)
 
     def gaps(self, pid: int) -> dict:
-        """The gaps that the page of a process has now: start to length, in µs; see `GapRecorder` in crates/fabric/src/gap.rs."""
+        """The gaps that the page of a process has now: start to length, in µs; see `GapRecorder` in crates/nic/fabric/src/gap.rs."""
         try:
             page = next((self.path / "shm" / "proc").glob(f"{pid}-*.page")).read_bytes()
         except (OSError, StopIteration):

@@ -2,7 +2,7 @@
 """The golden figures that hold the two models together: what `unbroken_model` (Python) gives for some links, messages and schemes.
 
 usage: golden.py          writes golden.json beside this file
-`tests/model.py` checks that Python still gives these figures, and `crates/model/tests/golden.rs` that Rust gives the same.
+`tests/model.py` checks that Python still gives these figures, and `crates/sdr/model/tests/golden.rs` that Rust gives the same.
 """
 
 import json

@@ -1,7 +1,8 @@
 //! Compares the hand-written layouts of C structures with those of the installed header.
 //!
-//! An example of `unbroken-verbs` prints each size and offset as Rust has it. From that list a C program is made that prints the
-//! same list as the C compiler has it, and the two are compared line by line.
+//! An example of `unbroken-verbs` prints each size and offset as Rust has it. From that list a C
+//! program is made that prints the same list as the C compiler has it, and the two are compared
+//! line by line.
 
 use crate::{built_for_release, cargo, output, target_dir, Result};
 use std::fmt::Write as _;
@@ -35,7 +36,8 @@ pub fn check() -> Result<usize> {
 
 /// A C program that prints what `ours` lists, as the header has it.
 fn c_program(ours: &str) -> Result<String> {
-    let mut c = String::from("#include <stdio.h>\n#include <infiniband/verbs.h>\nint main(void) {\n");
+    let mut c =
+        String::from("#include <stdio.h>\n#include <infiniband/verbs.h>\nint main(void) {\n");
     for line in ours.lines() {
         let name = line.split(' ').next().unwrap_or_default();
         let value = match name.split_once('.') {
@@ -53,14 +55,21 @@ fn c_program(ours: &str) -> Result<String> {
 fn compare(ours: &str, theirs: &str) -> Result<usize> {
     let (ours, theirs): (Vec<&str>, Vec<&str>) = (ours.lines().collect(), theirs.lines().collect());
     if ours.is_empty() || ours.len() != theirs.len() {
-        return Err(format!("abi: {} layouts in Rust and {} in C: nothing was compared", ours.len(), theirs.len()));
+        return Err(format!(
+            "abi: {} layouts in Rust and {} in C: nothing was compared",
+            ours.len(),
+            theirs.len()
+        ));
     }
     let mut wrong = String::new();
     for (a, b) in ours.iter().zip(&theirs).filter(|(a, b)| a != b) {
         let (name, rust) = a.split_once(' ').unwrap_or((a, "?"));
         let c = b.split_once(' ').map_or("?", |(_, v)| v);
         let what = if name.contains('.') { "offset" } else { "size" };
-        let _ = write!(wrong, "\n  {name}: {what} {rust} in crates/verbs/src/abi, {c} in infiniband/verbs.h");
+        let _ = write!(
+            wrong,
+            "\n  {name}: {what} {rust} in crates/verbs/src/abi, {c} in infiniband/verbs.h"
+        );
     }
     if wrong.is_empty() {
         Ok(ours.len())
@@ -75,7 +84,8 @@ mod tests {
 
     #[test]
     fn names_what_differs() {
-        let err = compare("ibv_pd 16\nibv_pd.handle 8\n", "ibv_pd 16\nibv_pd.handle 12\n").unwrap_err();
+        let err =
+            compare("ibv_pd 16\nibv_pd.handle 8\n", "ibv_pd 16\nibv_pd.handle 12\n").unwrap_err();
         assert!(err.contains("ibv_pd.handle: offset 8"), "{err}");
         assert!(!err.contains("ibv_pd: size"), "{err}");
         assert_eq!(compare("ibv_pd 16\n", "ibv_pd 16\n"), Ok(1));
@@ -89,6 +99,9 @@ mod tests {
     #[test]
     fn asks_c_for_each_layout() {
         let c = c_program("ibv_pd 16\nibv_pd.handle 8\n").unwrap();
-        assert!(c.contains("sizeof(struct ibv_pd)") && c.contains("offsetof(struct ibv_pd, handle)"), "{c}");
+        assert!(
+            c.contains("sizeof(struct ibv_pd)") && c.contains("offsetof(struct ibv_pd, handle)"),
+            "{c}"
+        );
     }
 }

@@ -1,15 +1,17 @@
 //! The functions that `libunbroken.so` must have, against those that libibverbs has.
 //!
-//! `crates/preload/exports.txt` lists libibverbs' public functions. Every one is either defined by us or listed as left to libibverbs.
-//! A function that is missed would get our objects and crash on them, so this is checked at every link. The functions of a newer
-//! libibverbs than the installed one are in `crates/preload/libibverbs.txt`.
+//! `crates/api/preload/exports.txt` lists libibverbs' public functions. Every one is either defined
+//! by us or listed as left to libibverbs. A function that is missed would get our objects and crash
+//! on them, so this is checked at every link. The functions of a newer libibverbs than the
+//! installed one are in `crates/api/preload/libibverbs.txt`.
 
 use crate::{output, root, Result};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-/// The list: functions that are ours, functions left to libibverbs, and functions of libc that ours stand before.
+/// The list: functions that are ours, functions left to libibverbs, and functions of libc that ours
+/// stand before.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Exports {
     ours: BTreeSet<String>,
@@ -33,7 +35,7 @@ fn parse(text: &str) -> Exports {
 }
 
 fn list() -> Result<Exports> {
-    let path = root().join("crates/preload/exports.txt");
+    let path = root().join("crates/api/preload/exports.txt");
     Ok(parse(&std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?))
 }
 
@@ -63,14 +65,18 @@ pub fn check_ours(so: &Path) -> Result<()> {
     match (missing.is_empty(), foreign.is_empty()) {
         (true, true) => Ok(()),
         (false, _) => Err(format!("{} lacks {missing}", so.display())),
-        (true, false) => Err(format!("{} exports {foreign}, which other libraries could trip over", so.display())),
+        (true, false) => Err(format!(
+            "{} exports {foreign}, which other libraries could trip over",
+            so.display()
+        )),
     }
 }
 
 /// Every public function of the installed libibverbs is in the list; gives their number.
 pub fn check_theirs() -> Result<usize> {
     let path = output(
-        Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into())).arg("-print-file-name=libibverbs.so"),
+        Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
+            .arg("-print-file-name=libibverbs.so"),
     )?;
     let have = nm(Path::new(path.trim()))?;
     let list = list()?;
@@ -78,13 +84,16 @@ pub fn check_theirs() -> Result<usize> {
     if unknown.is_empty() {
         Ok(have.len())
     } else {
-        Err(format!("libibverbs has functions that crates/preload/exports.txt does not list: {unknown}"))
+        Err(format!(
+            "libibverbs has functions that crates/api/preload/exports.txt does not list: {unknown}"
+        ))
     }
 }
 
-/// Names of the functions in `crates/preload/libibverbs.txt`; each line has a name and a version node.
+/// Names of the functions in `crates/api/preload/libibverbs.txt`; each line has a name and a
+/// version node.
 fn newer() -> Result<BTreeSet<String>> {
-    let path = root().join("crates/preload/libibverbs.txt");
+    let path = root().join("crates/api/preload/libibverbs.txt");
     let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     let lines = text.lines().filter(|l| !l.starts_with('#'));
     lines
@@ -98,11 +107,12 @@ fn newer() -> Result<BTreeSet<String>> {
 /// Every public function of the newer libibverbs is in the list; gives their number.
 pub fn check_newer() -> Result<usize> {
     let (newer, list) = (newer()?, list()?);
-    let unknown = names(newer.iter().filter(|n| !list.ours.contains(*n) && !list.left.contains(*n)));
+    let unknown =
+        names(newer.iter().filter(|n| !list.ours.contains(*n) && !list.left.contains(*n)));
     if unknown.is_empty() {
         Ok(newer.len())
     } else {
-        Err(format!("crates/preload/libibverbs.txt has functions that exports.txt does not list: {unknown}"))
+        Err(format!("crates/api/preload/libibverbs.txt has functions that exports.txt does not list: {unknown}"))
     }
 }
 

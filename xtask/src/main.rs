@@ -1,10 +1,12 @@
 //! Build helper of the workspace: what cargo cannot do by itself.
 //!
-//! - `so`: in the profile that xtask itself was built with, or `--release`: builds the C library and links `libunbroken.so` with its version script (a plain cdylib would export Rust's own symbols
-//!   and cannot carry libibverbs' names as libraries expect them).
-//! - `abi`: compares the layouts in `unbroken_verbs::abi` with the installed `infiniband/verbs.h`, and the list of functions in
-//!   `crates/preload/exports.txt` with the installed libibverbs.
-//! - `deps`: the rule that shapes the code (which crate may depend on which, where `unsafe` lives, how long files are).
+//! - `so`: in the profile that xtask itself was built with, or `--release`: builds the C library
+//!   and links `libunbroken.so` with its version script (a plain cdylib would export Rust's own
+//!   symbols and cannot carry libibverbs' names as libraries expect them).
+//! - `abi`: compares the layouts in `unbroken_verbs::abi` with the installed `infiniband/verbs.h`,
+//!   and the list of functions in `crates/api/preload/exports.txt` with the installed libibverbs.
+//! - `deps`: the rule that shapes the code (which crate may depend on which, where `unsafe` lives,
+//!   how long files are).
 #![forbid(unsafe_code)]
 
 mod abi;
@@ -49,12 +51,16 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
 }
 
-/// The cargo that started us, without what it says of xtask: build scripts (ring's) watch these variables and would run again, and everything
-/// above them be built again, each time that cargo is run by xtask and by a user in turns.
+/// The cargo that started us, without what it says of xtask: build scripts (ring's) watch these
+/// variables and would run again, and everything above them be built again, each time that cargo is
+/// run by xtask and by a user in turns.
 fn cargo() -> Command {
     let mut c = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(|n| n.starts_with("CARGO_PKG_") || n.starts_with("CARGO_MANIFEST_")) {
+        if name
+            .to_str()
+            .is_some_and(|n| n.starts_with("CARGO_PKG_") || n.starts_with("CARGO_MANIFEST_"))
+        {
             c.env_remove(name);
         }
     }
@@ -64,7 +70,8 @@ fn cargo() -> Command {
 
 /// Whether xtask itself was built with the release profile: `so` follows it unless told otherwise.
 fn built_for_release() -> bool {
-    std::env::current_exe().is_ok_and(|exe| exe.parent().is_some_and(|dir| dir.ends_with("release")))
+    std::env::current_exe()
+        .is_ok_and(|exe| exe.parent().is_some_and(|dir| dir.ends_with("release")))
 }
 
 /// Where cargo builds to.
@@ -75,12 +82,18 @@ fn target_dir() -> PathBuf {
     }
 }
 
-/// Runs a command to its end and gives its standard output; the error names the command and has its standard error.
+/// Runs a command to its end and gives its standard output; the error names the command and has its
+/// standard error.
 fn output(cmd: &mut Command) -> Result<String> {
     let name = cmd.get_program().to_string_lossy().into_owned();
     let out = cmd.output().map_err(|e| format!("cannot run {name}: {e}"))?;
     if !out.status.success() {
-        return Err(format!("{name} failed ({}):\n{}", out.status, String::from_utf8_lossy(&out.stderr).trim_end()));
+        return Err(format!(
+            "{name} failed ({}):\n{}",
+            out.status,
+            String::from_utf8_lossy(&out.stderr).trim_end()
+        ));
     }
-    String::from_utf8(out.stdout).map_err(|e| format!("{name} printed something that is not text: {e}"))
+    String::from_utf8(out.stdout)
+        .map_err(|e| format!("{name} printed something that is not text: {e}"))
 }

@@ -1,7 +1,8 @@
 //! The C API: `include/unbroken/apm.h`.
 //!
-//! What a program holds are numbers that look like pointers: a handle that is wrong or old is not found, and that is an error, never an access. Other pointers are checked
-//! for NULL and otherwise believed, as in any C API. No panic crosses the boundary: it becomes an error.
+//! What a program holds are numbers that look like pointers: a handle that is wrong or old is not
+//! found, and that is an error, never an access. Other pointers are checked for NULL and otherwise
+//! believed, as in any C API. No panic crosses the boundary: it becomes an error.
 
 mod structs;
 
@@ -36,7 +37,9 @@ impl From<Wrong> for Error {
 /// Runs a function of the API: 0 or a number of `errno.h`, and the remembered error.
 fn code(run: impl FnOnce() -> Result<()>) -> c_int {
     let defect = || Err(Error::new(libc::EIO, "a defect of this library: please report it"));
-    let Err(error) = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| defect()) else { return 0 };
+    let Err(error) = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| defect()) else {
+        return 0;
+    };
     // An error's text has no zero bytes.
     LAST.with(|last| *last.borrow_mut() = CString::new(error.text).unwrap_or_default());
     error.errno
@@ -73,7 +76,8 @@ unsafe fn put<T>(pointer: *mut T, name: &str, value: T) -> Result<()> {
 /// It is NULL, or there are so many.
 unsafe fn list<'a, T>(pointer: *const T, count: c_int, most: usize, name: &str) -> Result<&'a [T]> {
     let count = usize::try_from(count).ok().filter(|count| *count <= most);
-    let count = count.ok_or_else(|| Error::invalid(format!("the number of {name} must be 0 to {most}")))?;
+    let count =
+        count.ok_or_else(|| Error::invalid(format!("the number of {name} must be 0 to {most}")))?;
     if count > 0 && pointer.is_null() {
         return Err(Error::invalid(format!("{name} is NULL, and {count} are announced")));
     }
@@ -104,7 +108,8 @@ extern "C" fn unbapm_last_error() -> *const c_char {
 
 #[no_mangle]
 extern "C" fn unbapm_state_str(state: c_int) -> *const c_char {
-    const NAMES: [&CStr; 6] = [c"UNLOADED", c"LOADING", c"REARM", c"ARMED", c"MIGRATING", c"FAILED"];
+    const NAMES: [&CStr; 6] =
+        [c"UNLOADED", c"LOADING", c"REARM", c"ARMED", c"MIGRATING", c"FAILED"];
     usize::try_from(state).ok().and_then(|i| NAMES.get(i)).unwrap_or(&c"unknown state").as_ptr()
 }
 
@@ -141,7 +146,8 @@ fn options(given: Option<&COptions>) -> Result<Options> {
     let arg = Argument(o.arg);
     let on_event = o.on_event.map(|call| -> OnEvent {
         Box::new(move |event| {
-            // SAFETY: the program's function, as the header has it; the event lives until it returns.
+            // SAFETY: the program's function, as the header has it; the event lives until it
+            // returns.
             unsafe { call(arg.get(), &CEvent::of(event)) }
         })
     });
@@ -182,7 +188,11 @@ impl Argument {
 }
 
 #[no_mangle]
-extern "C" fn unbapm_open(context: *mut ibv_context, given: *const COptions, apm: *mut *mut c_void) -> c_int {
+extern "C" fn unbapm_open(
+    context: *mut ibv_context,
+    given: *const COptions,
+    apm: *mut *mut c_void,
+) -> c_int {
     code(|| {
         // SAFETY: the program gives NULL, or what apm.h says. Checked before anything is started.
         unsafe { put(apm, "apm", std::ptr::null_mut()) }?;
@@ -207,7 +217,10 @@ extern "C" fn unbapm_close(apm: *mut c_void) -> c_int {
     code(|| {
         let it = HANDLES.get(apm)?;
         if it.is_own_thread() {
-            return Err(Error::new(libc::EDEADLK, "unbapm_close in a callback would wait for itself"));
+            return Err(Error::new(
+                libc::EDEADLK,
+                "unbapm_close in a callback would wait for itself",
+            ));
         }
         let it = HANDLES.take(apm)?;
         thread::stop(&it);
@@ -220,7 +233,9 @@ extern "C" fn unbapm_add(apm: *mut c_void, list: *const *mut ibv_qp, count: c_in
     with(apm, |it| {
         // SAFETY: the program gives what apm.h says.
         let ids = unsafe { qps(list, count) }?;
-        it.add(&ids.ok_or_else(|| Error::invalid("qps is NULL: there is no list of all to be added"))?)
+        it.add(
+            &ids.ok_or_else(|| Error::invalid("qps is NULL: there is no list of all to be added"))?,
+        )
     })
 }
 
@@ -240,7 +255,8 @@ extern "C" fn unbapm_specify(
 ) -> c_int {
     with(apm, |it| {
         // SAFETY: the program gives what apm.h says.
-        let (ids, paths) = unsafe { (qps(qp_list, count)?, list(paths, path_count, MAX_QPS, "paths")?) };
+        let (ids, paths) =
+            unsafe { (qps(qp_list, count)?, list(paths, path_count, MAX_QPS, "paths")?) };
         it.specify(&it.all(ids), &paths.iter().map(CPath::get).collect::<Vec<_>>())
     })
 }
@@ -255,7 +271,8 @@ extern "C" fn unbapm_choose(
 ) -> c_int {
     with(apm, |it| {
         // SAFETY: the program gives what apm.h says. A device has 255 ports at most.
-        let (ids, peer) = unsafe { (qps(qp_list, count)?, list(peer, address_count, 255, "addresses")?) };
+        let (ids, peer) =
+            unsafe { (qps(qp_list, count)?, list(peer, address_count, 255, "addresses")?) };
         it.choose(&it.all(ids), &peer.iter().map(CAddress::get).collect::<Vec<_>>())
     })
 }
@@ -282,8 +299,9 @@ unsafe fn fill<T>(to: *mut T, count: *mut c_int, items: impl Iterator<Item = T>)
 unsafe fn room<T>(to: *mut T, count: *mut c_int, name: &str) -> Result<usize> {
     // SAFETY: as the caller says.
     let room = unsafe { count.as_ref() }.copied();
-    let room =
-        room.ok_or_else(|| Error::invalid("count is NULL: it is the room in the list, and how many there are"))?;
+    let room = room.ok_or_else(|| {
+        Error::invalid("count is NULL: it is the room in the list, and how many there are")
+    })?;
     match usize::try_from(room) {
         Ok(room) if room == 0 || !to.is_null() => Ok(room),
         Ok(_) => Err(Error::invalid(format!("{name} is NULL: it is where the results go"))),
@@ -309,7 +327,12 @@ extern "C" fn unbapm_addresses(apm: *mut c_void, to: *mut CAddress, count: *mut 
 }
 
 #[no_mangle]
-extern "C" fn unbapm_set_process(apm: *mut c_void, list: *const *mut ibv_qp, count: c_int, process: u64) -> c_int {
+extern "C" fn unbapm_set_process(
+    apm: *mut c_void,
+    list: *const *mut ibv_qp,
+    count: c_int,
+    process: u64,
+) -> c_int {
     // SAFETY: the program gives what apm.h says.
     with(apm, |it| it.set_process(&it.all(unsafe { qps(list, count) }?), process))
 }
@@ -324,7 +347,8 @@ extern "C" fn unbapm_of_processes(
 ) -> c_int {
     with(apm, |it| {
         // SAFETY: the program gives what apm.h says.
-        let found = it.of_processes(unsafe { list(processes, process_count, MAX_QPS, "processes") }?)?;
+        let found =
+            it.of_processes(unsafe { list(processes, process_count, MAX_QPS, "processes") }?)?;
         if to.is_null() {
             // SAFETY: as above.
             return unsafe { put(count, "count", found.len() as c_int) };
@@ -332,7 +356,8 @@ extern "C" fn unbapm_of_processes(
         // SAFETY: as above.
         let room = unsafe { room(to, count, "qps") }?;
         if found.len() > room {
-            let text = format!("{} queue pairs lead there, and the list has room for {room}", found.len());
+            let text =
+                format!("{} queue pairs lead there, and the list has room for {room}", found.len());
             return Err(Error::new(libc::ENOSPC, text));
         }
         // SAFETY: as above.
@@ -366,11 +391,15 @@ extern "C" fn unbapm_wait(
             0 => Until::Armed,
             1 => Until::Migrated,
             _ => {
-                return Err(Error::invalid(format!("until is {until}: UNBAPM_UNTIL_ARMED (0) and _MIGRATED (1) exist")))
+                return Err(Error::invalid(format!(
+                    "until is {until}: UNBAPM_UNTIL_ARMED (0) and _MIGRATED (1) exist"
+                )))
             }
         };
         if !(0..=1).contains(&how) {
-            return Err(Error::invalid(format!("how is {how}: UNBAPM_BY_EVENT (0) and UNBAPM_BY_QUERY (1) exist")));
+            return Err(Error::invalid(format!(
+                "how is {how}: UNBAPM_BY_EVENT (0) and UNBAPM_BY_QUERY (1) exist"
+            )));
         }
         // SAFETY: the program gives what apm.h says.
         let ids = it.all(unsafe { qps(list, count) }?);
@@ -415,7 +444,11 @@ extern "C" fn unbapm_poll_events(apm: *mut c_void, to: *mut CEvent, count: *mut 
 }
 
 #[no_mangle]
-extern "C" fn unbapm_handle_event(apm: *mut c_void, event: *const ibv_async_event, taken: *mut c_int) -> c_int {
+extern "C" fn unbapm_handle_event(
+    apm: *mut c_void,
+    event: *const ibv_async_event,
+    taken: *mut c_int,
+) -> c_int {
     with(apm, |it| {
         if !it.options.no_thread {
             return Err(Error::invalid(
@@ -439,7 +472,9 @@ extern "C" fn unbapm_handle_event(apm: *mut c_void, event: *const ibv_async_even
 extern "C" fn unbapm_progress(apm: *mut c_void, next_us: *mut u64) -> c_int {
     with(apm, |it| {
         if !it.options.no_thread {
-            return Err(Error::invalid("the library's thread does it: set no_thread in the options of unbapm_open"));
+            return Err(Error::invalid(
+                "the library's thread does it: set no_thread in the options of unbapm_open",
+            ));
         }
         let next = it.progress();
         if !next_us.is_null() {
@@ -476,7 +511,11 @@ mod tests {
     fn what_is_no_handle_is_refused() {
         let nothing = std::ptr::without_provenance_mut(0x10);
         assert_eq!(unbapm_load(nothing, std::ptr::null(), 0), libc::EINVAL);
-        assert!(said().contains("0x10 is no handle") && said().contains("unbapm_open"), "{}", said());
+        assert!(
+            said().contains("0x10 is no handle") && said().contains("unbapm_open"),
+            "{}",
+            said()
+        );
         assert_eq!(unbapm_close(nothing), libc::EINVAL);
         let mut apm = std::ptr::null_mut();
         assert_eq!(unbapm_open(std::ptr::null_mut(), std::ptr::null(), &mut apm), libc::EINVAL);

@@ -1,7 +1,9 @@
-//! One device context and its queue pairs: the machine behind a lock, and the verbs that it asks for.
+//! One device context and its queue pairs: the machine behind a lock, and the verbs that it asks
+//! for.
 //!
-//! The lock is held over a verb of one queue pair, so that what the machine is told is what is so, and [`Handle::remove`] returns when nobody is at it
-//! any more. Between queue pairs of a list it is free. Callbacks run without it, one at a time.
+//! The lock is held over a verb of one queue pair, so that what the machine is told is what is so,
+//! and [`Handle::remove`] returns when nobody is at it any more. Between queue pairs of a list it
+//! is free. Callbacks run without it, one at a time.
 
 use crate::error::{Error, Result};
 use crate::machine::{Action, Event, Id, Info, Machine, Refusal, Settings, State};
@@ -95,7 +97,8 @@ pub(crate) struct Handle {
     pub(crate) thread_id: OnceLock<ThreadId>,
 }
 
-// SAFETY: the context is the program's, which keeps it open, and libibverbs' functions may be called from any thread.
+// SAFETY: the context is the program's, which keeps it open, and libibverbs' functions may be
+// called from any thread.
 unsafe impl Send for Handle {}
 // SAFETY: as above; all else is behind locks.
 unsafe impl Sync for Handle {}
@@ -113,7 +116,8 @@ impl Handle {
                 "the device has no automatic path migration (IBV_DEVICE_AUTO_PATH_MIG); here it takes NICs with two ports",
             ));
         }
-        let eventfd = || EventFd::new(false, true).map_err(|e| Error::new(libc::EMFILE, e.to_string()));
+        let eventfd =
+            || EventFd::new(false, true).map_err(|e| Error::new(libc::EMFILE, e.to_string()));
         let inner = Inner {
             machine: Machine::new(options.settings),
             processes: HashMap::new(),
@@ -170,7 +174,11 @@ impl Handle {
         for id in ids {
             let inner = &mut *self.lock();
             // Only what was added is known to be there.
-            let name = if inner.machine.has(*id) { self.name(*id) } else { format!("queue pair at {id:#x}") };
+            let name = if inner.machine.has(*id) {
+                self.name(*id)
+            } else {
+                format!("queue pair at {id:#x}")
+            };
             if let (Err(error), true) = (run(inner, *id), first.is_ok()) {
                 first = Err(error.of(&name));
             }
@@ -194,12 +202,16 @@ impl Handle {
             }
             // SAFETY: the program adds live queue pairs.
             if unsafe { (*qp(id)).context } != context {
-                return Err(Error::invalid("it belongs to another context than this handle was opened for"));
+                return Err(Error::invalid(
+                    "it belongs to another context than this handle was opened for",
+                ));
             }
             // SAFETY: as above.
             let now = unsafe { self.verbs.query(qp(id)) }?;
             if now.broken {
-                return Err(Error::invalid("it is not connected, or in error: in RTS it can be added"));
+                return Err(Error::invalid(
+                    "it is not connected, or in error: in RTS it can be added",
+                ));
             }
             Ok(inner.machine.add(id, now, now_us())?)
         })
@@ -213,7 +225,10 @@ impl Handle {
         });
         let gone: HashSet<Id> = ids.iter().copied().collect();
         let mut inner = self.lock();
-        while inner.delivering.is_some_and(|(id, who)| gone.contains(&id) && who != std::thread::current().id()) {
+        while inner
+            .delivering
+            .is_some_and(|(id, who)| gone.contains(&id) && who != std::thread::current().id())
+        {
             inner.waiting += 1;
             inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
             inner.waiting -= 1;
@@ -258,7 +273,10 @@ impl Handle {
     fn check(&self, Path { attr: path, timeout }: &Path) -> Result<()> {
         let ports = self.ports;
         if path.port == 0 || path.port > ports {
-            return Err(Error::invalid(format!("ah.port_num is {}: the device has ports 1 to {ports}", path.port)));
+            return Err(Error::invalid(format!(
+                "ah.port_num is {}: the device has ports 1 to {ports}",
+                path.port
+            )));
         }
         if *timeout > 31 {
             return Err(Error::invalid(format!("timeout is {timeout}: codes are 0 to 31")));
@@ -266,14 +284,23 @@ impl Handle {
         // SAFETY: the context is open.
         let own = unsafe { self.verbs.address(self.context, path.port, path.sgid_index) }?;
         if own.ethernet && !path.grh {
-            return Err(Error::invalid(format!("port {} is RoCE: ah.is_global with grh.dgid is needed", path.port)));
+            return Err(Error::invalid(format!(
+                "port {} is RoCE: ah.is_global with grh.dgid is needed",
+                path.port
+            )));
         }
         if !own.ethernet && path.dlid == 0 {
-            return Err(Error::invalid(format!("port {} is InfiniBand: ah.dlid is needed", path.port)));
+            return Err(Error::invalid(format!(
+                "port {} is InfiniBand: ah.dlid is needed",
+                path.port
+            )));
         }
         if u16::from(path.src_path_bits) >= 1 << own.lmc.min(8) {
             let (bits, lmc) = (path.src_path_bits, own.lmc);
-            return Err(Error::invalid(format!("ah.src_path_bits is {bits}: port {} has 2^{lmc} LIDs", path.port)));
+            return Err(Error::invalid(format!(
+                "ah.src_path_bits is {bits}: port {} has 2^{lmc} LIDs",
+                path.port
+            )));
         }
         Ok(())
     }
@@ -291,7 +318,8 @@ impl Handle {
     pub(crate) fn addresses(&self) -> Result<Vec<Address>> {
         let index = self.options.gid_index;
         // SAFETY: the context is open.
-        let each = (1..=self.ports).map(|port| unsafe { self.verbs.address(self.context, port, index) });
+        let each =
+            (1..=self.ports).map(|port| unsafe { self.verbs.address(self.context, port, index) });
         let found = each.collect::<Result<Vec<_>>>()?;
         self.lock().own = Some(found.clone());
         Ok(found)
@@ -308,7 +336,8 @@ impl Handle {
     fn give(&self, inner: &mut Inner, id: Id, path: &Path) -> Result<()> {
         let as_now = inner.machine.info(id)?.primary.timeout;
         let timeout = if path.timeout == 0 { as_now } else { path.timeout };
-        // SAFETY: it was added, and is not destroyed before it is removed, for which the lock is needed.
+        // SAFETY: it was added, and is not destroyed before it is removed, for which the lock is
+        // needed.
         let given = unsafe { self.verbs.load(qp(id), path, timeout) };
         match &given {
             Ok(()) => inner.machine.loaded(id, now_us()),
@@ -331,7 +360,10 @@ impl Handle {
     }
 
     pub(crate) fn info(&self, id: Id) -> Result<Info> {
-        self.lock().machine.info(id).map_err(|e| Error::from(e).of(&format!("queue pair at {id:#x}")))
+        self.lock()
+            .machine
+            .info(id)
+            .map_err(|e| Error::from(e).of(&format!("queue pair at {id:#x}")))
     }
 
     fn query(&self, inner: &mut Inner, id: Id) {
@@ -347,7 +379,10 @@ impl Handle {
     /// Waits for all of them; `asks`: this thread queries the device.
     pub(crate) fn wait(&self, ids: &[Id], until: Until, asks: bool, limit: Duration) -> Result<()> {
         if self.is_own_thread() {
-            return Err(Error::new(libc::EDEADLK, "unbapm_wait in a callback would wait for itself"));
+            return Err(Error::new(
+                libc::EDEADLK,
+                "unbapm_wait in a callback would wait for itself",
+            ));
         }
         let ends = Instant::now() + limit;
         let (mut pause, mut left) = (FIRST_PAUSE, ids);
@@ -364,7 +399,8 @@ impl Handle {
             if rest.is_zero() {
                 let state = inner.machine.info(left[0])?.state;
                 let name = crate::error::state_name(state);
-                let text = format!("{} of {} after {limit:?}; the first is {name}", left.len(), ids.len());
+                let text =
+                    format!("{} of {} after {limit:?}; the first is {name}", left.len(), ids.len());
                 return Err(Error::new(libc::ETIMEDOUT, text).of(&self.name(left[0])));
             }
             if asks {
@@ -373,7 +409,8 @@ impl Handle {
                 pause = (pause * 2).min(LONGEST_PAUSE);
             } else {
                 inner.waiting += 1;
-                let (mut inner, _) = self.changed.wait_timeout(inner, rest).unwrap_or_else(PoisonError::into_inner);
+                let (mut inner, _) =
+                    self.changed.wait_timeout(inner, rest).unwrap_or_else(PoisonError::into_inner);
                 inner.waiting -= 1;
             }
         }
@@ -397,7 +434,10 @@ impl Handle {
     /// Those of a list from the first on that is not there yet.
     fn still<'a>(&self, inner: &Inner, ids: &'a [Id], until: Until) -> Result<&'a [Id]> {
         for (i, id) in ids.iter().enumerate() {
-            let info = inner.machine.info(*id).map_err(|e| Error::from(e).of(&format!("queue pair at {id:#x}")))?;
+            let info = inner
+                .machine
+                .info(*id)
+                .map_err(|e| Error::from(e).of(&format!("queue pair at {id:#x}")))?;
             if info.state == State::Failed {
                 let text = "it has failed: the device refused its path, or it is in error";
                 return Err(Error::new(libc::EIO, text).of(&self.name(*id)));
@@ -415,7 +455,8 @@ impl Handle {
 
     // Events and time
 
-    /// Takes an asynchronous event of the context in; gives whether it was about migration of queue pairs that were added.
+    /// Takes an asynchronous event of the context in; gives whether it was about migration of queue
+    /// pairs that were added.
     ///
     /// # Safety
     /// An event that was not acknowledged.
@@ -488,7 +529,10 @@ impl Handle {
     pub(crate) fn after(&self, inner: &mut Inner) {
         self.notify(inner);
         let has_events = inner.machine.has_events();
-        if has_events && self.options.on_event.is_none() && !std::mem::replace(&mut inner.ready, true) {
+        if has_events
+            && self.options.on_event.is_none()
+            && !std::mem::replace(&mut inner.ready, true)
+        {
             self.ready.signal();
         }
         if self.options.no_thread || self.is_own_thread() {
@@ -527,7 +571,8 @@ impl Handle {
         let inner = &mut *self.lock();
         let taken = (0..most).map_while(|_| inner.machine.take_event()).collect();
         if !inner.machine.has_events() && std::mem::take(&mut inner.ready) {
-            // It was signalled, so nobody waits; where another one has read it, there is nothing to take.
+            // It was signalled, so nobody waits; where another one has read it, there is nothing to
+            // take.
             drop(self.ready.take());
         }
         (taken, inner.machine.take_lost())

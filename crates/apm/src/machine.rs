@@ -1,7 +1,9 @@
-//! What is known of each queue pair, and what is to be done: no verb is called here, and time is handed in.
+//! What is known of each queue pair, and what is to be done: no verb is called here, and time is
+//! handed in.
 //!
-//! The states are those of one end as its owner sees it. `pick` stands for the best path but the one in use, if it is healthy ([`Machine::port`] says which ports
-//! are up); *revised* is what happens after a pause: if the best path is not loaded, it is.
+//! The states are those of one end as its owner sees it. `pick` stands for the best path but the
+//! one in use, if it is healthy ([`Machine::port`] says which ports are up); *revised* is what
+//! happens after a pause: if the best path is not loaded, it is.
 //!
 //! | state | what happens | next state | what else |
 //! | --- | --- | --- | --- |
@@ -17,17 +19,20 @@
 //! | REARM, ARMED | a better path's port has come up and stayed so | LOADING | event if it is another path than was loaded |
 //! | any | a query says that the queue pair is in error | FAILED | event |
 //!
-//! The path that was in use when the others were specified is the best of all, unless the owner has placed it elsewhere: so one that has migrated goes
-//! back there next. Two ends that load different ways cannot follow each other, and what has failed one of them may know alone. So it is the best path that
-//! is loaded or none, unless the owner says that it tells its peer of others ([`Settings::respecify`]); then a path that the device could not go to is the
-//! last choice for [`SUSPECT_US`].
+//! The path that was in use when the others were specified is the best of all, unless the owner has
+//! placed it elsewhere: so one that has migrated goes back there next. Two ends that load different
+//! ways cannot follow each other, and what has failed one of them may know alone. So it is the best
+//! path that is loaded or none, unless the owner says that it tells its peer of others
+//! ([`Settings::respecify`]); then a path that the device could not go to is the last choice for
+//! [`SUSPECT_US`].
 //!
-//! A migration is told by an event of the device, and by a query that comes before that. The event is then stale; it may arrive when the next path is
-//! loaded already, so an event that could be such a one is answered by a query. Of two migrations between which the owner has loaded a path without having
-//! heard of the first, one is counted.
+//! A migration is told by an event of the device, and by a query that comes before that. The event
+//! is then stale; it may arrive when the next path is loaded already, so an event that could be
+//! such a one is answered by a query. Of two migrations between which the owner has loaded a path
+//! without having heard of the first, one is counted.
 //!
-//! Bounds: [`MAX_QPS`] queue pairs with [`MAX_PATHS`] paths each, [`MAX_EVENTS`] events that nobody took, [`MAX_ACTIONS`] things to do at a time, and in
-//! the long run [`QUERIES_PER_SECOND`].
+//! Bounds: [`MAX_QPS`] queue pairs with [`MAX_PATHS`] paths each, [`MAX_EVENTS`] events that nobody
+//! took, [`MAX_ACTIONS`] things to do at a time, and in the long run [`QUERIES_PER_SECOND`].
 
 mod due;
 mod timers;
@@ -50,7 +55,8 @@ pub const MAX_ACTIONS: usize = 256;
 pub const QUERIES_PER_SECOND: u64 = 5_000;
 /// For so long a path that could not be migrated to is the last choice.
 pub const SUSPECT_US: u64 = 1_000_000;
-/// Until a path is loaded after a migration: a port's death is often told just after it, and the peer is to hear of it first.
+/// Until a path is loaded after a migration: a port's death is often told just after it, and the
+/// peer is to hear of it first.
 pub const SETTLE_US: u64 = 10_000;
 /// A port has been up for so long before a better path is loaded in place of one that does.
 pub const STEADY_US: u64 = 1_000_000;
@@ -160,7 +166,8 @@ pub struct Info {
 pub struct Settings {
     /// Nothing is loaded but what the owner asks for.
     pub manual: bool,
-    /// In place of a path that is not healthy the next best is loaded. The owner sees to it that the peer does the same.
+    /// In place of a path that is not healthy the next best is loaded. The owner sees to it that
+    /// the peer does the same.
     pub respecify: bool,
     /// Until [`Kind::LoadLate`].
     pub load_timeout_us: u64,
@@ -287,7 +294,8 @@ impl Machine {
         })
     }
 
-    /// Its paths, the best first; the one in use is the best, where it is not among them. What is loaded stays until the next load.
+    /// Its paths, the best first; the one in use is the best, where it is not among them. What is
+    /// loaded stays until the next load.
     pub fn specify(&mut self, id: Id, paths: &[Path]) -> Result<(), Refusal> {
         let link = self.links.get_mut(&id).ok_or(Refusal::Unknown)?;
         let mut all = paths.to_vec();
@@ -304,7 +312,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Gives the path that the device is to be given, which is then said to [`Machine::loaded`] or [`Machine::refused`].
+    /// Gives the path that the device is to be given, which is then said to [`Machine::loaded`] or
+    /// [`Machine::refused`].
     pub fn begin_load(&mut self, id: Id, now_us: u64) -> Result<Path, Refusal> {
         let manual = self.settings.manual;
         let link = self.links.get_mut(&id).ok_or(Refusal::Unknown)?;
@@ -361,7 +370,11 @@ impl Machine {
 
     /// The device has refused the path.
     pub fn refused(&mut self, id: Id, errno: i32, now_us: u64) {
-        if let Some(path) = self.links.get_mut(&id).filter(|l| l.state == State::Loading).and_then(|l| l.loaded.take())
+        if let Some(path) = self
+            .links
+            .get_mut(&id)
+            .filter(|l| l.state == State::Loading)
+            .and_then(|l| l.loaded.take())
         {
             self.enter(id, State::Failed);
             self.tell(id, Kind::LoadFailed { errno }, path, now_us);
@@ -393,7 +406,8 @@ impl Machine {
         self.query_at(id, now_us);
     }
 
-    /// The device's event that something has changed, which a query tells: that it is ARMED, where there is such an event, or in error.
+    /// The device's event that something has changed, which a query tells: that it is ARMED, where
+    /// there is such an event, or in error.
     pub fn look(&mut self, id: Id, now_us: u64) {
         self.query_at(id, now_us);
     }
@@ -401,7 +415,8 @@ impl Machine {
     /// A query has failed: the device has lost it.
     pub fn unanswered(&mut self, id: Id, now_us: u64) {
         if let Some(primary) = self.links.get(&id).map(|l| l.primary) {
-            let it = Observed { broken: true, state: PathMigState::Migrated, primary, alternate: None };
+            let it =
+                Observed { broken: true, state: PathMigState::Migrated, primary, alternate: None };
             self.observed(id, it, now_us);
         }
     }
@@ -413,7 +428,8 @@ impl Machine {
         link.query_us = None;
         let state = link.state;
         if matches!((state, it.state), (State::Unloaded, _) | (_, Rearm | Armed)) && !it.broken {
-            // What was known is the less certain: a path may have been loaded while the device was migrating.
+            // What was known is the less certain: a path may have been loaded while the device was
+            // migrating.
             link.primary = it.primary;
         }
         match (state, it.state) {
@@ -460,15 +476,17 @@ impl Machine {
             if !link.paths.iter().chain(&link.loaded).any(|p| p.attr.port == port) {
                 continue;
             }
-            let loaded =
-                link.loaded.filter(|p| p.attr.port == port && matches!(link.state, State::Rearm | State::Armed));
+            let loaded = link.loaded.filter(|p| {
+                p.attr.port == port && matches!(link.state, State::Rearm | State::Armed)
+            });
             let pause_us = match (loaded, up) {
                 (Some(_), false) => 0,
                 (None, true) if link.loaded.is_some() => STEADY_US,
                 _ => SETTLE_US,
             };
             link.revise_us = Some(now_us + pause_us);
-            if let Some(path) = loaded.filter(|_| std::mem::replace(&mut link.unhealthy, !up) == up) {
+            if let Some(path) = loaded.filter(|_| std::mem::replace(&mut link.unhealthy, !up) == up)
+            {
                 self.tell(id, if up { Kind::Healthy } else { Kind::Unhealthy }, path, now_us);
             }
             self.set_timer(id);
@@ -483,7 +501,8 @@ impl Machine {
 
     fn enter(&mut self, id: Id, state: State) {
         let Some(link) = self.links.get_mut(&id) else { return };
-        self.waiting = self.waiting + usize::from(state == State::Rearm) - usize::from(link.state == State::Rearm);
+        self.waiting = self.waiting + usize::from(state == State::Rearm)
+            - usize::from(link.state == State::Rearm);
         link.state = state;
         if !matches!(state, State::Rearm | State::Migrating) {
             (link.deadline_us, link.query_us) = (None, None);
@@ -516,7 +535,8 @@ impl Machine {
         self.enter(id, State::Unloaded);
         self.tell(id, Kind::Migrated { asked }, path, now_us);
         if primary.is_none() {
-            // Where it went is what was loaded, unless it was being loaded just then: that is asked before the next path is.
+            // Where it went is what was loaded, unless it was being loaded just then: that is asked
+            // before the next path is.
             self.query_at(id, now_us + SETTLE_US);
         }
     }
@@ -528,7 +548,8 @@ impl Machine {
         self.set_timer(id);
     }
 
-    /// The next pause of a queue pair is twice as long, up to where all that wait make [`QUERIES_PER_SECOND`].
+    /// The next pause of a queue pair is twice as long, up to where all that wait make
+    /// [`QUERIES_PER_SECOND`].
     fn query_later(&mut self, id: Id, now_us: u64) {
         let longest_us = LAST_QUERY_US.max(self.waiting as u64 * 1_000_000 / QUERIES_PER_SECOND);
         if let Some(link) = self.links.get_mut(&id) {

@@ -1,8 +1,9 @@
 //! Paths, and the choice of alternate ones.
 //!
-//! Both ends of a queue pair choose for themselves, and must come to the same ways, or a migration ends where the peer does not listen. So the order of
-//! [`choose`] depends on nothing that one end alone knows: on the addresses that both have exchanged, and on which of the two in use is the smaller.
-//! Health is looked at later, by the [`crate::machine`].
+//! Both ends of a queue pair choose for themselves, and must come to the same ways, or a migration
+//! ends where the peer does not listen. So the order of [`choose`] depends on nothing that one end
+//! alone knows: on the addresses that both have exchanged, and on which of the two in use is the
+//! smaller. Health is looked at later, by the [`crate::machine`].
 
 use std::cmp::Reverse;
 use unbroken_types::{Gid, PathAttr};
@@ -24,7 +25,9 @@ pub struct Path {
 impl Path {
     /// Whether both are the same way: ports and addresses, not what is wanted on it.
     pub fn is_way_of(&self, other: &Path) -> bool {
-        let way = |Path { attr: p, .. }: &Path| (p.port, p.dlid, p.src_path_bits, p.grh, p.dest_gid, p.sgid_index);
+        let way = |Path { attr: p, .. }: &Path| {
+            (p.port, p.dlid, p.src_path_bits, p.grh, p.dest_gid, p.sgid_index)
+        };
         way(self) == way(other)
     }
 }
@@ -57,7 +60,8 @@ pub struct Address {
 }
 
 impl Address {
-    /// Whether packets can go from one to the other: the same kind of link, and on InfiniBand the same subnet.
+    /// Whether packets can go from one to the other: the same kind of link, and on InfiniBand the
+    /// same subnet.
     fn reaches(&self, other: &Address) -> bool {
         self.ethernet == other.ethernet && (self.ethernet || self.gid.0[..8] == other.gid.0[..8])
     }
@@ -91,7 +95,9 @@ pub fn choose(primary: &Path, own: &[Address], peer: &[Address]) -> Result<Vec<P
     // The same at both ends, with the parts changed.
     let first = (here.gid, here.lid) <= (there.gid, there.lid);
     let mut found = Vec::new();
-    for (a, b) in own.iter().flat_map(|a| peer.iter().map(move |b| (a, b))).filter(|(a, b)| a.reaches(b)) {
+    for (a, b) in
+        own.iter().flat_map(|a| peer.iter().map(move |b| (a, b))).filter(|(a, b)| a.reaches(b))
+    {
         let kept = u8::from(a.port == here.port) + u8::from(b == there);
         let bits = if a.ethernet { 0 } else { ((1u16 << a.lmc.min(b.lmc).min(3)) - 1) as u8 };
         for bits in 0..=bits {
@@ -118,7 +124,13 @@ fn between(primary: &Path, own: &Address, peer: &Address, bits: u8) -> Path {
     let mut attr = PathAttr { port: own.port, dlid, src_path_bits: bits, ..now };
     if own.ethernet || now.grh {
         let hop_limit = if now.grh { now.hop_limit } else { PathAttr::default().hop_limit };
-        attr = PathAttr { grh: true, dest_gid: peer.gid, sgid_index: own.sgid_index, hop_limit, ..attr };
+        attr = PathAttr {
+            grh: true,
+            dest_gid: peer.gid,
+            sgid_index: own.sgid_index,
+            hop_limit,
+            ..attr
+        };
     }
     Path { attr, timeout: primary.timeout }
 }
@@ -132,9 +144,17 @@ mod tests {
     }
 
     fn ports(host: u8, count: u8, ethernet: bool, lmc: u8) -> Vec<Address> {
-        let lid = |port: u8| if ethernet { 0 } else { u16::from(host) * 256 + u16::from(port) * 16 };
-        let address =
-            |port| Address { gid: gid(host, port), lid: lid(port), port, lmc, ethernet, active: true, sgid_index: 3 };
+        let lid =
+            |port: u8| if ethernet { 0 } else { u16::from(host) * 256 + u16::from(port) * 16 };
+        let address = |port| Address {
+            gid: gid(host, port),
+            lid: lid(port),
+            port,
+            lmc,
+            ethernet,
+            active: true,
+            sgid_index: 3,
+        };
         (1..=count).map(address).collect()
     }
 
@@ -161,7 +181,9 @@ mod tests {
         let paths = choose(&primary(&a, &b, 0, 0), &a, &b).unwrap();
         assert_eq!(paths.iter().map(ends).collect::<Vec<_>>(), [(2, 2), (1, 2), (2, 1)]);
         assert!(paths.iter().all(|p| p.timeout == 14 && p.attr.grh));
-        assert!(paths.iter().all(|Path { attr, .. }| (attr.sl, attr.dlid, attr.sgid_index) == (2, 0, 3)));
+        assert!(paths
+            .iter()
+            .all(|Path { attr, .. }| (attr.sl, attr.dlid, attr.sgid_index) == (2, 0, 3)));
     }
 
     #[test]
@@ -173,7 +195,10 @@ mod tests {
                 let theirs = choose(&primary(&b, &a, to, from), &b, &a).unwrap();
                 let ours: Vec<_> = ours.iter().map(|p| turned(p, &a, &b)).collect();
                 let theirs: Vec<_> = theirs.iter().map(|p| turned(p, &b, &a)).collect();
-                assert_eq!(ours, theirs, "ethernet {ethernet}, {lmc} path bits, from {from} to {to}");
+                assert_eq!(
+                    ours, theirs,
+                    "ethernet {ethernet}, {lmc} path bits, from {from} to {to}"
+                );
             }
         }
     }
@@ -184,7 +209,10 @@ mod tests {
         let paths = choose(&primary(&a, &b, 0, 0), &a, &b).unwrap();
         assert_eq!(paths.len(), 1);
         let attr = paths[0].attr;
-        assert_eq!((attr.port, attr.dlid, attr.src_path_bits, attr.grh), (1, b[0].lid + 1, 1, false));
+        assert_eq!(
+            (attr.port, attr.dlid, attr.src_path_bits, attr.grh),
+            (1, b[0].lid + 1, 1, false)
+        );
     }
 
     #[test]
@@ -198,7 +226,11 @@ mod tests {
         let own = ports(1, 2, false, 0);
         let now = primary(&own, &elsewhere, 0, 0);
         elsewhere[1].gid.0[1] = 0x81;
-        let ways: Vec<_> = choose(&now, &own, &elsewhere).unwrap().iter().map(|p| (p.attr.port, p.attr.dlid)).collect();
+        let ways: Vec<_> = choose(&now, &own, &elsewhere)
+            .unwrap()
+            .iter()
+            .map(|p| (p.attr.port, p.attr.dlid))
+            .collect();
         assert_eq!(ways, [(2, elsewhere[0].lid)], "another subnet is not reached");
     }
 

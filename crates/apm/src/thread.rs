@@ -1,14 +1,17 @@
 //! The asynchronous thread: it reads the context's events, does what is due and calls the program.
 //!
-//! It owns the context's events. Its descriptor is made O_NONBLOCK for as long: an event may vanish between poll(2) and the read, with the queue pair
-//! that it is of.
+//! It owns the context's events. Its descriptor is made O_NONBLOCK for as long: an event may vanish
+//! between poll(2) and the read, with the queue pair that it is of.
 //!
-//! One thread reads at a time ([`Reading`]). A thread of the program that asks queue pairs to migrate is the reader meanwhile ([`Handle::reads_while`]): the
-//! device raises their events within the call, so whoever waits for them is not kept until another thread has been woken, which takes longer than the
-//! migration; nor do two threads take the lock from each other for each queue pair of a long list. What is not for the library, and all calls of the program,
-//! are left to the library's thread.
+//! One thread reads at a time ([`Reading`]). A thread of the program that asks queue pairs to
+//! migrate is the reader meanwhile ([`Handle::reads_while`]): the device raises their events within
+//! the call, so whoever waits for them is not kept until another thread has been woken, which takes
+//! longer than the migration; nor do two threads take the lock from each other for each queue pair
+//! of a long list. What is not for the library, and all calls of the program, are left to the
+//! library's thread.
 //!
-//! No more is that thread woken for nothing: it sleeps over an epoll set with the context's descriptor in it, in which a reader has the interest off, and over an
+//! No more is that thread woken for nothing: it sleeps over an epoll set with the context's
+//! descriptor in it, in which a reader has the interest off, and over an
 //! [`Alarm`](unbroken_verbs::Alarm), which others set to what falls due earlier.
 
 use crate::error::{Error, Result};
@@ -21,12 +24,14 @@ use unbroken_verbs::abi::ibv_async_event;
 
 /// Events that are read before something else is done.
 const BATCH: usize = 256;
-/// Events for the program that wait for the library's thread; while there are as many, only that reads.
+/// Events for the program that wait for the library's thread; while there are as many, only that
+/// reads.
 const OTHERS: usize = 256;
 
 /// Who reads the context's events.
 pub(crate) struct Reading {
-    /// Held by the reader. Behind it: what another than the library's thread has read and is not for the library.
+    /// Held by the reader. Behind it: what another than the library's thread has read and is not
+    /// for the library.
     others: Mutex<VecDeque<ibv_async_event>>,
     /// The context's descriptor.
     async_fd: RawFd,
@@ -37,7 +42,8 @@ pub(crate) struct Reading {
 impl Reading {
     pub(crate) fn new(async_fd: RawFd) -> Result<Reading> {
         let errno = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EBADF);
-        // SAFETY: takes no pointers; a non-negative result is a fresh descriptor that nobody else owns.
+        // SAFETY: takes no pointers; a non-negative result is a fresh descriptor that nobody else
+        // owns.
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if fd < 0 {
             return Err(Error::call("epoll_create1", errno()));
@@ -55,10 +61,13 @@ impl Reading {
         let events = if looks { libc::EPOLLIN as u32 } else { 0 };
         let mut event = libc::epoll_event { events, u64: 0 };
         // SAFETY: a live structure.
-        unsafe { libc::epoll_ctl(self.interest.as_raw_fd(), operation, self.async_fd, &raw mut event) }
+        unsafe {
+            libc::epoll_ctl(self.interest.as_raw_fd(), operation, self.async_fd, &raw mut event)
+        }
     }
 
-    /// Whether the library's thread is to wake for events. To be changed by the reader alone; it cannot fail for what is in the set.
+    /// Whether the library's thread is to wake for events. To be changed by the reader alone; it
+    /// cannot fail for what is in the set.
     fn set_interest(&self, looks: bool) {
         self.control(libc::EPOLL_CTL_MOD, looks);
     }
@@ -84,8 +93,12 @@ enum Read {
 
 /// Sets or clears O_NONBLOCK; gives whether it was set before.
 fn set_nonblocking(fd: RawFd, on: bool) -> Result<bool> {
-    let last =
-        || Error::call("fcntl of async_fd", std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EBADF));
+    let last = || {
+        Error::call(
+            "fcntl of async_fd",
+            std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EBADF),
+        )
+    };
     // SAFETY: takes no pointers.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     if flags < 0 {
@@ -114,7 +127,8 @@ pub(crate) fn start(handle: &Arc<Handle>) -> Result<()> {
         }
     };
     let spawned = std::thread::Builder::new().name("unbapm".into()).spawn(run);
-    let thread = spawned.map_err(|e| Error::new(libc::EAGAIN, format!("the library's thread: {e}")))?;
+    let thread =
+        spawned.map_err(|e| Error::new(libc::EAGAIN, format!("the library's thread: {e}")))?;
     *handle.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
     Ok(())
 }
@@ -174,7 +188,9 @@ impl Handle {
             // SAFETY: the context is open until the thread has ended.
             let event = match unsafe { self.verbs.next_event(self.context()) } {
                 Ok(event) => event,
-                Err(error) if matches!(error.errno, libc::EAGAIN | libc::EINTR) => return Read::Done,
+                Err(error) if matches!(error.errno, libc::EAGAIN | libc::EINTR) => {
+                    return Read::Done
+                }
                 Err(_) => return Read::Over,
             };
             // SAFETY: just read.
@@ -207,7 +223,8 @@ impl Handle {
             if others.len() >= OTHERS {
                 break;
             }
-            // SAFETY: the context is open as long as the handle. The descriptor is O_NONBLOCK while there is a thread.
+            // SAFETY: the context is open as long as the handle. The descriptor is O_NONBLOCK while
+            // there is a thread.
             let Ok(event) = (unsafe { self.verbs.next_event(self.context()) }) else { break };
             // SAFETY: just read.
             match unsafe { self.take_in(&event) } {

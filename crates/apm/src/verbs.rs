@@ -1,5 +1,5 @@
-//! The verbs of the process: those functions of libibverbs that the program would reach, found on first use. So whatever stands in for libibverbs in
-//! the program stands in for it here.
+//! The verbs of the process: those functions of libibverbs that the program would reach, found on
+//! first use. So whatever stands in for libibverbs in the program stands in for it here.
 
 use crate::error::{Error, Result};
 use crate::machine::Observed;
@@ -13,7 +13,8 @@ use unbroken_verbs::abi::*;
 type QueryDevice = unsafe extern "C" fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
 type QueryPort = unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int;
 type QueryGid = unsafe extern "C" fn(*mut ibv_context, u8, c_int, *mut ibv_gid) -> c_int;
-type QueryQp = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
+type QueryQp =
+    unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
 type ModifyQp = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
 type GetAsyncEvent = unsafe extern "C" fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
 type AckAsyncEvent = unsafe extern "C" fn(*mut ibv_async_event);
@@ -49,20 +50,25 @@ fn function<F: Copy>(name: &CStr) -> Option<F> {
     if found.is_null() {
         // A program may have opened libibverbs for itself alone; then this is the same one.
         // SAFETY: literal names; libibverbs' constructors are those that the program would run.
-        let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        let library =
+            unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if !library.is_null() {
             // SAFETY: an open library, never closed, and a literal name.
             found = unsafe { libc::dlsym(library, name.as_ptr()) };
         }
     }
-    // SAFETY: F is a function pointer of libibverbs' declaration of that name, and as large as this.
+    // SAFETY: F is a function pointer of libibverbs' declaration of that name, and as large as
+    // this.
     (!found.is_null()).then(|| unsafe { transmute_copy(&found) })
 }
 
 fn result(name: &str, code: c_int) -> Result<()> {
     match code {
         0 => Ok(()),
-        -1 => Err(Error::call(name, std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))),
+        -1 => Err(Error::call(
+            name,
+            std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+        )),
         errno => Err(Error::call(name, errno.abs())),
     }
 }
@@ -76,7 +82,8 @@ const QUERY: c_int = IBV_QP_STATE
     | IBV_QP_ALT_PATH
     | IBV_QP_PATH_MIG_STATE;
 
-/// Pointers given to these are of live objects of the program, which keeps them alive: `apm.h` says until when.
+/// Pointers given to these are of live objects of the program, which keeps them alive: `apm.h` says
+/// until when.
 impl Verbs {
     /// Those of this process.
     pub(crate) fn of_process() -> Result<Verbs> {
@@ -93,7 +100,10 @@ impl Verbs {
             })
         };
         (*FOUND.get_or_init(find)).ok_or_else(|| {
-            Error::new(libc::ENOSYS, "there is no libibverbs in this process: link the program with -libverbs")
+            Error::new(
+                libc::ENOSYS,
+                "there is no libibverbs in this process: link the program with -libverbs",
+            )
         })
     }
 
@@ -113,15 +123,22 @@ impl Verbs {
     ///
     /// # Safety
     /// A live context.
-    pub(crate) unsafe fn address(&self, context: *mut ibv_context, port: u8, sgid_index: u8) -> Result<Address> {
+    pub(crate) unsafe fn address(
+        &self,
+        context: *mut ibv_context,
+        port: u8,
+        sgid_index: u8,
+    ) -> Result<Address> {
         // SAFETY: a structure of numbers; the exported function writes no more than it has.
         let mut attr: ibv_port_attr = unsafe { zeroed() };
         // SAFETY: as the caller says.
         result("ibv_query_port", unsafe { (self.query_port)(context, port, &mut attr) })?;
         let mut gid = ibv_gid { raw: [0; 16] };
         // SAFETY: as the caller says.
-        result("ibv_query_gid", unsafe { (self.query_gid)(context, port, sgid_index.into(), &mut gid) })
-            .map_err(|e| e.of(&format!("port {port}, gid_index {sgid_index}")))?;
+        result("ibv_query_gid", unsafe {
+            (self.query_gid)(context, port, sgid_index.into(), &mut gid)
+        })
+        .map_err(|e| e.of(&format!("port {port}, gid_index {sgid_index}")))?;
         // SAFETY: all bytes are there, whichever part was written.
         let gid = Gid(unsafe { gid.raw });
         let (active, ethernet) = (attr.state == PORT_ACTIVE, attr.link_layer == ETHERNET);
@@ -149,7 +166,10 @@ impl Verbs {
         // SAFETY: as the caller says.
         result("ibv_query_qp", unsafe { (self.query_qp)(qp, &mut attr, QUERY, &mut init) })?;
         if init.qp_type != RC {
-            return Err(Error::invalid(format!("it is of type {}: only RC queue pairs migrate", init.qp_type)));
+            return Err(Error::invalid(format!(
+                "it is of type {}: only RC queue pairs migrate",
+                init.qp_type
+            )));
         }
         let state = PathMigState::from_code(attr.path_mig_state as u32).unwrap_or_default();
         attr.ah_attr.port_num = attr.port_num;
@@ -159,7 +179,8 @@ impl Verbs {
             broken: !matches!(attr.qp_state, RTR | RTS | SQD),
             state,
             primary: Path::of(&attr.ah_attr, attr.timeout, attr.pkey_index),
-            alternate: has_alternate.then(|| Path::of(&attr.alt_ah_attr, attr.alt_timeout, attr.alt_pkey_index)),
+            alternate: has_alternate
+                .then(|| Path::of(&attr.alt_ah_attr, attr.alt_timeout, attr.alt_pkey_index)),
         })
     }
 
@@ -176,7 +197,8 @@ impl Verbs {
         attr.alt_timeout = timeout;
         attr.path_mig_state = PathMigState::Rearm as c_int;
         // SAFETY: as the caller says.
-        let code = unsafe { (self.modify_qp)(qp, &mut attr, IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE) };
+        let code =
+            unsafe { (self.modify_qp)(qp, &mut attr, IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE) };
         result("ibv_modify_qp with an alternate path", code)
     }
 
@@ -189,7 +211,9 @@ impl Verbs {
         let mut attr: ibv_qp_attr = unsafe { zeroed() };
         attr.path_mig_state = PathMigState::Migrated as c_int;
         // SAFETY: as the caller says.
-        result("ibv_modify_qp to MIGRATED", unsafe { (self.modify_qp)(qp, &mut attr, IBV_QP_PATH_MIG_STATE) })
+        result("ibv_modify_qp to MIGRATED", unsafe {
+            (self.modify_qp)(qp, &mut attr, IBV_QP_PATH_MIG_STATE)
+        })
     }
 
     /// The next asynchronous event; where there is none, as the descriptor is set.
@@ -197,7 +221,8 @@ impl Verbs {
     /// # Safety
     /// A live context.
     pub(crate) unsafe fn next_event(&self, context: *mut ibv_context) -> Result<ibv_async_event> {
-        let mut event = ibv_async_event { element: ibv_async_element { port_num: 0 }, event_type: 0 };
+        let mut event =
+            ibv_async_event { element: ibv_async_element { port_num: 0 }, event_type: 0 };
         // SAFETY: as the caller says.
         let code = unsafe { (self.get_async_event)(context, &mut event) };
         // Any failure is -1 and errno.

@@ -1,4 +1,5 @@
-//! Prints the layouts of `unbroken_verbs::abi`, a line each: `NAME SIZE` and `NAME.FIELD OFFSET`. Read by `cargo xtask abi`.
+//! Prints the layouts of `unbroken_verbs::abi`, a line each: `NAME SIZE` and `NAME.FIELD OFFSET`.
+//! Read by `cargo xtask abi`.
 
 fn main() {
     for l in unbroken_verbs::abi::layouts() {

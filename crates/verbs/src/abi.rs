@@ -1,17 +1,21 @@
 //! The layouts of libibverbs' C structures, written by hand.
 //!
-//! Names and field order are those of `infiniband/verbs.h`; `cargo xtask abi` compares every size and offset with the installed
-//! header, from the one declaration below (the macro makes the structure and its table entry together, so neither can be
-//! forgotten). Structures that only carry handles of verbs which this project does not have are left opaque.
+//! Names and field order are those of `infiniband/verbs.h`; `cargo xtask abi` compares every size
+//! and offset with the installed header, from the one declaration below (the macro makes the
+//! structure and its table entry together, so neither can be forgotten). Structures that only carry
+//! handles of verbs which this project does not have are left opaque.
 //!
 //! Two rules of the ABI are worth knowing:
-//! - An application reaches `ibv_post_send`, `ibv_poll_cq` and other fast verbs through `ibv_context::ops`, inlined into its
-//!   own code, and the extended verbs by stepping back from `ibv_context` to the [`verbs_context`] around it. That structure grows
-//!   *downward*: new verbs come first, and `sz` says how many bytes it has. A caller with a newer header finds `sz` too small for
-//!   the newer verbs and does without.
-//! - `ibv_port_attr`, `ibv_device_attr_ex` and others grow upward, and the caller passes the size that it was compiled with.
+//! - An application reaches `ibv_post_send`, `ibv_poll_cq` and other fast verbs through
+//!   `ibv_context::ops`, inlined into its own code, and the extended verbs by stepping back from
+//!   `ibv_context` to the [`verbs_context`] around it. That structure grows *downward*: new verbs
+//!   come first, and `sz` says how many bytes it has. A caller with a newer header finds `sz` too
+//!   small for the newer verbs and does without.
+//! - `ibv_port_attr`, `ibv_device_attr_ex` and others grow upward, and the caller passes the size
+//!   that it was compiled with.
 //!
-//! [`ibv_wc`] and [`ibv_sge`] are this project's own [`unbroken_types::Wc`] and [`unbroken_types::Sge`].
+//! [`ibv_wc`] and [`ibv_sge`] are this project's own [`unbroken_types::Wc`] and
+//! [`unbroken_types::Sge`].
 
 // The names are libibverbs' own, and so is their documentation (ibv_* man pages).
 #![allow(non_camel_case_types, non_snake_case, missing_docs)]

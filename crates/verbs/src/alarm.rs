@@ -2,14 +2,15 @@
 
 use crate::{Error, Result};
 use rustix::time::{
-    timerfd_create, timerfd_settime, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec,
+    timerfd_create, timerfd_settime, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags,
+    Timespec,
 };
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// A timerfd of CLOCK_MONOTONIC: readable from its time on until it is set anew.
 ///
-/// To wake a thread takes its caller some microseconds, more than a migration by request does. Who has something to do that may wait for a moment sets the
-/// alarm of the thread that does it.
+/// To wake a thread takes its caller some microseconds, more than a migration by request does. Who
+/// has something to do that may wait for a moment sets the alarm of the thread that does it.
 #[derive(Debug)]
 pub struct Alarm(OwnedFd);
 
@@ -21,17 +22,25 @@ impl Alarm {
         made.map(Alarm).map_err(|e| Error::os("timerfd_create", &e.into()))
     }
 
-    /// Sets it, in place of what it was set to; at once for a time that has passed, never for `u64::MAX`.
+    /// Sets it, in place of what it was set to; at once for a time that has passed, never for
+    /// `u64::MAX`.
     pub fn set(&self, at_us: u64) {
         let never = Timespec { tv_sec: 0, tv_nsec: 0 };
         let it_value = match at_us {
             u64::MAX => never,
             // Zero would be never.
             0 => Timespec { tv_sec: 0, tv_nsec: 1 },
-            at_us => Timespec { tv_sec: (at_us / 1_000_000) as _, tv_nsec: (at_us % 1_000_000 * 1_000) as _ },
+            at_us => Timespec {
+                tv_sec: (at_us / 1_000_000) as _,
+                tv_nsec: (at_us % 1_000_000 * 1_000) as _,
+            },
         };
         // It cannot fail: the descriptor is a timer's, and the time is a valid one.
-        let _ = timerfd_settime(&self.0, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval: never, it_value });
+        let _ = timerfd_settime(
+            &self.0,
+            TimerfdTimerFlags::ABSTIME,
+            &Itimerspec { it_interval: never, it_value },
+        );
     }
 }
 

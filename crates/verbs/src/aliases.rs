@@ -1,10 +1,12 @@
 //! Where UD QPs are that have moved: what the network knows of them, and what the programs know.
 //!
-//! A program addresses a datagram to the GID and QPN that its peer had at first, and shall see a datagram come from there, wherever
-//! both are by now. So a device translates when a datagram leaves ([`AliasMap::now`]) and when one arrives ([`AliasMap::name`]).
-//! The owner of the devices keeps the table of a process up to date; the devices share it.
+//! A program addresses a datagram to the GID and QPN that its peer had at first, and shall see a
+//! datagram come from there, wherever both are by now. So a device translates when a datagram
+//! leaves ([`AliasMap::now`]) and when one arrives ([`AliasMap::name`]). The owner of the devices
+//! keeps the table of a process up to date; the devices share it.
 //!
-//! While nothing has moved, that costs a datagram one load of an atomic. The lock is held for the copy of a pointer.
+//! While nothing has moved, that costs a datagram one load of an atomic. The lock is held for the
+//! copy of a pointer.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -38,7 +40,8 @@ impl AliasMap {
         self.now.get(&known).copied()
     }
 
-    /// By what address the QP is known that is here now and has moved; `None` where that is not known.
+    /// By what address the QP is known that is here now and has moved; `None` where that is not
+    /// known.
     pub fn name(&self, now: UdAddr) -> Option<UdAddr> {
         self.name.get(&now).copied()
     }
@@ -91,8 +94,8 @@ impl UdAliases {
         self.map.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A datagram came from a QP that has moved and is not in the table. True for the first since the table was last set: its owner is
-    /// to be told.
+    /// A datagram came from a QP that has moved and is not in the table. True for the first since
+    /// the table was last set: its owner is to be told.
     pub fn ask(&self) -> bool {
         !self.asked.swap(true, Ordering::AcqRel)
     }
@@ -111,7 +114,10 @@ mod tests {
         let moved = || [gid(1), gid(2)].map(|port| Alias { known: (port, 5), now, shown });
         aliases.set(moved().into_iter().collect());
         let map = aliases.map();
-        assert_eq!((map.now((gid(1), 5)), map.now((gid(2), 5)), map.now((gid(1), 6))), (Some(now), Some(now), None));
+        assert_eq!(
+            (map.now((gid(1), 5)), map.now((gid(2), 5)), map.now((gid(1), 6))),
+            (Some(now), Some(now), None)
+        );
         assert_eq!((map.name(now), map.name((gid(1), 5))), (Some((gid(1), 5)), None));
         // Who asks is heard once for each table, and the same table is no news.
         assert!(aliases.ask() && !aliases.ask());

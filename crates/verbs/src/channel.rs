@@ -8,7 +8,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// A completion channel: a descriptor that is readable while events wait, and the queues that they are of.
+/// A completion channel: a descriptor that is readable while events wait, and the queues that they
+/// are of.
 pub struct CompChannel {
     pub(crate) fd: EventFd,
     pending: Mutex<VecDeque<u64>>,
@@ -46,7 +47,8 @@ impl CompChannel {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
-    /// Raises an event of a queue of this channel: at once, or at the end of what the thread is about ([`HeldEvents`]).
+    /// Raises an event of a queue of this channel: at once, or at the end of what the thread is
+    /// about ([`HeldEvents`]).
     pub(crate) fn raise(self: &Arc<Self>, cookie: u64) {
         let held = HELD.with_borrow_mut(|held| {
             if held.holds {
@@ -60,7 +62,8 @@ impl CompChannel {
     }
 
     fn raise_now(&self, cookie: u64) {
-        // At most one event for each arming, so the list is bounded by the number of req_notify calls that were not collected.
+        // At most one event for each arming, so the list is bounded by the number of req_notify
+        // calls that were not collected.
         let mut pending = self.pending();
         pending.push_back(cookie);
         self.waiting.store(pending.len() as u32, Ordering::Release);
@@ -81,14 +84,16 @@ impl CompChannel {
         }
     }
 
-    /// Waits for the next event and gives the cookie of its queue; EAGAIN on a non-blocking descriptor without one, EINTR where a signal
-    /// handler ran that does not ask for the wait to go on (SA_RESTART).
+    /// Waits for the next event and gives the cookie of its queue; EAGAIN on a non-blocking
+    /// descriptor without one, EINTR where a signal handler ran that does not ask for the wait to
+    /// go on (SA_RESTART).
     pub fn get_event(&self) -> Result<u64> {
         loop {
             let owing = std::mem::take(&mut *self.owing());
             owing.iter().filter_map(Weak::upgrade).for_each(|cq| cq.remind(None));
             self.fd.take().map_err(|e| Error::os("completion channel", &e))?;
-            // An event of a queue that was destroyed meanwhile has been withdrawn: wait for the next.
+            // An event of a queue that was destroyed meanwhile has been withdrawn: wait for the
+            // next.
             let mut pending = self.pending();
             let first = pending.pop_front();
             self.waiting.store(pending.len() as u32, Ordering::Release);
@@ -110,8 +115,9 @@ impl CompChannel {
         }
     }
 
-    /// Withdraws the events of a queue that is destroyed. The descriptor must not stay readable for them: a program that polls it
-    /// would then wait for an event that never comes. (A thread that has read the descriptor and not yet the list waits on.)
+    /// Withdraws the events of a queue that is destroyed. The descriptor must not stay readable for
+    /// them: a program that polls it would then wait for an event that never comes. (A thread that
+    /// has read the descriptor and not yet the list waits on.)
     pub fn withdraw(&self, cookie: u64) {
         let mut pending = self.pending();
         let before = pending.len();
@@ -133,8 +139,9 @@ thread_local! {
     static HELD: RefCell<Held> = const { RefCell::new(Held { holds: false, events: Vec::new() }) };
 }
 
-/// While it lives, events that this thread raises are held; they are raised when it is dropped. So whoever waits for one finds all that a device has brought at
-/// once. It must be dropped while nobody can destroy the queues: with the device's lock held.
+/// While it lives, events that this thread raises are held; they are raised when it is dropped. So
+/// whoever waits for one finds all that a device has brought at once. It must be dropped while
+/// nobody can destroy the queues: with the device's lock held.
 pub struct HeldEvents {
     /// Its list is that of the thread that made it.
     _same_thread: PhantomData<*const ()>,

@@ -1,32 +1,41 @@
 //! Completion queues.
 //!
-//! A [`Cq`] is a bounded ring of [`Wc`]s under a short lock. Engines push, the application polls. A poll that finds nothing
-//! drives the devices whose QPs complete here (the *inline* progress of softnic), so a busy-polling program needs no other thread.
+//! A [`Cq`] is a bounded ring of [`Wc`]s under a short lock. Engines push, the application polls. A
+//! poll that finds nothing drives the devices whose QPs complete here (the *inline* progress of
+//! softnic), so a busy-polling program needs no other thread.
 //!
-//! Invariants: WCs of one QP are polled in the order in which they were pushed; a WC is polled at most once; a full ring loses
-//! nothing silently: it marks the CQ as overrun, every later poll says so, the owner is told once ([`Cq::with_overrun_hook`]), and the
-//! QP whose completion found no room learns it by the answer of [`Cq::offer`].
+//! Invariants: WCs of one QP are polled in the order in which they were pushed; a WC is polled at
+//! most once; a full ring loses nothing silently: it marks the CQ as overrun, every later poll says
+//! so, the owner is told once ([`Cq::with_overrun_hook`]), and the QP whose completion found no
+//! room learns it by the answer of [`Cq::offer`].
 //!
-//! Events are those of the specification: a completion that comes while the queue is armed raises one; what is there already when it is armed raises none, so
-//! programs poll after arming. One that does not (Open MPI's udcm, which connects by it, polls, arms and sleeps) would wait for ever for what came in between. So a
-//! queue that is armed while something waits in it that has come since its last event *owes* an event, which is raised when the program waits for one
-//! ([`CompChannel::get_event`]), or after a moment ([`Driver::remind_later`]), where that is not polled until then. A program that does poll gets no event without a
-//! completion (`ibv_rc_pingpong -e -t` ends at one). An event that was raised is never taken back: the program may have seen its descriptor readable.
+//! Events are those of the specification: a completion that comes while the queue is armed raises
+//! one; what is there already when it is armed raises none, so programs poll after arming. One that
+//! does not (Open MPI's udcm, which connects by it, polls, arms and sleeps) would wait for ever for
+//! what came in between. So a queue that is armed while something waits in it that has come since
+//! its last event *owes* an event, which is raised when the program waits for one
+//! ([`CompChannel::get_event`]), or after a moment ([`Driver::remind_later`]), where that is not
+//! polled until then. A program that does poll gets no event without a completion (`ibv_rc_pingpong
+//! -e -t` ends at one). An event that was raised is never taken back: the program may have seen its
+//! descriptor readable.
 //!
-//! Lock order: `drivers` (read) → a device's engine → `ring`. A driver never attaches or detaches drivers.
+//! Lock order: `drivers` (read) → a device's engine → `ring`. A driver never attaches or detaches
+//! drivers.
 
 use crate::{CompChannel, Error, Owner, Result};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use unbroken_types::{Wc, WcStatus};
 
-/// Something that makes progress when it is driven: the engine of a software NIC, or the poller of a real one.
+/// Something that makes progress when it is driven: the engine of a software NIC, or the poller of
+/// a real one.
 pub trait Driver: Send + Sync {
     /// Does what can be done now without waiting. Called by application threads; must not block.
     fn drive(&self);
 
-    /// The queue of its own that it brings completions from, if it has one. Polls then drive the device behind that queue themselves, and have this
-    /// driver [`fetch`](Self::fetch) only where something is in it.
+    /// The queue of its own that it brings completions from, if it has one. Polls then drive the
+    /// device behind that queue themselves, and have this driver [`fetch`](Self::fetch) only where
+    /// something is in it.
     fn own_queue(&self) -> Option<Arc<Cq>> {
         None
     }
@@ -34,19 +43,22 @@ pub trait Driver: Send + Sync {
     /// Brings what is in its own queue, unless another thread is at it.
     fn fetch(&self) {}
 
-    /// The application has asked for an event: it will probably wait for it instead of polling. Must not block.
+    /// The application has asked for an event: it will probably wait for it instead of polling.
+    /// Must not block.
     fn about_to_wait(&self) {}
 
-    /// A driver that brings completions from a queue of its own brings those that are known to be there: the queue is about to be armed,
-    /// and they are not what is asked for.
+    /// A driver that brings completions from a queue of its own brings those that are known to be
+    /// there: the queue is about to be armed, and they are not what is asked for.
     fn bring(&self) {}
 
-    /// The queue has been armed. A driver that brings completions from a queue of its own arms that one, too, and brings what has come
-    /// meanwhile: so while the queue is armed, its own one is, or the next completion is on its way.
+    /// The queue has been armed. A driver that brings completions from a queue of its own arms that
+    /// one, too, and brings what has come meanwhile: so while the queue is armed, its own one is,
+    /// or the next completion is on its way.
     fn arm(&self, _solicited_only: bool) {}
 
-    /// Has [`Cq::remind`] called with that number by a thread of its own after a moment, long enough for a program that polls once it has armed. False where there is
-    /// no such thread: whoever asks does it himself. Must not block.
+    /// Has [`Cq::remind`] called with that number by a thread of its own after a moment, long
+    /// enough for a program that polls once it has armed. False where there is no such thread:
+    /// whoever asks does it himself. Must not block.
     fn remind_later(&self, _cq: &Weak<Cq>, _owed_for: u64) -> bool {
         false
     }
@@ -70,10 +82,12 @@ struct Ring {
     armed: Armed,
     /// WCs pushed so far, those without room included; the WC pushed last has this number.
     pushed: u64,
-    /// The numbers of the last WC, and of the last that a request for solicited ones is for, that came since the last event. 0: none.
+    /// The numbers of the last WC, and of the last that a request for solicited ones is for, that
+    /// came since the last event. 0: none.
     silent: u64,
     silent_solicited: u64,
-    /// The program armed the queue while this WC waited, one of those, and has got no event yet. 0: none.
+    /// The program armed the queue while this WC waited, one of those, and has got no event yet. 0:
+    /// none.
     owed_for: u64,
     overrun: bool,
     /// See [`Cq::nudge`].
@@ -81,7 +95,8 @@ struct Ring {
 }
 
 impl Ring {
-    /// What pollers are told of its length: an overrun ring has something to say to them, even where it is empty, as has one that was nudged.
+    /// What pollers are told of its length: an overrun ring has something to say to them, even
+    /// where it is empty, as has one that was nudged.
     fn hint(&self) -> u32 {
         (self.len as u32).max(u32::from(self.overrun || self.nudged))
     }
@@ -111,7 +126,8 @@ impl Ring {
         (self.armed, self.silent, self.silent_solicited, self.owed_for) = (Armed::No, 0, 0, 0);
     }
 
-    /// The last WC that waits, that the queue is armed for, and that came since the last event. 0: none.
+    /// The last WC that waits, that the queue is armed for, and that came since the last event. 0:
+    /// none.
     fn waits_in_silence(&self) -> u64 {
         let last = match self.armed {
             Armed::No => 0,
@@ -131,13 +147,15 @@ impl Ring {
     }
 }
 
-/// Told the cookie of a queue when it overruns, once. Called with a device's lock held: it may queue and wake, nothing else.
+/// Told the cookie of a queue when it overruns, once. Called with a device's lock held: it may
+/// queue and wake, nothing else.
 pub type OverrunHook = Box<dyn Fn(u64) + Send + Sync>;
 
 /// A driver of a queue.
 struct Attached {
     driver: Arc<dyn Driver>,
-    /// QPs that complete here by it. Above 0 it is counted under the read lock, so that neither a QP that is made nor one that ends waits for whoever polls.
+    /// QPs that complete here by it. Above 0 it is counted under the read lock, so that neither a
+    /// QP that is made nor one that ends waits for whoever polls.
     qps: AtomicU32,
     /// Of one with a queue of its own: what drives that, and the queue.
     behind: Option<(Arc<dyn Driver>, Arc<Cq>)>,
@@ -149,10 +167,13 @@ impl Attached {
         Attached { driver: driver.clone(), qps: AtomicU32::new(1), behind }
     }
 
-    /// Changes the count of a driver's QPs. False where there is no such driver, or `step` will not.
+    /// Changes the count of a driver's QPs. False where there is no such driver, or `step` will
+    /// not.
     fn count(ds: &[Attached], driver: &Arc<dyn Driver>, step: impl Fn(u32) -> Option<u32>) -> bool {
         let found = ds.iter().find(|attached| Arc::ptr_eq(&attached.driver, driver));
-        found.is_some_and(|attached| attached.qps.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).is_ok())
+        found.is_some_and(|attached| {
+            attached.qps.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).is_ok()
+        })
     }
 
     #[inline(always)]
@@ -165,8 +186,9 @@ impl Attached {
     }
 }
 
-/// What polls that find nothing do besides ([`Cq::set_idle_hook`]): they look at a channel of somebody else's, and do what he has for them when
-/// there are events, and each time that a byte of counted polls has run over: every 50 to 200 µs of a thread that polls all the time.
+/// What polls that find nothing do besides ([`Cq::set_idle_hook`]): they look at a channel of
+/// somebody else's, and do what he has for them when there are events, and each time that a byte of
+/// counted polls has run over: every 50 to 200 µs of a thread that polls all the time.
 pub struct IdleHook {
     polls: AtomicU8,
     channel: Arc<CompChannel>,
@@ -235,7 +257,12 @@ impl Cq {
         Ok(Cq::make(owner, entries, channel, Some(on_overrun)))
     }
 
-    fn make(owner: Owner, entries: u32, channel: Option<Arc<CompChannel>>, on_overrun: Option<OverrunHook>) -> Arc<Cq> {
+    fn make(
+        owner: Owner,
+        entries: u32,
+        channel: Option<Arc<CompChannel>>,
+        on_overrun: Option<OverrunHook>,
+    ) -> Arc<Cq> {
         let limit = (entries.max(1) as usize).next_power_of_two();
         Arc::new_cyclic(|me| Cq {
             me: me.clone(),
@@ -271,7 +298,8 @@ impl Cq {
         self.ring().limit as u32
     }
 
-    /// Changes how many entries fit to at least `entries` (at least 1). What waits stays; EINVAL where it would not fit.
+    /// Changes how many entries fit to at least `entries` (at least 1). What waits stays; EINVAL
+    /// where it would not fit.
     pub fn resize(&self, entries: u32) -> Result<()> {
         let limit = (entries.max(1) as usize).next_power_of_two();
         let mut r = self.ring();
@@ -312,7 +340,8 @@ impl Cq {
         self.cookie.load(Ordering::Acquire)
     }
 
-    /// Appends a completion; raises an event where one was asked for. A full queue becomes overrun instead.
+    /// Appends a completion; raises an event where one was asked for. A full queue becomes overrun
+    /// instead.
     pub fn push(&self, wc: Wc, solicited: bool) {
         self.offer(wc, solicited);
     }
@@ -348,7 +377,8 @@ impl Cq {
         self.len.load(Ordering::Acquire) == 0
     }
 
-    /// How many wait, as far as can be seen without a lock; 1 also where polls are to say that it overran.
+    /// How many wait, as far as can be seen without a lock; 1 also where polls are to say that it
+    /// overran.
     #[inline]
     pub fn waiting(&self) -> u32 {
         self.len.load(Ordering::Acquire)
@@ -361,7 +391,9 @@ impl Cq {
         }
         let mut r = self.ring();
         if r.overrun {
-            return Err(Error::device_gone("the completion queue overran: make it with more entries"));
+            return Err(Error::device_gone(
+                "the completion queue overran: make it with more entries",
+            ));
         }
         let n = out.len().min(r.len);
         let mask = r.slots.len() - 1;
@@ -374,7 +406,8 @@ impl Cq {
         Ok(n)
     }
 
-    /// Takes up to `out.len()` completions; drives the devices behind the queue when there are none.
+    /// Takes up to `out.len()` completions; drives the devices behind the queue when there are
+    /// none.
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize> {
         let n = self.take(out)?;
         if n > 0 || out.is_empty() {
@@ -387,7 +420,8 @@ impl Cq {
         self.take(out)
     }
 
-    /// Has every poll that finds nothing tell `hook`, too, after the devices were driven and with no lock held. The first hook stays.
+    /// Has every poll that finds nothing tell `hook`, too, after the devices were driven and with
+    /// no lock held. The first hook stays.
     pub fn set_idle_hook(&self, hook: IdleHook) {
         let _ = self.idle.set(hook);
     }
@@ -399,22 +433,25 @@ impl Cq {
         }
     }
 
-    /// Whether polls, and [`Cq::looks_empty`], are to take the queue for one that has something: its owner has something to do that is not here.
+    /// Whether polls, and [`Cq::looks_empty`], are to take the queue for one that has something:
+    /// its owner has something to do that is not here.
     pub fn nudge(&self, nudged: bool) {
         let mut r = self.ring();
         r.nudged = nudged;
         self.len.store(r.hint(), Ordering::Release);
     }
 
-    /// Asks for one event at the next completion (`ibv_req_notify_cq`), or soon where one waits that has come since the last event and is not polled now; and
-    /// tells the devices that the caller's polling may end.
+    /// Asks for one event at the next completion (`ibv_req_notify_cq`), or soon where one waits
+    /// that has come since the last event and is not polled now; and tells the devices that the
+    /// caller's polling may end.
     pub fn req_notify(&self, solicited_only: bool) {
         for attached in self.drivers.read().unwrap_or_else(PoisonError::into_inner).iter() {
             attached.driver.about_to_wait();
         }
         self.arm(solicited_only);
         let mut r = self.ring();
-        // What is owed for one that waits since an earlier call comes in its time: each call would else put it off.
+        // What is owed for one that waits since an earlier call comes in its time: each call would
+        // else put it off.
         let known = r.waits(r.owed_for);
         if !known {
             r.owed_for = r.waits_in_silence();
@@ -429,26 +466,29 @@ impl Cq {
         }
     }
 
-    /// Asks for one event at the next completion, by a thread that polls after this call, and never for the devices, so that it takes nothing from one
-    /// that does.
+    /// Asks for one event at the next completion, by a thread that polls after this call, and never
+    /// for the devices, so that it takes nothing from one that does.
     pub fn arm(&self, solicited_only: bool) {
         let drivers = self.drivers.read().unwrap_or_else(PoisonError::into_inner);
         drivers.iter().for_each(|attached| attached.driver.bring());
         let mut r = self.ring();
         // A request for any completion is not weakened by a later one for solicited ones.
-        r.armed = if solicited_only && r.armed != Armed::Any { Armed::Solicited } else { Armed::Any };
+        r.armed =
+            if solicited_only && r.armed != Armed::Any { Armed::Solicited } else { Armed::Any };
         let solicited_only = r.armed == Armed::Solicited;
         drop(r);
         drivers.iter().for_each(|attached| attached.driver.arm(solicited_only));
     }
 
-    /// Has [`Self::remind`] called for `cq`, whose completions come from here, by the thread of a device behind this queue. False where none will.
+    /// Has [`Self::remind`] called for `cq`, whose completions come from here, by the thread of a
+    /// device behind this queue. False where none will.
     pub fn remind_later(&self, cq: &Weak<Cq>, owed_for: u64) -> bool {
         let drivers = self.drivers.read().unwrap_or_else(PoisonError::into_inner);
         drivers.iter().any(|attached| attached.driver.remind_later(cq, owed_for))
     }
 
-    /// Raises the event that the queue owes, if what it owes it for has not been polled; with a number only if it is that which the queue owes it for now.
+    /// Raises the event that the queue owes, if what it owes it for has not been polled; with a
+    /// number only if it is that which the queue owes it for now.
     pub fn remind(&self, owed_for: Option<u64>) {
         let mut r = self.ring();
         if owed_for.is_some_and(|number| number != r.owed_for) {
@@ -461,7 +501,8 @@ impl Cq {
         }
     }
 
-    /// Raises the event that was asked for, if one was: a driver has been told that there is one, and not for which completion.
+    /// Raises the event that was asked for, if one was: a driver has been told that there is one,
+    /// and not for which completion.
     pub fn fire(&self) {
         let mut r = self.ring();
         if r.armed != Armed::No {
@@ -507,7 +548,8 @@ impl Cq {
 
     /// A QP of `driver` no longer completes here.
     pub fn detach(&self, driver: &Arc<dyn Driver>) {
-        let one_less = |ds: &[Attached]| Attached::count(ds, driver, |qps| (qps > 1).then(|| qps - 1));
+        let one_less =
+            |ds: &[Attached]| Attached::count(ds, driver, |qps| (qps > 1).then(|| qps - 1));
         if one_less(&self.drivers.read().unwrap_or_else(PoisonError::into_inner)) {
             return;
         }
@@ -532,7 +574,8 @@ impl Cq {
             }
         }
         r.len = kept;
-        // Those that wait have new numbers, the last ones: which of them was silent is forgotten, and an event too many harms nobody.
+        // Those that wait have new numbers, the last ones: which of them was silent is forgotten,
+        // and an event too many harms nobody.
         r.silent = if silent { r.pushed } else { 0 };
         r.silent_solicited = if silent_solicited { r.pushed } else { 0 };
         r.owed_for = if r.owed_for != 0 { r.waits_in_silence() } else { 0 };

@@ -1,17 +1,21 @@
-//! The device: plain verbs ([`Device`], [`DeviceQp`]), and what some devices can do beyond them ([`Capabilities`]).
+//! The device: plain verbs ([`Device`], [`DeviceQp`]), and what some devices can do beyond them
+//! ([`Capabilities`]).
 //!
-//! *Plain verbs.* A failed QP goes to ERR and flushes; protection domains, keys, CQs and SRQs belong to their device; sends are posted in
-//! RTS; a dying device may accept a post and flush it late, or refuse it with any errno.
+//! *Plain verbs.* A failed QP goes to ERR and flushes; protection domains, keys, CQs and SRQs
+//! belong to their device; sends are posted in RTS; a dying device may accept a post and flush it
+//! late, or refuse it with any errno.
 //!
-//! *Holding.* A [`HoldingQp`] made with `hold_on_failure` is the building block of a logical QP. When the network or the NIC fails it, it
-//! stops and keeps its work requests: no flush completions appear. The device tells so by [`DeviceEvent::QpFailed`]. Whoever holds it then
-//! either calls [`HoldingQp::quiesce`] and moves the [`Backlog`] to a QP of another device, or [`HoldingQp::fail`], which completes
-//! everything with the original error as a plain QP would have done. Errors that are the application's own (access, length,
-//! protection, RNR) are delivered as on any QP. Where a device cannot do that, it is done above it, by a journal.
+//! *Holding.* A [`HoldingQp`] made with `hold_on_failure` is the building block of a logical QP.
+//! When the network or the NIC fails it, it stops and keeps its work requests: no flush completions
+//! appear. The device tells so by [`DeviceEvent::QpFailed`]. Whoever holds it then either calls
+//! [`HoldingQp::quiesce`] and moves the [`Backlog`] to a QP of another device, or
+//! [`HoldingQp::fail`], which completes everything with the original error as a plain QP would have
+//! done. Errors that are the application's own (access, length, protection, RNR) are delivered as
+//! on any QP. Where a device cannot do that, it is done above it, by a journal.
 
 use crate::{
-    Backlog, CompChannel, Cq, LimitHook, OverrunHook, PortAttr, RcModify, RecvWr, RemoteKeys, Result, SendBatch,
-    SendWr, Srq, SrqAttr,
+    Backlog, CompChannel, Cq, LimitHook, OverrunHook, PortAttr, RcModify, RecvWr, RemoteKeys,
+    Result, SendBatch, SendWr, Srq, SrqAttr,
 };
 use std::sync::Arc;
 use unbroken_roce::Progress;
@@ -29,7 +33,8 @@ pub struct MrKeys {
 /// What `ibv_rereg_mr` changes of a region; `None` leaves it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MrChange {
-    /// Address and length. The network then knows the region by this address, or from 0 on if it is zero-based.
+    /// Address and length. The network then knows the region by this address, or from 0 on if it is
+    /// zero-based.
     pub range: Option<(u64, u64)>,
     /// Protection domain.
     pub pd: Option<PdHandle>,
@@ -37,7 +42,8 @@ pub struct MrChange {
     pub access: Option<Access>,
 }
 
-/// A piece of an indirect key: `len` bytes at `addr` of a region, or `len` bytes of nothing (the null region's key).
+/// A piece of an indirect key: `len` bytes at `addr` of a region, or `len` bytes of nothing (the
+/// null region's key).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IndirectEntry {
     /// The region's local key.
@@ -57,34 +63,56 @@ pub enum WindowType {
     Two = 2,
 }
 
-/// Protection domains and memory regions. Devices that share one (all softnics of a process do) accept each other's keys.
+/// Protection domains and memory regions. Devices that share one (all softnics of a process do)
+/// accept each other's keys.
 pub trait MemoryDomain: Send + Sync {
     /// Makes a protection domain.
     fn alloc_pd(&self) -> Result<PdHandle>;
     /// Ends a protection domain; EBUSY while something uses it.
     fn dealloc_pd(&self, pd: PdHandle) -> Result<()>;
-    /// Counts a user of a protection domain (a QP, an SRQ; regions count themselves); EINVAL where there is no such domain.
+    /// Counts a user of a protection domain (a QP, an SRQ; regions count themselves); EINVAL where
+    /// there is no such domain.
     fn use_pd(&self, pd: PdHandle) -> Result<()>;
     /// Takes back one [`MemoryDomain::use_pd`].
     fn unuse_pd(&self, pd: PdHandle);
-    /// Registers `len` bytes at `addr`, which the network knows as `iova`, or from 0 on with [`Access::ZERO_BASED`].
-    fn reg_mr(&self, pd: PdHandle, addr: u64, len: u64, iova: u64, access: Access) -> Result<MrKeys>;
-    /// Changes a region; its keys stay. When it returns, nothing from the network touches what it was before. An error changes nothing.
+    /// Registers `len` bytes at `addr`, which the network knows as `iova`, or from 0 on with
+    /// [`Access::ZERO_BASED`].
+    fn reg_mr(
+        &self,
+        pd: PdHandle,
+        addr: u64,
+        len: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<MrKeys>;
+    /// Changes a region; its keys stay. When it returns, nothing from the network touches what it
+    /// was before. An error changes nothing.
     fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()>;
-    /// Ends a region, a null region or an indirect key; EBUSY while windows are bound to it. When it returns, nothing from the network
-    /// touches the memory any more, on any device of the domain.
+    /// Ends a region, a null region or an indirect key; EBUSY while windows are bound to it. When
+    /// it returns, nothing from the network touches the memory any more, on any device of the
+    /// domain.
     fn dereg_mr(&self, lkey: u32) -> Result<()>;
-    /// Makes a null region and gives its local key: at any address, what is written is dropped and what is read is zero.
+    /// Makes a null region and gives its local key: at any address, what is written is dropped and
+    /// what is read is zero.
     fn alloc_null_mr(&self, pd: PdHandle) -> Result<u32>;
-    /// Makes a key whose bytes, from `iova` on, are those of the entries one behind the other. A peer needs the rights in `access`; the
-    /// entries' regions must be of the same domain and allow local use. A region that is deregistered takes its entries out of use:
-    /// what touches them fails. Ended by [`MemoryDomain::dereg_mr`].
-    fn create_indirect(&self, pd: PdHandle, iova: u64, entries: &[IndirectEntry], access: Access) -> Result<MrKeys>;
-    /// Replaces an entry of an indirect key, while packets arrive, by one that is not longer than the place that the key was made with; the
-    /// rest of the place is then nobody's: what touches it fails. When it returns, nothing from the network touches what the old entry
-    /// named by this key any more.
+    /// Makes a key whose bytes, from `iova` on, are those of the entries one behind the other. A
+    /// peer needs the rights in `access`; the entries' regions must be of the same domain and allow
+    /// local use. A region that is deregistered takes its entries out of use: what touches them
+    /// fails. Ended by [`MemoryDomain::dereg_mr`].
+    fn create_indirect(
+        &self,
+        pd: PdHandle,
+        iova: u64,
+        entries: &[IndirectEntry],
+        access: Access,
+    ) -> Result<MrKeys>;
+    /// Replaces an entry of an indirect key, while packets arrive, by one that is not longer than
+    /// the place that the key was made with; the rest of the place is then nobody's: what touches
+    /// it fails. When it returns, nothing from the network touches what the old entry named by this
+    /// key any more.
     fn update_entry(&self, key: u32, index: u32, entry: &IndirectEntry) -> Result<()>;
-    /// Makes a memory window, not bound yet, and gives the key that it has. It is bound by a WR ([`unbroken_roce::MwBind`]).
+    /// Makes a memory window, not bound yet, and gives the key that it has. It is bound by a WR
+    /// ([`unbroken_roce::MwBind`]).
     fn alloc_window(&self, pd: PdHandle, kind: WindowType) -> Result<u32>;
     /// Ends a window, bound or not, whatever its key is by now.
     fn dealloc_window(&self, rkey: u32) -> Result<()>;
@@ -93,7 +121,8 @@ pub trait MemoryDomain: Send + Sync {
 /// What a device tells its owner without being asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceEvent {
-    /// The device is gone (IBV_EVENT_DEVICE_FATAL). It does not come back under this handle; it may be opened again.
+    /// The device is gone (IBV_EVENT_DEVICE_FATAL). It does not come back under this handle; it may
+    /// be opened again.
     Fatal,
     /// This port, from 1, lost its link (IBV_EVENT_PORT_ERR).
     PortDown(u8),
@@ -106,7 +135,8 @@ pub enum DeviceEvent {
         /// What a plain QP would have reported.
         status: WcStatus,
     },
-    /// A datagram came from a UD QP that has moved, nobody knows from where: the table of [`crate::UdAliases`] is to be read again.
+    /// A datagram came from a UD QP that has moved, nobody knows from where: the table of
+    /// [`crate::UdAliases`] is to be read again.
     UnknownSender,
     /// An asynchronous event of a QP.
     Qp {
@@ -139,7 +169,8 @@ pub enum QpEvent {
     LastWqeReached = 16,
 }
 
-/// Where a device's events go. Called with the device's locks held: it may queue and wake, never call back into the device.
+/// Where a device's events go. Called with the device's locks held: it may queue and wake, never
+/// call back into the device.
 pub trait EventSink: Send + Sync {
     /// Takes an event of the device of that index.
     fn event(&self, device: usize, event: DeviceEvent);
@@ -158,7 +189,8 @@ pub struct QpInit {
     pub send_cq: Arc<Cq>,
     /// Completions of receives.
     pub recv_cq: Arc<Cq>,
-    /// Where receives are taken from, in place of a queue of its own; the sizes of that do not count then.
+    /// Where receives are taken from, in place of a queue of its own; the sizes of that do not
+    /// count then.
     pub srq: Option<Arc<Srq>>,
     /// Every send makes a WC.
     pub sq_sig_all: bool,
@@ -166,9 +198,11 @@ pub struct QpInit {
     pub hold_on_failure: bool,
     /// The QPN that WCs carry; the QP's own if none.
     pub wc_qpn: Option<u32>,
-    /// UD: it is a later life of a QP, whose peers know it by this GID and the QPN `wc_qpn`; datagrams to it show this destination.
+    /// UD: it is a later life of a QP, whose peers know it by this GID and the QPN `wc_qpn`;
+    /// datagrams to it show this destination.
     pub home: Option<Gid>,
-    /// The NIC, by its index, whose contexts' local keys its work requests have; its own if none. Where keys are good on every NIC it says nothing.
+    /// The NIC, by its index, whose contexts' local keys its work requests have; its own if none.
+    /// Where keys are good on every NIC it says nothing.
     pub local_keys_of: Option<u8>,
     /// It carries messages of failover itself, which are not counted as data of the application.
     pub control: bool,
@@ -183,14 +217,17 @@ pub struct QpModify {
     pub qkey: Option<u32>,
     /// To SQD: whether there is to be an event when the send queue is drained.
     pub sqd_notify: Option<bool>,
-    /// The port that packets leave through, from 1; 1 at first. As in verbs it is a value of its own, set before there is a path.
+    /// The port that packets leave through, from 1; 1 at first. As in verbs it is a value of its
+    /// own, set before there is a path.
     pub port: Option<u8>,
-    /// RC and UC: the path to the peer (at RTR), which replaces all of the one before. Packets leave through `port`, whatever this says.
+    /// RC and UC: the path to the peer (at RTR), which replaces all of the one before. Packets
+    /// leave through `port`, whatever this says.
     pub path: Option<PathAttr>,
-    /// RC: the alternate path; its local ACK timeout is [`RcModify::alternate`]. Both are given, or neither.
+    /// RC: the alternate path; its local ACK timeout is [`RcModify::alternate`]. Both are given, or
+    /// neither.
     pub alternate: Option<PathAttr>,
-    /// UC: the network loses what a receiver has no room or no receive for, as a real one does. Both ends say so, or neither. Only an
-    /// emulated network knows anything else.
+    /// UC: the network loses what a receiver has no room or no receive for, as a real one does.
+    /// Both ends say so, or neither. Only an emulated network knows anything else.
     pub lossy: Option<bool>,
 }
 
@@ -219,7 +256,8 @@ pub struct DeviceCounters {
 pub struct Capabilities {
     /// Its QPs hold their work on a failure and count exactly: [`Device::create_holding_qp`].
     pub holds: bool,
-    /// Protection domains, keys, CQs and SRQs are the process's: those of one such device are good on every other.
+    /// Protection domains, keys, CQs and SRQs are the process's: those of one such device are good
+    /// on every other.
     pub shared_objects: bool,
     /// Indirect keys: [`MemoryDomain::create_indirect`].
     pub indirect_keys: bool,
@@ -237,7 +275,8 @@ pub trait Device: Send + Sync {
     fn gid(&self) -> Gid;
     /// Its index in the port's table.
     fn gid_index(&self) -> u8;
-    /// Whether a peer can be named as one to send to over that path; EINVAL where it cannot. That packets get there is not said by this.
+    /// Whether a peer can be named as one to send to over that path; EINVAL where it cannot. That
+    /// packets get there is not said by this.
     fn check_path(&self, path: &PathAttr) -> Result<()>;
     /// State and addresses of a port, counted from 1.
     fn port(&self, port: u8) -> Result<PortAttr>;
@@ -245,20 +284,30 @@ pub trait Device: Send + Sync {
     fn alive(&self) -> bool;
     /// Whether a packet sent now through port 1 could leave: alive and that port up.
     fn usable(&self) -> bool;
-    /// Takes in what has arrived so far, in the caller's thread, and waits for whoever is at work on the device: when it returns, nothing
-    /// that had arrived before the call waits unseen because threads had no core. A device that works by itself has nothing to do.
+    /// Takes in what has arrived so far, in the caller's thread, and waits for whoever is at work
+    /// on the device: when it returns, nothing that had arrived before the call waits unseen
+    /// because threads had no core. A device that works by itself has nothing to do.
     fn drain(&self);
     /// PDs and MRs.
     fn memory(&self) -> Arc<dyn MemoryDomain>;
-    /// Makes a completion channel. Only CQs of this device raise events there, unless its objects are shared.
+    /// Makes a completion channel. Only CQs of this device raise events there, unless its objects
+    /// are shared.
     fn create_channel(&self) -> Result<Arc<CompChannel>>;
-    /// Makes a completion queue, with a channel or without. Only QPs of this device complete there, unless its objects are shared.
-    fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>, on_overrun: OverrunHook) -> Result<Arc<Cq>>;
-    /// Makes a shared receive queue. Only QPs of this device take from it, unless its objects are shared.
+    /// Makes a completion queue, with a channel or without. Only QPs of this device complete there,
+    /// unless its objects are shared.
+    fn create_cq(
+        &self,
+        entries: u32,
+        channel: Option<Arc<CompChannel>>,
+        on_overrun: OverrunHook,
+    ) -> Result<Arc<Cq>>;
+    /// Makes a shared receive queue. Only QPs of this device take from it, unless its objects are
+    /// shared.
     fn create_srq(&self, pd: PdHandle, sizes: SrqAttr, on_limit: LimitHook) -> Result<Arc<Srq>>;
     /// Makes a QP. One that is to hold its work comes from [`Device::create_holding_qp`].
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>>;
-    /// Makes a QP that can be stopped and moved, where the device can ([`Capabilities::holds`]); EOPNOTSUPP elsewhere.
+    /// Makes a QP that can be stopped and moved, where the device can ([`Capabilities::holds`]);
+    /// EOPNOTSUPP elsewhere.
     fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn HoldingQp>>;
     /// Traffic so far.
     fn counters(&self) -> DeviceCounters;
@@ -270,7 +319,8 @@ pub trait DeviceQp: Send + Sync {
     fn qpn(&self) -> u32;
     /// Posts a send.
     fn post_send(&self, wr: &SendWr<'_>) -> Result<()>;
-    /// The same under another number than its own: whoever keeps what was posted need not copy it for that.
+    /// The same under another number than its own: whoever keeps what was posted need not copy it
+    /// for that.
     fn post_send_as(&self, wr_id: u64, wr: &SendWr<'_>) -> Result<()> {
         self.post_send(&SendWr { wr_id, ..*wr })
     }
@@ -284,7 +334,8 @@ pub trait DeviceQp: Send + Sync {
     fn query(&self) -> QpSnapshot;
     /// The present state.
     fn state(&self) -> QpState;
-    /// Ends the QP. Completions that nobody polled stay in its CQs where it is one life of a logical QP, which outlives it.
+    /// Ends the QP. Completions that nobody polled stay in its CQs where it is one life of a
+    /// logical QP, which outlives it.
     fn destroy(&self);
 }
 
@@ -292,27 +343,33 @@ pub trait DeviceQp: Send + Sync {
 pub trait HoldingQp: DeviceQp {
     /// How far both halves are.
     fn progress(&self) -> Progress;
-    /// [`Progress::advanced`] as of some microseconds ago, without waiting for whoever is at work on the device; `None` where it cannot be had so.
+    /// [`Progress::advanced`] as of some microseconds ago, without waiting for whoever is at work
+    /// on the device; `None` where it cannot be had so.
     fn pulse(&self) -> Option<u64> {
         None
     }
-    /// Stops the QP for ever and takes out what is outstanding. No later packet changes memory or completes a WR of it. EAGAIN: that is
-    /// under way, and takes time; ask again.
+    /// Stops the QP for ever and takes out what is outstanding. No later packet changes memory or
+    /// completes a WR of it. EAGAIN: that is under way, and takes time; ask again.
     fn quiesce(&self) -> Result<Backlog>;
-    /// Puts outstanding receives into a fresh QP (RESET, INIT or RTR), before one is posted to it; sends likewise, and only those that
-    /// are not marked as executed are sent once it is in RTS; in SQD, those that have been started before.
+    /// Puts outstanding receives into a fresh QP (RESET, INIT or RTR), before one is posted to it;
+    /// sends likewise, and only those that are not marked as executed are sent once it is in RTS;
+    /// in SQD, those that have been started before.
     fn adopt(&self, backlog: Backlog) -> Result<()>;
-    /// Changes state and attributes step by step. Nothing is sent before the last step: on its way to SQD by RTS a QP must not send what
-    /// SQD holds back (above plain verbs it may, as there each step is one of its own). On an error the steps before stand.
+    /// Changes state and attributes step by step. Nothing is sent before the last step: on its way
+    /// to SQD by RTS a QP must not send what SQD holds back (above plain verbs it may, as there
+    /// each step is one of its own). On an error the steps before stand.
     fn modify_all(&self, changes: &[QpModify]) -> Result<()> {
         changes.iter().try_for_each(|change| self.modify(change))
     }
-    /// Sends that are posted from now on are known to be complete when they are ([`Progress::unannounced_sends`]). Nothing to do where all are.
+    /// Sends that are posted from now on are known to be complete when they are
+    /// ([`Progress::unannounced_sends`]). Nothing to do where all are.
     fn announce(&self) {}
-    /// Completes the first outstanding send with `status` and flushes the rest; the QP is in the error state afterwards.
+    /// Completes the first outstanding send with `status` and flushes the rest; the QP is in the
+    /// error state afterwards.
     fn fail(&self, status: WcStatus);
-    /// Says by which keys the peer's memory is known on the peer's NIC that the QP is, or is about to be, connected to, where that is not the
-    /// one whose keys the application has. Nothing to do where keys are good on every NIC.
+    /// Says by which keys the peer's memory is known on the peer's NIC that the QP is, or is about
+    /// to be, connected to, where that is not the one whose keys the application has. Nothing to do
+    /// where keys are good on every NIC.
     fn set_remote(&self, _remote: &RemoteNic) {}
 }
 

@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use unbroken_roce::PostError;
 use unbroken_types::PathError;
 
-/// A verb failed. `errno` is what the C caller gets; the text names what was wrong and what would be right.
+/// A verb failed. `errno` is what the C caller gets; the text names what was wrong and what would
+/// be right.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{what}")]
 pub struct Error {

@@ -9,7 +9,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// A new descriptor, close-on-exec. A reader of a blocking one waits; the owner may set O_NONBLOCK later, as C programs do.
+    /// A new descriptor, close-on-exec. A reader of a blocking one waits; the owner may set
+    /// O_NONBLOCK later, as C programs do.
     pub fn new(semaphore: bool, nonblocking: bool) -> Result<EventFd> {
         let mut flags = libc::EFD_CLOEXEC;
         if semaphore {
@@ -18,7 +19,8 @@ impl EventFd {
         if nonblocking {
             flags |= libc::EFD_NONBLOCK;
         }
-        // SAFETY: eventfd takes no pointers; a non-negative result is a fresh descriptor that nobody else owns.
+        // SAFETY: eventfd takes no pointers; a non-negative result is a fresh descriptor that
+        // nobody else owns.
         let fd = unsafe { libc::eventfd(0, flags) };
         if fd < 0 {
             return Err(Error::os("eventfd", &io::Error::last_os_error()));
@@ -34,7 +36,8 @@ impl EventFd {
         unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
     }
 
-    /// Takes one event (semaphore) or all; waits unless the descriptor is non-blocking, then gives `WouldBlock`.
+    /// Takes one event (semaphore) or all; waits unless the descriptor is non-blocking, then gives
+    /// `WouldBlock`.
     pub fn take(&self) -> io::Result<u64> {
         let mut v = 0u64;
         // SAFETY: reads eight bytes into a live local.
@@ -46,7 +49,8 @@ impl EventFd {
         }
     }
 
-    /// Takes back one event of a semaphore if there is one, without waiting, whatever the owner made of the descriptor.
+    /// Takes back one event of a semaphore if there is one, without waiting, whatever the owner
+    /// made of the descriptor.
     pub fn take_back(&self) -> bool {
         let mut v = 0u64;
         let iov = libc::iovec { iov_base: (&raw mut v).cast(), iov_len: 8 };

@@ -1,7 +1,8 @@
-//! The objects of C programs, by handles which are never given twice: for C interfaces of what is built on this library.
+//! The objects of C programs, by handles which are never given twice: for C interfaces of what is
+//! built on this library.
 //!
-//! A handle looks like a pointer and is the address of nothing. One that was given back, or is of another kind, is told from those that are good, as long
-//! as the process lives.
+//! A handle looks like a pointer and is the address of nothing. One that was given back, or is of
+//! another kind, is told from those that are good, as long as the process lives.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -28,7 +29,8 @@ pub struct Table<T> {
 static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
 
 impl<T> Table<T> {
-    /// One that is empty: what its objects are called, and which function of the C interface makes them, both for errors.
+    /// One that is empty: what its objects are called, and which function of the C interface makes
+    /// them, both for errors.
     pub const fn new(name: &'static str, made_by: &'static str) -> Table<T> {
         Table { name, made_by, items: LazyLock::new(Mutex::default) }
     }
@@ -67,7 +69,8 @@ impl<T> Table<T> {
     pub fn take_all(&self, mut which: impl FnMut(&T) -> bool) {
         let taken: Vec<Arc<T>> = {
             let mut items = self.lock();
-            let handles: Vec<usize> = items.iter().filter(|(_, item)| which(item)).map(|(handle, _)| *handle).collect();
+            let handles: Vec<usize> =
+                items.iter().filter(|(_, item)| which(item)).map(|(handle, _)| *handle).collect();
             handles.iter().filter_map(|handle| items.remove(handle)).collect()
         };
         // Not under the lock: ending them takes others.
@@ -92,7 +95,10 @@ mod tests {
         let (one, two, word) = (NUMBERS.add(1), NUMBERS.add(2), WORDS.add("w"));
         assert_eq!((*NUMBERS.get(one).unwrap(), *NUMBERS.get(two).unwrap()), (1, 2));
         let error = NUMBERS.get(word).unwrap_err().to_string();
-        assert_eq!(error, format!("{word:?} is no number, or has been given back: number_create gives one"));
+        assert_eq!(
+            error,
+            format!("{word:?} is no number, or has been given back: number_create gives one")
+        );
         assert_eq!(*NUMBERS.take(one).unwrap(), 1);
         assert!(NUMBERS.get(one).is_err() && NUMBERS.take(one).is_err());
         assert_ne!(NUMBERS.add(1), one, "never given twice");

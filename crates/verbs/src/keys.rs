@@ -1,13 +1,16 @@
 //! By which keys a peer's memory is known on each of its NICs.
 //!
-//! On devices whose keys are their own a region has another remote key on every NIC. Applications tell each other the key of one NIC, the
-//! default one; a QP that is connected to another NIC of the peer must name the key that the region has there. The peer, which owns the
-//! memory, says so ahead of need ([`RemoteKeys::insert`]) and when it is asked ([`RemoteKeys::take_wanted`]).
+//! On devices whose keys are their own a region has another remote key on every NIC. Applications
+//! tell each other the key of one NIC, the default one; a QP that is connected to another NIC of
+//! the peer must name the key that the region has there. The peer, which owns the memory, says so
+//! ahead of need ([`RemoteKeys::insert`]) and when it is asked ([`RemoteKeys::take_wanted`]).
 //!
-//! A NIC that died and was opened again has a new set of keys ([`NicKey`]): the peer says so whenever it takes a path over that NIC
-//! ([`RemoteKeys::opened`]), and what was known of the older set is forgotten.
+//! A NIC that died and was opened again has a new set of keys ([`NicKey`]): the peer says so
+//! whenever it takes a path over that NIC ([`RemoteKeys::opened`]), and what was known of the older
+//! set is forgotten.
 //!
-//! A key is *known*, *asked for*, or *invalid* (the peer knows no such region): only in the second state does a work request wait for it.
+//! A key is *known*, *asked for*, or *invalid* (the peer knows no such region): only in the second
+//! state does a work request wait for it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,7 +79,9 @@ impl Table {
             return false;
         }
         self.sets.insert(nic, key_set);
-        self.rows.values_mut().for_each(|row| row.on.retain(|key| key.nic != nic || key.key_set == key_set));
+        self.rows
+            .values_mut()
+            .for_each(|row| row.on.retain(|key| key.nic != nic || key.key_set == key_set));
         true
     }
 }
@@ -85,7 +90,8 @@ impl Table {
 #[derive(Default)]
 pub struct RemoteKeys {
     table: Mutex<Table>,
-    /// Some region is not known by its own key on its default NIC, or may not be: that NIC was opened again.
+    /// Some region is not known by its own key on its default NIC, or may not be: that NIC was
+    /// opened again.
     replaced: AtomicBool,
 }
 
@@ -119,14 +125,16 @@ impl RemoteKeys {
         Translation::Wanted
     }
 
-    /// The peer has opened a NIC for the `key_set`th time: keys that it told of earlier sets are not good there any more.
+    /// The peer has opened a NIC for the `key_set`th time: keys that it told of earlier sets are
+    /// not good there any more.
     pub fn opened(&self, nic: u8, key_set: u16) {
         if self.table().opened(nic, key_set) && key_set > FIRST_SET {
             self.replaced.store(true, Ordering::Release);
         }
     }
 
-    /// The peer has said by which keys regions are known. What it said of them before is forgotten; a word that comes late is not taken.
+    /// The peer has said by which keys regions are known. What it said of them before is forgotten;
+    /// a word that comes late is not taken.
     pub fn insert(&self, rows: impl IntoIterator<Item = KeyRow>) {
         let mut t = self.table();
         for mut row in rows {
@@ -211,19 +219,34 @@ mod tests {
         keys.insert(row(vec![key(0, 1, 7), key(1, 1, 90)]));
         keys.opened(1, 2);
         keys.opened(1, 1);
-        assert_eq!((keys.resolve(0, 7, 1), keys.take_wanted()), (Translation::Wanted, vec![(0, 7)]));
+        assert_eq!(
+            (keys.resolve(0, 7, 1), keys.take_wanted()),
+            (Translation::Wanted, vec![(0, 7)])
+        );
         // An answer of before is of no use.
         keys.insert(row(vec![key(0, 1, 7), key(1, 1, 90)]));
-        assert_eq!((keys.resolve(0, 7, 1), keys.take_wanted()), (Translation::Wanted, vec![(0, 7)]));
+        assert_eq!(
+            (keys.resolve(0, 7, 1), keys.take_wanted()),
+            (Translation::Wanted, vec![(0, 7)])
+        );
         keys.insert(row(vec![key(0, 1, 7), key(1, 2, 91)]));
-        assert_eq!((keys.resolve(0, 7, 0), keys.resolve(0, 7, 1)), (Translation::Key(7), Translation::Key(91)));
+        assert_eq!(
+            (keys.resolve(0, 7, 0), keys.resolve(0, 7, 1)),
+            (Translation::Key(7), Translation::Key(91))
+        );
         // The default NIC: also of what was never asked for.
         assert_eq!(keys.resolve(0, 5, 0), Translation::Key(5));
         keys.opened(0, 2);
         assert!(keys.matters(0, 0));
-        assert_eq!((keys.resolve(0, 7, 0), keys.resolve(0, 5, 0)), (Translation::Wanted, Translation::Wanted));
+        assert_eq!(
+            (keys.resolve(0, 7, 0), keys.resolve(0, 5, 0)),
+            (Translation::Wanted, Translation::Wanted)
+        );
         keys.insert(row(vec![key(0, 3, 8), key(1, 2, 91)]));
-        assert_eq!((keys.resolve(0, 7, 0), keys.resolve(0, 7, 1)), (Translation::Key(8), Translation::Key(91)));
+        assert_eq!(
+            (keys.resolve(0, 7, 0), keys.resolve(0, 7, 1)),
+            (Translation::Key(8), Translation::Key(91))
+        );
     }
 
     #[test]
@@ -241,7 +264,11 @@ mod tests {
         assert_eq!(keys.take_wanted(), [(0, 7)]);
         keys.insert([KeyRow { default: 0, rkey: 7, on: vec![key(0, 1, 7), key(1, 1, 90)] }]);
         assert_eq!(keys.resolve(0, 7, 1), Translation::Key(90));
-        assert_eq!(keys.resolve(1, 7, 1), Translation::Key(7), "the same number of another NIC is another region");
+        assert_eq!(
+            keys.resolve(1, 7, 1),
+            Translation::Key(7),
+            "the same number of another NIC is another region"
+        );
         keys.remove(0, 8);
         assert_eq!(keys.resolve(0, 8, 1), Translation::Invalid);
         keys.remove(0, 7);
@@ -249,7 +276,10 @@ mod tests {
         // The default NIC was replaced, and the region has another key there.
         keys.insert([KeyRow { default: 0, rkey: 8, on: vec![key(0, 1, 11)] }]);
         assert!(keys.matters(0, 0));
-        assert_eq!((keys.resolve(0, 8, 0), keys.resolve(0, 8, 1)), (Translation::Key(11), Translation::Wanted));
+        assert_eq!(
+            (keys.resolve(0, 8, 0), keys.resolve(0, 8, 1)),
+            (Translation::Key(11), Translation::Wanted)
+        );
         assert_eq!(told.0.load(Ordering::Relaxed), 4, "once each time, though it asked twice");
     }
 }

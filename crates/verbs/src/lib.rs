@@ -1,15 +1,18 @@
 //! The verbs interface: what a device offers, and how C programs see it.
 //!
-//! - [`device`]: the [`Device`] and [`DeviceQp`] traits, which are plain verbs, and [`HoldingQp`], which has what an exact switch needs
-//!   (`quiesce`, `adopt`, `progress`). `shift` is written against these traits alone: what it learns of failures comes through them.
-//! - [`cq`]: completion queues and channels. A CQ is a ring in this process's memory. Where the devices share their objects all of them push
-//!   to it, so that a logical QP which moves to another NIC keeps completing, in order, where the application polls; else it belongs to
-//!   one device ([`Owner`]).
+//! - [`device`]: the [`Device`] and [`DeviceQp`] traits, which are plain verbs, and [`HoldingQp`],
+//!   which has what an exact switch needs (`quiesce`, `adopt`, `progress`). `shift` is written
+//!   against these traits alone: what it learns of failures comes through them.
+//! - [`cq`]: completion queues and channels. A CQ is a ring in this process's memory. Where the
+//!   devices share their objects all of them push to it, so that a logical QP which moves to
+//!   another NIC keeps completing, in order, where the application polls; else it belongs to one
+//!   device ([`Owner`]).
 //! - [`srq`]: shared receive queues, which belong to the process or to a device in the same way.
 //! - [`keys`]: by which keys a peer's memory is known on each of its NICs.
 //! - [`aliases`]: where UD QPs are that have moved, which all devices of a process share.
 //! - [`attr`]: what a device and a port can do.
-//! - [`abi`]: the layouts of libibverbs' C structures, checked against the installed header by `cargo xtask abi`.
+//! - [`abi`]: the layouts of libibverbs' C structures, checked against the installed header by
+//!   `cargo xtask abi`.
 
 pub mod abi;
 mod alarm;
@@ -32,8 +35,9 @@ pub use attr::{DeviceAttr, GidEntry, PortAttr, PortState};
 pub use channel::{CompChannel, HeldEvents};
 pub use cq::{Cq, Driver, IdleHook, OverrunHook};
 pub use device::{
-    Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, HoldingQp, IndirectEntry, MemoryDomain,
-    MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot, RemoteNic, WindowType,
+    Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, HoldingQp,
+    IndirectEntry, MemoryDomain, MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot,
+    RemoteNic, WindowType,
 };
 pub use error::Error;
 pub use eventfd::EventFd;

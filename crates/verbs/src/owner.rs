@@ -1,7 +1,8 @@
 //! To whom CQs, SRQs and completion channels belong.
 //!
-//! On plain verbs each belongs to the device that made it, and is of no use to another. Where the devices of a process share their
-//! objects ([`crate::Capabilities::shared_objects`]) they belong to the process.
+//! On plain verbs each belongs to the device that made it, and is of no use to another. Where the
+//! devices of a process share their objects ([`crate::Capabilities::shared_objects`]) they belong
+//! to the process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -15,15 +15,18 @@ pub struct SharedWords {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to the value and is not bound to a thread; only shared references to atomics are given out.
+// SAFETY: the mapping belongs to the value and is not bound to a thread; only shared references to
+// atomics are given out.
 unsafe impl Send for SharedWords {}
 // SAFETY: as above.
 unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
-    /// Makes a file of so many zero words, which must not exist, and maps it. Only this user may open it.
+    /// Makes a file of so many zero words, which must not exist, and maps it. Only this user may
+    /// open it.
     pub fn create(path: &Path, len: usize) -> Result<SharedWords> {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
+        let file =
+            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
         let file = file.map_err(|e| Error::os(&format!("make {}", path.display()), &e))?;
         let bytes = len as libc::off_t * 8;
         // Memory that is not there is an error now, and not a signal later.
@@ -40,12 +43,18 @@ impl SharedWords {
 
     /// Maps a file that must have so many words.
     pub fn open(path: &Path, len: usize) -> Result<SharedWords> {
-        let named = |what: &str, e: std::io::Error| Error::os(&format!("{what} {}", path.display()), &e);
-        let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path);
+        let named =
+            |what: &str, e: std::io::Error| Error::os(&format!("{what} {}", path.display()), &e);
+        let file =
+            OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path);
         let file = file.map_err(|e| named("open", e))?;
         let there = file.metadata().map_err(|e| named("look at", e))?.len();
         if there != len as u64 * 8 {
-            return Err(Error::invalid(format!("{} has {there} bytes where {} are right", path.display(), len * 8)));
+            return Err(Error::invalid(format!(
+                "{} has {there} bytes where {} are right",
+                path.display(),
+                len * 8
+            )));
         }
         SharedWords::map(&file, len)
     }
@@ -53,11 +62,14 @@ impl SharedWords {
     fn map(file: &File, len: usize) -> Result<SharedWords> {
         let (rights, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
         // SAFETY: a new mapping at an address of the kernel's choice; the descriptor is open.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), len * 8, rights, shared, file.as_raw_fd(), 0) };
+        let at = unsafe {
+            libc::mmap(std::ptr::null_mut(), len * 8, rights, shared, file.as_raw_fd(), 0)
+        };
         if at == libc::MAP_FAILED {
             return Err(Error::os("map shared memory", &std::io::Error::last_os_error()));
         }
-        let at = NonNull::new(at.cast()).ok_or_else(|| Error::invalid("shared memory was mapped at address 0"))?;
+        let at = NonNull::new(at.cast())
+            .ok_or_else(|| Error::invalid("shared memory was mapped at address 0"))?;
         Ok(SharedWords { at, len })
     }
 }
@@ -66,7 +78,8 @@ impl Deref for SharedWords {
     type Target = [AtomicU64];
 
     fn deref(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping lives as long as the value, has this length, is page-aligned, and any bytes are atomics' values.
+        // SAFETY: the mapping lives as long as the value, has this length, is page-aligned, and any
+        // bytes are atomics' values.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }
@@ -92,6 +105,9 @@ mod tests {
         let b = SharedWords::open(&path, 100).unwrap();
         std::fs::remove_file(&path).unwrap();
         a[99].store(7, Ordering::Relaxed);
-        assert_eq!((b[99].load(Ordering::Relaxed), b[0].load(Ordering::Relaxed), b.len()), (7, 0, 100));
+        assert_eq!(
+            (b[99].load(Ordering::Relaxed), b[0].load(Ordering::Relaxed), b.len()),
+            (7, 0, 100)
+        );
     }
 }

@@ -1,19 +1,23 @@
 //! Shared receive queues.
 //!
-//! An [`Srq`] is a bounded ring of receives in this process's memory, under a short lock, that QPs of all its NICs take from. So a
-//! logical QP that moves to another NIC takes from the same queue as before, and nothing of the queue has to move with it.
+//! An [`Srq`] is a bounded ring of receives in this process's memory, under a short lock, that QPs
+//! of all its NICs take from. So a logical QP that moves to another NIC takes from the same queue
+//! as before, and nothing of the queue has to move with it.
 //!
-//! A QP takes a receive when a message needs one. What it has taken is its own until the message is complete; if the QP is stopped
-//! before that without having failed, the receive goes back in front. Invariants: a receive is taken by one QP at a time; receives
-//! are taken in the order in which they were posted, those that came back first.
+//! A QP takes a receive when a message needs one. What it has taken is its own until the message is
+//! complete; if the QP is stopped before that without having failed, the receive goes back in
+//! front. Invariants: a receive is taken by one QP at a time; receives are taken in the order in
+//! which they were posted, those that came back first.
 //!
-//! A device whose SRQs are its own is *lent* receives in small batches, by a feeder that is told of each post ([`Srq::attach`]). What is lent
-//! counts as posted until it is used, or comes back.
+//! A device whose SRQs are its own is *lent* receives in small batches, by a feeder that is told of
+//! each post ([`Srq::attach`]). What is lent counts as posted until it is used, or comes back.
 //!
-//! The limit: *disarmed* → *armed* (by [`Srq::modify`]) → fewer receives than the limit → the owner is told once, *disarmed*. If there are
-//! fewer already when it is armed, the owner is told at once: it would wait in vain otherwise.
+//! The limit: *disarmed* → *armed* (by [`Srq::modify`]) → fewer receives than the limit → the owner
+//! is told once, *disarmed*. If there are fewer already when it is armed, the owner is told at
+//! once: it would wait in vain otherwise.
 //!
-//! Lock order: a device's engine → the queue. The owner is told with the engine's lock held: it may queue and wake, nothing else.
+//! Lock order: a device's engine → the queue. The owner is told with the engine's lock held: it may
+//! queue and wake, nothing else.
 
 use crate::{DeviceAttr, Error, Owner, Result};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -56,7 +60,8 @@ impl State {
     }
 }
 
-/// Told that the limit of a queue is reached. Called with a device's lock held: it may queue and wake, nothing else.
+/// Told that the limit of a queue is reached. Called with a device's lock held: it may queue and
+/// wake, nothing else.
 pub type LimitHook = Box<dyn Fn() + Send + Sync>;
 
 /// A shared receive queue.
@@ -74,8 +79,9 @@ pub struct Srq {
 }
 
 impl Srq {
-    /// A queue of `sizes.max_wr` receives, whose keys are of `pd`; `on_limit` tells the owner that the limit is reached. The limit in
-    /// `sizes` does not count: it is armed by [`Srq::modify`]. EINVAL where `device` cannot have such a queue.
+    /// A queue of `sizes.max_wr` receives, whose keys are of `pd`; `on_limit` tells the owner that
+    /// the limit is reached. The limit in `sizes` does not count: it is armed by [`Srq::modify`].
+    /// EINVAL where `device` cannot have such a queue.
     pub fn new(
         device: &DeviceAttr,
         pd: PdHandle,
@@ -102,7 +108,11 @@ impl Srq {
         }
         let max_sge = sizes.max_sge.max(1);
         Ok(Arc::new(Srq {
-            state: Mutex::new(State { ring: RecvRing::new(sizes.max_wr, max_sge), lent: 0, limit: 0 }),
+            state: Mutex::new(State {
+                ring: RecvRing::new(sizes.max_wr, max_sge),
+                lent: 0,
+                limit: 0,
+            }),
             pd,
             max_sge,
             most_wr: device.max_srq_wr,
@@ -144,7 +154,11 @@ impl Srq {
     #[inline]
     pub fn feed(&self) {
         if self.feeder_count.load(Ordering::Acquire) > 0 {
-            self.feeders.read().unwrap_or_else(PoisonError::into_inner).iter().for_each(|f| f.feed());
+            self.feeders
+                .read()
+                .unwrap_or_else(PoisonError::into_inner)
+                .iter()
+                .for_each(|f| f.feed());
         }
     }
 
@@ -162,8 +176,8 @@ impl Srq {
         self.feeder_count.store(feeders.len() as u32, Ordering::Release);
     }
 
-    /// Lends the oldest receive to a device that has `lent` of this queue's already, unless that were more than its share: so that another
-    /// device finds some, too. False: nothing was lent.
+    /// Lends the oldest receive to a device that has `lent` of this queue's already, unless that
+    /// were more than its share: so that another device finds some, too. False: nothing was lent.
     pub fn lend(&self, lent: u32, to: &mut dyn FnMut(&RecvWr<'_>)) -> bool {
         let feeders = self.feeder_count.load(Ordering::Acquire);
         let mut s = self.state();
@@ -186,7 +200,8 @@ impl Srq {
         }
     }
 
-    /// Receives that were lent and are not used come back in front, the oldest first. To be followed by [`Self::feed`], unless by a feeder.
+    /// Receives that were lent and are not used come back in front, the oldest first. To be
+    /// followed by [`Self::feed`], unless by a feeder.
     pub fn returned(&self, wrs: &[RecvWr<'_>]) {
         let mut s = self.state();
         for wr in wrs.iter().rev() {
@@ -206,20 +221,24 @@ impl Srq {
         self.len() == 0
     }
 
-    /// Changes the number of receives that fit, and arms the limit (0 disarms it). EINVAL, and nothing is changed, where what is
-    /// posted would not fit or the limit could never be reached.
+    /// Changes the number of receives that fit, and arms the limit (0 disarms it). EINVAL, and
+    /// nothing is changed, where what is posted would not fit or the limit could never be reached.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
         let mut s = self.state();
         if let Some(max_wr) = max_wr {
             check_size("max_wr", max_wr, self.most_wr)?;
             let posted = s.ring.len() + s.lent;
             if max_wr < posted {
-                return Err(Error::invalid(format!("max_wr is {max_wr}, but {posted} receives are posted")));
+                return Err(Error::invalid(format!(
+                    "max_wr is {max_wr}, but {posted} receives are posted"
+                )));
             }
         }
         let (limit, size) = (limit.unwrap_or(s.limit), max_wr.unwrap_or(s.ring.max_wr()));
         if limit > size {
-            return Err(Error::invalid(format!("srq_limit is {limit}, but only {size} receives fit")));
+            return Err(Error::invalid(format!(
+                "srq_limit is {limit}, but only {size} receives fit"
+            )));
         }
         if let Some(max_wr) = max_wr {
             s.ring.resize(max_wr);
@@ -333,19 +352,32 @@ mod tests {
         assert_eq!(post(&srq, 9).unwrap_err().errno(), libc::ENOMEM);
         let sges = [Sge::default(); 3];
         assert_eq!(srq.post(&RecvWr { wr_id: 9, sges: &sges }).unwrap_err().errno(), libc::EINVAL);
-        for (max_wr, limit) in [(Some(3), None), (Some(65), None), (Some(0), None), (None, Some(5)), (Some(8), Some(9))]
-        {
-            assert_eq!(srq.modify(max_wr, limit).unwrap_err().errno(), libc::EINVAL, "{max_wr:?} {limit:?}");
+        for (max_wr, limit) in [
+            (Some(3), None),
+            (Some(65), None),
+            (Some(0), None),
+            (None, Some(5)),
+            (Some(8), Some(9)),
+        ] {
+            assert_eq!(
+                srq.modify(max_wr, limit).unwrap_err().errno(),
+                libc::EINVAL,
+                "{max_wr:?} {limit:?}"
+            );
         }
         assert_eq!(srq.query(), SrqAttr { max_wr: 4, max_sge: 2, limit: 0 });
         srq.modify(Some(8), Some(4)).unwrap();
         for wr_id in 4..8 {
             post(&srq, wr_id).unwrap();
         }
-        assert_eq!((0..9).map_while(|_| take(&srq)).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
+        assert_eq!(
+            (0..9).map_while(|_| take(&srq)).collect::<Vec<_>>(),
+            (0..8).collect::<Vec<_>>()
+        );
         let device = DeviceAttr { max_srq_wr: 64, max_srq_sge: 4, ..DeviceAttr::default() };
         for (max_wr, max_sge) in [(0, 1), (65, 1), (1, 5)] {
-            assert!(Srq::new(&device, PdHandle(7), SrqAttr { max_wr, max_sge, limit: 0 }, || {}).is_err());
+            assert!(Srq::new(&device, PdHandle(7), SrqAttr { max_wr, max_sge, limit: 0 }, || {})
+                .is_err());
         }
     }
 
@@ -371,7 +403,11 @@ mod tests {
             srq.lend(have, &mut |wr| id = Some(wr.wr_id));
             id
         };
-        assert_eq!((0..5).map(lend).collect::<Vec<_>>(), [Some(0), Some(1), Some(2), Some(3), None], "half is kept");
+        assert_eq!(
+            (0..5).map(lend).collect::<Vec<_>>(),
+            [Some(0), Some(1), Some(2), Some(3), None],
+            "half is kept"
+        );
         assert_eq!((srq.len(), told.load(Relaxed)), (8, 0));
         assert_eq!(post(&srq, 9).unwrap_err().errno(), libc::ENOMEM);
         srq.used();
@@ -380,7 +416,11 @@ mod tests {
         let back = [2, 3].map(|wr_id| RecvWr { wr_id, sges: &[] });
         srq.returned(&back);
         assert_eq!((srq.len(), count.0.load(Relaxed)), (6, 8));
-        assert_eq!((0..2).map(lend).collect::<Vec<_>>(), [Some(2), Some(3)], "first what came back");
+        assert_eq!(
+            (0..2).map(lend).collect::<Vec<_>>(),
+            [Some(2), Some(3)],
+            "first what came back"
+        );
         srq.detach(&feeder);
         post(&srq, 10).unwrap();
         assert_eq!(count.0.load(Relaxed), 8);
@@ -393,7 +433,10 @@ mod tests {
         post(&srq, 1).unwrap();
         assert_eq!(take(&srq), Some(0));
         post(&srq, 2).unwrap();
-        SharedReceives::give_back(&*srq, &RecvWr { wr_id: 0, sges: &[Sge { addr: 0, length: 8, lkey: 1 }] });
+        SharedReceives::give_back(
+            &*srq,
+            &RecvWr { wr_id: 0, sges: &[Sge { addr: 0, length: 8, lkey: 1 }] },
+        );
         assert_eq!(srq.len(), 3);
         assert_eq!(post(&srq, 3).unwrap_err().errno(), libc::ENOMEM);
         assert_eq!((0..4).map_while(|_| take(&srq)).collect::<Vec<_>>(), [0, 1, 2]);

@@ -44,13 +44,30 @@ impl CAddress {
         // SAFETY: all bytes are there, whichever part was written.
         let gid = Gid(unsafe { self.gid.raw });
         let CAddress { lid, port, lmc, sgid_index, .. } = *self;
-        Address { gid, sgid_index, lid, port, lmc, ethernet: self.ethernet != 0, active: self.active != 0 }
+        Address {
+            gid,
+            sgid_index,
+            lid,
+            port,
+            lmc,
+            ethernet: self.ethernet != 0,
+            active: self.active != 0,
+        }
     }
 
     pub(super) fn of(a: &Address) -> CAddress {
         let gid = ibv_gid { raw: a.gid.0 };
         let (ethernet, active) = (a.ethernet.into(), a.active.into());
-        CAddress { gid, lid: a.lid, port: a.port, lmc: a.lmc, ethernet, active, sgid_index: a.sgid_index, reserved: 0 }
+        CAddress {
+            gid,
+            lid: a.lid,
+            port: a.port,
+            lmc: a.lmc,
+            ethernet,
+            active,
+            sgid_index: a.sgid_index,
+            reserved: 0,
+        }
     }
 }
 
@@ -151,7 +168,14 @@ mod tests {
 
     #[test]
     fn a_path_survives_its_way_through_c() {
-        let attr = PathAttr { port: 2, pkey_index: 6, sl: 4, dlid: 17, static_rate: 2, ..PathAttr::new(Gid([7; 16])) };
+        let attr = PathAttr {
+            port: 2,
+            pkey_index: 6,
+            sl: 4,
+            dlid: 17,
+            static_rate: 2,
+            ..PathAttr::new(Gid([7; 16]))
+        };
         let path = Path { attr, timeout: 14 };
         assert_eq!(CPath::of(&path).get(), path);
         assert_eq!(CPath::of(&Path::default()).get(), Path::default());
@@ -160,10 +184,25 @@ mod tests {
     /// The same numbers are asserted of the header in `tests/c/apm_library.c`.
     #[test]
     fn layouts_are_the_headers() {
-        assert_eq!((size_of::<CPath>(), offset_of!(CPath, timeout), offset_of!(CPath, pkey_index)), (40, 32, 34));
-        assert_eq!((size_of::<CAddress>(), offset_of!(CAddress, lid), offset_of!(CAddress, sgid_index)), (24, 16, 22));
-        assert_eq!((size_of::<CEvent>(), offset_of!(CEvent, path), offset_of!(CEvent, asked)), (72, 24, 64));
-        assert_eq!((size_of::<CInfo>(), offset_of!(CInfo, migrations), offset_of!(CInfo, alternate)), (104, 16, 64));
-        assert_eq!((size_of::<COptions>(), offset_of!(COptions, on_event), offset_of!(COptions, arg)), (64, 40, 56));
+        assert_eq!(
+            (size_of::<CPath>(), offset_of!(CPath, timeout), offset_of!(CPath, pkey_index)),
+            (40, 32, 34)
+        );
+        assert_eq!(
+            (size_of::<CAddress>(), offset_of!(CAddress, lid), offset_of!(CAddress, sgid_index)),
+            (24, 16, 22)
+        );
+        assert_eq!(
+            (size_of::<CEvent>(), offset_of!(CEvent, path), offset_of!(CEvent, asked)),
+            (72, 24, 64)
+        );
+        assert_eq!(
+            (size_of::<CInfo>(), offset_of!(CInfo, migrations), offset_of!(CInfo, alternate)),
+            (104, 16, 64)
+        );
+        assert_eq!(
+            (size_of::<COptions>(), offset_of!(COptions, on_event), offset_of!(COptions, arg)),
+            (64, 40, 56)
+        );
     }
 }

@@ -2,8 +2,12 @@ use super::*;
 use proptest::prelude::*;
 use unbroken_types::PathAttr;
 
-const SETTINGS: Settings =
-    Settings { manual: false, respecify: true, load_timeout_us: 1_000_000, migrate_timeout_us: 500_000 };
+const SETTINGS: Settings = Settings {
+    manual: false,
+    respecify: true,
+    load_timeout_us: 1_000_000,
+    migrate_timeout_us: 500_000,
+};
 const QP: Id = 7;
 
 fn path(port: u8, to: u16) -> Path {
@@ -14,7 +18,8 @@ fn told(state: PathMigState, primary: Path, alternate: Option<Path>) -> Observed
     Observed { broken: false, state, primary, alternate }
 }
 
-/// A machine with a queue pair on port 1, with alternate paths from port 2 and, less good, from port 1 to elsewhere.
+/// A machine with a queue pair on port 1, with alternate paths from port 2 and, less good, from
+/// port 1 to elsewhere.
 fn machine(settings: Settings) -> Machine {
     let mut m = Machine::new(settings);
     m.add(QP, told(PathMigState::Migrated, path(1, 1), None), 0).unwrap();
@@ -48,7 +53,10 @@ fn a_path_is_loaded_migrated_to_and_another_loaded_by_itself() {
     m.migrated(QP, 20);
     assert_eq!(kinds(&mut m), [Kind::Migrated { asked: true }]);
     let info = m.info(QP).unwrap();
-    assert_eq!((info.state, info.primary, info.loaded, info.migrations), (State::Unloaded, path(2, 2), None, 1));
+    assert_eq!(
+        (info.state, info.primary, info.loaded, info.migrations),
+        (State::Unloaded, path(2, 2), None, 1)
+    );
     assert_eq!(m.due(20), [], "the peer is to hear of it first");
     assert_eq!(m.due(20 + SETTLE_US), [Action::Query(QP)]);
     m.observed(QP, told(PathMigState::Migrated, path(2, 2), None), 20 + SETTLE_US);
@@ -109,7 +117,10 @@ fn many_that_wait_do_not_query_more() {
         }
         from_us = now_us;
     }
-    assert!(queries > 0 && queries <= 11 * QUERIES_PER_SECOND, "{queries} in the last ten seconds of {from_us} us");
+    assert!(
+        queries > 0 && queries <= 11 * QUERIES_PER_SECOND,
+        "{queries} in the last ten seconds of {from_us} us"
+    );
 }
 
 #[test]
@@ -316,7 +327,8 @@ impl Device {
 }
 
 proptest! {
-    /// Whatever happens in whatever order: the machine never counts a migration twice, and when all events and answers are in, it knows what is so.
+    /// Whatever happens in whatever order: the machine never counts a migration twice, and when all
+    /// events and answers are in, it knows what is so.
     #[test]
     fn it_knows_what_is_so(steps in prop::collection::vec((0u8..10, 0u64..200_000), 1..200)) {
         let mut m = machine(SETTINGS);

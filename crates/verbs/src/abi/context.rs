@@ -1,9 +1,9 @@
 //! The open device and its tables of verbs.
 
 use super::{
-    abi, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_device, ibv_device_attr_ex, ibv_mw_bind, ibv_port_attr, ibv_qp,
-    ibv_qp_init_attr_ex, ibv_query_device_ex_input, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_srq_init_attr_ex,
-    ibv_wc,
+    abi, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_device, ibv_device_attr_ex, ibv_mw_bind,
+    ibv_port_attr, ibv_qp, ibv_qp_init_attr_ex, ibv_query_device_ex_input, ibv_recv_wr,
+    ibv_send_wr, ibv_sge, ibv_srq, ibv_srq_init_attr_ex, ibv_wc,
 };
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{pthread_mutex_t, timespec};
@@ -15,11 +15,14 @@ pub type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int
 /// `ibv_context_ops::req_notify_cq`.
 pub type ReqNotifyCq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
 /// `ibv_context_ops::post_send`.
-pub type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
+pub type PostSend =
+    unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
 /// `ibv_context_ops::post_recv`.
-pub type PostRecv = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
+pub type PostRecv =
+    unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 /// `ibv_context_ops::post_srq_recv`.
-pub type PostSrqRecv = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
+pub type PostSrqRecv =
+    unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 /// `ibv_context_ops::alloc_mw`.
 pub type AllocMw = unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut ibv_mw;
 /// `ibv_context_ops::bind_mw`.
@@ -32,15 +35,23 @@ pub type AllocNullMr = unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr;
 pub type AdviseMr = unsafe extern "C" fn(*mut ibv_pd, c_int, u32, *mut ibv_sge, u32) -> c_int;
 /// `verbs_context::query_port`; the last argument is the caller's size of `ibv_port_attr`.
 pub type QueryPort = unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int;
-/// `verbs_context::query_device_ex`; the last argument is the caller's size of `ibv_device_attr_ex`.
-pub type QueryDeviceEx =
-    unsafe extern "C" fn(*mut ibv_context, *const ibv_query_device_ex_input, *mut ibv_device_attr_ex, usize) -> c_int;
+/// `verbs_context::query_device_ex`; the last argument is the caller's size of
+/// `ibv_device_attr_ex`.
+pub type QueryDeviceEx = unsafe extern "C" fn(
+    *mut ibv_context,
+    *const ibv_query_device_ex_input,
+    *mut ibv_device_attr_ex,
+    usize,
+) -> c_int;
 /// `verbs_context::create_cq_ex`.
-pub type CreateCqEx = unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex;
+pub type CreateCqEx =
+    unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex;
 /// `verbs_context::create_qp_ex`.
-pub type CreateQpEx = unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp;
+pub type CreateQpEx =
+    unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp;
 /// `verbs_context::create_srq_ex`.
-pub type CreateSrqEx = unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq;
+pub type CreateSrqEx =
+    unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq;
 /// `verbs_context::query_rt_values`.
 pub type QueryRtValues = unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int;
 
@@ -49,13 +60,15 @@ pub type AllocTd = unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr)
 /// `verbs_context::dealloc_td`.
 pub type DeallocTd = unsafe extern "C" fn(*mut ibv_td) -> c_int;
 /// `verbs_context::alloc_parent_domain`.
-pub type AllocParentDomain = unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
+pub type AllocParentDomain =
+    unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
 /// `verbs_context::alloc_dm`.
 pub type AllocDm = unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm;
 /// `verbs_context::free_dm`.
 pub type FreeDm = unsafe extern "C" fn(*mut ibv_dm) -> c_int;
 /// `verbs_context::reg_dm_mr`.
-pub type RegDmMr = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr;
+pub type RegDmMr =
+    unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr;
 
 /// `enum ibv_parent_domain_init_attr_mask`.
 pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS: u32 = 1;
@@ -124,7 +137,8 @@ abi! { LAYOUTS;
         pub raw_clock: timespec,
     }
 
-    /// Only the verbs that applications call inline are in use; the others are reached through exported functions.
+    /// Only the verbs that applications call inline are in use; the others are reached through
+    /// exported functions.
     pub struct ibv_context_ops {
         pub _compat_query_device: Absent,
         pub _compat_query_port: Absent,
@@ -198,7 +212,8 @@ abi! { LAYOUTS;
         pub create_wq: Absent,
         pub query_rt_values: Option<QueryRtValues>,
         pub create_cq_ex: Option<CreateCqEx>,
-        /// libibverbs' own; empty in ours, so a libibverbs function that gets our context by mistake fails at once.
+        /// libibverbs' own; empty in ours, so a libibverbs function that gets our context by
+        /// mistake fails at once.
         pub r#priv: *mut c_void,
         pub query_device_ex: Option<QueryDeviceEx>,
         pub ibv_destroy_flow: Absent,

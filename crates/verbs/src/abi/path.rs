@@ -4,8 +4,13 @@ use super::{ibv_ah_attr, ibv_gid, ibv_global_route};
 use unbroken_types::{Gid, PathAttr};
 
 /// What stands where there is no global header.
-const NO_ROUTE: ibv_global_route =
-    ibv_global_route { dgid: ibv_gid { raw: [0; 16] }, flow_label: 0, sgid_index: 0, hop_limit: 0, traffic_class: 0 };
+const NO_ROUTE: ibv_global_route = ibv_global_route {
+    dgid: ibv_gid { raw: [0; 16] },
+    flow_label: 0,
+    sgid_index: 0,
+    hop_limit: 0,
+    traffic_class: 0,
+};
 
 impl From<&ibv_ah_attr> for PathAttr {
     fn from(ah: &ibv_ah_attr) -> PathAttr {
@@ -72,8 +77,14 @@ mod tests {
         };
         assert_eq!(PathAttr::from(&ibv_ah_attr::from(&path)), path);
         let local = PathAttr::from(&ibv_ah_attr::from(&PathAttr { grh: false, ..path }));
-        let none =
-            PathAttr { dest_gid: Gid::default(), sgid_index: 0, flow_label: 0, hop_limit: 0, traffic_class: 0, ..path };
+        let none = PathAttr {
+            dest_gid: Gid::default(),
+            sgid_index: 0,
+            flow_label: 0,
+            hop_limit: 0,
+            traffic_class: 0,
+            ..path
+        };
         assert_eq!(local, PathAttr { grh: false, ..none });
     }
 }

@@ -94,7 +94,8 @@ fn what_has_come_since_the_last_event_raises_one_when_the_queue_is_armed_and_not
     }
 }
 
-/// As in `ibv_rc_pingpong -e -t`, which ends at an event without a completion: the second of two comes after the first's event was raised, and is polled after arming.
+/// As in `ibv_rc_pingpong -e -t`, which ends at an event without a completion: the second of two
+/// comes after the first's event was raised, and is polled after arming.
 #[test]
 fn what_was_there_before_the_arming_and_is_polled_after_it_raises_no_event() {
     let (cq, channel, driver) = reminded(true);
@@ -112,7 +113,8 @@ fn what_was_there_before_the_arming_and_is_polled_after_it_raises_no_event() {
     assert!(channel.has_events(), "it stayed armed");
     channel.get_event().unwrap();
     assert_eq!(take(8), 1);
-    // Who takes some only, and then waits, has the event for the others: when it waits, and by its descriptor.
+    // Who takes some only, and then waits, has the event for the others: when it waits, and by its
+    // descriptor.
     for waits in [true, false] {
         push();
         push();
@@ -144,7 +146,8 @@ fn what_was_there_before_the_arming_and_is_polled_after_it_raises_no_event() {
     assert!(channel.has_events());
 }
 
-/// A driver with a queue of its own, in which something comes when it is armed, and was before if so said.
+/// A driver with a queue of its own, in which something comes when it is armed, and was before if
+/// so said.
 struct Arms(Mutex<Vec<bool>>, Arc<Cq>, bool);
 
 impl Driver for Arms {
@@ -171,13 +174,21 @@ fn what_drivers_have_and_what_comes_while_they_are_armed_raises_the_event() {
         cq.fire();
         cq.req_notify(true);
         let asked = arms.0.lock().unwrap().clone();
-        assert_eq!((channel.has_events(), asked.len()), (was_there, 1), "the other is not solicited");
+        assert_eq!(
+            (channel.has_events(), asked.len()),
+            (was_there, 1),
+            "the other is not solicited"
+        );
         assert_eq!(cq.take(&mut [Wc::default(); 4]).unwrap(), 1 + usize::from(was_there));
         cq.fire();
         cq.fire();
         assert_eq!((channel.get_event().unwrap(), channel.has_events()), (0, false));
         cq.req_notify(false);
-        assert_eq!((channel.get_event().unwrap(), channel.has_events()), (0, false), "the one that came since");
+        assert_eq!(
+            (channel.get_event().unwrap(), channel.has_events()),
+            (0, false),
+            "the one that came since"
+        );
     }
 }
 
@@ -198,12 +209,14 @@ fn a_driver_that_is_attached_to_an_armed_queue_is_armed() {
     assert_eq!(attach(2), [], "it has fired");
 }
 
-/// Also where the QPs come and go in several threads, and while another one polls: only the last takes its driver away.
+/// Also where the QPs come and go in several threads, and while another one polls: only the last
+/// takes its driver away.
 #[test]
 fn a_driver_stays_while_a_qp_completes_by_it() {
     let cq = Cq::new(4, None);
-    let drivers: Vec<Arc<dyn Driver>> =
-        (0..2).map(|_| Arc::new(Arms(Mutex::default(), cq.clone(), false)) as Arc<dyn Driver>).collect();
+    let drivers: Vec<Arc<dyn Driver>> = (0..2)
+        .map(|_| Arc::new(Arms(Mutex::default(), cq.clone(), false)) as Arc<dyn Driver>)
+        .collect();
     drivers.iter().for_each(|driver| cq.attach(driver));
     let both = || cq.sole_driver().is_none();
     let ends = std::sync::atomic::AtomicBool::new(false);

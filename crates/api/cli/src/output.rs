@@ -1,0 +1,98 @@
+//! Writing to stdout, and what can go wrong.
+
+use std::io::{self, Write};
+
+use unbroken_fabric::{FabricError, RuntimeError};
+
+/// Why a subcommand ended early.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Nobody reads our output any more.
+    ClosedPipe,
+    /// To be told to the user.
+    Text(String),
+    /// The program of `run` was not started.
+    Program {
+        /// The exit status.
+        status: u8,
+        /// To be told to the user.
+        text: String,
+    },
+}
+
+pub(crate) type Result<T = ()> = std::result::Result<T, Failure>;
+
+impl Failure {
+    /// An error of a file or socket, with what was tried.
+    pub(crate) fn io(what: impl std::fmt::Display, error: io::Error) -> Failure {
+        Failure::Text(format!("{what}: {error}"))
+    }
+}
+
+impl From<RuntimeError> for Failure {
+    fn from(e: RuntimeError) -> Failure {
+        Failure::Text(e.to_string())
+    }
+}
+
+impl From<FabricError> for Failure {
+    fn from(e: FabricError) -> Failure {
+        Failure::Text(e.to_string())
+    }
+}
+
+impl From<String> for Failure {
+    fn from(text: String) -> Failure {
+        Failure::Text(text)
+    }
+}
+
+/// Writes text to stdout at once.
+pub(crate) fn print(text: &str) -> Result {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| match e.kind() {
+        io::ErrorKind::BrokenPipe => Failure::ClosedPipe,
+        _ => Failure::io("cannot write the output", e),
+    })
+}
+
+/// Writes a value as one line of JSON.
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result {
+    let text = serde_json::to_string(value).map_err(|e| format!("cannot write JSON: {e}"))?;
+    print(&(text + "\n"))
+}
+
+/// Rows as text, columns aligned; the first row is the heading. Columns of numbers go to the right.
+pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |c: usize| {
+        rows.iter().filter_map(|r| r.get(c)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            let gap = " ".repeat(width - cell.chars().count());
+            let number =
+                cell.starts_with(|c: char| c.is_ascii_digit()) && !cell.contains(['/', ':']);
+            line += &if number { format!("{gap}{cell}  ") } else { format!("{cell}{gap}  ") };
+        }
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_aligned() {
+        let rows = [["nic", "bytes"], ["a/0", "1"], ["left/12", "1234567"]];
+        let rows: Vec<Vec<String>> = rows.iter().map(|r| r.map(String::from).to_vec()).collect();
+        assert_eq!(table(&rows), "nic      bytes\na/0            1\nleft/12  1234567\n");
+        assert_eq!(table(&[]), "");
+    }
+}

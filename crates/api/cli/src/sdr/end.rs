@@ -1,0 +1,71 @@
+//! One end of a bench: its context, its queue pair, its reliable writes.
+
+use std::time::Duration;
+
+use super::bench::BenchArgs;
+use crate::output::{Failure, Result};
+use unbroken::Host;
+use unbroken_fabric::Runtime;
+use unbroken_sdr::{
+    Attr, Choice, Context, ContextOptions, Qp, QpOptions, Reliable, ReliableOptions, Scheme,
+};
+
+pub(super) struct End {
+    pub(super) context: Context,
+    pub(super) qp: Qp,
+    pub(super) reliable: Reliable,
+}
+
+pub(super) fn failed(error: unbroken_sdr::Error) -> Failure {
+    Failure::Text(error.to_string())
+}
+
+/// The attributes that both ends have.
+fn attr(args: &BenchArgs) -> Attr {
+    // Segments of the longest message; twice as many in flight where there is parity beside each.
+    let message_log2 =
+        args.size.next_power_of_two().trailing_zeros().clamp(args.chunk.into(), 27) as u8;
+    let messages_log2 =
+        (4 * args.in_flight.max(2)).next_power_of_two().trailing_zeros().min(10) as u8;
+    Attr {
+        chunk_log2: args.chunk,
+        in_flight_log2: message_log2 + messages_log2,
+        messages_log2,
+        mtu_bytes: 1 << args.mtu,
+        channels: args.channels,
+        generations: 16,
+        packet_lifetime_us: args.lifetime.as_micros() as u64,
+        ..Attr::default()
+    }
+}
+
+impl End {
+    pub(super) fn new(runtime: &Runtime, host: &str, args: &BenchArgs) -> Result<End> {
+        let host = Host::bare(runtime.path(), host).map_err(|e| Failure::Text(e.to_string()))?;
+        let options = ContextOptions {
+            nics: args.nics.clone(),
+            channels: args.channels,
+            ..ContextOptions::default()
+        };
+        let context = Context::open(&host, &options).map_err(failed)?;
+        let qp = context
+            .create_qp(&QpOptions { attr: attr(args), ..QpOptions::default() })
+            .map_err(failed)?;
+        let parity = match args.scheme.0 {
+            Choice::Fixed(Scheme::Ec(code)) => code.parity() as f64 / code.data() as f64,
+            Choice::Fixed(_) => 0.0,
+            Choice::Adaptive(_) => 1.0,
+        };
+        let options = ReliableOptions {
+            choice: args.scheme.0,
+            parity: parity.min(1.0),
+            rate_bps: args.rate.unwrap_or(0),
+            deadline: args.deadline,
+            scratch_messages: 4 * args.in_flight as usize,
+            first_rtt: Duration::from_millis(20),
+            ..ReliableOptions::default()
+        };
+        let reliable = Reliable::new(&qp, &options).map_err(failed)?;
+        Ok(End { context, qp, reliable })
+    }
+}

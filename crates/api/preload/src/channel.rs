@@ -1,0 +1,87 @@
+//! Completion channels and their events.
+
+use crate::ffi::{code, guard, minus_one, pointer};
+use crate::objects::{free, ChannelObj, ContextObj, CqObj, CQS};
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::AsRawFd;
+use std::ptr::addr_of_mut;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use unbroken_verbs::abi::{ibv_comp_channel, ibv_context, ibv_cq};
+use unbroken_verbs::Error;
+
+impl ChannelObj {
+    /// Number of queues that use the channel.
+    pub fn users(&self) -> &AtomicI32 {
+        // SAFETY: the field is aligned, lives as long as the object, and nobody but us writes it.
+        unsafe { AtomicI32::from_ptr(addr_of_mut!((*self.c.get()).refcnt)) }
+    }
+}
+
+#[no_mangle]
+unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    pointer("ibv_create_comp_channel", || {
+        // SAFETY: a context of ours.
+        let front = &unsafe { ContextObj::of(context) }?.front;
+        let (channel, born) = (front.create_channel()?, front.born());
+        let c = UnsafeCell::new(ibv_comp_channel { context, fd: channel.as_raw_fd(), refcnt: 0 });
+        Ok(Box::into_raw(Box::new(ChannelObj { c, channel, born })).cast())
+    })
+}
+
+#[no_mangle]
+unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    code("ibv_destroy_comp_channel", || {
+        // SAFETY: a channel of ours that the program gives up.
+        let channel = unsafe { ChannelObj::of(channel) }?;
+        if channel.users().load(Ordering::Acquire) != 0 {
+            return Err(Error::new(
+                libc::EBUSY,
+                "the channel is in use by a completion queue: destroy that first",
+            ));
+        }
+        // SAFETY: made by Box in ibv_create_comp_channel.
+        unsafe { free(channel) };
+        Ok(())
+    })
+}
+
+#[no_mangle]
+unsafe extern "C" fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    minus_one("ibv_get_cq_event", || {
+        // SAFETY: a channel of ours. Its inner part is kept over the wait.
+        let channel = unsafe { ChannelObj::of(channel) }?.channel.clone();
+        let found = loop {
+            if let Some(found) = CQS.get().deliver(channel.get_event()?, |q: &CqObj| &q.comp_events)
+            {
+                break found;
+            }
+        };
+        crate::races::after();
+        // SAFETY: the caller's variables; the queue lives at least until this event is
+        // acknowledged.
+        unsafe {
+            cq.write(found.cast_mut().cast());
+            cq_context.write((*(*found).c.get()).cq_context);
+        }
+        Ok(())
+    })
+}
+
+#[no_mangle]
+unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {
+    guard((), || {
+        // SAFETY: a queue of ours.
+        if let Ok(cq) = unsafe { CqObj::of(cq) } {
+            // SAFETY: the field is the program's to look at, ours to write, by several threads.
+            let completed =
+                unsafe { AtomicU32::from_ptr(addr_of_mut!((*cq.c.get()).comp_events_completed)) };
+            completed.fetch_add(nevents, Ordering::Relaxed);
+            cq.comp_events.acknowledge(nevents);
+        }
+    });
+}

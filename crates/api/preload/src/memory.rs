@@ -1,0 +1,209 @@
+//! Protection domains and memory regions.
+
+use crate::domain;
+use crate::ffi::{code, minus_one, pointer};
+use crate::objects::{free, ContextObj, MrKind, MrObj, PdObj};
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::AtomicU32;
+use unbroken_types::Access;
+use unbroken_verbs::abi::{ibv_context, ibv_mr, ibv_pd};
+use unbroken_verbs::{Error, MrChange, Result};
+
+/// Rights and properties that mean something here.
+pub const RIGHTS: u32 = Access::LOCAL_WRITE.0 | Access::REMOTE.0 | Access::MW_BIND.0;
+/// IBV_ACCESS_HUGETLB tells the kernel how to pin, and IBV_ACCESS_OPTIONAL_RANGE (relaxed ordering)
+/// is advice by definition.
+const IGNORED: u32 = 1 << 7 | 0x3ff0_0000;
+/// `enum ibv_rereg_mr_flags`.
+const CHANGE_TRANSLATION: c_int = 1;
+const CHANGE_PD: c_int = 1 << 1;
+const CHANGE_ACCESS: c_int = 1 << 2;
+
+#[no_mangle]
+unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    pointer("ibv_alloc_pd", || {
+        // SAFETY: a context of ours.
+        let front = unsafe { ContextObj::of(context) }?.front.clone();
+        let handle = front.alloc_pd()?;
+        Ok(Box::into_raw(Box::new(PdObj {
+            c: ibv_pd { context, handle: handle.0 },
+            front,
+            of: None,
+            parents: AtomicU32::new(0),
+        }))
+        .cast())
+    })
+}
+
+#[no_mangle]
+unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    code("ibv_dealloc_pd", || {
+        // SAFETY: a protection domain of ours that the program gives up.
+        let pd = unsafe { PdObj::of(pd) }?;
+        if domain::release_parent(pd)? {
+            pd.front.dealloc_pd(pd.handle())?;
+        }
+        // SAFETY: made by Box in ibv_alloc_pd or alloc_parent_domain.
+        unsafe { free(pd) };
+        Ok(())
+    })
+}
+
+/// The rights that a program asks for.
+fn rights(access: c_uint) -> Result<Access> {
+    let known = RIGHTS | Access::ZERO_BASED.0;
+    match access & !(known | IGNORED) {
+        0 => Ok(Access(access & known)),
+        unknown => Err(Error::unsupported(format!(
+            "access flags {unknown:#x}: on-demand regions are not available"
+        ))),
+    }
+}
+
+/// Registers memory of the process.
+///
+/// # Safety
+/// `pd` is a protection domain of ours.
+pub unsafe fn register(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> Result<*mut ibv_mr> {
+    // SAFETY: promised by the caller.
+    let owner = unsafe { PdObj::of(pd) }?;
+    let keys =
+        owner.front.reg_mr(owner.handle(), addr as u64, length as u64, iova, rights(access)?)?;
+    let c = ibv_mr {
+        context: owner.c.context,
+        pd,
+        addr,
+        length,
+        handle: keys.lkey,
+        lkey: keys.lkey,
+        rkey: keys.rkey,
+    };
+    Ok(Box::into_raw(Box::new(MrObj { c, front: owner.front.clone(), kind: MrKind::Plain })).cast())
+}
+
+#[no_mangle]
+unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: a protection domain of ours.
+    pointer("ibv_reg_mr", || unsafe { register(pd, addr, length, addr as u64, access as c_uint) })
+}
+
+#[no_mangle]
+unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: a protection domain of ours.
+    pointer("ibv_reg_mr_iova", || unsafe { register(pd, addr, length, iova, access as c_uint) })
+}
+
+#[no_mangle]
+unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    // SAFETY: a protection domain of ours.
+    pointer("ibv_reg_mr_iova2", || unsafe { register(pd, addr, length, iova, access) })
+}
+
+/// Of the error codes of `enum ibv_rereg_mr_err_code` only IBV_REREG_MR_ERR_INPUT (-1) ever comes:
+/// the region is as it was.
+#[no_mangle]
+unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    minus_one("ibv_rereg_mr", || {
+        // SAFETY: a region of ours.
+        let object = unsafe { MrObj::of(mr) }?;
+        if !matches!(object.kind, MrKind::Plain) {
+            return Err(Error::invalid("device memory and null regions cannot be registered anew"));
+        }
+        if flags & !(CHANGE_TRANSLATION | CHANGE_PD | CHANGE_ACCESS) != 0 {
+            return Err(Error::invalid(format!(
+                "flags {flags:#x}: translation (1), pd (2) and access (4) exist"
+            )));
+        }
+        let has = |flag| flags & flag != 0;
+        if has(CHANGE_TRANSLATION) && (addr.is_null() || length == 0) {
+            return Err(Error::invalid(
+                "IBV_REREG_MR_CHANGE_TRANSLATION needs an address and a length",
+            ));
+        }
+        if !has(CHANGE_ACCESS) && access != 0 {
+            return Err(Error::invalid("access is given without IBV_REREG_MR_CHANGE_ACCESS"));
+        }
+        // SAFETY: a protection domain of ours, or NULL, where it counts.
+        let domain = if has(CHANGE_PD) { Some(unsafe { PdObj::of(pd) }?.handle()) } else { None };
+        let change = MrChange {
+            range: has(CHANGE_TRANSLATION).then_some((addr as u64, length as u64)),
+            pd: domain,
+            access: if has(CHANGE_ACCESS) { Some(rights(access as c_uint)?) } else { None },
+        };
+        object.front.rereg_mr(object.c.lkey, &change)?;
+        // SAFETY: the C part is ours to write; the program changes a region in one thread at a
+        // time.
+        unsafe {
+            if has(CHANGE_PD) {
+                (*mr).pd = pd;
+            }
+            if has(CHANGE_TRANSLATION) {
+                ((*mr).addr, (*mr).length) = (addr, length);
+            }
+        }
+        Ok(())
+    })
+}
+
+pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    pointer("ibv_alloc_null_mr", || {
+        // SAFETY: a protection domain of ours.
+        let owner = unsafe { PdObj::of(pd) }?;
+        let lkey = owner.front.alloc_null_mr(owner.handle())?;
+        // As long as memory can be; only the local key is good for anything.
+        let c = ibv_mr {
+            context: owner.c.context,
+            pd,
+            addr: null_mut(),
+            length: usize::MAX,
+            handle: lkey,
+            lkey,
+            rkey: 0,
+        };
+        Ok(Box::into_raw(Box::new(MrObj { c, front: owner.front.clone(), kind: MrKind::Null }))
+            .cast())
+    })
+}
+
+#[no_mangle]
+unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    code("ibv_dereg_mr", || {
+        // SAFETY: a region of ours that the program gives up.
+        let mr = unsafe { MrObj::of(mr) }?;
+        mr.front.dereg_mr(mr.c.lkey)?;
+        // SAFETY: made by Box in `register`.
+        unsafe { free(mr) };
+        Ok(())
+    })
+}

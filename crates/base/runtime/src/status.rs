@@ -1,0 +1,100 @@
+//! The status that `unbroken status` shows.
+
+use serde::{Deserialize, Serialize};
+
+/// The counters of a NIC, over all processes since its page was made.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NicCounters {
+    /// Bytes sent, with headers.
+    pub tx_bytes: u64,
+    /// Bytes received, with headers.
+    pub rx_bytes: u64,
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Payload bytes of the applications sent.
+    pub tx_payload_bytes: u64,
+    /// Payload bytes of the applications received.
+    pub rx_payload_bytes: u64,
+    /// Packets sent again.
+    pub retransmits: u64,
+    /// Packets dropped.
+    pub drops: u64,
+    /// Packets with a wrong ICRC.
+    pub icrc_errors: u64,
+    /// Packets for a QP that did not come from its peer.
+    pub strangers: u64,
+    /// When the last packet with payload of an application came; 0: none yet.
+    pub last_data_rx_us: u64,
+}
+
+/// A NIC.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct NicStatus {
+    /// Its name, `a/0`; its address where it is not in the fabric.
+    pub nic: String,
+    /// Its address.
+    pub addr: String,
+    /// What it can do: `full`, `plain`, or `unknown` where it is not in the fabric.
+    pub device: String,
+    /// `active`, `down`, `dead`, or `unknown` where it is not in the fabric.
+    pub state: String,
+    /// The faults on its way, in the words of `unbroken fault set`.
+    pub faults: Vec<String>,
+    /// Living processes that have it open.
+    pub pids: Vec<u32>,
+    /// What it did.
+    #[serde(flatten)]
+    pub counters: NicCounters,
+}
+
+/// A logical QP.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub struct QpStatus {
+    /// The logical QPN.
+    pub qp: u32,
+    /// The host, `a`.
+    pub host: String,
+    /// Its own GID and QPN, `127.77.1.0:258`, which its peer has as `peer`.
+    pub own: String,
+    /// The peer's GID and QPN, `127.77.2.0:258`; empty while it is not connected.
+    pub peer: String,
+    /// The path in use, `a/0-b/0`; empty while it is not connected.
+    pub path: String,
+    /// Switches so far, as both ends count them.
+    pub epoch: u32,
+    /// Whether a failure of its NIC would be survived.
+    pub protected: bool,
+    /// Why not; empty where it is.
+    pub why: String,
+    /// `init`, `active`, `switching`, `failed`, …
+    pub state: String,
+    /// Of a QP that is not protected: the path in use, by the own port and the peer's address,
+    /// `a/0-127.77.2.0`; empty elsewhere.
+    #[serde(default)]
+    pub primary: String,
+    /// The same of its alternate path (automatic path migration); empty without one.
+    #[serde(default)]
+    pub alternate: String,
+    /// How far its path migration is: `migrated`, `rearm`, `armed`; empty where it cannot migrate.
+    #[serde(default)]
+    pub migration: String,
+}
+
+/// What a process answers on its status socket.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
+pub struct ProcessStatus {
+    /// The process.
+    pub pid: u32,
+    /// The name of its program.
+    pub program: String,
+    /// Its host, `a`.
+    pub host: String,
+    /// Control datagrams that it dropped since they carried no seal of the runtime folder: somebody
+    /// forges them.
+    #[serde(default)]
+    pub forged: u64,
+    /// Its logical QPs.
+    pub qps: Vec<QpStatus>,
+}

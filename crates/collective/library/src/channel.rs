@@ -1,0 +1,360 @@
+//! Ranks that do operations one after the other, in the order in which they were asked for: all
+//! ranks of a communicator, or two of which one sends to the other.
+//!
+//! Each channel has an engine of its own, and so its own streams, numbers and plans; NICs, connections out of band and the thread are the
+//! communicator's. Channel 0 is that of all ranks and is there from the beginning. The one from rank *f* to rank *t* of *n* is channel
+//! 1 + *f* *n* + *t*, and is made at each end when it is first used or heard of. So what two ranks send each other needs no other rank, and waits for no
+//! operation of all.
+//!
+//! An operation in the queue is a *ticket*, counted from 0. Tickets are over in their order, but
+//! for receives with tags: of several that wait, the one begins whose tag has come.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use unbroken_collective_protocol::agree::Description;
+use unbroken_collective_protocol::{views, Config, Engine, Note, Rank};
+use unbroken_schedule::{Collective, Folding, Operation, Program, Topology};
+
+use crate::completions::Watch;
+use crate::error::Result;
+use crate::operands::{Operands, Spans};
+use crate::request::Memory;
+
+/// Programs that are kept.
+const KEPT: usize = 32;
+
+/// The channel of all ranks.
+pub(crate) const ALL: u32 = 0;
+
+/// How both ends call the channel from one rank to another.
+pub(crate) fn name(from: Rank, to: Rank, ranks: usize) -> u32 {
+    (1 + from * ranks + to) as u32
+}
+
+/// Who sends to whom over a channel; of those of two ranks.
+pub(crate) fn ends(name: u32, ranks: usize) -> Option<(Rank, Rank)> {
+    let number = (name as usize).checked_sub(1)?;
+    let (from, to) = (number / ranks, number % ranks);
+    (from < ranks && from != to).then_some((from, to))
+}
+
+/// A program, and the view that it was planned with.
+struct Kept {
+    view: u32,
+    collective: Collective,
+    program: Arc<Program>,
+}
+
+/// An operation that waits for its turn, or has it.
+struct Queued {
+    ticket: u64,
+    collective: Collective,
+    /// What the other ranks must take it for, too.
+    description: Description,
+    /// Taken when it begins.
+    spans: Option<Spans>,
+    /// Memory of a request that was given up, for as long as the operation needs it.
+    memory: Option<Memory>,
+    /// Who is told when it is over.
+    watch: Option<Watch>,
+}
+
+/// One end of a channel.
+pub(crate) struct Channel {
+    pub(crate) name: u32,
+    /// Its ranks, as all know them.
+    pub(crate) ranks: Vec<Rank>,
+    /// Its hosts, as all know them.
+    pub(crate) hosts: Vec<u32>,
+    /// What there is with its rank *k* is tie `base + k`.
+    pub(crate) base: usize,
+    pub(crate) engine: Engine,
+    pub(crate) operands: Operands,
+    topology: Topology,
+    programs: Vec<Kept>,
+    queue: VecDeque<Queued>,
+    /// The queue is not in the order of its tickets.
+    reordered: bool,
+    /// The first in the queue has begun.
+    runs: bool,
+    /// Operations that this rank has begun.
+    number: u64,
+    /// Tickets that were given out.
+    tickets: u64,
+    /// Those that were given up: they are never over.
+    given_up: Vec<u64>,
+    /// Tickets that could not be planned, and why; until somebody asks.
+    refused: Vec<(u64, String)>,
+}
+
+impl Channel {
+    pub(crate) fn new(
+        name: u32,
+        ranks: Vec<Rank>,
+        hosts: Vec<u32>,
+        base: usize,
+        config: Config,
+        topology: Topology,
+    ) -> Channel {
+        Channel {
+            name,
+            ranks,
+            hosts,
+            base,
+            engine: Engine::new(config),
+            operands: Operands::none(),
+            topology,
+            programs: Vec::new(),
+            queue: VecDeque::new(),
+            reordered: false,
+            runs: false,
+            number: 0,
+            tickets: 0,
+            given_up: Vec::new(),
+            refused: Vec::new(),
+        }
+    }
+
+    /// Operations that wait or run.
+    pub(crate) fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Operations that were begun.
+    pub(crate) fn begun(&self) -> u64 {
+        self.number
+    }
+
+    /// Queues an operation whose memory fits; its ticket.
+    pub(crate) fn push(
+        &mut self,
+        collective: Collective,
+        description: Description,
+        spans: Spans,
+    ) -> u64 {
+        let ticket = self.tickets;
+        self.tickets += 1;
+        self.queue.push_back(Queued {
+            ticket,
+            collective,
+            description,
+            spans: Some(spans),
+            memory: None,
+            watch: None,
+        });
+        ticket
+    }
+
+    /// Whether a ticket is over.
+    pub(crate) fn is_over(&self, ticket: u64) -> bool {
+        let waits = match self.queue.front() {
+            Some(first) if !self.reordered => ticket >= first.ticket,
+            _ => self.queue.iter().any(|queued| queued.ticket == ticket),
+        };
+        !waits && !self.given_up.contains(&ticket)
+    }
+
+    /// Why a ticket that is over was not begun, if it was not; to be asked once.
+    pub(crate) fn refusal(&mut self, ticket: u64) -> Option<String> {
+        let at = self.refused.iter().position(|(of, _)| *of == ticket)?;
+        Some(self.refused.swap_remove(at).1)
+    }
+
+    fn queued(&mut self, ticket: u64) -> Option<&mut Queued> {
+        self.queue.iter_mut().find(|queued| queued.ticket == ticket)
+    }
+
+    /// Nobody waits for a ticket any more: its memory stays as long as the operation needs it.
+    pub(crate) fn forget(&mut self, ticket: u64, memory: Option<Memory>) {
+        self.refused.retain(|(of, _)| *of != ticket);
+        if let Some(queued) = self.queued(ticket) {
+            queued.memory = memory;
+        }
+    }
+
+    /// Tells when a ticket that is not over is over. One that is told already is not told again.
+    pub(crate) fn watch(&mut self, ticket: u64, watch: Watch) {
+        if let Some(queued) = self.queued(ticket) {
+            queued.watch.get_or_insert(watch);
+        }
+    }
+
+    /// Gives up all that waits or runs: nothing of it is touched from now on.
+    pub(crate) fn clear(&mut self) {
+        self.engine.finish(false);
+        self.operands = Operands::none();
+        self.given_up.extend(self.queue.iter().map(|queued| queued.ticket));
+        self.queue.drain(..).filter_map(|queued| queued.watch).for_each(Watch::tell);
+        self.runs = false;
+    }
+
+    /// Whether the operation that has its turn is done, or there is one that may begin.
+    pub(crate) fn is_due(&self) -> bool {
+        if self.runs {
+            !self.engine.is_busy()
+        } else {
+            !self.queue.is_empty()
+        }
+    }
+
+    /// The operation that has its turn is done, if one has.
+    pub(crate) fn end(&mut self) -> bool {
+        if !self.runs || self.engine.is_busy() {
+            return false;
+        }
+        self.engine.finish(true);
+        self.next();
+        true
+    }
+
+    fn next(&mut self) {
+        self.operands = Operands::none();
+        self.runs = false;
+        let queued = self.queue.pop_front();
+        self.reordered &= !self.queue.is_empty();
+        if let Some(watch) = queued.and_then(|queued| queued.watch) {
+            watch.tell();
+        }
+    }
+
+    /// Whether several operations wait that differ in their tags, so that what comes says which of
+    /// them begins.
+    pub(crate) fn has_choice(&self) -> bool {
+        let first = self.queue.front().map(|queued| queued.description.tag);
+        !self.runs && self.queue.iter().any(|queued| Some(queued.description.tag) != first)
+    }
+
+    /// Whether an operation has begun that is not over.
+    pub(crate) fn runs(&self) -> bool {
+        self.runs
+    }
+
+    /// Whether an operation with that tag waits, or runs.
+    pub(crate) fn waits_for(&self, tag: u64) -> bool {
+        self.queue.iter().any(|queued| queued.description.tag == tag)
+    }
+
+    /// The number of the operation that is next to begin, or runs.
+    pub(crate) fn current(&self) -> u64 {
+        self.number - u64::from(self.runs)
+    }
+
+    /// Something with a tag has come for which no operation has begun: the first that has this tag
+    /// is next, instead of one that runs and has received nothing. Whether there is one.
+    pub(crate) fn prefer(&mut self, tag: u64) -> bool {
+        let Some(at) = self.queue.iter().position(|queued| queued.description.tag == tag) else {
+            return false;
+        };
+        if self.runs {
+            self.engine.retract();
+            self.number -= 1;
+            self.runs = false;
+            let spans = std::mem::replace(&mut self.operands, Operands::none()).into_spans();
+            if let Some(first) = self.queue.front_mut() {
+                first.spans = Some(spans);
+            }
+        }
+        if let Some(queued) = self.queue.remove(at) {
+            self.queue.push_front(queued);
+            self.reordered |= at > 0;
+        }
+        true
+    }
+
+    /// The next operation's turn has come: its number, what it is, and its program. `None`: there
+    /// is none, or a view is being agreed on.
+    pub(crate) fn begin(
+        &mut self,
+        folding: Folding,
+    ) -> Option<(u64, Description, u64, Arc<Program>)> {
+        if self.runs {
+            return None;
+        }
+        while !self.queue.is_empty() {
+            let (view, down) = self.engine.take_up(self.number)?;
+            let Queued { collective, description, .. } = self.queue.front()?;
+            let (collective, description) = (collective.clone(), *description);
+            match self.program(view, &down, &collective, folding) {
+                Ok(program) => {
+                    let spans = self.queue.front_mut()?.spans.take()?;
+                    let me = self.engine.rank();
+                    self.operands = Operands::new(&collective, me, program.scratch, spans);
+                    self.runs = true;
+                    let number = self.number;
+                    self.number += 1;
+                    return Some((number, description, collective.data().bytes(), program));
+                }
+                Err(error) => {
+                    let ticket = self.queue.front()?.ticket;
+                    self.refused.push((ticket, error.to_string()));
+                    self.next();
+                }
+            }
+        }
+        None
+    }
+
+    /// This rank's program of an operation.
+    fn program(
+        &mut self,
+        view: u32,
+        down: &[u64],
+        collective: &Collective,
+        folding: Folding,
+    ) -> Result<Arc<Program>> {
+        if let Some(kept) =
+            self.programs.iter().find(|kept| kept.view == view && kept.collective == *collective)
+        {
+            return Ok(kept.program.clone());
+        }
+        let plan = views::plan(&self.topology, down, collective, folding)?;
+        let program = Arc::new(plan.program(self.engine.rank()));
+        self.programs.retain(|kept| kept.view == view);
+        if self.programs.len() == KEPT {
+            self.programs.remove(0);
+        }
+        self.programs.push(Kept { view, collective: collective.clone(), program: program.clone() });
+        Ok(program)
+    }
+
+    /// What its engine notes, as all count ranks and hosts.
+    pub(crate) fn renumbered(&self, note: Note) -> Note {
+        match note {
+            Note::Up { peer, rail, life } => Note::Up { peer: self.ranks[peer], rail, life },
+            Note::Down { peer, rail, life, told } => {
+                Note::Down { peer: self.ranks[peer], rail, life, told }
+            }
+            Note::Moved { peer, stream, rail, again } => {
+                Note::Moved { peer: self.ranks[peer], stream, rail, again }
+            }
+            Note::Located(verdict) => Note::Located(verdict.renumbered(&self.ranks, &self.hosts)),
+            Note::Healed(place) => Note::Healed(place.renumbered(&self.hosts)),
+            replanned @ Note::Replanned { .. } => replanned,
+        }
+    }
+}
+
+/// The operation of a channel of two ranks: `from` is which of them sends.
+pub(crate) fn transfer(from: Rank, count: u64) -> Operation {
+    Operation::SendRecv { from, to: 1 - from, count }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_says_who_sends_to_whom() {
+        for ranks in [2, 3, 64] {
+            for (from, to) in
+                (0..ranks).flat_map(|f| (0..ranks).map(move |t| (f, t))).filter(|(f, t)| f != t)
+            {
+                assert_eq!(ends(name(from, to, ranks), ranks), Some((from, to)));
+            }
+            for wrong in [ALL, name(1, 1, ranks), (ranks * ranks) as u32 + 1, u32::MAX] {
+                assert_eq!(ends(wrong, ranks), None, "{wrong} of {ranks}");
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! What comes to a rank: the part of an [`Engine`] that uses frames in the order of their numbers,
+//! as far as they belong to the operation that runs.
+
+use crate::engine::{Engine, Mutant};
+use crate::frame::{FrameKind, Header, Notice, MEMORY};
+use crate::hands::{Bytes, Hands, Slot};
+use crate::Rank;
+
+impl Engine {
+    /// A notice has come from a peer.
+    pub fn on_notice(&mut self, peer: Rank, notice: u32, hands: &mut impl Hands) {
+        self.progress += 1;
+        let (stream, credit) = match Notice::decode(notice) {
+            Notice::Frame { stream, .. } => (stream, false),
+            Notice::Credit { stream, .. } => (stream, true),
+        };
+        if stream != MEMORY && stream >= self.config.rails {
+            return self.broke(peer, 4, hands);
+        }
+        let at = self.index(stream);
+        match Notice::decode(notice) {
+            Notice::Credit { count, .. } => {
+                debug_assert!(credit);
+                if self.peers[peer].outgoing[at].tx.on_credit(count).is_err() {
+                    self.broke(peer, 5, hands);
+                }
+            }
+            Notice::Frame { seq, .. } => match self.peers[peer].incoming[at].on_frame(seq) {
+                Ok(fresh) if fresh => self.consume(peer, at, hands),
+                Ok(_) if self.config.mutant == Some(Mutant::NoDedup) => {
+                    self.use_twice(peer, at, seq, hands)
+                }
+                Ok(_) => {}
+                Err(_) => self.broke(peer, 6, hands),
+            },
+        }
+    }
+
+    /// The tag of an operation that has not begun here and of which something has come; of
+    /// operations between two ranks.
+    pub fn arrived_tag(&self, number: u64, hands: &mut impl Hands) -> Option<u64> {
+        let streams = (0..self.peers.len())
+            .flat_map(|peer| (0..self.peers[peer].incoming.len()).map(move |at| (peer, at)));
+        streams.into_iter().find_map(|(peer, at)| {
+            let seq = self.peers[peer].incoming[at].next()?;
+            let header = Header::decode(&hands.header(Slot { peer, stream: self.rail(at), seq }))?;
+            let meant =
+                header.seq == seq && header.operation == number && header.kind == FrameKind::Data;
+            meant.then_some(header.tag)
+        })
+    }
+
+    /// Left out in all but tests: that a frame is used once.
+    fn use_twice(&mut self, peer: Rank, at: usize, seq: u32, hands: &mut impl Hands) {
+        let stream = self.rail(at);
+        let seq = crate::frame::widen(seq, self.peers[peer].incoming[at].counts().0);
+        let header = Header::decode(&hands.header(Slot { peer, stream, seq }));
+        if header.is_none_or(|h| !self.take(peer, stream, &h, hands)) {
+            self.broke(peer, 7, hands);
+        }
+    }
+
+    /// Uses the frames of a stream that have come, as far as they belong to the operation that
+    /// runs.
+    pub(crate) fn consume(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
+        let stream = self.rail(at);
+        while let (Some(seq), None) = (self.peers[peer].incoming[at].next(), &self.failure) {
+            let Some(header) = Header::decode(&hands.header(Slot { peer, stream, seq })) else {
+                return self.broke(peer, 8, hands);
+            };
+            if header.seq != seq {
+                return self.broke(peer, 9, hands);
+            }
+            match &self.run {
+                // Its news is old: the operation is done here.
+                Some(run) if header.kind == FrameKind::Used && header.operation != run.number => {}
+                None if header.kind == FrameKind::Used => {}
+                None => return,
+                // Of an operation that is done here: its sender took that for something else, and
+                // has done its part (two roots, say).
+                Some(run) if header.operation < run.number => {
+                    return self.tell_takes(header.operation, hands)
+                }
+                Some(run) if header.operation != run.number => return,
+                // Another receive is meant, which may be asked for yet: its caller chooses again,
+                // or it is an error when time is over.
+                Some(run) if header.kind == FrameKind::Data && header.tag != run.tag => {
+                    self.misfit = Some(header.tag);
+                    return;
+                }
+                Some(run)
+                    if header.digest != run.digest
+                        && self.config.mutant != Some(Mutant::NoDigest) =>
+                {
+                    return self.tell_takes(header.operation, hands);
+                }
+                Some(_) => {
+                    if !self.take(peer, stream, &header, hands) {
+                        return self.broke(peer, 10, hands);
+                    }
+                }
+            }
+            self.peers[peer].incoming[at].was_used();
+            self.progress += 1;
+        }
+        if !self.ready.is_empty() {
+            self.settle(hands);
+        }
+    }
+
+    /// A frame of the operation that runs. `false`: it does not belong there.
+    fn take(&mut self, peer: Rank, stream: u8, header: &Header, hands: &mut impl Hands) -> bool {
+        let Some(mut run) = self.run.take() else { return false };
+        let fits = match header.kind {
+            FrameKind::Used => match run.on_used(peer, header.lane, header.message) {
+                Some(lane) => {
+                    if let Some(lane) = lane {
+                        let at = self.index(run.lanes[lane as usize].stream);
+                        self.turns[at].push_back(lane);
+                    }
+                    true
+                }
+                None => false,
+            },
+            FrameKind::Data => match run.take(peer, header) {
+                Some(taken) => {
+                    let to = Bytes {
+                        target: taken.target,
+                        lane: taken.lane,
+                        message: taken.message,
+                        offset: header.offset,
+                        len: u64::from(header.len),
+                        total: header.total,
+                    };
+                    hands.take(Slot { peer, stream, seq: header.seq }, &to);
+                    if let Some(step) = taken.done {
+                        self.received(&mut run, step);
+                    }
+                    header.len <= self.config.payload
+                }
+                None => false,
+            },
+        };
+        self.run = Some(run);
+        fits
+    }
+}

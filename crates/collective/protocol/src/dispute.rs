@@ -1,0 +1,70 @@
+//! Ranks that take an operation for different things: the part of an [`Engine`] that asks around
+//! and judges ([`crate::agree`]).
+
+use crate::agree::{first_that_differs, Description};
+use crate::engine::{Engine, HISTORY};
+use crate::hands::Hands;
+use crate::message::News;
+use crate::{Failure, Rank};
+
+/// How long ranks are waited for that have not said what they take a disputed operation for.
+const DISPUTE_US: u64 = 1_000_000;
+
+impl Engine {
+    pub(crate) fn hear(&mut self, rank: Rank, number: u64, description: Description) {
+        let ranks = self.peers.len();
+        if rank < ranks {
+            self.said.entry(number).or_insert_with(|| vec![None; ranks])[rank] = Some(description);
+            if self.said.len() > HISTORY {
+                self.said.pop_first();
+            }
+        }
+    }
+
+    /// Tells all what this rank takes an operation for, once.
+    pub(crate) fn tell_takes(&mut self, number: u64, hands: &mut impl Hands) {
+        let Some((_, description)) = self.history.iter().find(|(n, _)| *n == number).copied()
+        else {
+            return;
+        };
+        if self.told.insert(number, self.now_us).is_some() {
+            return;
+        }
+        if self.told.len() > HISTORY {
+            self.told.pop_first();
+        }
+        let rank = self.config.me;
+        self.hear(rank, number, description);
+        self.spread(None, &News::Takes { rank, number, description }, hands);
+        self.judge(number, hands);
+    }
+
+    /// Ranks that have not said what they take an operation for; none if they were not asked.
+    pub(crate) fn silent(&self, number: u64) -> Vec<Rank> {
+        let Some(said) = self.said.get(&number).filter(|_| self.told.contains_key(&number)) else {
+            return Vec::new();
+        };
+        (0..said.len()).filter(|rank| said[*rank].is_none()).collect()
+    }
+
+    /// Finds out who differs, once all have spoken or have had the time to.
+    pub(crate) fn judge(&mut self, number: u64, hands: &mut impl Hands) {
+        let Some(said) = self.said.get(&number) else { return };
+        let waited = self.told.get(&number).is_some_and(|since| self.now_us > since + DISPUTE_US);
+        if !waited && said.iter().any(Option::is_none) {
+            return;
+        }
+        match differs(number, said) {
+            // The receive that is meant may be asked for yet, until time is over.
+            Some(Failure::Differs { its, others, .. }) if its.tag != others.tag => {}
+            Some(failure) => self.fail(failure, hands),
+            None => {}
+        }
+    }
+}
+
+/// Who differs, of what was said of an operation.
+pub(crate) fn differs(number: u64, said: &[Option<Description>]) -> Option<Failure> {
+    let (first, other) = first_that_differs(said)?;
+    Some(Failure::Differs { number, first, its: said[first]?, other, others: said[other]? })
+}

@@ -1,0 +1,478 @@
+//! The engine of one rank: the operation that runs, its steps, what is said out of band, the time.
+//!
+//! What leaves is in `leaving`, what comes in `arriving`. Lanes stand in line by their rail. The
+//! one in front sends its whole message, then the next has its turn: where messages are unequally
+//! long, lanes carry unequally much, as schedules want it. How much a rail has on its way is
+//! bounded ([`Config::window`]), so that turns mean something.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use unbroken_schedule::Program;
+
+use crate::agree::Description;
+use crate::dispute::differs;
+use crate::frame::MEMORY;
+use crate::hands::{Bytes, Hands};
+use crate::message::{Message, News};
+use crate::paths::{Peer, State};
+use crate::run::{Ready, Run, Target};
+use crate::trace::Traces;
+use crate::views::Views;
+use crate::{Failure, Rank};
+
+/// Operations that are remembered, for ranks that are behind and ask.
+pub(crate) const HISTORY: usize = 64;
+/// A rank that stands still while others are in an earlier operation leaves it to them for this
+/// part of the timeout more to say why.
+const GRACE: u64 = 4;
+/// Sons of a node of the tree that news goes along.
+const SONS: usize = 2;
+
+/// What an engine is to be.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its rank.
+    pub me: Rank,
+    /// The host of each rank.
+    pub hosts: Vec<u32>,
+    /// Rails that all hosts have.
+    pub rails: u8,
+    /// Slots of a stream.
+    pub slots: u64,
+    /// Bytes of payload in a slot; a multiple of 8.
+    pub payload: u32,
+    /// Frames that a rail has on its way; to one rank half of them, while others wait for their
+    /// turn.
+    pub window: u32,
+    /// After standing still for so long a rank tells the others what it is in.
+    pub ask_us: u64,
+    /// How long an operation may stand still (a quarter longer while others stand still in an
+    /// earlier one), and two ranks be without a path.
+    pub timeout_us: u64,
+    /// Plan anew for the NICs that are left; else what a lost one carried goes over one other.
+    pub balance: bool,
+    /// A rule that is left out, in tests that must notice.
+    pub mutant: Option<Mutant>,
+}
+
+/// Rules that can be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutant {
+    /// A stream goes on where its sender believes to be.
+    SendersCount,
+    /// A stream goes on before the receiver has said that nothing more comes over the old path.
+    ImpatientSender,
+    /// A frame that comes twice is used twice.
+    NoDedup,
+    /// Slots are written again before the receiver has done with them.
+    NoCredit,
+    /// What the sender takes an operation for does not matter.
+    NoDigest,
+    /// An operation counts as begun when it was planned.
+    LateBegin,
+    /// A stream that is about to go home waits for that, also when the path home has failed again.
+    Homesick,
+    /// Who stands still names whom it waits for, whatever others have said.
+    Hasty,
+}
+
+/// The engine of one rank.
+pub struct Engine {
+    pub(crate) config: Config,
+    pub(crate) peers: Vec<Peer>,
+    pub(crate) now_us: u64,
+    /// Frames on their way, by rail.
+    pub(crate) on_way: Vec<u32>,
+    pub(crate) run: Option<Run>,
+    /// The tag of what has come instead of what the operation that runs is to receive.
+    pub(crate) misfit: Option<u64>,
+    pub(crate) ready: VecDeque<u32>,
+    /// Lanes that may send, by stream.
+    pub(crate) turns: Vec<VecDeque<u32>>,
+    pub(crate) failure: Option<Failure>,
+    /// Grows with everything that goes on.
+    pub(crate) progress: u64,
+    /// The progress that was seen last, and since when.
+    seen: (u64, u64),
+    asked: bool,
+    /// What this rank took operations for.
+    pub(crate) history: VecDeque<(u64, Description)>,
+    /// What ranks have said, by operation.
+    pub(crate) said: BTreeMap<u64, Vec<Option<Description>>>,
+    /// Operations whose description all were told.
+    pub(crate) told: BTreeMap<u64, u64>,
+    pub(crate) left: Vec<Option<u64>>,
+    /// Operations of all ranks that were done.
+    pub(crate) done: u64,
+    pub(crate) begun: u64,
+    pub(crate) views: Views,
+    pub(crate) traces: Traces,
+}
+
+impl Engine {
+    /// An engine that has nothing to do.
+    pub fn new(config: Config) -> Engine {
+        let (rails, ranks) = (usize::from(config.rails), config.hosts.len());
+        Engine {
+            peers: (0..ranks).map(|_| Peer::new(rails, config.slots)).collect(),
+            now_us: 0,
+            on_way: vec![0; rails + 1],
+            run: None,
+            misfit: None,
+            ready: VecDeque::new(),
+            turns: vec![VecDeque::new(); rails + 1],
+            failure: None,
+            progress: 0,
+            seen: (0, 0),
+            asked: false,
+            history: VecDeque::new(),
+            said: BTreeMap::new(),
+            told: BTreeMap::new(),
+            left: vec![None; ranks],
+            done: 0,
+            begun: 0,
+            views: Views::new(1 + config.hosts.iter().max().map_or(0, |h| *h as usize)),
+            traces: Traces::new(rails),
+            config,
+        }
+    }
+
+    /// The position of a stream or path in tables.
+    pub(crate) fn index(&self, rail: u8) -> usize {
+        usize::from(rail.min(self.config.rails))
+    }
+
+    /// The stream or path of a position.
+    pub(crate) fn rail(&self, at: usize) -> u8 {
+        if at == usize::from(self.config.rails) {
+            MEMORY
+        } else {
+            at as u8
+        }
+    }
+
+    /// Why the communicator is broken, if it is.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
+    }
+
+    /// Sets how long an operation may stand still from now on, and two ranks be without a path.
+    pub fn set_timeout(&mut self, timeout_us: u64) {
+        self.config.timeout_us = timeout_us;
+    }
+
+    /// Whether an operation runs and is not done.
+    pub fn is_busy(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| !run.is_done())
+    }
+
+    /// Whether all that was sent has been used by its receivers. One that has left uses nothing any
+    /// more: it has done its operations, or they are errors, and its last words may be lost with a
+    /// path that nobody makes again.
+    pub fn is_drained(&self) -> bool {
+        let drained =
+            |p: &Peer| p.outgoing.iter().all(|out| out.tx.is_drained() && out.control.is_empty());
+        self.peers.iter().zip(&self.left).all(|(peer, left)| left.is_some() || drained(peer))
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.config.me
+    }
+
+    /// Whether no path waits to be made again.
+    pub fn is_whole(&self) -> bool {
+        self.peers
+            .iter()
+            .all(|p| p.paths.iter().all(|path| matches!(path.state, State::Idle | State::Up)))
+    }
+
+    /// A counter that grows with everything that goes on.
+    pub fn progress(&self) -> u64 {
+        self.progress
+    }
+
+    /// The state of the path to a peer, and its life.
+    pub fn path(&self, peer: Rank, rail: u8) -> (State, u32) {
+        let path = &self.peers[peer].paths[self.index(rail)];
+        (path.state, path.life)
+    }
+
+    /// The rail that carries a stream to a peer.
+    pub fn carrier(&self, peer: Rank, stream: u8) -> Option<u8> {
+        self.peers[peer].outgoing[self.index(stream)].tx.carrier()
+    }
+
+    /// Begins an operation. The one before it must be done.
+    pub fn start(
+        &mut self,
+        number: u64,
+        description: Description,
+        element_bytes: u64,
+        program: Arc<Program>,
+        hands: &mut impl Hands,
+    ) {
+        debug_assert!(!self.is_busy());
+        self.begun = self.begun.max(number + 1);
+        let paths = (self.config.hosts.len() * usize::from(self.config.rails)) as u64;
+        let mut run =
+            Run::new(number, description.digest(), self.config.me, element_bytes, paths, program);
+        run.tag = description.tag;
+        self.misfit = None;
+        self.history.push_back((number, description));
+        if self.history.len() > HISTORY {
+            self.history.pop_front();
+        }
+        self.turns.iter_mut().for_each(VecDeque::clear);
+        let peers: Vec<Rank> = run.lanes.iter().filter(|l| l.outgoing).map(|l| l.peer).collect();
+        peers.into_iter().for_each(|peer| self.want_paths(peer, hands));
+        self.ready.extend(run.first());
+        self.run = Some(run);
+        self.seen = (self.progress, self.now_us);
+        self.asked = false;
+        if self.said.contains_key(&number) {
+            // Somebody has asked already: who does not answer is taken for one who has not begun.
+            self.tell_takes(number, hands);
+            self.judge(number, hands);
+        }
+        self.settle(hands);
+        for peer in 0..self.peers.len() {
+            (0..=self.config.rails).for_each(|at| self.consume(peer, usize::from(at), hands));
+        }
+        self.pump(hands);
+    }
+
+    /// The tag of what has come for the operation that runs, where that is to receive something
+    /// with another tag. Nothing of it was received then.
+    pub fn misfit(&self) -> Option<u64> {
+        self.misfit
+    }
+
+    /// Takes an operation back of which nothing was received ([`Engine::misfit`]): another one
+    /// begins under its number.
+    pub fn retract(&mut self) {
+        let Some(run) = self.run.take() else { return };
+        self.misfit = None;
+        self.ready.clear();
+        self.turns.iter_mut().for_each(VecDeque::clear);
+        self.history.retain(|(number, _)| *number != run.number);
+        self.told.remove(&run.number);
+        self.said.remove(&run.number);
+    }
+
+    /// The operation is done: forgets it. `collective`: it was one of all ranks.
+    pub fn finish(&mut self, collective: bool) {
+        self.run = None;
+        self.done += u64::from(collective);
+    }
+
+    /// Does the steps that are ready, and what becomes ready by that.
+    pub(crate) fn settle(&mut self, hands: &mut impl Hands) {
+        let Some(mut run) = self.run.take() else { return };
+        while let Some(step) = self.ready.pop_front() {
+            self.progress += 1;
+            match run.on_ready(step) {
+                Ready::Local(step) => {
+                    hands.compute(&run.work(step));
+                    run.finish(step, &mut self.ready);
+                }
+                Ready::Send(lane) => {
+                    let at = self.index(run.lanes[lane as usize].stream);
+                    self.turns[at].push_back(lane);
+                }
+                Ready::Fetch { lane, message, target, bytes, done } => {
+                    let total = run.work(step).len() * run.element();
+                    hands.fetch(&Bytes { target, lane, message, offset: 0, len: bytes, total });
+                    if let Some(step) = done {
+                        self.received(&mut run, step);
+                    }
+                }
+                Ready::Wait => {}
+            }
+        }
+        self.run = Some(run);
+    }
+
+    /// A receive is done.
+    pub(crate) fn received(&mut self, run: &mut Run, step: u32) {
+        if let Some((peer, stream, lane, used)) = run.tells_used(step) {
+            let at = self.index(stream);
+            self.peers[peer].outgoing[at].control.push_back((run.number, run.digest, lane, used));
+        }
+        run.finish(step, &mut self.ready);
+    }
+
+    /// A message came out of band.
+    pub fn on_message(&mut self, from: Rank, message: &Message, hands: &mut impl Hands) {
+        let paths = usize::from(self.config.rails);
+        let named = |rail: u8| rail == MEMORY || usize::from(rail) < paths;
+        match message {
+            Message::Want => self.want_paths(from, hands),
+            Message::Offer { rail, life, address } if named(*rail) => {
+                self.on_offer(from, *rail, *life, address, hands)
+            }
+            Message::Accept { rail, life, address } if named(*rail) => {
+                self.on_accept(from, *rail, *life, address, hands);
+            }
+            Message::Carries { rail, life } if named(*rail) => {
+                self.on_carries(from, *rail, *life, hands)
+            }
+            Message::Closed { rail, life, counts } if named(*rail) => {
+                self.on_closed(from, *rail, *life, counts, hands)
+            }
+            Message::News(news) => self.on_news(from, news, hands),
+            Message::Probe(probe) => self.on_probe(from, probe, hands),
+            _ => self.broke(from, 11, hands),
+        }
+    }
+
+    /// The ranks that this one hands news to.
+    pub fn neighbours(me: Rank, ranks: usize) -> impl Iterator<Item = Rank> {
+        let father = me.checked_sub(1).map(|m| m / SONS);
+        father
+            .into_iter()
+            .chain((1..=SONS).map(move |k| SONS * me + k).filter(move |son| *son < ranks))
+    }
+
+    pub(crate) fn spread(&mut self, from: Option<Rank>, news: &News, hands: &mut impl Hands) {
+        for rank in Engine::neighbours(self.config.me, self.peers.len()) {
+            if Some(rank) != from {
+                hands.tell(rank, &Message::News(news.clone()));
+            }
+        }
+    }
+
+    fn on_news(&mut self, from: Rank, news: &News, hands: &mut impl Hands) {
+        self.spread(Some(from), news, hands);
+        match news {
+            News::Broken(failure) => self.failure = self.failure.take().or(Some(failure.clone())),
+            News::Left { rank, done } => {
+                if let Some(left) = self.left.get_mut(*rank) {
+                    *left = Some(*done);
+                    self.views.void();
+                }
+            }
+            News::Takes { rank, number, description } => {
+                self.hear(*rank, *number, *description);
+                if self.history.iter().any(|(n, _)| n == number) {
+                    self.tell_takes(*number, hands);
+                    self.judge(*number, hands);
+                }
+            }
+            News::Verdict(verdict) => self.on_verdict(verdict, hands),
+            News::Healed { place } => self.on_healed(*place, hands),
+            News::Propose { view, down } => self.on_propose(*view, down, hands),
+            News::Holds { rank, view, begun } => self.on_holds(*rank, *view, *begun, hands),
+            News::Agreed { view, from } => self.on_agreed(*view, *from, hands),
+        }
+    }
+
+    /// The process of a rank is gone.
+    pub fn on_lost(&mut self, rank: Rank, hands: &mut impl Hands) {
+        if self.left[rank].is_none() {
+            self.fail(Failure::Lost { rank }, hands);
+        }
+    }
+
+    /// A rank that has left before the operation that is next to be done here.
+    pub(crate) fn who_left(&self) -> Option<(Rank, u64)> {
+        let mut left =
+            self.left.iter().enumerate().filter_map(|(rank, done)| done.map(|done| (rank, done)));
+        left.find(|(_, done)| *done < self.done + 1)
+    }
+
+    /// This rank has no more to do.
+    pub fn leave(&mut self, hands: &mut impl Hands) {
+        if self.failure.is_none() {
+            let news = News::Left { rank: self.config.me, done: self.done };
+            self.spread(None, &news, hands);
+        }
+    }
+
+    pub(crate) fn broke(&mut self, rank: Rank, what: u32, hands: &mut impl Hands) {
+        self.fail(Failure::Broke { rank, by: self.config.me, what }, hands);
+    }
+
+    pub(crate) fn fail(&mut self, failure: Failure, hands: &mut impl Hands) {
+        if self.failure.is_none() {
+            self.failure = Some(failure.clone());
+            self.spread(None, &News::Broken(failure), hands);
+        }
+    }
+
+    /// Breaks the communicator, for a reason from outside; all ranks are told.
+    pub fn break_off(&mut self, failure: Failure, hands: &mut impl Hands) {
+        self.fail(failure, hands);
+    }
+
+    /// Does nothing more, and tells nobody: what has failed is said elsewhere.
+    pub fn halt(&mut self, failure: Failure) {
+        self.failure.get_or_insert(failure);
+    }
+
+    /// Time goes on. To be called every few milliseconds, at least while an operation runs.
+    pub fn on_time(&mut self, now_us: u64, hands: &mut impl Hands) {
+        self.now_us = self.now_us.max(now_us);
+        if self.failure.is_some() {
+            return;
+        }
+        self.tend_paths(hands);
+        self.tend_traces(hands);
+        self.tend_views(hands);
+        let Some(run) = self.run.as_ref().filter(|run| !run.is_done()) else { return };
+        let number = run.number;
+        if let Some((rank, done)) = self.who_left() {
+            return self.fail(Failure::Left { rank, done }, hands);
+        }
+        if self.seen.0 != self.progress {
+            self.seen = (self.progress, self.now_us);
+            self.asked = false;
+        }
+        let still_us = self.now_us - self.seen.1;
+        if still_us > self.config.ask_us && !self.asked {
+            self.asked = true;
+            self.tell_takes(number, hands);
+        }
+        self.judge(number, hands);
+        let grace_us =
+            if self.others_are_behind(number) { self.config.timeout_us / GRACE } else { 0 };
+        if still_us > self.config.timeout_us + grace_us {
+            self.fail(self.stalled(number), hands);
+        }
+    }
+
+    /// Whether some other has asked about an earlier operation since this rank stands still: that
+    /// is where it hangs, and who is in it knows whom it waits for.
+    fn others_are_behind(&self, number: u64) -> bool {
+        !self.is_hasty() && self.told.range(..number).any(|(_, at_us)| *at_us >= self.seen.1)
+    }
+
+    /// What there is to say of an operation that stands still. Who has answered lives, and waits as
+    /// this rank does: one that has not is named first.
+    fn stalled(&self, number: u64) -> Failure {
+        if let Some(differs) = self.said.get(&number).and_then(|said| differs(number, said)) {
+            return differs;
+        }
+        let (by, missing) = (self.config.me, self.silent(number));
+        let waits_for = self.run.as_ref().and_then(Run::waits_for).unwrap_or(by);
+        let from = match missing.first() {
+            Some(silent) if !missing.contains(&waits_for) && !self.is_hasty() => *silent,
+            _ => waits_for,
+        };
+        let seconds = (self.config.timeout_us / 1_000_000) as u32;
+        Failure::Stalled { by, number, from, missing, seconds }
+    }
+
+    fn is_hasty(&self) -> bool {
+        self.config.mutant == Some(Mutant::Hasty)
+    }
+}
+
+/// Where bytes of a message that lie aside belong to.
+impl Bytes {
+    /// Whether they are to be laid aside.
+    pub fn is_aside(&self) -> bool {
+        self.target == Target::Aside
+    }
+}

@@ -1,0 +1,181 @@
+//! What leaves a rank: the part of an [`Engine`] that lets lanes take turns, fills slots, posts
+//! them and gives credit.
+
+use crate::engine::{Engine, Mutant};
+use crate::frame::{FrameKind, Header, Notice, HEADER_BYTES, MEMORY};
+use crate::hands::{Hands, Slot};
+use crate::paths::{Peer, State};
+use crate::Rank;
+
+/// Notices on their way over a path, beyond a rail's window: credit waits where there are more.
+const MAX_POSTED: u32 = 128;
+
+impl Engine {
+    /// Sends what can be sent.
+    pub fn pump(&mut self, hands: &mut impl Hands) {
+        if self.failure.is_some() {
+            return;
+        }
+        for peer in 0..self.peers.len() {
+            for at in 0..self.peers[peer].outgoing.len() {
+                self.pump_control(peer, at, hands);
+                self.pump_credit(peer, at, hands);
+                self.post(peer, at, hands);
+            }
+        }
+        for at in 0..self.turns.len() {
+            self.take_turns(at, hands);
+        }
+        self.settle(hands);
+    }
+
+    /// Lanes of a rail send, one message after the other. One that cannot go on lets the next have
+    /// its turn.
+    fn take_turns(&mut self, at: usize, hands: &mut impl Hands) {
+        let mut blocked = 0;
+        while blocked < self.turns[at].len() {
+            let Some(mut run) = self.run.take() else { return };
+            let lane = self.turns[at][0];
+            let (peer, stream) = (run.lanes[lane as usize].peer, run.lanes[lane as usize].stream);
+            let Peer { outgoing, paths, .. } = &mut self.peers[peer];
+            let out = &mut outgoing[at];
+            let room = out.tx.has_room() || self.config.mutant == Some(Mutant::NoCredit);
+            let by = out.tx.carrier().map(|rail| usize::from(rail.min(self.config.rails)));
+            let may = by.is_some_and(|by| self.on_way[by] < self.config.window)
+                && out.tx.to_post().is_none();
+            // A peer that takes frames slowly, since others send to it, too, does not hold up what
+            // goes elsewhere.
+            let others = self.turns[at].iter().any(|lane| run.lanes[*lane as usize].peer != peer);
+            let full = by.is_some_and(|by| paths[by].posted >= self.config.window.div_ceil(2));
+            let may = may && !(others && full);
+            if !room || !may {
+                self.turns[at].rotate_left(1);
+                blocked += 1;
+                self.run = Some(run);
+                continue;
+            }
+            blocked = 0;
+            let part = run.part(lane, self.config.payload);
+            let header = Header {
+                kind: FrameKind::Data,
+                seq: out.tx.next(),
+                operation: run.number,
+                digest: run.digest,
+                lane: part.lane,
+                message: part.message,
+                offset: part.offset,
+                total: part.total,
+                len: part.len,
+                tag: run.tag,
+            };
+            let slot = Slot { peer, stream, seq: header.seq };
+            hands.stage(slot, &header, Some((part.data, part.offset, part.len)));
+            out.tx.stage(part.len + HEADER_BYTES as u32);
+            self.progress += 1;
+            if let Some(step) = run.was_sent(lane, &part) {
+                self.turns[at].pop_front();
+                if run.enqueue(lane) {
+                    self.turns[at].push_back(lane);
+                }
+                run.finish(step, &mut self.ready);
+            }
+            self.run = Some(run);
+            self.post(peer, at, hands);
+            if !self.ready.is_empty() {
+                self.settle(hands);
+            }
+        }
+    }
+
+    /// Puts into slots what the peer wants to hear of messages that were used.
+    fn pump_control(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
+        let stream = self.rail(at);
+        let out = &mut self.peers[peer].outgoing[at];
+        while let Some((operation, digest, lane, used)) = out.control.front().copied() {
+            if !out.tx.has_room() {
+                return;
+            }
+            out.control.pop_front();
+            let seq = out.tx.next();
+            let header = Header {
+                kind: FrameKind::Used,
+                seq,
+                operation,
+                digest,
+                lane,
+                message: used,
+                offset: 0,
+                total: 0,
+                len: 0,
+                tag: 0,
+            };
+            hands.stage(Slot { peer, stream, seq }, &header, None);
+            out.tx.stage(HEADER_BYTES as u32);
+        }
+    }
+
+    /// Posts what is in slots.
+    fn post(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
+        let stream = self.rail(at);
+        loop {
+            let out = &mut self.peers[peer].outgoing[at];
+            let (Some(rail), Some((seq, bytes))) = (out.tx.carrier(), out.tx.to_post()) else {
+                return;
+            };
+            let by = usize::from(rail.min(self.config.rails));
+            let path = &mut self.peers[peer].paths[by];
+            if rail != MEMORY
+                && (self.on_way[by] >= self.config.window || path.posted >= MAX_POSTED)
+            {
+                return;
+            }
+            if !hands.post(Slot { peer, stream, seq }, rail, bytes) {
+                return self.fail_path(peer, rail, hands);
+            }
+            self.peers[peer].outgoing[at].tx.was_posted();
+            if rail != MEMORY {
+                self.peers[peer].paths[by].posted += 1;
+                self.on_way[by] += 1;
+            }
+        }
+    }
+
+    /// Tells the peer what was used of a stream, if it should know, over the path that carries the
+    /// stream or any other.
+    fn pump_credit(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
+        let Some(count) = self.peers[peer].incoming[at].credit_due() else { return };
+        let rails = usize::from(self.config.rails);
+        let ways = (0..=rails).map(|k| (at + k) % (rails + 1));
+        let up = |k: &usize| self.peers[peer].paths[*k].state == State::Up;
+        let Some(by) = ways.clone().find(up) else { return };
+        if self.peers[peer].paths[by].posted >= MAX_POSTED {
+            return;
+        }
+        let (stream, rail) = (self.rail(at), self.rail(by));
+        if !hands.notify(peer, rail, Notice::credit(stream, count).encode()) {
+            return self.fail_path(peer, rail, hands);
+        }
+        if rail != MEMORY {
+            self.peers[peer].paths[by].posted += 1;
+            self.on_way[by] += 1;
+        }
+        self.peers[peer].incoming[at].was_credited(count);
+    }
+
+    /// Something that was posted over a path is complete: a frame of a stream, or a notice alone.
+    pub fn on_sent(&mut self, peer: Rank, rail: u8, stream: Option<u8>) {
+        let at = self.index(rail);
+        if let Some(stream) = stream {
+            let of = self.index(stream);
+            let tx = &mut self.peers[peer].outgoing[of].tx;
+            if tx.carrier() == Some(rail) {
+                tx.was_sent();
+            }
+        }
+        let path = &mut self.peers[peer].paths[at];
+        if path.posted > 0 {
+            path.posted -= 1;
+            self.on_way[at] -= 1;
+        }
+    }
+}

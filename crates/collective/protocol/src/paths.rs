@@ -1,0 +1,430 @@
+//! Paths to a peer and the streams on them: the part of an [`Engine`] that makes, loses and
+//! remakes. The table is at the head of the crate.
+
+use std::collections::VecDeque;
+
+use crate::engine::{Engine, Mutant};
+use crate::frame::MEMORY;
+use crate::hands::{Hands, Note};
+use crate::message::Message;
+use crate::stream::{Rx, Tx};
+use crate::{Failure, Rank};
+
+/// A path that is Down is first tried again after this, and each time after twice as long, up to
+/// the longest.
+const FIRST_RETRY_US: u64 = 20_000;
+const LAST_RETRY_US: u64 = 1_000_000;
+/// A path that has been Up for so long begins again with the first.
+const STEADY_US: u64 = 5_000_000;
+
+/// Where a path is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Never made.
+    Idle,
+    /// Made here; the other end was asked.
+    Offered,
+    /// Made here, connected; the other end is told.
+    Accepted,
+    /// Connected at both ends; a test is on its way.
+    Testing,
+    /// It carries.
+    Up,
+    /// It failed. `heard`: the other end is closed, too.
+    Down {
+        /// See there.
+        heard: bool,
+    },
+}
+
+/// A path to a peer, over one rail or through memory.
+#[derive(Clone, Debug)]
+pub struct Path {
+    /// Where it is.
+    pub state: State,
+    /// Which life.
+    pub life: u32,
+    /// Posted and not complete.
+    pub posted: u32,
+    retry_us: u64,
+    wait_us: u64,
+    up_since_us: u64,
+}
+
+/// What a stream to a peer waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// A path. It goes on at this frame; at the first that was not posted if there is none.
+    Unassigned(Option<u64>),
+    /// The count of the receiver, whose path it was on.
+    Halted(u8),
+    /// Nothing.
+    Carried,
+}
+
+/// A stream to a peer.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) tx: Tx,
+    pub(crate) standing: Standing,
+    /// Messages that were used of lanes that come from the peer, and that it wants to hear of:
+    /// operation, digest, lane, count.
+    pub(crate) control: VecDeque<(u64, u64, u16, u32)>,
+}
+
+/// All that goes on with another rank.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) paths: Vec<Path>,
+    pub(crate) outgoing: Vec<Outgoing>,
+    pub(crate) incoming: Vec<Rx>,
+    /// Paths were asked for.
+    wanted: bool,
+    /// Since when no path is Up, while something waits for one.
+    parted_us: Option<u64>,
+}
+
+impl Peer {
+    pub(crate) fn new(rails: usize, slots: u64) -> Peer {
+        let path = Path {
+            state: State::Idle,
+            life: 0,
+            posted: 0,
+            retry_us: 0,
+            wait_us: FIRST_RETRY_US,
+            up_since_us: 0,
+        };
+        let out = || Outgoing {
+            tx: Tx::new(slots),
+            standing: Standing::Unassigned(None),
+            control: VecDeque::new(),
+        };
+        Peer {
+            paths: vec![path; rails + 1],
+            outgoing: (0..=rails).map(|_| out()).collect(),
+            incoming: vec![Rx::new(slots); rails + 1],
+            wanted: false,
+            parted_us: None,
+        }
+    }
+}
+
+impl Engine {
+    /// The rails that join this rank to a peer: those of both hosts, or memory.
+    fn rails_to(&self, peer: Rank) -> std::ops::Range<u8> {
+        match self.config.hosts[peer] == self.config.hosts[self.config.me] {
+            true => MEMORY..MEMORY + 1,
+            false => 0..self.config.rails,
+        }
+    }
+
+    /// Sees to it that there are paths to a peer.
+    pub(crate) fn want_paths(&mut self, peer: Rank, hands: &mut impl Hands) {
+        if std::mem::replace(&mut self.peers[peer].wanted, true) {
+            return;
+        }
+        if self.config.me > peer {
+            return hands.tell(peer, &Message::Want);
+        }
+        for rail in self.rails_to(peer) {
+            self.offer(peer, rail, hands);
+        }
+    }
+
+    /// Makes this end of a path and asks the peer for the other.
+    fn offer(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
+        let at = self.index(rail);
+        let path = &mut self.peers[peer].paths[at];
+        path.life += 1;
+        let life = path.life;
+        match hands.open(peer, rail) {
+            Some(address) => {
+                path.state = State::Offered;
+                hands.tell(peer, &Message::Offer { rail, life, address });
+            }
+            None => {
+                // The other end need not wait for it.
+                self.set_down(peer, rail, true);
+                self.say_closed(peer, rail, hands);
+                if rail != MEMORY {
+                    self.trace(peer, rail, hands);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn on_offer(
+        &mut self,
+        peer: Rank,
+        rail: u8,
+        life: u32,
+        address: &[u8],
+        hands: &mut impl Hands,
+    ) {
+        let at = self.index(rail);
+        let path = &self.peers[peer].paths[at];
+        if peer >= self.config.me || life <= path.life {
+            return;
+        }
+        if !matches!(path.state, State::Idle | State::Down { .. }) {
+            // A new life while this end believes in the old one: its end was said before, in order.
+            return self.broke(peer, 1, hands);
+        }
+        self.peers[peer].wanted = true;
+        self.peers[peer].paths[at].life = life;
+        let mine = hands.open(peer, rail);
+        let connected = mine.is_some() && hands.connect(peer, rail, address);
+        match mine.filter(|_| connected) {
+            Some(address) => {
+                self.peers[peer].paths[at].state = State::Accepted;
+                hands.tell(peer, &Message::Accept { rail, life, address });
+            }
+            None => {
+                hands.close(peer, rail);
+                self.set_down(peer, rail, true);
+                self.say_closed(peer, rail, hands);
+            }
+        }
+    }
+
+    pub(crate) fn on_accept(
+        &mut self,
+        peer: Rank,
+        rail: u8,
+        life: u32,
+        address: &[u8],
+        hands: &mut impl Hands,
+    ) {
+        let at = self.index(rail);
+        let path = &mut self.peers[peer].paths[at];
+        if (path.state, path.life) != (State::Offered, life) {
+            return;
+        }
+        path.state = State::Testing;
+        if !hands.connect(peer, rail, address) || !hands.test(peer, rail) {
+            self.fail_path(peer, rail, hands);
+        }
+    }
+
+    /// The test of a path came back.
+    pub fn on_tested(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
+        let at = self.index(rail);
+        let path = &self.peers[peer].paths[at];
+        if path.state == State::Testing {
+            hands.tell(peer, &Message::Carries { rail, life: path.life });
+            self.set_up(peer, rail, hands);
+        }
+    }
+
+    pub(crate) fn on_carries(&mut self, peer: Rank, rail: u8, life: u32, hands: &mut impl Hands) {
+        let path = &self.peers[peer].paths[self.index(rail)];
+        if (path.state, path.life) == (State::Accepted, life) {
+            self.set_up(peer, rail, hands);
+        }
+    }
+
+    fn set_up(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
+        let (at, now_us) = (self.index(rail), self.now_us);
+        let path = &mut self.peers[peer].paths[at];
+        path.state = State::Up;
+        path.up_since_us = now_us;
+        hands.note(&Note::Up { peer, rail, life: path.life });
+        self.place_streams(peer, hands);
+        self.say_healed(peer, rail, hands);
+    }
+
+    fn set_down(&mut self, peer: Rank, rail: u8, heard: bool) {
+        let (at, now_us) = (self.index(rail), self.now_us);
+        let path = &mut self.peers[peer].paths[at];
+        if path.state == State::Up && now_us > path.up_since_us + STEADY_US {
+            path.wait_us = FIRST_RETRY_US;
+        }
+        path.state = State::Down { heard };
+        path.retry_us = now_us + path.wait_us;
+        path.wait_us = (2 * path.wait_us).min(LAST_RETRY_US);
+        let posted = std::mem::take(&mut path.posted);
+        self.on_way[at] -= posted;
+    }
+
+    fn say_closed(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
+        let counts = self.peers[peer].incoming.iter().map(Rx::counts).collect();
+        let life = self.peers[peer].paths[self.index(rail)].life;
+        hands.tell(peer, &Message::Closed { rail, life, counts });
+    }
+
+    /// A NIC of this rank's host is dead, or its port has no link: all paths over it have failed.
+    pub fn fail_rail(&mut self, rail: u8, hands: &mut impl Hands) {
+        (0..self.peers.len()).for_each(|peer| self.fail_path(peer, rail, hands));
+    }
+
+    /// This end of a path has failed.
+    pub fn fail_path(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
+        self.end_path(peer, rail, false, hands);
+    }
+
+    fn end_path(&mut self, peer: Rank, rail: u8, told: bool, hands: &mut impl Hands) {
+        let at = self.index(rail);
+        if matches!(self.peers[peer].paths[at].state, State::Idle | State::Down { .. }) {
+            return;
+        }
+        let path = &self.peers[peer].paths[at];
+        let news = path.state == State::Up || path.life == 1;
+        hands.close(peer, rail);
+        self.set_down(peer, rail, told);
+        self.say_closed(peer, rail, hands);
+        if news && rail != MEMORY {
+            self.trace(peer, rail, hands);
+        }
+        hands.note(&Note::Down { peer, rail, life: self.peers[peer].paths[at].life, told });
+        if self.config.mutant != Some(Mutant::Homesick) {
+            // The stream that was on its way home here.
+            self.peers[peer].outgoing[at].tx.stay();
+        }
+        for out in &mut self.peers[peer].outgoing {
+            if out.tx.carrier() == Some(rail) {
+                out.tx.halt();
+                out.standing = Standing::Halted(rail);
+                if self.config.mutant == Some(Mutant::ImpatientSender) {
+                    // From the first frame that it does not know to be used.
+                    out.standing = Standing::Unassigned(Some(0));
+                }
+            }
+        }
+        if self.config.mutant == Some(Mutant::ImpatientSender) {
+            self.place_streams(peer, hands);
+        }
+    }
+
+    /// The other end of a path is closed; it has counted what had come by then.
+    pub(crate) fn on_closed(
+        &mut self,
+        peer: Rank,
+        rail: u8,
+        life: u32,
+        counts: &[(u64, u64)],
+        hands: &mut impl Hands,
+    ) {
+        let at = self.index(rail);
+        let path = &mut self.peers[peer].paths[at];
+        if peer < self.config.me
+            && life > path.life
+            && matches!(path.state, State::Idle | State::Down { .. })
+        {
+            // A life that the lower rank could not begin.
+            (path.life, path.state) = (life, State::Down { heard: true });
+        }
+        if life != path.life || counts.len() != self.peers[peer].incoming.len() {
+            return;
+        }
+        match &mut self.peers[peer].paths[at].state {
+            State::Idle => return,
+            State::Down { heard } => *heard = true,
+            _ => self.end_path(peer, rail, true, hands),
+        }
+        let mut wrong = false;
+        for (out, (arrived, used)) in self.peers[peer].outgoing.iter_mut().zip(counts) {
+            wrong |= out.tx.on_used(*used).is_err();
+            if out.standing == Standing::Halted(rail) {
+                let mine = self.config.mutant == Some(Mutant::SendersCount);
+                out.standing =
+                    Standing::Unassigned(Some(if mine { out.tx.own_count() } else { *arrived }));
+            }
+        }
+        if wrong {
+            return self.broke(peer, 2, hands);
+        }
+        self.place_streams(peer, hands);
+    }
+
+    /// Gives streams that wait for one a path, if there is one.
+    fn place_streams(&mut self, peer: Rank, hands: &mut impl Hands) {
+        let rails = self.config.rails;
+        for at in 0..=usize::from(rails) {
+            let Standing::Unassigned(arrived) = self.peers[peer].outgoing[at].standing else {
+                continue;
+            };
+            let Some(rail) = self.choose(peer, at) else { continue };
+            let out = &mut self.peers[peer].outgoing[at];
+            let before = out.tx.own_count();
+            if out.tx.resume(rail, arrived).is_err() {
+                return self.broke(peer, 3, hands);
+            }
+            out.standing = Standing::Carried;
+            if arrived.is_some() || usize::from(rail) != at {
+                let stream = self.rail(at);
+                let again = before.saturating_sub(self.peers[peer].outgoing[at].tx.own_count());
+                hands.note(&Note::Moved { peer, stream, rail, again });
+            }
+        }
+    }
+
+    /// The next path of a stream's chain that is Up: its own, the next rails in a circle. It waits
+    /// for paths that are being made for the first time, and come before it.
+    fn choose(&self, peer: Rank, at: usize) -> Option<u8> {
+        let rails = usize::from(self.config.rails);
+        let paths = &self.peers[peer].paths;
+        if at == rails {
+            return (paths[at].state == State::Up).then_some(MEMORY);
+        }
+        for k in (0..rails).map(|k| (at + k) % rails) {
+            match paths[k].state {
+                State::Up => return Some(k as u8),
+                State::Idle => return None,
+                _ if paths[k].life == 1 && !matches!(paths[k].state, State::Down { .. }) => {
+                    return None
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// Brings streams home whose own path is Up again.
+    pub(crate) fn go_home(&mut self, peer: Rank, hands: &mut impl Hands) {
+        for at in 0..usize::from(self.config.rails) {
+            let home = self.peers[peer].paths[at].state == State::Up;
+            let stream = self.rail(at);
+            let out = &mut self.peers[peer].outgoing[at];
+            match out.tx.carrier() {
+                Some(rail) if usize::from(rail) != at && home => {}
+                _ => continue,
+            }
+            out.tx.leave();
+            if out.tx.has_left() && out.tx.resume(at as u8, None).is_ok() {
+                hands.note(&Note::Moved { peer, stream, rail: at as u8, again: 0 });
+            }
+        }
+    }
+
+    /// Tries paths again that are Down, and gives up on peers that have had none for too long while
+    /// something waits.
+    pub(crate) fn tend_paths(&mut self, hands: &mut impl Hands) {
+        let now_us = self.now_us;
+        for peer in 0..self.peers.len() {
+            if !self.peers[peer].wanted || self.left[peer].is_some() {
+                continue;
+            }
+            self.go_home(peer, hands);
+            let waits =
+                |out: &Outgoing| out.standing != Standing::Carried && (!out.tx.is_drained());
+            let parted = self.peers[peer].outgoing.iter().any(waits);
+            match (parted, self.peers[peer].parted_us) {
+                (false, _) => self.peers[peer].parted_us = None,
+                (true, None) => self.peers[peer].parted_us = Some(now_us),
+                (true, Some(since)) if now_us > since + self.config.timeout_us => {
+                    let seconds = (self.config.timeout_us / 1_000_000) as u32;
+                    return self
+                        .fail(Failure::Parted { a: self.config.me, b: peer, seconds }, hands);
+                }
+                _ => {}
+            }
+            for rail in self.rails_to(peer) {
+                let path = &self.peers[peer].paths[self.index(rail)];
+                let due = path.state == State::Down { heard: true } && now_us >= path.retry_us;
+                if due && self.config.me < peer {
+                    self.offer(peer, rail, hands);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What all ranks plan with: which NICs are down.
+//!
+//! A plan follows from the picture of the hosts, so that all ranks must take up another picture
+//! with the same operation. Rank 0 proposes a *view*; each rank says how many operations it has
+//! begun and begins no other; when all have said so, rank 0 makes the view hold from the first
+//! operation on that nobody has begun. Nobody waits longer than that takes: a round along the tree.
+//! While a view is being agreed on, operations that run go on.
+//!
+//! | event | rank 0 | others |
+//! | --- | --- | --- |
+//! | what is down has changed | `Propose` | |
+//! | `Propose` | hold | hold; `Holds` |
+//! | `Holds` of all | `Agreed` from the largest count on | |
+//! | `Agreed` | go on | go on |
+//! | a rank has left | go on, propose no more | go on, hold no more |
+//!
+//! A view holds only for operations that no rank had begun. Those, all ranks cannot do any more
+//! once one has left, which has done all that it had begun: what is being agreed on then is void,
+//! and ranks go on with what held before. So a rank that has not heard of it and one that has may
+//! take up different views only for operations that fail with [`Failure::Left`].
+//!
+//! Invariant: for every operation all ranks have the same view, since none of them had begun it
+//! when it was decided. An operation is begun when its view is asked for, not when it is planned.
+
+use unbroken_schedule::cost::Costs;
+use unbroken_schedule::{planner, Collective, Folding, Health, Plan, Topology};
+
+use crate::engine::{Engine, Mutant};
+use crate::hands::{Hands, Note};
+use crate::locate::{Place, Verdict};
+use crate::message::News;
+use crate::{Failure, Rank};
+
+/// A view lasts so long at least: NICs that come and go would else have ranks agree all the time.
+const LASTS_US: u64 = 20_000;
+
+/// A view that is being agreed on.
+#[derive(Clone, Debug)]
+struct Proposal {
+    view: u32,
+    down: Vec<u64>,
+    /// At rank 0: how many operations each rank has begun.
+    begun: Vec<Option<u64>>,
+    since_us: u64,
+}
+
+/// What a rank knows of views.
+#[derive(Debug)]
+pub(crate) struct Views {
+    /// What is known to be down, of each host a bit for each NIC.
+    known: Vec<u64>,
+    /// The views that hold for operations yet to begin, in order: their number, the first
+    /// operation, and what is down.
+    agreed: Vec<(u32, u64, Vec<u64>)>,
+    proposal: Option<Proposal>,
+    changed_us: u64,
+}
+
+impl Views {
+    pub(crate) fn new(hosts: usize) -> Views {
+        Views {
+            known: vec![0; hosts],
+            agreed: vec![(0, 0, vec![0; hosts])],
+            proposal: None,
+            changed_us: 0,
+        }
+    }
+
+    /// A rank has left: nothing is agreed on any more.
+    pub(crate) fn void(&mut self) {
+        self.proposal = None;
+    }
+
+    fn knows(&self, place: Place) -> bool {
+        self.known.get(place.host as usize).is_some_and(|rails| rails >> place.rail & 1 == 1)
+    }
+}
+
+/// The plan of an operation with the NICs that are up; with all of them where the others do not
+/// join the hosts that exchange something: streams then go where they can.
+pub fn plan(
+    topology: &Topology,
+    down: &[u64],
+    collective: &Collective,
+    folding: Folding,
+) -> Result<Plan, unbroken_schedule::Error> {
+    let mut degraded = topology.clone();
+    for (host, rails) in down.iter().enumerate() {
+        for rail in (0..topology.hosts()[host].nics.len()).filter(|rail| rails >> rail & 1 == 1) {
+            degraded = degraded.with_health(host, rail, Health::Down)?;
+        }
+    }
+    let planned = planner::plan(&degraded, collective, &Costs::default(), folding);
+    match planned {
+        Err(_) if degraded != *topology => {
+            Ok(planner::plan(topology, collective, &Costs::default(), folding)?.plan)
+        }
+        planned => Ok(planned?.plan),
+    }
+}
+
+impl Engine {
+    /// Takes up an operation: gives the view that it is to be planned with, and what is down in it,
+    /// of each host a bit for each NIC. From now on it counts as begun, however long planning
+    /// takes. `None`: wait, a view is being agreed on.
+    pub fn take_up(&mut self, number: u64) -> Option<(u32, Vec<u64>)> {
+        if self.views.proposal.is_some() {
+            return None;
+        }
+        if self.config.mutant != Some(Mutant::LateBegin) {
+            self.begun = self.begun.max(number + 1);
+        }
+        let of = self.views.agreed.iter().rev().find(|(_, from, _)| *from <= number);
+        of.map(|(view, _, down)| (*view, down.clone()))
+    }
+
+    /// Whether a NIC is known to be down.
+    pub(crate) fn is_known(&self, host: u32, rail: u8) -> bool {
+        self.views.knows(Place { host, rail })
+    }
+
+    /// A path carries again: its NICs are well.
+    pub(crate) fn say_healed(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
+        for host in [self.config.hosts[self.config.me], self.config.hosts[peer]] {
+            let place = Place { host, rail };
+            if self.views.knows(place) {
+                self.spread(None, &News::Healed { place }, hands);
+                self.on_healed(place, hands);
+            }
+        }
+    }
+
+    pub(crate) fn on_verdict(&mut self, verdict: &Verdict, hands: &mut impl Hands) {
+        hands.note(&Note::Located(*verdict));
+        for place in verdict.fault.places(self.views.known.len() as u32) {
+            if let (Some(rails), true) =
+                (self.views.known.get_mut(place.host as usize), place.rail < 64)
+            {
+                *rails |= 1 << place.rail;
+            }
+        }
+        self.propose(hands);
+    }
+
+    pub(crate) fn on_healed(&mut self, place: Place, hands: &mut impl Hands) {
+        if self.views.knows(place) {
+            self.views.known[place.host as usize] &= !(1 << place.rail);
+            hands.note(&Note::Healed(place));
+        }
+        self.propose(hands);
+    }
+
+    fn has_anyone_left(&self) -> bool {
+        self.left.iter().any(Option::is_some)
+    }
+
+    /// Rank 0 proposes what it knows, if it is not what holds.
+    fn propose(&mut self, hands: &mut impl Hands) {
+        let views = &self.views;
+        let holds = views.agreed.last().is_some_and(|(_, _, down)| *down == views.known);
+        let early = self.now_us < views.changed_us + LASTS_US;
+        if self.config.me != 0
+            || !self.config.balance
+            || holds
+            || early
+            || views.proposal.is_some()
+            || self.has_anyone_left()
+        {
+            return;
+        }
+        let view = views.agreed.last().map_or(0, |(view, ..)| *view) + 1;
+        let down = views.known.clone();
+        self.spread(None, &News::Propose { view, down: down.clone() }, hands);
+        self.on_propose(view, &down, hands);
+    }
+
+    pub(crate) fn on_propose(&mut self, view: u32, down: &[u64], hands: &mut impl Hands) {
+        if self.has_anyone_left() {
+            return;
+        }
+        let (rank, begun) = (self.config.me, self.begun);
+        let ranks = self.peers.len();
+        self.views.proposal = Some(Proposal {
+            view,
+            down: down.to_vec(),
+            begun: vec![None; ranks],
+            since_us: self.now_us,
+        });
+        if rank == 0 {
+            self.on_holds(0, view, begun, hands);
+        } else {
+            self.spread(None, &News::Holds { rank, view, begun }, hands);
+        }
+    }
+
+    pub(crate) fn on_holds(&mut self, rank: Rank, view: u32, begun: u64, hands: &mut impl Hands) {
+        let Some(proposal) =
+            self.views.proposal.as_mut().filter(|p| self.config.me == 0 && p.view == view)
+        else {
+            return;
+        };
+        if let Some(of) = proposal.begun.get_mut(rank) {
+            *of = Some(begun);
+        }
+        if proposal.begun.iter().any(Option::is_none) {
+            return;
+        }
+        let from = proposal.begun.iter().flatten().max().copied().unwrap_or(0);
+        self.spread(None, &News::Agreed { view, from }, hands);
+        self.on_agreed(view, from, hands);
+    }
+
+    pub(crate) fn on_agreed(&mut self, view: u32, from: u64, hands: &mut impl Hands) {
+        let Some(proposal) = self.views.proposal.take_if(|p| p.view == view) else { return };
+        hands.note(&Note::Replanned { from, down: proposal.down.clone() });
+        let agreed = &mut self.views.agreed;
+        // One that would have held from there on holds for nothing.
+        agreed.retain(|(_, other, _)| *other < from);
+        agreed.push((view, from, proposal.down));
+        // The last one that was begun may be taken back and begun anew ([`Engine::retract`]); those
+        // before its view hold for nothing any more.
+        let last = self.begun.saturating_sub(1);
+        let next = agreed.iter().rposition(|(_, from, _)| *from <= last).unwrap_or(0);
+        agreed.drain(..next);
+        self.views.changed_us = self.now_us;
+    }
+
+    /// What was too early is proposed; nobody is waited for without end.
+    pub(crate) fn tend_views(&mut self, hands: &mut impl Hands) {
+        self.propose(hands);
+        let Some(proposal) = &self.views.proposal else { return };
+        let since_us = proposal.since_us;
+        if self.now_us > since_us + self.config.timeout_us {
+            let missing = proposal.begun.iter().position(Option::is_none).unwrap_or(0);
+            let seconds = (self.config.timeout_us / 1_000_000) as u32;
+            let (by, number) = (self.config.me, self.begun);
+            let from = if by == 0 { missing } else { 0 };
+            self.fail(Failure::Stalled { by, number, from, missing: Vec::new(), seconds }, hands);
+        }
+    }
+}

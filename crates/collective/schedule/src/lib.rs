@@ -1,0 +1,49 @@
+//! Collective operations as data: who sends which part of a vector to whom, after what, on which
+//! NIC.
+//!
+//! A *schedule* follows from a topology with the health of its NICs, an operation, and a choice of
+//! how to do it. It is executed over real NICs, in virtual time, and in [`verify`] in memory alone;
+//! all read the same data ([`schedule`] says how).
+//!
+//! - [`Topology`]: hosts, NICs, ranks. [`Collective`]: an operation on elements of a type.
+//! - [`Plan`]: channels, shards, owners, chunks; from it each rank generates its own [`Program`],
+//!   without the others.
+//! - [`binding`]: which NICs carry a channel, dead and slow ones left out.
+//! - [`reshape`]: AllReduce among hosts that carry unequally much, and the bound; [`paper`],
+//!   [`rerank`]: R²CCL's way.
+//! - [`planner`]: which plan is the fastest, by formulas; [`cost`]: how long a schedule takes,
+//!   message by message.
+//! - [`verify`]: what must hold for every schedule, and an executor that runs ready steps in random
+//!   order.
+//!
+//! The crate does no I/O, reads no clock and starts no thread.
+#![forbid(unsafe_code)]
+
+pub mod binding;
+mod builder;
+pub mod cost;
+mod data;
+mod error;
+mod generate;
+mod operation;
+pub mod paper;
+mod plan;
+pub mod planner;
+mod rails;
+mod relay;
+pub mod rerank;
+pub mod reshape;
+pub mod schedule;
+mod shape;
+mod split;
+mod topology;
+pub mod verify;
+
+pub use data::{divide, DataType, ReduceOp};
+pub use error::Error;
+pub use operation::{Collective, Counts, Matrix, Operation};
+pub use plan::{Choice, Folding, Grouping, Owners, Plan, Shard, MAX_CHANNELS, MAX_CHUNKS};
+pub use schedule::{Buffer, Lane, Path, Program, Schedule, Slice, Stage, Step, Work};
+pub use shape::Shape;
+pub use split::split;
+pub use topology::{Fabric, Health, Host, Nic, Place, Topology, MAX_NICS, MAX_RANKS};

@@ -1,0 +1,350 @@
+//! The folder of a host, and making and taking away what is in its configuration.
+//!
+//! `/run/unbroken-edge/<name>` has a copy of the configuration, the steps that were taken
+//! (`made.json`, written before each), FRR's files, the daemon's status and events. A set-up that
+//! fails takes back what it has done. Only root writes there ([`crate::folder`]), and only root
+//! looks there; the group frr may pass through to FRR's files.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+use serde_json::Value;
+
+use crate::command::{self, run};
+use crate::config::Config;
+use crate::folder::{own_user, Folder, Ids};
+use crate::frr::{frr_user, Frr};
+use crate::plan::{plan, Present, Step};
+use crate::process::{hold, Running};
+use crate::{check, failover, last, nic};
+
+const NONE: &str = "no edge is up here: `unbroken edge up` makes one, `unbroken edge demo` shows one (both as root)";
+
+/// The folder of all hosts' folders, unless `UNBROKEN_EDGE` names another.
+const FOLDER: &str = "/run/unbroken-edge";
+
+/// All users may pass through it, and none but root may list it.
+const MODE: u32 = 0o711;
+
+/// The files of a host's folder.
+const CONFIG: &str = "edge.toml";
+const MADE: &str = "made.json";
+const NAMESPACE: &str = "netns";
+const LOG: &str = "edged.log";
+/// Locked by the daemon while it lives.
+const DAEMON: &str = "edged.pid";
+
+/// The daemon has so long to take its rules away.
+const END: Duration = Duration::from_secs(10);
+
+/// How long a patient step is tried.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The folder of one host.
+#[derive(Clone, Debug)]
+pub struct State {
+    path: PathBuf,
+}
+
+/// The folder of all hosts' folders: that which `UNBROKEN_EDGE` names, or the usual one.
+pub fn root() -> PathBuf {
+    std::env::var_os("UNBROKEN_EDGE").map_or_else(|| PathBuf::from(FOLDER), PathBuf::from)
+}
+
+/// As [`root`]; made if it is missing.
+pub fn make_root() -> Result<PathBuf, String> {
+    Ok(Folder::make(&root(), MODE)?.path().to_owned())
+}
+
+impl State {
+    /// That of the host with this name, as it is in a good configuration.
+    pub fn of(name: &str) -> State {
+        State { path: root().join(name) }
+    }
+
+    /// The only one in this network namespace that is up, or the one with the name.
+    pub fn find(name: Option<&str>) -> Result<State, String> {
+        if let Some(name) = name {
+            let state = State::of(name);
+            let none = || format!("no edge with the name '{name}' is up here");
+            if name.contains('/') || name.starts_with('.') || !state.path.exists() {
+                return Err(none());
+            }
+            return if state.is_up()? { Ok(state) } else { Err(none()) };
+        }
+        let entries = fs::read_dir(root()).map_err(|e| match e.kind() {
+            ErrorKind::PermissionDenied => {
+                format!("{}: only root may look; run this as root", root().display())
+            }
+            _ => NONE.to_owned(),
+        })?;
+        let mut all: Vec<State> = entries
+            .flatten()
+            .map(|e| State { path: e.path() })
+            .filter(|s| s.is_up().unwrap_or_default() && s.is_of_this_namespace())
+            .collect();
+        match all.len() {
+            0 => Err(NONE.into()),
+            1 => Ok(all.remove(0)),
+            _ => Err("several edges are up here; name one with --name".into()),
+        }
+    }
+
+    pub(crate) fn folder(&self) -> Result<Folder, String> {
+        Folder::open(&self.path)
+    }
+
+    /// The text of a file of its folder; nothing where it cannot be read.
+    pub fn text(&self, file: &str) -> String {
+        self.folder().and_then(|f| f.read(file)).ok().flatten().unwrap_or_default()
+    }
+
+    fn is_up(&self) -> Result<bool, String> {
+        Ok(self.folder()?.read(CONFIG)?.is_some())
+    }
+
+    /// Its FRR.
+    pub fn frr(&self) -> Frr {
+        Frr::new(&self.path)
+    }
+
+    /// The configuration that is up.
+    pub fn config(&self) -> Result<Config, String> {
+        let path = self.path.join(CONFIG);
+        let text = self
+            .folder()?
+            .read(CONFIG)?
+            .ok_or_else(|| format!("{}: it is gone", path.display()))?;
+        Config::parse(&text).map_err(|e| format!("{}: {e}", path.display()))
+    }
+
+    fn is_of_this_namespace(&self) -> bool {
+        network_namespace().is_some_and(|own| own == self.text(NAMESPACE))
+    }
+
+    /// The process of the daemon, if it runs. The daemon itself must not ask: it would lose its
+    /// lock.
+    pub fn daemon(&self) -> Option<u32> {
+        self.running().map(|daemon| daemon.pid())
+    }
+
+    fn running(&self) -> Option<Running> {
+        Running::holder(&self.folder().ok()?.file(DAEMON, OFlags::RDONLY).ok()?)
+    }
+
+    /// Makes this process the daemon, for as long as the file that it gives is open.
+    pub(crate) fn become_daemon(&self) -> Result<File, String> {
+        let error = |e: std::io::Error| format!("{}: {e}", self.path.join(DAEMON).display());
+        let mut file = self.folder()?.file(DAEMON, OFlags::RDWR | OFlags::CREATE).map_err(error)?;
+        if !hold(&file).map_err(error)? {
+            return Err("a daemon runs here already".into());
+        }
+        // For people: who asks for the daemon asks who holds the lock.
+        file.set_len(0).map_err(error)?;
+        file.write_all(std::process::id().to_string().as_bytes()).map_err(error)?;
+        Ok(file)
+    }
+
+    fn made(&self, folder: &Folder) -> Result<Vec<Step>, String> {
+        match folder.read(MADE)? {
+            Some(text) => serde_json::from_str(&text)
+                .map_err(|e| format!("{}: {e}", self.path.join(MADE).display())),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Makes the folder, in which only root may write. FRR's daemons may pass through.
+    fn make_folder(&self, config: &Config) -> Result<Folder, String> {
+        make_root()?;
+        let folder = Folder::make(&self.path, 0o700)?;
+        if config.frr {
+            let ids = Ids { user: own_user(), group: frr_user()?.group };
+            folder.give(Some(ids), 0o710)?;
+        }
+        Ok(folder)
+    }
+
+    /// Makes what is missing. After an error nothing is left of what this call has made.
+    pub fn up(&self, text: &str) -> Result<Vec<Step>, String> {
+        let config = Config::parse(text)?;
+        let Missing { mut steps, more } = missing(&config)?;
+        let folder = self.make_folder(&config)?;
+        let before = self.made(&folder)?;
+        let fresh = folder.read(CONFIG)?.is_none();
+        let mut made = before.clone();
+        let done = make(&folder, &steps, &mut made).and_then(|()| {
+            if more {
+                let rest = when_devices_are_there(&config)?;
+                make(&folder, &rest, &mut made)?;
+                steps.extend(rest);
+            }
+            self.run(&folder, &config, text)
+        });
+        if let Err(error) = done {
+            let new: Vec<Step> = made[before.len()..].to_vec();
+            if fresh {
+                let _ = self.frr().stop();
+            }
+            undo(&new);
+            if fresh {
+                let _ = folder.remove();
+            } else {
+                remember(&folder, &before)?;
+            }
+            return Err(error);
+        }
+        Ok(steps)
+    }
+
+    /// Starts FRR with its configuration, and keeps ours.
+    fn run(&self, folder: &Folder, config: &Config, text: &str) -> Result<(), String> {
+        if config.frr {
+            let frr = self.frr();
+            // Daemons that run with another configuration are started anew.
+            if frr.configure(config)? {
+                frr.stop()?;
+            }
+            frr.start()?;
+        }
+        folder.replace(NAMESPACE, &network_namespace().unwrap_or_default())?;
+        folder.replace(CONFIG, text)
+    }
+
+    /// Ends the daemon and FRR, and takes back all steps, last first.
+    pub fn down(&self) -> Result<Vec<String>, String> {
+        self.stop_daemon()?;
+        // A daemon that died has left its routes.
+        failover::close();
+        last::close();
+        self.frr().stop()?;
+        let folder = self.folder()?;
+        let left = undo(&self.made(&folder)?);
+        folder.remove()?;
+        Ok(left)
+    }
+
+    /// Starts the daemon, if none runs, in a process of its own.
+    pub fn start_daemon(&self, program: &Path) -> Result<(), String> {
+        if self.daemon().is_some() {
+            return Ok(());
+        }
+        let folder = self.folder()?;
+        let file = || {
+            let file = folder.file(LOG, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE);
+            file.map_err(|e| format!("{}: {e}", self.path.join(LOG).display()))
+        };
+        let name = self.path.file_name().unwrap_or_default();
+        let mut child = std::process::Command::new(program)
+            .args(["edge".as_ref(), "daemon".as_ref(), "--name".as_ref(), name])
+            .stdin(std::process::Stdio::null())
+            .stdout(file()?)
+            .stderr(file()?)
+            .process_group(0)
+            .spawn()
+            .map_err(|e| format!("{}: {e}", program.display()))?;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while self.daemon().is_none() {
+            let ended = child.try_wait().map_err(|e| e.to_string())?.is_some();
+            if ended || Instant::now() > deadline {
+                let why = self.text(LOG);
+                return Err(format!("the daemon did not start: {}", why.trim()));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Ends the daemon, which then takes its rules away.
+    pub fn stop_daemon(&self) -> Result<(), String> {
+        self.running().map_or(Ok(()), |daemon| daemon.end(END))
+    }
+}
+
+/// Takes steps. Each is remembered before it is taken.
+fn make(folder: &Folder, steps: &[Step], made: &mut Vec<Step>) -> Result<(), String> {
+    for step in steps {
+        made.retain(|m| m.key != step.key);
+        made.push(step.clone());
+        remember(folder, made)?;
+        let deadline = Instant::now() + if step.patient { PATIENCE } else { Duration::ZERO };
+        for command in &step.make {
+            while let Err(error) = run(command) {
+                if Instant::now() > deadline {
+                    return Err(error);
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn remember(folder: &Folder, made: &[Step]) -> Result<(), String> {
+    folder.replace(MADE, &serde_json::to_string_pretty(made).map_err(|e| e.to_string())?)
+}
+
+/// What a configuration still needs here.
+#[derive(Clone, Debug)]
+pub struct Missing {
+    /// The steps, in order.
+    pub steps: Vec<Step>,
+    /// These make a NIC's devices; others follow, which can be planned only when those are there.
+    pub more: bool,
+}
+
+/// The steps that a configuration still needs here.
+pub fn missing(config: &Config) -> Result<Missing, String> {
+    if let Some(lacked) = check::lacking(config) {
+        return Err(lacked);
+    }
+    let nics = nic::missing(config)?;
+    if nics.is_empty() {
+        return Ok(Missing { steps: of_devices(config, &links()?)?, more: false });
+    }
+    Ok(Missing { steps: nics, more: true })
+}
+
+/// The steps that follow those of NICs, as soon as their drivers have made all devices.
+fn when_devices_are_there(config: &Config) -> Result<Vec<Step>, String> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let links = links()?;
+        let there = |name: &str| {
+            links.as_array().is_some_and(|all| all.iter().any(|link| link["ifname"] == name))
+        };
+        // Who is still missing then is named by the plan.
+        if nic::awaited(config, &there).is_none() || Instant::now() > deadline {
+            return of_devices(config, &links);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn links() -> Result<Value, String> {
+    serde_json::from_str(&run(&["ip", "-j", "-d", "addr", "show"])?).map_err(|e| e.to_string())
+}
+
+fn of_devices(config: &Config, links: &Value) -> Result<Vec<Step>, String> {
+    let setting = |key: &str| {
+        let path = format!(
+            "/proc/sys/{}",
+            key.replace('.', "\u{0}").replace('/', ".").replace('\u{0}', "/")
+        );
+        Some(fs::read_to_string(path).ok()?.trim().to_owned())
+    };
+    plan(config, &Present { links, setting: &setting })
+}
+
+/// Takes steps back, last first; gives what could not be.
+fn undo(steps: &[Step]) -> Vec<String> {
+    let commands = steps.iter().rev().flat_map(|s| &s.undo);
+    commands.filter_map(|c| command::run(c).err()).collect()
+}
+
+fn network_namespace() -> Option<String> {
+    Some(fs::read_link("/proc/self/ns/net").ok()?.to_str()?.to_owned())
+}

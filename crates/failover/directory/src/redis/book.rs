@@ -1,0 +1,364 @@
+//! The protocol with the server, without I/O: what to ask in which round, and what the answers
+//! mean.
+//!
+//! The thread ([`super::thread`]) connects, then runs rounds: [`Book::next`] gives commands,
+//! [`Book::answer`] takes the answers. One round is under way at a time, so everything that waits
+//! meanwhile goes together in the next.
+//!
+//! ```text
+//! starting ── connected, greeted ──> up ── trouble ──> down(why) ── connected, greeted ──> up
+//! starting ── trouble ──> down(why)
+//! ```
+//!
+//! *Greeting*: the key is claimed (it is made by whoever is first) and read, and the server's time.
+//! A process that has a key keeps it, and claims it again for a server that has lost it. Being
+//! greeted, everything is entered again, and whatever is known is asked for again.
+//!
+//! *Every second*: the key is claimed again, which shows whether the server has lost its data
+//! without a word; and the log of changes is read, in which processes that change (a NIC has died,
+//! or is healed) say so.
+//!
+//! *Every quarter of a lease* everything is entered again.
+
+use sha2::{Digest, Sha256};
+
+use super::command::{Command, Names, QpName, Reply, MAX_LINES};
+use super::known::Known;
+use super::own::{self, Entry, Own};
+use crate::record::{decode_key, encode_key};
+use crate::{News, KEY_BYTES};
+
+/// Entries, and things to ask of each kind, in one round.
+const BATCH: usize = 128;
+/// Entries of dead processes that are taken out at a time.
+const MAX_LEFT_BEHIND: usize = 4096;
+/// How often changes are asked for.
+const CHANGES_MS: u64 = 1000;
+/// Changes of that age are read at the beginning.
+const CHANGES_BEFORE_MS: u64 = 1000;
+
+/// What the server is for those who wait for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// It has not answered yet.
+    Starting,
+    /// It answers.
+    Up,
+    /// It does not, for this reason.
+    Down(String),
+}
+
+/// What an answer is to.
+#[derive(Debug)]
+enum About {
+    Claim,
+    Key,
+    Time,
+    Written,
+    Qp(QpName),
+    Process(u64),
+    Moved,
+    Listeners,
+    Changes,
+}
+
+/// Commands that go together.
+#[derive(Debug)]
+pub(crate) struct Round {
+    pub(crate) commands: Vec<Command>,
+    about: Vec<About>,
+    entries: Vec<Entry>,
+    /// There is a UD QP among them that has moved.
+    moves: bool,
+    number: u64,
+}
+
+impl Round {
+    fn add(&mut self, about: About, command: Command) {
+        self.commands.push(command);
+        self.about.push(about);
+    }
+}
+
+/// See the module's text.
+pub(crate) struct Book {
+    prefix: String,
+    lease_ms: u64,
+    pub(crate) state: State,
+    /// The server is connected, and has been greeted since.
+    greeted: bool,
+    key: Option<[u8; KEY_BYTES]>,
+    /// The key, if this process is the first.
+    candidate: [u8; KEY_BYTES],
+    names: Names,
+    pub(crate) own: Own,
+    pub(crate) known: Known,
+    rounds: u64,
+    /// What to add to our clock to have the server's.
+    server_ahead_ms: u64,
+    renew_at_ms: u64,
+    changes_at_ms: u64,
+    /// The last change that was read.
+    changes_id: String,
+    /// The server has another key than this process: it had lost this one, and somebody was
+    /// quicker.
+    foreign: bool,
+    /// What dead processes have left in tables, whose entries do not expire by themselves.
+    left_behind: Vec<(String, Vec<u8>)>,
+    /// This process ends.
+    closing: bool,
+}
+
+impl Book {
+    pub(crate) fn new(prefix: &str, lease_ms: u64, candidate: [u8; KEY_BYTES]) -> Book {
+        Book {
+            prefix: prefix.into(),
+            lease_ms,
+            state: State::Starting,
+            greeted: false,
+            key: None,
+            candidate,
+            names: Names::new(prefix, ""),
+            own: Own::default(),
+            known: Known::default(),
+            rounds: 0,
+            server_ahead_ms: 0,
+            renew_at_ms: 0,
+            changes_at_ms: 0,
+            changes_id: String::new(),
+            foreign: false,
+            left_behind: Vec::new(),
+            closing: false,
+        }
+    }
+
+    pub(crate) fn key(&self) -> Option<[u8; KEY_BYTES]> {
+        self.key
+    }
+
+    /// The last round that has begun.
+    pub(crate) fn rounds(&self) -> u64 {
+        self.rounds
+    }
+
+    /// This process ends: everything is taken out.
+    pub(crate) fn close(&mut self) {
+        self.closing = true;
+        self.own.remove_all();
+    }
+
+    /// Nothing more will be done.
+    pub(crate) fn closed(&self) -> bool {
+        self.closing && (self.state != State::Up || self.own.settled())
+    }
+
+    /// There is a connection.
+    pub(crate) fn connected(&mut self) {
+        self.greeted = false;
+    }
+
+    /// The connection is lost, or there is none.
+    pub(crate) fn trouble(&mut self, why: &str) -> Option<News> {
+        self.known.lost();
+        let down = State::Down(why.into());
+        let told = self.state == down;
+        self.state = down;
+        (!told).then(|| News::Lost(why.into()))
+    }
+
+    /// When [`Book::next`] has something to do, if nothing is asked for until then.
+    pub(crate) fn deadline_ms(&self) -> u64 {
+        self.changes_at_ms.min(self.renew_at_ms)
+    }
+
+    /// The next round, if there is something to do.
+    pub(crate) fn next(&mut self, now_ms: u64) -> Option<Round> {
+        let mut round = Round {
+            commands: Vec::new(),
+            about: Vec::new(),
+            entries: Vec::new(),
+            moves: false,
+            number: self.rounds + 1,
+        };
+        if !self.greeted {
+            self.claim(&mut round);
+            round.add(About::Time, Command::Time);
+        } else {
+            self.write(&mut round, now_ms);
+            self.ask(&mut round);
+            if self.changes_at_ms <= now_ms && !self.closing {
+                self.changes_at_ms = now_ms + CHANGES_MS;
+                self.claim(&mut round);
+                let (name, id) = (self.names.changes(), self.changes_id.clone());
+                round.add(About::Changes, Command::Since { name, id });
+            }
+        }
+        if round.commands.is_empty() {
+            return None;
+        }
+        self.rounds = round.number;
+        Some(round)
+    }
+
+    fn claim(&self, round: &mut Round) {
+        let (name, key) = (Names::key(&self.prefix), self.key.unwrap_or(self.candidate));
+        round.add(
+            About::Claim,
+            Command::Claim { name: name.clone(), value: encode_key(&key).to_vec() },
+        );
+        round.add(About::Key, Command::Get(name));
+    }
+
+    fn write(&mut self, round: &mut Round, now_ms: u64) {
+        if self.renew_at_ms <= now_ms {
+            self.renew_at_ms = now_ms + self.lease_ms / 4;
+            self.own.repeat(false);
+        }
+        let server_ms = now_ms + self.server_ahead_ms;
+        while round.entries.len() < BATCH {
+            let Some(entry) = self.own.take() else { break };
+            round.entries.push(entry);
+            round.moves |= self.own.has_moved(entry);
+            for command in self.own.commands(entry, &self.names, self.lease_ms, server_ms) {
+                round.add(About::Written, command);
+            }
+        }
+    }
+
+    fn ask(&mut self, round: &mut Round) {
+        let (qps, processes) = self.known.take(BATCH);
+        for qp in qps {
+            round.add(About::Qp(qp), Command::Get(self.names.qp(&qp)));
+        }
+        for incarnation in processes {
+            round.add(About::Process(incarnation), Command::Get(self.names.process(incarnation)));
+        }
+        for (name, field) in self.left_behind.drain(..self.left_behind.len().min(BATCH)) {
+            round.add(About::Written, Command::DeleteField { name, field });
+        }
+        if self.known.take_listeners() {
+            round.add(About::Listeners, Command::Fields(self.names.listeners()));
+        }
+        if self.known.take_moved() {
+            round.add(About::Moved, Command::Fields(self.names.moved()));
+        }
+    }
+
+    /// Takes the answers to a round. The error says in words what is wrong with them; then there is
+    /// no connection any more.
+    pub(crate) fn answer(
+        &mut self,
+        now_ms: u64,
+        round: &Round,
+        replies: &[Reply],
+    ) -> Result<Vec<News>, String> {
+        if replies.len() != round.about.len() {
+            return Err(format!(
+                "the server gave {} answers to {} questions",
+                replies.len(),
+                round.about.len()
+            ));
+        }
+        let (mut news, mut lost) = (Vec::new(), false);
+        let server_ms = now_ms + self.server_ahead_ms;
+        for (about, reply) in round.about.iter().zip(replies) {
+            match (about, reply) {
+                // The server had no key, though this process has seen one there.
+                (About::Claim, Reply::Claimed(made)) => lost |= *made && self.greeted,
+                (About::Key, Reply::Value(value)) => lost |= self.take_key(value.as_deref())?,
+                (About::Time, Reply::Time(server_ms)) => self.greet(now_ms, *server_ms, &mut news),
+                (About::Written, Reply::Done) => {}
+                (About::Qp(qp), Reply::Value(value)) => {
+                    self.known.qp_answer(*qp, round.number, value.as_deref())
+                }
+                (About::Process(incarnation), Reply::Value(value)) => {
+                    self.known.process_answer(*incarnation, now_ms, value.as_deref());
+                }
+                (About::Moved, Reply::Fields(fields)) => {
+                    self.sweep(&self.names.moved(), fields, server_ms);
+                    if self.known.moved_answer(fields, server_ms) {
+                        news.push(News::Moved);
+                    }
+                }
+                (About::Listeners, Reply::Fields(fields)) => {
+                    self.sweep(&self.names.listeners(), fields, server_ms);
+                    self.known.listeners_answer(fields, server_ms);
+                    news.push(News::Entered);
+                }
+                (About::Changes, Reply::Lines(lines)) => self.changes(lines),
+                (about, reply) => {
+                    return Err(format!("the server's answer about {about:?} is {reply:?}"))
+                }
+            }
+        }
+        self.own.written(&round.entries);
+        if round.moves {
+            self.known.ask_listeners();
+        }
+        if lost {
+            self.own.repeat(true);
+        }
+        Ok(news)
+    }
+
+    /// Takes in the key that the server has. Gives whether it is another one than it was.
+    fn take_key(&mut self, value: Option<&[u8]>) -> Result<bool, String> {
+        let name = Names::key(&self.prefix);
+        let value = value
+            .ok_or_else(|| format!("the server does not keep what is set: {name} is not there"))?;
+        let key = decode_key(value).ok_or_else(|| {
+            format!(
+                "{name} has {} bytes that are no key; take it out (redis-cli del {name}) or use another prefix",
+                value.len()
+            )
+        })?;
+        // Who has one keeps it: those whom it talks to have the same.
+        let own = *self.key.get_or_insert(key);
+        let foreign = own != key;
+        let lost = foreign && !std::mem::replace(&mut self.foreign, foreign);
+        let id: String =
+            Sha256::digest(own).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        self.names = Names::new(&self.prefix, &id);
+        Ok(lost)
+    }
+
+    fn greet(&mut self, now_ms: u64, server_ms: u64, news: &mut Vec<News>) {
+        self.greeted = true;
+        self.server_ahead_ms = server_ms.saturating_sub(now_ms);
+        self.changes_id = format!("{}-0", server_ms.saturating_sub(CHANGES_BEFORE_MS));
+        (self.changes_at_ms, self.renew_at_ms) = (now_ms + CHANGES_MS, now_ms + self.lease_ms / 4);
+        self.own.repeat(true);
+        self.known.ask_all();
+        if let State::Down(_) = std::mem::replace(&mut self.state, State::Up) {
+            news.push(News::Back);
+        }
+    }
+
+    fn changes(&mut self, lines: &[(String, Vec<u8>)]) {
+        for (id, line) in lines {
+            self.changes_id.clone_from(id);
+            match <[u8; 8]>::try_from(line.as_slice()) {
+                Ok(incarnation) => self.known.process_changed(u64::from_be_bytes(incarnation)),
+                Err(_) => self.known.moved_changed(),
+            }
+        }
+        if lines.len() >= MAX_LINES {
+            self.changes_at_ms = 0;
+        }
+    }
+
+    /// Finds what dead processes have left in a table.
+    fn sweep(&mut self, table: &str, fields: &[(Vec<u8>, Vec<u8>)], server_ms: u64) {
+        let forgotten =
+            fields.iter().filter(|(_, value)| own::forgotten(value, server_ms, self.lease_ms));
+        // What is too much now is found again.
+        let room = MAX_LEFT_BEHIND.saturating_sub(self.left_behind.len());
+        self.left_behind
+            .extend(forgotten.take(room).map(|(field, _)| (table.to_string(), field.clone())));
+    }
+
+    /// Whether something is to be done at once.
+    pub(crate) fn pending(&self) -> bool {
+        !self.greeted || self.own.pending() || self.known.pending() || !self.left_behind.is_empty()
+    }
+}

@@ -1,0 +1,346 @@
+//! A directory on a Redis server: for processes of several machines, which share nothing else than
+//! the network.
+//!
+//! - `book`: the protocol, without I/O; in it `own`: what this process has entered, and `known`:
+//!   what it knows of others.
+//! - `thread`: the thread that alone talks to the server.
+//! - `server`: the connection, by the crate `redis`. `command`: what is asked of it.
+//! - `fake`: a model of a server that fails and delays as a test wants it.
+//!
+//! What is published is put down in the book and done by the thread; what is looked up is answered
+//! from the book, also while the server is away, and asked for again in the background. Two calls
+//! wait: [`Directory::fetch_qp`] before a QP is connected, and [`Directory::settle`] after one is
+//! made, each for a bounded time, and not at all while the server is known to be away.
+//!
+//! An entry expires a lease after it was last renewed. So one of a process that was killed is found
+//! until then; a peer notices that it is dead by its silence, as it does between machines anyway.
+
+mod book;
+mod command;
+#[cfg(test)]
+mod fake;
+mod known;
+mod own;
+mod server;
+#[cfg(test)]
+mod tests;
+mod thread;
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use unbroken_runtime::fill_random;
+use unbroken_types::Gid;
+
+use crate::error::{DirectoryError, Result};
+use crate::record::{MovedQp, ProcessRecord, QpRecord};
+use crate::settings::RedisSettings;
+use crate::{Directory, News, Surroundings, KEY_BYTES};
+use book::{Book, State};
+use command::{Connect, QpName};
+use own::Entry;
+
+/// What stands in the place of a process that has ended.
+const ENDED: &[u8] = b"ended";
+/// The server must answer within this time, else the connection is given up.
+const IO_WAIT: Duration = Duration::from_secs(1);
+/// For so long [`Redis::open`] waits for the first answer.
+const OPEN_WAIT: Duration = Duration::from_secs(2);
+/// For so long a QP that is to be connected waits for what is known of its peer.
+const FETCH_WAIT: Duration = Duration::from_secs(1);
+/// For so long a QP that was made waits until others can find it.
+const SETTLE_WAIT: Duration = Duration::from_millis(200);
+/// For so long a process that ends waits until its entries are taken out.
+const CLOSE_WAIT: Duration = Duration::from_millis(300);
+
+/// See the module's text. One for each process; any number of threads.
+pub struct Redis {
+    shared: Arc<Shared>,
+    url: String,
+    /// The process that opened it.
+    pid: u32,
+}
+
+/// What the thread and all others share.
+struct Shared {
+    book: Mutex<Book>,
+    /// There is something to do for the thread.
+    work: Condvar,
+    /// Something is answered, or the state is another.
+    done: Condvar,
+    started: Instant,
+    news: Box<dyn Fn(News) + Send + Sync>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// Waits for so long at most until the book is as wanted.
+    fn wait<'a>(
+        &'a self,
+        book: MutexGuard<'a, Book>,
+        wait: Duration,
+        wanted: impl Fn(&Book) -> bool,
+    ) -> MutexGuard<'a, Book> {
+        let waited = self.done.wait_timeout_while(book, wait, |book| !wanted(book));
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+impl Redis {
+    /// Opens the directory on this server. That it does not answer is no error: it is asked again
+    /// until it does.
+    ///
+    /// Errors: the settings name files that cannot be read, or no thread can be started.
+    pub fn open(settings: &RedisSettings, surroundings: Surroundings) -> Result<Redis> {
+        let connect = server::Server::new(settings)?;
+        Redis::over(Box::new(connect), settings, surroundings)
+    }
+
+    /// Asks the server once whether it can be used, and says in words why not.
+    pub fn probe(settings: &RedisSettings) -> Result<()> {
+        let unreachable = |why| DirectoryError::Unreachable { url: settings.to_string(), why };
+        server::Server::new(settings)?
+            .connect()
+            .and_then(|mut store| store.run(&[command::Command::Time]))
+            .map_err(unreachable)?;
+        Ok(())
+    }
+
+    fn over(
+        connect: Box<dyn Connect>,
+        settings: &RedisSettings,
+        surroundings: Surroundings,
+    ) -> Result<Redis> {
+        let failed = |action: &'static str| {
+            let url = settings.to_string();
+            move |source: std::io::Error| DirectoryError::Unreachable {
+                url,
+                why: format!("cannot {action}: {source}"),
+            }
+        };
+        let mut candidate = [0; KEY_BYTES];
+        fill_random(&mut candidate).map_err(failed("draw its key"))?;
+        let book = Book::new(&settings.prefix, settings.lease.as_millis() as u64, candidate);
+        let shared = Arc::new(Shared {
+            book: Mutex::new(book),
+            work: Condvar::new(),
+            done: Condvar::new(),
+            started: Instant::now(),
+            news: surroundings.news,
+        });
+        let of_thread = shared.clone();
+        (surroundings.spawn)("unb-directory", Box::new(move || thread::run(&of_thread, connect)))
+            .map_err(failed("start its thread"))?;
+        drop(shared.wait(shared.lock(), OPEN_WAIT, |book| book.state != State::Starting));
+        Ok(Redis { shared, url: settings.to_string(), pid: std::process::id() })
+    }
+
+    /// The book, if this is the process that opened it: in a forked child its lock may be held by a
+    /// thread that is not there.
+    fn book(&self) -> Result<MutexGuard<'_, Book>> {
+        match std::process::id() == self.pid {
+            true => Ok(self.shared.lock()),
+            false => Err(DirectoryError::Forked),
+        }
+    }
+
+    fn unknown(&self, book: &Book) -> DirectoryError {
+        let why = match &book.state {
+            State::Down(why) => why.clone(),
+            State::Starting | State::Up => "it has not answered so far".into(),
+        };
+        DirectoryError::Unreachable { url: self.url.clone(), why }
+    }
+
+    /// Wakes the thread, if there is something for it.
+    fn wake(&self, book: &Book) {
+        if book.pending() {
+            self.shared.work.notify_one();
+        }
+    }
+
+    fn enter(&self, book: &mut Book, entry: Entry, value: Vec<u8>) -> Result<()> {
+        if !book.own.set(entry, value) {
+            return Err(DirectoryError::Record(format!(
+                "a process has at most {} entries",
+                own::MAX_ENTRIES
+            )));
+        }
+        self.shared.work.notify_one();
+        Ok(())
+    }
+
+    fn take_out(&self, entries: impl Iterator<Item = Entry>) -> Result<()> {
+        let mut book = self.book()?;
+        entries.for_each(|entry| book.own.remove(entry));
+        self.wake(&book);
+        Ok(())
+    }
+}
+
+impl Directory for Redis {
+    fn key(&self) -> Option<[u8; KEY_BYTES]> {
+        self.book().ok()?.key()
+    }
+
+    fn fetch_qp(&self, gid: Gid, qpn: u32) {
+        let qp = QpName::new(gid, qpn);
+        let Ok(mut book) = self.book() else { return };
+        if book.own.get(Entry::Qp(qp)).is_some() || matches!(book.state, State::Down(_)) {
+            return;
+        }
+        let since = book.rounds();
+        if !book.known.ask_qp(qp) {
+            book.known.forget_qp(&qp);
+            return;
+        }
+        self.shared.work.notify_one();
+        let settled =
+            |book: &Book| book.known.answered(&qp, since) || matches!(book.state, State::Down(_));
+        let mut book = self.shared.wait(book, FETCH_WAIT, settled);
+        if !book.known.answered(&qp, since) {
+            // What was known before is not good enough for a new connection.
+            book.known.forget_qp(&qp);
+        }
+    }
+
+    fn settle(&self) {
+        let Ok(book) = self.book() else { return };
+        drop(self.shared.wait(book, SETTLE_WAIT, |book| {
+            book.own.settled() || matches!(book.state, State::Down(_))
+        }));
+    }
+
+    fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64, connection: u32) -> Result<()> {
+        let value = QpRecord { process: incarnation, incarnation, connection }.encode();
+        self.enter(&mut *self.book()?, Entry::Qp(QpName::new(gid, qpn)), value.to_vec())
+    }
+
+    fn unpublish_qp(&self, gid: Gid, qpn: u32) -> Result<()> {
+        self.take_out([Entry::Qp(QpName::new(gid, qpn))].into_iter())
+    }
+
+    fn lookup_qp(&self, gid: Gid, qpn: u32) -> Result<Option<(u64, u32)>> {
+        let qp = QpName::new(gid, qpn);
+        let mut book = self.book()?;
+        if let Some(record) = book.own.get(Entry::Qp(qp)).and_then(QpRecord::decode) {
+            return Ok(Some((record.incarnation, record.connection)));
+        }
+        // For the next time, where it is another connection by now.
+        book.known.ask_qp(qp);
+        self.wake(&book);
+        match book.known.qp(&qp) {
+            Some(Ok(found)) => Ok(found.map(|record| (record.incarnation, record.connection))),
+            Some(Err(bytes)) => {
+                let why = format!("an entry of {bytes} bytes is none");
+                Err(DirectoryError::Unreachable { url: self.url.clone(), why })
+            }
+            None => Err(self.unknown(&book)),
+        }
+    }
+
+    fn publish_process(&self, incarnation: u64, record: &ProcessRecord) -> Result<()> {
+        let value = record.encode(incarnation).map_err(DirectoryError::Record)?;
+        let mut book = self.book()?;
+        if book.known.listens() {
+            self.enter(&mut book, Entry::Listener(incarnation), value.clone())?;
+        }
+        self.enter(&mut book, Entry::Process(incarnation), value)
+    }
+
+    fn unpublish_process(&self, incarnation: u64) -> Result<()> {
+        self.take_out([Entry::Process(incarnation), Entry::Listener(incarnation)].into_iter())
+    }
+
+    fn lookup_process(&self, incarnation: u64) -> Result<Option<ProcessRecord>> {
+        let mut book = self.book()?;
+        if let Some(bytes) = book.own.get(Entry::Process(incarnation)) {
+            return Ok(ProcessRecord::decode(bytes).map(|(_, record)| record));
+        }
+        let found = book.known.process(incarnation, self.shared.now_ms());
+        self.wake(&book);
+        found.ok_or_else(|| self.unknown(&book))
+    }
+
+    fn processes(&self) -> Result<Vec<(u64, ProcessRecord)>> {
+        let book = self.book()?;
+        let mut all = book.known.processes();
+        let own = book
+            .own
+            .processes()
+            .map(|(incarnation, bytes)| Some((incarnation, ProcessRecord::decode(bytes)?.1)));
+        all.extend(own.flatten());
+        Ok(all.into_iter().collect())
+    }
+
+    fn publish_moved(&self, moved: &[MovedQp]) -> Result<()> {
+        let mut book = self.book()?;
+        moved.iter().try_for_each(|qp| {
+            let entry = Entry::Moved(QpName::new(qp.known.0, qp.known.1));
+            self.enter(&mut book, entry, qp.encode(0).to_vec())
+        })
+    }
+
+    fn unpublish_moved(&self, known: &[(Gid, u32)]) -> Result<()> {
+        self.take_out(known.iter().map(|(gid, qpn)| Entry::Moved(QpName::new(*gid, *qpn))))
+    }
+
+    fn moved(&self) -> Result<Vec<MovedQp>> {
+        let mut book = self.book()?;
+        if !book.known.listens() {
+            let own: Vec<_> = book
+                .own
+                .processes()
+                .map(|(incarnation, bytes)| (incarnation, bytes.to_vec()))
+                .collect();
+            own.into_iter()
+                .try_for_each(|(i, bytes)| self.enter(&mut book, Entry::Listener(i), bytes))?;
+        }
+        // Its own are known better here than there.
+        let mut all = book.known.moved().clone();
+        all.extend(
+            book.own.moved().filter_map(|(qp, bytes)| Some((qp, MovedQp::decode(&qp.0, bytes)?.1))),
+        );
+        self.wake(&book);
+        Ok(all.into_values().collect())
+    }
+
+    /// Waits [`CLOSE_WAIT`] at most, also for the lock: a process may end by a signal that came
+    /// while one of its threads had it.
+    fn close(&self) {
+        if std::process::id() != self.pid {
+            return;
+        }
+        let deadline = Instant::now() + CLOSE_WAIT;
+        let mut book = loop {
+            match self.shared.book.try_lock() {
+                Ok(book) => break book,
+                Err(std::sync::TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+                Err(std::sync::TryLockError::WouldBlock) if Instant::now() >= deadline => return,
+                Err(std::sync::TryLockError::WouldBlock) => {
+                    std::thread::sleep(Duration::from_millis(1))
+                }
+            }
+        };
+        book.close();
+        self.shared.work.notify_one();
+        drop(self.shared.wait(
+            book,
+            deadline.saturating_duration_since(Instant::now()),
+            Book::closed,
+        ));
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

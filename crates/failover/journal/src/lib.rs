@@ -1,0 +1,27 @@
+//! The journal of a QP on a device that has only plain verbs: what such a device cannot give back
+//! when a QP fails is kept here.
+//!
+//! A [`Journal`] sits between the application's view of one physical QP and the *provider*, the
+//! device that carries it. Work requests are recorded as they are posted; the provider is given
+//! each under a number of the journal's own ([`Slot`]). Completions come back under these numbers,
+//! and leave as the application's: in order, once, unsignalled sends without one. When the network
+//! fails the QP, the provider flushes everything; the journal lets nothing of that through, and the
+//! owner takes what is outstanding to another QP as a [`Backlog`](unbroken_roce::Backlog), as it
+//! would from a QP that can hold its work by itself.
+//!
+//! It is a state machine without I/O: the owner posts, polls, and tells it what came of that.
+//!
+//! Rooms: `journal` is posting and its states, `sends` what is recorded of a send, `completion`
+//! what a WC does, `stop` how a QP is stopped, `slot` the numbers.
+#![forbid(unsafe_code)]
+
+mod completion;
+mod journal;
+mod phase;
+mod sends;
+mod slot;
+mod stop;
+
+pub use journal::{Config, Journal, Mutation, Posted};
+pub use slot::{Queue, Slot};
+pub use stop::Step;

@@ -1,0 +1,663 @@
+//! Journals under random interleavings of posts, completions, failures and stops, life after life,
+//! against what really happened.
+//!
+//! The provider here is as plain as a device can be: one that fails is in ERR and flushes, each of
+//! its CQs is polled when it pleases the seed, and what was executed may never be acknowledged. The
+//! peer is a list of what was executed, and how often.
+
+use std::collections::VecDeque;
+use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot, Step};
+use unbroken_roce::{Completions, Messages, PeerDone, PostError, RecvWr, SendBatch, SendWr};
+use unbroken_types::{QpCaps, SendFlags, SendOpcode, Sge, Wc, WcStatus};
+
+const CAPS: QpCaps = QpCaps {
+    max_send_wr: 9,
+    max_recv_wr: 5,
+    max_send_sge: 2,
+    max_recv_sge: 1,
+    max_inline_data: 16,
+};
+const QPN: u32 = 0x1234;
+/// Sends and receives of a program, and messages that come for it.
+const WORK: usize = 40;
+const STEPS: usize = 4000;
+
+type Outcome<T = ()> = Result<T, String>;
+
+macro_rules! ensure {
+    ($cond:expr, $($text:tt)*) => { if !$cond { return Err(format!($($text)*)); } };
+}
+
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % n
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// A send of the program, and what became of it.
+struct Sent {
+    opcode: SendOpcode,
+    signaled: bool,
+    executed: u32,
+    /// Its WC, if one has come.
+    status: Option<u32>,
+}
+
+struct InQueue {
+    wr_id: u64,
+    signaled: bool,
+    sent: usize,
+    executed: bool,
+}
+
+#[derive(Default)]
+struct Provider {
+    sends: VecDeque<InQueue>,
+    recvs: VecDeque<u64>,
+    in_error: bool,
+    send_cq: VecDeque<Wc>,
+    recv_cq: VecDeque<Wc>,
+}
+
+impl Provider {
+    fn send_wc(&mut self, wr_id: u64, status: WcStatus) {
+        self.send_cq.push_back(Wc { wr_id, status: status as u32, qp_num: 7, ..Wc::default() });
+    }
+
+    fn recv_wc(&mut self, wr_id: u64, status: WcStatus, imm_data: u32) {
+        self.recv_cq.push_back(Wc {
+            wr_id,
+            status: status as u32,
+            qp_num: 7,
+            imm_data,
+            ..Wc::default()
+        });
+    }
+
+    /// The oldest send fails with this, the oldest receive with that, and all else is flushed.
+    fn fail(&mut self, first: WcStatus, first_recv: WcStatus) {
+        self.in_error = true;
+        let (mut status, mut recv_status) = (first, first_recv);
+        for e in std::mem::take(&mut self.sends) {
+            self.send_wc(e.wr_id, std::mem::replace(&mut status, WcStatus::WrFlushErr));
+        }
+        for wr_id in std::mem::take(&mut self.recvs) {
+            self.recv_wc(wr_id, std::mem::replace(&mut recv_status, WcStatus::WrFlushErr), 0);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Out(Vec<(bool, Wc)>);
+
+impl Completions for Out {
+    fn send(&mut self, wc: Wc) {
+        self.0.push((true, wc));
+    }
+    fn recv(&mut self, wc: Wc, _: bool) {
+        self.0.push((false, wc));
+    }
+}
+
+/// How a run goes.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    seed: u64,
+    /// The peer counts all that it has executed; else the receives that it has used.
+    exact: bool,
+    sig_all: bool,
+    /// Once in a run the program makes a mistake.
+    mistake: bool,
+    mutation: Mutation,
+}
+
+struct World {
+    plan: Plan,
+    rng: Rng,
+    journal: Journal,
+    provider: Provider,
+    sent: Vec<Sent>,
+    posted_recvs: u64,
+    done_recvs: u64,
+    /// Messages for the program: the next that the peer sends, and the next that the program waits
+    /// for.
+    peer_next: u32,
+    wanted: u32,
+    completed: Messages,
+    consumed: u64,
+    /// The provider has failed, and the journal is not stopped yet.
+    failed: bool,
+    stopping: bool,
+    told: bool,
+    lives: u32,
+    late_successes: u32,
+    /// A WRITE or SEND ran more than once.
+    mistake_made: bool,
+    ended: bool,
+}
+
+struct Pair<'a>([SendWr<'a>; 2]);
+
+impl SendBatch for Pair<'_> {
+    fn count(&self) -> usize {
+        2
+    }
+    fn wr(&self, index: usize) -> SendWr<'_> {
+        self.0[index]
+    }
+}
+
+impl World {
+    fn new(plan: Plan) -> World {
+        let mut world = World {
+            plan,
+            rng: Rng(plan.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            journal: World::journal(plan),
+            provider: Provider::default(),
+            sent: Vec::new(),
+            posted_recvs: 0,
+            done_recvs: 0,
+            peer_next: 0,
+            wanted: 0,
+            completed: Messages::default(),
+            consumed: 0,
+            failed: false,
+            stopping: false,
+            told: false,
+            lives: 1,
+            late_successes: 0,
+            mistake_made: false,
+            ended: false,
+        };
+        world.journal.open();
+        world.journal.start();
+        world
+    }
+
+    fn journal(plan: Plan) -> Journal {
+        Journal::new(Config {
+            caps: CAPS,
+            wc_qpn: QPN,
+            sq_sig_all: plan.sig_all,
+            shared_receives: false,
+            mutation: plan.mutation,
+        })
+    }
+
+    fn makes_wc(&self, i: usize) -> bool {
+        self.plan.sig_all || self.sent[i].signaled
+    }
+
+    // ---- the program ----
+
+    fn next_wr(&mut self, i: usize, sges: &'static [Sge]) -> SendWr<'static> {
+        let opcode = [
+            SendOpcode::Write,
+            SendOpcode::Write,
+            SendOpcode::Send,
+            SendOpcode::WriteImm,
+            SendOpcode::Read,
+        ][self.rng.below(5) as usize];
+        // The last one says when all is done, and a queue full of others would never be emptied.
+        let signaled = i + 1 == WORK || i % 5 == 4 || self.rng.one_in(2);
+        self.sent.push(Sent { opcode, signaled, executed: 0, status: None });
+        SendWr {
+            wr_id: i as u64,
+            opcode,
+            flags: if signaled { SendFlags::SIGNALED } else { SendFlags::default() },
+            remote_addr: i as u64 * 8,
+            rkey: 5,
+            sges,
+            ..SendWr::default()
+        }
+    }
+
+    fn post_sends(&mut self) -> Outcome {
+        const SGES: &[Sge] = &[Sge { addr: 64, length: 8, lkey: 3 }];
+        let i = self.sent.len();
+        let count = if i + 1 < WORK && self.rng.one_in(3) { 2 } else { 1 };
+        if i + count > WORK {
+            return Ok(());
+        }
+        let mut out = Out::default();
+        let posted = if count == 2 {
+            let pair = Pair([self.next_wr(i, SGES), self.next_wr(i + 1, SGES)]);
+            self.journal.post_sends(&pair, &mut out)
+        } else {
+            let wr = self.next_wr(i, SGES);
+            self.journal.post_send(&wr, &mut out)
+        };
+        match posted {
+            Ok(Posted::Give(wr_id)) if self.rng.one_in(20) => {
+                let _ = wr_id;
+                self.journal.refused_sends(count);
+                self.sent.truncate(i);
+            }
+            Ok(Posted::Give(wr_id)) => {
+                (0..count).for_each(|k| self.give_send(wr_id + k as u64, i + k))
+            }
+            Ok(Posted::Kept) => {}
+            Err(PostError::QueueFull(_)) => self.sent.truncate(i),
+            Err(e) => return Err(format!("post: {e}")),
+        }
+        self.deliver(out)
+    }
+
+    fn give_send(&mut self, wr_id: u64, sent: usize) {
+        if self.provider.in_error {
+            return self.provider.send_wc(wr_id, WcStatus::WrFlushErr);
+        }
+        let signaled = self.makes_wc(sent);
+        self.provider.sends.push_back(InQueue { wr_id, signaled, sent, executed: false });
+    }
+
+    fn post_recv(&mut self) -> Outcome {
+        if self.posted_recvs == WORK as u64 {
+            return Ok(());
+        }
+        let mut out = Out::default();
+        let sges = [Sge { addr: self.posted_recvs, length: 4, lkey: 1 }];
+        match self.journal.post_recv(&RecvWr { wr_id: self.posted_recvs, sges: &sges }, &mut out) {
+            Ok(Posted::Give(_)) if self.rng.one_in(20) => self.journal.refused_recv(),
+            Ok(posted) => {
+                self.posted_recvs += 1;
+                if let Posted::Give(wr_id) = posted {
+                    self.give_recv(wr_id);
+                }
+            }
+            Err(PostError::QueueFull(_)) => {}
+            Err(e) => return Err(format!("post_recv: {e}")),
+        }
+        self.deliver(out)
+    }
+
+    fn give_recv(&mut self, wr_id: u64) {
+        match self.provider.in_error {
+            true => self.provider.recv_wc(wr_id, WcStatus::WrFlushErr, 0),
+            false => self.provider.recvs.push_back(wr_id),
+        }
+    }
+
+    fn deliver(&mut self, out: Out) -> Outcome {
+        for (is_send, wc) in out.0 {
+            ensure!(wc.qp_num == QPN, "a WC of QP {:#x}", wc.qp_num);
+            match is_send {
+                true => self.on_send_wc(&wc)?,
+                false => self.on_recv_wc(&wc)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn on_send_wc(&mut self, wc: &Wc) -> Outcome {
+        let i = wc.wr_id as usize;
+        ensure!(i < self.sent.len(), "a WC for send {i}, which was not posted");
+        ensure!(self.sent[i].status.replace(wc.status).is_none(), "a second WC for send {i}");
+        let ok = wc.status == WcStatus::Success as u32;
+        ensure!(
+            ok || self.mistake_made,
+            "send {i}: status {} in a program without mistakes",
+            wc.status
+        );
+        for k in 0..i {
+            ensure!(!self.makes_wc(k) || self.sent[k].status.is_some(), "send {i} before {k}");
+            ensure!(
+                !ok || self.sent[k].status.unwrap_or(0) == 0,
+                "send {i} succeeds behind {k}, which failed"
+            );
+            ensure!(
+                !ok || self.sent[k].executed > 0,
+                "send {i} completes, but {k} was not executed"
+            );
+        }
+        ensure!(!ok || self.makes_wc(i), "send {i} makes a WC that was not asked for");
+        ensure!(!ok || self.sent[i].executed > 0, "send {i} completes and was not executed");
+        Ok(())
+    }
+
+    fn on_recv_wc(&mut self, wc: &Wc) -> Outcome {
+        ensure!(
+            wc.wr_id == self.done_recvs,
+            "receive {} completes, {} is next",
+            wc.wr_id,
+            self.done_recvs
+        );
+        self.done_recvs += 1;
+        if wc.status != WcStatus::Success as u32 {
+            ensure!(self.mistake_made, "a receive fails in a program without mistakes");
+            return Ok(());
+        }
+        ensure!(
+            wc.imm_data == self.wanted,
+            "message {} comes, {} is next",
+            wc.imm_data,
+            self.wanted
+        );
+        self.wanted += 1;
+        Ok(())
+    }
+
+    // ---- the provider and the peer ----
+
+    fn execute(&mut self) -> Outcome {
+        let Some(e) = self.provider.sends.iter_mut().find(|e| !e.executed) else { return Ok(()) };
+        e.executed = true;
+        let (i, exact) = (e.sent, self.plan.exact);
+        self.sent[i].executed += 1;
+        let opcode = self.sent[i].opcode;
+        let again = self.sent[i].executed > 1 && opcode != SendOpcode::Read;
+        ensure!(
+            !again || !exact && !opcode.consumes_receive(),
+            "{opcode:?} {i} was executed twice"
+        );
+        Ok(())
+    }
+
+    fn acknowledge(&mut self) {
+        if self.provider.sends.front().is_some_and(|e| e.executed) {
+            let e = self.provider.sends.pop_front().unwrap();
+            if e.signaled {
+                self.provider.send_wc(e.wr_id, WcStatus::Success);
+            }
+        }
+    }
+
+    fn message_comes(&mut self) {
+        if self.peer_next < WORK as u32 && !self.provider.in_error {
+            if let Some(wr_id) = self.provider.recvs.pop_front() {
+                self.provider.recv_wc(wr_id, WcStatus::Success, self.peer_next);
+                self.peer_next += 1;
+            }
+        }
+    }
+
+    fn network_fails(&mut self) {
+        use WcStatus::{FatalErr, RemAbortErr, RetryExcErr, WrFlushErr};
+        let first = [RetryExcErr, RemAbortErr, FatalErr, WrFlushErr][self.rng.below(4) as usize];
+        self.provider.fail(first, WrFlushErr);
+        self.failed = true;
+    }
+
+    fn program_errs(&mut self) -> Outcome {
+        use WcStatus::{LocLenErr, RemAccessErr, WrFlushErr};
+        if self.provider.sends.is_empty() || self.provider.recvs.is_empty() {
+            return Ok(());
+        }
+        self.mistake_made = true;
+        match self.rng.below(3) {
+            0 => self.provider.fail(RemAccessErr, WrFlushErr),
+            1 => self.provider.fail(WrFlushErr, LocLenErr),
+            _ => {
+                // A request of the peer did it: the device says so by an event.
+                self.provider.fail(WrFlushErr, WrFlushErr);
+                if self.rng.one_in(2) {
+                    self.poll_some()?;
+                }
+                let mut out = Out::default();
+                self.journal.handle_own_error(&mut out);
+                self.deliver(out)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn poll_some(&mut self) -> Outcome {
+        for _ in 0..self.rng.below(4) {
+            let from = if self.rng.one_in(2) {
+                &mut self.provider.send_cq
+            } else {
+                &mut self.provider.recv_cq
+            };
+            let Some(wc) = from.pop_front() else { continue };
+            self.handle(&wc)?;
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, wc: &Wc) -> Outcome {
+        self.late_successes += u32::from(self.stopping && wc.status == WcStatus::Success as u32);
+        let mut out = Out::default();
+        self.journal.handle_wc(1, wc, &mut out);
+        self.deliver(out)
+    }
+
+    fn poll_all(&mut self) -> Outcome {
+        while let Some(wc) = self.provider.send_cq.pop_front() {
+            self.handle(&wc)?;
+        }
+        while let Some(wc) = self.provider.recv_cq.pop_front() {
+            self.handle(&wc)?;
+        }
+        Ok(())
+    }
+
+    // ---- the owner ----
+
+    fn look_for_failure(&mut self) -> Outcome {
+        let looked = self.provider.send_cq.is_empty() && self.provider.recv_cq.is_empty();
+        if let Some(status) = self.journal.poll_failure(looked) {
+            ensure!(self.failed, "a QP that works is said to have failed: {status:?}");
+            ensure!(!self.told, "it is said twice");
+            self.told = true;
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self) -> Outcome {
+        self.stopping = true;
+        let mut out = Out::default();
+        let step = self.journal.stop(&mut out);
+        self.deliver(out)?;
+        match step {
+            Step::ToErr => {
+                if !self.provider.in_error {
+                    self.provider.fail(WcStatus::WrFlushErr, WcStatus::WrFlushErr);
+                }
+                self.journal.in_error();
+                Ok(())
+            }
+            Step::Mark(queue) => {
+                let wr_id = Slot::Marker(queue).wr_id();
+                match queue {
+                    Queue::Send => self.provider.send_wc(wr_id, WcStatus::WrFlushErr),
+                    Queue::Recv => self.provider.recv_wc(wr_id, WcStatus::WrFlushErr, 0),
+                }
+                self.journal.marked(queue);
+                Ok(())
+            }
+            Step::Wait => Ok(()),
+            Step::Done(backlog) => self.begin_life(backlog),
+            Step::Ended => {
+                ensure!(self.mistake_made, "it ended without a mistake");
+                self.ended = true;
+                Ok(())
+            }
+            Step::Strange => Err("the provider said nothing strange".into()),
+        }
+    }
+
+    fn begin_life(&mut self, mut backlog: unbroken_roce::Backlog) -> Outcome {
+        self.completed += backlog.completed;
+        self.consumed += backlog.executed.receives;
+        ensure!(!backlog.exact, "a plain device does not count exactly");
+        let mut truth = Messages::default();
+        self.sent.iter().filter(|s| s.executed > 0).for_each(|s| truth.count(s.opcode));
+        ensure!(
+            truth.all >= self.completed.all,
+            "{} completed, {} executed",
+            self.completed.all,
+            truth.all
+        );
+        let done = match self.plan.exact {
+            true => PeerDone::Messages(truth.all - self.completed.all),
+            false => PeerDone::Receives(truth.receives - self.completed.receives),
+        };
+        let ids: Vec<u64> = backlog.sends.iter().map(|e| e.wr_id).collect();
+        let from = self.sent.len() - ids.len().min(self.sent.len());
+        ensure!(
+            ids == (from as u64..self.sent.len() as u64).collect::<Vec<_>>(),
+            "the backlog has sends {ids:?}"
+        );
+        let recvs: Vec<u64> = backlog.recvs.iter().map(|e| e.wr_id).collect();
+        ensure!(
+            recvs == (self.done_recvs..self.posted_recvs).collect::<Vec<_>>(),
+            "and receives {recvs:?}"
+        );
+        backlog.mark_executed(done);
+        (self.peer_next, self.failed, self.stopping, self.told) =
+            (self.consumed as u32, false, false, false);
+        self.lives += 1;
+        self.provider = Provider::default();
+        self.journal = World::journal(self.plan);
+        let mut out = Out::default();
+        let refused = |e| format!("adopt: {e}");
+        let recvs = unbroken_roce::Backlog {
+            recvs: std::mem::take(&mut backlog.recvs),
+            ..Default::default()
+        };
+        self.journal.adopt(&recvs, &mut out).map_err(refused)?;
+        self.journal.open();
+        while let Some(wr) = self.journal.next_recv() {
+            let wr_id = wr.wr_id;
+            self.journal.gave_recv();
+            self.give_recv(wr_id);
+        }
+        self.journal.adopt(&backlog, &mut out).map_err(refused)?;
+        self.journal.start();
+        while let Some(wr) = self.journal.next_send(&mut out) {
+            let (wr_id, sent) = (wr.wr_id, wr.remote_addr as usize / 8);
+            let signaled = self.plan.sig_all || wr.flags.contains(SendFlags::SIGNALED);
+            self.journal.gave_send();
+            self.provider.sends.push_back(InQueue { wr_id, signaled, sent, executed: false });
+        }
+        self.deliver(out)
+    }
+
+    fn step(&mut self) -> Outcome {
+        match self.rng.below(100) {
+            0..20 => self.post_sends(),
+            20..30 => self.post_recv(),
+            30..45 => self.execute(),
+            45..55 => {
+                self.acknowledge();
+                Ok(())
+            }
+            55..65 => {
+                self.message_comes();
+                Ok(())
+            }
+            65..90 => self.poll_some(),
+            90..94 => self.look_for_failure(),
+            94 if !self.failed && self.lives < 6 && !self.mistake_made && !self.stopping => {
+                self.network_fails();
+                Ok(())
+            }
+            95 if self.plan.mistake && !self.failed && !self.mistake_made && !self.stopping => {
+                self.program_errs()
+            }
+            96..98
+                if (self.failed || self.lives < 6) && !self.stopping && !self.journal.ended() =>
+            {
+                self.stop()
+            }
+            _ if self.stopping => self.stop(),
+            _ => Ok(()),
+        }
+    }
+
+    fn finished(&self) -> bool {
+        let all = |i: usize| self.sent[i].status.is_some() || !self.makes_wc(i);
+        self.sent.len() == WORK && (0..WORK).all(all) && self.wanted == WORK as u32
+    }
+
+    fn run(&mut self) -> Outcome {
+        for step in 0..STEPS {
+            self.step().map_err(|e| format!("step {step}: {e}"))?;
+            if self.ended || self.finished() {
+                break;
+            }
+            if self.failed && !self.stopping && self.rng.one_in(10) {
+                self.stop()?;
+            }
+        }
+        self.poll_all()?;
+        if self.mistake_made {
+            return self.check_end();
+        }
+        ensure!(
+            self.finished(),
+            "not all is done: {} sends posted, {} messages",
+            self.sent.len(),
+            self.wanted
+        );
+        let executed = self.sent.iter().enumerate().find(|(_, s)| s.executed == 0);
+        ensure!(executed.is_none(), "send {:?} was lost", executed.map(|(i, _)| i));
+        Ok(())
+    }
+
+    /// The program's mistake has ended the QP: everything has a WC.
+    fn check_end(&mut self) -> Outcome {
+        ensure!(self.ended || self.journal.ended(), "a mistake of the program did not end the QP");
+        ensure!(self.journal.is_empty(), "something has no WC in a QP that ended");
+        ensure!(self.sent.iter().any(|s| s.status.is_some_and(|s| s != 0)), "nothing failed");
+        ensure!(
+            self.done_recvs == self.posted_recvs,
+            "{} of {} receives",
+            self.done_recvs,
+            self.posted_recvs
+        );
+        Ok(())
+    }
+}
+
+fn plans(mutation: Mutation, seeds: u64) -> impl Iterator<Item = Plan> {
+    (0..seeds).map(move |seed| Plan {
+        seed,
+        exact: seed % 2 == 0,
+        sig_all: seed % 5 == 4,
+        mistake: seed % 3 == 2,
+        mutation,
+    })
+}
+
+#[test]
+fn every_send_completes_once_in_order_and_nothing_is_lost_at_any_stop() {
+    let (mut lives, mut late, mut mistakes) = (0, 0, 0);
+    for plan in plans(Mutation::None, 4000) {
+        let mut world = World::new(plan);
+        world.run().unwrap_or_else(|e| panic!("{plan:?}: {e}"));
+        (lives, late) = (lives + world.lives, late + world.late_successes);
+        mistakes += u32::from(world.mistake_made);
+    }
+    println!("{lives} lives, {late} successes while stopping, {mistakes} mistakes");
+    assert!(lives > 8000 && late > 1000 && mistakes > 400, "{lives} {late} {mistakes}");
+}
+
+#[test]
+fn every_rule_that_is_left_out_is_noticed() {
+    use Mutation::*;
+    for mutation in [
+        FlushLetThrough,
+        NoMarker,
+        UnsignaledLost,
+        ExecutedEarly,
+        LateSuccessLost,
+        LateReceiveUncounted,
+        ExecutedAgain,
+        OwnErrorHeld,
+    ] {
+        let caught = plans(mutation, 4000)
+            .find_map(|plan| World::new(plan).run().err().map(|e| (plan.seed, e)));
+        println!("{mutation:?}: {caught:?}");
+        assert!(caught.is_some(), "{mutation:?} passes");
+    }
+}

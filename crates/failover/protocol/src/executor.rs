@@ -1,0 +1,525 @@
+//! Carries out what [`LogicalQp`] decides: one end of a logical QP with its physical QP. The
+//! product (`shift`) and the simulator drive this code; what they add is a [`Shell`], which has the
+//! devices, the network and the directory.
+//!
+//! A handler fetches the actions of the state machine and does them; answers go back at once, so a
+//! whole step of a switch (quiesce, open) happens in one call, in the thread that noticed the
+//! failure.
+//!
+//! Where the outstanding work is, at any time:
+//!
+//! |             | sends                           | receives              |
+//! |-------------|---------------------------------|-----------------------|
+//! | `Active`    | in the physical QP              | in the physical QP    |
+//! | `Fencing`   | in the physical QP; a post is held | in the physical QP |
+//! | `Quiescing` | taken out, into `held`          | taken out, into `held` |
+//! | `Opening`, `Parked` | held; a post is appended | held; a post is appended |
+//! | `Waiting`, `Checking`, `Connected` | held; a post is appended | in the fresh physical QP |
+//! | `Start`     | marked, given to the physical QP | in it                |
+//!
+//! So nothing that is posted is refused, order is kept, and what is replayed is decided on a list
+//! and not in a device.
+//!
+//! Rooms: here is what happens to a QP and the actions that follow; `life` is how a life of the
+//! physical QP begins and ends, `held` what no physical QP has, `fence` the watch over sends that
+//! shall complete before a planned switch.
+//!
+//! Time is the shell's `now_us`; only [`Executor::look`] takes the observer's clock, by which
+//! silence is measured.
+
+use crate::action::{Action, Reason, Switched};
+use crate::choice::may_go_home;
+use crate::config::Mutation;
+use crate::health::Verdict;
+use crate::message::{Body, Message, RefuseReason};
+use crate::qp::{LogicalQp, State};
+use crate::silence::{Look, Silence};
+use crate::slots::{slot_of, Belief, SlotPath};
+use fence::{Fence, FENCE_LOOK_US};
+use held::Held;
+use unbroken_roce::{Progress, RcModify, Replay};
+use unbroken_types::{QpState, WcStatus};
+
+mod behaviour;
+mod fence;
+mod held;
+mod life;
+mod shell;
+#[cfg(test)]
+mod tests;
+
+pub use shell::{Asks, Ended, PeerWord, Shell, StepError, Switch};
+
+/// Actions that one call may carry out; a switch over every slot needs fewer.
+const MAX_ACTIONS: usize = 1024;
+
+/// A switch is reported when something moved on the new path, or, on an idle QP, after this time. A
+/// planned one for which no send waited is reported when the QP takes sends again: when the next
+/// comes is up to the application.
+const REPORT_WAIT_US: u64 = 1_000_000;
+/// How often that is looked at: first, and at most.
+const REPORT_LOOK_US: u64 = 500;
+/// See `REPORT_LOOK_US`.
+const REPORT_LOOK_MAX_US: u64 = 20_000;
+
+/// A switch that is done but not yet reported.
+#[derive(Clone, Debug)]
+struct Pending {
+    switched: Switched,
+    replay: Replay,
+    /// When to look next, and how long after the last look.
+    look_at_us: u64,
+    look_us: u64,
+}
+
+/// One end of a protected QP. See the module's text.
+#[derive(Clone, Debug)]
+pub struct Executor {
+    lqp: LogicalQp,
+    silence: Silence,
+    /// The transport of the present life has given up with this status, and the path has been asked
+    /// whether it lives.
+    gave_up: Option<WcStatus>,
+    /// The path of the present life was found alive before its transport gave up.
+    was_alive: bool,
+    held: Option<Held>,
+    pending: Option<Pending>,
+    /// A planned switch waits until the sends are complete.
+    fence: Option<Fence>,
+    /// Planned switches were cancelled: before this time none is tried, and how long the pause was.
+    pause: (u64, u64),
+    /// The physical QP is being stopped: when it is asked next, and how long after the last time.
+    stopping: Option<(u64, u64)>,
+    /// First PSN of our requests in this epoch.
+    sq_psn: u32,
+    replay: Replay,
+    /// The last life began with sends that had waited for it.
+    had_waited: bool,
+    /// The beliefs have been set from what is known.
+    informed: bool,
+    /// This end had the QP leave its first path, and not its peer.
+    left_home: bool,
+}
+
+impl Executor {
+    /// The executor of a logical QP whose physical QP the application connects.
+    pub fn new(lqp: LogicalQp) -> Executor {
+        Executor {
+            lqp,
+            silence: Silence::default(),
+            gave_up: None,
+            was_alive: false,
+            held: None,
+            pending: None,
+            fence: None,
+            pause: (0, 0),
+            stopping: None,
+            sq_psn: 0,
+            replay: Replay::default(),
+            had_waited: false,
+            informed: false,
+            left_home: false,
+        }
+    }
+
+    // ---- getters ----
+
+    /// The state machine.
+    pub fn lqp(&self) -> &LogicalQp {
+        &self.lqp
+    }
+
+    /// A second path is believed alive.
+    pub fn ready(&self) -> bool {
+        self.informed && self.lqp.has_backup()
+    }
+
+    /// It is between two paths, or prepares to leave one.
+    pub fn on_its_way(&self) -> bool {
+        self.switching() || self.lqp.state() == State::Fencing
+    }
+
+    /// It is between two paths.
+    pub fn switching(&self) -> bool {
+        !matches!(self.lqp.state(), State::Active | State::Fencing | State::Failed | State::Closed)
+    }
+
+    /// The path that carries the QP now, while it is not between two.
+    pub fn active_path(&self) -> Option<SlotPath> {
+        self.lqp.path().filter(|_| matches!(self.lqp.state(), State::Active | State::Fencing))
+    }
+
+    /// Where to go back to: the first path, if it was this end that had the QP leave it. The other
+    /// end may know nothing of what was wrong.
+    pub fn home(&self) -> Option<SlotPath> {
+        self.lqp.slots().get(0).filter(|home| self.left_home && self.lqp.path() != Some(*home))
+    }
+
+    /// The same, if it is time to go: the path home is `steady`, and the QP has been away for long
+    /// enough.
+    pub fn may_go_home(&self, now_us: u64, steady: bool) -> Option<SlotPath> {
+        let may = may_go_home(self.lqp.policy(), now_us, self.lqp.on_path_since_us(), steady);
+        self.home().filter(|_| may)
+    }
+
+    /// What is posted is to be held ([`Self::hold_sends`]), whatever the physical QP would say to
+    /// it.
+    pub fn holds_sends(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// First PSN of our requests, once the QP has left its first epoch.
+    pub fn moved_sq_psn(&self) -> Option<u32> {
+        (self.lqp.epoch() > 0).then_some(self.sq_psn)
+    }
+
+    /// With which status the transport of the present life has given up.
+    pub fn gave_up_with(&self) -> Option<WcStatus> {
+        self.gave_up
+    }
+
+    /// How far it had advanced at the last look.
+    pub fn advanced(&self) -> u64 {
+        self.silence.advanced()
+    }
+
+    /// Since when the QP is silent, as of the last look.
+    pub fn silent_since_us(&self) -> Option<u64> {
+        self.silence.since_us()
+    }
+
+    /// When [`Self::tick`] is to be called at the latest; `None` while nothing is under way.
+    pub fn deadline_us(&self) -> Option<u64> {
+        let report = self.pending.as_ref().map(|p| p.look_at_us);
+        let stop = self.stopping.map(|(at_us, _)| at_us);
+        let fence = self.fence.map(|f| f.look_at_us);
+        [self.lqp.poll_timeout(), report, stop, fence].into_iter().flatten().min()
+    }
+
+    // ---- handlers ----
+
+    /// The physical QP of the present path fails, or its path is dead.
+    pub fn suspect(&mut self, shell: &mut impl Shell, reason: Reason) {
+        if matches!(reason, Reason::Wedged(_)) && self.never_worked(shell) {
+            // A fresh life would hide a mistake of the program, such as a wrong PSN. Its own
+            // transport says when it is enough.
+            if let Some(status) = self.gave_up {
+                self.lqp.fail_unproven(status);
+                self.run(shell);
+            }
+            return;
+        }
+        self.learn(shell);
+        let now_us = shell.now_us();
+        if let (Some(path), Reason::PostFailed) = (self.lqp.path(), reason) {
+            self.lqp.set_path_belief(now_us, path, Belief::NoNic);
+        }
+        self.lqp.suspect(now_us, self.lqp.epoch(), reason);
+        self.run(shell);
+    }
+
+    /// Nothing was acknowledged and nothing received since the QP was connected, as far as its
+    /// device can tell.
+    fn never_worked(&self, shell: &mut impl Shell) -> bool {
+        // A path that has come back only now has had no chance to carry anything.
+        if self.gave_up.is_some() && !self.was_alive {
+            return false;
+        }
+        if self.lqp.epoch() > 0 || self.lqp.mutation() == Mutation::UnprovenRevived {
+            return false;
+        }
+        let p = shell.progress();
+        (p.advanced, p.executed, p.completed, p.first_moved_us, p.unannounced_sends)
+            == (0, 0, 0, None, 0)
+    }
+
+    /// Prepares a planned switch to the best path that is wanted and believed alive. Gives whether
+    /// it has begun.
+    pub fn plan(
+        &mut self,
+        shell: &mut impl Shell,
+        reason: Reason,
+        wanted: impl Fn(SlotPath) -> bool,
+    ) -> bool {
+        let now_us = shell.now_us();
+        let app = shell.app().state;
+        // An end that only receives may stay in RTR, as perftest's servers do.
+        if now_us < self.pause.0 || !matches!(app, Some(QpState::Rtr | QpState::Rts)) {
+            return false;
+        }
+        let progress = shell.progress();
+        if app != Some(progress.state) {
+            return false;
+        }
+        if progress.unannounced_sends > 0 {
+            // What nobody will hear of cannot be waited for: the next time it has something behind
+            // it.
+            shell.announce();
+            return false;
+        }
+        self.learn(shell);
+        self.lqp.set_crowd(shell.crowd());
+        let begun = self.lqp.plan(now_us, reason, wanted);
+        self.run_from(shell, Some(progress));
+        begun
+    }
+
+    /// The transport has given up. That is a question to its path, which the caller asks; the
+    /// answer decides ([`Self::verdict`]).
+    pub fn gave_up(&mut self, shell: &mut impl Shell, status: WcStatus) -> Option<SlotPath> {
+        let Some(path) = self.active_path() else {
+            self.suspect(shell, Reason::QpFailed(status));
+            return None;
+        };
+        self.gave_up = Some(status);
+        Some(path)
+    }
+
+    /// It has been found out whether a path to the peer lives.
+    pub fn verdict(&mut self, shell: &mut impl Shell, path: SlotPath, verdict: Verdict) {
+        let on_it = self.lqp.path() == Some(path);
+        if on_it && self.gave_up.is_none() {
+            self.was_alive = verdict == Verdict::Alive;
+        }
+        let reason = match (verdict, self.gave_up) {
+            (Verdict::Alive, Some(status)) if on_it => Reason::Wedged(status),
+            (Verdict::Dead, Some(status)) if on_it => Reason::QpFailed(status),
+            (Verdict::Dead, None) if on_it => Reason::Stall,
+            _ => return self.beliefs_changed(shell),
+        };
+        self.suspect(shell, reason);
+    }
+
+    /// A control message for the QP has come. What follows only from what the directory says now
+    /// waits for that ([`Shell::peer_word`]).
+    pub fn message(&mut self, shell: &mut impl Shell, message: &Message) {
+        let refused =
+            matches!(&message.body, Body::Refuse(r) if r.reason == RefuseReason::WrongConnection);
+        let (peer, from) = (self.lqp.peer(), message.from);
+        // It was reset after we had looked it up, and before it connected to us; or it belongs to
+        // an earlier connection.
+        let misnamed =
+            (refused || from.connection != peer.connection) && from.incarnation == peer.incarnation;
+        // We have answered already.
+        let unheard = matches!(&message.body, Body::Hello(h) if h.waiting && !h.heard)
+            && self.lqp.state() == State::Connected;
+        let invited =
+            matches!(message.body, Body::Planned(..)) && self.lqp.state() == State::Active;
+        if invited {
+            self.learn(shell);
+            self.lqp.set_crowd(shell.crowd());
+        }
+        // The peer wants to go to a NIC that it knows to be well.
+        let wonders = matches!(message.body, Body::Planned(_, epoch) if invited && self.lqp.belief(slot_of(epoch)) != Belief::Alive);
+        if misnamed || unheard || wonders {
+            // A NIC of the peer that died and was healed has a new endpoint, and what we know is
+            // the old one, or that it has none.
+            let asks = if misnamed { Asks::Connection } else { Asks::Endpoints };
+            let Some(word) = shell.peer_word(message, asks) else { return };
+            if let (true, Some(connection)) = (misnamed, word.connection) {
+                self.lqp.set_peer_connection(connection);
+            }
+        }
+        if wonders {
+            self.learn(shell);
+        }
+        self.lqp.handle_message(shell.now_us(), message);
+        self.run(shell);
+    }
+
+    /// The peer's process has ended: one that was killed says no Bye.
+    pub fn peer_gone(&mut self, shell: &mut impl Shell) {
+        self.say_bye_for_peer(shell);
+        match shell.progress().outstanding_sends > 0 {
+            true => self.suspect(shell, self.gave_up.map_or(Reason::Stall, Reason::QpFailed)),
+            false => self.run(shell),
+        }
+    }
+
+    /// What is known of NICs or paths has changed.
+    pub fn beliefs_changed(&mut self, shell: &mut impl Shell) {
+        self.learn(shell);
+        self.run(shell);
+    }
+
+    /// Something may have moved, or a deadline may have passed: to be called at
+    /// [`Self::deadline_us`].
+    pub fn tick(&mut self, shell: &mut impl Shell) {
+        let (now_us, progress) = (shell.now_us(), shell.progress());
+        if progress.advanced > 0 || progress.executed > 0 {
+            self.lqp.handle_progress(now_us, self.lqp.epoch());
+        }
+        self.look_for_report(shell, now_us, &progress);
+        if self.stopping.is_some_and(|(at_us, _)| at_us <= now_us) {
+            self.quiesce(shell);
+        }
+        if self.fence.is_some_and(|f| f.look_at_us <= now_us) {
+            self.look_at_fence(shell.now_us(), &progress);
+        }
+        if self.times_out(now_us) {
+            if shell.peer_has_ended() {
+                self.say_bye_for_peer(shell);
+            }
+            // A post that failed may have had another reason than a dead NIC: both ends would
+            // refuse the other's path for ever.
+            self.learn(shell);
+            self.lqp.handle_timeout(now_us);
+        }
+        self.run(shell);
+    }
+
+    /// Whether the next [`Self::tick`] will find that what is awaited of the peer has not come:
+    /// what is known of it is to be read anew before.
+    pub fn times_out(&self, now_us: u64) -> bool {
+        self.lqp.poll_timeout().is_some_and(|at_us| at_us <= now_us)
+    }
+
+    /// Looks at the progress of a QP that nothing is being switched of, by the observer's clock.
+    /// Gives its path, too.
+    pub fn look(&mut self, clock_us: u64, progress: &Progress) -> Option<(SlotPath, Look)> {
+        let path = self.active_path()?;
+        // What the application itself holds back (SQD) is not silent.
+        let awaited = if progress.resting { 0 } else { progress.outstanding_sends };
+        Some((path, self.silence.look(clock_us, awaited, progress.advanced)))
+    }
+
+    /// The application ends the connection: tells the peer.
+    pub fn close(&mut self, shell: &mut impl Shell) {
+        self.lqp.close(shell.now_us());
+        self.run(shell);
+    }
+
+    // ---- the rest ----
+
+    /// Sets what is believed of every path from what is known of NICs and pairs.
+    fn learn(&mut self, shell: &impl Shell) {
+        self.informed = true;
+        self.lqp.set_beliefs(shell.now_us(), |path| shell.belief(path));
+    }
+
+    fn say_bye_for_peer(&mut self, shell: &impl Shell) {
+        let bye = Message { from: self.lqp.peer(), to: self.lqp.me(), body: Body::Bye };
+        self.lqp.handle_message(shell.now_us(), &bye);
+    }
+
+    fn look_for_report(&mut self, shell: &mut impl Shell, now_us: u64, progress: &Progress) {
+        let epoch = self.lqp.epoch();
+        let Some(p) = &mut self.pending else { return };
+        let moved = progress.first_moved_us.filter(|_| p.switched.epoch == epoch);
+        if moved.is_some()
+            || now_us > p.switched.started_us + REPORT_WAIT_US
+            || p.switched.epoch != epoch
+        {
+            // Of an idle QP it is known a second later that nothing has moved.
+            let Pending { switched, replay, .. } = *p;
+            self.report(shell, switched, replay, moved.unwrap_or(switched.started_us));
+        } else if p.look_at_us <= now_us {
+            p.look_us = (2 * p.look_us).min(REPORT_LOOK_MAX_US);
+            p.look_at_us = now_us + p.look_us;
+        }
+    }
+
+    fn report(
+        &mut self,
+        shell: &mut impl Shell,
+        switched: Switched,
+        replay: Replay,
+        moved_us: u64,
+    ) {
+        self.pending = None;
+        shell.switched(&self.lqp, &Switch { switched, replay, moved_us });
+    }
+
+    /// Does what the state machine asks until it asks nothing.
+    fn run(&mut self, shell: &mut impl Shell) {
+        self.run_from(shell, None);
+    }
+
+    /// The same where it is known how far the physical QP is, of which all sends are announced.
+    fn run_from(&mut self, shell: &mut impl Shell, mut known: Option<Progress>) {
+        for _ in 0..MAX_ACTIONS {
+            let Some(action) = self.lqp.poll_action() else { break };
+            match action {
+                Action::Fence { .. } => {
+                    shell.announce();
+                    self.held.get_or_insert_with(Held::default);
+                    let progress = known.take().unwrap_or_else(|| shell.progress());
+                    let now_us = shell.now_us();
+                    let (advanced, outstanding) = (progress.advanced, progress.outstanding_sends);
+                    self.fence = Some(Fence {
+                        advanced,
+                        outstanding,
+                        look_at_us: now_us,
+                        look_us: FENCE_LOOK_US,
+                    });
+                    self.look_at_fence(now_us, &progress);
+                }
+                Action::Release { .. } => self.release(shell),
+                Action::Quiesce { .. } => self.quiesce(shell),
+                Action::Open { epoch, slot } => self.open(shell, epoch, slot),
+                Action::Send { message, via } => {
+                    // One that cannot leave is a lost message: what matters is repeated, over the
+                    // next path.
+                    if let Some(path) = self.lqp.slots().get(via) {
+                        shell.send(&message, path);
+                    }
+                }
+                Action::CheckReplay { epoch, peer_done } => {
+                    let breaks =
+                        self.held.as_ref().is_some_and(|h| h.work.unsafe_to_replay(peer_done));
+                    let safe = !breaks || self.lqp.mutation() == Mutation::NoCheck;
+                    self.lqp.handle_check(shell.now_us(), epoch, safe);
+                }
+                Action::Connect { epoch: _, peer_qpn, sq_psn, rq_psn, mtu, peer_done } => {
+                    self.replay = self
+                        .held
+                        .as_mut()
+                        .map(|h| h.work.mark_executed(peer_done))
+                        .unwrap_or_default();
+                    self.sq_psn = sq_psn;
+                    let app = shell.app();
+                    let rtr = RcModify {
+                        state: Some(QpState::Rtr),
+                        dest_qpn: Some(peer_qpn),
+                        rq_psn: Some(rq_psn),
+                        mtu: Some(mtu),
+                        min_rnr_timer: app.min_rnr_timer,
+                        max_dest_rd_atomic: app.max_dest_rd_atomic,
+                        ..RcModify::default()
+                    };
+                    let remote = self.lqp.path().map(|path| path.remote);
+                    let done = shell.modify(&[rtr], remote);
+                    self.step(shell, done);
+                }
+                // A step before it was refused, so that the QP has left the path already.
+                Action::Start { .. } | Action::Report(_) if self.lqp.state() != State::Active => {}
+                Action::Start { .. } => self.start(shell),
+                // It has its error already, which came before whatever says so now.
+                Action::Fail { .. } if self.has_ended(shell.progress().state) => self.end(shell),
+                Action::Fail { status, cause } => {
+                    // The report first: a program that sees its error may be gone before the next
+                    // line.
+                    shell.gives_up(&self.lqp, cause, status);
+                    self.fail(shell, status);
+                }
+                Action::Report(switched) => {
+                    let (from, to) = (
+                        self.lqp.slots().get(switched.from_slot),
+                        self.lqp.slots().get(switched.to_slot),
+                    );
+                    let home = self.lqp.slots().get(0);
+                    self.left_home = to != home
+                        && (self.left_home || from == home && switched.reason != Reason::Peer);
+                    if switched.planned && switched.epochs == 1 && !self.had_waited {
+                        self.lqp.switch_is_over();
+                        self.report(shell, switched, self.replay, switched.started_us);
+                        continue;
+                    }
+                    let (look_at_us, look_us) = (shell.now_us() + REPORT_LOOK_US, REPORT_LOOK_US);
+                    self.pending =
+                        Some(Pending { switched, replay: self.replay, look_at_us, look_us });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! How a life of the physical QP ends, and how the next begins: stopped, opened, started, or given
+//! up.
+
+use super::held::Held;
+use super::{Ended, Executor, Shell, StepError};
+use crate::action::{OpenError, QuiesceError, Quiesced, Reason};
+use crate::config::Mutation;
+use crate::silence::Silence;
+use crate::slots::Belief;
+use unbroken_roce::{Backlog, RcModify};
+use unbroken_types::{QpState, WcStatus};
+
+/// A physical QP that takes its time to stop is asked so often: first, and at most (it doubles).
+const STOP_LOOK_US: u64 = 50;
+/// See `STOP_LOOK_US`.
+const STOP_LOOK_MAX_US: u64 = 2_000;
+
+impl Executor {
+    pub(super) fn quiesce(&mut self, shell: &mut impl Shell) {
+        self.fence = None;
+        let progress = shell.progress();
+        if self.has_ended(progress.state) {
+            // Its NIC dies later, or its peer moves. It must not come back to life.
+            self.lqp.handle_ended();
+            return self.end(shell);
+        }
+        let held = self.held.take().unwrap_or_default();
+        let stopping = self.stopping.take();
+        let answer = match Self::with_physical(held, shell) {
+            Ok(work) => {
+                let (executed, exact, completed) = (work.executed, work.exact, work.completed);
+                let idle = work.sends.is_empty();
+                let progressed = progress.advanced > 0 || executed.all > 0 || completed.all > 0;
+                let outstanding = work.messages();
+                self.held = Some(Held { work, recvs: true });
+                Ok(Quiesced { executed, exact, completed, outstanding, progressed, idle })
+            }
+            Err((work, None)) => {
+                self.held = (!work.sends.is_empty()).then_some(Held { work, recvs: false });
+                let wait_us =
+                    stopping.map_or(STOP_LOOK_US, |(_, us)| (2 * us).min(STOP_LOOK_MAX_US));
+                self.stopping = Some((shell.now_us() + wait_us, wait_us));
+                return;
+            }
+            Err((work, Some(e))) => {
+                self.held = (!work.sends.is_empty()).then_some(Held { work, recvs: false });
+                if self.has_ended(shell.progress().state) {
+                    // The reason of the flushes was told last.
+                    self.lqp.handle_ended();
+                    return self.end(shell);
+                }
+                Err(e)
+            }
+        };
+        self.lqp.handle_quiesced(shell.now_us(), answer);
+    }
+
+    /// What is held and what the physical QP has, which is stopped; its counts are those of the
+    /// life that ends. If that cannot be, or not yet (`None`), what was held.
+    pub(super) fn with_physical(
+        held: Held,
+        shell: &mut impl Shell,
+    ) -> Result<Backlog, (Backlog, Option<QuiesceError>)> {
+        let mut work = held.work;
+        if held.recvs {
+            return Ok(work); // it has been stopped
+        }
+        match shell.quiesce() {
+            Ok(Some(physical)) => {
+                // What is held was posted later.
+                let held = std::mem::replace(&mut work.sends, physical.sends);
+                work.sends.extend(held);
+                work.recvs = physical.recvs;
+                (work.executed, work.exact, work.completed) =
+                    (physical.executed, physical.exact, physical.completed);
+                work.keys_changed |= physical.keys_changed;
+                Ok(work)
+            }
+            Ok(None) => Err((work, None)),
+            Err(e) => Err((work, Some(e))),
+        }
+    }
+
+    pub(super) fn open(&mut self, shell: &mut impl Shell, epoch: u64, slot: u8) {
+        let held = self.held.get_or_insert_with(Held::default);
+        let recvs = std::mem::take(&mut held.work.recvs);
+        let recvs = Backlog { recvs, ..Backlog::default() };
+        let opened = match self.lqp.slots().get(slot) {
+            Some(path) => shell.open(path, &recvs),
+            None => Err(OpenError),
+        };
+        match opened {
+            Ok(_) => {
+                held.recvs = false;
+                (self.silence, self.gave_up) = (Silence::default(), None);
+            }
+            Err(_) => held.work.recvs = recvs.recvs,
+        }
+        self.lqp.handle_opened(shell.now_us(), epoch, opened);
+    }
+
+    /// Lets the new path send, unless the application itself has not come that far.
+    pub(super) fn start(&mut self, shell: &mut impl Shell) {
+        let app = shell.app();
+        self.had_waited = self.held.as_ref().is_some_and(|held| !held.work.sends.is_empty());
+        if app.state == Some(QpState::Rtr) {
+            self.held = None; // nobody can have posted a send
+            return;
+        }
+        if shell.progress().state == QpState::Err && shell.nic_works() {
+            // The peer has begun already, with a request that ended the connection as it would have
+            // on any path.
+            return self.end(shell);
+        }
+        let sends = self.held.take().map(|h| h.work).unwrap_or_default();
+        if shell.adopt(&sends).is_err() {
+            self.held = Some(Held { work: sends, recvs: false });
+            return self.step(shell, Err(StepError));
+        }
+        let rts = RcModify {
+            state: Some(QpState::Rts),
+            sq_psn: Some(self.sq_psn),
+            timeout: app.timeout,
+            retry_cnt: app.retry_cnt,
+            rnr_retry: app.rnr_retry,
+            max_rd_atomic: app.max_rd_atomic,
+            // The application may have changed these since the path was opened.
+            min_rnr_timer: app.min_rnr_timer,
+            access: app.access,
+            ..RcModify::default()
+        };
+        let sqd = RcModify { state: Some(QpState::Sqd), ..RcModify::default() };
+        self.pause.1 = 0;
+        let done = match app.state {
+            // In one go: what SQD holds back must not leave in between.
+            Some(QpState::Sqd) => shell.modify(&[rts, sqd], None),
+            _ => shell.modify(&[rts], None),
+        };
+        self.step(shell, done);
+    }
+
+    /// A step on the physical QP was done, or was refused since its NIC just died, too: then the
+    /// next path is tried.
+    pub(super) fn step(&mut self, shell: &mut impl Shell, done: Result<(), StepError>) {
+        if done.is_err() {
+            let now_us = shell.now_us();
+            if let Some(path) = self.lqp.path() {
+                self.lqp.set_path_belief(now_us, path, Belief::NoNic);
+            }
+            self.lqp.suspect(now_us, self.lqp.epoch(), Reason::PostFailed);
+        }
+    }
+
+    /// Whether an error of the program has ended the physical QP, which is in that state, and not
+    /// this executor, which stops a QP to take its work out.
+    pub(super) fn has_ended(&self, state: QpState) -> bool {
+        let revives = self.lqp.mutation() == Mutation::EndedRevived;
+        !revives && state == QpState::Err && !self.held.as_ref().is_some_and(|held| held.recvs)
+    }
+
+    /// The physical QP is in ERR by itself: what it did not have yet is flushed, like the rest.
+    pub(super) fn end(&mut self, shell: &mut impl Shell) {
+        (self.fence, self.stopping) = (None, None);
+        if let Some(held) = self.held.take() {
+            shell.complete(&held.work, WcStatus::WrFlushErr);
+        }
+        shell.ended(Ended::ByProgram);
+    }
+
+    /// Gives the application the original error.
+    pub(super) fn fail(&mut self, shell: &mut impl Shell, status: WcStatus) {
+        let held = self.held.take().unwrap_or_default();
+        self.stopping = None;
+        match Self::with_physical(held, shell) {
+            Ok(work) => shell.complete(&work, status),
+            Err((work, _)) => {
+                // What the physical QP has is older than what is held.
+                let had = shell.progress().sends() > 0;
+                shell.fail(status);
+                shell.complete(&work, if had { WcStatus::WrFlushErr } else { status });
+            }
+        }
+        shell.ended(Ended::GivenUp);
+    }
+}

@@ -1,0 +1,300 @@
+//! A device's own CQ behind the application's ring.
+//!
+//! All QPs of a device that complete in one application's CQ share one; it has room for everything
+//! that they can have outstanding, markers included, since flushes all complete. Whoever polls the
+//! ring in vain brings over what is there: one thread at a time, so that order is kept. A thread
+//! that finds another at it has nothing to do.
+//!
+//! Events: what is here is brought over before the ring is armed. Then this CQ is armed and polled
+//! once more: what came meanwhile raises the application's event, since whoever brings it finds the
+//! ring armed. What comes later raises an event of the device's channel; the device's thread
+//! ([`crate::waker`]) brings it over, and the ring raises the application's. The order matters:
+//! were this CQ armed first, a completion in between would use up its event and not the ring's, and
+//! no later one would wake anybody.
+
+use crate::lock;
+use crate::waker::Waker;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use unbroken_types::Wc;
+use unbroken_verbs::{Cq, Device, Driver, Error, Result};
+
+/// Completions that are fetched at a time.
+const BATCH: usize = 32;
+/// Batches that one call brings, so that it ends.
+const MAX_BATCHES: usize = 1024;
+
+/// A QP that completes here.
+pub(crate) trait Member: Send + Sync {
+    /// Takes completions of that CQ, in order. True: it wants [`Member::settle`].
+    fn take(&self, from: &ProviderCq, wcs: &[Wc]) -> bool;
+    /// This CQ was found empty: it may look at its other one. Called with the turn of this one
+    /// held. False: it could not look.
+    fn settle(&self, found_empty: &ProviderCq) -> bool;
+    /// Completions have been lost.
+    fn lost(&self);
+}
+
+struct Turn {
+    wcs: [Wc; BATCH],
+    /// They are to look at their other CQ yet.
+    unsettled: Vec<Arc<dyn Member>>,
+    /// There are some, so that polls come here.
+    nudged: bool,
+}
+
+/// A device's CQ.
+pub(crate) struct ProviderCq {
+    cq: Arc<Cq>,
+    app: Weak<Cq>,
+    turn: Mutex<Turn>,
+    members: RwLock<HashMap<u32, Weak<dyn Member>>>,
+    /// Entries that its QPs may need.
+    needed: AtomicU32,
+    waker: Arc<Waker>,
+    /// The application is about to wait.
+    waits: AtomicBool,
+    /// It was armed for solicited completions only: which one raised the event is not told.
+    solicited: AtomicBool,
+}
+
+impl ProviderCq {
+    /// That of a device for an application's CQ.
+    pub(crate) fn new(
+        device: &dyn Device,
+        app: &Arc<Cq>,
+        waker: &Arc<Waker>,
+    ) -> Result<Arc<ProviderCq>> {
+        let channel = app.channel().map(|_| waker.channel(device)).transpose()?;
+        let cq = device.create_cq(1, channel, Box::new(|_| {}))?;
+        let this = Arc::new(ProviderCq {
+            cq,
+            app: Arc::downgrade(app),
+            turn: Mutex::new(Turn {
+                wcs: [Wc::default(); BATCH],
+                unsettled: Vec::new(),
+                nudged: false,
+            }),
+            members: RwLock::default(),
+            needed: AtomicU32::new(0),
+            waker: waker.clone(),
+            waits: AtomicBool::new(false),
+            solicited: AtomicBool::new(false),
+        });
+        waker.add(&this);
+        Ok(this)
+    }
+
+    /// What the device is told to complete in.
+    pub(crate) fn cq(&self) -> &Arc<Cq> {
+        &self.cq
+    }
+
+    pub(crate) fn is_for(&self, app: &Arc<Cq>) -> bool {
+        std::ptr::eq(self.app.as_ptr(), Arc::as_ptr(app))
+    }
+
+    /// Makes room for a QP's work.
+    fn reserve(&self, entries: u32) -> Result<()> {
+        let needed = self.needed.fetch_add(entries, Ordering::AcqRel) + entries;
+        if needed > self.cq.capacity() {
+            self.cq.resize(needed).inspect_err(|_| self.release(entries))?;
+        }
+        Ok(())
+    }
+
+    /// Takes back a [`Self::reserve`].
+    fn release(&self, entries: u32) {
+        self.needed.fetch_sub(entries, Ordering::AcqRel);
+    }
+
+    fn add(&self, qpn: u32, member: &Arc<dyn Member>) {
+        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
+        members.insert(qpn, Arc::downgrade(member));
+    }
+
+    fn remove(&self, qpn: u32) {
+        self.members.write().unwrap_or_else(PoisonError::into_inner).remove(&qpn);
+    }
+
+    fn member(&self, qpn: u32) -> Option<Arc<dyn Member>> {
+        self.members
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&qpn)
+            .and_then(Weak::upgrade)
+    }
+
+    /// Brings over what is there, waiting for whoever is at it.
+    pub(crate) fn bring_all(&self) {
+        self.bring_in_turn(&mut lock(&self.turn));
+    }
+
+    /// The same unless another thread is at it. Gives whether it was found empty.
+    pub(crate) fn try_bring(&self) -> bool {
+        let Ok(mut turn) = self.turn.try_lock() else { return false };
+        self.bring_in_turn(&mut turn)
+    }
+
+    fn bring_in_turn(&self, turn: &mut Turn) -> bool {
+        let Turn { wcs, unsettled, nudged } = turn;
+        let mut empty = false;
+        for _ in 0..MAX_BATCHES {
+            let Ok(n) = self.cq.poll(wcs) else {
+                self.overran();
+                return true;
+            };
+            for run in wcs[..n].chunk_by(|a, b| a.qp_num == b.qp_num) {
+                // One that was destroyed meanwhile wants its completions no more.
+                let Some(member) = self.member(run[0].qp_num) else { continue };
+                if member.take(self, run) && !unsettled.iter().any(|m| Arc::ptr_eq(m, &member)) {
+                    unsettled.push(member);
+                }
+            }
+            empty = n == 0;
+            if n < BATCH && (empty || unsettled.is_empty()) {
+                break;
+            }
+        }
+        if empty && !unsettled.is_empty() {
+            unsettled.retain(|member| !member.settle(self));
+        }
+        if *nudged == unsettled.is_empty() {
+            *nudged = !*nudged;
+            self.cq.nudge(*nudged);
+        }
+        empty
+    }
+
+    #[cold]
+    fn overran(&self) {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        let all: Vec<_> = members.values().filter_map(Weak::upgrade).collect();
+        drop(members);
+        all.iter().for_each(|member| member.lost());
+    }
+
+    /// An event says that there is something.
+    pub(crate) fn wake(&self) {
+        self.bring_all();
+        if self.solicited.swap(false, Ordering::AcqRel) {
+            if let Some(app) = self.app.upgrade() {
+                app.fire();
+            }
+        }
+    }
+}
+
+impl Driver for ProviderCq {
+    fn drive(&self) {
+        self.cq.drive();
+        self.fetch();
+    }
+
+    fn fetch(&self) {
+        if !self.cq.looks_empty() {
+            self.try_bring();
+        }
+    }
+
+    fn own_queue(&self) -> Option<Arc<Cq>> {
+        Some(self.cq.clone())
+    }
+
+    fn about_to_wait(&self) {
+        self.waits.store(true, Ordering::Relaxed);
+    }
+
+    fn bring(&self) {
+        if !self.cq.looks_empty() {
+            self.bring_all();
+        }
+    }
+
+    fn arm(&self, solicited_only: bool) {
+        if self.cq.channel().is_none() {
+            return;
+        }
+        if self.waker.start().is_err() {
+            return; // said when the next QP is made
+        }
+        self.solicited.store(solicited_only, Ordering::Release);
+        match self.waits.swap(false, Ordering::Relaxed) {
+            true => self.cq.req_notify(solicited_only),
+            false => self.cq.arm(solicited_only),
+        }
+        // Waiting for whoever is at it: what that thread has taken already would raise no event
+        // that is for solicited completions.
+        self.bring_all();
+    }
+
+    fn remind_later(&self, cq: &Weak<Cq>, owed_for: u64) -> bool {
+        self.cq.remind_later(cq, owed_for)
+    }
+}
+
+impl Drop for ProviderCq {
+    fn drop(&mut self) {
+        self.waker.remove(&self.cq);
+    }
+}
+
+/// A QP's place at a CQ: room for all that it can have outstanding.
+pub(crate) struct Seat {
+    cq: Arc<ProviderCq>,
+    app: Arc<Cq>,
+    room: u32,
+}
+
+impl Seat {
+    /// Room for `entries` and a marker.
+    pub(crate) fn new(cq: Arc<ProviderCq>, app: &Arc<Cq>, entries: u32) -> Result<Seat> {
+        let room = entries + 1;
+        cq.reserve(room)?;
+        Ok(Seat { cq, app: app.clone(), room })
+    }
+
+    /// The device's CQ.
+    #[inline]
+    pub(crate) fn cq(&self) -> &Arc<ProviderCq> {
+        &self.cq
+    }
+
+    /// The application's.
+    #[inline]
+    pub(crate) fn app(&self) -> &Cq {
+        &self.app
+    }
+
+    /// Whether it is at that CQ.
+    pub(crate) fn is_at(&self, cq: &ProviderCq) -> bool {
+        std::ptr::eq(Arc::as_ptr(&self.cq), cq)
+    }
+
+    /// From now on the completions of the device's QP go to `member`, and polls of the
+    /// application's CQ bring them.
+    pub(crate) fn join(&self, qpn: u32, member: &Arc<dyn Member>) {
+        self.cq.add(qpn, member);
+        let driver: Arc<dyn Driver> = self.cq.clone();
+        self.app.attach(&driver);
+    }
+
+    /// ... and no more.
+    pub(crate) fn leave(&self, qpn: u32) {
+        self.cq.remove(qpn);
+        let driver: Arc<dyn Driver> = self.cq.clone();
+        self.app.detach(&driver);
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.cq.release(self.room);
+    }
+}
+
+/// The error of a device that has no thread for events.
+pub(crate) fn no_thread(e: &std::io::Error) -> Error {
+    Error::os("a thread for completion events cannot be started", e)
+}

@@ -1,0 +1,241 @@
+//! A plain device as one that holds its work.
+
+use crate::cq::{ProviderCq, Seat};
+use crate::memory::LogicalMemory;
+use crate::pass::PassedQp;
+use crate::qp::JournaledQp;
+use crate::srq::ProviderSrq;
+use crate::tap::Tap;
+use crate::waker::Waker;
+use crate::{lock, Host};
+use std::sync::{Arc, Mutex, Weak};
+use unbroken_types::{Gid, PathAttr, PdHandle, QpType};
+use unbroken_verbs::{
+    Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceQp, Error, HoldingQp,
+    LimitHook, MemoryDomain, OverrunHook, PortAttr, QpInit, Result, Srq, SrqAttr,
+};
+
+/// What the QPs of a wrapped device share.
+pub(crate) struct Opened {
+    pub(crate) index: usize,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) tap: Arc<Tap>,
+    pub(crate) memory: Arc<LogicalMemory>,
+    pub(crate) host: Host,
+    waker: Arc<Waker>,
+    cqs: Mutex<Vec<Weak<ProviderCq>>>,
+    srqs: Mutex<Vec<Weak<ProviderSrq>>>,
+}
+
+impl Opened {
+    /// A place at the device's CQ behind an application's, with room for so many entries.
+    pub(crate) fn seat(&self, app: &Arc<Cq>, entries: u32) -> Result<Seat> {
+        let mut cqs = lock(&self.cqs);
+        cqs.retain(|cq| cq.strong_count() > 0);
+        let found = cqs.iter().filter_map(Weak::upgrade).find(|cq| cq.is_for(app));
+        let cq = match found {
+            Some(cq) => cq,
+            None => {
+                let made = ProviderCq::new(&*self.device, app, &self.waker)?;
+                cqs.push(Arc::downgrade(&made));
+                made
+            }
+        };
+        Seat::new(cq, app, entries)
+    }
+
+    /// The device's SRQ behind an application's. The caller's QP has joined it.
+    pub(crate) fn srq(
+        self: &Arc<Self>,
+        app: &Arc<Srq>,
+        default: usize,
+    ) -> Result<Arc<ProviderSrq>> {
+        let mut srqs = lock(&self.srqs);
+        srqs.retain(|srq| srq.strong_count() > 0);
+        let found =
+            srqs.iter().filter_map(Weak::upgrade).find(|srq| srq.is_for(app) && srq.in_use());
+        let srq = match found {
+            Some(srq) => srq,
+            None => {
+                let made = ProviderSrq::new(self, app, default)?;
+                srqs.push(Arc::downgrade(&made));
+                made
+            }
+        };
+        srq.join();
+        Ok(srq)
+    }
+
+    /// A QP of the device that took from an SRQ is destroyed.
+    pub(crate) fn leave_srq(&self, srq: &ProviderSrq) {
+        let _srqs = lock(&self.srqs); // nobody joins one that ends
+        srq.leave();
+    }
+
+    /// The error of a step that the device refused: one that is gone may say anything.
+    pub(crate) fn error(&self, e: Error) -> Error {
+        match self.device.alive() {
+            true => e,
+            false => Error::device_gone(format!("NIC {} is dead: {e}", self.device.name())),
+        }
+    }
+}
+
+/// A QP's use of a protection domain.
+pub(crate) struct PdUse {
+    opened: Arc<Opened>,
+    pd: PdHandle,
+    /// The domain's handle on the device.
+    pub(crate) handle: PdHandle,
+}
+
+impl PdUse {
+    pub(crate) fn new(opened: &Arc<Opened>, pd: PdHandle) -> Result<PdUse> {
+        let handle = opened.memory.pd_on(pd, opened.index)?;
+        opened.memory.use_pd(pd)?;
+        Ok(PdUse { opened: opened.clone(), pd, handle })
+    }
+}
+
+impl Drop for PdUse {
+    fn drop(&mut self) {
+        self.opened.memory.unuse_pd(self.pd);
+    }
+}
+
+/// A plain device, wrapped. See the crate's text.
+pub struct Holding {
+    opened: Arc<Opened>,
+    /// That of the plain device, and ours.
+    domain: Arc<dyn MemoryDomain>,
+    view: Arc<dyn MemoryDomain>,
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        if !self.opened.device.alive() {
+            self.opened.memory.detach(self.opened.index, &self.domain);
+        }
+    }
+}
+
+impl Holding {
+    /// What a wrapped device can do.
+    pub const CAPABILITIES: Capabilities =
+        Capabilities { holds: true, shared_objects: true, indirect_keys: false, windows: false };
+
+    /// Wraps NIC `index`, which was opened with `tap` as its sink. EINVAL where it needs no
+    /// wrapping.
+    pub fn new(
+        index: usize,
+        device: Arc<dyn Device>,
+        tap: &Arc<Tap>,
+        memory: &Arc<LogicalMemory>,
+        host: Host,
+    ) -> Result<Holding> {
+        if device.capabilities().holds {
+            return Err(Error::invalid(format!("NIC {} holds its work by itself", device.name())));
+        }
+        let domain = device.memory();
+        memory.attach(index, domain.clone());
+        let waker = Waker::new(device.name(), host.spawn);
+        let (tap, memory) = (tap.clone(), memory.clone());
+        let view = memory.of(index);
+        let opened = Opened {
+            index,
+            device,
+            tap,
+            memory,
+            host,
+            waker,
+            cqs: Mutex::default(),
+            srqs: Mutex::default(),
+        };
+        Ok(Holding { opened: Arc::new(opened), domain, view })
+    }
+
+    /// What an application may be told of a wrapped device: room for the markers is kept back.
+    pub fn attr(plain: &DeviceAttr) -> DeviceAttr {
+        DeviceAttr { max_qp_wr: plain.max_qp_wr.saturating_sub(1), max_mw: 0, ..plain.clone() }
+    }
+
+    fn make(&self, init: &QpInit) -> Result<Arc<dyn HoldingQp>> {
+        if init.qp_type == QpType::Rc && init.hold_on_failure {
+            return Ok(JournaledQp::new(&self.opened, init)?);
+        }
+        Ok(PassedQp::new(&self.opened, init)?)
+    }
+}
+
+impl Device for Holding {
+    fn capabilities(&self) -> Capabilities {
+        Holding::CAPABILITIES
+    }
+
+    fn name(&self) -> &str {
+        self.opened.device.name()
+    }
+
+    fn gid(&self) -> Gid {
+        self.opened.device.gid()
+    }
+
+    fn port(&self, port: u8) -> Result<PortAttr> {
+        self.opened.device.port(port)
+    }
+
+    fn alive(&self) -> bool {
+        self.opened.device.alive()
+    }
+
+    fn usable(&self) -> bool {
+        self.opened.device.usable()
+    }
+
+    fn drain(&self) {
+        self.opened.device.drain();
+        let cqs: Vec<_> = lock(&self.opened.cqs).iter().filter_map(Weak::upgrade).collect();
+        cqs.iter().for_each(|cq| cq.bring_all());
+    }
+
+    fn memory(&self) -> Arc<dyn MemoryDomain> {
+        self.view.clone()
+    }
+
+    fn gid_index(&self) -> u8 {
+        self.opened.device.gid_index()
+    }
+
+    fn check_path(&self, path: &PathAttr) -> Result<()> {
+        self.opened.device.check_path(path)
+    }
+
+    fn create_channel(&self) -> Result<Arc<CompChannel>> {
+        CompChannel::new()
+    }
+
+    fn create_cq(
+        &self,
+        entries: u32,
+        channel: Option<Arc<CompChannel>>,
+        on_overrun: OverrunHook,
+    ) -> Result<Arc<Cq>> {
+        Ok(Cq::with_overrun_hook(entries, channel, on_overrun))
+    }
+
+    fn create_srq(&self, _pd: PdHandle, _sizes: SrqAttr, _on_limit: LimitHook) -> Result<Arc<Srq>> {
+        Err(Error::unsupported("an SRQ of the process is made without a device"))
+    }
+
+    fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
+        Ok(self.make(init)?)
+    }
+
+    fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn HoldingQp>> {
+        self.make(init)
+    }
+
+    fn counters(&self) -> DeviceCounters {
+        self.opened.device.counters()
+    }
+}

@@ -1,0 +1,67 @@
+//! Devices that hold their work, over devices that have plain verbs only.
+//!
+//! A plain device flushes a QP that fails, and its protection domains, keys, CQs and SRQs are its
+//! own. What a switch needs beyond that is supplied here, once, so that everything above sees a
+//! [`Device`](unbroken_verbs::Device) with the capabilities `holds` and `shared_objects`:
+//!
+//! - [`Holding`] wraps an open device. Its RC QPs keep a journal (`unbroken-journal`): they hold on
+//!   failure, stop, and take over work. UD and UC QPs pass through; they cannot be moved.
+//! - [`LogicalMemory`] is the process's table of protection domains and regions, with a handle on
+//!   each NIC. Local keys are translated where a QP is away from the NIC whose keys the application
+//!   has; remote keys by what the peer has said ([`unbroken_verbs::RemoteKeys`]).
+//! - The application's CQ stays the ring that it is. Behind it each device has a CQ of its own,
+//!   whose completions are brought over by whoever polls, or by a thread of the device where the
+//!   application waits for an event.
+//! - The application's SRQ stays the queue that it is. Each device's own is fed from it in small
+//!   batches.
+//!
+//! ```no_run
+//! # use std::sync::Arc;
+//! # fn f(open: impl Fn(usize, Arc<dyn unbroken_verbs::EventSink>) -> unbroken_verbs::Result<Arc<dyn unbroken_verbs::Device>>,
+//! #      sink: Arc<dyn unbroken_verbs::EventSink>, host: unbroken_resumable::Host) -> unbroken_verbs::Result<()> {
+//! use unbroken_resumable::{Holding, LogicalMemory, Tap};
+//! let memory = LogicalMemory::new(2, host.spawn);             // once in a process
+//! let tap = Tap::new(sink);                                   // for each device, each time it is opened
+//! let device = open(0, tap.clone())?;
+//! let holding = Holding::new(0, device, &tap, &memory, host)?;
+//! # Ok(()) }
+//! ```
+//!
+//! Lock order: the turn of a CQ → a QP's state → a device's own locks, a CQ's ring. Events are
+//! taken under a device's locks, so they are only noted there.
+#![forbid(unsafe_code)]
+
+mod cq;
+mod device;
+mod filler;
+mod memory;
+mod numbered;
+mod pass;
+mod qp;
+mod quiesce;
+mod srq;
+mod tap;
+mod waker;
+
+pub use device::Holding;
+pub use memory::LogicalMemory;
+pub use tap::Tap;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// How threads are started: as the devices start theirs, which a program must not notice.
+pub type Spawn = fn(&str, Box<dyn FnOnce() + Send>) -> std::io::Result<()>;
+
+/// What is asked of the process around it.
+#[derive(Clone, Copy)]
+pub struct Host {
+    /// How threads are started.
+    pub spawn: Spawn,
+    /// Microseconds of a monotonic clock.
+    pub now_us: fn() -> u64,
+}
+
+/// Locks a mutex; a panic elsewhere does not make a table useless.
+pub(crate) fn lock<T: ?Sized>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,621 @@
+//! An RC QP of a plain device that holds its work: the device's QP and a journal.
+//!
+//! All that can change sits behind one lock, taken for a post, and for a run of completions. What
+//! is posted is recorded and given to the device under the journal's number, in one section, so
+//! that no switch comes between.
+//!
+//! Keys are translated where they are not the device's: local ones on a NIC that is not the one
+//! whose keys the application has, remote ones on the way to such a NIC of the peer. Such work is
+//! given from the journal's rings, one by one, and waits where the peer's answer about a key is not
+//! there yet. On the default path that is one branch.
+
+use crate::cq::{Member, ProviderCq, Seat};
+use crate::device::{Opened, PdUse};
+use crate::lock;
+use crate::numbered::Numbered;
+use crate::srq::{ProviderSrq, SrqUse};
+use crate::tap::Notes;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot};
+use unbroken_roce::{Completions, Progress};
+use unbroken_types::{QpCaps, QpState, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_verbs::{
+    Backlog, Cq, DeviceEvent, DeviceQp, Error, HoldingQp, KeyWaiter, PostError, QpEvent, QpInit,
+    QpModify, QpSnapshot, RcModify, RecvWr, RemoteNic, Result, SendBatch, SendWr, Translation,
+};
+
+/// A key that no region has: what names no region shall fail as such, and not by chance be
+/// another's.
+pub(crate) const NO_REGION: u32 = 0;
+
+/// What can change.
+pub(crate) struct State {
+    pub(crate) journal: Journal,
+    /// The state that was last set.
+    pub(crate) now: QpState,
+    remote: Option<RemoteNic>,
+    /// Room for translated entries.
+    sges: Vec<Sge>,
+    /// That no receive of the SRQ is taken any more, as the device has told.
+    last_wqe: bool,
+}
+
+/// The application's CQs.
+pub(crate) struct Out<'a> {
+    send: &'a Cq,
+    recv: &'a Cq,
+    /// A completion found no room.
+    lost: bool,
+}
+
+impl Completions for Out<'_> {
+    #[inline]
+    fn send(&mut self, wc: Wc) {
+        self.lost |= !self.send.offer(wc, false);
+    }
+
+    #[inline]
+    fn recv(&mut self, wc: Wc, solicited: bool) {
+        self.lost |= !self.recv.offer(wc, solicited);
+    }
+}
+
+/// See the module's text.
+pub(crate) struct JournaledQp {
+    pub(crate) opened: Arc<Opened>,
+    pub(crate) phys: Arc<dyn DeviceQp>,
+    qpn: u32,
+    caps: QpCaps,
+    /// The NIC whose local keys the application has.
+    default: usize,
+    /// That is another one than the device.
+    away: bool,
+    /// That NIC has not all of those keys itself any more.
+    foreign: Arc<AtomicBool>,
+    /// Until it is destroyed: a poller may have the QP in its hands for a moment longer.
+    pd: Mutex<Option<PdUse>>,
+    srq: Option<SrqUse>,
+    sends: Seat,
+    recvs: Seat,
+    notes: Arc<Notes>,
+    state: Mutex<State>,
+    destroyed: AtomicBool,
+    own: Weak<JournaledQp>,
+}
+
+/// The queue sizes that an application gets that asks for these.
+fn at_least_one(mut caps: QpCaps) -> QpCaps {
+    for size in [
+        &mut caps.max_send_wr,
+        &mut caps.max_send_sge,
+        &mut caps.max_recv_wr,
+        &mut caps.max_recv_sge,
+    ] {
+        *size = (*size).max(1);
+    }
+    caps
+}
+
+impl JournaledQp {
+    pub(crate) fn new(opened: &Arc<Opened>, init: &QpInit) -> Result<Arc<JournaledQp>> {
+        let caps = at_least_one(init.caps);
+        let default = init.local_keys_of.map_or(opened.index, usize::from);
+        let recvs = if init.srq.is_some() { ProviderSrq::MOST } else { caps.max_recv_wr };
+        let sends = opened.seat(&init.send_cq, caps.max_send_wr)?;
+        let recvs = opened.seat(&init.recv_cq, recvs)?;
+        let pd = PdUse::new(opened, init.pd)?;
+        let srq = init.srq.as_ref().map(|app| SrqUse::new(opened, app, default)).transpose()?;
+        let provider = QpInit {
+            srq: srq.as_ref().map(|srq| srq.srq.own().clone()),
+            caps: QpCaps {
+                max_send_wr: caps.max_send_wr + 1,
+                max_recv_wr: caps.max_recv_wr + 1,
+                ..caps
+            },
+            pd: pd.handle,
+            send_cq: sends.cq().cq().clone(),
+            recv_cq: recvs.cq().cq().clone(),
+            hold_on_failure: false,
+            wc_qpn: None,
+            ..init.clone()
+        };
+        let phys = opened.device.create_qp(&provider).map_err(|e| opened.error(e))?;
+        let qpn = phys.qpn();
+        let journal = Journal::new(Config {
+            caps,
+            wc_qpn: init.wc_qpn.unwrap_or(qpn),
+            sq_sig_all: init.sq_sig_all,
+            shared_receives: srq.is_some(),
+            mutation: Mutation::None,
+        });
+        let state =
+            State { journal, now: QpState::Reset, remote: None, sges: Vec::new(), last_wqe: false };
+        let qp = Arc::new_cyclic(|own| JournaledQp {
+            opened: opened.clone(),
+            phys,
+            qpn,
+            caps,
+            default,
+            away: default != opened.index,
+            foreign: opened.memory.foreign(default),
+            pd: Mutex::new(Some(pd)),
+            srq,
+            sends,
+            recvs,
+            notes: Arc::default(),
+            state: Mutex::new(state),
+            destroyed: AtomicBool::new(false),
+            own: own.clone(),
+        });
+        let member: Arc<dyn Member> = qp.clone();
+        qp.sends.join(qpn, &member);
+        qp.recvs.join(qpn, &member);
+        opened.tap.add(qpn, &qp.notes);
+        Ok(qp)
+    }
+
+    pub(crate) fn out(&self) -> Out<'_> {
+        Out { send: self.sends.app(), recv: self.recvs.app(), lost: false }
+    }
+
+    /// The state, with what the device has told of the QP.
+    #[inline]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        let mut st = lock(&self.state);
+        let notes = self.notes.take();
+        if notes != 0 {
+            self.heed(&mut st, notes);
+        }
+        st
+    }
+
+    #[cold]
+    fn heed(&self, st: &mut State, notes: u8) {
+        if notes & Notes::OWN_ERROR != 0 {
+            st.journal.handle_own_error(&mut self.out());
+            // What waits is flushed by the device, behind what it has. One that takes nothing any
+            // more flushes nothing.
+            let _ = self.pump_sends(st);
+        }
+        if notes & Notes::FATAL != 0 {
+            st.journal.handle_fatal();
+        }
+        if notes & Notes::LAST_WQE != 0 {
+            st.journal.handle_last_wqe();
+            st.last_wqe = true;
+        }
+        self.tell_last_wqe(st);
+    }
+
+    /// A QP that has ended by itself takes no receive of its SRQ any more: the application waits
+    /// for that before it destroys it.
+    #[cold]
+    fn tell_last_wqe(&self, st: &mut State) {
+        if st.last_wqe && st.journal.ended() && !st.journal.is_over() {
+            st.last_wqe = false;
+            let event = DeviceEvent::Qp { qpn: self.qpn, event: QpEvent::LastWqeReached };
+            self.opened.tap.sink().event(self.opened.index, event);
+        }
+    }
+
+    /// The journal needs the owner's answer: the network has failed the QP.
+    fn tell(&self, status: WcStatus) {
+        let event = DeviceEvent::QpFailed { qpn: self.qpn, status };
+        self.opened.tap.sink().event(self.opened.index, event);
+    }
+
+    /// A completion found no room in the application's CQ: the QP ends, as on any device.
+    #[cold]
+    fn overran(&self, st: &mut State) {
+        st.journal.handle_own_error(&mut self.out());
+        let err = RcModify { state: Some(QpState::Err), ..RcModify::default() };
+        // On a device that does not take it, there is nothing more to end.
+        let _ = self.phys.modify(&QpModify { rc: err, ..QpModify::default() });
+    }
+
+    // ---- posting ----
+
+    #[inline]
+    fn translates_local(&self) -> bool {
+        self.away || self.foreign.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn translates(&self, st: &State) -> bool {
+        self.translates_local()
+            || st.remote.as_ref().is_some_and(|r| r.keys.matters(r.default, r.nic))
+    }
+
+    fn may_send(st: &State) -> Result<()> {
+        match st.now {
+            // It is in ERR, however far it had come.
+            _ if st.journal.ended() => Ok(()),
+            QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err => Ok(()),
+            state => Err(PostError::WrongState(state).into()),
+        }
+    }
+
+    /// What the journal has just been given goes to the device.
+    #[inline]
+    fn give(
+        &self,
+        st: &mut State,
+        posted: Posted,
+        count: usize,
+        post: impl FnOnce(&dyn DeviceQp, u64) -> Result<()>,
+    ) -> Result<()> {
+        let Posted::Give(number) = posted else { return Ok(()) };
+        if self.translates(st) || st.journal.announces() {
+            st.journal.hold_back_sends(count);
+            if self.pump_sends(st).is_err() {
+                self.tell(WcStatus::FatalErr); // it is recorded: a switch takes it along
+            }
+            return Ok(());
+        }
+        match post(&*self.phys, number) {
+            Ok(()) => Ok(()),
+            Err(e) => {
+                st.journal.refused_sends(count);
+                Err(self.refused(st, e))
+            }
+        }
+    }
+
+    /// A send of any kind, in any state.
+    #[cold]
+    #[inline(never)]
+    fn post_other_send(&self, st: &mut State, wr: &SendWr<'_>) -> Result<()> {
+        Self::may_send(st)?;
+        let posted = st.journal.post_send(wr, &mut self.out())?;
+        self.give(st, posted, 1, |phys, number| phys.post_send_as(number, wr))
+    }
+
+    #[cold]
+    fn refused_send(&self, st: &mut State, e: Error) -> Error {
+        st.journal.refused_sends(1);
+        self.refused(st, e)
+    }
+
+    /// A receive of any kind, in any state.
+    #[cold]
+    #[inline(never)]
+    fn post_other_recv(&self, st: &mut State, wr: &RecvWr<'_>) -> Result<()> {
+        if st.now == QpState::Reset {
+            return Err(PostError::WrongState(st.now).into());
+        }
+        let Posted::Give(number) = st.journal.post_recv(wr, &mut self.out())? else {
+            return Ok(());
+        };
+        if self.translates_local() {
+            st.journal.hold_back_recv();
+            if self.pump_recvs(st).is_err() {
+                self.tell(WcStatus::FatalErr);
+            }
+            return Ok(());
+        }
+        self.phys.post_recv(&RecvWr { wr_id: number, ..*wr }).map_err(|e| self.refused_recv(st, e))
+    }
+
+    #[cold]
+    fn refused_recv(&self, st: &mut State, e: Error) -> Error {
+        st.journal.refused_recv();
+        self.refused(st, e)
+    }
+
+    /// The device has refused a work request that the journal found good. One that is dying may say
+    /// anything; one that works has opcodes that it does not know.
+    #[cold]
+    fn refused(&self, st: &mut State, e: Error) -> Error {
+        let works = self.opened.device.alive()
+            && !matches!(self.phys.state(), QpState::Err | QpState::Reset);
+        if works && matches!(e.errno(), libc::EINVAL | libc::EOPNOTSUPP) {
+            return e;
+        }
+        st.journal.handle_fatal();
+        Error::device_gone(format!("NIC {} refuses work: {e}", self.opened.device.name()))
+    }
+
+    /// Gives the device the sends that wait. EIO: it has failed.
+    fn pump_sends(&self, st: &mut State) -> Result<()> {
+        let mut out = self.out();
+        let error = loop {
+            let State { journal, sges, remote, .. } = &mut *st;
+            let Some(mut wr) = journal.next_send(&mut out) else { return Ok(()) };
+            if wr.inline_data.is_none() {
+                self.translate_local(wr.sges, sges);
+                wr.sges = sges;
+            }
+            match translate_remote(remote.as_ref(), &wr) {
+                Some(rkey) => wr.rkey = rkey,
+                None => return Ok(()), // the peer's answer will come
+            }
+            match self.phys.post_send(&wr) {
+                Ok(()) => journal.gave_send(),
+                Err(e) => break e,
+            }
+        };
+        st.journal.handle_fatal();
+        Err(Error::device_gone(format!("NIC {} refuses work: {error}", self.opened.device.name())))
+    }
+
+    /// Gives the device the receives that wait. EIO: it has failed.
+    fn pump_recvs(&self, st: &mut State) -> Result<()> {
+        let error = loop {
+            let State { journal, sges, .. } = &mut *st;
+            let Some(mut wr) = journal.next_recv() else { return Ok(()) };
+            self.translate_local(wr.sges, sges);
+            wr.sges = sges;
+            match self.phys.post_recv(&wr) {
+                Ok(()) => journal.gave_recv(),
+                Err(e) => break e,
+            }
+        };
+        st.journal.handle_fatal();
+        Err(Error::device_gone(format!("NIC {} refuses work: {error}", self.opened.device.name())))
+    }
+
+    /// The entries with the keys of this NIC.
+    fn translate_local(&self, from: &[Sge], to: &mut Vec<Sge>) {
+        to.clear();
+        let (memory, nic, default) = (&self.opened.memory, self.opened.index, self.default);
+        let key = |lkey| memory.lkey_on(default, lkey, nic).unwrap_or(NO_REGION);
+        to.extend(from.iter().map(|sge| Sge { lkey: key(sge.lkey), ..*sge }));
+    }
+
+    /// Gives the device whatever waits and can go.
+    fn pump(&self, st: &mut State) {
+        if self.pump_recvs(st).and_then(|()| self.pump_sends(st)).is_err() {
+            self.tell(WcStatus::FatalErr);
+        }
+    }
+
+    // ---- completions ----
+
+    /// Completions of the device: `looked` where both its CQs were found empty behind them.
+    fn handle(&self, wcs: &[Wc], looked: bool) -> bool {
+        let mut st = self.lock();
+        let mut out = self.out();
+        if !wcs.is_empty() {
+            let now_us = (self.opened.host.now_us)();
+            match &self.srq {
+                None => wcs.iter().for_each(|wc| st.journal.handle_wc(now_us, wc, &mut out)),
+                Some(srq) => self.handle_shared(&mut st, &srq.srq, now_us, wcs, &mut out),
+            }
+        }
+        if st.last_wqe {
+            self.tell_last_wqe(&mut st);
+        }
+        if out.lost {
+            self.overran(&mut st);
+        }
+        if let Some(status) = st.journal.poll_failure(looked) {
+            self.tell(status);
+        }
+        st.journal.is_puzzled()
+    }
+
+    /// Completions of a QP with an SRQ: those of receives name what the device was lent.
+    fn handle_shared(
+        &self,
+        st: &mut State,
+        srq: &ProviderSrq,
+        now_us: u64,
+        wcs: &[Wc],
+        out: &mut Out<'_>,
+    ) {
+        let mut used = false;
+        for wc in wcs {
+            let Some(Slot::Entry(Queue::Recv, slot)) = Slot::parse(wc.wr_id) else {
+                st.journal.handle_wc(now_us, wc, out);
+                continue;
+            };
+            let goes_through = if st.journal.is_over() {
+                false
+            } else if wc.status == WcStatus::Success as u32 {
+                st.journal.handle_shared_recv(now_us);
+                true
+            } else {
+                st.journal.handle_shared_recv_error(wc, out)
+            };
+            used = true;
+            match goes_through {
+                false => srq.unused(slot),
+                true => {
+                    let Some(wr_id) = srq.used(slot) else { continue };
+                    out.recv(Wc { wr_id, qp_num: st.journal.wc_qpn(), ..*wc }, false);
+                }
+            }
+        }
+        if used {
+            srq.feed();
+        }
+    }
+
+    /// Brings over what both CQs have.
+    pub(crate) fn bring_all(&self) {
+        self.sends.cq().bring_all();
+        if !self.sends.is_at(self.recvs.cq()) {
+            self.recvs.cq().bring_all();
+            // The reason of a flush in the second may have come to the first meanwhile.
+            self.sends.cq().bring_all();
+        }
+        self.handle(&[], true);
+    }
+}
+
+/// The peer's key of a send, where it names one. `None`: it is not known yet.
+fn translate_remote(remote: Option<&RemoteNic>, wr: &SendWr<'_>) -> Option<u32> {
+    use SendOpcode::{CmpSwap, FetchAdd, Read, Write, WriteImm};
+    let Some(r) = remote.filter(|r| r.keys.matters(r.default, r.nic)) else { return Some(wr.rkey) };
+    if !matches!(wr.opcode, Write | WriteImm | Read | CmpSwap | FetchAdd) {
+        return Some(wr.rkey);
+    }
+    match r.keys.resolve(r.default, wr.rkey, r.nic) {
+        Translation::Key(rkey) => Some(rkey),
+        Translation::Invalid => Some(NO_REGION),
+        Translation::Wanted => None,
+    }
+}
+
+impl Member for JournaledQp {
+    fn take(&self, _from: &ProviderCq, wcs: &[Wc]) -> bool {
+        self.handle(wcs, false)
+    }
+
+    fn settle(&self, found_empty: &ProviderCq) -> bool {
+        let other = if self.sends.is_at(found_empty) { &self.recvs } else { &self.sends };
+        if !other.is_at(found_empty) && !other.cq().try_bring() {
+            return false;
+        }
+        self.handle(&[], true);
+        true
+    }
+
+    fn lost(&self) {
+        let mut st = self.lock();
+        if st.journal.held().is_none() && !st.journal.ended() {
+            st.journal.handle_fatal();
+            self.tell(WcStatus::FatalErr);
+        }
+    }
+}
+
+impl KeyWaiter for JournaledQp {
+    fn keys_came(&self) {
+        self.pump(&mut self.lock());
+    }
+}
+
+impl DeviceQp for JournaledQp {
+    fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
+        let mut st = self.lock();
+        if !self.translates(&st) {
+            if let Some(number) = st.journal.post_usual_send(wr) {
+                return match self.phys.post_send_as(number, wr) {
+                    Ok(()) => Ok(()),
+                    Err(e) => Err(self.refused_send(&mut st, e)),
+                };
+            }
+        }
+        self.post_other_send(&mut st, wr)
+    }
+
+    fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
+        let mut st = self.lock();
+        Self::may_send(&st)?;
+        let posted = st.journal.post_sends(batch, &mut self.out())?;
+        self.give(&mut st, posted, batch.count(), |phys, first| {
+            phys.post_sends(&Numbered { batch, first })
+        })
+    }
+
+    fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
+        let mut st = self.lock();
+        if !self.translates_local() {
+            if let Some(number) = st.journal.post_usual_recv(wr) {
+                return match self.phys.post_recv(&RecvWr { wr_id: number, ..*wr }) {
+                    Ok(()) => Ok(()),
+                    Err(e) => Err(self.refused_recv(&mut st, e)),
+                };
+            }
+        }
+        self.post_other_recv(&mut st, wr)
+    }
+
+    fn modify(&self, change: &QpModify) -> Result<()> {
+        let mut st = self.lock();
+        let state = change.rc.state;
+        if state == Some(QpState::Err) {
+            // What flushes from now on is what the application asked for.
+            st.journal.end(&mut self.out());
+        }
+        self.phys.modify(change).map_err(|e| self.opened.error(e))?;
+        st.now = state.unwrap_or(st.now);
+        match state {
+            Some(QpState::Reset) => st.journal.reset(),
+            Some(QpState::Init) => {
+                st.journal.open();
+                if let Some(srq) = &self.srq {
+                    srq.srq.feed();
+                }
+            }
+            Some(QpState::Rts) => st.journal.start(),
+            _ => return Ok(()),
+        }
+        self.pump_recvs(&mut st).and_then(|()| self.pump_sends(&mut st))
+    }
+
+    fn query(&self) -> QpSnapshot {
+        let mut s = self.phys.query();
+        (s.caps, s.attrs.rc.state) = (self.caps, Some(self.state()));
+        s
+    }
+
+    fn state(&self) -> QpState {
+        let st = self.lock();
+        if st.journal.ended() {
+            QpState::Err
+        } else {
+            st.now
+        }
+    }
+
+    fn destroy(&self) {
+        if self.destroyed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.phys.destroy();
+        self.opened.tap.remove(self.qpn, &self.notes);
+        if let Some(srq) = &self.srq {
+            srq.end();
+        }
+        self.sends.leave(self.qpn);
+        self.recvs.leave(self.qpn);
+        drop(lock(&self.pd).take());
+    }
+}
+
+impl HoldingQp for JournaledQp {
+    fn progress(&self) -> Progress {
+        self.bring_all();
+        let st = self.lock();
+        st.journal.progress(st.now)
+    }
+
+    fn announce(&self) {
+        self.lock().journal.announce();
+    }
+
+    fn quiesce(&self) -> Result<Backlog> {
+        self.stop()
+    }
+
+    fn adopt(&self, backlog: Backlog) -> Result<()> {
+        let mut st = self.lock();
+        st.journal.adopt(&backlog, &mut self.out())?;
+        self.pump_recvs(&mut st).and_then(|()| self.pump_sends(&mut st))
+    }
+
+    fn fail(&self, status: WcStatus) {
+        self.lock().journal.fail(status, &mut self.out());
+    }
+
+    fn set_remote(&self, remote: &RemoteNic) {
+        let waiter: Weak<dyn KeyWaiter> = self.own.clone();
+        remote.keys.watch(waiter);
+        let mut st = self.lock();
+        st.remote = Some(remote.clone());
+        self.pump(&mut st);
+    }
+}
+
+impl Drop for JournaledQp {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}

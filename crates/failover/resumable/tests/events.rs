@@ -1,0 +1,175 @@
+//! Who sleeps on a completion channel is woken, whatever thread takes the completions from the
+//! device.
+
+mod common;
+
+use common::mock::Net;
+use common::{connect, send_wr, End, Host};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::Arc;
+use std::time::Duration;
+use unbroken_types::{SendFlags, SendOpcode, Wc};
+use unbroken_verbs::{CompChannel, Cq, RecvWr};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A thread that passes the channel's events on.
+fn watch(channel: &Arc<CompChannel>) -> Receiver<u64> {
+    let (tell, told) = mpsc::channel();
+    let channel = channel.clone();
+    std::thread::spawn(
+        move || while channel.get_event().is_ok_and(|cookie| tell.send(cookie).is_ok()) {},
+    );
+    told
+}
+
+/// Two ends, of which the second has a channel that is watched.
+fn watched() -> (Net, [Host; 2], [End; 2], Receiver<u64>) {
+    let net = Net::default();
+    let hosts = [Host::new(&net, 0, 64, true), Host::new(&net, 1, 64, true)];
+    let channel = CompChannel::new().unwrap();
+    let ends = [End::new(&hosts[0], true, None), End::new(&hosts[1], true, Some(channel.clone()))];
+    connect(&hosts, &ends);
+    let told = watch(&channel);
+    (net, hosts, ends, told)
+}
+
+fn deliver(net: &Net, hosts: &[Host; 2], ends: &[End; 2]) {
+    net.execute(hosts[0].id(0), ends[0].qp.qpn());
+    net.acknowledge(hosts[0].id(0), ends[0].qp.qpn());
+    hosts.iter().for_each(|h| net.tell(h.id(0), false));
+}
+
+#[test]
+fn every_event_that_was_asked_for_comes() {
+    let (net, hosts, ends, told) = watched();
+    ends[1].cq.set_cookie(77);
+    let sges = [hosts[1].sge(0, 8)];
+    for round in 0..300u64 {
+        ends[1].qp.post_recv(&RecvWr { wr_id: round, sges: &sges }).unwrap();
+        let (before, solicited) = (round % 3 == 0, round % 2 == 0);
+        let data = [hosts[0].sge(0, 8)];
+        let mut wr = send_wr(round, SendOpcode::Send, true, &data);
+        wr.flags =
+            wr.flags.with(if solicited { SendFlags::SOLICITED } else { SendFlags::default() });
+        ends[0].qp.post_send(&wr).unwrap();
+        if before {
+            deliver(&net, &hosts, &ends); // it is there before the queue is armed: the look after arming finds it, and where it is what was asked for, it raises the event
+        }
+        ends[1].cq.req_notify(solicited);
+        // Looked at as who drives nothing looks: what was there has been brought over.
+        let mut wcs = [Wc::default(); 4];
+        let n = ends[1].cq.take(&mut wcs).unwrap();
+        let mut got = wcs[..n].to_vec();
+        assert_eq!(got.len(), usize::from(before), "round {round}");
+        if !before {
+            deliver(&net, &hosts, &ends);
+            if round % 5 == 0 {
+                // Another thread takes it first: the sleeper is told all the same.
+                got = ends[1].poll(&ends[1].cq);
+            }
+            assert_eq!(told.recv_timeout(PATIENCE), Ok(77), "round {round}");
+            got.extend(ends[1].poll(&ends[1].cq));
+        }
+        assert_eq!(got.iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [round]);
+        assert_eq!(ends[0].poll(&ends[0].cq).len(), 1);
+        if before {
+            // Either it has raised the event, or the request is still open, and the next completion
+            // answers it.
+            ends[1].cq.fire();
+            assert_eq!(told.recv_timeout(PATIENCE), Ok(77), "round {round}");
+            assert!(told.try_recv().is_err(), "one request, one event");
+        }
+    }
+}
+
+/// The device's CQ and the application's are armed one after the other. What comes in between is
+/// what was asked for: were its event used up before the application's CQ is armed, nobody would be
+/// woken any more.
+#[test]
+fn a_completion_that_comes_while_the_queues_are_armed_raises_the_event() {
+    let (net, hosts, ends, told) = watched();
+    let (data, sges) = ([hosts[0].sge(0, 8)], [hosts[1].sge(0, 8)]);
+    for wr_id in 0..3 {
+        ends[1].qp.post_recv(&RecvWr { wr_id, sges: &sges }).unwrap();
+        ends[0].qp.post_send(&send_wr(wr_id, SendOpcode::Send, true, &data)).unwrap();
+        net.execute(hosts[0].id(0), ends[0].qp.qpn());
+        net.acknowledge(hosts[0].id(0), ends[0].qp.qpn());
+        net.tell_when_polled(hosts[1].id(0));
+        ends[1].cq.req_notify(false);
+        assert_eq!(told.recv_timeout(PATIENCE), Ok(0), "message {wr_id}");
+        assert_eq!(
+            ends[1].poll(&ends[1].cq).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(),
+            [wr_id]
+        );
+    }
+}
+
+/// Programs ask for an event as soon as a CQ is there, and make QPs then.
+#[test]
+fn an_event_that_was_asked_for_before_there_were_qps_comes() {
+    let net = Net::default();
+    let hosts = [Host::new(&net, 0, 64, true), Host::new(&net, 1, 64, true)];
+    let channel = CompChannel::new().unwrap();
+    let cq = Cq::new(256, Some(channel.clone()));
+    cq.req_notify(false);
+    let ends = [End::new(&hosts[0], true, None), End::over(&hosts[1], cq.clone(), cq, None)];
+    connect(&hosts, &ends);
+    let told = watch(&channel);
+    let (data, sges) = ([hosts[0].sge(0, 8)], [hosts[1].sge(0, 8)]);
+    ends[1].qp.post_recv(&RecvWr { wr_id: 1, sges: &sges }).unwrap();
+    ends[0].qp.post_send(&send_wr(1, SendOpcode::Send, true, &data)).unwrap();
+    deliver(&net, &hosts, &ends);
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(0));
+}
+
+/// Two threads poll one CQ while a third lets the network work: nothing is lost or repeated.
+#[test]
+fn threads_that_poll_one_cq_see_each_completion_once() {
+    let net = Net::default();
+    let hosts = [Host::new(&net, 0, 64, false), Host::new(&net, 1, 64, false)];
+    let ends = [End::new(&hosts[0], true, None), End::new(&hosts[1], true, None)];
+    connect(&hosts, &ends);
+    let (stop, (tell, told)) = (Arc::new(AtomicBool::new(false)), mpsc::channel());
+    const COUNT: u64 = 400;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                net.execute(hosts[0].id(0), ends[0].qp.qpn());
+                net.acknowledge(hosts[0].id(0), ends[0].qp.qpn());
+                net.tell(hosts[0].id(0), false);
+                std::thread::yield_now();
+            }
+        });
+        for _ in 0..2 {
+            let (cq, stop, tell): (Arc<Cq>, _, _) =
+                (ends[0].cq.clone(), stop.clone(), tell.clone());
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let mut wc = [Default::default()];
+                    if cq.poll(&mut wc).unwrap() == 1 {
+                        tell.send(wc[0].wr_id).unwrap();
+                    }
+                    std::thread::yield_now();
+                }
+            });
+        }
+        let mut seen = vec![0u32; COUNT as usize];
+        let (mut posted, mut done) = (0, 0);
+        let sges = [hosts[0].sge(0, 8)];
+        while done < COUNT {
+            if posted < COUNT {
+                let mut wr = send_wr(posted, SendOpcode::Write, true, &sges);
+                (wr.remote_addr, wr.rkey) = (hosts[1].addr(0), hosts[1].keys.rkey);
+                posted += u64::from(ends[0].qp.post_send(&wr).is_ok());
+            }
+            while let Ok(wr_id) = told.try_recv() {
+                seen[wr_id as usize] += 1;
+                done += 1;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(seen.iter().all(|n| *n == 1));
+    });
+}

@@ -1,0 +1,186 @@
+//! Regions and domains over NICs whose numbers mean something else on each.
+
+mod common;
+
+use common::mock::{Events, Net};
+use common::{End, Host, NICS};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use unbroken_resumable::{Holding, LogicalMemory, Tap};
+use unbroken_types::{Access, NicKey, PdHandle};
+use unbroken_verbs::{Device, KeyRow, MemoryDomain, MrChange, MrKeys, QpInit};
+
+fn reg(view: &Arc<dyn MemoryDomain>, pd: PdHandle, host: &Host) -> MrKeys {
+    let addr = host.addr(0);
+    view.reg_mr(pd, addr, 8, addr, Access(15)).unwrap()
+}
+
+#[test]
+fn a_region_has_the_keys_of_its_default_nic_and_others_elsewhere() {
+    let net = Net::default();
+    let host = Host::new(&net, 0, 64, false);
+    let lkey = host.keys.lkey;
+    assert!(!host.memory.is_foreign(0));
+    assert_eq!(host.memory.lkey_on(0, lkey, 0).unwrap(), lkey);
+    let there = host.memory.lkey_on(0, lkey, 1).unwrap();
+    assert_ne!(there, lkey, "the mock gives other numbers on each NIC");
+    assert_eq!(host.memory.lkey_on(0, lkey, 1).unwrap(), there, "it is registered there once");
+    // The same number of another NIC's contexts is another region, or none.
+    assert_eq!(host.memory.lkey_on(2, lkey, 2).unwrap_err().errno(), libc::EINVAL);
+    let row = |export: Vec<KeyRow>| export.into_iter().find(|r| r.rkey == lkey).unwrap();
+    let key = |nic, rkey| NicKey { nic, key_set: 1, rkey };
+    let known = KeyRow { default: 0, rkey: host.keys.rkey, on: vec![key(0, lkey), key(1, there)] };
+    assert_eq!(row(host.memory.export()), known);
+    let answer = host.memory.answer(0, host.keys.rkey).unwrap();
+    assert_eq!(
+        (answer.on.len(), &answer.on[..2]),
+        (NICS, &known.on[..]),
+        "who is asked registers it everywhere"
+    );
+    assert_eq!((host.memory.answer(0, 1), host.memory.answer(9, 1)), (None, None));
+    assert_eq!(host.memory.fill_all(), 0);
+    assert_eq!(host.memory.export().iter().map(|row| row.on.len()).collect::<Vec<_>>(), [NICS; 3]);
+}
+
+#[test]
+fn regions_of_two_nics_with_equal_keys_are_told_apart() {
+    let net = Net::default();
+    let host = Host::new(&net, 0, 64, false);
+    let other = host.memory.of(1);
+    // NIC 1 counts one ahead of NIC 0 in this mock, so that equal numbers come sooner or later.
+    let mine: Vec<MrKeys> = (0..8).map(|_| reg(&host.view, host.pd, &host)).collect();
+    let theirs: Vec<MrKeys> = (0..8).map(|_| reg(&other, host.pd, &host)).collect();
+    let both: Vec<u32> =
+        mine.iter().map(|k| k.lkey).filter(|k| theirs.iter().any(|t| t.lkey == *k)).collect();
+    assert!(!both.is_empty(), "{mine:?} {theirs:?}");
+    let on_third = |default, lkey| host.memory.lkey_on(default, lkey, 2).unwrap();
+    assert!(both.iter().all(|k| on_third(0, *k) != on_third(1, *k)));
+    other.dereg_mr(both[0]).unwrap();
+    assert!(
+        host.memory.lkey_on(1, both[0], 1).is_err() && host.memory.lkey_on(0, both[0], 0).is_ok()
+    );
+}
+
+#[test]
+fn deregistration_ends_on_every_nic_and_is_done_once() {
+    let net = Net::default();
+    let host = Host::new(&net, 0, 64, true);
+    let changes = Arc::new(AtomicU32::new(0));
+    let told = changes.clone();
+    host.memory.set_change_hook(move || {
+        told.fetch_add(1, Ordering::Relaxed);
+    });
+    let generation = host.memory.generation();
+    for _ in 0..50 {
+        let keys = reg(&host.view, host.pd, &host);
+        // The thread may be anywhere by now.
+        host.view.dereg_mr(keys.lkey).unwrap();
+        assert_eq!(host.view.dereg_mr(keys.lkey).unwrap_err().errno(), libc::EINVAL);
+        assert!(host.memory.lkey_on(0, keys.lkey, 1).is_err());
+    }
+    assert_eq!(host.memory.fill_all(), 0);
+    assert_eq!(
+        (0..NICS).map(|nic| net.regions((0, nic))).collect::<Vec<_>>(),
+        [3; NICS],
+        "those that the host has"
+    );
+    assert!(host.memory.generation() >= generation + 100 && changes.load(Ordering::Relaxed) >= 100);
+}
+
+#[test]
+fn the_thread_brings_regions_to_the_other_nics() {
+    let net = Net::default();
+    let host = Host::new(&net, 0, 64, true);
+    let start = Instant::now();
+    while host.memory.export().iter().any(|row| row.on.len() < NICS) {
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", host.memory.export());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_region_is_made_while_its_default_nic_is_dead_and_after_it_was_replaced() {
+    let net = Net::default();
+    let host = Host::new(&net, 0, 64, false);
+    net.kill((0, 0), None);
+    let early = host.keys;
+    let lent = reg(&host.view, host.pd, &host);
+    assert!(host.memory.is_foreign(0), "its keys are another NIC's");
+    assert_eq!(host.memory.lkey_on(0, lent.lkey, 1).unwrap(), lent.lkey);
+    assert_eq!(host.memory.lkey_on(0, lent.lkey, 0).unwrap_err().errno(), libc::EIO);
+    // It is healed: a fresh device, which knows nothing of the old one's regions.
+    let events = Arc::new(Events::default());
+    let tap = Tap::new(events);
+    let device = net.open((0, 0), tap.clone());
+    let process =
+        unbroken_resumable::Host { spawn: |_, _| Err(std::io::Error::other("none")), now_us: || 0 };
+    let healed = Holding::new(0, device, &tap, &host.memory, process).unwrap();
+    assert!(healed.capabilities().holds && healed.capabilities().shared_objects);
+    let (a, b) = (
+        host.memory.lkey_on(0, early.lkey, 0).unwrap(),
+        host.memory.lkey_on(0, lent.lkey, 0).unwrap(),
+    );
+    assert_ne!(a, b);
+    assert_eq!(net.regions((0, 0)), 2);
+    // What is made now has a key of its own, also where the NIC gives a number that the application
+    // has already.
+    let fresh: Vec<MrKeys> = (0..6).map(|_| reg(&host.view, host.pd, &host)).collect();
+    let mut all: Vec<u32> = fresh.iter().chain([&early, &lent]).map(|k| k.lkey).collect();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 8, "{fresh:?} {early:?} {lent:?}");
+}
+
+/// Whoever polls may have a QP in its hands for a moment after it was destroyed: its domain is free
+/// all the same.
+#[test]
+fn a_destroyed_qp_does_not_keep_its_domain() {
+    let net = Net::default();
+    let host = Host::new(&net, 0, 64, false);
+    let pd = host.view.alloc_pd().unwrap();
+    let End { init, qp, .. } = End::new(&host, true, None);
+    qp.destroy();
+    let qp = host.nics[0].create_holding_qp(&QpInit { pd, ..init.clone() }).unwrap();
+    assert_eq!(host.view.dealloc_pd(pd).unwrap_err().errno(), libc::EBUSY);
+    let in_hands = qp.clone();
+    qp.destroy();
+    host.view.dealloc_pd(pd).unwrap();
+    drop(in_hands);
+}
+
+#[test]
+fn a_changed_region_is_changed_everywhere_and_domains_are_counted() {
+    let net = Net::default();
+    let host = Host::new(&net, 0, 64, false);
+    assert_eq!(host.memory.fill_all(), 0);
+    let pd = host.view.alloc_pd().unwrap();
+    let change = MrChange { range: Some((host.addr(8), 16)), pd: Some(pd), access: None };
+    host.view.rereg_mr(host.keys.lkey, &change).unwrap();
+    assert_eq!(host.view.dealloc_pd(pd).unwrap_err().errno(), libc::EBUSY);
+    assert_eq!(
+        host.view
+            .rereg_mr(host.keys.lkey, &MrChange { pd: Some(PdHandle(999)), ..change })
+            .unwrap_err()
+            .errno(),
+        libc::EINVAL
+    );
+    for nic in 0..NICS {
+        assert_eq!(
+            net.region((0, nic), host.memory.lkey_on(0, host.keys.lkey, nic).unwrap()),
+            (host.addr(8), 16)
+        );
+    }
+    host.view.dereg_mr(host.keys.lkey).unwrap();
+    host.view.dealloc_pd(pd).unwrap();
+    assert_eq!(host.view.use_pd(pd).unwrap_err().errno(), libc::EINVAL);
+    let memory = LogicalMemory::new(1, |_, _| Ok(()));
+    let view = memory.of(0);
+    let pd = view.alloc_pd().unwrap();
+    assert_eq!(
+        view.reg_mr(pd, 0, 1, 0, Access(1)).unwrap_err().errno(),
+        libc::EIO,
+        "no NIC is open"
+    );
+    view.dealloc_pd(pd).unwrap();
+}

@@ -1,0 +1,296 @@
+//! Lanes: a QP goes over other ports of its NICs by automatic path migration, where they have
+//! several, before it goes to other NICs.
+//!
+//! What is to be done, `path`'s `lanes` decides; here is how it is done. A lane is *loaded* with
+//! the attributes by which a program connects a QP, or a switch the next life of it; later by the
+//! worker, which looks at all QPs where something has changed, and once a second, when it also asks
+//! the lanes that are not in use whether they live. Where the lane in use is dead, by an event of
+//! its port or by what probes say, the QP is asked to migrate; if it cannot, it leaves the path, as
+//! where there is one lane.
+//!
+//! Where a QP belongs, its *home*, is the lane that the program has connected; or, where QPs are to
+//! be spread, one by the number of the end with the lower address, so that both ends know it, and
+//! QPs that are made one after the other take turns.
+//!
+//! The program sees nothing of it: it has not asked for an alternate path.
+//!
+//! An end that the program leaves in RTR is loaded when it is connected, and after a migration not
+//! again: verbs allow that in RTS only. Such a QP goes back by a planned switch, to a fresh life on
+//! the same path ([`is_stranded`]).
+
+use crate::core::Core;
+use crate::peer::Peer;
+use crate::qp::{Gate, Qp};
+use std::sync::Arc;
+use unbroken_failover_protocol::choice::may_go_home;
+use unbroken_failover_protocol::lanes::{Lanes, Step};
+use unbroken_failover_protocol::{Policy, SlotPath, SlotTable, Way};
+use unbroken_runtime::now_us;
+use unbroken_types::{PathMigState, QpState};
+use unbroken_verbs::{PortState, QpModify, RcModify};
+
+/// Local ACK timeout of a lane that is loaded before the program has said its own, by its code: 67
+/// ms.
+const TIMEOUT_CODE: u8 = 14;
+
+/// Until a lane is loaded after a migration. Who is in REARM no longer says that it has migrated:
+/// the peer must have heard of it before, and that is said again and again for 0.13 s. And the
+/// death of a port may be told just after it.
+const SETTLE_US: u64 = 150_000;
+
+/// Where a QP is, and what its program wants.
+pub(crate) struct Place<'a> {
+    pub(crate) core: &'a Core,
+    /// Its number, as the program knows it.
+    pub(crate) qpn: u32,
+    pub(crate) peer: &'a Peer,
+    /// The path that it is on.
+    pub(crate) path: SlotPath,
+    /// The path that the program has connected.
+    pub(crate) default: SlotPath,
+    /// The port that it uses, from 1; and since when, if it has migrated there.
+    pub(crate) port: u8,
+    pub(crate) since_us: u64,
+    /// The latest of all attributes that the program has set.
+    pub(crate) app: &'a QpModify,
+}
+
+/// The lane of a port.
+pub(crate) fn lane_of(port: u8) -> u8 {
+    port.saturating_sub(1)
+}
+
+impl Place<'_> {
+    /// How many lanes the path has. A program that has connected ports of different numbers is on
+    /// none.
+    fn count(&self) -> u8 {
+        let count = self
+            .core
+            .port_count(self.path.local.into())
+            .min(self.peer.port_count(self.path.remote));
+        let dest = self.app.path.map(|path| path.dest_gid);
+        let straight =
+            self.peer.port(self.path.remote, self.connected()).map(|port| port.gid) == dest;
+        if self.path == self.default && !straight {
+            1
+        } else {
+            count
+        }
+    }
+
+    /// The lane that the program has connected; on other paths the first.
+    fn connected(&self) -> u8 {
+        match self.app.port {
+            Some(port) if self.path == self.default => lane_of(port),
+            _ => 0,
+        }
+    }
+
+    /// The lane where the QP belongs.
+    fn home(&self) -> u8 {
+        let (Some(there), Some(dest_qpn), true) =
+            (self.app.path, self.app.rc.dest_qpn, self.core.spreads)
+        else {
+            return self.connected();
+        };
+        let own = (self.core.gid_of(self.default.local.into()), self.qpn);
+        let lower = own.min((self.core.first_port(there.dest_gid), dest_qpn));
+        // Devices count QPs by one, or by the number of their NICs.
+        ((lower.1 ^ lower.1 >> 2) % u32::from(self.count().max(1))) as u8
+    }
+
+    fn timeout(&self) -> u8 {
+        self.app.rc.timeout.map_or(TIMEOUT_CODE, |code| self.core.protected_timeout(code))
+    }
+
+    /// What is known, where the device has these attributes.
+    fn lanes(&self, clock_us: u64, attrs: &QpModify) -> Lanes {
+        let (home, count) = (self.home(), self.count());
+        let reached =
+            |lane| self.peer.port(self.path.remote, lane).is_some_and(|port| port.qpn != 0);
+        let reached: u8 = (0..count).filter(|lane| reached(*lane)).map(|lane| 1 << lane).sum();
+        let health = self.peer.health();
+        let way = |lane| Way { path: self.path, lane };
+        let alive = (0..count)
+            .filter(|lane| health.may_carry(way(*lane)))
+            .map(|lane| 1 << lane)
+            .sum::<u8>();
+        // With another timeout than the program's it is to be loaded anew.
+        let loaded = attrs.alternate.filter(|_| attrs.rc.alternate == Some(self.timeout()));
+        Lanes {
+            now: lane_of(self.port),
+            home,
+            count,
+            migration: attrs.rc.migration.unwrap_or(PathMigState::Migrated),
+            loaded: loaded.map(|path| lane_of(path.port)),
+            alive: alive & reached,
+            home_is_steady: self.core.goes_home && health.is_steady(clock_us, way(home)),
+        }
+    }
+
+    /// What the device is to be given to be ARMED for this lane.
+    fn load(&self, lane: u8, change: &mut QpModify) {
+        let (Some(device), Some(to)) =
+            (self.core.device(self.path.local.into()), self.peer.port(self.path.remote, lane))
+        else {
+            return;
+        };
+        let app = self.app.path.unwrap_or_default();
+        change.alternate = Some(app.elsewhere(lane + 1, device.gid_index(), to.gid));
+        (change.rc.alternate, change.rc.migration) =
+            (Some(self.timeout()), Some(PathMigState::Rearm));
+    }
+
+    /// Adds to the change by which a QP with these attributes is connected what it takes to be
+    /// ARMED.
+    pub(crate) fn connect(&self, clock_us: u64, attrs: &QpModify, change: &mut QpModify) {
+        change.rc.migration = None;
+        if let Step::Load(lane) = self.lanes(clock_us, attrs).step() {
+            self.load(lane, change);
+        }
+    }
+}
+
+/// The lanes of these paths become ways that can be asked.
+pub(crate) fn know(core: &Core, peer: &Peer, paths: &SlotTable, clock_us: u64) {
+    if core.several_ports() {
+        paths.iter().for_each(|(_, path)| know_path(core, peer, path, clock_us));
+    }
+}
+
+fn know_path(core: &Core, peer: &Peer, path: SlotPath, clock_us: u64) {
+    let lanes = 1..core.port_count(path.local.into()).min(peer.port_count(path.remote));
+    let mut health = peer.health();
+    for lane in lanes {
+        health.add(Way { path, lane });
+        health.set_port(clock_us, path.local, lane, port_works(core, path.local.into(), lane));
+    }
+}
+
+/// Whether a port of ours has its link.
+pub(crate) fn port_works(core: &Core, nic: usize, lane: u8) -> bool {
+    let state = |port| core.device(nic)?.port(port).ok().map(|attr| attr.state);
+    state(lane + 1) == Some(PortState::Active)
+}
+
+/// Whether a QP is on another lane than its own, so that it may want to go back.
+pub(crate) fn is_away(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
+    with(qp, g, clock_us, |place, _| place.home() != lane_of(place.port)) == Some(true)
+}
+
+/// Whether a QP could go back to the program's lane, but cannot be ARMED, or its peer cannot: so a
+/// migration will not take it there.
+pub(crate) fn is_stranded(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
+    if !is_away(qp, g, clock_us) {
+        return false;
+    }
+    let may = with(qp, g, clock_us, |place, attrs| {
+        let lanes = place.lanes(clock_us, attrs);
+        let may_go = may_go_home(Policy::usual(), now_us(), place.since_us, lanes.home_is_steady);
+        lanes.migration != PathMigState::Armed && may_go
+    });
+    may == Some(true)
+}
+
+/// The way that carries a connected QP now, while it is not between two paths.
+pub(crate) fn way(g: &Gate) -> Option<Way> {
+    let path = g.link.as_ref()?.executor().active_path()?;
+    Some(Way { path, lane: lane_of(g.port) })
+}
+
+/// Where a connected QP is, if it is on a path, with its physical QP's attributes; what the device
+/// has done by itself is seen by that. That it has left its home is a failure of that lane,
+/// whichever end has found it: it must be steady before either goes back.
+fn with<R>(
+    qp: &Qp,
+    g: &mut Gate,
+    clock_us: u64,
+    f: impl FnOnce(&Place<'_>, &QpModify) -> R,
+) -> Option<R> {
+    if qp.core.port_count(g.nic) < 2 {
+        return None;
+    }
+    let link = g.link.as_ref()?;
+    let path = link.executor().active_path()?;
+    let default = link.executor().lqp().slots().get(0)?;
+    let attrs = g.phys.query().attrs;
+    g.use_port(attrs.port);
+    let left = g.left_port.take().map(lane_of);
+    let place = Place {
+        core: &qp.core,
+        qpn: qp.qpn(),
+        peer: g.link.as_ref()?.peer(),
+        path,
+        default,
+        port: g.port,
+        since_us: g.on_lane_since_us,
+        app: &g.app,
+    };
+    if let Some(lane) = left.filter(|lane| *lane == place.home() && *lane != lane_of(place.port)) {
+        place.peer.health().fails(clock_us, Way { path, lane });
+    }
+    Some(f(&place, &attrs))
+}
+
+/// Does what is to be done of a QP whose lane works. Gives whether something was.
+pub(crate) fn tend(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
+    let rts = g.phys.state() == QpState::Rts;
+    let change = with(qp, g, clock_us, |place, attrs| {
+        let mut change = QpModify::default();
+        if !rts {
+            return None;
+        }
+        match place.lanes(clock_us, attrs).step() {
+            Step::Stay => return None,
+            Step::Load(_) if now_us() < place.since_us + SETTLE_US => return None,
+            Step::Load(lane) => place.load(lane, &mut change),
+            Step::Migrate => change.rc.migration = Some(PathMigState::Migrated),
+        }
+        Some(change)
+    });
+    change.flatten().is_some_and(|change| ask(qp, g, &change))
+}
+
+/// The lane in use is dead. True: the QP is on another one, and need not leave its path.
+pub(crate) fn leave(qp: &Qp, g: &mut Gate, clock_us: u64, dead: u8) -> bool {
+    let may = with(qp, g, clock_us, |place, attrs| {
+        let lanes = place.lanes(clock_us, attrs);
+        (lanes.now != dead && lanes.may_carry(lanes.now), lanes.may_leave())
+    });
+    match may {
+        Some((true, _)) => true,
+        Some((false, true)) => {
+            let rc = RcModify { migration: Some(PathMigState::Migrated), ..RcModify::default() };
+            ask(qp, g, &QpModify { rc, ..QpModify::default() })
+        }
+        _ => false,
+    }
+}
+
+/// Has the device do it. What it refuses, since the peer or the port have just changed, is tried
+/// again later, or the path is left.
+fn ask(qp: &Qp, g: &mut Gate, change: &QpModify) -> bool {
+    let done = g.phys.modify(change);
+    if let Err(e) = &done {
+        qp.core.complain("a QP cannot be given another lane", e);
+    }
+    g.use_port(g.phys.query().attrs.port);
+    done.is_ok()
+}
+
+/// Asks the lanes of a QP's path that it does not use whether they live.
+pub(crate) fn ask_others(qp: &Qp, g: &mut Gate, clock_us: u64) {
+    let asked = with(qp, g, clock_us, |place, _| {
+        (0..place.count())
+            .filter(|lane| *lane != lane_of(place.port))
+            .map(|lane| Way { path: place.path, lane })
+            .collect::<Vec<_>>()
+    });
+    let Some(peer) = g.link.as_ref().map(|link| Arc::clone(link.peer())) else { return };
+    let mut health = peer.health();
+    for way in asked.unwrap_or_default() {
+        if health.may_carry(way) {
+            health.ask(clock_us, way, clock_us);
+        }
+    }
+}

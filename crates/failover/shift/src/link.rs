@@ -1,0 +1,528 @@
+//! The link of a logical QP to its peer: what `path`'s executor needs of devices, directory and
+//! network.
+//!
+//! All functions run under the QP's gate. What is decided, and in which order it is done, is
+//! `path`'s; here is how it is done.
+
+use crate::explain;
+use crate::lanes::{self, Place};
+use crate::peer::Peer;
+use crate::qp::{Gate, Qp};
+use crate::worker::Job;
+use std::sync::Arc;
+use unbroken_failover_protocol::health::Verdict;
+use unbroken_failover_protocol::message::Body;
+use unbroken_failover_protocol::silence::{Look, ASK_AFTER_US};
+use unbroken_failover_protocol::{
+    Asks, Belief, Config, Ended, Endpoint, Executor, FailCause, LogicalQp, Message, OpenError,
+    Opened, PeerWord, QuiesceError, Reason, Shell, SlotPath, SlotTable, StepError, Way,
+};
+use unbroken_roce::{Progress, Sends};
+use unbroken_runtime::{now_us, Switch, SwitchKind, What};
+use unbroken_types::{Gid, QpState, WcStatus, PSN_MASK};
+use unbroken_verbs::{
+    Backlog, Error, HoldingQp, QpModify, RcModify, RecvWr, RemoteNic, Result, SendBatch,
+};
+
+/// A QP that is silent on a path that lives is asked how far it is after this time: long before it
+/// counts as wedged.
+const LIVING_PATH_US: u64 = 250_000;
+
+/// One end's link.
+pub(crate) struct Link {
+    executor: Executor,
+    peer: Arc<Peer>,
+    /// When the worker will look at this QP, as far as it has been told.
+    told_us: Option<u64>,
+    /// The last message that waits until the worker has read the directory. One at most: who is not
+    /// answered says it again.
+    unread: Option<(Message, Asks)>,
+}
+
+impl Link {
+    /// The link of a QP with that connection number to the QP `them`, or why there can be none. A
+    /// QP that is not where its number says (`foreign`) needs the peer's word before anything can
+    /// be sent: it waits longer for it.
+    pub(crate) fn new(
+        qp: &Qp,
+        connection: u32,
+        them: Endpoint,
+        foreign: bool,
+    ) -> std::result::Result<Link, &'static str> {
+        let core = &qp.core;
+        let peer = core
+            .peers
+            .get(core, them.incarnation)
+            .ok_or("the peer's process is not in the directory")?;
+        let remote = peer
+            .index_of(them.gid)
+            .ok_or("the peer's process does not have the NIC that the QP is connected to")?;
+        let me =
+            Endpoint { gid: qp.gid(), qpn: qp.qpn(), incarnation: core.incarnation, connection };
+        let default = SlotPath { local: qp.id().0 as u8, remote };
+        let lower = (me.gid, me.qpn) <= (them.gid, them.qpn);
+        let nics = core.nic_count().min(255) as u8;
+        let table = match me == them {
+            true => SlotTable::to_itself(default.local, nics),
+            false => SlotTable::new(default, nics, peer.nic_count(), lower),
+        };
+        {
+            let mut health = peer.health();
+            table.iter().for_each(|(_, path)| health.add(path));
+            let unusable = (0..nics).filter(|nic| !core.usable(usize::from(*nic)));
+            unusable.for_each(|nic| health.set_nic(now_us(), nic, false));
+        }
+        lanes::know(core, &peer, &table, now_us());
+        let mut config = Config::default();
+        if foreign {
+            config.unknown_grace_us = config.peer_silence_us;
+        }
+        let mut lqp = LogicalQp::new(me, them, table, config, now_us());
+        if let Some(policy) = core.preference.policy(default) {
+            lqp.set_policy(policy);
+        }
+        core.inbox.put(Job::Connect(qp.id()));
+        Ok(Link { executor: Executor::new(lqp), peer, told_us: None, unread: None })
+    }
+
+    pub(crate) fn executor(&self) -> &Executor {
+        &self.executor
+    }
+
+    pub(crate) fn peer(&self) -> &Arc<Peer> {
+        &self.peer
+    }
+}
+
+/// What is done for the executor of a QP.
+struct Hands<'a> {
+    qp: &'a Qp,
+    peer: &'a Peer,
+    phys: &'a mut Arc<dyn HoldingQp>,
+    nic: &'a mut usize,
+    port: &'a mut u8,
+    app: &'a QpModify,
+    failed: &'a mut bool,
+    why_not: &'a mut &'static str,
+    unread: &'a mut Option<(Message, Asks)>,
+    /// What the directory says, where it has just been read.
+    word: Option<PeerWord>,
+}
+
+/// Lets the executor of a connected QP work, and tells the worker when to look at it.
+fn with<R>(qp: &Qp, g: &mut Gate, f: impl FnOnce(&mut Executor, &mut Hands<'_>) -> R) -> Option<R> {
+    let Gate { phys, nic, port, app, failed, why_not, link, holds, .. } = g;
+    let Link { executor, peer, told_us, unread } = &mut **link.as_mut()?;
+    let was = executor.on_its_way();
+    let result = f(
+        executor,
+        &mut Hands { qp, peer, phys, nic, port, app, failed, why_not, unread, word: None },
+    );
+    *holds = executor.holds_sends();
+    qp.core.count_on_their_way(was, executor.on_its_way());
+    if let Some(at_us) = executor.deadline_us() {
+        if told_us.is_none_or(|told_us| at_us < told_us) {
+            *told_us = Some(at_us);
+            qp.core.inbox.put(Job::Watch(qp.id(), at_us));
+        }
+    }
+    Some(result)
+}
+
+impl Shell for Hands<'_> {
+    fn now_us(&self) -> u64 {
+        now_us()
+    }
+
+    fn progress(&self) -> Progress {
+        self.phys.progress()
+    }
+
+    fn announce(&mut self) {
+        self.phys.announce();
+    }
+
+    fn nic_works(&self) -> bool {
+        self.qp.core.device(*self.nic).is_some()
+    }
+
+    fn quiesce(&mut self) -> std::result::Result<Option<Backlog>, QuiesceError> {
+        match self.phys.quiesce() {
+            Ok(work) => Ok(Some(work)),
+            Err(e) if e.errno() == libc::EAGAIN => Ok(None),
+            Err(_) => Err(QuiesceError),
+        }
+    }
+
+    fn open(&mut self, path: SlotPath, recvs: &Backlog) -> std::result::Result<Opened, OpenError> {
+        let (nic, fresh, opened) = make(self, path, recvs).map_err(|e| {
+            self.qp.core.complain("a backup QP cannot be made", &e);
+            OpenError
+        })?;
+        self.phys.destroy();
+        self.qp.core.rename_physical(
+            self.qp.id(),
+            (*self.nic, self.phys.qpn()),
+            (nic, fresh.qpn()),
+        );
+        (*self.phys, *self.nic, *self.port) = (fresh, nic, 1);
+        Ok(opened)
+    }
+
+    fn adopt(&mut self, sends: &Backlog) -> std::result::Result<(), StepError> {
+        self.phys.adopt(sends.clone()).map_err(|e| {
+            self.qp.core.complain("the backup QP does not take the work", &e);
+            StepError
+        })
+    }
+
+    fn post(&mut self, sends: &Backlog) -> std::result::Result<(), StepError> {
+        if sends.sends.is_empty() {
+            return Ok(());
+        }
+        self.phys.post_sends(&Sends(&sends.sends)).map_err(|e| {
+            self.qp.core.complain("the QP does not take what was held", &e);
+            StepError
+        })
+    }
+
+    fn modify(
+        &mut self,
+        changes: &[RcModify],
+        remote: Option<u8>,
+    ) -> std::result::Result<(), StepError> {
+        let path = remote.and_then(|i| self.peer.nic(i)).map(|to| {
+            let sgid_index = self.qp.core.device(*self.nic).map_or(0, |device| device.gid_index());
+            self.app.path.unwrap_or_default().elsewhere(1, sgid_index, to.gid())
+        });
+        if let Some(nic) = remote {
+            let default = self.default_remote().unwrap_or(nic);
+            self.phys.set_remote(&RemoteNic { keys: self.peer.keys.clone(), default, nic });
+        }
+        let step = |rc: &RcModify| {
+            let sqd_notify = self.app.sqd_notify.filter(|_| rc.state == Some(QpState::Sqd));
+            QpModify { rc: *rc, path, sqd_notify, ..QpModify::default() }
+        };
+        let mut changes: Vec<QpModify> = changes.iter().map(step).collect();
+        if let (Some(remote), [connect]) = (remote, &mut changes[..]) {
+            if self.load_lane(remote, connect) && self.phys.modify(connect).is_ok() {
+                return Ok(());
+            }
+            // The life is worth more than another lane.
+            (connect.alternate, connect.rc.alternate, connect.rc.migration) = (None, None, None);
+        }
+        self.phys.modify_all(&changes).map_err(|e| {
+            self.qp.core.complain("the backup QP cannot be connected", &e);
+            StepError
+        })
+    }
+
+    fn fail(&mut self, status: WcStatus) {
+        self.phys.fail(status);
+    }
+
+    fn app(&self) -> RcModify {
+        let timeout = self.qp.core.protected_timeout(self.app.rc.timeout.unwrap_or(0));
+        RcModify { timeout: Some(timeout), ..self.app.rc }
+    }
+
+    fn complete(&mut self, work: &Backlog, first: WcStatus) {
+        self.qp.flush_backlog(work, first);
+    }
+
+    fn ended(&mut self, why: Ended) {
+        *self.failed = true;
+        *self.why_not = match why {
+            Ended::GivenUp => "failed",
+            Ended::ByProgram => "ended by an error of the program",
+        };
+        if why == Ended::GivenUp {
+            self.qp.take_no_more();
+        }
+    }
+
+    fn crowd(&self) -> u32 {
+        self.qp.core.crowd()
+    }
+
+    fn belief(&self, path: SlotPath) -> Belief {
+        self.peer.belief(&self.qp.core, path)
+    }
+
+    fn send(&mut self, message: &Message, path: SlotPath) {
+        if let Some(to) = self.peer.control(path.remote) {
+            self.qp.core.send_control(path.local.into(), to, message);
+        }
+    }
+
+    fn peer_word(&mut self, message: &Message, asks: Asks) -> Option<PeerWord> {
+        let word = self.word.take();
+        if word.is_none() && self.unread.replace((*message, asks)).is_none() {
+            self.qp.core.inbox.put(Job::Read(self.qp.id()));
+        }
+        word
+    }
+
+    fn peer_has_ended(&self) -> bool {
+        self.peer.has_ended()
+    }
+
+    fn gives_up(&mut self, lqp: &LogicalQp, cause: FailCause, status: WcStatus) {
+        let core = &self.qp.core;
+        let why = explain::give_up(core, lqp, self.peer, cause, status);
+        core.emit(What::GiveUp { host: core.host(), qp: self.qp.qpn(), why });
+    }
+
+    fn switched(&mut self, lqp: &LogicalQp, done: &unbroken_failover_protocol::Switch) {
+        let (core, s) = (&self.qp.core, &done.switched);
+        core.note_away();
+        let name = |slot| {
+            lqp.slots().get(slot).map_or_else(String::new, |path| self.peer.path_name(core, path))
+        };
+        let switch = Switch {
+            kind: if s.planned { SwitchKind::Planned } else { SwitchKind::Passive },
+            host: core.host(),
+            qp: self.qp.qpn(),
+            from: name(s.from_slot),
+            to: name(s.to_slot),
+            epoch: s.epoch as u32,
+            reason: s.reason.name().into(),
+            on_path_since_us: s.on_path_since_us,
+            detected_at_us: s.detected_us,
+            detect_us: None,
+            switch_us: done.moved_us.saturating_sub(s.detected_us),
+            replayed: done.replay.replayed.into(),
+        };
+        core.emit_later(What::Switch(switch), done.moved_us);
+    }
+}
+
+impl Hands<'_> {
+    /// The peer's NIC that the program has connected.
+    fn default_remote(&self) -> Option<u8> {
+        self.app.path.and_then(|path| self.peer.index_of(self.qp.core.first_port(path.dest_gid)))
+    }
+
+    /// Adds another lane to the change that connects a fresh physical QP with that NIC of the peer.
+    /// Gives whether there is one.
+    fn load_lane(&self, remote: u8, connect: &mut QpModify) -> bool {
+        let place = Place {
+            core: &self.qp.core,
+            qpn: self.qp.qpn(),
+            peer: self.peer,
+            path: SlotPath { local: *self.nic as u8, remote },
+            default: SlotPath {
+                local: self.qp.id().0 as u8,
+                remote: self.default_remote().unwrap_or(remote),
+            },
+            port: *self.port,
+            since_us: 0,
+            app: self.app,
+        };
+        place.connect(now_us(), &QpModify::default(), connect);
+        connect.alternate.is_some()
+    }
+}
+
+/// Makes a fresh physical QP with these receives on the local NIC of a path.
+fn make(
+    hands: &Hands<'_>,
+    path: SlotPath,
+    recvs: &Backlog,
+) -> Result<(usize, Arc<dyn HoldingQp>, Opened)> {
+    let (qp, core) = (hands.qp, &hands.qp.core);
+    let nic = usize::from(path.local);
+    let device = core
+        .device(nic)
+        .ok_or_else(|| Error::device_gone(format!("{} is dead", core.nic_name(nic))))?;
+    let mtu = device.port(1)?.active_mtu;
+    let fresh = core.make_qp_on(&device, nic, qp.id().0, &qp.init)?;
+    let rc =
+        RcModify { state: Some(QpState::Init), access: hands.app.rc.access, ..RcModify::default() };
+    let ready = fresh
+        .modify(&QpModify { rc, ..QpModify::default() })
+        .and_then(|()| fresh.adopt(recvs.clone()));
+    if let Err(e) = ready {
+        fresh.destroy();
+        return Err(e);
+    }
+    let psn = core.random() & PSN_MASK;
+    let mtu = hands.app.rc.mtu.map_or(mtu, |m| m.min(mtu));
+    let opened = Opened { qpn: fresh.qpn(), psn, mtu, key_set: core.key_set(nic) };
+    Ok((nic, fresh, opened))
+}
+
+// --- what happens to a QP; see the executor's functions of the same names
+// -----------------------------------------------------
+
+/// The physical QP of the present path fails, or its path is dead.
+pub(crate) fn suspect(qp: &Qp, g: &mut Gate, reason: Reason) {
+    with(qp, g, |executor, hands| executor.suspect(hands, reason));
+}
+
+/// Prepares a planned switch to the first path that is wanted, unless something else goes on.
+pub(crate) fn plan(qp: &Qp, g: &mut Gate, reason: Reason, wanted: impl Fn(SlotPath) -> bool) {
+    with(qp, g, |executor, hands| executor.plan(hands, reason, wanted));
+}
+
+/// The transport has given up: gives the path that is to be asked, and whose it is.
+pub(crate) fn gave_up(qp: &Qp, g: &mut Gate, status: WcStatus) -> Option<(Arc<Peer>, SlotPath)> {
+    let path = with(qp, g, |executor, hands| executor.gave_up(hands, status))??;
+    Some((g.link.as_ref()?.peer.clone(), path))
+}
+
+/// It has been found out whether a way to the peer lives. A lane that is not in use is nothing to
+/// the QP; and it leaves a dead one for another of its path, if it can.
+pub(crate) fn verdict(qp: &Qp, g: &mut Gate, clock_us: u64, way: Way, verdict: Verdict) {
+    let now = lanes::way(g);
+    let elsewhere = now.is_some_and(|now| now.path == way.path && now.lane != way.lane)
+        || now.is_none() && way.lane > 0;
+    let fails = g.link.as_ref().is_some_and(|link| link.executor.gave_up_with().is_some());
+    let leaves = verdict == Verdict::Dead
+        && now == Some(way)
+        && !fails
+        && lanes::leave(qp, g, clock_us, way.lane);
+    match elsewhere || leaves || now.is_some_and(|now| now.path != way.path && way.lane > 0) {
+        true => beliefs_changed(qp, g),
+        false => {
+            with(qp, g, |executor, hands| executor.verdict(hands, way.path, verdict));
+        }
+    }
+}
+
+/// A control message for the QP has come.
+pub(crate) fn message(qp: &Qp, g: &mut Gate, message: &Message) {
+    if let (Some(link), Body::Hello(hello)) = (&g.link, &message.body) {
+        if link.peer.incarnation == message.from.incarnation {
+            link.peer.keys.opened(hello.path.local, hello.key_set);
+        }
+    }
+    with(qp, g, |executor, hands| executor.message(hands, message));
+}
+
+/// What the worker is to read for a message that waits.
+pub(crate) struct Unread {
+    /// Whose process.
+    pub(crate) peer: Arc<Peer>,
+    /// Its QP, where the connection is asked for.
+    pub(crate) named: Option<(Gid, u32)>,
+}
+
+/// What is to be read for the message that waits, if one does.
+pub(crate) fn unread(qp: &Qp, g: &Gate) -> Option<Unread> {
+    let link = g.link.as_ref()?;
+    let (_, asks) = link.unread.as_ref()?;
+    let named = || Some((qp.core.first_port(g.app.path?.dest_gid), g.app.rc.dest_qpn?));
+    Some(Unread {
+        peer: link.peer.clone(),
+        named: if *asks == Asks::Connection { named() } else { None },
+    })
+}
+
+/// The directory has been read for the message that waits.
+pub(crate) fn informed(qp: &Qp, g: &mut Gate, word: PeerWord) {
+    let Some((message, _)) = g.link.as_mut().and_then(|link| link.unread.take()) else { return };
+    with(qp, g, |executor, hands| {
+        hands.word = Some(word);
+        executor.message(hands, &message);
+    });
+}
+
+/// The peer's process has ended.
+pub(crate) fn peer_gone(qp: &Qp, g: &mut Gate) {
+    with(qp, g, |executor, hands| executor.peer_gone(hands));
+}
+
+/// What is known of NICs or pairs has changed.
+pub(crate) fn beliefs_changed(qp: &Qp, g: &mut Gate) {
+    with(qp, g, |executor, hands| executor.beliefs_changed(hands));
+}
+
+/// The application ends the connection.
+pub(crate) fn close(qp: &Qp, g: &mut Gate) {
+    if with(qp, g, |executor, hands| executor.close(hands)).is_some() {
+        g.why_not = "closed";
+        (g.link, g.holds) = (None, false);
+    }
+}
+
+/// The same. Gives what was outstanding, unless the physical QP holds it all.
+pub(crate) fn close_with_work(qp: &Qp, g: &mut Gate) -> Option<Backlog> {
+    let work = with(qp, g, |executor, hands| {
+        executor.close(hands);
+        executor.take_work(hands)
+    });
+    close(qp, g);
+    work?
+}
+
+/// Looks after a QP that is being switched. Gives the time of the next call, or `None` when all is
+/// calm.
+pub(crate) fn tick(qp: &Qp, g: &mut Gate) -> Option<u64> {
+    with(qp, g, |executor, hands| executor.tick(hands));
+    let link = g.link.as_mut()?;
+    link.told_us = link.executor.deadline_us();
+    link.told_us
+}
+
+/// The peer of a QP that has waited for it long enough: what is known of it is to be read anew
+/// before [`tick`].
+pub(crate) fn waits_too_long(g: &Gate, now_us: u64) -> Option<Arc<Peer>> {
+    g.link.as_ref().filter(|link| link.executor.times_out(now_us)).map(|link| link.peer.clone())
+}
+
+/// Whether something has come of it since the last look, as far as that is known without asking its
+/// device.
+pub(crate) fn has_moved(g: &Gate) -> bool {
+    g.link
+        .as_ref()
+        .zip(g.phys.pulse())
+        .is_some_and(|(link, pulse)| pulse > link.executor.advanced())
+}
+
+/// How far a QP is, for [`look`], where it is known whether its path lives. To ask the device takes
+/// it from whoever works there, and thousands of times a second where hundreds of QPs are busy. So
+/// one that has moved, or may well move before it matters, counts as one with sends outstanding,
+/// whatever it has.
+pub(crate) fn progress(g: &Gate, clock_us: u64, path_lives: bool) -> Progress {
+    let patience_us = if path_lives { LIVING_PATH_US } else { ASK_AFTER_US };
+    let busy = |link: &Link| {
+        let (pulse, seen) = (g.phys.pulse()?, link.executor.advanced());
+        let early = link
+            .executor
+            .silent_since_us()
+            .is_some_and(|since_us| clock_us < since_us + patience_us);
+        let advanced = pulse.max(seen);
+        (pulse > seen || early).then(|| Progress {
+            outstanding_sends: 1,
+            advanced,
+            ..Progress::default()
+        })
+    };
+    g.link.as_deref().and_then(busy).unwrap_or_else(|| g.phys.progress())
+}
+
+/// Looks at the progress of a QP that nothing is being switched of. Gives its peer and path, too.
+pub(crate) fn look(
+    g: &mut Gate,
+    clock_us: u64,
+    progress: &Progress,
+) -> Option<(Arc<Peer>, SlotPath, Look)> {
+    let link = g.link.as_mut()?;
+    let (path, look) = link.executor.look(clock_us, progress)?;
+    Some((link.peer.clone(), path, look))
+}
+
+/// Keeps sends that are posted while the QP is between two paths, all or none. `None` if it is not.
+pub(crate) fn hold_sends(qp: &Qp, g: &mut Gate, batch: &dyn SendBatch) -> Option<Result<()>> {
+    let Gate { phys, link, .. } = g;
+    let held =
+        link.as_mut()?.executor.hold_sends(&qp.init.caps, || phys.progress().sends(), batch)?;
+    Some(held.map_err(Error::from))
+}
+
+/// Keeps a receive that is posted while no physical QP takes it. `None` if one does.
+pub(crate) fn hold_recv(qp: &Qp, g: &mut Gate, wr: &RecvWr<'_>) -> Option<Result<()>> {
+    let held = g.link.as_mut()?.executor.hold_recv(&qp.init.caps, wr)?;
+    Some(held.map_err(Error::from))
+}

@@ -1,0 +1,69 @@
+//! The directory of this process, and what it tells by itself.
+//!
+//! Which directory it is, the environment says (`UNBROKEN_DIRECTORY`). That a server is lost, or
+//! back, goes into the event log: queue pairs that are connected lose nothing meanwhile, and those
+//! that are to be connected are not protected.
+
+use crate::core::lock;
+use crate::devices::{self, PerProcess};
+use crate::worker::{Inbox, Job};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, Weak};
+use unbroken_directory::{Directory, DirectoryError, News, Settings, Surroundings};
+use unbroken_runtime::{Event, EventLog, Runtime, What};
+use unbroken_verbs::{Error, Result};
+
+/// Embedded directories that are open: one serves all hosts of this process, as it can be opened
+/// only once.
+static EMBEDDED: PerProcess<Mutex<Vec<OpenDirectory>>> = PerProcess::new();
+type OpenDirectory = (PathBuf, Weak<dyn Directory>);
+
+/// Opens the directory. A wrong setting is an error; a server that does not answer is none.
+pub(crate) fn open(
+    runtime: &Runtime,
+    host: String,
+    inbox: Arc<Inbox>,
+) -> Result<Arc<dyn Directory>> {
+    let settings = Settings::from_env().map_err(refused)?;
+    if !matches!(settings, Settings::Lmdb) {
+        return connect(&settings, runtime, host, inbox);
+    }
+    let mut open = lock(EMBEDDED.get());
+    open.retain(|(_, directory)| directory.strong_count() > 0);
+    let known = open
+        .iter()
+        .find(|(path, _)| path == runtime.path())
+        .and_then(|(_, directory)| directory.upgrade());
+    if let Some(directory) = known {
+        return Ok(directory);
+    }
+    let directory = connect(&settings, runtime, host, inbox)?;
+    open.push((runtime.path().to_path_buf(), Arc::downgrade(&directory)));
+    Ok(directory)
+}
+
+fn refused(e: DirectoryError) -> Error {
+    Error::new(libc::EIO, e.to_string())
+}
+
+fn connect(
+    settings: &Settings,
+    runtime: &Runtime,
+    host: String,
+    inbox: Arc<Inbox>,
+) -> Result<Arc<dyn Directory>> {
+    let log = EventLog::open(runtime);
+    let news = move |news| {
+        let what = match news {
+            News::Moved => return inbox.put(Job::ReadAliases),
+            News::Entered => return inbox.put(Job::TellMoved),
+            News::Lost(why) => What::DirectoryLost { host: host.clone(), why },
+            News::Back => What::DirectoryBack { host: host.clone() },
+        };
+        // The log is a report.
+        let _ = log.emit(&Event::now(what));
+    };
+    let surroundings =
+        Surroundings { spawn: |name, body| devices::spawn(name, body), news: Box::new(news) };
+    Ok(unbroken_directory::open(settings, runtime, surroundings).map_err(refused)?.into())
+}

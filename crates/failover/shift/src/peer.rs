@@ -1,0 +1,171 @@
+//! The processes at the other end, and what is believed of the paths to them.
+//!
+//! A peer process is known by its incarnation. Its NICs and control endpoints come from the
+//! directory. They are read when a QP is connected, and by the worker again when a path is probed,
+//! or a QP has waited for the peer or hears what only the directory can explain: a NIC that was
+//! healed has a new endpoint.
+
+use crate::control::ControlAddr;
+use crate::core::{lock, Core};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use unbroken_directory::NicRecord;
+use unbroken_failover_protocol::health::{HealthConfig, PeerHealth};
+use unbroken_failover_protocol::{Belief, SlotPath};
+use unbroken_types::Gid;
+use unbroken_verbs::RemoteKeys;
+
+/// A NIC of a peer process.
+#[derive(Clone, Debug)]
+pub(crate) struct PeerNic {
+    /// Its name, for people.
+    pub(crate) name: String,
+    /// Its ports, and where they take control messages: QPN 0 while they do not. Port 1 is always
+    /// there.
+    pub(crate) ports: Vec<ControlAddr>,
+}
+
+impl PeerNic {
+    /// Its address: that of port 1.
+    pub(crate) fn gid(&self) -> Gid {
+        self.ports[0].gid
+    }
+}
+
+/// A peer process.
+pub(crate) struct Peer {
+    pub(crate) incarnation: u64,
+    nics: Mutex<Vec<PeerNic>>,
+    /// It was no longer in the directory when that was read last.
+    ended: AtomicBool,
+    /// Whether the paths to it live. Innermost lock.
+    health: Mutex<PeerHealth>,
+    /// By which keys its memory is known on its NICs, where that matters.
+    pub(crate) keys: Arc<RemoteKeys>,
+}
+
+impl Peer {
+    /// NIC `i` of the peer.
+    pub(crate) fn nic(&self, i: u8) -> Option<PeerNic> {
+        lock(&self.nics).get(usize::from(i)).cloned()
+    }
+
+    /// How many NICs it has; at most 255 count.
+    pub(crate) fn nic_count(&self) -> u8 {
+        lock(&self.nics).len().min(255) as u8
+    }
+
+    /// The index of the NIC with that address.
+    pub(crate) fn index_of(&self, gid: Gid) -> Option<u8> {
+        lock(&self.nics).iter().take(255).position(|n| n.gid() == gid).map(|i| i as u8)
+    }
+
+    /// Where NIC `i` takes control messages, if it does.
+    pub(crate) fn control(&self, i: u8) -> Option<ControlAddr> {
+        self.port(i, 0).filter(|port| port.qpn != 0)
+    }
+
+    /// The port of NIC `i` on that lane.
+    pub(crate) fn port(&self, i: u8, lane: u8) -> Option<ControlAddr> {
+        lock(&self.nics).get(usize::from(i))?.ports.get(usize::from(lane)).copied()
+    }
+
+    /// How many ports NIC `i` has.
+    pub(crate) fn port_count(&self, i: u8) -> u8 {
+        lock(&self.nics).get(usize::from(i)).map_or(0, |nic| nic.ports.len() as u8)
+    }
+
+    /// What people call a path to it, `a/0-b/0`.
+    pub(crate) fn path_name(&self, core: &Core, path: SlotPath) -> String {
+        let remote = self.nic(path.remote).map_or_else(String::new, |n| n.name);
+        format!("{}-{remote}", core.nic_name(path.local.into()))
+    }
+
+    /// What is known of the paths to it.
+    pub(crate) fn health(&self) -> MutexGuard<'_, PeerHealth> {
+        lock(&self.health)
+    }
+
+    /// What to believe of a path to it.
+    pub(crate) fn belief(&self, core: &Core, path: SlotPath) -> Belief {
+        if !core.usable(path.local.into()) {
+            Belief::NoNic
+        } else if self.control(path.remote).is_none() || self.health().is_dead(path) {
+            Belief::Silent
+        } else if core.drained(path.local.into()) && core.undrained_elsewhere(path.local.into()) {
+            // It is not chosen; the peer, who does not know of it, is followed there.
+            Belief::Silent
+        } else {
+            Belief::Alive
+        }
+    }
+
+    /// What is known of all endpoints is wrong from now on, until it is read again.
+    #[cfg(test)]
+    pub(crate) fn mistake_endpoints(&self, qpn: u32) {
+        lock(&self.nics).iter_mut().for_each(|n| n.ports[0].qpn = qpn);
+    }
+
+    /// Whether it was no longer in the directory when that was read last.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Reads the directory again. (An unreadable directory says nothing.) It may wait for other
+    /// processes: never under a gate, or a lock that a thread takes that polls or posts.
+    pub(crate) fn refresh(&self, core: &Core) {
+        let Some(Ok(found)) = core.directory.as_ref().map(|d| d.lookup_process(self.incarnation))
+        else {
+            return;
+        };
+        self.ended.store(found.is_none(), Ordering::Release);
+        let Some(record) = found else { return };
+        let mut nics: Vec<_> = record.nics.into_iter().take(255).collect();
+        nics.sort_by_key(|n| n.index);
+        nics.iter().for_each(|n| self.keys.opened(n.index as u8, n.key_set));
+        let ports = |n: &NicRecord| {
+            let first = ControlAddr { gid: n.gid, qpn: n.control_qpn };
+            let further =
+                n.further_ports.iter().map(|p| ControlAddr { gid: p.gid, qpn: p.control_qpn });
+            std::iter::once(first).chain(further).collect()
+        };
+        *lock(&self.nics) =
+            nics.iter().map(|n| PeerNic { name: n.name.clone(), ports: ports(n) }).collect();
+    }
+}
+
+/// The peer processes that QPs of this one are connected to.
+#[derive(Default)]
+pub(crate) struct Peers(Mutex<HashMap<u64, Arc<Peer>>>);
+
+impl Peers {
+    /// The peer of that incarnation; read from the directory when it is new.
+    pub(crate) fn get(&self, core: &Core, incarnation: u64) -> Option<Arc<Peer>> {
+        if let Some(known) = self.known(incarnation) {
+            return Some(known);
+        }
+        let health = Mutex::new(PeerHealth::new(HealthConfig::default()));
+        let (nics, ended) = (Mutex::default(), AtomicBool::new(false));
+        let peer = Arc::new(Peer { incarnation, nics, ended, health, keys: Arc::default() });
+        peer.refresh(core);
+        if peer.nic_count() == 0 {
+            return None;
+        }
+        let mut map = lock(&self.0);
+        // Peers that no QP uses any more are forgotten, so the table is bounded by the QPs.
+        map.retain(|_, p| Arc::strong_count(p) > 1);
+        // Another thread may have read it meanwhile.
+        Some(map.entry(incarnation).or_insert(peer).clone())
+    }
+
+    /// The peer of that incarnation, if QPs are connected to it.
+    pub(crate) fn known(&self, incarnation: u64) -> Option<Arc<Peer>> {
+        lock(&self.0).get(&incarnation).cloned()
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> Vec<Arc<Peer>> {
+        lock(&self.0).values().cloned().collect()
+    }
+}

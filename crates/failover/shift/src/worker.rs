@@ -1,0 +1,635 @@
+//! The thread that looks after a process's logical QPs: device events, control messages, stalls,
+//! deadlines, the status socket.
+//!
+//! It sleeps in one poll over the inbox, the control channel and the status socket, until the next
+//! deadline. Nothing that it does is needed while all paths work; it wakes some times a second
+//! then, to see that what is outstanding moves.
+
+mod paths;
+
+use crate::aliases::{self, Clerk};
+use crate::core::{Core, LogicalId};
+use crate::datagram;
+use crate::front::{event_type, AsyncElement};
+use crate::homing::Homing;
+use crate::inbound::{self, At};
+use crate::lanes;
+use crate::link;
+use crate::peer::Peer;
+use crate::qp::{Gate, Qp};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use unbroken_failover_protocol::health::{Answer, Verdict};
+use unbroken_failover_protocol::message::{Body, KeyName, Probe};
+use unbroken_failover_protocol::silence::{judge, ASK_AFTER_US};
+use unbroken_failover_protocol::{Belief, Endpoint, Message, PeerWord, Reason, SlotPath, Way};
+use unbroken_runtime::{now_us, ProcessStatus, StatusServer, What};
+use unbroken_types::WcStatus;
+use unbroken_verbs::{DeviceEvent, EventFd, Result};
+
+/// How often what is outstanding is looked at.
+const LOOK_US: u64 = 8_000;
+
+/// A thread that wakes this much later than it wanted was kept from its core.
+const LATE_US: u64 = 2_000;
+
+/// While a switch is young the worker looks for messages this often, in its own thread: on a
+/// machine whose cores are all taken, a NIC's thread may leave the NIC to a polling thread that
+/// does not run just now.
+const YOUNG_TICK_US: u64 = 100;
+/// For so long a switch is young.
+const YOUNG_US: u64 = 20_000;
+
+/// How often a peer that has not said by which keys its memory is known is asked again.
+const KEYS_AGAIN_US: u64 = 10_000;
+
+/// How often a peer that has not shown all its NICs yet is looked up again.
+const CONNECT_RETRY_US: u64 = 5_000;
+/// How many times, before the paths that are known must do.
+const CONNECT_RETRIES: u32 = 400;
+
+/// Something for the worker to do.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// A device says something.
+    Device(usize, DeviceEvent),
+    /// A QP was connected: learn the peer's endpoints.
+    Connect(LogicalId),
+    /// A QP is to be looked at by that time.
+    Watch(LogicalId, u64),
+    /// A message for a QP waits until the directory has been read.
+    Read(LogicalId),
+    /// A probe was answered; the answer came in by that port.
+    ProbeAck(At, Message),
+    /// A QP has migrated, or may be given another lane.
+    Lanes,
+    /// A UD QP has moved: tell the others.
+    Moved(LogicalId),
+    /// UD QPs of others have moved.
+    ReadAliases,
+    /// The directory has those of ours that have moved: tell the others.
+    TellMoved,
+}
+
+/// Jobs for the worker, and what wakes it.
+pub(crate) struct Inbox {
+    jobs: Mutex<VecDeque<Job>>,
+    wake: EventFd,
+    /// The worker is about to look, so it need not be woken.
+    awake: AtomicBool,
+    /// The worker is to end.
+    stopped: AtomicBool,
+}
+
+impl Inbox {
+    pub(crate) fn new() -> Result<Inbox> {
+        Ok(Inbox {
+            jobs: Mutex::default(),
+            wake: EventFd::new(false, true)?,
+            awake: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+        })
+    }
+
+    /// Leaves a job. The list is bounded by what causes jobs: each QP has one life to fail, and is
+    /// watched earlier and earlier only.
+    pub(crate) fn put(&self, job: Job) {
+        crate::core::lock(&self.jobs).push_back(job);
+        if !self.awake.swap(true, Ordering::AcqRel) {
+            self.wake.signal();
+        }
+    }
+
+    /// Tells it from those of other hosts in the process.
+    pub(crate) fn name(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// Has the worker end.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.wake.signal();
+    }
+
+    fn take(&self) -> VecDeque<Job> {
+        self.awake.store(false, Ordering::Release);
+        std::mem::take(&mut *crate::core::lock(&self.jobs))
+    }
+}
+
+/// A QP whose peer's endpoints are awaited.
+struct Connecting {
+    id: LogicalId,
+    at_us: u64,
+    tries: u32,
+}
+
+struct Worker {
+    core: Arc<Core>,
+    /// QPs under a switch, and when to look at them.
+    watched: HashMap<LogicalId, u64>,
+    connecting: Vec<Connecting>,
+    /// QPs whose messages wait until the directory has been read.
+    unread: Vec<LogicalId>,
+    /// A switch that began lately is young until then.
+    young_until_us: u64,
+    /// On the worker's own clock.
+    look_at_us: u64,
+    /// How long this thread was kept from its core so far. Silence and probes are timed by a clock
+    /// that stands still meanwhile ([`Worker::clock_us`]): a starved observer must not take its own
+    /// sleep for the silence of a path.
+    lost_us: u64,
+    status: Option<StatusServer>,
+    /// Somebody asks for the status; events of the log have waited for long enough. As of the last
+    /// sleep.
+    asked: bool,
+    rang: bool,
+    clerk: Clerk,
+    homing: Homing,
+    /// When QPs are looked at for their lanes, and the lanes that are not in use are asked, on the
+    /// worker's own clock.
+    tend_at_us: u64,
+    ask_lanes_at_us: u64,
+    /// When peers are asked again for keys that they have not told, on the worker's own clock.
+    keys_at_us: u64,
+}
+
+/// Asks a peer over a path by which keys these regions are known.
+fn ask_for(core: &Core, peer: &Peer, path: SlotPath, wanted: &[(u8, u32)]) {
+    let (Some(there), Some(to)) = (peer.nic(path.remote), peer.control(path.remote)) else {
+        return;
+    };
+    let of = |gid, incarnation| Endpoint { gid, qpn: 0, incarnation, connection: 0 };
+    let (from, at) =
+        (of(core.gid_of(path.local.into()), core.incarnation), of(there.gid(), peer.incarnation));
+    for (nic, rkey) in wanted {
+        let body = Body::AskKey(KeyName { nic: *nic, rkey: *rkey });
+        core.send_control(path.local.into(), to, &Message { from, to: at, body });
+    }
+}
+
+/// The name of a port, which is its NIC's for port 1.
+pub(crate) fn port_name(core: &Core, nic: usize, port: u8) -> String {
+    match port {
+        0 | 1 => core.nic_name(nic),
+        port => format!("{}/{port}", core.nic_name(nic)),
+    }
+}
+
+/// Starts the worker of a process.
+pub(crate) fn spawn(core: &Arc<Core>) -> std::io::Result<()> {
+    let status = match StatusServer::bind(&core.runtime) {
+        Ok(s) => Some(s),
+        Err(e) => {
+            core.complain("no status socket", &e);
+            None
+        }
+    };
+    let mut worker = Worker {
+        core: core.clone(),
+        watched: HashMap::new(),
+        connecting: Vec::new(),
+        unread: Vec::new(),
+        young_until_us: 0,
+        look_at_us: 0,
+        lost_us: 0,
+        status,
+        asked: false,
+        rang: false,
+        clerk: Clerk::default(),
+        homing: Homing::new(core),
+        tend_at_us: 0,
+        ask_lanes_at_us: 0,
+        keys_at_us: 0,
+    };
+    let core = core.clone();
+    crate::devices::spawn("unb-shift", move || {
+        // Queue pairs between two paths wait for this thread, while the programs' threads poll for
+        // what they do not get.
+        crate::devices::ask_for_precedence();
+        while !core.inbox.stopped.load(Ordering::Acquire) {
+            // A defect in one round must not leave all QPs without anybody who looks after them.
+            let round = std::panic::AssertUnwindSafe(|| {
+                worker.wait();
+                worker.work();
+            });
+            if std::panic::catch_unwind(round).is_err() {
+                core.complain("failover", &"a round of work ended in a panic");
+            }
+        }
+    })
+}
+
+impl Worker {
+    /// The time, less what this thread was kept from its core.
+    fn clock_us(&self) -> u64 {
+        now_us().saturating_sub(self.lost_us)
+    }
+
+    /// Sleeps until there is something to do.
+    fn wait(&mut self) {
+        let core = &self.core;
+        let now = now_us();
+        let next = self.next_deadline();
+        let longest_us = if self.young(now) { YOUNG_TICK_US } else { 60_000_000 };
+        let wait_us = next.saturating_sub(now).min(longest_us);
+        let timeout = Timespec {
+            tv_sec: (wait_us / 1_000_000) as i64,
+            tv_nsec: (wait_us % 1_000_000 * 1_000) as i64,
+        };
+        let channel = core.channel();
+        let mut fds = Vec::with_capacity(4);
+        fds.push(PollFd::new(&core.later.alarm, PollFlags::IN));
+        fds.push(PollFd::new(&core.inbox.wake, PollFlags::IN));
+        fds.push(PollFd::new(&**channel, PollFlags::IN));
+        if let Some(s) = self.status.as_ref().filter(|s| !s.rests()) {
+            fds.push(PollFd::new(s, PollFlags::IN));
+        }
+        // An interrupted wait is a short wait.
+        let _ = poll(&mut fds, Some(&timeout));
+        let ready = |fd: Option<&PollFd<'_>>| fd.is_some_and(|fd| !fd.revents().is_empty());
+        (self.rang, self.asked) = (ready(fds.first()), ready(fds.get(3)));
+        let late_us = now_us().saturating_sub(next.max(now));
+        if late_us > LATE_US {
+            self.lost_us += late_us;
+        }
+    }
+
+    fn young(&self, now: u64) -> bool {
+        now < self.young_until_us && !self.watched.is_empty()
+    }
+
+    fn next_deadline(&self) -> u64 {
+        let lost_us = self.lost_us;
+        let health = self.core.peers.all().iter().filter_map(|p| p.health().poll_timeout()).min();
+        let homing = self.homing.deadline_us(&self.core);
+        let tend = if self.core.several_ports() { self.tend_at_us } else { u64::MAX };
+        let own = health
+            .into_iter()
+            .chain([self.look_at_us, homing, tend])
+            .map(|at| at.saturating_add(lost_us));
+        let connecting = self.connecting.iter().map(|c| c.at_us);
+        let watched = self.watched.values().copied();
+        let clerk = [self.clerk.deadline_us(&self.core)];
+        own.chain(connecting).chain(watched).chain(clerk).min().unwrap_or(u64::MAX)
+    }
+
+    fn work(&mut self) {
+        let _ = self.core.inbox.wake.take();
+        if self.young(now_us()) {
+            self.fetch();
+        } else {
+            self.receive();
+        }
+        self.watch(now_us());
+        self.clerk.work(&self.core, now_us());
+        let clock_us = self.clock_us();
+        if clock_us >= self.look_at_us {
+            self.look(clock_us);
+            self.look_at_us = clock_us + LOOK_US;
+        }
+        self.ask_keys(clock_us);
+        self.homing.work(&self.core, clock_us);
+        self.tend_lanes(clock_us);
+        self.ask_paths();
+        self.retry_connecting(now_us());
+        if self.rang {
+            self.core.write_later();
+        }
+        if self.asked {
+            self.serve_status();
+        }
+    }
+
+    fn job(&mut self, job: Job) {
+        match job {
+            Job::Device(nic, event) => self.device_event(nic, event),
+            Job::Connect(id) => {
+                self.connecting.push(Connecting { id, at_us: 0, tries: 0 });
+                self.tend_at_us = 0;
+            }
+            Job::Watch(id, at_us) => {
+                if self.watched.insert(id, at_us).is_none() {
+                    self.young_until_us = now_us() + YOUNG_US;
+                }
+            }
+            Job::Read(id) => self.unread.push(id),
+            Job::ProbeAck(at, message) => self.probe_answered(at, &message),
+            Job::Lanes => self.tend_at_us = 0,
+            Job::Moved(id) => self.clerk.moved(id),
+            Job::ReadAliases => self.clerk.want(),
+            Job::TellMoved => aliases::tell_all(&self.core),
+        }
+    }
+
+    // --- devices
+    // -----------------------------------------------------------------------------------------------------------
+
+    fn device_event(&mut self, nic: usize, event: DeviceEvent) {
+        let core = self.core.clone();
+        match event {
+            DeviceEvent::Fatal => {
+                core.emit(What::DeviceFatal { nic: core.nic_name(nic) });
+                self.set_nic(nic, false);
+                self.suspect_all(nic, None, Reason::DeviceFatal);
+                core.drop_device(nic);
+                core.publish_process();
+                self.tell_application(nic, event_type::DEVICE_FATAL, AsyncElement::Device);
+            }
+            DeviceEvent::PortDown(port) => {
+                core.emit(What::PortDown { nic: port_name(&core, nic, port) });
+                self.set_port(nic, port, false);
+                self.suspect_all(nic, Some(port), Reason::PortDown);
+                self.tell_application(nic, event_type::PORT_ERR, AsyncElement::Port(port));
+            }
+            DeviceEvent::PortActive(port) => self.port_active(nic, port),
+            DeviceEvent::UnknownSender => self.clerk.want(),
+            DeviceEvent::QpFailed { qpn, status } => self.qp_failed(nic, qpn, status),
+            DeviceEvent::Qp { qpn, event } => {
+                if let Some(what) = core.qp_by_physical(nic, qpn).and_then(|qp| qp.tell(event)) {
+                    core.emit_later(what, now_us());
+                }
+            }
+        }
+    }
+
+    /// The network has stopped a QP: its device is dead, or its transport has given up, which is a
+    /// question to its path.
+    fn qp_failed(&mut self, nic: usize, qpn: u32, status: WcStatus) {
+        let Some(qp) = self.core.qp_by_physical(nic, qpn) else { return };
+        let mut g = qp.gate();
+        if (g.nic, g.phys.qpn()) != (nic, qpn) {
+            return; // a life that is over
+        }
+        if g.datagram.is_some() {
+            datagram::leave(&qp, &mut g, Reason::DeviceFatal);
+        } else if g.link.is_none() && qp.begins_elsewhere(&mut g) {
+            // Nobody has seen anything of it.
+        } else if g.link.is_none() {
+            g.failed = false;
+            g.phys.fail(status);
+        } else if status == WcStatus::FatalErr {
+            link::suspect(&qp, &mut g, Reason::DeviceFatal);
+        } else if let Some((peer, path)) = link::gave_up(&qp, &mut g, status) {
+            let (clock_us, way) = (self.clock_us(), Way { path, lane: lanes::lane_of(g.port) });
+            let answer = peer.health().ask(clock_us, way, clock_us);
+            if answer == Answer::Dead {
+                link::verdict(&qp, &mut g, clock_us, way, Verdict::Dead);
+            }
+        }
+    }
+
+    /// A NIC of ours works again, or no longer does.
+    fn set_nic(&mut self, nic: usize, works: bool) {
+        let clock_us = self.clock_us();
+        for peer in self.core.peers.all() {
+            peer.health().set_nic(clock_us, nic as u8, works);
+        }
+    }
+
+    /// One of its ports does, or does not.
+    fn set_port(&mut self, nic: usize, port: u8, works: bool) {
+        let clock_us = self.clock_us();
+        for peer in self.core.peers.all() {
+            peer.health().set_port(clock_us, nic as u8, lanes::lane_of(port), works);
+        }
+        self.tend_at_us = 0;
+    }
+
+    /// Every QP on that NIC, or on one port of it, must leave it; the others must not choose it.
+    fn suspect_all(&mut self, nic: usize, port: Option<u8>, reason: Reason) {
+        let (core, clock_us) = (self.core.clone(), self.clock_us());
+        let _batch = core.batch();
+        for qp in self.core.all_qps() {
+            let mut g = qp.gate();
+            if g.link.is_some() {
+                link::beliefs_changed(&qp, &mut g);
+                let on_it = g.nic == nic && port.is_none_or(|port| port == g.port);
+                let leaves = |port| lanes::leave(&qp, &mut g, clock_us, lanes::lane_of(port));
+                if on_it && !port.is_some_and(leaves) {
+                    link::suspect(&qp, &mut g, reason);
+                }
+            } else if g.nic == nic && port.is_none_or(|port| port == g.port) {
+                datagram::leave(&qp, &mut g, reason);
+            }
+        }
+    }
+
+    /// The application hears of a fault that no switch absorbs for it. One that has made a
+    /// protection domain and no QP yet is about to use what stands in for the NIC; one that has
+    /// made nothing only watches, and is told all.
+    fn tell_application(&self, nic: usize, event: u32, element: AsyncElement) {
+        let core = &self.core;
+        let absorbed = core.failover
+            && core.holds(nic)
+            && !core.show_events
+            && core.all_qps().iter().filter(|q| q.id().0 == nic).all(|q| {
+                let g = q.gate();
+                (g.link.is_some() || g.datagram.is_some()) && !g.failed
+            });
+        core.raise_where(nic, event, element, |context| !absorbed || context.only_watches());
+    }
+
+    fn port_active(&mut self, nic: usize, port: u8) {
+        let core = self.core.clone();
+        core.emit(What::PortActive { nic: port_name(&core, nic, port) });
+        if core.device(nic).is_none() || core.endpoint(nic).is_none() {
+            let opened = if core.failover {
+                core.open_endpoint(nic)
+            } else {
+                core.open_device(nic).map(drop)
+            };
+            if let Err(e) = opened {
+                core.complain(&format!("{} is back but cannot be opened", core.nic_name(nic)), &e);
+                return;
+            }
+        }
+        if core.failover {
+            core.publish_process();
+            self.set_port(nic, port, true);
+            // A NIC that was dead is back with all its ports that have a link.
+            for lane in
+                (0..core.port_count(nic)).filter(|lane| lanes::port_works(&core, nic, *lane))
+            {
+                self.set_port(nic, lane + 1, true);
+            }
+            for qp in core.all_qps() {
+                let mut g = qp.gate();
+                link::beliefs_changed(&qp, &mut g);
+                datagram::nic_back(&qp, &mut g);
+            }
+        }
+        core.raise(nic, event_type::PORT_ACTIVE, AsyncElement::Port(port));
+    }
+
+    // --- control messages
+    // --------------------------------------------------------------------------------------------------
+
+    /// Drives the NICs in this thread and receives.
+    fn fetch(&mut self) {
+        self.core.drive_endpoints();
+        self.receive();
+    }
+
+    /// Receives, and does the jobs that the messages bring.
+    fn receive(&mut self) {
+        inbound::receive(&self.core);
+        for job in self.core.inbox.take() {
+            self.job(job);
+        }
+        self.read_directory();
+    }
+
+    /// Reads the directory for messages that wait for that, once for each peer, and hands them in.
+    fn read_directory(&mut self) {
+        if self.unread.is_empty() {
+            return;
+        }
+        let (core, mut read) = (self.core.clone(), Vec::new());
+        let _batch = core.batch();
+        for id in std::mem::take(&mut self.unread) {
+            let Some(qp) = core.qp(id) else { continue };
+            let Some(link::Unread { peer, named }) = link::unread(&qp, &qp.gate()) else {
+                continue;
+            };
+            self.refresh_once(&peer, &mut read);
+            let found = core
+                .directory
+                .as_ref()
+                .zip(named)
+                .and_then(|(d, (gid, qpn))| d.lookup_qp(gid, qpn).ok());
+            let connection = found.flatten().map(|(_, connection)| connection);
+            link::informed(&qp, &mut qp.gate(), PeerWord { connection });
+        }
+    }
+
+    // --- keys of peers
+    // -----------------------------------------------------------------------------------------------------
+
+    /// Asks peers by which keys their memory is known on other NICs, where QPs wait for that; again
+    /// while an answer is missing.
+    fn ask_keys(&mut self, clock_us: u64) {
+        let core = self.core.clone();
+        let again = clock_us >= self.keys_at_us;
+        if again {
+            self.keys_at_us = clock_us + KEYS_AGAIN_US;
+        }
+        for peer in core.peers.all() {
+            if again {
+                peer.keys.ask_again();
+            }
+            let wanted = peer.keys.take_wanted();
+            if wanted.is_empty() {
+                continue;
+            }
+            // Over each of our NICs: of those that have not been asked it is not known whether they
+            // are dead, too.
+            let _batch = core.batch();
+            for local in 0..core.nic_count().min(255) as u8 {
+                let rails = (0..peer.nic_count()).map(|k| (local + k) % peer.nic_count());
+                let mut paths = rails.map(|remote| SlotPath { local, remote });
+                let Some(path) = paths.find(|path| peer.belief(&core, *path) == Belief::Alive)
+                else {
+                    continue;
+                };
+                ask_for(&core, &peer, path, &wanted);
+            }
+        }
+    }
+
+    fn peer_gone(&mut self, peer: &Arc<Peer>) {
+        self.qps_of(peer, link::peer_gone);
+    }
+
+    fn qps_of(&self, peer: &Arc<Peer>, mut f: impl FnMut(&Qp, &mut Gate)) {
+        for qp in self.core.all_qps() {
+            let mut g = qp.gate();
+            if g.link.as_ref().is_some_and(|l| l.peer().incarnation == peer.incarnation) {
+                f(&qp, &mut g);
+            }
+        }
+    }
+
+    // --- deadlines
+    // ---------------------------------------------------------------------------------------------------------
+
+    fn watch(&mut self, now: u64) {
+        let core = self.core.clone();
+        let due: Vec<LogicalId> =
+            self.watched.iter().filter(|(_, at)| **at <= now).map(|(id, _)| *id).collect();
+        self.refresh_late(&due, now);
+        let _batch = core.batch();
+        for id in due {
+            let next = self.core.qp(id).and_then(|qp| {
+                let mut g = qp.gate();
+                if g.datagram.is_some() {
+                    return datagram::tick(&qp, &mut g);
+                }
+                link::tick(&qp, &mut g)
+            });
+            match next {
+                Some(at) => self.watched.insert(id, at),
+                None => self.watched.remove(&id),
+            };
+        }
+    }
+
+    /// Reads anew what is known of peers that QPs have waited for long enough.
+    fn refresh_late(&self, due: &[LogicalId], now: u64) {
+        let mut read = Vec::new();
+        for qp in due.iter().filter_map(|id| self.core.qp(*id)) {
+            let late = link::waits_too_long(&qp.gate(), now);
+            late.iter().for_each(|peer| self.refresh_once(peer, &mut read));
+        }
+    }
+
+    /// Reads what is known of a peer anew, unless that was done in this round. No gate may be held.
+    fn refresh_once(&self, peer: &Peer, read: &mut Vec<u64>) {
+        if !read.contains(&peer.incarnation) {
+            read.push(peer.incarnation);
+            peer.refresh(&self.core);
+        }
+    }
+
+    fn retry_connecting(&mut self, now: u64) {
+        let core = self.core.clone();
+        self.connecting.retain_mut(|c| {
+            if now < c.at_us {
+                return true;
+            }
+            let Some(qp) = core.qp(c.id) else { return false };
+            let Some(peer) = qp.gate().link.as_ref().map(|l| l.peer().clone()) else {
+                return false;
+            };
+            peer.refresh(&core);
+            let mut g = qp.gate();
+            if let Some(link) = &g.link {
+                lanes::know(&core, &peer, link.executor().lqp().slots(), now);
+            }
+            link::beliefs_changed(&qp, &mut g);
+            c.tries += 1;
+            c.at_us = now + CONNECT_RETRY_US * u64::from(c.tries.min(20));
+            let all = (0..peer.nic_count()).all(|i| peer.control(i).is_some());
+            !all && c.tries < CONNECT_RETRIES
+        });
+    }
+
+    fn serve_status(&mut self) {
+        let Some(server) = &self.status else { return };
+        let core = &self.core;
+        server.accept_one(|| ProcessStatus {
+            pid: std::process::id(),
+            program: std::env::args_os()
+                .next()
+                .and_then(|p| {
+                    std::path::Path::new(&p).file_name().map(|n| n.to_string_lossy().into_owned())
+                })
+                .unwrap_or_default(),
+            host: core.host(),
+            forged: core.forged(),
+            qps: core.all_qps().iter().map(|q| q.status()).collect(),
+        });
+    }
+}

@@ -1,0 +1,163 @@
+//! Whether paths and lanes live, and what follows for the QPs on them: the progress of QPs is
+//! looked at, questions are asked, probes leave and are answered, verdicts are given.
+
+use super::*;
+
+/// How often QPs whose lanes change, or that are away from the program's, are looked at.
+const TEND_US: u64 = 50_000;
+/// How often lanes that are not in use are asked whether they live.
+const ASK_LANES_US: u64 = 1_000_000;
+
+impl Worker {
+    pub(super) fn probe_answered(&mut self, at: At, message: &Message) {
+        let Body::ProbeAck(probe) = message.body else { return };
+        if message.to.incarnation != self.core.incarnation {
+            return;
+        }
+        let Some(peer) = self.core.peers.known(message.from.incarnation) else { return };
+        let Some(remote) = peer.index_of(message.from.gid) else { return };
+        let way = Way { path: SlotPath { local: at.nic as u8, remote }, lane: at.lane };
+        peer.health().handle_answer(self.clock_us(), way, probe.sequence);
+        self.spread_verdicts(&peer);
+    }
+
+    /// Looks at the progress of all QPs with sends outstanding: what moves shows that its path
+    /// lives, and what does not asks its path.
+    pub(super) fn look(&mut self, clock_us: u64) {
+        let core = self.core.clone();
+        let mut silent = Vec::new();
+        let mut carried: HashMap<(u64, Way), Arc<Peer>> = HashMap::new();
+        let busy = core.take_busy().into_iter().filter_map(|id| core.qp(id));
+        // Those first that show that their path lives.
+        let (moved, others): (Vec<_>, Vec<_>) = busy.partition(|qp| link::has_moved(&qp.gate()));
+        for qp in moved.into_iter().chain(others) {
+            let mut g = qp.gate();
+            let path = g.link.as_ref().map(|l| l.peer().incarnation).zip(lanes::way(&g));
+            let lives = path.is_some_and(|path| carried.contains_key(&path));
+            let progress = link::progress(&g, clock_us, lives);
+            // Between two paths it is not the physical QP that has what is outstanding.
+            let switching = g.link.as_ref().is_some_and(|l| l.executor().switching());
+            match progress.outstanding_sends == 0 && !switching {
+                true => qp.set_idle(&g),
+                false => core.add_busy(qp.id()),
+            }
+            let Some((peer, path, look)) = link::look(&mut g, clock_us, &progress) else {
+                continue;
+            };
+            let way = Way { path, lane: lanes::lane_of(g.port) };
+            // What has moved since the last look may have moved on the lane before.
+            let elsewhere = g.looked_at.replace(way) != Some(way);
+            drop(g);
+            if look.moved {
+                if !elsewhere {
+                    carried.entry((peer.incarnation, way)).or_insert(peer);
+                }
+            } else if let Some(since_us) =
+                look.silent_since_us.filter(|at| at + ASK_AFTER_US <= clock_us)
+            {
+                silent.push((qp, peer, way, since_us, progress.waiting_rnr));
+            }
+        }
+        for ((_, way), peer) in &carried {
+            peer.health().carried(clock_us, *way);
+        }
+        carried.into_values().for_each(|peer| self.spread_verdicts(&peer));
+        for (qp, peer, way, since_us, waits_for_receive) in silent {
+            let answer = peer.health().ask(clock_us, way, since_us);
+            let Some(reason) = judge(clock_us, since_us, answer, waits_for_receive) else {
+                continue;
+            };
+            let mut g = qp.gate();
+            let dead = answer == Answer::Dead;
+            if lanes::way(&g) == Some(way)
+                && !(dead && lanes::leave(&qp, &mut g, clock_us, way.lane))
+            {
+                link::suspect(&qp, &mut g, reason);
+            }
+        }
+    }
+
+    /// Sends the probes that are due, and gives the verdicts that are.
+    pub(super) fn ask_paths(&mut self) {
+        let core = self.core.clone();
+        for peer in core.peers.all() {
+            let due = peer.health().poll_timeout().is_some_and(|at| at <= self.clock_us());
+            if due {
+                // An answer may be there that nobody has had the time to fetch, or that waits
+                // behind others; or something has moved.
+                core.drain_nics();
+                self.receive();
+                let clock_us = self.clock_us();
+                self.look(clock_us);
+                peer.health().handle_timeout(clock_us);
+            }
+            self.send_probes(&peer);
+            self.spread_verdicts(&peer);
+        }
+    }
+
+    pub(super) fn send_probes(&mut self, peer: &Arc<Peer>) {
+        let (core, mut refreshed) = (self.core.clone(), false);
+        loop {
+            let clock_us = self.clock_us();
+            let Some((Way { path, lane }, sequence)) = peer.health().poll_probe(clock_us) else {
+                return;
+            };
+            // A NIC that died and was healed has a new endpoint; a process that was killed has none
+            // any more.
+            if !std::mem::replace(&mut refreshed, true) {
+                peer.refresh(&core);
+                if peer.has_ended() {
+                    return self.peer_gone(peer);
+                }
+            }
+            let to = peer.port(path.remote, lane).filter(|to| to.qpn != 0);
+            let (Some(nic), Some(to)) = (peer.nic(path.remote), to) else { continue };
+            let local = usize::from(path.local);
+            let of = |gid, incarnation| Endpoint { gid, qpn: 0, incarnation, connection: 0 };
+            let message = Message {
+                from: of(core.gid_of(local), core.incarnation),
+                to: of(nic.gid(), peer.incarnation),
+                body: Body::Probe(Probe { sequence, sent_us: clock_us }),
+            };
+            core.send_control_on(local, lane, to, &message);
+        }
+    }
+
+    /// Tells the QPs what has been found out of their paths.
+    pub(super) fn spread_verdicts(&mut self, peer: &Arc<Peer>) {
+        let (core, clock_us) = (self.core.clone(), self.clock_us());
+        let _batch = core.batch();
+        loop {
+            let Some((way, verdict)) = peer.health().poll_verdict() else { return };
+            self.qps_of(peer, |qp, g| link::verdict(qp, g, clock_us, way, verdict));
+            self.tend_at_us = 0;
+        }
+    }
+
+    /// Gives QPs other lanes where something has changed; now and then those that are not in use
+    /// are asked whether they live.
+    pub(super) fn tend_lanes(&mut self, clock_us: u64) {
+        if clock_us < self.tend_at_us || !self.core.several_ports() {
+            return;
+        }
+        let asks = clock_us >= self.ask_lanes_at_us;
+        if asks {
+            self.ask_lanes_at_us = clock_us + ASK_LANES_US;
+        }
+        let (mut changed, mut away) = (false, false);
+        for qp in self.core.all_qps() {
+            let mut g = qp.gate();
+            if g.link.is_none() {
+                continue;
+            }
+            changed |= lanes::tend(&qp, &mut g, clock_us);
+            away |= lanes::is_away(&qp, &mut g, clock_us);
+            if asks {
+                lanes::ask_others(&qp, &mut g, clock_us);
+            }
+        }
+        let pause_us = if changed || away { TEND_US } else { ASK_LANES_US };
+        self.tend_at_us = (clock_us + pause_us).min(self.ask_lanes_at_us);
+    }
+}

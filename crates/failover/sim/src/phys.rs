@@ -1,0 +1,551 @@
+//! A physical QP of the simulator: of a device that holds its work, or of one that has plain verbs
+//! only, with the product's journal above it.
+//!
+//! The plain one is a transport that flushes. Its completions lie in two queues, as in the CQs of a
+//! device, and are taken from them in either order; a QP that is being stopped takes its time to
+//! tell the last ones.
+
+use crate::end::{Wcs, CAPS};
+use crate::memory::{KEY, PD};
+use crate::srq::SharedQueue;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use unbroken_failover_protocol::QuiesceError;
+use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot, Step};
+use unbroken_roce::{
+    Backlog, Completions, Memory, ModifyError, PacketSink, PostError, Progress, RcConfig, RcEvent,
+    RcModify, RcQp, RecvEntry, RecvWr, SendEntry, SendWr, SharedReceives,
+};
+use unbroken_types::{Access, PdHandle, QpCaps, QpState, SendFlags, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_wire::Packet;
+
+/// How a physical QP is made.
+#[derive(Clone, Copy)]
+pub struct Kind {
+    /// Its device has plain verbs only.
+    pub plain: bool,
+    /// What it receives is looked at before what it has sent.
+    pub recvs_first: bool,
+    /// How often it is asked in vain whether it has stopped.
+    pub slow: u32,
+    /// Its events are heard before its completions, and not after.
+    pub events_first: bool,
+    /// By which keys the QP's memory is known on its NIC, and the peer's on the peer's NIC.
+    pub local_key: u32,
+    /// See `local_key`.
+    pub remote_key: u32,
+    /// A rule that the journal leaves out.
+    pub mutation: Mutation,
+}
+
+/// The entries with the key of another NIC. What is no key of memory stays none.
+fn translated(sges: &[Sge], key: u32) -> Vec<Sge> {
+    let lkey = |lkey| if lkey == KEY { key } else { lkey };
+    sges.iter().map(|sge| Sge { lkey: lkey(sge.lkey), ..*sge }).collect()
+}
+
+impl Kind {
+    fn local(&self, sges: &[Sge]) -> Vec<Sge> {
+        translated(sges, self.local_key)
+    }
+
+    fn remote(&self, rkey: u32) -> u32 {
+        if rkey == KEY {
+            self.remote_key
+        } else {
+            rkey
+        }
+    }
+}
+
+/// A physical QP.
+#[derive(Clone)]
+pub enum Phys {
+    /// Of a device that holds its work.
+    Holding(Box<RcQp>),
+    /// Of a plain one.
+    Plain(Box<Plain>),
+}
+
+/// A plain device's QP, and the journal.
+#[derive(Clone)]
+pub struct Plain {
+    provider: RcQp,
+    journal: Journal,
+    kind: Kind,
+    state: QpState,
+    now_us: u64,
+    cqs: Cqs,
+    /// It was asked for ERR, and its last completions are not told yet.
+    silent: u32,
+    shared: Option<Arc<Taken>>,
+    /// That the peer's request has ended it is known.
+    event: Option<RcEvent>,
+}
+
+/// Completions that nobody has taken.
+#[derive(Clone, Default)]
+struct Cqs {
+    sends: VecDeque<Wc>,
+    recvs: VecDeque<Wc>,
+}
+
+impl Completions for Cqs {
+    fn send(&mut self, wc: Wc) {
+        self.sends.push_back(wc);
+    }
+    fn recv(&mut self, wc: Wc, _solicited: bool) {
+        self.recvs.push_back(wc);
+    }
+}
+
+/// Remembers what was taken from a shared queue, as the product remembers what a device was lent.
+struct Taken {
+    queue: Arc<SharedQueue>,
+    /// By which key its NIC knows the memory.
+    local_key: u32,
+    /// Those whose completions nobody has looked at.
+    entries: Mutex<Vec<RecvEntry>>,
+}
+
+impl Taken {
+    fn entries(&self) -> MutexGuard<'_, Vec<RecvEntry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget(&self, wr_id: u64) -> Option<RecvEntry> {
+        let mut entries = self.entries();
+        let i = entries.iter().position(|entry| entry.wr_id == wr_id)?;
+        Some(entries.remove(i))
+    }
+
+    /// The receive of a completion goes back unused.
+    fn unused(&self, wr_id: u64) {
+        if let Some(entry) = self.forget(wr_id) {
+            self.queue.give_back(&RecvWr { wr_id, sges: &entry.sges });
+        }
+    }
+}
+
+impl SharedReceives for Taken {
+    fn take(&self, to: &mut dyn FnMut(&RecvWr<'_>)) -> bool {
+        let mut entries = self.entries();
+        self.queue.take(&mut |wr| {
+            entries.push(RecvEntry { wr_id: wr.wr_id, sges: wr.sges.to_vec() });
+            to(&RecvWr { sges: &translated(wr.sges, self.local_key), ..*wr });
+        })
+    }
+    fn give_back(&self, wr: &RecvWr<'_>) {
+        self.unused(wr.wr_id);
+    }
+    fn max_sge(&self) -> u32 {
+        self.queue.max_sge()
+    }
+    fn pd(&self) -> PdHandle {
+        self.queue.pd()
+    }
+}
+
+impl Phys {
+    /// One in state INIT.
+    pub fn new(qpn: u32, wc_qpn: u32, srq: Option<&Arc<SharedQueue>>, kind: Kind) -> Phys {
+        let caps = match kind.plain {
+            false => CAPS,
+            true => QpCaps {
+                max_send_wr: CAPS.max_send_wr + 1,
+                max_recv_wr: CAPS.max_recv_wr + 1,
+                ..CAPS
+            },
+        };
+        let mut qp = RcQp::new(RcConfig {
+            qpn,
+            wc_qpn: if kind.plain { qpn } else { wc_qpn },
+            caps,
+            pd: PD,
+            hold_on_failure: !kind.plain,
+            sq_sig_all: false,
+            cwnd_max_packets: 64,
+        });
+        let taken = |queue: &Arc<SharedQueue>| {
+            Arc::new(Taken {
+                queue: queue.clone(),
+                local_key: kind.local_key,
+                entries: Mutex::default(),
+            })
+        };
+        let shared = srq.filter(|_| kind.plain).map(taken);
+        match (&shared, srq) {
+            (Some(shared), _) => qp = qp.with_srq(shared.clone()),
+            (None, Some(srq)) => qp = qp.with_srq(srq.clone()),
+            (None, None) => {}
+        }
+        let access = Access::LOCAL_WRITE.with(Access::REMOTE);
+        let init =
+            RcModify { state: Some(QpState::Init), access: Some(access), ..RcModify::default() };
+        qp.modify(&init, &mut Wcs::default()).expect("RESET to INIT");
+        if !kind.plain {
+            return Phys::Holding(Box::new(qp));
+        }
+        let mut journal = Journal::new(Config {
+            caps: CAPS,
+            wc_qpn,
+            sq_sig_all: false,
+            shared_receives: shared.is_some(),
+            mutation: kind.mutation,
+        });
+        journal.open();
+        let (state, cqs) = (QpState::Init, Cqs::default());
+        Phys::Plain(Box::new(Plain {
+            provider: qp,
+            journal,
+            kind,
+            state,
+            now_us: 0,
+            cqs,
+            silent: 0,
+            shared,
+            event: None,
+        }))
+    }
+
+    fn transport(&self) -> &RcQp {
+        match self {
+            Phys::Holding(qp) => qp,
+            Phys::Plain(p) => &p.provider,
+        }
+    }
+
+    /// The transport.
+    pub fn transport_mut(&mut self) -> &mut RcQp {
+        match self {
+            Phys::Holding(qp) => qp,
+            Phys::Plain(p) => &mut p.provider,
+        }
+    }
+
+    /// See [`RcQp::state`].
+    pub fn state(&self) -> QpState {
+        match self {
+            Phys::Holding(qp) => qp.state(),
+            Phys::Plain(p) if p.journal.ended() => QpState::Err,
+            Phys::Plain(p) => p.state,
+        }
+    }
+
+    /// See [`RcQp::progress`].
+    pub fn progress(&self) -> Progress {
+        match self {
+            Phys::Holding(qp) => qp.progress(),
+            Phys::Plain(p) => p.journal.progress(p.state),
+        }
+    }
+
+    /// See [`Journal::announce`].
+    pub fn announce(&mut self) {
+        if let Phys::Plain(p) = self {
+            p.journal.announce();
+        }
+    }
+
+    /// Receives of a shared queue that it has begun to fill, or that nobody has heard of since.
+    pub fn begun(&self) -> usize {
+        match self {
+            Phys::Holding(qp) => qp.progress().outstanding_recvs as usize,
+            Phys::Plain(p) => p.shared.as_ref().map_or(0, |shared| shared.entries().len()),
+        }
+    }
+
+    /// Why the network has stopped it.
+    pub fn failure(&self) -> Option<WcStatus> {
+        match self {
+            Phys::Holding(qp) => qp.failure(),
+            Phys::Plain(p) => p.journal.held(),
+        }
+    }
+
+    /// See [`RcQp::take_event`]; what a plain device tells its journal is told here.
+    pub fn take_event(&mut self, out: &mut Wcs) -> Option<RcEvent> {
+        match self {
+            Phys::Holding(qp) => qp.take_event(),
+            Phys::Plain(p) => {
+                p.hear(out);
+                p.settle(out);
+                p.event.take()
+            }
+        }
+    }
+
+    /// See [`RcQp::poll_timeout`].
+    pub fn poll_timeout(&self) -> Option<u64> {
+        self.transport().poll_timeout()
+    }
+
+    /// See [`RcQp::modify`].
+    pub fn modify(&mut self, change: &RcModify, out: &mut Wcs) -> Result<(), ModifyError> {
+        match self {
+            Phys::Holding(qp) => qp.modify(change, out),
+            Phys::Plain(p) => p.modify(change, out),
+        }
+    }
+
+    /// See [`RcQp::post_send`].
+    pub fn post_send(&mut self, wr: &SendWr<'_>, out: &mut Wcs) -> Result<(), PostError> {
+        let p = match self {
+            Phys::Holding(qp) => return qp.post_send(wr, out),
+            Phys::Plain(p) => p,
+        };
+        if let Posted::Give(wr_id) = p.journal.post_send(wr, out)? {
+            let flags = p.journal.provider_flags(wr.flags);
+            let (sges, rkey) = (p.kind.local(wr.sges), p.kind.remote(wr.rkey));
+            p.provider.post_send(&SendWr { wr_id, flags, sges: &sges, rkey, ..*wr }, &mut p.cqs)?;
+        }
+        p.settle(out);
+        Ok(())
+    }
+
+    /// Posts what was held, for which there is room.
+    pub fn post_held(&mut self, sends: &[SendEntry], out: &mut Wcs) -> Result<(), PostError> {
+        sends.iter().try_for_each(|entry| self.post_send(&entry.wr(), out))
+    }
+
+    /// See [`RcQp::post_recv`].
+    pub fn post_recv(&mut self, wr: &RecvWr<'_>, out: &mut Wcs) -> Result<(), PostError> {
+        let p = match self {
+            Phys::Holding(qp) => return qp.post_recv(wr, out),
+            Phys::Plain(p) => p,
+        };
+        if let Posted::Give(wr_id) = p.journal.post_recv(wr, out)? {
+            p.provider.post_recv(&RecvWr { wr_id, sges: &p.kind.local(wr.sges) }, &mut p.cqs)?;
+        }
+        p.settle(out);
+        Ok(())
+    }
+
+    /// See [`RcQp::handle_packet`].
+    pub fn handle_packet(
+        &mut self,
+        now_us: u64,
+        packet: &Packet<'_>,
+        mem: &(impl Memory + ?Sized),
+        out: &mut Wcs,
+    ) {
+        match self {
+            Phys::Holding(qp) => qp.handle_packet(now_us, packet, mem, out),
+            Phys::Plain(p) => {
+                p.now_us = now_us;
+                p.provider.handle_packet(now_us, packet, mem, &mut p.cqs);
+                p.settle(out);
+            }
+        }
+    }
+
+    /// See [`RcQp::handle_timeout`].
+    pub fn handle_timeout(&mut self, now_us: u64, out: &mut Wcs) {
+        match self {
+            Phys::Holding(qp) => qp.handle_timeout(now_us, out),
+            Phys::Plain(p) => {
+                p.now_us = now_us;
+                p.provider.handle_timeout(now_us, &mut p.cqs);
+                p.settle(out);
+            }
+        }
+    }
+
+    /// See [`RcQp::poll_transmit`].
+    pub fn poll_transmit(
+        &mut self,
+        now_us: u64,
+        sink: &mut impl PacketSink,
+        out: &mut Wcs,
+    ) -> bool {
+        match self {
+            Phys::Holding(qp) => qp.poll_transmit(now_us, sink, out),
+            Phys::Plain(p) => {
+                p.now_us = now_us;
+                let more = p.provider.poll_transmit(now_us, sink, &mut p.cqs);
+                p.settle(out);
+                more
+            }
+        }
+    }
+
+    /// Stops it for ever; `None`: not yet. `gone`: its NIC is dead, and not only its port down.
+    pub fn quiesce(&mut self, gone: bool, out: &mut Wcs) -> Result<Option<Backlog>, QuiesceError> {
+        match self {
+            Phys::Holding(qp) => Ok(Some(qp.quiesce())),
+            Phys::Plain(p) => p.quiesce(gone, out),
+        }
+    }
+
+    /// See [`RcQp::adopt`].
+    pub fn adopt(&mut self, backlog: &Backlog, out: &mut Wcs) -> Result<(), PostError> {
+        match self {
+            Phys::Holding(qp) => qp.adopt(backlog),
+            Phys::Plain(p) => {
+                p.journal.adopt(backlog, out)?;
+                p.give(out)
+            }
+        }
+    }
+
+    /// See [`RcQp::fail`].
+    pub fn fail(&mut self, status: WcStatus, out: &mut Wcs) {
+        match self {
+            Phys::Holding(qp) => qp.fail(status, out),
+            Phys::Plain(p) => {
+                p.journal.fail(status, out);
+                let err = RcModify { state: Some(QpState::Err), ..RcModify::default() };
+                p.provider.modify(&err, &mut p.cqs).expect("any state to ERR");
+                p.silent = 0;
+                p.settle(out);
+            }
+        }
+    }
+}
+
+impl Plain {
+    fn modify(&mut self, change: &RcModify, out: &mut Wcs) -> Result<(), ModifyError> {
+        self.provider.modify(change, &mut self.cqs)?;
+        self.state = change.state.unwrap_or(self.state);
+        if change.state == Some(QpState::Rts) {
+            self.journal.start();
+            self.give(out).expect("what the journal took fits");
+        }
+        self.settle(out);
+        Ok(())
+    }
+
+    /// The provider gets what waits.
+    fn give(&mut self, out: &mut Wcs) -> Result<(), PostError> {
+        while let Some(wr) = self.journal.next_recv() {
+            self.provider
+                .post_recv(&RecvWr { sges: &self.kind.local(wr.sges), ..wr }, &mut self.cqs)?;
+            self.journal.gave_recv();
+        }
+        self.give_sends(out)?;
+        self.settle(out);
+        Ok(())
+    }
+
+    fn give_sends(&mut self, out: &mut Wcs) -> Result<(), PostError> {
+        while let Some(wr) = self.journal.next_send(out) {
+            let (sges, rkey) = (self.kind.local(wr.sges), self.kind.remote(wr.rkey));
+            self.provider.post_send(&SendWr { sges: &sges, rkey, ..wr }, &mut self.cqs)?;
+            self.journal.gave_send();
+        }
+        Ok(())
+    }
+
+    /// Takes the provider's event.
+    fn hear(&mut self, out: &mut Wcs) {
+        let Some(event) = self.provider.take_event() else { return };
+        if matches!(event, RcEvent::AccessError | RcEvent::RequestError) {
+            self.journal.handle_own_error(out);
+        }
+        self.event = Some(event);
+    }
+
+    /// Takes what the provider has told; one in ERR is given what waits, for the flushes.
+    fn settle(&mut self, out: &mut Wcs) {
+        if self.kind.events_first {
+            self.hear(out);
+        }
+        self.take(out);
+        if self.journal.ended() {
+            self.give_sends(out).expect("what the journal took fits");
+            self.take(out);
+        }
+    }
+
+    fn take(&mut self, out: &mut Wcs) {
+        if self.silent > 0 && !self.journal.ended() {
+            return; // nobody asks any more of one that has ended
+        }
+        if self.kind.recvs_first {
+            self.take_recvs(out);
+        }
+        while let Some(wc) = self.cqs.sends.pop_front() {
+            self.journal.handle_wc(self.now_us, &wc, out);
+        }
+        self.take_recvs(out);
+        if self.provider.take_last_wqe() {
+            self.journal.handle_last_wqe();
+        }
+        self.journal.poll_failure(true);
+    }
+
+    fn take_recvs(&mut self, out: &mut Wcs) {
+        while let Some(wc) = self.cqs.recvs.pop_front() {
+            let Some(shared) = &self.shared else {
+                self.journal.handle_wc(self.now_us, &wc, out);
+                continue;
+            };
+            let shown = Wc { qp_num: self.journal.wc_qpn(), ..wc };
+            if self.journal.is_over() {
+                shared.unused(wc.wr_id);
+            } else if wc.status == WcStatus::Success as u32 {
+                self.journal.handle_shared_recv(self.now_us);
+                shared.forget(wc.wr_id);
+                out.recv(shown, false);
+            } else if self.journal.handle_shared_recv_error(&wc, out) {
+                shared.forget(wc.wr_id);
+                out.recv(shown, false);
+            } else {
+                shared.unused(wc.wr_id);
+            }
+        }
+    }
+
+    fn quiesce(&mut self, gone: bool, out: &mut Wcs) -> Result<Option<Backlog>, QuiesceError> {
+        self.silent = self.silent.saturating_sub(1);
+        self.settle(out);
+        loop {
+            if gone {
+                // The kernel has taken the device away: what had come is taken in, and what it was
+                // lent comes back.
+                self.silent = 0;
+                self.settle(out);
+                self.provider.quiesce();
+                self.journal.provider_gone();
+            }
+            match self.journal.stop(out) {
+                Step::ToErr => {
+                    let err = RcModify { state: Some(QpState::Err), ..RcModify::default() };
+                    self.silent = 1 + self.kind.slow;
+                    self.provider.modify(&err, &mut self.cqs).expect("any state to ERR");
+                    self.journal.in_error();
+                }
+                Step::Mark(queue) => {
+                    self.mark(queue);
+                    self.journal.marked(queue);
+                }
+                Step::Wait if self.silent <= 1 => {
+                    self.silent = 0;
+                    self.settle(out);
+                    self.journal.recvs_polled();
+                }
+                Step::Wait => return Ok(None),
+                Step::Done(backlog) => return Ok(Some(backlog)),
+                Step::Ended => return Err(QuiesceError),
+                Step::Strange => panic!("a provider that works"),
+            }
+        }
+    }
+
+    fn mark(&mut self, queue: Queue) {
+        let wr_id = Slot::Marker(queue).wr_id();
+        let posted = match queue {
+            Queue::Recv => self.provider.post_recv(&RecvWr { wr_id, sges: &[] }, &mut self.cqs),
+            Queue::Send => {
+                let wr = SendWr {
+                    wr_id,
+                    opcode: SendOpcode::Send,
+                    flags: SendFlags::SIGNALED,
+                    ..SendWr::default()
+                };
+                self.provider.post_send(&wr, &mut self.cqs)
+            }
+        };
+        posted.expect("there is room for a marker");
+    }
+}

@@ -1,0 +1,61 @@
+//! The transport of RoCEv2 as pure state machines: RC ([`RcQp`]), UC ([`UcQp`]) and UD ([`UdQp`]).
+//!
+//! A QP is given work requests, packets and the time, and gives back packets, completions and the
+//! next deadline. It opens no socket, reads no clock, and touches memory only through [`Memory`].
+//! Its shell pushes what [`RcQp::poll_transmit`] emits into datagrams (adding padding and ICRC),
+//! and hands in what arrives once parsed and checked by `unbroken_wire`.
+//!
+//! What holds, whatever arrives:
+//! - a WR completes at most once, WRs of a queue complete in order, and a success means that the
+//!   peer executed it;
+//! - memory is written only where a receive or a checked request of the peer says, by the expected
+//!   packet only;
+//! - every queue has its size from the start, and every buffer a bound. While nothing is lost, no
+//!   packet and no WR allocates, but for a QP's first WR with inline data, atomic or window. What
+//!   comes early is copied, and a switch of NICs takes copies, too;
+//! - a QP that fails completes everything it holds, unless it was made to hold it
+//!   ([`RcConfig::hold_on_failure`], [`UdConfig::hold_on_failure`]).
+//!
+//! Rooms: `requester` and `responder` are the two halves of RC; `sq`, `rq` and `reads` their
+//! queues; `inbound` how RC and UC receive; `segment` how messages become packets; `early` what
+//! came before its turn; `window` the congestion window; `room` what packets take up at their
+//! receiver; `encoding` the specification's numbers; `attr` attributes and states; `migration`
+//! alternate paths; `backlog` what moves from QP to QP.
+#![forbid(unsafe_code)]
+
+mod attr;
+mod backlog;
+mod connection;
+mod early;
+mod encoding;
+mod inbound;
+mod io;
+mod migration;
+mod rc;
+mod reads;
+mod requester;
+mod responder;
+mod room;
+mod rq;
+mod segment;
+mod sq;
+mod uc;
+mod ud;
+mod window;
+mod wr;
+
+pub use attr::{ModifyError, RcConfig, RcModify, MAX_RD_ATOMIC};
+pub use backlog::{Backlog, Messages, PeerDone, Progress, RecvEntry, Replay, SendEntry, Sends};
+pub use io::{
+    AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SharedReceives, SinkError, UdSink,
+};
+pub use migration::Via;
+pub use rc::RcQp;
+pub use requester::RoundTrip;
+pub use responder::{Mutation, RcEvent};
+pub use room::{News, Room, MAX_BLOCK_COST};
+pub use rq::RecvRing;
+pub use sq::{check_send, Outstanding, SendRing};
+pub use uc::{UcConfig, UcQp};
+pub use ud::{check_datagram, UdConfig, UdModify, UdQp, UdRoute, GRH_BYTES};
+pub use wr::{KeyChange, MwBind, PostError, RecvWr, SendBatch, SendWr, UdDest, MAX_MESSAGE_BYTES};

@@ -1,0 +1,211 @@
+//! Work requests as a caller gives them.
+
+use thiserror::Error;
+use unbroken_types::{Access, Gid, PathAttr, QpState, SendFlags, SendOpcode, Sge};
+
+/// A send WR. Nothing of it is kept by reference: posting copies what is needed.
+#[derive(Clone, Copy, Debug)]
+pub struct SendWr<'a> {
+    /// The application's id.
+    pub wr_id: u64,
+    /// What to do.
+    pub opcode: SendOpcode,
+    /// How.
+    pub flags: SendFlags,
+    /// Immediate data as it goes on the wire (network order, not converted).
+    pub imm_data: u32,
+    /// WRITE, READ, atomics: the peer's address.
+    pub remote_addr: u64,
+    /// WRITE, READ, atomics: the peer's key. To invalidate: the key. To bind a window: see
+    /// [`MwBind`].
+    pub rkey: u32,
+    /// Atomics: the value to compare with, or to add.
+    pub compare_add: u64,
+    /// Atomics: the value to swap in.
+    pub swap: u64,
+    /// Where the data lies, or (READ, atomics) goes.
+    pub sges: &'a [Sge],
+    /// With [`SendFlags::INLINE`], the data itself; `sges` is not looked at then.
+    pub inline_data: Option<&'a [u8]>,
+    /// UD: to whom.
+    pub ud: Option<UdDest>,
+}
+
+/// An unsignalled SEND of nothing.
+impl Default for SendWr<'_> {
+    fn default() -> Self {
+        SendWr {
+            wr_id: 0,
+            opcode: SendOpcode::Send,
+            flags: SendFlags::default(),
+            imm_data: 0,
+            remote_addr: 0,
+            rkey: 0,
+            compare_add: 0,
+            swap: 0,
+            sges: &[],
+            inline_data: None,
+            ud: None,
+        }
+    }
+}
+
+impl SendWr<'_> {
+    /// Bytes of the message.
+    #[inline]
+    pub(crate) fn len(&self) -> u64 {
+        match (self.inline_data, self.sges) {
+            (Some(d), _) => d.len() as u64,
+            (None, [one]) => one.length as u64,
+            (None, sges) => sges.iter().map(|s| s.length as u64).sum(),
+        }
+    }
+}
+
+/// Sends that are posted together: all of them or none.
+pub trait SendBatch {
+    /// How many.
+    fn count(&self) -> usize;
+    /// One of them, counted from 0.
+    fn wr(&self, index: usize) -> SendWr<'_>;
+}
+
+/// A batch of one.
+impl SendBatch for SendWr<'_> {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn wr(&self, _index: usize) -> SendWr<'_> {
+        *self
+    }
+}
+
+/// How a memory window is to be bound.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MwBind {
+    /// A key that the window has or had.
+    pub window: u32,
+    /// The key that it gets; only its lower eight bits may be new.
+    pub new_key: u32,
+    /// The local key of the region.
+    pub lkey: u32,
+    /// Where in the region it begins, as the region counts.
+    pub addr: u64,
+    /// Bytes; 0 unbinds.
+    pub length: u64,
+    /// What the peer may do through it; [`Access::ZERO_BASED`]: it counts from 0.
+    pub access: Access,
+}
+
+impl MwBind {
+    /// The WR that binds, without data. It lies in fields that such a WR has no other use for.
+    pub fn wr(&self, wr_id: u64, flags: SendFlags) -> SendWr<'static> {
+        SendWr {
+            wr_id,
+            opcode: SendOpcode::BindMw,
+            flags,
+            imm_data: self.window,
+            remote_addr: self.addr,
+            rkey: self.new_key,
+            compare_add: self.length,
+            swap: u64::from(self.lkey) << 32 | u64::from(self.access.0),
+            ..SendWr::default()
+        }
+    }
+}
+
+/// What a WR without packets does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeyChange {
+    /// Binds a window.
+    Bind(MwBind),
+    /// Invalidates a key.
+    Invalidate(u32),
+}
+
+/// A receive WR.
+#[derive(Clone, Copy, Debug)]
+pub struct RecvWr<'a> {
+    /// The application's id.
+    pub wr_id: u64,
+    /// Where the data goes.
+    pub sges: &'a [Sge],
+}
+
+/// To whom a UD send goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct UdDest {
+    /// The peer's address.
+    pub gid: Gid,
+    /// The peer's QPN.
+    pub qpn: u32,
+    /// The key that the peer's QP has. With the highest bit set, the sender's own key is sent, as
+    /// the specification says.
+    pub qkey: u32,
+    /// With link layer InfiniBand: the receiver gets a GRH. (With Ethernet it always does.)
+    pub grh: bool,
+    /// The GID that the datagram is sent from, by its index in the port's table.
+    pub sgid_index: u8,
+}
+
+impl UdDest {
+    /// To a QP at the end of that path.
+    #[inline]
+    pub fn over(path: &PathAttr, qpn: u32, qkey: u32) -> UdDest {
+        UdDest { gid: path.dest_gid, qpn, qkey, grh: path.grh, sgid_index: path.sgid_index }
+    }
+}
+
+/// The largest message in bytes.
+pub const MAX_MESSAGE_BYTES: u64 = 1 << 31;
+
+/// Why a WR was not taken. Nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum PostError {
+    /// All entries of the queue are outstanding.
+    #[error("the queue is full: {0} entries are outstanding")]
+    QueueFull(u32),
+    /// More scatter/gather entries than the QP was made for.
+    #[error("{have} scatter/gather entries, the QP was made for {max}")]
+    TooManySges {
+        /// Entries of the WR.
+        have: usize,
+        /// Entries that the QP takes.
+        max: u32,
+    },
+    /// More inline data than the QP was made for.
+    #[error("{have} bytes inline, the QP was made for {max}")]
+    InlineTooLong {
+        /// Bytes of the WR.
+        have: usize,
+        /// Bytes that the QP takes.
+        max: u32,
+    },
+    /// A message longer than the transport carries.
+    #[error("a message of {have} bytes, at most {max} can be sent")]
+    TooLong {
+        /// Bytes of the message.
+        have: u64,
+        /// Bytes that can be sent.
+        max: u64,
+    },
+    /// The state of the QP does not allow posting.
+    #[error("the QP is in state {0:?}, which does not allow posting")]
+    WrongState(QpState),
+    /// An opcode that this QP does not have.
+    #[error("{0:?} is not supported by this QP")]
+    Unsupported(SendOpcode),
+    /// INLINE with an opcode that brings data, or without data.
+    #[error("INLINE does not go with {0:?}")]
+    Inline(SendOpcode),
+    /// An atomic without room for the eight bytes that it brings back.
+    #[error("an atomic brings 8 bytes back, its scatter/gather entries have room for {0}")]
+    AtomicRoom(u64),
+    /// A receive posted to a QP that has an SRQ.
+    #[error("the QP takes its receives from a shared receive queue: post there")]
+    HasSrq,
+    /// A UD send without an address.
+    #[error("a UD send needs an address handle, a QPN and a Q_Key")]
+    NoDestination,
+}

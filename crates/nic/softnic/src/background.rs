@@ -1,0 +1,233 @@
+//! The thread that works when no application thread does.
+//!
+//! Each opened NIC has one. It sleeps in `ppoll` on the NIC's socket, a bell and the next deadline.
+//! While an application thread polls ([`crate::poller`]) it leaves everything to that thread: a
+//! packet would wake it for work that is about to be done anyway. It looks again after a short
+//! while, or when the application says that it is about to wait for an event. A polling thread that
+//! is kept from its core is waited for: it will poll as soon as it runs, and there is no core to
+//! spare for doing its work in its stead. Not for ever: after some milliseconds what has come in is
+//! handled here, since a peer may wait for the answer that a NIC would give at once.
+//!
+//! It asks for a short time slice, which EEVDF kernels grant to anyone: a thread that asks for
+//! little is run soon after it wakes, also on a core where an application spins.
+
+use crate::nic::Shared;
+use crate::poller::{Opinion, Turn};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use unbroken_fabric::now_us;
+use unbroken_verbs::{Error, HeldEvents, Result};
+
+/// After bulk data more is likely to come at once: for so long the thread looks for it before it
+/// sleeps. Not after small messages, since an application that waits for one may want this core.
+const LINGER_US: u64 = 40;
+/// The longest sleep, where the configuration says no other. Nothing depends on it: what is to be
+/// done tells its time, see [`crate::engine`].
+pub(crate) const SLEEP_US: u64 = 1_000_000;
+/// Time slice asked for, in nanoseconds: the least that kernels grant.
+const SLICE_NS: u64 = 100_000;
+/// Nine tenths of a core beside one thread of a program.
+const PRECEDENCE_NICE: i32 = -10;
+
+/// The background thread of a NIC; dropping it ends the thread.
+pub(crate) struct Background {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    pub(crate) fn start(shared: Arc<Shared>) -> Result<Background> {
+        let name = format!("unb-{}", shared.name);
+        let s = shared.clone();
+        let thread =
+            spawn(&name, move || run(&s)).map_err(|e| Error::os("starting a NIC's thread", &e))?;
+        Ok(Background { shared, thread: Some(thread) })
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if self.shared.born.elsewhere() {
+            // The thread is the parent's.
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.bell.signal();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Starts a thread that runs at once when it is woken, and takes no signals: they are the
+/// application's. Returns when it runs, and has the memory that the C library makes for a new
+/// thread.
+///
+/// Open MPI and UCX overwrite the first bytes of libc's `mmap`, `munmap`, `mremap` and `madvise`
+/// while a program starts, without stopping other threads: one that is inside of such a function
+/// returns into the middle of another instruction. So a verbs call that opens a device leaves no
+/// thread behind that is still in one: everything that opening needs is done in the call, threads
+/// are waited for, and `madvise`, which lasts, goes past the C library.
+pub(crate) fn spawn(
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    // The kernel keeps 15 bytes of a name.
+    let name: String = name.chars().take(15).collect();
+    // A thread inherits the mask: blocking before the start leaves no moment in which it could be
+    // chosen for a signal. SAFETY: signal sets are plain bits, for which zero is valid; all
+    // pointers are to live locals.
+    let old = unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut old: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        // But for those that its own accesses to registered memory raise (see `crate::traps`):
+        // blocked, they would end the process.
+        libc::sigdelset(&raw mut all, libc::SIGSEGV);
+        libc::sigdelset(&raw mut all, libc::SIGBUS);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        old
+    };
+    let (runs, until_it_runs) = mpsc::channel();
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
+        ask_for_promptness();
+        // Whoever started this thread waits for this.
+        let _ = runs.send(());
+        body();
+    });
+    if thread.is_ok() {
+        // An error says that the thread ended before it could say so, which its owner sees when it
+        // joins it.
+        let _ = until_it_runs.recv();
+    }
+    // SAFETY: restores the mask that was read above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
+    thread
+}
+
+/// Asks for a short time slice and exact sleeps; kernels that know nothing of it refuse, and
+/// nothing is lost.
+fn ask_for_promptness() {
+    // Sleeps end within a microsecond of the time asked for, not fifty.
+    // SAFETY: no pointers.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000) };
+    #[repr(C)]
+    struct SchedAttr {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime: u64,
+        deadline: u64,
+        period: u64,
+    }
+    let size = std::mem::size_of::<SchedAttr>() as u32;
+    // SAFETY: plain integers, for which zero is valid.
+    let mut attr: SchedAttr = unsafe { std::mem::zeroed() };
+    // SAFETY: a live struct of the size given; 0 is the calling thread.
+    if unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) } != 0 {
+        return;
+    }
+    (attr.size, attr.runtime) = (size, SLICE_NS);
+    // SAFETY: a live struct that says its own size.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+}
+
+/// Asks that the calling thread be given a core before threads that never sleep; refused where the
+/// process may not ask (it needs `CAP_SYS_NICE`, or a limit of niceness that allows it), and
+/// nothing is lost then. For a thread that seldom runs, and for whose work everybody waits.
+pub fn ask_for_precedence() {
+    // SAFETY: no pointers; process 0 is the calling thread, as Linux has it.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, PRECEDENCE_NICE) };
+}
+
+/// Sleeps until the bell rings, a queue is to be reminded, something arrives at one of `sockets`,
+/// or `timeout_us` is over.
+fn sleep(shared: &Shared, sockets: &[RawFd], timeout_us: u64) {
+    let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut fds =
+        [entry(shared.bell.as_raw_fd()), entry(shared.reminders.as_raw_fd()), entry(-1), entry(-1)];
+    for (to, fd) in fds[2..].iter_mut().zip(sockets) {
+        to.fd = *fd;
+    }
+    let timeout = libc::timespec {
+        tv_sec: (timeout_us / 1_000_000) as _,
+        tv_nsec: (timeout_us % 1_000_000 * 1000) as _,
+    };
+    // SAFETY: live locals; entries with a negative descriptor are ignored.
+    unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as _, &raw const timeout, std::ptr::null()) };
+    if fds[0].revents != 0 {
+        // Takes all rings.
+        let _ = shared.bell.take();
+    }
+}
+
+fn run(shared: &Shared) {
+    let mut opinion = Opinion::new(now_us());
+    let mut linger_until_us = 0;
+    while !shared.stop.load(Ordering::Acquire) {
+        if !shared.alive() {
+            return bury(shared);
+        }
+        shared.wake_at_us.store(0, Ordering::Relaxed);
+        let mut time_us = now_us();
+        shared.reminders.run(time_us);
+        let relied = opinion.polling;
+        let polling = opinion.polling(&shared.poller, time_us);
+        let (mut gone, mut starved) = (relied && !polling, false);
+        if polling {
+            let leave_us = opinion.leave_us(time_us);
+            shared.wake_at_us.store(time_us + leave_us, Ordering::Relaxed);
+            sleep(shared, &[], leave_us);
+            time_us = now_us();
+            if shared.poller.relied_on() {
+                let turn = opinion.turn(&shared.poller, time_us);
+                if turn == Turn::Leave {
+                    continue;
+                }
+                (gone, starved) = (turn == Turn::Over, turn == Turn::Once);
+            } else {
+                opinion.waits(time_us);
+            }
+        }
+        let mut e = shared.lock();
+        let acks = starved || !e.answer_is_likely();
+        let held = HeldEvents::new();
+        let work = e.drive(time_us, &shared.domain, acks);
+        drop(held);
+        if gone {
+            opinion.left_alone(time_us, work.received);
+        }
+        let Some(sockets) = e.rx_fds() else { continue };
+        if work.bulk {
+            linger_until_us = time_us + LINGER_US;
+        }
+        if work.more || time_us < linger_until_us {
+            drop(e);
+            shared.give_way();
+            continue;
+        }
+        let wake_at_us = e.patient_deadline_us(time_us).min(time_us + shared.longest_sleep_us);
+        shared.wake_at_us.store(wake_at_us, Ordering::Relaxed);
+        drop(e);
+        shared.give_way();
+        sleep(shared, &sockets, wake_at_us.saturating_sub(now_us()));
+    }
+    shared.reminders.close();
+}
+
+/// The NIC is dead: flushes the QPs that a plain one flushes late. No other work comes any more.
+fn bury(shared: &Shared) {
+    shared.reminders.close();
+    while !shared.stop.load(Ordering::Acquire) {
+        let now_us = now_us();
+        let Some(next_us) = shared.lock().flush_late(now_us) else { return };
+        sleep(shared, &[], next_us - now_us);
+    }
+}

@@ -1,0 +1,242 @@
+//! The figures of the papers that can be played here, with published values beside ours where a
+//! paper's text gives them.
+//!
+//! Those of SDR-RDMA (SC 2025): from its model 3, 9, 10, 12 and 13; 11, whose left part is measured
+//! on this machine, and 14, 15 and 16, which are. Its loss can be read as that of a packet or of a
+//! chunk, so those of the model are drawn both ways. Each figure is an SVG file; what the text
+//! gives is compared in a table and in `sdr.json`. Those of SHIFT: see [`shift`]; of THORN-ML,
+//! R²CCL and APM: [`measured`].
+
+mod codes;
+mod grids;
+mod lines;
+mod measured;
+mod sdk;
+mod setting;
+mod shift;
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::time::Instant;
+
+use serde::Serialize;
+use unbroken_chart::Figure;
+
+use crate::Result;
+use measured::Paper;
+pub use shift::Tools;
+
+/// A value that the paper's text gives, and ours.
+#[derive(Clone, Debug, Serialize)]
+pub struct Published {
+    /// The figure it belongs to.
+    figure: u32,
+    /// What it is.
+    what: String,
+    /// As the paper has it.
+    published: String,
+    /// With its loss read as that of a packet.
+    per_packet: String,
+    /// With its loss read as that of a chunk.
+    per_chunk: String,
+}
+
+/// A figure and what is published of it.
+struct Drawing {
+    figure: Figure,
+    published: Vec<Published>,
+}
+
+type Draw = fn() -> Result<Drawing>;
+
+const FIGURES: [(u32, Draw); 9] = [
+    (3, lines::figure_3),
+    (9, grids::figure_9),
+    (10, lines::figure_10),
+    (11, codes::figure_11),
+    (12, lines::figure_12),
+    (13, grids::figure_13),
+    (14, sdk::figure_14),
+    (15, sdk::figure_15),
+    (16, sdk::figure_16),
+];
+
+/// The names of all figures, which `--only` takes besides those of their papers.
+fn names() -> Vec<String> {
+    let sdr = FIGURES.iter().map(|(number, _)| format!("sdr-{number}"));
+    let shift = shift::FIGURES.iter().map(|(number, _)| format!("shift-{number}"));
+    sdr.chain(shift).chain(measured::PAPERS.iter().flat_map(measured::Paper::figures)).collect()
+}
+
+/// The names that are asked for.
+fn wanted(only: &[String]) -> Result<HashSet<String>> {
+    let (all, mut found) = (names(), HashSet::new());
+    for asked in only {
+        let of_paper = format!("{asked}-");
+        let meant: Vec<&String> =
+            all.iter().filter(|name| *name == asked || name.starts_with(&of_paper)).collect();
+        if meant.is_empty() {
+            let known = all.join(", ");
+            return Err(format!(
+                "figure '{asked}' is not drawn here; {known} are, and sdr, shift, edge, coll and apm are all of a paper"
+            )
+            .into());
+        }
+        found.extend(meant.into_iter().cloned());
+    }
+    Ok(if only.is_empty() { all.into_iter().collect() } else { found })
+}
+
+/// Where figures go.
+struct Folder<'a>(&'a Path);
+
+impl Folder<'_> {
+    fn write(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.0.join(name);
+        std::fs::write(&path, text)
+            .map_err(|e| format!("cannot write {}: {e}", path.display()).into())
+    }
+
+    fn draw(&self, name: &str, figure: &Figure, began: Instant) -> Result<()> {
+        self.write(name, &figure.svg())?;
+        println!("{}  {:.1} s", self.0.join(name).display(), began.elapsed().as_secs_f64());
+        Ok(())
+    }
+}
+
+/// Draws all figures, or those of some names, into a folder, and prints the tables.
+pub fn draw(out: &Path, only: &[String], tools: &Tools) -> Result<()> {
+    let wanted = wanted(only)?;
+    std::fs::create_dir_all(out).map_err(|e| format!("cannot make {}: {e}", out.display()))?;
+    let folder = Folder(out);
+    let mut published = Vec::new();
+    for (number, draw) in FIGURES.iter().filter(|(n, _)| wanted.contains(&format!("sdr-{n}"))) {
+        let began = Instant::now();
+        let drawing = draw()?;
+        folder.draw(&format!("sdr-{number:02}.svg"), &drawing.figure, began)?;
+        published.extend(drawing.published);
+    }
+    let mut rows = Vec::new();
+    for (number, draw) in
+        shift::FIGURES.iter().filter(|(n, _)| wanted.contains(&format!("shift-{n}")))
+    {
+        if only.is_empty() && *number == shift::TRAINING && tools.training.is_none() {
+            println!("SHIFT's figure {number} is left out: {}", shift::NO_TORCH);
+            continue;
+        }
+        let began = Instant::now();
+        let drawing = draw(tools).map_err(|e| format!("SHIFT's figure {number}: {e}"))?;
+        folder.draw(&shift::file_name(number), &drawing.figure, began)?;
+        rows.extend(drawing.rows);
+    }
+    for paper in &measured::PAPERS {
+        for (name, figure) in
+            paper.names.iter().zip(paper.figures()).filter(|(_, figure)| wanted.contains(figure))
+        {
+            measured_figures(&folder, paper, name, &figure, tools)?;
+        }
+    }
+    if !published.is_empty() {
+        println!("\n{}", table(&published));
+    }
+    if !rows.is_empty() {
+        println!("\n{}", shift::table(&rows));
+    }
+    // The files have all of a paper, or stay as they are.
+    if names().iter().filter(|name| name.starts_with("sdr-")).all(|name| wanted.contains(name)) {
+        folder.write("sdr.json", &(serde_json::to_string_pretty(&published)? + "\n"))?;
+    }
+    if names().iter().filter(|name| name.starts_with("shift-")).all(|name| wanted.contains(name)) {
+        folder.write("shift.json", &(serde_json::to_string_pretty(&rows)? + "\n"))?;
+    }
+    Ok(())
+}
+
+/// Measures and draws what belongs together, and prints its table.
+fn measured_figures(
+    folder: &Folder,
+    paper: &Paper,
+    name: &str,
+    figure: &str,
+    tools: &Tools,
+) -> Result<()> {
+    let began = Instant::now();
+    let Some(drawings) =
+        measured::measure(paper, name, &folder.0.join(format!("{figure}.json")), tools)?
+    else {
+        return Ok(());
+    };
+    for (file, picture) in drawings.figures {
+        folder.draw(&format!("{}-{file}.svg", paper.prefix), &picture.figure(), began)?;
+    }
+    println!("\n{}", shift::table(&drawings.rows));
+    Ok(())
+}
+
+fn table(published: &[Published]) -> String {
+    let head = "| figure | what | published | ours, loss of packets | ours, loss of chunks |\n| --- | --- | --- | --- | --- |\n";
+    let row = |p: &Published| {
+        format!(
+            "| {} | {} | {} | {} | {} |\n",
+            p.figure, p.what, p.published, p.per_packet, p.per_chunk
+        )
+    };
+    head.to_string() + &published.iter().map(row).collect::<String>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn no_tools() -> Tools {
+        Tools { unbroken: "unbroken".into(), programs: "programs".into(), training: None }
+    }
+
+    fn only(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| name.to_string()).collect()
+    }
+
+    #[test]
+    fn figures_are_files() {
+        let dir = tempfile::tempdir().unwrap();
+        draw(dir.path(), &only(&["sdr-3", "sdr-9", "sdr-10", "sdr-12"]), &no_tools()).unwrap();
+        for name in ["sdr-03.svg", "sdr-09.svg", "sdr-10.svg", "sdr-12.svg"] {
+            let svg = std::fs::read_to_string(dir.path().join(name)).unwrap();
+            assert!(
+                svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && !svg.contains("NaN"),
+                "{name}"
+            );
+            assert!(
+                svg.contains("loss of packets") && svg.contains("loss of chunks"),
+                "{name}: both readings"
+            );
+        }
+    }
+
+    #[test]
+    fn figures_are_asked_for_by_name_or_by_paper() {
+        assert_eq!(wanted(&only(&["shift-7"])).unwrap(), HashSet::from(["shift-7".to_string()]));
+        assert_eq!(wanted(&only(&["shift", "shift-9"])).unwrap().len(), 5);
+        assert_eq!(wanted(&only(&["edge"])).unwrap().len(), 4);
+        assert_eq!(
+            wanted(&only(&["coll"])).unwrap(),
+            HashSet::from(["coll-15", "coll-16"].map(String::from))
+        );
+        assert_eq!(wanted(&only(&["apm"])).unwrap().len(), 8);
+        assert_eq!(wanted(&[]).unwrap().len(), FIGURES.len() + shift::FIGURES.len() + 14);
+        let error = wanted(&only(&["shift-1"])).unwrap_err().to_string();
+        assert!(error.starts_with("figure 'shift-1' is not drawn here; sdr-3, "), "{error}");
+        assert_eq!(
+            [shift::file_name("7"), shift::file_name("table2")],
+            ["shift-07.svg", "shift-table2.svg"]
+        );
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = |name| draw(dir.path(), &only(&[name]), &no_tools()).unwrap_err().to_string();
+        assert!(error("shift-9").contains("programs/verbs is missing"));
+        assert!(error("shift-10").contains("make test-torch"));
+    }
+}
