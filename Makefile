@@ -52,7 +52,7 @@ lint:
 apt-demo:
 	@tests/apt.sh perftest ibverbs-utils libibverbs-dev make
 apt-test:
-	@tests/apt.sh perftest ibverbs-utils rdmacm-utils make libibverbs-dev tshark iperf3 nftables iproute2 redis-server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin libopenmpi-dev hpcc qperf util-linux mount libisal2 python3-numpy valgrind gdb clang libclang-rt-14-dev
+	@tests/apt.sh python3-pytest python3-pytest-xdist python3-pytest-timeout perftest ibverbs-utils rdmacm-utils make libibverbs-dev tshark iperf3 nftables iproute2 redis-server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin libopenmpi-dev hpcc qperf util-linux mount libisal2 python3-numpy valgrind gdb clang libclang-rt-14-dev
 
 apt-figures:
 	@tests/apt.sh libisal2 perftest libibverbs-dev openmpi-bin libopenmpi-dev

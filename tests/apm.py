@@ -280,7 +280,7 @@ def compiled(*words):
 
 def example(logs):
     """The example in C is short, migrates by request, and goes on when the port that it has gone to dies."""
-    source, program = ROOT / "crates" / "apm" / "examples" / "migrate.c", TARGET / "tests-c" / "example-migrate"
+    source, program = ROOT / "crates/apm/examples" / "migrate.c", TARGET / "tests-c" / "example-migrate"
     if len(source.read_text().splitlines()) > 100:
         raise Failure("examples are 100 lines at most")
     program.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ FACTOR = {"all-reduce": lambda n: 2 * (n - 1) / n, "all-gather": lambda n: (n - 
 
 
 LIBRARY = ["-I", ROOT / "include", "-L", BUILD, "-lunbroken_collective", f"-Wl,-rpath,{BUILD}"]
-EXAMPLES = ROOT / "crates" / "collective" / "examples"
+EXAMPLES = ROOT / "crates/collective/library/examples"
 
 
 class Job:

@@ -185,7 +185,7 @@ def patched(logs):
 
 def newer_functions() -> list:
     """The functions of the newer libibverbs that this library stands for, too."""
-    lines = (ROOT / "crates" / "preload" / "libibverbs.txt").read_text().splitlines()
+    lines = (ROOT / "crates/api/preload" / "libibverbs.txt").read_text().splitlines()
     return [line.split()[0] for line in lines if not line.startswith("#")]
 
 

@@ -102,7 +102,7 @@ beside programs  python3 tests/programs.py
 beside readme    python3 tests/readme.py
 beside plain     python3 tests/plain.py
 beside pyverbs   python3 tests/pyverbs/run.py
-beside processes python3 tests/processes.py
+beside processes /usr/bin/python3 -m pytest tests/e2e/test_processes.py
 beside strangers python3 tests/strangers.py
 beside events    python3 tests/events.py
 beside forks     python3 tests/forks.py
@@ -126,8 +126,7 @@ beside abi     $cargo run -q --release --bin xtask -- abi
 suite mpi       python3 tests/mpi.py
 [ -z "$long" ] || suite mpi-rest python3 tests/mpi.py --rest
 suite early     python3 tests/early.py ${long:+--all}
-suite survival  python3 tests/survival.py ${long:+--all}
-suite repeat    python3 tests/survival.py --repeat "$([ -n "$long" ] && echo 20 || echo 6)" --only 'ib_write_bw nic-dead at a, 64K, 1 QP, one-way' --only 'ib_send_bw nic-dead at a, 64K, 1 QP, one-way'
+suite survival /usr/bin/python3 -m pytest tests/e2e/test_survival.py ${long:+--long}
 suite netns     python3 tests/netns.py
 suite verify    python3 tests/verify.py ${long:+--faults 1000}
 suite verify-plain python3 tests/verify.py --device plain --faults "$([ -n "$long" ] && echo 200 || echo 40)"

@@ -27,7 +27,7 @@ SECONDS = 90
 
 def compile_example(name):
     """An example in C, compiled as its users do, and as strictly as our own programs."""
-    source, program = ROOT / "crates" / "sdk" / "examples" / f"{name}.c", TARGET / "tests-c" / f"example-{name}"
+    source, program = ROOT / "crates/sdr/library/examples" / f"{name}.c", TARGET / "tests-c" / f"example-{name}"
     program.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run([str(a) for a in ["cc", *FLAGS, "-o", program, source, *SDK]], capture_output=True, text=True)
     if done.returncode != 0:
@@ -91,7 +91,7 @@ def headers(logs):
 
 def examples(logs):
     """The example in C and the one in Rust do what they say, and are short."""
-    long = [f"{e.name}: {n}" for e in (ROOT / "crates" / "sdk" / "examples").iterdir()
+    long = [f"{e.name}: {n}" for e in (ROOT / "crates/sdr/library/examples").iterdir()
             if (n := len(e.read_text().splitlines())) > 100]
     if long:
         raise Failure(f"examples are 100 lines at most: {long}")

@@ -11,7 +11,7 @@ _prctl = ctypes.CDLL(None).prctl
 _PR_SET_PDEATHSIG = 1
 
 
-class Failure(Exception):
+class Failure(AssertionError):
     """A test failed; the text says why."""
 
 

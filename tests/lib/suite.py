@@ -1,6 +1,5 @@
 """A suite: cases with a line of result each, logs under target/test-logs/<suite>/<case>/, and a summary."""
 
-import os
 import re
 import shutil
 import sys
@@ -8,12 +7,9 @@ import time
 import traceback
 from pathlib import Path
 
+from .paths import BUILD, LOGS, ROOT, TARGET  # noqa: F401
 from .process import Failure, Skip
 
-ROOT = Path(__file__).resolve().parents[2]
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
-BUILD = TARGET / "release"
-LOGS = TARGET / "test-logs"
 TAIL_LINES = 12
 CAUSE = re.compile(r"^terminate called|what\(\):|panicked at|^\w*(?:Error|Exception|Failure)\b")
 # The exit status of a suite that could test nothing here, as Automake has it.

@@ -1,15 +1,15 @@
-#!/usr/bin/env python3
-"""Many processes on the same NICs, many devices in a process, and what is left of processes that are gone (tests/c/mesh.c)."""
+"""Many processes on the same NICs, many devices in a process, and what is left of processes that
+are gone (tests/c/mesh.c)."""
 
 import json
 import signal
 import socket
-import sys
+
+import pytest
 
 from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.process import Failure, wait_until
-from lib.suite import Suite
 
 FIRST_PORT = 4791
 SLOTS = 256
@@ -19,13 +19,19 @@ MESH_SECONDS = 3
 
 
 def qps_on(nic, hosts):
-    """How many QPs of a mesh have an end on a NIC, counting both ends: mesh.c connects ranks over device (from + to) modulo NICS."""
+    """How many QPs of a mesh have an end on a NIC, counting both ends: mesh.c connects ranks over
+    device (from + to) modulo NICS."""
     host, rail = nic.split("/")
     ends = [(i, k) for i in range(RANKS) for k in range(RANKS) if (i + k) % NICS == int(rail)]
     return sum(host in (hosts[i % len(hosts)], hosts[k % len(hosts)]) for i, k in ends)
 
 
-def mesh(logs, hosts, fault):
+@pytest.mark.parametrize(
+    "hosts, fault",
+    [("a", None), ("abcd", "nic b/0 dead"), ("a", "cable a/1 cut")],
+    ids=["one-host", "four-hosts-nic-dead", "one-host-cable-cut"],
+)
+def test_mesh(logs, note, hosts, fault):
     """RANKS processes on some hosts, each connected to each."""
     program = compile_c("mesh", "-libverbs")
     with Fabric(logs) as fabric:
@@ -34,8 +40,10 @@ def mesh(logs, hosts, fault):
         args = [program, "--folder", folder, "--ranks", RANKS, "--seconds", MESH_SECONDS, "--rank"]
         ranks = [fabric.run(hosts[i % len(hosts)], [*args, i], f"rank-{i}") for i in range(RANKS)]
         if fault:
-            everywhere = lambda: len(list(folder.glob("ready-*[0-9]"))) == RANKS
-            wait_until(lambda: everywhere() or any(r.ended() for r in ranks), 60, "all connected")
+            def connected():
+                return len(list(folder.glob("ready-*[0-9]"))) == RANKS
+
+            wait_until(lambda: connected() or any(r.ended() for r in ranks), 60, "all connected")
             fabric.fault(fault)
         for process in ranks:
             process.expect_success(120)
@@ -50,19 +58,24 @@ def mesh(logs, hosts, fault):
         moved, due = {(s["pid"], s["qp"]) for s in switches}, qps_on(failed, hosts) if fault else 0
         if len(moved) < due:
             raise Failure(f"{len(moved)} QPs have moved, {due} were on the NIC that failed")
-        return f"{sum(received)} messages, {len(switches)} switches of {len(moved)} QPs, {due} were due"
+        note(
+            f"{sum(received)} messages, {len(switches)} switches of {len(moved)} QPs, "
+            f"{due} were due"
+        )
 
 
-def alone(logs, option):
-    """mesh --one or --wrap."""
+@pytest.mark.smoke
+@pytest.mark.parametrize("option", ["--one", "--wrap"], ids=["four-devices", "all-qp-numbers"])
+def test_one_process(logs, note, option):
+    """Four devices in one process, one opened twice; more QPs than a NIC has numbers for."""
     program = compile_c("mesh", "-libverbs")
     with Fabric(logs) as fabric:
         process = fabric.run("a", [program, option], "mesh")
         process.expect_success(60)
-        return process.output().splitlines()[-1]
+        note(process.output().splitlines()[-1])
 
 
-def no_slot(logs):
+def test_no_slot_left(logs, note):
     """The 257th process of a NIC is refused, and told why; once one has gone, there is room."""
     with Fabric(logs) as fabric:
         fabric.run("a", ["ibv_devinfo"], "first").expect_success(20)
@@ -72,19 +85,20 @@ def no_slot(logs):
             s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             s.bind((addr, FIRST_PORT + slot))
             held.append(s)
-        refused = fabric.run("a", ["ibv_devinfo", "-d", "unb0"], "refused", env={"UNBROKEN_LOG": "1"})
+        program = ["ibv_devinfo", "-d", "unb0"]
+        refused = fabric.run("a", program, "refused", env={"UNBROKEN_LOG": "1"})
         refused.expect_error(20)
         for word in ("a/0", str(SLOTS)):
             if word not in refused.output():
                 raise Failure(f"the refusal lacks '{word}': {refused.output().strip()[:300]}")
         held.pop(77).close()
-        fabric.run("a", ["ibv_devinfo", "-d", "unb0"], "accepted").expect_success(20)
+        fabric.run("a", program, "accepted").expect_success(20)
         for s in held:
             s.close()
-        return next(line for line in refused.output().splitlines() if str(SLOTS) in line).strip()
+        note(next(line for line in refused.output().splitlines() if str(SLOTS) in line).strip())
 
 
-def freed_slot(logs):
+def test_slot_of_a_killed_process(logs, note):
     """A killed process's slot is taken by the next one, which has none of its QPNs."""
     program = compile_c("mesh", "-libverbs")
     with Fabric(logs) as fabric:
@@ -99,21 +113,4 @@ def freed_slot(logs):
                 raise Failure(f"QPN {qpn:#x} is given out a second time")
             seen.add(qpn)
             process.kill(signal.SIGKILL)
-        return f"{len(seen)} processes in slot 0, QPNs {', '.join(f'{q:#x}' for q in sorted(seen))}"
-
-
-def main() -> int:
-    """Runs all of it."""
-    suite = Suite("processes", sys.argv[1:])
-    suite.case(f"{RANKS} processes on one host, each to each", mesh, "a", None)
-    suite.case(f"{RANKS} processes on four hosts, a NIC dies", mesh, "abcd", "nic b/0 dead")
-    suite.case(f"{RANKS} processes on one host, a cable is cut", mesh, "a", "cable a/1 cut")
-    suite.case("four devices in one process, one of them opened twice", alone, "--one")
-    suite.case("more QPs than a NIC has numbers for", alone, "--wrap")
-    suite.case("no slot left", no_slot)
-    suite.case("the slot of a killed process", freed_slot)
-    return suite.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        note(f"{len(seen)} processes in slot 0, QPNs {', '.join(f'{q:#x}' for q in sorted(seen))}")
