@@ -18,8 +18,7 @@ use unbroken_failover_protocol::{
     slot_of, Action, Belief, Config, Endpoint, LogicalQp, OpenError, Opened, QuiesceError, Quiesced, Reason, SlotPath,
     SlotTable, State,
 };
-use unbroken_roce::{Messages, PeerDone};
-use unbroken_types::{Gid, Mtu, WcStatus};
+use unbroken_types::{Gid, Messages, Mtu, PeerDone, WcStatus};
 
 const RAILS: u8 = 3;
 /// Steps of one input.

@@ -84,7 +84,7 @@ fn switches(dir: &Path) -> std::io::Result<()> {
 fn outside(dir: &Path) -> std::io::Result<()> {
     use unbroken_failover_protocol::message::{Body, Hello, Probe, Refuse, RefuseReason};
     use unbroken_failover_protocol::{Endpoint, Message, SlotPath};
-    use unbroken_roce::Messages;
+    use unbroken_types::{Messages};
     std::fs::create_dir_all(dir)?;
     let end = |n: u32| Endpoint { gid: Gid([n as u8; 16]), qpn: n, incarnation: n.into(), connection: 3 };
     let hello = Hello {

@@ -18,8 +18,9 @@ use crate::{
     Result, SendBatch, SendWr, Srq, SrqAttr,
 };
 use std::sync::Arc;
-use unbroken_roce::Progress;
-use unbroken_types::{Access, Gid, PathAttr, PdHandle, QpCaps, QpState, QpType, WcStatus};
+use unbroken_types::{
+    Access, Gid, PathAttr, PdHandle, Progress, QpCaps, QpState, QpType, WcStatus,
+};
 
 /// Keys of a registered region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,7 +113,7 @@ pub trait MemoryDomain: Send + Sync {
     /// key any more.
     fn update_entry(&self, key: u32, index: u32, entry: &IndirectEntry) -> Result<()>;
     /// Makes a memory window, not bound yet, and gives the key that it has. It is bound by a WR
-    /// ([`unbroken_roce::MwBind`]).
+    /// ([`unbroken_types::MwBind`]).
     fn alloc_window(&self, pd: PdHandle, kind: WindowType) -> Result<u32>;
     /// Ends a window, bound or not, whatever its key is by now.
     fn dealloc_window(&self, rkey: u32) -> Result<()>;

@@ -1,8 +1,7 @@
 //! Errors of verbs: an errno for C callers and a sentence for people.
 
 use std::borrow::Cow;
-use unbroken_roce::PostError;
-use unbroken_types::PathError;
+use unbroken_types::{PathError, PostError};
 
 /// A verb failed. `errno` is what the C caller gets; the text names what was wrong and what would
 /// be right.

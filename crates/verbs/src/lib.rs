@@ -45,7 +45,7 @@ pub use keys::{KeyRow, KeyWaiter, RemoteKeys, Translation};
 pub use owner::Owner;
 pub use shared::SharedWords;
 pub use srq::{Feeder, LimitHook, Srq, SrqAttr};
-pub use unbroken_roce::{Backlog, MwBind, PostError, RcModify, RecvWr, SendBatch, SendWr, UdDest};
+pub use unbroken_types::{Backlog, MwBind, PostError, RcModify, RecvWr, SendBatch, SendWr, UdDest};
 
 /// Result of a verb.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -22,8 +22,7 @@
 use crate::{DeviceAttr, Error, Owner, Result};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use unbroken_roce::{PostError, RecvRing, RecvWr, SharedReceives};
-use unbroken_types::PdHandle;
+use unbroken_types::{PdHandle, PostError, RecvRing, RecvWr, SharedReceives};
 
 /// Sizes of a shared receive queue, and its limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

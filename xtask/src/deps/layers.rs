@@ -31,12 +31,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("unbroken-collective", "unbroken", "collectives are an application of the Rust API"),
     ("unbroken-sdr", "unbroken", "SDR is an application of the Rust API"),
     ("unbroken-cli", "unbroken-testkit", "the demo watches real programs as the benches do"),
-    // To be cut: the vocabulary of work requests lies in roce, and shift makes its NICs itself.
-    ("unbroken-verbs", "unbroken-roce", "SendWr and its kin"),
-    ("unbroken-journal", "unbroken-roce", "SendWr and its kin"),
-    ("unbroken-resumable", "unbroken-roce", "SendWr and its kin"),
-    ("unbroken-failover-protocol", "unbroken-roce", "SendWr and its kin"),
-    ("unbroken-shift", "unbroken-roce", "SendWr and its kin"),
+    // To be cut: shift makes its NICs itself.
     ("unbroken-shift", "unbroken-softnic", "construction of NICs"),
 ];
 /// What a pure crate may use from outside: small crates without I/O.

@@ -133,8 +133,7 @@ mod tests {
         let strlen = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"strlen".as_ptr()) };
         assert!(!strlen.is_null());
         // SAFETY: as above.
-        assert!(
-            unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"no_such_function_here".as_ptr()) }.is_null()
-        );
+        let none = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"no_such_function_here".as_ptr()) };
+        assert!(none.is_null());
     }
 }

@@ -118,9 +118,11 @@ unsafe extern "C" fn lead(path: *const c_char) -> *const c_char {
     }
     // SAFETY: as above, and not NULL.
     guard((), || unsafe { cm::looked_at(path) });
-    // SAFETY: as above.
     guard(path, || {
-        sysfs::root().map_or(path, |root| LED.with(|led| unsafe { join(led.get(), root, path) }))
+        sysfs::root().map_or(path, |root| {
+            // SAFETY: as above.
+            LED.with(|led| unsafe { join(led.get(), root, path) })
+        })
     })
 }
 

@@ -6,8 +6,7 @@
 
 use std::hint::black_box;
 use unbroken_journal::{Config, Journal, Mutation, Posted};
-use unbroken_roce::{Completions, SendWr};
-use unbroken_types::{QpCaps, SendFlags, SendOpcode, Sge, Wc};
+use unbroken_types::{Completions, QpCaps, SendFlags, SendOpcode, SendWr, Sge, Wc};
 
 struct Last(Wc);
 

@@ -12,8 +12,7 @@
 use crate::journal::{Journal, Mutation};
 use crate::phase::Phase;
 use crate::slot::{distance, Queue, Slot};
-use unbroken_roce::Completions;
-use unbroken_types::{Wc, WcOpcode, WcStatus};
+use unbroken_types::{Completions, Wc, WcOpcode, WcStatus};
 
 /// Whether an error is the network's or the device's. A flush has its reason elsewhere.
 fn is_foreign(wc: &Wc) -> Option<WcStatus> {

@@ -26,10 +26,10 @@ use crate::phase::{Hindrances, Phase};
 use crate::sends::Sends;
 use crate::slot::{Queue, Slot};
 use crate::stop::State;
-use unbroken_roce::{
-    Backlog, Completions, Messages, PostError, Progress, RecvRing, RecvWr, SendBatch, SendWr,
+use unbroken_types::{
+    Backlog, Completions, Messages, PostError, Progress, QpCaps, QpState, RecvRing, RecvWr,
+    SendBatch, SendFlags, SendWr, Wc, WcStatus,
 };
-use unbroken_types::{QpCaps, QpState, SendFlags, Wc, WcStatus};
 
 /// A rule to leave out: for tests of the tests alone.
 #[doc(hidden)]

@@ -6,7 +6,7 @@
 //! each under a number of the journal's own ([`Slot`]). Completions come back under these numbers,
 //! and leave as the application's: in order, once, unsignalled sends without one. When the network
 //! fails the QP, the provider flushes everything; the journal lets nothing of that through, and the
-//! owner takes what is outstanding to another QP as a [`Backlog`](unbroken_roce::Backlog), as it
+//! owner takes what is outstanding to another QP as a [`Backlog`](unbroken_types::Backlog), as it
 //! would from a QP that can hold its work by itself.
 //!
 //! It is a state machine without I/O: the owner posts, polls, and tells it what came of that.

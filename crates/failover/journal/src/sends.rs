@@ -5,11 +5,10 @@
 //! the operands of an atomic) lies beside the ring, where there is room from the first that needs
 //! it.
 
-use unbroken_roce::{
-    check_send, Completions, Outstanding, PostError, SendBatch, SendEntry, SendWr,
-    MAX_MESSAGE_BYTES,
+use unbroken_types::{
+    check_send, Completions, Outstanding, PostError, QpCaps, SendBatch, SendEntry, SendFlags,
+    SendOpcode, SendWr, Sge, Wc, WcStatus, MAX_MESSAGE_BYTES,
 };
-use unbroken_types::{QpCaps, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 
 /// A send.
 #[derive(Clone, Copy)]

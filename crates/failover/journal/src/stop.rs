@@ -12,8 +12,7 @@
 use crate::journal::{Journal, Mutation};
 use crate::phase::{Hindrances, Phase};
 use crate::slot::Queue;
-use unbroken_roce::{Backlog, Completions, Messages};
-use unbroken_types::WcStatus;
+use unbroken_types::{Backlog, Completions, Messages, WcStatus};
 
 /// What is to be done next to stop a QP.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -137,7 +136,7 @@ impl Journal {
         let mut backlog =
             Backlog { sends: self.sends.entries(), recvs: self.recvs.entries(), ..self.counts() };
         if self.config.mutation == Mutation::UnsignaledLost {
-            let signaled = |e: &unbroken_roce::SendEntry| {
+            let signaled = |e: &unbroken_types::SendEntry| {
                 e.flags.contains(unbroken_types::SendFlags::SIGNALED)
             };
             backlog.sends.retain(signaled);

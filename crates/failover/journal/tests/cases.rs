@@ -1,10 +1,10 @@
 //! Single cases that the random worlds of `world.rs` do not come to, or do not name.
 
 use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot, Step};
-use unbroken_roce::{
-    Backlog, Completions, Messages, PostError, RecvEntry, RecvWr, SendBatch, SendEntry, SendWr,
+use unbroken_types::{
+    Backlog, Completions, Messages, PostError, QpCaps, QpState, RecvEntry, RecvWr, SendBatch,
+    SendEntry, SendFlags, SendOpcode, SendWr, Sge, Wc, WcStatus,
 };
-use unbroken_types::{QpCaps, QpState, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 
 const CAPS: QpCaps =
     QpCaps { max_send_wr: 4, max_recv_wr: 2, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 8 };

@@ -7,8 +7,10 @@
 
 use std::collections::VecDeque;
 use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot, Step};
-use unbroken_roce::{Completions, Messages, PeerDone, PostError, RecvWr, SendBatch, SendWr};
-use unbroken_types::{QpCaps, SendFlags, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_types::{
+    Completions, Messages, PeerDone, PostError, QpCaps, RecvWr, SendBatch, SendFlags, SendOpcode,
+    SendWr, Sge, Wc, WcStatus,
+};
 
 const CAPS: QpCaps = QpCaps {
     max_send_wr: 9,
@@ -485,7 +487,7 @@ impl World {
         }
     }
 
-    fn begin_life(&mut self, mut backlog: unbroken_roce::Backlog) -> Outcome {
+    fn begin_life(&mut self, mut backlog: unbroken_types::Backlog) -> Outcome {
         self.completed += backlog.completed;
         self.consumed += backlog.executed.receives;
         ensure!(!backlog.exact, "a plain device does not count exactly");
@@ -520,7 +522,7 @@ impl World {
         self.journal = World::journal(self.plan);
         let mut out = Out::default();
         let refused = |e| format!("adopt: {e}");
-        let recvs = unbroken_roce::Backlog {
+        let recvs = unbroken_types::Backlog {
             recvs: std::mem::take(&mut backlog.recvs),
             ..Default::default()
         };

@@ -1,8 +1,7 @@
 //! What a logical QP asks of its shell, and what the shell answers.
 
 use crate::message::Message;
-use unbroken_roce::{Messages, PeerDone};
-use unbroken_types::{Mtu, WcStatus};
+use unbroken_types::{Messages, Mtu, PeerDone, WcStatus};
 
 /// Something for the shell to do. Fetched with [`crate::LogicalQp::poll_action`], in order, after
 /// each call of a handler.

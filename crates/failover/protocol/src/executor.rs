@@ -37,8 +37,7 @@ use crate::silence::{Look, Silence};
 use crate::slots::{slot_of, Belief, SlotPath};
 use fence::{Fence, FENCE_LOOK_US};
 use held::Held;
-use unbroken_roce::{Progress, RcModify, Replay};
-use unbroken_types::{QpState, WcStatus};
+use unbroken_types::{Progress, QpState, RcModify, Replay, WcStatus};
 
 mod behaviour;
 mod fence;

@@ -27,8 +27,7 @@
 pub use crate::keys::{KeyName, Keys, MAX_KEY_NICS};
 use crate::slots::{slot_of, SlotPath};
 use thiserror::Error;
-use unbroken_roce::Messages;
-use unbroken_types::{Gid, Mtu, NicKey, MAX_QPN, PSN_MASK};
+use unbroken_types::{Gid, Messages, Mtu, NicKey, MAX_QPN, PSN_MASK};
 
 /// The version of the format.
 pub const VERSION: u8 = 4;

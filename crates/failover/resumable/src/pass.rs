@@ -6,8 +6,7 @@ use crate::device::{Opened, PdUse};
 use crate::lock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use unbroken_roce::Progress;
-use unbroken_types::{QpState, Sge, Wc, WcStatus};
+use unbroken_types::{Progress, QpState, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, DeviceQp, Error, HoldingQp, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result,
     SendBatch, SendWr,

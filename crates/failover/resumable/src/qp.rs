@@ -18,8 +18,7 @@ use crate::tap::Notes;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot};
-use unbroken_roce::{Completions, Progress};
-use unbroken_types::{QpCaps, QpState, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_types::{Completions, Progress, QpCaps, QpState, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, Cq, DeviceEvent, DeviceQp, Error, HoldingQp, KeyWaiter, PostError, QpEvent, QpInit,
     QpModify, QpSnapshot, RcModify, RecvWr, RemoteNic, Result, SendBatch, SendWr, Translation,

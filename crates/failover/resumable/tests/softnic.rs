@@ -5,11 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use unbroken_fabric::{now_us, Fabric, Fault, Runtime};
 use unbroken_resumable::{Holding, LogicalMemory, Tap};
-use unbroken_roce::{Messages, PeerDone};
 use unbroken_softnic::{Config, Nic, SoftNics};
 use unbroken_types::{
-    Access, Gid, Mtu, PathAttr, PdHandle, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc,
-    WcStatus,
+    Access, Gid, Messages, Mtu, PathAttr, PdHandle, PeerDone, QpCaps, QpState, QpType, SendFlags,
+    SendOpcode, Sge, Wc, WcStatus,
 };
 use unbroken_verbs::{
     Backlog, Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceEvent, DeviceQp, Error,

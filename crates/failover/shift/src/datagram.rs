@@ -18,9 +18,10 @@ use crate::qp::{merge, Gate, Qp};
 use crate::worker::Job;
 use unbroken_directory::MovedQp;
 use unbroken_failover_protocol::Reason;
-use unbroken_roce::{check_datagram, check_send, RecvEntry, SendEntry, UdModify};
 use unbroken_runtime::{now_us, QpStatus, Switch, SwitchKind, What};
-use unbroken_types::{Gid, Mtu, QpState, WcStatus};
+use unbroken_types::{
+    check_datagram, check_send, Gid, Mtu, QpState, RecvEntry, SendEntry, UdModify, WcStatus,
+};
 use unbroken_verbs::{
     Backlog, Error, PortState, PostError, QpInit, QpModify, RcModify, RecvWr, Result, SendBatch,
 };

@@ -17,9 +17,8 @@ use unbroken_failover_protocol::{
     Asks, Belief, Config, Ended, Endpoint, Executor, FailCause, LogicalQp, Message, OpenError,
     Opened, PeerWord, QuiesceError, Reason, Shell, SlotPath, SlotTable, StepError, Way,
 };
-use unbroken_roce::{Progress, Sends};
 use unbroken_runtime::{now_us, Switch, SwitchKind, What};
-use unbroken_types::{Gid, QpState, WcStatus, PSN_MASK};
+use unbroken_types::{Gid, Progress, QpState, Sends, WcStatus, PSN_MASK};
 use unbroken_verbs::{
     Backlog, Error, HoldingQp, QpModify, RcModify, RecvWr, RemoteNic, Result, SendBatch,
 };

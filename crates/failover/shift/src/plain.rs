@@ -2,8 +2,7 @@
 //! along, so nothing protects it.
 
 use std::sync::Arc;
-use unbroken_roce::Progress;
-use unbroken_types::{QpState, WcStatus};
+use unbroken_types::{Progress, QpState, WcStatus};
 use unbroken_verbs::{
     Backlog, DeviceQp, Error, HoldingQp, QpModify, QpSnapshot, RcModify, RecvWr, Result, SendBatch,
     SendWr,

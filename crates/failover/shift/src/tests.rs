@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use unbroken_failover_protocol::message::{Body, Hello, Probe, Refuse, RefuseReason};
 use unbroken_failover_protocol::seal::Key;
 use unbroken_failover_protocol::{Endpoint, Message, SlotPath, SlotTable};
-use unbroken_roce::{Messages, Progress};
 use unbroken_types::{
-    Access, Gid, Mtu, PathAttr, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus,
+    Access, Gid, Messages, Mtu, PathAttr, Progress, QpCaps, QpState, QpType, SendFlags, SendOpcode,
+    Sge, Wc, WcStatus,
 };
 use unbroken_verbs::{
     Backlog, Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent,

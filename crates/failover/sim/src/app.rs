@@ -19,8 +19,7 @@ mod errors;
 use crate::memory::{first_word, Area, HostMemory, KEY};
 use crate::own::Mistake;
 use crate::plan::{Msg, Plan};
-use unbroken_roce::SendWr;
-use unbroken_types::{SendFlags, SendOpcode, Sge, Wc, WcFlags, WcOpcode, WcStatus};
+use unbroken_types::{SendFlags, SendOpcode, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 
 /// Immediate data of a message.
 fn imm_of(index: usize) -> u32 {

@@ -8,8 +8,8 @@ use unbroken_failover_protocol::health::{Answer, Verdict};
 use unbroken_failover_protocol::message::{Body, Probe, RefuseReason};
 use unbroken_failover_protocol::silence::{judge, ASK_AFTER_US};
 use unbroken_failover_protocol::{Message, Reason, Shell, SlotPath, State};
-use unbroken_roce::{RcEvent, RecvWr};
-use unbroken_types::{QpState, WcOpcode, PSN_MASK};
+use unbroken_roce::RcEvent;
+use unbroken_types::{QpState, RecvWr, WcOpcode, PSN_MASK};
 use unbroken_wire::Packet;
 
 /// A life has wrapped around when it began with one of the last so many PSNs and has come to one of

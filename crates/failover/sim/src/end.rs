@@ -5,8 +5,8 @@ use crate::phys::Phys;
 use crate::srq::SharedQueue;
 use std::sync::Arc;
 use unbroken_failover_protocol::{Executor, LogicalQp};
-use unbroken_roce::{Completions, PacketSink, Payload, RcModify, SinkError};
-use unbroken_types::{Access, Mtu, QpCaps, QpState, Wc};
+use unbroken_roce::{PacketSink, Payload, SinkError};
+use unbroken_types::{Access, Completions, Mtu, QpCaps, QpState, RcModify, Wc};
 
 /// Entries of a send queue.
 pub const SQ_DEPTH: usize = 12;

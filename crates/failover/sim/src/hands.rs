@@ -8,8 +8,7 @@ use unbroken_failover_protocol::{
     Asks, Belief, Ended, Executor, FailCause, LogicalQp, Message, OpenError, Opened, PeerWord,
     QuiesceError, Reason, Shell, SlotPath, StepError, Switch,
 };
-use unbroken_roce::{Backlog, Progress, RcModify};
-use unbroken_types::{QpState, Wc, WcStatus};
+use unbroken_types::{Backlog, Progress, QpState, RcModify, Wc, WcStatus};
 
 /// The world, as one end of one logical QP sees it.
 pub(crate) struct Hands<'a> {

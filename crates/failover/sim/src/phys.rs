@@ -12,11 +12,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use unbroken_failover_protocol::QuiesceError;
 use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot, Step};
-use unbroken_roce::{
-    Backlog, Completions, Memory, ModifyError, PacketSink, PostError, Progress, RcConfig, RcEvent,
-    RcModify, RcQp, RecvEntry, RecvWr, SendEntry, SendWr, SharedReceives,
+use unbroken_roce::{Memory, PacketSink, RcConfig, RcEvent, RcQp};
+use unbroken_types::{
+    Access, Backlog, Completions, ModifyError, PdHandle, PostError, Progress, QpCaps, QpState,
+    RcModify, RecvEntry, RecvWr, SendEntry, SendFlags, SendOpcode, SendWr, Sge, SharedReceives, Wc,
+    WcStatus,
 };
-use unbroken_types::{Access, PdHandle, QpCaps, QpState, SendFlags, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_wire::Packet;
 
 /// How a physical QP is made.

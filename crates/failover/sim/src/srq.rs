@@ -3,8 +3,7 @@
 
 use crate::memory::PD;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use unbroken_roce::{RecvRing, RecvWr, SharedReceives};
-use unbroken_types::PdHandle;
+use unbroken_types::{PdHandle, RecvRing, RecvWr, SharedReceives};
 
 struct State {
     ring: RecvRing,

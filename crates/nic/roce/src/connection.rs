@@ -1,7 +1,6 @@
 //! What both halves of a QP share: attributes, headers, and how WCs are made.
 
-use crate::attr::RcModify;
-use unbroken_types::{Access, Mtu, PdHandle, Wc, WcFlags, WcOpcode, WcStatus};
+use unbroken_types::{Access, Mtu, PdHandle, RcModify, Wc, WcFlags, WcOpcode, WcStatus};
 use unbroken_wire::{pad_of, Bth, Ext, HeaderBuf, Op, Opcode, Transport, DEFAULT_PKEY};
 
 /// What the sending and the receiving half of an RC or UC QP both look at.

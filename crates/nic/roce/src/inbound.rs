@@ -6,10 +6,9 @@
 //! refused has changed nothing but the bytes of its own message.
 
 use crate::connection::Connection;
-use crate::io::{Completions, Memory};
+use crate::io::Memory;
 use crate::rq::RecvQueue;
-use crate::wr::MAX_MESSAGE_BYTES;
-use unbroken_types::{Access, WcFlags, WcOpcode};
+use unbroken_types::{Access, Completions, WcFlags, WcOpcode, MAX_MESSAGE_BYTES};
 use unbroken_wire::{Ext, Op, Packet, Reth};
 
 /// The message that the next packet belongs to.

@@ -1,8 +1,7 @@
-//! What a QP needs of the world: memory, a place for completions, a place for packets.
+//! What a QP needs of its device: memory, and a place for packets.
 
-use crate::wr::{KeyChange, RecvWr, UdDest};
 use thiserror::Error;
-use unbroken_types::{Access, PdHandle, Sge, Wc};
+use unbroken_types::{Access, KeyChange, PdHandle, Sge, UdDest};
 
 /// Why memory was not touched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -103,26 +102,6 @@ pub trait Memory {
     fn invalidate(&self, _pd: PdHandle, _key: u32) -> Result<(), MemError> {
         Err(MemError::NoSuchKey)
     }
-}
-
-/// Receives that several QPs share (SRQ). All methods may be called by several QPs at a time.
-pub trait SharedReceives: Send + Sync {
-    /// Hands the oldest receive over and forgets it; false if there is none.
-    fn take(&self, to: &mut dyn FnMut(&RecvWr<'_>)) -> bool;
-    /// Puts one that was taken, and into which nothing was received, back in front.
-    fn give_back(&self, wr: &RecvWr<'_>);
-    /// Scatter/gather entries of a receive, at most.
-    fn max_sge(&self) -> u32;
-    /// The protection domain that the receives' keys are of.
-    fn pd(&self) -> PdHandle;
-}
-
-/// Where completions go.
-pub trait Completions {
-    /// A send WR completed.
-    fn send(&mut self, wc: Wc);
-    /// A receive WR completed; `solicited` if the sender asked for an event.
-    fn recv(&mut self, wc: Wc, solicited: bool);
 }
 
 /// The payload of a packet to be sent, still where it lies. The protection domain is the QP's.

@@ -23,8 +23,7 @@
 //! alternate paths; `backlog` what moves from QP to QP.
 #![forbid(unsafe_code)]
 
-mod attr;
-mod backlog;
+mod config;
 mod connection;
 mod early;
 mod encoding;
@@ -42,20 +41,14 @@ mod sq;
 mod uc;
 mod ud;
 mod window;
-mod wr;
 
-pub use attr::{ModifyError, RcConfig, RcModify, MAX_RD_ATOMIC};
-pub use backlog::{Backlog, Messages, PeerDone, Progress, RecvEntry, Replay, SendEntry, Sends};
-pub use io::{
-    AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SharedReceives, SinkError, UdSink,
-};
+pub use config::RcConfig;
+pub use io::{AtomicOp, MemError, Memory, PacketSink, Payload, SinkError, UdSink};
 pub use migration::Via;
 pub use rc::RcQp;
 pub use requester::RoundTrip;
 pub use responder::{Mutation, RcEvent};
 pub use room::{News, Room, MAX_BLOCK_COST};
-pub use rq::RecvRing;
-pub use sq::{check_send, Outstanding, SendRing};
+pub use sq::SendRing;
 pub use uc::{UcConfig, UcQp};
-pub use ud::{check_datagram, UdConfig, UdModify, UdQp, UdRoute, GRH_BYTES};
-pub use wr::{KeyChange, MwBind, PostError, RecvWr, SendBatch, SendWr, UdDest, MAX_MESSAGE_BYTES};
+pub use ud::{UdConfig, UdQp, UdRoute};

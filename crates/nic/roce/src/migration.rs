@@ -35,9 +35,8 @@
 //! its state, answers by one of its own, since an end that is armed already would not know that it
 //! is waited for. A peer that is no softnic does neither; it says its bit with the next traffic.
 
-use crate::attr::{ModifyError, RcModify};
 use crate::responder::RcEvent;
-use unbroken_types::PathMigState;
+use unbroken_types::{ModifyError, PathMigState, RcModify};
 
 /// No MigReq bit would be news; else bit 0 stands for one that is clear, bit 1 for one that is set.
 pub(crate) const NOTHING: u8 = 0;

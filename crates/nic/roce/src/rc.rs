@@ -8,20 +8,21 @@
 mod paths;
 mod turns;
 
-use crate::attr::{ModifyError, RcConfig, RcModify};
-use crate::backlog::{Backlog, Progress};
+use crate::config::RcConfig;
 use crate::connection::Connection;
 use crate::encoding::ack_timeout_us;
-use crate::io::{Completions, Memory, SharedReceives};
+use crate::io::Memory;
 use crate::migration::{Migration, NOTHING};
 use crate::requester::Requester;
 use crate::responder::{Mutation, RcEvent, Responder};
 use crate::room::{News, Room};
 use crate::rq::RecvQueue;
 use crate::sq::SendRing;
-use crate::wr::{PostError, RecvWr, SendBatch, SendWr};
 use std::sync::Arc;
-use unbroken_types::{QpState, QpType, WcStatus};
+use unbroken_types::{
+    Backlog, Completions, ModifyError, PostError, Progress, QpState, QpType, RcModify, RecvWr,
+    SendBatch, SendWr, SharedReceives, WcStatus,
+};
 use unbroken_wire::{Packet, Transport};
 
 /// The transport of one RC QP.

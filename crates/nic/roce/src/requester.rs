@@ -34,15 +34,14 @@ mod room;
 
 pub use room::RoundTrip;
 
-use crate::backlog::Messages;
 use crate::connection::{Connection, Flags};
 use crate::early::EARLY_PACKETS;
 use crate::encoding::{psn_add, psn_ahead, psn_diff};
-use crate::io::{Completions, PacketSink, Payload, SinkError};
+use crate::io::{PacketSink, Payload, SinkError};
 use crate::segment::Segment;
 use crate::sq::{Operands, SendRing, Wqe};
 use crate::window::Window;
-use unbroken_types::{SendFlags, SendOpcode, WcStatus};
+use unbroken_types::{Completions, Messages, SendFlags, SendOpcode, WcStatus};
 use unbroken_wire::{AtomicEth, Ext, Op, Reth};
 
 /// An acknowledgement is asked for at least once in so many packets.

@@ -23,16 +23,14 @@
 //! answered with a NAK and end the QP; the NAK is given again for every later request, since the
 //! first may be lost.
 
-use crate::backlog::Messages;
 use crate::connection::{Connection, Flags};
 use crate::early::{in_reach, Early, MAP_BYTES};
 use crate::encoding::{psn_add, psn_ahead, psn_diff, NakCode, Syndrome};
 use crate::inbound::{check_remote, Receiver, Refusal};
-use crate::io::{AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SinkError};
+use crate::io::{AtomicOp, MemError, Memory, PacketSink, Payload, SinkError};
 use crate::reads::{ReadJob, ReadQueue};
 use crate::rq::RecvQueue;
-use crate::wr::MAX_MESSAGE_BYTES;
-use unbroken_types::{Access, WcStatus, PSN_MASK};
+use unbroken_types::{Access, Completions, Messages, WcStatus, MAX_MESSAGE_BYTES, PSN_MASK};
 use unbroken_wire::{Aeth, AtomicEth, Ext, Op, Packet};
 
 /// A map of what is kept is sent for so many packets that came early, or for one that asks for an

@@ -1,14 +1,11 @@
 //! The send queue: a ring of fixed entries, made once. Scatter/gather lists and inline data lie
 //! beside it, indexed by slot.
 
-use crate::backlog::SendEntry;
 use crate::connection::send_wc;
-use crate::io::Completions;
-use crate::wr::{KeyChange, MwBind, PostError, SendBatch, SendWr, MAX_MESSAGE_BYTES};
-use unbroken_types::{Access, QpCaps, QpState, SendFlags, SendOpcode, Sge, WcStatus};
-
-/// Bytes that an atomic works on, and brings back.
-pub(crate) const ATOMIC_BYTES: u32 = 8;
+use unbroken_types::{
+    send_len, Access, Completions, KeyChange, MwBind, Outstanding, PostError, QpCaps, QpState,
+    SendBatch, SendEntry, SendFlags, SendOpcode, SendWr, Sge, WcStatus, ATOMIC_BYTES,
+};
 
 /// A WR in the queue.
 #[derive(Clone, Copy)]
@@ -75,19 +72,6 @@ pub(crate) enum Data<'a> {
     Sges(&'a [Sge]),
 }
 
-/// What an outstanding send is, without its data.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Outstanding {
-    /// The application's id.
-    pub wr_id: u64,
-    /// What it does.
-    pub opcode: SendOpcode,
-    /// It makes a WC when it completes.
-    pub signaled: bool,
-    /// The peer has executed it in an earlier life: it completes without the wire.
-    pub executed: bool,
-}
-
 /// A bounded queue of sends, made once. Entries `head..tail` are outstanding; both only grow.
 #[derive(Clone)]
 pub struct SendRing {
@@ -104,37 +88,6 @@ pub struct SendRing {
     sig_all: bool,
     pub(crate) head: u64,
     pub(crate) tail: u64,
-}
-
-/// Whether a send fits a QP of these sizes; whether its queue has room is another question.
-pub fn check_send(caps: &QpCaps, wr: &SendWr<'_>) -> Result<(), PostError> {
-    length_of(caps, wr).map(|_| ())
-}
-
-/// The bytes of a send that fits.
-#[inline]
-fn length_of(caps: &QpCaps, wr: &SendWr<'_>) -> Result<u64, PostError> {
-    let inline = wr.flags.contains(SendFlags::INLINE);
-    if inline != wr.inline_data.is_some() || inline && wr.opcode.awaits_data() {
-        return Err(PostError::Inline(wr.opcode));
-    }
-    let len = wr.len();
-    if wr.opcode.is_atomic() && len < ATOMIC_BYTES as u64 {
-        return Err(PostError::AtomicRoom(len));
-    }
-    match wr.inline_data {
-        Some(data) if data.len() > caps.max_inline_data as usize => {
-            return Err(PostError::InlineTooLong { have: data.len(), max: caps.max_inline_data })
-        }
-        None if wr.sges.len() > caps.max_send_sge as usize => {
-            return Err(PostError::TooManySges { have: wr.sges.len(), max: caps.max_send_sge })
-        }
-        _ => {}
-    }
-    if len > MAX_MESSAGE_BYTES {
-        return Err(PostError::TooLong { have: len, max: MAX_MESSAGE_BYTES });
-    }
-    Ok(len)
 }
 
 impl SendRing {
@@ -263,7 +216,7 @@ impl SendRing {
     /// The same under another number than its own.
     #[inline]
     pub fn push_as(&mut self, wr_id: u64, wr: &SendWr<'_>) -> Result<(), PostError> {
-        let len = length_of(&self.caps, wr)?;
+        let len = send_len(&self.caps, wr)?;
         if self.len() >= self.caps.max_send_wr {
             return Err(PostError::QueueFull(self.len()));
         }

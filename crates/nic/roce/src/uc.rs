@@ -14,16 +14,17 @@
 //! A send whose memory cannot be read takes the QP to SQE, a receive whose memory cannot be written
 //! takes it to ERR.
 
-use crate::attr::{ModifyError, RcModify};
 use crate::connection::{Connection, Flags};
 use crate::inbound::{Receiver, Refusal};
-use crate::io::{Completions, Memory, PacketSink, SharedReceives, SinkError};
+use crate::io::{Memory, PacketSink, SinkError};
 use crate::rq::RecvQueue;
 use crate::segment::Segment;
 use crate::sq::SendRing;
-use crate::wr::{PostError, RecvWr, SendBatch, SendWr};
 use std::sync::Arc;
-use unbroken_types::{PdHandle, QpCaps, QpState, QpType, SendFlags, WcStatus, PSN_MASK};
+use unbroken_types::{
+    Completions, ModifyError, PdHandle, PostError, QpCaps, QpState, QpType, RcModify, RecvWr,
+    SendBatch, SendFlags, SendWr, SharedReceives, WcStatus, PSN_MASK,
+};
 use unbroken_wire::{Op, Packet, Transport};
 
 /// How a UC QP is made.

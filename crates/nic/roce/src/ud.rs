@@ -11,24 +11,20 @@
 //! it; another takes them over ([`UdQp::quiesce`], [`UdQp::adopt`]). What has been handed to the
 //! sink is gone, as ever.
 
-use crate::attr::ModifyError;
-use crate::backlog::Backlog;
 use crate::inbound::Refusal;
-use crate::io::{Completions, Memory, Payload, SharedReceives, SinkError, UdSink};
+use crate::io::{Memory, Payload, SinkError, UdSink};
 use crate::rq::RecvQueue;
 use crate::sq::{Data, SendRing};
-use crate::wr::{PostError, RecvWr, SendBatch, SendWr, UdDest};
 use std::sync::Arc;
 use unbroken_types::{
-    Gid, Mtu, PdHandle, QpCaps, QpState, SendFlags, SendOpcode, WcFlags, WcOpcode, WcStatus,
-    MAX_QPN, PSN_MASK,
+    check_datagram, Backlog, Completions, Gid, ModifyError, Mtu, PdHandle, PostError, QpCaps,
+    QpState, RecvWr, SendBatch, SendFlags, SendOpcode, SendWr, SharedReceives, UdDest, UdModify,
+    WcFlags, WcOpcode, WcStatus, GRH_BYTES, PSN_MASK,
 };
 use unbroken_wire::{
     pad_of, Bth, Deth, Ext, HeaderBuf, Op, Opcode, Packet, Transport, DEFAULT_PKEY,
 };
 
-/// Bytes in front of each datagram in the receive buffer.
-pub const GRH_BYTES: usize = 40;
 /// The service level of a received IPv4 datagram. RoCEv2 has no SL, and mlx5 tells the kind of
 /// packet there: UCX relies on it to know where in the GRH the addresses are, and drops what does
 /// not say so.
@@ -69,53 +65,6 @@ pub struct UdRoute {
     pub dst: Gid,
     /// The sender's LID with link layer InfiniBand, else 0.
     pub slid: u16,
-}
-
-/// A change of a UD QP; `None` leaves an attribute as it is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct UdModify {
-    /// The new state.
-    pub state: Option<QpState>,
-    /// The key that datagrams must carry (needed for INIT).
-    pub qkey: Option<u32>,
-    /// First PSN of our packets (needed for RTS).
-    pub sq_psn: Option<u32>,
-}
-
-impl UdModify {
-    /// Whether a QP in state `from` can be changed so; gives its next state.
-    pub fn validate(&self, from: QpState) -> Result<QpState, ModifyError> {
-        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
-        let to = self.state.unwrap_or(from);
-        match (from, to) {
-            (_, Reset | Err) | (Init, Init | Rtr) | (Rts | Sqd | Sqe, Rts) | (Rts | Sqd, Sqd) => {}
-            (Reset, Init) if self.qkey.is_none() => {
-                return Result::Err(ModifyError::Missing { name: "qkey", from, to })
-            }
-            (Rtr, Rts) if self.sq_psn.is_none() => {
-                return Result::Err(ModifyError::Missing { name: "sq_psn", from, to })
-            }
-            (Reset, Init) | (Rtr, Rts) => {}
-            _ => return Result::Err(ModifyError::Transition { from, to }),
-        }
-        if self.sq_psn.is_some() && (from, to) != (Rtr, Rts) {
-            return Result::Err(ModifyError::NotAllowed { name: "sq_psn", from, to });
-        }
-        Ok(to)
-    }
-}
-
-/// Whether a send is a datagram, and fits a port of that MTU. Gives to whom it goes.
-pub fn check_datagram(mtu: Mtu, wr: &SendWr<'_>) -> Result<UdDest, PostError> {
-    if !matches!(wr.opcode, SendOpcode::Send | SendOpcode::SendImm) {
-        return Err(PostError::Unsupported(wr.opcode));
-    }
-    let dest = wr.ud.filter(|dest| dest.qpn <= MAX_QPN).ok_or(PostError::NoDestination)?;
-    let max = mtu.bytes() as u64;
-    if wr.len() > max {
-        return Err(PostError::TooLong { have: wr.len(), max });
-    }
-    Ok(dest)
 }
 
 /// The transport of one UD QP.

@@ -2,7 +2,6 @@
 
 use crate::common::*;
 use proptest::prelude::*;
-use unbroken_roce::*;
 use unbroken_types::*;
 use unbroken_wire::{Opcode, Packet};
 

@@ -2,7 +2,6 @@
 
 use crate::common::rc::*;
 use crate::common::*;
-use unbroken_roce::*;
 use unbroken_types::*;
 use unbroken_wire::{Aeth, Bth, Ext, HeaderBuf, Op as WireOp, Opcode, Packet, Reth};
 

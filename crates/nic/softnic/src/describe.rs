@@ -7,8 +7,7 @@ use crate::nic::{MAX_INLINE, MAX_QP_WR, MAX_SGE, MAX_SRQS, MAX_SRQ_WR};
 use crate::plain;
 use std::net::IpAddr;
 use unbroken_fabric::{DeviceKind, SM_LID};
-use unbroken_roce::{MAX_MESSAGE_BYTES, MAX_RD_ATOMIC};
-use unbroken_types::{LinkLayer, Mtu};
+use unbroken_types::{LinkLayer, Mtu, MAX_MESSAGE_BYTES, MAX_RD_ATOMIC};
 use unbroken_verbs::{Capabilities, DeviceAttr, PortAttr, PortState};
 
 /// What a NIC can do beyond plain verbs.

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 /// QPs of one block.
 const BLOCK: usize = 256;
 
-/// [`unbroken_roce::Progress::advanced`] of each QP as of its last turn.
+/// [`unbroken_types::Progress::advanced`] of each QP as of its last turn.
 pub(crate) struct Pulses(Box<[OnceLock<Box<[AtomicU64]>>]>);
 
 impl Pulses {

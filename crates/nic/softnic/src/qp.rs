@@ -6,8 +6,7 @@ use crate::nic::Inner;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 use unbroken_fabric::now_us;
-use unbroken_roce::Progress;
-use unbroken_types::{QpState, WcStatus};
+use unbroken_types::{Progress, QpState, WcStatus};
 use unbroken_verbs::{
     Backlog, Cq, DeviceQp, Driver, Error, HoldingQp, MemoryDomain, QpInit, QpModify, QpSnapshot,
     RecvWr, Result, SendBatch, SendWr,

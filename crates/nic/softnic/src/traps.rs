@@ -509,11 +509,10 @@ mod tests {
                 } else {
                     unbroken_copy
                 };
+                let (target, source_at) = (to[16..].as_mut_ptr(), source[from..].as_ptr());
                 // SAFETY: both vectors have as many bytes.
-                assert_eq!(
-                    unsafe { function(to[16..].as_mut_ptr(), source[from..].as_ptr(), len) },
-                    0
-                );
+                let left = unsafe { function(target, source_at, len) };
+                assert_eq!(left, 0);
                 assert_eq!(to[16..16 + len], source[from..from + len], "{len} bytes");
                 assert!(to[..16].iter().chain(&to[16 + len..]).all(|b| *b == 0xee), "{len} bytes");
             }

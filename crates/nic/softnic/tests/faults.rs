@@ -6,8 +6,7 @@ use common::*;
 use std::net::UdpSocket;
 use std::sync::Arc;
 use std::time::Instant;
-use unbroken_roce::{PeerDone, SendEntry};
-use unbroken_types::{PathAttr, QpState, SendOpcode, WcStatus};
+use unbroken_types::{PathAttr, PeerDone, QpState, SendEntry, SendOpcode, WcStatus};
 use unbroken_verbs::{Device, DeviceEvent, DeviceQp, QpModify, RcModify};
 use unbroken_wire::ROCE_PORT;
 

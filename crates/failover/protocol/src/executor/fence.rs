@@ -3,7 +3,7 @@
 
 use super::{Executor, Shell, StepError};
 use crate::qp::State;
-use unbroken_roce::Progress;
+use unbroken_types::Progress;
 
 /// How often it is looked whether a fence is drained: first, and at most (it doubles).
 pub(super) const FENCE_LOOK_US: u64 = 50;

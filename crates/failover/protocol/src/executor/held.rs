@@ -2,8 +2,9 @@
 
 use super::{Executor, Shell};
 use crate::qp::State;
-use unbroken_roce::{check_send, Backlog, PostError, RecvEntry, RecvWr, SendBatch, SendEntry};
-use unbroken_types::QpCaps;
+use unbroken_types::{
+    check_send, Backlog, PostError, QpCaps, RecvEntry, RecvWr, SendBatch, SendEntry,
+};
 
 /// Work that no physical QP holds.
 #[derive(Clone, Debug, Default)]

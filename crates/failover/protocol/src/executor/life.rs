@@ -7,8 +7,7 @@ use crate::action::{OpenError, QuiesceError, Quiesced, Reason};
 use crate::config::Mutation;
 use crate::silence::Silence;
 use crate::slots::Belief;
-use unbroken_roce::{Backlog, RcModify};
-use unbroken_types::{QpState, WcStatus};
+use unbroken_types::{Backlog, QpState, RcModify, WcStatus};
 
 /// A physical QP that takes its time to stop is asked so often: first, and at most (it doubles).
 const STOP_LOOK_US: u64 = 50;

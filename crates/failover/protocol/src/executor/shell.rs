@@ -4,8 +4,7 @@ use crate::action::{FailCause, OpenError, Opened, QuiesceError, Switched};
 use crate::message::Message;
 use crate::qp::LogicalQp;
 use crate::slots::{Belief, SlotPath};
-use unbroken_roce::{Backlog, Progress, RcModify, Replay};
-use unbroken_types::WcStatus;
+use unbroken_types::{Backlog, Progress, RcModify, Replay, WcStatus};
 
 /// A step on a physical QP was refused: its NIC has just died, too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

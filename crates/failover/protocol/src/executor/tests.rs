@@ -5,8 +5,10 @@ use crate::action::{FailCause, OpenError, Opened, QuiesceError};
 use crate::config::Config;
 use crate::message::{Endpoint, Hello, Planned, Refuse};
 use crate::slots::SlotTable;
-use unbroken_roce::{Backlog, Messages, PostError, RecvEntry, RecvWr, SendEntry, SendWr};
-use unbroken_types::{Gid, Mtu, QpCaps, SendFlags, SendOpcode};
+use unbroken_types::{
+    Backlog, Gid, Messages, Mtu, PostError, QpCaps, RecvEntry, RecvWr, SendEntry, SendFlags,
+    SendOpcode, SendWr,
+};
 
 mod home;
 mod report;

@@ -60,8 +60,7 @@ use crate::message::{Endpoint, Hello, RefuseReason};
 use crate::slots::{Belief, SlotPath, SlotTable, SLOTS};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use unbroken_roce::Messages;
-use unbroken_types::{Mtu, WcStatus};
+use unbroken_types::{Messages, Mtu, WcStatus};
 
 /// Sends that may wait to be fetched; more are dropped, as the network may drop them. Other actions
 /// are few: each needs an answer before the next.

@@ -7,8 +7,7 @@ use crate::action::{
 use crate::config::Mutation;
 use crate::message::{Hello, RefuseReason};
 use crate::slots::{slot_of, Belief};
-use unbroken_roce::{Messages, PeerDone};
-use unbroken_types::WcStatus;
+use unbroken_types::{Messages, PeerDone, WcStatus};
 
 /// Fresh lives of a wedged QP on the same path, while nothing moves.
 const STAYS: u32 = 2;

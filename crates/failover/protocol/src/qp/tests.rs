@@ -7,7 +7,7 @@ use super::*;
 use crate::action::{Action, FailCause};
 use crate::message::{Body, Message};
 use crate::slots::slot_of;
-use unbroken_roce::PeerDone;
+use unbroken_types::PeerDone;
 
 fn endpoint(n: u8) -> Endpoint {
     Endpoint {

@@ -8,8 +8,10 @@ use unbroken_failover_protocol::{
     Asks, Belief, Ended, FailCause, LogicalQp, Message, OpenError, Opened, PeerWord, QuiesceError,
     Shell, SlotPath, StepError, Switch,
 };
-use unbroken_roce::{Backlog, Messages, Progress, RcModify, RecvEntry, SendEntry, SendWr};
-use unbroken_types::{Mtu, QpState, SendFlags, Sge, WcStatus};
+use unbroken_types::{
+    Backlog, Messages, Mtu, Progress, QpState, RcModify, RecvEntry, SendEntry, SendFlags, SendWr,
+    Sge, WcStatus,
+};
 
 /// A send in the queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]

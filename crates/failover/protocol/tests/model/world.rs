@@ -14,8 +14,7 @@ use unbroken_failover_protocol::message::RefuseReason;
 use unbroken_failover_protocol::{
     Config, Endpoint, Executor, LogicalQp, Reason, Shell, SlotPath, SlotTable, State,
 };
-use unbroken_roce::PostError;
-use unbroken_types::{Gid, QpCaps, WcStatus};
+use unbroken_types::{Gid, PostError, QpCaps, WcStatus};
 
 /// All short timers have fired by then.
 const TICK_US: u64 = 1_000_000;
@@ -461,7 +460,7 @@ impl World {
             app.recvs += 1;
             self.with(case, i, 0, |executor, hands| {
                 let held = executor
-                    .hold_recv(&CAPS, &unbroken_roce::RecvWr { wr_id: id.into(), sges: &[] });
+                    .hold_recv(&CAPS, &unbroken_types::RecvWr { wr_id: id.into(), sges: &[] });
                 if held.is_none() {
                     hands.device.life.recvs.push(id);
                 }

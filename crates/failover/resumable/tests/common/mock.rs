@@ -10,10 +10,9 @@ mod verbs;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use unbroken_roce::SharedReceives;
 use unbroken_types::{
     Access, Gid, GidType, LinkLayer, Mtu, PathAttr, PdHandle, QpState, QpType, SendFlags,
-    SendOpcode, Sge, Wc, WcFlags, WcOpcode, WcStatus,
+    SendOpcode, Sge, SharedReceives, Wc, WcFlags, WcOpcode, WcStatus,
 };
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent, DeviceQp,

@@ -7,9 +7,9 @@ use mock::{gid, Events, Net, NicId};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Arc;
 use unbroken_resumable::{Holding, LogicalMemory, Tap};
-use unbroken_roce::{Messages, PeerDone};
 use unbroken_types::{
-    Access, Mtu, PathAttr, PdHandle, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc,
+    Access, Messages, Mtu, PathAttr, PdHandle, PeerDone, QpCaps, QpState, QpType, SendFlags,
+    SendOpcode, Sge, Wc,
 };
 use unbroken_verbs::{
     Backlog, CompChannel, Cq, Device, HoldingQp, MemoryDomain, MrKeys, QpInit, QpModify, RcModify,

@@ -8,8 +8,7 @@ use crate::tests::{Nics, Plan};
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use unbroken_roce::GRH_BYTES;
-use unbroken_types::{Access, QpCaps, QpType, SendFlags, SendOpcode, Sge, Wc};
+use unbroken_types::{Access, QpCaps, QpType, SendFlags, SendOpcode, Sge, Wc, GRH_BYTES};
 use unbroken_verbs::{Cq, DeviceEvent, MrKeys, SendWr, UdDest};
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,7 +1,7 @@
 //! What the worker sees of a QP without asking its device, and when it asks.
 
 use super::*;
-use unbroken_roce::Progress;
+use unbroken_types::Progress;
 
 #[test]
 fn a_device_is_asked_only_where_a_qp_has_been_silent_for_long_enough() {

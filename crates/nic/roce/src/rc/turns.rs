@@ -1,9 +1,8 @@
 //! What a QP sends in its turn: requests, and answers to those of its peer.
 
 use super::RcQp;
-use crate::io::{Completions, MemError, PacketSink, Payload, SinkError};
-use crate::wr::KeyChange;
-use unbroken_types::{QpState, WcStatus};
+use crate::io::{MemError, PacketSink, Payload, SinkError};
+use unbroken_types::{Completions, KeyChange, QpState, WcStatus};
 
 /// A sink, and how many packets it has taken.
 struct Counted<'a, S: PacketSink + ?Sized> {

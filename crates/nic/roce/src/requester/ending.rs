@@ -1,10 +1,8 @@
 //! How a requester ends: its entries fail, or move to another QP.
 
 use super::Requester;
-use crate::backlog::Backlog;
-use crate::io::Completions;
 use crate::window::Window;
-use unbroken_types::WcStatus;
+use unbroken_types::{Backlog, Completions, WcStatus};
 
 impl Requester {
     /// Completes the oldest with `status` and all others as flushed.

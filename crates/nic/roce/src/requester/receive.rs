@@ -3,9 +3,9 @@
 use super::{block_packets, Requester, RNR_FOR_EVER};
 use crate::connection::Connection;
 use crate::encoding::{psn_add, psn_ahead, psn_diff, rnr_timer_us, NakCode, Syndrome};
-use crate::io::{scatter, Completions, Memory};
+use crate::io::{scatter, Memory};
 use crate::sq::{Data, Wqe};
-use unbroken_types::{SendOpcode, WcStatus};
+use unbroken_types::{Completions, SendOpcode, WcStatus};
 use unbroken_wire::{Ext, Packet};
 
 /// A QP keeps its share of the room for no longer than this while it waits for a receive.

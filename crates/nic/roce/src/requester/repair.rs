@@ -24,8 +24,8 @@ use super::{block_packets, Requester};
 use crate::connection::Connection;
 use crate::early::{in_reach, psns_of, Early, EARLY_PACKETS};
 use crate::encoding::{psn_add, psn_ahead, psn_diff};
-use crate::io::{Completions, Memory, PacketSink, SinkError};
-use unbroken_types::WcStatus;
+use crate::io::{Memory, PacketSink, SinkError};
+use unbroken_types::{Completions, WcStatus};
 use unbroken_wire::Packet;
 
 /// A packet that so many others have overtaken is lost.

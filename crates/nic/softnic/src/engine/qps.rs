@@ -15,11 +15,11 @@ use std::hint::black_box;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::sync::Arc;
-use unbroken_roce::{
-    Completions, ModifyError, RcEvent, RcModify, RcQp, RecvWr, SendBatch, SendWr, UcQp, UdModify,
-    UdQp, UdRoute,
+use unbroken_roce::{RcEvent, RcQp, UcQp, UdQp, UdRoute};
+use unbroken_types::{
+    Completions, Gid, ModifyError, PathAttr, PdHandle, QpCaps, QpState, RcModify, RecvWr,
+    SendBatch, SendWr, UdModify, Wc, WcStatus,
 };
-use unbroken_types::{Gid, PathAttr, PdHandle, QpCaps, QpState, Wc, WcStatus};
 use unbroken_verbs::{
     Cq, DeviceEvent, Error, EventSink, QpEvent, QpModify, QpSnapshot, Result, Srq,
 };

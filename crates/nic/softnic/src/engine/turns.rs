@@ -204,10 +204,10 @@ mod tests {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
     use unbroken_fabric::{now_us, Fabric, Runtime};
-    use unbroken_roce::{RcModify, RecvWr, SendWr};
     use unbroken_types::{
         Access, Gid, Mtu, PathAttr, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc,
     };
+    use unbroken_types::{RcModify, RecvWr, SendWr};
     use unbroken_verbs::{Cq, Device, DeviceEvent, DeviceQp, EventSink, MrKeys, QpInit, QpModify};
 
     /// More than a drive takes.

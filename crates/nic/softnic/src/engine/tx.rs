@@ -21,8 +21,8 @@ use crate::socket::{self, Message, RawAddr, TxSocket, TX_MESSAGES};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use unbroken_fabric::{NicPage, MAX_PORTS};
-use unbroken_roce::{KeyChange, MemError, PacketSink, Payload, SinkError, UdDest, UdSink};
-use unbroken_types::PdHandle;
+use unbroken_roce::{MemError, PacketSink, Payload, SinkError, UdSink};
+use unbroken_types::{KeyChange, PdHandle, UdDest};
 use unbroken_verbs::aliases::AliasMap;
 use unbroken_wire::{pad_of, Icrc, IcrcFlow, IcrcSeed, Op, BTH_BYTES, ICRC_BYTES, ROCE_PORT};
 

@@ -15,8 +15,8 @@
 use super::{Region, Table};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use unbroken_roce::{MemError, MwBind};
-use unbroken_types::{Access, PdHandle};
+use unbroken_roce::MemError;
+use unbroken_types::{Access, MwBind, PdHandle};
 use unbroken_verbs::{IndirectEntry, WindowType};
 
 type Result<T> = std::result::Result<T, MemError>;

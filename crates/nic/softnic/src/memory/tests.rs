@@ -1,8 +1,8 @@
 //! The rules of keys: bounds, rights, generations, and what changes while packets arrive.
 
 use super::*;
-use unbroken_roce::{AtomicOp, KeyChange, Memory, MwBind};
-use unbroken_types::PdHandle;
+use unbroken_roce::{AtomicOp, Memory};
+use unbroken_types::{KeyChange, MwBind, PdHandle};
 
 const ALL: Access = Access(0b1_1111);
 const QP: u32 = 0x10;

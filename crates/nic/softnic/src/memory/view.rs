@@ -8,8 +8,8 @@ use super::Table;
 use crate::copy::copy;
 use crate::traps::{self, Fault};
 use std::sync::RwLockReadGuard;
-use unbroken_roce::{AtomicOp, KeyChange, MemError, Memory};
-use unbroken_types::{Access, PdHandle};
+use unbroken_roce::{AtomicOp, MemError, Memory};
+use unbroken_types::{Access, KeyChange, PdHandle};
 use unbroken_wire::Icrc;
 
 type Result<T> = std::result::Result<T, MemError>;
@@ -153,9 +153,11 @@ impl Memory for QpMemory<'_> {
                     let here = &mut out[at..at + n];
                     at += n;
                     match from {
-                        // SAFETY: as below; the pieces stay what they are until `pieces` returns.
                         Some(from) => {
-                            done = done.and(unsafe { traps::copy(from, here.as_mut_ptr(), n) })
+                            // SAFETY: as below; the pieces stay what they are until `pieces`
+                            // returns.
+                            let copied = unsafe { traps::copy(from, here.as_mut_ptr(), n) };
+                            done = done.and(copied);
                         }
                         None => here.fill(0),
                     }

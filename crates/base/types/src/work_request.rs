@@ -1,7 +1,7 @@
 //! Work requests as a caller gives them.
 
+use crate::{Access, Gid, Mtu, PathAttr, QpCaps, QpState, SendFlags, SendOpcode, Sge, MAX_QPN};
 use thiserror::Error;
-use unbroken_types::{Access, Gid, PathAttr, QpState, SendFlags, SendOpcode, Sge};
 
 /// A send WR. Nothing of it is kept by reference: posting copies what is needed.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +53,8 @@ impl Default for SendWr<'_> {
 impl SendWr<'_> {
     /// Bytes of the message.
     #[inline]
-    pub(crate) fn len(&self) -> u64 {
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> u64 {
         match (self.inline_data, self.sges) {
             (Some(d), _) => d.len() as u64,
             (None, [one]) => one.length as u64,
@@ -208,4 +209,54 @@ pub enum PostError {
     /// A UD send without an address.
     #[error("a UD send needs an address handle, a QPN and a Q_Key")]
     NoDestination,
+}
+
+/// Bytes that an atomic works on, and brings back.
+pub const ATOMIC_BYTES: u32 = 8;
+
+/// Bytes in front of each datagram in the receive buffer.
+pub const GRH_BYTES: usize = 40;
+
+/// Whether a send fits a QP with queues of `caps`. Whether the queue has room is another question.
+pub fn check_send(caps: &QpCaps, wr: &SendWr<'_>) -> Result<(), PostError> {
+    send_len(caps, wr).map(|_| ())
+}
+
+/// The bytes of the message of a send that fits a QP with queues of `caps`.
+#[inline]
+pub fn send_len(caps: &QpCaps, wr: &SendWr<'_>) -> Result<u64, PostError> {
+    let inline = wr.flags.contains(SendFlags::INLINE);
+    if inline != wr.inline_data.is_some() || inline && wr.opcode.awaits_data() {
+        return Err(PostError::Inline(wr.opcode));
+    }
+    let len = wr.len();
+    if wr.opcode.is_atomic() && len < ATOMIC_BYTES as u64 {
+        return Err(PostError::AtomicRoom(len));
+    }
+    match wr.inline_data {
+        Some(data) if data.len() > caps.max_inline_data as usize => {
+            return Err(PostError::InlineTooLong { have: data.len(), max: caps.max_inline_data })
+        }
+        None if wr.sges.len() > caps.max_send_sge as usize => {
+            return Err(PostError::TooManySges { have: wr.sges.len(), max: caps.max_send_sge })
+        }
+        _ => {}
+    }
+    if len > MAX_MESSAGE_BYTES {
+        return Err(PostError::TooLong { have: len, max: MAX_MESSAGE_BYTES });
+    }
+    Ok(len)
+}
+
+/// Whether a send is a datagram, and fits a port of that MTU. Gives to whom it goes.
+pub fn check_datagram(mtu: Mtu, wr: &SendWr<'_>) -> Result<UdDest, PostError> {
+    if !matches!(wr.opcode, SendOpcode::Send | SendOpcode::SendImm) {
+        return Err(PostError::Unsupported(wr.opcode));
+    }
+    let dest = wr.ud.filter(|dest| dest.qpn <= MAX_QPN).ok_or(PostError::NoDestination)?;
+    let max = mtu.bytes() as u64;
+    if wr.len() > max {
+        return Err(PostError::TooLong { have: wr.len(), max });
+    }
+    Ok(dest)
 }

@@ -1,4 +1,4 @@
-//! Attributes of a connected QP (RC and UC) and the transitions of its state.
+//! Changes of a QP: its attributes and the transitions of its state.
 //!
 //! ```text
 //!   RESET ──► INIT ──► RTR ──► RTS ◄──► SQD         any ──► RESET, any ──► ERR
@@ -7,35 +7,13 @@
 //!
 //! A UC QP has SQE, too, and leaves it for RTS. Each transition needs some attributes and allows
 //! some others, as `ibv_modify_qp` has it; anything else is refused and changes nothing. The
-//! address, the port and the P_Key belong to the shell, those of the alternate path, too: see
-//! [`crate::Via`].
+//! address, the port and the P_Key belong to the device, and so do those of the alternate path.
 
+use crate::{Access, Mtu, PathMigState, QpState, QpType, MAX_QPN, PSN_MASK};
 use thiserror::Error;
-use unbroken_types::{
-    Access, Mtu, PathMigState, PdHandle, QpCaps, QpState, QpType, MAX_QPN, PSN_MASK,
-};
 
 /// READs and atomics that a QP may have outstanding in either direction, at most.
 pub const MAX_RD_ATOMIC: u8 = 128;
-
-/// How an RC QP is made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RcConfig {
-    /// The QPN.
-    pub qpn: u32,
-    /// The QPN that WCs carry.
-    pub wc_qpn: u32,
-    /// Queue sizes.
-    pub caps: QpCaps,
-    /// Protection domain.
-    pub pd: PdHandle,
-    /// On a failure of the network, stop and keep the work requests instead of flushing them.
-    pub hold_on_failure: bool,
-    /// Every send makes a WC.
-    pub sq_sig_all: bool,
-    /// Largest congestion window in packets.
-    pub cwnd_max_packets: u32,
-}
 
 /// A change of an RC or UC QP; `None` leaves an attribute as it is. PSNs are taken modulo 2^24.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -224,7 +202,7 @@ impl RcModify {
     }
 
     /// Takes over what `change` gives, but for what is of migration.
-    pub(crate) fn merge(&mut self, change: &RcModify) {
+    pub fn merge(&mut self, change: &RcModify) {
         fn set<T: Copy>(field: &mut Option<T>, new: Option<T>) {
             if new.is_some() {
                 *field = new;
@@ -241,5 +219,39 @@ impl RcModify {
         set(&mut self.max_rd_atomic, change.max_rd_atomic);
         set(&mut self.max_dest_rd_atomic, change.max_dest_rd_atomic);
         set(&mut self.access, change.access);
+    }
+}
+
+/// A change of a UD QP; `None` leaves an attribute as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct UdModify {
+    /// The new state.
+    pub state: Option<QpState>,
+    /// The key that datagrams must carry (needed for INIT).
+    pub qkey: Option<u32>,
+    /// First PSN of our packets (needed for RTS).
+    pub sq_psn: Option<u32>,
+}
+
+impl UdModify {
+    /// Whether a QP in state `from` can be changed so; gives its next state.
+    pub fn validate(&self, from: QpState) -> Result<QpState, ModifyError> {
+        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+        let to = self.state.unwrap_or(from);
+        match (from, to) {
+            (_, Reset | Err) | (Init, Init | Rtr) | (Rts | Sqd | Sqe, Rts) | (Rts | Sqd, Sqd) => {}
+            (Reset, Init) if self.qkey.is_none() => {
+                return Result::Err(ModifyError::Missing { name: "qkey", from, to })
+            }
+            (Rtr, Rts) if self.sq_psn.is_none() => {
+                return Result::Err(ModifyError::Missing { name: "sq_psn", from, to })
+            }
+            (Reset, Init) | (Rtr, Rts) => {}
+            _ => return Result::Err(ModifyError::Transition { from, to }),
+        }
+        if self.sq_psn.is_some() && (from, to) != (Rtr, Rts) {
+            return Result::Err(ModifyError::NotAllowed { name: "sq_psn", from, to });
+        }
+        Ok(to)
     }
 }

@@ -1,7 +1,6 @@
 //! What is outstanding on a QP, in a form that another QP can take over.
 
-use crate::wr::{SendBatch, SendWr, UdDest};
-use unbroken_types::{QpState, SendFlags, SendOpcode, Sge};
+use crate::{QpState, SendBatch, SendFlags, SendOpcode, SendWr, Sge, UdDest};
 
 /// An outstanding send.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -72,6 +71,19 @@ impl SendEntry {
             ud: self.ud,
         }
     }
+}
+
+/// What an outstanding send is, without its data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outstanding {
+    /// The application's id.
+    pub wr_id: u64,
+    /// What it does.
+    pub opcode: SendOpcode,
+    /// It makes a WC when it completes.
+    pub signaled: bool,
+    /// The peer has executed it in an earlier life: it completes without the wire.
+    pub executed: bool,
 }
 
 /// Entries, to be posted together.
@@ -153,8 +165,7 @@ impl PeerDone {
     }
 }
 
-/// What [`crate::RcQp::quiesce`] and [`crate::UdQp::quiesce`] take out of a QP, and their `adopt`
-/// puts into another.
+/// What is taken out of a QP that is stopped, for another QP to take over.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Backlog {
     /// Outstanding sends, oldest first.
@@ -167,7 +178,8 @@ pub struct Backlog {
     pub exact: bool,
     /// Own messages that completed in this life.
     pub completed: Messages,
-    /// See [`crate::RcQp::changed_keys`].
+    /// A WR that changes keys (it binds a memory window or invalidates a key) was executed: the
+    /// keys of this QP are no longer those that were registered.
     pub keys_changed: bool,
 }
 
@@ -181,7 +193,7 @@ impl Backlog {
 
     /// Whether sending again what the peer has not executed would break a promise: an atomic, or a
     /// WR marked NO_REPLAY, may have left already, or keys were changed
-    /// ([`crate::RcQp::changed_keys`]).
+    /// ([`Backlog::keys_changed`]).
     pub fn unsafe_to_replay(&self, peer_done: PeerDone) -> bool {
         let (answered, mut peer_done) = (self.answered(peer_done), peer_done);
         let mut done = |i: usize, opcode: SendOpcode| match opcode.awaits_data() {
@@ -260,7 +272,8 @@ pub struct Progress {
     pub waiting_rnr: bool,
     /// In SQD, with all complete that was started: what is outstanding waits for the application.
     pub resting: bool,
-    /// See [`crate::RcQp::changed_keys`].
+    /// A WR that changes keys (it binds a memory window or invalidates a key) was executed: the
+    /// keys of this QP are no longer those that were registered.
     pub keys_changed: bool,
     /// When the first acknowledgement came or the first message of the peer was executed.
     pub first_moved_us: Option<u64>,
