@@ -5,8 +5,9 @@
 //!   symbols and cannot carry libibverbs' names as libraries expect them).
 //! - `abi`: compares the layouts in `unbroken_verbs::abi` with the installed `infiniband/verbs.h`,
 //!   and the list of functions in `crates/api/preload/exports.txt` with the installed libibverbs.
-//! - `deps`: the rule that shapes the code (which crate may depend on which, where `unsafe` lives,
-//!   how long files are).
+//! - `deps`: the rules that shape the code (which crate may depend on which, where `unsafe` lives,
+//!   circles of files, how long files are); `deps --uses crates/verbs`: which file of a crate uses
+//!   which, with a `*` where that leads back.
 #![forbid(unsafe_code)]
 
 mod abi;
@@ -20,7 +21,7 @@ use std::process::{Command, ExitCode};
 /// Result of a task; the error is a sentence for the terminal.
 type Result<T> = std::result::Result<T, String>;
 
-const USAGE: &str = "usage: cargo xtask so [--release] | abi | deps";
+const USAGE: &str = "usage: cargo xtask so [--release] | abi | deps [--uses CRATE_FOLDER]";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
             Ok(())
         }),
         ["deps"] => deps::check(),
+        ["deps", "--uses", folder] => deps::uses(folder),
         _ => Err(USAGE.to_string()),
     };
     match done {

@@ -1,6 +1,7 @@
 //! Errors of verbs: an errno for C callers and a sentence for people.
 
 use std::borrow::Cow;
+use unbroken_process::Forked;
 use unbroken_types::{PathError, PostError};
 
 /// A verb failed. `errno` is what the C caller gets; the text names what was wrong and what would
@@ -46,6 +47,13 @@ impl Error {
     /// The errno for C callers; never 0.
     pub fn errno(&self) -> i32 {
         self.errno
+    }
+}
+
+impl From<Forked> for Error {
+    #[cold]
+    fn from(e: Forked) -> Error {
+        Error::device_gone(e.to_string())
     }
 }
 

@@ -31,8 +31,6 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("unbroken-collective", "unbroken", "collectives are an application of the Rust API"),
     ("unbroken-sdr", "unbroken", "SDR is an application of the Rust API"),
     ("unbroken-cli", "unbroken-testkit", "the demo watches real programs as the benches do"),
-    // To be cut: shift makes its NICs itself.
-    ("unbroken-shift", "unbroken-softnic", "construction of NICs"),
 ];
 /// What a pure crate may use from outside: small crates without I/O.
 const LEAVES: &[&str] = &["crc32fast", "half", "hmac", "sha2", "thiserror", "zerocopy"];

@@ -49,6 +49,18 @@ pub fn check() -> Result<()> {
     }
 }
 
+/// Prints what each file of a crate uses; `folder` is that of its manifest.
+pub fn uses(folder: &str) -> Result<()> {
+    let src = root().join(folder).join("src");
+    let roots = ["lib.rs", "main.rs"].map(|file| src.join(file));
+    let found = roots.iter().find(|file| file.exists());
+    let found = found.ok_or_else(|| format!("{folder} is no crate: it has no src/lib.rs"))?;
+    for line in modules::describe(found)? {
+        println!("{line}");
+    }
+    Ok(())
+}
+
 /// The crate that a file (relative to the workspace) is of.
 fn owner<'a>(packages: &'a [Package], file: &Path) -> Option<&'a Package> {
     packages.iter().find(|p| file.starts_with(&p.folder))

@@ -69,6 +69,22 @@ pub fn circles(root: &Path, base: &Path) -> Result<Vec<String>> {
     Ok(wrong)
 }
 
+/// For each file of the crate whose root file is `root`, a line with the files that it uses, and
+/// with a mark behind those that lead back to it.
+pub fn describe(root: &Path) -> Result<Vec<String>> {
+    let uses = uses(root)?;
+    let base = root.parent().unwrap_or(root);
+    let shown = |f: &PathBuf| f.strip_prefix(base).unwrap_or(f).display().to_string();
+    let lines = uses.iter().filter(|(_, used)| !used.is_empty()).map(|(file, used)| {
+        let marked = used.iter().map(|it| {
+            let back = if reachable(&uses, it).contains(file) { "*" } else { "" };
+            shown(it) + back
+        });
+        format!("{}: {}", shown(file), marked.collect::<Vec<_>>().join(" "))
+    });
+    Ok(lines.collect())
+}
+
 /// For each file of a crate, the files that it uses.
 fn uses(root: &Path) -> Result<BTreeMap<PathBuf, BTreeSet<PathBuf>>> {
     let mut all = Crate { modules: Vec::new() };

@@ -123,9 +123,11 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
     // they are written, never read.
     let (object, out) =
         unsafe { (&*cq.cast::<CqObj>(), std::slice::from_raw_parts_mut(wc, num_entries as usize)) };
-    guard(-libc::EIO, || match object.born.check().and_then(|()| object.cq.poll(out)) {
-        Ok(n) => n as c_int,
-        Err(e) => -failed("ibv_poll_cq", &e),
+    guard(-libc::EIO, || {
+        match object.born.check().map_err(Error::from).and_then(|()| object.cq.poll(out)) {
+            Ok(n) => n as c_int,
+            Err(e) => -failed("ibv_poll_cq", &e),
+        }
     })
 }
 
@@ -134,7 +136,7 @@ pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -
     let object = unsafe { &*cq.cast::<CqObj>() };
     guard(libc::EIO, || {
         if let Err(e) = object.born.check() {
-            return failed("ibv_req_notify_cq", &e);
+            return failed("ibv_req_notify_cq", &e.into());
         }
         object.cq.req_notify(solicited_only != 0);
         0

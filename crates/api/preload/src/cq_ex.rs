@@ -113,7 +113,7 @@ pub unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_a
     }
     // SAFETY: a queue of ours.
     if let Err(e) = unsafe { &*cq.cast::<CqObj>() }.born.check() {
-        return failed("ibv_start_poll", &e);
+        return failed("ibv_start_poll", &e.into());
     }
     // SAFETY: a queue of ours, which this thread does not poll yet.
     unsafe {
@@ -184,7 +184,11 @@ unsafe fn bring_to_hand(
     let (object, current) =
         unsafe { (&*cq.cast::<CqObj>(), &mut *(*cq.cast::<CqObj>()).current.get()) };
     guard(libc::EIO, || {
-        match object.born.check().and_then(|()| take(object, std::slice::from_mut(&mut current.wc)))
+        match object
+            .born
+            .check()
+            .map_err(Error::from)
+            .and_then(|()| take(object, std::slice::from_mut(&mut current.wc)))
         {
             Ok(0) => libc::ENOENT,
             Ok(_) => {

@@ -9,7 +9,7 @@ use std::mem::{offset_of, size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{addr_of_mut, null_mut};
 use std::sync::{Once, OnceLock};
-use unbroken_shift::front::{AsyncElement, DeviceInfo, System};
+use unbroken_shift::front::{AsyncElement, DeviceInfo};
 use unbroken_verbs::abi::{
     ibv_async_element, ibv_async_event, ibv_context, ibv_device, verbs_context, IBV_EVENT_CQ_ERR,
     IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED, IBV_NODE_CA, IBV_TRANSPORT_IB,
@@ -34,7 +34,7 @@ fn devices() -> Result<&'static [&'static DeviceObj]> {
     // SAFETY: as above.
     unsafe impl Send for List {}
     static DEVICES: OnceLock<List> = OnceLock::new();
-    let system = System::get()?;
+    let system = unbroken_nics::system()?;
     let list = || {
         // SAFETY: the library is never unloaded (`-z nodelete`), so the function is there when the
         // process ends. That it cannot be registered costs peers some seconds.
@@ -45,7 +45,7 @@ fn devices() -> Result<&'static [&'static DeviceObj]> {
 }
 
 extern "C" fn at_exit() {
-    guard((), System::at_exit);
+    guard((), unbroken_nics::at_exit);
 }
 
 fn new_device(info: &DeviceInfo) -> &'static DeviceObj {
@@ -133,7 +133,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
     pointer("ibv_open_device", || {
         // SAFETY: a device of ours.
         let d = unsafe { DeviceObj::of(device) }?;
-        let front = System::get()?.open(d.index)?;
+        let front = unbroken_nics::system()?.open(d.index)?;
         // SAFETY: a verbs_context of zeros is valid: integers, null pointers, empty slots of verbs,
         // a fresh mutex.
         let mut c: verbs_context = unsafe { zeroed() };

@@ -13,7 +13,8 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use unbroken_shift::front::{self, Born, PerProcess};
+use unbroken_process::{Born, PerProcess};
+use unbroken_shift::front;
 use unbroken_types::{PathAttr, PdHandle, QpType};
 use unbroken_verbs::abi::{
     ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_dm, ibv_mr, ibv_mw,

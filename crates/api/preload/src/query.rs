@@ -140,7 +140,7 @@ pub fn table_len(gids: &[GidEntry]) -> usize {
 fn ndev_ifindex(attr: &PortAttr) -> u32 {
     match attr.link_layer {
         LinkLayer::Infiniband => 0,
-        LinkLayer::Ethernet => front::interface_index(&attr.gids),
+        LinkLayer::Ethernet => unbroken_nics::interface_index(&attr.gids),
     }
 }
 

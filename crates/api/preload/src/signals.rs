@@ -9,7 +9,7 @@
 use crate::loader::{real, Behind};
 use std::ffi::c_int;
 use std::mem::{transmute, zeroed};
-use unbroken_shift::front::program_action;
+use unbroken_nics::program_action;
 
 type Handler = usize;
 

@@ -129,7 +129,7 @@ pub unsafe extern "C" fn post_srq_recv(
         // SAFETY: the caller's list, which it leaves alone during the call. One that runs in a
         // circle ends when the queue is full.
         while let Some(wr) = unsafe { next.as_ref() } {
-            let posted = object.front.born().check().and_then(|()| {
+            let posted = object.front.born().check().map_err(Error::from).and_then(|()| {
                 // SAFETY: as above.
                 let sges = unsafe { sges(wr.sg_list, wr.num_sge) }?;
                 object.srq.post(&RecvWr { wr_id: wr.wr_id, sges })

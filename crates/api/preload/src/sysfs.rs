@@ -28,7 +28,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{symlink, DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use unbroken_shift::front::{inventory, Inventory, NicInfo, PortInfo};
+use unbroken_nics::{inventory, Inventory, NicInfo, PortInfo};
 use unbroken_types::{GidType, LinkLayer};
 use unbroken_verbs::GidEntry;
 
@@ -270,7 +270,7 @@ mod tests {
     }
 
     use super::*;
-    use unbroken_shift::front::NicInfo;
+    use unbroken_nics::NicInfo;
     use unbroken_types::Gid;
 
     const KINDS: [GidType; 2] = [GidType::RoceV1, GidType::RoceV2];

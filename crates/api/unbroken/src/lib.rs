@@ -64,30 +64,30 @@ pub struct Host(Arc<front::System>);
 impl Host {
     /// The host that the environment names, as `unbroken run` sets it.
     pub fn from_env() -> Result<Host> {
-        Ok(Host(Arc::new(front::System::from_env()?)))
+        Ok(Host(Arc::new(unbroken_nics::from_env()?)))
     }
 
     /// A host of the emulated network of a runtime folder.
     pub fn emulated(runtime: &Path, name: &str) -> Result<Host> {
-        Ok(Host(Arc::new(front::System::emulated(runtime, name)?)))
+        Ok(Host(Arc::new(unbroken_nics::of_host(runtime, name)?)))
     }
 
     /// The host that the environment names, with its NICs as they are: failover supplies nothing
     /// that they lack, and hides nothing that they have, such as the memory windows of plain ones.
     /// For programs whose QPs are plain.
     pub fn bare_from_env() -> Result<Host> {
-        Ok(Host(Arc::new(front::System::bare_from_env()?)))
+        Ok(Host(Arc::new(unbroken_nics::bare_from_env()?)))
     }
 
     /// The same of a host of the emulated network of a runtime folder.
     pub fn bare(runtime: &Path, name: &str) -> Result<Host> {
-        Ok(Host(Arc::new(front::System::bare(runtime, name)?)))
+        Ok(Host(Arc::new(unbroken_nics::bare(runtime, name)?)))
     }
 
     /// NICs at addresses of this machine's interfaces; processes that share the runtime folder find
     /// each other.
     pub fn at(runtime: &Path, addresses: &[IpAddr]) -> Result<Host> {
-        Ok(Host(Arc::new(front::System::at(runtime, addresses)?)))
+        Ok(Host(Arc::new(unbroken_nics::at(runtime, addresses)?)))
     }
 
     /// The same host, without holding it open.

@@ -12,10 +12,10 @@ mod opening;
 
 use crate::aliases::Aliases;
 use crate::control::{ControlAddr, ControlEndpoint};
-use crate::devices::{failover_is_on, Born, NicSet};
 use crate::front::{AsyncElement, Context};
 use crate::later::Later;
 use crate::lookout;
+use crate::nic_set::{failover_is_on, NicSet};
 use crate::outbox::{Batch, Outbox};
 use crate::own_events;
 use crate::peer::Peers;
@@ -29,6 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use unbroken_directory::{Directory, NicRecord, PortRecord, ProcessRecord, MAX_PORTS};
 use unbroken_failover_protocol::seal::Key;
 use unbroken_failover_protocol::Message;
+use unbroken_process::Born;
 use unbroken_runtime::{Event, EventLog, Runtime, What};
 use unbroken_types::{Gid, PdHandle};
 use unbroken_verbs::{

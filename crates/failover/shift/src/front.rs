@@ -1,17 +1,13 @@
 //! What the C layer calls: devices, contexts, queues and logical QPs of this process.
 
 use crate::core::Core;
-use crate::devices;
-pub use crate::devices::{
-    interface_index, inventory, program_action, Born, Inventory, NicInfo, PerProcess, PortInfo,
-};
+use crate::nic_set::NicSet;
 pub use crate::qp::{Qp, QpRequest};
 use std::collections::VecDeque;
-use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use unbroken_process::Born;
 use unbroken_types::{Access, Gid, PathAttr, PdHandle};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, Error, EventFd, IndirectEntry, MemoryDomain,
@@ -43,52 +39,19 @@ pub struct DeviceInfo {
     pub node_guid: u64,
 }
 
-/// The NICs of this process's host, as the environment names them.
+/// The NICs of this process's host, and the QPs over them.
 pub struct System {
     core: Arc<Core>,
     devices: Vec<DeviceInfo>,
 }
 
-static SYSTEM: PerProcess<OnceLock<Result<System>>> = PerProcess::new();
-
 impl System {
-    /// The process's system, made at the first call; a forked child has one of its own. A wrong
-    /// environment (unknown host, damaged fabric file) is an error each time.
-    pub fn get() -> Result<&'static System> {
-        SYSTEM
-            .get()
-            .get_or_init(|| devices::undisturbed(System::from_env))
-            .as_ref()
-            .map_err(Clone::clone)
+    /// A system over these NICs. Opens none yet.
+    pub fn over(nics: Box<dyn NicSet>) -> Result<System> {
+        Ok(System::with(Core::over(nics)?))
     }
 
-    /// The NICs that the environment names. One process may have several systems; each QP is one
-    /// system's.
-    pub fn from_env() -> Result<System> {
-        Ok(System::over(Core::over(devices::from_env()?)?))
-    }
-
-    /// A host of the emulated network of a runtime folder.
-    pub fn emulated(runtime: &Path, host: &str) -> Result<System> {
-        Ok(System::over(Core::over(devices::of_host(runtime, host)?)?))
-    }
-
-    /// The NICs that the environment names, with nothing supplied that they lack.
-    pub fn bare_from_env() -> Result<System> {
-        Ok(System::over(Core::over(devices::bare_from_env()?)?))
-    }
-
-    /// The same of a host of the emulated network of a runtime folder.
-    pub fn bare(runtime: &Path, host: &str) -> Result<System> {
-        Ok(System::over(Core::over(devices::bare(runtime, host)?)?))
-    }
-
-    /// NICs at addresses of this machine's interfaces.
-    pub fn at(runtime: &Path, addresses: &[IpAddr]) -> Result<System> {
-        Ok(System::over(Core::over(devices::at(runtime, addresses)?)?))
-    }
-
-    pub(crate) fn over(core: Arc<Core>) -> System {
+    pub(crate) fn with(core: Arc<Core>) -> System {
         let devices = (0..core.nic_count())
             .map(|index| DeviceInfo {
                 name: format!("unb{index}"),
@@ -101,11 +64,9 @@ impl System {
 
     /// The process ends by itself: peers shall not find it any more, and the log has all. Takes a
     /// fraction of a second at most.
-    pub fn at_exit() {
-        if let Some(Ok(system)) = SYSTEM.get().get() {
-            system.core.write_later();
-            system.core.close_directory();
-        }
+    pub fn finish(&self) {
+        self.core.write_later();
+        self.core.close_directory();
     }
 
     /// The devices in order.

@@ -16,15 +16,14 @@
 //!   other.
 //! - `plain`: QPs of devices that have plain verbs only, which are not protected.
 //! - `lookout`: which directory, and what it tells by itself.
-//! - `devices`: the one place that names a kind of device. Everything else knows `verbs::Device`
-//!   alone, and learns of failures through it.
+//! - [`NicSet`]: the NICs that all of this runs over. Nothing here names a kind of device, and
+//!   failures are learnt of through `verbs::Device` alone.
 #![forbid(unsafe_code)]
 
 mod aliases;
 mod control;
 mod core;
 mod datagram;
-mod devices;
 mod explain;
 pub mod front;
 mod homing;
@@ -33,6 +32,7 @@ mod lanes;
 mod later;
 mod link;
 mod lookout;
+mod nic_set;
 mod outbox;
 mod own_events;
 mod peer;
@@ -42,3 +42,13 @@ mod qp;
 #[cfg(test)]
 mod tests;
 mod worker;
+
+pub use nic_set::{failover_is_on, NicSet};
+pub use preference::Place;
+
+// Tests run over software NICs, whose `NicSet` names this crate as others do.
+#[cfg(test)]
+extern crate self as unbroken_shift;
+#[cfg(test)]
+#[path = "../../../api/nics/src/soft.rs"]
+mod soft;

@@ -5,11 +5,11 @@
 //! that are to be connected are not protected.
 
 use crate::core::lock;
-use crate::devices::{self, PerProcess};
 use crate::worker::{Inbox, Job};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 use unbroken_directory::{Directory, DirectoryError, News, Settings, Surroundings};
+use unbroken_process::PerProcess;
 use unbroken_runtime::{Event, EventLog, Runtime, What};
 use unbroken_verbs::{Error, Result};
 
@@ -63,7 +63,9 @@ fn connect(
         // The log is a report.
         let _ = log.emit(&Event::now(what));
     };
-    let surroundings =
-        Surroundings { spawn: |name, body| devices::spawn(name, body), news: Box::new(news) };
+    let surroundings = Surroundings {
+        spawn: |name, body| unbroken_process::spawn(name, body).map(drop),
+        news: Box::new(news),
+    };
     Ok(unbroken_directory::open(settings, runtime, surroundings).map_err(refused)?.into())
 }

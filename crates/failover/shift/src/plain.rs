@@ -73,9 +73,10 @@ impl HoldingQp for Plain {
 mod tests {
     use super::*;
     use crate::core::Core;
-    use crate::devices;
     use crate::front::{Context, QpRequest, System};
+    use crate::soft;
     use unbroken_runtime::Runtime;
+    use unbroken_softnic::{Config, DeviceKind, NicSource};
     use unbroken_types::{Access, PdHandle, QpCaps, QpType};
     use unbroken_verbs::{Cq, SrqAttr};
 
@@ -105,13 +106,14 @@ mod tests {
     #[test]
     fn what_a_context_of_a_bare_device_makes_is_its_own_and_not_protected() {
         let folder = tempfile::tempdir().unwrap();
-        let nics =
-            devices::bare_at(Runtime::at(folder.path()).unwrap(), &["127.79.1.1", "127.79.1.2"])
-                .unwrap();
+        let addresses = ["127.79.1.1", "127.79.1.2"].map(|a| a.parse().unwrap()).to_vec();
+        let plain = NicSource::Addresses(addresses, DeviceKind::Plain);
+        let runtime = Runtime::at(folder.path()).unwrap();
+        let nics = soft::with(Config::of(runtime, plain), false).unwrap();
         let core = Core::over(nics).unwrap();
         assert!(core.failover, "the environment does not switch it off");
         // A system lasts as long as its process.
-        let system: &'static System = Box::leak(Box::new(System::over(core.clone())));
+        let system: &'static System = Box::leak(Box::new(System::with(core.clone())));
         let contexts: [Arc<Context>; 2] = [0, 1].map(|nic| system.open(nic).unwrap());
         let bytes = [0u64; 8];
         let addr = bytes.as_ptr() as u64;

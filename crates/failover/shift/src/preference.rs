@@ -21,7 +21,7 @@ const OTHER_NODE: u16 = 1_000;
 
 /// Where a NIC is in the machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
+pub struct Place {
     /// Its folder below `/sys/devices`.
     device: PathBuf,
     /// −1 where the machine does not say.
@@ -30,7 +30,7 @@ pub(crate) struct Place {
 
 impl Place {
     /// Of a network interface; `sys` is where sysfs is. None: it is no device.
-    pub(crate) fn of(sys: &Path, interface: &str) -> Option<Place> {
+    pub fn of(sys: &Path, interface: &str) -> Option<Place> {
         let device =
             std::fs::canonicalize(sys.join("class/net").join(interface).join("device")).ok()?;
         let text = std::fs::read_to_string(device.join("numa_node")).unwrap_or_default();

@@ -6,9 +6,10 @@
 //! yet. Both QPs of a connection are in this process, on two NICs.
 
 use crate::core::Core;
-use crate::devices::{self, NicSet};
 use crate::front::{Context, Qp, QpRequest, System};
 use crate::link;
+use crate::nic_set::NicSet;
+use crate::soft;
 use crate::worker::Job;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -40,6 +41,11 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const BYTES: usize = 3000;
 /// Entries of the queues.
 const SENDS: u64 = 16;
+
+/// Host a of the emulated network of a runtime folder.
+pub(crate) fn emulated(runtime: &std::path::Path) -> unbroken_softnic::Config {
+    unbroken_softnic::Config::host(unbroken_runtime::Runtime::at(runtime).unwrap(), "a")
+}
 
 /// A connection between two NICs of a host, with a buffer for each end.
 struct World {
@@ -73,13 +79,13 @@ impl World {
         let folder = tempfile::tempdir().unwrap();
         let plan = Arc::new(Plan::default());
         dead.iter().for_each(|nic| plan.dead[*nic].store(true, SeqCst));
-        let nics = devices::of_host(folder.path(), "a").unwrap();
+        let nics = soft::over(emulated(folder.path())).unwrap();
         let core = Core::over(Box::new(Nics(nics, plan.clone()))).unwrap();
         World::of(core, plan, folder)
     }
 
     fn of(core: Arc<Core>, plan: Arc<Plan>, folder: tempfile::TempDir) -> World {
-        let system = System::over(core.clone());
+        let system = System::with(core.clone());
         let contexts = [system.open(0).unwrap(), system.open(1).unwrap()];
         let pd = contexts[0].alloc_pd().unwrap();
         let cq = contexts[0].create_cq(64, None).unwrap();

@@ -205,10 +205,10 @@ pub(crate) fn spawn(core: &Arc<Core>) -> std::io::Result<()> {
         keys_at_us: 0,
     };
     let core = core.clone();
-    crate::devices::spawn("unb-shift", move || {
+    unbroken_process::spawn("unb-shift", move || {
         // Queue pairs between two paths wait for this thread, while the programs' threads poll for
         // what they do not get.
-        crate::devices::ask_for_precedence();
+        unbroken_process::ask_for_precedence();
         while !core.inbox.stopped.load(Ordering::Acquire) {
             // A defect in one round must not leave all QPs without anybody who looks after them.
             let round = std::panic::AssertUnwindSafe(|| {
@@ -220,6 +220,7 @@ pub(crate) fn spawn(core: &Arc<Core>) -> std::io::Result<()> {
             }
         }
     })
+    .map(drop)
 }
 
 impl Worker {

@@ -28,7 +28,6 @@ mod copy;
 mod describe;
 mod engine;
 mod faults;
-mod fork;
 mod gids;
 mod inventory;
 mod memory;
@@ -47,18 +46,9 @@ mod traps;
 #[path = "no_traps.rs"]
 mod traps;
 
-pub use background::ask_for_precedence;
 pub use config::{Config, NicSource};
-pub use fork::{undisturbed, Born, PerProcess};
 pub use inventory::{interface_index, inventory, NicInfo, PortInfo};
 pub use nic::Nic;
 pub use nics::SoftNics;
 pub use traps::program_action;
 pub use unbroken_fabric::DeviceKind;
-
-/// Starts a thread that serves the layer above as the NICs' own threads serve them: it takes no
-/// signals and asks for a short slice, so that it runs at once when it is woken. Returns when it
-/// runs.
-pub fn spawn_service(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    background::spawn(name, body).map(drop)
-}

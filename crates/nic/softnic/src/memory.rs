@@ -497,7 +497,7 @@ impl MemoryDomain for Domain {
 }
 
 /// Faults the pages in, as pinning does on hardware: an address that is not mapped fails here and
-/// not in the middle of a packet. By a direct system call: see [`crate::background::spawn`].
+/// not in the middle of a packet. By a direct system call: see [`unbroken_process::spawn`].
 fn populate(addr: u64, len: u64, writable: bool) -> Result<()> {
     // SAFETY: sysconf has no preconditions.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;

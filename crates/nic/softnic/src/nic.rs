@@ -4,7 +4,6 @@ use crate::background::Background;
 use crate::describe;
 use crate::engine::{Engine, Identity, QpEntry, QpKind, Sockets, MAX_QPS};
 use crate::faults::{LinkSource, Status};
-use crate::fork::Born;
 use crate::gids::{self, gid_of};
 use crate::memory::Domain;
 use crate::nics::{Common, Spec};
@@ -17,6 +16,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use unbroken_fabric::{now_us, DeviceKind, Fabric, NicPage};
+use unbroken_process::Born;
 use unbroken_roce::{RcConfig, RcQp, UcConfig, UcQp, UdConfig, UdQp};
 use unbroken_types::{Gid, LinkLayer, Mtu, PathAttr, PdHandle, QpCaps, QpType};
 use unbroken_verbs::{

@@ -3,7 +3,6 @@
 use crate::config::{Config, NicSource, MAX_NICS};
 use crate::describe;
 use crate::faults::{InterfaceState, LinkSource};
-use crate::fork::Born;
 use crate::gids::{gid_of, guid_of};
 use crate::memory::Domain;
 use crate::netlink::{self, LinkChange, LinkWatch};
@@ -12,6 +11,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use unbroken_fabric::{now_us, DeviceKind, Fabric, GapRecorder, NicKind, NicPage, Runtime};
+use unbroken_process::Born;
 use unbroken_types::{Gid, LinkLayer, Mtu};
 use unbroken_verbs::{
     Capabilities, DeviceAttr, DeviceEvent, Error, EventSink, MemoryDomain, PortAttr, Result,
@@ -144,7 +144,7 @@ impl SoftNics {
             (None, Some(watch)) => watch_interfaces(&weak, &watch),
             (None, None) => {}
         };
-        crate::background::spawn("unb-watch", watcher)
+        unbroken_process::spawn("unb-watch", watcher)
             .map_err(|e| Error::os("starting a thread", &e))?;
         Ok(nics)
     }

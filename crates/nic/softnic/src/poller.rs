@@ -5,11 +5,11 @@
 //! too: on a busy machine a polling thread may be kept from its core for milliseconds, which looks
 //! as if it had turned to something else.
 
-use crate::fork::Born;
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
+use unbroken_process::Born;
 
 /// How long a NIC is left to a polling thread before another look, at first and at most: an eighth
 /// of the time that it has been relied on. A look takes the core from somebody, most often from

@@ -8,7 +8,6 @@
 //! the id. (A connected socket would save the kernel a look-up, but counts ids from a random
 //! number.)
 
-use crate::fork;
 use std::io;
 use std::mem::{size_of, zeroed, MaybeUninit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -129,14 +128,14 @@ struct Fd(OwnedFd);
 
 impl Fd {
     fn new(fd: OwnedFd) -> Fd {
-        fork::register(fd.as_raw_fd());
+        unbroken_process::close_in_child(fd.as_raw_fd());
         Fd(fd)
     }
 }
 
 impl Drop for Fd {
     fn drop(&mut self) {
-        fork::unregister(self.0.as_raw_fd());
+        unbroken_process::keep_in_child(self.0.as_raw_fd());
     }
 }
 

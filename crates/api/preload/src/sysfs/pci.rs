@@ -4,7 +4,7 @@ use super::{link, make_folder, pci_folder, pci_names, put};
 use std::fs;
 use std::io;
 use std::path::Path;
-use unbroken_shift::front::NicInfo;
+use unbroken_nics::NicInfo;
 use unbroken_types::LinkLayer;
 
 /// Of devices that no vendor made: PCI has no id for them, and real ones would have programs ask

@@ -1,9 +1,9 @@
 //! UD QPs over NICs that break at a chosen instant.
 
 use super::*;
-use crate::devices;
 use crate::front::{Context, System};
 use crate::qp::QpRequest;
+use crate::soft;
 use crate::tests::{Nics, Plan};
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::sync::Arc;
@@ -48,9 +48,9 @@ impl World {
     fn new() -> World {
         let folder = tempfile::tempdir().unwrap();
         let plan = Arc::new(Plan::default());
-        let nics = devices::of_host(folder.path(), "a").unwrap();
+        let nics = soft::over(crate::tests::emulated(folder.path())).unwrap();
         let core = Core::over(Box::new(Nics(nics, plan.clone()))).unwrap();
-        let system = System::over(core.clone());
+        let system = System::with(core.clone());
         let contexts = [system.open(0).unwrap(), system.open(1).unwrap()];
         let pd = contexts[0].alloc_pd().unwrap();
         let cq = contexts[0].create_cq(256, None).unwrap();

@@ -108,7 +108,7 @@ impl Directory for Gatekeeper {
 fn the_directory_is_waited_for_while_qps_are_set_up_and_never_otherwise() {
     let folder = tempfile::tempdir().unwrap();
     let (plan, seen) = (Arc::new(Plan::default()), Arc::new(Seen::default()));
-    let nics = Nics(devices::of_host(folder.path(), "a").unwrap(), plan.clone());
+    let nics = Nics(soft::over(emulated(folder.path())).unwrap(), plan.clone());
     let core =
         Core::with(Box::new(nics), |inner| Arc::new(Gatekeeper(inner, seen.clone()))).unwrap();
     seen.core.set(Arc::downgrade(&core)).unwrap();

@@ -10,7 +10,7 @@ use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use unbroken_verbs::{Error, Result};
+use thiserror::Error;
 
 /// Sockets that a child closes: five for each port of 64 NICs, and as many again for those that are
 /// closed and opened meanwhile.
@@ -38,21 +38,22 @@ impl Born {
         self.0 != FORKS.load(Ordering::Relaxed)
     }
 
-    /// EIO in a forked child of that process.
+    /// An error in a forked child of that process.
     #[inline]
-    pub fn check(self) -> Result<()> {
+    pub fn check(self) -> Result<(), Forked> {
         match self.elsewhere() {
             false => Ok(()),
-            true => Err(error()),
+            true => Err(Forked),
         }
     }
 }
 
-/// What verbs answer in a child.
-#[cold]
-fn error() -> Error {
-    Error::device_gone("this process was forked from the one that made the object: open the device anew after the fork")
-}
+/// A forked child used what its parent made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error(
+    "this process was forked from the one that made the object: open the device anew after the fork"
+)]
+pub struct Forked;
 
 /// What there is once in each process. A forked child makes its own, and never touches its
 /// parent's, whose locks may be held.
@@ -135,8 +136,8 @@ unsafe extern "C" fn in_child() {
     drop(unsafe { (*FORKING.0.get()).take() });
 }
 
-/// Names a socket that a child closes.
-pub(crate) fn register(fd: RawFd) {
+/// Names a descriptor that a forked child closes at once.
+pub fn close_in_child(fd: RawFd) {
     for slot in &FDS {
         if slot.compare_exchange(-1, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             return;
@@ -144,8 +145,8 @@ pub(crate) fn register(fd: RawFd) {
     }
 }
 
-/// Takes back [`register`], before the socket is closed.
-pub(crate) fn unregister(fd: RawFd) {
+/// Takes back [`close_in_child`], before the descriptor is closed here.
+pub fn keep_in_child(fd: RawFd) {
     for slot in &FDS {
         if slot.compare_exchange(fd, -1, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             return;

@@ -1,0 +1,161 @@
+//! Software NICs as a [`NicSet`]: of a host of the emulated network, or at addresses of interfaces.
+//!
+//! Where all of them have plain verbs only, `resumable` supplies what protection needs.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use unbroken_resumable::{Holding, Host, LogicalMemory, Tap};
+use unbroken_runtime::now_us;
+use unbroken_shift::{failover_is_on, NicSet, Place};
+use unbroken_softnic::{Config, NicSource, SoftNics};
+use unbroken_types::Gid;
+use unbroken_verbs::{
+    Capabilities, Device, DeviceAttr, EventSink, KeyRow, MemoryDomain, PortAttr, Result, UdAliases,
+};
+
+struct Soft {
+    nics: Arc<SoftNics>,
+    runtime: PathBuf,
+    /// The names of the machine's interfaces that they are; none in the emulated network.
+    interfaces: Vec<String>,
+    /// Where the NICs have plain verbs only and their QPs are to be protected: what they lack is
+    /// supplied by `resumable`.
+    logical: Option<Logical>,
+}
+
+struct Logical {
+    memory: Arc<LogicalMemory>,
+    /// Where the events of each NIC go first, since it was opened last. They outlive its device: a
+    /// NIC that died is said to be back.
+    taps: Mutex<Vec<Option<Arc<Tap>>>>,
+}
+
+/// What `resumable` is given by this process.
+const HOST: Host = Host { spawn: spawn_boxed, now_us };
+
+fn spawn_boxed(name: &str, body: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
+    unbroken_process::spawn(name, body).map(drop)
+}
+
+impl NicSet for Soft {
+    fn count(&self) -> usize {
+        self.nics.count()
+    }
+
+    fn name(&self, i: usize) -> String {
+        self.nics.name(i).to_string()
+    }
+
+    fn host(&self) -> String {
+        self.nics.host().to_string()
+    }
+
+    fn capabilities(&self, i: usize) -> Capabilities {
+        match self.logical {
+            Some(_) => Holding::CAPABILITIES,
+            None => self.nics.capabilities(i),
+        }
+    }
+
+    fn gid(&self, i: usize) -> Gid {
+        self.nics.gid(i).unwrap_or_default()
+    }
+
+    fn first_port(&self, gid: Gid) -> Gid {
+        self.nics.first_port(gid)
+    }
+
+    fn node_guid(&self, i: usize) -> u64 {
+        self.nics.node_guid(i)
+    }
+
+    fn attr(&self, i: usize) -> DeviceAttr {
+        let attr = self.nics.attr(i);
+        match self.logical {
+            Some(_) => Holding::attr(&attr),
+            None => attr,
+        }
+    }
+
+    fn port(&self, i: usize, port: u8, usable: bool) -> Result<PortAttr> {
+        self.nics.port(i, port, usable)
+    }
+
+    fn gid_of_lid(&self, i: usize, lid: u16) -> Result<Gid> {
+        self.nics.gid_of_lid(i, lid)
+    }
+
+    fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>> {
+        let Some(logical) = &self.logical else { return Ok(self.nics.open(i, sink)?) };
+        let tap = Tap::new(sink);
+        let device = self.nics.open(i, tap.clone());
+        // One that is open already keeps its own.
+        let other = matches!(&device, Err(e) if e.errno() == libc::EBUSY);
+        if let Some(slot) = logical
+            .taps
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_mut(i)
+            .filter(|_| !other)
+        {
+            *slot = Some(tap.clone());
+        }
+        Ok(Arc::new(Holding::new(i, device?, &tap, &logical.memory, HOST)?))
+    }
+
+    fn memory(&self, i: usize) -> Arc<dyn MemoryDomain> {
+        match &self.logical {
+            Some(logical) => logical.memory.of(i),
+            None => self.nics.memory(),
+        }
+    }
+
+    fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow> {
+        self.logical.as_ref()?.memory.answer(i.into(), rkey)
+    }
+
+    fn key_set(&self, i: usize) -> u16 {
+        self.logical.as_ref().map_or(0, |logical| logical.memory.key_set(i))
+    }
+
+    fn moves_datagrams(&self) -> bool {
+        self.logical.is_none()
+    }
+
+    fn aliases(&self) -> Arc<UdAliases> {
+        self.nics.aliases()
+    }
+
+    fn runtime(&self) -> PathBuf {
+        self.runtime.clone()
+    }
+
+    fn place(&self, i: usize) -> Option<Place> {
+        Place::of(Path::new("/sys"), self.interfaces.get(i)?)
+    }
+}
+
+/// The NICs of a configuration. Where failover is on, what plain ones lack is supplied.
+pub fn over(config: Config) -> Result<Box<dyn NicSet>> {
+    with(config, failover_is_on())
+}
+
+/// The NICs of a configuration. `supplied`: plain ones get what protection needs and they lack.
+pub fn with(config: Config, supplied: bool) -> Result<Box<dyn NicSet>> {
+    let runtime = config.runtime.path().to_path_buf();
+    let interfaces = match &config.nics {
+        NicSource::Addresses(..) => {
+            unbroken_softnic::inventory(&config)?.into_iter().map(|nic| nic.interface).collect()
+        }
+        NicSource::Host(_) => Vec::new(),
+    };
+    let nics = SoftNics::new(config)?;
+    // Keys and domains of NICs of different kinds have nothing in common: there, nothing is
+    // protected that is on a plain one.
+    let plain = nics.count() > 0 && (0..nics.count()).all(|i| !nics.capabilities(i).holds);
+    let logical = (plain && supplied).then(|| Logical {
+        memory: LogicalMemory::new(nics.count(), spawn_boxed),
+        taps: Mutex::new(vec![None; nics.count()]),
+    });
+    Ok(Box::new(Soft { nics, runtime, interfaces, logical }))
+}

@@ -1,0 +1,61 @@
+//! What shift runs over: the NICs of this process's host, of whatever kind.
+//!
+//! Who makes them (crates/api/nics) hands them down. Nothing here names a kind of device: shift
+//! knows [`Device`] alone, and learns of failures through it.
+
+use crate::preference::Place;
+use std::path::PathBuf;
+use std::sync::Arc;
+use unbroken_types::Gid;
+use unbroken_verbs::{
+    Capabilities, Device, DeviceAttr, EventSink, KeyRow, MemoryDomain, PortAttr, Result, UdAliases,
+};
+
+/// The NICs of this process's host.
+pub trait NicSet: Send + Sync {
+    /// How many there are.
+    fn count(&self) -> usize;
+    /// The name of NIC `i` in events and status.
+    fn name(&self, i: usize) -> String;
+    /// The host's name.
+    fn host(&self) -> String;
+    /// What NIC `i` can do beyond plain verbs, open or not.
+    fn capabilities(&self, i: usize) -> Capabilities;
+    /// The GID of NIC `i`, known before it is opened.
+    fn gid(&self, i: usize) -> Gid;
+    /// The GID of port 1 of the NIC, of whatever host, that has a port with this GID: QPNs are a
+    /// NIC's, whichever port carries its QPs.
+    fn first_port(&self, gid: Gid) -> Gid;
+    /// The node GUID of NIC `i`.
+    fn node_guid(&self, i: usize) -> u64;
+    /// Limits and identity of NIC `i`, open or not.
+    fn attr(&self, i: usize) -> DeviceAttr;
+    /// A port of NIC `i`, counted from 1, open or not, in the state that the caller knows.
+    fn port(&self, i: usize, port: u8, usable: bool) -> Result<PortAttr>;
+    /// The GID of the InfiniBand port that has this LID, as NIC `i` knows it, or why there is none.
+    fn gid_of_lid(&self, i: usize, lid: u16) -> Result<Gid>;
+    /// Opens NIC `i`. A dead one can be opened again when it is healed.
+    fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>>;
+    /// Protection domains and regions, as the contexts of NIC `i` see them. A domain is good on
+    /// every NIC that shares its objects.
+    fn memory(&self, i: usize) -> Arc<dyn MemoryDomain>;
+    /// By which keys a region is known on each NIC whose contexts of NIC `i` know it by this one,
+    /// where keys are a NIC's own.
+    fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow>;
+    /// Which set of keys NIC `i` has ([`unbroken_types::NicKey`]); 0 where keys are good on all
+    /// NICs.
+    fn key_set(&self, i: usize) -> u16;
+    /// Whether UD QPs can be moved.
+    fn moves_datagrams(&self) -> bool;
+    /// Where UD QPs are that have moved: the table that all these NICs translate by.
+    fn aliases(&self) -> Arc<UdAliases>;
+    /// The runtime folder.
+    fn runtime(&self) -> PathBuf;
+    /// Where NIC `i` is in the machine, if it is a device of the machine.
+    fn place(&self, i: usize) -> Option<Place>;
+}
+
+/// Whether failover is on (`UNBROKEN_FAILOVER`, on unless it is 0).
+pub fn failover_is_on() -> bool {
+    std::env::var("UNBROKEN_FAILOVER").map_or(true, |v| v != "0")
+}
