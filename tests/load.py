@@ -21,7 +21,7 @@ from lib.fabric import Fabric
 from lib.ports import free_port, listens
 from lib.process import Failure, describe_exit, wait_until
 from lib.suite import Suite
-from programs import QPERF_LATENCIES, QPERF_RATES, qperf
+from lib.qperf import LATENCIES as QPERF_LATENCIES, RATES as QPERF_RATES, qperf
 
 LOOPS = 2 * (os.cpu_count() or 2)
 SECONDS = 5
