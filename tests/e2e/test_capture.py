@@ -14,6 +14,7 @@ the loopback interface. That needs root, and dumpcap, tshark and nft.
 import re
 import subprocess
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -147,8 +148,14 @@ def nft(text: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("mtu", ["256", pytest.param("1024", marks=pytest.mark.smoke), "4096"])
-@pytest.mark.parametrize("transport", TRANSPORTS)
+def transports():
+    """Each transport at each MTU, as parameters."""
+    for transport, mtu in product(TRANSPORTS, ["256", "1024", "4096"]):
+        marks = pytest.mark.smoke if (transport, mtu) == ("RC", "1024") else ()
+        yield pytest.param(transport, mtu, id=f"{transport} {mtu}", marks=marks)
+
+
+@pytest.mark.parametrize("transport, mtu", transports())
 def test_perftest(logs, note, transport, mtu):
     """Captures the programs of a transport at an MTU."""
     programs, expected = TRANSPORTS[transport]

@@ -111,7 +111,6 @@ def both_protected(fabric):
     return status
 
 
-@pytest.mark.smoke
 def test_two_containers(logs):
     """Both ends are process 1 and share neither /proc nor /dev/shm; the status shows both; they
     can find each other."""
@@ -226,7 +225,6 @@ class Tiny(Fabric):
         subprocess.run(self.program_line(["rm", self.path / "ballast"]), check=True, timeout=20)
 
 
-@pytest.mark.smoke
 def test_no_room_left_in_mid_stream(logs, note):
     """The folder fills up in mid-stream, then a NIC dies: no room for an event, and the traffic
     goes on. Later events are written again."""

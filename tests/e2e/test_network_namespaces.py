@@ -146,10 +146,14 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("tool", ["ib_write_bw", "ib_send_bw"])
 @pytest.mark.parametrize(
-    "fault",
-    [pytest.param("ip link set down", marks=pytest.mark.smoke), "nft drop"],
+    "tool, fault",
+    [
+        pytest.param("ib_write_bw", "ip link set down", marks=pytest.mark.smoke),
+        ("ib_write_bw", "nft drop"),
+        ("ib_send_bw", "ip link set down"),
+        ("ib_send_bw", "nft drop"),
+    ],
 )
 def test_survives(logs, note, tool, fault):
     note(survive(logs, tool, FAULTS[fault]))

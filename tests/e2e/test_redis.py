@@ -227,15 +227,18 @@ class Machines:
 TROUBLES = ["killed", "restarted", "slow", "silent", "password_changed"]
 # Those in which nobody gets an answer.
 OUTAGES = {"killed", "silent", "password_changed"}
-
-
 TOOLS = ["ib_write_bw", "ib_send_bw"]
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize(
-    "kind", ["ip link set down", pytest.param("nft drop", marks=pytest.mark.smoke)]
+    "tool, kind",
+    [
+        ("ib_write_bw", "ip link set down"),
+        ("ib_send_bw", "ip link set down"),
+        ("ib_write_bw", "nft drop"),
+        pytest.param("ib_send_bw", "nft drop", marks=pytest.mark.smoke),
+    ],
 )
 def test_server_works(logs, note, tool, kind):
     """A fault, and one of the other rail, with a server that works."""

@@ -42,7 +42,6 @@ def emitted(count: int, seed: int) -> str:
     return subprocess.run(command, timeout=BUILD_SECONDS, **run).stdout
 
 
-@pytest.mark.smoke
 def test_packets(logs, note, scapy_python):
     if shutil.which("tshark") is None:
         raise Skip("tshark is missing: install Debian's tshark")
