@@ -73,7 +73,9 @@ def counted(path: str, kind: str) -> int:
     return int(re.search(r"^totals: (\d+)$", text, re.MULTILINE)[1])
 
 
-@pytest.mark.smoke
+@pytest.mark.parametrize(
+    "device", [pytest.param("full", marks=pytest.mark.smoke), "plain"], indirect=True
+)
 def test_instructions_that_failover_adds(logs, note, device):
     limits = LIMITS[device]
     bare, with_failover = counts(logs, False), counts(logs, True)

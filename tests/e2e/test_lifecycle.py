@@ -84,7 +84,6 @@ def test_all_nics_dead(logs, note, hosts):
         note(f"errors after {' and '.join(took_s)}")
 
 
-@pytest.mark.smoke
 def test_all_nics_of_a_host_down_for_a_second(logs, note):
     """Every NIC of a host goes down; one comes back before the deadline: the stream goes on."""
     with Fabric(logs) as fabric:
