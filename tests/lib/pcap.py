@@ -26,8 +26,6 @@ PORTS = "udp dst portrange 4791-5046"
 # before it.
 END_PORT = 9
 END = b"end of capture"
-
-
 _CLONE_NEWNET = 0x40000000
 TOOLS = ["dumpcap", "tshark", "nft", "ib_send_bw", "ip"]
 
