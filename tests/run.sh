@@ -88,37 +88,37 @@ suite build   $cargo test -q --release --workspace --no-run
 
 # What mostly waits, or computes by itself, and asserts no times; the longest first.
 beside clippy $cargo clippy -q --workspace --all-targets --release -- -D warnings
-beside redis  python3 tests/redis.py
-beside fuzz   fuzz/run.sh "$([ -n "$long" ] && echo 600 || echo 60)"
+beside redis  /usr/bin/python3 -m pytest tests/e2e/test_redis.py
+beside fuzz   /usr/bin/python3 -m pytest tests/e2e/test_fuzz.py ${long:+--long}
 beside unit   $cargo test -q --release --workspace
 [ -z "$long" ] || beside explore $cargo test -q --release -p unbroken-failover-protocol --test model -- --ignored --nocapture
-beside lifecycle python3 tests/lifecycle.py
+beside lifecycle /usr/bin/python3 -m pytest tests/e2e/test_lifecycle.py
 beside storms    python3 tests/storms.py --runs "$([ -n "$long" ] && echo 250 || echo 5)"
 beside storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$([ -n "$long" ] && echo 250 || echo 5)"
 beside coll      python3 tests/coll.py
 beside coll-meet python3 tests/coll_meet.py $([ -n "$long" ] && echo --slow)
 beside coll-storms python3 tests/coll_storms.py --runs "$([ -n "$long" ] && echo 300 || echo 10)"
-beside programs  python3 tests/programs.py
+beside programs  /usr/bin/python3 -m pytest tests/e2e/test_programs.py
 beside readme    python3 tests/readme.py
-beside plain     python3 tests/plain.py
-beside pyverbs   python3 tests/pyverbs/run.py
+beside plain     /usr/bin/python3 -m pytest tests/e2e/test_plain_devices.py
+beside pyverbs   /usr/bin/python3 -m pytest tests/e2e/test_pyverbs.py
 beside processes /usr/bin/python3 -m pytest tests/e2e/test_processes.py
-beside strangers python3 tests/strangers.py
-beside events    python3 tests/events.py
-beside forks     python3 tests/forks.py
-beside debuggers python3 tests/debuggers.py
+beside unknown-sources /usr/bin/python3 -m pytest tests/e2e/test_unknown_sources.py
+beside events    /usr/bin/python3 -m pytest tests/e2e/test_events.py
+beside forks     /usr/bin/python3 -m pytest tests/e2e/test_forks.py
+beside debuggers /usr/bin/python3 -m pytest tests/e2e/test_debuggers.py
 beside remap     python3 tests/remap.py
 beside remap-plain python3 tests/remap.py --device plain
 beside churn     python3 tests/churn.py ${long:+--seconds 600}
-beside containers python3 tests/containers.py
-beside user      python3 tests/user.py
-beside input     python3 tests/bad_input.py
-beside datagrams python3 tests/datagrams.py
+beside containers /usr/bin/python3 -m pytest tests/e2e/test_containers.py
+beside user      /usr/bin/python3 -m pytest tests/e2e/test_user.py
+beside input     /usr/bin/python3 -m pytest tests/e2e/test_bad_input.py
+beside datagrams /usr/bin/python3 -m pytest tests/e2e/test_datagrams.py
 beside sim     $cargo run -q --release --bin sim -- --schedules "$([ -n "$long" ] && echo 100000 || echo 10000)"
 beside mutants $cargo run -q --release --bin sim -- --mutants
-beside wire    python3 tests/wire/check.py
-beside model   python3 tests/model/run.py
-beside capture python3 tests/wire/capture.py
+beside wire    /usr/bin/python3 -m pytest tests/e2e/test_wire.py
+beside model   /usr/bin/python3 -m pytest tests/e2e/test_model.py
+beside capture /usr/bin/python3 -m pytest tests/e2e/test_capture.py
 beside deps    $cargo run -q --release --bin xtask -- deps
 beside abi     $cargo run -q --release --bin xtask -- abi
 
@@ -127,22 +127,22 @@ suite mpi       python3 tests/mpi.py
 [ -z "$long" ] || suite mpi-rest python3 tests/mpi.py --rest
 suite early     python3 tests/early.py ${long:+--all}
 suite survival /usr/bin/python3 -m pytest tests/e2e/test_survival.py ${long:+--long}
-suite netns     python3 tests/netns.py
+suite netns     /usr/bin/python3 -m pytest tests/e2e/test_network_namespaces.py
 suite verify    python3 tests/verify.py ${long:+--faults 1000}
 suite verify-plain python3 tests/verify.py --device plain --faults "$([ -n "$long" ] && echo 200 || echo 40)"
-suite load      python3 tests/load.py ${long:+--all}
+suite load      /usr/bin/python3 -m pytest tests/e2e/test_load.py ${long:+--long}
 suite threads   python3 tests/threads.py
 suite combined  python3 tests/combined.py
 suite threads-plain python3 tests/threads.py --device plain
 suite combined-plain python3 tests/combined.py --device plain
 suite turmoil   python3 tests/turmoil.py
-suite cost      python3 tests/cost.py
+suite cost      /usr/bin/python3 -m pytest tests/e2e/test_cost.py
 suite planned   python3 tests/planned.py ${long:+--flap-seconds 60}
 suite apm       python3 tests/apm.py
 suite apm-plain python3 tests/apm.py --device plain --only streaming
 suite lanes     python3 tests/lanes.py
 suite lanes-plain python3 tests/lanes.py --device plain
-suite scale     python3 tests/scale.py
+suite scale     /usr/bin/python3 -m pytest tests/e2e/test_scale.py
 suite sdr       python3 tests/sdr.py ${long:+--all}
 
 until_fewer_than 1

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a call costs: posts and polls, for a suite that counts instructions (tests/cost.py) by running it under valgrind's callgrind.
+ * What a call costs: posts and polls, for a test that counts instructions (tests/e2e/test_cost.py)
+ * by running it under valgrind's callgrind.
  *
- * Two QPs of this process are connected to each other. One call is counted at a time, with nothing outstanding: a post, and then whatever
- * there is to poll; an empty poll. Each batch of calls is a dump of its own, and a line `KIND CALLS` of output.
+ * Two QPs of this process are connected to each other. One call is counted at a time, with nothing
+ * outstanding: a post, and then whatever there is to poll; an empty poll. Each batch of calls is a
+ * dump of its own, and a line `KIND CALLS` of output.
  */
 #include "pair.h"
 #include <valgrind/callgrind.h>
@@ -22,8 +24,9 @@ static struct ibv_cq *cq, *other;
     } while (0)
 
 /*
- * Ends a batch. Valgrind lets one thread run at a time, and may have stopped another in the middle of its work on the NIC, which polls then find
- * taken: it is given its turn, which it gets when this one sleeps.
+ * Ends a batch. Valgrind lets one thread run at a time, and may have stopped another in the middle of
+ * its work on the NIC, which polls then find taken: it is given its turn, which it gets when this one
+ * sleeps.
  */
 static void counted(const char *kind, int calls)
 {

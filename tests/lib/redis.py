@@ -1,4 +1,5 @@
-"""A Redis server of a test's own, and a proxy in front of it that delays or holds what goes through."""
+"""A Redis server of a test's own, and a proxy in front of it that delays or holds what goes
+through."""
 
 import shutil
 import subprocess
@@ -13,10 +14,12 @@ USER, PASSWORD, PREFIX = "unbroken", "right", "lab"
 RIGHTS = f"~{PREFIX}:* +@read +@write +@connection +time"
 PORT = 6379
 PROXY_PORT = 6380
+PROXY = Path(__file__).parents[1] / "e2e" / "helpers" / "proxy.py"
 
 
 class Redis:
-    """A context: a server at m of a `Cluster`, or on this machine's loopback, with nothing on a disk; ended at the end."""
+    """A context: a server at m of a `Cluster`, or on this machine's loopback, with nothing on a
+    disk; ended at the end."""
 
     def __init__(self, net, logs: Path):
         for tool in ("redis-server", "redis-cli"):
@@ -39,11 +42,14 @@ class Redis:
     def start(self, password=PASSWORD):
         """Starts an empty server, and waits until it answers."""
         self.starts += 1
-        users = f"--user default on nopass ~* &* +@all --user {USER} on >{password} {RIGHTS}".split()
-        line = [*self.within, "redis-server", "--port", self.port, "--bind", self.addr, "--save", "", "--appendonly", "no"]
-        line += ["--protected-mode", "no", *users, "--dir", self.logs]
-        self.process = Process("redis", line, self.logs / f"redis{self.starts}.log", {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
-        wait_until(lambda: self.process.ended() or self.ask("ping") == "PONG", 20, "Redis answers")
+        users = f"--user default on nopass ~* &* +@all --user {USER} on >{password} {RIGHTS}"
+        line = [*self.within, "redis-server", "--port", self.port, "--bind", self.addr]
+        line += ["--save", "", "--appendonly", "no", "--protected-mode", "no"]
+        line += [*users.split(), "--dir", self.logs]
+        log, env = self.logs / f"redis{self.starts}.log", {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+        self.process = Process("redis", line, log, env)
+        answers = lambda: self.process.ended() or self.ask("ping") == "PONG"
+        wait_until(answers, 20, "Redis answers")
         if self.process.ended():
             raise Failure(f"redis-server ended: {self.process.output()[-500:]}")
 
@@ -54,8 +60,9 @@ class Redis:
 
     def ask(self, *command) -> str:
         """What it answers to the administrator."""
-        line = [*self.within, "redis-cli", "-p", self.port, *command]
-        return subprocess.run([str(word) for word in line], capture_output=True, text=True, timeout=20).stdout.strip()
+        line = [str(word) for word in [*self.within, "redis-cli", "-p", self.port, *command]]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=20)
+        return done.stdout.strip()
 
     def keys(self, kind: str) -> list:
         """The names of the entries of a kind."""
@@ -73,8 +80,10 @@ class Redis:
 
     def start_proxy(self):
         """Starts the proxy, which lets everything through."""
-        line = [*self.within, sys.executable, str(Path(__file__).parents[1] / "proxy.py"), str(PROXY_PORT), str(self.port)]
-        self.proxy = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        line = [*self.within, sys.executable, str(PROXY), str(PROXY_PORT), str(self.port)]
+        self.proxy = subprocess.Popen(
+            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self._said("listening")
 
     def pass_on(self):
@@ -101,7 +110,8 @@ class Redis:
 
     def url(self, host: str | None = None, **settings) -> str:
         """Where a host finds it."""
-        addr, port = self.net.server(host) if host else self.addr, PROXY_PORT if self.proxy else self.port
+        addr = self.net.server(host) if host else self.addr
+        port = PROXY_PORT if self.proxy else self.port
         more = "".join(f"&{name}={value}" for name, value in settings.items())
         return f"redis://{USER}@{addr}:{port}/0?prefix={PREFIX}{more}"
 

@@ -1,7 +1,7 @@
 //! Random packets of every kind, one a line: kind, source, destination, ports, IP id, UDP payload
 //! with ICRC in hex.
 //!
-//! `emit_random SEED COUNT`; tests/wire/check.py compares the ICRCs with scapy's and shows the
+//! `emit_random SEED COUNT`; tests/e2e/test_wire.py compares the ICRCs with scapy's and shows the
 //! packets to tshark.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

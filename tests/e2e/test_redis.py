@@ -1,27 +1,30 @@
-#!/usr/bin/env python3
-"""Failover between machines: two network namespaces that share no runtime folder, and a Redis server in a third.
+"""Failover between machines: two network namespaces that share no runtime folder, and a Redis
+server in a third.
 
-The NICs are the interfaces of two veth pairs; the Redis server is reached by a network for management, through a proxy. A stream
-(perftest), or the verifier, goes through faults of the interfaces that carry it while something happens to the server: it is killed, or
-restarted empty, or slow, or holds every answer, or has another password than the programs. Before the programs start, between connecting and the
-fault, while a switch is under way, and afterwards. What is asserted is bytes on the other interface after the fault, the events, and what
-lies on the server.
-Needs root, iproute2, nftables and redis-server; says so and skips where they are missing.
+The NICs are the interfaces of two veth pairs; the Redis server is reached by a network for
+management, through a proxy. A stream (perftest), or the verifier, goes through faults of the
+interfaces that carry it, while something happens to the server: it is killed, or restarted empty,
+or slow, or holds every answer, or has another password than the programs. That comes before the
+programs start, between connecting and the fault, while a switch is under way, and afterwards. What
+is asserted is bytes on the other interface after the fault, the events, and what lies on the
+server.
+
+Needs root, iproute2, nftables and redis-server.
 """
 
 import signal
-import sys
 import time
 
+import pytest
+
 from lib.cc import compile_c
+from lib.datagrams import outlives
 from lib.fabric import UNBROKEN, Fabric
 from lib.namespaces import Cluster
 from lib.ports import free_port, listens
 from lib.process import Died, Failure, describe_exit, wait_until
 from lib.redis import PASSWORD, USER, Redis
-from lib.suite import Suite
-from datagrams import outlives
-from verify import PROGRESS, report, storm, verified
+from lib.verifier import PROGRESS, report, run_through_faults, verified
 
 QPS = 2
 # Set-up exchanges a few KiB; this much on an interface is a stream.
@@ -30,17 +33,19 @@ STREAM_BYTES = 2_000_000
 PATIENCE_SECONDS = 20
 # Longer than the lease that goes with it.
 STOPPED_SECONDS = 4
-# Two to three times as long as the three faults and the ways back take.
+# Two to three times as long as the three faults and their repairs take.
 STREAM_SECONDS = 10
 EMULATED_FAULTS = 40
 LEASE_SECONDS = 2
 
 
 class Machines:
-    """A context: the hosts a and b, each with a runtime folder of its own; the server; the programs."""
+    """A context: the hosts a and b, each with a runtime folder of its own; the server; the
+    programs."""
 
     def __init__(self, logs, directory=True, password=PASSWORD, options=(), **settings):
-        self.logs, self.directory, self.password, self.options, self.settings = logs, directory, password, options, settings
+        self.logs, self.directory, self.password = logs, directory, password
+        self.options, self.settings = options, settings
         self.net, self.programs = Cluster(), {}
 
     def __enter__(self):
@@ -70,25 +75,30 @@ class Machines:
         port = free_port()
         for host in "ba":
             nics = ",".join(str(self.net.addr(host, rail)) for rail in range(self.net.rails))
-            line = [*self.net.within(host), UNBROKEN, "run", "--nics", nics, *self.options, "--", *args_of(host, port)]
-            # Where traffic is when a fault comes is the case's to say: nothing goes home by itself.
+            line = [*self.net.within(host), UNBROKEN, "run", "--nics", nics, *self.options, "--"]
+            line += args_of(host, port)
+            # Where traffic is when a fault comes is for the test to say: nothing fails back by
+            # itself.
             env = {"UNBROKEN_FAILBACK": "0"}
             if self.directory:
                 env |= self.redis.env(self.password, host=host, **self.settings)
             program = self.fabrics[host].start(f"{host}-program", line, env)
             self.programs[host] = program
             if host == "b":
-                wait_until(lambda p=program: p.ended() or listens(p.pid, port), PATIENCE_SECONDS, "the server listens")
+                listening = lambda p=program: p.ended() or listens(p.pid, port)
+                wait_until(listening, PATIENCE_SECONDS, "the server listens")
 
     def perftest(self, tool, seconds):
         """Starts a stream that flows on rail 0."""
 
         def line(host, port):
             to = [self.net.manager("b")] if host == "a" else []
-            return [tool, "-d", "unb0", "-F", "-p", port, "-s", 65536, "-q", QPS, "-D", seconds, *to]
+            args = ["-F", "-p", port, "-s", 65536, "-q", QPS, "-D", seconds, *to]
+            return [tool, "-d", "unb0", *args]
 
         self.start(line)
-        wait_until(lambda: self.ended() or self.carried(0) > STREAM_BYTES, PATIENCE_SECONDS, "traffic on rail 0")
+        flows = lambda: self.ended() or self.carried(0) > STREAM_BYTES
+        wait_until(flows, PATIENCE_SECONDS, "traffic on rail 0")
         self.check_alive()
 
     def ended(self) -> bool:
@@ -99,7 +109,8 @@ class Machines:
         """Fails if a program has ended."""
         for program in self.programs.values():
             if program.ended():
-                raise Died(f"{program.name} {describe_exit(program.popen.returncode)}: {program.output()[-300:]}")
+                ended = f"{program.name} {describe_exit(program.popen.returncode)}"
+                raise Died(f"{ended}: {program.output()[-300:]}")
 
     def carried(self, rail) -> int:
         """The bytes that went from a to b on a rail."""
@@ -109,7 +120,8 @@ class Machines:
         """Whether all QPs of both ends are, by now."""
         self.check_alive()
         qps = [qp for fabric in self.fabrics.values() for qp in fabric.status()["qps"]]
-        return len(qps) == 2 * QPS and all(qp["protected"] and qp["state"] in ("rtr", "rts") for qp in qps)
+        ready = [qp for qp in qps if qp["protected"] and qp["state"] in ("rtr", "rts")]
+        return len(qps) == len(ready) == 2 * QPS
 
     def wait_protected(self):
         """Waits until they are."""
@@ -127,11 +139,13 @@ class Machines:
             self.net.link("a", rail, "down")
 
     def survives(self, rail, meanwhile=lambda: None, kind="nft drop", moves=None):
-        """A fault on the rail that carries everything: everything goes on over the other one. Then the rail is healed."""
+        """A fault on the rail that carries everything: everything goes on over the other one.
+        Then the rail is repaired."""
         moves = moves or (lambda: None)
         other = 1 - rail
         began = self.carried(rail)
-        wait_until(lambda: self.ended() or self.carried(rail) - began > STREAM_BYTES, PATIENCE_SECONDS, f"traffic on rail {rail} before its fault")
+        flows = lambda: self.ended() or self.carried(rail) - began > STREAM_BYTES
+        wait_until(flows, PATIENCE_SECONDS, f"traffic on rail {rail} before its fault")
         before = self.carried(other)
         self.fault(rail, kind)
         meanwhile()
@@ -140,7 +154,8 @@ class Machines:
             self.check_alive()
             return self.carried(other) - before > STREAM_BYTES
 
-        wait_until(moved, PATIENCE_SECONDS, f"traffic on rail {other} after {kind} of rail {rail}")
+        what = f"traffic on rail {other} after {kind} of rail {rail}"
+        wait_until(moved, PATIENCE_SECONDS, what)
         moves()
         if kind == "nft drop":
             self.net.undrop("b", rail)
@@ -184,11 +199,12 @@ class Machines:
         self.redis.disconnect_all()
 
     def noticed(self):
-        """Waits until both hosts have said that they have no directory."""
+        """Waits until both hosts have an event that they have no directory."""
 
         def told():
             self.check_alive()
-            last = [[e["event"] for e in fabric.events() if e["event"].startswith("directory")][-1:] for fabric in self.fabrics.values()]
+            kinds = [[e["event"] for e in fabric.events()] for fabric in self.fabrics.values()]
+            last = [[k for k in of_host if k.startswith("directory")][-1:] for of_host in kinds]
             return last == [["directory-lost"]] * 2
 
         wait_until(told, PATIENCE_SECONDS, "the loss of the directory is noticed")
@@ -202,7 +218,8 @@ class Machines:
 
         def published():
             self.check_alive()
-            return self.redis.users() == 2 and len(self.redis.keys("qp")) == 2 * QPS and len(self.redis.keys("process")) == 2
+            qps, processes = self.redis.keys("qp"), self.redis.keys("process")
+            return self.redis.users() == 2 and len(qps) == 2 * QPS and len(processes) == 2
 
         wait_until(published, PATIENCE_SECONDS, "all is published again")
 
@@ -210,10 +227,21 @@ class Machines:
 TROUBLES = ["killed", "restarted", "slow", "silent", "password_changed"]
 # Those in which nobody gets an answer.
 OUTAGES = {"killed", "silent", "password_changed"}
+TOOLS = ["ib_write_bw", "ib_send_bw"]
 
 
-def healthy(logs, tool, kind):
-    """A fault and the way back, with a server that is well."""
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "tool, kind",
+    [
+        ("ib_write_bw", "ip link set down"),
+        ("ib_send_bw", "ip link set down"),
+        ("ib_write_bw", "nft drop"),
+        pytest.param("ib_send_bw", "nft drop", marks=pytest.mark.smoke),
+    ],
+)
+def test_server_works(logs, note, tool, kind):
+    """A fault, and one of the other rail, with a server that works."""
     with Machines(logs) as machines:
         machines.perftest(tool, 3)
         machines.wait_protected()
@@ -224,12 +252,19 @@ def healthy(logs, tool, kind):
         switches = machines.events("switch")
         if any(len(events) < 2 * QPS for events in switches.values()):
             raise Failure(f"switches: {switches}")
-        times = sorted(event["switch_us"] / 1000 for events in switches.values() for event in events)
-        return f"{len(times)} switches, the slowest {times[-1]:.1f} ms"
+        times = sorted(
+            event["switch_us"] / 1000 for events in switches.values() for event in events
+        )
+        note(f"{len(times)} switches, the slowest {times[-1]:.1f} ms")
 
 
-def troubled(logs, tool, trouble):
-    """The trouble comes between connecting and a fault, then while a switch is under way, then afterwards."""
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "trouble, tool", [(trouble, TOOLS[n % 2]) for n, trouble in enumerate(TROUBLES)], ids=TROUBLES
+)
+def test_trouble_between_faults(logs, note, tool, trouble):
+    """The trouble comes between connecting and a fault, then while a switch is under way, then
+    afterwards."""
     with Machines(logs) as machines:
         strike = getattr(machines, trouble)
 
@@ -250,20 +285,26 @@ def troubled(logs, tool, trouble):
         mend()
         machines.survives(0, moves=strike)
         before = machines.carried(1)
-        wait_until(lambda: machines.carried(1) - before > STREAM_BYTES or machines.ended(), PATIENCE_SECONDS, "traffic afterwards")
+        flows = lambda: machines.carried(1) - before > STREAM_BYTES or machines.ended()
+        wait_until(flows, PATIENCE_SECONDS, "traffic afterwards")
         mend()
         took = time.monotonic() - began
         machines.finish()
-        if any(machines.events("unprotected").values()):
-            raise Failure(f"a QP was not protected: {machines.events('unprotected')}")
-        lost, back = ([len(events) for events in machines.events(f"directory-{kind}").values()] for kind in ("lost", "back"))
+        unprotected = machines.events("unprotected")
+        if any(unprotected.values()):
+            raise Failure(f"a QP was not protected: {unprotected}")
+        kinds = [machines.events(f"directory-{kind}") for kind in ("lost", "back")]
+        lost, back = ([len(events) for events in of_kind.values()] for of_kind in kinds)
         if trouble in OUTAGES and back != [3, 3]:
             raise Failure(f"lost {lost} times, back {back} times, where 3 are right")
-        return f"three faults within {took:.1f} s; directory lost {lost} times"
+        note(f"three faults within {took:.1f} s; directory lost {lost} times")
 
 
-def troubled_before(logs, trouble):
-    """The trouble is there when the programs start: they run all the same, and say that they are not protected if they are not."""
+@pytest.mark.root
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_trouble_before_the_start(logs, note, trouble):
+    """The trouble is there when the programs start: they run all the same, and events say that
+    they are not protected if they are not."""
     with Machines(logs) as machines:
         getattr(machines, trouble)()
         machines.perftest("ib_write_bw", 3)
@@ -275,28 +316,32 @@ def troubled_before(logs, trouble):
             why = "protected"
         machines.redis.pass_on()
         machines.finish(clean=False)
-        return why
+        note(why)
 
 
 def fails_closed(machines) -> str:
-    """Both ends say that their QPs are not protected, and why."""
+    """Both ends have events that their QPs are not protected, and why."""
     if machines.protected():
         raise Failure("protected without a directory")
-    whys = {event["why"] for events in machines.events("unprotected").values() for event in events}
-    if len(machines.events("unprotected")["a"]) != QPS or not all("directory" in why for why in whys):
-        raise Failure(f"not said: {machines.events('unprotected')}")
+    unprotected = machines.events("unprotected")
+    whys = {event["why"] for events in unprotected.values() for event in events}
+    if len(unprotected["a"]) != QPS or not all("directory" in why for why in whys):
+        raise Failure(f"events that do not say it: {unprotected}")
     return "; ".join(sorted(whys))
 
 
-def comes_later(logs):
-    """A program that started without a server is protected as soon as there is one: its next connections are."""
+@pytest.mark.root
+def test_server_comes_later(logs):
+    """A program that started without a server is protected as soon as there is one: its next
+    connections are."""
     with Machines(logs) as machines:
         machines.killed()
         machines.start(lambda host, port: verifier_line(machines, host, port, "--seconds", 2))
         unprotected = lambda: machines.ended() or any(machines.events("unprotected").values())
         wait_until(unprotected, PATIENCE_SECONDS, "a QP without protection")
         machines.redis.start()
-        wait_until(lambda: machines.ended() or all(machines.events("directory-back").values()), PATIENCE_SECONDS, "it is back")
+        back = lambda: machines.ended() or all(machines.events("directory-back").values())
+        wait_until(back, PATIENCE_SECONDS, "it is back")
         machines.finish(clean=False)
         machines.programs.clear()
         machines.perftest("ib_write_bw", 2)
@@ -305,31 +350,42 @@ def comes_later(logs):
         machines.finish()
 
 
-def wrong_password(logs):
-    """The programs have a wrong password all the time: they run unprotected, `unbroken run` says why, and nobody reads the key."""
+@pytest.mark.root
+@pytest.mark.smoke
+def test_wrong_password(logs, note):
+    """The programs have a wrong password all the time: they run unprotected, `unbroken run` says
+    why, and nobody reads the key."""
     with Machines(logs, password="wrong") as machines:
         machines.perftest("ib_send_bw", 2)
         why = fails_closed(machines)
         machines.finish(clean=False)
-        said = machines.programs["a"].output()
-        if "refuses user and password" not in said or "not protected" not in said:
-            raise Failure(f"not said: {said[:300]}")
-        if "wrong" in said or machines.redis.keys("process"):
-            raise Failure(f"shown, or let in: {said[:300]}")
-        return why
+        output = machines.programs["a"].output()
+        if "refuses user and password" not in output or "not protected" not in output:
+            raise Failure(f"the output does not say it: {output[:300]}")
+        if "wrong" in output or machines.redis.keys("process"):
+            raise Failure(f"shown, or let in: {output[:300]}")
+        note(why)
 
 
 def verifier_line(machines, host, port, *options):
     """The line of the verifier."""
-    meet = ["--listen", port] if host == "b" else ["--connect", f"{machines.net.manager('b')}:{port}"]
-    files = ["--status-file", machines.logs / f"{host}.status", "--stop-file", machines.logs / "stop"]
+    to = ["--connect", f"{machines.net.manager('b')}:{port}"]
+    meet = ["--listen", port] if host == "b" else to
+    files = [
+        "--status-file",
+        machines.logs / f"{host}.status",
+        "--stop-file",
+        machines.logs / "stop",
+    ]
     return [compile_c("verifier", "-libverbs"), *meet, *options, *files]
 
 
-def verifier(logs, seed):
+@pytest.mark.root
+def test_verifier(logs, note):
     """Every message is verified through faults in all phases of all troubles."""
     with Machines(logs) as machines:
-        machines.start(lambda host, port: verifier_line(machines, host, port, "--qps", QPS, "--seed", seed, "--seconds", 120))
+        args = ["--qps", QPS, "--seed", 1, "--seconds", 120]
+        machines.start(lambda host, port: verifier_line(machines, host, port, *args))
 
         def progress(what):
             machines.check_alive()
@@ -350,7 +406,8 @@ def verifier(logs, seed):
                 kind = "ip link set down" if rail == 1 else "nft drop"
                 if not during:
                     strike()
-                machines.survives(rail, meanwhile=strike if during else lambda: None, kind=kind)
+                meanwhile = strike if during else lambda: None
+                machines.survives(rail, meanwhile=meanwhile, kind=kind)
                 progress(f"after {kind} of rail {rail} with '{trouble}'")
                 machines.mend()
                 machines.wait_protected()
@@ -361,67 +418,53 @@ def verifier(logs, seed):
         if any(result["errors"] for result in results):
             raise Failure(f"errors: {results}")
         switches = sum(len(events) for events in machines.events("switch").values())
-        return f"{2 * len(TROUBLES)} faults, {switches} switches, {sum(r['verified_messages'] for r in results)} messages verified"
+        messages = sum(result["verified_messages"] for result in results)
+        note(f"{2 * len(TROUBLES)} faults, {switches} switches, {messages} messages verified")
 
 
-def stopped(logs):
-    """A process is stopped for longer than its lease: it is not forgotten by its peer, and found again by all when it goes on."""
+@pytest.mark.root
+def test_stopped_for_longer_than_the_lease(logs):
+    """A process is stopped for longer than its lease: its peer does not forget it, and all find
+    it again when it goes on."""
     with Machines(logs, lease=LEASE_SECONDS) as machines:
         machines.perftest("ib_write_bw", STOPPED_SECONDS + 4)
         machines.wait_protected()
         machines.programs["b"].popen.send_signal(signal.SIGSTOP)
-        wait_until(lambda: len(machines.redis.keys("qp")) == QPS, PATIENCE_SECONDS, "its lease ends")
+        entries = lambda: len(machines.redis.keys("qp"))
+        wait_until(lambda: entries() == QPS, PATIENCE_SECONDS, "its lease ends")
         time.sleep(STOPPED_SECONDS - LEASE_SECONDS)
         if machines.events("give-up")["a"]:
             raise Failure(f"given up: {machines.events('give-up')}")
         machines.programs["b"].popen.send_signal(signal.SIGCONT)
-        wait_until(lambda: len(machines.redis.keys("qp")) == 2 * QPS, PATIENCE_SECONDS, "it is found again")
+        wait_until(lambda: entries() == 2 * QPS, PATIENCE_SECONDS, "it is found again")
         machines.survives(0)
         machines.finish()
 
 
-def emulated(logs, run):
-    """The emulated network with a Redis directory: NICs die and come back, with new control addresses that the peers must learn."""
+EMULATED = {
+    "verifier": lambda logs, env: run_through_faults(logs, EMULATED_FAULTS, 1, env=env),
+    "UD": lambda logs, env: outlives(logs, [], env),
+}
+
+
+@pytest.mark.parametrize("run", EMULATED)
+def test_emulated_network(logs, note, run):
+    """The emulated network with a Redis directory: NICs die and come back, with new control
+    addresses that the peers must learn."""
     with Redis(None, logs) as redis:
         redis.start()
-        note = run(logs, redis.env())
+        note(EMULATED[run](logs, redis.env()))
         if not redis.keys("process"):
             raise Failure("the programs did not use the server")
-        return note
 
 
-def must_not_survive(logs, what):
+@pytest.mark.root
+@pytest.mark.parametrize("without", ["directory", "failover"])
+def test_must_not_survive_without(logs, note, without):
     """The mutants: without a common directory, or without failover, the assertions must fail."""
-    options = ["--no-failover"] if what == "failover" else []
-    with Machines(logs, directory=what != "directory", options=options) as machines:
+    options = ["--no-failover"] if without == "failover" else []
+    with Machines(logs, directory=without != "directory", options=options) as machines:
         machines.perftest("ib_write_bw", 3)
-        try:
+        with pytest.raises(Failure) as death:
             machines.survives(0, kind="ip link set down")
-        except (Died, Failure) as death:
-            return f"({str(death)[:80]})"
-    raise Failure(f"the run without {what} passed")
-
-
-def main() -> int:
-    """Runs all of it."""
-    suite = Suite("redis", sys.argv[1:])
-    for tool in ("ib_write_bw", "ib_send_bw"):
-        for kind in ("ip link set down", "nft drop"):
-            suite.case(f"{tool}, {kind}", healthy, tool, kind)
-    for number, trouble in enumerate(TROUBLES):
-        suite.case(f"{('ib_write_bw', 'ib_send_bw')[number % 2]}, Redis {trouble}", troubled, ("ib_write_bw", "ib_send_bw")[number % 2], trouble)
-    for trouble in TROUBLES:
-        suite.case(f"Redis {trouble} before the start", troubled_before, trouble)
-    suite.case("Redis comes later", comes_later)
-    suite.case("wrong password", wrong_password)
-    suite.case("verifier", verifier, 1)
-    suite.case("stopped for longer than the lease", stopped)
-    suite.case("emulated network, verifier", emulated, lambda logs, env: storm(logs, EMULATED_FAULTS, 1, env=env))
-    suite.case("emulated network, UD", emulated, lambda logs, env: outlives(logs, [], env))
-    for what in ("directory", "failover"):
-        suite.case(f"no {what}, no survival", must_not_survive, what)
-    return suite.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        note(death.value)

@@ -1,8 +1,9 @@
-#!/usr/bin/env python3
-"""The stranger of strangers.py: sends forged control datagrams, as a process that has nothing but UDP sockets and what it was told.
+"""The unknown source of test_unknown_sources.py: it sends forged control datagrams, as a process
+that has nothing but UDP sockets and a plan.
 
-usage: stranger.py PLAN.json RESULT.json. It knows more than a stranger could: the control QPNs of its victims, both ends of their
-queue pairs with their secret numbers, and datagrams that were recorded on the wire. What it lacks is the key.
+usage: unknown_source.py PLAN.json RESULT.json. It knows more than such a process could: the
+control QPNs of its victims, both ends of their queue pairs with their secret numbers, and
+datagrams that were recorded on the wire. What it lacks is the key.
 """
 
 import json
@@ -32,14 +33,17 @@ def endpoint(end, qpn=None) -> bytes:
 
 def message(kind, sender, receiver, body=b"") -> bytes:
     """A control message; see crates/failover/protocol/src/message.rs."""
-    return struct.pack(">2sBBHH", b"UB", VERSION, kind, 72 + len(body), 0) + sender + receiver + body
+    return (
+        struct.pack(">2sBBHH", b"UB", VERSION, kind, 72 + len(body), 0) + sender + receiver + body
+    )
 
 
 class Forger:
     """Makes forged datagrams of every kind for the victims of a plan."""
 
     def __init__(self, plan, rng):
-        self.victims, self.recorded, self.rng = plan["victims"], [bytes.fromhex(r) for r in plan["recorded"]], rng
+        self.victims, self.rng = plan["victims"], rng
+        self.recorded = [bytes.fromhex(r) for r in plan["recorded"]]
         self.kinds = [self.hello, self.refuse, self.bye, self.probe, self.garbage, self.truncated]
         if self.recorded:
             self.kinds += [self.replayed] * 2
@@ -54,7 +58,8 @@ class Forger:
 
     def refuse(self, victim):
         """The peer would not go on, for every reason and two that are none."""
-        body = struct.pack(">B7xQQ", self.rng.randrange(9), self.rng.randrange(3), victim["peer"]["incarnation"])
+        reason, epoch = self.rng.randrange(9), self.rng.randrange(3)
+        body = struct.pack(">B7xQQ", reason, epoch, victim["peer"]["incarnation"])
         return message(REFUSE, endpoint(victim["peer"]), endpoint(victim["own"]), body)
 
     def bye(self, victim):
@@ -63,7 +68,9 @@ class Forger:
 
     def probe(self, victim):
         """A question that would be answered, or an answer that was not asked for."""
-        kind, body = self.rng.choice([PROBE, PROBE_ACK]), struct.pack(">IQ", self.rng.randrange(100), 5)
+        kind, body = self.rng.choice([PROBE, PROBE_ACK]), struct.pack(
+            ">IQ", self.rng.randrange(100), 5
+        )
         return message(kind, endpoint(victim["peer"], 0), endpoint(victim["own"], 0), body)
 
     def garbage(self, _victim):
@@ -76,11 +83,11 @@ class Forger:
         return whole[: self.rng.randrange(len(whole))]
 
     def replayed(self, _victim):
-        """What was said, under its seal, with one bit changed."""
-        said = bytearray(self.rng.choice(self.recorded))
-        bit = self.rng.randrange(8 * len(said))
-        said[bit // 8] ^= 1 << bit % 8
-        return bytes(said)
+        """A recorded message, under its seal, with one bit changed."""
+        changed = bytearray(self.rng.choice(self.recorded))
+        bit = self.rng.randrange(8 * len(changed))
+        changed[bit // 8] ^= 1 << bit % 8
+        return bytes(changed)
 
     def next(self):
         """A victim's NIC (address, port, control QPN) and what is sent there."""
@@ -110,7 +117,8 @@ def main() -> int:
                 while len(answers) < 100:
                     answers.append(heard.recv(2048).hex())
             except OSError:
-                # Nothing there; or a port that was closed (ECONNREFUSED), which is the kernel's answer and not the victim's.
+                # Nothing there; or a port that was closed (ECONNREFUSED): the kernel's answer, not
+                # the victim's.
                 pass
 
     end = time.monotonic() + plan["seconds"]

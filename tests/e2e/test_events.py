@@ -1,16 +1,16 @@
-#!/usr/bin/env python3
-"""What the event log says is true: when a failure was noticed and how long a switch took, also of QPs that were idle, that are connected
-to themselves, or that came when the fault was there already; and why a QP was given up."""
+"""The times in the event log are right: when a failure was noticed and how long a switch took,
+also of QPs that were idle, that are connected to themselves, or that were connected after the
+fault."""
 
 import json
-import sys
 import time
+
+import pytest
 
 from lib.cc import compile_c
 from lib.fabric import Fabric, now_us
 from lib.ports import free_port, listens
 from lib.process import Failure, wait_until
-from lib.suite import Suite
 
 BUSY_MS = 1500
 # Longer than any noticing takes, also where a core must be waited for.
@@ -28,36 +28,51 @@ def switch_after(fabric, fault_us) -> dict:
     if not fault_us <= switch["detected_at_us"] <= moved_us <= now_us():
         raise Failure(f"times out of order after a fault at {fault_us}: {switch}")
     if abs(switch["time_us"] - moved_us) > SLACK_US:
-        raise Failure(f"the event is of {switch['time_us']}, its switch was done at {moved_us}: {switch}")
+        raise Failure(
+            f"the event is of {switch['time_us']}, its switch was done at {moved_us}: {switch}"
+        )
     return switch
 
 
-def to_itself(logs, idle):
-    """A QP that is connected to itself goes on when its NIC dies, whether or not it has anything to do at that time."""
+@pytest.mark.parametrize(
+    "idle",
+    [pytest.param(False, id="busy"), pytest.param(True, id="idle", marks=pytest.mark.smoke)],
+)
+def test_qp_connected_to_itself(logs, note, idle):
+    """A QP that is connected to itself goes on when its NIC dies, whether or not it has anything
+    to do at that time."""
     program = compile_c("flush", "-libverbs")
     with Fabric(logs) as fabric:
         go_on = logs / "go-on"
         go_on.unlink(missing_ok=True)
         flush = fabric.run("a", [program, 50 if idle else BUSY_MS, go_on], "a-flush")
-        wait_until(lambda: flush.ended() or ("idle" if idle else "reading") in flush.output(), 20, "the program is that far")
-        wait_until(lambda: all(qp["protected"] for qp in fabric.status()["qps"]), 20, "the QP is protected")
+        word = "idle" if idle else "reading"
+        wait_until(lambda: flush.ended() or word in flush.output(), 20, f"the program is {word}")
+        protected = lambda: all(qp["protected"] for qp in fabric.status()["qps"])
+        wait_until(protected, 20, "the QP is protected")
         fabric.fault("nic a/0 dead")
         fault_us = fabric.events("fault")[0]["time_us"]
         switch = switch_after(fabric, fault_us)
         go_on.touch()
         flush.expect_success(30)
         if switch["from"] != "a/0-a/0" or not switch["on_path_since_us"] < fault_us:
-            raise Failure(f"another path, or the QP would have come there after the fault: {switch}")
+            raise Failure(
+                f"another path, or the QP would have come there after the fault: {switch}"
+            )
         if switch["detect_us"] != switch["detected_at_us"] - fault_us:
-            raise Failure(f"noticed {switch['detect_us']} us after the fault at {fault_us}: {switch}")
+            raise Failure(
+                f"noticed {switch['detect_us']} us after the fault at {fault_us}: {switch}"
+            )
         if idle and switch["switch_us"] >= REPORT_WAIT_US:
             raise Failure(f"the wait for the report is in the time of the switch: {switch}")
         result = json.loads(flush.output().splitlines()[-1])
-        return f"{result['reads']} READs; noticed after {switch['detect_us']} us, switched in {switch['switch_us']} us to {switch['to']}"
+        times = f"noticed after {switch['detect_us']} us, switched in {switch['switch_us']} us"
+        note(f"{result['reads']} READs; {times} to {switch['to']}")
 
 
-def old_fault(logs):
-    """A QP that is connected over a path that was cut long before: its time to notice begins when it is connected."""
+def test_qp_connected_after_the_fault(logs, note):
+    """A QP that is connected over a path that was cut long before: its time to notice begins
+    when it is connected."""
     program = compile_c("verifier", "-libverbs")
     with Fabric(logs) as fabric:
         fabric.fault("cable a/0 cut")
@@ -67,7 +82,9 @@ def old_fault(logs):
             meet = ["--listen", port] if host == "b" else ["--connect", f"127.0.0.1:{port}"]
             programs[host] = fabric.run(host, [program, *meet, "--seconds", 1], f"{host}-verifier")
             if host == "b":
-                wait_until(lambda: programs["b"].ended() or listens(programs["b"].pid, port), 20, "the verifier listens")
+                server = programs["b"]
+                listening = lambda: server.ended() or listens(server.pid, port)
+                wait_until(listening, 20, "the verifier listens")
         for process in programs.values():
             process.expect_success(60)
         fault_us = fabric.events("fault")[0]["time_us"]
@@ -76,19 +93,7 @@ def old_fault(logs):
             raise Failure("no switch away from the path that is cut")
         for switch in switches:
             since_us = switch["on_path_since_us"]
-            if since_us < fault_us + OLD_FAULT_SECONDS * 1e6 or switch["detect_us"] != switch["detected_at_us"] - since_us:
+            took_us = switch["detected_at_us"] - since_us
+            if since_us < fault_us + OLD_FAULT_SECONDS * 1e6 or switch["detect_us"] != took_us:
                 raise Failure(f"the fault was at {fault_us}, the QP came later: {switch}")
-        return f"noticed {[s['detect_us'] for s in switches]} us after the connection"
-
-
-def main() -> int:
-    """Runs all of it."""
-    suite = Suite("events", sys.argv[1:])
-    suite.case("a QP connected to itself, nic dead", to_itself, False)
-    suite.case("a QP connected to itself, idle, nic dead", to_itself, True)
-    suite.case("a QP that is connected after the fault", old_fault)
-    return suite.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        note(f"noticed {[s['detect_us'] for s in switches]} us after the connection")

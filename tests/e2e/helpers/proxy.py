@@ -1,8 +1,8 @@
-#!/usr/bin/env python3
-"""A TCP proxy that delays or holds what goes through, for tests/redis.py.
+"""A TCP proxy that delays or holds what goes through, for test_redis.py.
 
-usage: proxy.py PORT TO_PORT, at all addresses of the network namespace, to 127.0.0.1. Commands come on standard input, one a line: `pass`,
-`delay MS` (each way), `hold` (nothing goes through until the next command; connections are taken). Each is said back when it holds.
+usage: proxy.py PORT TO_PORT, at all addresses of the network namespace, to 127.0.0.1. Commands
+come on standard input, one a line: `pass`, `delay MS` (each way), `hold` (nothing goes through
+until the next command; connections are taken). Each is written back when it holds.
 """
 
 import asyncio

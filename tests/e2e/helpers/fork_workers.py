@@ -1,6 +1,8 @@
-"""Workers of multiprocessing, forked from a process that uses verbs (tests/forks.py). Each has traffic between two QPs of its own.
+"""Workers of multiprocessing, forked from a process that uses verbs (test_forks.py). Each has
+traffic between two QPs of its own.
 
-usage: fork_workers.py STOP-FILE"""
+usage: fork_workers.py STOP-FILE
+"""
 
 import json
 import multiprocessing
@@ -28,7 +30,13 @@ class Pair:
         self.context = Context(name=get_device_list()[0].name.decode())
         self.pd, self.cq = PD(self.context), CQ(self.context, 16)
         self.mr = MR(self.pd, 2 * BYTES, e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE)
-        init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.cq, rcq=self.cq, cap=QPCap(max_send_wr=8, max_recv_wr=8), sq_sig_all=1)
+        init = QPInitAttr(
+            qp_type=e.IBV_QPT_RC,
+            scq=self.cq,
+            rcq=self.cq,
+            cap=QPCap(max_send_wr=8, max_recv_wr=8),
+            sq_sig_all=1,
+        )
         first = QPAttr(port_num=1)
         first.qp_access_flags = e.IBV_ACCESS_REMOTE_WRITE
         self.qps = [QP(self.pd, init, first) for _ in range(2)]
@@ -46,7 +54,9 @@ class Pair:
         """One WRITE, and a look at what it wrote."""
         content = os.urandom(16) * (BYTES // 16)
         self.mr.write(content, BYTES)
-        wr = SendWR(num_sge=1, sg=[SGE(self.mr.buf, BYTES, self.mr.lkey)], opcode=e.IBV_WR_RDMA_WRITE)
+        wr = SendWR(
+            num_sge=1, sg=[SGE(self.mr.buf, BYTES, self.mr.lkey)], opcode=e.IBV_WR_RDMA_WRITE
+        )
         wr.set_wr_rdma(self.mr.rkey, self.mr.buf + BYTES)
         self.qps[0].post_send(wr)
         deadline = time.monotonic() + 25

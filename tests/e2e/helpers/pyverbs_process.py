@@ -1,9 +1,11 @@
-"""Runs tests of rdma-core's pyverbs suite in this process and tells of each on descriptor 3, a line of JSON per step.
+"""Runs tests of rdma-core's pyverbs suite in this process and reports on a file
+descriptor, a line of JSON per step.
 
-    one_process.py FOLDER DEVICE GID_INDEX list          names all tests
-    one_process.py FOLDER DEVICE GID_INDEX run ID…       runs these, in this order
+    pyverbs_process.py FD FOLDER DEVICE GID_INDEX list      names all tests
+    pyverbs_process.py FD FOLDER DEVICE GID_INDEX run ID…   runs these, in this order
 
-Runs under Debian's Python, since its pyverbs is compiled for that one. Steps: {"id"}, {"start"}, {"end", "how", "why"}.
+Runs under Debian's Python, since its pyverbs is compiled for that one.
+Steps: {"id"}, {"start"}, {"end", "how", "why"}.
 """
 
 import json
@@ -12,23 +14,24 @@ import sys
 import unittest
 from importlib.machinery import SourceFileLoader
 
-STEPS = os.fdopen(3, "w", buffering=1)
+STEPS = os.fdopen(int(sys.argv[1]), "w", buffering=1)
 
 
-def tell(**step):
+def report(**step):
+    """Writes a step."""
     STEPS.write(json.dumps(step) + "\n")
 
 
-class Teller(unittest.TestResult):
-    """Tells of each test as it starts and ends."""
+class Reporter(unittest.TestResult):
+    """Reports each test as it starts and ends."""
 
     def startTest(self, test):
         super().startTest(test)
         self.how, self.why = "pass", ""
-        tell(start=test.id())
+        report(start=test.id())
 
     def stopTest(self, test):
-        tell(end=test.id(), how=self.how, why=self.why)
+        report(end=test.id(), how=self.how, why=self.why)
         super().stopTest(test)
 
     def _failed(self, error):
@@ -59,7 +62,7 @@ def flat(suite):
 
 
 def main():
-    folder, device, gid_index, what, *ids = sys.argv[1:]
+    folder, device, gid_index, what, *ids = sys.argv[2:]
     sys.path.insert(0, folder)
     from args_parser import parser
 
@@ -69,9 +72,9 @@ def main():
     tests = SourceFileLoader("tests", os.path.join(folder, "__init__.py")).load_module()
     if what == "list":
         for test in flat(unittest.defaultTestLoader.loadTestsFromModule(tests)):
-            tell(id=test.id())
+            report(id=test.id())
         return
-    result = Teller()
+    result = Reporter()
     for name in ids:
         unittest.defaultTestLoader.loadTestsFromName(name).run(result)
 

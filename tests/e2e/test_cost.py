@@ -1,29 +1,30 @@
-#!/usr/bin/env python3
 """What failover adds to a post and to an empty poll, in instructions.
 
-A program (tests/c/cost.c) posts and polls through the ABI under valgrind's callgrind, which counts the instructions of one call at a time, and
-nothing else; it does so with failover and without. Seconds on a shared machine are noise; these counts are the same on every machine, and in every
-run but for a few instructions. A call may find a timer due, or the NIC in the hands of a thread that valgrind has interrupted there, so that it has
-less to do, or has to wait: what counts is the most that some batches of calls agree in.
+A program (tests/c/cost.c) posts and polls through the ABI under valgrind's callgrind, which
+counts the instructions of one call at a time, and nothing else; it does so with failover and
+without. Seconds on a shared machine are noise; these counts are the same on every machine, and
+in every run but for a few instructions. A call may find a timer due, or the NIC in the hands of
+a thread that valgrind has interrupted there, so that it has less to do, or has to wait: what
+counts is the most that some batches of calls agree in.
 """
 
 import re
 import statistics
-import sys
 
-from lib import device
+import pytest
+
 from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.process import Failure, wait_until
-from lib.suite import Suite
 
 # Under valgrind everything takes fifty times as long, on a machine that may be busy.
 SECONDS = 120
 # By how much batches of the same calls differ at most, and how many must be alike.
 ALIKE = 0.02
 LEAST_BATCHES = 3
-# The most instructions that failover may add to a call. (20 are wanted of an empty poll: the two counts whose difference is taken vary by four.)
-BARS = {
+# The most instructions that failover may add to a call. (20 are wanted of an empty poll: the two
+# counts whose difference is taken vary by four.)
+LIMITS = {
     # A physical QP that holds its own work: a branch.
     "full": {"post_send": 40, "post_recv": 40, "empty_poll": 24},
     # A journal, and a CQ of the device's behind the application's.
@@ -36,9 +37,11 @@ def counts(logs, failover: bool) -> dict:
     program, name = compile_c("cost", "-libverbs"), "failover" if failover else "bare"
     out = logs / f"{name}.callgrind"
     with Fabric(logs) as fabric:
-        valgrind = ["valgrind", "--tool=callgrind", "--fair-sched=yes", "--collect-atstart=no", f"--callgrind-out-file={out}"]
+        valgrind = ["valgrind", "--tool=callgrind", "--fair-sched=yes", "--collect-atstart=no"]
+        valgrind += [f"--callgrind-out-file={out}"]
         process = fabric.run("a", [*valgrind, program], name, failover)
-        wait_until(lambda: process.ended() or "done" in process.output(), SECONDS, "the end of the calls")
+        done = lambda: process.ended() or "done" in process.output()
+        wait_until(done, SECONDS, "the end of the calls")
         if process.ended():
             process.expect_success(0)
         protected = [qp["protected"] for qp in fabric.status()["qps"]]
@@ -52,7 +55,8 @@ def counts(logs, failover: bool) -> dict:
 
 
 def usual(kind: str, batches: list) -> float:
-    """Instructions of a call that did all that there is to do: the most that some batches agree in."""
+    """Instructions of a call that did all that there is to do: the most that some batches agree
+    in."""
     for most in sorted(batches, reverse=True):
         alike = [batch for batch in batches if (1 - ALIKE) * most <= batch <= most]
         if len(alike) >= LEAST_BATCHES:
@@ -69,26 +73,18 @@ def counted(path: str, kind: str) -> int:
     return int(re.search(r"^totals: (\d+)$", text, re.MULTILINE)[1])
 
 
-def added(logs, bars: dict) -> str:
-    """Compares the two; fails where failover adds more than a bar."""
+@pytest.mark.parametrize(
+    "device", [pytest.param("full", marks=pytest.mark.smoke), "plain"], indirect=True
+)
+def test_instructions_that_failover_adds(logs, note, device):
+    limits = LIMITS[device]
     bare, with_failover = counts(logs, False), counts(logs, True)
-    if bare.keys() != bars.keys() or min(bare.values()) < 100:
+    if bare.keys() != limits.keys() or min(bare.values()) < 100:
         raise Failure(f"not every kind of call was counted: {bare}")
-    figures = {kind: with_failover[kind] - bare[kind] for kind in bars}
-    note = ", ".join(f"{kind} {bare[kind]:.0f} {figures[kind]:+.0f} (at most {bars[kind]})" for kind in bars)
-    if any(figures[kind] > bars[kind] for kind in bars):
-        raise Failure(note)
-    return note
-
-
-def main() -> int:
-    """Both kinds of device."""
-    suite = Suite("cost")
-    for kind, bars in BARS.items():
-        device.use("cost", kind)
-        suite.case(f"instructions that failover adds, {kind} devices", added, bars)
-    return suite.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    added = {kind: with_failover[kind] - bare[kind] for kind in limits}
+    figures = ", ".join(
+        f"{kind} {bare[kind]:.0f} {added[kind]:+.0f} (at most {limits[kind]})" for kind in limits
+    )
+    note(figures)
+    if any(added[kind] > limits[kind] for kind in limits):
+        raise Failure(figures)

@@ -1,34 +1,36 @@
-#!/usr/bin/env python3
-"""Ends in containers: each in its own PID, mount and user namespace, with its own /dev/shm, and nothing shared but the runtime folder.
+"""Ends in containers: each in its own PID, mount and user namespace, with its own /dev/shm, and
+nothing shared but the runtime folder.
 
-So both programs have pid 1, neither sees the other in /proc, and neither could use the other's shared memory if it lay anywhere but in
-the runtime folder. The cases: a dead NIC, a peer that is stopped while its QPs switch, a killed peer. And what a runtime
-folder does that has no room left: in a small tmpfs in a mount namespace of its own. And that a container which does not see a fabric's
-folder leaves it its addresses.
-Needs user namespaces (as root or not) and util-linux; says so and skips where they are not allowed.
+So both programs have pid 1, neither sees the other in /proc, and neither could use the other's
+shared memory if it lay anywhere but in the runtime folder. Also: what a runtime folder does that
+has no room left (in a small tmpfs in a mount namespace of its own), and that a container which does
+not see a fabric's folder leaves it its addresses.
+
+Needs user namespaces (as root or not) and util-linux; skips where they are not allowed.
 """
 
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from lib.fabric import RUNTIME_ROOT, Fabric
 from lib.process import Failure, Process, Skip, wait_until
-from lib.suite import Suite
 from lib.traffic import survive
 
 NAMESPACES = ["--user", "--map-root-user", "--pid", "--mount", "--fork"]
 QPS = 2
 STREAM = ["-F", "-s", 65536, "-q", QPS]
-# The registry of octets, which all users and containers of a machine share: crates/nic/fabric/src/octet.rs.
+# The registry of octets, which all users and containers of a machine share:
+# crates/nic/fabric/src/octet.rs.
 OCTETS = Path("/tmp/unbroken-octets")
 # A stream, as opposed to what set-up exchanges.
 STREAM_BYTES = 2_000_000
 STOPPED_SECONDS = 3
-# shift waits for a silent peer for 20 s; of a dead one it must know sooner.
+# Failover waits for a silent peer for 20 s; of a dead one it must know sooner.
 ERROR_SECONDS = 15
 TINY = "size=24m,mode=0700"
 
@@ -56,7 +58,17 @@ class Containers(Fabric):
 
     def program_line(self, args):
         inside = 'mount -t tmpfs none /dev/shm && exec "$@"'
-        return ["unshare", *NAMESPACES, "--mount-proc", "--kill-child", "sh", "-c", inside, "sh", *args]
+        return [
+            "unshare",
+            *NAMESPACES,
+            "--mount-proc",
+            "--kill-child",
+            "sh",
+            "-c",
+            inside,
+            "sh",
+            *args,
+        ]
 
     @staticmethod
     def inner(process: Process) -> int:
@@ -74,17 +86,19 @@ class Containers(Fabric):
 def stream(fabric, seconds, tool="ib_write_bw"):
     """A stream that flows, with both ends protected."""
     server, client = fabric.pair(tool, [*STREAM, "-D", seconds])
-    flows = lambda: client.ended() or server.ended() or fabric.nics()["b/0"]["rx_payload_bytes"] > STREAM_BYTES
+    came = lambda: fabric.nics()["b/0"]["rx_payload_bytes"]
+    flows = lambda: client.ended() or server.ended() or came() > STREAM_BYTES
     wait_until(flows, 20, "traffic on rail 0")
     for process in (server, client):
         if process.ended():
-            raise Failure(f"{process.name} ended before any traffic flowed: {process.output()[-300:]}")
+            end = process.output()[-300:]
+            raise Failure(f"{process.name} ended before any traffic flowed: {end}")
     return server, client
 
 
 def backup_bytes(fabric) -> int:
     """The payload that reached host b by other NICs than the first."""
-    return sum(nic["rx_payload_bytes"] for name, nic in fabric.nics().items() if name[0] == "b" and name != "b/0")
+    return fabric.elsewhere("b/0", "rx_payload_bytes")
 
 
 def both_protected(fabric):
@@ -92,12 +106,14 @@ def both_protected(fabric):
     status = fabric.status()
     ends = sorted((qp["host"], qp["protected"], qp["why"]) for qp in status["qps"])
     if ends != [(host, True, "") for host in "ab" for _ in range(QPS)]:
-        raise Failure(f"not both ends are protected: {ends}; {[p['error'] for p in status['processes']]}")
+        errors = [process["error"] for process in status["processes"]]
+        raise Failure(f"not both ends are protected: {ends}; {errors}")
     return status
 
 
-def two_worlds(logs):
-    """Both ends are process 1 and share neither /proc nor /dev/shm; the status shows both; they can find each other."""
+def test_two_containers(logs):
+    """Both ends are process 1 and share neither /proc nor /dev/shm; the status shows both; they
+    can find each other."""
     with Containers(logs) as fabric:
         server, client = stream(fabric, 3)
         status = both_protected(fabric)
@@ -112,16 +128,18 @@ def two_worlds(logs):
             process.expect_success(30)
         if fabric.events("switch"):
             raise Failure("a switch without a fault")
-        return "both are pid 1"
 
 
-def dead_nic(logs, tool):
+@pytest.mark.parametrize(
+    "tool", [pytest.param("ib_write_bw", marks=pytest.mark.smoke), "ib_send_bw"]
+)
+def test_nic_dead(logs, note, tool):
     """A NIC dies: the bytes go on by another one."""
     with Containers(logs) as fabric:
-        return survive(fabric, tool, STREAM, 3, "nic a/0 dead", False, gaps=False).note
+        note(survive(fabric, tool, STREAM, 3, "nic a/0 dead", False, gaps=False).note)
 
 
-def stopped_peer(logs):
+def test_peer_stopped_during_a_switch(logs, note):
     """The peer stands still while the QPs switch: it is waited for."""
     with Containers(logs) as fabric:
         server, client = stream(fabric, STOPPED_SECONDS + 4)
@@ -138,10 +156,10 @@ def stopped_peer(logs):
         carried = backup_bytes(fabric)
         if carried < STREAM_BYTES:
             raise Failure(f"only {carried} bytes after it went on")
-        return f"{carried / 1e9:.2f} GB after {STOPPED_SECONDS} s"
+        note(f"{carried / 1e9:.2f} GB after {STOPPED_SECONDS} s")
 
 
-def killed_peer(logs):
+def test_peer_killed(logs, note):
     """The peer is killed: the other end gets its error."""
     with Containers(logs) as fabric:
         server, client = stream(fabric, 60)
@@ -153,27 +171,30 @@ def killed_peer(logs):
         left = [process["pid"] for process in fabric.status()["processes"]]
         if left:
             raise Failure(f"processes {left} are still shown")
-        return f"error after {client.ended_at - killed:.1f} s"
+        note(f"error after {client.ended_at - killed:.1f} s")
 
 
-def unseen_octet(logs):
-    """A fabric is made in a container that does not see another's runtime folder: that one's octet stays its own."""
+def test_octet_out_of_sight(logs, note):
+    """A fabric is made in a container that does not see another's runtime folder: that one keeps
+    its octet."""
     check_possible()
     if RUNTIME_ROOT is None:
         raise Skip("there is no /dev/shm to hide")
     with Fabric(logs, "--nics", "2") as seen, Containers(logs) as fabric:
-        entries = [f for f in OCTETS.iterdir() if f.is_file() and f.read_bytes().split(b"\0")[0] == str(seen.path).encode()]
+        files = [(f, f.read_bytes()) for f in OCTETS.iterdir() if f.is_file()]
+        entries = [f for f, text in files if text.split(b"\0")[0] == str(seen.path).encode()]
         if len(entries) != 1:
             raise Failure(f"{seen.path} has the entries {entries}")
         made = fabric.run("a", ["ibv_devinfo", "-d", "unb0"])
         made.expect_success(20)
         if not entries[0].exists():
             raise Failure(f"{entries[0]} was taken for stale where its folder is not seen")
-        return f"{entries[0].name} is there"
+        note(f"{entries[0].name} is there")
 
 
 class Tiny(Fabric):
-    """A fabric whose runtime folder is a small tmpfs, in a mount namespace that its programs and commands enter."""
+    """A fabric whose runtime folder is a small tmpfs, in a mount namespace that its programs and
+    commands enter."""
 
     root = None
 
@@ -181,34 +202,41 @@ class Tiny(Fabric):
         check_possible()
         super().__init__(logs)
         hold = f'mount -t tmpfs -o {TINY} none "$0" && echo mounted && exec sleep 600'
-        self.holder = self.start("holder", ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", hold, self.path])
-        wait_until(lambda: "mounted" in self.holder.output() or self.holder.ended(), 20, "a small tmpfs")
+        unshare = ["unshare", "--user", "--map-root-user", "--mount"]
+        self.holder = self.start("holder", [*unshare, "sh", "-c", hold, self.path])
+        mounted = lambda: "mounted" in self.holder.output() or self.holder.ended()
+        wait_until(mounted, 20, "a small tmpfs")
 
     def program_line(self, args):
-        return ["nsenter", "-t", str(self.holder.pid), "--user", "--preserve-credentials", "--mount", *args]
+        enter = ["nsenter", "-t", str(self.holder.pid), "--user", "--preserve-credentials"]
+        return [*enter, "--mount", *args]
 
     command_line = program_line
 
     def fill(self):
-        """Leaves no byte, also in the last page of the log, which then ends in the middle of a line."""
+        """Leaves no byte, also in the last page of the log, which then ends in the middle of a
+        line."""
         fill = 'cd "$0"; cat /dev/zero > ballast; cat /dev/zero >> events.jsonl; ! echo x > more'
-        subprocess.run(self.program_line(["sh", "-c", fill, self.path]), check=True, capture_output=True, timeout=60)
+        line = self.program_line(["sh", "-c", fill, self.path])
+        subprocess.run(line, check=True, capture_output=True, timeout=60)
 
     def make_room(self):
         """Takes the ballast out."""
         subprocess.run(self.program_line(["rm", self.path / "ballast"]), check=True, timeout=20)
 
 
-def fills_up(logs):
-    """The folder fills up in mid-stream, then a NIC dies: no room for an event, and the traffic goes on. Later events are written again."""
+def test_no_room_left_in_mid_stream(logs, note):
+    """The folder fills up in mid-stream, then a NIC dies: no room for an event, and the traffic
+    goes on. Later events are written again."""
     with Tiny(logs) as fabric:
         server, client = stream(fabric, 6)
         # Room for this: the fault must be set before the log is full.
         fabric.fault("nic a/0 dead", "--at", "2s")
         fabric.fill()
         unlogged = fabric.command("fault", "set", "nic b/3 down")
-        if "No space left" not in unlogged.stderr or "set all the same" not in unlogged.stderr:
-            raise Failure(f"a fault that cannot be logged: status {unlogged.returncode}: {unlogged.stderr}")
+        message = unlogged.stderr
+        if "No space left" not in message or "set all the same" not in message:
+            raise Failure(f"no room for an event: status {unlogged.returncode}: {message}")
         if fabric.nics()["b/3"]["state"] != "down":
             raise Failure("a fault that cannot be logged is not set")
         for process in (client, server):
@@ -222,11 +250,13 @@ def fills_up(logs):
         fabric.clear()
         if not fabric.events("fault-clear"):
             raise Failure("no event is written once there is room again")
-        return f"{carried / 1e9:.2f} GB by other NICs, no event"
+        note(f"{carried / 1e9:.2f} GB by other NICs, no event")
 
 
-def full_before(logs):
-    """A folder that is full from the start: a program that wants devices gets an error that says so, not a SIGBUS."""
+@pytest.mark.smoke
+def test_no_room_from_the_start(logs, note):
+    """A folder that is full from the start: a program that wants devices gets an error that says
+    so, not a SIGBUS."""
     with Tiny(logs) as fabric:
         fabric.command("status")
         fabric.fill()
@@ -240,22 +270,4 @@ def full_before(logs):
         fabric.make_room()
         again = fabric.run("a", ["ibv_devinfo", "-d", "unb0"], "again")
         again.expect_success(20)
-        return program.output().splitlines()[0]
-
-
-def main() -> int:
-    """Runs all of it."""
-    suite = Suite("containers")
-    suite.case("two containers", two_worlds)
-    for tool in ("ib_write_bw", "ib_send_bw"):
-        suite.case(f"{tool}, nic dead", dead_nic, tool)
-    suite.case("peer stopped during a switch", stopped_peer)
-    suite.case("peer killed", killed_peer)
-    suite.case("an octet out of sight", unseen_octet)
-    suite.case("no room left in mid-stream", fills_up)
-    suite.case("no room from the start", full_before)
-    return suite.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        note(program.output().splitlines()[0])

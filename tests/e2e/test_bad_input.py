@@ -1,21 +1,20 @@
-#!/usr/bin/env python3
-"""Bad input of every kind: a clear error or a dropped packet, never a crash, never a write outside; and what runs goes on."""
+"""Bad input of every kind: a clear error or a dropped packet, never a crash, never a write
+outside; and what runs goes on."""
 
 import json
 import os
 import random
 import re
 import shutil
-import sys
 import time
 
+import pytest
+
 from lib.cc import compile_c
-from lib.device import PLAIN_GID_INDEX
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
 from lib.process import Failure, Skip, wait_until
 from lib.roce import FIRST_PORT, roce_packet, sending_socket
-from lib.suite import Suite
 
 STREAM_SECONDS = 4
 ANY_CALLS_SECONDS = 3
@@ -30,11 +29,19 @@ def expect(done, status_ok, *words):
         raise Failure(f"{' '.join(done.args[1:])}: status {done.returncode} where an error was due")
     missing = [w for w in words if w not in text]
     if missing:
-        raise Failure(f"{' '.join(done.args[1:])}: its message lacks {missing}: {text.strip()[:300]}")
+        raise Failure(
+            f"{' '.join(done.args[1:])}: its message lacks {missing}: {text.strip()[:300]}"
+        )
 
 
-def bad_access(logs):
-    """Wrong keys, bounds and rights between two hosts."""
+def wait_for_traffic(fabric, client, least_bytes):
+    """Waits until so many bytes have come to host b."""
+    came = lambda: fabric.nics()["b/0"]["rx_payload_bytes"]
+    wait_until(lambda: client.ended() or came() > least_bytes, 20, "traffic")
+
+
+@pytest.mark.smoke
+def test_wrong_keys_bounds_and_rights(logs, note):
     program = compile_c("bad_access", "-libverbs")
     with Fabric(logs) as fabric:
         port = free_port()
@@ -45,38 +52,42 @@ def bad_access(logs):
         owner.expect_success(10)
         if fabric.events("switch"):
             raise Failure("a mistake of the application made a QP switch")
-        return requester.output().splitlines()[-1]
+        note(requester.output().splitlines()[-1])
 
 
-def mistake(logs, what: str, settings: list, gid_index: int):
-    """What the program did wrong it is told, in the time of its transport, and no switch comes of it."""
+@pytest.mark.parametrize("what", ["psn-ahead", "psn-behind", "qpn", "gid", "length"])
+def test_mistake_of_the_program(logs, note, device, what):
+    """The program gets an error for its mistake, in the time of its transport, and no QP
+    switches."""
     program = compile_c("mistakes", "-libverbs")
-    with Fabric(logs, *settings) as fabric:
-        process = fabric.run("a", [program, what], "a-mistakes", env={"TEST_GID_INDEX": str(gid_index)})
+    with Fabric(logs) as fabric:
+        process = fabric.run("a", [program, what], "a-mistakes")
         process.expect_success(60)
-        if fabric.events("switch"):
-            raise Failure(f"a mistake of the application made a QP switch: {fabric.events('switch')[0]}")
-        return process.output().splitlines()[-2 if "psn" in what or what == "qpn" else -1]
+        switches = fabric.events("switch")
+        if switches:
+            raise Failure(f"a mistake of the application made a QP switch: {switches[0]}")
+        note(process.output().splitlines()[-2 if "psn" in what or what == "qpn" else -1])
 
 
 RDMA_CM_PROGRAMS = [["rping", "-s"], ["ib_write_bw", "-R", "-d", "unb0"]]
 
 
-def rdma_cm(logs):
-    """Programs that connect by librdmacm are told in one line that it is not supported, and what to use; others are told nothing."""
-    said = "rdma_cm is not supported yet"
+def test_librdmacm(logs):
+    """Programs that connect by librdmacm are told in one line that it is not supported, and what
+    to use; others are told nothing."""
+    message = "rdma_cm is not supported yet"
     with Fabric(logs) as fabric:
         for program in RDMA_CM_PROGRAMS:
             if shutil.which(program[0]) is None:
                 raise Skip(f"{program[0]} is missing: install Debian's rdmacm-utils and perftest")
             started = fabric.run("a", program, f"a-{program[0]}")
             started.expect_error(20)
-            lines = [line for line in started.output().splitlines() if said in line]
+            lines = [line for line in started.output().splitlines() if message in line]
             if len(lines) != 1 or "perftest: without -R" not in lines[0]:
                 raise Failure(f"{' '.join(program)} is told {lines}")
         other = fabric.run("a", ["ls", "/dev/infiniband/rdma_cm"], "a-ls")
         other.expect_error(20)
-        if said in other.output():
+        if message in other.output():
             raise Failure("a program that is not linked with librdmacm is told of it")
 
 
@@ -91,17 +102,22 @@ class Garbage:
         self.sent = 0
 
     def packet(self, target):
-        """Random bytes, a truncated packet, a damaged one, or one that is right up to the ICRC but makes no sense."""
+        """Random bytes, a truncated packet, a damaged one, or one that is right up to the ICRC
+        but makes no sense."""
         rng = self.random
         kind = rng.randrange(4)
         if kind == 0:
-            return rng.randbytes(rng.choice([0, 1, 4, 11, 12, 16, 28, 60, 1024, 4096, 9000, rng.randrange(65000)]))
+            sizes = [0, 1, 4, 11, 12, 16, 28, 60, 1024, 4096, 9000, rng.randrange(65000)]
+            return rng.randbytes(rng.choice(sizes))
         # Those of QPs, and those beside them, which control endpoints have.
-        qpn = (target[1] - FIRST_PORT) << 16 | rng.choice(self.qpns) + rng.randrange(-8, 9) & 0xffff
+        qpn = (target[1] - FIRST_PORT) << 16 | rng.choice(self.qpns) + rng.randrange(-8, 9) & 0xFFFF
         payload = rng.randbytes(rng.choice([0, 4, 8, 16, 28, 64, rng.randrange(4200)]))
-        opcode = rng.randrange(256) if rng.random() < 0.5 else rng.choice([0, 4, 6, 10, 12, 16, 17, 100])
-        flags, psn_word = rng.choice([0x40, 0xc0, 0x70]), rng.getrandbits(32) & 0x80ffffff
-        whole = roce_packet(opcode, flags, qpn, psn_word, payload, self.socket.getsockname(), target)
+        valid = [0, 4, 6, 10, 12, 16, 17, 100]
+        opcode = rng.randrange(256) if rng.random() < 0.5 else rng.choice(valid)
+        flags, psn_word = rng.choice([0x40, 0xC0, 0x70]), rng.getrandbits(32) & 0x80FFFFFF
+        whole = roce_packet(
+            opcode, flags, qpn, psn_word, payload, self.socket.getsockname(), target
+        )
         if kind == 1:
             return whole[: rng.randrange(len(whole))]
         if kind == 2:
@@ -121,18 +137,28 @@ class Garbage:
                 pass
 
 
-def garbage(logs):
+def test_garbage_packets(logs, note):
     """Garbage at the UDP ports of both ends while ib_send_bw runs."""
     with Fabric(logs) as fabric:
-        server, client = fabric.pair("ib_send_bw", ["-F", "-s", 65536, "-q", 2, "-b", "-D", STREAM_SECONDS])
-        wait_until(lambda: client.ended() or fabric.nics()["b/0"]["rx_payload_bytes"] > 0, 20, "traffic")
+        server, client = fabric.pair(
+            "ib_send_bw", ["-F", "-s", 65536, "-q", 2, "-b", "-D", STREAM_SECONDS]
+        )
+        wait_for_traffic(fabric, client, 0)
         nics = fabric.nics()
-        targets = [(nics[f"{h}/{n}"]["addr"], FIRST_PORT + slot) for h in "ab" for n in (0, 1) for slot in (0, 1)]
-        rejected = lambda: sum(n["drops"] + n["icrc_errors"] + n["strangers"] for n in fabric.nics().values())
-        before = rejected()
+        addresses = [nics[f"{host}/{number}"]["addr"] for host in "ab" for number in (0, 1)]
+        targets = [(address, FIRST_PORT + slot) for address in addresses for slot in (0, 1)]
+
+        def count(*counters):
+            return sum(nic[name] for nic in fabric.nics().values() for name in counters)
+
+        counters = ["drops", "icrc_errors", "strangers"]
+        before = count(*counters)
         qpns = [qp["qp"] for qp in fabric.status()["qps"]]
         # From a NIC that nobody has to do with, and from the peer's address.
-        senders = [Garbage(targets, qpns, nics[nic]["addr"], seed) for nic, seed in (("c/0", 7), ("a/0", 8))]
+        senders = [
+            Garbage(targets, qpns, nics[nic]["addr"], seed)
+            for nic, seed in (("c/0", 7), ("a/0", 8))
+        ]
         while not (client.ended() and server.ended()):
             for sender in senders:
                 sender.burst(20)
@@ -140,33 +166,37 @@ def garbage(logs):
         client.expect_success(20)
         server.expect_success(5)
         sent = sum(s.sent for s in senders)
-        dropped, strangers = rejected() - before, sum(n["strangers"] for n in fabric.nics().values())
+        dropped, strangers = count(*counters) - before, count("strangers")
+        figures = (
+            f"{sent} packets of garbage, {dropped} counted as dropped, {strangers} as strangers"
+        )
         if dropped < sent / 10 or strangers == 0:
-            raise Failure(f"{sent} packets of garbage, but only {dropped} are counted as dropped, {strangers} of them as a stranger's")
+            raise Failure(f"too few are counted: {figures}")
         if fabric.events("switch"):
-            raise Failure("garbage from a stranger made a QP switch")
-        return f"{sent} packets of garbage, {dropped} counted as dropped, {strangers} of them as a stranger's"
+            raise Failure("garbage from an unknown source made a QP switch")
+        note(figures)
 
 
-def damaged_directory(logs):
-    """A directory file full of something else, from the start: it is made anew, so that QPs are protected, or it is named."""
+def test_damaged_directory(logs, note):
+    """A directory file full of something else, from the start: it is made anew, so that QPs are
+    protected, or it is named."""
     with Fabric(logs) as fabric:
         folder = fabric.path / "directory"
         folder.mkdir(mode=0o700)
         (folder / "data.mdb").write_bytes(random.Random(1).randbytes(65536))
         server, client = fabric.pair("ib_write_bw", ["-F", "-s", 65536, "-D", 2])
-        wait_until(lambda: client.ended() or fabric.nics()["b/0"]["rx_payload_bytes"] > 1e6, 20, "traffic")
+        wait_for_traffic(fabric, client, 1e6)
         protected = [qp["protected"] for qp in fabric.status()["qps"]]
         codes = client.wait(30), server.wait(30)
         if min(codes) < 0:
             raise Failure(f"killed by a signal: {codes}")
         told = "directory" in client.output() + server.output() + str(fabric.events())
         if not told and not (protected and all(protected)):
-            raise Failure(f"statuses {codes}, nothing names the directory, and the QPs are not protected: {protected}")
-        return f"statuses {codes}, protected: {protected}"
+            raise Failure(f"statuses {codes}, nothing names the directory, protected: {protected}")
+        note(f"statuses {codes}, protected: {protected}")
 
 
-def truncated_directory(logs):
+def test_truncated_directory(logs, note):
     """A directory that is cut short after its use."""
     with Fabric(logs) as fabric:
         for turn in range(2):
@@ -179,14 +209,18 @@ def truncated_directory(logs):
                 raise Failure("no data.mdb in the directory")
             if turn == 0:
                 os.truncate(data, 5000)
-        return f"statuses {codes}"
+        note(f"statuses {codes}")
 
 
-def truncated_in_use(logs, size):
-    """A directory that is cut short while programs have it open: those go on, through a fault too, and whoever comes then is told."""
+@pytest.mark.parametrize("size", [0, 5000])
+def test_directory_truncated_in_use(logs, note, size):
+    """A directory that is cut short while programs have it open: those go on, through a fault
+    too, and whoever comes then is told."""
     with Fabric(logs) as fabric:
-        server, client = fabric.pair("ib_write_bw", ["-F", "-s", 65536, "-q", 2, "-D", STREAM_SECONDS])
-        wait_until(lambda: client.ended() or fabric.nics()["b/0"]["rx_payload_bytes"] > 1e6, 20, "traffic")
+        server, client = fabric.pair(
+            "ib_write_bw", ["-F", "-s", 65536, "-q", 2, "-D", STREAM_SECONDS]
+        )
+        wait_for_traffic(fabric, client, 1e6)
         os.truncate(fabric.path / "directory" / "data.mdb", size)
         # One that comes now must read it, with QPs of its own.
         late = fabric.pair("ib_send_bw", ["-F", "-s", 65536, "-n", 1000])
@@ -199,13 +233,16 @@ def truncated_in_use(logs, size):
             raise Failure(f"those that ran ended with {codes}")
         if fabric.elsewhere("b/0", "rx_payload_bytes") < 1e6:
             raise Failure("no traffic over another NIC after the fault")
-        said = "".join(p.output() for p in late) + json.dumps([e for e in fabric.events() if e["pid"] in [p.pid for p in late]])
-        if "director" not in said:
-            raise Failure(f"nothing tells that the directory is damaged; those that came later ended with {late_codes}")
-        return f"{codes}; those that came later {late_codes}"
+        late_pids = [p.pid for p in late]
+        events = [e for e in fabric.events() if e["pid"] in late_pids]
+        later = f"those that came later ended with {late_codes}"
+        if "director" not in "".join(p.output() for p in late) + json.dumps(events):
+            raise Failure(f"nothing says that the directory is damaged; {later}")
+        note(f"{codes}; {later}")
 
 
-def wrong_fabric_file(logs):
+@pytest.mark.smoke
+def test_wrong_fabric_file(logs):
     """A wrong line in fabric.toml: file, line and what would be right; no program crashes."""
     with Fabric(logs) as fabric:
         fabric.status()
@@ -231,13 +268,15 @@ def wrong_fabric_file(logs):
             program = fabric.run("a", ["ibv_devinfo"], "devinfo")
             program.expect_error(20)
             if "fabric.toml" not in program.output():
-                raise Failure(f"ibv_devinfo does not say that fabric.toml is wrong: {program.output()[:300]}")
+                raise Failure(
+                    f"ibv_devinfo does not say that fabric.toml is wrong: {program.output()[:300]}"
+                )
         file.write_text(right)
         fabric.run("a", ["ibv_devinfo"], "devinfo").expect_success(20)
-        return "5 wrong files"
 
 
-def wrong_names(logs):
+@pytest.mark.smoke
+def test_wrong_names(logs):
     """Unknown hosts, NICs, faults and devices are named, with what would be right."""
     with Fabric(logs) as fabric:
         expect(fabric.command("fault", "set", "nic z/0 dead"), False, "z", "a")
@@ -259,15 +298,30 @@ def wrong_names(logs):
         foreign = fabric.command("run", "--nics", "192.0.2.1", "--", "ibv_devinfo")
         expect(foreign, False, "192.0.2.1")
         fabric.env |= {"UNBROKEN_LOG": "1", "UNBROKEN_MAP": "0:1,9"}
-        expect(fabric.command("run", "--", "ibv_devinfo"), False, "UNBROKEN_MAP", "'9' is none of the 4 NICs")
-        return "15 wrong names"
+        expect(
+            fabric.command("run", "--", "ibv_devinfo"),
+            False,
+            "UNBROKEN_MAP",
+            "'9' is none of the 4 NICs",
+        )
 
 
-def any_calls(logs, failover, faults):
+@pytest.mark.parametrize(
+    "failover, faults",
+    [
+        (False, False),
+        pytest.param(True, False, marks=pytest.mark.smoke),
+        (True, True),
+    ],
+    ids=["no failover", "failover", "NICs die"],
+)
+def test_random_calls(logs, note, failover, faults):
     """Random values in every attribute of every verb, also while NICs die and are healed."""
     program = compile_c("any_calls", "-libverbs")
     with Fabric(logs) as fabric:
-        process = fabric.run("a", [program, "--seconds", ANY_CALLS_SECONDS], "a-any-calls", failover)
+        process = fabric.run(
+            "a", [program, "--seconds", ANY_CALLS_SECONDS], "a-any-calls", failover
+        )
         nic = 0
         while faults and not process.ended():
             nic = 1 - nic
@@ -279,29 +333,6 @@ def any_calls(logs, failover, faults):
         result = json.loads(process.output().splitlines()[-1])
         if result["successes"] < 100:
             raise Failure(f"too little works to go wrong: {result}")
-        return f"{result['calls']} calls, {result['good']} right, {result['successes']} successes in {result['rounds']} rounds"
-
-
-def main() -> int:
-    """Runs all of it."""
-    suite = Suite("bad_input", sys.argv[1:])
-    suite.case("wrong rkeys, bounds and rights", bad_access)
-    for what in ["psn-ahead", "psn-behind", "qpn", "gid", "length"]:
-        suite.case(f"mistake of the program: {what}", mistake, what, [], 0)
-        suite.case(f"mistake of the program: {what}, plain devices", mistake, what, ["--device", "plain"], PLAIN_GID_INDEX)
-    suite.case("garbage at the UDP ports", garbage)
-    suite.case("damaged directory", damaged_directory)
-    suite.case("truncated directory", truncated_directory)
-    for size in (0, 5000):
-        suite.case(f"directory cut short to {size:,} bytes in use", truncated_in_use, size)
-    suite.case("wrong fabric.toml", wrong_fabric_file)
-    suite.case("wrong names", wrong_names)
-    suite.case("librdmacm", rdma_cm)
-    suite.case("random calls, no failover", any_calls, False, False)
-    suite.case("random calls, failover", any_calls, True, False)
-    suite.case("random calls while NICs die", any_calls, True, True)
-    return suite.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        note(
+            ", ".join(f"{result[name]} {name}" for name in ("calls", "good", "successes", "rounds"))
+        )
