@@ -17,9 +17,9 @@ test: apt-test all
 test-long: apt-test all
 	tests/run.sh --long
 
-# What `make test` leaves out of MPI: the other transports, and more faults of each.
+# Open MPI over verbs: every transport, and several faults of each.
 test-mpi: apt-test all
-	python3 tests/mpi.py --rest
+	/usr/bin/python3 -m pytest tests/e2e/test_mpi.py tests/e2e/test_startup_faults.py
 
 # PyTorch over verbs, and over the backend of torch.distributed; its virtual environment (5 GB, made once) is kept in ~/.cache/unbroken.
 test-torch: apt-test all

@@ -21,7 +21,7 @@ from lib.process import Died, Failure, describe_exit, wait_until
 from lib.redis import PASSWORD, USER, Redis
 from lib.suite import Suite
 from datagrams import outlives
-from verify import PROGRESS, report, storm, verified
+from lib.verifier import PROGRESS, report, run_through_faults, verified
 
 QPS = 2
 # Set-up exchanges a few KiB; this much on an interface is a stream.
@@ -416,7 +416,7 @@ def main() -> int:
     suite.case("wrong password", wrong_password)
     suite.case("verifier", verifier, 1)
     suite.case("stopped for longer than the lease", stopped)
-    suite.case("emulated network, verifier", emulated, lambda logs, env: storm(logs, EMULATED_FAULTS, 1, env=env))
+    suite.case("emulated network, verifier", emulated, lambda logs, env: run_through_faults(logs, EMULATED_FAULTS, 1, env=env))
     suite.case("emulated network, UD", emulated, lambda logs, env: outlives(logs, [], env))
     for what in ("directory", "failover"):
         suite.case(f"no {what}, no survival", must_not_survive, what)

@@ -93,11 +93,6 @@ beside fuzz   fuzz/run.sh "$([ -n "$long" ] && echo 600 || echo 60)"
 beside unit   $cargo test -q --release --workspace
 [ -z "$long" ] || beside explore $cargo test -q --release -p unbroken-failover-protocol --test model -- --ignored --nocapture
 beside lifecycle python3 tests/lifecycle.py
-beside storms    python3 tests/storms.py --runs "$([ -n "$long" ] && echo 250 || echo 5)"
-beside storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$([ -n "$long" ] && echo 250 || echo 5)"
-beside coll      python3 tests/coll.py
-beside coll-meet python3 tests/coll_meet.py $([ -n "$long" ] && echo --slow)
-beside coll-storms python3 tests/coll_storms.py --runs "$([ -n "$long" ] && echo 300 || echo 10)"
 beside programs  python3 tests/programs.py
 beside readme    python3 tests/readme.py
 beside plain     python3 tests/plain.py
@@ -107,9 +102,6 @@ beside strangers python3 tests/strangers.py
 beside events    python3 tests/events.py
 beside forks     python3 tests/forks.py
 beside debuggers python3 tests/debuggers.py
-beside remap     python3 tests/remap.py
-beside remap-plain python3 tests/remap.py --device plain
-beside churn     python3 tests/churn.py ${long:+--seconds 600}
 beside containers python3 tests/containers.py
 beside user      python3 tests/user.py
 beside input     python3 tests/bad_input.py
@@ -123,27 +115,11 @@ beside deps    $cargo run -q --release --bin xtask -- deps
 beside abi     $cargo run -q --release --bin xtask -- abi
 
 # What asserts times or rates, or takes all cores: MPI's ranks poll, and stand still where others compute beside them.
-suite mpi       python3 tests/mpi.py
-[ -z "$long" ] || suite mpi-rest python3 tests/mpi.py --rest
-suite early     python3 tests/early.py ${long:+--all}
 suite survival /usr/bin/python3 -m pytest tests/e2e/test_survival.py ${long:+--long}
 suite netns     python3 tests/netns.py
-suite verify    python3 tests/verify.py ${long:+--faults 1000}
-suite verify-plain python3 tests/verify.py --device plain --faults "$([ -n "$long" ] && echo 200 || echo 40)"
 suite load      python3 tests/load.py ${long:+--all}
-suite threads   python3 tests/threads.py
-suite combined  python3 tests/combined.py
-suite threads-plain python3 tests/threads.py --device plain
-suite combined-plain python3 tests/combined.py --device plain
-suite turmoil   python3 tests/turmoil.py
 suite cost      python3 tests/cost.py
-suite planned   python3 tests/planned.py ${long:+--flap-seconds 60}
-suite apm       python3 tests/apm.py
-suite apm-plain python3 tests/apm.py --device plain --only streaming
-suite lanes     python3 tests/lanes.py
-suite lanes-plain python3 tests/lanes.py --device plain
 suite scale     python3 tests/scale.py
-suite sdr       python3 tests/sdr.py ${long:+--all}
 
 until_fewer_than 1
 printf '\n%-14s %7s %7s  %s\n' suite seconds cpu result

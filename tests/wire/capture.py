@@ -26,7 +26,7 @@ from lib.ports import free_port, listens  # noqa: E402
 from lib.process import Failure, wait_until  # noqa: E402
 from lib.suite import Suite  # noqa: E402
 from pcap import Capture, dissected, look  # noqa: E402
-from verify import report  # noqa: E402
+from lib.verifier import report  # noqa: E402
 
 INSIDE = "--in-namespace"
 SECONDS = 30

@@ -1,38 +1,39 @@
-#!/usr/bin/env python3
-"""Switches by choice: programs go back to the NIC that they were connected on when it is well again, and leave a NIC that is drained
-(`unbroken nic drain`), with nothing lost, repeated or failed; a NIC that flaps is not gone back to again and again.
+"""Planned switches: QPs fail back to the NIC that they were connected on when it works again, and
+leave a NIC that is drained (`unbroken nic drain`).
+
+Nothing is lost, repeated or failed. QPs do not fail back again and again to a NIC that flaps.
 """
 
-import argparse
 import os
 import signal
 import statistics
-import sys
 
+import pytest
+
+from lib import options
 from lib.cc import compile_c
 from lib.fabric import Fabric, now_us
+from lib.hpcc import hpcc_running
 from lib.ports import free_port
 from lib.process import Failure, wait_until
-from lib.suite import Suite
-from mpi import hpcc_running
-from verify import report, start, verified
+from lib.verifier import report, start, verified
 
-# The tool, and which host's NICs the payload leaves.
-TOOLS = [("ib_write_bw", "a"), ("ib_send_bw", "a"), ("ib_read_bw", "b")]
 SECONDS = 6
-PATIENCE = 15
+WAIT_SECONDS = 15
 DRAINS = 10
 # Messages verified between two drains.
 PROGRESS = 300
-# Of a planned switch under load; see `stall` for what it is. The bar is 10 ms with an idle core.
-STALL_MS = 100
+# The median pause of a stream at a planned switch under load is this long at most; see `pause_ms`.
+PAUSE_MS, PAUSES = 10, 5
 BUSY_QPS = 512
-# All of them away from a drained NIC: 50 ms with an idle core, ten times as long on a busy machine, and that twice.
+# All of them have left a drained NIC, or are back on it, after this time.
 BUSY_MS = 1000
 # The NIC is down half of the time, ten times a second.
 FLAPS = ("--for", "50ms", "--every", "100ms")
-# A path that flaps has to prove itself ever longer, so what a flapping NIC costs does not grow with the flaps.
+# A path that flaps has to prove itself ever longer, so what a flapping NIC costs does not grow with
+# the flaps.
 FLAP_SWITCHES = 8
+FLAP_SECONDS = 60 if options.LONG else 10
 
 
 def sent(fabric: Fabric, nic: str) -> int:
@@ -43,7 +44,11 @@ def sent(fabric: Fabric, nic: str) -> int:
 def flows(fabric: Fabric, nic: str, process) -> None:
     """Waits until payload leaves a NIC."""
     before = sent(fabric, nic)
-    wait_until(lambda: process.ended() or sent(fabric, nic) > before + 1_000_000, PATIENCE, f"payload leaves {nic}")
+    wait_until(
+        lambda: process.ended() or sent(fabric, nic) > before + 1_000_000,
+        WAIT_SECONDS,
+        f"payload leaves {nic}",
+    )
 
 
 def planned(fabric: Fabric) -> list:
@@ -51,10 +56,10 @@ def planned(fabric: Fabric) -> list:
     return [e for e in fabric.events("switch") if e["kind"] == "planned"]
 
 
-def refuge(fabric: Fabric, host: str) -> str:
+def new_nic(fabric: Fabric, host: str) -> str:
     """The NIC that the first queue pair of a host has gone to."""
     moves = lambda: [e for e in fabric.events("switch") if e["host"] == host]
-    wait_until(moves, PATIENCE, f"a queue pair of {host} moves")
+    wait_until(moves, WAIT_SECONDS, f"a queue pair of {host} moves")
     return moves()[0]["to"].split("-")[0]
 
 
@@ -79,7 +84,7 @@ def undrain(fabric: Fabric, nic: str) -> None:
         raise Failure(f"undrain {nic} failed")
 
 
-def stall(fabric: Fabric, pid: int, switches: list) -> float:
+def pause_ms(fabric: Fabric, pid: int, switches: list) -> float:
     """The longest gap at a receiver while these switches went on, in ms."""
     first = min(e["detected_at_us"] for e in switches)
     last = max(e["time_us"] for e in switches)
@@ -87,76 +92,122 @@ def stall(fabric: Fabric, pid: int, switches: list) -> float:
     return max(lengths, default=0) / 1000
 
 
-def goes_back(logs, tool: str, source: str, host: str = "a"):
-    """A NIC dies and is healed: the stream is on it again, by a planned switch, and the other NIC is quiet."""
+def fail_back(logs, tool: str, source: str, host: str) -> float:
+    """A NIC dies and is healed: the stream fails back by a planned switch, and the other NIC is
+    quiet. Gives how long the stream paused for that, in ms."""
     with Fabric(logs) as fabric:
         server, client = fabric.pair(tool, ["-D", SECONDS])
         receiver = client if source == "b" else server
         flows(fabric, f"{source}/0", client)
         fabric.fault(f"nic {host}/0 dead")
-        other = refuge(fabric, source)
+        other = new_nic(fabric, source)
         flows(fabric, other, client)
         fabric.clear()
-        wait_until(lambda: client.ended() or len(planned(fabric)) == 2, PATIENCE, "both ends go back")
+        wait_until(
+            lambda: client.ended() or len(planned(fabric)) == 2, WAIT_SECONDS, "both ends go back"
+        )
         there = sent(fabric, other)
         flows(fabric, f"{source}/0", client)
         if client.ended():
             raise Failure("the program ended before it was back")
         if sent(fabric, other) > there + 1_000_000:
             raise Failure("the other NIC still carries payload")
-        took = stall(fabric, receiver.pid, planned(fabric))
-        client.expect_success(SECONDS + PATIENCE)
-        server.expect_success(PATIENCE)
+        took = pause_ms(fabric, receiver.pid, planned(fabric))
+        client.expect_success(SECONDS + WAIT_SECONDS)
+        server.expect_success(WAIT_SECONDS)
         check_quiet(fabric)
         switches = fabric.events("switch")
         if len(switches) != 4 or any(e["replayed"] for e in planned(fabric)):
-            raise Failure(f"{len(switches)} switches, replayed by plan: {[e['replayed'] for e in planned(fabric)]}")
-        if took > STALL_MS:
-            raise Failure(f"the stream stood still for {took:.1f} ms")
-        return f"stall {took:.1f} ms"
+            raise Failure(
+                f"{len(switches)} switches, replayed by plan: "
+                f"{[e['replayed'] for e in planned(fabric)]}"
+            )
+        return took
 
 
-def passive_end_drained(logs):
-    """perftest's server of WRITEs never sends, and its QPs stay in RTR: they leave a drained NIC of theirs all the same."""
+FAILBACKS = pytest.mark.parametrize(
+    "tool, source, host",
+    [
+        pytest.param("ib_write_bw", "a", "a", id="ib_write_bw", marks=pytest.mark.smoke),
+        pytest.param("ib_send_bw", "a", "a", id="ib_send_bw"),
+        pytest.param("ib_read_bw", "b", "a", id="ib_read_bw"),
+        pytest.param("ib_write_bw", "a", "b", id="ib_write_bw-server"),
+    ],
+)
+
+
+@FAILBACKS
+def test_failback(logs, note, tool, source, host):
+    note(f"pause {fail_back(logs, tool, source, host):.1f} ms")
+
+
+@pytest.mark.timing
+def test_failback_pause(logs, note):
+    pauses_ms = []
+    for n in range(PAUSES):
+        folder = logs / str(n)
+        folder.mkdir()
+        pauses_ms.append(fail_back(folder, "ib_write_bw", "a", "a"))
+    pause_ms = statistics.median(pauses_ms)
+    note(f"median of {PAUSES} pauses {pause_ms:.1f} ms")
+    assert pause_ms <= PAUSE_MS, f"pauses of {pauses_ms} ms"
+
+
+def test_drain_of_a_passive_end(logs, note):
+    """perftest's server of WRITEs never sends, and its QPs stay in RTR: they leave a drained NIC of
+    theirs all the same."""
     with Fabric(logs) as fabric:
         server, client = fabric.pair("ib_write_bw", ["-D", SECONDS, "-q", 4])
         flows(fabric, "a/0", client)
         said = drain(fabric, "b/0")
         there = sent(fabric, "a/0")
-        flows(fabric, refuge(fabric, "a"), client)
+        flows(fabric, new_nic(fabric, "a"), client)
         if sent(fabric, "a/0") > there + 1_000_000:
             raise Failure("the drained NIC is still sent to")
-        client.expect_success(SECONDS + PATIENCE)
-        server.expect_success(PATIENCE)
+        client.expect_success(SECONDS + WAIT_SECONDS)
+        server.expect_success(WAIT_SECONDS)
         check_quiet(fabric)
-        return said
+        note(said)
 
 
-def atomics(logs):
+def test_atomics(logs, note):
     """Atomics are never replayed, and need not be: they survive every planned switch."""
     with Fabric(logs) as fabric:
         server, client = fabric.pair("ib_atomic_bw", ["-q", 4, "-D", SECONDS])
-        wait_until(lambda: len(fabric.status()["qps"]) == 8 and fabric.nics()["a/0"]["tx_packets"] > 10_000, PATIENCE, "atomics run")
+        wait_until(
+            lambda: (
+                len(fabric.status()["qps"]) == 8 and fabric.nics()["a/0"]["tx_packets"] > 10_000
+            ),
+            WAIT_SECONDS,
+            "atomics run",
+        )
         for nic in ("a/0", "b/1", "a/0"):
             drain(fabric, nic)
             undrain(fabric, nic)
-        client.expect_success(SECONDS + PATIENCE)
-        server.expect_success(PATIENCE)
+        client.expect_success(SECONDS + WAIT_SECONDS)
+        server.expect_success(WAIT_SECONDS)
         check_quiet(fabric)
         if len(planned(fabric)) < 8:
             raise Failure(f"{len(planned(fabric))} planned switches")
-        return f"{len(planned(fabric))} planned switches"
+        note(f"{len(planned(fabric))} planned switches")
 
 
-def verified_drains(logs, *options):
+@pytest.mark.parametrize("shared", [(), ("--srq",)], ids=["own-receives", "shared-receives"])
+def test_drains_under_the_verifier(logs, note, shared):
     """NICs at either end are drained and taken back under the verifier."""
     program = compile_c("verifier", "-libverbs", "-lpthread")
     with Fabric(logs) as fabric:
-        programs = start(fabric, logs, program, "--seconds", 60, "--qps", 2, "--seed", 7, *options)
+        programs = start(
+            fabric, logs, program, "--seconds", 60, "--qps", 2, "--seed", options.SEED, *shared
+        )
         stalls, moved = [], 0
         for n in range(DRAINS):
             goal = verified(logs, "a") + PROGRESS
-            wait_until(lambda: verified(logs, "a") >= goal or any(p.ended() for p in programs.values()), PATIENCE, "messages are verified")
+            wait_until(
+                lambda: verified(logs, "a") >= goal or any(p.ended() for p in programs.values()),
+                WAIT_SECONDS,
+                "messages are verified",
+            )
             before = len(fabric.events("switch"))
             path = next(qp["path"] for qp in fabric.status()["qps"] if qp["path"].startswith("a"))
             nic = path.split("-")[n % 2]
@@ -165,18 +216,24 @@ def verified_drains(logs, *options):
             stalls += [e["switch_us"] / 1000 for e in new if e["kind"] == "planned"]
             undrain(fabric, nic)
         (logs / "stop").touch()
-        results = {host: p.expect_success(PATIENCE) or report(p) for host, p in programs.items()}
+        results = {
+            host: p.expect_success(WAIT_SECONDS) or report(p) for host, p in programs.items()
+        }
         check_quiet(fabric)
         # A QP may go back home by itself just when its NIC is to be drained.
         count = len(planned(fabric))
         if moved < DRAINS // 2 or count < 2 * moved:
             raise Failure(f"{count} planned switches in {moved} of {DRAINS} drains")
         messages = sum(r["verified_messages"] for r in results.values())
-        return f"{count} planned switches, median {statistics.median(stalls):.1f} ms, {messages} messages verified"
+        note(
+            f"{count} planned switches, median {statistics.median(stalls):.1f} ms, {messages} "
+            "messages verified"
+        )
 
 
-def busy(logs):
-    """Hundreds of busy QPs leave a NIC together, and go back together when it is no longer drained: each knows that it left by its own wish."""
+def drain_busy(logs) -> tuple:
+    """Hundreds of busy QPs leave a NIC together, and fail back together when it is no longer
+    drained: each knows that it left by its own wish. Gives the switches away, and those back."""
     program = compile_c("storm", "-libverbs")
     with Fabric(logs) as fabric:
         port = free_port()
@@ -189,20 +246,38 @@ def busy(logs):
         undrain(fabric, "a/0")
         back = together(fabric, BUSY_QPS, left)
         client.expect_success(60)
-        server.expect_success(PATIENCE)
+        server.expect_success(WAIT_SECONDS)
         check_quiet(fabric)
         if any(e["to"].split("-")[0] != f"{e['host']}/0" for e in back):
-            raise Failure(f"not all went home: {[e for e in back if not e['to'].startswith(e['host'] + '/0')][:2]}")
-        took, took_back = duration_ms(left), duration_ms(back)
-        if max(took, took_back) > BUSY_MS:
-            raise Failure(f"all had moved after {took:.0f} ms, and were back after {took_back:.0f} ms")
-        return f"{len(left)} switches in {took:.0f} ms, {len(back)} back in {took_back:.0f} ms"
+            raise Failure(
+                "not all failed back: "
+                f"{[e for e in back if not e['to'].startswith(e['host'] + '/0')][:2]}"
+            )
+        return left, back
+
+
+@pytest.mark.serial
+def test_drain_of_busy_qps(logs, note):
+    left, back = drain_busy(logs)
+    note(f"{len(left)} switches in {duration_ms(left):.0f} ms")
+    note(f"{len(back)} back in {duration_ms(back):.0f} ms")
+
+
+@pytest.mark.timing
+def test_drain_of_busy_qps_time(logs, note):
+    took_ms = [duration_ms(switches) for switches in drain_busy(logs)]
+    note(f"{took_ms[0]:.0f} ms to leave, {took_ms[1]:.0f} ms back")
+    assert max(took_ms) <= BUSY_MS
 
 
 def together(fabric: Fabric, qps: int, before: list) -> list:
     """The switches of all queue pairs, both ends, that come after those."""
-    wait_until(lambda: len(fabric.events("switch")) >= len(before) + 2 * qps, PATIENCE, f"all {qps} queue pairs move")
-    return fabric.events("switch")[len(before):]
+    wait_until(
+        lambda: len(fabric.events("switch")) >= len(before) + 2 * qps,
+        WAIT_SECONDS,
+        f"all {qps} queue pairs move",
+    )
+    return fabric.events("switch")[len(before) :]
 
 
 def duration_ms(switches: list) -> float:
@@ -210,23 +285,30 @@ def duration_ms(switches: list) -> float:
     return (max(e["time_us"] for e in switches) - min(e["detected_at_us"] for e in switches)) / 1000
 
 
-def flaps(logs, seconds: int):
+def test_nic_flaps(logs, note):
     """The NIC comes and goes ten times a second."""
     program = compile_c("verifier", "-libverbs", "-lpthread")
     with Fabric(logs) as fabric:
-        programs = start(fabric, logs, program, "--seconds", seconds, "--qps", 2, "--seed", 11)
-        wait_until(lambda: verified(logs, "a") > PROGRESS, PATIENCE, "messages are verified")
+        verifier = ["--seconds", FLAP_SECONDS, "--qps", 2, "--seed", options.SEED]
+        programs = start(fabric, logs, program, *verifier)
+        wait_until(lambda: verified(logs, "a") > PROGRESS, WAIT_SECONDS, "messages are verified")
         fabric.fault("nic a/0 down", *FLAPS)
-        results = [p.expect_success(seconds + PATIENCE) or report(p) for p in programs.values()]
+        results = [
+            p.expect_success(FLAP_SECONDS + WAIT_SECONDS) or report(p) for p in programs.values()
+        ]
         check_quiet(fabric)
         switches = fabric.events("switch")
         if not switches or len(switches) > 4 * FLAP_SWITCHES:
-            raise Failure(f"{len(switches)} switches of four ends of QPs in {seconds} s")
-        return f"{len(switches)} switches, {sum(r['verified_messages'] for r in results)} messages verified"
+            raise Failure(f"{len(switches)} switches of four ends of QPs in {FLAP_SECONDS} s")
+        note(
+            f"{len(switches)} switches, {sum(r['verified_messages'] for r in results)} messages "
+            "verified"
+        )
 
 
-def stopped(logs):
-    """A program that is stopped does not say what it has on a NIC, which is not called left before it does."""
+def test_drain_of_a_stopped_program(logs, note):
+    """A program that is stopped does not say what it has on a NIC, which is not called left before
+    it does."""
     with Fabric(logs) as fabric:
         server, client = fabric.pair("ib_write_bw", ["-D", SECONDS])
         flows(fabric, "a/0", client)
@@ -236,21 +318,33 @@ def stopped(logs):
         finally:
             os.kill(client.pid, signal.SIGCONT)
         if done.returncode == 0 or f"pid {client.pid} does not answer" not in done.stderr:
-            raise Failure(f"while its program is stopped: {done.stdout.strip()} {done.stderr.strip()}")
+            raise Failure(
+                f"while its program is stopped: {done.stdout.strip()} {done.stderr.strip()}"
+            )
         said = drain(fabric, "a/0")
         still = sent(fabric, "a/0")
-        client.expect_success(PATIENCE)
-        server.expect_success(PATIENCE)
+        client.expect_success(WAIT_SECONDS)
+        server.expect_success(WAIT_SECONDS)
         check_quiet(fabric)
-        if sent(fabric, "a/0") > still + 100_000 or fabric.elsewhere("a/0", "tx_payload_bytes") < 10_000_000:
+        if (
+            sent(fabric, "a/0") > still + 100_000
+            or fabric.elsewhere("a/0", "tx_payload_bytes") < 10_000_000
+        ):
             raise Failure("what left the drained NIC goes on there")
-        return said
+        note(said)
 
 
-def under_hpcc(logs):
+@pytest.mark.mpi
+@pytest.mark.serial
+def test_drain_under_hpcc(logs, note):
     """An MPI job goes on while its NIC is drained; afterwards the NIC carries nothing of it."""
-    with Fabric(logs, "--link-layer", "infiniband") as fabric, hpcc_running(fabric, "openib", 1500) as mpirun:
-        wait_until(lambda: mpirun.ended() or sent(fabric, "a/0") > 100_000_000, 60, "traffic on rail 0")
+    with (
+        Fabric(logs, "--link-layer", "infiniband") as fabric,
+        hpcc_running(fabric, "openib", 1500) as mpirun,
+    ):
+        wait_until(
+            lambda: mpirun.ended() or sent(fabric, "a/0") > 100_000_000, 60, "traffic on rail 0"
+        )
         if mpirun.ended():
             raise Failure("hpcc was over before its NIC was drained")
         said = drain(fabric, "a/0")
@@ -261,11 +355,13 @@ def under_hpcc(logs):
         others = fabric.elsewhere("a/0", "tx_payload_bytes")
         if after > still + 100_000 or others < 10_000_000:
             raise Failure(f"{after - still} bytes left the drained NIC, {others} the others")
-        return said
+        note(said)
 
 
-def load_is_spread(logs, fault: bool):
-    """Queue pairs that leave a NIC together take turns over the others, which carry a share each."""
+@pytest.mark.parametrize("fault", [False, True], ids=["drained", "dead"])
+def test_load_is_spread(logs, fault: bool):
+    """Queue pairs that leave a NIC together take turns over the others, which carry a share
+    each."""
     with Fabric(logs) as fabric:
         server, client = fabric.pair("ib_write_bw", ["-D", SECONDS, "-q", 12])
         flows(fabric, "a/0", client)
@@ -273,20 +369,23 @@ def load_is_spread(logs, fault: bool):
             fabric.fault("nic a/0 dead")
         else:
             drain(fabric, "a/0")
-        wait_until(lambda: len(fabric.events("switch")) >= 24, PATIENCE, "all queue pairs have moved")
+        wait_until(
+            lambda: len(fabric.events("switch")) >= 24, WAIT_SECONDS, "all queue pairs have moved"
+        )
         paths = [e["to"] for e in fabric.events("switch") if e["host"] == "a"]
         shares = {path: paths.count(path) for path in sorted(set(paths))}
         if shares != {f"a/{n}-b/{n}": 4 for n in (1, 2, 3)}:
             raise Failure(f"queue pairs went to {shares}")
         for nic in ("a/1", "a/2", "a/3"):
             flows(fabric, nic, client)
-        client.expect_success(SECONDS + PATIENCE)
-        server.expect_success(PATIENCE)
+        client.expect_success(SECONDS + WAIT_SECONDS)
+        server.expect_success(WAIT_SECONDS)
         check_quiet(fabric)
 
 
-def declined(logs):
-    """Queue pairs leave a drained NIC although the peer declines the first paths that they are to take: its NICs there are down, which nobody has told them."""
+def test_drain_whose_first_paths_the_peer_declines(logs, note):
+    """Queue pairs leave a drained NIC although the peer declines the first paths that they are to
+    take: its NICs there are down, which nobody has told them."""
     with Fabric(logs) as fabric:
         server, client = fabric.pair("ib_write_bw", ["-D", SECONDS, "-q", 6])
         flows(fabric, "a/0", client)
@@ -299,13 +398,16 @@ def declined(logs):
         if len(set(moves)) != 6 or {to for _, to in moves} != {"a/3-b/3"}:
             raise Failure(f"queue pairs went to {moves}")
         flows(fabric, "a/3", client)
-        client.expect_success(SECONDS + PATIENCE)
-        server.expect_success(PATIENCE)
+        client.expect_success(SECONDS + WAIT_SECONDS)
+        server.expect_success(WAIT_SECONDS)
         check_quiet(fabric)
-        return said
+        note(said)
 
 
-def mapped(logs, text: str, to: str):
+@pytest.mark.parametrize(
+    "text, to", [("0:2", "a/2"), ("0:3-2", "a/3")], ids=["rail", "across-rails"]
+)
+def test_map_of_nics(logs, text: str, to: str):
     """UNBROKEN_MAP says where queue pairs go."""
     with Fabric(logs) as fabric:
         fabric.env["UNBROKEN_MAP"] = text
@@ -313,21 +415,25 @@ def mapped(logs, text: str, to: str):
         flows(fabric, "a/0", client)
         fabric.fault("nic a/0 dead")
         flows(fabric, to, client)
-        client.expect_success(SECONDS + PATIENCE)
-        server.expect_success(PATIENCE)
+        client.expect_success(SECONDS + WAIT_SECONDS)
+        server.expect_success(WAIT_SECONDS)
         check_quiet(fabric)
         away = {e["to"].split("-")[0] for e in fabric.events("switch") if e["host"] == "a"}
         if away != {to}:
             raise Failure(f"queue pairs went to {away}")
 
 
-def wrong_names(logs):
+@pytest.mark.smoke
+def test_wrong_names(logs):
     """A NIC that does not exist, and one that was not drained."""
     with Fabric(logs) as fabric:
         server, client = fabric.pair("ib_send_bw", ["-n", 100])
-        client.expect_success(PATIENCE)
-        server.expect_success(PATIENCE)
-        for args, says in ((["drain", "a/9"], "there is no NIC a/9"), (["undrain", "a/0"], "a/0 is not drained")):
+        client.expect_success(WAIT_SECONDS)
+        server.expect_success(WAIT_SECONDS)
+        for args, says in (
+            (["drain", "a/9"], "there is no NIC a/9"),
+            (["undrain", "a/0"], "a/0 is not drained"),
+        ):
             done = fabric.command("nic", *args)
             if done.returncode != 1 or says not in done.stderr:
                 raise Failure(f"nic {args}: status {done.returncode}: {done.stderr.strip()}")
@@ -338,33 +444,3 @@ def wrong_names(logs):
         state = fabric.nics()["a/0"]["state"]
         if state != "active, drained":
             raise Failure(f"status says {state}")
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--flap-seconds", type=int, default=10)
-    parser.add_argument("--only", action="append", help="only cases whose names have this in them")
-    args = parser.parse_args()
-    suite = Suite("planned", args.only)
-    for tool, source in TOOLS:
-        suite.case(f"{tool} goes back to its NIC", goes_back, tool, source)
-    suite.case("ib_write_bw goes back to its server's NIC", goes_back, "ib_write_bw", "a", "b")
-    suite.case("a NIC of an end that never sends is drained", passive_end_drained)
-    suite.case("atomics", atomics)
-    suite.case("drains under the verifier", verified_drains)
-    suite.case("drains under the verifier, shared receives", verified_drains, "--srq")
-    suite.case(f"{BUSY_QPS} busy queue pairs", busy)
-    suite.case("queue pairs of a drained NIC are spread over the others", load_is_spread, False)
-    suite.case("queue pairs of a dead NIC are spread over the others", load_is_spread, True)
-    suite.case("a drain whose first paths the peer declines", declined)
-    suite.case("a map of NICs", mapped, "0:2", "a/2")
-    suite.case("a map with a path across rails", mapped, "0:3-2", "a/3")
-    suite.case("a NIC that flaps", flaps, args.flap_seconds)
-    suite.case("a drain while a program is stopped", stopped)
-    suite.case("a drain under hpcc", under_hpcc)
-    suite.case("names", wrong_names)
-    sys.exit(suite.finish())
-
-
-if __name__ == "__main__":
-    main()
