@@ -23,17 +23,16 @@ test-mpi: apt-test all
 
 # PyTorch over verbs, and over the backend of torch.distributed; its virtual environment (5 GB, made once) is kept in ~/.cache/unbroken.
 test-torch: apt-test all
-	tests/torch/run.sh
+	/usr/bin/python3 -m pytest tests/e2e -m torch
 
 # The host edge in network namespaces with real FRR (root).
 test-edge: apt-edge all
 	$(CARGO) run -q --release --example scale
-	tests/edge/run.py
+	/usr/bin/python3 -m pytest tests/e2e -m edge
 
 # In a VM with Debian's own kernel: tc rules, and the host edge's suite over them (root; QEMU from Debian; what it needs is made once in ~/.cache/unbroken/vm).
 test-vm: all
-	tests/vm/run.sh "bash $(CURDIR)/tests/vm/rules.sh $(CURDIR)/$(BUILD)/unbroken"
-	UNBROKEN_VM_SECONDS=3600 tests/vm/run.sh "bash $(CURDIR)/tests/vm/edge.sh"
+	/usr/bin/python3 -m pytest tests/e2e -m vm
 
 bench: apt-test all
 	benches/run.sh

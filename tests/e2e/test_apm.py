@@ -151,7 +151,10 @@ def test_by_request_infiniband(logs, note, shape):
     note(by_request(logs, SHAPES[shape], INFINIBAND))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(s, marks=pytest.mark.smoke if s == "8-qps" else ()) for s in SHAPES],
+)
 def test_port_down(logs, note, shape):
     note(through_a_fault(logs, SHAPES[shape], FAULTS[0]))
 

@@ -35,7 +35,7 @@ class UnknownSources:
 
     def __init__(self, address, count):
         host, port = address.rsplit(":", 1)
-        self.to, self.count, self.heard = (host, int(port)), count, b""
+        self.to, self.count, self.received = (host, int(port)), count, b""
         self.all, self.goes = [], True
         self.thread = threading.Thread(target=self.run, daemon=True)
 
@@ -43,8 +43,8 @@ class UnknownSources:
         while self.goes:
             for connection in list(self.all):
                 try:
-                    self.heard = max(
-                        self.heard, connection.recv(4096, socket.MSG_DONTWAIT), key=len
+                    self.received = max(
+                        self.received, connection.recv(4096, socket.MSG_DONTWAIT), key=len
                     )
                     connection.send(b"?", socket.MSG_DONTWAIT)
                 except BlockingIOError:
@@ -79,6 +79,7 @@ def address_in(id_file) -> str:
     return id_file.read_bytes().split(b"/")[0].decode()
 
 
+@pytest.mark.smoke
 def test_silent_unknown_sources(logs, note):
     """Unknown sources that hold connections to a rank without a word keep nobody out, and learn
     nothing."""
@@ -93,8 +94,8 @@ def test_silent_unknown_sources(logs, note):
             job.succeed()
             took = time.monotonic() - began
             # A greeting: what it is, and a number.
-            if len(others.heard) > 40:
-                raise Failure(f"an unknown source is told {others.heard}")
+            if len(others.received) > 40:
+                raise Failure(f"an unknown source receives {others.received}")
     if took > 20:
         raise Failure(f"unknown sources held up a job for {took:.0f} s")
     note(f"{count} unknown sources, {took:.1f} s")
@@ -159,14 +160,14 @@ def test_id_is_for_its_user(logs):
         job.succeed()
 
 
-RANKS_LATE = [pytest.param(0, 3, False, id="too-late", marks=pytest.mark.smoke)]
+RANKS_LATE = [pytest.param(0, 3, False, id="too-late")]
 if options.LONG:
     RANKS_LATE.append(pytest.param(75, 120, True, id="75s-of-120s", marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize("late, given, well", RANKS_LATE)
 def test_rank_is_late(logs, late, given, well):
-    """How long ranks wait for each other is what they are told, longer than a minute or shorter."""
+    """Ranks wait for each other for the time that is set, longer than a minute or shorter."""
     with Fabric(logs) as fabric:
         job = Job(fabric, [])
         args = ["--min", "1K", "--max", "1K", "--patience", given]
@@ -238,8 +239,11 @@ def test_runtime_folder_with_a_long_path(logs):
 
 @pytest.mark.parametrize(
     "hosts, settings",
-    [("ab", []), ("abcd", []), ("ab", ["--device", "plain"])],
-    ids=["two-ranks", "four-ranks", "plain-devices"],
+    [
+        pytest.param("ab", [], id="two-ranks", marks=pytest.mark.smoke),
+        pytest.param("abcd", [], id="four-ranks"),
+        pytest.param("ab", ["--device", "plain"], id="plain-devices"),
+    ],
 )
 def test_further_communicators(logs, note, hosts, settings):
     """Communicators of a process share its NICs, with the threads that drive them, and its

@@ -32,7 +32,7 @@ TYPES = ["f32", "f64", "bf16", "i32"]
 BYTES = [1 << 20, 2 << 20, 4 << 20]
 # Ranks by their hosts.
 PLACES = ["ab", "abc", "abc", "abcd", "abcd", "aabbcc"]
-# A fault, and what is said of it; a work request that fails by itself is nothing to find.
+# A fault, and what is reported of it; a work request that fails by itself is nothing to find.
 FAULTS = [
     ("nic {host}/{rail} dead", "host {number} NIC {rail} is dead or its port is down"),
     ("nic {host}/{rail} down", "host {number} NIC {rail} is dead or its port is down"),
@@ -46,7 +46,7 @@ CARRIED_BYTES = (1 << 20, 128 << 20)
 
 
 def verdicts(fabric) -> dict:
-    """What each rank has heard of where something broke; whoever found it, and several may."""
+    """What each rank reports of where something broke; whoever located it, and several may."""
     return {
         s["rank"]: [h["what"].split(" finds: ")[-1] for h in s["happened"]]
         for s in communicators(fabric)
@@ -63,7 +63,7 @@ def run(logs, seed) -> tuple:
     # Of send-recv, the first and the last rank carry something.
     takes_part = [0, len(hosts) - 1] if op == "send-recv" else range(len(hosts))
     number, rail = draw.choice(takes_part), draw.randrange(RAILS)
-    pattern, told = draw.choice(FAULTS)
+    pattern, expected = draw.choice(FAULTS)
     names = {"host": hosts[number], "number": number, "rail": rail}
     fault = pattern.format(**names)
     with Fabric(logs) as fabric:
@@ -77,25 +77,27 @@ def run(logs, seed) -> tuple:
             STARTS,
             f"{enough} bytes of host {host}",
         )
-        fabric.fault(fault, *(["--at", "0s"] if told is None else []))
+        fabric.fault(fault, *(["--at", "0s"] if expected is None else []))
 
-        def heard():
+        def all_report():
             if any(p.ended() for p in job.ranks):
                 raise Failure(
                     f"a rank has ended: {[p.output()[-300:] for p in job.ranks if p.ended()]}"
                 )
-            said = verdicts(fabric)
-            return len(said) == len(job.ranks) and all(said.values())
+            reported = verdicts(fabric)
+            return len(reported) == len(job.ranks) and all(reported.values())
 
-        wait_until(heard, STARTS, f"all ranks have heard of '{fault}'")
-        first = {rank: said[0] for rank, said in verdicts(fabric).items()}
+        wait_until(all_report, STARTS, f"all ranks report '{fault}'")
+        first = {rank: reported[0] for rank, reported in verdicts(fabric).items()}
         if len(set(first.values())) > 1:
-            raise Failure(f"'{fault}': ranks have heard different things: {first}")
+            raise Failure(f"'{fault}': ranks report different things: {first}")
         fabric.clear()
         line = job.end()[-1]
-    said = first[0]
-    right = told.format(**names) in said if told is not None and len(hosts) > 2 else None
-    shown = f"{op} of {size >> 20} MiB {kind} on {places}, {fault}: {said}"
+    reported = first[0]
+    right = (
+        expected.format(**names) in reported if expected is not None and len(hosts) > 2 else None
+    )
+    shown = f"{op} of {size >> 20} MiB {kind} on {places}, {fault}: {reported}"
     return f"{shown}; {line['iterations']} operations", right
 
 

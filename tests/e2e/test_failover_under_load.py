@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import time
+from itertools import product
 
 import pytest
 
@@ -51,9 +52,9 @@ def test_busy_qps(logs, note, qps, fault, arguments):
     with Fabric(logs) as fabric:
         port = free_port()
         args = ["-q", qps, "-m", 8, "-s", 512, "-t", BUSY_SECONDS, *arguments]
-        server = fabric.run("b", [program, "--listen", port, *args], "b-storm")
-        wait_until(lambda: server.ended() or listens(server.pid, port), 20, "storm listens")
-        client = fabric.run("a", [program, "--connect", f"127.0.0.1:{port}", *args], "a-storm")
+        server = fabric.run("b", [program, "--listen", port, *args], "b-busy")
+        wait_until(lambda: server.ended() or listens(server.pid, port), 20, "the server listens")
+        client = fabric.run("a", [program, "--connect", f"127.0.0.1:{port}", *args], "a-busy")
         both = [client, server]
         busy = lambda: (
             all("running" in p.output() for p in both)
@@ -100,7 +101,6 @@ def check_switched_once(switches, qps, failed):
         )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("host", ["a", "b"])
 def test_end_is_stopped(logs, note, host):
     """An end is stopped, as by a debugger, for a moment and for long, with and without a failure
@@ -174,8 +174,13 @@ SECOND = {
 }
 
 
-@pytest.mark.parametrize("apart_ms", SECOND_MS)
-@pytest.mark.parametrize("second", SECOND)
+@pytest.mark.parametrize(
+    "second, apart_ms",
+    [
+        pytest.param(*case, marks=pytest.mark.smoke if case == ("same-end", 10) else ())
+        for case in product(SECOND, SECOND_MS)
+    ],
+)
 def test_second_failure(logs, note, second, apart_ms):
     """The next NIC of an end dies, too."""
     note(second_failure(logs, apart_ms, SECOND[second]))

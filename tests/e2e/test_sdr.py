@@ -55,7 +55,7 @@ def test_c_api(logs, note, faults, messages, settings, length):
         output = run(fabric, program, messages, *length)
     for words in (f"sent {messages} messages", f"received {messages} messages"):
         if words not in output:
-            raise Failure(f"'{words}' is not said: {output}")
+            raise Failure(f"'{words}' is not printed: {output}")
     note("; ".join(output.splitlines()))
 
 
@@ -80,7 +80,7 @@ def test_c_api_reliable_writes(logs, note, faults, messages, settings):
             f"read by scheme {scheme}: {messages} messages",
         ):
             if words not in output:
-                raise Failure(f"'{words}' is not said: {output}")
+                raise Failure(f"'{words}' is not printed: {output}")
     again, recovered = (
         sum(map(int, re.findall(rf"(\d+) {what}", output)))
         for what in ("chunks again", "recovered")
@@ -161,7 +161,7 @@ def writes(logs, scheme, faults, messages, settings=()) -> str:
     if set(got) != KEYS:
         raise Failure(f"the keys of the object differ: {set(got) ^ KEYS}")
     if got["scheme"] != scheme:
-        raise Failure(f"the scheme is told as {got['scheme']}, and was asked for as {scheme}")
+        raise Failure(f"the scheme is reported as {got['scheme']}, and was asked for as {scheme}")
     if got["messages"] != messages or not got["verified"]:
         raise Failure(f"not all was written: {got}")
     return (
@@ -188,8 +188,19 @@ def word(scheme: str) -> str:
     return scheme.replace(":", "-").replace(",", "-")
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("scheme", SCHEMES, ids=word)
+@pytest.mark.parametrize(
+    "scheme, network",
+    [
+        pytest.param(
+            scheme,
+            network,
+            id=f"{word(scheme)}-{network}",
+            marks=pytest.mark.smoke if network == "loss" else (),
+        )
+        for scheme in SCHEMES
+        for network in NETWORKS
+    ],
+)
 def test_writes(logs, note, scheme, network):
     note(writes(logs, scheme, *NETWORKS[network]))
 
@@ -216,7 +227,8 @@ if options.LONG:
     [pytest.param(*case, id=f"{word(case[0])}-{case[1]:g}-{case[2]}") for case in LONG_LINK_CASES],
 )
 def test_long_link(logs, note, scheme, loss, messages):
-    """Writes of 8 MiB at 4 Gbit/s over 156 ms, one at a time, take what the model says."""
+    """Writes of 8 MiB at 4 Gbit/s over 156 ms, one at a time, take as long as the model
+    predicts."""
     model = [UNBROKEN, "model", "predict", scheme, *LONG_LINK, "--loss", loss, "--json"]
     output = subprocess.run(
         [*map(str, model), "--no-picture"],
@@ -299,6 +311,7 @@ def test_one_of_two_nics_dies(logs, note, scheme):
     note(f"{got['chunks_repeated']} chunks again")
 
 
+@pytest.mark.smoke
 def test_wrong_words(logs):
     """What a person gets wrong is answered by what would be right."""
     with Fabric(logs) as fabric:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lib.fabric import UNBROKEN
-from lib.lossy import LossyWay
+from lib.lossy import LossyPath
 from lib.ports import free_port
 from lib.process import Failure, Skip, ticks, wait_until
 
@@ -24,7 +24,7 @@ RATE, TRIAL, TRIALS, PAYLOADS = 8_000_000, 0.5, 2, (1024, 4096)
 
 
 def probe(*options, fails=False):
-    """`unbroken sdr probe`: what it says, and how long it took; with `fails`, its error."""
+    """`unbroken sdr probe`: its output, and how long it took; with `fails`, its error."""
     began = time.monotonic()
     done = subprocess.run(
         [str(w) for w in [UNBROKEN, "sdr", "probe", *options]],
@@ -58,7 +58,14 @@ def overflowed(*ports):
     return sum(int(line[-1]) for line in lines if int(line[1].rsplit(":", 1)[1], 16) in ports)
 
 
-@pytest.mark.parametrize("loss", [0.0, 0.02, 0.1], ids=["none", "2%", "10%"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(0.0, id="none"),
+        pytest.param(0.02, id="2%"),
+        pytest.param(0.1, id="10%", marks=pytest.mark.smoke),
+    ],
+)
 def test_measures_loss(logs, note, loss):
     """What the probe reports as lost is what the path has lost, at no more than its rate, in no
     more than its time."""
@@ -66,12 +73,12 @@ def test_measures_loss(logs, note, loss):
     rate = f"{RATE // 1_000_000}M"
     measure = f"--rate {rate} --trial {TRIAL}s --trials {TRIALS} --payloads {payloads}"
     options = measure.split()
-    with far_end() as (port, _), LossyWay(port, loss) as way:
-        output, took = probe("--to", f"127.0.0.1:{way.port}", "--json", *options)
-        came, lost, more = dict(way.came), dict(way.lost), overflowed(port, way.port)
+    with far_end() as (port, _), LossyPath(port, loss) as path:
+        output, took = probe("--to", f"127.0.0.1:{path.port}", "--json", *options)
+        came, lost, more = dict(path.came), dict(path.lost), overflowed(port, path.port)
         if took > TRIAL * TRIALS * len(PAYLOADS) + 15:
             raise Failure(f"it took {took:.1f} s")
-        text, _ = probe("--to", f"127.0.0.1:{way.port}", *options)
+        text, _ = probe("--to", f"127.0.0.1:{path.port}", *options)
     trials = [json.loads(line) for line in output.splitlines()]
     if [(t["trial"], t["payload_bytes"]) for t in trials] != [
         (t, p) for t in range(TRIALS) for p in PAYLOADS
@@ -87,12 +94,12 @@ def test_measures_loss(logs, note, loss):
         # On a busy machine sockets lose some, too.
         if sent < came.get(payload, 0) or not 0 <= missed - lost.get(payload, 0) <= more:
             raise Failure(
-                f"{missed} of {sent} lost, it says; the way lost {lost.get(payload, 0)} of "
+                f"{missed} of {sent} lost, it reports; the path lost {lost.get(payload, 0)} of "
                 f"{came.get(payload, 0)}, sockets {more}"
             )
     sent, missed = sum(t["sent"] for t in trials), sum(t["lost"] for t in trials)
     if abs(missed / sent - loss) > 0.03 + more / sent:
-        raise Failure(f"{missed} of {sent} lost, of a way that loses {loss:.0%}")
+        raise Failure(f"{missed} of {sent} lost, of a path that loses {loss:.0%}")
     # What it says to a person leads to `unbroken model`.
     advice = re.search(r"next: unbroken model --bandwidth (\S+) --rtt … --loss (\S+) ", text)
     if not advice:
@@ -108,13 +115,13 @@ def test_measures_loss(logs, note, loss):
     if done.returncode != 0:
         raise Failure(f"the advice is not taken: {done.stderr}")
     note(
-        f"{missed} of {sent} lost, {sum(lost.values())} by the way, {more} by sockets; advice: "
+        f"{missed} of {sent} lost, {sum(lost.values())} by the path, {more} by sockets; advice: "
         f"{advice[2]}"
     )
 
 
 def test_ends_in_time():
-    """A slow probe ends in its time, too; and where nobody answers, that is said."""
+    """A slow probe ends in its time, too; and where nobody answers, it reports that."""
     slow = ["--rate", "1K", "--payloads", "4096", "--trial", "300ms", "--trials", "1"]
     output, took = probe("--json", *slow)
     if json.loads(output)["sent"] != 1 or took > 10:

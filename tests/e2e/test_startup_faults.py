@@ -45,10 +45,10 @@ def others(fabric: Fabric) -> int:
     """Payload that the NICs of host a but the first have moved."""
     nics = fabric.nics()
     return sum(
-        nics[f"a/{rail}"][f"{way}_payload_bytes"]
+        nics[f"a/{rail}"][f"{direction}_payload_bytes"]
         for rail in (1, 2, 3)
         if f"a/{rail}" in nics
-        for way in ("tx", "rx")
+        for direction in ("tx", "rx")
     )
 
 

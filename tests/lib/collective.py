@@ -106,7 +106,7 @@ def communicators(fabric) -> list:
 
 
 def found(fabric, job, verdict, down):
-    """Waits until all ranks have heard where the failure is, and plan without those NICs."""
+    """Waits until all ranks know where the failure is, and plan without those NICs."""
 
     def so():
         if any(p.ended() for p in job.ranks):
@@ -114,12 +114,12 @@ def found(fabric, job, verdict, down):
                 f"a rank has ended: {[p.output()[-300:] for p in job.ranks if p.ended()]}"
             )
         shown = communicators(fabric)
-        heard = [
+        know = [
             s
             for s in shown
             if any(verdict in h["what"] for h in s["happened"]) and s["down"] == down
         ]
-        return len(heard) == len(job.ranks)
+        return len(know) == len(job.ranks)
 
     try:
         wait_until(so, STARTS, "")

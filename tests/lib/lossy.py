@@ -1,5 +1,5 @@
-"""A way for UDP over the loopback that loses what it is told to, and counts it: what a program
-measures can be compared with what was."""
+"""A path for UDP over the loopback device that loses as much as is set, and counts it: what a
+program measures can be compared with what was."""
 
 import random
 import selectors
@@ -9,7 +9,7 @@ import threading
 BUFFER_BYTES = 8 << 20
 
 
-class LossyWay:
+class LossyPath:
     """A context: datagrams to `port` go on to 127.0.0.1:`far`, but for a share of them, and answers
     come back whole. One near end."""
 
@@ -21,8 +21,7 @@ class LossyWay:
             socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in "nf"
         )
         for s in (self.near_socket, self.far_socket):
-            # Above net.core.rmem_max, where we may: else the way would lose more than it was told
-            # to.
+            # Above net.core.rmem_max, where we may: else the path would lose more than that.
             force = getattr(socket, "SO_RCVBUFFORCE", 33)
             try:
                 s.setsockopt(socket.SOL_SOCKET, force, BUFFER_BYTES)
