@@ -192,16 +192,17 @@ def test_latency_through_silent_loss(lab, note):
     )
     uplink = used(lab, "h1", 0)
     tor, other = "t" + uplink[1], other_uplink(uplink)
-    lab.silence(tor, "h1")
-    carried = lab.bytes("h1", other)[0]
-    moved = lambda: lab.bytes("h1", other)[0] - carried
-    wait_until(
-        lambda: client.ended() or moved() > 2 * LARGE_BYTES, 60, "the other uplink carries messages"
-    )
-    after = moved()
-    for process in (client, server):
-        process.expect_success(120)
-    lab.heal(tor, "h1")
+    with lab.silenced(tor, "h1"):
+        carried = lab.bytes("h1", other)[0]
+        moved = lambda: lab.bytes("h1", other)[0] - carried
+        wait_until(
+            lambda: client.ended() or moved() > 2 * LARGE_BYTES,
+            60,
+            "the other uplink carries messages",
+        )
+        after = moved()
+        for process in (client, server):
+            process.expect_success(120)
     settled(lab)
     if after <= 2 * LARGE_BYTES:
         raise Failure(f"the run ended with {after} bytes over {other}: nothing was survived")

@@ -50,7 +50,7 @@ def hpcc(logs, transport: str, n: int, fault: str | None = None):
         if fault:
             wait_until(
                 lambda: mpirun.ended() or payload(fabric, [0]) > FAULT_BYTES,
-                60,
+                SECONDS,
                 "traffic on rail 0",
             )
             early = fabric.events("switch")
@@ -108,7 +108,7 @@ def test_hpcc_with_its_own_path_migration(logs, note, n, fault):
         if fault:
             wait_until(
                 lambda: mpirun.ended() or payload(fabric, [0]) > FAULT_BYTES,
-                60,
+                SECONDS,
                 "traffic on port 1",
             )
             states = [qp["migration"] for qp in fabric.status()["qps"] if qp["migration"]]

@@ -350,7 +350,7 @@ def test_drain_under_hpcc(logs, note):
         hpcc_running(fabric, "openib", 1500) as mpirun,
     ):
         wait_until(
-            lambda: mpirun.ended() or sent(fabric, "a/0") > 100_000_000, 60, "traffic on rail 0"
+            lambda: mpirun.ended() or sent(fabric, "a/0") > 100_000_000, 120, "traffic on rail 0"
         )
         if mpirun.ended():
             raise Failure("hpcc was over before its NIC was drained")

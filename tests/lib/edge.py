@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 from .fabric import UNBROKEN, now_us
@@ -261,6 +262,15 @@ class Lab:
     def heal(self, name: str, device: str):
         """Undoes `silence`."""
         run(*self.within(name), "nft", "delete", "table", "inet", f"cut_{device}")
+
+    @contextmanager
+    def silenced(self, name: str, device: str):
+        """A context in which a device is silent."""
+        self.silence(name, device)
+        try:
+            yield
+        finally:
+            self.heal(name, device)
 
     def mute_bfd(self, name: str, *devices: str):
         """Drops BFD's packets of devices, of all at once, and no others: both ends take a link for
