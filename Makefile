@@ -17,23 +17,22 @@ test: apt-test all
 test-long: apt-test all
 	tests/run.sh --long
 
-# What `make test` leaves out of MPI: the other transports, and more faults of each.
+# Open MPI over verbs: every transport, and several faults of each.
 test-mpi: apt-test all
-	python3 tests/mpi.py --rest
+	/usr/bin/python3 -m pytest tests/e2e/test_mpi.py tests/e2e/test_startup_faults.py
 
 # PyTorch over verbs, and over the backend of torch.distributed; its virtual environment (5 GB, made once) is kept in ~/.cache/unbroken.
 test-torch: apt-test all
-	tests/torch/run.sh
+	/usr/bin/python3 -m pytest tests/e2e -m torch
 
 # The host edge in network namespaces with real FRR (root).
 test-edge: apt-edge all
 	$(CARGO) run -q --release --example scale
-	tests/edge/run.py
+	/usr/bin/python3 -m pytest tests/e2e -m edge
 
 # In a VM with Debian's own kernel: tc rules, and the host edge's suite over them (root; QEMU from Debian; what it needs is made once in ~/.cache/unbroken/vm).
 test-vm: all
-	tests/vm/run.sh "bash $(CURDIR)/tests/vm/rules.sh $(CURDIR)/$(BUILD)/unbroken"
-	UNBROKEN_VM_SECONDS=3600 tests/vm/run.sh "bash $(CURDIR)/tests/vm/edge.sh"
+	/usr/bin/python3 -m pytest tests/e2e -m vm
 
 bench: apt-test all
 	benches/run.sh

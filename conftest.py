@@ -19,11 +19,13 @@ def pytest_addoption(parser):
     group = parser.getgroup("unbroken")
     group.addoption("--slice", metavar="I/N", help="only the I-th of N equal parts of the tests")
     group.addoption("--long", action="store_true", help="full matrices and long runs")
+    group.addoption("--vm", action="store_true", help="this is a VM of the tests' own (edge)")
     group.addoption("--seed", type=int, default=1, metavar="N", help="first seed of random tests")
 
 
 def pytest_configure(config):
     options.LONG, options.SEED = config.getoption("long"), config.getoption("seed")
+    options.VM = config.getoption("vm")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -123,9 +123,6 @@ beside deps    $cargo run -q --release --bin xtask -- deps
 beside abi     $cargo run -q --release --bin xtask -- abi
 
 # What asserts times or rates, or takes all cores: MPI's ranks poll, and stand still where others compute beside them.
-suite mpi       python3 tests/mpi.py
-[ -z "$long" ] || suite mpi-rest python3 tests/mpi.py --rest
-suite early     python3 tests/early.py ${long:+--all}
 suite survival /usr/bin/python3 -m pytest tests/e2e/test_survival.py ${long:+--long}
 suite netns     /usr/bin/python3 -m pytest tests/e2e/test_network_namespaces.py
 suite verify    python3 tests/verify.py ${long:+--faults 1000}

@@ -16,8 +16,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "tests"), str(HERE.parent)]
 
-import apm
 import mpi_kernels
+from lib import apm
 from lib.fabric import Fabric
 from lib.process import Failure, Skip, wait_until
 from picture import axis, figure, line, lines, row, setting

@@ -12,6 +12,7 @@ import pytest
 from lib.fabric import Fabric
 from lib.paths import BUILD, LOGS
 from lib.process import Skip
+from lib.pytorch import interpreter
 
 TAIL_LINES = 12
 # Lines that say what a program died of.
@@ -50,6 +51,12 @@ def device(request, monkeypatch) -> str:
         monkeypatch.setattr(Fabric, "device", ("--device", "plain"))
         monkeypatch.setattr(Fabric, "gid_index", PLAIN_GID_INDEX)
     return request.param
+
+
+@pytest.fixture(scope="session")
+def torch_python() -> Path:
+    """An interpreter that has PyTorch."""
+    return interpreter()
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -3,8 +3,9 @@
 
 usage: probe.py receive ADDRESS PORT FILE | probe.py send ADDRESS TO PORT PERIOD_US SECONDS
 
-The file has a line for each datagram: its number, when it was sent and when it came, in µs of CLOCK_MONOTONIC. The receiver ends when the
-sender says so, or half a minute after the last datagram."""
+The file has a line for each datagram: its number, when it was sent and when it came, in µs of
+CLOCK_MONOTONIC. The receiver ends when the sender says so, or half a minute after the last
+datagram."""
 
 import socket
 import struct
@@ -18,7 +19,8 @@ def now_us() -> int:
 
 def receive(address: str, port: str, path: str):
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    # A receiver that gets no core for seconds loses nothing by that. 33 is SO_RCVBUFFORCE, which root may set.
+    # A receiver that gets no core for seconds loses nothing by that. 33 is SO_RCVBUFFORCE, which
+    # root may set.
     sock.setsockopt(socket.SOL_SOCKET, 33, 16 << 20)
     sock.bind((address, int(port)))
     sock.settimeout(30)

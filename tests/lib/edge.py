@@ -1,4 +1,5 @@
-"""A host edge to test: `unbroken edge lab` in namespaces, its faults, its counters, and a probe through it."""
+"""A host edge to test: `unbroken edge lab` in namespaces, its faults, its counters, and a probe
+through it."""
 
 import json
 import os
@@ -10,9 +11,11 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 from .fabric import UNBROKEN, now_us
+from .paths import LOGS
 from .ports import free_port
 from .process import Failure, Process, Skip, wait_until
 
@@ -22,6 +25,8 @@ PERIOD_US = 1000
 STREAM_BYTES = 2_000_000
 # How long a link that flaps is down, and up: what the fault is, and no wait for anything.
 FLAP_S = 0.2
+# What `faults` gives.
+FAULT_NAMES = ["carrier loss", "silent loss", "ToR death", "ToR BGP daemon killed", "uplink flaps"]
 _DROP = """table inet {table} {{
     chain out {{ type filter hook output priority 0; oifname {nic} drop; }}
     chain forward {{ type filter hook forward priority 0; oifname {nic} drop; iifname {nic} drop; }}
@@ -38,10 +43,26 @@ _MUTE = """table inet {table} {{
 
 def run(*args, stdin=None, seconds=60) -> str:
     """Runs a command and gives what it wrote."""
-    done = subprocess.run([str(a) for a in args], input=stdin, capture_output=True, text=True, timeout=seconds)
+    done = subprocess.run(
+        [str(a) for a in args], input=stdin, capture_output=True, text=True, timeout=seconds
+    )
     if done.returncode != 0:
         raise Failure(f"{' '.join(map(str, args))}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
+
+
+def lab_folder(name: str) -> Path:
+    """An empty folder for the logs of a lab that several tests share."""
+    folder = LOGS / name / "lab"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def settled(lab):
+    """Waits until a fault has left no trace."""
+    wait_until(lab.both_ways_back, 60, "both ways are back")
+    wait_until(lab.sessions_up, 60, "all BFD sessions are up again")
 
 
 def need_root_and_tools():
@@ -61,12 +82,13 @@ def mac(host: int) -> str:
 class Lab:
     """A context: hosts h1… with the uplinks p1 and p2 to the switches t1 and t2."""
 
-    def __init__(self, logs: Path, hosts=4, *options: str, rules="none"):
+    def __init__(self, logs: Path, hosts=4, *options: str, rules="none", prefix=None):
         need_root_and_tools()
         if not UNBROKEN.exists():
             raise Failure(f"{UNBROKEN} is missing; 'make all' builds it")
-        self.logs, self.hosts = logs, hosts
-        self.prefix = f"ut{os.getpid()}"
+        # Logs of programs go to `logs`, which may be another folder for each test; `folder` stays.
+        self.logs, self.folder, self.hosts = logs, logs, hosts
+        self.prefix = prefix or f"ut{os.getpid()}"
         # Whether flower rules carry the traffic, and not bridges.
         self.flower = rules != "none"
         self.options = ["--prefix", self.prefix, "--hosts", hosts, "--rules", rules, *options]
@@ -75,7 +97,7 @@ class Lab:
     def __enter__(self):
         run(UNBROKEN, "edge", "lab", "up", *self.options, seconds=120)
         try:
-            wait_until(self.learned, 60, "EVPN has told every host of every other")
+            wait_until(self.learned, 60, "every host learns every other by EVPN")
             wait_until(self.sessions_up, 30, "all BFD sessions are up")
         except BaseException:
             self.__exit__()
@@ -87,17 +109,18 @@ class Lab:
             process.kill()
         for node in self.nodes():
             for log in (self.state(node) / "frr").glob("*.log"):
-                shutil.copy(log, self.logs / f"{node.removeprefix(self.prefix)}-{log.name}")
+                shutil.copy(log, self.folder / f"{node.removeprefix(self.prefix)}-{log.name}")
             events = self.state(node) / "events.jsonl"
             if events.exists():
-                shutil.copy(events, self.logs / f"{node.removeprefix(self.prefix)}-events.log")
+                shutil.copy(events, self.folder / f"{node.removeprefix(self.prefix)}-events.log")
         run(UNBROKEN, "edge", "lab", "down", *self.options, seconds=120)
 
     # Nodes
 
     def nodes(self) -> list:
         """The namespaces of all hosts and switches."""
-        return [self.node(f"h{h}") for h in range(1, self.hosts + 1)] + [self.node("t1"), self.node("t2")]
+        hosts = [self.node(f"h{h}") for h in range(1, self.hosts + 1)]
+        return [*hosts, self.node("t1"), self.node("t2")]
 
     def node(self, name: str) -> str:
         """The namespace of a node."""
@@ -118,12 +141,16 @@ class Lab:
     def vtysh(self, name: str, command: str):
         """What FRR says, as JSON."""
         folder = self.state(self.node(name)) / "frr/run"
-        return json.loads(run(*self.within(name), "vtysh", "--vty_socket", folder, "-c", command + " json"))
+        return json.loads(
+            run(*self.within(name), "vtysh", "--vty_socket", folder, "-c", command + " json")
+        )
 
     def start(self, host: str | None, name: str, args: list, env=None) -> Process:
         """Starts a program at a host, or in no host's namespace."""
         within = self.within(host) if host else []
-        process = Process(name, [*within, *args], self.logs / f"{name}.log", {**os.environ, **(env or {})})
+        process = Process(
+            name, [*within, *args], self.logs / f"{name}.log", {**os.environ, **(env or {})}
+        )
         self.processes.append(process)
         return process
 
@@ -132,7 +159,8 @@ class Lab:
         return int((self.state(self.node(name)) / "frr" / f"{daemon}.pid").read_text())
 
     def events(self, name: str) -> list:
-        """What the node's daemon has written down. It may be writing: a line counts once it has its end."""
+        """What the node's daemon has written down. It may be writing: a line counts once it has its
+        end."""
         path = self.state(self.node(name)) / "events.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
@@ -142,8 +170,12 @@ class Lab:
     def learned(self) -> bool:
         """Whether every host knows the addresses of all others, from EVPN."""
         for h in range(1, self.hosts + 1):
-            table = json.loads(run("bridge", "-n", self.node(f"h{h}"), "-j", "fdb", "show", "dev", "vni100"))
-            found = {e["mac"]: e["dst"] for e in table if "extern_learn" in e["flags"] and "dst" in e}
+            table = json.loads(
+                run("bridge", "-n", self.node(f"h{h}"), "-j", "fdb", "show", "dev", "vni100")
+            )
+            found = {
+                e["mac"]: e["dst"] for e in table if "extern_learn" in e["flags"] and "dst" in e
+            }
             others = {mac(o): f"10.255.0.{o}" for o in range(1, self.hosts + 1) if o != h}
             if found != others:
                 return False
@@ -159,36 +191,52 @@ class Lab:
 
     def bfd_down(self, name: str, peer: str) -> bool:
         """Whether a node's BFD session with a peer is down."""
-        return any(p["peer"] == peer and p["status"] == "down" for p in self.vtysh(name, "show bfd peers"))
+        return any(
+            p["peer"] == peer and p["status"] == "down" for p in self.vtysh(name, "show bfd peers")
+        )
 
     def routes_over(self, name: str, to: str) -> set:
         """The devices that FRR's route to an address leads over."""
-        found = json.loads(run("ip", "-n", self.node(name), "-j", "route", "show", to, "proto", "bgp"))
+        found = json.loads(
+            run("ip", "-n", self.node(name), "-j", "route", "show", to, "proto", "bgp")
+        )
         hops = [hop for route in found for hop in route.get("nexthops", [route])]
         return {hop["dev"] for hop in hops if "linkdown" not in hop.get("flags", [])}
 
     def both_ways_back(self) -> bool:
-        """Whether every host has two ways to every other, and every switch a direct one to every host."""
+        """Whether every host has two ways to every other, and every switch a direct one to every
+        host."""
         hosts = range(1, self.hosts + 1)
         pairs = [(a, b) for a in hosts for b in hosts if a != b]
-        return all(self.routes_over(f"h{a}", f"10.255.0.{b}") == {"p1", "p2"} for a, b in pairs) and all(
+        return all(
+            self.routes_over(f"h{a}", f"10.255.0.{b}") == {"p1", "p2"} for a, b in pairs
+        ) and all(
             self.routes_over(f"t{t}", f"10.255.0.{h}") == {f"h{h}"} for t in (1, 2) for h in hosts
         )
 
     def bytes(self, name: str, device: str) -> tuple:
         """The bytes that a device has sent and received."""
-        link = json.loads(run("ip", "-n", self.node(name), "-s", "-j", "link", "show", "dev", device))[0]
+        link = json.loads(
+            run("ip", "-n", self.node(name), "-s", "-j", "link", "show", "dev", device)
+        )[0]
         return link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]
 
     def rule_bytes(self, host: int, to: int, port="rep0") -> int:
-        """The bytes that the flower rule of a port for the virtual function of another host has sent there."""
-        shown = json.loads(run("tc", "-n", self.node(f"h{host}"), "-s", "-j", "filter", "show", "dev", port, "ingress"))
-        ours = [f["options"] for f in shown if f.get("options", {}).get("keys", {}).get("dst_mac") == mac(to)]
+        """The bytes that the flower rule of a port for the virtual function of another host has
+        sent there."""
+        tc = ["tc", "-n", self.node(f"h{host}"), "-s", "-j"]
+        shown = json.loads(run(*tc, "filter", "show", "dev", port, "ingress"))
+        ours = [
+            f["options"]
+            for f in shown
+            if f.get("options", {}).get("keys", {}).get("dst_mac") == mac(to)
+        ]
         return sum(f["actions"][0]["stats"]["bytes"] for f in ours)
 
     def rule_writes(self, host: int) -> int:
         """How many netlink operations a host's reconciler has made."""
-        return json.loads((self.state(self.node(f"h{host}")) / "status.json").read_text())["rules"]["operations"]
+        status = self.state(self.node(f"h{host}")) / "status.json"
+        return json.loads(status.read_text())["rules"]["operations"]
 
     def address(self, host: int) -> str:
         """The address of a host's virtual function."""
@@ -204,21 +252,34 @@ class Lab:
         """Sets a switch's port up or down: the other end loses its carrier."""
         run("ip", "-n", self.node(tor), "link", "set", device, state)
 
+    def _nft(self, name: str, rules: str):
+        run(*self.within(name), "nft", "-f", "-", stdin=rules)
+
     def silence(self, name: str, device: str):
-        """Drops every packet of a device and tells nobody."""
-        run(*self.within(name), "nft", "-f", "-", stdin=_DROP.format(table=f"cut_{device}", nic=device))
+        """Drops every packet of a device without a report."""
+        self._nft(name, _DROP.format(table=f"cut_{device}", nic=device))
 
     def heal(self, name: str, device: str):
         """Undoes `silence`."""
         run(*self.within(name), "nft", "delete", "table", "inet", f"cut_{device}")
 
+    @contextmanager
+    def silenced(self, name: str, device: str):
+        """A context in which a device is silent."""
+        self.silence(name, device)
+        try:
+            yield
+        finally:
+            self.heal(name, device)
+
     def mute_bfd(self, name: str, *devices: str):
-        """Drops BFD's packets of devices, of all at once, and no others: both ends take a link for dead that carries everything."""
-        run(*self.within(name), "nft", "-f", "-", stdin="".join(_MUTE.format(table=f"bfd_{d}", nic=d) for d in devices))
+        """Drops BFD's packets of devices, of all at once, and no others: both ends take a link for
+        dead that carries everything."""
+        self._nft(name, "".join(_MUTE.format(table=f"bfd_{d}", nic=d) for d in devices))
 
     def unmute_bfd(self, name: str, *devices: str):
         """Undoes `mute_bfd`."""
-        run(*self.within(name), "nft", "-f", "-", stdin="".join(f"delete table inet bfd_{d}\n" for d in devices))
+        self._nft(name, "".join(f"delete table inet bfd_{d}\n" for d in devices))
 
 
 class Probe:
@@ -231,8 +292,14 @@ class Probe:
         address = {h: lab.address(h) for h in (source, to)}
         # Who measures goes before what is measured, where all share few cores.
         probe = ["nice", "-n", "-20", sys.executable, PROBE]
-        self.receiver = lab.start(f"h{to}", name + "-to", [*probe, "receive", address[to], port, self.path])
-        wait_until(lambda: "listening" in self.receiver.output() or self.receiver.ended(), 10, "the probe listens")
+        self.receiver = lab.start(
+            f"h{to}", name + "-to", [*probe, "receive", address[to], port, self.path]
+        )
+        wait_until(
+            lambda: "listening" in self.receiver.output() or self.receiver.ended(),
+            10,
+            "the probe listens",
+        )
         self.seconds = seconds
         args = [*probe, "send", address[source], address[to], port, PERIOD_US, seconds]
         self.began_us = now_us()
@@ -246,7 +313,8 @@ class Probe:
 
 
 def outage(rows: list, fault_us: int, within_us: int = 3_000_000) -> tuple:
-    """The longest time without a datagram that ends after a fault, less the pace: how long it was (µs), and when it ended."""
+    """The longest time without a datagram that ends after a fault, less the pace: how long it was
+    (µs), and when it ended."""
     worst, ended = 0, fault_us
     for before, after in zip(rows, rows[1:]):
         if after[2] >= fault_us and before[2] <= fault_us + within_us:
@@ -257,7 +325,8 @@ def outage(rows: list, fault_us: int, within_us: int = 3_000_000) -> tuple:
 
 
 def most_lost(rows: list) -> int:
-    """The most datagrams in a row that were lost: a receiver that has to wait for a core gets them later, and loses none."""
+    """The most datagrams in a row that were lost: a receiver that has to wait for a core gets them
+    later, and loses none."""
     numbers = [0, *sorted(row[0] for row in rows)]
     return max(after - before - 1 for before, after in zip(numbers, numbers[1:]))
 
@@ -265,7 +334,11 @@ def most_lost(rows: list) -> int:
 def first(lab, node: str, event: str, since_us: int):
     """When a node's daemon first wrote an event after a fault, in µs since it."""
     for e in lab.events(node):
-        if e["event"] == event and e["time_us"] >= since_us and (event != "bfd" or e["state"] == "down"):
+        if (
+            e["event"] == event
+            and e["time_us"] >= since_us
+            and (event != "bfd" or e["state"] == "down")
+        ):
             return e["time_us"] - since_us
     return None
 
@@ -275,23 +348,26 @@ def perftest(lab, tool, source, to, name, *args):
     port = free_port()
     programs = []
     for host in (to, source):
-        command = [UNBROKEN, "run", "--nics", lab.address(host), "--", tool, "-d", "unb0", "-F", "-p", port, *args]
+        command = [UNBROKEN, "run", "--nics", lab.address(host), "--", tool]
+        command += ["-d", "unb0", "-F", "-p", port, *args]
         command += [lab.address(to)] if host == source else []
-        env = {"UNBROKEN_RUNTIME": str(lab.logs / "runtime")}
+        env = {"UNBROKEN_RUNTIME": str(lab.folder / "runtime")}
         program = lab.start(f"h{host}", f"{name}-h{host}", command, env)
         programs.append(program)
         if host == to:
-            listening = lambda p=program: p.ended() or f":{port} " in run(*lab.within(f"h{to}"), "ss", "-Hltn")
+            listening = lambda p=program: (
+                p.ended() or f":{port} " in run(*lab.within(f"h{to}"), "ss", "-Hltn")
+            )
             wait_until(listening, 20, f"{tool} listens")
     return programs
 
 
-def used(lab, host, way):
+def used(lab, host, direction):
     """The uplink that carries most of what a host sends (0) or receives (1) now."""
-    before = {d: lab.bytes(host, d)[way] for d in ("p1", "p2")}
+    before = {d: lab.bytes(host, d)[direction] for d in ("p1", "p2")}
 
     def busy():
-        moved = {d: lab.bytes(host, d)[way] - before[d] for d in before}
+        moved = {d: lab.bytes(host, d)[direction] - before[d] for d in before}
         return max(moved, key=moved.get) if max(moved.values()) > STREAM_BYTES else None
 
     return wait_until(busy, 60, f"traffic at {host}")
@@ -308,7 +384,8 @@ def latencies_us(output: str) -> list:
 
 
 def faults(lab):
-    """Name, what breaks, what heals."""
+    """What breaks and what heals, by the names in FAULT_NAMES."""
+
     def tor(uplink):
         return "t" + uplink[1]
 
@@ -345,24 +422,30 @@ def faults(lab):
             time.sleep(FLAP_S)
         lab.carrier(tor(uplink), "h1", "down")
 
-    return {
-        "carrier loss": (carrier("down"), carrier("up")),
-        "silent loss": (lambda u: lab.silence(tor(u), "h1"), lambda u: lab.heal(tor(u), "h1")),
-        "ToR death": (death, rebirth),
-        "ToR BGP daemon killed": (kill_bgp, start_bgp),
-        "uplink flaps": (flap, carrier("up")),
-    }
+    silent = (lambda u: lab.silence(tor(u), "h1"), lambda u: lab.heal(tor(u), "h1"))
+    both = [(carrier("down"), carrier("up")), silent, (death, rebirth)]
+    both += [(kill_bgp, start_bgp), (flap, carrier("up"))]
+    return dict(zip(FAULT_NAMES, both, strict=True))
 
 
 class FaultCycle:
-    """A context: links between switches and hosts fall silent in turn at the switch, each for `down_s`, `up_s` apart, until it is left.
+    """A context: links between switches and hosts fall silent in turn at the switch, each for
+    `down_s`, `up_s` apart, until it is left.
 
     The first comes after `first_s`, or after `up_s`."""
 
-    def __init__(self, lab: Lab, links: list, down_s: float = 20, up_s: float = 20, first_s: float | None = None):
+    def __init__(
+        self,
+        lab: Lab,
+        links: list,
+        down_s: float = 20,
+        up_s: float = 20,
+        first_s: float | None = None,
+    ):
         self.lab, self.links, self.down_s, self.up_s = lab, links, down_s, up_s
         self.first_s = up_s if first_s is None else first_s
-        # Of each fault: when it began and ended, which link, and the bytes that its host sent over it since the fault before.
+        # Of each fault: when it began and ended, which link, and the bytes that its host sent over
+        # it since the fault before.
         self.faults, self.error = [], None
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)

@@ -1,4 +1,5 @@
-"""A way for UDP over the loopback that loses what it is told to, and counts it: what a program measures can be compared with what was."""
+"""A path for UDP over the loopback device that loses as much as is set, and counts it: what a
+program measures can be compared with what was."""
 
 import random
 import selectors
@@ -8,16 +9,19 @@ import threading
 BUFFER_BYTES = 8 << 20
 
 
-class LossyWay:
-    """A context: datagrams to `port` go on to 127.0.0.1:`far`, but for a share of them, and answers come back whole. One near end."""
+class LossyPath:
+    """A context: datagrams to `port` go on to 127.0.0.1:`far`, but for a share of them, and answers
+    come back whole. One near end."""
 
     def __init__(self, far: int, loss: float, seed: int = 1):
         self.far, self.loss, self.random = ("127.0.0.1", far), loss, random.Random(seed)
         # Datagrams that came from the near end, and that were lost of them, by their bytes.
         self.came, self.lost = {}, {}
-        self.near_socket, self.far_socket = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in "nf")
+        self.near_socket, self.far_socket = (
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in "nf"
+        )
         for s in (self.near_socket, self.far_socket):
-            # Above net.core.rmem_max, where we may: else the way would lose more than it was told to.
+            # Above net.core.rmem_max, where we may: else the path would lose more than that.
             force = getattr(socket, "SO_RCVBUFFORCE", 33)
             try:
                 s.setsockopt(socket.SOL_SOCKET, force, BUFFER_BYTES)

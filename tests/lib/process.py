@@ -26,7 +26,8 @@ class Skip(Exception):
 
 
 def wait_until(condition, seconds: float, what: str, longest_pause_s=0.03):
-    """Polls until `condition()` is true and gives its value; fails after `seconds`, saying what did not come. What is measured meanwhile is disturbed less by longer pauses."""
+    """Polls until `condition()` is true and gives its value; fails after `seconds`, saying what did
+    not come. What is measured meanwhile is disturbed less by longer pauses."""
     deadline = time.monotonic() + seconds
     pause = 0.002
     while True:
@@ -101,3 +102,9 @@ class Process:
             os.kill(self.pid, sig)
             self.popen.wait()
         self.ended_at = self.ended_at or time.monotonic()
+
+
+def ticks(pid: int) -> int:
+    """The processor time that a process has had, in ticks of the system (SC_CLK_TCK a second)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return sum(map(int, fields[11:13]))

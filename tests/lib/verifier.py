@@ -1,5 +1,5 @@
 """The verifier (tests/c/verifier.c) between hosts a and b: numbered and checksummed messages both
-ways. It is an ordinary verbs program; here it runs while faults come."""
+ways. It is an ordinary verbs program; faults come while it runs."""
 
 import json
 import random

@@ -1,4 +1,5 @@
-"""One rank of checks of the backend's behaviour, as torchrun starts it: `checks.py NAME...`. Each prints `ok NAME` at each rank, or fails."""
+"""One rank of checks of the backend's behaviour, as torchrun starts it: `checks.py NAME...`. Each
+prints `ok NAME` at each rank, or fails."""
 
 import os
 import signal
@@ -8,11 +9,11 @@ import threading
 import time
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
+import unbroken.torch  # noqa: F401
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-import unbroken.torch  # noqa: F401
+import torch
 
 SECONDS = timedelta(seconds=60)
 LATE_S = 5.0
@@ -39,7 +40,8 @@ def expect(what, got, right):
 
 
 def refused_operations_leave_nothing_behind():
-    """What cannot be written is refused, what is asked for afterwards is right, and so is what was under way; memory comes and goes meanwhile."""
+    """What cannot be written is refused, what is asked for afterwards is right, and so is what was
+    under way; memory comes and goes meanwhile."""
     for turn in range(60):
         flights = [torch.full((50_000 + turn,), float(rank() + 1)) for _ in range(3)]
         works = [dist.all_reduce(tensor, async_op=True) for tensor in flights]
@@ -55,12 +57,17 @@ def refused_operations_leave_nothing_behind():
             raise AssertionError("a list with an expanded tensor was not refused")
         except ValueError:
             pass
-        leaf = torch.nn.Parameter(torch.full((2, 3, 4, 4), float(rank())).to(memory_format=torch.channels_last))
+        leaf = torch.nn.Parameter(
+            torch.full((2, 3, 4, 4), float(rank())).to(memory_format=torch.channels_last)
+        )
         dist.broadcast(leaf, 0)
         expect("a parameter in channels_last", leaf.detach().sum().item(), 0.0)
-        # Works that nobody waits for: their memory is let go of by the library, not by the collector of garbage.
+        # Works that nobody waits for: their memory is let go of by the library, not by the
+        # collector of garbage.
         for _ in range(4):
-            dist.all_reduce(torch.full((20_000,), 1.0).t().expand(20_000).contiguous()[::2], async_op=True)
+            dist.all_reduce(
+                torch.full((20_000,), 1.0).t().expand(20_000).contiguous()[::2], async_op=True
+            )
         for work, tensor in zip(works, flights):
             work.wait()
             expect("a sum", tensor, torch.full_like(tensor, total()))
@@ -83,11 +90,14 @@ def many_are_dropped():
 
 
 def callbacks_that_wait():
-    """A future's callback begins an operation and waits for its future, whose callback does the same."""
+    """A future's callback begins an operation and waits for its future, whose callback does the
+    same."""
 
     def chain(left: int, tensor: torch.Tensor) -> torch.Tensor:
         work = dist.all_reduce(tensor, async_op=True)
-        future = work.get_future().then(lambda f: chain(left - 1, f.value()[0]) if left else f.value()[0])
+        future = work.get_future().then(
+            lambda f: chain(left - 1, f.value()[0]) if left else f.value()[0]
+        )
         return future.wait()
 
     result = chain(5, torch.ones(10))
@@ -97,7 +107,9 @@ def callbacks_that_wait():
     inner = [torch.ones(10) for _ in tensors]
     works = [dist.all_reduce(t, async_op=True) for t in tensors]
     more = [dist.all_reduce(t, async_op=True) for t in inner]
-    futures = [w.get_future().then(lambda _, m=m: m.get_future().wait()) for w, m in zip(works, more)]
+    futures = [
+        w.get_future().then(lambda _, m=m: m.get_future().wait()) for w, m in zip(works, more)
+    ]
     for future in futures:
         future.wait()
     expect("all", [t[0].item() for t in tensors + inner], [total()] * 6 + [float(size())] * 6)
@@ -124,7 +136,8 @@ def one_waits_another_sends():
 
 
 def begins_while_a_rank_is_late():
-    """Asynchronous operations return at once, with and without futures, while rank 1 has not come for five seconds."""
+    """Asynchronous operations return at once, with and without futures, while rank 1 has not come
+    for five seconds."""
     dist.all_reduce(torch.ones(10))
     dist.barrier()
     took = []
@@ -140,9 +153,15 @@ def begins_while_a_rank_is_late():
         took.append(time.monotonic() - begun)
     if rank() != 1:
         assert not works[0].is_completed()
-        print(f"began in {1e3 * sorted(took)[len(took) // 2]:.2f} ms, at most {1e3 * max(took):.2f} ms", flush=True)
+        print(
+            f"began in {1e3 * sorted(took)[len(took) // 2]:.2f} ms, at most {1e3 * max(took):.2f} "
+            "ms",
+            flush=True,
+        )
         # A millisecond is the bar of a bench; here the other ranks' processes take the cores, too.
-        assert sorted(took)[len(took) // 2] < 0.002 and max(took) < LATE_S / 4, f"beginning takes {max(took)} s while a rank is late"
+        assert sorted(took)[len(took) // 2] < 0.002 and max(took) < LATE_S / 4, (
+            f"beginning takes {max(took)} s while a rank is late"
+        )
         begun = time.monotonic()
         try:
             works[0].wait(timedelta(seconds=0.2))
@@ -186,7 +205,8 @@ def threads():
 
 
 def tags_and_any_source():
-    """What was sent with a tag is received with it, in another order; and from whichever rank sends."""
+    """What was sent with a tag is received with it, in another order; and from whichever rank
+    sends."""
     if rank() == 0:
         for sender in range(1, size()):
             got = {tag: torch.zeros(500 + tag) for tag in (3, 1, 2)}
@@ -205,7 +225,10 @@ def tags_and_any_source():
         empty = torch.zeros(0)
         expect("an empty one", dist.recv(empty, tag=11), 1)
     else:
-        works = [dist.isend(torch.full((500 + tag,), float(10 * rank() + tag)), 0, tag=tag) for tag in (1, 2, 3)]
+        works = [
+            dist.isend(torch.full((500 + tag,), float(10 * rank() + tag)), 0, tag=tag)
+            for tag in (1, 2, 3)
+        ]
         works += [dist.isend(torch.full((64,), float(rank())), 0, tag=9) for _ in range(2)]
         if rank() == 1:
             works.append(dist.isend(torch.zeros(0), 0, tag=11))
@@ -231,8 +254,14 @@ def what_needs_a_backend():
     manager.wait()
     expect("gathered", outputs[0], torch.arange(size()).repeat_interleave(3).float())
     lists = [[torch.zeros(3), torch.zeros(2)] for _ in range(size())]
-    dist.all_gather_coalesced(lists, [torch.full((3,), float(rank())), torch.full((2,), float(-rank()))])
-    expect("all_gather_coalesced", [[a[0].item(), b[0].item()] for a, b in lists], [[float(r), float(-r)] for r in range(size())])
+    dist.all_gather_coalesced(
+        lists, [torch.full((3,), float(rank())), torch.full((2,), float(-rank()))]
+    )
+    expect(
+        "all_gather_coalesced",
+        [[a[0].item(), b[0].item()] for a, b in lists],
+        [[float(r), float(-r)] for r in range(size())],
+    )
     group = dist.split_group(None, [list(reversed(range(size())))])
     expect("the order of a split", group.rank(), size() - 1 - rank())
     tensor = torch.full((3,), float(rank() + 1))
@@ -249,7 +278,9 @@ def what_needs_a_backend():
     gathered = torch.zeros(size(), 2) if rank() == 0 else None
     opts = dist.GatherOptions()
     opts.rootRank = 0
-    work = dist.group.WORLD.gather_single(gathered if rank() == 0 else torch.zeros(0), torch.full((2,), float(rank())), opts)
+    work = dist.group.WORLD.gather_single(
+        gathered if rank() == 0 else torch.zeros(0), torch.full((2,), float(rank())), opts
+    )
     work.wait()
     if rank() == 0:
         expect("gathered into one", gathered[:, 0], torch.arange(size()).float())
@@ -288,9 +319,12 @@ def again():
 
 
 def over_the_same_store():
-    """A store that outlives groups, as an elastic agent's does: the id of an earlier group leads nowhere."""
+    """A store that outlives groups, as an elastic agent's does: the id of an earlier group leads
+    nowhere."""
     dist.destroy_process_group()
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=SECONDS)
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=SECONDS
+    )
     me, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for turn in range(3):
         if me == 0:
@@ -313,7 +347,9 @@ class Interrupt(BaseException):
 
 
 def interrupted():
-    """A signal whose handler raises comes at any time of a wait: the next wait goes on, and the result is whole."""
+    """A signal whose handler raises comes at any time of a wait: the next wait goes on, and the
+    result is whole."""
+
     def handler(*_):
         raise Interrupt
 
@@ -343,7 +379,8 @@ def interrupted():
 
 
 def forked_children():
-    """A child that ends, or asks for something, leaves the parent's group as it is; one of its own works, with futures."""
+    """A child that ends, or asks for something, leaves the parent's group as it is; one of its own
+    works, with futures."""
     for how in ("exit", "ask", "own"):
         dist.barrier()
         child = os.fork()
@@ -368,7 +405,9 @@ def forked_children():
                 os._exit(code)
         ends = time.monotonic() + 60
         while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
-            assert time.monotonic() < ends or os.kill(child, signal.SIGKILL), f"the child that is to {how} does not end"
+            assert time.monotonic() < ends or os.kill(child, signal.SIGKILL), (
+                f"the child that is to {how} does not end"
+            )
             time.sleep(0.01)
         expect(f"the end of the child that is to {how}", os.waitstatus_to_exitcode(ended[1]), 0)
         tensor = torch.ones(1000)
@@ -383,10 +422,26 @@ def functional():
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     world = list(range(size()))
-    expect("all_reduce", fc.all_reduce(torch.ones(4), "sum", world) + 0, torch.full((4,), float(size())))
-    expect("all_gather", fc.all_gather_tensor(torch.full((2,), float(rank())), 0, world) + 0, torch.arange(size()).repeat_interleave(2).float())
-    expect("reduce_scatter", fc.reduce_scatter_tensor(torch.ones(2 * size()), "sum", 0, world) + 0, torch.full((2,), float(size())))
-    expect("conjugated", fc.all_gather_tensor(torch.tensor([1 + 2j]).conj(), 0, world) + 0, torch.tensor([1 - 2j] * size()))
+    expect(
+        "all_reduce",
+        fc.all_reduce(torch.ones(4), "sum", world) + 0,
+        torch.full((4,), float(size())),
+    )
+    expect(
+        "all_gather",
+        fc.all_gather_tensor(torch.full((2,), float(rank())), 0, world) + 0,
+        torch.arange(size()).repeat_interleave(2).float(),
+    )
+    expect(
+        "reduce_scatter",
+        fc.reduce_scatter_tensor(torch.ones(2 * size()), "sum", 0, world) + 0,
+        torch.full((2,), float(size())),
+    )
+    expect(
+        "conjugated",
+        fc.all_gather_tensor(torch.tensor([1 + 2j]).conj(), 0, world) + 0,
+        torch.tensor([1 - 2j] * size()),
+    )
     mesh = init_device_mesh("cpu", (size(),))
     whole = torch.arange(8 * size()).float().view(2 * size(), 4)
     sharded = distribute_tensor(whole, mesh, [Shard(0)])

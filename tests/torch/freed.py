@@ -1,13 +1,14 @@
-"""One rank that frees memory under an operation, past the backend: AddressSanitizer must notice (sanitized.py)."""
+"""One rank that frees memory under an operation, past the backend: AddressSanitizer must notice
+(test_torch_sanitized.py)."""
 
 import os
 import time
 
-import torch
 import torch.distributed as dist
-
 import unbroken.torch  # noqa: F401
 from unbroken import coll
+
+import torch
 
 dist.init_process_group("unbroken")
 backend = dist.group.WORLD._get_backend(torch.device("cpu"))

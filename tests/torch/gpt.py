@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
 """One rank of a training of a small GPT, split over two ranks by PyTorch's RPC over TensorPipe.
 
-Rank 0 has the embeddings and the first half of the blocks, rank 1 the second half, the head and the loss. Each step sends activations
-one way and gradients the other. Everything is seeded and runs in one thread, so that the losses are the same bits whatever carries
-them. Rank 0 prints `loss STEP VALUE` with all digits of the value.
+Rank 0 has the embeddings and the first half of the blocks, rank 1 the second half, the head and the
+loss. Each step sends activations one way and gradients the other. Everything is seeded and runs in
+one thread, so that the losses are the same bits whatever carries them. Rank 0 prints `loss STEP
+VALUE` with all digits of the value.
 """
 
 import argparse
 import os
 
-import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
-from torch import nn
 from torch.distributed.optim import DistributedOptimizer
+
+import torch
+from torch import nn
 
 VOCAB, CONTEXT, WIDTH, HEADS, BLOCKS, BATCH = 96, 64, 128, 4, 4, 16
 
@@ -25,8 +27,12 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-        self.register_buffer("mask", torch.triu(torch.full((CONTEXT, CONTEXT), float("-inf")), diagonal=1))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
+        self.register_buffer(
+            "mask", torch.triu(torch.full((CONTEXT, CONTEXT), float("-inf")), diagonal=1)
+        )
 
     def forward(self, x):
         y = self.norm1(x)
@@ -92,8 +98,12 @@ def train(steps: int):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rank", type=int, required=True, choices=[0, 1])
-    parser.add_argument("--port", type=int, required=True, help="where the ranks meet (TCP, 127.0.0.1)")
-    parser.add_argument("--transport", required=True, choices=["ibv", "uv"], help="TensorPipe's: verbs or TCP")
+    parser.add_argument(
+        "--port", type=int, required=True, help="where the ranks meet (TCP, 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--transport", required=True, choices=["ibv", "uv"], help="TensorPipe's: verbs or TCP"
+    )
     parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args()
     os.environ.setdefault("TP_SOCKET_IFNAME", "lo")

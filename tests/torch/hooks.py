@@ -1,15 +1,17 @@
-"""One rank: DDP with its communication hooks (none, bf16, PowerSGD) over ours and over gloo in the same processes; the losses are equal.
+"""One rank: DDP with its communication hooks (none, bf16, PowerSGD) over ours and over gloo in the
+same processes; the losses are equal.
 
-On two ranks a sum of two is the same in either order, so the losses are the same bits; with more they are close. PowerSGD's callbacks begin operations:
-with several buckets their order among ranks depends on timing, over whatever backend completes on the CPU, so there is one bucket."""
+On two ranks a sum of two is the same in either order, so the losses are the same bits; with more
+they are close. PowerSGD's callbacks begin operations: with several buckets their order among ranks
+depends on timing, over whatever backend completes on the CPU, so there is one bucket."""
 
-import torch
 import torch.distributed as dist
+import unbroken.torch  # noqa: F401
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from train import BATCH, WIDTH, model, say
 
-import unbroken.torch  # noqa: F401
+import torch
 
 STEPS = 12
 
@@ -23,7 +25,9 @@ def bf16(ddp, group):
 
 
 def power_sgd(ddp, group):
-    state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5)
+    state = powerSGD_hook.PowerSGDState(
+        group, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5
+    )
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
@@ -53,7 +57,9 @@ def main():
         left, right = train(ours, hook), train(gloo, hook)
         far = max(abs(a - b) / abs(b) for a, b in zip(left, right, strict=True))
         # PowerSGD orthogonalizes: differences in the last place grow.
-        assert far == 0 if dist.get_world_size() == 2 else far < 1e-2, f"{hook.__name__}: {left} instead of {right}"
+        assert far == 0 if dist.get_world_size() == 2 else far < 1e-2, (
+            f"{hook.__name__}: {left} instead of {right}"
+        )
         assert left[-1] < left[0], f"{hook.__name__} does not learn: {left}"
         if dist.get_rank() == 0:
             say(f"{hook.__name__} within {far:.1e}")

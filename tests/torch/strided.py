@@ -1,18 +1,29 @@
-"""One rank of the strided suite: every operation, on tensors of every layout and type, beside gloo in the same processes.
+"""One rank of the strided suite: every operation, on tensors of every layout and type, beside gloo
+in the same processes.
 
-What is right is computed from what all ranks give. Ours must be right in every case, and must refuse what cannot hold a result without beginning anything;
-where gloo is right, too, the two are equal. What gloo refuses, or gets wrong, is counted and printed.
+What is right is computed from what all ranks give. Ours must be right in every case, and must
+refuse what cannot hold a result without beginning anything; where gloo is right, too, the two are
+equal. What gloo refuses, or gets wrong, is counted and printed.
 """
 
 import sys
 
-import torch
 import torch.distributed as dist
-
 import unbroken.torch  # noqa: F401
 
+import torch
+
 SHAPE = (2, 3, 4, 2)
-INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64]
+INTEGERS = [
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.uint16,
+    torch.int32,
+    torch.uint32,
+    torch.int64,
+    torch.uint64,
+]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 R = dist.ReduceOp
 REDUCTIONS = {"SUM": R.SUM, "PRODUCT": R.PRODUCT, "MAX": R.MAX, "MIN": R.MIN, "AVG": R.AVG}
@@ -43,7 +54,9 @@ def every_second(values):
 
 
 def inner(values):
-    into = _base(values, tuple(n + 2 for n in values.shape))[tuple(slice(1, -1) for _ in values.shape)]
+    into = _base(values, tuple(n + 2 for n in values.shape))[
+        tuple(slice(1, -1) for _ in values.shape)
+    ]
     into.copy_(values)
     return into
 
@@ -69,7 +82,8 @@ def negated(values):
 
 
 def numbers(rank: int, dtype: torch.dtype, shape=SHAPE, step: int = 0) -> torch.Tensor:
-    """Small numbers that differ between ranks, places and steps; sums and products are exact in every type."""
+    """Small numbers that differ between ranks, places and steps; sums and products are exact in
+    every type."""
     count = torch.Size(shape).numel()
     values = (torch.arange(count) * 7 + rank * 3 + step) % 4 + (1 if dtype is not torch.bool else 0)
     if dtype is torch.bool:
@@ -85,13 +99,19 @@ def reduced(name: str, all_values: list) -> torch.Tensor:
     if dtype is torch.bool:
         wide = torch.stack([v.long() for v in all_values])
     else:
-        wide = torch.stack([v.double() if dtype.is_floating_point else v.long() for v in all_values])
+        wide = torch.stack(
+            [v.double() if dtype.is_floating_point else v.long() for v in all_values]
+        )
     if name == "SUM":
         result = wide.sum(0)
         return result.bool() if dtype is torch.bool else result.to(dtype)
     if name == "AVG":
         result = wide.sum(0)
-        result = result / len(all_values) if dtype.is_floating_point else torch.div(result, len(all_values), rounding_mode="trunc")
+        result = (
+            result / len(all_values)
+            if dtype.is_floating_point
+            else torch.div(result, len(all_values), rounding_mode="trunc")
+        )
         return result.to(dtype)
     if name == "PRODUCT":
         return wide.prod(0).to(dtype)
@@ -112,7 +132,8 @@ class Suite:
         self.cases, self.wrong, self.gloo_right, self.gloo_refused, self.gloo_wrong = 0, [], 0, 0, 0
 
     def case(self, what: str, outputs, run, right, gloo: bool = True):
-        """`outputs()` makes what is written, `run(group, outputs)` does it; `right`: a list of what is right, one for each output."""
+        """`outputs()` makes what is written, `run(group, outputs)` does it; `right`: a list of what
+        is right, one for each output."""
         self.cases += 1
         ours = outputs()
         try:
@@ -121,7 +142,10 @@ class Suite:
             self.wrong.append(f"{what}: {type(error).__name__}: {error}")
             return
         if not self._equal(ours, right):
-            self.wrong.append(f"{what}: {ours[0].flatten()[:6].tolist()} instead of {right[0].flatten()[:6].tolist()}")
+            self.wrong.append(
+                f"{what}: {ours[0].flatten()[:6].tolist()} instead of "
+                f"{right[0].flatten()[:6].tolist()}"
+            )
         if not gloo:
             return
         theirs = outputs()
@@ -135,7 +159,10 @@ class Suite:
         self.gloo_right += good
 
     def _equal(self, got: list, right: list) -> bool:
-        return all(g.shape == r.shape and torch.equal(g.detach().resolve_conj().resolve_neg(), r) for g, r in zip(got, right, strict=True))
+        return all(
+            g.shape == r.shape and torch.equal(g.detach().resolve_conj().resolve_neg(), r)
+            for g, r in zip(got, right, strict=True)
+        )
 
     def all(self, dtype, shape=SHAPE, step=0) -> list:
         return [numbers(rank, dtype, shape, step) for rank in range(self.size)]
@@ -171,13 +198,17 @@ def reductions(suite: Suite, layout, dtype):
         suite.case(
             f"reduce_scatter {name} {where}",
             lambda: [layout(torch.zeros(SHAPE).to(dtype))],
-            lambda group, out, op=op: dist.reduce_scatter(out[0], [layout(t) for t in rows[rank]], op, group=group),
+            lambda group, out, op=op: dist.reduce_scatter(
+                out[0], [layout(t) for t in rows[rank]], op, group=group
+            ),
             [part],
         )
         suite.case(
             f"reduce_scatter_tensor {name} {where}",
             lambda: [layout(torch.zeros(SHAPE).to(dtype))],
-            lambda group, out, op=op: dist.reduce_scatter_tensor(out[0], every_second(rows[rank]), op, group=group),
+            lambda group, out, op=op: dist.reduce_scatter_tensor(
+                out[0], every_second(rows[rank]), op, group=group
+            ),
             [part],
             gloo=False,
         )
@@ -185,7 +216,9 @@ def reductions(suite: Suite, layout, dtype):
         suite.case(
             f"all_reduce PREMUL_SUM {where}",
             lambda: [layout(values[rank])],
-            lambda group, out: dist.all_reduce(out[0], dist._make_nccl_premul_sum(2.0), group=group),
+            lambda group, out: dist.all_reduce(
+                out[0], dist._make_nccl_premul_sum(2.0), group=group
+            ),
             [reduced("SUM", [2 * v for v in values])],
             gloo=False,
         )
@@ -219,14 +252,18 @@ def movements(suite: Suite, layout, dtype):
     suite.case(
         f"gather {where}",
         lambda: [zeros() for _ in values],
-        lambda group, out: dist.gather(layout(values[rank]), out if rank == root else None, root, group=group),
+        lambda group, out: dist.gather(
+            layout(values[rank]), out if rank == root else None, root, group=group
+        ),
         gathered,
     )
     given = [numbers(root, dtype, SHAPE, 5 + k) for k in range(size)]
     suite.case(
         f"scatter {where}",
         lambda: [zeros()],
-        lambda group, out: dist.scatter(out[0], [layout(t) for t in given] if rank == root else None, root, group=group),
+        lambda group, out: dist.scatter(
+            out[0], [layout(t) for t in given] if rank == root else None, root, group=group
+        ),
         [given[rank]],
     )
     to_all = [[numbers(r, dtype, SHAPE, k) for k in range(size)] for r in range(size)]
@@ -240,7 +277,9 @@ def movements(suite: Suite, layout, dtype):
     suite.case(
         f"all_to_all_single {where}",
         lambda: [layout(torch.zeros((size * SHAPE[0], *SHAPE[1:])).to(dtype))],
-        lambda group, out: dist.all_to_all_single(out[0], layout(torch.cat(to_all[rank])), group=group),
+        lambda group, out: dist.all_to_all_single(
+            out[0], layout(torch.cat(to_all[rank])), group=group
+        ),
         [torch.cat([to_all[r][rank] for r in range(size)])],
     )
     after, before = (rank + 1) % size, (rank - 1) % size
@@ -254,13 +293,14 @@ def movements(suite: Suite, layout, dtype):
 
 
 def odd(suite: Suite):
-    """Lazily conjugated and negated, expanded, empty, of no dimension; and what is refused."""
+    """Lazily conjugated and negated, expanded, empty, of no dimension."""
     rank, size = suite.rank, suite.size
     complexes = suite.all(torch.complex64)
     world = dist.group.WORLD
 
     def broadcast(tensor):
-        # torch.distributed itself refuses a conjugated tensor here; C++ and functional collectives do not.
+        # torch.distributed itself refuses a conjugated tensor here; C++ and functional collectives
+        # do not.
         opts = dist.BroadcastOptions()
         opts.rootRank = 0
         world.broadcast([tensor], opts).wait()
@@ -311,14 +351,25 @@ def odd(suite: Suite):
             [reduced("SUM", values)],
             gloo=False,
         )
-    refused = [
+
+
+def refused(suite: Suite):
+    """What cannot be written is refused, with what would be right."""
+    rank, size = suite.rank, suite.size
+
+    def broadcast(tensor):
+        if size == 1:
+            return dist.all_reduce(tensor)
+        return dist.broadcast(tensor, size - 1 if rank == 0 else 0)
+
+    operations = [
         ("all_reduce", lambda t: dist.all_reduce(t)),
-        ("broadcast", lambda t: dist.broadcast(t, size - 1 if rank == 0 else 0) if size > 1 else dist.all_reduce(t)),
+        ("broadcast", broadcast),
         ("all_gather", lambda t: dist.all_gather([t for _ in range(size)], torch.ones(4))),
         ("reduce_scatter", lambda t: dist.reduce_scatter(t, [torch.ones(4)] * size)),
         ("recv", lambda t: dist.recv(t, (rank + 1) % size)),
     ]
-    for name, run in refused:
+    for name, run in operations:
         if name == "broadcast" and rank not in (0, size - 1):
             continue
         try:
@@ -343,7 +394,11 @@ def main():
     everything = "--all" in sys.argv
     for layout in LAYOUTS:
         # Every type where elements lie one after the other, and one of each size where they do not.
-        types = [*INTEGERS, *FLOATS, torch.bool] if everything or layout is contiguous else [torch.int16, torch.float32, torch.int64, torch.bool]
+        types = (
+            [*INTEGERS, *FLOATS, torch.bool]
+            if everything or layout is contiguous
+            else [torch.int16, torch.float32, torch.int64, torch.bool]
+        )
         for dtype in types:
             if layout is leaf and not dtype.is_floating_point:
                 continue
@@ -352,11 +407,15 @@ def main():
         for dtype in (torch.complex64, torch.complex128) if layout is not leaf else ():
             movements(suite, layout, dtype)
     odd(suite)
+    refused(suite)
     for text in suite.wrong[:20]:
         print(f"rank {suite.rank}: {text}", flush=True)
     dist.barrier()
-    gloo = f"gloo right in {suite.gloo_right}, wrong in {suite.gloo_wrong}, refused {suite.gloo_refused}"
-    print(f"cases {suite.cases}: {len(suite.wrong)} wrong; {gloo}", flush=True)
+    gloo = f"gloo right in {suite.gloo_right}, wrong in {suite.gloo_wrong}"
+    print(
+        f"cases {suite.cases}: {len(suite.wrong)} wrong; {gloo}, refused {suite.gloo_refused}",
+        flush=True,
+    )
     dist.destroy_process_group()
     sys.exit(bool(suite.wrong))
 

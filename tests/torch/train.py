@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""One rank of a training with torch.distributed, as torchrun starts it: `train.py BACKEND MODE STEPS`, where MODE is `ddp`, `fsdp1` or `fsdp` (2).
+"""One rank of a training with torch.distributed, as torchrun starts it: `train.py BACKEND MODE
+STEPS`, where MODE is `ddp`, `fsdp1` or `fsdp` (2).
 
-Nothing here knows of Unbroken but the import that registers its backend. Everything is seeded and runs in one thread, so that the losses are the same bits
-whenever sums are. Rank 0 prints `loss STEP VALUE` with all digits of the value; all print what was lost."""
+Nothing here knows of Unbroken but the import that registers its backend. Everything is seeded and
+runs in one thread, so that the losses are the same bits whenever sums are. Rank 0 prints `loss STEP
+VALUE` with all digits of the value; all print what was lost."""
 
 import importlib
 import sys
 
-import torch
 import torch.distributed as dist
+
+import torch
 from torch import nn
 
 WIDTH, BATCH = 192, 24
@@ -16,7 +19,16 @@ WIDTH, BATCH = 192, 24
 
 def model() -> nn.Module:
     torch.manual_seed(1)
-    layers = [layer for _ in range(4) for layer in (nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH), nn.LayerNorm(WIDTH))]
+    layers = [
+        layer
+        for _ in range(4)
+        for layer in (
+            nn.Linear(WIDTH, 2 * WIDTH),
+            nn.GELU(),
+            nn.Linear(2 * WIDTH, WIDTH),
+            nn.LayerNorm(WIDTH),
+        )
+    ]
     return nn.Sequential(*layers, nn.Linear(WIDTH, 1))
 
 
@@ -37,7 +49,9 @@ def wrapped(module: nn.Module) -> nn.Module:
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-    return FullyShardedDataParallel(module, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=torch.device("cpu"))
+    return FullyShardedDataParallel(
+        module, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=torch.device("cpu")
+    )
 
 
 def replicated(module: nn.Module) -> nn.Module:
@@ -49,7 +63,8 @@ PARALLEL = {"ddp": replicated, "fsdp1": wrapped, "fsdp": sharded}
 
 
 def say(line: str):
-    """Prints a line at once and whole: torchrun has all ranks write to one stream, unbuffered, where `print` writes the end of a line by itself."""
+    """Prints a line at once and whole: torchrun has all ranks write to one stream, unbuffered,
+    where `print` writes the end of a line by itself."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -91,7 +106,10 @@ def main():
     if told != [{"rank": r} for r in range(len(told))]:
         raise SystemExit(f"objects are {told}")
     came = torch.empty(3)
-    pair = [dist.P2POp(dist.isend, torch.full((3,), float(rank)), (rank + 1) % len(told)), dist.P2POp(dist.irecv, came, rank - 1 if rank else len(told) - 1)]
+    pair = [
+        dist.P2POp(dist.isend, torch.full((3,), float(rank)), (rank + 1) % len(told)),
+        dist.P2POp(dist.irecv, came, rank - 1 if rank else len(told) - 1),
+    ]
     for work in dist.batch_isend_irecv(pair):
         work.wait()
     if came.tolist() != [float((rank - 1) % len(told))] * 3:

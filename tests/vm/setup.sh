@@ -7,7 +7,8 @@ skip() { echo "test-vm: skipped: $*"; exit 3; }
 command -v apt-get >/dev/null || skip "no apt-get: Debian's kernel and QEMU come from Debian packages"
 "$here/../apt.sh" qemu-system-x86 busybox-static cpio kmod iproute2 iputils-ping binutils python3 || skip "QEMU or its tools cannot be installed"
 # What tests in the guest use: it sees this machine's programs. They say themselves what they cannot do without.
-"$here/../apt.sh" frr nftables perftest ibverbs-providers procps util-linux || echo "test-vm: some packages cannot be installed"
+"$here/../apt.sh" frr nftables perftest ibverbs-providers procps util-linux \
+    python3-pytest python3-pytest-timeout || echo "test-vm: some packages cannot be installed"
 [ ! -e "$folder/ready" ] || exit 0
 mkdir -p "$folder/debs"; cd "$folder"
 package=$(apt-cache depends linux-image-amd64 2>/dev/null | awk '/Depends: linux-image-/ {print $2; exit}')

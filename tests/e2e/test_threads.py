@@ -1,21 +1,33 @@
-#!/usr/bin/env python3
-"""All verbs from many threads at once, on the same objects (tests/c/threads.c): undisturbed, and while the NIC under them fails."""
+"""All verbs from many threads at once, on the same objects (tests/c/threads.c): undisturbed, and
+while the NIC under them fails."""
 
 import json
-import sys
 
-from lib import device
+import pytest
+
 from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.process import Failure, wait_until
-from lib.suite import Suite
+
+# Its threads take all cores.
+pytestmark = pytest.mark.serial
+
 
 SECONDS = 2
 # The program itself gives up when something does not complete within 40 s.
 END_SECONDS = 60
 
 
-def threads(logs, fault, failover):
+@pytest.mark.parametrize(
+    "fault, failover",
+    [
+        pytest.param(None, False, id="no-failover"),
+        pytest.param(None, True, id="failover"),
+        pytest.param("nic a/0 dead", True, id="nic-dead", marks=pytest.mark.smoke),
+        pytest.param("cable a/0 cut", True, id="cable-cut"),
+    ],
+)
+def test_many_threads(logs, note, device, fault, failover):
     """One run; its program checks everything."""
     program = compile_c("threads", "-libverbs", "-lpthread")
     with Fabric(logs) as fabric:
@@ -30,18 +42,7 @@ def threads(logs, fault, failover):
             raise Failure(f"{len(fabric.events('switch'))} QPs moved, four are right")
         if min(result["messages"], result["events"], result["churned"]) < 100:
             raise Failure(f"too little was done: {result}")
-        return f"{result['sends']} sends, {result['messages']} messages, {result['events']} events, {result['churned']} other verbs"
-
-
-def main() -> int:
-    """Runs all of it."""
-    suite = Suite(device.use("threads", device.parser(__doc__).parse_args().device))
-    suite.case("many threads, no failover", threads, None, False)
-    suite.case("many threads, failover", threads, None, True)
-    for fault in ("nic a/0 dead", "cable a/0 cut"):
-        suite.case(f"many threads, {fault}", threads, fault, True)
-    return suite.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        note(
+            f"{result['sends']} sends, {result['messages']} messages, {result['events']} events, "
+            f"{result['churned']} other verbs"
+        )

@@ -1,6 +1,5 @@
-#!/usr/bin/env python3
-"""How ranks of collective jobs meet: among strangers, late, on hosts without common memory, with few descriptors, and what they cost. `--slow`: what takes
-minutes, too."""
+"""How ranks of collective jobs meet: among unknown sources, late, on hosts without common memory,
+with few descriptors; and what communicators cost."""
 
 import contextlib
 import json
@@ -9,24 +8,34 @@ import shutil
 import socket
 import stat
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
-from coll import LIBRARY, SECONDS, STARTS, Job, communicators, rounds, splitting
+import pytest
+
+from lib import options
 from lib.cc import compile_c
+from lib.collective import (
+    LIBRARY,
+    SECONDS,
+    STARTS,
+    Job,
+    communicators,
+    rounds,
+    splitting,
+)
 from lib.fabric import UNBROKEN, Fabric
-from lib.process import Failure, Skip, wait_until
-from lib.suite import Suite
+from lib.process import Failure, Skip, ticks, wait_until
 
 
-class Strangers:
-    """Connections to a rank that say nothing, or a byte now and then, which are made again when they are closed. A context."""
+class UnknownSources:
+    """Connections to a rank that say nothing, or a byte now and then, which are made again when
+    they are closed. A context."""
 
     def __init__(self, address, count):
         host, port = address.rsplit(":", 1)
-        self.to, self.count, self.heard = (host, int(port)), count, b""
+        self.to, self.count, self.received = (host, int(port)), count, b""
         self.all, self.goes = [], True
         self.thread = threading.Thread(target=self.run, daemon=True)
 
@@ -34,7 +43,9 @@ class Strangers:
         while self.goes:
             for connection in list(self.all):
                 try:
-                    self.heard = max(self.heard, connection.recv(4096, socket.MSG_DONTWAIT), key=len)
+                    self.received = max(
+                        self.received, connection.recv(4096, socket.MSG_DONTWAIT), key=len
+                    )
                     connection.send(b"?", socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     pass
@@ -48,7 +59,11 @@ class Strangers:
 
     def __enter__(self):
         self.thread.start()
-        wait_until(lambda: len(self.all) == self.count, STARTS, f"{self.count} connections of strangers")
+        wait_until(
+            lambda: len(self.all) == self.count,
+            STARTS,
+            f"{self.count} connections of unknown sources",
+        )
         return self
 
     def __exit__(self, *_):
@@ -64,56 +79,63 @@ def address_in(id_file) -> str:
     return id_file.read_bytes().split(b"/")[0].decode()
 
 
-def strangers(logs, count):
-    """Strangers that hold connections to a rank and do not say who they are keep nobody out, and are told nothing."""
+@pytest.mark.smoke
+def test_silent_unknown_sources(logs, note):
+    """Unknown sources that hold connections to a rank without a word keep nobody out, and learn
+    nothing."""
+    count = 300
     with Fabric(logs) as fabric:
         job = Job(fabric, [])
         args = ["--min", "1K", "--max", "1K"]
         job.ranks = [job.start(fabric, 0, "a", 2, "zero", *args)]
-        with Strangers(address_in(job.id_file), count) as others:
+        with UnknownSources(address_in(job.id_file), count) as others:
             began = time.monotonic()
             job.ranks.append(job.start(fabric, 1, "b", 2, "one", *args))
             job.succeed()
             took = time.monotonic() - began
             # A greeting: what it is, and a number.
-            if len(others.heard) > 40:
-                raise Failure(f"a stranger is told {others.heard}")
+            if len(others.received) > 40:
+                raise Failure(f"an unknown source receives {others.received}")
     if took > 20:
-        raise Failure(f"strangers held up a job for {took:.0f} s")
-    return f"{count} strangers, {took:.1f} s"
+        raise Failure(f"unknown sources held up a job for {took:.0f} s")
+    note(f"{count} unknown sources, {took:.1f} s")
 
 
-def strangers_at_splits(logs):
+def test_unknown_sources_at_splits(logs):
     """The same while communicators are split, for which ranks connect again and again."""
     with Fabric(logs) as fabric:
         ranks = splitting(fabric, "abc", 20_000)
-        with Strangers(address_in(fabric.path / "split.id"), 300):
+        with UnknownSources(address_in(fabric.path / "split.id"), 300):
             rounds(ranks, 3)
             (fabric.path / "goes").unlink()
             for process in ranks:
                 process.expect_success(SECONDS)
 
 
-def few_descriptors(logs):
-    """Where strangers take all descriptors of a rank, it does not spin, and its job goes on."""
+def test_unknown_sources_take_all_descriptors(logs, note):
+    """Where unknown sources take all descriptors of a rank, it does not spin, and its job goes
+    on."""
     with Fabric(logs) as fabric:
         job = Job(fabric, [])
         args = ["--min", "1K", "--max", "1K"]
-        line = ["prlimit", "--nofile=100", UNBROKEN, "coll", "bench", "--rank", 0, "--ranks", 2, "--host", "a", "--id-file", job.id_file, "--json"]
+        line = [UNBROKEN, "coll", "bench", "--rank", 0, "--ranks", 2, "--host", "a"]
+        line = ["prlimit", "--nofile=100", *line, "--id-file", job.id_file, "--json"]
         job.ranks = [fabric.start("zero", [*line, *args])]
-        with Strangers(address_in(job.id_file), 200):
-            ticks = sum(map(int, open(f"/proc/{job.ranks[0].pid}/stat").read().rsplit(")", 1)[1].split()[11:13]))
+        with UnknownSources(address_in(job.id_file), 200):
+            before = ticks(job.ranks[0].pid)
             time.sleep(2)
-            spent = sum(map(int, open(f"/proc/{job.ranks[0].pid}/stat").read().rsplit(")", 1)[1].split()[11:13])) - ticks
+            spent = ticks(job.ranks[0].pid) - before
             if spent > os.sysconf("SC_CLK_TCK"):
                 raise Failure(f"a rank that waits without descriptors takes {spent} ticks in 2 s")
             job.ranks.append(job.start(fabric, 1, "b", 2, "one", *args))
             job.succeed()
-    return f"{spent} ticks in 2 s"
+    note(f"{spent} ticks in 2 s")
 
 
-def id_for_its_user(logs):
-    """The file with the job's secret is its user's alone; one that others may read, or that is a link, is not believed."""
+@pytest.mark.smoke
+def test_id_is_for_its_user(logs):
+    """The file with the job's secret is its user's alone; one that others may read, or that is a
+    link, is not believed."""
     with Fabric(logs) as fabric:
         job = Job(fabric, [])
         elsewhere = fabric.path / "elsewhere"
@@ -122,7 +144,10 @@ def id_for_its_user(logs):
         job.ranks = [job.start(fabric, 0, "a", 2, "zero", *args)]
         wait_until(lambda: not job.id_file.is_symlink() and job.id_file.exists(), STARTS, "the id")
         if elsewhere.exists() or stat.S_IMODE(job.id_file.stat().st_mode) != 0o600:
-            raise Failure(f"mode {job.id_file.stat().st_mode:o}; written through the link: {elsewhere.exists()}")
+            raise Failure(
+                f"mode {job.id_file.stat().st_mode:o}; written through the link: "
+                f"{elsewhere.exists()}"
+            )
         copy, link = shutil.copy(job.id_file, fabric.path / "copy.id"), fabric.path / "link.id"
         os.chmod(copy, 0o644)
         link.symlink_to(job.id_file)
@@ -135,8 +160,14 @@ def id_for_its_user(logs):
         job.succeed()
 
 
-def patience(logs, late, given, well):
-    """How long ranks wait for each other is what they are told, longer than a minute or shorter."""
+RANKS_LATE = [pytest.param(0, 3, False, id="too-late")]
+if options.LONG:
+    RANKS_LATE.append(pytest.param(75, 120, True, id="75s-of-120s", marks=pytest.mark.slow))
+
+
+@pytest.mark.parametrize("late, given, well", RANKS_LATE)
+def test_rank_is_late(logs, late, given, well):
+    """Ranks wait for each other for the time that is set, longer than a minute or shorter."""
     with Fabric(logs) as fabric:
         job = Job(fabric, [])
         args = ["--min", "1K", "--max", "1K", "--patience", given]
@@ -157,7 +188,9 @@ class Disk(Fabric):
     root = "/tmp"
 
 
-def memory_apart(logs, op):
+@pytest.mark.root
+@pytest.mark.parametrize("op", ["all-reduce", "all-to-all"])
+def test_ranks_without_common_memory(logs, op):
     """Ranks of one host that have a /dev/shm each go over NICs, beside two that share theirs."""
     if os.geteuid() != 0:
         raise Skip("only root mounts a /dev/shm of its own")
@@ -166,9 +199,14 @@ def memory_apart(logs, op):
         args = ["--op", op, "--min", "1M", "--max", "1M", "--check-all", "--timeout", 10, "--json"]
         own = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh"]
         for rank, prefix in enumerate((own, [], [])):
-            line = [UNBROKEN, "coll", "bench", "--rank", rank, "--ranks", 3, "--host", "a", "--id-file", job.id_file]
+            line = [UNBROKEN, "coll", "bench", "--rank", rank, "--ranks", 3, "--host", "a"]
+            line += ["--id-file", job.id_file]
             job.ranks.append(fabric.start(f"rank{rank}", [*prefix, *line, *args]))
-        wait_until(lambda: any(p.ended() for p in job.ranks) or len(communicators(fabric)) == 3, STARTS, "three communicators")
+        wait_until(
+            lambda: any(p.ended() for p in job.ranks) or len(communicators(fabric)) == 3,
+            STARTS,
+            "three communicators",
+        )
         hosts = [s["hosts"] for s in communicators(fabric)]
         job.succeed()
         if any(len(set(h)) != 2 or h[1] != h[2] for h in hosts):
@@ -177,66 +215,73 @@ def memory_apart(logs, op):
         raise Failure("names of memory are left behind")
 
 
-def long_path(logs):
+def test_runtime_folder_with_a_long_path(logs):
     """A runtime folder whose path is longer than a socket's name may be."""
     with Fabric(logs) as fabric:
         long = fabric.path / ("long" * 30)
         long.mkdir(mode=0o700)
         env = {"UNBROKEN_RUNTIME": str(long)}
-        line = [UNBROKEN, "coll", "bench", "--hosts", "a,b", "--min", "1K", "--max", "1K", "--seconds", "60", "--while", fabric.path / "goes"]
+        line = [UNBROKEN, "coll", "bench", "--hosts", "a,b", "--min", "1K", "--max", "1K"]
+        line += ["--seconds", "60", "--while", fabric.path / "goes"]
         (fabric.path / "goes").touch()
         bench = fabric.start("bench", line, env)
-        status = lambda: subprocess.run([UNBROKEN, "coll", "status", "--json"], env={**fabric.env, **env}, capture_output=True, text=True, timeout=20)
-        wait_until(lambda: bench.ended() or len(json.loads(status().stdout)) == 2, STARTS, "two communicators")
+
+        def shown():
+            status = [UNBROKEN, "coll", "status", "--json"]
+            env_there = {**fabric.env, **env}
+            done = subprocess.run(status, env=env_there, capture_output=True, text=True, timeout=20)
+            return json.loads(done.stdout)
+
+        wait_until(lambda: bench.ended() or len(shown()) == 2, STARTS, "two communicators")
         (fabric.path / "goes").unlink()
         bench.expect_success(SECONDS)
 
 
-def further(logs, hosts, *settings):
-    """Communicators of a process share its NICs, with the threads that drive them, and its door: another costs a fraction of the first."""
+@pytest.mark.parametrize(
+    "hosts, settings",
+    [
+        pytest.param("ab", [], id="two-ranks", marks=pytest.mark.smoke),
+        pytest.param("abcd", [], id="four-ranks"),
+        pytest.param("ab", ["--device", "plain"], id="plain-devices"),
+    ],
+)
+def test_further_communicators(logs, note, hosts, settings):
+    """Communicators of a process share its NICs, with the threads that drive them, and its
+    listening socket: another costs a fraction of the first."""
     with Fabric(logs, *settings) as fabric:
         ranks = fabric.start("comms", [compile_c("comms", *LIBRARY), hosts, 6])
         ranks.expect_success(SECONDS)
         lines = [list(map(int, line.split())) for line in ranks.output().splitlines()]
-    costs = [[now - then for now, then in zip(line[1:], before[1:])] for before, line in zip(lines, lines[1:7])]
+    costs = [
+        [now - then for now, then in zip(line[1:], before[1:])]
+        for before, line in zip(lines, lines[1:7])
+    ]
     first, last = costs[0], [max(column) for column in zip(*costs[2:])]
-    for what, one, more, most in zip(("descriptors", "threads", "KiB"), first, last, (8 + 2 * len(hosts), 1, 16_384 * len(hosts) // 2)):
+    most_of_each = (8 + 2 * len(hosts), 1, 16_384 * len(hosts) // 2)
+    for what, one, more, most in zip(("descriptors", "threads", "KiB"), first, last, most_of_each):
         if more > most or more >= one:
             raise Failure(f"another communicator costs {more} {what}, the first {one}: {lines}")
-    return f"the first costs {first[0]} descriptors, {first[1]} threads, {first[2] / 1024:.1f} MiB, another {last[0]}, {last[1]}, {last[2] / 1024:.1f}"
+    note(
+        f"the first costs {first[0]} descriptors, {first[1]} threads, {first[2] / 1024:.1f} MiB, "
+        f"another {last[0]}, {last[1]}, {last[2] / 1024:.1f}"
+    )
 
 
-def descriptors(logs):
-    """A soft limit of descriptors that is in the way is raised; a hard one is named, with what raises it."""
+def test_too_few_descriptors(logs):
+    """A soft limit of descriptors that is in the way is raised; a hard one is named, with what
+    raises it."""
     with Fabric(logs) as fabric:
         program = compile_c("comms", *LIBRARY)
-        fabric.start("soft", ["prlimit", "--nofile=64:4096", program, "ab", 8]).expect_success(SECONDS)
+        fabric.start("soft", ["prlimit", "--nofile=64:4096", program, "ab", 8]).expect_success(
+            SECONDS
+        )
         for limit in (20, 30, 40, 52):
-            process = fabric.start(f"hard{limit}", ["prlimit", f"--nofile={limit}", program, "ab", 8])
+            process = fabric.start(
+                f"hard{limit}", ["prlimit", f"--nofile={limit}", program, "ab", 8]
+            )
             process.expect_error(SECONDS)
-            if f"this process may have {limit} descriptors: `ulimit -n` raises that" not in process.output():
+            if (
+                f"this process may have {limit} descriptors: `ulimit -n` raises that"
+                not in process.output()
+            ):
                 raise Failure(f"with {limit} it says {process.output()[-500:]}")
-
-
-def main():
-    slow = "--slow" in sys.argv
-    suite = Suite("coll_meet", [word for word in sys.argv[1:] if word != "--slow"])
-    suite.case("300 silent strangers", strangers, 300)
-    suite.case("strangers while communicators are split", strangers_at_splits)
-    suite.case("strangers take all descriptors", few_descriptors)
-    suite.case("the id is for its user", id_for_its_user)
-    suite.case("a rank that does not come in the time that is given", patience, 0, 3, False)
-    if slow:
-        suite.case("a rank that is 75 s late, with 120 s given", patience, 75, 120, True)
-    for op in ("all-reduce", "all-to-all"):
-        suite.case(f"{op}, ranks of one host without common memory", memory_apart, op)
-    suite.case("a runtime folder with a long path", long_path)
-    suite.case("too few descriptors", descriptors)
-    suite.case("further communicators of two ranks", further, "ab")
-    suite.case("further communicators of four ranks", further, "abcd")
-    suite.case("further communicators on plain devices", further, "ab", "--device", "plain")
-    sys.exit(suite.finish())
-
-
-if __name__ == "__main__":
-    main()

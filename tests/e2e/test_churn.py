@@ -1,31 +1,33 @@
-#!/usr/bin/env python3
-"""Connections made and destroyed without end, with all operations: no leak, no stuck QP, no wrong byte.
+"""Connections made and destroyed without end, with all operations: no leak, no stuck QP, no wrong
+byte.
 
-tests/c/churn.c runs on hosts a and b with several threads each. A third process has its own connections to b and is killed and
-started again all the time. There are three runs: without failover and faults; without failover, over paths that lose, delay,
-damage and reorder packets; with failover and faults of all kinds, at once, repeated and by random schedules. The descriptors,
-threads, mappings and memory of a and b may not grow, in the end no QP is left, and all operations have been done and checked: one
-that never was is a failure.
-
-`--seconds N` says how long each run takes (20).
+tests/c/churn.c runs on hosts a and b with several threads each. A third process has its own
+connections to b and is killed and started again all the time. There are three runs: without
+failover and faults; without failover, over paths that lose, delay, damage and reorder packets; with
+failover and faults of all kinds, at once, repeated and by random schedules. The descriptors,
+threads, mappings and memory of a and b may not grow, in the end no QP is left, and all operations
+have been done and checked: one that never was is a failure.
 """
 
-import argparse
 import json
 import os
 import random
 import re
 import statistics
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
+from lib import options
 from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
 from lib.process import Failure, wait_until
-from lib.suite import Suite
+
+# Of each run.
+SECONDS = 600 if options.LONG else 20
 
 THREADS = 3
 # What a switch may take, and the round around it.
@@ -33,9 +35,11 @@ END_SECONDS = 150
 SAMPLE_SECONDS = 0.5
 # Samples before this share of the run are of caches that fill.
 WARM_UP = 0.25
-# Growth of the median from the first to the last quarter of the samples that is none: rounds differ in what they have open.
+# Growth of the median from the first to the last quarter of the samples that is none: rounds differ
+# in what they have open.
 SLACK = {"descriptors": 8, "threads": 1, "mappings": 48, "rss_kb": 6144}
-# Of a NIC and its rail, for a second or less; with what a schedule may have besides. In turns with random schedules.
+# Of a NIC and its rail, for a second or less; with what a schedule may have besides. In turns with
+# random schedules.
 BREAKDOWNS = [
     ("nic {nic} dead",),
     ("nic {nic} down",),
@@ -65,15 +69,17 @@ FAULT_SECONDS = (0.2, 1.2)
 # One of so many is a random schedule, which is longer.
 RANDOM_FAULTS = 8
 RANDOM_SECONDS = 4
-# What QPs with atomics in flight or with windows may have; with the last, those that failed while nothing was outstanding.
-ORIGINAL_ERRORS = {"transport retry counter exceeded", "local QP operation error", "fatal error", "Work Request Flushed Error"}
-RUNS = {
-    "plain": "churn without failover and faults",
-    "impaired": "churn without failover, over bad paths",
-    "faults": "churn with failover and faults",
+# What QPs with atomics in flight or with windows may have; with the last, those that failed while
+# nothing was outstanding.
+ORIGINAL_ERRORS = {
+    "transport retry counter exceeded",
+    "local QP operation error",
+    "fatal error",
+    "Work Request Flushed Error",
 }
 KILL_SECONDS = (0.3, 2.5)
-# What may be left of the dead: so many pages, which are kept for readers, and the last ones, which are not yet removed; no sockets.
+# What may be left of the dead: so many pages, which are kept for readers, and the last ones, which
+# are not yet removed; no sockets.
 LEFT_FILES = {"shm/proc": 64 + 4, "proc": 0}
 
 
@@ -104,7 +110,8 @@ def grown(samples: list) -> dict:
     quarter = max(1, len(samples) // 4)
     first, last = samples[:quarter], samples[-quarter:]
     return {
-        what: statistics.median(s[what] for s in last) - statistics.median(s[what] for s in first) for what in SLACK
+        what: statistics.median(s[what] for s in last) - statistics.median(s[what] for s in first)
+        for what in SLACK
     }
 
 
@@ -121,12 +128,21 @@ class Churn:
 
     def __init__(self, fabric, seconds, seed, faults):
         self.fabric, self.failover, self.random = fabric, faults == "faults", random.Random(seed)
-        self.faults = {"plain": [], "impaired": IMPAIRMENTS, "faults": BREAKDOWNS + IMPAIRMENTS}[faults]
+        self.faults = {"none": [], "impaired": IMPAIRMENTS, "faults": BREAKDOWNS + IMPAIRMENTS}[
+            faults
+        ]
         self.program = compile_c("churn", "-libverbs", "-lpthread")
-        self.options = [] if faults == "plain" else [f"--{faults}"]
+        self.options = [] if faults == "none" else [f"--{faults}"]
         self.port = free_port()
-        self.server = fabric.run("b", [self.program, "--listen", self.port, *self.options], "b-churn", failover=self.failover)
-        wait_until(lambda: self.server.ended() or listens(self.server.pid, self.port), 20, "churn listens")
+        self.server = fabric.run(
+            "b",
+            [self.program, "--listen", self.port, *self.options],
+            "b-churn",
+            failover=self.failover,
+        )
+        wait_until(
+            lambda: self.server.ended() or listens(self.server.pid, self.port), 20, "churn listens"
+        )
         self.client = self.connect("a-churn", THREADS, seconds, seed)
         self.seconds, self.seed = seconds, seed
         self.victim, self.kill_at, self.victims = None, 0, 0
@@ -135,7 +151,8 @@ class Churn:
 
     def connect(self, name, threads, seconds, seed):
         """A process on host a with connections to b."""
-        args = [self.program, "--connect", f"127.0.0.1:{self.port}", "--threads", threads, "--seconds", seconds, "--seed", seed]
+        args = [self.program, "--connect", f"127.0.0.1:{self.port}"]
+        args += ["--threads", threads, "--seconds", seconds, "--seed", seed]
         return self.fabric.run("a", args + self.options, name, failover=self.failover)
 
     def check(self):
@@ -144,7 +161,10 @@ class Churn:
             if process.ended():
                 raise Failure(f"{process.name} ended with {process.popen.returncode}")
         if self.victim and self.victim.ended() and not self.victim_may_fail():
-            raise Failure(f"the victim ended by itself with {self.victim.popen.returncode}: {self.victim.output()[-300:]}")
+            raise Failure(
+                f"the victim ended by itself with {self.victim.popen.returncode}: "
+                f"{self.victim.output()[-300:]}"
+            )
 
     def victim_may_fail(self):
         """A process that starts while a NIC is dead cannot open it."""
@@ -158,7 +178,9 @@ class Churn:
                 self.victim.kill()
                 self.fabric.processes.remove(self.victim)
             self.victims += 1
-            self.victim = self.connect("a-victim", 1, self.seconds + 60, self.seed + 1000 * self.victims)
+            self.victim = self.connect(
+                "a-victim", 1, self.seconds + 60, self.seed + 1000 * self.victims
+            )
             self.kill_at = now + self.random.uniform(*KILL_SECONDS)
         if self.faults and now >= self.fault_until:
             if self.fault:
@@ -174,7 +196,9 @@ class Churn:
                     fault, *schedule = self.random.choice(self.faults)
                     self.fault, lasts = fault, self.random.uniform(*FAULT_SECONDS)
                     self.fabric.fault(fault.format(nic=nic, rail=rail), *schedule)
-                self.faults_set[" ".join([self.fault.split()[0], *(w for w in schedule if w.startswith("--"))])] += 1
+                self.faults_set[
+                    " ".join([self.fault.split()[0], *(w for w in schedule if w.startswith("--"))])
+                ] += 1
                 self.fault_until = now + lasts
 
     def run(self):
@@ -224,60 +248,65 @@ def left_behind(fabric, folder: str) -> list:
     if not (fabric.path / folder).is_dir():
         raise Failure(f"the runtime folder has no '{folder}': this test looks in the wrong place")
     pids = [(file.name.split("-")[0], file.name) for file in (fabric.path / folder).iterdir()]
-    return [f"{folder}/{name}" for pid, name in pids if not (pid.isdigit() and Path(f"/proc/{pid}").exists())]
+    return [
+        f"{folder}/{name}"
+        for pid, name in pids
+        if not (pid.isdigit() and Path(f"/proc/{pid}").exists())
+    ]
 
 
-def churn(logs, seconds, seed, faults):
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("faults", ["none", "impaired", "faults"])
+def test_churn(logs, note, faults):
     """One run."""
     with Fabric(logs) as fabric:
         fabric.status()
-        run = Churn(fabric, seconds, seed, faults)
+        run = Churn(fabric, SECONDS, options.SEED, faults)
         run.run()
         run.end()
         a, b = report(run.client), report(run.server)
         done = {what: n + b["counts"][what] for what, n in a["counts"].items()}
         errors = Counter(a["errors"]) + Counter(b["errors"])
         growth = {process.name: grown(samples) for process, samples in run.samples.items()}
-        note = (
-            f"seed {seed}: {a['rounds']} + {b['rounds'] - a['rounds']} rounds, {a['operations'] + b['operations']} operations, "
-            f"{(a['bytes'] + b['bytes']) / 1e9:.2f} GB, {run.victims} peers killed, {run.faults_set.total()} faults, "
-            f"{len(fabric.events('switch'))} switches, {a['abandoned']} rounds given up, {a['lost'] + b['lost']} UC and UD messages lost, "
-            f"RC failed {a['rc_failed'] + b['rc_failed']}, with atomics {a['atomics_failed'] + b['atomics_failed']}, "
-            f"with windows {a['keys_failed'] + b['keys_failed']}; errors {dict(errors)}; growth {growth}; done {done}; faults {dict(run.faults_set)}"
+        shown = (
+            f"seed {options.SEED}: {a['rounds']} + {b['rounds'] - a['rounds']} rounds, "
+            f"{a['operations'] + b['operations']} operations, "
+            f"{(a['bytes'] + b['bytes']) / 1e9:.2f} GB, {run.victims} peers killed, "
+            f"{run.faults_set.total()} faults, "
+            f"{len(fabric.events('switch'))} switches, {a['abandoned']} rounds given up, "
+            f"{a['lost'] + b['lost']} UC and UD messages lost, "
+            f"RC failed {a['rc_failed'] + b['rc_failed']}, with atomics "
+            f"{a['atomics_failed'] + b['atomics_failed']}, "
+            f"with windows {a['keys_failed'] + b['keys_failed']}; errors {dict(errors)}; growth "
+            f"{growth}; done {done}; faults {dict(run.faults_set)}"
         )
         never = [what for what, n in done.items() if n == 0]
         if never:
-            raise Failure(f"never done: {', '.join(never)}; {note}")
-        too_much = [f"{name}: {what} {n:+g}" for name, by in growth.items() for what, n in by.items() if n > SLACK[what]]
+            raise Failure(f"never done: {', '.join(never)}; {shown}")
+        too_much = [
+            f"{name}: {what} {n:+g}"
+            for name, by in growth.items()
+            for what, n in by.items()
+            if n > SLACK[what]
+        ]
         if too_much:
-            raise Failure(f"leaks: {'; '.join(too_much)}; {note}")
+            raise Failure(f"leaks: {'; '.join(too_much)}; {shown}")
         # Both ends have known each other from the beginning, as a victim and its peer have not.
         if a["rc_failed"]:
-            raise Failure(f"{a['rc_failed']} protected RC QPs failed: {note}")
+            raise Failure(f"{a['rc_failed']} protected RC QPs failed: {shown}")
         if set(errors) - ORIGINAL_ERRORS:
-            raise Failure(f"QPs with atomics or windows have other errors than those of their paths: {note}")
-        # Who asks for the status removes the sockets of the dead; the programs themselves ended just now.
+            raise Failure(
+                f"QPs with atomics or windows have other errors than those of their paths: {shown}"
+            )
+        # Who asks for the status removes the sockets of the dead; the programs themselves ended
+        # just now.
         fabric.status()
         for folder, most in LEFT_FILES.items():
             stale = left_behind(fabric, folder)
             if len(stale) > most:
-                raise Failure(f"{len(stale)} files of ended processes are left, {most} may be: {stale[:6]}; {note}")
-        return note
-
-
-def main() -> int:
-    """Runs them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=20, help="of each run (default: 20)")
-    parser.add_argument("--seed", type=int, default=1, help="of all that is drawn")
-    parser.add_argument("--only", choices=list(RUNS), help="one of the runs")
-    options = parser.parse_args()
-    suite = Suite("churn")
-    for faults, name in RUNS.items():
-        if options.only in (None, faults):
-            suite.case(name, churn, options.seconds, options.seed, faults)
-    return suite.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+                raise Failure(
+                    f"{len(stale)} files of ended processes are left, {most} may be: {stale[:6]}; "
+                    f"{shown}"
+                )
+        note(shown)
