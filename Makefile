@@ -1,44 +1,57 @@
 # The two commands are `make demo` and `make test`; see README.md.
-CARGO ?= cargo
-BUILD  = target/release
+CARGO  ?= cargo
+# Debian's, for which its packages of pytest are.
+PYTHON ?= /usr/bin/python3
+PYTEST  = $(PYTHON) -m pytest
+BUILD   = target/release
+export CARGO PYTHON
 
-.PHONY: all demo test test-long test-mpi test-torch test-edge test-vm lint bench figures clean
+.PHONY: all demo check test test-all test-mpi test-torch test-edge test-vm bench figures lint clean
 
 all:
-	$(CARGO) build --release -p unbroken-cli -p unbroken-sdr -p unbroken-collective -p unbroken-apm -p unbroken-preload -p xtask
+	$(CARGO) build --release -p unbroken-cli -p unbroken-sdr -p unbroken-collective -p unbroken-apm \
+		-p unbroken-preload -p xtask
 	$(CARGO) run -q --release --bin xtask -- so
 
 demo: apt-demo all
 	$(BUILD)/unbroken demo --out target/demo
 
+# What one runs before a commit: format, clippy, unit tests, 1,000 schedules, two end-to-end tests.
+check: apt-test all
+	tests/run.sh check
+
+# Unit tests, 5,000 schedules, mutants, and end-to-end tests that cover each feature.
 test: apt-test all
-	tests/run.sh
+	tests/run.sh test
 
-test-long: apt-test all
-	tests/run.sh --long
+# Every test. SLICE=2/4: the second of four parts. LONG=1: full matrices and long runs.
+test-all: apt-test apt-edge all
+	$(CARGO) build -q --release --example scale -p unbroken-edge-rules
+	tests/run.sh all $(SLICE)
 
-# Open MPI over verbs: every transport, and several faults of each.
+# Parts of test-all by what they need: Open MPI; PyTorch (5 GB, in ~/.cache/unbroken); the host edge
+# in network namespaces with FRR (root); a VM with Debian's kernel (root, QEMU).
 test-mpi: apt-test all
-	/usr/bin/python3 -m pytest tests/e2e/test_mpi.py tests/e2e/test_startup_faults.py
+	$(PYTEST) -m mpi
 
-# PyTorch over verbs, and over the backend of torch.distributed; its virtual environment (5 GB, made once) is kept in ~/.cache/unbroken.
 test-torch: apt-test all
-	/usr/bin/python3 -m pytest tests/e2e -m torch
+	$(PYTEST) -m torch
 
-# The host edge in network namespaces with real FRR (root).
-test-edge: apt-edge all
-	$(CARGO) run -q --release --example scale
-	/usr/bin/python3 -m pytest tests/e2e -m edge
+test-edge: apt-test apt-edge all
+	$(CARGO) build -q --release --example scale -p unbroken-edge-rules
+	$(PYTEST) -m edge
 
-# In a VM with Debian's own kernel: tc rules, and the host edge's suite over them (root; QEMU from Debian; what it needs is made once in ~/.cache/unbroken/vm).
-test-vm: all
-	/usr/bin/python3 -m pytest tests/e2e -m vm
+test-vm: apt-test all
+	$(PYTEST) -m vm
 
+# Bandwidth, latency and the costs of failures beside others; then the tests that assert times.
 bench: apt-test all
 	benches/run.sh
+	$(PYTEST) -m timing
 
-# The papers' figures, from our models and measured here, into docs/figures; published values beside ours. One only: make figures ONLY=shift-7
-# Those of the host edge are measured in network namespaces (root, FRR), and left out with a reason where that cannot be.
+# The papers' figures, from our models and measured here, into docs/figures; published values beside
+# ours. One only: make figures ONLY=shift-7. Those of the host edge are measured in network
+# namespaces (root, FRR), and left out with a reason where that cannot be.
 figures: apt-figures $(if $(filter 0,$(shell id -u)),apt-edge) all
 	benches/figures.sh $(if $(ONLY),--only $(ONLY))
 
@@ -51,7 +64,11 @@ lint:
 apt-demo:
 	@tests/apt.sh perftest ibverbs-utils libibverbs-dev make
 apt-test:
-	@tests/apt.sh python3-pytest python3-pytest-xdist python3-pytest-timeout perftest ibverbs-utils rdmacm-utils make libibverbs-dev tshark iperf3 nftables iproute2 redis-server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin libopenmpi-dev hpcc qperf util-linux mount libisal2 python3-numpy valgrind gdb clang libclang-rt-14-dev
+	@tests/apt.sh python3-pytest python3-pytest-xdist python3-pytest-timeout perftest ibverbs- \
+		utils rdmacm-utils make libibverbs-dev tshark iperf3 nftables iproute2 redis- \
+		server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin \
+		libopenmpi-dev hpcc qperf util-linux mount libisal2 python3-numpy valgrind gdb \
+		clang libclang-rt-14-dev
 
 apt-figures:
 	@tests/apt.sh libisal2 perftest libibverbs-dev openmpi-bin libopenmpi-dev

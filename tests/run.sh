@@ -1,154 +1,94 @@
 #!/bin/bash
-# Runs every suite, goes on after a failure, and prints what each took. `make test` builds first and calls this.
-# Suites that assert times, or take all cores, run alone. Those that mostly wait and assert none run beside one another; each is shown when it has ended.
-# usage: run.sh [--long] [SUITE...]
-#   --long   full matrices: the whole survival matrix, 1,000 faults under the verifier, 500 storms of ten seconds, an hour of load, 10^5 simulated schedules, the largest models, 10 minutes of fuzzing and of each churn
-#   SUITE    only these (the names of the summary)
+# Runs the steps of `make check`, `make test` or `make test-all`, goes on after a failure, and
+# prints what each took. See tests/README.md.
+#
+# usage: tests/run.sh check | test | all [I/N]
+#   check   what one runs before a commit
+#   test    everything but the longer end-to-end tests; asserts no times
+#   all     every test; with I/N the I-th of N parts of the end-to-end tests
 set -uo pipefail
 cd "$(dirname "$0")/.."
-
-long=
-if [ "${1:-}" = --long ]; then long=1; shift; fi
-only=" $* "
 cargo=${CARGO:-cargo}
-logs=${CARGO_TARGET_DIR:-target}/test-logs
-mkdir -p "$logs"
-# How many run beside one another: where a third waits for a core, so do those that wait for it. One that is asked for alone has the screen for itself.
-lanes=2
-[ $# != 1 ] || lanes=1
-names=() results=()
-declare -A running=()
-TIMEFORMAT='%R %U %S'
+python=${PYTHON:-/usr/bin/python3}
+# End-to-end tests mostly wait: more of them than cores run at once.
+workers=${WORKERS:-$(($(nproc) + 1))}
+# LONG=1: full matrices and long runs.
+long=${LONG:+--long}
+names=() seconds=() results=()
 
-wanted() { [ "$only" = "  " ] || [[ "$only" == *" $1 "* ]]; }
-
-# note NAME STATUS: remembers what became of it.
-note() {
-    local skipped
-    # Cases that could not run here; a suite with nothing else has tested nothing, and says so by its status.
-    skipped=$(grep -c '^skip  ' "$logs/$1.log")
-    case $2 in
-        0) [ "$skipped" = 0 ] && results+=(ok) || results+=("ok, but $skipped skipped") ;;
-        77) results+=("NOT TESTED") ;;
-        *) results+=(FAILED) ;;
-    esac
-    names+=("$1")
-}
-
-# suite NAME COMMAND...: runs it alone, with its output on the screen and in target/test-logs/NAME.log.
-suite() {
-    wanted "$1" || return 0
-    until_fewer_than 1
-    local name=$1 status; shift
+# step NAME COMMAND...: runs it with its output on the screen.
+step() {
+    local name=$1 began=$SECONDS status
+    shift
     printf '\n==> %s: %s\n' "$name" "$*"
-    { time "$@" 2>&1 | tee "$logs/$name.log"; status=${PIPESTATUS[0]}; } 2>"$logs/$name.took"
-    note "$name" "$status"
+    "$@"
+    status=$?
+    names+=("$name") seconds+=($((SECONDS - began)))
+    # pytest's 5: no test was chosen.
+    case $status in 0 | 5) results+=(ok) ;; *) results+=(FAILED) ;; esac
 }
 
-# beside NAME COMMAND...: begins it when a lane is free; its output is in the log, and comes to the screen when it has ended.
-beside() {
-    if [ "$lanes" = 1 ]; then suite "$@"; return; fi
-    wanted "$1" || return 0
-    until_fewer_than "$lanes"
-    local name=$1; shift
-    printf '\n==> %s begins: %s\n' "$name" "$*"
-    # In a process group of its own, which `stop` ends; so it does not read from the terminal.
-    set -m
-    { time "$@" >"$logs/$name.log" 2>&1; } 2>"$logs/$name.took" </dev/null &
-    set +m
-    running[$!]=$name
+# end_to_end MARKS [OPTIONS...]: those that run beside others, and then those that run alone.
+end_to_end() {
+    local marks=$1
+    shift
+    step end-to-end "$python" -m pytest -n "$workers" -m "($marks) and not serial" "$@"
+    step alone "$python" -m pytest -m "($marks) and serial" "$@"
 }
 
-# until_fewer_than N: waits until fewer than N run beside one another, and shows those that have ended.
-until_fewer_than() {
-    local ended status
-    while [ ${#running[@]} -ge "$1" ]; do
-        wait -n -p ended "${!running[@]}"; status=$?
-        printf '\n==> %s:\n' "${running[$ended]}"
-        cat "$logs/${running[$ended]}.log"
-        note "${running[$ended]}" "$status"
-        unset "running[$ended]"
-    done
+lint() {
+    step format $cargo fmt --all --check
+    step clippy $cargo clippy -q --workspace --all-targets --release -- -D warnings
+    step deps $cargo xtask deps
 }
 
-# Interrupted: so are those that run, and what they made they take away; those that do not hear it are killed.
-stop() {
-    local groups=("${!running[@]}")
-    trap - INT TERM HUP
-    [ ${#groups[@]} = 0 ] || kill -INT -- "${groups[@]/#/-}"
-    for _ in {1..100}; do kill -0 -- "${groups[@]/#/-}" 2>/dev/null || break; sleep 0.1; done
-    kill -KILL -- "${groups[@]/#/-}" 2>/dev/null
-    exit 130
+# unit SCHEDULES: what needs no NIC. Built first, so that the times of tests are their own.
+unit() {
+    step build $cargo test -q --release --workspace --no-run
+    step unit $cargo test -q --release --workspace
+    step schedules $cargo run -q --release --bin sim -- --schedules "$1"
 }
-trap stop INT TERM HUP
 
-suite format  $cargo fmt --all --check
-# All that tests are built of, before anybody waits for cargo's lock, or reads a program that is built anew.
-suite build   $cargo test -q --release --workspace --no-run
+case ${1:-} in
+check)
+    lint
+    unit 1000
+    step end-to-end "$python" -m pytest -n "$workers" \
+        "tests/e2e/test_survival.py::test_survives[ib_write_bw nic dead at a 64K 1qp one-way]" \
+        "tests/e2e/test_collectives.py::test_c_api"
+    ;;
+test)
+    unit 5000
+    step mutants $cargo run -q --release --bin sim -- --mutants
+    step deps $cargo xtask deps
+    step abi $cargo xtask abi
+    end_to_end "smoke and not timing"
+    ;;
+all)
+    slice=${2:-1/1}
+    if [ "${slice%/*}" = 1 ]; then
+        lint
+        unit "${LONG:+10}10000"
+        step mutants $cargo run -q --release --bin sim -- --mutants
+        step abi $cargo xtask abi
+    fi
+    if [ -n "$long" ] && [ "${slice%/*}" = 1 ]; then
+        step explore $cargo test -q --release -p unbroken-failover-protocol --test model -- \
+            --ignored --nocapture
+    fi
+    end_to_end "not timing and not vm" --slice="$slice" $long
+    ;;
+*)
+    sed -n '5,8s/^# //p' "$0" >&2
+    exit 2
+    ;;
+esac
 
-# What mostly waits, or computes by itself, and asserts no times; the longest first.
-beside clippy $cargo clippy -q --workspace --all-targets --release -- -D warnings
-beside redis  /usr/bin/python3 -m pytest tests/e2e/test_redis.py
-beside fuzz   /usr/bin/python3 -m pytest tests/e2e/test_fuzz.py ${long:+--long}
-beside unit   $cargo test -q --release --workspace
-[ -z "$long" ] || beside explore $cargo test -q --release -p unbroken-failover-protocol --test model -- --ignored --nocapture
-beside lifecycle /usr/bin/python3 -m pytest tests/e2e/test_lifecycle.py
-beside storms    python3 tests/storms.py --runs "$([ -n "$long" ] && echo 250 || echo 5)"
-beside storms-plain python3 tests/storms.py --device plain --seed 1001 --runs "$([ -n "$long" ] && echo 250 || echo 5)"
-beside coll      python3 tests/coll.py
-beside coll-meet python3 tests/coll_meet.py $([ -n "$long" ] && echo --slow)
-beside coll-storms python3 tests/coll_storms.py --runs "$([ -n "$long" ] && echo 300 || echo 10)"
-beside programs  /usr/bin/python3 -m pytest tests/e2e/test_programs.py
-beside readme    python3 tests/readme.py
-beside plain     /usr/bin/python3 -m pytest tests/e2e/test_plain_devices.py
-beside pyverbs   /usr/bin/python3 -m pytest tests/e2e/test_pyverbs.py
-beside processes /usr/bin/python3 -m pytest tests/e2e/test_processes.py
-beside unknown-sources /usr/bin/python3 -m pytest tests/e2e/test_unknown_sources.py
-beside events    /usr/bin/python3 -m pytest tests/e2e/test_events.py
-beside forks     /usr/bin/python3 -m pytest tests/e2e/test_forks.py
-beside debuggers /usr/bin/python3 -m pytest tests/e2e/test_debuggers.py
-beside remap     python3 tests/remap.py
-beside remap-plain python3 tests/remap.py --device plain
-beside churn     python3 tests/churn.py ${long:+--seconds 600}
-beside containers /usr/bin/python3 -m pytest tests/e2e/test_containers.py
-beside user      /usr/bin/python3 -m pytest tests/e2e/test_user.py
-beside input     /usr/bin/python3 -m pytest tests/e2e/test_bad_input.py
-beside datagrams /usr/bin/python3 -m pytest tests/e2e/test_datagrams.py
-beside sim     $cargo run -q --release --bin sim -- --schedules "$([ -n "$long" ] && echo 100000 || echo 10000)"
-beside mutants $cargo run -q --release --bin sim -- --mutants
-beside wire    /usr/bin/python3 -m pytest tests/e2e/test_wire.py
-beside model   /usr/bin/python3 -m pytest tests/e2e/test_model.py
-beside capture /usr/bin/python3 -m pytest tests/e2e/test_capture.py
-beside deps    $cargo run -q --release --bin xtask -- deps
-beside abi     $cargo run -q --release --bin xtask -- abi
-
-# What asserts times or rates, or takes all cores: MPI's ranks poll, and stand still where others compute beside them.
-suite survival /usr/bin/python3 -m pytest tests/e2e/test_survival.py ${long:+--long}
-suite netns     /usr/bin/python3 -m pytest tests/e2e/test_network_namespaces.py
-suite verify    python3 tests/verify.py ${long:+--faults 1000}
-suite verify-plain python3 tests/verify.py --device plain --faults "$([ -n "$long" ] && echo 200 || echo 40)"
-suite load      /usr/bin/python3 -m pytest tests/e2e/test_load.py ${long:+--long}
-suite threads   python3 tests/threads.py
-suite combined  python3 tests/combined.py
-suite threads-plain python3 tests/threads.py --device plain
-suite combined-plain python3 tests/combined.py --device plain
-suite turmoil   python3 tests/turmoil.py
-suite cost      /usr/bin/python3 -m pytest tests/e2e/test_cost.py
-suite planned   python3 tests/planned.py ${long:+--flap-seconds 60}
-suite apm       python3 tests/apm.py
-suite apm-plain python3 tests/apm.py --device plain --only streaming
-suite lanes     python3 tests/lanes.py
-suite lanes-plain python3 tests/lanes.py --device plain
-suite scale     /usr/bin/python3 -m pytest tests/e2e/test_scale.py
-suite sdr       python3 tests/sdr.py ${long:+--all}
-
-until_fewer_than 1
-printf '\n%-14s %7s %7s  %s\n' suite seconds cpu result
-failed=0 untested=
+printf '\n%-12s %7s  %s\n' step seconds result
+failed=0
 for i in "${!names[@]}"; do
-    awk -v name="${names[$i]}" -v result="${results[$i]}" '{ printf "%-14s %7.0f %7.0f  %s\n", name, $1, $2 + $3, result }' "$logs/${names[$i]}.took"
-    case ${results[$i]} in FAILED) failed=1 ;; "NOT TESTED") untested+=" ${names[$i]}" ;; esac
+    printf '%-12s %7d  %s\n' "${names[$i]}" "${seconds[$i]}" "${results[$i]}"
+    [ "${results[$i]}" = ok ] || failed=1
 done
-[ -z "$untested" ] || echo "not tested on this machine:$untested"
-printf '%-14s %7d\n' total "$SECONDS"
+printf '%-12s %7d\n' total "$SECONDS"
 exit $failed
