@@ -1,12 +1,13 @@
-"""Figures 9 and 10 and Table 1: a data-parallel training while a host's uplinks fall silent in turn, 20 s down and 20 s up, and without that."""
+"""Figures 9 and 10 and Table 1: a data-parallel training while a host's uplinks fall silent in
+turn, 20 s down and 20 s up, and without that."""
 
 from pathlib import Path
 
 from checkpoints import restarted
 from lib.edge import FaultCycle, Lab
+from lib.paths import BUILD, ROOT
 from lib.ports import free_port
 from lib.process import Failure, Skip, wait_until
-from lib.suite import BUILD, ROOT
 from picture import axis, cdf, figure, line, lines, median, percentile, row
 
 RANKS = 2
@@ -15,7 +16,8 @@ CYCLE_S = 20
 LIMIT_S = 600
 # Times of steps are averaged over so many, as the paper's are.
 AVERAGED = 10
-# The whole training has as many epochs; a checkpoint comes every ten, which is longer than a cycle of faults, as in the paper.
+# The whole training has as many epochs; a checkpoint comes every ten, which is longer than a cycle
+# of faults, as in the paper.
 EPOCHS = 20
 CHECKPOINT_EPOCHS = 10
 
@@ -35,7 +37,10 @@ class Training:
 
     def averaged_ms(self) -> list:
         """The mean of each ten steps."""
-        groups = [self.steps_ms[n : n + AVERAGED] for n in range(0, len(self.steps_ms) - AVERAGED + 1, AVERAGED)]
+        groups = [
+            self.steps_ms[n : n + AVERAGED]
+            for n in range(0, len(self.steps_ms) - AVERAGED + 1, AVERAGED)
+        ]
         return [sum(group) / len(group) for group in groups]
 
 
@@ -74,7 +79,8 @@ def measure(logs, python, bfd_ms: int) -> dict:
         raise Failure(f"none of {len(cycle.faults)} faults was on the uplink in use")
     if under.losses != without.losses:
         raise Failure("the losses differ from those without faults")
-    print(f"  {len(without.losses)} steps; {len(cycle.faults)} faults, {len(hits)} of the uplink in use", flush=True)
+    faults = f"{len(cycle.faults)} faults, {len(hits)} of the uplink in use"
+    print(f"  {len(without.losses)} steps; {faults}", flush=True)
     figures = [["09", accuracy(without, under)], ["10", steps(without, under)]]
     return {"figures": figures, "rows": table(without, under, len(cycle.faults), len(hits))}
 
@@ -87,13 +93,30 @@ def accuracy(without: Training, under: Training) -> dict:
     drawn = [
         line("no fault", 5, without.accuracy),
         line("many faults, the edge", 2, under.accuracy, "dashed"),
-        line("single fault, checkpoints (model)", 1, restarted(without.accuracy, [0.9 * every_s], every_s, span_s), "dotted"),
-        line("many faults, checkpoints (model)", 0, restarted(without.accuracy, many_s, every_s, span_s)),
+        line(
+            "single fault, checkpoints (model)",
+            1,
+            restarted(without.accuracy, [0.9 * every_s], every_s, span_s),
+            "dotted",
+        ),
+        line(
+            "many faults, checkpoints (model)",
+            0,
+            restarted(without.accuracy, many_s, every_s, span_s),
+        ),
     ]
-    panel = lines(f"{len(without.losses)} steps", axis("time (s)", 0, span_s), axis("accuracy on held-out samples", 0, 1), drawn)
+    panel = lines(
+        f"{len(without.losses)} steps",
+        axis("time (s)", 0, span_s),
+        axis("accuracy on held-out samples", 0, 1),
+        drawn,
+    )
     notes = [
-        f"Two hosts, PyTorch's DDP over the backend unbroken, a small network on synthetic classes (the paper: ResNet101 on CIFAR-10, 4 GPUs). Faults: 20 s down, 20 s up, host 1's links in turn, silent, at the switch. The losses of both runs are the same bits.",
-        f"Checkpoints are a model computed from the run without faults, in which a restart takes no time, with a checkpoint each {every_s:.0f} s ({CHECKPOINT_EPOCHS} epochs of {EPOCHS}).",
+        "Two hosts, PyTorch's DDP over the backend unbroken, a small network on synthetic classes "
+        "(the paper: ResNet101 on CIFAR-10, 4 GPUs). Faults: 20 s down, 20 s up, host 1's links in "
+        "turn, silent, at the switch. The losses of both runs are the same bits.",
+        "Checkpoints are a model computed from the run without faults, in which a restart takes no "
+        f"time, with a checkpoint each {every_s:.0f} s ({CHECKPOINT_EPOCHS} epochs of {EPOCHS}).",
     ]
     return figure("THORN-ML, Figure 9: accuracy over time under faults", [panel], 1, notes)
 
@@ -102,9 +125,20 @@ def steps(without: Training, under: Training) -> dict:
     """Figure 10: times of steps, for data parallelism."""
     pair = [without.averaged_ms(), under.averaged_ms()]
     low, high = 0.9 * min(pair[0] + pair[1]), 1.1 * max(pair[0] + pair[1])
-    drawn = [line("without faults", 5, cdf(pair[0])), line("under faults", 2, cdf(pair[1]), "dashed")]
-    panel = lines("data parallel", axis("time of a step (ms)", low, high, log=True), axis("share of steps", 0, 1.02), drawn)
-    notes = [f"Each point is the mean of {AVERAGED} steps, as in the paper, which has pipeline and tensor parallelism, too; here it is data parallelism only. The same runs as Figure 9."]
+    drawn = [
+        line("without faults", 5, cdf(pair[0])),
+        line("under faults", 2, cdf(pair[1]), "dashed"),
+    ]
+    panel = lines(
+        "data parallel",
+        axis("time of a step (ms)", low, high, log=True),
+        axis("share of steps", 0, 1.02),
+        drawn,
+    )
+    notes = [
+        f"Each point is the mean of {AVERAGED} steps, as in the paper, which has pipeline and "
+        "tensor parallelism, too; here it is data parallelism only. The same runs as Figure 9."
+    ]
     return figure("THORN-ML, Figure 10: step times in a training", [panel], 1, notes)
 
 
@@ -117,11 +151,37 @@ def table(without: Training, under: Training, faults: int, hits: int) -> list:
 
     epoch_s = without.length_s / EPOCHS
     return [
-        row("Figure 9", "accuracy over time under many faults", "no noticeable difference", f"the same losses, bit for bit, over {len(under.losses)} steps; {under.length_s:.1f} s instead of {without.length_s:.1f} s; {faults} faults, {hits} of the uplink in use"),
-        row("Figure 10", "a step's time at the 90th percentile, data parallel, without faults and under them", "+5.3 ms (+1.1 %)", over(0.9)),
+        row(
+            "Figure 9",
+            "accuracy over time under many faults",
+            "no noticeable difference",
+            f"the same losses, bit for bit, over {len(under.losses)} steps; {under.length_s:.1f} s "
+            f"instead of {without.length_s:.1f} s; {faults} faults, {hits} of the uplink in use",
+        ),
+        row(
+            "Figure 10",
+            "a step's time at the 90th percentile, data parallel, without faults and under them",
+            "+5.3 ms (+1.1 %)",
+            over(0.9),
+        ),
         row("Figure 10", "at the 95th percentile", "+7.3 ms (+1.6 %)", over(0.95)),
-        row("Figure 10", "the longest step (not averaged), without and under", "", f"{max(without.steps_ms):.0f} and {max(under.steps_ms):.0f} ms"),
-        row("Table 1", "mean latency of a checkpoint (data parallel: GPT-2; ResNet101), s", "0.771; 0.240", f"{sum(without.checkpoints_ms) / len(without.checkpoints_ms) / 1e3:.3f}"),
+        row(
+            "Figure 10",
+            "the longest step (not averaged), without and under",
+            "",
+            f"{max(without.steps_ms):.0f} and {max(under.steps_ms):.0f} ms",
+        ),
+        row(
+            "Table 1",
+            "mean latency of a checkpoint (data parallel: GPT-2; ResNet101), s",
+            "0.771; 0.240",
+            f"{sum(without.checkpoints_ms) / len(without.checkpoints_ms) / 1e3:.3f}",
+        ),
         row("Table 1", "start of the model, s", "22.611; 5.693", f"{median(without.start_s):.3f}"),
-        row("Table 1", "mean time of an epoch, s", "4.4; 80.0", f"{epoch_s:.1f} ({len(without.losses) / EPOCHS:.0f} steps)"),
+        row(
+            "Table 1",
+            "mean time of an epoch, s",
+            "4.4; 80.0",
+            f"{epoch_s:.1f} ({len(without.losses) / EPOCHS:.0f} steps)",
+        ),
     ]

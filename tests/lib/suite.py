@@ -8,12 +8,10 @@ import traceback
 from pathlib import Path
 
 from .paths import BUILD, LOGS, ROOT, TARGET  # noqa: F401
-from .process import Failure, Skip
+from .process import SKIPPED, Failure, Skip
 
 TAIL_LINES = 12
 CAUSE = re.compile(r"^terminate called|what\(\):|panicked at|^\w*(?:Error|Exception|Failure)\b")
-# The exit status of a suite that could test nothing here, as Automake has it.
-SKIPPED = 77
 
 
 class Suite:
