@@ -29,7 +29,7 @@ NOT_RUN = {
     "tests/torch/gpt.py": "needs PyTorch; make test-torch runs it",
     "events --follow": "goes on until it is interrupted",
     "unbroken edge demo": "needs root and FRR",
-    "redis.lab": "needs a Redis server; tests/redis.py has its own",
+    "redis.lab": "needs a Redis server; tests/e2e/test_redis.py has its own",
 }
 # Mentioned in the text without the program that they run.
 INCOMPLETE = {"unbroken run", "unbroken run --directory", "unbroken run --no-failover", "unbroken edge", "unbroken"}

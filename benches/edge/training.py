@@ -136,8 +136,8 @@ def steps(without: Training, under: Training) -> dict:
         drawn,
     )
     notes = [
-        f"Each point is the mean of {AVERAGED} steps, as in the paper, which has pipeline and tensor "
-        "parallelism, too; here it is data parallelism only. The same runs as Figure 9."
+        f"Each point is the mean of {AVERAGED} steps, as in the paper, which has pipeline and "
+        "tensor parallelism, too; here it is data parallelism only. The same runs as Figure 9."
     ]
     return figure("THORN-ML, Figure 10: step times in a training", [panel], 1, notes)
 

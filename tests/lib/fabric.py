@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .ports import free_port, listens
 from .process import Failure, Process, wait_until
-from .suite import BUILD
+from .paths import BUILD
 
 UNBROKEN = BUILD / "unbroken"
 _COMMAND_SECONDS = 20
