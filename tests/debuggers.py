@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Programs under sanitizers, valgrind and gdb, with Unbroken beneath, while the NIC under them dies (docs/debugging.md).
+"""Programs under sanitizers, valgrind and gdb, with Unbroken beneath, while the NIC under them dies (docs/guide/debugging.md).
 
 The program is tests/c/threads.c: many threads use all verbs at once, and it verifies every byte. Nothing may be told of it; and what is
 wrong with a program (tests/c/faulty.c) must be told as without Unbroken."""

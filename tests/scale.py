@@ -16,7 +16,7 @@ from lib.process import Failure, Skip, wait_until
 from lib.suite import Suite
 
 QPS, REGIONS = 1000, 10000
-# Twice what one takes (docs/softnic.md): allocators and pages differ by machine. `make bench` has the figure.
+# Twice what one takes (docs/internals/softnic.md): allocators and pages differ by machine. `make bench` has the figure.
 MOST_QP_BYTES = 2 * 16384
 LEAK_ROUNDS = 300
 DESCRIPTORS = [*range(6, 60, 4), 256]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the host edge for its figures: `figures.py outage|latency|collectives|training --out FILE.json`; see docs/edge.md.
+"""Measures the host edge for its figures: `figures.py outage|latency|collectives|training --out FILE.json`; see docs/papers/thorn-ml.md.
 
 Hosts and switches are network namespaces, links are veth, the NICs are softnics, the routing is real FRR. What is to be drawn and
 what is published go to FILE. Facts are checked (no error, the faults were on links that carried traffic), times are only told. Ends with

@@ -400,7 +400,7 @@ def main() -> int:
     """Runs all cases; those of one lab share it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", help="cases whose names have this")
-    # On a machine with few cores, an interval of 10 ms is missed when others are busy; what is measured at 10 ms is in docs/edge.md.
+    # On a machine with few cores, an interval of 10 ms is missed when others are busy; what is measured at 10 ms is in docs/papers/thorn-ml.md.
     parser.add_argument("--bfd-ms", default=50, type=int, help="milliseconds between two BFD packets")
     parser.add_argument("--rules", default="none", help="where rules work, as in edge.toml; flower in the kernel: skip_hw")
     parser.add_argument("--vm", action="store_true", help="this is a VM of the test's own: rxe too, which changes the machine's routing")

@@ -4,7 +4,7 @@
 Each test runs with failover off and with failover on, and on plain devices. The suite runs in one process per module; a test that hangs or crashes ends
 its process, counts as one failure, and the rest of its module goes on in a fresh process.
 
-Every test is either in must_pass.txt, and passes, or in the table of docs/CONFORMANCE.md with the reason why it skips (pyverbs skips what
+Every test is either in must_pass.txt, and passes, or in the table of docs/reference/conformance.md with the reason why it skips (pyverbs skips what
 a device does not have), and skips. Anything else is a failure: also one that passes and is not in must_pass.txt, or is listed as
 a skip. Only a skip that depends on the machine, as its reason then says, may be a pass as well.
 """
@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 SHIPPED = Path("/usr/share/doc/rdma-core/tests")
 PYTHON = "/usr/bin/python3"
 MUST_PASS = HERE / "must_pass.txt"
-CONFORMANCE = ROOT / "docs" / "CONFORMANCE.md"
+CONFORMANCE = ROOT / "docs" / "reference" / "conformance.md"
 # How the reason of a skip begins that another machine need not have.
 MACHINE = "depends on the machine"
 TEST_SECONDS = 40
@@ -65,7 +65,7 @@ def unpack(to: Path) -> Path:
 
 
 def excuses() -> dict:
-    """The skips that docs/CONFORMANCE.md lists: rows `| `id` | reason |` below the heading "Skipped tests of pyverbs"."""
+    """The skips that docs/reference/conformance.md lists: rows `| `id` | reason |` below the heading "Skipped tests of pyverbs"."""
     rows, inside = {}, False
     for line in CONFORMANCE.read_text().splitlines():
         if line.startswith("#"):
