@@ -1,153 +1,300 @@
 #!/usr/bin/env python3
-"""Every command of README.md works as it stands there.
+"""The documents are true: their commands run, their links lead somewhere, their text is short.
 
-The indented blocks are run from top to bottom by a shell, with the built command in PATH and a runtime folder of their own; what a line
-leaves running is waited for, and must end well, too. Commands in the text (in backticks) are run alone. Only what NOT_RUN names is
-left out, with its reason; a command that the README gains is run unless it is added there.
+Commands: the fenced blocks of README.md, docs/guide and docs/reference run from top to bottom, a
+page after the other, as somebody would type them. Each page has a runtime folder of its own and a
+folder in which the repository's files are found. What a block leaves running is waited for and must
+end well, too. The words behind three backquotes say what a block is:
+
+    sh                          commands
+    console                     commands behind `$ `, and their output, which is not compared
+    sh no-run: REASON           commands that are not run; they are listed with the reason
+    sh needs: root, PROGRAM     run where this user is root and has the program, else skipped
+    sh two-machines             two lines, each run in a network namespace of its own
+
+Commands in the text (`unbroken …` in backquotes) are asked for their help, so a subcommand or an
+option that does not exist is found.
 """
 
 import os
 import re
+import shlex
 import shutil
+import statistics
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from lib.fabric import Fabric
+from lib.fabric import UNBROKEN, Fabric
 from lib.namespaces import Namespaces
 from lib.process import Failure, Skip
 from lib.suite import BUILD, ROOT, Suite
 
 README = ROOT / "README.md"
+PROMISES = ROOT / "docs" / "promises.md"
+README_BYTES, README_LINES = 8000, 120
+COLUMNS = 100
+SENTENCE_WORDS = 25
 BLOCK_SECONDS = 240
-# Words of a line, or of a command in the text, and why it is not run here.
-NOT_RUN = {
-    "make test ": "runs this",
-    "make bench": "takes ten minutes; its programs are checked by their own tests",
-    "make test-mpi": "takes some minutes; CI runs it",
-    "make test-torch": "needs 12 GB for PyTorch",
-    "tests/torch/gpt.py": "needs PyTorch; make test-torch runs it",
-    "events --follow": "goes on until it is interrupted",
-    "unbroken edge demo": "needs root and FRR",
-    "redis.lab": "needs a Redis server; tests/e2e/test_redis.py has its own",
-}
-# Mentioned in the text without the program that they run.
-INCOMPLETE = {"unbroken run", "unbroken run --directory", "unbroken run --no-failover", "unbroken edge", "unbroken"}
-# A block that needs two machines is run in two network namespaces, which have the addresses that it names.
-REAL_INTERFACES = "--nics"
-ON_ONE, ON_OTHER = "# on one machine", "# on the other"
+HELP_SECONDS = 20
+# Files and folders of the repository that a path in backquotes begins with.
+TOP = "crates|tests|docs|include|benches|python|fuzz|xtask"
+# What the documents name before the files that it stands for are built.
+BUILT = re.compile(r"^(target|docs/figures/[\w<>*-]+\.)")
 WAIT_FOR_ALL = "for job in $(jobs -p); do wait $job; done"
 
 
-def blocks(text: str) -> list:
-    """The indented blocks, as lists of lines. Where a block shows a session, its commands (behind `$ `)."""
-    found, lines = [], []
-    for line in [*text.splitlines(), ""]:
-        if line.startswith("    "):
-            lines.append(line[4:])
-        elif lines:
-            typed = [entry[2:] for entry in lines if entry.startswith("$ ")]
-            found.append(typed or lines)
-            lines = []
+class Block:
+    """A fenced block of a page: what it says of itself, and its commands."""
+
+    def __init__(self, page: Path, line: int, info: str, lines: list):
+        self.page, self.line, self.lines = page, line, lines
+        self.language, _, mark = info.partition(" ")
+        word, _, rest = mark.partition(":")
+        self.not_run = rest.strip() if word == "no-run" else None
+        self.needs = [n.strip() for n in rest.split(",")] if word == "needs" else []
+        self.two_machines = mark == "two-machines"
+        if mark and not (rest or self.two_machines):
+            raise Failure(f"{self.where()}: '{info}' is no mark: see {__file__}")
+
+    def where(self) -> str:
+        """The page and the line."""
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    def commands(self) -> list:
+        """Its lines, or where it shows a session, what is typed."""
+        if self.language != "console":
+            return self.lines
+        return [line[2:] for line in self.lines if line.startswith("$ ")]
+
+    def missing(self) -> list:
+        """What it needs and this machine has not."""
+        root = os.geteuid() == 0
+        return [n for n in self.needs if (not root if n == "root" else not shutil.which(n))]
+
+
+def pages(*patterns: str) -> list:
+    """Markdown files below the root."""
+    return [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+
+
+def documents() -> list:
+    """All of them: those of the root, docs, the crates' folders and so on."""
+    folders = ("docs", "crates", "python", "tests", ".github")
+    return pages("*.md", *(f"{folder}/**/*.md" for folder in folders))
+
+
+def blocks(page: Path) -> list:
+    """The fenced blocks of commands of a page."""
+    found, inside = [], None
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if not line.startswith("```"):
+            if inside:
+                inside[2].append(line)
+        elif inside:
+            if inside[1].split(" ")[0] in ("sh", "console"):
+                found.append(Block(page, *inside))
+            inside = None
+        else:
+            inside = (number, line[3:].strip(), [])
     return found
 
 
-def inline(text: str) -> list:
-    """The commands in the text."""
-    prose = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
-    return [c for c in dict.fromkeys(re.findall(r"`((?:unbroken|make)\b[^`]*)`", prose)) if c not in INCOMPLETE]
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
 
 
-def left_out(command: str) -> str | None:
-    """Why a command is not run."""
-    return next((why for words, why in NOT_RUN.items() if words in command + " "), None)
+def inline(page: Path) -> list:
+    """The `unbroken` commands in the text; `…` stands for what a reader would put there."""
+    found = re.findall(r"`(unbroken [^`]*)`", prose(page))
+    return [command for command in dict.fromkeys(found) if "…" not in command]
 
 
 class Reader:
-    """Somebody who reads from top to bottom, and types."""
+    """Somebody who reads a page from top to bottom, and types."""
 
-    def __init__(self, fabric: Fabric, folder: Path):
-        self.fabric, self.folder, self.typed = fabric, folder, []
+    def __init__(self, fabric: Fabric):
+        self.fabric = fabric
+        self.folder = Path(tempfile.mkdtemp(prefix="unbroken-readme-"))
+        for entry in ROOT.iterdir():
+            if not entry.name.startswith(".") and entry.name != "target":
+                (self.folder / entry.name).symlink_to(entry)
+        (self.folder / "target").mkdir()
+        (self.folder / "target" / "release").symlink_to(BUILD)
         self.env = {"PATH": f"{BUILD}:{os.environ['PATH']}"}
         if os.geteuid() == 0:
-            # As the README says where it speaks of Open MPI.
+            # As the page says where it speaks of Open MPI.
             self.env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+    def leave(self):
+        """Removes what was made."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def type(self, name: str, lines: list):
         """Runs lines in one shell."""
-        self.typed += lines
-        # `make` is for the folder of the project, what else there is makes files of its own.
-        folder = ROOT if any(line.startswith("make ") for line in lines) else self.folder
-        script = "\n".join(["set -e", f"cd '{folder}'", *lines, WAIT_FOR_ALL])
-        self.fabric.start(name, ["bash", "-c", script], self.env).expect_success(BLOCK_SECONDS)
+        # make and cargo are for the folder of the project; what else there is makes files.
+        project = any(re.match(r"(make|cargo) ", line) for line in lines)
+        script = ["set -e", f"cd '{ROOT if project else self.folder}'", *lines, WAIT_FOR_ALL]
+        # What is not done in time is ended with all that it has started.
+        line = ["timeout", BLOCK_SECONDS, "bash", "-c", "\n".join(script)]
+        shell = self.fabric.start(name, line, self.env)
+        shell.expect_success(BLOCK_SECONDS + 20)
 
     def payload(self) -> int:
         """Payload that the NICs have carried."""
         return sum(nic["rx_payload_bytes"] for nic in self.fabric.nics().values())
 
-    def block(self, name: str, lines: list):
-        """A block without what is left out; programs on hosts must have sent something."""
-        run = [line for line in lines if left_out(line) is None]
-        sends = any("--host a" in line for line in run)
-        if "fabric up" in "\n".join(run):
+    def block(self, block: Block):
+        """A block; programs on hosts must have sent something."""
+        name = re.sub(r"\W+", "-", block.where())
+        commands = block.commands()
+        text = "\n".join(commands)
+        if missing := block.missing():
+            raise Skip(f"needs {', '.join(missing)}")
+        if block.two_machines:
+            return self.two_machines(name, commands)
+        if "fabric up" in text:
             # "end what runs, then `unbroken fabric down`, if there is one already"
             self.type(f"{name}-before", ["unbroken fabric down"])
-        before = 0 if "fabric up" in "\n".join(run) else self.payload()
-        self.type(name, run)
-        if sends and self.payload() <= before:
+        before = 0 if "fabric up" in text else self.payload()
+        self.type(name, commands)
+        if "--host a " in text and self.payload() <= before:
             raise Failure("the NICs carried nothing")
 
-    def interfaces(self, name: str, lines: list):
-        """The block for two machines, each in a namespace with the addresses that it names; the listening one begins."""
+    def two_machines(self, name: str, lines: list):
+        """Lines for two machines, each in a namespace with the addresses that it names."""
+        if len(lines) != 2:
+            raise Failure(f"there is a line for each of two machines, not {lines}")
+        listener, caller = (line.split("#")[0].strip() for line in lines)
         with Namespaces(octet=0) as net:
-            ends = [(host, next(line for line in lines if mark in line)) for host, mark in (("a", ON_ONE), ("b", ON_OTHER))]
-            if len(lines) != len(ends):
-                raise Failure(f"a block with '{REAL_INTERFACES}' has a line for each of two machines, not {lines}")
-            within = {host: " ".join(net.within(host)) for host, _ in ends}
-            script = [f"{within[ends[0][0]]} {ends[0][1].split('#')[0].strip()} &", "sleep 1", f"{within[ends[1][0]]} {ends[1][1]}"]
-            self.type(name, script)
+            a, b = (" ".join(net.within(host)) for host in "ab")
+            self.type(name, [f"{a} {listener} &", "sleep 1", f"{b} {caller}"])
 
 
-def readme(suite: Suite):
-    """All of it, in order."""
-    text = README.read_text()
-    logs = suite.logs / "all"
-    logs.mkdir()
+def commands(suite: Suite, page: Path) -> list:
+    """Runs a page; gives the blocks that are not run."""
+    found = blocks(page)
+    run = [block for block in found if block.not_run is None]
+    logs = suite.logs / page.stem
+    logs.mkdir(exist_ok=True)
     with Fabric(logs) as fabric:
-        reader = Reader(fabric, Path(tempfile.mkdtemp(prefix="unbroken-readme-")))
+        reader = Reader(fabric)
         try:
-            everything = [*blocks(text)]
-            for lines in everything:
-                run = [line for line in lines if left_out(line) is None and not line.lstrip().startswith("export ")]
-                if not run:
-                    continue
-                name = re.sub(r"\s+", " ", run[0].split("#")[0]).strip()[:60]
-                what = reader.interfaces if REAL_INTERFACES in lines[0] else reader.block
-                suite.case(name, lambda _, what=what, lines=lines, name=name: what(re.sub(r"\W+", "-", name), lines))
-            for command in inline(text):
-                if left_out(command) is None and not command.startswith("make demo"):
-                    suite.case(f"in the text: {command}", lambda _, c=command: reader.type(re.sub(r"\W+", "-", c), [c]))
-            suite.case("what is left out is there", stale, "\n".join("\n".join(b) for b in everything) + "\n".join(inline(text)))
+            for block in run:
+                shown = next((c for c in block.commands() if not c.startswith("export ")), "")
+                suite.case(f"{block.where()} {shown[:50]}", lambda _, b=block: reader.block(b))
         finally:
-            shutil.rmtree(reader.folder, ignore_errors=True)
-    for line in [line for lines in everything for line in lines] + inline(text):
-        if left_out(line):
-            print(f"not run: {line.strip()} ({left_out(line)})")
+            reader.leave()
+    return [block for block in found if block.not_run is not None]
 
 
-def stale(_logs, commands: str):
-    """NOT_RUN names nothing that the README has not."""
-    gone = [words for words in NOT_RUN if words.strip() not in commands]
-    if gone:
-        raise Failure(f"NOT_RUN names what the README does not have: {gone}")
+def known(_logs, page: Path):
+    """The commands in the text have the subcommands and options that they are written with."""
+    for command in inline(page):
+        words = shlex.split(command.split(" -- ")[0])[1:]
+        line = [str(UNBROKEN), *words, *([] if words == ["help"] else ["--help"])]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=HELP_SECONDS)
+        if done.returncode != 0:
+            raise Failure(f"`{command}`: {done.stderr.strip()}")
+
+
+def anchors(page: Path) -> set:
+    """The names of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), flags=re.M)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", h).replace("`", "") for h in headings]
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in plain}
+
+
+def links(_logs):
+    """Links lead to files and headings that are there, and so do paths in backquotes."""
+    broken = []
+    for page in documents():
+        text, name = prose(page), page.relative_to(ROOT)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            if re.match(r"[a-z]+:", link):
+                continue
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if not target.exists():
+                broken.append(f"{name}: {link}: no such file")
+            elif anchor and anchor not in anchors(target):
+                broken.append(f"{name}: {link}: no such heading")
+        for path in re.findall(rf"`((?:{TOP})/[^`\s]+)`", text):
+            if not (BUILT.match(path) or "<" in path or list(ROOT.glob(path.rstrip("/")))):
+                broken.append(f"{name}: `{path}`: no such file")
+    broken += mentions()
+    if broken:
+        raise Failure("\n  ".join([f"{len(broken)} lead nowhere:", *broken]))
+
+
+def mentions() -> list:
+    """Pages that other files name and that are not there."""
+    broken = []
+    suffixes = {".rs", ".py", ".sh", ".h", ".c", ".toml", ".supp", ".md", ""}
+    folders = [ROOT / folder for folder in TOP.split("|")]
+    files = [path for folder in folders for path in folder.rglob("*")]
+    for path in [*files, ROOT / "Makefile"]:
+        if path.suffix not in suffixes or not path.is_file() or "target" in path.parts:
+            continue
+        text = path.read_text(errors="replace")
+        for named in set(re.findall(r"\bdocs/[\w/.-]+\.(?:md|supp)\b", text)):
+            if not (ROOT / named).exists():
+                broken.append(f"{path.relative_to(ROOT)}: {named}: no such file")
+    return broken
+
+
+def short(_logs):
+    """README fits; half of the sentences of each page have at most 25 words; lines fit, too."""
+    wrong = []
+    size, lines = README.stat().st_size, len(README.read_text().splitlines())
+    if size > README_BYTES or lines > README_LINES:
+        wrong.append(f"README.md: {size} bytes, {lines} lines")
+    for page in documents():
+        text, name = prose(page), page.relative_to(ROOT)
+        for line in text.splitlines():
+            # A word that is longer, and tables, cannot be broken.
+            if len(line) > COLUMNS and not line.startswith(("|", "!", "#")) and "](" not in line:
+                wrong.append(f"{name}: {len(line)} columns: {line[:40]}…")
+        kept = [line for line in text.splitlines() if not line.startswith(("|", "#", "!"))]
+        sentences = re.split(r"(?<=[.:!?])\s+|\n\s*\n|\n\s*[-*] ", "\n".join(kept))
+        words = [len(sentence.split()) for sentence in sentences if sentence.split()]
+        if words and (median := statistics.median(words)) > SENTENCE_WORDS:
+            wrong.append(f"{name}: {median:g} words in the median sentence")
+    if wrong:
+        raise Failure("\n  ".join(["too long:", *wrong]))
+
+
+def promises(_logs):
+    """Each promise names a test file, and a case that is in it."""
+    rows = re.findall(r"^\|.*\| `([^`]+)` \| `([^`]+)` \|$", PROMISES.read_text(), flags=re.M)
+    if not rows:
+        raise Failure(f"{PROMISES} has no table of promises")
+    for path, case in rows:
+        if not (ROOT / path).exists():
+            raise Failure(f"{PROMISES.name}: {path}: no such file")
+        # A name that the file puts together has its values in braces.
+        if case not in (ROOT / path).read_text():
+            raise Failure(f"{PROMISES.name}: {path} has no case '{case}'")
 
 
 def main() -> int:
-    """Reads it."""
+    """Reads them."""
     if shutil.which("make") is None:
         raise Skip("make is missing")
-    suite = Suite("readme")
-    readme(suite)
+    suite = Suite("readme", sys.argv[1:])
+    suite.case("links", links)
+    suite.case("short", short)
+    suite.case("promises", promises)
+    for page in documents():
+        if inline(page):
+            suite.case(f"commands in the text of {page.relative_to(ROOT)}", known, page)
+    left_out = []
+    for page in [README, *pages("docs/guide/*.md", "docs/reference/*.md")]:
+        left_out += commands(suite, page)
+    for block in [] if suite.only else left_out:
+        print(f"not run: {block.where()}: {block.commands()[0]} ({block.not_run})")
     return suite.finish()
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures automatic path migration for its paper's Figures 5 to 12 and computation test: `figures.py 5-6|7|8|computation|9|10|11|12 --out FILE.json`; see docs/apm.md.
+"""Measures automatic path migration for its paper's Figures 5 to 12 and computation test: `figures.py 5-6|7|8|computation|9|10|11|12 --out FILE.json`; see docs/papers/apm.md.
 
 Two processes with softnics of two ports, and the library of include/unbroken/apm.h in both: tests/c/apm_library.c takes the times of transitions,
 tests/c/apm_cost.c what they cost a ping-pong, or a computation, that goes on meanwhile. Facts are checked (answers, paths, migrations, ports that carried

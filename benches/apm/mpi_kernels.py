@@ -1,4 +1,4 @@
-"""MPI programs with a fault at sixteen instants, for Figures 9 to 12 of the paper on automatic path migration: called by figures.py; see docs/apm.md.
+"""MPI programs with a fault at sixteen instants, for Figures 9 to 12 of the paper on automatic path migration: called by figures.py; see docs/papers/apm.md.
 
 Open MPI, its BTL openib, two processes on each of four hosts with NICs of two ports; the kernels of tests/c/mpi_kernels.c, whose results are verified.
 Facts are checked (results, migrations, the ports that carried), times are only told."""

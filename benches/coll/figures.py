@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures collectives for R²CCL's Figures 15 and 16: `figures.py 15|16 --out FILE.json`; see docs/collectives.md.
+"""Measures collectives for R²CCL's Figures 15 and 16: `figures.py 15|16 --out FILE.json`; see docs/papers/r2ccl.md.
 
 Two hosts of the emulated network with eight NICs each, whose rates together are a part of what the machine carries, so that NICs are what limits. Each
 operation is repeated without a failure, and with a NIC that dies: once with the plan as it was (the paper's HotRepair: one other NIC carries what it carried) and once planned
@@ -25,7 +25,7 @@ NICS, RATE_MBPS = 8, {2: 40, 3: 10, 4: 10}
 OPS = {"15": {"all-reduce": ["256K", "1M", "4M", "16M", "64M", "256M"]},
        "16": {"all-gather": ["1M", "16M", "128M"], "reduce-scatter": ["1M", "16M", "128M"], "send-recv": ["32M", "128M"]}}
 MODES = [("no failure", 5, []), ("HotRepair", 2, ["--no-balance"]), ("Balance", 1, [])]
-# Of so many hosts the share that is kept by Balance, beside what is possible (T* of docs/collectives.md).
+# Of so many hosts the share that is kept by Balance, beside what is possible (T* of docs/internals/collectives.md).
 HOSTS = {2: 7 / 8, 3: 0.958, 4: 0.969}
 DIES_MS = 2000
 # At the rate of two hosts.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures the host edge for its figures: `figures.py outage|latency|collectives|training --out
-FILE.json`; see docs/edge.md.
+FILE.json`; see docs/guide/edge.md.
 
 Hosts and switches are network namespaces, links are veth, the NICs are softnics, the routing is
 real FRR. What is to be drawn and what is published go to FILE. Facts are checked (no error, the

@@ -3,7 +3,7 @@
  * migration, specifies a path again and loads it. It needs verbs alone, and works on any device that has IBV_DEVICE_AUTO_PATH_MIG.
  *
  * A queue pair is added when it is in RTS, and removed before it is destroyed. Both ends need an alternate path, and the two must be the same way: where
- * one goes from port 2 to the peer's port 2, the other does. What each end does is in docs/apm.md. Link with -lunbroken_apm and -libverbs.
+ * one goes from port 2 to the peer's port 2, the other does. What each end does is in docs/guide/apm.md. Link with -lunbroken_apm and -libverbs.
  *
  * Functions give 0 or a number of errno.h, and unbapm_last_error() says what was wrong and what would be right. They may be called from any thread;
  * callbacks may call all of them but unbapm_close and unbapm_wait. Where a function takes a list of queue pairs, NULL and 0 stand for all that were

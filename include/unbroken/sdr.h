@@ -2,7 +2,7 @@
  * SDR: messages over unreliable RDMA whose receiver sees, chunk by chunk, what has come.
  *
  * The names are those of the published SDR header, so that programs written to it compile. What they do where it leaves that open is said
- * here; more is in docs/sdr.md. Link with -lunbroken_sdr. Functions may be called from any thread; one handle is used by one thread at a time.
+ * here; more is in docs/guide/sdr.md. Link with -lunbroken_sdr. Functions may be called from any thread; one handle is used by one thread at a time.
  *
  * Every int is an sdr_errcode. After SDR_ERROR or a NULL, sdr_last_error() of sdr_ext.h says what was wrong and what would be right.
  *

@@ -1,5 +1,5 @@
 """Programs under sanitizers, valgrind and gdb, with Unbroken beneath, while the NIC under them dies
-(docs/debugging.md).
+(docs/guide/debugging.md).
 
 The program is tests/c/threads.c: many threads use all verbs at once, and it verifies every byte.
 The tools must find nothing in it; and what is wrong with a program (tests/c/faulty.c) they must

@@ -10,7 +10,7 @@ from .ports import free_port
 from .process import Failure, Process, Skip, wait_until
 
 USER, PASSWORD, PREFIX = "unbroken", "right", "lab"
-# What docs/failover.md says that the user needs.
+# What docs/guide/failover.md says that the user needs.
 RIGHTS = f"~{PREFIX}:* +@read +@write +@connection +time"
 PORT = 6379
 PROXY_PORT = 6380

@@ -4,7 +4,7 @@
 //! registers memory ([`Region`]) and makes queue pairs ([`Qp`]). What is posted, what completes and
 //! what a completion promises are those of libibverbs. A QP is *logical* unless it is asked to be
 //! plain ([`QpOptions::plain`]): when its NIC or path fails, it goes on over others, and comes back
-//! (docs/failover.md).
+//! (docs/guide/failover.md).
 //!
 //! ```no_run
 //! # fn main() -> unbroken::Result<()> {

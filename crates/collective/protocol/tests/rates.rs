@@ -1,6 +1,6 @@
 //! What is kept of the speed of AllReduce where NICs limit it and one is lost: the engine that
-//! ships, in virtual time, so that no machine's cores play a part (docs/collectives.md, "What a
-//! lost NIC costs").
+//! ships, in virtual time, so that no machine's cores play a part (docs/internals/collectives.md,
+//! "What a lost NIC costs").
 
 use unbroken_schedule::{
     Collective, DataType, Fabric, Folding, Host, Nic, Operation, ReduceOp, Topology,

@@ -19,7 +19,7 @@ use unbroken_types::Gid;
 
 const ROLE: &str = "REDIS_TEST_URL";
 const PATIENCE: Duration = Duration::from_secs(20);
-/// What docs/failover.md says that the user needs.
+/// What docs/guide/failover.md says that the user needs.
 const RIGHTS: &str = "~lab:* +@read +@write +@connection +time";
 
 fn gid(n: u8) -> Gid {

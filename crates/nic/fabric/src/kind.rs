@@ -3,7 +3,7 @@
 //! A new kind is a row here. The compiler then asks for the rest: what it is in words (`fault`,
 //! `grammar`), as numbers (`entry`), what it does to a NIC (`view`) or to packets (`conditions`),
 //! and where it is (`fabric`). The help of the command shows the row by itself; the tests ask for a
-//! line in docs/faults.md, and that random schedules and `tests/e2e/test_churn.py` know it.
+//! line in docs/reference/faults.md, and that random schedules and `tests/e2e/test_churn.py` know it.
 
 /// A form of a fault, for help and errors.
 #[derive(Clone, Copy, Debug)]
@@ -125,12 +125,12 @@ mod tests {
             std::fs::read_to_string(format!("{}/../../../{path}", env!("CARGO_MANIFEST_DIR")))
                 .unwrap()
         };
-        let (page, churn) = (read("docs/faults.md"), read("tests/e2e/test_churn.py"));
+        let (page, churn) = (read("docs/reference/faults.md"), read("tests/e2e/test_churn.py"));
         for form in FAULT_FORMS {
             let row = page
                 .lines()
                 .any(|l| l.starts_with("| ") && l.contains(&format!("`{}`", form.example)));
-            assert!(row, "docs/faults.md has no row with `{}`", form.example);
+            assert!(row, "docs/reference/faults.md has no row with `{}`", form.example);
             assert!(
                 churn.contains(&format!("(\"{} ", form.word)),
                 "tests/e2e/test_churn.py has no '{}'",

@@ -374,8 +374,8 @@ fn goodput_mbit(loss_per_mille: u64, selective: bool, opcode: SendOpcode) -> u64
     MESSAGES * (1 << 16) * 8 / (p.now_us - begin)
 }
 
-/// Prints the table of docs/softnic.md: `cargo test --release -p unbroken-roce --test all --
-/// --nocapture goodput`.
+/// Prints the table of docs/internals/softnic.md: `cargo test --release -p unbroken-roce --test all
+/// -- --nocapture goodput`.
 #[test]
 fn goodput_under_loss_is_many_times_that_of_go_back_n() {
     for opcode in [SendOpcode::Write, SendOpcode::Read] {

@@ -44,7 +44,7 @@ const AFTER: &str = "Examples:
   unbroken model predict mds:32,8 --bandwidth 400G --distance 3750km --loss 1e-5 --size 128M --ring 4
   unbroken model heatmap --bandwidth 400G --distance 3750km
 
-Sizes: K, M, G, T are powers of 1024 (KB, MB … powers of 1000). Bandwidths are in bits a second. The model: docs/sdr.md.";
+Sizes: K, M, G, T are powers of 1024 (KB, MB … powers of 1000). Bandwidths are in bits a second. The model: docs/guide/sdr.md.";
 
 #[derive(Subcommand)]
 enum ModelCommand {

@@ -128,7 +128,7 @@ pub(super) fn of_link(question: &Question, objective: Objective, best: Scheme) -
             Panel::Lines(tail(question, &schemes)),
         ],
         columns: 2,
-        notes: vec!["The dashed line is what was asked for. Models: docs/sdr.md.".into()],
+        notes: vec!["The dashed line is what was asked for. Models: docs/internals/sdr.md.".into()],
     };
     figure.svg()
 }
