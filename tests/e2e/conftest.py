@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lib.device import PLAIN_GID_INDEX
 from lib.fabric import Fabric
 from lib.paths import BUILD, LOGS
 from lib.process import Skip
@@ -17,8 +18,6 @@ from lib.pytorch import interpreter
 TAIL_LINES = 12
 # Lines that say what a program died of.
 CAUSE = re.compile(r"^terminate called|what\(\):|panicked at|^\w*(?:Error|Exception|Failure)\b")
-# The only GID of a plain RoCE port that leads to peers.
-PLAIN_GID_INDEX = 3
 
 
 @pytest.fixture(scope="session", autouse=True)

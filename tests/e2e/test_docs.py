@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The documents are true: their commands run, their links lead somewhere, their text is short.
 
 Commands: the fenced blocks of README.md, docs/guide and docs/reference run from top to bottom, a
@@ -22,14 +21,15 @@ import shlex
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from lib.fabric import UNBROKEN, Fabric
 from lib.namespaces import Namespaces
-from lib.process import Failure, Skip
-from lib.suite import BUILD, ROOT, Suite
+from lib.paths import BUILD, ROOT
+from lib.process import Failure
 
 README = ROOT / "README.md"
 PROMISES = ROOT / "docs" / "promises.md"
@@ -151,8 +151,6 @@ class Reader:
         name = re.sub(r"\W+", "-", block.where())
         commands = block.commands()
         text = "\n".join(commands)
-        if missing := block.missing():
-            raise Skip(f"needs {', '.join(missing)}")
         if block.two_machines:
             return self.two_machines(name, commands)
         if "fabric up" in text:
@@ -173,25 +171,42 @@ class Reader:
             self.type(name, [f"{a} {listener} &", "sleep 1", f"{b} {caller}"])
 
 
-def commands(suite: Suite, page: Path) -> list:
-    """Runs a page; gives the blocks that are not run."""
-    found = blocks(page)
-    run = [block for block in found if block.not_run is None]
-    logs = suite.logs / page.stem
-    logs.mkdir(exist_ok=True)
+def pages_with(found) -> list:
+    """Pages of which `found` gives something, as parameters."""
+    return [pytest.param(p, id=str(p.relative_to(ROOT))) for p in documents() if found(p)]
+
+
+def is_run(page: Path) -> bool:
+    """Whether the commands of a page are run: README's, and those of the guide and reference."""
+    return page == README or page.parent.name in ("guide", "reference")
+
+
+@pytest.mark.parametrize("page", pages_with(lambda p: is_run(p) and blocks(p)))
+@pytest.mark.timeout(1200)
+def test_commands(logs, note, page):
+    """The commands of a page, one block after the other."""
+    left_out = []
     with Fabric(logs) as fabric:
         reader = Reader(fabric)
         try:
-            for block in run:
-                shown = next((c for c in block.commands() if not c.startswith("export ")), "")
-                suite.case(f"{block.where()} {shown[:50]}", lambda _, b=block: reader.block(b))
+            for block in blocks(page):
+                missing = block.missing()
+                if block.not_run is not None:
+                    left_out.append(f"{block.where()}: {block.not_run}")
+                elif missing:
+                    left_out.append(f"{block.where()}: needs {', '.join(missing)}")
+                else:
+                    reader.block(block)
         finally:
             reader.leave()
-    return [block for block in found if block.not_run is not None]
+    if left_out:
+        note("not run: " + "; ".join(left_out))
 
 
-def known(_logs, page: Path):
-    """The commands in the text have the subcommands and options that they are written with."""
+@pytest.mark.smoke
+@pytest.mark.parametrize("page", pages_with(inline))
+def test_commands_in_the_text(page):
+    """They have the subcommands and options that they are written with."""
     for command in inline(page):
         words = shlex.split(command.split(" -- ")[0])[1:]
         line = [str(UNBROKEN), *words, *([] if words == ["help"] else ["--help"])]
@@ -207,7 +222,8 @@ def anchors(page: Path) -> set:
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in plain}
 
 
-def links(_logs):
+@pytest.mark.smoke
+def test_links():
     """Links lead to files and headings that are there, and so do paths in backquotes."""
     broken = []
     for page in documents():
@@ -245,7 +261,8 @@ def mentions() -> list:
     return broken
 
 
-def short(_logs):
+@pytest.mark.smoke
+def test_short():
     """README fits; half of the sentences of each page have at most 25 words; lines fit, too."""
     wrong = []
     size, lines = README.stat().st_size, len(README.read_text().splitlines())
@@ -266,7 +283,8 @@ def short(_logs):
         raise Failure("\n  ".join(["too long:", *wrong]))
 
 
-def promises(_logs):
+@pytest.mark.smoke
+def test_promises():
     """Each promise names a test file, and a case that is in it."""
     rows = re.findall(r"^\|.*\| `([^`]+)` \| `([^`]+)` \|$", PROMISES.read_text(), flags=re.M)
     if not rows:
@@ -277,26 +295,3 @@ def promises(_logs):
         # A name that the file puts together has its values in braces.
         if case not in (ROOT / path).read_text():
             raise Failure(f"{PROMISES.name}: {path} has no case '{case}'")
-
-
-def main() -> int:
-    """Reads them."""
-    if shutil.which("make") is None:
-        raise Skip("make is missing")
-    suite = Suite("readme", sys.argv[1:])
-    suite.case("links", links)
-    suite.case("short", short)
-    suite.case("promises", promises)
-    for page in documents():
-        if inline(page):
-            suite.case(f"commands in the text of {page.relative_to(ROOT)}", known, page)
-    left_out = []
-    for page in [README, *pages("docs/guide/*.md", "docs/reference/*.md")]:
-        left_out += commands(suite, page)
-    for block in [] if suite.only else left_out:
-        print(f"not run: {block.where()}: {block.commands()[0]} ({block.not_run})")
-    return suite.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
