@@ -263,6 +263,9 @@ impl<'ast> Visit<'ast> for Mentions<'_> {
         visit::visit_path(self, path);
     }
 
+    /// `pub(crate)` names the crate's root, and uses nothing of it.
+    fn visit_visibility(&mut self, _: &'ast Visibility) {}
+
     fn visit_macro(&mut self, it: &'ast syn::Macro) {
         if let Ok(arguments) = it.parse_body_with(Punctuated::<Expr, Token![,]>::parse_terminated) {
             arguments.iter().for_each(|argument| self.visit_expr(argument));
@@ -396,13 +399,13 @@ mod tests {
             ("b.rs", "use crate::Thing; fn f() { vec![super::c::inner::g()]; fmt::x(); }"),
             ("c.rs", "pub mod inner; use self::inner::*; fn h() { g() }"),
             ("c/inner.rs", "pub fn g() {}"),
-            ("d.rs", "pub struct D; use super::*; type Mine = Thing;"),
+            ("d.rs", "pub(crate) struct D; use super::a::*; type Mine = Thing;"),
         ]);
         std::fs::remove_dir_all(folder).unwrap();
         let expected = [
             ("b.rs", vec!["a.rs", "c/inner.rs"]),
             ("c.rs", vec!["c/inner.rs"]),
-            ("d.rs", vec!["a.rs", "lib.rs"]),
+            ("d.rs", vec!["a.rs"]),
         ];
         let expected =
             expected.map(|(f, used)| (f.to_string(), used.iter().map(|u| u.to_string()).collect()));
