@@ -90,7 +90,7 @@ def accuracy(without: Training, under: Training) -> dict:
         line("single fault, checkpoints (model)", 1, restarted(without.accuracy, [0.9 * every_s], every_s, span_s), "dotted"),
         line("many faults, checkpoints (model)", 0, restarted(without.accuracy, many_s, every_s, span_s)),
     ]
-    panel = lines(f"{len(without.losses)} steps", axis("time (s)", 0, span_s), axis("accuracy on held-out samples", 0, 1), drawn)
+    panel = lines(f"{len(without.losses)} steps", axis("time", 0, span_s, "s"), axis("accuracy on held-out samples", 0, 1), drawn)
     notes = [
         f"Two hosts, PyTorch's DDP over the backend unbroken, a small network on synthetic classes (the paper: ResNet101 on CIFAR-10, 4 GPUs). Faults: 20 s down, 20 s up, host 1's links in turn, silent, at the switch. The losses of both runs are the same bits.",
         f"Checkpoints are a model computed from the run without faults, in which a restart takes no time, with a checkpoint each {every_s:.0f} s ({CHECKPOINT_EPOCHS} epochs of {EPOCHS}).",
@@ -103,7 +103,7 @@ def steps(without: Training, under: Training) -> dict:
     pair = [without.averaged_ms(), under.averaged_ms()]
     low, high = 0.9 * min(pair[0] + pair[1]), 1.1 * max(pair[0] + pair[1])
     drawn = [line("without faults", 5, cdf(pair[0])), line("under faults", 2, cdf(pair[1]), "dashed")]
-    panel = lines("data parallel", axis("time of a step (ms)", low, high, log=True), axis("share of steps", 0, 1.02), drawn)
+    panel = lines("data parallel", axis("time of a step", low, high, "ms", log=True), axis("share of steps", 0, 1.02), drawn)
     notes = [f"Each point is the mean of {AVERAGED} steps, as in the paper, which has pipeline and tensor parallelism, too; here it is data parallelism only. The same runs as Figure 9."]
     return figure("THORN-ML, Figure 10: step times in a training", [panel], 1, notes)
 

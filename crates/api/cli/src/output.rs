@@ -41,6 +41,12 @@ impl From<FabricError> for Failure {
     }
 }
 
+impl From<unbroken_chart::DrawError> for Failure {
+    fn from(e: unbroken_chart::DrawError) -> Failure {
+        Failure::Text(format!("cannot draw the picture: {e}"))
+    }
+}
+
 impl From<String> for Failure {
     fn from(text: String) -> Failure {
         Failure::Text(text)
