@@ -97,9 +97,7 @@ impl Axis {
         Axis { log: true, ..Axis::linear(label, low, high, unit) }
     }
 
-    /// The most ticks of `fits` that fit. Those of a linear axis have one unit, which the label
-    /// names; those of a logarithmic one have each their own.
-    pub(crate) fn scale(&self, fits: impl Fn(&Scale) -> bool) -> Scale {
+    fn scale(&self, fits: impl Fn(&Scale) -> bool) -> Scale {
         let mut scale = self.without_ticks();
         for most in (1..=MOST_TICKS).rev() {
             scale.ticks = match self.log {
@@ -180,22 +178,28 @@ impl Axis {
     }
 }
 
+/// An axis with as many ticks as `fits` allows. Those of a linear axis have one unit, which the
+/// label names; those of a logarithmic one have each their own.
+pub fn scale(axis: &Axis, fits: impl Fn(&Scale) -> bool) -> Scale {
+    axis.scale(fits)
+}
+
 /// The most ticks beside an axis.
 const MOST_TICKS: usize = 8;
 
 /// An axis that plotters can draw: its ends, and what is written where.
 #[derive(Clone, Debug)]
-pub(crate) struct Scale {
+pub struct Scale {
     ends: Range<f64>,
     is_log: bool,
-    pub(crate) ticks: Vec<(f64, String)>,
-    pub(crate) label: String,
+    pub ticks: Vec<(f64, String)>,
+    pub label: String,
 }
 
 impl Scale {
     /// Of things that have names and no figures: the first is from 0 to 1. Empty names have no
     /// tick, nor have those that `fits` refuses behind what is there already.
-    pub(crate) fn of_names(label: &str, names: &[String]) -> Scale {
+    pub fn of_names(label: &str, names: &[String]) -> Scale {
         let ticks = names.iter().enumerate().filter(|(_, name)| !name.is_empty());
         Scale {
             ends: 0.0..names.len().max(1) as f64,
@@ -206,7 +210,7 @@ impl Scale {
     }
 
     /// Leaves out every tick that touches the one before it on an axis below of that length.
-    pub(crate) fn thinned(mut self, length: f64) -> Scale {
+    pub fn thinned(mut self, length: f64) -> Scale {
         let ticks = std::mem::take(&mut self.ticks);
         for tick in ticks {
             self.ticks.push(tick);
@@ -218,7 +222,7 @@ impl Scale {
     }
 
     /// Where a figure is, as a share of the axis: 0 at its beginning, 1 at its end.
-    pub(crate) fn share(&self, figure: f64) -> f64 {
+    pub fn share(&self, figure: f64) -> f64 {
         let Range { start, end } = self.ends;
         if self.is_log {
             (figure.max(f64::MIN_POSITIVE) / start).ln() / (end / start).ln()
@@ -228,7 +232,7 @@ impl Scale {
     }
 
     /// Whether no tick's words touch the next ones, side by side in a row of that length.
-    pub(crate) fn fits_below(&self, length: f64) -> bool {
+    pub fn fits_below(&self, length: f64) -> bool {
         self.ticks.windows(2).all(|pair| {
             let apart = (self.share(pair[1].0) - self.share(pair[0].0)) * length;
             apart > (theme::width(&pair[0].1) + theme::width(&pair[1].1)) / 2.0 + theme::GAP
@@ -236,13 +240,13 @@ impl Scale {
     }
 
     /// Whether no tick's words touch the next ones, one above the other.
-    pub(crate) fn fits_beside(&self, length: f64) -> bool {
+    pub fn fits_beside(&self, length: f64) -> bool {
         let shares = self.ticks.iter().map(|(at, _)| self.share(*at)).collect::<Vec<_>>();
         shares.windows(2).all(|pair| (pair[1] - pair[0]) * length > 1.8 * theme::LETTER)
     }
 
     /// The room that the longest words of a tick take.
-    pub(crate) fn widest(&self) -> f64 {
+    pub fn widest(&self) -> f64 {
         self.ticks.iter().map(|(_, words)| theme::width(words)).fold(0.0, f64::max)
     }
 }

@@ -4,7 +4,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 use serde::{Deserialize, Serialize};
 
-use crate::axis::{Axis, Scale};
+use crate::axis::{self, Axis, Scale};
 use crate::frame;
 use crate::theme::{self, fine, Area, Drawn};
 
@@ -56,7 +56,7 @@ impl Bars {
         let names: Vec<String> = self.rows.iter().rev().cloned().collect();
         let y = Scale::of_names("", &names);
         let width = frame::inner(area, head).0 - frame::left(&y) - FIGURE;
-        let x = self.x.scale(|scale| scale.fits_below(width));
+        let x = axis::scale(&self.x, |scale| scale.fits_below(width));
         let inside = frame::draw(area, &x, &y, head, frame::Grid::Upright { right: FIGURE })?;
         let (width, height) = inside.dim_in_pixel();
         let row = f64::from(height) / self.rows.len().max(1) as f64;

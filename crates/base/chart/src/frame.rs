@@ -9,14 +9,14 @@ use crate::theme::{self, fine, Area, DrawError, FINE, RULE};
 /// Room at the right of each panel, so that the last tick's words are not cut.
 const RIGHT: f64 = 24.0;
 /// Room for ticks and label of the axis below.
-pub(crate) const BELOW: f64 = 44.0;
+pub const BELOW: f64 = 44.0;
 /// Room for the label of the axis on the left, and between ticks and frame.
 const LABEL: f64 = 18.0;
 const TICK: f64 = 8.0;
 
 /// Which lines run through the area.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Grid {
+pub enum Grid {
     Both,
     /// Only upright ones, and some room at their right.
     Upright {
@@ -26,26 +26,26 @@ pub(crate) enum Grid {
 }
 
 /// The room on the left of the area: ticks and label.
-pub(crate) fn left(y: &Scale) -> f64 {
+pub fn left(y: &Scale) -> f64 {
     let label = if y.label.is_empty() { 0.0 } else { LABEL };
     y.widest() + TICK + label + 4.0
 }
 
 /// What is left of a panel's width and height, the room on the left not yet taken.
-pub(crate) fn inner(area: &Area<'_>, head: f64) -> (f64, f64) {
+pub fn inner(area: &Area<'_>, head: f64) -> (f64, f64) {
     let (width, height) = area.dim_in_pixel();
     (f64::from(width) / FINE - RIGHT, f64::from(height) / FINE - head - BELOW)
 }
 
 /// Where a point of an inner area is in the outer one. (plotters moves what lies outside of an area
 /// to its edge, so what may reach over it is drawn in the outer one.)
-pub(crate) fn outward(outer: &Area<'_>, inner: &Area<'_>, (x, y): (i32, i32)) -> (i32, i32) {
+pub fn outward(outer: &Area<'_>, inner: &Area<'_>, (x, y): (i32, i32)) -> (i32, i32) {
     let (from, to) = (inner.get_base_pixel(), outer.get_base_pixel());
     (x + from.0 - to.0, y + from.1 - to.1)
 }
 
 /// Draws axes and grid; the area within.
-pub(crate) fn draw<'a>(
+pub fn draw<'a>(
     area: &Area<'a>,
     x: &Scale,
     y: &Scale,

@@ -5,7 +5,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 use serde::{Deserialize, Serialize};
 
-use crate::axis::{Axis, Scale};
+use crate::axis::{self, Axis, Scale};
 use crate::frame;
 use crate::theme::{self, fine, Area, Drawn, COLOURS, GAP, ROW};
 
@@ -165,9 +165,9 @@ pub struct Lines {
 impl Lines {
     pub(crate) fn draw(&self, area: &Area<'_>, head: f64) -> Drawn {
         let size = frame::inner(area, head);
-        let y = self.y.scale(|scale| scale.fits_beside(size.1 - ROW));
+        let y = axis::scale(&self.y, |scale| scale.fits_beside(size.1 - ROW));
         let width = size.0 - frame::left(&y);
-        let x = self.x.scale(|scale| scale.fits_below(width));
+        let x = axis::scale(&self.x, |scale| scale.fits_below(width));
         let words: Vec<(f64, usize)> = self.marker_rows(&x, width).collect();
         let rows = words.iter().map(|(_, row)| row + 1).max().unwrap_or(0);
         let head = head + MARKER_ROW * rows as f64;
@@ -243,7 +243,7 @@ mod tests {
             lines: Vec::new(),
             markers: vec![marker(5.0, "healed"), marker(5.5, "back"), marker(9.9, "the very end")],
         };
-        let x = lines.x.scale(|_| true);
+        let x = axis::scale(&lines.x, |_| true);
         let places: Vec<(f64, usize)> = lines.marker_rows(&x, 300.0).collect();
         assert_eq!([places[0].1, places[1].1, places[2].1], [0, 1, 0]);
         assert!(places[2].0 + theme::width("the very end") / 2.0 <= 300.0, "not clipped");

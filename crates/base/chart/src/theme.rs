@@ -6,13 +6,13 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 /// Units of the drawing in a pixel: plotters has whole coordinates, and curves should be smooth.
-pub(crate) const FINE: f64 = 4.0;
+pub const FINE: f64 = 4.0;
 /// The size of letters, in pixels.
-pub(crate) const LETTER: f64 = 12.0;
+pub const LETTER: f64 = 12.0;
 /// A row of text.
-pub(crate) const ROW: f64 = 19.0;
+pub const ROW: f64 = 19.0;
 /// The least room between words that stand side by side.
-pub(crate) const GAP: f64 = 8.0;
+pub const GAP: f64 = 8.0;
 
 /// Colours that lines and bars can have.
 pub const COLOURS: usize = 8;
@@ -31,28 +31,28 @@ const LINES: [(RGBColor, &str); COLOURS] = [
 ];
 const INK: (RGBColor, &str) = (RGBColor(0x24, 0x29, 0x2f), "#e6edf3");
 /// Axes and grid, on both grounds.
-pub(crate) const RULE: RGBColor = RGBColor(0x8c, 0x95, 0x9f);
+pub const RULE: RGBColor = RGBColor(0x8c, 0x95, 0x9f);
 /// Words on the fields of a heat map, whose colours are light on both grounds.
 const ON_FIELD: RGBColor = RGBColor(0x1f, 0x23, 0x28);
 
 /// An area whose coordinates are in [`FINE`] parts of a pixel.
-pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-pub(crate) type Drawn = Result<(), DrawError>;
+pub type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub type Drawn = Result<(), DrawError>;
 /// Why a picture cannot be drawn.
 pub type DrawError = DrawingAreaErrorKind<std::io::Error>;
 
 /// Pixels in parts.
-pub(crate) fn fine(pixels: f64) -> i32 {
+pub fn fine(pixels: f64) -> i32 {
     (pixels * FINE).round() as i32
 }
 
 /// The room that a row of words takes, in pixels: more than any usual font needs.
-pub(crate) fn width(words: &str) -> f64 {
+pub fn width(words: &str) -> f64 {
     0.57 * LETTER * words.chars().count() as f64
 }
 
 /// Words in rows that fit.
-pub(crate) fn wrapped(words: &str, room: f64) -> Vec<String> {
+pub fn wrapped(words: &str, room: f64) -> Vec<String> {
     let mut rows: Vec<String> = Vec::new();
     for word in words.split_whitespace() {
         match rows.last_mut() {
@@ -66,18 +66,18 @@ pub(crate) fn wrapped(words: &str, room: f64) -> Vec<String> {
     rows
 }
 
-pub(crate) fn colour(number: usize) -> RGBColor {
+pub fn colour(number: usize) -> RGBColor {
     LINES[number % COLOURS].0
 }
 
 /// How words look, and which of their points is at their place.
-pub(crate) fn words(bold: bool, across: HPos, down: VPos) -> TextStyle<'static> {
+pub fn words(bold: bool, across: HPos, down: VPos) -> TextStyle<'static> {
     let style = if bold { FontStyle::Bold } else { FontStyle::Normal };
     sized(INK.0, LETTER, style).pos(Pos::new(across, down))
 }
 
 /// Words in the middle of a field of a heat map that has room for a height of letters.
-pub(crate) fn on_field(letter: f64) -> TextStyle<'static> {
+pub fn on_field(letter: f64) -> TextStyle<'static> {
     sized(ON_FIELD, letter.min(LETTER), FontStyle::Normal).pos(Pos::new(HPos::Center, VPos::Center))
 }
 
@@ -89,12 +89,12 @@ fn sized(colour: RGBColor, letter: f64, style: FontStyle) -> TextStyle<'static> 
 }
 
 /// A line of a width in pixels.
-pub(crate) fn stroke(colour: RGBColor, pixels: f64) -> ShapeStyle {
+pub fn stroke(colour: RGBColor, pixels: f64) -> ShapeStyle {
     colour.stroke_width(fine(pixels) as u32)
 }
 
 /// The style of the document: what attributes cannot say.
-pub(crate) fn style() -> String {
+pub fn style() -> String {
     let mut dark = String::new();
     for (light, on_dark) in LINES.iter().chain([&INK]) {
         let RGBColor(r, g, b) = light;
@@ -110,7 +110,7 @@ pub(crate) fn style() -> String {
 }
 
 /// The mark of a colour, around a point: each colour has its own shape.
-pub(crate) fn mark(area: &Area<'_>, number: usize, (x, y): (i32, i32)) -> Drawn {
+pub fn mark(area: &Area<'_>, number: usize, (x, y): (i32, i32)) -> Drawn {
     let colour = colour(number);
     let of = |corners: &[(f64, f64)]| -> Vec<(i32, i32)> {
         corners.iter().map(|(right, down)| (x + fine(*right), y + fine(*down))).collect()
@@ -133,12 +133,7 @@ pub(crate) fn mark(area: &Area<'_>, number: usize, (x, y): (i32, i32)) -> Drawn 
 }
 
 /// A bar; bars beside one another differ in how they are filled.
-pub(crate) fn bar(
-    area: &Area<'_>,
-    colours: usize,
-    place: usize,
-    corners: [(i32, i32); 2],
-) -> Drawn {
+pub fn bar(area: &Area<'_>, colours: usize, place: usize, corners: [(i32, i32); 2]) -> Drawn {
     let colour = colour(colours);
     let opacity = [1.0, 0.0, 0.4][place % 3];
     area.draw(&Rectangle::new(corners, colour.mix(opacity).filled()))?;
