@@ -1,4 +1,4 @@
-"""What a figure is to show, in the words that `unbroken-bench figures` draws from (crates/tools/bench/src/figures/measured.rs)."""
+"""What a figure is to show, as `unbroken-bench figures` draws it (crates/base/chart)."""
 
 import os
 import platform
@@ -9,8 +9,10 @@ import time
 MOST_POINTS = 300
 
 
-def axis(label: str, low: float, high: float, log=False) -> dict:
-    return {"label": label, "low": low, "high": high, "log": log}
+def axis(label: str, low: float, high: float, unit: str = "plain", log=False) -> dict:
+    """`unit` is what the figures are in: bytes, ns, us, ms, s, gbps, percent, probability.
+    The picture writes them in units that suit their size."""
+    return {"label": label, "low": low, "high": high, "log": log, "unit": unit}
 
 
 def line(name: str, colour: int, points: list, look="solid") -> dict:
@@ -21,11 +23,13 @@ def line(name: str, colour: int, points: list, look="solid") -> dict:
 
 
 def lines(title: str, x: dict, y: dict, drawn: list, markers=()) -> dict:
-    return {"kind": "lines", "title": title, "x": x, "y": y, "lines": drawn, "markers": list(markers)}
+    return {"kind": "lines", "title": title, "x": x, "y": y, "lines": drawn, "markers": [{"x": x, "words": words} for x, words in markers]}
 
 
-def bars(title: str, x: dict, rows: list, series: list, unit: str) -> dict:
-    return {"kind": "bars", "title": title, "x": x, "rows": rows, "series": series, "unit": unit}
+def bars(title: str, x: dict, rows: list, series: list) -> dict:
+    """A series is its name, its colour, and a figure for each row, in the unit of `x`."""
+    named = [{"name": name, "colour": colour, "values": values} for name, colour, values in series]
+    return {"kind": "bars", "title": title, "x": x, "rows": rows, "series": named}
 
 
 def figure(title: str, panels: list, columns: int, notes: list) -> dict:

@@ -69,7 +69,7 @@ def transitions(logs) -> dict:
     panels = []
     for by in ("event", "query"):
         drawn = [line(KINDS[what][0].split(",")[0], KINDS[what][1], [[qps, us(what, by, qps)] for qps in Extent.qps]) for what in ("migrated", "armed")]
-        panels.append(lines(f"noticed by {by}", axis("queue pairs", 1, Extent.qps[-1], log=True), axis("time (µs)", 10, 1.5 * most, log=True), drawn))
+        panels.append(lines(f"noticed by {by}", axis("queue pairs", 1, Extent.qps[-1], log=True), axis("time", 10, 1.5 * most, "us", log=True), drawn))
     few, many = Extent.qps[min(2, len(Extent.qps) - 1)], Extent.qps[-1]
     more = lambda qps: f"{us('migrated', 'event', qps) / us('armed', 'event', qps) - 1:+.0%} with {qps}"
     eighth = max(qps for qps in Extent.qps if qps <= max(1, many // 8))
@@ -141,7 +141,7 @@ def latency_panel(title: str, x: dict, found: dict, original: list) -> dict:
     drawn.append(line("the same queue pairs, nothing requested", 5, [[at, mean(of["quiet"])] for at, of in found.items()], "dotted"))
     drawn.append(line("original: one queue pair, nothing requested", 5, original, "dashed"))
     values = [y for each in drawn for _, y in each["points"]]
-    return lines(title, x, axis("latency (µs)", min(values) / 2, 2 * max(values), log=True), drawn)
+    return lines(title, x, axis("latency", min(values) / 2, 2 * max(values), "us", log=True), drawn)
 
 
 def ping_pong_notes(what: str) -> list:
@@ -163,7 +163,7 @@ def over_queue_pairs(logs) -> dict:
               lines("iterations that a transition touches", x(), axis("iterations", 0.8, 2 * most, log=True), counts)]
     added = [line(name, colour, [[qps, added_each(of, kind, qps)] for qps, of in found.items()]) for kind, (name, colour) in KINDS.items()]
     above = [y for each in added for _, y in each["points"] if y > 0] or [1]
-    panels.append(lines("added to all iterations together, each queue pair", x(), axis("time (µs)", min(above) / 2, 2 * max(above), log=True), added))
+    panels.append(lines("added to all iterations together, each queue pair", x(), axis("time", min(above) / 2, 2 * max(above), "us", log=True), added))
     rows = []
     for kind, (name, _) in KINDS.items():
         us = [mean(of[kind]) for of in found.values()]
@@ -182,7 +182,7 @@ def over_sizes(logs) -> dict:
     qps = Extent.qps_of_sizes
     found = {size: ping_pong(logs, qps, size, Extent.rounds, Extent.faults) for size in Extent.sizes}
     original = [[size, mean(ping_pong(logs, 1, size, 0, 0)["quiet"])] for size in Extent.sizes]
-    panels = [latency_panel(f"{qps} queue pairs", axis("bytes", Extent.sizes[0], Extent.sizes[-1], log=True), found, original)]
+    panels = [latency_panel(f"{qps} queue pairs", axis("size", Extent.sizes[0], Extent.sizes[-1], "bytes", log=True), found, original)]
     rows = []
     for kind, (name, _) in KINDS.items():
         over = [mean(of[kind]) - us for of, (_, us) in zip(found.values(), original)]
@@ -221,8 +221,8 @@ def computation(logs) -> dict:
     thread = drawn(over(lambda of, qps: of["thread_us"] / qps), ("migrated", "armed"))
     most = lambda drawn: 1.1 * max(y for each in drawn for _, y in each["points"])
     least = min(y for each in took for _, y in each["points"])
-    panels = [lines("the same computation", x(), axis("time (ms)", 0.98 * least, most(took)), took),
-              lines("CPU time of the library's thread, each queue pair", x(), axis("time (µs)", 0, most(thread)), thread)]
+    panels = [lines("the same computation", x(), axis("time", 0.98 * least, most(took), "ms"), took),
+              lines("CPU time of the library's thread, each queue pair", x(), axis("time", 0, most(thread), "us"), thread)]
     rows = []
     for qps in dict.fromkeys((Extent.computation_qps[0], Extent.computation_qps[len(found) // 2], Extent.computation_qps[-1])):
         without = found[qps]["none"]["computed_us"]

@@ -98,14 +98,14 @@ def panels_of(found: dict) -> list:
             drawn.append(line(name, colour, [[100 * share, seconds] for share, seconds in of["struck"]]))
             drawn.append(line(f"{name}, no fault", colour, [[0, of["usual"]], [100, of["usual"]]], "dotted"))
         title = f"{found['own', each_peer]['each']} queue pairs a process"
-        panels.append(lines(title, axis("the port goes down after (% of the time without a fault)", 0, 100), axis("execution time (s)", 0, most), drawn))
+        panels.append(lines(title, axis("the port goes down after, of the time without a fault", 0, 100, "percent"), axis("execution time", 0, most, "s"), drawn))
     rows, times = [], {"no fault": [], "with a fault, mean": []}
     for (manner, _), of in found.items():
         rows.append(f"{of['each']}, {MANNERS[manner][0]}")
         times["no fault"].append(1000 * of["usual"])
         times["with a fault, mean"].append(1000 * of["mean"])
     series = [[name, colour, times[name]] for name, colour in (("no fault", 5), ("with a fault, mean", 0))]
-    panels.append(bars("queue pairs a process, and who migrates", axis("execution time (ms)", 0, 1000 * most), rows, series, "ms"))
+    panels.append(bars("queue pairs a process, and who migrates", axis("execution time", 0, 1000 * most, "ms"), rows, series))
     return panels
 
 

@@ -73,8 +73,8 @@ def measure(logs, of: str) -> dict:
     for op, sizes in OPS[of].items():
         found = {mode: [bandwidth(logs, op, size, mode) for size in sizes] for mode in range(len(MODES))}
         drawn = [line(name, colour, [[size_bytes(s), g] for s, g in zip(sizes, found[mode])]) for mode, (name, colour, _) in enumerate(MODES)]
-        across = axis("bytes", size_bytes(sizes[0]), size_bytes(sizes[-1]), log=True)
-        panels.append(lines(f"{op}, 2 hosts", across, axis("bus bandwidth (Gbit/s)", 0, 1.1 * most), drawn))
+        across = axis("size", size_bytes(sizes[0]), size_bytes(sizes[-1]), "bytes", log=True)
+        panels.append(lines(f"{op}, 2 hosts", across, axis("bus bandwidth", 0, 1.1 * most, "gbps"), drawn))
         whole, repaired, balanced = (found[mode][-1] for mode in range(len(MODES)))
         published = {"15": ("about 54 %", ""), "16": ("about 50 %", "85 to 89 %")}[of]
         here = [f"{share:.1%} ({rate:.2f} of {whole:.2f} Gbit/s)" for share, rate in ((repaired / whole, repaired), (balanced / whole, balanced))]
@@ -88,7 +88,7 @@ def measure(logs, of: str) -> dict:
             here = f"{kept[hosts]:.1f} %; without a failure {whole / carried:.1%} of what the NICs carry"
             rows.append(row("Figure 15", f"all-reduce, 64MiB, {hosts} hosts: kept by Balance ({HOSTS[hosts]:.1%} are possible)", "", here))
         series = [["kept", 1, list(kept.values())], ["possible", 5, [100 * share for share in HOSTS.values()]]]
-        panels.append(bars("kept of the bandwidth with one of 8 NICs lost", axis("%", 0, 125), [f"{n} hosts" for n in HOSTS], series, "percent"))
+        panels.append(bars("kept of the bandwidth with one of 8 NICs lost", axis("kept", 0, 125, "percent"), [f"{n} hosts" for n in HOSTS], series))
     notes = [f"Two hosts with {NICS} NICs of {RATE_MBPS[2]} Mbit/s each (more hosts: {RATE_MBPS[3]} Mbit/s), unbroken coll bench, every last result checked; nic a/0 dies {DIES_MS / 1000:g} s after the beginning, and the second half of a run counts. "
              f"The paper's are two hosts with eight NICs of 400 Gbit/s. Emulated network, not RNICs. {setting()}."]
     titles = {"15": "R²CCL, Figure 15: AllReduce with one of eight NICs lost", "16": "R²CCL, Figure 16: other operations with one of eight NICs lost"}

@@ -91,12 +91,12 @@ def measure(logs, _python, bfd_ms: int) -> dict:
         pair = [gbps(f["without"]), gbps(f["under"])]
         highest = 1.1 * max(pair[0] + pair[1])
         drawn = [line("without a fault", 5, cdf(pair[0])), line("links fall silent in turn", 2, cdf(pair[1]), "dashed")]
-        panels.append(lines(f"{op}, 100 MiB", axis("bus bandwidth (Gbit/s)", 0, highest), axis("share of operations", 0, 1.02), drawn))
+        panels.append(lines(f"{op}, 100 MiB", axis("bus bandwidth", 0, highest, "gbps"), axis("share of operations", 0, 1.02), drawn))
     sized = [size for size in ("100M", *SIZES) if ("all-reduce", size) in found]
     middle = lambda key: [percentile(gbps(found["all-reduce", size][key]), 0.5) for size in sized]
     without, under = middle("without"), middle("under")
     series = [["without a fault", 5, without], ["links fall silent in turn", 2, under]]
-    panels.append(bars("all-reduce by size, median", axis("bus bandwidth (Gbit/s)", 0, 1.25 * max(without + under)), sized, series, "gbps"))
+    panels.append(bars("all-reduce by size, median", axis("bus bandwidth", 0, 1.25 * max(without + under), "gbps"), sized, series))
     for (op, size), f in found.items():
         here = f"{rates(f['without'])} without; {rates(f['under'])} under {f['faults']} faults, {f['hits']} of them on links in use; longest {f['without']['longest_us'] / 1e3:.0f} and {f['under']['longest_us'] / 1e3:.0f} ms"
         rows.append(row("Figure 11", f"{op}, {size}iB, Gbit/s: 20th, 50th, 80th percentile (operations)", "at the 80th percentile 0.129 Gbit/s apart at most, of up to 48", here))

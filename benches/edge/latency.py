@@ -61,7 +61,7 @@ def measure(logs, _python, bfd_ms: int) -> dict:
         without, with_fault = in_turns(lab)
     highest = max(without + with_fault)
     low = min(without + with_fault)
-    x = lambda: axis("half a round trip (ms)", 0.9 * low, 1.2 * highest, log=True)
+    x = lambda: axis("half a round trip", 0.9 * low, 1.2 * highest, "ms", log=True)
     drawn = [line("without a fault", 5, cdf(without)), line("an uplink falls silent in mid-run", 2, cdf(with_fault), "dashed")]
     panels = [
         lines("all messages", x(), axis("share of messages", 0, 1.02), drawn),

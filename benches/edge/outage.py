@@ -119,7 +119,7 @@ def measure(logs, _python, bfd_ms: int) -> dict:
                   ["routing: until routes have changed", 3, [f["routing"] for f in of]],
                   ["rest: until a datagram arrives", 5, [f["rest"] for f in of]],
                   ["ib_write_bw: longest interval without data", 4, [median(f["streams"]) for f in of]]]
-        panels.append(bars(f"{tag}, median", axis("ms", 0, 1.2 * max(1.0, highest)), list(KINDS), series, "ms"))
+        panels.append(bars(f"{tag}, median", axis("time", 0, 1.2 * max(1.0, highest), "ms"), list(KINDS), series))
         ms = lambda value: "–" if value is None else f"{value:.1f}"
         for kind, f in zip(KINDS, of):
             here = f"{ms(f['bfd'])}; {ms(f['routed'])}; {spread(f['outages'])}; {spread(f['streams'])}"

@@ -107,7 +107,7 @@ def accuracy(without: Training, under: Training) -> dict:
     ]
     panel = lines(
         f"{len(without.losses)} steps",
-        axis("time (s)", 0, span_s),
+        axis("time", 0, span_s, "s"),
         axis("accuracy on held-out samples", 0, 1),
         drawn,
     )
@@ -131,7 +131,7 @@ def steps(without: Training, under: Training) -> dict:
     ]
     panel = lines(
         "data parallel",
-        axis("time of a step (ms)", low, high, log=True),
+        axis("time of a step", low, high, "ms", log=True),
         axis("share of steps", 0, 1.02),
         drawn,
     )

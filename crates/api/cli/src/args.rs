@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use unbroken_fabric::{DeviceKind, FAULT_FORMS};
 use unbroken_types::{LinkLayer, Mtu};
+use unbroken_units::read;
 
 /// Keeps RDMA programs running when a NIC, a port, a cable or a switch fails.
 #[derive(Parser)]
@@ -293,20 +294,10 @@ fn parse_ports(text: &str) -> Result<u8, String> {
 
 /// A time with its unit.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
-    let wrong = || {
+    let time_ns = read::whole(text, &read::TIMES_NS).ok_or_else(|| {
         format!("'{text}' is not a time; a number with us, ms, s or m is right, like 3s or 500ms")
-    };
-    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
-    let (number, unit) = text.split_at(unit_at);
-    let seconds = match unit {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "s" => 1.0,
-        "m" => 60.0,
-        _ => return Err(wrong()),
-    };
-    let number: f64 = number.parse().map_err(|_| wrong())?;
-    Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())
+    })?;
+    Ok(Duration::from_nanos(time_ns))
 }
 
 #[cfg(test)]

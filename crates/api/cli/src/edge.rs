@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use unbroken_edge_daemon::drain;
+use unbroken_edge_daemon::error::EdgeError;
 use unbroken_edge_daemon::lab::Lab;
 use unbroken_edge_daemon::state::State;
 
@@ -118,7 +119,7 @@ pub(crate) struct LabArgs {
 }
 
 impl LabArgs {
-    fn lab(self) -> Result<Lab, String> {
+    fn lab(self) -> Result<Lab, EdgeError> {
         let folder = Lab::folder_of(&self.prefix)?;
         let LabArgs { prefix, hosts, bfd_ms, rules, fast_failover, second_tenant } = self;
         Ok(Lab { prefix, hosts, bfd_ms, rules, fast_failover, second_tenant, folder })

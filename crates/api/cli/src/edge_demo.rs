@@ -146,8 +146,8 @@ fn finish(mut program: Running) -> Result<bool, String> {
 }
 
 /// The uplink that a host sends most over.
-fn busiest(host: &str) -> Result<String, String> {
-    let sent = |device: &str| -> Result<u64, String> {
+fn busiest(host: &str) -> output::Result<String> {
+    let sent = |device: &str| -> output::Result<u64> {
         let shown = run(&["ip", "-n", host, "-s", "-j", "link", "show", "dev", device])?;
         let shown: Value = serde_json::from_str(&shown).map_err(|e| e.to_string())?;
         Ok(shown[0]["stats64"]["tx"]["bytes"].as_u64().unwrap_or_default())
@@ -165,7 +165,7 @@ fn cut(
     uplink: &str,
     receiver: u32,
     bytes: &dyn Fn() -> u64,
-) -> Result<Value, String> {
+) -> output::Result<Value> {
     let tor = lab.tor(if uplink == "p1" { 1 } else { 2 });
     let rules: PathBuf = lab.folder.join("cut.nft");
     let chain = |hook: &str, what: &str| {

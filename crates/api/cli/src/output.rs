@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use unbroken_edge_daemon::error::EdgeError;
 use unbroken_fabric::{FabricError, RuntimeError};
 
 /// Why a subcommand ended early.
@@ -37,6 +38,18 @@ impl From<RuntimeError> for Failure {
 
 impl From<FabricError> for Failure {
     fn from(e: FabricError) -> Failure {
+        Failure::Text(e.to_string())
+    }
+}
+
+impl From<unbroken_chart::DrawError> for Failure {
+    fn from(e: unbroken_chart::DrawError) -> Failure {
+        Failure::Text(format!("cannot draw the picture: {e}"))
+    }
+}
+
+impl From<EdgeError> for Failure {
+    fn from(e: EdgeError) -> Failure {
         Failure::Text(e.to_string())
     }
 }

@@ -1,63 +1,45 @@
-//! Pictures of figures as SVG: panels of lines, bars and heat maps, which read on light and dark
-//! ground.
+//! Pictures of figures as SVG, drawn by `plotters`: panels of lines, bars and heat maps in one
+//! theme, which reads on light and dark ground and in black and white.
 //!
-//! A [`Figure`] has panels side by side, a legend of all that its lines are called, and notes
-//! below. What lies outside of a panel's axes is cut off; what is no number is left out. The crate
-//! makes a text and does no I/O.
+//! A [`Figure`] has panels side by side, a legend of all that its lines and bars are called, and
+//! notes below. It can be kept as JSON, and drawn again. What lies outside of a panel's axes is cut
+//! off. Titles are wrapped, and ticks chosen, so that no words are cut and none touch others.
 #![forbid(unsafe_code)]
 
 mod axis;
 mod bars;
+mod frame;
 mod heat;
 mod lines;
+mod theme;
 
-use std::fmt::Write;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, VPos};
+use serde::{Deserialize, Serialize};
 
-pub use axis::{bytes, loss, plain, Axis};
+pub use axis::{Axis, Unit};
 pub use bars::{Bars, Series};
 pub use heat::Heat;
 pub use lines::{Line, Lines, Look, Marker};
+pub use theme::{DrawError, COLOURS};
 
-/// Room for one panel, its title and its axes included.
+use theme::{fine, Area, Drawn, ROW};
+
+/// Room for one panel, its title and its axes included, in pixels.
 const PANEL_WIDTH: f64 = 430.0;
 const PANEL_HEIGHT: f64 = 330.0;
+/// The room of one that stands alone.
+const ALONE: f64 = 640.0;
 const MARGIN: f64 = 14.0;
-const TITLE_HEIGHT: f64 = 34.0;
-const ROW_HEIGHT: f64 = 19.0;
-/// As much text as one row holds, in letters (they differ in width; this many of the widest that
-/// are usual fit).
-const LETTER_WIDTH: f64 = 7.0;
-
-const STYLE: &str = "
-  text { font: 12px system-ui, sans-serif; fill: #24292f; }
-  .title { font-weight: 600; font-size: 14px; }
-  .head { font-weight: 600; }
-  .axis, .grid { stroke: #8c959f; stroke-width: 1; fill: none; }
-  .grid { stroke-opacity: .25; }
-  .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
-  .dashed { stroke-dasharray: 6 4; }
-  .dotted { stroke-dasharray: 2 3; }
-  .marker { stroke: #57606a; fill: none; stroke-dasharray: 4 3; }
-  .cell { fill: #24292f; font-size: 11px; text-anchor: middle; }
-  .s0 { stroke: #cf222e; } .s1 { stroke: #bc4c00; } .s2 { stroke: #0969da; } .s3 { stroke: #1a7f37; }
-  .s4 { stroke: #8250df; } .s5 { stroke: #57606a; } .s6 { stroke: #bf3989; } .s7 { stroke: #9a6700; }
-  .f0 { fill: #cf222e; } .f1 { fill: #bc4c00; } .f2 { fill: #0969da; } .f3 { fill: #1a7f37; }
-  .f4 { fill: #8250df; } .f5 { fill: #57606a; } .f6 { fill: #bf3989; } .f7 { fill: #9a6700; }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e6edf3; }
-    .cell { fill: #24292f; }
-    .marker { stroke: #8b949e; }
-    .s0 { stroke: #ff7b72; } .s1 { stroke: #ffa657; } .s2 { stroke: #58a6ff; } .s3 { stroke: #3fb950; }
-    .s4 { stroke: #a371f7; } .s5 { stroke: #8b949e; } .s6 { stroke: #f778ba; } .s7 { stroke: #d29922; }
-    .f0 { fill: #ff7b72; } .f1 { fill: #ffa657; } .f2 { fill: #58a6ff; } .f3 { fill: #3fb950; }
-    .f4 { fill: #a371f7; } .f5 { fill: #8b949e; } .f6 { fill: #f778ba; } .f7 { fill: #d29922; }
-  }
-";
-/// Colours that lines can have.
-pub const COLOURS: usize = 8;
+/// The piece of a line in the legend, and the room behind it.
+const SAMPLE: f64 = 34.0;
+const BEHIND: f64 = 26.0;
+/// Bold letters are wider.
+const BOLD: f64 = 1.1;
 
 /// A part of a figure.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Panel {
     /// Lines over two axes.
     Lines(Lines),
@@ -67,8 +49,18 @@ pub enum Panel {
     Heat(Heat),
 }
 
+impl Panel {
+    fn title(&self) -> &str {
+        match self {
+            Panel::Lines(lines) => &lines.title,
+            Panel::Bars(bars) => &bars.title,
+            Panel::Heat(heat) => &heat.title,
+        }
+    }
+}
+
 /// A picture.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Figure {
     /// What it shows.
     pub title: String,
@@ -80,67 +72,93 @@ pub struct Figure {
     pub notes: Vec<String>,
 }
 
-/// Where something is drawn: left, top, width, height.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Frame {
-    left: f64,
-    top: f64,
-    width: f64,
-    height: f64,
+/// A figure whose words are laid out in rows; lengths are in pixels.
+struct Layout<'a> {
+    columns: usize,
+    /// Width and height of a panel.
+    panel: (f64, f64),
+    title: Vec<String>,
+    legend: Vec<Vec<Key<'a>>>,
+    /// Rows of the panels' titles, and the room that all have for them.
+    heads: Vec<Vec<String>>,
+    head: f64,
+    notes: Vec<String>,
 }
 
-impl Frame {
-    fn right(&self) -> f64 {
-        self.left + self.width
+impl Layout<'_> {
+    fn panels_top(&self) -> f64 {
+        2.0 * MARGIN + (self.title.len() + self.legend.len()) as f64 * ROW
     }
 
-    fn bottom(&self) -> f64 {
-        self.top + self.height
+    fn notes_top(&self) -> f64 {
+        self.panels_top() + self.heads.len().div_ceil(self.columns) as f64 * self.panel.1
+    }
+
+    fn size(&self) -> (f64, f64) {
+        let width = self.columns as f64 * self.panel.0 + 2.0 * MARGIN;
+        (width, self.notes_top() + self.notes.len() as f64 * ROW + MARGIN)
     }
 }
 
 impl Figure {
     /// The picture as a document.
-    pub fn svg(&self) -> String {
-        let columns = self.columns.clamp(1, self.panels.len().max(1));
-        let rows = self.panels.len().div_ceil(columns);
-        let width = columns as f64 * PANEL_WIDTH + 2.0 * MARGIN;
-        let legend = self.legend(width);
-        let notes: Vec<String> = self.notes.iter().flat_map(|note| wrapped(note, width)).collect();
-        let panels_top = TITLE_HEIGHT + legend.len() as f64 * ROW_HEIGHT + MARGIN;
-        let notes_top = panels_top + rows as f64 * PANEL_HEIGHT;
-        let height = notes_top + notes.len() as f64 * ROW_HEIGHT + MARGIN;
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" role=\"img\">\n\
-             <title>{title}</title>\n<style>{STYLE}</style>\n<text class=\"title\" x=\"{MARGIN}\" y=\"22\">{title}</text>\n",
-            title = escaped(&self.title)
-        );
-        for (row, keys) in legend.iter().enumerate() {
-            let mut x = MARGIN;
-            for key in keys {
-                let y = TITLE_HEIGHT + (row as f64 + 0.5) * ROW_HEIGHT;
-                svg += &key.sample(x, y);
-                text(&mut svg, "", x + 32.0, y + 4.0, "start", key.name());
-                x += key_width(key.name());
-            }
+    pub fn svg(&self) -> Result<String, DrawError> {
+        let layout = self.layout();
+        let (width, height) = layout.size();
+        let mut svg = String::new();
+        let fine_size = (fine(width) as u32, fine(height) as u32);
+        let area = SVGBackend::with_string(&mut svg, fine_size).into_drawing_area();
+        let row = |n: usize| MARGIN + (n as f64 + 0.5) * ROW;
+        for (n, words) in layout.title.iter().enumerate() {
+            text(&area, words, (MARGIN, row(n)), true)?;
+        }
+        for (n, keys) in layout.legend.iter().enumerate() {
+            draw_keys(&area, keys, row(layout.title.len() + n))?;
         }
         for (n, panel) in self.panels.iter().enumerate() {
-            let frame = Frame {
-                left: MARGIN + (n % columns) as f64 * PANEL_WIDTH,
-                top: panels_top + (n / columns) as f64 * PANEL_HEIGHT,
-                width: PANEL_WIDTH,
-                height: PANEL_HEIGHT,
-            };
-            match panel {
-                Panel::Lines(lines) => lines.draw(&mut svg, frame, n),
-                Panel::Bars(bars) => bars.draw(&mut svg, frame),
-                Panel::Heat(heat) => heat.draw(&mut svg, frame),
-            }
+            let (across, down) = ((n % layout.columns) as f64, (n / layout.columns) as f64);
+            let corner =
+                (MARGIN + across * layout.panel.0, layout.panels_top() + down * layout.panel.1);
+            // The last one takes what is left of its row.
+            let last = n + 1 == self.panels.len();
+            let columns = if last { layout.columns - n % layout.columns } else { 1 };
+            let part = area.clone().shrink(
+                (fine(corner.0), fine(corner.1)),
+                (fine(columns as f64 * layout.panel.0 - MARGIN), fine(layout.panel.1 - MARGIN)),
+            );
+            draw_panel(&part, panel, &layout.heads[n], layout.head)?;
         }
-        for (n, note) in notes.iter().enumerate() {
-            text(&mut svg, "", MARGIN, notes_top + (n as f64 + 0.7) * ROW_HEIGHT, "start", note);
+        for (n, note) in layout.notes.iter().enumerate() {
+            text(&area, note, (MARGIN, layout.notes_top() + (n as f64 + 0.5) * ROW), false)?;
         }
-        svg + "</svg>\n"
+        area.present()?;
+        drop(area);
+        Ok(document(&svg, (width, height), &self.title))
+    }
+
+    fn layout(&self) -> Layout<'_> {
+        let columns = self.columns.clamp(1, self.panels.len().max(1));
+        let panel_width = if columns == 1 { ALONE } else { PANEL_WIDTH };
+        let room = columns as f64 * panel_width;
+        let heads: Vec<Vec<String>> = self
+            .panels
+            .iter()
+            .map(|panel| theme::wrapped(panel.title(), (panel_width - 2.0 * MARGIN) / BOLD))
+            .collect();
+        let head = heads.iter().map(Vec::len).max().unwrap_or(0) as f64 * ROW + 8.0;
+        let bars = self.panels.iter().map(|panel| match panel {
+            Panel::Bars(bars) => bars.height(head) + MARGIN,
+            Panel::Lines(_) | Panel::Heat(_) => 0.0,
+        });
+        Layout {
+            columns,
+            panel: (panel_width, bars.fold(PANEL_HEIGHT + head - ROW, f64::max)),
+            title: theme::wrapped(&self.title, room / BOLD),
+            legend: self.legend(room),
+            heads,
+            head,
+            notes: self.notes.iter().flat_map(|note| theme::wrapped(note, room)).collect(),
+        }
     }
 
     /// What the lines and bars of all panels are called, each once, in rows that fit.
@@ -150,7 +168,7 @@ impl Figure {
         let keys = self.panels.iter().flat_map(|panel| -> Vec<Key<'_>> {
             match panel {
                 Panel::Lines(lines) => lines.lines.iter().map(Key::Line).collect(),
-                Panel::Bars(bars) => bars.series.iter().map(Key::Bar).collect(),
+                Panel::Bars(bars) => bars.series.iter().enumerate().map(Key::bar).collect(),
                 Panel::Heat(_) => Vec::new(),
             }
         });
@@ -158,12 +176,11 @@ impl Figure {
             if rows.iter().flatten().any(|other| other.name() == key.name()) {
                 continue;
             }
-            let width_of_key = key_width(key.name());
-            if rows.is_empty() || room < width_of_key {
+            if rows.is_empty() || room < key.width() {
                 rows.push(Vec::new());
-                room = width - 2.0 * MARGIN;
+                room = width;
             }
-            room -= width_of_key;
+            room -= key.width();
             if let Some(row) = rows.last_mut() {
                 row.push(key);
             }
@@ -175,58 +192,75 @@ impl Figure {
 /// An entry of the legend.
 enum Key<'a> {
     Line(&'a Line),
-    Bar(&'a Series),
+    /// Bars, and their place among those of a row.
+    Bar(usize, &'a Series),
 }
 
-impl Key<'_> {
+impl<'a> Key<'a> {
+    fn bar((place, series): (usize, &'a Series)) -> Key<'a> {
+        Key::Bar(place, series)
+    }
+
     fn name(&self) -> &str {
         match self {
             Key::Line(line) => &line.name,
-            Key::Bar(series) => &series.name,
+            Key::Bar(_, series) => &series.name,
         }
     }
 
-    fn sample(&self, x: f64, y: f64) -> String {
+    fn width(&self) -> f64 {
+        SAMPLE + 6.0 + theme::width(self.name()) + BEHIND
+    }
+
+    fn sample(&self, area: &Area<'_>, (x, y): (f64, f64)) -> Drawn {
         match self {
-            Key::Line(line) => line.sample(x, y),
-            Key::Bar(series) => series.sample(x, y),
-        }
-    }
-}
-
-/// Room for a name in the legend.
-fn key_width(name: &str) -> f64 {
-    48.0 + LETTER_WIDTH * name.chars().count() as f64
-}
-
-/// A text in rows that fit.
-fn wrapped(note: &str, width: f64) -> Vec<String> {
-    let room = ((width - 2.0 * MARGIN) / LETTER_WIDTH * 1.1) as usize;
-    let mut rows: Vec<String> = Vec::new();
-    for word in note.split_whitespace() {
-        match rows.last_mut() {
-            Some(row) if row.chars().count() + word.chars().count() < room => {
-                row.push(' ');
-                row.push_str(word);
+            Key::Line(line) => line.sample(area, (x, y), SAMPLE),
+            Key::Bar(place, series) => {
+                let corners = [(fine(x), fine(y - 4.5)), (fine(x + SAMPLE), fine(y + 4.5))];
+                theme::bar(area, series.colour, *place, corners)
             }
-            _ => rows.push(word.into()),
         }
     }
-    rows
 }
 
-/// A line of text.
-fn text(svg: &mut String, class: &str, x: f64, y: f64, anchor: &str, words: &str) {
-    let class = if class.is_empty() { String::new() } else { format!(" class=\"{class}\"") };
-    let _ = writeln!(
-        svg,
-        "<text{class} x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>",
-        escaped(words)
-    );
+fn draw_keys(area: &Area<'_>, keys: &[Key<'_>], y: f64) -> Drawn {
+    let mut x = MARGIN;
+    for key in keys {
+        key.sample(area, (x, y))?;
+        text(area, key.name(), (x + SAMPLE + 6.0, y), false)?;
+        x += key.width();
+    }
+    Ok(())
 }
 
-fn escaped(words: &str) -> String {
-    words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+fn draw_panel(area: &Area<'_>, panel: &Panel, rows: &[String], head: f64) -> Drawn {
+    for (n, words) in rows.iter().enumerate() {
+        text(area, words, (8.0, (n as f64 + 0.5) * ROW), true)?;
+    }
+    match panel {
+        Panel::Lines(lines) => lines.draw(area, head),
+        Panel::Bars(bars) => bars.draw(area, head),
+        Panel::Heat(heat) => heat.draw(area, head),
+    }
+}
+
+/// A row of words that begins at a point and has it at half its height.
+fn text(area: &Area<'_>, words: &str, (x, y): (f64, f64), bold: bool) -> Drawn {
+    let style = theme::words(bold, HPos::Left, VPos::Center);
+    area.draw(&Text::new(words.to_string(), (fine(x), fine(y)), style))
+}
+
+/// The document with its size in pixels, a name for screen readers, and the theme's style.
+fn document(svg: &str, (width, height): (f64, f64), title: &str) -> String {
+    let body = svg.split_once('\n').map_or("", |(_, body)| body);
+    let escaped = title.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
+         viewBox=\"0 0 {} {}\" role=\"img\">\n<title>{escaped}</title>\n<style>\n{}</style>\n{body}",
+        fine(width),
+        fine(height),
+        theme::style()
+    )
 }
 
 #[cfg(test)]
@@ -234,7 +268,7 @@ mod tests {
     use super::*;
 
     /// Every element is closed, in order.
-    pub(crate) fn assert_well_formed(svg: &str) {
+    fn assert_well_formed(svg: &str) {
         let mut open: Vec<&str> = Vec::new();
         for tag in svg.split('<').skip(1) {
             let (tag, _) = tag.split_once('>').expect("a tag ends");
@@ -248,68 +282,78 @@ mod tests {
     }
 
     fn figure() -> Figure {
-        let line = |name: &str, colour| {
-            Line::new(name, colour, vec![(1.0, 1.0), (10.0, f64::NAN), (100.0, 5.0)])
-        };
-        let lines = Lines {
-            title: "a < b".into(),
-            x: Axis::log("size", 1.0, 100.0, plain),
-            y: Axis::linear("time", 0.0, 4.0, plain),
-            lines: vec![line("one & two", 0), line("three", 9).looking(Look::Marks)],
-            markers: vec![Marker { x: 10.0, words: "yours".into() }],
-        };
-        let heat = Heat {
-            title: "heat".into(),
-            x_label: "loss".into(),
-            y_label: "size".into(),
-            columns: vec!["1".into(), "2".into()],
-            rows: vec!["a".into()],
-            values: vec![vec![0.5, f64::NAN]],
-        };
-        let bars = Bars {
-            title: "bars".into(),
-            x: Axis::linear("time", 0.0, 4.0, plain),
-            rows: vec!["a < b".into()],
-            series: vec![
-                Series { name: "three".into(), colour: 2, values: vec![1.0] },
-                Series { name: "four".into(), colour: 3, values: vec![f64::NAN] },
-            ],
-            write: plain,
-        };
-        Figure {
-            title: "all \"of\" it".into(),
-            panels: vec![
-                Panel::Lines(lines.clone()),
-                Panel::Heat(heat),
-                Panel::Lines(lines),
-                Panel::Bars(bars),
-            ],
-            columns: 2,
-            notes: vec!["word ".repeat(200)],
-        }
+        serde_json::from_str(
+            r#"{"title": "all \"of\" it", "columns": 2, "notes": ["word word word"], "panels": [
+                {"kind": "lines", "title": "a < b",
+                 "x": {"label": "size", "low": 1, "high": 100, "log": true},
+                 "y": {"label": "time", "low": 0, "high": 4000, "unit": "us"},
+                 "lines": [
+                    {"name": "one & two", "colour": 0, "points": [[1, 1], [10, 9e99], [100, 5]]},
+                    {"name": "three", "colour": 9, "look": "dashed", "points": [[2, 100]]}],
+                 "markers": [{"x": 10, "words": "yours"}]},
+                {"kind": "heat", "title": "heat", "x_label": "loss", "y_label": "size",
+                 "columns": ["1", "2"], "rows": ["low", "high"],
+                 "values": [[0.5, null], [9, 1]]},
+                {"kind": "bars", "title": "bars", "x": {"low": 0, "high": 4, "unit": "ms"},
+                 "rows": ["first", "second"], "series": [
+                    {"name": "three", "colour": 2, "values": [1, 99]},
+                    {"name": "four", "colour": 3, "values": [null]}]}
+            ]}"#,
+        )
+        .unwrap()
+    }
+
+    /// What stands in the document's texts.
+    fn words(svg: &str) -> Vec<&str> {
+        let texts = svg.split("<text").skip(1).filter_map(|text| text.split_once('>'));
+        texts.filter_map(|(_, text)| Some(text.split_once('<')?.0.trim())).collect()
     }
 
     #[test]
     fn figures_are_documents() {
-        let svg = figure().svg();
+        let svg = figure().svg().unwrap();
         assert_well_formed(&svg);
-        assert!(
-            svg.contains("a &lt; b")
-                && svg.contains("one &amp; two")
-                && svg.contains("all &quot;of&quot; it")
-        );
-        assert_eq!(svg.matches(">three</text>").count(), 1, "each name is in the legend once");
-        assert_eq!(svg.matches(">four</text>").count(), 1, "bars are in the legend, too");
-        assert!(svg.matches(">word word").count() > 1, "long notes are wrapped");
-        assert_well_formed(&Figure::default().svg());
+        let words = words(&svg);
+        for part in ["a &lt; b", "one &amp; two", "yours", "heat", "0.5", "time (ms)", "99 ms"] {
+            assert!(words.contains(&part), "{part}: {words:?}");
+        }
+        let times = |name| words.iter().filter(|word| **word == name).count();
+        assert_eq!((times("three"), times("four")), (1, 1), "each name is in the legend once");
+        assert_eq!(svg.matches("<rect").count(), 3 + 2, "fields and bars");
+        assert_well_formed(&Figure::default().svg().unwrap());
+    }
+
+    /// The first of two rows is at the bottom of a heat map, and at the top of bars.
+    #[test]
+    fn rows_are_in_order() {
+        let svg = figure().svg().unwrap();
+        let y_of = |name: &str| -> i32 {
+            let end = svg.find(&format!(">\n{name}\n<")).expect(name);
+            let tag = &svg[svg[..end].rfind("<text").unwrap()..end];
+            tag.split(" y=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap()
+        };
+        assert!(y_of("low") > y_of("high") && y_of("first") < y_of("second"));
     }
 
     #[test]
-    fn words_stay_in_their_row() {
-        let long = "word ".repeat(100);
-        let rows = wrapped(&long, 430.0);
-        assert!(rows.len() > 5 && rows.iter().all(|row| row.len() < 80));
-        assert_eq!(rows.join(" "), long.trim());
-        assert_eq!(wrapped("", 430.0), Vec::<String>::new());
+    fn a_figure_can_be_kept() {
+        let kept = serde_json::to_string(&figure()).unwrap();
+        let again: Figure = serde_json::from_str(&kept).unwrap();
+        assert_eq!(again.svg().unwrap(), figure().svg().unwrap());
+    }
+
+    /// A title that is wider than the picture gets a second row, and its panel another head.
+    #[test]
+    fn titles_are_never_cut() {
+        let long = "word ".repeat(40);
+        let mut figure = figure();
+        figure.columns = 1;
+        figure.title = long.clone();
+        let Panel::Lines(lines) = &mut figure.panels[0] else { unreachable!() };
+        lines.title = long.clone();
+        let svg = figure.svg().unwrap();
+        let room = ALONE / theme::width("w");
+        let rows: Vec<&str> = words(&svg).into_iter().filter(|w| w.starts_with("word")).collect();
+        assert!(rows.len() > 6 && rows.iter().all(|row| (row.len() as f64) < room), "{rows:?}");
     }
 }

@@ -1,19 +1,20 @@
 //! Panels of lines over two axes.
 
-use std::fmt::Write;
+use plotters::element::DashedPathElement;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, VPos};
+use serde::{Deserialize, Serialize};
 
-use crate::{text, Axis, Frame, COLOURS};
-
-/// Room beside and below the axes.
-const LEFT: f64 = 62.0;
-const RIGHT: f64 = 14.0;
-const TOP: f64 = 24.0;
-const BOTTOM: f64 = 48.0;
+use crate::axis::{self, Axis, Scale};
+use crate::frame;
+use crate::theme::{self, fine, Area, Drawn, COLOURS, GAP, ROW};
 
 /// How a line looks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Look {
     /// Drawn through.
+    #[default]
     Solid,
     /// In dashes.
     Dashed,
@@ -24,16 +25,26 @@ pub enum Look {
 }
 
 /// A line, or a number of points.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Line {
-    pub(crate) name: String,
-    colour: usize,
-    look: Look,
-    points: Vec<(f64, f64)>,
+    /// What the legend says; without a name it is not there.
+    pub name: String,
+    /// One of [`COLOURS`].
+    pub colour: usize,
+    /// How it looks.
+    #[serde(default)]
+    pub look: Look,
+    /// Where it leads; what is no number is a gap.
+    pub points: Vec<(f64, f64)>,
 }
 
+/// Room for a row of markers' words.
+const MARKER_ROW: f64 = 0.8 * ROW;
+/// Marks on a line that has more points than that.
+const MARKS: usize = 8;
+
 impl Line {
-    /// A solid line with a name for the legend (empty: none there), in one of [`COLOURS`] colours.
+    /// A solid line in one of [`COLOURS`] colours.
     pub fn new(name: &str, colour: usize, points: Vec<(f64, f64)>) -> Line {
         Line { name: name.into(), colour: colour % COLOURS, look: Look::Solid, points }
     }
@@ -44,57 +55,90 @@ impl Line {
         self
     }
 
-    fn class(&self) -> String {
-        let look = match self.look {
-            Look::Solid | Look::Marks => "",
-            Look::Dashed => " dashed",
-            Look::Dotted => " dotted",
-        };
-        format!("line s{}{look}", self.colour)
-    }
-
     /// A piece of it, for the legend.
-    pub(crate) fn sample(&self, x: f64, y: f64) -> String {
+    pub(crate) fn sample(&self, area: &Area<'_>, (x, y): (f64, f64), length: f64) -> Drawn {
+        let ends = vec![(fine(x), fine(y)), (fine(x + length), fine(y))];
+        self.path(area, ends)?;
+        theme::mark(area, self.colour, (fine(x + length / 2.0), fine(y)))
+    }
+
+    fn path(&self, area: &Area<'_>, path: Vec<(i32, i32)>) -> Drawn {
+        let style = theme::stroke(theme::colour(self.colour), 2.0);
+        let dashes = |dash: f64, gap: f64| {
+            area.draw(&DashedPathElement::new(path.clone(), fine(dash), fine(gap), style))
+        };
         match self.look {
-            Look::Marks => mark(self.colour, x + 13.0, y),
-            _ => format!("<path class=\"{}\" d=\"M{x:.1} {y:.1}h26\"/>\n", self.class()),
+            Look::Solid => area.draw(&PathElement::new(path, style)),
+            Look::Dashed => dashes(6.0, 4.0),
+            Look::Dotted => dashes(2.0, 3.0),
+            Look::Marks => Ok(()),
         }
+    }
+
+    /// Draws it; what lies outside of the frame is cut off, but marks on its edge are whole.
+    fn draw(&self, area: &Area<'_>, inside: &Area<'_>, x: &Scale, y: &Scale) -> Drawn {
+        let (width, height) = inside.dim_in_pixel();
+        let at = |(right, up): (f64, f64)| {
+            let of = |share: f64, length: u32| (share * f64::from(length)).round() as i32;
+            (of(right, width), of(1.0 - up, height))
+        };
+        let shares: Vec<(f64, f64)> =
+            self.points.iter().map(|(a, b)| (x.share(*a), y.share(*b))).collect();
+        for path in within(&shares) {
+            self.path(inside, path.into_iter().map(at).collect())?;
+        }
+        let all = self.look == Look::Marks || shares.len() <= 2 * MARKS;
+        let every = if all { 1 } else { shares.len() / MARKS };
+        // Lines that lie on each other have their marks beside each other.
+        let first = self.colour * every / COLOURS;
+        let seen = shares.into_iter().skip(first).step_by(every);
+        let is_seen = |share: f64| (-0.001..=1.001).contains(&share);
+        seen.filter(|(a, b)| is_seen(*a) && is_seen(*b))
+            .map(|point| frame::outward(area, inside, at(point)))
+            .try_for_each(|point| theme::mark(area, self.colour, point))
     }
 }
 
-impl Line {
-    /// Draws it; `place` says where a point lies.
-    fn draw(&self, svg: &mut String, place: impl Fn((f64, f64)) -> (f64, f64)) {
-        // Far outside is as good as outside, and short to write.
-        let near = |place: f64| place.clamp(-1e4, 1e4);
-        let places = self.points.iter().map(|point| {
-            let (x, y) = place(*point);
-            (!x.is_nan() && !y.is_nan()).then(|| (near(x), near(y)))
-        });
-        if self.look == Look::Marks {
-            return places.flatten().for_each(|(x, y)| *svg += &mark(self.colour, x, y));
+/// The pieces of a line that lie in the unit square.
+fn within(points: &[(f64, f64)]) -> Vec<Vec<(f64, f64)>> {
+    let mut pieces: Vec<Vec<(f64, f64)>> = Vec::new();
+    for pair in points.windows(2) {
+        let Some((from, to)) = cut(pair[0], pair[1]) else { continue };
+        match pieces.last_mut() {
+            Some(piece) if piece.last() == Some(&from) => piece.push(to),
+            _ => pieces.push(vec![from, to]),
         }
-        let mut path = String::new();
-        let mut step = 'M';
-        for place in places {
-            match place {
-                Some((x, y)) => {
-                    let _ = write!(path, "{step}{x:.1} {y:.1}");
-                    step = 'L';
-                }
-                None => step = 'M',
-            }
-        }
-        let _ = writeln!(svg, "<path class=\"{}\" d=\"{path}\"/>", self.class());
     }
+    pieces
 }
 
-fn mark(colour: usize, x: f64, y: f64) -> String {
-    format!("<circle class=\"f{colour}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\"/>\n")
+/// What is left of a stretch in the unit square (after Liang and Barsky).
+fn cut(from: (f64, f64), to: (f64, f64)) -> Option<((f64, f64), (f64, f64))> {
+    let far = |share: f64| share.clamp(-1e6, 1e6);
+    if [from.0, from.1, to.0, to.1].iter().any(|share| share.is_nan()) {
+        return None;
+    }
+    let (from, to) = ((far(from.0), far(from.1)), (far(to.0), far(to.1)));
+    let (dx, dy) = (to.0 - from.0, to.1 - from.1);
+    let (mut enters, mut leaves) = (0.0_f64, 1.0_f64);
+    for (runs, room) in [(-dx, from.0), (dx, 1.0 - from.0), (-dy, from.1), (dy, 1.0 - from.1)] {
+        match runs {
+            0.0 if room < 0.0 => return None,
+            0.0 => {}
+            r if r < 0.0 => enters = enters.max(room / r),
+            r => leaves = leaves.min(room / r),
+        }
+    }
+    let at = |t: f64| match t {
+        0.0 => from,
+        1.0 => to,
+        _ => (from.0 + t * dx, from.1 + t * dy),
+    };
+    (enters <= leaves).then(|| (at(enters), at(leaves)))
 }
 
 /// A place on the x axis that is to be seen.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Marker {
     /// Where.
     pub x: f64,
@@ -103,7 +147,7 @@ pub struct Marker {
 }
 
 /// A panel of lines.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Lines {
     /// What it shows.
     pub title: String,
@@ -114,107 +158,94 @@ pub struct Lines {
     /// What is drawn; the last lie on top.
     pub lines: Vec<Line>,
     /// Vertical lines.
+    #[serde(default)]
     pub markers: Vec<Marker>,
 }
 
 impl Lines {
-    /// Draws it; `number` tells it from the figure's other panels.
-    pub(crate) fn draw(&self, svg: &mut String, room: Frame, number: usize) {
-        let frame = Frame {
-            left: room.left + LEFT,
-            top: room.top + TOP,
-            width: room.width - LEFT - RIGHT,
-            height: room.height - TOP - BOTTOM,
-        };
-        let x = |share: f64| frame.left + share * frame.width;
-        let y = |share: f64| frame.bottom() - share * frame.height;
-        text(svg, "head", frame.left, room.top + 12.0, "start", &self.title);
-        for (share, words) in self.y.ticks() {
-            let _ = writeln!(
-                svg,
-                "<path class=\"grid\" d=\"M{:.1} {:.1}h{:.1}\"/>",
-                frame.left,
-                y(share),
-                frame.width
-            );
-            text(svg, "", frame.left - 6.0, y(share) + 4.0, "end", &words);
+    pub(crate) fn draw(&self, area: &Area<'_>, head: f64) -> Drawn {
+        let size = frame::inner(area, head);
+        let y = axis::scale(&self.y, |scale| scale.fits_beside(size.1 - ROW));
+        let width = size.0 - frame::left(&y);
+        let x = axis::scale(&self.x, |scale| scale.fits_below(width));
+        let words: Vec<(f64, usize)> = self.marker_rows(&x, width).collect();
+        let rows = words.iter().map(|(_, row)| row + 1).max().unwrap_or(0);
+        let head = head + MARKER_ROW * rows as f64;
+        let inside = frame::draw(area, &x, &y, head, frame::Grid::Both)?;
+        self.draw_markers(area, &inside, &x, &words)?;
+        self.lines.iter().try_for_each(|line| line.draw(area, &inside, &x, &y))
+    }
+
+    /// Upright lines in the frame, and their words above it.
+    fn draw_markers(
+        &self,
+        area: &Area<'_>,
+        inside: &Area<'_>,
+        x: &Scale,
+        words: &[(f64, usize)],
+    ) -> Drawn {
+        let (width, height) = inside.dim_in_pixel();
+        for (marker, (at, row)) in self.markers.iter().zip(words) {
+            let right = (x.share(marker.x) * f64::from(width)).round() as i32;
+            let line = vec![(right, 0), (right, height as i32)];
+            let style = theme::stroke(theme::colour(5), 1.0);
+            inside.draw(&DashedPathElement::new(line, fine(4.0), fine(3.0), style))?;
+            let up = fine(6.0 + MARKER_ROW * *row as f64);
+            let place = frame::outward(area, inside, (fine(*at), -up));
+            let style = theme::words(false, HPos::Center, VPos::Bottom);
+            area.draw(&Text::new(marker.words.clone(), place, style))?;
         }
-        for (share, words) in self.x.ticks() {
-            let _ = writeln!(
-                svg,
-                "<path class=\"grid\" d=\"M{:.1} {:.1}v{:.1}\"/>",
-                x(share),
-                frame.top,
-                frame.height
-            );
-            text(svg, "", x(share), frame.bottom() + 16.0, "middle", &words);
-        }
-        text(
-            svg,
-            "",
-            frame.left + frame.width / 2.0,
-            frame.bottom() + 34.0,
-            "middle",
-            self.x.label(),
-        );
-        let _ = writeln!(
-            svg,
-            "<text transform=\"translate({:.1} {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
-            room.left + 11.0,
-            frame.top + frame.height / 2.0,
-            crate::escaped(self.y.label())
-        );
-        let Frame { left, top, width, height } = frame;
-        let _ = writeln!(
-            svg,
-            "<clipPath id=\"panel{number}\"><rect x=\"{left:.1}\" y=\"{:.1}\" width=\"{width:.1}\" height=\"{:.1}\"/></clipPath>",
-            top - 4.0,
-            height + 8.0
-        );
-        let _ = writeln!(svg, "<g clip-path=\"url(#panel{number})\">");
-        for (n, marker) in self.markers.iter().enumerate() {
-            let at = x(self.x.place(marker.x));
-            let _ = writeln!(svg, "<path class=\"marker\" d=\"M{at:.1} {top:.1}v{height:.1}\"/>");
-            let (aside, anchor) =
-                if at > left + width / 2.0 { (-5.0, "end") } else { (5.0, "start") };
-            // One below the other, so that they do not touch.
-            text(svg, "", at + aside, top + 12.0 + 14.0 * n as f64, anchor, &marker.words);
-        }
-        for line in &self.lines {
-            line.draw(svg, |(a, b)| (x(self.x.place(a)), y(self.y.place(b))));
-        }
-        let _ = writeln!(
-            svg,
-            "</g>\n<path class=\"axis\" d=\"M{left:.1} {top:.1}v{height:.1}h{width:.1}\"/>"
-        );
+        Ok(())
+    }
+
+    /// Where the words of each marker are, and in which row above the frame.
+    fn marker_rows<'a>(
+        &'a self,
+        x: &'a Scale,
+        length: f64,
+    ) -> impl Iterator<Item = (f64, usize)> + 'a {
+        let mut taken: Vec<(f64, f64, usize)> = Vec::new();
+        self.markers.iter().map(move |marker| {
+            let half = theme::width(&marker.words) / 2.0;
+            let right = (x.share(marker.x) * length).clamp(half, (length - half).max(half));
+            let (from, to) = (right - half - GAP, right + half + GAP);
+            let touches =
+                |row: usize| taken.iter().any(|(a, b, of)| *of == row && *a < to && *b > from);
+            let row = (0..).find(|row| !touches(*row)).unwrap_or(0);
+            taken.push((from, to, row));
+            (right, row)
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plain;
 
     #[test]
-    fn points_lie_where_the_axes_say() {
+    fn lines_are_cut_at_the_frame() {
+        let square = [(0.0, 0.0), (0.5, 1.0), (0.5, f64::NAN), (1.0, 1.0)];
+        assert_eq!(within(&square), [[(0.0, 0.0), (0.5, 1.0)]]);
+        assert_eq!(within(&[(-1.0, 0.5), (2.0, 0.5)]), [[(0.0, 0.5), (1.0, 0.5)]]);
+        assert_eq!(within(&[(0.5, 0.5), (0.5, 1e300)])[0][1], (0.5, 1.0));
+        assert!(within(&[(0.0, 1.5), (1.0, 1.5)]).is_empty(), "above");
+        // It leaves and comes back: two pieces.
+        assert_eq!(within(&[(0.0, 0.5), (0.25, 2.0), (0.5, 0.5)]).len(), 2);
+    }
+
+    #[test]
+    fn words_of_markers_do_not_touch() {
+        let marker = |x, words: &str| Marker { x, words: words.into() };
         let lines = Lines {
-            title: "t".into(),
-            x: Axis::linear("x", 0.0, 10.0, plain),
-            y: Axis::linear("y", 0.0, 2.0, plain),
-            lines: vec![
-                Line::new("a", 0, vec![(0.0, 0.0), (10.0, 2.0)]),
-                Line::new("b", 1, vec![(1.0, 1.0), (f64::NAN, 1.0), (2.0, 1e300)])
-                    .looking(Look::Dashed),
-            ],
-            markers: vec![Marker { x: 5.0, words: "here".into() }],
+            title: String::new(),
+            x: Axis::linear("", 0.0, 10.0, crate::axis::Unit::Plain),
+            y: Axis::default(),
+            lines: Vec::new(),
+            markers: vec![marker(5.0, "healed"), marker(5.5, "back"), marker(9.9, "the very end")],
         };
-        let mut svg = String::new();
-        lines.draw(&mut svg, Frame { left: 0.0, top: 0.0, width: 276.0, height: 272.0 }, 3);
-        assert!(svg.contains("d=\"M62.0 224.0L262.0 24.0\""), "{svg}");
-        assert!(
-            svg.contains("class=\"line s1 dashed\" d=\"M82.0 124.0M102.0 -10000.0\""),
-            "a gap, and cut off: {svg}"
-        );
-        assert!(svg.contains("M162.0 24.0v200.0") && svg.contains("url(#panel3)"), "{svg}");
+        let x = axis::scale(&lines.x, |_| true);
+        let places: Vec<(f64, usize)> = lines.marker_rows(&x, 300.0).collect();
+        assert_eq!([places[0].1, places[1].1, places[2].1], [0, 1, 0]);
+        assert!(places[2].0 + theme::width("the very end") / 2.0 <= 300.0, "not clipped");
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use crate::command::{exists, run};
 use crate::config::{Config, Rules};
+use crate::error::{EdgeError, Result};
 use crate::frr::{DAEMONS, NAMES};
 use crate::state::missing;
 
@@ -57,7 +58,7 @@ const TABLES: &str = "several routing tables";
 const OF_RULES: [&str; 4] = ["clsact", "flower", "tunnel_key", "mirred"];
 
 /// Whether a command works in a network namespace of its own.
-fn tried(command: &str) -> Result<String, String> {
+fn tried(command: &str) -> Result<String> {
     run(&["unshare", "--net", "sh", "-c", &format!("ip link set lo up && {command}")])
 }
 
@@ -101,8 +102,9 @@ pub fn check(config: Option<&Path>) -> Vec<Finding> {
         add(&format!("FRR's {name}"), (!Path::new(DAEMONS).join(name).is_file()).then(how), true);
     }
     for (what, command, needed, how) in FEATURES {
-        let why =
-            |e: String| format!("{how} ({})", e.rsplit(": ").next().unwrap_or_default().trim());
+        let why = |e: EdgeError| {
+            format!("{how} ({})", e.to_string().rsplit(": ").next().unwrap_or_default().trim())
+        };
         add(what, tried(command).err().map(why), needed);
     }
     let hardware = run(&["devlink", "dev", "show"]).is_ok_and(|t| !t.trim().is_empty());
@@ -110,9 +112,9 @@ pub fn check(config: Option<&Path>) -> Vec<Finding> {
         "no device is managed by devlink, so no NIC offloads rules here: use veth, and rules = \"none\" or \"skip_hw\"";
     add("a NIC with an embedded switch", (!hardware).then(|| how.into()), false);
     if let Some(path) = config {
-        let plan = Config::read(path)
-            .and_then(|c| missing(&c).map_err(|e| format!("{}: {e}", path.display())));
-        add("the configuration and its devices", plan.err(), true);
+        let plan =
+            Config::read(path).and_then(|c| missing(&c).map_err(EdgeError::at(path.display())));
+        add("the configuration and its devices", plan.err().map(|e| e.to_string()), true);
     }
     findings
 }

@@ -5,6 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::error::{EdgeError, Result};
 use crate::folder::Ids;
 
 const LONGEST: Duration = Duration::from_secs(30);
@@ -13,15 +14,17 @@ const LONGEST_OUTPUT_BYTES: u64 = 256 << 20;
 
 /// Runs a command to its end and gives what it wrote; the error has the command and what it wrote
 /// to stderr.
-pub fn run<S: AsRef<str>>(args: &[S]) -> Result<String, String> {
+pub fn run<S: AsRef<str>>(args: &[S]) -> Result<String> {
     run_as(None, args)
 }
 
 /// As [`run`], as somebody else where one is given, with no groups but that one and nothing
 /// of root's environment but the path.
-pub(crate) fn run_as<S: AsRef<str>>(user: Option<Ids>, args: &[S]) -> Result<String, String> {
+pub(crate) fn run_as<S: AsRef<str>>(user: Option<Ids>, args: &[S]) -> Result<String> {
     let shown = || args.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(" ");
-    let (program, rest) = args.split_first().ok_or("an empty command")?;
+    let failed = |why: String| EdgeError::Command { command: shown(), why };
+    let (program, rest) =
+        args.split_first().ok_or_else(|| EdgeError::Refused("an empty command".into()))?;
     let mut command = Command::new(program.as_ref());
     if let Some(Ids { user, group }) = user {
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -33,19 +36,19 @@ pub(crate) fn run_as<S: AsRef<str>>(user: Option<Ids>, args: &[S]) -> Result<Str
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|e| format!("{}: {e}", shown()))?;
+        .map_err(|e| failed(e.to_string()))?;
     // Read beside the wait, so that a full pipe does not stop the program.
     let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
     let reader = std::thread::spawn(move || read(&mut out));
     let errors = std::thread::spawn(move || read(&mut err));
     let deadline = Instant::now() + LONGEST;
     let status = loop {
-        match child.try_wait().map_err(|e| format!("{}: {e}", shown()))? {
+        match child.try_wait().map_err(|e| failed(e.to_string()))? {
             Some(status) => break status,
             None if Instant::now() > deadline => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(format!("{}: no end after {} s", shown(), LONGEST.as_secs()));
+                return Err(failed(format!("no end after {} s", LONGEST.as_secs())));
             }
             None => std::thread::sleep(Duration::from_micros(500)),
         }
@@ -53,11 +56,9 @@ pub(crate) fn run_as<S: AsRef<str>>(user: Option<Ids>, args: &[S]) -> Result<Str
     let (out, err) = (reader.join().unwrap_or_default(), errors.join().unwrap_or_default());
     match status.success() {
         true => Ok(out),
-        false => Err(format!(
-            "{}: {}",
-            shown(),
-            if err.trim().is_empty() { out.trim() } else { err.trim() }
-        )),
+        false => {
+            Err(failed(if err.trim().is_empty() { out.trim() } else { err.trim() }.to_owned()))
+        }
     }
 }
 
@@ -89,8 +90,8 @@ mod tests {
     #[test]
     fn output_and_errors_come_back() {
         assert_eq!(run(&["echo", "a", "b"]).unwrap(), "a b\n");
-        let error = run(&["ls", "/no/such"]).unwrap_err();
+        let error = run(&["ls", "/no/such"]).unwrap_err().to_string();
         assert!(error.starts_with("ls /no/such: ") && error.contains("No such"), "{error}");
-        assert!(run(&["/no/such/program"]).unwrap_err().contains("/no/such/program"));
+        assert!(run(&["/no/such/program"]).unwrap_err().to_string().contains("/no/such/program"));
     }
 }

@@ -9,6 +9,8 @@ use serde::Deserialize;
 use toml::Spanned;
 use unbroken_edge_rules::{Mac, Offload, Own, Settings, Tenant as OverlayTenant, VXLAN_PORT};
 
+use crate::error::{EdgeError, Result};
+
 /// The port of the external VXLAN device. It cannot share the wire's port with the devices that
 /// have an id.
 pub const VTEP_PORT: u16 = 4790;
@@ -63,10 +65,13 @@ impl std::fmt::Display for Net {
 }
 
 impl std::str::FromStr for Net {
-    type Err = String;
+    type Err = EdgeError;
 
-    fn from_str(text: &str) -> Result<Net, String> {
-        let wrong = || format!("'{text}' is not an address with a length, as in 10.1.1.1/31");
+    fn from_str(text: &str) -> Result<Net> {
+        let wrong = || {
+            let why = format!("'{text}' is not an address with a length, as in 10.1.1.1/31");
+            EdgeError::Refused(why)
+        };
         let (address, length) = text.split_once('/').ok_or_else(wrong)?;
         let net = Net {
             address: address.parse().map_err(|_| wrong())?,
@@ -268,16 +273,16 @@ fn yes() -> bool {
 
 impl Config {
     /// Reads and checks a file.
-    pub fn read(path: &Path) -> Result<Config, String> {
-        let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-        Config::parse(&text).map_err(|e| format!("{}: {e}", path.display()))
+    pub fn read(path: &Path) -> Result<Config> {
+        let text = std::fs::read_to_string(path).map_err(EdgeError::at(path.display()))?;
+        Config::parse(&text).map_err(EdgeError::at(path.display()))
     }
 
     /// Checks a text; an error begins with its line.
-    pub fn parse(text: &str) -> Result<Config, String> {
+    pub fn parse(text: &str) -> Result<Config> {
         let raw: Raw = toml::from_str(text).map_err(|e| {
             let line = e.span().map_or(1, |s| line_of(text, s.start));
-            format!("line {line}: {}", e.message())
+            EdgeError::config(line, e.message())
         })?;
         Check { text }.config(raw)
     }
@@ -317,11 +322,11 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    fn at(&self, span: Range<usize>, why: impl std::fmt::Display) -> String {
-        format!("line {}: {why}", line_of(self.text, span.start))
+    fn at(&self, span: Range<usize>, why: impl std::fmt::Display) -> EdgeError {
+        EdgeError::config(line_of(self.text, span.start), why)
     }
 
-    fn name(&self, name: Spanned<String>) -> Result<String, String> {
+    fn name(&self, name: Spanned<String>) -> Result<String> {
         let text = name.get_ref();
         let good = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if text.is_empty()
@@ -337,11 +342,7 @@ impl Check<'_> {
         Ok(name.into_inner())
     }
 
-    fn value<T: std::str::FromStr>(
-        &self,
-        value: &Spanned<String>,
-        what: &str,
-    ) -> Result<T, String> {
+    fn value<T: std::str::FromStr>(&self, value: &Spanned<String>, what: &str) -> Result<T> {
         value
             .get_ref()
             .parse()
@@ -354,7 +355,7 @@ impl Check<'_> {
         default: T,
         range: std::ops::RangeInclusive<T>,
         what: &str,
-    ) -> Result<T, String> {
+    ) -> Result<T> {
         let Some(value) = value else { return Ok(default) };
         if range.contains(value.get_ref()) {
             return Ok(*value.get_ref());
@@ -368,7 +369,7 @@ impl Check<'_> {
         Err(self.at(value.span(), why))
     }
 
-    fn config(&self, raw: Raw) -> Result<Config, String> {
+    fn config(&self, raw: Raw) -> Result<Config> {
         let bfd_at = raw.bfd.as_ref().map(Spanned::span).unwrap_or_default();
         let bfd = raw.bfd.map_or(Bfd { interval_ms: 300, multiplier: 3 }, Spanned::into_inner);
         if !(10..=60_000).contains(&bfd.interval_ms) || !(2..=255).contains(&bfd.multiplier) {
@@ -377,9 +378,10 @@ impl Check<'_> {
             );
         }
         if raw.fast_failover && !raw.frr {
-            return Err(
-                "line 1: fast_failover needs FRR's BFD; it cannot be with frr = false".into()
-            );
+            return Err(EdgeError::config(
+                1,
+                "fast_failover needs FRR's BFD; it cannot be with frr = false",
+            ));
         }
         let config = Config {
             name: self.name(raw.name)?,
@@ -406,7 +408,7 @@ impl Check<'_> {
         Ok(config)
     }
 
-    fn uplink(&self, raw: RawUplink) -> Result<Uplink, String> {
+    fn uplink(&self, raw: RawUplink) -> Result<Uplink> {
         let line = line_of(self.text, raw.device.span().start);
         let address: Net =
             self.value(&raw.address, "an address with a length, as in 10.1.1.1/31")?;
@@ -427,7 +429,7 @@ impl Check<'_> {
         })
     }
 
-    fn nic(&self, raw: RawNic) -> Result<Nic, String> {
+    fn nic(&self, raw: RawNic) -> Result<Nic> {
         let (pci, span) = (raw.pci.get_ref(), raw.pci.span());
         // domain:bus:device.function, in hexadecimal digits: it becomes part of a path and of a
         // command.
@@ -446,14 +448,14 @@ impl Check<'_> {
         Ok(Nic { line: line_of(self.text, span.start), pci: raw.pci.into_inner(), functions })
     }
 
-    fn tenant(&self, raw: RawTenant) -> Result<Tenant, String> {
+    fn tenant(&self, raw: RawTenant) -> Result<Tenant> {
         let line = line_of(self.text, raw.vni.span().start);
         let vni = self.ranged(Some(raw.vni), 0, 1..=0xFF_FFFF, "vni")?;
         let ports = raw.port.into_iter().map(|p| self.port(p)).collect::<Result<_, _>>()?;
         Ok(Tenant { vni, ports, line })
     }
 
-    fn port(&self, raw: RawPort) -> Result<Port, String> {
+    fn port(&self, raw: RawPort) -> Result<Port> {
         let span = raw.representor.span();
         if raw.veth.is_none() && (raw.netns.is_some() || raw.address.is_some()) {
             return Err(
@@ -481,65 +483,70 @@ impl Check<'_> {
     }
 
     /// What no single value shows.
-    fn whole(&self, config: &Config) -> Result<(), String> {
+    fn whole(&self, config: &Config) -> Result<()> {
         let mut seen = BTreeSet::from(["lo".to_owned(), VTEP.to_owned()]);
-        let mut device = |name: &str, line: usize| {
-            match seen.insert(name.to_owned()) {
+        let mut device = |name: &str, line: usize| match seen.insert(name.to_owned()) {
             true => Ok(()),
-            false => Err(format!(
-                "line {line}: the device name '{name}' is taken (by another entry, or by what is made here)"
+            false => Err(EdgeError::config(
+                line,
+                format!(
+                    "the device name '{name}' is taken (by another entry, or by what is made here)"
+                ),
             )),
-        }
         };
         let (links, tenants) = (&config.uplinks, &config.tenants);
         if links.is_empty() || links.len() > MOST_UPLINKS || tenants.len() > MOST_TENANTS {
-            return Err(format!(
-                "line 1: there may be 1 to {MOST_UPLINKS} uplinks and 0 to {MOST_TENANTS} tenants"
+            return Err(EdgeError::config(
+                1,
+                format!("there may be 1 to {MOST_UPLINKS} uplinks and 0 to {MOST_TENANTS} tenants"),
             ));
         }
         if config.nics.len() > MOST_NICS {
-            return Err(format!(
-                "line {}: there may be {MOST_NICS} NICs",
-                config.nics[MOST_NICS].line
+            return Err(EdgeError::config(
+                config.nics[MOST_NICS].line,
+                format!("there may be {MOST_NICS} NICs"),
             ));
         }
         let mut nics = BTreeSet::new();
         if let Some(twice) = config.nics.iter().find(|nic| !nics.insert(&nic.pci)) {
-            return Err(format!("line {}: the NIC {} is named twice", twice.line, twice.pci));
+            return Err(EdgeError::config(
+                twice.line,
+                format!("the NIC {} is named twice", twice.pci),
+            ));
         }
         let (mut peers, mut switches) = (BTreeSet::new(), BTreeMap::new());
         for uplink in links {
             device(&uplink.device, uplink.line)?;
             if !peers.insert(uplink.peer) {
-                return Err(format!(
-                    "line {}: two uplinks have the peer {}",
-                    uplink.line, uplink.peer
+                return Err(EdgeError::config(
+                    uplink.line,
+                    format!("two uplinks have the peer {}", uplink.peer),
                 ));
             }
             let loopback = uplink.peer_loopback;
             if loopback == config.loopback {
-                return Err(format!(
-                    "line {}: the peer's loopback {loopback} is our own",
-                    uplink.line
+                return Err(EdgeError::config(
+                    uplink.line,
+                    format!("the peer's loopback {loopback} is our own"),
                 ));
             }
             // Over several uplinks to it there is one session of EVPN.
             if *switches.entry(loopback).or_insert(uplink.peer_asn) != uplink.peer_asn {
-                return Err(format!(
-                    "line {}: two uplinks to {loopback} have different peer_asn",
-                    uplink.line
+                return Err(EdgeError::config(
+                    uplink.line,
+                    format!("two uplinks to {loopback} have different peer_asn"),
                 ));
             }
         }
         let mut vnis = BTreeSet::new();
         for tenant in tenants {
             if config.role == Role::Switch {
-                return Err(format!("line {}: a switch has no tenants", tenant.line));
+                return Err(EdgeError::config(tenant.line, "a switch has no tenants"));
             }
             if !vnis.insert(tenant.vni) {
-                return Err(format!(
-                    "line {}: two tenants have the vni {}",
-                    tenant.line, tenant.vni
+                return Err(EdgeError::config(
+                    tenant.line,
+                    format!("two tenants have the vni {}", tenant.vni),
                 ));
             }
             device(&tenant.anchor(), tenant.line)?;
@@ -626,7 +633,7 @@ peer_loopback = "10.255.1.1"
         ];
         for (from, to, why) in cases {
             let error = Config::parse(&text.replacen(from, to, 1)).unwrap_err();
-            assert!(error.contains(why), "{to}: {error}");
+            assert!(error.to_string().contains(why), "{to}: {error}");
         }
     }
 
@@ -670,7 +677,7 @@ peer_loopback = "10.255.1.1"
             let text = GOOD.replacen(from, to, 1);
             assert_ne!(text, GOOD);
             let error = Config::parse(&text).unwrap_err();
-            assert!(error.contains(why), "{to}: {error}");
+            assert!(error.to_string().contains(why), "{to}: {error}");
         }
     }
 }

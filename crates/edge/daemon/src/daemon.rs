@@ -19,6 +19,7 @@ use unbroken_edge_rules::{
 use crate::bfd::Bfd;
 use crate::command::run;
 use crate::config::Config;
+use crate::error::{EdgeError, Result};
 use crate::events::{now_us, Events};
 use crate::failover::{self, Failover};
 use crate::folder::Folder;
@@ -36,13 +37,13 @@ const REMOVAL_US: u64 = 2_000_000;
 const PRIORITY: &str = "10";
 
 /// Runs until SIGTERM or SIGINT.
-pub fn run_daemon(state: &State) -> Result<(), String> {
+pub fn run_daemon(state: &State) -> Result<()> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTERM);
     signals.add(Signal::SIGINT);
-    signals.thread_block().map_err(|e| format!("signals: {e}"))?;
+    signals.thread_block().map_err(EdgeError::at("signals"))?;
     let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
-        .map_err(|e| format!("signals: {e}"))?;
+        .map_err(EdgeError::at("signals"))?;
     let _lock = state.become_daemon()?;
     if state.config()?.fast_failover {
         // A few milliseconds are what it is for. Where it is not allowed it is merely later.
@@ -77,9 +78,9 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn open(state: &State) -> Result<Daemon, String> {
+    fn open(state: &State) -> Result<Daemon> {
         let config: Config = state.config()?;
-        let netlink = |e: std::io::Error| format!("netlink: {e}");
+        let netlink = EdgeError::at("netlink");
         let settings = config.overlay();
         let timing =
             Timing { resync_us: u64::from(config.resync_s) * 1_000_000, ..Timing::default() };
@@ -90,13 +91,13 @@ impl Daemon {
         Ok(Daemon {
             reconciler,
             settings,
-            kernel: Kernel::open().map_err(netlink)?,
-            notifications: Notifications::open().map_err(netlink)?,
+            kernel: Kernel::open().map_err(&netlink)?,
+            notifications: Notifications::open().map_err(&netlink)?,
             bfd: None,
             failover,
             last,
             on_last_way: 0,
-            events: Events::open(state.folder()?).map_err(|e| format!("events: {e}"))?,
+            events: Events::open(state.folder()?).map_err(EdgeError::at("events"))?,
             folder: state.folder()?,
             state: state.clone(),
             with_frr: config.frr,
@@ -108,7 +109,7 @@ impl Daemon {
         })
     }
 
-    fn run(&mut self, signals: &SignalFd) -> Result<(), String> {
+    fn run(&mut self, signals: &SignalFd) -> Result<()> {
         self.events.write("start", json!({}));
         loop {
             let now = now_us();
@@ -124,10 +125,10 @@ impl Daemon {
             }
             self.look_at_last_ways();
             self.wait(signals)?;
-            if signals.read_signal().map_err(|e| format!("signals: {e}"))?.is_some() {
+            if signals.read_signal().map_err(EdgeError::at("signals"))?.is_some() {
                 return Ok(());
             }
-            let heard = self.notifications.drain().map_err(|e| format!("netlink: {e}"))?;
+            let heard = self.notifications.drain().map_err(EdgeError::at("netlink"))?;
             if heard.routes {
                 self.events.write("routes", json!({}));
             }
@@ -154,7 +155,7 @@ impl Daemon {
         }
     }
 
-    fn wait(&self, signals: &SignalFd) -> Result<(), String> {
+    fn wait(&self, signals: &SignalFd) -> Result<()> {
         let deadlines = [
             Some(self.next_tick_us),
             self.reconciler.as_ref().map(Reconciler::deadline_us),
@@ -171,11 +172,11 @@ impl Daemon {
         if let Some(bfd) = &self.bfd {
             files.push(PollFd::new(bfd.stream(), PollFlags::IN));
         }
-        wait(&mut files, Some(longest)).map_err(|e| format!("poll: {e}"))
+        wait(&mut files, Some(longest)).map_err(EdgeError::at("poll"))
     }
 
     /// Does what the reconciler asks for until it asks for nothing.
-    fn reconcile(&mut self) -> Result<(), String> {
+    fn reconcile(&mut self) -> Result<()> {
         let (Some(reconciler), Some(settings)) = (&mut self.reconciler, &self.settings) else {
             return Ok(());
         };
@@ -298,7 +299,7 @@ impl Daemon {
         self.events.write("end", json!({}));
     }
 
-    fn remove_rules(&mut self, settings: &Settings) -> Result<(), String> {
+    fn remove_rules(&mut self, settings: &Settings) -> Result<()> {
         // A filter lets go of its actions a moment after it was removed, so they may take another
         // pass.
         let deadline = now_us() + REMOVAL_US;
@@ -321,19 +322,19 @@ impl Daemon {
     }
 
     /// Gives whether nothing of ours is left.
-    fn remove_what_can_be(&mut self, settings: &Settings) -> Result<bool, String> {
+    fn remove_what_can_be(&mut self, settings: &Settings) -> Result<bool> {
         let mut rules = Rules::default();
         for table in [Table::Clsact, Table::Filters, Table::Actions] {
             match self.kernel.dump(table, settings) {
                 Dump::Clsact(devices) => rules.clsact = devices.into_iter().collect(),
                 Dump::Filters(filters) => rules.filters = filters,
                 Dump::Actions(actions) => rules.actions = actions,
-                Dump::Failed(error) => return Err(error),
+                Dump::Failed(error) => return Err(EdgeError::Kernel(error)),
                 _ => {}
             }
         }
         let plan = diff(settings, &Wanted::default(), &rules);
-        let failures = self.kernel.apply(&plan.ops, settings).map_err(|e| e.to_string())?;
+        let failures = self.kernel.apply(&plan.ops, settings).map_err(EdgeError::at("netlink"))?;
         let is_ours = |a: &&unbroken_edge_rules::Action| {
             a.cookie && settings.own.indexes.contains(&a.id.index)
         };
@@ -341,7 +342,7 @@ impl Daemon {
         let waits = rules.actions.iter().filter(is_ours).count()
             > plan.ops.iter().filter(|o| matches!(o, Op::DelAction { .. })).count();
         match failures.first() {
-            Some((_, error)) => Err(error.clone()),
+            Some((_, error)) => Err(EdgeError::Kernel(error.clone())),
             None => Ok(!waits),
         }
     }

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::command::run;
 use crate::config::Config;
+use crate::error::{EdgeError, Result};
 use crate::state::State;
 
 /// What the sessions of links are for.
@@ -20,15 +21,15 @@ const IN_FLIGHT: Duration = Duration::from_millis(200);
 /// A second look at the counters of a link that nothing should use any more; BFD and BGP still do.
 const QUIET_PACKETS: u64 = 400;
 
-fn neighbour<'a>(config: &'a Config, device: &str) -> Result<&'a crate::config::Uplink, String> {
+fn neighbour<'a>(config: &'a Config, device: &str) -> Result<&'a crate::config::Uplink> {
     config.uplinks.iter().find(|u| u.device == device).ok_or_else(|| {
         let names: Vec<&str> = config.uplinks.iter().map(|u| u.device.as_str()).collect();
-        format!("'{device}' is no uplink; they are {}", names.join(", "))
+        EdgeError::Refused(format!("'{device}' is no uplink; they are {}", names.join(", ")))
     })
 }
 
 /// Drains an uplink and shuts it. Refuses if no other one is up.
-pub fn drain(state: &State, device: &str) -> Result<(), String> {
+pub fn drain(state: &State, device: &str) -> Result<()> {
     let config = state.config()?;
     let uplink = neighbour(&config, device)?;
     let status = crate::status::Status::read(state)?;
@@ -36,9 +37,9 @@ pub fn drain(state: &State, device: &str) -> Result<(), String> {
         u.device != device && u.carrier == "up" && u.bgp == "Established"
     };
     if !status.uplinks.iter().any(up) {
-        return Err(format!(
+        return Err(EdgeError::Refused(format!(
             "'{device}' is the only uplink that is up: draining it would cut the host off"
-        ));
+        )));
     }
     let frr = state.frr();
     let (router, peer) = (format!("router bgp {}", config.asn), uplink.peer.to_string());
@@ -54,10 +55,10 @@ pub fn drain(state: &State, device: &str) -> Result<(), String> {
     let deadline = Instant::now() + LONGEST;
     while uses(device)? {
         if Instant::now() > deadline {
-            return Err(format!(
+            return Err(EdgeError::Refused(format!(
                 "routes still lead over {device} after {} s; it is left up, drained",
                 LONGEST.as_secs()
-            ));
+            )));
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -69,10 +70,10 @@ pub fn drain(state: &State, device: &str) -> Result<(), String> {
             break;
         }
         if Instant::now() > deadline {
-            return Err(format!(
+            return Err(EdgeError::Refused(format!(
                 "{device} still receives after {} s; it is left up, drained",
                 LONGEST.as_secs()
-            ));
+            )));
         }
     }
     frr.vtysh(&["configure terminal", &router, &format!("neighbor {peer} shutdown")])?;
@@ -80,7 +81,7 @@ pub fn drain(state: &State, device: &str) -> Result<(), String> {
 }
 
 /// Puts a drained uplink back into service.
-pub fn undrain(state: &State, device: &str) -> Result<(), String> {
+pub fn undrain(state: &State, device: &str) -> Result<()> {
     let config = state.config()?;
     let uplink = neighbour(&config, device)?;
     let frr = state.frr();
@@ -95,10 +96,10 @@ pub fn undrain(state: &State, device: &str) -> Result<(), String> {
 }
 
 /// Whether a route of FRR's leads over a device.
-fn uses(device: &str) -> Result<bool, String> {
+fn uses(device: &str) -> Result<bool> {
     let routes: Vec<Value> =
         serde_json::from_str(&run(&["ip", "-j", "route", "show", "proto", "bgp"])?)
-            .map_err(|e| e.to_string())?;
+            .map_err(EdgeError::at("ip"))?;
     let over = |r: &Value| {
         r["dev"] == device
             || r["nexthops"].as_array().is_some_and(|h| h.iter().any(|h| h["dev"] == device))
@@ -113,8 +114,8 @@ fn uses(device: &str) -> Result<bool, String> {
         > 1)
 }
 
-fn received(device: &str) -> Result<u64, String> {
+fn received(device: &str) -> Result<u64> {
     let path = format!("/sys/class/net/{device}/statistics/rx_packets");
-    let text = std::fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
-    text.trim().parse().map_err(|_| format!("{path}: not a number"))
+    let text = std::fs::read_to_string(&path).map_err(EdgeError::at(&path))?;
+    text.trim().parse().map_err(EdgeError::at(&path))
 }

@@ -41,16 +41,17 @@ impl Events {
     }
 
     /// Writes down an error, but not one that was written a moment ago: it may come at every turn.
-    pub(crate) fn error(&mut self, what: &str) {
+    pub(crate) fn error(&mut self, what: &dyn std::fmt::Display) {
+        let what = what.to_string();
         let now_us = now_us();
         self.errors.retain(|(_, at_us)| now_us < at_us + AGAIN_US);
-        if self.errors.iter().any(|(known, _)| known == what) {
+        if self.errors.iter().any(|(known, _)| *known == what) {
             return;
         }
         if self.errors.len() == ERRORS {
             self.errors.pop_front();
         }
-        self.errors.push_back((what.to_owned(), now_us));
+        self.errors.push_back((what.clone(), now_us));
         self.write("error", json!({ "what": what }));
     }
 
@@ -106,8 +107,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut events = Events::open(Folder::open(folder.path()).unwrap()).unwrap();
         for _ in 0..1000 {
-            events.error("one");
-            events.error("another");
+            events.error(&"one");
+            events.error(&"another");
         }
         let text = std::fs::read_to_string(folder.path().join(NAME)).unwrap();
         assert_eq!(text.lines().count(), 2);

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use crate::command::run;
 use crate::config::{Config, Uplink};
+use crate::error::Result;
 use crate::frr::Frr;
 use crate::netlink::Kernel;
 use crate::routes::{error, Hop, Hops, RouteSet, Routes, Tables, FRR, OURS};
@@ -43,7 +44,7 @@ pub struct Failover<K = Kernel> {
 
 impl Failover {
     /// Makes the rule.
-    pub fn open(config: &Config, frr: Frr) -> Result<Failover, String> {
+    pub fn open(config: &Config, frr: Frr) -> Result<Failover> {
         close();
         run(&["ip", "rule", "add", "pref", &TABLE.to_string(), "lookup", &TABLE.to_string()])?;
         let kernel = Kernel::open().map_err(error)?;
@@ -65,7 +66,7 @@ impl<K: Tables> Failover<K> {
     }
 
     /// A neighbour's state has changed; gives how many routes were overruled.
-    pub fn bfd(&mut self, now_us: u64, peer: Ipv4Addr, state: &str) -> Result<usize, String> {
+    pub fn bfd(&mut self, now_us: u64, peer: Ipv4Addr, state: &str) -> Result<usize> {
         let Some(uplink) = self.uplinks.iter().find(|u| u.peer == peer) else { return Ok(0) };
         let device = uplink.device.clone();
         if state == "up" {
@@ -83,7 +84,7 @@ impl<K: Tables> Failover<K> {
     }
 
     /// Looks whether BGP has confirmed. After an error it looks again a little later.
-    pub fn look(&mut self, now_us: u64) -> Result<(), String> {
+    pub fn look(&mut self, now_us: u64) -> Result<()> {
         if now_us < self.next_look_us {
             return Ok(());
         }
@@ -101,7 +102,7 @@ impl<K: Tables> Failover<K> {
     }
 
     /// Makes the table what the dead links want it to be, or has [`Failover::look`] try again.
-    fn overrule(&mut self, now_us: u64) -> Result<usize, String> {
+    fn overrule(&mut self, now_us: u64) -> Result<usize> {
         let done = self.make_table();
         self.stale = done.is_err();
         if self.stale {
@@ -110,7 +111,7 @@ impl<K: Tables> Failover<K> {
         done
     }
 
-    fn make_table(&mut self) -> Result<usize, String> {
+    fn make_table(&mut self) -> Result<usize> {
         let dead: BTreeSet<&str> = self.dead.keys().map(String::as_str).collect();
         let mut left = match dead.is_empty() {
             true => Routes::new(),

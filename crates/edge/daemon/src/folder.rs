@@ -16,6 +16,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::error::{EdgeError, Result, Why};
+
 /// No file that is read whole is larger.
 const LARGEST_BYTES: u64 = 16 << 20;
 const SAFE: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
@@ -37,25 +39,25 @@ pub(crate) struct Folder {
 
 impl Folder {
     /// Opens one, which must be this user's, and nobody else may write into it.
-    pub(crate) fn open(path: &Path) -> Result<Folder, String> {
+    pub(crate) fn open(path: &Path) -> Result<Folder> {
         Folder::found(path)?.checked()
     }
 
     /// Opens one, whoever may write into it. What is read there must be known by other means.
-    pub(crate) fn foreign(path: &Path) -> Result<Option<Folder>, String> {
+    pub(crate) fn foreign(path: &Path) -> Result<Option<Folder>> {
         match open_folder(CWD, path) {
             Ok(descriptor) => Ok(Some(Folder { descriptor, path: path.to_owned() })),
             Err(Errno::NOENT) => Ok(None),
-            Err(e) => Err(format!("{}: {e}", path.display())),
+            Err(e) => Err(EdgeError::at(path.display())(e)),
         }
     }
 
     /// Makes one with this mode if it is missing. It must be this user's, and nobody else may write
     /// into it; those that lead to it are taken on trust.
-    pub(crate) fn make(path: &Path, mode: u32) -> Result<Folder, String> {
-        let error = |e: io::Error| format!("{}: {e}", path.display());
+    pub(crate) fn make(path: &Path, mode: u32) -> Result<Folder> {
+        let error = EdgeError::at(path.display());
         if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
-            DirBuilder::new().recursive(true).mode(0o755).create(parent).map_err(error)?;
+            DirBuilder::new().recursive(true).mode(0o755).create(parent).map_err(&error)?;
         }
         match mkdirat(CWD, path, Mode::from_raw_mode(0o700)) {
             Ok(()) => {
@@ -69,13 +71,13 @@ impl Folder {
     }
 
     /// Makes a folder in this one if it is missing, and gives it this mode.
-    pub(crate) fn within(&self, name: &str, mode: u32) -> Result<Folder, String> {
+    pub(crate) fn within(&self, name: &str, mode: u32) -> Result<Folder> {
         let path = self.path.join(name);
         match mkdirat(&self.descriptor, name, Mode::from_raw_mode(0o700)) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(e) => return Err(format!("{}: {e}", path.display())),
+            Err(e) => return Err(EdgeError::at(path.display())(e)),
         }
-        let descriptor = open_folder(&self.descriptor, name).map_err(|e| self.error(name, &e))?;
+        let descriptor = open_folder(&self.descriptor, name).map_err(|e| self.error(name, e))?;
         let folder = Folder { descriptor, path };
         let owner = folder.stat()?.st_uid;
         if owner != own_user() {
@@ -86,19 +88,19 @@ impl Folder {
     }
 
     /// Makes a folder in this one for somebody else, who alone may use it.
-    pub(crate) fn for_other(&self, name: &str, ids: Ids) -> Result<(), String> {
+    pub(crate) fn for_other(&self, name: &str, ids: Ids) -> Result<()> {
         let path = self.path.join(name);
         match mkdirat(&self.descriptor, name, Mode::from_raw_mode(0o700)) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(e) => return Err(format!("{}: {e}", path.display())),
+            Err(e) => return Err(EdgeError::at(path.display())(e)),
         }
-        let descriptor = open_folder(&self.descriptor, name).map_err(|e| self.error(name, &e))?;
+        let descriptor = open_folder(&self.descriptor, name).map_err(|e| self.error(name, e))?;
         Folder { descriptor, path }.give(Some(ids), 0o700)
     }
 
     /// Sets whose it is and who may use it.
-    pub(crate) fn give(&self, ids: Option<Ids>, mode: u32) -> Result<(), String> {
-        give(&self.descriptor, ids, mode).map_err(|e| format!("{}: {e}", self.path.display()))
+    pub(crate) fn give(&self, ids: Option<Ids>, mode: u32) -> Result<()> {
+        give(&self.descriptor, ids, mode).map_err(EdgeError::at(self.path.display()))
     }
 
     /// Where it is.
@@ -127,21 +129,21 @@ impl Folder {
     }
 
     /// The text of a file; `None` if there is none.
-    pub(crate) fn read(&self, name: &str) -> Result<Option<String>, String> {
+    pub(crate) fn read(&self, name: &str) -> Result<Option<String>> {
         let file = match self.file(name, OFlags::RDONLY) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file.map_err(|e| self.error(name, &e))?,
+            file => file.map_err(|e| self.error(name, e))?,
         };
         let mut text = String::new();
         match file.take(LARGEST_BYTES + 1).read_to_string(&mut text) {
-            Ok(bytes) if bytes as u64 > LARGEST_BYTES => Err(self.error(name, &"it is too large")),
+            Ok(bytes) if bytes as u64 > LARGEST_BYTES => Err(self.error(name, "it is too large")),
             Ok(_) => Ok(Some(text)),
-            Err(e) => Err(self.error(name, &e)),
+            Err(e) => Err(self.error(name, e)),
         }
     }
 
     /// Writes a file so that a reader sees the old or the new one.
-    pub(crate) fn replace(&self, name: &str, text: &str) -> Result<(), String> {
+    pub(crate) fn replace(&self, name: &str, text: &str) -> Result<()> {
         self.replace_for(name, text, None, OWN)
     }
 
@@ -152,7 +154,7 @@ impl Folder {
         text: &str,
         ids: Option<Ids>,
         mode: u32,
-    ) -> Result<(), String> {
+    ) -> Result<()> {
         let next = format!("{name}.next");
         let write = || -> io::Result<()> {
             // Of one who died while writing it.
@@ -165,14 +167,14 @@ impl Folder {
             give(&file, ids, mode)?;
             Ok(renameat(&self.descriptor, &next, &self.descriptor, name)?)
         };
-        write().map_err(|e| self.error(name, &e))
+        write().map_err(|e| self.error(name, e))
     }
 
     /// Makes an empty file of somebody else's, if there is none.
-    pub(crate) fn file_for_other(&self, name: &str, ids: Ids) -> Result<(), String> {
+    pub(crate) fn file_for_other(&self, name: &str, ids: Ids) -> Result<()> {
         let file = self.file(name, OFlags::RDONLY | OFlags::CREATE);
-        let file = file.map_err(|e| self.error(name, &e))?;
-        give(&file, Some(ids), OWN).map_err(|e| self.error(name, &e))
+        let file = file.map_err(|e| self.error(name, e))?;
+        give(&file, Some(ids), OWN).map_err(|e| self.error(name, e))
     }
 
     /// Gives a file of it another name in it.
@@ -181,49 +183,49 @@ impl Folder {
     }
 
     /// Removes it with all that is in it. Links in it are removed, and not followed.
-    pub(crate) fn remove(self) -> Result<(), String> {
-        std::fs::remove_dir_all(&self.path).map_err(|e| format!("{}: {e}", self.path.display()))
+    pub(crate) fn remove(self) -> Result<()> {
+        std::fs::remove_dir_all(&self.path).map_err(EdgeError::at(self.path.display()))
     }
 
     /// Whose it is.
-    pub(crate) fn owner(&self) -> Result<u32, String> {
+    pub(crate) fn owner(&self) -> Result<u32> {
         Ok(self.stat()?.st_uid)
     }
 
-    fn error(&self, name: &str, why: &dyn std::fmt::Display) -> String {
-        format!("{}: {why}", self.path.join(name).display())
+    fn error<E: Into<Why>>(&self, name: &str, why: E) -> EdgeError {
+        EdgeError::at(self.path.join(name).display())(why)
     }
 
-    fn found(path: &Path) -> Result<Folder, String> {
+    fn found(path: &Path) -> Result<Folder> {
         Folder::foreign(path)?
-            .ok_or_else(|| format!("{}: {}", path.display(), io::Error::from(Errno::NOENT)))
+            .ok_or_else(|| EdgeError::at(path.display())(io::Error::from(Errno::NOENT)))
     }
 
-    fn stat(&self) -> Result<Stat, String> {
-        fstat(&self.descriptor).map_err(|e| format!("{}: {e}", self.path.display()))
+    fn stat(&self) -> Result<Stat> {
+        fstat(&self.descriptor).map_err(EdgeError::at(self.path.display()))
     }
 
-    fn checked(self) -> Result<Folder, String> {
+    fn checked(self) -> Result<Folder> {
         let stat = self.stat()?;
         if stat.st_uid != own_user() {
             return Err(self.strange(stat.st_uid));
         }
         match stat.st_mode & 0o022 {
             0 => Ok(self),
-            _ => Err(format!(
+            _ => Err(EdgeError::Refused(format!(
                 "{}: others may write into this folder (mode {:03o}); name one of your own in UNBROKEN_EDGE",
                 self.path.display(),
                 stat.st_mode & 0o777
-            )),
+            ))),
         }
     }
 
-    fn strange(&self, owner: u32) -> String {
-        format!(
+    fn strange(&self, owner: u32) -> EdgeError {
+        EdgeError::Refused(format!(
             "{}: belongs to user {owner}, and this process runs as user {}",
             self.path.display(),
             own_user()
-        )
+        ))
     }
 }
 
@@ -274,6 +276,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         std::fs::set_permissions(home.path(), std::fs::Permissions::from_mode(0o770)).unwrap();
         let Err(why) = Folder::open(home.path()) else { panic!("it was taken") };
+        let why = why.to_string();
         assert!(why.contains("others may write") && why.contains("UNBROKEN_EDGE"), "{why}");
     }
 }

@@ -31,6 +31,7 @@ use serde_json::Value;
 
 use crate::command;
 use crate::config::{Config, Role};
+use crate::error::{EdgeError, Result};
 use crate::folder::{own_user, Folder, Ids, OWN};
 use crate::process::Running;
 
@@ -74,7 +75,7 @@ impl Frr {
     }
 
     /// Writes the configuration. Gives whether it is another one than before.
-    pub fn configure(&self, config: &Config) -> Result<bool, String> {
+    pub fn configure(&self, config: &Config) -> Result<bool> {
         let ids = frr_user()?;
         let readers = Ids { user: own_user(), group: ids.group };
         let state = self.folder.parent().unwrap_or(Path::new("/"));
@@ -98,15 +99,17 @@ impl Frr {
 
     /// Waits until nobody else starts or ends daemons; nobody does while the file is open. Our
     /// daemon and `unbroken edge up` may both find one dead, and a second that is started fails.
-    fn turn(folder: &Folder) -> Result<File, String> {
+    fn turn(folder: &Folder) -> Result<File> {
         let path = folder.path().join("lock").display().to_string();
-        let file = folder
-            .file("lock", OFlags::WRONLY | OFlags::CREATE)
-            .map_err(|e| format!("{path}: {e}"))?;
+        let file =
+            folder.file("lock", OFlags::WRONLY | OFlags::CREATE).map_err(EdgeError::at(&path))?;
         let deadline = Instant::now() + TURN;
         while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
             if Instant::now() > deadline {
-                return Err(format!("{path}: held by another for {} s ({error})", TURN.as_secs()));
+                return Err(EdgeError::Refused(format!(
+                    "{path}: held by another for {} s ({error})",
+                    TURN.as_secs()
+                )));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -114,7 +117,7 @@ impl Frr {
     }
 
     /// Starts the daemons that do not run; gives their names.
-    pub fn start(&self) -> Result<Vec<&'static str>, String> {
+    pub fn start(&self) -> Result<Vec<&'static str>> {
         let folder = Folder::open(&self.folder)?;
         let _turn = Frr::turn(&folder)?;
         let mut started = Vec::new();
@@ -126,11 +129,11 @@ impl Frr {
             let deadline = Instant::now() + START;
             while Frr::running(&folder, name).is_none() {
                 if Instant::now() > deadline {
-                    return Err(format!(
+                    return Err(EdgeError::Frr(format!(
                         "{name} does not run {} s after its start; see {}/{name}.log",
                         START.as_secs(),
                         self.folder.display()
-                    ));
+                    )));
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -144,7 +147,7 @@ impl Frr {
     }
 
     /// Our daemon blocks the signals that end it, and what it starts must not.
-    fn start_command(&self, name: &str) -> Result<Vec<String>, String> {
+    fn start_command(&self, name: &str) -> Result<Vec<String>> {
         let (folder, sockets) = (self.folder.display(), self.sockets());
         let sockets = sockets.display();
         let mut args = format!(
@@ -154,14 +157,14 @@ impl Frr {
         );
         match name {
             "zebra" => args += " -s 90000000",
-            "bfdd" => write!(args, " --bfdctl {sockets}/bfdd.sock").map_err(|e| e.to_string())?,
+            "bfdd" => write!(args, " --bfdctl {sockets}/bfdd.sock").map_err(EdgeError::at(name))?,
             _ => {}
         }
         Ok(command::words(&args))
     }
 
     /// FRR makes some of its sockets for everybody.
-    fn close_sockets(&self, daemon: &str) -> Result<(), String> {
+    fn close_sockets(&self, daemon: &str) -> Result<()> {
         let mut names = vec![format!("{daemon}.vty")];
         names.extend(match daemon {
             "zebra" => Some("zserv.api".to_owned()),
@@ -169,8 +172,9 @@ impl Frr {
             _ => None,
         });
         for name in names {
-            let error = |e: io::Error| format!("{}: {e}", self.sockets().join(&name).display());
-            let (socket, _) = self.socket(&name).map_err(error)?;
+            let path = self.sockets().join(&name);
+            let error = EdgeError::at(path.display());
+            let (socket, _) = self.socket(&name).map_err(&error)?;
             chmod(by_descriptor(&socket), Mode::from_raw_mode(OWN)).map_err(|e| error(e.into()))?;
         }
         Ok(())
@@ -217,13 +221,13 @@ impl Frr {
     }
 
     /// Ends the daemons, bgpd first, so that neighbours are told; zebra takes its routes with it.
-    pub fn stop(&self) -> Result<(), String> {
+    pub fn stop(&self) -> Result<()> {
         // That of an older version was frr's, and is stopped all the same.
         let Some(folder) = Folder::foreign(&self.folder)? else { return Ok(()) };
         let _turn = (folder.owner()? == own_user()).then(|| Frr::turn(&folder)).transpose()?;
         for name in NAMES.iter().rev() {
             if let Some(daemon) = Frr::running(&folder, name) {
-                daemon.end(START).map_err(|e| format!("{name}: {e}"))?;
+                daemon.end(START).map_err(EdgeError::at(&name))?;
             }
         }
         Ok(())
@@ -231,20 +235,20 @@ impl Frr {
 
     /// The destinations that a neighbour has told bgpd of. Asked without a program in between,
     /// since it is urgent.
-    pub fn told_by(&self, peer: Ipv4Addr, within: Duration) -> Result<BTreeSet<String>, String> {
+    pub fn told_by(&self, peer: Ipv4Addr, within: Duration) -> Result<BTreeSet<String>> {
         let deadline = Instant::now() + within;
-        let error = |e: io::Error| format!("bgpd: {e}");
-        let mut stream = self.connect("bgpd.vty").map_err(error)?;
-        stream.set_nonblocking(false).map_err(error)?;
-        stream.set_write_timeout(Some(within)).map_err(error)?;
+        let error = EdgeError::at("bgpd");
+        let mut stream = self.connect("bgpd.vty").map_err(&error)?;
+        stream.set_nonblocking(false).map_err(&error)?;
+        stream.set_write_timeout(Some(within)).map_err(&error)?;
         let question = format!("show bgp ipv4 unicast neighbors {peer} routes json\0");
-        stream.write_all(question.as_bytes()).map_err(error)?;
-        prefixes(&read_answer(&mut stream, deadline).map_err(|e| format!("bgpd: {e}"))?)
+        stream.write_all(question.as_bytes()).map_err(&error)?;
+        prefixes(&read_answer(&mut stream, deadline).map_err(EdgeError::at("bgpd"))?)
     }
 
     /// Asks or tells the daemons something, as at FRR's own prompt, and as FRR's user: the sockets
     /// lie in a folder of that user's.
-    pub fn vtysh(&self, commands: &[&str]) -> Result<String, String> {
+    pub fn vtysh(&self, commands: &[&str]) -> Result<String> {
         let sockets = self.sockets().display().to_string();
         let mut args = vec!["vtysh", "--vty_socket", &sockets];
         commands.iter().for_each(|c| args.extend(["-c", c]));
@@ -258,40 +262,42 @@ fn by_descriptor(file: &OwnedFd) -> String {
 }
 
 /// What a daemon's prompt answers: text, then three zeros and how it went.
-fn read_answer(stream: &mut UnixStream, deadline: Instant) -> Result<String, String> {
+fn read_answer(stream: &mut UnixStream, deadline: Instant) -> io::Result<String> {
     let (mut text, mut buffer) = (Vec::new(), [0; 16 << 10]);
     loop {
         let left = deadline
             .checked_duration_since(Instant::now())
             .filter(|d| !d.is_zero())
-            .ok_or("no answer in time")?;
-        stream.set_read_timeout(Some(left)).map_err(|e| e.to_string())?;
-        match stream.read(&mut buffer).map_err(|e| e.to_string())? {
-            0 => return Err("the daemon has ended".into()),
+            .ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))?;
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut buffer)? {
+            0 => return Err(io::Error::other("the daemon has ended")),
             n => text.extend(&buffer[..n]),
         }
         if text.len() > LONGEST_ANSWER_BYTES {
-            return Err("the answer is too long".into());
+            return Err(io::Error::other("the answer is too long"));
         }
         if let [.., 0, 0, 0, status] = text[..] {
             text.truncate(text.len() - 4);
             let text = String::from_utf8_lossy(&text).into_owned();
-            return if status == 0 { Ok(text) } else { Err(text) };
+            return if status == 0 { Ok(text) } else { Err(io::Error::other(text)) };
         }
     }
 }
 
 /// Addresses as `ip` writes them, from bgpd's list of what a neighbour has told.
-fn prefixes(answer: &str) -> Result<BTreeSet<String>, String> {
-    let answer: Value = serde_json::from_str(answer).map_err(|e| format!("bgpd: {e}"))?;
-    let routes = answer["routes"].as_object().ok_or("bgpd: no routes")?;
+fn prefixes(answer: &str) -> Result<BTreeSet<String>> {
+    let answer: Value = serde_json::from_str(answer).map_err(EdgeError::at("bgpd"))?;
+    let routes =
+        answer["routes"].as_object().ok_or_else(|| EdgeError::Frr("bgpd: no routes".into()))?;
     Ok(routes.keys().map(|to| to.strip_suffix("/32").unwrap_or(to).to_owned()).collect())
 }
 
 /// The user and the group that FRR's daemons run as.
-pub(crate) fn frr_user() -> Result<Ids, String> {
-    let text = std::fs::read_to_string("/etc/passwd").map_err(|e| format!("/etc/passwd: {e}"))?;
-    let missing = || "there is no user 'frr': install FRR (Debian package frr)".to_owned();
+pub(crate) fn frr_user() -> Result<Ids> {
+    let text = std::fs::read_to_string("/etc/passwd").map_err(EdgeError::at("/etc/passwd"))?;
+    let missing =
+        || EdgeError::Refused("there is no user 'frr': install FRR (Debian package frr)".into());
     let line = text.lines().find(|l| l.starts_with("frr:")).ok_or_else(missing)?;
     let mut fields = line.split(':').skip(2).map(str::parse);
     match (fields.next(), fields.next()) {
@@ -405,7 +411,8 @@ mod tests {
         let told = prefixes(&read_answer(&mut ours, soon()).unwrap()).unwrap();
         assert_eq!(told, ["10.255.0.1".to_owned(), "10.7.0.0/16".to_owned()].into());
         theirs.write_all(b"% No such neighbor\0\0\0\x01").unwrap();
-        assert_eq!(read_answer(&mut ours, soon()), Err("% No such neighbor".into()));
+        let refused = read_answer(&mut ours, soon()).unwrap_err();
+        assert_eq!(refused.to_string(), "% No such neighbor");
         assert!(read_answer(&mut ours, Instant::now()).is_err());
         drop(theirs);
         assert!(read_answer(&mut ours, soon()).is_err());

@@ -10,6 +10,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use crate::command::run;
+use crate::error::{EdgeError, Result};
 use crate::folder::Folder;
 use crate::state;
 
@@ -40,13 +41,13 @@ pub struct Lab {
 impl Lab {
     /// The folder of the lab with a prefix: below that of all edges, where only root can make one.
     /// No edge has its name.
-    pub fn folder_of(prefix: &str) -> Result<PathBuf, String> {
+    pub fn folder_of(prefix: &str) -> Result<PathBuf> {
         let good = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         match prefix.chars().all(good) && !prefix.starts_with(['.', '-']) {
             true => Ok(state::root().join(format!(".lab-{prefix}"))),
-            false => {
-                Err(format!("'{prefix}' is no prefix of names: letters, digits, '_', '-' or '.'"))
-            }
+            false => Err(EdgeError::Refused(format!(
+                "'{prefix}' is no prefix of names: letters, digits, '_', '-' or '.'"
+            ))),
         }
     }
 
@@ -71,15 +72,18 @@ impl Lab {
 
     /// Makes namespaces, links and configurations, and sets all up with `command` (the `unbroken`
     /// program).
-    pub fn up(&self, command: &Path) -> Result<(), String> {
+    pub fn up(&self, command: &Path) -> Result<()> {
         if !(2..=MOST_HOSTS).contains(&self.hosts) {
-            return Err(format!("a lab has 2 to {MOST_HOSTS} hosts, not {}", self.hosts));
+            return Err(EdgeError::Refused(format!(
+                "a lab has 2 to {MOST_HOSTS} hosts, not {}",
+                self.hosts
+            )));
         }
         let there = namespaces()?;
         if let Some(taken) = self.nodes().iter().find(|n| there.contains(n)) {
-            return Err(format!(
+            return Err(EdgeError::Refused(format!(
                 "there is a namespace '{taken}' already; use another prefix, or take that lab down"
-            ));
+            )));
         }
         let done = self.make().and_then(|()| {
             self.nodes().iter().try_for_each(|node| {
@@ -93,7 +97,7 @@ impl Lab {
     }
 
     /// Takes all down; what is gone already is not missed.
-    pub fn down(&self, command: &Path) -> Result<(), String> {
+    pub fn down(&self, command: &Path) -> Result<()> {
         for node in self.nodes() {
             let command = command.display().to_string();
             let _ = run(&["ip", "netns", "exec", &node, &command, "edge", "down", "--name", &node]);
@@ -113,7 +117,7 @@ impl Lab {
         self.folder.join(format!("{node}.toml"))
     }
 
-    fn make(&self) -> Result<(), String> {
+    fn make(&self) -> Result<()> {
         let second = (1..=self.hosts).filter(|_| self.second_tenant).map(|h| self.second(h));
         for node in self.nodes().into_iter().chain(second) {
             run(&["ip", "netns", "add", &node])?;
@@ -137,7 +141,7 @@ impl Lab {
         Ok(())
     }
 
-    fn link(&self, a: (&str, &str), b: (&str, &str)) -> Result<(), String> {
+    fn link(&self, a: (&str, &str), b: (&str, &str)) -> Result<()> {
         let mtu = UPLINK_MTU.to_string();
         run(&[
             "ip", "link", "add", a.1, "netns", a.0, "mtu", &mtu, "type", "veth", "peer", "name",
@@ -224,7 +228,7 @@ fn uplink(device: &str, address: &str, peer: &str, asn: u32, loopback: &str) -> 
     text
 }
 
-fn namespaces() -> Result<Vec<String>, String> {
+fn namespaces() -> Result<Vec<String>> {
     let list = run(&["ip", "netns", "list"])?;
     Ok(list.lines().filter_map(|l| l.split_whitespace().next()).map(str::to_owned).collect())
 }

@@ -23,6 +23,7 @@ use std::net::Ipv4Addr;
 
 use crate::command::run;
 use crate::config::{Config, Uplink};
+use crate::error::Result;
 use crate::netlink::Kernel;
 use crate::routes::{error, Hops, RouteSet, Routes, Tables, FRR, MAIN, OURS};
 
@@ -57,7 +58,7 @@ pub struct LastWays<K = Kernel> {
 
 impl LastWays {
     /// Makes the rules of backup links, and takes over the routes of a daemon that died.
-    pub fn open(config: &Config, now_us: u64) -> Result<LastWays, String> {
+    pub fn open(config: &Config, now_us: u64) -> Result<LastWays> {
         let uplinks = config.uplinks.clone();
         remove_rules();
         for backup in uplinks.iter().filter(|u| u.backup) {
@@ -107,7 +108,7 @@ impl<K: Tables> LastWays<K> {
 
     /// Follows FRR. Gives how many destinations have their last way only. After an error it looks
     /// again a little later.
-    pub fn look(&mut self, now_us: u64) -> Result<Option<usize>, String> {
+    pub fn look(&mut self, now_us: u64) -> Result<Option<usize>> {
         if now_us < self.next_look_us {
             return Ok(None);
         }
@@ -225,7 +226,7 @@ mod tests {
         assert!(last.look(0).is_err());
         let again_us = last.deadline_us();
         assert!(again_us > 0 && again_us < 1_000_000, "{again_us}");
-        assert_eq!(last.look(again_us), Ok(Some(0)));
+        assert_eq!(last.look(again_us).unwrap(), Some(0));
         assert_eq!(last.deadline_us(), u64::MAX);
     }
 

@@ -11,6 +11,7 @@ pub mod command;
 pub mod config;
 pub mod daemon;
 pub mod drain;
+pub mod error;
 mod events;
 mod failover;
 mod folder;

@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use crate::command::{run, words};
 use crate::config::{Config, Nic};
+use crate::error::{EdgeError, Result};
 use crate::plan::Step;
 
 const DEVICES: &str = "/sys/bus/pci/devices";
@@ -31,17 +32,18 @@ pub(crate) struct Shown {
 }
 
 /// The steps that the configuration's NICs still need here.
-pub(crate) fn missing(config: &Config) -> Result<Vec<Step>, String> {
+pub(crate) fn missing(config: &Config) -> Result<Vec<Step>> {
     plan(&config.nics, &look)
 }
 
 /// Asks the machine.
-fn look(nic: &Nic) -> Result<Shown, String> {
+fn look(nic: &Nic) -> Result<Shown> {
     let shown = run(&["devlink", "-j", "dev", "eswitch", "show", &format!("pci/{}", nic.pci)])?;
-    let number = |name: &str| {
+    let number = |name: &str| -> Result<u32> {
         let path = format!("{DEVICES}/{}/{name}", nic.pci);
-        let text = std::fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
-        text.trim().parse::<u32>().map_err(|_| format!("{path}: '{}' is not a number", text.trim()))
+        let text = std::fs::read_to_string(&path).map_err(EdgeError::at(&path))?;
+        let wrong = |_| format!("'{}' is not a number", text.trim());
+        text.trim().parse::<u32>().map_err(wrong).map_err(EdgeError::at(&path))
     };
     Ok(Shown {
         mode: mode(&shown)?,
@@ -51,21 +53,27 @@ fn look(nic: &Nic) -> Result<Shown, String> {
 }
 
 /// The mode in what `devlink -j dev eswitch show` wrote of one device.
-fn mode(text: &str) -> Result<String, String> {
-    let value: Value = serde_json::from_str(text).map_err(|e| format!("devlink: {e}"))?;
+fn mode(text: &str) -> Result<String> {
+    let value: Value = serde_json::from_str(text).map_err(EdgeError::at("devlink"))?;
     let device = value["dev"].as_object().and_then(|devices| devices.values().next());
     let mode = device.and_then(|device| device["mode"].as_str()).map(str::to_owned);
-    mode.ok_or_else(|| format!("devlink tells no mode of the embedded switch: {}", text.trim()))
+    mode.ok_or_else(|| {
+        let shown = text.trim();
+        EdgeError::Refused(format!("devlink tells no mode of the embedded switch: {shown}"))
+    })
 }
 
-fn plan(nics: &[Nic], look: &dyn Fn(&Nic) -> Result<Shown, String>) -> Result<Vec<Step>, String> {
+fn plan(nics: &[Nic], look: &dyn Fn(&Nic) -> Result<Shown>) -> Result<Vec<Step>> {
     let mut steps = Vec::new();
     for nic in nics {
         let Nic { pci, functions: wanted, line } = nic;
         let Shown { mode, functions, most } =
-            look(nic).map_err(|e| format!("line {line}: the NIC {pci}: {e}"))?;
+            look(nic).map_err(|e| EdgeError::config(*line, format!("the NIC {pci}: {e}")))?;
         if *wanted > most {
-            return Err(format!("line {line}: the NIC {pci} may have {most} virtual functions at most, not {wanted}"));
+            return Err(EdgeError::config(
+                *line,
+                format!("the NIC {pci} may have {most} virtual functions at most, not {wanted}"),
+            ));
         }
         let switchdev = mode == "switchdev";
         if functions == *wanted && switchdev {
@@ -74,10 +82,8 @@ fn plan(nics: &[Nic], look: &dyn Fn(&Nic) -> Result<Shown, String>) -> Result<Ve
         if functions > 0 {
             let why =
                 if switchdev { format!(", not {wanted}") } else { format!(" in mode {mode}") };
-            return Err(format!(
-                "line {line}: the NIC {pci} has {functions} virtual functions already{why}; when nobody uses them, take them away: \
-                 echo 0 >{DEVICES}/{pci}/sriov_numvfs"
-            ));
+            return Err(EdgeError::config(*line, format!("the NIC {pci} has {functions} virtual functions already{why}; when nobody uses them, take them away: \
+                 echo 0 >{DEVICES}/{pci}/sriov_numvfs")));
         }
         if !switchdev {
             let set = |mode: &str| words(&format!("devlink dev eswitch set pci/{pci} mode {mode}"));
@@ -113,7 +119,7 @@ mod tests {
 
     const PCI: &str = "0000:03:00.0";
 
-    fn planned(mode: &str, functions: u32) -> Result<Vec<Step>, String> {
+    fn planned(mode: &str, functions: u32) -> Result<Vec<Step>> {
         let nic = Nic { pci: PCI.into(), functions: 4, line: 7 };
         let shown = Shown { mode: mode.into(), functions, most: 8 };
         plan(&[nic], &|_| Ok(shown.clone()))
@@ -137,7 +143,7 @@ mod tests {
     #[test]
     fn functions_that_may_be_in_use_are_left() {
         for (mode, why) in [("switchdev", "already, not 4"), ("legacy", "already in mode legacy")] {
-            let error = planned(mode, 2).unwrap_err();
+            let error = planned(mode, 2).unwrap_err().to_string();
             assert!(
                 error.starts_with("line 7: the NIC 0000:03:00.0 has 2 virtual")
                     && error.contains(why),
@@ -147,10 +153,14 @@ mod tests {
         assert!(planned("legacy", 4).is_err(), "the mode is not changed beneath functions");
         let many = Nic { pci: PCI.into(), functions: 9, line: 7 };
         let error = plan(&[many], &|_| Ok(Shown { mode: "legacy".into(), functions: 0, most: 8 }))
-            .unwrap_err();
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("may have 8 virtual functions at most, not 9"), "{error}");
         let gone = Nic { pci: PCI.into(), functions: 1, line: 7 };
-        let error = plan(&[gone], &|_| Err("kernel answers: No such device".into())).unwrap_err();
+        let error =
+            plan(&[gone], &|_| Err(EdgeError::Refused("kernel answers: No such device".into())))
+                .unwrap_err()
+                .to_string();
         assert_eq!(error, "line 7: the NIC 0000:03:00.0: kernel answers: No such device");
     }
 
@@ -158,7 +168,7 @@ mod tests {
     fn devlink_is_understood() {
         let text = r#"{"dev":{"pci/0000:03:00.0":{"mode":"switchdev","inline-mode":"none","encap-mode":"basic"}}}"#;
         assert_eq!(mode(text).unwrap(), "switchdev");
-        assert!(mode("{}").unwrap_err().contains("tells no mode"));
+        assert!(mode("{}").unwrap_err().to_string().contains("tells no mode"));
         assert!(mode("Error").is_err());
     }
 }

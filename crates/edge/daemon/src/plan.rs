@@ -11,6 +11,7 @@ use unbroken_edge_rules::VXLAN_PORT;
 
 use crate::command::words;
 use crate::config::{Config, Port, Role, Rules, Tenant, VTEP, VTEP_PORT};
+use crate::error::{EdgeError, Result};
 
 /// A bridge forgets an address after this, in seconds. It is long (a year), since a NIC that
 /// forwards by itself does not show the bridge its packets; an address that moves is learned anew
@@ -58,16 +59,16 @@ impl Present<'_> {
 }
 
 /// The steps that are not taken yet, in order.
-pub fn plan(config: &Config, present: &Present) -> Result<Vec<Step>, String> {
+pub fn plan(config: &Config, present: &Present) -> Result<Vec<Step>> {
     let mut plan = Planner { config, present, steps: Vec::new() };
     plan.settings()?;
     plan.address("lo", &format!("{}/32", config.loopback));
     plan.up("lo");
     for uplink in &config.uplinks {
         if present.link(&uplink.device).is_none() {
-            return Err(format!(
-                "line {}: there is no device '{}'; 'ip link' shows those there are",
-                uplink.line, uplink.device
+            return Err(EdgeError::config(
+                uplink.line,
+                format!("there is no device '{}'; 'ip link' shows those there are", uplink.device),
             ));
         }
         plan.address(&uplink.device, &uplink.address.to_string());
@@ -96,7 +97,7 @@ impl Planner<'_> {
 
     /// A link without carrier carries no route; both links of a pair may bring a packet; ports
     /// spread tunnels over uplinks.
-    fn settings(&mut self) -> Result<(), String> {
+    fn settings(&mut self) -> Result<()> {
         let mut wanted = vec![
             ("net.ipv4.conf.all.ignore_routes_with_linkdown".to_owned(), "1"),
             ("net.ipv4.fib_multipath_hash_policy".to_owned(), "1"),
@@ -117,7 +118,7 @@ impl Planner<'_> {
                 if key.contains(".conf.") && !key.contains(".all.") {
                     continue;
                 }
-                return Err(format!("this kernel has no setting {key}"));
+                return Err(EdgeError::Refused(format!("this kernel has no setting {key}")));
             };
             if old != value {
                 let set = |value: &str| format!("sysctl -qw {key}={value}");
@@ -147,16 +148,16 @@ impl Planner<'_> {
 
     /// The external device that packets to be encapsulated are redirected to. Its port is not that
     /// of the wire, since it cannot share one with devices that have an id; rules name the wire's.
-    fn vtep(&mut self) -> Result<(), String> {
+    fn vtep(&mut self) -> Result<()> {
         if let Some(link) = self.present.link(VTEP) {
             let data = &link["linkinfo"]["info_data"];
             if data["external"] == true && data["port"] == VTEP_PORT {
                 return Ok(());
             }
-            return Err(format!(
+            return Err(EdgeError::Refused(format!(
                 "there is a device '{VTEP}' that is not an external VXLAN device at port {VTEP_PORT}; \
                  rules need that name: give yours another, or leave rules = \"none\""
-            ));
+            )));
         }
         let mtu = self.config.mtu;
         let make = [
@@ -169,14 +170,16 @@ impl Planner<'_> {
         Ok(())
     }
 
-    fn tenant(&mut self, tenant: &Tenant) -> Result<(), String> {
+    fn tenant(&mut self, tenant: &Tenant) -> Result<()> {
         let (mtu, loopback) = (self.config.mtu, self.config.loopback);
         let (bridge, anchor) = (tenant.bridge(), tenant.anchor());
         if let Some(link) = self.present.link(&bridge) {
             if link["linkinfo"]["info_kind"] != "bridge" {
-                return Err(format!(
-                    "line {}: there is a device '{bridge}' that is not a bridge; choose another vni",
-                    tenant.line
+                return Err(EdgeError::config(
+                    tenant.line,
+                    format!(
+                        "there is a device '{bridge}' that is not a bridge; choose another vni"
+                    ),
                 ));
             }
         } else {
@@ -206,9 +209,9 @@ impl Planner<'_> {
                     "that is not vni {} from {loopback} at port {VXLAN_PORT} in {bridge}",
                     tenant.vni
                 );
-                return Err(format!(
-                    "line {}: there is a device '{anchor}' {why}; choose another vni",
-                    tenant.line
+                return Err(EdgeError::config(
+                    tenant.line,
+                    format!("there is a device '{anchor}' {why}; choose another vni"),
                 ));
             }
         } else {
@@ -227,7 +230,7 @@ impl Planner<'_> {
         tenant.ports.iter().try_for_each(|port| self.port(port, &bridge))
     }
 
-    fn port(&mut self, port: &Port, bridge: &str) -> Result<(), String> {
+    fn port(&mut self, port: &Port, bridge: &str) -> Result<()> {
         let rep = &port.representor;
         let mtu = self.config.mtu;
         let found = self.present.link(rep);
@@ -247,7 +250,7 @@ impl Planner<'_> {
         match (found, &port.veth) {
             (Some(link), _) if link["master"] == bridge => Ok(()),
             (Some(link), _) if link["master"].is_string() => {
-                Err(format!("line {}: '{rep}' is in {} already", port.line, link["master"]))
+                Err(EdgeError::config(port.line, format!("'{rep}' is in {} already", link["master"])))
             }
             (Some(_), None) => {
                 let up = format!("ip link set {rep} up");
@@ -255,14 +258,8 @@ impl Planner<'_> {
                 announce(self);
                 Ok(())
             }
-            (Some(_), Some(_)) => Err(format!(
-                "line {}: there is a device '{rep}' already; choose another name for the representor",
-                port.line
-            )),
-            (None, None) => Err(format!(
-                "line {}: there is no representor '{rep}'; 'devlink port' shows them (give veth for a pair instead)",
-                port.line
-            )),
+            (Some(_), Some(_)) => Err(EdgeError::config(port.line, format!("there is a device '{rep}' already; choose another name for the representor"))),
+            (None, None) => Err(EdgeError::config(port.line, format!("there is no representor '{rep}'; 'devlink port' shows them (give veth for a pair instead)"))),
             (None, Some(veth)) => {
                 let within = port.netns.as_deref().map(|n| format!("netns {n} ")).unwrap_or_default();
                 let ip = port.netns.as_deref().map_or("ip".to_owned(), |n| format!("ip -n {n}"));

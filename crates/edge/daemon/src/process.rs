@@ -15,6 +15,8 @@ use rustix::process::{
     fcntl_getlk, pidfd_open, pidfd_send_signal, Flock, FlockType, Pid, PidfdFlags, Signal,
 };
 
+use crate::error::{EdgeError, Result};
+
 /// A process that held the lock.
 #[derive(Debug)]
 pub(crate) struct Running {
@@ -49,10 +51,10 @@ impl Running {
     }
 
     /// Ends it, after `patience` by force.
-    pub(crate) fn end(&self, patience: Duration) -> Result<(), String> {
+    pub(crate) fn end(&self, patience: Duration) -> Result<()> {
         let gone = |sent: rustix::io::Result<()>| match sent {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
-            Err(e) => Err(format!("process {}: {e}", self.pid())),
+            Err(e) => Err(EdgeError::at(format!("process {}", self.pid()))(e)),
         };
         for signal in [Signal::TERM, Signal::KILL] {
             gone(pidfd_send_signal(&self.handle, signal))?;
@@ -60,7 +62,7 @@ impl Running {
                 return Ok(());
             }
         }
-        Err(format!("process {} has been killed and does not end", self.pid()))
+        Err(EdgeError::Refused(format!("process {} has been killed and does not end", self.pid())))
     }
 
     /// Whether it ends within some time.

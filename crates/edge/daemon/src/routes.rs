@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
+use crate::error::EdgeError;
+
 /// One way out: a neighbour at a link.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Hop {
@@ -49,8 +51,8 @@ pub fn difference(wanted: &Routes, present: &Routes) -> Vec<(String, Option<Hops
 }
 
 /// Says what an error was about.
-pub fn error(error: std::io::Error) -> String {
-    format!("routes: {error}")
+pub fn error(error: std::io::Error) -> EdgeError {
+    EdgeError::at("routes")(error)
 }
 
 /// Where routes are, for those who keep some: the kernel, or a test's stand-in.

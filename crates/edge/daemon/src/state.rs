@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use crate::command::{self, run};
 use crate::config::Config;
+use crate::error::{EdgeError, Result};
 use crate::folder::{own_user, Folder, Ids};
 use crate::frr::{frr_user, Frr};
 use crate::plan::{plan, Present, Step};
@@ -56,7 +57,7 @@ pub fn root() -> PathBuf {
 }
 
 /// As [`root`]; made if it is missing.
-pub fn make_root() -> Result<PathBuf, String> {
+pub fn make_root() -> Result<PathBuf> {
     Ok(Folder::make(&root(), MODE)?.path().to_owned())
 }
 
@@ -67,10 +68,10 @@ impl State {
     }
 
     /// The only one in this network namespace that is up, or the one with the name.
-    pub fn find(name: Option<&str>) -> Result<State, String> {
+    pub fn find(name: Option<&str>) -> Result<State> {
         if let Some(name) = name {
             let state = State::of(name);
-            let none = || format!("no edge with the name '{name}' is up here");
+            let none = || EdgeError::Refused(format!("no edge with the name '{name}' is up here"));
             if name.contains('/') || name.starts_with('.') || !state.path.exists() {
                 return Err(none());
             }
@@ -78,9 +79,9 @@ impl State {
         }
         let entries = fs::read_dir(root()).map_err(|e| match e.kind() {
             ErrorKind::PermissionDenied => {
-                format!("{}: only root may look; run this as root", root().display())
+                EdgeError::at(root().display())("only root may look; run this as root")
             }
-            _ => NONE.to_owned(),
+            _ => EdgeError::Refused(NONE.to_owned()),
         })?;
         let mut all: Vec<State> = entries
             .flatten()
@@ -88,13 +89,13 @@ impl State {
             .filter(|s| s.is_up().unwrap_or_default() && s.is_of_this_namespace())
             .collect();
         match all.len() {
-            0 => Err(NONE.into()),
+            0 => Err(EdgeError::Refused(NONE.into())),
             1 => Ok(all.remove(0)),
-            _ => Err("several edges are up here; name one with --name".into()),
+            _ => Err(EdgeError::Refused("several edges are up here; name one with --name".into())),
         }
     }
 
-    pub(crate) fn folder(&self) -> Result<Folder, String> {
+    pub(crate) fn folder(&self) -> Result<Folder> {
         Folder::open(&self.path)
     }
 
@@ -103,7 +104,7 @@ impl State {
         self.folder().and_then(|f| f.read(file)).ok().flatten().unwrap_or_default()
     }
 
-    fn is_up(&self) -> Result<bool, String> {
+    fn is_up(&self) -> Result<bool> {
         Ok(self.folder()?.read(CONFIG)?.is_some())
     }
 
@@ -113,13 +114,13 @@ impl State {
     }
 
     /// The configuration that is up.
-    pub fn config(&self) -> Result<Config, String> {
+    pub fn config(&self) -> Result<Config> {
         let path = self.path.join(CONFIG);
         let text = self
             .folder()?
             .read(CONFIG)?
-            .ok_or_else(|| format!("{}: it is gone", path.display()))?;
-        Config::parse(&text).map_err(|e| format!("{}: {e}", path.display()))
+            .ok_or_else(|| EdgeError::at(path.display())("it is gone"))?;
+        Config::parse(&text).map_err(EdgeError::at(path.display()))
     }
 
     fn is_of_this_namespace(&self) -> bool {
@@ -137,28 +138,31 @@ impl State {
     }
 
     /// Makes this process the daemon, for as long as the file that it gives is open.
-    pub(crate) fn become_daemon(&self) -> Result<File, String> {
-        let error = |e: std::io::Error| format!("{}: {e}", self.path.join(DAEMON).display());
-        let mut file = self.folder()?.file(DAEMON, OFlags::RDWR | OFlags::CREATE).map_err(error)?;
-        if !hold(&file).map_err(error)? {
-            return Err("a daemon runs here already".into());
+    pub(crate) fn become_daemon(&self) -> Result<File> {
+        let path = self.path.join(DAEMON);
+        let error = EdgeError::at(path.display());
+        let mut file =
+            self.folder()?.file(DAEMON, OFlags::RDWR | OFlags::CREATE).map_err(&error)?;
+        if !hold(&file).map_err(&error)? {
+            return Err(EdgeError::Refused("a daemon runs here already".into()));
         }
         // For people: who asks for the daemon asks who holds the lock.
-        file.set_len(0).map_err(error)?;
-        file.write_all(std::process::id().to_string().as_bytes()).map_err(error)?;
+        file.set_len(0).map_err(&error)?;
+        file.write_all(std::process::id().to_string().as_bytes()).map_err(&error)?;
         Ok(file)
     }
 
-    fn made(&self, folder: &Folder) -> Result<Vec<Step>, String> {
+    fn made(&self, folder: &Folder) -> Result<Vec<Step>> {
         match folder.read(MADE)? {
-            Some(text) => serde_json::from_str(&text)
-                .map_err(|e| format!("{}: {e}", self.path.join(MADE).display())),
+            Some(text) => {
+                serde_json::from_str(&text).map_err(EdgeError::at(self.path.join(MADE).display()))
+            }
             None => Ok(Vec::new()),
         }
     }
 
     /// Makes the folder, in which only root may write. FRR's daemons may pass through.
-    fn make_folder(&self, config: &Config) -> Result<Folder, String> {
+    fn make_folder(&self, config: &Config) -> Result<Folder> {
         make_root()?;
         let folder = Folder::make(&self.path, 0o700)?;
         if config.frr {
@@ -169,7 +173,7 @@ impl State {
     }
 
     /// Makes what is missing. After an error nothing is left of what this call has made.
-    pub fn up(&self, text: &str) -> Result<Vec<Step>, String> {
+    pub fn up(&self, text: &str) -> Result<Vec<Step>> {
         let config = Config::parse(text)?;
         let Missing { mut steps, more } = missing(&config)?;
         let folder = self.make_folder(&config)?;
@@ -201,7 +205,7 @@ impl State {
     }
 
     /// Starts FRR with its configuration, and keeps ours.
-    fn run(&self, folder: &Folder, config: &Config, text: &str) -> Result<(), String> {
+    fn run(&self, folder: &Folder, config: &Config, text: &str) -> Result<()> {
         if config.frr {
             let frr = self.frr();
             // Daemons that run with another configuration are started anew.
@@ -215,7 +219,7 @@ impl State {
     }
 
     /// Ends the daemon and FRR, and takes back all steps, last first.
-    pub fn down(&self) -> Result<Vec<String>, String> {
+    pub fn down(&self) -> Result<Vec<String>> {
         self.stop_daemon()?;
         // A daemon that died has left its routes.
         failover::close();
@@ -228,14 +232,14 @@ impl State {
     }
 
     /// Starts the daemon, if none runs, in a process of its own.
-    pub fn start_daemon(&self, program: &Path) -> Result<(), String> {
+    pub fn start_daemon(&self, program: &Path) -> Result<()> {
         if self.daemon().is_some() {
             return Ok(());
         }
         let folder = self.folder()?;
         let file = || {
             let file = folder.file(LOG, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE);
-            file.map_err(|e| format!("{}: {e}", self.path.join(LOG).display()))
+            file.map_err(EdgeError::at(self.path.join(LOG).display()))
         };
         let name = self.path.file_name().unwrap_or_default();
         let mut child = std::process::Command::new(program)
@@ -245,13 +249,16 @@ impl State {
             .stderr(file()?)
             .process_group(0)
             .spawn()
-            .map_err(|e| format!("{}: {e}", program.display()))?;
+            .map_err(EdgeError::at(program.display()))?;
         let deadline = Instant::now() + Duration::from_secs(10);
         while self.daemon().is_none() {
-            let ended = child.try_wait().map_err(|e| e.to_string())?.is_some();
+            let ended = child.try_wait().map_err(EdgeError::at(program.display()))?.is_some();
             if ended || Instant::now() > deadline {
                 let why = self.text(LOG);
-                return Err(format!("the daemon did not start: {}", why.trim()));
+                return Err(EdgeError::Refused(format!(
+                    "the daemon did not start: {}",
+                    why.trim()
+                )));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -259,13 +266,13 @@ impl State {
     }
 
     /// Ends the daemon, which then takes its rules away.
-    pub fn stop_daemon(&self) -> Result<(), String> {
+    pub fn stop_daemon(&self) -> Result<()> {
         self.running().map_or(Ok(()), |daemon| daemon.end(END))
     }
 }
 
 /// Takes steps. Each is remembered before it is taken.
-fn make(folder: &Folder, steps: &[Step], made: &mut Vec<Step>) -> Result<(), String> {
+fn make(folder: &Folder, steps: &[Step], made: &mut Vec<Step>) -> Result<()> {
     for step in steps {
         made.retain(|m| m.key != step.key);
         made.push(step.clone());
@@ -283,8 +290,8 @@ fn make(folder: &Folder, steps: &[Step], made: &mut Vec<Step>) -> Result<(), Str
     Ok(())
 }
 
-fn remember(folder: &Folder, made: &[Step]) -> Result<(), String> {
-    folder.replace(MADE, &serde_json::to_string_pretty(made).map_err(|e| e.to_string())?)
+fn remember(folder: &Folder, made: &[Step]) -> Result<()> {
+    folder.replace(MADE, &serde_json::to_string_pretty(made).map_err(EdgeError::at(MADE))?)
 }
 
 /// What a configuration still needs here.
@@ -297,9 +304,9 @@ pub struct Missing {
 }
 
 /// The steps that a configuration still needs here.
-pub fn missing(config: &Config) -> Result<Missing, String> {
+pub fn missing(config: &Config) -> Result<Missing> {
     if let Some(lacked) = check::lacking(config) {
-        return Err(lacked);
+        return Err(EdgeError::Refused(lacked));
     }
     let nics = nic::missing(config)?;
     if nics.is_empty() {
@@ -309,7 +316,7 @@ pub fn missing(config: &Config) -> Result<Missing, String> {
 }
 
 /// The steps that follow those of NICs, as soon as their drivers have made all devices.
-fn when_devices_are_there(config: &Config) -> Result<Vec<Step>, String> {
+fn when_devices_are_there(config: &Config) -> Result<Vec<Step>> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let links = links()?;
@@ -324,11 +331,11 @@ fn when_devices_are_there(config: &Config) -> Result<Vec<Step>, String> {
     }
 }
 
-fn links() -> Result<Value, String> {
-    serde_json::from_str(&run(&["ip", "-j", "-d", "addr", "show"])?).map_err(|e| e.to_string())
+fn links() -> Result<Value> {
+    serde_json::from_str(&run(&["ip", "-j", "-d", "addr", "show"])?).map_err(EdgeError::at("ip"))
 }
 
-fn of_devices(config: &Config, links: &Value) -> Result<Vec<Step>, String> {
+fn of_devices(config: &Config, links: &Value) -> Result<Vec<Step>> {
     let setting = |key: &str| {
         let path = format!(
             "/proc/sys/{}",
@@ -342,7 +349,7 @@ fn of_devices(config: &Config, links: &Value) -> Result<Vec<Step>, String> {
 /// Takes steps back, last first; gives what could not be.
 fn undo(steps: &[Step]) -> Vec<String> {
     let commands = steps.iter().rev().flat_map(|s| &s.undo);
-    commands.filter_map(|c| command::run(c).err()).collect()
+    commands.filter_map(|c| command::run(c).err().map(|e| e.to_string())).collect()
 }
 
 fn network_namespace() -> Option<String> {

@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::command::run;
+use crate::error::{EdgeError, Result};
 use crate::last::BEHIND;
 use crate::netlink::Kernel;
 use crate::routes::{error, FRR};
@@ -45,7 +46,7 @@ pub struct Status {
 
 impl Status {
     /// Reads it all; what does not answer is `unknown`.
-    pub fn read(state: &State) -> Result<Status, String> {
+    pub fn read(state: &State) -> Result<Status> {
         let config = state.config()?;
         let frr = state.frr();
         let ask = |command: &str| -> Value {
@@ -56,7 +57,7 @@ impl Status {
         };
         let (bfd, bgp) = (ask("show bfd peers json"), ask("show bgp summary json"));
         let links: Value =
-            serde_json::from_str(&run(&["ip", "-j", "link"])?).map_err(|e| e.to_string())?;
+            serde_json::from_str(&run(&["ip", "-j", "link"])?).map_err(EdgeError::at("ip"))?;
         let uplinks = config.uplinks.iter().map(|u| {
             let unknown = || "unknown".to_owned();
             let session =
@@ -82,7 +83,8 @@ impl Status {
         let mut destinations = 0;
         for tenant in &config.tenants {
             let table = run(&["bridge", "-j", "fdb", "show", "dev", &tenant.anchor()])?;
-            let table: Vec<Value> = serde_json::from_str(&table).map_err(|e| e.to_string())?;
+            let table: Vec<Value> =
+                serde_json::from_str(&table).map_err(EdgeError::at("bridge"))?;
             let learned = |e: &&Value| {
                 e["flags"].as_array().is_some_and(|f| f.iter().any(|f| f == "extern_learn"))
             };

@@ -109,6 +109,10 @@ enum Command {
         /// (sdr, shift, edge, coll, apm), with commas
         #[arg(long, value_delimiter = ',')]
         only: Vec<String>,
+        /// Measures nothing: draws what was measured before again, from the JSON files beside the
+        /// pictures
+        #[arg(long, conflicts_with = "only")]
+        redraw: bool,
         /// The `unbroken` command
         #[arg(long, default_value = "target/release/unbroken")]
         unbroken: PathBuf,
@@ -201,7 +205,8 @@ fn act(command: Command) -> Result<ExitCode> {
         Command::Failover { unbroken, programs, rounds } => {
             return suite::only_failover(&unbroken, &programs, rounds)
         }
-        Command::Figures { out, only, unbroken, programs, python } => {
+        Command::Figures { out, redraw: true, .. } => figures::redraw(&out)?,
+        Command::Figures { out, only, unbroken, programs, python, redraw: false } => {
             let training = python.map(|python| (python, PathBuf::from("tests/torch/gpt.py")));
             figures::draw(&out, &only, &figures::Tools { unbroken, programs, training })?;
         }

@@ -82,7 +82,7 @@ fn play(args: &DemoArgs, unbroken: &Path, screen: &Screen) -> Result<Report> {
         .map_err(|e| format!("cannot write JSON: {e}"))?
         + "\n";
     write(&args.out.join("result.json"), &text)?;
-    write(&args.out.join("demo.svg"), &picture::draw(&with, &without))?;
+    write(&args.out.join("demo.svg"), &picture::draw(&with, &without)?)?;
     Ok(report)
 }
 

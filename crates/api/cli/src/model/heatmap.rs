@@ -3,11 +3,12 @@
 
 use clap::Args;
 use serde::Serialize;
-use unbroken_chart::{Figure, Heat, Panel};
+use unbroken_chart::{DrawError, Figure, Heat, Panel};
 use unbroken_sdr_model::choose::Objective;
 use unbroken_sdr_model::Scheme;
+use unbroken_units::show;
 
-use super::{units, LinkArgs, PictureArgs};
+use super::{LinkArgs, PictureArgs};
 use crate::output::{print, print_json, table, Result};
 
 /// Message sizes, from 2^17 bytes (128 KiB) to 2^35 (32 GiB).
@@ -82,8 +83,8 @@ pub(super) fn heatmap(args: &HeatmapArgs) -> Result {
     let link = args.link.link(0.0);
     let mut text = format!(
         "link     {}, round trip {}\ntimes    {against} over {scheme}, {objective}: above 1, {scheme} is faster\n\n",
-        units::shown_rate(link.bandwidth_bps),
-        units::shown_time(link.rtt_s),
+        show::rate_bps(link.bandwidth_bps),
+        show::time_s(link.rtt_s),
     );
     text += &table(&rows(&answer, &of));
     if let Some(file) = &answer.picture {
@@ -99,26 +100,20 @@ fn rows(answer: &Answer, of: &str) -> Vec<Vec<String>> {
     let body = answer.sizes_bytes.iter().zip(&answer.speedup).rev().map(|(bytes, row)| {
         let cells = row.iter().map(|ratio| ratio.map_or("-".into(), |ratio| format!("{ratio:.2}")));
         // Not a number for the table: it goes to the left.
-        std::iter::once(format!("of {}", unbroken_chart::bytes(*bytes as f64)))
-            .chain(cells)
-            .collect()
+        std::iter::once(format!("of {}", show::bytes(*bytes as f64))).chain(cells).collect()
     });
     std::iter::once(head.collect()).chain(body).collect()
 }
 
-fn draw(answer: &Answer, of: &str) -> String {
+fn draw(answer: &Answer, of: &str) -> std::result::Result<String, DrawError> {
     let Answer { scheme, against, objective, .. } = answer;
     let heat = Heat {
         title: format!("{objective} time of {against} over that of {scheme}"),
         x_label: format!("loss of a {of}"),
         y_label: "message".into(),
-        columns: answer.losses.iter().map(|loss| unbroken_chart::loss(*loss)).collect(),
-        rows: answer.sizes_bytes.iter().map(|bytes| unbroken_chart::bytes(*bytes as f64)).collect(),
-        values: answer
-            .speedup
-            .iter()
-            .map(|row| row.iter().map(|ratio| ratio.unwrap_or(f64::NAN)).collect())
-            .collect(),
+        columns: answer.losses.iter().map(|loss| show::power_of_ten(*loss)).collect(),
+        rows: answer.sizes_bytes.iter().map(|bytes| show::bytes(*bytes as f64)).collect(),
+        values: answer.speedup.clone(),
     };
     let figure = Figure {
         title: format!("{scheme} against {against}"),

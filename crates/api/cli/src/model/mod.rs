@@ -2,21 +2,22 @@
 //! and pictures.
 //!
 //! Everything is computed here, by `unbroken-sdr-model`; no network is touched, and no runtime
-//! folder. A link comes as quantities with units ([`units`]); what makes no sense gets a sentence
+//! folder. A link comes as quantities with units ([`unbroken_units`]); what makes no sense gets a sentence
 //! that says what would be right. Pictures are SVG files.
 
 mod heatmap;
 mod picture;
 mod predict;
 mod recommend;
-pub(crate) mod units;
 
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
+use unbroken_chart::DrawError;
 use unbroken_erasure::{Code, Kind};
 use unbroken_sdr_model::choose::Objective;
 use unbroken_sdr_model::{Channel, Link, Loss, Scheme};
+use unbroken_units::{read, show};
 
 use crate::output::{Failure, Result};
 
@@ -59,20 +60,20 @@ enum ModelCommand {
 #[derive(Args)]
 struct LinkArgs {
     /// Bandwidth in bits a second, like 400G
-    #[arg(long, value_name = "RATE", value_parser = units::bandwidth)]
+    #[arg(long, value_name = "RATE", value_parser = read::bandwidth)]
     bandwidth: f64,
     /// Length of the link, like 3750km, instead of --rtt; the round trip is then at the speed of
     /// light in vacuum, 300,000 km/s
-    #[arg(long, value_name = "LENGTH", value_parser = units::distance, required_unless_present = "rtt", conflicts_with = "rtt")]
+    #[arg(long, value_name = "LENGTH", value_parser = read::distance, required_unless_present = "rtt", conflicts_with = "rtt")]
     distance: Option<f64>,
     /// Round trip, like 25ms, where it has been measured: instead of --distance
-    #[arg(long, value_name = "TIME", value_parser = units::time)]
+    #[arg(long, value_name = "TIME", value_parser = read::time)]
     rtt: Option<f64>,
     /// Bytes of a packet's payload
-    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = units::size)]
+    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = read::size)]
     mtu: u64,
     /// Bytes of a chunk, which is lost when one of its packets is
-    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = units::size)]
+    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = read::size)]
     chunk: u64,
     /// What the loss is a probability of
     #[arg(long, value_enum, default_value = "packet")]
@@ -108,10 +109,10 @@ impl LinkArgs {
 #[derive(Args)]
 struct MessageArgs {
     /// Probability that a packet is lost, like 1e-5 or 0.1%
-    #[arg(long, value_name = "SHARE", value_parser = units::loss)]
+    #[arg(long, value_name = "SHARE", value_parser = read::loss)]
     loss: f64,
     /// Bytes of the message, like 128M
-    #[arg(long, value_name = "SIZE", value_parser = units::size)]
+    #[arg(long, value_name = "SIZE", value_parser = read::size)]
     size: u64,
 }
 
@@ -129,7 +130,7 @@ impl Question {
         let channel = link.channel().map_err(|e| e.to_string())?;
         let chunks = link.chunks(message.size);
         if chunks > MOST_CHUNKS {
-            let most = units::with_prefix((MOST_CHUNKS * link.chunk_bytes) as f64, 1024.0);
+            let most = show::with_prefix((MOST_CHUNKS * link.chunk_bytes) as f64, 1024.0);
             return Err(Failure::Text(format!(
                 "a message of {chunks} chunks is longer than the model takes; up to {most} with these chunks, or larger chunks (--chunk), are right"
             )));
@@ -146,12 +147,12 @@ impl Question {
     fn shown(&self) -> String {
         let Link { bandwidth_bps, loss, mtu_bytes, chunk_bytes, .. } = self.link;
         let (channel, chunks) = (&self.channel, self.chunks);
-        let chunk_loss = units::shown_loss(channel.loss);
-        let size = |bytes: u64| unbroken_chart::bytes(bytes as f64);
+        let chunk_loss = show::probability(channel.loss);
+        let size = |bytes: u64| show::bytes(bytes as f64);
         let losses = match loss {
             Loss::Packet(p) => format!(
                 "loss {} of packets of {}, {chunk_loss} of chunks of {}",
-                units::shown_loss(p),
+                show::probability(p),
                 size(mtu_bytes),
                 size(chunk_bytes)
             ),
@@ -160,13 +161,13 @@ impl Question {
         format!(
             "link     {}, round trip {}, {losses}\n\
              message  {}, {chunks} {}: {} without losses ({} of it injection); {} lost in the mean\n",
-            units::shown_rate(bandwidth_bps),
-            units::shown_time(channel.rtt_s),
+            show::rate_bps(bandwidth_bps),
+            show::time_s(channel.rtt_s),
             size(self.bytes),
             if chunks == 1 { "chunk" } else { "chunks" },
-            units::shown_time(self.ideal_s()),
-            units::shown_time(chunks as f64 * channel.injection_s),
-            units::shown_count(chunks as f64 * channel.loss),
+            show::time_s(self.ideal_s()),
+            show::time_s(chunks as f64 * channel.injection_s),
+            show::count(chunks as f64 * channel.loss),
         )
     }
 }
@@ -182,7 +183,7 @@ impl Question {
         let again_s = self.chunks as f64 * injection_s * loss / (1.0 - loss);
         let telling = again_s > TELLING * self.ideal_s();
         telling.then(|| {
-            let again_s = units::shown_time(again_s);
+            let again_s = show::time_s(again_s);
             format!("note     times with retransmissions are lower bounds: sending all again that Selective Repeat loses takes {again_s} of the link\n")
         })
     }
@@ -231,10 +232,13 @@ fn shown_objective(objective: Objective) -> String {
     match objective {
         Objective::Mean => "mean".into(),
         Objective::Quantile(share) => {
-            format!("p{}", unbroken_chart::plain((share * 1e8).round() / 1e6))
+            format!("p{}", show::plain((share * 1e8).round() / 1e6))
         }
     }
 }
+
+/// A picture as a document.
+type DrawResult = std::result::Result<String, DrawError>;
 
 /// Where a picture goes.
 #[derive(Args)]
@@ -249,7 +253,7 @@ struct PictureArgs {
 
 impl PictureArgs {
     /// Writes the picture; says where it is.
-    fn write(&self, draw: impl FnOnce() -> String) -> Result<Option<&Path>> {
+    fn write(&self, draw: impl FnOnce() -> DrawResult) -> Result<Option<&Path>> {
         if self.no_picture {
             return Ok(None);
         }
@@ -261,7 +265,7 @@ impl PictureArgs {
                 file.display()
             )));
         }
-        std::fs::write(file, draw())
+        std::fs::write(file, draw()?)
             .map_err(|e| Failure::io(format!("cannot write {}", file.display()), e))?;
         Ok(Some(file))
     }

@@ -1,11 +1,12 @@
 //! Pictures for somebody's own link and message, after the paper's Figures 3 and 10.
 
-use unbroken_chart::{bytes, loss, plain, Axis, Figure, Line, Lines, Marker, Panel};
+use unbroken_chart::{Axis, Figure, Line, Lines, Marker, Panel, Unit};
 use unbroken_erasure::Code;
 use unbroken_sdr_model::choose::Objective;
 use unbroken_sdr_model::{Link, Loss, Scheme};
+use unbroken_units::show;
 
-use super::{shown_objective, units, Question};
+use super::{shown_objective, DrawResult, Question};
 
 /// Points of a line.
 const POINTS: i32 = 48;
@@ -56,9 +57,9 @@ fn slowdown(
     let most = most.filter(|ratio| ratio.is_finite()).fold(2.0, f64::max);
     let label = format!("{} time over lossless time", shown_objective(objective));
     let y = if most < 5.0 {
-        Axis::linear(&label, 0.9, most * 1.05, plain)
+        Axis::linear(&label, 0.9, most * 1.05, Unit::Plain)
     } else {
-        Axis::log(&label, 0.9, most * 1.1, plain)
+        Axis::log(&label, 0.9, most * 1.1, Unit::Plain)
     };
     Lines { title: title.into(), x, y, lines, markers: Vec::new() }
 }
@@ -70,7 +71,7 @@ fn with_marker(mut lines: Lines, x: f64, words: String) -> Panel {
 
 /// Four panels: over the message, the loss and the distance, each with the place of the question;
 /// and the tail of its distribution.
-pub(super) fn of_link(question: &Question, objective: Objective, best: Scheme) -> String {
+pub(super) fn of_link(question: &Question, objective: Objective, best: Scheme) -> DrawResult {
     let schemes = drawn(best);
     let Question { link, bytes: message, .. } = *question;
     let (Loss::Packet(asked) | Loss::Chunk(asked)) = link.loss;
@@ -89,7 +90,7 @@ pub(super) fn of_link(question: &Question, objective: Objective, best: Scheme) -
     let rtts = ((link.rtt_s / 20.0).max(1e-6), (link.rtt_s * 20.0).max(1e-3));
     let over_sizes = slowdown(
         "over the message",
-        Axis::bytes("message", sizes.0, sizes.1),
+        Axis::log("message", sizes.0, sizes.1, Unit::Bytes),
         sizes,
         &schemes,
         objective,
@@ -97,34 +98,32 @@ pub(super) fn of_link(question: &Question, objective: Objective, best: Scheme) -
     );
     let over_losses = slowdown(
         "over the loss",
-        Axis::log(lost, losses.0, losses.1, loss),
+        Axis::log(lost, losses.0, losses.1, Unit::Probability),
         losses,
         &schemes,
         objective,
         |at| (Link { loss: of(at), ..link }, message),
     );
-    let ms = |seconds: (f64, f64)| (seconds.0 * 1e3, seconds.1 * 1e3);
-    let (low, high) = ms(rtts);
     let over_rtts = slowdown(
         "over the distance",
-        Axis::log("round trip (ms)", low, high, plain),
-        (low, high),
+        Axis::log("round trip", rtts.0, rtts.1, Unit::S),
+        rtts,
         &schemes,
         objective,
-        |at| (Link { rtt_s: at / 1e3, ..link }, message),
+        |at| (Link { rtt_s: at, ..link }, message),
     );
     let figure = Figure {
         title: format!(
             "{} over {}, {} round trip, {lost} {}: {best}",
-            bytes(size),
-            units::shown_rate(link.bandwidth_bps),
-            units::shown_time(link.rtt_s),
-            units::shown_loss(asked)
+            show::bytes(size),
+            show::rate_bps(link.bandwidth_bps),
+            show::time_s(link.rtt_s),
+            show::probability(asked)
         ),
         panels: vec![
-            with_marker(over_sizes, size, bytes(size)),
-            with_marker(over_losses, asked, units::shown_loss(asked)),
-            with_marker(over_rtts, link.rtt_s * 1e3, units::shown_time(link.rtt_s)),
+            with_marker(over_sizes, size, show::bytes(size)),
+            with_marker(over_losses, asked, show::probability(asked)),
+            with_marker(over_rtts, link.rtt_s, show::time_s(link.rtt_s)),
             Panel::Lines(tail(question, &schemes)),
         ],
         columns: 2,
@@ -145,26 +144,26 @@ fn tail(question: &Question, schemes: &[Scheme]) -> Lines {
         let times = spread(first_s, last_s)
             .chain([completion.least_s() * (1.0 - 1e-9), completion.least_s() * (1.0 + 1e-9)]);
         let mut points: Vec<(f64, f64)> =
-            times.map(|s| (s * 1e3, 1.0 - completion.probability(s))).collect();
+            times.map(|s| (s, 1.0 - completion.probability(s))).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         Line::new(&scheme.to_string(), n, points)
     });
     let axis = if last_s < 20.0 * first_s { Axis::linear } else { Axis::log };
     Lines {
         title: "messages that are not done yet".into(),
-        x: axis("time (ms)", first_s * 1e3, last_s * 1e3, plain),
-        y: Axis::log("share of all", RAREST, 1.0, loss),
+        x: axis("time", first_s, last_s, Unit::S),
+        y: Axis::log("share of all", RAREST, 1.0, Unit::Probability),
         lines: lines.collect(),
         markers: Vec::new(),
     }
 }
 
 /// One scheme: the tail of its distribution beside those of Selective Repeat.
-pub(super) fn of_scheme(question: &Question, scheme: Scheme) -> String {
+pub(super) fn of_scheme(question: &Question, scheme: Scheme) -> DrawResult {
     let mut schemes = vec![scheme];
     schemes.extend([Scheme::SrRto, Scheme::SrNack].into_iter().filter(|other| *other != scheme));
     let figure = Figure {
-        title: format!("{} with {scheme}", bytes(question.bytes as f64)),
+        title: format!("{} with {scheme}", show::bytes(question.bytes as f64)),
         panels: vec![Panel::Lines(tail(question, &schemes))],
         columns: 1,
         notes: Vec::new(),

@@ -4,9 +4,10 @@
 use clap::Args;
 use serde::Serialize;
 use unbroken_sdr_model::{Lots, Ring, Scheme};
+use unbroken_units::show;
 
 use super::recommend::Prediction;
-use super::{picture, units, LinkArgs, MessageArgs, PictureArgs, Question};
+use super::{picture, LinkArgs, MessageArgs, PictureArgs, Question};
 use crate::output::{print, print_json, table, Result};
 
 pub(super) const AFTER: &str = "Schemes:
@@ -91,19 +92,19 @@ pub(super) fn predict(args: &PredictArgs) -> Result {
     text += &format!(
         "scheme   {}: {} in the mean, {}\n\n{}",
         args.scheme,
-        units::shown_time(answer.write.mean_s),
-        units::shown_rate(answer.write.goodput_bps),
+        show::time_s(answer.write.mean_s),
+        show::rate_bps(answer.write.goodput_bps),
         shown(&answer.quantiles)
     );
     if let Some(ring) = &answer.ring {
         text += &format!(
             "\nring     all-reduce of {} over {} datacentres, {} rounds: {} in the mean of {} samples (at least {})\n\n{}",
-            unbroken_chart::bytes(question.bytes as f64),
+            show::bytes(question.bytes as f64),
             ring.datacentres,
             ring.rounds,
-            units::shown_time(ring.mean_s),
+            show::time_s(ring.mean_s),
             ring.samples,
-            units::shown_time(ring.least_mean_s),
+            show::time_s(ring.least_mean_s),
             shown(&ring.quantiles)
         );
     }
@@ -132,7 +133,7 @@ fn ring(question: &Question, scheme: Scheme, datacentres: u8, seed: u64) -> Ring
 }
 
 fn shown(quantiles: &[Quantile]) -> String {
-    let percent = |share: f64| format!("{}%", unbroken_chart::plain((share * 1e6).round() / 1e4));
-    let rows = quantiles.iter().map(|q| vec![percent(q.share), units::shown_time(q.time_s)]);
+    let percent = |share: f64| format!("{}%", show::plain((share * 1e6).round() / 1e4));
+    let rows = quantiles.iter().map(|q| vec![percent(q.share), show::time_s(q.time_s)]);
     table(&std::iter::once(vec!["of all".into(), "done by".into()]).chain(rows).collect::<Vec<_>>())
 }

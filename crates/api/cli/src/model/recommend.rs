@@ -4,8 +4,9 @@ use clap::Args;
 use serde::Serialize;
 use unbroken_sdr_model::choose::{candidates, choose, Objective, WORTH};
 use unbroken_sdr_model::Scheme;
+use unbroken_units::show;
 
-use super::{picture, units, PictureArgs, Question};
+use super::{picture, PictureArgs, Question};
 use crate::output::{print, print_json, table, Failure, Result};
 
 /// How to answer.
@@ -66,13 +67,13 @@ impl Prediction {
     fn row(&self) -> Vec<String> {
         let fallback = self
             .fallback
-            .map_or("".into(), |p| format!("{}%", unbroken_chart::plain((p * 1e4).round() / 1e2)));
+            .map_or("".into(), |p| format!("{}%", show::plain((p * 1e4).round() / 1e2)));
         let parity = if self.fallback.is_some() {
             format!("{:.0}%", 100.0 * self.parity)
         } else {
             String::new()
         };
-        let times = [self.mean_s, self.p50_s, self.p99_s, self.p999_s].map(units::shown_time);
+        let times = [self.mean_s, self.p50_s, self.p99_s, self.p999_s].map(show::time_s);
         let gbps = format!("{:.2}", self.goodput_bps / 1e9);
         [vec![self.scheme.clone()], times.to_vec(), vec![gbps, parity, fallback]].concat()
     }
@@ -151,24 +152,24 @@ fn advice(question: &Question, objective: Objective, best: Scheme) -> String {
     match best {
         Scheme::Ec(_) => format!(
             "{} {name}; Selective Repeat would take {} (SR-NACK) to {} (SR-RTO)",
-            units::shown_time(best_s),
-            units::shown_time(of(Scheme::SrNack)),
-            units::shown_time(of(Scheme::SrRto))
+            show::time_s(best_s),
+            show::time_s(of(Scheme::SrNack)),
+            show::time_s(of(Scheme::SrRto))
         ),
         _ => match code.min_by(|a, b| a.0.total_cmp(&b.0)) {
             Some((code_s, code)) if code_s < best_s => format!(
                 "{} {name}; {code} would save less than {:.0} % and cost a core",
-                units::shown_time(best_s),
+                show::time_s(best_s),
                 100.0 * WORTH
             ),
             Some((code_s, code)) => {
                 format!(
                     "{} {name}; parity does not pay: {code} would take {}",
-                    units::shown_time(best_s),
-                    units::shown_time(code_s)
+                    show::time_s(best_s),
+                    show::time_s(code_s)
                 )
             }
-            None => format!("{} {name}", units::shown_time(best_s)),
+            None => format!("{} {name}", show::time_s(best_s)),
         },
     }
 }

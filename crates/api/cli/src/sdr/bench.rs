@@ -17,8 +17,8 @@ use unbroken_sdr::{Memory, Transfer};
 use super::end::{failed, End};
 use super::{power_of_two, rate, wanted, Wanted};
 use crate::args::parse_time;
-use crate::model::units;
 use crate::output::{print, print_json, Failure, Result};
+use unbroken_units::{read, show};
 
 #[derive(Args, Clone)]
 pub(crate) struct BenchArgs {
@@ -26,7 +26,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value = "sr-nack", value_parser = wanted)]
     pub(super) scheme: Wanted,
     /// Bytes of a message
-    #[arg(long, default_value = "1M", value_parser = units::size)]
+    #[arg(long, default_value = "1M", value_parser = read::size)]
     pub(super) size: u64,
     /// Bytes of a chunk, as a power of two
     #[arg(long, default_value = "64K", value_parser = power_of_two)]
@@ -330,13 +330,13 @@ fn shown(r: &Report) -> String {
          a message takes {} in the mean, {} for 99 of 100; round trip {}\n\
          {} chunks sent, {} of them again, {} recovered from parity; {} packets came too late, {} twice; {} under-runs\n",
         r.messages,
-        units::with_prefix(r.message_bytes as f64, 1024.0) + "iB",
-        units::shown_time(r.seconds),
-        units::shown_rate(r.gbit_per_s * 1e9),
+        show::with_prefix(r.message_bytes as f64, 1024.0) + "iB",
+        show::time_s(r.seconds),
+        show::rate_bps(r.gbit_per_s * 1e9),
         r.packets_per_s,
-        units::shown_time(r.mean_us / 1e6),
-        units::shown_time(r.p99_us / 1e6),
-        r.rtt_us.map_or("not measured".into(), |us| units::shown_time(us as f64 / 1e6)),
+        show::time_s(r.mean_us / 1e6),
+        show::time_s(r.p99_us / 1e6),
+        r.rtt_us.map_or("not measured".into(), |us| show::time_s(us as f64 / 1e6)),
         r.chunks_sent,
         r.chunks_repeated,
         r.chunks_recovered,

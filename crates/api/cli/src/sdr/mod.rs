@@ -7,8 +7,9 @@ mod probe;
 use clap::{Args, Subcommand};
 use unbroken_fabric::Runtime;
 use unbroken_sdr_model::Scheme;
+use unbroken_units::read;
 
-use crate::model::{scheme, units};
+use crate::model::scheme;
 use crate::output::Result;
 use unbroken_sdr::{Choice, Objective};
 
@@ -83,7 +84,7 @@ fn wanted(text: &str) -> std::result::Result<Wanted, String> {
 
 /// A size that is a power of two; its logarithm.
 fn power_of_two(text: &str) -> std::result::Result<u8, String> {
-    let bytes = units::size(text)?;
+    let bytes = read::size(text)?;
     if !bytes.is_power_of_two() {
         return Err(format!("{bytes} bytes; a power of two is right, such as 64K"));
     }
@@ -92,5 +93,5 @@ fn power_of_two(text: &str) -> std::result::Result<u8, String> {
 
 /// A rate in bits a second.
 fn rate(text: &str) -> std::result::Result<u64, String> {
-    Ok(units::bandwidth(text)? as u64)
+    Ok(read::bandwidth(text)? as u64)
 }

@@ -18,8 +18,8 @@ use serde::Serialize;
 
 use super::rate;
 use crate::args::parse_time;
-use crate::model::units;
 use crate::output::{print, print_json, Failure, Result};
+use unbroken_units::show;
 
 /// The longest probe, and the fastest.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -310,15 +310,15 @@ fn summary(args: &ProbeArgs, trials: &[Trial]) -> String {
             .iter()
             .fold((1.0f64, 0.0f64), |(least, most), loss| (least.min(*loss), most.max(*loss)));
         let mean = of.iter().sum::<f64>() / of.len() as f64;
-        let shown = [mean, least, most].map(units::shown_loss);
+        let shown = [mean, least, most].map(show::probability);
         text += &format!("{payload:7}   {:9}   {:5}   {}\n", shown[0], shown[1], shown[2]);
     }
     let (sent, lost) = trials.iter().fold((0, 0), |(sent, lost), t| (sent + t.sent, lost + t.lost));
     // What has not been seen in so many is taken for half an event.
-    let loss = units::shown_loss((lost as f64).max(0.5) / sent.max(1) as f64);
+    let loss = show::probability((lost as f64).max(0.5) / sent.max(1) as f64);
     text + &format!(
         "\nnext: unbroken model --bandwidth {} --rtt … --loss {loss} --size …\n",
-        units::with_prefix(args.rate as f64, 1e3)
+        show::with_prefix(args.rate as f64, 1e3)
     )
 }
 

@@ -6,10 +6,11 @@
 
 use std::sync::{Arc, Barrier};
 
-use unbroken_chart::{loss, plain, Axis, Figure, Line, Lines, Look, Marker, Panel};
+use unbroken_chart::{Axis, Figure, Line, Lines, Look, Marker, Panel, Unit};
 use unbroken_erasure::{Code, Kernel};
 use unbroken_erasure_isal::IsaL;
 use unbroken_sdr_model::Scheme;
+use unbroken_units::show::power_of_ten as loss;
 
 use super::setting::{line, mds, spread, xor, Reading, MIB};
 use super::{Drawing, Published};
@@ -88,11 +89,6 @@ pub(super) fn figure_11() -> Result<Drawing> {
     if let Ok(points) = &of_isal {
         lines.push(Line::new("MDS(32, 8) by ISA-L", 0, points.clone()).looking(Look::Dashed));
     }
-    // With one core a line has no length.
-    let points: Vec<Line> = [(3, &of_xor), (2, &of_mds)]
-        .map(|(colour, points)| Line::new("", colour, points.clone()).looking(Look::Marks))
-        .to_vec();
-    lines.extend(points);
     lines.push(
         Line::new(
             "published: 400 Gbit/s with 4 cores (XOR), 8 (MDS)",
@@ -103,8 +99,8 @@ pub(super) fn figure_11() -> Result<Drawing> {
     );
     let encoding = Lines {
         title: "encoding 128 MiB, measured on this machine".into(),
-        x: Axis::linear("threads", 0.0, most + 0.5, plain),
-        y: Axis::linear("Gbit/s of data", 0.0, fastest.max(1.25 * LINK_GBPS), plain),
+        x: Axis::linear("threads", 0.0, most + 0.5, Unit::Plain),
+        y: Axis::linear("data encoded", 0.0, fastest.max(1.25 * LINK_GBPS), Unit::Gbps),
         lines,
         markers: Vec::new(),
     };
@@ -162,9 +158,8 @@ fn fallback() -> (Panel, Vec<Published>) {
     });
     let panel = Panel::Lines(Lines {
         title: "128 MiB fall back to SR".into(),
-        x: Axis::log("loss", 1e-5, 1e-1, loss),
-        // Room above 1 for the words.
-        y: Axis::log("probability", 1e-4, 4.0, loss),
+        x: Axis::log("loss", 1e-5, 1e-1, Unit::Probability),
+        y: Axis::log("probability", 1e-4, 1.0, Unit::Probability),
         lines: lines.collect(),
         markers: vec![
             Marker { x: 1e-3, words: "XOR, published".into() },

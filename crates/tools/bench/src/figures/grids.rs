@@ -1,7 +1,8 @@
 //! Figures 9 and 13: where erasure coding pays, for single writes and for ring all-reduce.
 
-use unbroken_chart::{bytes, loss, Figure, Heat, Panel};
+use unbroken_chart::{Figure, Heat, Panel};
 use unbroken_sdr_model::{Lots, Ring, Scheme};
+use unbroken_units::show::{bytes, power_of_ten};
 
 use super::setting::{mds, mean, tail, time_s, Of, Reading, MIB, READINGS};
 use super::{Drawing, Published};
@@ -19,7 +20,7 @@ fn losses(count: u32) -> Vec<f64> {
 fn decade(p: f64) -> String {
     let power = p.log10();
     if (power - power.round()).abs() < 0.1 {
-        loss(p)
+        power_of_ten(p)
     } else {
         String::new()
     }
@@ -38,7 +39,10 @@ fn heat(
         y_label: y_label.into(),
         columns: losses.iter().map(|p| decade(*p)).collect(),
         rows,
-        values,
+        values: values
+            .into_iter()
+            .map(|row| row.into_iter().map(|ratio| ratio.is_finite().then_some(ratio)).collect())
+            .collect(),
     })
 }
 

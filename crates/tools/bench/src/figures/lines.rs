@@ -1,8 +1,9 @@
 //! Figures 3, 10 and 12: times over message, loss, distance, bandwidth.
 
-use unbroken_chart::{loss, plain, Axis, Figure, Line, Lines, Look, Marker, Panel};
+use unbroken_chart::{Axis, Figure, Line, Lines, Look, Marker, Panel, Unit};
 use unbroken_erasure::Code;
 use unbroken_sdr_model::{Link, Scheme};
+use unbroken_units::show::{bytes, power_of_ten as loss};
 
 use super::setting::{
     coded, line, mds, mean, slowdown, spread, tail, time_s, xor, Of, Reading, GIB, MIB, READINGS,
@@ -31,7 +32,7 @@ fn four() -> [(&'static str, usize, Scheme); 4] {
 /// The three panels of Figure 3.
 fn panels_of_3(reading: Reading) -> [Panel; 3] {
     let two = [four()[0], four()[2]];
-    let y = || Axis::log("mean time over lossless time", 0.9, 12.0, plain);
+    let y = || Axis::log("mean time over lossless time", 0.9, 12.0, Unit::Plain);
     let of = |x: &[f64], at: &dyn Fn(Scheme, f64) -> f64| {
         two.map(|(name, colour, scheme)| line(name, colour, x, |place| at(scheme, place))).to_vec()
     };
@@ -49,20 +50,20 @@ fn panels_of_3(reading: Reading) -> [Panel; 3] {
     [
         Panel::Lines(Lines {
             title: format!("(a) 3750 km, {name} 10⁻⁵"),
-            x: Axis::bytes("message", sizes[0], sizes[sizes.len() - 1]),
+            x: Axis::log("message", sizes[0], sizes[sizes.len() - 1], Unit::Bytes),
             y: y(),
             lines: of(&sizes, &|s, x| slowdown(s, &reading.link(LOSS), x as u64, mean)),
             markers: vec![Marker { x: (32 * GIB) as f64, words: "published".into() }],
         }),
         lines(
             format!("(b) 8 GiB, {name} 10⁻⁵"),
-            Axis::log("distance (km)", 10.0, 40_000.0, plain),
+            Axis::log("distance (km)", 10.0, 40_000.0, Unit::Plain),
             y(),
             over_distances,
         ),
         lines(
             format!("(c) 128 MiB, 3750 km, {name}"),
-            Axis::log("loss", 1e-8, 1e-2, loss),
+            Axis::log("loss", 1e-8, 1e-2, Unit::Probability),
             y(),
             over_losses,
         ),
@@ -77,7 +78,7 @@ pub(super) fn figure_3() -> Result<Drawing> {
             let of = |scheme| time_s(scheme, &reading.link(LOSS), *size as u64, mean);
             of(Scheme::SrRto) < of(mds())
         });
-        larger.map_or("nowhere".into(), unbroken_chart::bytes)
+        larger.map_or("nowhere".into(), bytes)
     };
     let published = vec![
         Published {
@@ -138,9 +139,10 @@ fn panels_of_10(reading: Reading) -> [Panel; 5] {
     let name = reading.name();
     let sizes = spread(128.0 * 1024.0, (32 * GIB) as f64, POINTS);
     let losses = spread(1e-7, 3e-2, POINTS);
-    let x = || Axis::log("loss", 1e-7, 3e-2, loss);
-    let y =
-        |what: &str, high| Axis::log(&format!("{what} time over lossless time"), 0.9, high, plain);
+    let x = || Axis::log("loss", 1e-7, 3e-2, Unit::Probability);
+    let y = |what: &str, high| {
+        Axis::log(&format!("{what} time over lossless time"), 0.9, high, Unit::Plain)
+    };
     let at_size = |s, x: f64, of| slowdown(s, &reading.link(LOSS), x as u64, of);
     let over_sizes = four().map(|(name, colour, s)| {
         let tails = line(&format!("{name}, p99.9"), colour, &sizes, |x| at_size(s, x, tail));
@@ -160,7 +162,7 @@ fn panels_of_10(reading: Reading) -> [Panel; 5] {
                 at_loss(coded(Code::mds(k, m)), p, mean)
             })
         });
-    let axis = Axis::bytes("message", sizes[0], sizes[sizes.len() - 1]);
+    let axis = Axis::log("message", sizes[0], sizes[sizes.len() - 1], Unit::Bytes);
     [
         lines(format!("(a) {name} 10⁻⁵"), axis, y("", 20.0), over_sizes.concat()),
         lines(format!("(b) 128 MiB, mean, {name}"), x(), y("mean", 30.0), means.to_vec()),
@@ -191,10 +193,13 @@ pub(super) fn figure_10() -> Result<Drawing> {
     notes.push(
         "The paper's own E[T_EC], which it calls a lower bound, is drawn over the mean; for other messages it is up to 1.7 times the mean.".into(),
     );
+    let [packets, chunks] = READINGS;
     let figure = Figure {
         title: "SDR-RDMA, Figure 10: writes at 400 Gbit/s over 3750 km".into(),
-        panels: READINGS.into_iter().flat_map(panels_of_10).collect(),
-        columns: 5,
+        panels: std::iter::zip(panels_of_10(packets), panels_of_10(chunks))
+            .flat_map(|(of_packets, of_chunks)| [of_packets, of_chunks])
+            .collect(),
+        columns: 2,
         notes,
     };
     Ok(Drawing { figure, published })
@@ -229,11 +234,11 @@ fn ratios(reading: Reading, losses: &[f64]) -> Panel {
         )
         .looking(Look::Marks),
     ];
-    let axis = Axis::log("loss", losses[0], losses[losses.len() - 1], loss);
+    let axis = Axis::log("loss", losses[0], losses[losses.len() - 1], Unit::Probability);
     lines(
         format!("128 MiB, ratios, {}", reading.name()),
         axis,
-        Axis::linear("ratio", 0.0, 14.0, plain),
+        Axis::linear("ratio", 0.0, 14.0, Unit::Plain),
         all,
     )
 }
@@ -256,16 +261,16 @@ pub(super) fn figure_12() -> Result<Drawing> {
                     })
                     .to_vec()
             };
-            let y = || Axis::linear("mean time over lossless time", 0.9, 3.5, plain);
+            let y = || Axis::linear("mean time over lossless time", 0.9, 3.5, Unit::Plain);
             let name = reading.name();
-            let axis = Axis::log("distance (km)", 10.0, 40_000.0, plain);
+            let axis = Axis::log("distance (km)", 10.0, 40_000.0, Unit::Plain);
             panels.push(lines(
                 format!("{size}, 400 Gbit/s, {name} 10⁻⁵"),
                 axis,
                 y(),
                 of(&distances, &far),
             ));
-            let axis = Axis::log("bandwidth (Gbit/s)", 25.0, 6400.0, plain);
+            let axis = Axis::log("bandwidth", 25.0, 6400.0, Unit::Gbps);
             panels.push(lines(
                 format!("{size}, 3750 km, {name} 10⁻⁵"),
                 axis,
@@ -291,7 +296,7 @@ pub(super) fn figure_12() -> Result<Drawing> {
     let figure = Figure {
         title: "SDR-RDMA, Figure 12: distance and bandwidth".into(),
         panels,
-        columns: 4,
+        columns: 2,
         notes: notes(&published),
     };
     Ok(Drawing { figure, published })

@@ -14,8 +14,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use serde::Deserialize;
-use unbroken_chart::{plain, Axis, Bars, Figure, Line, Lines, Look, Marker, Panel, Series};
+use serde::{Deserialize, Serialize};
+use unbroken_chart::Figure;
 
 use super::shift::{Row, Tools};
 use crate::Result;
@@ -54,137 +54,26 @@ pub const PAPERS: [Paper; 3] = [
     },
 ];
 
-/// What one measurement gives.
-#[derive(Deserialize)]
+/// What one measurement gives, and is drawn from again.
+#[derive(Deserialize, Serialize)]
 pub struct Drawings {
     /// By the names of their files.
-    pub figures: Vec<(String, Picture)>,
+    pub figures: Vec<(String, Figure)>,
     /// What is published, and ours.
     pub rows: Vec<Row>,
 }
 
-/// A figure as the script describes it.
-#[derive(Deserialize)]
-pub struct Picture {
-    title: String,
-    columns: usize,
-    panels: Vec<Part>,
-    notes: Vec<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(tag = "kind", rename_all = "lowercase")]
-enum Part {
-    Lines {
-        title: String,
-        x: Scale,
-        y: Scale,
-        lines: Vec<Curve>,
-        markers: Vec<(f64, String)>,
-    },
-    Bars {
-        title: String,
-        x: Scale,
-        rows: Vec<String>,
-        series: Vec<(String, usize, Vec<Option<f64>>)>,
-        unit: Unit,
-    },
-}
-
-#[derive(Deserialize)]
-struct Scale {
-    label: String,
-    low: f64,
-    high: f64,
-    #[serde(default)]
-    log: bool,
-}
-
-#[derive(Deserialize)]
-struct Curve {
-    name: String,
-    colour: usize,
-    #[serde(default)]
-    look: Manner,
-    points: Vec<(f64, f64)>,
-}
-
-#[derive(Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Manner {
-    #[default]
-    Solid,
-    Dashed,
-    Dotted,
-}
-
-/// What figures behind bars are written in.
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Unit {
-    Ms,
-    Gbps,
-    Percent,
-}
-
-impl Scale {
-    fn axis(&self) -> Axis {
-        let make = if self.log { Axis::log } else { Axis::linear };
-        make(&self.label, self.low, self.high, plain)
+/// What a file has; none if it is of another kind.
+pub fn read(path: &Path) -> Result<Option<Drawings>> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    let all: serde_json::Value =
+        serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?;
+    if all.get("figures").is_none() {
+        return Ok(None);
     }
-}
-
-impl Curve {
-    fn line(self) -> Line {
-        Line::new(&self.name, self.colour, self.points).looking(match self.look {
-            Manner::Solid => Look::Solid,
-            Manner::Dashed => Look::Dashed,
-            Manner::Dotted => Look::Dotted,
-        })
-    }
-}
-
-impl Part {
-    fn panel(self) -> Panel {
-        match self {
-            Part::Lines { title, x, y, lines, markers } => Panel::Lines(Lines {
-                title,
-                x: x.axis(),
-                y: y.axis(),
-                lines: lines.into_iter().map(Curve::line).collect(),
-                markers: markers.into_iter().map(|(x, words)| Marker { x, words }).collect(),
-            }),
-            Part::Bars { title, x, rows, series, unit } => {
-                let series = series.into_iter().map(|(name, colour, values)| Series {
-                    name,
-                    colour,
-                    values: values.into_iter().map(|value| value.unwrap_or(f64::NAN)).collect(),
-                });
-                let write = match unit {
-                    Unit::Ms => |ms: f64| format!("{ms:.1} ms"),
-                    Unit::Gbps => |rate: f64| format!("{rate:.2} Gbit/s"),
-                    Unit::Percent => |share: f64| format!("{share:.1} %"),
-                };
-                Panel::Bars(Bars { title, x: x.axis(), rows, series: series.collect(), write })
-            }
-        }
-    }
-}
-
-impl Picture {
-    /// The figure of it.
-    pub fn figure(self) -> Figure {
-        Figure {
-            title: self.title,
-            panels: self.panels.into_iter().map(Part::panel).collect(),
-            columns: self.columns,
-            notes: self.notes,
-        }
-    }
-}
-
-fn read(text: &str) -> Result<Drawings> {
-    Ok(serde_json::from_str(text)?)
+    let read = serde_json::from_value(all).map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(Some(read))
 }
 
 /// Measures; none where it cannot be done here, which the script has explained. What was measured
@@ -203,9 +92,10 @@ pub fn measure(paper: &Paper, name: &str, out: &Path, tools: &Tools) -> Result<O
     if !status.success() {
         return Err(format!("{script} {name} failed, {status}; what it said is above").into());
     }
-    let text =
-        std::fs::read_to_string(out).map_err(|e| format!("cannot read {}: {e}", out.display()))?;
-    read(&text).map(Some).map_err(|e| format!("{}: {e}", out.display()).into())
+    match read(out)? {
+        Some(drawings) => Ok(Some(drawings)),
+        None => Err(format!("{} has no figures", out.display()).into()),
+    }
 }
 
 #[cfg(test)]
@@ -216,20 +106,28 @@ mod tests {
     fn what_the_script_says_is_drawn() {
         let text = r#"{"setting": "a machine", "rows": [{"of": "Figure 12", "what": "w", "published": "p", "here": "h"}], "figures": [["12", {
             "title": "T", "columns": 2, "notes": ["a note"], "panels": [
-                {"kind": "lines", "title": "L", "x": {"label": "ms", "low": 1, "high": 100, "log": true}, "y": {"label": "share", "low": 0, "high": 1},
+                {"kind": "lines", "title": "L", "x": {"label": "t", "low": 1, "high": 100, "log": true, "unit": "ms"}, "y": {"label": "share", "low": 0, "high": 1},
                  "lines": [{"name": "one", "colour": 2, "look": "dashed", "points": [[1, 0.5], [2.5, 1]]}, {"name": "two", "colour": 0, "points": []}],
-                 "markers": [[10, "here"]]},
-                {"kind": "bars", "title": "B", "x": {"label": "ms", "low": 0, "high": 9}, "rows": ["r"], "unit": "ms", "series": [["s", 1, [2.25]], ["none", 3, [null]]]}
+                 "markers": [{"x": 10, "words": "here"}]},
+                {"kind": "bars", "title": "B", "x": {"label": "t", "low": 0, "high": 9, "unit": "ms"}, "rows": ["r"],
+                 "series": [{"name": "s", "colour": 1, "values": [2.25]}, {"name": "none", "colour": 3, "values": [null]}]}
             ]}]]}"#;
-        let Drawings { figures, rows } = read(text).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let file = |text: &str| {
+            let path = dir.path().join("of.json");
+            std::fs::write(&path, text).unwrap();
+            read(&path)
+        };
+        let Drawings { figures, rows } = file(text).unwrap().unwrap();
         assert_eq!(rows.len(), 1);
-        let [(name, picture)] = figures.try_into().ok().unwrap();
-        let svg = picture.figure().svg();
+        let [(name, figure)] = figures.try_into().ok().unwrap();
+        let svg = figure.svg().unwrap();
         assert_eq!(name, "12");
-        for part in [">L<", ">B<", "a note", "line s2 dashed", ">here<", ">2.2 ms<"] {
-            assert!(svg.contains(part), "{part}: {svg}");
+        for part in ["L", "B", "a note", "here", "2.25 ms"] {
+            assert!(svg.contains(&format!(">\n{part}\n<")), "{part}: {svg}");
         }
-        assert!(!svg.contains("NaN"));
-        assert!(read("{}").err().unwrap().to_string().contains("figures"));
+        assert!(file("[]").unwrap().is_none(), "a file of another kind");
+        let error = file(r#"{"figures": 1}"#).err().unwrap().to_string();
+        assert!(error.contains("of.json"), "{error}");
     }
 }

@@ -23,7 +23,7 @@ use serde::Serialize;
 use unbroken_chart::Figure;
 
 use crate::Result;
-use measured::Paper;
+use measured::{Drawings, Paper};
 pub use shift::Tools;
 
 /// A value that the paper's text gives, and ours.
@@ -60,6 +60,9 @@ const FIGURES: [(u32, Draw); 9] = [
     (15, sdk::figure_15),
     (16, sdk::figure_16),
 ];
+
+/// Those of them that are measured here: what is drawn is kept beside the picture.
+const MEASURED: [u32; 4] = [11, 14, 15, 16];
 
 /// The names of all figures, which `--only` takes besides those of their papers.
 fn names() -> Vec<String> {
@@ -98,10 +101,39 @@ impl Folder<'_> {
     }
 
     fn draw(&self, name: &str, figure: &Figure, began: Instant) -> Result<()> {
-        self.write(name, &figure.svg())?;
+        self.write(name, &figure.svg()?)?;
         println!("{}  {:.1} s", self.0.join(name).display(), began.elapsed().as_secs_f64());
         Ok(())
     }
+}
+
+impl Folder<'_> {
+    /// Keeps what was measured for a figure, so that it can be drawn again.
+    fn keep(&self, paper: &str, name: &str, figure: Figure, rows: Vec<shift::Row>) -> Result<()> {
+        let drawings = Drawings { figures: vec![(name.to_string(), figure)], rows };
+        let text = serde_json::to_string_pretty(&drawings)? + "\n";
+        self.write(&format!("{paper}-{name}.json"), &text)
+    }
+}
+
+/// Draws all that was measured before again, from the files beside the pictures.
+pub fn redraw(out: &Path) -> Result<()> {
+    let folder = Folder(out);
+    let files =
+        std::fs::read_dir(out).map_err(|e| format!("cannot list {}: {e}", out.display()))?;
+    let mut files = files.map(|file| Ok(file?.path())).collect::<Result<Vec<_>>>()?;
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
+    files.sort();
+    for file in &files {
+        let began = Instant::now();
+        let Some(drawings) = measured::read(file)? else { continue };
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+        let (paper, _) = stem.split_once('-').unwrap_or((&stem, ""));
+        for (name, figure) in drawings.figures {
+            folder.draw(&format!("{paper}-{name}.svg"), &figure, began)?;
+        }
+    }
+    Ok(())
 }
 
 /// Draws all figures, or those of some names, into a folder, and prints the tables.
@@ -114,6 +146,9 @@ pub fn draw(out: &Path, only: &[String], tools: &Tools) -> Result<()> {
         let began = Instant::now();
         let drawing = draw()?;
         folder.draw(&format!("sdr-{number:02}.svg"), &drawing.figure, began)?;
+        if MEASURED.contains(number) {
+            folder.keep("sdr", &format!("{number:02}"), drawing.figure, Vec::new())?;
+        }
         published.extend(drawing.published);
     }
     let mut rows = Vec::new();
@@ -126,7 +161,9 @@ pub fn draw(out: &Path, only: &[String], tools: &Tools) -> Result<()> {
         }
         let began = Instant::now();
         let drawing = draw(tools).map_err(|e| format!("SHIFT's figure {number}: {e}"))?;
-        folder.draw(&shift::file_name(number), &drawing.figure, began)?;
+        let name = shift::padded(number);
+        folder.draw(&format!("shift-{name}.svg"), &drawing.figure, began)?;
+        folder.keep("shift", &name, drawing.figure, drawing.rows.clone())?;
         rows.extend(drawing.rows);
     }
     for paper in &measured::PAPERS {
@@ -167,7 +204,7 @@ fn measured_figures(
         return Ok(());
     };
     for (file, picture) in drawings.figures {
-        folder.draw(&format!("{}-{file}.svg", paper.prefix), &picture.figure(), began)?;
+        folder.draw(&format!("{}-{file}.svg", paper.prefix), &picture, began)?;
     }
     println!("\n{}", shift::table(&drawings.rows));
     Ok(())
@@ -226,10 +263,23 @@ mod tests {
         assert_eq!(wanted(&[]).unwrap().len(), FIGURES.len() + shift::FIGURES.len() + 14);
         let error = wanted(&only(&["shift-1"])).unwrap_err().to_string();
         assert!(error.starts_with("figure 'shift-1' is not drawn here; sdr-3, "), "{error}");
-        assert_eq!(
-            [shift::file_name("7"), shift::file_name("table2")],
-            ["shift-07.svg", "shift-table2.svg"]
-        );
+        assert_eq!([shift::padded("7"), shift::padded("table2")], ["07", "table2"]);
+    }
+
+    /// What is kept of a figure gives the same picture.
+    #[test]
+    fn figures_are_drawn_again_from_what_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder(dir.path());
+        let figure = Figure { title: "kept".into(), ..Figure::default() };
+        let picture = dir.path().join("sdr-07.svg");
+        folder.draw("sdr-07.svg", &figure, Instant::now()).unwrap();
+        let drawn = std::fs::read_to_string(&picture).unwrap();
+        folder.keep("sdr", "07", figure, Vec::new()).unwrap();
+        folder.write("sdr.json", "[]").unwrap();
+        std::fs::remove_file(&picture).unwrap();
+        redraw(dir.path()).unwrap();
+        assert_eq!(std::fs::read_to_string(&picture).unwrap(), drawn);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Figures 14 to 16: what the SDK does. On softnic, both ends on this machine's cores; the packet
 //! rate with a stub in place of a device.
 
-use unbroken_chart::{loss, plain, Axis, Figure, Line, Lines, Look, Marker, Panel};
+use unbroken_chart::{Axis, Figure, Line, Lines, Look, Marker, Panel, Unit};
 use unbroken_sdr_model::chunk_loss;
+use unbroken_units::show::power_of_ten as loss;
 
 use super::{Drawing, Published};
 use crate::report::median;
@@ -28,13 +29,17 @@ fn middle(mut sample: impl FnMut() -> Result<f64>) -> Result<f64> {
     Ok(median(&samples).unwrap_or(f64::NAN))
 }
 
-fn panel(title: &str, x: Axis, highest: f64, unit: &str, lines: Vec<Line>) -> Panel {
-    let y = Axis::linear(unit, 0.0, 1.1 * highest, plain);
+fn panel(title: &str, x: Axis, y: (&str, f64, Unit), lines: Vec<Line>) -> Panel {
+    let y = Axis::linear(y.0, 0.0, 1.1 * y.1, y.2);
     Panel::Lines(Lines { title: title.into(), x, y, lines, markers: Vec::new() })
 }
 
 fn highest(points: &[(f64, f64)]) -> f64 {
     points.iter().map(|(_, y)| *y).fold(0.0, f64::max)
+}
+
+fn gbps(highest: f64) -> (&'static str, f64, Unit) {
+    ("throughput", highest, Unit::Gbps)
 }
 
 /// Throughput over message size, beside RC, and over channels.
@@ -67,7 +72,7 @@ pub(super) fn figure_14() -> Result<Drawing> {
         format!("{:.2}, {:.2}, {:.2}", share(16384.0), share(524_288.0), share(8_388_608.0)),
     )];
     let top = highest(&sdr).max(highest(&rc));
-    let sizes = Axis::bytes("message", sdr[0].0, sdr[sdr.len() - 1].0);
+    let sizes = Axis::log("message", sdr[0].0, sdr[sdr.len() - 1].0, Unit::Bytes);
     let lines = vec![
         Line::new("SDR, SR-NACK", 1, sdr.clone()),
         Line::new("RC writes", 5, rc.clone()).looking(Look::Dashed),
@@ -76,8 +81,8 @@ pub(super) fn figure_14() -> Result<Drawing> {
     let figure = Figure {
         title: "SDR-RDMA, Figure 14: throughput, 16 writes in flight, chunks of 64 KiB. On softnic, both ends on this machine".into(),
         panels: vec![
-            panel("one channel", sizes, top, "Gbit/s", lines),
-            panel("4 MiB", Axis::linear("channels", 0.0, 4.5, plain), over, "Gbit/s", vec![Line::new("SDR, SR-NACK", 1, channels)]),
+            panel("one channel", sizes, gbps(top), lines),
+            panel("4 MiB", Axis::linear("channels", 0.0, 4.5, Unit::Plain), gbps(over), vec![Line::new("SDR, SR-NACK", 1, channels)]),
         ],
         columns: 2,
         notes: vec!["Without loss but where the receiver's socket overflows. A softnic has one engine, so channels on one NIC share its lock.".into()],
@@ -94,7 +99,7 @@ pub(super) fn figure_15() -> Result<Drawing> {
     let speeds = (12..=20).step_by(2).map(of_chunk).collect::<Result<Vec<_>>>()?;
     let lost: Vec<(f64, f64)> =
         speeds.iter().map(|(x, _)| (*x, chunk_loss(1e-5, (*x / 4096.0) as u64))).collect();
-    let sizes = || Axis::bytes("chunk", speeds[0].0, speeds[speeds.len() - 1].0);
+    let sizes = || Axis::log("chunk", speeds[0].0, speeds[speeds.len() - 1].0, Unit::Bytes);
     let row = published(
         15,
         "loss of a chunk of 16 packets, loss of packets 10⁻⁵",
@@ -104,7 +109,7 @@ pub(super) fn figure_15() -> Result<Drawing> {
     let lost = Lines {
         title: "loss of a chunk, loss of packets 10⁻⁵".into(),
         x: sizes(),
-        y: Axis::log("probability", 1e-6, 1e-2, loss),
+        y: Axis::log("probability", 1e-6, 1e-2, Unit::Probability),
         lines: vec![Line::new("chunk", 2, lost)],
         markers: vec![Marker { x: 65536.0, words: "default".into() }],
     };
@@ -114,8 +119,7 @@ pub(super) fn figure_15() -> Result<Drawing> {
             panel(
                 "4 MiB, 16 in flight",
                 sizes(),
-                highest(&speeds),
-                "Gbit/s",
+                gbps(highest(&speeds)),
                 vec![Line::new("SDR, SR-NACK", 1, speeds.clone())],
             ),
             Panel::Lines(lost),
@@ -141,19 +145,15 @@ pub(super) fn figure_16() -> Result<Drawing> {
             points[0].1, points[1].1, points[1].0
         ),
     );
-    let x = Axis::linear("workers", 0.0, points.len() as f64 + 0.5, plain);
-    let lines = vec![
-        Line::new("bitmaps", 1, points.clone()),
-        Line::new("", 1, points.clone()).looking(Look::Marks),
-    ];
+    let x = Axis::linear("workers", 0.0, points.len() as f64 + 0.5, Unit::Plain);
+    let lines = vec![Line::new("bitmaps", 1, points.clone())];
     let figure = Figure {
         title: "SDR-RDMA, Figure 16: packet rate. Completions come from a stub, not from a device"
             .into(),
         panels: vec![panel(
             &format!("{cores} cores"),
             x,
-            highest(&points),
-            "million packets/s",
+            ("million packets/s", highest(&points), Unit::Plain),
             lines,
         )],
         columns: 1,

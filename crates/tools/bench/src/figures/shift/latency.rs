@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use unbroken_chart::{bytes, Axis, Bars, Figure, Panel, Series};
+use unbroken_chart::{Axis, Bars, Figure, Panel, Series, Unit};
 use unbroken_testkit::{latency_us, Lab, Latency, Pair, Spec};
+use unbroken_units::show::bytes;
 
 use super::{program, Drawing, Row, Tools};
 use crate::many;
@@ -73,13 +74,12 @@ pub fn table_2(tools: &Tools) -> Result<Drawing> {
     let highest = bare_us.iter().chain(&with_us).fold(0.0_f64, |high, us| high.max(*us));
     let bars = Bars {
         title: format!("ib_write_lat, {MESSAGES} messages, median"),
-        x: Axis::linear("half a round trip (µs)", 0.0, 1.15 * highest, unbroken_chart::plain),
+        x: Axis::linear("half a round trip", 0.0, 1.15 * highest, Unit::Us),
         rows: PUBLISHED.map(|(size, ..)| bytes(size as f64)).to_vec(),
         series: vec![
-            Series { name: "without failover".into(), colour: 5, values: bare_us },
-            Series { name: "with failover".into(), colour: 2, values: with_us },
+            Series::new("without failover", 5, bare_us),
+            Series::new("with failover", 2, with_us),
         ],
-        write: |us| format!("{us:.2} µs"),
     };
     let figure = Figure {
         title: "SHIFT, Table 2: latency of small writes, on softnic".into(),

@@ -71,9 +71,9 @@ pub const FIGURES: [(&str, Draw); 5] = [
     ("table2", latency::table_2),
 ];
 
-/// The name of a figure's file.
-pub fn file_name(number: &str) -> String {
-    format!("shift-{number:0>2}.svg")
+/// The number of a figure as file names have it.
+pub fn padded(number: &str) -> String {
+    format!("{number:0>2}")
 }
 
 /// The table of all that is published.

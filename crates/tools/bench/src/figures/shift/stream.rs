@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use unbroken_chart::{plain, Axis, Figure, Line, Lines, Look, Marker, Panel};
+use unbroken_chart::{Axis, Figure, Line, Lines, Look, Marker, Panel, Unit};
 use unbroken_fabric::{now_us, Schedule};
 use unbroken_runtime::{read_events, SwitchKind, What};
 use unbroken_testkit::{Lab, Pair, Spec, Watch};
@@ -111,8 +111,8 @@ fn panel(program: &str, fault: &str, with: &Run, without: Option<&Run>) -> Panel
     let highest = without.map_or(0.0, Run::highest).max(with.highest());
     Panel::Lines(Lines {
         title: format!("{program}, {fault}"),
-        x: Axis::linear("time (s)", 0.0, SECONDS as f64, plain),
-        y: Axis::linear("Gbit/s", 0.0, 1.25 * highest, plain),
+        x: Axis::linear("time", 0.0, SECONDS as f64, Unit::S),
+        y: Axis::linear("throughput", 0.0, 1.1 * highest, Unit::Gbps),
         lines,
         markers: vec![
             Marker { x: FAULT_S, words: "fault".into() },

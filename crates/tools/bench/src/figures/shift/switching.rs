@@ -1,6 +1,6 @@
 //! Figure 8b: how long a switch takes, by what failed.
 
-use unbroken_chart::{plain, Axis, Bars, Figure, Panel, Series};
+use unbroken_chart::{Axis, Bars, Figure, Panel, Series, Unit};
 
 use super::{Drawing, Row, Tools};
 use crate::report::median;
@@ -46,17 +46,15 @@ pub fn figure_8b(tools: &Tools) -> Result<Drawing> {
             format!("{}; {}; {}", last(&notice), last(&switch), last(&gap)),
         ));
     }
-    let series = |name: &str, colour, values| Series { name: name.into(), colour, values };
     let bars = Bars {
         title: format!("ib_write_bw, 64 KiB, median of {RUNS} runs"),
-        x: Axis::log("ms", 0.01, 10_000.0, plain),
+        x: Axis::log("time", 0.01, 10_000.0, Unit::Ms),
         rows: FAULTS.map(String::from).to_vec(),
         series: vec![
-            series("noticing the fault", 5, notice),
-            series("first error to first good WC (the paper's measure)", 2, switch),
-            series("longest interval without data at the receiver", 1, gap),
+            Series::new("noticing the fault", 5, notice),
+            Series::new("first error to first good WC (the paper's measure)", 2, switch),
+            Series::new("longest interval without data at the receiver", 1, gap),
         ],
-        write: written,
     };
     let figure = Figure {
         title: "SHIFT, Figure 8b: fall-back latency, on softnic".into(),

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use unbroken_chart::{plain, Axis, Figure, Line, Lines, Look, Marker, Panel};
+use unbroken_chart::{Axis, Figure, Line, Lines, Look, Marker, Panel, Unit};
 use unbroken_fabric::Schedule;
 use unbroken_testkit::{free_port, Lab, Running};
 
@@ -146,8 +146,8 @@ pub fn figure_10(tools: &Tools) -> Result<Drawing> {
     let panel = |title: &str, name: &str, colour, of: &Training| {
         Panel::Lines(Lines {
             title: title.into(),
-            x: Axis::linear("time (s)", 0.0, span_s, plain),
-            y: Axis::linear("steps", 0.0, STEPS as f64 * 1.05, plain),
+            x: Axis::linear("time", 0.0, span_s, Unit::S),
+            y: Axis::linear("steps", 0.0, STEPS as f64 * 1.05, Unit::Plain),
             lines: vec![
                 line("no failure", 5, &healthy).looking(Look::Dotted),
                 line("without failover: ends, and begins again", 0, &ended),

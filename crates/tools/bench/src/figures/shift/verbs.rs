@@ -1,6 +1,6 @@
 //! Figure 9: how long verbs take, with and without failover (tests/c/verbs.c).
 
-use unbroken_chart::{plain, Axis, Bars, Figure, Panel, Series};
+use unbroken_chart::{Axis, Bars, Figure, Panel, Series, Unit};
 use unbroken_fabric::DeviceKind;
 
 use super::{program, Drawing, Row, Tools};
@@ -30,16 +30,6 @@ fn middle(runs: &[Times], verb: &str) -> f64 {
         .unwrap_or(f64::NAN)
 }
 
-/// A time in a unit that suits it.
-fn time_of_ns(ns: f64) -> String {
-    let of = |figure: f64, unit: &str| format!("{} {unit}", plain((figure * 10.0).round() / 10.0));
-    match ns {
-        ns if ns < 999.5 => format!("{ns:.0} ns"),
-        ns if ns < 1e6 => of(ns / 1e3, "µs"),
-        _ => of(ns / 1e6, "ms"),
-    }
-}
-
 /// Times of control and data verbs.
 pub fn figure_9(tools: &Tools) -> Result<Drawing> {
     let program = program(tools, "verbs")?;
@@ -54,13 +44,12 @@ pub fn figure_9(tools: &Tools) -> Result<Drawing> {
         let of = |runs: &[Times]| verbs.iter().map(|verb| middle(runs, verb)).collect();
         Panel::Bars(Bars {
             title: title.into(),
-            x: Axis::log("time", low, high, time_of_ns),
+            x: Axis::log("time", low, high, Unit::Ns),
             rows: verbs.iter().map(|verb| verb.to_string()).collect(),
             series: vec![
-                Series { name: "without failover".into(), colour: 5, values: of(&standard) },
-                Series { name: "with failover".into(), colour: 2, values: of(&shift) },
+                Series::new("without failover", 5, of(&standard)),
+                Series::new("with failover", 2, of(&shift)),
             ],
-            write: time_of_ns,
         })
     };
     let added = |verb: &str| {

@@ -1,6 +1,27 @@
 //! Quantities with units, as people write them. What is wrong gets a sentence that says what would
 //! be right.
 
+use crate::show::with_prefix;
+
+/// Units of time in ns, for [`whole`].
+pub const TIMES_NS: [(&str, u64); 4] =
+    [("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000), ("m", 60_000_000_000)];
+
+/// A number with one of some units, as a whole number of what the units are multiples of; none if
+/// it is no such thing, or not whole. No sign, no exponent, no space: `2.5Gbit`, `20ms`, `1%`.
+pub fn whole(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.')?);
+    let scale = units.iter().find_map(|(name, scale)| (*name == unit).then_some(*scale))?;
+    let (before, after) = number.split_once('.').unwrap_or((number, ""));
+    // So many digits fit whatever the unit is.
+    if before.len() + after.len() > 18 {
+        return None;
+    }
+    let digits: u128 = format!("{before}{after}").parse().ok()?;
+    let (scaled, parts) = (digits * u128::from(scale), 10_u128.pow(after.len() as u32));
+    (scaled % parts == 0).then(|| (scaled / parts).try_into().ok()).flatten()
+}
+
 /// A number and what stands behind it.
 fn split(text: &str) -> Option<(f64, &str)> {
     let text = text.trim();
@@ -103,20 +124,8 @@ fn kind(unit: Unit) -> &'static str {
     }
 }
 
-/// A number with few digits and a prefix of 1000 (or 1024).
-pub(crate) fn with_prefix(figure: f64, base: f64) -> String {
-    let prefixes = ["", "K", "M", "G", "T"];
-    let mut power = 0;
-    let mut figure = figure;
-    while figure >= base && power + 1 < prefixes.len() {
-        figure /= base;
-        power += 1;
-    }
-    format!("{}{}", unbroken_chart::plain((figure * 1e3).round() / 1e3), prefixes[power])
-}
-
 /// Bits a second.
-pub(crate) fn bandwidth(text: &str) -> Result<f64, String> {
+pub fn bandwidth(text: &str) -> Result<f64, String> {
     match measured(text, "bandwidth", "400G (400 Gbit/s)")? {
         (value, Unit::Bits(of) | Unit::Prefix(of, _) | Unit::OnlyBits(of)) if value > 0.0 => {
             Ok(value * of)
@@ -136,7 +145,7 @@ pub(crate) fn bandwidth(text: &str) -> Result<f64, String> {
 }
 
 /// Metres.
-pub(crate) fn distance(text: &str) -> Result<f64, String> {
+pub fn distance(text: &str) -> Result<f64, String> {
     match measured(text, "distance", "3750km")? {
         (value, Unit::Metres(of)) => Ok(value * of),
         (_, Unit::Seconds(_)) => {
@@ -149,7 +158,7 @@ pub(crate) fn distance(text: &str) -> Result<f64, String> {
 }
 
 /// Seconds.
-pub(crate) fn time(text: &str) -> Result<f64, String> {
+pub fn time(text: &str) -> Result<f64, String> {
     match measured(text, "time", "25ms")? {
         (value, Unit::Seconds(of)) => Ok(value * of),
         (_, Unit::Metres(_)) => {
@@ -160,7 +169,7 @@ pub(crate) fn time(text: &str) -> Result<f64, String> {
 }
 
 /// Bytes: K, M, G, T are powers of 1024, as are KiB …; KB … are powers of 1000.
-pub(crate) fn size(text: &str) -> Result<u64, String> {
+pub fn size(text: &str) -> Result<u64, String> {
     const RIGHT: &str = "128M (128 MiB; 128MB is 128 million bytes, 128B are bytes)";
     let bytes = match measured(text, "size", RIGHT)? {
         (value, Unit::Bytes(of) | Unit::Prefix(_, of)) => value * of,
@@ -179,7 +188,7 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
 }
 
 /// A probability, as such or in percent.
-pub(crate) fn loss(text: &str) -> Result<f64, String> {
+pub fn loss(text: &str) -> Result<f64, String> {
     const RIGHT: &str = "a probability from 0 to 1 is right, such as 1e-5, or a share such as 0.1%";
     let (value, unit) = split(text).ok_or_else(|| format!("'{text}' is no loss; {RIGHT}"))?;
     let loss = match unit {
@@ -194,49 +203,6 @@ pub(crate) fn loss(text: &str) -> Result<f64, String> {
             Err(format!("a loss of {text} is above 1; {text} percent are {text}%"))
         }
         _ => Err(format!("a loss of {text} is no probability; {RIGHT}")),
-    }
-}
-
-/// A time for people.
-pub(crate) fn shown_time(seconds: f64) -> String {
-    let (figure, unit) = match seconds {
-        0.0 => return "0 s".into(),
-        s if s >= 1.0 => (s, "s"),
-        s if s >= 1e-3 => (s * 1e3, "ms"),
-        s => (s * 1e6, "us"),
-    };
-    let decimals = match figure {
-        f if f >= 100.0 => 0,
-        f if f >= 10.0 => 1,
-        _ => 2,
-    };
-    format!("{figure:.decimals$} {unit}")
-}
-
-/// A bandwidth for people.
-pub(crate) fn shown_rate(bits_a_second: f64) -> String {
-    let text = with_prefix(bits_a_second, 1e3);
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    format!("{digits} {}bit/s", &text[digits.len()..])
-}
-
-/// A number of things in the mean, for people.
-pub(crate) fn shown_count(count: f64) -> String {
-    match count {
-        c if c >= 10.0 => format!("{c:.0}"),
-        c if c >= 0.1 || c == 0.0 => unbroken_chart::plain((c * 1e2).round() / 1e2),
-        c => shown_loss(c),
-    }
-}
-
-/// A probability for people.
-pub(crate) fn shown_loss(loss: f64) -> String {
-    match loss {
-        l if l == 0.0 || (1e-3..1.0).contains(&l) => unbroken_chart::plain((l * 1e5).round() / 1e5),
-        l => {
-            let text = format!("{l:.1e}");
-            text.replace(".0e", "e")
-        }
     }
 }
 
@@ -316,26 +282,19 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_for_people() {
+    fn whole_numbers_are_exact() {
+        let units = [("us", 1), ("ms", 1_000), ("m", 60_000_000)];
         assert_eq!(
-            [28.3554e-3, 1.31e-6, 1.5, 0.1766, 0.0].map(shown_time),
-            ["28.4 ms", "1.31 us", "1.50 s", "177 ms", "0 s"]
+            ["200us", "1.5ms", "0.001ms", "2m", ".5m", "1.us", "0us"].map(|t| whole(t, &units)),
+            [200, 1_500, 1, 120_000_000, 30_000_000, 1, 0].map(Some)
         );
-        assert_eq!(
-            [0.0, 1e-5, 1.6e-4, 0.0159, 0.5, 1.0].map(shown_loss),
-            ["0", "1e-5", "1.6e-4", "0.0159", "0.5", "1e0"]
-        );
-        assert_eq!(
-            [0.0, 0.004, 0.328, 3.0, 32.5].map(shown_count),
-            ["0", "0.004", "0.33", "3", "32"]
-        );
-        assert_eq!(
-            [400e9, 1.25e6, 900.0].map(shown_rate),
-            ["400 Gbit/s", "1.25 Mbit/s", "900 bit/s"]
-        );
-        assert_eq!(
-            (with_prefix(400e9, 1e3), with_prefix(1536.0, 1024.0)),
-            ("400G".into(), "1.5K".into())
-        );
+        for wrong in [
+            "", "1", "us", ".us", "1.5us", "-1us", "1e3us", "1 us", "1..5ms", "1h", "+1us",
+            "1.2.3ms",
+        ] {
+            assert_eq!(whole(wrong, &units), None, "{wrong}");
+        }
+        assert_eq!(whole("99999999999999999999m", &units), None);
+        assert_eq!(whole("999999999999999999m", &units), None);
     }
 }
