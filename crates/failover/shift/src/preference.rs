@@ -56,10 +56,9 @@ pub(crate) struct Preference {
 }
 
 impl Preference {
-    /// What the environment says, for so many NICs, at these places.
-    pub(crate) fn from_env(nics: usize, places: Vec<Option<Place>>) -> Result<Preference> {
-        let text = std::env::var("UNBROKEN_MAP").unwrap_or_default();
-        Ok(Preference { map: parse(&text, nics)?, places })
+    /// What this map says, for NICs at these places.
+    pub(crate) fn new(map: &str, places: Vec<Option<Place>>) -> Result<Preference> {
+        Ok(Preference { map: parse(map, places.len())?, places })
     }
 
     /// Where a UD QP of that NIC may go, the best first; none: anywhere.

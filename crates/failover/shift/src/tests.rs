@@ -10,7 +10,7 @@ use crate::front::{Context, Qp, QpRequest, System};
 use crate::link;
 use crate::nic_set::NicSet;
 use crate::soft;
-use crate::worker::Job;
+use crate::worker_queue::Job;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub(crate) fn emulated(runtime: &std::path::Path) -> unbroken_softnic::Config {
 /// A connection between two NICs of a host, with a buffer for each end.
 struct World {
     plan: Arc<Plan>,
-    core: Arc<Core>,
+    core: Arc<Core<Qp>>,
     from: Arc<Qp>,
     to: Arc<Qp>,
     cq: Arc<Cq>,
@@ -84,7 +84,7 @@ impl World {
         World::of(core, plan, folder)
     }
 
-    fn of(core: Arc<Core>, plan: Arc<Plan>, folder: tempfile::TempDir) -> World {
+    fn of(core: Arc<Core<Qp>>, plan: Arc<Plan>, folder: tempfile::TempDir) -> World {
         let system = System::with(core.clone());
         let contexts = [system.open(0).unwrap(), system.open(1).unwrap()];
         let pd = contexts[0].alloc_pd().unwrap();
@@ -115,7 +115,7 @@ impl World {
         let out: Box<[u8]> = (0..BYTES).map(|i| (i * 7 % 251) as u8).collect();
         let room: Box<[_]> = (0..BYTES).map(|_| std::sync::atomic::AtomicU8::new(0)).collect();
         let keys = [out.as_ptr() as u64, room.as_ptr() as u64].map(|addr| {
-            core.memory(0).reg_mr(pd, addr, BYTES as u64, addr, Access::LOCAL_WRITE).unwrap()
+            core.nics.memory(0).reg_mr(pd, addr, BYTES as u64, addr, Access::LOCAL_WRITE).unwrap()
         });
         World {
             plan,
@@ -232,7 +232,7 @@ impl Drop for World {
     fn drop(&mut self) {
         // The buffers go: nothing may touch them any more.
         let _ = (self.from.destroy(), self.to.destroy());
-        self.keys.iter().for_each(|k| self.core.memory(0).dereg_mr(k.lkey).unwrap());
+        self.keys.iter().for_each(|k| self.core.nics.memory(0).dereg_mr(k.lkey).unwrap());
     }
 }
 
@@ -341,12 +341,12 @@ fn what_a_stranger_forges_changes_nothing_and_would_without_the_seal() {
             w.of_peer(body).encode(&mut datagram);
             // Handled behind it, and the one message that is answered in any case.
             w.of_peer(Body::Probe(Probe { sequence: 1, sent_us: 1 })).encode(&mut datagram);
-            let sent = || w.core.device(0).unwrap().counters().tx_bytes;
-            let (before, to) = (sent(), w.core.endpoint(0).unwrap().addr());
-            let key = if sealed { w.core.key().clone() } else { Key::new(&[7; 32]) };
-            w.core.endpoint(3).unwrap().send(to, &datagram, &key).unwrap();
+            let sent = || w.core.nics.device(0).unwrap().counters().tx_bytes;
+            let (before, to) = (sent(), w.core.nics.endpoint(0).unwrap().addr());
+            let key = if sealed { w.core.control.key().clone() } else { Key::new(&[7; 32]) };
+            w.core.nics.endpoint(3).unwrap().send(to, &datagram, &key).unwrap();
             w.wait("the datagram", || {
-                w.core.forged() == u64::from(!sealed) && (sent() > before) == sealed
+                w.core.control.forged() == u64::from(!sealed) && (sent() > before) == sealed
             });
             let moved = w.from.status().epoch > 0;
             assert_eq!(moved, sealed && forgery == 0, "{body:?}");
@@ -374,7 +374,7 @@ fn what_is_posted_without_any_nic_leaves_by_the_first_that_is_healed() {
     assert_eq!((w.from.state(), w.from.query().attrs.rc.state), (QpState::Rts, Some(QpState::Rts)));
     assert!(!w.from.status().protected);
     w.plan.dead[2].store(false, SeqCst);
-    w.core.inbox.put(Job::Device(2, DeviceEvent::PortActive(1)));
+    w.core.jobs.put(Job::Device(2, DeviceEvent::PortActive(1)));
     (1..SENDS).for_each(|i| w.post_recv(1 + i).unwrap());
     let wcs = w.completions(2 * SENDS as usize);
     assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success as u32), "{wcs:?}");
@@ -465,18 +465,18 @@ fn a_qp_that_is_not_connected_outlives_the_news_that_its_nic_has_died() {
     };
     w.to.modify(&QpModify { rc, ..QpModify::default() }).unwrap();
     w.post_recv(1).unwrap();
-    let all: Vec<usize> = (0..w.core.nic_count()).collect();
+    let all: Vec<usize> = (0..w.core.nics.count()).collect();
     for dead in [&all[..], &all[1..2]] {
         all.iter().for_each(|nic| w.plan.dead[*nic].store(dead.contains(nic), SeqCst));
         let g = w.to.gate();
         let (nic, qpn) = (g.nic, g.phys.qpn());
         drop(g);
         w.core
-            .inbox
+            .jobs
             .put(Job::Device(nic, DeviceEvent::QpFailed { qpn, status: WcStatus::FatalErr }));
         // The worker takes its jobs in turn.
-        w.core.inbox.put(Job::Device(3, DeviceEvent::Fatal));
-        w.wait("the worker has looked", || w.core.endpoint(3).is_none());
+        w.core.jobs.put(Job::Device(3, DeviceEvent::Fatal));
+        w.wait("the worker has looked", || w.core.nics.endpoint(3).is_none());
         assert_eq!(w.to.state(), QpState::Init);
     }
     connect(&w.to, &w.from);
@@ -498,8 +498,8 @@ fn a_qp_is_reset_after_it_has_moved() {
         assert_ne!(w.from.gate().nic, 0);
         if heals {
             w.plan.dead[0].store(false, SeqCst);
-            w.core.inbox.put(Job::Device(0, DeviceEvent::PortActive(1)));
-            w.wait("the NIC is back", || w.core.device(0).is_some());
+            w.core.jobs.put(Job::Device(0, DeviceEvent::PortActive(1)));
+            w.wait("the NIC is back", || w.core.nics.device(0).is_some());
         }
         let (number, rc) =
             (w.from.qpn(), RcModify { state: Some(QpState::Reset), ..RcModify::default() });
@@ -528,7 +528,7 @@ fn a_reset_without_any_nic_loses_nothing() {
         libc::EIO
     );
     w.plan.dead[3].store(false, SeqCst);
-    w.core.inbox.put(Job::Device(3, DeviceEvent::PortActive(1)));
+    w.core.jobs.put(Job::Device(3, DeviceEvent::PortActive(1)));
     w.arrives();
 }
 
@@ -602,7 +602,7 @@ fn an_ended_qp_does_not_come_back_to_life() {
         assert_eq!(w.from.state(), QpState::Err);
         w.plan.dead[0].store(true, SeqCst);
         if !nobody_noticed {
-            w.core.inbox.put(Job::Device(0, DeviceEvent::Fatal));
+            w.core.jobs.put(Job::Device(0, DeviceEvent::Fatal));
             w.wait("the death is noticed", || w.from.gate().failed);
         }
         w.post_send(2).unwrap();
@@ -625,9 +625,9 @@ fn what_the_program_has_ended_stays_so_without_any_nic() {
         w.plan.dead.iter().for_each(|dead| dead.store(true, SeqCst));
         if !nobody_noticed {
             (0..w.plan.dead.len())
-                .for_each(|nic| w.core.inbox.put(Job::Device(nic, DeviceEvent::Fatal)));
+                .for_each(|nic| w.core.jobs.put(Job::Device(nic, DeviceEvent::Fatal)));
             w.wait("the deaths are noticed", || {
-                (0..w.plan.dead.len()).all(|nic| w.core.device(nic).is_none())
+                (0..w.plan.dead.len()).all(|nic| w.core.nics.device(nic).is_none())
             });
         }
         w.post_send(2).unwrap();
