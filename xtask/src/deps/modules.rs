@@ -2,8 +2,8 @@
 //!
 //! A file uses another if it names something that is defined there: by `use`, or by a path. Names
 //! are followed through re-exports, so `use crate::Core` is a use of the file that defines `Core`.
-//! Not counted: `mod` lines, re-exports by themselves (`pub use`), visibilities (`pub(super)`), and
-//! what is compiled for tests only. Arguments of macros are read where they are expressions.
+//! Not counted: `mod` lines, re-exports by themselves (`pub use`), and what is compiled for tests
+//! only. Arguments of macros are read where they are expressions.
 
 use crate::Result;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -265,8 +265,8 @@ impl<'ast> Visit<'ast> for Mentions<'_> {
         visit::visit_path(self, path);
     }
 
-    /// Who may name an item is no use of the module that may.
-    fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
+    /// `pub(crate)` names the crate's root, and uses nothing of it.
+    fn visit_visibility(&mut self, _: &'ast Visibility) {}
 
     fn visit_macro(&mut self, it: &'ast syn::Macro) {
         if let Ok(arguments) = it.parse_body_with(Punctuated::<Expr, Token![,]>::parse_terminated) {
@@ -400,14 +400,14 @@ mod tests {
             ("a.rs", "pub struct Thing; #[cfg(test)] mod tests { use crate::d::D; }"),
             ("b.rs", "use crate::Thing; fn f() { vec![super::c::inner::g()]; fmt::x(); }"),
             ("c.rs", "pub mod inner; use self::inner::*; fn h() { g() }"),
-            ("c/inner.rs", "pub(super) fn g() {} pub struct S { pub(in crate::d) field: u8 }"),
-            ("d.rs", "pub struct D; use super::*; type Mine = Thing;"),
+            ("c/inner.rs", "pub fn g() {}"),
+            ("d.rs", "pub(crate) struct D; use super::a::*; type Mine = Thing;"),
         ]);
         std::fs::remove_dir_all(folder).unwrap();
         let expected = [
             ("b.rs", vec!["a.rs", "c/inner.rs"]),
             ("c.rs", vec!["c/inner.rs"]),
-            ("d.rs", vec!["a.rs", "lib.rs"]),
+            ("d.rs", vec!["a.rs"]),
         ];
         let expected =
             expected.map(|(f, used)| (f.to_string(), used.iter().map(|u| u.to_string()).collect()));

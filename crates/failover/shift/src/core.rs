@@ -61,8 +61,11 @@ struct Sink(Arc<WorkerQueue>);
 
 impl EventSink for Sink {
     fn event(&self, device: usize, event: DeviceEvent) {
-        let own = matches!(event, DeviceEvent::Qp { qpn, event } if own_events::keep((self.0.name(), device, qpn), event));
-        if !own {
+        let kept = match event {
+            DeviceEvent::Qp { qpn, event } => own_events::keep((self.0.name(), device, qpn), event),
+            _ => false,
+        };
+        if !kept {
             self.0.put(Job::Device(device, event));
         }
     }
@@ -119,7 +122,6 @@ impl<Q> Core<Q> {
     }
 
     // --- the directory
-    // ---------------------------------------------------------------------------------------------------------
 
     /// Tells the directory where this process can be reached.
     pub(crate) fn publish_process(&self) {
@@ -153,7 +155,6 @@ impl<Q> Core<Q> {
     }
 
     // --- physical QPs
-    // ----------------------------------------------------------------------------------------------------------
 
     /// Makes a physical QP on NIC `i`, or, if that is dead and the QP may be anywhere, on one that
     /// stands in for it. Its number is no other logical QP's of NIC `i`, nor of its own NIC: one

@@ -239,7 +239,6 @@ pub(crate) fn status(qp: &Qp, g: &Gate) -> Option<QpStatus> {
 }
 
 // --- what the program does
-// ---------------------------------------------------------------------------------------------------
 
 /// Changes a protected UD QP, on whatever NIC it is.
 pub(crate) fn modify(qp: &Qp, g: &mut Gate, change: &QpModify) -> Result<()> {

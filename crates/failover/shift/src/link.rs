@@ -33,8 +33,8 @@ use unbroken_verbs::{
 const LIVING_PATH_US: u64 = 250_000;
 
 /// The link of a QP with that connection number to the QP `them`, or why there can be none. A QP
-/// that is not where its number says (`foreign`) needs the peer's word before anything can
-/// be sent: it waits longer for it.
+/// that is not where its number says (`foreign`) needs the peer's word before anything can be sent:
+/// it waits longer for it.
 pub(crate) fn connect(
     qp: &Qp,
     connection: u32,
@@ -290,7 +290,8 @@ impl Io<'_> {
             .and_then(|path| self.peer.index_of(self.qp.core.nics.first_port(path.dest_gid)))
     }
 
-    /// Adds another port pair to the change that connects a fresh physical QP with that NIC of the peer.
+    /// Adds another port pair to the change that connects a fresh physical QP with that NIC of the
+    /// peer.
     /// Gives whether there is one.
     fn load_pair(&self, remote: u8, connect: &mut QpModify) -> bool {
         let ports = PathPorts {
@@ -342,7 +343,6 @@ fn make(
 }
 
 // --- what happens to a QP; see the executor's functions of the same names
-// -----------------------------------------------------
 
 /// The physical QP of the present path fails, or its path is dead.
 pub(crate) fn suspect(qp: &Qp, g: &mut Gate, reason: Reason) {

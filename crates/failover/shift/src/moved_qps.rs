@@ -61,7 +61,9 @@ impl MovedQps {
         let moved = std::mem::take(&mut self.moved);
         if !moved.is_empty() {
             if let Err(e) = publish(core, &moved) {
-                core.events.complain("the directory does not take where UD queue pairs have moved: their peers lose them", &e);
+                let what = "the directory does not take where UD queue pairs have moved: their \
+                            peers lose them";
+                core.events.complain(what, &e);
             }
         }
         if due {

@@ -64,7 +64,6 @@ impl NicTable {
     }
 
     // --- what is known of a NIC, open or not
-    // -------------------------------------------------------------------------------------
 
     pub(crate) fn count(&self) -> usize {
         self.slots.len()
@@ -160,7 +159,6 @@ impl NicTable {
     }
 
     // --- which NICs work
-    // -------------------------------------------------------------------------------------------------------
 
     /// The open device of NIC `i`; opens it if need be.
     pub(crate) fn open(&self, i: usize) -> Result<Arc<dyn Device>> {
@@ -233,7 +231,6 @@ impl NicTable {
     }
 
     // --- control endpoints
-    // -----------------------------------------------------------------------------------------------------
 
     /// Control messages that arrive raise an event here.
     pub(crate) fn channel(&self) -> &Arc<CompChannel> {

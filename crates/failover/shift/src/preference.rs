@@ -95,7 +95,8 @@ impl Preference {
 fn parse(text: &str, nics: usize) -> Result<Vec<(u8, Vec<SlotPath>)>> {
     let wrong = |word: &str, why: &str| {
         Error::invalid(format!(
-            "UNBROKEN_MAP: '{word}' {why}; right is '0:1,2 1:3-2': queue pairs of NIC 0 go to NIC 1, else 2; those of NIC 1 over NIC 3 to the peer's NIC 2"
+            "UNBROKEN_MAP: '{word}' {why}; right is '0:1,2 1:3-2': queue pairs of NIC 0 \
+             go to NIC 1, else 2; those of NIC 1 over NIC 3 to the peer's NIC 2"
         ))
     };
     let number = |word: &str| {

@@ -10,8 +10,9 @@
 //! States, as the application sees them, are those of the physical QP, except that a QP under a
 //! switch says RTS.
 
+mod create;
 mod events;
-mod life;
+mod lifecycle;
 mod modify;
 mod post;
 mod query;
@@ -22,16 +23,14 @@ use crate::core::Core;
 use crate::datagram::Datagram;
 use crate::link::Link;
 use crate::lock::lock;
-use crate::plain;
 use crate::qps::LogicalId;
 use crate::random;
-use crate::worker_queue::Job;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use unbroken_failover_protocol::Way;
 use unbroken_runtime::now_us;
 use unbroken_types::{Gid, PdHandle, QpCaps, QpState, QpType, Wc, WcStatus, PSN_MASK};
-use unbroken_verbs::{Backlog, Cq, HoldingQp, IdleHook, QpEvent, QpInit, QpModify, Result, Srq};
+use unbroken_verbs::{Backlog, Cq, HoldingQp, QpEvent, QpInit, QpModify, Srq};
 
 /// What the application asks for when it makes a QP.
 #[derive(Clone)]
@@ -124,112 +123,6 @@ pub struct Qp {
 }
 
 impl Qp {
-    pub(crate) fn create(
-        core: &Arc<Core<Qp>>,
-        context: &Arc<ContextState>,
-        r: &QpRequest,
-        idle_hook: impl Fn() -> IdleHook,
-    ) -> Result<Arc<Qp>> {
-        core.born.check()?;
-        let nic = context.nic;
-        // One NIC with several ports is enough for a QP that can go from one to another.
-        let elsewhere =
-            core.nics.count() > 1 || r.qp_type == QpType::Rc && core.nics.port_count(nic) > 1;
-        let protect = core.settings.failover
-            && elsewhere
-            && r.qp_type != QpType::Uc
-            && !r.plain
-            && core.nics.holds(nic);
-        let protect =
-            protect && (r.qp_type == QpType::Rc || core.watched() && core.nics.moves_datagrams());
-        // A UD QP that begins elsewhere shows the addresses of its default NIC from the first.
-        let home = (protect && r.qp_type == QpType::Ud && core.nics.device(nic).is_none())
-            .then(|| core.nics.gid(nic));
-        let init = QpInit {
-            qp_type: r.qp_type,
-            caps: if r.srq.is_some() {
-                QpCaps { max_recv_wr: 0, max_recv_sge: 0, ..r.caps }
-            } else {
-                r.caps
-            },
-            pd: r.pd,
-            send_cq: r.send_cq.clone(),
-            recv_cq: r.recv_cq.clone(),
-            srq: r.srq.clone(),
-            sq_sig_all: r.sq_sig_all,
-            hold_on_failure: protect,
-            wc_qpn: None,
-            home,
-            local_keys_of: Some(nic as u8),
-            control: false,
-        };
-        let (at, phys) = match &context.own {
-            Some(device) => (nic, core.make_qp_on(device, nic, nic, &init)?),
-            None => core.make_qp(nic, &init, protect)?,
-        };
-        let datagram = match r.qp_type {
-            QpType::Ud if protect => Some(Datagram::new(&core.nics, nic, at)?),
-            _ => None,
-        };
-        let qpn = phys.qpn();
-        let why_not = match r.qp_type {
-            _ if !core.settings.failover => "failover is off",
-            _ if r.plain => "it was made without protection",
-            QpType::Uc => "UC QPs are not protected",
-            _ if !core.nics.holds(nic) => plain::NO_JOURNAL,
-            _ if !elsewhere => "the host has one NIC only",
-            QpType::Rc => "not connected",
-            QpType::Ud if datagram.is_some() => "",
-            QpType::Ud if !core.nics.moves_datagrams() => {
-                "UD QPs of devices with plain verbs are not protected"
-            }
-            QpType::Ud => "the thread for failover could not be started",
-        };
-        let connection = random::number();
-        let qp = Arc::new(Qp {
-            core: core.clone(),
-            context: Arc::downgrade(context),
-            nic,
-            qpn,
-            init: QpInit { wc_qpn: Some(qpn), ..init },
-            idle: AtomicBool::new(true),
-            gate: Mutex::new(Gate {
-                phys,
-                nic: at,
-                port: 1,
-                on_pair_since_us: 0,
-                left_port: None,
-                looked_at: None,
-                app: QpModify::default(),
-                link: None,
-                datagram,
-                why_not,
-                failed: false,
-                destroyed: false,
-                holds: false,
-                connection,
-            }),
-            cookie: AtomicU64::new(r.cookie),
-        });
-        if protect {
-            for cq in [&r.send_cq, &r.recv_cq] {
-                cq.set_idle_hook(idle_hook());
-            }
-            if r.qp_type == QpType::Rc {
-                qp.publish(connection);
-                core.settle();
-            }
-        }
-        if r.qp_type == QpType::Ud {
-            core.aliases.join(core.directory.as_ref(), &core.events);
-        }
-        core.qps.add(qp.id(), &qp, (at, qpn));
-        if r.qp_type == QpType::Ud && at != nic {
-            core.jobs.put(Job::Moved(qp.id()));
-        }
-        Ok(qp)
-    }
-
     /// Tells the directory which connection of the QP this is.
     fn publish(&self, connection: u32) {
         let Some(directory) = &self.core.directory else { return };

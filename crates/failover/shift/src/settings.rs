@@ -89,7 +89,8 @@ fn timeout_from_env() -> Result<u8> {
     let Ok(text) = std::env::var("UNBROKEN_TIMEOUT") else { return Ok(TIMEOUT_CODE) };
     text.parse().ok().filter(|c| *c < 32).ok_or_else(|| {
         Error::invalid(format!(
-            "UNBROKEN_TIMEOUT={text}: give 0 (the application's own) or a code from 1 to 31 (4.096 µs · 2^code)"
+            "UNBROKEN_TIMEOUT={text}: give 0 (the application's own) or a code from 1 to 31 \
+             (4.096 µs · 2^code)"
         ))
     })
 }

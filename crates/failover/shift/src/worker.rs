@@ -1,7 +1,7 @@
 //! The thread that looks after a process's logical QPs: device events, control messages, stalls,
 //! deadlines, the status socket.
 //!
-//! It sleeps in one poll over the inbox, the control channel and the status socket, until the next
+//! It sleeps in one poll over its queue, the control channel and the status socket, until the next
 //! deadline. Nothing that it does is needed while all paths work; it wakes some times a second
 //! then, to see that what is outstanding moves.
 
@@ -279,7 +279,6 @@ impl Worker {
     }
 
     // --- devices
-    // -----------------------------------------------------------------------------------------------------------
 
     fn device_event(&mut self, nic: usize, event: DeviceEvent) {
         let core = self.core.clone();
@@ -290,19 +289,20 @@ impl Worker {
                 self.suspect_all(nic, None, Reason::DeviceFatal);
                 core.nics.drop_device(nic);
                 core.publish_process();
-                self.tell_application(nic, event_type::DEVICE_FATAL, AsyncElement::Device);
+                self.report_to_application(nic, event_type::DEVICE_FATAL, AsyncElement::Device);
             }
             DeviceEvent::PortDown(port) => {
                 core.events.emit(What::PortDown { nic: core.nics.port_name(nic, port) });
                 self.set_port(nic, port, false);
                 self.suspect_all(nic, Some(port), Reason::PortDown);
-                self.tell_application(nic, event_type::PORT_ERR, AsyncElement::Port(port));
+                self.report_to_application(nic, event_type::PORT_ERR, AsyncElement::Port(port));
             }
             DeviceEvent::PortActive(port) => self.port_active(nic, port),
             DeviceEvent::UnknownSender => self.moved_qps.want(),
             DeviceEvent::QpFailed { qpn, status } => self.qp_failed(nic, qpn, status),
             DeviceEvent::Qp { qpn, event } => {
-                if let Some(what) = core.qps.by_physical((nic, qpn)).and_then(|qp| qp.tell(event)) {
+                if let Some(what) = core.qps.by_physical((nic, qpn)).and_then(|qp| qp.report(event))
+                {
                     core.events.defer(what, now_us());
                 }
             }
@@ -376,7 +376,7 @@ impl Worker {
     /// The application hears of a fault that no switch absorbs for it. One that has made a
     /// protection domain and no QP yet is about to use what stands in for the NIC; one that has
     /// made nothing only watches, and is told all.
-    fn tell_application(&self, nic: usize, event: u32, element: AsyncElement) {
+    fn report_to_application(&self, nic: usize, event: u32, element: AsyncElement) {
         let core = &self.core;
         let absorbed = core.settings.failover
             && core.nics.holds(nic)
@@ -422,7 +422,6 @@ impl Worker {
     }
 
     // --- control messages
-    // --------------------------------------------------------------------------------------------------
 
     /// Drives the NICs in this thread and receives.
     fn fetch(&mut self) {
@@ -463,7 +462,6 @@ impl Worker {
     }
 
     // --- keys of peers
-    // -----------------------------------------------------------------------------------------------------
 
     /// Asks peers by which keys their memory is known on other NICs, where QPs wait for that; again
     /// while an answer is missing.
@@ -511,7 +509,6 @@ impl Worker {
     }
 
     // --- deadlines
-    // ---------------------------------------------------------------------------------------------------------
 
     fn watch(&mut self, now: u64) {
         let core = self.core.clone();

@@ -8,7 +8,7 @@ use unbroken_verbs::QpEvent;
 impl Qp {
     /// An asynchronous event of the physical QP, which is one of the logical one if it is news.
     /// Gives what the log is to have of it.
-    pub(crate) fn tell(&self, event: QpEvent) -> Option<What> {
+    pub(crate) fn report(&self, event: QpEvent) -> Option<What> {
         let mut g = self.gate();
         match event {
             // That a later life is connected is none.

@@ -19,8 +19,8 @@ impl Qp {
             let g = self.gate();
             (self.core.jobs.name(), g.nic, g.phys.qpn())
         };
-        let (done, told) = own_events::collect(physical, || self.change(change));
-        for what in told.into_iter().filter_map(|event| self.tell(event)) {
+        let (done, reported) = own_events::collect(physical, || self.change(change));
+        for what in reported.into_iter().filter_map(|event| self.report(event)) {
             self.core.events.defer(what, now_us());
         }
         done
@@ -66,6 +66,44 @@ impl Qp {
         if !had_link && g.link.is_some() && (self.is_foreign(&g) || !self.core.nics.usable(g.nic)) {
             return self.connect_elsewhere(&mut g, change);
         }
+        self.change_physical(&mut g, change, had_link)
+    }
+
+    /// Changes the physical QP of a QP that is not between two paths. `had_link`: it was connected
+    /// before.
+    fn change_physical(&self, g: &mut Gate, change: &QpModify, had_link: bool) -> Result<()> {
+        let physical = self.as_from_here(g, change);
+        let port = physical.port;
+        let error = match self.modify_physical(g, change, physical) {
+            Ok(()) => {
+                g.port = port.unwrap_or(g.port);
+                merge(&mut g.app, change);
+                if (change.rc.state, g.why_not) == (Some(QpState::Rtr), plain::NO_JOURNAL) {
+                    self.core.events.emit(What::Unprotected {
+                        host: self.core.nics.host(),
+                        qp: self.qpn,
+                        why: g.why_not.into(),
+                    });
+                }
+                return Ok(());
+            }
+            Err(e) => e,
+        };
+        if !had_link {
+            link::close(self, g);
+        } else if error.errno() == libc::EIO {
+            // The NIC is dead, and nobody has noticed so far.
+            link::suspect(self, g, Reason::PostFailed);
+            if g.link.as_ref().is_some_and(|l| l.executor().switching()) {
+                return self.modify_later(g, change);
+            }
+        }
+        Err(error)
+    }
+
+    /// What the program changes, as the physical QP is to have it: on the NIC that it is on, to the
+    /// one that its peer is on.
+    fn as_from_here(&self, g: &Gate, change: &QpModify) -> QpModify {
         let mut physical = change.clone();
         if let (Some(code), Some(_)) = (change.rc.timeout, &g.link) {
             physical.rc.timeout = Some(self.core.settings.protected_timeout(code));
@@ -74,36 +112,9 @@ impl Qp {
         if let (Some(own), Some(link)) = (&mut physical.rc.sq_psn, &g.link) {
             *own = link.executor().moved_sq_psn().unwrap_or(*own);
         }
-        physical.path = change.path.map(|path| self.path_from_here(&g, path));
+        physical.path = change.path.map(|path| self.path_from_here(g, path));
         physical.port = change.port.filter(|_| g.nic == self.nic);
-        match self.modify_physical(&g, change, physical.clone()) {
-            Ok(()) => {
-                g.port = physical.port.unwrap_or(g.port);
-                merge(&mut g.app, change);
-                if (state, g.why_not) == (Some(QpState::Rtr), plain::NO_JOURNAL) {
-                    self.core.events.emit(What::Unprotected {
-                        host: self.core.nics.host(),
-                        qp: self.qpn,
-                        why: g.why_not.into(),
-                    });
-                }
-                Ok(())
-            }
-            Err(e) if had_link && e.errno() == libc::EIO => {
-                // The NIC is dead, and nobody has noticed so far.
-                link::suspect(self, &mut g, Reason::PostFailed);
-                match g.link.as_ref().is_some_and(|l| l.executor().switching()) {
-                    true => self.modify_later(&mut g, change),
-                    false => Err(e),
-                }
-            }
-            Err(e) => {
-                if !had_link {
-                    link::close(self, &mut g);
-                }
-                Err(e)
-            }
-        }
+        physical
     }
 
     /// Changes a connected QP during a switch: the QP that carries it next is given what was set

@@ -49,16 +49,7 @@ impl Qp {
         if let Some(status) = datagram::status(self, &g) {
             return status;
         }
-        let (path, epoch) = match &g.link {
-            Some(l) => {
-                let lqp = l.executor().lqp();
-                let path = lqp
-                    .path()
-                    .map_or_else(String::new, |path| l.peer().path_name(&self.core.nics, path));
-                (path, lqp.epoch())
-            }
-            None => (String::new(), 0),
-        };
+        let (path, epoch) = self.path_and_epoch(&g);
         let peer = match (g.app.path, g.app.rc.dest_qpn) {
             (Some(path), Some(qpn)) => format!("{}:{qpn}", path.dest_gid),
             _ => String::new(),
@@ -72,14 +63,11 @@ impl Qp {
         let protected = g.link.as_ref().is_some_and(|l| l.executor().ready() || armed)
             && !g.failed
             && bound.is_none();
-        let why = if protected {
-            ""
-        } else if let Some(why) = bound {
-            why
-        } else if g.link.is_some() {
-            "no other NIC or port of the peer is known yet"
-        } else {
-            g.why_not
+        let why = match bound {
+            _ if protected => "",
+            Some(why) => why,
+            None if g.link.is_some() => "no other NIC or port of the peer is known yet",
+            None => g.why_not,
         };
         let alternate = attrs
             .alternate
@@ -117,5 +105,13 @@ impl Qp {
                 format!("{:?}", progress.state).to_lowercase()
             },
         }
+    }
+
+    /// The path that a connected QP is on, as people call it, and the epoch.
+    fn path_and_epoch(&self, g: &Gate) -> (String, u64) {
+        let Some(link) = &g.link else { return (String::new(), 0) };
+        let lqp = link.executor().lqp();
+        let name = |path| link.peer().path_name(&self.core.nics, path);
+        (lqp.path().map_or_else(String::new, name), lqp.epoch())
     }
 }

@@ -136,8 +136,8 @@ impl Worker {
         }
     }
 
-    /// Gives QPs other port pairs where something has changed; now and then those that are not in use
-    /// are asked whether they live.
+    /// Gives QPs other port pairs where something has changed; now and then those that are not in
+    /// use are asked whether they live.
     pub(super) fn tend_port_pairs(&mut self, clock_us: u64) {
         if clock_us < self.tend_at_us || !self.core.nics.several_ports() {
             return;

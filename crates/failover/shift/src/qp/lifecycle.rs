@@ -1,5 +1,5 @@
-//! How a QP comes to its physical one, and loses it: it is connected, begins elsewhere where its NIC
-//! is dead, is reset, is destroyed.
+//! How a QP comes to its physical one, and loses it: it is connected, begins elsewhere where its
+//! NIC is dead, is reset, is destroyed.
 
 use super::{merge, Gate, Qp};
 use crate::async_events::AsyncElement;
@@ -159,8 +159,8 @@ impl Qp {
         }
     }
 
-    /// Changes the physical QP. Where that connects it, it is given an alternate path with it, if there
-    /// is one that it takes.
+    /// Changes the physical QP. Where that connects it, it is given an alternate path with it, if
+    /// there is one that it takes.
     pub(super) fn modify_physical(
         &self,
         g: &Gate,
