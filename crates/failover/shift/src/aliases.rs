@@ -1,27 +1,12 @@
-//! Where the UD QPs are that have moved, of this process and of all others: the directory's table,
-//! and the copy that the devices translate by.
-//!
-//! The worker does the reading and writing, since both take a turn at the directory's file, for
-//! which no thread that polls or posts shall wait. A move is entered there, and every process is
-//! told that there is news ([`Body::Moved`]). That message may be lost; so a datagram from a QP
-//! that nobody has heard of makes its receiver read the table (it is dropped, as UD allows), and a
-//! process that has UD QPs reads it once a second in any case.
+//! The table of UD QPs that have moved, of this process and of all others: the directory's, and the
+//! copy that the devices translate by.
 
-use crate::control::ControlAddr;
-use crate::core::{Core, LogicalId};
-use crate::datagram;
+use crate::events::Events;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
-use unbroken_directory::{DirectoryError, MovedQp};
-use unbroken_failover_protocol::message::Body;
-use unbroken_failover_protocol::{Endpoint, Message};
+use unbroken_directory::{Directory, MovedQp};
 use unbroken_verbs::aliases::Alias;
 use unbroken_verbs::UdAliases;
-
-/// How often a process with UD QPs reads the table without being told to.
-const SAFETY_US: u64 = 1_000_000;
-/// It is not read more often than this, whatever strangers send.
-const PAUSE_US: u64 = 2_000;
 
 /// What a process knows of moved UD QPs.
 pub(crate) struct Aliases {
@@ -36,19 +21,24 @@ impl Aliases {
     }
 
     /// A UD QP is made: it may be sent to what has moved before.
-    pub(crate) fn join(&self, core: &Core) {
+    pub(crate) fn join(&self, directory: Option<&Arc<dyn Directory>>, events: &Events) {
         self.users.fetch_add(1, Ordering::AcqRel);
-        self.load(core);
+        self.load(directory, events);
     }
 
-    /// ... and is no more.
+    /// A UD QP is no more.
     pub(crate) fn leave(&self) {
         self.users.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Reads the table.
-    fn load(&self, core: &Core) {
-        let Some(directory) = &core.directory else { return };
+    /// Whether the process has UD QPs.
+    pub(crate) fn used(&self) -> bool {
+        self.users.load(Ordering::Acquire) > 0
+    }
+
+    /// Reads the table. It may wait for other processes: never under a gate.
+    pub(crate) fn load(&self, directory: Option<&Arc<dyn Directory>>, events: &Events) {
+        let Some(directory) = directory else { return };
         match directory.moved() {
             Ok(moved) => self.table.set(
                 moved
@@ -56,98 +46,7 @@ impl Aliases {
                     .map(|MovedQp { known, now, shown }| Alias { known, now, shown })
                     .collect(),
             ),
-            Err(e) => core.complain("where UD queue pairs have moved cannot be read", &e),
-        }
-    }
-}
-
-/// What the worker has to do about addresses.
-#[derive(Default)]
-pub(crate) struct Clerk {
-    /// QPs that have moved and are not entered yet.
-    moved: Vec<LogicalId>,
-    /// Somebody says that there is news.
-    wanted: bool,
-    read_at_us: u64,
-}
-
-impl Clerk {
-    /// A QP of ours has moved.
-    pub(crate) fn moved(&mut self, id: LogicalId) {
-        self.moved.push(id);
-    }
-
-    /// There is news in the table.
-    pub(crate) fn want(&mut self) {
-        self.wanted = true;
-    }
-
-    /// When [`Clerk::work`] is due.
-    pub(crate) fn deadline_us(&self, core: &Core) -> u64 {
-        if !self.moved.is_empty() {
-            0
-        } else if self.wanted {
-            self.read_at_us + PAUSE_US
-        } else if core.aliases.users.load(Ordering::Acquire) > 0 {
-            self.read_at_us + SAFETY_US
-        } else {
-            u64::MAX
-        }
-    }
-
-    /// Enters what has moved, and reads what others have entered.
-    pub(crate) fn work(&mut self, core: &Core, now_us: u64) {
-        let due = self.deadline_us(core) <= now_us;
-        let moved = std::mem::take(&mut self.moved);
-        if !moved.is_empty() {
-            if let Err(e) = publish(core, &moved) {
-                core.complain("the directory does not take where UD queue pairs have moved: their peers lose them", &e);
-            }
-        }
-        if due {
-            (self.wanted, self.read_at_us) = (false, now_us);
-            core.aliases.load(core);
-        }
-        if !moved.is_empty() {
-            tell_all(core);
-        }
-    }
-}
-
-fn publish(core: &Core, moved: &[LogicalId]) -> Result<(), DirectoryError> {
-    let Some(directory) = &core.directory else { return Ok(()) };
-    let addresses = |id: &LogicalId| {
-        core.qp(*id).map(|qp| datagram::addresses(&qp, &qp.gate())).unwrap_or_default()
-    };
-    let entries: Vec<_> = moved.iter().map(|id| (*id, addresses(id))).collect();
-    let all: Vec<MovedQp> = entries.iter().flat_map(|(_, addresses)| addresses).copied().collect();
-    directory.publish_moved(&all)?;
-    // One that was destroyed meanwhile has taken its entry out, perhaps before it was there.
-    let gone = entries.iter().filter(|(id, _)| core.qp(*id).is_none());
-    let gone: Vec<_> = gone.flat_map(|(_, addresses)| addresses).map(|entry| entry.known).collect();
-    match gone.is_empty() {
-        true => Ok(()),
-        false => directory.unpublish_moved(&gone),
-    }
-}
-
-/// Tells every process that there is news. One NIC of theirs hears it, if a path to it works; or
-/// they read it by themselves.
-pub(crate) fn tell_all(core: &Core) {
-    let Some(Ok(processes)) = core.directory.as_ref().map(|d| d.processes()) else { return };
-    let _batch = core.batch();
-    let of = |gid, incarnation| Endpoint { gid, qpn: 0, incarnation, connection: 0 };
-    for (incarnation, record) in
-        processes.iter().filter(|(incarnation, _)| *incarnation != core.incarnation)
-    {
-        for local in (0..core.nic_count()).filter(|nic| core.endpoint(*nic).is_some()) {
-            let rail = record.nics.iter().find(|nic| nic.index as usize == local);
-            let Some(nic) = rail.or(record.nics.first()).filter(|nic| nic.control_qpn != 0) else {
-                continue;
-            };
-            let (from, to) = (of(core.gid_of(local), core.incarnation), of(nic.gid, *incarnation));
-            let addr = ControlAddr { gid: nic.gid, qpn: nic.control_qpn };
-            core.send_control(local, addr, &Message { from, to, body: Body::Moved });
+            Err(e) => events.complain("where UD queue pairs have moved cannot be read", &e),
         }
     }
 }

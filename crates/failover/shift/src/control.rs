@@ -1,268 +1,88 @@
-//! Control endpoints: how processes talk to each other about their logical QPs.
-//!
-//! One UD QP for each port of each NIC and process, with its own CQ and receives, apart from the
-//! application's QPs: a control message needs no receive of the application, no remote-write right,
-//! and one endpoint speaks for any number of logical QPs. Messages are datagrams: they may be lost,
-//! repeated or reordered; `path` deals with that.
-//!
-//! Each datagram carries a seal ([`unbroken_failover_protocol::seal`]): what a stranger sends is
-//! dropped and counted, and never answered. The queue of what has not been looked at is the receive
-//! ring, which is bounded.
-//!
-//! The rings are memory that the NIC reads and writes while we own it, so they are made of atomics;
-//! a datagram is copied out before it is looked at.
+//! Control messages: sent over the NIC table, sealed, counted where the seal is wrong.
 
-use crate::core::lock;
+use crate::control_batch::{Batch, ControlBatcher};
+use crate::control_endpoint::{ControlAddr, LocalPort};
+use crate::nics::NicTable;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use unbroken_failover_protocol::seal::{Key, SEAL_BYTES};
-use unbroken_types::{
-    Access, Gid, PdHandle, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus,
-};
-use unbroken_verbs::{
-    CompChannel, Cq, Device, DeviceQp, Error, MemoryDomain, QpInit, QpModify, RcModify, RecvWr,
-    Result, SendWr, UdDest,
-};
+use std::sync::{Arc, Mutex, OnceLock};
+use unbroken_directory::Directory;
+use unbroken_failover_protocol::seal::Key;
+use unbroken_failover_protocol::Message;
 
-/// Largest datagram, its seal included. Smaller where the path MTU is.
-const MAX_DATAGRAM_BYTES: usize = 1024;
-
-/// The key that control datagrams carry; it keeps application datagrams out, nothing more.
-const QKEY: u32 = 0x554e_4252;
-
-/// A GRH comes before the payload of each received datagram.
-const GRH_BYTES: usize = 40;
-const RECV_SLOT_BYTES: usize = GRH_BYTES + MAX_DATAGRAM_BYTES + 8;
-const RECV_SLOTS: usize = 512;
-/// Datagrams that may be on their way out; each leaves its slot as soon as the NIC has sent it.
-const SEND_SLOTS: usize = 128;
-/// Where the send slots begin.
-const SENDS_AT: usize = RECV_SLOT_BYTES * RECV_SLOTS;
-/// The `wr_id` of a send is its slot's number plus this.
-const SEND_ID: u64 = 1 << 32;
-
-/// Where an endpoint can be reached.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ControlAddr {
-    /// The NIC.
-    pub gid: Gid,
-    /// The endpoint's QPN.
-    pub qpn: u32,
+/// What a process needs to exchange control messages, beside its NICs.
+pub(crate) struct Control {
+    directory: Option<Arc<dyn Directory>>,
+    /// What keeps strangers' control messages out: the directory's, once that has said it.
+    key: OnceLock<Key>,
+    /// In its place until then: one that nobody else has.
+    own_key: Key,
+    /// Control datagrams that came without the seal of the directory's key.
+    forged: AtomicU64,
+    batcher: ControlBatcher,
+    /// Held while control messages are received and handled. Before any gate.
+    pub(crate) receiving: Mutex<()>,
 }
 
-/// The control endpoint of one port of a NIC.
-pub struct ControlEndpoint {
-    qp: Arc<dyn DeviceQp>,
-    cq: Arc<Cq>,
-    addr: ControlAddr,
-    /// Of the GID in the port's table.
-    gid_index: u8,
-    /// The receive slots, then the send slots.
-    ring: Box<[AtomicU64]>,
-    free: Mutex<Vec<u16>>,
-    lkey: u32,
-    /// Bytes of messages that fit into a datagram.
-    room: usize,
-    memory: Arc<dyn MemoryDomain>,
-}
-
-impl ControlEndpoint {
-    /// Makes the endpoint of a device's port; its arrivals raise events on `channel`.
-    pub fn open(
-        device: &Arc<dyn Device>,
-        port: u8,
-        pd: PdHandle,
-        channel: &Arc<CompChannel>,
-    ) -> Result<ControlEndpoint> {
-        let memory = device.memory();
-        let attr = device.port(port)?;
-        let mtu = attr.active_mtu.bytes();
-        let len = SENDS_AT + SEND_SLOTS * MAX_DATAGRAM_BYTES;
-        let ring: Box<[AtomicU64]> = (0..len / 8).map(|_| AtomicU64::new(0)).collect();
-        let (base, len) = (ring.as_ptr() as u64, len as u64);
-        let keys = memory.reg_mr(pd, base, len, base, Access::LOCAL_WRITE)?;
-        let cq = Cq::new(2 * (RECV_SLOTS + SEND_SLOTS) as u32, Some(channel.clone()));
-        let gid_index = device.gid_index();
-        let gid = attr.gids.get(usize::from(gid_index)).map(|entry| entry.gid);
-        let gid =
-            gid.ok_or_else(|| Error::invalid(format!("port {port} has no GID {gid_index}")))?;
-        let qp = Self::make_qp(device, port, pd, &cq).inspect_err(|_| {
-            // The region was made for this QP alone; without it nothing can use the region.
-            let _ = memory.dereg_mr(keys.lkey);
-        })?;
-        let addr = ControlAddr { gid, qpn: qp.qpn() };
-        let free = Mutex::new((0..SEND_SLOTS as u16).collect());
-        let room = mtu.min(MAX_DATAGRAM_BYTES) - SEAL_BYTES;
-        let endpoint =
-            ControlEndpoint { qp, cq, addr, gid_index, ring, free, lkey: keys.lkey, room, memory };
-        for slot in 0..RECV_SLOTS {
-            endpoint.post(slot)?;
+impl Control {
+    /// Takes the key from this directory; until that has said it, a key of the process's own.
+    pub(crate) fn new(directory: Option<Arc<dyn Directory>>, own_key: &[u8; 32]) -> Control {
+        Control {
+            directory,
+            key: OnceLock::new(),
+            own_key: Key::new(own_key),
+            forged: AtomicU64::new(0),
+            batcher: ControlBatcher::default(),
+            receiving: Mutex::default(),
         }
-        endpoint.cq.arm(false);
-        Ok(endpoint)
     }
 
-    fn make_qp(
-        device: &Arc<dyn Device>,
-        port: u8,
-        pd: PdHandle,
-        cq: &Arc<Cq>,
-    ) -> Result<Arc<dyn DeviceQp>> {
-        let caps = QpCaps {
-            max_send_wr: SEND_SLOTS as u32,
-            max_recv_wr: RECV_SLOTS as u32,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline_data: 0,
+    /// The key of the control messages.
+    pub(crate) fn key(&self) -> &Key {
+        let known = || {
+            let key = self.directory.as_ref()?.key()?;
+            Some(self.key.get_or_init(|| Key::new(&key)))
         };
-        let qp = device.create_qp(&QpInit {
-            qp_type: QpType::Ud,
-            caps,
-            pd,
-            send_cq: cq.clone(),
-            recv_cq: cq.clone(),
-            srq: None,
-            sq_sig_all: false,
-            hold_on_failure: false,
-            wc_qpn: None,
-            home: None,
-            local_keys_of: None,
-            control: true,
-        })?;
-        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-            let sq_psn = (state == QpState::Rts).then_some(0);
-            let rc = RcModify { state: Some(state), sq_psn, ..RcModify::default() };
-            let init = state == QpState::Init;
-            let (qkey, port) = (init.then_some(QKEY), init.then_some(port));
-            qp.modify(&QpModify { rc, qkey, port, ..QpModify::default() })
-                .inspect_err(|_| qp.destroy())?;
+        self.key.get().or_else(known).unwrap_or(&self.own_key)
+    }
+
+    /// Sends a control message from port 1 of NIC `nic` to the peer's endpoint, at once or, during
+    /// a [`Batch`], with others; whether it could leave.
+    pub(crate) fn send(
+        &self,
+        nics: &NicTable,
+        nic: usize,
+        to: ControlAddr,
+        message: &Message,
+    ) -> bool {
+        self.send_from(nics, LocalPort { nic, pair: 0 }, to, message)
+    }
+
+    /// Sends a control message from that port of ours, as [`Control::send`] does.
+    pub(crate) fn send_from(
+        &self,
+        nics: &NicTable,
+        from: LocalPort,
+        to: ControlAddr,
+        message: &Message,
+    ) -> bool {
+        nics.endpoint_of(from)
+            .is_some_and(|endpoint| self.batcher.send(endpoint, to, message, self.key()))
+    }
+
+    /// What is sent until this is dropped may leave together.
+    pub(crate) fn batch(&self) -> Batch<'_> {
+        self.batcher.batch(self.key())
+    }
+
+    /// Control datagrams that strangers sent.
+    pub(crate) fn forged(&self) -> u64 {
+        self.forged.load(Ordering::Relaxed)
+    }
+
+    /// So many more came from strangers.
+    pub(crate) fn count_forged(&self, datagrams: u64) {
+        if datagrams > 0 {
+            self.forged.fetch_add(datagrams, Ordering::Relaxed);
         }
-        Ok(qp)
     }
-
-    /// Where peers reach it.
-    pub fn addr(&self) -> ControlAddr {
-        self.addr
-    }
-
-    /// Bytes of messages that fit into a datagram.
-    pub fn room(&self) -> usize {
-        self.room
-    }
-
-    fn post(&self, slot: usize) -> Result<()> {
-        let addr = self.ring[slot * RECV_SLOT_BYTES / 8..].as_ptr() as u64;
-        let sge = Sge { addr, length: RECV_SLOT_BYTES as u32, lkey: self.lkey };
-        self.qp.post_recv(&RecvWr { wr_id: slot as u64, sges: &[sge] })
-    }
-
-    /// Sends a datagram with these messages, at most [`Self::room`] bytes, under the seal of the
-    /// key. That it was sent says nothing of its arrival; where no slot is free it is lost.
-    pub fn send(&self, to: ControlAddr, messages: &[u8], key: &Key) -> Result<()> {
-        let mut datagram = Vec::with_capacity(messages.len() + SEAL_BYTES);
-        datagram.extend_from_slice(messages);
-        key.seal(&mut datagram);
-        let slot = lock(&self.free)
-            .pop()
-            .ok_or_else(|| Error::no_room("all control datagrams are on their way"))?;
-        let first = (SENDS_AT + usize::from(slot) * MAX_DATAGRAM_BYTES) / 8;
-        let words = &self.ring[first..first + MAX_DATAGRAM_BYTES / 8];
-        for (word, bytes) in words.iter().zip(datagram.chunks(8)) {
-            let mut value = [0; 8];
-            value[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_ne_bytes(value), Ordering::Release);
-        }
-        let sge =
-            Sge { addr: words.as_ptr() as u64, length: datagram.len() as u32, lkey: self.lkey };
-        let sent = self.qp.post_send(&SendWr {
-            wr_id: SEND_ID + u64::from(slot),
-            opcode: SendOpcode::Send,
-            flags: SendFlags::SIGNALED,
-            sges: &[sge],
-            ud: Some(UdDest {
-                gid: to.gid,
-                qpn: to.qpn,
-                qkey: QKEY,
-                grh: true,
-                sgid_index: self.gid_index,
-            }),
-            ..SendWr::default()
-        });
-        if sent.is_err() {
-            lock(&self.free).push(slot);
-        }
-        sent
-    }
-
-    /// Hands the content of every datagram with a right seal to `each`, with the sender's address,
-    /// and asks for the next event. Gives how many came without.
-    pub fn receive(&self, key: &Key, mut each: impl FnMut(ControlAddr, &[u8])) -> u64 {
-        let mut wcs = [Wc::default(); 16];
-        let mut forged = 0;
-        self.cq.arm(false);
-        // Bounded: what arrives meanwhile raises another event. An error means that the NIC has
-        // died: it is opened anew when it is healed.
-        for _ in 0..(RECV_SLOTS + SEND_SLOTS) / wcs.len() {
-            let Ok(n) = self.cq.take(&mut wcs) else { return forged };
-            for wc in &wcs[..n] {
-                if let Some(slot) = wc.wr_id.checked_sub(SEND_ID) {
-                    lock(&self.free).push(slot as u16);
-                } else if wc.status == WcStatus::Success as u32 {
-                    forged += u64::from(!self.deliver(wc, key, &mut each));
-                    if self.post(wc.wr_id as usize).is_err() {
-                        return forged;
-                    }
-                }
-            }
-            if n == 0 {
-                break;
-            }
-        }
-        forged
-    }
-
-    /// Lets the NIC work in the caller's thread.
-    pub fn drive(&self) {
-        self.cq.drive();
-    }
-
-    /// False: it carries no seal of ours.
-    fn deliver(&self, wc: &Wc, key: &Key, each: &mut impl FnMut(ControlAddr, &[u8])) -> bool {
-        let len = wc.byte_len as usize;
-        if !(GRH_BYTES..=GRH_BYTES + MAX_DATAGRAM_BYTES).contains(&len) {
-            return false;
-        }
-        let mut copy = [0u8; RECV_SLOT_BYTES];
-        let first = wc.wr_id as usize * RECV_SLOT_BYTES / 8;
-        for (word, out) in
-            self.ring[first..first + len.div_ceil(8)].iter().zip(copy.chunks_exact_mut(8))
-        {
-            out.copy_from_slice(&word.load(Ordering::Acquire).to_ne_bytes());
-        }
-        let opened = source_gid(&copy[..GRH_BYTES]).zip(key.open(&copy[GRH_BYTES..len]));
-        if let Some((gid, messages)) = opened {
-            each(ControlAddr { gid, qpn: wc.src_qp }, messages);
-        }
-        opened.is_some()
-    }
-
-    /// Ends the endpoint.
-    pub fn close(&self) {
-        self.qp.destroy();
-        // Only fails if the region was ended before, which nobody else can do.
-        let _ = self.memory.dereg_mr(self.lkey);
-    }
-}
-
-/// The sender's GID in a GRH: RoCEv2 over IPv4 puts the IPv4 header into its last 20 bytes, with
-/// the source at offset 12 of those.
-fn source_gid(grh: &[u8]) -> Option<Gid> {
-    if grh[20] >> 4 == 4 {
-        let v4: [u8; 4] = grh[32..36].try_into().ok()?;
-        return Some(Gid::from_ip(std::net::Ipv4Addr::from(v4).into()));
-    }
-    if grh[0] >> 4 == 6 {
-        return Some(Gid(grh[8..24].try_into().ok()?));
-    }
-    None
 }

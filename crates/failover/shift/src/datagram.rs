@@ -13,9 +13,16 @@
 //!
 //! All functions run under the QP's gate.
 
-use crate::core::Core;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use state::Datagram;
+
+use crate::nics::NicTable;
 use crate::qp::{merge, Gate, Qp};
-use crate::worker::Job;
+use crate::worker_queue::Job;
+use state::Parked;
 use unbroken_directory::MovedQp;
 use unbroken_failover_protocol::Reason;
 use unbroken_runtime::{now_us, QpStatus, Switch, SwitchKind, What};
@@ -26,61 +33,11 @@ use unbroken_verbs::{
     Backlog, Error, PortState, PostError, QpInit, QpModify, RcModify, RecvWr, Result, SendBatch,
 };
 
-#[cfg(test)]
-mod tests;
-
 /// How long a QP waits for a NIC when none works: as RC waits for a silent peer.
 const PATIENCE_US: u64 = 20_000_000;
 /// How often it looks for one meanwhile. A NIC that is healed says so; one that could not be used
 /// at that instant says nothing.
 const LOOK_US: u64 = 100_000;
-
-/// What a protected UD QP has beside its physical one.
-pub(crate) struct Datagram {
-    /// The GIDs of its first NIC's ports, by any of which peers may address it.
-    gids: Vec<Gid>,
-    /// The MTU that the program knows. A NIC with a smaller one cannot carry what it posts.
-    mtu: Mtu,
-    parked: Option<Parked>,
-    moves: u32,
-    /// When it came to the NIC that it is on.
-    since_us: u64,
-}
-
-/// A QP between two NICs.
-struct Parked {
-    backlog: Backlog,
-    reason: Reason,
-    since_us: u64,
-}
-
-impl Datagram {
-    /// That of a QP whose default NIC is `nic`, made on NIC `at`.
-    pub(crate) fn new(core: &Core, nic: usize, at: usize) -> Result<Box<Datagram>> {
-        let ports = 1..=core.attr_of(nic).phys_port_cnt;
-        let ports = ports.map(|port| core.port_of(nic, port, true)).collect::<Result<Vec<_>>>()?;
-        let gids =
-            ports.iter().filter_map(|port| port.gids.first().map(|entry| entry.gid)).collect();
-        let mtu = ports.first().map_or(Mtu::B256, |port| port.active_mtu);
-        Ok(Box::new(Datagram {
-            gids,
-            mtu,
-            parked: None,
-            moves: u32::from(at != nic),
-            since_us: now_us(),
-        }))
-    }
-
-    pub(crate) fn parked(&self) -> bool {
-        self.parked.is_some()
-    }
-
-    /// The GID that peers see its datagrams come from, and go to: that of the port that the program
-    /// has chosen.
-    fn home(&self, app: &QpModify) -> Option<Gid> {
-        self.gids.get(usize::from(app.port.unwrap_or(1)).saturating_sub(1)).copied()
-    }
-}
 
 /// The addresses by which peers know the QP, where it has moved.
 pub(crate) fn known(qp: &Qp, g: &Gate) -> Vec<(Gid, u32)> {
@@ -91,7 +48,7 @@ pub(crate) fn known(qp: &Qp, g: &Gate) -> Vec<(Gid, u32)> {
 /// What the directory is to know of it.
 pub(crate) fn addresses(qp: &Qp, g: &Gate) -> Vec<MovedQp> {
     let shown = g.datagram.as_ref().and_then(|d| d.home(&g.app)).unwrap_or_else(|| qp.gid());
-    let now = (qp.core.gid_of(g.nic), g.phys.qpn());
+    let now = (qp.core.nics.gid(g.nic), g.phys.qpn());
     known(qp, g).into_iter().map(|known| MovedQp { known, now, shown }).collect()
 }
 
@@ -106,7 +63,7 @@ pub(crate) fn leave(qp: &Qp, g: &mut Gate, reason: Reason) {
     }
     match g.phys.quiesce() {
         Ok(backlog) => park(g, backlog, reason),
-        Err(e) => return qp.core.complain("a UD QP cannot be stopped", &e),
+        Err(e) => return qp.core.events.complain("a UD QP cannot be stopped", &e),
     }
     carry_on(qp, g);
 }
@@ -122,14 +79,14 @@ pub(crate) fn nic_back(qp: &Qp, g: &mut Gate) {
     let Some(d) = &g.datagram else { return };
     match d.parked() {
         true => carry_on(qp, g),
-        false if !works(&qp.core, g) => leave(qp, g, Reason::PortDown),
+        false if !works(&qp.core.nics, g) => leave(qp, g, Reason::PortDown),
         false => {}
     }
 }
 
 /// Whether packets leave the port that the QP uses.
-fn works(core: &Core, g: &Gate) -> bool {
-    let port = core.device(g.nic).and_then(|device| device.port(g.port).ok());
+fn works(nics: &NicTable, g: &Gate) -> bool {
+    let port = nics.device(g.nic).and_then(|device| device.port(g.port).ok());
     port.is_some_and(|port| port.state == PortState::Active)
 }
 
@@ -138,14 +95,14 @@ fn works(core: &Core, g: &Gate) -> bool {
 fn next_nics(qp: &Qp, g: &Gate) -> Vec<usize> {
     let (core, mtu) = (&qp.core, g.datagram.as_ref().map_or(Mtu::B256, |d| d.mtu));
     let carries = |nic: &usize| {
-        core.device(*nic).is_some_and(|d| {
-            core.usable(*nic) && d.port(1).is_ok_and(|port| port.active_mtu >= mtu)
+        core.nics.device(*nic).is_some_and(|d| {
+            core.nics.usable(*nic) && d.port(1).is_ok_and(|port| port.active_mtu >= mtu)
         })
     };
     let mapped = core.preference.nics(qp.id().0);
     match mapped.is_empty() {
-        true => (1..=core.nic_count())
-            .map(|step| (g.nic + step) % core.nic_count())
+        true => (1..=core.nics.count())
+            .map(|step| (g.nic + step) % core.nics.count())
             .filter(carries)
             .collect(),
         false => mapped.into_iter().filter(carries).collect(),
@@ -157,10 +114,10 @@ fn carry_on(qp: &Qp, g: &mut Gate) {
     for nic in next_nics(qp, g) {
         match open(qp, g, nic) {
             Ok(()) => return,
-            Err(e) => qp.core.complain("a backup QP cannot be made", &e),
+            Err(e) => qp.core.events.complain("a backup QP cannot be made", &e),
         }
     }
-    qp.core.inbox.put(Job::Watch(qp.id(), now_us() + LOOK_US));
+    qp.core.jobs.put(Job::Watch(qp.id(), now_us() + LOOK_US));
 }
 
 /// Makes the physical QP on a NIC, and moves what waits there.
@@ -169,8 +126,9 @@ fn open(qp: &Qp, g: &mut Gate, nic: usize) -> Result<()> {
     let Some(d) = &mut g.datagram else { return Ok(()) };
     let Some(Parked { backlog, reason, since_us }) = &d.parked else { return Ok(()) };
     let device = core
+        .nics
         .device(nic)
-        .ok_or_else(|| Error::device_gone(format!("{} is dead", core.nic_name(nic))))?;
+        .ok_or_else(|| Error::device_gone(format!("{} is dead", core.nics.name(nic))))?;
     let init = QpInit { home: d.home(&g.app), ..qp.init.clone() };
     let fresh = core.make_qp_on(&device, nic, qp.id().0, &init)?;
     let begin = fresh.adopt(backlog.clone()).and_then(|()| fresh.modify_all(&history(&g.app)));
@@ -180,12 +138,12 @@ fn open(qp: &Qp, g: &mut Gate, nic: usize) -> Result<()> {
     }
     let (old, now) = ((g.nic, g.phys.qpn()), now_us());
     d.moves += 1;
-    core.emit(What::Switch(Switch {
+    core.events.emit(What::Switch(Switch {
         kind: SwitchKind::Passive,
-        host: core.host(),
+        host: core.nics.host(),
         qp: qp.qpn(),
-        from: core.nic_name(old.0),
-        to: core.nic_name(nic),
+        from: core.nics.name(old.0),
+        to: core.nics.name(nic),
         epoch: d.moves,
         reason: reason.name().into(),
         detected_at_us: *since_us,
@@ -196,10 +154,10 @@ fn open(qp: &Qp, g: &mut Gate, nic: usize) -> Result<()> {
     }));
     d.parked = None;
     g.phys.destroy();
-    core.rename_physical(qp.id(), old, (nic, fresh.qpn()));
+    core.qps.rename_physical(qp.id(), old, (nic, fresh.qpn()));
     g.phys = fresh;
     (g.nic, g.port) = (nic, 1);
-    core.inbox.put(Job::Moved(qp.id()));
+    core.jobs.put(Job::Moved(qp.id()));
     Ok(())
 }
 
@@ -235,8 +193,8 @@ pub(crate) fn tick(qp: &Qp, g: &mut Gate) -> Option<u64> {
     if now >= parked.since_us + PATIENCE_US {
         let backlog = std::mem::take(&mut parked.backlog);
         // The log first: a program that sees its error may be gone before the next line.
-        qp.core.emit(What::GiveUp {
-            host: qp.core.host(),
+        qp.core.events.emit(What::GiveUp {
+            host: qp.core.nics.host(),
             qp: qp.qpn(),
             why: "no NIC works".into(),
         });
@@ -268,10 +226,10 @@ pub(crate) fn status(qp: &Qp, g: &Gate) -> Option<QpStatus> {
     };
     Some(QpStatus {
         qp: qp.qpn(),
-        host: qp.core.host(),
+        host: qp.core.nics.host(),
         own: format!("{}:{}", qp.gid(), qp.qpn()),
         peer: String::new(),
-        path: qp.core.nic_name(g.nic),
+        path: qp.core.nics.name(g.nic),
         epoch: d.moves,
         protected: why.is_empty(),
         why: why.into(),
@@ -281,7 +239,6 @@ pub(crate) fn status(qp: &Qp, g: &Gate) -> Option<QpStatus> {
 }
 
 // --- what the program does
-// ---------------------------------------------------------------------------------------------------
 
 /// Changes a protected UD QP, on whatever NIC it is.
 pub(crate) fn modify(qp: &Qp, g: &mut Gate, change: &QpModify) -> Result<()> {
@@ -294,7 +251,7 @@ pub(crate) fn modify(qp: &Qp, g: &mut Gate, change: &QpModify) -> Result<()> {
         _ => {}
     }
     // Each try leaves a NIC.
-    for _ in 0..=qp.core.nic_count() {
+    for _ in 0..=qp.core.nics.count() {
         if g.datagram.as_ref().is_some_and(|d| d.parked()) {
             break;
         }
@@ -317,7 +274,7 @@ pub(crate) fn modify(qp: &Qp, g: &mut Gate, change: &QpModify) -> Result<()> {
 /// The fresh QP will be brought to where this leads.
 fn modify_parked(qp: &Qp, g: &mut Gate, change: &QpModify) -> Result<()> {
     let ud = UdModify { state: change.rc.state, qkey: change.qkey, sq_psn: change.rc.sq_psn };
-    let to = ud.validate(state(g)).map_err(|e| Error::invalid(e.to_string()))?;
+    let to = ud.validate(parked_state(g)).map_err(|e| Error::invalid(e.to_string()))?;
     merge(&mut g.app, change);
     let parked = g.datagram.as_mut().and_then(|d| d.parked.as_mut());
     if let (QpState::Err, Some(parked)) = (to, parked) {
@@ -349,13 +306,13 @@ fn reset(qp: &Qp, g: &mut Gate) -> Result<()> {
 }
 
 /// The state of a parked QP, as the program had brought it there.
-pub(crate) fn state(g: &Gate) -> QpState {
+pub(crate) fn parked_state(g: &Gate) -> QpState {
     g.app.rc.state.unwrap_or(QpState::Reset)
 }
 
 /// Keeps sends that are posted while the QP is parked, all or none. `None` if it is not.
 pub(crate) fn hold_sends(qp: &Qp, g: &mut Gate, batch: &dyn SendBatch) -> Option<Result<()>> {
-    let state = state(g);
+    let state = parked_state(g);
     let d = g.datagram.as_mut()?;
     let (caps, mtu, backlog) = (&qp.init.caps, d.mtu, &mut d.parked.as_mut()?.backlog);
     if !matches!(state, QpState::Rts | QpState::Sqd) {
@@ -374,7 +331,7 @@ pub(crate) fn hold_sends(qp: &Qp, g: &mut Gate, batch: &dyn SendBatch) -> Option
 
 /// Keeps a receive that is posted while the QP is parked. `None` if it is not.
 pub(crate) fn hold_recv(qp: &Qp, g: &mut Gate, wr: &RecvWr<'_>) -> Option<Result<()>> {
-    let state = state(g);
+    let state = parked_state(g);
     let (caps, backlog) = (&qp.init.caps, &mut g.datagram.as_mut()?.parked.as_mut()?.backlog);
     let (have, outstanding) = (wr.sges.len(), backlog.recvs.len() as u32);
     let refused = match state {

@@ -1,6 +1,6 @@
 //! Why a logical QP was given up, in words: whoever reads the event log has nothing else.
 
-use crate::core::Core;
+use crate::nics::NicTable;
 use crate::peer::Peer;
 use unbroken_failover_protocol::{Belief, FailCause, LogicalQp, Reason, SlotPath};
 use unbroken_runtime::now_us;
@@ -12,7 +12,7 @@ const MAX_NAMED: usize = 8;
 /// The cause, then what led to it, the error that the application gets, and what is known of every
 /// path.
 pub(crate) fn give_up(
-    core: &Core,
+    nics: &NicTable,
     lqp: &LogicalQp,
     peer: &Peer,
     cause: FailCause,
@@ -27,7 +27,7 @@ pub(crate) fn give_up(
             let from = lqp
                 .slots()
                 .get(a.from_slot)
-                .map_or_else(String::new, |path| peer.path_name(core, path));
+                .map_or_else(String::new, |path| peer.path_name(nics, path));
             let ms = |since_us: u64| now_us().saturating_sub(since_us) / 1_000;
             text += &format!(
                 "; {from} was left {} ms before ({})",
@@ -50,7 +50,7 @@ pub(crate) fn give_up(
         "; the error is {}",
         in_words(Reason::QpFailed(status)).trim_start_matches("the QP gave up: ")
     );
-    text + &paths(core, lqp, peer)
+    text + &paths(nics, lqp, peer)
 }
 
 fn in_words(reason: Reason) -> String {
@@ -69,11 +69,11 @@ fn in_words(reason: Reason) -> String {
 }
 
 /// What is known of the paths, those of which the same is known together.
-fn paths(core: &Core, lqp: &LogicalQp, peer: &Peer) -> String {
+fn paths(nics: &NicTable, lqp: &LogicalQp, peer: &Peer) -> String {
     let mut all: Vec<SlotPath> = lqp.slots().iter().map(|(_, path)| path).collect();
     all.sort_unstable();
     all.dedup();
-    let of = |path: SlotPath| match peer.belief(core, path) {
+    let of = |path: SlotPath| match peer.belief(nics, path) {
         Belief::Alive => "believed alive",
         Belief::NoNic => "without a working NIC here",
         Belief::Silent if peer.control(path.remote).is_none() => "without a NIC of the peer",
@@ -90,7 +90,7 @@ fn paths(core: &Core, lqp: &LogicalQp, peer: &Peer) -> String {
         let names: Vec<String> = known
             .iter()
             .filter(|(k, _)| *k == kind)
-            .map(|(_, path)| peer.path_name(core, *path))
+            .map(|(_, path)| peer.path_name(nics, *path))
             .collect();
         if let Some(named) = names.get(..names.len().min(MAX_NAMED)).filter(|n| !n.is_empty()) {
             let more = names.len() - named.len();

@@ -1,32 +1,20 @@
 //! What the C layer calls: devices, contexts, queues and logical QPs of this process.
 
+pub use crate::async_events::{event_type, AsyncElement, AsyncEvent};
+use crate::contexts::ContextState;
 use crate::core::Core;
+use crate::inbound;
 use crate::nic_set::NicSet;
 pub use crate::qp::{Qp, QpRequest};
-use std::collections::VecDeque;
+use crate::worker;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use unbroken_process::Born;
 use unbroken_types::{Access, Gid, PathAttr, PdHandle};
 use unbroken_verbs::{
-    Capabilities, CompChannel, Cq, Device, DeviceAttr, Error, EventFd, IndirectEntry, MemoryDomain,
+    Capabilities, CompChannel, Cq, Device, DeviceAttr, Error, IndirectEntry, MemoryDomain,
     MrChange, MrKeys, PortAttr, Result, Srq, SrqAttr, WindowType,
 };
-
-/// `enum ibv_event_type`: the ones that this library raises.
-pub mod event_type {
-    /// A CQ overran.
-    pub const CQ_ERR: u32 = 0;
-    /// The device is gone.
-    pub const DEVICE_FATAL: u32 = 8;
-    /// The port has its link again.
-    pub const PORT_ACTIVE: u32 = 9;
-    /// The port lost its link.
-    pub const PORT_ERR: u32 = 10;
-    /// Fewer receives than its limit are left in an SRQ.
-    pub const SRQ_LIMIT_REACHED: u32 = 15;
-}
 
 /// A device as `ibv_get_device_list` shows it.
 #[derive(Clone, Debug)]
@@ -41,7 +29,7 @@ pub struct DeviceInfo {
 
 /// The NICs of this process's host, and the QPs over them.
 pub struct System {
-    core: Arc<Core>,
+    core: Arc<Core<Qp>>,
     devices: Vec<DeviceInfo>,
 }
 
@@ -51,12 +39,12 @@ impl System {
         Ok(System::with(Core::over(nics)?))
     }
 
-    pub(crate) fn with(core: Arc<Core>) -> System {
-        let devices = (0..core.nic_count())
+    pub(crate) fn with(core: Arc<Core<Qp>>) -> System {
+        let devices = (0..core.nics.count())
             .map(|index| DeviceInfo {
                 name: format!("unb{index}"),
                 index,
-                node_guid: core.node_guid(index),
+                node_guid: core.nics.node_guid(index),
             })
             .collect();
         System { core, devices }
@@ -65,7 +53,7 @@ impl System {
     /// The process ends by itself: peers shall not find it any more, and the log has all. Takes a
     /// fraction of a second at most.
     pub fn finish(&self) {
-        self.core.write_later();
+        self.core.events.write_deferred();
         self.core.close_directory();
     }
 
@@ -83,24 +71,24 @@ impl System {
                 self.devices.len()
             )));
         }
-        let device = match self.core.open_device(index) {
+        let opened = self.core.nics.open(index);
+        worker::begin(&self.core);
+        let device = match opened {
             // Its NIC is dead, but others carry what it makes.
-            Err(e) if e.errno() == libc::EIO && self.core.stands_in(index).is_some() => None,
+            Err(e) if e.errno() == libc::EIO && self.core.nics.stands_in(index).is_some() => None,
             opened => Some(opened?),
         };
         let own = device.filter(|device| !device.capabilities().shared_objects);
+        let memory =
+            own.as_ref().map_or_else(|| self.core.nics.memory(index), |device| device.memory());
         let context = Arc::new(Context {
             core: self.core.clone(),
-            nic: index,
-            attr: self.core.attr_of(index),
-            events: Arc::new(AsyncQueue::new()?),
-            memory: own.as_ref().map_or_else(|| self.core.memory(index), |device| device.memory()),
-            own,
-            dead_at_first: self.core.device(index).is_none(),
-            pds: AtomicU32::new(0),
-            fault_told: AtomicBool::new(false),
+            attr: self.core.nics.attr(index),
+            memory,
+            state: ContextState::new(index, own)?,
+            dead_at_first: self.core.nics.device(index).is_none(),
         });
-        self.core.add_context(&context);
+        self.core.contexts.add(&context.state);
         Ok(context)
     }
 }
@@ -110,103 +98,21 @@ impl Drop for System {
         if self.core.born.elsewhere() {
             return;
         }
-        self.core.write_later();
-        self.core.stop();
-    }
-}
-
-/// What an asynchronous event is about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum AsyncElement {
-    /// The device.
-    Device,
-    /// A port, counted from 1.
-    Port(u8),
-    /// The QP of that cookie.
-    Qp(u64),
-    /// The CQ of that cookie.
-    Cq(u64),
-    /// The SRQ of that cookie.
-    Srq(u64),
-}
-
-/// An asynchronous event of a context.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct AsyncEvent {
-    /// `enum ibv_event_type`.
-    pub event_type: u32,
-    /// What it is about.
-    pub element: AsyncElement,
-}
-
-/// Events that wait beyond this are dropped, the oldest first: a program that never reads them must
-/// not grow without bound.
-const MAX_ASYNC_EVENTS: usize = 1024;
-
-struct AsyncQueue {
-    fd: EventFd,
-    waiting: Mutex<VecDeque<AsyncEvent>>,
-}
-
-impl AsyncQueue {
-    fn new() -> Result<AsyncQueue> {
-        Ok(AsyncQueue { fd: EventFd::new(true, false)?, waiting: Mutex::new(VecDeque::new()) })
-    }
-
-    fn push(&self, event: AsyncEvent) {
-        let mut q = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if q.len() == MAX_ASYNC_EVENTS {
-            q.pop_front();
-            q.push_back(event);
-            return;
-        }
-        q.push_back(event);
-        // Under the lock, so that a withdrawal finds what it takes back.
-        self.fd.signal();
-    }
-
-    fn next(&self) -> Result<AsyncEvent> {
-        loop {
-            self.fd.take().map_err(|e| Error::os("asynchronous events", &e))?;
-            // An event whose object was destroyed meanwhile has been withdrawn: wait for the next.
-            if let Some(e) = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
-            {
-                return Ok(e);
-            }
-        }
-    }
-
-    /// Forgets the events of an object, and takes back what made the descriptor readable for them:
-    /// a program that polls it would then wait for an event that never comes.
-    fn withdraw(&self, element: AsyncElement) {
-        let mut q = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = q.len();
-        q.retain(|e| e.element != element);
-        for _ in q.len()..before {
-            self.fd.take_back();
-        }
+        self.core.events.write_deferred();
+        self.core.jobs.stop();
     }
 }
 
 /// An opened device (`ibv_context`).
 pub struct Context {
-    core: Arc<Core>,
-    nic: usize,
+    core: Arc<Core<Qp>>,
+    /// What its QPs and the table of contexts know of it.
+    state: Arc<ContextState>,
     attr: DeviceAttr,
-    /// Shared with what raises events under a device's lock: to let go of it must not close a
-    /// device.
-    events: Arc<AsyncQueue>,
     /// Where its protection domains, keys and queues are.
     memory: Arc<dyn MemoryDomain>,
-    /// The device that all of them belong to, where they are not the process's. It may be dead, and
-    /// its NIC opened anew by others.
-    own: Option<Arc<dyn Device>>,
     /// Its NIC was dead when it was opened.
     dead_at_first: bool,
-    /// Its protection domains.
-    pds: AtomicU32,
-    /// A device-fatal or port-down event was delivered, so its end is news, too.
-    fault_told: AtomicBool,
 }
 
 impl Context {
@@ -217,17 +123,23 @@ impl Context {
 
     /// Index of the default NIC.
     pub fn nic(&self) -> usize {
-        self.nic
+        self.state.nic
     }
 
     /// The device that what it makes belongs to, where that is not the process's.
+    #[cfg(test)]
     pub(crate) fn own(&self) -> Option<&Arc<dyn Device>> {
-        self.own.as_ref()
+        self.state.own.as_ref()
+    }
+
+    /// That device, or the one of its NIC, if it lives.
+    fn device(&self) -> Option<Arc<dyn Device>> {
+        self.state.own.clone().or_else(|| self.core.nics.device(self.state.nic))
     }
 
     /// The address of its port 1, by which peers connect.
     pub fn gid(&self) -> Gid {
-        self.core.gid_of(self.nic)
+        self.core.nics.gid(self.state.nic)
     }
 
     /// Limits and identity.
@@ -237,26 +149,26 @@ impl Context {
 
     /// A port, counted from 1.
     pub fn port(&self, port: u8) -> Result<PortAttr> {
-        match self.own.clone().or_else(|| self.core.device(self.nic)) {
+        match self.device() {
             Some(device) => device.port(port),
             // A program that begins while its NIC is dead runs over the others, if it is told that
             // it can.
-            None => self.core.port_of(
-                self.nic,
+            None => self.core.nics.port(
+                self.state.nic,
                 port,
-                self.dead_at_first && self.core.stands_in(self.nic).is_some(),
+                self.dead_at_first && self.core.nics.stands_in(self.state.nic).is_some(),
             ),
         }
     }
 
     /// The GID of the InfiniBand port that has this LID, or why there is none.
     pub fn gid_of_lid(&self, lid: u16) -> Result<Gid> {
-        self.core.gid_of_lid(self.nic, lid)
+        self.core.nics.gid_of_lid(self.state.nic, lid)
     }
 
     /// EINVAL where a peer cannot be named as one to send to over that path.
     pub fn check_path(&self, path: &PathAttr) -> Result<()> {
-        let device = self.own.clone().or_else(|| self.core.device(self.nic));
+        let device = self.device();
         device.map_or(Ok(()), |device| device.check_path(path))
     }
 
@@ -264,20 +176,15 @@ impl Context {
     pub fn alloc_pd(&self) -> Result<PdHandle> {
         self.core.born.check()?;
         let pd = self.memory.alloc_pd()?;
-        self.pds.fetch_add(1, Ordering::Relaxed);
+        self.state.pd_made();
         Ok(pd)
-    }
-
-    /// Nothing is made of it, not even a protection domain.
-    pub(crate) fn only_watches(&self) -> bool {
-        self.pds.load(Ordering::Relaxed) == 0
     }
 
     /// Ends a protection domain.
     pub fn dealloc_pd(&self, pd: PdHandle) -> Result<()> {
         self.core.born.check()?;
         self.memory.dealloc_pd(pd)?;
-        self.pds.fetch_sub(1, Ordering::Relaxed);
+        self.state.pd_ended();
         Ok(())
     }
 
@@ -308,7 +215,7 @@ impl Context {
 
     /// What the device of the NIC can do beyond plain verbs.
     pub fn capabilities(&self) -> Capabilities {
-        self.core.capabilities(self.nic)
+        self.core.nics.capabilities(self.state.nic)
     }
 
     /// Makes a key whose bytes, from 0 on, are those of the entries.
@@ -349,21 +256,21 @@ impl Context {
     /// Makes a completion channel.
     pub fn create_channel(&self) -> Result<Arc<CompChannel>> {
         self.core.born.check()?;
-        self.own.as_ref().map_or_else(CompChannel::new, |device| device.create_channel())
+        self.state.own.as_ref().map_or_else(CompChannel::new, |device| device.create_channel())
     }
 
     /// Makes a completion queue.
     pub fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>> {
         self.core.born.check()?;
         self.check_cq_size(entries)?;
-        let events = self.events.clone();
+        let events = self.state.events.clone();
         let on_overrun = move |cookie| {
             events.push(AsyncEvent {
                 event_type: event_type::CQ_ERR,
                 element: AsyncElement::Cq(cookie),
             });
         };
-        match &self.own {
+        match &self.state.own {
             Some(device) => device.create_cq(entries, channel, Box::new(on_overrun)),
             None => Ok(Cq::with_overrun_hook(entries, channel, on_overrun)),
         }
@@ -389,26 +296,26 @@ impl Context {
     /// Ends a completion queue; EBUSY while a QP completes there.
     pub fn destroy_cq(&self, cq: &Arc<Cq>) -> Result<()> {
         self.core.born.check()?;
-        if self.core.cq_in_use(cq) {
+        if self.core.qps.any(|qp| qp.uses_cq(cq)) {
             return Err(Error::new(
                 libc::EBUSY,
                 "the completion queue is in use by a QP: destroy that first",
             ));
         }
-        self.events.withdraw(AsyncElement::Cq(cq.cookie()));
+        self.state.events.withdraw(AsyncElement::Cq(cq.cookie()));
         Ok(())
     }
 
     /// Makes a shared receive queue. `cookie` is what its events carry.
     pub fn create_srq(&self, pd: PdHandle, sizes: SrqAttr, cookie: u64) -> Result<Arc<Srq>> {
         self.core.born.check()?;
-        let events = self.events.clone();
+        let events = self.state.events.clone();
         let reached = AsyncEvent {
             event_type: event_type::SRQ_LIMIT_REACHED,
             element: AsyncElement::Srq(cookie),
         };
         let on_limit = move || events.push(reached);
-        let srq = match &self.own {
+        let srq = match &self.state.own {
             Some(device) => device.create_srq(pd, sizes, Box::new(on_limit))?,
             None => Srq::new(&self.attr, pd, sizes, on_limit)?,
         };
@@ -419,86 +326,44 @@ impl Context {
     /// Ends a shared receive queue; EBUSY while a QP takes from it.
     pub fn destroy_srq(&self, srq: &Arc<Srq>, cookie: u64) -> Result<()> {
         self.core.born.check()?;
-        if self.core.srq_in_use(srq) {
+        if self.core.qps.any(|qp| qp.uses_srq(srq)) {
             return Err(Error::new(
                 libc::EBUSY,
                 "the shared receive queue is in use by a QP: destroy that first",
             ));
         }
         self.memory.unuse_pd(srq.pd());
-        self.events.withdraw(AsyncElement::Srq(cookie));
+        self.state.events.withdraw(AsyncElement::Srq(cookie));
         Ok(())
     }
 
     /// Makes a logical QP.
-    pub fn create_qp(self: &Arc<Self>, request: &QpRequest) -> Result<Arc<Qp>> {
-        Qp::create(&self.core, self, request)
+    pub fn create_qp(&self, request: &QpRequest) -> Result<Arc<Qp>> {
+        Qp::create(&self.core, &self.state, request, || inbound::idle_hook(&self.core))
     }
 
     /// The descriptor that is readable while asynchronous events wait.
     pub fn async_fd(&self) -> RawFd {
-        self.events.fd.as_raw_fd()
+        self.state.events.fd().as_raw_fd()
     }
 
     /// Waits for the next asynchronous event; EAGAIN where the descriptor is non-blocking, EINTR
     /// where a signal handler ran.
     pub fn next_async_event(&self) -> Result<AsyncEvent> {
         self.core.born.check()?;
-        self.events.next()
+        self.state.events.next()
     }
 
     /// How many events of that type wait.
     #[cfg(test)]
     pub(crate) fn waiting_events(&self, event_type: u32) -> usize {
-        let waiting = self.events.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.iter().filter(|e| e.event_type == event_type).count()
-    }
-
-    /// Raises an event.
-    pub(crate) fn raise(&self, event_type: u32, element: AsyncElement) {
-        match event_type {
-            event_type::DEVICE_FATAL | event_type::PORT_ERR => {
-                self.fault_told.store(true, Ordering::Relaxed)
-            }
-            // Good news about a fault that was hidden would only confuse.
-            event_type::PORT_ACTIVE if self.own.as_ref().is_some_and(|device| !device.alive()) => {
-                return
-            }
-            event_type::PORT_ACTIVE if !self.fault_told.swap(false, Ordering::Relaxed) => return,
-            _ => {}
-        }
-        self.events.push(AsyncEvent { event_type, element });
-    }
-
-    /// Forgets the events of an object that is destroyed.
-    pub(crate) fn withdraw(&self, element: AsyncElement) {
-        self.events.withdraw(element);
+        self.state.events.waiting(event_type)
     }
 
     /// Closes the context. The NIC stays open for the process, as a backup of the others.
     pub fn close(&self) -> Result<()> {
         self.core.born.check()?;
-        self.core.remove_context(self);
+        self.core.contexts.remove(&self.state);
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_withdrawn_event_leaves_the_descriptor_quiet() {
-        let queue = AsyncQueue::new().unwrap();
-        let event = |cookie| AsyncEvent {
-            event_type: event_type::DEVICE_FATAL,
-            element: AsyncElement::Qp(cookie),
-        };
-        for cookie in [1, 2, 1] {
-            queue.push(event(cookie));
-        }
-        queue.withdraw(AsyncElement::Qp(1));
-        assert_eq!(queue.next().unwrap(), event(2));
-        assert!(!queue.fd.take_back(), "nothing waits, and nothing is readable");
     }
 }

@@ -6,89 +6,83 @@
 //! programs that poll needs no other thread. Messages may be handled in any order and by any
 //! thread; what they change lies behind the gates of the QPs.
 
-use crate::control::ControlAddr;
-use crate::core::{lock, Core};
+use crate::control_endpoint::{ControlAddr, LocalPort};
+use crate::core::Core;
 use crate::link;
-use crate::worker::Job;
+use crate::lock::lock;
+use crate::qp::Qp;
+use crate::worker_queue::Job;
 use std::sync::{Arc, MutexGuard};
 use unbroken_failover_protocol::message::{Body, Keys, RefuseReason};
 use unbroken_failover_protocol::Message;
 use unbroken_verbs::{IdleHook, KeyRow};
 
-/// The port that a message came in by.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct At {
-    pub(crate) nic: usize,
-    /// The port, from 0.
-    pub(crate) lane: u8,
-}
-
 /// What polls that find nothing do besides: an idle poller drives the NICs that it does not poll
 /// anyway, and takes messages.
-pub(crate) fn idle_hook(core: &Arc<Core>) -> IdleHook {
+pub(crate) fn idle_hook(core: &Arc<Core<Qp>>) -> IdleHook {
     let own = core.clone();
-    IdleHook::new(core.channel(), move || look(&own))
+    IdleHook::new(core.nics.channel(), move || look(&own))
 }
 
 #[cold]
-fn look(core: &Arc<Core>) {
+fn look(core: &Arc<Core<Qp>>) {
     if core.born.elsewhere() {
         return;
     }
-    core.drive_endpoints();
-    if core.channel().has_events() {
+    core.nics.drive_endpoints();
+    if core.nics.channel().has_events() {
         try_receive(core);
     }
 }
 
 /// Handles every message that has arrived, unless another thread is at it just now.
-pub(crate) fn try_receive(core: &Arc<Core>) {
-    if let Ok(turn) = core.receiving.try_lock() {
+pub(crate) fn try_receive(core: &Arc<Core<Qp>>) {
+    if let Ok(turn) = core.control.receiving.try_lock() {
         receive_in_turn(core, turn);
     }
 }
 
 /// Handles every message that has arrived. One thread at a time: who waits for its turn knows
 /// afterwards that no message is in the hands of a thread that has lost its core.
-pub(crate) fn receive(core: &Arc<Core>) {
-    receive_in_turn(core, lock(&core.receiving));
+pub(crate) fn receive(core: &Arc<Core<Qp>>) {
+    receive_in_turn(core, lock(&core.control.receiving));
 }
 
-fn receive_in_turn(core: &Arc<Core>, _turn: MutexGuard<'_, ()>) {
+fn receive_in_turn(core: &Arc<Core<Qp>>, _turn: MutexGuard<'_, ()>) {
     let mut messages = Vec::new();
     // First the events, then the messages: one that arrives in between raises the next event.
-    core.channel().drain();
+    core.nics.channel().drain();
     fetch(core, &mut messages);
     if messages.iter().any(|(.., m)| matches!(m.body, Body::Probe(_))) {
         // Who asks whether one path lives compares it with others. A thread that has lost its core
         // in the middle of its work on a NIC must not make that one look worse than the NIC that
         // this probe came by: whatever came by the others is answered, too, before this is.
-        core.drain_nics();
+        core.nics.drain();
         fetch(core, &mut messages);
     }
-    let _batch = (messages.len() > 1).then(|| core.batch());
+    let _batch = (messages.len() > 1).then(|| core.control.batch());
     for (at, from, message) in messages {
         handle(core, at, from, &message);
     }
 }
 
-fn fetch(core: &Core, messages: &mut Vec<(At, ControlAddr, Message)>) {
-    let lanes = |nic| (0..core.port_count(nic)).map(move |lane| At { nic, lane });
-    for at in (0..core.nic_count()).flat_map(lanes) {
-        let Some(endpoint) = core.endpoint_on(at.nic, at.lane) else { continue };
-        let forged = endpoint.receive(core.key(), |from, bytes| {
+fn fetch(core: &Core<Qp>, messages: &mut Vec<(LocalPort, ControlAddr, Message)>) {
+    let ports = |nic| (0..core.nics.port_count(nic)).map(move |pair| LocalPort { nic, pair });
+    for at in (0..core.nics.count()).flat_map(ports) {
+        let Some(endpoint) = core.nics.endpoint_of(at) else { continue };
+        let forged = endpoint.receive(core.control.key(), |from, bytes| {
             let mut rest = bytes;
             while let Ok((message, tail)) = Message::decode(rest) {
                 messages.push((at, from, message));
                 rest = tail;
             }
         });
-        core.count_forged(forged);
+        core.control.count_forged(forged);
     }
 }
 
-fn handle(core: &Arc<Core>, at: At, from: ControlAddr, message: &Message) {
-    let answer = |answer: &Message| core.send_control_on(at.nic, at.lane, from, answer);
+fn handle(core: &Arc<Core<Qp>>, at: LocalPort, from: ControlAddr, message: &Message) {
+    let answer = |answer: &Message| core.control.send_from(&core.nics, at, from, answer);
     match message.body {
         Body::Probe(_) => {
             if message.to.incarnation == core.incarnation {
@@ -97,20 +91,21 @@ fn handle(core: &Arc<Core>, at: At, from: ControlAddr, message: &Message) {
         }
         Body::Moved => {
             if message.to.incarnation == core.incarnation {
-                core.inbox.put(Job::ReadAliases);
+                core.jobs.put(Job::ReadAliases);
             }
         }
         Body::AskKey(name) => {
             if message.to.incarnation == core.incarnation {
-                let on = core.keys(name.nic, name.rkey).map_or_else(Vec::new, |row| row.on);
+                let on = core.nics.keys(name.nic, name.rkey).map_or_else(Vec::new, |row| row.on);
                 let body = Body::Keys(Keys::new(name, &on));
                 answer(&Message { from: message.to, to: message.from, body });
             }
         }
         Body::Keys(keys) => keys_came(core, message, &keys),
-        Body::ProbeAck(_) => core.inbox.put(Job::ProbeAck(at, *message)),
+        Body::ProbeAck(_) => core.jobs.put(Job::ProbeAck(at, *message)),
         _ => {
-            let qp = core.qp_by_gid(message.to.gid, message.to.qpn);
+            let nic = core.nics.index_of(message.to.gid);
+            let qp = nic.and_then(|nic| core.qps.get((nic, message.to.qpn)));
             match qp.filter(|q| q.gate().link.is_some()) {
                 Some(qp) => link::message(&qp, &mut qp.gate(), message),
                 None => {
@@ -124,7 +119,7 @@ fn handle(core: &Arc<Core>, at: At, from: ControlAddr, message: &Message) {
 }
 
 /// A peer has answered by which keys a region of its is known.
-fn keys_came(core: &Core, message: &Message, keys: &Keys) {
+fn keys_came(core: &Core<Qp>, message: &Message, keys: &Keys) {
     let known = core.peers.known(message.from.incarnation);
     let Some(peer) = known.filter(|_| message.to.incarnation == core.incarnation) else { return };
     match keys.on() {

@@ -1,50 +1,64 @@
 //! Logical QPs over the devices of a host: what the application holds goes on when a NIC, a port, a
 //! cable or a switch fails.
 //!
-//! - [`front`]: what the C layer calls.
-//! - `qp`, `link`: the logical QP; carries out what the pure crate `path` decides.
-//! - `datagram`: logical UD QPs, which move by themselves.
-//! - `aliases`: where UD QPs are that have moved.
-//! - `homing`: planned switches: when a QP goes back, and away from NICs that are drained.
-//! - `lanes`: automatic path migration: a QP stays on its NICs and goes over other ports of theirs.
+//! From top to bottom; a file uses those below it:
+//!
+//! - [`front`]: what the C layer and the Rust API call.
 //! - `worker`: one thread for each process: device events, control messages, stalls, deadlines.
+//!   Parts of it: `failback` (planned switches: back to the first path, and away from drained NICs)
+//!   and `moved_qps` (tells the directory where UD QPs are).
 //! - `inbound`: control messages that arrive, handled by the worker or by whoever polls.
-//! - `own_events`: what a verb of the program's own raises.
-//! - `preference`: which NICs QPs go to first: a map, and how near NICs are.
-//! - `explain`: why a QP was given up, in words.
-//! - `control`, `outbox`, `peer`: how processes talk to each other and what they know of each
-//!   other.
-//! - `plain`: QPs of devices that have plain verbs only, which are not protected.
-//! - `lookout`: which directory, and what it tells by itself.
+//! - `link`, `datagram`: what is done with connected QPs and with UD QPs when they move; `explain`:
+//!   why a QP was given up, in words. `port_pairs`: automatic path migration: a QP stays on its
+//!   NICs and goes over other ports of theirs.
+//! - `qp`: the logical QP.
+//! - `core`: the process: the tables below, put together.
+//! - The tables: `nics` (NICs and their control endpoints), `qps` (QPs, of whatever type),
+//!   `contexts` (opened devices), `peer` (other processes), `aliases` (UD QPs that have moved);
+//!   `control` (control messages), `events` (what is reported), `settings`, `preference` (which
+//!   NICs QPs go to first), `worker_queue` (what the worker is to do), `directory_monitor`. None
+//!   knows a QP.
 //! - [`NicSet`]: the NICs that all of this runs over. Nothing here names a kind of device, and
 //!   failures are learnt of through `verbs::Device` alone.
 #![forbid(unsafe_code)]
 
 mod aliases;
+mod async_events;
+mod contexts;
 mod control;
+mod control_batch;
+mod control_endpoint;
 mod core;
 mod datagram;
+mod deferred_log;
+mod directory_monitor;
+mod events;
 mod explain;
+mod failback;
 pub mod front;
-mod homing;
 mod inbound;
-mod lanes;
-mod later;
 mod link;
-mod lookout;
+mod lock;
+mod moved_qps;
 mod nic_set;
-mod outbox;
+mod nics;
 mod own_events;
 mod peer;
 mod plain;
+mod port_pairs;
 mod preference;
 mod qp;
+mod qps;
+mod random;
+mod settings;
 #[cfg(test)]
 mod tests;
 mod worker;
+mod worker_queue;
 
-pub use nic_set::{failover_is_on, NicSet};
+pub use nic_set::NicSet;
 pub use preference::Place;
+pub use settings::failover_is_on;
 
 // Tests run over software NICs, whose `NicSet` names this crate as others do.
 #[cfg(test)]

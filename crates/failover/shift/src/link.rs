@@ -4,11 +4,16 @@
 //! All functions run under the QP's gate. What is decided, and in which order it is done, is
 //! `path`'s; here is how it is done.
 
+mod state;
+
+pub(crate) use state::Link;
+
 use crate::explain;
-use crate::lanes::{self, Place};
 use crate::peer::Peer;
+use crate::port_pairs::{self, PathPorts};
 use crate::qp::{Gate, Qp};
-use crate::worker::Job;
+use crate::random;
+use crate::worker_queue::Job;
 use std::sync::Arc;
 use unbroken_failover_protocol::health::Verdict;
 use unbroken_failover_protocol::message::Body;
@@ -27,74 +32,52 @@ use unbroken_verbs::{
 /// counts as wedged.
 const LIVING_PATH_US: u64 = 250_000;
 
-/// One end's link.
-pub(crate) struct Link {
-    executor: Executor,
-    peer: Arc<Peer>,
-    /// When the worker will look at this QP, as far as it has been told.
-    told_us: Option<u64>,
-    /// The last message that waits until the worker has read the directory. One at most: who is not
-    /// answered says it again.
-    unread: Option<(Message, Asks)>,
-}
-
-impl Link {
-    /// The link of a QP with that connection number to the QP `them`, or why there can be none. A
-    /// QP that is not where its number says (`foreign`) needs the peer's word before anything can
-    /// be sent: it waits longer for it.
-    pub(crate) fn new(
-        qp: &Qp,
-        connection: u32,
-        them: Endpoint,
-        foreign: bool,
-    ) -> std::result::Result<Link, &'static str> {
-        let core = &qp.core;
-        let peer = core
-            .peers
-            .get(core, them.incarnation)
-            .ok_or("the peer's process is not in the directory")?;
-        let remote = peer
-            .index_of(them.gid)
-            .ok_or("the peer's process does not have the NIC that the QP is connected to")?;
-        let me =
-            Endpoint { gid: qp.gid(), qpn: qp.qpn(), incarnation: core.incarnation, connection };
-        let default = SlotPath { local: qp.id().0 as u8, remote };
-        let lower = (me.gid, me.qpn) <= (them.gid, them.qpn);
-        let nics = core.nic_count().min(255) as u8;
-        let table = match me == them {
-            true => SlotTable::to_itself(default.local, nics),
-            false => SlotTable::new(default, nics, peer.nic_count(), lower),
-        };
-        {
-            let mut health = peer.health();
-            table.iter().for_each(|(_, path)| health.add(path));
-            let unusable = (0..nics).filter(|nic| !core.usable(usize::from(*nic)));
-            unusable.for_each(|nic| health.set_nic(now_us(), nic, false));
-        }
-        lanes::know(core, &peer, &table, now_us());
-        let mut config = Config::default();
-        if foreign {
-            config.unknown_grace_us = config.peer_silence_us;
-        }
-        let mut lqp = LogicalQp::new(me, them, table, config, now_us());
-        if let Some(policy) = core.preference.policy(default) {
-            lqp.set_policy(policy);
-        }
-        core.inbox.put(Job::Connect(qp.id()));
-        Ok(Link { executor: Executor::new(lqp), peer, told_us: None, unread: None })
+/// The link of a QP with that connection number to the QP `them`, or why there can be none. A QP
+/// that is not where its number says (`foreign`) needs the peer's word before anything can be sent:
+/// it waits longer for it.
+pub(crate) fn connect(
+    qp: &Qp,
+    connection: u32,
+    them: Endpoint,
+    foreign: bool,
+) -> std::result::Result<Link, &'static str> {
+    let core = &qp.core;
+    let peer = core
+        .peers
+        .get(core.directory.as_ref(), them.incarnation)
+        .ok_or("the peer's process is not in the directory")?;
+    let remote = peer
+        .index_of(them.gid)
+        .ok_or("the peer's process does not have the NIC that the QP is connected to")?;
+    let me = Endpoint { gid: qp.gid(), qpn: qp.qpn(), incarnation: core.incarnation, connection };
+    let default = SlotPath { local: qp.id().0 as u8, remote };
+    let lower = (me.gid, me.qpn) <= (them.gid, them.qpn);
+    let nics = core.nics.count().min(255) as u8;
+    let table = match me == them {
+        true => SlotTable::to_itself(default.local, nics),
+        false => SlotTable::new(default, nics, peer.nic_count(), lower),
+    };
+    {
+        let mut health = peer.health();
+        table.iter().for_each(|(_, path)| health.add(path));
+        let unusable = (0..nics).filter(|nic| !core.nics.usable(usize::from(*nic)));
+        unusable.for_each(|nic| health.set_nic(now_us(), nic, false));
     }
-
-    pub(crate) fn executor(&self) -> &Executor {
-        &self.executor
+    port_pairs::know(&core.nics, &peer, &table, now_us());
+    let mut config = Config::default();
+    if foreign {
+        config.unknown_grace_us = config.peer_silence_us;
     }
-
-    pub(crate) fn peer(&self) -> &Arc<Peer> {
-        &self.peer
+    let mut lqp = LogicalQp::new(me, them, table, config, now_us());
+    if let Some(policy) = core.preference.policy(default) {
+        lqp.set_policy(policy);
     }
+    core.jobs.put(Job::Connect(qp.id()));
+    Ok(Link { executor: Executor::new(lqp), peer, told_us: None, unread: None })
 }
 
 /// What is done for the executor of a QP.
-struct Hands<'a> {
+struct Io<'a> {
     qp: &'a Qp,
     peer: &'a Peer,
     phys: &'a mut Arc<dyn HoldingQp>,
@@ -109,26 +92,26 @@ struct Hands<'a> {
 }
 
 /// Lets the executor of a connected QP work, and tells the worker when to look at it.
-fn with<R>(qp: &Qp, g: &mut Gate, f: impl FnOnce(&mut Executor, &mut Hands<'_>) -> R) -> Option<R> {
+fn with<R>(qp: &Qp, g: &mut Gate, f: impl FnOnce(&mut Executor, &mut Io<'_>) -> R) -> Option<R> {
     let Gate { phys, nic, port, app, failed, why_not, link, holds, .. } = g;
     let Link { executor, peer, told_us, unread } = &mut **link.as_mut()?;
     let was = executor.on_its_way();
     let result = f(
         executor,
-        &mut Hands { qp, peer, phys, nic, port, app, failed, why_not, unread, word: None },
+        &mut Io { qp, peer, phys, nic, port, app, failed, why_not, unread, word: None },
     );
     *holds = executor.holds_sends();
-    qp.core.count_on_their_way(was, executor.on_its_way());
+    qp.core.qps.count_switching(was, executor.on_its_way());
     if let Some(at_us) = executor.deadline_us() {
         if told_us.is_none_or(|told_us| at_us < told_us) {
             *told_us = Some(at_us);
-            qp.core.inbox.put(Job::Watch(qp.id(), at_us));
+            qp.core.jobs.put(Job::Watch(qp.id(), at_us));
         }
     }
     Some(result)
 }
 
-impl Shell for Hands<'_> {
+impl Shell for Io<'_> {
     fn now_us(&self) -> u64 {
         now_us()
     }
@@ -142,7 +125,7 @@ impl Shell for Hands<'_> {
     }
 
     fn nic_works(&self) -> bool {
-        self.qp.core.device(*self.nic).is_some()
+        self.qp.core.nics.device(*self.nic).is_some()
     }
 
     fn quiesce(&mut self) -> std::result::Result<Option<Backlog>, QuiesceError> {
@@ -155,11 +138,11 @@ impl Shell for Hands<'_> {
 
     fn open(&mut self, path: SlotPath, recvs: &Backlog) -> std::result::Result<Opened, OpenError> {
         let (nic, fresh, opened) = make(self, path, recvs).map_err(|e| {
-            self.qp.core.complain("a backup QP cannot be made", &e);
+            self.qp.core.events.complain("a backup QP cannot be made", &e);
             OpenError
         })?;
         self.phys.destroy();
-        self.qp.core.rename_physical(
+        self.qp.core.qps.rename_physical(
             self.qp.id(),
             (*self.nic, self.phys.qpn()),
             (nic, fresh.qpn()),
@@ -170,7 +153,7 @@ impl Shell for Hands<'_> {
 
     fn adopt(&mut self, sends: &Backlog) -> std::result::Result<(), StepError> {
         self.phys.adopt(sends.clone()).map_err(|e| {
-            self.qp.core.complain("the backup QP does not take the work", &e);
+            self.qp.core.events.complain("the backup QP does not take the work", &e);
             StepError
         })
     }
@@ -180,7 +163,7 @@ impl Shell for Hands<'_> {
             return Ok(());
         }
         self.phys.post_sends(&Sends(&sends.sends)).map_err(|e| {
-            self.qp.core.complain("the QP does not take what was held", &e);
+            self.qp.core.events.complain("the QP does not take what was held", &e);
             StepError
         })
     }
@@ -191,7 +174,8 @@ impl Shell for Hands<'_> {
         remote: Option<u8>,
     ) -> std::result::Result<(), StepError> {
         let path = remote.and_then(|i| self.peer.nic(i)).map(|to| {
-            let sgid_index = self.qp.core.device(*self.nic).map_or(0, |device| device.gid_index());
+            let sgid_index =
+                self.qp.core.nics.device(*self.nic).map_or(0, |device| device.gid_index());
             self.app.path.unwrap_or_default().elsewhere(1, sgid_index, to.gid())
         });
         if let Some(nic) = remote {
@@ -204,14 +188,14 @@ impl Shell for Hands<'_> {
         };
         let mut changes: Vec<QpModify> = changes.iter().map(step).collect();
         if let (Some(remote), [connect]) = (remote, &mut changes[..]) {
-            if self.load_lane(remote, connect) && self.phys.modify(connect).is_ok() {
+            if self.load_pair(remote, connect) && self.phys.modify(connect).is_ok() {
                 return Ok(());
             }
-            // The life is worth more than another lane.
+            // The life is worth more than an alternate path.
             (connect.alternate, connect.rc.alternate, connect.rc.migration) = (None, None, None);
         }
         self.phys.modify_all(&changes).map_err(|e| {
-            self.qp.core.complain("the backup QP cannot be connected", &e);
+            self.qp.core.events.complain("the backup QP cannot be connected", &e);
             StepError
         })
     }
@@ -221,7 +205,7 @@ impl Shell for Hands<'_> {
     }
 
     fn app(&self) -> RcModify {
-        let timeout = self.qp.core.protected_timeout(self.app.rc.timeout.unwrap_or(0));
+        let timeout = self.qp.core.settings.protected_timeout(self.app.rc.timeout.unwrap_or(0));
         RcModify { timeout: Some(timeout), ..self.app.rc }
     }
 
@@ -241,23 +225,23 @@ impl Shell for Hands<'_> {
     }
 
     fn crowd(&self) -> u32 {
-        self.qp.core.crowd()
+        self.qp.core.qps.switching()
     }
 
     fn belief(&self, path: SlotPath) -> Belief {
-        self.peer.belief(&self.qp.core, path)
+        self.peer.belief(&self.qp.core.nics, path)
     }
 
     fn send(&mut self, message: &Message, path: SlotPath) {
         if let Some(to) = self.peer.control(path.remote) {
-            self.qp.core.send_control(path.local.into(), to, message);
+            self.qp.core.control.send(&self.qp.core.nics, path.local.into(), to, message);
         }
     }
 
     fn peer_word(&mut self, message: &Message, asks: Asks) -> Option<PeerWord> {
         let word = self.word.take();
         if word.is_none() && self.unread.replace((*message, asks)).is_none() {
-            self.qp.core.inbox.put(Job::Read(self.qp.id()));
+            self.qp.core.jobs.put(Job::Read(self.qp.id()));
         }
         word
     }
@@ -268,19 +252,21 @@ impl Shell for Hands<'_> {
 
     fn gives_up(&mut self, lqp: &LogicalQp, cause: FailCause, status: WcStatus) {
         let core = &self.qp.core;
-        let why = explain::give_up(core, lqp, self.peer, cause, status);
-        core.emit(What::GiveUp { host: core.host(), qp: self.qp.qpn(), why });
+        let why = explain::give_up(&core.nics, lqp, self.peer, cause, status);
+        core.events.emit(What::GiveUp { host: core.nics.host(), qp: self.qp.qpn(), why });
     }
 
     fn switched(&mut self, lqp: &LogicalQp, done: &unbroken_failover_protocol::Switch) {
         let (core, s) = (&self.qp.core, &done.switched);
-        core.note_away();
+        core.qps.note_displaced();
         let name = |slot| {
-            lqp.slots().get(slot).map_or_else(String::new, |path| self.peer.path_name(core, path))
+            lqp.slots()
+                .get(slot)
+                .map_or_else(String::new, |path| self.peer.path_name(&core.nics, path))
         };
         let switch = Switch {
             kind: if s.planned { SwitchKind::Planned } else { SwitchKind::Passive },
-            host: core.host(),
+            host: core.nics.host(),
             qp: self.qp.qpn(),
             from: name(s.from_slot),
             to: name(s.to_slot),
@@ -292,21 +278,25 @@ impl Shell for Hands<'_> {
             switch_us: done.moved_us.saturating_sub(s.detected_us),
             replayed: done.replay.replayed.into(),
         };
-        core.emit_later(What::Switch(switch), done.moved_us);
+        core.events.defer(What::Switch(switch), done.moved_us);
     }
 }
 
-impl Hands<'_> {
+impl Io<'_> {
     /// The peer's NIC that the program has connected.
     fn default_remote(&self) -> Option<u8> {
-        self.app.path.and_then(|path| self.peer.index_of(self.qp.core.first_port(path.dest_gid)))
+        self.app
+            .path
+            .and_then(|path| self.peer.index_of(self.qp.core.nics.first_port(path.dest_gid)))
     }
 
-    /// Adds another lane to the change that connects a fresh physical QP with that NIC of the peer.
+    /// Adds another port pair to the change that connects a fresh physical QP with that NIC of the
+    /// peer.
     /// Gives whether there is one.
-    fn load_lane(&self, remote: u8, connect: &mut QpModify) -> bool {
-        let place = Place {
-            core: &self.qp.core,
+    fn load_pair(&self, remote: u8, connect: &mut QpModify) -> bool {
+        let ports = PathPorts {
+            nics: &self.qp.core.nics,
+            settings: &self.qp.core.settings,
             qpn: self.qp.qpn(),
             peer: self.peer,
             path: SlotPath { local: *self.nic as u8, remote },
@@ -318,26 +308,27 @@ impl Hands<'_> {
             since_us: 0,
             app: self.app,
         };
-        place.connect(now_us(), &QpModify::default(), connect);
+        ports.connect(now_us(), &QpModify::default(), connect);
         connect.alternate.is_some()
     }
 }
 
 /// Makes a fresh physical QP with these receives on the local NIC of a path.
 fn make(
-    hands: &Hands<'_>,
+    io: &Io<'_>,
     path: SlotPath,
     recvs: &Backlog,
 ) -> Result<(usize, Arc<dyn HoldingQp>, Opened)> {
-    let (qp, core) = (hands.qp, &hands.qp.core);
+    let (qp, core) = (io.qp, &io.qp.core);
     let nic = usize::from(path.local);
     let device = core
+        .nics
         .device(nic)
-        .ok_or_else(|| Error::device_gone(format!("{} is dead", core.nic_name(nic))))?;
+        .ok_or_else(|| Error::device_gone(format!("{} is dead", core.nics.name(nic))))?;
     let mtu = device.port(1)?.active_mtu;
     let fresh = core.make_qp_on(&device, nic, qp.id().0, &qp.init)?;
     let rc =
-        RcModify { state: Some(QpState::Init), access: hands.app.rc.access, ..RcModify::default() };
+        RcModify { state: Some(QpState::Init), access: io.app.rc.access, ..RcModify::default() };
     let ready = fresh
         .modify(&QpModify { rc, ..QpModify::default() })
         .and_then(|()| fresh.adopt(recvs.clone()));
@@ -345,46 +336,45 @@ fn make(
         fresh.destroy();
         return Err(e);
     }
-    let psn = core.random() & PSN_MASK;
-    let mtu = hands.app.rc.mtu.map_or(mtu, |m| m.min(mtu));
-    let opened = Opened { qpn: fresh.qpn(), psn, mtu, key_set: core.key_set(nic) };
+    let psn = random::number() & PSN_MASK;
+    let mtu = io.app.rc.mtu.map_or(mtu, |m| m.min(mtu));
+    let opened = Opened { qpn: fresh.qpn(), psn, mtu, key_set: core.nics.key_set(nic) };
     Ok((nic, fresh, opened))
 }
 
 // --- what happens to a QP; see the executor's functions of the same names
-// -----------------------------------------------------
 
 /// The physical QP of the present path fails, or its path is dead.
 pub(crate) fn suspect(qp: &Qp, g: &mut Gate, reason: Reason) {
-    with(qp, g, |executor, hands| executor.suspect(hands, reason));
+    with(qp, g, |executor, io| executor.suspect(io, reason));
 }
 
 /// Prepares a planned switch to the first path that is wanted, unless something else goes on.
 pub(crate) fn plan(qp: &Qp, g: &mut Gate, reason: Reason, wanted: impl Fn(SlotPath) -> bool) {
-    with(qp, g, |executor, hands| executor.plan(hands, reason, wanted));
+    with(qp, g, |executor, io| executor.plan(io, reason, wanted));
 }
 
 /// The transport has given up: gives the path that is to be asked, and whose it is.
 pub(crate) fn gave_up(qp: &Qp, g: &mut Gate, status: WcStatus) -> Option<(Arc<Peer>, SlotPath)> {
-    let path = with(qp, g, |executor, hands| executor.gave_up(hands, status))??;
+    let path = with(qp, g, |executor, io| executor.gave_up(io, status))??;
     Some((g.link.as_ref()?.peer.clone(), path))
 }
 
-/// It has been found out whether a way to the peer lives. A lane that is not in use is nothing to
-/// the QP; and it leaves a dead one for another of its path, if it can.
+/// It has been found out whether a way to the peer lives. A port pair that is not in use is nothing
+/// to the QP; and it leaves a dead one for another of its path, if it can.
 pub(crate) fn verdict(qp: &Qp, g: &mut Gate, clock_us: u64, way: Way, verdict: Verdict) {
-    let now = lanes::way(g);
+    let now = port_pairs::way(g);
     let elsewhere = now.is_some_and(|now| now.path == way.path && now.lane != way.lane)
         || now.is_none() && way.lane > 0;
     let fails = g.link.as_ref().is_some_and(|link| link.executor.gave_up_with().is_some());
     let leaves = verdict == Verdict::Dead
         && now == Some(way)
         && !fails
-        && lanes::leave(qp, g, clock_us, way.lane);
+        && port_pairs::leave(qp, g, clock_us, way.lane);
     match elsewhere || leaves || now.is_some_and(|now| now.path != way.path && way.lane > 0) {
         true => beliefs_changed(qp, g),
         false => {
-            with(qp, g, |executor, hands| executor.verdict(hands, way.path, verdict));
+            with(qp, g, |executor, io| executor.verdict(io, way.path, verdict));
         }
     }
 }
@@ -396,7 +386,7 @@ pub(crate) fn message(qp: &Qp, g: &mut Gate, message: &Message) {
             link.peer.keys.opened(hello.path.local, hello.key_set);
         }
     }
-    with(qp, g, |executor, hands| executor.message(hands, message));
+    with(qp, g, |executor, io| executor.message(io, message));
 }
 
 /// What the worker is to read for a message that waits.
@@ -411,7 +401,7 @@ pub(crate) struct Unread {
 pub(crate) fn unread(qp: &Qp, g: &Gate) -> Option<Unread> {
     let link = g.link.as_ref()?;
     let (_, asks) = link.unread.as_ref()?;
-    let named = || Some((qp.core.first_port(g.app.path?.dest_gid), g.app.rc.dest_qpn?));
+    let named = || Some((qp.core.nics.first_port(g.app.path?.dest_gid), g.app.rc.dest_qpn?));
     Some(Unread {
         peer: link.peer.clone(),
         named: if *asks == Asks::Connection { named() } else { None },
@@ -421,25 +411,25 @@ pub(crate) fn unread(qp: &Qp, g: &Gate) -> Option<Unread> {
 /// The directory has been read for the message that waits.
 pub(crate) fn informed(qp: &Qp, g: &mut Gate, word: PeerWord) {
     let Some((message, _)) = g.link.as_mut().and_then(|link| link.unread.take()) else { return };
-    with(qp, g, |executor, hands| {
-        hands.word = Some(word);
-        executor.message(hands, &message);
+    with(qp, g, |executor, io| {
+        io.word = Some(word);
+        executor.message(io, &message);
     });
 }
 
 /// The peer's process has ended.
 pub(crate) fn peer_gone(qp: &Qp, g: &mut Gate) {
-    with(qp, g, |executor, hands| executor.peer_gone(hands));
+    with(qp, g, |executor, io| executor.peer_gone(io));
 }
 
 /// What is known of NICs or pairs has changed.
 pub(crate) fn beliefs_changed(qp: &Qp, g: &mut Gate) {
-    with(qp, g, |executor, hands| executor.beliefs_changed(hands));
+    with(qp, g, |executor, io| executor.beliefs_changed(io));
 }
 
 /// The application ends the connection.
 pub(crate) fn close(qp: &Qp, g: &mut Gate) {
-    if with(qp, g, |executor, hands| executor.close(hands)).is_some() {
+    if with(qp, g, |executor, io| executor.close(io)).is_some() {
         g.why_not = "closed";
         (g.link, g.holds) = (None, false);
     }
@@ -447,9 +437,9 @@ pub(crate) fn close(qp: &Qp, g: &mut Gate) {
 
 /// The same. Gives what was outstanding, unless the physical QP holds it all.
 pub(crate) fn close_with_work(qp: &Qp, g: &mut Gate) -> Option<Backlog> {
-    let work = with(qp, g, |executor, hands| {
-        executor.close(hands);
-        executor.take_work(hands)
+    let work = with(qp, g, |executor, io| {
+        executor.close(io);
+        executor.take_work(io)
     });
     close(qp, g);
     work?
@@ -458,7 +448,7 @@ pub(crate) fn close_with_work(qp: &Qp, g: &mut Gate) -> Option<Backlog> {
 /// Looks after a QP that is being switched. Gives the time of the next call, or `None` when all is
 /// calm.
 pub(crate) fn tick(qp: &Qp, g: &mut Gate) -> Option<u64> {
-    with(qp, g, |executor, hands| executor.tick(hands));
+    with(qp, g, |executor, io| executor.tick(io));
     let link = g.link.as_mut()?;
     link.told_us = link.executor.deadline_us();
     link.told_us

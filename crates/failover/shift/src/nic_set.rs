@@ -54,8 +54,3 @@ pub trait NicSet: Send + Sync {
     /// Where NIC `i` is in the machine, if it is a device of the machine.
     fn place(&self, i: usize) -> Option<Place>;
 }
-
-/// Whether failover is on (`UNBROKEN_FAILOVER`, on unless it is 0).
-pub fn failover_is_on() -> bool {
-    std::env::var("UNBROKEN_FAILOVER").map_or(true, |v| v != "0")
-}

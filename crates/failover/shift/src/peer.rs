@@ -5,12 +5,13 @@
 //! or a QP has waited for the peer or hears what only the directory can explain: a NIC that was
 //! healed has a new endpoint.
 
-use crate::control::ControlAddr;
-use crate::core::{lock, Core};
+use crate::control_endpoint::ControlAddr;
+use crate::lock::lock;
+use crate::nics::NicTable;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use unbroken_directory::NicRecord;
+use unbroken_directory::{Directory, NicRecord};
 use unbroken_failover_protocol::health::{HealthConfig, PeerHealth};
 use unbroken_failover_protocol::{Belief, SlotPath};
 use unbroken_types::Gid;
@@ -66,9 +67,9 @@ impl Peer {
         self.port(i, 0).filter(|port| port.qpn != 0)
     }
 
-    /// The port of NIC `i` on that lane.
-    pub(crate) fn port(&self, i: u8, lane: u8) -> Option<ControlAddr> {
-        lock(&self.nics).get(usize::from(i))?.ports.get(usize::from(lane)).copied()
+    /// The port of NIC `i` in that port pair.
+    pub(crate) fn port(&self, i: u8, pair: u8) -> Option<ControlAddr> {
+        lock(&self.nics).get(usize::from(i))?.ports.get(usize::from(pair)).copied()
     }
 
     /// How many ports NIC `i` has.
@@ -77,9 +78,9 @@ impl Peer {
     }
 
     /// What people call a path to it, `a/0-b/0`.
-    pub(crate) fn path_name(&self, core: &Core, path: SlotPath) -> String {
+    pub(crate) fn path_name(&self, nics: &NicTable, path: SlotPath) -> String {
         let remote = self.nic(path.remote).map_or_else(String::new, |n| n.name);
-        format!("{}-{remote}", core.nic_name(path.local.into()))
+        format!("{}-{remote}", nics.name(path.local.into()))
     }
 
     /// What is known of the paths to it.
@@ -88,12 +89,12 @@ impl Peer {
     }
 
     /// What to believe of a path to it.
-    pub(crate) fn belief(&self, core: &Core, path: SlotPath) -> Belief {
-        if !core.usable(path.local.into()) {
+    pub(crate) fn belief(&self, nics: &NicTable, path: SlotPath) -> Belief {
+        if !nics.usable(path.local.into()) {
             Belief::NoNic
         } else if self.control(path.remote).is_none() || self.health().is_dead(path) {
             Belief::Silent
-        } else if core.drained(path.local.into()) && core.undrained_elsewhere(path.local.into()) {
+        } else if nics.drained(path.local.into()) && nics.undrained_elsewhere(path.local.into()) {
             // It is not chosen; the peer, who does not know of it, is followed there.
             Belief::Silent
         } else {
@@ -114,9 +115,8 @@ impl Peer {
 
     /// Reads the directory again. (An unreadable directory says nothing.) It may wait for other
     /// processes: never under a gate, or a lock that a thread takes that polls or posts.
-    pub(crate) fn refresh(&self, core: &Core) {
-        let Some(Ok(found)) = core.directory.as_ref().map(|d| d.lookup_process(self.incarnation))
-        else {
+    pub(crate) fn refresh(&self, directory: Option<&Arc<dyn Directory>>) {
+        let Some(Ok(found)) = directory.map(|d| d.lookup_process(self.incarnation)) else {
             return;
         };
         self.ended.store(found.is_none(), Ordering::Release);
@@ -141,14 +141,18 @@ pub(crate) struct Peers(Mutex<HashMap<u64, Arc<Peer>>>);
 
 impl Peers {
     /// The peer of that incarnation; read from the directory when it is new.
-    pub(crate) fn get(&self, core: &Core, incarnation: u64) -> Option<Arc<Peer>> {
+    pub(crate) fn get(
+        &self,
+        directory: Option<&Arc<dyn Directory>>,
+        incarnation: u64,
+    ) -> Option<Arc<Peer>> {
         if let Some(known) = self.known(incarnation) {
             return Some(known);
         }
         let health = Mutex::new(PeerHealth::new(HealthConfig::default()));
         let (nics, ended) = (Mutex::default(), AtomicBool::new(false));
         let peer = Arc::new(Peer { incarnation, nics, ended, health, keys: Arc::default() });
-        peer.refresh(core);
+        peer.refresh(directory);
         if peer.nic_count() == 0 {
             return None;
         }

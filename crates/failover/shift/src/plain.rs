@@ -111,7 +111,7 @@ mod tests {
         let runtime = Runtime::at(folder.path()).unwrap();
         let nics = soft::with(Config::of(runtime, plain), false).unwrap();
         let core = Core::over(nics).unwrap();
-        assert!(core.failover, "the environment does not switch it off");
+        assert!(core.settings.failover, "the environment does not switch it off");
         // A system lasts as long as its process.
         let system: &'static System = Box::leak(Box::new(System::with(core.clone())));
         let contexts: [Arc<Context>; 2] = [0, 1].map(|nic| system.open(nic).unwrap());
@@ -143,8 +143,8 @@ mod tests {
         let qp = contexts[0].create_qp(&request(*pd, cq)).unwrap();
         let status = qp.status();
         assert_eq!((status.protected, &*status.why), (false, NO_JOURNAL));
-        assert!(core.endpoint(0).is_none() && core.stands_in(0).is_none());
-        assert_eq!(core.qp((0, qp.qpn())).map(|q| q.qpn()), Some(qp.qpn()));
+        assert!(core.nics.endpoint(0).is_none() && core.nics.stands_in(0).is_none());
+        assert_eq!(core.qps.get((0, qp.qpn())).map(|q| q.qpn()), Some(qp.qpn()));
         // What a later life of a logical QP is made with.
         let later = core.make_qp_on(contexts[0].own().unwrap(), 0, 0, &qp.init).map(drop);
         assert_eq!(later.unwrap_err().errno(), libc::EOPNOTSUPP);

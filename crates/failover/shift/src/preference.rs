@@ -56,10 +56,9 @@ pub(crate) struct Preference {
 }
 
 impl Preference {
-    /// What the environment says, for so many NICs, at these places.
-    pub(crate) fn from_env(nics: usize, places: Vec<Option<Place>>) -> Result<Preference> {
-        let text = std::env::var("UNBROKEN_MAP").unwrap_or_default();
-        Ok(Preference { map: parse(&text, nics)?, places })
+    /// What this map says, for NICs at these places.
+    pub(crate) fn new(map: &str, places: Vec<Option<Place>>) -> Result<Preference> {
+        Ok(Preference { map: parse(map, places.len())?, places })
     }
 
     /// Where a UD QP of that NIC may go, the best first; none: anywhere.
@@ -96,7 +95,8 @@ impl Preference {
 fn parse(text: &str, nics: usize) -> Result<Vec<(u8, Vec<SlotPath>)>> {
     let wrong = |word: &str, why: &str| {
         Error::invalid(format!(
-            "UNBROKEN_MAP: '{word}' {why}; right is '0:1,2 1:3-2': queue pairs of NIC 0 go to NIC 1, else 2; those of NIC 1 over NIC 3 to the peer's NIC 2"
+            "UNBROKEN_MAP: '{word}' {why}; right is '0:1,2 1:3-2': queue pairs of NIC 0 \
+             go to NIC 1, else 2; those of NIC 1 over NIC 3 to the peer's NIC 2"
         ))
     };
     let number = |word: &str| {

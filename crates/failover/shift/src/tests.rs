@@ -10,7 +10,7 @@ use crate::front::{Context, Qp, QpRequest, System};
 use crate::link;
 use crate::nic_set::NicSet;
 use crate::soft;
-use crate::worker::Job;
+use crate::worker_queue::Job;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::Arc;
@@ -30,6 +30,7 @@ use unbroken_verbs::{
 };
 
 mod breakable;
+mod endings;
 mod looks;
 mod paths;
 mod waits;
@@ -50,7 +51,7 @@ pub(crate) fn emulated(runtime: &std::path::Path) -> unbroken_softnic::Config {
 /// A connection between two NICs of a host, with a buffer for each end.
 struct World {
     plan: Arc<Plan>,
-    core: Arc<Core>,
+    core: Arc<Core<Qp>>,
     from: Arc<Qp>,
     to: Arc<Qp>,
     cq: Arc<Cq>,
@@ -84,7 +85,7 @@ impl World {
         World::of(core, plan, folder)
     }
 
-    fn of(core: Arc<Core>, plan: Arc<Plan>, folder: tempfile::TempDir) -> World {
+    fn of(core: Arc<Core<Qp>>, plan: Arc<Plan>, folder: tempfile::TempDir) -> World {
         let system = System::with(core.clone());
         let contexts = [system.open(0).unwrap(), system.open(1).unwrap()];
         let pd = contexts[0].alloc_pd().unwrap();
@@ -115,7 +116,7 @@ impl World {
         let out: Box<[u8]> = (0..BYTES).map(|i| (i * 7 % 251) as u8).collect();
         let room: Box<[_]> = (0..BYTES).map(|_| std::sync::atomic::AtomicU8::new(0)).collect();
         let keys = [out.as_ptr() as u64, room.as_ptr() as u64].map(|addr| {
-            core.memory(0).reg_mr(pd, addr, BYTES as u64, addr, Access::LOCAL_WRITE).unwrap()
+            core.nics.memory(0).reg_mr(pd, addr, BYTES as u64, addr, Access::LOCAL_WRITE).unwrap()
         });
         World {
             plan,
@@ -232,7 +233,7 @@ impl Drop for World {
     fn drop(&mut self) {
         // The buffers go: nothing may touch them any more.
         let _ = (self.from.destroy(), self.to.destroy());
-        self.keys.iter().for_each(|k| self.core.memory(0).dereg_mr(k.lkey).unwrap());
+        self.keys.iter().for_each(|k| self.core.nics.memory(0).dereg_mr(k.lkey).unwrap());
     }
 }
 
@@ -341,12 +342,12 @@ fn what_a_stranger_forges_changes_nothing_and_would_without_the_seal() {
             w.of_peer(body).encode(&mut datagram);
             // Handled behind it, and the one message that is answered in any case.
             w.of_peer(Body::Probe(Probe { sequence: 1, sent_us: 1 })).encode(&mut datagram);
-            let sent = || w.core.device(0).unwrap().counters().tx_bytes;
-            let (before, to) = (sent(), w.core.endpoint(0).unwrap().addr());
-            let key = if sealed { w.core.key().clone() } else { Key::new(&[7; 32]) };
-            w.core.endpoint(3).unwrap().send(to, &datagram, &key).unwrap();
+            let sent = || w.core.nics.device(0).unwrap().counters().tx_bytes;
+            let (before, to) = (sent(), w.core.nics.endpoint(0).unwrap().addr());
+            let key = if sealed { w.core.control.key().clone() } else { Key::new(&[7; 32]) };
+            w.core.nics.endpoint(3).unwrap().send(to, &datagram, &key).unwrap();
             w.wait("the datagram", || {
-                w.core.forged() == u64::from(!sealed) && (sent() > before) == sealed
+                w.core.control.forged() == u64::from(!sealed) && (sent() > before) == sealed
             });
             let moved = w.from.status().epoch > 0;
             assert_eq!(moved, sealed && forgery == 0, "{body:?}");
@@ -374,39 +375,13 @@ fn what_is_posted_without_any_nic_leaves_by_the_first_that_is_healed() {
     assert_eq!((w.from.state(), w.from.query().attrs.rc.state), (QpState::Rts, Some(QpState::Rts)));
     assert!(!w.from.status().protected);
     w.plan.dead[2].store(false, SeqCst);
-    w.core.inbox.put(Job::Device(2, DeviceEvent::PortActive(1)));
+    w.core.jobs.put(Job::Device(2, DeviceEvent::PortActive(1)));
     (1..SENDS).for_each(|i| w.post_recv(1 + i).unwrap());
     let wcs = w.completions(2 * SENDS as usize);
     assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success as u32), "{wcs:?}");
     let sends = wcs.iter().filter(|wc| wc.opcode == 0).map(|wc| wc.wr_id);
     assert!(sends.eq(0..SENDS), "{wcs:?}");
     assert_eq!((w.from.gate().nic, w.to.gate().nic), (2, 2));
-}
-
-/// ERR, or its end, finds a QP between two paths: nothing is left of it, and all that was
-/// outstanding is flushed once, in order.
-#[test]
-fn a_qp_is_ended_in_the_middle_of_its_switch() {
-    for no_path in [false, true] {
-        let w = World::new();
-        // The other end cannot answer: its lock is held. Or there is no path at all.
-        let other = (!no_path).then(|| w.to.gate());
-        w.plan.dead.iter().take(if no_path { 4 } else { 1 }).for_each(|d| d.store(true, SeqCst));
-        (0..3).for_each(|i| w.post_send(i).unwrap());
-        assert!(w.from.gate().link.as_ref().is_some_and(|l| l.executor().switching()));
-        let rc = RcModify { state: Some(QpState::Err), ..RcModify::default() };
-        w.from.modify(&QpModify { rc, ..QpModify::default() }).unwrap();
-        assert_eq!(w.from.state(), QpState::Err);
-        drop(other);
-        w.post_send(3).unwrap();
-        let wcs = w.completions(4);
-        let flushed =
-            |wc: &Wc| wc.status == WcStatus::WrFlushErr as u32 && wc.qp_num == w.from.qpn();
-        assert!(
-            wcs.iter().all(flushed) && wcs.iter().map(|wc| wc.wr_id).eq(0..4),
-            "no path {no_path}: {wcs:?}"
-        );
-    }
 }
 
 /// A program begins, and connects, while the NIC that it asked for is dead: it runs over another.
@@ -465,18 +440,18 @@ fn a_qp_that_is_not_connected_outlives_the_news_that_its_nic_has_died() {
     };
     w.to.modify(&QpModify { rc, ..QpModify::default() }).unwrap();
     w.post_recv(1).unwrap();
-    let all: Vec<usize> = (0..w.core.nic_count()).collect();
+    let all: Vec<usize> = (0..w.core.nics.count()).collect();
     for dead in [&all[..], &all[1..2]] {
         all.iter().for_each(|nic| w.plan.dead[*nic].store(dead.contains(nic), SeqCst));
         let g = w.to.gate();
         let (nic, qpn) = (g.nic, g.phys.qpn());
         drop(g);
         w.core
-            .inbox
+            .jobs
             .put(Job::Device(nic, DeviceEvent::QpFailed { qpn, status: WcStatus::FatalErr }));
         // The worker takes its jobs in turn.
-        w.core.inbox.put(Job::Device(3, DeviceEvent::Fatal));
-        w.wait("the worker has looked", || w.core.endpoint(3).is_none());
+        w.core.jobs.put(Job::Device(3, DeviceEvent::Fatal));
+        w.wait("the worker has looked", || w.core.nics.endpoint(3).is_none());
         assert_eq!(w.to.state(), QpState::Init);
     }
     connect(&w.to, &w.from);
@@ -484,52 +459,6 @@ fn a_qp_that_is_not_connected_outlives_the_news_that_its_nic_has_died() {
     w.post_send(3).unwrap();
     w.arrives();
     assert_ne!(w.to.gate().nic, 1);
-}
-
-/// RESET of a QP that has moved, or whose NIC is dead: it is connected again under the number that
-/// it has always had, and carries on.
-#[test]
-fn a_qp_is_reset_after_it_has_moved() {
-    for heals in [false, true] {
-        let w = World::new();
-        w.exchange(10);
-        w.plan.dead[0].store(true, SeqCst);
-        w.exchange(20);
-        assert_ne!(w.from.gate().nic, 0);
-        if heals {
-            w.plan.dead[0].store(false, SeqCst);
-            w.core.inbox.put(Job::Device(0, DeviceEvent::PortActive(1)));
-            w.wait("the NIC is back", || w.core.device(0).is_some());
-        }
-        let (number, rc) =
-            (w.from.qpn(), RcModify { state: Some(QpState::Reset), ..RcModify::default() });
-        for qp in [&w.from, &w.to] {
-            qp.modify(&QpModify { rc, ..QpModify::default() }).unwrap();
-            assert_eq!(qp.state(), QpState::Reset);
-        }
-        connect(&w.from, &w.to);
-        connect(&w.to, &w.from);
-        w.exchange(30);
-        assert_eq!((w.from.qpn(), heals || w.from.gate().nic != 0), (number, true));
-    }
-}
-
-/// Without any NIC a RESET is an error, and changes nothing: what was outstanding still leaves by
-/// the first NIC that is healed.
-#[test]
-fn a_reset_without_any_nic_loses_nothing() {
-    let w = World::new();
-    w.post_recv(1).unwrap();
-    w.plan.dead.iter().for_each(|d| d.store(true, SeqCst));
-    w.post_send(2).unwrap();
-    let rc = RcModify { state: Some(QpState::Reset), ..RcModify::default() };
-    assert_eq!(
-        w.from.modify(&QpModify { rc, ..QpModify::default() }).unwrap_err().errno(),
-        libc::EIO
-    );
-    w.plan.dead[3].store(false, SeqCst);
-    w.core.inbox.put(Job::Device(3, DeviceEvent::PortActive(1)));
-    w.arrives();
 }
 
 /// A program has brought its QP to SQD. On the next NIC as on the old one, what has begun is
@@ -589,52 +518,6 @@ fn a_bye_of_an_earlier_connection_disarms_nobody() {
     w.exchange(10);
     w.plan.dead[0].store(true, SeqCst);
     w.exchange(20);
-}
-
-/// A QP that an error of the program has ended stays ended when its NIC dies later.
-#[test]
-fn an_ended_qp_does_not_come_back_to_life() {
-    for nobody_noticed in [false, true] {
-        let w = World::new();
-        // No memory at that key: the program's own error.
-        w.post_send_with(1, 0xdead_beef).unwrap();
-        assert_eq!(w.completions(1)[0].status, WcStatus::LocProtErr as u32);
-        assert_eq!(w.from.state(), QpState::Err);
-        w.plan.dead[0].store(true, SeqCst);
-        if !nobody_noticed {
-            w.core.inbox.put(Job::Device(0, DeviceEvent::Fatal));
-            w.wait("the death is noticed", || w.from.gate().failed);
-        }
-        w.post_send(2).unwrap();
-        assert_eq!(w.completions(1)[0].status, WcStatus::WrFlushErr as u32);
-        assert_eq!(w.from.state(), QpState::Err);
-    }
-}
-
-/// So does one that the program has moved to ERR: it is there whenever it is asked to be, and
-/// flushes what is posted.
-#[test]
-fn what_the_program_has_ended_stays_so_without_any_nic() {
-    for nobody_noticed in [false, true] {
-        let w = World::new();
-        let end = || {
-            let rc = RcModify { state: Some(QpState::Err), ..RcModify::default() };
-            w.from.modify(&QpModify { rc, ..QpModify::default() })
-        };
-        end().unwrap();
-        w.plan.dead.iter().for_each(|dead| dead.store(true, SeqCst));
-        if !nobody_noticed {
-            (0..w.plan.dead.len())
-                .for_each(|nic| w.core.inbox.put(Job::Device(nic, DeviceEvent::Fatal)));
-            w.wait("the deaths are noticed", || {
-                (0..w.plan.dead.len()).all(|nic| w.core.device(nic).is_none())
-            });
-        }
-        w.post_send(2).unwrap();
-        assert_eq!(w.completions(1)[0].status, WcStatus::WrFlushErr as u32);
-        end().unwrap();
-        assert_eq!(w.from.state(), QpState::Err);
-    }
 }
 
 /// A QP that is connected to itself, as NCCL's flush QP is, moves as others do.

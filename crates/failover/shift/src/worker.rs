@@ -1,33 +1,35 @@
 //! The thread that looks after a process's logical QPs: device events, control messages, stalls,
 //! deadlines, the status socket.
 //!
-//! It sleeps in one poll over the inbox, the control channel and the status socket, until the next
+//! It sleeps in one poll over its queue, the control channel and the status socket, until the next
 //! deadline. Nothing that it does is needed while all paths work; it wakes some times a second
 //! then, to see that what is outstanding moves.
 
 mod paths;
 
-use crate::aliases::{self, Clerk};
-use crate::core::{Core, LogicalId};
+use crate::async_events::{event_type, AsyncElement};
+use crate::control_endpoint::LocalPort;
+use crate::core::Core;
 use crate::datagram;
-use crate::front::{event_type, AsyncElement};
-use crate::homing::Homing;
-use crate::inbound::{self, At};
-use crate::lanes;
+use crate::failback::Failback;
+use crate::inbound;
 use crate::link;
+use crate::moved_qps::{self, MovedQps};
 use crate::peer::Peer;
+use crate::port_pairs;
 use crate::qp::{Gate, Qp};
+use crate::qps::LogicalId;
+use crate::worker_queue::Job;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::collections::HashMap;
+use std::sync::Arc;
 use unbroken_failover_protocol::health::{Answer, Verdict};
 use unbroken_failover_protocol::message::{Body, KeyName, Probe};
 use unbroken_failover_protocol::silence::{judge, ASK_AFTER_US};
 use unbroken_failover_protocol::{Belief, Endpoint, Message, PeerWord, Reason, SlotPath, Way};
 use unbroken_runtime::{now_us, ProcessStatus, StatusServer, What};
 use unbroken_types::WcStatus;
-use unbroken_verbs::{DeviceEvent, EventFd, Result};
+use unbroken_verbs::DeviceEvent;
 
 /// How often what is outstanding is looked at.
 const LOOK_US: u64 = 8_000;
@@ -50,75 +52,6 @@ const CONNECT_RETRY_US: u64 = 5_000;
 /// How many times, before the paths that are known must do.
 const CONNECT_RETRIES: u32 = 400;
 
-/// Something for the worker to do.
-#[derive(Debug)]
-pub(crate) enum Job {
-    /// A device says something.
-    Device(usize, DeviceEvent),
-    /// A QP was connected: learn the peer's endpoints.
-    Connect(LogicalId),
-    /// A QP is to be looked at by that time.
-    Watch(LogicalId, u64),
-    /// A message for a QP waits until the directory has been read.
-    Read(LogicalId),
-    /// A probe was answered; the answer came in by that port.
-    ProbeAck(At, Message),
-    /// A QP has migrated, or may be given another lane.
-    Lanes,
-    /// A UD QP has moved: tell the others.
-    Moved(LogicalId),
-    /// UD QPs of others have moved.
-    ReadAliases,
-    /// The directory has those of ours that have moved: tell the others.
-    TellMoved,
-}
-
-/// Jobs for the worker, and what wakes it.
-pub(crate) struct Inbox {
-    jobs: Mutex<VecDeque<Job>>,
-    wake: EventFd,
-    /// The worker is about to look, so it need not be woken.
-    awake: AtomicBool,
-    /// The worker is to end.
-    stopped: AtomicBool,
-}
-
-impl Inbox {
-    pub(crate) fn new() -> Result<Inbox> {
-        Ok(Inbox {
-            jobs: Mutex::default(),
-            wake: EventFd::new(false, true)?,
-            awake: AtomicBool::new(false),
-            stopped: AtomicBool::new(false),
-        })
-    }
-
-    /// Leaves a job. The list is bounded by what causes jobs: each QP has one life to fail, and is
-    /// watched earlier and earlier only.
-    pub(crate) fn put(&self, job: Job) {
-        crate::core::lock(&self.jobs).push_back(job);
-        if !self.awake.swap(true, Ordering::AcqRel) {
-            self.wake.signal();
-        }
-    }
-
-    /// Tells it from those of other hosts in the process.
-    pub(crate) fn name(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
-    /// Has the worker end.
-    pub(crate) fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
-        self.wake.signal();
-    }
-
-    fn take(&self) -> VecDeque<Job> {
-        self.awake.store(false, Ordering::Release);
-        std::mem::take(&mut *crate::core::lock(&self.jobs))
-    }
-}
-
 /// A QP whose peer's endpoints are awaited.
 struct Connecting {
     id: LogicalId,
@@ -127,7 +60,7 @@ struct Connecting {
 }
 
 struct Worker {
-    core: Arc<Core>,
+    core: Arc<Core<Qp>>,
     /// QPs under a switch, and when to look at them.
     watched: HashMap<LogicalId, u64>,
     connecting: Vec<Connecting>,
@@ -146,44 +79,64 @@ struct Worker {
     /// sleep.
     asked: bool,
     rang: bool,
-    clerk: Clerk,
-    homing: Homing,
-    /// When QPs are looked at for their lanes, and the lanes that are not in use are asked, on the
-    /// worker's own clock.
+    moved_qps: MovedQps,
+    failback: Failback,
+    /// When QPs are looked at for their port pairs, and the pairs that are not in use are asked, on
+    /// the worker's own clock.
     tend_at_us: u64,
-    ask_lanes_at_us: u64,
+    ask_pairs_at_us: u64,
     /// When peers are asked again for keys that they have not told, on the worker's own clock.
     keys_at_us: u64,
 }
 
 /// Asks a peer over a path by which keys these regions are known.
-fn ask_for(core: &Core, peer: &Peer, path: SlotPath, wanted: &[(u8, u32)]) {
+fn ask_for(core: &Core<Qp>, peer: &Peer, path: SlotPath, wanted: &[(u8, u32)]) {
     let (Some(there), Some(to)) = (peer.nic(path.remote), peer.control(path.remote)) else {
         return;
     };
     let of = |gid, incarnation| Endpoint { gid, qpn: 0, incarnation, connection: 0 };
     let (from, at) =
-        (of(core.gid_of(path.local.into()), core.incarnation), of(there.gid(), peer.incarnation));
+        (of(core.nics.gid(path.local.into()), core.incarnation), of(there.gid(), peer.incarnation));
     for (nic, rkey) in wanted {
         let body = Body::AskKey(KeyName { nic: *nic, rkey: *rkey });
-        core.send_control(path.local.into(), to, &Message { from, to: at, body });
+        core.control.send(&core.nics, path.local.into(), to, &Message { from, to: at, body });
     }
 }
 
-/// The name of a port, which is its NIC's for port 1.
-pub(crate) fn port_name(core: &Core, nic: usize, port: u8) -> String {
-    match port {
-        0 | 1 => core.nic_name(nic),
-        port => format!("{}/{port}", core.nic_name(nic)),
-    }
+/// Begins to protect the QPs of a process, unless that is done: every NIC is opened, and the worker
+/// started. In the caller's thread and not in the background: a program may overwrite the C
+/// library's functions for memory as soon as this returns (`spawn` in softnic's `background`).
+pub(crate) fn begin(core: &Arc<Core<Qp>>) {
+    core.worker.get_or_init(|| {
+        open_all(core);
+        match spawn(core) {
+            Ok(()) => true,
+            Err(e) => {
+                core.events.complain("no thread for failover: queue pairs are not protected", &e);
+                false
+            }
+        }
+    });
 }
 
-/// Starts the worker of a process.
-pub(crate) fn spawn(core: &Arc<Core>) -> std::io::Result<()> {
+/// Opens every NIC, so that it can be a backup, and tells the directory.
+fn open_all(core: &Core<Qp>) {
+    for nic in (0..core.nics.count()).filter(|_| core.settings.failover) {
+        if let Err(e) = core.nics.open_endpoint(nic) {
+            // A NIC that is dead now is opened when it is healed.
+            core.events.complain(&format!("{} cannot be a backup", core.nics.name(nic)), &e);
+        }
+    }
+    core.publish_process();
+    core.settle();
+}
+
+/// Starts the worker's thread.
+fn spawn(core: &Arc<Core<Qp>>) -> std::io::Result<()> {
     let status = match StatusServer::bind(&core.runtime) {
         Ok(s) => Some(s),
         Err(e) => {
-            core.complain("no status socket", &e);
+            core.events.complain("no status socket", &e);
             None
         }
     };
@@ -198,10 +151,10 @@ pub(crate) fn spawn(core: &Arc<Core>) -> std::io::Result<()> {
         status,
         asked: false,
         rang: false,
-        clerk: Clerk::default(),
-        homing: Homing::new(core),
+        moved_qps: MovedQps::default(),
+        failback: Failback::new(core),
         tend_at_us: 0,
-        ask_lanes_at_us: 0,
+        ask_pairs_at_us: 0,
         keys_at_us: 0,
     };
     let core = core.clone();
@@ -209,14 +162,14 @@ pub(crate) fn spawn(core: &Arc<Core>) -> std::io::Result<()> {
         // Queue pairs between two paths wait for this thread, while the programs' threads poll for
         // what they do not get.
         unbroken_process::ask_for_precedence();
-        while !core.inbox.stopped.load(Ordering::Acquire) {
+        while !core.jobs.stopped() {
             // A defect in one round must not leave all QPs without anybody who looks after them.
             let round = std::panic::AssertUnwindSafe(|| {
                 worker.wait();
                 worker.work();
             });
             if std::panic::catch_unwind(round).is_err() {
-                core.complain("failover", &"a round of work ended in a panic");
+                core.events.complain("failover", &"a round of work ended in a panic");
             }
         }
     })
@@ -240,10 +193,10 @@ impl Worker {
             tv_sec: (wait_us / 1_000_000) as i64,
             tv_nsec: (wait_us % 1_000_000 * 1_000) as i64,
         };
-        let channel = core.channel();
+        let channel = core.nics.channel();
         let mut fds = Vec::with_capacity(4);
-        fds.push(PollFd::new(&core.later.alarm, PollFlags::IN));
-        fds.push(PollFd::new(&core.inbox.wake, PollFlags::IN));
+        fds.push(PollFd::new(core.events.alarm(), PollFlags::IN));
+        fds.push(PollFd::new(core.jobs.wake(), PollFlags::IN));
         fds.push(PollFd::new(&**channel, PollFlags::IN));
         if let Some(s) = self.status.as_ref().filter(|s| !s.rests()) {
             fds.push(PollFd::new(s, PollFlags::IN));
@@ -265,39 +218,39 @@ impl Worker {
     fn next_deadline(&self) -> u64 {
         let lost_us = self.lost_us;
         let health = self.core.peers.all().iter().filter_map(|p| p.health().poll_timeout()).min();
-        let homing = self.homing.deadline_us(&self.core);
-        let tend = if self.core.several_ports() { self.tend_at_us } else { u64::MAX };
+        let failback = self.failback.deadline_us(&self.core);
+        let tend = if self.core.nics.several_ports() { self.tend_at_us } else { u64::MAX };
         let own = health
             .into_iter()
-            .chain([self.look_at_us, homing, tend])
+            .chain([self.look_at_us, failback, tend])
             .map(|at| at.saturating_add(lost_us));
         let connecting = self.connecting.iter().map(|c| c.at_us);
         let watched = self.watched.values().copied();
-        let clerk = [self.clerk.deadline_us(&self.core)];
-        own.chain(connecting).chain(watched).chain(clerk).min().unwrap_or(u64::MAX)
+        let moved_qps = [self.moved_qps.deadline_us(&self.core)];
+        own.chain(connecting).chain(watched).chain(moved_qps).min().unwrap_or(u64::MAX)
     }
 
     fn work(&mut self) {
-        let _ = self.core.inbox.wake.take();
+        let _ = self.core.jobs.wake().take();
         if self.young(now_us()) {
             self.fetch();
         } else {
             self.receive();
         }
         self.watch(now_us());
-        self.clerk.work(&self.core, now_us());
+        self.moved_qps.work(&self.core, now_us());
         let clock_us = self.clock_us();
         if clock_us >= self.look_at_us {
             self.look(clock_us);
             self.look_at_us = clock_us + LOOK_US;
         }
         self.ask_keys(clock_us);
-        self.homing.work(&self.core, clock_us);
-        self.tend_lanes(clock_us);
+        self.failback.work(&self.core, clock_us);
+        self.tend_port_pairs(clock_us);
         self.ask_paths();
         self.retry_connecting(now_us());
         if self.rang {
-            self.core.write_later();
+            self.core.events.write_deferred();
         }
         if self.asked {
             self.serve_status();
@@ -318,39 +271,39 @@ impl Worker {
             }
             Job::Read(id) => self.unread.push(id),
             Job::ProbeAck(at, message) => self.probe_answered(at, &message),
-            Job::Lanes => self.tend_at_us = 0,
-            Job::Moved(id) => self.clerk.moved(id),
-            Job::ReadAliases => self.clerk.want(),
-            Job::TellMoved => aliases::tell_all(&self.core),
+            Job::TendPortPairs => self.tend_at_us = 0,
+            Job::Moved(id) => self.moved_qps.moved(id),
+            Job::ReadAliases => self.moved_qps.want(),
+            Job::TellMoved => moved_qps::tell_all(&self.core),
         }
     }
 
     // --- devices
-    // -----------------------------------------------------------------------------------------------------------
 
     fn device_event(&mut self, nic: usize, event: DeviceEvent) {
         let core = self.core.clone();
         match event {
             DeviceEvent::Fatal => {
-                core.emit(What::DeviceFatal { nic: core.nic_name(nic) });
+                core.events.emit(What::DeviceFatal { nic: core.nics.name(nic) });
                 self.set_nic(nic, false);
                 self.suspect_all(nic, None, Reason::DeviceFatal);
-                core.drop_device(nic);
+                core.nics.drop_device(nic);
                 core.publish_process();
-                self.tell_application(nic, event_type::DEVICE_FATAL, AsyncElement::Device);
+                self.report_to_application(nic, event_type::DEVICE_FATAL, AsyncElement::Device);
             }
             DeviceEvent::PortDown(port) => {
-                core.emit(What::PortDown { nic: port_name(&core, nic, port) });
+                core.events.emit(What::PortDown { nic: core.nics.port_name(nic, port) });
                 self.set_port(nic, port, false);
                 self.suspect_all(nic, Some(port), Reason::PortDown);
-                self.tell_application(nic, event_type::PORT_ERR, AsyncElement::Port(port));
+                self.report_to_application(nic, event_type::PORT_ERR, AsyncElement::Port(port));
             }
             DeviceEvent::PortActive(port) => self.port_active(nic, port),
-            DeviceEvent::UnknownSender => self.clerk.want(),
+            DeviceEvent::UnknownSender => self.moved_qps.want(),
             DeviceEvent::QpFailed { qpn, status } => self.qp_failed(nic, qpn, status),
             DeviceEvent::Qp { qpn, event } => {
-                if let Some(what) = core.qp_by_physical(nic, qpn).and_then(|qp| qp.tell(event)) {
-                    core.emit_later(what, now_us());
+                if let Some(what) = core.qps.by_physical((nic, qpn)).and_then(|qp| qp.report(event))
+                {
+                    core.events.defer(what, now_us());
                 }
             }
         }
@@ -359,7 +312,7 @@ impl Worker {
     /// The network has stopped a QP: its device is dead, or its transport has given up, which is a
     /// question to its path.
     fn qp_failed(&mut self, nic: usize, qpn: u32, status: WcStatus) {
-        let Some(qp) = self.core.qp_by_physical(nic, qpn) else { return };
+        let Some(qp) = self.core.qps.by_physical((nic, qpn)) else { return };
         let mut g = qp.gate();
         if (g.nic, g.phys.qpn()) != (nic, qpn) {
             return; // a life that is over
@@ -374,7 +327,8 @@ impl Worker {
         } else if status == WcStatus::FatalErr {
             link::suspect(&qp, &mut g, Reason::DeviceFatal);
         } else if let Some((peer, path)) = link::gave_up(&qp, &mut g, status) {
-            let (clock_us, way) = (self.clock_us(), Way { path, lane: lanes::lane_of(g.port) });
+            let (clock_us, way) =
+                (self.clock_us(), Way { path, lane: port_pairs::pair_of(g.port) });
             let answer = peer.health().ask(clock_us, way, clock_us);
             if answer == Answer::Dead {
                 link::verdict(&qp, &mut g, clock_us, way, Verdict::Dead);
@@ -394,7 +348,7 @@ impl Worker {
     fn set_port(&mut self, nic: usize, port: u8, works: bool) {
         let clock_us = self.clock_us();
         for peer in self.core.peers.all() {
-            peer.health().set_port(clock_us, nic as u8, lanes::lane_of(port), works);
+            peer.health().set_port(clock_us, nic as u8, port_pairs::pair_of(port), works);
         }
         self.tend_at_us = 0;
     }
@@ -402,13 +356,14 @@ impl Worker {
     /// Every QP on that NIC, or on one port of it, must leave it; the others must not choose it.
     fn suspect_all(&mut self, nic: usize, port: Option<u8>, reason: Reason) {
         let (core, clock_us) = (self.core.clone(), self.clock_us());
-        let _batch = core.batch();
-        for qp in self.core.all_qps() {
+        let _batch = core.control.batch();
+        for qp in self.core.qps.all() {
             let mut g = qp.gate();
             if g.link.is_some() {
                 link::beliefs_changed(&qp, &mut g);
                 let on_it = g.nic == nic && port.is_none_or(|port| port == g.port);
-                let leaves = |port| lanes::leave(&qp, &mut g, clock_us, lanes::lane_of(port));
+                let leaves =
+                    |port| port_pairs::leave(&qp, &mut g, clock_us, port_pairs::pair_of(port));
                 if on_it && !port.is_some_and(leaves) {
                     link::suspect(&qp, &mut g, reason);
                 }
@@ -421,63 +376,63 @@ impl Worker {
     /// The application hears of a fault that no switch absorbs for it. One that has made a
     /// protection domain and no QP yet is about to use what stands in for the NIC; one that has
     /// made nothing only watches, and is told all.
-    fn tell_application(&self, nic: usize, event: u32, element: AsyncElement) {
+    fn report_to_application(&self, nic: usize, event: u32, element: AsyncElement) {
         let core = &self.core;
-        let absorbed = core.failover
-            && core.holds(nic)
-            && !core.show_events
-            && core.all_qps().iter().filter(|q| q.id().0 == nic).all(|q| {
+        let absorbed = core.settings.failover
+            && core.nics.holds(nic)
+            && !core.settings.show_events
+            && core.qps.all().iter().filter(|q| q.id().0 == nic).all(|q| {
                 let g = q.gate();
                 (g.link.is_some() || g.datagram.is_some()) && !g.failed
             });
-        core.raise_where(nic, event, element, |context| !absorbed || context.only_watches());
+        core.contexts.raise(nic, event, element, |context| !absorbed || context.only_watches());
     }
 
     fn port_active(&mut self, nic: usize, port: u8) {
         let core = self.core.clone();
-        core.emit(What::PortActive { nic: port_name(&core, nic, port) });
-        if core.device(nic).is_none() || core.endpoint(nic).is_none() {
-            let opened = if core.failover {
-                core.open_endpoint(nic)
+        core.events.emit(What::PortActive { nic: core.nics.port_name(nic, port) });
+        if core.nics.device(nic).is_none() || core.nics.endpoint(nic).is_none() {
+            let opened = if core.settings.failover {
+                core.nics.open_endpoint(nic)
             } else {
-                core.open_device(nic).map(drop)
+                core.nics.open(nic).map(drop)
             };
             if let Err(e) = opened {
-                core.complain(&format!("{} is back but cannot be opened", core.nic_name(nic)), &e);
+                core.events
+                    .complain(&format!("{} is back but cannot be opened", core.nics.name(nic)), &e);
                 return;
             }
         }
-        if core.failover {
+        if core.settings.failover {
             core.publish_process();
             self.set_port(nic, port, true);
             // A NIC that was dead is back with all its ports that have a link.
-            for lane in
-                (0..core.port_count(nic)).filter(|lane| lanes::port_works(&core, nic, *lane))
-            {
-                self.set_port(nic, lane + 1, true);
+            for pair in 0..core.nics.port_count(nic) {
+                if core.nics.port_works(LocalPort { nic, pair }) {
+                    self.set_port(nic, pair + 1, true);
+                }
             }
-            for qp in core.all_qps() {
+            for qp in core.qps.all() {
                 let mut g = qp.gate();
                 link::beliefs_changed(&qp, &mut g);
                 datagram::nic_back(&qp, &mut g);
             }
         }
-        core.raise(nic, event_type::PORT_ACTIVE, AsyncElement::Port(port));
+        core.contexts.raise(nic, event_type::PORT_ACTIVE, AsyncElement::Port(port), |_| true);
     }
 
     // --- control messages
-    // --------------------------------------------------------------------------------------------------
 
     /// Drives the NICs in this thread and receives.
     fn fetch(&mut self) {
-        self.core.drive_endpoints();
+        self.core.nics.drive_endpoints();
         self.receive();
     }
 
     /// Receives, and does the jobs that the messages bring.
     fn receive(&mut self) {
         inbound::receive(&self.core);
-        for job in self.core.inbox.take() {
+        for job in self.core.jobs.take() {
             self.job(job);
         }
         self.read_directory();
@@ -489,9 +444,9 @@ impl Worker {
             return;
         }
         let (core, mut read) = (self.core.clone(), Vec::new());
-        let _batch = core.batch();
+        let _batch = core.control.batch();
         for id in std::mem::take(&mut self.unread) {
-            let Some(qp) = core.qp(id) else { continue };
+            let Some(qp) = core.qps.get(id) else { continue };
             let Some(link::Unread { peer, named }) = link::unread(&qp, &qp.gate()) else {
                 continue;
             };
@@ -507,7 +462,6 @@ impl Worker {
     }
 
     // --- keys of peers
-    // -----------------------------------------------------------------------------------------------------
 
     /// Asks peers by which keys their memory is known on other NICs, where QPs wait for that; again
     /// while an answer is missing.
@@ -527,11 +481,12 @@ impl Worker {
             }
             // Over each of our NICs: of those that have not been asked it is not known whether they
             // are dead, too.
-            let _batch = core.batch();
-            for local in 0..core.nic_count().min(255) as u8 {
+            let _batch = core.control.batch();
+            for local in 0..core.nics.count().min(255) as u8 {
                 let rails = (0..peer.nic_count()).map(|k| (local + k) % peer.nic_count());
-                let mut paths = rails.map(|remote| SlotPath { local, remote });
-                let Some(path) = paths.find(|path| peer.belief(&core, *path) == Belief::Alive)
+                let mut candidates = rails.map(|remote| SlotPath { local, remote });
+                let Some(path) =
+                    candidates.find(|path| peer.belief(&core.nics, *path) == Belief::Alive)
                 else {
                     continue;
                 };
@@ -545,7 +500,7 @@ impl Worker {
     }
 
     fn qps_of(&self, peer: &Arc<Peer>, mut f: impl FnMut(&Qp, &mut Gate)) {
-        for qp in self.core.all_qps() {
+        for qp in self.core.qps.all() {
             let mut g = qp.gate();
             if g.link.as_ref().is_some_and(|l| l.peer().incarnation == peer.incarnation) {
                 f(&qp, &mut g);
@@ -554,16 +509,15 @@ impl Worker {
     }
 
     // --- deadlines
-    // ---------------------------------------------------------------------------------------------------------
 
     fn watch(&mut self, now: u64) {
         let core = self.core.clone();
         let due: Vec<LogicalId> =
             self.watched.iter().filter(|(_, at)| **at <= now).map(|(id, _)| *id).collect();
         self.refresh_late(&due, now);
-        let _batch = core.batch();
+        let _batch = core.control.batch();
         for id in due {
-            let next = self.core.qp(id).and_then(|qp| {
+            let next = self.core.qps.get(id).and_then(|qp| {
                 let mut g = qp.gate();
                 if g.datagram.is_some() {
                     return datagram::tick(&qp, &mut g);
@@ -580,7 +534,7 @@ impl Worker {
     /// Reads anew what is known of peers that QPs have waited for long enough.
     fn refresh_late(&self, due: &[LogicalId], now: u64) {
         let mut read = Vec::new();
-        for qp in due.iter().filter_map(|id| self.core.qp(*id)) {
+        for qp in due.iter().filter_map(|id| self.core.qps.get(*id)) {
             let late = link::waits_too_long(&qp.gate(), now);
             late.iter().for_each(|peer| self.refresh_once(peer, &mut read));
         }
@@ -590,7 +544,7 @@ impl Worker {
     fn refresh_once(&self, peer: &Peer, read: &mut Vec<u64>) {
         if !read.contains(&peer.incarnation) {
             read.push(peer.incarnation);
-            peer.refresh(&self.core);
+            peer.refresh(self.core.directory.as_ref());
         }
     }
 
@@ -600,14 +554,14 @@ impl Worker {
             if now < c.at_us {
                 return true;
             }
-            let Some(qp) = core.qp(c.id) else { return false };
+            let Some(qp) = core.qps.get(c.id) else { return false };
             let Some(peer) = qp.gate().link.as_ref().map(|l| l.peer().clone()) else {
                 return false;
             };
-            peer.refresh(&core);
+            peer.refresh(core.directory.as_ref());
             let mut g = qp.gate();
             if let Some(link) = &g.link {
-                lanes::know(&core, &peer, link.executor().lqp().slots(), now);
+                port_pairs::know(&core.nics, &peer, link.executor().lqp().slots(), now);
             }
             link::beliefs_changed(&qp, &mut g);
             c.tries += 1;
@@ -628,9 +582,9 @@ impl Worker {
                     std::path::Path::new(&p).file_name().map(|n| n.to_string_lossy().into_owned())
                 })
                 .unwrap_or_default(),
-            host: core.host(),
-            forged: core.forged(),
-            qps: core.all_qps().iter().map(|q| q.status()).collect(),
+            host: core.nics.host(),
+            forged: core.control.forged(),
+            qps: core.qps.all().iter().map(|q| q.status()).collect(),
         });
     }
 }

@@ -1,6 +1,7 @@
 //! UD QPs over NICs that break at a chosen instant.
 
 use super::*;
+use crate::core::Core;
 use crate::front::{Context, System};
 use crate::qp::QpRequest;
 use crate::soft;
@@ -21,7 +22,7 @@ const RECV: u64 = 1 << 32;
 /// Two UD QPs of a process: one on NIC 0, the other on NIC 1.
 struct World {
     plan: Arc<Plan>,
-    core: Arc<Core>,
+    core: Arc<Core<Qp>>,
     from: Arc<Qp>,
     to: Arc<Qp>,
     cq: Arc<Cq>,
@@ -81,6 +82,7 @@ impl World {
         let buffer: Box<[_]> = (0..GRH_BYTES + BYTES).map(|_| AtomicU8::new(0)).collect();
         let addr = buffer.as_ptr() as u64;
         let keys = core
+            .nics
             .memory(0)
             .reg_mr(pd, addr, buffer.len() as u64, addr, Access::LOCAL_WRITE)
             .unwrap();
@@ -111,7 +113,7 @@ impl World {
 
     fn heal(&self, nic: usize) {
         self.plan.dead[nic].store(false, SeqCst);
-        self.core.inbox.put(Job::Device(nic, DeviceEvent::PortActive(1)));
+        self.core.jobs.put(Job::Device(nic, DeviceEvent::PortActive(1)));
     }
 
     fn sge(&self) -> [Sge; 1] {
@@ -216,7 +218,7 @@ impl Drop for World {
     fn drop(&mut self) {
         // The buffer goes: nothing may touch it any more.
         let _ = (self.from.destroy(), self.to.destroy());
-        self.core.memory(0).dereg_mr(self.keys.lkey).unwrap();
+        self.core.nics.memory(0).dereg_mr(self.keys.lkey).unwrap();
     }
 }
 
@@ -249,7 +251,7 @@ fn an_idle_qp_moves_by_the_event_of_its_nic() {
     let w = World::up();
     (0..ENTRIES).for_each(|i| w.post_recv(i).unwrap());
     w.kill(1);
-    w.core.inbox.put(Job::Device(1, DeviceEvent::Fatal));
+    w.core.jobs.put(Job::Device(1, DeviceEvent::Fatal));
     w.wait("it has moved", || w.nics() == (0, 2));
     assert_eq!(
         w.post_recv(ENTRIES).unwrap_err().errno(),
@@ -257,7 +259,7 @@ fn an_idle_qp_moves_by_the_event_of_its_nic() {
         "its receives have moved with it"
     );
     // A port that is down is left as well; a NIC is not, where no other works.
-    w.core.inbox.put(Job::Device(2, DeviceEvent::PortDown(1)));
+    w.core.jobs.put(Job::Device(2, DeviceEvent::PortDown(1)));
     w.wait("it has left the port", || w.nics() == (0, 3));
     [0, 2].into_iter().for_each(|nic| w.kill(nic));
     leave(&w.to, &mut w.to.gate(), Reason::PortDown);

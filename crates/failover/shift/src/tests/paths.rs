@@ -39,7 +39,7 @@ fn what_is_wanted_of_a_path_is_wanted_on_every_nic() {
         w.exchange(3);
     }
     w.wait("both have moved", || w.from.status().epoch > 0 && w.to.gate().nic > 1);
-    let here = || PathAttr { dest_gid: w.core.gid_of(w.to.gate().nic), ..WANTED };
+    let here = || PathAttr { dest_gid: w.core.nics.gid(w.to.gate().nic), ..WANTED };
     assert_ne!(here().dest_gid, path.dest_gid);
     assert_eq!((told(&w.from), physical(&w.from)), ((Some(path), Some(1)), here()));
     // What is wanted anew is wanted of the path that it has now.

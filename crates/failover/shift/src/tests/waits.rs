@@ -3,7 +3,7 @@
 //! gate held either.
 
 use super::*;
-use crate::core::lock;
+use crate::lock::lock;
 use std::sync::mpsc;
 use std::sync::{OnceLock, Weak};
 use unbroken_directory::{Directory, DirectoryError, MovedQp, ProcessRecord};
@@ -14,7 +14,7 @@ type Answer<T> = std::result::Result<T, DirectoryError>;
 /// What the gatekeeper has seen.
 #[derive(Default)]
 struct Seen {
-    core: OnceLock<Weak<Core>>,
+    core: OnceLock<Weak<Core<Qp>>>,
     waits: AtomicU32,
     /// QPs are connected.
     connected: AtomicBool,
@@ -42,8 +42,8 @@ impl Seen {
         let Some(core) = self.core.get().and_then(Weak::upgrade) else { return };
         let (sender, free) = mpsc::channel();
         std::thread::spawn(move || {
-            core.all_qps().iter().for_each(|qp| drop(qp.gate()));
-            drop((lock(&core.receiving), core.peers.all()));
+            core.qps.all().iter().for_each(|qp| drop(qp.gate()));
+            drop((lock(&core.control.receiving), core.peers.all()));
             sender.send(())
         });
         // Not to be asserted here: the worker survives a panic.
@@ -125,11 +125,11 @@ fn the_directory_is_waited_for_while_qps_are_set_up_and_never_otherwise() {
     // messages, a reset.
     w.plan.dead[0].store(true, SeqCst);
     w.exchange(20);
-    w.core.inbox.put(Job::Device(0, DeviceEvent::Fatal));
-    w.wait("the death is noticed", || w.core.device(0).is_none());
+    w.core.jobs.put(Job::Device(0, DeviceEvent::Fatal));
+    w.wait("the death is noticed", || w.core.nics.device(0).is_none());
     w.plan.dead[0].store(false, SeqCst);
-    w.core.inbox.put(Job::Device(0, DeviceEvent::PortActive(1)));
-    w.wait("the NIC is back", || w.core.endpoint(0).is_some());
+    w.core.jobs.put(Job::Device(0, DeviceEvent::PortActive(1)));
+    w.wait("the NIC is back", || w.core.nics.endpoint(0).is_some());
     // What asks for the directory: an invitation to where the peer is not known to be, and a word
     // of another connection.
     let invites = w.of_peer(Body::Planned(Planned::Propose, 100));

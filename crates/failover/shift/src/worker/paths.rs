@@ -1,22 +1,22 @@
-//! Whether paths and lanes live, and what follows for the QPs on them: the progress of QPs is
+//! Whether paths and port pairs live, and what follows for the QPs on them: the progress of QPs is
 //! looked at, questions are asked, probes leave and are answered, verdicts are given.
 
 use super::*;
 
-/// How often QPs whose lanes change, or that are away from the program's, are looked at.
+/// How often QPs whose port pairs change, or that are displaced, are looked at.
 const TEND_US: u64 = 50_000;
-/// How often lanes that are not in use are asked whether they live.
-const ASK_LANES_US: u64 = 1_000_000;
+/// How often port pairs that are not in use are asked whether they live.
+const ASK_PAIRS_US: u64 = 1_000_000;
 
 impl Worker {
-    pub(super) fn probe_answered(&mut self, at: At, message: &Message) {
+    pub(super) fn probe_answered(&mut self, at: LocalPort, message: &Message) {
         let Body::ProbeAck(probe) = message.body else { return };
         if message.to.incarnation != self.core.incarnation {
             return;
         }
         let Some(peer) = self.core.peers.known(message.from.incarnation) else { return };
         let Some(remote) = peer.index_of(message.from.gid) else { return };
-        let way = Way { path: SlotPath { local: at.nic as u8, remote }, lane: at.lane };
+        let way = Way { path: SlotPath { local: at.nic as u8, remote }, lane: at.pair };
         peer.health().handle_answer(self.clock_us(), way, probe.sequence);
         self.spread_verdicts(&peer);
     }
@@ -27,25 +27,25 @@ impl Worker {
         let core = self.core.clone();
         let mut silent = Vec::new();
         let mut carried: HashMap<(u64, Way), Arc<Peer>> = HashMap::new();
-        let busy = core.take_busy().into_iter().filter_map(|id| core.qp(id));
+        let busy = core.qps.take_busy().into_iter().filter_map(|id| core.qps.get(id));
         // Those first that show that their path lives.
         let (moved, others): (Vec<_>, Vec<_>) = busy.partition(|qp| link::has_moved(&qp.gate()));
         for qp in moved.into_iter().chain(others) {
             let mut g = qp.gate();
-            let path = g.link.as_ref().map(|l| l.peer().incarnation).zip(lanes::way(&g));
+            let path = g.link.as_ref().map(|l| l.peer().incarnation).zip(port_pairs::way(&g));
             let lives = path.is_some_and(|path| carried.contains_key(&path));
             let progress = link::progress(&g, clock_us, lives);
             // Between two paths it is not the physical QP that has what is outstanding.
             let switching = g.link.as_ref().is_some_and(|l| l.executor().switching());
             match progress.outstanding_sends == 0 && !switching {
                 true => qp.set_idle(&g),
-                false => core.add_busy(qp.id()),
+                false => core.qps.add_busy(qp.id()),
             }
             let Some((peer, path, look)) = link::look(&mut g, clock_us, &progress) else {
                 continue;
             };
-            let way = Way { path, lane: lanes::lane_of(g.port) };
-            // What has moved since the last look may have moved on the lane before.
+            let way = Way { path, lane: port_pairs::pair_of(g.port) };
+            // What has moved since the last look may have moved on the port pair before.
             let elsewhere = g.looked_at.replace(way) != Some(way);
             drop(g);
             if look.moved {
@@ -69,8 +69,8 @@ impl Worker {
             };
             let mut g = qp.gate();
             let dead = answer == Answer::Dead;
-            if lanes::way(&g) == Some(way)
-                && !(dead && lanes::leave(&qp, &mut g, clock_us, way.lane))
+            if port_pairs::way(&g) == Some(way)
+                && !(dead && port_pairs::leave(&qp, &mut g, clock_us, way.lane))
             {
                 link::suspect(&qp, &mut g, reason);
             }
@@ -85,7 +85,7 @@ impl Worker {
             if due {
                 // An answer may be there that nobody has had the time to fetch, or that waits
                 // behind others; or something has moved.
-                core.drain_nics();
+                core.nics.drain();
                 self.receive();
                 let clock_us = self.clock_us();
                 self.look(clock_us);
@@ -100,34 +100,35 @@ impl Worker {
         let (core, mut refreshed) = (self.core.clone(), false);
         loop {
             let clock_us = self.clock_us();
-            let Some((Way { path, lane }, sequence)) = peer.health().poll_probe(clock_us) else {
+            let Some((Way { path, lane: pair }, sequence)) = peer.health().poll_probe(clock_us)
+            else {
                 return;
             };
             // A NIC that died and was healed has a new endpoint; a process that was killed has none
             // any more.
             if !std::mem::replace(&mut refreshed, true) {
-                peer.refresh(&core);
+                peer.refresh(core.directory.as_ref());
                 if peer.has_ended() {
                     return self.peer_gone(peer);
                 }
             }
-            let to = peer.port(path.remote, lane).filter(|to| to.qpn != 0);
+            let to = peer.port(path.remote, pair).filter(|to| to.qpn != 0);
             let (Some(nic), Some(to)) = (peer.nic(path.remote), to) else { continue };
             let local = usize::from(path.local);
             let of = |gid, incarnation| Endpoint { gid, qpn: 0, incarnation, connection: 0 };
             let message = Message {
-                from: of(core.gid_of(local), core.incarnation),
+                from: of(core.nics.gid(local), core.incarnation),
                 to: of(nic.gid(), peer.incarnation),
                 body: Body::Probe(Probe { sequence, sent_us: clock_us }),
             };
-            core.send_control_on(local, lane, to, &message);
+            core.control.send_from(&core.nics, LocalPort { nic: local, pair }, to, &message);
         }
     }
 
     /// Tells the QPs what has been found out of their paths.
     pub(super) fn spread_verdicts(&mut self, peer: &Arc<Peer>) {
         let (core, clock_us) = (self.core.clone(), self.clock_us());
-        let _batch = core.batch();
+        let _batch = core.control.batch();
         loop {
             let Some((way, verdict)) = peer.health().poll_verdict() else { return };
             self.qps_of(peer, |qp, g| link::verdict(qp, g, clock_us, way, verdict));
@@ -135,29 +136,29 @@ impl Worker {
         }
     }
 
-    /// Gives QPs other lanes where something has changed; now and then those that are not in use
-    /// are asked whether they live.
-    pub(super) fn tend_lanes(&mut self, clock_us: u64) {
-        if clock_us < self.tend_at_us || !self.core.several_ports() {
+    /// Gives QPs other port pairs where something has changed; now and then those that are not in
+    /// use are asked whether they live.
+    pub(super) fn tend_port_pairs(&mut self, clock_us: u64) {
+        if clock_us < self.tend_at_us || !self.core.nics.several_ports() {
             return;
         }
-        let asks = clock_us >= self.ask_lanes_at_us;
+        let asks = clock_us >= self.ask_pairs_at_us;
         if asks {
-            self.ask_lanes_at_us = clock_us + ASK_LANES_US;
+            self.ask_pairs_at_us = clock_us + ASK_PAIRS_US;
         }
-        let (mut changed, mut away) = (false, false);
-        for qp in self.core.all_qps() {
+        let (mut changed, mut displaced) = (false, false);
+        for qp in self.core.qps.all() {
             let mut g = qp.gate();
             if g.link.is_none() {
                 continue;
             }
-            changed |= lanes::tend(&qp, &mut g, clock_us);
-            away |= lanes::is_away(&qp, &mut g, clock_us);
+            changed |= port_pairs::tend(&qp, &mut g, clock_us);
+            displaced |= port_pairs::is_displaced(&qp, &mut g, clock_us);
             if asks {
-                lanes::ask_others(&qp, &mut g, clock_us);
+                port_pairs::ask_others(&qp, &mut g, clock_us);
             }
         }
-        let pause_us = if changed || away { TEND_US } else { ASK_LANES_US };
-        self.tend_at_us = (clock_us + pause_us).min(self.ask_lanes_at_us);
+        let pause_us = if changed || displaced { TEND_US } else { ASK_PAIRS_US };
+        self.tend_at_us = (clock_us + pause_us).min(self.ask_pairs_at_us);
     }
 }

@@ -1,17 +1,16 @@
 //! Planned switches: back to the path that a QP was connected on, once that is steady again, and
 //! away from NICs that are drained. (Back to another port of its NICs a QP migrates, if it can:
-//! `lanes`.)
+//! `port_pairs`.)
 //!
-//! The worker looks at the QPs several times a second while one of them is away from home or a NIC
+//! The worker looks at the QPs several times a second while one of them is displaced or a NIC
 //! is drained, and else at the folder of drained NICs only. What a planned switch is, how it is
 //! cancelled and when a QP may go home is `path`'s; when a path is steady, `path::health`'s.
 
 use crate::core::Core;
 use crate::datagram;
-use crate::lanes;
 use crate::link;
+use crate::port_pairs;
 use crate::qp::{Gate, Qp};
-use std::sync::Arc;
 use unbroken_failover_protocol::{Reason, SlotPath};
 use unbroken_runtime::{now_us, Drains};
 
@@ -22,27 +21,27 @@ const LOOK_US: u64 = 50_000;
 const ASK_US: u64 = 250_000;
 
 /// What the worker keeps of it.
-pub(crate) struct Homing {
+pub(crate) struct Failback {
     drains: Drains,
     look_at_us: u64,
     ask_at_us: u64,
 }
 
-impl Homing {
-    pub(crate) fn new(core: &Core) -> Homing {
-        Homing { drains: Drains::of(&core.runtime), look_at_us: 0, ask_at_us: 0 }
+impl Failback {
+    pub(crate) fn new(core: &Core<Qp>) -> Failback {
+        Failback { drains: Drains::of(&core.runtime), look_at_us: 0, ask_at_us: 0 }
     }
 
-    /// When [`Homing::work`] is to be called, on the worker's clock.
-    pub(crate) fn deadline_us(&self, core: &Core) -> u64 {
-        if core.failover {
+    /// When [`Failback::work`] is to be called, on the worker's clock.
+    pub(crate) fn deadline_us(&self, core: &Core<Qp>) -> u64 {
+        if core.settings.failover {
             self.look_at_us
         } else {
             u64::MAX
         }
     }
 
-    pub(crate) fn work(&mut self, core: &Arc<Core>, clock_us: u64) {
+    pub(crate) fn work(&mut self, core: &Core<Qp>, clock_us: u64) {
         if clock_us < self.deadline_us(core) {
             return;
         }
@@ -50,30 +49,30 @@ impl Homing {
         if self.drains.changed() {
             self.read(core);
         }
-        if !core.anybody_away() && !core.drains_any() {
+        if !core.qps.any_displaced() && !core.nics.any_drained() {
             return;
         }
         let asks = clock_us >= self.ask_at_us;
         if asks {
             self.ask_at_us = clock_us + ASK_US;
         }
-        core.forget_away();
-        let _batch = core.batch();
-        for qp in core.all_qps() {
+        core.qps.forget_displaced();
+        let _batch = core.control.batch();
+        for qp in core.qps.all() {
             let mut g = qp.gate();
             if g.datagram.is_some() {
                 leave_drained(&qp, &mut g);
             } else if g.link.is_some() {
-                home_or_away(&qp, &mut g, clock_us, asks);
+                leave_or_fail_back(&qp, &mut g, clock_us, asks);
             }
         }
     }
 
-    fn read(&self, core: &Core) {
+    fn read(&self, core: &Core<Qp>) {
         match self.drains.all() {
-            Ok(names) => (0..core.nic_count())
-                .for_each(|nic| core.set_drained(nic, names.contains(&core.nic_name(nic)))),
-            Err(e) => core.complain("which NICs are drained cannot be read", &e),
+            Ok(names) => (0..core.nics.count())
+                .for_each(|nic| core.nics.set_drained(nic, names.contains(&core.nics.name(nic)))),
+            Err(e) => core.events.complain("which NICs are drained cannot be read", &e),
         }
     }
 }
@@ -81,33 +80,33 @@ impl Homing {
 /// A UD QP goes to a NIC that is not drained; datagrams on their way may be lost, as UD has it.
 fn leave_drained(qp: &Qp, g: &mut Gate) {
     let core = &qp.core;
-    if core.drained(g.nic) && core.undrained_elsewhere(g.nic) {
+    if core.nics.drained(g.nic) && core.nics.undrained_elsewhere(g.nic) {
         datagram::leave(qp, g, Reason::Drain);
     }
 }
 
 /// An RC QP leaves a drained NIC, or goes back where it came from.
-fn home_or_away(qp: &Qp, g: &mut Gate, clock_us: u64, asks: bool) {
+fn leave_or_fail_back(qp: &Qp, g: &mut Gate, clock_us: u64, asks: bool) {
     let core = &qp.core;
     let Some(link) = &g.link else { return };
     let executor = link.executor();
     let Some(path) = executor.active_path() else { return };
-    let drained = |path: SlotPath| core.drained(path.local.into());
+    let drained = |path: SlotPath| core.nics.drained(path.local.into());
     if drained(path) {
-        core.note_away();
+        core.qps.note_displaced();
         link::plan(qp, g, Reason::Drain, |to| !drained(to));
         return;
     }
-    let Some(home) = executor.home().filter(|_| core.goes_home) else {
-        if core.goes_home && lanes::is_away(qp, g, clock_us) {
-            core.note_away();
-            if lanes::is_stranded(qp, g, clock_us) {
+    let Some(home) = executor.home().filter(|_| core.settings.fails_back) else {
+        if core.settings.fails_back && port_pairs::is_displaced(qp, g, clock_us) {
+            core.qps.note_displaced();
+            if port_pairs::is_stranded(qp, g, clock_us) {
                 link::plan(qp, g, Reason::Failback, |to| to == path);
             }
         }
         return;
     };
-    core.note_away();
+    core.qps.note_displaced();
     if drained(home) {
         return;
     }

@@ -5,27 +5,32 @@
 //! here; the worker writes them together when its alarm rings, and the process's end writes what is
 //! left. A process that is killed loses those of its last millisecond.
 
-use crate::core::lock;
+use crate::lock::lock;
 use std::sync::Mutex;
 use unbroken_runtime::{now_us, Event, What};
 use unbroken_verbs::{Alarm, Result};
 
 /// How long an event may wait.
-const LATER_US: u64 = 1_000;
+const DEFER_US: u64 = 1_000;
 /// Whoever finds so many writes them.
 const MOST: usize = 1_024;
 
 /// The events, and what wakes the worker for them.
 #[derive(Debug)]
-pub(crate) struct Later {
+pub(crate) struct DeferredLog {
     events: Mutex<Vec<Event>>,
     /// Set while there are events.
-    pub(crate) alarm: Alarm,
+    alarm: Alarm,
 }
 
-impl Later {
-    pub(crate) fn new() -> Result<Later> {
-        Ok(Later { events: Mutex::default(), alarm: Alarm::new()? })
+impl DeferredLog {
+    pub(crate) fn new() -> Result<DeferredLog> {
+        Ok(DeferredLog { events: Mutex::default(), alarm: Alarm::new()? })
+    }
+
+    /// Rings while there are events that have waited for long enough.
+    pub(crate) fn alarm(&self) -> &Alarm {
+        &self.alarm
     }
 
     /// Keeps an event of that time; gives all where they are too many.
@@ -34,7 +39,7 @@ impl Later {
         let mut events = lock(&self.events);
         events.push(Event::at(what, time_us));
         match events.len() {
-            1 => self.alarm.set(now_us() + LATER_US),
+            1 => self.alarm.set(now_us() + DEFER_US),
             MOST.. => return self.empty(&mut events),
             _ => {}
         }
@@ -61,25 +66,25 @@ mod tests {
     use super::*;
     use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
-    fn rings(later: &Later, within_s: i64) -> bool {
+    fn rings(log: &DeferredLog, within_s: i64) -> bool {
         let timeout = Timespec { tv_sec: within_s, tv_nsec: 0 };
-        poll(&mut [PollFd::new(&later.alarm, PollFlags::IN)], Some(&timeout)).unwrap() == 1
+        poll(&mut [PollFd::new(&log.alarm, PollFlags::IN)], Some(&timeout)).unwrap() == 1
     }
 
     #[test]
     fn the_alarm_rings_while_there_are_events_and_they_are_bounded() {
-        let later = Later::new().unwrap();
+        let log = DeferredLog::new().unwrap();
         let what = |n: usize| What::PortDown { nic: format!("a/{n}") };
-        assert!(later.take().is_empty() && !rings(&later, 0));
-        assert!(later.put(what(0), 1).is_empty() && later.put(what(1), 2).is_empty());
-        assert!(rings(&later, 10));
+        assert!(log.take().is_empty() && !rings(&log, 0));
+        assert!(log.put(what(0), 1).is_empty() && log.put(what(1), 2).is_empty());
+        assert!(rings(&log, 10));
         assert_eq!(
-            later.take().iter().map(|e| e.what.clone()).collect::<Vec<_>>(),
+            log.take().iter().map(|e| e.what.clone()).collect::<Vec<_>>(),
             [what(0), what(1)]
         );
-        assert!(!rings(&later, 0));
-        let given: Vec<_> = (0..MOST).map(|n| later.put(what(n), 3).len()).collect();
+        assert!(!rings(&log, 0));
+        let given: Vec<_> = (0..MOST).map(|n| log.put(what(n), 3).len()).collect();
         assert_eq!((given[..MOST - 1].iter().sum::<usize>(), given[MOST - 1]), (0, MOST));
-        assert!(later.take().is_empty() && !rings(&later, 0));
+        assert!(log.take().is_empty() && !rings(&log, 0));
     }
 }

@@ -1,11 +1,11 @@
-//! The directory of this process, and what it tells by itself.
+//! The directory of this process, and what it reports by itself.
 //!
 //! Which directory it is, the environment says (`UNBROKEN_DIRECTORY`). That a server is lost, or
 //! back, goes into the event log: queue pairs that are connected lose nothing meanwhile, and those
 //! that are to be connected are not protected.
 
-use crate::core::lock;
-use crate::worker::{Inbox, Job};
+use crate::lock::lock;
+use crate::worker_queue::{Job, WorkerQueue};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 use unbroken_directory::{Directory, DirectoryError, News, Settings, Surroundings};
@@ -22,11 +22,11 @@ type OpenDirectory = (PathBuf, Weak<dyn Directory>);
 pub(crate) fn open(
     runtime: &Runtime,
     host: String,
-    inbox: Arc<Inbox>,
+    queue: Arc<WorkerQueue>,
 ) -> Result<Arc<dyn Directory>> {
     let settings = Settings::from_env().map_err(refused)?;
     if !matches!(settings, Settings::Lmdb) {
-        return connect(&settings, runtime, host, inbox);
+        return connect(&settings, runtime, host, queue);
     }
     let mut open = lock(EMBEDDED.get());
     open.retain(|(_, directory)| directory.strong_count() > 0);
@@ -37,7 +37,7 @@ pub(crate) fn open(
     if let Some(directory) = known {
         return Ok(directory);
     }
-    let directory = connect(&settings, runtime, host, inbox)?;
+    let directory = connect(&settings, runtime, host, queue)?;
     open.push((runtime.path().to_path_buf(), Arc::downgrade(&directory)));
     Ok(directory)
 }
@@ -50,13 +50,13 @@ fn connect(
     settings: &Settings,
     runtime: &Runtime,
     host: String,
-    inbox: Arc<Inbox>,
+    queue: Arc<WorkerQueue>,
 ) -> Result<Arc<dyn Directory>> {
     let log = EventLog::open(runtime);
     let news = move |news| {
         let what = match news {
-            News::Moved => return inbox.put(Job::ReadAliases),
-            News::Entered => return inbox.put(Job::TellMoved),
+            News::Moved => return queue.put(Job::ReadAliases),
+            News::Entered => return queue.put(Job::TellMoved),
             News::Lost(why) => What::DirectoryLost { host: host.clone(), why },
             News::Back => What::DirectoryBack { host: host.clone() },
         };

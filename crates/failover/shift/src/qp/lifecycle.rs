@@ -1,12 +1,17 @@
-//! How a QP comes to its physical one: it is connected, begins elsewhere where its NIC is dead, is
-//! reset; and what is shown of it.
+//! How a QP comes to its physical one, and loses it: it is connected, begins elsewhere where its
+//! NIC is dead, is reset, is destroyed.
 
-use super::*;
-use crate::lanes::Place;
-use crate::worker::{port_name, Job};
-use unbroken_failover_protocol::Endpoint;
-use unbroken_runtime::{now_us, QpStatus};
-use unbroken_verbs::RcModify;
+use super::{merge, Gate, Qp};
+use crate::async_events::AsyncElement;
+use crate::datagram;
+use crate::link;
+use crate::port_pairs::PathPorts;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use unbroken_failover_protocol::{Endpoint, Reason};
+use unbroken_runtime::{now_us, What};
+use unbroken_types::{Gid, PathAttr, QpState, QpType};
+use unbroken_verbs::{Error, HoldingQp, QpModify, RcModify, Result};
 
 impl Qp {
     /// Whether the network knows the physical QP by another number or NIC than the program's.
@@ -21,7 +26,7 @@ impl Qp {
         if !self.init.hold_on_failure
             || !g.is_early()
             || g.failed
-            || self.core.device(g.nic).is_some()
+            || self.core.nics.device(g.nic).is_some()
         {
             return Ok(false);
         }
@@ -47,14 +52,14 @@ impl Qp {
             return false;
         }
         if let Err(e) = self.leave_dead_nic(g) {
-            self.core.complain("a QP cannot leave its dead NIC", &e);
+            self.core.events.complain("a QP cannot leave its dead NIC", &e);
         }
         true
     }
 
     pub(super) fn replace_physical(&self, g: &mut Gate, nic: usize, fresh: Arc<dyn HoldingQp>) {
         g.phys.destroy();
-        self.core.rename_physical(self.id(), (g.nic, g.phys.qpn()), (nic, fresh.qpn()));
+        self.core.qps.rename_physical(self.id(), (g.nic, g.phys.qpn()), (nic, fresh.qpn()));
         (g.phys, g.nic, g.port) = (fresh, nic, 1);
     }
 
@@ -66,7 +71,7 @@ impl Qp {
             return Err(Error::invalid(e.to_string()));
         }
         merge(&mut g.app, change);
-        link::suspect(self, g, unbroken_failover_protocol::Reason::Connect);
+        link::suspect(self, g, Reason::Connect);
         Ok(())
     }
 
@@ -101,7 +106,7 @@ impl Qp {
 
     /// The peer that the application names, now or earlier: its NIC and QPN.
     pub(super) fn destination(&self, g: &Gate, change: &QpModify) -> (Option<Gid>, Option<u32>) {
-        let gid = change.path.or(g.app.path).map(|path| self.core.first_port(path.dest_gid));
+        let gid = change.path.or(g.app.path).map(|path| self.core.nics.first_port(path.dest_gid));
         (gid, change.rc.dest_qpn.or(g.app.rc.dest_qpn))
     }
 
@@ -112,7 +117,7 @@ impl Qp {
         g.why_not = match self.core.directory.as_ref().map(|d| d.lookup_qp(gid, qpn)) {
             _ if !self.core.watched() => "the thread for failover could not be started",
             Some(Ok(Some((incarnation, connection)))) => {
-                match Link::new(
+                match link::connect(
                     self,
                     g.connection,
                     Endpoint { gid, qpn, incarnation, connection },
@@ -127,14 +132,16 @@ impl Qp {
             }
             Some(Ok(None)) => "the peer is not in the directory",
             Some(Err(e)) => {
-                self.core.complain("the directory cannot be read; the QP stays unprotected", &e);
+                self.core
+                    .events
+                    .complain("the directory cannot be read; the QP stays unprotected", &e);
                 detail = format!(": {e}");
                 "the directory cannot be read"
             }
             None => "failover is off",
         };
         let why = g.why_not.to_owned() + &detail;
-        self.core.emit(What::Unprotected { host: self.core.host(), qp: self.qpn, why });
+        self.core.events.emit(What::Unprotected { host: self.core.nics.host(), qp: self.qpn, why });
     }
 
     /// The path of the physical QP where the program has set this one: from the NIC that it is on
@@ -145,14 +152,15 @@ impl Qp {
             Some(now) => path.elsewhere(now.port, now.sgid_index, now.dest_gid),
             None if g.nic == self.nic => path,
             None => {
-                let sgid_index = self.core.device(g.nic).map_or(0, |device| device.gid_index());
+                let sgid_index =
+                    self.core.nics.device(g.nic).map_or(0, |device| device.gid_index());
                 path.elsewhere(1, sgid_index, path.dest_gid)
             }
         }
     }
 
-    /// Changes the physical QP. Where that connects it, it is given another lane with it, if there
-    /// is one that it takes.
+    /// Changes the physical QP. Where that connects it, it is given an alternate path with it, if
+    /// there is one that it takes.
     pub(super) fn modify_physical(
         &self,
         g: &Gate,
@@ -160,11 +168,11 @@ impl Qp {
         physical: QpModify,
     ) -> Result<()> {
         if self.init.hold_on_failure && self.init.qp_type == QpType::Rc {
-            let mut with_lane = physical.clone();
+            let mut with_pair = physical.clone();
             // The program's word is of a path that it has loaded itself.
-            with_lane.rc.migration = None;
-            self.load_lane(g, change, &mut with_lane);
-            if with_lane.alternate.is_some() && g.phys.modify(&with_lane).is_ok() {
+            with_pair.rc.migration = None;
+            self.load_pair(g, change, &mut with_pair);
+            if with_pair.alternate.is_some() && g.phys.modify(&with_pair).is_ok() {
                 return Ok(());
             }
             return g
@@ -174,9 +182,9 @@ impl Qp {
         g.phys.modify(&physical)
     }
 
-    /// Adds another lane to a change that connects the physical QP, if there is one.
-    pub(super) fn load_lane(&self, g: &Gate, change: &QpModify, physical: &mut QpModify) {
-        let Some(link) = g.link.as_ref().filter(|_| self.core.port_count(g.nic) > 1) else {
+    /// Adds another port pair to a change that connects the physical QP, if there is one.
+    pub(super) fn load_pair(&self, g: &Gate, change: &QpModify, physical: &mut QpModify) {
+        let Some(link) = g.link.as_ref().filter(|_| self.core.nics.port_count(g.nic) > 1) else {
             return;
         };
         let connects = match change.rc.state {
@@ -192,8 +200,9 @@ impl Qp {
         let mut app = g.app.clone();
         merge(&mut app, change);
         let port = physical.port.unwrap_or(g.port);
-        let place = Place {
-            core: &self.core,
+        let ports = PathPorts {
+            nics: &self.core.nics,
+            settings: &self.core.settings,
             qpn: self.qpn,
             peer: link.peer(),
             path,
@@ -202,136 +211,38 @@ impl Qp {
             since_us: 0,
             app: &app,
         };
-        place.connect(now_us(), &g.phys.query().attrs, physical);
+        ports.connect(now_us(), &g.phys.query().attrs, physical);
     }
 
-    /// The physical QP has migrated, or could not.
-    pub(super) fn has_migrated(&self, g: &mut Gate) {
-        g.use_port(g.phys.query().attrs.port);
-        self.core.note_away();
-        self.core.inbox.put(Job::Lanes);
-    }
-
-    /// Where the physical QP has migrated, or could not, for the log.
-    pub(super) fn migration(&self, g: &Gate, event: QpEvent) -> What {
-        let attrs = g.phys.query().attrs;
-        let (host, qp) = (self.core.host(), self.qpn);
-        let path = |port, dest| format!("{}-{}", port_name(&self.core, g.nic, port), dest);
-        let primary = path(attrs.port.unwrap_or(1), attrs.path.unwrap_or_default().dest_gid);
-        match (event, attrs.alternate) {
-            (QpEvent::PathMigrated, _) => What::PathMigrated { host, qp, to: primary },
-            (_, to) => {
-                let to = to.map_or_else(String::new, |p| path(p.port, p.dest_gid));
-                What::PathMigrationFailed { host, qp, from: primary, to }
-            }
+    /// Ends the QP: tells the peer, stops the physical QP, forgets what nobody polled.
+    pub fn destroy(&self) -> Result<()> {
+        self.core.born.check()?;
+        let mut g = self.gate();
+        if std::mem::replace(&mut g.destroyed, true) {
+            return Ok(());
         }
-    }
-
-    /// Present attributes, as the application set them; the state is true, and RTS during a switch.
-    pub fn query(&self) -> QpSnapshot {
-        let g = self.gate();
-        let mut s = g.phys.query();
-        s.caps = self.init.caps;
-        let way = (s.attrs.path, s.attrs.port, s.attrs.rc.timeout);
-        merge(&mut s.attrs, &g.app);
-        if self.init.hold_on_failure {
-            // What failover does with it is not the program's.
-            (s.attrs.alternate, s.attrs.rc.alternate, s.attrs.rc.migration) =
-                (None, None, Some(PathMigState::Migrated));
-        } else if way.0.is_some() {
-            // It may have migrated to its alternate path.
-            (s.attrs.path, s.attrs.port, s.attrs.rc.timeout) = way;
+        link::close(self, &mut g);
+        g.phys.destroy();
+        self.purge();
+        let known = datagram::known(self, &g);
+        drop(g);
+        self.core.qps.remove(self.id());
+        if let Some(context) = self.context.upgrade() {
+            context.events.withdraw(AsyncElement::Qp(self.cookie.load(Ordering::Acquire)));
         }
-        s.attrs.rc.state = Some(self.state_of(&g));
-        s
-    }
-
-    /// The present state.
-    pub fn state(&self) -> QpState {
-        self.state_of(&self.gate())
-    }
-
-    pub(super) fn state_of(&self, g: &Gate) -> QpState {
-        if g.failed {
-            QpState::Err
-        } else if g.link.as_ref().is_some_and(|l| l.executor().switching()) {
-            g.app.rc.state.unwrap_or(QpState::Rts)
-        } else if g.datagram.as_ref().is_some_and(|d| d.parked()) {
-            datagram::state(g)
-        } else {
-            g.phys.state()
+        if self.init.qp_type == QpType::Ud {
+            self.core.aliases.leave();
         }
-    }
-
-    /// What `unbroken status` shows.
-    pub fn status(&self) -> QpStatus {
-        let g = self.gate();
-        if let Some(status) = datagram::status(self, &g) {
-            return status;
+        if let (Some(d), false) = (&self.core.directory, known.is_empty()) {
+            // The entry would expire with the process, too.
+            let _ = d.unpublish_moved(&known);
         }
-        let (path, epoch) = match &g.link {
-            Some(l) => {
-                let lqp = l.executor().lqp();
-                let path = lqp
-                    .path()
-                    .map_or_else(String::new, |path| l.peer().path_name(&self.core, path));
-                (path, lqp.epoch())
-            }
-            None => (String::new(), 0),
-        };
-        let peer = match (g.app.path, g.app.rc.dest_qpn) {
-            (Some(path), Some(qpn)) => format!("{}:{qpn}", path.dest_gid),
-            _ => String::new(),
-        };
-        let progress = g.phys.progress();
-        let changed_keys = g.link.is_some() && progress.keys_changed;
-        let bound = changed_keys.then_some("it uses memory windows, which a switch would lose");
-        let lanes = g.link.is_none() || self.core.port_count(g.nic) > 1;
-        let attrs = if lanes { g.phys.query().attrs } else { QpModify::default() };
-        let armed = attrs.rc.migration == Some(PathMigState::Armed);
-        let protected = g.link.as_ref().is_some_and(|l| l.executor().ready() || armed)
-            && !g.failed
-            && bound.is_none();
-        let why = if protected {
-            ""
-        } else if let Some(why) = bound {
-            why
-        } else if g.link.is_some() {
-            "no other NIC or port of the peer is known yet"
-        } else {
-            g.why_not
-        };
-        let alternate = attrs
-            .alternate
-            .map(|p| format!("{}-{}", port_name(&self.core, g.nic, p.port), p.dest_gid));
-        let primary = match attrs.path {
-            Some(p) => {
-                format!("{}-{}", port_name(&self.core, g.nic, attrs.port.unwrap_or(1)), p.dest_gid)
-            }
-            None => String::new(),
-        };
-        QpStatus {
-            primary,
-            alternate: alternate.unwrap_or_default(),
-            migration: attrs
-                .rc
-                .migration
-                .map_or_else(String::new, |m| format!("{m:?}").to_lowercase()),
-            qp: self.qpn,
-            host: self.core.host(),
-            own: format!("{}:{}", self.gid(), self.qpn),
-            peer,
-            path,
-            epoch: epoch as u32,
-            protected,
-            why: why.into(),
-            state: if g.failed {
-                "failed".into()
-            } else if g.link.as_ref().is_some_and(|l| l.executor().switching()) {
-                "switching".into()
-            } else {
-                format!("{:?}", progress.state).to_lowercase()
-            },
+        let connects = self.init.qp_type == QpType::Rc && self.init.hold_on_failure;
+        if let (Some(d), true) = (&self.core.directory, connects) {
+            // The entry would expire with the process; a QP that a peer still finds there is
+            // answered with a refusal.
+            let _ = d.unpublish_qp(self.gid(), self.qpn);
         }
+        Ok(())
     }
 }

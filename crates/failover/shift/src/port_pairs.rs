@@ -1,14 +1,14 @@
-//! Lanes: a QP goes over other ports of its NICs by automatic path migration, where they have
-//! several, before it goes to other NICs.
+//! Port pairs: a QP goes over other ports of its NICs by automatic path migration, where they have
+//! several, before it goes to other NICs. Port 1 here and port 1 there are a pair, and so on.
 //!
-//! What is to be done, `path`'s `lanes` decides; here is how it is done. A lane is *loaded* with
-//! the attributes by which a program connects a QP, or a switch the next life of it; later by the
-//! worker, which looks at all QPs where something has changed, and once a second, when it also asks
-//! the lanes that are not in use whether they live. Where the lane in use is dead, by an event of
-//! its port or by what probes say, the QP is asked to migrate; if it cannot, it leaves the path, as
-//! where there is one lane.
+//! What is to be done, the failover protocol's `lanes` decides (its *lane* is a port pair); here is
+//! how it is done. A pair is *loaded* as the alternate path with the attributes by which a program
+//! connects a QP, or a switch the next life of it; later by the worker, which looks at all QPs
+//! where something has changed, and once a second, when it also asks the pairs that are not in use
+//! whether they live. Where the pair in use is dead, by an event of its port or by what probes say,
+//! the QP is asked to migrate; if it cannot, it leaves the path, as where there is one pair.
 //!
-//! Where a QP belongs, its *home*, is the lane that the program has connected; or, where QPs are to
+//! Where a QP belongs, its *home*, is the pair that the program has connected; or, where QPs are to
 //! be spread, one by the number of the end with the lower address, so that both ends know it, and
 //! QPs that are made one after the other take turns.
 //!
@@ -18,29 +18,32 @@
 //! again: verbs allow that in RTS only. Such a QP goes back by a planned switch, to a fresh life on
 //! the same path ([`is_stranded`]).
 
-use crate::core::Core;
+use crate::control_endpoint::LocalPort;
+use crate::nics::NicTable;
 use crate::peer::Peer;
 use crate::qp::{Gate, Qp};
+use crate::settings::{PortUse, Settings};
 use std::sync::Arc;
 use unbroken_failover_protocol::choice::may_go_home;
 use unbroken_failover_protocol::lanes::{Lanes, Step};
 use unbroken_failover_protocol::{Policy, SlotPath, SlotTable, Way};
 use unbroken_runtime::now_us;
 use unbroken_types::{PathMigState, QpState};
-use unbroken_verbs::{PortState, QpModify, RcModify};
+use unbroken_verbs::{QpModify, RcModify};
 
-/// Local ACK timeout of a lane that is loaded before the program has said its own, by its code: 67
+/// Local ACK timeout of a pair that is loaded before the program has said its own, by its code: 67
 /// ms.
 const TIMEOUT_CODE: u8 = 14;
 
-/// Until a lane is loaded after a migration. Who is in REARM no longer says that it has migrated:
+/// Until a pair is loaded after a migration. Who is in REARM no longer says that it has migrated:
 /// the peer must have heard of it before, and that is said again and again for 0.13 s. And the
 /// death of a port may be told just after it.
 const SETTLE_US: u64 = 150_000;
 
-/// Where a QP is, and what its program wants.
-pub(crate) struct Place<'a> {
-    pub(crate) core: &'a Core,
+/// The path that a QP is on, with its ports, and what the program wants.
+pub(crate) struct PathPorts<'a> {
+    pub(crate) nics: &'a NicTable,
+    pub(crate) settings: &'a Settings,
     /// Its number, as the program knows it.
     pub(crate) qpn: u32,
     pub(crate) peer: &'a Peer,
@@ -55,17 +58,17 @@ pub(crate) struct Place<'a> {
     pub(crate) app: &'a QpModify,
 }
 
-/// The lane of a port.
-pub(crate) fn lane_of(port: u8) -> u8 {
+/// The port pair of a port.
+pub(crate) fn pair_of(port: u8) -> u8 {
     port.saturating_sub(1)
 }
 
-impl Place<'_> {
-    /// How many lanes the path has. A program that has connected ports of different numbers is on
+impl PathPorts<'_> {
+    /// How many pairs the path has. A program that has connected ports of different numbers is on
     /// none.
     fn count(&self) -> u8 {
         let count = self
-            .core
+            .nics
             .port_count(self.path.local.into())
             .min(self.peer.port_count(self.path.remote));
         let dest = self.app.path.map(|path| path.dest_gid);
@@ -78,65 +81,65 @@ impl Place<'_> {
         }
     }
 
-    /// The lane that the program has connected; on other paths the first.
+    /// The pair that the program has connected; on other paths the first.
     fn connected(&self) -> u8 {
         match self.app.port {
-            Some(port) if self.path == self.default => lane_of(port),
+            Some(port) if self.path == self.default => pair_of(port),
             _ => 0,
         }
     }
 
-    /// The lane where the QP belongs.
+    /// The pair where the QP belongs.
     fn home(&self) -> u8 {
         let (Some(there), Some(dest_qpn), true) =
-            (self.app.path, self.app.rc.dest_qpn, self.core.spreads)
+            (self.app.path, self.app.rc.dest_qpn, self.settings.port_use == PortUse::Spread)
         else {
             return self.connected();
         };
-        let own = (self.core.gid_of(self.default.local.into()), self.qpn);
-        let lower = own.min((self.core.first_port(there.dest_gid), dest_qpn));
+        let own = (self.nics.gid(self.default.local.into()), self.qpn);
+        let lower = own.min((self.nics.first_port(there.dest_gid), dest_qpn));
         // Devices count QPs by one, or by the number of their NICs.
         ((lower.1 ^ lower.1 >> 2) % u32::from(self.count().max(1))) as u8
     }
 
     fn timeout(&self) -> u8 {
-        self.app.rc.timeout.map_or(TIMEOUT_CODE, |code| self.core.protected_timeout(code))
+        self.app.rc.timeout.map_or(TIMEOUT_CODE, |code| self.settings.protected_timeout(code))
     }
 
     /// What is known, where the device has these attributes.
-    fn lanes(&self, clock_us: u64, attrs: &QpModify) -> Lanes {
+    fn pairs(&self, clock_us: u64, attrs: &QpModify) -> Lanes {
         let (home, count) = (self.home(), self.count());
         let reached =
-            |lane| self.peer.port(self.path.remote, lane).is_some_and(|port| port.qpn != 0);
-        let reached: u8 = (0..count).filter(|lane| reached(*lane)).map(|lane| 1 << lane).sum();
+            |pair| self.peer.port(self.path.remote, pair).is_some_and(|port| port.qpn != 0);
+        let reached: u8 = (0..count).filter(|pair| reached(*pair)).map(|pair| 1 << pair).sum();
         let health = self.peer.health();
-        let way = |lane| Way { path: self.path, lane };
+        let way = |pair| Way { path: self.path, lane: pair };
         let alive = (0..count)
-            .filter(|lane| health.may_carry(way(*lane)))
-            .map(|lane| 1 << lane)
+            .filter(|pair| health.may_carry(way(*pair)))
+            .map(|pair| 1 << pair)
             .sum::<u8>();
         // With another timeout than the program's it is to be loaded anew.
         let loaded = attrs.alternate.filter(|_| attrs.rc.alternate == Some(self.timeout()));
         Lanes {
-            now: lane_of(self.port),
+            now: pair_of(self.port),
             home,
             count,
             migration: attrs.rc.migration.unwrap_or(PathMigState::Migrated),
-            loaded: loaded.map(|path| lane_of(path.port)),
+            loaded: loaded.map(|path| pair_of(path.port)),
             alive: alive & reached,
-            home_is_steady: self.core.goes_home && health.is_steady(clock_us, way(home)),
+            home_is_steady: self.settings.fails_back && health.is_steady(clock_us, way(home)),
         }
     }
 
-    /// What the device is to be given to be ARMED for this lane.
-    fn load(&self, lane: u8, change: &mut QpModify) {
+    /// What the device is to be given to be ARMED for this pair.
+    fn load(&self, pair: u8, change: &mut QpModify) {
         let (Some(device), Some(to)) =
-            (self.core.device(self.path.local.into()), self.peer.port(self.path.remote, lane))
+            (self.nics.device(self.path.local.into()), self.peer.port(self.path.remote, pair))
         else {
             return;
         };
         let app = self.app.path.unwrap_or_default();
-        change.alternate = Some(app.elsewhere(lane + 1, device.gid_index(), to.gid));
+        change.alternate = Some(app.elsewhere(pair + 1, device.gid_index(), to.gid));
         (change.rc.alternate, change.rc.migration) =
             (Some(self.timeout()), Some(PathMigState::Rearm));
     }
@@ -145,49 +148,44 @@ impl Place<'_> {
     /// ARMED.
     pub(crate) fn connect(&self, clock_us: u64, attrs: &QpModify, change: &mut QpModify) {
         change.rc.migration = None;
-        if let Step::Load(lane) = self.lanes(clock_us, attrs).step() {
-            self.load(lane, change);
+        if let Step::Load(pair) = self.pairs(clock_us, attrs).step() {
+            self.load(pair, change);
         }
     }
 }
 
-/// The lanes of these paths become ways that can be asked.
-pub(crate) fn know(core: &Core, peer: &Peer, paths: &SlotTable, clock_us: u64) {
-    if core.several_ports() {
-        paths.iter().for_each(|(_, path)| know_path(core, peer, path, clock_us));
+/// The port pairs of these paths become ways that can be asked.
+pub(crate) fn know(nics: &NicTable, peer: &Peer, paths: &SlotTable, clock_us: u64) {
+    if nics.several_ports() {
+        paths.iter().for_each(|(_, path)| know_path(nics, peer, path, clock_us));
     }
 }
 
-fn know_path(core: &Core, peer: &Peer, path: SlotPath, clock_us: u64) {
-    let lanes = 1..core.port_count(path.local.into()).min(peer.port_count(path.remote));
+fn know_path(nics: &NicTable, peer: &Peer, path: SlotPath, clock_us: u64) {
+    let pairs = 1..nics.port_count(path.local.into()).min(peer.port_count(path.remote));
+    let at = |pair| LocalPort { nic: path.local.into(), pair };
     let mut health = peer.health();
-    for lane in lanes {
-        health.add(Way { path, lane });
-        health.set_port(clock_us, path.local, lane, port_works(core, path.local.into(), lane));
+    for pair in pairs {
+        health.add(Way { path, lane: pair });
+        health.set_port(clock_us, path.local, pair, nics.port_works(at(pair)));
     }
 }
 
-/// Whether a port of ours has its link.
-pub(crate) fn port_works(core: &Core, nic: usize, lane: u8) -> bool {
-    let state = |port| core.device(nic)?.port(port).ok().map(|attr| attr.state);
-    state(lane + 1) == Some(PortState::Active)
+/// Whether a QP is on another pair than its own, so that it may want to go back.
+pub(crate) fn is_displaced(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
+    with(qp, g, clock_us, |ports, _| ports.home() != pair_of(ports.port)) == Some(true)
 }
 
-/// Whether a QP is on another lane than its own, so that it may want to go back.
-pub(crate) fn is_away(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
-    with(qp, g, clock_us, |place, _| place.home() != lane_of(place.port)) == Some(true)
-}
-
-/// Whether a QP could go back to the program's lane, but cannot be ARMED, or its peer cannot: so a
+/// Whether a QP could go back to the program's pair, but cannot be ARMED, or its peer cannot: so a
 /// migration will not take it there.
 pub(crate) fn is_stranded(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
-    if !is_away(qp, g, clock_us) {
+    if !is_displaced(qp, g, clock_us) {
         return false;
     }
-    let may = with(qp, g, clock_us, |place, attrs| {
-        let lanes = place.lanes(clock_us, attrs);
-        let may_go = may_go_home(Policy::usual(), now_us(), place.since_us, lanes.home_is_steady);
-        lanes.migration != PathMigState::Armed && may_go
+    let may = with(qp, g, clock_us, |ports, attrs| {
+        let pairs = ports.pairs(clock_us, attrs);
+        let may_go = may_go_home(Policy::usual(), now_us(), ports.since_us, pairs.home_is_steady);
+        pairs.migration != PathMigState::Armed && may_go
     });
     may == Some(true)
 }
@@ -195,19 +193,19 @@ pub(crate) fn is_stranded(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
 /// The way that carries a connected QP now, while it is not between two paths.
 pub(crate) fn way(g: &Gate) -> Option<Way> {
     let path = g.link.as_ref()?.executor().active_path()?;
-    Some(Way { path, lane: lane_of(g.port) })
+    Some(Way { path, lane: pair_of(g.port) })
 }
 
 /// Where a connected QP is, if it is on a path, with its physical QP's attributes; what the device
-/// has done by itself is seen by that. That it has left its home is a failure of that lane,
+/// has done by itself is seen by that. That it has left its home is a failure of that pair,
 /// whichever end has found it: it must be steady before either goes back.
 fn with<R>(
     qp: &Qp,
     g: &mut Gate,
     clock_us: u64,
-    f: impl FnOnce(&Place<'_>, &QpModify) -> R,
+    f: impl FnOnce(&PathPorts<'_>, &QpModify) -> R,
 ) -> Option<R> {
-    if qp.core.port_count(g.nic) < 2 {
+    if qp.core.nics.port_count(g.nic) < 2 {
         return None;
     }
     let link = g.link.as_ref()?;
@@ -215,35 +213,36 @@ fn with<R>(
     let default = link.executor().lqp().slots().get(0)?;
     let attrs = g.phys.query().attrs;
     g.use_port(attrs.port);
-    let left = g.left_port.take().map(lane_of);
-    let place = Place {
-        core: &qp.core,
+    let left = g.left_port.take().map(pair_of);
+    let ports = PathPorts {
+        nics: &qp.core.nics,
+        settings: &qp.core.settings,
         qpn: qp.qpn(),
         peer: g.link.as_ref()?.peer(),
         path,
         default,
         port: g.port,
-        since_us: g.on_lane_since_us,
+        since_us: g.on_pair_since_us,
         app: &g.app,
     };
-    if let Some(lane) = left.filter(|lane| *lane == place.home() && *lane != lane_of(place.port)) {
-        place.peer.health().fails(clock_us, Way { path, lane });
+    if let Some(pair) = left.filter(|pair| *pair == ports.home() && *pair != pair_of(ports.port)) {
+        ports.peer.health().fails(clock_us, Way { path, lane: pair });
     }
-    Some(f(&place, &attrs))
+    Some(f(&ports, &attrs))
 }
 
-/// Does what is to be done of a QP whose lane works. Gives whether something was.
+/// Does what is to be done of a QP whose pair works. Gives whether something was.
 pub(crate) fn tend(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
     let rts = g.phys.state() == QpState::Rts;
-    let change = with(qp, g, clock_us, |place, attrs| {
+    let change = with(qp, g, clock_us, |ports, attrs| {
         let mut change = QpModify::default();
         if !rts {
             return None;
         }
-        match place.lanes(clock_us, attrs).step() {
+        match ports.pairs(clock_us, attrs).step() {
             Step::Stay => return None,
-            Step::Load(_) if now_us() < place.since_us + SETTLE_US => return None,
-            Step::Load(lane) => place.load(lane, &mut change),
+            Step::Load(_) if now_us() < ports.since_us + SETTLE_US => return None,
+            Step::Load(pair) => ports.load(pair, &mut change),
             Step::Migrate => change.rc.migration = Some(PathMigState::Migrated),
         }
         Some(change)
@@ -251,11 +250,11 @@ pub(crate) fn tend(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
     change.flatten().is_some_and(|change| ask(qp, g, &change))
 }
 
-/// The lane in use is dead. True: the QP is on another one, and need not leave its path.
+/// The pair in use is dead. True: the QP is on another one, and need not leave its path.
 pub(crate) fn leave(qp: &Qp, g: &mut Gate, clock_us: u64, dead: u8) -> bool {
-    let may = with(qp, g, clock_us, |place, attrs| {
-        let lanes = place.lanes(clock_us, attrs);
-        (lanes.now != dead && lanes.may_carry(lanes.now), lanes.may_leave())
+    let may = with(qp, g, clock_us, |ports, attrs| {
+        let pairs = ports.pairs(clock_us, attrs);
+        (pairs.now != dead && pairs.may_carry(pairs.now), pairs.may_leave())
     });
     match may {
         Some((true, _)) => true,
@@ -272,18 +271,18 @@ pub(crate) fn leave(qp: &Qp, g: &mut Gate, clock_us: u64, dead: u8) -> bool {
 fn ask(qp: &Qp, g: &mut Gate, change: &QpModify) -> bool {
     let done = g.phys.modify(change);
     if let Err(e) = &done {
-        qp.core.complain("a QP cannot be given another lane", e);
+        qp.core.events.complain("a QP cannot be given another port pair", e);
     }
     g.use_port(g.phys.query().attrs.port);
     done.is_ok()
 }
 
-/// Asks the lanes of a QP's path that it does not use whether they live.
+/// Asks the pairs of a QP's path that it does not use whether they live.
 pub(crate) fn ask_others(qp: &Qp, g: &mut Gate, clock_us: u64) {
-    let asked = with(qp, g, clock_us, |place, _| {
-        (0..place.count())
-            .filter(|lane| *lane != lane_of(place.port))
-            .map(|lane| Way { path: place.path, lane })
+    let asked = with(qp, g, clock_us, |ports, _| {
+        (0..ports.count())
+            .filter(|pair| *pair != pair_of(ports.port))
+            .map(|pair| Way { path: ports.path, lane: pair })
             .collect::<Vec<_>>()
     });
     let Some(peer) = g.link.as_ref().map(|link| Arc::clone(link.peer())) else { return };

@@ -5,8 +5,8 @@
 //! somebody holds a [`Batch`], messages wait until a datagram is full, or the last batch ends.
 //! Messages of other threads wait with them: a batch is short.
 
-use crate::control::{ControlAddr, ControlEndpoint};
-use crate::core::lock;
+use crate::control_endpoint::{ControlAddr, ControlEndpoint};
+use crate::lock::lock;
 use std::sync::{Arc, Mutex};
 use unbroken_failover_protocol::seal::Key;
 use unbroken_failover_protocol::Message;
@@ -22,18 +22,19 @@ struct Waiting {
 
 /// The messages of a process that wait to leave.
 #[derive(Default)]
-pub(crate) struct Outbox(Mutex<Waiting>);
+pub(crate) struct ControlBatcher(Mutex<Waiting>);
 
-/// See the module's text.
+/// While it lives, messages of the process may leave together; the last that is dropped sends what
+/// waits.
 pub(crate) struct Batch<'a> {
-    outbox: &'a Outbox,
+    batcher: &'a ControlBatcher,
     key: &'a Key,
 }
 
-impl Outbox {
+impl ControlBatcher {
     pub(crate) fn batch<'a>(&'a self, key: &'a Key) -> Batch<'a> {
         lock(&self.0).batches += 1;
-        Batch { outbox: self, key }
+        Batch { batcher: self, key }
     }
 
     /// Sends a message, or keeps it for a datagram. False: its NIC does not take it.
@@ -78,7 +79,7 @@ impl Outbox {
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        let mut waiting = lock(&self.outbox.0);
+        let mut waiting = lock(&self.batcher.0);
         waiting.batches -= 1;
         if waiting.batches > 0 {
             return;

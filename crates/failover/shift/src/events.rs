@@ -1,0 +1,58 @@
+//! What a process reports: the event log, at once or deferred, and troubles on stderr.
+
+use crate::deferred_log::DeferredLog;
+use std::io::Write;
+use unbroken_runtime::{Event, EventLog, Runtime, What};
+use unbroken_verbs::{Alarm, Result};
+
+/// Where the events of a process go.
+pub(crate) struct Events {
+    log: EventLog,
+    deferred: DeferredLog,
+    /// Troubles are reported on stderr.
+    complains: bool,
+}
+
+impl Events {
+    /// Events go into the runtime folder's log; troubles go to stderr if `complains`.
+    pub(crate) fn new(runtime: &Runtime, complains: bool) -> Result<Events> {
+        Ok(Events { log: EventLog::open(runtime), deferred: DeferredLog::new()?, complains })
+    }
+
+    /// Writes an event to the log.
+    pub(crate) fn emit(&self, what: What) {
+        // The log is a report: that it cannot be written must not stop traffic.
+        let _ = self.log.emit(&Event::at(what, unbroken_runtime::now_us()));
+    }
+
+    /// For the log: what happened at that time, from a thread that is not to wait for it, or that
+    /// has many.
+    pub(crate) fn defer(&self, what: What, time_us: u64) {
+        self.write(&self.deferred.put(what, time_us));
+    }
+
+    /// Rings while deferred events are due.
+    pub(crate) fn alarm(&self) -> &Alarm {
+        self.deferred.alarm()
+    }
+
+    /// Writes the deferred events.
+    pub(crate) fn write_deferred(&self) {
+        self.write(&self.deferred.take());
+    }
+
+    fn write(&self, events: &[Event]) {
+        if !events.is_empty() {
+            // As above.
+            let _ = self.log.emit_all(events);
+        }
+    }
+
+    /// A trouble that stops nothing but that the user may want to know of: to stderr, where that
+    /// was asked for, and if it can be written.
+    pub(crate) fn complain(&self, what: &str, error: &dyn std::fmt::Display) {
+        if self.complains {
+            let _ = writeln!(std::io::stderr(), "unbroken: {what}: {error}");
+        }
+    }
+}

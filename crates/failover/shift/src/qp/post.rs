@@ -1,0 +1,111 @@
+//! Posting to a logical QP: to its physical one, or, where that has failed, to the next.
+
+use super::{Gate, Qp};
+use crate::datagram;
+use crate::link;
+use unbroken_failover_protocol::Reason;
+use unbroken_types::WcStatus;
+use unbroken_verbs::{Cq, Error, HoldingQp, PostError, RecvWr, Result, SendBatch, SendWr};
+
+impl Qp {
+    /// Posts a send.
+    pub fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
+        self.core.born.check()?;
+        let mut g = self.gate();
+        self.set_busy(&g);
+        if g.holds {
+            return self.hold_sends(&mut g, wr);
+        }
+        match g.phys.post_send(wr) {
+            Ok(()) => Ok(()),
+            Err(e) => self.sends_failed(&mut g, e, wr),
+        }
+    }
+
+    /// Posts several sends: all or none.
+    pub fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
+        self.core.born.check()?;
+        let mut g = self.gate();
+        self.set_busy(&g);
+        if g.holds {
+            return self.hold_sends(&mut g, batch);
+        }
+        match g.phys.post_sends(batch) {
+            Ok(()) => Ok(()),
+            Err(e) => self.sends_failed(&mut g, e, batch),
+        }
+    }
+
+    #[cold]
+    fn hold_sends(&self, g: &mut Gate, batch: &dyn SendBatch) -> Result<()> {
+        link::hold_sends(self, g, batch).unwrap_or_else(|| g.phys.post_sends(batch))
+    }
+
+    #[cold]
+    fn sends_failed(&self, g: &mut Gate, error: Error, batch: &dyn SendBatch) -> Result<()> {
+        let ids = (0..batch.count()).map(|i| batch.wr(i).wr_id);
+        let hold = |g: &mut Gate| {
+            link::hold_sends(self, g, batch).or_else(|| datagram::hold_sends(self, g, batch))
+        };
+        self.post_failed(g, error, ids, &self.init.send_cq, |phys| phys.post_sends(batch), hold)
+    }
+
+    /// Posts a receive.
+    pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
+        self.core.born.check()?;
+        if self.init.srq.is_some() {
+            return Err(PostError::HasSrq.into());
+        }
+        let mut g = self.gate();
+        match g.phys.post_recv(wr) {
+            Ok(()) => Ok(()),
+            Err(e) => {
+                let hold = |g: &mut Gate| {
+                    link::hold_recv(self, g, wr).or_else(|| datagram::hold_recv(self, g, wr))
+                };
+                let id = std::iter::once(wr.wr_id);
+                self.post_failed(&mut g, e, id, &self.init.recv_cq, |phys| phys.post_recv(wr), hold)
+            }
+        }
+    }
+
+    /// A post failed. On a dead NIC that is how a failure shows first: switch, and post to the QP
+    /// that the switch made, or keep the WR while there is none.
+    #[cold]
+    fn post_failed(
+        &self,
+        g: &mut Gate,
+        error: Error,
+        wr_ids: impl Iterator<Item = u64>,
+        cq: &Cq,
+        again: impl Fn(&dyn HoldingQp) -> Result<()>,
+        hold: impl Fn(&mut Gate) -> Option<Result<()>>,
+    ) -> Result<()> {
+        let mut error = error;
+        // The NIC that the switch chose may be dead by now, too; each try leaves one of them.
+        let mut tries = self.core.nics.count() + 1;
+        while !g.ended() {
+            if let Some(result) = hold(g) {
+                return result;
+            }
+            if error.errno() != libc::EIO || tries == 0 {
+                return Err(error);
+            }
+            tries -= 1;
+            match (g.link.is_some(), g.datagram.is_some()) {
+                (true, _) => link::suspect(self, g, Reason::PostFailed),
+                (_, true) => datagram::leave(self, g, Reason::PostFailed),
+                _ if self.leave_dead_nic(g)? => {}
+                _ => return Err(error),
+            }
+            if !g.failed {
+                match hold(g).unwrap_or_else(|| again(&*g.phys)) {
+                    Ok(()) => return Ok(()),
+                    Err(e) => error = e,
+                }
+            }
+        }
+        wr_ids.for_each(|wr_id| cq.push(self.flushed(wr_id, WcStatus::WrFlushErr), false));
+        Ok(())
+    }
+}

@@ -1,0 +1,117 @@
+//! What is shown of a logical QP.
+
+use super::{merge, Gate, Qp};
+use crate::datagram;
+use unbroken_runtime::QpStatus;
+use unbroken_types::{PathMigState, QpState};
+use unbroken_verbs::{QpModify, QpSnapshot};
+
+impl Qp {
+    /// Present attributes, as the application set them; the state is true, and RTS during a switch.
+    pub fn query(&self) -> QpSnapshot {
+        let g = self.gate();
+        let mut s = g.phys.query();
+        s.caps = self.init.caps;
+        let way = (s.attrs.path, s.attrs.port, s.attrs.rc.timeout);
+        merge(&mut s.attrs, &g.app);
+        if self.init.hold_on_failure {
+            // What failover does with it is not the program's.
+            (s.attrs.alternate, s.attrs.rc.alternate, s.attrs.rc.migration) =
+                (None, None, Some(PathMigState::Migrated));
+        } else if way.0.is_some() {
+            // It may have migrated to its alternate path.
+            (s.attrs.path, s.attrs.port, s.attrs.rc.timeout) = way;
+        }
+        s.attrs.rc.state = Some(self.state_of(&g));
+        s
+    }
+
+    /// The present state.
+    pub fn state(&self) -> QpState {
+        self.state_of(&self.gate())
+    }
+
+    pub(super) fn state_of(&self, g: &Gate) -> QpState {
+        if g.failed {
+            QpState::Err
+        } else if g.link.as_ref().is_some_and(|l| l.executor().switching()) {
+            g.app.rc.state.unwrap_or(QpState::Rts)
+        } else if g.datagram.as_ref().is_some_and(|d| d.parked()) {
+            datagram::parked_state(g)
+        } else {
+            g.phys.state()
+        }
+    }
+
+    /// What `unbroken status` shows.
+    pub fn status(&self) -> QpStatus {
+        let g = self.gate();
+        if let Some(status) = datagram::status(self, &g) {
+            return status;
+        }
+        let (path, epoch) = self.path_and_epoch(&g);
+        let peer = match (g.app.path, g.app.rc.dest_qpn) {
+            (Some(path), Some(qpn)) => format!("{}:{qpn}", path.dest_gid),
+            _ => String::new(),
+        };
+        let progress = g.phys.progress();
+        let changed_keys = g.link.is_some() && progress.keys_changed;
+        let bound = changed_keys.then_some("it uses memory windows, which a switch would lose");
+        let several = g.link.is_none() || self.core.nics.port_count(g.nic) > 1;
+        let attrs = if several { g.phys.query().attrs } else { QpModify::default() };
+        let armed = attrs.rc.migration == Some(PathMigState::Armed);
+        let protected = g.link.as_ref().is_some_and(|l| l.executor().ready() || armed)
+            && !g.failed
+            && bound.is_none();
+        let why = match bound {
+            _ if protected => "",
+            Some(why) => why,
+            None if g.link.is_some() => "no other NIC or port of the peer is known yet",
+            None => g.why_not,
+        };
+        let alternate = attrs
+            .alternate
+            .map(|p| format!("{}-{}", self.core.nics.port_name(g.nic, p.port), p.dest_gid));
+        let primary = match attrs.path {
+            Some(p) => {
+                format!(
+                    "{}-{}",
+                    self.core.nics.port_name(g.nic, attrs.port.unwrap_or(1)),
+                    p.dest_gid
+                )
+            }
+            None => String::new(),
+        };
+        QpStatus {
+            primary,
+            alternate: alternate.unwrap_or_default(),
+            migration: attrs
+                .rc
+                .migration
+                .map_or_else(String::new, |m| format!("{m:?}").to_lowercase()),
+            qp: self.qpn,
+            host: self.core.nics.host(),
+            own: format!("{}:{}", self.gid(), self.qpn),
+            peer,
+            path,
+            epoch: epoch as u32,
+            protected,
+            why: why.into(),
+            state: if g.failed {
+                "failed".into()
+            } else if g.link.as_ref().is_some_and(|l| l.executor().switching()) {
+                "switching".into()
+            } else {
+                format!("{:?}", progress.state).to_lowercase()
+            },
+        }
+    }
+
+    /// The path that a connected QP is on, as people call it, and the epoch.
+    fn path_and_epoch(&self, g: &Gate) -> (String, u64) {
+        let Some(link) = &g.link else { return (String::new(), 0) };
+        let lqp = link.executor().lqp();
+        let name = |path| link.peer().path_name(&self.core.nics, path);
+        (lqp.path().map_or_else(String::new, name), lqp.epoch())
+    }
+}

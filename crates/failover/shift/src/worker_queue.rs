@@ -1,0 +1,92 @@
+//! The worker's queue: what devices, posters and programs leave for it to do.
+//!
+//! It stands below the QP, so that whoever is there can leave a job; the worker itself is above.
+
+use crate::control_endpoint::LocalPort;
+use crate::lock::lock;
+use crate::qps::LogicalId;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Mutex;
+use unbroken_failover_protocol::Message;
+use unbroken_verbs::{DeviceEvent, EventFd, Result};
+
+/// Something for the worker to do.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// A device reports something.
+    Device(usize, DeviceEvent),
+    /// A QP was connected: learn the peer's endpoints.
+    Connect(LogicalId),
+    /// A QP is to be looked at by that time.
+    Watch(LogicalId, u64),
+    /// A message for a QP waits until the directory has been read.
+    Read(LogicalId),
+    /// A probe was answered; the answer came in by that port.
+    ProbeAck(LocalPort, Message),
+    /// A QP has migrated, or may be given another alternate path.
+    TendPortPairs,
+    /// A UD QP has moved: tell the others.
+    Moved(LogicalId),
+    /// UD QPs of others have moved.
+    ReadAliases,
+    /// The directory has those of ours that have moved: tell the others.
+    TellMoved,
+}
+
+/// Jobs for the worker, and what wakes it.
+pub(crate) struct WorkerQueue {
+    jobs: Mutex<VecDeque<Job>>,
+    wake: EventFd,
+    /// The worker is about to look, so it need not be woken.
+    awake: AtomicBool,
+    /// The worker is to end.
+    stopped: AtomicBool,
+}
+
+impl WorkerQueue {
+    pub(crate) fn new() -> Result<WorkerQueue> {
+        Ok(WorkerQueue {
+            jobs: Mutex::default(),
+            wake: EventFd::new(false, true)?,
+            awake: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+        })
+    }
+
+    /// Leaves a job. The list is bounded by what causes jobs: each QP has one life to fail, and is
+    /// watched earlier and earlier only.
+    pub(crate) fn put(&self, job: Job) {
+        lock(&self.jobs).push_back(job);
+        if !self.awake.swap(true, Ordering::AcqRel) {
+            self.wake.signal();
+        }
+    }
+
+    /// Tells it from those of other hosts in the process.
+    pub(crate) fn name(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// Has the worker end.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.wake.signal();
+    }
+
+    /// Whether the worker is to end.
+    pub(crate) fn stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// Readable while there are jobs that the worker has not been woken for yet.
+    pub(crate) fn wake(&self) -> &EventFd {
+        &self.wake
+    }
+
+    /// Takes all jobs, in the order in which they came.
+    pub(crate) fn take(&self) -> VecDeque<Job> {
+        self.awake.store(false, Ordering::Release);
+        std::mem::take(&mut *lock(&self.jobs))
+    }
+}
