@@ -2,11 +2,17 @@
 CARGO ?= cargo
 BUILD  = target/release
 
-.PHONY: all demo test test-long test-mpi test-torch test-edge test-vm lint bench figures clean
+.PHONY: all install uninstall demo test test-long test-mpi test-torch test-edge test-vm lint bench figures clean
 
 all:
-	$(CARGO) build --release -p unbroken-cli -p unbroken-sdr -p unbroken-collective -p unbroken-apm -p unbroken-preload -p xtask
+	$(CARGO) build --release -p unbroken-cli -p unbroken-sdr -p unbroken-collective -p unbroken-apm -p unbroken-preload -p unbroken-man -p xtask
 	$(CARGO) run -q --release --bin xtask -- so
+	$(BUILD)/unbroken-man $(BUILD)/man
+
+# What `make all` has built, into DESTDIR and PREFIX; see docs/reference/install.md.
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+install uninstall:
+	packaging/install.sh $@ $(BUILD) $(VERSION)
 
 demo: apt-demo all
 	$(BUILD)/unbroken demo --out target/demo
@@ -52,7 +58,7 @@ lint:
 apt-demo:
 	@tests/apt.sh perftest ibverbs-utils libibverbs-dev make
 apt-test:
-	@tests/apt.sh perftest ibverbs-utils rdmacm-utils make libibverbs-dev tshark iperf3 nftables iproute2 redis-server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin libopenmpi-dev hpcc qperf util-linux mount libisal2 python3-numpy valgrind gdb clang libclang-rt-14-dev
+	@tests/apt.sh perftest ibverbs-utils rdmacm-utils make libibverbs-dev tshark iperf3 nftables iproute2 redis-server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin libopenmpi-dev hpcc qperf util-linux mount libisal2 python3-numpy valgrind gdb clang libclang-rt-14-dev pkg-config man-db
 
 apt-figures:
 	@tests/apt.sh libisal2 perftest libibverbs-dev openmpi-bin libopenmpi-dev

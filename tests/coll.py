@@ -25,7 +25,7 @@ ENOUGH = 4 << 20
 FACTOR = {"all-reduce": lambda n: 2 * (n - 1) / n, "all-gather": lambda n: (n - 1) / n, "reduce-scatter": lambda n: (n - 1) / n}
 
 
-LIBRARY = ["-I", ROOT / "include", "-L", BUILD, "-lunbroken_collective", f"-Wl,-rpath,{BUILD}"]
+LIBRARY = ["-I", ROOT / "include", "-L", BUILD, "-lunbroken_coll", f"-Wl,-rpath,{BUILD}"]
 EXAMPLES = ROOT / "crates" / "collective" / "examples"
 
 

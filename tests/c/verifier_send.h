@@ -6,7 +6,7 @@
 #ifndef UNBROKEN_TESTS_VERIFIER_SEND_H
 #define UNBROKEN_TESTS_VERIFIER_SEND_H
 
-#include "../../crates/api/preload/include/unbroken.h"
+#include "../../include/unbroken/unbroken.h"
 #include "verifier_qp.h"
 
 /* The peer's counters, as it last wrote them. Where a WRITE may be carried out twice they may go back for a while. */

@@ -27,7 +27,7 @@ def torchrun(fabric: Fabric, python: str, name: str, ranks: int, script: list, m
     line = [python, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", free_port()]
     env = {
         "PYTHONPATH": str(ROOT / "python" / "unbroken"),
-        "UNBROKEN_COLLECTIVE_LIBRARY": str(BUILD / "libunbroken_collective.so"),
+        "UNBROKEN_COLLECTIVE_LIBRARY": str(BUILD / "libunbroken_coll.so"),
         "UNBROKEN_HOSTS": HOSTS,
         "OMP_NUM_THREADS": "1",
         **(more or {}),

@@ -34,7 +34,7 @@ def build() -> Path:
     env = {**os.environ, "RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": "-Zsanitizer=address -Cdebuginfo=1"}
     line = ["cargo", "build", "-q", "--release", "--target", TARGET, "--target-dir", folder, "-p", "unbroken-collective"]
     subprocess.run(line, cwd=ROOT, env=env, check=True)
-    return folder / TARGET / "release" / "libunbroken_collective.so"
+    return folder / TARGET / "release" / "libunbroken_coll.so"
 
 
 def run(logs, python: str, library: Path, script: list, clean: bool):

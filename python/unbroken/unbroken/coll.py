@@ -8,7 +8,7 @@ import os
 from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
-NAME = "libunbroken_collective.so"
+NAME = "libunbroken_coll.so"
 VARIABLE = "UNBROKEN_COLLECTIVE_LIBRARY"
 # `ubcollResult_t`
 SYSTEM_ERROR, INVALID_USAGE, QUEUE_FULL = 2, 5, 100

@@ -8,7 +8,7 @@
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use unbroken_collective::{Bootstrap, Communicator, DataType, Options, ReduceOp};
+//! use unbroken_coll::{Bootstrap, Communicator, DataType, Options, ReduceOp};
 //! let patience = std::time::Duration::from_secs(60);
 //! let bootstrap = Bootstrap::listen("127.0.0.1:0".parse()?, patience)?; // rank 0's process; all are given its id
 //! let (id, rank, ranks) = (bootstrap.id(), 0, 2);
