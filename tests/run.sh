@@ -85,6 +85,8 @@ trap stop INT TERM HUP
 suite format  $cargo fmt --all --check
 # All that tests are built of, before anybody waits for cargo's lock, or reads a program that is built anew.
 suite build   $cargo test -q --release --workspace --no-run
+suite build-mutants $cargo test-mutants --list
+suite build-mutants-sdr $cargo test-mutants-sdr --list
 
 # What mostly waits, or computes by itself, and asserts no times; the longest first.
 beside clippy $cargo clippy -q --workspace --all-targets --release -- -D warnings
@@ -115,7 +117,8 @@ beside user      python3 tests/user.py
 beside input     python3 tests/bad_input.py
 beside datagrams python3 tests/datagrams.py
 beside sim     $cargo run -q --release --bin sim -- --schedules "$([ -n "$long" ] && echo 100000 || echo 10000)"
-beside mutants $cargo run -q --release --bin sim -- --mutants
+beside mutants $cargo test-mutants
+beside mutants-sdr $cargo test-mutants-sdr
 beside wire    python3 tests/wire/check.py
 beside model   python3 tests/model/run.py
 beside capture python3 tests/wire/capture.py

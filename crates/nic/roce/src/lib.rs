@@ -31,6 +31,7 @@ mod encoding;
 mod inbound;
 mod io;
 mod migration;
+mod mutants;
 mod rc;
 mod reads;
 mod requester;
@@ -50,9 +51,11 @@ pub use io::{
     AtomicOp, Completions, MemError, Memory, PacketSink, Payload, SharedReceives, SinkError, UdSink,
 };
 pub use migration::Via;
+#[doc(hidden)]
+pub use mutants::Mutation;
 pub use rc::RcQp;
 pub use requester::RoundTrip;
-pub use responder::{Mutation, RcEvent};
+pub use responder::RcEvent;
 pub use room::{News, Room, MAX_BLOCK_COST};
 pub use rq::RecvRing;
 pub use sq::{check_send, Outstanding, SendRing};

@@ -82,6 +82,7 @@ fn a_repeat_is_answered_and_not_run() {
 }
 
 #[test]
+#[cfg(feature = "mutants")]
 fn an_answer_that_is_not_kept_is_noticed() {
     assert!(notices(a_repeat_is_answered_and_not_run, Mutation::ForgetAtomics));
 }
