@@ -24,6 +24,7 @@
 //! gives a [`Request`], and the communicator's thread goes on with it while the program computes. A
 //! [`Group`] begins several at once. From C the same is `include/unbroken/coll.h`.
 #![deny(unsafe_code)]
+#![warn(missing_debug_implementations)]
 
 mod anysource;
 mod arms;
@@ -34,6 +35,7 @@ mod channel;
 mod communicator;
 mod completions;
 mod conn;
+mod debug;
 mod door;
 mod error;
 mod group;
