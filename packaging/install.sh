@@ -17,7 +17,10 @@ major=${version%%.*}
 for folder in "$PREFIX" "$BINDIR" "$LIBDIR" "$INCLUDEDIR" "$DATADIR" "$UNITDIR"; do
     case $folder in
     /*) ;;
-    *) echo "install: $folder: folders must be absolute; DESTDIR may stand before them" >&2; exit 2 ;;
+    *)
+        echo "install: $folder: folders must be absolute; DESTDIR may stand before them" >&2
+        exit 2
+        ;;
     esac
 done
 

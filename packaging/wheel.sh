@@ -12,8 +12,8 @@ if [ ! -e "$library" ]; then
 fi
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
-# A copy: setuptools builds in the sources, and the library must not stay beside them, where it would
-# be found before a newer one.
+# A copy: setuptools builds in the sources, and the library must not stay beside them, where it
+# would be found before a newer one.
 cp -r python/unbroken/. "$stage"
 rm -rf "$stage/build" "$stage"/*.egg-info
 strip --strip-debug -o "$stage/unbroken/libunbroken_coll.so" "$library"

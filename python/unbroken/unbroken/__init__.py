@@ -1,5 +1,5 @@
 """Collective operations that outlive NICs: see `unbroken.coll`, and `unbroken.torch` for
-torch.distributed. Either is imported when it is first named, and `unbroken.coll` loads its C library
+torch.distributed. Either is imported when it is first named. `unbroken.coll` loads its C library
 when that is first needed."""
 
 import importlib

@@ -92,8 +92,8 @@ impl Window {
         self.rkey
     }
 
-    /// The request that binds the window, under its next key, to bytes of the region with this local key.
-    /// The peer counts them from 0.
+    /// The request that binds the window, under its next key, to bytes of the region with this
+    /// local key. The peer counts them from 0.
     pub fn bind(&mut self, lkey: u32, addr: u64, length: u64, access: Access) -> SendWr<'static> {
         let new_key = self.rkey & !0xff | self.rkey.wrapping_add(1) & 0xff;
         let bind = MwBind {

@@ -133,8 +133,8 @@ impl Qp {
         QpAddress { gid: self.qp.gid(), qpn: self.qp.qpn(), psn: self.psn }
     }
 
-    /// Connects the queue pair: it takes what the peer sends, and sends. The peer does the same with this one's
-    /// address.
+    /// Connects the queue pair: it takes what the peer sends, and sends. The peer does the same
+    /// with the address of this one.
     pub fn connect(&self, peer: &QpAddress) -> Result<()> {
         let nic = self.pd.0.nic.context();
         let mtu = nic.port(1).map_or(Mtu::B1024, |port| port.active_mtu);

@@ -85,8 +85,8 @@ impl UcQp {
         QpAddress { gid: self.qp.gid(), qpn: self.qp.qpn(), psn: self.psn }
     }
 
-    /// Connects the queue pair: it takes what the peer sends, and sends. The peer does the same with this one's
-    /// address.
+    /// Connects the queue pair: it takes what the peer sends, and sends. The peer does the same
+    /// with the address of this one.
     pub fn connect(&self, peer: &QpAddress) -> Result<()> {
         let rtr = RcModify {
             state: Some(QpState::Rtr),
@@ -102,7 +102,8 @@ impl UcQp {
         self.qp.modify(&QpModify { rc: rts, ..QpModify::default() })
     }
 
-    /// Ends the queue pair: what is outstanding is flushed, and nothing is taken from the peer any more.
+    /// Ends the queue pair: what is outstanding is flushed, and nothing is taken from the peer any
+    /// more.
     pub fn fail(&self) -> Result<()> {
         let rc = RcModify { state: Some(QpState::Err), ..RcModify::default() };
         self.qp.modify(&QpModify { rc, ..QpModify::default() })

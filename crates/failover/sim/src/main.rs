@@ -89,9 +89,8 @@ fn command(seed: u64, mutant: Mutant) -> String {
         Mutant::None => ("", String::new()),
         _ => (" --features unbroken-sim/mutants", format!(" --mutant {}", mutant.name())),
     };
-    format!(
-        "cargo run --release --bin sim{features} -- --seed {seed} --schedules 1 --threads 1 --trace{with}"
-    )
+    let one = format!("--seed {seed} --schedules 1 --threads 1 --trace{with}");
+    format!("cargo run --release --bin sim{features} -- {one}")
 }
 
 fn main() -> ExitCode {

@@ -58,7 +58,9 @@ class _Plan:
     results: list
     calls: list = field(default_factory=list)
 
-    def call(self, name: str, *arguments: Any, keeps: Sequence = (), copies: Copies = ()) -> "_Plan":
+    def call(
+        self, name: str, *arguments: Any, keeps: Sequence = (), copies: Copies = ()
+    ) -> "_Plan":
         self.calls.append((name, arguments, list(keeps), list(copies)))
         return self
 
