@@ -6,12 +6,23 @@ PYTEST  = $(PYTHON) -m pytest
 BUILD   = target/release
 export CARGO PYTHON
 
-.PHONY: all demo check test test-all test-mpi test-torch test-edge test-vm bench figures lint clean
+.PHONY: all install uninstall wheel demo check test test-all test-mpi test-torch test-edge test-vm \
+	bench figures lint clean
 
 all:
 	$(CARGO) build --release -p unbroken-cli -p unbroken-sdr -p unbroken-collective -p unbroken-apm \
-		-p unbroken-preload -p xtask
+		-p unbroken-preload -p unbroken-man -p xtask
 	$(CARGO) run -q --release --bin xtask -- so
+	$(BUILD)/unbroken-man $(BUILD)/man
+
+# What `make all` has built, into DESTDIR and PREFIX; see docs/reference/install.md.
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+install uninstall:
+	packaging/install.sh $@ $(BUILD) $(VERSION)
+
+# The Python package with its C library, into target/wheels.
+wheel: apt-wheel
+	packaging/wheel.sh $(BUILD) target/wheels
 
 demo: apt-demo all
 	$(BUILD)/unbroken demo --out target/demo
@@ -60,15 +71,17 @@ lint:
 	$(CARGO) clippy --workspace --all-targets --release -- -D warnings
 
 # Debian packages: installed where this user may (root, or sudo without a password), else named.
-.PHONY: apt-demo apt-test apt-figures apt-edge
+.PHONY: apt-wheel apt-demo apt-test apt-figures apt-edge
+apt-wheel:
+	@tests/apt.sh python3-pip python3-setuptools python3-wheel binutils
 apt-demo:
 	@tests/apt.sh perftest ibverbs-utils libibverbs-dev make
 apt-test:
-	@tests/apt.sh python3-pytest python3-pytest-xdist python3-pytest-timeout perftest ibverbs- \
-		utils rdmacm-utils make libibverbs-dev tshark iperf3 nftables iproute2 redis- \
-		server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin \
-		libopenmpi-dev hpcc qperf util-linux mount libisal2 python3-numpy valgrind gdb \
-		clang libclang-rt-14-dev
+	@tests/apt.sh python3-pytest python3-pytest-xdist python3-pytest-timeout perftest \
+		ibverbs-utils rdmacm-utils make libibverbs-dev tshark iperf3 nftables iproute2 \
+		redis-server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin \
+		libopenmpi-dev hpcc qperf util-linux mount libisal2 python3-numpy valgrind gdb clang \
+		libclang-rt-14-dev pkg-config man-db python3-pip python3-setuptools python3-wheel
 
 apt-figures:
 	@tests/apt.sh libisal2 perftest libibverbs-dev openmpi-bin libopenmpi-dev

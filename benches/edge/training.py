@@ -51,7 +51,7 @@ def train(lab, python: str, name: str, *args) -> Training:
         env = {
             "UNBROKEN_RUNTIME": str(lab.logs / "runtime"),
             "UNBROKEN_NICS": lab.address(rank + 1),
-            "UNBROKEN_COLLECTIVE_LIBRARY": str(BUILD / "libunbroken_collective.so"),
+            "UNBROKEN_COLLECTIVE_LIBRARY": str(BUILD / "libunbroken_coll.so"),
             "PYTHONPATH": str(ROOT / "python" / "unbroken"),
             "OMP_NUM_THREADS": "1",
             "RANK": str(rank),

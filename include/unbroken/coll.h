@@ -3,7 +3,8 @@
  *
  * What differs from NCCL: memory is the host's; instead of a stream an operation has a place for a request. With NULL there the call returns when this
  * rank's part is done (in a group, when the group ends). With a request the operation is queued behind those before it and goes on by itself; its
- * memory is the library's until the request is over. More is in docs/guide/collectives.md. Link with -lunbroken_collective.
+ * memory is the library's until the request is over. More is in docs/guide/collectives.md. Link
+ * with -lunbroken_coll.
  *
  * Functions may be called from any thread. A result other than ubcollSuccess is explained by ubcollGetLastError(): what was wrong, and what would be
  * right. A communicator that is broken stays broken at all ranks: destroy it and make another.

@@ -6,8 +6,9 @@
 #ifndef UNBROKEN_TESTS_VERIFIER_SEND_H
 #define UNBROKEN_TESTS_VERIFIER_SEND_H
 
-#include "../../crates/api/preload/include/unbroken.h"
 #include "verifier_qp.h"
+/* After common.h, which says what is wanted of the system's headers. */
+#include "../../include/unbroken/unbroken.h"
 
 /* The peer's counters, as it last wrote them. Where a WRITE may be carried out twice they may go back for a while. */
 static void look_at_counters(struct qp *q)

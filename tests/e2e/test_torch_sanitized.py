@@ -56,7 +56,7 @@ def library() -> Path:
     line = ["cargo", "build", "-q", "--release", "-p", "unbroken-collective"]
     line += ["--target", PLATFORM, "--target-dir", folder]
     subprocess.run(line, cwd=ROOT, env=env, check=True)
-    return folder / PLATFORM / "release" / "libunbroken_collective.so"
+    return folder / PLATFORM / "release" / "libunbroken_coll.so"
 
 
 def run(logs, python, library: Path, script: list, clean: bool):

@@ -16,7 +16,7 @@ LONG = ["--seconds", 4 * STARTS, "--check-all"]
 # More than an operation of 4 MiB sends over one of four NICs, twice.
 ENOUGH = 4 << 20
 # How a program is linked with the library of collectives.
-LIBRARY = ["-I", ROOT / "include", "-L", BUILD, "-lunbroken_collective", f"-Wl,-rpath,{BUILD}"]
+LIBRARY = ["-I", ROOT / "include", "-L", BUILD, "-lunbroken_coll", f"-Wl,-rpath,{BUILD}"]
 
 
 class Job:

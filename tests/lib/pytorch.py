@@ -61,7 +61,7 @@ def torchrun(
     run = ["-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", ranks]
     env = {
         "PYTHONPATH": str(ROOT / "python" / "unbroken"),
-        "UNBROKEN_COLLECTIVE_LIBRARY": str(BUILD / "libunbroken_collective.so"),
+        "UNBROKEN_COLLECTIVE_LIBRARY": str(BUILD / "libunbroken_coll.so"),
         "UNBROKEN_HOSTS": HOSTS,
         "OMP_NUM_THREADS": "1",
         **(more or {}),

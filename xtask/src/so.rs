@@ -1,8 +1,12 @@
-//! Links `libunbroken.so` and checks what it exports.
+//! Links `libunbroken.so` and checks what it exports; names the C libraries as programs look for
+//! them.
 
 use crate::{cargo, exports, output, root, target_dir, Result};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+
+/// The C libraries that cargo links, each with a SONAME (their build scripts say it).
+const C_LIBRARIES: [&str; 3] = ["libunbroken_apm.so", "libunbroken_coll.so", "libunbroken_sdr.so"];
 
 /// Builds the static library of `unbroken-preload` and links it; gives the path of the shared
 /// library.
@@ -44,5 +48,21 @@ pub fn link(release: bool) -> Result<PathBuf> {
     exports::check_ours(&fresh)?;
     std::fs::rename(&fresh, &so)
         .map_err(|e| format!("cannot rename {} to {}: {e}", fresh.display(), so.display()))?;
+    for library in C_LIBRARIES {
+        link_soname(&dir, library)?;
+    }
     Ok(so)
+}
+
+/// Makes `libunbroken_sdr.so.0` a symbolic link to `libunbroken_sdr.so`: a program that is linked
+/// with the one asks for the other when it starts.
+fn link_soname(dir: &Path, library: &str) -> Result<()> {
+    let link = dir.join(format!("{library}.{}", env!("CARGO_PKG_VERSION_MAJOR")));
+    if std::fs::read_link(&link).is_ok_and(|to| to == Path::new(library)) {
+        return Ok(());
+    }
+    // Removed and made anew: it may be a stale file.
+    let _ = std::fs::remove_file(&link);
+    std::os::unix::fs::symlink(library, &link)
+        .map_err(|e| format!("cannot link {} to {library}: {e}", link.display()))
 }

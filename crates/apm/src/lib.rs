@@ -20,6 +20,7 @@
 //! What the library cannot know is whether a path is whole beyond its own port: nothing in verbs
 //! probes it. A path is *healthy* while its port is up. The peer's ports are the peer's to watch,
 //! and to tell (`UNBAPM_EVENT_RESPECIFIED`).
+#![warn(missing_debug_implementations)]
 
 mod c;
 mod error;

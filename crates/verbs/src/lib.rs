@@ -39,7 +39,7 @@ pub use device::{
     IndirectEntry, MemoryDomain, MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot,
     RemoteNic, WindowType,
 };
-pub use error::Error;
+pub use error::{Error, ErrorKind};
 pub use eventfd::EventFd;
 pub use keys::{KeyRow, KeyWaiter, RemoteKeys, Translation};
 pub use owner::Owner;

@@ -1,14 +1,18 @@
 """`unbroken/coll.h` over ctypes: communicators, operations on addresses, requests.
 
-Nothing here keeps memory alive: whoever gives an address keeps what lies there until the request is over. Calls release the interpreter's lock."""
+Nothing here keeps memory alive: whoever gives an address keeps what lies there until the request is
+over. Calls release the interpreter's lock. The C library is loaded by the first call that needs it;
+OSError says where it was looked for."""
 
 import ctypes
 import enum
+import functools
 import os
 from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
+from typing import Any
 
-NAME = "libunbroken_collective.so"
+NAME = "libunbroken_coll.so"
 VARIABLE = "UNBROKEN_COLLECTIVE_LIBRARY"
 # `ubcollResult_t`
 SYSTEM_ERROR, INVALID_USAGE, QUEUE_FULL = 2, 5, 100
@@ -31,9 +35,11 @@ class Op(enum.IntEnum):
 
 
 class Error(RuntimeError):
-    """What a call was refused for, or why the communicator is broken."""
+    """What a call was refused for, or why the communicator is broken.
 
-    def __init__(self, code: int, text: str):
+    `code` is the number of `ubcollResult_t`."""
+
+    def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code = code
 
@@ -94,39 +100,38 @@ _ARGUMENTS = {
 }
 
 
-def _load() -> ctypes.CDLL:
+@functools.cache
+def _library() -> ctypes.CDLL:
     named, beside = os.environ.get(VARIABLE), Path(__file__).with_name(NAME)
     path = named or (str(beside) if beside.exists() else NAME)
     try:
         library = ctypes.CDLL(path)
     except OSError as error:
-        raise ImportError(f"{path} cannot be loaded ({error}): `make all` builds it; name it in {VARIABLE}") from error
+        hint = f"`make all` builds it; name it in {VARIABLE}"
+        raise OSError(f"{path} cannot be loaded ({error}): {hint}") from error
     for name, arguments in _ARGUMENTS.items():
         getattr(library, name).argtypes = arguments
     library.ubcollGetLastError.restype = c_char_p
     return library
 
 
-_library = _load()
-
-
-def _call(name: str, *arguments):
-    code = getattr(_library, name)(*arguments)
+def _call(name: str, *arguments: Any) -> None:
+    code = getattr(_library(), name)(*arguments)
     if code:
-        raise Error(code, _library.ubcollGetLastError().decode(errors="replace"))
+        raise Error(code, _library().ubcollGetLastError().decode(errors="replace"))
 
 
 def unique_id() -> str:
     """An id for all ranks of one communicator, who meet at this process."""
     made = _Id()
     _call("ubcollGetUniqueId", byref(made))
-    return made.internal.decode()
+    return bytes(made.internal).decode()
 
 
 class Queue:
     """Tells of requests that are over, to any number of threads."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._handle = c_void_p()
         _call("ubcollQueueCreate", byref(self._handle))
 
@@ -139,7 +144,7 @@ class Queue:
             return None
         return tag.value if got.value else None
 
-    def destroy(self):
+    def destroy(self) -> None:
         """Wakes all who wait."""
         _call("ubcollQueueDestroy", self._handle)
 
@@ -147,9 +152,10 @@ class Queue:
 class Request:
     """An operation under way. Any number of threads may drive it; one of them ends it once it is over."""
 
-    def __init__(self, handle: c_void_p):
+    def __init__(self, handle: c_void_p) -> None:
         self._handle = handle
-        self._ended, self._outcome = False, None
+        self._ended = False
+        self._outcome: tuple[int | None, Error | None] | None = None
 
     def drive(self, timeout_ms: int) -> bool:
         """Does its work until it is over, or for a time. Whether it is over."""
@@ -162,25 +168,26 @@ class Request:
             raise
         return bool(done.value)
 
-    def notify(self, queue: Queue, tag: int):
+    def notify(self, queue: Queue, tag: int) -> None:
         """Puts the tag into the queue once it is over; an error if it was ended."""
         _call("ubcollRequestNotify", self._handle, queue._handle, tag)
 
     def end(self) -> int | None:
-        """Waits until it is over, and says what came of it by an error. Of a receive from any rank, the rank that has sent. By one thread at a time; one that was
-        interrupted by a signal may call it again."""
+        """Waits until it is over; an error says that it failed. Gives the rank that has sent, for a
+        receive from any rank. By one thread at a time; one that was interrupted by a signal may
+        call it again."""
         if self._outcome is None:
             self._ended = True
             self.drive(FOREVER)
-            source, error = c_int(-1), None
+            sender, failure = c_int(-1), None
             try:
-                _call("ubcollRequestSource", self._handle, byref(source))
+                _call("ubcollRequestSource", self._handle, byref(sender))
                 _call("ubcollRequestResult", self._handle)
             except Error as what:
-                error = what
-            self._outcome = (None if source.value < 0 else source.value, error)
+                failure = what
+            self._outcome = (None if sender.value < 0 else sender.value, failure)
         # Only now may it go: a signal's handler may have raised before what came of it was kept.
-        _library.ubcollRequestWait(self._handle)
+        _library().ubcollRequestWait(self._handle)
         source, error = self._outcome
         if error is not None:
             raise error
@@ -188,15 +195,30 @@ class Request:
 
 
 class Communicator:
-    """A rank's end. Its operations have the names and the arguments of the header, less communicator and request."""
+    """A rank's end. Its operations have the names and the arguments of the header, less communicator
+    and request."""
 
-    def __init__(self, ranks, rank, unique_id, *, host=None, address=None, timeout_ms=0, patience_ms=0, queue=0, any_order=False):
+    def __init__(
+        self,
+        ranks: int,
+        rank: int,
+        unique_id: str,
+        *,
+        host: str | None = None,
+        address: str | None = None,
+        timeout_ms: int = 0,
+        patience_ms: int = 0,
+        queue: int = 0,
+        any_order: bool = False,
+    ) -> None:
         self._handle = c_void_p()
         text = [None if value is None else value.encode() for value in (host, address)]
-        config = _Config(ctypes.sizeof(_Config), *text, timeout_ms, patience_ms, queue, any_order, False)
-        _call("ubcollCommInitRankConfig", byref(self._handle), ranks, _Id(unique_id.encode()), rank, byref(config))
+        limits = (timeout_ms, patience_ms, queue, any_order, False)
+        config = _Config(ctypes.sizeof(_Config), *text, *limits)
+        place, common = byref(self._handle), _Id(unique_id.encode())
+        _call("ubcollCommInitRankConfig", place, ranks, common, rank, byref(config))
 
-    def begin(self, name: str, *arguments) -> Request:
+    def begin(self, name: str, *arguments: Any) -> Request:
         """Queues an operation, `AllReduce` say."""
         request = c_void_p()
         _call("ubcoll" + name, *arguments, self._handle, byref(request))
@@ -208,14 +230,14 @@ class Communicator:
         _call("ubcollCommGetCounters", self._handle, byref(counters))
         return counters
 
-    def set_timeout(self, timeout_ms: int):
+    def set_timeout(self, timeout_ms: int) -> None:
         """How long an operation may stand still from now on, at this rank."""
         _call("ubcollCommSetTimeout", self._handle, timeout_ms)
 
-    def destroy(self):
+    def destroy(self) -> None:
         """Waits for what is under way and leaves."""
         _call("ubcollCommDestroy", self._handle)
 
-    def abort(self):
+    def abort(self) -> None:
         """Ends what is under way with an error, at all ranks."""
         _call("ubcollCommAbort", self._handle)

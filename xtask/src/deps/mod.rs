@@ -5,8 +5,10 @@
 //!   depends on pure crates and a few leaf crates alone ([`layers`], [`sources`]).
 //! - `unsafe` lives in the crates that say why; every other one forbids it ([`sources`]).
 //! - Within a crate no more than a few files use one another in a circle ([`modules`]).
+//! - Nothing that ships has rules that tests leave out ([`features`]).
 //! - No file is longer than [`sources::MAX_LINES`].
 
+mod features;
 mod layers;
 mod modules;
 mod sources;
@@ -23,6 +25,7 @@ pub fn check() -> Result<()> {
         serde_json::from_str(&metadata).map_err(|e| format!("cargo metadata: {e}"))?;
     let packages = layers::packages(&metadata)?;
     let mut wrong = layers::breaches(&packages);
+    wrong.extend(features::breaches(&metadata));
     let files = files()?;
     for (path, text) in &files {
         wrong.extend(sources::breaches(path, text, owner(&packages, path)));

@@ -128,7 +128,8 @@ pub(crate) struct RunArgs {
     /// Let failures reach the program
     #[arg(long)]
     pub(crate) no_failover: bool,
-    /// The library [default: libunbroken.so beside this program or in ../lib]
+    /// The library [default: libunbroken.so beside this program, or in ../lib, ../lib64 or
+    /// the multiarch folder of ../lib]
     #[arg(long, value_name = "PATH")]
     pub(crate) lib: Option<PathBuf>,
     /// The program and its arguments

@@ -84,13 +84,16 @@ fn library(named: Option<&Path>) -> Result<PathBuf> {
             let me = std::env::current_exe()
                 .map_err(|e| Failure::io("cannot find this program's folder", e))?;
             let folder = me.parent().unwrap_or(Path::new("/"));
-            let places = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY)];
+            // A build, then what LIBDIR is in /usr/local and in distributions.
+            let multiarch = format!("../lib/{}-linux-gnu", std::env::consts::ARCH);
+            let places =
+                ["", "../lib", "../lib64", &multiarch].map(|p| folder.join(p).join(LIBRARY));
             let found = places.iter().find(|p| p.is_file());
             found.cloned().ok_or_else(|| {
                 let places = places.map(|p| p.display().to_string());
                 format!(
                     "there is no {}; build it with `cargo xtask so`, or name it with --lib",
-                    places.join(" and no ")
+                    places.join(", no ")
                 )
             })?
         }

@@ -9,11 +9,11 @@ use unbroken_verbs::Error;
 /// QPN and the PSN, with slashes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpAddress {
-    /// Of the default NIC.
+    /// The GID of the NIC that the queue pair was made on.
     pub gid: Gid,
     /// The logical QPN.
     pub qpn: u32,
-    /// First PSN of its requests.
+    /// The first PSN of the queue pair's requests.
     pub psn: u32,
 }
 

@@ -1,6 +1,7 @@
 //! Waiting for completions without polling.
 
 use crate::{Cq, Nic, Result};
+use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use unbroken_verbs::CompChannel;
@@ -26,6 +27,12 @@ impl Events {
     /// Takes all events that wait. Whoever does that looks at all queues of the channel afterwards.
     pub fn drain(&self) {
         self.0.drain();
+    }
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Events").field("fd", &self.as_raw_fd()).finish()
     }
 }
 

@@ -7,7 +7,7 @@ use unbroken_types::{QpState, SendFlags, SendOpcode};
 use unbroken_verbs::{Error, PortState, QpModify, RcModify, RecvWr, SendWr};
 
 impl Qp {
-    /// Its number, which its completions carry.
+    /// The number of the queue pair, which its completions carry.
     pub fn qpn(&self) -> u32 {
         self.address().qpn
     }
@@ -43,7 +43,7 @@ impl Qp {
         self.post_send(&SendWr { sges: &[region.sge(range)?], ..write })
     }
 
-    /// The same with no bytes at all.
+    /// WRITEs no bytes; the peer has a receive completed with `imm`.
     pub fn notify(&self, wr_id: u64, imm: u32) -> Result<()> {
         self.post_send(&bare(wr_id, SendOpcode::WriteImm, imm))
     }
@@ -54,7 +54,7 @@ impl Qp {
         self.post_send(&bare(wr_id, SendOpcode::Write, 0))
     }
 
-    /// Ends it: all that it has is flushed.
+    /// Ends the queue pair: all that was posted is flushed.
     pub fn fail(&self) -> Result<()> {
         let rc = RcModify { state: Some(QpState::Err), ..RcModify::default() };
         self.front().modify(&QpModify { rc, ..QpModify::default() })
@@ -66,7 +66,7 @@ fn bare(wr_id: u64, opcode: SendOpcode, imm: u32) -> SendWr<'static> {
 }
 
 impl Nic {
-    /// Whether its port 1 has a link now, as far as the NIC knows. A dead NIC has none.
+    /// Whether port 1 of the NIC has a link now, as far as the NIC knows. A dead NIC has none.
     pub fn has_link(&self) -> bool {
         self.context().port(1).is_ok_and(|port| port.state == PortState::Active)
     }

@@ -1,11 +1,12 @@
 //! Memory that is not the API's own, and keys that name no memory or many pieces of it.
 
 use crate::{Nic, Pd, Result};
+use std::fmt;
 use unbroken_types::{Access, SendFlags, SendOpcode};
 use unbroken_verbs::{Capabilities, IndirectEntry, MrKeys, MwBind, SendWr, WindowType};
 
 impl Nic {
-    /// What it can do beyond plain verbs.
+    /// What the NIC can do beyond plain verbs.
     pub fn capabilities(&self) -> Capabilities {
         self.context().capabilities()
     }
@@ -18,12 +19,12 @@ pub struct Key {
 }
 
 impl Key {
-    /// For local scatter/gather entries, and entries of indirect keys.
+    /// The local key, for scatter/gather entries and entries of indirect keys.
     pub fn lkey(&self) -> u32 {
         self.keys.lkey
     }
 
-    /// For the peer.
+    /// The remote key, for the peer.
     pub fn rkey(&self) -> u32 {
         self.keys.rkey
     }
@@ -33,6 +34,12 @@ impl Key {
     /// this key any more.
     pub fn update(&self, index: u32, entry: &IndirectEntry) -> Result<()> {
         self.pd.0.nic.context().update_entry(self.keys.lkey, index, entry)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Key").field("keys", &self.keys).finish_non_exhaustive()
     }
 }
 
@@ -80,13 +87,13 @@ pub struct Window {
 }
 
 impl Window {
-    /// The key for the peer: that of the binding that was made last.
+    /// The remote key of the binding that was made last, for the peer.
     pub fn rkey(&self) -> u32 {
         self.rkey
     }
 
-    /// The request that binds it, under its next key, to bytes of the region with this local key.
-    /// The peer counts them from 0.
+    /// The request that binds the window, under its next key, to bytes of the region with this
+    /// local key. The peer counts them from 0.
     pub fn bind(&mut self, lkey: u32, addr: u64, length: u64, access: Access) -> SendWr<'static> {
         let new_key = self.rkey & !0xff | self.rkey.wrapping_add(1) & 0xff;
         let bind = MwBind {
@@ -101,10 +108,16 @@ impl Window {
         bind.wr(0, SendFlags::SIGNALED)
     }
 
-    /// The request that takes it off.
+    /// The request that takes the window off what it is bound to.
     pub fn invalidate(&self) -> SendWr<'static> {
         let (opcode, flags) = (SendOpcode::LocalInv, SendFlags::SIGNALED);
         SendWr { opcode, flags, rkey: self.rkey, ..SendWr::default() }
+    }
+}
+
+impl fmt::Debug for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Window").field("rkey", &self.rkey).finish_non_exhaustive()
     }
 }
 

@@ -6,26 +6,45 @@
 //! plain ([`QpOptions::plain`]): when its NIC or path fails, it goes on over others, and comes back
 //! (docs/guide/failover.md).
 //!
-//! ```no_run
+//! Both ends in one process, on two hosts of the emulated network ([`Host::emulated`]):
+//!
+//! ```
+//! use unbroken::{Host, QpOptions, WcStatus};
+//!
 //! # fn main() -> unbroken::Result<()> {
-//! let host = unbroken::Host::from_env()?; // as `unbroken run` has set it
-//! let nic = host.open(0)?;
-//! let (pd, cq) = (nic.alloc_pd()?, nic.create_cq(64)?);
-//! let region = pd.register(4096)?;
-//! let qp = pd.create_qp(&cq, &unbroken::QpOptions::default())?;
-//! println!("my address: {}", qp.address());
-//! let peer: unbroken::QpAddress = std::env::args().nth(1).unwrap_or_default().parse()?;
-//! qp.connect(&peer)?;
-//! qp.send(1, &region, 0..8)?;
-//! while cq.poll(4)?.is_empty() {}
+//! # let folder = tempfile::tempdir().expect("a temporary folder");
+//! # let runtime = folder.path();
+//! let [a, b] = ["a", "b"].map(|name| Host::emulated(runtime, name));
+//! let (a, b) = (a?.open(0)?, b?.open(0)?);
+//! let (a_pd, b_pd) = (a.alloc_pd()?, b.alloc_pd()?);
+//! let (a_cq, b_cq) = (a.create_cq(64)?, b.create_cq(64)?);
+//! let (from, into) = (a_pd.register(4096)?, b_pd.register(4096)?);
+//!
+//! // Each end takes the other's address, which it has as text from anywhere.
+//! let a_qp = a_pd.create_qp(&a_cq, &QpOptions::default())?;
+//! let b_qp = b_pd.create_qp(&b_cq, &QpOptions::default())?;
+//! a_qp.connect(&b_qp.address().to_string().parse()?)?;
+//! b_qp.connect(&a_qp.address())?;
+//!
+//! from.write(0, b"good day")?;
+//! b_qp.recv(7, &into, 0..64)?;
+//! a_qp.send(1, &from, 0..8)?;
+//! let came = loop {
+//!     a_cq.poll(4)?; // polling drives the NIC of this end
+//!     if let [came, ..] = b_cq.poll(4)?[..] {
+//!         break came;
+//!     }
+//! };
+//! assert_eq!((came.wr_id, came.status), (7, WcStatus::Success as u32));
+//! assert_eq!(into.read(0..8)?, b"good day");
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Several hosts of the emulated network may live in one process ([`Host::emulated`]): that is how
-//! tests have both ends at hand. Objects hold what they need: a NIC is closed when the last of them
-//! is gone.
+//! A program with one end begins with [`Host::from_env`], under `unbroken run`. Objects hold what
+//! they need: a NIC is closed when the last of them is gone.
 #![forbid(unsafe_code)]
+#![warn(missing_debug_implementations)]
 
 mod address;
 mod events;
@@ -33,6 +52,7 @@ mod immediate;
 mod keys;
 mod qp;
 mod region;
+mod standing;
 mod uc;
 pub mod words;
 
@@ -41,6 +61,7 @@ pub use events::Events;
 pub use keys::{Key, Window};
 pub use qp::{Qp, QpOptions};
 pub use region::{Region, RemoteRegion};
+pub use standing::{Path, Protection};
 pub use uc::{UcOptions, UcQp};
 pub use unbroken_types::{
     Access, Gid, QpCaps, QpState, SendFlags, SendOpcode, Sge, Wc, WcOpcode, WcStatus,
@@ -48,11 +69,11 @@ pub use unbroken_types::{
 #[doc(hidden)]
 pub use unbroken_verbs::handles;
 pub use unbroken_verbs::{
-    Capabilities, Error, IndirectEntry, RecvWr, Result, SendBatch, SendWr, SharedWords,
+    Capabilities, Error, ErrorKind, IndirectEntry, RecvWr, Result, SendBatch, SendWr, SharedWords,
 };
 
+use std::fmt;
 use std::net::IpAddr;
-use std::path::Path;
 use std::sync::{Arc, Weak};
 use unbroken_shift::front;
 use unbroken_types::PdHandle;
@@ -68,7 +89,7 @@ impl Host {
     }
 
     /// A host of the emulated network of a runtime folder.
-    pub fn emulated(runtime: &Path, name: &str) -> Result<Host> {
+    pub fn emulated(runtime: &std::path::Path, name: &str) -> Result<Host> {
         Ok(Host(Arc::new(unbroken_nics::of_host(runtime, name)?)))
     }
 
@@ -79,23 +100,24 @@ impl Host {
         Ok(Host(Arc::new(unbroken_nics::bare_from_env()?)))
     }
 
-    /// The same of a host of the emulated network of a runtime folder.
-    pub fn bare(runtime: &Path, name: &str) -> Result<Host> {
+    /// A host of the emulated network of a runtime folder, with its NICs as they are, as
+    /// [`Host::bare_from_env`] has them.
+    pub fn bare(runtime: &std::path::Path, name: &str) -> Result<Host> {
         Ok(Host(Arc::new(unbroken_nics::bare(runtime, name)?)))
     }
 
     /// NICs at addresses of this machine's interfaces; processes that share the runtime folder find
     /// each other.
-    pub fn at(runtime: &Path, addresses: &[IpAddr]) -> Result<Host> {
+    pub fn at(runtime: &std::path::Path, addresses: &[IpAddr]) -> Result<Host> {
         Ok(Host(Arc::new(unbroken_nics::at(runtime, addresses)?)))
     }
 
-    /// The same host, without holding it open.
+    /// This host, without holding it open.
     pub fn downgrade(&self) -> WeakHost {
         WeakHost(Arc::downgrade(&self.0))
     }
 
-    /// How many NICs it has.
+    /// How many NICs the host has.
     pub fn nic_count(&self) -> usize {
         self.0.devices().len()
     }
@@ -103,6 +125,12 @@ impl Host {
     /// Opens a NIC, counted from 0.
     pub fn open(&self, nic: usize) -> Result<Nic> {
         Ok(Nic(Arc::new(Opened { context: self.0.open(nic)?, _host: self.clone() })))
+    }
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host").field("nics", &self.nic_count()).finish_non_exhaustive()
     }
 }
 
@@ -114,6 +142,12 @@ impl WeakHost {
     /// The host, if anybody holds it.
     pub fn upgrade(&self) -> Option<Host> {
         self.0.upgrade().map(Host)
+    }
+}
+
+impl fmt::Debug for WeakHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WeakHost").field(&self.upgrade()).finish()
     }
 }
 
@@ -138,7 +172,7 @@ impl Nic {
         &self.0.context
     }
 
-    /// Its address.
+    /// The GID by which peers reach the NIC.
     pub fn gid(&self) -> Gid {
         self.context().gid()
     }
@@ -151,6 +185,12 @@ impl Nic {
     /// Makes a completion queue.
     pub fn create_cq(&self, entries: u32) -> Result<Cq> {
         Ok(Cq(self.context().create_cq(entries, None)?))
+    }
+}
+
+impl fmt::Debug for Nic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nic").field("gid", &self.gid()).finish_non_exhaustive()
     }
 }
 
@@ -187,6 +227,13 @@ impl Pd {
     }
 }
 
+impl fmt::Debug for Pd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Domain { handle, nic } = &*self.0;
+        f.debug_struct("Pd").field("handle", handle).field("nic", nic).finish()
+    }
+}
+
 /// A completion queue.
 #[derive(Clone)]
 pub struct Cq(Arc<unbroken_verbs::Cq>);
@@ -201,8 +248,14 @@ impl Cq {
         Ok(wcs)
     }
 
-    /// The same into a slice: without allocation.
+    /// Takes completions that are there into a slice, without allocation, and gives their number.
     pub fn poll_into(&self, wcs: &mut [Wc]) -> Result<usize> {
         self.0.poll(wcs)
+    }
+}
+
+impl fmt::Debug for Cq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cq").finish_non_exhaustive()
     }
 }

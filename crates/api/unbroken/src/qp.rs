@@ -1,31 +1,75 @@
 //! Queue pairs.
 
-use crate::{Cq, Pd, QpAddress, Region, RemoteRegion, Result};
+use crate::{Cq, Path, Pd, Protection, QpAddress, Region, RemoteRegion, Result};
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use unbroken_shift::front;
 use unbroken_types::{Access, Gid, Mtu, PathAttr, QpCaps, QpState, QpType, SendFlags, SendOpcode};
 use unbroken_verbs::{Error, QpModify, RcModify, RecvWr, SendBatch, SendWr};
 
-/// How to make a QP.
+/// How to make an RC queue pair: the defaults, and what is changed of them.
+///
+/// ```
+/// let options = unbroken::QpOptions::default().with_plain(true).with_timeout(17);
+/// assert_eq!(options.retry_cnt, 7);
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct QpOptions {
     /// Queue sizes.
     pub caps: QpCaps,
-    /// It fails with its NIC, as on hardware: its work is flushed with errors. For programs that
-    /// reroute by themselves.
+    /// Whether the queue pair fails with its NIC, as on hardware, and its work is flushed with
+    /// errors: for programs that reroute by themselves.
     pub plain: bool,
     /// What the peer may do.
     pub access: Access,
-    /// Local ACK timeout (4.096 µs · 2^n) and retries; of a logical QP they decide nothing, its
-    /// path is asked long before.
+    /// Local ACK timeout (4.096 µs · 2^n). It decides nothing for a logical queue pair, whose path
+    /// is asked long before.
     pub timeout: u8,
-    /// See `timeout`.
+    /// Retries after a local ACK timeout. They decide nothing for a logical queue pair.
     pub retry_cnt: u8,
     /// Retries where the peer has no receive; 7: for ever.
     pub rnr_retry: u8,
     /// READs and atomics outstanding in each direction.
     pub max_rd_atomic: u8,
+}
+
+impl QpOptions {
+    /// Sets the queue sizes.
+    pub fn with_caps(self, caps: QpCaps) -> QpOptions {
+        QpOptions { caps, ..self }
+    }
+
+    /// Sets whether the queue pair fails with its NIC.
+    pub fn with_plain(self, plain: bool) -> QpOptions {
+        QpOptions { plain, ..self }
+    }
+
+    /// Sets what the peer may do.
+    pub fn with_access(self, access: Access) -> QpOptions {
+        QpOptions { access, ..self }
+    }
+
+    /// Sets the local ACK timeout: 4.096 µs · 2^n.
+    pub fn with_timeout(self, timeout: u8) -> QpOptions {
+        QpOptions { timeout, ..self }
+    }
+
+    /// Sets the retries after a local ACK timeout.
+    pub fn with_retry_cnt(self, retry_cnt: u8) -> QpOptions {
+        QpOptions { retry_cnt, ..self }
+    }
+
+    /// Sets the retries where the peer has no receive; 7: for ever.
+    pub fn with_rnr_retry(self, rnr_retry: u8) -> QpOptions {
+        QpOptions { rnr_retry, ..self }
+    }
+
+    /// Sets how many READs and atomics are outstanding in each direction.
+    pub fn with_max_rd_atomic(self, max_rd_atomic: u8) -> QpOptions {
+        QpOptions { max_rd_atomic, ..self }
+    }
 }
 
 impl Default for QpOptions {
@@ -89,8 +133,8 @@ impl Qp {
         QpAddress { gid: self.qp.gid(), qpn: self.qp.qpn(), psn: self.psn }
     }
 
-    /// Connects it: it takes what the peer sends, and sends. The peer does the same with this one's
-    /// address.
+    /// Connects the queue pair: it takes what the peer sends, and sends. The peer does the same
+    /// with the address of this one.
     pub fn connect(&self, peer: &QpAddress) -> Result<()> {
         let nic = self.pd.0.nic.context();
         let mtu = nic.port(1).map_or(Mtu::B1024, |port| port.active_mtu);
@@ -118,24 +162,25 @@ impl Qp {
         self.qp.modify(&QpModify { rc: rts, ..QpModify::default() })
     }
 
-    /// Its state.
+    /// The state of the queue pair.
     pub fn state(&self) -> QpState {
         self.qp.state()
     }
 
-    /// Whether it outlives the failure of its path; else why not.
-    pub fn protection(&self) -> std::result::Result<(), String> {
+    /// Whether the queue pair goes on when its path fails; else why not.
+    pub fn protection(&self) -> Protection {
         let status = self.qp.status();
         match status.protected {
-            true => Ok(()),
-            false => Err(status.why),
+            true => Protection::Protected,
+            false => Protection::Unprotected { reason: status.why },
         }
     }
 
-    /// The path that carries it, `a/0-b/0`, and its epoch: 0 at first, and higher with each move.
-    pub fn path(&self) -> (String, u32) {
-        let status = self.qp.status();
-        (status.path, status.epoch)
+    /// The path that carries the queue pair; none while it is not connected, and where it is not
+    /// logical.
+    pub fn path(&self) -> Option<Path> {
+        let (local, remote, epoch) = self.qp.path()?;
+        Some(Path { local, remote, epoch })
     }
 
     /// Posts any WR.
@@ -208,6 +253,16 @@ impl Qp {
             sges: &[region.sge(range)?],
             ..SendWr::default()
         })
+    }
+}
+
+impl fmt::Debug for Qp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Qp")
+            .field("address", &self.address().to_string())
+            .field("state", &self.state())
+            .field("options", &self.options)
+            .finish_non_exhaustive()
     }
 }
 

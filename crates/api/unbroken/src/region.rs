@@ -5,6 +5,7 @@
 
 use crate::words::{copy_in, copy_out};
 use crate::{Pd, Result};
+use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::Arc;
@@ -23,11 +24,11 @@ pub struct Region {
 /// What a peer needs to READ and WRITE a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RemoteRegion {
-    /// Address of its first byte.
+    /// Address of the region's first byte.
     pub addr: u64,
-    /// Key.
+    /// The remote key.
     pub rkey: u32,
-    /// Bytes.
+    /// How many bytes the region has.
     pub len: u64,
 }
 
@@ -47,17 +48,17 @@ impl Region {
         Region::over(pd, self.words.clone(), self.len, access)
     }
 
-    /// How many bytes it has.
+    /// How many bytes the region has.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether the region has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What a peer needs.
+    /// What a peer needs to READ and WRITE the region.
     pub fn remote(&self) -> RemoteRegion {
         RemoteRegion {
             addr: self.words.as_ptr() as u64,
@@ -66,7 +67,7 @@ impl Region {
         }
     }
 
-    /// A part of it, for a WR. EINVAL where it ends behind the region.
+    /// A part of the region, for a work request. EINVAL where it ends behind the region.
     pub fn sge(&self, range: Range<usize>) -> Result<Sge> {
         self.check(&range)?;
         Ok(Sge {
@@ -91,7 +92,7 @@ impl Region {
         Ok(out)
     }
 
-    /// The same into a slice: without allocation.
+    /// Copies bytes out into a slice, without allocation. EINVAL where there are not so many.
     pub fn read_into(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.check(&(offset..offset.saturating_add(out.len())))?;
         copy_out(&self.words, offset, out);
@@ -103,6 +104,12 @@ impl Region {
             return Err(Error::invalid(format!("bytes {range:?} of a region of {}", self.len)));
         }
         Ok(())
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region").field("remote", &self.remote()).finish_non_exhaustive()
     }
 }
 

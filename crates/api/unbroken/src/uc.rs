@@ -2,23 +2,47 @@
 //! with completions of sends and receives in queues of their own.
 
 use crate::{Cq, Pd, QpAddress, Result};
+use std::fmt;
 use std::sync::Arc;
 use unbroken_shift::front;
 use unbroken_types::{Access, Mtu, QpCaps, QpState, QpType};
 use unbroken_verbs::{QpModify, RcModify, RecvWr, SendBatch};
 
-/// How to make a UC QP.
+/// How to make a UC queue pair.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct UcOptions {
     /// Queue sizes.
     pub caps: QpCaps,
-    /// What the peer may do.
+    /// What the peer may do: with [`UcOptions::new`], nothing but SEND.
     pub access: Access,
-    /// Every send makes a completion; else those alone that ask for it.
+    /// Whether every send makes a completion; else those alone that ask for it.
     pub signal_all: bool,
-    /// The network loses what the receiver has no room or no receive for, as a real one does; both
-    /// ends say so, or neither. The emulated network would make the sender wait.
+    /// Whether the network loses what the receiver has no room or no receive for, as a real one
+    /// does; both ends say so, or neither. The emulated network would make the sender wait.
     pub lossy: bool,
+}
+
+impl UcOptions {
+    /// Queues of these sizes; the rest as the peer's SENDs need it.
+    pub fn new(caps: QpCaps) -> UcOptions {
+        UcOptions { caps, access: Access::LOCAL_WRITE, signal_all: false, lossy: false }
+    }
+
+    /// Sets what the peer may do.
+    pub fn with_access(self, access: Access) -> UcOptions {
+        UcOptions { access, ..self }
+    }
+
+    /// Sets whether every send makes a completion.
+    pub fn with_signal_all(self, signal_all: bool) -> UcOptions {
+        UcOptions { signal_all, ..self }
+    }
+
+    /// Sets whether the network loses what the receiver has no room or no receive for.
+    pub fn with_lossy(self, lossy: bool) -> UcOptions {
+        UcOptions { lossy, ..self }
+    }
 }
 
 /// A UC queue pair.
@@ -61,8 +85,8 @@ impl UcQp {
         QpAddress { gid: self.qp.gid(), qpn: self.qp.qpn(), psn: self.psn }
     }
 
-    /// Connects it: it takes what the peer sends, and sends. The peer does the same with this one's
-    /// address.
+    /// Connects the queue pair: it takes what the peer sends, and sends. The peer does the same
+    /// with the address of this one.
     pub fn connect(&self, peer: &QpAddress) -> Result<()> {
         let rtr = RcModify {
             state: Some(QpState::Rtr),
@@ -78,13 +102,14 @@ impl UcQp {
         self.qp.modify(&QpModify { rc: rts, ..QpModify::default() })
     }
 
-    /// Ends it: what is outstanding is flushed, and nothing is taken from the peer any more.
+    /// Ends the queue pair: what is outstanding is flushed, and nothing is taken from the peer any
+    /// more.
     pub fn fail(&self) -> Result<()> {
         let rc = RcModify { state: Some(QpState::Err), ..RcModify::default() };
         self.qp.modify(&QpModify { rc, ..QpModify::default() })
     }
 
-    /// Its state. It does not come back from ERR.
+    /// The state of the queue pair. It does not come back from ERR.
     pub fn state(&self) -> QpState {
         self.qp.state()
     }
@@ -100,8 +125,17 @@ impl UcQp {
     }
 }
 
+impl fmt::Debug for UcQp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UcQp")
+            .field("address", &self.address().to_string())
+            .field("state", &self.state())
+            .finish_non_exhaustive()
+    }
+}
+
 impl crate::Nic {
-    /// The largest packet of its port 1.
+    /// The path MTU of port 1 of the NIC.
     pub fn mtu(&self) -> Mtu {
         self.context().port(1).map_or(Mtu::B1024, |port| port.active_mtu)
     }

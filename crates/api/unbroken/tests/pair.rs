@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use unbroken::{Cq, Host, Qp, QpOptions, QpState, Region, RemoteRegion, WcStatus};
+use unbroken::{Cq, Host, Protection, Qp, QpOptions, QpState, Region, RemoteRegion, WcStatus};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -53,8 +53,8 @@ fn pair_in(folder: TempDir, options: &QpOptions) -> (TempDir, End, End) {
 
 fn protected(qps: [&Qp; 2]) {
     let began = Instant::now();
-    while let Some(why) = qps.iter().find_map(|qp| qp.protection().err()) {
-        assert!(began.elapsed() < PATIENCE, "not protected: {why}");
+    while let Some(not) = qps.iter().map(|qp| qp.protection()).find(|p| !p.is_protected()) {
+        assert!(began.elapsed() < PATIENCE, "{not}");
     }
 }
 
@@ -87,8 +87,10 @@ fn a_logical_qp_goes_on_when_its_nic_dies() {
     work(&a, &b, &there, b"before");
     kill_nic(&folder);
     work(&a, &b, &there, b"and after");
-    let (path, epoch) = a.qp.path();
-    assert!(!path.starts_with("a/0") && (1..4).contains(&epoch), "{path} {epoch}");
+    let path = a.qp.path().unwrap();
+    assert!(path.local != "a/0" && (1..4).contains(&path.epoch), "{path:?}");
+    assert!(path.local.starts_with("a/") && path.remote.starts_with("b/"), "{path:?}");
+    assert_eq!(path.to_string(), format!("{}-{}", path.local, path.remote));
 }
 
 #[test]
@@ -98,13 +100,13 @@ fn plain_devices_are_reached_by_the_address_that_leads_to_them() {
     shape.kind.device = unbroken_fabric::DeviceKind::Plain;
     let runtime = unbroken_fabric::Runtime::at(folder.path()).unwrap();
     unbroken_fabric::Fabric::create(&runtime, &shape).unwrap();
-    let (_folder, a, b) = pair_in(folder, &QpOptions { plain: true, ..QpOptions::default() });
+    let (_folder, a, b) = pair_in(folder, &QpOptions::default().with_plain(true));
     work(&a, &b, &b.region.remote(), b"plain");
 }
 
 #[test]
 fn notices_arrive_with_their_bytes_or_without() {
-    let (_folder, a, b) = pair(&QpOptions { plain: true, ..QpOptions::default() });
+    let (_folder, a, b) = pair(&QpOptions::default().with_plain(true));
     for wr_id in 0..3 {
         b.qp.recv_notice(wr_id).unwrap();
     }
@@ -136,7 +138,7 @@ fn notices_arrive_with_their_bytes_or_without() {
 
 #[test]
 fn memory_may_be_registered_with_several_nics() {
-    let (folder, a, b) = pair(&QpOptions { plain: true, ..QpOptions::default() });
+    let (folder, a, b) = pair(&QpOptions::default().with_plain(true));
     let host = Host::emulated(folder.path(), "b").unwrap();
     let other = host.open(1).unwrap();
     let access = unbroken::Access::LOCAL_WRITE.with(unbroken::Access::REMOTE);
@@ -150,8 +152,10 @@ fn memory_may_be_registered_with_several_nics() {
 
 #[test]
 fn a_plain_qp_fails_with_its_nic() {
-    let (folder, a, b) = pair(&QpOptions { plain: true, ..QpOptions::default() });
-    assert_eq!(a.qp.protection(), Err("it was made without protection".into()));
+    let (folder, a, b) = pair(&QpOptions::default().with_plain(true));
+    let reason = "it was made without protection".into();
+    assert_eq!(a.qp.protection(), Protection::Unprotected { reason });
+    assert_eq!(a.qp.path(), None);
     work(&a, &b, &b.region.remote(), b"well");
     a.qp.recv(9, &a.region, 0..10).unwrap();
     kill_nic(&folder);

@@ -62,37 +62,34 @@ impl PathMigState {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct Access(pub u32);
 
+bitflags::bitflags! {
+    impl Access: u32 {
+        /// Incoming packets and receives may write.
+        const LOCAL_WRITE = 1;
+        /// The peer may write (RDMA WRITE).
+        const REMOTE_WRITE = 1 << 1;
+        /// The peer may read (RDMA READ).
+        const REMOTE_READ = 1 << 2;
+        /// The peer may run atomics.
+        const REMOTE_ATOMIC = 1 << 3;
+        /// Memory windows may be bound to the region.
+        const MW_BIND = 1 << 4;
+        /// Addresses count from 0 at the region's beginning.
+        const ZERO_BASED = 1 << 5;
+        /// All that the peer may do.
+        const REMOTE = 0b1110;
+        // What a program sets beside these is kept, and refused with its number.
+        const _ = !0;
+    }
+}
+
 impl Access {
-    /// Incoming packets and receives may write.
-    pub const LOCAL_WRITE: Access = Access(1);
-    /// The peer may write (RDMA WRITE).
-    pub const REMOTE_WRITE: Access = Access(1 << 1);
-    /// The peer may read (RDMA READ).
-    pub const REMOTE_READ: Access = Access(1 << 2);
-    /// The peer may run atomics.
-    pub const REMOTE_ATOMIC: Access = Access(1 << 3);
-    /// Memory windows may be bound to the region.
-    pub const MW_BIND: Access = Access(1 << 4);
-    /// Addresses count from 0 at the region's beginning.
-    pub const ZERO_BASED: Access = Access(1 << 5);
-    /// All that the peer may do.
-    pub const REMOTE: Access = Access(0b1110);
     /// No right beyond local reading, which every region has.
     pub const NONE: Access = Access(0);
 
-    /// Whether all rights of `other` are among these.
-    pub const fn contains(self, other: Access) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// Whether any right of `other` is among these.
-    pub const fn intersects(self, other: Access) -> bool {
-        self.0 & other.0 != 0
-    }
-
     /// The rights of both.
     pub const fn with(self, other: Access) -> Access {
-        Access(self.0 | other.0)
+        self.union(other)
     }
 }
 

@@ -107,26 +107,27 @@ impl SendOpcode {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SendFlags(pub u32);
 
-impl SendFlags {
-    /// Start only when all READs and atomics before it are complete.
-    pub const FENCE: SendFlags = SendFlags(1);
-    /// Make a WC.
-    pub const SIGNALED: SendFlags = SendFlags(1 << 1);
-    /// The peer's WC is a solicited event.
-    pub const SOLICITED: SendFlags = SendFlags(1 << 2);
-    /// The data is copied when the WR is posted; keys are not looked at.
-    pub const INLINE: SendFlags = SendFlags(1 << 3);
-    /// Our own (`UNBROKEN_SEND_NO_REPLAY`): never send this WR twice; a failure while it may have
-    /// run gives the original error.
-    pub const NO_REPLAY: SendFlags = SendFlags(1 << 30);
-
-    /// Whether all flags of `other` are set.
-    pub const fn contains(self, other: SendFlags) -> bool {
-        self.0 & other.0 == other.0
+bitflags::bitflags! {
+    impl SendFlags: u32 {
+        /// Start only when all READs and atomics before it are complete.
+        const FENCE = 1;
+        /// Make a WC.
+        const SIGNALED = 1 << 1;
+        /// The peer's WC is a solicited event.
+        const SOLICITED = 1 << 2;
+        /// The data is copied when the WR is posted; keys are not looked at.
+        const INLINE = 1 << 3;
+        /// Our own (`UNBROKEN_SEND_NO_REPLAY`): never send this WR twice; a failure while it may
+        /// have run gives the original error.
+        const NO_REPLAY = 1 << 30;
+        // What a program sets beside these is kept, and refused with its number.
+        const _ = !0;
     }
+}
 
+impl SendFlags {
     /// These flags and those.
     pub const fn with(self, other: SendFlags) -> SendFlags {
-        SendFlags(self.0 | other.0)
+        self.union(other)
     }
 }

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use unbroken::Host;
-use unbroken_collective::{
+use unbroken_coll::{
     Bootstrap, Communicator, DataType, Group, Id, Memory, Operation, Options, ReduceOp,
 };
 

@@ -1,6 +1,6 @@
 /* Ranks add vectors again and again while NICs die; each sum is checked, and what one rank has goes around in a ring. One process for each rank:
  *
- *   cc -Iinclude -o ring crates/collective/library/examples/ring.c -Ltarget/release -lunbroken_collective
+ *   cc -Iinclude -o ring crates/collective/library/examples/ring.c -Ltarget/release -lunbroken_coll
  *   export LD_LIBRARY_PATH=target/release UNBROKEN_RUNTIME=$(mktemp -d)
  *   for rank in 0 1 2; do ./ring $rank 3 abc 10 & done; sleep 3; target/release/unbroken fault set 'nic a/0 dead'; wait
  */

@@ -4,6 +4,7 @@ use thiserror::Error;
 
 /// An error of a communicator.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum Error {
     /// The communicator is broken, at all ranks. It can do nothing more.
     #[error("{0}")]

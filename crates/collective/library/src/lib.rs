@@ -8,7 +8,7 @@
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use unbroken_collective::{Bootstrap, Communicator, DataType, Options, ReduceOp};
+//! use unbroken_coll::{Bootstrap, Communicator, DataType, Options, ReduceOp};
 //! let patience = std::time::Duration::from_secs(60);
 //! let bootstrap = Bootstrap::listen("127.0.0.1:0".parse()?, patience)?; // rank 0's process; all are given its id
 //! let (id, rank, ranks) = (bootstrap.id(), 0, 2);
@@ -24,6 +24,7 @@
 //! gives a [`Request`], and the communicator's thread goes on with it while the program computes. A
 //! [`Group`] begins several at once. From C the same is `include/unbroken/coll.h`.
 #![deny(unsafe_code)]
+#![warn(missing_debug_implementations)]
 
 mod anysource;
 mod arms;
@@ -34,6 +35,7 @@ mod channel;
 mod communicator;
 mod completions;
 mod conn;
+mod debug;
 mod door;
 mod error;
 mod group;

@@ -53,20 +53,19 @@ pub(crate) struct Shape {
 impl Shape {
     fn options(&self, sends: u32, receives: u32) -> QpOptions {
         let (max_send_wr, max_recv_wr) = (sends, receives);
-        QpOptions {
-            caps: QpCaps {
-                max_send_wr,
-                max_recv_wr,
-                max_send_sge: 1,
-                max_recv_sge: 1,
-                max_inline_data: 0,
-            },
-            plain: true,
-            access: rights(),
-            timeout: self.ack_timeout,
-            retry_cnt: self.retries,
-            ..QpOptions::default()
-        }
+        let caps = QpCaps {
+            max_send_wr,
+            max_recv_wr,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        QpOptions::default()
+            .with_caps(caps)
+            .with_plain(true)
+            .with_access(rights())
+            .with_timeout(self.ack_timeout)
+            .with_retry_cnt(self.retries)
     }
 }
 
@@ -258,14 +257,12 @@ impl Net {
             max_recv_sge: 1,
             max_inline_data: 0,
         };
-        let options = QpOptions {
-            caps,
-            plain: !self.shape.logical,
-            access: rights(),
-            timeout: self.shape.ack_timeout,
-            retry_cnt: self.shape.retries,
-            ..QpOptions::default()
-        };
+        let options = QpOptions::default()
+            .with_caps(caps)
+            .with_plain(!self.shape.logical)
+            .with_access(rights())
+            .with_timeout(self.shape.ack_timeout)
+            .with_retry_cnt(self.shape.retries);
         let qp = adapter.pd.create_qp(&adapter.cq, &options)?;
         // Behind the queue pair, which a dead NIC does not make: what is registered with one that
         // is dead has keys that are good nowhere when it is well.

@@ -9,7 +9,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use ranks::{options, Fabric};
-use unbroken_collective::{
+use unbroken_coll::{
     Communicator, Completions, DataType, Error, Group, Memory, Operation, Options, ReduceOp,
     Request,
 };

@@ -8,7 +8,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use ranks::{check, options, Fabric};
-use unbroken_collective::{Communicator, Counts, DataType, Operation, Options, ReduceOp};
+use unbroken_coll::{Communicator, Counts, DataType, Operation, Options, ReduceOp};
 use unbroken_fabric::DeviceKind;
 
 const SUM: ReduceOp = ReduceOp::Sum;

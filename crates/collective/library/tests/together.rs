@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use ranks::{check, options, Fabric};
-use unbroken_collective::{
+use unbroken_coll::{
     Buffers, Counts, DataType, Error, Folding, Matrix, Operation, Options, ReduceOp,
 };
 use unbroken_fabric::DeviceKind;

@@ -1,9 +1,10 @@
 //! What comes to a rank: the part of an [`Engine`] that uses frames in the order of their numbers,
 //! as far as they belong to the operation that runs.
 
-use crate::engine::{Engine, Mutant};
+use crate::engine::Engine;
 use crate::frame::{FrameKind, Header, Notice, MEMORY};
 use crate::hands::{Bytes, Hands, Slot};
+use crate::mutants::left_out;
 use crate::Rank;
 
 impl Engine {
@@ -27,7 +28,7 @@ impl Engine {
             }
             Notice::Frame { seq, .. } => match self.peers[peer].incoming[at].on_frame(seq) {
                 Ok(fresh) if fresh => self.consume(peer, at, hands),
-                Ok(_) if self.config.mutant == Some(Mutant::NoDedup) => {
+                Ok(_) if left_out!(self.config.mutant, NoDedup) => {
                     self.use_twice(peer, at, seq, hands)
                 }
                 Ok(_) => {}
@@ -89,8 +90,7 @@ impl Engine {
                     return;
                 }
                 Some(run)
-                    if header.digest != run.digest
-                        && self.config.mutant != Some(Mutant::NoDigest) =>
+                    if header.digest != run.digest && !left_out!(self.config.mutant, NoDigest) =>
                 {
                     return self.tell_takes(header.operation, hands);
                 }

@@ -15,6 +15,7 @@ use crate::dispute::differs;
 use crate::frame::MEMORY;
 use crate::hands::{Bytes, Hands};
 use crate::message::{Message, News};
+use crate::mutants::{left_out, Mutant};
 use crate::paths::{Peer, State};
 use crate::run::{Ready, Run, Target};
 use crate::trace::Traces;
@@ -54,27 +55,6 @@ pub struct Config {
     pub balance: bool,
     /// A rule that is left out, in tests that must notice.
     pub mutant: Option<Mutant>,
-}
-
-/// Rules that can be left out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mutant {
-    /// A stream goes on where its sender believes to be.
-    SendersCount,
-    /// A stream goes on before the receiver has said that nothing more comes over the old path.
-    ImpatientSender,
-    /// A frame that comes twice is used twice.
-    NoDedup,
-    /// Slots are written again before the receiver has done with them.
-    NoCredit,
-    /// What the sender takes an operation for does not matter.
-    NoDigest,
-    /// An operation counts as begun when it was planned.
-    LateBegin,
-    /// A stream that is about to go home waits for that, also when the path home has failed again.
-    Homesick,
-    /// Who stands still names whom it waits for, whatever others have said.
-    Hasty,
 }
 
 /// The engine of one rank.
@@ -465,7 +445,7 @@ impl Engine {
     }
 
     fn is_hasty(&self) -> bool {
-        self.config.mutant == Some(Mutant::Hasty)
+        left_out!(self.config.mutant, Hasty)
     }
 }
 

@@ -1,9 +1,10 @@
 //! What leaves a rank: the part of an [`Engine`] that lets lanes take turns, fills slots, posts
 //! them and gives credit.
 
-use crate::engine::{Engine, Mutant};
+use crate::engine::Engine;
 use crate::frame::{FrameKind, Header, Notice, HEADER_BYTES, MEMORY};
 use crate::hands::{Hands, Slot};
+use crate::mutants::left_out;
 use crate::paths::{Peer, State};
 use crate::Rank;
 
@@ -39,7 +40,7 @@ impl Engine {
             let (peer, stream) = (run.lanes[lane as usize].peer, run.lanes[lane as usize].stream);
             let Peer { outgoing, paths, .. } = &mut self.peers[peer];
             let out = &mut outgoing[at];
-            let room = out.tx.has_room() || self.config.mutant == Some(Mutant::NoCredit);
+            let room = out.tx.has_room() || left_out!(self.config.mutant, NoCredit);
             let by = out.tx.carrier().map(|rail| usize::from(rail.min(self.config.rails)));
             let may = by.is_some_and(|by| self.on_way[by] < self.config.window)
                 && out.tx.to_post().is_none();

@@ -86,6 +86,7 @@ mod hands;
 mod leaving;
 pub mod locate;
 pub mod message;
+mod mutants;
 pub mod paths;
 pub mod reduce;
 pub mod run;
@@ -93,9 +94,11 @@ pub mod stream;
 mod trace;
 pub mod views;
 
-pub use engine::{Config, Engine, Mutant};
+pub use engine::{Config, Engine};
 pub use failure::Failure;
 pub use hands::{Bytes, Hands, Note, ProbeId, Slot};
+#[doc(hidden)]
+pub use mutants::Mutant;
 
 /// A rank's number.
 pub type Rank = usize;

@@ -3,10 +3,11 @@
 
 use std::collections::VecDeque;
 
-use crate::engine::{Engine, Mutant};
+use crate::engine::Engine;
 use crate::frame::MEMORY;
 use crate::hands::{Hands, Note};
 use crate::message::Message;
+use crate::mutants::left_out;
 use crate::stream::{Rx, Tx};
 use crate::{Failure, Rank};
 
@@ -276,7 +277,7 @@ impl Engine {
             self.trace(peer, rail, hands);
         }
         hands.note(&Note::Down { peer, rail, life: self.peers[peer].paths[at].life, told });
-        if self.config.mutant != Some(Mutant::Homesick) {
+        if !left_out!(self.config.mutant, Homesick) {
             // The stream that was on its way home here.
             self.peers[peer].outgoing[at].tx.stay();
         }
@@ -284,13 +285,13 @@ impl Engine {
             if out.tx.carrier() == Some(rail) {
                 out.tx.halt();
                 out.standing = Standing::Halted(rail);
-                if self.config.mutant == Some(Mutant::ImpatientSender) {
+                if left_out!(self.config.mutant, ImpatientSender) {
                     // From the first frame that it does not know to be used.
                     out.standing = Standing::Unassigned(Some(0));
                 }
             }
         }
-        if self.config.mutant == Some(Mutant::ImpatientSender) {
+        if left_out!(self.config.mutant, ImpatientSender) {
             self.place_streams(peer, hands);
         }
     }
@@ -325,7 +326,7 @@ impl Engine {
         for (out, (arrived, used)) in self.peers[peer].outgoing.iter_mut().zip(counts) {
             wrong |= out.tx.on_used(*used).is_err();
             if out.standing == Standing::Halted(rail) {
-                let mine = self.config.mutant == Some(Mutant::SendersCount);
+                let mine = left_out!(self.config.mutant, SendersCount);
                 out.standing =
                     Standing::Unassigned(Some(if mine { out.tx.own_count() } else { *arrived }));
             }

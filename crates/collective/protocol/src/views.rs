@@ -25,10 +25,11 @@
 use unbroken_schedule::cost::Costs;
 use unbroken_schedule::{planner, Collective, Folding, Health, Plan, Topology};
 
-use crate::engine::{Engine, Mutant};
+use crate::engine::Engine;
 use crate::hands::{Hands, Note};
 use crate::locate::{Place, Verdict};
 use crate::message::News;
+use crate::mutants::left_out;
 use crate::{Failure, Rank};
 
 /// A view lasts so long at least: NICs that come and go would else have ranks agree all the time.
@@ -107,7 +108,7 @@ impl Engine {
         if self.views.proposal.is_some() {
             return None;
         }
-        if self.config.mutant != Some(Mutant::LateBegin) {
+        if !left_out!(self.config.mutant, LateBegin) {
             self.begun = self.begun.max(number + 1);
         }
         let of = self.views.agreed.iter().rev().find(|(_, from, _)| *from <= number);

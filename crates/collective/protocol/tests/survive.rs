@@ -111,6 +111,7 @@ fn case(seed: u64) -> Case {
 }
 
 /// One with few slots, and queue pairs that fail again and again: where rules are needed most.
+#[cfg(feature = "mutants")]
 fn restless(seed: u64, mutant: Mutant) -> Case {
     let mut random = Random(seed ^ 0x0e57);
     let topology =
@@ -183,6 +184,7 @@ fn whatever_fails_results_are_right() {
 }
 
 #[test]
+#[cfg(feature = "mutants")]
 fn every_rule_that_is_left_out_is_noticed() {
     for mutant in [Mutant::SendersCount, Mutant::ImpatientSender, Mutant::NoDedup, Mutant::NoCredit]
     {
@@ -259,6 +261,11 @@ fn misnamed(seed: u64, mutant: Option<Mutant>) -> Option<String> {
 #[test]
 fn a_process_that_stands_still_is_named_to_all() {
     (0..150).for_each(|seed| assert_eq!(misnamed(seed, None), None));
+}
+
+#[test]
+#[cfg(feature = "mutants")]
+fn the_wait_before_naming_left_out_is_noticed() {
     let caught = (0..150).find(|seed| misnamed(*seed, Some(Mutant::Hasty)).is_some());
     println!("{:?}: seed {caught:?}", Mutant::Hasty);
     assert!(caught.is_some());
@@ -331,6 +338,11 @@ fn ranks_that_disagree_all_hear_who_differs_first() {
     for seed in 0..600 {
         assert_eq!(not_told(seed, None), None);
     }
+}
+
+#[test]
+#[cfg(feature = "mutants")]
+fn the_digest_left_out_is_noticed() {
     assert!(
         (0..600).any(|seed| not_told(seed, Some(Mutant::NoDigest)).is_some()),
         "sums of different things go unnoticed"
@@ -512,18 +524,26 @@ fn relapse(seed: u64, mutant: Option<Mutant>) -> Option<Case> {
 /// A stream whose way home fails before it has gone goes on where it is.
 #[test]
 fn nobody_waits_for_a_home_that_is_lost_again() {
-    let wrong =
-        |seed: u64, mutant| relapse(seed, mutant).map(|case| wrong(&case, &run(&case, MOST_US)));
     let mut relapses = 0;
     for seed in 0..40 {
-        let outcome = wrong(seed, None);
+        let outcome = relapsed(seed, None);
         relapses += usize::from(outcome.is_some());
         assert_eq!(outcome.flatten(), None, "seed {seed}");
     }
     assert!(relapses > 20, "{relapses} of 40 came back in time");
-    let caught =
-        (0..40).filter(|seed| wrong(*seed, Some(Mutant::Homesick)).flatten().is_some()).count();
-    println!("Homesick: {caught} of {relapses}");
+}
+
+/// What is wrong with a relapse, if there is one.
+fn relapsed(seed: u64, mutant: Option<Mutant>) -> Option<Option<String>> {
+    relapse(seed, mutant).map(|case| wrong(&case, &run(&case, MOST_US)))
+}
+
+#[test]
+#[cfg(feature = "mutants")]
+fn staying_left_out_is_noticed() {
+    let homesick = Some(Mutant::Homesick);
+    let caught = (0..40).filter(|seed| relapsed(*seed, homesick).flatten().is_some()).count();
+    println!("Homesick: {caught}");
     assert!(caught > 0, "a stream that waits for a home that is lost goes unnoticed");
 }
 
@@ -549,6 +569,11 @@ fn all_plan_with_the_same_view_however_often_it_changes() {
     }
     println!("{agreed} views");
     assert!(agreed > 100, "{agreed} views");
+}
+
+#[test]
+#[cfg(feature = "mutants")]
+fn a_begin_that_is_left_out_is_noticed() {
     let caught = (0..60).find(|seed| {
         let case = fickle(*seed, Some(Mutant::LateBegin));
         wrong(&case, &run(&case, MOST_US)).is_some()

@@ -14,8 +14,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
 use crate::model::{
-    Action, ActionId, ActionKind, ActionSpec, Filter, Match, Mutation, Op, Own, Rules, Settings,
+    Action, ActionId, ActionKind, ActionSpec, Filter, Match, Op, Own, Rules, Settings,
 };
+use crate::mutants::left_out;
 use crate::wanted::Wanted;
 
 /// The operations, and what they were counted from.
@@ -98,21 +99,21 @@ pub fn diff(settings: &Settings, wanted: &Wanted, rules: &Rules) -> Plan {
         dels.extend(spare.map(|handle| Op::DelFilter { ifindex, handle }));
     }
     let clsact = wanted.clsact.difference(&rules.clsact).map(|&ifindex| Op::AddClsact { ifindex });
-    let (adds, unused) = actions.finish(&released);
+    let (adds, mut unused) = actions.finish(&released);
     plan.ops = clsact.chain(adds).collect();
-    match settings.mutation {
-        Mutation::ActionsFirst => plan.ops.extend(unused.into_iter().chain(puts).chain(dels)),
-        Mutation::DeleteFirst => {
-            for put in &mut puts {
-                if let Op::PutFilter { ifindex, handle, replace: replace @ true, .. } = put {
-                    plan.ops.push(Op::DelFilter { ifindex: *ifindex, handle: *handle });
-                    *replace = false;
-                }
-            }
-            plan.ops.extend(dels.into_iter().chain(puts).chain(unused));
-        }
-        _ => plan.ops.extend(puts.into_iter().chain(dels).chain(unused)),
+    if left_out!(settings.mutation, ActionsFirst) {
+        plan.ops.append(&mut unused);
     }
+    if left_out!(settings.mutation, DeleteFirst) {
+        for put in &mut puts {
+            if let Op::PutFilter { ifindex, handle, replace: replace @ true, .. } = put {
+                plan.ops.push(Op::DelFilter { ifindex: *ifindex, handle: *handle });
+                *replace = false;
+            }
+        }
+        plan.ops.append(&mut dels);
+    }
+    plan.ops.extend(puts.into_iter().chain(dels).chain(unused));
     plan
 }
 
@@ -121,8 +122,8 @@ pub fn diff(settings: &Settings, wanted: &Wanted, rules: &Rules) -> Plan {
 fn is_ours(settings: &Settings, filter: &Filter) -> bool {
     let Own { priority, handles, .. } = &settings.own;
     filter.priority == *priority
-        && (handles.contains(&filter.handle) || settings.mutation == Mutation::IgnoreHandles)
-        && (settings.mutation == Mutation::IgnoreCookie
+        && (handles.contains(&filter.handle) || left_out!(settings.mutation, IgnoreHandles))
+        && (left_out!(settings.mutation, IgnoreCookie)
             || !filter.actions.is_empty() && filter.actions.iter().all(|(_, cookie)| *cookie))
 }
 
@@ -159,8 +160,7 @@ impl<'a> Device<'a> {
 
 /// The shared actions.
 struct Actions<'a> {
-    own: &'a Own,
-    mutation: Mutation,
+    settings: &'a Settings,
     /// Ours that are right for something.
     by_spec: HashMap<ActionSpec, ActionId>,
     /// All of ours.
@@ -177,7 +177,7 @@ struct Actions<'a> {
 impl<'a> Actions<'a> {
     fn new(settings: &'a Settings, actions: &'a [Action]) -> Actions<'a> {
         let own = &settings.own;
-        let cookie = |a: &Action| a.cookie || settings.mutation == Mutation::IgnoreCookie;
+        let cookie = |a: &Action| a.cookie || left_out!(settings.mutation, IgnoreCookie);
         let ours: Vec<&Action> =
             actions.iter().filter(|a| own.indexes.contains(&a.id.index) && cookie(a)).collect();
         let mut by_spec: HashMap<ActionSpec, ActionId> = HashMap::new();
@@ -196,7 +196,7 @@ impl<'a> Actions<'a> {
         }
         let taken = actions.iter().map(|a| a.id).collect();
         let (used, adds, searched) = Default::default();
-        Actions { own, mutation: settings.mutation, by_spec, ours, taken, used, adds, searched }
+        Actions { settings, by_spec, ours, taken, used, adds, searched }
     }
 
     /// The actions that do this; new ones are noted. None when no number is left.
@@ -210,7 +210,7 @@ impl<'a> Actions<'a> {
             return Some(id);
         }
         let kind = spec.kind();
-        if self.mutation == Mutation::EditActions {
+        if left_out!(self.settings.mutation, EditActions) {
             let old = self
                 .ours
                 .iter()
@@ -224,8 +224,8 @@ impl<'a> Actions<'a> {
                 return Some(id);
             }
         }
-        let from = self.searched.get(&kind).map_or(self.own.indexes.start, |s| *s);
-        let index = (from..self.own.indexes.end)
+        let from = self.searched.get(&kind).map_or(self.settings.own.indexes.start, |s| *s);
+        let index = (from..self.settings.own.indexes.end)
             .find(|&index| !self.taken.contains(&ActionId { kind, index }))?;
         self.searched.insert(kind, index + 1);
         let id = ActionId { kind, index };

@@ -20,15 +20,16 @@
 
 mod diff;
 mod model;
+mod mutants;
 mod reconciler;
 mod wanted;
 
 pub use diff::{diff, Plan};
-#[doc(hidden)]
-pub use model::Mutation;
 pub use model::{
     Action, ActionId, ActionKind, ActionSpec, FdbEntry, Filter, Link, Mac, Match, Offload, Op, Own,
     Rules, Settings, Tables, Tenant, TunnelMatch, COOKIE, DEFAULT_PRIORITY, VXLAN_PORT,
 };
+#[doc(hidden)]
+pub use mutants::Mutation;
 pub use reconciler::{Command, Dump, Event, Reconciler, Status, Table, Timing, BATCH_OPS};
 pub use wanted::{wanted, Wanted};

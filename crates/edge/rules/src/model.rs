@@ -6,6 +6,8 @@ use std::net::Ipv4Addr;
 use std::ops::Range;
 use std::str::FromStr;
 
+use crate::mutants::Mutation;
+
 /// The cookie of every action that is ours (tc allows 16 bytes).
 pub const COOKIE: &[u8] = b"unbroken-edge";
 /// The priority of our filters unless another is configured.
@@ -318,39 +320,4 @@ pub enum Op {
 /// Devices by name.
 pub(crate) fn names(links: &[Link]) -> BTreeMap<&str, u32> {
     links.iter().map(|l| (l.name.as_str(), l.ifindex)).collect()
-}
-
-/// A rule that is left out, so that tests show that it is needed.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mutation {
-    /// Nothing is left out.
-    #[default]
-    None,
-    /// The cookie is not looked at.
-    IgnoreCookie,
-    /// The range of handles is not looked at.
-    IgnoreHandles,
-    /// A shared action is changed where it stands.
-    EditActions,
-    /// Actions are removed before the filters that refer to them.
-    ActionsFirst,
-    /// Old filters are removed before the new ones are made.
-    DeleteFirst,
-    /// Entries that traffic made count, too.
-    AnyFdbEntry,
-    /// Entries for floods count, too.
-    ZeroMacs,
-    /// Only notifications make it look.
-    NoResync,
-    /// A torn dump is taken for a whole one.
-    IgnoreInterrupted,
-    /// An answer is waited for without end.
-    NoTimeout,
-    /// What fails is not tried again before the next resync, and that one not after a failure.
-    NoRetry,
-    /// Filters are made also when their actions could not be.
-    BindBlindly,
-    /// Tenants share their filters' destinations.
-    OneTenant,
 }

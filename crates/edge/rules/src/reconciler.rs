@@ -19,9 +19,8 @@
 use std::collections::BTreeSet;
 
 use crate::diff::{diff, Plan};
-use crate::model::{
-    Action, ActionId, FdbEntry, Filter, Link, Mutation, Op, Rules, Settings, Tables,
-};
+use crate::model::{Action, ActionId, FdbEntry, Filter, Link, Op, Rules, Settings, Tables};
+use crate::mutants::left_out;
 use crate::wanted::wanted;
 
 /// A table is asked for this often before the round is given up.
@@ -251,7 +250,7 @@ impl Reconciler {
                 Command::Apply(number, ops[*done..*asked].to_vec())
             }
             State::Waiting(_) => return None,
-            _ if now_us < self.reply_by_us || self.settings.mutation == Mutation::NoTimeout => {
+            _ if now_us < self.reply_by_us || left_out!(self.settings.mutation, NoTimeout) => {
                 return None
             }
             _ => {
@@ -271,7 +270,7 @@ impl Reconciler {
             return;
         }
         let dump = match dump {
-            Dump::Interrupted(dump) if self.settings.mutation == Mutation::IgnoreInterrupted => {
+            Dump::Interrupted(dump) if left_out!(self.settings.mutation, IgnoreInterrupted) => {
                 *dump
             }
             other => other,
@@ -350,7 +349,7 @@ impl Reconciler {
         });
         let lost: BTreeSet<ActionId> = lost.collect();
         *done = *asked;
-        if !lost.is_empty() && self.settings.mutation != Mutation::BindBlindly {
+        if !lost.is_empty() && !left_out!(self.settings.mutation, BindBlindly) {
             ops.retain(|op| !matches!(op, Op::PutFilter { actions, .. } if actions.iter().any(|a| lost.contains(a))));
         }
         if *done < ops.len() {
@@ -374,7 +373,7 @@ impl Reconciler {
     }
 
     fn back_off(&mut self, now_us: u64) {
-        if self.settings.mutation == Mutation::NoRetry {
+        if left_out!(self.settings.mutation, NoRetry) {
             self.state = State::Waiting(u64::MAX);
             return;
         }
@@ -384,9 +383,10 @@ impl Reconciler {
     }
 
     fn wait(&mut self, now_us: u64, time_us: u64) {
-        let at = match self.settings.mutation {
-            Mutation::NoResync if time_us >= self.timing.resync_us => u64::MAX,
-            _ => now_us.saturating_add(time_us.min(self.timing.resync_us)),
+        let never = left_out!(self.settings.mutation, NoResync) && time_us >= self.timing.resync_us;
+        let at = match never {
+            true => u64::MAX,
+            false => now_us.saturating_add(time_us.min(self.timing.resync_us)),
         };
         self.state = State::Waiting(at);
     }

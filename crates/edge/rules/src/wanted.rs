@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{
-    names, ActionSpec, FdbEntry, Mac, Match, Mutation, Settings, Tables, Tenant, TunnelMatch,
+    names, ActionSpec, FdbEntry, Mac, Match, Settings, Tables, Tenant, TunnelMatch,
 };
+use crate::mutants::left_out;
 use crate::Offload;
 
 /// The rules that should exist.
@@ -66,7 +67,7 @@ pub fn wanted(settings: &Settings, tables: &Tables) -> Wanted {
 }
 
 fn is_station(settings: &Settings, mac: Mac) -> bool {
-    mac.is_unicast() && (mac != Mac::ZERO || settings.mutation == Mutation::ZeroMacs)
+    mac.is_unicast() && (mac != Mac::ZERO || left_out!(settings.mutation, ZeroMacs))
 }
 
 /// The addresses behind the ports. One that is seen behind two, in the middle of a move, is taken
@@ -93,12 +94,12 @@ fn remote(
     by_device: &BTreeMap<u32, Vec<&FdbEntry>>,
 ) -> BTreeMap<Mac, ActionSpec> {
     let mut remote = BTreeMap::new();
-    let devices: Vec<u32> = match settings.mutation {
-        Mutation::OneTenant => by_device.keys().copied().collect(),
-        _ => vec![anchor],
+    let devices: Vec<u32> = match left_out!(settings.mutation, OneTenant) {
+        true => by_device.keys().copied().collect(),
+        false => vec![anchor],
     };
     for entry in devices.iter().flat_map(|d| by_device.get(d).into_iter().flatten()) {
-        let counts = entry.extern_learn || settings.mutation == Mutation::AnyFdbEntry;
+        let counts = entry.extern_learn || left_out!(settings.mutation, AnyFdbEntry);
         let Some(dst) =
             entry.dst.filter(|d| counts && *d != settings.loopback && !d.is_unspecified())
         else {

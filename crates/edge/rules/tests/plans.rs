@@ -157,6 +157,7 @@ proptest! {
 }
 
 #[test]
+#[cfg(feature = "mutants")]
 fn a_wrong_order_is_noticed() {
     for (mutation, why) in
         [(Mutation::ActionsFirst, "EPERM"), (Mutation::DeleteFirst, "without a rule")]

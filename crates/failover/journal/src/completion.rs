@@ -9,7 +9,8 @@
 //! may be seen before the error that is its reason. So every flush is only noted; it is made up
 //! again from the rings if it turns out to be the application's.
 
-use crate::journal::{Journal, Mutation};
+use crate::journal::Journal;
+use crate::mutants::left_out;
 use crate::phase::Phase;
 use crate::slot::{distance, Queue, Slot};
 use unbroken_types::{Completions, Wc, WcOpcode, WcStatus};
@@ -50,7 +51,7 @@ impl Journal {
         if index >= self.given_sends {
             return self.is_strange();
         }
-        let late = self.stopping() && self.config.mutation == Mutation::LateSuccessLost;
+        let late = self.stopping() && left_out!(self.config.mutation, LateSuccessLost);
         if wc.status != WcStatus::Success as u32 || late {
             return self.handle_send_error(index, wc, out);
         }
@@ -149,7 +150,7 @@ impl Journal {
     }
 
     fn consume(&mut self, now_us: u64) {
-        if !(self.stopping() && self.config.mutation == Mutation::LateReceiveUncounted) {
+        if !(self.stopping() && left_out!(self.config.mutation, LateReceiveUncounted)) {
             self.consumed += 1;
         }
         self.first_moved_us.get_or_insert(now_us);
@@ -158,11 +159,12 @@ impl Journal {
     /// Whether an error is for the application to see. The first one decides what becomes of the
     /// QP.
     fn goes_through(&mut self, wc: &Wc, out: &mut (impl Completions + ?Sized)) -> bool {
-        let mutation = self.config.mutation;
         match (self.phase(), is_foreign(wc)) {
             (Phase::Ending { .. }, _) => true,
             (Phase::Live, Some(_)) if self.stopping() => false,
-            (Phase::Live, Some(WcStatus::WrFlushErr)) if mutation == Mutation::FlushLetThrough => {
+            (Phase::Live, Some(WcStatus::WrFlushErr))
+                if left_out!(self.config.mutation, FlushLetThrough) =>
+            {
                 true
             }
             (Phase::Live, Some(status)) => {
@@ -174,7 +176,7 @@ impl Journal {
                 false
             }
             (_, Some(_)) => false,
-            (_, None) if mutation == Mutation::OwnErrorHeld => false,
+            (_, None) if left_out!(self.config.mutation, OwnErrorHeld) => false,
             (_, None) => {
                 self.enter_ending(true, out);
                 true
@@ -223,10 +225,13 @@ impl Journal {
     pub(crate) fn complete_executed(&mut self, out: &mut (impl Completions + ?Sized)) {
         while self.sends.first() < self.given_sends && self.sends.at(self.sends.first()).executed {
             self.completed.count(self.sends.at(self.sends.first()).opcode);
-            match self.config.mutation {
-                Mutation::ExecutedEarly => self.sends.remove_oldest(),
-                Mutation::ExecutedAgain => return,
-                _ => self.sends.complete(out),
+            if left_out!(self.config.mutation, ExecutedAgain) {
+                return;
+            }
+            if left_out!(self.config.mutation, ExecutedEarly) {
+                self.sends.remove_oldest();
+            } else {
+                self.sends.complete(out);
             }
         }
     }

@@ -22,6 +22,7 @@
 //! or executed, `given..next` waits until the provider may have it (sends need RTS there) or for
 //! the QP to be stopped.
 
+use crate::mutants::{left_out, Mutation};
 use crate::phase::{Hindrances, Phase};
 use crate::sends::Sends;
 use crate::slot::{Queue, Slot};
@@ -30,31 +31,6 @@ use unbroken_types::{
     Backlog, Completions, Messages, PostError, Progress, QpCaps, QpState, RecvRing, RecvWr,
     SendBatch, SendFlags, SendWr, Wc, WcStatus,
 };
-
-/// A rule to leave out: for tests of the tests alone.
-#[doc(hidden)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Mutation {
-    /// The product as it is.
-    #[default]
-    None,
-    /// A flush that comes by itself reaches the application.
-    FlushLetThrough,
-    /// The QP counts as stopped as soon as it is in ERR.
-    NoMarker,
-    /// Sends that make no WC are not kept.
-    UnsignaledLost,
-    /// What the peer has executed completes as soon as it is given over.
-    ExecutedEarly,
-    /// A success that arrives while the QP is being stopped is taken for a flush.
-    LateSuccessLost,
-    /// Receives that complete while the QP is being stopped are not counted.
-    LateReceiveUncounted,
-    /// What the peer has executed goes on the wire again.
-    ExecutedAgain,
-    /// An error of the application's own is held like one of the network.
-    OwnErrorHeld,
-}
 
 /// How a journal is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -484,7 +460,7 @@ impl Journal {
     }
 
     fn passes_over(&self, index: u64) -> bool {
-        self.sends.at(index).executed && self.config.mutation != Mutation::ExecutedAgain
+        self.sends.at(index).executed && !left_out!(self.config.mutation, ExecutedAgain)
     }
 
     /// The provider has taken the send that [`Self::next_send`] gave.
@@ -580,7 +556,7 @@ impl Journal {
             if entry.signaled || self.announces() {
                 self.announced = index + 1;
             }
-            if self.config.mutation == Mutation::ExecutedEarly && entry.executed && entry.signaled {
+            if left_out!(self.config.mutation, ExecutedEarly) && entry.executed && entry.signaled {
                 out.send(Wc { wr_id: entry.wr_id, qp_num: self.config.wc_qpn, ..Wc::default() });
             }
         }

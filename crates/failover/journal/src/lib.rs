@@ -17,11 +17,14 @@
 
 mod completion;
 mod journal;
+mod mutants;
 mod phase;
 mod sends;
 mod slot;
 mod stop;
 
-pub use journal::{Config, Journal, Mutation, Posted};
+pub use journal::{Config, Journal, Posted};
+#[doc(hidden)]
+pub use mutants::Mutation;
 pub use slot::{Queue, Slot};
 pub use stop::Step;

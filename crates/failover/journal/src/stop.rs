@@ -9,7 +9,8 @@
 //! until its CQ was found empty after that. What succeeds meanwhile counts and completes. When both
 //! queues are through, nothing later changes memory or completes a WR.
 
-use crate::journal::{Journal, Mutation};
+use crate::journal::Journal;
+use crate::mutants::left_out;
 use crate::phase::{Hindrances, Phase};
 use crate::slot::Queue;
 use unbroken_types::{Backlog, Completions, Messages, WcStatus};
@@ -60,7 +61,7 @@ impl Journal {
             return Step::Done(Backlog::default());
         }
         self.hindrances.set(Hindrances::STOPPING, true);
-        if self.config.mutation == Mutation::NoMarker && self.stop.in_error {
+        if left_out!(self.config.mutation, NoMarker) && self.stop.in_error {
             self.stop.out = [true; 2];
         }
         match self.stop.out {
@@ -135,7 +136,7 @@ impl Journal {
         }
         let mut backlog =
             Backlog { sends: self.sends.entries(), recvs: self.recvs.entries(), ..self.counts() };
-        if self.config.mutation == Mutation::UnsignaledLost {
+        if left_out!(self.config.mutation, UnsignaledLost) {
             let signaled = |e: &unbroken_types::SendEntry| {
                 e.flags.contains(unbroken_types::SendFlags::SIGNALED)
             };

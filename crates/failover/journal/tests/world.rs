@@ -645,6 +645,7 @@ fn every_send_completes_once_in_order_and_nothing_is_lost_at_any_stop() {
 }
 
 #[test]
+#[cfg(feature = "mutants")]
 fn every_rule_that_is_left_out_is_noticed() {
     use Mutation::*;
     for mutation in [

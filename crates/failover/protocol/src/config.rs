@@ -36,7 +36,7 @@ pub struct Config {
     pub fence_total_us: u64,
     /// Leaves a rule out, so that the tests can show that they would notice.
     #[doc(hidden)]
-    pub mutation: Mutation,
+    pub mutation: crate::Mutation,
 }
 
 impl Default for Config {
@@ -60,38 +60,9 @@ impl Default for Config {
             settle_us: 1_000_000,
             fence_us: 50_000,
             fence_total_us: 5_000_000,
-            mutation: Mutation::None,
+            mutation: crate::Mutation::None,
         }
     }
-}
-
-/// A rule of the switch to leave out: for tests of the tests alone.
-#[doc(hidden)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
-pub enum Mutation {
-    /// The product as it is.
-    #[default]
-    None,
-    /// What the peer says it has executed is ignored.
-    NoCounts,
-    /// Sending starts without the peer's Hello of the epoch.
-    Early,
-    /// A Hello of a higher epoch is ignored.
-    NoFollow,
-    /// A planned switch does not wait until its own sends are complete.
-    NoFence,
-    /// A planned switch does not wait until the peer's sends are complete.
-    FenceNotAwaited,
-    /// A peer that counts receives only is taken for one that counts all.
-    NoCountKind,
-    /// What must not run twice is sent again like everything else.
-    NoCheck,
-    /// A QP that an error of the program has ended is moved like any other.
-    EndedRevived,
-    /// A QP through which nothing ever came gets a fresh life, too.
-    UnprovenRevived,
-    /// Paths that were tried in vain are chosen like others.
-    Forgetful,
 }
 
 /// What a logical QP has counted since it was made.

@@ -29,9 +29,9 @@
 
 use crate::action::{Action, Reason, Switched};
 use crate::choice::may_go_home;
-use crate::config::Mutation;
 use crate::health::Verdict;
 use crate::message::{Body, Message, RefuseReason};
+use crate::mutants::left_out;
 use crate::qp::{LogicalQp, State};
 use crate::silence::{Look, Silence};
 use crate::slots::{slot_of, Belief, SlotPath};
@@ -224,7 +224,7 @@ impl Executor {
         if self.gave_up.is_some() && !self.was_alive {
             return false;
         }
-        if self.lqp.epoch() > 0 || self.lqp.mutation() == Mutation::UnprovenRevived {
+        if self.lqp.epoch() > 0 || left_out!(self.lqp.mutation(), UnprovenRevived) {
             return false;
         }
         let p = shell.progress();
@@ -466,7 +466,7 @@ impl Executor {
                 Action::CheckReplay { epoch, peer_done } => {
                     let breaks =
                         self.held.as_ref().is_some_and(|h| h.work.unsafe_to_replay(peer_done));
-                    let safe = !breaks || self.lqp.mutation() == Mutation::NoCheck;
+                    let safe = !breaks || left_out!(self.lqp.mutation(), NoCheck);
                     self.lqp.handle_check(shell.now_us(), epoch, safe);
                 }
                 Action::Connect { epoch: _, peer_qpn, sq_psn, rq_psn, mtu, peer_done } => {

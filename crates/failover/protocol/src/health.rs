@@ -33,6 +33,7 @@ mod pair;
 #[cfg(test)]
 mod tests;
 
+use crate::mutants::left_out;
 use crate::slots::Way;
 use pair::{Pair, Question, State, REMEMBERED};
 use std::collections::{BTreeMap, VecDeque};
@@ -362,8 +363,9 @@ impl PeerHealth {
             return None;
         };
         let silent_us = since_us + self.config.silent_peer_us;
-        let doomed_us =
-            doomed_us.or(self.config.no_witness.then_some(0)).filter(|_| probes >= MIN_PROBES);
+        let doomed_us = doomed_us
+            .or(left_out!(self.config.mutation, NoWitness).then_some(0))
+            .filter(|_| probes >= MIN_PROBES);
         Some(
             doomed_us
                 .map_or(silent_us, |at| at.max(since_us + self.config.round_us).min(silent_us)),

@@ -25,6 +25,7 @@ pub mod health;
 mod keys;
 pub mod lanes;
 pub mod message;
+mod mutants;
 mod qp;
 pub mod seal;
 pub mod silence;
@@ -34,10 +35,10 @@ pub use action::{
     Action, Attempt, FailCause, OpenError, Opened, QuiesceError, Quiesced, Reason, Switched,
 };
 pub use choice::Policy;
-#[doc(hidden)]
-pub use config::Mutation;
 pub use config::{Config, Counters};
 pub use executor::{Asks, Ended, Executor, PeerWord, Shell, StepError, Switch};
 pub use message::{Endpoint, Message};
+#[doc(hidden)]
+pub use mutants::Mutation;
 pub use qp::{LogicalQp, State};
 pub use slots::{slot_of, Belief, SlotPath, SlotTable, Way, SLOTS};

@@ -2,7 +2,8 @@
 
 use crate::end::{End, Sink, Wcs, CAPS};
 use crate::memory::Area;
-use crate::plan::{Fault, Mutant};
+use crate::mutants::Mutant;
+use crate::plan::Fault;
 use crate::world::{endpoint, logical_qpn, Event, Violation, World};
 use unbroken_failover_protocol::health::{Answer, Verdict};
 use unbroken_failover_protocol::message::{Body, Probe, RefuseReason};

@@ -1,8 +1,8 @@
 //! What the simulated world does for an executor: its [`Shell`].
 
 use crate::end::{Life, Wcs};
+use crate::mutants::Mutant;
 use crate::phys::Phys;
-use crate::plan::Mutant;
 use crate::world::{logical_qpn, qpn_of, Event, World};
 use unbroken_failover_protocol::{
     Asks, Belief, Ended, Executor, FailCause, LogicalQp, Message, OpenError, Opened, PeerWord,

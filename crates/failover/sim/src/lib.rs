@@ -19,7 +19,8 @@
 //! 7. however a path flaps, a QP goes home once in a time only; and where keys are each NIC's own,
 //!    a NIC is never given a key of another.
 //!
-//! A *mutant* ([`plan::Mutant`]) leaves one rule of the design out; the checks must notice each.
+//! A *mutant* ([`Mutant`], with the feature `mutants`) leaves one rule of the design out; the checks
+//! must notice each.
 #![forbid(unsafe_code)]
 
 pub mod app;
@@ -28,6 +29,7 @@ pub mod end;
 mod hands;
 mod home;
 pub mod memory;
+mod mutants;
 pub mod net;
 pub mod own;
 pub mod phys;
@@ -37,6 +39,6 @@ mod srq;
 pub mod stats;
 mod world;
 
-pub use plan::Mutant;
+pub use mutants::Mutant;
 pub use stats::Stats;
 pub use world::{run, Violation};

@@ -36,11 +36,17 @@ struct Args {
 }
 
 fn mutant(name: &str) -> Result<Mutant, String> {
+    if !cfg!(feature = "mutants") {
+        return Err(WITHOUT_MUTANTS.into());
+    }
     Mutant::from_name(name).ok_or_else(|| {
         let names: Vec<_> = Mutant::ALL.iter().map(|m| m.name()).collect();
         format!("there is no mutant of this name; there are {}", names.join(", "))
     })
 }
+
+const WITHOUT_MUTANTS: &str =
+    "nothing can be left out: build with `--features unbroken-sim/mutants`";
 
 /// What a batch of schedules came to: the counts, and the first violation with its seed.
 type Outcome = (Stats, Option<(u64, String)>);
@@ -79,13 +85,20 @@ fn batch(args: &Args, mutant: Mutant) -> Outcome {
 }
 
 fn command(seed: u64, mutant: Mutant) -> String {
-    let with =
-        if mutant == Mutant::None { String::new() } else { format!(" --mutant {}", mutant.name()) };
-    format!("cargo run --bin sim -- --seed {seed} --schedules 1 --threads 1 --trace{with}")
+    let (features, with) = match mutant {
+        Mutant::None => ("", String::new()),
+        _ => (" --features unbroken-sim/mutants", format!(" --mutant {}", mutant.name())),
+    };
+    let one = format!("--seed {seed} --schedules 1 --threads 1 --trace{with}");
+    format!("cargo run --release --bin sim{features} -- {one}")
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if args.mutants && !cfg!(feature = "mutants") {
+        eprintln!("sim: {WITHOUT_MUTANTS}");
+        return ExitCode::from(2);
+    }
     if args.mutants {
         return mutants(&args);
     }
@@ -117,7 +130,7 @@ fn main() -> ExitCode {
 fn mutants(args: &Args) -> ExitCode {
     let mut survivors = 0;
     std::panic::set_hook(Box::new(|_| {}));
-    for mutant in Mutant::ALL {
+    for &mutant in Mutant::ALL {
         let (stats, violation) = batch(args, mutant);
         match violation {
             Some((seed, what)) => {

@@ -5,9 +5,10 @@ use crate::end::{app, ready_to_receive, ready_to_send, End, Life, Wcs, SQ_DEPTH}
 use crate::hands::Hands;
 use crate::home;
 use crate::memory::HostMemory;
+use crate::mutants::Mutant;
 use crate::net::{Net, Weather};
 use crate::phys::Phys;
-use crate::plan::{Fault, Mutant, Plan};
+use crate::plan::{Fault, Plan};
 use crate::rng::Rng;
 use crate::srq::SharedQueue;
 use crate::stats::Stats;

@@ -28,6 +28,7 @@ use crate::early::{in_reach, Early, MAP_BYTES};
 use crate::encoding::{psn_add, psn_ahead, psn_diff, NakCode, Syndrome};
 use crate::inbound::{check_remote, Receiver, Refusal};
 use crate::io::{AtomicOp, MemError, Memory, PacketSink, Payload, SinkError};
+use crate::mutants::{left_out, Mutation};
 use crate::reads::{ReadJob, ReadQueue};
 use crate::rq::RecvQueue;
 use unbroken_types::{Access, Completions, Messages, WcStatus, MAX_MESSAGE_BYTES, PSN_MASK};
@@ -77,22 +78,6 @@ pub enum RcEvent {
     PathMigrated,
     /// It could not go there (IBV_EVENT_PATH_MIG_ERR).
     MigrationFailed,
-}
-
-/// A rule that a QP leaves out, to show that tests notice.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Mutation {
-    /// Nothing is left out.
-    #[default]
-    None,
-    /// A packet that was kept is executed twice.
-    ExecuteTwice,
-    /// The data of a WRITE is placed when it comes, also before its turn.
-    PlaceEarly,
-    /// The map in a NAK is one PSN off.
-    ShiftMap,
-    /// What an atomic found is not kept: its repeat gets no answer.
-    ForgetAtomics,
 }
 
 #[derive(Clone)]
@@ -306,7 +291,7 @@ impl Responder {
             let Some(held) = self.early.take(self.expected) else { break };
             psn = self.expected;
             self.in_order(&held.packet(), connection, mem, out)?;
-            if self.mutation == Mutation::ExecuteTwice {
+            if left_out!(self.mutation, ExecuteTwice) {
                 self.in_order(&held.packet(), connection, mem, out)?;
             }
         }
@@ -353,7 +338,7 @@ impl Responder {
         mem: &(impl Memory + ?Sized),
     ) {
         if ahead > 0 && connection.selective {
-            if let (Mutation::PlaceEarly, Some(reth)) = (self.mutation, packet.ext.reth()) {
+            if let Some(reth) = packet.ext.reth().filter(|_| left_out!(self.mutation, PlaceEarly)) {
                 let _ = mem.write(
                     connection.pd,
                     reth.rkey,
@@ -373,7 +358,7 @@ impl Responder {
             return;
         }
         if let Ext::Atomic(_) = packet.ext {
-            if self.mutation != Mutation::ForgetAtomics {
+            if !left_out!(self.mutation, ForgetAtomics) {
                 self.reads.repeat_atomic(packet.bth.psn);
             }
         } else if packet.bth.opcode.op == Op::ReadRequest {
@@ -513,7 +498,7 @@ impl Responder {
         };
         let (map, len) = match syndrome {
             Syndrome::Nak(NakCode::Sequence) if !self.early.is_empty() => {
-                self.early.map(psn_add(psn, 1 + u32::from(self.mutation == Mutation::ShiftMap)))
+                self.early.map(psn_add(psn, 1 + u32::from(left_out!(self.mutation, ShiftMap))))
             }
             _ => ([0; MAP_BYTES], 0),
         };

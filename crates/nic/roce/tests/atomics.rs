@@ -2,7 +2,6 @@
 //! to show.
 
 use crate::common::*;
-use unbroken_roce::*;
 use unbroken_types::*;
 use unbroken_wire::{Op as WireOp, Packet};
 
@@ -82,6 +81,7 @@ fn a_repeat_is_answered_and_not_run() {
 }
 
 #[test]
+#[cfg(feature = "mutants")]
 fn an_answer_that_is_not_kept_is_noticed() {
     assert!(notices(a_repeat_is_answered_and_not_run, Mutation::ForgetAtomics));
 }

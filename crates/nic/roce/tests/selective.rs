@@ -319,6 +319,7 @@ fn what_is_missing_of_a_peer_that_has_ended_is_asked_for_in_vain_so_many_times()
 }
 
 #[test]
+#[cfg(feature = "mutants")]
 fn a_rule_that_is_left_out_is_noticed() {
     use Mutation::{ExecuteTwice, PlaceEarly, ShiftMap};
     let noticed_by: [(Mutation, fn()); 4] = [

@@ -6,8 +6,8 @@ use crate::Result;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::Mutex;
 use unbroken::{
-    Access, Cq, Events, Nic, Pd, QpAddress, QpCaps, RecvWr, SendFlags, SendOpcode, SendWr, Sge,
-    UcOptions, UcQp, Wc, WcStatus,
+    Cq, Events, Nic, Pd, QpAddress, QpCaps, RecvWr, SendFlags, SendOpcode, SendWr, Sge, UcOptions,
+    UcQp, Wc, WcStatus,
 };
 use unbroken_sdr_protocol::control::{Control, Heard, MAX_BYTES};
 
@@ -57,8 +57,7 @@ impl Wire {
             max_recv_sge: 1,
             max_inline_data: 0,
         };
-        let options =
-            UcOptions { caps, access: Access::LOCAL_WRITE, signal_all: true, lossy: true };
+        let options = UcOptions::new(caps).with_signal_all(true).with_lossy(true);
         let endpoint = |(rail, (nic, pd)): (usize, &(Nic, Pd))| {
             let silent = rail > 0 && !nic.capabilities().shared_objects;
             let send_cq = nic.create_cq(depth)?;

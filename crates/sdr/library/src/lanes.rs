@@ -133,7 +133,7 @@ impl Channel {
             max_inline_data: 0,
         };
         let access = Access::LOCAL_WRITE.with(Access::REMOTE_WRITE);
-        let options = UcOptions { caps, access, signal_all: false, lossy: true };
+        let options = UcOptions::new(caps).with_access(access).with_lossy(true);
         let lane = |_| {
             let send_cq = o.nic.create_cq_on(SEND_DEPTH as u32 + 1, o.events)?;
             let recv_cq = o.nic.create_cq_on(o.recv_depth, o.events)?;

@@ -24,11 +24,13 @@
 //! here takes a buffer from under late packets (`keys`). The network may lose everything: raw
 //! messages then stay incomplete, for ever if nobody completes them; reliable writes end by their
 //! deadline.
+#![warn(missing_debug_implementations)]
 
 mod c;
 mod clock;
 mod context;
 mod control;
+mod debug;
 mod handles;
 mod info;
 mod keys;
@@ -54,6 +56,7 @@ pub use worker::{CpuWorkers, Running, Turn, Workers};
 
 /// Why something cannot be done.
 #[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// Not now: resources are in use, and will be free again.
     #[error("try again: {0}")]

@@ -21,6 +21,9 @@
 //! and after the gates were passed.
 
 use crate::attr::Layout;
+use crate::mutants::left_out;
+#[doc(hidden)]
+pub use crate::mutants::Mutation;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -61,19 +64,6 @@ pub struct Board {
     /// Words of the packet bitmap for each channel.
     channel_words: usize,
     mutation: Option<Mutation>,
-}
-
-/// A rule that is left out, for tests which must notice.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mutation {
-    /// Stage one: the key of a message that has ended goes on naming its buffer.
-    KeyStays,
-    /// Stage two: completions of other generations count.
-    AnyGeneration,
-    /// Stage two: an id is used again in the same generation without waiting for the packet
-    /// lifetime.
-    NoLifetime,
 }
 
 /// Where a packet's bit is.
@@ -122,8 +112,8 @@ impl Board {
         self
     }
 
-    pub(crate) fn is_left_out(&self, rule: Mutation) -> bool {
-        self.mutation == Some(rule)
+    pub(crate) fn mutation(&self) -> Option<Mutation> {
+        self.mutation
     }
 
     /// The sizes.
@@ -175,7 +165,7 @@ impl Board {
             return Arrival::Late;
         }
         if self.layout.generation(active - 1) != generation
-            && !self.is_left_out(Mutation::AnyGeneration)
+            && !left_out!(self.mutation, AnyGeneration)
         {
             return Arrival::Late;
         }

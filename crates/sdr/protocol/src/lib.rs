@@ -32,6 +32,7 @@ pub mod clearing;
 pub mod control;
 mod copies;
 pub mod imm;
+mod mutants;
 pub mod packets;
 pub mod read;
 pub mod receives;

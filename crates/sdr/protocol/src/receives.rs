@@ -23,7 +23,8 @@
 //! same generation lies the packet lifetime.
 
 use crate::attr::Layout;
-use crate::board::{Board, Mutation};
+use crate::board::Board;
+use crate::mutants::left_out;
 
 /// The keys that peers write by: what the shell has of them.
 pub trait Keys<B> {
@@ -107,7 +108,7 @@ impl Receives {
             return Err(PostError::Full);
         }
         if let Some(retired_us) =
-            self.retired_us[self.use_of(seq)].filter(|_| !board.is_left_out(Mutation::NoLifetime))
+            self.retired_us[self.use_of(seq)].filter(|_| !left_out!(board.mutation(), NoLifetime))
         {
             let retry_us = retired_us.saturating_add(self.layout.attr().packet_lifetime_us);
             if retry_us > now_us {
@@ -143,7 +144,7 @@ impl Receives {
             return Ok(false);
         }
         let slot = self.layout.slot(seq);
-        if !board.is_left_out(Mutation::KeyStays) {
+        if !left_out!(board.mutation(), KeyStays) {
             keys.clear(self.layout.generation(seq), slot)?;
         }
         board.end(seq);

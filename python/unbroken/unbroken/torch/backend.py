@@ -12,9 +12,11 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from ctypes import c_size_t
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,7 @@ from torch._C._distributed_c10d import Backend as _Backend
 from .. import coll
 from ..coll import Type
 from .tensors import (
+    Copies,
     bytes_of,
     changeable,
     check_equal,
@@ -55,11 +58,13 @@ class _Plan:
     results: list
     calls: list = field(default_factory=list)
 
-    def call(self, name: str, *arguments, keeps=(), copies=()):
+    def call(
+        self, name: str, *arguments: Any, keeps: Sequence = (), copies: Copies = ()
+    ) -> "_Plan":
         self.calls.append((name, arguments, list(keeps), list(copies)))
         return self
 
-    def with_all(self, plans: list):
+    def with_all(self, plans: list["_Plan"]) -> "_Plan":
         for plan in plans:
             self.calls += plan.calls
         return self
@@ -85,14 +90,14 @@ class Backend(_Backend):
         self._comm, self._id = _join(store, rank, size, timeout, self._global_rank)
         _backends.add(self)
 
-    def getBackendName(self):
+    def getBackendName(self) -> str:
         return NAME
 
     def __repr__(self):
         return f"Backend({NAME}, rank {self._rank} of {self._size})"
 
     @property
-    def options(self):
+    def options(self) -> Any:
         return _Backend.Options(NAME, self._timeout)
 
     @property
@@ -104,10 +109,10 @@ class Backend(_Backend):
         # As gloo: batch_isend_irecv gives a Work for each.
         return False
 
-    def eager_connect_single_device(self, device):
+    def eager_connect_single_device(self, device: torch.device) -> None:
         """Connections are made with the group."""
 
-    def set_timeout(self, timeout: timedelta):
+    def set_timeout(self, timeout: timedelta) -> None:
         """How long operations may stand still from now on; at this rank."""
         self._timeout = timeout
         self._living().set_timeout(_milliseconds(timeout))
@@ -128,11 +133,11 @@ class Backend(_Backend):
             raise dist.DistBackendError("the group was destroyed or aborted, or made before this process was forked: make another")
         return comm
 
-    def hold(self, operation: Operation):
+    def hold(self, operation: Operation) -> None:
         """Keeps an operation, and so its memory, until it is over."""
         self._open[id(operation)] = operation
 
-    def release(self, operation: Operation):
+    def release(self, operation: Operation) -> None:
         self._open.pop(id(operation), None)
 
     def _begin(self, name: str, arguments) -> coll.Request:
@@ -162,7 +167,7 @@ class Backend(_Backend):
             together += operations
         return Work(operations, plan.results, _timeout_of(opts))
 
-    def start_coalescing(self):
+    def start_coalescing(self) -> None:
         """What this thread asks for from now on is waited for together."""
         self._coalescing.operations = []
 
@@ -172,7 +177,7 @@ class Backend(_Backend):
             raise RuntimeError("nothing is coalesced: start_coalescing comes first")
         return Work(operations, [])
 
-    def shutdown(self):
+    def shutdown(self) -> None:
         """Waits for what is under way and leaves. If that is interrupted, the group is aborted."""
         _backends.discard(self)
         comm, self._comm = self._comm, None
@@ -184,7 +189,7 @@ class Backend(_Backend):
                 raise
             comm.destroy()
 
-    def abort(self):
+    def abort(self) -> None:
         """Ends what is under way with an error, at all ranks."""
         _backends.discard(self)
         comm, self._comm = self._comm, None
@@ -220,14 +225,14 @@ class Backend(_Backend):
         at = flat.data_ptr()
         return _Plan([tensor]).call("AllReduce", at, at, flat.numel(), kind, by, keeps=[flat], copies=copies)
 
-    def allreduce(self, tensors, opts=None):
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         op = opts.reduceOp if opts is not None else _SUM
         return self._do(_Plan(tensors).with_all([self._plan_allreduce(tensor, op) for tensor in tensors]), opts)
 
-    def allreduce_coalesced(self, tensors, opts=None):
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors, opts):
+    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work:
         (tensor,), root = tensors, opts.rootRank
         is_root = self._rank == root
         check_writable(tensor) if is_root else check_readable(tensor)
@@ -255,24 +260,39 @@ class Backend(_Backend):
         arguments = flat.data_ptr(), into.data_ptr(), into.numel(), kind, by
         return _Plan([output]).call("ReduceScatter", *arguments, keeps=[flat, into], copies=copies)
 
-    def reduce_scatter_single(self, output, tensor, opts=None):
+    def reduce_scatter_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        opts: Any = None,
+    ) -> Work:
         op = opts.reduceOp if opts is not None else _SUM
         return self._do(self._plan_reduce_scatter(output, tensor, op), opts)
 
-    def reduce_scatter(self, outputs, inputs, opts=None):
+    def reduce_scatter(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[list[torch.Tensor]],
+        opts: Any = None,
+    ) -> Work:
         (output,), (tensors,) = outputs, inputs
         check_equal(tensors, output, self._size, "reduce_scatter")
         check_readable(*tensors)
         return self.reduce_scatter_single(output, _flat(tensors), opts)
 
-    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+    def reduce_scatter_single_coalesced(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        opts: Any = None,
+    ) -> Work:
         op = opts.reduceOp if opts is not None else _SUM
         plans = [self._plan_reduce_scatter(o, i, op) for o, i in zip(outputs, inputs, strict=True)]
         return self._do(_Plan(outputs).with_all(plans), opts)
 
     # What moves data alone takes it for bytes.
 
-    def broadcast(self, tensors, opts):
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Work:
         plans = [self._plan_broadcast(tensor, opts.rootRank) for tensor in tensors]
         return self._do(_Plan(tensors).with_all(plans), opts)
 
@@ -299,7 +319,12 @@ class Backend(_Backend):
         arguments = flat.data_ptr(), into.data_ptr(), bytes_of(flat), Type.UINT8
         return _Plan([output]).call("AllGather", *arguments, keeps=[flat, into], copies=copies)
 
-    def all_gather_single(self, output, tensor, opts=None):
+    def all_gather_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        opts: Any = None,
+    ) -> Work:
         return self._do(self._plan_all_gather(output, tensor), opts)
 
     def _plan_all_gather_list(self, tensors: list, tensor: torch.Tensor) -> _Plan:
@@ -312,12 +337,22 @@ class Backend(_Backend):
         arguments = flat.data_ptr(), into.data_ptr(), bytes_of(flat), Type.UINT8
         return _Plan([tensors]).call("AllGather", *arguments, keeps=[flat, into], copies=copies)
 
-    def allgather(self, outputs, inputs, opts=None):
+    def allgather(
+        self,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        opts: Any = None,
+    ) -> Work:
         (tensors,), (tensor,) = outputs, inputs
         plan = self._plan_all_gather_list(tensors, tensor)
         return self._do(plan, opts)
 
-    def allgather_coalesced(self, outputs, inputs, opts=None):
+    def allgather_coalesced(
+        self,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        opts: Any = None,
+    ) -> Work:
         # outputs[r][k] is what rank r has as inputs[k].
         if len(outputs) != self._size or any(len(of_rank) != len(inputs) for of_rank in outputs):
             raise ValueError(f"all_gather_coalesced: {self._size} lists of {len(inputs)} tensors are right")
@@ -325,11 +360,23 @@ class Backend(_Backend):
         plans = [self._plan_all_gather_list(o, i) for o, i in zip(by_input, inputs, strict=True)]
         return self._do(_Plan(outputs).with_all(plans), opts)
 
-    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+    def all_gather_single_coalesced(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        opts: Any = None,
+    ) -> Work:
         plans = [self._plan_all_gather(o, i) for o, i in zip(outputs, inputs, strict=True)]
         return self._do(_Plan(outputs).with_all(plans), opts)
 
-    def all_to_all_single(self, output, tensor, output_splits, input_splits, opts=None):
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> Work:
         check_writable(output)
         check_readable(tensor)
         if output.dtype != tensor.dtype:
@@ -353,7 +400,12 @@ class Backend(_Backend):
         row = bytes_of(of) // rows if rows else 0
         return (c_size_t * self._size)(*[split * row for split in splits])
 
-    def alltoall(self, outputs, inputs, opts=None):
+    def alltoall(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        opts: Any = None,
+    ) -> Work:
         check_writable(*outputs)
         check_readable(*inputs)
         if len(outputs) != self._size or len(inputs) != self._size:
@@ -366,10 +418,10 @@ class Backend(_Backend):
         arguments = flat.data_ptr(), counts[0], into.data_ptr(), counts[1], Type.UINT8
         return self._do(_Plan(outputs).call("AllToAllv", *arguments, keeps=[flat, into], copies=copies), opts)
 
-    def barrier(self, opts=None):
+    def barrier(self, opts: Any = None) -> Work:
         return self._do(_Plan([]).call("Barrier"), opts)
 
-    def monitored_barrier(self, opts, wait_all_ranks: bool = False):
+    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
         """Rank 0 waits for the others by the store, and names those that do not come in time; so the group is as it was."""
         timeout = _timeout_of(opts) or self._timeout
         ends = time.monotonic() + timeout.total_seconds()
@@ -404,7 +456,7 @@ class Backend(_Backend):
         flat = _not_empty(readable(tensor))
         return _Plan([tensor]).call("SendTag", flat.data_ptr(), bytes_of(flat), Type.UINT8, to, tag, keeps=[flat])
 
-    def send(self, tensors, to: int, tag: int = 0):
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int = 0) -> Work:
         (tensor,) = tensors
         return self._do(self._plan_send(tensor, to, _checked(tag)))
 
@@ -415,15 +467,20 @@ class Backend(_Backend):
         arguments = into.data_ptr(), bytes_of(into), Type.UINT8, source, tag
         return _Plan([tensor]).call("RecvTag", *arguments, keeps=[into], copies=copies)
 
-    def recv(self, tensors, source: int, tag: int = 0):
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Work:
         (tensor,) = tensors
         return self._do(self._plan_recv(tensor, source, _checked(tag)))
 
-    def recv_anysource(self, tensors, tag: int = 0):
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
         (tensor,) = tensors
         return self._do(self._plan_recv(tensor, coll.ANY_SOURCE, _checked(tag)))
 
-    def gather(self, outputs, inputs, opts):
+    def gather(
+        self,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        opts: Any,
+    ) -> Work:
         (tensor,) = inputs
         if self._rank != opts.rootRank:
             check_readable(tensor)
@@ -440,7 +497,7 @@ class Backend(_Backend):
         tensors[self._rank].data.copy_(readable(tensor).view(tensors[self._rank].shape))
         return self._do(_Plan(results).with_all(plans), opts)
 
-    def gather_single(self, output, tensor, opts):
+    def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Work:
         if self._rank != opts.rootRank:
             return self._do(self._plan_send(tensor, opts.rootRank, _GATHER), opts)
         check_writable(output)
@@ -455,7 +512,12 @@ class Backend(_Backend):
 
     gather_into_tensor = gather_single
 
-    def scatter(self, outputs, inputs, opts):
+    def scatter(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[list[torch.Tensor]],
+        opts: Any,
+    ) -> Work:
         (tensor,) = outputs
         if self._rank != opts.rootRank:
             return self._do(self._plan_recv(tensor, opts.rootRank, _SCATTER), opts)

@@ -4,6 +4,8 @@ The library takes addresses of elements that lie one after the other. A tensor t
 read from a copy, and written by a copy when the operation is over. Whatever would make that copy fail is refused here, before anything is begun.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 
@@ -29,12 +31,15 @@ _BIT_OPS = {_R.BAND: Op.BIT_AND, _R.BOR: Op.BIT_OR, _R.BXOR: Op.BIT_XOR}
 # Of bool, which is a byte of 0 or 1.
 _BOOL_OPS = {_R.SUM: Op.MAX, _R.MAX: Op.MAX, _R.PRODUCT: Op.MIN, _R.MIN: Op.MIN, **_BIT_OPS}
 
+# Where a result is written to, and where it was made.
+Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
+
 
 def bytes_of(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def check_readable(*tensors: torch.Tensor):
+def check_readable(*tensors: torch.Tensor) -> None:
     """Refuses what has no elements in this machine's memory."""
     for tensor in tensors:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
@@ -48,7 +53,7 @@ def check_readable(*tensors: torch.Tensor):
             raise ValueError(f"a tensor of {tensor.numel()} elements whose storage was freed or shrunk: allocate it first")
 
 
-def check_writable(*tensors: torch.Tensor):
+def check_writable(*tensors: torch.Tensor) -> None:
     """Refuses also what cannot hold a result."""
     check_readable(*tensors)
     for tensor in tensors:
@@ -57,7 +62,7 @@ def check_writable(*tensors: torch.Tensor):
             raise ValueError("a tensor some of whose elements share one address (as expand makes it) cannot hold a result: give a clone()")
 
 
-def check_equal(tensors: list, of: torch.Tensor, count: int, what: str):
+def check_equal(tensors: list, of: torch.Tensor, count: int, what: str) -> None:
     """Refuses a list that has not one tensor of that size and type for each rank."""
     if len(tensors) != count or any(t.numel() != of.numel() or t.dtype != of.dtype for t in tensors):
         raise ValueError(f"{what}: {count} tensors of {of.numel()} {of.dtype} are right")
@@ -94,7 +99,7 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.data_ptr() < b.data_ptr() + bytes_of(b) and b.data_ptr() < a.data_ptr() + bytes_of(a)
 
 
-def copy_back(copies):
+def copy_back(copies: Copies) -> None:
     """Writes results to where the program wants them. By `data`: no gradient is recorded, and neither leaves nor inference tensors object."""
     for tensor, result in copies:
         tensor.data.copy_(result)

@@ -17,6 +17,7 @@ always one more that sleeps while others run callbacks, so a callback may wait f
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -58,7 +59,7 @@ class Operation:
     def is_over(self) -> bool:
         return self._over.is_set()
 
-    def forget_results(self):
+    def forget_results(self) -> None:
         """Nothing is copied when it is over."""
         self._copies = []
 
@@ -104,7 +105,7 @@ class Operation:
         with self._lock:
             self._over.set()
 
-    def when_over(self, callback):
+    def when_over(self, callback: Callable[[], None]) -> None:
         """Calls it once when this is over: by a completer, or now if it is over already."""
         with self._lock:
             over = self._over.is_set()
@@ -115,17 +116,17 @@ class Operation:
         else:
             self.watch()
 
-    def watch(self):
+    def watch(self) -> None:
         """Has a completer end it, whoever else waits."""
         with self._lock:
             watched, self._watched = self._watched, True
         if not watched:
             _completers.watch(self)
 
-    def notify(self, queue: coll.Queue, tag: int):
+    def notify(self, queue: coll.Queue, tag: int) -> None:
         self._request.notify(queue, tag)
 
-    def complete(self):
+    def complete(self) -> None:
         """By a completer: ends it, and runs its callbacks."""
         try:
             self._finish()
@@ -147,14 +148,14 @@ class _Completers:
         self._watched, self._tags = {}, itertools.count(1)
         self._threads, self._asleep = set(), 0
 
-    def start(self):
+    def start(self) -> None:
         """Makes the first one, if there is none."""
         with self._lock:
             if self._queue is None:
                 self._queue = coll.Queue()
                 self._start()
 
-    def watch(self, operation: Operation):
+    def watch(self, operation: Operation) -> None:
         """Takes no lock: the collector of garbage calls it, wherever its thread is."""
         queue, tag = self._queue, next(self._tags)
         if queue is None:
@@ -194,7 +195,7 @@ class _Completers:
         with self._lock:
             self._threads.discard(threading.current_thread())
 
-    def end(self):
+    def end(self) -> None:
         """Ends the threads. An interpreter that ends while one of them is in PyTorch's code aborts."""
         with self._lock:
             queue, self._queue = self._queue, None
@@ -210,17 +211,17 @@ class _Completers:
 _completers = _Completers()
 
 
-def forget_completers():
+def forget_completers() -> None:
     """In a forked child: its parent's threads are not there."""
     _completers.__init__()
 
 
-def start_completers():
+def start_completers() -> None:
     """Lets operations of this process be watched."""
     _completers.start()
 
 
-def end_completers():
+def end_completers() -> None:
     """Ends the process's completers."""
     _completers.end()
 
@@ -259,10 +260,10 @@ class Work(dist._Work):
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
-    def exception(self):
+    def exception(self) -> BaseException | None:
         return next((operation.error for operation in self._operations if operation.error is not None), None)
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         self.wait()
 
     def result(self) -> list:
@@ -283,7 +284,7 @@ class Work(dist._Work):
         # One more than there are operations, for this thread.
         left = itertools.count(len(operations), -1)
 
-        def one_is_over():
+        def one_is_over() -> None:
             if next(left) == 0:
                 error = next((operation.error for operation in operations if operation.error is not None), None)
                 future.set_result(results) if error is None else future.set_exception(error)

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use unbroken_collective::{Bootstrap, Buffers, Communicator, DataType, Folding, Options, ReduceOp};
+use unbroken_coll::{Bootstrap, Buffers, Communicator, DataType, Folding, Options, ReduceOp};
 use unbroken_fabric::Runtime;
 
 use super::numbers::Numbers;
@@ -91,7 +91,7 @@ fn all(runtime: &Runtime, args: &BenchArgs) -> Result {
     })
 }
 
-fn failed(error: unbroken_collective::Error) -> Failure {
+fn failed(error: unbroken_coll::Error) -> Failure {
     Failure::Text(error.to_string())
 }
 
@@ -126,7 +126,7 @@ fn one(runtime: &Runtime, args: &BenchArgs, rank: usize) -> Result {
         None => address_from_env(std::env::var("UNBROKEN_COLL_ADDRESS").ok())?,
     };
     let patience = seconds("--patience", args.patience)?;
-    unbroken_collective::raise_descriptor_limit(MOST_DESCRIPTORS);
+    unbroken_coll::raise_descriptor_limit(MOST_DESCRIPTORS);
     let id = if rank == 0 {
         let id = Bootstrap::listen(SocketAddr::new(address, 0), patience).map_err(failed)?.id();
         id_file::publish(&id, path)?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 use rustix::rand::{getrandom, GetRandomFlags};
-use unbroken_collective::Id;
+use unbroken_coll::Id;
 
 use crate::output::{Failure, Result};
 
@@ -84,7 +84,7 @@ fn read(file: File, path: &Path) -> Result<Id> {
     } else {
         let mut text = String::new();
         file.take(MAX_BYTES).read_to_string(&mut text).map_err(wrong)?;
-        return text.parse().map_err(|e: unbroken_collective::Error| Failure::Text(e.to_string()));
+        return text.parse().map_err(|e: unbroken_coll::Error| Failure::Text(e.to_string()));
     };
     Err(Failure::Text(format!("the id in {} is not to be trusted: {why}", path.display())))
 }

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use unbroken_collective::{DataType, ReduceOp};
+use unbroken_coll::{DataType, ReduceOp};
 use unbroken_fabric::Runtime;
 
 /// `unbroken coll …`

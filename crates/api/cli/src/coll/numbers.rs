@@ -3,7 +3,7 @@
 //! Element *p* of rank *r*'s vector is (3*r* + *p*) mod 7: sums of a thousand of them are exact in
 //! every type but f16, bf16 and u8, and those of a few are exact in all.
 
-use unbroken_collective::{DataType, Operation, ReduceOp};
+use unbroken_coll::{DataType, Operation, ReduceOp};
 use unbroken_schedule::divide;
 
 use super::Op;
@@ -77,7 +77,7 @@ impl Numbers {
 
     /// The operation.
     pub(crate) fn operation(&self) -> Operation {
-        use unbroken_collective::{Counts, Matrix};
+        use unbroken_coll::{Counts, Matrix};
         let (op, count, root) = (self.reduce, self.count, self.root);
         match self.op {
             Op::AllReduce => Operation::AllReduce { op, count },

@@ -1,6 +1,6 @@
 //! `unbroken coll status`: communicators, as their ranks see them.
 
-use unbroken_collective::{snapshots, Snapshot};
+use unbroken_coll::{snapshots, Snapshot};
 use unbroken_fabric::Runtime;
 
 use super::status_folder;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use unbroken::Host;
-use unbroken_collective::{
+use unbroken_coll::{
     Bootstrap, Buffers, Communicator, DataType, Folding, Operation, Options, ReduceOp,
 };
 use unbroken_fabric::{DeviceKind, Runtime, Shape};

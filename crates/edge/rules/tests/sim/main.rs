@@ -29,6 +29,7 @@ fn every_run_converges_and_touches_nothing_else() {
 }
 
 #[test]
+#[cfg(feature = "mutants")]
 fn every_rule_that_is_left_out_is_noticed() {
     let mutants = [
         Mutation::IgnoreCookie,

@@ -4,7 +4,7 @@
 use super::held::Held;
 use super::{Ended, Executor, Shell, StepError};
 use crate::action::{OpenError, QuiesceError, Quiesced, Reason};
-use crate::config::Mutation;
+use crate::mutants::left_out;
 use crate::silence::Silence;
 use crate::slots::Belief;
 use unbroken_types::{Backlog, QpState, RcModify, WcStatus};
@@ -153,7 +153,7 @@ impl Executor {
     /// Whether an error of the program has ended the physical QP, which is in that state, and not
     /// this executor, which stops a QP to take its work out.
     pub(super) fn has_ended(&self, state: QpState) -> bool {
-        let revives = self.lqp.mutation() == Mutation::EndedRevived;
+        let revives = left_out!(self.lqp.mutation(), EndedRevived);
         !revives && state == QpState::Err && !self.held.as_ref().is_some_and(|held| held.recvs)
     }
 

@@ -24,9 +24,9 @@ pub struct HealthConfig {
     pub retry_min_us: u64,
     /// See `retry_min_us`.
     pub retry_max_us: u64,
-    /// Leaves the rule out that a witness is needed: for tests of the tests alone.
+    /// Leaves a rule out, so that the tests can show that they would notice.
     #[doc(hidden)]
-    pub no_witness: bool,
+    pub mutation: crate::Mutation,
 }
 
 impl Default for HealthConfig {
@@ -41,7 +41,7 @@ impl Default for HealthConfig {
             forget_us: 120_000_000,
             retry_min_us: 50_000,
             retry_max_us: 1_000_000,
-            no_witness: false,
+            mutation: crate::Mutation::None,
         }
     }
 }

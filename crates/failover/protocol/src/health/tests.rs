@@ -125,7 +125,12 @@ fn a_peer_that_answers_nowhere_is_waited_for() {
         [(10_000, A, Verdict::Dead)],
         "but not for ever"
     );
-    let mut h = PeerHealth::new(HealthConfig { no_witness: true, ..HealthConfig::default() });
+}
+
+#[test]
+fn a_witness_that_is_left_out_is_noticed() {
+    let mutation = crate::Mutation::NoWitness;
+    let mut h = PeerHealth::new(HealthConfig { mutation, ..HealthConfig::default() });
     h.ask(0, A, 0);
     assert_eq!(run(&mut h, 0, 200, |_, _| None), [(45, A, Verdict::Dead)], "what the rule is for");
 }

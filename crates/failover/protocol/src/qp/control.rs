@@ -2,8 +2,8 @@
 
 use super::{LogicalQp, State, MAX_SENDS_QUEUED};
 use crate::action::{Action, FailCause, Reason};
-use crate::config::Mutation;
 use crate::message::{Body, Hello, Message, Planned, Refuse, RefuseReason};
+use crate::mutants::left_out;
 use crate::slots::{slot_of, Belief, SlotPath, SLOTS};
 use core::cmp::Ordering;
 
@@ -123,7 +123,7 @@ impl LogicalQp {
     }
 
     fn handle_higher_hello(&mut self, now_us: u64, hello: Hello) {
-        if self.config.mutation == Mutation::NoFollow {
+        if left_out!(self.config.mutation, NoFollow) {
             return;
         }
         if self.hello().is_some_and(|h| h.epoch > hello.epoch) {

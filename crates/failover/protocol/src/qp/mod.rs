@@ -55,8 +55,9 @@ mod tests;
 
 use crate::action::{Action, Attempt, OpenError, Opened, QuiesceError, Quiesced, Reason};
 use crate::choice::{choose, Health, Policy};
-use crate::config::{Config, Counters, Mutation};
+use crate::config::{Config, Counters};
 use crate::message::{Endpoint, Hello, RefuseReason};
+use crate::mutants::left_out;
 use crate::slots::{Belief, SlotPath, SlotTable, SLOTS};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -327,7 +328,7 @@ impl LogicalQp {
     /// The path of an epoch has been tried in vain.
     fn was_in_vain(&mut self, epoch: u64) {
         let path = self.slots.get(crate::slots::slot_of(epoch));
-        if self.config.mutation != Mutation::Forgetful {
+        if !left_out!(self.config.mutation, Forgetful) {
             self.vain |= self
                 .slots
                 .iter()
@@ -506,7 +507,7 @@ impl LogicalQp {
     }
 
     /// The rule that is left out.
-    pub(crate) fn mutation(&self) -> crate::config::Mutation {
+    pub(crate) fn mutation(&self) -> crate::Mutation {
         self.config.mutation
     }
 

@@ -28,8 +28,8 @@
 
 use super::{Chain, LogicalQp, State};
 use crate::action::{Action, Reason};
-use crate::config::Mutation;
 use crate::message::{Body, Planned};
+use crate::mutants::left_out;
 use crate::slots::{slot_of, Belief, SlotPath};
 
 /// A planned switch that both ends prepare.
@@ -95,7 +95,7 @@ impl LogicalQp {
         self.last_via = self.slot();
         self.resend_at_us = now_us + self.resend_interval_us;
         self.actions.push_back(Action::Fence { epoch: self.epoch });
-        if self.config.mutation == Mutation::NoFence {
+        if left_out!(self.config.mutation, NoFence) {
             self.drained(now_us);
         }
     }
@@ -148,7 +148,7 @@ impl LogicalQp {
     fn drained(&mut self, now_us: u64) {
         let Some(plan) = &mut self.plan else { return };
         plan.ours = true;
-        plan.theirs |= self.config.mutation == Mutation::FenceNotAwaited;
+        plan.theirs |= left_out!(self.config.mutation, FenceNotAwaited);
         self.resend_interval_us = self.plan_resend_us();
         self.tell_plan(now_us);
         self.go_if_ready(now_us);

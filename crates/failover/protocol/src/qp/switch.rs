@@ -4,8 +4,8 @@ use super::{Chain, LogicalQp, State};
 use crate::action::{
     Action, FailCause, OpenError, Opened, QuiesceError, Quiesced, Reason, Switched,
 };
-use crate::config::Mutation;
 use crate::message::{Hello, RefuseReason};
+use crate::mutants::left_out;
 use crate::slots::{slot_of, Belief};
 use unbroken_types::{Messages, PeerDone, WcStatus};
 
@@ -163,7 +163,7 @@ impl LogicalQp {
         self.state = State::Waiting;
         self.resend_interval_us = self.first_resend_us();
         self.last_via = self.slot();
-        if self.config.mutation == Mutation::Early {
+        if left_out!(self.config.mutation, Early) {
             self.send_hello(now_us, self.slot());
             let (epoch, mtu, psn) = (self.epoch, self.fresh.mtu, self.fresh.psn);
             self.actions.push_back(Action::Connect {
@@ -186,7 +186,7 @@ impl LogicalQp {
     /// safe.
     pub(super) fn weigh_hello(&mut self, now_us: u64) {
         let Some(hello) = self.hello().filter(|h| h.epoch == self.epoch) else { return };
-        let counted = self.config.mutation != Mutation::NoCounts;
+        let counted = !left_out!(self.config.mutation, NoCounts);
         // Each end's executed against the other's completed, by what the one that executed can
         // count.
         let lost = |executed: Messages, exact: bool, completed: Messages| match exact {
@@ -215,12 +215,12 @@ impl LogicalQp {
 
     /// Whether the peer has counted all that it has executed.
     fn counts_exactly(&self, hello: &Hello) -> bool {
-        hello.exact || self.config.mutation == Mutation::NoCountKind
+        hello.exact || left_out!(self.config.mutation, NoCountKind)
     }
 
     /// What the peer has executed of our outstanding sends.
     fn peer_done(&self) -> PeerDone {
-        match self.hello().filter(|_| self.config.mutation != Mutation::NoCounts) {
+        match self.hello().filter(|_| !left_out!(self.config.mutation, NoCounts)) {
             Some(h) if self.counts_exactly(&h) => {
                 PeerDone::Messages(h.executed.all.saturating_sub(self.completed.all))
             }

@@ -20,7 +20,9 @@ mod world;
 use case::*;
 use graph::explore;
 use unbroken_failover_protocol::message::RefuseReason;
-use unbroken_failover_protocol::{FailCause, Mutation};
+use unbroken_failover_protocol::FailCause;
+#[cfg(feature = "mutants")]
+use unbroken_failover_protocol::Mutation;
 
 type Named = (&'static str, Case);
 
@@ -297,6 +299,7 @@ fn states_of_one_name_behave_alike_in_all_cases() {
 }
 
 #[test]
+#[cfg(feature = "mutants")]
 fn every_rule_that_is_left_out_is_noticed() {
     for (mutation, case) in [
         (Mutation::NoCounts, "exact counts"),
@@ -310,6 +313,10 @@ fn every_rule_that_is_left_out_is_noticed() {
         println!("{mutation:?}:");
         notices(case, |c| Case { mutation, ..c });
     }
+}
+
+#[test]
+fn what_the_world_may_not_do_is_noticed() {
     for (world_mutation, case) in [
         (WorldMutation::Ghost, "simultaneous starts"),
         (WorldMutation::NoFence, "READ and FENCE"),

@@ -43,6 +43,17 @@ impl Qp {
         }
     }
 
+    /// The names of the NICs at both ends of the path in use, and the epoch. None while it is not
+    /// connected, and where failover does not look after it.
+    pub fn path(&self) -> Option<(String, String, u32)> {
+        let g = self.gate();
+        let link = g.link.as_ref()?;
+        let lqp = link.executor().lqp();
+        let path = lqp.path()?;
+        let remote = link.peer().nic(path.remote).map_or_else(String::new, |nic| nic.name);
+        Some((self.core.nics.name(path.local.into()), remote, lqp.epoch() as u32))
+    }
+
     /// What `unbroken status` shows.
     pub fn status(&self) -> QpStatus {
         let g = self.gate();

@@ -246,6 +246,7 @@ thread_local! {
 }
 
 /// Whether a test fails where QPs leave a rule out.
+#[cfg(feature = "mutants")]
 pub fn notices(test: fn(), left_out: Mutation) -> bool {
     MUTATION.set(left_out);
     let failed = std::panic::catch_unwind(test).is_err();

@@ -93,7 +93,7 @@ impl Pair {
         let (nic, peer) = (a.open(0)?, b.open(0)?);
         let (pd, peer_pd) = (nic.alloc_pd()?, peer.alloc_pd()?);
         let (rc_cq, peer_cq) = (nic.create_cq(64)?, peer.create_cq(64)?);
-        let options = RcOptions { plain: true, ..RcOptions::default() };
+        let options = RcOptions::default().with_plain(true);
         let (rc, far) = (pd.create_qp(&rc_cq, &options)?, peer_pd.create_qp(&peer_cq, &options)?);
         rc.connect(&far.address())?;
         far.connect(&rc.address())?;

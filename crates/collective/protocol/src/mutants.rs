@@ -1,0 +1,51 @@
+//! Rules that tests leave out, to show that they would notice. They are there in this crate's unit
+//! tests, and with the feature `mutants`, which nothing that ships has. Elsewhere there are none,
+//! and the code asks for none.
+
+/// Rules that can be left out.
+#[doc(hidden)]
+#[cfg(any(test, feature = "mutants"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutant {
+    /// A stream goes on where its sender believes to be.
+    SendersCount,
+    /// A stream goes on before the receiver has said that nothing more comes over the old path.
+    ImpatientSender,
+    /// A frame that comes twice is used twice.
+    NoDedup,
+    /// Slots are written again before the receiver has done with them.
+    NoCredit,
+    /// What the sender takes an operation for does not matter.
+    NoDigest,
+    /// An operation counts as begun when it was planned.
+    LateBegin,
+    /// A stream that is about to go home waits for that, also when the path home has failed again.
+    Homesick,
+    /// Who stands still names whom it waits for, whatever others have said.
+    Hasty,
+}
+
+/// There is no rule to leave out.
+#[doc(hidden)]
+#[cfg(not(any(test, feature = "mutants")))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutant {}
+
+/// Whether a test leaves out a rule: `left_out!(self.config.mutation, Rule)`.
+#[cfg(any(test, feature = "mutants"))]
+macro_rules! left_out {
+    ($mutation:expr, $rule:ident) => {
+        $mutation == Some($crate::mutants::Mutant::$rule)
+    };
+}
+
+/// Nothing is left out in what ships.
+#[cfg(not(any(test, feature = "mutants")))]
+macro_rules! left_out {
+    ($mutation:expr, $rule:ident) => {{
+        let _ = $mutation;
+        false
+    }};
+}
+
+pub(crate) use left_out;

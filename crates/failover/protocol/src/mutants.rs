@@ -1,0 +1,64 @@
+//! Rules that tests leave out, to show that they would notice. They are there in this crate's unit
+//! tests, and with the feature `mutants`, which nothing that ships has. Elsewhere there are none,
+//! and the code asks for none.
+
+/// A rule of the switch to leave out: for tests of the tests alone.
+#[doc(hidden)]
+#[cfg(any(test, feature = "mutants"))]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+pub enum Mutation {
+    /// The product as it is.
+    #[default]
+    None,
+    /// What the peer says it has executed is ignored.
+    NoCounts,
+    /// Sending starts without the peer's Hello of the epoch.
+    Early,
+    /// A Hello of a higher epoch is ignored.
+    NoFollow,
+    /// A planned switch does not wait until its own sends are complete.
+    NoFence,
+    /// A planned switch does not wait until the peer's sends are complete.
+    FenceNotAwaited,
+    /// A peer that counts receives only is taken for one that counts all.
+    NoCountKind,
+    /// What must not run twice is sent again like everything else.
+    NoCheck,
+    /// A QP that an error of the program has ended is moved like any other.
+    EndedRevived,
+    /// A QP through which nothing ever came gets a fresh life, too.
+    UnprovenRevived,
+    /// A path that does not answer is given up although no other answers either.
+    NoWitness,
+    /// Paths that were tried in vain are chosen like others.
+    Forgetful,
+}
+
+/// There is no rule to leave out.
+#[doc(hidden)]
+#[cfg(not(any(test, feature = "mutants")))]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+pub enum Mutation {
+    /// Nothing is left out.
+    #[default]
+    None,
+}
+
+/// Whether a test leaves out a rule: `left_out!(self.config.mutation, Rule)`.
+#[cfg(any(test, feature = "mutants"))]
+macro_rules! left_out {
+    ($mutation:expr, $rule:ident) => {
+        $mutation == $crate::mutants::Mutation::$rule
+    };
+}
+
+/// Nothing is left out in what ships.
+#[cfg(not(any(test, feature = "mutants")))]
+macro_rules! left_out {
+    ($mutation:expr, $rule:ident) => {{
+        let _ = $mutation;
+        false
+    }};
+}
+
+pub(crate) use left_out;
