@@ -1,6 +1,7 @@
 //! Links `libunbroken.so` and checks what it exports.
 
-use crate::{cargo, exports, output, root, target_dir, Result};
+use crate::exports;
+use crate::workspace::{cargo, output, root, target_dir, Result};
 use std::path::PathBuf;
 use std::process::Command;
 

@@ -5,7 +5,7 @@
 //! Not counted: `mod` lines, re-exports by themselves (`pub use`), and what is compiled for tests
 //! only. Arguments of macros are read where they are expressions.
 
-use crate::Result;
+use crate::workspace::Result;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use syn::punctuated::Punctuated;
@@ -23,7 +23,6 @@ const LARGER: &[(&str, usize)] = &[
     ("crates/api/cli", 33),
     ("crates/nic/softnic", 35),
     ("crates/collective/schedule", 6),
-    ("xtask", 8),
 ];
 /// Re-exports of re-exports are followed so far.
 const MAX_HOPS: usize = 16;
@@ -275,6 +274,9 @@ impl<'ast> Visit<'ast> for Mentions<'_> {
             visit::visit_item_mod(self, it);
         }
     }
+
+    /// `pub(crate)` names no file: it says who may use the item.
+    fn visit_visibility(&mut self, _: &'ast Visibility) {}
 }
 
 /// Whether `#[cfg(test)]` stands there, or a condition that needs it.
@@ -392,7 +394,7 @@ mod tests {
     fn names_are_followed_to_where_they_are_defined() {
         let (folder, uses) = crate_of(&[
             ("lib.rs", "mod a; mod b; mod c; mod d; pub use a::Thing; use std::fmt;"),
-            ("a.rs", "pub struct Thing; #[cfg(test)] mod tests { use crate::d::D; }"),
+            ("a.rs", "pub(crate) struct Thing { pub(super) it: u8 } #[cfg(test)] mod tests { use crate::d::D; }"),
             ("b.rs", "use crate::Thing; fn f() { vec![super::c::inner::g()]; fmt::x(); }"),
             ("c.rs", "pub mod inner; use self::inner::*; fn h() { g() }"),
             ("c/inner.rs", "pub fn g() {}"),
