@@ -22,7 +22,6 @@ const LARGER: &[(&str, usize)] = &[
     ("crates/tools/bench", 27),
     ("crates/api/cli", 33),
     ("crates/nic/softnic", 35),
-    ("crates/collective/schedule", 6),
 ];
 /// Re-exports of re-exports are followed so far.
 const MAX_HOPS: usize = 16;
