@@ -4,7 +4,7 @@
 //! program is made that prints the same list as the C compiler has it, and the two are compared
 //! line by line.
 
-use crate::{built_for_release, cargo, output, target_dir, Result};
+use crate::workspace::{built_for_release, cargo, output, target_dir, Result};
 use std::fmt::Write as _;
 use std::process::Command;
 

@@ -5,7 +5,7 @@
 //! on them, so this is checked at every link. The functions of a newer libibverbs than the
 //! installed one are in `crates/api/preload/libibverbs.txt`.
 
-use crate::{output, root, Result};
+use crate::workspace::{output, root, Result};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;

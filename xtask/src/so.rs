@@ -1,7 +1,8 @@
 //! Links `libunbroken.so` and checks what it exports; names the C libraries as programs look for
 //! them.
 
-use crate::{cargo, exports, output, root, target_dir, Result};
+use crate::exports;
+use crate::workspace::{cargo, output, root, target_dir, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

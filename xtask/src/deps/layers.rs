@@ -6,7 +6,7 @@
 //! - `pure = true`: protocol logic without I/O. It may use pure crates and [`LEAVES`] alone.
 //! - `unsafe = "why"`: it may use `unsafe`; every other crate forbids it.
 
-use crate::Result;
+use crate::workspace::Result;
 use serde_json::Value;
 
 /// A layer, and the layers that its crates may use beside their own; [`ANY`] for all of them.

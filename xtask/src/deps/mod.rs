@@ -13,7 +13,7 @@ mod layers;
 mod modules;
 mod sources;
 
-use crate::{cargo, output, root, Result};
+use crate::workspace::{cargo, output, root, Result};
 use layers::Package;
 use serde_json::Value;
 use std::path::{Path, PathBuf};

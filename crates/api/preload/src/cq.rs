@@ -1,18 +1,23 @@
-//! Completion queues: create, destroy, poll, arm.
+//! Completion queues: create, resize, destroy.
 
-use crate::cq_ex::{self, Current};
-use crate::ffi::{code, failed, guard, pointer};
+use crate::current::Current;
+use crate::ffi::{code, deref, pointer};
 use crate::objects::{free, fresh_cookie, Acks, ChannelObj, ContextObj, CqObj, CQS};
+use crate::{cq_ex, races};
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::mem::zeroed;
 use std::sync::atomic::Ordering;
-use unbroken_verbs::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
+use unbroken_verbs::abi::*;
 use unbroken_verbs::{Error, Result};
 
 /// Completion vectors that a queue may name, as a device with several interrupts has them. They
 /// change nothing: a NIC's packets are seen to by whoever drives it.
 pub const COMP_VECTORS: u32 = 8;
+/// Fields of the completion that a program may ask for.
+const KNOWN_FIELDS: u64 = IBV_WC_STANDARD_FLAGS
+    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
+    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
 #[no_mangle]
 unsafe extern "C" fn ibv_create_cq(
@@ -31,12 +36,55 @@ unsafe extern "C" fn ibv_create_cq(
     })
 }
 
+pub unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    pointer("ibv_create_cq_ex", || {
+        // SAFETY: the caller's structure.
+        let attr = unsafe { deref(attr, "cq_attr") }?;
+        // A parent domain says where to allocate and who locks: nothing that would change anything
+        // here.
+        if attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
+            return Err(Error::unsupported(format!(
+                "comp_mask {:#x}: flags and parent_domain are known",
+                attr.comp_mask
+            )));
+        }
+        if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0
+            && attr.flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
+        {
+            return Err(Error::unsupported(format!(
+                "flags {:#x}: only single-threaded is known",
+                attr.flags
+            )));
+        }
+        if attr.wc_flags & !KNOWN_FIELDS != 0 {
+            return Err(Error::unsupported(format!(
+                "wc_flags {:#x}: the standard fields and time stamps are known",
+                attr.wc_flags
+            )));
+        }
+        // SAFETY: objects of ours.
+        let object =
+            unsafe { new_cq(context, attr.cqe, attr.cq_context, attr.channel, attr.comp_vector) }?;
+        // SAFETY: just made, nobody else has it.
+        let current = unsafe { &mut *(*object).current.get() };
+        current.wants_monotonic = attr.wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP != 0;
+        current.wants_wallclock =
+            attr.wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK != 0;
+        let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
+        current.single_threaded = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0;
+        Ok(object.cast())
+    })
+}
+
 /// Makes a queue of either kind: an extended one differs only in that the program knows of its
 /// functions.
 ///
 /// # Safety
 /// `context` and `channel` are ours, or NULL.
-pub unsafe fn new_cq(
+unsafe fn new_cq(
     context: *mut ibv_context,
     entries: u32,
     cq_context: *mut c_void,
@@ -64,6 +112,7 @@ pub unsafe fn new_cq(
     c.cq_context = cq_context;
     c.cqe = cq.capacity() as c_int;
     cq_ex::install(&mut c);
+    races::wrap_cq(&mut c);
     let object = Box::into_raw(Box::new(CqObj {
         born: front.born(),
         c: UnsafeCell::new(c),
@@ -112,33 +161,5 @@ unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         // SAFETY: made by Box in `new_cq`.
         unsafe { free(object) };
         Ok(())
-    })
-}
-
-pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    if num_entries <= 0 || wc.is_null() {
-        return if num_entries == 0 { 0 } else { -libc::EINVAL };
-    }
-    // SAFETY: a queue of ours. The caller's array has `num_entries` of them, integers throughout;
-    // they are written, never read.
-    let (object, out) =
-        unsafe { (&*cq.cast::<CqObj>(), std::slice::from_raw_parts_mut(wc, num_entries as usize)) };
-    guard(-libc::EIO, || {
-        match object.born.check().map_err(Error::from).and_then(|()| object.cq.poll(out)) {
-            Ok(n) => n as c_int,
-            Err(e) => -failed("ibv_poll_cq", &e),
-        }
-    })
-}
-
-pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: a queue of ours.
-    let object = unsafe { &*cq.cast::<CqObj>() };
-    guard(libc::EIO, || {
-        if let Err(e) = object.born.check() {
-            return failed("ibv_req_notify_cq", &e.into());
-        }
-        object.cq.req_notify(solicited_only != 0);
-        0
     })
 }

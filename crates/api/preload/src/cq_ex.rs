@@ -8,80 +8,15 @@
 //! (IBV_CREATE_CQ_ATTR_SINGLE_THREADED). Time stamps are those of the poll, not of the arrival: a
 //! software NIC without a clock of its own has no better.
 
-use crate::cq::new_cq;
-use crate::ffi::{failed, guard, pointer, stay};
+use crate::clock::{monotonic_ns, wallclock_ns};
+use crate::current::Current;
+use crate::ffi::{failed, guard, stay};
 use crate::objects::CqObj;
-use crate::query::{monotonic_ns, wallclock_ns};
-use crate::races;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::addr_of_mut;
 use unbroken_types::Wc;
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{Error, Result};
-
-/// The completion at hand and when it was taken.
-#[derive(Clone, Copy, Default)]
-pub struct Current {
-    wc: Wc,
-    /// What waited behind the first when `start_poll` was called: as much `next_poll` takes.
-    left: u32,
-    monotonic_ns: u64,
-    wallclock_ns: u64,
-    /// Which of the two clocks the program asked for: reading them costs more than the rest of a
-    /// poll.
-    wants_monotonic: bool,
-    wants_wallclock: bool,
-    /// The program polls from one thread, so that no lock is needed.
-    single_threaded: bool,
-}
-
-/// Fields of the completion that a program may ask for.
-const KNOWN_FIELDS: u64 = IBV_WC_STANDARD_FLAGS
-    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
-    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
-
-pub unsafe extern "C" fn create_cq_ex(
-    context: *mut ibv_context,
-    attr: *mut ibv_cq_init_attr_ex,
-) -> *mut ibv_cq_ex {
-    pointer("ibv_create_cq_ex", || {
-        // SAFETY: the caller's structure.
-        let attr = unsafe { crate::ffi::deref(attr, "cq_attr") }?;
-        // A parent domain says where to allocate and who locks: nothing that would change anything
-        // here.
-        if attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
-            return Err(Error::unsupported(format!(
-                "comp_mask {:#x}: flags and parent_domain are known",
-                attr.comp_mask
-            )));
-        }
-        if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0
-            && attr.flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
-        {
-            return Err(Error::unsupported(format!(
-                "flags {:#x}: only single-threaded is known",
-                attr.flags
-            )));
-        }
-        if attr.wc_flags & !KNOWN_FIELDS != 0 {
-            return Err(Error::unsupported(format!(
-                "wc_flags {:#x}: the standard fields and time stamps are known",
-                attr.wc_flags
-            )));
-        }
-        // SAFETY: objects of ours.
-        let object =
-            unsafe { new_cq(context, attr.cqe, attr.cq_context, attr.channel, attr.comp_vector) }?;
-        // SAFETY: just made, nobody else has it.
-        let current = unsafe { &mut *(*object).current.get() };
-        current.wants_monotonic = attr.wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP != 0;
-        current.wants_wallclock =
-            attr.wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK != 0;
-        let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
-        current.single_threaded = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0;
-        Ok(object.cast())
-    })
-}
 
 /// Puts the functions into a new queue's structure.
 pub fn install(c: &mut ibv_cq_ex) {
@@ -103,7 +38,6 @@ pub fn install(c: &mut ibv_cq_ex) {
     c.read_cvlan = Some(read_cvlan);
     c.read_flow_tag = Some(read_flow_tag);
     c.read_tm_info = Some(read_tm_info);
-    races::wrap_cq(c);
 }
 
 pub unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {

@@ -1,8 +1,8 @@
 //! Devices and contexts: list, open, close, asynchronous events.
 
-use crate::ffi::{code, failed, guard, minus_one, pointer, say};
+use crate::ffi::{code, copy_text, failed, guard, minus_one, pointer, say};
 use crate::objects::{free, ContextObj, CqObj, DeviceObj, QpObj, SrqObj, CQS, QPS, SRQS};
-use crate::{cq, cq_ex, dm, domain, memory, post, qp, query, races, srq, unsupported, window};
+use crate::{cq, cq_poll, dm, domain, memory, post, qp, query, races, srq, unsupported, window};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of, zeroed};
@@ -15,15 +15,6 @@ use unbroken_verbs::abi::{
     IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED, IBV_NODE_CA, IBV_TRANSPORT_IB,
 };
 use unbroken_verbs::{Error, Result};
-
-/// Copies text into a C array, with its final NUL, cut where it is too long.
-pub fn copy_text(to: &mut [c_char], text: &str) {
-    let n = text.len().min(to.len() - 1);
-    for (to, from) in to.iter_mut().zip(&text.as_bytes()[..n]) {
-        *to = *from as c_char;
-    }
-    to[n] = 0;
-}
 
 /// The process's devices; made at the first look and never freed, as a program may keep pointers to
 /// them.
@@ -140,7 +131,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
         c.query_port = Some(query::query_port);
         c.query_device_ex = Some(query::query_device_ex);
         c.query_rt_values = Some(query::query_rt_values);
-        c.create_cq_ex = Some(cq_ex::create_cq_ex);
+        c.create_cq_ex = Some(cq::create_cq_ex);
         c.create_qp_ex = Some(qp::create_qp_ex);
         c.create_srq_ex = Some(srq::create_srq_ex);
         c.alloc_parent_domain = Some(domain::alloc_parent_domain);
@@ -154,8 +145,8 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
         c.close_xrcd = Some(unsupported::close_xrcd);
         c.sz = size_of::<verbs_context>();
         c.context.device = device;
-        c.context.ops.poll_cq = Some(cq::poll_cq);
-        c.context.ops.req_notify_cq = Some(cq::req_notify_cq);
+        c.context.ops.poll_cq = Some(cq_poll::poll_cq);
+        c.context.ops.req_notify_cq = Some(cq_poll::req_notify_cq);
         c.context.ops.post_send = Some(post::post_send);
         c.context.ops.post_recv = Some(post::post_recv);
         c.context.ops.post_srq_recv = Some(srq::post_srq_recv);
@@ -271,18 +262,4 @@ unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
             }
         }
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_text_is_cut_and_ends_with_nul() {
-        let mut to = [1 as c_char; 4];
-        copy_text(&mut to, "abcdef");
-        assert_eq!(to.map(|c| c as u8), *b"abc\0");
-        copy_text(&mut to, "");
-        assert_eq!(to[0], 0);
-    }
 }

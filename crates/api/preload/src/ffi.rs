@@ -1,6 +1,6 @@
 //! The border to C: errors become errno, and panics end here.
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 use std::io::Write;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::OnceLock;
@@ -89,4 +89,27 @@ pub fn stay() {
 pub unsafe fn deref<'a, T>(p: *mut T, what: &str) -> Result<&'a T> {
     // SAFETY: promised by the caller.
     unsafe { p.as_ref() }.ok_or_else(|| Error::invalid(format!("{what} is NULL")))
+}
+
+/// Copies text into a C array, with its final NUL, cut where it is too long.
+pub fn copy_text(to: &mut [c_char], text: &str) {
+    let n = text.len().min(to.len() - 1);
+    for (to, from) in to.iter_mut().zip(&text.as_bytes()[..n]) {
+        *to = *from as c_char;
+    }
+    to[n] = 0;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_text_is_cut_and_ends_with_nul() {
+        let mut to = [1 as c_char; 4];
+        copy_text(&mut to, "abcdef");
+        assert_eq!(to.map(|c| c as u8), *b"abc\0");
+        copy_text(&mut to, "");
+        assert_eq!(to[0], 0);
+    }
 }

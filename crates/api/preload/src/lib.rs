@@ -19,19 +19,30 @@
 //!   an event of a destroyed object finds nothing.
 //! - The caller's structures grow with versions of libibverbs: where a size is passed, no byte past
 //!   it is written.
+//!
+//! Files use those that stand before them: `ffi` and what objects are made of (`batch`, `current`,
+//! `device_memory`); `objects`; the verbs of the fast path (`post`, `builder`, `cq_poll`, `cq_ex`,
+//! `srq`); `races`, which wraps them; the verbs that make objects (`cq`, `qp`, …); `device`, which
+//! puts all of them into a context.
 
 mod ah;
+mod batch;
 mod builder;
 mod channel;
+mod clock;
 #[cfg(target_arch = "x86_64")]
 mod cm;
 mod cq;
 mod cq_ex;
+mod cq_poll;
+mod current;
 mod device;
+mod device_memory;
 mod dm;
 mod domain;
 mod ffi;
 mod hooks;
+mod limits;
 #[cfg(target_arch = "x86_64")]
 mod loader;
 mod memory;

@@ -4,7 +4,9 @@
 //! that a pointer to one is a pointer to the other. The C part is in an `UnsafeCell`: the program
 //! reads its fields at any time, and may write those that are its own (`cq_context`, `qp_context`).
 
-use crate::dm::DeviceMemory;
+use crate::batch::Builder;
+use crate::current::Current;
+use crate::device_memory::DeviceMemory;
 use crate::ffi::deref;
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
@@ -121,7 +123,7 @@ pub struct CqObj {
     pub async_events: Acks,
     /// The completion that an extended poll looks at. Touched between `start_poll` and `end_poll`
     /// only, under the lock that they take and release.
-    pub current: UnsafeCell<crate::cq_ex::Current>,
+    pub current: UnsafeCell<Current>,
 }
 
 /// A shared receive queue.
@@ -146,7 +148,7 @@ pub struct QpObj {
     pub extended: bool,
     pub async_events: Acks,
     /// Made when it is first used.
-    pub builder: UnsafeCell<Option<Box<crate::builder::Builder>>>,
+    pub builder: UnsafeCell<Option<Box<Builder>>>,
     pub init: InitAttr,
     /// Held while it is changed or asked, so that the state in the C part follows.
     pub changing: Mutex<()>,

@@ -2,6 +2,7 @@
 //! stays with the program.
 
 use crate::ffi::{failed, guard};
+use crate::limits::{KNOWN_FLAGS, MAX_INLINE};
 use crate::objects::{AhObj, QpObj};
 use crate::window;
 use std::ffi::c_int;
@@ -9,16 +10,6 @@ use std::mem::MaybeUninit;
 use unbroken_types::{SendFlags, SendOpcode, Sge};
 use unbroken_verbs::abi::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge};
 use unbroken_verbs::{Error, RecvWr, Result, SendWr, UdDest};
-
-/// The most bytes that a WR may carry inline: they are gathered on the stack.
-pub const MAX_INLINE: usize = 512;
-
-/// Send flags that exist here.
-pub const KNOWN_FLAGS: u32 = SendFlags::FENCE.0
-    | SendFlags::SIGNALED.0
-    | SendFlags::SOLICITED.0
-    | SendFlags::INLINE.0
-    | SendFlags::NO_REPLAY.0;
 
 pub unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,

@@ -1,9 +1,9 @@
 //! QPs: create, modify, query, destroy.
 
-use crate::builder;
 use crate::ffi::{code, deref, pointer};
 use crate::objects::{free, fresh_cookie, lock, Acks, CqObj, InitAttr, PdObj, QpObj, SrqObj, QPS};
 use crate::qp_attr::{caps_to_c, change, snapshot};
+use crate::{builder, races};
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::mem::zeroed;
@@ -157,6 +157,7 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
     ex.qp_base.qp_type = r.qp_type;
     if r.send_ops != 0 {
         builder::install(&mut ex);
+        races::wrap_qp(&mut ex);
     }
     let object = Box::into_raw(Box::new(QpObj {
         c: UnsafeCell::new(ex),

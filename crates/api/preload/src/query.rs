@@ -1,11 +1,10 @@
 //! What a device, its port and its tables are.
 
-use crate::device::copy_text;
-use crate::ffi::{code, guard, minus_one};
+use crate::clock::monotonic_ns;
+use crate::ffi::{code, copy_text, guard, minus_one};
 use crate::objects::ContextObj;
 use std::ffi::{c_int, c_uint};
 use std::mem::{offset_of, size_of, zeroed};
-use std::time::{SystemTime, UNIX_EPOCH};
 use unbroken_shift::front;
 use unbroken_types::{GidType, LinkLayer};
 use unbroken_verbs::abi::*;
@@ -195,7 +194,7 @@ pub unsafe extern "C" fn query_device_ex(
         a.completion_timestamp_mask = u64::MAX;
         a.hca_core_clock = 1_000_000;
         a.device_cap_flags_ex = a.orig_attr.device_cap_flags.into();
-        a.max_dm_size = crate::dm::MAX_DM_BYTES as u64;
+        a.max_dm_size = crate::device_memory::MAX_DM_BYTES as u64;
         a.phys_port_cnt_ex = a.orig_attr.phys_port_cnt.into();
         // SAFETY: the caller says how many bytes it has.
         unsafe { write_sized(attr, size, &a) };
@@ -223,19 +222,6 @@ pub unsafe extern "C" fn query_rt_values(
         };
         Ok(())
     })
-}
-
-/// The clock that completions are stamped with, in nanoseconds.
-pub fn monotonic_ns() -> u64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes a live local; the clock always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut t) };
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
-}
-
-/// Wall-clock nanoseconds since 1970.
-pub fn wallclock_ns() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64)
 }
 
 pub unsafe extern "C" fn query_port(

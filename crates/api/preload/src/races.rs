@@ -10,7 +10,7 @@
 //! Calls that this library makes of the C library are to be ignored by it: `unbroken run` sees to
 //! that (`crates/api/cli/src/sanitizer.rs`).
 
-use crate::{builder, cq, cq_ex, post, srq};
+use crate::{builder, cq_ex, cq_poll, post, srq};
 use std::ffi::{c_int, c_void, CStr};
 use std::sync::OnceLock;
 use unbroken_verbs::abi::*;
@@ -113,7 +113,7 @@ wrapped! { before:
     cq_ex::end_poll(cq: *mut ibv_cq_ex);
 }
 wrapped! { after:
-    cq::poll_cq(cq: *mut ibv_cq, most: c_int, wc: *mut ibv_wc) -> c_int;
+    cq_poll::poll_cq(cq: *mut ibv_cq, most: c_int, wc: *mut ibv_wc) -> c_int;
     cq_ex::start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int;
     cq_ex::next_poll(cq: *mut ibv_cq_ex) -> c_int;
     builder::wr_start(qp: *mut ibv_qp_ex);

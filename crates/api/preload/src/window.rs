@@ -7,8 +7,8 @@
 //! with IBV_WC_MW_BIND_ERR.
 
 use crate::ffi::{code, deref, pointer};
+use crate::limits::KNOWN_FLAGS;
 use crate::objects::{free, MrObj, MwObj, PdObj, QpObj};
-use crate::post::KNOWN_FLAGS;
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use unbroken_types::{Access, SendFlags};

@@ -16,11 +16,16 @@
 //! - [`verify`]: what must hold for every schedule, and an executor that runs ready steps in random
 //!   order.
 //!
+//! Files use those that stand before them: `topology`, `operation` and `schedule`; `binding` and
+//! `relay`; `choice`; `plan`; `planning` (makes plans) and `generate` (programs of plans);
+//! `planner`.
+//!
 //! The crate does no I/O, reads no clock and starts no thread.
 #![forbid(unsafe_code)]
 
 pub mod binding;
 mod builder;
+mod choice;
 pub mod cost;
 mod data;
 mod error;
@@ -29,6 +34,7 @@ mod operation;
 pub mod paper;
 mod plan;
 pub mod planner;
+mod planning;
 mod rails;
 mod relay;
 pub mod rerank;
@@ -39,10 +45,11 @@ mod split;
 mod topology;
 pub mod verify;
 
+pub use choice::{Choice, Folding, Grouping, Owners, MAX_CHANNELS};
 pub use data::{divide, DataType, ReduceOp};
 pub use error::Error;
 pub use operation::{Collective, Counts, Matrix, Operation};
-pub use plan::{Choice, Folding, Grouping, Owners, Plan, Shard, MAX_CHANNELS, MAX_CHUNKS};
+pub use plan::{Plan, Shard, MAX_CHUNKS};
 pub use schedule::{Buffer, Lane, Path, Program, Schedule, Slice, Stage, Step, Work};
 pub use shape::Shape;
 pub use split::split;

@@ -56,7 +56,7 @@ pub(crate) fn check(folder: &Path, file: &Path, limit_bytes: usize) -> Result<()
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(e) => return Err(DirectoryError::io(folder, "look at its file")(e)),
         };
-        let Err(what) = verdict(&bytes) else { return Ok(()) };
+        let Err(what) = verdict(&bytes, limit_bytes) else { return Ok(()) };
         let again = fs::read(file).map_err(DirectoryError::io(folder, "read its file"))?;
         if again.get(..2 * PAGE) == bytes.get(..2 * PAGE) {
             return Err(DirectoryError::damaged(folder, format!("data.mdb is damaged ({what})")));
@@ -66,8 +66,8 @@ pub(crate) fn check(folder: &Path, file: &Path, limit_bytes: usize) -> Result<()
 }
 
 /// Whether these bytes are such a file.
-pub(crate) fn verdict(bytes: &[u8]) -> Verdict<()> {
-    let metas = [Meta::read(bytes, 0)?, Meta::read(bytes, 1)?];
+pub(crate) fn verdict(bytes: &[u8], limit_bytes: usize) -> Verdict<()> {
+    let metas = [Meta::read(bytes, 0, limit_bytes)?, Meta::read(bytes, 1, limit_bytes)?];
     if metas[0].txn.abs_diff(metas[1].txn) > 1 {
         return Err(format!(
             "its commits {} and {} do not follow each other",
@@ -126,7 +126,7 @@ struct Meta {
 }
 
 impl Meta {
-    fn read(bytes: &[u8], index: usize) -> Verdict<Meta> {
+    fn read(bytes: &[u8], index: usize, limit_bytes: usize) -> Verdict<Meta> {
         let page =
             bytes.get(index * PAGE..(index + 1) * PAGE).ok_or("it is shorter than two pages")?;
         let body = &page[PAGE_HEADER..];
@@ -147,7 +147,7 @@ impl Meta {
         if meta.txn != 0 && meta.txn % 2 != index as u64 {
             return wrong("a commit of the other");
         }
-        if meta.last < 1 || meta.last >= (crate::lmdb::LIMIT_BYTES / PAGE) as u64 {
+        if meta.last < 1 || meta.last >= (limit_bytes / PAGE) as u64 {
             return wrong("a wrong last page");
         }
         Ok(meta)

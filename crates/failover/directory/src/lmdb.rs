@@ -29,12 +29,12 @@ use unbroken_runtime::{
 use unbroken_types::Gid;
 
 use crate::check::check;
+use crate::directory::Directory;
 use crate::error::{DirectoryError, Result};
-use crate::record::{self, qp_key, MovedQp, ProcessRecord, QpRecord};
-use crate::{Directory, KEY_BYTES};
+use crate::record::{self, qp_key, MovedQp, ProcessRecord, QpRecord, KEY_BYTES};
 
 /// Size limit of the file.
-pub(crate) const LIMIT_BYTES: usize = 64 << 20;
+const LIMIT_BYTES: usize = 64 << 20;
 /// The table of the key, and its entry there.
 const KEY_TABLE: &str = "key";
 

@@ -15,7 +15,8 @@
 
 use unbroken_types::Gid;
 
-use crate::KEY_BYTES;
+/// Length of the directory's key.
+pub const KEY_BYTES: usize = 32;
 
 /// Most NICs of a process record.
 pub const MAX_NICS: usize = 64;

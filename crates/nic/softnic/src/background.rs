@@ -10,8 +10,8 @@
 //!
 //! It is a thread of [`unbroken_process::spawn`], which runs at once when it is woken.
 
-use crate::nic::Shared;
 use crate::poller::{Opinion, Turn};
+use crate::shared::Shared;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -23,9 +23,6 @@ use unbroken_verbs::{Error, HeldEvents, Result};
 /// After bulk data more is likely to come at once: for so long the thread looks for it before it
 /// sleeps. Not after small messages, since an application that waits for one may want this core.
 const LINGER_US: u64 = 40;
-/// The longest sleep, where the configuration says no other. Nothing depends on it: what is to be
-/// done tells its time, see [`crate::engine`].
-pub(crate) const SLEEP_US: u64 = 1_000_000;
 
 /// The background thread of a NIC; dropping it ends the thread.
 pub(crate) struct Background {

@@ -1,10 +1,12 @@
 //! Which NICs a process has.
 
-use crate::background::SLEEP_US;
 use std::net::IpAddr;
 use unbroken_fabric::{device_kind, DeviceKind, Runtime};
 use unbroken_verbs::{Error, Result};
 
+/// The longest sleep of a NIC's background thread, where nobody asks for another. Nothing depends on
+/// it: what is to be done tells its time, see [`crate::engine`].
+const SLEEP_US: u64 = 1_000_000;
 /// NICs of a process.
 pub(crate) const MAX_NICS: usize = 64;
 

@@ -2,8 +2,8 @@
 
 use crate::engine::MAX_QPS;
 use crate::gids::{self, guid_of, lid_of};
+use crate::limits::{MAX_INLINE, MAX_QP_WR, MAX_SGE, MAX_SRQS, MAX_SRQ_WR};
 use crate::memory::{MAX_MRS, MAX_MR_BYTES, MAX_PDS};
-use crate::nic::{MAX_INLINE, MAX_QP_WR, MAX_SGE, MAX_SRQS, MAX_SRQ_WR};
 use crate::plain;
 use std::net::IpAddr;
 use unbroken_fabric::{DeviceKind, SM_LID};

@@ -49,6 +49,12 @@
 //! for a while and asks whether the thread still polls ([`crate::poller`]). With [`Work::more`], or
 //! while more is likely to come, it drives again at once.
 //!
+//! # Files
+//!
+//! Files use those that stand before them: `sockets`, `dest`, `counts`, `credit`, `flight`;
+//! `impair`; `tx`; `qps`; `parking`; this file, which has the state; and what it does in `rx`,
+//! `turns`, `link` and `dying`, which nobody uses by name.
+//!
 //! # Rules
 //!
 //! Invariants:
@@ -63,46 +69,50 @@
 
 mod alias;
 mod answers;
+mod counts;
 mod credit;
+mod dest;
 mod dying;
 mod flight;
 mod gather;
 mod impair;
+mod link;
 mod parking;
 mod qps;
 mod rx;
+mod sockets;
 mod turns;
 mod tx;
 
 pub(crate) use alias::Aliases;
+pub(crate) use counts::Work;
 pub(crate) use qps::{wipe, Alternate, QpEntry, QpKind, MAX_QPS};
+pub(crate) use sockets::Sockets;
 
 use crate::faults::{LinkSource, Status};
 use crate::memory::Domain;
 use crate::plain::Plain;
 use crate::pulses::Pulses;
-use crate::socket::{RxRing, RxSocket, TxSocket};
+use crate::socket::RxRing;
 use answers::Answers;
+use counts::RxCount;
 use credit::Accounts;
+use dest::Dest;
 use flight::Flights;
 use impair::Impairments;
 use parking::Parking;
 use qps::QpTable;
+use sockets::TX_SOCKETS;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use tx::{Dest, TxBatch};
-use unbroken_fabric::{
-    Credit, Fabric, GapRecorder, LinkState, NicPage, SlotCounters, MAX_PORTS, TX_PORTS,
-};
+use tx::TxBatch;
+use unbroken_fabric::{Credit, Fabric, GapRecorder, LinkState, NicPage, SlotCounters, MAX_PORTS};
 use unbroken_types::LinkLayer;
 use unbroken_verbs::{DeviceCounters, DeviceEvent, EventSink, UdAliases};
 
-/// Sending sockets of a port: the source port varies with the QP, as RoCEv2 asks.
-pub(crate) const TX_SOCKETS: usize = TX_PORTS;
 /// Bytes of one drive that are bulk data.
 const BULK_BYTES: u64 = 16 << 10;
 /// How often one drive may ask a socket for small packets that wait there, so that the ACKs for
@@ -118,56 +128,6 @@ const ANSWER_US: u64 = 100;
 /// Drives that a reset takes at most: enough for what a socket holds, while other QPs may get more
 /// and more.
 const DRAIN_DRIVES: u32 = 1024;
-
-/// The sockets of a working NIC.
-pub(crate) struct Sockets {
-    /// One for each port.
-    pub(crate) rx: Vec<RxSocket>,
-    /// [`TX_SOCKETS`] for each port, port by port.
-    pub(crate) tx: Vec<TxSocket>,
-}
-
-impl Sockets {
-    /// Opens the sockets of the ports that have these addresses.
-    pub(crate) fn open(ips: &[IpAddr]) -> io::Result<Sockets> {
-        let tx = ips
-            .iter()
-            .flat_map(|ip| (0..TX_SOCKETS).map(|_| TxSocket::new(*ip)))
-            .collect::<io::Result<_>>()?;
-        Ok(Sockets { rx: RxSocket::claim(ips)?, tx })
-    }
-}
-
-/// The port, from 0, that a sending socket belongs to.
-fn port_of(socket: usize) -> usize {
-    socket / TX_SOCKETS
-}
-
-/// Traffic of a batch, added to the shared page at its end.
-#[derive(Clone, Copy, Default)]
-struct RxCount {
-    packets: u64,
-    bytes: u64,
-    payload_bytes: u64,
-    drops: u64,
-    icrc_errors: u64,
-    strangers: u64,
-    /// What senders of UC and UD get back.
-    credit: u64,
-}
-
-/// What a drive found to do.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Work {
-    /// Something arrived, fell due or was sent.
-    pub(crate) busy: bool,
-    /// Something arrived.
-    pub(crate) received: bool,
-    /// More is waiting already.
-    pub(crate) more: bool,
-    /// Much data arrived or left: more is likely to follow.
-    pub(crate) bulk: bool,
-}
 
 /// What the engine needs of its surroundings, fixed when the NIC is opened.
 pub(crate) struct Identity {

@@ -21,6 +21,10 @@
 //! again, once the fault is cleared, gives a new one. Keys of memory regions are valid on all NICs
 //! of a process, whenever they were opened. Plain NICs (see `plain`) have none of these liberties:
 //! they are to what is above as RNICs would be.
+//!
+//! Files use those that stand before them: `memory`, `socket`, `faults`, `gids`; `config` and
+//! `spec`; `engine`; `shared` (the engine behind its lock); `background`; `inner`; `qp`; `nic`;
+//! `nics`.
 
 mod background;
 mod config;
@@ -29,7 +33,9 @@ mod describe;
 mod engine;
 mod faults;
 mod gids;
+mod inner;
 mod inventory;
+mod limits;
 mod memory;
 mod netlink;
 mod nic;
@@ -39,7 +45,9 @@ mod poller;
 mod pulses;
 mod qp;
 mod reminders;
+mod shared;
 mod socket;
+mod spec;
 #[cfg(target_arch = "x86_64")]
 mod traps;
 #[cfg(not(target_arch = "x86_64"))]

@@ -2,7 +2,7 @@
 //! what is to be sent.
 
 use crate::engine::{wipe, Alternate, Engine, QpEntry, QpKind};
-use crate::nic::Inner;
+use crate::inner::Inner;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 use unbroken_fabric::now_us;

@@ -21,6 +21,7 @@ mod figures;
 mod many;
 mod peers;
 mod report;
+mod result;
 mod sdr;
 mod suite;
 mod switches;
@@ -32,9 +33,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-
-/// The result of this program: errors are for people.
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+use result::Result;
 
 #[derive(Parser)]
 #[command(name = "unbroken-bench", about = "Measures Unbroken beside its peers")]

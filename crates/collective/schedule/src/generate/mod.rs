@@ -16,13 +16,25 @@ use std::rc::Rc;
 use crate::binding::Route;
 use crate::builder::Builder;
 use crate::split::{grain, split};
-use crate::{Lane, Operation, Path, Plan, Program, Slice, Stage, Work};
+use crate::{Lane, Operation, Path, Plan, Program, Schedule, Slice, Stage, Work};
 
 /// Chunks of a shard differ by fewer elements.
 const ROUNDING: u64 = 256;
 
+impl Plan {
+    /// The program of one rank.
+    pub fn program(&self, rank: usize) -> Program {
+        program(self, rank)
+    }
+
+    /// The programs of all ranks.
+    pub fn schedule(&self) -> Schedule {
+        Schedule { collective: self.collective.clone(), programs: programs(self) }
+    }
+}
+
 /// The program of one rank.
-pub(crate) fn program(plan: &Plan, rank: usize) -> Program {
+fn program(plan: &Plan, rank: usize) -> Program {
     let host = plan.topology.host_of(rank);
     let ranks =
         if plan.relays_on(host) { plan.topology.members(host).to_vec() } else { vec![rank] };
@@ -32,7 +44,7 @@ pub(crate) fn program(plan: &Plan, rank: usize) -> Program {
 }
 
 /// The programs of all ranks.
-pub(crate) fn programs(plan: &Plan) -> Vec<Program> {
+fn programs(plan: &Plan) -> Vec<Program> {
     let mut all = vec![Program::default(); plan.topology.ranks()];
     for host in 0..plan.topology.hosts().len() {
         let mut emitter = Emitter::new(plan, plan.topology.members(host).to_vec());

@@ -14,8 +14,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::{join, Emitter, Flow, Purpose, Take};
-use crate::plan::{Folding, Shard};
-use crate::{Operation, ReduceOp, Shape, Slice, Stage, Work};
+use crate::{Folding, Operation, ReduceOp, Shape, Shard, Slice, Stage, Work};
 
 /// A message of a leader, at either of its ends, in the order of turns.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

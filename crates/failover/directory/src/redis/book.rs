@@ -25,8 +25,8 @@ use sha2::{Digest, Sha256};
 use super::command::{Command, Names, QpName, Reply, MAX_LINES};
 use super::known::Known;
 use super::own::{self, Entry, Own};
-use crate::record::{decode_key, encode_key};
-use crate::{News, KEY_BYTES};
+use crate::directory::News;
+use crate::record::{decode_key, encode_key, KEY_BYTES};
 
 /// Entries, and things to ask of each kind, in one round.
 const BATCH: usize = 128;

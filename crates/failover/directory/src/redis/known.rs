@@ -167,7 +167,7 @@ impl Known {
     pub(crate) fn process_answer(&mut self, incarnation: u64, now_ms: u64, value: Option<&[u8]>) {
         self.processes_asked.answered(incarnation);
         let record = match value {
-            Some(super::ENDED) => None,
+            Some(own::ENDED) => None,
             Some(bytes) => match ProcessRecord::decode(bytes) {
                 Some((_, record)) => Some(record),
                 None => return,

@@ -22,28 +22,27 @@ mod fake;
 mod known;
 mod own;
 mod server;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod thread;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use unbroken_runtime::fill_random;
 use unbroken_types::Gid;
 
+use crate::directory::{Directory, Surroundings};
 use crate::error::{DirectoryError, Result};
-use crate::record::{MovedQp, ProcessRecord, QpRecord};
+use crate::record::{MovedQp, ProcessRecord, QpRecord, KEY_BYTES};
 use crate::settings::RedisSettings;
-use crate::{Directory, News, Surroundings, KEY_BYTES};
+
 use book::{Book, State};
 use command::{Connect, QpName};
 use own::Entry;
+use shared::Shared;
 
-/// What stands in the place of a process that has ended.
-const ENDED: &[u8] = b"ended";
-/// The server must answer within this time, else the connection is given up.
-const IO_WAIT: Duration = Duration::from_secs(1);
 /// For so long [`Redis::open`] waits for the first answer.
 const OPEN_WAIT: Duration = Duration::from_secs(2);
 /// For so long a QP that is to be connected waits for what is known of its peer.
@@ -59,38 +58,6 @@ pub struct Redis {
     url: String,
     /// The process that opened it.
     pid: u32,
-}
-
-/// What the thread and all others share.
-struct Shared {
-    book: Mutex<Book>,
-    /// There is something to do for the thread.
-    work: Condvar,
-    /// Something is answered, or the state is another.
-    done: Condvar,
-    started: Instant,
-    news: Box<dyn Fn(News) + Send + Sync>,
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn now_ms(&self) -> u64 {
-        self.started.elapsed().as_millis() as u64
-    }
-
-    /// Waits for so long at most until the book is as wanted.
-    fn wait<'a>(
-        &'a self,
-        book: MutexGuard<'a, Book>,
-        wait: Duration,
-        wanted: impl Fn(&Book) -> bool,
-    ) -> MutexGuard<'a, Book> {
-        let waited = self.done.wait_timeout_while(book, wait, |book| !wanted(book));
-        waited.unwrap_or_else(PoisonError::into_inner).0
-    }
 }
 
 impl Redis {

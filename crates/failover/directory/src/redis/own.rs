@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::command::{Command, Names, QpName};
-use super::ENDED;
 
+/// What stands in the place of a process that has ended.
+pub(crate) const ENDED: &[u8] = b"ended";
 /// Most entries of a process.
 pub(crate) const MAX_ENTRIES: usize = 1 << 20;
 /// Bytes of the time in front of what a field has.

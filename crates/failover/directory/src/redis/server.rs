@@ -1,6 +1,7 @@
 //! The connection to a Redis server, by the crate `redis`. Every wait for it ends.
 
 use std::io;
+use std::time::Duration;
 
 use ::redis::io::tcp::TcpSettings;
 use ::redis::{
@@ -10,9 +11,11 @@ use ::redis::{
 };
 
 use super::command::{Command, Connect, Reply, Store, KEPT_LINES, MAX_LINES};
-use super::IO_WAIT;
 use crate::error::{DirectoryError, Result};
 use crate::settings::RedisSettings;
+
+/// The server must answer within this time, else the connection is given up.
+const IO_WAIT: Duration = Duration::from_secs(1);
 
 /// Connects to a server.
 pub(super) struct Server(Client);

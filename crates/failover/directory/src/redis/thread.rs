@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use super::command::{Connect, Store};
-use super::Shared;
-use crate::News;
+use super::shared::Shared;
+use crate::directory::News;
 
 /// After the first failure to connect the next try comes so much later; the time doubles until a
 /// try succeeds.

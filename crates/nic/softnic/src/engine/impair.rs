@@ -2,7 +2,7 @@
 //! keeps to a rate.
 //!
 //! Each port has one [`Impair`] for what leaves and one for what arrives, only while something is
-//! wrong there ([`Engine::impair`]): a NIC whose links are well costs the packet path one compare.
+//! wrong there: a NIC whose links are well costs the packet path one compare.
 //! Packets that are only lost at random are never copied. All others are copied and held until they
 //! are due, in the order of their times; the engine's timers count these.
 //!
@@ -17,14 +17,11 @@
 //! again, what is held is due at once; when nothing passes any more, it is lost; when the NIC is
 //! closed, it leaves.
 
-use super::tx::Out;
-use super::{Dest, Engine, QpKind};
+use super::dest::Dest;
 use crate::faults::Dice;
-use crate::memory::Domain;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use unbroken_fabric::{Conditions, Line, MAX_PORTS};
-use unbroken_types::{QpState, WcStatus};
 use unbroken_wire::IcrcFlow;
 
 /// QPs wait while the line is taken for longer than this.
@@ -105,7 +102,7 @@ impl<T: Copy> Impair<T> {
         }
     }
 
-    fn set(&mut self, conditions: Conditions) {
+    pub(super) fn set(&mut self, conditions: Conditions) {
         if conditions == self.conditions {
             return;
         }
@@ -216,7 +213,7 @@ impl<T: Copy> Impair<T> {
     }
 
     /// Loses what is held; gives how many packets that were.
-    fn lose_all(&mut self) -> u64 {
+    pub(super) fn lose_all(&mut self) -> u64 {
         self.held_bytes = 0;
         self.held.drain().count() as u64
     }
@@ -240,13 +237,13 @@ pub(super) struct RxTag {
 }
 
 /// Both directions of a port's impaired link.
-struct ImpairedPort {
-    tx: Impair<TxTag>,
-    rx: Impair<RxTag>,
+pub(super) struct ImpairedPort {
+    pub(super) tx: Impair<TxTag>,
+    pub(super) rx: Impair<RxTag>,
 }
 
 impl ImpairedPort {
-    fn new(seed: u64, port: usize) -> ImpairedPort {
+    pub(super) fn new(seed: u64, port: usize) -> ImpairedPort {
         let seed = seed.rotate_left(34 * port as u32);
         ImpairedPort { tx: Impair::new(seed), rx: Impair::new(seed.rotate_left(17)) }
     }
@@ -259,11 +256,11 @@ impl ImpairedPort {
 }
 
 /// What packets of both directions suffer at a port that is well.
-const WELL: [Conditions; 2] = [Conditions::GOOD; 2];
+pub(super) const WELL: [Conditions; 2] = [Conditions::GOOD; 2];
 
 /// The impaired links of a NIC, port by port; a port that is well has none.
 #[derive(Default)]
-pub(crate) struct Impairments([Option<ImpairedPort>; MAX_PORTS as usize]);
+pub(crate) struct Impairments(pub(super) [Option<ImpairedPort>; MAX_PORTS as usize]);
 
 impl Impairments {
     /// What leaves through a port, from 0, if packets suffer there.
@@ -279,93 +276,17 @@ impl Impairments {
     }
 
     /// When the next packet is due.
-    fn due_us(&self) -> u64 {
+    #[inline]
+    pub(super) fn due_us(&self) -> u64 {
         self.0.iter().flatten().map(|i| i.tx.due_us().min(i.rx.due_us())).min().unwrap_or(u64::MAX)
     }
 
     /// Forgets what is over; gives whether all is.
-    fn end(&mut self) -> bool {
+    pub(super) fn end(&mut self) -> bool {
         for port in &mut self.0 {
             port.take_if(|i| i.is_over());
         }
         self.0.iter().all(Option::is_none)
-    }
-}
-
-impl Engine {
-    /// Follows a change of the link's state.
-    pub(super) fn impair(&mut self) {
-        if self.state.impaired == 0 && self.impairments.is_none() {
-            return;
-        }
-        let (seed, conditions) = (self.seed, self.link.conditions());
-        let impairments = self.impairments.get_or_insert_default();
-        let ports = impairments.0.iter_mut().zip(conditions).enumerate().take(self.id.ips.len());
-        for (port, (impaired, [tx, rx])) in ports {
-            if impaired.is_none() && [tx, rx] == WELL {
-                continue;
-            }
-            let i = impaired.get_or_insert_with(|| ImpairedPort::new(seed, port));
-            if !self.state.passes(port as u8 + 1) {
-                self.tx.counts[port].drops += i.tx.lose_all();
-                self.rx_counts[port].drops += i.rx.lose_all();
-            }
-            i.tx.set(tx);
-            i.rx.set(rx);
-        }
-        self.end_impairments();
-    }
-
-    /// Forgets the impairments of links that are well again, once nothing is held.
-    pub(super) fn end_impairments(&mut self) {
-        if self.impairments.as_deref_mut().is_some_and(Impairments::end) {
-            self.impairments = None;
-        }
-    }
-
-    /// When a packet that is held is due; `u64::MAX` for none.
-    #[inline]
-    pub(super) fn held_due_us(&self) -> u64 {
-        self.impairments.as_ref().map_or(u64::MAX, |i| i.due_us())
-    }
-
-    /// The NIC is being closed: what is on its way out leaves now, as it would without its sender.
-    /// One that is dead has nothing to close: its slot may be another's by now.
-    pub(crate) fn close(&mut self, domain: &Domain) {
-        if !self.alive() {
-            return;
-        }
-        self.close_credits();
-        let Engine { sockets: Some(sockets), tx, impairments: Some(i), accounts, .. } = self else {
-            return;
-        };
-        let view = domain.view();
-        let mut out = Out::open(tx, &sockets.tx, &view, accounts, u64::MAX);
-        out.release(i, u64::MAX);
-        out.flush();
-        self.count();
-    }
-
-    /// Whether a `wqe-error` may be waiting for the next WR.
-    #[inline]
-    pub(crate) fn wqe_error_due(&self) -> bool {
-        self.state.wqe_error_us > self.wqe_error_us
-    }
-
-    /// A WR was posted while a `wqe-error` was due: unless another QP has had it, the QP fails as
-    /// it would by a WR that the NIC cannot execute. What it held is intact, so that it can go on
-    /// elsewhere.
-    #[cold]
-    pub(crate) fn spoil(&mut self, index: u16, now_us: u64) {
-        let Some(q) = self.qps.get_mut(index) else { return };
-        if matches!(q.kind, QpKind::Ud(_)) || q.state() != QpState::Rts {
-            return;
-        }
-        self.wqe_error_us = self.state.wqe_error_us;
-        if self.pages[0].take_wqe_error(self.wqe_error_us, now_us) {
-            q.stop(WcStatus::LocQpOpErr);
-            q.tell(self.id.index, &*self.sink);
-        }
     }
 }
 

@@ -6,8 +6,10 @@ mod paths;
 pub(crate) use paths::Alternate;
 
 use super::alias::Aliases;
+use super::dest::Dest;
 use super::flight::Share;
-use super::tx::{Dest, Out, QpSink, UdQpSink};
+use super::sockets::TX_SOCKETS;
+use super::tx::{Out, QpSink, UdQpSink};
 use crate::gids::{gid_of, lid_of};
 use crate::memory::QpMemory;
 use crate::plain::Death;
@@ -167,7 +169,7 @@ impl QpEntry {
             routed: true,
             peer_port: 0,
             dest: None,
-            socket: qpn as usize % super::TX_SOCKETS,
+            socket: qpn as usize % TX_SOCKETS,
             port: 1,
             alternate: None,
             former: None,
@@ -260,8 +262,7 @@ impl QpEntry {
     /// Sends through another port from now on, counted from 1.
     fn set_port(&mut self, port: u8) {
         self.port = port;
-        self.socket =
-            usize::from(port - 1) * super::TX_SOCKETS + self.qpn as usize % super::TX_SOCKETS;
+        self.socket = usize::from(port - 1) * TX_SOCKETS + self.qpn as usize % TX_SOCKETS;
     }
 
     /// The transport and the place for its completions, to be used together.

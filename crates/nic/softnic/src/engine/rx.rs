@@ -1,11 +1,12 @@
 //! Packets on their way in.
 
 use super::alias::Aliases;
+use super::counts::RxCount;
 use super::credit::Accounts;
 use super::impair::{flip_bit, RxTag};
 use super::parking::{Parked, Parking, Waiting};
 use super::qps::QpTable;
-use super::{Engine, Identity, QpEntry, QpKind, RxCount, BULK_BYTES, DRIVE_RECEIVES};
+use super::{Engine, Identity, QpEntry, QpKind, BULK_BYTES, DRIVE_RECEIVES};
 use crate::memory::View;
 use crate::socket::RxRing;
 use std::collections::VecDeque;

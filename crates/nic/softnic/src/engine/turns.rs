@@ -3,8 +3,9 @@
 use super::credit::ASK_AGAIN_US;
 use super::flight::Flights;
 use super::qps::{QpEntry, Turn};
+use super::sockets::port_of;
 use super::tx::{Out, TxLinks, Way};
-use super::{port_of, Engine, QpKind};
+use super::{Engine, QpKind};
 use crate::memory::View;
 use crate::pulses::Pulses;
 use std::cmp::Reverse;

@@ -12,13 +12,14 @@
 //! its memory meanwhile ([`crate::copy`]).
 
 use super::credit::{Accounts, Toll};
+use super::dest::Dest;
 use super::gather::gather;
 use super::impair::{flip_bit, Impair, Impairments, TxTag};
-use super::port_of;
+use super::sockets::port_of;
 use crate::memory::{QpMemory, View};
 use crate::plain::Plain;
-use crate::socket::{self, Message, RawAddr, TxSocket, TX_MESSAGES};
-use std::net::{IpAddr, SocketAddr};
+use crate::socket::{self, Message, TxSocket, TX_MESSAGES};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use unbroken_fabric::{NicPage, MAX_PORTS};
 use unbroken_roce::{MemError, PacketSink, Payload, SinkError, UdSink};
@@ -34,27 +35,6 @@ const MAX_RUN_BYTES: usize = 65_000;
 const BATCH_BYTES: usize = 256 * 1024;
 /// Runs are numbered in a byte.
 const _: () = assert!(TX_MESSAGES <= 256);
-
-/// Where packets of a QP go.
-#[derive(Clone, Copy)]
-pub(crate) struct Dest {
-    pub(crate) to: RawAddr,
-    pub(crate) flow: IcrcFlow,
-}
-
-impl Dest {
-    /// The way from `src` to a QP: the port says which process of the peer's NIC has it.
-    pub(crate) fn to_qp(src: SocketAddr, peer: IpAddr, qpn: u32) -> Dest {
-        let dst = SocketAddr::new(peer, ROCE_PORT + (qpn >> 16 & 0xff) as u16);
-        let flow = IcrcFlow {
-            src_ip: src.ip(),
-            dst_ip: dst.ip(),
-            src_port: src.port(),
-            dst_port: dst.port(),
-        };
-        Dest { to: RawAddr::new(dst), flow }
-    }
-}
 
 /// A run of packets for one destination.
 struct Run {

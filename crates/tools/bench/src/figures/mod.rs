@@ -8,6 +8,7 @@
 //! R²CCL and APM: [`measured`].
 
 mod codes;
+mod drawing;
 mod grids;
 mod lines;
 mod measured;
@@ -19,33 +20,12 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::time::Instant;
 
-use serde::Serialize;
 use unbroken_chart::Figure;
 
 use crate::Result;
+use drawing::{Drawing, Published};
 use measured::{Drawings, Paper};
 pub use shift::Tools;
-
-/// A value that the paper's text gives, and ours.
-#[derive(Clone, Debug, Serialize)]
-pub struct Published {
-    /// The figure it belongs to.
-    figure: u32,
-    /// What it is.
-    what: String,
-    /// As the paper has it.
-    published: String,
-    /// With its loss read as that of a packet.
-    per_packet: String,
-    /// With its loss read as that of a chunk.
-    per_chunk: String,
-}
-
-/// A figure and what is published of it.
-struct Drawing {
-    figure: Figure,
-    published: Vec<Published>,
-}
 
 type Draw = fn() -> Result<Drawing>;
 

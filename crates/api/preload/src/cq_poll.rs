@@ -1,0 +1,35 @@
+//! Completion queues: poll, arm.
+
+use crate::ffi::{failed, guard};
+use crate::objects::CqObj;
+use std::ffi::c_int;
+use unbroken_verbs::abi::{ibv_cq, ibv_wc};
+use unbroken_verbs::Error;
+
+pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    if num_entries <= 0 || wc.is_null() {
+        return if num_entries == 0 { 0 } else { -libc::EINVAL };
+    }
+    // SAFETY: a queue of ours. The caller's array has `num_entries` of them, integers throughout;
+    // they are written, never read.
+    let (object, out) =
+        unsafe { (&*cq.cast::<CqObj>(), std::slice::from_raw_parts_mut(wc, num_entries as usize)) };
+    guard(-libc::EIO, || {
+        match object.born.check().map_err(Error::from).and_then(|()| object.cq.poll(out)) {
+            Ok(n) => n as c_int,
+            Err(e) => -failed("ibv_poll_cq", &e),
+        }
+    })
+}
+
+pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: a queue of ours.
+    let object = unsafe { &*cq.cast::<CqObj>() };
+    guard(libc::EIO, || {
+        if let Err(e) = object.born.check() {
+            return failed("ibv_req_notify_cq", &e.into());
+        }
+        object.cq.req_notify(solicited_only != 0);
+        0
+    })
+}
