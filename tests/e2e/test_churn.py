@@ -255,7 +255,6 @@ def left_behind(fabric, folder: str) -> list:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("faults", ["none", "impaired", "faults"])
 def test_churn(logs, note, faults):

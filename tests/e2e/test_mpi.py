@@ -135,7 +135,10 @@ def test_hpcc_with_its_own_path_migration(logs, note, n, fault):
         note(f"{one / 1e6:.0f} MB on port 1, {two / 1e6:.0f} MB on port 2, {migrations} migrations")
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.smoke if name == "is" else ()) for name in KERNELS],
+)
 def test_kernel(logs, note, name):
     """A kernel on two processes of each of four hosts; in mid-run port 1 of a host goes down, and
     is back a moment later. Unbroken migrates its queue pairs."""

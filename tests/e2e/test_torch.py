@@ -19,7 +19,12 @@ from lib.ports import free_port
 from lib.process import Failure, wait_until
 from lib.pytorch import PROGRAMS, losses
 
-pytestmark = [pytest.mark.torch, pytest.mark.serial, pytest.mark.timeout(2400)]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.serial,
+    pytest.mark.slow,
+    pytest.mark.timeout(2400),
+]
 
 STEPS = 20
 SECONDS = 150

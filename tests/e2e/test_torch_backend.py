@@ -12,7 +12,12 @@ from lib.paths import LOGS
 from lib.process import Failure, Skip, wait_until
 from lib.pytorch import HOSTS, PROGRAMS, counters, losses, torchrun
 
-pytestmark = [pytest.mark.torch, pytest.mark.serial, pytest.mark.timeout(2400)]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.serial,
+    pytest.mark.slow,
+    pytest.mark.timeout(2400),
+]
 
 # Until a training has ended, and until checks have.
 TRAINING_SECONDS, SECONDS = 240, 400

@@ -32,7 +32,6 @@ def test_faults(logs, note, device):
     note(run_through_faults(logs, fault_count(device), options.SEED))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_faults_shared_receives(logs, note, device):
     """A receive that a move loses or uses twice is found at once, or at the end, when all receives
@@ -41,7 +40,6 @@ def test_faults_shared_receives(logs, note, device):
     note(run_through_faults(logs, faults, options.SEED, "--srq"))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_faults_loss_and_reordering(logs, note, device):
     """What is lost is sent again alone, and what comes early waits, also while NICs die."""
@@ -118,6 +116,7 @@ def test_dlopen_and_dlvsym(logs, note, device):
         elsewhere = fabric.elsewhere("b/0", "rx_payload_bytes")
         if not fabric.events("switch") or elsewhere < 1e6:
             raise Failure(
-                f"{len(fabric.events('switch'))} switches, {elsewhere} bytes of payload on other rails"
+                f"{len(fabric.events('switch'))} switches, {elsewhere} bytes of payload on other "
+                "rails"
             )
         note(f"{payload() / 1e9:.2f} GB on rail 0, {elsewhere / 1e9:.2f} GB on others")
