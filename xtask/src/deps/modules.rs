@@ -438,4 +438,19 @@ mod tests {
         assert_eq!(circle(5), Vec::<String>::new());
         assert!(circle(6)[0].contains("6 files"), "{:?}", circle(6));
     }
+
+    #[test]
+    fn two_files_are_a_circle_where_none_may_be() {
+        let at = |file: &str| format!("{}/{file}", NO_CIRCLE[0]);
+        let (root, a, b) = (at("lib.rs"), at("a.rs"), at("b.rs"));
+        let (folder, _) = crate_of(&[
+            ("lib.rs", ""),
+            (&root, "mod a; mod b;"),
+            (&a, "pub struct A; use crate::b::B;"),
+            (&b, "pub struct B; use crate::a::A;"),
+        ]);
+        let found = circles(&folder.join(&root), &folder).unwrap();
+        std::fs::remove_dir_all(folder).unwrap();
+        assert!(matches!(&found[..], [circle] if circle.contains("2 files")), "{found:?}");
+    }
 }
