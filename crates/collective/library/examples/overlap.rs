@@ -1,8 +1,7 @@
 //! A rank computes while the sums of what it has computed before are under way; a NIC dies
 //! meanwhile, and every sum is right.
 //!
-//! All ranks are threads of this program, on hosts of an emulated network of its own: `cargo run
-//! --release --example overlap`
+//! All ranks are threads of this program: `cargo run --release --example overlap`
 
 use std::time::Duration;
 
