@@ -1,9 +1,12 @@
 //! The command line.
 
+pub(crate) mod time;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use time::parse_time;
 use unbroken_fabric::{DeviceKind, FAULT_FORMS};
 use unbroken_types::{LinkLayer, Mtu};
 
@@ -291,24 +294,6 @@ fn parse_ports(text: &str) -> Result<u8, String> {
     unbroken_fabric::ports(text.parse().map_err(|_| format!("'{text}' is not a number of ports"))?)
 }
 
-/// A time with its unit.
-pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
-    let wrong = || {
-        format!("'{text}' is not a time; a number with us, ms, s or m is right, like 3s or 500ms")
-    };
-    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
-    let (number, unit) = text.split_at(unit_at);
-    let seconds = match unit {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "s" => 1.0,
-        "m" => 60.0,
-        _ => return Err(wrong()),
-    };
-    let number: f64 = number.parse().map_err(|_| wrong())?;
-    Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -317,15 +302,5 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Args::command().debug_assert();
-    }
-
-    #[test]
-    fn times_have_units() {
-        assert_eq!(parse_time("3s"), Ok(Duration::from_secs(3)));
-        assert_eq!(parse_time("1.5ms"), Ok(Duration::from_micros(1500)));
-        assert_eq!(parse_time("2m"), Ok(Duration::from_secs(120)));
-        for wrong in ["3", "s", "", "-1s", "3 s", "1.2.3s", "3h", "99999999999999999999s"] {
-            assert!(parse_time(wrong).is_err(), "{wrong}");
-        }
     }
 }
