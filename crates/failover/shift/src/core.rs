@@ -27,10 +27,11 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use unbroken_directory::{Directory, NicRecord, PortRecord, ProcessRecord, MAX_PORTS};
+use unbroken_events::{Event, EventLog, What};
 use unbroken_failover_protocol::seal::Key;
 use unbroken_failover_protocol::Message;
 use unbroken_process::Born;
-use unbroken_runtime::{Event, EventLog, Runtime, What};
+use unbroken_runtime::Runtime;
 use unbroken_types::{Gid, PdHandle};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceEvent, Error, EventSink, KeyRow,

@@ -17,8 +17,9 @@ use crate::core::Core;
 use crate::qp::{merge, Gate, Qp};
 use crate::worker::Job;
 use unbroken_directory::MovedQp;
+use unbroken_events::{QpStatus, Switch, SwitchKind, What};
 use unbroken_failover_protocol::Reason;
-use unbroken_runtime::{now_us, QpStatus, Switch, SwitchKind, What};
+use unbroken_runtime::now_us;
 use unbroken_types::{
     check_datagram, check_send, Gid, Mtu, QpState, RecvEntry, SendEntry, UdModify, WcStatus,
 };

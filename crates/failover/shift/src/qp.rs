@@ -22,8 +22,9 @@ use crate::plain;
 use crate::worker::Job;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use unbroken_events::What;
 use unbroken_failover_protocol::Way;
-use unbroken_runtime::{now_us, What};
+use unbroken_runtime::now_us;
 use unbroken_types::{
     Gid, PathAttr, PathMigState, PdHandle, QpCaps, QpState, QpType, Wc, WcStatus, PSN_MASK,
 };

@@ -21,11 +21,12 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use unbroken_events::{ProcessStatus, StatusServer, What};
 use unbroken_failover_protocol::health::{Answer, Verdict};
 use unbroken_failover_protocol::message::{Body, KeyName, Probe};
 use unbroken_failover_protocol::silence::{judge, ASK_AFTER_US};
 use unbroken_failover_protocol::{Belief, Endpoint, Message, PeerWord, Reason, SlotPath, Way};
-use unbroken_runtime::{now_us, ProcessStatus, StatusServer, What};
+use unbroken_runtime::now_us;
 use unbroken_types::WcStatus;
 use unbroken_verbs::{DeviceEvent, EventFd, Result};
 

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use unbroken_events::{EventTail, Switch, SwitchKind, What};
 use unbroken_fabric::now_us;
-use unbroken_runtime::{EventTail, Switch, SwitchKind, What};
 use unbroken_testkit::{bandwidth_gbps, Lab, Pair, Running, Sample, Spec, TrialError, Watch};
 
 use super::screen::{bar, Screen};

@@ -4,8 +4,9 @@
 use super::*;
 use crate::lanes::Place;
 use crate::worker::{port_name, Job};
+use unbroken_events::QpStatus;
 use unbroken_failover_protocol::Endpoint;
-use unbroken_runtime::{now_us, QpStatus};
+use unbroken_runtime::now_us;
 use unbroken_verbs::RcModify;
 
 impl Qp {
