@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use unbroken_events::{read_events, Event, EventTail, Switch, SwitchKind, What};
 use unbroken_fabric::{Runtime, TimeUs};
-use unbroken_runtime::{read_events, Event, EventTail, Switch, SwitchKind, What};
 
 use crate::output::{print, print_json, Failure, Result};
 

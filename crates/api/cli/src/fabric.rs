@@ -1,9 +1,9 @@
 //! `unbroken fabric`.
 
+use unbroken_events::NicStatus;
 use unbroken_fabric::{
     device_kind_name, lid_of, link_layer_name, Fabric, NicKind, NicName, NicPage, Runtime, Shape,
 };
-use unbroken_runtime::NicStatus;
 use unbroken_types::LinkLayer;
 
 use crate::output::{print, print_json, table, Result};

@@ -3,8 +3,9 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use unbroken_events::QpStatus;
 use unbroken_fabric::{Fabric, Runtime};
-use unbroken_runtime::{Drains, QpStatus};
+use unbroken_runtime::Drains;
 
 use crate::output::{print, Failure, Result};
 use crate::status::{self, Answers};

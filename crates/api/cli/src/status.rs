@@ -5,10 +5,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use serde::Serialize;
+use unbroken_events::{answering_processes, query_status, NicStatus, ProcessStatus, QpStatus};
 use unbroken_fabric::{device_kind_name, now_us, Fabric, NicPage, Presence, ProcessName, Runtime};
-use unbroken_runtime::{
-    answering_processes, query_status, Drains, NicStatus, ProcessStatus, QpStatus,
-};
+use unbroken_runtime::Drains;
 
 use crate::output::{print, print_json, table, Failure, Result};
 

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use unbroken_fabric::{NicPage, Runtime, SlotCounters, FAULT_FORMS};
-use unbroken_runtime::{
-    Event, EventLog, Presence, ProcessName, ProcessStatus, QpStatus, StatusServer, Switch,
-    SwitchKind, What,
+use unbroken_events::{
+    Event, EventLog, ProcessStatus, QpStatus, StatusServer, Switch, SwitchKind, What,
 };
+use unbroken_fabric::{NicPage, Runtime, SlotCounters, FAULT_FORMS};
+use unbroken_runtime::{Presence, ProcessName};
 
 fn unbroken(runtime: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_unbroken"))

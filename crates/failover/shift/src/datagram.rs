@@ -24,8 +24,9 @@ use crate::qp::{merge, Gate, Qp};
 use crate::worker_queue::Job;
 use state::Parked;
 use unbroken_directory::MovedQp;
+use unbroken_events::{QpStatus, Switch, SwitchKind, What};
 use unbroken_failover_protocol::Reason;
-use unbroken_runtime::{now_us, QpStatus, Switch, SwitchKind, What};
+use unbroken_runtime::now_us;
 use unbroken_types::{
     check_datagram, check_send, Gid, Mtu, QpState, RecvEntry, SendEntry, UdModify, WcStatus,
 };

@@ -7,7 +7,8 @@
 
 use crate::lock::lock;
 use std::sync::Mutex;
-use unbroken_runtime::{now_us, Event, What};
+use unbroken_events::{Event, What};
+use unbroken_runtime::now_us;
 use unbroken_verbs::{Alarm, Result};
 
 /// How long an event may wait.

@@ -9,8 +9,9 @@ use crate::worker_queue::{Job, WorkerQueue};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 use unbroken_directory::{Directory, DirectoryError, News, Settings, Surroundings};
+use unbroken_events::{Event, EventLog, What};
 use unbroken_process::PerProcess;
-use unbroken_runtime::{Event, EventLog, Runtime, What};
+use unbroken_runtime::Runtime;
 use unbroken_verbs::{Error, Result};
 
 /// Embedded directories that are open: one serves all hosts of this process, as it can be opened

@@ -2,7 +2,8 @@
 
 use crate::deferred_log::DeferredLog;
 use std::io::Write;
-use unbroken_runtime::{Event, EventLog, Runtime, What};
+use unbroken_events::{Event, EventLog, What};
+use unbroken_runtime::Runtime;
 use unbroken_verbs::{Alarm, Result};
 
 /// Where the events of a process go.

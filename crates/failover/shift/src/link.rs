@@ -15,6 +15,7 @@ use crate::qp::{Gate, Qp};
 use crate::random;
 use crate::worker_queue::Job;
 use std::sync::Arc;
+use unbroken_events::{Switch, SwitchKind, What};
 use unbroken_failover_protocol::health::Verdict;
 use unbroken_failover_protocol::message::Body;
 use unbroken_failover_protocol::silence::{Look, ASK_AFTER_US};
@@ -22,7 +23,7 @@ use unbroken_failover_protocol::{
     Asks, Belief, Config, Ended, Endpoint, Executor, FailCause, LogicalQp, Message, OpenError,
     Opened, PeerWord, QuiesceError, Reason, Shell, SlotPath, SlotTable, StepError, Way,
 };
-use unbroken_runtime::{now_us, Switch, SwitchKind, What};
+use unbroken_runtime::now_us;
 use unbroken_types::{Gid, Progress, QpState, Sends, WcStatus, PSN_MASK};
 use unbroken_verbs::{
     Backlog, Error, HoldingQp, QpModify, RcModify, RecvWr, RemoteNic, Result, SendBatch,

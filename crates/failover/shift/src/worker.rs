@@ -23,11 +23,12 @@ use crate::worker_queue::Job;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::collections::HashMap;
 use std::sync::Arc;
+use unbroken_events::{ProcessStatus, StatusServer, What};
 use unbroken_failover_protocol::health::{Answer, Verdict};
 use unbroken_failover_protocol::message::{Body, KeyName, Probe};
 use unbroken_failover_protocol::silence::{judge, ASK_AFTER_US};
 use unbroken_failover_protocol::{Belief, Endpoint, Message, PeerWord, Reason, SlotPath, Way};
-use unbroken_runtime::{now_us, ProcessStatus, StatusServer, What};
+use unbroken_runtime::now_us;
 use unbroken_types::WcStatus;
 use unbroken_verbs::DeviceEvent;
 

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use rustix::fs::Timespec;
 use rustix::thread::futex;
-use unbroken_runtime::{now_us, open_own, Event, EventLog, FileLock, Runtime, What};
+use unbroken_events::{Event, EventLog, What};
+use unbroken_runtime::{now_us, open_own, FileLock, Runtime};
 use unbroken_types::LinkLayer;
 
 use crate::config::{Host, NicKind, NicName, Shape};

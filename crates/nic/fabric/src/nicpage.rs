@@ -11,7 +11,8 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::rand::{getrandom, GetRandomFlags};
-use unbroken_runtime::{NicCounters, Presence, ProcessName, Runtime};
+use unbroken_events::NicCounters;
+use unbroken_runtime::{Presence, ProcessName, Runtime};
 
 use crate::credit::Credit;
 use crate::error::{FabricError, Result};

@@ -6,10 +6,10 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use unbroken_events::{read_events, What};
 use unbroken_fabric::{
     now_us, Conditions, Fabric, LinkState, NicKind, NicName, Runtime, Schedule, Shape, ALL_PORTS,
 };
-use unbroken_runtime::{read_events, What};
 
 fn runtime() -> (tempfile::TempDir, Runtime) {
     let dir = tempfile::tempdir().unwrap();

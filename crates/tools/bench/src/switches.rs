@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use unbroken_runtime::{answering_processes, query_status, read_events, ProcessStatus, What};
+use unbroken_events::{answering_processes, query_status, read_events, ProcessStatus, What};
 use unbroken_testkit::{Lab, Pair, Spec, Watch};
 
 use crate::Result;
@@ -113,7 +113,7 @@ fn status_of(lab: &Lab, pid: u32) -> std::io::Result<ProcessStatus> {
 }
 
 /// The switches that a host logged.
-fn switches_of(lab: &Lab, host: &str) -> Vec<unbroken_runtime::Switch> {
+fn switches_of(lab: &Lab, host: &str) -> Vec<unbroken_events::Switch> {
     let events = read_events(lab.runtime()).unwrap_or_default();
     let switches = events.into_iter().filter_map(|e| match e.what {
         What::Switch(s) if s.host == host => Some(s),

@@ -24,12 +24,7 @@ use std::path::{Path, PathBuf};
 use crate::output::{print_json, Failure, Result};
 use result::Report;
 use screen::Screen;
-use stream::Stream;
-
-/// The fault of all parts.
-const FAULT: &str = "nic a/0 dead";
-/// The NIC that it is about.
-const NIC: &str = "nic a/0";
+use stream::{Stream, FAULT};
 
 /// The arguments of `unbroken demo`.
 #[derive(clap::Args)]

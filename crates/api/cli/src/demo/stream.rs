@@ -3,14 +3,17 @@
 use std::path::Path;
 use std::time::Duration;
 
+use unbroken_events::{EventTail, Switch, SwitchKind, What};
 use unbroken_fabric::now_us;
-use unbroken_runtime::{EventTail, Switch, SwitchKind, What};
 use unbroken_testkit::{bandwidth_gbps, Lab, Pair, Running, Sample, Spec, TrialError, Watch};
 
 use super::screen::{bar, Screen};
-use super::{FAULT, NIC};
 use crate::output::{Failure, Result};
 
+/// The fault of all parts.
+pub(crate) const FAULT: &str = "nic a/0 dead";
+/// The NIC that it is about.
+const NIC: &str = "nic a/0";
 /// Size of a message in bytes.
 const MESSAGE_BYTES: u64 = 65_536;
 /// Seconds that perftest sends.

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde::Deserialize;
-use unbroken_runtime::{read_events, What};
+use unbroken_events::{read_events, What};
 use unbroken_testkit::{Lab, Pair, Running, Spec, Watch};
 
 use super::screen::Screen;

@@ -16,7 +16,7 @@ use unbroken_sdr::{Memory, Transfer};
 
 use super::end::{failed, End};
 use super::{power_of_two, rate, wanted, Wanted};
-use crate::args::parse_time;
+use crate::args::time::parse_time;
 use crate::output::{print, print_json, Failure, Result};
 use unbroken_units::{read, show};
 

@@ -17,7 +17,7 @@ use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_s
 use serde::Serialize;
 
 use super::rate;
-use crate::args::parse_time;
+use crate::args::time::parse_time;
 use crate::output::{print, print_json, Failure, Result};
 use unbroken_units::show;
 

@@ -2,7 +2,7 @@
 
 use super::{Gate, Qp};
 use crate::worker_queue::Job;
-use unbroken_runtime::What;
+use unbroken_events::What;
 use unbroken_verbs::QpEvent;
 
 impl Qp {

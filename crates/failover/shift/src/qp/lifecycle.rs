@@ -8,8 +8,9 @@ use crate::link;
 use crate::port_pairs::PathPorts;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use unbroken_events::What;
 use unbroken_failover_protocol::{Endpoint, Reason};
-use unbroken_runtime::{now_us, What};
+use unbroken_runtime::now_us;
 use unbroken_types::{Gid, PathAttr, QpState, QpType};
 use unbroken_verbs::{Error, HoldingQp, QpModify, RcModify, Result};
 

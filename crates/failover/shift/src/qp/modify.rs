@@ -5,8 +5,9 @@ use crate::datagram;
 use crate::link;
 use crate::own_events;
 use crate::plain;
+use unbroken_events::What;
 use unbroken_failover_protocol::Reason;
-use unbroken_runtime::{now_us, What};
+use unbroken_runtime::now_us;
 use unbroken_types::{PathMigState, QpState, QpType, WcStatus};
 use unbroken_verbs::{Error, QpModify, Result};
 

@@ -2,7 +2,7 @@
 
 use super::{merge, Gate, Qp};
 use crate::datagram;
-use unbroken_runtime::QpStatus;
+use unbroken_events::QpStatus;
 use unbroken_types::{PathMigState, QpState};
 use unbroken_verbs::{QpModify, QpSnapshot};
 

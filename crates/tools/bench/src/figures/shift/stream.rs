@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use unbroken_chart::{Axis, Figure, Line, Lines, Look, Marker, Panel, Unit};
+use unbroken_events::{read_events, SwitchKind, What};
 use unbroken_fabric::{now_us, Schedule};
-use unbroken_runtime::{read_events, SwitchKind, What};
 use unbroken_testkit::{Lab, Pair, Spec, Watch};
 
 use super::{Drawing, Row, Tools};

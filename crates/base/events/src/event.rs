@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{now_us, wall_us};
+use unbroken_runtime::{now_us, wall_us};
 
 /// One line of the log.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]

@@ -11,8 +11,10 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use unbroken_runtime::{open_own, FileLock, Runtime};
+
 use crate::cause::Causes;
-use crate::{open_own, Event, FileLock, Runtime};
+use crate::event::Event;
 
 /// The log is rotated when it would grow beyond this.
 pub const LOG_LIMIT_BYTES: u64 = 16 << 20;

@@ -6,7 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
-use unbroken_runtime::{ProcessStatus, Runtime, StatusServer};
+use unbroken_events::{ProcessStatus, StatusServer};
+use unbroken_runtime::Runtime;
 
 #[test]
 fn who_cannot_be_accepted_is_left_waiting_and_not_looked_at_all_the_time() {

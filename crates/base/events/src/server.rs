@@ -4,29 +4,23 @@
 //! the end of the stream. The server has no thread: the owner polls [`StatusServer::accept_one`]
 //! from one of its own.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{fchmod, Mode};
-use rustix::net::sockopt::{set_socket_timeout, Timeout};
-use rustix::net::{
-    bind, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
-};
+use unbroken_runtime::{bind_in, connect_in, now_us, Presence, ProcessName, Runtime};
 
-use crate::{now_us, Presence, ProcessName, ProcessStatus, Runtime};
+use crate::status::ProcessStatus;
 
 /// A client that does not read within this is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long nobody is answered where there is no descriptor for it: whoever polls would else be
 /// told again and again that somebody waits.
 const REST: Duration = Duration::from_millis(500);
-/// How many clients may wait.
-const BACKLOG: i32 = 128;
 /// Longest answer that is read.
 const ANSWER_LIMIT_BYTES: u64 = 16 << 20;
 
@@ -93,43 +87,6 @@ impl Drop for StatusServer {
             let _ = fs::remove_file(&self.path);
         }
     }
-}
-
-/// Listens at a path that is for this user alone from the beginning, whatever the umask.
-pub fn listen_own(path: &Path) -> io::Result<UnixListener> {
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // The kernel gives the file the mode that the socket has.
-    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    bind(&socket, &SocketAddrUnix::new(path)?)?;
-    listen(&socket, BACKLOG)?;
-    Ok(socket.into())
-}
-
-/// A name for a socket of a folder that fits `sockaddr_un` (108 bytes) however long the folder's
-/// path is. Valid while the file lives.
-fn short_path(folder: &Path, name: &str) -> io::Result<(File, PathBuf)> {
-    let folder = File::open(folder)?;
-    let path = PathBuf::from(format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()));
-    Ok((folder, path))
-}
-
-/// Makes a socket in a folder, only for this user, that waits for nobody. The folder's path may
-/// have any length.
-pub fn bind_in(folder: &Path, name: &str) -> io::Result<UnixListener> {
-    let (_folder, short) = short_path(folder, name)?;
-    let listener = listen_own(&short)?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
-}
-
-/// Connects to a socket in a folder, waiting no longer than `timeout` where a stopped process lets
-/// others queue. The folder's path may have any length.
-pub fn connect_in(folder: &Path, name: &str, timeout: Duration) -> io::Result<UnixStream> {
-    let (_folder, short) = short_path(folder, name)?;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(&short)?)?;
-    Ok(UnixStream::from(socket))
 }
 
 /// The processes that have a status socket; sockets of dead processes are removed.
