@@ -16,8 +16,8 @@
 //! - [`verify`]: what must hold for every schedule, and an executor that runs ready steps in random
 //!   order.
 //!
-//! Files use those that stand before them: `topology`, `operation` and `schedule`; `binding` and
-//! `relay`; `choice`; `plan`; `planning` (makes plans) and `generate` (programs of plans);
+//! Files use those that stand before them: `topology`, `operation` and `schedule`; `binding`;
+//! `choice`; `relay`; `plan`; `planning` (makes plans) and `generate` (programs of plans);
 //! `planner`.
 //!
 //! The crate does no I/O, reads no clock and starts no thread.
