@@ -45,7 +45,7 @@ lint() {
 # unit SCHEDULES: what needs no NIC. Built first, so that the times of tests are their own.
 unit() {
     step build $cargo test -q --release --workspace --no-run
-    step unit $cargo test -q --release --workspace
+    step unit $cargo test -q --release --workspace --no-fail-fast
     step schedules $cargo run -q --release --bin sim -- --schedules "$1"
 }
 

@@ -116,7 +116,8 @@ fn both_ends() -> Result<()> {
         let answers = scope.spawn(|| b.play(false, Duration::ZERO));
         let (rounds, longest) = a.play(true, Duration::from_secs(SECONDS))?;
         answers.join().expect("the other end")?;
-        println!("{rounds} rounds, the longest took {longest:?}; path {:?}", a.qp.path());
+        let path = a.qp.path().expect("it is connected");
+        println!("{rounds} rounds, the longest took {longest:?}; path {path}");
         Ok(())
     })
 }
@@ -145,6 +146,7 @@ fn main() -> Result<()> {
     )?;
     player.connect(&peer)?;
     let (rounds, longest) = player.play(serves, Duration::from_secs(SECONDS))?;
-    println!("{rounds} rounds, the longest took {longest:?}; path {:?}", player.qp.path());
+    let path = player.qp.path().expect("it is connected");
+    println!("{rounds} rounds, the longest took {longest:?}; path {path}");
     Ok(())
 }

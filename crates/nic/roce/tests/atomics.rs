@@ -2,6 +2,8 @@
 //! to show.
 
 use crate::common::*;
+#[cfg(feature = "mutants")]
+use unbroken_roce::Mutation;
 use unbroken_types::*;
 use unbroken_wire::{Op as WireOp, Packet};
 
