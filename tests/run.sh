@@ -42,11 +42,14 @@ lint() {
     step deps $cargo xtask deps
 }
 
-# unit SCHEDULES: what needs no NIC. Built first, so that the times of tests are their own.
+# unit SCHEDULES [TARGETS...]: cargo's tests, all or those of some targets. Built first, so that the
+# times of tests are their own.
 unit() {
+    local schedules=$1
+    shift
     step build $cargo test -q --release --workspace --no-run
-    step unit $cargo test -q --release --workspace --no-fail-fast
-    step schedules $cargo run -q --release --bin sim -- --schedules "$1"
+    step unit $cargo test -q --release --workspace --no-fail-fast "$@"
+    step schedules $cargo run -q --release --bin sim -- --schedules "$schedules"
 }
 
 # Rules that are left out, one at a time: each must be noticed.
@@ -58,7 +61,7 @@ mutants() {
 case ${1:-} in
 check)
     lint
-    unit 1000
+    unit 1000 --lib --bins
     step end-to-end "$python" -m pytest -n "$workers" \
         "tests/e2e/test_survival.py::test_survives[ib_write_bw nic dead at a 64K 1qp one-way]" \
         "tests/e2e/test_collectives.py::test_c_api"
