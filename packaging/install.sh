@@ -70,7 +70,7 @@ done
 for header in include/unbroken/*.h; do
     place 644 "$header" "$INCLUDEDIR/unbroken/${header##*/}"
 done
-for unit in docs/edge/*.service; do
+for unit in docs/guide/edge/*.service; do
     fill "$unit" "$UNITDIR/${unit##*/}"
 done
 place 644 "$build/man/bash/unbroken.bash" "$DATADIR/bash-completion/completions/unbroken"

@@ -41,7 +41,8 @@ from lib.rxe import Rxe
 pytestmark = [pytest.mark.edge, pytest.mark.root, pytest.mark.serial]
 
 # Milliseconds between two BFD packets. On a machine with few cores, an interval of 10 ms is missed
-# when others are busy; what is measured at 10 ms is in docs/guide/edge.md. A VM without KVM is slower by
+# when others are busy; what is measured at 10 ms is in docs/guide/edge.md. A VM without KVM is
+# slower by
 # far.
 BFD_MS = 300 if options.VM else 50
 RULES = "skip_hw" if options.VM else "none"

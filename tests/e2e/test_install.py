@@ -209,7 +209,7 @@ def test_units_start_the_installed_command(tmp_path):
     dest = tmp_path / "root"
     make("install", dest, "BINDIR=/opt/unbroken/bin")
     units = list((dest / "usr/local/lib/systemd/system").iterdir())
-    assert len(units) == len(list((ROOT / "docs/edge").glob("*.service")))
+    assert len(units) == len(list((ROOT / "docs/guide/edge").glob("*.service")))
     for unit in units:
         commands = re.findall(r"^Exec\w+=(\S+)", unit.read_text(), re.M)
         assert commands and set(commands) == {"/opt/unbroken/bin/unbroken"}, unit.name

@@ -5,7 +5,8 @@ A test that hangs or crashes ends its process, counts as one failure, and the re
 goes on in a fresh process.
 
 Every test is either in tests/pyverbs/must_pass.txt, and passes, or in the table of
-docs/reference/conformance.md with the reason why it skips (pyverbs skips what a device does not have), and
+docs/reference/conformance.md with the reason why it skips (pyverbs skips what a device does not
+have), and
 skips. Anything else is a failure: also one that passes and is not in must_pass.txt, or is listed
 as a skip. Only a skip that depends on the machine, as its reason then says, may be a pass as
 well.
@@ -70,7 +71,8 @@ def must_pass() -> set:
 
 
 def listed_skips() -> dict:
-    """The skips that docs/reference/conformance.md lists, with their reasons: rows `| `id` | reason |`
+    """The skips that docs/reference/conformance.md lists, with their reasons: rows
+    `| `id` | reason |`
     below the heading "Skipped tests of pyverbs"."""
     rows, inside = {}, False
     for line in CONFORMANCE.read_text().splitlines():

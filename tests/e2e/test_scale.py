@@ -17,7 +17,8 @@ from lib.ports import free_port, listens
 from lib.process import Failure, Skip, wait_until
 
 QPS, REGIONS = 1000, 10000
-# Twice what one takes (docs/guide/softnic.md): allocators and pages differ by machine. `make bench` has
+# Twice what one takes (docs/guide/softnic.md): allocators and pages differ by machine. `make
+# bench` has
 # the figure.
 MOST_QP_BYTES = 2 * 16384
 LEAK_ROUNDS = 300
