@@ -24,7 +24,12 @@ MANNERS = {
 }
 HOST, PORT_BACK = "a", "300ms"
 # Sizes of receive buffers, by the queue pairs to each peer; openib wants one for its largest eager messages and one for its largest fragments at the least.
-BUFFERS = {1: (65536,), 2: (12288, 65536), 4: (128, 2048, 12288, 65536), 8: (128, 512, 2048, 4096, 12288, 16384, 32768, 65536)}
+BUFFERS = {
+    1: (65536,),
+    2: (12288, 65536),
+    4: (128, 2048, 12288, 65536),
+    8: (128, 512, 2048, 4096, 12288, 16384, 32768, 65536),
+}
 PROCESSES = 8
 MOST_SECONDS = 120
 
@@ -47,29 +52,57 @@ def hurry():
 
 def queue_pairs(each_peer: int) -> list:
     """Options of mpirun: so many queue pairs to each peer. openib has one for each size of receive buffers, and sends a message over that of the next larger size."""
-    return ["--mca", "btl_openib_receive_queues", ":".join(f"S,{size},256,192,64" for size in BUFFERS[each_peer])]
+    return [
+        "--mca",
+        "btl_openib_receive_queues",
+        ":".join(f"S,{size},256,192,64" for size in BUFFERS[each_peer]),
+    ]
 
 
 def ran(logs, of: dict, at: float | None) -> dict:
     """One run; with `at`, port 1 of a host goes down so many seconds after the iterations began, and comes back."""
     _, options, failover, _ = MANNERS[of["manner"]]
     with Fabric(logs, *TWO_PORTS) as fabric:
-        run = Kernel(fabric, [*options, *queue_pairs(of["each_peer"])], of["kernel"], of["size"], of["iterations"], failover=failover)
+        run = Kernel(
+            fabric,
+            [*options, *queue_pairs(of["each_peer"])],
+            of["kernel"],
+            of["size"],
+            of["iterations"],
+            failover=failover,
+        )
         began_us = run.begin()
         if at is not None:
-            fabric.fault(f"nic {HOST}/0/1 down", "--at", f"{max(1, round(began_us + at * 1e6 - now_us()))}us", "--for", PORT_BACK)
+            fabric.fault(
+                f"nic {HOST}/0/1 down",
+                "--at",
+                f"{max(1, round(began_us + at * 1e6 - now_us()))}us",
+                "--for",
+                PORT_BACK,
+            )
         seconds = run.done(MOST_SECONDS)
         migrations = len(fabric.events("path-migrated"))
         second = fabric.nics()[f"{HOST}/0/2"]["tx_payload_bytes"]
         connections = {(qp["pid"], qp["qp"]) for qp in run.connections()}
-        passive = [s for s in fabric.events("switch") if (s["pid"], s["qp"]) in connections and s["kind"] != "planned"]
+        passive = [
+            s
+            for s in fabric.events("switch")
+            if (s["pid"], s["qp"]) in connections and s["kind"] != "planned"
+        ]
         if passive or (at is None and (migrations or second)):
-            raise Failure(f"{of}, fault after {at} s: {len(passive)} switches, {migrations} migrations, {second} bytes on port 2")
+            raise Failure(
+                f"{of}, fault after {at} s: {len(passive)} switches, {migrations} migrations, {second} bytes on port 2"
+            )
         fault_us = next((fault["time_us"] for fault in fabric.events("fault")), None)
         struck = fault_us is not None and fault_us < began_us + 1e6 * seconds
         if struck and not migrations:
             raise Failure(f"{of}, fault after {at} s: nothing has migrated")
-    return {"seconds": seconds, "after_s": (fault_us - began_us) / 1e6 if struck else None, "migrations": migrations, "qps": len(connections)}
+    return {
+        "seconds": seconds,
+        "after_s": (fault_us - began_us) / 1e6 if struck else None,
+        "migrations": migrations,
+        "qps": len(connections),
+    }
 
 
 def by_instant(logs, of: dict) -> dict:
@@ -77,35 +110,70 @@ def by_instant(logs, of: dict) -> dict:
     quiet = [ran(logs, of, None) for _ in range(Extent.quiet_runs)]
     usual = statistics.median(run["seconds"] for run in quiet)
     runs = [ran(logs, of, usual * (n + 1) / (Extent.instants + 1)) for n in range(Extent.instants)]
-    struck = [(run["after_s"] / usual, run["seconds"]) for run in runs if run["after_s"] is not None]
+    struck = [
+        (run["after_s"] / usual, run["seconds"]) for run in runs if run["after_s"] is not None
+    ]
     if len(struck) < Extent.instants / 2:
-        raise Failure(f"{of}: only {len(struck)} of {Extent.instants} runs were still going when the port went down")
+        raise Failure(
+            f"{of}: only {len(struck)} of {Extent.instants} runs were still going when the port went down"
+        )
     each = quiet[0]["qps"] // PROCESSES
     told = statistics.fmean(seconds for _, seconds in struck)
-    print(f"  {of['kernel']} {of['size']}, {each} QPs a process, {of['manner']}: {usual:.2f} s, with a fault {told:.2f} s "
-          f"({told / usual - 1:+.1%}, {len(struck)} of {Extent.instants} instants), {statistics.median(run['migrations'] for run in runs):g} migrations", flush=True)
-    return {"usual": usual, "struck": struck, "mean": told, "each": each, "quiet": [run["seconds"] for run in quiet]}
+    print(
+        f"  {of['kernel']} {of['size']}, {each} QPs a process, {of['manner']}: {usual:.2f} s, with a fault {told:.2f} s "
+        f"({told / usual - 1:+.1%}, {len(struck)} of {Extent.instants} instants), {statistics.median(run['migrations'] for run in runs):g} migrations",
+        flush=True,
+    )
+    return {
+        "usual": usual,
+        "struck": struck,
+        "mean": told,
+        "each": each,
+        "quiet": [run["seconds"] for run in quiet],
+    }
 
 
 def panels_of(found: dict) -> list:
     """Time by instant, for each number of queue pairs, and averages, as the paper's picture has them."""
     panels = []
-    most = 1.1 * max(s for of in found.values() for s in [*of["quiet"], *(s for _, s in of["struck"])])
+    most = 1.1 * max(
+        s for of in found.values() for s in [*of["quiet"], *(s for _, s in of["struck"])]
+    )
     for each_peer in Extent.each_peer:
         drawn = []
         for manner, (name, _, _, colour) in MANNERS.items():
             of = found[manner, each_peer]
-            drawn.append(line(name, colour, [[100 * share, seconds] for share, seconds in of["struck"]]))
-            drawn.append(line(f"{name}, no fault", colour, [[0, of["usual"]], [100, of["usual"]]], "dotted"))
+            drawn.append(
+                line(name, colour, [[100 * share, seconds] for share, seconds in of["struck"]])
+            )
+            drawn.append(
+                line(f"{name}, no fault", colour, [[0, of["usual"]], [100, of["usual"]]], "dotted")
+            )
         title = f"{found['own', each_peer]['each']} queue pairs a process"
-        panels.append(lines(title, axis("the port goes down after, of the time without a fault", 0, 100, "percent"), axis("execution time", 0, most, "s"), drawn))
+        panels.append(
+            lines(
+                title,
+                axis("the port goes down after, of the time without a fault", 0, 100, "percent"),
+                axis("execution time", 0, most, "s"),
+                drawn,
+            )
+        )
     rows, times = [], {"no fault": [], "with a fault, mean": []}
     for (manner, _), of in found.items():
         rows.append(f"{of['each']}, {MANNERS[manner][0]}")
         times["no fault"].append(1000 * of["usual"])
         times["with a fault, mean"].append(1000 * of["mean"])
-    series = [[name, colour, times[name]] for name, colour in (("no fault", 5), ("with a fault, mean", 0))]
-    panels.append(bars("queue pairs a process, and who migrates", axis("execution time", 0, 1000 * most, "ms"), rows, series))
+    series = [
+        [name, colour, times[name]] for name, colour in (("no fault", 5), ("with a fault, mean", 0))
+    ]
+    panels.append(
+        bars(
+            "queue pairs a process, and who migrates",
+            axis("execution time", 0, 1000 * most, "ms"),
+            rows,
+            series,
+        )
+    )
     return panels
 
 
@@ -115,14 +183,31 @@ def measure(logs, number: str) -> dict:
     found = {}
     for each_peer in Extent.each_peer:
         for manner in MANNERS:
-            of = {"manner": manner, "each_peer": each_peer, "kernel": kernel, "size": size, "iterations": count}
+            of = {
+                "manner": manner,
+                "each_peer": each_peer,
+                "kernel": kernel,
+                "size": size,
+                "iterations": count,
+            }
             found[manner, each_peer] = by_instant(logs, of)
     ours = f"{kernel}, size {size}, {count} times"
-    rows = [row(f"Figure {number}", f"{paper} (ours: {ours}): with a fault longer by, {of['each']} queue pairs a process, {MANNERS[manner][0]}", published,
-                f"{of['mean'] / of['usual'] - 1:+.1%} of {of['usual']:.2f} s") for (manner, _), of in found.items()]
+    rows = [
+        row(
+            f"Figure {number}",
+            f"{paper} (ours: {ours}): with a fault longer by, {of['each']} queue pairs a process, {MANNERS[manner][0]}",
+            published,
+            f"{of['mean'] / of['usual'] - 1:+.1%} of {of['usual']:.2f} s",
+        )
+        for (manner, _), of in found.items()
+    ]
     missed = sum(Extent.instants - len(of["struck"]) for of in found.values())
-    notes = [f"tests/c/mpi_kernels.c, {ours}, by Open MPI's openib on two processes of each of four hosts, results verified. Port 1 of a host goes down once, "
-             f"for {PORT_BACK}, at each of {Extent.instants} instants, one in each run; medians of {Extent.quiet_runs} runs without a fault. "
-             f"{missed} runs that ended before their instant are left out."]
-    title = f"APM, Figure {number}: {ours} over MPI, with a fault at each of {Extent.instants} instants"
+    notes = [
+        f"tests/c/mpi_kernels.c, {ours}, by Open MPI's openib on two processes of each of four hosts, results verified. Port 1 of a host goes down once, "
+        f"for {PORT_BACK}, at each of {Extent.instants} instants, one in each run; medians of {Extent.quiet_runs} runs without a fault. "
+        f"{missed} runs that ended before their instant are left out."
+    ]
+    title = (
+        f"APM, Figure {number}: {ours} over MPI, with a fault at each of {Extent.instants} instants"
+    )
     return {"figures": [[number.zfill(2), figure(title, panels_of(found), 2, notes)]], "rows": rows}

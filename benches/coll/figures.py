@@ -3,7 +3,8 @@
 
 Two hosts of the emulated network with eight NICs each, whose rates together are a part of what the machine carries, so that NICs are what limits. Each
 operation is repeated without a failure, and with a NIC that dies: once with the plan as it was (the paper's HotRepair: one other NIC carries what it carried) and once planned
-anew (Balance). What counts is the second half of each run, long after the failure. Results are checked; bandwidths are told."""
+anew (Balance). What counts is the second half of each run, long after the failure. Results are checked; bandwidths are told.
+"""
 
 import argparse
 import json
@@ -22,8 +23,14 @@ from picture import axis, bars, figure, line, lines, row, setting
 # Slow enough that NICs are what limits: a machine with two cores carries the packets of 16 NICs at 40 Mbit/s, those of 24 and 32 at a quarter of that.
 NICS, RATE_MBPS = 8, {2: 40, 3: 10, 4: 10}
 # A send ends when the last of it is in a slot, of which there are 8 MiB: shorter ones say nothing of NICs.
-OPS = {"15": {"all-reduce": ["256K", "1M", "4M", "16M", "64M", "256M"]},
-       "16": {"all-gather": ["1M", "16M", "128M"], "reduce-scatter": ["1M", "16M", "128M"], "send-recv": ["32M", "128M"]}}
+OPS = {
+    "15": {"all-reduce": ["256K", "1M", "4M", "16M", "64M", "256M"]},
+    "16": {
+        "all-gather": ["1M", "16M", "128M"],
+        "reduce-scatter": ["1M", "16M", "128M"],
+        "send-recv": ["32M", "128M"],
+    },
+}
 MODES = [("no failure", 5, []), ("HotRepair", 2, ["--no-balance"]), ("Balance", 1, [])]
 # Of so many hosts the share that is kept by Balance, beside what is possible (T* of docs/internals/collectives.md).
 HOSTS = {2: 7 / 8, 3: 0.958, 4: 0.969}
@@ -51,15 +58,49 @@ def bandwidth(logs, op: str, size: str, mode: int, hosts=2) -> float:
         for nic in (f"{host}/{n}" for host in names for n in range(NICS)):
             fabric.fault(f"rate {nic} {RATE_MBPS[hosts]}Mbit")
         seconds = SECONDS.get(size, LEAST_SECONDS) * RATE_MBPS[2] / RATE_MBPS[hosts]
-        words = ["coll", "bench", "--hosts", ",".join(names), "--op", op, "--min", size, "--max", size, "--seconds", seconds]
-        bench = fabric.start("bench", [UNBROKEN, *words, "--nic-mbps", RATE_MBPS[hosts], "--warmup", 1, "--json", "--each", *MODES[mode][2]])
+        words = [
+            "coll",
+            "bench",
+            "--hosts",
+            ",".join(names),
+            "--op",
+            op,
+            "--min",
+            size,
+            "--max",
+            size,
+            "--seconds",
+            seconds,
+        ]
+        bench = fabric.start(
+            "bench",
+            [
+                UNBROKEN,
+                *words,
+                "--nic-mbps",
+                RATE_MBPS[hosts],
+                "--warmup",
+                1,
+                "--json",
+                "--each",
+                *MODES[mode][2],
+            ],
+        )
         if mode:
             fabric.fault("nic a/0 dead", "--at", f"{DIES_MS}ms")
         bench.expect_success(LIMIT_S)
         said = json.loads(bench.output().splitlines()[0])
         if said["wrong"] or (said["failures"] > 0) != (mode > 0):
-            raise Failure(f"{op} of {size}, {MODES[mode][0]}: {said['wrong']} wrong bytes, {said['failures']} failures")
-    found = said["bytes"] * 8e-3 / settled_us(said["times_us"]) * said["busbw_gbps"] / said["algbw_gbps"]
+            raise Failure(
+                f"{op} of {size}, {MODES[mode][0]}: {said['wrong']} wrong bytes, {said['failures']} failures"
+            )
+    found = (
+        said["bytes"]
+        * 8e-3
+        / settled_us(said["times_us"])
+        * said["busbw_gbps"]
+        / said["algbw_gbps"]
+    )
     print(f"  {op}, {size}, {hosts} hosts, {MODES[mode][0]}: {found:.3f} Gbit/s", flush=True)
     return found
 
@@ -71,32 +112,75 @@ def size_bytes(size: str) -> int:
 def measure(logs, of: str) -> dict:
     panels, rows, most = [], [], NICS * RATE_MBPS[2] / 1000
     for op, sizes in OPS[of].items():
-        found = {mode: [bandwidth(logs, op, size, mode) for size in sizes] for mode in range(len(MODES))}
-        drawn = [line(name, colour, [[size_bytes(s), g] for s, g in zip(sizes, found[mode])]) for mode, (name, colour, _) in enumerate(MODES)]
+        found = {
+            mode: [bandwidth(logs, op, size, mode) for size in sizes] for mode in range(len(MODES))
+        }
+        drawn = [
+            line(name, colour, [[size_bytes(s), g] for s, g in zip(sizes, found[mode])])
+            for mode, (name, colour, _) in enumerate(MODES)
+        ]
         across = axis("size", size_bytes(sizes[0]), size_bytes(sizes[-1]), "bytes", log=True)
-        panels.append(lines(f"{op}, 2 hosts", across, axis("bus bandwidth", 0, 1.1 * most, "gbps"), drawn))
+        panels.append(
+            lines(f"{op}, 2 hosts", across, axis("bus bandwidth", 0, 1.1 * most, "gbps"), drawn)
+        )
         whole, repaired, balanced = (found[mode][-1] for mode in range(len(MODES)))
         published = {"15": ("about 54 %", ""), "16": ("about 50 %", "85 to 89 %")}[of]
-        here = [f"{share:.1%} ({rate:.2f} of {whole:.2f} Gbit/s)" for share, rate in ((repaired / whole, repaired), (balanced / whole, balanced))]
-        rows.append(row(f"Figure {of}", f"{op}, {sizes[-1]}iB: kept by HotRepair", published[0], here[0]))
-        rows.append(row(f"Figure {of}", f"{op}, {sizes[-1]}iB: kept by Balance (87.5 % are possible)", published[1], here[1]))
+        here = [
+            f"{share:.1%} ({rate:.2f} of {whole:.2f} Gbit/s)"
+            for share, rate in ((repaired / whole, repaired), (balanced / whole, balanced))
+        ]
+        rows.append(
+            row(f"Figure {of}", f"{op}, {sizes[-1]}iB: kept by HotRepair", published[0], here[0])
+        )
+        rows.append(
+            row(
+                f"Figure {of}",
+                f"{op}, {sizes[-1]}iB: kept by Balance (87.5 % are possible)",
+                published[1],
+                here[1],
+            )
+        )
     if of == "15":
         kept = {2: 100 * balanced / whole}
         for hosts in (3, 4):
             whole, balanced = (bandwidth(logs, "all-reduce", "64M", mode, hosts) for mode in (0, 2))
             kept[hosts], carried = 100 * balanced / whole, NICS * RATE_MBPS[hosts] / 1000
             here = f"{kept[hosts]:.1f} %; without a failure {whole / carried:.1%} of what the NICs carry"
-            rows.append(row("Figure 15", f"all-reduce, 64MiB, {hosts} hosts: kept by Balance ({HOSTS[hosts]:.1%} are possible)", "", here))
-        series = [["kept", 1, list(kept.values())], ["possible", 5, [100 * share for share in HOSTS.values()]]]
-        panels.append(bars("kept of the bandwidth with one of 8 NICs lost", axis("kept", 0, 125, "percent"), [f"{n} hosts" for n in HOSTS], series))
-    notes = [f"Two hosts with {NICS} NICs of {RATE_MBPS[2]} Mbit/s each (more hosts: {RATE_MBPS[3]} Mbit/s), unbroken coll bench, every last result checked; nic a/0 dies {DIES_MS / 1000:g} s after the beginning, and the second half of a run counts. "
-             f"The paper's are two hosts with eight NICs of 400 Gbit/s. Emulated network, not RNICs. {setting()}."]
-    titles = {"15": "R²CCL, Figure 15: AllReduce with one of eight NICs lost", "16": "R²CCL, Figure 16: other operations with one of eight NICs lost"}
+            rows.append(
+                row(
+                    "Figure 15",
+                    f"all-reduce, 64MiB, {hosts} hosts: kept by Balance ({HOSTS[hosts]:.1%} are possible)",
+                    "",
+                    here,
+                )
+            )
+        series = [
+            ["kept", 1, list(kept.values())],
+            ["possible", 5, [100 * share for share in HOSTS.values()]],
+        ]
+        panels.append(
+            bars(
+                "kept of the bandwidth with one of 8 NICs lost",
+                axis("kept", 0, 125, "percent"),
+                [f"{n} hosts" for n in HOSTS],
+                series,
+            )
+        )
+    notes = [
+        f"Two hosts with {NICS} NICs of {RATE_MBPS[2]} Mbit/s each (more hosts: {RATE_MBPS[3]} Mbit/s), unbroken coll bench, every last result checked; nic a/0 dies {DIES_MS / 1000:g} s after the beginning, and the second half of a run counts. "
+        f"The paper's are two hosts with eight NICs of 400 Gbit/s. Emulated network, not RNICs. {setting()}."
+    ]
+    titles = {
+        "15": "R²CCL, Figure 15: AllReduce with one of eight NICs lost",
+        "16": "R²CCL, Figure 16: other operations with one of eight NICs lost",
+    }
     return {"figures": [[of, figure(titles[of], panels, len(panels), notes)]], "rows": rows}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", choices=OPS)
     parser.add_argument("--out", type=Path, required=True, help="where it is written")
     parser.add_argument("--python", help="not needed here")
