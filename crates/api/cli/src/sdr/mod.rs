@@ -41,7 +41,7 @@ Examples:
 
 Examples:
   unbroken sdr probe --listen 192.0.2.7:7600          at the far end
-  unbroken sdr probe --to 192.0.2.7:7600 --rate 100M --seconds 15
+  unbroken sdr probe --to 192.0.2.7:7600 --rate 100M --trials 5
   unbroken sdr probe                                  both ends here, over loopback"
     )]
     Probe(probe::ProbeArgs),
