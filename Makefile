@@ -6,23 +6,35 @@ PYTEST  = $(PYTHON) -m pytest
 BUILD   = target/release
 export CARGO PYTHON
 
-.PHONY: all install uninstall wheel demo check test test-all test-mpi test-torch test-edge test-vm \
-	bench figures lint clean
+.PHONY: all install uninstall wheel deb release demo check test test-all test-mpi test-torch \
+	test-ray test-edge test-vm bench figures lint clean
 
 all:
 	$(CARGO) build --release -p unbroken-cli -p unbroken-sdr -p unbroken-collective -p unbroken-apm \
-		-p unbroken-preload -p unbroken-man -p xtask
+		-p unbroken-simulations -p unbroken-preload -p unbroken-man -p xtask
 	$(CARGO) run -q --release --bin xtask -- so
 	$(BUILD)/unbroken-man $(BUILD)/man
+	packaging/verifier.sh $(BUILD)
 
 # What `make all` has built, into DESTDIR and PREFIX; see docs/reference/install.md.
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 install uninstall:
 	packaging/install.sh $@ $(BUILD) $(VERSION)
 
-# The Python package with its C library, into target/wheels.
+# The Python package with the command and its libraries, into target/wheels.
 wheel: apt-wheel
+	packaging/verifier.sh $(BUILD)
 	packaging/wheel.sh $(BUILD) target/wheels
+
+# Debian packages of what `make all` has built, into target/debs.
+deb: apt-deb
+	packaging/verifier.sh $(BUILD)
+	packaging/deb.sh $(BUILD) $(VERSION) target/debs
+
+# Packages, wheel, sources and checksums of a version, into target/release-VERSION; DRAFT=1: also
+# of what is not committed or has no date in CHANGELOG.md.
+release: apt-wheel apt-deb all
+	packaging/release.sh $(BUILD) $(VERSION) target/release-$(VERSION) $(if $(DRAFT),--draft)
 
 demo: apt-demo all
 	$(BUILD)/unbroken demo --out target/demo
@@ -36,24 +48,28 @@ test: apt-test all
 	tests/run.sh test
 
 # Every test. SLICE=2/4: the second of four parts. LONG=1: full matrices and long runs.
-test-all: apt-test apt-edge all
+test-all: apt-test apt-edge apt-simgrid apt-packages all
 	$(CARGO) build -q --release --example scale -p unbroken-edge-rules
 	tests/run.sh all $(SLICE)
 
-# Parts of test-all by what they need: Open MPI; PyTorch (5 GB, in ~/.cache/unbroken); the host edge
-# in network namespaces with FRR (root); a VM with Debian's kernel (root, QEMU).
+# Parts of test-all by what they need: Open MPI; PyTorch (5 GB, in ~/.cache/unbroken); Ray (250 MB
+# there); the host edge in network namespaces with FRR (root); a VM with Debian's kernel (root,
+# QEMU).
 test-mpi: apt-test all
 	$(PYTEST) -m mpi
 
 test-torch: apt-test all
 	$(PYTEST) -m torch
 
+test-ray: apt-test all
+	$(PYTEST) -m ray
+
 test-edge: apt-test apt-edge all
 	$(CARGO) build -q --release --example scale -p unbroken-edge-rules
 	$(PYTEST) -m edge
 
 test-vm: apt-test all
-	$(PYTEST) -m vm
+	$(PYTEST) -m "vm and not timing"
 
 # Bandwidth, latency and the costs of failures beside others; then the tests that assert times.
 bench: apt-test all
@@ -71,9 +87,14 @@ lint:
 	$(CARGO) clippy --workspace --all-targets --release -- -D warnings
 
 # Debian packages: installed where this user may (root, or sudo without a password), else named.
-.PHONY: apt-wheel apt-demo apt-test apt-figures apt-edge
+.PHONY: apt-wheel apt-deb apt-packages apt-demo apt-test apt-figures apt-edge apt-simgrid
 apt-wheel:
-	@tests/apt.sh python3-pip python3-setuptools python3-wheel binutils
+	@tests/apt.sh python3-pip python3-setuptools python3-wheel binutils libibverbs-dev
+apt-deb:
+	@tests/apt.sh dpkg-dev fakeroot binutils libibverbs-dev
+# For tests of packages in a clean Debian, and of containers.
+apt-packages: apt-deb apt-wheel
+	@tests/apt.sh debootstrap lintian podman crun
 apt-demo:
 	@tests/apt.sh perftest ibverbs-utils libibverbs-dev make
 apt-test:
@@ -81,10 +102,15 @@ apt-test:
 		ibverbs-utils rdmacm-utils make libibverbs-dev tshark iperf3 nftables iproute2 \
 		redis-server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin \
 		libopenmpi-dev hpcc qperf util-linux mount libisal2 python3-numpy valgrind gdb clang \
-		libclang-rt-14-dev pkg-config man-db python3-pip python3-setuptools python3-wheel
+		libclang-rt-14-dev pkg-config man-db python3-pip python3-setuptools python3-wheel \
+		prometheus python3-pyte python3-jsonschema chromium chromium-driver
 
 apt-figures:
 	@tests/apt.sh libisal2 perftest libibverbs-dev openmpi-bin libopenmpi-dev
+
+# For the test that compares the simulator of collectives with SimGrid.
+apt-simgrid:
+	@tests/apt.sh g++ libsimgrid-dev
 
 apt-edge:
 	@tests/apt.sh frr iproute2 nftables perftest iputils-ping procps util-linux

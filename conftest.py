@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_report_teststatus(report, config):
-    notes = [text for name, text in report.user_properties if name == "note"]
+    notes = [text for name, text in getattr(report, "user_properties", ()) if name == "note"]
     if report.when == "call" and report.passed and notes:
         return "passed", ".", f"PASSED ({'; '.join(notes)})"
     return None

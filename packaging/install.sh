@@ -2,19 +2,21 @@
 # Installs what `make all` has built, or removes it again; `make install` and `make uninstall` call
 # it from the root of the sources. Both walk the same list, so that nothing is left behind.
 # usage: install.sh install|uninstall BUILD VERSION
-# environment: DESTDIR, PREFIX, BINDIR, LIBDIR, INCLUDEDIR, DATADIR, UNITDIR
+# environment: DESTDIR, PREFIX, BINDIR, LIBDIR, PRIVATEDIR, INCLUDEDIR, DATADIR, UNITDIR, STRIP
 set -eu
 what=$1 build=$2 version=$3
 PREFIX=${PREFIX:-/usr/local}
 BINDIR=${BINDIR:-$PREFIX/bin}
 LIBDIR=${LIBDIR:-$PREFIX/lib}
+PRIVATEDIR=${PRIVATEDIR:-$LIBDIR}
 INCLUDEDIR=${INCLUDEDIR:-$PREFIX/include}
 DATADIR=${DATADIR:-$PREFIX/share}
 UNITDIR=${UNITDIR:-$PREFIX/lib/systemd/system}
 DESTDIR=${DESTDIR:-}
+STRIP=${STRIP:-strip}
 major=${version%%.*}
 
-for folder in "$PREFIX" "$BINDIR" "$LIBDIR" "$INCLUDEDIR" "$DATADIR" "$UNITDIR"; do
+for folder in "$PREFIX" "$BINDIR" "$LIBDIR" "$PRIVATEDIR" "$INCLUDEDIR" "$DATADIR" "$UNITDIR"; do
     case $folder in
     /*) ;;
     *)
@@ -40,6 +42,14 @@ place() {
     install -m "$1" "$2" "$DESTDIR$3"
 }
 
+# place_code MODE SOURCE TARGET: the same without what only debuggers need, which is five sixths.
+place_code() {
+    place "$1" "$2" "$3"
+    if [ "$what" = install ] && [ "$STRIP" != no ]; then
+        "$STRIP" --strip-unneeded "$DESTDIR$3"
+    fi
+}
+
 # fill SOURCE TARGET: copies a text, with the folders in place of @NAME@ and of /usr/local.
 fill() {
     if [ "$what" = install ]; then
@@ -58,11 +68,16 @@ link() {
     if [ "$what" = install ]; then ln -sfn "$1" "$DESTDIR$2"; else rm -f "$DESTDIR$2"; fi
 }
 
-place 755 "$build/unbroken" "$BINDIR/unbroken"
-place 644 "$build/libunbroken.so" "$LIBDIR/libunbroken.so"
+place_code 755 "$build/unbroken" "$BINDIR/unbroken"
+place_code 644 "$build/libunbroken.so" "$PRIVATEDIR/libunbroken.so"
+if [ "$what" = uninstall ] || [ -e "$build/unbroken-verifier" ]; then
+    place_code 755 "$build/unbroken-verifier" "$PRIVATEDIR/unbroken-verifier"
+else
+    echo "install: unbroken-verifier was not built: \`unbroken demo\` will compile it" >&2
+fi
 for name in sdr coll apm; do
     library=libunbroken_$name.so
-    place 644 "$build/$library" "$LIBDIR/$library.$version"
+    place_code 644 "$build/$library" "$LIBDIR/$library.$version"
     link "$library.$version" "$LIBDIR/$library.$major"
     link "$library.$major" "$LIBDIR/$library"
     fill "packaging/pkgconfig/unbroken-$name.pc.in" "$LIBDIR/pkgconfig/unbroken-$name.pc"
@@ -72,6 +87,11 @@ for header in include/unbroken/*.h; do
 done
 for unit in docs/guide/edge/*.service; do
     fill "$unit" "$UNITDIR/${unit##*/}"
+done
+for file in packaging/monitoring/*; do
+    mode=644
+    case $file in *.sh) mode=755 ;; esac
+    place "$mode" "$file" "$DATADIR/unbroken/monitoring/${file##*/}"
 done
 place 644 "$build/man/bash/unbroken.bash" "$DATADIR/bash-completion/completions/unbroken"
 place 644 "$build/man/zsh/_unbroken" "$DATADIR/zsh/site-functions/_unbroken"
@@ -85,4 +105,8 @@ if [ "$what" = install ]; then
 elif [ -d "$DESTDIR$INCLUDEDIR/unbroken" ]; then
     # Others than ours may lie in it.
     rmdir --ignore-fail-on-non-empty "$DESTDIR$INCLUDEDIR/unbroken"
+fi
+if [ "$what" = uninstall ] && [ -d "$DESTDIR$DATADIR/unbroken/monitoring" ]; then
+    rmdir --ignore-fail-on-non-empty "$DESTDIR$DATADIR/unbroken/monitoring"
+    rmdir --ignore-fail-on-non-empty "$DESTDIR$DATADIR/unbroken"
 fi

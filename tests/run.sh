@@ -40,6 +40,10 @@ lint() {
     step format $cargo fmt --all --check
     step clippy $cargo clippy -q --workspace --all-targets --release -- -D warnings
     step deps $cargo xtask deps
+    # A workspace of its own. Nothing is linked, so libFuzzer itself is not compiled.
+    step fuzz-format $cargo fmt --check --manifest-path fuzz/Cargo.toml
+    step fuzz-targets env RUSTFLAGS="--cfg fuzzing" CUSTOM_LIBFUZZER_PATH=/none/libfuzzer.a \
+        CARGO_TARGET_DIR=target/fuzz/check $cargo check -q --bins --manifest-path fuzz/Cargo.toml
 }
 
 # unit SCHEDULES [TARGETS...]: cargo's tests, all or those of some targets. Built first, so that the

@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
-"""Measures collectives for R²CCL's Figures 15 and 16: `figures.py 15|16 --out FILE.json`; see docs/papers/r2ccl.md.
+"""Measures collectives for R²CCL's Figures 15 and 16: `figures.py 15|16 --out FILE.json`; see
+docs/papers/r2ccl.md.
 
-Two hosts of the emulated network with eight NICs each, whose rates together are a part of what the machine carries, so that NICs are what limits. Each
-operation is repeated without a failure, and with a NIC that dies: once with the plan as it was (the paper's HotRepair: one other NIC carries what it carried) and once planned
-anew (Balance). What counts is the second half of each run, long after the failure. Results are checked; bandwidths are told.
+Two hosts of the emulated network with eight NICs each, whose rates together are a part of what the
+machine carries, so that NICs are what limits. Each operation is repeated without a failure, and
+with a NIC that dies: once with the plan as it was (the paper's HotRepair: one other NIC carries
+what it carried) and once planned anew (Balance). AllReduce is also done in the paper's form of it,
+from 8 bytes on. What counts is the second half of each run, long after the failure. Results are
+checked; bandwidths are told.
 """
 
 import argparse
@@ -31,7 +35,17 @@ OPS = {
         "send-recv": ["32M", "128M"],
     },
 }
-MODES = [("no failure", 5, []), ("HotRepair", 2, ["--no-balance"]), ("Balance", 1, [])]
+MODES = [
+    ("no failure", 5, []),
+    ("HotRepair", 2, ["--no-balance"]),
+    ("Balance", 1, []),
+    ("R²CCL-AllReduce", 0, ["--shape", "r2ccl", "--any-order"]),
+]
+BALANCE, PAPER = 2, 3
+# Further sizes of the comparison of the paper's form with Balance.
+SMALL = ["8", "1K", "32K"]
+# From where on the paper's form takes this part of Balance's bandwidth at least, the two are equal.
+EQUAL = 0.98
 # Of so many hosts the share that is kept by Balance, beside what is possible (T* of docs/internals/collectives.md).
 HOSTS = {2: 7 / 8, 3: 0.958, 4: 0.969}
 DIES_MS = 2000
@@ -69,8 +83,8 @@ def bandwidth(logs, op: str, size: str, mode: int, hosts=2) -> float:
             size,
             "--max",
             size,
-            "--seconds",
-            seconds,
+            "--for",
+            f"{seconds:.3f}s",
         ]
         bench = fabric.start(
             "bench",
@@ -106,18 +120,74 @@ def bandwidth(logs, op: str, size: str, mode: int, hosts=2) -> float:
 
 
 def size_bytes(size: str) -> int:
-    return int(size[:-1]) << {"K": 10, "M": 20}[size[-1]]
+    return int(size) if size.isdigit() else int(size[:-1]) << {"K": 10, "M": 20}[size[-1]]
+
+
+def shapes(logs) -> dict:
+    """The paper's form of AllReduce beside Balance, with one NIC lost, from 8 bytes on."""
+    sizes = SMALL + OPS["15"]["all-reduce"]
+    by_mode = {
+        mode: [bandwidth(logs, "all-reduce", size, mode) for size in sizes]
+        for mode in (BALANCE, PAPER)
+    }
+    parts = [paper / other for paper, other in zip(by_mode[PAPER], by_mode[BALANCE])]
+    points = [[size_bytes(size), 100 * part] for size, part in zip(sizes, parts)]
+    # The smallest size from which on all are equal.
+    below = [n for n, part in enumerate(parts) if part < EQUAL]
+    first = below[-1] + 1 if below else 0
+    crossing = sizes[first] if first < len(sizes) else None
+    drawn = [line(MODES[PAPER][0], MODES[PAPER][1], points)]
+    drawn.append(line("Balance", 1, [[point[0], 100] for point in points], look="dashed"))
+    across = axis("size", size_bytes(sizes[0]), size_bytes(sizes[-1]), "bytes", log=True)
+    panel = lines(
+        "all-reduce, 2 hosts, one of 8 NICs lost",
+        across,
+        axis("of Balance's bandwidth", 0, 125, "percent"),
+        drawn,
+        [(size_bytes(crossing), "equal from here")] if crossing else [],
+    )
+    told = ", ".join(f"{size} {part:.0%}" for size, part in zip(sizes, parts))
+    rows = [
+        row(
+            "Figure 15",
+            "R²CCL-AllReduce, of Balance's bandwidth",
+            "72 % below 32 MB, equal to 256 MB, 112 % from 512 MB on",
+            told,
+        ),
+        row(
+            "Figure 15",
+            "R²CCL-AllReduce equals Balance from",
+            "32 MB",
+            f"{crossing}iB" if crossing else "no size that was measured",
+        ),
+    ]
+    return {"panel": panel, "rows": rows}
+
+
+def add_shapes(logs, path: Path) -> dict:
+    """A figure that was measured before, with the comparison of shapes measured anew."""
+    measured = json.loads(path.read_text())
+    added = shapes(logs)
+    drawn = measured["figures"][0][1]
+    drawn["panels"] = [
+        panel for panel in drawn["panels"] if panel["title"] != added["panel"]["title"]
+    ] + [added["panel"]]
+    drawn["columns"] = len(drawn["panels"])
+    ours = {one["what"] for one in added["rows"]}
+    measured["rows"] = [one for one in measured["rows"] if one["what"] not in ours] + added["rows"]
+    measured["shapes_setting"] = setting()
+    return measured
 
 
 def measure(logs, of: str) -> dict:
     panels, rows, most = [], [], NICS * RATE_MBPS[2] / 1000
     for op, sizes in OPS[of].items():
         found = {
-            mode: [bandwidth(logs, op, size, mode) for size in sizes] for mode in range(len(MODES))
+            mode: [bandwidth(logs, op, size, mode) for size in sizes] for mode in range(PAPER)
         }
         drawn = [
             line(name, colour, [[size_bytes(s), g] for s, g in zip(sizes, found[mode])])
-            for mode, (name, colour, _) in enumerate(MODES)
+            for mode, (name, colour, _) in enumerate(MODES[:PAPER])
         ]
         across = axis("size", size_bytes(sizes[0]), size_bytes(sizes[-1]), "bytes", log=True)
         panels.append(
@@ -166,6 +236,9 @@ def measure(logs, of: str) -> dict:
                 series,
             )
         )
+        added = shapes(logs)
+        panels.append(added["panel"])
+        rows += added["rows"]
     notes = [
         f"Two hosts with {NICS} NICs of {RATE_MBPS[2]} Mbit/s each (more hosts: {RATE_MBPS[3]} Mbit/s), unbroken coll bench, every last result checked; nic a/0 dies {DIES_MS / 1000:g} s after the beginning, and the second half of a run counts. "
         f"The paper's are two hosts with eight NICs of 400 Gbit/s. Emulated network, not RNICs. {setting()}."
@@ -184,14 +257,22 @@ def main() -> int:
     parser.add_argument("name", choices=OPS)
     parser.add_argument("--out", type=Path, required=True, help="where it is written")
     parser.add_argument("--python", help="not needed here")
+    parser.add_argument(
+        "--shapes-only",
+        action="store_true",
+        help="of 15: measure only the paper's form beside Balance, and put it into the file",
+    )
     args = parser.parse_args()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            measured = measure(Path(folder), args.name)
+            if args.shapes_only:
+                measured = add_shapes(Path(folder), args.out)
+            else:
+                measured = {"setting": setting(), **measure(Path(folder), args.name)}
     except Failure as failure:
         print(f"figures.py {args.name}: {failure}", file=sys.stderr)
         return 1
-    args.out.write_text(json.dumps({"setting": setting(), **measured}, indent=1) + "\n")
+    args.out.write_text(json.dumps(measured, indent=1) + "\n")
     return 0
 
 

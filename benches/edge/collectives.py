@@ -35,7 +35,7 @@ def bench(lab, op: str, size: str, seconds: float, name: str) -> dict:
         address = lab.address(rank + 1)
         env = {"UNBROKEN_RUNTIME": str(lab.logs / "runtime"), "UNBROKEN_NICS": address}
         args = ["--rank", rank, "--ranks", RANKS, "--address", address, "--id-file", id_file, "--op", op, "--min", size, "--max", size]
-        args += ["--seconds", seconds, "--warmup", 1, "--timeout", 60, "--json", "--each"]
+        args += ["--for", f"{seconds}s", "--warmup", 1, "--timeout", "60s", "--json", "--each"]
         ranks.append(lab.start(f"h{rank + 1}", f"{name}-{rank}", [UNBROKEN, "coll", "bench", *args], env))
     for process in ranks:
         process.expect_success(LIMIT_S)

@@ -33,14 +33,16 @@ fn control(mut input: &[u8]) {
 fn directory(input: &[u8]) {
     unbroken_directory::check_value(input);
     if let Ok(text) = std::str::from_utf8(input) {
-        let _ = unbroken_directory::Settings::parse_public(text).map(|settings| format!("{settings:?}"));
+        let _ = unbroken_directory::Settings::parse_public(text)
+            .map(|settings| format!("{settings:?}"));
     }
 }
 
 fn fabric(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     if let Ok(shape) = Shape::parse(text, Path::new("fabric.toml")) {
-        let again = Shape::parse(&shape.to_toml(), Path::new("fabric.toml")).expect("what was written reads");
+        let again = Shape::parse(&shape.to_toml(), Path::new("fabric.toml"))
+            .expect("what was written reads");
         assert_eq!(again, shape);
     }
 }

@@ -12,11 +12,13 @@
 //! - a QP that waits has a deadline;
 //! - a datagram with one bit changed does not open.
 
-use unbroken_failover_protocol::message::{Body, Hello, Message, Planned, Probe, Refuse, RefuseReason};
+use unbroken_failover_protocol::message::{
+    Body, Hello, Message, Planned, Probe, Refuse, RefuseReason,
+};
 use unbroken_failover_protocol::seal::Key;
 use unbroken_failover_protocol::{
-    slot_of, Action, Belief, Config, Endpoint, LogicalQp, OpenError, Opened, QuiesceError, Quiesced, Reason, SlotPath,
-    SlotTable, State,
+    slot_of, Action, Belief, Config, Endpoint, LogicalQp, OpenError, Opened, QuiesceError,
+    Quiesced, Reason, SlotPath, SlotTable, State,
 };
 use unbroken_types::{Gid, Messages, Mtu, PeerDone, WcStatus};
 
@@ -52,7 +54,12 @@ pub mod step {
 
 /// The ends, for seeds too.
 pub fn end(n: u8) -> Endpoint {
-    Endpoint { gid: Gid([n; 16]), qpn: 16 + u32::from(n), incarnation: 1 + u64::from(n), connection: 5 }
+    Endpoint {
+        gid: Gid([n; 16]),
+        qpn: 16 + u32::from(n),
+        incarnation: 1 + u64::from(n),
+        connection: 5,
+    }
 }
 
 struct Bytes<'a>(&'a [u8]);
@@ -119,7 +126,11 @@ pub fn run(input: &[u8]) {
         let idle = matches!(world.qp.state(), State::Active | State::Failed | State::Closed);
         match world.qp.poll_timeout() {
             None => assert!(idle, "{:?} without a deadline", world.qp.state()),
-            Some(at) => assert!(!idle && at <= world.now_us + MAX_WAIT_US, "{:?} until {at}", world.qp.state()),
+            Some(at) => assert!(
+                !idle && at <= world.now_us + MAX_WAIT_US,
+                "{:?} until {at}",
+                world.qp.state()
+            ),
         }
     }
 }
@@ -145,12 +156,18 @@ impl World {
                 ];
                 let reason = reasons[usize::from(arg & 15) % reasons.len()];
                 let refused = if bytes.u8() == 9 { 99 } else { end(1).incarnation };
-                self.hear(arg >> 4, Body::Refuse(Refuse { reason, epoch: self.qp.epoch(), refused }));
+                self.hear(
+                    arg >> 4,
+                    Body::Refuse(Refuse { reason, epoch: self.qp.epoch(), refused }),
+                );
             }
             step::BYE => self.hear(arg >> 4, Body::Bye),
             step::PROBE => {
                 let probe = Probe { sequence: arg.into(), sent_us: self.now_us };
-                self.hear(arg >> 4, if arg & 1 == 0 { Body::Probe(probe) } else { Body::ProbeAck(probe) });
+                self.hear(
+                    arg >> 4,
+                    if arg & 1 == 0 { Body::Probe(probe) } else { Body::ProbeAck(probe) },
+                );
             }
             step::SUSPECT => {
                 let reason = match arg >> 4 & 7 {
@@ -166,26 +183,39 @@ impl World {
             }
             step::BELIEVE => {
                 let path = SlotPath { local: arg % RAILS, remote: arg / RAILS % RAILS };
-                let belief = [Belief::NoNic, Belief::Silent, Belief::Alive][usize::from(arg >> 6) % 3];
+                let belief =
+                    [Belief::NoNic, Belief::Silent, Belief::Alive][usize::from(arg >> 6) % 3];
                 self.qp.set_path_belief(self.now_us, path, belief);
             }
             step::WAIT => {
                 // To the deadline, or as long as is said.
                 let at_us = self.qp.poll_timeout().filter(|_| arg == 0);
-                self.now_us = at_us.unwrap_or(self.now_us + u64::from(arg) * 1_000).max(self.now_us);
+                self.now_us =
+                    at_us.unwrap_or(self.now_us + u64::from(arg) * 1_000).max(self.now_us);
                 self.qp.handle_timeout(self.now_us);
             }
-            step::PROGRESS => self.qp.handle_progress(self.now_us, self.qp.epoch().wrapping_sub(u64::from(arg & 1))),
+            step::PROGRESS => self
+                .qp
+                .handle_progress(self.now_us, self.qp.epoch().wrapping_sub(u64::from(arg & 1))),
             step::SHELL => {
                 self.can = arg;
-                let [executed, completed, outstanding] = [bytes.u8(), bytes.u8(), bytes.u8()].map(u64::from);
                 let [executed, completed, outstanding] =
-                    [executed, completed, outstanding].map(|all: u64| Messages { all, receives: all / 2 });
+                    [bytes.u8(), bytes.u8(), bytes.u8()].map(u64::from);
+                let [executed, completed, outstanding] = [executed, completed, outstanding]
+                    .map(|all: u64| Messages { all, receives: all / 2 });
                 let exact = arg & 16 == 0;
-                self.life = Quiesced { executed, exact, completed, outstanding, progressed: arg & 8 != 0, idle: false };
+                self.life = Quiesced {
+                    executed,
+                    exact,
+                    completed,
+                    outstanding,
+                    progressed: arg & 8 != 0,
+                    idle: false,
+                };
             }
             step::PLANNED => {
-                let kind = [Planned::Propose, Planned::Drained, Planned::Cancel][usize::from(arg & 15) % 3];
+                let kind = [Planned::Propose, Planned::Drained, Planned::Cancel]
+                    [usize::from(arg & 15) % 3];
                 let epoch = self.qp.epoch().saturating_add_signed(i64::from(bytes.u8() as i8));
                 self.hear(arg >> 4, Body::Planned(kind, epoch));
             }
@@ -223,15 +253,21 @@ impl World {
     /// A Hello about the epochs around, mostly with numbers that could be.
     fn hello(&mut self, bytes: &mut Bytes<'_>, arg: u8) -> Hello {
         let offset = i64::from(bytes.u8() as i8);
-        let epoch = self.qp.epoch().saturating_add_signed(if arg & 4 != 0 { offset << 8 } else { offset });
+        let epoch =
+            self.qp.epoch().saturating_add_signed(if arg & 4 != 0 { offset << 8 } else { offset });
         let numbers = bytes.u8();
-        let path = self.qp.slots().get(slot_of(epoch)).map_or(SlotPath { local: 0, remote: 0 }, SlotPath::mirrored);
+        let path = self
+            .qp
+            .slots()
+            .get(slot_of(epoch))
+            .map_or(SlotPath { local: 0, remote: 0 }, SlotPath::mirrored);
         let path = if numbers & 15 == 15 { SlotPath { local: numbers >> 4, ..path } } else { path };
         let count = |bytes: &mut Bytes<'_>| match bytes.u8() {
             255 => u64::MAX,
             n => u64::from(n),
         };
-        let messages = |all: u64, part: u8| Messages { all, receives: all / u64::from(part.max(1)) };
+        let messages =
+            |all: u64, part: u8| Messages { all, receives: all / u64::from(part.max(1)) };
         let executed = messages(self.qp.completed().all.saturating_add(count(bytes)), numbers & 7);
         let completed = messages(self.qp.executed().all.saturating_sub(count(bytes)), numbers >> 5);
         let exact = arg & 8 == 0;
@@ -286,7 +322,10 @@ impl World {
     fn drive(&mut self) {
         for _ in 0..MAX_ACTIONS {
             let Some(action) = self.qp.poll_action() else { return };
-            assert!(!self.over || matches!(action, Action::Send { .. }), "{action:?} after the end");
+            assert!(
+                !self.over || matches!(action, Action::Send { .. }),
+                "{action:?} after the end"
+            );
             match action {
                 Action::Quiesce { epoch } => {
                     assert_eq!(epoch, self.qp.epoch());
@@ -299,23 +338,38 @@ impl World {
                     assert!(epoch == self.qp.epoch() && !std::mem::replace(&mut self.fenced, true));
                 }
                 Action::Release { epoch } => {
-                    assert!(epoch == self.qp.epoch() && std::mem::take(&mut self.fenced), "released unfenced");
+                    assert!(
+                        epoch == self.qp.epoch() && std::mem::take(&mut self.fenced),
+                        "released unfenced"
+                    );
                 }
                 Action::Open { epoch, .. } => {
                     self.next_qpn += 1;
-                    let opened = Opened { qpn: self.next_qpn, psn: self.next_qpn, mtu: Mtu::B1024, key_set: 0 };
+                    let opened = Opened {
+                        qpn: self.next_qpn,
+                        psn: self.next_qpn,
+                        mtu: Mtu::B1024,
+                        key_set: 0,
+                    };
                     // One NIC may refuse; if all did, the QP would go on to look for one.
                     let result = if self.can & 2 != 0 { Ok(opened) } else { Err(OpenError) };
                     self.can |= 2;
                     self.qp.handle_opened(self.now_us, epoch, result);
                 }
                 Action::CheckReplay { epoch, peer_done } => {
-                    assert!(self.can_be(peer_done), "{peer_done:?} of {:?} are executed", self.outstanding);
+                    assert!(
+                        self.can_be(peer_done),
+                        "{peer_done:?} of {:?} are executed",
+                        self.outstanding
+                    );
                     self.qp.handle_check(self.now_us, epoch, self.can & 4 != 0);
                 }
                 Action::Connect { epoch, peer_done, .. } => {
                     assert!(self.can_be(peer_done) && epoch == self.qp.epoch());
-                    assert!(self.connected.replace(epoch).is_none_or(|before| before < epoch), "connected twice");
+                    assert!(
+                        self.connected.replace(epoch).is_none_or(|before| before < epoch),
+                        "connected twice"
+                    );
                 }
                 Action::Start { epoch } => {
                     assert_eq!(
@@ -323,7 +377,10 @@ impl World {
                         (self.connected, self.qp.epoch()),
                         "started before it is connected"
                     );
-                    assert!(self.started.replace(epoch).is_none_or(|before| before < epoch), "started twice");
+                    assert!(
+                        self.started.replace(epoch).is_none_or(|before| before < epoch),
+                        "started twice"
+                    );
                 }
                 Action::Fail { .. } => self.over = true,
                 Action::Report(switched) => assert!(switched.detected_us <= switched.started_us),

@@ -34,7 +34,8 @@ fn packets(dir: &Path) -> std::io::Result<()> {
         if !alone && n % 40 != 0 {
             continue;
         }
-        let mut input = vec![kind::RECV, *to as u8 | 8, kind::POST, *to as u8 | 4 << 1, kind::STEP, 0xe0];
+        let mut input =
+            vec![kind::RECV, *to as u8 | 8, kind::POST, *to as u8 | 4 << 1, kind::STEP, 0xe0];
         for (to, packet) in &packets[n..packets.len().min(n + if alone { 1 } else { 8 })] {
             put(&mut input, kind::PACKET, *to as u8 | 2, packet);
             input.extend([kind::STEP, 0x60]);
@@ -69,7 +70,10 @@ fn switches(dir: &Path) -> std::io::Result<()> {
         &[&[SHELL, 0xfb, 0, 0, 3], &noticed[5..], &heard],
         &[&noticed, &heard, &[CLOSE, 0], &heard],
         &[&[SUSPECT, 0x40], &heard, &[SUSPECT, 0x40], &heard, &[SUSPECT, 0x40], &heard],
-        &[&noticed, &[HELLO, 0x92, 1, 0, 0, 0, HELLO, 0xc2, 1, 0, 0, 0, RECONNECT, 4, BELIEVE, 0, PROBE, 1]],
+        &[
+            &noticed,
+            &[HELLO, 0x92, 1, 0, 0, 0, HELLO, 0xc2, 1, 0, 0, 0, RECONNECT, 4, BELIEVE, 0, PROBE, 1],
+        ],
     ];
     for (n, input) in inputs.iter().enumerate() {
         let input = input.concat();
@@ -84,9 +88,10 @@ fn switches(dir: &Path) -> std::io::Result<()> {
 fn outside(dir: &Path) -> std::io::Result<()> {
     use unbroken_failover_protocol::message::{Body, Hello, Probe, Refuse, RefuseReason};
     use unbroken_failover_protocol::{Endpoint, Message, SlotPath};
-    use unbroken_types::{Messages};
+    use unbroken_types::Messages;
     std::fs::create_dir_all(dir)?;
-    let end = |n: u32| Endpoint { gid: Gid([n as u8; 16]), qpn: n, incarnation: n.into(), connection: 3 };
+    let end =
+        |n: u32| Endpoint { gid: Gid([n as u8; 16]), qpn: n, incarnation: n.into(), connection: 3 };
     let hello = Hello {
         epoch: 1,
         path: SlotPath { local: 1, remote: 2 },
@@ -115,14 +120,26 @@ fn outside(dir: &Path) -> std::io::Result<()> {
         inputs.push(bytes);
     }
     let further_ports = vec![PortRecord { gid: Gid([8; 16]), control_qpn: 3 }];
-    let nic = NicRecord { index: 0, gid: Gid([7; 16]), control_qpn: 9, key_set: 1, name: "a/0".into(), further_ports };
+    let nic = NicRecord {
+        index: 0,
+        gid: Gid([7; 16]),
+        control_qpn: 9,
+        key_set: 1,
+        name: "a/0".into(),
+        further_ports,
+    };
     let nics = vec![nic; 2];
     let record = ProcessRecord { pid: 77, nics }.encode(5).expect("within the limits");
     inputs.push([&[1], &record[..]].concat());
     inputs.push([&[2], Shape::standard(77).to_toml().as_bytes()].concat());
-    for fault in
-        ["nic a/0 dead", "cable b/1 cut", "switch rail0 down", "loss a/0 1%", "rate a/0 10Gbit", "delay a/0 5ms tx"]
-    {
+    for fault in [
+        "nic a/0 dead",
+        "cable b/1 cut",
+        "switch rail0 down",
+        "loss a/0 1%",
+        "rate a/0 10Gbit",
+        "delay a/0 5ms tx",
+    ] {
         inputs.push([&[3], fault.as_bytes()].concat());
     }
     for (n, input) in inputs.iter().enumerate() {

@@ -61,10 +61,13 @@ impl World {
             hold_on_failure: false,
             moved: false,
         });
-        for (state, qkey, sq_psn) in
-            [(QpState::Init, Some(0x1111_1111), None), (QpState::Rtr, None, None), (QpState::Rts, None, Some(0))]
-        {
-            ud.modify(&UdModify { state: Some(state), qkey, sq_psn }, &mut ud_wcs).expect("a legal transition");
+        for (state, qkey, sq_psn) in [
+            (QpState::Init, Some(0x1111_1111), None),
+            (QpState::Rtr, None, None),
+            (QpState::Rts, None, Some(0)),
+        ] {
+            ud.modify(&UdModify { state: Some(state), qkey, sq_psn }, &mut ud_wcs)
+                .expect("a legal transition");
         }
         let ud_mem = VecMemory::default();
         memory(&ud_mem);
@@ -89,7 +92,8 @@ impl World {
     fn post(&mut self, end: usize, how: u8) {
         let len = [0, 1, 256, 700, 1500][how as usize / 8 % 5];
         let opcode = SendOpcode::from_code(how as u32 % 5).expect("0 to 4 are opcodes");
-        let (local, remote) = if opcode == SendOpcode::Read { (DST, READABLE) } else { (SRC, WRITABLE) };
+        let (local, remote) =
+            if opcode == SendOpcode::Read { (DST, READABLE) } else { (SRC, WRITABLE) };
         let sges = [sge(local, 0, len / 2), sge(local, len / 2, len - len / 2)];
         let wr_id = self.posted[end][0];
         let send = SendWr { remote_addr: va(remote, 0), rkey: remote, ..wr(wr_id, opcode, &sges) };
@@ -126,13 +130,22 @@ impl World {
         for mem in self.pair.ends.iter().map(|e| &e.mem).chain([&self.ud_mem]) {
             assert!(mem.bytes(SRC).iter().all(|&b| b == 1), "the source of sends was written");
             assert!(mem.bytes(READABLE).iter().all(|&b| b == 3), "read-only memory was written");
-            assert!(mem.bytes(DST)[LANDING..].iter().all(|&b| b == 4), "memory behind the receives was written");
+            assert!(
+                mem.bytes(DST)[LANDING..].iter().all(|&b| b == 4),
+                "memory behind the receives was written"
+            );
         }
         for (end, posted) in self.pair.ends.iter_mut().zip(self.posted) {
             let _ = (end.qp.progress(), end.qp.take_event(), end.qp.poll_timeout());
             end.qp.fail(WcStatus::FatalErr, &mut end.wcs);
-            assert!(end.wcs.sends.iter().map(|w| w.wr_id).eq(0..posted[0]), "sends complete once, in order");
-            assert!(end.wcs.recvs.iter().map(|w| w.0.wr_id).eq(0..posted[1]), "receives complete once, in order");
+            assert!(
+                end.wcs.sends.iter().map(|w| w.wr_id).eq(0..posted[0]),
+                "sends complete once, in order"
+            );
+            assert!(
+                end.wcs.recvs.iter().map(|w| w.0.wr_id).eq(0..posted[1]),
+                "receives complete once, in order"
+            );
         }
     }
 }
@@ -157,7 +170,8 @@ pub fn run(mut input: &[u8]) {
             kind::RECV => world.recv(end, arg >> 1),
             with_bytes => {
                 let Some((len, rest)) = input.split_first_chunk::<2>() else { break };
-                let (bytes, rest) = rest.split_at(rest.len().min(u16::from_be_bytes(*len) as usize));
+                let (bytes, rest) =
+                    rest.split_at(rest.len().min(u16::from_be_bytes(*len) as usize));
                 input = rest;
                 match with_bytes {
                     kind::PACKET => world.packet(end, bytes, arg & 2 != 0),

@@ -68,7 +68,7 @@ typedef enum {
 	ubcollBitXor = 7
 } ubcollRedOp_t;
 
-/* Zeros and NULLs stand for what is usual. All ranks give the same timeoutMs, anyOrder and logical. */
+/* Zeros and NULLs stand for what is usual. All ranks give the same timeoutMs, anyOrder, logical and shape. */
 typedef struct {
 	size_t size;
 	const char *host;    /* of the emulated network; NULL: as `unbroken run` has set it (UNBROKEN_HOST) */
@@ -78,9 +78,11 @@ typedef struct {
 	uint32_t queue;      /* operations that may be under way, of all ranks and to or from each one: 256 */
 	int anyOrder;        /* results may differ by rounding when NICs are lost; without, they are the same bits */
 	int logical;         /* queue pairs that fail over by themselves beneath */
+	const char *shape;   /* of operations that can have it, a name of docs/guide/collectives.md; those that reduce otherwise than in order need
+				anyOrder. NULL: UNBROKEN_COLL_SHAPE, else the planner chooses */
 } ubcollConfig_t;
 
-#define UBCOLL_CONFIG_INITIALIZER { sizeof(ubcollConfig_t), NULL, NULL, 0, 0, 0, 0, 0 }
+#define UBCOLL_CONFIG_INITIALIZER { sizeof(ubcollConfig_t), NULL, NULL, 0, 0, 0, 0, 0, NULL }
 
 ubcollResult_t ubcollGetVersion(int *version); /* 10,000 times the major number, 100 times the minor, and the patch */
 const char *ubcollGetErrorString(ubcollResult_t result);

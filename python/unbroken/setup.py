@@ -1,5 +1,6 @@
-"""Names wheels that hold the C library for their platform; all else is in pyproject.toml."""
+"""Names wheels that hold C libraries for their platform; all else is in pyproject.toml."""
 
+import os
 from pathlib import Path
 
 from setuptools import Distribution, setup
@@ -13,10 +14,11 @@ LIBRARY = Path(__file__).resolve().parent / "unbroken" / "libunbroken_coll.so"
 
 
 class PlatformWheel(bdist_wheel):
-    """`py3-none-linux_x86_64`, say: any Python 3, since the library is no extension module."""
+    """`py3-none-manylinux_2_35_x86_64`, say: any Python 3, since the libraries are no extension
+    modules, on the platform that packaging/wheel.sh has found them to need."""
 
     def get_tag(self):
-        return "py3", "none", super().get_tag()[2]
+        return "py3", "none", os.environ.get("WHEEL_PLATFORM") or super().get_tag()[2]
 
 
 class PlatformDistribution(Distribution):

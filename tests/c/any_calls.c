@@ -13,7 +13,7 @@
 #include <infiniband/verbs.h>
 #include <signal.h>
 
-enum { MANY = 12, MEMORY = 1 << 16, HANG_US = 5 * 1000000 };
+enum { MANY = 12, MEMORY = 1 << 16, HANG_US = 5 * 1000000, LEAST_ROUNDS = 10 };
 
 static uint64_t seed = 1, seconds = 5, rng;
 static struct ibv_context *contexts[2], *context;
@@ -522,7 +522,7 @@ int main(int argc, char **argv)
         fail("two devices are needed");
     memory = aligned_alloc(4096, MEMORY);
     memset(memory, 1, MEMORY);
-    for (until = now_us() + seconds * 1000000; now_us() < until; seed++, rounds++) {
+    for (until = now_us() + seconds * 1000000; now_us() < until || rounds < LEAST_ROUNDS; seed++, rounds++) {
         rng = mix(seed);
         for (i = 0; i < 2; i++)
             if (!(contexts[i] = open_device(list[draw() % 2])) || fcntl(contexts[i]->async_fd, F_SETFL, O_NONBLOCK))

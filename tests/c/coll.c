@@ -118,6 +118,11 @@ static void strangers(void)
 	config.address = NULL;
 	config.queue = 1 << 20;
 	WRONG(ubcollCommInitRankConfig(&comm, 1, other, 0, &config), "1 to 65536");
+	config.queue = 0;
+	config.shape = "rings";
+	WRONG(ubcollCommInitRankConfig(&comm, 1, other, 0, &config), "`rings` is no shape; there are one-shot");
+	config.shape = "bridged-ring";
+	WRONG(ubcollCommInitRankConfig(&comm, 1, other, 0, &config), "reduces in an order of its own");
 	/* Another secret at the same address. */
 	char *last = &other.internal[strlen(other.internal) - 1];
 	*last = *last == '0' ? '1' : '0';

@@ -11,6 +11,7 @@ import pytest
 
 from lib.device import PLAIN_GID_INDEX
 from lib.fabric import Fabric
+from lib.machine import MachineFabric
 from lib.paths import BUILD, LOGS
 from lib.process import Skip
 from lib.pytorch import interpreter
@@ -45,10 +46,21 @@ def note(request):
 
 @pytest.fixture(params=["full", "plain"])
 def device(request, monkeypatch) -> str:
-    """The kind of all NICs, each test with both: `full`, or `plain`, with plain verbs only."""
+    """The kind of all NICs, each test with both: `full`, or `plain`, with plain verbs only. Tests
+    that ask for it also get `machine`: plain ones as devices of the machine."""
+    if request.param == "machine":
+        monkeypatch.setattr(Fabric, "stand_in", MachineFabric)
     if request.param == "plain":
         monkeypatch.setattr(Fabric, "device", ("--device", "plain"))
         monkeypatch.setattr(Fabric, "gid_index", PLAIN_GID_INDEX)
+    return request.param
+
+
+@pytest.fixture
+def flush(request, monkeypatch) -> str:
+    """Plain NICs that flush so (one of `FLUSHES`)."""
+    monkeypatch.setattr(Fabric, "device", ("--device", "plain"))
+    monkeypatch.setattr(Fabric, "gid_index", PLAIN_GID_INDEX)
     return request.param
 
 

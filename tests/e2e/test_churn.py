@@ -45,6 +45,7 @@ BREAKDOWNS = [
     ("nic {nic} down",),
     ("cable {nic} cut",),
     ("switch rail{rail} down",),
+    ("spine down",),
     ("nic {nic} dead", "--for", "60ms", "--every", "250ms"),
     ("cable {nic} cut", "--at", "50ms", "--for", "150ms", "--every", "400ms"),
     ("flap {nic} down=20ms up=60ms",),

@@ -105,9 +105,9 @@ def test_unknown_sources_at_splits(logs):
     """The same while communicators are split, for which ranks connect again and again."""
     with Fabric(logs) as fabric:
         ranks = splitting(fabric, "abc", 20_000)
-        with UnknownSources(address_in(fabric.path / "split.id"), 300):
+        with UnknownSources(address_in(fabric.files / "split.id"), 300):
             rounds(ranks, 3)
-            (fabric.path / "goes").unlink()
+            (fabric.files / "goes").unlink()
             for process in ranks:
                 process.expect_success(SECONDS)
 
@@ -138,7 +138,7 @@ def test_id_is_for_its_user(logs):
     link, is not believed."""
     with Fabric(logs) as fabric:
         job = Job(fabric, [])
-        elsewhere = fabric.path / "elsewhere"
+        elsewhere = fabric.files / "elsewhere"
         job.id_file.symlink_to(elsewhere)
         args = ["--min", "1K", "--max", "1K"]
         job.ranks = [job.start(fabric, 0, "a", 2, "zero", *args)]
@@ -148,7 +148,7 @@ def test_id_is_for_its_user(logs):
                 f"mode {job.id_file.stat().st_mode:o}; written through the link: "
                 f"{elsewhere.exists()}"
             )
-        copy, link = shutil.copy(job.id_file, fabric.path / "copy.id"), fabric.path / "link.id"
+        copy, link = shutil.copy(job.id_file, fabric.files / "copy.id"), fabric.files / "link.id"
         os.chmod(copy, 0o644)
         link.symlink_to(job.id_file)
         for name, path, words in (("copy", copy, "600 is right"), ("link", link, "is a link")):
@@ -170,7 +170,7 @@ def test_rank_is_late(logs, late, given, well):
     """Ranks wait for each other for the time that is set, longer than a minute or shorter."""
     with Fabric(logs) as fabric:
         job = Job(fabric, [])
-        args = ["--min", "1K", "--max", "1K", "--patience", given]
+        args = ["--min", "1K", "--max", "1K", "--patience", f"{given}s"]
         zero = job.start(fabric, 0, "a", 2, "zero", *args)
         time.sleep(late)
         if not well:
@@ -196,9 +196,14 @@ def test_ranks_without_common_memory(logs, op):
         raise Skip("only root mounts a /dev/shm of its own")
     with Disk(logs) as fabric:
         job = Job(fabric, [])
-        args = ["--op", op, "--min", "1M", "--max", "1M", "--check-all", "--timeout", 10, "--json"]
-        own = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh"]
-        for rank, prefix in enumerate((own, [], [])):
+        args = ["--op", op, "--min", "1M", "--max", "1M", "--check-all", "--timeout", "10s", "--json"]
+        # What is left there afterwards is of this job alone.
+        common = logs / "shm"
+        common.mkdir(mode=0o1777)
+        within = ["unshare", "--mount", "sh", "-c"]
+        own = [*within, 'mount -t tmpfs none /dev/shm && exec "$@"', "sh"]
+        shared = [*within, f'mount --bind {common} /dev/shm && exec "$@"', "sh"]
+        for rank, prefix in enumerate((own, shared, shared)):
             line = [UNBROKEN, "coll", "bench", "--rank", rank, "--ranks", 3, "--host", "a"]
             line += ["--id-file", job.id_file]
             job.ranks.append(fabric.start(f"rank{rank}", [*prefix, *line, *args]))
@@ -211,19 +216,19 @@ def test_ranks_without_common_memory(logs, op):
         job.succeed()
         if any(len(set(h)) != 2 or h[1] != h[2] for h in hosts):
             raise Failure(f"which ranks share memory is taken for {hosts}")
-    if list(Path("/dev/shm").glob("unbroken-host-*")):
-        raise Failure("names of memory are left behind")
+        if left := list(common.iterdir()):
+            raise Failure(f"left behind in the shared memory: {left}")
 
 
 def test_runtime_folder_with_a_long_path(logs):
     """A runtime folder whose path is longer than a socket's name may be."""
     with Fabric(logs) as fabric:
-        long = fabric.path / ("long" * 30)
+        long = fabric.files / ("long" * 30)
         long.mkdir(mode=0o700)
         env = {"UNBROKEN_RUNTIME": str(long)}
         line = [UNBROKEN, "coll", "bench", "--hosts", "a,b", "--min", "1K", "--max", "1K"]
-        line += ["--seconds", "60", "--while", fabric.path / "goes"]
-        (fabric.path / "goes").touch()
+        line += ["--for", "60s", "--while", fabric.files / "goes"]
+        (fabric.files / "goes").touch()
         bench = fabric.start("bench", line, env)
 
         def shown():
@@ -233,7 +238,7 @@ def test_runtime_folder_with_a_long_path(logs):
             return json.loads(done.stdout)
 
         wait_until(lambda: bench.ended() or len(shown()) == 2, STARTS, "two communicators")
-        (fabric.path / "goes").unlink()
+        (fabric.files / "goes").unlink()
         bench.expect_success(SECONDS)
 
 

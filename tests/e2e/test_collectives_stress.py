@@ -48,7 +48,9 @@ CARRIED_BYTES = (1 << 20, 128 << 20)
 def verdicts(fabric) -> dict:
     """What each rank reports of where something broke; whoever located it, and several may."""
     return {
-        s["rank"]: [h["what"].split(" finds: ")[-1] for h in s["happened"]]
+        s["rank"]: [
+            h["what"].split(" finds: ")[-1] for h in s["happened"] if " finds: " in h["what"]
+        ]
         for s in communicators(fabric)
     }
 

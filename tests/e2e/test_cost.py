@@ -15,6 +15,7 @@ import pytest
 
 from lib.cc import compile_c
 from lib.fabric import Fabric
+from lib.machine import GID_INDEX, MachineFabric
 from lib.process import Failure, wait_until
 
 # Under valgrind everything takes fifty times as long, on a machine that may be busy.
@@ -29,14 +30,16 @@ LIMITS = {
     "full": {"post_send": 40, "post_recv": 40, "empty_poll": 24},
     # A journal, and a CQ of the device's behind the application's.
     "plain": {"post_send": 100, "post_recv": 100, "empty_poll": 24},
+    # All of Unbroken between a program and its provider: 100, 100 and 20 are wanted.
+    "machine": {"post_send": 650, "post_recv": 300, "empty_poll": 300},
 }
 
 
-def counts(logs, failover: bool) -> dict:
-    """Instructions of one call of each kind."""
+def counts(logs, failover: bool, kind=Fabric) -> dict:
+    """Instructions of one call of each kind, on NICs of that kind."""
     program, name = compile_c("cost", "-libverbs"), "failover" if failover else "bare"
     out = logs / f"{name}.callgrind"
-    with Fabric(logs) as fabric:
+    with kind(logs) as fabric:
         valgrind = ["valgrind", "--tool=callgrind", "--fair-sched=yes", "--collect-atstart=no"]
         valgrind += [f"--callgrind-out-file={out}"]
         process = fabric.run("a", [*valgrind, program], name, failover)
@@ -77,8 +80,18 @@ def counted(path: str, kind: str) -> int:
     "device", [pytest.param("full", marks=pytest.mark.smoke), "plain"], indirect=True
 )
 def test_instructions_that_failover_adds(logs, note, device):
-    limits = LIMITS[device]
-    bare, with_failover = counts(logs, False), counts(logs, True)
+    compare(note, LIMITS[device], counts(logs, False), counts(logs, True))
+
+
+def test_instructions_over_the_provider(logs, note, monkeypatch):
+    """The same on devices of the machine: what is added to the verbs of a provider."""
+    over = counts(logs, True, MachineFabric)
+    monkeypatch.setattr(Fabric, "device", ("--device", "plain"))
+    monkeypatch.setattr(Fabric, "gid_index", GID_INDEX)
+    compare(note, LIMITS["machine"], counts(logs, False), over)
+
+
+def compare(note, limits: dict, bare: dict, with_failover: dict):
     if bare.keys() != limits.keys() or min(bare.values()) < 100:
         raise Failure(f"not every kind of call was counted: {bare}")
     added = {kind: with_failover[kind] - bare[kind] for kind in limits}

@@ -8,6 +8,7 @@ asserted. `--vm` (tests/vm/edge.sh) is for a VM with Debian's kernel: the rules 
 there, and rxe, the kernel's own RDMA, is tested, too.
 """
 
+import json
 import re
 import subprocess
 import time
@@ -268,6 +269,24 @@ def lacks_flower() -> bool:
         "\nwithout  flower"
         in subprocess.run([UNBROKEN, "edge", "check"], capture_output=True, text=True).stdout
     )
+
+
+def test_demo(note):
+    """`edge demo` cuts the link that carries the traffic: nothing arrives until BFD has noticed."""
+    if options.VM:
+        pytest.skip("a VM without KVM misses BFD's packets at 10 ms")
+    demo = [UNBROKEN, "edge", "demo", "--json"]
+    done = subprocess.run(demo, capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        raise Failure(f"edge demo: {done.stderr}")
+    result = json.loads(done.stdout)
+    note(f"{result['outage_us'] / 1000:.1f} ms without data")
+    # Three packets of BFD, of which one may have just come.
+    whole = sum(result[part] for part in ("detection_us", "routing_us", "rest_us"))
+    if whole != result["outage_us"]:
+        raise Failure(f"the parts of the outage sum to {whole} µs: {result}")
+    if result["carried"] < 0.9 or result["outage_us"] < 10_000 or not result["detection_us"]:
+        raise Failure(f"what was cut did not carry the traffic: {result}")
 
 
 def test_up_again_and_down(lab, note):

@@ -49,16 +49,23 @@ peer_loopback = "10.255.1.1"
 vni = 100
 [[tenant.port]]
 representor = "pf0vf0"
+device = "vf0"
+mac = "02:00:00:00:09:11"
+address = "192.168.9.17/24"
 """
-# What the machine shows of it: mode, functions, addresses of p0, the bridge of the representor.
+# What the machine shows of it: mode, functions, addresses of p0, the bridge of the representor,
+# addresses of the function.
 SHOWN = f"""cat mode {FUNCTIONS}/sriov_numvfs
 ip -br addr show p0 2>/dev/null | grep -o '10.1.17.1/31'
-ip -d link show pf0vf0 2>/dev/null | grep -o 'master unb100'; true"""
+ip -d link show pf0vf0 2>/dev/null | grep -o 'master unb100'
+ip -br link show vf0 2>/dev/null | grep -o '02:00:00:00:09:11'
+ip -br addr show vf0 2>/dev/null | grep -o '192.168.9.17/24'; true"""
 # What makes the stand-in.
 MAKE = f"""mount -t tmpfs none {FUNCTIONS.parent}; mkdir {FUNCTIONS}
 echo 0 >{FUNCTIONS}/sriov_numvfs; echo 8 >{FUNCTIONS}/sriov_totalvfs
 ip link set lo up; ip link add p0 type veth peer name tor0"""
-BEFORE, AFTER = ["legacy", "0"], ["switchdev", "2", "10.1.17.1/31", "master unb100"]
+ADDRESSES = ["02:00:00:00:09:11", "192.168.9.17/24"]
+BEFORE, AFTER = ["legacy", "0"], ["switchdev", "2", "10.1.17.1/31", "master unb100", *ADDRESSES]
 
 
 class Machine:

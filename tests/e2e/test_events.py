@@ -70,6 +70,31 @@ def test_qp_connected_to_itself(logs, note, idle):
         note(f"{result['reads']} READs; {times} to {switch['to']}")
 
 
+def test_program_that_goes_on_later(logs, note):
+    """A QP has nothing to do when its NIC dies, and again for some time afterwards, which is no
+    part of its switch; then the program ends at once."""
+    program = compile_c("flush", "-libverbs")
+    with Fabric(logs) as fabric:
+        go_on = logs / "go-on"
+        go_on.unlink(missing_ok=True)
+        flush = fabric.run("a", [program, 1, go_on], "a-flush")
+        wait_until(lambda: flush.ended() or "idle" in flush.output(), 20, "the program is idle")
+        qps = lambda: fabric.status()["qps"]
+        wait_until(lambda: all(qp["protected"] for qp in qps()), 20, "the QP is protected")
+        fabric.fault("nic a/0 dead")
+        moved = lambda: [qp for qp in qps() if qp["epoch"] > 0 and qp["state"] == "rts"]
+        wait_until(moved, 20, "the QP has moved")
+        usable_us = now_us()
+        time.sleep(0.2)
+        go_on.touch()
+        flush.expect_success(30)
+        switch = switch_after(fabric, fabric.events("fault")[0]["time_us"])
+        done_us = switch["detected_at_us"] + switch["switch_us"]
+        if done_us > usable_us:
+            raise Failure(f"usable at {usable_us}, done at {done_us}: {switch}")
+        note(f"switched in {switch['switch_us']} us")
+
+
 def test_qp_connected_after_the_fault(logs, note):
     """A QP that is connected over a path that was cut long before: its time to notice begins
     when it is connected."""

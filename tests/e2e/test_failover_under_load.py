@@ -15,6 +15,7 @@ from itertools import product
 import pytest
 
 from lib.cc import compile_c
+from lib.device import FLUSHES
 from lib.fabric import Fabric, now_us
 from lib.ports import free_port, listens
 from lib.process import Failure, wait_until
@@ -48,8 +49,21 @@ SOON_SECONDS = 5
 )
 def test_busy_qps(logs, note, qps, fault, arguments):
     """All QPs of a program lose their NIC at once; each switches, once, and nothing is lost."""
+    note(busy_qps(logs, qps, fault, arguments, {}))
+
+
+@pytest.mark.parametrize("flush", FLUSHES, indirect=True)
+def test_busy_qps_flush(logs, note, flush):
+    """The same with plain devices that do not flush as they should."""
+    arguments = ["-b"]
+    note(busy_qps(logs, 64, "nic b/0 down", arguments, {"UNBROKEN_DEVICE_FLUSH": flush}))
+
+
+def busy_qps(logs, qps, fault, arguments, env):
+    """A storm through a fault; `env`: more of the programs' environment."""
     program = compile_c("storm", "-libverbs")
     with Fabric(logs) as fabric:
+        fabric.env.update(env)
         port = free_port()
         args = ["-q", qps, "-m", 8, "-s", 512, "-t", BUSY_SECONDS, *arguments]
         server = fabric.run("b", [program, "--listen", port, *args], "b-busy")
@@ -78,7 +92,7 @@ def test_busy_qps(logs, note, qps, fault, arguments):
             raise Failure(f"too little was done: {results}")
         worst_ms = max(r["worst_ms"] for r in results)
         forks = f", {sum(r['children'] for r in results)} children" if "-f" in arguments else ""
-        note(f"{messages} messages, the longest took {worst_ms:.0f} ms{forks}")
+        return f"{messages} messages, the longest took {worst_ms:.0f} ms{forks}"
 
 
 def check_switched_once(switches, qps, failed):

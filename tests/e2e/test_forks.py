@@ -65,7 +65,7 @@ def test_forked_children(logs, note, how, count):
     """A C program of so many processes."""
     program = compile_c("forks", "-libverbs", "-lpthread")
     with Fabric(logs) as fabric:
-        stop = fabric.path / "stop"
+        stop = fabric.files / "stop"
         process = fabric.run("a", [program, how, stop], "forks")
         done = through_a_death(fabric, process, stop, count)
         note(f"{[d['messages'] for d in done]} messages")
@@ -77,7 +77,7 @@ def test_multiprocessing_of_python(logs, note):
     does."""
     workers = ROOT / "tests" / "e2e" / "helpers" / "fork_workers.py"
     with Fabric(logs) as fabric:
-        stop = fabric.path / "stop"
+        stop = fabric.files / "stop"
         process = fabric.run("a", [PYTHON, workers, stop], "python")
         done = through_a_death(fabric, process, stop, 4)
         note(f"{[d['messages'] for d in done]} messages")

@@ -181,6 +181,42 @@ def test_apm_example(tree, tmp_path):
         assert "port 2" in text, "nothing has migrated"
 
 
+def test_what_is_installed_is_stripped(tree, tmp_path):
+    """Nothing that only debuggers need, unless it was asked for."""
+    installed = [tree.usr / "bin/unbroken", *tree.lib.glob("*.so"), tree.lib / "unbroken-verifier"]
+    assert len(installed) == 6
+    for path in installed:
+        assert ".debug_info" not in run("readelf", "-S", "-W", path).stdout, path.name
+    make("install", tmp_path, "STRIP=no")
+    whole = tmp_path / PREFIX.lstrip("/") / "bin/unbroken"
+    assert ".debug_info" in run("readelf", "-S", "-W", whole).stdout
+
+
+def test_a_configuration_of_the_edge_to_begin_with(tree, tmp_path):
+    """What `edge init` writes is read by `edge up`, which misses its devices; it writes once."""
+    unbroken, env = tree.usr / "bin/unbroken", tree.environment(tmp_path)
+    config = tmp_path / "etc/edge.toml"
+    run(unbroken, "edge", "init", "--config", config, env=env)
+    refusals = []
+    for words in (["up", "--dry-run"], ["init"]):
+        line = [str(unbroken), "edge", *words, "--config", str(config)]
+        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=20)
+        assert done.returncode == 1, done.stdout
+        refusals.append(done.stderr)
+    assert "there is no device 'p0'" in refusals[0] and "stays as it is" in refusals[1], refusals
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completions_are_printed_as_they_are_installed(tree, tmp_path, shell):
+    places = {
+        "bash": "bash-completion/completions/unbroken",
+        "zsh": "zsh/site-functions/_unbroken",
+        "fish": "fish/vendor_completions.d/unbroken.fish",
+    }
+    printed = run(tree.usr / "bin/unbroken", "completions", shell, env=tree.environment(tmp_path))
+    assert printed.stdout == (tree.usr / "share" / places[shell]).read_text()
+
+
 @pytest.mark.parametrize("libdir", ["lib", "lib64", f"lib/{os.uname().machine}-linux-gnu"])
 def test_the_command_finds_its_library(tmp_path, libdir):
     dest = tmp_path / "root"

@@ -35,7 +35,7 @@ def test_mesh(logs, note, hosts, fault):
     """RANKS processes on some hosts, each connected to each."""
     program = compile_c("mesh", "-libverbs")
     with Fabric(logs) as fabric:
-        folder = fabric.path / "mesh"
+        folder = fabric.files / "mesh"
         folder.mkdir()
         args = [program, "--folder", folder, "--ranks", RANKS, "--seconds", MESH_SECONDS, "--rank"]
         ranks = [fabric.run(hosts[i % len(hosts)], [*args, i], f"rank-{i}") for i in range(RANKS)]

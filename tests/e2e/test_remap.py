@@ -57,6 +57,7 @@ def faults(fabric, programs, kind):
         count += 1
 
 
+@pytest.mark.parametrize("device", ["full", "plain", "machine"], indirect=True)
 @pytest.mark.parametrize(
     "kind",
     [

@@ -12,7 +12,9 @@ import pytest
 from lib import options
 from lib.cc import check_header_in_cpp, compile_c, compile_example
 from lib.fabric import UNBROKEN, Fabric
+from lib.namespaces import Namespaces
 from lib.paths import BUILD, ROOT
+from lib.ports import listens
 from lib.process import Failure, wait_until
 
 EXAMPLES = ROOT / "crates/sdr/library/examples"
@@ -147,7 +149,8 @@ def start_bench(fabric, *arguments) -> subprocess.Popen:
 KEYS = set(
     "scheme message_bytes chunk_bytes mtu_bytes channels in_flight messages seconds gbit_per_s "
     "messages_per_s packets_per_s mean_us p99_us chunks_sent chunks_repeated chunks_recovered "
-    "packets_late packets_duplicate under_runs rtt_us verified".split()
+    "packets_late packets_duplicate under_runs rtt_us segments_coded injection_gbit_per_s "
+    "verified".split()
 )
 
 
@@ -311,6 +314,58 @@ def test_one_of_two_nics_dies(logs, note, scheme):
     note(f"{got['chunks_repeated']} chunks again")
 
 
+BETWEEN_PORT = 7601
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "rails, settings",
+    [
+        pytest.param(1, [], id="one-interface"),
+        pytest.param(2, ["--channels", 2], id="two-interfaces"),
+    ],
+)
+def test_between_interfaces(logs, note, rails, settings):
+    """Two machines of one command each, `--listen` and `--connect`, over real interfaces: each byte
+    checked, and the interfaces have carried them. Nothing but the runtime folder is theirs in
+    common, and of that no more than its name."""
+    messages, size = 60, 256 << 10
+    words = f"--scheme mds:16,8 --size {size}B --chunk 16K --mtu 1K --in-flight 4 --rate 200M"
+    with Namespaces(rails) as net:
+        ends = {}
+        try:
+            for host, place in (("b", "--listen"), ("a", "--connect")):
+                runtime = logs / f"runtime-{host}"
+                command = [*net.within(host), UNBROKEN, "sdr", "bench", "--runtime", runtime]
+                command += [place, f"{net.addr('b', 0)}:{BETWEEN_PORT}", "--address"]
+                command += [",".join(str(net.addr(host, rail)) for rail in range(rails))]
+                if host == "a":
+                    command += [*words.split(), *settings]
+                    command += ["--messages", messages, "--verify", "--json"]
+                pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+                ends[host] = subprocess.Popen([str(word) for word in command], **pipes)
+                if host == "b":
+                    server = ends["b"]
+                    there = lambda: server.poll() is not None or listens(server.pid, BETWEEN_PORT)
+                    wait_until(there, 20, "the far end listens")
+            said = {host: end.communicate(timeout=SECONDS) for host, end in ends.items()}
+        finally:
+            for end in ends.values():
+                end.kill()
+        carried = [net.bytes("b", rail)[1] for rail in range(rails)]
+    for host, end in ends.items():
+        if end.returncode != 0:
+            raise Failure(f"{host}: {said[host][1][-2000:]}")
+    got = json.loads(said["a"][0])
+    if got["messages"] != messages or not got["verified"]:
+        raise Failure(f"not all was written: {got}")
+    for rail, count in enumerate(carried):
+        # Channels take turns over the interfaces.
+        if count < messages * size / rails:
+            raise Failure(f"interface {rail} has carried {count} bytes: {carried}")
+    note(f"{got['gbit_per_s']:.2f} Gbit/s, {carried} bytes carried")
+
+
 @pytest.mark.smoke
 def test_wrong_words(logs):
     """What a person gets wrong is answered by what would be right."""
@@ -321,6 +376,8 @@ def test_wrong_words(logs):
             (["--size", "0B"], "1B to"),
             (["--rate", "50GB/s"], "bits a second"),
             (["--nics", "9"], "no device unb9"),
+            (["--address", "127.0.0.1"], "with --listen ADDRESS:PORT"),
+            (["--connect", "127.0.0.1:1"], "unbroken sdr bench --listen 127.0.0.1:1"),
         ]:
             error = bench(fabric, *arguments, fails=True)
             if words not in error:

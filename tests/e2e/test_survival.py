@@ -17,6 +17,7 @@ from itertools import product
 import pytest
 
 from lib import options
+from lib.device import FLUSHES
 from lib.fabric import Fabric
 from lib.pairs import covering
 from lib.process import Died, Failure
@@ -39,23 +40,37 @@ class Case:
     """A program, a fault, and the shape of the stream."""
 
     def __init__(
-        self, tool, fault, end, size, qps, direction, options=(), settings=(), background=()
+        self,
+        tool,
+        fault,
+        end,
+        size,
+        qps,
+        direction,
+        options=(),
+        settings=(),
+        background=(),
+        flush=None,
     ):
         self.tool, self.kind, self.size, self.qps = tool, FAULTS[fault], size, qps
         self.both_ways = direction == "-b"
         self.options, self.settings, self.background = options, settings, background
+        self.flush = flush
         place, state = fault.split()
         self.fault = "switch rail0 down" if place == "switch" else f"{place} {end}/0 {state}"
         shown = "64K" if size == 65536 else "1M"
         direction = "both-ways" if self.both_ways else "one-way"
         words = [tool, place, state, "at", end, shown, f"{qps}qp", direction]
-        self.name = " ".join([*words, *options, *settings, *background])
+        words += [*options, *settings, *background]
+        self.name = " ".join([*words, *([f"flush {flush}"] if flush else [])])
 
     def run(self, logs, failover=True):
         """Runs it; fails where the stream does not go on."""
         args = ["-F", "-s", self.size, "-q", self.qps, *(["-b"] if self.both_ways else [])]
         args += self.options
         with Fabric(logs, *self.settings) as fabric:
+            if self.flush:
+                fabric.env["UNBROKEN_DEVICE_FLUSH"] = self.flush
             for fault in self.background:
                 fabric.fault(fault)
             return survive(fabric, self.tool, args, SECONDS, self.fault, self.both_ways, failover)
@@ -90,6 +105,16 @@ PLAIN = [
         ("ib_read_bw", "switch down", "a", 8, "one-way"),
     ]
 ]
+# ... and however their providers flush, or do not.
+ODD = [
+    Case(tool, fault, end, 65536, qps, way, ["-x", "3", *more], ["--device", "plain"], flush=flush)
+    for flush in FLUSHES
+    for tool, fault, end, qps, way, more in [
+        ("ib_write_bw", "cable cut", "a", 1, "one-way", []),
+        ("ib_send_bw", "nic down", "b", 8, "-b", []),
+        ("ib_send_bw", "nic dead", "b", 8, "-b", ["--use-srq"]),
+    ]
+]
 # Packets are lost and overtake each other while it happens.
 NOISE = ["loss a/0 1%", "reorder a/0 1%"]
 LOSSY = [Case("ib_write_bw", "nic dead", "a", 65536, 1, "one-way", background=NOISE)]
@@ -110,8 +135,10 @@ def cases():
     those with other queues, link layers, devices and networks."""
     matrix = product(*DIMENSIONS) if options.LONG else covering(DIMENSIONS)
     smoke = {case.name for case in SMOKE}
-    rest = [Case(*values) for values in matrix] + SHARED + INFINIBAND + PLAIN + LOSSY
-    smoke.add(PLAIN[0].name)
+    rest = [Case(*values) for values in matrix] + SHARED + INFINIBAND
+    rest += PLAIN + ODD + LOSSY
+    # Two ways to flush: some flushes are missing, and the markers of receives.
+    smoke |= {PLAIN[0].name, ODD[0].name, ODD[4].name}
     everything = {case.name: case for case in [*SMOKE, *rest]}
     for name, case in everything.items():
         yield pytest.param(case, id=name, marks=pytest.mark.smoke if name in smoke else ())

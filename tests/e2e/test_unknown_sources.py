@@ -38,7 +38,7 @@ LEAST = 1000
 NOBODY = USERS[0]
 QPS = 2
 # The first byte of the directory's values, and what each further port of a NIC takes there.
-VERSION, PORT_BYTES = b"\x04", 20
+VERSION, PORT_BYTES = b"\x05", 20
 # An IPv4 address as a GID.
 V4_PREFIX = bytes(10) + b"\xff\xff"
 ETH_P_IP = 0x0800

@@ -87,7 +87,8 @@ class Owned(Fabric):
     def __init__(self, logs, user: User):
         self.user = user
         super().__init__(logs)
-        os.chown(self.path, user.uid, -1)
+        for folder in self.path, self.files:
+            os.chown(folder, user.uid, -1)
         self.env.update(user.env)
 
     def program_line(self, args):
@@ -155,6 +156,7 @@ def test_two_users_two_networks(users, note):
     need_two(users)
     octets = {}
     for user in users.users:
+        user.command("fabric", "up")
         shown = user.command("fabric", "show", "--json")
         if shown.returncode != 0:
             raise Failure(f"user {user.uid}: {shown.stderr}")
@@ -197,7 +199,7 @@ def test_umask_of_0(users, logs, note):
     with modes_left_open():
         user = users.users[0]
         for args in (
-            ["fabric", "show"],
+            ["fabric", "up"],
             ["nic", "drain", "a/0"],
             ["run", "--", "ibv_devinfo", "-d", "unb0"],
         ):
@@ -233,7 +235,7 @@ def expect_nothing(made_for_others: list):
 def start_programs(fabric) -> list:
     """Starts programs and commands that make every kind of file in a runtime folder."""
     server, client = fabric.pair("ib_write_bw", ["-F", "-s", 65536, "-D", 6])
-    line = "coll bench --hosts a,b --min 1M --max 1M --seconds 3".split()
+    line = "coll bench --hosts a,b --min 1M --max 1M --for 3s".split()
     bench = fabric.start("bench", fabric.command_line([lab.UNBROKEN, *line]))
     there = lambda: client.ended() or any((fabric.path / "proc").iterdir())
     wait_until(there, 20, "status sockets")
@@ -275,6 +277,24 @@ def test_folder_of_another_user(users):
             raise Failure("root left files in the folder of another user")
 
 
+def test_host_edge_is_for_root(users):
+    """Whoever is not root is told so in one line, and not that the kernel lacks modules."""
+    user = next((user for user in users.users if user.uid != 0), None)
+    if user is None:
+        pytest.skip("there is no other user than root here")
+    for args in ("demo", "lab up", "up", "down", "drain p1"):
+        done = user.command("edge", *args.split())
+        if done.returncode != 1 or "run it as root" not in done.stderr:
+            raise Failure(f"edge {args}: {done.stderr}")
+        if len(done.stderr.splitlines()) != 1:
+            raise Failure(f"edge {args} says more than one line: {done.stderr}")
+    checked = user.command("edge", "check").stdout
+    if "MISSING  root" not in checked or "were not tried" not in checked:
+        raise Failure(f"edge check does not say what it could not try: {checked}")
+    if "kernel module" in checked:
+        raise Failure(f"edge check takes a lack of rights for a lack of modules: {checked}")
+
+
 def test_files_of_others_in_the_way(users):
     """Somebody else was first with the name of the default folder, or put a FIFO or a link into
     one's own: an error at once."""
@@ -289,7 +309,7 @@ def test_files_of_others_in_the_way(users):
     default.symlink_to(user.home)
     refusal(user.command("status"), "is not a folder")
     default.unlink()
-    user.command("fabric", "show")
+    user.command("fabric", "up")
     link = lambda path: os.symlink("/etc/passwd", path)
     for name, make in (("regular file", os.mkfifo), ("symbolic link", link)):
         for file in ("events.jsonl", "fabric.toml", "alive.lock", "shm/fabric.page"):

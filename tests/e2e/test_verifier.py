@@ -7,10 +7,13 @@ come while all QPs of a program take their receives from one shared queue, and a
 switches lose and reorder packets.
 """
 
+from itertools import product
+
 import pytest
 
 from lib import options
 from lib.cc import compile_c
+from lib.device import FLUSHES
 from lib.fabric import Fabric
 from lib.process import Failure, wait_until
 from lib.verifier import PROGRESS, QPS, Faults, run_through_faults, start, verified
@@ -52,6 +55,21 @@ def test_faults_loss_and_reordering(logs, note, device):
 def test_few_faults(logs, note):
     """The first faults of a run, for the covering set."""
     note(run_through_faults(logs, 5, options.SEED))
+
+
+def flush_cases():
+    """Every way to flush, with own and with shared receives."""
+    for i, (shared, flush) in enumerate(product([(), ("--srq",)], FLUSHES)):
+        name = f"{flush}{' shared-receives' if shared else ''}"
+        yield pytest.param(flush, shared, id=name, marks=pytest.mark.smoke if i < 2 else ())
+
+
+@pytest.mark.parametrize("flush, shared", flush_cases(), indirect=["flush"])
+def test_flushes(logs, note, flush, shared):
+    """Plain devices whose providers lose flushes, keep them back, or take their time."""
+    faults = 40 if options.LONG else 5
+    env = {"UNBROKEN_DEVICE_FLUSH": flush}
+    note(run_through_faults(logs, faults, options.SEED, *shared, env=env))
 
 
 @pytest.mark.smoke

@@ -1,5 +1,6 @@
-"""The Python package: a wheel that holds its C library, loaded when it is first needed."""
+"""The Python package: a wheel that holds its C libraries, each loaded when it is first needed."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,33 +9,25 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from lib.paths import ROOT
+from lib.wheel import build, clean, examples, run
+
 LIBRARY = "libunbroken_coll.so"
+SIMULATIONS = "libunbroken_simulations.so"
+# What the command is made of.
+COMMAND = ("unbroken", "libunbroken.so", "unbroken-verifier")
+# Pages with programs that need nothing but the wheel, and their headings.
+EXAMPLES = {
+    "python/unbroken/README.md": "What does a lost NIC cost?",
+    "docs/guide/collectives.md": "From Python",
+}
 VERSION = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
-
-
-def run(*args, env=None, cwd=None) -> str:
-    """Runs a command to its end; gives what it printed, or fails with it."""
-    done = subprocess.run(
-        [str(a) for a in args], env=env, cwd=cwd, timeout=300, capture_output=True, text=True
-    )
-    assert done.returncode == 0, f"{args}: status {done.returncode}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
-def clean(**more: str) -> dict:
-    """An environment in which nothing says where the library is."""
-    others = ("UNBROKEN_", "LD_", "PYTHON", "MAKE", "MFLAGS", "VIRTUAL_ENV")
-    return {**{k: v for k, v in os.environ.items() if not k.startswith(others)}, **more}
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """The wheel of this build."""
-    folder = tmp_path_factory.mktemp("wheels")
-    run(ROOT / "packaging/wheel.sh", "target/release", folder, env=clean(), cwd=ROOT)
-    [found] = folder.glob("*.whl")
-    return found
+    return build(tmp_path_factory.mktemp("wheels"))
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +40,57 @@ def python(wheel, tmp_path_factory) -> Path:
     return folder / "bin/python"
 
 
-def test_the_wheel_holds_library_and_types(wheel):
-    assert re.fullmatch(rf"unbroken-{re.escape(VERSION)}-py3-none-linux_\w+\.whl", wheel.name)
+def test_the_wheel_holds_libraries_and_types(wheel):
+    platform = rf"manylinux_2_\d+_{os.uname().machine}"
+    assert re.fullmatch(rf"unbroken-{re.escape(VERSION)}-py3-none-{platform}\.whl", wheel.name)
     names = zipfile.ZipFile(wheel).namelist()
-    assert {f"unbroken/{LIBRARY}", "unbroken/py.typed", "unbroken/coll.py"} <= set(names)
+    files = {LIBRARY, SIMULATIONS, "py.typed", "coll.py", "simulate/__init__.py", "lab/plugin.py"}
+    files |= {f"bin/{name}" for name in COMMAND}
+    assert {f"unbroken/{name}" for name in files} <= set(names)
+    metadata = zipfile.ZipFile(wheel).read(f"unbroken-{VERSION}.dist-info/METADATA").decode()
+    assert re.search(r"^Requires-Dist: ray ?; extra == .ray.$", metadata, flags=re.M), metadata
+
+
+def glibc_of(path: Path) -> int:
+    """The second number of the newest glibc 2 whose symbols a file asks for."""
+    return max(int(n) for n in re.findall(r"GLIBC_2\.(\d+)", run("objdump", "-T", path)))
+
+
+def test_the_tag_says_the_glibc_that_is_needed(wheel, tmp_path, note):
+    """pip refuses the wheel where it would not run. Nothing that only debuggers need is in it."""
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    found = [*tmp_path.glob("unbroken/*.so"), *tmp_path.glob("unbroken/bin/*")]
+    floor = int(re.search(r"manylinux_2_(\d+)_", wheel.name).group(1))
+    assert len(found) == 5 and max(map(glibc_of, found)) == floor
+    for path in found:
+        sections = run("readelf", "-S", "-W", path)
+        assert ".debug_info" not in sections and ".symtab" not in sections, path
+    note(f"glibc 2.{floor}, {wheel.stat().st_size / 1e6:.1f} MB")
+
+
+def test_the_command_is_installed(python, tmp_path):
+    """`unbroken run` finds its library, which answers; exit statuses and arguments pass."""
+    unbroken = python.parent / "unbroken"
+    env = clean(XDG_RUNTIME_DIR=str(tmp_path))
+    assert run(unbroken, "--version", env=env, cwd=tmp_path) == f"unbroken {VERSION}\n"
+    shown = run(unbroken, "run", "--host", "b", "--", "ibv_devinfo", "-d", "unb3", env=env)
+    assert "unb3" in shown and "PORT_ACTIVE" in shown
+    ended = subprocess.run([unbroken, "run", "--", "sh", "-c", "exit 7"], env=env, timeout=20)
+    assert ended.returncode == 7
+
+
+def test_the_demo_needs_no_compiler_no_perftest_and_no_sources(python, tmp_path, note):
+    """With nothing in PATH but what the demo must not use, it survives all the same."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    env = clean(XDG_RUNTIME_DIR=str(tmp_path), PATH=str(tools))
+    told = json.loads(run(python.parent / "unbroken", "demo", "--json", env=env, cwd=tmp_path))
+    assert told["verdict"] == "survived", told["reasons"]
+    assert "unbroken-verifier" in told["command"]
+    assert told["verified_messages"] > 1000 and told["from"] != told["to"]
+    assert told["without"]["exit_status"] == 1, "without failover it must fail"
+    assert (tmp_path / "unbroken-demo/demo.svg").stat().st_size > 1000
+    note(f"{told['verified_messages']} messages, switched in {told['switch_us']} us")
 
 
 def test_the_library_is_loaded_when_it_is_first_needed(python, tmp_path):
@@ -65,6 +105,15 @@ assert path == unbroken.__file__.replace("__init__.py", "{LIBRARY}"), path
 """
     first, second = (run(python, "-c", program, env=clean(), cwd=tmp_path) for _ in range(2))
     assert len(first) > 20 and first != second, "an id is a secret of its own"
+
+
+@pytest.mark.parametrize("page", EXAMPLES)
+def test_the_examples_run(python, tmp_path, page):
+    programs = examples(ROOT / page, EXAMPLES[page])
+    assert programs, f"{page} has no program below '{EXAMPLES[page]}'"
+    for program in programs:
+        said = run(python, "-c", program, env=clean(), cwd=tmp_path)
+        assert "ours" in said, said
 
 
 def test_one_rank_adds_by_itself(python, tmp_path):

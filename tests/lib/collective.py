@@ -12,7 +12,7 @@ SECONDS = 60
 # Until all ranks run, and until what was set has had its effect on a loaded machine.
 STARTS = 30
 # Longer than what is waited for takes on a loaded machine.
-LONG = ["--seconds", 4 * STARTS, "--check-all"]
+LONG = ["--for", f"{4 * STARTS}s", "--check-all"]
 # More than an operation of 4 MiB sends over one of four NICs, twice.
 ENOUGH = 4 << 20
 # How a program is linked with the library of collectives.
@@ -23,7 +23,7 @@ class Job:
     """Ranks of `unbroken coll bench`, one process each."""
 
     def __init__(self, fabric: Fabric, hosts: list, *options):
-        self.id_file, self.while_file = fabric.path / "bench.id", fabric.path / "goes"
+        self.id_file, self.while_file = fabric.files / "bench.id", fabric.files / "goes"
         self.while_file.touch()
         self.ranks = []
         for rank, host in enumerate(hosts):
@@ -33,7 +33,7 @@ class Job:
         """Starts a rank of so many."""
         line = [UNBROKEN, "coll", "bench", "--rank", rank, "--ranks", ranks, "--host", host]
         line += ["--id-file", id_file or self.id_file]
-        running = ["--while", self.while_file] if "--seconds" in options else []
+        running = ["--while", self.while_file] if "--for" in options else []
         return fabric.start(name, [*line, "--json", *options, *running])
 
     def end(self) -> list:
@@ -45,7 +45,9 @@ class Job:
         """The lines of rank 0, when all have ended well."""
         for process in self.ranks:
             process.expect_success(SECONDS)
-        lines = [json.loads(line) for line in self.ranks[0].output().splitlines()]
+        # Beside its lines it may have said something to people.
+        said = self.ranks[0].output().splitlines()
+        lines = [json.loads(line) for line in said if line.startswith("{")]
         wrong = [line for line in lines if line["wrong"]]
         if wrong or not lines:
             raise Failure(f"wrong results: {wrong or 'none at all'}")
@@ -105,6 +107,11 @@ def communicators(fabric) -> list:
     return json.loads(done.stdout)
 
 
+def done(communicator: dict) -> int:
+    """Operations that a rank has done, by what `communicators` gives."""
+    return sum(communicator["shapes"].values())
+
+
 def found(fabric, job, verdict, down):
     """Waits until all ranks know where the failure is, and plan without those NICs."""
 
@@ -156,8 +163,8 @@ def shares(fabric, job, rails, host="a"):
 def splitting(fabric, hosts, timeout_ms) -> list:
     """Ranks that split their communicator again and again, until a file is gone."""
     program = compile_c("split", *LIBRARY)
-    (fabric.path / "goes").touch()
-    line = [fabric.path / "split.id", fabric.path / "goes", timeout_ms]
+    (fabric.files / "goes").touch()
+    line = [fabric.files / "split.id", fabric.files / "goes", timeout_ms]
     return [
         fabric.start(f"split{rank}", [program, rank, hosts, *line]) for rank in range(len(hosts))
     ]

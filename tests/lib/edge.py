@@ -20,7 +20,12 @@ from .ports import free_port
 from .process import Failure, Process, Skip, wait_until
 
 PROBE = Path(__file__).resolve().parents[1] / "edge" / "probe.py"
+MONITOR = PROBE.with_name("routes.py")
+# The table that all look at and bgpd's routes in it; and the table of fast failover.
+MAIN, BGP, FAILOVER = 254, 186, 4100
 PERIOD_US = 1000
+# What is heard of a route so much after the end of an outage may have ended it.
+LATE_US = 2000
 # A moment of traffic between a fault and what comes next.
 STREAM_BYTES = 2_000_000
 # How long a link that flaps is down, and up: what the fault is, and no wait for anything.
@@ -312,6 +317,49 @@ class Probe:
         return [tuple(map(int, line.split())) for line in self.path.read_text().splitlines()]
 
 
+class Monitor:
+    """A context: every change of a route at a node, as the kernel tells it."""
+
+    def __init__(self, lab: Lab, name: str):
+        self.path = lab.logs / f"routes-{name}.txt"
+        self.path.unlink(missing_ok=True)
+        # Who measures goes before what is measured, where all share few cores.
+        command = ["chrt", "-f", "1", sys.executable, MONITOR, self.path]
+        self.process = lab.start(name, f"routes-{name}", command)
+
+    def __enter__(self):
+        listening = lambda: "listening" in self.process.output() or self.process.ended()
+        wait_until(listening, 10, "the monitor of routes listens")
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+
+    def changed(self, to: str, since_us: int):
+        """When a route changed first that leads packets to an address: BGP's, or fast failover's.
+        The last ways that the daemon keeps behind BGP's lead none while there is BGP's."""
+        for line in self.path.read_text().splitlines():
+            heard_us, table, protocol, destination = line.split()
+            leads = (int(table), int(protocol)) == (MAIN, BGP) or int(table) == FAILOVER
+            if leads and destination == f"{to}/32" and int(heard_us) >= since_us:
+                return int(heard_us)
+        return None
+
+
+def parts_us(began_us: int, ended_us: int, detected_us, routed_us) -> tuple:
+    """Detection, routing and the rest of an outage, which they sum to. What came before the outage
+    or after its end did not end it, and neither did BFD's word where the route changed without
+    it."""
+    # A route works before its change is heard of.
+    within = lambda us: us is not None and began_us <= us <= ended_us + LATE_US
+    heard = [min(us, ended_us) if within(us) else None for us in (detected_us, routed_us)]
+    detected_us, routed_us = heard
+    waited = detected_us is not None and (routed_us is None or routed_us >= detected_us)
+    detection_end = detected_us if waited else began_us
+    routing_end = detection_end if routed_us is None else routed_us
+    return detection_end - began_us, routing_end - detection_end, ended_us - routing_end
+
+
 def outage(rows: list, fault_us: int, within_us: int = 3_000_000) -> tuple:
     """The longest time without a datagram that ends after a fault, less the pace: how long it was
     (µs), and when it ended."""
@@ -332,12 +380,14 @@ def most_lost(rows: list) -> int:
 
 
 def first(lab, node: str, event: str, since_us: int):
-    """When a node's daemon first wrote an event after a fault, in µs since it."""
+    """When a node's daemon first wrote an event after a fault, in µs since it: that BFD has lost a
+    neighbour, and that BGP has changed a route, and not the daemon itself."""
     for e in lab.events(node):
         if (
             e["event"] == event
             and e["time_us"] >= since_us
             and (event != "bfd" or e["state"] == "down")
+            and (event != "routes" or e["by"] == "bgp")
         ):
             return e["time_us"] - since_us
     return None

@@ -31,11 +31,20 @@ class Fabric:
     device: tuple = ()
     gid_index = 0
 
+    # The kind of fabric that tests get that ask for this one (the fixture `device`).
+    stand_in: type | None = None
+
+    def __new__(cls, *_args, **_more):
+        return object.__new__(cls.stand_in if cls is Fabric and cls.stand_in else cls)
+
     def __init__(self, logs: Path, *settings: str):
         if not UNBROKEN.exists():
             raise Failure(f"{UNBROKEN} is missing; 'make all' builds it")
         self.logs = logs
-        self.path = Path(tempfile.mkdtemp(prefix="unbroken-test-", dir=self.root))
+        self.path = self._make_folder()
+        # What a test has its programs read or wait for. Not in the runtime folder: before a program
+        # has made that one whole, nothing but Unbroken's own may be in it.
+        self.files = self._make_folder()
         self.processes = []
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("UNBROKEN_", "LD_PRELOAD"))}
         self.env["UNBROKEN_RUNTIME"] = str(self.path)
@@ -46,6 +55,9 @@ class Fabric:
         if settings:
             self._succeed("fabric", "up", *settings)
 
+    def _make_folder(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix="unbroken-test-", dir=self.root))
+
     def __enter__(self):
         return self
 
@@ -55,7 +67,8 @@ class Fabric:
         if kind is not None:
             self._keep("events.jsonl", "events.log")
             (self.logs / "status.log").write_text(self.command("status").stdout)
-        shutil.rmtree(self.path, ignore_errors=True)
+        for folder in self.path, self.files:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _keep(self, name: str, log: str):
         if (self.path / name).exists():

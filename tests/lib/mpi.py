@@ -63,7 +63,7 @@ class Kernel:
     ):
         program = kernels()
         self.fabric, self.processes = fabric, len(hosts) * each
-        self.go, self.qps = fabric.path / "mpi-kernels-go", []
+        self.go, self.qps = fabric.files / "mpi-kernels-go", []
         run = [UNBROKEN, "run", *([] if failover else ["--no-failover"]), "--host"]
         command = ["mpirun", *COMMON, *options]
         for n, host in enumerate(hosts):

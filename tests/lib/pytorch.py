@@ -1,56 +1,24 @@
 """PyTorch as it comes from PyPI, in a virtual environment of the tests' own, and its `torchrun`."""
 
 import ast
-import fcntl
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
+from . import venvs
 from .fabric import Fabric
 from .paths import BUILD, ROOT
 from .ports import free_port
-from .process import Process, Skip
+from .process import Process
 
 # The programs that run inside ranks, and what they need.
 PROGRAMS = ROOT / "tests" / "torch"
 REQUIREMENTS = PROGRAMS / "requirements.txt"
 FREE_BYTES = 12_000_000_000
-INSTALL_SECONDS = 1800
 HOSTS = "a,b,c"
 
 
 def interpreter() -> Path:
-    """The interpreter of the virtual environment, which is made where there is none (5 GB, kept in
-    $XDG_CACHE_HOME/unbroken, by default ~/.cache/unbroken). Skips where it cannot be had."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unbroken"
-    cache.mkdir(parents=True, exist_ok=True)
-    number = subprocess.run(["cksum"], input=REQUIREMENTS.read_bytes(), capture_output=True)
-    folder = cache / f"torch-{number.stdout.split()[0].decode()}"
-    # Another run of the tests may make it now.
-    with open(cache / "torch.lock", "w", encoding="ascii") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "complete").exists():
-            make(folder)
-    return folder / "bin" / "python"
-
-
-def make(folder: Path):
-    """Makes the virtual environment."""
-    free_bytes = shutil.disk_usage(folder.parent).free
-    if free_bytes < FREE_BYTES:
-        shown = f"{free_bytes / 1e9:.0f} GB free, {FREE_BYTES / 1e9:.0f} are needed"
-        raise Skip(f"PyTorch: {folder.parent} has {shown}")
-    shutil.rmtree(folder, ignore_errors=True)
-    install = [folder / "bin" / "pip", "install", "-q", "-r", REQUIREMENTS]
-    for command in (["python3", "-m", "venv", folder], install):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise Skip(f"PyTorch cannot be installed within {INSTALL_SECONDS} s") from None
-        if done.returncode != 0:
-            raise Skip(f"PyTorch cannot be installed: {done.stderr.strip()[-500:]}")
-    (folder / "complete").touch()
+    """The interpreter of a virtual environment that has it (5 GB, made once)."""
+    return venvs.interpreter("torch", "PyTorch", REQUIREMENTS, FREE_BYTES)
 
 
 def torchrun(

@@ -11,10 +11,23 @@ from .process import Failure, Process, Skip, wait_until
 
 USER, PASSWORD, PREFIX = "unbroken", "right", "lab"
 # What docs/guide/failover.md says that the user needs.
-RIGHTS = f"~{PREFIX}:* +@read +@write +@connection +time"
+RIGHTS = "~%s:* +@read +@write +@connection +time"
 PORT = 6379
 PROXY_PORT = 6380
 PROXY = Path(__file__).parents[1] / "e2e" / "helpers" / "proxy.py"
+
+
+def tools():
+    """Skips where Redis is not there."""
+    for tool in ("redis-server", "redis-cli"):
+        if shutil.which(tool) is None:
+            raise Skip(f"'{tool}' is missing (Debian package redis-server)")
+
+
+def rights(prefix: str, password: str = PASSWORD) -> list:
+    """Options of a server whose user `USER` may do what is needed."""
+    users = f"--user default on nopass ~* &* +@all --user {USER} on >{password} {RIGHTS % prefix}"
+    return users.split()
 
 
 class Redis:
@@ -22,13 +35,11 @@ class Redis:
     disk; ended at the end."""
 
     def __init__(self, net, logs: Path):
-        for tool in ("redis-server", "redis-cli"):
-            if shutil.which(tool) is None:
-                raise Skip(f"'{tool}' is missing (Debian package redis-server)")
+        tools()
         self.net, self.logs, self.process, self.starts = net, logs, None, 0
         self.within = [str(word) for word in net.within("m")] if net else []
         self.port, self.addr = (PORT, "0.0.0.0") if net else (free_port(), "127.0.0.1")
-        self.proxy = None
+        self.proxy, self.proxy_port = None, PROXY_PORT if net else free_port()
 
     def __enter__(self):
         return self
@@ -42,10 +53,9 @@ class Redis:
     def start(self, password=PASSWORD):
         """Starts an empty server, and waits until it answers."""
         self.starts += 1
-        users = f"--user default on nopass ~* &* +@all --user {USER} on >{password} {RIGHTS}"
         line = [*self.within, "redis-server", "--port", self.port, "--bind", self.addr]
         line += ["--save", "", "--appendonly", "no", "--protected-mode", "no"]
-        line += [*users.split(), "--dir", self.logs]
+        line += [*rights(PREFIX, password), "--dir", self.logs]
         log, env = self.logs / f"redis{self.starts}.log", {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
         self.process = Process("redis", line, log, env)
         answers = lambda: self.process.ended() or self.ask("ping") == "PONG"
@@ -80,7 +90,7 @@ class Redis:
 
     def start_proxy(self):
         """Starts the proxy, which lets everything through."""
-        line = [*self.within, sys.executable, str(PROXY), str(PROXY_PORT), str(self.port)]
+        line = [*self.within, sys.executable, str(PROXY), str(self.proxy_port), str(self.port)]
         self.proxy = subprocess.Popen(
             line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -111,7 +121,7 @@ class Redis:
     def url(self, host: str | None = None, **settings) -> str:
         """Where a host finds it."""
         addr = self.net.server(host) if host else self.addr
-        port = PROXY_PORT if self.proxy else self.port
+        port = self.proxy_port if self.proxy else self.port
         more = "".join(f"&{name}={value}" for name, value in settings.items())
         return f"redis://{USER}@{addr}:{port}/0?prefix={PREFIX}{more}"
 

@@ -155,9 +155,9 @@ class Faults:
         self.healed(failed)
 
 
-def run_through_faults(logs, faults, seed, *options, background=(), env=None):
+def run_through_faults(logs, faults, seed, *options, background=(), env=None, first=None):
     """Many faults in one run, with the faults of `background` all the time. `env`: more of the
-    programs' environment."""
+    programs' environment. `first` is called while messages come, before the first fault."""
     program = compile_c("verifier", "-libverbs")
     limit_s = 60 + 2 * faults
     with Fabric(logs) as fabric:
@@ -171,6 +171,8 @@ def run_through_faults(logs, faults, seed, *options, background=(), env=None):
         wait_until(
             lambda: run.check_alive() or verified(logs, "a") > PROGRESS, 20, "the first messages"
         )
+        if first:
+            first(run.check_alive)
         started = time.monotonic()
         while run.faults < faults and time.monotonic() - started < limit_s - 2 * STEP_SECONDS:
             run.strike()

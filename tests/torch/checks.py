@@ -359,9 +359,13 @@ def interrupted():
         for turn in range(60):
             tensor = torch.ones(400_000)[::2]
             work = dist.all_reduce(tensor, async_op=True)
-            signal.setitimer(signal.ITIMER_REAL, 0.0002 * (turn % 30 + 1))
+            armed = False
             while True:
                 try:
+                    # Within, since the signal may come before this call has returned.
+                    if not armed:
+                        armed = True
+                        signal.setitimer(signal.ITIMER_REAL, 0.0002 * (turn % 30 + 1))
                     work.wait()
                     break
                 except Interrupt:

@@ -4,6 +4,8 @@
 # The guest's clock counts its instructions, 4 ns each: a busy machine makes a run longer, and its
 # timeouts no shorter.
 # What it needs is made once in ~/.cache/unbroken/vm (UNBROKEN_VM names another folder).
+# UNBROKEN_VM_SHARE: the folder that the guest has as /share0, kept afterwards; else a new one.
+# UNBROKEN_VM_QEMU: more words for QEMU, as those of NICs.
 set -u
 here=$(dirname "$(readlink -f "$0")"); folder=${UNBROKEN_VM:-$HOME/.cache/unbroken/vm}
 case $here/ in /tmp/* | /run/*)
@@ -13,7 +15,8 @@ esac
 "$here/setup.sh" "$folder"; made=$?
 [ $made = 3 ] && exit 77
 [ $made = 0 ] || exit 1
-share=$(mktemp -d); trap 'rm -rf "$share"' EXIT
+share=${UNBROKEN_VM_SHARE:-}
+[ -n "$share" ] || { share=$(mktemp -d); trap 'rm -rf "$share"' EXIT; }
 printf '%s\n' "$*" >"$share/command"
 cp "$here/guest.sh" "$share/"
 echo "$folder/kroot/lib/modules" >"$share/modules"
@@ -31,7 +34,8 @@ timeout -k 5 "${UNBROKEN_VM_SECONDS:-600}" \
     -device virtserialport,chardev=o0,name=out \
     -fsdev $host -device virtio-9p-device,fsdev=h0,mount_tag=host0 \
     -fsdev local,id=s0,path="$share",security_model=none \
-    -device virtio-9p-device,fsdev=s0,mount_tag=share0 </dev/null | cat
+    -device virtio-9p-device,fsdev=s0,mount_tag=share0 \
+    ${UNBROKEN_VM_QEMU:-} </dev/null | cat
 [ -s "$share/status" ] && exit "$(cat "$share/status")"
 echo "test-vm: the guest gave no status; the end of its console:"; tail -5 "$share/console"
 exit 1

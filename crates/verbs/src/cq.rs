@@ -480,6 +480,34 @@ impl Cq {
         drivers.iter().for_each(|attached| attached.driver.arm(solicited_only));
     }
 
+    /// Whether an event was asked for that has not come: for solicited completions alone, or for any.
+    pub fn armed(&self) -> Option<bool> {
+        match self.ring().armed {
+            Armed::No => None,
+            armed => Some(armed == Armed::Solicited),
+        }
+    }
+
+    /// Has drivers with a queue of their own bring all that is there, waiting for whoever is at it:
+    /// what another thread has taken out counts as brought only when it is here.
+    pub fn bring(&self) {
+        let drivers = self.drivers.read().unwrap_or_else(PoisonError::into_inner);
+        drivers.iter().for_each(|attached| attached.driver.bring());
+    }
+
+    /// The device says that completions of this queue are lost: it counts as overrun.
+    #[cold]
+    pub fn lose(&self) {
+        let mut r = self.ring();
+        let news = !std::mem::replace(&mut r.overrun, true);
+        self.len.store(r.hint(), Ordering::Release);
+        drop(r);
+        if let (true, Some(tell)) = (news, &self.on_overrun) {
+            tell(self.cookie());
+        }
+        self.fire();
+    }
+
     /// Has [`Self::remind`] called for `cq`, whose completions come from here, by the thread of a
     /// device behind this queue. False where none will.
     pub fn remind_later(&self, cq: &Weak<Cq>, owed_for: u64) -> bool {

@@ -15,11 +15,11 @@
 
 use crate::{
     Backlog, CompChannel, Cq, LimitHook, OverrunHook, PortAttr, RcModify, RecvWr, RemoteKeys,
-    Result, SendBatch, SendWr, Srq, SrqAttr,
+    Result, SendBatch, SendWr, Srq, SrqAttr, Translation,
 };
 use std::sync::Arc;
 use unbroken_types::{
-    Access, Gid, PathAttr, PdHandle, Progress, QpCaps, QpState, QpType, WcStatus,
+    Access, Gid, PathAttr, PdHandle, Progress, QpCaps, QpState, QpType, UdDest, WcStatus,
 };
 
 /// Keys of a registered region.
@@ -207,6 +207,9 @@ pub struct QpInit {
     pub local_keys_of: Option<u8>,
     /// It carries messages of failover itself, which are not counted as data of the application.
     pub control: bool,
+    /// It is made ahead of its use: nobody polls for it and it is lent no receive of an SRQ before
+    /// [`HoldingQp::adopt`].
+    pub standby: bool,
 }
 
 /// A change of a QP; `None` leaves a field as it is.
@@ -264,6 +267,9 @@ pub struct Capabilities {
     pub indirect_keys: bool,
     /// Memory windows: [`MemoryDomain::alloc_window`].
     pub windows: bool,
+    /// To make, change or destroy a QP takes its firmware's or its kernel's time: what a switch
+    /// needs is better made ahead ([`QpInit::standby`]).
+    pub slow_control: bool,
 }
 
 /// A NIC.
@@ -329,6 +335,9 @@ pub trait DeviceQp: Send + Sync {
     fn post_sends(&self, batch: &dyn SendBatch) -> Result<()>;
     /// Posts a receive.
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()>;
+    /// UD, of failover's own messages: datagrams are about to go there. What is to be found out
+    /// about the way is, by another thread, so that none of them waits.
+    fn prepare(&self, _to: &UdDest) {}
     /// Changes state and attributes.
     fn modify(&self, change: &QpModify) -> Result<()>;
     /// Present attributes.
@@ -348,6 +357,19 @@ pub trait HoldingQp: DeviceQp {
     /// on the device; `None` where it cannot be had so.
     fn pulse(&self) -> Option<u64> {
         None
+    }
+    /// Packets that it has taken for lost, or their answers, and sends again (not those for which
+    /// the peer had no receive): with [`HoldingQp::pulse`] a measure of what its path loses.
+    /// `None`: the device does not count, or not for each QP.
+    fn lost(&self) -> Option<u64> {
+        None
+    }
+    /// Goes on where it is, with all its retries: also where it has stopped because they were used
+    /// up, in the same life, so that the peer knows what comes again and an atomic runs once. With
+    /// `insists` it sends again soon and never gives up, until it is told to go on without. False:
+    /// it cannot, and nothing has changed.
+    fn go_on(&self, _insists: bool) -> bool {
+        false
     }
     /// Stops the QP for ever and takes out what is outstanding. No later packet changes memory or
     /// completes a WR of it. EAGAIN: that is under way, and takes time; ask again.
@@ -383,4 +405,29 @@ pub struct RemoteNic {
     pub default: u8,
     /// The NIC that it is connected to.
     pub nic: u8,
+}
+
+/// A key that no region has: what names no region shall fail as such, and not by chance be
+/// another's.
+pub const NO_REGION: u32 = 0;
+
+impl RemoteNic {
+    /// Whether its keys may be others than those that the application has.
+    #[inline]
+    pub fn matters(&self) -> bool {
+        self.keys.matters(self.default, self.nic)
+    }
+
+    /// The key there of what the application has this key of. `None`: it is not known yet, and the
+    /// peer will be asked.
+    pub fn key(&self, rkey: u32) -> Option<u32> {
+        if !self.matters() {
+            return Some(rkey);
+        }
+        match self.keys.resolve(self.default, rkey, self.nic) {
+            Translation::Key(rkey) => Some(rkey),
+            Translation::Invalid => Some(NO_REGION),
+            Translation::Wanted => None,
+        }
+    }
 }

@@ -15,13 +15,10 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use unbroken_types::{is_newer_key_set, NicKey};
+use unbroken_types::{is_newer_key_set, NicKey, FIRST_KEY_SET};
 
 /// Keys that peers may be asked for at a time; more wait until these are answered.
 const MAX_WANTED: usize = 4096;
-/// The number of a NIC's first set of keys.
-const FIRST_SET: u16 = 1;
-
 /// The keys of one region.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct KeyRow {
@@ -75,7 +72,10 @@ impl Table {
 
     /// A NIC has this set of keys, unless a newer one is known. Gives whether it is new.
     fn opened(&mut self, nic: u8, key_set: u16) -> bool {
-        if !is_newer_key_set(key_set, self.set_of(nic)) {
+        // The first that is heard of a NIC may be any number: it may have been healed before.
+        let news =
+            self.sets.get(&nic).map_or(key_set != 0, |known| is_newer_key_set(key_set, *known));
+        if !news {
             return false;
         }
         self.sets.insert(nic, key_set);
@@ -93,6 +93,8 @@ pub struct RemoteKeys {
     /// Some region is not known by its own key on its default NIC, or may not be: that NIC was
     /// opened again.
     replaced: AtomicBool,
+    /// Each key is good on every NIC of the peer.
+    shared: AtomicBool,
 }
 
 impl RemoteKeys {
@@ -103,7 +105,13 @@ impl RemoteKeys {
     /// Whether keys must be translated for a NIC.
     #[inline]
     pub fn matters(&self, default: u8, nic: u8) -> bool {
-        nic != default || self.replaced.load(Ordering::Acquire)
+        let differs = nic != default || self.replaced.load(Ordering::Acquire);
+        differs && !self.shared.load(Ordering::Acquire)
+    }
+
+    /// The peer has said of a NIC in use that its keys are good on all of its NICs.
+    pub fn good_everywhere(&self) {
+        self.shared.store(true, Ordering::Release);
     }
 
     /// By which key a region is known on a NIC. What is not known is wanted from now on.
@@ -113,7 +121,7 @@ impl RemoteKeys {
         if let Some(there) = t.rows.get(&key).and_then(|row| row.on(nic)) {
             return Translation::Key(there);
         }
-        if nic == default && !t.rows.contains_key(&key) && t.set_of(nic) <= FIRST_SET {
+        if nic == default && !t.rows.contains_key(&key) && t.set_of(nic) <= FIRST_KEY_SET {
             return Translation::Key(rkey);
         }
         if t.invalid.contains_key(&key) {
@@ -128,7 +136,7 @@ impl RemoteKeys {
     /// The peer has opened a NIC for the `key_set`th time: keys that it told of earlier sets are
     /// not good there any more.
     pub fn opened(&self, nic: u8, key_set: u16) {
-        if self.table().opened(nic, key_set) && key_set > FIRST_SET {
+        if self.table().opened(nic, key_set) && key_set > FIRST_KEY_SET {
             self.replaced.store(true, Ordering::Release);
         }
     }
@@ -139,9 +147,12 @@ impl RemoteKeys {
         let mut t = self.table();
         for mut row in rows {
             let key = (row.default, row.rkey);
-            row.on.retain(|key| !is_newer_key_set(t.set_of(key.nic), key.key_set));
+            row.on.retain(|key| {
+                let known = t.sets.get(&key.nic);
+                known.is_none_or(|known| !is_newer_key_set(*known, key.key_set))
+            });
             for there in &row.on {
-                if t.opened(there.nic, there.key_set) && there.key_set > FIRST_SET {
+                if t.opened(there.nic, there.key_set) && there.key_set > FIRST_KEY_SET {
                     self.replaced.store(true, Ordering::Release);
                 }
             }
@@ -247,6 +258,29 @@ mod tests {
             (keys.resolve(0, 7, 0), keys.resolve(0, 7, 1)),
             (Translation::Key(8), Translation::Key(91))
         );
+    }
+
+    /// A NIC that was healed tens of thousands of times before anybody asked, and goes on.
+    #[test]
+    fn the_number_of_a_set_may_be_any() {
+        for first in [2, 32_767, 32_768, 40_000, u16::MAX] {
+            let keys = RemoteKeys::default();
+            keys.opened(0, first);
+            assert_eq!(keys.resolve(0, 7, 0), Translation::Wanted, "{first}: its key is another");
+            let row = |set, rkey| KeyRow { default: 0, rkey: 7, on: vec![key(0, set, rkey)] };
+            keys.insert([row(first, 70)]);
+            assert_eq!(keys.resolve(0, 7, 0), Translation::Key(70), "{first}");
+            let next = unbroken_types::next_key_set(first);
+            keys.opened(0, next);
+            assert_eq!(keys.resolve(0, 7, 0), Translation::Wanted, "{next} after {first}");
+            keys.insert([row(first, 70)]);
+            assert_eq!(keys.resolve(0, 7, 0), Translation::Wanted, "a word that comes late");
+            keys.insert([row(next, 71)]);
+            assert_eq!(keys.resolve(0, 7, 0), Translation::Key(71), "{next} after {first}");
+            let others = RemoteKeys::default();
+            others.insert([row(first, 70)]);
+            assert_eq!(others.resolve(0, 7, 0), Translation::Key(70), "{first}, told at first");
+        }
     }
 
     #[test]

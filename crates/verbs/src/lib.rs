@@ -37,7 +37,7 @@ pub use cq::{Cq, Driver, IdleHook, OverrunHook};
 pub use device::{
     Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, HoldingQp,
     IndirectEntry, MemoryDomain, MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot,
-    RemoteNic, WindowType,
+    RemoteNic, WindowType, NO_REGION,
 };
 pub use error::{Error, ErrorKind};
 pub use eventfd::EventFd;

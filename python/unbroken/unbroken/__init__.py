@@ -1,12 +1,13 @@
 """Collective operations that outlive NICs: see `unbroken.coll`, and `unbroken.torch` for
-torch.distributed. Either is imported when it is first named. `unbroken.coll` loads its C library
-when that is first needed."""
+torch.distributed; `unbroken.events` tells programs of switches; `unbroken.simulate` says what lost
+NICs cost. Each is imported when it is first named. `unbroken.coll` and `unbroken.simulate` load
+their C libraries when these are first needed."""
 
 import importlib
 from types import ModuleType
 
 __version__ = "0.1.0"
-__all__ = ["coll", "torch"]
+__all__ = ["coll", "events", "simulate", "torch"]
 
 
 def __getattr__(name: str) -> ModuleType:

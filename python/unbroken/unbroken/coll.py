@@ -58,6 +58,7 @@ class _Config(ctypes.Structure):
         ("queue", c_uint32),
         ("any_order", c_int),
         ("logical", c_int),
+        ("shape", c_char_p),
     ]
 
 
@@ -210,11 +211,14 @@ class Communicator:
         patience_ms: int = 0,
         queue: int = 0,
         any_order: bool = False,
+        shape: str | None = None,
     ) -> None:
         self._handle = c_void_p()
-        text = [None if value is None else value.encode() for value in (host, address)]
+        host_, address_, shape_ = (
+            None if value is None else value.encode() for value in (host, address, shape)
+        )
         limits = (timeout_ms, patience_ms, queue, any_order, False)
-        config = _Config(ctypes.sizeof(_Config), *text, *limits)
+        config = _Config(ctypes.sizeof(_Config), host_, address_, *limits, shape_)
         place, common = byref(self._handle), _Id(unique_id.encode())
         _call("ubcollCommInitRankConfig", place, ranks, common, rank, byref(config))
 

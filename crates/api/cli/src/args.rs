@@ -1,20 +1,20 @@
 //! The command line.
 
-pub(crate) mod time;
-
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use time::parse_time;
 use unbroken_fabric::{DeviceKind, FAULT_FORMS};
+use unbroken_nics::{DeviceFaultForm, DEVICE_FAULT_FORMS};
 use unbroken_types::{LinkLayer, Mtu};
+use unbroken_units::read;
 
 /// Keeps RDMA programs running when a NIC, a port, a cable or a switch fails.
 #[derive(Parser)]
 #[command(
     name = "unbroken",
     version,
+    max_term_width = crate::help::COLUMNS,
     after_help = "Two hosts of the emulated network, a failure, and what happened:
   unbroken run --host b -- ib_write_bw -d unb0 -D 10 &
   unbroken run --host a -- ib_write_bw -d unb0 -D 10 127.0.0.1 &
@@ -32,16 +32,20 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Run a program on a host of the emulated network, or on NICs at given addresses
+    /// Run a program on this machine's RDMA devices, or on a host of the emulated network
     #[command(after_help = "Examples:
   unbroken run -- ibv_devinfo
   unbroken run --host b -- ib_send_bw -d unb0
+  unbroken run --devices mlx5_0,mlx5_1 -- ib_send_bw -d mlx5_0 10.0.0.2
+  unbroken run --devices mlx5_0,mlx5_1 --faults -- ib_send_bw -d mlx5_0 10.0.0.2
   unbroken run --nics 10.0.0.1,10.0.1.1 -- ib_send_bw -d unb0 10.0.0.2
   unbroken run --no-failover -- ib_send_bw -d unb0 127.0.0.1
   UNBROKEN_DIRECTORY_PASSWORD_FILE=~/.redis-password \\
   unbroken run --nics 10.0.0.1,10.0.1.1 --directory redis://me@10.9.0.1 -- ib_send_bw -d unb0
 
-The NICs are the devices unb0, unb1, … of the program.")]
+The NICs of a host, and those at addresses, are the devices unb0, unb1, … of the program; devices of
+the machine keep their names. Without any of the options: the machine's devices where it has some,
+else host a.")]
     Run(RunArgs),
     /// Make, show or remove the emulated network
     #[command(
@@ -51,7 +55,7 @@ The NICs are the devices unb0, unb1, … of the program.")]
         #[command(subcommand)]
         command: FabricCommand,
     },
-    /// Set, clear or list faults of the emulated network
+    /// Set, clear or list faults of the emulated network, or of this machine's devices
     #[command(after_help = faults())]
     Fault {
         #[command(subcommand)]
@@ -80,9 +84,28 @@ and nowhere else; without it they are spread over all others.")]
         #[arg(long)]
         json: bool,
     },
+    /// One verdict: healthy, degraded but survived, or failed; also by exit status
+    #[command(after_help = crate::health::AFTER)]
+    Health(crate::health::HealthArgs),
+    /// Metrics for Prometheus: on stdout, into a file, or over HTTP
+    #[command(after_help = crate::metrics::AFTER)]
+    Metrics(crate::metrics::MetricsArgs),
+    /// Send switches to a collector of OpenTelemetry, as traces
+    #[command(after_help = crate::traces::AFTER)]
+    Traces(crate::traces::TracesArgs),
+    /// Watch NICs, queue pairs and events live; keys set faults and drain NICs
+    #[command(after_help = crate::top::AFTER)]
+    Top(crate::top::TopArgs),
+    /// Serve a page that shows the same: topology, throughput, events, queue pairs
+    #[command(after_help = crate::web::AFTER)]
+    Web(crate::web::WebArgs),
+    /// Write one page about what happened to jobs: what failed, what it cost, what to do
+    #[command(after_help = crate::report::AFTER)]
+    Report(crate::report::ReportArgs),
     /// Show what happened: faults, switches, failures
     #[command(after_help = "Examples:
   unbroken events --follow
+  unbroken events --clear
   unbroken events --json | jq 'select(.event == \"switch\") | .switch_us'")]
     Events {
         /// One JSON object a line
@@ -91,6 +114,28 @@ and nowhere else; without it they are spread over all others.")]
         /// Go on with what happens from now on, until interrupted
         #[arg(long, short)]
         follow: bool,
+        /// Empty the log and end
+        #[arg(long, conflicts_with_all = ["json", "follow"])]
+        clear: bool,
+    },
+    /// Look at this machine's RDMA devices and say what keeps programs from being protected
+    #[command(after_help = "Examples:
+  unbroken doctor
+  unbroken doctor --devices mlx5_0,mlx5_1
+  unbroken doctor --json | jq '.lines[] | select(.level == \"problem\")'
+
+Exit status: 0 if all is well, 1 if something keeps programs from being protected, 2 for a wrong command line.
+It changes nothing. The text can be pasted into an issue; it has addresses and device names, and no password.")]
+    Doctor(crate::doctor::DoctorArgs),
+    /// Take the whole runtime folder away, damaged or not: fabric, faults, directory, log, counters
+    #[command(
+        after_help = "Only what Unbroken has made is removed: a folder that has anything else stays as it is.
+No link is followed."
+    )]
+    Reset {
+        /// Also while programs use it
+        #[arg(long)]
+        force: bool,
     },
     /// One device over two uplinks: set a host up for it, or try it out
     Edge {
@@ -101,32 +146,66 @@ and nowhere else; without it they are spread over all others.")]
     Model(crate::model::ModelArgs),
     /// Reliable writes over lossy links, measured; and what a way loses
     Sdr(crate::sdr::SdrArgs),
+    /// What a lost NIC costs collectives and a training job, on a cluster as given
+    #[command(after_help = crate::simulate::PLAN_AFTER)]
+    Plan(crate::simulate::PlanArgs),
+    /// Training jobs and serving on clusters that lose NICs: at given times, at random, over a month
+    Simulate(crate::simulate::SimulateArgs),
     /// Show an RDMA program outliving the death of its NIC, with figures, and the same without
     /// failover
-    #[command(
-        after_help = "Needs perftest (ib_write_bw) and a C compiler; it has a fabric of its own."
-    )]
+    #[command(after_help = "Example:
+  unbroken demo --out /tmp/demo
+
+It has a fabric of its own and needs no hardware and no root. ib_write_bw (Debian
+package perftest) is the program whose NIC dies; where it is not installed, the
+program that checks every message takes its place.")]
     Demo(crate::demo::DemoArgs),
+    /// Give containers the NICs of the emulated network, by the Container Device Interface
+    Cdi {
+        #[command(subcommand)]
+        command: crate::cdi::CdiCommand,
+    },
+    /// Print what a shell needs to complete this command line
+    #[command(after_help = "Examples:
+  unbroken completions bash > ~/.local/share/bash-completion/completions/unbroken
+  source <(unbroken completions zsh)
+  unbroken completions fish > ~/.config/fish/completions/unbroken.fish
+
+The packages and `make install` have put them into place already.")]
+    Completions {
+        /// The shell
+        #[arg(value_name = "SHELL", value_parser = ["bash", "zsh", "fish"])]
+        shell: String,
+    },
 }
 
 #[derive(clap::Args)]
 pub(crate) struct RunArgs {
-    /// The host whose NICs the program gets [default: $UNBROKEN_HOST, else a]
+    /// RDMA devices of this machine, with commas, as `ibv_devices` lists them, or all: they stand in
+    /// for each other [default: $UNBROKEN_DEVICES]
+    #[arg(long, value_name = "NAMES", conflicts_with_all = ["host", "nics"])]
+    pub(crate) devices: Option<String>,
+    /// The host of the emulated network whose NICs the program gets [default: $UNBROKEN_HOST]
     #[arg(long, value_name = "NAME")]
     pub(crate) host: Option<String>,
     /// Addresses of network interfaces, with commas: they are the NICs, without an emulated network
+    /// [default: $UNBROKEN_NICS]
     #[arg(long, value_name = "ADDRESSES", conflicts_with = "host")]
     pub(crate) nics: Option<String>,
     /// What the NICs at these addresses can do: full, or plain, as an RNIC can (in the emulated
     /// network, fabric up says it) [default: full]
-    #[arg(long, value_name = "NAME", requires = "nics", value_parser = unbroken_fabric::device_kind)]
+    #[arg(long, value_name = "NAME", conflicts_with = "host", value_parser = unbroken_fabric::device_kind)]
     pub(crate) device: Option<DeviceKind>,
-    /// Where processes find each other: a Redis server
-    /// (redis://[USER@]HOST[:PORT][/DB][?prefix=NAME&lease=SECONDS], rediss://… over TLS) for those
-    /// of several machines, or lmdb, in the runtime folder [default: $UNBROKEN_DIRECTORY, else
-    /// lmdb]
+    /// Where processes find each other: a Redis server for those of several machines
+    /// (redis://[USER@]HOST[:PORT][/DB], then ?prefix=NAME or ?lease=SECONDS or both with &),
+    /// what sentinels or a cluster know (redis+sentinel://HOST,…/MASTER,
+    /// redis+cluster://HOST,…), each as rediss… over TLS; or lmdb, in the runtime folder
+    /// [default: $UNBROKEN_DIRECTORY, else lmdb]
     #[arg(long, value_name = "URL")]
     pub(crate) directory: Option<String>,
+    /// Let `unbroken fault set` set faults on these devices, as the program meets them
+    #[arg(long, conflicts_with_all = ["host", "nics", "no_failover"])]
+    pub(crate) faults: bool,
     /// Let failures reach the program
     #[arg(long)]
     pub(crate) no_failover: bool,
@@ -148,10 +227,10 @@ pub(crate) struct RunArgs {
 pub(crate) enum NicCommand {
     /// Have all queue pairs leave a NIC, and wait until they have
     Drain {
-        /// The NIC, as `unbroken status` names it
+        /// The NIC, as `unbroken status` and faults name it: a port's name means all of its NIC
         nic: String,
         /// How long to wait
-        #[arg(long, default_value = "30s", value_name = "TIME", value_parser = parse_time)]
+        #[arg(long, default_value = "30s", value_name = "TIME", value_parser = duration)]
         wait: Duration,
     },
     /// Use a drained NIC again
@@ -199,7 +278,7 @@ The settings are kept in fabric.toml in the runtime folder, where single NICs ma
         #[arg(long)]
         json: bool,
     },
-    /// Remove the fabric, its faults and counters
+    /// Remove the fabric, its faults and counters (`unbroken reset` removes the whole folder)
     Down {
         /// Also while programs use it
         #[arg(long)]
@@ -207,18 +286,28 @@ The settings are kept in fabric.toml in the runtime folder, where single NICs ma
     },
 }
 
+/// Faults of devices of the machine with what they do.
+fn device_faults() -> String {
+    let form = |f: &DeviceFaultForm| format!("  {:<33} {}\n", f.example, f.does);
+    DEVICE_FAULT_FORMS.iter().map(form).collect()
+}
+
 /// All faults with what they do.
 fn faults() -> String {
     let form = |f: &unbroken_fabric::FaultForm| format!("  {:<29} {}\n", f.example, f.does);
     let forms: String = FAULT_FORMS.iter().map(form).collect();
-    format!("Faults:\n{forms}{FAULTS}")
+    let of_devices = device_faults();
+    format!("Faults:\n{forms}{FAULTS}\n\n{OF_DEVICES}\n{}", of_devices.trim_end())
 }
 
 const FAULTS: &str = "
 Those of packets are of a NIC ('a/0'), of its cable ('cable a/0') or of a switch ('rail0'), and of both directions or of
 one, seen from the NIC ('loss a/0 tx 1%', 'loss a/0 rx 1%'). A switch strikes a packet once, as it enters ('rx': as it
 leaves); its rate is that of each port. Several faults add up; the same one set again is replaced.
-Times have us, ms, s or m; rates kbit, Mbit or Gbit.";
+Times have us, ms, s or m; rates K, M or G bits a second (10Gbit or 10G).";
+
+const OF_DEVICES: &str =
+    "Of this machine's RDMA devices, under programs that `unbroken run --devices … --faults` runs:";
 
 #[derive(Subcommand)]
 pub(crate) enum FaultCommand {
@@ -229,19 +318,20 @@ Examples:
   unbroken fault set 'nic a/0 dead' --at 3s
   unbroken fault set 'cable a/0 cut' --for 500ms
   unbroken fault set 'nic a/0 down' --for 200ms --every 5s
-  unbroken fault set delay rail0 25ms", faults()))]
+  unbroken fault set delay rail0 25ms
+  unbroken fault set 'nic mlx5_0 dead' --for 10s", faults()))]
     Set {
         /// The fault, as one word or several
         #[arg(required = true)]
         fault: Vec<String>,
         /// So long from now, like 3s, 500ms or 2m; nothing has to wait for it
-        #[arg(long, value_name = "TIME", value_parser = parse_time)]
+        #[arg(long, value_name = "TIME", value_parser = duration)]
         at: Option<Duration>,
         /// For so long, each time [default: until it is cleared]
-        #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
+        #[arg(long = "for", value_name = "TIME", value_parser = duration)]
         lasts: Option<Duration>,
         /// Again and again, so long from beginning to beginning
-        #[arg(long, value_name = "TIME", value_parser = parse_time)]
+        #[arg(long, value_name = "TIME", value_parser = duration)]
         every: Option<Duration>,
     },
     /// Set random faults, the same ones for the same seed, and show when they will strike
@@ -257,7 +347,7 @@ Examples:
         #[arg(long, value_name = "NUMBER")]
         seed: u64,
         /// All are over by then
-        #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
+        #[arg(long = "for", value_name = "TIME", value_parser = duration)]
         lasts: Duration,
         /// The hosts whose NICs suffer, with commas [default: all]
         #[arg(long, value_delimiter = ',', value_name = "NAMES")]
@@ -285,9 +375,14 @@ Examples:
     },
 }
 
+/// A time with its unit, as all commands read it.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    read::time_ns(text).map(Duration::from_nanos)
+}
+
 /// An MTU in bytes.
 fn parse_mtu(text: &str) -> Result<Mtu, String> {
-    unbroken_fabric::mtu(text.parse().map_err(|_| format!("'{text}' is not a number of bytes"))?)
+    unbroken_fabric::mtu(read::size(text)?.try_into().unwrap_or(i64::MAX))
 }
 
 /// A number of ports.

@@ -1,6 +1,8 @@
 //! `unbroken edge`: sets the host edge up and takes it down, shows it, and builds a network to try
 //! it in.
 
+use std::fs::File;
+use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
@@ -8,13 +10,26 @@ use clap::Subcommand;
 use unbroken_edge_daemon::drain;
 use unbroken_edge_daemon::error::EdgeError;
 use unbroken_edge_daemon::lab::Lab;
-use unbroken_edge_daemon::state::State;
+use unbroken_edge_daemon::state::{missing, State};
 
 use crate::output::{self, print, Failure};
 
+/// A configuration to begin with.
+const TEMPLATE: &str = include_str!("../../../../docs/guide/edge/template.toml");
+
 #[derive(Subcommand)]
 pub(crate) enum EdgeCommand {
-    /// Make the devices of edge.toml, start FRR and the daemon; what is right already stays
+    /// Write a configuration to begin with; a file that is there is left as it is
+    #[command(after_help = "Examples:
+  unbroken edge init
+  unbroken edge init --config -            to stdout")]
+    Init {
+        /// The file, or - for stdout
+        #[arg(long, value_name = "FILE", default_value = "/etc/unbroken/edge.toml")]
+        config: PathBuf,
+    },
+    /// Make the devices of edge.toml, start FRR and the daemon; what is right already stays, and a
+    /// changed file is applied
     Up {
         /// The configuration
         #[arg(long, value_name = "FILE", default_value = "/etc/unbroken/edge.toml")]
@@ -126,8 +141,31 @@ impl LabArgs {
     }
 }
 
+/// What changes the network is for root, and says so before it begins.
+fn need_root(what: &str) -> output::Result {
+    match rustix::process::geteuid().is_root() {
+        true => Ok(()),
+        false => {
+            Err(format!("edge {what} changes the network of this machine: run it as root").into())
+        }
+    }
+}
+
 pub(crate) fn edge(command: EdgeCommand) -> output::Result {
+    match &command {
+        EdgeCommand::Up { dry_run: false, .. } => need_root("up")?,
+        EdgeCommand::Drain { .. } => need_root("drain")?,
+        EdgeCommand::Daemon { .. } => need_root("daemon")?,
+        EdgeCommand::Down { .. } => need_root("down")?,
+        EdgeCommand::Demo { .. } => need_root("demo")?,
+        EdgeCommand::Lab { .. } => need_root("lab")?,
+        EdgeCommand::Init { .. }
+        | EdgeCommand::Up { dry_run: true, .. }
+        | EdgeCommand::Status { .. }
+        | EdgeCommand::Check { .. } => {}
+    }
     match command {
+        EdgeCommand::Init { config } => init(&config),
         EdgeCommand::Up { config, dry_run, no_daemon } => up(&config, dry_run, no_daemon),
         EdgeCommand::Status { name, json } => status(name.as_deref(), json),
         EdgeCommand::Drain { device, undo, name } => {
@@ -170,6 +208,26 @@ pub(crate) fn edge(command: EdgeCommand) -> output::Result {
     }
 }
 
+/// Writes the template where nothing is yet; what is there, a link too, is not touched.
+fn init(path: &std::path::Path) -> output::Result {
+    if path == std::path::Path::new("-") {
+        return print(TEMPLATE);
+    }
+    let shown = path.display();
+    if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).map_err(|e| Failure::io(folder.display(), e))?;
+    }
+    let mut file = File::create_new(path).map_err(|e| match e.kind() {
+        ErrorKind::AlreadyExists => format!(
+            "{shown} is there already and stays as it is; --config names another, or - for stdout"
+        )
+        .into(),
+        _ => Failure::io(&shown, e),
+    })?;
+    file.write_all(TEMPLATE.as_bytes()).map_err(|e| Failure::io(&shown, e))?;
+    print(&format!("{shown} is written; change it, then `unbroken edge check --config {shown}`\n"))
+}
+
 fn up(path: &std::path::Path, dry_run: bool, no_daemon: bool) -> output::Result {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|e| Failure::io(&shown, e))?;
@@ -177,22 +235,24 @@ fn up(path: &std::path::Path, dry_run: bool, no_daemon: bool) -> output::Result 
         unbroken_edge_daemon::config::Config::parse(&text).map_err(|e| format!("{shown}: {e}"))?;
     let state = State::of(&config.name);
     let done = match dry_run {
-        true => unbroken_edge_daemon::state::missing(&config)
-            .map(|missing| (missing.steps, missing.more)),
-        false => state.up(&text).map(|steps| (steps, false)),
+        true => state.fits(&config).and_then(|()| missing(&config)).map(|missing| {
+            let what = "and then what the devices of these NICs need, when they are there";
+            (missing.steps, missing.more.then_some(what).into_iter().collect::<Vec<_>>())
+        }),
+        false => state.up(&text).map(|up| {
+            let anew = up.frr_anew.then_some("FRR is started anew: its configuration has changed");
+            let told = up.told.then_some("the daemon has taken the changed configuration");
+            (up.steps, anew.into_iter().chain(told).collect())
+        }),
     };
-    let (steps, more) = done.map_err(|e| format!("{shown}: {e}"))?;
+    let (steps, notes) = done.map_err(|e| format!("{shown}: {e}"))?;
     if !dry_run && !no_daemon {
         state
             .start_daemon(&std::env::current_exe().map_err(|e| Failure::io("this program", e))?)?;
     }
     let lines = steps.iter().flat_map(|s| &s.make).map(|c| c.join(" ") + "\n");
-    let note = if more {
-        "# and then what the devices of these NICs need, when they are there\n"
-    } else {
-        ""
-    };
-    print(&(lines.collect::<String>() + note))
+    let notes = notes.iter().map(|note| format!("# {note}\n"));
+    print(&lines.chain(notes).collect::<String>())
 }
 
 fn down(name: Option<&str>) -> output::Result {
@@ -244,5 +304,31 @@ fn check(config: Option<&std::path::Path>) -> output::Result {
     match findings.iter().any(|f| f.needed && f.missing.is_some()) {
         true => Err("this machine lacks something that is needed".to_owned().into()),
         false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_template_is_a_configuration() {
+        let config = unbroken_edge_daemon::config::Config::parse(TEMPLATE).unwrap();
+        assert_eq!(config.name, "host1");
+    }
+
+    #[test]
+    fn a_file_that_is_there_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("etc/edge.toml");
+        init(&path).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), TEMPLATE);
+        std::fs::write(&path, "mine").unwrap();
+        assert!(init(&path).unwrap_err().to_string().contains("stays as it is"));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
+        let link = folder.path().join("link.toml");
+        std::os::unix::fs::symlink(folder.path().join("elsewhere"), &link).unwrap();
+        assert!(init(&link).is_err());
+        assert!(!folder.path().join("elsewhere").exists());
     }
 }

@@ -2,12 +2,13 @@
 
 use unbroken_events::NicStatus;
 use unbroken_fabric::{
-    device_kind_name, lid_of, link_layer_name, Fabric, NicKind, NicName, NicPage, Runtime, Shape,
+    device_kind_name, lid_of, link_layer_name, Fabric, NicKind, NicName, Runtime, Shape,
 };
 use unbroken_types::LinkLayer;
 
 use crate::output::{print, print_json, table, Result};
-use crate::status::{nic_statuses, presence};
+use crate::place::{programs, Place};
+use unbroken_observe::{mark_drained, nic_statuses};
 
 pub(crate) fn up(runtime: &Runtime, hosts: &[String], nics: u8, kind: NicKind) -> Result {
     let names: Vec<&str> = hosts.iter().map(String::as_str).collect();
@@ -37,9 +38,11 @@ pub(crate) fn up(runtime: &Runtime, hosts: &[String], nics: u8, kind: NicKind) -
     ))
 }
 
-pub(crate) fn show(runtime: &Runtime, json: bool) -> Result {
-    let fabric = Fabric::open(runtime)?;
-    let nics = nic_statuses(runtime, Some(&fabric))?;
+pub(crate) fn show(place: &Place, json: bool) -> Result {
+    let fabric = place.fabric_or_error()?;
+    let runtime = fabric.runtime();
+    let mut nics = nic_statuses(runtime, Some(&fabric))?;
+    mark_drained(runtime, &mut nics)?;
     if json {
         let hosts: Vec<_> = fabric
             .hosts()
@@ -102,15 +105,9 @@ fn link(fabric: &Fabric, nic: &NicStatus) -> LinkRow {
 }
 
 pub(crate) fn down(runtime: &Runtime, force: bool) -> Result {
-    let presence = presence(runtime)?;
-    let mut users = Vec::new();
-    for addr in NicPage::addresses(runtime)? {
-        users.extend(NicPage::open(runtime, addr)?.users(&presence));
-    }
-    users.sort_unstable();
-    users.dedup();
+    let users = programs(runtime)?;
     if !users.is_empty() && !force {
-        let pids: Vec<String> = users.iter().map(|user| user.pid.to_string()).collect();
+        let pids: Vec<String> = users.iter().map(u32::to_string).collect();
         return Err(format!(
             "processes use the fabric: {}; end them, or give --force",
             pids.join(", ")

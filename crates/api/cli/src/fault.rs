@@ -8,22 +8,33 @@ use unbroken_fabric::{
 };
 
 use crate::output::{print, print_json, Result};
+use crate::place::programs;
 
 pub(crate) fn set(runtime: &Runtime, text: &str, when: &Schedule) -> Result {
     let fault: Fault = text.parse()?;
     Fabric::open(runtime)?.schedule(&fault, when)?;
+    tell_who_meets_it(runtime)
+}
+
+/// A fault that strikes nobody is told: the programs may run elsewhere.
+pub(crate) fn tell_who_meets_it(runtime: &Runtime) -> Result {
+    if programs(runtime)?.is_empty() {
+        eprintln!(
+            "unbroken: no program runs in {}; the fault is set, and waits for one",
+            runtime.path().display()
+        );
+    }
     Ok(())
 }
 
 /// Sets random faults and shows what will happen; with `dry`, only shows it.
 pub(crate) fn random(
-    runtime: &Runtime,
+    fabric: &Fabric,
     seed: u64,
     lasts: Duration,
     hosts: &[String],
     dry: bool,
 ) -> Result {
-    let fabric = Fabric::open(runtime)?;
     for host in hosts {
         fabric.host(host)?;
     }
@@ -41,37 +52,55 @@ pub(crate) fn random(
     Ok(())
 }
 
-pub(crate) fn clear(runtime: &Runtime, text: &str) -> Result {
+pub(crate) fn clear(fabric: Option<&Fabric>, text: &str) -> Result {
     let selector = if text.trim().is_empty() { None } else { Some(text.parse::<Selector>()?) };
-    let fabric = Fabric::open(runtime)?;
+    let cleared = fabric.map_or(Ok(Vec::new()), |fabric| fabric.clear(selector.as_ref()))?;
     // Not an error: what was asked for is so.
-    if let (true, Some(selector)) = (fabric.clear(selector.as_ref())?.is_empty(), selector) {
-        let set: Vec<String> = fabric.list().iter().map(|f| format!("'{}'", f.fault)).collect();
+    if let (true, Some(selector)) = (cleared.is_empty(), selector) {
+        let set = fabric.map_or_else(Vec::new, Fabric::list);
+        let set: Vec<String> = set.iter().map(|f| format!("'{}'", f.fault)).collect();
         let set = if set.is_empty() { "none".into() } else { set.join(", ") };
         eprintln!("unbroken: no fault '{selector}' is set; faults that are: {set}");
     }
     Ok(())
 }
 
-pub(crate) fn list(runtime: &Runtime, json: bool) -> Result {
+pub(crate) fn list(fabric: Option<&Fabric>, json: bool) -> Result {
     let now_us = now_us();
-    for ActiveFault { fault, from_us, lasts_us, every_us, holds } in Fabric::open(runtime)?.list() {
-        if json {
-            print_json(&serde_json::json!({
-                "fault": fault.to_string(), "from_us": from_us, "active": holds, "lasts_us": lasts_us,
-                "every_us": every_us,
-            }))?;
-            continue;
-        }
-        let since = match from_us <= now_us {
-            true => format!("for {}", seconds(now_us - from_us)),
-            false => format!("in {}", seconds(from_us - now_us)),
-        };
-        let lasts = lasts_us.map_or(String::new(), |us| format!(", lasts {}", TimeUs(us)));
-        let every = every_us.map_or(String::new(), |us| format!(", again every {}", TimeUs(us)));
-        print(&format!("{fault}  ({since}{lasts}{every})\n"))?;
+    let faults = fabric.map_or_else(Vec::new, Fabric::list);
+    for ActiveFault { fault, from_us, lasts_us, every_us, holds } in faults {
+        let row = Row { fault: fault.to_string(), from_us, lasts_us, every_us, holds };
+        show(&row, json, now_us)?;
     }
     Ok(())
+}
+
+/// A fault that is set.
+pub(crate) struct Row {
+    pub(crate) fault: String,
+    pub(crate) from_us: u64,
+    pub(crate) lasts_us: Option<u64>,
+    pub(crate) every_us: Option<u64>,
+    pub(crate) holds: bool,
+}
+
+/// Shows a fault of a list.
+pub(crate) fn show(row: &Row, json: bool, now_us: u64) -> Result {
+    let Row { fault, from_us, lasts_us, every_us, holds } = row;
+    let (from_us, lasts_us, every_us) = (*from_us, *lasts_us, *every_us);
+    if json {
+        return print_json(&serde_json::json!({
+            "fault": fault, "from_us": from_us, "active": holds, "lasts_us": lasts_us,
+            "every_us": every_us,
+        }));
+    }
+    let since = match from_us <= now_us {
+        true => format!("for {}", seconds(now_us - from_us)),
+        false => format!("in {}", seconds(from_us - now_us)),
+    };
+    let lasts = lasts_us.map_or(String::new(), |us| format!(", lasts {}", TimeUs(us)));
+    let every = every_us.map_or(String::new(), |us| format!(", again every {}", TimeUs(us)));
+    print(&format!("{fault}  ({since}{lasts}{every})\n"))
 }
 
 fn seconds(us: u64) -> String {

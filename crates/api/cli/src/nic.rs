@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use unbroken_events::QpStatus;
-use unbroken_fabric::{Fabric, Runtime};
+use unbroken_fabric::{NicName, Runtime};
+use unbroken_observe::whole_nic;
 use unbroken_runtime::Drains;
 
 use crate::output::{print, Failure, Result};
@@ -20,7 +21,7 @@ const MAX_NAMED: usize = 5;
 
 /// Has a NIC left by all QPs that can go elsewhere, and waits until they have.
 pub(crate) fn drain(runtime: &Runtime, nic: &str, patience: Duration) -> Result {
-    check_name(runtime, nic)?;
+    let nic = &*known_nic(runtime, nic)?;
     let began = Instant::now();
     let before: Vec<String> = Users::of(runtime, nic)?.on.into_iter().map(|(_, q)| q.own).collect();
     set(runtime, nic, true)?;
@@ -56,9 +57,10 @@ fn what_became(before: usize, ended: usize, seconds: f64) -> String {
 /// Takes a NIC back: QPs that were connected on it come back by themselves once their path there is
 /// steady.
 pub(crate) fn undrain(runtime: &Runtime, nic: &str) -> Result {
-    match set(runtime, nic, false)? {
-        true => print(&format!("{nic} is used again\n")),
-        false => Err(Failure::Text(format!("{nic} is not drained"))),
+    let name = whole_nic(nic);
+    match set(runtime, &name, false)? || name != nic && set(runtime, nic, false)? {
+        true => print(&format!("{name} is used again\n")),
+        false => Err(Failure::Text(format!("{name} is not drained"))),
     }
 }
 
@@ -68,12 +70,17 @@ fn set(runtime: &Runtime, nic: &str, drained: bool) -> Result<bool> {
         .map_err(|e| Failure::io(format!("{}/drained", runtime.path().display()), e))
 }
 
-/// A name that means no NIC would be waited for in vain.
-fn check_name(runtime: &Runtime, nic: &str) -> Result {
-    let fabric = if runtime.fabric_toml().exists() { Some(Fabric::open(runtime)?) } else { None };
-    let nics = status::nic_statuses(runtime, fabric.as_ref())?;
-    if nics.iter().any(|n| n.nic == nic) {
-        return Ok(());
+/// The NIC that a name means, if there is that NIC, with that port: a drain of another would be
+/// waited for in vain.
+fn known_nic(runtime: &Runtime, nic: &str) -> Result<String> {
+    let nics = status::all_nics(runtime)?;
+    // Port 1 has the name of its NIC.
+    let shown = match nic.parse::<NicName>() {
+        Ok(name) if name.port == 1 => name.at_port(0).to_string(),
+        _ => nic.into(),
+    };
+    if nics.iter().any(|n| n.nic == shown) {
+        return Ok(whole_nic(nic));
     }
     let names: Vec<_> = nics.into_iter().map(|n| n.nic).collect();
     let there = if names.is_empty() {

@@ -10,6 +10,10 @@ use unbroken_fabric::{FabricError, RuntimeError};
 pub(crate) enum Failure {
     /// Nobody reads our output any more.
     ClosedPipe,
+    /// The output has said what is wrong.
+    Told,
+    /// The output is a verdict, which the exit status says, too.
+    Verdict(u8),
     /// To be told to the user.
     Text(String),
     /// The program of `run` was not started.
@@ -30,6 +34,28 @@ impl Failure {
     }
 }
 
+/// That a file can be put in that place: nothing is there, or a file. Devices, pipes and what links
+/// lead to such as these are not replaced.
+pub(crate) fn check_replaceable(path: &std::path::Path) -> Result {
+    match path.metadata() {
+        Ok(meta) if !meta.is_file() => Err(Failure::Text(format!(
+            "{} is no file and is not replaced; the name of a file is right",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Failure::ClosedPipe => "broken pipe",
+            Failure::Told | Failure::Verdict(_) => "what is wrong was told",
+            Failure::Text(text) | Failure::Program { text, .. } => text,
+        })
+    }
+}
+
 impl From<RuntimeError> for Failure {
     fn from(e: RuntimeError) -> Failure {
         Failure::Text(e.to_string())
@@ -38,6 +64,12 @@ impl From<RuntimeError> for Failure {
 
 impl From<FabricError> for Failure {
     fn from(e: FabricError) -> Failure {
+        Failure::Text(e.to_string())
+    }
+}
+
+impl From<unbroken_observe::ObserveError> for Failure {
+    fn from(e: unbroken_observe::ObserveError) -> Failure {
         Failure::Text(e.to_string())
     }
 }

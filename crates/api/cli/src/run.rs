@@ -9,57 +9,42 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use unbroken_directory::{Redis, Settings, DEFAULT_VARIABLE};
+use unbroken_environment as environment;
 use unbroken_fabric::{device_kind_name, Fabric, Runtime};
+use unbroken_nics::HostNics;
 
 use crate::args::RunArgs;
+use crate::installed::{self, LIBRARY};
 use crate::output::{Failure, Result};
+use crate::program;
 use crate::sanitizer::Sanitizers;
 
-const LIBRARY: &str = "libunbroken.so";
+/// Where the kernel shows its RDMA devices.
+const HOST_DEVICES: &str = "/sys/class/infiniband";
 
 /// Runs the program in place of this one; returns only if that fails.
 pub(crate) fn run(runtime: &Runtime, args: &RunArgs) -> Result {
     let library = library(args.lib.as_deref())?;
-    let [program, arguments @ ..] = &args.program[..] else {
+    let [name, arguments @ ..] = &args.program[..] else {
         return Err("which program?".to_string().into());
     };
-    let mut command = Command::new(program);
+    let mut command = Command::new(name);
     command.args(arguments);
-    match &args.nics {
-        Some(nics) => {
-            check_addresses(nics)?;
-            command.env("UNBROKEN_NICS", nics).env_remove("UNBROKEN_HOST");
-            if let Some(device) = args.device {
-                command.env("UNBROKEN_DEVICE", device_kind_name(device));
-            }
-        }
-        None => {
-            let host = args
-                .host
-                .clone()
-                .or_else(|| std::env::var("UNBROKEN_HOST").ok().filter(|h| !h.is_empty()));
-            let host = host.unwrap_or_else(|| "a".into());
-            // A wrong name is better told here than by a program that finds no device.
-            Fabric::open(runtime)?.host(&host)?;
-            command
-                .env("UNBROKEN_HOST", host)
-                .env_remove("UNBROKEN_NICS")
-                .env_remove("UNBROKEN_DEVICE");
-        }
-    }
-    command.env("UNBROKEN_RUNTIME", runtime.path());
+    choose_nics(runtime, args, &mut command)?;
+    command.env(environment::RUNTIME, runtime.path());
+    let failover = !args.no_failover && environment::flag(environment::FAILOVER);
+    take_faults(args.faults, failover, &mut command)?;
     if let Some(directory) = &args.directory {
         command.env(DEFAULT_VARIABLE, directory);
     }
-    if !args.no_failover && std::env::var_os("UNBROKEN_FAILOVER").is_none_or(|v| v != "0") {
+    if failover {
         check_directory(args.directory.as_deref())?;
     }
-    if args.no_failover {
-        command.env("UNBROKEN_FAILOVER", "0");
-    } else if std::env::var_os("UNBROKEN_FAILOVER").is_none() {
-        command.env("UNBROKEN_FAILOVER", "1");
+    command.env(environment::FAILOVER, if failover { "1" } else { "0" });
+    if let Some(what) = program::check(name)? {
+        eprintln!("unbroken: {what}");
     }
-    let sanitizers = Sanitizers::of(program);
+    let sanitizers = Sanitizers::of(name);
     command
         .env("LD_PRELOAD", preload(&sanitizers.runtimes, &library, std::env::var_os("LD_PRELOAD")));
     let options = sanitizers.tsan_options(runtime.path(), std::env::var_os("TSAN_OPTIONS"));
@@ -72,31 +57,119 @@ pub(crate) fn run(runtime: &Runtime, args: &RunArgs) -> Result {
     let status = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
     Err(Failure::Program {
         status,
-        text: format!("cannot run {}: {error}", program.to_string_lossy()),
+        text: format!("cannot run {}: {error}", name.to_string_lossy()),
     })
 }
 
+/// Faults are of devices of the machine, where Unbroken is in front of them.
+fn take_faults(wanted: bool, failover: bool, command: &mut Command) -> Result {
+    if !wanted && !environment::flag(environment::DEVICE_FAULTS) {
+        return Ok(());
+    }
+    let has_devices =
+        command.get_envs().any(|(name, value)| name == environment::DEVICES && value.is_some());
+    let what = match (has_devices, failover) {
+        (true, true) => {
+            command.env(environment::DEVICE_FAULTS, "1");
+            return Ok(());
+        }
+        (false, _) => "--faults is of RDMA devices of this machine: name them with --devices",
+        (true, false) => {
+            "--faults needs failover: without it programs have libibverbs itself, and nothing can \
+             be set between"
+        }
+    };
+    match wanted {
+        true => Err(what.to_string().into()),
+        // The environment is of other programs, too.
+        false => Ok(()),
+    }
+}
+
+/// Tells the program which NICs it has. What is named here goes before what the environment names.
+fn choose_nics(runtime: &Runtime, args: &RunArgs, command: &mut Command) -> Result {
+    let named_here = args.devices.is_some() || args.nics.is_some() || args.host.is_some();
+    let or_from = |argument: &Option<String>, variable| {
+        argument.clone().or_else(|| environment::text(variable).filter(|_| !named_here))
+    };
+    let (mut devices, nics, mut host) = (
+        or_from(&args.devices, environment::DEVICES),
+        or_from(&args.nics, environment::NICS),
+        or_from(&args.host, environment::HOST),
+    );
+    if devices.is_none() && nics.is_none() && host.is_none() {
+        match host_devices() {
+            names if names.is_empty() => host = Some("a".into()),
+            names => {
+                eprintln!("unbroken: on this machine's devices: {}", names.join(", "));
+                devices = Some("all".into());
+            }
+        }
+    }
+    for variable in [environment::DEVICES, environment::NICS, environment::HOST] {
+        command.env_remove(variable);
+    }
+    if args.device.is_some() && (devices.is_some() || nics.is_none()) {
+        let what = "--device is of NICs at addresses (--nics); in the emulated network \
+                    `unbroken fabric up --device` says it";
+        return Err(what.to_string().into());
+    }
+    if let Some(devices) = devices {
+        check_devices(&devices)?;
+        command.env(environment::DEVICES, devices);
+    } else if let Some(nics) = nics {
+        check_addresses(&nics)?;
+        command.env(environment::NICS, nics);
+        if let Some(device) = args.device {
+            command.env(environment::DEVICE, device_kind_name(device));
+        }
+    } else if let Some(host) = host {
+        // A wrong name is better told here than by a program that finds no device.
+        Fabric::open(runtime)?.host(&host)?;
+        command.env(environment::HOST, host).env_remove(environment::DEVICE);
+    }
+    Ok(())
+}
+
+/// The RDMA devices that the kernel shows, or that the library opens which the environment names.
+fn host_devices() -> Vec<String> {
+    if environment::text(environment::LIBIBVERBS).is_some() {
+        let each = HostNics::openable().unwrap_or_default();
+        return each.into_iter().map(|(name, _)| name).collect();
+    }
+    // Without RDMA a kernel has no such folder.
+    let Ok(entries) = std::fs::read_dir(HOST_DEVICES) else { return Vec::new() };
+    let mut names: Vec<String> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort_unstable();
+    names
+}
+
+/// A name that is wrong is better told here than by a program that finds no device.
+fn check_devices(list: &str) -> Result {
+    let there = host_devices();
+    let names = || list.split(',').map(str::trim).filter(|name| *name != "all");
+    match names().find(|name| !there.iter().any(|other| other == name)) {
+        None if !there.is_empty() => Ok(()),
+        missing => {
+            let what = match missing {
+                Some(name) => format!("--devices: this machine has no RDMA device '{name}'"),
+                None => "--devices: this machine has no RDMA device".to_string(),
+            };
+            let those = match there.is_empty() {
+                true => "the kernel shows none in /sys/class/infiniband".to_string(),
+                false => format!("it has {}", there.join(", ")),
+            };
+            Err(format!("{what}; {those}").into())
+        }
+    }
+}
+
 /// The library that was named, or the one that lies where an installation or a build has it.
-fn library(named: Option<&Path>) -> Result<PathBuf> {
+pub(crate) fn library(named: Option<&Path>) -> Result<PathBuf> {
     let path = match named {
         Some(path) => path.to_path_buf(),
-        None => {
-            let me = std::env::current_exe()
-                .map_err(|e| Failure::io("cannot find this program's folder", e))?;
-            let folder = me.parent().unwrap_or(Path::new("/"));
-            // A build, then what LIBDIR is in /usr/local and in distributions.
-            let multiarch = format!("../lib/{}-linux-gnu", std::env::consts::ARCH);
-            let places =
-                ["", "../lib", "../lib64", &multiarch].map(|p| folder.join(p).join(LIBRARY));
-            let found = places.iter().find(|p| p.is_file());
-            found.cloned().ok_or_else(|| {
-                let places = places.map(|p| p.display().to_string());
-                format!(
-                    "there is no {}; build it with `cargo xtask so`, or name it with --lib",
-                    places.join(", no ")
-                )
-            })?
-        }
+        None => installed::find(LIBRARY)?.map_err(|places| installed::no_library(&places))?,
     };
     let path =
         path.canonicalize().map_err(|e| Failure::io(format!("library {}", path.display()), e))?;
@@ -125,25 +198,24 @@ fn preload(runtimes: &[String], library: &Path, before: Option<OsString>) -> OsS
     OsString::from_vec(all.join(&b':'))
 }
 
-/// A wrong setting is better told here than by a program that finds no device. A server that does
-/// not answer may do so later: it is told, and the program is run.
+/// A wrong setting is better told here than by a program that finds no device. The server is not
+/// asked: the program would wait for it. It says itself if the server does not answer.
 fn check_directory(named: Option<&str>) -> Result {
     let settings = match named {
         Some(url) => Settings::parse_public(url),
         None => Settings::from_env(),
     };
-    let Settings::Redis(settings) = settings.map_err(|e| e.to_string())? else { return Ok(()) };
-    if let Err(e) = Redis::probe(&settings) {
-        eprintln!("unbroken: {e}\nunbroken: while that is so, queue pairs that are connected are not protected");
+    match settings.map_err(|e| e.to_string())? {
+        Settings::Redis(settings) => Redis::check(&settings).map_err(|e| e.to_string().into()),
+        Settings::Lmdb => Ok(()),
     }
-    Ok(())
 }
 
 fn check_addresses(list: &str) -> Result {
     for word in list.split(',') {
         if word.trim().parse::<IpAddr>().is_err() {
             return Err(format!(
-                "--nics: '{word}' is not an IP address; addresses of interfaces, with commas, are right"
+                "NICs: '{word}' is not an IP address; addresses of interfaces, with commas, are right"
             )
             .into());
         }

@@ -9,12 +9,13 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use elf::abi::{DT_NEEDED, SHN_UNDEF};
 use elf::endian::AnyEndian;
 use elf::ElfStream;
+
+use crate::program::find;
 
 /// What shared runtimes are called, up to a dot or a hyphen: gcc's, then clang's.
 const RUNTIMES: [&str; 8] = [
@@ -81,17 +82,6 @@ fn has_suppressions(options: &[u8]) -> bool {
     options
         .split(|b| *b == b':' || *b == b',' || b.is_ascii_whitespace())
         .any(|o| o.starts_with(b"suppressions="))
-}
-
-/// Where the program is: as `execvp` looks for it.
-fn find(program: &OsStr) -> Option<PathBuf> {
-    if program.as_bytes().contains(&b'/') {
-        return Some(program.into());
-    }
-    let runs = |p: &PathBuf| {
-        p.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
-    };
-    std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(program)).find(runs)
 }
 
 fn read(path: &Path) -> Result<Sanitizers, elf::ParseError> {

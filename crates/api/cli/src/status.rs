@@ -1,54 +1,19 @@
 //! `unbroken status`.
 
-use std::collections::HashMap;
-use std::net::IpAddr;
-use std::time::Duration;
+use unbroken_events::{BackupsStatus, NicStatus, QpStatus};
+use unbroken_fabric::{now_us, Runtime};
+use unbroken_observe::Status;
 
-use serde::Serialize;
-use unbroken_events::{answering_processes, query_status, NicStatus, ProcessStatus, QpStatus};
-use unbroken_fabric::{device_kind_name, now_us, Fabric, NicPage, Presence, ProcessName, Runtime};
-use unbroken_runtime::Drains;
+use crate::output::{print, print_json, table, Result};
+use crate::place::Place;
 
-use crate::output::{print, print_json, table, Failure, Result};
-
-/// A process that does not answer within this is shown as such.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-
-#[derive(Serialize)]
-struct Status {
-    time_us: u64,
-    runtime: String,
-    nics: Vec<NicStatus>,
-    qps: Vec<ProcessQp>,
-    processes: Vec<Process>,
-}
-
-/// A logical QP with its process.
-#[derive(Serialize)]
-struct ProcessQp {
-    /// Two in different PID namespaces may have the same pid.
-    #[serde(skip)]
-    process: ProcessName,
-    pid: u32,
-    #[serde(flatten)]
-    qp: QpStatus,
-}
-
-#[derive(Serialize)]
-struct Process {
-    #[serde(skip)]
-    name: ProcessName,
-    pid: u32,
-    program: String,
-    host: String,
-    /// Control datagrams without the runtime folder's seal, which it dropped.
-    forged: u64,
-    /// Why it did not answer; empty where it did.
-    error: String,
-}
-
-pub(crate) fn status(runtime: &Runtime, json: bool) -> Result {
-    let status = collect(runtime)?;
+pub(crate) fn status(place: &Place, json: bool) -> Result {
+    let nothing = || Status {
+        time_us: now_us(),
+        runtime: place.path().display().to_string(),
+        ..Status::default()
+    };
+    let status = place.look()?.map_or_else(|| Ok(nothing()), |runtime| collect(&runtime))?;
     if json {
         return print_json(&status);
     }
@@ -69,9 +34,25 @@ pub(crate) fn status(runtime: &Runtime, json: bool) -> Result {
                 process.forged
             );
         }
-        text += &qp_table(status.qps.iter().filter(|q| q.process == process.name).map(|q| &q.qp));
+        text += &backups_line(&process.backups);
+        text += &qp_table(status.qps.iter().filter(|q| q.process == process.id).map(|q| &q.qp));
     }
     print(&text)
+}
+
+/// What is made ready, where something is.
+fn backups_line(backups: &BackupsStatus) -> String {
+    let BackupsStatus { ready, awaited, made, mean_us, failures } = backups;
+    if made + failures == 0 {
+        return String::new();
+    }
+    let refused = match failures {
+        0 => String::new(),
+        failures => format!(", {failures} refused by their device"),
+    };
+    format!(
+        "backup queue pairs: {ready} ready, {awaited} awaited; {made} made, {mean_us} µs each{refused}\n"
+    )
 }
 
 /// What the processes say, with their pids.
@@ -92,136 +73,16 @@ pub(crate) fn ask_all(runtime: &Runtime) -> Result<Answers> {
     })
 }
 
+/// The status, with what could not be read told.
 fn collect(runtime: &Runtime) -> Result<Status> {
-    // To look must not make a fabric.
-    let fabric = if runtime.fabric_toml().exists() { Some(Fabric::open(runtime)?) } else { None };
-    let nics = nic_statuses(runtime, fabric.as_ref())?;
-    let presence = presence(runtime)?;
-    let (mut qps, mut processes) = (Vec::new(), Vec::new());
-    for name in
-        answering_processes(runtime).map_err(|e| Failure::io(runtime.sockets().display(), e))?
-    {
-        let pid = name.pid;
-        match query_status(runtime, name, ANSWER_TIMEOUT) {
-            Ok(ProcessStatus { program, host, forged, qps: of_process, .. }) => {
-                qps.extend(of_process.into_iter().map(|qp| ProcessQp { process: name, pid, qp }));
-                processes.push(Process { name, pid, program, host, forged, error: String::new() });
-            }
-            // It ended while we asked.
-            Err(_) if !presence.lives(name.id) => {}
-            Err(e) => {
-                let error = format!("does not answer: {e}");
-                processes.push(Process {
-                    name,
-                    pid,
-                    program: String::new(),
-                    host: String::new(),
-                    forged: 0,
-                    error,
-                });
-            }
-        }
-    }
-    join_ends(&mut qps);
-    Ok(Status {
-        time_us: now_us(),
-        runtime: runtime.path().display().to_string(),
-        nics,
-        qps,
-        processes,
-    })
+    let status = unbroken_observe::status(runtime)?;
+    status.problems.iter().for_each(|problem| eprintln!("unbroken: {problem}"));
+    Ok(status)
 }
 
-/// This process as one that takes part in the runtime folder, by which it can ask who else does.
-pub(crate) fn presence(runtime: &Runtime) -> Result<Presence> {
-    Presence::join(runtime).map_err(|e| Failure::io(runtime.path().display(), e))
-}
-
-/// A QP is protected if both of its ends are: what only one of them knows is said at the other,
-/// too.
-fn join_ends(qps: &mut [ProcessQp]) {
-    let ends: HashMap<(&str, &str), &QpStatus> =
-        qps.iter().map(|q| ((q.qp.own.as_str(), q.qp.peer.as_str()), &q.qp)).collect();
-    let told = |q: &ProcessQp| {
-        let peer = ends.get(&(q.qp.peer.as_str(), q.qp.own.as_str()))?;
-        (q.qp.protected && !peer.protected).then(|| format!("its peer: {}", peer.why))
-    };
-    let news: Vec<Option<String>> = qps.iter().map(told).collect();
-    for (q, why) in qps.iter_mut().zip(news) {
-        if let Some(why) = why {
-            (q.qp.protected, q.qp.why) = (false, why);
-        }
-    }
-}
-
-/// All NICs of the fabric, then others that were opened.
-pub(crate) fn nic_statuses(runtime: &Runtime, fabric: Option<&Fabric>) -> Result<Vec<NicStatus>> {
-    let mut statuses = Vec::new();
-    let presence = presence(runtime)?;
-    let opened = NicPage::addresses(runtime)?;
-    if let Some(fabric) = fabric {
-        for nic in fabric.nics() {
-            let kind = fabric.nic_kind(&nic.host, nic.index);
-            for port in 1..=kind.ports {
-                let addr = IpAddr::from(fabric.port_addr(&nic.host, nic.index, port)?);
-                let (state, faults) = fabric.nic_state(&nic.at_port(port))?;
-                let text = match (state.alive, state.port_up(port)) {
-                    (false, _) => "dead",
-                    (true, false) => "down",
-                    (true, true) => "active",
-                };
-                // Port 1 has the name of its NIC.
-                let name = if port == 1 { nic.clone() } else { nic.at_port(port) };
-                let faults = faults.iter().map(ToString::to_string).collect();
-                statuses.push(nic_status(
-                    runtime,
-                    &presence,
-                    name.to_string(),
-                    addr,
-                    opened.contains(&addr),
-                    [device_kind_name(kind.device), text],
-                    faults,
-                )?);
-            }
-        }
-    }
-    let known: Vec<String> = statuses.iter().map(|s| s.addr.clone()).collect();
-    for addr in opened.iter().filter(|a| !known.contains(&a.to_string())) {
-        statuses.push(nic_status(
-            runtime,
-            &presence,
-            addr.to_string(),
-            *addr,
-            true,
-            ["unknown"; 2],
-            Vec::new(),
-        )?);
-    }
-    let drained =
-        Drains::of(runtime).all().map_err(|e| Failure::io(runtime.path().display(), e))?;
-    for nic in statuses.iter_mut().filter(|n| drained.contains(&n.nic)) {
-        nic.state += ", drained";
-    }
-    Ok(statuses)
-}
-
-fn nic_status(
-    runtime: &Runtime,
-    presence: &Presence,
-    nic: String,
-    addr: IpAddr,
-    opened: bool,
-    [device, state]: [&str; 2],
-    faults: Vec<String>,
-) -> Result<NicStatus> {
-    let (mut pids, mut counters) = (Vec::new(), Default::default());
-    if opened {
-        let page = NicPage::open(runtime, addr)?;
-        pids = page.users(presence).into_iter().map(|user| user.pid).collect();
-        counters = page.counters();
-    }
-    let (addr, device, state) = (addr.to_string(), device.to_owned(), state.to_owned());
-    Ok(NicStatus { nic, addr, device, state, faults, pids, counters })
+/// The NICs that there are, whether or not somebody uses them.
+pub(crate) fn all_nics(runtime: &Runtime) -> Result<Vec<NicStatus>> {
+    Ok(collect(runtime)?.nics)
 }
 
 /// The NICs that someone opened or that have a fault.
@@ -275,7 +136,11 @@ fn qp_table<'a>(qps: impl Iterator<Item = &'a QpStatus>) -> String {
     let mut rows =
         vec![["  qp", "state", "path", "peer", "epoch", "protected"].map(String::from).to_vec()];
     rows.extend(qps.map(|q| {
-        let protected = if q.protected { "yes".into() } else { format!("no: {}", q.why) };
+        let protected = match (q.protected, q.pending) {
+            (true, _) => "yes".into(),
+            (false, true) => format!("pending: {}", q.why),
+            (false, false) => format!("no: {}", q.why),
+        };
         let path = match (&*q.path, &*q.alternate) {
             ("", "") => q.primary.clone(),
             ("", alternate) => format!("{}, alternate {alternate}, {}", q.primary, q.migration),

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 use unbroken_events::{
-    Event, EventLog, ProcessStatus, QpStatus, StatusServer, Switch, SwitchKind, What,
+    BackupsStatus, Event, EventLog, ProcessStatus, QpStatus, StatusServer, Switch, SwitchKind, What,
 };
 use unbroken_fabric::{NicPage, Runtime, SlotCounters, FAULT_FORMS};
 use unbroken_runtime::{Presence, ProcessName};
@@ -193,11 +193,63 @@ fn a_fabric_is_made_shown_and_removed() {
     assert_eq!(shown["nics"][3]["state"], "down");
     assert!(good(rt, &["fabric", "show"]).contains("nic right/1 down"));
     good(rt, &["fabric", "down"]);
+    assert!(bad(rt, &["fabric", "show"]).contains("`unbroken fabric up` makes one"));
+    assert!(!rt.join("fabric.toml").exists(), "to look makes none");
+    good(rt, &["fabric", "up"]);
     assert_eq!(good(rt, &["fabric", "show"]).lines().count(), 17, "the default one");
     assert!(bad(rt, &["fabric", "up", "--hosts", "a-b"]).contains("another shape"));
     good(rt, &["fabric", "down"]);
     assert!(bad(rt, &["fabric", "up", "--hosts", "a-b"]).contains("'a-b'"));
     assert!(!rt.join("fabric.toml").exists());
+}
+
+fn states(runtime: &Path) -> Vec<String> {
+    let status: Value = serde_json::from_str(&good(runtime, &["status", "--json"])).unwrap();
+    let nics = status["nics"].as_array().unwrap();
+    nics.iter().map(|n| format!("{} {}", n["nic"], n["state"]).replace('"', "")).collect()
+}
+
+/// A NIC of the next fabric has nothing to do with one of this name in the last.
+#[test]
+fn no_drain_outlives_its_fabric() {
+    let dir = tempfile::tempdir().unwrap();
+    let rt = dir.path();
+    good(rt, &["fabric", "up"]);
+    good(rt, &["nic", "drain", "a/0"]);
+    unbroken_runtime::Drains::of(&Runtime::at(rt).unwrap()).set("10.0.0.1", true).unwrap();
+    assert!(states(rt).contains(&"a/0 active, drained".into()));
+    good(rt, &["fabric", "down"]);
+    good(rt, &["fabric", "up"]);
+    assert!(states(rt).contains(&"a/0 active".into()), "{:?}", states(rt));
+    let left = unbroken_runtime::Drains::of(&Runtime::at(rt).unwrap()).all().unwrap();
+    assert_eq!(left.into_iter().collect::<Vec<_>>(), ["10.0.0.1"], "it is no NIC of a fabric");
+}
+
+#[test]
+fn drains_take_the_names_that_faults_take() {
+    for ports in ["1", "2"] {
+        let dir = tempfile::tempdir().unwrap();
+        let rt = dir.path();
+        good(rt, &["fabric", "up", "--ports", ports]);
+        for name in ["a/0", "a/0/1", "a/0/2"] {
+            let fault = format!("nic {name} down");
+            if !unbroken(rt, &["fault", "set", &fault]).status.success() {
+                assert_eq!((ports, name), ("1", "a/0/2"));
+                assert!(bad(rt, &["nic", "drain", name]).contains("there is no NIC a/0/2"));
+                continue;
+            }
+            good(rt, &["fault", "clear"]);
+            let said = good(rt, &["nic", "drain", name]);
+            assert!(said.starts_with("a/0 is drained"), "{said}");
+            let drained = states(rt).iter().filter(|s| s.ends_with("drained")).count();
+            assert_eq!(drained.to_string(), ports, "all of the NIC is, and no other");
+            assert!(good(rt, &["nic", "undrain", name]).starts_with("a/0 is used again"));
+            assert!(!states(rt).iter().any(|s| s.ends_with("drained")));
+        }
+        for name in ["a/0/3", "a/9", "x", "10.0.0.1"] {
+            assert!(bad(rt, &["nic", "drain", name]).contains("there is no NIC"), "{name}");
+        }
+    }
 }
 
 #[test]
@@ -259,6 +311,9 @@ fn status_joins_pages_faults_and_processes() {
         host: "a".into(),
         forged: 7,
         qps: vec![qp, end, third],
+        nics: Vec::new(),
+        backups: BackupsStatus { ready: 2, awaited: 1, made: 9, mean_us: 1_500, failures: 3 },
+        sdr: None,
     };
     let ask = |args: &[&str]| {
         std::thread::scope(|scope| {
@@ -287,6 +342,7 @@ fn status_joins_pages_faults_and_processes() {
     assert!(
         text.contains("ib_write_bw")
             && text.contains("7 forged control")
+            && text.contains("2 ready, 1 awaited; 9 made, 1500 µs each, 3 refused")
             && text.contains("no: no backup")
             && text.contains("nic a/0 dead"),
         "{text}"
@@ -331,8 +387,10 @@ fn help_is_enough() {
     for help in [&["fault", "--help"][..], &["fault", "set", "--help"]] {
         let text = good(dir.path(), help);
         // Every fault that the help shows can be set.
-        let faults =
+        let table =
             text.lines().skip_while(|l| *l != "Faults:").skip(1).take_while(|l| !l.is_empty());
+        // What is indented further goes on with the row above.
+        let faults = table.filter(|l| !l.starts_with("   "));
         let faults: Vec<&str> = faults.map(|l| l.trim().split("  ").next().unwrap()).collect();
         assert_eq!(
             faults,

@@ -202,7 +202,7 @@ fn what_is_wrong_gets_a_sentence() {
     );
     with(["--bandwidth", "400G", "--rtt", "25"], MESSAGE, 2, "a time is written such as 25ms");
     with(LINK, ["--loss", "5", "--size", "128M"], 2, "5 percent are 5%");
-    with(LINK, ["--loss", "1e-5", "--size", "128"], 2, "a size is written such as 128M");
+    with(LINK, ["--loss", "1e-5", "--size", "128Q"], 2, "a size is written such as 128M");
     with(LINK, ["--loss", "50%", "--size", "128M"], 1, "of all chunks would be lost");
     with(LINK, ["--loss", "1e-5", "--size", "100T"], 1, "larger chunks (--chunk), are right");
     let told = bad(dir.path(), &[&LINK[..], &MESSAGE, &["--picture", "a.png"]].concat(), 1);

@@ -5,20 +5,33 @@
 //! functions for one that is named.
 #![forbid(unsafe_code)]
 
+mod host;
+mod logical;
+mod reach;
 mod soft;
 
+pub use reach::{reach, reach_each_other, Reach};
+pub use unbroken_hostnic::{
+    choose_gid, inside, interface_of_link, iwarp_devices, DeviceFault, DeviceFaultForm,
+    DeviceFaults, Harm, HostNics, PortView, SetFault, Taker, Wanted, When, DEVICE_FAULT_FORMS,
+    MAX_GIDS,
+};
 pub use unbroken_softnic::{interface_index, program_action, NicInfo, PortInfo};
 
+use std::io::Write;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, Once, OnceLock};
+use unbroken_environment as environment;
 use unbroken_process::{undisturbed, PerProcess};
 use unbroken_runtime::Runtime;
+use unbroken_shift::failover_is_on;
 use unbroken_shift::front::System;
 use unbroken_softnic::{Config, NicSource};
 use unbroken_verbs::{Error, Result};
 
 static SYSTEM: PerProcess<OnceLock<Result<System>>> = PerProcess::new();
+static MACHINE: PerProcess<OnceLock<Result<Option<Arc<HostNics>>>>> = PerProcess::new();
 
 /// The process's system, made at the first call from what the environment names; a forked child has
 /// one of its own. A wrong environment (unknown host, damaged fabric file) is an error each time.
@@ -34,32 +47,105 @@ pub fn at_exit() {
     }
 }
 
+/// The devices of the machine, where the environment names some: then the NICs are those.
+pub fn machine() -> Result<Option<&'static Arc<HostNics>>> {
+    let look = || {
+        let Some(text) = environment::text(environment::DEVICES) else { return Ok(None) };
+        let wanted = Wanted::parse(&text)
+            .map_err(|e| Error::invalid(format!("{}={e}", environment::DEVICES)))?;
+        let nics = HostNics::new(&wanted)?;
+        match iwarp_devices() {
+            iwarp if wanted == Wanted::All && !iwarp.is_empty() => say(&format!(
+                "{}: iWARP, which is not protected, nor shown beside devices that are",
+                iwarp.join(", ")
+            )),
+            _ => {}
+        }
+        Ok(Some(Arc::new(nics)))
+    };
+    // Not `undisturbed`: it is first asked for while the process's system is made, which is.
+    MACHINE.get().get_or_init(look).as_ref().map(Option::as_ref).map_err(Clone::clone)
+}
+
+/// Whether programs are to have libibverbs itself: devices of the machine with failover off, or of
+/// a kind that is not protected.
+pub fn is_bypassed() -> bool {
+    static BYPASSED: OnceLock<bool> = OnceLock::new();
+    *BYPASSED.get_or_init(|| names_devices() && (!failover_is_on() || names_only_iwarp()))
+}
+
+fn names_only_iwarp() -> bool {
+    let wanted = environment::text(environment::DEVICES).and_then(|text| Wanted::parse(&text).ok());
+    let Some(devices) = wanted.and_then(|wanted| wanted.only_iwarp()) else { return false };
+    say(&format!(
+        "{}: iWARP, which is not protected; the program has the devices as they are",
+        devices.join(", ")
+    ));
+    true
+}
+
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "unbroken: {text}");
+}
+
+/// Whether the environment named devices of the machine when it was looked at first.
+pub fn names_devices() -> bool {
+    static NAMED: OnceLock<bool> = OnceLock::new();
+    *NAMED.get_or_init(|| environment::text(environment::DEVICES).is_some())
+}
+
 /// The NICs that the environment names. One process may have several systems; each QP is one
 /// system's.
 pub fn from_env() -> Result<System> {
+    tell_wrong_variables();
+    if let Some(nics) = machine()? {
+        let runtime = Runtime::open().map_err(|e| Error::invalid(e.to_string()))?;
+        return System::over(host::over(nics.clone(), &runtime)?);
+    }
     System::over(soft::over(Config::from_env()?)?)
 }
 
 /// The NICs that the environment names, with nothing supplied that they lack: as beside NICs of
 /// another kind.
 pub fn bare_from_env() -> Result<System> {
+    tell_wrong_variables();
     System::over(soft::with(Config::from_env()?, false)?)
 }
 
 /// The NICs of a host in the emulated network of a runtime folder.
 pub fn of_host(runtime: &Path, host: &str) -> Result<System> {
+    tell_wrong_variables();
     System::over(soft::over(Config::host(runtime_at(runtime)?, host))?)
 }
 
 /// The NICs of a host in the emulated network of a runtime folder, with nothing supplied that they
 /// lack.
 pub fn bare(runtime: &Path, host: &str) -> Result<System> {
+    tell_wrong_variables();
     System::over(soft::with(Config::host(runtime_at(runtime)?, host), false)?)
 }
 
 /// NICs at addresses of this machine's interfaces.
 pub fn at(runtime: &Path, addresses: &[IpAddr]) -> Result<System> {
+    tell_wrong_variables();
     System::over(soft::over(Config::addresses(runtime_at(runtime)?, addresses))?)
+}
+
+/// The same, with nothing supplied that they lack.
+pub fn bare_at(runtime: &Path, addresses: &[IpAddr]) -> Result<System> {
+    tell_wrong_variables();
+    System::over(soft::with(Config::addresses(runtime_at(runtime)?, addresses), false)?)
+}
+
+/// A variable that does nothing is told, once for each process: the program goes on without it. A
+/// standard error that is full or closed is no reason to fail.
+fn tell_wrong_variables() {
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
+        for what in unbroken_environment::wrong() {
+            let _ = writeln!(std::io::stderr(), "unbroken: {what}");
+        }
+    });
 }
 
 fn runtime_at(path: &Path) -> Result<Runtime> {
@@ -78,6 +164,10 @@ pub struct Inventory {
 
 /// The NICs that the environment names and their states. Starts nothing.
 pub fn inventory() -> Result<Inventory> {
+    tell_wrong_variables();
+    if names_devices() {
+        return Err(Error::unsupported("devices of the machine are in its own sysfs"));
+    }
     let config = Config::from_env()?;
     let key = match &config.nics {
         NicSource::Host(host) => host.clone(),

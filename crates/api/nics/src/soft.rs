@@ -2,10 +2,10 @@
 //!
 //! Where all of them have plain verbs only, `resumable` supplies what protection needs.
 
+use crate::logical::Logical;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use unbroken_resumable::{Holding, Host, LogicalMemory, Tap};
-use unbroken_runtime::now_us;
+use std::sync::Arc;
+use unbroken_resumable::Holding;
 use unbroken_shift::{failover_is_on, NicSet, Place};
 use unbroken_softnic::{Config, NicSource, SoftNics};
 use unbroken_types::Gid;
@@ -21,20 +21,6 @@ struct Soft {
     /// Where the NICs have plain verbs only and their QPs are to be protected: what they lack is
     /// supplied by `resumable`.
     logical: Option<Logical>,
-}
-
-struct Logical {
-    memory: Arc<LogicalMemory>,
-    /// Where the events of each NIC go first, since it was opened last. They outlive its device: a
-    /// NIC that died is said to be back.
-    taps: Mutex<Vec<Option<Arc<Tap>>>>,
-}
-
-/// What `resumable` is given by this process.
-const HOST: Host = Host { spawn: spawn_boxed, now_us };
-
-fn spawn_boxed(name: &str, body: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
-    unbroken_process::spawn(name, body).map(drop)
 }
 
 impl NicSet for Soft {
@@ -86,36 +72,31 @@ impl NicSet for Soft {
     }
 
     fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>> {
-        let Some(logical) = &self.logical else { return Ok(self.nics.open(i, sink)?) };
-        let tap = Tap::new(sink);
-        let device = self.nics.open(i, tap.clone());
-        // One that is open already keeps its own.
-        let other = matches!(&device, Err(e) if e.errno() == libc::EBUSY);
-        if let Some(slot) = logical
-            .taps
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_mut(i)
-            .filter(|_| !other)
-        {
-            *slot = Some(tap.clone());
+        match &self.logical {
+            Some(logical) => logical.open(i, sink, |sink| Ok(self.nics.open(i, sink)?)),
+            None => Ok(self.nics.open(i, sink)?),
         }
-        Ok(Arc::new(Holding::new(i, device?, &tap, &logical.memory, HOST)?))
     }
 
     fn memory(&self, i: usize) -> Arc<dyn MemoryDomain> {
         match &self.logical {
-            Some(logical) => logical.memory.of(i),
+            Some(logical) => logical.memory().of(i),
             None => self.nics.memory(),
         }
     }
 
+    fn prepare(&self, on: Vec<Vec<usize>>) {
+        if let Some(logical) = &self.logical {
+            logical.memory().prepare(on);
+        }
+    }
+
     fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow> {
-        self.logical.as_ref()?.memory.answer(i.into(), rkey)
+        self.logical.as_ref()?.memory().answer(i.into(), rkey)
     }
 
     fn key_set(&self, i: usize) -> u16 {
-        self.logical.as_ref().map_or(0, |logical| logical.memory.key_set(i))
+        self.logical.as_ref().map_or(0, |logical| logical.memory().key_set(i))
     }
 
     fn moves_datagrams(&self) -> bool {
@@ -153,9 +134,6 @@ pub fn with(config: Config, supplied: bool) -> Result<Box<dyn NicSet>> {
     // Keys and domains of NICs of different kinds have nothing in common: there, nothing is
     // protected that is on a plain one.
     let plain = nics.count() > 0 && (0..nics.count()).all(|i| !nics.capabilities(i).holds);
-    let logical = (plain && supplied).then(|| Logical {
-        memory: LogicalMemory::new(nics.count(), spawn_boxed),
-        taps: Mutex::new(vec![None; nics.count()]),
-    });
+    let logical = (plain && supplied).then(|| Logical::new(nics.count()));
     Ok(Box::new(Soft { nics, runtime, interfaces, logical }))
 }

@@ -2,6 +2,7 @@
 
 use crate::ffi::{code, pointer};
 use crate::objects::{free, AhObj, ContextObj, PdObj};
+use crate::real::pass;
 use std::ffi::c_int;
 use std::mem::zeroed;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -67,6 +68,7 @@ fn destination(attr: &ibv_ah_attr, ports: &impl Ports) -> Result<Gid> {
 
 #[no_mangle]
 unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    pass!(ibv_create_ah(pd, attr));
     pointer("ibv_create_ah", || {
         // SAFETY: an object of ours and the caller's structure.
         let (owner, attr) = unsafe { (PdObj::of(pd)?, crate::ffi::deref(attr, "attr")?) };
@@ -79,6 +81,7 @@ unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *
 
 #[no_mangle]
 unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
+    pass!(ibv_destroy_ah(ah));
     code("ibv_destroy_ah", || {
         // SAFETY: an address handle of ours that the program gives up, made by Box.
         unsafe { free(AhObj::of(ah)?) };
@@ -113,6 +116,7 @@ unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     attr: *mut ibv_ah_attr,
 ) -> c_int {
+    pass!(ibv_init_ah_from_wc(context, port, wc, grh, attr));
     crate::ffi::minus_one("ibv_init_ah_from_wc", || {
         // SAFETY: an object of ours and the caller's structures. The GRH lies in a receive buffer,
         // at any alignment.
@@ -162,6 +166,7 @@ unsafe extern "C" fn ibv_create_ah_from_wc(
     grh: *mut ibv_grh,
     port: u8,
 ) -> *mut ibv_ah {
+    pass!(ibv_create_ah_from_wc(pd, wc, grh, port));
     // SAFETY: plain integers.
     let mut attr: ibv_ah_attr = unsafe { zeroed() };
     // SAFETY: objects of ours and the caller's structures.

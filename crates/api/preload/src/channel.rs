@@ -2,6 +2,7 @@
 
 use crate::ffi::{code, guard, minus_one, pointer};
 use crate::objects::{free, ChannelObj, ContextObj, CqObj, CQS};
+use crate::real::pass;
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::AsRawFd;
@@ -20,6 +21,7 @@ impl ChannelObj {
 
 #[no_mangle]
 unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    pass!(ibv_create_comp_channel(context));
     pointer("ibv_create_comp_channel", || {
         // SAFETY: a context of ours.
         let front = &unsafe { ContextObj::of(context) }?.front;
@@ -31,6 +33,7 @@ unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut 
 
 #[no_mangle]
 unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    pass!(ibv_destroy_comp_channel(channel));
     code("ibv_destroy_comp_channel", || {
         // SAFETY: a channel of ours that the program gives up.
         let channel = unsafe { ChannelObj::of(channel) }?;
@@ -52,6 +55,7 @@ unsafe extern "C" fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
+    pass!(ibv_get_cq_event(channel, cq, cq_context));
     minus_one("ibv_get_cq_event", || {
         // SAFETY: a channel of ours. Its inner part is kept over the wait.
         let channel = unsafe { ChannelObj::of(channel) }?.channel.clone();
@@ -74,6 +78,7 @@ unsafe extern "C" fn ibv_get_cq_event(
 
 #[no_mangle]
 unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {
+    pass!(ibv_ack_cq_events(cq, nevents));
     guard((), || {
         // SAFETY: a queue of ours.
         if let Ok(cq) = unsafe { CqObj::of(cq) } {

@@ -3,6 +3,7 @@
 use crate::current::Current;
 use crate::ffi::{code, deref, pointer};
 use crate::objects::{free, fresh_cookie, Acks, ChannelObj, ContextObj, CqObj, CQS};
+use crate::real::pass;
 use crate::{cq_ex, races};
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -27,6 +28,7 @@ unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
+    pass!(ibv_create_cq(context, cqe, cq_context, channel, comp_vector));
     pointer("ibv_create_cq", || {
         let entries =
             u32::try_from(cqe).map_err(|_| Error::invalid(format!("a CQ of {cqe} entries")))?;
@@ -92,10 +94,13 @@ unsafe fn new_cq(
     comp_vector: u32,
 ) -> Result<*mut CqObj> {
     // SAFETY: promised by the caller.
-    let front = unsafe { ContextObj::of(context) }?.front.clone();
-    if comp_vector >= COMP_VECTORS {
+    let (front, vectors) = unsafe {
+        let object = ContextObj::of(context)?;
+        (object.front.clone(), (*context).num_comp_vectors)
+    };
+    if i64::from(comp_vector) >= i64::from(vectors) {
         return Err(Error::invalid(format!(
-            "completion vector {comp_vector}: this device has {COMP_VECTORS} (count from 0)"
+            "completion vector {comp_vector}: this device has {vectors} (count from 0)"
         )));
     }
     // SAFETY: promised by the caller.
@@ -129,6 +134,7 @@ unsafe fn new_cq(
 
 #[no_mangle]
 unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    pass!(ibv_resize_cq(cq, cqe));
     code("ibv_resize_cq", || {
         // SAFETY: a queue of ours.
         let object = unsafe { CqObj::of(cq) }?;
@@ -143,6 +149,7 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 
 #[no_mangle]
 unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+    pass!(ibv_destroy_cq(cq));
     code("ibv_destroy_cq", || {
         // SAFETY: a queue of ours that the program gives up.
         let object = unsafe { CqObj::of(cq) }?;

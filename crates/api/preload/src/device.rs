@@ -2,6 +2,7 @@
 
 use crate::ffi::{code, copy_text, failed, guard, minus_one, pointer, say};
 use crate::objects::{free, ContextObj, CqObj, DeviceObj, QpObj, SrqObj, CQS, QPS, SRQS};
+use crate::real::pass;
 use crate::{cq, cq_poll, dm, domain, memory, post, qp, query, races, srq, unsupported, window};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
@@ -9,6 +10,7 @@ use std::mem::{offset_of, size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{addr_of_mut, null_mut};
 use std::sync::{Once, OnceLock};
+use unbroken_nics::HostNics;
 use unbroken_shift::front::{AsyncElement, DeviceInfo};
 use unbroken_verbs::abi::{
     ibv_async_element, ibv_async_event, ibv_context, ibv_device, verbs_context, IBV_EVENT_CQ_ERR,
@@ -40,14 +42,10 @@ extern "C" fn at_exit() {
 }
 
 fn new_device(info: &DeviceInfo) -> &'static DeviceObj {
-    // SAFETY: an ibv_device of zeros is valid: integers, characters and null pointers.
-    let mut c: ibv_device = unsafe { zeroed() };
-    c.node_type = IBV_NODE_CA;
-    c.transport_type = IBV_TRANSPORT_IB;
-    copy_text(&mut c.name, &info.name);
-    copy_text(&mut c.dev_name, &format!("uverbs{}", info.index));
-    copy_text(&mut c.dev_path, &format!("/sys/class/infiniband_verbs/uverbs{}", info.index));
-    copy_text(&mut c.ibdev_path, &format!("/sys/class/infiniband/{}", info.name));
+    let c = match unbroken_nics::machine() {
+        Ok(Some(machine)) => of_machine(machine, info.index),
+        _ => emulated(info),
+    };
     let object = DeviceObj {
         c: UnsafeCell::new(c),
         behind: [0; 32],
@@ -57,8 +55,30 @@ fn new_device(info: &DeviceInfo) -> &'static DeviceObj {
     Box::leak(Box::new(object))
 }
 
+fn emulated(info: &DeviceInfo) -> ibv_device {
+    // SAFETY: an ibv_device of zeros is valid: integers, characters and null pointers.
+    let mut c: ibv_device = unsafe { zeroed() };
+    c.node_type = IBV_NODE_CA;
+    c.transport_type = IBV_TRANSPORT_IB;
+    copy_text(&mut c.name, &info.name);
+    copy_text(&mut c.dev_name, &format!("uverbs{}", info.index));
+    copy_text(&mut c.dev_path, &format!("/sys/class/infiniband_verbs/uverbs{}", info.index));
+    copy_text(&mut c.ibdev_path, &format!("/sys/class/infiniband/{}", info.name));
+    c
+}
+
+/// As libibverbs shows it, but for the provider's functions.
+fn of_machine(machine: &HostNics, index: usize) -> ibv_device {
+    machine.with_context(index, |context| {
+        // SAFETY: an open context, whose device lives as long; plain data.
+        let c = unsafe { *(*context).device };
+        ibv_device { _ops: [null_mut(); 2], ..c }
+    })
+}
+
 #[no_mangle]
 unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
+    pass!(ibv_get_device_list(num_devices));
     let list = guard(None, || match devices() {
         Ok(devices) => Some(devices),
         Err(e) => {
@@ -97,30 +117,35 @@ unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut i
 
 #[no_mangle]
 unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    pass!(ibv_free_device_list(list));
     // SAFETY: the list came from ibv_get_device_list, which takes it from the C allocator.
     unsafe { libc::free(list.cast()) };
 }
 
 #[no_mangle]
 unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
+    pass!(ibv_get_device_name(device));
     // SAFETY: a device of ours, which lives for ever; only the address of a field is taken.
     unsafe { addr_of_mut!((*device).name).cast() }
 }
 
 #[no_mangle]
 unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
+    pass!(ibv_get_device_guid(device));
     // SAFETY: a device of ours.
     unsafe { DeviceObj::of(device) }.map_or(0, |d| d.node_guid.to_be())
 }
 
 #[no_mangle]
 unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
+    pass!(ibv_get_device_index(device));
     // SAFETY: a device of ours.
     unsafe { DeviceObj::of(device) }.map_or(-1, |d| d.index as c_int)
 }
 
 #[no_mangle]
 unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    pass!(ibv_open_device(device));
     pointer("ibv_open_device", || {
         // SAFETY: a device of ours.
         let d = unsafe { DeviceObj::of(device) }?;
@@ -157,11 +182,21 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
         let command = command_fd()?;
         c.context.cmd_fd = command.as_raw_fd();
         c.context.async_fd = front.async_fd();
-        c.context.num_comp_vectors = cq::COMP_VECTORS as c_int;
+        c.context.num_comp_vectors = comp_vectors(d.index)? as c_int;
         c.context.abi_compat = usize::MAX as *mut c_void;
         let object =
             Box::into_raw(Box::new(ContextObj { c: UnsafeCell::new(c), front, _command: command }));
         Ok(object.cast::<u8>().wrapping_add(offset_of!(verbs_context, context)).cast())
+    })
+}
+
+/// Completion vectors that programs may name.
+fn comp_vectors(index: usize) -> Result<u32> {
+    let Some(machine) = unbroken_nics::machine()? else { return Ok(cq::COMP_VECTORS) };
+    machine.with_context(index, |context| {
+        // SAFETY: an open context; the field never changes.
+        let count = unsafe { (*context).num_comp_vectors };
+        Ok(u32::try_from(count).unwrap_or(1))
     })
 }
 
@@ -178,6 +213,7 @@ fn command_fd() -> Result<OwnedFd> {
 
 #[no_mangle]
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    pass!(ibv_close_device(context));
     code("ibv_close_device", || {
         // SAFETY: a context of ours that the program gives up.
         let c = unsafe { ContextObj::of(context) }?;
@@ -194,6 +230,7 @@ unsafe extern "C" fn ibv_get_async_event(
     context: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {
+    pass!(ibv_get_async_event(context, event));
     minus_one("ibv_get_async_event", || {
         // SAFETY: a context of ours. Its inner part is kept over the wait, should another thread
         // close it.
@@ -235,6 +272,7 @@ fn is_qp_event(event_type: c_int) -> bool {
 
 #[no_mangle]
 unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
+    pass!(ibv_ack_async_event(event));
     guard((), || {
         // SAFETY: an event that ibv_get_async_event filled; its object waits for this
         // acknowledgement before it goes.

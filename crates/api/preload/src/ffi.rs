@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_int};
 use std::io::Write;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::OnceLock;
+use unbroken_environment as environment;
 use unbroken_verbs::{Error, Result};
 
 /// Sets errno.
@@ -69,8 +70,7 @@ pub fn say(what: std::fmt::Arguments<'_>) {
 
 fn wants_reasons() -> bool {
     static WANTS: OnceLock<bool> = OnceLock::new();
-    *WANTS
-        .get_or_init(|| std::env::var_os("UNBROKEN_LOG").is_some_and(|v| !v.is_empty() && v != "0"))
+    *WANTS.get_or_init(|| environment::flag(environment::LOG))
 }
 
 /// Keeps the call before it from being the caller's last jump: whoever is called then sees that it

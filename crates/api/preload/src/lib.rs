@@ -55,6 +55,7 @@ mod qp_attr;
 mod query;
 mod races;
 mod rates;
+mod real;
 mod signals;
 mod srq;
 mod strings;

@@ -164,9 +164,12 @@ extern "C" fn at_start() {
 }
 
 impl Search {
-    /// Looks through the loaded libraries in the loader's order.
+    /// Looks through the loaded libraries in the loader's order. Where this one was opened by a
+    /// program that runs already, the C library is before it: what none behind has is taken from
+    /// those.
     fn run() -> Search {
         let mut search = Search { own: None, own_path: c"".as_ptr(), real: [None; COUNT] };
+        let mut before = [None; COUNT];
         // SAFETY: the loader's records, which do not change now: see the head of this file.
         let mut next = unsafe { _r_debug.map };
         // SAFETY: as above.
@@ -177,14 +180,15 @@ impl Search {
             if search.own.is_none() {
                 if library.dynamic == &raw const _DYNAMIC {
                     (search.own, search.own_path) = (Some(object), library.name);
+                    continue;
                 }
-                continue;
+                object.find_missing(&mut before);
+            } else {
+                object.find_missing(&mut search.real);
             }
-            for (found, name) in search.real.iter_mut().zip(NAMES) {
-                if found.is_none() {
-                    *found = object.find(name);
-                }
-            }
+        }
+        for (found, other) in search.real.iter_mut().zip(before) {
+            *found = found.or(other);
         }
         search
     }
@@ -245,6 +249,15 @@ impl Object {
             gnu_hash: gnu_hash as *const _,
             versions: versions as *const _,
         })
+    }
+
+    /// Enters those of the real functions that are still missing and defined here.
+    fn find_missing(&self, real: &mut [Option<*mut c_void>; COUNT]) {
+        for (found, name) in real.iter_mut().zip(NAMES) {
+            if found.is_none() {
+                *found = self.find(name);
+            }
+        }
     }
 
     /// The address of a defined function, by the hash table that the linker made; its default

@@ -3,6 +3,7 @@
 use crate::domain;
 use crate::ffi::{code, minus_one, pointer};
 use crate::objects::{free, ContextObj, MrKind, MrObj, PdObj};
+use crate::real::pass;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicU32;
@@ -22,6 +23,7 @@ const CHANGE_ACCESS: c_int = 1 << 2;
 
 #[no_mangle]
 unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    pass!(ibv_alloc_pd(context));
     pointer("ibv_alloc_pd", || {
         // SAFETY: a context of ours.
         let front = unsafe { ContextObj::of(context) }?.front.clone();
@@ -38,6 +40,7 @@ unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 
 #[no_mangle]
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    pass!(ibv_dealloc_pd(pd));
     code("ibv_dealloc_pd", || {
         // SAFETY: a protection domain of ours that the program gives up.
         let pd = unsafe { PdObj::of(pd) }?;
@@ -95,6 +98,7 @@ unsafe extern "C" fn ibv_reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
+    pass!(ibv_reg_mr(pd, addr, length, access));
     // SAFETY: a protection domain of ours.
     pointer("ibv_reg_mr", || unsafe { register(pd, addr, length, addr as u64, access as c_uint) })
 }
@@ -107,6 +111,7 @@ unsafe extern "C" fn ibv_reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut ibv_mr {
+    pass!(ibv_reg_mr_iova(pd, addr, length, iova, access));
     // SAFETY: a protection domain of ours.
     pointer("ibv_reg_mr_iova", || unsafe { register(pd, addr, length, iova, access as c_uint) })
 }
@@ -119,6 +124,7 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
+    pass!(ibv_reg_mr_iova2(pd, addr, length, iova, access));
     // SAFETY: a protection domain of ours.
     pointer("ibv_reg_mr_iova2", || unsafe { register(pd, addr, length, iova, access) })
 }
@@ -134,6 +140,7 @@ unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
+    pass!(ibv_rereg_mr(mr, flags, pd, addr, length, access));
     minus_one("ibv_rereg_mr", || {
         // SAFETY: a region of ours.
         let object = unsafe { MrObj::of(mr) }?;
@@ -198,6 +205,7 @@ pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
 
 #[no_mangle]
 unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    pass!(ibv_dereg_mr(mr));
     code("ibv_dereg_mr", || {
         // SAFETY: a region of ours that the program gives up.
         let mr = unsafe { MrObj::of(mr) }?;

@@ -9,6 +9,7 @@ use crate::ffi::{code, deref, guard, minus_one, pointer};
 use crate::memory::register;
 use crate::objects::{free, ContextObj, PdObj};
 use crate::query::SPEED_100_MBITS;
+use crate::real::pass;
 use std::alloc::{alloc_zeroed, dealloc, Layout};
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -88,6 +89,7 @@ impl Drop for Buffer {
 
 #[no_mangle]
 unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
+    pass!(ibv_reg_mr_ex(pd, attr));
     pointer("ibv_reg_mr_ex", || {
         // SAFETY: the caller's structure, which has at least the fields that its mask names.
         let (mask, length, access) = unsafe {
@@ -126,6 +128,7 @@ unsafe extern "C" fn ibv_alloc_buf(
     size: usize,
     buf: *mut *mut Buffer,
 ) -> *mut c_void {
+    pass!(ibv_alloc_buf(pd, size, buf));
     pointer("ibv_alloc_buf", || {
         // SAFETY: a protection domain of ours.
         unsafe { PdObj::of(pd) }?;
@@ -141,6 +144,7 @@ unsafe extern "C" fn ibv_alloc_buf(
 
 #[no_mangle]
 unsafe extern "C" fn ibv_free_buf(buf: *mut Buffer) {
+    pass!(ibv_free_buf(buf));
     guard((), || {
         if !buf.is_null() {
             // SAFETY: made by Box in ibv_alloc_buf; the program gives it up.
@@ -157,6 +161,7 @@ unsafe extern "C" fn ibv_reg_buf_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
+    pass!(ibv_reg_buf_mr(pd, buf, addr, length, access));
     pointer("ibv_reg_buf_mr", || {
         // SAFETY: objects of ours.
         unsafe {
@@ -167,7 +172,8 @@ unsafe extern "C" fn ibv_reg_buf_mr(
 }
 
 #[no_mangle]
-extern "C" fn ibv_export_buf_dmabuf_fd(_buf: *mut Buffer) -> c_int {
+extern "C" fn ibv_export_buf_dmabuf_fd(buf: *mut Buffer) -> c_int {
+    pass!(ibv_export_buf_dmabuf_fd(buf));
     minus_one("ibv_export_buf_dmabuf_fd", || {
         Err(Error::new(
             libc::ENODATA,
@@ -183,6 +189,7 @@ unsafe extern "C" fn ibv_query_port_speed(
     port: u32,
     speed: *mut u64,
 ) -> c_int {
+    pass!(ibv_query_port_speed(context, port, speed));
     code("ibv_query_port_speed", || {
         // SAFETY: a context of ours and the caller's integer.
         unsafe {

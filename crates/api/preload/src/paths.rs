@@ -116,10 +116,11 @@ unsafe extern "C" fn lead(path: *const c_char) -> *const c_char {
     if !unsafe { is_ours(path) } {
         return path;
     }
-    // SAFETY: as above, and not NULL.
-    guard((), || unsafe { cm::looked_at(path) });
     guard(path, || {
+        // No tree: the NICs are devices of the machine, or there are none.
         sysfs::root().map_or(path, |root| {
+            // SAFETY: as above, and not NULL.
+            unsafe { cm::looked_at(path) };
             // SAFETY: as above.
             LED.with(|led| unsafe { join(led.get(), root, path) })
         })

@@ -3,6 +3,7 @@
 use crate::ffi::{code, deref, pointer};
 use crate::objects::{free, fresh_cookie, lock, Acks, CqObj, InitAttr, PdObj, QpObj, SrqObj, QPS};
 use crate::qp_attr::{caps_to_c, change, snapshot};
+use crate::real::pass;
 use crate::{builder, races};
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -30,6 +31,7 @@ struct Request {
 
 #[no_mangle]
 unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    pass!(ibv_create_qp(pd, attr));
     pointer("ibv_create_qp", || {
         // SAFETY: the caller's structure.
         let a = unsafe { deref(attr, "qp_init_attr") }?;
@@ -177,6 +179,7 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
 
 #[no_mangle]
 unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    pass!(ibv_qp_to_qp_ex(qp));
     // SAFETY: a QP of ours.
     match unsafe { QpObj::of(qp) } {
         Ok(object) if object.extended => object.c.get(),
@@ -186,6 +189,7 @@ unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 
 #[no_mangle]
 unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    pass!(ibv_modify_qp(qp, attr, mask));
     code("ibv_modify_qp", || {
         // SAFETY: a QP of ours and the caller's structure.
         let (object, attr) = unsafe { (QpObj::of(qp)?, deref(attr, "attr")?) };
@@ -204,9 +208,10 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask
 unsafe extern "C" fn ibv_query_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
-    _mask: c_int,
+    mask: c_int,
     init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
+    pass!(ibv_query_qp(qp, attr, mask, init_attr));
     code("ibv_query_qp", || {
         // SAFETY: a QP of ours.
         let object = unsafe { QpObj::of(qp) }?;
@@ -239,16 +244,14 @@ unsafe extern "C" fn ibv_query_qp(
 /// Whether data becomes visible in order within a message. Not promised: a replayed message writes
 /// its bytes again.
 #[no_mangle]
-unsafe extern "C" fn ibv_query_qp_data_in_order(
-    _qp: *mut ibv_qp,
-    _op: c_int,
-    _flags: u32,
-) -> c_int {
+unsafe extern "C" fn ibv_query_qp_data_in_order(qp: *mut ibv_qp, op: c_int, flags: u32) -> c_int {
+    pass!(ibv_query_qp_data_in_order(qp, op, flags));
     0
 }
 
 #[no_mangle]
 unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    pass!(ibv_destroy_qp(qp));
     code("ibv_destroy_qp", || {
         // SAFETY: a QP of ours that the program gives up.
         let object = unsafe { QpObj::of(qp) }?;

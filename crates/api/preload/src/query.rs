@@ -3,8 +3,10 @@
 use crate::clock::monotonic_ns;
 use crate::ffi::{code, copy_text, guard, minus_one};
 use crate::objects::ContextObj;
-use std::ffi::{c_int, c_uint};
+use crate::real::pass;
+use std::ffi::{c_int, c_uint, CStr};
 use std::mem::{offset_of, size_of, zeroed};
+use unbroken_nics::{HostNics, PortView};
 use unbroken_shift::front;
 use unbroken_types::{GidType, LinkLayer};
 use unbroken_verbs::abi::*;
@@ -42,7 +44,50 @@ unsafe fn write_sized<T: Copy>(to: *mut T, size: usize, value: &T) {
     }
 }
 
+/// The devices of the machine, where the process's NICs are those.
+fn machine() -> Option<&'static HostNics> {
+    unbroken_nics::machine().ok().flatten().map(|machine| &**machine)
+}
+
+/// A question about tables that only the device knows is put to the device itself, by the function
+/// of libibverbs that has the name of ours.
+macro_rules! ask_device {
+    (@any $arg:ident) => { _ };
+    ($name:ident($context:ident $(, $arg:ident)*)) => {
+        if let Some(machine) = machine() {
+            // SAFETY: a context of ours.
+            if let Ok(object) = unsafe { ContextObj::of($context) } {
+                let name = concat!(stringify!($name), "\0").as_bytes();
+                let ours = $name as unsafe extern "C" fn(_, $(ask_device!(@any $arg)),*) -> _;
+                let real = CStr::from_bytes_with_nul(name).ok();
+                if let Some(real) = real.and_then(|name| crate::real::function(name, ours)) {
+                    return machine.with_context(object.front.nic(), |context| {
+                        // SAFETY: an open context, and what our caller has given.
+                        unbroken_nics::inside::enter(|| unsafe { real(context $(, $arg)*) })
+                    });
+                }
+            }
+        }
+    };
+}
+
+/// What the device says of itself, less what is kept back for failover and cannot be protected.
+fn machine_attr(machine: &HostNics, front: &front::Context) -> Option<ibv_device_attr> {
+    let mut a = machine.device_attr(front.nic()).ok()?;
+    a.max_qp_wr = a.max_qp_wr.min(front.attr().max_qp_wr as c_int);
+    a.max_mw = 0;
+    a.device_cap_flags &= !(IBV_DEVICE_MEM_WINDOW
+        | IBV_DEVICE_MEM_WINDOW_TYPE_2A
+        | IBV_DEVICE_MEM_WINDOW_TYPE_2B
+        | IBV_DEVICE_MEM_MGT_EXTENSIONS
+        | IBV_DEVICE_AUTO_PATH_MIG);
+    Some(a)
+}
+
 fn device_attr(front: &front::Context) -> ibv_device_attr {
+    if let Some(a) = machine().and_then(|machine| machine_attr(machine, front)) {
+        return a;
+    }
     let attr = front.attr();
     // SAFETY: plain integers and characters.
     let mut a: ibv_device_attr = unsafe { zeroed() };
@@ -90,6 +135,14 @@ fn device_attr(front: &front::Context) -> ibv_device_attr {
 
 fn port_attr(front: &front::Context, port: u8) -> Result<ibv_port_attr> {
     let p = front.port(port)?;
+    if let Some(machine) = machine() {
+        let PortView(mut a) = machine.port_view(front.nic(), port)?;
+        // Others may stand in for a port that is down.
+        if p.state == PortState::Active {
+            (a.state, a.phys_state) = (p.state as c_int, PHYS_LINK_UP);
+        }
+        return Ok(a);
+    }
     // SAFETY: plain integers.
     let mut a: ibv_port_attr = unsafe { zeroed() };
     a.state = p.state as c_int;
@@ -163,6 +216,7 @@ unsafe extern "C" fn ibv_query_device(
     context: *mut ibv_context,
     attr: *mut ibv_device_attr,
 ) -> c_int {
+    pass!(ibv_query_device(context, attr));
     code("ibv_query_device", || {
         // SAFETY: a context of ours and the caller's structure, whose size never changed.
         unsafe { attr.write(device_attr(&ContextObj::of_any(context)?.front)) };
@@ -194,7 +248,9 @@ pub unsafe extern "C" fn query_device_ex(
         a.completion_timestamp_mask = u64::MAX;
         a.hca_core_clock = 1_000_000;
         a.device_cap_flags_ex = a.orig_attr.device_cap_flags.into();
-        a.max_dm_size = crate::device_memory::MAX_DM_BYTES as u64;
+        if machine().is_none() {
+            a.max_dm_size = crate::device_memory::MAX_DM_BYTES as u64;
+        }
         a.phys_port_cnt_ex = a.orig_attr.phys_port_cnt.into();
         // SAFETY: the caller says how many bytes it has.
         unsafe { write_sized(attr, size, &a) };
@@ -243,6 +299,7 @@ unsafe extern "C" fn ibv_query_port(
     port: u8,
     attr: *mut ibv_port_attr,
 ) -> c_int {
+    pass!(ibv_query_port(context, port, attr));
     // SAFETY: whoever calls this symbol was compiled when the structure ended here.
     unsafe { query_port(context, port, attr, offset_of!(ibv_port_attr, port_cap_flags2)) }
 }
@@ -254,6 +311,8 @@ unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
+    pass!(ibv_query_gid(context, port, index, gid));
+    ask_device!(ibv_query_gid(context, port, index, gid));
     minus_one("ibv_query_gid", || {
         let index = usize::try_from(index)
             .map_err(|_| Error::invalid(format!("GID index {index} is negative")))?;
@@ -273,6 +332,8 @@ unsafe extern "C" fn ibv_query_gid_type(
     index: c_uint,
     gid_type: *mut c_uint,
 ) -> c_int {
+    pass!(ibv_query_gid_type(context, port, index, gid_type));
+    ask_device!(ibv_query_gid_type(context, port, index, gid_type));
     minus_one("ibv_query_gid_type", || {
         // SAFETY: a context of ours and the caller's integer.
         unsafe {
@@ -296,6 +357,8 @@ unsafe extern "C" fn _ibv_query_gid_ex(
     flags: u32,
     size: usize,
 ) -> c_int {
+    pass!(_ibv_query_gid_ex(context, port, index, entry, flags, size));
+    ask_device!(_ibv_query_gid_ex(context, port, index, entry, flags, size));
     code("ibv_query_gid_ex", || {
         if flags != 0 {
             return Err(Error::unsupported(format!("flags {flags:#x}: none are known")));
@@ -325,6 +388,8 @@ unsafe extern "C" fn _ibv_query_gid_table(
     flags: u32,
     size: usize,
 ) -> isize {
+    pass!(_ibv_query_gid_table(context, entries, max_entries, flags, size));
+    ask_device!(_ibv_query_gid_table(context, entries, max_entries, flags, size));
     let mut count = 0;
     let code = code("ibv_query_gid_table", || {
         if flags != 0 {
@@ -365,6 +430,8 @@ unsafe extern "C" fn ibv_query_pkey(
     index: c_int,
     pkey: *mut u16,
 ) -> c_int {
+    pass!(ibv_query_pkey(context, port, index, pkey));
+    ask_device!(ibv_query_pkey(context, port, index, pkey));
     minus_one("ibv_query_pkey", || {
         // SAFETY: a context of ours and the caller's integer.
         unsafe {
@@ -382,6 +449,8 @@ unsafe extern "C" fn ibv_query_pkey(
 
 #[no_mangle]
 unsafe extern "C" fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, pkey: u16) -> c_int {
+    pass!(ibv_get_pkey_index(context, port, pkey));
+    ask_device!(ibv_get_pkey_index(context, port, pkey));
     guard(-1, || {
         // SAFETY: a context of ours.
         let known = unsafe { ContextObj::of(context) }.is_ok_and(|c| c.front.port(port).is_ok());

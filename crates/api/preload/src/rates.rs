@@ -1,5 +1,6 @@
 //! Static rates: `enum ibv_rate` in multiples of 2.5 Gbit/s and in Mbit/s.
 
+use crate::real::pass;
 use std::ffi::c_int;
 
 /// Code, multiple of the base rate (0 where it is none), Mbit/s.
@@ -33,6 +34,7 @@ const RATE_MAX: c_int = 0;
 
 #[no_mangle]
 extern "C" fn ibv_rate_to_mult(rate: c_int) -> c_int {
+    pass!(ibv_rate_to_mult(rate));
     RATES.iter().find(|r| r.0 == rate && r.1 != 0).map_or(-1, |r| r.1)
 }
 
@@ -43,6 +45,7 @@ extern "C" fn mult_to_ibv_rate(mult: c_int) -> c_int {
 
 #[no_mangle]
 extern "C" fn ibv_rate_to_mbps(rate: c_int) -> c_int {
+    pass!(ibv_rate_to_mbps(rate));
     RATES.iter().find(|r| r.0 == rate).map_or(-1, |r| r.2)
 }
 

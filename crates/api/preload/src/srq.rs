@@ -3,6 +3,7 @@
 use crate::ffi::{code, deref, failed, guard, pointer};
 use crate::objects::{free, fresh_cookie, Acks, PdObj, SrqObj, SRQS};
 use crate::post::sges;
+use crate::real::pass;
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::mem::zeroed;
@@ -12,6 +13,7 @@ use unbroken_verbs::{Error, RecvWr, Result, SrqAttr};
 
 #[no_mangle]
 unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    pass!(ibv_create_srq(pd, attr));
     // SAFETY: objects of ours and the caller's structure.
     pointer("ibv_create_srq", || unsafe { create(pd, attr) })
 }
@@ -80,6 +82,7 @@ unsafe extern "C" fn ibv_modify_srq(
     attr: *mut ibv_srq_attr,
     mask: c_int,
 ) -> c_int {
+    pass!(ibv_modify_srq(srq, attr, mask));
     code("ibv_modify_srq", || {
         // SAFETY: an SRQ of ours and the caller's structure.
         let (object, attr) = unsafe { (SrqObj::of(srq)?, deref(attr, "srq_attr")?) };
@@ -95,6 +98,7 @@ unsafe extern "C" fn ibv_modify_srq(
 
 #[no_mangle]
 unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    pass!(ibv_query_srq(srq, attr));
     code("ibv_query_srq", || {
         // SAFETY: an SRQ of ours and the caller's structure.
         unsafe { attr.write(to_c(SrqObj::of(srq)?.srq.query())) };
@@ -104,6 +108,7 @@ unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -
 
 #[no_mangle]
 unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
+    pass!(ibv_destroy_srq(srq));
     code("ibv_destroy_srq", || {
         // SAFETY: an SRQ of ours that the program gives up.
         let object = unsafe { SrqObj::of(srq) }?;

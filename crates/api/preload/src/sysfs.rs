@@ -169,6 +169,8 @@ fn device(folder: &Path, nic: &NicInfo) -> io::Result<()> {
         ("fw_ver", env!("CARGO_PKG_VERSION")),
         ("hw_rev", "1"),
         ("hca_type", "unbroken"),
+        // Exporters of Prometheus take a device without one for none.
+        ("board_id", "UNB_0000000001"),
     ];
     for (name, text) in files {
         put(&folder.join(name), &format!("{text}\n"))?;

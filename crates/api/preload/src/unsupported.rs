@@ -2,6 +2,7 @@
 
 use crate::ffi::{code, deref, failed};
 use crate::objects::QpObj;
+use crate::real::pass;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 use unbroken_verbs::abi::{ibv_ece, ibv_pd, ibv_qp, ibv_sge};
@@ -15,14 +16,18 @@ fn absent(verb: &str, why: &'static str) -> c_int {
 /// Exported verbs that return EOPNOTSUPP, whatever they are given.
 macro_rules! absent_verbs {
     ($($name:ident($($arg:ident: $ty:ty),*): $why:expr;)*) => {
-        $( #[no_mangle] extern "C" fn $name($(_: $ty),*) -> c_int { absent(stringify!($name), $why) } )*
+        $( #[no_mangle] extern "C" fn $name($($arg: $ty),*) -> c_int {
+            pass!($name($($arg),*));
+            absent(stringify!($name), $why)
+        } )*
     };
 }
 
 /// Exported verbs that return NULL with EOPNOTSUPP.
 macro_rules! absent_objects {
     ($($name:ident($($arg:ident: $ty:ty),*): $why:expr;)*) => {
-        $( #[no_mangle] extern "C" fn $name($(_: $ty),*) -> *mut c_void {
+        $( #[no_mangle] extern "C" fn $name($($arg: $ty),*) -> *mut c_void {
+            pass!($name($($arg),*));
             absent(stringify!($name), $why);
             null_mut()
         } )*
@@ -69,6 +74,7 @@ absent_objects! {
 /// Enhanced connection establishment agrees on options of a vendor's hardware. There are none here.
 #[no_mangle]
 unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    pass!(ibv_query_ece(qp, ece));
     code("ibv_query_ece", || {
         // SAFETY: a QP of ours and the caller's structure.
         unsafe {
@@ -83,6 +89,7 @@ unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int 
 /// No options may be set; to set none is right.
 #[no_mangle]
 unsafe extern "C" fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    pass!(ibv_set_ece(qp, ece));
     code("ibv_set_ece", || {
         // SAFETY: a QP of ours and the caller's structure.
         let ece = unsafe {
@@ -117,17 +124,24 @@ pub unsafe extern "C" fn advise_mr(
 }
 
 #[no_mangle]
-extern "C" fn ibv_unimport_pd(_pd: *mut c_void) {}
+extern "C" fn ibv_unimport_pd(pd: *mut c_void) {
+    pass!(ibv_unimport_pd(pd));
+}
 
 #[no_mangle]
-extern "C" fn ibv_unimport_mr(_mr: *mut c_void) {}
+extern "C" fn ibv_unimport_mr(mr: *mut c_void) {
+    pass!(ibv_unimport_mr(mr));
+}
 
 #[no_mangle]
-extern "C" fn ibv_unimport_dm(_dm: *mut c_void) {}
+extern "C" fn ibv_unimport_dm(dm: *mut c_void) {
+    pass!(ibv_unimport_dm(dm));
+}
 
 /// Returns a descriptor, or -1.
 #[no_mangle]
-extern "C" fn ibv_dm_export_dmabuf_fd(_dm: *mut c_void) -> c_int {
+extern "C" fn ibv_dm_export_dmabuf_fd(dm: *mut c_void) -> c_int {
+    pass!(ibv_dm_export_dmabuf_fd(dm));
     absent(
         "ibv_dm_export_dmabuf_fd",
         "device memory is the process's own: no dma-buf is behind it",
@@ -139,11 +153,12 @@ extern "C" fn ibv_dm_export_dmabuf_fd(_dm: *mut c_void) -> c_int {
 /// MAC addresses are the kernel's affair.
 #[no_mangle]
 extern "C" fn ibv_resolve_eth_l2_from_gid(
-    _: *mut c_void,
-    _: *mut c_void,
-    _mac: *mut u8,
-    _vid: *mut u16,
+    arg0: *mut c_void,
+    arg1: *mut c_void,
+    mac: *mut u8,
+    vid: *mut u16,
 ) -> c_int {
+    pass!(ibv_resolve_eth_l2_from_gid(arg0, arg1, mac, vid));
     absent(
         "ibv_resolve_eth_l2_from_gid",
         "peers are reached through UDP; their MAC addresses are the kernel's affair",
@@ -156,26 +171,51 @@ extern "C" fn ibv_resolve_eth_l2_from_gid(
 #[no_mangle]
 extern "C" fn ibv_register_driver(_name: *const c_char, _init: *mut c_void) {}
 
+/// With devices of the machine, whose kernel pins memory, libibverbs knows what is to be done at a
+/// fork: it counts for the whole process, our regions as well as its own.
+macro_rules! for_machine {
+    (@any $arg:ident) => { _ };
+    ($name:ident($($arg:ident),*)) => {
+        if unbroken_nics::names_devices() {
+            let name = concat!(stringify!($name), "\0").as_bytes();
+            let ours = $name as unsafe extern "C" fn($(for_machine!(@any $arg)),*) -> _;
+            let real = std::ffi::CStr::from_bytes_with_nul(name).ok();
+            if let Some(real) = real.and_then(|name| crate::real::function(name, ours)) {
+                // SAFETY: as our caller has promised to that function.
+                return unbroken_nics::inside::enter(|| unsafe { real($($arg),*) });
+            }
+        }
+    };
+}
+
 /// Memory is never hidden from children: nothing is pinned, the network's copies go through the
 /// process's own mapping.
 #[no_mangle]
 extern "C" fn ibv_fork_init() -> c_int {
+    pass!(ibv_fork_init());
+    for_machine!(ibv_fork_init());
     0
 }
 
 /// `IBV_FORK_UNNEEDED`.
 #[no_mangle]
 extern "C" fn ibv_is_fork_initialized() -> c_int {
+    pass!(ibv_is_fork_initialized());
+    for_machine!(ibv_is_fork_initialized());
     2
 }
 
 #[no_mangle]
-extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: usize) -> c_int {
+extern "C" fn ibv_dontfork_range(base: *mut c_void, size: usize) -> c_int {
+    pass!(ibv_dontfork_range(base, size));
+    for_machine!(ibv_dontfork_range(base, size));
     0
 }
 
 #[no_mangle]
-extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c_int {
+extern "C" fn ibv_dofork_range(base: *mut c_void, size: usize) -> c_int {
+    pass!(ibv_dofork_range(base, size));
+    for_machine!(ibv_dofork_range(base, size));
     0
 }
 

@@ -112,6 +112,12 @@ impl Host {
         Ok(Host(Arc::new(unbroken_nics::at(runtime, addresses)?)))
     }
 
+    /// NICs at addresses of this machine's interfaces, as they are, as [`Host::bare_from_env`] has
+    /// them.
+    pub fn bare_at(runtime: &std::path::Path, addresses: &[IpAddr]) -> Result<Host> {
+        Ok(Host(Arc::new(unbroken_nics::bare_at(runtime, addresses)?)))
+    }
+
     /// This host, without holding it open.
     pub fn downgrade(&self) -> WeakHost {
         WeakHost(Arc::downgrade(&self.0))
@@ -120,6 +126,12 @@ impl Host {
     /// How many NICs the host has.
     pub fn nic_count(&self) -> usize {
         self.0.devices().len()
+    }
+
+    /// The NUMA node of a NIC, counted from 0. `None`: it has none, as in the emulated network, or
+    /// the machine does not say.
+    pub fn numa_node(&self, nic: usize) -> Option<u8> {
+        self.0.numa_node(nic)
     }
 
     /// Opens a NIC, counted from 0.

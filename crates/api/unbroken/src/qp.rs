@@ -170,9 +170,10 @@ impl Qp {
     /// Whether the queue pair goes on when its path fails; else why not.
     pub fn protection(&self) -> Protection {
         let status = self.qp.status();
-        match status.protected {
-            true => Protection::Protected,
-            false => Protection::Unprotected { reason: status.why },
+        match (status.protected, status.pending) {
+            (true, _) => Protection::Protected,
+            (false, true) => Protection::Pending { reason: status.why },
+            (false, false) => Protection::Unprotected { reason: status.why },
         }
     }
 

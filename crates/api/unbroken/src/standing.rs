@@ -8,6 +8,12 @@ use std::fmt;
 pub enum Protection {
     /// The next failure moves it to another path.
     Protected,
+    /// Its peer is being looked for in the directory: it will be protected as soon as that is
+    /// found. Until then the next failure may end it.
+    Pending {
+        /// Why it is not yet, in words.
+        reason: String,
+    },
     /// The next failure ends it.
     Unprotected {
         /// Why, in words: it was made plain, or the peer has no other NIC, say.
@@ -26,6 +32,7 @@ impl fmt::Display for Protection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Protection::Protected => f.write_str("protected"),
+            Protection::Pending { reason } => write!(f, "not protected yet: {reason}"),
             Protection::Unprotected { reason } => write!(f, "not protected: {reason}"),
         }
     }

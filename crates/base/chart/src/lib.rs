@@ -8,6 +8,7 @@
 
 mod axis;
 mod bars;
+mod dashes;
 mod frame;
 mod heat;
 mod lines;

@@ -1,11 +1,11 @@
 //! Panels of lines over two axes.
 
-use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 use serde::{Deserialize, Serialize};
 
 use crate::axis::{self, Axis, Scale};
+use crate::dashes::dashes;
 use crate::frame;
 use crate::theme::{self, fine, Area, Drawn, COLOURS, GAP, ROW};
 
@@ -64,13 +64,14 @@ impl Line {
 
     fn path(&self, area: &Area<'_>, path: Vec<(i32, i32)>) -> Drawn {
         let style = theme::stroke(theme::colour(self.colour), 2.0);
-        let dashes = |dash: f64, gap: f64| {
-            area.draw(&DashedPathElement::new(path.clone(), fine(dash), fine(gap), style))
+        let broken = |dash: f64, gap: f64| {
+            let mut pieces = dashes(&path, fine(dash), fine(gap)).into_iter();
+            pieces.try_for_each(|piece| area.draw(&PathElement::new(piece, style)))
         };
         match self.look {
             Look::Solid => area.draw(&PathElement::new(path, style)),
-            Look::Dashed => dashes(6.0, 4.0),
-            Look::Dotted => dashes(2.0, 3.0),
+            Look::Dashed => broken(6.0, 4.0),
+            Look::Dotted => broken(2.0, 3.0),
             Look::Marks => Ok(()),
         }
     }
@@ -189,7 +190,9 @@ impl Lines {
             let right = (x.share(marker.x) * f64::from(width)).round() as i32;
             let line = vec![(right, 0), (right, height as i32)];
             let style = theme::stroke(theme::colour(5), 1.0);
-            inside.draw(&DashedPathElement::new(line, fine(4.0), fine(3.0), style))?;
+            for piece in dashes(&line, fine(4.0), fine(3.0)) {
+                inside.draw(&PathElement::new(piece, style))?;
+            }
             let up = fine(6.0 + MARKER_ROW * *row as f64);
             let place = frame::outward(area, inside, (fine(*at), -up));
             let style = theme::words(false, HPos::Center, VPos::Bottom);

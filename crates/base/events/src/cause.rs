@@ -44,6 +44,18 @@ impl Seen {
     }
 }
 
+/// Fills in `detect_us` of all switches of a log that is at hand as a whole, in its order.
+pub fn fill_detect_us(events: &mut [Event]) {
+    let mut causes = Causes::default();
+    events.iter_mut().for_each(|event| causes.apply(event));
+    events.iter_mut().for_each(|event| causes.review(event));
+}
+
+/// Whether a fault, in its words, lies on a path or strikes a NIC.
+pub fn fault_touches(fault: &str, path: &str) -> bool {
+    touches(fault, path)
+}
+
 /// Takes the events in the order of the log and fills in `detect_us`.
 #[derive(Default)]
 pub(crate) struct Causes {

@@ -87,6 +87,15 @@ pub enum What {
         /// Why.
         why: String,
     },
+    /// A logical QP that had been said to be unprotected has found its peer.
+    PeerFound {
+        /// The host, `a`.
+        host: String,
+        /// The logical QPN.
+        qp: u32,
+        /// So long after it was connected.
+        after_us: u64,
+    },
     /// A QP went over to its alternate path (automatic path migration).
     PathMigrated {
         /// The host, `a`.
@@ -150,8 +159,8 @@ pub struct Switch {
     /// `on_path_since_us`. Nothing that switches knows the fault: it is filled in when the log is
     /// read, and is `null` where the log has no fault that fits.
     pub detect_us: Option<u64>,
-    /// From `detected_at_us` to the first good WC on the new path; of a planned switch that no send
-    /// waited for, until the QP takes sends again.
+    /// From `detected_at_us` to the first good WC on the new path; of a switch that no send waited
+    /// for, until the QP takes sends again.
     pub switch_us: u64,
     /// WRs that were sent again on the new path.
     pub replayed: u64,

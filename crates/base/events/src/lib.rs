@@ -14,10 +14,13 @@
 mod cause;
 mod event;
 mod log;
+mod sdr;
 mod server;
 mod status;
 
+pub use cause::{fault_touches, fill_detect_us};
 pub use event::{Event, Switch, SwitchKind, What};
 pub use log::{read_events, EventLog, EventTail, LOG_LIMIT_BYTES};
+pub use sdr::{sdr_status, set_sdr_source, SdrStatus};
 pub use server::{answering_processes, query_status, StatusServer};
-pub use status::{NicCounters, NicStatus, ProcessStatus, QpStatus};
+pub use status::{BackupsStatus, NicCounters, NicStatus, ProcessStatus, QpStatus};

@@ -69,6 +69,18 @@ impl EventLog {
         file.write_all(&lines)
     }
 
+    /// Empties it: both of its parts go. Who writes meanwhile begins it anew.
+    pub fn clear(&self) -> io::Result<()> {
+        let _lock = FileLock::take(&self.lock)?;
+        for path in [&self.old, &self.path] {
+            match fs::remove_file(path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     fn append(&self) -> io::Result<File> {
         open_own(&self.path, OpenOptions::new().read(true).append(true).create(true))
     }
@@ -184,6 +196,22 @@ mod tests {
         assert_eq!(more.len(), 1);
         assert_eq!(more[0].what, nic(1).what);
         assert_eq!(read_events(&runtime).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_cleared_log_is_empty_and_begins_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path()).unwrap();
+        let log = EventLog::open(&runtime);
+        log.clear().unwrap();
+        log.emit(&nic(0)).unwrap();
+        let mut tail = EventTail::open(&runtime);
+        assert_eq!(tail.poll().unwrap().len(), 1);
+        log.clear().unwrap();
+        assert!(read_events(&runtime).unwrap().is_empty() && tail.poll().unwrap().is_empty());
+        log.emit(&nic(1)).unwrap();
+        assert_eq!(read_events(&runtime).unwrap().len(), 1);
+        assert_eq!(tail.poll().unwrap()[0].what, nic(1).what, "who follows goes on");
     }
 
     /// Who sets a fault writes its event afterwards, and a switch may be done by then.

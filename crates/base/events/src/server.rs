@@ -127,7 +127,7 @@ pub fn query_status(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::QpStatus;
+    use crate::{BackupsStatus, QpStatus};
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
@@ -153,6 +153,9 @@ mod tests {
                 state: "init".into(),
                 ..QpStatus::default()
             }],
+            nics: Vec::new(),
+            backups: BackupsStatus::default(),
+            sdr: None,
         };
         assert!(!server.accept_one(|| unreachable!()));
         assert_eq!(fs::metadata(&server.path).unwrap().permissions().mode() & 0o777, 0o600);

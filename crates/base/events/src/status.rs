@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::sdr::SdrStatus;
+
 /// The counters of a NIC, over all processes since its page was made.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NicCounters {
@@ -62,11 +64,14 @@ pub struct QpStatus {
     pub peer: String,
     /// The path in use, `a/0-b/0`; empty while it is not connected.
     pub path: String,
-    /// Switches so far, as both ends count them.
+    /// Which of the paths so far this is, as both ends number them. A switch may take several.
     pub epoch: u32,
     /// Whether a failure of its NIC would be survived.
     pub protected: bool,
-    /// Why not; empty where it is.
+    /// It is not protected yet, and will be as soon as its peer is found: that is still asked.
+    #[serde(default)]
+    pub pending: bool,
+    /// Why it is not protected, or not yet; empty where it is.
     pub why: String,
     /// `init`, `active`, `switching`, `failed`, …
     pub state: String,
@@ -97,4 +102,28 @@ pub struct ProcessStatus {
     pub forged: u64,
     /// Its logical QPs.
     pub qps: Vec<QpStatus>,
+    /// Its NICs that have no page in the runtime folder: devices of the machine.
+    #[serde(default)]
+    pub nics: Vec<NicStatus>,
+    /// Its QPs that are made ahead on other NICs.
+    #[serde(default)]
+    pub backups: BackupsStatus,
+    /// What its SDR queue pairs have counted, where it has had any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sdr: Option<SdrStatus>,
+}
+
+/// What a process has made ready on the NICs that its QPs would go to.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct BackupsStatus {
+    /// QPs that have their backup: a QP on another NIC that only needs to be connected.
+    pub ready: u32,
+    /// QPs that are to be looked at.
+    pub awaited: u32,
+    /// Backups made so far.
+    pub made: u64,
+    /// What one has taken on average, in microseconds.
+    pub mean_us: u64,
+    /// How often a device has refused one.
+    pub failures: u64,
 }

@@ -9,4 +9,4 @@ mod fork;
 mod thread;
 
 pub use fork::{close_in_child, keep_in_child, undisturbed, Born, Forked, PerProcess};
-pub use thread::{ask_for_precedence, spawn};
+pub use thread::{ask_for_precedence, at_once, spawn};

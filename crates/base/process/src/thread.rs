@@ -4,7 +4,7 @@
 //! little is run soon after it wakes, also on a core where an application spins.
 
 use std::io;
-use std::sync::mpsc;
+use std::sync::{mpsc, Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// Time slice asked for, in nanoseconds: the least that kernels grant.
@@ -55,6 +55,49 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Joi
     thread
 }
 
+/// Does each in a thread of its own, made by [`spawn`], and waits for all: nothing is left behind.
+/// What has no thread, or is alone, is done by the caller. `None` for one that has panicked.
+pub fn at_once<T, F>(all: impl IntoIterator<Item = F>) -> Vec<Option<T>>
+where
+    T: Send + 'static,
+    F: FnOnce() -> T + Send + 'static,
+{
+    /// What is to be done, and then what came of it.
+    struct Place<T, F>(Mutex<(Option<F>, Option<T>)>);
+    impl<T, F: FnOnce() -> T> Place<T, F> {
+        fn lock(&self) -> MutexGuard<'_, (Option<F>, Option<T>)> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        fn work(&self) {
+            let body = self.lock().0.take();
+            let done = body.map(|body| body());
+            self.lock().1 = done;
+        }
+    }
+    let mut all: Vec<F> = all.into_iter().collect();
+    let alone = if all.len() == 1 { all.pop() } else { None };
+    if let Some(body) = alone {
+        return vec![Some(body())];
+    }
+    let threads = all.into_iter().map(|body| {
+        let place = Arc::new(Place(Mutex::new((Some(body), None))));
+        let of_thread = place.clone();
+        (place, spawn("unb-at-once", move || of_thread.work()))
+    });
+    let threads: Vec<_> = threads.collect();
+    let wait = |(place, thread): (Arc<Place<T, F>>, io::Result<JoinHandle<()>>)| {
+        match thread {
+            // One that has panicked has left nothing.
+            Ok(thread) => drop(thread.join()),
+            Err(_) => place.work(),
+        }
+        let done = place.lock().1.take();
+        done
+    };
+    threads.into_iter().map(wait).collect()
+}
+
 /// Asks for a short time slice and exact sleeps; kernels that know nothing of it refuse, and
 /// nothing is lost.
 fn ask_for_promptness() {
@@ -90,4 +133,37 @@ fn ask_for_promptness() {
 pub fn ask_for_precedence() {
     // SAFETY: no pointers; process 0 is the calling thread, as Linux has it.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, PRECEDENCE_NICE) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+
+    #[test]
+    fn all_is_done_at_the_same_time_and_in_its_place() {
+        let meet = Arc::new(Barrier::new(4));
+        let each = (0..4).map(|n| {
+            let meet = meet.clone();
+            move || {
+                meet.wait();
+                n
+            }
+        });
+        assert_eq!(at_once(each), [Some(0), Some(1), Some(2), Some(3)]);
+        let own = std::thread::current().id();
+        let alone = at_once([move || std::thread::current().id() == own]);
+        assert_eq!(alone, [Some(true)]);
+    }
+
+    #[test]
+    fn one_that_panics_leaves_the_others() {
+        let each = (0..3).map(|n| {
+            move || {
+                assert_ne!(n, 1, "as the test wants it");
+                n
+            }
+        });
+        assert_eq!(at_once(each), [Some(0), None, Some(2)]);
+    }
 }

@@ -15,6 +15,7 @@ mod clock;
 mod drains;
 mod files;
 mod presence;
+mod reset;
 mod runtime;
 mod sockets;
 
@@ -22,5 +23,6 @@ pub use clock::{now_us, wall_us};
 pub use drains::Drains;
 pub use files::{fill_random, open_own, FileLock};
 pub use presence::{Mark, Marked, Presence, ProcessName, Turn};
+pub use reset::{reset, ResetError};
 pub use runtime::{make_folder, user_id, Runtime, RuntimeError, DEFAULT_VARIABLE};
 pub use sockets::{bind_in, connect_in, listen_own};

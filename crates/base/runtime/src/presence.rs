@@ -205,6 +205,18 @@ impl Presence {
         }
         Ok(Turn { shared, _thread: thread })
     }
+
+    /// A turn, if nobody has one just now: waits for nobody.
+    pub fn try_turn(&self) -> io::Result<Option<Turn<'_>>> {
+        let shared = self.shared();
+        let thread = match shared.turn.try_lock() {
+            Ok(thread) => thread,
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(std::sync::TryLockError::WouldBlock) => return Ok(None),
+        };
+        let free = set(&shared.file, libc::F_WRLCK, TURN)?;
+        Ok(free.then_some(Turn { shared, _thread: thread }))
+    }
 }
 
 impl Drop for Presence {
@@ -272,6 +284,14 @@ fn set(file: &File, kind: libc::c_int, byte: u64) -> io::Result<bool> {
         Err(Errno::EAGAIN | Errno::EACCES | Errno::EINTR) => Ok(false),
         Err(e) => Err(e.into()),
     }
+}
+
+/// The pid of a process that takes part, as it is in this PID namespace, if one does: of the holder
+/// of one of the locks in this file.
+pub(crate) fn holder(file: &File) -> Option<i32> {
+    let mut answer = range(libc::F_WRLCK, 0, RANGE);
+    fcntl(file, FcntlArg::F_GETLK(&mut answer)).ok()?;
+    (answer.l_type != libc::F_UNLCK as libc::c_short).then_some(answer.l_pid)
 }
 
 /// Whether another process has locked something in a range.

@@ -18,6 +18,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use crate::reset::is_ours;
 use rustix::fs::{access, statfs, Access, Mode, OFlags};
 
 /// The environment variable that names the runtime folder.
@@ -42,6 +43,20 @@ pub enum RuntimeError {
         /// The path.
         path: String,
     },
+    /// There is nothing of this name, and it was only to be looked at.
+    #[error("runtime folder {path}: is not there; the first program makes it, and so does `unbroken fabric up`")]
+    Missing {
+        /// The path.
+        path: String,
+    },
+    /// It is a folder for something else, and was only to be looked at.
+    #[error("runtime folder {path}: is no runtime folder: it has {entry}")]
+    Other {
+        /// The path.
+        path: String,
+        /// What a runtime folder does not have.
+        entry: String,
+    },
     /// It is another user's.
     #[error("runtime folder {path}: belongs to user {owner}, this process runs as user {user}; name a folder of your own in UNBROKEN_RUNTIME")]
     Stranger {
@@ -62,6 +77,8 @@ pub enum RuntimeError {
     },
 }
 
+/// The folders in it, in the order in which they are made.
+const FOLDERS: [&str; 5] = ["directory", "proc", "shm", "shm/nics", "shm/proc"];
 /// The `f_type` of tmpfs.
 const TMPFS: u64 = 0x0102_1994;
 /// Where memory can be had as files.
@@ -89,6 +106,41 @@ impl Runtime {
         Runtime::checked(path, OFlags::empty())
     }
 
+    /// The folder at `path`, or the one that [`Runtime::open`] would give, to be looked at: nothing
+    /// is made. `None` where no program has run yet. A folder that is named and not there, or is
+    /// one for something else, is an error.
+    pub fn look(path: Option<&Path>) -> Result<Option<Runtime>, RuntimeError> {
+        let named = std::env::var_os(DEFAULT_VARIABLE).filter(|path| !path.is_empty());
+        let named = path.map(Path::to_path_buf).or_else(|| named.map(PathBuf::from));
+        let is_named = named.is_some();
+        let (path, links) = match named {
+            Some(path) => (path, OFlags::empty()),
+            None => (Runtime::default_path(), OFlags::NOFOLLOW),
+        };
+        let shown = || path.display().to_string();
+        let failed = |source| RuntimeError::Io { path: shown(), action: "look at it", source };
+        match open_folder(&path, links) {
+            Ok(Some(folder)) => check_owner(&path, &folder.metadata().map_err(failed)?)?,
+            Ok(None) => return Err(RuntimeError::NotAFolder { path: shown() }),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => match is_named {
+                true => return Err(RuntimeError::Missing { path: shown() }),
+                false => return Ok(None),
+            },
+            Err(e) => return Err(failed(e)),
+        }
+        if FOLDERS.iter().all(|name| path.join(name).symlink_metadata().is_ok()) {
+            return Runtime::checked(&path, links).map(Some);
+        }
+        // Somebody may be making them just now.
+        for entry in fs::read_dir(&path).map_err(failed)? {
+            let entry = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
+            if !is_ours(&entry) {
+                return Err(RuntimeError::Other { path: shown(), entry });
+            }
+        }
+        Ok(None)
+    }
+
     fn checked(path: &Path, links: OFlags) -> Result<Runtime, RuntimeError> {
         let io = |action| {
             move |source| RuntimeError::Io { path: path.display().to_string(), action, source }
@@ -109,7 +161,7 @@ impl Runtime {
         if (found.dev(), found.ino()) != (meta.dev(), meta.ino()) {
             return Err(io("use it")(io::Error::other("another folder took its place; try again")));
         }
-        for name in ["directory", "proc", "shm", "shm/nics", "shm/proc"] {
+        for name in FOLDERS {
             make_folder(&real.join(name))?;
         }
         Ok(Runtime { path: real })
@@ -249,6 +301,24 @@ mod tests {
         let rt = Runtime::at(&dir.path().join("x/y")).unwrap();
         assert_eq!(fs::metadata(rt.path()).unwrap().mode() & 0o777, 0o700);
         assert!(rt.sockets().is_dir() && rt.nic_pages().is_dir() && rt.process_pages().is_dir());
+    }
+
+    #[test]
+    fn to_look_makes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let typo = dir.path().join("typo");
+        let said = Runtime::look(Some(&typo)).unwrap_err().to_string();
+        assert!(said.contains("typo: is not there") && !typo.exists(), "{said}");
+        assert_eq!(Runtime::look(Some(dir.path())).unwrap(), None);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        let made = Runtime::at(dir.path()).unwrap();
+        assert_eq!(Runtime::look(Some(dir.path())).unwrap(), Some(made));
+        // One that is being made, and one that is for something else.
+        fs::remove_dir(dir.path().join("shm/proc")).unwrap();
+        assert_eq!(Runtime::look(Some(dir.path())).unwrap(), None);
+        fs::write(dir.path().join("thesis.tex"), "").unwrap();
+        let said = Runtime::look(Some(dir.path())).unwrap_err().to_string();
+        assert!(said.contains("it has thesis.tex"), "{said}");
     }
 
     #[test]

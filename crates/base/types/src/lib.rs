@@ -12,6 +12,7 @@ mod addr;
 mod attr;
 mod backlog;
 mod completions;
+mod hold;
 mod keys;
 mod modify;
 mod path;
@@ -27,7 +28,7 @@ pub use backlog::{
     Backlog, Messages, Outstanding, PeerDone, Progress, RecvEntry, Replay, SendEntry, Sends,
 };
 pub use completions::{Completions, SharedReceives};
-pub use keys::{is_newer_key_set, NicKey};
+pub use keys::{is_newer_key_set, next_key_set, NicKey, FIRST_KEY_SET};
 pub use modify::{ModifyError, RcModify, UdModify, MAX_RD_ATOMIC};
 pub use path::{PathAttr, PathError, MAX_FLOW_LABEL, MAX_SL, MAX_SRC_PATH_BITS};
 pub use pd::PdHandle;

@@ -3,12 +3,11 @@
 
 use crate::show::with_prefix;
 
-/// Units of time in ns, for [`whole`].
-pub const TIMES_NS: [(&str, u64); 4] =
-    [("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000), ("m", 60_000_000_000)];
+/// How far from a whole number a quantity may be that shall be one: what is lost in reading it.
+const ROUNDING: f64 = 1e-4;
 
 /// A number with one of some units, as a whole number of what the units are multiples of; none if
-/// it is no such thing, or not whole. No sign, no exponent, no space: `2.5Gbit`, `20ms`, `1%`.
+/// it is no such thing, or not whole. No sign, no exponent, no space: `1%`.
 pub fn whole(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.')?);
     let scale = units.iter().find_map(|(name, scale)| (*name == unit).then_some(*scale))?;
@@ -57,6 +56,8 @@ enum Unit {
     OnlyBits(f64),
     /// Metres.
     Metres(f64),
+    /// The letter m: metres or minutes.
+    LetterM,
     /// Seconds.
     Seconds(f64),
     /// A prefix alone, of 1000 or of 1024.
@@ -64,7 +65,7 @@ enum Unit {
 }
 
 /// What a unit is, where it is known. Case matters between bits (b) and bytes (B), and for m
-/// (metres; milli is part of ms).
+/// (metres, or minutes of a time; milli is part of ms).
 fn unit(text: &str) -> Option<Unit> {
     const PREFIXES: [(&str, f64, f64); 6] = [
         ("K", 1e3, 1024.0),
@@ -76,11 +77,13 @@ fn unit(text: &str) -> Option<Unit> {
     ];
     match text {
         "km" => return Some(Unit::Metres(1e3)),
-        "m" => return Some(Unit::Metres(1.0)),
+        "m" => return Some(Unit::LetterM),
         "mi" | "miles" => return Some(Unit::Metres(1609.344)),
         "us" | "µs" => return Some(Unit::Seconds(1e-6)),
         "ms" => return Some(Unit::Seconds(1e-3)),
         "s" => return Some(Unit::Seconds(1.0)),
+        "h" => return Some(Unit::Seconds(3600.0)),
+        "d" => return Some(Unit::Seconds(86_400.0)),
         _ => {}
     }
     let (rest, decimal, binary) =
@@ -119,7 +122,7 @@ fn kind(unit: Unit) -> &'static str {
     match unit {
         Unit::Bits(_) | Unit::BytesASecond(_) => "a bandwidth (--bandwidth)",
         Unit::Bytes(_) | Unit::OnlyBits(_) | Unit::Prefix(..) => "a size (--size)",
-        Unit::Metres(_) => "a distance (--distance)",
+        Unit::Metres(_) | Unit::LetterM => "a distance (--distance)",
         Unit::Seconds(_) => "a time (--rtt)",
     }
 }
@@ -134,7 +137,7 @@ pub fn bandwidth(text: &str) -> Result<f64, String> {
             let right = with_prefix(8.0 * value * of, 1e3);
             Err(format!("'{text}' counts bytes; a bandwidth is in bits a second here: {right}"))
         }
-        (_, unit @ (Unit::Metres(_) | Unit::Seconds(_))) => Err(format!(
+        (_, unit @ (Unit::Metres(_) | Unit::LetterM | Unit::Seconds(_))) => Err(format!(
             "'{text}' is {}; a bandwidth is written such as 400G (400 Gbit/s)",
             kind(unit)
         )),
@@ -144,10 +147,16 @@ pub fn bandwidth(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Whole bits a second.
+pub fn rate(text: &str) -> Result<u64, String> {
+    whole_number(bandwidth(text)?, 1.0, text, "bit/s")
+}
+
 /// Metres.
 pub fn distance(text: &str) -> Result<f64, String> {
     match measured(text, "distance", "3750km")? {
         (value, Unit::Metres(of)) => Ok(value * of),
+        (value, Unit::LetterM) => Ok(value),
         (_, Unit::Seconds(_)) => {
             Err(format!("'{text}' is a time; a round trip is given so: --rtt {}", text.trim()))
         }
@@ -161,6 +170,7 @@ pub fn distance(text: &str) -> Result<f64, String> {
 pub fn time(text: &str) -> Result<f64, String> {
     match measured(text, "time", "25ms")? {
         (value, Unit::Seconds(of)) => Ok(value * of),
+        (value, Unit::LetterM) => Ok(value * 60.0),
         (_, Unit::Metres(_)) => {
             Err(format!("'{text}' is a distance; it is given so: --distance {}", text.trim()))
         }
@@ -168,10 +178,26 @@ pub fn time(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Bytes: K, M, G, T are powers of 1024, as are KiB …; KB … are powers of 1000.
+/// Whole ns.
+pub fn time_ns(text: &str) -> Result<u64, String> {
+    whole_number(time(text)?, 1e9, text, "ns")
+}
+
+/// So many parts of a figure, which must be a whole number.
+fn whole_number(figure: f64, parts: f64, text: &str, unit: &str) -> Result<u64, String> {
+    let (exact, most) = (figure * parts, (1_u64 << 53) as f64);
+    if exact > most || (exact - exact.round()).abs() > ROUNDING.max(exact * f64::EPSILON) {
+        return Err(format!("'{text}' is no whole number of {unit}, of 2^53 at most"));
+    }
+    Ok(exact.round() as u64)
+}
+
+/// Bytes: K, M, G, T are powers of 1024, as are KiB …; KB … are powers of 1000. A number alone is
+/// one of bytes.
 pub fn size(text: &str) -> Result<u64, String> {
-    const RIGHT: &str = "128M (128 MiB; 128MB is 128 million bytes, 128B are bytes)";
-    let bytes = match measured(text, "size", RIGHT)? {
+    const RIGHT: &str = "128M (128 MiB; 128MB is 128 million bytes, 128 are bytes)";
+    let alone = text.trim().parse::<u64>().ok().map(|bytes| (bytes as f64, Unit::Bytes(1.0)));
+    let bytes = match alone.map_or_else(|| measured(text, "size", RIGHT), Ok)? {
         (value, Unit::Bytes(of) | Unit::Prefix(_, of)) => value * of,
         (value, Unit::OnlyBits(of)) => {
             let right = with_prefix(value * of / 8.0, 1e3);
@@ -226,6 +252,7 @@ mod tests {
             [(); 5].map(|()| Ok(128 << 20))
         );
         assert_eq!(size("128MB"), Ok(128_000_000));
+        assert_eq!((size("128"), size("128B")), (Ok(128), Ok(128)));
         assert_eq!(
             ["1e-5", "0.001%", "10ppm", "0.00001", "1E-5"]
                 .map(|t| loss(t).map(|l| (l * 1e9).round())),
@@ -258,7 +285,6 @@ mod tests {
             (time("25").unwrap_err(), "has no unit; a time is written such as 25ms"),
             (time("3750km").unwrap_err(), "is a distance; it is given so: --distance 3750km"),
             (time("400Gbit/s").unwrap_err(), "is a bandwidth (--bandwidth)"),
-            (size("128").unwrap_err(), "has no unit; a size is written such as 128M"),
             (size("1Gbit").unwrap_err(), "counts bits; a size is in bytes: 125MB"),
             (
                 size("400Gbit/s").unwrap_err(),
@@ -283,6 +309,22 @@ mod tests {
 
     #[test]
     fn whole_numbers_are_exact() {
+        const DAY_US: u64 = 86_400_000_000;
+        assert_eq!(
+            ["10Gbit", "2.5G", "1.000000001Gbit/s", "64kbps", "1bit"].map(rate),
+            [10_000_000_000, 2_500_000_000, 1_000_000_001, 64_000, 1].map(Ok)
+        );
+        assert_eq!(
+            ["3s", "1.5ms", "2m", "200us", "1µs", "0s", "1440m", "24h", "1d"].map(time_ns),
+            [3_000_000, 1_500, 120_000_000, 200, 1, 0, DAY_US, DAY_US, DAY_US]
+                .map(|us| Ok(us * 1_000))
+        );
+        for wrong in ["3", "s", "", "-1s", "1.2.3s", "3w", "1e99s", "0.1234567890123s", "3km"] {
+            assert!(time_ns(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["1", "0.5bit", "1GB", "0G", "99999999999T"] {
+            assert!(rate(wrong).is_err(), "{wrong}");
+        }
         let units = [("us", 1), ("ms", 1_000), ("m", 60_000_000)];
         assert_eq!(
             ["200us", "1.5ms", "0.001ms", "2m", ".5m", "1.us", "0us"].map(|t| whole(t, &units)),

@@ -71,12 +71,22 @@ impl Hands for Arms<'_> {
         self.net.notify(self.base + peer, rail, notice)
     }
 
-    fn open(&mut self, peer: Rank, rail: u8) -> Option<Vec<u8>> {
-        if rail == MEMORY && self.me > peer {
+    fn copy_out(&mut self, slot: Slot, at: u32, len: u32) -> Vec<u8> {
+        let mut bytes = vec![0; len as usize];
+        self.net.copy_out(self.tied(slot), at as usize, &mut bytes);
+        bytes
+    }
+
+    fn copy_in(&mut self, slot: Slot, at: u32, bytes: &[u8]) {
+        self.net.copy_in(self.tied(slot), at as usize, bytes);
+    }
+
+    fn open(&mut self, peer: Rank, path: u8, nic: u8) -> Option<Vec<u8>> {
+        if path == MEMORY && self.me > peer {
             // The lower rank has made it; what it says is mapped by `connect`.
             return Some(Vec::new());
         }
-        self.net.open(self.base + peer, rail).ok()
+        self.net.open(self.base + peer, path, nic).ok()
     }
 
     fn connect(&mut self, peer: Rank, rail: u8, address: &[u8]) -> bool {

@@ -20,6 +20,7 @@ use crate::conn::Conn;
 use crate::door;
 use crate::error::{io, Error, Result};
 use crate::line::reach;
+use crate::numa::Nodes;
 
 /// The most bytes that a rank says of itself, and that it is told.
 pub(crate) const MAX_HELLO_BYTES: usize = 128 << 10;
@@ -80,6 +81,8 @@ pub(crate) struct Hello {
     pub(crate) host: String,
     /// What each of its NICs carries, in Mbit/s.
     pub(crate) nics_mbps: Vec<u32>,
+    /// NUMA nodes of its host.
+    pub(crate) nodes: Nodes,
     /// Where others reach it out of band.
     pub(crate) address: SocketAddr,
     /// Its seat there.
@@ -404,6 +407,7 @@ mod tests {
             ranks: 2,
             host: "h".into(),
             nics_mbps: vec![1],
+            nodes: Nodes::default(),
             address: "127.0.0.1:1".parse().unwrap(),
             seat: [0; 16],
             settings: settings.into(),

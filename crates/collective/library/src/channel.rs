@@ -13,13 +13,18 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use unbroken_collective_protocol::agree::Description;
+use unbroken_collective_protocol::picture::Picture;
 use unbroken_collective_protocol::{views, Config, Engine, Note, Rank};
-use unbroken_schedule::{Collective, Folding, Operation, Program, Topology};
+use unbroken_schedule::planner::Planned;
+use unbroken_schedule::{
+    Choice, Collective, Folding, Form, Grouping, Operation, Owners, Program, Topology,
+};
 
 use crate::completions::Watch;
 use crate::error::Result;
 use crate::operands::{Operands, Spans};
 use crate::request::Memory;
+use crate::status::Way;
 
 /// Programs that are kept.
 const KEPT: usize = 32;
@@ -39,11 +44,19 @@ pub(crate) fn ends(name: u32, ranks: usize) -> Option<(Rank, Rank)> {
     (from < ranks && from != to).then_some((from, to))
 }
 
+/// What plans are to be like, whatever there is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    pub(crate) folding: Folding,
+    pub(crate) form: Option<Form>,
+}
+
 /// A program, and the view that it was planned with.
 struct Kept {
     view: u32,
     collective: Collective,
     program: Arc<Program>,
+    way: Arc<Way>,
 }
 
 /// An operation that waits for its turn, or has it.
@@ -78,6 +91,8 @@ pub(crate) struct Channel {
     reordered: bool,
     /// The first in the queue has begun.
     runs: bool,
+    /// How the operation that runs is done, and when it began, in µs.
+    way: Option<(Arc<Way>, u64)>,
     /// Operations that this rank has begun.
     number: u64,
     /// Tickets that were given out.
@@ -109,6 +124,7 @@ impl Channel {
             queue: VecDeque::new(),
             reordered: false,
             runs: false,
+            way: None,
             number: 0,
             tickets: 0,
             given_up: Vec::new(),
@@ -198,14 +214,14 @@ impl Channel {
         }
     }
 
-    /// The operation that has its turn is done, if one has.
-    pub(crate) fn end(&mut self) -> bool {
+    /// The operation that has its turn is done, if one has: how it was done, and since when, in µs.
+    pub(crate) fn end(&mut self) -> Option<(Arc<Way>, u64)> {
         if !self.runs || self.engine.is_busy() {
-            return false;
+            return None;
         }
         self.engine.finish(true);
         self.next();
-        true
+        self.way.take()
     }
 
     fn next(&mut self) {
@@ -266,21 +282,23 @@ impl Channel {
     /// is none, or a view is being agreed on.
     pub(crate) fn begin(
         &mut self,
-        folding: Folding,
+        now_us: u64,
+        wish: Wish,
     ) -> Option<(u64, Description, u64, Arc<Program>)> {
         if self.runs {
             return None;
         }
         while !self.queue.is_empty() {
-            let (view, down) = self.engine.take_up(self.number)?;
+            let (view, picture) = self.engine.take_up(self.number)?;
             let Queued { collective, description, .. } = self.queue.front()?;
             let (collective, description) = (collective.clone(), *description);
-            match self.program(view, &down, &collective, folding) {
-                Ok(program) => {
+            match self.program(view, &picture, &collective, wish) {
+                Ok((program, way)) => {
                     let spans = self.queue.front_mut()?.spans.take()?;
                     let me = self.engine.rank();
                     self.operands = Operands::new(&collective, me, program.scratch, spans);
                     self.runs = true;
+                    self.way = Some((way, now_us));
                     let number = self.number;
                     self.number += 1;
                     return Some((number, description, collective.data().bytes(), program));
@@ -299,23 +317,25 @@ impl Channel {
     fn program(
         &mut self,
         view: u32,
-        down: &[u64],
+        picture: &Picture,
         collective: &Collective,
-        folding: Folding,
-    ) -> Result<Arc<Program>> {
+        wish: Wish,
+    ) -> Result<(Arc<Program>, Arc<Way>)> {
         if let Some(kept) =
             self.programs.iter().find(|kept| kept.view == view && kept.collective == *collective)
         {
-            return Ok(kept.program.clone());
+            return Ok((kept.program.clone(), kept.way.clone()));
         }
-        let plan = views::plan(&self.topology, down, collective, folding)?;
-        let program = Arc::new(plan.program(self.engine.rank()));
+        let planned = views::plan(&self.topology, picture, collective, wish.folding, wish.form)?;
+        let program = Arc::new(planned.plan.program(self.engine.rank()));
+        let way = Arc::new(way(collective, &planned));
         self.programs.retain(|kept| kept.view == view);
         if self.programs.len() == KEPT {
             self.programs.remove(0);
         }
-        self.programs.push(Kept { view, collective: collective.clone(), program: program.clone() });
-        Ok(program)
+        let (kept, of) = (program.clone(), way.clone());
+        self.programs.push(Kept { view, collective: collective.clone(), program: kept, way: of });
+        Ok((program, way))
     }
 
     /// What its engine notes, as all count ranks and hosts.
@@ -335,6 +355,43 @@ impl Channel {
     }
 }
 
+/// How an operation is done, for people.
+fn way(collective: &Collective, planned: &Planned) -> Way {
+    let choice = planned.plan.choice();
+    // Those before it were refused.
+    let taken = planned.considered.iter().find(|estimate| estimate.choice == *choice);
+    Way {
+        operation: collective.operation().name(),
+        bytes: collective.total() * collective.data().bytes(),
+        form: Form::of(choice),
+        plan: plan_in_words(choice, planned.plan.forwards()),
+        estimate_us: known_us(taken.map(|estimate| estimate.us)),
+    }
+}
+
+/// An estimate, or 0: of hosts that have no NICs in common just now, whose frames go out of band, it
+/// is infinite. JSON has no word for that, and who asks for the status would get none.
+fn known_us(estimate_us: Option<f64>) -> f64 {
+    estimate_us.filter(|us| us.is_finite()).unwrap_or(0.0)
+}
+
+fn plan_in_words(choice: &Choice, forwards: bool) -> String {
+    let form = Form::of(choice);
+    let owners = match &choice.owners {
+        Owners::Equal => "",
+        Owners::Weights(_) => ", one owner",
+        Owners::ByCapacity => ", owners by capacity",
+    };
+    let over = match choice.grouping {
+        Grouping::Hosts => "hosts",
+        Grouping::Ranks => "ranks",
+    };
+    let channels = choice.channels.map_or(String::new(), |count| format!(", {count} channels"));
+    let chunk_kib = choice.chunk_bytes.div_ceil(1024);
+    let by = if forwards { ", through ranks of other NUMA nodes" } else { "" };
+    format!("{form} over {over}{owners}{channels}, chunks of {chunk_kib} KiB{by}")
+}
+
 /// The operation of a channel of two ranks: `from` is which of them sends.
 pub(crate) fn transfer(from: Rank, count: u64) -> Operation {
     Operation::SendRecv { from, to: 1 - from, count }
@@ -343,6 +400,17 @@ pub(crate) fn transfer(from: Rank, count: u64) -> Operation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_status_with_what_nobody_can_estimate_can_be_read() {
+        use crate::status::{Done, Snapshot};
+        for us in [None, Some(f64::INFINITY), Some(f64::NAN), Some(7.5)] {
+            let done = vec![Done { estimate_us: known_us(us), ..Done::default() }];
+            let text = serde_json::to_string(&Snapshot { done, ..Snapshot::default() }).unwrap();
+            let read: Snapshot = serde_json::from_str(&text).unwrap();
+            assert_eq!(read.done[0].estimate_us, if us == Some(7.5) { 7.5 } else { 0.0 });
+        }
+    }
 
     #[test]
     fn a_name_says_who_sends_to_whom() {

@@ -7,131 +7,32 @@
 //! again).
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use unbroken::Host;
 use unbroken_collective_protocol::agree::Description;
 use unbroken_collective_protocol::{Config, Failure, Rank};
-use unbroken_schedule::{
-    Collective, DataType, Fabric, Folding, Operation, Place, ReduceOp, Topology,
-};
+use unbroken_schedule::{Collective, DataType, Fabric, Operation, Place, ReduceOp, Topology};
 use unbroken_schedule::{Counts, Host as HostShape, Nic as NicShape};
 
 use crate::auth::Secret;
 use crate::bootstrap::{meet, Hello, Id};
-use crate::channel::{self, ALL};
+use crate::channel::{self, Wish, ALL};
 use crate::door::{self, Chair};
 use crate::error::{Error, Result};
 use crate::limits::want_descriptors;
 use crate::line::Ends;
 use crate::memory::Anchor;
 use crate::net::{Net, Shape};
+use crate::numa::{self, Nodes};
 use crate::oob::Oob;
 use crate::operands::{check, Buffers, Spans};
+use crate::options::Options;
 use crate::request::{Memory, Request};
 use crate::span::Span;
 use crate::state::{attend, Idle, Shared, State};
 use crate::status::{Board, Counters, Server, Snapshot};
-
-/// How a communicator is to be. All ranks must have the same.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Queue pairs that fail over by themselves (SHIFT) carry the paths. Without, this library
-    /// alone does what is needed.
-    pub logical: bool,
-    /// The order of reductions; in order, results are bitwise equal whatever fails.
-    pub folding: Folding,
-    /// Slots of a stream, and bytes of payload in each (a multiple of 64).
-    pub slots: u32,
-    /// See `slots`.
-    pub payload_bytes: u32,
-    /// Frames that a NIC has on its way at most; to one rank half of them, while others wait for
-    /// their turn.
-    pub window: u32,
-    /// Local ACK timeout (4.096 µs · 2^n) and retries of plain queue pairs: after how long a silent
-    /// path fails.
-    pub ack_timeout: u8,
-    /// See `ack_timeout`.
-    pub retries: u8,
-    /// What each NIC carries, in Mbit/s, for the choice of a plan.
-    pub nic_mbps: u32,
-    /// After standing still for so long, a rank asks the others what they are doing.
-    pub ask: Duration,
-    /// How long an operation may stand still, and two ranks be without a path; at the end, how long
-    /// one may take nothing of what was sent to it.
-    pub timeout: Duration,
-    /// Plan anew when NICs are lost or come back, so that all that are left share the work.
-    /// Without, what a lost NIC carried goes over one other.
-    pub balance: bool,
-    /// Where the status socket is to lie ([`crate::snapshots`]). None without.
-    pub status_folder: Option<PathBuf>,
-    /// Operations that may wait or run at one time, of all ranks and of each pair that sends.
-    pub queue: usize,
-    /// How long to wait for all ranks at the beginning, and for what was sent to arrive at the end.
-    pub patience: Duration,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            logical: false,
-            folding: Folding::InOrder,
-            slots: 16,
-            payload_bytes: 64 << 10,
-            window: 16,
-            ack_timeout: 13,
-            retries: 3,
-            nic_mbps: 100_000,
-            ask: Duration::from_millis(500),
-            timeout: Duration::from_secs(20),
-            balance: true,
-            status_folder: None,
-            queue: 256,
-            patience: Duration::from_secs(60),
-        }
-    }
-}
-
-impl Options {
-    /// What all ranks must have alike, as a text.
-    pub(crate) fn settings(&self) -> String {
-        format!(
-            "logical {}, {:?}, {} slots of {} bytes, {} Mbit/s, timeout {} ms, balance {}",
-            self.logical,
-            self.folding,
-            self.slots,
-            self.payload_bytes,
-            self.nic_mbps,
-            self.timeout.as_millis(),
-            self.balance
-        )
-    }
-
-    pub(crate) fn check(&self) -> Result<()> {
-        let refuse = |what: String| Err(Error::Refused(what));
-        if !(2..=1024).contains(&self.slots) {
-            return refuse(format!("{} slots; 2 to 1024 are possible", self.slots));
-        }
-        if self.payload_bytes == 0
-            || self.payload_bytes > 1 << 24
-            || !self.payload_bytes.is_multiple_of(64)
-        {
-            return refuse(format!(
-                "slots of {} bytes; a multiple of 64 up to 16 MiB is right",
-                self.payload_bytes
-            ));
-        }
-        if !(1..=65536).contains(&self.queue) {
-            return refuse(format!("room for {} operations; 1 to 65536 are possible", self.queue));
-        }
-        if !(1..=64).contains(&self.window) {
-            return refuse(format!("a window of {} frames; 1 to 64 are possible", self.window));
-        }
-        Ok(())
-    }
-}
 
 /// A rank's end of a communicator. Ended when it is dropped, which waits for what is under way.
 pub struct Communicator {
@@ -193,6 +94,7 @@ impl Communicator {
             ranks,
             host: format!("{gid}-{}", anchor.nonce()),
             nics_mbps: vec![options.nic_mbps; host.nic_count()],
+            nodes: Nodes::of(host, &options.numa)?,
             address: chair.address(),
             seat: chair.name,
             settings: options.settings(),
@@ -212,10 +114,13 @@ impl Communicator {
     ) -> Result<Communicator> {
         let ranks = site.all.len();
         let (topology, hosts, rails) = picture(&site.all)?;
+        let mates = |rank: &u32| hosts.iter().filter(|other| *other == rank).count();
+        let others = ranks - hosts.iter().map(mates).min().unwrap_or(ranks);
+        let (slots, payload) = options.slots_for(others, rails);
         let shape = Shape {
             logical: options.logical,
-            slots: options.slots.into(),
-            payload: options.payload_bytes,
+            slots: slots.into(),
+            payload,
             ack_timeout: options.ack_timeout,
             retries: options.retries,
         };
@@ -223,12 +128,13 @@ impl Communicator {
             me: rank,
             hosts,
             rails,
-            slots: options.slots.into(),
-            payload: options.payload_bytes,
+            slots: slots.into(),
+            payload,
             window: options.window,
             ask_us: options.ask.as_micros() as u64,
             timeout_us: options.timeout.as_micros() as u64,
             balance: options.balance,
+            measure: options.measure,
             mutant: None,
         };
         let board = Board::new(rank, &config.hosts, rails);
@@ -241,7 +147,8 @@ impl Communicator {
         let oob = Oob::new(chair, site.all.iter().map(ends).collect(), options.timeout);
         let net = Net::new(site.host.clone(), rails, ranks, shape)?;
         let hosts = topology.hosts().to_vec();
-        let state = State::new(config, hosts, topology, net, oob, board.clone(), options.folding);
+        let wish = Wish { folding: options.folding, form: options.shape };
+        let state = State::new(config, hosts, topology, net, oob, board.clone(), wish);
         let shared = Shared::new(state);
         let weak = Arc::downgrade(&shared);
         let mut state = shared.lock();
@@ -264,6 +171,11 @@ impl Communicator {
     /// What has happened so far.
     pub fn counters(&self) -> Counters {
         self.board.lock().counters
+    }
+
+    /// The shape of the last operation of all ranks; empty before the first.
+    pub fn shape(&self) -> String {
+        self.board.lock().shape.clone()
     }
 
     /// All that there is to be known.
@@ -596,7 +508,7 @@ fn picture(all: &[Hello]) -> Result<(Topology, Vec<u32>, u8)> {
         .map(|h| h.nics_mbps.len())
         .min()
         .unwrap_or(0)
-        .min(usize::from(unbroken_collective_protocol::frame::MEMORY));
+        .min(usize::from(unbroken_collective_protocol::frame::MAX_RAILS));
     let shape = |host: usize| {
         let hello = all.iter().find(|h| h.host == names[host]);
         let nics = hello.map_or(&[][..], |h| &h.nics_mbps[..rails]);
@@ -604,7 +516,16 @@ fn picture(all: &[Hello]) -> Result<(Topology, Vec<u32>, u8)> {
         shape.nics = nics.iter().map(|mbps| NicShape::new(*mbps)).collect();
         shape
     };
-    let places = hosts.iter().map(|host| Place { host: *host as usize, numa: 0 }).collect();
-    let topology = Topology::new((0..names.len()).map(shape).collect(), places, Fabric::RailOnly)?;
+    let mut shapes: Vec<HostShape> = (0..names.len()).map(shape).collect();
+    let mut places: Vec<Place> =
+        hosts.iter().map(|host| Place { host: *host as usize, numa: 0 }).collect();
+    for (host, shape) in shapes.iter_mut().enumerate() {
+        let members: Vec<usize> =
+            (0..all.len()).filter(|rank| places[*rank].host == host).collect();
+        let nodes: Vec<&Nodes> = members.iter().map(|rank| &all[*rank].nodes).collect();
+        let of_ranks = numa::place(shape, &nodes);
+        members.iter().zip(of_ranks).for_each(|(rank, node)| places[*rank].numa = node);
+    }
+    let topology = Topology::new(shapes, places, Fabric::RailOnly)?;
     Ok((topology, hosts, rails as u8))
 }

@@ -76,7 +76,7 @@ impl Lobby {
     }
 
     /// `false`: there is no room.
-    fn put(&self, arrival: Arrival) -> bool {
+    pub(crate) fn put(&self, arrival: Arrival) -> bool {
         let mut arrived = locked(&self.arrived);
         if arrived.len() >= MAX_ARRIVALS {
             return false;
@@ -571,3 +571,6 @@ impl Keeper {
         late.into_iter().for_each(|name| self.meeting(name, |meeting| meeting.look(now)));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -26,6 +26,7 @@
 #![deny(unsafe_code)]
 #![warn(missing_debug_implementations)]
 
+mod adapter;
 mod anysource;
 mod arms;
 mod auth;
@@ -43,8 +44,10 @@ mod limits;
 mod line;
 mod memory;
 mod net;
+mod numa;
 mod oob;
 mod operands;
+mod options;
 mod request;
 mod span;
 mod split;
@@ -52,13 +55,15 @@ mod state;
 mod status;
 
 pub use bootstrap::{Bootstrap, Id};
-pub use communicator::{Communicator, Options};
+pub use communicator::Communicator;
 pub use completions::Completions;
 pub use error::{Error, Result};
 pub use group::Group;
 pub use limits::raise_descriptor_limit;
+pub use numa::Numa;
 pub use operands::Buffers;
+pub use options::Options;
 pub use request::{Memory, Request};
-pub use status::{snapshots, Away, Counters, Happening, Snapshot};
+pub use status::{snapshots, Away, Counters, Done, Happening, Measured, Snapshot};
 pub use unbroken_collective_protocol::{Failure, Rank};
-pub use unbroken_schedule::{Counts, DataType, Folding, Matrix, Operation, ReduceOp};
+pub use unbroken_schedule::{Counts, DataType, Folding, Form, Matrix, Operation, ReduceOp};

@@ -21,7 +21,7 @@ use crate::conn::Conn;
 /// a second, the next ones later and later.
 const ATTEMPT: Duration = Duration::from_millis(500);
 /// How long one that is connected waits for the other end's greeting and verdict.
-const GREETS: Duration = Duration::from_secs(5);
+pub(crate) const GREETS: Duration = Duration::from_secs(5);
 /// How long to wait after an attempt that failed at once.
 const PAUSE: Duration = Duration::from_millis(50);
 /// What is kept until it can be sent.

@@ -9,26 +9,15 @@
 
 use std::collections::HashMap;
 
-use rustix::io::Errno;
-use unbroken::{
-    Access, Cq, Host, Nic, Pd, Qp, QpAddress, QpCaps, QpOptions, Region, RemoteRegion, Wc,
-    WcOpcode, WcStatus,
-};
-use unbroken_collective_protocol::frame::{Notice, HEADER_BYTES, MEMORY};
+use unbroken::{Host, Qp, QpAddress, QpCaps, QpOptions, RemoteRegion, Wc, WcOpcode, WcStatus};
+use unbroken_collective_protocol::frame::{Notice, HEADER_BYTES, MEMORY, OUT_OF_BAND};
 use unbroken_collective_protocol::{ProbeId, Rank, Slot};
 
+use crate::adapter::{
+    cq_entries, is_want, rights, Adapter, Area, Link, Ties, Use, RECEIVES, SENDS,
+};
 use crate::memory::MemoryPath;
 
-/// Receives of a queue pair; an engine posts no more than 128 notices over one before they are
-/// complete.
-const RECEIVES: u32 = 256;
-/// Sends of a queue pair.
-const SENDS: u32 = 256;
-/// Completions that a NIC's queue holds at most; as many as its queue pairs can have, if they are
-/// fewer.
-const MAX_CQ_ENTRIES: usize = 1 << 16;
-/// Of probes, and of queue pairs that were ended.
-const MORE_CQ_ENTRIES: usize = 1 << 10;
 /// Completions that are taken at one time.
 const BATCH: usize = 32;
 /// What a test of a path writes: keys are tried, too.
@@ -77,48 +66,6 @@ pub(crate) enum News {
     Tested,
     Failed,
     Probed(ProbeId, bool),
-}
-
-struct Adapter {
-    nic: Nic,
-    /// Which opening of the NIC it is.
-    opening: u64,
-    /// It has been without a link: dead, perhaps, and then all that was made of it is of no use any
-    /// more.
-    stale: bool,
-    pd: Pd,
-    cq: Cq,
-    /// What each queue pair is for.
-    uses: HashMap<u32, Use>,
-}
-
-/// What a queue pair is for.
-#[derive(Clone, Copy)]
-enum Use {
-    Path(Rank),
-    Probe(ProbeId),
-}
-
-struct Link {
-    qp: Qp,
-    /// The peer's slots, as this NIC's queue pair writes them.
-    remote: Option<RemoteRegion>,
-}
-
-/// Slots to send from and slots to receive into, as one NIC knows them.
-struct Area {
-    /// The opening of the NIC that they are registered with.
-    opening: u64,
-    out: Region,
-    into: Region,
-}
-
-/// What there is with a peer, by rail.
-#[derive(Default)]
-struct Ties {
-    links: HashMap<u8, Link>,
-    areas: HashMap<u8, Area>,
-    memory: Option<MemoryPath>,
 }
 
 /// The NICs of this rank and all that it has with others.
@@ -214,30 +161,67 @@ impl Net {
         }
     }
 
-    /// Makes this end of a path and gives what the other must know.
-    pub(crate) fn open(&mut self, peer: Rank, rail: u8) -> unbroken::Result<Vec<u8>> {
-        if rail == MEMORY {
+    /// Reads bytes of a slot that is to be sent.
+    pub(crate) fn copy_out(&self, slot: Slot, at: usize, bytes: &mut [u8]) {
+        if let Some(area) = self.area(slot.peer) {
+            let done = area.out.read_into(self.at(slot) + at, bytes);
+            debug_assert!(done.is_ok(), "slots are as long as frames");
+        }
+    }
+
+    /// Writes bytes into a slot that receives.
+    pub(crate) fn copy_in(&self, slot: Slot, at: usize, bytes: &[u8]) {
+        if let Some(area) = self.area(slot.peer) {
+            let done = area.into.write(self.at(slot) + at, bytes);
+            debug_assert!(done.is_ok(), "slots are as long as frames");
+        }
+    }
+
+    /// Makes this end of a path over a NIC and gives what the other must know.
+    pub(crate) fn open(&mut self, peer: Rank, path: u8, nic: u8) -> unbroken::Result<Vec<u8>> {
+        if path == MEMORY {
             let (memory, path) = MemoryPath::create(self.slot_bytes(), self.shape.slots)?;
             self.ties[peer].memory = Some(memory);
             return Ok(path.into_os_string().into_encoded_bytes());
         }
+        if path == OUT_OF_BAND {
+            return self.make_slots(peer).map(|()| Vec::new());
+        }
         // A NIC that has died is another when it is well again; it is opened anew once nothing is
         // left of the old one.
-        let stale = self.adapters[usize::from(rail)].as_ref().is_none_or(|adapter| adapter.stale);
-        if stale && self.ties.iter().all(|t| !t.links.contains_key(&rail)) {
-            self.reopen(rail)?;
+        let stale = self.adapters[usize::from(nic)].as_ref().is_none_or(|adapter| adapter.stale);
+        if stale && !self.is_used(nic) {
+            self.reopen(nic)?;
         }
-        let made = self.make(peer, rail);
-        if let (Err(_), Some(adapter)) = (&made, &mut self.adapters[usize::from(rail)]) {
+        let made = self.make(peer, nic);
+        if let (Err(_), Some(adapter)) = (&made, &mut self.adapters[usize::from(nic)]) {
             adapter.stale = true;
         }
         let (qp, into) = made?;
         let blob = format!("{} {:x} {:x} {:x}", qp.address(), into.addr, into.rkey, into.len);
-        if let Some(adapter) = &mut self.adapters[usize::from(rail)] {
-            adapter.uses.insert(qp.qpn(), Use::Path(peer));
+        if let Some(adapter) = &mut self.adapters[usize::from(nic)] {
+            adapter.uses.insert(qp.qpn(), Use::Path(peer, path));
         }
-        self.ties[peer].links.insert(rail, Link { qp, remote: None });
+        self.ties[peer].links.insert(path, Link { qp, nic, remote: None });
         Ok(blob.into_bytes())
+    }
+
+    /// Whether there are paths over a NIC.
+    fn is_used(&self, nic: u8) -> bool {
+        self.ties.iter().any(|t| t.links.values().any(|link| link.nic == nic))
+    }
+
+    /// Makes the slots of a peer, if no path has needed them yet. An error where no NIC has a link.
+    fn make_slots(&mut self, peer: Rank) -> unbroken::Result<()> {
+        let gone = || unbroken::Error::device_gone("no NIC of this host has a link".to_string());
+        let nic = (0..self.rails).find(|nic| self.has_link(*nic)).ok_or_else(gone)?;
+        let bytes = self.area_bytes() + TEST_BYTES;
+        let ties = &mut self.ties[peer];
+        if let (true, Some(adapter)) = (ties.areas.is_empty(), &self.adapters[usize::from(nic)]) {
+            let area = ties.area_for(adapter, bytes)?;
+            ties.areas.insert(nic, area);
+        }
+        Ok(())
     }
 
     fn reopen(&mut self, rail: u8) -> unbroken::Result<()> {
@@ -282,7 +266,7 @@ impl Net {
     }
 
     /// Connects this end.
-    pub(crate) fn connect(&mut self, peer: Rank, rail: u8, address: &[u8]) -> unbroken::Result<()> {
+    pub(crate) fn connect(&mut self, peer: Rank, path: u8, address: &[u8]) -> unbroken::Result<()> {
         let text = std::str::from_utf8(address)
             .map_err(|_| unbroken::Error::invalid("an address that is no text"))?;
         let mut words = text.split(' ');
@@ -291,7 +275,7 @@ impl Net {
         let (Some(addr), Some(rkey), Some(len)) = (number(), number(), number()) else {
             return Err(unbroken::Error::invalid(format!("`{text}` is no address of a path")));
         };
-        let Some(link) = self.ties[peer].links.get_mut(&rail) else {
+        let Some(link) = self.ties[peer].links.get_mut(&path) else {
             return Err(unbroken::Error::invalid("a path that was not made"));
         };
         link.qp.connect(&address)?;
@@ -314,18 +298,18 @@ impl Net {
     }
 
     /// Sends a slot.
-    pub(crate) fn post(&mut self, slot: Slot, rail: u8, bytes: u32) -> bool {
-        self.sent_bytes[usize::from(rail.min(self.rails))] += u64::from(bytes);
+    pub(crate) fn post(&mut self, slot: Slot, path: u8, bytes: u32) -> bool {
         let ties = &self.ties[slot.peer];
-        if rail == MEMORY {
+        if path == MEMORY {
+            self.sent_bytes[usize::from(self.rails)] += u64::from(bytes);
             if let Some(memory) = &ties.memory {
                 memory.post(slot.seq);
             }
             return ties.memory.is_some();
         }
-        let (Some(link), Some(area)) = (ties.links.get(&rail), ties.areas.get(&rail)) else {
-            return false;
-        };
+        let Some(link) = ties.links.get(&path) else { return false };
+        let Some(area) = ties.areas.get(&link.nic) else { return false };
+        self.sent_bytes[usize::from(link.nic)] += u64::from(bytes);
         let (Some(remote), at) = (&link.remote, self.at(slot)) else { return false };
         let imm = Notice::frame(slot.stream, slot.seq).encode();
         let wr_id = FRAME | u64::from(slot.stream);
@@ -335,32 +319,33 @@ impl Net {
     }
 
     /// Sends a notice alone.
-    pub(crate) fn notify(&self, peer: Rank, rail: u8, notice: u32) -> bool {
+    pub(crate) fn notify(&self, peer: Rank, path: u8, notice: u32) -> bool {
         let ties = &self.ties[peer];
-        if rail == MEMORY {
+        if path == MEMORY {
             ties.memory.iter().for_each(|memory| memory.notify(notice));
             return ties.memory.is_some();
         }
-        ties.links.get(&rail).is_some_and(|link| link.qp.notify(NOTICE, notice).is_ok())
+        ties.links.get(&path).is_some_and(|link| link.qp.notify(NOTICE, notice).is_ok())
     }
 
     /// Writes what nobody reads.
-    pub(crate) fn test(&mut self, peer: Rank, rail: u8) -> bool {
-        if rail == MEMORY {
+    pub(crate) fn test(&mut self, peer: Rank, path: u8) -> bool {
+        if path == MEMORY {
             self.tested.push(peer);
             return true;
         }
         let at = self.area_bytes();
         let (links, areas) = (&self.ties[peer].links, &self.ties[peer].areas);
-        let (Some(link), Some(area)) = (links.get(&rail), areas.get(&rail)) else { return false };
+        let Some(link) = links.get(&path) else { return false };
+        let Some(area) = areas.get(&link.nic) else { return false };
         let Some(remote) = &link.remote else { return false };
         link.qp.write(TEST, &area.out, at..at + TEST_BYTES, (remote, at as u64)).is_ok()
     }
 
     /// Ends this end of a path: a queue pair that is destroyed takes nothing in any more.
-    pub(crate) fn close(&mut self, peer: Rank, rail: u8) {
-        if let Some(link) = self.ties[peer].links.remove(&rail) {
-            if let Some(adapter) = &mut self.adapters[usize::from(rail)] {
+    pub(crate) fn close(&mut self, peer: Rank, path: u8) {
+        if let Some(link) = self.ties[peer].links.remove(&path) {
+            if let Some(adapter) = &mut self.adapters[usize::from(link.nic)] {
                 adapter.uses.remove(&link.qp.qpn());
             }
             // One that has failed is there already.
@@ -374,9 +359,8 @@ impl Net {
         if self.shape.logical {
             return Vec::new();
         }
-        let used = |rail: &u8| self.ties.iter().any(|t| t.links.contains_key(rail));
         let linkless: Vec<u8> =
-            (0..self.rails).filter(|rail| used(rail) && !self.has_link(*rail)).collect();
+            (0..self.rails).filter(|rail| self.is_used(*rail) && !self.has_link(*rail)).collect();
         for rail in &linkless {
             self.adapters[usize::from(*rail)].iter_mut().for_each(|adapter| adapter.stale = true);
         }
@@ -428,10 +412,8 @@ impl Net {
             let n = adapter.cq.poll_into(&mut wcs).unwrap_or(0);
             for wc in &wcs[..n] {
                 match adapter.uses.get(&wc.qp_num) {
-                    Some(Use::Path(peer)) => {
-                        came.extend(
-                            self.news(*peer, rail as u8, wc).map(|news| (*peer, rail as u8, news)),
-                        );
+                    Some(Use::Path(peer, path)) => {
+                        came.extend(self.news(*peer, *path, wc).map(|news| (*peer, *path, news)));
                     }
                     Some(Use::Probe(probe)) => {
                         let answered = wc.status == WcStatus::Success as u32;
@@ -453,12 +435,12 @@ impl Net {
         }
     }
 
-    fn news(&self, peer: Rank, rail: u8, wc: &Wc) -> Option<News> {
+    fn news(&self, peer: Rank, path: u8, wc: &Wc) -> Option<News> {
         if wc.status != WcStatus::Success as u32 {
             return Some(News::Failed);
         }
         if wc.opcode == WcOpcode::RecvRdmaWithImm as u32 {
-            let link = self.ties[peer].links.get(&rail)?;
+            let link = self.ties[peer].links.get(&path)?;
             if link.qp.recv_notice(RECEIVE).is_err() {
                 return Some(News::Failed);
             }
@@ -469,44 +451,6 @@ impl Net {
             TEST => Some(News::Tested),
             _ => Some(News::Sent(None)),
         }
-    }
-}
-
-/// Whether an error is one of this process, and not of a NIC.
-fn is_want(errno: i32) -> bool {
-    [Errno::MFILE, Errno::NFILE, Errno::NOMEM].iter().any(|want| want.raw_os_error() == errno)
-}
-
-/// Each rank has a path to each other of all ranks' channel, and one of their own two; one more may
-/// be made before the completions of the last were polled.
-fn cq_entries(ranks: usize) -> u32 {
-    let of_rank = 4 * (SENDS + RECEIVES) as usize;
-    ranks.saturating_mul(of_rank).saturating_add(MORE_CQ_ENTRIES).min(MAX_CQ_ENTRIES) as u32
-}
-
-fn rights() -> Access {
-    Access::LOCAL_WRITE.with(Access::REMOTE)
-}
-
-impl Adapter {
-    fn open(host: &Host, rail: u8, opening: u64, cq_entries: u32) -> unbroken::Result<Adapter> {
-        let nic = host.open(rail.into())?;
-        let (pd, cq) = (nic.alloc_pd()?, nic.create_cq(cq_entries)?);
-        Ok(Adapter { nic, opening, stale: false, pd, cq, uses: HashMap::new() })
-    }
-}
-
-impl Ties {
-    /// The slots, registered with a NIC.
-    fn area_for(&self, adapter: &Adapter, bytes: usize) -> unbroken::Result<Area> {
-        let opening = adapter.opening;
-        let (out, into) = match self.areas.values().next() {
-            Some(area) => {
-                (area.out.also(&adapter.pd, rights())?, area.into.also(&adapter.pd, rights())?)
-            }
-            None => (adapter.pd.register(bytes)?, adapter.pd.register(bytes)?),
-        };
-        Ok(Area { opening, out, into })
     }
 }
 
@@ -537,7 +481,7 @@ mod tests {
     /// Makes a path, of which peer 0 is the other end at both, and sends a frame each way.
     fn carries(nets: &mut [Net; 2]) -> bool {
         let slot = Slot { peer: 0, stream: 0, seq: 0 };
-        let addresses = [nets[0].open(0, 0).unwrap(), nets[1].open(0, 0).unwrap()];
+        let addresses = [nets[0].open(0, 0, 0).unwrap(), nets[1].open(0, 0, 0).unwrap()];
         nets[0].connect(0, 0, &addresses[1]).unwrap();
         nets[1].connect(0, 0, &addresses[0]).unwrap();
         (0..2).all(|k| {
@@ -569,7 +513,7 @@ mod tests {
             assert!(began.elapsed() < Duration::from_secs(20), "nobody notices");
         }
         nets.iter_mut().for_each(|net| net.close(0, 0));
-        assert!(nets[0].open(0, 0).is_err(), "a dead NIC makes no queue pair");
+        assert!(nets[0].open(0, 0, 0).is_err(), "a dead NIC makes no queue pair");
         nets[0].reopen(0).unwrap();
         fabric.clear(None).unwrap();
         while nets[0].make(0, 0).is_err() {

@@ -28,7 +28,7 @@ use crate::auth::{frame, Seal};
 use crate::conn::Waker;
 use crate::door::{Chair, Lobby};
 use crate::error::{io, Result};
-use crate::line::{Ends, Line};
+use crate::line::{Ends, Line, GREETS};
 use crate::status::{Board, Server};
 
 /// How long who leaves waits for what was said to leave.
@@ -37,6 +37,9 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(1);
 /// What could not be sent may be for one who has left, whose word to that effect is under way.
 const GRACE: Duration = Duration::from_millis(500);
+/// A rank that ends a connection over which it has said nothing may have given it up, where this one
+/// was slow to answer: until it has called again.
+const CALLS_AGAIN: Duration = GREETS.saturating_mul(2);
 /// The longest message.
 const MAX_MESSAGE: usize = 1 << 20;
 /// What an inbox holds.
@@ -64,14 +67,29 @@ impl Inbox {
 
     fn put(&self, event: Event) {
         let mut events = self.lock();
-        // That a rank is gone is said once; so there are never more of these than ranks.
-        let said = |rank: Rank| {
-            events.iter().any(|e| matches!(e, Event::Gone(other, _) if *other == rank))
+        // That a rank is gone is said once, so that there are never more of these than ranks; as
+        // soon as it is known, and behind what the rank has said before: that it leaves.
+        let event = match event {
+            Event::Gone(rank, at) => {
+                let said = events
+                    .iter()
+                    .position(|e| matches!(e, Event::Gone(other, _) if *other == rank))
+                    .and_then(|place| events.remove(place));
+                match said {
+                    Some(Event::Gone(_, due)) => Event::Gone(rank, at.min(due)),
+                    _ => Event::Gone(rank, at),
+                }
+            }
+            told => told,
         };
-        if !matches!(event, Event::Gone(rank, _) if said(rank)) {
-            events.push_back(event);
-        }
+        events.push_back(event);
         self.some.store(true, Ordering::Release);
+    }
+
+    /// A rank has come that may have been taken for gone: it is not, unless that is due.
+    fn is_back(&self, rank: Rank) {
+        let now = Instant::now();
+        self.lock().retain(|e| !matches!(e, Event::Gone(of, at) if *of == rank && *at > now));
     }
 
     /// Whether a message finds room. One thread alone puts messages there.
@@ -227,6 +245,8 @@ struct Caller {
     rank: Rank,
     seal: Seal,
     bytes: Vec<u8>,
+    /// A message has come over it.
+    has_spoken: bool,
     /// Whole messages may be among the bytes, for which there was no room.
     waits: bool,
 }
@@ -253,8 +273,12 @@ impl Reader {
             for k in (0..self.callers.len()).rev() {
                 let due = readable.get(k) == Some(&true) || self.callers[k].waits;
                 if due && !self.read(k) {
-                    let rank = self.callers.swap_remove(k).rank;
-                    self.inbox.put(Event::Gone(rank, Instant::now()));
+                    let Caller { rank, has_spoken, .. } = self.callers.swap_remove(k);
+                    // Who has waited too long for its welcome calls again, and has said nothing.
+                    let grace = if has_spoken { Duration::ZERO } else { CALLS_AGAIN };
+                    if has_spoken || self.callers.iter().all(|other| other.rank != rank) {
+                        self.inbox.put(Event::Gone(rank, Instant::now() + grace));
+                    }
                 }
             }
             // Behind the callers, whose positions were those of what could be read.
@@ -293,7 +317,15 @@ impl Reader {
         for arrival in self.lobby.take().into_iter().filter(|arrival| arrival.rank < self.ranks) {
             let (stream, rank, seal) = (arrival.stream, arrival.rank, arrival.seals.other);
             // It may have said something already.
-            self.callers.push(Caller { stream, rank, seal, bytes: Vec::new(), waits: false });
+            self.inbox.is_back(rank);
+            self.callers.push(Caller {
+                stream,
+                rank,
+                seal,
+                bytes: Vec::new(),
+                has_spoken: false,
+                waits: false,
+            });
         }
         if let Some(what) = self.lobby.trouble() {
             self.board.happened(what);
@@ -324,7 +356,7 @@ impl Reader {
     /// Takes whole messages from what a caller has sent. `false`: what it sends is no message, or
     /// another's.
     fn digest(&mut self, k: usize) -> bool {
-        let Caller { rank, seal, bytes, waits, .. } = &mut self.callers[k];
+        let Caller { rank, seal, bytes, waits, has_spoken, .. } = &mut self.callers[k];
         let mut at = 0;
         *waits = false;
         loop {
@@ -338,6 +370,7 @@ impl Reader {
                 Err(_) => return false,
             };
             let Some(message) = Message::decode(content) else { return false };
+            *has_spoken = true;
             self.inbox.put(Event::Told(*rank, channel, message));
             at += len;
         }
@@ -406,6 +439,75 @@ mod tests {
         let inbox = Inbox::default();
         (0..9).for_each(|k| inbox.put(Event::Gone(k % 3, Instant::now())));
         assert_eq!(inbox.lock().len(), 3);
+    }
+
+    /// It cannot be told anything any more, and has said why: that is heard first.
+    #[test]
+    fn the_last_word_of_a_rank_comes_before_its_end() {
+        let inbox = Inbox::default();
+        inbox.put(Event::Gone(1, Instant::now() + Duration::from_secs(60)));
+        inbox.put(Event::Told(1, 0, news(1)));
+        inbox.put(Event::Gone(1, Instant::now()));
+        assert!(matches!(inbox.take(), Some(Event::Told(1, ..))));
+        assert!(matches!(inbox.take(), Some(Event::Gone(1, _))));
+        assert!(inbox.take().is_none());
+    }
+
+    /// A connection of rank 1 to a lobby, over which nothing is said.
+    fn call(hears: &Oob) -> TcpStream {
+        use crate::auth::{Called, Caller};
+        let chair = hears.chair.as_ref().unwrap();
+        let secret = [7; 16];
+        let called = Called::new().unwrap();
+        let mut caller = Caller::new(secret, chair.name, 1).unwrap();
+        let said = caller.knock(called.greeting()).unwrap();
+        let knock = called.knock(&said).unwrap();
+        let (_, seals) = knock.admit(&secret).unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (theirs, _) = listener.accept().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        chair.lobby.put(crate::door::Arrival { stream: theirs, rank: 1, seals: Box::new(seals) });
+        stream
+    }
+
+    /// A rank that has waited too long for its welcome gives the connection up and calls again. It
+    /// is not gone; but if it does not call again it is.
+    #[test]
+    fn a_connection_that_is_given_up_is_no_death() {
+        let (mut hears, mut tells) = pair();
+        hears
+            .begin(None, Board::new(0, &[0, 1], 1), Box::new(|| Duration::from_millis(1)))
+            .unwrap();
+        let until = |over: &dyn Fn() -> bool| {
+            let began = Instant::now();
+            while !over() {
+                assert!(began.elapsed() < Duration::from_secs(20), "nothing has come");
+                std::thread::yield_now();
+            }
+        };
+        let is_gone = || hears.inbox.lock().iter().any(|event| matches!(event, Event::Gone(1, _)));
+        drop(call(&hears));
+        until(&is_gone);
+        assert!(hears.inbox.take().is_none(), "not yet");
+        tells.tell(0, 0, &news(1));
+        let began = Instant::now();
+        while tells.is_connecting() && began.elapsed() < Duration::from_secs(20) {
+            tells.tend();
+        }
+        until(&|| !is_gone());
+        until(&|| matches!(hears.inbox.take(), Some(Event::Told(1, ..))));
+        // Nor is the rank gone where it has called again before.
+        drop(call(&hears));
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(50) {
+            assert!(!is_gone());
+            std::thread::yield_now();
+        }
+        // One that has spoken is gone at once.
+        tells.out[0].close();
+        until(&|| matches!(hears.inbox.take(), Some(Event::Gone(1, _))));
+        hears.stop().end();
     }
 
     /// Operations may be kept that outlive their communicator, and with them what it consists of.

@@ -21,11 +21,12 @@ use unbroken_schedule::{Counts, DataType, Operation};
 use crate::auth::SeatName;
 use crate::bootstrap::Hello;
 use crate::channel::ALL;
-use crate::communicator::{Communicator, Options, Site};
+use crate::communicator::{Communicator, Site};
 use crate::door::{self, Chair};
 use crate::error::{Error, Result};
 use crate::limits::want_descriptors;
 use crate::operands::{Buffers, Spans};
+use crate::options::Options;
 
 /// What each rank says has so many bytes, spaces behind it: a gather of equal parts.
 const SAID_BYTES: usize = 512;
@@ -193,6 +194,7 @@ fn greetings(all: &[Said], members: &[Rank], before: &[Hello]) -> Result<Vec<Hel
 #[cfg(test)]
 mod tests {
     use super::*;
+    use unbroken_schedule::Form;
 
     fn said(colour: Option<u32>, key: i32) -> Said {
         let settings = Options::default().settings();
@@ -204,7 +206,8 @@ mod tests {
         let hello = |rank| {
             let (host, address) = (format!("host{}", rank % 2), "10.0.0.1:4".parse().unwrap());
             let (nics_mbps, seat, settings) = (vec![100], [0; 16], String::new());
-            Hello { rank, ranks, host, nics_mbps, address, seat, settings, patience_ms: 0 }
+            let nodes = crate::numa::Nodes::default();
+            Hello { rank, ranks, host, nics_mbps, nodes, address, seat, settings, patience_ms: 0 }
         };
         (0..ranks).map(hello).collect()
     }
@@ -258,6 +261,7 @@ mod tests {
                 payload_bytes: u32::MAX,
                 nic_mbps: u32::MAX,
                 timeout: most,
+                shape: Some(Form::RootedTree),
                 ..Options::default()
             }
             .settings();

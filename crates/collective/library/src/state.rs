@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use unbroken_collective_protocol::agree::Description;
 use unbroken_collective_protocol::message::{Message, News as Word};
 use unbroken_collective_protocol::{Config, Engine, Failure, Note, ProbeId, Rank};
-use unbroken_schedule::{Collective, Fabric, Folding, Host as HostShape, Place, Topology};
+use unbroken_schedule::{Collective, Fabric, Host as HostShape, Place, Topology};
 
 use crate::anysource::AnySource;
 use crate::arms::Arms;
-use crate::channel::{ends, transfer, Channel, ALL};
+use crate::channel::{ends, transfer, Channel, Wish, ALL};
 use crate::conn::Waker;
 use crate::net::{Net, News};
 use crate::oob::{Event, Oob};
@@ -151,7 +151,7 @@ pub(crate) struct State {
     pub(crate) oob: Oob,
     pub(crate) channels: Vec<Channel>,
     pub(crate) board: Board,
-    pub(crate) folding: Folding,
+    pub(crate) wish: Wish,
     /// Receives from whichever rank sends first.
     pub(crate) any: AnySource,
     /// Of the channel of all.
@@ -160,6 +160,8 @@ pub(crate) struct State {
     /// The channel of each tie, and which of its ranks it is with.
     ties: Vec<(usize, Rank)>,
     began: Instant,
+    /// When what has come was taken, since then.
+    now_us: u64,
     ticked: Instant,
     /// When something was there to do last.
     moved: Instant,
@@ -175,7 +177,7 @@ impl State {
         net: Net,
         oob: Oob,
         board: Board,
-        folding: Folding,
+        wish: Wish,
     ) -> State {
         let now = Instant::now();
         let mut state = State {
@@ -184,11 +186,12 @@ impl State {
             oob,
             channels: Vec::new(),
             board,
-            folding,
+            wish,
             any: AnySource::default(),
             hosts,
             ties: Vec::new(),
             began: now,
+            now_us: 0,
             ticked: now,
             moved: now,
             notes: Vec::new(),
@@ -237,6 +240,7 @@ impl State {
         let numbers = vec![0, u32::from(low != high)];
         let me = usize::from(self.me == ranks[1]);
         let shapes = hosts.iter().map(|host| self.hosts[*host as usize].clone()).collect();
+        // Of two ranks nobody else forwards for them, whatever nodes they are of.
         let places = numbers.iter().map(|host| Place { host: *host as usize, numa: 0 }).collect();
         // Two ranks on hosts that make a topology with others make one alone.
         let topology = Topology::new(shapes, places, Fabric::RailOnly).ok()?;
@@ -307,10 +311,11 @@ impl State {
     }
 
     fn with<R>(&mut self, at: usize, f: impl FnOnce(&mut Engine, &mut Arms<'_>) -> R) -> R {
-        let State { channels, net, oob, notes, board, .. } = self;
+        let State { channels, net, oob, notes, board, now_us, .. } = self;
         let Channel { name, ranks, base, engine, operands, .. } = &mut channels[at];
         let me = engine.rank();
         let arms = &mut Arms { me, channel: *name, ranks, base: *base, net, oob, operands, notes };
+        engine.keep_time(*now_us);
         let result = f(engine, arms);
         for note in notes.drain(..) {
             board.note(channels[at].renumbered(note), at == 0);
@@ -355,7 +360,7 @@ impl State {
         self.ticked = Instant::now();
         self.oob.tend();
         self.any.expire(self.timeout());
-        let us = self.began.elapsed().as_micros() as u64;
+        let us = self.now_us;
         let linkless = self.net.linkless();
         for at in 0..self.channels.len() {
             self.with(at, |engine, arms| {
@@ -373,6 +378,7 @@ impl State {
         let before = progress(self);
         let mut came = std::mem::take(&mut self.came);
         self.net.poll(&mut came);
+        self.now_us = self.began.elapsed().as_micros() as u64;
         let mut busy = !came.is_empty();
         came.drain(..).for_each(|(tie, rail, news)| self.arrived(tie, rail, news));
         self.came = came;
@@ -475,18 +481,21 @@ impl State {
     pub(crate) fn advance(&mut self, at: usize) {
         self.choose(at);
         while self.channels[at].is_due() {
-            if self.channels[at].end() {
+            if let Some((way, began_us)) = self.channels[at].end() {
                 self.board.done(self.net.sent_bytes());
+                if at == 0 {
+                    let us = self.began.elapsed().as_micros() as u64;
+                    self.board.took(&way, us.saturating_sub(began_us));
+                }
                 // Credit and what others wait to hear leave now, and not when somebody looks next.
                 self.with(at, |engine, arms| engine.pump(arms));
             }
             self.choose(at);
-            let folding = self.folding;
-            let Some((number, description, size, program)) = self.channels[at].begin(folding)
+            let (wish, us) = (self.wish, self.began.elapsed().as_micros() as u64);
+            let Some((number, description, size, program)) = self.channels[at].begin(us, wish)
             else {
                 return;
             };
-            let us = self.began.elapsed().as_micros() as u64;
             self.with(at, |engine, arms| {
                 engine.on_time(us, arms);
                 engine.start(number, description, size, program, arms);

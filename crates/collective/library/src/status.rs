@@ -13,13 +13,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use unbroken_collective_protocol::frame::{CROSS, OUT_OF_BAND};
+use unbroken_collective_protocol::picture::Picture;
 use unbroken_collective_protocol::{Failure, Note, Rank};
 use unbroken_runtime::{bind_in, connect_in};
+use unbroken_schedule::Form;
 
 use crate::error::{io, Result};
 
 /// Happenings that are remembered.
 const EVENTS: usize = 256;
+/// Kinds and lengths of operations that are remembered.
+const KINDS: usize = 32;
 /// A client that does not read within this is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -58,8 +63,59 @@ pub struct Away {
     pub to: Rank,
     /// Its own rail.
     pub stream: u8,
-    /// The rail that carries it.
+    /// The rail that carries it; 62 for NICs of different rails, 61 for the connections out of band.
     pub over: u8,
+}
+
+impl Away {
+    /// What carries it, in words.
+    pub fn over_in_words(&self) -> String {
+        match self.over {
+            CROSS => "NICs of different rails".into(),
+            OUT_OF_BAND => "no NIC: it goes out of band, slowly".into(),
+            rail => format!("NIC {rail}"),
+        }
+    }
+}
+
+/// How operations of one kind and length are done.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Way {
+    pub(crate) form: Form,
+    pub(crate) operation: &'static str,
+    pub(crate) bytes: u64,
+    pub(crate) plan: String,
+    pub(crate) estimate_us: f64,
+}
+
+/// Operations of one kind and length: how they are done, and what that takes.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub struct Done {
+    /// The operation.
+    pub operation: String,
+    /// Bytes of the vector.
+    pub bytes: u64,
+    /// How it is done now, in words.
+    pub plan: String,
+    /// How often it was done so.
+    pub count: u64,
+    /// What it should take, in µs; 0 where that is not known.
+    pub estimate_us: f64,
+    /// What it takes, in µs: a mean in which the last one counts an eighth.
+    pub took_us: f64,
+    /// The least that it took so, in µs.
+    pub least_us: f64,
+}
+
+/// What operations are planned with, as far as it was measured.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// What a well NIC carries, in Mbit/s; 0 while nothing was measured.
+    pub nic_mbps: u32,
+    /// How long a message takes, in µs; 0 while nothing was measured.
+    pub alpha_us: f64,
+    /// NICs that carry less, and how many percent of a well one: `0/1` is rail 1 of host 0.
+    pub slow: Vec<(String, u8)>,
 }
 
 /// A communicator, as one of its ranks sees it.
@@ -75,16 +131,40 @@ pub struct Snapshot {
     pub hosts: Vec<u32>,
     /// What has happened to paths.
     pub counters: Counters,
+    /// The shape of the last operation of all ranks ([`Form`]); empty before the first.
+    #[serde(default)]
+    pub shape: String,
+    /// How many operations of all ranks had each shape.
+    #[serde(default)]
+    pub shapes: BTreeMap<String, u64>,
     /// Bytes that this rank has sent over each rail; the last is the memory of its host.
     pub sent_bytes: Vec<u64>,
     /// NICs that operations are planned without: `0/1` is rail 1 of host 0.
     pub down: Vec<String>,
+    /// What operations are planned with.
+    pub measured: Measured,
+    /// Operations of late, by kind and length.
+    pub done: Vec<Done>,
     /// Streams that are not on their own rail.
     pub away: Vec<Away>,
     /// What has happened lately, the oldest first.
     pub happened: VecDeque<Happening>,
     /// Why it is broken, if it is.
     pub broken: Option<String>,
+}
+
+impl Done {
+    fn first(way: &Way, us: f64) -> Done {
+        Done {
+            operation: way.operation.into(),
+            bytes: way.bytes,
+            plan: way.plan.clone(),
+            count: 1,
+            estimate_us: way.estimate_us,
+            took_us: us,
+            least_us: us,
+        }
+    }
 }
 
 /// Where the snapshot is kept up to date.
@@ -118,6 +198,35 @@ impl Board {
         shown.sent_bytes.copy_from_slice(sent_bytes);
     }
 
+    /// An operation took so long.
+    pub(crate) fn took(&self, way: &Way, us: u64) {
+        let (mut shown, us) = (self.lock(), us as f64);
+        let name = way.form.name();
+        if shown.shape != name {
+            shown.shape = name.into();
+            shown.shapes.entry(name.into()).or_default();
+        }
+        if let Some(count) = shown.shapes.get_mut(name) {
+            *count += 1;
+        }
+        let same = |done: &Done| done.operation == way.operation && done.bytes == way.bytes;
+        match shown.done.iter_mut().find(|done| same(done)) {
+            Some(done) if done.plan == way.plan => {
+                done.count += 1;
+                done.estimate_us = way.estimate_us;
+                done.took_us += (us - done.took_us) / 8.0;
+                done.least_us = done.least_us.min(us);
+            }
+            Some(done) => *done = Done::first(way, us),
+            None => {
+                if shown.done.len() == KINDS {
+                    shown.done.remove(0);
+                }
+                shown.done.push(Done::first(way, us));
+            }
+        }
+    }
+
     /// The communicator is broken.
     pub(crate) fn broken(&self, failure: &Failure) {
         self.lock().broken.get_or_insert_with(|| failure.to_string());
@@ -135,21 +244,35 @@ impl Board {
             Note::Moved { peer, stream, rail, again } => {
                 shown.counters.moves += 1;
                 shown.counters.again += again;
+                let aside = |away: &Away| away.to == peer && away.over == OUT_OF_BAND;
+                let known = rail != OUT_OF_BAND || !of_all || shown.away.iter().any(aside);
                 shown.away.retain(|away| !of_all || (away.to, away.stream) != (peer, stream));
                 if stream != rail && of_all {
                     shown.away.push(Away { to: peer, stream, over: rail });
                 }
-                return;
+                if known {
+                    return;
+                }
+                format!("no NIC reaches rank {peer}: what goes there goes out of band, slowly")
             }
             Note::Located(verdict) => format!("rank {} finds: {}", verdict.by, verdict.fault),
             Note::Healed(place) => format!("{place} is well again"),
             // The two count hosts in their own way; what all plan with is what is shown.
             Note::Replanned { .. } if !of_all => return,
-            Note::Replanned { from, down } => {
-                shown.down = places(&down);
-                let down =
-                    if shown.down.is_empty() { "none".into() } else { shown.down.join(", ") };
-                format!("planned anew from operation {from} on; NICs down: {down}")
+            Note::Replanned { from, picture } => {
+                let down = places(&picture.down);
+                let measured = Measured::of(&picture);
+                let other = down != shown.down || measured.slow != shown.measured.slow;
+                (shown.down, shown.measured) = (down, measured);
+                // Other rates of well NICs are nothing that has happened to anybody.
+                if !other {
+                    return;
+                }
+                let none = || String::from("none");
+                let down = if shown.down.is_empty() { none() } else { shown.down.join(", ") };
+                let slow = shown.measured.slow_in_words();
+                let slow = slow.map_or(String::new(), |slow| format!("; slow: {slow}"));
+                format!("planned anew from operation {from} on; NICs down: {down}{slow}")
             }
         };
         drop(shown);
@@ -163,6 +286,24 @@ impl Board {
             shown.happened.pop_front();
         }
         shown.happened.push_back(Happening { after_s: self.began.elapsed().as_secs_f64(), what });
+    }
+}
+
+impl Measured {
+    fn of(picture: &Picture) -> Measured {
+        let named = |(host, rail, percent): &(u32, u8, u8)| (format!("{host}/{rail}"), *percent);
+        Measured {
+            nic_mbps: picture.mbps,
+            alpha_us: f64::from(picture.alpha_ns) / 1e3,
+            slow: picture.slow.iter().map(named).collect(),
+        }
+    }
+
+    /// NICs that carry less than others, if there are any.
+    pub fn slow_in_words(&self) -> Option<String> {
+        let words: Vec<String> =
+            self.slow.iter().map(|(nic, percent)| format!("{nic} at {percent} %")).collect();
+        (!words.is_empty()).then(|| words.join(", "))
     }
 }
 

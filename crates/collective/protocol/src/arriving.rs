@@ -102,6 +102,11 @@ impl Engine {
             }
             self.peers[peer].incoming[at].was_used();
             self.progress += 1;
+            // Before the next frame: a receive that has become ready by this one wants what lies
+            // aside for it, before more of it comes.
+            if !self.ready.is_empty() && !left_out!(self.config.mutant, LateReady) {
+                self.settle(hands);
+            }
         }
         if !self.ready.is_empty() {
             self.settle(hands);

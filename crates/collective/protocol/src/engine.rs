@@ -12,11 +12,12 @@ use unbroken_schedule::Program;
 
 use crate::agree::Description;
 use crate::dispute::differs;
-use crate::frame::MEMORY;
+use crate::frame::{CROSS, MEMORY, OUT_OF_BAND};
 use crate::hands::{Bytes, Hands};
 use crate::message::{Message, News};
 use crate::mutants::{left_out, Mutant};
-use crate::paths::{Peer, State};
+use crate::paths::{Peer, State, DETOURS};
+use crate::rates::Rates;
 use crate::run::{Ready, Run, Target};
 use crate::trace::Traces;
 use crate::views::Views;
@@ -53,6 +54,8 @@ pub struct Config {
     pub timeout_us: u64,
     /// Plan anew for the NICs that are left; else what a lost one carried goes over one other.
     pub balance: bool,
+    /// Plan with what NICs were seen to carry; else with what the topology says.
+    pub measure: bool,
     /// A rule that is left out, in tests that must notice.
     pub mutant: Option<Mutant>,
 }
@@ -87,6 +90,7 @@ pub struct Engine {
     pub(crate) done: u64,
     pub(crate) begun: u64,
     pub(crate) views: Views,
+    pub(crate) rates: Rates,
     pub(crate) traces: Traces,
 }
 
@@ -97,7 +101,7 @@ impl Engine {
         Engine {
             peers: (0..ranks).map(|_| Peer::new(rails, config.slots)).collect(),
             now_us: 0,
-            on_way: vec![0; rails + 1],
+            on_way: vec![0; rails + 1 + DETOURS],
             run: None,
             misfit: None,
             ready: VecDeque::new(),
@@ -113,22 +117,30 @@ impl Engine {
             done: 0,
             begun: 0,
             views: Views::new(1 + config.hosts.iter().max().map_or(0, |h| *h as usize)),
+            rates: Rates::new(config.me, ranks, rails),
             traces: Traces::new(rails),
             config,
         }
     }
 
-    /// The position of a stream or path in tables.
-    pub(crate) fn index(&self, rail: u8) -> usize {
-        usize::from(rail.min(self.config.rails))
+    /// The position of a stream or path in tables: rails, then memory, then paths that are no
+    /// streams.
+    pub(crate) fn index(&self, path: u8) -> usize {
+        let rails = self.config.rails;
+        match path {
+            CROSS => usize::from(rails) + 1,
+            OUT_OF_BAND => usize::from(rails) + 2,
+            _ => usize::from(path.min(rails)),
+        }
     }
 
     /// The stream or path of a position.
     pub(crate) fn rail(&self, at: usize) -> u8 {
-        if at == usize::from(self.config.rails) {
-            MEMORY
-        } else {
-            at as u8
+        match at.checked_sub(usize::from(self.config.rails)) {
+            None => at as u8,
+            Some(0) => MEMORY,
+            Some(1) => CROSS,
+            Some(_) => OUT_OF_BAND,
         }
     }
 
@@ -165,7 +177,8 @@ impl Engine {
     pub fn is_whole(&self) -> bool {
         self.peers
             .iter()
-            .all(|p| p.paths.iter().all(|path| matches!(path.state, State::Idle | State::Up)))
+            .flat_map(|p| &p.paths[..=usize::from(self.config.rails)])
+            .all(|path| matches!(path.state, State::Idle | State::Up))
     }
 
     /// A counter that grows with everything that goes on.
@@ -286,11 +299,12 @@ impl Engine {
     /// A message came out of band.
     pub fn on_message(&mut self, from: Rank, message: &Message, hands: &mut impl Hands) {
         let paths = usize::from(self.config.rails);
-        let named = |rail: u8| rail == MEMORY || usize::from(rail) < paths;
+        let named =
+            |path: u8| matches!(path, MEMORY | CROSS | OUT_OF_BAND) || usize::from(path) < paths;
         match message {
             Message::Want => self.want_paths(from, hands),
-            Message::Offer { rail, life, address } if named(*rail) => {
-                self.on_offer(from, *rail, *life, address, hands)
+            Message::Offer { rail, life, nics, address } if named(*rail) => {
+                self.on_offer(from, (*rail, *life), *nics, address, hands)
             }
             Message::Accept { rail, life, address } if named(*rail) => {
                 self.on_accept(from, *rail, *life, address, hands);
@@ -303,14 +317,22 @@ impl Engine {
             }
             Message::News(news) => self.on_news(from, news, hands),
             Message::Probe(probe) => self.on_probe(from, probe, hands),
+            Message::Measured(report) => self.on_measured(report, hands),
+            Message::Piece { .. } => self.on_piece(from, message, hands),
+            Message::Taken { life, bytes } => self.on_taken(from, *life, *bytes, hands),
+            Message::Notice { life, notice } => self.on_said_notice(from, *life, *notice, hands),
             _ => self.broke(from, 11, hands),
         }
     }
 
+    /// The rank that is next on the way to rank 0.
+    pub(crate) fn father(me: Rank) -> Option<Rank> {
+        me.checked_sub(1).map(|m| m / SONS)
+    }
+
     /// The ranks that this one hands news to.
     pub fn neighbours(me: Rank, ranks: usize) -> impl Iterator<Item = Rank> {
-        let father = me.checked_sub(1).map(|m| m / SONS);
-        father
+        Engine::father(me)
             .into_iter()
             .chain((1..=SONS).map(move |k| SONS * me + k).filter(move |son| *son < ranks))
     }
@@ -342,7 +364,7 @@ impl Engine {
             }
             News::Verdict(verdict) => self.on_verdict(verdict, hands),
             News::Healed { place } => self.on_healed(*place, hands),
-            News::Propose { view, down } => self.on_propose(*view, down, hands),
+            News::Propose { view, picture } => self.on_propose(*view, picture, hands),
             News::Holds { rank, view, begun } => self.on_holds(*rank, *view, *begun, hands),
             News::Agreed { view, from } => self.on_agreed(*view, *from, hands),
         }
@@ -391,6 +413,12 @@ impl Engine {
         self.failure.get_or_insert(failure);
     }
 
+    /// What comes and goes from now on does so at this time. To be called before completions are
+    /// given: what is measured is as exact as this.
+    pub fn keep_time(&mut self, now_us: u64) {
+        self.now_us = self.now_us.max(now_us);
+    }
+
     /// Time goes on. To be called every few milliseconds, at least while an operation runs.
     pub fn on_time(&mut self, now_us: u64, hands: &mut impl Hands) {
         self.now_us = self.now_us.max(now_us);
@@ -399,6 +427,7 @@ impl Engine {
         }
         self.tend_paths(hands);
         self.tend_traces(hands);
+        self.tend_rates(hands);
         self.tend_views(hands);
         let Some(run) = self.run.as_ref().filter(|run| !run.is_done()) else { return };
         let number = run.number;

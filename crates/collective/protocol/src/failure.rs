@@ -59,7 +59,9 @@ pub enum Failure {
         seconds: u32,
     },
     /// Two ranks have no path left.
-    #[error("rank {a} and rank {b} have had no NIC in common for {seconds} s")]
+    #[error(
+        "rank {a} and rank {b} have had no path for {seconds} s: no NIC of one of their hosts is up"
+    )]
     Parted {
         /// One.
         a: Rank,

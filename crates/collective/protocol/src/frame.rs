@@ -8,8 +8,15 @@
 pub const HEADER_BYTES: usize = 64;
 /// What tells a slot that holds a frame from one that holds anything else.
 const MAGIC: u32 = 0x554e_4246;
-/// The stream that goes through the memory of a host; other streams are those of rails, by number.
+/// The stream, and the path, that go through the memory of a host; others are those of rails, by
+/// number.
 pub const MEMORY: u8 = 63;
+/// The path that joins NICs of different rails (`detours`).
+pub const CROSS: u8 = 62;
+/// The path through the connections out of band (`detours`).
+pub const OUT_OF_BAND: u8 = 61;
+/// How many rails there can be.
+pub const MAX_RAILS: u8 = 61;
 
 /// What a frame is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,10 +1,13 @@
 //! What an engine asks of its surroundings. Nothing in it decides.
 
+use std::sync::Arc;
+
 use unbroken_schedule::{Slice, Work};
 
 use crate::frame::{Header, HEADER_BYTES};
 use crate::locate::{Place, Verdict};
 use crate::message::Message;
+use crate::picture::Picture;
 use crate::run::Target;
 use crate::Rank;
 
@@ -53,8 +56,14 @@ pub trait Hands {
     fn post(&mut self, slot: Slot, rail: u8, bytes: u32) -> bool;
     /// Sends a notice alone. `false`: the path has failed.
     fn notify(&mut self, peer: Rank, rail: u8, notice: u32) -> bool;
-    /// Makes this end of a path and gives what the other end must know. `None`: the NIC cannot.
-    fn open(&mut self, peer: Rank, rail: u8) -> Option<Vec<u8>>;
+    /// Reads bytes of a slot that is to be sent.
+    fn copy_out(&mut self, slot: Slot, at: u32, len: u32) -> Vec<u8>;
+    /// Writes bytes into a slot that receives.
+    fn copy_in(&mut self, slot: Slot, at: u32, bytes: &[u8]);
+    /// Makes this end of a path, over this NIC of the rank, and gives what the other end must know.
+    /// `None`: the NIC cannot. Of the path out of band: makes the slots, and gives nothing; `None`
+    /// if no NIC has a link.
+    fn open(&mut self, peer: Rank, path: u8, nic: u8) -> Option<Vec<u8>>;
     /// Connects this end to the other. `false`: it cannot be.
     fn connect(&mut self, peer: Rank, rail: u8, address: &[u8]) -> bool;
     /// Sends over a connected path what changes nothing; its completion shows that the path
@@ -129,11 +138,11 @@ pub enum Note {
     Located(Verdict),
     /// A NIC is well again.
     Healed(Place),
-    /// Operations are planned with another health of NICs from this one on.
+    /// Operations are planned with another picture of NICs from this one on.
     Replanned {
         /// The first operation.
         from: u64,
-        /// Of each host, a bit for each NIC that is down.
-        down: Vec<u64>,
+        /// The picture.
+        picture: Arc<Picture>,
     },
 }

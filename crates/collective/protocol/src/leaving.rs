@@ -2,10 +2,11 @@
 //! them and gives credit.
 
 use crate::engine::Engine;
-use crate::frame::{FrameKind, Header, Notice, HEADER_BYTES, MEMORY};
+use crate::frame::{FrameKind, Header, Notice, HEADER_BYTES, MEMORY, OUT_OF_BAND};
 use crate::hands::{Hands, Slot};
+use crate::message::Message;
 use crate::mutants::left_out;
-use crate::paths::{Peer, State};
+use crate::paths::{State, DETOURS};
 use crate::Rank;
 
 /// Notices on their way over a path, beyond a rail's window: credit waits where there are more.
@@ -23,6 +24,7 @@ impl Engine {
                 self.pump_credit(peer, at, hands);
                 self.post(peer, at, hands);
             }
+            self.pump_pieces(peer, hands);
         }
         for at in 0..self.turns.len() {
             self.take_turns(at, hands);
@@ -38,16 +40,16 @@ impl Engine {
             let Some(mut run) = self.run.take() else { return };
             let lane = self.turns[at][0];
             let (peer, stream) = (run.lanes[lane as usize].peer, run.lanes[lane as usize].stream);
-            let Peer { outgoing, paths, .. } = &mut self.peers[peer];
-            let out = &mut outgoing[at];
+            let out = &self.peers[peer].outgoing[at];
             let room = out.tx.has_room() || left_out!(self.config.mutant, NoCredit);
-            let by = out.tx.carrier().map(|rail| usize::from(rail.min(self.config.rails)));
-            let may = by.is_some_and(|by| self.on_way[by] < self.config.window)
+            let by = out.tx.carrier().map(|rail| self.index(rail));
+            let may = by.is_some_and(|by| self.on_way[by] < self.window(by))
                 && out.tx.to_post().is_none();
             // A peer that takes frames slowly, since others send to it, too, does not hold up what
             // goes elsewhere.
             let others = self.turns[at].iter().any(|lane| run.lanes[*lane as usize].peer != peer);
-            let full = by.is_some_and(|by| paths[by].posted >= self.config.window.div_ceil(2));
+            let posted = |by: usize| self.peers[peer].paths[by].posted;
+            let full = by.is_some_and(|by| posted(by) >= self.window(by).div_ceil(2));
             let may = may && !(others && full);
             if !room || !may {
                 self.turns[at].rotate_left(1);
@@ -56,6 +58,7 @@ impl Engine {
                 continue;
             }
             blocked = 0;
+            let out = &mut self.peers[peer].outgoing[at];
             let part = run.part(lane, self.config.payload);
             let header = Header {
                 kind: FrameKind::Data,
@@ -123,22 +126,29 @@ impl Engine {
             let (Some(rail), Some((seq, bytes))) = (out.tx.carrier(), out.tx.to_post()) else {
                 return;
             };
-            let by = usize::from(rail.min(self.config.rails));
-            let path = &mut self.peers[peer].paths[by];
-            if rail != MEMORY
-                && (self.on_way[by] >= self.config.window || path.posted >= MAX_POSTED)
-            {
+            let by = self.index(rail);
+            let posted = self.peers[peer].paths[by].posted;
+            if rail != MEMORY && (self.on_way[by] >= self.window(by) || posted >= MAX_POSTED) {
                 return;
             }
-            if !hands.post(Slot { peer, stream, seq }, rail, bytes) {
+            if rail == OUT_OF_BAND {
+                self.post_aside(peer, stream, seq, bytes);
+            } else if !hands.post(Slot { peer, stream, seq }, rail, bytes) {
                 return self.fail_path(peer, rail, hands);
             }
             self.peers[peer].outgoing[at].tx.was_posted();
             if rail != MEMORY {
-                self.peers[peer].paths[by].posted += 1;
-                self.on_way[by] += 1;
+                self.was_posted(peer, by, bytes);
             }
         }
+    }
+
+    /// Something was posted over a path.
+    fn was_posted(&mut self, peer: Rank, at: usize, bytes: u32) {
+        let path = &mut self.peers[peer].paths[at];
+        path.posted += 1;
+        self.on_way[at] += 1;
+        self.measure_post(peer, at, bytes);
     }
 
     /// Tells the peer what was used of a stream, if it should know, over the path that carries the
@@ -146,19 +156,25 @@ impl Engine {
     fn pump_credit(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
         let Some(count) = self.peers[peer].incoming[at].credit_due() else { return };
         let rails = usize::from(self.config.rails);
-        let ways = (0..=rails).map(|k| (at + k) % (rails + 1));
+        let detours = rails + 1..rails + 1 + DETOURS;
         let up = |k: &usize| self.peers[peer].paths[*k].state == State::Up;
-        let Some(by) = ways.clone().find(up) else { return };
+        let ways = (0..=rails).map(|k| (at + k) % (rails + 1)).chain(detours);
+        let Some(by) = ways.into_iter().find(up) else { return };
         if self.peers[peer].paths[by].posted >= MAX_POSTED {
             return;
         }
         let (stream, rail) = (self.rail(at), self.rail(by));
-        if !hands.notify(peer, rail, Notice::credit(stream, count).encode()) {
+        let notice = Notice::credit(stream, count).encode();
+        if rail == OUT_OF_BAND {
+            let life = self.peers[peer].paths[by].life;
+            hands.tell(peer, &Message::Notice { life, notice });
+            return self.peers[peer].incoming[at].was_credited(count);
+        }
+        if !hands.notify(peer, rail, notice) {
             return self.fail_path(peer, rail, hands);
         }
         if rail != MEMORY {
-            self.peers[peer].paths[by].posted += 1;
-            self.on_way[by] += 1;
+            self.was_posted(peer, by, 0);
         }
         self.peers[peer].incoming[at].was_credited(count);
     }
@@ -177,6 +193,7 @@ impl Engine {
         if path.posted > 0 {
             path.posted -= 1;
             self.on_way[at] -= 1;
+            self.measure(peer, rail);
         }
     }
 }

@@ -12,10 +12,11 @@
 //!   [`run`]: a program's steps and lanes.
 //! - [`engine`]: an operation and its steps; `leaving`: what is in line, who takes turns;
 //!   `arriving`: what has come. [`paths`]: how a path between two ranks is made, fails, and is made
-//!   again.
+//!   again. `detours`: what joins ranks that have no rail in common.
 //! - [`agree`]: ranks that ask for different operations. [`locate`]: where a failure is.
 //!   [`message`]: what is said out of band.
-//! - [`views`]: what all plan with. [`reduce`]: reductions of bytes, fast.
+//! - [`views`]: what all plan with, a [`picture`] of NICs; `meter`, `rates`,
+//!   `measure`: how fast they are. [`reduce`]: reductions of bytes, fast.
 //!
 //! # A path
 //!
@@ -64,7 +65,8 @@
 //!
 //! - *A second failure* on the way: the stream is halted again, at the path that it went to;
 //!   nothing is lost, since frames stay in the sender's slots until they are used. When all paths
-//!   are Down, streams wait as long as operations may stand still.
+//!   of rails are Down, there are detours; when these are, too, streams wait as long as operations
+//!   may stand still.
 //! - *Both ends see it*: both say `Closed`, and each takes the other's for the answer.
 //! - *A false alarm* costs a migration, and is otherwise harmless; the path is made again.
 //! - *Silence that nobody's queue pair notices* (the receiver waits, the sender has died or waits,
@@ -78,6 +80,7 @@
 
 pub mod agree;
 mod arriving;
+mod detours;
 mod dispute;
 pub mod engine;
 mod failure;
@@ -85,9 +88,14 @@ pub mod frame;
 mod hands;
 mod leaving;
 pub mod locate;
+mod measure;
 pub mod message;
+mod meter;
 mod mutants;
 pub mod paths;
+pub mod picture;
+mod pieces;
+mod rates;
 pub mod reduce;
 pub mod run;
 pub mod stream;

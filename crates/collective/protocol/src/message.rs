@@ -6,10 +6,11 @@
 
 use crate::agree::Description;
 use crate::locate::{Place, Verdict};
+use crate::picture::{Picture, Report};
 use crate::{Failure, Rank};
 
 /// The longest byte string of a message.
-const MAX_BYTES: usize = 4096;
+const MAX_BYTES: usize = 1 << 15;
 /// The longest list of a message.
 const MAX_LIST: usize = 1 << 16;
 
@@ -24,6 +25,8 @@ pub enum Message {
         rail: u8,
         /// Which life of the path.
         life: u32,
+        /// The NICs that it joins: that of the lower rank, that of the higher.
+        nics: [u8; 2],
         /// What the shell of the other end needs.
         address: Vec<u8>,
     },
@@ -56,6 +59,37 @@ pub enum Message {
     News(News),
     /// A question of a localisation, or the answer to one.
     Probe(Probe),
+    /// For rank 0: what a rank has measured. Handed on along the tree.
+    Measured(Report),
+    /// A piece of a frame, where no NIC carries it.
+    Piece {
+        /// Which life of the path out of band.
+        life: u32,
+        /// The stream.
+        stream: u8,
+        /// The frame's number.
+        seq: u64,
+        /// Where the piece begins in the frame, in bytes.
+        offset: u32,
+        /// Bytes of the whole frame.
+        total: u32,
+        /// The piece.
+        bytes: Vec<u8>,
+    },
+    /// A piece of so many bytes was taken.
+    Taken {
+        /// Which life of the path out of band.
+        life: u32,
+        /// How many.
+        bytes: u32,
+    },
+    /// A notice that no NIC carries.
+    Notice {
+        /// Which life of the path out of band.
+        life: u32,
+        /// As an immediate.
+        notice: u32,
+    },
 }
 
 /// What all ranks must hear.
@@ -81,12 +115,12 @@ pub enum News {
     },
     /// What is wrong with a path, or is no more.
     Verdict(Verdict),
-    /// The health of the NICs, by host and rail, that operations shall be planned with.
+    /// The picture that operations shall be planned with.
     Propose {
         /// Its number.
         view: u32,
-        /// Of each host, a bit for each NIC that is down.
-        down: Vec<u64>,
+        /// The picture.
+        picture: Picture,
     },
     /// A rank has begun so many operations, and begins no other until all have agreed.
     Holds {
@@ -231,7 +265,9 @@ impl Message {
         let mut w = Writer::default();
         match self {
             Message::Want => w.u8(0),
-            Message::Offer { rail, life, address } => w.u8(1).u8(*rail).u32(*life).bytes(address),
+            Message::Offer { rail, life, nics, address } => {
+                w.u8(1).u8(*rail).u32(*life).u8(nics[0]).u8(nics[1]).bytes(address)
+            }
             Message::Accept { rail, life, address } => w.u8(2).u8(*rail).u32(*life).bytes(address),
             Message::Carries { rail, life } => w.u8(3).u8(*rail).u32(*life),
             Message::Closed { rail, life, counts } => {
@@ -251,6 +287,15 @@ impl Message {
                 probe.encode(&mut w);
                 &mut w
             }
+            Message::Measured(report) => {
+                report.encode(w.u8(7));
+                &mut w
+            }
+            Message::Piece { life, stream, seq, offset, total, bytes } => {
+                w.u8(8).u32(*life).u8(*stream).u64(*seq).u32(*offset).u32(*total).bytes(bytes)
+            }
+            Message::Taken { life, bytes } => w.u8(9).u32(*life).u32(*bytes),
+            Message::Notice { life, notice } => w.u8(10).u32(*life).u32(*notice),
         };
         w.0
     }
@@ -260,7 +305,12 @@ impl Message {
         let mut r = Reader(bytes);
         let message = match r.u8()? {
             0 => Message::Want,
-            1 => Message::Offer { rail: r.u8()?, life: r.u32()?, address: r.bytes()? },
+            1 => Message::Offer {
+                rail: r.u8()?,
+                life: r.u32()?,
+                nics: [r.u8()?, r.u8()?],
+                address: r.bytes()?,
+            },
             2 => Message::Accept { rail: r.u8()?, life: r.u32()?, address: r.bytes()? },
             3 => Message::Carries { rail: r.u8()?, life: r.u32()? },
             4 => Message::Closed {
@@ -270,6 +320,17 @@ impl Message {
             },
             5 => Message::News(News::decode(&mut r)?),
             6 => Message::Probe(Probe::decode(&mut r)?),
+            7 => Message::Measured(Report::decode(&mut r)?),
+            8 => Message::Piece {
+                life: r.u32()?,
+                stream: r.u8()?,
+                seq: r.u64()?,
+                offset: r.u32()?,
+                total: r.u32()?,
+                bytes: r.bytes()?,
+            },
+            9 => Message::Taken { life: r.u32()?, bytes: r.u32()? },
+            10 => Message::Notice { life: r.u32()?, notice: r.u32()? },
             _ => return None,
         };
         r.0.is_empty().then_some(message)
@@ -287,12 +348,7 @@ impl News {
                 description.encode(w.u8(2).rank(*rank).u64(*number));
             }
             News::Verdict(verdict) => verdict.encode(w.u8(3)),
-            News::Propose { view, down } => {
-                w.u8(4).u32(*view).u32(down.len() as u32);
-                down.iter().for_each(|d| {
-                    w.u64(*d);
-                });
-            }
+            News::Propose { view, picture } => picture.encode(w.u8(4).u32(*view)),
             News::Holds { rank, view, begun } => {
                 w.u8(5).rank(*rank).u32(*view).u64(*begun);
             }
@@ -313,7 +369,7 @@ impl News {
                 description: Description::decode(r)?,
             },
             3 => News::Verdict(Verdict::decode(r)?),
-            4 => News::Propose { view: r.u32()?, down: r.list(Reader::u64)? },
+            4 => News::Propose { view: r.u32()?, picture: Picture::decode(r)? },
             5 => News::Holds { rank: r.rank()?, view: r.u32()?, begun: r.u64()? },
             6 => News::Agreed { view: r.u32()?, from: r.u64()? },
             7 => News::Healed { place: Place::decode(r)? },
@@ -423,8 +479,7 @@ mod tests {
             (rank(), any::<u64>(), description())
                 .prop_map(|(rank, number, description)| News::Takes { rank, number, description }),
             (rank(), fault()).prop_map(|(by, fault)| News::Verdict(Verdict { by, fault })),
-            (any::<u32>(), prop::collection::vec(any::<u64>(), 0..9))
-                .prop_map(|(view, down)| News::Propose { view, down }),
+            (any::<u32>(), picture()).prop_map(|(view, picture)| News::Propose { view, picture }),
             (rank(), any::<(u32, u64)>()).prop_map(|(rank, (view, begun))| News::Holds {
                 rank,
                 view,
@@ -433,6 +488,25 @@ mod tests {
             any::<(u32, u64)>().prop_map(|(view, from)| News::Agreed { view, from }),
             place().prop_map(|place| News::Healed { place }),
         ]
+    }
+
+    fn picture() -> impl Strategy<Value = Picture> {
+        let down = prop::collection::vec(any::<u64>(), 0..9);
+        let slow = prop::collection::vec(any::<(u32, u8, u8)>(), 0..9);
+        (down, any::<(u32, u32)>(), slow).prop_map(|(down, (mbps, alpha_ns), slow)| Picture {
+            down,
+            mbps,
+            alpha_ns,
+            slow,
+        })
+    }
+
+    fn report() -> impl Strategy<Value = Report> {
+        let rails_mbps = prop::collection::vec(any::<u32>(), 0..9);
+        let paths = prop::collection::vec(any::<(u32, u8, u32)>(), 0..9);
+        (0usize..99, any::<u32>(), rails_mbps, paths).prop_map(
+            |(rank, alpha_ns, rails_mbps, paths)| Report { rank, alpha_ns, rails_mbps, paths },
+        )
     }
 
     fn probe() -> impl Strategy<Value = Probe> {
@@ -466,10 +540,8 @@ mod tests {
         let address = || prop::collection::vec(any::<u8>(), 0..200);
         prop_oneof![
             Just(Message::Want),
-            (any::<(u8, u32)>(), address()).prop_map(|((rail, life), address)| Message::Offer {
-                rail,
-                life,
-                address
+            (any::<(u8, u32, [u8; 2])>(), address()).prop_map(|((rail, life, nics), address)| {
+                Message::Offer { rail, life, nics, address }
             }),
             (any::<(u8, u32)>(), address()).prop_map(|((rail, life), address)| Message::Accept {
                 rail,
@@ -481,6 +553,19 @@ mod tests {
                 .prop_map(|((rail, life), counts)| Message::Closed { rail, life, counts }),
             news().prop_map(Message::News),
             probe().prop_map(Message::Probe),
+            report().prop_map(Message::Measured),
+            (any::<(u32, u8, u64, u32, u32)>(), address()).prop_map(
+                |((life, stream, seq, offset, total), bytes)| Message::Piece {
+                    life,
+                    stream,
+                    seq,
+                    offset,
+                    total,
+                    bytes
+                }
+            ),
+            any::<(u32, u32)>().prop_map(|(life, bytes)| Message::Taken { life, bytes }),
+            any::<(u32, u32)>().prop_map(|(life, notice)| Message::Notice { life, notice }),
         ]
     }
 

@@ -21,6 +21,10 @@ pub enum Mutant {
     LateBegin,
     /// A stream that is about to go home waits for that, also when the path home has failed again.
     Homesick,
+    /// Ranks that have no rail in common have no path.
+    NoDetour,
+    /// A receive that has become ready takes what lies aside for it later than what comes next.
+    LateReady,
     /// Who stands still names whom it waits for, whatever others have said.
     Hasty,
 }
@@ -31,21 +35,7 @@ pub enum Mutant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {}
 
-/// Whether a test leaves out a rule: `left_out!(self.config.mutation, Rule)`.
+pub(crate) use unbroken_mutants::left_out;
+/// As the macro calls it.
 #[cfg(any(test, feature = "mutants"))]
-macro_rules! left_out {
-    ($mutation:expr, $rule:ident) => {
-        $mutation == Some($crate::mutants::Mutant::$rule)
-    };
-}
-
-/// Nothing is left out in what ships.
-#[cfg(not(any(test, feature = "mutants")))]
-macro_rules! left_out {
-    ($mutation:expr, $rule:ident) => {{
-        let _ = $mutation;
-        false
-    }};
-}
-
-pub(crate) use left_out;
+pub(crate) use Mutant as Mutation;

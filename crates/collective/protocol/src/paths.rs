@@ -4,10 +4,12 @@
 use std::collections::VecDeque;
 
 use crate::engine::Engine;
-use crate::frame::MEMORY;
+use crate::frame::{CROSS, MEMORY, OUT_OF_BAND};
 use crate::hands::{Hands, Note};
 use crate::message::Message;
+use crate::meter::{Meter, OnWay};
 use crate::mutants::left_out;
+use crate::pieces::Pieces;
 use crate::stream::{Rx, Tx};
 use crate::{Failure, Rank};
 
@@ -15,6 +17,10 @@ use crate::{Failure, Rank};
 /// the longest.
 const FIRST_RETRY_US: u64 = 20_000;
 const LAST_RETRY_US: u64 = 1_000_000;
+/// Ranks that have been apart for so long use the connections out of band.
+const LAST_RESORT_US: u64 = 300_000;
+/// Paths besides those of rails and memory (`detours`).
+pub(crate) const DETOURS: usize = 2;
 /// A path that has been Up for so long begins again with the first.
 const STEADY_US: u64 = 5_000_000;
 
@@ -38,18 +44,34 @@ pub enum State {
     },
 }
 
-/// A path to a peer, over one rail or through memory.
+/// A path to a peer, over one rail, through memory, or a detour.
 #[derive(Clone, Debug)]
 pub struct Path {
     /// Where it is.
     pub state: State,
     /// Which life.
     pub life: u32,
+    /// This rank's NIC, if it goes over one: its rail's, but for `CROSS`.
+    pub(crate) nic: u8,
     /// Posted and not complete.
     pub posted: u32,
+    /// The bytes of each of these.
+    pub(crate) bytes: OnWay,
+    pub(crate) meter: Meter,
     retry_us: u64,
     wait_us: u64,
     up_since_us: u64,
+}
+
+impl Path {
+    /// Whether it is to be made now, if it is wanted.
+    pub(crate) fn is_due(&self, now_us: u64) -> bool {
+        match self.state {
+            State::Idle => true,
+            State::Down { heard } => heard && now_us >= self.retry_us,
+            _ => false,
+        }
+    }
 }
 
 /// What a stream to a peer waits for.
@@ -80,9 +102,13 @@ pub(crate) struct Peer {
     pub(crate) outgoing: Vec<Outgoing>,
     pub(crate) incoming: Vec<Rx>,
     /// Paths were asked for.
-    wanted: bool,
+    pub(crate) wanted: bool,
     /// Since when no path is Up, while something waits for one.
     parted_us: Option<u64>,
+    /// Since when no rail joins the two.
+    pub(crate) apart_us: Option<u64>,
+    /// What goes out of band.
+    pub(crate) pieces: Pieces,
 }
 
 impl Peer {
@@ -90,7 +116,10 @@ impl Peer {
         let path = Path {
             state: State::Idle,
             life: 0,
+            nic: 0,
             posted: 0,
+            bytes: OnWay::default(),
+            meter: Meter::default(),
             retry_us: 0,
             wait_us: FIRST_RETRY_US,
             up_since_us: 0,
@@ -100,13 +129,33 @@ impl Peer {
             standing: Standing::Unassigned(None),
             control: VecDeque::new(),
         };
+        let mut paths = vec![path; rails + 1 + DETOURS];
+        paths[..rails].iter_mut().enumerate().for_each(|(rail, path)| path.nic = rail as u8);
         Peer {
-            paths: vec![path; rails + 1],
+            paths,
             outgoing: (0..=rails).map(|_| out()).collect(),
             incoming: vec![Rx::new(slots); rails + 1],
             wanted: false,
             parted_us: None,
+            apart_us: None,
+            pieces: Pieces::default(),
         }
+    }
+
+    /// Whether this rank and the peer have no rail in common: all paths of rails have failed.
+    pub(crate) fn is_apart(&self, rails: usize) -> bool {
+        let lost = |state: State, life: u32| match state {
+            State::Down { .. } => true,
+            State::Idle | State::Up => false,
+            // The first time it is waited for.
+            State::Offered | State::Accepted | State::Testing => life > 1,
+        };
+        self.wanted && self.paths[..rails].iter().all(|path| lost(path.state, path.life))
+    }
+
+    /// Whether streams go out of band if no NIC carries them.
+    pub(crate) fn is_at_last_resort(&self, now_us: u64) -> bool {
+        self.apart_us.is_some_and(|since_us| now_us >= since_us + LAST_RESORT_US)
     }
 }
 
@@ -133,32 +182,37 @@ impl Engine {
     }
 
     /// Makes this end of a path and asks the peer for the other.
-    fn offer(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
+    pub(crate) fn offer(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
         let at = self.index(rail);
+        let life = self.peers[peer].paths[at].life + 1;
+        let nics = match rail {
+            CROSS => self.cross_nics(peer, life, hands),
+            _ => [self.peers[peer].paths[at].nic; 2],
+        };
         let path = &mut self.peers[peer].paths[at];
-        path.life += 1;
-        let life = path.life;
-        match hands.open(peer, rail) {
+        (path.life, path.nic) = (life, nics[0]);
+        match hands.open(peer, rail, nics[0]) {
             Some(address) => {
                 path.state = State::Offered;
-                hands.tell(peer, &Message::Offer { rail, life, address });
+                hands.tell(peer, &Message::Offer { rail, life, nics, address });
             }
             None => {
                 // The other end need not wait for it.
                 self.set_down(peer, rail, true);
                 self.say_closed(peer, rail, hands);
-                if rail != MEMORY {
+                if rail < self.config.rails {
                     self.trace(peer, rail, hands);
                 }
             }
         }
     }
 
+    /// The lower rank has made its end of a path, of this life.
     pub(crate) fn on_offer(
         &mut self,
         peer: Rank,
-        rail: u8,
-        life: u32,
+        (rail, life): (u8, u32),
+        nics: [u8; 2],
         address: &[u8],
         hands: &mut impl Hands,
     ) {
@@ -171,10 +225,15 @@ impl Engine {
             // A new life while this end believes in the old one: its end was said before, in order.
             return self.broke(peer, 1, hands);
         }
+        let nic = nics[1];
+        if nic >= self.config.rails.max(1) || (rail < self.config.rails && nic != rail) {
+            return self.broke(peer, 15, hands);
+        }
         self.peers[peer].wanted = true;
-        self.peers[peer].paths[at].life = life;
-        let mine = hands.open(peer, rail);
-        let connected = mine.is_some() && hands.connect(peer, rail, address);
+        (self.peers[peer].paths[at].life, self.peers[peer].paths[at].nic) = (life, nic);
+        let mine = hands.open(peer, rail, nic);
+        let connected =
+            mine.is_some() && (rail == OUT_OF_BAND || hands.connect(peer, rail, address));
         match mine.filter(|_| connected) {
             Some(address) => {
                 self.peers[peer].paths[at].state = State::Accepted;
@@ -202,6 +261,10 @@ impl Engine {
             return;
         }
         path.state = State::Testing;
+        if rail == OUT_OF_BAND {
+            // The answer has come by the same way.
+            return self.on_tested(peer, rail, hands);
+        }
         if !hands.connect(peer, rail, address) || !hands.test(peer, rail) {
             self.fail_path(peer, rail, hands);
         }
@@ -245,6 +308,10 @@ impl Engine {
         path.wait_us = (2 * path.wait_us).min(LAST_RETRY_US);
         let posted = std::mem::take(&mut path.posted);
         self.on_way[at] -= posted;
+        self.measure_loss(peer, at);
+        if rail == OUT_OF_BAND {
+            self.forget_pieces(peer);
+        }
     }
 
     fn say_closed(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
@@ -255,7 +322,12 @@ impl Engine {
 
     /// A NIC of this rank's host is dead, or its port has no link: all paths over it have failed.
     pub fn fail_rail(&mut self, rail: u8, hands: &mut impl Hands) {
-        (0..self.peers.len()).for_each(|peer| self.fail_path(peer, rail, hands));
+        for peer in 0..self.peers.len() {
+            self.fail_path(peer, rail, hands);
+            if self.peers[peer].paths[self.index(CROSS)].nic == rail {
+                self.fail_path(peer, CROSS, hands);
+            }
+        }
     }
 
     /// This end of a path has failed.
@@ -273,14 +345,10 @@ impl Engine {
         hands.close(peer, rail);
         self.set_down(peer, rail, told);
         self.say_closed(peer, rail, hands);
-        if news && rail != MEMORY {
+        if news && rail < self.config.rails {
             self.trace(peer, rail, hands);
         }
         hands.note(&Note::Down { peer, rail, life: self.peers[peer].paths[at].life, told });
-        if !left_out!(self.config.mutant, Homesick) {
-            // The stream that was on its way home here.
-            self.peers[peer].outgoing[at].tx.stay();
-        }
         for out in &mut self.peers[peer].outgoing {
             if out.tx.carrier() == Some(rail) {
                 out.tx.halt();
@@ -338,7 +406,7 @@ impl Engine {
     }
 
     /// Gives streams that wait for one a path, if there is one.
-    fn place_streams(&mut self, peer: Rank, hands: &mut impl Hands) {
+    pub(crate) fn place_streams(&mut self, peer: Rank, hands: &mut impl Hands) {
         let rails = self.config.rails;
         for at in 0..=usize::from(rails) {
             let Standing::Unassigned(arrived) = self.peers[peer].outgoing[at].standing else {
@@ -359,8 +427,8 @@ impl Engine {
         }
     }
 
-    /// The next path of a stream's chain that is Up: its own, the next rails in a circle. It waits
-    /// for paths that are being made for the first time, and come before it.
+    /// The next path of a stream's chain that is Up: its own, the next rails in a circle, detours.
+    /// It waits for paths that are being made for the first time, and come before it.
     fn choose(&self, peer: Rank, at: usize) -> Option<u8> {
         let rails = usize::from(self.config.rails);
         let paths = &self.peers[peer].paths;
@@ -377,22 +445,30 @@ impl Engine {
                 _ => {}
             }
         }
-        None
+        let last = self.peers[peer].is_at_last_resort(self.now_us);
+        [(CROSS, true), (OUT_OF_BAND, last)]
+            .into_iter()
+            .find(|(path, may)| *may && paths[self.index(*path)].state == State::Up)
+            .map(|(path, _)| path)
     }
 
-    /// Brings streams home whose own path is Up again.
+    /// Brings streams home whose own path is Up again, and those on detours back to a rail. One that
+    /// was on its way to a path that has failed stays where it is.
     pub(crate) fn go_home(&mut self, peer: Rank, hands: &mut impl Hands) {
         for at in 0..usize::from(self.config.rails) {
-            let home = self.peers[peer].paths[at].state == State::Up;
             let stream = self.rail(at);
-            let out = &mut self.peers[peer].outgoing[at];
-            match out.tx.carrier() {
-                Some(rail) if usize::from(rail) != at && home => {}
-                _ => continue,
-            }
-            out.tx.leave();
-            if out.tx.has_left() && out.tx.resume(at as u8, None).is_ok() {
-                hands.note(&Note::Moved { peer, stream, rail: at as u8, again: 0 });
+            let Some(carrier) = self.peers[peer].outgoing[at].tx.carrier() else { continue };
+            let better = self.better(peer, at, carrier);
+            let tx = &mut self.peers[peer].outgoing[at].tx;
+            let Some(rail) = better else {
+                if !left_out!(self.config.mutant, Homesick) {
+                    tx.stay();
+                }
+                continue;
+            };
+            tx.leave();
+            if tx.has_left() && tx.resume(rail, None).is_ok() {
+                hands.note(&Note::Moved { peer, stream, rail, again: 0 });
             }
         }
     }
@@ -421,11 +497,12 @@ impl Engine {
             }
             for rail in self.rails_to(peer) {
                 let path = &self.peers[peer].paths[self.index(rail)];
-                let due = path.state == State::Down { heard: true } && now_us >= path.retry_us;
-                if due && self.config.me < peer {
+                let begun = path.state != State::Idle;
+                if begun && path.is_due(now_us) && self.config.me < peer {
                     self.offer(peer, rail, hands);
                 }
             }
+            self.tend_detours(peer, hands);
         }
     }
 }

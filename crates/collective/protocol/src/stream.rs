@@ -185,13 +185,17 @@ impl Rx {
 
     /// A frame lies in its slot. `false`: it was there already.
     pub fn on_frame(&mut self, low: u32) -> Result<bool, Impossible> {
-        let seq = widen(low, self.arrived);
-        if seq > self.arrived || seq >= self.used + self.slots {
-            return Err(Impossible);
-        }
-        let fresh = seq == self.arrived;
+        let fresh = self.awaits(widen(low, self.arrived))?;
         self.arrived += u64::from(fresh);
         Ok(fresh)
+    }
+
+    /// Whether a frame is the next to arrive. `false`: it is there already.
+    pub fn awaits(&self, seq: u64) -> Result<bool, Impossible> {
+        match seq {
+            _ if seq > self.arrived || seq >= self.used + self.slots => Err(Impossible),
+            _ => Ok(seq == self.arrived),
+        }
     }
 
     /// The frame that is to be used next, if it has arrived.

@@ -1,4 +1,4 @@
-//! What all ranks plan with: which NICs are down.
+//! What all ranks plan with: a picture of which NICs are down, and how fast the others are.
 //!
 //! A plan follows from the picture of the hosts, so that all ranks must take up another picture
 //! with the same operation. Rank 0 proposes a *view*; each rank says how many operations it has
@@ -8,7 +8,7 @@
 //!
 //! | event | rank 0 | others |
 //! | --- | --- | --- |
-//! | what is down has changed | `Propose` | |
+//! | what is down has changed, or a measured rate (at most once a second) | `Propose` | |
 //! | `Propose` | hold | hold; `Holds` |
 //! | `Holds` of all | `Agreed` from the largest count on | |
 //! | `Agreed` | go on | go on |
@@ -22,24 +22,32 @@
 //! Invariant: for every operation all ranks have the same view, since none of them had begun it
 //! when it was decided. An operation is begun when its view is asked for, not when it is planned.
 
-use unbroken_schedule::cost::Costs;
-use unbroken_schedule::{planner, Collective, Folding, Health, Plan, Topology};
+use std::sync::Arc;
+
+use unbroken_schedule::planner::{self, Planned};
+use unbroken_schedule::{Collective, Fabric, Folding, Form, Topology};
 
 use crate::engine::Engine;
 use crate::hands::{Hands, Note};
 use crate::locate::{Place, Verdict};
 use crate::message::News;
 use crate::mutants::left_out;
+use crate::picture::Picture;
 use crate::{Failure, Rank};
 
 /// A view lasts so long at least: NICs that come and go would else have ranks agree all the time.
 const LASTS_US: u64 = 20_000;
+/// The same where only what was measured has changed; twice as long each time that it changes again
+/// within a few times as long, up to the longest.
+const MEASURED_LASTS_US: u64 = 1_000_000;
+const LASTS_MOST_US: u64 = 64 * MEASURED_LASTS_US;
+const AGAIN: u64 = 4;
 
 /// A view that is being agreed on.
 #[derive(Clone, Debug)]
 struct Proposal {
     view: u32,
-    down: Vec<u64>,
+    picture: Arc<Picture>,
     /// At rank 0: how many operations each rank has begun.
     begun: Vec<Option<u64>>,
     since_us: u64,
@@ -50,9 +58,11 @@ struct Proposal {
 pub(crate) struct Views {
     /// What is known to be down, of each host a bit for each NIC.
     known: Vec<u64>,
+    /// At rank 0: how long a view lasts at least if only what was measured changes.
+    lasts_us: u64,
     /// The views that hold for operations yet to begin, in order: their number, the first
-    /// operation, and what is down.
-    agreed: Vec<(u32, u64, Vec<u64>)>,
+    /// operation, and the picture.
+    agreed: Vec<(u32, u64, Arc<Picture>)>,
     proposal: Option<Proposal>,
     changed_us: u64,
 }
@@ -61,7 +71,8 @@ impl Views {
     pub(crate) fn new(hosts: usize) -> Views {
         Views {
             known: vec![0; hosts],
-            agreed: vec![(0, 0, vec![0; hosts])],
+            lasts_us: MEASURED_LASTS_US,
+            agreed: vec![(0, 0, Arc::new(Picture::new(hosts)))],
             proposal: None,
             changed_us: 0,
         }
@@ -77,34 +88,33 @@ impl Views {
     }
 }
 
-/// The plan of an operation with the NICs that are up; with all of them where the others do not
-/// join the hosts that exchange something: streams then go where they can.
+/// The plan of an operation with the NICs that are up, as fast as they are. Where hosts that
+/// exchange something have no rail in common, it is planned as if rails were joined: streams then
+/// go by detours. With all NICs where a host has none that is up. A form that is asked for is taken
+/// where there is such a plan ([`planner::plan_as`]).
 pub fn plan(
     topology: &Topology,
-    down: &[u64],
+    picture: &Picture,
     collective: &Collective,
     folding: Folding,
-) -> Result<Plan, unbroken_schedule::Error> {
-    let mut degraded = topology.clone();
-    for (host, rails) in down.iter().enumerate() {
-        for rail in (0..topology.hosts()[host].nics.len()).filter(|rail| rails >> rail & 1 == 1) {
-            degraded = degraded.with_health(host, rail, Health::Down)?;
+    form: Option<Form>,
+) -> Result<Planned, unbroken_schedule::Error> {
+    let now = picture.of_topology(topology)?;
+    let costs = picture.costs();
+    let plan = |topology: &Topology| planner::plan_as(topology, collective, &costs, folding, form);
+    match plan(&now) {
+        Err(_) if now != *topology => {
+            plan(&now.with_fabric(Fabric::AnyToAny)).or_else(|_| plan(topology))
         }
-    }
-    let planned = planner::plan(&degraded, collective, &Costs::default(), folding);
-    match planned {
-        Err(_) if degraded != *topology => {
-            Ok(planner::plan(topology, collective, &Costs::default(), folding)?.plan)
-        }
-        planned => Ok(planned?.plan),
+        planned => planned,
     }
 }
 
 impl Engine {
-    /// Takes up an operation: gives the view that it is to be planned with, and what is down in it,
-    /// of each host a bit for each NIC. From now on it counts as begun, however long planning
-    /// takes. `None`: wait, a view is being agreed on.
-    pub fn take_up(&mut self, number: u64) -> Option<(u32, Vec<u64>)> {
+    /// Takes up an operation: gives the number of the view that it is to be planned with, and its
+    /// picture. From now on it counts as begun, however long planning takes. `None`: wait, a view
+    /// is being agreed on.
+    pub fn take_up(&mut self, number: u64) -> Option<(u32, Arc<Picture>)> {
         if self.views.proposal.is_some() {
             return None;
         }
@@ -112,7 +122,7 @@ impl Engine {
             self.begun = self.begun.max(number + 1);
         }
         let of = self.views.agreed.iter().rev().find(|(_, from, _)| *from <= number);
-        of.map(|(view, _, down)| (*view, down.clone()))
+        of.map(|(view, _, picture)| (*view, picture.clone()))
     }
 
     /// Whether a NIC is known to be down.
@@ -151,31 +161,45 @@ impl Engine {
         self.propose(hands);
     }
 
-    fn has_anyone_left(&self) -> bool {
+    pub(crate) fn has_anyone_left(&self) -> bool {
         self.left.iter().any(Option::is_some)
     }
 
     /// Rank 0 proposes what it knows, if it is not what holds.
     fn propose(&mut self, hands: &mut impl Hands) {
-        let views = &self.views;
-        let holds = views.agreed.last().is_some_and(|(_, _, down)| *down == views.known);
-        let early = self.now_us < views.changed_us + LASTS_US;
         if self.config.me != 0
-            || !self.config.balance
-            || holds
-            || early
-            || views.proposal.is_some()
+            || !(self.config.balance || self.config.measure)
+            || self.views.proposal.is_some()
             || self.has_anyone_left()
         {
             return;
         }
-        let view = views.agreed.last().map_or(0, |(view, ..)| *view) + 1;
-        let down = views.known.clone();
-        self.spread(None, &News::Propose { view, down: down.clone() }, hands);
-        self.on_propose(view, &down, hands);
+        let (known, all_measured) = (self.views.known.clone(), self.has_measured_all());
+        let Some((view, _, holds)) = self.views.agreed.last() else { return };
+        let (view, holds) = (view + 1, holds.clone());
+        let down = if self.config.balance { known } else { holds.down.clone() };
+        let other = down != holds.down;
+        // What is down comes soon, and with what was measured by then.
+        let lasts_us = if other { LASTS_US } else { self.views.lasts_us };
+        // The first that all have a part in comes at once.
+        let first = !other && holds.mbps == 0 && all_measured;
+        let picture = self.measured_picture(&down);
+        // So does it that a NIC is not slow after all.
+        let better = picture.slow.len() < holds.slow.len();
+        let early = self.now_us < self.views.changed_us + lasts_us && !first && !better;
+        if early || !(other || picture.is_news(&holds)) {
+            return;
+        }
+        if !other && !first && !better {
+            let again = self.now_us < self.views.changed_us + AGAIN * lasts_us;
+            let longer_us = (2 * lasts_us).min(LASTS_MOST_US);
+            self.views.lasts_us = if again { longer_us } else { MEASURED_LASTS_US };
+        }
+        self.spread(None, &News::Propose { view, picture: picture.clone() }, hands);
+        self.on_propose(view, &picture, hands);
     }
 
-    pub(crate) fn on_propose(&mut self, view: u32, down: &[u64], hands: &mut impl Hands) {
+    pub(crate) fn on_propose(&mut self, view: u32, picture: &Picture, hands: &mut impl Hands) {
         if self.has_anyone_left() {
             return;
         }
@@ -183,7 +207,7 @@ impl Engine {
         let ranks = self.peers.len();
         self.views.proposal = Some(Proposal {
             view,
-            down: down.to_vec(),
+            picture: Arc::new(picture.clone()),
             begun: vec![None; ranks],
             since_us: self.now_us,
         });
@@ -213,11 +237,11 @@ impl Engine {
 
     pub(crate) fn on_agreed(&mut self, view: u32, from: u64, hands: &mut impl Hands) {
         let Some(proposal) = self.views.proposal.take_if(|p| p.view == view) else { return };
-        hands.note(&Note::Replanned { from, down: proposal.down.clone() });
+        hands.note(&Note::Replanned { from, picture: proposal.picture.clone() });
         let agreed = &mut self.views.agreed;
         // One that would have held from there on holds for nothing.
         agreed.retain(|(_, other, _)| *other < from);
-        agreed.push((view, from, proposal.down));
+        agreed.push((view, from, proposal.picture));
         // The last one that was begun may be taken back and begun anew ([`Engine::retract`]); those
         // before its view hold for nothing any more.
         let last = self.begun.saturating_sub(1);

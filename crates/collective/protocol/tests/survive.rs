@@ -6,11 +6,10 @@ mod world;
 
 use unbroken_collective_protocol::locate::{Fault as At, Place};
 use unbroken_collective_protocol::{Engine, Failure, Mutant, Note};
-use unbroken_schedule::verify::expected;
 use unbroken_schedule::{
-    Collective, Counts, DataType, Fabric, Folding, Host, Matrix, Nic, Operation, ReduceOp, Topology,
+    Collective, DataType, Fabric, Folding, Host, Nic, Operation, ReduceOp, Topology,
 };
-use world::{run, Case, Fault, Outcome, Planned, Random, GIVES_UP_US};
+use world::{collective, inputs, run, wrong, Case, Fault, Planned, Random, GIVES_UP_US};
 
 /// Virtual time within which everything is over.
 const MOST_US: u64 = 20_000_000;
@@ -23,38 +22,6 @@ fn topology(random: &mut Random) -> Topology {
     let per_host = 1 + random.below(3) as usize;
     Topology::uniform(hosts, per_host, Host::new(rails, Nic::new(100_000)), Fabric::RailOnly)
         .unwrap()
-}
-
-fn collective(random: &mut Random, ranks: usize) -> Collective {
-    let count = [1, 7, 64, 333, 2_000][random.below(5) as usize];
-    let op = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg][random.below(4) as usize];
-    let data =
-        [DataType::I32, DataType::U8, DataType::I64, DataType::F32][random.below(4) as usize];
-    let rank = |random: &mut Random| random.below(ranks as u64) as usize;
-    let operation = match random.below(9) {
-        0 | 1 => Operation::AllReduce { op, count },
-        2 => Operation::ReduceScatter { op, counts: Counts::Equal(count) },
-        3 => Operation::AllGather { counts: Counts::Equal(count) },
-        4 => Operation::Broadcast { root: rank(random), count },
-        5 => Operation::Reduce { op, root: rank(random), count },
-        6 => Operation::AllToAll { counts: Matrix::Equal(count.min(300)) },
-        7 => Operation::SendRecv { from: rank(random), to: rank(random), count },
-        _ => Operation::Barrier,
-    };
-    let in_place = random.below(2) == 0 && !operation.is_pairwise();
-    Collective::new(operation, data, in_place, ranks).unwrap()
-}
-
-fn inputs(random: &mut Random, collective: &Collective) -> Vec<Vec<u64>> {
-    let number = |random: &mut Random| match collective.data() {
-        DataType::F32 => u64::from((random.below(16) as f32).to_bits()),
-        data => random.below(100) & (u64::MAX >> (64 - 8 * data.bytes())),
-    };
-    let of = |random: &mut Random, rank| {
-        let range = collective.input_range(rank);
-        (range.start..range.end).map(|_| number(random)).collect()
-    };
-    (0..collective.ranks()).map(|rank| of(random, rank)).collect()
 }
 
 /// Any faults that leave a rail.
@@ -104,8 +71,13 @@ fn case(seed: u64) -> Case {
         timeout_us: 2_000_000,
         leave: true,
         folding: Folding::Any,
+        form: None,
         window: 8,
         nic_mbps: None,
+        slow_nics: Vec::new(),
+        measure: false,
+        rails_apart: random.below(2) == 0,
+        late_us: 0,
         topology,
     }
 }
@@ -124,6 +96,8 @@ fn restless(seed: u64, mutant: Mutant) -> Case {
         Planned { fault, after_writes: 1 + random.below(400), lasts_us: None }
     };
     let faults = (0..12).map(|_| error(&mut random)).collect();
+    // Where the word that a path is closed takes long, what is on its way has time to come.
+    let late_us = if mutant == Mutant::ImpatientSender { 2_000 } else { 0 };
     let (script, mutant) = (vec![ops; 2], Some(mutant));
     Case {
         topology,
@@ -138,33 +112,14 @@ fn restless(seed: u64, mutant: Mutant) -> Case {
         timeout_us: 2_000_000,
         leave: true,
         folding: Folding::Any,
+        form: None,
         window: 8,
         nic_mbps: None,
+        slow_nics: Vec::new(),
+        measure: false,
+        rails_apart: false,
+        late_us,
     }
-}
-
-/// What is wrong with an outcome, if anything is.
-fn wrong(case: &Case, outcome: &Outcome) -> Option<String> {
-    if let Some((rank, failure)) =
-        outcome.failures.iter().enumerate().find_map(|(r, f)| f.as_ref().map(|f| (r, f)))
-    {
-        return Some(format!("rank {rank} fails: {failure}"));
-    }
-    if outcome.took_us.is_none() {
-        return Some("it never ends".into());
-    }
-    for (k, collective) in case.script[0].iter().enumerate() {
-        let want = expected(collective, &case.topology, &case.inputs[k]);
-        for (rank, want) in want.iter().enumerate() {
-            if outcome.outputs[rank].get(k) != Some(want) {
-                return Some(format!(
-                    "rank {rank} has a wrong result of {:?}",
-                    collective.operation()
-                ));
-            }
-        }
-    }
-    None
 }
 
 #[test]
@@ -384,8 +339,13 @@ fn one_fault(seed: u64, (count, operations, payload): (u64, usize, u32)) -> (Cas
             timeout_us: 2_000_000,
             leave: false,
             folding: Folding::Any,
+            form: None,
             window: 8,
             nic_mbps: None,
+            slow_nics: Vec::new(),
+            measure: false,
+            rails_apart: false,
+            late_us: 0,
         },
         fault,
     )
@@ -467,8 +427,9 @@ fn the_share_of_what_is_lost_is_spread() {
         let others: Vec<u64> =
             (0..4).filter(|r| *r != lost).map(|r| carried[usize::from(r)]).collect();
         let (least, most) = (others.iter().min().unwrap(), others.iter().max().unwrap());
+        // Chunks are unequal, and those too short to be divided take NICs in turn.
         assert!(
-            carried[usize::from(lost)] == 0 && most - least <= most / 5,
+            carried[usize::from(lost)] == 0 && most - least <= most / 4,
             "seed {seed}: {fault:?} {carried:?}"
         );
     }
@@ -574,7 +535,7 @@ fn all_plan_with_the_same_view_however_often_it_changes() {
 #[test]
 #[cfg(feature = "mutants")]
 fn a_begin_that_is_left_out_is_noticed() {
-    let caught = (0..60).find(|seed| {
+    let caught = (0..400).find(|seed| {
         let case = fickle(*seed, Some(Mutant::LateBegin));
         wrong(&case, &run(&case, MOST_US)).is_some()
     });

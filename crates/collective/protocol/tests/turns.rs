@@ -42,7 +42,11 @@ impl Hands for Slow {
         true
     }
 
-    fn open(&mut self, _: Rank, _: u8) -> Option<Vec<u8>> {
+    fn copy_out(&mut self, _: Slot, _: u32, _: u32) -> Vec<u8> {
+        Vec::new()
+    }
+    fn copy_in(&mut self, _: Slot, _: u32, _: &[u8]) {}
+    fn open(&mut self, _: Rank, _: u8, _: u8) -> Option<Vec<u8>> {
         Some(Vec::new())
     }
 
@@ -98,6 +102,7 @@ fn on_way(hosts: usize) -> [u32; 3] {
         ask_us: 1_000_000,
         timeout_us: 10_000_000,
         balance: true,
+        measure: false,
         mutant: None,
     });
     let mut hands = Slow::default();

@@ -159,6 +159,11 @@ impl Binding {
     pub fn kind(&self, host: usize) -> usize {
         self.kinds[host]
     }
+
+    /// How many kinds there are.
+    pub(crate) fn kind_count(&self) -> usize {
+        self.free_mbps.len()
+    }
 }
 
 /// Shares out channels over NICs so that each NIC has its part of the capacity, and as much as

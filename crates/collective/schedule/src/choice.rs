@@ -33,8 +33,9 @@ pub enum Owners {
     Equal,
     /// In proportion to these.
     Weights(Vec<u64>),
-    /// As suits what hosts carry ([`crate::reshape`]). Hosts are nodes; Direct: stars; Ring: rings
-    /// with leaves.
+    /// As suits what hosts carry. Hosts are nodes; Direct: stars; Ring: rings with leaves
+    /// ([`crate::reshape`]); SubRings: divided below the paper's threshold, too
+    /// ([`crate::paper::Division`]).
     ByCapacity,
 }
 
@@ -58,7 +59,8 @@ pub struct Choice {
     pub owners: Owners,
     /// What becomes of the share of a dead or slow NIC.
     pub repair: Repair,
-    /// The hosts in the order that rings and trees have them; `None`: by number.
+    /// The hosts in the order that rings and trees have them; `None`: by number. Rings without some
+    /// hosts have it, too, but for bridges ([`crate::rerank`]).
     pub ring: Option<Vec<usize>>,
 }
 

@@ -11,13 +11,15 @@
 //! - [`binding`]: which NICs carry a channel, dead and slow ones left out.
 //! - [`reshape`]: AllReduce among hosts that carry unequally much, and the bound; [`paper`],
 //!   [`rerank`]: R²CCL's way.
-//! - [`planner`]: which plan is the fastest, by formulas; [`cost`]: how long a schedule takes,
+//! - [`planner`]: which plan is the fastest, by formulas; [`Form`]: plans by name; [`cost`]: how long a schedule takes,
 //!   message by message.
+//! - [`Flow`]: what a plan sends over which NICs in all, for models that follow volumes.
 //! - [`verify`]: what must hold for every schedule, and an executor that runs ready steps in random
 //!   order.
 //!
 //! Files use those that stand before them: `topology`, `operation` and `schedule`; `binding`;
-//! `choice`; `relay`; `plan`; `planning` (makes plans) and `generate` (programs of plans);
+//! `choice`; `relay`; `plan`; `planning` (makes plans), `flows` and `bundles` (volumes of plans) and
+//! `generate` (programs of plans);
 //! `planner`.
 //!
 //! The crate does no I/O, reads no clock and starts no thread.
@@ -25,10 +27,13 @@
 
 pub mod binding;
 mod builder;
+mod bundles;
 mod choice;
 pub mod cost;
 mod data;
 mod error;
+mod flows;
+mod form;
 mod generate;
 mod operation;
 pub mod paper;
@@ -45,9 +50,12 @@ mod split;
 mod topology;
 pub mod verify;
 
+pub use bundles::Bundle;
 pub use choice::{Choice, Folding, Grouping, Owners, MAX_CHANNELS};
 pub use data::{divide, DataType, ReduceOp};
 pub use error::Error;
+pub use flows::{Flow, Phase};
+pub use form::Form;
 pub use operation::{Collective, Counts, Matrix, Operation};
 pub use plan::{Plan, Shard, MAX_CHUNKS};
 pub use schedule::{Buffer, Lane, Path, Program, Schedule, Slice, Stage, Step, Work};

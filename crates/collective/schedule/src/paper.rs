@@ -8,8 +8,13 @@
 //! host, without the two slowest, and so on, take parts in proportion to what their hosts have more
 //! than those left out.
 //!
+//! Where rails are apart, the hosts of each ring are re-ranked ([`crate::rerank`]): who is left out
+//! may have been the bridge of two others.
+//!
 //! [`crate::Shape::SubRings`] executes it. A healthy host sends the rest nearly three times, where
 //! [`crate::reshape::rings`] sends it twice.
+
+use crate::Owners;
 
 /// X, the fraction of bandwidth lost, up to which the paper keeps the plain ring: ng / (3ng − 2),
 /// about a third (appendix A).
@@ -21,8 +26,17 @@ pub fn threshold(hosts: usize, ranks_per_host: usize) -> f64 {
 /// Y*, the part of the vector that goes round the ring without the degraded host, which has lost
 /// the fraction `lost` of its bandwidth. 0 up to the threshold.
 pub fn partial_share(hosts: usize, ranks_per_host: usize, lost: f64) -> f64 {
+    match lost <= threshold(hosts, ranks_per_host) {
+        true => 0.0,
+        false => balanced_share(hosts, ranks_per_host, lost),
+    }
+}
+
+/// The part with which both rings end together, below the threshold, too: what dividing the vector
+/// costs there.
+pub fn balanced_share(hosts: usize, ranks_per_host: usize, lost: f64) -> f64 {
     let (n, g, x) = (hosts as f64, ranks_per_host as f64, lost);
-    if hosts < 2 || x <= threshold(hosts, ranks_per_host) || x >= 1.0 {
+    if hosts < 2 || x <= 0.0 || x >= 1.0 {
         return 0.0;
     }
     x + x * (1.0 - x) / (x + (g * (n - 1.0) - 1.0) * n)
@@ -62,10 +76,29 @@ pub struct SubRing {
     pub weight: u64,
 }
 
+/// When the vector is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Division {
+    /// As appendix A has it: one degraded host keeps the plain ring up to the threshold.
+    AboveThreshold,
+    /// Whenever a host carries less than others.
+    Always,
+}
+
+impl Division {
+    /// As the owners of a plan ask for it.
+    pub(crate) fn of(owners: &Owners) -> Division {
+        match owners {
+            Owners::ByCapacity => Division::Always,
+            _ => Division::AboveThreshold,
+        }
+    }
+}
+
 /// The rings for hosts that carry so much each; `order` has all hosts as they come after each other
 /// on a ring. One degraded host: the division of appendix A, with hosts as the nodes of rings.
 /// Several: in proportion to increments (§6).
-pub fn sub_rings(hosts_mbps: &[u64], order: &[usize]) -> Vec<SubRing> {
+pub fn sub_rings(hosts_mbps: &[u64], order: &[usize], division: Division) -> Vec<SubRing> {
     const ALL: f64 = (1u64 << 32) as f64;
     let mut levels: Vec<u64> = order.iter().map(|host| hosts_mbps[*host]).collect();
     levels.sort_unstable();
@@ -82,7 +115,11 @@ pub fn sub_rings(hosts_mbps: &[u64], order: &[usize]) -> Vec<SubRing> {
         }
     };
     let mut rings: Vec<SubRing> = if levels.len() == 2 && second > slowest {
-        let partial = partial_share(order.len(), 1, 1.0 - slowest as f64 / second as f64);
+        let share = match division {
+            Division::AboveThreshold => partial_share,
+            Division::Always => balanced_share,
+        };
+        let partial = share(order.len(), 1, 1.0 - slowest as f64 / second as f64);
         vec![ring(slowest, ((1.0 - partial) * ALL) as u64), ring(second, (partial * ALL) as u64)]
     } else {
         let increments = levels.iter().zip(std::iter::once(&0).chain(&levels));
@@ -93,6 +130,23 @@ pub fn sub_rings(hosts_mbps: &[u64], order: &[usize]) -> Vec<SubRing> {
         rings.push(SubRing { weight: 1, ..ring(0, 0) });
     }
     rings
+}
+
+/// How often each host sends the vector, or receives it, whichever is more often.
+pub fn loads(rings: &[SubRing], hosts: usize) -> Vec<f64> {
+    let all: u64 = rings.iter().map(|r| r.weight).sum();
+    let mut loads = vec![0.0; hosts];
+    for ring in rings {
+        let (part, members) = (ring.weight as f64 / all as f64, ring.members.len() as f64);
+        let joins = if ring.outsiders.is_empty() { 0.0 } else { 1.0 };
+        let of_member = part * (2.0 * (members - 1.0) / members + joins);
+        ring.members.iter().for_each(|host| loads[*host] += of_member);
+        // the slowest begins; the others pass on what it adds, and what it gets
+        for (place, host) in ring.outsiders.iter().enumerate() {
+            loads[*host] += part * if place > 0 { 2.0 } else { 1.0 };
+        }
+    }
+    loads
 }
 
 #[cfg(test)]
@@ -147,6 +201,8 @@ mod tests {
 
     #[test]
     fn rings_leave_out_the_slowest() {
+        let sub_rings =
+            |mbps: &[u64], order: &[usize]| super::sub_rings(mbps, order, Division::AboveThreshold);
         let rings = sub_rings(&[800, 300, 800, 500], &[0, 1, 2, 3]);
         let parts: Vec<_> =
             rings.iter().map(|r| (r.members.len(), r.outsiders.clone(), r.weight)).collect();
@@ -155,6 +211,11 @@ mod tests {
             sub_rings(&[800, 700, 800], &[0, 1, 2]).len(),
             1,
             "an eighth lost: the plain ring"
+        );
+        assert_eq!(
+            super::sub_rings(&[800, 700, 800], &[0, 1, 2], Division::Always)[1].outsiders,
+            [1],
+            "divided all the same"
         );
         assert_eq!(sub_rings(&[800, 400, 800], &[0, 1, 2])[1].outsiders, [1]);
         assert_eq!(sub_rings(&[0, 0], &[0, 1]).len(), 1, "whoever cannot send is named elsewhere");

@@ -11,8 +11,8 @@ use std::ops::Range;
 use crate::binding::Binding;
 use crate::relay::Relays;
 use crate::shape::Forest;
-use crate::split::{equal, grain};
-use crate::{Choice, Collective, Matrix, Operation, Topology};
+use crate::split::{grain, Parts};
+use crate::{Choice, Collective, Matrix, Operation, Shape, Topology};
 
 /// The most chunks of a shard. Chunks are made larger where there would be more.
 pub const MAX_CHUNKS: u64 = 1024;
@@ -101,6 +101,11 @@ impl Plan {
         self.channels
     }
 
+    /// Hosts of its topology.
+    pub fn hosts(&self) -> usize {
+        self.topology.hosts().len()
+    }
+
     /// The NICs of its channels.
     pub fn binding(&self) -> &Binding {
         &self.binding
@@ -123,12 +128,18 @@ impl Plan {
         self.relays.any_on(host) && self.may_relay()
     }
 
+    /// Whether ranks reach NICs of other NUMA nodes through ranks there, on any host.
+    pub fn forwards(&self) -> bool {
+        (0..self.hosts()).any(|host| self.relays_on(host))
+    }
+
     fn may_relay(&self) -> bool {
         !matches!(self.collective.operation(), Operation::AllToAll { counts: Matrix::Each(_) })
     }
 
-    /// The way of what outsiders add to a shard: through them, through the members of the ring
-    /// behind the owner, and back to the first. Empty where there are no outsiders.
+    /// The way of what outsiders add to a shard: through them, and through the members of the ring
+    /// behind the owner; from the last of those the result goes back to the outsiders, the last of
+    /// them first. Empty where there are no outsiders.
     pub(crate) fn chain(&self, shard: &Shard) -> Vec<usize> {
         let outsiders = &self.outsiders[shard.forest];
         match outsiders.is_empty() {
@@ -137,10 +148,35 @@ impl Plan {
         }
     }
 
+    /// Which of several routes a shard's message takes first, where each takes one: another for
+    /// each shard and for each pair. Else all that go to one owner at a time, or come from it, would
+    /// meet on one NIC.
+    pub(crate) fn turn(&self, row: usize, from: usize, to: usize) -> u64 {
+        (row + self.node_of[from] + self.node_of[to]) as u64
+    }
+
     /// How many chunks a run of elements is cut into.
     pub(crate) fn chunks_of(&self, len: u64) -> u64 {
         let chunk = (self.choice.chunk_bytes / self.collective.data().bytes()).max(1);
         len.div_ceil(chunk).clamp(1, MAX_CHUNKS)
+    }
+
+    /// How long chunks are beside each other. Where all is reduced before anything is spread, NICs
+    /// wait for the first chunk to be reduced, and for the last one to be spread: these are short.
+    fn parts(&self) -> Parts {
+        match self.collective.operation() {
+            Operation::AllReduce { .. } if self.choice.shape == Shape::Direct => {
+                Parts::Ramp(self.chunks)
+            }
+            _ => Parts::Equal(self.chunks),
+        }
+    }
+
+    /// How long each chunk is, in parts of what chunks have on average.
+    pub fn chunk_lengths(&self) -> impl Iterator<Item = f64> {
+        let (parts, chunks) = (self.parts(), self.chunks);
+        let mean = parts.all() as f64 / chunks as f64;
+        (0..chunks).map(move |k| (parts.before(k + 1) - parts.before(k)) as f64 / mean)
     }
 
     /// How many chunks each shard has.
@@ -151,8 +187,10 @@ impl Plan {
     /// A chunk of a shard: its part of the vector.
     pub fn chunk(&self, shard: &Shard, chunk: u64) -> Range<u64> {
         let bytes = self.collective.data().bytes();
-        let of_all =
-            equal(&shard.span, self.chunks, chunk, grain(shard.about(), self.chunks, bytes));
+        // The same for all shards of the span, however long each is: they lie side by side in it.
+        let span = shard.span.end - shard.span.start;
+        let parts = self.parts();
+        let of_all = parts.cut(&shard.span, chunk, grain(span, parts.all(), bytes));
         let len = of_all.end - of_all.start;
         let grain = grain(len, self.owners.len() as u64, bytes);
         let at = |part: u64| match part {

@@ -7,11 +7,13 @@
 //! compares the two.
 
 use crate::cost::Costs;
-use crate::rerank::rerank;
-use crate::{paper, reshape};
+use crate::paper::{self, Division};
+use crate::rerank::{bridged_ring, shared_mbps};
+use crate::reshape;
+use crate::split::Parts;
 use crate::{
-    Choice, Collective, Error, Fabric, Folding, Grouping, Matrix, Operation, Owners, Plan, Shape,
-    Topology,
+    Choice, Collective, Error, Fabric, Folding, Form, Grouping, Matrix, Operation, Owners, Plan,
+    Shape, Topology,
 };
 
 /// Numbers of chunks that are considered.
@@ -26,7 +28,14 @@ const MOST_CHUNK_BYTES: u64 = 4 << 20;
 /// those of hosts that own less than others are shorter, down to a packet. A message that is not
 /// divided has one NIC to itself while others wait.
 const PIECE_BYTES: u64 = 16 << 10;
-const LEAST_PIECE_BYTES: u64 = 4 << 10;
+pub(crate) const LEAST_PIECE_BYTES: u64 = 4 << 10;
+
+/// How many messages a NIC has in turn for each of its own channel's, where everything goes
+/// through owners and a NIC is lost (`tests/planner.rs`).
+const IN_TURN: f64 = 1.5;
+
+/// Chunks are all divided where a shard has so many of them at least.
+const DIVIDED_CHUNKS: u64 = 4;
 
 /// Where all is reduced before anything is spread, several hosts do not come to the middle
 /// together: NICs of some wait for so long, in parts of what they carry. (Without chunks, three
@@ -60,7 +69,58 @@ pub fn plan(
     costs: &Costs,
     folding: Folding,
 ) -> Result<Planned, Error> {
-    let considered = estimates(topology, collective, costs, folding);
+    first_that_fits(topology, collective, estimates(topology, collective, costs, folding))
+}
+
+/// Chooses how to do an operation in a form that is asked for. An error says why there is no such
+/// plan: the operation does not have that form, it may not be reduced so, or the NICs that are up do
+/// not join hosts that would exchange something.
+pub fn plan_form(
+    topology: &Topology,
+    collective: &Collective,
+    costs: &Costs,
+    folding: Folding,
+    form: Form,
+) -> Result<Planned, Error> {
+    if !form.takes(collective.operation()) {
+        return Err(Error::Form {
+            what: "the operation cannot have this shape",
+            instead: "all but direct are for operations of all ranks, and some for AllReduce alone",
+        });
+    }
+    if collective.operation().is_pairwise() {
+        // they are direct in any case
+        return plan(topology, collective, costs, folding);
+    }
+    let ordered = folding == Folding::InOrder && collective.operation().reduce_op().is_some();
+    if ordered && !form.reduces_in_order() {
+        return Err(Error::Form {
+            what: "this shape reduces in an order of its own",
+            instead: "take one-shot, direct or stars, or Folding::Any",
+        });
+    }
+    let ways = form.choices(topology, folding);
+    first_that_fits(topology, collective, estimates_of(topology, collective, costs, ways))
+}
+
+/// Chooses how to do an operation: in a form that is asked for if there is such a plan, else as
+/// [`plan`] does.
+pub fn plan_as(
+    topology: &Topology,
+    collective: &Collective,
+    costs: &Costs,
+    folding: Folding,
+    form: Option<Form>,
+) -> Result<Planned, Error> {
+    form.and_then(|form| plan_form(topology, collective, costs, folding, form).ok())
+        .map_or_else(|| plan(topology, collective, costs, folding), Ok)
+}
+
+fn first_that_fits(
+    topology: &Topology,
+    collective: &Collective,
+    considered: Vec<Estimate>,
+) -> Result<Planned, Error> {
     let mut refused = None;
     for estimate in &considered {
         match Plan::new(topology, collective, estimate.choice.clone()) {
@@ -81,11 +141,18 @@ pub fn estimates(
     costs: &Costs,
     folding: Folding,
 ) -> Vec<Estimate> {
+    estimates_of(topology, collective, costs, ways(topology, collective, folding))
+}
+
+fn estimates_of(
+    topology: &Topology,
+    collective: &Collective,
+    costs: &Costs,
+    ways: Vec<Choice>,
+) -> Vec<Estimate> {
     let estimator = Estimator::new(topology, collective, costs);
-    let mut all: Vec<Estimate> = ways(topology, collective, folding)
-        .into_iter()
-        .map(|choice| estimator.best_chunks(choice))
-        .collect();
+    let mut all: Vec<Estimate> =
+        ways.into_iter().map(|choice| estimator.best_chunks(choice)).collect();
     // equal ones stay in order
     all.sort_by(|a, b| a.us.total_cmp(&b.us));
     all
@@ -123,6 +190,8 @@ fn ways(topology: &Topology, collective: &Collective, folding: Folding) -> Vec<C
                 [Some(1), None]
                     .map(|channels| by_capacity(way(Shape::Direct, Owners::ByCapacity, channels))),
             );
+            // pieces of many peers' short messages would be too many
+            ways.push(way(Shape::Direct, Owners::ByCapacity, None));
             if free {
                 ways.push(way(Shape::Tree, Owners::Weights(first), Some(1)));
                 ways.push(way(Shape::Ring, Owners::ByCapacity, None));
@@ -132,31 +201,13 @@ fn ways(topology: &Topology, collective: &Collective, folding: Folding) -> Vec<C
         }
         _ => {}
     }
-    if topology.fabric() == Fabric::RailOnly {
-        let ring = bridged_ring(topology);
+    let ring = bridged_ring(topology);
+    if !ring.is_sorted() {
         for way in ways.iter_mut().filter(|w| matches!(w.shape, Shape::Ring | Shape::SubRings)) {
-            way.ring = ring.clone();
+            way.ring = Some(ring.clone());
         }
     }
     ways
-}
-
-/// An order of hosts whose neighbours share more rails than by number, if there is one.
-fn bridged_ring(topology: &Topology) -> Option<Vec<usize>> {
-    let rails: Vec<u64> = topology
-        .hosts()
-        .iter()
-        .map(|h| {
-            h.nics
-                .iter()
-                .enumerate()
-                .map(|(rail, nic)| u64::from(nic.free_mbps() > 0) << rail)
-                .sum()
-        })
-        .collect();
-    let ring: Vec<usize> = (0..rails.len()).collect();
-    let bridged = rerank(&ring, &rails);
-    (bridged != ring).then_some(bridged)
 }
 
 /// What an operation asks of hosts, whatever the way.
@@ -182,6 +233,18 @@ struct Demand {
     messages: f64,
     /// Time that a chunk of all is under way and its NICs are not all busy, in parts of `nics_us`.
     ragged: f64,
+    /// Its first and last chunks are short.
+    ramped: bool,
+}
+
+impl Demand {
+    /// How long chunks are beside each other ([`Plan::chunk`]).
+    fn parts(&self, chunks: u64) -> Parts {
+        match self.ramped {
+            true => Parts::Ramp(chunks),
+            false => Parts::Equal(chunks),
+        }
+    }
 }
 
 impl<'t> Estimator<'t> {
@@ -202,7 +265,7 @@ impl<'t> Estimator<'t> {
         let demand = self.demand(&choice);
         if matches!(self.collective.operation(), Operation::AllToAll { counts: Matrix::Each(_) }) {
             // ranks do not know the same of it, and must cut it alike
-            return Estimate { us: self.time(&demand, 1.0), choice };
+            return Estimate { us: self.time(&demand, 1.0, 2.0), choice };
         }
         let longest = self.longest_shard(&choice);
         let mut best = Estimate { choice: choice.clone(), us: f64::INFINITY };
@@ -214,7 +277,7 @@ impl<'t> Estimator<'t> {
             if chunk_bytes > MOST_CHUNK_BYTES && chunks < CHUNKS[CHUNKS.len() - 1] {
                 continue;
             }
-            let us = self.time(&demand, chunks as f64);
+            let us = self.time(&demand, chunks as f64, self.pieces(&choice, chunk_bytes));
             if us < best.us {
                 // the division into chunks is by length, rounded up
                 best = Estimate {
@@ -227,11 +290,19 @@ impl<'t> Estimator<'t> {
     }
 
     /// Where messages are divided among NICs, chunks stay long enough for that: shorter ones would
-    /// take turns, and NICs wait.
+    /// take turns, and NICs wait. Of hosts that have more peers than NICs, as many messages take
+    /// turns at a time as keep all NICs busy (`tests/time.rs`). Shards that are too short for some
+    /// chunks that are divided are cut all the same: one chunk after the other costs more than turns.
     fn least_chunk_bytes(&self, choice: &Choice) -> u64 {
-        match self.divides() || choice.channels == Some(1) {
-            true => PIECE_BYTES * self.widest() as u64,
-            false => LEAST_CHUNK_BYTES,
+        let divided = PIECE_BYTES * self.widest() as u64;
+        let many = self.topology.hosts().len() as f64 > self.widest();
+        let short = self.longest_shard(choice) < (DIVIDED_CHUNKS * divided) as f64;
+        match (choice.channels == Some(1), self.divides()) {
+            (true, _) => divided,
+            (false, true) if short && choice.shape == Shape::Direct => LEAST_CHUNK_BYTES,
+            (false, true) if many || short => 2 * LEAST_CHUNK_BYTES,
+            (false, true) => divided,
+            (false, false) => LEAST_CHUNK_BYTES,
         }
     }
 
@@ -242,10 +313,31 @@ impl<'t> Estimator<'t> {
         self.topology.hosts().len() > 1 && self.topology.hosts().iter().any(unequal)
     }
 
-    fn time(&self, demand: &Demand, chunks: f64) -> f64 {
+    /// How many messages the busiest NIC has for each of its own channel's: of one channel alone a
+    /// piece of each, and two where a host's NICs are laid over more of another's. Where channels
+    /// are spread, it has pieces of another's, too; and
+    /// where rails are apart and all talk to all, those of all channels, since whoever has a NIC on
+    /// the rail of the lost one uses it more. Messages too short to be divided take turns.
+    fn pieces(&self, choice: &Choice, chunk_bytes: u64) -> f64 {
+        let direct = matches!(choice.shape, Shape::Direct | Shape::OneShot);
+        let everyone = direct && self.topology.fabric() == Fabric::RailOnly;
+        match self.divides() {
+            false => 1.0,
+            true if choice.channels == Some(1) => match self.topology.fabric() {
+                Fabric::RailOnly => 1.0,
+                Fabric::AnyToAny => 2.0,
+            },
+            true if choice.shape == Shape::Direct && chunk_bytes < 2 * choice.divide_bytes => {
+                IN_TURN
+            }
+            true if everyone && chunk_bytes >= 2 * choice.divide_bytes => self.widest(),
+            true => 2.0,
+        }
+    }
+
+    fn time(&self, demand: &Demand, chunks: f64, pieces: f64) -> f64 {
         let Costs { nic_alpha_us, memory_alpha_us, message_us, .. } = *self.costs;
-        // beside its own channel's messages a NIC then has pieces of another's
-        let messages = demand.messages * if self.divides() { 2.0 } else { 1.0 };
+        let messages = demand.messages * pieces;
         let nics = demand.nics_us + messages * message_us * chunks;
         let several = self
             .topology
@@ -255,7 +347,7 @@ impl<'t> Estimator<'t> {
             .any(|(h, _)| self.topology.members(h).len() > 1);
         nics.max(demand.memory_us)
             + nics.min(demand.memory_us) / chunks
-            + demand.ragged * demand.nics_us / chunks
+            + demand.ragged * demand.nics_us / demand.parts(chunks as u64).all() as f64
             + nic_alpha_us * (demand.levels + demand.levels_per_chunk * (chunks - 1.0))
             + if several { 2.0 * memory_alpha_us } else { 0.0 }
     }
@@ -306,15 +398,8 @@ impl<'t> Estimator<'t> {
             return 1.0;
         }
         let order: Vec<usize> = choice.ring.clone().unwrap_or_else(|| (0..hosts.len()).collect());
-        let shared = |a: usize, b: usize| -> u64 {
-            hosts[a]
-                .nics
-                .iter()
-                .zip(&hosts[b].nics)
-                .map(|(x, y)| x.free_mbps().min(y.free_mbps()))
-                .sum()
-        };
-        let pairs = (0..order.len()).map(|i| shared(order[i], order[(i + 1) % order.len()]));
+        let pairs = (0..order.len())
+            .map(|i| shared_mbps(self.topology, order[i], order[(i + 1) % order.len()]));
         let least = self.hosts_mbps.iter().copied().min().unwrap_or(0);
         least as f64 / pairs.min().unwrap_or(0) as f64
     }
@@ -341,6 +426,7 @@ impl<'t> Estimator<'t> {
             levels_per_chunk: 0.0,
             messages: ways * (n - 1.0),
             ragged: 0.0,
+            ramped: all && choice.shape == Shape::Direct,
         };
         if all && n > 2.0 && choice.shape == Shape::Direct {
             demand.ragged = SKEW;
@@ -381,7 +467,7 @@ impl<'t> Estimator<'t> {
                 );
             }
             (Shape::SubRings, _) => {
-                demand.nics_us = self.sub_rings_us() * worst;
+                demand.nics_us = self.sub_rings_us(choice) * worst;
                 self.on_rings(&mut demand, 3.0 * (n - 1.0));
             }
         }
@@ -452,21 +538,10 @@ impl<'t> Estimator<'t> {
     }
 
     /// What the paper's rings and broadcasts carry at the busiest host.
-    fn sub_rings_us(&self) -> f64 {
+    fn sub_rings_us(&self, choice: &Choice) -> f64 {
         let order: Vec<usize> = (0..self.hosts_mbps.len()).collect();
-        let rings = paper::sub_rings(&self.hosts_mbps, &order);
-        let all: u64 = rings.iter().map(|r| r.weight).sum();
-        let mut loads = vec![0.0; order.len()];
-        for ring in &rings {
-            let (part, members) = (ring.weight as f64 / all as f64, ring.members.len() as f64);
-            let joins = if ring.outsiders.is_empty() { 0.0 } else { 1.0 };
-            ring.members
-                .iter()
-                .for_each(|h| loads[*h] += part * (2.0 * (members - 1.0) / members + joins));
-            for (place, host) in ring.outsiders.iter().enumerate() {
-                loads[*host] += part * if place > 0 { 2.0 } else { 1.0 };
-            }
-        }
+        let rings = paper::sub_rings(&self.hosts_mbps, &order, Division::of(&choice.owners));
+        let loads = paper::loads(&rings, order.len());
         let us = loads
             .iter()
             .zip(&self.hosts_mbps)

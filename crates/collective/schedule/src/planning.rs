@@ -6,9 +6,10 @@ use std::ops::Range;
 
 use crate::binding::{Binding, Demand};
 use crate::choice::MAX_CHANNELS;
-use crate::paper;
+use crate::paper::{self, Division};
 use crate::plan::{Owner, PARTS};
 use crate::relay::Relays;
+use crate::rerank::rerank_hosts;
 use crate::reshape;
 use crate::shape::Forest;
 use crate::split::{equal, grain, split};
@@ -223,8 +224,11 @@ impl Plan {
                 }
             }
             let chain = self.chain(shard);
-            for (node, next) in chain.iter().zip(chain.iter().cycle().skip(1)) {
-                path(self.nodes[*node][0], self.nodes[*next][0])?;
+            for pair in chain.windows(2) {
+                path(self.nodes[pair[0]][0], self.nodes[pair[1]][0])?;
+            }
+            if let (Some(last), Some(back)) = (chain.last(), self.outsiders[shard.forest].last()) {
+                path(self.nodes[*last][0], self.nodes[*back][0])?;
             }
         }
         Ok(())
@@ -243,21 +247,20 @@ impl Forests {
         let hosts_mbps = topology.useful_mbps();
         let order = |channel| node_order(topology, choice, channel);
         match (choice.shape, &choice.owners) {
-            (Shape::SubRings, _) => {
-                let rings = paper::sub_rings(&hosts_mbps, &order(0)).into_iter();
+            (Shape::SubRings, owners) => {
+                let division = Division::of(owners);
+                let rings = paper::sub_rings(&hosts_mbps, &order(0), division).into_iter();
                 Forests::of_rings(rings.map(|r| {
-                    (Forest::ring_with_leaves(&r.members, &[]), r.members, r.outsiders, r.weight)
+                    // who has been left out may have been the bridge of two others
+                    let members = rerank_hosts(topology, &r.members);
+                    (Forest::ring_with_leaves(&members, &[]), members, r.outsiders, r.weight)
                 }))
             }
             (Shape::Ring, Owners::ByCapacity) => {
                 let rings = reshape::rings(&hosts_mbps, &order(0)).into_iter();
                 Forests::of_rings(rings.map(|r| {
-                    (
-                        Forest::ring_with_leaves(&r.members, &r.leaves),
-                        r.members,
-                        Vec::new(),
-                        r.weight,
-                    )
+                    let members = rerank_hosts(topology, &r.members);
+                    (Forest::ring_with_leaves(&members, &r.leaves), members, Vec::new(), r.weight)
                 }))
             }
             (shape, owners) => {
@@ -365,16 +368,23 @@ fn check(topology: &Topology, collective: &Collective, choice: &Choice) -> Resul
     }
     match &choice.owners {
         Owners::Equal => {}
+        Owners::Weights(_) if choice.shape == Shape::SubRings => {
+            return Err(Error::Form {
+                what: "SubRings have owners of their own",
+                instead: "take Owners::Equal or Owners::ByCapacity",
+            });
+        }
         Owners::Weights(weights) => {
             count("weights of owners", weights.len(), nodes, nodes)?;
             count("owners with a weight", weights.iter().filter(|w| **w > 0).count(), 1, nodes)?;
         }
         Owners::ByCapacity => {
-            let shaped = matches!(choice.shape, Shape::Direct | Shape::Ring);
+            let shaped = matches!(choice.shape, Shape::Direct | Shape::Ring | Shape::SubRings);
             if !shaped || choice.grouping == Grouping::Ranks {
                 return Err(Error::Form {
                     what: "owners by capacity are hosts, of rings or direct",
-                    instead: "take Grouping::Hosts and Shape::Direct or Shape::Ring",
+                    instead:
+                        "take Grouping::Hosts and Shape::Direct, Shape::Ring or Shape::SubRings",
                 });
             }
         }

@@ -4,6 +4,8 @@
 //! different rails share fewer than either has, and slow down everyone; so a host that shares more
 //! with both is moved between them.
 
+use crate::{Fabric, Topology};
+
 /// The order of Algorithm 1 of appendix D: `rails[h]` has a bit for each rail whose NIC is up at
 /// host *h*; `ring` is the order before.
 ///
@@ -11,37 +13,90 @@
 /// has become the bridge of another, is left alone. So no neighbours ever share fewer rails than
 /// the worst pair did before.
 pub fn rerank(ring: &[usize], rails: &[u64]) -> Vec<usize> {
-    bridged(ring, rails, true)
+    bridged(ring, |a, b| u64::from((rails[a] & rails[b]).count_ones()), true)
 }
 
-fn bridged(ring: &[usize], rails: &[u64], guard: bool) -> Vec<usize> {
-    let mut order = ring.to_vec();
-    let n = order.len();
-    let shared = |a: usize, b: usize| (rails[a] & rails[b]).count_ones();
-    let enough = ring.iter().map(|host| rails[*host].count_ones()).min().unwrap_or(0);
+/// The same of hosts of a topology; what counts is how much neighbours can exchange. Where every
+/// NIC reaches every other, the order stays.
+pub fn rerank_hosts(topology: &Topology, ring: &[usize]) -> Vec<usize> {
+    match topology.fabric() {
+        Fabric::AnyToAny => ring.to_vec(),
+        Fabric::RailOnly => bridged(ring, |a, b| shared_mbps(topology, a, b), true),
+    }
+}
+
+/// All hosts of a topology, by number but for bridges.
+pub fn bridged_ring(topology: &Topology) -> Vec<usize> {
+    rerank_hosts(topology, &(0..topology.hosts().len()).collect::<Vec<_>>())
+}
+
+/// What two hosts can exchange over the rails that both have, in Mbit/s; of a host with itself,
+/// what it carries.
+pub fn shared_mbps(topology: &Topology, a: usize, b: usize) -> u64 {
+    let (a, b) = (&topology.hosts()[a].nics, &topology.hosts()[b].nics);
+    a.iter().zip(b).map(|(x, y)| x.free_mbps().min(y.free_mbps())).sum()
+}
+
+/// `shared` says how much two hosts can exchange; of one with itself, what it carries.
+fn bridged(ring: &[usize], shared: impl Fn(usize, usize) -> u64, guard: bool) -> Vec<usize> {
+    let n = ring.len();
+    let enough = ring.iter().map(|host| shared(*host, *host)).min().unwrap_or(0);
     let mut candidates: Vec<(usize, usize)> = (0..n)
         .map(|i| (ring[i], ring[(i + 1) % n]))
         .filter(|(u, v)| shared(*u, *v) < enough)
         .collect();
     // the worst first
     candidates.sort_by_key(|(u, v)| shared(*u, *v));
+    let mut order = Order::new(ring);
     for (u, v) in candidates {
-        let at = |host: usize, order: &[usize]| order.iter().position(|h| *h == host).unwrap_or(0);
-        if guard && order[(at(u, &order) + 1) % n] != v {
+        if guard && order.next(u) != v {
             continue;
         }
-        let bridge = order.iter().copied().filter(|w| *w != u && *w != v).find(|w| {
-            let place = at(*w, &order);
-            let (x, y) = (order[(place + n - 1) % n], order[(place + 1) % n]);
+        let bridge = order.hosts.iter().copied().filter(|w| *w != u && *w != v).find(|w| {
+            let (x, y) = (order.previous(*w), order.next(*w));
             shared(u, *w).min(shared(*w, v)) >= enough && (x == y || shared(x, y) >= enough)
         });
         if let Some(w) = bridge {
-            order.remove(at(w, &order));
-            let behind = at(u, &order) + 1;
-            order.insert(behind, w);
+            order.put_behind(u, w);
         }
     }
-    order
+    order.hosts
+}
+
+/// Hosts round a ring, and where each is.
+struct Order {
+    hosts: Vec<usize>,
+    places: Vec<usize>,
+}
+
+impl Order {
+    fn new(ring: &[usize]) -> Order {
+        let most = ring.iter().max().map_or(0, |most| most + 1);
+        let mut order = Order { hosts: ring.to_vec(), places: vec![0; most] };
+        order.count();
+        order
+    }
+
+    fn count(&mut self) {
+        self.hosts.iter().enumerate().for_each(|(place, host)| self.places[*host] = place);
+    }
+
+    fn next(&self, host: usize) -> usize {
+        self.hosts[(self.places[host] + 1) % self.hosts.len()]
+    }
+
+    fn previous(&self, host: usize) -> usize {
+        let n = self.hosts.len();
+        self.hosts[(self.places[host] + n - 1) % n]
+    }
+
+    /// Moves a host to the place behind another.
+    fn put_behind(&mut self, other: usize, host: usize) {
+        self.hosts.remove(self.places[host]);
+        self.count();
+        self.hosts.insert(self.places[other] + 1, host);
+        self.count();
+    }
 }
 
 #[cfg(test)]
@@ -73,9 +128,10 @@ mod tests {
     /// where it does not belong.
     #[test]
     fn a_pair_that_is_apart_already_is_left_alone() {
-        let rails = [0b0011, 0b0111, 0b1100, 0b1111, 0b1011, 0b1101];
+        let rails = [0b0011u64, 0b0111, 0b1100, 0b1111, 0b1011, 0b1101];
         let ring = [0, 1, 2, 3, 4, 5];
-        let (guarded, printed) = (rerank(&ring, &rails), bridged(&ring, &rails, false));
+        let shared = |a: usize, b: usize| u64::from((rails[a] & rails[b]).count_ones());
+        let (guarded, printed) = (rerank(&ring, &rails), bridged(&ring, shared, false));
         assert_eq!(
             (worst(&ring, &rails), worst(&printed, &rails), worst(&guarded, &rails)),
             (1, 1, 2)

@@ -25,6 +25,11 @@
 //! and it takes about a tenth longer (`tests/time.rs`).
 //!
 //! Two hosts send everything to each other whatever they own: T* is 1 / min c_h.
+//!
+//! With one slow host among *n*, which keeps the fraction *c* of its rate, T* is 1 / c where c is at
+//! most about a half, and 2(n − 1) / (n − 1 + c) above. So it is at most n / (n − 1) times that of
+//! healthy hosts as long as c is at least a half: an overhead of O(1/n), as OptCC's lower bound for
+//! one straggler has it (arXiv 2606.01680, for *n* GPUs). Below a half no schedule can hide it.
 
 /// T*, in µs, for a vector of so many bytes. Infinite if a host carries nothing.
 pub fn all_reduce_bound_us(bytes: u64, hosts_mbps: &[u64]) -> f64 {
@@ -111,6 +116,19 @@ pub fn rings(hosts_mbps: &[u64], order: &[usize]) -> Vec<Ring> {
     weights.into_iter().map(|(leaves, weight)| ring(leaves, (weight >> shift) as u64)).collect()
 }
 
+/// How often each host sends the vector, and receives it, on rings with leaves.
+pub fn loads(rings: &[Ring], hosts: usize) -> Vec<f64> {
+    let all: u64 = rings.iter().map(|r| r.weight).sum();
+    let mut loads = vec![0.0; hosts];
+    for Ring { members, leaves, weight } in rings {
+        let (part, m) = (*weight as f64 / all as f64, members.len() as f64);
+        let of_member = part * (2.0 * (m - 1.0) + leaves.len() as f64) / m;
+        members.iter().for_each(|h| loads[*h] += of_member);
+        leaves.iter().for_each(|h| loads[*h] += part);
+    }
+    loads
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,6 +159,26 @@ mod tests {
             assert!((kept_now - kept).abs() < 1e-3, "{n}: {kept_now}");
         }
         assert_eq!(all_reduce_bound_us(1 << 30, &[1]), 0.0);
+    }
+
+    /// OptCC (arXiv 2606.01680): a straggler that keeps at least half of its rate costs O(1/n).
+    #[test]
+    fn a_host_with_half_of_its_rate_costs_one_nth() {
+        for n in [3, 4, 8, 64, 1024] {
+            let longer = |mbps: u64| {
+                let mut hosts = vec![1000; n];
+                let healthy = all_reduce_bound_us(1 << 30, &hosts);
+                hosts[n / 2] = mbps;
+                all_reduce_bound_us(1 << 30, &hosts) / healthy - 1.0
+            };
+            let most = 1.0 / (n as f64 - 1.0);
+            for mbps in (500..1000).step_by(25) {
+                assert!(longer(mbps) <= most + 1e-9, "{n} hosts, {mbps}: {}", longer(mbps));
+            }
+            assert!((longer(500) - most).abs() < 1e-9, "it is attained at a half");
+            // below, what the straggler alone takes counts, however many hosts there are
+            assert!(longer(400) > 0.24 && longer(250) > 0.99, "{n}: {}", longer(400));
+        }
     }
 
     #[test]
@@ -174,14 +212,8 @@ mod tests {
         fn rings_with_leaves_attain_the_bound(rates in rates()) {
             let n = rates.len();
             let rings = rings(&rates, &(0..n).collect::<Vec<_>>());
-            let all: u64 = rings.iter().map(|r| r.weight).sum();
-            let mut loads = vec![0.0; n];
-            for Ring { members, leaves, weight } in &rings {
-                prop_assert_eq!(members.len() + leaves.len(), n);
-                let (part, m) = (*weight as f64 / all as f64, members.len() as f64);
-                members.iter().for_each(|h| loads[*h] += part * (2.0 * (m - 1.0) + leaves.len() as f64) / m);
-                leaves.iter().for_each(|h| loads[*h] += part);
-            }
+            prop_assert!(rings.iter().all(|r| r.members.len() + r.leaves.len() == n));
+            let loads = loads(&rings, n);
             let bound = all_reduce_bound_us(1_000_000, &rates) / 8e6;
             prop_assert!(time(&loads, &rates) <= bound * (1.0 + 1e-9), "{loads:?} {rings:?}");
         }

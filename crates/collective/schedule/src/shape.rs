@@ -126,6 +126,11 @@ impl Forest {
         Some(if ring > 1 { 1 + leaf % (ring - 1) } else { 0 })
     }
 
+    /// Whether a node hangs on the ring.
+    pub fn is_leaf(&self, node: usize) -> bool {
+        self.position(node).is_some_and(|position| position >= self.round())
+    }
+
     /// The leaves that hang at a distance from the root.
     fn leaves(&self, distance: usize) -> impl Iterator<Item = usize> + '_ {
         self.order[self.round()..]
@@ -207,6 +212,24 @@ impl Forest {
         }
         let edges = self.towards(root, node).into_iter().chain(self.source(root, node));
         edges.chain(self.before(root, node)).chain(self.after(root, node)).map(|e| e.node).collect()
+    }
+
+    /// Whether everyone sends to the owner, who sends to everyone.
+    pub fn is_star(&self) -> bool {
+        self.kind == Kind::Star(false)
+    }
+
+    /// Of a ring: its nodes in order, the leaves that hang on it, and the level at which what is
+    /// reduced begins to go round.
+    pub fn ring(&self) -> Option<(&[usize], &[usize], usize)> {
+        let first = match self.kind {
+            Kind::Ring => 0,
+            // a leaf's part comes first
+            Kind::Leaves(_) => 1,
+            Kind::Star(_) | Kind::Heap => return None,
+        };
+        let (ring, leaves) = self.order.split_at(self.round());
+        Some((ring, leaves, first))
     }
 
     /// Whether a node may have several messages of one level for one neighbour.

@@ -35,20 +35,79 @@ pub fn split(len: u64, weights: &[u64], grain: u64) -> Vec<u64> {
     bounds
 }
 
+/// How long the parts of a run are, beside each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Parts {
+    /// All the same.
+    Equal(u64),
+    /// The first and the last are short; from there each is twice as long as the one before, up to
+    /// [`STEEPEST`].
+    Ramp(u64),
+}
+
+/// The longest parts of a ramp are so many times as long as the shortest, as a power of two.
+const STEEPEST: u32 = 3;
+
+impl Parts {
+    /// What the parts before one have, of [`Parts::all`].
+    pub(crate) fn before(self, part: u64) -> u64 {
+        // of a ramp that only rises
+        let rise = |k: u64| {
+            let steep = u64::from(STEEPEST);
+            (1 << k.min(steep)) - 1 + (k.saturating_sub(steep) << STEEPEST)
+        };
+        match self {
+            Parts::Equal(_) => part,
+            Parts::Ramp(parts) => match part <= parts.div_ceil(2) {
+                true => rise(part),
+                false => rise(parts.div_ceil(2)) + rise(parts / 2) - rise(parts - part),
+            },
+        }
+    }
+
+    /// What all have together. The shortest has 1.
+    pub(crate) fn all(self) -> u64 {
+        match self {
+            Parts::Equal(parts) | Parts::Ramp(parts) => self.before(parts),
+        }
+    }
+
+    /// A part of a run.
+    pub(crate) fn cut(self, range: &Range<u64>, part: u64, grain: u64) -> Range<u64> {
+        let (len, all) = (range.end - range.start, self.all());
+        let at = |part: u64| match self.before(part) {
+            before if before == all => len,
+            before => {
+                (u128::from(len) * u128::from(before) / u128::from(all)) as u64 / grain * grain
+            }
+        };
+        range.start + at(part)..range.start + at(part + 1)
+    }
+}
+
 /// Part `part` of `parts` equal ones.
 pub(crate) fn equal(range: &Range<u64>, parts: u64, part: u64, grain: u64) -> Range<u64> {
-    let len = range.end - range.start;
-    let at = |k: u64| match k == parts {
-        true => len,
-        false => (u128::from(len) * u128::from(k) / u128::from(parts)) as u64 / grain * grain,
-    };
-    range.start + at(part)..range.start + at(part + 1)
+    Parts::Equal(parts).cut(range, part, grain)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_ramp_rises_and_falls() {
+        let of = |parts| -> Vec<u64> {
+            let at = |k| Parts::Ramp(parts).before(k);
+            (0..parts).map(|k| at(k + 1) - at(k)).collect()
+        };
+        assert_eq!((of(1), of(2), of(3)), (vec![1], vec![1; 2], vec![1, 2, 1]));
+        assert_eq!((of(5), of(6)), (vec![1, 2, 4, 2, 1], vec![1, 2, 4, 4, 2, 1]));
+        assert_eq!(of(10), [1, 2, 4, 8, 8, 8, 8, 4, 2, 1]);
+        assert_eq!(of(9), [1, 2, 4, 8, 8, 8, 4, 2, 1]);
+        let cut = |k| Parts::Ramp(6).cut(&(100..240), k, 1);
+        assert_eq!((cut(0), cut(2), cut(5)), (100..110, 130..170, 230..240));
+    }
 
     #[test]
     fn small_runs_leave_parts_empty() {

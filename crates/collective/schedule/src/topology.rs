@@ -165,6 +165,12 @@ impl Topology {
         Ok(self)
     }
 
+    /// The same over another fabric.
+    #[must_use]
+    pub fn with_fabric(self, fabric: Fabric) -> Topology {
+        Topology { fabric, ..self }
+    }
+
     /// The hosts.
     pub fn hosts(&self) -> &[Host] {
         &self.hosts

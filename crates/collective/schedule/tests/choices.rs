@@ -48,7 +48,12 @@ fn choices_that_do_not_fit_are_refused() {
         (
             all(),
             Choice { owners: Owners::ByCapacity, ..of(Shape::Tree) },
-            "owners by capacity are hosts, of rings or direct; take Grouping::Hosts and Shape::Direct or Shape::Ring",
+            "owners by capacity are hosts, of rings or direct; take Grouping::Hosts and Shape::Direct, Shape::Ring or Shape::SubRings",
+        ),
+        (
+            all(),
+            Choice { owners: weights(&[1, 1, 1]), ..of(Shape::SubRings) },
+            "SubRings have owners of their own; take Owners::Equal or Owners::ByCapacity",
         ),
         (all(), Choice { channels: Some(0), ..of(Shape::Ring) }, "0 channels; there can be 1 to 256"),
         (all(), Choice { ring: Some(vec![0, 1]), ..of(Shape::Ring) }, "2 hosts of the ring; there can be 3 to 3"),

@@ -129,6 +129,23 @@ fn what_is_chosen_for_much_data_is_near_the_bound() {
     }
 }
 
+/// The same with fast NICs, for which 64 MiB take half a millisecond. Latency alone costs 2 % of that,
+/// and the more hosts, the more messages. Estimates are near what is taken.
+#[test]
+fn what_is_chosen_after_a_loss_is_near_the_bound() {
+    let bytes = 64 << 20;
+    for (hosts, least) in [(4, 0.955), (8, 0.95), (16, 0.93)] {
+        let t = Topology::uniform(hosts, 1, Host::new(8, Nic::new(200_000)), Fabric::RailOnly);
+        let t = t.unwrap().with_health(1, 3, Health::Down).unwrap();
+        let planned = choose(&t, all_reduce(bytes), Folding::InOrder).unwrap();
+        let free: Vec<u64> = t.hosts().iter().map(Host::free_mbps).collect();
+        let us = time(&planned.plan.schedule(), &t, &Costs::default()).unwrap();
+        let (kept, estimate) = (all_reduce_bound_us(bytes, &free) / us, planned.considered[0].us);
+        assert!(kept > least, "{hosts}: {kept}, {:?}", planned.plan.choice());
+        assert!((estimate / us - 1.0).abs() < 0.03, "{hosts}: {estimate} for {us}");
+    }
+}
+
 /// Why executors must let more than two short messages of a lane go ahead: queues of slow NICs are
 /// tens of milliseconds long.
 #[test]
@@ -141,7 +158,7 @@ fn two_short_messages_do_not_bridge_a_long_way() {
         bound / time(&plan.schedule(), &t, &costs).unwrap()
     };
     let kept = [2, 4].map(kept);
-    assert!(kept[0] < 0.85 && kept[1] > 0.97, "{kept:?}");
+    assert!(kept[0] < 0.85 && kept[1] > 0.96, "{kept:?}");
 }
 
 #[test]
@@ -251,4 +268,40 @@ fn a_thousand_ranks_are_planned_with_little_work() {
             plan.chunks()
         );
     }
+}
+
+/// What is chosen after a failure, message by message, takes at most 15 % longer than what was chosen
+/// before takes over the NICs that are left, also where shards are too short to be divided among
+/// them. (`crates/collective/simulate/tests/large.rs` has more bytes, by volumes.)
+#[test]
+fn what_is_chosen_for_short_shards_is_no_worse_than_what_was_there() {
+    let costs = Costs::default();
+    let mut worse = Vec::new();
+    for (hosts, ranks) in [(4, 1), (4, 8), (8, 8), (16, 1)] {
+        for fabric in [Fabric::RailOnly, Fabric::AnyToAny] {
+            for kib in [256, 1024, 2048, 4096, 8192] {
+                let t = topology(hosts, ranks, 8, fabric, &[]);
+                let now = t.clone().with_health(1, 3, Health::Down).unwrap();
+                let operation = all_reduce(kib << 10);
+                let c = Collective::new(operation.clone(), DataType::F32, false, t.ranks());
+                let c = c.unwrap();
+                let us = |plan: &Plan, t: &Topology| time(&plan.schedule(), t, &costs).unwrap();
+                let before = choose(&t, operation.clone(), Folding::Any).unwrap().plan;
+                let kept = Plan::new(&now, &c, before.choice().clone()).unwrap();
+                let ours = choose(&now, operation, Folding::Any).unwrap().plan;
+                let [well, kept, now] = [us(&before, &t), us(&kept, &now), us(&ours, &now)];
+                let what = format!(
+                    "{hosts} hosts of {ranks}, {fabric:?}, {kib} KiB: {well:.1} us before, {kept:.1} \
+                     kept, {now:.1} now, {:?} in {} chunks",
+                    ours.choice().shape,
+                    ours.chunks()
+                );
+                println!("{what}");
+                if now > 1.15 * kept {
+                    worse.push(what);
+                }
+            }
+        }
+    }
+    assert!(worse.is_empty(), "{worse:#?}");
 }

@@ -121,6 +121,26 @@ fn equal_rates_for_unequal_shards_cost_a_quarter() {
     assert!(by_byte < 0.85, "if this is no longer so, say so in cost::Sharing: {by_byte}");
 }
 
+/// Messages that are too short to be divided take one NIC each, in turn, and those that are under
+/// way for one host at a time take different ones.
+#[test]
+fn short_messages_in_turn_keep_all_nics_busy() {
+    let bytes = 16 << 20;
+    for hosts in [8, 12] {
+        let t = topology(hosts, 1, 8, Fabric::RailOnly).with_health(1, 3, Health::Down).unwrap();
+        // shards of 170 to 262 KiB; pieces would have 2 KiB
+        for (owners, most) in [(Owners::ByCapacity, 1.08), (Owners::Equal, 1.18)] {
+            let choice = Choice {
+                owners,
+                chunk_bytes: 16 << 10,
+                ..Choice::new(Shape::Direct, Grouping::Hosts)
+            };
+            let longer = all_reduce_us(&t, bytes, choice.clone(), &NO_ALPHA) / bound_us(&t, bytes);
+            assert!(longer < most, "{hosts} hosts, {:?}: {longer}", choice.owners);
+        }
+    }
+}
+
 /// R²CCL Figure 15: about half with a single backup, nearly all with the load balanced.
 #[test]
 fn a_single_backup_halves_the_rate() {

@@ -7,6 +7,7 @@ use crate::command::{exists, run};
 use crate::config::{Config, Rules};
 use crate::error::{EdgeError, Result};
 use crate::frr::{DAEMONS, NAMES};
+use crate::nic;
 use crate::state::missing;
 
 /// One thing that was looked for.
@@ -21,8 +22,7 @@ pub struct Finding {
 }
 
 /// Name, a shell command that works where it is there, whether it is needed, and how to get it.
-const FEATURES: [(&str, &str, bool, &str); 9] = [
-    ("network namespaces", "true", false, "run as root; without them the kernel cannot be tried, and there is no lab"),
+const FEATURES: [(&str, &str, bool, &str); 8] = [
     ("veth", "ip link add t0 type veth peer name t1", true, "load the kernel module veth (CONFIG_VETH)"),
     ("bridge", "ip link add t0 type bridge", true, "load the kernel module bridge (CONFIG_BRIDGE)"),
     ("vxlan", "ip link add t0 type vxlan id 5 dstport 4789 nolearning", true, "load the kernel module vxlan (CONFIG_VXLAN)"),
@@ -101,11 +101,24 @@ pub fn check(config: Option<&Path>) -> Vec<Finding> {
         let how = || "install FRR (Debian package frr)".to_owned();
         add(&format!("FRR's {name}"), (!Path::new(DAEMONS).join(name).is_file()).then(how), true);
     }
-    for (what, command, needed, how) in FEATURES {
-        let why = |e: EdgeError| {
-            format!("{how} ({})", e.to_string().rsplit(": ").next().unwrap_or_default().trim())
-        };
-        add(what, tried(command).err().map(why), needed);
+    let why =
+        |e: EdgeError| e.to_string().rsplit(": ").next().unwrap_or_default().trim().to_owned();
+    match tried("true").map_err(why) {
+        Ok(_) => {
+            add("network namespaces", None, false);
+            for (what, command, needed, how) in FEATURES {
+                let missing = tried(command).map_err(why).err();
+                add(what, missing.map(|why| format!("{how} ({why})")), needed);
+            }
+        }
+        // What was not tried may well be there.
+        Err(why) => {
+            let what = format!(
+                "not allowed here ({why}); run as root. The kernel's features ({}) were not tried",
+                FEATURES.map(|(what, ..)| what).join(", ")
+            );
+            add("network namespaces", Some(what), false);
+        }
     }
     let hardware = run(&["devlink", "dev", "show"]).is_ok_and(|t| !t.trim().is_empty());
     let how =
@@ -114,7 +127,11 @@ pub fn check(config: Option<&Path>) -> Vec<Finding> {
     if let Some(path) = config {
         let plan =
             Config::read(path).and_then(|c| missing(&c).map_err(EdgeError::at(path.display())));
-        add("the configuration and its devices", plan.err().map(|e| e.to_string()), true);
+        let bad = plan.err().map(|e| e.to_string());
+        add("the configuration and its devices", bad, true);
+        for why in Config::read(path).iter().flat_map(nic::missing_modes) {
+            add("switchdev mode of all NICs", Some(why), true);
+        }
     }
     findings
 }

@@ -21,6 +21,12 @@ pub fn run<S: AsRef<str>>(args: &[S]) -> Result<String> {
 /// As [`run`], as somebody else where one is given, with no groups but that one and nothing
 /// of root's environment but the path.
 pub(crate) fn run_as<S: AsRef<str>>(user: Option<Ids>, args: &[S]) -> Result<String> {
+    run_both(user, args).map(|(out, _)| out)
+}
+
+/// As [`run_as`]; gives also what it wrote to stderr, which is no error of a program that ends
+/// well.
+pub(crate) fn run_both<S: AsRef<str>>(user: Option<Ids>, args: &[S]) -> Result<(String, String)> {
     let shown = || args.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(" ");
     let failed = |why: String| EdgeError::Command { command: shown(), why };
     let (program, rest) =
@@ -55,7 +61,7 @@ pub(crate) fn run_as<S: AsRef<str>>(user: Option<Ids>, args: &[S]) -> Result<Str
     };
     let (out, err) = (reader.join().unwrap_or_default(), errors.join().unwrap_or_default());
     match status.success() {
-        true => Ok(out),
+        true => Ok((out, err)),
         false => {
             Err(failed(if err.trim().is_empty() { out.trim() } else { err.trim() }.to_owned()))
         }

@@ -18,16 +18,18 @@ use unbroken_edge_rules::{
 
 use crate::bfd::Bfd;
 use crate::command::run;
-use crate::config::Config;
 use crate::error::{EdgeError, Result};
 use crate::events::{now_us, Events};
 use crate::failover::{self, Failover};
 use crate::folder::Folder;
+use crate::frr::watch::{News, Watch};
 use crate::last::{self, LastWays};
 use crate::netlink::{wait, Dump, Kernel, Notifications};
+use crate::policy::{self, Policies};
 use crate::state::State;
 
-/// FRR's daemons are looked after this often, and status is written at most this much later.
+/// FRR's daemons that somebody else has started are found this much later at most, and status is
+/// written.
 const TICK_US: u64 = 1_000_000;
 
 /// How long rules are tried to be removed at the end.
@@ -36,29 +38,34 @@ const REMOVAL_US: u64 = 2_000_000;
 /// Real-time priority with fast failover, below that of bfdd.
 const PRIORITY: &str = "10";
 
-/// Runs until SIGTERM or SIGINT.
+/// Runs until SIGTERM or SIGINT. At SIGHUP it takes the configuration that is up now.
 pub fn run_daemon(state: &State) -> Result<()> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTERM);
     signals.add(Signal::SIGINT);
+    signals.add(Signal::SIGHUP);
     signals.thread_block().map_err(EdgeError::at("signals"))?;
     let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
         .map_err(EdgeError::at("signals"))?;
     let _lock = state.become_daemon()?;
-    if state.config()?.fast_failover {
-        // A few milliseconds are what it is for. Where it is not allowed it is merely later.
-        let _ = run(&["chrt", "-a", "-f", "-p", PRIORITY, &std::process::id().to_string()]);
-    }
     let mut daemon = Daemon::open(state)?;
-    let result = daemon.run(&signals);
-    daemon.close();
-    result
+    loop {
+        let result = daemon.run(&signals);
+        match result {
+            Ok(Signal::SIGHUP) => daemon = daemon.anew()?,
+            _ => {
+                daemon.close();
+                return result.map(drop);
+            }
+        }
+    }
 }
 
 struct Daemon {
     state: State,
     folder: Folder,
-    with_frr: bool,
+    watch: Option<Watch>,
+    policies: Policies,
     settings: Option<Settings>,
     reconciler: Option<Reconciler>,
     kernel: Kernel,
@@ -79,7 +86,11 @@ struct Daemon {
 
 impl Daemon {
     fn open(state: &State) -> Result<Daemon> {
-        let config: Config = state.config()?;
+        let (config, taken) = state.take_config()?;
+        if config.fast_failover {
+            // A few milliseconds are what it is for. Where it is not allowed it is merely later.
+            let _ = run(&["chrt", "-a", "-f", "-p", PRIORITY, &std::process::id().to_string()]);
+        }
         let netlink = EdgeError::at("netlink");
         let settings = config.overlay();
         let timing =
@@ -88,7 +99,9 @@ impl Daemon {
         let failover =
             config.fast_failover.then(|| Failover::open(&config, state.frr())).transpose()?;
         let last = config.frr.then(|| LastWays::open(&config, now_us())).transpose()?;
-        Ok(Daemon {
+        let daemon = Daemon {
+            policies: Policies::open(&config, now_us())?,
+            watch: config.frr.then(|| Watch::open(state.frr())).transpose()?,
             reconciler,
             settings,
             kernel: Kernel::open().map_err(&netlink)?,
@@ -100,18 +113,47 @@ impl Daemon {
             events: Events::open(state.folder()?).map_err(EdgeError::at("events"))?,
             folder: state.folder()?,
             state: state.clone(),
-            with_frr: config.frr,
             next_tick_us: 0,
             written: Value::Null,
             rounds: 0,
             operations: 0,
             clsact: BTreeSet::new(),
-        })
+        };
+        state.has_taken(&taken)?;
+        Ok(daemon)
     }
 
-    fn run(&mut self, signals: &SignalFd) -> Result<()> {
+    /// With the configuration that is up now; with the old one where that is none.
+    fn anew(mut self) -> Result<Daemon> {
+        let config = match self.state.config() {
+            Ok(config) => config,
+            Err(error) => {
+                self.events.error(&error);
+                return Ok(self);
+            }
+        };
+        if self.failover.is_some() && !config.fast_failover {
+            failover::close()?;
+        }
+        // Rules of other tenants or destinations the reconciler changes itself.
+        let of_all = |settings: &Settings| Settings { tenants: Vec::new(), ..settings.clone() };
+        let settings = config.overlay();
+        if let Some(old) = self.settings.clone() {
+            if settings.as_ref().map(of_all) != Some(of_all(&old)) {
+                self.remove_rules(&old)?;
+            }
+        }
+        let mut daemon = Daemon::open(&self.state)?;
+        daemon.clsact = self.clsact;
+        daemon.events.write("configuration", json!({}));
+        Ok(daemon)
+    }
+
+    /// Gives the signal that ended it.
+    fn run(&mut self, signals: &SignalFd) -> Result<Signal> {
         self.events.write("start", json!({}));
         loop {
+            self.look_after_frr();
             let now = now_us();
             if now >= self.next_tick_us {
                 self.tick();
@@ -124,13 +166,24 @@ impl Daemon {
                 }
             }
             self.look_at_last_ways();
+            match self.policies.look(now_us()) {
+                Ok(0) => {}
+                Ok(missing) => self.events.write("policies", json!({ "missing": missing })),
+                Err(error) => self.events.error(&error),
+            }
             self.wait(signals)?;
-            if signals.read_signal().map_err(EdgeError::at("signals"))?.is_some() {
-                return Ok(());
+            if let Some(info) = signals.read_signal().map_err(EdgeError::at("signals"))? {
+                return Signal::try_from(info.ssi_signo as i32).map_err(EdgeError::at("signals"));
             }
             let heard = self.notifications.drain().map_err(EdgeError::at("netlink"))?;
             if heard.routes {
-                self.events.write("routes", json!({}));
+                for (by, _) in [("bgp", heard.bgp), ("edge", heard.own)].iter().filter(|b| b.1) {
+                    self.events.write("routes", json!({ "by": by }));
+                }
+                self.failover.iter_mut().for_each(Failover::changed);
+            }
+            if heard.policies {
+                self.policies.changed(now_us());
             }
             if let (true, Some(reconciler)) = (heard.tables, &mut self.reconciler) {
                 let event = if heard.overrun { Event::Overrun } else { Event::Changed };
@@ -161,6 +214,8 @@ impl Daemon {
             self.reconciler.as_ref().map(Reconciler::deadline_us),
             self.failover.as_ref().map(Failover::deadline_us),
             self.last.as_ref().map(LastWays::deadline_us),
+            self.watch.as_ref().map(Watch::deadline_us),
+            Some(self.policies.deadline_us()),
         ];
         let next = deadlines.into_iter().flatten().min().unwrap_or(self.next_tick_us);
         let longest = Duration::from_micros(next.saturating_sub(now_us()));
@@ -172,6 +227,7 @@ impl Daemon {
         if let Some(bfd) = &self.bfd {
             files.push(PollFd::new(bfd.stream(), PollFlags::IN));
         }
+        files.extend(self.watch.iter().flat_map(Watch::files));
         wait(&mut files, Some(longest)).map_err(EdgeError::at("poll"))
     }
 
@@ -250,20 +306,25 @@ impl Daemon {
         }
     }
 
-    /// Starts what has died of FRR, finds bfdd, and writes the status if it is another one.
-    fn tick(&mut self) {
-        if self.with_frr {
-            let frr = self.state.frr();
-            match frr.start() {
-                Ok(started) if !started.is_empty() => {
-                    self.events.write("frr", json!({ "started": started }))
+    /// Has what has died of FRR started again, and finds bfdd.
+    fn look_after_frr(&mut self) {
+        let Some(watch) = &mut self.watch else { return };
+        for news in watch.look(now_us(), TICK_US) {
+            match news {
+                News::Ended(daemon) => self.events.write("frr", json!({ "ended": daemon })),
+                News::Started(daemons) => {
+                    self.events.write("frr", json!({ "started": daemons }));
+                    self.next_tick_us = 0;
                 }
-                Ok(_) => {}
-                Err(error) => self.events.error(&error),
+                News::Failed(error) => self.events.error(&error),
             }
-            if self.bfd.is_none() {
-                self.bfd = frr.bfdd().and_then(Bfd::open).ok();
-            }
+        }
+    }
+
+    /// Finds bfdd, and writes the status if it is another one.
+    fn tick(&mut self) {
+        if self.watch.is_some() && self.bfd.is_none() {
+            self.bfd = self.state.frr().bfdd().and_then(Bfd::open).ok();
         }
         let bfd = self.bfd.as_ref().map(|b| json!(b.states)).unwrap_or_default();
         let rules = self.reconciler.as_ref().map(|r| {
@@ -285,12 +346,8 @@ impl Daemon {
 
     /// Takes away what is ours.
     fn close(&mut self) {
-        if self.failover.is_some() {
-            failover::close();
-        }
-        if self.last.is_some() {
-            last::close();
-        }
+        let closed = [policy::close(), failover::close(), last::close()];
+        closed.into_iter().filter_map(Result::err).for_each(|error| self.events.error(&error));
         if let Some(settings) = self.settings.clone() {
             if let Err(error) = self.remove_rules(&settings) {
                 self.events.error(&error);

@@ -12,7 +12,7 @@ use serde_json::{json, Value};
 use crate::folder::Folder;
 
 const LARGEST_BYTES: u64 = 4 << 20;
-const NAME: &str = "events.jsonl";
+pub(crate) const NAME: &str = "events.jsonl";
 const APPEND: OFlags = OFlags::WRONLY.union(OFlags::APPEND).union(OFlags::CREATE);
 /// An error that comes again and again is written down once in so long.
 const AGAIN_US: u64 = 10_000_000;

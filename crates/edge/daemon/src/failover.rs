@@ -12,14 +12,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use crate::command::run;
 use crate::config::{Config, Uplink};
 use crate::error::Result;
 use crate::frr::Frr;
 use crate::netlink::Kernel;
 use crate::routes::{error, Hop, Hops, RouteSet, Routes, Tables, FRR, OURS};
 
-/// The number of our table, and the priority of the rule.
+/// The number of our table, and the priority of the rule ([`crate::policy`]).
 pub const TABLE: u32 = 4100;
 const ROUTES: RouteSet = RouteSet { table: TABLE, protocol: OURS, metric: None };
 /// BGP's own timers would have noticed a dead neighbour by then.
@@ -43,11 +42,10 @@ pub struct Failover<K = Kernel> {
 }
 
 impl Failover {
-    /// Makes the rule.
+    /// Empties what a daemon that died has left in the table.
     pub fn open(config: &Config, frr: Frr) -> Result<Failover> {
-        close();
-        run(&["ip", "rule", "add", "pref", &TABLE.to_string(), "lookup", &TABLE.to_string()])?;
-        let kernel = Kernel::open().map_err(error)?;
+        let mut kernel = Kernel::open().map_err(error)?;
+        kernel.make_routes(&ROUTES, &Routes::new()).map_err(error)?;
         Ok(Failover {
             uplinks: config.uplinks.clone(),
             frr,
@@ -81,6 +79,11 @@ impl<K: Tables> Failover<K> {
         self.dead.insert(device, now_us);
         self.next_look_us = now_us + CONFIRM_US;
         self.overrule(now_us)
+    }
+
+    /// Routes have changed, perhaps ours: while a link is dead the next look makes the table again.
+    pub fn changed(&mut self) {
+        self.stale |= !self.dead.is_empty();
     }
 
     /// Looks whether BGP has confirmed. After an error it looks again a little later.
@@ -133,10 +136,10 @@ impl<K: Tables> Failover<K> {
     }
 }
 
-/// Takes the rule and the table away.
-pub fn close() {
-    let _ = run(&["ip", "rule", "del", "pref", &TABLE.to_string(), "lookup", &TABLE.to_string()]);
-    let _ = run(&["ip", "route", "flush", "table", &TABLE.to_string()]);
+/// Takes our routes out of the table.
+pub fn close() -> Result<()> {
+    let mut kernel = Kernel::open().map_err(error)?;
+    kernel.make_routes(&ROUTES, &Routes::new()).map_err(error)
 }
 
 /// Of the routes that lead over dead links, the ways that do not.

@@ -14,7 +14,7 @@
 //! The daemons are started as the user frr with the capabilities that they need. FRR started as
 //! root gives folders to frr by names that frr can make links of (`/var/tmp/frr`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -30,10 +30,15 @@ use rustix::net::{socket_with, AddressFamily, SocketAddrUnix, SocketFlags, Socke
 use serde_json::Value;
 
 use crate::command;
-use crate::config::{Config, Role};
+use crate::config::Config;
 use crate::error::{EdgeError, Result};
 use crate::folder::{own_user, Folder, Ids, OWN};
 use crate::process::Running;
+
+mod text;
+pub(crate) mod watch;
+
+pub use text::text;
 
 /// Where Debian has FRR's daemons.
 pub const DAEMONS: &str = "/usr/lib/frr";
@@ -47,6 +52,10 @@ const BFDD_PRIORITY: &str = "20";
 /// What the daemons need of root: each keeps its part of it and drops the rest when it has set its
 /// groups.
 const CAPABILITIES: &str = "-all,+net_bind_service,+net_admin,+net_raw,+sys_admin,+setgid";
+/// How a daemon's refusal begins.
+const REFUSED: &str = "% ";
+/// What comes before the number and the text of a line that was not taken.
+const ON_LINE: &str = "on config line ";
 /// An answer that is longer is none.
 const LONGEST_ANSWER_BYTES: usize = 16 << 20;
 
@@ -74,7 +83,8 @@ impl Frr {
         (running.program()? == program.canonicalize().unwrap_or(program)).then_some(running)
     }
 
-    /// Writes the configuration. Gives whether it is another one than before.
+    /// Writes the configuration. Gives whether it is another one than before. What a daemon would
+    /// not take of it is an error: FRR itself leaves such a line out and goes on.
     pub fn configure(&self, config: &Config) -> Result<bool> {
         let ids = frr_user()?;
         let readers = Ids { user: own_user(), group: ids.group };
@@ -94,7 +104,19 @@ impl Frr {
                 folder.file_for_other(&format!("{name}.{kind}"), ids)?;
             }
         }
+        if changed {
+            NAMES.iter().try_for_each(|name| self.try_configuration(name))?;
+        }
         Ok(changed)
+    }
+
+    /// Has a daemon read its configuration, and do nothing else.
+    fn try_configuration(&self, name: &str) -> Result<()> {
+        let mut command = self.start_command(name)?;
+        command.retain(|word| word != "-d");
+        command.push("-C".into());
+        let (out, err) = command::run_both(None, &command)?;
+        refused(name, &(out + &err))
     }
 
     /// Waits until nobody else starts or ends daemons; nobody does while the file is open. Our
@@ -151,7 +173,7 @@ impl Frr {
         let (folder, sockets) = (self.folder.display(), self.sockets());
         let sockets = sockets.display();
         let mut args = format!(
-            "env --default-signal=TERM,INT setpriv --reuid frr --regid frr --init-groups --reset-env --inh-caps {CAPABILITIES} \
+            "env --default-signal=TERM,INT,HUP setpriv --reuid frr --regid frr --init-groups --reset-env --inh-caps {CAPABILITIES} \
              --ambient-caps {CAPABILITIES} {DAEMONS}/{name} -d -f {folder}/{name}.conf -i {folder}/{name}.pid -z {sockets}/zserv.api \
              --vty_socket {sockets} -P 0 --log file:{folder}/{name}.log --log-level notifications"
         );
@@ -252,8 +274,26 @@ impl Frr {
         let sockets = self.sockets().display().to_string();
         let mut args = vec!["vtysh", "--vty_socket", &sockets];
         commands.iter().for_each(|c| args.extend(["-c", c]));
-        command::run_as(Some(frr_user()?), &args)
+        let answer = command::run_as(Some(frr_user()?), &args)?;
+        // vtysh goes on, and ends well, when a daemon has refused a command.
+        match answer.lines().find(|line| line.starts_with(REFUSED)) {
+            Some(line) => Err(EdgeError::Frr(format!("{}: {line}", commands.join("; ")))),
+            None => Ok(answer),
+        }
     }
+}
+
+/// What a daemon says of lines of its configuration that it has not taken.
+fn refused(name: &str, said: &str) -> Result<()> {
+    let line = |line: &str| Some(line.split_once(ON_LINE)?.1.to_owned());
+    let why: Vec<&str> = said.lines().filter(|line| line.starts_with(REFUSED)).collect();
+    let lines: Vec<String> = said.lines().filter_map(line).collect();
+    if lines.is_empty() && why.is_empty() {
+        return Ok(());
+    }
+    let (lines, why) = (lines.join("; "), why.join("; "));
+    let why = if why.is_empty() { "no such command".to_owned() } else { why };
+    Err(EdgeError::Frr(format!("FRR's {name} does not take line {lines} of {name}.conf: {why}")))
 }
 
 /// A path that leads to what a descriptor is of, and nowhere else.
@@ -306,96 +346,6 @@ pub(crate) fn frr_user() -> Result<Ids> {
     }
 }
 
-/// The configuration of one daemon.
-pub fn text(config: &Config, daemon: &str) -> String {
-    let head = format!("frr defaults datacenter\nhostname {}\n", config.name);
-    match daemon {
-        "bfdd" => {
-            let (interval, multiplier) = (config.bfd.interval_ms, config.bfd.multiplier);
-            format!(
-                "{head}bfd\n profile edge\n  transmit-interval {interval}\n  receive-interval {interval}\n  \
-                 detect-multiplier {multiplier}\n exit\nexit\n"
-            )
-        }
-        "bgpd" => head + &bgp(config),
-        // With groups of the kernel, zebra 8.4 does not notice that the kernel has taken a link
-        // that lost its carrier out of a group, and leaves the group without it when the link is
-        // back.
-        "zebra" => head + "no zebra nexthop kernel enable\n",
-        _ => head,
-    }
-}
-
-/// Each uplink is a session of its own (eBGP), with BFD, for routes between loopbacks. EVPN's
-/// sessions lead from loopback to loopback over whatever way there is, without BFD: that a link is
-/// dead is no news about addresses. A host tells of itself only, so that nobody sends through it.
-fn bgp(config: &Config) -> String {
-    let Config { asn, loopback, .. } = config;
-    let own = if config.role == Role::Host { "match as-path own\n " } else { "" };
-    let mut text = format!(
-        "bgp as-path access-list own permit ^$\n\
-         route-map own permit 10\n \
-          match as-path own\n\
-         exit\n\
-         route-map drain-out permit 10\n \
-          {own}\
-          set community graceful-shutdown additive\n \
-          set as-path prepend {asn} {asn} {asn}\n\
-         exit\n\
-         route-map drain-in permit 10\n \
-          set local-preference 0\n\
-         exit\n\
-         router bgp {asn}\n \
-          bgp router-id {loopback}\n \
-          no bgp ebgp-requires-policy\n \
-          no bgp default ipv4-unicast\n \
-          no bgp network import-check\n \
-          bgp bestpath as-path multipath-relax\n \
-          timers bgp 3 9\n \
-          neighbor link peer-group\n \
-          neighbor link bfd profile edge\n \
-          neighbor link timers connect 1\n \
-          neighbor link advertisement-interval 0\n \
-          neighbor overlay peer-group\n \
-          neighbor overlay ebgp-multihop\n \
-          neighbor overlay update-source {loopback}\n \
-          neighbor overlay timers 10 30\n \
-          neighbor overlay timers connect 1\n \
-          neighbor overlay advertisement-interval 0\n"
-    );
-    let mut line = |l: String| {
-        text.push_str(&l);
-        text.push('\n');
-    };
-    // Two uplinks may lead to one neighbour.
-    let switches: BTreeMap<Ipv4Addr, u32> =
-        config.uplinks.iter().map(|u| (u.peer_loopback, u.peer_asn)).collect();
-    let links = config.uplinks.iter().map(|u| (u.peer, u.peer_asn, "link"));
-    for (peer, asn, group) in
-        links.chain(switches.into_iter().map(|(peer, asn)| (peer, asn, "overlay")))
-    {
-        line(format!(" neighbor {peer} remote-as {asn}"));
-        line(format!(" neighbor {peer} peer-group {group}"));
-    }
-    for (family, group) in [("ipv4 unicast", "link"), ("l2vpn evpn", "overlay")] {
-        line(format!(" address-family {family}"));
-        line(format!("  neighbor {group} activate"));
-        if config.role == Role::Host {
-            line(format!("  neighbor {group} route-map own out"));
-        }
-        match group {
-            "link" => {
-                line(format!("  network {loopback}/32"));
-                line(format!("  maximum-paths {}", config.uplinks.len().min(64)));
-            }
-            _ if config.role == Role::Host => line("  advertise-all-vni".into()),
-            _ => {}
-        }
-        line(" exit-address-family".into());
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -416,6 +366,22 @@ mod tests {
         assert!(read_answer(&mut ours, Instant::now()).is_err());
         drop(theirs);
         assert!(read_answer(&mut ours, soon()).is_err());
+    }
+
+    #[test]
+    fn a_line_that_a_daemon_does_not_take_is_told() {
+        let said = "% Configure the peer-group first\n2026/11/27 19:28:29 BGP: [EC 100663304] Command \
+                    returned Warning Config Failed on config line 3:  neighbor 10.0.0.9 peer-group x\n\
+                    2026/11/27 ZEBRA: [NNACN-54BDA] Disabling MPLS support (no kernel support)\n";
+        let error = refused("bgpd", said).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "FRR's bgpd does not take line 3:  neighbor 10.0.0.9 peer-group x of bgpd.conf: \
+             % Configure the peer-group first"
+        );
+        let said = "ZEBRA: [SHWNK] No such command on config line 7: nonsense";
+        assert!(refused("zebra", said).unwrap_err().to_string().contains("line 7: nonsense"));
+        refused("zebra", "ZEBRA: Disabling MPLS support (no kernel support)\n").unwrap();
     }
 
     #[test]

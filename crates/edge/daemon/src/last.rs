@@ -21,7 +21,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
-use crate::command::run;
 use crate::config::{Config, Uplink};
 use crate::error::Result;
 use crate::netlink::Kernel;
@@ -35,7 +34,8 @@ pub(crate) const BEHIND: RouteSet =
 const OWN: RouteSet = RouteSet { table: TABLE, protocol: OURS, metric: None };
 /// What came over a backup link looks here first, before the table of [`crate::failover`].
 pub const TABLE: u32 = 4101;
-const PRIORITY: &str = "4099";
+/// Of the rules that lead there ([`crate::policy`]).
+pub const PRIORITY: u32 = 4099;
 /// BGP needs seconds to meet a neighbour again. A host that was taken away is remembered for longer
 /// than need be, which harms nobody.
 const FORGET_US: u64 = 300_000_000;
@@ -57,14 +57,9 @@ pub struct LastWays<K = Kernel> {
 }
 
 impl LastWays {
-    /// Makes the rules of backup links, and takes over the routes of a daemon that died.
+    /// Takes over the routes of a daemon that died.
     pub fn open(config: &Config, now_us: u64) -> Result<LastWays> {
         let uplinks = config.uplinks.clone();
-        remove_rules();
-        for backup in uplinks.iter().filter(|u| u.backup) {
-            let table = TABLE.to_string();
-            run(&["ip", "rule", "add", "pref", PRIORITY, "iif", &backup.device, "lookup", &table])?;
-        }
         let mut last = LastWays {
             uplinks,
             kernel: Kernel::open().map_err(error)?,
@@ -130,16 +125,11 @@ impl<K: Tables> LastWays<K> {
     }
 }
 
-/// Takes routes and rules away.
-pub fn close() {
-    remove_rules();
-    let _ = run(&["ip", "route", "flush", "table", "main", "proto", &OURS.to_string()]);
-    let _ = run(&["ip", "route", "flush", "table", &TABLE.to_string()]);
-}
-
-fn remove_rules() {
-    // One for each backup link.
-    while run(&["ip", "rule", "del", "pref", PRIORITY, "lookup", &TABLE.to_string()]).is_ok() {}
+/// Takes our routes away.
+pub fn close() -> Result<()> {
+    let mut kernel = Kernel::open().map_err(error)?;
+    let none = Routes::new();
+    kernel.make_routes(&BEHIND, &none).and(kernel.make_routes(&OWN, &none)).map_err(error)
 }
 
 /// The ways that do not lead over some links.

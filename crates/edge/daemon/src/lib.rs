@@ -21,6 +21,7 @@ mod last;
 pub mod netlink;
 mod nic;
 pub mod plan;
+mod policy;
 mod process;
 mod routes;
 pub mod state;

@@ -15,7 +15,7 @@
 use serde_json::Value;
 
 use crate::command::{run, words};
-use crate::config::{Config, Nic};
+use crate::config::{Config, Nic, Rules, Uplink};
 use crate::error::{EdgeError, Result};
 use crate::plan::Step;
 
@@ -95,6 +95,9 @@ fn plan(nics: &[Nic], look: &dyn Fn(&Nic) -> Result<Shown>) -> Result<Vec<Step>>
                 undo: vec![set(&mode)],
             });
         }
+        if *wanted == 0 {
+            continue;
+        }
         let set = |count: u32| {
             vec!["sh".into(), "-c".into(), format!("echo {count} >{DEVICES}/{pci}/sriov_numvfs")]
         };
@@ -104,13 +107,52 @@ fn plan(nics: &[Nic], look: &dyn Fn(&Nic) -> Result<Shown>) -> Result<Vec<Step>>
     Ok(steps)
 }
 
+/// The NIC of an uplink that stands in legacy mode and is to stay so, though rules are to be in
+/// NICs: those of one card forward between each other's ports only if both are in switchdev mode.
+/// `pci` gives a device's address on the bus, `mode` that of a NIC.
+pub(crate) fn left_out<'a>(
+    config: &'a Config,
+    pci: &dyn Fn(&str) -> Option<String>,
+    mode: &dyn Fn(&str) -> Option<String>,
+) -> Vec<(&'a Uplink, String)> {
+    if !matches!(config.rules, Rules::SkipSw | Rules::Both) {
+        return Vec::new();
+    }
+    let named = |nic: &str| config.nics.iter().any(|n| n.pci == nic);
+    let of = config.uplinks.iter().filter_map(|u| Some((u, pci(&u.device)?)));
+    of.filter(|(_, nic)| !named(nic) && mode(nic).is_some_and(|m| m == "legacy")).collect()
+}
+
+/// As [`left_out`], of this machine, with what would be right.
+pub(crate) fn missing_modes(config: &Config) -> Vec<String> {
+    let pci = |device: &str| {
+        let link = std::fs::read_link(format!("/sys/class/net/{device}/device")).ok()?;
+        Some(link.file_name()?.to_str()?.to_owned())
+    };
+    let now = |nic: &str| {
+        let command = ["devlink", "-j", "dev", "eswitch", "show", &format!("pci/{nic}")];
+        mode(&run(&command).ok()?).ok()
+    };
+    let all = left_out(config, &pci, &now).into_iter();
+    all.map(|(uplink, nic)| {
+        format!(
+            "line {}: {} is a port of the NIC {nic}, which is in legacy mode, and rules are to be \
+             in NICs: add [[nic]] with pci = \"{nic}\" and virtual_functions = 0",
+            uplink.line, uplink.device
+        )
+    })
+    .collect()
+}
+
 /// A device of the configuration that is to be there before anything is planned, and is not: an
 /// uplink, or a representor of a NIC.
 pub(crate) fn awaited(config: &Config, there: &dyn Fn(&str) -> bool) -> Option<String> {
     let uplinks = config.uplinks.iter().map(|uplink| &uplink.device);
     let ports = config.tenants.iter().flat_map(|tenant| &tenant.ports);
-    let representors = ports.filter(|port| port.veth.is_none()).map(|port| &port.representor);
-    uplinks.chain(representors).find(|device| !there(device)).cloned()
+    let ports: Vec<_> = ports.filter(|port| port.veth.is_none()).collect();
+    let representors = ports.iter().map(|port| &port.representor);
+    let functions = ports.iter().filter_map(|port| port.device.as_ref());
+    uplinks.chain(representors).chain(functions).find(|device| !there(device)).cloned()
 }
 
 #[cfg(test)]
@@ -138,6 +180,12 @@ mod tests {
         assert_eq!(undone, [functions(0), mode("legacy")]);
         assert_eq!(planned("switchdev", 0).unwrap(), steps[1..]);
         assert_eq!(planned("switchdev", 4).unwrap(), []);
+        // The other port of a card needs the mode alone.
+        let other = Nic { pci: "0000:03:00.1".into(), functions: 0, line: 9 };
+        let shown = Shown { mode: "legacy".into(), functions: 0, most: 8 };
+        let steps = plan(&[other], &|_| Ok(shown.clone())).unwrap();
+        assert_eq!(steps.len(), 1);
+        assert_eq!(steps[0].key, "the NIC 0000:03:00.1 in switchdev mode");
     }
 
     #[test]
@@ -162,6 +210,20 @@ mod tests {
                 .unwrap_err()
                 .to_string();
         assert_eq!(error, "line 7: the NIC 0000:03:00.0: kernel answers: No such device");
+    }
+
+    #[test]
+    fn the_other_port_of_a_card_is_not_left_in_legacy_mode() {
+        let text = include_str!("../../../../docs/guide/edge/connectx.toml");
+        let config = Config::parse(text).unwrap();
+        let pci = |device: &str| Some(format!("0000:03:00.{}", device.strip_prefix('p')?));
+        let legacy = |_: &str| Some("legacy".to_owned());
+        assert_eq!(left_out(&config, &pci, &legacy), [], "the example names both");
+        let one = Config { nics: config.nics[..1].to_vec(), ..config.clone() };
+        let left = left_out(&one, &pci, &legacy);
+        assert_eq!(left, [(&one.uplinks[1], "0000:03:00.1".to_owned())]);
+        assert_eq!(left_out(&one, &pci, &|_: &str| Some("switchdev".to_owned())), []);
+        assert_eq!(left_out(&Config { rules: Rules::SkipHw, ..one }, &pci, &legacy), []);
     }
 
     #[test]

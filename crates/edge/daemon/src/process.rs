@@ -50,14 +50,28 @@ impl Running {
         (!self.ended_within(Duration::ZERO)).then_some(path)
     }
 
-    /// Ends it, after `patience` by force.
-    pub(crate) fn end(&self, patience: Duration) -> Result<()> {
-        let gone = |sent: rustix::io::Result<()>| match sent {
+    /// Readable when it has ended.
+    pub(crate) fn handle(&self) -> &OwnedFd {
+        &self.handle
+    }
+
+    /// Whether it has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended_within(Duration::ZERO)
+    }
+
+    /// Tells it something.
+    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+        match pidfd_send_signal(&self.handle, signal) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
             Err(e) => Err(EdgeError::at(format!("process {}", self.pid()))(e)),
-        };
+        }
+    }
+
+    /// Ends it, after `patience` by force.
+    pub(crate) fn end(&self, patience: Duration) -> Result<()> {
         for signal in [Signal::TERM, Signal::KILL] {
-            gone(pidfd_send_signal(&self.handle, signal))?;
+            self.signal(signal)?;
             if self.ended_within(patience) {
                 return Ok(());
             }

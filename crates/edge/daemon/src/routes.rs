@@ -41,6 +41,17 @@ pub const FRR: RouteSet = RouteSet { table: MAIN, protocol: 186, metric: None };
 /// Whose our own are, in the kernel; no number of FRR's.
 pub const OURS: u8 = 85;
 
+/// A rule of ours (`ip rule`) that has the kernel look at one of our tables.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Policy {
+    /// Lower numbers are looked at first.
+    pub priority: u32,
+    /// The table that it leads to.
+    pub table: u32,
+    /// Only for what comes in by this device.
+    pub device: Option<String>,
+}
+
 /// What makes the routes that are there those that are wanted: for each destination its ways, or
 /// none, and then it goes.
 pub fn difference(wanted: &Routes, present: &Routes) -> Vec<(String, Option<Hops>)> {

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::command::{self, run};
@@ -21,7 +22,7 @@ use crate::folder::{own_user, Folder, Ids};
 use crate::frr::{frr_user, Frr};
 use crate::plan::{plan, Present, Step};
 use crate::process::{hold, Running};
-use crate::{check, failover, last, nic};
+use crate::{check, failover, last, nic, policy};
 
 const NONE: &str = "no edge is up here: `unbroken edge up` makes one, `unbroken edge demo` shows one (both as root)";
 
@@ -33,17 +34,36 @@ const MODE: u32 = 0o711;
 
 /// The files of a host's folder.
 const CONFIG: &str = "edge.toml";
+/// What the daemon runs with.
+const RUNNING: &str = "running.toml";
 const MADE: &str = "made.json";
 const NAMESPACE: &str = "netns";
 const LOG: &str = "edged.log";
 /// Locked by the daemon while it lives.
 const DAEMON: &str = "edged.pid";
 
+/// The daemon has so long to take a changed configuration.
+const TAKE: Duration = Duration::from_secs(10);
+
 /// The daemon has so long to take its rules away.
 const END: Duration = Duration::from_secs(10);
 
 /// How long a patient step is tried.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What `up` has done.
+#[derive(Clone, Debug)]
+pub struct Up {
+    /// The steps that were missing.
+    pub steps: Vec<Step>,
+    /// FRR was started anew, since its configuration is another one.
+    pub frr_anew: bool,
+    /// The daemon has taken a changed configuration.
+    pub told: bool,
+}
+
+/// The text of a configuration that the daemon takes.
+pub(crate) struct Taken(String);
 
 /// The folder of one host.
 #[derive(Clone, Debug)]
@@ -115,12 +135,27 @@ impl State {
 
     /// The configuration that is up.
     pub fn config(&self) -> Result<Config> {
+        self.config_and_text().map(|(config, _)| config)
+    }
+
+    fn config_and_text(&self) -> Result<(Config, String)> {
         let path = self.path.join(CONFIG);
         let text = self
             .folder()?
             .read(CONFIG)?
             .ok_or_else(|| EdgeError::at(path.display())("it is gone"))?;
-        Config::parse(&text).map_err(EdgeError::at(path.display()))
+        Ok((Config::parse(&text).map_err(EdgeError::at(path.display()))?, text))
+    }
+
+    /// The configuration that is up, for the daemon, and the word that it is to run with it.
+    pub(crate) fn take_config(&self) -> Result<(Config, Taken)> {
+        let (config, text) = self.config_and_text()?;
+        Ok((config, Taken(text)))
+    }
+
+    /// The daemon runs with this.
+    pub(crate) fn has_taken(&self, taken: &Taken) -> Result<()> {
+        self.folder()?.replace(RUNNING, &taken.0)
     }
 
     fn is_of_this_namespace(&self) -> bool {
@@ -172,13 +207,39 @@ impl State {
         Ok(folder)
     }
 
-    /// Makes what is missing. After an error nothing is left of what this call has made.
-    pub fn up(&self, text: &str) -> Result<Vec<Step>> {
+    /// Whether this configuration can be up here: not beside another edge, whose daemon would work
+    /// on the same tables, and not where it needs devices that are there to be made anew.
+    pub fn fits(&self, config: &Config) -> Result<()> {
+        let others = fs::read_dir(root()).into_iter().flatten().flatten();
+        let others = others.map(|entry| State { path: entry.path() });
+        let taken = |state: &State| {
+            state.path != self.path
+                && state.is_up().unwrap_or_default()
+                && state.is_of_this_namespace()
+        };
+        if let Some(other) = others.into_iter().find(taken) {
+            let name = other.path.file_name().unwrap_or_default().display().to_string();
+            return Err(EdgeError::Refused(format!(
+                "the edge '{name}' is up in this network namespace, which can have one only; \
+                 `unbroken edge down --name {name}` first, or name this one '{name}' to change it"
+            )));
+        }
+        match self.is_up() {
+            Ok(true) => config.can_follow(&self.config()?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes what is missing, or changes what is up. After an error nothing is left of what this
+    /// call has made.
+    pub fn up(&self, text: &str) -> Result<Up> {
         let config = Config::parse(text)?;
+        self.fits(&config)?;
         let Missing { mut steps, more } = missing(&config)?;
         let folder = self.make_folder(&config)?;
         let before = self.made(&folder)?;
-        let fresh = folder.read(CONFIG)?.is_none();
+        let old = folder.read(CONFIG)?;
+        let fresh = old.is_none();
         let mut made = before.clone();
         let done = make(&folder, &steps, &mut made).and_then(|()| {
             if more {
@@ -188,45 +249,84 @@ impl State {
             }
             self.run(&folder, &config, text)
         });
-        if let Err(error) = done {
-            let new: Vec<Step> = made[before.len()..].to_vec();
-            if fresh {
-                let _ = self.frr().stop();
-            }
-            undo(&new);
-            if fresh {
-                let _ = folder.remove();
-            } else {
-                remember(&folder, &before)?;
-            }
-            return Err(error);
-        }
-        Ok(steps)
+        let anew = match done {
+            Ok(anew) => anew,
+            Err(error) => return Err(self.up_failed(error, folder, &before, &made, old)),
+        };
+        Ok(Up { steps, frr_anew: anew && !fresh, told: self.tell(text)? })
     }
 
-    /// Starts FRR with its configuration, and keeps ours.
-    fn run(&self, folder: &Folder, config: &Config, text: &str) -> Result<()> {
+    /// Takes back what a failed `up` has made; gives its error.
+    fn up_failed(
+        &self,
+        error: EdgeError,
+        folder: Folder,
+        before: &[Step],
+        made: &[Step],
+        old: Option<String>,
+    ) -> EdgeError {
+        let new = made.get(before.len()..).unwrap_or_default();
+        let Some(old) = old else {
+            let _ = self.frr().stop();
+            undo(new);
+            let _ = folder.remove();
+            return error;
+        };
+        undo(new);
+        let _ = remember(&folder, before);
+        // What was up stays so; its daemon has heard of nothing.
+        let _ = Config::parse(&old).and_then(|config| self.run(&folder, &config, &old));
+        error
+    }
+
+    /// Starts FRR with its configuration, and keeps ours. Gives whether FRR has another one than
+    /// before.
+    fn run(&self, folder: &Folder, config: &Config, text: &str) -> Result<bool> {
+        let mut anew = false;
         if config.frr {
             let frr = self.frr();
+            anew = frr.configure(config)?;
             // Daemons that run with another configuration are started anew.
-            if frr.configure(config)? {
+            if anew {
                 frr.stop()?;
             }
             frr.start()?;
         }
         folder.replace(NAMESPACE, &network_namespace().unwrap_or_default())?;
-        folder.replace(CONFIG, text)
+        folder.replace(CONFIG, text)?;
+        Ok(anew)
+    }
+
+    /// Has a daemon that runs take a configuration; gives whether it had another one.
+    fn tell(&self, text: &str) -> Result<bool> {
+        let Some(daemon) = self.running().filter(|_| self.text(RUNNING) != text) else {
+            return Ok(false);
+        };
+        daemon.signal(Signal::HUP)?;
+        let deadline = Instant::now() + TAKE;
+        while self.text(RUNNING) != text {
+            if daemon.has_ended() || Instant::now() > deadline {
+                return Err(EdgeError::Refused(format!(
+                    "the daemon has not taken the changed configuration: see {} and {LOG} in {}, \
+                     or `unbroken edge down`, then `unbroken edge up`",
+                    crate::events::NAME,
+                    self.path.display()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(true)
     }
 
     /// Ends the daemon and FRR, and takes back all steps, last first.
     pub fn down(&self) -> Result<Vec<String>> {
         self.stop_daemon()?;
         // A daemon that died has left its routes.
-        failover::close();
-        last::close();
+        let closed = [policy::close(), failover::close(), last::close()];
         self.frr().stop()?;
         let folder = self.folder()?;
-        let left = undo(&self.made(&folder)?);
+        let mut left = undo(&self.made(&folder)?);
+        left.extend(closed.into_iter().filter_map(|done| done.err().map(|e| e.to_string())));
         folder.remove()?;
         Ok(left)
     }

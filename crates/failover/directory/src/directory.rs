@@ -1,17 +1,60 @@
 //! What shift asks of a directory, and what a directory asks of its process.
+//!
+//! *Nothing that a program does to a queue pair waits for the directory.* What is entered or taken
+//! out is put down and done soon, in order, by a thread of the directory's own; what is asked is
+//! answered when the answer is there.
+//!
+//! A QP that is connected is looked up like this:
+//!
+//! ```text
+//! ask_qp ──> Later ── News::Answered ──> answer_qp ──> Peer | Nobody
+//!    └─────> Peer | Nobody (at once, where no server is asked)
+//! ```
+//!
+//! Invariants:
+//! 1. An answer is younger than its question: what was known or under way before [`ask_qp`] is
+//!    never given. The QPN may have been another QP's a moment ago.
+//! 2. What is entered of one QP is done in its order, and at the end the last of it holds. So an
+//!    entry goes some round trips after its QP, never later than a lease.
+//! 3. Who takes out a QP takes out its own entry only, however late that is done: the number may be
+//!    another process's by then.
+//! 4. Queues are bounded: entries of a process, questions that wait, and what is known.
+//!
+//! Failure cases: a server that is away keeps nothing from happening; its return fills it again,
+//! also where it has lost all. An answer may be older than a peer's entry that is still on its way;
+//! so [`Found::Nobody`] is no last word, and who found somebody looks again a little later.
+//!
+//! [`ask_qp`]: Directory::ask_qp
 
 use unbroken_types::Gid;
 
 use crate::error::Result;
 use crate::record::{MovedQp, ProcessRecord, KEY_BYTES};
 
+/// What is found of a QP that one is connected to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It is a QP of a living process.
+    Peer {
+        /// Of which.
+        incarnation: u64,
+        /// Which connection of the QP this is.
+        connection: u32,
+        /// Where the process can be reached.
+        process: ProcessRecord,
+    },
+    /// It is not in the directory now.
+    Nobody,
+    /// That is not known yet; [`News::Answered`] follows where a server is asked.
+    Later,
+}
+
 /// A directory, as shift needs it. One for each process; any number of threads.
 ///
-/// *May wait for a server*, for a bounded time: [`fetch_qp`](Directory::fetch_qp),
-/// [`settle`](Directory::settle), [`close`](Directory::close). Only threads of the application call
-/// them, while they set QPs up and hold no lock that others need. All other calls take
-/// microseconds, whatever the server does: they are answered from what this process knows, and what
-/// they enter or take out is done soon.
+/// [`ask_qp`](Directory::ask_qp), [`publish_qp`](Directory::publish_qp) and
+/// [`unpublish_qp`](Directory::unpublish_qp) wait for nobody: programs' threads call them. All
+/// other calls take microseconds, whatever a server does; the embedded directory's may wait for a
+/// turn at its file, so the worker makes them, with no gate held.
 pub trait Directory: Send + Sync {
     /// The directory's key: random bytes, the same for all who have it open; `None` while a server
     /// that keeps it has not answered yet.
@@ -20,21 +63,22 @@ pub trait Directory: Send + Sync {
     /// authenticated with it comes from a process of this directory.
     fn key(&self) -> Option<[u8; KEY_BYTES]>;
 
-    /// Finds out about a logical QP and its process, so that the look-ups that follow know them.
-    /// That it could not is said by [`lookup_qp`](Directory::lookup_qp).
-    fn fetch_qp(&self, _gid: Gid, _qpn: u32) {}
+    /// Asks for a logical QP and its process. An error: it cannot be asked just now.
+    fn ask_qp(&self, gid: Gid, qpn: u32) -> Result<Found>;
 
-    /// Waits until what this process has entered can be found by others, or as long as makes sense.
-    fn settle(&self) {}
+    /// What has come of the question; asks where nobody has.
+    fn answer_qp(&self, gid: Gid, qpn: u32) -> Result<Found> {
+        self.ask_qp(gid, qpn)
+    }
 
-    /// Enters a logical QP of this process, or its next connection.
+    /// Enters a logical QP of this process, or its next connection. An error: there is no room.
     fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64, connection: u32) -> Result<()>;
 
-    /// Takes a logical QP out; not an error if it is not there.
+    /// Takes a logical QP out; not an error if it is not there, or another process's by now.
     fn unpublish_qp(&self, gid: Gid, qpn: u32) -> Result<()>;
 
     /// The incarnation of the living process that has this logical QP, and the number of the QP's
-    /// connection. An error: it is not known.
+    /// connection, as they were when that was looked up last. An error: it is not known.
     fn lookup_qp(&self, gid: Gid, qpn: u32) -> Result<Option<(u64, u32)>>;
 
     /// Enters where a process can be reached, in place of what was there.
@@ -60,21 +104,28 @@ pub trait Directory: Send + Sync {
     /// [`News::Moved`] follows when there is more.
     fn moved(&self) -> Result<Vec<MovedQp>>;
 
-    /// This process ends: takes everything out that it has entered.
+    /// This process ends: takes everything out that it has entered. Waits for a fraction of a
+    /// second at most.
     fn close(&self) {}
 }
 
 /// What a directory tells by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
+    /// There is an answer about these QPs ([`Directory::answer_qp`]).
+    Answered(Vec<(Gid, u32)>),
+    /// Entries were not taken; why.
+    Refused(String),
     /// There is more to read about UD QPs that have moved.
     Moved,
     /// UD QPs of this process that have moved are entered, and [`Directory::processes`] has those
     /// that use them: they can be told.
     Entered,
-    /// The server cannot be asked; why.
+    /// The server cannot be asked, and has never answered this process; why.
+    Unreachable(String),
+    /// The server, which has answered before, cannot be asked; why.
     Lost(String),
-    /// It can be asked again.
+    /// It can be asked again. What was asked before is forgotten.
     Back,
 }
 

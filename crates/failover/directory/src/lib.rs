@@ -10,7 +10,8 @@
 //!
 //! Shift asks by the trait [`Directory`], and [`open`] gives the one that the [`Settings`] name:
 //! - [`Lmdb`], embedded, in the runtime folder: for the processes of one machine. No server. An
-//!   owner's life shows by the lock that it holds.
+//!   owner's life shows by the lock that it holds. `deferred` puts the entries of QPs into it from a
+//!   thread of its own.
 //! - [`Redis`], for those of several machines. An owner's life shows by a lease. All I/O is in a
 //!   thread of its own, behind a cache.
 //!
@@ -25,21 +26,23 @@
 //! make this crate panic.
 //!
 //! Files use those that stand before them: `error`, `record`, `settings`; `directory` (the trait);
-//! `check`; `lmdb` and `redis`.
+//! `check`; `lmdb` and `deferred`; `redis`.
 //!
 //! `unsafe` is the one call that opens LMDB.
 #![deny(unsafe_code)]
 
 mod check;
+mod deferred;
 mod directory;
 mod error;
 mod lmdb;
 mod record;
 #[cfg(feature = "redis")]
 mod redis;
+mod servers;
 mod settings;
 
-pub use directory::{Directory, News, Spawn, Surroundings};
+pub use directory::{Directory, Found, News, Spawn, Surroundings};
 pub use error::DirectoryError;
 pub use lmdb::Lmdb;
 #[doc(hidden)]
@@ -49,6 +52,7 @@ pub use record::{
 };
 #[cfg(feature = "redis")]
 pub use redis::Redis;
+pub use servers::{Address, Servers};
 pub use settings::{RedisSettings, Settings, DEFAULT_VARIABLE};
 
 use error::Result;
@@ -62,7 +66,9 @@ pub fn open(
     surroundings: Surroundings,
 ) -> Result<Box<dyn Directory>> {
     match settings {
-        Settings::Lmdb => Ok(Box::new(Lmdb::open(runtime)?)),
+        Settings::Lmdb => {
+            Ok(Box::new(deferred::Deferred::over(Lmdb::open(runtime)?, surroundings)?))
+        }
         Settings::Redis(settings) => Ok(Box::new(Redis::open(settings, surroundings)?)),
     }
 }

@@ -20,6 +20,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, RwTxn, WithoutTls};
@@ -29,7 +30,7 @@ use unbroken_runtime::{
 use unbroken_types::Gid;
 
 use crate::check::check;
-use crate::directory::Directory;
+use crate::directory::{Directory, Found};
 use crate::error::{DirectoryError, Result};
 use crate::record::{self, qp_key, MovedQp, ProcessRecord, QpRecord, KEY_BYTES};
 
@@ -39,6 +40,15 @@ const LIMIT_BYTES: usize = 64 << 20;
 const KEY_TABLE: &str = "key";
 
 type Table = Database<Bytes, Bytes>;
+
+/// What is to be done about the entry of a QP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QpChange {
+    /// Enter it, or its next connection.
+    Enter { incarnation: u64, connection: u32 },
+    /// Take it out.
+    TakeOut,
+}
 
 /// The directory of a runtime folder. One for each process and folder; any number of threads.
 pub struct Lmdb {
@@ -57,6 +67,21 @@ pub struct Lmdb {
     presence: Presence,
 }
 
+/// So long the threads of a host that is gone may take to close the directory.
+const CLOSES: Duration = Duration::from_secs(1);
+
+/// Marks the directory as open in this process. One that a host of this process had is closed by the
+/// last of that host's threads, a moment after the program has let go of the host.
+fn mark(presence: &Presence) -> io::Result<Option<Marked>> {
+    let ends = Instant::now() + CLOSES;
+    loop {
+        match presence.mark(Mark::Directory)? {
+            None if Instant::now() < ends => std::thread::sleep(Duration::from_millis(2)),
+            open => return Ok(open),
+        }
+    }
+}
+
 impl Lmdb {
     /// Opens the directory of a runtime folder; makes it if it is missing, and makes it anew if
     /// nobody else has it open.
@@ -70,7 +95,7 @@ impl Lmdb {
         // opening only.
         let _gate = FileLock::take(&path.join("gate.lock")).map_err(io("lock it"))?;
         let presence = Presence::join(runtime).map_err(io("take part in its runtime folder"))?;
-        let open = presence.mark(Mark::Directory).map_err(io("lock it"))?;
+        let open = mark(&presence).map_err(io("lock it"))?;
         let open = open
             .ok_or_else(|| io("open it")(io::Error::other("this process has it open already")))?;
         let alone = !presence.others_have(Mark::Directory);
@@ -115,13 +140,7 @@ impl Lmdb {
             let txn = env.read_txn().map_err(failed)?;
             for entry in table.iter(&txn).map_err(failed)? {
                 let (key, value) = entry.map_err(failed)?;
-                let garbage = || {
-                    DirectoryError::damaged(
-                        &self.path,
-                        format!("an entry of {} bytes is none", value.len()),
-                    )
-                };
-                found.push(decode(key, value).ok_or_else(garbage)?);
+                found.push(decode(key, value).ok_or_else(|| self.garbage(value))?);
             }
         }
         let mut lives = self.census();
@@ -138,12 +157,89 @@ impl Lmdb {
         move |id| *known.entry(id).or_insert_with(|| self.presence.lives(id))
     }
 
+    /// The error of a system call that failed.
+    pub(crate) fn io(&self, action: &'static str) -> impl FnOnce(io::Error) -> DirectoryError {
+        DirectoryError::io(&self.path, action)
+    }
+
+    /// Changes the entries of QPs in one transaction.
+    pub(crate) fn change_qps(&self, changes: &[((Gid, u32), QpChange)]) -> Result<()> {
+        let process = self.presence.name().id;
+        self.put_all("enter QPs", |txn| {
+            changes.iter().try_for_each(|((gid, qpn), change)| {
+                let key = qp_key(*gid, *qpn);
+                match *change {
+                    QpChange::Enter { incarnation, connection } => {
+                        let value = QpRecord { process, incarnation, connection }.encode();
+                        self.qps.put(txn, &key, &value)
+                    }
+                    QpChange::TakeOut => self.take_out(txn, &key),
+                }
+            })
+        })
+    }
+
+    /// Takes out the entry of a QP, unless the number is another process's by now.
+    fn take_out(&self, txn: &mut RwTxn, key: &[u8]) -> heed::Result<()> {
+        let found = self.qps.get(txn, key)?.and_then(QpRecord::decode);
+        match found.is_some_and(|record| record.process != self.presence.name().id) {
+            true => Ok(()),
+            false => self.qps.delete(txn, key).map(drop),
+        }
+    }
+
+    /// Finds a QP and its process, if it is nobody's turn at the file just now. `own`: what is to
+    /// be done about it, where it is this process's.
+    pub(crate) fn find(&self, gid: Gid, qpn: u32, own: Option<QpChange>) -> Result<Found> {
+        let failed = |e| DirectoryError::store(&self.path, "look a QP up", &e);
+        if self.is_forked() {
+            return Err(DirectoryError::Forked);
+        }
+        let Some(turn) = self.presence.try_turn().map_err(self.io("look whether it is free"))?
+        else {
+            return Ok(Found::Later);
+        };
+        let (env, _turn) = self.with_turn(turn)?;
+        let txn = env.read_txn().map_err(failed)?;
+        let get = |table: Table, key: &[u8]| table.get(&txn, key).map_err(failed);
+        let (incarnation, connection) = match own {
+            Some(QpChange::Enter { incarnation, connection }) => (incarnation, connection),
+            Some(QpChange::TakeOut) => return Ok(Found::Nobody),
+            None => {
+                let Some(bytes) = get(self.qps, &qp_key(gid, qpn))? else {
+                    return Ok(Found::Nobody);
+                };
+                let record = QpRecord::decode(bytes).ok_or_else(|| self.garbage(bytes))?;
+                if !self.presence.lives(record.process) {
+                    return Ok(Found::Nobody);
+                }
+                (record.incarnation, record.connection)
+            }
+        };
+        let Some(bytes) = get(self.processes, &incarnation.to_be_bytes())? else {
+            return Ok(Found::Nobody);
+        };
+        let (id, process) = ProcessRecord::decode(bytes).ok_or_else(|| self.garbage(bytes))?;
+        Ok(match self.presence.lives(id) {
+            true => Found::Peer { incarnation, connection, process },
+            false => Found::Nobody,
+        })
+    }
+
+    fn garbage(&self, bytes: &[u8]) -> DirectoryError {
+        DirectoryError::damaged(&self.path, format!("an entry of {} bytes is none", bytes.len()))
+    }
+
     /// The environment, and the turn for a transaction in it, if it may be touched.
     fn env(&self) -> Result<(&Env<WithoutTls>, Turn<'_>)> {
         if self.is_forked() {
             return Err(DirectoryError::Forked);
         }
         let turn = self.presence.turn().map_err(DirectoryError::io(&self.path, "wait for it"))?;
+        self.with_turn(turn)
+    }
+
+    fn with_turn<'a>(&'a self, turn: Turn<'a>) -> Result<(&'a Env<WithoutTls>, Turn<'a>)> {
         let bytes =
             self.data.metadata().map_err(DirectoryError::io(&self.path, "look at its file"))?.len();
         let seen_bytes = self.seen_bytes.fetch_max(bytes, Ordering::Relaxed);
@@ -171,13 +267,7 @@ impl Lmdb {
         let Some(bytes) = table.get(&txn, key).map_err(failed)? else {
             return Ok(None);
         };
-        let garbage = || {
-            DirectoryError::damaged(
-                &self.path,
-                format!("an entry of {} bytes is none", bytes.len()),
-            )
-        };
-        decode(bytes).ok_or_else(garbage).map(Some)
+        decode(bytes).ok_or_else(|| self.garbage(bytes)).map(Some)
     }
 
     /// Runs one write transaction.
@@ -251,12 +341,15 @@ impl Directory for Lmdb {
     }
 
     fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64, connection: u32) -> Result<()> {
-        let value = QpRecord { process: self.presence.name().id, incarnation, connection }.encode();
-        self.put(self.qps, "enter a QP", &qp_key(gid, qpn), &value)
+        self.change_qps(&[((gid, qpn), QpChange::Enter { incarnation, connection })])
     }
 
     fn unpublish_qp(&self, gid: Gid, qpn: u32) -> Result<()> {
-        self.write("take a QP out", |txn| self.qps.delete(txn, &qp_key(gid, qpn)).map(|_| ()))
+        self.change_qps(&[((gid, qpn), QpChange::TakeOut)])
+    }
+
+    fn ask_qp(&self, gid: Gid, qpn: u32) -> Result<Found> {
+        self.find(gid, qpn, None)
     }
 
     fn lookup_qp(&self, gid: Gid, qpn: u32) -> Result<Option<(u64, u32)>> {

@@ -3,7 +3,9 @@
 //! ```text
 //! lmdb                                       the embedded one, in the runtime folder (also: not set, or empty)
 //! redis://[user[:password]@]host[:port][/db][?setting=value&…]
-//! rediss://…                                 the same over TLS
+//! redis+sentinel://[user[:password]@]host[:port],…/master[/db][?…]   the master of sentinels
+//! redis+cluster://[user[:password]@]host[:port],…[?…]                a cluster
+//! rediss://…                                 the same over TLS; rediss+sentinel, rediss+cluster
 //! ```
 //!
 //! The settings are `prefix` (of all keys: one for each cluster), `lease` (seconds), `ca`, `cert`
@@ -16,17 +18,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
-use url::{Host, Url};
+use url::Url;
 
 use crate::error::{DirectoryError, Result};
+use crate::servers::{self, Servers};
 
 /// The environment variable that names the directory.
 pub const DEFAULT_VARIABLE: &str = "UNBROKEN_DIRECTORY";
 const PASSWORD: &str = "UNBROKEN_DIRECTORY_PASSWORD";
 const PASSWORD_FILE: &str = "UNBROKEN_DIRECTORY_PASSWORD_FILE";
 
-const RIGHT: &str = "'lmdb', redis://[USER@]HOST[:PORT][/DB][?prefix=NAME&lease=SECONDS] or rediss://… (TLS) is right";
-const DEFAULT_PORT: u16 = 6379;
+pub(crate) const RIGHT: &str =
+    "'lmdb', redis://[USER@]HOST[:PORT][/DB][?prefix=NAME&lease=SECONDS], \
+     redis+sentinel://HOST,…/MASTER, redis+cluster://HOST,… or rediss… (TLS) is right";
 const DEFAULT_PREFIX: &str = "unbroken";
 const DEFAULT_LEASE_S: u64 = 60;
 const LEASE_S: std::ops::RangeInclusive<u64> = 2..=86_400;
@@ -38,16 +42,14 @@ pub enum Settings {
     /// The embedded one.
     Lmdb,
     /// On a Redis server.
-    Redis(RedisSettings),
+    Redis(Box<RedisSettings>),
 }
 
-/// A Redis server and how to use it. It is shown as its URL, without the password.
+/// Redis servers and how to use them. It is shown as its URL, without the password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisSettings {
-    /// The server's name or address.
-    pub host: String,
-    /// Its TCP port.
-    pub port: u16,
+    /// Where they are.
+    pub servers: Servers,
     /// Whether to use TLS.
     pub tls: bool,
     /// The number of the database.
@@ -71,9 +73,13 @@ impl fmt::Display for RedisSettings {
         let (scheme, user) =
             (if self.tls { "rediss" } else { "redis" }, self.user.as_deref().unwrap_or_default());
         let (at, db) = (if user.is_empty() { "" } else { "@" }, self.db);
-        let host =
-            if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
-        write!(f, "{scheme}://{user}{at}{host}:{}/{db}?prefix={}", self.port, self.prefix)
+        let named: Vec<String> = self.servers.named().iter().map(ToString::to_string).collect();
+        let (suffix, named) = (self.servers.suffix(), named.join(","));
+        let master = match &self.servers {
+            Servers::Sentinels { master, .. } => format!("/{master}"),
+            _ => String::new(),
+        };
+        write!(f, "{scheme}{suffix}://{user}{at}{named}{master}/{db}?prefix={}", self.prefix)
     }
 }
 
@@ -100,7 +106,7 @@ impl Settings {
 
     /// From a URL of the command line, where everybody can see it: a password in it is an error.
     pub fn parse_public(text: &str) -> Result<Settings> {
-        if Url::parse(text).is_ok_and(|url| url.password().is_some()) {
+        if servers::split(text).is_ok_and(|(_, url)| url.password().is_some()) {
             return Err(DirectoryError::Setting(format!(
                 "directory: everybody can see a password on the command line; give it in {PASSWORD_FILE} (the name of a file) or in {PASSWORD}"
             )));
@@ -113,27 +119,23 @@ impl Settings {
             return Ok(Settings::Lmdb);
         }
         // What is wrong is told without the text, which may have a password in it.
-        let url = Url::parse(text).map_err(|e| wrong(&format!("is no URL ({e})"), RIGHT))?;
+        let (servers, url) = servers::split(text)?;
         let tls = match url.scheme() {
             "redis" => false,
             "rediss" => true,
             other => return Err(wrong(&format!("begins with '{other}:'"), RIGHT)),
-        };
-        let host = match url.host() {
-            Some(Host::Domain(name)) if !name.is_empty() => decode(name, "host")?,
-            Some(Host::Ipv4(addr)) => addr.to_string(),
-            Some(Host::Ipv6(addr)) => addr.to_string(),
-            _ => return Err(wrong("names no host", RIGHT)),
         };
         let path = url.path().trim_matches('/');
         let db = if path.is_empty() { Some(0) } else { path.parse::<u16>().ok() };
         let db = db.ok_or_else(|| {
             wrong(&format!("names the database '{path}'"), "a number is right: redis://HOST/0")
         })?;
+        if db != 0 && matches!(servers, Servers::Cluster(_)) {
+            return Err(wrong(&format!("names the database {db}"), "a cluster has 0 alone"));
+        }
         let password = url.password().map(|p| decode(p, "password")).transpose()?;
         let mut settings = RedisSettings {
-            host,
-            port: url.port().unwrap_or(DEFAULT_PORT),
+            servers,
             tls,
             db: db.into(),
             user: Some(decode(url.username(), "user")?).filter(|user| !user.is_empty()),
@@ -150,11 +152,20 @@ impl Settings {
                 &format!("give it in {PASSWORD_FILE} or {PASSWORD}"),
             ));
         }
-        Ok(Settings::Redis(settings))
+        Ok(Settings::Redis(Box::new(settings)))
     }
 }
 
 impl RedisSettings {
+    /// What the names of all keys begin with. In a cluster the braces keep all of them on one node,
+    /// so that a round goes to one server.
+    pub(crate) fn key_prefix(&self) -> String {
+        match self.servers {
+            Servers::Cluster(_) => format!("{{{}}}", self.prefix),
+            _ => self.prefix.clone(),
+        }
+    }
+
     /// The settings behind the question mark.
     fn set_all(&mut self, url: &Url) -> Result<()> {
         let (mut cert, mut key) = (None, None);
@@ -185,11 +196,11 @@ impl RedisSettings {
     }
 }
 
-fn wrong(what: &str, right: &str) -> DirectoryError {
+pub(crate) fn wrong(what: &str, right: &str) -> DirectoryError {
     DirectoryError::Setting(format!("{DEFAULT_VARIABLE} {what}; {right}"))
 }
 
-fn decode(text: &str, what: &str) -> Result<String> {
+pub(crate) fn decode(text: &str, what: &str) -> Result<String> {
     let text = percent_decode_str(text).decode_utf8();
     text.map(Into::into).map_err(|_| wrong(&format!("has a {what} that is not UTF-8"), RIGHT))
 }
@@ -233,7 +244,7 @@ mod tests {
 
     fn redis(text: &str) -> RedisSettings {
         match Settings::parse_with(text, |_| None).unwrap() {
-            Settings::Redis(settings) => settings,
+            Settings::Redis(settings) => *settings,
             Settings::Lmdb => panic!("{text}"),
         }
     }
@@ -244,8 +255,8 @@ mod tests {
         assert_eq!(Settings::parse_with("lmdb", |_| None).unwrap(), Settings::Lmdb);
         let plain = redis("redis://10.0.0.1");
         assert_eq!(
-            (plain.host.as_str(), plain.port, plain.tls, plain.db),
-            ("10.0.0.1", 6379, false, 0)
+            (plain.servers.named()[0].to_string().as_str(), plain.tls, plain.db),
+            ("10.0.0.1:6379", false, 0)
         );
         assert_eq!(
             (plain.prefix.as_str(), plain.lease.as_secs(), &plain.user, &plain.password),
@@ -253,11 +264,26 @@ mod tests {
         );
         let all = redis("rediss://me:s%40cret@[fd00::1]:7000/3?prefix=lab/2&lease=90&ca=/ca.pem&cert=c&cert-key=k");
         assert_eq!(
-            (all.host.as_str(), all.port, all.tls, all.db, all.lease.as_secs()),
-            ("fd00::1", 7000, true, 3, 90)
+            (all.servers.named()[0].to_string().as_str(), all.tls, all.db, all.lease.as_secs()),
+            ("[fd00::1]:7000", true, 3, 90)
         );
         assert_eq!((all.user.as_deref(), all.password.as_deref()), (Some("me"), Some("s@cret")));
         assert_eq!((all.ca, all.cert), (Some("/ca.pem".into()), Some(("c".into(), "k".into()))));
+    }
+
+    #[test]
+    fn several_servers_are_shown_as_they_were_given() {
+        let sentinels = redis("rediss+sentinel://me:pw@a,b:5/lab/3");
+        let shown = "rediss+sentinel://me@a:26379,b:5/lab/3?prefix=unbroken";
+        assert_eq!((sentinels.to_string().as_str(), sentinels.db, sentinels.tls), (shown, 3, true));
+        let cluster = redis("redis+cluster://a,b?prefix=lab");
+        assert_eq!(cluster.to_string(), "redis+cluster://a:6379,b:6379/0?prefix=lab");
+        assert_eq!(
+            (cluster.key_prefix(), sentinels.key_prefix()),
+            ("{lab}".into(), "unbroken".into())
+        );
+        let public = Settings::parse_public("redis+sentinel://me:secret@a,b/lab").unwrap_err();
+        assert!(public.to_string().contains(PASSWORD_FILE), "{public}");
     }
 
     #[test]
@@ -305,6 +331,7 @@ mod tests {
             ("redis://", "no host", "redis://"),
             ("redis:///3", "no host", "redis://"),
             ("redis://h/x", "database 'x'", "a number"),
+            ("redis+cluster://h/3", "database 3", "0 alone"),
             ("redis://h?lease=1", "lease '1'", "seconds from 2"),
             ("redis://h?lease=soon", "lease 'soon'", "seconds from 2"),
             ("redis://h?prefix=", "prefix", "letters"),

@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use unbroken_directory::{
-    Directory, DirectoryError, MovedQp, News, NicRecord, ProcessRecord, Redis, Settings,
+    Directory, DirectoryError, Found, MovedQp, News, NicRecord, ProcessRecord, Redis, Settings,
     Surroundings,
 };
 use unbroken_types::Gid;
@@ -56,14 +56,32 @@ fn try_open(url: &str) -> Result<(Redis, mpsc::Receiver<News>), DirectoryError> 
     let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
         std::thread::Builder::new().name(name.into()).spawn(body).map(drop)
     };
-    let surroundings = Surroundings { spawn, news: Box::new(move |news| drop(sender.send(news))) };
+    let news_to = move |news| match news {
+        News::Answered(_) => {}
+        news => drop(sender.send(news)),
+    };
+    let surroundings = Surroundings { spawn, news: Box::new(news_to) };
     Ok((Redis::open(&settings, surroundings)?, news))
 }
 
 fn open(url: &str) -> Redis {
     let (directory, _) = try_open(url).unwrap();
-    assert!(directory.key().is_some(), "{url} does not answer");
+    wait("the server answers", || directory.key().is_some());
     directory
+}
+
+/// What a look-up gives as soon as there is an answer.
+fn look_up(directory: &Redis, host: u8, qpn: u32) -> Result<Option<(u64, u32)>, DirectoryError> {
+    let (mut found, start) = (directory.ask_qp(gid(host), qpn)?, Instant::now());
+    while found == Found::Later {
+        assert!(start.elapsed() < PATIENCE, "no answer about {qpn}");
+        std::thread::sleep(Duration::from_millis(1));
+        found = directory.answer_qp(gid(host), qpn)?;
+    }
+    Ok(match found {
+        Found::Peer { incarnation, connection, .. } => Some((incarnation, connection)),
+        _ => None,
+    })
 }
 
 /// A server of this test; `None` where there is no redis-server.
@@ -144,7 +162,7 @@ fn other_process() {
     directory.publish_process(77, &process(std::process::id())).unwrap();
     directory.publish_qp(gid(7), 0x207, 77, 4).unwrap();
     directory.publish_moved(&[moved(7)]).unwrap();
-    directory.settle();
+    directory.settle(PATIENCE);
     println!("\nkey {:?} published", directory.key());
     std::io::stdout().flush().unwrap();
     // Until the parent closes the pipe.
@@ -177,19 +195,16 @@ fn processes_find_each_other_until_they_end() {
     assert!(directory.moved().unwrap().is_empty());
     let (mut other, said) = start_other(&url);
     assert!(said.contains(&format!("{:?}", directory.key())), "{said}");
-    directory.fetch_qp(gid(7), 0x207);
-    assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), Some((77, 4)));
+    assert_eq!(look_up(&directory, 7, 0x207).unwrap(), Some((77, 4)));
     assert_eq!(directory.lookup_process(77).unwrap(), Some(process(other.id())));
-    directory.fetch_qp(gid(7), 0x208);
-    assert_eq!(directory.lookup_qp(gid(7), 0x208).unwrap(), None);
+    assert_eq!(look_up(&directory, 7, 0x208).unwrap(), None);
     // It is told of moved QPs by itself.
     assert_eq!(news.recv_timeout(PATIENCE).unwrap(), News::Moved);
     assert_eq!(directory.moved().unwrap(), [moved(7)]);
     drop(other.stdin.take());
     assert!(other.wait().unwrap().success());
     wait("its end is known", || directory.lookup_process(77).unwrap().is_none());
-    directory.fetch_qp(gid(7), 0x207);
-    assert_eq!(directory.lookup_qp(gid(7), 0x207).unwrap(), None);
+    assert_eq!(look_up(&directory, 7, 0x207).unwrap(), None);
     assert_eq!(news.recv_timeout(PATIENCE).unwrap(), News::Moved);
     assert!(directory.moved().unwrap().is_empty());
 }
@@ -200,10 +215,7 @@ fn a_lease_ends_and_begins_again() {
     let url = server.url("", "&lease=2");
     let directory = open(&url);
     let (mut other, _) = start_other(&url);
-    let found = || {
-        directory.fetch_qp(gid(7), 0x207);
-        directory.lookup_qp(gid(7), 0x207).unwrap().is_some()
-    };
+    let found = || look_up(&directory, 7, 0x207).unwrap().is_some();
     let since = Instant::now();
     while since.elapsed() < Duration::from_secs(5) {
         assert!(found(), "it renews its lease");
@@ -233,13 +245,12 @@ fn a_server_that_starts_anew_gets_everything_again() {
     let b = open(&url);
     a.publish_process(11, &process(1)).unwrap();
     a.publish_qp(gid(1), 5, 11, 0).unwrap();
-    a.settle();
-    b.fetch_qp(gid(1), 5);
+    a.settle(PATIENCE);
+    assert!(look_up(&b, 1, 5).unwrap().is_some());
     server.kill();
     let Ok(News::Lost(why)) = news.recv_timeout(PATIENCE) else { panic!("not told") };
     assert!(!why.is_empty());
-    b.fetch_qp(gid(1), 5);
-    wait("the loss is noticed", || b.lookup_qp(gid(1), 5).is_err());
+    wait("the loss is noticed", || b.ask_qp(gid(1), 5).is_err());
     assert_eq!(
         b.lookup_process(11).unwrap(),
         Some(process(1)),
@@ -250,11 +261,8 @@ fn a_server_that_starts_anew_gets_everything_again() {
     server.begin();
     wait("it is back", || news.recv_timeout(PATIENCE).unwrap() == News::Back);
     let key = a.key();
-    a.settle();
-    let found = |qpn| {
-        b.fetch_qp(gid(1), qpn);
-        b.lookup_qp(gid(1), qpn)
-    };
+    a.settle(PATIENCE);
+    let found = |qpn| look_up(&b, 1, qpn);
     wait("what is published is there", || matches!(found(6), Ok(Some((11, 0)))));
     assert_eq!(found(5).unwrap(), None);
     assert_eq!((a.key(), b.key(), open(&url).key()), (key, key, key));
@@ -262,6 +270,28 @@ fn a_server_that_starts_anew_gets_everything_again() {
     assert_eq!(server.ask(&["flushall"]).trim(), "OK");
     wait("it is there again", || matches!(found(6), Ok(Some((11, 0)))));
     assert_eq!(open(&url).key(), key);
+}
+
+/// It answers nothing more, and no connection breaks. However much was asked, that is noticed once
+/// the first answer is late, and not after as long for each.
+#[test]
+fn a_server_that_falls_silent_is_given_up() {
+    let Some(server) = Server::start("") else { return };
+    let (directory, news) = try_open(&server.url("", "")).unwrap();
+    wait("the server answers", || directory.key().is_some());
+    let pid = server.child.as_ref().unwrap().id() as i32;
+    // SAFETY: a signal to our own child.
+    let signal = |signal| assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    signal(libc::SIGSTOP);
+    directory.publish_process(11, &process(1)).unwrap();
+    (0..500).for_each(|qpn| directory.publish_qp(gid(1), qpn, 11, 0).unwrap());
+    let lost = news.recv_timeout(PATIENCE);
+    signal(libc::SIGCONT);
+    assert!(matches!(lost, Ok(News::Lost(_))), "{lost:?}");
+    assert_eq!(news.recv_timeout(PATIENCE).unwrap(), News::Back);
+    wait("all is entered", || {
+        server.ask(&["keys", "lab:*:qp:*"]).lines().filter(|line| !line.is_empty()).count() == 500
+    });
 }
 
 #[test]
@@ -284,11 +314,10 @@ fn what_is_wrong_is_said() {
         ("redis://127.0.0.1:1".into(), ["nobody listens", "refused"]),
     ] {
         let (directory, news) = try_open(&url).unwrap();
-        directory.fetch_qp(gid(1), 1);
-        let text = directory.lookup_qp(gid(1), 1).unwrap_err().to_string();
+        let text = look_up(&directory, 1, 1).unwrap_err().to_string();
         assert!(words.iter().all(|word| text.contains(word)), "{url}: {text}");
         assert!(!text.contains("secret") && !text.contains("wrong@"), "{text}");
-        assert!(matches!(news.recv_timeout(PATIENCE), Ok(News::Lost(_))));
+        assert!(matches!(news.recv_timeout(PATIENCE), Ok(News::Unreachable(_))));
         assert!(directory.key().is_none());
     }
     let missing = try_open("rediss://127.0.0.1?ca=/nowhere.pem").err().unwrap().to_string();
@@ -355,13 +384,12 @@ fn over_tls_both_ends_are_who_they_say() {
     let directory = open(&a);
     directory.publish_process(11, &process(1)).unwrap();
     directory.publish_qp(gid(1), 5, 11, 0).unwrap();
-    directory.settle();
+    directory.settle(PATIENCE);
     let again = open(&a);
-    again.fetch_qp(gid(1), 5);
-    assert_eq!(again.lookup_qp(gid(1), 5).unwrap(), Some((11, 0)));
+    assert_eq!(look_up(&again, 1, 5).unwrap(), Some((11, 0)));
     for (wrong, word) in [(b, "UnknownIssuer"), (url(&format!("&ca={ca}")), "ertificate")] {
         let (directory, _) = try_open(&wrong).unwrap();
-        let text = directory.lookup_qp(gid(1), 5).unwrap_err().to_string();
+        let text = look_up(&directory, 1, 5).unwrap_err().to_string();
         assert!(directory.key().is_none() && text.contains(word), "{text}");
     }
 }

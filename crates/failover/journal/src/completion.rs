@@ -1,9 +1,19 @@
 //! What a completion of the provider does.
 //!
-//! A provider completes the entries of a queue in order, and says nothing of a send that was not
-//! signalled and succeeded: so any WC of a send says that all before it are done. Once a QP is in
-//! error everything makes a WC, in order; so the first error of the sends says, too, that all
-//! before it succeeded.
+//! A provider executes the sends of a QP in order, and says nothing of one that was not signalled
+//! and succeeded: so a success says that all before it are done. Nothing else does. Once a QP is in
+//! error everything should make a WC, in order, and then the first error would say the same of what
+//! is before it; but providers lose flushes, or make them up ([`crate::stop`]), and where one is
+//! missing a send would count as done that never ran. So what is before an error, or a marker,
+//! without a success of its own or behind it stays outstanding, and the peer's counts decide.
+//!
+//! What that costs: a QP that fails with sends at its end that were not signalled has more to send
+//! again. Of SENDs the peer knows; WRITEs and READs are carried out again; an atomic that may have
+//! run makes the switch refuse. Planned switches cost nothing, since they signal every send.
+//!
+//! Where the error is the application's own nothing is sent again. There a send without a sign that
+//! is before the first error gets no WC, as on the device itself; one that was to be told of, and
+//! that the provider has lost, is flushed, and all behind it.
 //!
 //! A QP in error flushes both its queues, and its two CQs are polled one after the other: a flush
 //! may be seen before the error that is its reason. So every flush is only noted; it is made up
@@ -55,7 +65,7 @@ impl Journal {
         if wc.status != WcStatus::Success as u32 || late {
             return self.handle_send_error(index, wc, out);
         }
-        if self.sends_broken {
+        if self.broken_at.is_some() {
             return self.is_strange();
         }
         self.complete_before(index, out);
@@ -67,14 +77,13 @@ impl Journal {
 
     #[cold]
     fn handle_send_error(&mut self, index: u64, wc: &Wc, out: &mut (impl Completions + ?Sized)) {
-        if !self.sends_broken {
-            self.complete_before(index, out);
-        }
-        self.sends_broken = true;
+        self.flush_goes_on();
+        self.sends_break_at(index, out);
         if !self.goes_through(wc, out) {
             self.spoilt_sends = index + 1;
             return;
         }
+        self.drop_before_error(out);
         while self.sends.first() < index {
             self.flush_oldest_send(out);
         }
@@ -83,6 +92,33 @@ impl Journal {
             self.sends.remove_oldest();
         }
         self.flush_absent(out);
+    }
+
+    /// An error WC of the sends, or their marker: those before `index` have none.
+    #[cold]
+    pub(crate) fn sends_break_at(&mut self, index: u64, out: &mut (impl Completions + ?Sized)) {
+        if self.broken_at.is_some() {
+            return;
+        }
+        self.broken_at = Some(index);
+        if left_out!(self.config.mutation, FlushTrusted) {
+            self.complete_before(index, out);
+        }
+        if matches!(self.phase(), Phase::Ending { .. }) {
+            self.drop_before_error(out);
+        }
+    }
+
+    /// In ERR: what is before the first error was to be told of, or is passed over. Behind one that
+    /// was, all flushes are owed.
+    fn drop_before_error(&mut self, out: &mut (impl Completions + ?Sized)) {
+        let Some(end) = self.broken_at else { return };
+        while self.sends.first() < end && !self.sends.at(self.sends.first()).signaled {
+            self.sends.remove_oldest();
+        }
+        while self.sends.first() < end {
+            self.flush_oldest_send(out);
+        }
     }
 
     #[inline]
@@ -110,6 +146,7 @@ impl Journal {
 
     #[cold]
     fn handle_recv_error(&mut self, index: u64, wc: &Wc, out: &mut (impl Completions + ?Sized)) {
+        self.flush_goes_on();
         if !self.goes_through(wc, out) {
             self.spoilt_recvs = index + 1;
             return;
@@ -146,6 +183,7 @@ impl Journal {
         wc: &Wc,
         out: &mut (impl Completions + ?Sized),
     ) -> bool {
+        self.flush_goes_on();
         !self.stop.over() && self.phase() != Phase::Failed && self.goes_through(wc, out)
     }
 
@@ -191,6 +229,7 @@ impl Journal {
             return;
         }
         self.set_phase(Phase::Ending { by_error });
+        self.drop_before_error(out);
         while self.sends.first() < self.spoilt_sends {
             self.flush_oldest_send(out);
         }

@@ -79,8 +79,8 @@ pub struct Journal {
     /// In each queue, everything before this has had its error WC, if it had any.
     pub(crate) spoilt_sends: u64,
     pub(crate) spoilt_recvs: u64,
-    /// An error WC has been seen of the sends: what comes behind it is in error, too.
-    pub(crate) sends_broken: bool,
+    /// The first send with an error WC, or the marker's place: what is behind it is in error, too.
+    pub(crate) broken_at: Option<u64>,
     phase: Phase,
     pub(crate) hindrances: Hindrances,
     pub(crate) stop: State,
@@ -116,7 +116,7 @@ impl Journal {
             config,
             sends,
             recvs,
-            sends_broken: false,
+            broken_at: None,
             phase: Phase::Live,
             stop: State::default(),
             consumers: 0,
@@ -174,13 +174,16 @@ impl Journal {
 
     /// How far the QP is; its state is `now`, unless it has ended. Sends that make no WC, and have
     /// none behind them that does, are not among the outstanding ones: when they are done is not
-    /// told. Whether the peer has no receive is not told either, so a QP with a send that needs one
+    /// told. Nor is it of those before the first error. Whether the peer has no receive is not told either, so a QP with a send that needs one
     /// may always be waiting.
     pub fn progress(&self, now: QpState) -> Progress {
+        let (first, next) = (self.sends.first(), self.sends.next());
+        let announced_from = self.broken_at.unwrap_or(0).clamp(first, next);
+        let outstanding = self.announced.saturating_sub(announced_from);
         Progress {
             state: if self.ended() { QpState::Err } else { now },
-            outstanding_sends: self.announced.saturating_sub(self.sends.first()) as u32,
-            unannounced_sends: (self.sends.next() - self.announced.max(self.sends.first())) as u32,
+            outstanding_sends: outstanding as u32,
+            unannounced_sends: (next - first - outstanding) as u32,
             outstanding_recvs: self.recvs.len(),
             advanced: self.advanced,
             executed: self.consumed,
@@ -417,7 +420,7 @@ impl Journal {
             (Phase::Live, State::default(), Hindrances::of(&self.config));
         (self.consumers, self.completed) = (0, Messages::default());
         (self.consumed, self.advanced, self.first_moved_us) = (0, 0, None);
-        (self.sends_broken, self.keys_changed, self.strange) = (false, false, false);
+        (self.broken_at, self.keys_changed, self.strange) = (None, false, false);
     }
 
     // ---- provider ----

@@ -26,6 +26,10 @@ pub enum Mutation {
     ExecutedAgain,
     /// An error of the application's own is held like one of the network.
     OwnErrorHeld,
+    /// Sends before the first error, or before the marker, count as done.
+    FlushTrusted,
+    /// A flush that stands still is waited for.
+    FlushAwaited,
 }
 
 /// There is no rule to leave out.
@@ -38,21 +42,4 @@ pub enum Mutation {
     None,
 }
 
-/// Whether a test leaves out a rule: `left_out!(self.config.mutation, Rule)`.
-#[cfg(any(test, feature = "mutants"))]
-macro_rules! left_out {
-    ($mutation:expr, $rule:ident) => {
-        $mutation == $crate::mutants::Mutation::$rule
-    };
-}
-
-/// Nothing is left out in what ships.
-#[cfg(not(any(test, feature = "mutants")))]
-macro_rules! left_out {
-    ($mutation:expr, $rule:ident) => {{
-        let _ = $mutation;
-        false
-    }};
-}
-
-pub(crate) use left_out;
+pub(crate) use unbroken_mutants::left_out;

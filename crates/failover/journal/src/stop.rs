@@ -3,7 +3,18 @@
 //!
 //! ```text
 //!   ToErr ──► Mark(Send), Mark(Recv) ──► Wait ... ──► Done(backlog)
+//!                                          │             ▲
+//!                                          └─► Destroy ──┘   nothing comes for FLUSH_QUIET_US
 //! ```
+//!
+//! No provider is trusted to flush all that it was given. rxe looks at receives when the QP fails
+//! and not again, so that a marker posted afterwards never comes; over a bond, mlx5 was seen to
+//! lose work requests; others make the flushes up in their library, in an order of their own. So a
+//! marker says only that its queue is through, and nothing of what was before it (see
+//! `completion`). A flush that has come to a standstill is not waited for, and neither is a
+//! provider that goes on refusing ERR or a marker: its QP is destroyed, which ends its use of
+//! memory for certain, and what had not come out by then is outstanding. The peer's counts decide
+//! what of that has been executed.
 //!
 //! A QP with an SRQ has no marker for its receives: it waits for IBV_EVENT_QP_LAST_WQE_REACHED, and
 //! until its CQ was found empty after that. What succeeds meanwhile counts and completes. When both
@@ -25,6 +36,9 @@ pub enum Step {
     Mark(Queue),
     /// Poll the CQs; it takes time.
     Wait,
+    /// The flush has come to a standstill. Destroy the provider's QP, handle what its CQs have, and
+    /// then [`Journal::provider_gone`].
+    Destroy,
     /// It is stopped, and this is what is outstanding.
     Done(Backlog),
     /// It is stopped, and had ended by an error of its own program before: everything has completed
@@ -35,6 +49,10 @@ pub enum Step {
     Strange,
 }
 
+/// A flush that brings nothing for this long has come to its end. Hardware flushes thousands of
+/// work requests in less.
+const FLUSH_QUIET_US: u64 = 20_000;
+
 /// How far that is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct State {
@@ -44,6 +62,8 @@ pub(crate) struct State {
     out: [bool; 2],
     last_wqe: bool,
     over: bool,
+    /// Since when nothing of the flush has come; none before the first step.
+    quiet_since_us: Option<u64>,
 }
 
 impl State {
@@ -55,7 +75,7 @@ impl State {
 
 impl Journal {
     /// Stops the QP for ever: says what is to be done next. To be called again after each step.
-    pub fn stop(&mut self, out: &mut (impl Completions + ?Sized)) -> Step {
+    pub fn stop(&mut self, now_us: u64, out: &mut (impl Completions + ?Sized)) -> Step {
         if self.stop.over || self.phase() == Phase::Failed {
             self.stop.over = true;
             return Step::Done(Backlog::default());
@@ -64,8 +84,10 @@ impl Journal {
         if left_out!(self.config.mutation, NoMarker) && self.stop.in_error {
             self.stop.out = [true; 2];
         }
+        let stands_still = self.stands_still(now_us);
         match self.stop.out {
             [true, true] => self.finish(out),
+            _ if stands_still => Step::Destroy,
             _ if !self.stop.in_error => Step::ToErr,
             _ if !self.stop.marked[0] => Step::Mark(Queue::Send),
             _ if !self.stop.marked[1] && !self.config.shared_receives => Step::Mark(Queue::Recv),
@@ -73,9 +95,23 @@ impl Journal {
         }
     }
 
+    /// Whether nothing of the flush has come for long enough.
+    fn stands_still(&mut self, now_us: u64) -> bool {
+        let since_us = *self.stop.quiet_since_us.get_or_insert(now_us);
+        now_us.saturating_sub(since_us) >= FLUSH_QUIET_US
+            && !left_out!(self.config.mutation, FlushAwaited)
+    }
+
+    /// Something of the flush has come.
+    #[cold]
+    pub(crate) fn flush_goes_on(&mut self) {
+        self.stop.quiet_since_us = None;
+    }
+
     /// The provider's QP is in ERR.
     pub fn in_error(&mut self) {
         self.stop.in_error = true;
+        self.flush_goes_on();
     }
 
     /// The provider has taken the marker.
@@ -83,7 +119,7 @@ impl Journal {
         self.stop.marked[queue as usize] = true;
     }
 
-    /// ... or has refused it after all.
+    /// ... or has refused it after all: it is asked again, as long as it does not stand still.
     pub fn unmarked(&mut self, queue: Queue) {
         self.stop.marked[queue as usize] = false;
     }
@@ -105,7 +141,7 @@ impl Journal {
     }
 
     /// The provider does nothing more for the QP, and all that it had to say was handled: the
-    /// kernel has taken the device away, or the QP has not left RESET.
+    /// kernel has taken the device away, the QP was destroyed, or it has not left RESET.
     pub fn provider_gone(&mut self) {
         self.stop.in_error = true;
         self.stop.out = [true; 2];
@@ -117,9 +153,9 @@ impl Journal {
         if !self.stop.marked[queue as usize] {
             return;
         }
-        if queue == Queue::Send && !self.sends_broken {
-            // Not one of them made an error: they were done before.
-            self.complete_before(self.given_sends, out);
+        self.flush_goes_on();
+        if queue == Queue::Send {
+            self.sends_break_at(self.given_sends, out);
         }
         self.stop.out[queue as usize] = true;
         self.flush_absent(out);

@@ -1,11 +1,14 @@
 //! Journals under random interleavings of posts, completions, failures and stops, life after life,
 //! against what really happened.
 //!
-//! The provider here is as plain as a device can be: one that fails is in ERR and flushes, each of
-//! its CQs is polled when it pleases the seed, and what was executed may never be acknowledged. The
-//! peer is a list of what was executed, and how often.
+//! The provider here is as plain as a device can be: one that fails is in ERR and flushes, all or
+//! some or nothing; each of its CQs is polled when it pleases the seed, and what was executed may
+//! never be acknowledged. The peer is a list of what was executed, and how often.
 
-use std::collections::VecDeque;
+#[path = "world/provider.rs"]
+mod provider;
+
+use provider::{Flushes, InQueue, Provider, Rng};
 use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot, Step};
 use unbroken_types::{
     Completions, Messages, PeerDone, PostError, QpCaps, RecvWr, SendBatch, SendFlags, SendOpcode,
@@ -30,21 +33,6 @@ macro_rules! ensure {
     ($cond:expr, $($text:tt)*) => { if !$cond { return Err(format!($($text)*)); } };
 }
 
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % n
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-}
-
 /// A send of the program, and what became of it.
 struct Sent {
     opcode: SendOpcode,
@@ -52,50 +40,6 @@ struct Sent {
     executed: u32,
     /// Its WC, if one has come.
     status: Option<u32>,
-}
-
-struct InQueue {
-    wr_id: u64,
-    signaled: bool,
-    sent: usize,
-    executed: bool,
-}
-
-#[derive(Default)]
-struct Provider {
-    sends: VecDeque<InQueue>,
-    recvs: VecDeque<u64>,
-    in_error: bool,
-    send_cq: VecDeque<Wc>,
-    recv_cq: VecDeque<Wc>,
-}
-
-impl Provider {
-    fn send_wc(&mut self, wr_id: u64, status: WcStatus) {
-        self.send_cq.push_back(Wc { wr_id, status: status as u32, qp_num: 7, ..Wc::default() });
-    }
-
-    fn recv_wc(&mut self, wr_id: u64, status: WcStatus, imm_data: u32) {
-        self.recv_cq.push_back(Wc {
-            wr_id,
-            status: status as u32,
-            qp_num: 7,
-            imm_data,
-            ..Wc::default()
-        });
-    }
-
-    /// The oldest send fails with this, the oldest receive with that, and all else is flushed.
-    fn fail(&mut self, first: WcStatus, first_recv: WcStatus) {
-        self.in_error = true;
-        let (mut status, mut recv_status) = (first, first_recv);
-        for e in std::mem::take(&mut self.sends) {
-            self.send_wc(e.wr_id, std::mem::replace(&mut status, WcStatus::WrFlushErr));
-        }
-        for wr_id in std::mem::take(&mut self.recvs) {
-            self.recv_wc(wr_id, std::mem::replace(&mut recv_status, WcStatus::WrFlushErr), 0);
-        }
-    }
 }
 
 #[derive(Default)]
@@ -119,6 +63,8 @@ struct Plan {
     sig_all: bool,
     /// Once in a run the program makes a mistake.
     mistake: bool,
+    /// In a run without mistakes, what is told of a QP that fails.
+    flushes: Flushes,
     mutation: Mutation,
 }
 
@@ -127,6 +73,7 @@ struct World {
     rng: Rng,
     journal: Journal,
     provider: Provider,
+    now_us: u64,
     sent: Vec<Sent>,
     posted_recvs: u64,
     done_recvs: u64,
@@ -142,6 +89,7 @@ struct World {
     told: bool,
     lives: u32,
     late_successes: u32,
+    destroyed: u32,
     /// A WRITE or SEND ran more than once.
     mistake_made: bool,
     ended: bool,
@@ -164,7 +112,8 @@ impl World {
             plan,
             rng: Rng(plan.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             journal: World::journal(plan),
-            provider: Provider::default(),
+            provider: Provider::new(plan.flushes, plan.seed),
+            now_us: 0,
             sent: Vec::new(),
             posted_recvs: 0,
             done_recvs: 0,
@@ -177,6 +126,7 @@ impl World {
             told: false,
             lives: 1,
             late_successes: 0,
+            destroyed: 0,
             mistake_made: false,
             ended: false,
         };
@@ -457,7 +407,8 @@ impl World {
     fn stop(&mut self) -> Outcome {
         self.stopping = true;
         let mut out = Out::default();
-        let step = self.journal.stop(&mut out);
+        self.now_us += 2_000;
+        let step = self.journal.stop(self.now_us, &mut out);
         self.deliver(out)?;
         match step {
             Step::ToErr => {
@@ -477,6 +428,12 @@ impl World {
                 Ok(())
             }
             Step::Wait => Ok(()),
+            Step::Destroy => {
+                self.poll_all()?;
+                self.destroyed += 1;
+                self.journal.provider_gone();
+                Ok(())
+            }
             Step::Done(backlog) => self.begin_life(backlog),
             Step::Ended => {
                 ensure!(self.mistake_made, "it ended without a mistake");
@@ -518,7 +475,7 @@ impl World {
         (self.peer_next, self.failed, self.stopping, self.told) =
             (self.consumed as u32, false, false, false);
         self.lives += 1;
-        self.provider = Provider::default();
+        self.provider = Provider::new(self.plan.flushes, self.rng.below(u64::MAX));
         self.journal = World::journal(self.plan);
         let mut out = Out::default();
         let refused = |e| format!("adopt: {e}");
@@ -627,21 +584,30 @@ fn plans(mutation: Mutation, seeds: u64) -> impl Iterator<Item = Plan> {
         exact: seed % 2 == 0,
         sig_all: seed % 5 == 4,
         mistake: seed % 3 == 2,
+        flushes: match seed % 9 {
+            0 => Flushes::Some,
+            4 => Flushes::None,
+            _ => Flushes::All,
+        },
         mutation,
     })
 }
 
 #[test]
 fn every_send_completes_once_in_order_and_nothing_is_lost_at_any_stop() {
-    let (mut lives, mut late, mut mistakes) = (0, 0, 0);
+    let (mut lives, mut late, mut mistakes, mut destroyed) = (0, 0, 0, 0);
     for plan in plans(Mutation::None, 4000) {
         let mut world = World::new(plan);
         world.run().unwrap_or_else(|e| panic!("{plan:?}: {e}"));
         (lives, late) = (lives + world.lives, late + world.late_successes);
         mistakes += u32::from(world.mistake_made);
+        destroyed += world.destroyed;
     }
-    println!("{lives} lives, {late} successes while stopping, {mistakes} mistakes");
+    println!(
+        "{lives} lives, {late} successes while stopping, {mistakes} mistakes, {destroyed} ends"
+    );
     assert!(lives > 8000 && late > 1000 && mistakes > 400, "{lives} {late} {mistakes}");
+    assert!(destroyed > 1000, "{destroyed} of a provider that does not flush");
 }
 
 #[test]
@@ -657,6 +623,8 @@ fn every_rule_that_is_left_out_is_noticed() {
         LateReceiveUncounted,
         ExecutedAgain,
         OwnErrorHeld,
+        FlushTrusted,
+        FlushAwaited,
     ] {
         let caught = plans(mutation, 4000)
             .find_map(|plan| World::new(plan).run().err().map(|e| (plan.seed, e)));

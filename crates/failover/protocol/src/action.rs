@@ -101,6 +101,10 @@ pub enum Reason {
     Failback,
     /// It is to leave its NIC by choice.
     Drain,
+    /// Its path lives, and loses much more than others.
+    Loss,
+    /// It has no other port pair to migrate to, and a fresh life on the same path can have one.
+    PortPair,
     /// The QP is connected where its number is not known to the network: its NIC is dead, or it was
     /// reset after it had moved.
     Connect,
@@ -119,6 +123,8 @@ impl Reason {
             Reason::Peer => "peer",
             Reason::Failback => "failback",
             Reason::Drain => "drain",
+            Reason::Loss => "loss",
+            Reason::PortPair => "port-pair",
             Reason::Connect => "connect",
         }
     }
@@ -131,7 +137,9 @@ impl Reason {
             Reason::PortDown | Reason::Stall | Reason::Peer | Reason::Connect => {
                 WcStatus::RetryExcErr
             }
-            Reason::Failback | Reason::Drain => WcStatus::RetryExcErr,
+            Reason::Failback | Reason::Drain | Reason::Loss | Reason::PortPair => {
+                WcStatus::RetryExcErr
+            }
         }
     }
 }

@@ -235,6 +235,10 @@ mod tests {
             may_go_home(&policy, 11_000, 10_000, true)
                 && !may_go_home(&policy, u64::MAX - 1, u64::MAX, true)
         );
+        // The second that docs/guide/failover.md promises.
+        let usual = Policy::default();
+        assert!(!may_go_home(&usual, 1_999_999, 1_000_000, true));
+        assert!(may_go_home(&usual, 2_000_000, 1_000_000, true));
     }
 
     /// Whatever is known: an epoch that is chosen lies ahead, within one turn of the table, and its

@@ -52,20 +52,22 @@ pub use shell::{Asks, Ended, PeerWord, Shell, StepError, Switch};
 /// Actions that one call may carry out; a switch over every slot needs fewer.
 const MAX_ACTIONS: usize = 1024;
 
-/// A switch is reported when something moved on the new path, or, on an idle QP, after this time. A
-/// planned one for which no send waited is reported when the QP takes sends again: when the next
-/// comes is up to the application.
+/// A switch is reported when something moved on the new path, after this time, or when the QP ends.
+/// One for which no send waited is reported when the QP takes sends again: when the next comes is up
+/// to the application.
 const REPORT_WAIT_US: u64 = 1_000_000;
 /// How often that is looked at: first, and at most.
 const REPORT_LOOK_US: u64 = 500;
 /// See `REPORT_LOOK_US`.
 const REPORT_LOOK_MAX_US: u64 = 20_000;
 
-/// A switch that is done but not yet reported.
+/// A switch that is done, of which nothing has moved yet.
 #[derive(Clone, Debug)]
 struct Pending {
     switched: Switched,
     replay: Replay,
+    /// It is reported: no send waited for it.
+    reported: bool,
     /// When to look next, and how long after the last look.
     look_at_us: u64,
     look_us: u64,
@@ -79,8 +81,13 @@ pub struct Executor {
     /// The transport of the present life has given up with this status, and the path has been asked
     /// whether it lives.
     gave_up: Option<WcStatus>,
-    /// The path of the present life was found alive before its transport gave up.
+    /// When the transport of the present life gave up, its path had been found alive all the time
+    /// in which it had tried.
     was_alive: bool,
+    /// How often the transport went on since something moved, and how far it was then.
+    went_on: (u32, u64),
+    /// The transport has been told to insist.
+    insists: bool,
     held: Option<Held>,
     pending: Option<Pending>,
     /// A planned switch waits until the sends are complete.
@@ -108,6 +115,8 @@ impl Executor {
             silence: Silence::default(),
             gave_up: None,
             was_alive: false,
+            went_on: (0, 0),
+            insists: false,
             held: None,
             pending: None,
             fence: None,
@@ -220,7 +229,7 @@ impl Executor {
     /// Nothing was acknowledged and nothing received since the QP was connected, as far as its
     /// device can tell.
     fn never_worked(&self, shell: &mut impl Shell) -> bool {
-        // A path that has come back only now has had no chance to carry anything.
+        // A path that has come back only after the last try has had no chance to carry anything.
         if self.gave_up.is_some() && !self.was_alive {
             return false;
         }
@@ -270,6 +279,10 @@ impl Executor {
             self.suspect(shell, Reason::QpFailed(status));
             return None;
         };
+        // Without a retry, all that was tried was before the path was asked.
+        let once = shell.app().retry_cnt == Some(0);
+        self.was_alive = !once && self.silence.path_was_always_alive()
+            || left_out!(self.lqp.mutation(), AliveOnce) && self.silence.path_was_alive();
         self.gave_up = Some(status);
         Some(path)
     }
@@ -277,8 +290,11 @@ impl Executor {
     /// It has been found out whether a path to the peer lives.
     pub fn verdict(&mut self, shell: &mut impl Shell, path: SlotPath, verdict: Verdict) {
         let on_it = self.lqp.path() == Some(path);
-        if on_it && self.gave_up.is_none() {
-            self.was_alive = verdict == Verdict::Alive;
+        if on_it && verdict != Verdict::Dead {
+            self.silence.path_lives();
+        }
+        if on_it && verdict != Verdict::Dead && self.goes_on(shell, path) {
+            return self.beliefs_changed(shell);
         }
         let reason = match (verdict, self.gave_up) {
             (Verdict::Alive, Some(status)) if on_it => Reason::Wedged(status),
@@ -287,6 +303,13 @@ impl Executor {
             _ => return self.beliefs_changed(shell),
         };
         self.suspect(shell, reason);
+    }
+
+    /// The path lives, as is known without a question.
+    pub fn path_lives(&mut self, path: SlotPath) {
+        if self.lqp.path() == Some(path) {
+            self.silence.path_lives();
+        }
     }
 
     /// A control message for the QP has come. What follows only from what the directory says now
@@ -384,6 +407,7 @@ impl Executor {
 
     /// The application ends the connection: tells the peer.
     pub fn close(&mut self, shell: &mut impl Shell) {
+        self.report_now(shell);
         self.lqp.close(shell.now_us());
         self.run(shell);
     }
@@ -409,12 +433,25 @@ impl Executor {
             || now_us > p.switched.started_us + REPORT_WAIT_US
             || p.switched.epoch != epoch
         {
-            // Of an idle QP it is known a second later that nothing has moved.
-            let Pending { switched, replay, .. } = *p;
-            self.report(shell, switched, replay, moved.unwrap_or(switched.started_us));
+            self.report_pending(shell, moved);
         } else if p.look_at_us <= now_us {
             p.look_us = (2 * p.look_us).min(REPORT_LOOK_MAX_US);
             p.look_at_us = now_us + p.look_us;
+        }
+    }
+
+    /// Reports the switch that is not reported yet, if there is one: the QP, or the process, ends.
+    pub fn report_now(&mut self, shell: &mut impl Shell) {
+        if self.pending.as_ref().is_some_and(|p| !p.reported) {
+            let moved = shell.progress().first_moved_us;
+            self.report_pending(shell, moved);
+        }
+    }
+
+    fn report_pending(&mut self, shell: &mut impl Shell, moved_us: Option<u64>) {
+        let Some(Pending { switched, replay, reported, .. }) = self.pending.take() else { return };
+        if !reported {
+            self.report(shell, switched, replay, moved_us.unwrap_or(switched.started_us));
         }
     }
 
@@ -441,6 +478,7 @@ impl Executor {
             match action {
                 Action::Fence { .. } => {
                     shell.announce();
+                    self.insist(shell, true);
                     self.held.get_or_insert_with(Held::default);
                     let progress = known.take().unwrap_or_else(|| shell.progress());
                     let now_us = shell.now_us();
@@ -450,6 +488,7 @@ impl Executor {
                         outstanding,
                         look_at_us: now_us,
                         look_us: FENCE_LOOK_US,
+                        moved_us: now_us,
                     });
                     self.look_at_fence(now_us, &progress);
                 }
@@ -515,8 +554,15 @@ impl Executor {
                         continue;
                     }
                     let (look_at_us, look_us) = (shell.now_us() + REPORT_LOOK_US, REPORT_LOOK_US);
+                    let progress = shell.progress();
+                    let reported =
+                        (progress.outstanding_sends, progress.unannounced_sends) == (0, 0);
+                    if reported {
+                        self.report(shell, switched, self.replay, switched.started_us);
+                    }
+                    let replay = self.replay;
                     self.pending =
-                        Some(Pending { switched, replay: self.replay, look_at_us, look_us });
+                        Some(Pending { switched, replay, reported, look_at_us, look_us });
                 }
             }
         }

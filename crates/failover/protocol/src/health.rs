@@ -24,11 +24,17 @@
 //! *Time* is the observer's: a clock that stands still while the observing thread is kept from its
 //! core, so that a starved observer does not take its own sleep for the silence of others.
 //!
+//! *Loss.* A path that lives may lose much of what it carries; see `health/loss`. A path that is
+//! known to lose some is given up only after many more probes: [`LOSSY_PROBES`].
+//!
 //! Invariants: a verdict is said once for each change and once for each question; at most
 //! [`MAX_WITNESSES`] witnesses are probed in an interval; what is kept of a path is of constant
 //! size.
 
 mod config;
+mod loss;
+#[cfg(test)]
+mod loss_tests;
 mod pair;
 #[cfg(test)]
 mod tests;
@@ -44,6 +50,11 @@ pub use config::HealthConfig;
 const MAX_WITNESSES: usize = 8;
 /// Probes of a question before it may be answered with dead: lost packets decide nothing.
 const MIN_PROBES: u32 = 4;
+/// The same of a path that is known to lose some.
+const LOSSY_PROBES: u32 = 12;
+/// A probe of a path that is asked leaves so many times, with one number: of a path that loses
+/// nearly all, one comes through.
+const COPIES: u32 = 6;
 /// So many answers of witnesses are needed, each to a probe that was sent after another one of the
 /// path: a peer that has answered once and then has no core, or a kernel that lets one packet
 /// overtake another, is no dead path.
@@ -63,6 +74,8 @@ pub enum Verdict {
     Alive,
     /// It has not, and others have, or nothing has for very long.
     Dead,
+    /// It lives, and loses much more than others: its QPs leave it by plan.
+    Grey,
 }
 
 /// What an asker is told.
@@ -94,6 +107,8 @@ pub struct PeerHealth {
     first_witness: usize,
     /// Probes sent to the peer, over all paths.
     probes: u64,
+    /// A path is being compared with others.
+    comparison: Option<loss::Comparison>,
 }
 
 impl PeerHealth {
@@ -107,6 +122,7 @@ impl PeerHealth {
             interval_us: config.interval_us,
             first_witness: 0,
             probes: 0,
+            comparison: None,
         }
     }
 
@@ -135,7 +151,8 @@ impl PeerHealth {
             0 => 0,
             n => (self.config.steady_us << (n - 1).min(20)).min(self.config.steady_max_us),
         };
-        pair.works && matches!(pair.state, State::Calm) && now_us >= pair.since_us + needed_us
+        let well = pair.works && !pair.losses.grey && matches!(pair.state, State::Calm);
+        well && now_us >= pair.since_us + needed_us
     }
 
     /// Whether a question to some path is open.
@@ -190,6 +207,9 @@ impl PeerHealth {
     /// A probe was answered. Numbers that were not sent lately are ignored.
     pub fn handle_answer(&mut self, now_us: u64, way: impl Into<Way>, sequence: u32) {
         let path = way.into();
+        if let Some(comparison) = &mut self.comparison {
+            comparison.answered(now_us, path, sequence);
+        }
         let Some(pair) = self.pairs.get_mut(&path) else { return };
         if !(1..=REMEMBERED).contains(&pair.sequence.wrapping_sub(sequence)) {
             return;
@@ -278,7 +298,7 @@ impl PeerHealth {
         let dead: Vec<Way> = self
             .pairs
             .iter()
-            .filter(|(_, p)| self.ends_us(p).is_some_and(|at| at <= now_us))
+            .filter(|(way, p)| self.ends_us(way, p).is_some_and(|at| at <= now_us))
             .map(|(p, _)| *p)
             .collect();
         for path in dead {
@@ -303,6 +323,7 @@ impl PeerHealth {
         if self.round_due_us.is_some_and(|at| at <= now_us) {
             self.begin_interval(now_us);
         }
+        self.look_at_losses(now_us);
     }
 
     // ---- polls ----
@@ -314,18 +335,36 @@ impl PeerHealth {
             let mut pairs = self.pairs.iter().filter(|(_, p)| p.due && p.works);
             pairs.find(|(_, p)| matches!(p.state, State::Asked(_)) == asked).map(|(path, _)| *path)
         };
-        let path = due(true).or_else(|| due(false))?;
+        let copied = self.pairs.iter().find(|(_, p)| p.copies > 0).map(|(path, _)| *path);
+        if let Some(path) = copied {
+            let pair = self.pairs.get_mut(&path)?;
+            pair.copies -= 1;
+            return Some((path, pair.sequence.wrapping_sub(1)));
+        }
+        let Some(path) = due(true).or_else(|| due(false)) else {
+            let path = self.comparison.as_ref()?.due()?;
+            let sequence = self.number(now_us, path)?;
+            self.comparison.as_mut()?.sent(path, sequence);
+            return Some((path, sequence));
+        };
         let pair = self.pairs.get_mut(&path)?;
         pair.due = false;
-        self.probes += 1;
         if let State::Asked(q) = &mut pair.state {
             q.probes += 1;
-            q.untold.get_or_insert(self.probes);
+            q.untold.get_or_insert(self.probes + 1);
+            pair.copies = COPIES - 1;
         }
+        Some((path, self.number(now_us, path)?))
+    }
+
+    /// The number of a probe that leaves now.
+    fn number(&mut self, now_us: u64, path: Way) -> Option<u32> {
+        let pair = self.pairs.get_mut(&path)?;
+        self.probes += 1;
         let sequence = pair.sequence;
         pair.sequence = sequence.wrapping_add(1);
         pair.sent[(sequence % REMEMBERED) as usize] = (now_us, self.probes);
-        Some((path, sequence))
+        Some(sequence)
     }
 
     /// The next path of which something new is known.
@@ -335,11 +374,11 @@ impl PeerHealth {
 
     /// When [`Self::handle_timeout`] is to be called.
     pub fn poll_timeout(&self) -> Option<u64> {
-        let of_pairs = self.pairs.values().filter_map(|p| match p.state {
+        let of_pairs = self.pairs.iter().filter_map(|(way, p)| match p.state {
             State::Dead { retry_at_us, .. } if p.works => Some(retry_at_us),
-            _ => self.ends_us(p),
+            _ => self.ends_us(way, p),
         });
-        of_pairs.chain(self.round_due_us).min()
+        of_pairs.chain(self.round_due_us).chain(self.losses_due_us()).min()
     }
 
     // ---- inside ----
@@ -358,14 +397,14 @@ impl PeerHealth {
     }
 
     /// When a question is answered with dead if nothing comes.
-    fn ends_us(&self, pair: &Pair) -> Option<u64> {
+    fn ends_us(&self, way: &Way, pair: &Pair) -> Option<u64> {
         let State::Asked(Question { since_us, probes, doomed_us, .. }) = pair.state else {
             return None;
         };
         let silent_us = since_us + self.config.silent_peer_us;
         let doomed_us = doomed_us
             .or(left_out!(self.config.mutation, NoWitness).then_some(0))
-            .filter(|_| probes >= MIN_PROBES);
+            .filter(|_| probes >= if self.loses(*way) { LOSSY_PROBES } else { MIN_PROBES });
         Some(
             doomed_us
                 .map_or(silent_us, |at| at.max(since_us + self.config.round_us).min(silent_us)),

@@ -14,7 +14,8 @@
 //! - [`choice`]: which path, and so which epoch, a QP goes to.
 //! - [`lanes`]: when a QP stays on its path and goes over other ports.
 //! - [`silence`] and [`health`]: noticing that a QP makes no progress, and finding out whether its
-//!   path lives.
+//!   path lives, and how much it loses.
+//! - [`repeats`]: when failures of QPs are their NIC's.
 #![forbid(unsafe_code)]
 
 mod action;
@@ -27,6 +28,7 @@ pub mod lanes;
 pub mod message;
 mod mutants;
 mod qp;
+pub mod repeats;
 pub mod seal;
 pub mod silence;
 pub mod slots;

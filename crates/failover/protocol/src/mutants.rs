@@ -28,10 +28,16 @@ pub enum Mutation {
     EndedRevived,
     /// A QP through which nothing ever came gets a fresh life, too.
     UnprovenRevived,
+    /// A path that was found alive once counts as one that was alive all the time.
+    AliveOnce,
     /// A path that does not answer is given up although no other answers either.
     NoWitness,
     /// Paths that were tried in vain are chosen like others.
     Forgetful,
+    /// A path that loses much is left although all others lose as much.
+    GreyAlone,
+    /// A transport that has given up on a path that loses much does not go on.
+    NeverGoesOn,
 }
 
 /// There is no rule to leave out.
@@ -44,21 +50,4 @@ pub enum Mutation {
     None,
 }
 
-/// Whether a test leaves out a rule: `left_out!(self.config.mutation, Rule)`.
-#[cfg(any(test, feature = "mutants"))]
-macro_rules! left_out {
-    ($mutation:expr, $rule:ident) => {
-        $mutation == $crate::mutants::Mutation::$rule
-    };
-}
-
-/// Nothing is left out in what ships.
-#[cfg(not(any(test, feature = "mutants")))]
-macro_rules! left_out {
-    ($mutation:expr, $rule:ident) => {{
-        let _ = $mutation;
-        false
-    }};
-}
-
-pub(crate) use left_out;
+pub(crate) use unbroken_mutants::left_out;

@@ -114,8 +114,13 @@ impl ProviderCq {
         members.insert(qpn, Arc::downgrade(member));
     }
 
-    fn remove(&self, qpn: u32) {
-        self.members.write().unwrap_or_else(PoisonError::into_inner).remove(&qpn);
+    /// Not the one that has the number by now, if that is another.
+    fn remove(&self, qpn: u32, member: &dyn Member) {
+        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
+        let own = std::ptr::from_ref(member).cast::<()>();
+        if members.get(&qpn).is_some_and(|there| std::ptr::eq(there.as_ptr().cast(), own)) {
+            members.remove(&qpn);
+        }
     }
 
     fn member(&self, qpn: u32) -> Option<Arc<dyn Member>> {
@@ -128,6 +133,7 @@ impl ProviderCq {
 
     /// Brings over what is there, waiting for whoever is at it.
     pub(crate) fn bring_all(&self) {
+        self.cq.bring();
         self.bring_in_turn(&mut lock(&self.turn));
     }
 
@@ -178,6 +184,13 @@ impl ProviderCq {
     /// An event says that there is something.
     pub(crate) fn wake(&self) {
         self.bring_all();
+        // What came may have been nothing for the application (a flush that is held, a marker), or
+        // another thread had brought it and has armed both since. Its queue is still armed then,
+        // and this one no longer: nobody else would arm it again.
+        if let Some(solicited_only) = self.app.upgrade().and_then(|app| app.armed()) {
+            self.cq.arm(solicited_only);
+            self.bring_all();
+        }
         if self.solicited.swap(false, Ordering::AcqRel) {
             if let Some(app) = self.app.upgrade() {
                 app.fire();
@@ -281,8 +294,8 @@ impl Seat {
     }
 
     /// ... and no more.
-    pub(crate) fn leave(&self, qpn: u32) {
-        self.cq.remove(qpn);
+    pub(crate) fn leave(&self, qpn: u32, member: &dyn Member) {
+        self.cq.remove(qpn, member);
         let driver: Arc<dyn Driver> = self.cq.clone();
         self.app.detach(&driver);
     }

@@ -121,8 +121,13 @@ impl Drop for Holding {
 
 impl Holding {
     /// What a wrapped device can do.
-    pub const CAPABILITIES: Capabilities =
-        Capabilities { holds: true, shared_objects: true, indirect_keys: false, windows: false };
+    pub const CAPABILITIES: Capabilities = Capabilities {
+        holds: true,
+        shared_objects: true,
+        indirect_keys: false,
+        windows: false,
+        slow_control: true,
+    };
 
     /// Wraps NIC `index`, which was opened with `tap` as its sink. EINVAL where it needs no
     /// wrapping.

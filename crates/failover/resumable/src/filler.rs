@@ -67,7 +67,7 @@ fn run(memory: &Weak<LogicalMemory>, shared: &Shared) {
         drop(q);
         let (Some(mr), Some(memory)) = (next, memory.upgrade()) else { return };
         if let Some(mr) = mr.upgrade() {
-            memory.fill_everywhere(&mr);
+            memory.fill_prepared(&mr);
         }
     }
 }

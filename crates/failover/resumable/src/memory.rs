@@ -17,16 +17,19 @@
 //! Locks: a space → a region → a domain. A device is called with a region's lock held, so that the
 //! background thread never registers what is being deregistered.
 
+mod space;
+
 use crate::filler::Filler;
 use crate::lock;
 use crate::Spawn;
+use space::Space;
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{
     Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
 };
-use unbroken_types::{Access, NicKey, PdHandle};
+use unbroken_types::{next_key_set, Access, NicKey, PdHandle};
 use unbroken_verbs::{
     Error, IndirectEntry, KeyRow, MemoryDomain, MrChange, MrKeys, Result, WindowType,
 };
@@ -81,8 +84,8 @@ struct Nic {
     open: RwLock<Option<Open>>,
     /// Of the opening that is, or was the last.
     key_set: AtomicU16,
-    /// The regions whose default NIC this is, by the application's local key.
-    space: RwLock<HashMap<u32, Arc<Mr>>>,
+    /// The regions whose default NIC this is.
+    space: RwLock<Space>,
     /// Some key of the space is not the NIC's own.
     foreign: Arc<AtomicBool>,
 }
@@ -97,6 +100,8 @@ pub struct LogicalMemory {
     /// Grows with every change of what [`LogicalMemory::export`] gives.
     generation: AtomicU64,
     on_change: OnceLock<Hook>,
+    /// On which NICs the regions of each are made ready; all while nothing is said.
+    prepared: OnceLock<Vec<Vec<usize>>>,
     filler: Filler,
     own: Weak<LogicalMemory>,
 }
@@ -118,6 +123,7 @@ impl LogicalMemory {
             next_pd: AtomicU32::new(1),
             generation: AtomicU64::new(0),
             on_change: OnceLock::new(),
+            prepared: OnceLock::new(),
             filler: Filler::new(spawn),
             own: own.clone(),
         })
@@ -126,6 +132,12 @@ impl LogicalMemory {
     /// The view of the contexts that are open on a NIC.
     pub fn of(self: &Arc<Self>, nic: usize) -> Arc<dyn MemoryDomain> {
         Arc::new(View { all: self.clone(), nic })
+    }
+
+    /// On which other NICs the regions of each NIC's contexts are made ready beforehand, the best
+    /// first; all, while this is not said. The first word stays.
+    pub fn prepare(&self, on: Vec<Vec<usize>>) {
+        let _ = self.prepared.set(on);
     }
 
     /// Has `hook` called whenever [`Self::export`] has news. The first hook stays. It may queue and
@@ -138,7 +150,9 @@ impl LogicalMemory {
     /// Regions come there in the background.
     pub fn attach(&self, nic: usize, domain: Arc<dyn MemoryDomain>) {
         *write(&self.nics[nic].open) = None;
-        let key_set = self.nics[nic].key_set.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+        let next = |last| Some(next_key_set(last));
+        let last = self.nics[nic].key_set.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
+        let key_set = next_key_set(last.unwrap_or_else(|last| last));
         lock(&self.pds).values_mut().for_each(|pd| pd.on[nic] = None);
         for mr in self.all() {
             lock(&mr.state).on[nic] = None;
@@ -159,7 +173,7 @@ impl LogicalMemory {
     fn all(&self) -> Vec<Arc<Mr>> {
         self.nics
             .iter()
-            .flat_map(|nic| read(&nic.space).values().cloned().collect::<Vec<_>>())
+            .flat_map(|nic| read(&nic.space).by_lkey.values().cloned().collect::<Vec<_>>())
             .collect()
     }
 
@@ -235,10 +249,11 @@ impl LogicalMemory {
     /// that asks: where it is missing it is registered now. `None`: there is none.
     pub fn answer(&self, default: usize, rkey: u32) -> Option<KeyRow> {
         let space = read(&self.nics.get(default)?.space);
-        let found = space.values().find(|mr| mr.keys.rkey == rkey).cloned();
+        let found = space.by_rkey(rkey).cloned();
         drop(space);
         found.map(|mr| {
-            self.fill_everywhere(&mr);
+            // The peer has come to a NIC that was not chosen for it.
+            self.fill_on(&mr, 0..self.nics.len());
             self.row(&mr)
         })
     }
@@ -269,7 +284,7 @@ impl LogicalMemory {
     // ---- making and ending ----
 
     fn find(&self, default: usize, lkey: u32) -> Result<Arc<Mr>> {
-        let found = read(&self.nics[default].space).get(&lkey).cloned();
+        let found = read(&self.nics[default].space).by_lkey.get(&lkey).cloned();
         found.ok_or_else(|| Error::invalid(format!("no region has the local key {lkey:#x}")))
     }
 
@@ -282,9 +297,15 @@ impl LogicalMemory {
         self.filler.put(&self.own, mr);
     }
 
-    /// Registers a region on every NIC, as far as that goes.
-    pub(crate) fn fill_everywhere(&self, mr: &Arc<Mr>) {
-        for nic in 0..self.nics.len() {
+    /// Registers a region on every NIC that is to be ready for it, as far as that goes.
+    pub(crate) fn fill_prepared(&self, mr: &Arc<Mr>) {
+        let all = || (0..self.nics.len()).collect();
+        let others = self.prepared.get().and_then(|on| on.get(mr.default)).cloned();
+        self.fill_on(mr, std::iter::once(mr.default).chain(others.unwrap_or_else(all)));
+    }
+
+    fn fill_on(&self, mr: &Arc<Mr>, nics: impl Iterator<Item = usize>) {
+        for nic in nics {
             // A NIC that is dead, or full, is met again when the region is needed there.
             let _ = self.fill(mr, nic);
         }
@@ -351,8 +372,7 @@ impl LogicalMemory {
         let mut make = || loop {
             let keys = domain.reg_mr(handle, addr, len, iova, access)?;
             let mut space = write(&self.nics[default].space);
-            if space.contains_key(&keys.lkey) || space.values().any(|mr| mr.keys.rkey == keys.rkey)
-            {
+            if !space.is_free(keys) {
                 taken.push(keys.lkey);
                 if taken.len() > MAX_TAKEN {
                     return Err(Error::no_room("every key that the NIC gives is in use"));
@@ -363,7 +383,7 @@ impl LogicalMemory {
             on[nic] = Some(There { keys, key_set });
             let state = MrState { pd, addr, len, iova, access, on, gone: false };
             let mr = Arc::new(Mr { keys, default, state: Mutex::new(state) });
-            space.insert(keys.lkey, mr.clone());
+            space.insert(mr.clone());
             return Ok(mr);
         };
         let made = make();
@@ -452,7 +472,7 @@ impl LogicalMemory {
         }
         let pd = s.pd;
         drop(s);
-        write(&self.nics[default].space).remove(&lkey);
+        write(&self.nics[default].space).remove(lkey);
         self.unuse_pd(pd);
         self.changed();
         Ok(())

@@ -6,7 +6,7 @@ use crate::device::{Opened, PdUse};
 use crate::lock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use unbroken_types::{Progress, QpState, Sge, Wc, WcStatus};
+use unbroken_types::{Progress, QpState, Sge, UdDest, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, DeviceQp, Error, HoldingQp, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result,
     SendBatch, SendWr,
@@ -162,6 +162,10 @@ impl DeviceQp for PassedQp {
         posted.map_err(|e| self.opened.error(e))
     }
 
+    fn prepare(&self, to: &UdDest) {
+        self.phys.prepare(to);
+    }
+
     fn modify(&self, change: &QpModify) -> Result<()> {
         self.phys.modify(change).map_err(|e| self.opened.error(e))
     }
@@ -179,8 +183,8 @@ impl DeviceQp for PassedQp {
             return;
         }
         self.phys.destroy();
-        self.sends.leave(self.qpn);
-        self.recvs.leave(self.qpn);
+        self.sends.leave(self.qpn, self);
+        self.recvs.leave(self.qpn, self);
         drop(lock(&self.pd).take());
         if !self.one_life {
             self.sends.app().purge(self.qpn);

@@ -17,16 +17,17 @@ use crate::srq::{ProviderSrq, SrqUse};
 use crate::tap::Notes;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
 use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot};
 use unbroken_types::{Completions, Progress, QpCaps, QpState, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, Cq, DeviceEvent, DeviceQp, Error, HoldingQp, KeyWaiter, PostError, QpEvent, QpInit,
-    QpModify, QpSnapshot, RcModify, RecvWr, RemoteNic, Result, SendBatch, SendWr, Translation,
+    QpModify, QpSnapshot, RcModify, RecvWr, RemoteNic, Result, SendBatch, SendWr, NO_REGION,
 };
 
-/// A key that no region has: what names no region shall fail as such, and not by chance be
-/// another's.
-pub(crate) const NO_REGION: u32 = 0;
+/// A device that dies refuses work before its kernel tells of the death; that is there within this
+/// time.
+const DEATH_NEWS_MS: u32 = 20;
 
 /// What can change.
 pub(crate) struct State {
@@ -36,6 +37,8 @@ pub(crate) struct State {
     remote: Option<RemoteNic>,
     /// Room for translated entries.
     sges: Vec<Sge>,
+    /// The device has refused work that looked good, and lived.
+    refused: bool,
     /// That no receive of the SRQ is taken any more, as the device has told.
     last_wqe: bool,
 }
@@ -79,6 +82,8 @@ pub(crate) struct JournaledQp {
     recvs: Seat,
     notes: Arc<Notes>,
     state: Mutex<State>,
+    /// Its completions come here; not yet where it is made ahead of its use.
+    joined: AtomicBool,
     destroyed: AtomicBool,
     own: Weak<JournaledQp>,
 }
@@ -98,6 +103,9 @@ fn at_least_one(mut caps: QpCaps) -> QpCaps {
 
 impl JournaledQp {
     pub(crate) fn new(opened: &Arc<Opened>, init: &QpInit) -> Result<Arc<JournaledQp>> {
+        if init.standby && init.srq.is_some() {
+            return Err(Error::unsupported("a QP that takes from an SRQ is not made ahead"));
+        }
         let caps = at_least_one(init.caps);
         let default = init.local_keys_of.map_or(opened.index, usize::from);
         let recvs = if init.srq.is_some() { ProviderSrq::MOST } else { caps.max_recv_wr };
@@ -128,8 +136,14 @@ impl JournaledQp {
             shared_receives: srq.is_some(),
             mutation: Mutation::None,
         });
-        let state =
-            State { journal, now: QpState::Reset, remote: None, sges: Vec::new(), last_wqe: false };
+        let state = State {
+            journal,
+            now: QpState::Reset,
+            remote: None,
+            sges: Vec::new(),
+            refused: false,
+            last_wqe: false,
+        };
         let qp = Arc::new_cyclic(|own| JournaledQp {
             opened: opened.clone(),
             phys,
@@ -144,14 +158,26 @@ impl JournaledQp {
             recvs,
             notes: Arc::default(),
             state: Mutex::new(state),
+            joined: AtomicBool::new(false),
             destroyed: AtomicBool::new(false),
             own: own.clone(),
         });
-        let member: Arc<dyn Member> = qp.clone();
-        qp.sends.join(qpn, &member);
-        qp.recvs.join(qpn, &member);
+        if !init.standby {
+            qp.join();
+        }
         opened.tap.add(qpn, &qp.notes);
         Ok(qp)
+    }
+
+    /// From now on polls of the application's CQs bring its completions.
+    fn join(&self) {
+        let Some(own) = self.own.upgrade().filter(|_| !self.joined.swap(true, Ordering::AcqRel))
+        else {
+            return;
+        };
+        let member: Arc<dyn Member> = own;
+        self.sends.join(self.qpn, &member);
+        self.recvs.join(self.qpn, &member);
     }
 
     pub(crate) fn out(&self) -> Out<'_> {
@@ -222,8 +248,7 @@ impl JournaledQp {
 
     #[inline]
     fn translates(&self, st: &State) -> bool {
-        self.translates_local()
-            || st.remote.as_ref().is_some_and(|r| r.keys.matters(r.default, r.nic))
+        self.translates_local() || st.remote.as_ref().is_some_and(RemoteNic::matters)
     }
 
     fn may_send(st: &State) -> Result<()> {
@@ -306,13 +331,27 @@ impl JournaledQp {
     /// anything; one that works has opcodes that it does not know.
     #[cold]
     fn refused(&self, st: &mut State, e: Error) -> Error {
-        let works = self.opened.device.alive()
-            && !matches!(self.phys.state(), QpState::Err | QpState::Reset);
-        if works && matches!(e.errno(), libc::EINVAL | libc::EOPNOTSUPP) {
+        let works = !matches!(self.phys.state(), QpState::Err | QpState::Reset);
+        if works && matches!(e.errno(), libc::EINVAL | libc::EOPNOTSUPP) && self.stays_alive(st) {
             return e;
         }
         st.journal.handle_fatal();
         Error::device_gone(format!("NIC {} refuses work: {e}", self.opened.device.name()))
+    }
+
+    /// Whether the device lives, once it has had the time to say that it does not. It is waited for
+    /// once: what a QP is refused later is taken for what it says.
+    #[cold]
+    fn stays_alive(&self, st: &mut State) -> bool {
+        let first = !std::mem::replace(&mut st.refused, true);
+        for _ in 0..if first { DEATH_NEWS_MS } else { 0 } {
+            self.opened.device.drain();
+            if !self.opened.device.alive() {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.opened.device.alive()
     }
 
     /// Gives the device the sends that wait. EIO: it has failed.
@@ -446,15 +485,11 @@ impl JournaledQp {
 /// The peer's key of a send, where it names one. `None`: it is not known yet.
 fn translate_remote(remote: Option<&RemoteNic>, wr: &SendWr<'_>) -> Option<u32> {
     use SendOpcode::{CmpSwap, FetchAdd, Read, Write, WriteImm};
-    let Some(r) = remote.filter(|r| r.keys.matters(r.default, r.nic)) else { return Some(wr.rkey) };
+    let Some(r) = remote.filter(|r| r.matters()) else { return Some(wr.rkey) };
     if !matches!(wr.opcode, Write | WriteImm | Read | CmpSwap | FetchAdd) {
         return Some(wr.rkey);
     }
-    match r.keys.resolve(r.default, wr.rkey, r.nic) {
-        Translation::Key(rkey) => Some(rkey),
-        Translation::Invalid => Some(NO_REGION),
-        Translation::Wanted => None,
-    }
+    r.key(wr.rkey)
 }
 
 impl Member for JournaledQp {
@@ -573,8 +608,10 @@ impl DeviceQp for JournaledQp {
         if let Some(srq) = &self.srq {
             srq.end();
         }
-        self.sends.leave(self.qpn);
-        self.recvs.leave(self.qpn);
+        if self.joined.swap(true, Ordering::AcqRel) {
+            self.sends.leave(self.qpn, self);
+            self.recvs.leave(self.qpn, self);
+        }
         drop(lock(&self.pd).take());
     }
 }
@@ -595,6 +632,7 @@ impl HoldingQp for JournaledQp {
     }
 
     fn adopt(&self, backlog: Backlog) -> Result<()> {
+        self.join();
         let mut st = self.lock();
         st.journal.adopt(&backlog, &mut self.out())?;
         self.pump_recvs(&mut st).and_then(|()| self.pump_sends(&mut st))

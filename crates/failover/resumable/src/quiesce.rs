@@ -5,7 +5,7 @@ use unbroken_journal::{Queue, Slot, Step};
 use unbroken_types::{QpState, SendFlags, SendOpcode};
 use unbroken_verbs::{Backlog, Error, QpModify, RcModify, RecvWr, Result, SendWr};
 
-/// Steps of one call: ERR, two markers, a look, and once more where the device is gone.
+/// Steps of one call: ERR, two markers, a look, its end, and once more where the device is gone.
 const MAX_STEPS: usize = 8;
 
 impl JournaledQp {
@@ -21,6 +21,7 @@ impl JournaledQp {
                 Step::Strange => {
                     return Err(Error::new(libc::EPROTO, "the device's completions make no sense"))
                 }
+                Step::Destroy => self.destroy_stopped(),
                 Step::Wait if looked && !self.is_gone() => break,
                 Step::Wait => {
                     self.look();
@@ -47,7 +48,7 @@ impl JournaledQp {
         if st.now == QpState::Reset {
             st.journal.provider_gone(); // it was given nothing
         }
-        st.journal.stop(&mut self.out())
+        st.journal.stop((self.opened.host.now_us)(), &mut self.out())
     }
 
     /// The kernel says that the device is gone: it changes nothing any more.
@@ -67,6 +68,14 @@ impl JournaledQp {
         if gone {
             st.journal.provider_gone();
         }
+    }
+
+    /// Ends the device's QP, which is in ERR: nothing is posted to it any more.
+    fn destroy_stopped(&self) {
+        self.bring_all();
+        self.phys.destroy();
+        self.bring_all();
+        self.lock().journal.provider_gone();
     }
 
     fn take_step(&self, step: &Step) -> Result<()> {

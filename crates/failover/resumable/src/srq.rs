@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use unbroken_journal::{Queue, Slot};
 use unbroken_types::Sge;
-use unbroken_verbs::{Feeder, RecvWr, Result, Srq, SrqAttr};
+use unbroken_verbs::{Feeder, RecvWr, Result, Srq, SrqAttr, NO_REGION};
 
 /// Receives that a device has at a time.
 const BATCH: u32 = 32;
@@ -171,7 +171,7 @@ impl ProviderSrq {
         if default == nic && !memory.is_foreign(default) {
             sges.extend_from_slice(&entry.sges);
         } else {
-            let key = |lkey| memory.lkey_on(default, lkey, nic).unwrap_or(crate::qp::NO_REGION);
+            let key = |lkey| memory.lkey_on(default, lkey, nic).unwrap_or(NO_REGION);
             sges.extend(entry.sges.iter().map(|sge| Sge { lkey: key(sge.lkey), ..*sge }));
         }
         self.own.post(&RecvWr { wr_id: Slot::Entry(Queue::Recv, u64::from(slot)).wr_id(), sges })

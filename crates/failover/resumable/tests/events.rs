@@ -8,7 +8,7 @@ use common::{connect, send_wr, End, Host};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use unbroken_types::{SendFlags, SendOpcode, Wc};
 use unbroken_verbs::{CompChannel, Cq, RecvWr};
 
@@ -122,6 +122,39 @@ fn an_event_that_was_asked_for_before_there_were_qps_comes() {
     ends[0].qp.post_send(&send_wr(1, SendOpcode::Send, true, &data)).unwrap();
     deliver(&net, &hosts, &ends);
     assert_eq!(told.recv_timeout(PATIENCE), Ok(0));
+}
+
+/// A flush that is held uses up the event of the device's CQ, and not the application's.
+#[test]
+fn what_is_kept_from_the_program_does_not_use_up_its_event() {
+    let net = Net::default();
+    let hosts = [Host::new(&net, 0, 64, true), Host::new(&net, 1, 64, true)];
+    let channel = CompChannel::new().unwrap();
+    let cq = Cq::new(256, Some(channel.clone()));
+    cq.set_cookie(9);
+    let pair = || {
+        let here = End::over(&hosts[1], cq.clone(), cq.clone(), None);
+        let ends = [End::new(&hosts[0], true, None), here];
+        connect(&hosts, &ends);
+        ends
+    };
+    let (ends, failing) = (pair(), pair());
+    let told = watch(&channel);
+    let (there, here) = ([hosts[0].sge(0, 8)], [hosts[1].sge(0, 8)]);
+    failing[1].qp.post_send(&send_wr(1, SendOpcode::Send, true, &here)).unwrap();
+    cq.req_notify(false);
+    net.time_out(hosts[1].id(0), failing[1].qp.qpn());
+    net.tell(hosts[1].id(0), false);
+    let began = Instant::now();
+    while hosts[1].events.take().is_empty() {
+        assert!(began.elapsed() < PATIENCE, "nobody was told of the failure");
+        std::thread::yield_now();
+    }
+    assert!(told.try_recv().is_err(), "nothing has come for the program");
+    ends[1].qp.post_recv(&RecvWr { wr_id: 2, sges: &here }).unwrap();
+    ends[0].qp.post_send(&send_wr(2, SendOpcode::Send, true, &there)).unwrap();
+    deliver(&net, &hosts, &ends);
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(9));
 }
 
 /// Two threads poll one CQ while a third lets the network work: nothing is lost or repeated.

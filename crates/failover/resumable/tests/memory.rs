@@ -44,6 +44,18 @@ fn a_region_has_the_keys_of_its_default_nic_and_others_elsewhere() {
 }
 
 #[test]
+fn regions_that_no_peer_may_touch_have_no_remote_key_to_differ_in() {
+    let net = Net::default();
+    let host = Host::new(&net, 0, 64, false);
+    let addr = host.addr(0);
+    let local = || host.view.reg_mr(host.pd, addr, 8, addr, Access::LOCAL_WRITE).unwrap();
+    let keys = [local(), local()];
+    assert_eq!(keys.map(|k| k.rkey), [0, 0], "as the NIC gives it");
+    assert_eq!(host.memory.answer(0, 0), None);
+    keys.iter().for_each(|k| host.view.dereg_mr(k.lkey).unwrap());
+}
+
+#[test]
 fn regions_of_two_nics_with_equal_keys_are_told_apart() {
     let net = Net::default();
     let host = Host::new(&net, 0, 64, false);
@@ -183,4 +195,31 @@ fn a_changed_region_is_changed_everywhere_and_domains_are_counted() {
         "no NIC is open"
     );
     view.dealloc_pd(pd).unwrap();
+}
+
+#[test]
+fn regions_are_made_ready_where_that_is_wanted_and_elsewhere_when_they_are_needed() {
+    let net = Net::default();
+    let host = Host::new(&net, 0, 64, true);
+    let there = |nic| net.regions((0, nic));
+    // Those of the host itself are on their way to all.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let all = there(0);
+    while (1..NICS).any(|nic| there(nic) < all) {
+        assert!(Instant::now() < deadline, "{:?}", (0..NICS).map(there).collect::<Vec<_>>());
+        std::thread::yield_now();
+    }
+    let before: Vec<usize> = (0..NICS).map(there).collect();
+    host.memory.prepare(vec![vec![2]; NICS]);
+    let addr = host.addr(0);
+    let reg = || host.view.reg_mr(host.pd, addr, 8, addr, Access(15)).unwrap();
+    // The thread has done with the first when it is at the second.
+    let keys = [reg(), reg()];
+    while there(2) < before[2] + 2 {
+        assert!(Instant::now() < deadline, "it is not on NIC 2");
+        std::thread::yield_now();
+    }
+    assert_eq!(there(1), before[1], "nobody wants it there");
+    host.memory.answer(0, keys[0].rkey).unwrap();
+    assert_eq!(there(1), before[1] + 1, "a peer needs it there");
 }

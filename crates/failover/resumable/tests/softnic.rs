@@ -153,6 +153,7 @@ impl Host {
             home: None,
             local_keys_of: Some(0),
             control: false,
+            standby: false,
         }
     }
 }

@@ -20,10 +20,9 @@ impl Aliases {
         Aliases { table, users: AtomicUsize::new(0) }
     }
 
-    /// A UD QP is made: it may be sent to what has moved before.
-    pub(crate) fn join(&self, directory: Option<&Arc<dyn Directory>>, events: &Events) {
+    /// A UD QP is made: it may be sent to what has moved before, so the table is to be read.
+    pub(crate) fn join(&self) {
         self.users.fetch_add(1, Ordering::AcqRel);
-        self.load(directory, events);
     }
 
     /// A UD QP is no more.

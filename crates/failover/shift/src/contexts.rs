@@ -2,7 +2,7 @@
 
 use crate::async_events::{event_type, AsyncElement, AsyncEvent, AsyncQueue};
 use crate::lock::lock;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use unbroken_verbs::{Device, Result};
 
@@ -16,8 +16,8 @@ pub(crate) struct ContextState {
     /// Shared with what raises events under a device's lock: to let go of it must not close a
     /// device.
     pub(crate) events: Arc<AsyncQueue>,
-    /// Its protection domains.
-    pds: AtomicU32,
+    /// A protection domain was made of it once.
+    used: AtomicBool,
     /// A device-fatal or port-down event was delivered, so its end is news, too.
     fault_told: AtomicBool,
 }
@@ -29,24 +29,21 @@ impl ContextState {
             nic,
             own,
             events: Arc::new(AsyncQueue::new()?),
-            pds: AtomicU32::new(0),
+            used: AtomicBool::new(false),
             fault_told: AtomicBool::new(false),
         }))
     }
 
     /// A protection domain was made.
     pub(crate) fn pd_made(&self) {
-        self.pds.fetch_add(1, Ordering::Relaxed);
+        self.used.store(true, Ordering::Relaxed);
     }
 
-    /// A protection domain was ended.
-    pub(crate) fn pd_ended(&self) {
-        self.pds.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// Nothing is made of it, not even a protection domain.
+    /// Nothing was ever made of it, not even a protection domain. A program that has tried the
+    /// device and let go of it again (NCCL asks so whether it has dma-buf) comes back to use it,
+    /// and would not if it heard that the device is dead.
     pub(crate) fn only_watches(&self) -> bool {
-        self.pds.load(Ordering::Relaxed) == 0
+        !self.used.load(Ordering::Relaxed)
     }
 
     /// Raises an event.
@@ -95,5 +92,18 @@ impl ContextTable {
         for context in all.iter().filter(|c| c.nic == nic && wanted(c)) {
             context.raise(event_type, element);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_tried_a_device_no_longer_only_watches() {
+        let context = ContextState::new(0, None).unwrap();
+        assert!(context.only_watches());
+        context.pd_made();
+        assert!(!context.only_watches());
     }
 }

@@ -3,17 +3,21 @@
 //! One UD QP for each port of each NIC and process, with its own CQ and receives, apart from the
 //! application's QPs: a control message needs no receive of the application, no remote-write right,
 //! and one endpoint speaks for any number of logical QPs. Messages are datagrams: they may be lost,
-//! repeated or reordered; `path` deals with that.
+//! repeated or reordered; the protocol deals with that.
 //!
 //! Each datagram carries a seal ([`unbroken_failover_protocol::seal`]): what a stranger sends is
 //! dropped and counted, and never answered. The queue of what has not been looked at is the receive
 //! ring, which is bounded.
 //!
+//! A datagram that cannot leave (its interface has lost the address, say) ends a UD QP in ERR, as any
+//! of its work that fails: it neither sends nor receives any more, and does not come back with the
+//! network. So a completion with an error asks for [`ControlEndpoint::mend`].
+//!
 //! The rings are memory that the NIC reads and writes while we own it, so they are made of atomics;
 //! a datagram is copied out before it is looked at.
 
 use crate::lock::lock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use unbroken_failover_protocol::seal::{Key, SEAL_BYTES};
 use unbroken_types::{
@@ -42,7 +46,7 @@ const SENDS_AT: usize = RECV_SLOT_BYTES * RECV_SLOTS;
 const SEND_ID: u64 = 1 << 32;
 
 /// A port of one of our NICs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct LocalPort {
     /// The NIC.
     pub(crate) nic: usize,
@@ -64,11 +68,17 @@ pub struct ControlEndpoint {
     qp: Arc<dyn DeviceQp>,
     cq: Arc<Cq>,
     addr: ControlAddr,
-    /// Of the GID in the port's table.
-    gid_index: u8,
+    /// The port, counted from 1.
+    port: u8,
+    /// Knows where the GID stands in the port's table: that changes when a link comes back.
+    device: Arc<dyn Device>,
     /// The receive slots, then the send slots.
     ring: Box<[AtomicU64]>,
+    /// Send slots that are free. Locked while a datagram is posted, so that none is posted while the
+    /// QP is mended.
     free: Mutex<Vec<u16>>,
+    /// Work has failed since it was mended.
+    failed: AtomicBool,
     lkey: u32,
     /// Bytes of messages that fit into a datagram.
     room: usize,
@@ -95,28 +105,69 @@ impl ControlEndpoint {
         let gid = attr.gids.get(usize::from(gid_index)).map(|entry| entry.gid);
         let gid =
             gid.ok_or_else(|| Error::invalid(format!("port {port} has no GID {gid_index}")))?;
-        let qp = Self::make_qp(device, port, pd, &cq).inspect_err(|_| {
+        let qp = Self::make_qp(device, pd, &cq).inspect_err(|_| {
             // The region was made for this QP alone; without it nothing can use the region.
             let _ = memory.dereg_mr(keys.lkey);
         })?;
-        let addr = ControlAddr { gid, qpn: qp.qpn() };
-        let free = Mutex::new((0..SEND_SLOTS as u16).collect());
-        let room = mtu.min(MAX_DATAGRAM_BYTES) - SEAL_BYTES;
-        let endpoint =
-            ControlEndpoint { qp, cq, addr, gid_index, ring, free, lkey: keys.lkey, room, memory };
-        for slot in 0..RECV_SLOTS {
-            endpoint.post(slot)?;
-        }
+        let endpoint = ControlEndpoint {
+            addr: ControlAddr { gid, qpn: qp.qpn() },
+            qp,
+            cq,
+            port,
+            device: device.clone(),
+            ring,
+            free: Mutex::new(send_slots()),
+            failed: AtomicBool::new(false),
+            lkey: keys.lkey,
+            room: mtu.min(MAX_DATAGRAM_BYTES) - SEAL_BYTES,
+            memory,
+        };
+        endpoint.begin().inspect_err(|_| endpoint.close())?;
         endpoint.cq.arm(false);
         Ok(endpoint)
     }
 
-    fn make_qp(
-        device: &Arc<dyn Device>,
-        port: u8,
-        pd: PdHandle,
-        cq: &Arc<Cq>,
-    ) -> Result<Arc<dyn DeviceQp>> {
+    /// Takes a QP that is in RESET to where it sends and receives.
+    fn begin(&self) -> Result<()> {
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            let sq_psn = (state == QpState::Rts).then_some(0);
+            let rc = RcModify { state: Some(state), sq_psn, ..RcModify::default() };
+            let init = state == QpState::Init;
+            let (qkey, port) = (init.then_some(QKEY), init.then_some(self.port));
+            self.qp.modify(&QpModify { rc, qkey, port, ..QpModify::default() })?;
+        }
+        (0..RECV_SLOTS).try_for_each(|slot| self.post(slot))
+    }
+
+    /// Whether work of its QP has failed, so that it is to be mended. Says so once.
+    pub(crate) fn take_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed) && self.failed.swap(false, Ordering::AcqRel)
+    }
+
+    /// Gives the QP a new life, with its number. What was on its way is lost, as datagrams may be.
+    /// Nobody may receive meanwhile.
+    ///
+    /// Errors: the device does not take the QP there (it has died, say).
+    pub(crate) fn mend(&self) -> Result<()> {
+        let mut free = lock(&self.free);
+        let reset = RcModify { state: Some(QpState::Reset), ..RcModify::default() };
+        self.qp.modify(&QpModify { rc: reset, ..QpModify::default() })?;
+        // What had completed is of the life before.
+        let mut wcs = [Wc::default(); 16];
+        for _ in 0..2 * (RECV_SLOTS + SEND_SLOTS) / wcs.len() {
+            self.cq.drive();
+            if self.cq.take(&mut wcs)? == 0 {
+                break;
+            }
+        }
+        self.failed.store(false, Ordering::Release);
+        *free = send_slots();
+        self.begin()?;
+        self.cq.arm(false);
+        Ok(())
+    }
+
+    fn make_qp(device: &Arc<dyn Device>, pd: PdHandle, cq: &Arc<Cq>) -> Result<Arc<dyn DeviceQp>> {
         let caps = QpCaps {
             max_send_wr: SEND_SLOTS as u32,
             max_recv_wr: RECV_SLOTS as u32,
@@ -124,7 +175,7 @@ impl ControlEndpoint {
             max_recv_sge: 1,
             max_inline_data: 0,
         };
-        let qp = device.create_qp(&QpInit {
+        device.create_qp(&QpInit {
             qp_type: QpType::Ud,
             caps,
             pd,
@@ -137,16 +188,8 @@ impl ControlEndpoint {
             home: None,
             local_keys_of: None,
             control: true,
-        })?;
-        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-            let sq_psn = (state == QpState::Rts).then_some(0);
-            let rc = RcModify { state: Some(state), sq_psn, ..RcModify::default() };
-            let init = state == QpState::Init;
-            let (qkey, port) = (init.then_some(QKEY), init.then_some(port));
-            qp.modify(&QpModify { rc, qkey, port, ..QpModify::default() })
-                .inspect_err(|_| qp.destroy())?;
-        }
-        Ok(qp)
+            standby: false,
+        })
     }
 
     /// Where peers reach it.
@@ -171,9 +214,9 @@ impl ControlEndpoint {
         let mut datagram = Vec::with_capacity(messages.len() + SEAL_BYTES);
         datagram.extend_from_slice(messages);
         key.seal(&mut datagram);
-        let slot = lock(&self.free)
-            .pop()
-            .ok_or_else(|| Error::no_room("all control datagrams are on their way"))?;
+        let mut free = lock(&self.free);
+        let slot =
+            free.pop().ok_or_else(|| Error::no_room("all control datagrams are on their way"))?;
         let first = (SENDS_AT + usize::from(slot) * MAX_DATAGRAM_BYTES) / 8;
         let words = &self.ring[first..first + MAX_DATAGRAM_BYTES / 8];
         for (word, bytes) in words.iter().zip(datagram.chunks(8)) {
@@ -188,19 +231,23 @@ impl ControlEndpoint {
             opcode: SendOpcode::Send,
             flags: SendFlags::SIGNALED,
             sges: &[sge],
-            ud: Some(UdDest {
-                gid: to.gid,
-                qpn: to.qpn,
-                qkey: QKEY,
-                grh: true,
-                sgid_index: self.gid_index,
-            }),
+            ud: Some(self.dest(to)),
             ..SendWr::default()
         });
         if sent.is_err() {
-            lock(&self.free).push(slot);
+            free.push(slot);
         }
         sent
+    }
+
+    /// Datagrams are about to go there.
+    pub fn prepare(&self, to: ControlAddr) {
+        self.qp.prepare(&self.dest(to));
+    }
+
+    fn dest(&self, to: ControlAddr) -> UdDest {
+        let sgid_index = self.device.gid_index();
+        UdDest { gid: to.gid, qpn: to.qpn, qkey: QKEY, grh: true, sgid_index }
     }
 
     /// Hands the content of every datagram with a right seal to `each`, with the sender's address,
@@ -214,6 +261,9 @@ impl ControlEndpoint {
         for _ in 0..(RECV_SLOTS + SEND_SLOTS) / wcs.len() {
             let Ok(n) = self.cq.take(&mut wcs) else { return forged };
             for wc in &wcs[..n] {
+                if wc.status != WcStatus::Success as u32 {
+                    self.failed.store(true, Ordering::Release);
+                }
                 if let Some(slot) = wc.wr_id.checked_sub(SEND_ID) {
                     lock(&self.free).push(slot as u16);
                 } else if wc.status == WcStatus::Success as u32 {
@@ -255,12 +305,29 @@ impl ControlEndpoint {
         opened.is_some()
     }
 
+    /// Its QP ends in ERR, as by a datagram that cannot leave.
+    #[cfg(test)]
+    pub(crate) fn fail(&self) {
+        let err = RcModify { state: Some(QpState::Err), ..RcModify::default() };
+        self.qp.modify(&QpModify { rc: err, ..QpModify::default() }).unwrap();
+    }
+
+    /// Whether its QP sends and receives.
+    #[cfg(test)]
+    pub(crate) fn works(&self) -> bool {
+        self.qp.state() == QpState::Rts
+    }
+
     /// Ends the endpoint.
     pub fn close(&self) {
         self.qp.destroy();
         // Only fails if the region was ended before, which nobody else can do.
         let _ = self.memory.dereg_mr(self.lkey);
     }
+}
+
+fn send_slots() -> Vec<u16> {
+    (0..SEND_SLOTS as u16).collect()
 }
 
 /// The sender's GID in a GRH: RoCEv2 over IPv4 puts the IPv4 header into its last 20 bytes, with

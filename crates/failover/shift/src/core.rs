@@ -7,6 +7,7 @@
 //! worker's queue.
 
 use crate::aliases::Aliases;
+use crate::backups::Backups;
 use crate::contexts::ContextTable;
 use crate::control::Control;
 use crate::directory_monitor;
@@ -14,6 +15,7 @@ use crate::events::Events;
 use crate::nic_set::NicSet;
 use crate::nics::NicTable;
 use crate::own_events;
+use crate::parallel::Parallel;
 use crate::peer::Peers;
 use crate::plain::Plain;
 use crate::preference::Preference;
@@ -25,7 +27,6 @@ use std::sync::{Arc, OnceLock};
 use unbroken_directory::Directory;
 use unbroken_process::Born;
 use unbroken_runtime::Runtime;
-use unbroken_types::Gid;
 use unbroken_verbs::{Device, DeviceEvent, Error, EventSink, HoldingQp, QpInit, Result};
 
 /// Numbers of QPs that have moved away which may be met in a row when one is made.
@@ -51,6 +52,9 @@ pub(crate) struct Core<Q> {
     pub(crate) aliases: Aliases,
     pub(crate) contexts: ContextTable,
     pub(crate) qps: QpTable<Q>,
+    pub(crate) backups: Backups,
+    /// For what is done for many QPs.
+    pub(crate) parallel: Parallel,
     pub(crate) jobs: Arc<WorkerQueue>,
     /// Whether the worker runs; not set before the first device is opened.
     pub(crate) worker: OnceLock<bool>,
@@ -89,7 +93,8 @@ impl<Q> Core<Q> {
         random::fill(&mut seed)?;
         random::fill(&mut own_key)?;
         let places = (0..nics.count()).map(|i| nics.place(i)).collect();
-        let preference = Preference::new(&settings.map, places)?;
+        let preference = Preference::new(&settings.map, places, settings.backups)?;
+        nics.prepare((0..nics.count()).map(|i| preference.prepared(i)).collect());
         let jobs = Arc::new(WorkerQueue::new()?);
         let aliases = Aliases::new(nics.aliases());
         let nics = NicTable::new(nics, &settings, Arc::new(Sink(jobs.clone())))?;
@@ -111,6 +116,8 @@ impl<Q> Core<Q> {
             aliases,
             contexts: ContextTable::default(),
             qps: QpTable::default(),
+            backups: Backups::default(),
+            parallel: Parallel::default(),
             jobs,
             worker: OnceLock::new(),
         }))
@@ -128,22 +135,6 @@ impl<Q> Core<Q> {
         let Some(directory) = &self.directory else { return };
         if let Err(e) = directory.publish_process(self.incarnation, &self.nics.record()) {
             self.events.complain("the directory does not take this process's addresses", &e);
-        }
-    }
-
-    /// Lets the directory have what this process has entered, before anybody is told of it. In a
-    /// thread of the application, without a gate.
-    pub(crate) fn settle(&self) {
-        if let Some(directory) = &self.directory {
-            directory.settle();
-        }
-    }
-
-    /// Lets the directory find out about a QP that one is to be connected to. In a thread of the
-    /// application, without a gate.
-    pub(crate) fn fetch_qp(&self, gid: Gid, qpn: u32) {
-        if let Some(directory) = &self.directory {
-            directory.fetch_qp(gid, qpn);
         }
     }
 
@@ -180,6 +171,11 @@ impl<Q> Core<Q> {
         Err(error)
     }
 
+    /// Whether a physical QP of NIC `at` with that number has a name that no logical QP has.
+    pub(crate) fn is_free(&self, at: usize, default: usize, qpn: u32) -> bool {
+        [at, default].into_iter().all(|nic| self.qps.get((nic, qpn)).is_none())
+    }
+
     /// Makes a physical QP on NIC `at`, for a logical QP whose default NIC is `default`.
     pub(crate) fn make_qp_on(
         &self,
@@ -194,8 +190,7 @@ impl<Q> Core<Q> {
                 true => device.create_holding_qp(init)?,
                 false => Arc::new(Plain(device.create_qp(init)?)),
             };
-            let known = |nic| self.qps.get((nic, qp.qpn())).is_some();
-            if taken.len() >= MAX_TAKEN || !known(at) && !known(default) {
+            if taken.len() >= MAX_TAKEN || self.is_free(at, default, qp.qpn()) {
                 return Ok(qp);
             }
             // It is kept until another is found, so that the number is not given out again.

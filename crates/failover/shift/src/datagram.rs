@@ -27,9 +27,7 @@ use unbroken_directory::MovedQp;
 use unbroken_events::{QpStatus, Switch, SwitchKind, What};
 use unbroken_failover_protocol::Reason;
 use unbroken_runtime::now_us;
-use unbroken_types::{
-    check_datagram, check_send, Gid, Mtu, QpState, RecvEntry, SendEntry, UdModify, WcStatus,
-};
+use unbroken_types::{check_datagram, check_send, Gid, Mtu, QpState, SendWr, UdModify, WcStatus};
 use unbroken_verbs::{
     Backlog, Error, PortState, PostError, QpInit, QpModify, RcModify, RecvWr, Result, SendBatch,
 };
@@ -319,32 +317,18 @@ pub(crate) fn hold_sends(qp: &Qp, g: &mut Gate, batch: &dyn SendBatch) -> Option
     if !matches!(state, QpState::Rts | QpState::Sqd) {
         return Some(Err(PostError::WrongState(state).into()));
     }
-    if backlog.sends.len() + batch.count() > caps.max_send_wr as usize {
-        return Some(Err(PostError::QueueFull(backlog.sends.len() as u32).into()));
-    }
-    let fits = |wr| check_send(caps, &wr).and_then(|()| check_datagram(mtu, &wr)).map(drop);
-    if let Err(e) = (0..batch.count()).try_for_each(|i| fits(batch.wr(i))) {
-        return Some(Err(e.into()));
-    }
-    backlog.sends.extend((0..batch.count()).map(|i| SendEntry::from(&batch.wr(i))));
-    Some(Ok(()))
+    let fits =
+        |wr: &SendWr<'_>| check_send(caps, wr).and_then(|()| check_datagram(mtu, wr)).map(drop);
+    Some(backlog.hold_sends(caps, 0, batch, fits).map_err(Error::from))
 }
 
 /// Keeps a receive that is posted while the QP is parked. `None` if it is not.
 pub(crate) fn hold_recv(qp: &Qp, g: &mut Gate, wr: &RecvWr<'_>) -> Option<Result<()>> {
     let state = parked_state(g);
     let (caps, backlog) = (&qp.init.caps, &mut g.datagram.as_mut()?.parked.as_mut()?.backlog);
-    let (have, outstanding) = (wr.sges.len(), backlog.recvs.len() as u32);
-    let refused = match state {
-        QpState::Reset => PostError::WrongState(state),
-        _ if outstanding >= caps.max_recv_wr => PostError::QueueFull(outstanding),
-        _ if have > caps.max_recv_sge as usize => {
-            PostError::TooManySges { have, max: caps.max_recv_sge }
-        }
-        _ => {
-            backlog.recvs.push(RecvEntry { wr_id: wr.wr_id, sges: wr.sges.to_vec() });
-            return Some(Ok(()));
-        }
+    let held = match state {
+        QpState::Reset => Err(PostError::WrongState(state)),
+        _ => backlog.hold_recv(caps, 0, wr),
     };
-    Some(Err(refused.into()))
+    Some(held.map_err(Error::from))
 }

@@ -1,11 +1,13 @@
 //! The directory of this process, and what it reports by itself.
 //!
 //! Which directory it is, the environment says (`UNBROKEN_DIRECTORY`). That a server is lost, or
-//! back, goes into the event log: queue pairs that are connected lose nothing meanwhile, and those
-//! that are to be connected are not protected.
+//! back, goes into the event log, and that one has never answered goes to stderr too: queue pairs that
+//! are connected lose nothing meanwhile, and those that are to be connected are protected when it is
+//! back.
 
 use crate::lock::lock;
 use crate::worker_queue::{Job, WorkerQueue};
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 use unbroken_directory::{Directory, DirectoryError, News, Settings, Surroundings};
@@ -47,6 +49,16 @@ fn refused(e: DirectoryError) -> Error {
     Error::new(libc::EIO, e.to_string())
 }
 
+/// A directory that has never answered is most often named wrongly: that is told on stderr, once.
+fn warn(error: DirectoryError) {
+    // Where nobody reads, there is nobody to tell.
+    let _ = writeln!(
+        std::io::stderr(),
+        "unbroken: {error}\n\
+         unbroken: while that is so, queue pairs that are connected are not protected"
+    );
+}
+
 fn connect(
     settings: &Settings,
     runtime: &Runtime,
@@ -54,12 +66,25 @@ fn connect(
     queue: Arc<WorkerQueue>,
 ) -> Result<Arc<dyn Directory>> {
     let log = EventLog::open(runtime);
+    let url = match settings {
+        Settings::Redis(settings) => settings.to_string(),
+        Settings::Lmdb => String::new(),
+    };
     let news = move |news| {
         let what = match news {
+            News::Answered(names) => return queue.put(Job::Answered(names)),
+            News::Refused(why) => return queue.put(Job::Refused(why)),
             News::Moved => return queue.put(Job::ReadAliases),
             News::Entered => return queue.put(Job::TellMoved),
+            News::Unreachable(why) => {
+                warn(DirectoryError::Unreachable { url: url.clone(), why: why.clone() });
+                What::DirectoryLost { host: host.clone(), why }
+            }
             News::Lost(why) => What::DirectoryLost { host: host.clone(), why },
-            News::Back => What::DirectoryBack { host: host.clone() },
+            News::Back => {
+                queue.put(Job::AskAgain);
+                What::DirectoryBack { host: host.clone() }
+            }
         };
         // The log is a report.
         let _ = log.emit(&Event::now(what));

@@ -63,6 +63,8 @@ fn in_words(reason: Reason) -> String {
         Reason::Wedged(status) => format!("the QP stood still on a path that lives, {status:?}"),
         Reason::Failback => "its first path works again".into(),
         Reason::Drain => "its NIC is being drained".into(),
+        Reason::Loss => "its path loses much more than others".into(),
+        Reason::PortPair => "it had no other port pair to migrate to".into(),
         Reason::Peer => "the peer moved".into(),
         Reason::Connect => "it was connected away from its default NIC".into(),
     }

@@ -1,10 +1,10 @@
 //! Planned switches: back to the path that a QP was connected on, once that is steady again, and
-//! away from NICs that are drained. (Back to another port of its NICs a QP migrates, if it can:
-//! `port_pairs`.)
+//! away from NICs that are drained and from paths that lose much more than others. (Back to another
+//! port of its NICs a QP migrates, if it can: `port_pairs`.)
 //!
 //! The worker looks at the QPs several times a second while one of them is displaced or a NIC
 //! is drained, and else at the folder of drained NICs only. What a planned switch is, how it is
-//! cancelled and when a QP may go home is `path`'s; when a path is steady, `path::health`'s.
+//! cancelled and when a QP may go home is the protocol's; when a path is steady, its health's.
 
 use crate::core::Core;
 use crate::datagram;
@@ -92,22 +92,25 @@ fn leave_or_fail_back(qp: &Qp, g: &mut Gate, clock_us: u64, asks: bool) {
     let executor = link.executor();
     let Some(path) = executor.active_path() else { return };
     let drained = |path: SlotPath| core.nics.drained(path.local.into());
-    if drained(path) {
+    let peer = link.peer().clone();
+    let grey = |path: SlotPath| peer.health().is_grey(path);
+    let reason = match drained(path) {
+        true => Some(Reason::Drain),
+        false => peer.health().is_shunned(path).then_some(Reason::Loss),
+    };
+    if let Some(reason) = reason {
         core.qps.note_displaced();
-        link::plan(qp, g, Reason::Drain, |to| !drained(to));
+        link::plan(qp, g, reason, |to| !drained(to) && (reason == Reason::Drain || !grey(to)));
         return;
     }
     let Some(home) = executor.home().filter(|_| core.settings.fails_back) else {
-        if core.settings.fails_back && port_pairs::is_displaced(qp, g, clock_us) {
-            core.qps.note_displaced();
-            if port_pairs::is_stranded(qp, g, clock_us) {
-                link::plan(qp, g, Reason::Failback, |to| to == path);
-            }
+        if let Some(reason) = fresh_life(qp, g, clock_us) {
+            link::plan(qp, g, reason, |to| to == path);
         }
         return;
     };
     core.qps.note_displaced();
-    if drained(home) {
+    if drained(home) || grey(home) {
         return;
     }
     let mut health = link.peer().health();
@@ -119,4 +122,17 @@ fn leave_or_fail_back(qp: &Qp, g: &mut Gate, clock_us: u64, asks: bool) {
     if executor.may_go_home(now_us(), steady).is_some() {
         link::plan(qp, g, Reason::Failback, |to| to == home);
     }
+}
+
+/// Why a QP on the path of its program is to get a fresh life there, if it is: for the sake of its
+/// port pairs.
+fn fresh_life(qp: &Qp, g: &mut Gate, clock_us: u64) -> Option<Reason> {
+    if port_pairs::lacks_pair(qp, g, clock_us) {
+        return Some(Reason::PortPair);
+    }
+    if !qp.core.settings.fails_back || !port_pairs::is_displaced(qp, g, clock_us) {
+        return None;
+    }
+    qp.core.qps.note_displaced();
+    port_pairs::is_stranded(qp, g, clock_us).then_some(Reason::Failback)
 }

@@ -4,6 +4,7 @@ pub use crate::async_events::{event_type, AsyncElement, AsyncEvent};
 use crate::contexts::ContextState;
 use crate::core::Core;
 use crate::inbound;
+use crate::link;
 use crate::nic_set::NicSet;
 pub use crate::qp::{Qp, QpRequest};
 use crate::worker;
@@ -19,7 +20,7 @@ use unbroken_verbs::{
 /// A device as `ibv_get_device_list` shows it.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// `unb0`, `unb1`, …
+    /// `unb0`, `unb1`, …; of a device of the machine its own.
     pub name: String,
     /// Index among the host's NICs.
     pub index: usize,
@@ -42,7 +43,7 @@ impl System {
     pub(crate) fn with(core: Arc<Core<Qp>>) -> System {
         let devices = (0..core.nics.count())
             .map(|index| DeviceInfo {
-                name: format!("unb{index}"),
+                name: core.nics.device_name(index),
                 index,
                 node_guid: core.nics.node_guid(index),
             })
@@ -53,6 +54,13 @@ impl System {
     /// The process ends by itself: peers shall not find it any more, and the log has all. Takes a
     /// fraction of a second at most.
     pub fn finish(&self) {
+        // The end may come by a signal to a thread that has the table or a gate.
+        for qp in self.core.qps.try_all().unwrap_or_default() {
+            if let Some(mut g) = qp.try_gate() {
+                link::report(&qp, &mut g);
+                qp.seek_no_more(&mut g);
+            }
+        }
         self.core.events.write_deferred();
         self.core.close_directory();
     }
@@ -60,6 +68,11 @@ impl System {
     /// The devices in order.
     pub fn devices(&self) -> &[DeviceInfo] {
         &self.devices
+    }
+
+    /// The NUMA node of a device's NIC. None: it has none, or the machine does not say.
+    pub fn numa_node(&self, index: usize) -> Option<u8> {
+        self.core.preference.numa_node(index)
     }
 
     /// Opens a device.
@@ -100,6 +113,7 @@ impl Drop for System {
         }
         self.core.events.write_deferred();
         self.core.jobs.stop();
+        self.core.backups.stop();
     }
 }
 
@@ -183,9 +197,7 @@ impl Context {
     /// Ends a protection domain.
     pub fn dealloc_pd(&self, pd: PdHandle) -> Result<()> {
         self.core.born.check()?;
-        self.memory.dealloc_pd(pd)?;
-        self.state.pd_ended();
-        Ok(())
+        self.memory.dealloc_pd(pd)
     }
 
     /// Registers memory; the keys hold on every NIC of the process that shares its objects.

@@ -61,9 +61,7 @@ fn receive_in_turn(core: &Arc<Core<Qp>>, _turn: MutexGuard<'_, ()>) {
         fetch(core, &mut messages);
     }
     let _batch = (messages.len() > 1).then(|| core.control.batch());
-    for (at, from, message) in messages {
-        handle(core, at, from, &message);
-    }
+    core.parallel.each(&messages, |(at, from, message)| handle(core, *at, *from, message));
 }
 
 fn fetch(core: &Core<Qp>, messages: &mut Vec<(LocalPort, ControlAddr, Message)>) {
@@ -78,6 +76,9 @@ fn fetch(core: &Core<Qp>, messages: &mut Vec<(LocalPort, ControlAddr, Message)>)
             }
         });
         core.control.count_forged(forged);
+        if endpoint.take_failed() {
+            core.jobs.put(Job::MendEndpoint(at));
+        }
     }
 }
 
@@ -106,8 +107,16 @@ fn handle(core: &Arc<Core<Qp>>, at: LocalPort, from: ControlAddr, message: &Mess
         _ => {
             let nic = core.nics.index_of(message.to.gid);
             let qp = nic.and_then(|nic| core.qps.get((nic, message.to.qpn)));
-            match qp.filter(|q| q.gate().link.is_some()) {
-                Some(qp) => link::message(&qp, &mut qp.gate(), message),
+            let seeks = |q: &Arc<Qp>| {
+                let g = q.gate();
+                g.link.is_none() && g.seeks.is_some()
+            };
+            match qp.as_ref().filter(|q| q.gate().link.is_some()) {
+                Some(qp) => link::message(qp, &mut qp.gate(), message),
+                // The peer has found us before we have found it; it says this again.
+                None if qp.as_ref().is_some_and(seeks) => {
+                    qp.into_iter().for_each(|qp| core.jobs.put(Job::Hurry(qp.id())));
+                }
                 None => {
                     message
                         .refusal(core.incarnation, RefuseReason::UnknownQp)

@@ -1,13 +1,14 @@
-//! The link of a logical QP to its peer: what `path`'s executor needs of devices, directory and
+//! The link of a logical QP to its peer: what the protocol's executor needs of devices, directory and
 //! network.
 //!
 //! All functions run under the QP's gate. What is decided, and in which order it is done, is
-//! `path`'s; here is how it is done.
+//! the protocol's; here is how it is done.
 
 mod state;
 
 pub(crate) use state::Link;
 
+use crate::backups::Spare;
 use crate::explain;
 use crate::peer::Peer;
 use crate::port_pairs::{self, PathPorts};
@@ -33,20 +34,17 @@ use unbroken_verbs::{
 /// counts as wedged.
 const LIVING_PATH_US: u64 = 250_000;
 
-/// The link of a QP with that connection number to the QP `them`, or why there can be none. A QP
-/// that is not where its number says (`foreign`) needs the peer's word before anything can be sent:
+/// The link of a QP with that connection number to the QP `them` of the process `peer`, or why there
+/// can be none. A QP that is not where its number says (`foreign`) needs the peer's word before anything can be sent:
 /// it waits longer for it.
 pub(crate) fn connect(
     qp: &Qp,
     connection: u32,
     them: Endpoint,
+    peer: Arc<Peer>,
     foreign: bool,
 ) -> std::result::Result<Link, &'static str> {
     let core = &qp.core;
-    let peer = core
-        .peers
-        .get(core.directory.as_ref(), them.incarnation)
-        .ok_or("the peer's process is not in the directory")?;
     let remote = peer
         .index_of(them.gid)
         .ok_or("the peer's process does not have the NIC that the QP is connected to")?;
@@ -74,6 +72,7 @@ pub(crate) fn connect(
         lqp.set_policy(policy);
     }
     core.jobs.put(Job::Connect(qp.id()));
+    core.backups.look_at(qp.id());
     Ok(Link { executor: Executor::new(lqp), peer, told_us: None, unread: None })
 }
 
@@ -82,6 +81,7 @@ struct Io<'a> {
     qp: &'a Qp,
     peer: &'a Peer,
     phys: &'a mut Arc<dyn HoldingQp>,
+    spare: &'a mut Spare,
     nic: &'a mut usize,
     port: &'a mut u8,
     app: &'a QpModify,
@@ -94,12 +94,12 @@ struct Io<'a> {
 
 /// Lets the executor of a connected QP work, and tells the worker when to look at it.
 fn with<R>(qp: &Qp, g: &mut Gate, f: impl FnOnce(&mut Executor, &mut Io<'_>) -> R) -> Option<R> {
-    let Gate { phys, nic, port, app, failed, why_not, link, holds, .. } = g;
+    let Gate { phys, spare, nic, port, app, failed, why_not, link, holds, .. } = g;
     let Link { executor, peer, told_us, unread } = &mut **link.as_mut()?;
     let was = executor.on_its_way();
     let result = f(
         executor,
-        &mut Io { qp, peer, phys, nic, port, app, failed, why_not, unread, word: None },
+        &mut Io { qp, peer, phys, spare, nic, port, app, failed, why_not, unread, word: None },
     );
     *holds = executor.holds_sends();
     qp.core.qps.count_switching(was, executor.on_its_way());
@@ -142,13 +142,15 @@ impl Shell for Io<'_> {
             self.qp.core.events.complain("a backup QP cannot be made", &e);
             OpenError
         })?;
-        self.phys.destroy();
-        self.qp.core.qps.rename_physical(
-            self.qp.id(),
-            (*self.nic, self.phys.qpn()),
-            (nic, fresh.qpn()),
-        );
-        (*self.phys, *self.nic, *self.port) = (fresh, nic, 1);
+        let core = &self.qp.core;
+        core.qps.rename_physical(self.qp.id(), (*self.nic, self.phys.qpn()), (nic, fresh.qpn()));
+        let left = std::mem::replace(self.phys, fresh);
+        match core.nics.capabilities(*self.nic).slow_control && core.backups.runs() {
+            true => self.spare.leave(left),
+            false => left.destroy(),
+        }
+        (*self.nic, *self.port) = (nic, 1);
+        core.backups.look_at(self.qp.id());
         Ok(opened)
     }
 
@@ -201,6 +203,10 @@ impl Shell for Io<'_> {
         })
     }
 
+    fn go_on(&mut self, insists: bool) -> bool {
+        self.phys.go_on(insists)
+    }
+
     fn fail(&mut self, status: WcStatus) {
         self.phys.fail(status);
     }
@@ -231,6 +237,10 @@ impl Shell for Io<'_> {
 
     fn belief(&self, path: SlotPath) -> Belief {
         self.peer.belief(&self.qp.core.nics, path)
+    }
+
+    fn loses(&self, path: SlotPath) -> bool {
+        self.peer.health().loses(path)
     }
 
     fn send(&mut self, message: &Message, path: SlotPath) {
@@ -316,7 +326,7 @@ impl Io<'_> {
 
 /// Makes a fresh physical QP with these receives on the local NIC of a path.
 fn make(
-    io: &Io<'_>,
+    io: &mut Io<'_>,
     path: SlotPath,
     recvs: &Backlog,
 ) -> Result<(usize, Arc<dyn HoldingQp>, Opened)> {
@@ -327,13 +337,25 @@ fn make(
         .device(nic)
         .ok_or_else(|| Error::device_gone(format!("{} is dead", core.nics.name(nic))))?;
     let mtu = device.port(1)?.active_mtu;
-    let fresh = core.make_qp_on(&device, nic, qp.id().0, &qp.init)?;
-    let rc =
-        RcModify { state: Some(QpState::Init), access: io.app.rc.access, ..RcModify::default() };
-    let ready = fresh
-        .modify(&QpModify { rc, ..QpModify::default() })
-        .and_then(|()| fresh.adopt(recvs.clone()));
-    if let Err(e) = ready {
+    let access = io.app.rc.access;
+    let made_ahead = io.spare.take(nic, &device).filter(|(backup, _)| {
+        let free = core.is_free(nic, qp.id().0, backup.qpn());
+        if !free {
+            backup.destroy(); // a logical QP was given its number meanwhile
+        }
+        free
+    });
+    let in_init = made_ahead.as_ref().is_some_and(|(_, has)| *has == access);
+    let fresh = match made_ahead {
+        Some((backup, _)) => backup,
+        None => core.make_qp_on(&device, nic, qp.id().0, &qp.init)?,
+    };
+    let rc = RcModify { state: Some(QpState::Init), access, ..RcModify::default() };
+    let ready = match in_init {
+        true => Ok(()),
+        false => fresh.modify(&QpModify { rc, ..QpModify::default() }),
+    };
+    if let Err(e) = ready.and_then(|()| fresh.adopt(recvs.clone())) {
         fresh.destroy();
         return Err(e);
     }
@@ -348,6 +370,12 @@ fn make(
 /// The physical QP of the present path fails, or its path is dead.
 pub(crate) fn suspect(qp: &Qp, g: &mut Gate, reason: Reason) {
     with(qp, g, |executor, io| executor.suspect(io, reason));
+}
+
+/// The same, with work that was posted before the QP was linked, and that its physical QP did not
+/// take.
+pub(crate) fn suspect_with(qp: &Qp, g: &mut Gate, reason: Reason, later: Backlog) {
+    with(qp, g, |executor, io| executor.suspect_with(io, reason, later));
 }
 
 /// Prepares a planned switch to the first path that is wanted, unless something else goes on.
@@ -384,7 +412,10 @@ pub(crate) fn verdict(qp: &Qp, g: &mut Gate, clock_us: u64, way: Way, verdict: V
 pub(crate) fn message(qp: &Qp, g: &mut Gate, message: &Message) {
     if let (Some(link), Body::Hello(hello)) = (&g.link, &message.body) {
         if link.peer.incarnation == message.from.incarnation {
-            link.peer.keys.opened(hello.path.local, hello.key_set);
+            match hello.key_set {
+                0 => link.peer.keys.good_everywhere(),
+                set => link.peer.keys.opened(hello.path.local, set),
+            }
         }
     }
     with(qp, g, |executor, io| executor.message(io, message));
@@ -425,7 +456,9 @@ pub(crate) fn peer_gone(qp: &Qp, g: &mut Gate) {
 
 /// What is known of NICs or pairs has changed.
 pub(crate) fn beliefs_changed(qp: &Qp, g: &mut Gate) {
-    with(qp, g, |executor, io| executor.beliefs_changed(io));
+    if with(qp, g, |executor, io| executor.beliefs_changed(io)).is_some() {
+        qp.core.backups.look_at(qp.id());
+    }
 }
 
 /// The application ends the connection.
@@ -444,6 +477,11 @@ pub(crate) fn close_with_work(qp: &Qp, g: &mut Gate) -> Option<Backlog> {
     });
     close(qp, g);
     work?
+}
+
+/// The process ends: what the log has not heard of the QP, it hears now.
+pub(crate) fn report(qp: &Qp, g: &mut Gate) {
+    with(qp, g, |executor, io| executor.report_now(io));
 }
 
 /// Looks after a QP that is being switched. Gives the time of the next call, or `None` when all is
@@ -503,6 +541,25 @@ pub(crate) fn look(
     Some((link.peer.clone(), path, look))
 }
 
+/// A path lives, as others have shown: nobody had to ask it.
+pub(crate) fn path_lives(g: &mut Gate, path: SlotPath) {
+    if let Some(link) = g.link.as_mut() {
+        link.executor.path_lives(path);
+    }
+}
+
+/// Packets that were acknowledged and that were sent again since the last look; nothing where it
+/// was `elsewhere` then. `None`: its device does not count them.
+pub(crate) fn sent_since(g: &mut Gate, elsewhere: bool) -> Option<(u64, u64)> {
+    let now = (g.phys.pulse()?, g.phys.lost()?);
+    let then = std::mem::replace(&mut g.sent, now);
+    match elsewhere {
+        true => Some((0, 0)),
+        // A new life counts from 0.
+        false => Some((now.0.saturating_sub(then.0), now.1.saturating_sub(then.1))),
+    }
+}
+
 /// Keeps sends that are posted while the QP is between two paths, all or none. `None` if it is not.
 pub(crate) fn hold_sends(qp: &Qp, g: &mut Gate, batch: &dyn SendBatch) -> Option<Result<()>> {
     let Gate { phys, link, .. } = g;
@@ -513,6 +570,8 @@ pub(crate) fn hold_sends(qp: &Qp, g: &mut Gate, batch: &dyn SendBatch) -> Option
 
 /// Keeps a receive that is posted while no physical QP takes it. `None` if one does.
 pub(crate) fn hold_recv(qp: &Qp, g: &mut Gate, wr: &RecvWr<'_>) -> Option<Result<()>> {
-    let held = g.link.as_mut()?.executor.hold_recv(&qp.init.caps, wr)?;
+    let Gate { phys, link, .. } = g;
+    let in_device = || phys.progress().outstanding_recvs;
+    let held = link.as_mut()?.executor.hold_recv(&qp.init.caps, in_device, wr)?;
     Some(held.map_err(Error::from))
 }

@@ -17,6 +17,10 @@ pub trait NicSet: Send + Sync {
     fn count(&self) -> usize;
     /// The name of NIC `i` in events and status.
     fn name(&self, i: usize) -> String;
+    /// What programs see NIC `i` as.
+    fn device_name(&self, i: usize) -> String {
+        format!("unb{i}")
+    }
     /// The host's name.
     fn host(&self) -> String;
     /// What NIC `i` can do beyond plain verbs, open or not.
@@ -39,6 +43,9 @@ pub trait NicSet: Send + Sync {
     /// Protection domains and regions, as the contexts of NIC `i` see them. A domain is good on
     /// every NIC that shares its objects.
     fn memory(&self, i: usize) -> Arc<dyn MemoryDomain>;
+    /// On which other NICs what the contexts of each NIC make is to be made ready, the best first.
+    /// Told once, before any is opened; nothing to do where objects are good on all NICs.
+    fn prepare(&self, _on: Vec<Vec<usize>>) {}
     /// By which keys a region is known on each NIC whose contexts of NIC `i` know it by this one,
     /// where keys are a NIC's own.
     fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow>;
@@ -49,6 +56,11 @@ pub trait NicSet: Send + Sync {
     fn moves_datagrams(&self) -> bool;
     /// Where UD QPs are that have moved: the table that all these NICs translate by.
     fn aliases(&self) -> Arc<UdAliases>;
+    /// Whether the counters of its NICs are in pages of the runtime folder, where everybody reads
+    /// them.
+    fn has_pages(&self) -> bool {
+        true
+    }
     /// The runtime folder.
     fn runtime(&self) -> PathBuf;
     /// Where NIC `i` is in the machine, if it is a device of the machine.

@@ -11,6 +11,7 @@ use crate::nic_set::NicSet;
 use crate::settings::Settings;
 use std::sync::{Arc, Mutex};
 use unbroken_directory::{NicRecord, PortRecord, ProcessRecord, MAX_PORTS};
+use unbroken_events::{NicCounters, NicStatus};
 use unbroken_types::{Gid, PdHandle};
 use unbroken_verbs::{
     Capabilities, CompChannel, Device, DeviceAttr, EventSink, KeyRow, MemoryDomain, PortAttr,
@@ -75,6 +76,11 @@ impl NicTable {
 
     pub(crate) fn name(&self, i: usize) -> String {
         self.nics.name(i)
+    }
+
+    /// What programs see NIC `i` as.
+    pub(crate) fn device_name(&self, i: usize) -> String {
+        self.nics.device_name(i)
     }
 
     /// The name of a port, which is its NIC's for port 1.
@@ -228,6 +234,36 @@ impl NicTable {
             std::mem::take(&mut slot.endpoints)
         };
         endpoints.iter().for_each(|endpoint| endpoint.close());
+    }
+
+    /// What is told of the NICs that have no page in the runtime folder.
+    pub(crate) fn statuses(&self) -> Vec<NicStatus> {
+        let count = if self.nics.has_pages() { 0 } else { self.count() };
+        (0..count).map(|i| self.status(i)).collect()
+    }
+
+    fn status(&self, i: usize) -> NicStatus {
+        let device = self.device(i);
+        let state = match &device {
+            Some(device) if device.usable() => "active",
+            Some(_) => "down",
+            None if lock(&self.slots[i]).device.is_some() => "dead",
+            None => "unknown",
+        };
+        let counters = device.map(|device| device.counters()).unwrap_or_default();
+        NicStatus {
+            nic: self.name(i),
+            addr: self.gid(i).to_string(),
+            device: "verbs".into(),
+            state: state.into(),
+            faults: Vec::new(),
+            pids: vec![std::process::id()],
+            counters: NicCounters {
+                tx_bytes: counters.tx_bytes,
+                rx_bytes: counters.rx_bytes,
+                ..NicCounters::default()
+            },
+        }
     }
 
     // --- control endpoints

@@ -1,9 +1,9 @@
 //! The processes at the other end, and what is believed of the paths to them.
 //!
 //! A peer process is known by its incarnation. Its NICs and control endpoints come from the
-//! directory. They are read when a QP is connected, and by the worker again when a path is probed,
-//! or a QP has waited for the peer or hears what only the directory can explain: a NIC that was
-//! healed has a new endpoint.
+//! directory. They come with the answer about a QP that one is connected to, and are read by the
+//! worker again when a path is probed, or a QP has waited for the peer or hears what only the
+//! directory can explain: a NIC that was healed has a new endpoint.
 
 use crate::control_endpoint::ControlAddr;
 use crate::lock::lock;
@@ -11,7 +11,7 @@ use crate::nics::NicTable;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use unbroken_directory::{Directory, NicRecord};
+use unbroken_directory::{Directory, NicRecord, ProcessRecord};
 use unbroken_failover_protocol::health::{HealthConfig, PeerHealth};
 use unbroken_failover_protocol::{Belief, SlotPath};
 use unbroken_types::Gid;
@@ -94,6 +94,9 @@ impl Peer {
             Belief::NoNic
         } else if self.control(path.remote).is_none() || self.health().is_dead(path) {
             Belief::Silent
+        } else if self.health().is_shunned(path) {
+            // As below.
+            Belief::Silent
         } else if nics.drained(path.local.into()) && nics.undrained_elsewhere(path.local.into()) {
             // It is not chosen; the peer, who does not know of it, is followed there.
             Belief::Silent
@@ -119,8 +122,15 @@ impl Peer {
         let Some(Ok(found)) = directory.map(|d| d.lookup_process(self.incarnation)) else {
             return;
         };
-        self.ended.store(found.is_none(), Ordering::Release);
-        let Some(record) = found else { return };
+        match found {
+            Some(record) => self.update(record),
+            None => self.ended.store(true, Ordering::Release),
+        }
+    }
+
+    /// The directory says this of it.
+    fn update(&self, record: ProcessRecord) {
+        self.ended.store(false, Ordering::Release);
         let mut nics: Vec<_> = record.nics.into_iter().take(255).collect();
         nics.sort_by_key(|n| n.index);
         nics.iter().for_each(|n| self.keys.opened(n.index as u8, n.key_set));
@@ -140,27 +150,21 @@ impl Peer {
 pub(crate) struct Peers(Mutex<HashMap<u64, Arc<Peer>>>);
 
 impl Peers {
-    /// The peer of that incarnation; read from the directory when it is new.
-    pub(crate) fn get(
-        &self,
-        directory: Option<&Arc<dyn Directory>>,
-        incarnation: u64,
-    ) -> Option<Arc<Peer>> {
+    /// The peer of that incarnation, of which the directory says this.
+    pub(crate) fn of(&self, incarnation: u64, record: ProcessRecord) -> Arc<Peer> {
         if let Some(known) = self.known(incarnation) {
-            return Some(known);
+            known.update(record);
+            return known;
         }
         let health = Mutex::new(PeerHealth::new(HealthConfig::default()));
         let (nics, ended) = (Mutex::default(), AtomicBool::new(false));
         let peer = Arc::new(Peer { incarnation, nics, ended, health, keys: Arc::default() });
-        peer.refresh(directory);
-        if peer.nic_count() == 0 {
-            return None;
-        }
+        peer.update(record);
         let mut map = lock(&self.0);
         // Peers that no QP uses any more are forgotten, so the table is bounded by the QPs.
         map.retain(|_, p| Arc::strong_count(p) > 1);
-        // Another thread may have read it meanwhile.
-        Some(map.entry(incarnation).or_insert(peer).clone())
+        // Another thread may have entered it meanwhile.
+        map.entry(incarnation).or_insert(peer).clone()
     }
 
     /// The peer of that incarnation, if QPs are connected to it.

@@ -14,9 +14,10 @@
 //!
 //! The program sees nothing of it: it has not asked for an alternate path.
 //!
-//! An end that the program leaves in RTR is loaded when it is connected, and after a migration not
-//! again: verbs allow that in RTS only. Such a QP goes back by a planned switch, to a fresh life on
-//! the same path ([`is_stranded`]).
+//! An end that the program leaves in RTR is loaded when it is connected, and later not: verbs allow
+//! that in RTS only. After a migration such a QP goes back by a planned switch, to a fresh life on
+//! the same path ([`is_stranded`]). Where its peer, or the peer's port, was not known yet when it
+//! was connected, one such switch gives it the pair that it lacks ([`lacks_pair`]).
 
 use crate::control_endpoint::LocalPort;
 use crate::nics::NicTable;
@@ -39,6 +40,9 @@ const TIMEOUT_CODE: u8 = 14;
 /// the peer must have heard of it before, and that is said again and again for 0.13 s. And the
 /// death of a port may be told just after it.
 const SETTLE_US: u64 = 150_000;
+
+/// The pair that a fresh life begins on.
+const FIRST: u8 = 0;
 
 /// The path that a QP is on, with its ports, and what the program wants.
 pub(crate) struct PathPorts<'a> {
@@ -185,9 +189,32 @@ pub(crate) fn is_stranded(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
     let may = with(qp, g, clock_us, |ports, attrs| {
         let pairs = ports.pairs(clock_us, attrs);
         let may_go = may_go_home(Policy::usual(), now_us(), ports.since_us, pairs.home_is_steady);
-        pairs.migration != PathMigState::Armed && may_go
+        pairs.migration != PathMigState::Armed && pairs.may_carry(FIRST) && may_go
     });
     may == Some(true)
+}
+
+/// Whether a QP that the program leaves in RTR has been connected without another pair, and could
+/// have one now. Asked before its first switch only: what a fresh life did not bring, a second one
+/// will not.
+pub(crate) fn lacks_pair(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
+    let Some(lqp) = g.link.as_ref().map(|link| link.executor().lqp()) else { return false };
+    let (epoch, since_us) = (lqp.epoch(), lqp.on_path_since_us());
+    let lacks = epoch == 0
+        && g.phys.state() == QpState::Rtr
+        && with(qp, g, clock_us, |ports, attrs| {
+            let pairs = ports.pairs(clock_us, attrs);
+            let has_migrated = ports.since_us > 0;
+            !has_migrated
+                && pairs.may_carry(FIRST)
+                && pairs.migration == PathMigState::Migrated
+                && matches!(pairs.step(), Step::Load(_))
+        }) == Some(true);
+    if lacks {
+        qp.core.qps.note_displaced();
+    }
+    // The program may be about to go on to RTS, where it is loaded without that.
+    lacks && may_go_home(Policy::usual(), now_us(), since_us, true)
 }
 
 /// The way that carries a connected QP now, while it is not between two paths.

@@ -10,6 +10,9 @@
 //! one is near the memory. For NICs of the machine it is how far apart the PCI devices are, in
 //! bridges between them, and more than any of that where they are of different NUMA nodes. Devices
 //! without a place (veth; the emulated network) are all equally near.
+//!
+//! **Backups** (`UNBROKEN_BACKUPS`): so many of the best have a NIC's regions and QPs made ready
+//! beforehand. QPs go to others only if none of those works, where all that takes its time first.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +21,8 @@ use unbroken_verbs::{Error, Result};
 
 /// Of different NUMA nodes: farther than any bridge.
 const OTHER_NODE: u16 = 1_000;
+/// Nothing is made ready there beforehand: farther than anything else.
+const UNPREPARED: u16 = 10_000;
 
 /// Where a NIC is in the machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -31,14 +36,24 @@ pub struct Place {
 impl Place {
     /// Of a network interface; `sys` is where sysfs is. None: it is no device.
     pub fn of(sys: &Path, interface: &str) -> Option<Place> {
-        let device =
-            std::fs::canonicalize(sys.join("class/net").join(interface).join("device")).ok()?;
+        Place::of_device(&sys.join("class/net").join(interface).join("device"))
+    }
+
+    /// Of a device, by a path that leads to its folder. None: there is no such path.
+    pub fn of_device(path: &Path) -> Option<Place> {
+        let device = std::fs::canonicalize(path).ok()?;
         let text = std::fs::read_to_string(device.join("numa_node")).unwrap_or_default();
         Some(Place { device, numa_node: text.trim().parse().unwrap_or(-1) })
     }
 
-    /// How far another one is.
-    fn distance(&self, other: &Place) -> u16 {
+    /// Its NUMA node. None: the machine does not say, or the number is past 255.
+    pub fn numa_node(&self) -> Option<u8> {
+        u8::try_from(self.numa_node).ok()
+    }
+
+    /// How far another one is: folders between the two below `/sys/devices`, and a thousand more
+    /// where they are of different NUMA nodes.
+    pub fn distance(&self, other: &Place) -> u16 {
         let (a, b) = (self.device.components(), other.device.components());
         let common = a.clone().zip(b.clone()).take_while(|(a, b)| a == b).count();
         let apart = (a.count() + b.count()).saturating_sub(2 * common);
@@ -53,12 +68,41 @@ pub(crate) struct Preference {
     /// NIC of the QP's home → where it may go.
     map: Vec<(u8, Vec<SlotPath>)>,
     places: Vec<Option<Place>>,
+    /// How many of the others are made ready for each NIC.
+    backups: usize,
 }
 
 impl Preference {
-    /// What this map says, for NICs at these places.
-    pub(crate) fn new(map: &str, places: Vec<Option<Place>>) -> Result<Preference> {
-        Ok(Preference { map: parse(map, places.len())?, places })
+    /// What this map says, for NICs at these places, so many of which are made ready for each.
+    pub(crate) fn new(map: &str, places: Vec<Option<Place>>, backups: usize) -> Result<Preference> {
+        Ok(Preference { map: parse(map, places.len())?, places, backups })
+    }
+
+    /// The NUMA node of a NIC, as far as it is known.
+    pub(crate) fn numa_node(&self, nic: usize) -> Option<u8> {
+        self.places.get(nic)?.as_ref()?.numa_node()
+    }
+
+    /// How far each NIC is from that one.
+    fn distances(&self, home: usize) -> Vec<u16> {
+        let of = |nic: usize| self.places.get(nic).and_then(Option::as_ref);
+        let far = |to| of(home).zip(of(to)).map_or(0, |(from, to)| from.distance(to));
+        (0..self.places.len()).map(far).collect()
+    }
+
+    /// The NICs that are made ready for the QPs and regions of that one, the best first.
+    pub(crate) fn prepared(&self, home: usize) -> Vec<usize> {
+        let (count, distances) = (self.places.len(), self.distances(home));
+        let mut nics = match self.nics(home) {
+            mapped if mapped.is_empty() => {
+                let mut ring: Vec<usize> = (1..count).map(|k| (home + k) % count).collect();
+                ring.sort_by_key(|nic| distances[*nic]);
+                ring
+            }
+            mapped => mapped.into_iter().filter(|nic| *nic != home).collect(),
+        };
+        nics.truncate(self.backups);
+        nics
     }
 
     /// Where a UD QP of that NIC may go, the best first; none: anywhere.
@@ -82,11 +126,13 @@ impl Preference {
         if !map.is_empty() && !map.contains(&home) {
             map.push(home);
         }
-        let of = |nic: usize| self.places.get(nic).and_then(Option::as_ref);
-        let far = |from: &Place| {
-            (0..self.places.len()).map(|to| of(to).map_or(0, |to| from.distance(to))).collect()
-        };
-        let distance: Vec<u16> = of(home.local.into()).map_or_else(Vec::new, far);
+        let own = usize::from(home.local);
+        let prepared = self.prepared(own);
+        let mut distance = self.distances(own);
+        if self.backups > 0 {
+            let others = |nic: &usize| *nic != own && !prepared.contains(nic);
+            (0..distance.len()).filter(others).for_each(|nic| distance[nic] += UNPREPARED);
+        }
         let usual = map.is_empty() && distance.iter().all(|d| *d == 0);
         (!usual).then(|| Arc::new(Policy { map, distance, ..Policy::default() }))
     }
@@ -135,7 +181,7 @@ mod tests {
     #[test]
     fn a_map_is_read_and_ends_at_home() {
         let map = parse("0:1,2  1:3-2", 4).unwrap();
-        let preference = Preference { map, places: Vec::new() };
+        let preference = Preference { map, places: Vec::new(), backups: 9 };
         let of = |home| preference.policy(home).map(|policy| policy.map.clone());
         assert_eq!(of(rail(0)), Some(vec![rail(1), rail(2), rail(0)]));
         assert_eq!(of(rail(1)), Some(vec![SlotPath { local: 3, remote: 2 }, rail(1)]));
@@ -181,10 +227,29 @@ mod tests {
             places.iter().map(Option::is_some).collect::<Vec<_>>(),
             [true, true, true, true, false]
         );
-        let preference = Preference { map: Vec::new(), places };
+        let preference = Preference { map: Vec::new(), places, backups: 9 };
         let distance = |nic| preference.policy(rail(nic)).map(|policy| policy.distance.clone());
         assert_eq!(distance(0), Some(vec![0, 2, 4, 1_006, 0]));
         assert_eq!(distance(3), Some(vec![1_006, 1_006, 1_006, 0, 0]));
         assert_eq!(distance(4), None);
+        assert_eq!(
+            [0, 3].map(|nic| preference.prepared(nic)),
+            [vec![4, 1, 2, 3], vec![4, 0, 1, 2]]
+        );
+    }
+
+    #[test]
+    fn queue_pairs_go_to_what_is_made_ready() {
+        let of = |map, backups| Preference::new(map, vec![None; 4], backups).unwrap();
+        let ready = |p: &Preference| [0, 3].map(|nic| p.prepared(nic));
+        let distance = |p: &Preference| p.policy(rail(3)).map(|policy| policy.distance.clone());
+        let all = of("", usize::MAX);
+        assert_eq!((ready(&all), distance(&all)), ([vec![1, 2, 3], vec![0, 1, 2]], None));
+        let one = of("", 1);
+        let far = UNPREPARED;
+        assert_eq!((ready(&one), distance(&one)), ([vec![1], vec![0]], Some(vec![0, far, far, 0])));
+        let none = of("", 0);
+        assert_eq!((ready(&none), distance(&none)), ([vec![], vec![]], None));
+        assert_eq!(ready(&of("3:2,0", 1)), [vec![1], vec![2]]);
     }
 }

@@ -10,14 +10,19 @@
 //! States, as the application sees them, are those of the physical QP, except that a QP under a
 //! switch says RTS.
 
+pub(crate) mod backup;
 mod create;
 mod events;
+mod held;
 mod lifecycle;
 mod modify;
 mod post;
 mod query;
+pub(crate) mod seek;
+mod seeks;
 
 use crate::async_events::AsyncElement;
+use crate::backups::Spare;
 use crate::contexts::ContextState;
 use crate::core::Core;
 use crate::datagram::Datagram;
@@ -26,7 +31,7 @@ use crate::lock::lock;
 use crate::qps::LogicalId;
 use crate::random;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use unbroken_failover_protocol::Way;
 use unbroken_runtime::now_us;
 use unbroken_types::{Gid, PdHandle, QpCaps, QpState, QpType, Wc, WcStatus, PSN_MASK};
@@ -55,6 +60,8 @@ pub struct QpRequest {
     pub plain: bool,
 }
 
+use seeks::Seeks;
+
 /// What carries the QP and what was set.
 pub(crate) struct Gate {
     /// The physical QP of the present life.
@@ -69,6 +76,8 @@ pub(crate) struct Gate {
     pub(crate) left_port: Option<u8>,
     /// Where it was when its progress was looked at last.
     pub(crate) looked_at: Option<Way>,
+    /// Packets of the physical QP that were acknowledged, and sent again, by then.
+    pub(crate) sent: (u64, u64),
     /// All attributes that the application set, the latest of each.
     pub(crate) app: QpModify,
     /// Who the peer is and how to move; `None` while not connected or not protected.
@@ -77,12 +86,16 @@ pub(crate) struct Gate {
     pub(crate) datagram: Option<Box<Datagram>>,
     /// Why the QP is not protected, if it is not.
     pub(crate) why_not: &'static str,
+    /// It is connected, and its peer is not known yet.
+    pub(crate) seeks: Option<Seeks>,
     /// The QP has failed for good: its WRs were completed with the original error, and whatever is
     /// posted flushes.
     pub(crate) failed: bool,
     destroyed: bool,
     /// Sends are held and not posted, whatever the physical QP would say to them.
     pub(crate) holds: bool,
+    /// Physical QPs beside that of the present life.
+    pub(crate) spare: Spare,
     /// Which connection of the QP this is: it changes with each RESET, so that messages of an
     /// earlier one are told apart.
     connection: u32,
@@ -101,6 +114,11 @@ impl Gate {
     /// the program has moved it there.
     fn ended(&self) -> bool {
         self.failed || self.app.rc.state == Some(QpState::Err)
+    }
+
+    /// It will have no later life in this connection.
+    pub(crate) fn is_over(&self) -> bool {
+        self.ended() || self.destroyed
     }
 
     /// The program has not connected it yet.
@@ -123,7 +141,8 @@ pub struct Qp {
 }
 
 impl Qp {
-    /// Tells the directory which connection of the QP this is.
+    /// Tells the directory which connection of the QP this is. It waits for nobody, so it may be
+    /// done under the gate, which keeps what is told in its order.
     fn publish(&self, connection: u32) {
         let Some(directory) = &self.core.directory else { return };
         if let Err(e) =
@@ -175,6 +194,15 @@ impl Qp {
     /// What changes of the QP, under its lock.
     pub(crate) fn gate(&self) -> MutexGuard<'_, Gate> {
         lock(&self.gate)
+    }
+
+    /// The same, if no other thread has it.
+    pub(crate) fn try_gate(&self) -> Option<MutexGuard<'_, Gate>> {
+        match self.gate.try_lock() {
+            Ok(gate) => Some(gate),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// Sends are outstanding from now on, so that the QP can stall. Under the gate: a post must not

@@ -14,7 +14,8 @@ pub(crate) type LogicalId = (usize, u32);
 pub(crate) type PhysicalId = (usize, u32);
 
 struct Names<Q> {
-    logical: HashMap<LogicalId, Arc<Q>>,
+    /// With the physical one of each: to end one of thousands touches no other.
+    logical: HashMap<LogicalId, (Arc<Q>, PhysicalId)>,
     physical: HashMap<PhysicalId, LogicalId>,
 }
 
@@ -28,6 +29,9 @@ pub(crate) struct QpTable<Q> {
     displaced: AtomicBool,
     /// QPs that are between two paths, or prepare to leave one.
     switching: AtomicU32,
+    /// How many QPs were handed out.
+    #[cfg(test)]
+    pub(crate) touched: AtomicU32,
 }
 
 impl<Q> Default for QpTable<Q> {
@@ -38,6 +42,8 @@ impl<Q> Default for QpTable<Q> {
             busy: Mutex::default(),
             displaced: AtomicBool::new(false),
             switching: AtomicU32::new(0),
+            #[cfg(test)]
+            touched: AtomicU32::new(0),
         }
     }
 }
@@ -46,43 +52,62 @@ impl<Q> QpTable<Q> {
     /// Enters a QP with its physical one.
     pub(crate) fn add(&self, id: LogicalId, qp: &Arc<Q>, physical: PhysicalId) {
         let mut names = lock(&self.names);
-        names.logical.insert(id, qp.clone());
+        names.logical.insert(id, (qp.clone(), physical));
         names.physical.insert(physical, id);
     }
 
     /// Takes a QP out.
     pub(crate) fn remove(&self, id: LogicalId) {
         let mut names = lock(&self.names);
-        names.logical.remove(&id);
-        names.physical.retain(|_, l| *l != id);
+        if let Some((_, physical)) = names.logical.remove(&id) {
+            names.physical.remove(&physical);
+        }
     }
 
     /// A logical QP has a new physical one; the old name is forgotten.
     pub(crate) fn rename_physical(&self, id: LogicalId, old: PhysicalId, new: PhysicalId) {
         let mut names = lock(&self.names);
+        // One that was ended meanwhile has no name.
+        let Some((_, physical)) = names.logical.get_mut(&id) else { return };
+        *physical = new;
         names.physical.remove(&old);
         names.physical.insert(new, id);
     }
 
     /// The logical QP of that name.
     pub(crate) fn get(&self, id: LogicalId) -> Option<Arc<Q>> {
-        lock(&self.names).logical.get(&id).cloned()
+        #[cfg(test)]
+        self.touched.fetch_add(1, Ordering::Relaxed);
+        lock(&self.names).logical.get(&id).map(|(qp, _)| qp.clone())
     }
 
     /// The logical QP that a physical one belongs to.
     pub(crate) fn by_physical(&self, id: PhysicalId) -> Option<Arc<Q>> {
         let names = lock(&self.names);
-        names.physical.get(&id).and_then(|id| names.logical.get(id)).cloned()
+        names.physical.get(&id).and_then(|id| names.logical.get(id)).map(|(qp, _)| qp.clone())
     }
 
     /// All logical QPs.
     pub(crate) fn all(&self) -> Vec<Arc<Q>> {
-        lock(&self.names).logical.values().cloned().collect()
+        #[cfg(test)]
+        self.touched.fetch_add(lock(&self.names).logical.len() as u32, Ordering::Relaxed);
+        lock(&self.names).logical.values().map(|(qp, _)| qp.clone()).collect()
+    }
+
+    /// The same, if no other thread is at the table.
+    pub(crate) fn try_all(&self) -> Option<Vec<Arc<Q>>> {
+        let names = self.names.try_lock().ok()?;
+        Some(names.logical.values().map(|(qp, _)| qp.clone()).collect())
     }
 
     /// Whether some QP is such a one. Asked under the table's lock.
     pub(crate) fn any(&self, is_such: impl Fn(&Q) -> bool) -> bool {
-        lock(&self.names).logical.values().any(|qp| is_such(qp))
+        lock(&self.names).logical.values().any(|(qp, _)| is_such(qp))
+    }
+
+    /// How many QPs are such. Asked without the table's lock.
+    pub(crate) fn count(&self, is_such: impl Fn(&Q) -> bool) -> u32 {
+        self.all().iter().filter(|qp| is_such(qp)).count() as u32
     }
 
     /// A QP has sends outstanding from now on. Whoever calls it sees to it that each is there once

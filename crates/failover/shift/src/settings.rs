@@ -1,5 +1,6 @@
 //! What the environment says about failover, read once for each process.
 
+use unbroken_environment as environment;
 use unbroken_verbs::{Error, Result};
 
 /// Longest transport timeout of a protected QP: the application's own. Whether a path lives is
@@ -24,11 +25,13 @@ pub(crate) struct Settings {
     /// Failover is on (`UNBROKEN_FAILOVER`).
     pub(crate) failover: bool,
     /// Events that a switch absorbs are shown to the application all the same
-    /// (`UNBROKEN_SHOW_EVENTS=1`).
+    /// (`UNBROKEN_SHOW_EVENTS`).
     pub(crate) show_events: bool,
     /// QPs go back to the path that they were connected on (`UNBROKEN_FAILBACK`, on unless it is
-    /// 0).
+    /// off).
     pub(crate) fails_back: bool,
+    /// How many NICs are made ready beforehand to carry a NIC's QPs (`UNBROKEN_BACKUPS`).
+    pub(crate) backups: usize,
     /// Which ports of its NICs a QP uses.
     pub(crate) port_use: PortUse,
     /// Troubles are reported on stderr (`UNBROKEN_LOG`).
@@ -40,9 +43,9 @@ pub(crate) struct Settings {
     pub(crate) timeout_code: u8,
 }
 
-/// Whether failover is on (`UNBROKEN_FAILOVER`, on unless it is 0).
+/// Whether failover is on (`UNBROKEN_FAILOVER`, on unless it is off).
 pub fn failover_is_on() -> bool {
-    std::env::var("UNBROKEN_FAILOVER").map_or(true, |v| v != "0")
+    environment::flag(environment::FAILOVER)
 }
 
 impl Settings {
@@ -50,11 +53,12 @@ impl Settings {
     pub(crate) fn from_env() -> Result<Settings> {
         Ok(Settings {
             failover: failover_is_on(),
-            show_events: std::env::var("UNBROKEN_SHOW_EVENTS").is_ok_and(|v| v == "1"),
-            fails_back: std::env::var("UNBROKEN_FAILBACK").map_or(true, |v| v != "0"),
+            show_events: environment::flag(environment::SHOW_EVENTS),
+            fails_back: environment::flag(environment::FAILBACK),
+            backups: backups_from_env()?,
             port_use: port_use_from_env()?,
-            complains: std::env::var_os("UNBROKEN_LOG").is_some_and(|v| !v.is_empty() && v != "0"),
-            map: std::env::var("UNBROKEN_MAP").unwrap_or_default(),
+            complains: environment::flag(environment::LOG),
+            map: environment::text(environment::MAP).unwrap_or_default(),
             timeout_code: timeout_from_env()?,
         })
     }
@@ -75,19 +79,29 @@ impl Settings {
 }
 
 fn port_use_from_env() -> Result<PortUse> {
-    match std::env::var("UNBROKEN_APM").as_deref() {
-        Err(_) | Ok("" | "1") => Ok(PortUse::Migrate),
-        Ok("0") => Ok(PortUse::Connected),
-        Ok("spread") => Ok(PortUse::Spread),
-        Ok(text) => Err(Error::invalid(format!(
+    let Some(text) = environment::text(environment::APM) else { return Ok(PortUse::Migrate) };
+    match (text.trim(), environment::parse_flag(&text)) {
+        (_, Some(true)) => Ok(PortUse::Migrate),
+        (_, Some(false)) => Ok(PortUse::Connected),
+        ("spread", None) => Ok(PortUse::Spread),
+        (text, None) => Err(Error::invalid(format!(
             "UNBROKEN_APM={text}: give 0 (off), 1 (on) or spread (over all ports)"
         ))),
     }
 }
 
+fn backups_from_env() -> Result<usize> {
+    let Some(text) = environment::text(environment::BACKUPS) else { return Ok(usize::MAX) };
+    text.trim().parse::<u8>().map(usize::from).map_err(|_| {
+        Error::invalid(format!(
+            "UNBROKEN_BACKUPS={text}: give how many NICs are made ready for each, from 0 to 255"
+        ))
+    })
+}
+
 fn timeout_from_env() -> Result<u8> {
-    let Ok(text) = std::env::var("UNBROKEN_TIMEOUT") else { return Ok(TIMEOUT_CODE) };
-    text.parse().ok().filter(|c| *c < 32).ok_or_else(|| {
+    let Some(text) = environment::text(environment::TIMEOUT) else { return Ok(TIMEOUT_CODE) };
+    text.trim().parse().ok().filter(|c| *c < 32).ok_or_else(|| {
         Error::invalid(format!(
             "UNBROKEN_TIMEOUT={text}: give 0 (the application's own) or a code from 1 to 31 \
              (4.096 µs · 2^code)"

@@ -29,9 +29,12 @@ use unbroken_verbs::{
     Srq, SrqAttr, UdAliases,
 };
 
+mod backups;
+mod beginnings;
 mod breakable;
 mod endings;
 mod looks;
+mod many;
 mod paths;
 mod waits;
 
@@ -77,8 +80,11 @@ impl World {
 
     /// The same before its QPs are connected, where some NICs were dead from the beginning.
     fn unconnected(dead: &[usize]) -> World {
+        World::planned(Arc::new(Plan::default()), dead)
+    }
+
+    fn planned(plan: Arc<Plan>, dead: &[usize]) -> World {
         let folder = tempfile::tempdir().unwrap();
-        let plan = Arc::new(Plan::default());
         dead.iter().for_each(|nic| plan.dead[*nic].store(true, SeqCst));
         let nics = soft::over(emulated(folder.path())).unwrap();
         let core = Core::over(Box::new(Nics(nics, plan.clone()))).unwrap();
@@ -242,32 +248,39 @@ fn connect(qp: &Qp, peer: &Qp) {
 }
 
 fn connect_over(qp: &Qp, dest_qpn: u32, path: PathAttr) {
-    let access = Some(Access::LOCAL_WRITE);
-    let states = [
-        RcModify { state: Some(QpState::Init), access, ..RcModify::default() },
-        RcModify {
-            state: Some(QpState::Rtr),
-            mtu: Some(Mtu::B1024),
-            dest_qpn: Some(dest_qpn),
-            rq_psn: Some(7),
-            max_dest_rd_atomic: Some(1),
-            min_rnr_timer: Some(1),
-            ..RcModify::default()
-        },
-        RcModify {
-            state: Some(QpState::Rts),
-            sq_psn: Some(7),
-            timeout: Some(14),
-            retry_cnt: Some(7),
-            rnr_retry: Some(7),
-            max_rd_atomic: Some(1),
-            ..RcModify::default()
-        },
-    ];
-    for rc in states {
-        let path = Some(path).filter(|_| rc.state == Some(QpState::Rtr));
-        qp.modify(&QpModify { rc, path, ..QpModify::default() }).unwrap();
-    }
+    steps(dest_qpn, path).iter().for_each(|change| qp.modify(change).unwrap());
+}
+
+/// The steps by which a QP is connected.
+fn steps(dest_qpn: u32, path: PathAttr) -> [QpModify; 3] {
+    let init = RcModify {
+        state: Some(QpState::Init),
+        access: Some(Access::LOCAL_WRITE),
+        ..RcModify::default()
+    };
+    let rtr = RcModify {
+        state: Some(QpState::Rtr),
+        mtu: Some(Mtu::B1024),
+        dest_qpn: Some(dest_qpn),
+        rq_psn: Some(7),
+        max_dest_rd_atomic: Some(1),
+        min_rnr_timer: Some(1),
+        ..RcModify::default()
+    };
+    let rts = RcModify {
+        state: Some(QpState::Rts),
+        sq_psn: Some(7),
+        timeout: Some(14),
+        retry_cnt: Some(7),
+        rnr_retry: Some(7),
+        max_rd_atomic: Some(1),
+        ..RcModify::default()
+    };
+    [init, rtr, rts].map(|rc| QpModify {
+        path: Some(path).filter(|_| rc.state == Some(QpState::Rtr)),
+        rc,
+        ..QpModify::default()
+    })
 }
 
 /// A NIC dies, a post is the first to see it, and the NIC that the switch chooses dies before the

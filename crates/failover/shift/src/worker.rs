@@ -5,27 +5,33 @@
 //! deadline. Nothing that it does is needed while all paths work; it wakes some times a second
 //! then, to see that what is outstanding moves.
 
+mod deadlines;
 mod paths;
+#[cfg(test)]
+mod tests;
 
 use crate::async_events::{event_type, AsyncElement};
 use crate::control_endpoint::LocalPort;
 use crate::core::Core;
 use crate::datagram;
+use crate::due::Due;
 use crate::failback::Failback;
 use crate::inbound;
 use crate::link;
 use crate::moved_qps::{self, MovedQps};
 use crate::peer::Peer;
 use crate::port_pairs;
-use crate::qp::{Gate, Qp};
+use crate::qp::{backup, Gate, Qp};
 use crate::qps::LogicalId;
+use crate::seekers::Seekers;
 use crate::worker_queue::Job;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::collections::HashMap;
 use std::sync::Arc;
-use unbroken_events::{ProcessStatus, StatusServer, What};
+use unbroken_events::{sdr_status, ProcessStatus, StatusServer, What};
 use unbroken_failover_protocol::health::{Answer, Verdict};
 use unbroken_failover_protocol::message::{Body, KeyName, Probe};
+use unbroken_failover_protocol::repeats::Repeats;
 use unbroken_failover_protocol::silence::{judge, ASK_AFTER_US};
 use unbroken_failover_protocol::{Belief, Endpoint, Message, PeerWord, Reason, SlotPath, Way};
 use unbroken_runtime::now_us;
@@ -44,31 +50,33 @@ const LATE_US: u64 = 2_000;
 const YOUNG_TICK_US: u64 = 100;
 /// For so long a switch is young.
 const YOUNG_US: u64 = 20_000;
+/// A control endpoint that has failed is mended so long afterwards: each datagram may fail again.
+const MEND_AFTER_US: u64 = 50_000;
+/// ... and if its device does not take that, again after this.
+const MEND_AGAIN_US: u64 = 1_000_000;
+/// After jobs the worker looks so soon for others: programs connect QPs one after the other.
+const LINGER_US: u64 = 1_000;
 
 /// How often a peer that has not said by which keys its memory is known is asked again.
 const KEYS_AGAIN_US: u64 = 10_000;
 
-/// How often a peer that has not shown all its NICs yet is looked up again.
-const CONNECT_RETRY_US: u64 = 5_000;
-/// How many times, before the paths that are known must do.
-const CONNECT_RETRIES: u32 = 400;
-
-/// A QP whose peer's endpoints are awaited.
-struct Connecting {
-    id: LogicalId,
-    at_us: u64,
-    tries: u32,
-}
-
 struct Worker {
     core: Arc<Core<Qp>>,
     /// QPs under a switch, and when to look at them.
-    watched: HashMap<LogicalId, u64>,
-    connecting: Vec<Connecting>,
+    watched: Due<LogicalId>,
+    /// QPs whose peer has not shown all its NICs yet, when to look for them, and how often that was
+    /// done.
+    connecting: Due<LogicalId>,
+    connect_tries: HashMap<LogicalId, u32>,
+    seekers: Seekers,
+    /// Ports whose control endpoints have failed, and when to mend them.
+    ailing: Due<LocalPort>,
     /// QPs whose messages wait until the directory has been read.
     unread: Vec<LogicalId>,
     /// A switch that began lately is young until then.
     young_until_us: u64,
+    /// There were jobs in the last round: see [`WorkerQueue::linger`](crate::worker_queue::WorkerQueue::linger).
+    lingers: bool,
     /// On the worker's own clock.
     look_at_us: u64,
     /// How long this thread was kept from its core so far. Silence and probes are timed by a clock
@@ -82,6 +90,8 @@ struct Worker {
     rang: bool,
     moved_qps: MovedQps,
     failback: Failback,
+    /// Failures of QPs by their NIC.
+    repeats: HashMap<usize, Repeats>,
     /// When QPs are looked at for their port pairs, and the pairs that are not in use are asked, on
     /// the worker's own clock.
     tend_at_us: u64,
@@ -111,7 +121,10 @@ pub(crate) fn begin(core: &Arc<Core<Qp>>) {
     core.worker.get_or_init(|| {
         open_all(core);
         match spawn(core) {
-            Ok(()) => true,
+            Ok(()) => {
+                backup::begin(core);
+                true
+            }
             Err(e) => {
                 core.events.complain("no thread for failover: queue pairs are not protected", &e);
                 false
@@ -120,16 +133,24 @@ pub(crate) fn begin(core: &Arc<Core<Qp>>) {
     });
 }
 
-/// Opens every NIC, so that it can be a backup, and tells the directory.
-fn open_all(core: &Core<Qp>) {
-    for nic in (0..core.nics.count()).filter(|_| core.settings.failover) {
+/// Opens every NIC, so that it can be a backup, and tells the directory. The program waits for it:
+/// see [`unbroken_process::spawn`]. Those whose verbs of control take long are opened at the same
+/// time, so that it waits as long as for one.
+fn open_all(core: &Arc<Core<Qp>>) {
+    let open = |core: &Core<Qp>, nic| {
         if let Err(e) = core.nics.open_endpoint(nic) {
             // A NIC that is dead now is opened when it is healed.
             core.events.complain(&format!("{} cannot be a backup", core.nics.name(nic)), &e);
         }
-    }
+    };
+    let all = (0..core.nics.count()).filter(|_| core.settings.failover);
+    let (slow, quick): (Vec<_>, _) = all.partition(|nic| core.nics.capabilities(*nic).slow_control);
+    quick.into_iter().for_each(|nic: usize| open(core, nic));
+    unbroken_process::at_once(slow.into_iter().map(|nic| {
+        let core = core.clone();
+        move || open(&core, nic)
+    }));
     core.publish_process();
-    core.settle();
 }
 
 /// Starts the worker's thread.
@@ -141,23 +162,7 @@ fn spawn(core: &Arc<Core<Qp>>) -> std::io::Result<()> {
             None
         }
     };
-    let mut worker = Worker {
-        core: core.clone(),
-        watched: HashMap::new(),
-        connecting: Vec::new(),
-        unread: Vec::new(),
-        young_until_us: 0,
-        look_at_us: 0,
-        lost_us: 0,
-        status,
-        asked: false,
-        rang: false,
-        moved_qps: MovedQps::default(),
-        failback: Failback::new(core),
-        tend_at_us: 0,
-        ask_pairs_at_us: 0,
-        keys_at_us: 0,
-    };
+    let mut worker = Worker::new(core, status);
     let core = core.clone();
     unbroken_process::spawn("unb-shift", move || {
         // Queue pairs between two paths wait for this thread, while the programs' threads poll for
@@ -178,6 +183,31 @@ fn spawn(core: &Arc<Core<Qp>>) -> std::io::Result<()> {
 }
 
 impl Worker {
+    fn new(core: &Arc<Core<Qp>>, status: Option<StatusServer>) -> Worker {
+        Worker {
+            core: core.clone(),
+            watched: Due::default(),
+            connecting: Due::default(),
+            connect_tries: HashMap::new(),
+            seekers: Seekers::default(),
+            ailing: Due::default(),
+            unread: Vec::new(),
+            young_until_us: 0,
+            lingers: false,
+            look_at_us: 0,
+            lost_us: 0,
+            status,
+            asked: false,
+            rang: false,
+            moved_qps: MovedQps::default(),
+            failback: Failback::new(core),
+            repeats: HashMap::new(),
+            tend_at_us: 0,
+            ask_pairs_at_us: 0,
+            keys_at_us: 0,
+        }
+    }
+
     /// The time, less what this thread was kept from its core.
     fn clock_us(&self) -> u64 {
         now_us().saturating_sub(self.lost_us)
@@ -188,7 +218,11 @@ impl Worker {
         let core = &self.core;
         let now = now_us();
         let next = self.next_deadline();
-        let longest_us = if self.young(now) { YOUNG_TICK_US } else { 60_000_000 };
+        let longest_us = match self.young(now) {
+            true => YOUNG_TICK_US,
+            false if self.lingers => LINGER_US,
+            false => 60_000_000,
+        };
         let wait_us = next.saturating_sub(now).min(longest_us);
         let timeout = Timespec {
             tv_sec: (wait_us / 1_000_000) as i64,
@@ -225,9 +259,9 @@ impl Worker {
             .into_iter()
             .chain([self.look_at_us, failback, tend])
             .map(|at| at.saturating_add(lost_us));
-        let connecting = self.connecting.iter().map(|c| c.at_us);
-        let watched = self.watched.values().copied();
-        let moved_qps = [self.moved_qps.deadline_us(&self.core)];
+        let connecting = [self.connecting.next_us()];
+        let watched = [self.watched.next_us(), self.ailing.next_us()];
+        let moved_qps = [self.moved_qps.deadline_us(&self.core), self.seekers.deadline_us()];
         own.chain(connecting).chain(watched).chain(moved_qps).min().unwrap_or(u64::MAX)
     }
 
@@ -239,6 +273,7 @@ impl Worker {
             self.receive();
         }
         self.watch(now_us());
+        self.mend_endpoints(now_us());
         self.moved_qps.work(&self.core, now_us());
         let clock_us = self.clock_us();
         if clock_us >= self.look_at_us {
@@ -250,6 +285,7 @@ impl Worker {
         self.tend_port_pairs(clock_us);
         self.ask_paths();
         self.retry_connecting(now_us());
+        self.seekers.work(&self.core, now_us());
         if self.rang {
             self.core.events.write_deferred();
         }
@@ -262,15 +298,25 @@ impl Worker {
         match job {
             Job::Device(nic, event) => self.device_event(nic, event),
             Job::Connect(id) => {
-                self.connecting.push(Connecting { id, at_us: 0, tries: 0 });
+                self.connecting.set(id, 0);
+                self.connect_tries.insert(id, 0);
                 self.tend_at_us = 0;
             }
+            Job::Seek(id, addr) => self.seekers.seek(&self.core, id, addr, now_us()),
+            Job::Hurry(id) => self.seekers.hurry(id, now_us()),
+            Job::Answered(addrs) => self.seekers.answered(&self.core, &addrs, now_us()),
+            Job::AskAgain => self.seekers.ask_again(now_us()),
+            Job::Refused(why) => {
+                let what = "the directory does not take queue pairs, which stay unprotected";
+                self.core.events.complain(what, &why);
+            }
             Job::Watch(id, at_us) => {
-                if self.watched.insert(id, at_us).is_none() {
+                if self.watched.set(id, at_us).is_none() {
                     self.young_until_us = now_us() + YOUNG_US;
                 }
             }
             Job::Read(id) => self.unread.push(id),
+            Job::MendEndpoint(at) => drop(self.ailing.set(at, now_us() + MEND_AFTER_US)),
             Job::ProbeAck(at, message) => self.probe_answered(at, &message),
             Job::TendPortPairs => self.tend_at_us = 0,
             Job::Moved(id) => self.moved_qps.moved(id),
@@ -322,6 +368,8 @@ impl Worker {
             datagram::leave(&qp, &mut g, Reason::DeviceFatal);
         } else if g.link.is_none() && qp.begins_elsewhere(&mut g) {
             // Nobody has seen anything of it.
+        } else if g.link.is_none() && qp.holds_failure(&mut g, status) {
+            self.core.jobs.put(Job::Hurry(qp.id()));
         } else if g.link.is_none() {
             g.failed = false;
             g.phys.fail(status);
@@ -330,6 +378,11 @@ impl Worker {
         } else if let Some((peer, path)) = link::gave_up(&qp, &mut g, status) {
             let (clock_us, way) =
                 (self.clock_us(), Way { path, lane: port_pairs::pair_of(g.port) });
+            if self.repeats.entry(nic).or_default().fails(clock_us, status) {
+                // It is not gone back to at once.
+                peer.health().fails(clock_us, way);
+                return link::suspect(&qp, &mut g, Reason::QpFailed(status));
+            }
             let answer = peer.health().ask(clock_us, way, clock_us);
             if answer == Answer::Dead {
                 link::verdict(&qp, &mut g, clock_us, way, Verdict::Dead);
@@ -358,34 +411,31 @@ impl Worker {
     fn suspect_all(&mut self, nic: usize, port: Option<u8>, reason: Reason) {
         let (core, clock_us) = (self.core.clone(), self.clock_us());
         let _batch = core.control.batch();
-        for qp in self.core.qps.all() {
+        core.parallel.each(&core.qps.all(), |qp| {
             let mut g = qp.gate();
             if g.link.is_some() {
-                link::beliefs_changed(&qp, &mut g);
+                link::beliefs_changed(qp, &mut g);
                 let on_it = g.nic == nic && port.is_none_or(|port| port == g.port);
                 let leaves =
-                    |port| port_pairs::leave(&qp, &mut g, clock_us, port_pairs::pair_of(port));
+                    |port| port_pairs::leave(qp, &mut g, clock_us, port_pairs::pair_of(port));
                 if on_it && !port.is_some_and(leaves) {
-                    link::suspect(&qp, &mut g, reason);
+                    link::suspect(qp, &mut g, reason);
                 }
             } else if g.nic == nic && port.is_none_or(|port| port == g.port) {
-                datagram::leave(&qp, &mut g, reason);
+                datagram::leave(qp, &mut g, reason);
             }
-        }
+        });
     }
 
     /// The application hears of a fault that no switch absorbs for it. One that has made a
-    /// protection domain and no QP yet is about to use what stands in for the NIC; one that has
-    /// made nothing only watches, and is told all.
+    /// protection domain and has no QP is about to use what stands in for the NIC, also where it
+    /// has ended that domain again; one that has never made anything only watches, and is told all.
     fn report_to_application(&self, nic: usize, event: u32, element: AsyncElement) {
         let core = &self.core;
         let absorbed = core.settings.failover
             && core.nics.holds(nic)
             && !core.settings.show_events
-            && core.qps.all().iter().filter(|q| q.id().0 == nic).all(|q| {
-                let g = q.gate();
-                (g.link.is_some() || g.datagram.is_some()) && !g.failed
-            });
+            && core.qps.all().iter().filter(|q| q.id().0 == nic).all(|q| q.absorbs(&q.gate()));
         core.contexts.raise(nic, event, element, |context| !absorbed || context.only_watches());
     }
 
@@ -433,8 +483,11 @@ impl Worker {
     /// Receives, and does the jobs that the messages bring.
     fn receive(&mut self) {
         inbound::receive(&self.core);
-        for job in self.core.jobs.take() {
-            self.job(job);
+        let jobs = self.core.jobs.take();
+        self.lingers = !jobs.is_empty();
+        jobs.into_iter().for_each(|job| self.job(job));
+        if self.lingers {
+            self.core.jobs.linger();
         }
         self.read_directory();
     }
@@ -500,75 +553,12 @@ impl Worker {
         self.qps_of(peer, link::peer_gone);
     }
 
-    fn qps_of(&self, peer: &Arc<Peer>, mut f: impl FnMut(&Qp, &mut Gate)) {
-        for qp in self.core.qps.all() {
+    fn qps_of(&self, peer: &Arc<Peer>, f: impl Fn(&Qp, &mut Gate) + Sync) {
+        self.core.parallel.each(&self.core.qps.all(), |qp| {
             let mut g = qp.gate();
             if g.link.as_ref().is_some_and(|l| l.peer().incarnation == peer.incarnation) {
-                f(&qp, &mut g);
+                f(qp, &mut g);
             }
-        }
-    }
-
-    // --- deadlines
-
-    fn watch(&mut self, now: u64) {
-        let core = self.core.clone();
-        let due: Vec<LogicalId> =
-            self.watched.iter().filter(|(_, at)| **at <= now).map(|(id, _)| *id).collect();
-        self.refresh_late(&due, now);
-        let _batch = core.control.batch();
-        for id in due {
-            let next = self.core.qps.get(id).and_then(|qp| {
-                let mut g = qp.gate();
-                if g.datagram.is_some() {
-                    return datagram::tick(&qp, &mut g);
-                }
-                link::tick(&qp, &mut g)
-            });
-            match next {
-                Some(at) => self.watched.insert(id, at),
-                None => self.watched.remove(&id),
-            };
-        }
-    }
-
-    /// Reads anew what is known of peers that QPs have waited for long enough.
-    fn refresh_late(&self, due: &[LogicalId], now: u64) {
-        let mut read = Vec::new();
-        for qp in due.iter().filter_map(|id| self.core.qps.get(*id)) {
-            let late = link::waits_too_long(&qp.gate(), now);
-            late.iter().for_each(|peer| self.refresh_once(peer, &mut read));
-        }
-    }
-
-    /// Reads what is known of a peer anew, unless that was done in this round. No gate may be held.
-    fn refresh_once(&self, peer: &Peer, read: &mut Vec<u64>) {
-        if !read.contains(&peer.incarnation) {
-            read.push(peer.incarnation);
-            peer.refresh(self.core.directory.as_ref());
-        }
-    }
-
-    fn retry_connecting(&mut self, now: u64) {
-        let core = self.core.clone();
-        self.connecting.retain_mut(|c| {
-            if now < c.at_us {
-                return true;
-            }
-            let Some(qp) = core.qps.get(c.id) else { return false };
-            let Some(peer) = qp.gate().link.as_ref().map(|l| l.peer().clone()) else {
-                return false;
-            };
-            peer.refresh(core.directory.as_ref());
-            let mut g = qp.gate();
-            if let Some(link) = &g.link {
-                port_pairs::know(&core.nics, &peer, link.executor().lqp().slots(), now);
-            }
-            link::beliefs_changed(&qp, &mut g);
-            c.tries += 1;
-            c.at_us = now + CONNECT_RETRY_US * u64::from(c.tries.min(20));
-            let all = (0..peer.nic_count()).all(|i| peer.control(i).is_some());
-            !all && c.tries < CONNECT_RETRIES
         });
     }
 
@@ -586,6 +576,9 @@ impl Worker {
             host: core.nics.host(),
             forged: core.control.forged(),
             qps: core.qps.all().iter().map(|q| q.status()).collect(),
+            nics: core.nics.statuses(),
+            backups: core.backups.status(core.qps.count(|qp| qp.gate().spare.ready.is_some())),
+            sdr: sdr_status(),
         });
     }
 }

@@ -9,19 +9,35 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Mutex;
 use unbroken_failover_protocol::Message;
+use unbroken_types::Gid;
 use unbroken_verbs::{DeviceEvent, EventFd, Result};
+
+/// The address of a QP, as its peers are told it: GID and QPN.
+pub(crate) type QpAddr = (Gid, u32);
 
 /// Something for the worker to do.
 #[derive(Debug)]
 pub(crate) enum Job {
     /// A device reports something.
     Device(usize, DeviceEvent),
-    /// A QP was connected: learn the peer's endpoints.
+    /// A QP was connected to a peer that is known: learn the peer's endpoints.
     Connect(LogicalId),
+    /// A QP was connected to this address: find out whose it is, or whether that is still so.
+    Seek(LogicalId, QpAddr),
+    /// A QP that seeks its peer has heard of it, or has failed meanwhile.
+    Hurry(LogicalId),
+    /// There is an answer about these QPs.
+    Answered(Vec<QpAddr>),
+    /// The directory can be asked again.
+    AskAgain,
+    /// The directory has not taken entries; why.
+    Refused(String),
     /// A QP is to be looked at by that time.
     Watch(LogicalId, u64),
     /// A message for a QP waits until the directory has been read.
     Read(LogicalId),
+    /// The control endpoint of a port has failed.
+    MendEndpoint(LocalPort),
     /// A probe was answered; the answer came in by that port.
     ProbeAck(LocalPort, Message),
     /// A QP has migrated, or may be given another alternate path.
@@ -32,6 +48,13 @@ pub(crate) enum Job {
     ReadAliases,
     /// The directory has those of ours that have moved: tell the others.
     TellMoved,
+}
+
+impl Job {
+    /// Whether a millisecond is nothing to it: what programs do when they connect QPs.
+    fn can_wait(&self) -> bool {
+        matches!(self, Job::Connect(_) | Job::Seek(..) | Job::TendPortPairs)
+    }
 }
 
 /// Jobs for the worker, and what wakes it.
@@ -56,11 +79,20 @@ impl WorkerQueue {
 
     /// Leaves a job. The list is bounded by what causes jobs: each QP has one life to fail, and is
     /// watched earlier and earlier only.
+    ///
+    /// A worker that [lingers](Self::linger) is woken by what cannot wait: a wake is a system call,
+    /// and programs that connect hundreds of QPs would make one for each.
     pub(crate) fn put(&self, job: Job) {
+        let waits = job.can_wait();
         lock(&self.jobs).push_back(job);
-        if !self.awake.swap(true, Ordering::AcqRel) {
+        if !self.awake.swap(true, Ordering::AcqRel) || !waits {
             self.wake.signal();
         }
+    }
+
+    /// The worker will look at the queue within a millisecond by itself.
+    pub(crate) fn linger(&self) {
+        self.awake.store(true, Ordering::Release);
     }
 
     /// Tells it from those of other hosts in the process.

@@ -41,13 +41,13 @@ impl World {
                 let end = &mut self.ends[host][qp];
                 if end.path_at_us <= self.now_us {
                     end.path_at_us = u64::MAX;
-                    self.with(host, qp, |executor, hands| executor.tick(hands));
+                    self.with(host, qp, |executor, io| executor.tick(io));
                 }
                 self.pump(host, qp)
             }
             Event::Look { host, qp } => self.look(host, qp),
             Event::Read { host, qp, message } => {
-                self.informed(host, qp, |executor, hands| executor.message(hands, &message));
+                self.informed(host, qp, |executor, io| executor.message(io, &message));
                 self.pump(host, qp)
             }
             Event::Nic { host, nic, reason } => self.on_nic_event(host, nic, reason),
@@ -86,6 +86,7 @@ impl World {
             Fault::Dead { host, nic } => tell(host, nic, Some(Reason::DeviceFatal)),
             Fault::Down { host, nic } => tell(host, nic, Some(Reason::PortDown)),
             Fault::Heal { host, nic } => tell(host, nic, None),
+            Fault::Grey { .. } => Ok(()),
             Fault::Cut { tx, rx, .. } => {
                 self.stats.one_way += u64::from(tx != rx);
                 Ok(())
@@ -106,9 +107,7 @@ impl World {
                 let (first, now) = (slots.get(0), self.ends[host][qp].lqp().path());
                 let wanted = |path| if home { Some(path) == first } else { Some(path) != now };
                 let begun = (!home || now != first)
-                    && self.with(host, qp, |executor, hands| {
-                        executor.plan(hands, Reason::Drain, wanted)
-                    });
+                    && self.with(host, qp, |executor, io| executor.plan(io, Reason::Drain, wanted));
                 self.stats.plans += u64::from(begun);
                 self.pump(host, qp)
             }
@@ -137,7 +136,7 @@ impl World {
         // The event may be late: what it says is true of the QPs that were on the NIC then, and
         // harmless to others.
         for qp in 0..self.ends[host].len() {
-            self.watched(host, qp, |executor, hands| executor.beliefs_changed(hands));
+            self.watched(host, qp, |executor, io| executor.beliefs_changed(io));
             let there = self.ends[host][qp].live().is_some_and(|l| l.nic == nic);
             if let Some(reason) = reason.filter(|_| there) {
                 self.suspect(host, qp, reason);
@@ -245,8 +244,9 @@ impl World {
         let mut wcs = Wcs::default();
         if let Some(srq) = &self.ends[host][qp].srq {
             srq.post(&wr)?;
-        } else if let Some(held) = self.with(host, qp, |executor, _| executor.hold_recv(&CAPS, &wr))
-        {
+        } else if let Some(held) = self.with(host, qp, |executor, io| {
+            executor.hold_recv(&CAPS, || io.progress().outstanding_recvs, &wr)
+        }) {
             held.map_err(|e| format!("post_recv between two paths: {e}"))?;
         } else if let Some(life) = self.ends[host][qp].live() {
             life.qp.post_recv(&wr, &mut wcs).map_err(|e| format!("post_recv: {e}"))?;
@@ -272,8 +272,8 @@ impl World {
         }
         post.remote_addr = self.memory[1 - host].address(qp, Area::Remote, post.index);
         let mut wcs = Wcs::default();
-        if let Some(held) = self.with(host, qp, |executor, hands| {
-            executor.hold_sends(&CAPS, || hands.progress().sends(), &post.wr())
+        if let Some(held) = self.with(host, qp, |executor, io| {
+            executor.hold_sends(&CAPS, || io.progress().sends(), &post.wr())
         }) {
             held.map_err(|e| format!("post_send between two paths: {e}"))?;
         } else if let Some(life) = self.ends[host][qp].live() {
@@ -327,8 +327,9 @@ impl World {
         let (nic, remote) = (usize::from(path.local), usize::from(path.remote));
         let mut bytes = Vec::new();
         message.encode(&mut bytes);
-        let weather = self.control_weather();
-        let arrivals = self.net.arrivals(&mut self.rng, self.now_us, (host, nic, remote), weather);
+        let conditions = self.control_conditions();
+        let arrivals =
+            self.net.arrivals(&mut self.rng, self.now_us, (host, nic, remote), conditions);
         for at in arrivals.iter() {
             self.push(
                 at,
@@ -365,7 +366,7 @@ impl World {
             Body::Hello(_) | Body::Planned(..) | Body::Refuse(_) | Body::Bye | Body::Moved => {
                 let qp = (message.to.qpn >> 16) as usize - 1;
                 self.say(|| format!("host {host} qp {qp} hears {:?}", message.body));
-                self.with(host, qp, |executor, hands| executor.message(hands, &message));
+                self.with(host, qp, |executor, io| executor.message(io, &message));
                 self.pump(host, qp)
             }
         }
@@ -387,7 +388,7 @@ impl World {
         while let Some((way, sequence)) = self.health[host].poll_probe(self.now_us) {
             if self.knows_peer_ended(host) {
                 for qp in 0..self.ends[host].len() {
-                    self.with(host, qp, |executor, hands| executor.peer_gone(hands));
+                    self.with(host, qp, |executor, io| executor.peer_gone(io));
                 }
             }
             let body = Body::Probe(Probe { sequence, sent_us: self.now_us });
@@ -456,11 +457,11 @@ impl World {
                 self.push(at, Event::Qp { host, qp, life: index });
             }
             self.check_once(host, qp, number, &sources)?;
-            let weather = self.data_weather();
+            let conditions = self.data_conditions();
             for (n, bytes) in packets.into_iter().enumerate() {
                 let sent_us = self.now_us + n as u64 / 4;
                 let arrivals =
-                    self.net.arrivals(&mut self.rng, sent_us, (host, nic, remote), weather);
+                    self.net.arrivals(&mut self.rng, sent_us, (host, nic, remote), conditions);
                 for at in arrivals.iter() {
                     self.push(
                         at,
@@ -525,16 +526,13 @@ impl World {
         if life.qp.state() == QpState::Err && !ended {
             return Err(format!("host {host} qp {qp}: the physical QP failed by itself"));
         }
+        life.again += u64::from(life.qp.transport_mut().take_news().lost);
         self.stats.retransmits += u64::from(life.qp.transport_mut().take_retransmits());
         let Some(status) = life.qp.failure().filter(|_| !life.failure_told) else { return Ok(()) };
         life.failure_told = true;
-        if let Some(path) =
-            self.watched(host, qp, |executor, hands| executor.gave_up(hands, status))
-        {
+        if let Some(path) = self.watched(host, qp, |executor, io| executor.gave_up(io, status)) {
             if self.health[host].ask(self.now_us, path, self.now_us) == Answer::Dead {
-                self.watched(host, qp, |executor, hands| {
-                    executor.verdict(hands, path, Verdict::Dead)
-                });
+                self.watched(host, qp, |executor, io| executor.verdict(io, path, Verdict::Dead));
             }
         }
         self.pump_health(host)
@@ -547,6 +545,11 @@ impl World {
         let end = &mut self.ends[host][qp];
         end.look_at_us = u64::MAX;
         let Some(p) = end.lives.last().map(|l| l.qp.progress()) else { return Ok(()) };
+        let counts = end.lives.last_mut().map(|life| {
+            let now = (p.advanced, life.again);
+            let then = std::mem::replace(&mut life.sent, now);
+            (now.0.saturating_sub(then.0), now.1.saturating_sub(then.1))
+        });
         let looked = end.executor.as_mut().and_then(|executor| executor.look(now_us, &p));
         let Some((path, look)) = looked else { return self.pump(host, qp) };
         if look.moved {
@@ -554,9 +557,19 @@ impl World {
         } else if let Some(since_us) = look.silent_since_us.filter(|at| at + ASK_AFTER_US <= now_us)
         {
             let answer = self.health[host].ask(now_us, path, since_us);
+            if answer == Answer::Alive {
+                self.with(host, qp, |executor, _| executor.path_lives(path));
+            }
             if let Some(reason) = judge(now_us, since_us, answer, p.waiting_rnr) {
                 self.suspect(host, qp, reason);
             }
+            if self.plan.plain[host] && answer == Answer::Alive && !p.waiting_rnr {
+                // A plain device does not count.
+                self.health[host].resent(now_us, path, 0, 1);
+            }
+        }
+        if let Some((acked, again)) = counts.filter(|_| !self.plan.plain[host]) {
+            self.health[host].resent(now_us, path, acked, again);
         }
         self.pump_health(host)?;
         self.pump(host, qp)

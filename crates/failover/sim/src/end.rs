@@ -35,6 +35,10 @@ pub struct Life {
     pub wrapped: bool,
     /// That its transport has given up was told.
     pub failure_told: bool,
+    /// Packets that it has taken for lost; those and the acknowledged ones as of the last look.
+    pub again: u64,
+    /// See `again`.
+    pub sent: (u64, u64),
 }
 
 /// One end.

@@ -124,18 +124,21 @@ impl Shell for Hands<'_> {
 
     fn quiesce(&mut self) -> Result<Option<Backlog>, QuiesceError> {
         let ghost = self.world.mutant == Mutant::NoQuiesce;
-        let host = self.host;
+        let (host, now_us) = (self.host, self.world.now_us);
         let gone =
             self.life().map(|l| l.nic).is_some_and(|nic| self.world.net.nic_is_gone(host, nic));
         let Some(life) = self.life().filter(|l| !l.over) else { return Err(QuiesceError) };
         let mut wcs = Wcs::default();
         // The mutant leaves it running, as a product would that forgets to stop it.
         let stopped = match ghost {
-            true => life.qp.clone().quiesce(true, &mut wcs),
-            false => life.qp.quiesce(gone, &mut wcs),
+            true => life.qp.clone().quiesce(now_us, true, &mut wcs),
+            false => life.qp.quiesce(now_us, gone, &mut wcs),
         };
         life.over = matches!(stopped, Ok(Some(_)));
+        let (odd, destroyed) = if life.over { life.qp.odd_flushes() } else { (0, false) };
         self.world.stats.late_stops += u64::from(stopped == Ok(None));
+        self.world.stats.odd_flushes += odd;
+        self.world.stats.ended_flushes += u64::from(destroyed);
         self.deliver(wcs);
         stopped
     }
@@ -177,6 +180,8 @@ impl Shell for Hands<'_> {
             over: false,
             wrapped: false,
             failure_told: false,
+            again: 0,
+            sent: (0, 0),
         };
         end.lives.push(life);
         Ok(Opened { qpn, psn, mtu: world.plan.mtu[host], key_set: 0 })
@@ -215,6 +220,19 @@ impl Shell for Hands<'_> {
             return Err(StepError);
         }
         changes.iter().try_for_each(|change| self.step(change))
+    }
+
+    fn go_on(&mut self, insists: bool) -> bool {
+        let now_us = self.world.now_us;
+        let Some(life) = self.life() else { return false };
+        let goes_on = life.qp.go_on(now_us, insists);
+        life.failure_told &= !goes_on;
+        self.world.stats.went_on += u64::from(goes_on && !insists);
+        goes_on
+    }
+
+    fn loses(&self, path: SlotPath) -> bool {
+        self.world.health[self.host].loses(path)
     }
 
     fn fail(&mut self, status: WcStatus) {
@@ -309,9 +327,15 @@ impl Shell for Hands<'_> {
         let stats = &mut self.world.stats;
         stats.switches += 1;
         stats.planned += u64::from(done.switched.planned);
+        let grey = done.switched.reason == Reason::Loss;
+        stats.left_grey += u64::from(grey && done.switched.planned);
+        let alike = grey && self.world.plan.grey.is_some_and(|grey| grey.all);
         stats.plain_switches += u64::from(plain);
         stats.chained += u64::from(done.switched.epochs > 1);
         stats.replays += u64::from(done.replay.replayed);
         stats.spared_replays += done.replay.marked;
+        if alike {
+            self.wrong("a path was left for its losses where all lose as much".into());
+        }
     }
 }

@@ -16,6 +16,22 @@ impl World {
         let asks = (now_us / LOOK_US).is_multiple_of(ASK_EVERY_LOOKS);
         for qp in 0..self.ends[host].len() {
             let executor = self.ends[host][qp].executor();
+            let path = executor.active_path();
+            if path.is_some_and(|path| self.health[host].is_shunned(path)) {
+                let grey: Vec<_> = executor
+                    .lqp()
+                    .slots()
+                    .iter()
+                    .map(|(_, path)| path)
+                    .filter(|path| self.health[host].is_grey(*path))
+                    .collect();
+                let begun = self.with(host, qp, |executor, io| {
+                    executor.plan(io, Reason::Loss, |to| !grey.contains(&to))
+                });
+                self.stats.plans += u64::from(begun);
+                self.pump(host, qp)?;
+                continue;
+            }
             let Some(home) = executor.home().filter(|_| executor.active_path().is_some()) else {
                 continue;
             };
@@ -25,8 +41,8 @@ impl World {
                 health.ask(now_us, home, now_us);
             }
             if executor.may_go_home(now_us, steady).is_some() {
-                let begun = self.with(host, qp, |executor, hands| {
-                    executor.plan(hands, Reason::Failback, |to| to == home)
+                let begun = self.with(host, qp, |executor, io| {
+                    executor.plan(io, Reason::Failback, |to| to == home)
                 });
                 self.stats.plans += u64::from(begun);
             }

@@ -26,6 +26,7 @@
 pub mod app;
 mod drive;
 pub mod end;
+pub mod flush;
 mod hands;
 mod home;
 pub mod memory;
@@ -37,8 +38,9 @@ pub mod plan;
 pub mod rng;
 mod srq;
 pub mod stats;
+mod taken;
 mod world;
 
 pub use mutants::Mutant;
 pub use stats::Stats;
-pub use world::{run, Violation};
+pub use world::{run, run_with, Violation};

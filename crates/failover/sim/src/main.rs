@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 use std::time::Instant;
-use unbroken_sim::{run, Mutant, Stats};
+use unbroken_sim::flush::Flush;
+use unbroken_sim::{run_with, Mutant, Stats};
 
 /// Simulates failure schedules of logical QPs and checks that nothing is lost, repeated or stuck.
 #[derive(Parser)]
@@ -23,13 +24,17 @@ struct Args {
     threads: usize,
     /// Leave a rule out: no-quiesce, no-counts, early, no-follow, same-qpn, lost-receive,
     /// early-twice, place-early, no-check, no-witness, no-fence, fence-not-awaited,
-    /// flush-let-through, count-kind-ignored, own-error-held, ended-revived, no-hysteresis,
-    /// keys-not-translated.
+    /// flush-let-through, count-kind-ignored, own-error-held, flush-trusted, flush-awaited,
+    /// ended-revived, no-hysteresis, keys-not-translated.
     #[arg(long, value_parser = mutant)]
     mutant: Option<Mutant>,
     /// Run every mutant until it fails; each must.
     #[arg(long)]
     mutants: bool,
+    /// How all plain devices flush: whole, lossy, sends-first, parked, slow-poll, no-recv-marker,
+    /// at-destroy, nothing. Otherwise each QP in a way of its own.
+    #[arg(long, value_parser = flush)]
+    flush: Option<Flush>,
     /// Print all that happens (for one schedule).
     #[arg(long)]
     trace: bool,
@@ -42,6 +47,13 @@ fn mutant(name: &str) -> Result<Mutant, String> {
     Mutant::from_name(name).ok_or_else(|| {
         let names: Vec<_> = Mutant::ALL.iter().map(|m| m.name()).collect();
         format!("there is no mutant of this name; there are {}", names.join(", "))
+    })
+}
+
+fn flush(name: &str) -> Result<Flush, String> {
+    Flush::from_name(name).ok_or_else(|| {
+        let names = Flush::ALL.map(Flush::name).join(", ");
+        format!("no device flushes so; there are {names}")
     })
 }
 
@@ -64,7 +76,8 @@ fn batch(args: &Args, mutant: Mutant) -> Outcome {
                     if seed >= args.seed + args.schedules || seed > stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    let played = std::panic::catch_unwind(|| run(seed, mutant, args.trace));
+                    let played =
+                        std::panic::catch_unwind(|| run_with(seed, mutant, args.flush, args.trace));
                     match played.unwrap_or_else(|_| Err("panic".into())) {
                         Ok(s) => stats.add(&s),
                         Err(violation) => {
@@ -84,12 +97,13 @@ fn batch(args: &Args, mutant: Mutant) -> Outcome {
     total.into_inner().unwrap_or_else(|e| e.into_inner())
 }
 
-fn command(seed: u64, mutant: Mutant) -> String {
+fn command(args: &Args, seed: u64, mutant: Mutant) -> String {
+    let flush = args.flush.map_or(String::new(), |f| format!(" --flush {}", f.name()));
     let (features, with) = match mutant {
         Mutant::None => ("", String::new()),
         _ => (" --features unbroken-sim/mutants", format!(" --mutant {}", mutant.name())),
     };
-    let one = format!("--seed {seed} --schedules 1 --threads 1 --trace{with}");
+    let one = format!("--seed {seed} --schedules 1 --threads 1 --trace{with}{flush}");
     format!("cargo run --release --bin sim{features} -- {one}")
 }
 
@@ -115,7 +129,10 @@ fn main() -> ExitCode {
         println!("{name:>18} {value:>10}   (at least {floor})");
     }
     if let Some((seed, violation)) = violation {
-        println!("VIOLATION in schedule {seed}: {violation}\nreplay it: {}", command(seed, mutant));
+        println!(
+            "VIOLATION in schedule {seed}: {violation}\nreplay it: {}",
+            command(&args, seed, mutant)
+        );
         return ExitCode::FAILURE;
     }
     let missing = stats.below_floor();
@@ -138,7 +155,7 @@ fn mutants(args: &Args) -> ExitCode {
                     "{:>11}: caught after {} schedules: {what}\n             {}",
                     mutant.name(),
                     seed - args.seed + 1,
-                    command(seed, mutant)
+                    command(args, seed, mutant)
                 );
             }
             None => {

@@ -38,12 +38,18 @@ pub enum Mutant {
     CountKindIgnored,
     /// A plain device's error of the application's own is held like one of the network.
     OwnErrorHeld,
+    /// What is before the first flush of a plain device counts as done.
+    FlushTrusted,
+    /// A plain device's flush that stands still is waited for.
+    FlushAwaited,
     /// A QP that an error of the program has ended is moved like any other.
     EndedRevived,
     /// A QP goes home as soon as its first path answers.
     NoHysteresis,
     /// On plain devices, keys are not translated for other NICs than those they are of.
     KeysNotTranslated,
+    /// A path that loses much is left although all others lose as much.
+    GreyAlone,
 }
 
 impl Mutant {
@@ -64,9 +70,12 @@ impl Mutant {
         Mutant::FlushLetThrough,
         Mutant::CountKindIgnored,
         Mutant::OwnErrorHeld,
+        Mutant::FlushTrusted,
+        Mutant::FlushAwaited,
         Mutant::EndedRevived,
         Mutant::NoHysteresis,
         Mutant::KeysNotTranslated,
+        Mutant::GreyAlone,
     ];
 
     /// Its name on the command line.
@@ -88,9 +97,12 @@ impl Mutant {
             Mutant::FlushLetThrough => "flush-let-through",
             Mutant::CountKindIgnored => "count-kind-ignored",
             Mutant::OwnErrorHeld => "own-error-held",
+            Mutant::FlushTrusted => "flush-trusted",
+            Mutant::FlushAwaited => "flush-awaited",
             Mutant::EndedRevived => "ended-revived",
             Mutant::NoHysteresis => "no-hysteresis",
             Mutant::KeysNotTranslated => "keys-not-translated",
+            Mutant::GreyAlone => "grey-alone",
         }
     }
 
@@ -131,6 +143,7 @@ impl Mutant {
             Mutant::CountKindIgnored => Mutation::NoCountKind,
             Mutant::EndedRevived => Mutation::EndedRevived,
             Mutant::NoWitness => Mutation::NoWitness,
+            Mutant::GreyAlone => Mutation::GreyAlone,
             _ => Mutation::None,
         }
     }
@@ -139,6 +152,8 @@ impl Mutant {
         match self {
             Mutant::FlushLetThrough => unbroken_journal::Mutation::FlushLetThrough,
             Mutant::OwnErrorHeld => unbroken_journal::Mutation::OwnErrorHeld,
+            Mutant::FlushTrusted => unbroken_journal::Mutation::FlushTrusted,
+            Mutant::FlushAwaited => unbroken_journal::Mutation::FlushAwaited,
             _ => unbroken_journal::Mutation::None,
         }
     }

@@ -10,6 +10,8 @@ struct Port {
     down: bool,
     tx_cut: bool,
     rx_cut: bool,
+    /// Lost of a million packets, on their way out and in.
+    loss_ppm: u32,
 }
 
 /// The network between the two hosts.
@@ -23,7 +25,7 @@ pub struct Net {
 
 /// How a kind of packet is treated.
 #[derive(Clone, Copy, Debug)]
-pub struct Weather {
+pub struct Conditions {
     /// Lost, of a million.
     pub loss_ppm: u32,
     /// Repeated at once.
@@ -54,6 +56,7 @@ impl Net {
                 let p = &mut self.ports[host][nic];
                 (p.tx_cut, p.rx_cut) = (p.tx_cut || tx, p.rx_cut || rx);
             }
+            Fault::Grey { host, nic, loss_ppm } => self.ports[host][nic].loss_ppm = loss_ppm,
             Fault::Heal { host, nic } => self.ports[host][nic] = Port::default(),
             Fault::Suspect { .. }
             | Fault::Plan { .. }
@@ -94,10 +97,14 @@ impl Net {
         rng: &mut Rng,
         now_us: u64,
         (host, nic, remote): (usize, usize, usize),
-        w: Weather,
+        w: Conditions,
     ) -> Arrivals {
         let mut out = Arrivals::default();
         if !self.carries(host, nic, remote) || rng.ppm(w.loss_ppm) {
+            return out;
+        }
+        let ends = [self.ports[host][nic].loss_ppm, self.ports[1 - host][remote].loss_ppm];
+        if ends.into_iter().any(|loss_ppm| loss_ppm > 0 && rng.ppm(loss_ppm)) {
             return out;
         }
         let at = now_us + self.latency_us + rng.below(self.jitter_us + 1);

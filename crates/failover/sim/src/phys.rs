@@ -1,22 +1,22 @@
 //! A physical QP of the simulator: of a device that holds its work, or of one that has plain verbs
 //! only, with the product's journal above it.
 //!
-//! The plain one is a transport that flushes. Its completions lie in two queues, as in the CQs of a
-//! device, and are taken from them in either order; a QP that is being stopped takes its time to
-//! tell the last ones.
+//! The plain one is a transport that flushes, as its provider pleases ([`crate::flush`]). Its
+//! completions lie in two queues, as in the CQs of a device, and are taken from them in either
+//! order; a QP that is being stopped takes its time to tell the last ones.
 
 use crate::end::{Wcs, CAPS};
+use crate::flush::{Cqs, Flush, Look};
 use crate::memory::{KEY, PD};
 use crate::srq::SharedQueue;
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::taken::Taken;
+use std::sync::Arc;
 use unbroken_failover_protocol::QuiesceError;
 use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot, Step};
 use unbroken_roce::{Memory, PacketSink, RcConfig, RcEvent, RcQp};
 use unbroken_types::{
-    Access, Backlog, Completions, ModifyError, PdHandle, PostError, Progress, QpCaps, QpState,
-    RcModify, RecvEntry, RecvWr, SendEntry, SendFlags, SendOpcode, SendWr, Sge, SharedReceives, Wc,
-    WcStatus,
+    Access, Backlog, Completions, ModifyError, PostError, Progress, QpCaps, QpState, RcModify,
+    RecvWr, SendEntry, SendFlags, SendOpcode, SendWr, Sge, Wc, WcStatus,
 };
 use unbroken_wire::Packet;
 
@@ -29,6 +29,10 @@ pub struct Kind {
     pub recvs_first: bool,
     /// How often it is asked in vain whether it has stopped.
     pub slow: u32,
+    /// What becomes of its flushes.
+    pub flush: Flush,
+    /// ... by chance.
+    pub seed: u64,
     /// Its events are heard before its completions, and not after.
     pub events_first: bool,
     /// By which keys the QP's memory is known on its NIC, and the peer's on the peer's NIC.
@@ -40,7 +44,7 @@ pub struct Kind {
 }
 
 /// The entries with the key of another NIC. What is no key of memory stays none.
-fn translated(sges: &[Sge], key: u32) -> Vec<Sge> {
+pub(crate) fn translated(sges: &[Sge], key: u32) -> Vec<Sge> {
     let lkey = |lkey| if lkey == KEY { key } else { lkey };
     sges.iter().map(|sge| Sge { lkey: lkey(sge.lkey), ..*sge }).collect()
 }
@@ -79,72 +83,12 @@ pub struct Plain {
     cqs: Cqs,
     /// It was asked for ERR, and its last completions are not told yet.
     silent: u32,
+    /// A look has just been taken.
+    looked: bool,
+    destroyed: bool,
     shared: Option<Arc<Taken>>,
     /// That the peer's request has ended it is known.
     event: Option<RcEvent>,
-}
-
-/// Completions that nobody has taken.
-#[derive(Clone, Default)]
-struct Cqs {
-    sends: VecDeque<Wc>,
-    recvs: VecDeque<Wc>,
-}
-
-impl Completions for Cqs {
-    fn send(&mut self, wc: Wc) {
-        self.sends.push_back(wc);
-    }
-    fn recv(&mut self, wc: Wc, _solicited: bool) {
-        self.recvs.push_back(wc);
-    }
-}
-
-/// Remembers what was taken from a shared queue, as the product remembers what a device was lent.
-struct Taken {
-    queue: Arc<SharedQueue>,
-    /// By which key its NIC knows the memory.
-    local_key: u32,
-    /// Those whose completions nobody has looked at.
-    entries: Mutex<Vec<RecvEntry>>,
-}
-
-impl Taken {
-    fn entries(&self) -> MutexGuard<'_, Vec<RecvEntry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn forget(&self, wr_id: u64) -> Option<RecvEntry> {
-        let mut entries = self.entries();
-        let i = entries.iter().position(|entry| entry.wr_id == wr_id)?;
-        Some(entries.remove(i))
-    }
-
-    /// The receive of a completion goes back unused.
-    fn unused(&self, wr_id: u64) {
-        if let Some(entry) = self.forget(wr_id) {
-            self.queue.give_back(&RecvWr { wr_id, sges: &entry.sges });
-        }
-    }
-}
-
-impl SharedReceives for Taken {
-    fn take(&self, to: &mut dyn FnMut(&RecvWr<'_>)) -> bool {
-        let mut entries = self.entries();
-        self.queue.take(&mut |wr| {
-            entries.push(RecvEntry { wr_id: wr.wr_id, sges: wr.sges.to_vec() });
-            to(&RecvWr { sges: &translated(wr.sges, self.local_key), ..*wr });
-        })
-    }
-    fn give_back(&self, wr: &RecvWr<'_>) {
-        self.unused(wr.wr_id);
-    }
-    fn max_sge(&self) -> u32 {
-        self.queue.max_sge()
-    }
-    fn pd(&self) -> PdHandle {
-        self.queue.pd()
-    }
 }
 
 impl Phys {
@@ -167,13 +111,7 @@ impl Phys {
             sq_sig_all: false,
             cwnd_max_packets: 64,
         });
-        let taken = |queue: &Arc<SharedQueue>| {
-            Arc::new(Taken {
-                queue: queue.clone(),
-                local_key: kind.local_key,
-                entries: Mutex::default(),
-            })
-        };
+        let taken = |queue: &Arc<SharedQueue>| Arc::new(Taken::new(queue, kind.local_key));
         let shared = srq.filter(|_| kind.plain).map(taken);
         match (&shared, srq) {
             (Some(shared), _) => qp = qp.with_srq(shared.clone()),
@@ -195,7 +133,8 @@ impl Phys {
             mutation: kind.mutation,
         });
         journal.open();
-        let (state, cqs) = (QpState::Init, Cqs::default());
+        let cqs = Cqs::new(kind.flush, shared.is_some(), kind.seed);
+        let state = QpState::Init;
         Phys::Plain(Box::new(Plain {
             provider: qp,
             journal,
@@ -204,6 +143,8 @@ impl Phys {
             now_us: 0,
             cqs,
             silent: 0,
+            looked: false,
+            destroyed: false,
             shared,
             event: None,
         }))
@@ -213,6 +154,14 @@ impl Phys {
         match self {
             Phys::Holding(qp) => qp,
             Phys::Plain(p) => &p.provider,
+        }
+    }
+
+    /// See [`RcQp::go_on`]; a plain device cannot.
+    pub fn go_on(&mut self, now_us: u64, insists: bool) -> bool {
+        match self {
+            Phys::Holding(qp) => qp.go_on(now_us, insists),
+            Phys::Plain(_) => false,
         }
     }
 
@@ -253,6 +202,15 @@ impl Phys {
         match self {
             Phys::Holding(qp) => qp.progress().outstanding_recvs as usize,
             Phys::Plain(p) => p.shared.as_ref().map_or(0, |shared| shared.entries().len()),
+        }
+    }
+
+    /// Flushes that did not come, or came out of their turn; and whether it had to be destroyed to
+    /// be stopped.
+    pub fn odd_flushes(&self) -> (u64, bool) {
+        match self {
+            Phys::Holding(_) => (0, false),
+            Phys::Plain(p) => (p.cqs.odd, p.destroyed),
         }
     }
 
@@ -316,7 +274,7 @@ impl Phys {
             Phys::Plain(p) => p,
         };
         if let Posted::Give(wr_id) = p.journal.post_recv(wr, out)? {
-            p.provider.post_recv(&RecvWr { wr_id, sges: &p.kind.local(wr.sges) }, &mut p.cqs)?;
+            p.provide_recv(&RecvWr { wr_id, sges: &p.kind.local(wr.sges) })?;
         }
         p.settle(out);
         Ok(())
@@ -371,10 +329,18 @@ impl Phys {
     }
 
     /// Stops it for ever; `None`: not yet. `gone`: its NIC is dead, and not only its port down.
-    pub fn quiesce(&mut self, gone: bool, out: &mut Wcs) -> Result<Option<Backlog>, QuiesceError> {
+    pub fn quiesce(
+        &mut self,
+        now_us: u64,
+        gone: bool,
+        out: &mut Wcs,
+    ) -> Result<Option<Backlog>, QuiesceError> {
         match self {
             Phys::Holding(qp) => Ok(Some(qp.quiesce())),
-            Phys::Plain(p) => p.quiesce(gone, out),
+            Phys::Plain(p) => {
+                p.now_us = now_us;
+                p.quiesce(gone, out)
+            }
         }
     }
 
@@ -406,6 +372,8 @@ impl Phys {
 
 impl Plain {
     fn modify(&mut self, change: &RcModify, out: &mut Wcs) -> Result<(), ModifyError> {
+        // There are devices whose QPs do not come back from ERR.
+        assert!(self.provider.state() != QpState::Err, "a QP in ERR is used again");
         self.provider.modify(change, &mut self.cqs)?;
         self.state = change.state.unwrap_or(self.state);
         if change.state == Some(QpState::Rts) {
@@ -419,13 +387,18 @@ impl Plain {
     /// The provider gets what waits.
     fn give(&mut self, out: &mut Wcs) -> Result<(), PostError> {
         while let Some(wr) = self.journal.next_recv() {
-            self.provider
-                .post_recv(&RecvWr { sges: &self.kind.local(wr.sges), ..wr }, &mut self.cqs)?;
+            let (wr_id, sges) = (wr.wr_id, self.kind.local(wr.sges));
+            self.provide_recv(&RecvWr { wr_id, sges: &sges })?;
             self.journal.gave_recv();
         }
         self.give_sends(out)?;
         self.settle(out);
         Ok(())
+    }
+
+    fn provide_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.cqs.in_error = self.provider.state() == QpState::Err;
+        self.provider.post_recv(wr, &mut self.cqs)
     }
 
     fn give_sends(&mut self, out: &mut Wcs) -> Result<(), PostError> {
@@ -462,38 +435,46 @@ impl Plain {
         if self.silent > 0 && !self.journal.ended() {
             return; // nobody asks any more of one that has ended
         }
-        if self.kind.recvs_first {
-            self.take_recvs(out);
+        if self.journal.ended() {
+            self.cqs.reveal();
         }
-        while let Some(wc) = self.cqs.sends.pop_front() {
+        self.cqs.in_error = self.provider.state() == QpState::Err;
+        let mut look = self.cqs.look();
+        if self.kind.recvs_first {
+            self.take_recvs(&mut look, out);
+        }
+        while let Some(wc) = self.cqs.send_of(&mut look) {
             self.journal.handle_wc(self.now_us, &wc, out);
         }
-        self.take_recvs(out);
+        self.take_recvs(&mut look, out);
         if self.provider.take_last_wqe() {
             self.journal.handle_last_wqe();
         }
         self.journal.poll_failure(true);
     }
 
-    fn take_recvs(&mut self, out: &mut Wcs) {
-        while let Some(wc) = self.cqs.recvs.pop_front() {
-            let Some(shared) = &self.shared else {
-                self.journal.handle_wc(self.now_us, &wc, out);
-                continue;
-            };
-            let shown = Wc { qp_num: self.journal.wc_qpn(), ..wc };
-            if self.journal.is_over() {
-                shared.unused(wc.wr_id);
-            } else if wc.status == WcStatus::Success as u32 {
-                self.journal.handle_shared_recv(self.now_us);
-                shared.forget(wc.wr_id);
-                out.recv(shown, false);
-            } else if self.journal.handle_shared_recv_error(&wc, out) {
-                shared.forget(wc.wr_id);
-                out.recv(shown, false);
-            } else {
-                shared.unused(wc.wr_id);
-            }
+    fn take_recvs(&mut self, look: &mut Look, out: &mut Wcs) {
+        while let Some(wc) = self.cqs.recv_of(look) {
+            self.take_recv(&wc, out);
+        }
+    }
+
+    fn take_recv(&mut self, wc: &Wc, out: &mut Wcs) {
+        let Some(shared) = &self.shared else {
+            return self.journal.handle_wc(self.now_us, wc, out);
+        };
+        let shown = Wc { qp_num: self.journal.wc_qpn(), ..*wc };
+        if self.journal.is_over() {
+            shared.unused(wc.wr_id);
+        } else if wc.status == WcStatus::Success as u32 {
+            self.journal.handle_shared_recv(self.now_us);
+            shared.forget(wc.wr_id);
+            out.recv(shown, false);
+        } else if self.journal.handle_shared_recv_error(wc, out) {
+            shared.forget(wc.wr_id);
+            out.recv(shown, false);
+        } else {
+            shared.unused(wc.wr_id);
         }
     }
 
@@ -509,7 +490,7 @@ impl Plain {
                 self.provider.quiesce();
                 self.journal.provider_gone();
             }
-            match self.journal.stop(out) {
+            match self.journal.stop(self.now_us, out) {
                 Step::ToErr => {
                     let err = RcModify { state: Some(QpState::Err), ..RcModify::default() };
                     self.silent = 1 + self.kind.slow;
@@ -520,23 +501,53 @@ impl Plain {
                     self.mark(queue);
                     self.journal.marked(queue);
                 }
-                Step::Wait if self.silent <= 1 => {
-                    self.silent = 0;
+                Step::Wait if self.silent <= 1 && !self.looked => {
+                    (self.silent, self.looked) = (0, true);
                     self.settle(out);
-                    self.journal.recvs_polled();
+                    if self.cqs.no_recvs() {
+                        self.journal.recvs_polled();
+                    }
                 }
-                Step::Wait => return Ok(None),
-                Step::Done(backlog) => return Ok(Some(backlog)),
+                Step::Destroy => {
+                    self.silent = 0;
+                    self.take_all(out);
+                    self.provider.quiesce();
+                    self.cqs.destroyed();
+                    self.take_all(out);
+                    self.destroyed = true;
+                    self.journal.provider_gone();
+                }
+                Step::Wait => {
+                    self.looked = false;
+                    return Ok(None);
+                }
+                Step::Done(backlog) => {
+                    // What comes now belongs to nothing.
+                    self.cqs.reveal();
+                    self.take_all(out);
+                    if let Some(shared) = &self.shared {
+                        shared.end();
+                    }
+                    return Ok(Some(backlog));
+                }
                 Step::Ended => return Err(QuiesceError),
                 Step::Strange => panic!("a provider that works"),
             }
         }
     }
 
+    /// Looks until both CQs are empty.
+    fn take_all(&mut self, out: &mut Wcs) {
+        self.settle(out);
+        while !self.cqs.is_empty() {
+            self.settle(out);
+        }
+    }
+
     fn mark(&mut self, queue: Queue) {
         let wr_id = Slot::Marker(queue).wr_id();
         let posted = match queue {
-            Queue::Recv => self.provider.post_recv(&RecvWr { wr_id, sges: &[] }, &mut self.cqs),
+            Queue::Recv => self.provide_recv(&RecvWr { wr_id, sges: &[] }),
             Queue::Send => {
                 let wr = SendWr {
                     wr_id,

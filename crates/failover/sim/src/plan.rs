@@ -1,10 +1,11 @@
 //! What a seed stands for: the network, the QPs, the work, and the faults with their times.
 
+use crate::flush::Flush;
 use crate::memory::{key_on, KEY};
 use crate::mutants::Mutant;
 use crate::own::{self, OwnError};
 use crate::phys::Kind;
-use crate::rng::Rng;
+use crate::rng::{mix, Rng};
 use unbroken_types::{Mtu, SendFlags, SendOpcode, PSN_MASK};
 
 /// NICs of a host, at most.
@@ -61,6 +62,15 @@ pub enum Fault {
         /// Back to its first path; else to any other than that it is on.
         home: bool,
     },
+    /// A NIC loses so many of a million packets, on their way out and in.
+    Grey {
+        /// Host.
+        host: usize,
+        /// NIC.
+        nic: usize,
+        /// How many.
+        loss_ppm: u32,
+    },
     /// A host's process is stopped for a while: it neither works nor answers.
     Stop {
         /// Host.
@@ -103,6 +113,13 @@ pub struct QpPlan {
     pub no_replay: bool,
     /// Each end takes its receives from a shared queue.
     pub srq: [bool; 2],
+}
+
+/// A schedule in which nothing happens but that packets are lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grey {
+    /// All NICs lose as much.
+    pub all: bool,
 }
 
 /// A whole schedule.
@@ -156,6 +173,10 @@ pub struct Plan {
     pub goes_home: bool,
     /// What is wrong with the work of a QP.
     pub own: Option<OwnError>,
+    /// Nothing happens but that packets are lost.
+    pub grey: Option<Grey>,
+    /// How plain devices flush; none: each life in its own way.
+    pub flush: Option<Flush>,
 }
 
 impl Plan {
@@ -213,6 +234,8 @@ impl Plan {
             crash_is_told: rng.one_in(2),
             goes_home: false,
             own: None,
+            grey: None,
+            flush: None,
         };
         let no_replay = rng.one_in(8);
         for _ in 0..rng.range(1, 3) {
@@ -230,8 +253,39 @@ impl Plan {
         own::draw(&mut plan, rng);
         if rng.one_in(8) {
             plan.draw_flapping(rng);
+        } else if plan.own.is_none() && rng.one_in(12) {
+            plan.draw_grey(rng);
         }
         plan
+    }
+
+    /// A NIC loses much of what it carries, or all do, while work goes on for some seconds. The
+    /// transports wait as long as programs let them, so that one has the time to notice.
+    fn draw_grey(&mut self, rng: &mut Rng) {
+        self.grey = Some(Grey { all: rng.one_in(4) });
+        (self.goes_home, self.crash) = (true, false);
+        (self.timeout, self.retry_cnt) = (rng.pick(&[12, 13, 14]), 7);
+        (self.loss_ppm, self.late_ppm, self.dup_ppm, self.jitter_us) = (0, 0, 0, 0);
+        (self.ctrl_loss_ppm, self.ctrl_late_ppm) = (0, 0);
+        let (host, nic) = (rng.below(2) as usize, self.qps[0].nic);
+        let loss_ppm = rng.pick(&[50_000, 300_000, 600_000]);
+        // Something has come through before: else the ends may not fit.
+        let at_us = 250_000 + rng.below(50_000);
+        let all = self.grey.is_some_and(|grey| grey.all);
+        let nics = (0..self.rails).filter(|other| all || *other == nic);
+        self.faults = nics.map(|nic| (at_us, Fault::Grey { host, nic, loss_ppm })).collect();
+        self.healed_us = at_us + rng.range(3_000_000, 6_000_000);
+        for nic in 0..self.rails {
+            self.faults.push((self.healed_us, Fault::Heal { host, nic }));
+        }
+        for qp in &mut self.qps {
+            qp.pause_us = rng.pick(&[100_000, 200_000]);
+        }
+    }
+
+    /// Whether nothing happens but that a NIC of full devices loses much, where no QP fails.
+    pub fn only_grey(&self) -> bool {
+        self.grey.is_some_and(|grey| !grey.all) && self.plain == [false; 2]
     }
 
     /// A port goes down and comes back, once or again and again; then there is time to go home.
@@ -382,7 +436,11 @@ impl Plan {
         let key = |nic| if translates { key_on(self.qps[qp].nic, nic) } else { KEY };
         // As it comes: both orders, and QPs that stop at once and late.
         let chance = psn_of(life + 1, host) ^ self.psn_shift;
+        let seed = mix(u64::from(chance) << 8 | qp as u64);
+        let drawn = Flush::ALL[(seed % Flush::ALL.len() as u64) as usize];
         Kind {
+            flush: self.flush.unwrap_or(drawn),
+            seed,
             plain: self.plain[host],
             recvs_first: chance & 1 == 0,
             slow: chance >> 1 & 3,
@@ -435,7 +493,7 @@ impl Plan {
                 }
                 Fault::Suspect { qp: other, .. } | Fault::Plan { qp: other, .. } => other != qp,
                 Fault::Heal { .. } | Fault::Stop { .. } => true,
-                Fault::Crash { .. } => false,
+                Fault::Crash { .. } | Fault::Grey { .. } => false,
             })
     }
 }

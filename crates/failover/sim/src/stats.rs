@@ -18,6 +18,10 @@ pub struct Stats {
     pub plain_switches: u64,
     /// How often a QP was not stopped yet when it was asked.
     pub late_stops: u64,
+    /// Flushes that a device kept back, or told out of their turn, as a QP was stopped.
+    pub odd_flushes: u64,
+    /// QPs whose flush stood still, so that they were destroyed.
+    pub ended_flushes: u64,
     /// Work requests that were sent again after a switch.
     pub replays: u64,
     /// Work requests that were not sent again, since the peer had executed them.
@@ -62,6 +66,10 @@ pub struct Stats {
     pub wraps: u64,
     /// QPs whose path nothing touched.
     pub spared_paths: u64,
+    /// Paths that were left by plan since they lose much.
+    pub left_grey: u64,
+    /// Transports that had given up on such a path and went on.
+    pub went_on: u64,
     /// Packets that transports sent again.
     pub retransmits: u64,
     /// Messages that completed.
@@ -74,13 +82,15 @@ pub struct Stats {
 type Row = (&'static str, fn(&Stats) -> u64, u64);
 
 impl Stats {
-    const ROWS: [Row; 31] = [
+    const ROWS: [Row; 35] = [
         ("switches", |s| s.switches, 2_000),
         ("planned", |s| s.planned, 300),
         ("plans", |s| s.plans, 500),
         ("plans-cancelled", |s| s.plans_cancelled, 50),
         ("plain-switches", |s| s.plain_switches, 800),
         ("late-stops", |s| s.late_stops, 800),
+        ("odd-flushes", |s| s.odd_flushes, 0),
+        ("ended-flushes", |s| s.ended_flushes, 0),
         ("replays", |s| s.replays, 1_500),
         ("spared-replays", |s| s.spared_replays, 100),
         ("simultaneous", |s| s.simultaneous, 300),
@@ -103,6 +113,8 @@ impl Stats {
         ("given-back", |s| s.given_back, 3),
         ("atomics", |s| s.atomics, 200),
         ("wraps", |s| s.wraps, 150),
+        ("left-grey", |s| s.left_grey, 10),
+        ("went-on", |s| s.went_on, 0),
         ("retransmits", |s| s.retransmits, 10_000),
         ("messages", |s| s.messages, 20_000),
         ("events", |s| s.events, 0),
@@ -117,6 +129,8 @@ impl Stats {
         self.plans_cancelled += o.plans_cancelled;
         self.plain_switches += o.plain_switches;
         self.late_stops += o.late_stops;
+        self.odd_flushes += o.odd_flushes;
+        self.ended_flushes += o.ended_flushes;
         self.replays += o.replays;
         self.spared_replays += o.spared_replays;
         self.simultaneous += o.simultaneous;
@@ -139,6 +153,8 @@ impl Stats {
         self.given_back += o.given_back;
         self.atomics += o.atomics;
         self.wraps += o.wraps;
+        self.left_grey += o.left_grey;
+        self.went_on += o.went_on;
         self.retransmits += o.retransmits;
         self.messages += o.messages;
         self.events += o.events;

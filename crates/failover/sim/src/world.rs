@@ -2,11 +2,12 @@
 
 use crate::app::App;
 use crate::end::{app, ready_to_receive, ready_to_send, End, Life, Wcs, SQ_DEPTH};
+use crate::flush::Flush;
 use crate::hands::Hands;
 use crate::home;
 use crate::memory::HostMemory;
 use crate::mutants::Mutant;
-use crate::net::{Net, Weather};
+use crate::net::{Conditions, Net};
 use crate::phys::Phys;
 use crate::plan::{Fault, Plan};
 use crate::rng::Rng;
@@ -153,7 +154,17 @@ pub(crate) struct World {
 
 /// Runs the schedule of a seed. `trace` prints what happens.
 pub fn run(seed: u64, mutant: Mutant, trace: bool) -> Result<Stats, Violation> {
-    let plan = Plan::new(seed);
+    run_with(seed, mutant, None, trace)
+}
+
+/// The same, with plain devices that all flush so.
+pub fn run_with(
+    seed: u64,
+    mutant: Mutant,
+    flush: Option<Flush>,
+    trace: bool,
+) -> Result<Stats, Violation> {
+    let plan = Plan { flush, ..Plan::new(seed) };
     if trace {
         println!("{plan:#?}");
     }
@@ -257,6 +268,8 @@ impl World {
             over: false,
             wrapped: false,
             failure_told: false,
+            again: 0,
+            sent: (0, 0),
         };
         life.qp.transport_mut().set_selective(plan.selective[host]);
         life.qp.transport_mut().set_mutation(mutant.in_roce());
@@ -389,7 +402,9 @@ impl World {
             let own = self.plan.own_of(qp).is_some(); // see `App::check_memory`
             let excused = own
                 || self.plan.crash
-                || (self.plan.qps[qp].no_replay && !self.plan.only_planned(qp));
+                || (self.plan.qps[qp].no_replay
+                    && !self.plan.only_planned(qp)
+                    && !self.plan.only_grey());
             if failed != [false; 2] && !excused {
                 return Err(format!("qp {qp} failed without a cause: {failed:?}"));
             }
@@ -420,7 +435,10 @@ impl World {
         let (local, remote) = (usize::from(path.local), usize::from(path.remote));
         if !self.net.nic_works(host, local) {
             Belief::NoNic
-        } else if !self.net.connected(local, remote) || self.health[host].is_dead(path) {
+        } else if !self.net.connected(local, remote)
+            || self.health[host].is_dead(path)
+            || self.health[host].is_shunned(path)
+        {
             Belief::Silent
         } else {
             Belief::Alive
@@ -478,9 +496,9 @@ impl World {
         result
     }
 
-    pub(crate) fn data_weather(&self) -> Weather {
+    pub(crate) fn data_conditions(&self) -> Conditions {
         let p = &self.plan;
-        Weather {
+        Conditions {
             loss_ppm: p.loss_ppm,
             dup_ppm: p.dup_ppm,
             late_ppm: p.late_ppm,
@@ -488,10 +506,10 @@ impl World {
         }
     }
 
-    pub(crate) fn control_weather(&self) -> Weather {
+    pub(crate) fn control_conditions(&self) -> Conditions {
         let p = &self.plan;
         let late_us = p.late_us.max(50_000);
-        Weather {
+        Conditions {
             loss_ppm: p.ctrl_loss_ppm,
             dup_ppm: p.ctrl_late_ppm,
             late_ppm: p.ctrl_late_ppm,

@@ -24,7 +24,7 @@
 
 use std::fmt;
 use std::fmt::Write as _;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
 use std::path::Path;
 use std::str::FromStr;
@@ -111,6 +111,15 @@ impl FromStr for NicName {
         }
         Ok(NicName { host: host.into(), index, port })
     }
+}
+
+/// Whether two ports of emulated NICs are on one rail, and a switch joins them.
+pub fn on_one_rail(a: IpAddr, b: IpAddr) -> bool {
+    let rail = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ip.octets()[3] & !PORT_2,
+        IpAddr::V6(_) => 0,
+    };
+    rail(a) == rail(b)
 }
 
 /// The LID of the InfiniBand port that has this address of a fabric: 128 to 32,639, different for

@@ -33,6 +33,8 @@ pub(crate) enum SpotKind {
     Nic = 0,
     Cable = 1,
     Switch = 2,
+    /// What joins the switches: of all NICs.
+    Spine = 3,
 }
 
 /// An entry of the table, read.
@@ -65,7 +67,8 @@ impl Entry {
         let [kind, host, index, way, spot, port, ..] = what.to_le_bytes();
         let kind = *Kind::ALL.iter().find(|k| **k as u8 == kind)?;
         let way = *[Way::Both, Way::Tx, Way::Rx].get(usize::from(way))?;
-        let spot = *[SpotKind::Nic, SpotKind::Cable, SpotKind::Switch].get(usize::from(spot))?;
+        let spot = *[SpotKind::Nic, SpotKind::Cable, SpotKind::Switch, SpotKind::Spine]
+            .get(usize::from(spot))?;
         let spot = Spot { kind: spot, host, index, port };
         Some(Entry { kind, spot, way, value: 0, more: 0, from_us: 0, lasts_us: 0, every_us: 0 })
     }
@@ -74,7 +77,8 @@ impl Entry {
     pub(crate) fn of(fault: &Fault, spot: Spot) -> Entry {
         let (way, value, more) = match *fault {
             Fault::NicDead(_) | Fault::WqeError(_) => (Way::Both, 0, 0),
-            Fault::NicDown(_) | Fault::CableCut(_) | Fault::SwitchDown { .. } => (Way::Both, 0, 0),
+            Fault::NicDown(_) | Fault::CableCut(_) => (Way::Both, 0, 0),
+            Fault::SwitchDown { .. } | Fault::SpineDown => (Way::Both, 0, 0),
             Fault::Flap { down_us, up_us, .. } => (Way::Both, down_us, up_us),
             Fault::Impaired { way, what, .. } => {
                 let (value, more) = match what {
@@ -92,7 +96,7 @@ impl Entry {
         Entry { kind: fault.kind(), spot, way, value, more, from_us: 0, lasts_us: 0, every_us: 0 }
     }
 
-    /// The fault, given the name of its host ("" for a switch).
+    /// The fault, given the name of its host ("" for a switch, and for the spine).
     pub(crate) fn fault(&self, host: &str) -> Fault {
         let nic = NicName::new(host, self.spot.index).at_port(self.spot.port);
         let rail = Rail { nic: self.spot.index, port: self.spot.port };
@@ -100,6 +104,8 @@ impl Entry {
             SpotKind::Nic => Place::Nic(nic.clone()),
             SpotKind::Cable => Place::Cable(nic.clone()),
             SpotKind::Switch => Place::Switch { rail },
+            // It can be down, and that is all.
+            SpotKind::Spine => return Fault::SpineDown,
         };
         let (value, more) = (self.value, self.more);
         let ppm = value as u32;
@@ -110,6 +116,7 @@ impl Entry {
                     SpotKind::Nic => Fault::NicDown(nic),
                     SpotKind::Cable => Fault::CableCut(nic),
                     SpotKind::Switch => Fault::SwitchDown { rail },
+                    SpotKind::Spine => Fault::SpineDown,
                 }
             }
             Kind::Flap => return Fault::Flap { place, down_us: value, up_us: more },
@@ -185,7 +192,7 @@ mod tests {
     #[test]
     fn faults_survive_the_table() {
         let of_a_nic = |form: &&FaultForm| {
-            !matches!(form.word, "cable" | "switch") && !form.example.contains("/2 ")
+            !matches!(form.word, "cable" | "switch" | "spine") && !form.example.contains("/2 ")
         };
         for text in
             FAULT_FORMS.iter().filter(of_a_nic).map(|form| form.example).chain(["loss a/0 tx 1%"])
@@ -203,8 +210,12 @@ mod tests {
             assert_eq!(read, entry);
             assert_eq!(read.fault("a").to_string(), text);
         }
+        let spot = Spot { kind: SpotKind::Spine, host: 0, index: 0, port: 0 };
+        let entry = Entry::of(&Fault::SpineDown, spot);
+        assert_eq!(Entry::from_what(entry.what()), Some(entry));
+        assert_eq!(entry.fault(""), Fault::SpineDown);
         let next = Kind::ALL.iter().map(|kind| *kind as u64).max().unwrap() + 1;
-        for wrong in [0, next, 1 | 3 << 24, 1 | 3 << 32] {
+        for wrong in [0, next, 1 | 3 << 24, 1 | 4 << 32] {
             assert_eq!(Entry::from_what(wrong), None);
         }
     }

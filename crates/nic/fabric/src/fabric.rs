@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::fs::Timespec;
 use rustix::thread::futex;
 use unbroken_events::{Event, EventLog, What};
-use unbroken_runtime::{now_us, open_own, FileLock, Runtime};
+use unbroken_runtime::{now_us, open_own, Drains, FileLock, Runtime};
 use unbroken_types::LinkLayer;
 
 use crate::config::{Host, NicKind, NicName, Shape};
@@ -28,6 +28,20 @@ use crate::view::{LinkState, NicView, Outlook};
 const MIN_EVERY_US: u64 = 2_000;
 /// More of a `fabric.toml` is not read.
 const TOML_BYTES: u64 = 1 << 20;
+
+/// No NIC of the fabric is drained any more: one of the same name in the next fabric is another.
+fn undrain_all(runtime: &Runtime) -> Result<()> {
+    let path = runtime.path().join("drained");
+    let failed = |e| FabricError::io(&path, "take drains back")(e);
+    let drains = Drains::of(runtime);
+    for name in drains.all().map_err(failed)? {
+        // Those of NICs by address are no fabric's.
+        if name.parse::<NicName>().is_ok() {
+            drains.set(&name, false).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
 
 /// A fault in the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,7 +123,15 @@ impl Fabric {
                 _ => {}
             }
         }
-        crate::nicpage::remove_all(runtime)
+        crate::nicpage::remove_all(runtime)?;
+        undrain_all(runtime)
+    }
+
+    /// Has the addresses of a runtime folder free for others once it is gone; `path` is absolute,
+    /// without links.
+    pub fn forget(path: &Path) -> Result<()> {
+        Registry::lock()?.forget(path);
+        Ok(())
     }
 
     /// The runtime folder.
@@ -475,6 +497,7 @@ impl Fabric {
             }
             Fault::CableCut(nic) => at(SpotKind::Cable, nic),
             Fault::SwitchDown { rail } => switch(*rail),
+            Fault::SpineDown => Ok(Spot { kind: SpotKind::Spine, host: 0, index: 0, port: 0 }),
             Fault::Impaired { place, .. } | Fault::Flap { place, .. } => match place {
                 Place::Nic(nic) => at(SpotKind::Nic, nic),
                 Place::Cable(nic) => at(SpotKind::Cable, nic),
@@ -485,7 +508,7 @@ impl Fabric {
     }
 
     fn fault_of(&self, entry: &Entry) -> Option<Fault> {
-        if entry.spot.kind == SpotKind::Switch {
+        if matches!(entry.spot.kind, SpotKind::Switch | SpotKind::Spine) {
             return Some(entry.fault(""));
         }
         let host = self.hosts().iter().find(|h| h.number == entry.spot.host)?;

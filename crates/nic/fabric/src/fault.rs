@@ -140,6 +140,8 @@ pub enum Fault {
         /// The rail.
         rail: Rail,
     },
+    /// What joins the switches is off: nothing comes from NICs of one rail to those of another.
+    SpineDown,
     /// Packets suffer.
     Impaired {
         /// Where.
@@ -168,7 +170,8 @@ impl Fault {
     pub(crate) fn kind(&self) -> Kind {
         match self {
             Fault::NicDead(_) => Kind::NicDead,
-            Fault::NicDown(_) | Fault::CableCut(_) | Fault::SwitchDown { .. } => Kind::Down,
+            Fault::NicDown(_) | Fault::CableCut(_) => Kind::Down,
+            Fault::SwitchDown { .. } | Fault::SpineDown => Kind::Down,
             Fault::Impaired { what, .. } => what.kind(),
             Fault::Flap { .. } => Kind::Flap,
             Fault::WqeError(_) => Kind::WqeError,
@@ -210,6 +213,7 @@ impl fmt::Display for Fault {
             Fault::NicDown(nic) => write!(f, "nic {nic} down"),
             Fault::CableCut(nic) => write!(f, "cable {nic} cut"),
             Fault::SwitchDown { rail } => write!(f, "switch {rail} down"),
+            Fault::SpineDown => write!(f, "spine down"),
             Fault::Impaired { place, way, what } => {
                 let way = match way {
                     Way::Both => "",

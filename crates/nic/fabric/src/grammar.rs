@@ -43,7 +43,8 @@ pub(crate) fn parse_selector(text: &str) -> Result<(String, Fault)> {
         ("nic", [nic]) => Fault::NicDown(nic.parse()?),
         ("cable", [nic]) => Fault::CableCut(nic.parse()?),
         ("switch", [rail]) => Fault::SwitchDown { rail: rail_of(rail)? },
-        ("nic" | "cable" | "switch", _) => return Err(error),
+        ("spine", []) => return Ok(("spine down".into(), Fault::SpineDown)),
+        ("nic" | "cable" | "switch" | "spine", _) => return Err(error),
         _ => {
             let place = words.place()?;
             let way = words.way()?;
@@ -121,6 +122,8 @@ impl<'a> Words<'a> {
             ("nic", [nic, "down"]) => Ok(Fault::NicDown(nic.parse()?)),
             ("cable", [nic, "cut"]) => Ok(Fault::CableCut(nic.parse()?)),
             ("switch", [rail, "down"]) => Ok(Fault::SwitchDown { rail: rail_of(rail)? }),
+            ("spine", ["down"]) => Ok(Fault::SpineDown),
+            ("spine", _) => Err(self.wrong("the spine can be 'down'".into())),
             ("nic", [_, state]) => {
                 Err(self.wrong(format!("a NIC can be 'dead' or 'down', not '{state}'")))
             }
@@ -364,7 +367,7 @@ mod tests {
             ("burst-loss a/0 1%", "'burst=…' is missing"),
             ("burst-loss a/0 1% burst=0", "1 to 100000 packets"),
             ("burst-loss a/0 60% burst=1", "bursts of 1 lose at most 50%, not 60%"),
-            ("rate a/0 1Gbps", "64kbit to 1000Gbit"),
+            ("rate a/0 1GB/s", "64kbit to 1000Gbit"),
             ("rate a/0", "a rate is missing; right is 'rate a/0 1Gbit'"),
             ("delay a/0 5", "like '200us', '5ms'"),
             ("delay a/0 11s", "at most 10s"),
@@ -401,7 +404,9 @@ mod tests {
             names("delay rail0b", "delay rail0b 5ms") && !names("delay rail0", "delay rail0b 5ms")
         );
         assert!(
-            names("switch rail0", "switch rail0 down") && names("rate rail0", "rate rail0 1Gbit")
+            names("spine", "spine down")
+                && names("switch rail0", "switch rail0 down")
+                && names("rate rail0", "rate rail0 1Gbit")
         );
         assert!(
             names("flap a/0", "flap a/0 down=1s up=1s") && names("wqe-error a/0", "wqe-error a/0")

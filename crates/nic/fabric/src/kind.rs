@@ -54,6 +54,7 @@ kinds! {
         "cable", "cable a/0 cut", "nothing comes through the cable of the NIC";
         "switch", "switch rail0 down", "nothing comes through the switch that joins the NICs 0 of all hosts";
         "switch", "switch rail0b down", "the same of the switch that joins their second ports";
+        "spine", "spine down", "nothing comes from NICs of one rail to those of another";
     Flap = 11:
         "flap", "flap a/0 down=200ms up=1s", "the port is down and up in turns; also of 'cable a/0' and 'rail0'";
     WqeError = 12:

@@ -45,8 +45,8 @@ mod view;
 
 pub use conditions::{Burst, Conditions};
 pub use config::{
-    device_kind, device_kind_name, lid_of, link_layer, link_layer_name, mtu, ports, DeviceKind,
-    Host, NicKind, NicName, Shape, MAX_HOSTS, MAX_NICS, MAX_PORTS, SM_LID,
+    device_kind, device_kind_name, lid_of, link_layer, link_layer_name, mtu, on_one_rail, ports,
+    DeviceKind, Host, NicKind, NicName, Shape, MAX_HOSTS, MAX_NICS, MAX_PORTS, SM_LID,
 };
 pub use credit::{packet_cost, Credit, PATIENCE_US};
 pub use error::FabricError;

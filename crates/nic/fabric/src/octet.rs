@@ -233,6 +233,13 @@ impl Registry {
         }
     }
 
+    /// The runtime folder at this path is gone: its octets are free.
+    pub(crate) fn forget(&self, path: &Path) {
+        for entry in self.entries().iter().filter(|e| e.is_own() && e.path == path) {
+            let _ = fs::remove_file(&entry.file);
+        }
+    }
+
     /// Whether the registry says that this runtime has this octet: the usual case, found out
     /// without the lock. The entry has been used then.
     pub(crate) fn knows(octet: u8, runtime: &Runtime) -> bool {

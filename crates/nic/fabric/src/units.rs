@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use unbroken_units::read::whole;
+use unbroken_units::read::{rate, time_ns, whole};
 use unbroken_units::show::exact;
 
 use crate::error::{FabricError, Result};
@@ -17,11 +17,6 @@ pub(crate) const MAX_TIME_US: u64 = 86_400_000_000;
 
 /// Shares in parts per million.
 const SHARES: [(&str, u64); 1] = [("%", 10_000)];
-/// Rates in bit/s.
-const RATE_UNITS: [(&str, u64); 4] =
-    [("bit", 1), ("kbit", 1_000), ("Mbit", 1_000_000), ("Gbit", 1_000_000_000)];
-/// Times in µs.
-const TIMES: [(&str, u64); 4] = [("us", 1), ("ms", 1_000), ("s", 1_000_000), ("m", 60_000_000)];
 
 /// Reads a share in parts per million: `1%`.
 pub(crate) fn parse_share(text: &str) -> Result<u32> {
@@ -31,9 +26,9 @@ pub(crate) fn parse_share(text: &str) -> Result<u32> {
     })
 }
 
-/// Reads a rate in bit/s: `10Gbit`.
+/// Reads a rate in bit/s: `10Gbit`, `10G`.
 pub(crate) fn parse_rate(text: &str) -> Result<u64> {
-    whole(text, &RATE_UNITS).filter(|r| RATES.contains(r)).ok_or_else(|| {
+    rate(text).ok().filter(|r| RATES.contains(r)).ok_or_else(|| {
         FabricError::Name(format!(
             "'{text}' is not a rate; 64kbit to 1000Gbit are right, like '10Mbit' or '2.5Gbit'"
         ))
@@ -42,7 +37,8 @@ pub(crate) fn parse_rate(text: &str) -> Result<u64> {
 
 /// Reads a time in µs: `200us`, `5ms`, `1.5s`, `2m`. At least 1 µs, at most a day.
 pub(crate) fn parse_time_us(text: &str) -> Result<u64> {
-    whole(text, &TIMES).filter(|t| (1..=MAX_TIME_US).contains(t)).ok_or_else(|| {
+    let time_us = time_ns(text).ok().filter(|ns| ns % 1_000 == 0).map(|ns| ns / 1_000);
+    time_us.filter(|t| (1..=MAX_TIME_US).contains(t)).ok_or_else(|| {
         FabricError::Name(format!(
             "'{text}' is not a time; 1us to 1440m are right, like '200us', '5ms' or '1.5s'"
         ))
@@ -113,6 +109,11 @@ mod tests {
         assert_eq!(TimeUs(1_500_000).to_string(), "1.5s");
         assert_eq!(TimeUs(20_000).to_string(), "20ms");
         assert_eq!(parse_time_us("2m").unwrap(), 120_000_000);
+        assert_eq!(parse_time_us("1h").unwrap(), 3_600_000_000);
+        // As every command has them.
+        for rate in ["10G", "10Gbit", "10Gbit/s", "10Gbps", "10000M"] {
+            assert_eq!(parse_rate(rate).unwrap(), 10_000_000_000, "{rate}");
+        }
     }
 
     #[test]
@@ -120,19 +121,12 @@ mod tests {
         for wrong in ["", "1", "%", ".%", "0%", "101%", "-1%", "1e0%", "0.00001%", "4294967297%"] {
             assert!(parse_share(wrong).is_err(), "{wrong}");
         }
-        for wrong in [
-            "1",
-            "1Gb",
-            "1gbit",
-            "63kbit",
-            "1001Gbit",
-            "Gbit",
-            "99999999999999999999Gbit",
-            "0.5bit",
-        ] {
+        for wrong in
+            ["1", "1gbit", "63kbit", "1001Gbit", "Gbit", "99999999999999999999Gbit", "0.5bit"]
+        {
             assert!(parse_rate(wrong).is_err(), "{wrong}");
         }
-        for wrong in ["1", "0s", "1h", "1.5us", "-1s", "1 s", "1441m", "s", "1..5s"] {
+        for wrong in ["1", "0s", "25h", "1.5us", "-1s", "1441m", "s", "1..5s", "1y"] {
             assert!(parse_time_us(wrong).is_err(), "{wrong}");
         }
     }

@@ -32,6 +32,8 @@ pub struct LinkState {
     /// Ports whose cable is cut or whose switch is off, so that nothing goes out or comes in; the
     /// NIC does not know.
     pub silent: u8,
+    /// Nothing comes from NICs of other rails.
+    pub apart: bool,
     /// 0: packets pass unharmed. Else another number each time that the [`Conditions`] of a port
     /// change.
     pub impaired: u32,
@@ -42,7 +44,7 @@ pub struct LinkState {
 impl LinkState {
     /// Nothing is wrong.
     pub const GOOD: LinkState =
-        LinkState { alive: true, down: 0, silent: 0, impaired: 0, wqe_error_us: 0 };
+        LinkState { alive: true, down: 0, silent: 0, apart: false, impaired: 0, wqe_error_us: 0 };
 
     /// Whether a port, from 1, has a link.
     #[inline]
@@ -100,6 +102,7 @@ impl Outlook {
         }
         match (entry.kind, entry.spot.kind) {
             (Kind::NicDead, _) => self.state.alive = false,
+            (Kind::Down, SpotKind::Spine) => self.state.apart = true,
             (Kind::Down | Kind::Flap, SpotKind::Nic) => {
                 self.state.down |= ports_of(entry.spot.port)
             }
@@ -131,7 +134,11 @@ impl Outlook {
 
 /// Whether a fault concerns this NIC.
 pub(crate) fn concerns(entry: &Entry, host: u8, index: u8) -> bool {
-    entry.spot.index == index && (entry.spot.host == host || entry.spot.kind == SpotKind::Switch)
+    match entry.spot.kind {
+        SpotKind::Spine => true,
+        SpotKind::Switch => entry.spot.index == index,
+        SpotKind::Nic | SpotKind::Cable => entry.spot.index == index && entry.spot.host == host,
+    }
 }
 
 /// The faults that concern one NIC, cached: asking costs a load and two compares while nothing

@@ -73,6 +73,7 @@ fn faults_reach_the_nics_they_concern() {
         ("nic a/0 down", [LinkState { down: ALL_PORTS, ..good }, good, good]),
         ("cable b/0 cut", [good, silent, good]),
         ("switch rail0 down", [first_silent, first_silent, good]),
+        ("spine down", [LinkState { apart: true, ..good }; 3]),
         ("flap a/1 down=1m up=1s", [good, good, LinkState { down: ALL_PORTS, ..good }]),
         ("flap cable a/0 down=1m up=1s", [silent, good, good]),
         ("flap rail0 down=1m up=1s", [first_silent, first_silent, good]),

@@ -175,6 +175,14 @@ pub trait PacketSink {
     }
 }
 
+/// By which keys the peer knows its memory on the NIC that a QP is connected to, where those are
+/// others than the application has.
+pub trait PeerKeys: Send + Sync {
+    /// The key there; `None` while it is not known. Once it is, the QP must be asked for packets
+    /// again. A key that names nothing has the peer refuse the request.
+    fn key(&self, rkey: u32) -> Option<u32>;
+}
+
 /// Where packets of a UD QP go; each names its destination.
 pub trait UdSink {
     /// Where datagrams to `dest` go now: elsewhere if the QP that is known by that address has

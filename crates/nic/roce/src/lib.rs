@@ -44,7 +44,7 @@ mod ud;
 mod window;
 
 pub use config::RcConfig;
-pub use io::{AtomicOp, MemError, Memory, PacketSink, Payload, SinkError, UdSink};
+pub use io::{AtomicOp, MemError, Memory, PacketSink, Payload, PeerKeys, SinkError, UdSink};
 pub use migration::Via;
 #[doc(hidden)]
 pub use mutants::Mutation;

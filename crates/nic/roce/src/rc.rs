@@ -5,6 +5,8 @@
 //!   nothing, and keeps its WRs, until [`RcQp::quiesce`] or [`RcQp::fail`];
 //! - *quiesced*: its WRs are taken out; nothing happens on it any more, unless it is reset.
 
+mod insist;
+mod named;
 mod paths;
 mod turns;
 
@@ -174,6 +176,8 @@ impl RcQp {
     /// What became of its packets since this was last asked.
     pub fn take_news(&mut self) -> News {
         let (lost, rtt_us) = (self.requester.take_lost(), self.requester.take_rtt_us());
+        // What is lost while it insists says nothing of the room there.
+        let lost = if self.requester.insists() { 0 } else { lost };
         News { acked: self.requester.advanced(), lost, rtt_us }
     }
 

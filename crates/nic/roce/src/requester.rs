@@ -28,6 +28,8 @@
 //! as the status of entry `head`; what it does to the queue is [`crate::RcQp`]'s to say.
 
 mod ending;
+mod insist;
+mod peer_keys;
 mod receive;
 mod repair;
 mod room;
@@ -95,6 +97,8 @@ pub(crate) struct Requester {
     mending: bool,
     /// The last packet is to be sent again, so that the peer says what it has.
     resend_last: bool,
+    /// The peer answers any piece of a READ that is asked for again, see [`repair`].
+    in_pieces: bool,
     rtt: RoundTrip,
     /// What was measured since this was last asked; 0: nothing.
     last_rtt_us: u32,
@@ -126,12 +130,16 @@ pub(crate) struct Requester {
     lost: u32,
     retries_left: u8,
     rnr_retries_left: u8,
+    /// It sends again soon and without end, see [`insist`].
+    insists: bool,
     /// All timers run that a packet on its way needs.
     armed: bool,
     ack_deadline: Option<u64>,
     rnr_until: Option<u64>,
     /// An entry that cannot be sent, and why.
     unsendable: Option<(u64, WcStatus)>,
+    /// Where the peer knows its memory by other keys than the application.
+    translated: Option<Box<peer_keys::Translated>>,
     advanced: u64,
     completed: Messages,
 }
@@ -162,6 +170,7 @@ impl Requester {
             repair: None,
             mending: false,
             resend_last: false,
+            in_pieces: false,
             rtt: RoundTrip::default(),
             last_rtt_us: 0,
             others_wait_us: 0,
@@ -180,10 +189,12 @@ impl Requester {
             lost: 0,
             retries_left: 0,
             rnr_retries_left: 0,
+            insists: false,
             armed: false,
             ack_deadline: None,
             rnr_until: None,
             unsendable: None,
+            translated: None,
             advanced: 0,
             completed: Messages::default(),
         }
@@ -194,16 +205,18 @@ impl Requester {
         self.clear();
         self.advanced = 0;
         self.completed = Messages::default();
+        self.translated = None;
         self.window = Window::new(self.cwnd_max);
         self.rtt = RoundTrip::default();
         (self.last_rtt_us, self.others_wait_us, self.doubt) = (0, 0, 0);
+        self.insists = false;
     }
 
     /// Sets the first PSN and starts the retry counts, for state RTS.
     pub(crate) fn start(&mut self, psn: u32) {
         (self.una, self.acked, self.next_psn, self.frontier) = (psn, psn, psn, psn);
         self.nothing_in_flight();
-        self.few = u64::MAX;
+        (self.few, self.in_pieces) = (u64::MAX, false);
         self.restart_retries();
     }
 
@@ -277,7 +290,7 @@ impl Requester {
             {
                 break;
             }
-            let wqe = *self.ring.get(self.cur);
+            let wqe = self.on_wire(self.cur);
             if wqe.executed {
                 self.cur += 1;
                 continue;
@@ -320,6 +333,9 @@ impl Requester {
         let wqe = *self.ring.get(self.cur);
         let fenced = wqe.flags.contains(SendFlags::FENCE) && self.last_read > self.ring.head;
         if !(connection.may_start || wqe.begun()) || fenced && !wqe.executed {
+            return false;
+        }
+        if !self.is_named() {
             return false;
         }
         let first_psn = self.next_psn;
@@ -574,10 +590,7 @@ impl Requester {
         }
         if self.ack_deadline.is_some_and(|t| t <= now_us) {
             self.ack_deadline = None;
-            if self.retries_left == 0 {
-                return Err(WcStatus::RetryExcErr);
-            }
-            self.retries_left -= 1;
+            self.take_retry()?;
             self.again_us = now_us;
             self.gap = None;
             if self.next_psn != self.una {

@@ -114,6 +114,11 @@ impl SendRing {
             + size_of_val(&*self.operands)
     }
 
+    /// How many entries it has room for.
+    pub(crate) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
     /// The slot of an entry.
     pub(crate) fn slot(&self, index: u64) -> usize {
         index as usize & (self.slots.len() - 1)

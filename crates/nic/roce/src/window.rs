@@ -24,6 +24,7 @@ const CHANCE: u32 = 16;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     packets: u32,
+    min: u32,
     max: u32,
     slow_start_below: u32,
     /// Packets acknowledged since the last growth by one.
@@ -39,6 +40,7 @@ impl Window {
         let max = max.max(MIN_PACKETS);
         Window {
             packets: INITIAL_PACKETS.min(max),
+            min: MIN_PACKETS,
             max,
             slow_start_below: max,
             credit: 0,
@@ -49,6 +51,13 @@ impl Window {
 
     pub(crate) fn packets(&self) -> u32 {
         self.packets
+    }
+
+    /// Losses say nothing about room any more, or do again: the window is no smaller than the one
+    /// that a QP begins with, or may be.
+    pub(crate) fn insist(&mut self, insists: bool) {
+        self.min = if insists { INITIAL_PACKETS.min(self.max) } else { MIN_PACKETS };
+        self.packets = self.packets.max(self.min);
     }
 
     /// `n` more packets are acknowledged, all before `una`.
@@ -71,7 +80,7 @@ impl Window {
     pub(crate) fn lost(&mut self, frontier: u32) {
         if self.recovery.is_none() {
             self.recovery = Some(frontier);
-            self.packets = (self.packets / 2).max(MIN_PACKETS);
+            self.packets = (self.packets / 2).max(self.min);
             self.slow_start_below = self.packets;
             self.credit = 0;
         }
@@ -80,10 +89,10 @@ impl Window {
     /// Nothing was heard for as long as it should take: begins anew, and doubles up to half of what
     /// it was.
     pub(crate) fn silent(&mut self) {
-        if self.packets > MIN_PACKETS {
-            self.slow_start_below = (self.packets / 2).max(MIN_PACKETS);
+        if self.packets > self.min {
+            self.slow_start_below = (self.packets / 2).max(self.min);
         }
-        self.packets = MIN_PACKETS;
+        self.packets = self.min;
         (self.credit, self.recovery) = (0, None);
     }
 
@@ -97,7 +106,7 @@ impl Window {
             self.chance -= 1;
             return;
         }
-        self.packets = (self.packets - 1).max(MIN_PACKETS);
+        self.packets = (self.packets - 1).max(self.min);
         self.slow_start_below = self.packets;
         self.credit = 0;
     }

@@ -131,3 +131,43 @@ fn an_atomic_that_may_have_left_is_never_sent_by_another_qp() {
     assert!(!fresh.unsafe_to_replay(PeerDone::Messages(0)));
     assert_eq!((backlog.sends[4].compare_add, backlog.sends[4].remote_addr), (5, va(COUNTERS, 0)));
 }
+
+/// On a network that loses most, the transport gives up and goes on in the same life, or insists and
+/// never gives up: each atomic runs once, and all have their answers.
+#[test]
+fn a_transport_that_goes_on_runs_each_atomic_once() {
+    for insists in [false, true] {
+        let mut p = pair(true);
+        let mut gave_up = 0;
+        p.faults.loss = 700;
+        if insists {
+            assert!(p.ends[0].qp.go_on(p.now_us, true));
+        }
+        (0..8).for_each(|wr_id| p.post(0, &add(wr_id, 0)));
+        for _ in 0..500 {
+            p.run();
+            if p.ends[0].qp.failure().is_none() {
+                break;
+            }
+            gave_up += 1;
+            assert!(p.ends[0].qp.go_on(p.now_us, false));
+        }
+        assert_eq!(gave_up > 0, !insists, "it gave up {gave_up} times");
+        assert_eq!(p.statuses(0), (0..8).map(|wr_id| (wr_id, OK)).collect::<Vec<_>>());
+        assert_eq!(word(&p, 1, COUNTERS, 0), 100 + 8 * 5);
+        assert_eq!([0, 7].map(|i| word(&p, 0, DST, i)), [100, 135], "in order");
+    }
+}
+
+/// What was stopped for another reason, or has moved, stays stopped.
+#[test]
+fn only_a_transport_that_gave_up_goes_on() {
+    let mut p = pair(true);
+    let End { qp, wcs, .. } = &mut p.ends[0];
+    qp.network_failure(WcStatus::FatalErr, wcs);
+    assert!(!qp.go_on(0, false) && qp.failure().is_some());
+    let mut p = pair(true);
+    let qp = &mut p.ends[0].qp;
+    qp.quiesce();
+    assert!(!qp.go_on(0, true));
+}

@@ -115,6 +115,7 @@ impl End {
             home: None,
             local_keys_of: None,
             control: false,
+            standby: false,
         })?;
         Ok(End { nic, cq, buf, mr, qp, remote: Remote::default(), _nics: nics })
     }

@@ -1,6 +1,8 @@
 //! Which NICs a process has.
 
+use crate::flush::FlushKind;
 use std::net::IpAddr;
+use unbroken_environment::{self as environment, text};
 use unbroken_fabric::{device_kind, DeviceKind, Runtime};
 use unbroken_verbs::{Error, Result};
 
@@ -19,6 +21,8 @@ pub struct Config {
     pub nics: NicSource,
     /// Plain NICs: which of the ways to die each QP has.
     pub seed: u64,
+    /// Plain NICs: how their QPs flush.
+    pub flush: FlushKind,
     /// For tests: the longest sleep of a NIC's background thread, in µs, on which nothing depends.
     pub longest_sleep_us: u64,
 }
@@ -41,7 +45,7 @@ impl Config {
 
     /// These NICs, and defaults.
     pub fn of(runtime: Runtime, nics: NicSource) -> Config {
-        Config { runtime, nics, seed: 0, longest_sleep_us: SLEEP_US }
+        Config { runtime, nics, seed: 0, flush: FlushKind::Whole, longest_sleep_us: SLEEP_US }
     }
 
     /// NICs at addresses of real interfaces, with all that they can do.
@@ -51,28 +55,25 @@ impl Config {
 
     /// What the environment says: `UNBROKEN_RUNTIME`, and `UNBROKEN_NICS` (addresses, with commas;
     /// `UNBROKEN_DEVICE` is what they can do) or `UNBROKEN_HOST` (default `a`);
-    /// `UNBROKEN_DEVICE_SEED`; for tests `UNBROKEN_LONGEST_SLEEP_US`.
+    /// `UNBROKEN_DEVICE_SEED` and `UNBROKEN_DEVICE_FLUSH`; for tests `UNBROKEN_LONGEST_SLEEP_US`.
     pub fn from_env() -> Result<Config> {
         let runtime = Runtime::open().map_err(|e| Error::invalid(e.to_string()))?;
-        let nics = match (variable("UNBROKEN_NICS"), variable("UNBROKEN_HOST")) {
+        let nics = match (text(environment::NICS), text(environment::HOST)) {
             (Some(list), _) => NicSource::Addresses(
                 parse_addresses(&list)?,
-                parse_device(variable("UNBROKEN_DEVICE"))?,
+                parse_device(text(environment::DEVICE))?,
             ),
             (None, host) => NicSource::Host(host.unwrap_or_else(|| "a".to_owned())),
         };
-        let number = |name, default| parse_number(name, variable(name), default);
-        let seed = number("UNBROKEN_DEVICE_SEED", 0)?;
+        let number = |name, default| parse_number(name, text(name), default);
+        let seed = number(environment::DEVICE_SEED, 0)?;
         Ok(Config {
             seed,
-            longest_sleep_us: number("UNBROKEN_LONGEST_SLEEP_US", SLEEP_US)?,
+            flush: parse_flush(text(environment::DEVICE_FLUSH))?,
+            longest_sleep_us: number(environment::LONGEST_SLEEP_US, SLEEP_US)?,
             ..Config::of(runtime, nics)
         })
     }
-}
-
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|v| !v.trim().is_empty())
 }
 
 fn parse_addresses(list: &str) -> Result<Vec<IpAddr>> {
@@ -100,6 +101,13 @@ fn parse_addresses(list: &str) -> Result<Vec<IpAddr>> {
 fn parse_device(name: Option<String>) -> Result<DeviceKind> {
     name.map_or(Ok(DeviceKind::Full), |name| {
         device_kind(name.trim()).map_err(|what| Error::invalid(format!("UNBROKEN_DEVICE: {what}")))
+    })
+}
+
+fn parse_flush(name: Option<String>) -> Result<FlushKind> {
+    name.map_or(Ok(FlushKind::Whole), |name| {
+        FlushKind::parse(name.trim())
+            .map_err(|what| Error::invalid(format!("UNBROKEN_DEVICE_FLUSH: {what}")))
     })
 }
 

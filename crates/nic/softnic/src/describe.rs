@@ -13,9 +13,13 @@ use unbroken_verbs::{Capabilities, DeviceAttr, PortAttr, PortState};
 /// What a NIC can do beyond plain verbs.
 pub(crate) fn capabilities(device: DeviceKind) -> Capabilities {
     match device {
-        DeviceKind::Full => {
-            Capabilities { holds: true, shared_objects: true, indirect_keys: true, windows: true }
-        }
+        DeviceKind::Full => Capabilities {
+            holds: true,
+            shared_objects: true,
+            indirect_keys: true,
+            windows: true,
+            slow_control: false,
+        },
         // Windows are plain verbs, and an RNIC may have them.
         DeviceKind::Plain => Capabilities { windows: true, ..Capabilities::default() },
     }

@@ -32,6 +32,7 @@ mod copy;
 mod describe;
 mod engine;
 mod faults;
+mod flush;
 mod gids;
 mod inner;
 mod inventory;

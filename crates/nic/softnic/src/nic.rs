@@ -241,6 +241,9 @@ impl Nic {
         let mut entry = QpEntry::new(kind, (qpn, init.pd, init.control), caps, cqs);
         entry.home = init.home;
         entry.death = e.id.plain.as_mut().map(Plain::next_death);
+        if let (QpType::Rc, false, Some(plain)) = (init.qp_type, init.control, &e.id.plain) {
+            entry.flushes = plain.flushes(qpn, &caps, init.srq.is_some());
+        }
         e.pulses.begin(qpn as u16);
         e.qps.insert(qpn as u16, entry);
         drop(e);

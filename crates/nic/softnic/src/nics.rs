@@ -75,12 +75,13 @@ impl SoftNics {
         };
         let gaps = Arc::new(GapRecorder::create(runtime).map_err(invalid)?);
         let opened = Mutex::new(specs.iter().map(|_| None).collect());
-        let (seed, longest_sleep_us) = (config.seed, config.longest_sleep_us);
+        let (seed, flush, longest_sleep_us) = (config.seed, config.flush, config.longest_sleep_us);
         let common = Common {
             domain: Arc::default(),
             gaps,
             aliases: Arc::default(),
             seed,
+            flush,
             longest_sleep_us,
         };
         let nics = Arc::new(SoftNics {

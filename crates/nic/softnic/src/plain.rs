@@ -8,12 +8,15 @@
 //!   with it. A region's two keys differ, and none is good on another NIC ([`crate::memory`]).
 //! - Of the table of GIDs one entry leads to peers, not the first ([`crate::gids`]).
 //! - QPNs of different NICs differ in their lower 16 bits, too.
+//! - Not all flushes need come, or in time: see [`crate::flush`].
 //! - A NIC that dies tells so at once, but not all of its QPs do: see [`Death`].
 
+use crate::flush::{FlushKind, Flushes};
 use crate::gids;
 use crate::memory::Domain;
 use std::sync::Arc;
 use unbroken_fabric::NicPage;
+use unbroken_types::QpCaps;
 use unbroken_verbs::{Error, GidEntry, QpInit, Result, UdDest};
 
 /// QPs of one process on one plain NIC.
@@ -42,6 +45,7 @@ pub(crate) struct Plain {
     /// The NIC's number on its host.
     nic: u32,
     seed: u64,
+    flush: FlushKind,
     /// QPs made so far.
     made: u64,
     /// The GIDs of its first port; those of the second are of the same types.
@@ -51,8 +55,20 @@ pub(crate) struct Plain {
 }
 
 impl Plain {
-    pub(crate) fn new(nic: usize, seed: u64, gids: Vec<GidEntry>, domain: Arc<Domain>) -> Plain {
-        Plain { nic: nic as u32, seed, made: 0, gids, domain }
+    /// `habits`: the seed of its deaths, and how its QPs flush.
+    pub(crate) fn new(
+        nic: usize,
+        habits: (u64, FlushKind),
+        gids: Vec<GidEntry>,
+        domain: Arc<Domain>,
+    ) -> Plain {
+        let (seed, flush) = habits;
+        Plain { nic: nic as u32, seed, flush, made: 0, gids, domain }
+    }
+
+    /// What a QP does with its flushes; `None`: nothing of its own.
+    pub(crate) fn flushes(&self, qpn: u32, caps: &QpCaps, srq: bool) -> Option<Box<Flushes>> {
+        Flushes::new(self.flush, u64::from(qpn) << 32 | self.seed, caps, srq)
     }
 
     /// Whether a datagram for `dest` gets there.
@@ -105,7 +121,7 @@ mod tests {
     #[test]
     fn ends_differ_and_follow_from_the_seed() {
         let ends = |nic, seed| {
-            let mut plain = Plain::new(nic, seed, Vec::new(), Arc::default());
+            let mut plain = Plain::new(nic, (seed, FlushKind::Whole), Vec::new(), Arc::default());
             std::array::from_fn::<Death, 8, _>(|_| plain.next_death())
         };
         let of =
@@ -126,7 +142,7 @@ mod tests {
         let runtime = Runtime::at(folder.path()).unwrap();
         let indices = |nic: usize| {
             let page = NicPage::open(&runtime, [127, 77, 1, nic as u8].into()).unwrap();
-            let plain = Plain::new(nic, 0, Vec::new(), Arc::default());
+            let plain = Plain::new(nic, (0, FlushKind::Whole), Vec::new(), Arc::default());
             (0..PART).map(|_| plain.next_index(&page)).collect::<HashSet<_>>()
         };
         let all: Vec<HashSet<u32>> = (0..4).map(indices).collect();

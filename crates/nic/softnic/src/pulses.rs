@@ -1,4 +1,5 @@
-//! How far each RC QP of a NIC has advanced, to be read without the engine's lock.
+//! How far each RC QP of a NIC has advanced, and what it has lost, to be read without the engine's
+//! lock.
 //!
 //! By index and not by QP: a count of its own for each costs as much memory again as an allocation
 //! has around it.
@@ -9,8 +10,17 @@ use std::sync::OnceLock;
 /// QPs of one block.
 const BLOCK: usize = 256;
 
-/// [`unbroken_types::Progress::advanced`] of each QP as of its last turn.
-pub(crate) struct Pulses(Box<[OnceLock<Box<[AtomicU64]>>]>);
+/// Of a QP as of its last turn.
+#[derive(Default)]
+struct Pulse {
+    /// [`unbroken_types::Progress::advanced`].
+    advanced: AtomicU64,
+    /// Packets taken for lost.
+    lost: AtomicU64,
+}
+
+/// That of each QP.
+pub(crate) struct Pulses(Box<[OnceLock<Box<[Pulse]>>]>);
 
 impl Pulses {
     pub(crate) fn new() -> Pulses {
@@ -20,25 +30,42 @@ impl Pulses {
     /// The QP of that index begins anew.
     pub(crate) fn begin(&self, index: u16) {
         let block = &self.0[usize::from(index) / BLOCK];
-        block.get_or_init(|| (0..BLOCK).map(|_| AtomicU64::new(0)).collect());
+        block.get_or_init(|| (0..BLOCK).map(|_| Pulse::default()).collect());
         self.set(index, 0);
+        if let Some(pulse) = self.of(index) {
+            pulse.lost.store(0, Relaxed);
+        }
     }
 
     /// The QP of that index has come so far.
     #[inline]
     pub(crate) fn set(&self, index: u16, advanced: u64) {
         if let Some(pulse) = self.of(index) {
-            pulse.store(advanced, Relaxed);
+            pulse.advanced.store(advanced, Relaxed);
         }
     }
 
     /// How far it is; 0 for one that never was.
     pub(crate) fn get(&self, index: u16) -> u64 {
-        self.of(index).map_or(0, |pulse| pulse.load(Relaxed))
+        self.of(index).map_or(0, |pulse| pulse.advanced.load(Relaxed))
+    }
+
+    /// The QP of that index has so many more packets taken for lost. Only who has the engine adds.
+    #[inline]
+    pub(crate) fn add_lost(&self, index: u16, packets: u32) {
+        if let Some(pulse) = self.of(index) {
+            let before = pulse.lost.load(Relaxed);
+            pulse.lost.store(before.wrapping_add(packets.into()), Relaxed);
+        }
+    }
+
+    /// How many it has taken for lost.
+    pub(crate) fn lost(&self, index: u16) -> u64 {
+        self.of(index).map_or(0, |pulse| pulse.lost.load(Relaxed))
     }
 
     #[inline]
-    fn of(&self, index: u16) -> Option<&AtomicU64> {
+    fn of(&self, index: u16) -> Option<&Pulse> {
         self.0[usize::from(index) / BLOCK].get()?.get(usize::from(index) % BLOCK)
     }
 }
@@ -60,7 +87,10 @@ mod tests {
             [0, 255, 256, u16::MAX, 1].map(|index| pulses.get(index)),
             [1, 256, 257, 65_536, 0]
         );
+        pulses.add_lost(256, 3);
+        pulses.add_lost(256, 4);
+        assert_eq!((pulses.lost(256), pulses.lost(255)), (7, 0));
         pulses.begin(256);
-        assert_eq!((pulses.get(256), pulses.get(255)), (0, 256));
+        assert_eq!((pulses.get(256), pulses.lost(256), pulses.get(255)), (0, 0, 256));
     }
 }

@@ -3,13 +3,15 @@
 
 use crate::engine::{wipe, Alternate, Engine, QpEntry, QpKind};
 use crate::inner::Inner;
+use crate::shared::Shared;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use unbroken_fabric::now_us;
+use unbroken_roce::PeerKeys;
 use unbroken_types::{Progress, QpState, WcStatus};
 use unbroken_verbs::{
-    Backlog, Cq, DeviceQp, Driver, Error, HoldingQp, MemoryDomain, QpInit, QpModify, QpSnapshot,
-    RecvWr, Result, SendBatch, SendWr,
+    Backlog, Cq, DeviceQp, Driver, Error, HoldingQp, KeyWaiter, MemoryDomain, QpInit, QpModify,
+    QpSnapshot, RecvWr, RemoteNic, Result, SendBatch, SendWr,
 };
 
 pub(crate) struct SoftQp {
@@ -23,6 +25,8 @@ pub(crate) struct SoftQp {
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
     destroyed: AtomicBool,
+    /// Hears of keys of the peer, where those are wanted.
+    key_news: Mutex<Option<Arc<KeyNews>>>,
 }
 
 impl SoftQp {
@@ -39,6 +43,7 @@ impl SoftQp {
             send_cq: init.send_cq.clone(),
             recv_cq: init.recv_cq.clone(),
             destroyed: AtomicBool::new(false),
+            key_news: Mutex::default(),
         }
     }
 
@@ -164,14 +169,8 @@ impl SoftQp {
     }
 
     /// Sends what the QP has to send, and lets go of the engine.
-    fn kick(&self, mut e: MutexGuard<'_, Engine>, now_us: u64) {
-        let shared = &self.nic.shared;
-        // A thread that sends is there, too: what arrives meanwhile can wait for it.
-        shared.poller.enter(now_us);
-        shared.poller.set_inside(true);
-        e.kick(self.index(), now_us, &shared.domain);
-        shared.poller.set_inside(false);
-        shared.settle(e, now_us);
+    fn kick(&self, e: MutexGuard<'_, Engine>, now_us: u64) {
+        kick(&self.nic.shared, e, self.index(), now_us);
     }
 
     /// The same after a post. Where the thread polls all the time it may as well be the next poll
@@ -186,6 +185,16 @@ impl SoftQp {
         }
         self.kick(e, now_us);
     }
+}
+
+#[inline]
+fn kick(shared: &Shared, mut e: MutexGuard<'_, Engine>, index: u16, now_us: u64) {
+    // A thread that sends is there, too: what arrives meanwhile can wait for it.
+    shared.poller.enter(now_us);
+    shared.poller.set_inside(true);
+    e.kick(index, now_us, &shared.domain);
+    shared.poller.set_inside(false);
+    shared.settle(e, now_us);
 }
 
 impl DeviceQp for SoftQp {
@@ -246,12 +255,16 @@ impl DeviceQp for SoftQp {
         let Some(mut q) = removed else { return };
         q.release();
         self.nic.shared.domain.unuse_pd(q.pd);
+        let flushes = q.flushes.take();
         wipe(q);
         self.send_cq.detach(&self.driver);
         self.recv_cq.detach(&self.driver);
         if !self.one_life {
             self.send_cq.purge(self.qpn);
             self.recv_cq.purge(self.qpn);
+        }
+        if let Some(mut flushes) = flushes {
+            flushes.release(&self.send_cq, &self.recv_cq);
         }
     }
 }
@@ -269,6 +282,18 @@ impl HoldingQp for SoftQp {
 
     fn pulse(&self) -> Option<u64> {
         Some(self.nic.shared.pulses.get(self.index()))
+    }
+
+    fn lost(&self) -> Option<u64> {
+        Some(self.nic.shared.pulses.lost(self.index()))
+    }
+
+    fn go_on(&self, insists: bool) -> bool {
+        let now_us = now_us();
+        let Ok(mut e) = self.lock_alive(now_us) else { return false };
+        let goes_on = self.entry(&mut e).is_ok_and(|q| q.go_on(now_us, insists));
+        self.kick(e, now_us);
+        goes_on
     }
 
     fn quiesce(&self) -> Result<Backlog> {
@@ -308,6 +333,49 @@ impl HoldingQp for SoftQp {
             q.fail(status);
         }
         self.kick(e, now_us());
+    }
+
+    fn set_remote(&self, remote: &RemoteNic) {
+        let keys = remote.matters().then(|| {
+            let news = Arc::new(KeyNews { nic: Arc::downgrade(&self.nic), qpn: self.qpn });
+            let waiter: Arc<dyn KeyWaiter> = news.clone();
+            remote.keys.watch(Arc::downgrade(&waiter));
+            *self.key_news.lock().unwrap_or_else(PoisonError::into_inner) = Some(news);
+            Arc::new(KeysThere(remote.clone())) as Arc<dyn PeerKeys>
+        });
+        let Ok(mut e) = self.lock() else { return };
+        if let Ok(q) = self.entry(&mut e) {
+            q.set_peer_keys(keys);
+        }
+    }
+}
+
+/// A plain peer's memory, as its NICs know it.
+struct KeysThere(RemoteNic);
+
+impl PeerKeys for KeysThere {
+    fn key(&self, rkey: u32) -> Option<u32> {
+        self.0.key(rkey)
+    }
+}
+
+/// Has a QP go on whose requests wait for keys of its peer.
+struct KeyNews {
+    nic: Weak<Inner>,
+    qpn: u32,
+}
+
+impl KeyWaiter for KeyNews {
+    fn keys_came(&self) {
+        let Some(nic) = self.nic.upgrade().filter(|nic| !nic.shared.born.elsewhere()) else {
+            return;
+        };
+        let now_us = now_us();
+        let mut e = nic.shared.lock();
+        let index = self.qpn as u16;
+        if e.look(now_us) && e.qps.get(index).is_some_and(|q| q.qpn == self.qpn) {
+            kick(&nic.shared, e, index, now_us);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::engine::{Engine, Identity, Sockets};
 use crate::faults::{LinkSource, Status};
+use crate::flush::FlushKind;
 use crate::gids;
 use crate::memory::Domain;
 use crate::plain::Plain;
@@ -12,6 +13,7 @@ use crate::spec::{Common, Spec};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::time::Duration;
 use unbroken_fabric::{now_us, DeviceKind, Fabric, NicPage};
 use unbroken_process::Born;
 use unbroken_types::{Gid, LinkLayer, Mtu, PathAttr};
@@ -28,6 +30,8 @@ const GIVE_WAY_ROUNDS: u32 = 1024;
 /// An ACK may wait for the application's answer if the background thread looks again within this
 /// time.
 const ACK_PATIENCE_US: u64 = 500;
+/// What a slow poll takes at least.
+const SLOW_POLL: Duration = Duration::from_micros(20);
 
 /// What verbs, the background thread and the watcher share of a NIC.
 pub(crate) struct Shared {
@@ -64,6 +68,8 @@ pub(crate) struct Shared {
     pub(crate) status: Arc<Status>,
     pub(crate) poller: Poller,
     idle_polls: AtomicU32,
+    /// A poll takes its time.
+    slow_poll: bool,
 }
 
 impl Shared {
@@ -76,7 +82,7 @@ impl Shared {
         common: Common,
         sink: Arc<dyn EventSink>,
     ) -> Result<Shared> {
-        let Common { domain, gaps, aliases, seed, longest_sleep_us } = common;
+        let Common { domain, gaps, aliases, seed, flush, longest_sleep_us } = common;
         let sockets = Sockets::open(&spec.ips).map_err(|e| match e.kind() {
             // It works, so no other stands in for it.
             std::io::ErrorKind::AddrInUse => {
@@ -91,7 +97,7 @@ impl Shared {
             DeviceKind::Full => (Owner::PROCESS, None),
             DeviceKind::Plain => {
                 let gids = gids::table(ips[0], link_layer, spec.device);
-                (Owner::device(), Some(Plain::new(index, seed, gids, domain.clone())))
+                (Owner::device(), Some(Plain::new(index, (seed, flush), gids, domain.clone())))
             }
         };
         let known = fabric.clone();
@@ -124,6 +130,7 @@ impl Shared {
             status,
             poller: Poller::default(),
             idle_polls: AtomicU32::new(0),
+            slow_poll: spec.device == DeviceKind::Plain && flush == FlushKind::SlowPoll,
         })
     }
 
@@ -300,6 +307,9 @@ impl Driver for Shared {
     fn drive(&self) {
         if self.born.elsewhere() {
             return;
+        }
+        if self.slow_poll {
+            std::thread::sleep(SLOW_POLL);
         }
         let timed = self.poller.time();
         let now_us = now_us();

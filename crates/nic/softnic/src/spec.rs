@@ -2,6 +2,7 @@
 
 use crate::config::MAX_NICS;
 use crate::faults::InterfaceState;
+use crate::flush::FlushKind;
 use crate::memory::Domain;
 use crate::netlink;
 use std::net::IpAddr;
@@ -38,6 +39,8 @@ pub(crate) struct Common {
     pub(crate) aliases: Arc<UdAliases>,
     /// Plain NICs: which of the ways to die each QP has.
     pub(crate) seed: u64,
+    /// ... and how they flush.
+    pub(crate) flush: FlushKind,
     /// Of their background threads.
     pub(crate) longest_sleep_us: u64,
 }

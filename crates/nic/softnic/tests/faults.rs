@@ -5,10 +5,8 @@ mod common;
 use common::*;
 use std::net::UdpSocket;
 use std::sync::Arc;
-use std::time::Instant;
 use unbroken_types::{PathAttr, PeerDone, QpState, SendEntry, SendOpcode, WcStatus};
 use unbroken_verbs::{Device, DeviceEvent, DeviceQp, QpModify, RcModify};
-use unbroken_wire::ROCE_PORT;
 
 #[test]
 fn a_dead_nic_says_so_and_flushes() {
@@ -46,16 +44,6 @@ fn a_qp_that_holds_keeps_everything_when_its_nic_dies() {
     p.qa.destroy();
     assert_eq!(p.a.cq.poll(&mut [unbroken_types::Wc::default(); 4]).unwrap(), 0);
     assert_eq!(p.a.events.count(|e| *e == failed), 1);
-}
-
-/// Waits until the slot of a dead NIC can be had again: a thread that sleeps until something
-/// arrives at its socket holds that for a moment longer.
-fn wait_until_free(nic: &dyn Device) {
-    let deadline = Instant::now() + PATIENCE;
-    while UdpSocket::bind((nic.gid().to_ip(), ROCE_PORT)).is_err() {
-        assert!(Instant::now() < deadline, "the slot of the dead NIC is not free");
-        std::thread::yield_now();
-    }
 }
 
 #[test]

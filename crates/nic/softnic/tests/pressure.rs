@@ -303,6 +303,7 @@ fn the_handle_of_a_dead_nic_leaves_the_next_one_its_account() {
     dead.events.wait(|e| *e == DeviceEvent::Fatal);
     world.clear();
     dead.events.wait(|e| *e == DeviceEvent::PortActive(1));
+    wait_until_free(&*dead.nic);
     let again = Host::with_channel(dead.nics.clone(), 0, 4096, None);
     let slot = again.nic.slot();
     assert_eq!(slot, dead.nic.slot());

@@ -97,6 +97,11 @@ impl Op {
         )
     }
 
+    /// Whether it is the first packet of the answer to a READ.
+    pub const fn begins_answer(self) -> bool {
+        matches!(self, Op::ReadResponseFirst | Op::ReadResponseOnly)
+    }
+
     /// Bytes of payload that a packet of this operation may carry. The specification gives an
     /// acknowledgement none; softnics put a map of the packets that have arrived behind a NAK, and
     /// nobody else looks at it.

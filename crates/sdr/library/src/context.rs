@@ -4,11 +4,12 @@ use crate::clock::now_us;
 use crate::keys::Protection;
 use crate::memory::{Memory, Registered};
 use crate::qp::Core;
-use crate::worker::{Kick, Running, Turn, Workers};
+use crate::worker::{Kick, Running, Turn, Turned, Workers};
 use crate::{lock, CpuWorkers, Error, Result};
 use std::cell::UnsafeCell;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 use unbroken::{Capabilities, Events, Host, Key, Nic, Pd};
 
 /// How to make a context.
@@ -20,22 +21,27 @@ pub struct ContextOptions {
     /// The most queue pairs.
     pub max_qps: usize,
     /// Where the work is done.
-    pub workers: Box<dyn Workers>,
+    pub workers: Arc<dyn Workers>,
     /// What the NICs are taken to have, of what they have: for tests of what is done without.
     #[doc(hidden)]
     pub mask: Capabilities,
 }
 
 impl Default for ContextOptions {
-    /// The first NIC, one channel, 64 queue pairs, a thread for each channel.
+    /// The first NIC, one channel, 64 queue pairs, a thread for each channel and for spare cores.
     fn default() -> ContextOptions {
-        let mask =
-            Capabilities { holds: true, shared_objects: true, indirect_keys: true, windows: true };
+        let mask = Capabilities {
+            holds: true,
+            shared_objects: true,
+            indirect_keys: true,
+            windows: true,
+            slow_control: false,
+        };
         ContextOptions {
             nics: vec![0],
             channels: 1,
             max_qps: 64,
-            workers: Box::new(CpuWorkers),
+            workers: Arc::new(CpuWorkers::default()),
             mask,
         }
     }
@@ -54,6 +60,7 @@ pub(crate) struct Shared {
     pub(crate) rails: Vec<Rail>,
     pub(crate) works: Vec<Arc<ChannelWork>>,
     pub(crate) protection: Protection,
+    pub(crate) workers: Arc<dyn Workers>,
     max_qps: usize,
 }
 
@@ -70,7 +77,7 @@ pub struct Context {
 pub(crate) struct ChannelWork {
     number: u8,
     pub(crate) events: Events,
-    kick: Kick,
+    pub(crate) kick: Kick,
     pub(crate) qps: Mutex<Vec<Weak<Core>>>,
 }
 
@@ -116,7 +123,8 @@ impl Context {
             .iter()
             .map(|work| o.workers.start(work.number, work.clone()))
             .collect::<Result<Vec<_>>>()?;
-        let shared = Shared { rails, works, protection, max_qps: o.max_qps };
+        let (workers, max_qps) = (o.workers.clone(), o.max_qps);
+        let shared = Shared { rails, works, protection, workers, max_qps };
         Ok(Context { shared: Arc::new(shared), _running: running })
     }
 
@@ -217,14 +225,15 @@ impl ChannelWork {
 }
 
 impl Turn for ChannelWork {
-    fn turn(&self) -> (bool, Option<u64>) {
+    fn turn(&self) -> Turned {
         let (mut busy, mut next_us, now_us) = (false, None::<u64>, now_us());
         self.each(|qp| {
             let (did, at_us) = qp.turn(self.number, now_us);
             busy |= did;
             next_us = [next_us, at_us].into_iter().flatten().min();
         });
-        (busy, next_us)
+        let next = next_us.map(|at_us| Duration::from_micros(at_us.saturating_sub(now_us)));
+        Turned { busy, next }
     }
 
     fn arm(&self) {

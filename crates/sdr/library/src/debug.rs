@@ -2,8 +2,9 @@
 
 use std::fmt::{Debug, Formatter, Result};
 
-use crate::worker::Kick;
-use crate::{Context, ContextOptions, Memory, Qp, Recv, Reliable, Running, Send, Transfer};
+use crate::{
+    Context, ContextOptions, CpuWorkers, Kick, Memory, Qp, Recv, Reliable, Running, Send, Transfer,
+};
 
 impl Debug for ContextOptions {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
@@ -72,6 +73,12 @@ impl Debug for Transfer {
 impl Debug for Running {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         f.debug_struct("Running").finish_non_exhaustive()
+    }
+}
+
+impl Debug for CpuWorkers {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.debug_struct("CpuWorkers").finish_non_exhaustive()
     }
 }
 

@@ -12,7 +12,7 @@
 use crate::{lock, Result};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use unbroken::{
     Access, Cq, Events, Nic, Pd, QpAddress, QpCaps, RecvWr, SendBatch, SendFlags, SendOpcode,
     SendWr, Sge, UcOptions, UcQp, Wc, WcStatus,
@@ -108,7 +108,7 @@ pub(crate) struct Channel {
     /// Receives that are posted, by generation; the worker's own.
     receives: Mutex<Vec<u32>>,
     out: Mutex<Outbound>,
-    pub(crate) counts: Counts,
+    pub(crate) counts: Arc<Counts>,
     dead: AtomicBool,
 }
 
@@ -154,7 +154,7 @@ impl Channel {
                 packets: Vec::with_capacity(BATCH),
                 pace: Pace { bytes_per_us: o.rate_bytes_per_us, tokens: 0.0, at_us: 0 },
             }),
-            counts: Counts::default(),
+            counts: Arc::default(),
             dead: AtomicBool::new(false),
         })
     }

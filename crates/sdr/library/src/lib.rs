@@ -13,8 +13,9 @@
 //! ```
 //!
 //! What is decided is decided in `unbroken-sdr-protocol`, which does no I/O; here are queue pairs,
-//! keys, threads and the clock. Where work is done is a trait ([`Workers`]); the one here has a
-//! thread for each channel. A processor on the NIC would be another.
+//! keys, threads and the clock. Where work is done is a trait ([`Workers`]), which programs may
+//! implement; the one here has a thread for each channel, and some that encode beside them. A
+//! processor on the NIC would be another.
 //!
 //! Lock order: the queue pair's receives → a channel's sending half → the queue pair's state → the
 //! board's gates. A worker inside a gate takes no lock.
@@ -26,16 +27,19 @@
 //! deadline.
 #![warn(missing_debug_implementations)]
 
+mod aside;
 mod c;
 mod clock;
 mod context;
 mod control;
 mod debug;
+mod encoding;
 mod handles;
 mod info;
 mod keys;
 mod lanes;
 mod memory;
+mod published;
 mod qp;
 mod reliable;
 mod worker;
@@ -52,7 +56,7 @@ pub use unbroken_sdr_model::Scheme;
 pub use unbroken_sdr_protocol::adapt::Choice;
 pub use unbroken_sdr_protocol::attr::Attr;
 pub use unbroken_sdr_protocol::imm::Split;
-pub use worker::{CpuWorkers, Running, Turn, Workers};
+pub use worker::{CpuWorkers, Job, Kick, Running, Turn, Turned, Workers};
 
 /// Why something cannot be done.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -8,6 +8,7 @@ use crate::info::Info;
 use crate::keys::{Buffer, Hands, Keys, Protection};
 use crate::lanes::{Channel, ChannelOptions};
 use crate::memory::Memory;
+use crate::published::publish;
 use crate::{lock, Error, Result};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -178,6 +179,7 @@ impl Context {
             upper: OnceLock::new(),
         });
         shared.adopt(&core, attr.channels)?;
+        publish(core.channels.iter().map(|channel| channel.counts.clone()).collect());
         Ok(Qp(core))
     }
 }

@@ -1,9 +1,11 @@
 //! Reliable writes on a queue pair: the hands of [`unbroken_sdr_protocol::reliable`].
 //!
 //! Everything runs in the turns of the first channel's worker, under one lock; users' threads take
-//! it to begin a write or a read, and to look whether it has ended.
+//! it to begin a write or a read, and to look whether it has ended. Parity alone is made without
+//! it ([`crate::encoding`]), where there are cores to spare.
 
 use crate::clock::now_us;
+use crate::encoding::{Encoded, Job};
 use crate::memory::Memory;
 use crate::qp::{Core, Qp, Upper};
 use crate::{lock, Error, Result};
@@ -16,7 +18,9 @@ use unbroken_sdr_model::Scheme;
 use unbroken_sdr_protocol::adapt::Choice;
 use unbroken_sdr_protocol::control::Control;
 use unbroken_sdr_protocol::packets::{Local, Piece};
-use unbroken_sdr_protocol::reliable::{Area, Config, Counts, Event, Failure, Refused, Sdr};
+use unbroken_sdr_protocol::reliable::{
+    Area, Config, Counts, Encoding, Event, Failure, Refused, Sdr,
+};
 use unbroken_sdr_protocol::sends::Status;
 
 /// How writes are made reliable.
@@ -57,6 +61,8 @@ impl Default for ReliableOptions {
 
 /// The engine looks at its bitmaps no more often than this, if there is no news.
 const LOOK_US: u64 = 20;
+/// To have less encoded aside costs more than it takes: some 20 µs.
+const LEAST_ASIDE_BYTES: u64 = 256 << 10;
 /// Chunks that may wait in a channel's queue.
 const BACKLOG: usize = 8;
 
@@ -72,6 +78,10 @@ struct State {
 struct Engine {
     state: Mutex<State>,
     news: Condvar,
+    /// What has been encoded aside.
+    encoded: Arc<Encoded>,
+    /// Parity is made aside.
+    aside: bool,
     scratch_most: usize,
     backend: Kernel,
 }
@@ -116,6 +126,8 @@ impl Reliable {
                 look_us: 0,
             }),
             news: Condvar::new(),
+            encoded: Arc::new(Encoded::new(qp.0.shared.works[0].clone())),
+            aside: qp.0.shared.workers.spare() > 0,
             scratch_most: 2 * options.scratch_messages,
             backend: Kernel::best(),
         });
@@ -191,6 +203,12 @@ impl Reliable {
     /// Probability that a chunk is lost, as far as is known.
     pub fn loss(&self) -> f64 {
         lock(&self.engine.state).engine.estimate.loss()
+    }
+
+    /// The rate at which chunks are injected: as it was given, or as it was measured, if it was.
+    pub fn injection_bps(&self) -> Option<f64> {
+        let ns = lock(&self.engine.state).engine.injection_ns()?;
+        Some(f64::from(self.qp.0.layout.chunk_bytes) * 8e9 / ns as f64)
     }
 
     /// What has been counted.
@@ -270,6 +288,13 @@ impl Upper for Engine {
         self.tell(&mut state);
         state.look_us = now_us + LOOK_US;
         next_us.map(|next_us| next_us.max(now_us + LOOK_US))
+    }
+}
+
+impl Drop for Engine {
+    /// Nothing reads the memory of its writes any more.
+    fn drop(&mut self) {
+        self.encoded.take_back();
     }
 }
 
@@ -377,15 +402,30 @@ impl Sdr for Below<'_> {
         Some(memory)
     }
 
-    fn encode(&mut self, code: Code, data: Area<'_, Memory>, parity: Area<'_, Memory>) {
-        let (chunk, backend): (_, &dyn Backend) =
-            (self.core.layout.chunk_bytes as usize, &self.of.backend);
-        let encoded = data.buffer.with(data.offset, data.bytes, |data| {
-            parity.buffer.with_mut(parity.offset, parity.bytes, |parity| {
-                code.encode_region(backend, data, parity, chunk)
-            })
-        });
-        debug_assert_eq!(encoded, Ok(()));
+    fn encodes_aside(&self) -> bool {
+        self.of.aside
+    }
+
+    fn encode(
+        &mut self,
+        seq: u64,
+        code: Code,
+        data: Area<'_, Memory>,
+        parity: Area<'_, Memory>,
+    ) -> Encoding {
+        let (chunk_bytes, backend) = (self.core.layout.chunk_bytes as usize, self.of.backend);
+        let aside = self.of.aside && data.bytes >= LEAST_ASIDE_BYTES;
+        let job = Job { code, backend, chunk_bytes, data: data.into(), parity: parity.into() };
+        if aside {
+            self.of.encoded.have_done(seq, job, &*self.core.shared.workers)
+        } else {
+            job.encode();
+            Encoding::Made
+        }
+    }
+
+    fn encoded(&mut self) -> Option<u64> {
+        self.of.encoded.next()
     }
 
     fn recover(

@@ -1,25 +1,38 @@
-//! Where the work of a context's channels is done.
+//! Where the work of a context is done.
 //!
 //! A worker has turns: it brings completions into bitmaps and packets to queue pairs, and says when
 //! it wants its next turn at the latest. [`CpuWorkers`] has a thread for each channel, which polls
 //! while there is work and a little longer, and then sleeps until a completion, a kick or that
 //! time. A processor on the NIC would run the same turns beside its queues; [`Workers::start`] is
-//! where it is put to work.
+//! where it is put to work. What is long, and nobody waits for at once, is handed to
+//! [`Workers::aside`].
+//!
+//! Who gives threads of his own needs nothing but what is public here: [`CpuWorkers`] uses no more.
+//! A thread that only polls calls [`Turn::turn`] again and again. One that sleeps does what is at
+//! [`Kick`].
 
-use crate::clock::now_us;
+use crate::aside::Pool;
 use crate::{Error, Result};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use unbroken_verbs::EventFd;
 
+/// How a turn went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Turned {
+    /// There was something to do: there is probably more.
+    pub busy: bool,
+    /// After so long there will be something, though nothing comes; `None`: only what comes brings
+    /// work.
+    pub next: Option<Duration>,
+}
+
 /// The work of one channel.
 pub trait Turn: Send + Sync {
-    /// Does what there is to do; whether there was anything, and when there will be at the latest
-    /// (µs of the SDK's clock).
-    fn turn(&self) -> (bool, Option<u64>);
+    /// Does what there is to do. One thread at a time.
+    fn turn(&self) -> Turned;
     /// Completions from now on raise the descriptor of [`Turn::events`].
     fn arm(&self);
     /// Readable when there are completions. None: the NIC has none, and is polled.
@@ -30,34 +43,62 @@ pub trait Turn: Send + Sync {
     fn kick(&self) -> &Kick;
 }
 
-/// Puts channels to work.
+/// Work that nobody waits for at once. One that is dropped without being called is done by its
+/// drop.
+pub type Job = Box<dyn FnOnce() + Send>;
+
+/// Puts channels to work. Implement it to run them on threads or devices of your own, and give it
+/// to [`crate::ContextOptions`].
 pub trait Workers: Send + Sync {
     /// Begins to give a channel its turns, until what is given back is dropped.
     ///
     /// # Errors
     /// Where it cannot be started.
     fn start(&self, channel: u8, work: Arc<dyn Turn>) -> Result<Running>;
+
+    /// How many jobs may be done aside at once. 0, unless you say otherwise: whoever has a job does
+    /// it.
+    fn spare(&self) -> usize {
+        0
+    }
+
+    /// Has a job done aside, on another thread than those that have turns: a turn must not wait for
+    /// it. It is called within turns, so it does not block, either.
+    ///
+    /// # Errors
+    /// The job, where nobody takes it now: the caller does it.
+    fn aside(&self, job: Job) -> std::result::Result<(), Job> {
+        Err(job)
+    }
 }
 
-/// A worker that runs. Dropping it stops the worker and waits for its end.
-pub struct Running {
-    stop: Arc<AtomicBool>,
-    work: Arc<dyn Turn>,
-    thread: Option<JoinHandle<()>>,
+/// A worker that runs. Dropping it ends the worker: it has no turn any more then.
+pub struct Running(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Running {
+    /// `end` is called once, when this is dropped. It stops the worker and waits for its end.
+    pub fn new(end: impl FnOnce() + Send + 'static) -> Running {
+        Running(Mutex::new(Some(Box::new(end))))
+    }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        self.work.kick().always();
-        if let Some(thread) = self.thread.take() {
-            // It panics only where this library is wrong, and has said so by then.
-            let _ = thread.join();
+        let end = crate::lock(&self.0).take();
+        if let Some(end) = end {
+            end();
         }
     }
 }
 
-/// Wakes a worker that sleeps.
+/// Wakes a worker that sleeps. A worker goes to sleep like this, so that it sleeps through nothing:
+///
+/// 1. [`Kick::will_sleep`], and [`Turn::arm`]: from now on a kick and a completion raise a
+///    descriptor;
+/// 2. one more [`Turn::turn`], for what came before;
+/// 3. if it was not busy, it waits until this or [`Turn::events`] is readable, for [`Turned::next`]
+///    at most;
+/// 4. [`Kick::is_awake`], and [`Turn::drain`].
 pub struct Kick {
     sleeping: AtomicBool,
     fd: EventFd,
@@ -71,23 +112,58 @@ impl Kick {
     /// There is work. Costs a system call only where the worker sleeps.
     pub fn kick(&self) {
         if self.sleeping.load(Ordering::SeqCst) {
-            self.always();
+            self.wake();
         }
     }
 
-    fn always(&self) {
+    /// Makes it readable, whether or not the worker sleeps: to end it, say.
+    pub fn wake(&self) {
         self.fd.signal();
+    }
+
+    /// The worker is about to sleep: kicks make it readable from now on.
+    pub fn will_sleep(&self) {
+        self.sleeping.store(true, Ordering::SeqCst);
+    }
+
+    /// The worker has slept: kicks cost nothing again, and it is not readable any more.
+    pub fn is_awake(&self) {
+        self.sleeping.store(false, Ordering::SeqCst);
+        let _ = self.fd.take();
     }
 }
 
-/// A thread for each channel.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CpuWorkers;
+impl AsFd for Kick {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// A thread for each channel, and some for what is done aside.
+pub struct CpuWorkers(Pool);
+
+/// Threads for what is done aside, at most.
+const MOST_ASIDE: usize = 4;
+
+impl CpuWorkers {
+    /// With so many threads at most for what is done aside; 0: whoever has such a job does it.
+    pub fn new(aside: usize) -> CpuWorkers {
+        CpuWorkers(Pool::new(aside))
+    }
+}
+
+impl Default for CpuWorkers {
+    /// All cores but one may do what is done aside, up to four.
+    fn default() -> CpuWorkers {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        CpuWorkers::new((cores - 1).min(MOST_ASIDE))
+    }
+}
 
 /// A thread polls so long after its last work before it sleeps.
 const POLL_ON: Duration = Duration::from_micros(50);
 /// It sleeps no longer than this.
-const LONGEST_SLEEP_US: u64 = 1_000_000;
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 impl Workers for CpuWorkers {
     fn start(&self, channel: u8, work: Arc<dyn Turn>) -> Result<Running> {
@@ -97,15 +173,27 @@ impl Workers for CpuWorkers {
             .name(format!("sdr{channel}"))
             .spawn(move || run(&*of_thread, &stopped))
             .map_err(|e| Error::wrong(format!("no thread for channel {channel}: {e}")))?;
-        Ok(Running { stop, work, thread: Some(thread) })
+        Ok(Running::new(move || {
+            stop.store(true, Ordering::Release);
+            work.kick().wake();
+            // It panics only where this library is wrong, and has said so by then.
+            let _ = thread.join();
+        }))
+    }
+
+    fn spare(&self) -> usize {
+        self.0.most()
+    }
+
+    fn aside(&self, job: Job) -> std::result::Result<(), Job> {
+        self.0.run(job)
     }
 }
 
 fn run(work: &dyn Turn, stop: &AtomicBool) {
     let mut last = Instant::now();
     while !stop.load(Ordering::Acquire) {
-        let (busy, _) = work.turn();
-        if busy {
+        if work.turn().busy {
             last = Instant::now();
         } else if last.elapsed() < POLL_ON {
             std::thread::yield_now();
@@ -119,26 +207,23 @@ fn run(work: &dyn Turn, stop: &AtomicBool) {
 /// kick.
 fn sleep(work: &dyn Turn, stop: &AtomicBool) {
     let kick = work.kick();
-    kick.sleeping.store(true, Ordering::SeqCst);
+    kick.will_sleep();
     work.arm();
-    let (busy, next_us) = work.turn();
+    let Turned { busy, next } = work.turn();
     if !busy && !stop.load(Ordering::Acquire) {
-        let wait_us = next_us.map_or(u64::MAX, |at_us| at_us.saturating_sub(now_us()));
-        wait([Some(kick.fd.as_raw_fd()), work.events()], wait_us.min(LONGEST_SLEEP_US));
+        let most = next.map_or(LONGEST_SLEEP, |next| next.min(LONGEST_SLEEP));
+        wait([Some(kick.as_fd().as_raw_fd()), work.events()], most);
     }
-    kick.sleeping.store(false, Ordering::SeqCst);
-    let _ = kick.fd.take();
+    kick.is_awake();
     work.drain();
 }
 
-fn wait(fds: [Option<RawFd>; 2], wait_us: u64) {
+fn wait(fds: [Option<RawFd>; 2], most: Duration) {
     // poll ignores negative descriptors.
     let mut fds =
         fds.map(|fd| libc::pollfd { fd: fd.unwrap_or(-1), events: libc::POLLIN, revents: 0 });
-    let time = libc::timespec {
-        tv_sec: (wait_us / 1_000_000) as i64,
-        tv_nsec: (wait_us % 1_000_000 * 1000) as i64,
-    };
+    let time =
+        libc::timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
     // SAFETY: a live array and its length, a live time, no signal mask. An error (a signal) is an
     // early wake-up.
     unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &raw const time, std::ptr::null()) };

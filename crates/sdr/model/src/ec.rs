@@ -59,6 +59,20 @@ impl ErasureCoding {
         (of(self.code), cut.last.map_or(0.0, of))
     }
 
+    /// Chunks that are sent in the mean. Of a submessage that fails only what is lost is sent
+    /// again, and more of that is lost than in the mean: at least one more than *m* of *k + m*.
+    pub(crate) fn sent_chunks(&self, chunks: u64) -> f64 {
+        let (cut, loss) = (self.cut(chunks), self.channel.loss);
+        let (whole, last) = self.failures(&cut);
+        let again = |code: Code, fails: f64| {
+            let least = (code.parity() + 1) as f64 / code.chunks() as f64;
+            fails * code.data() as f64 * loss.max(least.min(1.0)) / (1.0 - loss)
+        };
+        (chunks + self.parity(chunks)) as f64
+            + cut.whole as f64 * again(self.code, whole)
+            + cut.last.map_or(0.0, |code| again(code, last))
+    }
+
     /// The probability that something must be sent again: `1 − P_EC^L`.
     pub fn fallback(&self, chunks: u64) -> f64 {
         let cut = self.cut(chunks);

@@ -38,6 +38,14 @@ impl Scheme {
         ErasureCoding::new(channel, code, (1.0 + ALPHA) * channel.rtt_s, BETA)
     }
 
+    /// Chunks that a message is sent with in the mean: parity, and what is sent again.
+    pub fn sent(self, channel: &Channel, chunks: u64) -> f64 {
+        match self {
+            Scheme::Ec(code) => Scheme::coding(channel, code).sent_chunks(chunks),
+            _ => chunks as f64 / (1.0 - channel.loss),
+        }
+    }
+
     /// Parity chunks that a message is sent with.
     pub fn parity(self, channel: &Channel, chunks: u64) -> u64 {
         match self {

@@ -8,8 +8,8 @@
 //! by more than chance, the older part is forgotten, so a loss that changes is followed as soon as
 //! it shows.
 
-use std::collections::VecDeque;
-use unbroken_sdr_model::choose::{candidates, choose, Objective};
+use std::collections::{HashMap, VecDeque};
+use unbroken_sdr_model::choose::{candidates, choose_among, Objective};
 use unbroken_sdr_model::{Channel, Scheme};
 
 /// Chunks of a block, at least.
@@ -31,6 +31,60 @@ pub enum Choice {
     Fixed(Scheme),
     /// The one that the model expects to be the best.
     Adaptive(Objective),
+}
+
+/// What a message meets for which a scheme is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Situation {
+    /// The round trip.
+    pub rtt_us: u64,
+    /// Time to inject a chunk, given or measured; 0: nobody knows, and it counts as nothing.
+    pub injection_ns: u64,
+    /// Chunks of the message.
+    pub chunks: u64,
+    /// Chunks of all messages under way, this one among them.
+    pub all_chunks: u64,
+    /// Parity chunks that fit beside it.
+    pub parity_chunks: u64,
+}
+
+/// Choices that were made, by situations that are nearly the same. The model costs up to
+/// milliseconds, and messages come faster.
+#[derive(Clone, Debug, Default)]
+pub struct Chosen(HashMap<([u64; 3], [i32; 4]), Scheme>);
+
+/// So many choices are remembered.
+const MOST_CHOICES: usize = 256;
+/// Steps of a quantity within a factor of two: what is on one step is nearly the same.
+const STEPS: f64 = 4.0;
+
+impl Chosen {
+    /// The scheme for a message, as [`Estimate::scheme`] finds it.
+    pub fn scheme(&mut self, known: &Estimate, choice: Choice, at: &Situation) -> Scheme {
+        let objective = match choice {
+            Choice::Fixed(scheme) => return scheme,
+            Choice::Adaptive(_) if !known.is_warm() => return known.scheme(choice, at),
+            Choice::Adaptive(Objective::Mean) => 0.0f64,
+            Choice::Adaptive(Objective::Quantile(share)) => share,
+        };
+        let step = |quantity: f64| (quantity.max(1e-12).log2() * STEPS).round() as i32;
+        let nearly = [
+            step(known.loss()),
+            step(at.rtt_us as f64),
+            step(at.injection_ns as f64),
+            step(at.all_chunks as f64 / at.chunks.max(1) as f64),
+        ];
+        let key = ([at.chunks, at.parity_chunks, objective.to_bits()], nearly);
+        if let Some(scheme) = self.0.get(&key) {
+            return *scheme;
+        }
+        if self.0.len() >= MOST_CHOICES {
+            self.0.clear();
+        }
+        let scheme = known.scheme(choice, at);
+        self.0.insert(key, scheme);
+        scheme
+    }
 }
 
 /// What some messages have shown.
@@ -124,28 +178,27 @@ impl Estimate {
         ((self.all.lost + 0.5) / (self.all.sent + 1.0)).min(0.9)
     }
 
-    /// The scheme for a message of so many chunks; `parity_chunks` fit beside it.
-    pub fn scheme(
-        &self,
-        choice: Choice,
-        rtt_us: u64,
-        injection_ns: u64,
-        chunks: u64,
-        parity_chunks: u64,
-    ) -> Scheme {
+    /// Whether enough has been seen for a choice.
+    fn is_warm(&self) -> bool {
+        self.all.sent >= WARM_UP_CHUNKS
+    }
+
+    /// The scheme for a message.
+    pub fn scheme(&self, choice: Choice, at: &Situation) -> Scheme {
         let objective = match choice {
             Choice::Fixed(scheme) => return scheme,
-            Choice::Adaptive(_) if self.all.sent < WARM_UP_CHUNKS => return Scheme::SrNack,
+            Choice::Adaptive(_) if !self.is_warm() => return Scheme::SrNack,
             Choice::Adaptive(objective) => objective,
         };
         let channel = Channel {
-            injection_s: (injection_ns.max(1)) as f64 / 1e9,
-            rtt_s: rtt_us as f64 / 1e6,
+            injection_s: (at.injection_ns.max(1)) as f64 / 1e9,
+            rtt_s: at.rtt_us as f64 / 1e6,
             loss: self.loss(),
         };
-        let fits = |scheme: &Scheme| scheme.parity(&channel, chunks) <= parity_chunks;
+        let fits = |scheme: &Scheme| scheme.parity(&channel, at.chunks) <= at.parity_chunks;
         let schemes: Vec<Scheme> = candidates().into_iter().filter(fits).collect();
-        choose(&channel, chunks, objective, &schemes).map_or(Scheme::SrNack, |(scheme, _)| scheme)
+        choose_among(&channel, at.chunks, at.all_chunks, objective, &schemes)
+            .map_or(Scheme::SrNack, |(scheme, _)| scheme)
     }
 }
 
@@ -173,13 +226,54 @@ mod tests {
         assert!(e.loss() < 3e-6, "{}", e.loss());
     }
 
+    /// What is remembered is bounded, says what was worked out, and never another message's choice.
+    #[test]
+    fn what_was_chosen_is_remembered() {
+        let (mut e, mut chosen) = (Estimate::default(), Chosen::default());
+        let adaptive = Choice::Adaptive(Objective::Mean);
+        let at = |rtt_us, chunks| Situation {
+            rtt_us,
+            injection_ns: 1311,
+            chunks,
+            all_chunks: chunks,
+            parity_chunks: chunks,
+        };
+        assert_eq!(chosen.scheme(&e, adaptive, &at(25_000, 2048)), Scheme::SrNack, "not warm");
+        (0..64).for_each(|_| e.note(2048, 4));
+        for rtt_us in (0..2000).map(|i| 10 + i * 100) {
+            for chunks in [1, 16, 2048] {
+                let at = at(rtt_us, chunks);
+                let ours = chosen.scheme(&e, adaptive, &at);
+                let channel =
+                    Channel { injection_s: 1.311e-6, rtt_s: rtt_us as f64 / 1e6, loss: e.loss() };
+                let of = |scheme: Scheme| scheme.message(&channel, chunks).mean_s();
+                let best = e.scheme(adaptive, &at);
+                assert!(of(ours) <= 1.1 * of(best), "{rtt_us} us, {chunks}: {ours}, not {best}");
+                assert!(chosen.0.len() <= MOST_CHOICES);
+            }
+        }
+        let none = Situation { parity_chunks: 0, ..at(25_000, 2048) };
+        assert!(matches!(chosen.scheme(&e, adaptive, &at(25_000, 2048)), Scheme::Ec(_)));
+        assert_eq!(chosen.scheme(&e, adaptive, &none), Scheme::SrNack);
+        let fixed = Choice::Fixed(Scheme::SrRto);
+        assert_eq!(chosen.scheme(&e, fixed, &none), Scheme::SrRto);
+    }
+
     /// The paper's link, 128 MiB: few losses want Selective Repeat, many a code; and what changes
     /// is followed.
     #[test]
     fn the_choice_follows_the_loss() {
         let mut e = Estimate::default();
         let adaptive = Choice::Adaptive(Objective::Mean);
-        let scheme = |e: &Estimate, parity| e.scheme(adaptive, 25_000, 1311, 2048, parity);
+        let at = Situation {
+            rtt_us: 25_000,
+            injection_ns: 1311,
+            chunks: 2048,
+            all_chunks: 2048,
+            parity_chunks: 0,
+        };
+        let scheme =
+            |e: &Estimate, parity_chunks| e.scheme(adaptive, &Situation { parity_chunks, ..at });
         assert_eq!(scheme(&e, 2048), Scheme::SrNack, "nothing is known");
         (0..64).for_each(|_| e.note(2048, 0));
         assert_eq!(scheme(&e, 2048), Scheme::SrNack);
@@ -188,6 +282,6 @@ mod tests {
         assert_eq!(scheme(&e, 0), Scheme::SrNack, "without room for parity");
         (0..1000).for_each(|_| e.note(2048, 0));
         assert_eq!(scheme(&e, 2048), Scheme::SrNack);
-        assert_eq!(e.scheme(Choice::Fixed(Scheme::SrRto), 1, 1, 1, 0), Scheme::SrRto);
+        assert_eq!(e.scheme(Choice::Fixed(Scheme::SrRto), &at), Scheme::SrRto);
     }
 }

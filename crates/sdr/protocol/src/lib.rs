@@ -17,7 +17,7 @@
 //! - [`clearing`]: order-based matching by clear-to-send; [`sends`]: messages, as their sender sees
 //!   them; [`packets`]: their pieces, cut into packets.
 //! - [`write`], [`read`]: one reliable write, as its two ends see it; [`reliable`]: many of them
-//!   over a queue pair; [`adapt`]: the choice of their scheme.
+//!   over a queue pair; [`adapt`]: the choice of their scheme; [`injection`]: how fast they leave.
 //! - [`control`]: the codec of what the two ends tell each other.
 //!
 //! Failure cases are in the modules; what goes for all: a lost control message is said again, one
@@ -32,6 +32,8 @@ pub mod clearing;
 pub mod control;
 mod copies;
 pub mod imm;
+pub mod injection;
+mod least;
 mod mutants;
 pub mod packets;
 pub mod read;

@@ -22,21 +22,4 @@ pub enum Mutation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {}
 
-/// Whether a test leaves out a rule: `left_out!(self.config.mutation, Rule)`.
-#[cfg(any(test, feature = "mutants"))]
-macro_rules! left_out {
-    ($mutation:expr, $rule:ident) => {
-        $mutation == Some($crate::mutants::Mutation::$rule)
-    };
-}
-
-/// Nothing is left out in what ships.
-#[cfg(not(any(test, feature = "mutants")))]
-macro_rules! left_out {
-    ($mutation:expr, $rule:ident) => {{
-        let _ = $mutation;
-        false
-    }};
-}
-
-pub(crate) use left_out;
+pub(crate) use unbroken_mutants::left_out;

@@ -17,11 +17,13 @@ mod below;
 mod reading;
 mod writing;
 
-use crate::adapt::{Choice, Estimate};
+use crate::adapt::{Choice, Chosen, Estimate};
 use crate::attr::Layout;
 use crate::control::Control;
+use crate::injection::Injection;
+use crate::least::Least;
 use crate::write::Path;
-pub use below::{Area, Refused, Sdr};
+pub use below::{Area, Encoding, Refused, Sdr};
 use reading::Reading;
 use std::collections::{HashMap, VecDeque};
 use unbroken_sdr_model::Scheme;
@@ -144,10 +146,14 @@ pub struct Reliable<B> {
     layout: Layout,
     config: Config,
     rtt_us: Option<u64>,
+    way: Least,
     /// How long chunks take, with what waits below before they leave.
     delay_us: u64,
     /// What is known of the loss.
     pub estimate: Estimate,
+    chosen: Chosen,
+    /// How fast chunks leave, as measured.
+    injection: Injection,
     next_id: [u64; 2],
     wholes: [HashMap<u64, Whole>; 2],
     write_queue: VecDeque<Segment<B>>,
@@ -171,8 +177,11 @@ impl<B: Clone> Reliable<B> {
             layout: *layout,
             config,
             rtt_us: None,
+            way: Least::default(),
             delay_us: 0,
             estimate: Estimate::default(),
+            chosen: Chosen::default(),
+            injection: Injection::default(),
             next_id: [0; 2],
             wholes: Default::default(),
             write_queue: VecDeque::new(),
@@ -249,6 +258,15 @@ impl<B: Clone> Reliable<B> {
         self.rtt_us
     }
 
+    /// The time that a chunk takes to be injected, in ns: as it is given, or as it was measured, if
+    /// it was.
+    pub fn injection_ns(&self) -> Option<u64> {
+        match self.config.injection_ns {
+            0 => self.injection.chunk_ns(self.layout.chunk_bytes),
+            given => Some(given),
+        }
+    }
+
     /// What has been counted.
     pub fn counts(&self) -> Counts {
         self.counts
@@ -287,6 +305,7 @@ impl<B: Clone> Reliable<B> {
                 if *stamp_us > w.stamp_us && *stamp_us <= now_us {
                     w.stamp_us = *stamp_us;
                     let sample_us = now_us - stamp_us;
+                    self.way.note(sample_us);
                     self.rtt_us =
                         Some(self.rtt_us.map_or(sample_us, |rtt_us| (7 * rtt_us + sample_us) / 8));
                 }

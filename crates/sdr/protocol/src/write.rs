@@ -14,14 +14,14 @@
 //! then the NACK speaks of an earlier copy.
 //!
 //! *Erasure coding*: data and parity are sent once, submessage by submessage, each parity encoded
-//! when its data has been sent. A NACK names submessages that cannot be recovered: from then on
+//! when its data has been sent; or, where that is done aside, while its data is sent. A NACK names submessages that cannot be recovered: from then on
 //! their chunks are under Selective Repeat.
 //!
 //! A chunk that is sent again goes over the next channel, so a channel that loses everything holds
 //! nothing up.
 //!
 //! Invariants: nothing is sent before the receives are clear; a chunk is in the queue of those to
-//! be sent again once at most; the write is over only when nothing of it is outstanding; it is over
+//! be sent again once at most; no parity is sent before it is made; the write is over only when nothing of it is outstanding; it is over
 //! by its deadline, and what was outstanding then.
 
 use crate::control::{Control, Missing, Reason};
@@ -121,6 +121,10 @@ pub struct Write {
     /// How far the fresh ones are: the submessage, and the chunk in it, parity behind data.
     next: (u32, u32),
     encoded: u32,
+    /// Parity is asked for before its data is sent.
+    ahead: bool,
+    /// The last parity that was asked for is being made.
+    encoding: bool,
     again: VecDeque<u32>,
     /// When which chunk was sent, the oldest first.
     timeouts: VecDeque<(u64, u32)>,
@@ -158,6 +162,8 @@ impl Write {
             chunks: vec![Chunk { repeated, ..Chunk::default() }; count as usize],
             next: (0, 0),
             encoded: 0,
+            ahead: false,
+            encoding: false,
             again: VecDeque::new(),
             timeouts: VecDeque::new(),
             rto_us: 0,
@@ -172,6 +178,26 @@ impl Write {
             repeated: 0,
             missing: None,
         }
+    }
+
+    /// The same, with each parity asked for before its data is sent.
+    pub fn encoding_ahead(self) -> Write {
+        Write { ahead: true, ..self }
+    }
+
+    /// The parity that [`Step::Encode`] asked for is not there yet.
+    pub fn parity_is_being_made(&mut self) {
+        self.encoding = true;
+    }
+
+    /// It is there.
+    pub fn parity_is_made(&mut self) {
+        self.encoding = false;
+    }
+
+    /// Whether parity is being made.
+    pub fn is_encoding(&self) -> bool {
+        self.encoding
     }
 
     /// How it ended, if it has.
@@ -258,7 +284,10 @@ impl Write {
     /// Whether there is anything to be sent.
     pub fn next_is_ready(&self) -> bool {
         let fresh = match &self.subs {
-            Some(subs) => self.next.0 < subs.count(),
+            Some(subs) => {
+                let (sub, at) = self.next;
+                sub < subs.count() && !(self.encoding && at as usize >= subs.data(sub).len())
+            }
             None => self.next.1 < self.chunks.len() as u32,
         };
         self.outcome.is_none() && (fresh || !self.again.is_empty())
@@ -286,12 +315,15 @@ impl Write {
             return None;
         }
         let data = subs.data(sub);
+        if self.encoded == sub && (self.ahead || at >= data.len() as u32) {
+            self.encoded = sub + 1;
+            return Some(Step::Encode(sub));
+        }
         if at < data.len() as u32 {
             return Some(Step::Send(Part::Data, self.piece(data.start + at)));
         }
-        if self.encoded == sub {
-            self.encoded = sub + 1;
-            return Some(Step::Encode(sub));
+        if self.encoding {
+            return None;
         }
         let chunk = subs.parity(sub).start + at - data.len() as u32;
         let bytes = u64::from(self.chunk_bytes);
@@ -523,6 +555,29 @@ mod tests {
         assert_eq!(all(&mut w, 100_000), data([4]));
         w.poll(103_000, true, &PATH);
         assert_eq!(all(&mut w, 103_000), data([4]), "under Selective Repeat");
+    }
+
+    /// Asked for before its data goes; while it is made data goes, and no parity.
+    #[test]
+    fn parity_that_is_made_aside_is_sent_when_it_is_made() {
+        let code = Code::mds(4, 2).unwrap();
+        let write = Write::new(0, 800, 100, Scheme::Ec(code), 1_000_000);
+        let mut w = write.encoding_ahead();
+        for sub in 0..2 {
+            assert_eq!(w.next_step(), Some(Step::Encode(sub)));
+            w.parity_is_being_made();
+            assert!(w.next_is_ready());
+            assert_eq!(all(&mut w, 0), data(4 * sub..4 * sub + 4));
+            assert!(w.is_encoding() && !w.next_is_ready());
+            w.parity_is_made();
+            assert!(w.next_is_ready());
+            for chunk in 2 * sub..2 * sub + 2 {
+                let Some(Step::Send(Part::Parity, piece)) = w.next_step() else { panic!("parity") };
+                assert_eq!(piece.chunk, chunk);
+                w.sent(0, Part::Parity, chunk);
+            }
+        }
+        assert_eq!((w.next_step(), w.sent), (None, 12));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use unbroken_erasure::Code;
 use unbroken_sdr_model::choose::Objective;
 use unbroken_sdr_model::{Link, Loss, Scheme};
-use unbroken_sdr_protocol::adapt::{Choice, Estimate};
+use unbroken_sdr_protocol::adapt::{Choice, Estimate, Situation};
 
 /// A seeded generator of losses.
 struct Lots(u64);
@@ -49,10 +49,13 @@ fn after_the_warm_up_it_is_near_the_better_fixed_choice() {
             let rtt_us = (channel.rtt_s * 1e6) as u64;
             let scheme = estimate.scheme(
                 Choice::Adaptive(Objective::Mean),
-                rtt_us,
-                injection_ns,
-                chunks,
-                chunks,
+                &Situation {
+                    rtt_us,
+                    injection_ns,
+                    chunks,
+                    all_chunks: chunks,
+                    parity_chunks: chunks,
+                },
             );
             let ours_s = scheme.message(&channel, chunks).mean_s();
             let best_s = fixed
@@ -89,10 +92,13 @@ fn where_loss_varies(size_log2: u32, losses: &[f64], messages: u64) -> (f64, f64
                 ((channel.injection_s * 1e9) as u64, (channel.rtt_s * 1e6) as u64);
             let scheme = estimate.scheme(
                 Choice::Adaptive(Objective::Mean),
-                rtt_us,
-                injection_ns,
-                chunks,
-                chunks,
+                &Situation {
+                    rtt_us,
+                    injection_ns,
+                    chunks,
+                    all_chunks: chunks,
+                    parity_chunks: chunks,
+                },
             );
             if !known.iter().any(|(s, _)| *s == scheme) {
                 known.push((scheme, mean_s(scheme)));

@@ -42,8 +42,8 @@ fn attr() -> Attr {
 fn times_s(seed: u64, scheme: Scheme, loss: f64) -> Vec<f64> {
     // A chunk's 64 bytes and as many of headers, as the simulated link counts them, leave in its
     // time.
-    let weather =
-        Weather { loss, rtt_us: RTT_US, byte_ns: INJECTION_NS / (2 * CHUNK_BYTES), ..FAIR };
+    let conditions =
+        Conditions { loss, rtt_us: RTT_US, byte_ns: INJECTION_NS / (2 * CHUNK_BYTES), ..FAIR };
     let parity_chunks = if matches!(scheme, Scheme::Ec(_)) { CHUNKS as u32 } else { 0 };
     let config = Config {
         parity_chunks,
@@ -51,7 +51,7 @@ fn times_s(seed: u64, scheme: Scheme, loss: f64) -> Vec<f64> {
         first_rtt_us: RTT_US,
         ..Config::default()
     };
-    let mut w = World::new(seed, attr(), config, weather, None);
+    let mut w = World::new(seed, attr(), config, conditions, None);
     let sends = 1 + u64::from(parity_chunks > 0);
     let (from, into, forever) = (w.buffer(0), w.buffer(CHUNKS * CHUNK_BYTES), u64::MAX / 2);
     w.ends[1].reliable.read(&into, 0, CHUNKS * CHUNK_BYTES, forever).unwrap();

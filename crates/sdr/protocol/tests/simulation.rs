@@ -58,16 +58,16 @@ fn play(
     seed: u64,
     count: u64,
     choice: Choice,
-    weather: Weather,
+    conditions: Conditions,
     mutation: Option<Mutation>,
 ) -> Checked {
-    let w = World::new(seed, attr(), injecting(weather), weather, mutation);
+    let w = World::new(seed, attr(), injecting(conditions), conditions, mutation);
     play_in(w, seed, count, choice)
 }
 
 /// At the rate of the link.
-fn injecting(weather: Weather) -> Config {
-    config(128 * weather.byte_ns + 2 * 64 * weather.byte_ns)
+fn injecting(conditions: Conditions) -> Config {
+    config(128 * conditions.byte_ns + 2 * 64 * conditions.byte_ns)
 }
 
 fn play_in(mut w: World, seed: u64, count: u64, choice: Choice) -> Checked {
@@ -152,7 +152,7 @@ fn every_byte_is_in_its_place_whatever_the_network_does() {
         for (l, loss) in LOSSES.into_iter().enumerate() {
             for (r, rtt_us) in [0, 1_000, 100_000].into_iter().enumerate() {
                 for burst in [1.0, 6.0] {
-                    let weather = Weather {
+                    let conditions = Conditions {
                         loss,
                         burst,
                         duplicate: 0.01,
@@ -162,8 +162,8 @@ fn every_byte_is_in_its_place_whatever_the_network_does() {
                         byte_ns: 10,
                     };
                     let seed = (s * 1000 + l * 100 + r * 10) as u64 + burst as u64;
-                    let w = play(seed, 150, Choice::Fixed(scheme), weather, None)
-                        .unwrap_or_else(|e| panic!("{scheme} {weather:?} seed {seed}: {e}"));
+                    let w = play(seed, 150, Choice::Fixed(scheme), conditions, None)
+                        .unwrap_or_else(|e| panic!("{scheme} {conditions:?} seed {seed}: {e}"));
                     messages += 150;
                     late += w.ends[1].below.late;
                     repeated += w.ends[0].reliable.counts().repeated;
@@ -178,9 +178,9 @@ fn every_byte_is_in_its_place_whatever_the_network_does() {
     }
 }
 
-/// Weather in which many packets are very late, but none later than its lifetime, and messages are
-/// complete long before.
-const STORM: Weather = Weather {
+/// Conditions in which many packets are very late, but none later than its lifetime, and messages
+/// are complete long before.
+const STORM: Conditions = Conditions {
     loss: 0.02,
     burst: 1.0,
     duplicate: 0.1,
@@ -223,8 +223,8 @@ fn with_windows_late_packets_change_nothing_either() {
             .unwrap_or_else(|e| panic!("{scheme}: {e}"));
         assert!(late > 100, "packets were late");
         for loss in LOSSES {
-            let weather = Weather { loss, burst: 6.0, late: 0.05, late_us: 5_000, ..STORM };
-            with_windows(seed as u64, scheme, weather, None)
+            let conditions = Conditions { loss, burst: 6.0, late: 0.05, late_us: 5_000, ..STORM };
+            with_windows(seed as u64, scheme, conditions, None)
                 .unwrap_or_else(|e| panic!("{scheme} {loss}: {e}"));
         }
     }
@@ -234,10 +234,10 @@ fn with_windows_late_packets_change_nothing_either() {
 fn with_windows(
     seed: u64,
     scheme: Scheme,
-    weather: Weather,
+    conditions: Conditions,
     mutation: Option<Mutation>,
 ) -> Result<u64, String> {
-    let w = World::new(seed, attr(), injecting(weather), weather, mutation).with_windows();
+    let w = World::new(seed, attr(), injecting(conditions), conditions, mutation).with_windows();
     play_in(w, seed, 300, Choice::Fixed(scheme)).map(|w| w.ends[1].below.late)
 }
 
@@ -256,8 +256,8 @@ fn a_window_whose_end_is_left_out_is_noticed() {
 #[test]
 fn a_link_that_dies_in_mid_message_is_an_error_by_the_deadline() {
     for scheme in schemes() {
-        let weather = Weather { byte_ns: 1000, ..FAIR };
-        let mut w = World::new(1, attr(), config(0), weather, None);
+        let conditions = Conditions { byte_ns: 1000, ..FAIR };
+        let mut w = World::new(1, attr(), config(0), conditions, None);
         let (from, into) = (w.buffer(0), w.buffer(0));
         w.ends[0].reliable.write(&from, 0, MESSAGE, Choice::Fixed(scheme), 2_000_000);
         w.ends[1].reliable.read(&into, 0, MESSAGE, 3_000_000);
@@ -265,7 +265,7 @@ fn a_link_that_dies_in_mid_message_is_an_error_by_the_deadline() {
         while w.now_us < 4_000 {
             w.step();
         }
-        w.set_weather(Weather { loss: 1.0, ..weather });
+        w.set_conditions(Conditions { loss: 1.0, ..conditions });
         let mut ended = [None, None];
         while ended.iter().any(Option::is_none) && w.step() {
             for (end, ended) in ended.iter_mut().enumerate() {
@@ -317,15 +317,79 @@ fn what_does_not_fit_is_cut_or_refused() {
     }
 }
 
-/// The scheme follows the weather, and every byte is still in its place.
+/// Parity is made aside and takes its time: it is sent when it is there, every byte is right, and a
+/// buffer is the program's only when nobody reads it any more.
+#[test]
+fn parity_that_is_made_aside_is_right() {
+    let code = Choice::Fixed(Scheme::Ec(Code::mds(8, 4).unwrap()));
+    for most_us in [0, 100, 50_000] {
+        for loss in LOSSES {
+            for seed in 0..4 {
+                let conditions =
+                    Conditions { loss, late: 0.05, late_us: 5_000, byte_ns: 10, ..FAIR };
+                let w = World::new(seed, attr(), injecting(conditions), conditions, None);
+                let w = play_in(w.encoding_aside(most_us), seed, 150, code)
+                    .unwrap_or_else(|e| panic!("{most_us} us, loss {loss}, seed {seed}: {e}"));
+                assert!(loss < 1e-2 || w.ends[1].reliable.counts().recovered > 0);
+            }
+        }
+    }
+}
+
+/// While the parity of a write is made, everything else goes on: its own chunks are acknowledged,
+/// others are written to their end. It ends itself when its parity has been made, and not before,
+/// though its deadline passes.
+#[test]
+fn everything_goes_on_while_parity_is_made() {
+    let w = World::new(3, attr(), config(0), FAIR, None);
+    let mut w = w.encoding_aside(u64::MAX / 4);
+    let code = Choice::Fixed(Scheme::Ec(Code::mds(8, 4).unwrap()));
+    let (from, into) = (w.buffer(0), w.buffer(100_000));
+    let mut events = Vec::new();
+    let begin = |w: &mut World, bytes, choice| {
+        w.ends[1].reliable.read(&into, 0, bytes, 1_000_000).unwrap();
+        w.ends[0].reliable.write(&from, 0, bytes, choice, 1_000_000).unwrap()
+    };
+    // One submessage. Its data is there and nothing is lost: the reader needs no parity.
+    let slow = begin(&mut w, 8 * 128, code);
+    // As many as there are slots beside it.
+    for _ in 0..3 {
+        let quick = begin(&mut w, MESSAGE, Choice::Fixed(Scheme::SrNack));
+        (0..2).for_each(|end| w.run(end));
+        while !events.iter().any(|(id, _)| *id == quick) {
+            assert!(w.step() && w.now_us < 900_000, "{quick} waits");
+            while let Some(event) = w.ends[0].reliable.poll_event() {
+                events.push((event.id, event.result));
+            }
+        }
+    }
+    assert!(!events.iter().any(|(id, _)| *id == slow), "its buffer is still read: {events:?}");
+    assert_eq!(
+        w.ends[1].reliable.poll_event().map(|event| event.id),
+        Some(0),
+        "all of it is there"
+    );
+    w.make_all();
+    w.run(0);
+    let event = w.ends[0].reliable.poll_event();
+    assert_eq!(event.map(|event| (event.id, event.result)), Some((slow, Ok(8 * 128))));
+}
+
+/// The scheme follows the conditions, and every byte is still in its place.
 #[test]
 fn the_adaptive_choice_changes_while_it_runs() {
-    let weather = Weather { loss: 0.01, rtt_us: 20_000, byte_ns: 10, ..FAIR };
-    let w = play(5, 400, Choice::Adaptive(Objective::Mean), weather, None).unwrap();
+    let conditions = Conditions { loss: 0.01, rtt_us: 20_000, byte_ns: 10, ..FAIR };
+    let w = play(5, 400, Choice::Adaptive(Objective::Mean), conditions, None).unwrap();
     let counts = w.ends[0].reliable.counts();
     assert!(counts.coded > 100 && counts.coded < counts.written, "{counts:?}");
-    let w = play(5, 100, Choice::Adaptive(Objective::Mean), Weather { loss: 0.0, ..weather }, None)
-        .unwrap();
+    let w = play(
+        5,
+        100,
+        Choice::Adaptive(Objective::Mean),
+        Conditions { loss: 0.0, ..conditions },
+        None,
+    )
+    .unwrap();
     let quiet = w.ends[0].reliable.counts();
     println!("{counts:?}, without loss {quiet:?}");
 }

@@ -70,7 +70,7 @@ impl Run {
             format!("coll bench --hosts a,b --op {} --min {bytes} --max {bytes} --json", self.op);
         match self.iterations {
             Some(iterations) => words += &format!(" --iterations {iterations}"),
-            None => words += &format!(" --seconds {SECONDS} --each"),
+            None => words += &format!(" --for {SECONDS}s --each"),
         }
         if let Some(rate) = self.rate_mbps {
             words += &format!(" --nic-mbps {rate}");

@@ -206,7 +206,8 @@ fn act(command: Command) -> Result<ExitCode> {
         }
         Command::Figures { out, redraw: true, .. } => figures::redraw(&out)?,
         Command::Figures { out, only, unbroken, programs, python, redraw: false } => {
-            let training = python.map(|python| (python, PathBuf::from("tests/torch/gpt.py")));
+            let training =
+                python.map(|python| (python, PathBuf::from("tests/torch/checkpointed.py")));
             figures::draw(&out, &only, &figures::Tools { unbroken, programs, training })?;
         }
         Command::Codes { rounds } => println!("\n{}", report::table(&codes::run(rounds)?)),

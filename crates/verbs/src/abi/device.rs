@@ -26,6 +26,7 @@ pub const IBV_DEVICE_SRQ_RESIZE: c_uint = 1 << 13;
 pub const IBV_DEVICE_PORT_ACTIVE_EVENT: c_uint = 1 << 10;
 pub const IBV_DEVICE_MEM_WINDOW: c_uint = 1 << 17;
 pub const IBV_DEVICE_MEM_MGT_EXTENSIONS: c_uint = 1 << 21;
+pub const IBV_DEVICE_MEM_WINDOW_TYPE_2A: c_uint = 1 << 23;
 pub const IBV_DEVICE_MEM_WINDOW_TYPE_2B: c_uint = 1 << 24;
 /// `enum ibv_atomic_cap`: atomic among all QPs of the device.
 pub const IBV_ATOMIC_HCA: c_int = 1;

@@ -5,17 +5,25 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use unbroken_coll::{Bootstrap, Buffers, Communicator, DataType, Folding, Options, ReduceOp};
-use unbroken_fabric::Runtime;
+use unbroken_coll::{
+    Bootstrap, Buffers, Communicator, DataType, Folding, Form, Numa, Options, ReduceOp,
+};
+use unbroken_fabric::{Fabric, Runtime};
 
 use super::numbers::Numbers;
 use super::{id_file, status_folder, BenchArgs, Op};
+use crate::child;
 use crate::output::{print, print_json, Failure, Result};
 
 /// Descriptors that are as many as a rank can use.
 const MOST_DESCRIPTORS: u64 = 1 << 16;
 /// The most operations whose times are kept.
 const MOST_TIMES: usize = 100_000;
+
+/// The exit status of a rank that failed before it met the others.
+const NOT_MET: u8 = 3;
+/// How often it is looked which ranks have ended.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// A line of the result.
 #[derive(Serialize)]
@@ -39,12 +47,18 @@ struct Line {
     again: u64,
     /// What has happened so far.
     happened: Vec<String>,
+    /// The shape of the last operation.
+    shape: String,
 }
 
 /// Measures, as one rank or as all.
 pub(crate) fn bench(runtime: &Runtime, args: &BenchArgs) -> Result {
+    check_shape(args)?;
     match args.rank {
-        Some(rank) => one(runtime, args, rank),
+        Some(rank) => {
+            child::end_with(args.parent)?;
+            one(runtime, args, rank)
+        }
         None if args.hosts.len() < 2 => Err(Failure::Text(
             "name two hosts at least (--hosts a,b), or this rank (--rank, --ranks, --id-file)"
                 .into(),
@@ -53,8 +67,36 @@ pub(crate) fn bench(runtime: &Runtime, args: &BenchArgs) -> Result {
     }
 }
 
+/// An operation without the shape that is asked for would be measured in another.
+fn check_shape(args: &BenchArgs) -> Result {
+    let Some(shape) = args.shape else { return Ok(()) };
+    let nothing = Numbers {
+        op: args.op,
+        data: args.data.data(),
+        reduce: args.reduce.op(),
+        rank: 0,
+        ranks: 2,
+        root: 0,
+        count: 0,
+    };
+    let operation = nothing.operation();
+    if shape.takes(&operation) {
+        return Ok(());
+    }
+    let right: Vec<&str> =
+        Form::ALL.into_iter().filter(|s| s.takes(&operation)).map(Form::name).collect();
+    Err(Failure::Text(format!(
+        "--shape {shape}: {} cannot have it; right is {}",
+        operation.name(),
+        right.join(", ")
+    )))
+}
+
 /// Starts all ranks, each as a process of its own.
 fn all(runtime: &Runtime, args: &BenchArgs) -> Result {
+    // A wrong name is better told here than by one rank, for which the others wait.
+    let fabric = Fabric::open(runtime)?;
+    args.hosts.iter().try_for_each(|host| fabric.host(host).map(drop))?;
     let id_file = runtime.path().join(format!("coll-bench-{}.id", std::process::id()));
     let program = std::env::current_exe().map_err(|e| Failure::io("find this program", e))?;
     let mut given: Vec<String> = std::env::args().skip(1).collect();
@@ -62,7 +104,8 @@ fn all(runtime: &Runtime, args: &BenchArgs) -> Result {
         given.drain(at..at + 2);
     }
     given.retain(|a| !a.starts_with("--hosts="));
-    let mut ranks: Vec<Child> = Vec::new();
+    given.extend(child::parent_words());
+    let mut ranks = Ranks(Vec::new());
     for (rank, host) in args.hosts.iter().enumerate() {
         let mut command = Command::new(&program);
         command
@@ -75,20 +118,54 @@ fn all(runtime: &Runtime, args: &BenchArgs) -> Result {
         if rank > 0 {
             command.stdout(Stdio::null());
         }
-        ranks.push(command.spawn().map_err(|e| Failure::io("start a rank", e))?);
+        ranks.0.push(Some(command.spawn().map_err(|e| Failure::io("start a rank", e))?));
     }
-    let mut failed = None;
-    for (rank, child) in ranks.iter_mut().enumerate() {
-        let status = child.wait().map_err(|e| Failure::io("wait for a rank", e))?;
-        if !status.success() {
-            failed = failed.or(Some(rank));
-        }
-    }
+    let failed = ranks.wait()?;
     // Rank 0 has made it, unless it failed before.
     let _ = std::fs::remove_file(&id_file);
     failed.map_or(Ok(()), |rank| {
         Err(Failure::Text(format!("rank {rank} has failed; what it said is above")))
     })
+}
+
+/// The ranks that run still; none of them is left behind.
+struct Ranks(Vec<Option<Child>>);
+
+impl Ranks {
+    /// Waits for all; gives the first one that has failed. One that fails before the ranks have met
+    /// ends the others, which would wait for it in vain. Afterwards they find out by themselves, and
+    /// say what they saw.
+    fn wait(&mut self) -> Result<Option<usize>> {
+        let mut failed = None;
+        while self.0.iter().any(Option::is_some) {
+            for (rank, slot) in self.0.iter_mut().enumerate() {
+                let Some(child) = slot else { continue };
+                let Some(status) =
+                    child.try_wait().map_err(|e| Failure::io("wait for a rank", e))?
+                else {
+                    continue;
+                };
+                *slot = None;
+                if !status.success() {
+                    failed = failed.or(Some(rank));
+                }
+                if status.code() == Some(NOT_MET.into()) {
+                    return Ok(Some(rank));
+                }
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(failed)
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in self.0.iter_mut().flatten() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
 }
 
 fn failed(error: unbroken_coll::Error) -> Failure {
@@ -107,12 +184,17 @@ fn address_from_env(text: Option<String>) -> std::result::Result<IpAddr, Failure
     })
 }
 
-fn seconds(option: &str, seconds: f64) -> std::result::Result<Duration, Failure> {
-    Duration::try_from_secs_f64(seconds)
-        .map_err(|e| Failure::Text(format!("{option} {seconds}: {e}; seconds are right")))
+/// A failure before the ranks have met, with the exit status that says so to the process which
+/// started this one.
+fn not_met(args: &BenchArgs, failure: Failure) -> Failure {
+    match failure {
+        Failure::Text(text) if args.parent.is_some() => Failure::Program { status: NOT_MET, text },
+        other => other,
+    }
 }
 
-fn one(runtime: &Runtime, args: &BenchArgs, rank: usize) -> Result {
+/// Meets the other ranks.
+fn meet(runtime: &Runtime, args: &BenchArgs, rank: usize) -> Result<Communicator> {
     let (Some(ranks), Some(path)) = (args.ranks, &args.id_file) else {
         return Err(Failure::Text("--rank needs --ranks and --id-file".into()));
     };
@@ -125,7 +207,7 @@ fn one(runtime: &Runtime, args: &BenchArgs, rank: usize) -> Result {
         Some(address) => address,
         None => address_from_env(std::env::var("UNBROKEN_COLL_ADDRESS").ok())?,
     };
-    let patience = seconds("--patience", args.patience)?;
+    let patience = args.patience;
     unbroken_coll::raise_descriptor_limit(MOST_DESCRIPTORS);
     let id = if rank == 0 {
         let id = Bootstrap::listen(SocketAddr::new(address, 0), patience).map_err(failed)?.id();
@@ -137,9 +219,12 @@ fn one(runtime: &Runtime, args: &BenchArgs, rank: usize) -> Result {
     let options = Options {
         logical: args.logical,
         balance: !args.no_balance,
+        measure: !args.no_measure,
         nic_mbps: args.nic_mbps,
+        numa: Numa::from_env().map_err(failed)?,
+        shape: args.shape,
         folding: if args.any_order { Folding::Any } else { Folding::InOrder },
-        timeout: seconds("--timeout", args.timeout)?,
+        timeout: args.timeout,
         status_folder: Some(status_folder(runtime)),
         patience,
         ..Options::default()
@@ -148,6 +233,14 @@ fn one(runtime: &Runtime, args: &BenchArgs, rank: usize) -> Result {
     if rank == 0 {
         // The others have it.
         let _ = std::fs::remove_file(path);
+    }
+    Ok(comm)
+}
+
+fn one(runtime: &Runtime, args: &BenchArgs, rank: usize) -> Result {
+    let comm = meet(runtime, args, rank).map_err(|failure| not_met(args, failure))?;
+    if rank == 0 {
+        tell_size(args, comm.ranks());
         if !args.json {
             print("       bytes   iterations     time (us)  longest (us)  algbw (Gbit/s)  busbw (Gbit/s)  wrong\n")?;
         }
@@ -167,6 +260,17 @@ fn one(runtime: &Runtime, args: &BenchArgs, rank: usize) -> Result {
     match wrong {
         0 => Ok(()),
         wrong => Err(Failure::Text(format!("{wrong} bytes were wrong at rank {rank}"))),
+    }
+}
+
+/// What is measured is said where it is not what was asked for.
+fn tell_size(args: &BenchArgs, ranks: usize) {
+    let smallest = Numbers::smallest(args.op, args.data.data(), ranks);
+    if args.min < smallest {
+        eprintln!(
+            "unbroken: --min {}: one element in each block are {smallest} bytes, which is measured",
+            args.min
+        );
     }
 }
 
@@ -204,12 +308,13 @@ fn measure(
     };
     let (input, want, operation) = (numbers.input(), numbers.output(), numbers.operation());
     let mut output = vec![0xa5; want.len()];
-    let mut wrong = 0;
+    let (mut wrong, mut shape) = (0, String::new());
     let mut run = |check: bool| {
         let buffers = Buffers::Apart { input: &input, output: &mut output };
         let began = Instant::now();
         comm.run(operation.clone(), data, buffers).map_err(failed)?;
         let took = began.elapsed();
+        shape = comm.shape();
         if check {
             wrong += output.iter().zip(&want).filter(|(a, b)| a != b).count() as u64;
             output.fill(0xa5);
@@ -224,18 +329,18 @@ fn measure(
     let mut times_us = Vec::new();
     let begun = Instant::now();
     loop {
-        let last = args.seconds.is_none() && iterations + 1 >= args.iterations;
+        let last = args.lasts.is_none() && iterations + 1 >= args.iterations;
         // What the check takes is not counted.
-        let took = run(last || args.check_all || args.seconds.is_some())?;
+        let took = run(last || args.check_all || args.lasts.is_some())?;
         (spent, longest, iterations) = (spent + took, longest.max(took), iterations + 1);
         // Also where nobody will print them: ranks that are started apart need not all say --each.
         if times_us.len() < MOST_TIMES {
             times_us.push(took.as_secs_f64() * 1e6);
         }
-        let over = match args.seconds {
-            Some(seconds) => {
+        let over = match args.lasts {
+            Some(lasts) => {
                 let gone = args.while_file.as_ref().is_some_and(|file| !file.exists());
-                is_over(comm, gone || begun.elapsed().as_secs_f64() >= seconds)?
+                is_over(comm, gone || begun.elapsed() >= lasts)?
             }
             None => last,
         };
@@ -261,6 +366,7 @@ fn measure(
         moves: counters.moves,
         again: counters.again,
         happened: comm.snapshot().happened.into_iter().map(|h| h.what).collect(),
+        shape,
     })
 }
 

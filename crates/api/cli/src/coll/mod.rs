@@ -10,10 +10,13 @@ pub(crate) use status::status;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
-use unbroken_coll::{DataType, ReduceOp};
+use unbroken_coll::{DataType, Form, ReduceOp};
 use unbroken_fabric::Runtime;
+use unbroken_units::read;
 
 /// `unbroken coll …`
 #[derive(Subcommand)]
@@ -22,7 +25,7 @@ pub(crate) enum CollCommand {
     #[command(after_help = "Examples:
   unbroken coll bench --hosts a,b                         # both ranks, one process each
   unbroken coll bench --hosts a,b,c --op all-gather --min 1M --max 64M
-  unbroken coll bench --hosts a,b --max 16M --min 16M --seconds 10 & sleep 3; unbroken fault set 'nic a/0 dead'
+  unbroken coll bench --hosts a,b --max 16M --min 16M --for 10s & sleep 3; unbroken fault set 'nic a/0 dead'
   unbroken coll bench --rank 0 --ranks 2 --host a --id-file ~/id &     # each rank by itself
   unbroken coll bench --rank 1 --ranks 2 --host b --id-file ~/id
   UNBROKEN_NICS=10.0.0.1 unbroken coll bench --rank 0 --ranks 2 --address 10.0.0.1 --id-file /shared/id    # between real interfaces
@@ -138,11 +141,11 @@ pub(crate) struct BenchArgs {
     /// The root
     #[arg(long, default_value_t = 0)]
     pub(crate) root: usize,
-    /// The smallest size
-    #[arg(long, value_name = "BYTES", default_value = "8", value_parser = bytes)]
+    /// The smallest size, in whole elements: at least one in each rank's block
+    #[arg(long, value_name = "SIZE", default_value = "8", value_parser = bytes)]
     pub(crate) min: u64,
     /// The largest
-    #[arg(long, value_name = "BYTES", default_value = "1M", value_parser = bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = bytes)]
     pub(crate) max: u64,
     /// From one size to the next
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
@@ -151,10 +154,10 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value_t = 20)]
     pub(crate) iterations: u32,
     /// Go on with each size for this long instead
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) seconds: Option<f64>,
-    /// Only for as long as this file exists, --seconds at most
-    #[arg(long = "while", value_name = "FILE", requires = "seconds")]
+    #[arg(long = "for", value_name = "TIME", value_parser = crate::args::duration)]
+    pub(crate) lasts: Option<Duration>,
+    /// Only for as long as this file exists, and no longer than --for says
+    #[arg(long = "while", value_name = "FILE", requires = "lasts")]
     pub(crate) while_file: Option<PathBuf>,
     /// Operations that are not counted, of each size
     #[arg(long, default_value_t = 3)]
@@ -168,19 +171,34 @@ pub(crate) struct BenchArgs {
     /// Reduce as suits the plan: results may differ by rounding when NICs are lost
     #[arg(long)]
     pub(crate) any_order: bool,
+    /// The shape, where the NICs that are up allow it [default: the planner chooses]; all but
+    /// one-shot, direct and stars need --any-order
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_parser = PossibleValuesParser::new(Form::ALL.map(Form::name))
+            .try_map(|name| name.parse::<Form>())
+    )]
+    pub(crate) shape: Option<Form>,
     /// Keep the plan when NICs are lost: what one carried goes over one other, and not over all
     /// (R²CCL's hot repair alone)
     #[arg(long)]
     pub(crate) no_balance: bool,
-    /// What each NIC carries, in Mbit/s, for the choice of a plan
+    /// Plan with --nic-mbps for good, and not with what NICs are seen to carry
+    #[arg(long)]
+    pub(crate) no_measure: bool,
+    /// What each NIC carries, in Mbit/s, for the choice of a plan, until it was measured
     #[arg(long, value_name = "MBPS", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) nic_mbps: u32,
     /// How long an operation may stand still before it is an error
-    #[arg(long, value_name = "SECONDS", default_value_t = 20.0)]
-    pub(crate) timeout: f64,
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = crate::args::duration)]
+    pub(crate) timeout: Duration,
     /// How long ranks wait for each other at the beginning
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
-    pub(crate) patience: f64,
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = crate::args::duration)]
+    pub(crate) patience: Duration,
+    /// Started by another of these commands, whose pid this is: ends with it
+    #[arg(long, hide = true)]
+    pub(crate) parent: Option<u32>,
     /// One JSON object a line
     #[arg(long)]
     pub(crate) json: bool,
@@ -189,29 +207,27 @@ pub(crate) struct BenchArgs {
     pub(crate) each: bool,
 }
 
-/// `8`, `64K`, `1M`, `1G`.
+/// The largest buffer.
+const MOST_BYTES: u64 = 1 << 30;
+
+/// A size of a buffer.
 fn bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("'{text}' is no number of bytes: 8, 64K, 16M or 1G, say; 1G at most");
-    let (digits, unit) = match text.to_ascii_uppercase() {
-        t if t.ends_with('K') => (t[..t.len() - 1].to_string(), 1 << 10),
-        t if t.ends_with('M') => (t[..t.len() - 1].to_string(), 1 << 20),
-        t if t.ends_with('G') => (t[..t.len() - 1].to_string(), 1 << 30),
-        t => (t, 1),
-    };
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
-    number.checked_mul(unit).filter(|n| *n <= 1 << 30).ok_or_else(wrong)
+    match read::size(text)? {
+        bytes if bytes <= MOST_BYTES => Ok(bytes),
+        _ => Err(format!("'{text}' is more than is measured: 1G at most")),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn sizes_are_read_with_their_units() {
+    fn sizes_are_those_of_all_commands() {
         assert_eq!(
-            ["8", "64K", "1m", "1G"].map(super::bytes),
-            [Ok(8), Ok(65536), Ok(1 << 20), Ok(1 << 30)]
+            ["8", "64K", "1MiB", "1G", "1kB"].map(super::bytes),
+            [Ok(8), Ok(65536), Ok(1 << 20), Ok(1 << 30), Ok(1000)]
         );
-        for bad in ["", "x", "2G", "1KK", "-1"] {
-            assert!(super::bytes(bad).unwrap_err().contains("no number of bytes"), "{bad}");
+        for bad in ["", "x", "2G", "1KK", "-1", "0"] {
+            assert!(super::bytes(bad).is_err(), "{bad}");
         }
     }
 }

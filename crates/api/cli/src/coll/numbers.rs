@@ -159,22 +159,42 @@ impl Numbers {
         }
     }
 
-    /// Elements of a block, for a size in bytes.
-    pub(crate) fn count_for(op: Op, data: DataType, bytes: u64, ranks: usize) -> u64 {
-        let blocks = match op {
+    /// Blocks in the larger buffer.
+    fn blocks(op: Op, ranks: usize) -> u64 {
+        match op {
             Op::ReduceScatter | Op::AllGather | Op::AllToAll => ranks as u64,
+            Op::Barrier => 0,
             _ => 1,
-        };
-        bytes / data.bytes() / blocks
+        }
+    }
+
+    /// The bytes of one element in each block.
+    pub(crate) fn smallest(op: Op, data: DataType, ranks: usize) -> u64 {
+        data.bytes() * Numbers::blocks(op, ranks)
+    }
+
+    /// Elements of a block, for a size in bytes: whole ones, and one at least.
+    pub(crate) fn count_for(op: Op, data: DataType, bytes: u64, ranks: usize) -> u64 {
+        bytes.checked_div(Numbers::smallest(op, data, ranks)).map_or(0, |count| count.max(1))
     }
 
     /// Bytes of the larger buffer.
     pub(crate) fn bytes(&self) -> u64 {
-        let blocks = match self.op {
-            Op::ReduceScatter | Op::AllGather | Op::AllToAll => self.ranks as u64,
-            Op::Barrier => 0,
-            _ => 1,
-        };
-        self.count * self.data.bytes() * blocks
+        self.count * Numbers::smallest(self.op, self.data, self.ranks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nothing is measured that has no bytes.
+    #[test]
+    fn a_block_has_an_element_at_least() {
+        let count = |op, bytes| Numbers::count_for(op, DataType::F32, bytes, 4);
+        assert_eq!([3, 4, 7, 8].map(|bytes| count(Op::AllReduce, bytes)), [1, 1, 1, 2]);
+        assert_eq!([3, 8, 31, 32].map(|bytes| count(Op::AllGather, bytes)), [1, 1, 1, 2]);
+        assert_eq!(count(Op::Barrier, 8), 0);
+        assert_eq!(Numbers::smallest(Op::AllToAll, DataType::F64, 3), 24);
     }
 }

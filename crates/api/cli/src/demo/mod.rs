@@ -10,34 +10,40 @@
 //! carried a fair share of the rate from before the fault, and the verifying program found no
 //! error.
 //!
+//! Where perftest is not installed, the program that verifies every message is the stream, too.
+//!
 //! Leaves `result.json` ([`result`]) and `demo.svg` ([`picture`]).
 
 mod picture;
 mod result;
 mod screen;
 mod stream;
+mod verifier;
 mod verify;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::installed::VERIFIER;
 use crate::output::{print_json, Failure, Result};
+use crate::program;
 use result::Report;
 use screen::Screen;
-use stream::{Stream, FAULT};
+use stream::{Stream, FAULT, PERFTEST};
 
 /// The arguments of `unbroken demo`.
 #[derive(clap::Args)]
 pub(crate) struct DemoArgs {
     /// Where result.json and demo.svg go
-    #[arg(long, value_name = "FOLDER", default_value = "target/demo")]
+    #[arg(long, value_name = "FOLDER", default_value = "unbroken-demo")]
     out: PathBuf,
     /// Print the result as JSON, and the story to stderr
     #[arg(long)]
     json: bool,
-    /// The source of the verifying program
-    #[arg(long, value_name = "PATH", default_value = "tests/c/verifier.c")]
-    verifier: PathBuf,
+    /// The verifying program, or its source [default: the one that is installed with this command,
+    /// else its source in it, for which cc and libibverbs-dev are needed]
+    #[arg(long, value_name = "PATH")]
+    verifier: Option<PathBuf>,
 }
 
 /// Runs the demo. A run that did not survive is a failure.
@@ -65,12 +71,30 @@ pub(crate) fn demo(args: &DemoArgs) -> Result {
 }
 
 fn play(args: &DemoArgs, unbroken: &Path, screen: &Screen) -> Result<Report> {
-    screen.title("1. ib_write_bw from host a to host b; NIC a/0 dies in mid-stream, and is healed");
-    let with = Stream::play(unbroken, true, screen)?;
+    let verifier = verifier::get(args.verifier.as_deref(), &args.out).map_err(|e| e.to_string());
+    let stand_in = match (program::find(PERFTEST.as_ref()), &verifier) {
+        (Some(_), _) => None,
+        (None, Ok(verifier)) => {
+            screen.say(&format!(
+                "{PERFTEST} is not here (Debian package perftest): the verifying program takes \
+                 its place"
+            ));
+            Some(verifier.as_path())
+        }
+        (None, Err(why)) => {
+            return Err(format!("{PERFTEST} is missing (Debian package perftest), and {why}").into())
+        }
+    };
+    let name = if stand_in.is_some() { VERIFIER } else { PERFTEST };
+    screen.title(&format!(
+        "1. {name} from host a to host b; NIC a/0 dies in mid-stream, and is healed"
+    ));
+    let with = Stream::play(unbroken, stand_in, true, screen)?;
     screen.title("2. the same without failover");
-    let without = Stream::play(unbroken, false, screen)?;
+    let without = Stream::play(unbroken, stand_in, false, screen)?;
     screen.title("3. a program that checks every message, under the same fault");
-    let verified = verify::play(unbroken, &args.verifier, &args.out, screen);
+    let verifier = verifier.as_deref().map_err(String::as_str);
+    let verified = verify::play(unbroken, verifier, screen);
 
     let report = Report::new(&with, &without, &verified);
     let text = serde_json::to_string_pretty(&report)

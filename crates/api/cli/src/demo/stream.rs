@@ -1,4 +1,5 @@
-//! `ib_write_bw` between two hosts while a NIC dies, and, with failover, is healed.
+//! `ib_write_bw` between two hosts while a NIC dies, and, with failover, is healed. Where perftest
+//! is not installed, the verifying program takes its place.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,12 +9,15 @@ use unbroken_fabric::now_us;
 use unbroken_testkit::{bandwidth_gbps, Lab, Pair, Running, Sample, Spec, TrialError, Watch};
 
 use super::screen::{bar, Screen};
+use super::verify;
 use crate::output::{Failure, Result};
 
 /// The fault of all parts.
 pub(crate) const FAULT: &str = "nic a/0 dead";
 /// The NIC that it is about.
 const NIC: &str = "nic a/0";
+/// The program whose NIC dies.
+pub(crate) const PERFTEST: &str = "ib_write_bw";
 /// Size of a message in bytes.
 const MESSAGE_BYTES: u64 = 65_536;
 /// Seconds that perftest sends.
@@ -84,15 +88,32 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Runs it, and tells it.
-    pub(crate) fn play(unbroken: &Path, failover: bool, screen: &Screen) -> Result<Stream> {
+    /// Runs it, and tells it. The program is [`PERFTEST`], or the verifier.
+    pub(crate) fn play(
+        unbroken: &Path,
+        verifier: Option<&Path>,
+        failover: bool,
+        screen: &Screen,
+    ) -> Result<Stream> {
         let lab = Lab::new(unbroken).map_err(told)?;
         let seconds = if failover { SECONDS } else { SECONDS_SHORT };
-        let args = format!("-d unb0 -F -s {MESSAGE_BYTES} -D {seconds} --report_gbits");
-        let spec = Spec { failover, ..Spec::new("ib_write_bw", &args) };
-        screen.say(&format!("   $ {}", spec.shown()));
+        let spec = match verifier {
+            None => {
+                let args = format!("-d unb0 -F -s {MESSAGE_BYTES} -D {seconds} --report_gbits");
+                Spec { failover, ..Spec::new(PERFTEST, &args) }
+            }
+            Some(program) => Spec { failover, ..verify::spec(program, seconds) },
+        };
+        let command = match verifier {
+            None => spec.shown(),
+            Some(_) => spec.shown().replace(" 127.0.0.1", " --connect 127.0.0.1:PORT"),
+        };
+        screen.say(&format!("   $ {command}"));
         let mut watch = Watch::new(&lab, &spec.server, NICS).map_err(told)?;
-        let mut pair = Pair::start(&lab, &spec).map_err(told)?;
+        let mut pair = match verifier {
+            None => Pair::start(&lab, &spec).map_err(told)?,
+            Some(_) => Pair::start_as(&lab, &spec, verify::ends).map_err(told)?,
+        };
         let limit = Duration::from_secs(15);
         pair.client
             .wait_until("data arrives at NIC b/0", limit, || {
@@ -100,7 +121,7 @@ impl Stream {
             })
             .map_err(told)?;
         let mut stream = Stream {
-            command: spec.shown(),
+            command,
             client: End { status: None, error: String::new() },
             server: End { status: None, error: String::new() },
             watch,

@@ -1,7 +1,6 @@
-//! The verifying program under the fault: tests/c/verifier.c, compiled here.
+//! The verifying program under the fault.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -11,7 +10,7 @@ use unbroken_testkit::{Lab, Pair, Running, Spec, Watch};
 use super::screen::Screen;
 use super::stream::{told, NICS};
 use super::FAULT;
-use crate::output::{Failure, Result};
+use crate::output::{self, Failure};
 
 /// Seconds that it sends.
 const SECONDS: u64 = 5;
@@ -37,18 +36,13 @@ struct Line {
     errors: u64,
 }
 
-/// Compiles and runs it. What goes wrong is in the answer, so that the other parts are still
+/// Runs it. What goes wrong is in the answer, so that the other parts are still
 /// reported.
-pub(crate) fn play(unbroken: &Path, source: &Path, out: &Path, screen: &Screen) -> Verified {
-    let verified = match run(unbroken, source, out) {
+pub(crate) fn play(unbroken: &Path, program: Result<&Path, &str>, screen: &Screen) -> Verified {
+    let run = program.map_err(|e| Failure::Text(e.to_string())).and_then(|p| run(unbroken, p));
+    let verified = match run {
         Ok(verified) => verified,
-        Err(e) => {
-            let text = match e {
-                Failure::Text(text) | Failure::Program { text, .. } => text,
-                Failure::ClosedPipe => "broken pipe".into(),
-            };
-            Verified { wrong: Some(text), ..Verified::default() }
-        }
+        Err(e) => Verified { wrong: Some(e.to_string()), ..Verified::default() },
     };
     match &verified.wrong {
         None => screen.say(&format!(
@@ -60,16 +54,25 @@ pub(crate) fn play(unbroken: &Path, source: &Path, out: &Path, screen: &Screen) 
     verified
 }
 
-fn run(unbroken: &Path, source: &Path, out: &Path) -> Result<Verified> {
-    let program = compile(source, out)?;
+/// How it is started at both ends.
+pub(crate) fn spec(program: &Path, seconds: u64) -> Spec {
+    // Not split at blanks, which its path may have.
+    Spec {
+        program: program.display().to_string(),
+        ..Spec::new("", &format!("--device unb0 --seconds {seconds}"))
+    }
+}
+
+/// Where the server listens and the client connects.
+pub(crate) fn ends(port: u16) -> (Vec<String>, Vec<String>) {
+    let args = |name: &str, value: String| vec![name.to_string(), value];
+    (args("--listen", port.to_string()), args("--connect", format!("127.0.0.1:{port}")))
+}
+
+fn run(unbroken: &Path, program: &Path) -> output::Result<Verified> {
     let lab = Lab::new(unbroken).map_err(told)?;
-    let spec =
-        Spec::new(&program.display().to_string(), &format!("--device unb0 --seconds {SECONDS}"));
-    let mut pair = Pair::start_as(&lab, &spec, |port| {
-        let args = |name: &str, value: String| vec![name.to_string(), value];
-        (args("--listen", port.to_string()), args("--connect", format!("127.0.0.1:{port}")))
-    })
-    .map_err(told)?;
+    let spec = spec(program, SECONDS);
+    let mut pair = Pair::start_as(&lab, &spec, ends).map_err(told)?;
     let mut watch = Watch::new(&lab, "b", NICS).map_err(told)?;
     let arrives = || watch.sample().rx_payload_bytes[0] > TRAFFIC_BYTES;
     pair.client
@@ -94,37 +97,9 @@ fn run(unbroken: &Path, source: &Path, out: &Path) -> Result<Verified> {
     Ok(verified)
 }
 
-fn last_line(end: &Running) -> Result<Line> {
+fn last_line(end: &Running) -> output::Result<Line> {
     let output = end.output();
     let line = output.lines().rev().find(|l| l.trim_start().starts_with('{')).unwrap_or_default();
     serde_json::from_str(line)
         .map_err(|e| format!("{} gave no result ({e}): '{line}'", end.program()).into())
-}
-
-/// Compiles it against the system's libibverbs.
-fn compile(source: &Path, out: &Path) -> Result<PathBuf> {
-    if !Path::new("/usr/include/infiniband/verbs.h").exists() {
-        return Err("infiniband/verbs.h is missing: install Debian's libibverbs-dev"
-            .to_string()
-            .into());
-    }
-    let program = out.join("verifier");
-    let program = std::path::absolute(&program)
-        .map_err(|e| Failure::io("cannot find the working folder", e))?;
-    let mut command = Command::new("cc");
-    command.args(["-O2", "-o"]).arg(&program).arg(source).arg("-libverbs");
-    let done = command
-        .arg("-lpthread")
-        .output()
-        .map_err(|e| Failure::io("cannot run cc (a C compiler)", e))?;
-    if done.status.success() {
-        return Ok(program);
-    }
-    let text = String::from_utf8_lossy(&done.stderr).into_owned();
-    Err(format!(
-        "cannot compile {}: {}",
-        source.display(),
-        text.lines().next().unwrap_or("cc failed")
-    )
-    .into())
 }

@@ -50,7 +50,7 @@ Sizes: K, M, G, T are powers of 1024 (KB, MB … powers of 1000). Bandwidths are
 #[derive(Subcommand)]
 enum ModelCommand {
     /// What to expect of one scheme: the whole distribution, or a ring all-reduce
-    #[command(after_help = predict::AFTER)]
+    #[command(after_help = predict::AFTER, override_usage = predict::USAGE)]
     Predict(predict::PredictArgs),
     /// How much faster one scheme is than another, over message sizes and losses
     Heatmap(heatmap::HeatmapArgs),

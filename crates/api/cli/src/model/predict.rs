@@ -10,6 +10,10 @@ use super::recommend::Prediction;
 use super::{picture, LinkArgs, MessageArgs, PictureArgs, Question};
 use crate::output::{print, print_json, table, Result};
 
+/// Folded, as clap does not.
+pub(super) const USAGE: &str =
+    "unbroken model predict [OPTIONS] --bandwidth <RATE> --loss <SHARE>\n           \
+     --size <SIZE> <SCHEME>";
 pub(super) const AFTER: &str = "Schemes:
   sr-rto      Selective Repeat; what is lost is sent again after three round trips
   sr-nack     the same, told by the receiver: after one round trip at best

@@ -1,12 +1,11 @@
 //! `unbroken sdr bench`: a client that writes, and a server in a process of its own that reads.
 //!
-//! The two tell each other how to connect through the server's standard input and output, one line
-//! each. The client keeps so many writes in flight, and a write's time counts from its call to its
+//! The two tell each other how to connect, one line each: through the server's standard input and
+//! output, or, between machines, over a TCP connection. The client keeps so many writes in flight, and a write's time counts from its call to its
 //! end: all bytes are in their place, and the client knows it.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -14,9 +13,10 @@ use serde::Serialize;
 use unbroken_fabric::Runtime;
 use unbroken_sdr::{Memory, Transfer};
 
-use super::end::{failed, End};
-use super::{power_of_two, rate, wanted, Wanted};
-use crate::args::time::parse_time;
+use super::end::{failed, End, Nics};
+use super::peer::{Agreed, Peer};
+use super::{power_of_two, wanted, Wanted};
+use crate::child;
 use crate::output::{print, print_json, Failure, Result};
 use unbroken_units::{read, show};
 
@@ -37,28 +37,45 @@ pub(crate) struct BenchArgs {
     /// Channels, each with a worker
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub(super) channels: u8,
-    /// NICs that the channels are on, by turns
-    #[arg(long, default_value = "0", value_delimiter = ',')]
+    /// NICs that the channels are on, by turns, counted from 0 [default: 0, or all at --address]
+    #[arg(long, value_delimiter = ',')]
     pub(super) nics: Vec<usize>,
     /// Messages in flight
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(super) in_flight: u32,
     /// Messages in all
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
-    messages: u32,
+    pub(super) messages: u32,
     /// Send at this rate; without one as fast as the NIC takes it, and what the receiver cannot
     /// take is lost
-    #[arg(long, value_parser = rate)]
+    #[arg(long, value_parser = read::rate)]
     pub(super) rate: Option<u64>,
     /// A message must be written in this time
-    #[arg(long, default_value = "20s", value_parser = parse_time)]
+    #[arg(long, default_value = "20s", value_parser = crate::args::duration)]
     pub(super) deadline: Duration,
     /// For so long a packet may be on its way: so long an id of a message rests
-    #[arg(long, default_value = "100ms", value_parser = parse_time)]
+    #[arg(long, default_value = "100ms", value_parser = crate::args::duration)]
     pub(super) lifetime: Duration,
     /// Check every byte
     #[arg(long)]
-    verify: bool,
+    pub(super) verify: bool,
+    /// Between interfaces of machines: this end is written to. It waits at this address for the
+    /// other end, which says how all is done
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
+    listen: Option<SocketAddr>,
+    /// Between interfaces of machines: this end writes to the one that listens there
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    connect: Option<SocketAddr>,
+    /// Addresses of interfaces of this machine, which are its NICs, with --listen or --connect
+    /// [default: the one over which the ends reach each other]
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    address: Vec<IpAddr>,
+    /// How long --listen waits for the other end
+    #[arg(long = "for", default_value = "10m", value_parser = crate::args::duration)]
+    lasts: Duration,
+    /// Started by another of these commands, whose pid this is: ends with it
+    #[arg(long, hide = true)]
+    parent: Option<u32>,
     /// The host that writes
     #[arg(long, default_value = "a")]
     from: String,
@@ -93,6 +110,8 @@ struct Report {
     packets_duplicate: u64,
     under_runs: u64,
     rtt_us: Option<u64>,
+    segments_coded: u64,
+    injection_gbit_per_s: Option<f64>,
     verified: bool,
 }
 
@@ -134,29 +153,43 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
 }
 
-fn line(from: &mut impl BufRead, who: &str) -> Result<String> {
-    let mut text = String::new();
-    match from.read_line(&mut text) {
-        Ok(0) | Err(_) => Err(Failure::Text(format!("{who} has ended before the bench was over"))),
-        Ok(_) => Ok(text),
+/// The end that reads, a process that the other end has started.
+pub(super) fn serve(runtime: &Runtime, args: &BenchArgs) -> Result {
+    child::end_with(args.parent)?;
+    let (mut peer, nics) = (Peer::parent(), Nics::Of(&args.to));
+    // The client hears of a failure by itself.
+    read_all(End::new(runtime, nics, args)?, &mut peer, args).or(Ok(()))
+}
+
+/// The end that reads, between machines.
+fn listen(runtime: &Runtime, at: SocketAddr, args: &BenchArgs) -> Result {
+    let (mut peer, here) = Peer::wait_at(at, args.lasts, args.deadline)?;
+    let args = Agreed::adopt(&peer.hear()?, args)?;
+    let end = End::new(runtime, Nics::At(&addresses(&args, here)), &args)?;
+    read_all(end, &mut peer, &args)
+}
+
+/// The NICs of this end.
+fn addresses(args: &BenchArgs, here: IpAddr) -> Vec<IpAddr> {
+    if args.address.is_empty() {
+        vec![here]
+    } else {
+        args.address.clone()
     }
 }
 
-/// The end that reads: its information to standard output, the peer's from standard input, and at
-/// the end what it counted.
-pub(super) fn serve(runtime: &Runtime, args: &BenchArgs) -> Result {
+/// Its information to the peer, the peer's from there, and at the end what it counted.
+fn read_all(end: End, peer: &mut Peer, args: &BenchArgs) -> Result {
     check(args)?;
-    let end = End::new(runtime, &args.to, args)?;
-    print(&format!("{}\n", hex(&end.qp.info())))?;
-    let mut input = std::io::stdin().lock();
-    let peer = unhex(&line(&mut input, "the client")?)
-        .ok_or_else(|| Failure::Text("the client's line is none".into()))?;
-    end.qp.connect(&peer).map_err(failed)?;
+    peer.say(&hex(&end.qp.info()))?;
+    let theirs =
+        unhex(&peer.hear()?).ok_or_else(|| Failure::Text("the client's line is none".into()))?;
+    end.qp.connect(&theirs).map_err(failed)?;
     let into =
         end.context.register((args.size * u64::from(args.in_flight)) as usize).map_err(failed)?;
     let mut waiting: VecDeque<(u32, Transfer)> = VecDeque::new();
     let mut posted = 0;
-    print("ready\n")?;
+    peer.say("ready")?;
     let mut failure = None;
     while failure.is_none() && (posted < args.messages || !waiting.is_empty()) {
         while posted < args.messages && waiting.len() < args.in_flight as usize {
@@ -170,15 +203,14 @@ pub(super) fn serve(runtime: &Runtime, args: &BenchArgs) -> Result {
             verify(&into, message, args)?;
         }
     }
-    // The client hears of a failure by itself.
     let (counts, network) = (end.reliable.counts(), end.qp.counters());
     let numbers =
         [counts.recovered, network.late, network.duplicates, network.under_runs, network.packets];
     let numbers: Vec<String> = numbers.iter().map(u64::to_string).collect();
-    print(&format!("{}\n", numbers.join(" ")))?;
+    peer.say(&numbers.join(" "))?;
     // Until the client has heard the last answer, too.
-    let _ = line(&mut input, "the client");
-    Ok(())
+    let _ = peer.hear();
+    failure.map_or(Ok(()), |e| Err(failed(e)))
 }
 
 fn verify(into: &Memory, message: u32, args: &BenchArgs) -> Result {
@@ -191,62 +223,31 @@ fn verify(into: &Memory, message: u32, args: &BenchArgs) -> Result {
     }
 }
 
-/// The server's process.
-struct Server {
-    child: Child,
-    said: BufReader<std::process::ChildStdout>,
-}
-
-impl Server {
-    fn start(runtime: &Runtime) -> Result<Server> {
-        let program =
-            std::env::current_exe().map_err(|e| Failure::io("cannot find this command", e))?;
-        // The same words, but for the command.
-        let mut words: Vec<_> = std::env::args_os().skip(1).collect();
-        if let Some(word) = words.iter_mut().find(|word| *word == "bench") {
-            *word = "bench-end".into();
-        }
-        let mut child = Command::new(program)
-            .args(words)
-            .env("UNBROKEN_RUNTIME", runtime.path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|e| Failure::io("cannot start the server", e))?;
-        let said = child
-            .stdout
-            .take()
-            .map(BufReader::new)
-            .ok_or_else(|| Failure::Text("no pipe".into()))?;
-        Ok(Server { child, said })
-    }
-
-    fn hear(&mut self) -> Result<String> {
-        line(&mut self.said, "the server")
-    }
-
-    fn say(&mut self, text: &str) -> Result {
-        let pipe = self.child.stdin.as_mut().ok_or_else(|| Failure::Text("no pipe".into()))?;
-        writeln!(pipe, "{text}").map_err(|e| Failure::io("cannot write to the server", e))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Runs the bench.
 pub(super) fn bench(runtime: &Runtime, args: &BenchArgs) -> Result {
     check(args)?;
-    let end = End::new(runtime, &args.from, args)?;
-    let mut server = Server::start(runtime)?;
-    let peer =
+    let (end, mut server) = match (args.listen, args.connect) {
+        (Some(at), _) => return listen(runtime, at, args),
+        (None, Some(to)) => {
+            let (mut server, here) = Peer::connect(to, args.deadline)?;
+            server.say(&Agreed::line(args)?)?;
+            (End::new(runtime, Nics::At(&addresses(args, here)), args)?, server)
+        }
+        (None, None) if args.address.is_empty() => {
+            (End::new(runtime, Nics::Of(&args.from), args)?, Peer::start(runtime)?)
+        }
+        (None, None) => {
+            return Err(Failure::Text(
+                "--address names NICs of this machine for one end of two: with --listen \
+                 ADDRESS:PORT the end that is written to, with --connect ADDRESS:PORT the one \
+                 that writes"
+                    .into(),
+            ))
+        }
+    };
+    let theirs =
         unhex(&server.hear()?).ok_or_else(|| Failure::Text("the server's line is none".into()))?;
-    end.qp.connect(&peer).map_err(failed)?;
+    end.qp.connect(&theirs).map_err(failed)?;
     server.say(&hex(&end.qp.info()))?;
     server.hear()?;
     let from =
@@ -283,6 +284,8 @@ pub(super) fn bench(runtime: &Runtime, args: &BenchArgs) -> Result {
         packets_duplicate: duplicates,
         under_runs,
         rtt_us: end.reliable.rtt().map(|rtt| rtt.as_micros() as u64),
+        segments_coded: counts.coded,
+        injection_gbit_per_s: end.reliable.injection_bps().map(|bps| bps / 1e9),
         verified: args.verify,
     };
     if args.json {
@@ -328,6 +331,7 @@ fn shown(r: &Report) -> String {
     format!(
         "{} messages of {} in {}: {}, {:.0} packets/s\n\
          a message takes {} in the mean, {} for 99 of 100; round trip {}\n\
+         injected at {}; {} segments with a code\n\
          {} chunks sent, {} of them again, {} recovered from parity; {} packets came too late, {} twice; {} under-runs\n",
         r.messages,
         show::with_prefix(r.message_bytes as f64, 1024.0) + "iB",
@@ -337,6 +341,8 @@ fn shown(r: &Report) -> String {
         show::time_s(r.mean_us / 1e6),
         show::time_s(r.p99_us / 1e6),
         r.rtt_us.map_or("not measured".into(), |us| show::time_s(us as f64 / 1e6)),
+        r.injection_gbit_per_s.map_or("a rate not measured".into(), |g| show::rate_bps(g * 1e9)),
+        r.segments_coded,
         r.chunks_sent,
         r.chunks_repeated,
         r.chunks_recovered,
@@ -354,6 +360,43 @@ mod tests {
     fn bytes_are_their_hexadecimal_digits() {
         assert_eq!(unhex(&format!("{}\n", hex(&[0, 0xff, 0x1a]))), Some(vec![0, 0xff, 0x1a]));
         assert_eq!((unhex("0"), unhex("zz"), unhex("ää")), (None, None, None));
+    }
+
+    #[derive(clap::Parser)]
+    struct Words {
+        #[command(flatten)]
+        args: BenchArgs,
+    }
+
+    fn args(words: &[&str]) -> BenchArgs {
+        <Words as clap::Parser>::parse_from([&["bench"], words].concat()).args
+    }
+
+    /// What decides how the ends are made comes from the end that connects; its own NICs each has
+    /// from its own words. What is no bench of this version, or asks for too much, is refused.
+    #[test]
+    fn the_end_that_listens_does_as_the_other_one_says() {
+        let theirs = "--scheme mds:16,8 --size 3M --chunk 16K --mtu 1K --channels 2 --in-flight 5 \
+                      --messages 7 --deadline 3s --lifetime 50ms --verify --nics 3";
+        let theirs = args(&theirs.split_whitespace().collect::<Vec<_>>());
+        let own = args(&["--listen", "127.0.0.1:1", "--address", "127.0.0.1"]);
+        let line = Agreed::line(&theirs).unwrap();
+        let agreed = Agreed::adopt(&line, &own).unwrap();
+        assert_eq!(Agreed::line(&agreed).unwrap(), line);
+        assert_eq!((agreed.nics, agreed.address), (own.nics.clone(), own.address.clone()));
+        for (from, to) in [
+            ("\"version\":1", "\"version\":2"),
+            ("\"channels\":2", "\"channels\":65"),
+            ("\"in_flight\":5", "\"in_flight\":100000"),
+            ("\"chunk\":14", "\"chunk\":63"),
+            ("mds:16,8", "raid"),
+            ("{", ""),
+        ] {
+            let wrong = line.replacen(from, to, 1);
+            assert_ne!(wrong, line);
+            let Err(Failure::Text(said)) = Agreed::adopt(&wrong, &own) else { panic!("{wrong}") };
+            assert!(said.contains("no `unbroken sdr bench` of this version"), "{said}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! One end of a bench: its context, its queue pair, its reliable writes.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use super::bench::BenchArgs;
@@ -24,7 +25,7 @@ pub(super) fn failed(error: unbroken_sdr::Error) -> Failure {
 fn attr(args: &BenchArgs) -> Attr {
     // Segments of the longest message; twice as many in flight where there is parity beside each.
     let message_log2 =
-        args.size.next_power_of_two().trailing_zeros().clamp(args.chunk.into(), 27) as u8;
+        args.size.next_power_of_two().trailing_zeros().min(27).max(args.chunk.into()) as u8;
     let messages_log2 =
         (4 * args.in_flight.max(2)).next_power_of_two().trailing_zeros().min(10) as u8;
     Attr {
@@ -39,14 +40,24 @@ fn attr(args: &BenchArgs) -> Attr {
     }
 }
 
+/// Which NICs an end has.
+#[derive(Clone, Copy)]
+pub(super) enum Nics<'a> {
+    /// Those of a host of the emulated network.
+    Of(&'a str),
+    /// Those at addresses of this machine.
+    At(&'a [IpAddr]),
+}
+
 impl End {
-    pub(super) fn new(runtime: &Runtime, host: &str, args: &BenchArgs) -> Result<End> {
-        let host = Host::bare(runtime.path(), host).map_err(|e| Failure::Text(e.to_string()))?;
-        let options = ContextOptions {
-            nics: args.nics.clone(),
-            channels: args.channels,
-            ..ContextOptions::default()
+    pub(super) fn new(runtime: &Runtime, nics: Nics<'_>, args: &BenchArgs) -> Result<End> {
+        let (host, all) = match nics {
+            Nics::Of(host) => (Host::bare(runtime.path(), host), 1),
+            Nics::At(addresses) => (Host::bare_at(runtime.path(), addresses), addresses.len()),
         };
+        let host = host.map_err(|e| Failure::Text(e.to_string()))?;
+        let nics = if args.nics.is_empty() { (0..all).collect() } else { args.nics.clone() };
+        let options = ContextOptions { nics, channels: args.channels, ..ContextOptions::default() };
         let context = Context::open(&host, &options).map_err(failed)?;
         let qp = context
             .create_qp(&QpOptions { attr: attr(args), ..QpOptions::default() })

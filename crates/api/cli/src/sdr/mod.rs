@@ -2,15 +2,16 @@
 
 mod bench;
 mod end;
+mod peer;
 mod probe;
 
 use clap::{Args, Subcommand};
-use unbroken_fabric::Runtime;
 use unbroken_sdr_model::Scheme;
 use unbroken_units::read;
 
 use crate::model::scheme;
 use crate::output::Result;
+use crate::place::Place;
 use unbroken_sdr::{Choice, Objective};
 
 #[derive(Args)]
@@ -23,12 +24,15 @@ pub(crate) struct SdrArgs {
 enum SdrCommand {
     /// Reliable writes from one host to another: throughput, times, what was sent again
     #[command(
-        after_help = "Both ends are processes of this command. Faults are set beside it, or before.
+        after_help = "Both ends are processes of this command. Faults are set beside it, or before. With --listen and --connect
+the ends are on machines of their own, over UDP between their interfaces.
 
 Examples:
   unbroken sdr bench
   unbroken fault set 'loss a/0 1% tx' && unbroken sdr bench --scheme mds:16,8 --rate 1G --verify
-  unbroken sdr bench --scheme adaptive --size 8M --in-flight 16 --channels 2 --nics 0,1 --json"
+  unbroken sdr bench --scheme adaptive --size 8M --in-flight 16 --channels 2 --nics 0,1 --json
+  unbroken sdr bench --listen 192.0.2.7:7601          at the far end
+  unbroken sdr bench --connect 192.0.2.7:7601 --scheme adaptive"
     )]
     Bench(bench::BenchArgs),
     /// The other end of a bench
@@ -48,10 +52,10 @@ Examples:
 }
 
 /// Runs a subcommand.
-pub(crate) fn sdr(runtime: &Runtime, args: &SdrArgs) -> Result {
+pub(crate) fn sdr(place: &Place, args: &SdrArgs) -> Result {
     match &args.command {
-        SdrCommand::Bench(args) => bench::bench(runtime, args),
-        SdrCommand::BenchEnd(args) => bench::serve(runtime, args),
+        SdrCommand::Bench(args) => bench::bench(&place.make()?, args),
+        SdrCommand::BenchEnd(args) => bench::serve(&place.make()?, args),
         SdrCommand::Probe(args) => probe::probe(args),
     }
 }
@@ -89,9 +93,4 @@ fn power_of_two(text: &str) -> std::result::Result<u8, String> {
         return Err(format!("{bytes} bytes; a power of two is right, such as 64K"));
     }
     Ok(bytes.trailing_zeros() as u8)
-}
-
-/// A rate in bits a second.
-fn rate(text: &str) -> std::result::Result<u64, String> {
-    Ok(read::bandwidth(text)? as u64)
 }

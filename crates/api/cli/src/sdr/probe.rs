@@ -16,10 +16,8 @@ use clap::Args;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_size_force};
 use serde::Serialize;
 
-use super::rate;
-use crate::args::time::parse_time;
 use crate::output::{print, print_json, Failure, Result};
-use unbroken_units::show;
+use unbroken_units::{read, show};
 
 /// The longest probe, and the fastest.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -47,23 +45,31 @@ pub(crate) struct ProbeArgs {
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
     /// Payloads in bytes, with commas
-    #[arg(long, default_value = "1024,2048,4096,8192", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(64..=65000))]
+    #[arg(long, default_value = "1024,2048,4096,8192", value_delimiter = ',', value_parser = payload)]
     payloads: Vec<u32>,
     /// Bits a second, at most 1G
-    #[arg(long, default_value = "50M", value_parser = rate)]
+    #[arg(long, default_value = "50M", value_parser = read::rate)]
     rate: u64,
     /// How long a trial takes
-    #[arg(long, default_value = "1s", value_parser = parse_time)]
+    #[arg(long, default_value = "1s", value_parser = crate::args::duration)]
     trial: Duration,
     /// Trials of each payload
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     trials: u32,
     /// How long the far end listens
-    #[arg(long = "for", default_value = "10m", value_parser = parse_time)]
+    #[arg(long = "for", default_value = "10m", value_parser = crate::args::duration)]
     lasts: Duration,
     /// One JSON object a trial
     #[arg(long)]
     json: bool,
+}
+
+/// Bytes of a datagram.
+fn payload(text: &str) -> std::result::Result<u32, String> {
+    match read::size(text)? {
+        bytes @ 64..=65_000 => Ok(bytes as u32),
+        bytes => Err(format!("{bytes} bytes; 64 to 65000 are right")),
+    }
 }
 
 /// A trial.

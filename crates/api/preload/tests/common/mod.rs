@@ -9,7 +9,9 @@ use std::mem::{offset_of, size_of, zeroed};
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
+use unbroken_events::{answering_processes, query_status};
 use unbroken_preload as _;
+use unbroken_runtime::Runtime;
 use unbroken_verbs::abi::*;
 
 extern "C" {
@@ -144,6 +146,22 @@ pub unsafe fn extended(context: *mut ibv_context) -> *mut verbs_context {
     let v = context.cast::<u8>().sub(offset_of!(verbs_context, context)).cast::<verbs_context>();
     assert_eq!((*v).sz, size_of::<verbs_context>());
     v
+}
+
+/// Waits until so many QPs of this process are protected, as its status says.
+pub fn wait_until_protected(count: usize) {
+    let runtime = Runtime::at(folder()).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let protected = || {
+        let processes = answering_processes(&runtime).unwrap();
+        let status = |name| query_status(&runtime, name, Duration::from_secs(1)).ok();
+        let qps = processes.into_iter().filter_map(status).flat_map(|process| process.qps);
+        qps.filter(|qp| qp.protected).count()
+    };
+    while protected() < count {
+        assert!(Instant::now() < deadline, "{} of {count} QPs are protected", protected());
+        std::thread::yield_now();
+    }
 }
 
 /// Two connected QPs of one device, with one CQ, and memory for both.

@@ -2,17 +2,20 @@
 
 use std::ffi::{c_char, c_void};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::time::Duration;
 
+use unbroken_environment as environment;
 use unbroken_runtime::Runtime;
-use unbroken_schedule::Folding;
+use unbroken_schedule::{Folding, Form};
 
 use super::table::COMMS;
 use super::{code, given, group, hosts, of, put, refuse, text, Code, SUCCESS};
 use crate::bootstrap::{Bootstrap, Id};
-use crate::communicator::{Communicator, Options};
+use crate::communicator::Communicator;
 use crate::error::{Error, Result};
+use crate::numa::Numa;
+use crate::options::Options;
 
 /// Bytes of `ubcollUniqueId`.
 const ID_BYTES: usize = 128;
@@ -40,9 +43,25 @@ struct Config {
     queue: u32,
     any_order: i32,
     logical: i32,
+    shape: *const c_char,
 }
 
 impl Config {
+    /// Of a program that gives none.
+    fn usual() -> Config {
+        Config {
+            size: size_of::<Config>(),
+            host: null(),
+            address: null(),
+            timeout_ms: 0,
+            patience_ms: 0,
+            queue: 0,
+            any_order: 0,
+            logical: 0,
+            shape: null(),
+        }
+    }
+
     /// Changes options as it says. Gives the host, and the address of this machine, if they are
     /// named.
     fn apply(&self, options: &mut Options) -> Result<(Option<String>, Option<String>)> {
@@ -65,8 +84,13 @@ impl Config {
         if self.queue > 0 {
             options.queue = self.queue as usize;
         }
-        options.logical = self.logical != 0;
-        options.folding = if self.any_order != 0 { Folding::Any } else { Folding::InOrder };
+        options.logical = self.logical != 0 || environment::flag(environment::COLL_LOGICAL);
+        let any_order = self.any_order != 0 || environment::flag(environment::COLL_ANY_ORDER);
+        options.folding = if any_order { Folding::Any } else { Folding::InOrder };
+        // SAFETY: the program gives NULL or a string.
+        if let Some(name) = unsafe { text(self.shape) } {
+            options.shape = Some(name.parse().map_err(Error::Refused)?);
+        }
         // SAFETY: the program gives NULL or strings.
         Ok(unsafe { (text(self.host), text(self.address)) })
     }
@@ -114,8 +138,12 @@ fn join(ranks: i32, id: UniqueId, rank: i32, config: Option<&Config>) -> Result<
             "rank {rank} of {ranks}: ranks are counted from 0, and there is one at least"
         ));
     };
-    let mut options = Options::default();
-    let (host, at) = config.map_or(Ok((None, None)), |config| config.apply(&mut options))?;
+    let shape = environment::text(environment::COLL_SHAPE);
+    let shape = shape.map(|name| name.trim().parse::<Form>()).transpose();
+    let shape =
+        shape.map_err(|why| Error::Refused(format!("{}: {why}", environment::COLL_SHAPE)))?;
+    let mut options = Options { shape, numa: Numa::from_env()?, ..Options::default() };
+    let (host, at) = config.unwrap_or(&Config::usual()).apply(&mut options)?;
     let runtime = Runtime::open().map_err(|e| Error::Refused(e.to_string()))?;
     options.status_folder = Some(runtime.path().join("coll"));
     let host = hosts::open(runtime.path(), host)?;
@@ -282,4 +310,15 @@ pub(super) unsafe fn counts<'a>(
     let first = unsafe { given(pointer, name) }?;
     // SAFETY: as the caller says.
     Ok(unsafe { std::slice::from_raw_parts(first, ranks) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_takes_every_shape() {
+        let values = environment::variable(environment::COLL_SHAPE).unwrap().values;
+        assert_eq!(values.right(), Form::names());
+    }
 }

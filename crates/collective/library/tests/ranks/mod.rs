@@ -32,6 +32,7 @@ impl Breaker {
         self.0.set(&fault.parse().unwrap(), None).unwrap();
     }
 
+    #[allow(dead_code)]
     pub fn clear(&self) {
         self.0.clear(None).unwrap();
     }
@@ -51,16 +52,52 @@ impl Fabric {
     }
 
     /// A communicator with a rank on each of these hosts; what each does.
+    #[allow(dead_code)]
     pub fn run(&self, hosts: &[&str], options: &Options, work: impl Fn(&Communicator) + Sync) {
         self.give(hosts, options, |comm| work(&comm));
     }
 
+    /// A communicator with a rank on each of these hosts, each with its options; what each does.
+    #[allow(dead_code)]
+    pub fn run_each(
+        &self,
+        hosts: &[&str],
+        options: &[Options],
+        work: impl Fn(&Communicator) + Sync,
+    ) {
+        self.give_each(hosts, options, |comm| work(&comm));
+    }
+
+    /// What ranks on these hosts are told that do not come together, each with its options.
+    #[allow(dead_code)]
+    pub fn join_all(&self, hosts: &[&str], options: &[Options]) -> Vec<String> {
+        let bootstrap = Bootstrap::listen("127.0.0.1:0".parse().unwrap(), PATIENCE).unwrap();
+        let (id, ranks) = (bootstrap.id(), hosts.len());
+        std::thread::scope(|scope| {
+            let mut joining = Vec::new();
+            for (rank, (name, options)) in hosts.iter().zip(options).enumerate() {
+                let (id, options) = (&id, options.clone());
+                joining.push(scope.spawn(move || {
+                    let host = Host::emulated(self.folder.path(), name).unwrap();
+                    let joined = Communicator::join(id, rank, ranks, &host, options);
+                    joined.err().map_or_else(String::new, |e| e.to_string())
+                }));
+            }
+            joining.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
     /// The same, to those who end their ends themselves.
+    #[allow(dead_code)]
     pub fn give(&self, hosts: &[&str], options: &Options, work: impl Fn(Communicator) + Sync) {
+        self.give_each(hosts, &vec![options.clone(); hosts.len()], work);
+    }
+
+    fn give_each(&self, hosts: &[&str], options: &[Options], work: impl Fn(Communicator) + Sync) {
         let bootstrap = Bootstrap::listen("127.0.0.1:0".parse().unwrap(), PATIENCE).unwrap();
         let id = bootstrap.id();
         std::thread::scope(|scope| {
-            for (rank, host) in hosts.iter().enumerate() {
+            for (rank, (host, options)) in hosts.iter().zip(options).enumerate() {
                 let (work, options) = (&work, options.clone());
                 scope.spawn(move || {
                     let host = Host::emulated(self.folder.path(), host).unwrap();

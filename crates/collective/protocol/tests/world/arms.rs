@@ -108,13 +108,29 @@ impl Hands for Arms<'_> {
         )
     }
 
-    fn open(&mut self, peer: Rank, rail: u8) -> Option<Vec<u8>> {
-        if self.world.nic_dead(self.me, rail) {
+    fn copy_out(&mut self, slot: Slot, at: u32, len: u32) -> Vec<u8> {
+        let key = (slot.peer, slot.stream, slot.seq % self.world.slots);
+        self.world.ranks[self.me].out[&key][at as usize..][..len as usize].to_vec()
+    }
+
+    fn copy_in(&mut self, slot: Slot, at: u32, bytes: &[u8]) {
+        let key = (slot.peer, slot.stream, slot.seq % self.world.slots);
+        let into = self.world.ranks[self.me].into.entry(key).or_default();
+        into.truncate(at as usize);
+        into.extend(bytes);
+    }
+
+    fn open(&mut self, peer: Rank, path: u8, nic: u8) -> Option<Vec<u8>> {
+        if path == OUT_OF_BAND {
+            let works = (0..self.world.carried.len() as u8).any(|rail| self.has_link(rail));
+            return works.then(Vec::new);
+        }
+        if path != MEMORY && self.world.nic_dead(self.me, nic) {
             return None;
         }
         self.world.next_qp += 1;
-        let qp = Qp { id: self.world.next_qp, peer_id: 0, open: true, stuck: false };
-        self.world.ranks[self.me].qps.insert((peer, rail), qp);
+        let qp = Qp { id: self.world.next_qp, peer_id: 0, nic, open: true, stuck: false };
+        self.world.ranks[self.me].qps.insert((peer, path), qp);
         Some(qp.id.to_le_bytes().to_vec())
     }
 
@@ -171,7 +187,7 @@ impl Hands for Arms<'_> {
     fn tell(&mut self, peer: Rank, message: &Message) {
         let held_us =
             if self.world.random.below(8) == 0 { self.world.random.below(3_000) } else { 0 };
-        let latency = 20 + self.world.random.below(200) + held_us;
+        let latency = 20 + self.world.random.below(200) + held_us + self.world.late_us;
         let arrival = (self.world.now_us + latency)
             .max(self.world.oob.get(&(self.me, peer)).copied().unwrap_or(0));
         self.world.oob.insert((self.me, peer), arrival);

@@ -7,22 +7,25 @@
 //! receiver, and fails its sender after a while.
 
 mod arms;
+mod cases;
 mod play;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use arms::Arms;
+#[allow(unused_imports)]
+pub use cases::*;
 pub use play::*;
 use unbroken_collective_protocol::agree::Description;
 use unbroken_collective_protocol::frame::Header;
-use unbroken_collective_protocol::frame::{HEADER_BYTES, MEMORY};
+use unbroken_collective_protocol::frame::{CROSS, HEADER_BYTES, MEMORY, OUT_OF_BAND};
 use unbroken_collective_protocol::message::{Message, News as Word};
 use unbroken_collective_protocol::run::Target;
 use unbroken_collective_protocol::{
     reduce, views, Bytes, Config, Engine, Hands, Mutant, Note, ProbeId, Rank, Slot,
 };
 use unbroken_schedule::{
-    Buffer, Collective, DataType, Folding, Program, ReduceOp, Slice, Topology, Work,
+    Buffer, Collective, DataType, Folding, Form, Program, ReduceOp, Slice, Topology, Work,
 };
 
 /// A silent path fails a queue pair after this.
@@ -121,6 +124,7 @@ enum Event {
 struct Qp {
     id: u64,
     peer_id: u64,
+    nic: u8,
     open: bool,
     /// Nothing gets through any more.
     stuck: bool,
@@ -184,13 +188,21 @@ struct World {
     /// What a NIC carries in each direction, where that is bounded, and until when (ns) its lines
     /// are busy: out, in.
     nic_mbps: Option<u64>,
+    /// NICs that carry less.
+    slow_nics: Vec<(u32, u8, u64)>,
     busy_ns: BTreeMap<(u32, u8), [u64; 2]>,
+    /// No switch joins rails.
+    rails_apart: bool,
+    late_us: u64,
 }
 
 impl World {
     /// When the line of a NIC, out or in, has carried so many bytes more.
-    fn carried_us(&mut self, rank: Rank, rail: u8, way: usize, bytes: usize, mbps: u64) -> u64 {
-        let line_ns = &mut self.busy_ns.entry((self.hosts[rank], rail)).or_default()[way];
+    fn carried_us(&mut self, rank: Rank, rail: u8, way: usize, bytes: usize) -> u64 {
+        let nic = (self.hosts[rank], rail);
+        let slow = self.slow_nics.iter().find(|(host, rail, _)| (*host, *rail) == nic);
+        let mbps = slow.map_or(self.nic_mbps.expect("a rate"), |(.., mbps)| *mbps);
+        let line_ns = &mut self.busy_ns.entry(nic).or_default()[way];
         *line_ns = (*line_ns).max(1_000 * self.now_us) + (bytes + WIRE_BYTES) as u64 * 8_000 / mbps;
         *line_ns / 1_000 - self.now_us
     }
@@ -217,8 +229,21 @@ impl World {
     }
 
     /// Whether a packet gets from one to the other.
-    fn gets_through(&self, a: Rank, b: Rank, rail: u8) -> bool {
-        rail == MEMORY || !(self.struck(a, rail) || self.struck(b, rail) || self.ranks[b].dead)
+    fn gets_through(&self, a: Rank, b: Rank, path: u8) -> bool {
+        if path == MEMORY {
+            return true;
+        }
+        let (near, far) = (self.nic(a, b, path), self.nic(b, a, path));
+        let joined = near == far || !self.rails_apart;
+        joined && !(self.struck(a, near) || self.struck(b, far) || self.ranks[b].dead)
+    }
+
+    /// The NIC of a rank that its path to another goes over.
+    fn nic(&self, rank: Rank, peer: Rank, path: u8) -> u8 {
+        match path {
+            CROSS => self.ranks[rank].qps.get(&(peer, path)).map_or(0, |qp| qp.nic),
+            _ => path,
+        }
     }
 
     fn begin(&mut self, fault: Fault) {
@@ -248,11 +273,11 @@ impl World {
                         let of_nic: Vec<_> = self.ranks[rank]
                             .qps
                             .iter()
-                            .filter(|((_, r), q)| *r == rail && q.open)
-                            .map(|((p, _), q)| (*p, q.id))
+                            .filter(|((_, path), q)| *path != MEMORY && q.nic == rail && q.open)
+                            .map(|((peer, path), q)| (*peer, *path, q.id))
                             .collect();
-                        for (peer, id) in of_nic {
-                            self.ranks[rank].cq.push_back((id, News::Failed(peer, rail)));
+                        for (peer, path, id) in of_nic {
+                            self.ranks[rank].cq.push_back((id, News::Failed(peer, path)));
                         }
                     }
                 }
@@ -275,11 +300,12 @@ impl World {
         else {
             return false;
         };
-        if self.nic_dead(from, rail) {
+        let nic = self.nic(from, slot.peer, rail);
+        if self.nic_dead(from, nic) {
             return false;
         }
         self.writes += 1;
-        if let (0, Some(carried)) = (from, self.carried.get_mut(usize::from(rail))) {
+        if let (0, Some(carried)) = (from, self.carried.get_mut(usize::from(nic))) {
             *carried += bytes.len().saturating_sub(HEADER_BYTES) as u64;
         }
         let due: Vec<Planned> =
@@ -302,13 +328,13 @@ impl World {
         let held_us =
             if self.random.below(self.held_one_in) == 0 { self.random.below(2_000) } else { 0 };
         let latency = if rail == MEMORY { 1 } else { 5 + self.random.below(30) + held_us };
-        let mbps = self.nic_mbps.filter(|_| rail != MEMORY);
-        let leaves_us = mbps.map_or(0, |mbps| self.carried_us(from, rail, 0, bytes.len(), mbps));
+        let bounded = self.nic_mbps.is_some() && rail != MEMORY;
+        let leaves_us = if bounded { self.carried_us(from, nic, 0, bytes.len()) } else { 0 };
         let arrival =
             (self.now_us + leaves_us + latency).max(self.last.get(&qp.id).copied().unwrap_or(0));
         self.last.insert(qp.id, arrival);
         let in_us = arrival - self.now_us;
-        if mbps.is_some() {
+        if bounded {
             self.at(in_us, Event::Reaches(Flight { from, slot, rail, qp, bytes, notice, what }));
             return true;
         }

@@ -27,10 +27,19 @@ pub struct Case {
     /// until all have.
     pub leave: bool,
     pub folding: Folding,
+    pub form: Option<Form>,
     /// Frames that a NIC has on its way at most, and what it carries, in Mbit/s, where that is
     /// bounded.
     pub window: u32,
     pub nic_mbps: Option<u64>,
+    /// NICs that carry less: host, rail, Mbit/s.
+    pub slow_nics: Vec<(u32, u8, u64)>,
+    /// Plan with what NICs were seen to carry.
+    pub measure: bool,
+    /// No switch joins rails.
+    pub rails_apart: bool,
+    /// What messages out of band take longer than usual.
+    pub late_us: u64,
 }
 
 pub struct Outcome {
@@ -101,6 +110,7 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
         ask_us: 20_000,
         timeout_us: case.timeout_us,
         balance: true,
+        measure: case.measure,
         mutant: case.mutant,
     };
     let mut engines: Vec<Engine> = (0..ranks).map(|me| Engine::new(config(me))).collect();
@@ -122,7 +132,10 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
         next_qp: 0,
         last: BTreeMap::new(),
         nic_mbps: case.nic_mbps,
+        slow_nics: case.slow_nics.clone(),
         busy_ns: BTreeMap::new(),
+        rails_apart: case.rails_apart,
+        late_us: case.late_us,
     };
     for rank in 0..ranks {
         let in_us = world.random.below(100);
@@ -139,8 +152,8 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
         }
         match event {
             Event::Reaches(Flight { from, slot, rail, qp, bytes, notice, what }) => {
-                let mbps = case.nic_mbps.expect("a rate");
-                let in_us = world.carried_us(slot.peer, rail, 1, bytes.len(), mbps);
+                let nic = world.nic(slot.peer, from, rail);
+                let in_us = world.carried_us(slot.peer, nic, 1, bytes.len());
                 if !matches!(what, What::Test) {
                     world.at(
                         in_us,
@@ -200,6 +213,7 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
                 if world.ranks[rank].is_silent() {
                     continue;
                 }
+                engines[rank].keep_time(world.now_us);
                 let polled = world.random.below(6);
                 for _ in 0..polled {
                     let Some((id, news)) = world.ranks[rank].cq.pop_front() else { break };
@@ -337,9 +351,9 @@ fn step(
     let number = *begun as u64;
     // Planning takes time, in which much may happen.
     let Some(program) = world.ranks[rank].planned.take() else {
-        let Some((_, down)) = engine.take_up(number) else { return };
-        let plan = views::plan(&case.topology, &down, collective, case.folding).expect("a plan");
-        world.ranks[rank].planned = Some(plan.program(rank));
+        let Some((_, picture)) = engine.take_up(number) else { return };
+        let planned = views::plan(&case.topology, &picture, collective, case.folding, case.form);
+        world.ranks[rank].planned = Some(planned.expect("a plan").plan.program(rank));
         return;
     };
     let lens = [

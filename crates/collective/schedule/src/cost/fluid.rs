@@ -8,9 +8,9 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-use super::{Costs, Sharing};
+use super::{Costs, Links, Sharing};
 use crate::verify::{messages, Flaw};
-use crate::{Lane, Path, Schedule, Topology};
+use crate::{Path, Schedule, Topology};
 
 /// How long the schedule takes, in µs, if all ranks begin at once; or the step that it never comes
 /// to.
@@ -110,13 +110,13 @@ impl Fluid {
             }
             first.push(steps.len());
         }
-        let resources = Resources::new(topology);
+        let links = Links::new(topology);
         let mut fluid = Fluid {
             first,
             steps,
             messages: Vec::new(),
             lanes: Vec::new(),
-            capacity: resources.capacity.clone(),
+            capacity: links.capacity.clone(),
             flowing: Vec::new(),
             arrivals: BinaryHeap::new(),
             now_us: 0.0,
@@ -124,7 +124,7 @@ impl Fluid {
             fresh: Vec::new(),
         };
         for (lane, pairs) in messages(schedule)? {
-            let ends = resources.of(topology, &lane);
+            let ends = links.ends(topology, (lane.from, lane.to), lane.path);
             let least = ends.map(|r| fluid.capacity[r]).into_iter().fold(f64::INFINITY, f64::min);
             let (alpha_us, own_us) = match lane.path {
                 Path::Memory => (costs.memory_alpha_us, 0.0),
@@ -322,40 +322,5 @@ impl Shared {
     /// The rate for each unit of weight, were there no other resources.
     fn level(&self) -> f64 {
         self.left.max(0.0) / self.weight
-    }
-}
-
-/// Numbers for NICs and ranks' memory, in each direction.
-struct Resources {
-    capacity: Vec<f64>,
-    /// Where the NICs of each host begin.
-    nics: Vec<usize>,
-    /// Where ranks begin.
-    ranks: usize,
-}
-
-impl Resources {
-    fn new(topology: &Topology) -> Resources {
-        let (mut capacity, mut nics) = (Vec::new(), Vec::new());
-        for host in topology.hosts() {
-            nics.push(capacity.len());
-            host.nics.iter().for_each(|nic| capacity.extend([nic.free_mbps() as f64; 2]));
-        }
-        let ranks = capacity.len();
-        for rank in 0..topology.ranks() {
-            capacity.extend([f64::from(topology.hosts()[topology.host_of(rank)].memory_mbps); 2]);
-        }
-        Resources { capacity, nics, ranks }
-    }
-
-    /// What a lane uses at its two ends.
-    fn of(&self, topology: &Topology, lane: &Lane) -> [usize; 2] {
-        match lane.path {
-            Path::Memory => [self.ranks + 2 * lane.from, self.ranks + 2 * lane.to + 1],
-            Path::Nics { from, to } => {
-                let nics = |rank: usize| self.nics[topology.host_of(rank)];
-                [nics(lane.from) + 2 * from, nics(lane.to) + 2 * to + 1]
-            }
-        }
     }
 }

@@ -10,8 +10,10 @@
 //!   two.
 
 mod fluid;
+mod links;
 
 pub use fluid::time;
+pub use links::Links;
 
 /// How messages share a NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -2,7 +2,8 @@
 //! reduced and spread.
 //!
 //! Outsiders add up what they have along a chain; the sum goes round the members of the ring, each
-//! of whom adds it to what it has; the last of them returns the result to the outsiders.
+//! of whom adds it to what it has; the last of them returns the result to the outsiders, from the
+//! fastest to the slowest. So the slowest, with which the chain begins, sends and receives once.
 
 use super::trees::Trees;
 use super::{Purpose, Take};
@@ -21,18 +22,21 @@ pub(super) fn emit(run: &mut Trees) {
                 .iter()
                 .position(|node| *node == plan.node_of[rank])
                 .expect("all nodes are in the chain");
-            let leader =
-                |place: usize| plan.leader(run.shard(shard).channel, chain[place % chain.len()]);
+            // the last member returns the result to the last outsider
+            let next = if place + 1 < chain.len() { place + 1 } else { outsiders - 1 };
+            let leader = |place: usize| plan.leader(run.shard(shard).channel, chain[place]);
             let link = Link {
                 shard,
                 rank,
                 before: (place > 0).then(|| leader(place - 1)),
-                next: leader(place + 1),
+                next: leader(next),
                 last: place + 1 == chain.len(),
             };
             let held = run.held[at][shard].expect("its own contribution, or the ring's sum");
             let result = if place < outsiders {
-                link.outside(run, held, leader(chain.len() - 1), place + 1 < outsiders)
+                let from =
+                    if place + 1 < outsiders { leader(place + 1) } else { leader(chain.len() - 1) };
+                link.outside(run, held, from)
             } else {
                 link.inside(run, held)
             };
@@ -45,7 +49,7 @@ pub(super) fn emit(run: &mut Trees) {
 struct Link {
     shard: usize,
     rank: usize,
-    /// The leaders before and behind it; behind the last comes the first.
+    /// The leaders before and behind it; behind the last comes the last outsider.
     before: Option<usize>,
     next: usize,
     last: bool,
@@ -53,8 +57,8 @@ struct Link {
 
 impl Link {
     /// An outsider adds its part, and later gets the result: from the last member of the ring, or
-    /// from the outsider before it.
-    fn outside(&self, run: &mut Trees, held: Slice, last_of_chain: usize, more: bool) -> Slice {
+    /// from the outsider behind it.
+    fn outside(&self, run: &mut Trees, held: Slice, from: usize) -> Slice {
         let Link { shard, rank, .. } = *self;
         let mut sum = held;
         if let Some(before) = self.before {
@@ -68,10 +72,9 @@ impl Link {
         }
         run.emitter.send(&run.flow(shard, rank, self.next, Stage::Join), sum);
         let into = run.output(shard, rank).expect("all ranks get it");
-        let from = self.before.unwrap_or(last_of_chain);
         run.emitter.recv(&run.flow(shard, from, rank, Stage::Spread), Take::Into(into));
-        if more {
-            run.emitter.send(&run.flow(shard, rank, self.next, Stage::Spread), into);
+        if let Some(before) = self.before {
+            run.emitter.send(&run.flow(shard, rank, before, Stage::Spread), into);
         }
         into
     }

@@ -261,7 +261,7 @@ enum Purpose {
 
 /// The route that message `turn` takes, where each takes one: all in proportion to their shares,
 /// and evenly mixed.
-fn in_turn(routes: &[Route], turn: u64) -> usize {
+pub(crate) fn in_turn(routes: &[Route], turn: u64) -> usize {
     let all: u64 = routes.iter().map(|r| r.share).sum();
     // multiples of the golden ratio modulo 1 fill the interval evenly
     let fraction = turn.wrapping_mul(0x9e37_79b9_7f4a_7c15);

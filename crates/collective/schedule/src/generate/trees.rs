@@ -181,7 +181,8 @@ impl<'e, 'p> Trees<'e, 'p> {
     pub(super) fn flow(&self, shard: usize, from: usize, to: usize, stage: Stage) -> Flow {
         let Shard { channel, row, set, .. } = *self.shard(shard);
         let range = &self.ranges[shard];
-        let turn = row as u64 + self.chunk * self.rows.len() as u64;
+        let plan = self.emitter.plan;
+        let turn = plan.turn(row, from, to) + self.chunk * self.rows.len() as u64;
         Flow { from, to, stage, channel, set, len: range.end - range.start, turn }
     }
 

@@ -8,7 +8,7 @@ mod machine;
 mod order;
 
 pub use machine::Machine;
-pub(crate) use order::match_messages as messages;
+pub use order::{match_messages as messages, Messages};
 
 use thiserror::Error;
 

@@ -6,13 +6,13 @@ use super::Flaw;
 use crate::{Buffer, Lane, Program, Schedule, Work};
 
 /// The two ends of every message, by rank and step, lane by lane in order.
-pub(crate) type Messages = BTreeMap<Lane, Vec<[(usize, usize); 2]>>;
+pub type Messages = BTreeMap<Lane, Vec<[(usize, usize); 2]>>;
 
 /// One end of a message: rank, step, elements.
 type End = (usize, usize, u64);
 
 /// Pairs sends with receives.
-pub(crate) fn match_messages(schedule: &Schedule) -> Result<Messages, Flaw> {
+pub fn match_messages(schedule: &Schedule) -> Result<Messages, Flaw> {
     let mut ends: BTreeMap<Lane, [Vec<End>; 2]> = BTreeMap::new();
     for (rank, program) in schedule.programs.iter().enumerate() {
         for (number, step) in program.steps.iter().enumerate() {

@@ -5,11 +5,12 @@
 //! deadlines: what the reconciler has to know (a torn dump, a message for each failed operation) is
 //! what asynchronous wrappers hide.
 
+mod policies;
 mod routes;
 mod rules;
 mod tables;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Error, ErrorKind};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -25,17 +26,23 @@ use rustix::net::netdevice::{index_to_name, name_to_index};
 pub use unbroken_edge_rules::Dump;
 use unbroken_edge_rules::{Op, Settings, Table};
 
-use crate::routes::{difference, RouteSet, Routes};
+use crate::routes::{difference, Policy, RouteSet, Routes, FRR, OURS};
 
-/// RTNLGRP_LINK, _NEIGH, _TC, _IPV4_ROUTE, _TUNNEL. The last is missing in old kernels.
-const GROUPS: [u32; 5] = [1, 3, 4, 7, 35];
+/// RTNLGRP_LINK, _NEIGH, _TC, _IPV4_ROUTE, _IPV4_RULE.
+const GROUPS: [u32; 5] = [1, 3, 4, 7, 8];
+/// RTNLGRP_TUNNEL, which is missing in old kernels.
+const TUNNELS: u32 = 35;
 const BUFFER_BYTES: usize = 4 << 20;
 /// Operations that are sent before their answers are read; more answers would not fit into the
 /// socket.
 const WINDOW: usize = 64;
 const ANSWER: Duration = Duration::from_secs(5);
 const LARGEST: usize = 1 << 16;
+/// How the kernel's EEXIST begins as text.
+const EXISTS: &str = "File exists";
 const NLMSG_ALIGN: usize = 4;
+/// Where a message about a route has its protocol: in struct rtmsg, behind struct nlmsghdr.
+const PROTOCOL: usize = 16 + 5;
 /// How often routes are read that change meanwhile; then what was read must do, and their
 /// notifications ask for another look.
 const TRIES: usize = 3;
@@ -47,6 +54,12 @@ pub struct Heard {
     pub tables: bool,
     /// Routes have changed.
     pub routes: bool,
+    /// Of them some of bgpd's.
+    pub bgp: bool,
+    /// Of them some of our own.
+    pub own: bool,
+    /// Rules that lead to tables of routes have changed.
+    pub policies: bool,
     /// Notifications were lost.
     pub overrun: bool,
 }
@@ -61,11 +74,9 @@ impl Notifications {
         socket.bind_auto()?;
         socket.set_rx_buf_sz(BUFFER_BYTES as u32)?;
         for group in GROUPS {
-            let joined = socket.add_membership(group);
-            if group != GROUPS[4] {
-                joined?;
-            }
+            socket.add_membership(group)?;
         }
+        let _ = socket.add_membership(TUNNELS);
         socket.set_non_blocking(true)?;
         Ok(Notifications(socket))
     }
@@ -78,16 +89,25 @@ impl Notifications {
             buffer.clear();
             match self.0.recv(&mut buffer, 0) {
                 Ok(_) => {
-                    // struct nlmsghdr: length, type; RTM_NEWROUTE to RTM_GETROUTE are 24 to 26
-                    let kind = buffer.get(4..6).map_or(0, |b| u16::from_ne_bytes([b[0], b[1]]));
-                    let route = (24..=26).contains(&kind);
-                    heard.routes |= route;
-                    heard.tables |= !route;
+                    // struct nlmsghdr: length, type
+                    match buffer.get(4..6).map_or(0, |b| u16::from_ne_bytes([b[0], b[1]])) {
+                        // RTM_NEWROUTE to RTM_GETROUTE
+                        24..=26 => {
+                            heard.routes = true;
+                            let protocol = buffer.get(PROTOCOL).copied();
+                            heard.bgp |= protocol == Some(FRR.protocol);
+                            heard.own |= protocol == Some(OURS);
+                        }
+                        // RTM_NEWRULE to RTM_GETRULE
+                        32..=34 => heard.policies = true,
+                        _ => heard.tables = true,
+                    }
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(heard),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {
-                    (heard.overrun, heard.tables, heard.routes) = (true, true, true);
+                    (heard.overrun, heard.tables) = (true, true);
+                    (heard.routes, heard.policies) = (true, true);
                 }
                 Err(e) => return Err(e),
             }
@@ -200,15 +220,45 @@ impl Kernel {
     }
 
     /// Makes the routes of a set these. One that fails (a device has just gone) does not stop the
-    /// others.
+    /// others. A route of somebody else's is never replaced: where it is in the way the error says
+    /// so, after the others are made.
     pub fn make_routes(&mut self, set: &RouteSet, wanted: &Routes) -> Result<(), Error> {
-        let changes = difference(wanted, &self.routes(set)?);
+        let present = self.routes(set)?;
+        let changes = difference(wanted, &present);
         let mut index = |name: &str| name_to_index(&self.socket, name).ok();
-        let messages = changes
-            .iter()
-            .filter_map(|(to, hops)| routes::change(set, to, hops.as_ref(), &mut index));
-        let messages: Vec<_> = messages.collect();
-        self.carry_out(messages).map(drop)
+        let messages = changes.iter().filter_map(|(to, hops)| {
+            let fresh = !present.contains_key(to);
+            routes::change(set, to, hops.as_ref(), fresh, &mut index).map(|m| (to, m))
+        });
+        let (names, messages): (Vec<_>, Vec<_>) = messages.unzip();
+        let failures = self.carry_out(messages)?;
+        let taken = failures.iter().find(|(_, why)| why.starts_with(EXISTS));
+        match taken.and_then(|(place, _)| names.get(*place)) {
+            Some(to) => Err(Error::new(
+                ErrorKind::AlreadyExists,
+                format!("there is a foreign route to {to} in table {}; it stays", set.table),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Our rules that lead to tables of routes.
+    pub(crate) fn policies(&mut self) -> Result<BTreeSet<Policy>, Error> {
+        let (all, _) = self.ask(policies::request())?;
+        Ok(all.iter().filter_map(policies::policy).collect())
+    }
+
+    /// Makes our rules these; gives how many were missing.
+    pub(crate) fn make_policies(&mut self, wanted: &BTreeSet<Policy>) -> Result<usize, Error> {
+        let present = self.policies()?;
+        let missing: Vec<_> = wanted.difference(&present).collect();
+        let old = present.difference(wanted).map(|policy| policies::change(policy, false));
+        let new = missing.iter().map(|policy| policies::change(policy, true));
+        let failures = self.carry_out(new.chain(old).collect::<Vec<_>>())?;
+        match failures.into_iter().next() {
+            Some((_, why)) => Err(Error::other(why)),
+            None => Ok(missing.len()),
+        }
     }
 
     /// Sends messages with their flags, some at a time; gives the failures with their places.

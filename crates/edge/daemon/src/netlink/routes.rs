@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteMessage, RouteNextHop, RouteProtocol, RouteScope, RouteType,
 };
@@ -62,12 +62,14 @@ pub(super) fn route(
     (ours && !hops.is_empty()).then_some((to, hops))
 }
 
-/// What makes a route of the set, or (without ways) takes it away. None: the destination is none,
-/// or a device is gone.
+/// What makes a route of the set, or (without ways) takes it away. `fresh`: the set has none to
+/// there, and one that is in the way is somebody else's. None: the destination is none, or a device
+/// is gone.
 pub(super) fn change(
     set: &RouteSet,
     to: &str,
     hops: Option<&Hops>,
+    fresh: bool,
     index: &mut impl FnMut(&str) -> Option<u32>,
 ) -> Option<(RouteNetlinkMessage, u16)> {
     let mut message = of_family();
@@ -95,7 +97,8 @@ pub(super) fn change(
     message
         .attributes
         .push(RouteAttribute::MultiPath(hops.iter().map(&mut way).collect::<Option<_>>()?));
-    Some((RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_REPLACE))
+    let or = if fresh { NLM_F_EXCL } else { NLM_F_REPLACE };
+    Some((RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | or))
 }
 
 #[cfg(test)]
@@ -125,8 +128,11 @@ mod tests {
         for (to, devices) in
             [("10.255.0.2", &["p1", "p2"][..]), ("10.0.0.0/8", &["p3"]), ("default", &["p1"])]
         {
-            let (message, flags) = change(&SET, to, Some(&hops(devices)), &mut index).unwrap();
-            assert_eq!(flags, NLM_F_CREATE | NLM_F_REPLACE);
+            for (fresh, or) in [(true, NLM_F_EXCL), (false, NLM_F_REPLACE)] {
+                let (_, flags) = change(&SET, to, Some(&hops(devices)), fresh, &mut index).unwrap();
+                assert_eq!(flags, NLM_F_CREATE | or);
+            }
+            let (message, _) = change(&SET, to, Some(&hops(devices)), true, &mut index).unwrap();
             assert_eq!(route(&message, &SET, &mut name), Some((to.to_owned(), hops(devices))));
             for other in [FRR, RouteSet { table: 4101, ..SET }, RouteSet { protocol: 3, ..SET }] {
                 assert_eq!(route(&message, &other, &mut name), None, "{other:?}");
@@ -151,9 +157,11 @@ mod tests {
 
     #[test]
     fn a_device_that_is_gone_and_what_is_no_destination_make_nothing() {
-        assert!(change(&SET, "10.255.0.2", Some(&hops(&["p1", "gone"])), &mut index).is_none());
-        assert!(change(&SET, "somewhere", None, &mut index).is_none());
-        let (message, flags) = change(&SET, "10.255.0.2", None, &mut index).unwrap();
+        assert!(
+            change(&SET, "10.255.0.2", Some(&hops(&["p1", "gone"])), true, &mut index).is_none()
+        );
+        assert!(change(&SET, "somewhere", None, true, &mut index).is_none());
+        let (message, flags) = change(&SET, "10.255.0.2", None, true, &mut index).unwrap();
         assert!(matches!(message, RouteNetlinkMessage::DelRoute(_)) && flags == 0);
     }
 }

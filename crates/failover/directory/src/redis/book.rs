@@ -14,22 +14,26 @@
 //! A process that has a key keeps it, and claims it again for a server that has lost it. Being
 //! greeted, everything is entered again, and whatever is known is asked for again.
 //!
-//! *Every second*: the key is claimed again, which shows whether the server has lost its data
-//! without a word; and the log of changes is read, in which processes that change (a NIC has died,
-//! or is healed) say so.
+//! *Every second*: the key is claimed again, and this process's entry is read, which shows whether
+//! the server has lost its data without a word, or let entries expire since its clock has jumped:
+//! then everything is entered again. And the log of changes is read, in which processes that change
+//! (a NIC has died, or is healed) say so.
 //!
 //! *Every quarter of a lease* everything is entered again.
+//!
+//! The server's clock decides nothing but where reading the log begins.
 
 use sha2::{Digest, Sha256};
 
-use super::command::{Command, Names, QpName, Reply, MAX_LINES};
-use super::known::Known;
-use super::own::{self, Entry, Own};
+use super::command::{Command, Names, QpName, Reply, MAX_LINES, TABLE};
+use super::known::{Known, Now};
+use super::own::{Entry, Own, ENDED};
 use crate::directory::News;
-use crate::record::{decode_key, encode_key, KEY_BYTES};
+use crate::record::{decode_key, encode_key, MovedQp, KEY_BYTES, VERSION};
 
-/// Entries, and things to ask of each kind, in one round.
-const BATCH: usize = 128;
+/// Entries, and things to ask of each kind, in one round: thousands of QPs that are connected at a
+/// time cost few round trips.
+const BATCH: usize = 1024;
 /// Entries of dead processes that are taken out at a time.
 const MAX_LEFT_BEHIND: usize = 4096;
 /// How often changes are asked for.
@@ -57,6 +61,10 @@ enum About {
     Written,
     Qp(QpName),
     Process(u64),
+    /// Whether the owner of an entry in a table has an entry of its own.
+    Owner(u64),
+    /// Whether this process's entry is there.
+    Own,
     Moved,
     Listeners,
     Changes,
@@ -94,8 +102,6 @@ pub(crate) struct Book {
     pub(crate) own: Own,
     pub(crate) known: Known,
     rounds: u64,
-    /// What to add to our clock to have the server's.
-    server_ahead_ms: u64,
     renew_at_ms: u64,
     changes_at_ms: u64,
     /// The last change that was read.
@@ -110,7 +116,8 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    pub(crate) fn new(prefix: &str, lease_ms: u64, candidate: [u8; KEY_BYTES]) -> Book {
+    /// `owner` tells this process's entries from those of others.
+    pub(crate) fn new(prefix: &str, lease_ms: u64, candidate: [u8; KEY_BYTES], owner: u64) -> Book {
         Book {
             prefix: prefix.into(),
             lease_ms,
@@ -119,10 +126,9 @@ impl Book {
             key: None,
             candidate,
             names: Names::new(prefix, ""),
-            own: Own::default(),
+            own: Own::new(owner),
             known: Known::default(),
             rounds: 0,
-            server_ahead_ms: 0,
             renew_at_ms: 0,
             changes_at_ms: 0,
             changes_id: String::new(),
@@ -163,7 +169,8 @@ impl Book {
         let down = State::Down(why.into());
         let told = self.state == down;
         self.state = down;
-        (!told).then(|| News::Lost(why.into()))
+        let news = if self.key.is_some() { News::Lost } else { News::Unreachable };
+        (!told).then(|| news(why.into()))
     }
 
     /// When [`Book::next`] has something to do, if nothing is asked for until then.
@@ -189,6 +196,11 @@ impl Book {
             if self.changes_at_ms <= now_ms && !self.closing {
                 self.changes_at_ms = now_ms + CHANGES_MS;
                 self.claim(&mut round);
+                let own = self.own.processes().map(|(incarnation, _)| incarnation).next();
+                if let Some(own) = own.filter(|i| self.own.is_written(Entry::Process(*i))) {
+                    round.add(About::Own, Command::Get(self.names.process(own)));
+                }
+                self.known.ask_missing();
                 let (name, id) = (self.names.changes(), self.changes_id.clone());
                 round.add(About::Changes, Command::Since { name, id });
             }
@@ -214,12 +226,11 @@ impl Book {
             self.renew_at_ms = now_ms + self.lease_ms / 4;
             self.own.repeat(false);
         }
-        let server_ms = now_ms + self.server_ahead_ms;
         while round.entries.len() < BATCH {
             let Some(entry) = self.own.take() else { break };
             round.entries.push(entry);
             round.moves |= self.own.has_moved(entry);
-            for command in self.own.commands(entry, &self.names, self.lease_ms, server_ms) {
+            for command in self.own.commands(entry, &self.names, self.lease_ms) {
                 round.add(About::Written, command);
             }
         }
@@ -228,7 +239,10 @@ impl Book {
     fn ask(&mut self, round: &mut Round) {
         let (qps, processes) = self.known.take(BATCH);
         for qp in qps {
-            round.add(About::Qp(qp), Command::Get(self.names.qp(&qp)));
+            round.add(About::Qp(qp), Command::Fields(self.names.qp(&qp)));
+        }
+        for owner in self.known.take_owners(BATCH) {
+            round.add(About::Owner(owner), Command::Get(self.names.process(owner)));
         }
         for incarnation in processes {
             round.add(About::Process(incarnation), Command::Get(self.names.process(incarnation)));
@@ -260,7 +274,7 @@ impl Book {
             ));
         }
         let (mut news, mut lost) = (Vec::new(), false);
-        let server_ms = now_ms + self.server_ahead_ms;
+        let now = self.now(now_ms);
         for (about, reply) in round.about.iter().zip(replies) {
             match (about, reply) {
                 // The server had no key, though this process has seen one there.
@@ -268,21 +282,28 @@ impl Book {
                 (About::Key, Reply::Value(value)) => lost |= self.take_key(value.as_deref())?,
                 (About::Time, Reply::Time(server_ms)) => self.greet(now_ms, *server_ms, &mut news),
                 (About::Written, Reply::Done) => {}
-                (About::Qp(qp), Reply::Value(value)) => {
-                    self.known.qp_answer(*qp, round.number, value.as_deref())
+                (About::Qp(qp), Reply::Fields(fields)) => self.known.qp_answer(*qp, fields),
+                (About::Owner(owner), Reply::Value(value)) => {
+                    let has = value.as_ref().is_some_and(|value| value != ENDED);
+                    self.known.owner_answer(*owner, has, now);
                 }
+                (About::Own, Reply::Value(value)) => lost |= value.is_none(),
                 (About::Process(incarnation), Reply::Value(value)) => {
                     self.known.process_answer(*incarnation, now_ms, value.as_deref());
                 }
                 (About::Moved, Reply::Fields(fields)) => {
-                    self.sweep(&self.names.moved(), fields, server_ms);
-                    if self.known.moved_answer(fields, server_ms) {
-                        news.push(News::Moved);
-                    }
+                    let owner = |(name, value): &(Vec<u8>, Vec<u8>)| {
+                        MovedQp::decode(name, value).map(|(owner, _)| owner)
+                    };
+                    self.sweep(&self.names.moved(), fields, now, owner);
+                    self.known.moved_answer(fields);
                 }
                 (About::Listeners, Reply::Fields(fields)) => {
-                    self.sweep(&self.names.listeners(), fields, server_ms);
-                    self.known.listeners_answer(fields, server_ms);
+                    let owner = |(name, _): &(Vec<u8>, Vec<u8>)| {
+                        name.as_slice().try_into().ok().map(u64::from_be_bytes)
+                    };
+                    self.sweep(&self.names.listeners(), fields, now, owner);
+                    self.known.listeners_answer(fields);
                     news.push(News::Entered);
                 }
                 (About::Changes, Reply::Lines(lines)) => self.changes(lines),
@@ -297,6 +318,14 @@ impl Book {
         }
         if lost {
             self.own.repeat(true);
+        }
+        if self.known.moved_is_news(now) {
+            news.push(News::Moved);
+        }
+        let answered = self.known.take_answered();
+        if !answered.is_empty() {
+            let names = answered.iter().map(|qp| (qp.gid(), qp.qpn()));
+            news.push(News::Answered(names.collect()));
         }
         Ok(news)
     }
@@ -316,15 +345,18 @@ impl Book {
         let own = *self.key.get_or_insert(key);
         let foreign = own != key;
         let lost = foreign && !std::mem::replace(&mut self.foreign, foreign);
-        let id: String =
-            Sha256::digest(own).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        // Who writes its entries otherwise is not found, and finds nobody.
+        let id: String = Sha256::digest([&[VERSION], &own[..]].concat())
+            .iter()
+            .take(8)
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         self.names = Names::new(&self.prefix, &id);
         Ok(lost)
     }
 
     fn greet(&mut self, now_ms: u64, server_ms: u64, news: &mut Vec<News>) {
         self.greeted = true;
-        self.server_ahead_ms = server_ms.saturating_sub(now_ms);
         self.changes_id = format!("{}-0", server_ms.saturating_sub(CHANGES_BEFORE_MS));
         (self.changes_at_ms, self.renew_at_ms) = (now_ms + CHANGES_MS, now_ms + self.lease_ms / 4);
         self.own.repeat(true);
@@ -347,14 +379,28 @@ impl Book {
         }
     }
 
-    /// Finds what dead processes have left in a table.
-    fn sweep(&mut self, table: &str, fields: &[(Vec<u8>, Vec<u8>)], server_ms: u64) {
-        let forgotten =
-            fields.iter().filter(|(_, value)| own::forgotten(value, server_ms, self.lease_ms));
+    /// This process's time.
+    pub(crate) fn now(&self, now_ms: u64) -> Now {
+        Now { ms: now_ms, lease_ms: self.lease_ms }
+    }
+
+    /// Finds what dead processes have left in a table, and what is no entry.
+    fn sweep(
+        &mut self,
+        table: &str,
+        fields: &[(Vec<u8>, Vec<u8>)],
+        now: Now,
+        owner: impl Fn(&(Vec<u8>, Vec<u8>)) -> Option<u64>,
+    ) {
+        let is_forgotten = |field: &&(Vec<u8>, Vec<u8>)| {
+            field.0 != TABLE && owner(field).is_none_or(|owner| self.known.forgotten(owner, now))
+        };
         // What is too much now is found again.
         let room = MAX_LEFT_BEHIND.saturating_sub(self.left_behind.len());
-        self.left_behind
-            .extend(forgotten.take(room).map(|(field, _)| (table.to_string(), field.clone())));
+        let forgotten = fields.iter().filter(is_forgotten).take(room);
+        let forgotten: Vec<_> =
+            forgotten.map(|(field, _)| (table.to_string(), field.clone())).collect();
+        self.left_behind.extend(forgotten);
     }
 
     /// Whether something is to be done at once.

@@ -6,7 +6,7 @@ use unbroken_types::Gid;
 /// A command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
-    /// The server's time.
+    /// The server's time, to begin to read a log near its end.
     Time,
     /// Sets a value that stays, unless there is one.
     Claim { name: String, value: Vec<u8> },
@@ -14,9 +14,10 @@ pub(crate) enum Command {
     Get(String),
     /// Sets a value that expires.
     Set { name: String, value: Vec<u8>, lease_ms: u64 },
-    /// Deletes a value.
-    Delete(String),
-    /// Sets a field of a table, which expires as a whole so long after its last change.
+    /// Makes a table of one field, in place of what was there. It expires so long afterwards.
+    SetSole { name: String, field: Vec<u8>, value: Vec<u8>, lease_ms: u64 },
+    /// Sets a field of a table, which expires as a whole so long after its last change, and
+    /// [`TABLE`].
     SetField { name: String, field: Vec<u8>, value: Vec<u8>, lease_ms: u64 },
     /// Deletes a field of a table.
     DeleteField { name: String, field: Vec<u8> },
@@ -28,6 +29,9 @@ pub(crate) enum Command {
     Since { name: String, id: String },
 }
 
+/// A field of every table of several processes: one without it has not lost its last field by
+/// removals, but as a whole, by the server.
+pub(crate) const TABLE: &[u8] = b"table";
 /// Lines of a log that are read at once.
 pub(crate) const MAX_LINES: usize = 1000;
 /// Lines of a log that are kept, more or less.
@@ -111,11 +115,11 @@ impl QpName {
         QpName(crate::record::qp_key(gid, qpn))
     }
 
-    fn gid(&self) -> Gid {
+    pub(crate) fn gid(&self) -> Gid {
         Gid(std::array::from_fn(|i| self.0[i]))
     }
 
-    fn qpn(&self) -> u32 {
+    pub(crate) fn qpn(&self) -> u32 {
         u32::from_be_bytes(std::array::from_fn(|i| self.0[16 + i]))
     }
 }

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use super::command::{Command, Connect, Reply, Store, MAX_LINES};
+use super::command::{Command, Connect, Reply, Store, MAX_LINES, TABLE};
+
+type Fields = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// What lies on it, and what it shall do.
 #[derive(Default)]
@@ -14,7 +16,8 @@ pub(super) struct Data {
     pub(super) time_ms: u64,
     /// Values, and when they expire.
     pub(super) values: BTreeMap<String, (Vec<u8>, u64)>,
-    pub(super) tables: HashMap<String, BTreeMap<Vec<u8>, Vec<u8>>>,
+    /// Tables, and when they expire.
+    pub(super) tables: BTreeMap<String, (Fields, u64)>,
     pub(super) logs: HashMap<String, Vec<(u64, Vec<u8>)>>,
     /// Why nobody can connect.
     pub(super) away: Option<String>,
@@ -36,10 +39,21 @@ impl Data {
 
     /// The names of what lies on it and has not expired.
     pub(super) fn names(&self, kind: &str) -> Vec<&str> {
-        let lives = |(name, (_, until)): &(&String, &(Vec<u8>, u64))| {
-            *until > self.time_ms && name.contains(kind)
-        };
-        self.values.iter().filter(lives).map(|(name, _)| name.as_str()).collect()
+        let values = self.values.iter().map(|(name, (_, until))| (name, *until));
+        let filled = self.tables.iter().filter(|(_, (fields, _))| !fields.is_empty());
+        let tables = filled.map(|(name, (_, until))| (name, *until));
+        let lives = |(name, until): &(&String, u64)| *until > self.time_ms && name.contains(kind);
+        values.chain(tables).filter(lives).map(|(name, _)| name.as_str()).collect()
+    }
+
+    fn set_field(&mut self, name: &str, field: &[u8], value: &[u8], lease_ms: u64) {
+        let until = self.time_ms + lease_ms;
+        let table = self.tables.entry(name.into()).or_default();
+        if table.1 <= self.time_ms {
+            table.0.clear();
+        }
+        table.0.insert(field.into(), value.into());
+        table.1 = until;
     }
 
     fn carry_out(&mut self, command: &Command) -> Reply {
@@ -59,23 +73,26 @@ impl Data {
                 self.values.insert(name.clone(), (value.clone(), now + lease_ms));
                 Reply::Done
             }
-            Command::Delete(name) => {
-                self.values.remove(name);
+            Command::SetSole { name, field, value, lease_ms } => {
+                self.tables.remove(name);
+                self.set_field(name, field, value, *lease_ms);
                 Reply::Done
             }
-            Command::SetField { name, field, value, .. } => {
-                self.tables.entry(name.clone()).or_default().insert(field.clone(), value.clone());
+            Command::SetField { name, field, value, lease_ms } => {
+                self.set_field(name, field, value, *lease_ms);
+                self.set_field(name, TABLE, b"", *lease_ms);
                 Reply::Done
             }
             Command::DeleteField { name, field } => {
-                self.tables.entry(name.clone()).or_default().remove(field);
+                if let Some((fields, _)) = self.tables.get_mut(name) {
+                    fields.remove(field);
+                }
                 Reply::Done
             }
             Command::Fields(name) => {
-                let fields = self.tables.entry(name.clone()).or_default();
-                Reply::Fields(
-                    fields.iter().map(|(field, value)| (field.clone(), value.clone())).collect(),
-                )
+                let table = self.tables.get(name).filter(|(_, until)| *until > now);
+                let fields = table.into_iter().flat_map(|(fields, _)| fields);
+                Reply::Fields(fields.map(|(field, value)| (field.clone(), value.clone())).collect())
             }
             Command::Announce { name, line, .. } => {
                 self.logs.entry(name.clone()).or_default().push((now, line.clone()));

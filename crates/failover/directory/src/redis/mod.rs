@@ -8,9 +8,8 @@
 //! - `fake`: a model of a server that fails and delays as a test wants it.
 //!
 //! What is published is put down in the book and done by the thread; what is looked up is answered
-//! from the book, also while the server is away, and asked for again in the background. Two calls
-//! wait: [`Directory::fetch_qp`] before a QP is connected, and [`Directory::settle`] after one is
-//! made, each for a bounded time, and not at all while the server is known to be away.
+//! from the book, also while the server is away, and asked for in the background. Nothing waits for
+//! the server but the end of the process ([`Directory::close`]).
 //!
 //! An entry expires a lease after it was last renewed. So one of a process that was killed is found
 //! until then; a peer notices that it is dead by its silence, as it does between machines anyway.
@@ -33,7 +32,7 @@ use std::time::{Duration, Instant};
 use unbroken_runtime::fill_random;
 use unbroken_types::Gid;
 
-use crate::directory::{Directory, Surroundings};
+use crate::directory::{Directory, Found, Surroundings};
 use crate::error::{DirectoryError, Result};
 use crate::record::{MovedQp, ProcessRecord, QpRecord, KEY_BYTES};
 use crate::settings::RedisSettings;
@@ -43,12 +42,6 @@ use command::{Connect, QpName};
 use own::Entry;
 use shared::Shared;
 
-/// For so long [`Redis::open`] waits for the first answer.
-const OPEN_WAIT: Duration = Duration::from_secs(2);
-/// For so long a QP that is to be connected waits for what is known of its peer.
-const FETCH_WAIT: Duration = Duration::from_secs(1);
-/// For so long a QP that was made waits until others can find it.
-const SETTLE_WAIT: Duration = Duration::from_millis(200);
 /// For so long a process that ends waits until its entries are taken out.
 const CLOSE_WAIT: Duration = Duration::from_millis(300);
 
@@ -68,6 +61,13 @@ impl Redis {
     pub fn open(settings: &RedisSettings, surroundings: Surroundings) -> Result<Redis> {
         let connect = server::Server::new(settings)?;
         Redis::over(Box::new(connect), settings, surroundings)
+    }
+
+    /// Whether the directory can be opened with these settings; the server is not asked.
+    ///
+    /// Errors: as [`Redis::open`].
+    pub fn check(settings: &RedisSettings) -> Result<()> {
+        server::Server::new(settings).map(drop)
     }
 
     /// Asks the server once whether it can be used, and says in words why not.
@@ -94,7 +94,11 @@ impl Redis {
         };
         let mut candidate = [0; KEY_BYTES];
         fill_random(&mut candidate).map_err(failed("draw its key"))?;
-        let book = Book::new(&settings.prefix, settings.lease.as_millis() as u64, candidate);
+        let mut owner = [0; 8];
+        fill_random(&mut owner).map_err(failed("draw its number"))?;
+        let lease_ms = settings.lease.as_millis() as u64;
+        let book =
+            Book::new(&settings.key_prefix(), lease_ms, candidate, u64::from_ne_bytes(owner));
         let shared = Arc::new(Shared {
             book: Mutex::new(book),
             work: Condvar::new(),
@@ -105,7 +109,6 @@ impl Redis {
         let of_thread = shared.clone();
         (surroundings.spawn)("unb-directory", Box::new(move || thread::run(&of_thread, connect)))
             .map_err(failed("start its thread"))?;
-        drop(shared.wait(shared.lock(), OPEN_WAIT, |book| book.state != State::Starting));
         Ok(Redis { shared, url: settings.to_string(), pid: std::process::id() })
     }
 
@@ -124,6 +127,22 @@ impl Redis {
             State::Starting | State::Up => "it has not answered so far".into(),
         };
         DirectoryError::Unreachable { url: self.url.clone(), why }
+    }
+
+    fn garbage(&self, bytes: usize) -> DirectoryError {
+        let why = format!("an entry of {bytes} bytes is none");
+        DirectoryError::Unreachable { url: self.url.clone(), why }
+    }
+
+    /// Waits for so long at most until what this process has entered can be found by others.
+    #[doc(hidden)]
+    pub fn settle(&self, wait: Duration) {
+        let Ok(book) = self.book() else { return };
+        drop(
+            self.shared.wait(book, wait, |book| {
+                book.own.settled() || matches!(book.state, State::Down(_))
+            }),
+        );
     }
 
     /// Wakes the thread, if there is something for it.
@@ -152,37 +171,58 @@ impl Redis {
     }
 }
 
+/// What this process has entered itself it knows best.
+fn found_own(book: &Book, qp: QpName) -> Option<Found> {
+    let QpRecord { incarnation, connection, .. } =
+        book.own.get(Entry::Qp(qp)).and_then(QpRecord::decode)?;
+    let (_, process) = ProcessRecord::decode(book.own.get(Entry::Process(incarnation))?)?;
+    Some(Found::Peer { incarnation, connection, process })
+}
+
 impl Directory for Redis {
     fn key(&self) -> Option<[u8; KEY_BYTES]> {
         self.book().ok()?.key()
     }
 
-    fn fetch_qp(&self, gid: Gid, qpn: u32) {
+    fn ask_qp(&self, gid: Gid, qpn: u32) -> Result<Found> {
         let qp = QpName::new(gid, qpn);
-        let Ok(mut book) = self.book() else { return };
-        if book.own.get(Entry::Qp(qp)).is_some() || matches!(book.state, State::Down(_)) {
-            return;
+        let mut book = self.book()?;
+        if let Some(found) = found_own(&book, qp) {
+            return Ok(found);
         }
-        let since = book.rounds();
-        if !book.known.ask_qp(qp) {
-            book.known.forget_qp(&qp);
-            return;
+        if matches!(book.state, State::Down(_)) {
+            return Err(self.unknown(&book));
         }
-        self.shared.work.notify_one();
-        let settled =
-            |book: &Book| book.known.answered(&qp, since) || matches!(book.state, State::Down(_));
-        let mut book = self.shared.wait(book, FETCH_WAIT, settled);
-        if !book.known.answered(&qp, since) {
-            // What was known before is not good enough for a new connection.
-            book.known.forget_qp(&qp);
-        }
+        // Where too many wait, who looks for the answer asks again.
+        book.known.ask_qp(qp);
+        self.wake(&book);
+        Ok(Found::Later)
     }
 
-    fn settle(&self) {
-        let Ok(book) = self.book() else { return };
-        drop(self.shared.wait(book, SETTLE_WAIT, |book| {
-            book.own.settled() || matches!(book.state, State::Down(_))
-        }));
+    fn answer_qp(&self, gid: Gid, qpn: u32) -> Result<Found> {
+        let (qp, now_ms) = (QpName::new(gid, qpn), self.shared.now_ms());
+        let mut book = self.book()?;
+        if let Some(found) = found_own(&book, qp) {
+            return Ok(found);
+        }
+        let found = match book.known.qp(&qp) {
+            Some(Ok(Some(QpRecord { incarnation, connection, .. }))) => {
+                match book.known.process(incarnation, now_ms) {
+                    Some(Some(process)) => Found::Peer { incarnation, connection, process },
+                    Some(None) => Found::Nobody,
+                    None => Found::Later,
+                }
+            }
+            Some(Ok(None)) => Found::Nobody,
+            Some(Err(bytes)) => return Err(self.garbage(bytes)),
+            None if matches!(book.state, State::Down(_)) => return Err(self.unknown(&book)),
+            None => {
+                book.known.ask_qp_once(qp);
+                Found::Later
+            }
+        };
+        self.wake(&book);
+        Ok(found)
     }
 
     fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64, connection: u32) -> Result<()> {
@@ -201,14 +241,11 @@ impl Directory for Redis {
             return Ok(Some((record.incarnation, record.connection)));
         }
         // For the next time, where it is another connection by now.
-        book.known.ask_qp(qp);
+        book.known.ask_qp_once(qp);
         self.wake(&book);
         match book.known.qp(&qp) {
             Some(Ok(found)) => Ok(found.map(|record| (record.incarnation, record.connection))),
-            Some(Err(bytes)) => {
-                let why = format!("an entry of {bytes} bytes is none");
-                Err(DirectoryError::Unreachable { url: self.url.clone(), why })
-            }
+            Some(Err(bytes)) => Err(self.garbage(bytes)),
             None => Err(self.unknown(&book)),
         }
     }
@@ -249,9 +286,14 @@ impl Directory for Redis {
 
     fn publish_moved(&self, moved: &[MovedQp]) -> Result<()> {
         let mut book = self.book()?;
+        let owner = book.own.processes().map(|(incarnation, _)| incarnation).next();
+        let Some(owner) = owner else {
+            let what = "a process enters itself before its UD QPs".into();
+            return Err(DirectoryError::Record(what));
+        };
         moved.iter().try_for_each(|qp| {
             let entry = Entry::Moved(QpName::new(qp.known.0, qp.known.1));
-            self.enter(&mut book, entry, qp.encode(0).to_vec())
+            self.enter(&mut book, entry, qp.encode(owner).to_vec())
         })
     }
 
@@ -271,7 +313,8 @@ impl Directory for Redis {
                 .try_for_each(|(i, bytes)| self.enter(&mut book, Entry::Listener(i), bytes))?;
         }
         // Its own are known better here than there.
-        let mut all = book.known.moved().clone();
+        let now = book.now(self.shared.now_ms());
+        let mut all = book.known.moved(now);
         all.extend(
             book.own.moved().filter_map(|(qp, bytes)| Some((qp, MovedQp::decode(&qp.0, bytes)?.1))),
         );

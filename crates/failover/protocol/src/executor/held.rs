@@ -1,18 +1,25 @@
 //! Work that no physical QP holds: posted while the QP is between two paths, or about to leave one.
 
 use super::{Executor, Shell};
+use crate::action::Reason;
 use crate::qp::State;
-use unbroken_types::{
-    check_send, Backlog, PostError, QpCaps, RecvEntry, RecvWr, SendBatch, SendEntry,
-};
+use unbroken_types::{check_send, Backlog, PostError, QpCaps, RecvWr, SendBatch};
 
 /// Work that no physical QP holds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Held {
     /// Its counts say nothing: they were told to the state machine.
     pub(super) work: Backlog,
-    /// The receives are here, too; else they are in the physical QP.
+    /// The receives are here, too; else they are in the physical QP, and what is here of them was
+    /// posted later.
     pub(super) recvs: bool,
+}
+
+impl Held {
+    /// Work that was posted later than what the physical QP has; `None` if there is none.
+    pub(super) fn later(work: Backlog) -> Option<Held> {
+        (!work.is_empty()).then_some(Held { work, recvs: false })
+    }
 }
 
 impl Executor {
@@ -32,32 +39,27 @@ impl Executor {
         batch: &dyn SendBatch,
     ) -> Option<Result<(), PostError>> {
         let work = &mut self.held.as_mut()?.work;
-        let before = if self.lqp.state() == State::Fencing { in_device() } else { 0 }
-            + work.sends.len() as u32;
-        if before as usize + batch.count() > caps.max_send_wr as usize {
-            return Some(Err(PostError::QueueFull(before)));
-        }
-        // The QP that adopts the backlog takes all of it or nothing: one that does not fit would
-        // end the rest.
-        if let Err(e) = (0..batch.count()).try_for_each(|i| check_send(caps, &batch.wr(i))) {
-            return Some(Err(e));
-        }
-        work.keys_changed |= (0..batch.count()).any(|i| batch.wr(i).opcode.changes_keys());
-        work.sends.extend((0..batch.count()).map(|i| SendEntry::from(&batch.wr(i))));
-        Some(Ok(()))
+        let before = if self.lqp.state() == State::Fencing { in_device() } else { 0 };
+        Some(work.hold_sends(caps, before, batch, |wr| check_send(caps, wr)))
     }
 
     /// Keeps a receive that is posted while no physical QP takes it. `None` if one does.
-    pub fn hold_recv(&mut self, caps: &QpCaps, wr: &RecvWr<'_>) -> Option<Result<(), PostError>> {
-        let recvs = &mut self.held.as_mut().filter(|h| h.recvs)?.work.recvs;
-        let (have, max) = (wr.sges.len(), caps.max_recv_sge);
-        Some(if recvs.len() >= caps.max_recv_wr as usize {
-            Err(PostError::QueueFull(recvs.len() as u32))
-        } else if have > max as usize {
-            Err(PostError::TooManySges { have, max })
-        } else {
-            recvs.push(RecvEntry { wr_id: wr.wr_id, sges: wr.sges.to_vec() });
-            Ok(())
-        })
+    /// `in_device` says how many the physical QP has.
+    pub fn hold_recv(
+        &mut self,
+        caps: &QpCaps,
+        in_device: impl FnOnce() -> u32,
+        wr: &RecvWr<'_>,
+    ) -> Option<Result<(), PostError>> {
+        let held = self.held.as_mut().filter(|h| h.recvs || !h.work.recvs.is_empty())?;
+        let before = if held.recvs { 0 } else { in_device() };
+        Some(held.work.hold_recv(caps, before, wr))
+    }
+
+    /// As [`Self::suspect`], where the program had posted work before the QP had this executor,
+    /// which its physical QP did not take: that goes along, behind what the physical QP has.
+    pub fn suspect_with(&mut self, shell: &mut impl Shell, reason: Reason, later: Backlog) {
+        self.held = Held::later(later);
+        self.suspect(shell, reason);
     }
 }

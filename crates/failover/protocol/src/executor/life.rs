@@ -35,14 +35,14 @@ impl Executor {
                 Ok(Quiesced { executed, exact, completed, outstanding, progressed, idle })
             }
             Err((work, None)) => {
-                self.held = (!work.sends.is_empty()).then_some(Held { work, recvs: false });
+                self.held = Held::later(work);
                 let wait_us =
                     stopping.map_or(STOP_LOOK_US, |(_, us)| (2 * us).min(STOP_LOOK_MAX_US));
                 self.stopping = Some((shell.now_us() + wait_us, wait_us));
                 return;
             }
             Err((work, Some(e))) => {
-                self.held = (!work.sends.is_empty()).then_some(Held { work, recvs: false });
+                self.held = Held::later(work);
                 if self.has_ended(shell.progress().state) {
                     // The reason of the flushes was told last.
                     self.lqp.handle_ended();
@@ -60,20 +60,15 @@ impl Executor {
         held: Held,
         shell: &mut impl Shell,
     ) -> Result<Backlog, (Backlog, Option<QuiesceError>)> {
-        let mut work = held.work;
+        let work = held.work;
         if held.recvs {
             return Ok(work); // it has been stopped
         }
         match shell.quiesce() {
-            Ok(Some(physical)) => {
+            Ok(Some(mut physical)) => {
                 // What is held was posted later.
-                let held = std::mem::replace(&mut work.sends, physical.sends);
-                work.sends.extend(held);
-                work.recvs = physical.recvs;
-                (work.executed, work.exact, work.completed) =
-                    (physical.executed, physical.exact, physical.completed);
-                work.keys_changed |= physical.keys_changed;
-                Ok(work)
+                physical.append(work);
+                Ok(physical)
             }
             Ok(None) => Err((work, None)),
             Err(e) => Err((work, Some(e))),
@@ -92,6 +87,7 @@ impl Executor {
             Ok(_) => {
                 held.recvs = false;
                 (self.silence, self.gave_up) = (Silence::default(), None);
+                (self.went_on, self.insists) = ((0, 0), false);
             }
             Err(_) => held.work.recvs = recvs.recvs,
         }

@@ -62,6 +62,9 @@ pub trait Shell {
     /// Changes it, step by step; nothing is sent before the last. `remote` is the peer's NIC, where
     /// it is to be connected.
     fn modify(&mut self, changes: &[RcModify], remote: Option<u8>) -> Result<(), StepError>;
+    /// Its transport goes on where it is, with all its retries, also where it has given up; with
+    /// `insists` soon and without end. False: it cannot.
+    fn go_on(&mut self, insists: bool) -> bool;
     /// Completes its first send with `status` and flushes the rest; only where it could not be
     /// quiesced, or not at once.
     fn fail(&mut self, status: WcStatus);
@@ -82,6 +85,8 @@ pub trait Shell {
 
     /// What is known of a path.
     fn belief(&self, path: SlotPath) -> Belief;
+    /// Whether the path, which lives, is known to lose some packets.
+    fn loses(&self, path: SlotPath) -> bool;
     /// Sends a control message over a path. It may be lost.
     fn send(&mut self, message: &Message, path: SlotPath);
     /// What the directory says of the peer, where it has just been read for this message: where its

@@ -12,7 +12,10 @@ use unbroken_types::{
 };
 
 mod home;
+mod loss;
+mod pauses;
 mod report;
+mod unproven;
 
 const CAPS: QpCaps =
     QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
@@ -28,6 +31,8 @@ struct Fake {
     works: Vec<bool>,
     nic: usize,
     can_quiesce: bool,
+    /// Its path is known to lose some packets.
+    loses: bool,
     /// Its device does not tell when sends are complete.
     mute: bool,
     /// It takes until then to stop.
@@ -48,6 +53,8 @@ struct Fake {
     again: Option<(Message, Asks)>,
     /// When something moved in the present life, and the switch that was reported last.
     moved_us: Option<u64>,
+    /// When switches were noticed, and done.
+    switches: Vec<(u64, u64)>,
     done: Option<Switch>,
     log: Vec<&'static str>,
 }
@@ -63,6 +70,7 @@ impl Fake {
             works: vec![true; 2],
             nic: 0,
             can_quiesce: true,
+            loses: false,
             mute: false,
             stops_at_us: 0,
             ends_by_program: false,
@@ -76,6 +84,7 @@ impl Fake {
             slow: false,
             again: None,
             moved_us: None,
+            switches: Vec::new(),
             done: None,
             log: Vec::new(),
         }
@@ -112,6 +121,13 @@ impl Shell for Fake {
         }
     }
     fn announce(&mut self) {}
+    fn go_on(&mut self, insists: bool) -> bool {
+        self.log.push(if insists { "insist" } else { "go on" });
+        self.state == QpState::Rts
+    }
+    fn loses(&self, _: SlotPath) -> bool {
+        self.loses
+    }
     fn nic_works(&self) -> bool {
         self.works[self.nic]
     }
@@ -216,6 +232,7 @@ impl Shell for Fake {
     }
     fn switched(&mut self, _lqp: &LogicalQp, done: &Switch) {
         self.log.push("switched");
+        self.switches.push((done.switched.detected_us, done.moved_us));
         self.done = Some(*done);
     }
 }
@@ -284,7 +301,7 @@ fn work_is_held_between_two_paths_and_given_in_order_to_the_next() {
     e.suspect(&mut s, Reason::DeviceFatal);
     assert_eq!((s.nic, s.state, s.recvs.len(), s.sends.len()), (1, QpState::Init, 1, 0));
     // Receives go to the fresh QP, sends wait until it is known what the peer has executed.
-    assert!(e.hold_recv(&CAPS, &RecvWr { wr_id: 11, sges: &[] }).is_none());
+    assert!(e.hold_recv(&CAPS, || 0, &RecvWr { wr_id: 11, sges: &[] }).is_none());
     assert_eq!(e.hold_sends(&CAPS, || 0, &SendWr { wr_id: 3, ..blank() }), Some(Ok(())));
     answer(&mut e, &mut s, 1, false);
     assert_eq!((s.state, s.sends.len()), (QpState::Rtr, 0));
@@ -316,54 +333,6 @@ fn a_step_that_is_refused_leads_to_the_next_path() {
         assert_eq!((s.state, s.ids()), (QpState::Rts, vec![1, 2]), "{step}");
         assert!(s.wcs.is_empty() && s.ended.is_none(), "{step}");
     }
-}
-
-/// A QP stands still; its path was alive or not, and its transport gives it up. Gives what has ended
-/// it, and whether it was moved.
-fn ends(
-    mutation: Mutation,
-    moved_us: Option<u64>,
-    was_alive: bool,
-    verdict: Verdict,
-) -> (Option<Ended>, bool) {
-    let path = SlotPath { local: 0, remote: 0 };
-    let (mut e, mut s) = (end(1), Fake::new());
-    let config = Config { mutation, ..Config::default() };
-    e.lqp = LogicalQp::new(endpoint(1), endpoint(2), SlotTable::new(path, 2, 2, false), config, 0);
-    (s.sends, s.moved_us) = (vec![write(1)], moved_us);
-    // It stands still for long, and its own transport has not given up yet.
-    e.suspect(&mut s, Reason::Wedged(WcStatus::RetryExcErr));
-    if moved_us.is_none() && mutation == Mutation::None {
-        assert!(e.lqp().epoch() == 0 && s.log.is_empty() && s.ended.is_none());
-        if was_alive {
-            e.verdict(&mut s, path, Verdict::Alive);
-        }
-        assert_eq!(e.gave_up(&mut s, WcStatus::RetryExcErr), Some(path));
-        e.verdict(&mut s, path, verdict);
-    }
-    (s.ended, e.lqp().epoch() > 0)
-}
-
-/// Wrong PSNs or QPNs are mistakes of the program, which a fresh life would hide.
-#[test]
-fn a_qp_through_which_nothing_ever_came_is_not_revived() {
-    assert_eq!(ends(Mutation::None, None, true, Verdict::Alive), (Some(Ended::GivenUp), false));
-    assert_eq!(
-        ends(Mutation::None, None, true, Verdict::Dead),
-        (None, true),
-        "a NIC that dies early is survived"
-    );
-    assert_eq!(
-        ends(Mutation::None, None, false, Verdict::Alive),
-        (None, true),
-        "its path has just come back"
-    );
-    assert_eq!(ends(Mutation::None, Some(7), true, Verdict::Alive), (None, true));
-}
-
-#[test]
-fn a_qp_that_is_revived_without_proof_is_noticed() {
-    assert_eq!(ends(Mutation::UnprovenRevived, None, true, Verdict::Alive), (None, true));
 }
 
 #[test]

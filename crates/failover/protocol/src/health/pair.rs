@@ -1,5 +1,6 @@
 //! What is known of one path: whether it lives, is asked, or is dead, and how often it has failed.
 
+use super::loss::Losses;
 use super::HealthConfig;
 
 /// Probes whose time of sending is remembered, for each path.
@@ -40,6 +41,10 @@ pub(super) struct Pair {
     pub(super) sent: [(u64, u64); REMEMBERED as usize],
     /// It is to be probed now.
     pub(super) due: bool,
+    /// So many more times with the last number.
+    pub(super) copies: u32,
+    /// What it loses.
+    pub(super) losses: Losses,
     /// When it failed last, and how often it did in a row; since when it works again.
     pub(super) failed_us: Option<u64>,
     pub(super) failures: u32,
@@ -55,10 +60,17 @@ impl Pair {
             sequence: 0,
             sent: [(0, 0); REMEMBERED as usize],
             due: false,
+            copies: 0,
+            losses: Losses::default(),
             failed_us: None,
             failures: 0,
             since_us: 0,
         }
+    }
+
+    /// It is not known to be dead, and our NIC works.
+    pub(super) fn carries(&self) -> bool {
+        self.works && !matches!(self.state, State::Dead { .. })
     }
 
     /// It has failed now. That it still does not work is no second failure.

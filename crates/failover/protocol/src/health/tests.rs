@@ -221,7 +221,7 @@ fn witnesses_take_turns_and_are_few() {
         }
         let sent: Vec<_> =
             std::iter::from_fn(|| h.poll_probe(now_us)).map(|(way, _)| way.path).collect();
-        assert!(sent.len() <= MAX_WITNESSES + 1);
+        assert!(sent.len() <= MAX_WITNESSES + COPIES as usize);
         probed.extend(sent);
     }
     assert_eq!(probed.len(), 64);

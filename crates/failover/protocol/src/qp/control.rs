@@ -24,10 +24,16 @@ impl LogicalQp {
         if let Body::Refuse(refuse) = message.body {
             // Its sender may be another incarnation than the one that we spoke to: that may be what
             // it says.
-            if to.incarnation == self.me.incarnation && refuse.refused == self.peer.incarnation {
-                self.handle_refuse(now_us, refuse, from.incarnation);
-            } else {
+            let spoken_to = from.incarnation == self.peer.incarnation;
+            let other_end = spoken_to && from.connection != self.peer.connection;
+            if to.incarnation != self.me.incarnation || refuse.refused != self.peer.incarnation {
                 self.counters.wrong_incarnation += 1;
+            } else if to.connection != self.me.connection || other_end {
+                // It refuses what an earlier connection of ours said, or an earlier one of the peer
+                // did.
+                self.counters.wrong_connection += 1;
+            } else {
+                self.handle_refuse(now_us, refuse, from.incarnation);
             }
             return;
         }

@@ -289,7 +289,7 @@ impl LogicalQp {
         self.policy.as_deref().unwrap_or_else(|| Policy::usual())
     }
     /// When the QP came onto its present path.
-    pub(crate) fn on_path_since_us(&self) -> u64 {
+    pub fn on_path_since_us(&self) -> u64 {
         self.active_since_us
     }
     fn hello(&self) -> Option<Hello> {
@@ -310,6 +310,12 @@ impl LogicalQp {
             from,
             wanted,
         )
+    }
+    /// The path that a switch would choose if all of the NIC that the QP is on failed now.
+    pub fn next_path(&self) -> Option<SlotPath> {
+        let now = self.path()?;
+        let epoch = self.choose(self.epoch + 1, &self.beliefs, |path| path.local != now.local)?;
+        self.slots.get(crate::slots::slot_of(epoch))
     }
     /// The same among those that were not tried in vain; if there are none, all are worth another
     /// try.

@@ -297,12 +297,14 @@ impl LogicalQp {
     }
 
     /// The application gets its error in the first life, in which nothing ever came through. The
-    /// peer is told when it asks: it may be somebody else's.
+    /// peer is told like any other, or it would wait for us for ever. If it is somebody else's, the
+    /// address of the message says so, and it goes on.
     pub(crate) fn fail_unproven(&mut self, status: WcStatus) {
         if matches!(self.state, State::Active | State::Fencing) {
             self.chain = None;
             self.refusal = RefuseReason::Failed;
             self.state = State::Failed;
+            self.refuse(self.refusal);
             self.actions.push_back(Action::Fail { status, cause: FailCause::NeverWorked });
         }
     }

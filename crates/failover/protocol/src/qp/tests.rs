@@ -1,6 +1,7 @@
 //! Tests of [`LogicalQp`]: single rules by hand. All of them together are explored by
 //! `tests/model`, and played over real transport state machines by the simulator (crate `sim`).
 
+mod deadline;
 mod knowledge;
 
 use super::*;

@@ -246,6 +246,16 @@ impl Shell for Hands<'_> {
     }
 
     fn announce(&mut self) {}
+
+    // No path of the model loses much.
+    fn go_on(&mut self, _insists: bool) -> bool {
+        false
+    }
+
+    fn loses(&self, _path: SlotPath) -> bool {
+        false
+    }
+
     fn nic_works(&self) -> bool {
         !self.nic_dead()
     }

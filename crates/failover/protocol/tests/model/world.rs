@@ -459,8 +459,11 @@ impl World {
             let id = app.recvs;
             app.recvs += 1;
             self.with(case, i, 0, |executor, hands| {
-                let held = executor
-                    .hold_recv(&CAPS, &unbroken_types::RecvWr { wr_id: id.into(), sges: &[] });
+                let held = executor.hold_recv(
+                    &CAPS,
+                    || 0,
+                    &unbroken_types::RecvWr { wr_id: id.into(), sges: &[] },
+                );
                 if held.is_none() {
                     hands.device.life.recvs.push(id);
                 }

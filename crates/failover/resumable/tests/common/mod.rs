@@ -182,10 +182,13 @@ impl End {
             home: None,
             local_keys_of: Some(0),
             control: false,
+            standby: false,
         };
         let qp = host.nics[0].create_holding_qp(&init).unwrap();
         let qpn = qp.qpn();
-        let init = QpInit { wc_qpn: Some(qpn), ..init };
+        // The later lives of one end are made ahead of their use.
+        let standby = srq.is_none() && host.number == 0;
+        let init = QpInit { wc_qpn: Some(qpn), standby, ..init };
         let (completed, executed) = Default::default();
         End { srq, qp, qpn, nic: 0, cq, recv_cq, init, keys: Arc::default(), completed, executed }
     }

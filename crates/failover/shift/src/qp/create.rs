@@ -1,6 +1,7 @@
 //! How a logical QP is made, and whether failover protects it.
 
 use super::{Gate, Qp, QpRequest};
+use crate::backups::Spare;
 use crate::contexts::ContextState;
 use crate::core::Core;
 use crate::datagram::Datagram;
@@ -60,11 +61,11 @@ impl Qp {
             if r.qp_type == QpType::Rc {
                 let connection = qp.gate().connection;
                 qp.publish(connection);
-                core.settle();
             }
         }
         if r.qp_type == QpType::Ud {
-            core.aliases.join(core.directory.as_ref(), &core.events);
+            core.aliases.join();
+            core.jobs.put(Job::ReadAliases);
         }
         core.qps.add(qp.id(), &qp, (at, qpn));
         if r.qp_type == QpType::Ud && at != nic {
@@ -89,13 +90,16 @@ impl Gate {
             on_pair_since_us: 0,
             left_port: None,
             looked_at: None,
+            sent: (0, 0),
             app: QpModify::default(),
             link: None,
             datagram,
             why_not,
+            seeks: None,
             failed: false,
             destroyed: false,
             holds: false,
+            spare: Spare::default(),
             connection: random::number(),
         }
     }
@@ -141,5 +145,6 @@ fn physical(r: &QpRequest, nic: usize, protect: bool, home: Option<Gid>) -> QpIn
         home,
         local_keys_of: Some(nic as u8),
         control: false,
+        standby: false,
     }
 }

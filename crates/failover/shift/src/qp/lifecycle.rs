@@ -8,8 +8,7 @@ use crate::link;
 use crate::port_pairs::PathPorts;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
-use unbroken_events::What;
-use unbroken_failover_protocol::{Endpoint, Reason};
+use unbroken_failover_protocol::Reason;
 use unbroken_runtime::now_us;
 use unbroken_types::{Gid, PathAttr, QpState, QpType};
 use unbroken_verbs::{Error, HoldingQp, QpModify, RcModify, Result};
@@ -58,6 +57,15 @@ impl Qp {
         true
     }
 
+    /// Whether the program need not hear that the NIC of this QP fails: the QP goes on over
+    /// another, or, while it is being connected, begins there. One whose peer is looked for counts
+    /// with those, as long as that takes no longer than usual.
+    pub(crate) fn absorbs(&self, g: &Gate) -> bool {
+        let connects = g.is_early() || g.seeks.as_ref().is_some_and(|seeks| !seeks.told);
+        let moves = g.link.is_some() || g.datagram.is_some();
+        !g.failed && (moves || self.init.hold_on_failure && connects)
+    }
+
     pub(super) fn replace_physical(&self, g: &mut Gate, nic: usize, fresh: Arc<dyn HoldingQp>) {
         g.phys.destroy();
         self.core.qps.rename_physical(self.id(), (g.nic, g.phys.qpn()), (nic, fresh.qpn()));
@@ -97,10 +105,13 @@ impl Qp {
         self.purge();
         g.app = QpModify::default();
         g.failed = false;
+        drop(self.seek_no_more(g));
         if self.init.hold_on_failure {
             g.why_not = "not connected";
             g.connection = g.connection.wrapping_add(1);
-            self.publish(g.connection);
+            if !g.destroyed {
+                self.publish(g.connection);
+            }
         }
         Ok(())
     }
@@ -109,40 +120,6 @@ impl Qp {
     pub(super) fn destination(&self, g: &Gate, change: &QpModify) -> (Option<Gid>, Option<u32>) {
         let gid = change.path.or(g.app.path).map(|path| self.core.nics.first_port(path.dest_gid));
         (gid, change.rc.dest_qpn.or(g.app.rc.dest_qpn))
-    }
-
-    /// The application names the peer: look it up, and protect the QP if it is one of ours.
-    pub(super) fn connect(&self, g: &mut Gate, change: &QpModify) {
-        let (Some(gid), Some(qpn)) = self.destination(g, change) else { return };
-        let mut detail = String::new();
-        g.why_not = match self.core.directory.as_ref().map(|d| d.lookup_qp(gid, qpn)) {
-            _ if !self.core.watched() => "the thread for failover could not be started",
-            Some(Ok(Some((incarnation, connection)))) => {
-                match link::connect(
-                    self,
-                    g.connection,
-                    Endpoint { gid, qpn, incarnation, connection },
-                    self.is_foreign(g),
-                ) {
-                    Ok(link) => {
-                        g.link = Some(Box::new(link));
-                        return;
-                    }
-                    Err(why) => why,
-                }
-            }
-            Some(Ok(None)) => "the peer is not in the directory",
-            Some(Err(e)) => {
-                self.core
-                    .events
-                    .complain("the directory cannot be read; the QP stays unprotected", &e);
-                detail = format!(": {e}");
-                "the directory cannot be read"
-            }
-            None => "failover is off",
-        };
-        let why = g.why_not.to_owned() + &detail;
-        self.core.events.emit(What::Unprotected { host: self.core.nics.host(), qp: self.qpn, why });
     }
 
     /// The path of the physical QP where the program has set this one: from the NIC that it is on
@@ -223,10 +200,14 @@ impl Qp {
             return Ok(());
         }
         link::close(self, &mut g);
+        drop(self.seek_no_more(&mut g));
         g.phys.destroy();
         self.purge();
         let known = datagram::known(self, &g);
+        let spare = std::mem::take(&mut g.spare);
         drop(g);
+        spare.destroy();
+        self.core.backups.wait_for(self.id());
         self.core.qps.remove(self.id());
         if let Some(context) = self.context.upgrade() {
             context.events.withdraw(AsyncElement::Qp(self.cookie.load(Ordering::Acquire)));
@@ -240,8 +221,7 @@ impl Qp {
         }
         let connects = self.init.qp_type == QpType::Rc && self.init.hold_on_failure;
         if let (Some(d), true) = (&self.core.directory, connects) {
-            // The entry would expire with the process; a QP that a peer still finds there is
-            // answered with a refusal.
+            // Soon: until then a peer that finds it there is answered with a refusal.
             let _ = d.unpublish_qp(self.gid(), self.qpn);
         }
         Ok(())

@@ -20,11 +20,29 @@ impl Qp {
             let g = self.gate();
             (self.core.jobs.name(), g.nic, g.phys.qpn())
         };
-        let (done, reported) = own_events::collect(physical, || self.change(change));
+        let (done, reported) = own_events::collect(physical, || self.change_or_leave(change));
         for what in reported.into_iter().filter_map(|event| self.report(event)) {
             self.core.events.defer(what, now_us());
         }
         done
+    }
+
+    /// The NIC of a QP that is not connected yet may die under the change: the QP begins anew on
+    /// another, and is changed there.
+    fn change_or_leave(&self, change: &QpModify) -> Result<()> {
+        let mut tries = self.core.nics.count();
+        loop {
+            match self.change(change) {
+                Err(e) if e.errno() == libc::EIO && tries > 0 => {
+                    // The first error says what went wrong, not that no other NIC works either.
+                    if !self.leave_dead_nic(&mut self.gate()).unwrap_or(false) {
+                        return Err(e);
+                    }
+                    tries -= 1;
+                }
+                done => return done,
+            }
+        }
     }
 
     fn change(&self, change: &QpModify) -> Result<()> {
@@ -36,12 +54,10 @@ impl Qp {
                 "an alternate path: failover moves this QP (without: run --no-failover)",
             ));
         }
-        if let (Some(QpState::Rtr), true) = (state, self.init.hold_on_failure) {
-            let destination = self.destination(&self.gate(), change);
-            if let (Some(gid), Some(qpn)) = destination {
-                self.core.fetch_qp(gid, qpn);
-            }
-        }
+        let sought = match (state, self.init.hold_on_failure) {
+            (Some(QpState::Rtr), true) => self.ask_for_peer(change),
+            _ => None,
+        };
         let mut g = self.gate();
         if g.failed && state.is_some_and(|s| s != QpState::Err && s != QpState::Reset) {
             return Err(Error::invalid("the QP has failed: reset it or make a new one"));
@@ -51,18 +67,20 @@ impl Qp {
         }
         match state {
             Some(QpState::Reset) => return self.reset(&mut g),
-            Some(QpState::Err) if g.ended() || g.link.is_some() => return self.end(&mut g, change),
+            Some(QpState::Err) if g.ended() || g.link.is_some() || g.seeks.is_some() => {
+                return self.end(&mut g, change)
+            }
             _ => {}
         }
-        if g.link.as_ref().is_some_and(|l| l.executor().switching()) {
+        if g.keeps_all() || g.link.as_ref().is_some_and(|l| l.executor().switching()) {
             return self.modify_later(&mut g, change);
         }
         let had_link = g.link.is_some();
         if !had_link {
             self.leave_dead_nic(&mut g)?;
         }
-        if let (Some(QpState::Rtr), true) = (state, self.init.hold_on_failure) {
-            self.connect(&mut g, change);
+        if let Some(sought) = sought {
+            self.connect(&mut g, change, sought);
         }
         if !had_link && g.link.is_some() && (self.is_foreign(&g) || !self.core.nics.usable(g.nic)) {
             return self.connect_elsewhere(&mut g, change);
@@ -90,8 +108,14 @@ impl Qp {
             }
             Err(e) => e,
         };
+        let begins = matches!(change.rc.state, Some(QpState::Rtr | QpState::Reset));
+        let dead = error.errno() == libc::EIO && g.link.is_none();
+        if dead && !begins && self.keep_from_now_on(g) {
+            return self.modify_later(g, change);
+        }
         if !had_link {
             link::close(self, g);
+            g.seeks = g.seeks.take().filter(|_| change.rc.state != Some(QpState::Rtr));
         } else if error.errno() == libc::EIO {
             // The NIC is dead, and nobody has noticed so far.
             link::suspect(self, g, Reason::PostFailed);
@@ -118,8 +142,8 @@ impl Qp {
         physical
     }
 
-    /// Changes a connected QP during a switch: the QP that carries it next is given what was set
-    /// when it starts.
+    /// Changes a connected QP during a switch, or while its peer is sought on a dead NIC: the QP
+    /// that carries it next is given what was set when it starts.
     fn modify_later(&self, g: &mut Gate, change: &QpModify) -> Result<()> {
         let now = self.state_of(g);
         if let Err(e) = change.rc.validate(QpType::Rc, now) {
@@ -136,7 +160,12 @@ impl Qp {
         if g.ended() {
             return Ok(());
         }
+        let kept = self.seek_no_more(g);
         merge(&mut g.app, change);
+        if let Some(kept) = kept {
+            self.flush_with_kept(g, kept, WcStatus::WrFlushErr);
+            return Ok(());
+        }
         let backlog = match link::close_with_work(self, g) {
             Some(backlog) => backlog,
             None => match g.phys.modify(change) {

@@ -38,16 +38,29 @@ impl Qp {
 
     #[cold]
     fn hold_sends(&self, g: &mut Gate, batch: &dyn SendBatch) -> Result<()> {
-        link::hold_sends(self, g, batch).unwrap_or_else(|| g.phys.post_sends(batch))
+        self.sends_held(g, batch).unwrap_or_else(|| g.phys.post_sends(batch))
+    }
+
+    /// Keeps sends of a QP whose physical one shall not have them now. `None`: it shall.
+    fn sends_held(&self, g: &mut Gate, batch: &dyn SendBatch) -> Option<Result<()>> {
+        link::hold_sends(self, g, batch)
+            .or_else(|| datagram::hold_sends(self, g, batch))
+            .or_else(|| self.keep_sends(g, batch))
     }
 
     #[cold]
     fn sends_failed(&self, g: &mut Gate, error: Error, batch: &dyn SendBatch) -> Result<()> {
         let ids = (0..batch.count()).map(|i| batch.wr(i).wr_id);
-        let hold = |g: &mut Gate| {
-            link::hold_sends(self, g, batch).or_else(|| datagram::hold_sends(self, g, batch))
-        };
+        let hold = |g: &mut Gate| self.sends_held(g, batch);
         self.post_failed(g, error, ids, &self.init.send_cq, |phys| phys.post_sends(batch), hold)
+    }
+
+    /// See [`Qp::sends_held`].
+    #[cold]
+    fn recv_held(&self, g: &mut Gate, wr: &RecvWr<'_>) -> Option<Result<()>> {
+        link::hold_recv(self, g, wr)
+            .or_else(|| datagram::hold_recv(self, g, wr))
+            .or_else(|| self.keep_recv(g, wr))
     }
 
     /// Posts a receive.
@@ -57,12 +70,13 @@ impl Qp {
             return Err(PostError::HasSrq.into());
         }
         let mut g = self.gate();
+        if let Some(held) = if g.holds { self.recv_held(&mut g, wr) } else { None } {
+            return held;
+        }
         match g.phys.post_recv(wr) {
             Ok(()) => Ok(()),
             Err(e) => {
-                let hold = |g: &mut Gate| {
-                    link::hold_recv(self, g, wr).or_else(|| datagram::hold_recv(self, g, wr))
-                };
+                let hold = |g: &mut Gate| self.recv_held(g, wr);
                 let id = std::iter::once(wr.wr_id);
                 self.post_failed(&mut g, e, id, &self.init.recv_cq, |phys| phys.post_recv(wr), hold)
             }
@@ -70,7 +84,7 @@ impl Qp {
     }
 
     /// A post failed. On a dead NIC that is how a failure shows first: switch, and post to the QP
-    /// that the switch made, or keep the WR while there is none.
+    /// that the switch made, or keep the WR while there is none, or while the peer is not found.
     #[cold]
     fn post_failed(
         &self,
@@ -95,7 +109,7 @@ impl Qp {
             match (g.link.is_some(), g.datagram.is_some()) {
                 (true, _) => link::suspect(self, g, Reason::PostFailed),
                 (_, true) => datagram::leave(self, g, Reason::PostFailed),
-                _ if self.leave_dead_nic(g)? => {}
+                _ if self.leave_dead_nic(g)? || self.keep_from_now_on(g) => {}
                 _ => return Err(error),
             }
             if !g.failed {

@@ -34,7 +34,7 @@ impl Qp {
     pub(super) fn state_of(&self, g: &Gate) -> QpState {
         if g.failed {
             QpState::Err
-        } else if g.link.as_ref().is_some_and(|l| l.executor().switching()) {
+        } else if g.keeps_all() || g.link.as_ref().is_some_and(|l| l.executor().switching()) {
             g.app.rc.state.unwrap_or(QpState::Rts)
         } else if g.datagram.as_ref().is_some_and(|d| d.parked()) {
             datagram::parked_state(g)
@@ -74,6 +74,7 @@ impl Qp {
         let protected = g.link.as_ref().is_some_and(|l| l.executor().ready() || armed)
             && !g.failed
             && bound.is_none();
+        let pending = !protected && g.seeks.as_ref().is_some_and(|seeks| seeks.is_pending());
         let why = match bound {
             _ if protected => "",
             Some(why) => why,
@@ -107,6 +108,7 @@ impl Qp {
             path,
             epoch: epoch as u32,
             protected,
+            pending,
             why: why.into(),
             state: if g.failed {
                 "failed".into()

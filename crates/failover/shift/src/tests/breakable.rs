@@ -2,6 +2,9 @@
 
 use super::*;
 use crate::preference::Place;
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::thread::{self, ThreadId};
 use unbroken_types::PdHandle;
 
 /// What is to happen to the NICs.
@@ -10,6 +13,16 @@ pub(crate) struct Plan {
     pub(crate) dead: [AtomicBool; 4],
     /// So many NICs die when a QP has just taken the work of another over.
     pub(super) deaths_at_adoption: AtomicU32,
+    /// How long each verb of control takes, as on an RNIC, in microseconds.
+    pub(super) control_us: AtomicU32,
+    /// The devices say that they do; to be set before they are opened.
+    pub(super) slow_control: AtomicBool,
+    /// QPs that are there, but for those of control messages.
+    pub(super) made: AtomicU32,
+    /// How many verbs of control each thread has called.
+    calls: Mutex<HashMap<ThreadId, u32>>,
+    /// A NIC dies under so many changes of its QPs from now.
+    pub(super) dies_at_modify: [AtomicU32; 4],
 }
 
 impl Plan {
@@ -18,6 +31,22 @@ impl Plan {
             true => Err(Error::device_gone("this NIC is dead, as the test wants it")),
             false => Ok(()),
         }
+    }
+
+    /// The verbs of control that this thread has called.
+    pub(super) fn calls(&self) -> u32 {
+        self.calls.lock().unwrap().get(&thread::current().id()).copied().unwrap_or_default()
+    }
+
+    /// A verb of control goes to the device.
+    fn control(&self, nic: usize) -> Result<()> {
+        self.check(nic)?;
+        *self.calls.lock().unwrap().entry(thread::current().id()).or_default() += 1;
+        match self.control_us.load(SeqCst) {
+            0 => {}
+            us => thread::sleep(Duration::from_micros(us.into())),
+        }
+        Ok(())
     }
 }
 
@@ -34,7 +63,7 @@ impl NicSet for Nics {
         self.0.host()
     }
     fn capabilities(&self, i: usize) -> Capabilities {
-        self.0.capabilities(i)
+        Capabilities { slow_control: self.1.slow_control.load(SeqCst), ..self.0.capabilities(i) }
     }
     fn gid(&self, i: usize) -> Gid {
         self.0.gid(i)
@@ -110,7 +139,8 @@ impl Device for Breakable {
         self.inner.memory()
     }
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+        let slow_control = self.plan.slow_control.load(SeqCst);
+        Capabilities { slow_control, ..self.inner.capabilities() }
     }
     fn gid_index(&self) -> u8 {
         self.inner.gid_index()
@@ -136,11 +166,16 @@ impl Device for Breakable {
         Ok(self.create_holding_qp(init)?)
     }
     fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn HoldingQp>> {
-        self.plan.check(self.nic)?;
+        self.plan.control(self.nic)?;
+        let inner = self.inner.create_holding_qp(init)?;
+        self.plan.made.fetch_add(u32::from(!init.control), SeqCst);
         Ok(Arc::new(BreakableQp {
-            inner: self.inner.create_holding_qp(init)?,
+            inner,
             nic: self.nic,
             plan: self.plan.clone(),
+            control: init.control,
+            stopped: AtomicBool::new(false),
+            destroyed: AtomicBool::new(false),
         }))
     }
     fn counters(&self) -> DeviceCounters {
@@ -152,6 +187,9 @@ pub(super) struct BreakableQp {
     inner: Arc<dyn HoldingQp>,
     nic: usize,
     plan: Arc<Plan>,
+    control: bool,
+    stopped: AtomicBool,
+    destroyed: AtomicBool,
 }
 
 impl DeviceQp for BreakableQp {
@@ -171,7 +209,11 @@ impl DeviceQp for BreakableQp {
         self.inner.post_recv(wr)
     }
     fn modify(&self, change: &QpModify) -> Result<()> {
-        self.plan.check(self.nic)?;
+        let until = &self.plan.dies_at_modify[self.nic];
+        if until.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1)) == Ok(1) {
+            self.plan.dead[self.nic].store(true, SeqCst);
+        }
+        self.plan.control(self.nic)?;
         self.inner.modify(change)
     }
     fn query(&self) -> QpSnapshot {
@@ -181,7 +223,11 @@ impl DeviceQp for BreakableQp {
         self.inner.state()
     }
     fn destroy(&self) {
-        self.inner.destroy()
+        if !self.destroyed.swap(true, SeqCst) {
+            let _ = self.plan.control(self.nic);
+            self.inner.destroy();
+            self.plan.made.fetch_sub(u32::from(!self.control), SeqCst);
+        }
     }
 }
 
@@ -192,7 +238,16 @@ impl HoldingQp for BreakableQp {
     fn pulse(&self) -> Option<u64> {
         self.inner.pulse()
     }
+    fn lost(&self) -> Option<u64> {
+        self.inner.lost()
+    }
+    fn go_on(&self, insists: bool) -> bool {
+        self.inner.go_on(insists)
+    }
     fn quiesce(&self) -> Result<Backlog> {
+        if !self.stopped.swap(true, SeqCst) {
+            let _ = self.plan.control(self.nic);
+        }
         self.inner.quiesce()
     }
     fn adopt(&self, backlog: Backlog) -> Result<()> {
@@ -204,7 +259,7 @@ impl HoldingQp for BreakableQp {
         Ok(())
     }
     fn modify_all(&self, changes: &[QpModify]) -> Result<()> {
-        self.plan.check(self.nic)?;
+        changes.iter().try_for_each(|_| self.plan.control(self.nic))?;
         self.inner.modify_all(changes)
     }
     fn fail(&self, status: WcStatus) {

@@ -120,3 +120,23 @@ fn what_the_program_has_ended_stays_so_without_any_nic() {
         assert_eq!(w.from.state(), QpState::Err);
     }
 }
+
+/// The process ends while nothing has moved on the new path yet: the log has the switch.
+#[test]
+fn the_log_has_a_switch_when_its_process_ends() {
+    let w = World::new();
+    w.plan.dead[0].store(true, SeqCst);
+    // Nothing takes it, so it is not complete.
+    w.post_send(1).unwrap();
+    let moved = || w.from.status().epoch > 0 && w.from.status().state == "rts";
+    w.wait("it is on another path", moved);
+    let switches = || {
+        let events = unbroken_events::read_events(&w.core.runtime).unwrap();
+        let is_switch = |event: &&unbroken_events::Event| matches!(&event.what, unbroken_events::What::Switch(s) if s.qp == w.from.qpn());
+        events.iter().filter(is_switch).count()
+    };
+    w._system.finish();
+    assert_eq!(switches(), 1);
+    w._system.finish();
+    assert_eq!(switches(), 1, "it is told once");
+}

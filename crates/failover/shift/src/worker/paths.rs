@@ -8,6 +8,19 @@ const TEND_US: u64 = 50_000;
 /// How often port pairs that are not in use are asked whether they live.
 const ASK_PAIRS_US: u64 = 1_000_000;
 
+/// What QPs have sent on ways since the last look: packets acknowledged, and sent again.
+#[derive(Default)]
+struct Sent(HashMap<(u64, Way), (Arc<Peer>, u64, u64)>);
+
+impl Sent {
+    fn add(&mut self, peer: &Arc<Peer>, way: Way, acked: u64, again: u64) {
+        let new = || (peer.clone(), 0, 0);
+        let (_, all_acked, all_again) = self.0.entry((peer.incarnation, way)).or_insert_with(new);
+        *all_acked += acked;
+        *all_again += again;
+    }
+}
+
 impl Worker {
     pub(super) fn probe_answered(&mut self, at: LocalPort, message: &Message) {
         let Body::ProbeAck(probe) = message.body else { return };
@@ -27,6 +40,7 @@ impl Worker {
         let core = self.core.clone();
         let mut silent = Vec::new();
         let mut carried: HashMap<(u64, Way), Arc<Peer>> = HashMap::new();
+        let mut sent = Sent::default();
         let busy = core.qps.take_busy().into_iter().filter_map(|id| core.qps.get(id));
         // Those first that show that their path lives.
         let (moved, others): (Vec<_>, Vec<_>) = busy.partition(|qp| link::has_moved(&qp.gate()));
@@ -47,7 +61,12 @@ impl Worker {
             let way = Way { path, lane: port_pairs::pair_of(g.port) };
             // What has moved since the last look may have moved on the port pair before.
             let elsewhere = g.looked_at.replace(way) != Some(way);
+            let again = link::sent_since(&mut g, elsewhere);
             drop(g);
+            if let Some((acked, again)) = again.filter(|counts| *counts != (0, 0)) {
+                sent.add(&peer, way, acked, again);
+            }
+            let counts = again.is_some();
             if look.moved {
                 if !elsewhere {
                     carried.entry((peer.incarnation, way)).or_insert(peer);
@@ -55,15 +74,21 @@ impl Worker {
             } else if let Some(since_us) =
                 look.silent_since_us.filter(|at| at + ASK_AFTER_US <= clock_us)
             {
-                silent.push((qp, peer, way, since_us, progress.waiting_rnr));
+                silent.push((qp, peer, way, since_us, progress.waiting_rnr, counts));
             }
         }
         for ((_, way), peer) in &carried {
             peer.health().carried(clock_us, *way);
         }
         carried.into_values().for_each(|peer| self.spread_verdicts(&peer));
-        for (qp, peer, way, since_us, waits_for_receive) in silent {
+        for (qp, peer, way, since_us, waits_for_receive, counts) in silent {
             let answer = peer.health().ask(clock_us, way, since_us);
+            if answer == Answer::Alive {
+                link::path_lives(&mut qp.gate(), way.path);
+                if !waits_for_receive && !counts {
+                    sent.add(&peer, way, 0, 1);
+                }
+            }
             let Some(reason) = judge(clock_us, since_us, answer, waits_for_receive) else {
                 continue;
             };
@@ -74,6 +99,9 @@ impl Worker {
             {
                 link::suspect(&qp, &mut g, reason);
             }
+        }
+        for ((_, way), (peer, acked, again)) in sent.0 {
+            peer.health().resent(clock_us, way, acked, again);
         }
     }
 
@@ -131,6 +159,9 @@ impl Worker {
         let _batch = core.control.batch();
         loop {
             let Some((way, verdict)) = peer.health().poll_verdict() else { return };
+            if verdict == Verdict::Grey {
+                core.qps.note_displaced();
+            }
             self.qps_of(peer, |qp, g| link::verdict(qp, g, clock_us, way, verdict));
             self.tend_at_us = 0;
         }
@@ -154,6 +185,8 @@ impl Worker {
             }
             changed |= port_pairs::tend(&qp, &mut g, clock_us);
             displaced |= port_pairs::is_displaced(&qp, &mut g, clock_us);
+            // Failback looks after that.
+            port_pairs::lacks_pair(&qp, &mut g, clock_us);
             if asks {
                 port_pairs::ask_others(&qp, &mut g, clock_us);
             }

@@ -143,8 +143,10 @@ impl Requester {
             scatter(mem, connection.pd, sges, offset as u64, payload)
                 .map_err(|_| WcStatus::LocProtErr)?;
         }
-        let block_ends =
-            (index + 1).is_multiple_of(block_packets(connection.mtu)) || index + 1 == head.packets;
+        let block = block_packets(connection.mtu);
+        // The first packet of an answer to what is no first request.
+        self.in_pieces |= !index.is_multiple_of(block) && packet.bth.opcode.op.begins_answer();
+        let block_ends = (index + 1).is_multiple_of(block) || index + 1 == head.packets;
         self.una = psn_add(psn, 1);
         self.landed(&head, 1);
         if block_ends && psn_diff(self.next_psn, self.una) >= 0 {

@@ -16,7 +16,11 @@
 //! retries: those belong to the local ACK timeout, which goes on meanwhile and in the end goes back
 //! to the oldest packet, forgetting all that was known. So does RNR.
 //!
-//! A READ of which answers are missing is asked for again in runs that lie within one block.
+//! A READ of which answers are missing is asked for again in runs that lie within one block. Not
+//! every peer answers those in any order: the kernel's rxe drops a repeat that begins before the
+//! last one of the same request, for ever. So only the oldest is asked for, until the peer shows that
+//! it is a softnic: it has sent a map, or answered such a run as a request of its own, with a first
+//! packet (rxe sends a middle one).
 //! Requests that are sent again lie within what the responder can keep: no new packet is sent
 //! further than that ahead of the oldest one (`in_flight`).
 
@@ -176,6 +180,7 @@ impl Requester {
     /// The responder expects `psn` and keeps what the map says.
     pub(super) fn requests_known(&mut self, now_us: u64, psn: u32, map: &[u8]) {
         let (una, frontier) = (self.una, self.frontier);
+        self.in_pieces = true; // no peer but a softnic sends maps
         let repair = self.repair.get_or_insert_with(|| Box::new(Repair::new(una)));
         repair.mark(psn).kept = false;
         for kept in
@@ -359,6 +364,9 @@ impl Requester {
                 Hole::None(left)
             };
         }
+        if !self.in_pieces && psn != self.una {
+            return Hole::None(end - k);
+        }
         match (k..end).take_while(|&k| repair.answer_lost(psn_add(wqe.first_psn, k))).count() as u32
         {
             0 => Hole::None(1),
@@ -405,7 +413,7 @@ impl Requester {
         connection: &Connection,
         sink: &mut (impl PacketSink + ?Sized),
     ) -> Result<(), SinkError> {
-        let wqe = *self.ring.get(index);
+        let wqe = self.on_wire(index);
         if wqe.opcode == unbroken_types::SendOpcode::Read {
             self.push_read_request(&wqe, k, packets, connection, sink)?;
         } else if wqe.opcode.is_atomic() {
@@ -422,7 +430,11 @@ impl Requester {
 
     /// When a probe is due if nothing comes. Without a measured round trip there is none.
     pub(super) fn next_probe(&self, now_us: u64) -> Option<u64> {
-        let probes = self.probing && self.rtt.srtt_us() > 0 && self.probes < MAX_PROBES;
+        let probes = self.probing && self.rtt.srtt_us() > 0;
+        if self.insists {
+            return probes.then(|| now_us + self.insist_probe_us(MIN_PROBE_US));
+        }
+        let probes = probes && self.probes < MAX_PROBES;
         let doublings = self.probes.max(self.doubt);
         probes.then(|| now_us + self.wait_us(doublings).max(MIN_PROBE_US << self.probes))
     }
@@ -442,7 +454,7 @@ impl Requester {
         if self.probe_at_us.is_none_or(|t| t > now_us) {
             return;
         }
-        self.probes += 1;
+        self.probes = (self.probes + 1).min(MAX_PROBES);
         self.again_us = now_us;
         self.probe_at_us = self.next_probe(now_us);
         // What was sent again is not on its way any more. If nothing is missing, the map of what is

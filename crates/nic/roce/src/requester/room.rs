@@ -72,7 +72,7 @@ impl Requester {
     }
 
     pub(crate) fn give_room(&mut self, room: Room) {
-        self.flight_limit = self.flight.saturating_add(room.cost);
+        self.flight_limit = self.flight.saturating_add(self.insist_room(room.cost));
         self.others_wait_us = room.wait_us;
         self.wanted = 0;
     }
@@ -134,7 +134,11 @@ impl Requester {
     /// for ever.
     pub(super) fn timeout_us(&self) -> Option<u64> {
         let retries = self.limits.retry_cnt.saturating_sub(self.retries_left).min(MAX_DOUBLINGS);
-        self.limits.timeout_us.map(|t| (t << retries).max(self.wait_us(self.doubt)))
+        let usual_us = self.limits.timeout_us.map(|t| (t << retries).max(self.wait_us(self.doubt)));
+        match self.insists {
+            true => Some(self.insist_us(usual_us.unwrap_or(u64::MAX))),
+            false => usual_us,
+        }
     }
 
     /// It was refused room, while its destination has last answered others at `heard_us`: if

@@ -284,7 +284,12 @@ pub struct Pair {
     pub line_mbit: u64,
     /// When the line to each end is free, in nanoseconds.
     pub line_free_ns: [u64; 2],
+    /// Changes or drops what goes to an end, before all faults.
+    pub between: Option<Between>,
 }
+
+/// See [`Pair::between`].
+pub type Between = Box<dyn FnMut(usize, Vec<u8>) -> Option<Vec<u8>>>;
 
 pub fn caps() -> QpCaps {
     QpCaps {
@@ -381,6 +386,7 @@ impl Pair {
             latency_us: 10,
             line_mbit: 0,
             line_free_ns: [0; 2],
+            between: None,
         }
     }
 
@@ -415,6 +421,13 @@ impl Pair {
     }
 
     pub fn send_to(&mut self, to: usize, bytes: Vec<u8>) {
+        let bytes = match &mut self.between {
+            Some(between) => match between(to, bytes) {
+                Some(bytes) => bytes,
+                None => return,
+            },
+            None => bytes,
+        };
         self.pushed += 1;
         if self.tracing {
             self.trace.push((to, bytes.clone()));

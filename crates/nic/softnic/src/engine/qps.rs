@@ -1,15 +1,18 @@
 //! The queue pairs of a NIC: their table, and what the engine keeps beside the transport's own
 //! state.
 
+mod completer;
 mod paths;
 
 pub(crate) use paths::Alternate;
 
+use self::completer::Completer;
 use super::alias::Aliases;
 use super::dest::Dest;
 use super::flight::Share;
 use super::sockets::TX_SOCKETS;
 use super::tx::{Out, QpSink, UdQpSink};
+use crate::flush::Flushes;
 use crate::gids::{gid_of, lid_of};
 use crate::memory::QpMemory;
 use crate::plain::Death;
@@ -17,10 +20,10 @@ use std::hint::black_box;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::sync::Arc;
-use unbroken_roce::{RcEvent, RcQp, UcQp, UdQp, UdRoute};
+use unbroken_roce::{PeerKeys, RcEvent, RcQp, UcQp, UdQp, UdRoute};
 use unbroken_types::{
-    Completions, Gid, ModifyError, PathAttr, PdHandle, QpCaps, QpState, RcModify, RecvWr,
-    SendBatch, SendWr, UdModify, Wc, WcStatus,
+    Gid, ModifyError, PathAttr, PdHandle, QpCaps, QpState, RcModify, RecvWr, SendBatch, SendWr,
+    UdModify, WcStatus,
 };
 use unbroken_verbs::{
     Cq, DeviceEvent, Error, EventSink, QpEvent, QpModify, QpSnapshot, Result, Srq,
@@ -46,24 +49,6 @@ impl QpKind {
             QpKind::Uc(qp) => QpKind::Uc(qp.with_srq(srq)),
             QpKind::Ud(qp) => QpKind::Ud(qp.with_srq(srq)),
         }
-    }
-}
-
-/// Where completions of a QP go.
-pub(crate) struct Completer<'a> {
-    send_cq: &'a Cq,
-    recv_cq: &'a Cq,
-    /// Set where one found its CQ full.
-    spilled: &'a mut bool,
-}
-
-impl Completions for Completer<'_> {
-    fn send(&mut self, wc: Wc) {
-        *self.spilled |= !self.send_cq.offer(wc, false);
-    }
-
-    fn recv(&mut self, wc: Wc, solicited: bool) {
-        *self.spilled |= !self.recv_cq.offer(wc, solicited);
     }
 }
 
@@ -120,6 +105,8 @@ pub(crate) struct QpEntry {
     sqd_notify: bool,
     /// Of a plain NIC: how it behaves when that is dead.
     pub(crate) death: Option<Death>,
+    /// Of a plain NIC: what becomes of its flushes, where not all come.
+    pub(crate) flushes: Option<Box<Flushes>>,
     /// Its NIC is dead, and it will be flushed at that time.
     pub(crate) flush_at_us: Option<u64>,
 }
@@ -184,6 +171,7 @@ impl QpEntry {
             told: false,
             sqd_notify: false,
             death: None,
+            flushes: None,
             flush_at_us: None,
         }
     }
@@ -273,6 +261,7 @@ impl QpEntry {
                 send_cq: &self.send_cq,
                 recv_cq: &self.recv_cq,
                 spilled: &mut self.spilled,
+                flushes: self.flushes.as_deref_mut(),
             },
         )
     }
@@ -305,10 +294,21 @@ impl QpEntry {
 
     #[inline]
     pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<()> {
+        if self.flushes.is_some() {
+            self.note_late_receive();
+        }
         match self.parts() {
             (QpKind::Rc(qp), mut to) => Ok(qp.post_recv(wr, &mut to)?),
             (QpKind::Uc(qp), mut to) => Ok(qp.post_recv(wr, &mut to)?),
             (QpKind::Ud(qp), mut to) => Ok(qp.post_recv(wr, &mut to)?),
+        }
+    }
+
+    #[cold]
+    fn note_late_receive(&mut self) {
+        let late = self.state() == QpState::Err;
+        if let Some(flushes) = &mut self.flushes {
+            flushes.posted_late = late;
         }
     }
 
@@ -415,6 +415,21 @@ impl QpEntry {
         }
     }
 
+    /// See [`RcQp::set_peer_keys`].
+    pub(crate) fn set_peer_keys(&mut self, keys: Option<Arc<dyn PeerKeys>>) {
+        if let QpKind::Rc(qp) = &mut self.kind {
+            qp.set_peer_keys(keys);
+        }
+    }
+
+    /// See [`RcQp::go_on`].
+    pub(crate) fn go_on(&mut self, now_us: u64, insists: bool) -> bool {
+        let QpKind::Rc(qp) = &mut self.kind else { return false };
+        let goes_on = qp.go_on(now_us, insists);
+        self.told &= !goes_on;
+        goes_on
+    }
+
     pub(crate) fn handle_timeout(&mut self, now_us: u64) {
         if let (QpKind::Rc(qp), mut to) = self.parts() {
             qp.handle_timeout(now_us, &mut to);
@@ -434,6 +449,7 @@ impl QpEntry {
             send_cq: &self.send_cq,
             recv_cq: &self.recv_cq,
             spilled: &mut self.spilled,
+            flushes: self.flushes.as_deref_mut(),
         };
         match (&mut self.kind, self.dest) {
             (QpKind::Rc(qp), Some(dest)) => {

@@ -11,7 +11,7 @@ use crate::memory::View;
 use crate::socket::RxRing;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
-use unbroken_fabric::{packet_cost, MAX_PORTS};
+use unbroken_fabric::{on_one_rail, packet_cost, MAX_PORTS};
 use unbroken_wire::{IcrcChecker, IcrcFlow, Op, Packet, Transport, ICRC_BYTES, ROCE_PORT};
 
 /// What became of one packet.
@@ -132,6 +132,7 @@ impl Engine {
         } = self;
         let rx_count = &mut rx_counts[port];
         let Some(d) = rx_rings[port].datagram(i) else { return };
+        let apart = state.apart && !on_one_rail(d.src.ip(), id.ips[port]);
         // All segments of a run are of one QP.
         let credited = is_unacknowledged(d.bytes) && !is_lossy(d.bytes, qps);
         let flow = IcrcFlow {
@@ -145,7 +146,7 @@ impl Engine {
         for (place, segment) in d.bytes.chunks(d.segment).enumerate() {
             let credit = if credited { packet_cost(1, segment.len() as u64) } else { 0 };
             rx_count.credit += credit;
-            if !state.passes(port as u8 + 1) {
+            if apart || !state.passes(port as u8 + 1) {
                 rx_count.drops += 1;
                 continue;
             }

@@ -188,6 +188,9 @@ fn turn(
         flights.settle(&mut q.share, qp.flight());
         let news = qp.take_news();
         pulses.set(q.qpn as u16, news.acked);
+        if news.lost > 0 {
+            pulses.add_lost(q.qpn as u16, news.lost);
+        }
         flights.learn(&mut q.share, &news, now_us);
         qp.give_room(flights.room(&q.share, called));
     }
@@ -258,6 +261,7 @@ mod tests {
                 home: None,
                 local_keys_of: None,
                 control: false,
+                standby: false,
             };
             let qps = (0..QPS).map(|_| nic.create_qp(&init).unwrap()).collect();
             Host { nic, cq, qps, mr, buf }

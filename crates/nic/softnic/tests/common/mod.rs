@@ -1,6 +1,7 @@
 //! Two hosts of an emulated network in one process, each with its own NICs.
 #![allow(dead_code)] // each test file uses a part of it
 
+use std::net::UdpSocket;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use unbroken_fabric::{DeviceKind, Fabric, Fault, NicKind, NicName, Runtime, Shape};
@@ -13,6 +14,7 @@ use unbroken_verbs::{
     CompChannel, Cq, Device, DeviceEvent, DeviceQp, EventSink, HoldingQp, MrKeys, QpInit, QpModify,
     RcModify, RecvWr, Result, SendWr,
 };
+use unbroken_wire::ROCE_PORT;
 
 /// How long anything may take before a test calls it lost.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -189,6 +191,7 @@ impl Host {
             home: None,
             local_keys_of: None,
             control: false,
+            standby: false,
         }
     }
 
@@ -220,6 +223,13 @@ impl Host {
             );
         }
         out
+    }
+
+    /// The completions that are there.
+    pub fn poll_now(&self) -> Vec<Wc> {
+        let mut wcs = [Wc::default(); 16];
+        let got = self.cq.poll(&mut wcs).unwrap();
+        wcs[..got].to_vec()
     }
 
     /// Takes completions without driving the NIC.
@@ -400,4 +410,14 @@ pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
 #[track_caller]
 pub fn assert_ok(wc: &Wc, wr_id: u64) {
     assert_eq!((wc.wr_id, wc.status), (wr_id, WcStatus::Success as u32), "{wc:?}");
+}
+
+/// Waits until the slot of a dead NIC can be had again: a thread that sleeps until something
+/// arrives at its socket holds that for a moment longer.
+pub fn wait_until_free(nic: &dyn Device) {
+    let deadline = Instant::now() + PATIENCE;
+    while UdpSocket::bind((nic.gid().to_ip(), ROCE_PORT)).is_err() {
+        assert!(Instant::now() < deadline, "the slot of the dead NIC is not free");
+        std::thread::yield_now();
+    }
 }

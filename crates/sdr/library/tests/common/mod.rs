@@ -2,11 +2,12 @@
 #![allow(dead_code)] // each test file uses a part of it
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use unbroken::{Capabilities, Host};
 use unbroken_fabric::{DeviceKind, Fabric, NicKind, Runtime, Shape};
-use unbroken_sdr::{Context, ContextOptions, Protection, Qp, QpOptions};
+use unbroken_sdr::{Context, ContextOptions, Protection, Qp, QpOptions, Workers};
 
 /// How long anything may take before a test calls it lost.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -40,8 +41,22 @@ impl World {
         World::between([kind; 2], channels, nics)
     }
 
+    /// Hosts a and b whose channels are served by these.
+    pub fn with_workers(workers: Arc<dyn Workers>, channels: u8, nics: &[usize]) -> World {
+        World::made([Nics::Full; 2], channels, nics, Some(workers))
+    }
+
     /// Hosts a and b; plain ones on both sides, or on none.
     pub fn between(kinds: [Nics; 2], channels: u8, nics: &[usize]) -> World {
+        World::made(kinds, channels, nics, None)
+    }
+
+    fn made(
+        kinds: [Nics; 2],
+        channels: u8,
+        nics: &[usize],
+        workers: Option<Arc<dyn Workers>>,
+    ) -> World {
         let folder =
             tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" })
                 .unwrap();
@@ -55,6 +70,8 @@ impl World {
             let mask = Capabilities { indirect_keys: kind == Nics::Full, ..all };
             let options =
                 ContextOptions { channels, nics: nics.to_vec(), mask, ..ContextOptions::default() };
+            let own = workers.clone().unwrap_or_else(|| options.workers.clone());
+            let options = ContextOptions { workers: own, ..options };
             let context =
                 Context::open(&Host::bare(folder.path(), name).unwrap(), &options).unwrap();
             let right =

@@ -25,6 +25,15 @@ pub struct Area<'a, B> {
     pub bytes: u64,
 }
 
+/// What has become of parity that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    /// It is there.
+    Made,
+    /// It is being made.
+    Aside,
+}
+
 /// A queue pair.
 pub trait Sdr {
     /// What data lies in.
@@ -61,8 +70,20 @@ pub trait Sdr {
     fn say(&mut self, message: &Control);
     /// Memory for parity, if there is any left.
     fn scratch(&mut self, bytes: u64) -> Option<Self::Buffer>;
-    /// Makes the parity of a submessage.
-    fn encode(&mut self, code: Code, data: Area<'_, Self::Buffer>, parity: Area<'_, Self::Buffer>);
+    /// Whether parity is made aside, while chunks are sent. Then it is asked for before the data of
+    /// its submessage goes, else after it.
+    fn encodes_aside(&self) -> bool;
+    /// Makes the parity of a submessage of the write whose data is message `seq`; of a write one at
+    /// a time. Aside, both areas are in use until [`Sdr::encoded`] gives the message.
+    fn encode(
+        &mut self,
+        seq: u64,
+        code: Code,
+        data: Area<'_, Self::Buffer>,
+        parity: Area<'_, Self::Buffer>,
+    ) -> Encoding;
+    /// A message for which parity has been made aside; each once.
+    fn encoded(&mut self) -> Option<u64>;
     /// Brings lost data chunks back, in place. False: that is not possible.
     fn recover(
         &mut self,

@@ -1,6 +1,7 @@
 //! The writes of a queue pair: their start, their chunks in turns, their end.
 
-use super::{Area, Failure, Refused, Reliable, Sdr, Segment};
+use super::{Area, Encoding, Failure, Refused, Reliable, Sdr, Segment};
+use crate::adapt::Situation;
 use crate::write::{Outcome, Part, Step, Write};
 use unbroken_sdr_model::Scheme;
 
@@ -48,6 +49,13 @@ impl<B: Clone> Reliable<B> {
         }
     }
 
+    /// Data chunks of the writes that have begun, or wait for their turn.
+    fn chunks_under_way(&self) -> u64 {
+        let begun = self.writes.iter().map(|w| w.of.bytes);
+        let all = begun.chain(self.write_queue.iter().map(|of| of.bytes));
+        all.map(|bytes| u64::from(self.layout.chunks_of(bytes))).sum()
+    }
+
     fn begin_write(
         &mut self,
         of: Segment<B>,
@@ -55,10 +63,15 @@ impl<B: Clone> Reliable<B> {
         parity: Option<u64>,
         sdr: &mut impl Sdr<Buffer = B>,
     ) {
-        let (path, chunks) = (self.path(), u64::from(self.layout.chunks_of(of.bytes)));
-        let room = self.config.parity_chunks.into();
-        let rtt_us = self.rtt_us.unwrap_or(path.rtt_us);
-        let mut scheme = self.estimate.scheme(of.choice, rtt_us, path.injection_ns, chunks, room);
+        let chunks = u64::from(self.layout.chunks_of(of.bytes));
+        let situation = Situation {
+            rtt_us: self.way.least_us().unwrap_or(self.path().rtt_us),
+            injection_ns: self.injection_ns().unwrap_or(0),
+            chunks,
+            all_chunks: chunks + self.chunks_under_way(),
+            parity_chunks: self.config.parity_chunks.into(),
+        };
+        let mut scheme = self.chosen.scheme(&self.estimate, of.choice, &situation);
         let mut scratch = None;
         if let Scheme::Ec(code) = scheme {
             let parity_chunks =
@@ -72,7 +85,10 @@ impl<B: Clone> Reliable<B> {
         }
         self.counts.written += 1;
         self.counts.coded += u64::from(scratch.is_some());
-        let write = Write::new(seq, of.bytes, self.layout.chunk_bytes, scheme, of.deadline_us);
+        let mut write = Write::new(seq, of.bytes, self.layout.chunk_bytes, scheme, of.deadline_us);
+        if sdr.encodes_aside() {
+            write = write.encoding_ahead();
+        }
         let parity = parity.map(|seq| (seq, scratch));
         self.writes.push_back(Writing { of, seq, parity, write, stopped: false, stamp_us: 0 });
     }
@@ -82,11 +98,16 @@ impl<B: Clone> Reliable<B> {
         now_us: u64,
         sdr: &mut impl Sdr<Buffer = B>,
     ) -> Option<u64> {
+        while let Some(seq) = sdr.encoded() {
+            if let Some(w) = self.writes.iter_mut().find(|w| w.seq == seq) {
+                w.write.parity_is_made();
+            }
+        }
         let path = self.path();
         let mut next_us = None::<u64>;
         let mut before =
             |at_us: u64| next_us = Some(next_us.map_or(at_us, |next_us| next_us.min(at_us)));
-        let mut index = 0;
+        let (mut index, mut waits) = (0, false);
         while index < self.writes.len() {
             let w = &mut self.writes[index];
             let clear =
@@ -100,13 +121,13 @@ impl<B: Clone> Reliable<B> {
                 // a burst.
                 let slack_ns = (8 * path.injection_ns).max(1_000_000);
                 while sdr.has_room() && (!paced || self.inject_at_ns <= 1000 * now_us) {
-                    if !w.step(now_us, self.layout.chunk_bytes, sdr) {
-                        break;
-                    }
+                    let Some(bytes) = w.step(now_us, self.layout.chunk_bytes, sdr) else { break };
+                    self.injection.handed(bytes);
                     self.inject_at_ns =
                         self.inject_at_ns.max((1000 * now_us).saturating_sub(slack_ns))
                             + path.injection_ns;
                 }
+                waits |= w.write.next_is_ready() && !sdr.has_room();
                 if paced && w.write.next_is_ready() {
                     before(self.inject_at_ns.div_ceil(1000));
                 }
@@ -126,6 +147,7 @@ impl<B: Clone> Reliable<B> {
             }
             index += 1;
         }
+        self.injection.looked(now_us, waits);
         next_us
     }
 
@@ -141,6 +163,10 @@ impl<B: Clone> Reliable<B> {
         if !std::mem::replace(&mut w.stopped, true) {
             sdr.send_stop(w.seq);
             parity.into_iter().for_each(|seq| sdr.send_stop(seq));
+        }
+        if w.write.is_encoding() {
+            // Its buffer is being read.
+            return false;
         }
         // Both are asked, so that either is forgotten as soon as it can be.
         let idle =
@@ -169,20 +195,27 @@ impl<B: Clone> Reliable<B> {
 }
 
 impl<B: Clone> Writing<B> {
-    /// Does the next step; false: there is none, or it was not taken.
-    fn step(&mut self, now_us: u64, chunk_bytes: u32, sdr: &mut impl Sdr<Buffer = B>) -> bool {
+    /// Does the next step, and gives the bytes that were taken; `None`: there is none, or it was
+    /// not taken.
+    fn step(
+        &mut self,
+        now_us: u64,
+        chunk_bytes: u32,
+        sdr: &mut impl Sdr<Buffer = B>,
+    ) -> Option<u64> {
         let chunk = u64::from(chunk_bytes);
         loop {
             match self.write.next_step() {
-                None => return false,
+                None => return None,
                 Some(Step::Encode(sub)) => {
-                    let Some(subs) = self.write.submessages().copied() else { return false };
-                    let Some((_, Some(scratch))) = &self.parity else { return false };
+                    let subs = *self.write.submessages()?;
+                    let Some((_, Some(scratch))) = &self.parity else { return None };
                     let (data, parity) = (subs.data(sub), subs.parity(sub));
                     let begin = u64::from(data.start) * chunk;
                     let end = (u64::from(data.end) * chunk).min(self.of.bytes);
                     let of_parity = (u64::from(parity.start) * chunk, parity.len() as u64 * chunk);
-                    sdr.encode(
+                    let made = sdr.encode(
+                        self.seq,
                         subs.code(sub),
                         Area {
                             buffer: &self.of.buffer,
@@ -191,6 +224,9 @@ impl<B: Clone> Writing<B> {
                         },
                         Area { buffer: scratch, offset: of_parity.0, bytes: of_parity.1 },
                     );
+                    if made == Encoding::Aside {
+                        self.write.parity_is_being_made();
+                    }
                 }
                 Some(Step::Send(part, piece)) => {
                     let at = u64::from(piece.chunk) * chunk;
@@ -198,7 +234,7 @@ impl<B: Clone> Writing<B> {
                         (Part::Parity, Some((seq, Some(scratch)))) => {
                             (*seq, Area { buffer: scratch, offset: at, bytes: piece.bytes })
                         }
-                        (Part::Parity, _) => return false,
+                        (Part::Parity, _) => return None,
                         (Part::Data, _) => (
                             self.seq,
                             Area {
@@ -209,10 +245,10 @@ impl<B: Clone> Writing<B> {
                         ),
                     };
                     if !sdr.send(seq, area, &piece) {
-                        return false;
+                        return None;
                     }
                     self.write.sent(now_us, part, piece.chunk);
-                    return true;
+                    return Some(piece.bytes);
                 }
             }
         }

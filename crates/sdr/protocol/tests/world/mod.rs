@@ -5,6 +5,9 @@
 //! that moment; so what protects a buffer is what is tested.
 #![allow(dead_code)] // each test file uses a part of it
 
+mod keys;
+
+use keys::{Root, RootKeys, Windows};
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -16,8 +19,8 @@ use unbroken_sdr_protocol::board::{Arrival, Board, Mutation};
 use unbroken_sdr_protocol::clearing::Clearance;
 use unbroken_sdr_protocol::control::{Control, Heard};
 use unbroken_sdr_protocol::packets::{Local, Packet, Piece};
-use unbroken_sdr_protocol::receives::{Keys, PostError, Receives};
-use unbroken_sdr_protocol::reliable::{Area, Config, Refused, Reliable, Sdr};
+use unbroken_sdr_protocol::receives::{PostError, Receives};
+use unbroken_sdr_protocol::reliable::{Area, Config, Encoding, Refused, Reliable, Sdr};
 use unbroken_sdr_protocol::sends::{SendError, Sends, Status};
 
 /// A seeded generator (splitmix64).
@@ -42,7 +45,7 @@ impl Lots {
 
 /// What the network does.
 #[derive(Clone, Copy, Debug)]
-pub struct Weather {
+pub struct Conditions {
     pub loss: f64,
     /// Mean length of a burst of losses, in packets.
     pub burst: f64,
@@ -55,7 +58,7 @@ pub struct Weather {
     pub byte_ns: u64,
 }
 
-pub const FAIR: Weather = Weather {
+pub const FAIR: Conditions = Conditions {
     loss: 0.0,
     burst: 1.0,
     duplicate: 0.0,
@@ -68,7 +71,7 @@ pub const FAIR: Weather = Weather {
 /// One direction.
 struct Link {
     lots: Lots,
-    weather: Weather,
+    conditions: Conditions,
     bad: bool,
     free_ns: u64,
 }
@@ -76,7 +79,7 @@ struct Link {
 impl Link {
     /// Gilbert's model: all are lost while it is bad.
     fn loses(&mut self) -> bool {
-        let w = self.weather;
+        let w = self.conditions;
         if w.burst <= 1.0 {
             return self.lots.chance(w.loss);
         }
@@ -88,17 +91,17 @@ impl Link {
 
     /// When copies of a packet arrive that is sent now.
     fn arrivals_us(&mut self, now_us: u64, bytes: u64) -> Vec<u64> {
-        self.free_ns = self.free_ns.max(1000 * now_us) + (bytes + 64) * self.weather.byte_ns;
-        let at_us = self.free_ns / 1000 + self.weather.rtt_us / 2;
+        self.free_ns = self.free_ns.max(1000 * now_us) + (bytes + 64) * self.conditions.byte_ns;
+        let at_us = self.free_ns / 1000 + self.conditions.rtt_us / 2;
         let mut all = Vec::new();
         if !self.loses() {
             all.push(at_us);
         }
-        if self.lots.chance(self.weather.duplicate) {
-            all.push(at_us + self.lots.below(self.weather.late_us + 2));
+        if self.lots.chance(self.conditions.duplicate) {
+            all.push(at_us + self.lots.below(self.conditions.late_us + 2));
         }
-        if self.lots.chance(self.weather.late) {
-            all.iter_mut().for_each(|at_us| *at_us += self.lots.below(self.weather.late_us + 1));
+        if self.lots.chance(self.conditions.late) {
+            all.iter_mut().for_each(|at_us| *at_us += self.lots.below(self.conditions.late_us + 1));
         }
         all
     }
@@ -124,71 +127,6 @@ impl Drop for Buf {
     }
 }
 
-type Root = Vec<Vec<Option<(u64, u64)>>>;
-
-struct RootKeys<'a>(&'a mut Root);
-
-impl Keys<(u64, u64)> for RootKeys<'_> {
-    type Error = ();
-    fn point(&mut self, generation: u8, slot: u32, buffer: &(u64, u64)) -> Result<(), ()> {
-        self.0[usize::from(generation)][slot as usize] = Some(*buffer);
-        Ok(())
-    }
-    fn clear(&mut self, generation: u8, slot: u32) -> Result<(), ()> {
-        self.0[usize::from(generation)][slot as usize] = None;
-        Ok(())
-    }
-}
-
-/// Of a device without indirect keys: a window for each slot and channel, which the queue pair of a
-/// generation binds.
-struct Windows {
-    of: Vec<Vec<Window>>,
-    /// Keys of the receive that was posted last.
-    granted: Vec<u32>,
-}
-
-struct Window {
-    /// The upper bits are the window's own.
-    key: u32,
-    generation: u8,
-    buffer: Option<(u64, u64)>,
-}
-
-impl Windows {
-    fn new(layout: &Layout) -> Windows {
-        let (channels, slots) = (u32::from(layout.attr().channels), layout.slots);
-        let window = |number| Window { key: number << 8, generation: 0, buffer: None };
-        let of = (0..channels)
-            .map(|channel| (0..slots).map(|slot| window(channel * slots + slot)).collect());
-        Windows { of: of.collect(), granted: Vec::new() }
-    }
-
-    /// Where a key leads that comes over the queue pair of a generation.
-    fn find(&self, key: u32, generation: u8) -> Option<(u64, u64)> {
-        let window = self.of.iter().flatten().find(|window| window.key == key)?;
-        window.buffer.filter(|_| window.generation == generation)
-    }
-}
-
-impl Keys<(u64, u64)> for &mut Windows {
-    type Error = ();
-    fn point(&mut self, generation: u8, slot: u32, buffer: &(u64, u64)) -> Result<(), ()> {
-        self.granted.clear();
-        for windows in &mut self.of {
-            let window = &mut windows[slot as usize];
-            let key = window.key & !0xff | window.key.wrapping_add(1) & 0xff;
-            *window = Window { key, generation, buffer: Some(*buffer) };
-            self.granted.push(key);
-        }
-        Ok(())
-    }
-    fn clear(&mut self, _: u8, slot: u32) -> Result<(), ()> {
-        self.of.iter_mut().for_each(|windows| windows[slot as usize].buffer = None);
-        Ok(())
-    }
-}
-
 /// What lies below the reliable writes of an end.
 pub struct Below {
     pub memory: Vec<u8>,
@@ -205,6 +143,11 @@ pub struct Below {
     held: BTreeSet<u64>,
     link_free_us: u64,
     now_us: u64,
+    /// Parity is made aside, and takes up to so long.
+    aside_us: Option<u64>,
+    /// Parity that is being made: when it will be there, the message, and how.
+    encoding: Vec<(u64, u64, Encode)>,
+    lots: Lots,
     pub late: u64,
     pub outside: u64,
 }
@@ -298,11 +241,43 @@ impl Sdr for Below {
         Some(Rc::new(Buf { addr, pool: Some(self.scratch.clone()) }))
     }
 
-    fn encode(&mut self, code: Code, data: Area<'_, Rc<Buf>>, parity: Area<'_, Rc<Buf>>) {
-        let (data, at) = (self.copy(data), (parity.buffer.addr + parity.offset) as usize);
-        let parity = &mut self.memory[at..at + parity.bytes as usize];
-        code.encode_region(&Kernel::best(), &data, parity, self.layout.chunk_bytes as usize)
-            .unwrap();
+    fn encodes_aside(&self) -> bool {
+        self.aside_us.is_some()
+    }
+
+    fn encode(
+        &mut self,
+        seq: u64,
+        code: Code,
+        data: Area<'_, Rc<Buf>>,
+        parity: Area<'_, Rc<Buf>>,
+    ) -> Encoding {
+        let at = |area: &Area<'_, Rc<Buf>>| (area.buffer.addr + area.offset) as usize;
+        let encode = Encode {
+            code,
+            data: at(&data)..at(&data) + data.bytes as usize,
+            parity: at(&parity)..at(&parity) + parity.bytes as usize,
+        };
+        match self.aside_us {
+            // Now and then nobody takes it.
+            Some(aside_us) if !self.lots.chance(0.1) => {
+                self.memory[encode.parity.clone()].fill(0xbd);
+                let due_us = self.now_us + self.lots.below(aside_us + 1);
+                self.encoding.push((due_us, seq, encode));
+                Encoding::Aside
+            }
+            _ => {
+                self.make(&encode);
+                Encoding::Made
+            }
+        }
+    }
+
+    fn encoded(&mut self) -> Option<u64> {
+        let due = self.encoding.iter().position(|(due_us, ..)| *due_us <= self.now_us)?;
+        let (_, seq, encode) = self.encoding.swap_remove(due);
+        self.make(&encode);
+        Some(seq)
     }
 
     fn recover(
@@ -328,7 +303,21 @@ impl Sdr for Below {
     }
 }
 
+/// Parity that is to be made: of what, and where.
+struct Encode {
+    code: Code,
+    data: std::ops::Range<usize>,
+    parity: std::ops::Range<usize>,
+}
+
 impl Below {
+    fn make(&mut self, encode: &Encode) {
+        let data = self.memory[encode.data.clone()].to_vec();
+        let parity = &mut self.memory[encode.parity.clone()];
+        let chunk_bytes = self.layout.chunk_bytes as usize;
+        encode.code.encode_region(&Kernel::best(), &data, parity, chunk_bytes).unwrap();
+    }
+
     fn copy(&self, area: Area<'_, Rc<Buf>>) -> Vec<u8> {
         let at = (area.buffer.addr + area.offset) as usize;
         self.memory[at..at + area.bytes as usize].to_vec()
@@ -393,7 +382,7 @@ impl World {
         seed: u64,
         attr: Attr,
         config: Config,
-        weather: Weather,
+        conditions: Conditions,
         mutation: Option<Mutation>,
     ) -> World {
         let layout = Layout::new(&attr).unwrap();
@@ -420,6 +409,9 @@ impl World {
                     held: BTreeSet::new(),
                     link_free_us: 0,
                     now_us: 0,
+                    aside_us: None,
+                    encoding: Vec::new(),
+                    lots: Lots(seed ^ 0xcccc),
                     late: 0,
                     outside: 0,
                 },
@@ -428,7 +420,7 @@ impl World {
                 tick_us: u64::MAX,
             }
         };
-        let link = |n| Link { lots: Lots(seed ^ n), weather, bad: false, free_ns: 0 };
+        let link = |n| Link { lots: Lots(seed ^ n), conditions, bad: false, free_ns: 0 };
         World {
             ends: [end(11), end(22)],
             now_us: 0,
@@ -450,8 +442,20 @@ impl World {
         self
     }
 
-    pub fn set_weather(&mut self, weather: Weather) {
-        self.links.iter_mut().for_each(|link| link.weather = weather);
+    /// The same, with parity made aside, which takes up to so long.
+    pub fn encoding_aside(mut self, most_us: u64) -> World {
+        self.ends.iter_mut().for_each(|end| end.below.aside_us = Some(most_us));
+        self
+    }
+
+    /// All parity that is being made will be there at the next look.
+    pub fn make_all(&mut self) {
+        let encoding = self.ends.iter_mut().flat_map(|end| &mut end.below.encoding);
+        encoding.for_each(|(due_us, ..)| *due_us = 0);
+    }
+
+    pub fn set_conditions(&mut self, conditions: Conditions) {
+        self.links.iter_mut().for_each(|link| link.conditions = conditions);
     }
 
     pub fn buffer(&self, addr: u64) -> Rc<Buf> {
@@ -493,6 +497,8 @@ impl World {
                 self.schedule(at_us, 1 - end, What::Control(bytes.clone()));
             }
         }
+        let made_us = self.ends[end].below.encoding.iter().map(|(due_us, ..)| *due_us).min();
+        let next_us = next_us.min(made_us.unwrap_or(u64::MAX));
         let busy_us = if self.ends[end].below.sends.backlog() > 0 { now_us + 50 } else { u64::MAX };
         let at_us = next_us.min(clear_us).min(busy_us).max(now_us + 1);
         let room_us = self.links[end].free_ns / 1000;

@@ -4,9 +4,10 @@
 //!
 //! `benches/edge/figures.py` measures between network namespaces with FRR, which is what the tests
 //! of the edge use, too; `benches/coll/figures.py` and `benches/apm/figures.py` on the emulated
-//! network. They say in JSON what is to be drawn (`benches/picture.py`). That file is kept beside
-//! the pictures. Where they cannot measure (no root, no FRR, no PyTorch) they say why, and the
-//! figure is left out.
+//! network. `benches/coll/simulated.py` computes those of R²CCL's training jobs (7 to 10),
+//! `benches/coll/serving.py` those of its serving (11 to 14). They say in JSON what is to be drawn
+//! (`benches/picture.py`). That file is kept beside the pictures. Where they cannot measure (no root,
+//! no FRR, no PyTorch) they say why, and the figure is left out.
 //!
 //! Failure cases: a program that fails or a fault that is not survived fails the figure. All waits
 //! of the scripts have limits.
@@ -40,13 +41,15 @@ impl Paper {
 }
 
 /// All of them.
-pub const PAPERS: [Paper; 3] = [
+pub const PAPERS: [Paper; 5] = [
     Paper {
         prefix: "edge",
         script: "benches/edge/figures.py",
         names: &["outage", "latency", "collectives", "training"],
     },
     Paper { prefix: "coll", script: "benches/coll/figures.py", names: &["15", "16"] },
+    Paper { prefix: "coll", script: "benches/coll/simulated.py", names: &["7", "8", "9", "10"] },
+    Paper { prefix: "coll", script: "benches/coll/serving.py", names: &["11", "12", "13", "14"] },
     Paper {
         prefix: "apm",
         script: "benches/apm/figures.py",

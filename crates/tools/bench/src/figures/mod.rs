@@ -70,6 +70,11 @@ fn wanted(only: &[String]) -> Result<HashSet<String>> {
     Ok(if only.is_empty() { all.into_iter().collect() } else { found })
 }
 
+/// The name of a figure as files have it: numbers in it have two digits, so that they are in order.
+fn padded(name: &str) -> String {
+    name.split('-').map(|part| format!("{part:0>2}")).collect::<Vec<_>>().join("-")
+}
+
 /// Where figures go.
 struct Folder<'a>(&'a Path);
 
@@ -141,16 +146,16 @@ pub fn draw(out: &Path, only: &[String], tools: &Tools) -> Result<()> {
         }
         let began = Instant::now();
         let drawing = draw(tools).map_err(|e| format!("SHIFT's figure {number}: {e}"))?;
-        let name = shift::padded(number);
+        let name = padded(number);
         folder.draw(&format!("shift-{name}.svg"), &drawing.figure, began)?;
         folder.keep("shift", &name, drawing.figure, drawing.rows.clone())?;
         rows.extend(drawing.rows);
     }
     for paper in &measured::PAPERS {
-        for (name, figure) in
+        for (name, _) in
             paper.names.iter().zip(paper.figures()).filter(|(_, figure)| wanted.contains(figure))
         {
-            measured_figures(&folder, paper, name, &figure, tools)?;
+            measured_figures(&folder, paper, name, tools)?;
         }
     }
     if !published.is_empty() {
@@ -170,19 +175,10 @@ pub fn draw(out: &Path, only: &[String], tools: &Tools) -> Result<()> {
 }
 
 /// Measures and draws what belongs together, and prints its table.
-fn measured_figures(
-    folder: &Folder,
-    paper: &Paper,
-    name: &str,
-    figure: &str,
-    tools: &Tools,
-) -> Result<()> {
+fn measured_figures(folder: &Folder, paper: &Paper, name: &str, tools: &Tools) -> Result<()> {
     let began = Instant::now();
-    let Some(drawings) =
-        measured::measure(paper, name, &folder.0.join(format!("{figure}.json")), tools)?
-    else {
-        return Ok(());
-    };
+    let file = folder.0.join(format!("{}-{}.json", paper.prefix, padded(name)));
+    let Some(drawings) = measured::measure(paper, name, &file, tools)? else { return Ok(()) };
     for (file, picture) in drawings.figures {
         folder.draw(&format!("{}-{file}.svg", paper.prefix), &picture, began)?;
     }
@@ -237,13 +233,35 @@ mod tests {
         assert_eq!(wanted(&only(&["edge"])).unwrap().len(), 4);
         assert_eq!(
             wanted(&only(&["coll"])).unwrap(),
-            HashSet::from(["coll-15", "coll-16"].map(String::from))
+            HashSet::from(
+                ["7", "8", "9", "10", "11", "12", "13", "14", "15", "16"]
+                    .map(|n| format!("coll-{n}"))
+            )
         );
         assert_eq!(wanted(&only(&["apm"])).unwrap().len(), 8);
-        assert_eq!(wanted(&[]).unwrap().len(), FIGURES.len() + shift::FIGURES.len() + 14);
+        assert_eq!(wanted(&[]).unwrap().len(), FIGURES.len() + shift::FIGURES.len() + 22);
         let error = wanted(&only(&["shift-1"])).unwrap_err().to_string();
         assert!(error.starts_with("figure 'shift-1' is not drawn here; sdr-3, "), "{error}");
-        assert_eq!([shift::padded("7"), shift::padded("table2")], ["07", "table2"]);
+        assert_eq!([padded("7"), padded("table2")], ["07", "table2"]);
+    }
+
+    /// A picture and what it was drawn from have the same name, where that is a number.
+    #[test]
+    fn pictures_and_what_they_are_drawn_from_have_one_name() {
+        assert_eq!(["7", "5-6", "15", "outage"].map(padded), ["07", "05-06", "15", "outage"]);
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/figures");
+        for paper in &measured::PAPERS {
+            for name in paper.names {
+                let path = folder.join(format!("{}-{}.json", paper.prefix, padded(name)));
+                let drawings = measured::read(&path).unwrap().expect("figures");
+                for (drawn, _) in &drawings.figures {
+                    let picture = folder.join(format!("{}-{drawn}.svg", paper.prefix));
+                    assert!(picture.is_file(), "{}", picture.display());
+                    let numbered = name.starts_with(|c: char| c.is_ascii_digit());
+                    assert!(!numbered || *drawn == padded(name), "{drawn} of {name}");
+                }
+            }
+        }
     }
 
     /// What is kept of a figure gives the same picture.

@@ -1,6 +1,7 @@
 //! Ends that know different things of the paths between them.
 
 use super::*;
+use crate::message::{Planned, Refuse};
 use crate::Mutation;
 
 /// Two ends of which one sends and finds out which paths carry nothing, while the other is idle and
@@ -125,4 +126,61 @@ fn what_is_left_by_choice_was_not_tried_in_vain() {
     a.0.suspect(2_000_000, a.0.epoch(), Reason::DeviceFatal);
     settle(2_000_000, &mut a, &mut b);
     assert_eq!((a.0.path(), a.0.state()), (Some(SlotPath { local: 1, remote: 1 }), State::Active));
+}
+
+/// Both QPs were reset and connected again. Whatever the earlier connection has said arrives now,
+/// late: nothing of it is about this one, be it that our end, the peer's or both were others.
+#[test]
+fn nothing_that_an_earlier_connection_said_is_about_this_one() {
+    let hello = Hello {
+        epoch: 1,
+        path: SlotPath { local: 1, remote: 1 },
+        fresh_qpn: 77,
+        psn: 3,
+        mtu: Mtu::B1024,
+        key_set: 0,
+        heard: false,
+        waiting: true,
+        executed: Messages::default(),
+        exact: true,
+        completed: Messages::default(),
+    };
+    let refused = endpoint(1).incarnation;
+    let refuse = |reason| Body::Refuse(Refuse { reason, epoch: 1, refused });
+    use RefuseReason::*;
+    let refusals = [
+        UnknownQp,
+        UnsafeReplay,
+        Inconsistent,
+        Impossible,
+        Failed,
+        WrongIncarnation,
+        WrongConnection,
+    ];
+    let planned = [Planned::Propose, Planned::Drained, Planned::Cancel];
+    let bodies = refusals
+        .map(refuse)
+        .into_iter()
+        .chain(planned.map(|kind| Body::Planned(kind, 1)))
+        .chain([Body::Hello(hello), Body::Bye]);
+    for body in bodies {
+        for (ours, theirs) in [(3, 0), (0, 3), (3, 3)] {
+            let (a, _) = pair(2);
+            // Between two paths, where most messages matter.
+            for between in [false, true] {
+                let mut a = (a.0.clone(), Shell::new());
+                if between {
+                    a.0.suspect(0, 0, Reason::Stall);
+                    a.1.drive(0, &mut a.0);
+                }
+                let before = (a.0.state(), a.0.epoch(), a.0.poll_timeout());
+                let from = Endpoint { connection: theirs, ..a.0.peer() };
+                let to = Endpoint { connection: ours, ..a.0.me() };
+                a.0.handle_message(1, &Message { from, to, body });
+                let after = (a.0.state(), a.0.epoch(), a.0.poll_timeout());
+                assert_eq!(before, after, "{body:?} of {theirs} to {ours}");
+                assert_eq!(a.0.counters().wrong_connection, 1, "{body:?} of {theirs} to {ours}");
+            }
+        }
+    }
 }

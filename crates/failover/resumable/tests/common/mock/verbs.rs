@@ -141,7 +141,7 @@ impl MemoryDomain for MockNic {
         addr: u64,
         len: u64,
         _iova: u64,
-        _access: Access,
+        access: Access,
     ) -> Result<MrKeys> {
         self.with(|nic| {
             if !nic.alive {
@@ -151,7 +151,9 @@ impl MemoryDomain for MockNic {
             let key = nic.next_key;
             nic.next_key += 1;
             nic.regions.insert(key, (pd, addr, len));
-            Ok(MrKeys { lkey: key, rkey: key })
+            // As rxe has it.
+            let rkey = if access.intersects(Access::REMOTE) { key } else { 0 };
+            Ok(MrKeys { lkey: key, rkey })
         })
     }
     fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()> {

@@ -30,8 +30,3 @@ pub const FIGURES: [(&str, Draw); 5] = [
     (TRAINING, training::figure_10),
     ("table2", latency::table_2),
 ];
-
-/// The number of a figure as file names have it.
-pub fn padded(number: &str) -> String {
-    format!("{number:0>2}")
-}

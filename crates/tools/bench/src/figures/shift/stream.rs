@@ -29,8 +29,11 @@ const NICS: u8 = 4;
 /// The programs, and the host whose NICs the data arrives at.
 const PROGRAMS: [(&str, &str); 3] =
     [("ib_write_bw", "b"), ("ib_send_bw", "b"), ("ib_read_bw", "a")];
-/// A NIC that fails, at either end, and a cable.
-const FAULTS: [&str; 3] = ["nic a/0 dead", "nic b/0 dead", "cable a/0 cut"];
+/// A NIC that fails, at either end, a cable, and sends that fail again and again.
+const FAULTS: [&str; 4] = ["nic a/0 dead", "nic b/0 dead", "cable a/0 cut", WQE_ERROR];
+const WQE_ERROR: &str = "wqe-error a/0";
+/// How often they fail.
+const ERROR_EVERY: Duration = Duration::from_millis(100);
 
 /// What a run showed.
 struct Run {
@@ -56,14 +59,24 @@ fn run(tools: &Tools, program: &str, receiver: &str, fault: &str, failover: bool
         .wait_until("data arrives", LIMIT, || watch.sample().rx_payload_bytes[0] > FLOWS_BYTES)?;
     let begin_us = now_us();
     let seconds = Duration::from_secs_f64;
-    let when =
-        Schedule { at: seconds(FAULT_S), lasts: Some(seconds(HEALED_S - FAULT_S)), every: None };
+    let lasts = seconds(HEALED_S - FAULT_S);
+    // A fault that comes again does so until it is cleared.
+    let comes_again = fault == WQE_ERROR;
+    let when = Schedule {
+        at: seconds(FAULT_S),
+        lasts: (!comes_again).then_some(lasts),
+        every: comes_again.then_some(ERROR_EVERY),
+    };
     let fault = lab.fabric().schedule(&fault.parse()?, &when)?;
+    let mut heals_us = comes_again.then(|| fault.from_us + lasts.as_micros() as u64);
     let pid = if receiver == "a" { pair.client.pid() } else { pair.server.pid() };
     let deadline_us = begin_us + SECONDS * 1_000_000 + LATE_US;
     while pair.client.ended().is_none() && now_us() < deadline_us {
         watch.sample();
         watch.collect_gaps(&lab, pid);
+        if heals_us.take_if(|at| now_us() >= *at).is_some() {
+            lab.fabric().clear(None)?;
+        }
         std::thread::sleep(SAMPLE);
     }
     let status = pair.client.ended();

@@ -1,0 +1,51 @@
+//! `unbroken health`: one verdict, by exit status.
+
+use unbroken_observe::{health, in_words, Observer};
+
+use crate::output::{print, print_json, Failure, Result};
+use crate::place::Place;
+
+/// The exit status where no verdict is possible: 1 and 2 are verdicts.
+pub(crate) const NO_VERDICT: u8 = 3;
+
+#[derive(clap::Args)]
+pub(crate) struct HealthArgs {
+    /// Only this host of the emulated network [default: all]
+    #[arg(long, value_name = "NAME")]
+    host: Option<String>,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) const AFTER: &str = "Examples:
+  unbroken health
+  unbroken health --json | jq -r .verdict
+  unbroken health --host a || echo \"host a is not healthy\"
+
+Exit status: 0 healthy; 1 degraded, survived (jobs go on with the capacity
+that is left); 2 failed (a program met a failure, or no NIC is left); 3 no
+verdict is possible (a wrong option, a folder that cannot be read).";
+
+/// Shows the verdict; the exit status says it, too.
+pub(crate) fn run(place: &Place, args: &HealthArgs) -> Result {
+    let snapshot = match place.look()? {
+        Some(runtime) => Observer::new(&runtime).look()?,
+        None => Default::default(),
+    };
+    let of = health(&snapshot, args.host.as_deref());
+    if let (Some(host), true) = (&args.host, of.hosts.is_empty()) {
+        let known = snapshot.hosts().join(", ");
+        let known = if known.is_empty() { "none yet".into() } else { known };
+        return Err(format!("there is no host '{host}'; there are: {known}").into());
+    }
+    if args.json {
+        print_json(&of)?;
+    } else {
+        print(&in_words(&of))?;
+    }
+    match of.exit_status {
+        0 => Ok(()),
+        status => Err(Failure::Verdict(status)),
+    }
+}

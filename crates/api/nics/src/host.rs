@@ -1,0 +1,132 @@
+//! RDMA devices of the machine as a [`NicSet`]. They have plain verbs, so `resumable` supplies what
+//! protection needs.
+
+use crate::logical::Logical;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use unbroken_environment as environment;
+use unbroken_hostnic::HostNics;
+use unbroken_resumable::Holding;
+use unbroken_runtime::Runtime;
+use unbroken_shift::{NicSet, Place};
+use unbroken_types::Gid;
+use unbroken_verbs::{
+    Capabilities, Device, DeviceAttr, EventSink, KeyRow, MemoryDomain, PortAttr, Result, UdAliases,
+};
+
+struct Host {
+    nics: Arc<HostNics>,
+    runtime: PathBuf,
+    /// The machine's name in events and status.
+    name: String,
+    logical: Logical,
+    aliases: Arc<UdAliases>,
+}
+
+/// The devices as a set of NICs.
+pub fn over(nics: Arc<HostNics>, runtime: &Runtime) -> Result<Box<dyn NicSet>> {
+    if environment::flag(environment::DEVICE_FAULTS) {
+        nics.take_faults(runtime)?;
+    }
+    let logical = Logical::new(nics.count());
+    let runtime = runtime.path().to_path_buf();
+    Ok(Box::new(Host { nics, runtime, name: host_name(), logical, aliases: Arc::default() }))
+}
+
+fn host_name() -> String {
+    let text = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    text.trim().to_owned()
+}
+
+impl NicSet for Host {
+    fn count(&self) -> usize {
+        self.nics.count()
+    }
+
+    fn name(&self, i: usize) -> String {
+        self.nics.name(i).to_owned()
+    }
+
+    fn device_name(&self, i: usize) -> String {
+        self.nics.name(i).to_owned()
+    }
+
+    fn host(&self) -> String {
+        self.name.clone()
+    }
+
+    fn capabilities(&self, _i: usize) -> Capabilities {
+        Holding::CAPABILITIES
+    }
+
+    fn gid(&self, i: usize) -> Gid {
+        self.nics.gid(i)
+    }
+
+    /// Each NIC here has one port that QPs use.
+    fn first_port(&self, gid: Gid) -> Gid {
+        gid
+    }
+
+    fn node_guid(&self, i: usize) -> u64 {
+        self.nics.node_guid(i)
+    }
+
+    fn attr(&self, i: usize) -> DeviceAttr {
+        Holding::attr(&self.nics.attr(i))
+    }
+
+    fn port(&self, i: usize, port: u8, usable: bool) -> Result<PortAttr> {
+        self.nics.port(i, port, usable)
+    }
+
+    /// Only the subnet manager knows. A name for it, which no peer is entered under: such a QP
+    /// is connected as the program asks, and not protected.
+    fn gid_of_lid(&self, _i: usize, lid: u16) -> Result<Gid> {
+        let mut gid = [0; 16];
+        gid[..2].copy_from_slice(&[0xfe, 0xc0]);
+        gid[14..].copy_from_slice(&lid.to_be_bytes());
+        Ok(Gid(gid))
+    }
+
+    fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>> {
+        self.logical.open(i, sink, |sink| self.nics.open(i, sink))
+    }
+
+    fn memory(&self, i: usize) -> Arc<dyn MemoryDomain> {
+        self.logical.memory().of(i)
+    }
+
+    fn prepare(&self, on: Vec<Vec<usize>>) {
+        self.logical.memory().prepare(on);
+    }
+
+    fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow> {
+        self.logical.memory().answer(i.into(), rkey)
+    }
+
+    fn key_set(&self, i: usize) -> u16 {
+        self.logical.memory().key_set(i)
+    }
+
+    fn moves_datagrams(&self) -> bool {
+        false
+    }
+
+    fn has_pages(&self) -> bool {
+        false
+    }
+
+    fn aliases(&self) -> Arc<UdAliases> {
+        self.aliases.clone()
+    }
+
+    fn runtime(&self) -> PathBuf {
+        self.runtime.clone()
+    }
+
+    fn place(&self, i: usize) -> Option<Place> {
+        Place::of_device(&self.nics.sysfs(i).join("device"))
+            .or_else(|| Place::of(Path::new("/sys"), &self.nics.interface(i)?))
+    }
+}

@@ -1,0 +1,213 @@
+//! A small HTTP server: one thread, bounded in connections, bytes and time.
+//!
+//! Who asks may be anybody who reaches the address. A request must name the address as its host,
+//! else a page elsewhere could read from here by a name of its own that leads here (DNS rebinding).
+//! Where a token is asked for, it comes in a header, which no page elsewhere can send.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
+use axum::http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use crate::error::{Result, WebError};
+
+/// Connections at a time; others wait for one to end.
+const MAX_CONNECTIONS: usize = 64;
+/// A client has so long to send the head of a request, also the next one on a connection.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// A connection lives no longer: who goes on asking connects again.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
+/// The least buffer that the library takes, and the longest head of a request.
+const HEAD_BYTES: usize = 8192;
+/// Pause where no connection can be accepted: no descriptor is left.
+const REST: Duration = Duration::from_millis(200);
+
+/// Who may ask.
+#[derive(Clone, Debug)]
+pub(crate) struct Gate {
+    address: SocketAddr,
+    token: Option<Arc<str>>,
+}
+
+impl Gate {
+    pub(crate) fn new(address: SocketAddr, token: Option<Arc<str>>) -> Gate {
+        Gate { address, token }
+    }
+
+    /// Whether the request is one of this server's own, and not of a page elsewhere.
+    pub(crate) fn is_ours(&self, headers: &HeaderMap) -> bool {
+        let Some(host) = headers.get(HOST).and_then(|host| host.to_str().ok()) else {
+            return false;
+        };
+        let origin = headers.get(ORIGIN).map(|origin| origin.to_str().unwrap_or("?"));
+        let is_own = |origin: &str| origin.strip_prefix("http://") == Some(host);
+        self.names(host) && origin.is_none_or(is_own)
+    }
+
+    /// Whether a host's name means this server: on the loopback interface its addresses and
+    /// `localhost`, else any address, or name that the token's owner uses.
+    fn names(&self, host: &str) -> bool {
+        if !self.address.ip().is_loopback() {
+            return self.token.is_some();
+        }
+        // Clients leave out the port that is usual.
+        let (name, port) = match host.rsplit_once(':').filter(|(_, port)| !port.ends_with(']')) {
+            Some((name, port)) => (name, port.parse().ok()),
+            None => (host, Some(80)),
+        };
+        if port != Some(self.address.port()) {
+            return false;
+        }
+        let ip = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+        name.eq_ignore_ascii_case("localhost") || ip.is_ok_and(|ip| ip.is_loopback())
+    }
+
+    /// Whether the request has the token. False where there is none to be had.
+    pub(crate) fn has_token(&self, headers: &HeaderMap) -> bool {
+        let given = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let given = given.and_then(|value| value.strip_prefix("Bearer "));
+        match (&self.token, given) {
+            (Some(token), Some(given)) => is_same(token.as_bytes(), given.as_bytes()),
+            _ => false,
+        }
+    }
+}
+
+/// Compares in a time that says nothing about where they differ.
+fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let differs = one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b));
+    one.len() == other.len() && differs == 0
+}
+
+/// Refuses what must not be served, and has browsers take no part of a page from elsewhere.
+pub(crate) async fn guard(
+    gate: Gate,
+    request: Request<Body>,
+    next: axum::middleware::Next,
+) -> Response<Body> {
+    let mut response = match gate.is_ours(request.headers()) {
+        true => next.run(request).await,
+        false => refusal(StatusCode::FORBIDDEN, "the Host or Origin header names another server\n"),
+    };
+    let headers = response.headers_mut();
+    for (name, value) in [
+        ("content-security-policy", "default-src 'self'; frame-ancestors 'none'; base-uri 'none'"),
+        ("x-content-type-options", "nosniff"),
+        ("x-frame-options", "DENY"),
+        ("referrer-policy", "no-referrer"),
+        ("cross-origin-resource-policy", "same-origin"),
+        ("cache-control", "no-store"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// A refusal with its reason as text.
+pub(crate) fn refusal(status: StatusCode, why: impl Into<String>) -> Response<Body> {
+    let mut response = Response::new(Body::from(why.into()));
+    *response.status_mut() = status;
+    let text = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert("content-type", text);
+    response
+}
+
+/// Listens at an address, says at which, and serves until the process ends.
+pub(crate) fn serve(
+    address: SocketAddr,
+    app: impl FnOnce(SocketAddr) -> Router,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<()> {
+    let failed = |source| WebError::Listen { address, source };
+    let listener = std::net::TcpListener::bind(address).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(4)
+        .build()
+        .map_err(failed)?;
+    runtime.block_on(async {
+        let listener = TcpListener::from_std(listener).map_err(failed)?;
+        ready(bound);
+        accept(listener, app(bound)).await;
+        Ok(())
+    })
+}
+
+async fn accept(listener: TcpListener, app: Router) {
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        // The semaphore is never closed.
+        let Ok(place) = room.clone().acquire_owned().await else { return };
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(REST).await;
+            continue;
+        };
+        let service = TowerToHyperService::new(app.clone());
+        tokio::spawn(async move {
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_TIMEOUT)
+                .max_buf_size(HEAD_BYTES)
+                .serve_connection(TokioIo::new(stream), service);
+            // A client that went away is its own affair.
+            let _ = timeout(CONNECTION_TIMEOUT, connection).await;
+            drop(place);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(of: &[(&'static str, &str)]) -> HeaderMap {
+        of.iter()
+            .map(|(name, value)| {
+                let name = axum::http::HeaderName::from_static(name);
+                (name, HeaderValue::from_str(value).unwrap())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn another_host_or_origin_is_refused() {
+        let gate = Gate::new("127.0.0.1:8080".parse().unwrap(), None);
+        let ours = |of: &[(&'static str, &str)]| gate.is_ours(&headers(of));
+        assert!(ours(&[("host", "127.0.0.1:8080")]) && ours(&[("host", "localhost:8080")]));
+        assert!(ours(&[("host", "[::1]:8080"), ("origin", "http://[::1]:8080")]));
+        for host in ["evil.example:8080", "127.0.0.1:81", "127.0.0.1", "127.0.0.1.evil:8080", ""] {
+            assert!(!ours(&[("host", host)]), "{host}");
+        }
+        assert!(!ours(&[]));
+        let usual = Gate::new("127.0.0.1:80".parse().unwrap(), None);
+        let ours_at_80 = |host| usual.is_ours(&headers(&[("host", host)]));
+        assert!(["127.0.0.1", "127.0.0.1:80", "[::1]", "LocalHost"].into_iter().all(ours_at_80));
+        assert!(!ours_at_80("evil.example") && !ours_at_80("127.0.0.1:8080"));
+        assert!(!ours(&[("host", "localhost:8080"), ("origin", "http://evil.example")]));
+        assert!(!ours(&[("host", "localhost:8080"), ("origin", "null")]));
+    }
+
+    #[test]
+    fn a_token_must_be_the_same() {
+        let gate = Gate::new("10.0.0.1:80".parse().unwrap(), Some("secret".into()));
+        let has = |text: &str| gate.has_token(&headers(&[("authorization", text)]));
+        assert!(has("Bearer secret"));
+        for wrong in ["Bearer secre", "Bearer secret2", "Bearer ", "secret", "Basic secret"] {
+            assert!(!has(wrong), "{wrong}");
+        }
+        let none = Gate::new("127.0.0.1:80".parse().unwrap(), None);
+        assert!(!none.has_token(&headers(&[("authorization", "Bearer ")])));
+    }
+}

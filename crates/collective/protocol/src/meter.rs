@@ -1,0 +1,246 @@
+//! How fast NICs and paths are, and how long a message takes, measured by what is sent anyway.
+//!
+//! A line is measured from when it is given something to do until it has done all, or for long
+//! enough: what it has carried in that time it can carry, and more, since its last frame has to be
+//! acknowledged, and whoever looks may be late. So all measures are too low, and the rate follows
+//! them up at once and down slowly, the more slowly the less they have carried.
+//!
+//! How long a message takes is the least time of short frames that had their path to themselves. It
+//! grows slowly, so that it can become longer, too.
+
+use std::collections::VecDeque;
+
+/// What is measured has carried so much at least, and taken so many times as long as a message.
+const LEAST_BYTES: u64 = 128 << 10;
+const LEAST_MESSAGES: u64 = 4;
+/// A rate is known after so many measures: one may have been late.
+const LEAST_MEASURES: u32 = 3;
+/// A line that is always busy is measured anew when it has carried so much in so long.
+const MOST_BYTES: u64 = 1 << 20;
+const MOST_US: u64 = 100_000;
+/// How far a rate goes towards a measure that is higher, and at most towards one that is lower:
+/// in proportion to what that has carried, of so many bytes.
+const UP: f64 = 0.25;
+const DOWN: f64 = 0.25;
+const DOWN_BYTES: f64 = (2 << 20) as f64;
+/// The longest frame that says how long a message takes.
+const SHORT_BYTES: u32 = 4 << 10;
+/// What the least time grows by with each frame that took longer.
+const ALPHA_GROWS: f64 = 1.0 / 64.0;
+
+/// The rate of a line: a NIC's, or a path's.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Meter {
+    /// Frames on their way.
+    frames: u32,
+    /// Since when it is measured, if it is: what it has carried since then, it has carried in that
+    /// time.
+    since_us: Option<u64>,
+    bytes: u64,
+    mbps: Option<f64>,
+    /// Measures so far.
+    measures: u32,
+}
+
+impl Meter {
+    /// A frame was posted.
+    pub(crate) fn posted(&mut self, now_us: u64) {
+        if self.frames == 0 {
+            (self.since_us, self.bytes) = (Some(now_us), 0);
+        }
+        self.frames += 1;
+    }
+
+    /// A frame of so many bytes is complete. A message takes `alpha_us`.
+    pub(crate) fn sent(&mut self, now_us: u64, bytes: u32, alpha_us: f64) {
+        self.frames = self.frames.saturating_sub(1);
+        self.bytes += u64::from(bytes);
+        let Some(since_us) = self.since_us else { return };
+        let took_us = now_us.saturating_sub(since_us);
+        let long = self.bytes >= MOST_BYTES && took_us >= MOST_US;
+        if self.frames > 0 && !long {
+            return;
+        }
+        // It goes on with what is on its way.
+        self.since_us = (self.frames > 0).then_some(now_us);
+        let carried = std::mem::take(&mut self.bytes);
+        if carried >= LEAST_BYTES && took_us as f64 >= alpha_us * LEAST_MESSAGES as f64 {
+            self.follow(carried, (took_us as f64 - alpha_us).max(1.0));
+        }
+    }
+
+    fn follow(&mut self, bytes: u64, us: f64) {
+        let measure = bytes as f64 * 8.0 / us;
+        let before = self.mbps.unwrap_or(measure);
+        let part = match measure < before {
+            true => (bytes as f64 / DOWN_BYTES).min(DOWN),
+            false => UP,
+        };
+        self.mbps = Some(before + (measure - before) * part);
+        self.measures = self.measures.saturating_add(1);
+    }
+
+    /// So many frames are lost with their path. Nothing is measured until all others are complete.
+    pub(crate) fn lost(&mut self, frames: u32) {
+        self.frames = self.frames.saturating_sub(frames);
+        self.since_us = None;
+    }
+
+    /// In Mbit/s; 0 while it is not known.
+    pub(crate) fn mbps(&self) -> u32 {
+        let known = self.mbps.filter(|_| self.measures >= LEAST_MEASURES);
+        known.map_or(0, |mbps| (mbps as u32).max(1))
+    }
+}
+
+/// What is on its way over a path, in order: bytes, and since when if it is a short frame that has
+/// the path to itself.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OnWay(VecDeque<(u32, Option<u64>)>);
+
+impl OnWay {
+    /// Something was posted. A notice has no bytes.
+    pub(crate) fn posted(&mut self, now_us: u64, bytes: u32) {
+        let alone = self.0.is_empty() && (1..=SHORT_BYTES).contains(&bytes);
+        self.0.push_back((bytes, alone.then_some(now_us)));
+    }
+
+    /// The first of it is complete: its bytes, and how long it took if that is to be counted.
+    pub(crate) fn complete(&mut self, now_us: u64) -> Option<(u32, Option<u64>)> {
+        let (bytes, since_us) = self.0.pop_front()?;
+        // With others behind it, it has not had the path to itself.
+        let took = since_us.filter(|_| self.0.is_empty());
+        Some((bytes, took.map(|since_us| now_us.saturating_sub(since_us))))
+    }
+
+    /// The path has failed: how many frames are lost with it.
+    pub(crate) fn clear(&mut self) -> u32 {
+        self.0.drain(..).filter(|(bytes, _)| *bytes > 0).count() as u32
+    }
+}
+
+/// How long a message takes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Alpha(Option<f64>);
+
+impl Alpha {
+    /// One took so long.
+    pub(crate) fn took(&mut self, us: u64) {
+        let us = (us as f64).max(0.5);
+        self.0 = Some(match self.0 {
+            Some(least) if us > least => least + (us - least).min(least) * ALPHA_GROWS,
+            _ => us,
+        });
+    }
+
+    /// 0 while it is not known.
+    pub(crate) fn us(&self) -> f64 {
+        self.0.unwrap_or(0.0)
+    }
+
+    /// In ns; 0 while it is not known.
+    pub(crate) fn ns(&self) -> u32 {
+        self.0.map_or(0, |us| (us * 1e3) as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FRAME: u32 = 64 << 10;
+
+    /// Bursts of so many frames, each of which is complete so many µs later than it could be.
+    fn bursts(meter: &mut Meter, count: u64, frames: u64, each_us: u64, late_us: u64) {
+        for burst in 0..count {
+            let begins_us = burst * 10_000_000;
+            (0..frames).for_each(|_| meter.posted(begins_us));
+            let ends_us = |k| begins_us + k * each_us + late_us;
+            (1..=frames).for_each(|k| meter.sent(ends_us(k), FRAME, 0.0));
+        }
+    }
+
+    #[test]
+    fn what_a_line_carries_is_measured_and_its_rest_is_not() {
+        let mut meter = Meter::default();
+        bursts(&mut meter, 9, 1, 5_000, 0);
+        assert_eq!(meter.mbps(), 0, "too short");
+        bursts(&mut meter, 9, 4, 5_000, 0);
+        assert_eq!(meter.mbps(), 104, "64 KiB in 5 ms");
+    }
+
+    /// One acknowledgement for several frames, and whoever looks is late: never is a line faster
+    /// for it.
+    #[test]
+    fn lateness_is_never_speed() {
+        let mut meter = Meter::default();
+        for burst in 0..200u64 {
+            let (begins_us, frames) = (burst * 1_000_000, 2 + burst % 7);
+            (0..frames).for_each(|_| meter.posted(begins_us));
+            // The first half late, the rest just after it.
+            let ends_us = begins_us + frames * 5_000 + burst * 977 % 20_000;
+            (0..frames).for_each(|_| meter.sent(ends_us, FRAME, 0.0));
+        }
+        assert!((70..=104).contains(&meter.mbps()), "{}", meter.mbps());
+    }
+
+    #[test]
+    fn a_line_without_rest_is_measured_too() {
+        let mut meter = Meter::default();
+        (0..8).for_each(|_| meter.posted(0));
+        for k in 1..200 {
+            meter.posted(k * 5_000);
+            meter.sent(k * 5_000, FRAME, 0.0);
+        }
+        assert_eq!(meter.mbps(), 104);
+    }
+
+    #[test]
+    fn a_rate_goes_up_fast_and_down_slowly() {
+        let mut meter = Meter::default();
+        bursts(&mut meter, 10, 8, 5_000, 0);
+        bursts(&mut meter, 1, 8, 20_000, 0);
+        assert!((80..104).contains(&meter.mbps()), "{}", meter.mbps());
+        bursts(&mut meter, 30, 8, 20_000, 0);
+        assert!((26..30).contains(&meter.mbps()), "{}", meter.mbps());
+        bursts(&mut meter, 9, 8, 5_000, 0);
+        assert!(meter.mbps() > 90, "{}", meter.mbps());
+    }
+
+    /// What goes on over other paths of a NIC is measured when it is idle the next time.
+    #[test]
+    fn lost_frames_are_not_waited_for() {
+        let mut meter = Meter::default();
+        (0..8).for_each(|_| meter.posted(0));
+        (0..4).for_each(|_| meter.sent(1, FRAME, 0.0));
+        meter.lost(4);
+        assert_eq!(meter.mbps(), 0);
+        bursts(&mut meter, 3, 4, 5_000, 0);
+        assert_eq!(meter.mbps(), 104);
+    }
+
+    #[test]
+    fn only_frames_with_a_path_to_themselves_say_how_long_one_takes() {
+        let mut on_way = OnWay::default();
+        on_way.posted(10, 64);
+        assert_eq!(on_way.complete(17), Some((64, Some(7))));
+        on_way.posted(20, 64);
+        on_way.posted(21, 64);
+        assert_eq!(on_way.complete(40), Some((64, None)));
+        assert_eq!(on_way.complete(41), Some((64, None)));
+        on_way.posted(50, FRAME);
+        assert_eq!(on_way.complete(99), Some((FRAME, None)), "it is long");
+        on_way.posted(100, 0);
+        assert_eq!(on_way.complete(103), Some((0, None)), "a notice");
+        assert_eq!(on_way.complete(104), None);
+    }
+
+    #[test]
+    fn the_least_time_counts_and_can_grow() {
+        let mut alpha = Alpha::default();
+        [9, 5, 500, 7].iter().for_each(|us| alpha.took(*us));
+        assert!((5_000..5_300).contains(&alpha.ns()), "{}", alpha.ns());
+        (0..500).for_each(|_| alpha.took(20));
+        assert!(alpha.ns() > 19_000, "{}", alpha.ns());
+    }
+}

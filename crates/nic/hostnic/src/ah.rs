@@ -1,0 +1,228 @@
+//! Address handles of a device: made when a datagram first goes somewhere, and kept.
+//!
+//! Making one asks the network for the peer's link address, which takes seconds where nobody
+//! answers. A program that sends a datagram waits for that, as for its own `ibv_create_ah`. What
+//! carries messages of failover never does: for such a QP handles are made by a thread of the
+//! device ([`Resolver`]), and a datagram to where none is yet is refused, so that its sender says it
+//! again. They are asked for ahead ([`AddressHandles::prepare`]), while everything works.
+//!
+//! ```text
+//! unknown ──> asked ──> handle ──(older than REFRESH)──> asked, the old one is used meanwhile
+//!               │          ▲
+//!               └──> unreached ──(UNREACHED later)──> asked
+//! ```
+//!
+//! Invariants: a handle is used and ended under the lock of its table only; nothing of the network
+//! is waited for under it; nothing is entered after the end of the QP.
+
+use crate::context::Context;
+use crate::library::null_error;
+use crate::memory::HostMemory;
+use crate::{lock, Object};
+use std::collections::HashMap;
+use std::sync::mpsc::{sync_channel, Receiver, SyncSender};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+use unbroken_types::{Gid, PathAttr, UdDest};
+use unbroken_verbs::abi::{ibv_ah, ibv_ah_attr, ibv_pd};
+use unbroken_verbs::{Error, Result};
+
+/// Handles that are kept. A program that talks to more peers makes them anew each time round.
+const MOST: usize = 4096;
+/// Addresses that wait for a device's thread.
+const MOST_ASKED: usize = 1024;
+/// For so long an address that could not be resolved is not tried again by a program's datagrams.
+const UNREACHED: Duration = Duration::from_secs(1);
+/// The peer's link address may be another after this time; who has not answered may answer by then.
+const REFRESH: Duration = Duration::from_secs(10);
+
+/// What is known of an address.
+struct Known {
+    handle: Option<Object<ibv_ah>>,
+    /// As of then.
+    since: Instant,
+    /// The thread has been asked, or somebody is at it.
+    asked: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    gid: Gid,
+    sgid_index: u8,
+    port: u8,
+}
+
+#[derive(Default)]
+struct Handles {
+    by_path: HashMap<Key, Known>,
+    ended: bool,
+}
+
+/// What the thread needs, too.
+struct Table {
+    context: Arc<Context>,
+    pd: Object<ibv_pd>,
+    /// While a handle is made its protection domain is not ended with the device.
+    _memory: Arc<HostMemory>,
+    handles: Mutex<Handles>,
+}
+
+/// The handles of one QP.
+pub(crate) struct AddressHandles {
+    table: Arc<Table>,
+    /// Who makes them; none: whoever sends.
+    resolver: Option<Arc<Resolver>>,
+}
+
+/// The thread of a device that makes handles. It is started when the first is wanted, and ends with
+/// the device.
+#[derive(Default)]
+pub(crate) struct Resolver {
+    jobs: OnceLock<Option<SyncSender<Job>>>,
+}
+
+type Job = (Arc<Table>, Key);
+
+impl Resolver {
+    /// False: it has too much to do, or cannot be started.
+    fn ask(&self, table: &Arc<Table>, key: Key) -> bool {
+        let jobs = self.jobs.get_or_init(|| {
+            let (sender, jobs) = sync_channel(MOST_ASKED);
+            let name = format!("unb-a-{}", table.context.name);
+            unbroken_process::spawn(&name, move || resolve(&jobs)).ok().map(|_| sender)
+        });
+        jobs.as_ref().is_some_and(|jobs| jobs.try_send((table.clone(), key)).is_ok())
+    }
+}
+
+fn resolve(jobs: &Receiver<Job>) {
+    while let Ok((table, key)) = jobs.recv() {
+        let made = table.make(key);
+        table.enter(key, made.ok());
+    }
+}
+
+impl Table {
+    /// Asks the network.
+    fn make(&self, key: Key) -> Result<Object<ibv_ah>> {
+        if lock(&self.handles).ended {
+            return Err(Error::invalid("the QP has been destroyed"));
+        }
+        let path =
+            PathAttr { sgid_index: key.sgid_index, port: key.port, ..PathAttr::new(key.gid) };
+        let mut attr = ibv_ah_attr::from(&path);
+        // SAFETY: a protection domain that lives as long as we do, and a live local.
+        let ah = unsafe { self.context.library.create_ah(self.pd.0, &mut attr) };
+        match ah.is_null() {
+            true => Err(null_error(&format!("{}: no way to {}", self.context.name, key.gid))),
+            false => Ok(Object(ah)),
+        }
+    }
+
+    /// What came of it. A handle that could not be made anew stays as it was.
+    fn enter(&self, key: Key, made: Option<Object<ibv_ah>>) {
+        let mut handles = lock(&self.handles);
+        if handles.ended {
+            return made.into_iter().for_each(|ah| self.end(ah));
+        }
+        let known = Known { handle: None, since: Instant::now(), asked: false };
+        let known = handles.by_path.entry(key).or_insert(known);
+        (known.since, known.asked) = (Instant::now(), false);
+        let old = match made {
+            Some(_) => std::mem::replace(&mut known.handle, made),
+            None => None,
+        };
+        old.into_iter().for_each(|ah| self.end(ah));
+    }
+
+    /// Ends a handle that is in no table any more.
+    fn end(&self, ah: Object<ibv_ah>) {
+        // SAFETY: made by us, and used under the table's lock only.
+        unsafe { self.context.library.destroy_ah(ah.0) };
+    }
+
+    fn no_way(&self, to: Gid, why: &str) -> Error {
+        Error::new(libc::EHOSTUNREACH, format!("{}: no way to {to}{why}", self.context.name))
+    }
+}
+
+impl AddressHandles {
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        pd: *mut ibv_pd,
+        memory: &Arc<HostMemory>,
+        resolver: Option<Arc<Resolver>>,
+    ) -> AddressHandles {
+        let table = Table {
+            context: context.clone(),
+            pd: Object(pd),
+            _memory: memory.clone(),
+            handles: Mutex::default(),
+        };
+        AddressHandles { table: Arc::new(table), resolver }
+    }
+
+    /// Has `post` use the handle that leads to `to`, while it is certainly there.
+    pub(crate) fn with<T>(
+        &self,
+        port: u8,
+        to: &UdDest,
+        post: impl FnOnce(*mut ibv_ah) -> T,
+    ) -> Result<T> {
+        let key = Key { gid: to.gid, sgid_index: to.sgid_index, port };
+        if self.ask_for(key)? {
+            let made = self.table.make(key);
+            let error = made.as_ref().err().cloned();
+            self.table.enter(key, made.ok());
+            error.map_or(Ok(()), Err)?;
+        }
+        let handles = lock(&self.table.handles);
+        match handles.by_path.get(&key).and_then(|known| known.handle.as_ref()) {
+            Some(ah) => Ok(post(ah.0)),
+            None => Err(self.table.no_way(to.gid, " yet: it is being looked for")),
+        }
+    }
+
+    /// The thread is to make the handle that leads to `to`, if there is none.
+    pub(crate) fn prepare(&self, port: u8, to: &UdDest) {
+        if self.resolver.is_some() {
+            // Nobody waits for it.
+            let _ = self.ask_for(Key { gid: to.gid, sgid_index: to.sgid_index, port });
+        }
+    }
+
+    /// Sees to it that there is a handle, or soon is. True: the caller is to make it. An error where
+    /// nobody was there a moment ago.
+    fn ask_for(&self, key: Key) -> Result<bool> {
+        let mut handles = lock(&self.table.handles);
+        let room = handles.by_path.len() < MOST;
+        match (handles.by_path.get_mut(&key), &self.resolver) {
+            (Some(known), None) if known.handle.is_some() => return Ok(false),
+            (Some(known), None) if known.since.elapsed() < UNREACHED => {
+                return Err(self.table.no_way(key.gid, " a moment ago"));
+            }
+            (Some(known), Some(resolver)) => {
+                let old = known.since.elapsed() >= REFRESH;
+                known.asked |= old && !known.asked && resolver.ask(&self.table, key);
+                return Ok(false);
+            }
+            _ if !room => {
+                let all: Vec<Known> = handles.by_path.drain().map(|(_, known)| known).collect();
+                all.into_iter().filter_map(|known| known.handle).for_each(|ah| self.table.end(ah));
+            }
+            _ => {}
+        }
+        let Some(resolver) = &self.resolver else { return Ok(true) };
+        let asked = resolver.ask(&self.table, key);
+        handles.by_path.insert(key, Known { handle: None, since: Instant::now(), asked });
+        Ok(false)
+    }
+
+    /// Ends all. The QP that used them is gone.
+    pub(crate) fn clear(&self) {
+        let mut handles = lock(&self.table.handles);
+        handles.ended = true;
+        let all: Vec<Known> = handles.by_path.drain().map(|(_, known)| known).collect();
+        all.into_iter().filter_map(|known| known.handle).for_each(|ah| self.table.end(ah));
+    }
+}

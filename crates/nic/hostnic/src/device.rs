@@ -1,0 +1,499 @@
+//! An open device, and its thread.
+//!
+//! The thread sleeps on three descriptors: the context's asynchronous events, the completion
+//! channel, and one that ends it. It takes all events that are there (a provider's descriptor tells
+//! of new ones only), acknowledges each before it does anything about it, so that no destroyer
+//! waits for us, and tells the sink.
+
+use crate::ah::Resolver;
+use crate::context::Context;
+use crate::cq::HostCq;
+use crate::library::{check, null_error};
+use crate::memory::HostMemory;
+use crate::qp::HostQp;
+use crate::revival::Revival;
+use crate::srq::HostSrq;
+use crate::{lock, Object};
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::mem::zeroed;
+use std::os::fd::{AsRawFd, RawFd};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use unbroken_types::{Gid, GidType, PathAttr, PdHandle};
+use unbroken_verbs::abi::*;
+use unbroken_verbs::{
+    Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceEvent, DeviceQp, Error, EventFd,
+    EventSink, GidEntry, HoldingQp, LimitHook, MemoryDomain, OverrunHook, Owner, PortAttr,
+    PortState, QpEvent, QpInit, Result, Srq, SrqAttr,
+};
+
+/// The only port that QPs use.
+const PORT: u8 = 1;
+/// `enum ibv_event_type`: a CQ has lost completions.
+const CQ_ERR: c_int = 0;
+/// Those that are of the device or a port.
+pub(crate) const DEVICE_FATAL: c_int = 8;
+pub(crate) const PORT_ACTIVE: c_int = 9;
+pub(crate) const PORT_ERR: c_int = 10;
+/// Events that are taken in a row before the thread looks whether it is to end.
+const MAX_EVENTS: usize = 1024;
+
+/// What the thread and the objects of a device share.
+pub(crate) struct Shared {
+    pub(crate) index: usize,
+    pub(crate) context: Arc<Context>,
+    sink: Arc<dyn EventSink>,
+    alive: AtomicBool,
+    /// The port as it was when an event last spoke of it, and whether it is active.
+    port: Mutex<PortAttr>,
+    port_active: AtomicBool,
+    gid: Gid,
+    gid_index: AtomicU8,
+    channel: Object<ibv_comp_channel>,
+    cqs: Mutex<HashMap<u64, Weak<HostCq>>>,
+    srqs: Mutex<Vec<Weak<HostSrq>>>,
+    next_cookie: AtomicU64,
+    /// Makes address handles for QPs that must not wait for them.
+    pub(crate) resolver: Arc<Resolver>,
+    /// Who looks for the device once it is dead.
+    revival: Arc<Revival>,
+    end: EventFd,
+    /// How the device's traffic is counted.
+    counters: crate::counters::CounterFiles,
+}
+
+/// An open device of the machine.
+pub(crate) struct HostDevice {
+    shared: Arc<Shared>,
+    memory: Arc<HostMemory>,
+    owner: Owner,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+/// The GID by which peers reach a port, and its index: of RoCEv2 and IPv4 where there is one, of
+/// RoCEv2 else, or else the first.
+pub fn choose_gid(gids: &[GidEntry]) -> Option<(Gid, u8)> {
+    best_gid(gids, |_| true)
+}
+
+/// The same among those that are `wanted`.
+fn best_gid(gids: &[GidEntry], wanted: impl Fn(Gid) -> bool) -> Option<(Gid, u8)> {
+    let rank = |kind: GidType, gid: Gid| match kind {
+        GidType::RoceV2 if gid.to_ipv4().is_some() => 0,
+        GidType::RoceV2 if gid.0[..2] != [0xfe, 0x80] => 1,
+        GidType::RoceV2 => 2,
+        GidType::Infiniband => 3,
+        GidType::RoceV1 => 4,
+    };
+    gids.iter()
+        .enumerate()
+        .filter(|(index, entry)| entry.gid != Gid::default() && *index <= u8::MAX.into())
+        .filter(|(_, entry)| wanted(entry.gid))
+        .min_by_key(|(index, entry)| (rank(entry.kind, entry.gid), *index))
+        .map(|(index, entry)| (entry.gid, index as u8))
+}
+
+impl Shared {
+    pub(crate) fn alive(&self) -> bool {
+        self.alive.load(Ordering::Acquire)
+    }
+
+    fn look_at_port(&self) {
+        self.look_for_gid();
+        let Ok(port) = self.context.port_view(PORT) else { return };
+        let active = port.0.state == PortState::Active as c_int;
+        lock(&self.port).state = if active { PortState::Active } else { PortState::Down };
+        self.port_active.store(active, Ordering::Release);
+    }
+
+    /// After a change of the table a GID has another place; one that has gone keeps its old. The
+    /// same address stands there once for each RoCE version.
+    fn look_for_gid(&self) {
+        let Ok(mut port) = self.context.port(PORT) else { return };
+        if let Some((_, index)) = best_gid(&port.gids, |gid| gid == self.gid) {
+            self.gid_index.store(index, Ordering::Release);
+        }
+        let mut known = lock(&self.port);
+        port.state = known.state;
+        *known = port;
+    }
+
+    fn tell(&self, event: DeviceEvent) {
+        self.sink.event(self.index, event);
+    }
+
+    fn died(&self) {
+        if self.alive.swap(false, Ordering::AcqRel) {
+            self.tell(DeviceEvent::Fatal);
+            self.revival.wait_for(self.index, self.sink.clone());
+        }
+    }
+
+    /// Takes the asynchronous events that wait.
+    fn take_async_events(&self) {
+        let library = self.context.library;
+        for _ in 0..MAX_EVENTS {
+            // SAFETY: integers and null pointers.
+            let mut event: ibv_async_event = unsafe { zeroed() };
+            // SAFETY: an open context and a live local; the descriptor does not block.
+            if unsafe { library.get_async_event(self.context.raw(), &mut event) } != 0 {
+                return;
+            }
+            let kind = event.event_type;
+            let qp_event = qp_event(kind);
+            // SAFETY: the type says which member there is. The QP lives until its event is
+            // acknowledged.
+            let (qpn, port) = unsafe {
+                match qp_event {
+                    Some(_) => ((*event.element.qp).qp_num, 0),
+                    None => (0, event.element.port_num),
+                }
+            };
+            let lost = match kind {
+                // SAFETY: the type says that there is a CQ, which lives as the QP does above.
+                CQ_ERR => Some(unsafe { (*event.element.cq).cq_context } as u64),
+                _ => None,
+            };
+            // SAFETY: the event just taken.
+            unsafe { library.ack_async_event(&mut event) };
+            let lost = lost.and_then(|cookie| lock(&self.cqs).get(&cookie).and_then(Weak::upgrade));
+            if let Some(ring) = lost.and_then(|cq| cq.ring()) {
+                ring.lose();
+            }
+            match (kind, qp_event) {
+                (_, Some(event)) => self.tell(DeviceEvent::Qp { qpn, event }),
+                (DEVICE_FATAL, _) => self.died(),
+                (kind, _) if of_port(kind) && port == c_int::from(PORT) => {
+                    self.port_changed(kind);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn port_changed(&self, kind: c_int) {
+        let (state, event) = match kind {
+            PORT_ERR => (PortState::Down, DeviceEvent::PortDown(PORT)),
+            PORT_ACTIVE => (PortState::Active, DeviceEvent::PortActive(PORT)),
+            _ => return self.look_at_port(),
+        };
+        // What the event says counts, should the port tell another state by now.
+        lock(&self.port).state = state;
+        self.port_active.store(state == PortState::Active, Ordering::Release);
+        self.tell(event);
+        // The rest of the port takes time: its GIDs may have other places now.
+        self.look_for_gid();
+    }
+
+    /// Takes the completion events that wait.
+    fn take_completion_events(&self) {
+        let library = self.context.library;
+        for _ in 0..MAX_EVENTS {
+            let (mut cq, mut cookie) = (null_mut(), null_mut());
+            // SAFETY: a channel of ours and live locals; the descriptor does not block.
+            if unsafe { library.get_cq_event(self.channel.0, &mut cq, &mut cookie) } != 0 {
+                return;
+            }
+            // SAFETY: the queue lives until its event is acknowledged.
+            unsafe { library.ack_cq_events(cq, 1) };
+            let found = lock(&self.cqs).get(&(cookie as u64)).and_then(Weak::upgrade);
+            if let Some(found) = found {
+                found.take_event();
+            }
+        }
+    }
+
+    /// The body of the thread.
+    fn run(&self) {
+        let mut fds = [self.end.as_raw_fd(), self.context.async_fd(), self.channel_fd()]
+            .map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+        loop {
+            // SAFETY: three live entries.
+            let n = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as _, -1) };
+            if n < 0 {
+                continue; // a signal; nothing else can be wrong with three open descriptors
+            }
+            if fds[0].revents != 0 {
+                return;
+            }
+            if fds[1].revents != 0 {
+                self.take_async_events();
+                if fds[1].revents & (libc::POLLERR | libc::POLLHUP) != 0 {
+                    // The kernel has taken the device away.
+                    self.died();
+                    fds[1].fd = -1;
+                }
+            }
+            if fds[2].revents != 0 {
+                self.take_completion_events();
+                if fds[2].revents & (libc::POLLERR | libc::POLLHUP) != 0 {
+                    fds[2].fd = -1;
+                }
+            }
+        }
+    }
+
+    fn channel_fd(&self) -> RawFd {
+        // SAFETY: a channel of ours; the field never changes.
+        unsafe { (*self.channel.0).fd }
+    }
+
+    /// The provider's queue behind a ring.
+    pub(crate) fn cq_behind(&self, ring: &Arc<Cq>) -> Result<Arc<HostCq>> {
+        let cqs = lock(&self.cqs);
+        let found = cqs.values().filter_map(Weak::upgrade).find(|cq| cq.is_behind(ring));
+        found.ok_or_else(|| Error::invalid("the CQ belongs to another device"))
+    }
+
+    /// The provider's queue behind an SRQ.
+    pub(crate) fn srq_behind(&self, app: &Arc<Srq>) -> Result<Arc<HostSrq>> {
+        let srqs = lock(&self.srqs);
+        let found = srqs.iter().filter_map(Weak::upgrade).find(|srq| srq.is_behind(app));
+        found.ok_or_else(|| Error::invalid("the SRQ belongs to another device"))
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: made by us; its queues are gone, each holds what it needs of the device.
+        unsafe { self.context.library.destroy_comp_channel(self.channel.0) };
+    }
+}
+
+/// Whether events with this number are of a port: its state, LID, P_Keys, subnet manager,
+/// re-registration and GIDs.
+fn of_port(kind: c_int) -> bool {
+    matches!(kind, PORT_ACTIVE..=13 | 17 | 18)
+}
+
+/// The event of a QP that has this number.
+pub(crate) fn qp_event(kind: c_int) -> Option<QpEvent> {
+    Some(match kind {
+        1 => QpEvent::Fatal,
+        2 => QpEvent::RequestError,
+        3 => QpEvent::AccessError,
+        4 => QpEvent::CommEstablished,
+        5 => QpEvent::SqDrained,
+        6 => QpEvent::PathMigrated,
+        7 => QpEvent::PathMigrationFailed,
+        16 => QpEvent::LastWqeReached,
+        _ => return None,
+    })
+}
+
+fn set_nonblocking(fd: RawFd) -> Result<()> {
+    // SAFETY: fcntl with integers.
+    let done = unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK)
+    };
+    check("fcntl", done.min(0))
+}
+
+impl HostDevice {
+    /// Opens NIC `index` over that context, reached by that GID.
+    pub(crate) fn open(
+        index: usize,
+        context: Arc<Context>,
+        gid: Gid,
+        (counters, revival): (crate::counters::CounterFiles, Arc<Revival>),
+        sink: Arc<dyn EventSink>,
+    ) -> Result<HostDevice> {
+        // SAFETY: an open context.
+        let channel = unsafe { context.library.create_comp_channel(context.raw()) };
+        if channel.is_null() {
+            return Err(null_error(&format!("{}: ibv_create_comp_channel", context.name)));
+        }
+        let memory = HostMemory::new(&context);
+        let port = Mutex::new(context.port(PORT)?);
+        let shared = Arc::new(Shared {
+            index,
+            context,
+            sink,
+            alive: AtomicBool::new(true),
+            port,
+            port_active: AtomicBool::new(false),
+            gid,
+            gid_index: AtomicU8::new(0),
+            channel: Object(channel),
+            cqs: Mutex::default(),
+            srqs: Mutex::default(),
+            next_cookie: AtomicU64::new(1),
+            resolver: Arc::default(),
+            revival,
+            end: EventFd::new(false, true)?,
+            counters,
+        });
+        set_nonblocking(shared.context.async_fd())?;
+        set_nonblocking(shared.channel_fd())?;
+        shared.look_at_port();
+        let run = shared.clone();
+        let name = format!("unb-h-{}", shared.context.name);
+        let thread = unbroken_process::spawn(&name, move || run.run())
+            .map_err(|e| Error::os("a thread for events cannot be started", &e))?;
+        let thread = Mutex::new(Some(thread));
+        Ok(HostDevice { shared, memory, owner: Owner::device(), thread })
+    }
+
+    /// As if the provider had told that event of the device or its port.
+    pub(crate) fn raise(&self, kind: c_int) {
+        match kind {
+            DEVICE_FATAL => self.shared.died(),
+            kind => self.shared.port_changed(kind),
+        }
+    }
+}
+
+impl Device for HostDevice {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
+
+    fn name(&self) -> &str {
+        &self.shared.context.name
+    }
+
+    fn gid(&self) -> Gid {
+        self.shared.gid
+    }
+
+    /// Also what the kernel tells of the device.
+    fn drain(&self) {
+        let cqs: Vec<_> = lock(&self.shared.cqs).values().filter_map(Weak::upgrade).collect();
+        cqs.iter().for_each(|cq| cq.fetch_all());
+        self.shared.take_async_events();
+    }
+
+    fn gid_index(&self) -> u8 {
+        self.shared.gid_index.load(Ordering::Acquire)
+    }
+
+    /// The provider looks at it when the QP is connected.
+    fn check_path(&self, path: &PathAttr) -> Result<()> {
+        Ok(path.check()?)
+    }
+
+    fn port(&self, port: u8) -> Result<PortAttr> {
+        match port {
+            PORT => Ok(lock(&self.shared.port).clone()),
+            port => self.shared.context.port(port),
+        }
+    }
+
+    fn alive(&self) -> bool {
+        self.shared.alive()
+    }
+
+    fn usable(&self) -> bool {
+        self.alive() && self.shared.port_active.load(Ordering::Acquire)
+    }
+
+    fn memory(&self) -> Arc<dyn MemoryDomain> {
+        self.memory.clone()
+    }
+
+    fn create_channel(&self) -> Result<Arc<CompChannel>> {
+        CompChannel::of_device(self.owner)
+    }
+
+    fn create_cq(
+        &self,
+        entries: u32,
+        channel: Option<Arc<CompChannel>>,
+        on_overrun: OverrunHook,
+    ) -> Result<Arc<Cq>> {
+        let s = &self.shared;
+        let cookie = s.next_cookie.fetch_add(1, Ordering::Relaxed);
+        let events = channel.as_ref().map(|_| s.channel.0);
+        let behind = HostCq::new(&s.context, entries, events, cookie)?;
+        let keep = behind.clone();
+        let hook: OverrunHook = Box::new(move |cookie| {
+            let _keep = &keep;
+            on_overrun(cookie);
+        });
+        let ring = Cq::of_device(self.owner, entries, channel, hook)?;
+        behind.set_ring(&ring);
+        let mut cqs = lock(&s.cqs);
+        cqs.retain(|_, cq| cq.strong_count() > 0);
+        cqs.insert(behind.cookie, Arc::downgrade(&behind));
+        Ok(ring)
+    }
+
+    fn create_srq(&self, pd: PdHandle, sizes: SrqAttr, on_limit: LimitHook) -> Result<Arc<Srq>> {
+        let s = &self.shared;
+        let app = Srq::of_device(self.owner, &s.context.attr()?, pd, sizes, on_limit)?;
+        let behind = HostSrq::new(&s.context, self.memory.raw_pd(pd)?, app.query())?;
+        behind.attach(&app);
+        let mut srqs = lock(&s.srqs);
+        srqs.retain(|srq| srq.strong_count() > 0);
+        srqs.push(Arc::downgrade(&behind));
+        Ok(app)
+    }
+
+    fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
+        Ok(Arc::new(HostQp::new(&self.shared, &self.memory, init)?))
+    }
+
+    fn create_holding_qp(&self, _init: &QpInit) -> Result<Arc<dyn HoldingQp>> {
+        Err(Error::unsupported(
+            "a device of the machine has plain verbs: QPs that fail are flushed",
+        ))
+    }
+
+    fn counters(&self) -> DeviceCounters {
+        self.shared.counters.read()
+    }
+}
+
+impl Drop for HostDevice {
+    fn drop(&mut self) {
+        self.shared.end.signal();
+        let thread = lock(&self.thread).take();
+        // The thread itself may drop the last handle, by way of the sink.
+        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use unbroken_types::{LinkLayer, Mtu};
+
+    fn port(gids: &[(&str, GidType)]) -> PortAttr {
+        let entry = |(text, kind): &(&str, GidType)| {
+            let gid = text.parse().map_or_else(|_| Gid::default(), Gid::from_ip);
+            GidEntry { gid, kind: *kind }
+        };
+        PortAttr {
+            state: PortState::Active,
+            max_mtu: Mtu::B4096,
+            active_mtu: Mtu::B1024,
+            gids: gids.iter().map(entry).collect(),
+            max_msg_sz: 1 << 30,
+            link_layer: LinkLayer::Ethernet,
+            lid: 0,
+            sm_lid: 0,
+        }
+    }
+
+    #[test]
+    fn peers_are_told_the_address_that_is_routed() {
+        use GidType::{RoceV1, RoceV2};
+        let usual = port(&[
+            ("fe80::1", RoceV1),
+            ("fe80::1", RoceV2),
+            ("10.0.0.1", RoceV1),
+            ("10.0.0.1", RoceV2),
+        ]);
+        assert_eq!(choose_gid(&usual.gids).unwrap().1, 3);
+        let local = usual.gids[0].gid;
+        assert_eq!(best_gid(&usual.gids, |gid| gid == local).unwrap().1, 1, "RoCE v2, too");
+        let v6 = port(&[("fe80::1", RoceV2), ("", RoceV1), ("fd00::1", RoceV2)]);
+        assert_eq!(choose_gid(&v6.gids).unwrap().1, 2);
+        assert_eq!(choose_gid(&port(&[("", RoceV1)]).gids), None);
+    }
+}

@@ -1,0 +1,322 @@
+//! A QP of the provider.
+
+use crate::ah::AddressHandles;
+use crate::convert::{modify, recv_wr, send_wr};
+use crate::cq::HostCq;
+use crate::device::Shared;
+use crate::library::{check, null_error};
+use crate::memory::HostMemory;
+use crate::srq::HostSrq;
+use crate::{lock, Object};
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use unbroken_types::{PdHandle, QpCaps, QpState, QpType, SendFlags, Sge, UdDest};
+use unbroken_verbs::abi::*;
+use unbroken_verbs::{
+    Cq, DeviceQp, Driver, Error, MemoryDomain, QpInit, QpModify, QpSnapshot, RcModify, RecvWr,
+    Result, SendBatch, SendWr,
+};
+
+/// Sends of a list that are given to the provider at a time.
+const CHAIN: usize = 32;
+
+/// What the QP uses, and lets go of when it is destroyed.
+struct Uses {
+    _srq: Option<Arc<HostSrq>>,
+    pd: PdHandle,
+}
+
+/// See the module's text. All calls of it may come from any thread; libibverbs has the locks.
+pub(crate) struct HostQp {
+    shared: Arc<Shared>,
+    memory: Arc<HostMemory>,
+    raw: Object<ibv_qp>,
+    qpn: u32,
+    kind: QpType,
+    caps: QpCaps,
+    handles: AddressHandles,
+    post_send: PostSend,
+    post_recv: PostRecv,
+    /// All that was set.
+    attrs: Mutex<QpModify>,
+    /// The port that it uses, from 1.
+    port: AtomicU8,
+    cqs: [(Arc<HostCq>, Arc<Cq>); 2],
+    uses: Mutex<Option<Uses>>,
+    /// Whether the provider still has it: read over each use, written when it is destroyed.
+    exists: RwLock<bool>,
+}
+
+/// The error of a post. Providers return an errno, a negative one (rxe), or -1 with errno set.
+#[cold]
+fn posting_error(what: &str, code: c_int) -> Error {
+    let e = match code {
+        -1 => std::io::Error::last_os_error(),
+        code => std::io::Error::from_raw_os_error(code.saturating_abs().max(1)),
+    };
+    Error::os(what, &e)
+}
+
+impl HostQp {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        memory: &Arc<HostMemory>,
+        init: &QpInit,
+    ) -> Result<HostQp> {
+        let context = &shared.context;
+        let behind = |ring: &Arc<Cq>| {
+            let cq = shared.cq_behind(ring)?;
+            cq.fit(ring)?;
+            Ok::<_, Error>((cq, ring.clone()))
+        };
+        let cqs = [behind(&init.send_cq)?, behind(&init.recv_cq)?];
+        let srq = init.srq.as_ref().map(|srq| shared.srq_behind(srq)).transpose()?;
+        // SAFETY: an open context; the slots never change.
+        let ops = unsafe { (*context.raw()).ops };
+        let (Some(post_send), Some(post_recv)) = (ops.post_send, ops.post_recv) else {
+            return Err(Error::unsupported(format!("{}: nothing can be posted", context.name)));
+        };
+        let pd = memory.raw_pd(init.pd)?;
+        memory.use_pd(init.pd)?;
+        let caps = init.caps;
+        let mut attr = ibv_qp_init_attr {
+            qp_context: null_mut(),
+            send_cq: cqs[0].0.raw.0,
+            recv_cq: cqs[1].0.raw.0,
+            srq: srq.as_ref().map_or(null_mut(), |srq| srq.raw.0),
+            cap: ibv_qp_cap {
+                max_send_wr: caps.max_send_wr,
+                max_recv_wr: if srq.is_some() { 0 } else { caps.max_recv_wr },
+                max_send_sge: caps.max_send_sge,
+                max_recv_sge: if srq.is_some() { 0 } else { caps.max_recv_sge },
+                max_inline_data: caps.max_inline_data,
+            },
+            qp_type: init.qp_type as c_int,
+            sq_sig_all: init.sq_sig_all.into(),
+        };
+        // SAFETY: a domain that is counted as used, queues that the QP keeps, a live local.
+        let raw = unsafe { context.library.create_qp(pd, &mut attr) };
+        if raw.is_null() {
+            let e = null_error(&format!("{}: ibv_create_qp", context.name));
+            memory.unuse_pd(init.pd);
+            return Err(e);
+        }
+        // SAFETY: just made.
+        let qpn = unsafe { (*raw).qp_num };
+        for (cq, ring) in &cqs {
+            // What is there with this number is of a QP that had it before, and was destroyed.
+            cq.fetch_all();
+            ring.purge(qpn);
+            let driver: Arc<dyn Driver> = cq.clone();
+            ring.attach(&driver);
+        }
+        let resolver = init.control.then(|| shared.resolver.clone());
+        Ok(HostQp {
+            shared: shared.clone(),
+            memory: memory.clone(),
+            raw: Object(raw),
+            qpn,
+            kind: init.qp_type,
+            caps,
+            handles: AddressHandles::new(context, pd, memory, resolver),
+            post_send,
+            post_recv,
+            attrs: Mutex::default(),
+            port: AtomicU8::new(1),
+            cqs,
+            uses: Mutex::new(Some(Uses { _srq: srq, pd: init.pd })),
+            exists: RwLock::new(true),
+        })
+    }
+
+    /// Keeps the provider's QP while it is used; EINVAL where it was destroyed.
+    #[inline]
+    fn in_use(&self) -> Result<RwLockReadGuard<'_, bool>> {
+        let exists = self.exists.read().unwrap_or_else(PoisonError::into_inner);
+        match *exists {
+            true => Ok(exists),
+            false => Err(Error::invalid("the QP has been destroyed")),
+        }
+    }
+
+    /// Posts a list that begins at `first`, and says how far the provider came: the number of what
+    /// it took, with its error.
+    fn give(&self, list: &mut [ibv_send_wr]) -> std::result::Result<(), (usize, c_int)> {
+        let mut bad = null_mut();
+        let first = list.as_mut_ptr();
+        // SAFETY: a QP of ours and a list that lives over the call.
+        let code = unsafe { (self.post_send)(self.raw.0, first, &mut bad) };
+        if code == 0 {
+            return Ok(());
+        }
+        let taken = (bad as usize).saturating_sub(first as usize) / size_of::<ibv_send_wr>();
+        Err((taken.min(list.len()), code))
+    }
+
+    fn post_one(&self, wr: &SendWr<'_>) -> Result<()> {
+        let _in_use = self.in_use()?;
+        let mut inline = Sge::default();
+        let mut c = send_wr(wr, &mut inline)?;
+        c.send_flags &= !SendFlags::NO_REPLAY.0;
+        let posted = match (self.kind, &wr.ud) {
+            (QpType::Ud, Some(to)) => {
+                let port = self.port.load(Ordering::Relaxed);
+                self.handles.with(port, to, |ah| {
+                    c.wr.ud = ibv_wr_ud { ah, remote_qpn: to.qpn, remote_qkey: to.qkey };
+                    self.give(std::slice::from_mut(&mut c))
+                })?
+            }
+            _ => self.give(std::slice::from_mut(&mut c)),
+        };
+        posted.map_err(|(_, code)| self.refused(code))
+    }
+
+    #[cold]
+    fn refused(&self, code: c_int) -> Error {
+        let what = format!("{}: ibv_post_send", self.shared.context.name);
+        posting_error(&what, code)
+    }
+
+    /// The provider has taken a part of what must be taken as a whole: no error that the caller
+    /// could be told would be true of all, so the QP ends, and all of it is flushed.
+    #[cold]
+    fn took_a_part(&self) {
+        let rc = RcModify { state: Some(QpState::Err), ..RcModify::default() };
+        // One that cannot go there is there already.
+        let _ = self.modify(&QpModify { rc, ..QpModify::default() });
+    }
+}
+
+impl DeviceQp for HostQp {
+    fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
+        self.post_one(wr)
+    }
+
+    fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
+        let count = batch.count();
+        if count == 1 || self.kind == QpType::Ud {
+            for i in 0..count {
+                if let Err(e) = self.post_one(&batch.wr(i)) {
+                    if i == 0 {
+                        return Err(e);
+                    }
+                    self.took_a_part();
+                    return Ok(());
+                }
+            }
+            return Ok(());
+        }
+        let in_use = self.in_use()?;
+        let mut inline = [Sge::default(); CHAIN];
+        let mut done = 0;
+        while done < count {
+            let n = CHAIN.min(count - done);
+            let mut list = Vec::with_capacity(n);
+            for (i, room) in inline.iter_mut().enumerate().take(n) {
+                let mut c = send_wr(&batch.wr(done + i), room)?;
+                c.send_flags &= !SendFlags::NO_REPLAY.0;
+                list.push(c);
+            }
+            for i in 1..n {
+                list[i - 1].next = &raw mut list[i];
+            }
+            if let Err((taken, code)) = self.give(&mut list) {
+                if done + taken == 0 {
+                    return Err(self.refused(code));
+                }
+                drop(in_use);
+                self.took_a_part();
+                return Ok(());
+            }
+            done += n;
+        }
+        Ok(())
+    }
+
+    fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
+        let _in_use = self.in_use()?;
+        let mut c = recv_wr(wr);
+        let mut bad = null_mut();
+        // SAFETY: a QP of ours and a list of one that lives over the call.
+        let code = unsafe { (self.post_recv)(self.raw.0, &mut c, &mut bad) };
+        match code {
+            0 => Ok(()),
+            code => {
+                let what = format!("{}: ibv_post_recv", self.shared.context.name);
+                Err(posting_error(&what, code))
+            }
+        }
+    }
+
+    fn prepare(&self, to: &UdDest) {
+        if let Ok(_in_use) = self.in_use() {
+            self.handles.prepare(self.port.load(Ordering::Relaxed), to);
+        }
+    }
+
+    fn modify(&self, change: &QpModify) -> Result<()> {
+        let _in_use = self.in_use()?;
+        let mut attrs = lock(&self.attrs);
+        let (mut attr, mask) = modify(self.kind, change);
+        // SAFETY: a QP of ours and a live local.
+        let code = unsafe { self.shared.context.library.modify_qp(self.raw.0, &mut attr, mask) };
+        check(&format!("{}: ibv_modify_qp(mask {mask:#x})", self.shared.context.name), code)?;
+        if change.rc.state == Some(QpState::Reset) {
+            *attrs = QpModify::default();
+        }
+        attrs.rc.merge(&change.rc);
+        attrs.rc.state = change.rc.state.or(attrs.rc.state);
+        attrs.qkey = change.qkey.or(attrs.qkey);
+        attrs.port = change.port.or(attrs.port);
+        attrs.path = change.path.or(attrs.path);
+        attrs.alternate = change.alternate.or(attrs.alternate);
+        if let Some(port) = change.port {
+            self.port.store(port, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn query(&self) -> QpSnapshot {
+        let mut attrs = lock(&self.attrs).clone();
+        attrs.rc.state.get_or_insert(QpState::Reset);
+        attrs.port.get_or_insert(1);
+        QpSnapshot { attrs, caps: self.caps, sq_draining: false }
+    }
+
+    fn state(&self) -> QpState {
+        lock(&self.attrs).rc.state.unwrap_or_default()
+    }
+
+    fn destroy(&self) {
+        let mut exists = self.exists.write().unwrap_or_else(PoisonError::into_inner);
+        if !std::mem::replace(&mut *exists, false) {
+            return;
+        }
+        // Providers take the completions of a QP that is destroyed out of its CQs.
+        self.cqs.iter().for_each(|(cq, _)| cq.fetch_all());
+        // SAFETY: a QP of ours, once: nobody is using it, and nobody will.
+        unsafe { self.shared.context.library.destroy_qp(self.raw.0) };
+        drop(exists);
+        self.handles.clear();
+        for (cq, ring) in &self.cqs {
+            cq.fetch_all();
+            let driver: Arc<dyn Driver> = cq.clone();
+            ring.detach(&driver);
+        }
+        if let Some(uses) = lock(&self.uses).take() {
+            self.memory.unuse_pd(uses.pd);
+        }
+    }
+}
+
+impl Drop for HostQp {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}

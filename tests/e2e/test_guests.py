@@ -1,0 +1,69 @@
+"""Two machines, each with a kernel of its own: unmodified programs from VM to VM over rxe, which
+find each other by Redis on a third network. Links and whole machines fail. The VMs are emulated in
+software, so nothing here asserts a time."""
+
+import pytest
+
+from lib.guests import Guests
+from lib.paths import LOGS
+
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.serial,
+    pytest.mark.timeout(500),
+]
+
+# Tool and options. Messages are of one packet: rxe of Linux 6.1 itself ends longer ones with status
+# 9 where acknowledgements come late (docs/reference/conformance.md). SENDs are counted: the clocks of
+# two machines differ, and with -D the server may end before the client.
+STREAMS = {
+    "write": ("ib_write_bw", "-s 4096 -D 20"),
+    "write-4-qps": ("ib_write_bw", "-s 4096 -q 4 -D 20"),
+    "send": ("ib_send_bw", "-s 4096 -n 25000"),
+}
+STOPPED_SECONDS = 4
+
+
+@pytest.fixture(scope="module")
+def guests():
+    logs = LOGS / "guests"
+    logs.mkdir(parents=True, exist_ok=True)
+    with Guests(logs, 1100) as both:
+        yield both
+
+
+@pytest.mark.parametrize(
+    "stream, host", [("write", "a"), ("write", "b"), ("write-4-qps", "b"), ("send", "a")]
+)
+def test_link_down(guests, logs, note, stream, host):
+    """The interface of one machine goes down in mid-stream. The other sees silence only."""
+    guests.perftest(*STREAMS[stream])
+    try:
+        guests.flows(0)
+        guests[host].sh("ip link set nic0 down")
+        guests.flows(1)
+        guests[host].sh("ip link set nic0 up")
+        guests.succeed(150)
+    finally:
+        guests[host].sh("ip link set nic0 up")
+        guests.keep(logs)
+    switches = [line for line in guests.events().splitlines() if " switched " in line]
+    note(f"{len(switches)} switches")
+    assert switches
+
+
+@pytest.mark.parametrize("stream, host", [("write", "b"), ("send", "a")])
+def test_machine_stopped(guests, logs, stream, host):
+    """A whole machine, with Redis if it is b, stands still for some seconds: no path answers, so
+    none is given up, and the stream goes on where it was."""
+    guests.perftest(*STREAMS[stream])
+    try:
+        guests.flows(0)
+        guests.stop(host, STOPPED_SECONDS)
+        guests.flows(0)
+        guests.succeed(150)
+    finally:
+        guests.keep(logs)
+    assert "switch" not in guests.events()
