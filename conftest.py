@@ -4,6 +4,7 @@ They stand here since pytest reads options from the conftest.py of its root fold
 process that collects results from workers knows no other."""
 
 import re
+import signal
 import sys
 import zlib
 from pathlib import Path
@@ -26,6 +27,10 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     options.LONG, options.SEED = config.getoption("long"), config.getoption("seed")
     options.VM = config.getoption("vm")
+    # A shell has what it starts in the background ignore Ctrl-C, and so would all programs of the
+    # tests, also those that a test interrupts.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -5,7 +5,6 @@ import json
 import os
 import random
 import re
-import shutil
 import time
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
-from lib.process import Failure, Skip, wait_until
+from lib.process import Failure, needs, wait_until
 from lib.roce import FIRST_PORT, roce_packet, sending_socket
 
 STREAM_SECONDS = 4
@@ -78,8 +77,7 @@ def test_librdmacm(logs):
     message = "rdma_cm is not supported yet"
     with Fabric(logs) as fabric:
         for program in RDMA_CM_PROGRAMS:
-            if shutil.which(program[0]) is None:
-                raise Skip(f"{program[0]} is missing: install Debian's rdmacm-utils and perftest")
+            needs(program[0], "rdmacm-utils and perftest")
             started = fabric.run("a", program, f"a-{program[0]}")
             started.expect_error(20)
             lines = [line for line in started.output().splitlines() if message in line]

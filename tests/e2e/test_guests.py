@@ -4,8 +4,11 @@ software, so nothing here asserts a time."""
 
 import pytest
 
+from lib import options
 from lib.guests import Guests
+from lib.hpcc import check_result
 from lib.paths import LOGS
+from lib.process import Skip, needs
 
 pytestmark = [
     pytest.mark.vm,
@@ -34,24 +37,52 @@ def guests():
         yield both
 
 
-@pytest.mark.parametrize(
-    "stream, host", [("write", "a"), ("write", "b"), ("write-4-qps", "b"), ("send", "a")]
-)
-def test_link_down(guests, logs, note, stream, host):
-    """The interface of one machine goes down in mid-stream. The other sees silence only."""
-    guests.perftest(*STREAMS[stream])
+def through_link_down(guests, logs, note, host: str, seconds: float):
+    """The programs that run go on by the other link while the first of a host is down, fail back,
+    and end well in time."""
     try:
         guests.flows(0)
         guests[host].sh("ip link set nic0 down")
         guests.flows(1)
         guests[host].sh("ip link set nic0 up")
-        guests.succeed(150)
+        guests.succeed(seconds)
     finally:
         guests[host].sh("ip link set nic0 up")
         guests.keep(logs)
     switches = [line for line in guests.events().splitlines() if " switched " in line]
     note(f"{len(switches)} switches")
     assert switches
+
+
+@pytest.mark.parametrize(
+    "stream, host", [("write", "a"), ("write", "b"), ("write-4-qps", "b"), ("send", "a")]
+)
+def test_link_down(guests, logs, note, stream, host):
+    """The interface of one machine goes down in mid-stream. The other sees silence only."""
+    guests.perftest(*STREAMS[stream])
+    through_link_down(guests, logs, note, host, 150)
+
+
+@pytest.mark.parametrize("host", ["a", "b"])
+def test_ucx(guests, logs, note, host):
+    """The same under UCX, which makes its RC connections by datagrams."""
+    needs("ucx_perftest", "ucx-utils")
+    guests.ucx("-t tag_bw -s 2048 -n 20000 -w 10")
+    through_link_down(guests, logs, note, host, 150)
+
+
+@pytest.mark.timeout(1100)
+def test_hpcc(logs, note):
+    """The same under hpcc on Open MPI and UCX, a rank on each machine; its result is checked. Most
+    of ten minutes are hpcc's own, of messages of 2 MB between emulated machines."""
+    needs("mpirun", "openmpi-bin")
+    needs("hpcc", "hpcc")
+    if not options.LONG:
+        raise Skip("it takes ten minutes: --long runs it")
+    with Guests(logs, 1000) as guests:
+        guests.hpcc(100)
+        through_link_down(guests, logs, note, "b", 900)
+        check_result(guests.hpcc_result(logs))
 
 
 @pytest.mark.parametrize("stream, host", [("write", "b"), ("send", "a")])

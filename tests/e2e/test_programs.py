@@ -6,7 +6,6 @@ Payload must have gone through the NICs, whatever the programs say.
 
 import json
 import re
-import shutil
 import sys
 
 import pytest
@@ -15,7 +14,7 @@ from lib import perftests
 from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
-from lib.process import Failure, Skip, wait_until
+from lib.process import Failure, needs, wait_until
 from lib.qperf import LATENCIES, POLLING, RATES, qperf
 
 SECONDS = 40
@@ -67,11 +66,6 @@ BY_LID = [
     ("ibv_ud_pingpong", []),
     ("ibv_ud_pingpong", ["-g", "0"]),
 ]
-
-
-def needs(tool: str, package: str):
-    if shutil.which(tool) is None:
-        raise Skip(f"{tool} is missing: install Debian's {package}")
 
 
 def both_ends(

@@ -6,7 +6,6 @@ must end right, and what is sent after the fault must have gone through the othe
 goes through every program, transport and instant; without it, a few that stand for them.
 """
 
-import shutil
 import time
 from itertools import product
 
@@ -16,7 +15,7 @@ from lib import options
 from lib.fabric import Fabric
 from lib.hpcc import TRANSPORTS, hpcc_running
 from lib.ports import free_port, listens
-from lib.process import Failure, Skip, wait_until
+from lib.process import Failure, needs, wait_until
 
 pytestmark = [pytest.mark.mpi, pytest.mark.serial]
 
@@ -86,8 +85,7 @@ def ucx_cases():
 
 @pytest.mark.parametrize("test, transport, rails, instant_ms", ucx_cases())
 def test_ucx(logs, note, test, transport, rails, instant_ms):
-    if shutil.which("ucx_perftest") is None:
-        raise Skip("ucx_perftest is missing: install Debian's ucx-utils")
+    needs("ucx_perftest", "ucx-utils")
     with Fabric(logs, "--hosts", "a,b") as fabric:
         port = free_port()
         env = {"UCX_NET_DEVICES": RAILS[rails], "UCX_TLS": transport}

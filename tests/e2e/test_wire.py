@@ -4,7 +4,6 @@ Scapy is in a virtual environment below target/, which is made once.
 """
 
 import json
-import shutil
 import subprocess
 import sys
 
@@ -13,7 +12,7 @@ import pytest
 from lib import options
 from lib.paths import ROOT, TARGET
 from lib.pcap import MALFORMED, dissected
-from lib.process import Failure, Skip
+from lib.process import Failure, needs
 
 PACKETS = 4000
 VENV = TARGET / "wire-venv"
@@ -43,8 +42,7 @@ def emitted(count: int, seed: int) -> str:
 
 
 def test_packets(logs, note, scapy_python):
-    if shutil.which("tshark") is None:
-        raise Skip("tshark is missing: install Debian's tshark")
+    needs("tshark", "tshark")
     pcap = logs / "wire.pcap"
     command = [scapy_python, COMPARE, str(options.SEED), pcap]
     done = subprocess.run(

@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from .hpcc import INPUT
 from .paths import BUILD, ROOT
 from .process import Failure, Process, Skip, wait_until
 
@@ -21,6 +22,18 @@ GID = 1
 # Bytes that say that a stream flows, and does not only say hello.
 FLOWS = 1_000_000
 VM = ROOT / "tests" / "vm"
+# What mpirun has in place of ssh, and the port where that is served (agent.py).
+AGENT, AGENT_PORT = f"/usr/bin/python3 {VM}/agent.py", 18599
+# Where hpcc reads and writes, at each host.
+HPCC = "/tmp/hpcc"
+# UCX over the first rxe. It looks for the GID that a datagram came to where rxe does not write that
+# of IPv4, and drops the datagrams that make its connections. Messages are of one packet, for what
+# test_guests.py says of longer ones.
+UCX = (
+    "env UCX_TLS=rc_v,ud_v,self UCX_NET_DEVICES=rxe0:1 "
+    f"UCX_IB_GID_INDEX={GID} UCX_UD_VERBS_ETH_DGID_CHECK=n "
+    "UCX_RC_VERBS_SEG_SIZE=4096 UCX_RNDV_THRESH=inf UCX_ZCOPY_THRESH=inf"
+)
 # The exit status of setup.sh where there can be no VM.
 NO_VM = 3
 _SETUP = """
@@ -134,6 +147,8 @@ class Guests:
             if shutil.which(tool) is None:
                 raise Skip(f"'{tool}' is missing: `make apt-test` names its package")
         self.logs, self.seconds, self.guests, self.run = logs, seconds, {}, 0
+        # The programs of this run, by host.
+        self.programs = []
         # The names of sockets are short, so this is not in the folder of the logs.
         self.folder = Path(tempfile.mkdtemp(prefix="unbroken-guests-"))
 
@@ -190,20 +205,70 @@ class Guests:
 
     def perftest(self, tool: str, options: str):
         """Starts a perftest program from a to b, as `client` and `server`."""
+        line = f"{tool} -d rxe0 -x {GID} -F {options}"
+        self._pair(line, line)
+
+    def ucx(self, options: str):
+        """Starts ucx_perftest from a to b, as `client` and `server`."""
+        line = f"{UCX} ucx_perftest"
+        self._pair(line, f"{line} {options}")
+
+    def _pair(self, server: str, client: str):
+        """Starts two programs that take a port, and the second the first's address."""
         self.run += 1
+        self.programs = [("a", "client"), ("b", "server")]
         port = 18600 + self.run
-        common = f"{self._unbroken()} run --devices rxe0,rxe1 -- "
-        common += f"{tool} -d rxe0 -x {GID} -F -p {port} {options}"
-        self["b"].start("server", common)
-        wait_until(lambda: f":{port} " in self["b"].sh("ss -Hltn"), 60, f"{tool} listens", 0.3)
-        self["a"].start("client", f"{common} {address('b', MANAGEMENT)}")
+        self["b"].start("server", f"{self._protected()} {server} -p {port}")
+        self._listens(port, "the server")
+        there = address("b", MANAGEMENT)
+        self["a"].start("client", f"{self._protected()} {client} -p {port} {there}")
+
+    def hpcc(self, n: int):
+        """Starts hpcc with matrices of n by n, a rank at each host, by mpirun at a: as `client`."""
+        self.run += 1
+        self.programs = [("a", "client")]
+        for host in "ab":
+            # What mpirun tells hosts apart by.
+            self[host].sh(f"hostname {host} && rm -rf {HPCC} && mkdir {HPCC}")
+            self[host].sh(f"cat >{HPCC}/hpccinf.txt <<'END'\n{INPUT.format(n=n)}END")
+        if not self._listening(AGENT_PORT):
+            self["b"].start("agent", f"{AGENT} --serve {address('b', MANAGEMENT)}")
+            self._listens(AGENT_PORT, "the agent")
+        parameters = {
+            "plm_rsh_agent": f"'{AGENT}'",
+            "oob_tcp_if_include": f"nic{MANAGEMENT}",
+            "btl": "self",
+            "pml": "ucx",
+            "mpi_yield_when_idle": 1,
+        }
+        line = "mpirun --allow-run-as-root --bind-to none "
+        line += " ".join(f"--mca {name} {value}" for name, value in parameters.items())
+        rank = f"-wdir {HPCC} env {self._protected()} {UCX} hpcc"
+        ranks = [f" -np 1 -host {address(host, MANAGEMENT)} {rank}" for host in "ab"]
+        self["a"].start("client", line + " :".join(ranks))
+
+    def hpcc_result(self, folder: Path) -> Path:
+        """The file that hpcc has written, copied into a folder."""
+        said = self["a"].sh(f"cat {HPCC}/hpccoutf.txt")
+        (folder / "hpccoutf.txt").write_text(said)
+        return folder / "hpccoutf.txt"
+
+    def _protected(self) -> str:
+        """What goes before a program that is to be protected."""
+        return f"{self._unbroken()} run --devices rxe0,rxe1 --"
+
+    def _listening(self, port: int) -> bool:
+        return f":{port} " in self["b"].sh("ss -Hltn")
+
+    def _listens(self, port: int, who: str):
+        wait_until(lambda: self._listening(port), 60, f"{who} listens at b", 0.3)
 
     def flows(self, link: int, seconds: float = 60, amount: int = FLOWS):
-        """Waits until that much has left a by a link since now; both programs must run."""
+        """Waits until that much has left a by a link since now; no program may have failed."""
         first = self["a"].sent(link)
 
         def there():
-            for host, name in (("a", "client"), ("b", "server")):
+            for host, name in self.programs:
                 if self[host].ended(name) not in ("", "0"):
                     raise Failure(f"{name} ended: {self[host].said(name)}")
             return self["a"].sent(link) - first >= amount
@@ -217,14 +282,14 @@ class Guests:
         self[host].monitor("cont")
 
     def succeed(self, seconds: float):
-        """Both programs end in time, with status 0."""
+        """All programs end in time, with status 0."""
         deadline = time.monotonic() + seconds
-        for host, name in (("a", "client"), ("b", "server")):
+        for host, name in self.programs:
             self[host].succeeds(name, max(1, deadline - time.monotonic()))
 
     def keep(self, logs: Path):
         """Copies what the programs said to the logs of a test."""
-        for host, name in (("a", "client"), ("b", "server")):
+        for host, name in self.programs:
             log = self[host].share / f"{name}.log"
             if log.exists():
                 shutil.copy(log, logs / f"{host}-{name}.log")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .fabric import UNBROKEN, Fabric
 from .mpi import COMMON, INFINIBAND, OPENIB, OWN_APM, TWO_PORTS
-from .process import Failure, Skip
+from .process import Failure, needs
 
 UNB0 = [*OPENIB, "unb0"]
 UCX = ["--mca", "pml", "ucx", "-x", "UCX_NET_DEVICES=unb0:1", "-x"]
@@ -67,9 +67,8 @@ HPL.out
 def hpcc_running(fabric: Fabric, transport: str, n: int, failover=True):
     """A context: hpcc with matrices of n by n, on two ranks. On leaving it, its result is
     checked."""
-    for tool, package in (("mpirun", "openmpi-bin"), ("hpcc", "hpcc")):
-        if shutil.which(tool) is None:
-            raise Skip(f"{tool} is missing: install Debian's {package}")
+    needs("mpirun", "openmpi-bin")
+    needs("hpcc", "hpcc")
     folder = Path(tempfile.mkdtemp(prefix="unbroken-hpcc-"))
     try:
         (folder / "hpccinf.txt").write_text(INPUT.format(n=n))

@@ -3,13 +3,12 @@ tests/c/mpi_kernels.c on it."""
 
 import collections
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 from .cc import compile_c
 from .fabric import UNBROKEN, Fabric
-from .process import Failure, Process, Skip, wait_until
+from .process import Failure, Process, Skip, needs, wait_until
 
 # Two ranks may share a core, and wait for each other: they give it up when idle. All is on this
 # machine: no ssh is needed.
@@ -36,9 +35,8 @@ _BEGIN_SECONDS, _ARMED_SECONDS = 60, 20
 
 def kernels() -> Path:
     """The program, compiled."""
-    for tool, package in (("mpirun", "openmpi-bin"), ("mpicc", "libopenmpi-dev")):
-        if shutil.which(tool) is None:
-            raise Skip(f"{tool} is missing: install Debian's {package}")
+    needs("mpirun", "openmpi-bin")
+    needs("mpicc", "libopenmpi-dev")
     flags = subprocess.run(
         ["mpicc", "--showme:incdirs"], capture_output=True, text=True, timeout=20
     ).stdout.split()

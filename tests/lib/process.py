@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -23,6 +24,12 @@ class Died(Failure):
 
 class Skip(Exception):
     """A test cannot run here; the text says why."""
+
+
+def needs(tool: str, package: str):
+    """Skips the test where a program of Debian's is missing."""
+    if shutil.which(tool) is None:
+        raise Skip(f"{tool} is missing: install Debian's {package}")
 
 
 def wait_until(condition, seconds: float, what: str, longest_pause_s=0.03):

@@ -1,11 +1,10 @@
 """qperf between two hosts."""
 
 import re
-import shutil
 
 from .fabric import Fabric
 from .ports import free_port, listens
-from .process import Failure, Skip, wait_until
+from .process import Failure, needs, wait_until
 
 # Each with completion events and polling. qperf ends a test by a signal, which must end its wait
 # for an event.
@@ -30,8 +29,7 @@ def qperf(logs, test: str, poll: int, seconds: int = 1, least: int = 10) -> str:
 
     qperf addresses its peer by LID, so the link layer is InfiniBand. `least`: packets that must
     have come to each end."""
-    if shutil.which("qperf") is None:
-        raise Skip("qperf is missing: install Debian's qperf")
+    needs("qperf", "qperf")
     with Fabric(logs, "--link-layer", "infiniband") as fabric:
         port = free_port()
         server = fabric.run("b", ["qperf", "-lp", port], "b-qperf")
